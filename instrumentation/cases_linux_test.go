@@ -22,7 +22,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// The SDK with the file and the statement that the rules add, compiled without their tools.
+// TestInjected applies the rules to a copy of the SDK without their tools, and runs all cases.
 func TestInjected(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "cases")
@@ -57,7 +57,7 @@ func TestInjected(t *testing.T) {
 	goTool(t, module, "build", "-o", program, ".")
 	testCases(t, program, true, false)
 
-	// With the two options too.
+	// With the rules and the two options.
 	byHand(t, filepath.Join(module, "main.go"), "idle", "span")
 	goTool(t, module, "build", "-o", program+"-both", ".")
 	testCases(t, program+"-both", true, false)
@@ -65,7 +65,7 @@ func TestInjected(t *testing.T) {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	_ = os.Remove(path) // It may be read-only, as in the module cache.
+	_ = os.Remove(path) // The copy from the module cache is read-only.
 	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
@@ -74,7 +74,7 @@ func goTool(t *testing.T, dir string, args ...string) string {
 	return run(t, dir, nil, "go", args...)
 }
 
-// run returns what a command prints, and fails the test if it fails.
+// run returns the output of a command, and fails the test if the command fails.
 func run(t *testing.T, dir string, env []string, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(name, args...)
@@ -86,8 +86,8 @@ func run(t *testing.T, dir string, env []string, name string, args ...string) st
 	return string(out)
 }
 
-// testCases runs each case of a program, published or not. ownRules says that otelc's own rules
-// have it log at its start.
+// testCases runs each case of a program. published is set if the program is expected to publish, and
+// ownRules if otelc's own rules make it log at its start.
 func testCases(t *testing.T, program string, published, ownRules bool) {
 	t.Helper()
 	const differs = "process context has the resource of the first TracerProvider; another one has a different resource"
@@ -157,8 +157,8 @@ func testCases(t *testing.T, program string, published, ownRules bool) {
 	}
 }
 
-// inspect returns the service's name in the process context, or "", and the names of live
-// spans, sorted, or nil if they are not published.
+// inspect returns the service name in the process context, or "", and the sorted names of live
+// spans, or nil if spans are not published.
 func inspect(t *testing.T, pid int) (service string, spans []string) {
 	t.Helper()
 	p, err := reader.Open(pid)

@@ -1,41 +1,41 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package instrumentation publishes the resource and the active spans of a service whose
-// source does not mention otelctx. Two tools that instrument while they compile know it:
-// OpenTelemetry's otelc (otelctx.otelc.yml) and Datadog's Orchestrion (orchestrion.yml). Both
-// make [sdktrace.NewTracerProvider] itself tell this package of each provider that it
-// returns. So it does not matter who calls it, nor how: the program, a library, a plugin's
+// Package instrumentation publishes the resource and the active spans of a service without
+// changes to its source code. It has rules for two tools that instrument at compile time:
+// OpenTelemetry's otelc (otelctx.otelc.yml) and Datadog's Orchestrion (orchestrion.yml). The rules
+// make [sdktrace.NewTracerProvider] itself pass each provider that it returns to this
+// package. So it does not matter who calls it, or how: the program, a library, a plugin's
 // host, or a function value.
 //
-// Where neither is wanted, [Options] gives a TracerProvider the same in one expression, such as
+// Without these tools, [Options] does the same for one TracerProvider in one expression, for example
 // in otelconf.WithTracerProviderOptions.
 //
 // # What is published
 //
-// The resource is that of the provider itself, with all that the SDK adds to it, while
-// NewTracerProvider returns. By [Options] it is published with the first span that is
-// recorded: a span processor learns the resource from a span, and not before.
+// The rules publish the provider's complete resource, including the attributes that the SDK
+// adds, before NewTracerProvider returns. [Options] publishes it with the first recorded
+// span, because a span processor can learn the resource only from a span.
 //
-// If there are several providers the first one's resource is published. A different one is
-// reported to [otel.Handle], once in the process. When the first provider is shut down the
-// next one's resource follows, and after the last provider nothing is published.
+// If there are several providers, the resource of the first one is published. If another
+// one differs, that is reported to [otel.Handle], once per process. When the first provider is shut
+// down, the resource of the next one is published; after the last provider, none.
 //
-// Spans are published as spanctx.WithPublishing does without options. Environment variables
-// choose what is published, of which there is a [table].
+// Spans are published as by spanctx.WithPublishing without options. Environment variables
+// control what is published, see the [table].
 //
-// # Beside otelctx in the program
+// # Programs that use otelctx themselves
 //
-// What the program publishes by itself stays. A provider with a SpanProcessor of spanctx gets
-// no second one, and a resource that the program has published is not replaced. If the
-// program's first provider has no options of otelctx, what is added to it comes first. Later
-// options that ask for something else have no effect, which is reported.
+// Whatever the program publishes itself takes precedence. A provider with a SpanProcessor of spanctx
+// gets no second one, and a resource that the program has published is not replaced. But if the
+// program's first provider has no otelctx options, the rules add the defaults to it, and
+// different options of later providers have no effect, which is reported.
 //
-// # Why not by a blank import alone
+// # Why a blank import is not enough
 //
-// The SDK has no registry for span processors, and no hook in NewTracerProvider. An import
-// could poll the global provider. That misses the first spans, and every provider that is
-// not global. Or it could take over the SDK's logger, which is the program's.
+// The SDK has no registry for span processors, and no hook in NewTracerProvider. An imported
+// package could poll the global provider, but would miss the first spans and every provider that is
+// not global. Or it could replace the SDK's logger, which belongs to the program.
 //
 // [table]: https://github.com/otelctx/otelctx/blob/main/docs/no-code.md#environment-variables
 package instrumentation

@@ -12,7 +12,7 @@ import (
 	"github.com/otelctx/otelctx/instrumentation"
 )
 
-// Programs that get their options from elsewhere append to them.
+// A program that gets its provider options from elsewhere appends to them.
 func ExampleOptions() {
 	opts := []sdktrace.TracerProviderOption{sdktrace.WithSampler(sdktrace.AlwaysSample())}
 	tp := sdktrace.NewTracerProvider(append(opts, instrumentation.Options()...)...)

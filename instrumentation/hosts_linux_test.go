@@ -29,8 +29,8 @@ import (
 
 type options []sdktrace.TracerProviderOption
 
-// provided are all options of all public packages, each in the way in which a provider gets it.
-func provided() map[string]func(*testing.T) options {
+// allOptions returns functions that use each option of each public package.
+func allOptions() map[string]func(*testing.T) options {
 	all := map[string]func(*testing.T) options{
 		"instrumentation.Options": func(*testing.T) options { return Options() },
 		"scopedattr": func(*testing.T) options {
@@ -108,9 +108,9 @@ func bubbled() []string {
 	})
 }
 
-// A test in a bubble ends when its goroutines have ended: none of ours may be there.
+// A synctest bubble ends only when all of its goroutines have ended: otelctx must not leave any there.
 func TestInBubble(t *testing.T) {
-	for name, provide := range provided() {
+	for name, provide := range allOptions() {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				before := bubbled()
@@ -121,14 +121,14 @@ func TestInBubble(t *testing.T) {
 				span.End()
 				synctest.Wait() // for goroutines that end at once
 				assert.Len(t, bubbled(), len(before), "%q", bubbled())
-				time.Sleep(time.Hour) // of the bubble: timers go off
+				time.Sleep(time.Hour) // in the bubble's time, so that all timers fire
 				require.NoError(t, tp.Shutdown(t.Context()))
 			})
 		})
 	}
 }
 
-// Nothing that the SDK hands a processor may make the service panic.
+// A nil span must not make the service panic.
 func TestNilSpan(t *testing.T) {
 	ctx := scopedattr.ContextWithAttributes(t.Context(), attribute.Int("key", 1))
 	publisher, err := resourcepublisher.NewPublisher(nil)

@@ -14,9 +14,9 @@ import (
 	"github.com/otelctx/otelctx/universalprofiling"
 )
 
-// Options returns what makes a TracerProvider publish its resource, from its first recorded
-// span on, and its spans. They are for one provider. The order in which they stand among
-// other options does not matter.
+// Options returns options that make a TracerProvider publish its spans, and its resource from the
+// first recorded span on. Use each result for one provider only. The order relative to other
+// options does not matter.
 //
 //	sdktrace.NewTracerProvider(append(opts, instrumentation.Options()...)...)
 func Options() []sdktrace.TracerProviderOption {
@@ -27,24 +27,24 @@ func Options() []sdktrace.TracerProviderOption {
 	return opts
 }
 
-// processors returns what a provider that has some already is to have too. r is its
+// processors returns the processors to add to a provider that has the existing ones. r is its
 // resource, or nil if that is not known yet.
-func processors(has []sdktrace.SpanProcessor, r *resource.Resource) []sdktrace.SpanProcessor {
+func processors(existing []sdktrace.SpanProcessor, r *resource.Resource) []sdktrace.SpanProcessor {
 	var add []sdktrace.SpanProcessor
-	// First, so that spans are advertised in the process context, and not beside it.
-	if !contains[*resourceProcessor](has) {
+	// First, so that spans are advertised in the process context, and not in a separate mapping.
+	if !contains[*resourceProcessor](existing) {
 		p := &resourceProcessor{}
 		if r != nil {
-			p.serve(r)
+			p.adopt(r)
 		}
 		add = append(add, p)
 	}
-	if !contains[*spanctx.SpanProcessor](has) {
+	if !contains[*spanctx.SpanProcessor](existing) {
 		if p := spanctx.ForProvider(); p != nil {
 			add = append(add, p)
 		}
 	}
-	if environment.UniversalProfiling.Bool() && !contains[*universalprofiling.Integration](has) {
+	if environment.UniversalProfiling.Bool() && !contains[*universalprofiling.Integration](existing) {
 		if p := universalprofiling.ForProvider(); p != nil {
 			add = append(add, p)
 		}
@@ -52,14 +52,14 @@ func processors(has []sdktrace.SpanProcessor, r *resource.Resource) []sdktrace.S
 	return add
 }
 
-func contains[P sdktrace.SpanProcessor](has []sdktrace.SpanProcessor) bool {
-	return slices.ContainsFunc(has, func(p sdktrace.SpanProcessor) bool { _, ok := p.(P); return ok })
+func contains[P sdktrace.SpanProcessor](list []sdktrace.SpanProcessor) bool {
+	return slices.ContainsFunc(list, func(p sdktrace.SpanProcessor) bool { _, ok := p.(P); return ok })
 }
 
-// provider adds to a provider, which has a resource and processors, what [Options] would
-// have. NewTracerProvider calls it by name, see sdktrace.go.
-func provider(tp *sdktrace.TracerProvider, r *resource.Resource, has []sdktrace.SpanProcessor) {
-	for _, p := range processors(has, r) {
+// provider adds the processors of [Options] to a provider with resource r and the existing
+// processors. NewTracerProvider calls it by name, see sdktrace.go.
+func provider(tp *sdktrace.TracerProvider, r *resource.Resource, existing []sdktrace.SpanProcessor) {
+	for _, p := range processors(existing, r) {
 		tp.RegisterSpanProcessor(p)
 	}
 }

@@ -26,15 +26,15 @@ func named(service string) *resource.Resource {
 	return resource.NewSchemaless(attribute.String("service.name", service))
 }
 
-// compiled returns a provider as one comes from a NewTracerProvider that the rules have
-// changed.
-func compiled(r *resource.Resource, has ...sdktrace.SpanProcessor) *sdktrace.TracerProvider {
+// compiled returns a provider as returned by a NewTracerProvider to which the rules have been
+// applied.
+func compiled(r *resource.Resource, existing ...sdktrace.SpanProcessor) *sdktrace.TracerProvider {
 	opts := []sdktrace.TracerProviderOption{sdktrace.WithResource(r)}
-	for _, p := range has {
+	for _, p := range existing {
 		opts = append(opts, sdktrace.WithSpanProcessor(p))
 	}
 	tp := sdktrace.NewTracerProvider(opts...)
-	provider(tp, r, has)
+	provider(tp, r, existing)
 	return tp
 }
 
@@ -51,7 +51,7 @@ func published(t *testing.T) (service string, spans int) {
 	return service, len(names)
 }
 
-// The resource waits for the first span; spans do not wait.
+// The resource is published with the first span, spans immediately.
 func TestOptions(t *testing.T) {
 	errs := oteltest.HandledErrors(t)
 	tp := sdktrace.NewTracerProvider(append(Options(), sdktrace.WithResource(named("options")))...)
@@ -69,7 +69,7 @@ func TestOptions(t *testing.T) {
 	assert.Empty(t, errs.Take())
 }
 
-// A program that uses Options and is compiled with the rules has each once.
+// A program that uses Options and is compiled with the rules gets each processor once.
 func TestOptionsAndRules(t *testing.T) {
 	errs := oteltest.HandledErrors(t)
 	tp := compiled(named("both"), processors(nil, nil)...)
@@ -83,7 +83,7 @@ func TestOptionsAndRules(t *testing.T) {
 	assert.Empty(t, errs.Take())
 }
 
-// What the program says itself counts.
+// The program's own choices take precedence.
 func TestProgramWithOtelctx(t *testing.T) {
 	errs := oteltest.HandledErrors(t)
 	r := named("own")
@@ -124,16 +124,16 @@ func TestProvidersTakeTurns(t *testing.T) {
 	assert.Empty(t, errs.Take())
 }
 
-// Spans of a provider that is shut down publish nothing.
+// Spans that start after the provider's Shutdown publish nothing.
 func TestLateSpan(t *testing.T) {
 	p := &resourceProcessor{}
 	require.NoError(t, p.Shutdown(context.Background()))
-	p.serve(named("late"))
+	p.adopt(named("late"))
 	service, _ := published(t)
 	assert.Empty(t, service)
 }
 
-// A program that never shuts its providers down does not fill the memory.
+// A program that never shuts down its providers does not leak memory.
 func TestForgottenProviders(t *testing.T) {
 	var all []*sdktrace.TracerProvider
 	for range maxProviders + 5 {

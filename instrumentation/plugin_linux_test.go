@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// A plugin has the host's runtime and the host's copy of each package. So it calibrates nothing of its own.
+// A plugin shares the host's runtime and the host's copy of each package, including the calibration.
 func TestPlugin(t *testing.T) {
 	testenv.NeedAll(t)
 	v := programs.Cgo
@@ -77,7 +77,7 @@ func carriersOf(t *testing.T, pid int) []reader.Carrier {
 	return carriers
 }
 
-// awaitThread waits until a thread is seen in a span, and proven to run the span's goroutine.
+// awaitThread waits until the reader finds a thread in a span, and proves that it runs the span's goroutine.
 func awaitThread(t *testing.T, pid int, span string) {
 	t.Helper()
 	p, err := reader.Open(pid)
@@ -91,6 +91,6 @@ func awaitThread(t *testing.T, pid int, span string) {
 		}) {
 			return
 		}
-		require.True(t, time.Now().Before(deadline), "no thread is seen in %s: %+v", span, threads)
+		require.True(t, time.Now().Before(deadline), "no thread is in %s: %+v", span, threads)
 	}
 }

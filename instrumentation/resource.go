@@ -19,44 +19,44 @@ import (
 
 // resourceProcessor publishes the resource of the provider that it is registered with.
 type resourceProcessor struct {
-	// known is set once the resource is: OnStart then does nothing.
-	known atomic.Bool
+	// resourceKnown is set once the resource is known: OnStart then does nothing.
+	resourceKnown atomic.Bool
 	// resource is guarded by process.mu.
 	resource *resource.Resource
 }
 
 var _ sdktrace.SpanProcessor = (*resourceProcessor)(nil)
 
-// maxProviders bounds how many providers are remembered. Those beyond are never published:
-// a program that makes so many forgets to shut them down.
+// maxProviders limits the number of providers that are remembered. The resources of further
+// providers are never published: a program that has so many does not shut them down.
 const maxProviders = 64
 
-// process is what all providers share. Nothing of it is on the span path.
+// process is the state that all providers share. None of it is on the span path.
 var process struct {
 	mu sync.Mutex
-	// publisher is ours, or nil.
+	// publisher is the publisher of this package, or nil.
 	publisher *resourcepublisher.Publisher
-	// live are the providers whose resource is known, the one that is published first.
+	// live are the providers whose resource is known. The first one's resource is published.
 	live []*resourceProcessor
-	// reported is whether two providers' resources have been found to differ, or why none
-	// can be published.
+	// reported is set once an error has been reported: resources differ, or publishing failed.
 	reported bool
 }
 
 var errDiffers = errors.New("process context has the resource of the first TracerProvider; another one has a different resource")
 
-// OnStart learns the resource with the first span.
+// OnStart learns the resource from the first span.
 func (p *resourceProcessor) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
-	if s != nil && !p.known.Load() {
-		p.serve(s.Resource())
+	if s != nil && !p.resourceKnown.Load() {
+		p.adopt(s.Resource())
 	}
 }
 
-// serve publishes r, unless the program or another provider publishes one already.
-func (p *resourceProcessor) serve(r *resource.Resource) {
+// adopt sets the provider's resource to r, and publishes it unless the program or another provider
+// has published one already. Calls after the first do nothing.
+func (p *resourceProcessor) adopt(r *resource.Resource) {
 	process.mu.Lock()
 	var err error
-	if !p.known.Swap(true) && len(process.live) < maxProviders {
+	if !p.resourceKnown.Swap(true) && len(process.live) < maxProviders {
 		p.resource = r
 		process.live = append(process.live, p)
 		err = publish()
@@ -67,7 +67,7 @@ func (p *resourceProcessor) serve(r *resource.Resource) {
 	}
 	process.mu.Unlock()
 	if err != nil {
-		otel.Handle(err) // with no lock held: it may start spans
+		otel.Handle(err) // without the lock, because the error handler may start spans
 	}
 }
 
@@ -78,7 +78,7 @@ func publish() error {
 		var err error
 		process.publisher, err = resourcepublisher.NewPublisher(first)
 		if errors.Is(err, resourcepublisher.ErrAlreadyPublished) || errors.Is(err, resourcepublisher.ErrDisabled) {
-			return nil // as the program or the operator wants it
+			return nil // chosen by the program or the operator
 		}
 		return err
 	}
@@ -88,11 +88,11 @@ func publish() error {
 	return nil
 }
 
-// Shutdown withdraws the resource, if it is that of this provider, for the next one's.
+// Shutdown withdraws the resource if it is that of this provider, and publishes the next provider's.
 func (p *resourceProcessor) Shutdown(ctx context.Context) error {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	p.known.Store(true) // spans may start late
+	p.resourceKnown.Store(true) // spans may start after Shutdown
 	i := slices.Index(process.live, p)
 	if i < 0 {
 		return nil
@@ -112,5 +112,5 @@ func (p *resourceProcessor) Shutdown(ctx context.Context) error {
 // OnEnd does nothing.
 func (*resourceProcessor) OnEnd(sdktrace.ReadOnlySpan) {}
 
-// ForceFlush does nothing: there is nothing that waits.
+// ForceFlush does nothing: nothing is buffered.
 func (*resourceProcessor) ForceFlush(context.Context) error { return nil }

@@ -14,7 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// statement returns what the rules for otelc add to NewTracerProvider.
+// statement returns the statement that the rules for otelc add to NewTracerProvider.
 func statement(t *testing.T) string {
 	t.Helper()
 	var rules map[string]struct {
@@ -49,7 +49,7 @@ func TestRulesAreTheSame(t *testing.T) {
 	require.NoError(t, err)
 	_, functions, found := strings.Cut(string(added), "//go:linkname")
 	require.True(t, found)
-	functions = strings.ReplaceAll(functions, "\n// otelctxPublish tells otelctx of a provider that NewTracerProvider is about to return.", "")
+	functions = strings.ReplaceAll(functions, "\n// otelctxPublish passes the provider that NewTracerProvider is about to return to otelctx.", "")
 	template, err := format.Source([]byte(advice[0]["inject-declarations"].Template))
 	require.NoError(t, err)
 	assert.Equal(t, "//go:linkname"+functions, string(template)+"\n")

@@ -3,8 +3,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// This file is added to go.opentelemetry.io/otel/sdk/trace when the rules beside it apply.
-// The package cannot import ours, which imports it; so the function is linked by name.
+// The rules in this directory add this file to go.opentelemetry.io/otel/sdk/trace. That package
+// cannot import instrumentation, which imports it, so the function is linked by name.
 package trace
 
 import (
@@ -13,15 +13,15 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 )
 
-// Sound: both sides have the same parameters, which a test compiles and runs.
+// Sound: both sides have the same signature; a test compiles and runs this.
 //
 //go:linkname otelctxProvider github.com/otelctx/otelctx/instrumentation.provider
 func otelctxProvider(tp *TracerProvider, r *resource.Resource, has []SpanProcessor)
 
-// otelctxPublish tells otelctx of a provider that NewTracerProvider is about to return.
+// otelctxPublish passes the provider that NewTracerProvider is about to return to otelctx.
 func otelctxPublish(tp *TracerProvider) {
 	if tp == nil {
-		return // It panics.
+		return // NewTracerProvider is panicking.
 	}
 	var has []SpanProcessor
 	for _, s := range *tp.spanProcessors.Load() {

@@ -28,20 +28,20 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// toolsKey is set by make interop WHAT=nocode to the directory with otelc, orchestrion and otelctx.
+// toolsKey is the variable that make interop WHAT=nocode sets to the directory with otelc, orchestrion and otelctx.
 const toolsKey = "OTELCTX_TEST_NOCODE"
 
 const example = "../example/nocode"
 
-// The service of the example, and what comes of it. Each Dockerfile builds it without Docker, by the same commands.
+// TestDockerfiles builds the example service with the commands of each Dockerfile, without Docker, and checks the programs.
 func TestDockerfiles(t *testing.T) {
 	tools := needTools(t)
-	dir := t.TempDir() // of all builds, which are compared at last
+	dir := t.TempDir() // for all builds, which are compared at the end
 	var all []*build
 	for _, c := range []struct {
 		name, file string
 		service    string // in the process context
-		ownRules   bool   // whether otelc adds what it adds by itself
+		ownRules   bool   // otelc also applies its own rules
 	}{
 		{"plain", "Dockerfile", "", false},
 		{"by hand", "Dockerfile", "checkout", false},
@@ -63,7 +63,7 @@ func TestDockerfiles(t *testing.T) {
 			all = append(all, b)
 			assert.Equal(t, c.service != "", b.mentions("service"))
 			b.compile("build", "-o", b.out("cases.exe"), "./cases")
-			if c.name != "by hand" { // where most cases have no options
+			if c.name != "by hand" { // most cases have no options in this build
 				testCases(t, b.out("cases.exe"), c.service != "", c.ownRules)
 			}
 			b.compile("build", "-o", b.out("none.exe"), "./none")
@@ -76,7 +76,7 @@ func TestDockerfiles(t *testing.T) {
 			if b.tool == "" {
 				return
 			}
-			// Both in one build, which takes minutes.
+			// Both in one build, because a build takes minutes.
 			restore := b.byHand()
 			run(t, b.dir, b.env, "go", "mod", "tidy")
 			b.compile("build", "-o", b.out("both")+"/", ".", "./cases", "./attach")
@@ -95,7 +95,7 @@ func TestDockerfiles(t *testing.T) {
 	compare(t, all)
 }
 
-// compare prints what the builds cost, as a table of docs/no-code.md.
+// compare prints the costs of the builds as a table for docs/no-code.md.
 func compare(t *testing.T, all []*build) {
 	t.Helper()
 	for _, b := range all {
@@ -142,7 +142,7 @@ func needTools(t *testing.T) string {
 	return tools
 }
 
-// The three commands of the documents, word for word, from an untouched service to a profile with the names of its spans.
+// TestThreeCommands runs the three commands of the documents verbatim, from an unmodified service to a profile with span names.
 func TestThreeCommands(t *testing.T) {
 	b := newBuild(t, needTools(t), t.TempDir(), "Dockerfile.otelc", example)
 	var documents [][]string
@@ -160,7 +160,7 @@ func TestThreeCommands(t *testing.T) {
 	require.Len(t, commands, 3)
 	b.steps = commands[:2]
 	b.run()
-	r := b.start(exec.Command("sh", "-c", "trap : INT\n"+commands[2])) // as a shell that somebody types into
+	r := b.start(exec.Command("sh", "-c", "trap : INT\n"+commands[2])) // like an interactive shell
 	r.load()
 	r.end()
 	_, names, found := strings.Cut(r.stderr.String(), "Top span names by CPU time")
@@ -168,15 +168,15 @@ func TestThreeCommands(t *testing.T) {
 	assert.Regexp(t, ` sign\n`, names)
 }
 
-// withoutExporters has otelc's own rules make no provider before the program does.
+// withoutExporters keeps otelc's own rules from creating a provider before the program does.
 var withoutExporters = []string{"OTEL_TRACES_EXPORTER=none", "OTEL_METRICS_EXPORTER=none", "OTEL_LOGS_EXPORTER=none"}
 
-// withoutLog returns what a program prints without what otelc's own rules log at its start.
+// withoutLog removes the lines that otelc's own rules log at the start from a program's output.
 func withoutLog(printed string) string {
 	return regexp.MustCompile(`(?m)^\{"time":.*"msg":"(OpenTelemetry initialized|runtime metrics enabled)".*\n`).ReplaceAllString(printed, "")
 }
 
-// build is one of the example.
+// build is one build of the example.
 type build struct {
 	t     *testing.T
 	name  string
@@ -187,7 +187,7 @@ type build struct {
 	steps []string
 	// tool is otelc or orchestrion, or "" for go.
 	tool string
-	// flags are the tool's.
+	// flags for the tool.
 	flags []string
 }
 
@@ -198,7 +198,7 @@ func newBuild(t *testing.T, tools, dir, file, source string) *build {
 	require.NoError(t, os.CopyFS(b.dir, os.DirFS(source)))
 	here, err := os.Getwd()
 	require.NoError(t, err)
-	// What is not in a registry yet, or not in every one.
+	// Modules that are not available from every module proxy yet.
 	const own, otelc = "github.com/otelctx/otelctx", "go.opentelemetry.io/otelc"
 	goTool(t, b.dir, "mod", "edit", "-replace="+own+"="+filepath.Dir(here),
 		"-replace="+otelc+"=github.com/open-telemetry/opentelemetry-go-compile-instrumentation@v1.0.1")
@@ -215,7 +215,7 @@ func newBuild(t *testing.T, tools, dir, file, source string) *build {
 		case line == "FROM golang:1.26 AS build", line == "WORKDIR /src", line == "COPY . .", instruction == "#":
 		case strings.HasPrefix(rest, "go install "):
 			b.tool, _, _ = strings.Cut(rest[strings.LastIndex(rest, "/")+1:], "@")
-			// A cache of its own for each tool, for the next time too.
+			// Each tool has its own cache, which is kept for the next run.
 			cache, err := os.UserCacheDir()
 			require.NoError(t, err)
 			b.env = append(b.env, "GOCACHE="+filepath.Join(cache, "otelctx-nocode", file))
@@ -230,7 +230,7 @@ func newBuild(t *testing.T, tools, dir, file, source string) *build {
 
 func (b *build) out(name string) string { return filepath.Join(b.dir, name) }
 
-// run does what the Dockerfile says.
+// run executes the commands of the Dockerfile.
 func (b *build) run() {
 	b.t.Helper()
 	for _, step := range b.steps {
@@ -238,7 +238,7 @@ func (b *build) run() {
 	}
 }
 
-// byHand gives the programs the two options, until restore is called. There is one more program, which attaches contexts.
+// byHand adds the two options to the programs until restore is called, and adds the program attach.
 func (b *build) byHand() (restore func()) {
 	b.t.Helper()
 	require.NoError(b.t, os.CopyFS(b.out("attach"), os.DirFS("testdata/attach")))
@@ -246,7 +246,7 @@ func (b *build) byHand() (restore func()) {
 	return func() { main(); cases() }
 }
 
-// byHand gives the providers of these services the two options, until restore is called.
+// byHand adds the two options to the providers of these services until restore is called.
 func byHand(t *testing.T, file string, services ...string) (restore func()) {
 	t.Helper()
 	original, err := os.ReadFile(file)
@@ -269,7 +269,7 @@ func byHand(t *testing.T, file string, services ...string) (restore func()) {
 	return func() { write(t, file, string(original)) }
 }
 
-// compile runs the go command by the tool, as the Dockerfiles do.
+// compile runs the go command through the tool, as the Dockerfiles do.
 func (b *build) compile(args ...string) {
 	b.t.Helper()
 	words := append([]string{"go"}, args...)
@@ -279,7 +279,7 @@ func (b *build) compile(args ...string) {
 	run(b.t, b.dir, append(b.env, "CGO_ENABLED=0"), words[0], words[1:]...)
 }
 
-// withoutRule has the tool find no rule of ours.
+// withoutRule hides the rules of otelctx from the tool.
 func (b *build) withoutRule() {
 	b.t.Helper()
 	file, own := "orchestrion.tool.go", `_ "github.com/otelctx/otelctx/instrumentation"`
@@ -287,7 +287,7 @@ func (b *build) withoutRule() {
 	case strings.HasSuffix(b.file, "bundle"):
 		file, own = "otel.instrumentation.go", "import "+own
 	case b.tool == "otelc":
-		// Without a tool file it has rules of its own.
+		// Without a tool file otelc applies its own rules.
 		write(b.t, b.out("none.otelc.yml"), "{}\n")
 		b.flags = []string{"--rules", b.out("none.otelc.yml")}
 		return
@@ -298,7 +298,7 @@ func (b *build) withoutRule() {
 	write(b.t, b.out(file), strings.Replace(string(text), own, "", 1))
 }
 
-// mentions reports whether a program has a symbol of otelctx, or of what the rules add to the SDK.
+// mentions reports whether a program contains a symbol of otelctx, or one that the rules add to the SDK.
 func (b *build) mentions(program string) bool {
 	b.t.Helper()
 	symbols := goTool(b.t, b.dir, "tool", "nm", b.out(program))
@@ -306,7 +306,7 @@ func (b *build) mentions(program string) bool {
 	return strings.Contains(symbols, "otelctx")
 }
 
-// size returns how large a program is.
+// size returns the size of a program.
 func (b *build) size(program string) string {
 	b.t.Helper()
 	info, err := os.Stat(b.out(program))
@@ -314,7 +314,7 @@ func (b *build) size(program string) string {
 	return fmt.Sprintf("%.2f MB", float64(info.Size())/1e6)
 }
 
-// running is a program that runs the service, or a recorder that does.
+// running is a process of the service, or of a recorder that runs the service.
 type running struct {
 	*exec.Cmd
 
@@ -324,7 +324,7 @@ type running struct {
 	url     string
 }
 
-// start starts a program and waits until the service says where it is.
+// start starts a program and waits until the service prints its URL.
 func (b *build) start(cmd *exec.Cmd, env ...string) *running {
 	b.t.Helper()
 	r := &running{Cmd: cmd, t: b.t}
@@ -337,7 +337,7 @@ func (b *build) start(cmd *exec.Cmd, env ...string) *running {
 	require.NoError(b.t, r.Start())
 	b.t.Cleanup(func() { _ = syscall.Kill(-r.Process.Pid, syscall.SIGKILL) })
 	r.printed = bufio.NewReader(stdout)
-	for err == nil && !strings.HasPrefix(r.url, "http://") { // otelc's own rules have it log before
+	for err == nil && !strings.HasPrefix(r.url, "http://") { // otelc's own rules make it log first
 		r.url, err = r.printed.ReadString('\n')
 	}
 	if err != nil {
@@ -376,7 +376,7 @@ func (r *running) load() {
 	clients.Wait()
 }
 
-// end ends it as Ctrl-C does.
+// end interrupts the process, as Ctrl-C does, and waits for it.
 func (r *running) end() {
 	r.t.Helper()
 	require.NoError(r.t, syscall.Kill(-r.Process.Pid, syscall.SIGINT))
@@ -385,19 +385,20 @@ func (r *running) end() {
 	require.NoError(r.t, r.Wait(), r.stderr.String())
 }
 
-// answer is what the service says in every build.
+// answer is the expected response of the service in every build.
 const answer = "9c2eb34733a9831496fa0ab2ae00cb841bc8187af261cb630d0b6e1889e857e9"
 
-// seen counts samples of a recording.
+// seen counts the samples of a recording.
 type seen struct {
 	samples, inSpans int
-	// right are those of a span whose functions run, and wrong those of others' functions.
+	// right counts samples in a span whose functions are on the stack, and wrong those whose stack has
+	// other functions.
 	right, wrong int
-	// due are those whose functions run in the span sign, and found those of them that have it.
+	// due counts samples whose stack belongs to the span sign, and found those of them in that span.
 	due, found int
 }
 
-// checkService starts the service, records it while it has requests, and looks at what was recorded.
+// checkService starts the service, records it under load, and checks the recording.
 func (b *build) checkService(program, service string) seen {
 	t := b.t
 	t.Helper()
@@ -412,7 +413,7 @@ func (b *build) checkService(program, service string) seen {
 		_ = record.Process.Kill()
 		_ = record.Wait()
 		skipWithoutCapability(t, stderr.String())
-		require.Fail(t, "the recorder does not begin", "%s", &stderr)
+		require.Fail(t, "the recorder does not start sampling", "%s", &stderr)
 	}
 	loaded := make(chan struct{})
 	go func() {
@@ -444,7 +445,7 @@ func (b *build) checkService(program, service string) seen {
 	return s
 }
 
-// inspectService reads the service by otelctx inspect while it has requests, until a thread is seen in a span.
+// inspectService runs otelctx inspect on the loaded service until it finds a thread in a span.
 func (b *build) inspectService(pid int, service string, loaded <-chan struct{}) {
 	t := b.t
 	t.Helper()
@@ -481,7 +482,7 @@ func (b *build) inspectService(pid int, service string, loaded <-chan struct{}) 
 		}
 		select {
 		case <-loaded:
-			require.Fail(t, "otelctx inspect has seen no thread in sign", "%s", out)
+			require.Fail(t, "otelctx inspect found no thread in sign", "%s", out)
 		default:
 		}
 	}
@@ -491,7 +492,7 @@ func (b *build) inspectService(pid int, service string, loaded <-chan struct{}) 
 func samples(pid int) bool {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	for deadline := time.Now().Add(testenv.Patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		fds, _ := os.ReadDir(dir) // There are none of a process that has ended.
+		fds, _ := os.ReadDir(dir) // empty if the process has ended
 		for _, fd := range fds {
 			if to, _ := os.Readlink(filepath.Join(dir, fd.Name())); to == "anon_inode:[perf_event]" {
 				return true
@@ -504,8 +505,8 @@ func samples(pid int) bool {
 	return false
 }
 
-// count compares the spans of samples with their functions, which say what is true. odd is a
-// sample of those that differ.
+// count compares the spans of samples with the functions on their stacks, which are the ground truth. odd is one
+// of the samples that differ.
 func (b *build) count(profile string) (s seen, odd string) {
 	b.t.Helper()
 	traces := goTool(b.t, b.dir, "tool", "pprof", "-traces", "-sample_index=samples", profile)
@@ -547,7 +548,7 @@ func (b *build) count(profile string) (s seen, odd string) {
 			case strings.Contains(stack, "runtime.goexit\n"):
 				odd = trace
 				s.wrong += n
-			default: // The runtime works for a goroutine on a stack of its own.
+			default: // The runtime runs on the system stack for a goroutine.
 			}
 		}
 		if work.MatchString(stack) {
@@ -563,10 +564,10 @@ func (b *build) count(profile string) (s seen, odd string) {
 }
 
 var (
-	// inPay are the stacks of pay. A function that it calls hides it until it has built a frame. A signal
+	// inPay matches the stacks of pay. A function that pay calls hides it until it has set up its frame. A signal
 	// handler hides the function that it interrupts: frame pointers lead to that function's caller.
 	inPay = regexp.MustCompile(`(?m)^main\.pay$|(\A\S+|^runtime\.cgoSigtramp)\nnet/http\.HandlerFunc\.ServeHTTP$`)
-	// work are those within its span for certain.
+	// work matches the stacks that are certainly within its span.
 	work = regexp.MustCompile(`(?m)^crypto/.*\nmain\.pay$`)
 )
 

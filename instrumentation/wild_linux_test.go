@@ -17,10 +17,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// wildKey is set by make interop WHAT=nocode WILD=..., to arguments of wild score that override those here.
+// wildKey is the variable that make interop WHAT=nocode WILD=... sets to additional arguments of wild score.
 const wildKey = "OTELCTX_TEST_WILD"
 
-// The scoreboard without its options has a right answer for each sample too. See docs/no-code.md for patterns that do not apply.
+// The scoreboard program, with its otelctx options removed, must still get every sample right. docs/no-code.md lists the
+// patterns that do not apply.
 func TestScoreboard(t *testing.T) {
 	tools := needTools(t)
 	arguments, isSet := os.LookupEnv(wildKey)
@@ -75,7 +76,7 @@ func TestScoreboard(t *testing.T) {
 	}
 }
 
-// withoutOptions removes the two options from the scoreboard, and returns the names of its patterns but those left out.
+// withoutOptions removes the two options from the scoreboard, and returns the names of all its patterns except leftOut.
 func (b *build) withoutOptions(leftOut []string) (patterns []string) {
 	b.t.Helper()
 	files, err := filepath.Glob(b.out("*.go"))
@@ -89,7 +90,7 @@ func (b *build) withoutOptions(leftOut []string) (patterns []string) {
 			", spanctx.WithPublishing()", "",
 			"spanctx.WithPublishing()", "",
 			"resourcepublisher.WithResource(", "sdktrace.WithResource(",
-			// It looks at what is published, so it comes after what the rules add.
+			// This processor reads what is published, so it must come after those that the rules add.
 			"\t\tsdktrace.WithSpanProcessor(s.started),\n", "",
 			"\ts.tracer = s.provider", "\ts.provider.RegisterSpanProcessor(s.started)\n\ts.tracer = s.provider",
 		).Replace(string(text))

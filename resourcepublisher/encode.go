@@ -28,25 +28,25 @@ import (
 const MaxPayloadSize = wire.MaxProcessContextPayload
 
 // ErrTooLarge is wrapped by the error for a process context of more than
-// [MaxPayloadSize] bytes, and by the report of what is left out of a resource for that reason.
+// [MaxPayloadSize] bytes, and by the report of attributes that are left out for that reason.
 var ErrTooLarge = errors.New("process context is too large")
 
 // encoded is a ProcessContext message.
 type encoded struct {
 	payload []byte
-	// problems says which attributes of the resource the format cannot hold, or not all of
-	// their text. Such an attribute costs itself, and not the resource.
+	// problems lists the attributes of the resource that were left out or changed because the
+	// format cannot hold them. The other attributes are published regardless.
 	problems error
-	// tooMany is how many attributes of the resource are left out because there is no room.
-	tooMany int
+	// omitted counts the attributes of the resource that are left out because they do not fit.
+	omitted int
 }
 
-// encode encodes r, less the attributes that keep declines, and the attributes of beside. If
-// they do not fit together, the largest ones of r are left out. The error wraps ErrTooLarge if
-// beside alone does not fit.
-func encode(r *resource.Resource, keep attribute.Filter, beside ...attributes) (e encoded, err error) {
-	// The message always has a resource, also an empty one: without any field it
-	// would have no bytes, which readers take for no context.
+// encode encodes the attributes of r that keep accepts, and the extra ones, which are not part of the
+// resource. If they do not fit together, the largest ones of r are left out. The error wraps
+// ErrTooLarge if the extra attributes alone do not fit.
+func encode(r *resource.Resource, keep attribute.Filter, extra ...attributes) (e encoded, err error) {
+	// The message always has a resource, even an empty one: a message without fields
+	// has no bytes, and readers treat an empty payload as no context.
 	msg := &processcontextpb.ProcessContext{Resource: &resourcepb.Resource{}}
 	problem := func(err error) {
 		e.problems = errors.Join(e.problems, fmt.Errorf("publish process context: %w", err))
@@ -64,7 +64,7 @@ func encode(r *resource.Resource, keep attribute.Filter, beside ...attributes) (
 			msg.Resource.Attributes = append(msg.Resource.Attributes, pb)
 		}
 	}
-	for _, kvs := range beside {
+	for _, kvs := range extra {
 		msg.Attributes = slices.AppendSeq(msg.Attributes, maps.Values(kvs))
 	}
 	if url := r.SchemaURL(); url != "" {
@@ -78,7 +78,7 @@ func encode(r *resource.Resource, keep attribute.Filter, beside ...attributes) (
 
 	size := proto.Size(msg)
 	if largest := fit(msg, size-MaxPayloadSize); len(largest) > 0 {
-		e.tooMany = len(largest)
+		e.omitted = len(largest)
 		problem(fmt.Errorf("%d resource attributes, of which %q is the largest, are left out: %w: %d bytes, at most %d",
 			len(largest), largest[0].GetKey(), ErrTooLarge, size, MaxPayloadSize))
 	}
@@ -92,8 +92,8 @@ func encode(r *resource.Resource, keep attribute.Filter, beside ...attributes) (
 	return e, nil
 }
 
-// fit removes the largest attributes of the resource until the message is smaller by excess
-// bytes or more, and returns them.
+// fit removes the largest attributes of the resource until the message is at least excess
+// bytes smaller, and returns them.
 func fit(msg *processcontextpb.ProcessContext, excess int) (largest []*commonpb.KeyValue) {
 	if excess <= 0 {
 		return nil
@@ -104,23 +104,22 @@ func fit(msg *processcontextpb.ProcessContext, excess int) (largest []*commonpb.
 	for ; n < len(bySize) && excess > 0; n++ {
 		excess -= protowire.SizeTag(1) + protowire.SizeBytes(proto.Size(bySize[n]))
 	}
-	gone := make(map[*commonpb.KeyValue]bool, n)
+	removed := make(map[*commonpb.KeyValue]bool, n)
 	for _, kv := range bySize[:n] {
-		gone[kv] = true
+		removed[kv] = true
 	}
-	msg.Resource.Attributes = slices.DeleteFunc(msg.Resource.Attributes, func(kv *commonpb.KeyValue) bool { return gone[kv] })
+	msg.Resource.Attributes = slices.DeleteFunc(msg.Resource.Attributes, func(kv *commonpb.KeyValue) bool { return removed[kv] })
 	return bySize[:n]
 }
 
-// attributes are attributes by their keys, as OTLP has them.
+// attributes are encoded attributes by key.
 type attributes map[attribute.Key]*commonpb.KeyValue
 
-// keyValue returns kv as OTLP has it. If the format cannot hold kv, the result is nil. If it
-// cannot hold some of its text, which has to be UTF-8, U+FFFD replaces the invalid bytes. Either is
-// reported as a problem, which begins with the key.
+// keyValue encodes kv. If the format cannot hold kv, the result is nil. U+FFFD replaces bytes of its
+// text that are not valid UTF-8. In both cases problem is set; its text begins with the key.
 func keyValue(kv attribute.KeyValue) (_ *commonpb.KeyValue, problem error) {
 	if !utf8.ValidString(string(kv.Key)) {
-		// Repaired it could be the key of another attribute.
+		// A repaired key could be that of another attribute.
 		return nil, fmt.Errorf("%q is left out: key is not valid UTF-8", kv.Key)
 	}
 	var e encoder
@@ -136,18 +135,18 @@ func keyValue(kv attribute.KeyValue) (_ *commonpb.KeyValue, problem error) {
 
 // encoder converts one attribute.
 type encoder struct {
-	// repaired is whether there was invalid text.
+	// repaired is set if text replaced invalid bytes.
 	repaired bool
 }
 
-// text returns s with U+FFFD instead of what is not valid UTF-8.
+// text returns s with U+FFFD in place of invalid UTF-8.
 func (e *encoder) text(s string) string {
 	valid := strings.ToValidUTF8(s, "\uFFFD")
 	e.repaired = e.repaired || valid != s
 	return valid
 }
 
-// value converts a value that is nested in depth others. Every value of the attribute package
+// value converts v, which is nested depth levels deep. Every value of the attribute package
 // has an equivalent in OTLP.
 func (e *encoder) value(v attribute.Value, depth int) (*commonpb.AnyValue, error) {
 	if depth > wire.MaxValueNesting {
@@ -212,7 +211,7 @@ func arrayValue[T any](vs []T, element func(T) (*commonpb.AnyValue, error)) (*co
 	return &commonpb.AnyValue{Value: &commonpb.AnyValue_ArrayValue{ArrayValue: array}}, nil
 }
 
-// mapValue keeps the last of entries with the same key, as the SDK does in
+// mapValue keeps the last entry for each key, as the SDK does in
 // resources: keys must be unique at every level.
 func (e *encoder) mapValue(kvs []attribute.KeyValue, depth int) (*commonpb.AnyValue, error) {
 	list := &commonpb.KeyValueList{}

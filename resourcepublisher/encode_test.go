@@ -16,8 +16,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// TestPayloadBytes holds the bytes that readers in other languages get. Attributes
-// are sorted by key, so that equal contexts have equal bytes.
+// TestPayloadBytes compares the payload with golden bytes. Attributes are sorted by key, so
+// that equal contexts have equal bytes.
 func TestPayloadBytes(t *testing.T) {
 	res := resource.NewWithAttributes("https://opentelemetry.io/schemas/1.43.0",
 		attribute.String("service.name", "checkout"),
@@ -30,24 +30,24 @@ func TestPayloadBytes(t *testing.T) {
 		attribute.KeyValue{Key: "empty"},
 		attribute.StringSlice("process.command_args", []string{"checkout", "-v"}),
 	)
-	beside := attributes{}
+	extra := attributes{}
 	for _, kv := range []attribute.KeyValue{
 		attribute.String("threadlocal.schema_version", "otelctx_slots_v1"),
 		attribute.StringSlice("threadlocal.attribute_key_map", []string{"http.route"}),
 		attribute.Map("nested", attribute.KeyValue{Key: "list", Value: attribute.SliceValue(attribute.IntValue(1), attribute.BoolValue(false))}),
 	} {
 		var err error
-		beside[kv.Key], err = keyValue(kv)
+		extra[kv.Key], err = keyValue(kv)
 		require.NoError(t, err)
 	}
-	for range 20 { // the order of a Go map must not show
-		e, err := encode(res, attribute.NewDenyKeysFilter("secret"), beside)
+	for range 20 { // the random order of a Go map must not affect the bytes
+		e, err := encode(res, attribute.NewDenyKeysFilter("secret"), extra)
 		require.NoError(t, err)
 		golden.Compare(t, "payload.golden", e.payload)
 	}
 	e, err := encode(nil, nil)
 	require.NoError(t, err)
-	assert.Equal(t, encoded{payload: []byte{0x0a, 0x00}}, e, "an empty resource, which is not no resource")
+	assert.Equal(t, encoded{payload: []byte{0x0a, 0x00}}, e, "an empty resource, not an absent one")
 }
 
 func FuzzEncode(f *testing.F) {

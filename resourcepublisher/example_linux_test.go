@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// show prints what a profiler sees of this process: the resource, and what is beside it.
+// show prints the published resource and the attributes beside it, as a profiler reads them.
 func show() {
 	p, err := reader.Open(os.Getpid())
 	if err != nil {
@@ -41,7 +41,7 @@ func ExampleWithResource() {
 	res := resource.NewSchemaless(attribute.String("service.name", "checkout"))
 	tp := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(res),
-		sdktrace.WithSpanProcessor(resourcepublisher.Current()), // withdraws it at Shutdown
+		sdktrace.WithSpanProcessor(resourcepublisher.Current()), // withdraws the context at Shutdown
 	)
 	show()
 	_ = tp.Shutdown(context.Background())
@@ -57,7 +57,7 @@ func ExampleNewPublisher() {
 		resourcepublisher.WithAttributeFilter(attribute.NewDenyKeysFilter("api.key")),
 	)
 	if err != nil {
-		fmt.Println(err) // the service runs on, unseen
+		fmt.Println(err) // the service runs on without a published resource
 	}
 	defer func() { _ = pub.Shutdown(context.Background()) }()
 	show()
@@ -70,7 +70,7 @@ func ExampleNewPublisher() {
 	// service.name = checkout-canary
 }
 
-// What is of use to external readers, but is no part of the resource.
+// Attributes that are useful to external readers, but not part of the resource.
 func ExampleSetAttributes() {
 	pub, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.String("service.name", "checkout")))
 	if err != nil {

@@ -28,7 +28,7 @@ import (
 // noMmap denies the mapping of a header and two payloads.
 var noMmap = childproc.NoMmap(2 * (wire.ProcessContextHeaderSize + wire.MaxProcessContextPayload))
 
-// kernelNamesMappings reports whether naming works here (CONFIG_ANON_VMA_NAME).
+// kernelNamesMappings reports whether the kernel can name mappings (CONFIG_ANON_VMA_NAME).
 func kernelNamesMappings(t *testing.T) bool {
 	t.Helper()
 	region, err := vma.New("otelctx-probe", 1)
@@ -44,11 +44,11 @@ func TestPublishingUnderSystemCallFilters(t *testing.T) {
 	named := kernelNamesMappings(t)
 	tests := map[string]struct {
 		rules []childproc.Rule
-		// wantErr is what the error says; empty for success.
+		// wantErr is a part of the error; empty for success.
 		wantErr string
-		// wantName is the mapping's where publishing succeeds.
+		// wantName is the name of the mapping if publishing succeeds.
 		wantName string
-		// skip is why the case cannot be seen here.
+		// skip is the reason to skip the case.
 		skip string
 	}{
 		"nothing denied": {wantName: map[bool]string{false: "/memfd:OTEL_CTX (deleted)", true: "[anon_shmem:OTEL_CTX]"}[named]},
@@ -123,8 +123,8 @@ func publishUnderFilter(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// TestAnonymousMapping looks at the fallback where the kernel need not be able to
-// name mappings: the filter pretends that it has.
+// TestAnonymousMapping tests the fallback to an anonymous mapping on kernels that cannot
+// name mappings: the filter makes prctl return success without naming anything.
 func TestAnonymousMapping(t *testing.T) {
 	child := startUnder(t, childproc.NoMemfd, childproc.SeemingNaming)
 	child.Receive()
@@ -151,7 +151,7 @@ func TestAnonymousMapping(t *testing.T) {
 	assert.Len(t, found, 1)
 }
 
-func TestFailingUpdateLeavesTheOldContext(t *testing.T) {
+func TestFailedUpdateKeepsTheOldContext(t *testing.T) {
 	child := childproc.Start(t, "fail to update", nil)
 	child.Expect("published")
 	before, err := readPID(child.PID())
@@ -216,8 +216,8 @@ func forkAndExec(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// fork forks without exec. The child has one thread and no Go runtime worth the
-// name: it makes raw system calls until it is killed.
+// fork forks without exec. The child has a single thread and no working Go runtime:
+// it only makes raw system calls until it is killed.
 //
 //go:norace
 //go:nosplit

@@ -18,16 +18,16 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// errForeignSpans says that there is another runtime of Go with this package, as in a program in
-// C with two libraries in Go. Readers know one per process.
+// errForeignSpans is returned if another Go runtime in this process already publishes spans, as in
+// a C program that loads two Go libraries. Readers support one Go runtime per process.
 var errForeignSpans = errors.New("another Go runtime in this process publishes its spans: profilers do not see the spans of this one")
 
-// foreignContext returns the name of the mapping of a process context in this process,
-// which must have none of ours.
+// foreignContext returns the name of the mapping in which another library has published a
+// process context. It must be called while this package publishes none.
 //
-// It cannot be certain: a library may publish just after the look, and /proc may be
-// closed to the process. Then readers find two contexts or we miss one; nothing
-// worse comes of it.
+// It cannot be certain: a library may publish just after the scan, and the process may not
+// be allowed to read /proc. Then readers find two contexts, and trust neither; nothing
+// worse can happen.
 func foreignContext() (name string, found bool) {
 	for m := range published(wire.IsProcessContextMapping) {
 		return m.Name, true
@@ -35,8 +35,8 @@ func foreignContext() (name string, found bool) {
 	return "", false
 }
 
-// foreignSpans reports whether another Go runtime in this process has advertised spans; this one
-// must have advertised none. It is as certain as foreignContext.
+// foreignSpans reports whether another Go runtime in this process has advertised spans. It must be
+// called while this runtime advertises none, and is no more certain than foreignContext.
 func foreignSpans() bool {
 	for m, header := range published(func(name []byte) bool {
 		return wire.IsProcessContextMapping(name) || wire.IsThreadLocalMapping(name)
@@ -64,8 +64,8 @@ func advertisesGo(h *wire.ProcessContextHeader) bool {
 	})
 }
 
-// published yields the mappings of this process that match by name and have the header of a
-// process context that is published.
+// published yields the mappings of this process whose name matches and that begin with the header
+// of a published process context.
 func published(match func(name []byte) bool) iter.Seq2[procfs.Mapping, wire.ProcessContextHeader] {
 	return func(yield func(procfs.Mapping, wire.ProcessContextHeader) bool) {
 		self, err := procfs.NewFS("/proc").Process(os.Getpid())
@@ -73,7 +73,7 @@ func published(match func(name []byte) bool) iter.Seq2[procfs.Mapping, wire.Proc
 			return
 		}
 		defer func() { _ = self.Close() }()
-		// The other library may unmap it under our eyes: read it as a stranger would.
+		// The other library may unmap it at any time: a plain load could fault.
 		memory := remotemem.Of(os.Getpid())
 		for m, err := range self.Maps(match) {
 			if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// publish publishes r for the length of the test.
+// publish publishes r until the end of the test.
 func publish(t *testing.T, r *resource.Resource, opts ...resourcepublisher.Option) *resourcepublisher.Publisher {
 	t.Helper()
 	p, err := resourcepublisher.NewPublisher(r, opts...)
@@ -30,7 +30,7 @@ func publish(t *testing.T, r *resource.Resource, opts ...resourcepublisher.Optio
 	return p
 }
 
-// withdrawAtEnd sees to it that the next test finds a process without a context.
+// withdrawAtEnd withdraws the context at the end of the test, so that the next test starts without one.
 func withdrawAtEnd(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -39,13 +39,13 @@ func withdrawAtEnd(t *testing.T) {
 	})
 }
 
-// attributes returns those of the published resource.
+// attributes returns the attributes of the published resource.
 func attributes(t *testing.T) map[string]any {
 	t.Helper()
 	return plainMap(read(t).Message.GetResource().GetAttributes())
 }
 
-// read reads what this process publishes as any other process would.
+// read reads the context of this process as another process would.
 func read(t *testing.T) *reader.ProcessContext {
 	t.Helper()
 	pc, err := readPID(os.Getpid())
@@ -62,8 +62,8 @@ func readPID(pid int) (*reader.ProcessContext, error) {
 	return p.ProcessContext(context.Background())
 }
 
-// contextMappings returns the lines of the process's maps that have a context's
-// name, found without the code under test.
+// contextMappings returns the lines of the process's maps that contain the name of a
+// context. It does not use the code under test.
 func contextMappings(t testing.TB, pid int) []string {
 	t.Helper()
 	b, err := os.ReadFile(procPath(pid, "maps"))
@@ -77,7 +77,7 @@ func contextMappings(t testing.TB, pid int) []string {
 	return lines
 }
 
-// plainMap returns attributes that were published as plain Go values, by key.
+// plainMap returns published attributes as plain Go values by key.
 func plainMap(kvs []*commonpb.KeyValue) map[string]any {
 	m := make(map[string]any, len(kvs))
 	for _, kv := range kvs {
@@ -89,7 +89,7 @@ func plainMap(kvs []*commonpb.KeyValue) map[string]any {
 	return m
 }
 
-// plainAttributes returns attributes that were given to a publisher likewise.
+// plainAttributes returns SDK attributes as plain Go values by key.
 func plainAttributes(kvs []attribute.KeyValue) map[string]any {
 	m := make(map[string]any, len(kvs))
 	for _, kv := range kvs {
@@ -98,8 +98,8 @@ func plainAttributes(kvs []attribute.KeyValue) map[string]any {
 	return m
 }
 
-// plain returns a value, published or given, as a plain Go value. Floats are their bits,
-// which makes NaN equal to itself and tells 0 from -0.
+// plain returns a published or an SDK value as a plain Go value. It represents a float by its bits,
+// so that NaN equals itself and 0 differs from -0.
 func plain(v any) any {
 	switch v := v.(type) {
 	case attribute.Value:

@@ -9,8 +9,8 @@ import (
 	"github.com/otelctx/otelctx/internal/environment"
 )
 
-// Option configures a [Publisher]. Of several that say the same thing the last one
-// counts.
+// Option configures a [Publisher]. If an option is given more than once, the last one
+// wins.
 type Option interface {
 	apply(c config) config
 }
@@ -21,7 +21,7 @@ func (f optionFunc) apply(c config) config { return f(c) }
 
 type config struct {
 	keep attribute.Filter
-	// enabled is nil for what the environment says.
+	// enabled is nil if the environment decides.
 	enabled *bool
 }
 
@@ -48,13 +48,13 @@ func (c config) isEnabled() bool {
 }
 
 // WithAttributeFilter publishes only those attributes of the resource for which
-// keep returns true. Everyone who may read the process's memory may read what is
+// keep returns true. Anyone who may read the process's memory can read what is
 // published: use it to keep secrets out, such as those in process.command_args.
 // [attribute.NewDenyKeysFilter] and [attribute.NewAllowKeysFilter] make filters.
 //
-// The default is to publish all of them but those that the environment variable
-// OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS names. The filter applies to every later update
-// too. It does not apply to what [SetAttributes] adds, nor does it change the
+// By default all attributes are published except those listed in the environment
+// variable OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS. The filter applies to every later update
+// too. It does not apply to attributes added by [SetAttributes], nor does it change the
 // resource of the TracerProvider. keep is called with a lock held: it must not call
 // this package.
 func WithAttributeFilter(keep attribute.Filter) Option {
@@ -64,8 +64,8 @@ func WithAttributeFilter(keep attribute.Filter) Option {
 	})
 }
 
-// WithEnabled turns publishing on or off, whatever the environment variable
-// OTELCTX_PROCESS_CONTEXT_DISABLED says.
+// WithEnabled turns publishing on or off. It overrides the environment variable
+// OTELCTX_PROCESS_CONTEXT_DISABLED.
 func WithEnabled(enabled bool) Option {
 	return optionFunc(func(c config) config {
 		c.enabled = &enabled

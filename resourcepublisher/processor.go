@@ -14,59 +14,60 @@ import (
 
 var _ sdktrace.SpanProcessor = (*Publisher)(nil)
 
-// OnStart sees to it that readers are shown the resource that spans carry. If the
-// first span carries another one than is published, it publishes that instead,
+// OnStart makes sure that the published resource is the one that spans carry. If the
+// first span carries a different resource, OnStart publishes that one instead,
 // unless Update has been called: then the caller has chosen. A provider's resource
-// never changes, so that from then on OnStart compares a pointer and does nothing.
+// never changes, so later calls only compare a pointer.
 //
-// Registered with several providers the publisher serves the one with the first
-// span. The resources of others that differ, of up to 16, are reported through
+// If the publisher is registered with several providers, it publishes the resource of the
+// first span's provider. Up to 16 other providers whose resource differs are reported to
 // [otel.Handle], each once.
 func (p *Publisher) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 	if p == nil || s == nil {
 		return
 	}
-	if r := s.Resource(); r != p.spans.Load() && !p.knows(r) {
+	if r := s.Resource(); r != p.firstResource.Load() && !p.isChecked(r) {
 		p.firstSpan(r)
 	}
 }
 
-// maxOthers bounds how many other providers are looked at.
+// maxOthers bounds how many other providers are checked.
 const maxOthers = 16
 
-// knows reports whether there is nothing to do any more for another provider's r.
-func (p *Publisher) knows(r *resource.Resource) bool {
-	others := p.others.Load()
+// isChecked reports whether another provider's resource has been checked already, or need not be
+// because maxOthers have been.
+func (p *Publisher) isChecked(r *resource.Resource) bool {
+	others := p.otherResources.Load()
 	return others != nil && (len(*others) == maxOthers || slices.Contains(*others, r))
 }
 
-// firstSpan is called for the first span of each provider.
+// firstSpan handles the first span of each provider, whose resource is r.
 func (p *Publisher) firstSpan(r *resource.Resource) {
 	defer lock()()
-	if p.spans.CompareAndSwap(nil, r) {
-		// Spans may outlive the publisher.
+	if p.firstResource.CompareAndSwap(nil, r) {
+		// region is nil after Shutdown, and spans may outlive the publisher.
 		if p.region != nil && !p.updated && !sameResource(p.resource, r) {
-			note(p.publish(r, process.extra, process.spans))
+			report(p.publish(r, process.userAttributes, process.spanAttributes))
 		}
 		return
 	}
-	if r == p.spans.Load() || p.knows(r) {
-		return // by another goroutine's span
+	if r == p.firstResource.Load() || p.isChecked(r) {
+		return // another goroutine's span was first
 	}
 	var others []*resource.Resource
-	if known := p.others.Load(); known != nil {
-		others = *known
+	if checked := p.otherResources.Load(); checked != nil {
+		others = *checked
 	}
 	others = append(slices.Clip(others), r)
-	p.others.Store(&others)
-	if first := p.spans.Load(); !sameResource(first, r) {
-		note(fmt.Errorf("process context is published for the spans of one TracerProvider; "+
-			"another one's resource differs in %q", differences(first, r)))
+	p.otherResources.Store(&others)
+	if first := p.firstResource.Load(); !sameResource(first, r) {
+		report(fmt.Errorf("process context has the resource of one TracerProvider; "+
+			"the resource of another one differs in %q", differences(first, r)))
 	}
 }
 
 // OnEnd does nothing.
 func (p *Publisher) OnEnd(sdktrace.ReadOnlySpan) {}
 
-// ForceFlush does nothing: there is nothing that waits.
+// ForceFlush does nothing: nothing is buffered.
 func (p *Publisher) ForceFlush(context.Context) error { return nil }

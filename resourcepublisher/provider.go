@@ -14,24 +14,24 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// WithResource is [sdktrace.WithResource], and publishes. The TracerProvider gets the
-// resource, and external readers see what the provider makes of it: r merged over
-// OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME. nil stands for [resource.Default], as
-// it does for a provider without the option.
+// WithResource is [sdktrace.WithResource], and also publishes the resource. Readers see the
+// same resource as the TracerProvider: r merged over
+// OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME. A nil r stands for [resource.Default], as
+// in a provider without the option.
 //
-// It publishes at once, so that readers see the resource before NewTracerProvider
-// returns. The context stays until the process ends, or until the Shutdown of
-// [Current], which is also a span processor that ties it to the provider:
+// It publishes immediately, so that readers see the resource before NewTracerProvider
+// returns. The context stays until the process ends or [Current] is shut down. Current is
+// also a span processor, which can tie the context to the life of the provider:
 //
 //	sdktrace.NewTracerProvider(
 //		resourcepublisher.WithResource(res),
 //		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
 //	)
 //
-// An option cannot return an error: what keeps it from publishing goes to
-// [otel.Handle] once, and the provider is none the worse for it. Where the process
-// has a publisher already, that one stays; it is an error only if its resource is
-// another one. Being disabled is not an error.
+// An option cannot return an error: if publishing fails, the error goes to
+// [otel.Handle] once, and the provider works as usual. If the process
+// already has a publisher, that one stays; this is reported only if its resource
+// differs. Being disabled is not an error.
 func WithResource(r *resource.Resource, opts ...Option) sdktrace.TracerProviderOption {
 	if r == nil {
 		r = resource.Default()
@@ -43,14 +43,14 @@ func WithResource(r *resource.Resource, opts ...Option) sdktrace.TracerProviderO
 }
 
 // providerResource returns the resource of a TracerProvider that was given r. It
-// leaves the errors to the provider, which meets the same ones.
+// ignores errors because the provider reports the same ones.
 func providerResource(r *resource.Resource) *resource.Resource {
 	env, _ := resource.New(context.Background(), resource.WithFromEnv())
 	merged, _ := resource.Merge(env, r)
 	return merged
 }
 
-// publishOnce publishes r unless that has been done.
+// publishOnce publishes r unless it is already published.
 func publishOnce(r *resource.Resource, c config) error {
 	if !c.isEnabled() {
 		return nil
@@ -61,18 +61,18 @@ func publishOnce(r *resource.Resource, c config) error {
 		if sameResource(process.active.resource, r) {
 			return nil
 		}
-		return fmt.Errorf("%w with another resource, which stays; they differ in %q", err, differences(process.active.resource, r))
+		return fmt.Errorf("%w with a different resource, which stays; they differ in %q", err, differences(process.active.resource, r))
 	}
 	return err
 }
 
-// sameResource reports whether a and b are published alike.
+// sameResource reports whether a and b have the same attributes and schema URL.
 func sameResource(a, b *resource.Resource) bool {
 	return a.Equal(b) && a.SchemaURL() == b.SchemaURL()
 }
 
-// differences returns in what a and b differ, for error messages: keys only, since
-// values may be secret.
+// differences returns the keys of the attributes in which a and b differ, for error messages. It
+// leaves out the values, which may be secret.
 func differences(a, b *resource.Resource) []string {
 	var keys []string
 	for it := attribute.NewMergeIterator(a.Set(), b.Set()); it.Next(); {

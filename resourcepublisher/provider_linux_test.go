@@ -26,7 +26,7 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// providerResources are what a service may give its TracerProvider.
+// providerResources are resources that a service may pass to its TracerProvider.
 var providerResources = map[string]*resource.Resource{
 	"nil":        nil,
 	"empty":      resource.Empty(),
@@ -45,9 +45,9 @@ var providerEnvironments = map[string][]string{
 	"instance":   {"OTEL_GO_X_RESOURCE=true"},
 }
 
-// TestPublishesWhatSpansCarry has a process for every combination, for the SDK
-// remembers its default resource. The child publishes, this process reads.
-func TestPublishesWhatSpansCarry(t *testing.T) {
+// TestPublishedResourceIsTheSpans starts a process for every combination, because the SDK
+// caches its default resource. The child publishes, this process reads.
+func TestPublishedResourceIsTheSpans(t *testing.T) {
 	for env, vars := range providerEnvironments {
 		for res := range providerResources {
 			t.Run(env+" environment, "+res+" resource", func(t *testing.T) {
@@ -74,7 +74,7 @@ func buildProvider(parent *childproc.Parent) {
 		parent.Must(err)
 		return pc
 	}
-	// The SDK complains about a malformed environment as often as it looks.
+	// The SDK reports a malformed environment each time it reads it.
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {}))
 
 	spans := tracetest.NewInMemoryExporter()
@@ -89,10 +89,10 @@ func buildProvider(parent *childproc.Parent) {
 	want, got := plainAttributes(carried.Attributes()), plainMap(pc.Message.GetResource().GetAttributes())
 	plain := sdktrace.WithResource
 	if res == nil {
-		// Without the option at all.
+		// The SDK's WithResource is not used at all.
 		plain = func(*resource.Resource) sdktrace.TracerProviderOption { return sdktrace.WithIDGenerator(nil) }
 	}
-	// The option must not change what the SDK would do on its own.
+	// The option must not change the provider's resource.
 	bare := tracetest.NewInMemoryExporter()
 	_, span = sdktrace.NewTracerProvider(plain(res), sdktrace.WithSyncer(bare)).Tracer("").
 		Start(context.Background(), "span")
@@ -119,7 +119,7 @@ func TestSecondWithResource(t *testing.T) {
 	before := read(t)
 
 	resourcepublisher.WithResource(resource.NewWithAttributes("https://example.com/1", first.Attributes()...))
-	assert.Empty(t, handled.Take(), "an equal resource is no news")
+	assert.Empty(t, handled.Take(), "an equal resource is not reported")
 
 	for name, other := range map[string]*resource.Resource{
 		`"service.name"`: resource.NewWithAttributes("https://example.com/1", attribute.String("service.name", "s3cret"), attribute.Int("n", 1)),
@@ -136,7 +136,7 @@ func TestSecondWithResource(t *testing.T) {
 	assert.Equal(t, before, read(t))
 }
 
-func TestDisabledWithResourceIsTheSDKs(t *testing.T) {
+func TestWithResourceWhileDisabled(t *testing.T) {
 	t.Setenv("OTELCTX_PROCESS_CONTEXT_DISABLED", "true")
 	handled := oteltest.HandledErrors(t)
 	spans := tracetest.NewInMemoryExporter()
@@ -151,30 +151,30 @@ func TestDisabledWithResourceIsTheSDKs(t *testing.T) {
 	require.NoError(t, tp.Shutdown(context.Background()))
 }
 
-// TestProcessorCorrectsTheResource publishes resource 1, and then takes steps: a span of
-// the provider with resource N, or an update to resource N. The last word of each step
-// says which resource is published after it. It is published anew, it is left as it was,
-// or it is left and the other one is reported. Resource 0 cannot be published.
+// TestProcessorCorrectsTheResource publishes resource 1 and then executes steps. A step is
+// "span N" (a span of the provider with resource N) or "update N", followed by the resource that is
+// published after it and the outcome: "anew" if the context was updated, "left" if it was
+// not, "reported" if it was not and the difference was reported. Resource 0 cannot be published.
 func TestProcessorCorrectsTheResource(t *testing.T) {
-	of := func(n int) *resource.Resource {
+	numbered := func(n int) *resource.Resource {
 		if n == 0 {
 			return resource.NewWithAttributes(strings.Repeat("x", resourcepublisher.MaxPayloadSize))
 		}
 		return resource.NewSchemaless(attribute.Int("n", n))
 	}
 	for name, steps := range map[string][]string{
-		"by the first span":           {"span 2: 2 anew", "span 2: 2 left", "update 3: 3 anew", "span 2: 3 left"},
-		"not against an update":       {"update 2: 2 anew", "span 3: 2 left"},
-		"not when it is the same":     {"span 1: 1 left", "span 1: 1 left"},
-		"with two providers":          {"span 1: 1 left", "span 2: 1 reported", "span 1: 1 left", "span 2: 1 left"},
-		"not with what is not usable": {"span 0: 1 reported", "span 0: 1 left"},
+		"by the first span":       {"span 2: 2 anew", "span 2: 2 left", "update 3: 3 anew", "span 2: 3 left"},
+		"not against an update":   {"update 2: 2 anew", "span 3: 2 left"},
+		"not when it is the same": {"span 1: 1 left", "span 1: 1 left"},
+		"with two providers":      {"span 1: 1 left", "span 2: 1 reported", "span 1: 1 left", "span 2: 1 left"},
+		"not with an invalid one": {"span 0: 1 reported", "span 0: 1 left"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			handled := oteltest.HandledErrors(t)
-			p := publish(t, of(1))
+			p := publish(t, numbered(1))
 			var tracers [4]trace.Tracer
 			for n := range tracers {
-				tracers[n] = sdktrace.NewTracerProvider(sdktrace.WithResource(of(n)), sdktrace.WithSpanProcessor(p)).Tracer("")
+				tracers[n] = sdktrace.NewTracerProvider(sdktrace.WithResource(numbered(n)), sdktrace.WithSpanProcessor(p)).Tracer("")
 			}
 			last := read(t)
 			for _, step := range steps {
@@ -183,7 +183,7 @@ func TestProcessorCorrectsTheResource(t *testing.T) {
 				_, err := fmt.Sscanf(step, "%s %d: %d %s", &action, &n, &published, &result)
 				require.NoError(t, err)
 				if action == "update" {
-					require.NoError(t, p.Update(of(n)))
+					require.NoError(t, p.Update(numbered(n)))
 				} else {
 					_, span := tracers[n].Start(t.Context(), "span")
 					span.End()
@@ -202,14 +202,14 @@ func TestProcessorCorrectsTheResource(t *testing.T) {
 	}
 }
 
-// TestManyProvidersAreReported has providers with other resources than what is published.
+// TestManyProvidersAreReported uses providers whose resources differ from the published one.
 func TestManyProvidersAreReported(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
-	of := func(n int) *resource.Resource { return resource.NewSchemaless(attribute.Int("n", n)) }
-	p := publish(t, of(0))
+	numbered := func(n int) *resource.Resource { return resource.NewSchemaless(attribute.Int("n", n)) }
+	p := publish(t, numbered(0))
 	var tracers []trace.Tracer
 	for n := range 30 {
-		tp := sdktrace.NewTracerProvider(sdktrace.WithResource(of(n)), sdktrace.WithSpanProcessor(p))
+		tp := sdktrace.NewTracerProvider(sdktrace.WithResource(numbered(n)), sdktrace.WithSpanProcessor(p))
 		tracers = append(tracers, tp.Tracer(""))
 	}
 	spans := func(providers int) {
@@ -221,7 +221,7 @@ func TestManyProvidersAreReported(t *testing.T) {
 	spans(5)
 	assert.Len(t, handled.Take(), 4, "each is reported once")
 	spans(30)
-	assert.Len(t, handled.Take(), 16-4, "and not without end")
+	assert.Len(t, handled.Take(), 16-4, "at most 16 are reported")
 	assert.Equal(t, map[string]any{"n": int64(0)}, attributes(t))
 }
 
@@ -232,13 +232,13 @@ func TestProviderShutdownWithdraws(t *testing.T) {
 	assert.Len(t, contextMappings(t, os.Getpid()), 1)
 	require.NoError(t, tp.Shutdown(context.Background()))
 	assert.Empty(t, contextMappings(t, os.Getpid()))
-	// A span that was started before has its end after.
+	// A span that was started before the Shutdown ends after it.
 	p.OnEnd(nil)
 	p.OnStart(context.Background(), &startedSpan{resource: resource.Default()})
 	assert.Empty(t, contextMappings(t, os.Getpid()))
 }
 
-// startedSpan is a span of which OnStart sees enough.
+// startedSpan implements the part of a span that OnStart uses.
 type startedSpan struct {
 	sdktrace.ReadWriteSpan
 	resource *resource.Resource

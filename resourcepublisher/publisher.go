@@ -20,95 +20,95 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Errors that callers tell apart.
+// Sentinel errors.
 var (
-	// ErrAlreadyPublished says that this process has a publisher already.
+	// ErrAlreadyPublished is returned if this process already has a publisher.
 	ErrAlreadyPublished = errors.New("process context is already published")
-	// ErrForeignContext says that another library in this process has published a
+	// ErrForeignContext is returned if another library in this process has published a
 	// process context.
 	ErrForeignContext = errors.New("process context is published by another library")
-	// ErrDisabled says that publishing is turned off, see [WithEnabled].
+	// ErrDisabled is returned if publishing is turned off, see [WithEnabled].
 	ErrDisabled = errors.New("publishing the process context is disabled")
-	// ErrShutdown says that the publisher has been shut down.
+	// ErrShutdown is returned if the publisher has been shut down.
 	ErrShutdown = errors.New("process context publisher is shut down")
 )
 
-// Publisher publishes the process context of this process. [NewPublisher] makes
-// one.
+// Publisher publishes the process context of this process, see [NewPublisher].
 //
 // It is safe for concurrent use. The methods of a nil Publisher do nothing and return
 // nil, except that Update returns [ErrShutdown]. So a service that could not publish
-// runs on with what NewPublisher returned.
+// can keep using the nil Publisher that NewPublisher returned.
 type Publisher struct {
 	config config
-	// pid is the process that published. A child by fork has no mapping to write to.
+	// pid is the process that published. A forked child does not inherit the mapping.
 	pid int
 
-	// spans is the resource of the first span seen, see OnStart; others are those of
-	// other providers' spans, which change with process.mu held.
-	spans  atomic.Pointer[resource.Resource]
-	others atomic.Pointer[[]*resource.Resource]
+	// firstResource is the resource of the first span, see OnStart. otherResources are
+	// the resources of other providers' spans; it is replaced with process.mu held.
+	firstResource  atomic.Pointer[resource.Resource]
+	otherResources atomic.Pointer[[]*resource.Resource]
 
 	// The rest is guarded by process.mu.
 
 	region *region
-	// resource is what is published, before the filter.
+	// resource is the published resource, before the filter.
 	resource *resource.Resource
-	// tooMany is how many of its attributes are left out because there is no room.
-	tooMany int
-	// updated is whether Update has chosen the resource.
+	// omitted counts the attributes of resource that are left out because they do not fit.
+	omitted int
+	// updated is set once Update has chosen the resource.
 	updated bool
 }
 
-// process is what a process has one of. One lock serves all, none of it being on
-// the span path.
+// process is the state that exists once per process. None of it is on the span path, so
+// one lock guards all of it.
 var process struct {
 	mu sync.Mutex
 	// active is the publisher whose context readers see, or nil.
 	active *Publisher
-	// separate publishes the attributes of spans while active is nil, see
-	// publishSeparately; nil if there are none.
+	// separate publishes spanAttributes while active is nil, see publishSeparately. It is
+	// nil if there are none.
 	separate *Publisher
-	// extra and spans are published beside the resource, now or by the next publisher:
-	// what SetAttributes and advertise.Change have set.
-	extra, spans attributes
-	// notes go to otel.Handle once mu is unlocked, see lock.
-	notes []error
+	// userAttributes (from SetAttributes) and spanAttributes (from advertise.Change) are
+	// published beside the resource, now or by the next publisher.
+	userAttributes, spanAttributes attributes
+	// pending are the errors to report once mu is unlocked, see lock.
+	pending []error
 }
 
-// lock locks process.mu. The function that it returns unlocks it, and then reports what has
-// been noted meanwhile: error handlers may call this package.
+// lock locks process.mu. The returned function unlocks it and then passes the pending errors
+// to otel.Handle, without the lock because error handlers may call this package.
 func lock() (unlock func()) {
 	process.mu.Lock()
 	return func() {
-		notes := process.notes
-		process.notes = nil
+		pending := process.pending
+		process.pending = nil
 		process.mu.Unlock()
-		for _, err := range notes {
+		for _, err := range pending {
 			otel.Handle(err)
 		}
 	}
 }
 
-// note has an error go to otel.Handle, unless it is nil. process.mu is held by lock.
-func note(err error) {
+// report queues err for otel.Handle, unless it is nil. The caller holds process.mu by lock.
+func report(err error) {
 	if err != nil {
-		process.notes = append(process.notes, err)
+		process.pending = append(process.pending, err)
 	}
 }
 
-// NewPublisher publishes r, where nil is an empty resource, and what
-// [SetAttributes] has set. Readers see it when NewPublisher returns.
+// NewPublisher publishes r and the attributes set by [SetAttributes]. A nil r stands for
+// an empty resource. Readers see the context as soon as NewPublisher returns.
 //
-// The error wraps [ErrAlreadyPublished] if this process has a publisher, and
-// [ErrForeignContext] if another library has published a context. It wraps
-// [ErrDisabled] if publishing is turned off, [ErrTooLarge] if what SetAttributes has set does not fit, or [errors.ErrUnsupported]
-// outside of Linux. Else it names the system call that failed. After an error nothing is
+// The error wraps [ErrAlreadyPublished] if this process has a publisher,
+// [ErrForeignContext] if another library has published a context,
+// [ErrDisabled] if publishing is turned off, [ErrTooLarge] if the attributes set by
+// SetAttributes do not fit, or [errors.ErrUnsupported] if the platform is not Linux.
+// Otherwise it names the system call that failed. After an error nothing is
 // published and nothing has changed.
 //
-// An attribute of r that the format cannot hold is no error: U+FFFD replaces text that is not
-// UTF-8, and what cannot be held at all is left out, the largest attributes if there is no room
-// for all. [otel.Handle] gets to know.
+// An attribute of r that the format cannot hold is not an error, but is reported to
+// [otel.Handle]: U+FFFD replaces text that is not UTF-8, and an attribute that cannot be
+// encoded at all is left out. If not all attributes fit, the largest are left out.
 func NewPublisher(r *resource.Resource, opts ...Option) (*Publisher, error) {
 	c := newConfig(opts)
 	if !c.isEnabled() {
@@ -126,7 +126,7 @@ func newPublisher(r *resource.Resource, c config) (*Publisher, error) {
 	if name, ok := foreignContext(); ok {
 		return nil, fmt.Errorf("%w: %s", ErrForeignContext, name)
 	}
-	e, err := encode(r, c.keep, process.extra, process.spans)
+	e, err := encode(r, c.keep, process.userAttributes, process.spanAttributes)
 	if err != nil {
 		return nil, err
 	}
@@ -134,16 +134,16 @@ func newPublisher(r *resource.Resource, c config) (*Publisher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("publish process context: %w", err)
 	}
-	note(e.problems)
-	p.config, p.resource, p.tooMany = c, r, e.tooMany
+	report(e.problems)
+	p.config, p.resource, p.omitted = c, r, e.omitted
 	process.active = p
-	// The context has these attributes now. Readers prefer it for the moment in which there
-	// are both, and so it does no harm if the mapping cannot be unmapped.
-	_ = publishSeparately(process.spans)
+	// The context contains these attributes now. While both mappings exist readers prefer the
+	// context, so it does no harm if the separate mapping cannot be unmapped.
+	_ = publishSeparately(process.spanAttributes)
 	return p, nil
 }
 
-// publishAs publishes payload in a mapping of a name.
+// publishAs publishes payload in a mapping called name.
 func publishAs(name string, payload []byte) (*Publisher, error) {
 	region, err := newRegion(name, payload)
 	if err != nil {
@@ -152,18 +152,18 @@ func publishAs(name string, payload []byte) (*Publisher, error) {
 	return &Publisher{pid: os.Getpid(), region: region}, nil
 }
 
-// Update publishes r instead of the resource published before. Readers see either
-// the one or the other, whole.
+// Update replaces the published resource with r. Readers see either the old or the new
+// one, never a mixture.
 //
 // The error wraps [ErrShutdown] or [ErrTooLarge], or names the system call that failed. After
-// an error the old context is still published. Attributes that the format cannot hold are no
-// error, see [NewPublisher].
+// an error the old context is still published. Attributes that the format cannot hold are not
+// an error, see [NewPublisher].
 func (p *Publisher) Update(r *resource.Resource) error {
 	if p == nil {
 		return ErrShutdown
 	}
 	defer lock()()
-	if err := p.publish(r, process.extra, process.spans); err != nil {
+	if err := p.publish(r, process.userAttributes, process.spanAttributes); err != nil {
 		return err
 	}
 	p.updated = true
@@ -171,33 +171,32 @@ func (p *Publisher) Update(r *resource.Resource) error {
 }
 
 // publish must be called with process.mu held by lock.
-func (p *Publisher) publish(r *resource.Resource, beside ...attributes) error {
+func (p *Publisher) publish(r *resource.Resource, extra ...attributes) error {
 	if p.region == nil {
 		return ErrShutdown
 	}
 	if p.pid != os.Getpid() {
 		return fmt.Errorf("update process context: published by process %d, which forked this one", p.pid)
 	}
-	e, err := encode(r, p.config.keep, beside...)
+	e, err := encode(r, p.config.keep, extra...)
 	if err != nil {
 		return err
 	}
-	if r == p.resource && e.tooMany > p.tooMany {
+	if r == p.resource && e.omitted > p.omitted {
 		return fmt.Errorf("%w beside the attributes of the resource", ErrTooLarge)
 	}
 	if err := p.region.update(e.payload); err != nil {
 		return fmt.Errorf("update process context: %w", err)
 	}
 	if r != p.resource {
-		note(e.problems)
+		report(e.problems)
 	}
-	p.resource, p.tooMany = r, e.tooMany
+	p.resource, p.omitted = r, e.omitted
 	return nil
 }
 
 // Shutdown withdraws the context and unmaps it. The process may then publish again.
-// It does so even when ctx is done, since it does not wait for anything; ctx is not
-// used. Later calls do nothing and return nil.
+// It never blocks, so ctx is not used. Later calls do nothing and return nil.
 func (p *Publisher) Shutdown(context.Context) error {
 	if p == nil {
 		return nil
@@ -206,9 +205,9 @@ func (p *Publisher) Shutdown(context.Context) error {
 	var err error
 	if process.active == p {
 		process.active = nil
-		// First, so that readers find spans all the while.
+		// Before the context is withdrawn, so that readers can always find the spans.
 		if p.pid == os.Getpid() {
-			err = publishSeparately(process.spans)
+			err = publishSeparately(process.spanAttributes)
 		}
 	}
 	return errors.Join(err, p.withdraw())
@@ -228,26 +227,26 @@ func (p *Publisher) withdraw() error {
 }
 
 // Current returns the publisher whose context readers see now, such as the one
-// that [WithResource] has made, or nil. It may be kept, and used, after its Shutdown.
+// created by [WithResource], or nil. It remains safe to use after its Shutdown.
 func Current() *Publisher {
 	process.mu.Lock()
 	defer process.mu.Unlock()
 	return process.active
 }
 
-// SetAttributes publishes attributes beside the resource, in the process context's own
-// list. They are of use to external readers, but no part of the resource. An attribute
-// replaces an earlier one with its key; of several with the same key the last one
-// counts. Values of all types are allowed, nested ones included.
+// SetAttributes publishes attributes that are useful to external readers but not part of
+// the resource, in the attribute list of the process context. An attribute
+// replaces an earlier one with the same key; if a key occurs more than once in kvs, the
+// last one wins. Values of all types are allowed, including nested ones.
 //
-// Attributes belong to the process. They may be set before there is a publisher,
-// which then publishes them, and stay set when it shuts down. Readers see all of
+// The attributes belong to the process. They may be set before there is a publisher,
+// which then publishes them, and they stay set when it shuts down. Readers see all of
 // kvs at once.
 //
 // The error wraps [ErrTooLarge], or names the attribute that cannot be published or
-// the system call that failed. After an error nothing has changed. The keys
-// otelctx.resource.schema_url and those that begin with "threadlocal.", by which package
-// spanctx says where spans are, are reserved.
+// the system call that failed. After an error nothing has changed. The key
+// otelctx.resource.schema_url and keys that begin with "threadlocal.", which package
+// spanctx uses to tell readers where spans are, are reserved.
 func SetAttributes(kvs ...attribute.KeyValue) error {
 	set := make(attributes, len(kvs))
 	for _, kv := range kvs {
@@ -261,38 +260,38 @@ func SetAttributes(kvs ...attribute.KeyValue) error {
 		set[kv.Key] = pb
 	}
 	defer lock()()
-	extra := maps.Clone(process.extra)
-	if extra == nil {
-		extra = set
+	merged := maps.Clone(process.userAttributes)
+	if merged == nil {
+		merged = set
 	}
-	maps.Copy(extra, set)
-	return changeAttributes(extra, process.spans)
+	maps.Copy(merged, set)
+	return changeAttributes(merged, process.spanAttributes)
 }
 
-// RemoveAttributes takes back what [SetAttributes] has set. Readers see all of keys
-// go at once. Keys that are not set are passed over. The error names the system
+// RemoveAttributes removes attributes set by [SetAttributes]. Readers see all of them
+// disappear at once. Keys that are not set are ignored. The error names the system
 // call that failed; then nothing has changed.
 func RemoveAttributes(keys ...attribute.Key) error {
 	defer lock()()
-	extra := maps.Clone(process.extra)
+	remaining := maps.Clone(process.userAttributes)
 	for _, key := range keys {
-		delete(extra, key)
+		delete(remaining, key)
 	}
-	return changeAttributes(extra, process.spans)
+	return changeAttributes(remaining, process.spanAttributes)
 }
 
-// changeAttributes publishes extra and spans in place of those that are published beside the
-// resource. process.mu is held by lock.
-func changeAttributes(extra, spans attributes) error {
+// changeAttributes replaces the attributes that are published beside the resource. The caller
+// holds process.mu by lock.
+func changeAttributes(userAttributes, spanAttributes attributes) error {
 	var err error
 	if p := process.active; p != nil {
-		err = p.publish(p.resource, extra, spans)
-	} else if err = publishSeparately(spans); errors.Is(err, errNoMapping) {
-		note(err) // They are set all the same, for the next publisher.
+		err = p.publish(p.resource, userAttributes, spanAttributes)
+	} else if err = publishSeparately(spanAttributes); errors.Is(err, errNoMapping) {
+		report(err) // They are set nevertheless, for the next publisher.
 		err = nil
 	}
 	if err == nil {
-		process.extra, process.spans = extra, spans
+		process.userAttributes, process.spanAttributes = userAttributes, spanAttributes
 	}
 	return err
 }

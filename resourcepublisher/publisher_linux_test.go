@@ -37,8 +37,7 @@ func procPath(pid int, entry string) string {
 	return filepath.Join("/proc", strconv.Itoa(pid), entry)
 }
 
-// everyType has a value of every type of the attribute package, edge cases
-// included.
+// everyType returns values of every type of the attribute package, including edge cases.
 func everyType() []attribute.KeyValue {
 	return []attribute.KeyValue{
 		{Key: "empty"},
@@ -69,7 +68,7 @@ func everyType() []attribute.KeyValue {
 	}
 }
 
-// nested returns an attribute whose value is a map in a map, and so on.
+// nested returns an attribute whose value is a map nested to the given number of levels.
 func nested(levels int) attribute.KeyValue {
 	deep := attribute.IntValue(1)
 	for range levels {
@@ -78,13 +77,13 @@ func nested(levels int) attribute.KeyValue {
 	return attribute.KeyValue{Key: "nested", Value: deep}
 }
 
-func TestPublishesWhatItIsGiven(t *testing.T) {
+func TestPublishesTheResource(t *testing.T) {
 	for name, res := range map[string]*resource.Resource{
-		"nil":                              nil,
-		"empty":                            resource.Empty(),
-		"default":                          resource.Default(),
-		"every type":                       resource.NewSchemaless(everyType()...),
-		"nested as deep as readers follow": resource.NewSchemaless(nested(wire.MaxValueNesting)),
+		"nil":                          nil,
+		"empty":                        resource.Empty(),
+		"default":                      resource.Default(),
+		"every type":                   resource.NewSchemaless(everyType()...),
+		"nested to the readers' limit": resource.NewSchemaless(nested(wire.MaxValueNesting)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			publish(t, res)
@@ -115,7 +114,7 @@ func TestUpdateReplacesAtOnce(t *testing.T) {
 	p := publish(t, resource.NewSchemaless(attribute.Int("n", 0)))
 	last := read(t)
 	for n := 1; n <= 100; n++ {
-		// Sizes go up and down across the pages.
+		// Sizes grow and shrink across page boundaries.
 		text := strings.Repeat("x", (n*7919)%60_000)
 		require.NoError(t, p.Update(resource.NewSchemaless(attribute.Int("n", n), attribute.String("text", text))))
 		pc := read(t)
@@ -127,7 +126,7 @@ func TestUpdateReplacesAtOnce(t *testing.T) {
 	assert.Len(t, contextMappings(t, os.Getpid()), 1)
 }
 
-// What the format cannot hold of one attribute costs that attribute, and not the resource.
+// An attribute that the format cannot hold does not affect the rest of the resource.
 func TestAttributesThatCannotBeEncoded(t *testing.T) {
 	long := attribute.String("long", strings.Repeat("x", 64_000))
 	tests := map[string]struct {
@@ -155,7 +154,7 @@ func TestAttributesThatCannotBeEncoded(t *testing.T) {
 			[]attribute.KeyValue{nested(wire.MaxValueNesting + 1)},
 			nil, `"nested" is left out: entry .* deeper than 64 levels`,
 		},
-		"larger than all may be together": {
+		"larger than the payload limit": {
 			[]attribute.KeyValue{attribute.String("bad", strings.Repeat("x", 65_536))},
 			nil, `1 resource attributes, of which "bad" is the largest, are left out: .* too large: 655\d\d bytes, at most 65536`,
 		},
@@ -190,14 +189,14 @@ func TestAttributesThatCannotBeEncoded(t *testing.T) {
 			check()
 			require.NoError(t, resourcepublisher.SetAttributes(attribute.Int("n", 1)))
 			require.NoError(t, resourcepublisher.RemoveAttributes("n"))
-			assert.Empty(t, handled.Take(), "once for each resource")
+			assert.Empty(t, handled.Take(), "reported once for each resource")
 			require.NoError(t, p.Update(resource.NewSchemaless(service)))
 			require.NoError(t, p.Shutdown(t.Context()))
 			p, err := resourcepublisher.NewPublisher(bad)
 			require.NoError(t, err)
 			check()
 
-			// A caller that gets an error can do something about it.
+			// SetAttributes returns an error instead, because its caller can handle it.
 			before := read(t)
 			require.Error(t, resourcepublisher.SetAttributes(append(tt.attributes, long)...))
 			assert.Equal(t, before, read(t))
@@ -221,7 +220,7 @@ func TestPayloadMayBeExactlyTheLimit(t *testing.T) {
 	assert.Len(t, pc.Message.GetResource().GetAttributes()[0].GetValue().GetStringValue(), n)
 	assert.Len(t, handled.Take(), resourcepublisher.MaxPayloadSize-n)
 
-	// There is no room for anything else, and nothing changes if it comes.
+	// No other attribute fits, and setting one changes nothing.
 	require.ErrorIs(t, resourcepublisher.SetAttributes(attribute.Int("n", 1)), resourcepublisher.ErrTooLarge)
 	assert.Equal(t, pc, read(t))
 }
@@ -244,7 +243,7 @@ func TestOneContextPerProcess(t *testing.T) {
 	require.ErrorIs(t, p.Update(resource.Empty()), resourcepublisher.ErrShutdown)
 
 	second := publish(t, resource.NewSchemaless(attribute.Int("n", 3)))
-	// What is left of the first must not touch the second.
+	// A late Shutdown of the first must not affect the second.
 	require.NoError(t, p.Shutdown(context.Background()))
 	assert.Same(t, second, resourcepublisher.Current())
 	assert.Equal(t, map[string]any{"n": int64(3)}, attributes(t))
@@ -259,7 +258,7 @@ func TestNilPublisherDoesNothing(t *testing.T) {
 	p.OnEnd(nil)
 }
 
-func TestRoundsLeaveNothingBehind(t *testing.T) {
+func TestPublishingLeaksNothing(t *testing.T) {
 	count := func() (fds, goroutines int) {
 		entries, err := os.ReadDir("/proc/self/fd")
 		require.NoError(t, err)
@@ -286,12 +285,12 @@ func TestExtraAttributes(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, resourcepublisher.RemoveAttributes("a", "b", "nested")) })
 	extra := func() map[string]any { return plainMap(read(t).Message.GetAttributes()) }
 
-	// Before the publisher comes up; the last of two equal keys counts.
+	// Before there is a publisher; the last of two equal keys wins.
 	require.NoError(t, resourcepublisher.SetAttributes(attribute.Int("a", 0), attribute.Int("a", 1)))
 	p := publish(t, resource.NewSchemaless(attribute.Int("a", 99)))
 	assert.Equal(t, map[string]any{"a": int64(1)}, extra())
 
-	// While it is up, several at once.
+	// While it publishes, several at once.
 	nested := attribute.KeyValue{Key: "nested", Value: attribute.MapValue(
 		attribute.KeyValue{Key: "list", Value: attribute.SliceValue(attribute.ByteSliceValue([]byte{1}), attribute.Value{})},
 		attribute.Int("twice", 1), attribute.Int("twice", 2),
@@ -312,11 +311,11 @@ func TestExtraAttributes(t *testing.T) {
 	publish(t, resource.Empty())
 	assert.Equal(t, want, extra())
 
-	// Unknown keys are passed over.
+	// Unknown keys are ignored.
 	require.NoError(t, resourcepublisher.RemoveAttributes("nested", "b", "unknown"))
 	assert.Equal(t, map[string]any{"a": int64(2)}, extra())
 
-	// What cannot be published changes nothing, now and later.
+	// Attributes that cannot be published change nothing, now and later.
 	require.ErrorIs(t, resourcepublisher.SetAttributes(
 		attribute.Int("a", 3), attribute.String("b", strings.Repeat("x", 70_000)),
 	), resourcepublisher.ErrTooLarge)
@@ -369,7 +368,7 @@ func TestDisabling(t *testing.T) {
 			} else {
 				require.ErrorIs(t, err, resourcepublisher.ErrDisabled)
 				assert.Nil(t, p)
-				// Packages that add to the context need not know.
+				// Packages that set attributes need not know that publishing is disabled.
 				require.NoError(t, resourcepublisher.SetAttributes(attribute.Int("a", 1)))
 				require.NoError(t, resourcepublisher.RemoveAttributes("a"))
 			}
@@ -379,7 +378,7 @@ func TestDisabling(t *testing.T) {
 	}
 }
 
-// Operators keep secrets out without code; an option says what is kept instead.
+// Operators can keep secrets out without changing code; the option overrides the environment.
 func TestHiddenKeys(t *testing.T) {
 	t.Setenv("OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS", "secret, process.command_args")
 	r := resource.NewSchemaless(attribute.Int("n", 1), attribute.Int("secret", 2), attribute.Int("process.command_args", 3))
@@ -451,7 +450,7 @@ func TestConcurrentUse(t *testing.T) {
 			assert.NoError(t, err)
 		}
 	}
-	// All go on until so many publishers have come and gone.
+	// All goroutines run until this many publishers have been created.
 	var published atomic.Int64
 	wanted := int64(testenv.Rounds(100, 2000))
 	work := []func(int){

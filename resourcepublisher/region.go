@@ -12,34 +12,34 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// region is a process context in memory, or what has its format. It is one mapping, for the life of
-// a publisher, of a header and two payload buffers as large as payloads may be. Updates alternate
-// between the buffers, so that a reader in flight keeps a whole old payload. What is never touched
-// costs no memory.
+// region is a mapping in the format of a process context. It lives as long as its publisher, and
+// holds a header and two payload buffers of the maximum payload size. Updates alternate
+// between the buffers, so that a reader that is copying the old payload gets all of it. Pages
+// that are never touched cost no memory.
 //
-// The fields of the header that change while readers look are stored with sync/atomic.
-// Each such store is visible to other processes after all that precedes it and before
+// The header fields that change while readers read them are stored with sync/atomic.
+// Other processes see each such store after all stores that precede it and before
 // the next such store (XCHG on amd64, STLR on arm64). That gives every barrier that
-// OTEP 4719 asks for. What follows such a store may be seen before it, though. The
-// payload of one update stays behind the last store of the update before only because
-// the publisher's lock lies between them.
+// OTEP 4719 asks for. Plain stores that follow may become visible before it, though: the
+// payload of one update stays behind the last store of the previous update only because
+// the publisher's lock is released and acquired between them.
 type region struct {
 	memory   *vma.Region
 	header   *wire.ProcessContextHeader
 	payloads [2][]byte
 	current  int
-	// publishedAt is the latest timestamp.
+	// publishedAt is the timestamp of the last update.
 	publishedAt uint64
 }
 
-// firstPayload is where the first buffer starts, close behind the header so that a
-// usual context fits into one page.
+// firstPayload is the offset of the first buffer, close to the header so that a
+// typical context fits into one page.
 const firstPayload = 2 * wire.ProcessContextHeaderSize
 
-// newRegion publishes payload in a mapping of a name (OTEP 4719, "Publication
-// Protocol"). After an error nothing is left.
+// newRegion publishes payload in a mapping called name (OTEP 4719, "Publication
+// Protocol"). After an error nothing is left mapped.
 func newRegion(name string, payload []byte) (*region, error) {
-	// Whatever can fail without a mapping fails without one.
+	// First, so that a failure needs no cleanup.
 	now, err := boottime.Now()
 	if err != nil {
 		return nil, err
@@ -68,13 +68,13 @@ func newRegion(name string, payload []byte) (*region, error) {
 }
 
 // update replaces the payload (OTEP 4719, "Updating Protocol"). After an error the
-// old one stays.
+// old payload is still published.
 func (r *region) update(payload []byte) error {
 	now, err := boottime.Now()
 	if err != nil {
 		return err
 	}
-	// Readers tell publications apart by the timestamp alone.
+	// Readers tell updates apart by the timestamp alone, so it must not repeat.
 	r.publishedAt = max(now, r.publishedAt+1)
 	r.current = 1 - r.current
 	copy(r.payloads[r.current], payload)
@@ -84,13 +84,13 @@ func (r *region) update(payload []byte) error {
 	atomic.StoreUint32(&r.header.PayloadSize, uint32(len(payload)))
 	atomic.StoreUint64(&r.header.PublishedAtNS, r.publishedAt)
 
-	// A signal to those who watch for it. The mapping has had its name since it was
-	// published: there is nothing left to fail.
+	// Naming the mapping again signals the update to readers that watch for it. It already
+	// has its name, so the error does not matter.
 	_ = r.memory.Announce()
 	return nil
 }
 
-// withdraw takes the context back and unmaps it.
+// withdraw unpublishes the context: it clears the timestamp, then unmaps.
 func (r *region) withdraw() error {
 	atomic.StoreUint64(&r.header.PublishedAtNS, 0)
 	r.header = nil

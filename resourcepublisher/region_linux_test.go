@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// TestRegionBytes looks at the memory as OTEP 4719 describes it, not as Go does.
+// TestRegionBytes compares the memory with the layout in OTEP 4719, not with Go structs.
 func TestRegionBytes(t *testing.T) {
 	before, err := boottime.Now()
 	require.NoError(t, err)
@@ -39,22 +39,22 @@ func TestRegionBytes(t *testing.T) {
 		assert.Equal(t, payload, string(mem[offset:][:len(payload)]))
 		return publishedAt
 	}
-	at := check("first payload", before-1) // the clock need not have gone on since
+	published := check("first payload", before-1) // the clock may not have advanced since
 	first := bytes.Clone(mem[firstPayload:][:13])
 	require.NoError(t, r.update([]byte("second")))
-	at = check("second", at)
-	assert.Equal(t, first, mem[firstPayload:][:13], "a reader in flight keeps the old payload")
+	published = check("second", published)
+	assert.Equal(t, first, mem[firstPayload:][:13], "a concurrent reader can still read the old payload")
 	require.NoError(t, r.update(make([]byte, wire.MaxProcessContextPayload)))
-	at = check(string(make([]byte, wire.MaxProcessContextPayload)), at)
+	published = check(string(make([]byte, wire.MaxProcessContextPayload)), published)
 	require.NoError(t, r.update(bytes.Repeat([]byte("x"), wire.MaxProcessContextPayload)))
-	check(string(bytes.Repeat([]byte("x"), wire.MaxProcessContextPayload)), at)
+	check(string(bytes.Repeat([]byte("x"), wire.MaxProcessContextPayload)), published)
 }
 
 func TestTimestampsNeverRepeat(t *testing.T) {
 	r, err := newRegion(wire.ProcessContextName, []byte("x"))
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, r.withdraw()) }()
-	// To the region this is a clock that stands still.
+	// For the region this looks like a clock that does not advance.
 	ahead := r.publishedAt + uint64(time.Hour)
 	r.publishedAt = ahead
 	for i := range uint64(3) {
@@ -63,12 +63,13 @@ func TestTimestampsNeverRepeat(t *testing.T) {
 	}
 }
 
-// Readers take what they find between two equal timestamps for one publication's.
+// The header must never change without its timestamp: readers trust fields that they read between
+// two equal timestamps.
 func TestHeaderChangesWithoutATimestamp(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // the reader is to run beside the writer
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // reader and writer must run in parallel
 	r, err := newRegion(wire.ProcessContextName, []byte("x"))
 	require.NoError(t, err)
-	// The payload's size tells which of the buffers it is in.
+	// A payload of size 1 is always in the first buffer, one of size 2 in the second.
 	h, buffer := r.header, [3]uint64{1: r.payloadAddress(), 2: r.payloadAddress() + wire.MaxProcessContextPayload}
 	var stop atomic.Bool
 	var updates atomic.Int64
@@ -80,18 +81,18 @@ func TestHeaderChangesWithoutATimestamp(t *testing.T) {
 		}
 		done <- err
 	}()
-	var seen [3]int // by the size, or without a timestamp
+	var seen [3]int // by payload size; 0 counts headers without a timestamp
 	torn := 0
 	wanted := int64(testenv.Rounds(200_000, 2_000_000))
 	enough := func() bool { return updates.Load() >= wanted && min(seen[0], seen[1], seen[2]) > 0 }
 	for end := time.Now().Add(time.Minute); torn == 0 && !enough() && time.Now().Before(end); {
 		for range 100 {
-			at := atomic.LoadUint64(&h.PublishedAtNS)
+			timestamp := atomic.LoadUint64(&h.PublishedAtNS)
 			payload, size := atomic.LoadUint64(&h.Payload), atomic.LoadUint32(&h.PayloadSize)
 			switch {
-			case at == 0:
+			case timestamp == 0:
 				seen[0]++
-			case at != atomic.LoadUint64(&h.PublishedAtNS):
+			case timestamp != atomic.LoadUint64(&h.PublishedAtNS):
 			case payload == buffer[size]:
 				seen[size]++
 			default:
@@ -106,8 +107,8 @@ func TestHeaderChangesWithoutATimestamp(t *testing.T) {
 	require.NoError(t, r.withdraw())
 }
 
-// TestForkedPublisherTouchesNothing stands in for a forked child that goes on running
-// Go. The mapping is not there, and writing to it would be the end.
+// TestForkedPublisherTouchesNothing simulates a forked child that continues to run
+// Go. A child does not have the mapping, so writing to it would crash.
 func TestForkedPublisherTouchesNothing(t *testing.T) {
 	p, err := NewPublisher(nil)
 	require.NoError(t, err)

@@ -14,7 +14,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// errNoMapping says that there can be no mapping for the attributes of spans.
+// errNoMapping is returned if the mapping for span attributes cannot be created.
 var errNoMapping = errors.New("spans cannot be advertised")
 
 func init() { advertise.Change = advertiseSpans }
@@ -22,34 +22,34 @@ func init() { advertise.Change = advertiseSpans }
 // advertiseSpans implements [advertise.Change].
 func advertiseSpans(set []attribute.KeyValue, remove []attribute.Key) error {
 	defer lock()()
-	spans := make(attributes, len(process.spans)+len(set))
-	maps.Copy(spans, process.spans)
+	spans := make(attributes, len(process.spanAttributes)+len(set))
+	maps.Copy(spans, process.spanAttributes)
 	for _, kv := range set {
 		pb, problem := keyValue(kv)
 		if pb == nil {
 			return fmt.Errorf("attribute %w", problem)
 		}
 		if problem != nil {
-			note(fmt.Errorf("attribute %w", problem))
+			report(fmt.Errorf("attribute %w", problem))
 		}
 		spans[kv.Key] = pb
 	}
 	for _, key := range remove {
 		delete(spans, key)
 	}
-	if len(process.spans) == 0 && len(spans) > 0 && foreignSpans() {
+	if len(process.spanAttributes) == 0 && len(spans) > 0 && foreignSpans() {
 		return errForeignSpans
 	}
-	return changeAttributes(process.extra, spans)
+	return changeAttributes(process.userAttributes, spans)
 }
 
-// publishSeparately has readers find the attributes that say where spans are. They are in a
-// mapping of their own as long as the process has no context of ours. It need
-// not know whether there is another library's, which may come and go without notice.
-// process.mu is held.
+// publishSeparately publishes the attributes that tell readers where spans are in a separate
+// mapping while this package publishes no process context, and withdraws that mapping
+// otherwise. It does not depend on another library's context, which may appear and disappear
+// without notice. The caller holds process.mu.
 //
-// The error wraps errNoMapping if there can be no mapping. After any other one nothing has
-// changed.
+// The error wraps errNoMapping if the mapping cannot be created. After any other error nothing
+// has changed.
 func publishSeparately(spans attributes) error {
 	p := process.separate
 	switch {

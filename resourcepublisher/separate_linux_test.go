@@ -25,7 +25,7 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// publishForeign publishes a process context as another library does, and returns how that
+// publishForeign publishes a process context as another library would, and returns a function that
 // withdraws it.
 func publishForeign(t *testing.T) (withdraw func()) {
 	t.Helper()
@@ -34,8 +34,8 @@ func publishForeign(t *testing.T) (withdraw func()) {
 	return func() { require.NoError(t, unpublish()) }
 }
 
-// separateMappings returns the lines of this process's maps that have the name of the
-// mapping that is no process context.
+// separateMappings returns the lines of this process's maps that contain the name of the
+// separate mapping.
 func separateMappings(t *testing.T) (lines []string) {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/maps")
@@ -57,14 +57,14 @@ func open(t *testing.T) *reader.Process {
 }
 
 var (
-	ofSpans = attribute.String("threadlocal.schema_version", "of a test")
-	ofUser  = attribute.String("of.user", "value")
+	spanAttribute = attribute.String("threadlocal.schema_version", "test")
+	userAttribute = attribute.String("user.key", "value")
 )
 
 // setForTest sets an attribute until the end of the test.
 func setForTest(t *testing.T, kv attribute.KeyValue) {
 	t.Helper()
-	if kv == ofUser {
+	if kv == userAttribute {
 		require.NoError(t, resourcepublisher.SetAttributes(kv))
 		t.Cleanup(func() { require.NoError(t, resourcepublisher.RemoveAttributes(kv.Key)) })
 		return
@@ -72,13 +72,13 @@ func setForTest(t *testing.T, kv attribute.KeyValue) {
 	require.NoError(t, advertise.Change([]attribute.KeyValue{kv}, nil))
 	t.Cleanup(func() {
 		require.NoError(t, advertise.Change(nil, []attribute.Key{kv.Key}))
-		if kv == ofSpans { // the first one
+		if kv == spanAttribute { // set first, so removed last
 			assert.Empty(t, separateMappings(t))
 		}
 	})
 }
 
-// assertSeparate asserts that spans are advertised apart from the process context.
+// assertSeparate asserts that spans are advertised in the separate mapping.
 func assertSeparate(t *testing.T, layout *reader.ThreadLayout, want ...attribute.KeyValue) {
 	t.Helper()
 	assert.Len(t, separateMappings(t), 1)
@@ -89,64 +89,64 @@ func assertSeparate(t *testing.T, layout *reader.ThreadLayout, want ...attribute
 	assert.Empty(t, ad.Message.GetResource().GetAttributes())
 }
 
-func TestSpansAreAdvertisedWithoutAContextOfOurs(t *testing.T) {
+func TestSpansAreAdvertisedSeparately(t *testing.T) {
 	p := open(t)
 	var layout *reader.ThreadLayout
-	// look returns what is known now, which is the same as long as nothing changes.
-	look := func() *reader.ThreadLayout {
+	// refresh reads the layout again, and checks that a second read without a change returns the same.
+	refresh := func() *reader.ThreadLayout {
 		t.Helper()
-		was := layout
+		previous := layout
 		var err error
-		layout, err = p.ThreadLayoutSince(t.Context(), was)
+		layout, err = p.ThreadLayoutSince(t.Context(), previous)
 		require.NoError(t, err)
-		assert.NotSame(t, was, layout)
+		assert.NotSame(t, previous, layout)
 		again, err := p.ThreadLayoutSince(t.Context(), layout)
 		require.NoError(t, err)
 		assert.Equal(t, layout.Context != nil || layout.Advertisement != nil, layout == again)
 		return layout
 	}
-	require.Nil(t, look().Advertisement)
-	setForTest(t, ofSpans)
-	setForTest(t, ofUser)
-	assertSeparate(t, look(), ofSpans)
+	require.Nil(t, refresh().Advertisement)
+	setForTest(t, spanAttribute)
+	setForTest(t, userAttribute)
+	assertSeparate(t, refresh(), spanAttribute)
 	require.ErrorIs(t, layout.ContextErr, reader.ErrNoContext)
 
 	withdraw := publishForeign(t)
-	assertSeparate(t, look(), ofSpans)
+	assertSeparate(t, refresh(), spanAttribute)
 	require.NotNil(t, layout.Context)
 	_, err := resourcepublisher.NewPublisher(nil)
 	require.ErrorIs(t, err, resourcepublisher.ErrForeignContext)
 	more := attribute.StringSlice("threadlocal.attribute_key_map", []string{"key"})
 	setForTest(t, more)
-	assertSeparate(t, look(), ofSpans, more)
+	assertSeparate(t, refresh(), spanAttribute, more)
 	withdraw()
-	assertSeparate(t, look(), ofSpans, more)
+	assertSeparate(t, refresh(), spanAttribute, more)
 	require.Nil(t, layout.Context)
 
-	ours, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", 1)))
+	pub, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", 1)))
 	require.NoError(t, err)
 	assert.Empty(t, separateMappings(t))
-	require.Same(t, look().Context, layout.Advertisement)
-	assert.Equal(t, plainAttributes([]attribute.KeyValue{ofSpans, ofUser, more}), plainMap(layout.Context.Message.GetAttributes()))
+	require.Same(t, refresh().Context, layout.Advertisement)
+	assert.Equal(t, plainAttributes([]attribute.KeyValue{spanAttribute, userAttribute, more}), plainMap(layout.Context.Message.GetAttributes()))
 
-	// Readers believe neither of two contexts, but that one of them has spans.
+	// Readers trust neither of two contexts, but use the one that advertises spans.
 	withdraw = publishForeign(t)
 	_, err = p.ProcessContext(t.Context())
-	require.NoError(t, err, "a reader that knows a context does not look for another one")
+	require.NoError(t, err, "a reader that has found a context does not search for another one")
 	p = open(t)
 	_, err = p.ProcessContext(t.Context())
 	require.ErrorIs(t, err, reader.ErrInvalid)
 	layout = nil
-	require.Nil(t, look().Context)
+	require.Nil(t, refresh().Context)
 	require.ErrorIs(t, layout.ContextErr, reader.ErrInvalid)
 	require.NotContains(t, layout.Advertisement.MappingName, "OTELCTX_THREADLOCAL")
 	assert.Len(t, layout.Advertisement.Message.GetAttributes(), 3)
 
-	require.NoError(t, ours.Shutdown(context.Background()))
-	assertSeparate(t, look(), ofSpans, more)
+	require.NoError(t, pub.Shutdown(context.Background()))
+	assertSeparate(t, refresh(), spanAttribute, more)
 	require.NotNil(t, layout.Context)
 	withdraw()
-	assertSeparate(t, look(), ofSpans, more)
+	assertSeparate(t, refresh(), spanAttribute, more)
 }
 
 func TestSeveralContextsWithoutSpansAreInvalid(t *testing.T) {
@@ -154,84 +154,84 @@ func TestSeveralContextsWithoutSpansAreInvalid(t *testing.T) {
 	defer publishForeign(t)()
 	_, err := open(t).ThreadLayout(t.Context())
 	require.ErrorIs(t, err, reader.ErrInvalid)
-	setForTest(t, ofSpans)
+	setForTest(t, spanAttribute)
 	layout, err := open(t).ThreadLayout(t.Context())
 	require.NoError(t, err)
-	assertSeparate(t, layout, ofSpans)
+	assertSeparate(t, layout, spanAttribute)
 }
 
-// One invalid key of an attribute must not hide the spans, nor move the keys behind it.
+// An invalid attribute key must neither hide the spans nor shift the keys that follow it.
 func TestInvalidTextOfSpans(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
-	setForTest(t, ofSpans)
+	setForTest(t, spanAttribute)
 	setForTest(t, attribute.StringSlice("threadlocal.attribute_key_map", []string{"\xff", "key"}))
 	layout, err := open(t).ThreadLayout(t.Context())
 	require.NoError(t, err)
-	assertSeparate(t, layout, ofSpans, attribute.StringSlice("threadlocal.attribute_key_map", []string{"\uFFFD", "key"}))
+	assertSeparate(t, layout, spanAttribute, attribute.StringSlice("threadlocal.attribute_key_map", []string{"\uFFFD", "key"}))
 	errs := handled.Take()
 	require.Len(t, errs, 1)
 	assert.ErrorContains(t, errs[0], `"threadlocal.attribute_key_map" is changed`)
 }
 
-// Keys that are reserved can neither be set nor taken back.
+// Reserved keys can be neither set nor removed.
 func TestReservedAttributes(t *testing.T) {
-	setForTest(t, ofSpans)
+	setForTest(t, spanAttribute)
 	require.ErrorContains(t, resourcepublisher.SetAttributes(attribute.String("threadlocal.schema_version", "other")), "reserved")
 	require.NoError(t, resourcepublisher.RemoveAttributes("threadlocal.schema_version"))
 	layout, err := open(t).ThreadLayout(t.Context())
 	require.NoError(t, err)
-	assertSeparate(t, layout, ofSpans)
+	assertSeparate(t, layout, spanAttribute)
 }
 
-// Readers know the spans of one Go runtime in a process: of the one that was first.
+// Readers support one Go runtime per process: the first one that publishes.
 func TestSpansOfAnotherGoRuntime(t *testing.T) {
 	goVersion := &commonpb.KeyValue{Key: "threadlocal.go.version", Value: &commonpb.AnyValue{}}
 	for name, mapping := range map[string]string{"in its process context": "OTEL_CTX", "beside one": "OTELCTX_THREADLOCAL"} {
 		t.Run(name, func(t *testing.T) {
 			withdraw, err := foreigncontext.PublishAs(mapping, goVersion)
 			require.NoError(t, err)
-			change := func() error { return advertise.Change([]attribute.KeyValue{ofSpans}, nil) }
+			change := func() error { return advertise.Change([]attribute.KeyValue{spanAttribute}, nil) }
 			require.ErrorContains(t, change(), "another Go runtime in this process publishes its spans")
 			layout, err := open(t).ThreadLayout(t.Context())
 			require.NoError(t, err)
 			assert.Contains(t, layout.Advertisement.MappingName, mapping)
 			require.NoError(t, withdraw())
 			require.NoError(t, change())
-			require.NoError(t, advertise.Change(nil, []attribute.Key{ofSpans.Key}))
+			require.NoError(t, advertise.Change(nil, []attribute.Key{spanAttribute.Key}))
 		})
 	}
 }
 
 func TestOnlySpansAreAdvertisedWithoutAContext(t *testing.T) {
-	setForTest(t, ofUser)
+	setForTest(t, userAttribute)
 	assert.Empty(t, separateMappings(t))
 }
 
 func TestTooManyAttributesOfSpansChangeNothing(t *testing.T) {
-	setForTest(t, ofSpans)
+	setForTest(t, spanAttribute)
 	err := advertise.Change([]attribute.KeyValue{attribute.String("threadlocal.large", strings.Repeat("x", resourcepublisher.MaxPayloadSize))}, nil)
 	require.ErrorIs(t, err, resourcepublisher.ErrTooLarge)
 	layout, err := open(t).ThreadLayout(t.Context())
 	require.NoError(t, err)
-	assertSeparate(t, layout, ofSpans)
+	assertSeparate(t, layout, spanAttribute)
 }
 
 func TestDisablingTheContextLeavesSpans(t *testing.T) {
 	t.Setenv("OTELCTX_PROCESS_CONTEXT_DISABLED", "true")
 	handled := oteltest.HandledErrors(t)
 	resourcepublisher.WithResource(resource.Empty())
-	setForTest(t, ofSpans)
+	setForTest(t, spanAttribute)
 	assert.Empty(t, contextMappings(t, os.Getpid()))
 	assert.Len(t, separateMappings(t), 1)
 	assert.Empty(t, handled.Take())
 }
 
-// advertiseUnderFilter sets attributes of spans where no mapping can be found by a name.
+// advertiseUnderFilter sets span attributes in a process that cannot create a named mapping.
 func advertiseUnderFilter(parent *childproc.Parent) {
 	var handled error
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { handled = errors.Join(handled, err) }))
 	parent.Must(childproc.Deny(childproc.NoMemfd, childproc.NoNaming))
-	err := advertise.Change([]attribute.KeyValue{ofSpans}, nil)
+	err := advertise.Change([]attribute.KeyValue{spanAttribute}, nil)
 	parent.Send("%v, reported: %s", err, strings.ReplaceAll(handled.Error(), "\n", "; "))
 	parent.Receive()
 }

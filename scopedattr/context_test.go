@@ -38,7 +38,7 @@ func TestContext(t *testing.T) {
 	}
 	got := AttributesFromContext(ContextWithAttributes(t.Context(), everyType()...))
 	want := attribute.NewSet(everyType()...)
-	assert.True(t, want.Equals(&got), "types are kept")
+	assert.True(t, want.Equals(&got), "types are preserved")
 }
 
 func TestContextUnchanged(t *testing.T) {
@@ -47,7 +47,7 @@ func TestContextUnchanged(t *testing.T) {
 	assert.Equal(t, ctx, ContextWithAttributes(ctx, attribute.String("", "x")))
 }
 
-//nolint:staticcheck // SA1012: nil contexts are what is tested
+//nolint:staticcheck // SA1012: the test passes nil contexts on purpose
 func TestNilContext(t *testing.T) {
 	assert.Equal(t, attribute.NewSet(), AttributesFromContext(nil))
 	got := AttributesFromContext(ContextWithAttributes(nil, attribute.Int("a", 1)))
@@ -55,11 +55,11 @@ func TestNilContext(t *testing.T) {
 	assert.NotNil(t, ContextWithAttributes(nil))
 }
 
-// TestImmutable derives from one context twice, and changes what it was made of.
+// TestImmutable derives two contexts from one, and modifies the slices that were passed and returned.
 func TestImmutable(t *testing.T) {
 	given := list("b=1 a=1")
 	base := ContextWithAttributes(t.Context(), given...)
-	assert.Equal(t, list("b=1 a=1"), given, "the caller's")
+	assert.Equal(t, list("b=1 a=1"), given, "the caller's slice")
 	given[0] = attribute.Int("b", 99)
 	left, right := with(base, "a=2"), with(base, "c=3")
 	for ctx, want := range map[context.Context]string{base: "a=1 b=1", left: "a=2 b=1", right: "a=1 b=1 c=3"} {
@@ -69,7 +69,7 @@ func TestImmutable(t *testing.T) {
 	}
 }
 
-// TestNotPropagated sends a context to another service.
+// TestNotPropagated injects a context into a carrier and extracts it again.
 func TestNotPropagated(t *testing.T) {
 	ctx := trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled,
@@ -87,15 +87,15 @@ func TestNotPropagated(t *testing.T) {
 	assert.Zero(t, got.Len())
 }
 
-// FuzzContext adds lists of attributes to a context, and to a map.
+// FuzzContext compares a context with a map to which the same attributes are added.
 func FuzzContext(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 0xff, 1, 31, 12, 0x80, 0xe0, 0xff})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		ctx := t.Context()
 		oracle := map[attribute.Key]attribute.Value{}
 		for _, list := range sequence(data) {
-			above, before := AttributesFromContext(ctx), ctx
-			aboveList := above.ToSlice()
+			parentSet, parent := AttributesFromContext(ctx), ctx
+			parentAttrs := parentSet.ToSlice()
 			ctx = ContextWithAttributes(ctx, list...)
 			for _, kv := range list {
 				if kv.Key != "" {
@@ -109,8 +109,8 @@ func FuzzContext(f *testing.F) {
 			for _, kv := range got {
 				require.Equal(t, oracle[kv.Key], kv.Value)
 			}
-			after := AttributesFromContext(before)
-			require.Equal(t, aboveList, after.ToSlice(), "the context that it was derived from")
+			after := AttributesFromContext(parent)
+			require.Equal(t, parentAttrs, after.ToSlice(), "the parent context")
 		}
 	})
 }

@@ -1,16 +1,16 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scopedattr implements context-scoped attributes. They are set once, on a
-// context. Then they are on all spans, log records and measurements that are made with
-// that context or with one derived from it. It follows [OTEP 4931] and its predecessor
-// OTEP 207, on the extension points of the OpenTelemetry SDK as it is.
+// Package scopedattr implements context-scoped attributes. They are set once on a
+// context, and are then added to all spans, log records and measurements that are made with
+// that context or with one derived from it. The package follows [OTEP 4931] and its predecessor
+// OTEP 207, and uses only the existing extension points of the OpenTelemetry SDK.
 //
 //	ctx = scopedattr.ContextWithAttributes(ctx, attribute.String("http.app", "shop"))
 //
 // # Turning it on
 //
-// A signal carries the attributes only if it is asked to, each by one call:
+// Each signal has to be enabled by one call:
 //
 //	tp := sdktrace.NewTracerProvider(
 //		scopedattr.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(0.1))),
@@ -19,42 +19,42 @@
 //	lp := scopedattr.NewLoggerProvider(sdklog.NewLoggerProvider(...))
 //	mp := scopedattr.NewMeterProvider(sdkmetric.NewMeterProvider(...), "http.app")
 //
-// A TracerProvider that exists already takes [NewSpanProcessor]. Set the attributes before the
-// instrumentation that is to carry them. A handler inside of otelhttp is too late for the
-// server's span and for its measurements.
+// For a TracerProvider that already exists there is [NewSpanProcessor]. Set the attributes before
+// the instrumentation starts its span: a handler inside otelhttp is too late for the
+// server's span and measurements.
 //
 // # Precedence
 //
-// An attribute that comes with the span, the record or the measurement itself wins over the
-// context's one with the same key. What was set on a context later wins over what was set
-// earlier.
+// An attribute of the span, log record or measurement itself wins over an attribute of the
+// context with the same key. On a context, an attribute that was set later wins over an earlier
+// one.
 //
-//   - Spans: attributes given at Start, those that the sampler adds, and those set later win.
-//     The sampler sees the context's beside those given at Start. A span keeps what the
-//     context had when it was started. Where a limit leaves room for some attributes only,
-//     those given at Start and the sampler's come first, then the context's. Attributes that
-//     are set later come last. SetAttributes changes the value of a key that the span has.
-//     It adds no key to a span that is full.
-//   - Log records: attributes of the record win, also where a limit leaves room for some only.
+//   - Spans: attributes given at Start, added by the sampler or set later win.
+//     The sampler sees the context's attributes beside those given at Start. A span keeps the
+//     attributes that the context had when it was started. If the attribute count limit is
+//     reached, attributes given at Start and those of the sampler come first, then the
+//     context's, and attributes that are set later come last: SetAttributes
+//     changes the values of existing keys, but adds no key to a full span.
+//   - Log records: attributes of the record win, and come first if the limit is reached.
 //   - Measurements: attributes of the call win. Views, the instrument's advice and
-//     cardinality limits see the result, as if the call had given all of it.
-//     Asynchronous instruments have no context: they never get any.
+//     cardinality limits see the merged attributes, as if all had been given by the call.
+//     Asynchronous instruments have no context, so they never get any.
 //
 // # Concurrency
 //
-// The package knows nothing of profilers: package spanctx publishes the attributes. Everything
-// in this package may be called concurrently. What it puts around a sampler or
-// a provider is as safe for concurrent use as that is, and the SDK's are.
+// Everything in this package may be called concurrently. A wrapped sampler or provider is as
+// safe for concurrent use as the original, and those of the SDK are safe.
 //
 // # Scope
 //
-// The attributes stay in the process: nothing propagates them, and a remote child
+// The attributes stay in the process: they are not propagated, and a remote child
 // does not have them. They belong to the context, not to a span: a new root span has
-// them too.
+// them too. This package does not publish anything to profilers; package spanctx does.
 //
-// Setting them is for applications, which know what their signals can bear. By OTEP 4931 a
-// library must let its users ask for it, and tell them the keys and how many values these
-// take. It calls [contextattr.ContextWithAttributes], and so imports no SDK.
+// Usually applications set the attributes, because they know which cardinality their signals
+// can afford. According to OTEP 4931 a library must make it opt-in, and document the keys and
+// how many values they take. Libraries call [contextattr.ContextWithAttributes], which imports
+// no SDK.
 //
 // [contextattr.ContextWithAttributes]: https://pkg.go.dev/github.com/otelctx/otelctx/scopedattr/contextattr
 // [OTEP 4931]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/4931-context-scoped-attributes.md

@@ -24,7 +24,7 @@ import (
 func ExampleContextWithAttributes() {
 	ctx := scopedattr.ContextWithAttributes(context.Background(),
 		attribute.String("http.app", "shop"), attribute.String("tenant", "unknown"))
-	// As soon as it is known; what has ctx still has the old one.
+	// The tenant is set as soon as it is known. ctx does not change.
 	inner := scopedattr.ContextWithAttributes(ctx, attribute.String("tenant", "acme"))
 
 	for _, ctx := range []context.Context{ctx, inner} {
@@ -39,7 +39,7 @@ func ExampleContextWithAttributes() {
 func ExampleWithSampler() {
 	exporter := tracetest.NewInMemoryExporter()
 	tp := sdktrace.NewTracerProvider(
-		scopedattr.WithSampler(sdktrace.ParentBased(sdktrace.AlwaysSample())), // in place of sdktrace.WithSampler
+		scopedattr.WithSampler(sdktrace.ParentBased(sdktrace.AlwaysSample())), // instead of sdktrace.WithSampler
 		sdktrace.WithSyncer(exporter),
 	)
 	tracer := tp.Tracer("example")
@@ -81,7 +81,7 @@ func (printer) ForceFlush(context.Context) error { return nil }
 
 func ExampleNewLoggerProvider() {
 	lp := sdklog.NewLoggerProvider(sdklog.WithProcessor(sdklog.NewSimpleProcessor(printer{})))
-	// What log bridges are given.
+	// Pass the wrapped provider to log bridges.
 	logger := scopedattr.NewLoggerProvider(lp).Logger("example")
 
 	ctx := scopedattr.ContextWithAttributes(context.Background(), attribute.String("http.app", "shop"))
@@ -100,7 +100,8 @@ func ExampleNewLoggerProvider() {
 func ExampleNewMeterProvider() {
 	reader := sdkmetric.NewManualReader()
 	mp := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
-	// What instrumentation is given. Users are too many for a metric.
+	// Pass the wrapped provider to instrumentation. It adds http.app to metrics, but not
+	// enduser.id, which has too many values.
 	requests, err := scopedattr.NewMeterProvider(mp, "http.app").Meter("example").Int64Counter("requests")
 	if err != nil {
 		log.Fatal(err)

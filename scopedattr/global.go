@@ -14,16 +14,16 @@ import (
 	"go.opentelemetry.io/otel"
 )
 
-// globalPackages have the providers that package otel gives out before there is an SDK, and
-// package log/global before v1.47.0. They pass calls on to the provider that becomes the
-// global one, with a lock held.
+// globalPackages contain the providers that package otel, and package log/global before
+// v1.47.0, return while no SDK is set. These hold a lock while they delegate calls to the provider
+// that becomes the global one.
 var globalPackages = []string{"go.opentelemetry.io/otel/internal/global", "go.opentelemetry.io/otel/log/internal/global"}
 
-// cycle notices a provider that is wrapped around the global one and has become the global one
-// itself. Each would call the other for ever, and the second call would wait for the first
-// one's lock.
+// cycle detects a provider that wraps the global one and has been set as the global one.
+// The two would call each other forever, and the second call would deadlock on the lock that the
+// first one holds.
 type cycle struct {
-	// global is the package of the wrapped provider, or "" if that is not the global one.
+	// global is the package of the wrapped provider if that is the global one, or "".
 	global string
 	report sync.Once
 }
@@ -34,9 +34,9 @@ func (c *cycle) init(wrapped any) {
 	}
 }
 
-// entered reports whether the global provider calls the one that wraps it. It is asked before
-// each call of the wrapped provider. Calls that make meters and loggers are rare, and
-// programs that wrap the global provider too, so it may look at the stack.
+// entered reports whether the global provider is calling the provider that wraps it. It must be
+// called before each call of the wrapped provider. It walks the stack: meters and loggers are rarely
+// created, and few programs wrap the global provider.
 func (c *cycle) entered(kind string) bool {
 	if c.global == "" || !calledFrom(c.global+".(*") {
 		return false
@@ -47,7 +47,7 @@ func (c *cycle) entered(kind string) bool {
 	return true
 }
 
-// calledFrom reports whether a function whose name begins like this is among the callers.
+// calledFrom reports whether the name of any caller has this prefix.
 func calledFrom(prefix string) bool {
 	var pcs [32]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])

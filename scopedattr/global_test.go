@@ -17,8 +17,8 @@ import (
 
 const roleWrapped = "wrapped"
 
-// runWrapped has the global providers be wrappers of what was global before, as its parent
-// says: before or after they were used.
+// runWrapped wraps the global providers and sets the results as the global ones. Its parent chooses
+// whether the providers are used before that.
 func runWrapped(parent *childproc.Parent) {
 	var reported []string
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { reported = append(reported, err.Error()) }))
@@ -38,18 +38,17 @@ func runWrapped(parent *childproc.Parent) {
 	parent.Send("%s", strings.Join(reported, "; "))
 }
 
-// TestGlobalWrapsItself makes wrappers of the unset global providers the global ones.
+// TestGlobalWrapsItself sets wrappers of the unset global providers as the global ones.
 func TestGlobalWrapsItself(t *testing.T) {
 	for _, used := range []string{"before", "after"} {
-		said := childproc.Start(t, roleWrapped, nil).Ask("%s", used)
+		reported := childproc.Start(t, roleWrapped, nil).Ask("%s", used)
 		for _, kind := range []string{"MeterProvider", "LoggerProvider"} {
-			assert.Equal(t, 1, strings.Count(said, "the global "+kind+" is set to a provider that wraps"), "%s: %s", used, said)
+			assert.Equal(t, 1, strings.Count(reported, "the global "+kind+" is set to a provider that wraps"), "%s: %s", used, reported)
 		}
 	}
 }
 
-// TestGlobalWrapped wraps the global provider for some library, and the program sets its own
-// later.
+// TestGlobalWrapped wraps the global provider without setting the result as the global one.
 func TestGlobalWrapped(t *testing.T) {
 	wrapped := NewMeterProvider(otel.GetMeterProvider(), "a")
 	assert.NotNil(t, wrapped.Meter("test"))

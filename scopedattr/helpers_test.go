@@ -26,9 +26,9 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){roleWrapped: runWrapped})
 }
 
-// Tests write lists of attributes as key=value, with spaces between: all are strings.
+// Tests write attribute lists as text: key=value pairs separated by spaces. All values are strings.
 
-// list returns the attributes that a text stands for.
+// list parses the text of an attribute list.
 func list(text string) []attribute.KeyValue {
 	var list []attribute.KeyValue
 	for field := range strings.FieldsSeq(text) {
@@ -38,10 +38,10 @@ func list(text string) []attribute.KeyValue {
 	return list
 }
 
-// set returns them as a set.
+// set parses the text of an attribute list into a set.
 func set(text string) attribute.Set { return attribute.NewSet(list(text)...) }
 
-// some returns n attributes whose keys have a prefix.
+// some returns the text of n attributes whose keys begin with prefix.
 func some(prefix string, n int) string {
 	var text strings.Builder
 	for i := range n {
@@ -50,10 +50,10 @@ func some(prefix string, n int) string {
 	return text.String()
 }
 
-// own returns n attributes of a span, record or measurement itself.
+// own returns n attributes to give to a span, record or measurement itself.
 func own(n int) []attribute.KeyValue { return list(some("own", n)) }
 
-// with returns a context that has had each of layers added.
+// with returns a context with the attributes of each layer added in turn.
 func with(ctx context.Context, layers ...string) context.Context {
 	for _, l := range layers {
 		ctx = ContextWithAttributes(ctx, list(l)...)
@@ -61,7 +61,7 @@ func with(ctx context.Context, layers ...string) context.Context {
 	return ctx
 }
 
-// withLists does the same with lists of attributes.
+// withLists is with for parsed lists.
 func withLists(ctx context.Context, lists [][]attribute.KeyValue) context.Context {
 	for _, list := range lists {
 		ctx = ContextWithAttributes(ctx, list...)
@@ -69,24 +69,24 @@ func withLists(ctx context.Context, lists [][]attribute.KeyValue) context.Contex
 	return ctx
 }
 
-// equal fails the test unless these are the attributes that the text stands for, in any
-// order, and each key comes once.
-func equal(t testing.TB, want string, got []attribute.KeyValue, of ...any) {
+// equal fails the test unless got contains the attributes of the text want, in any
+// order, and no key twice.
+func equal(t testing.TB, want string, got []attribute.KeyValue, msgAndArgs ...any) {
 	t.Helper()
 	var fields []string
 	keys := map[attribute.Key]bool{}
 	for _, kv := range got {
-		assert.False(t, keys[kv.Key], "%s comes twice in %v", kv.Key, got)
+		assert.False(t, keys[kv.Key], "%s occurs twice in %v", kv.Key, got)
 		keys[kv.Key] = true
 		fields = append(fields, fmt.Sprintf("%s=%s", kv.Key, kv.Value.String()))
 	}
 	wanted := strings.Fields(want)
 	slices.Sort(wanted)
 	slices.Sort(fields)
-	assert.Equal(t, wanted, append([]string{}, fields...), of...)
+	assert.Equal(t, wanted, append([]string{}, fields...), msgAndArgs...)
 }
 
-// endedSpan starts a span with attributes of its own, ends it and returns it.
+// endedSpan starts a span with the attributes own, ends it and returns it.
 func endedSpan(t testing.TB, ctx context.Context, own []attribute.KeyValue, opts ...sdktrace.TracerProviderOption) sdktrace.ReadOnlySpan {
 	t.Helper()
 	spans := tracetest.NewSpanRecorder()
@@ -95,7 +95,7 @@ func endedSpan(t testing.TB, ctx context.Context, own []attribute.KeyValue, opts
 	return spans.Ended()[0]
 }
 
-// emitted returns what becomes of a log record that is emitted by a wrapped provider.
+// emitted emits record with a wrapped provider and returns the record that its processor gets.
 func emitted(t testing.TB, wrap func(log.LoggerProvider) log.LoggerProvider, ctx context.Context, record log.Record, opts ...sdklog.LoggerProviderOption) (got sdklog.Record) {
 	t.Helper()
 	keep := oteltest.LogProcessor{Emit: func(r *sdklog.Record) { got = r.Clone() }}
@@ -104,7 +104,7 @@ func emitted(t testing.TB, wrap func(log.LoggerProvider) log.LoggerProvider, ctx
 	return got
 }
 
-// bareLogs leaves a provider as it is.
+// bareLogs returns lp unwrapped.
 func bareLogs(lp log.LoggerProvider) log.LoggerProvider { return lp }
 
 func newRecord(list ...attribute.KeyValue) log.Record {
@@ -114,7 +114,7 @@ func newRecord(list ...attribute.KeyValue) log.Record {
 	return r
 }
 
-// recordAttributes returns the attributes of the API's record, or the SDK's.
+// recordAttributes returns the attributes of a record of the API or the SDK.
 func recordAttributes(r interface {
 	WalkAttributes(visit func(attribute.KeyValue) bool)
 },
@@ -127,7 +127,7 @@ func recordAttributes(r interface {
 	return list
 }
 
-// everyType has an attribute of each type.
+// everyType returns an attribute of each type.
 func everyType() []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.Bool("bool", true),
@@ -145,8 +145,8 @@ func everyType() []attribute.KeyValue {
 	}
 }
 
-// sequence decodes what a fuzzer made up: lists of attributes with few keys, among them
-// the empty one, so that they meet.
+// sequence decodes fuzzer input into attribute lists. Their keys come from a small set that includes
+// the empty key, so that keys collide.
 func sequence(data []byte) [][]attribute.KeyValue {
 	lists := [][]attribute.KeyValue{nil}
 	for i, b := range data {

@@ -14,23 +14,23 @@ import (
 	"github.com/otelctx/otelctx/internal/contextattr"
 )
 
-// NewLoggerProvider returns a provider whose loggers hand records to those of next.
-// They add to each record the attributes of the context that it is emitted with, unless
-// the record has the key. It is what log bridges, or [global.SetLoggerProvider], are
-// given; ForceFlush and Shutdown are called on next.
+// NewLoggerProvider returns a provider that wraps next. Its loggers add to each record the
+// attributes of the context that it is emitted with, unless the record has the key already.
+// Pass the result to log bridges or to [global.SetLoggerProvider]; call ForceFlush and
+// Shutdown on next.
 //
-// The attributes are there before any processor of next runs, in whichever order those
-// are registered. A processor that removes or replaces attributes acts on them too. On
-// the record they come last, so that a limit on the number of attributes takes them
-// before the record's own. Like any others, they are counted as dropped then. (Only
-// what the SDK derives from the record's error comes behind them.)
+// The attributes are added before any processor of next runs, regardless of the order of
+// processors, so a processor that removes or replaces attributes acts on them too. They
+// come after the record's own attributes: if the attribute count limit is exceeded, they are
+// dropped first, and counted as dropped. (Only the attributes that the SDK derives from
+// the record's error come after them.)
 //
-// Enabled is next's. A record that the caller keeps is left as it is. nil stands for a
-// provider that does nothing.
+// Enabled is that of next. The caller's record is not modified. A nil next stands for a
+// no-op provider.
 //
-// next may be the global provider while that has no SDK yet. Making the result the global
-// provider then is a mistake, since each would pass records on to the other. The records
-// are dropped, and [otel.Handle] is told.
+// next may be the global provider while no SDK is set. Setting the result as the global
+// provider is then a mistake, because each would pass records to the other: the records
+// are dropped, and the mistake is reported to [otel.Handle].
 //
 // [global.SetLoggerProvider]: https://pkg.go.dev/go.opentelemetry.io/otel/log/global#SetLoggerProvider
 func NewLoggerProvider(next log.LoggerProvider) log.LoggerProvider {
@@ -42,15 +42,15 @@ func NewLoggerProvider(next log.LoggerProvider) log.LoggerProvider {
 	return p
 }
 
-// loggerProvider embeds the one that it wraps, as all types here do: a method that the API
-// gets later is passed on.
+// loggerProvider embeds the wrapped provider, as all wrappers in this package do, so that methods
+// that are added to the API later are delegated.
 type loggerProvider struct {
 	log.LoggerProvider
 
 	cycle cycle
 }
 
-// Logger returns a logger that adds the context's attributes.
+// Logger returns a logger that adds the attributes of the context to each record.
 func (p *loggerProvider) Logger(name string, opts ...log.LoggerOption) log.Logger {
 	if p.cycle.entered("LoggerProvider") {
 		return lognoop.Logger{}
@@ -60,18 +60,19 @@ func (p *loggerProvider) Logger(name string, opts ...log.LoggerOption) log.Logge
 
 type logger struct{ log.Logger }
 
-// Emit adds what record lacks of the context's attributes.
+// Emit adds the attributes of ctx whose keys record does not have.
 func (l *logger) Emit(ctx context.Context, record log.Record) {
 	if s := contextattr.From(ctx); s != nil {
-		record = addedTo(record, s.Attrs())
+		record = withAttributes(record, s.Attrs())
 	}
 	l.Logger.Emit(ctx, record)
 }
 
-// addedTo returns a record with those of scoped that record lacks. Records that are
-// passed by value share the attributes that do not fit into them, and the room behind
-// these. Adding to one record would be seen in the others.
-func addedTo(record log.Record, scoped []attribute.KeyValue) log.Record {
+// withAttributes returns a copy of record with the attributes of scoped whose keys it does not
+// have. A copy is needed because records that are copied by value share the slice of attributes
+// that do not fit into the struct, including its spare capacity: adding to one would change the
+// others.
+func withAttributes(record log.Record, scoped []attribute.KeyValue) log.Record {
 	var buf [32]attribute.KeyValue
 	all := buf[:0]
 	record.WalkAttributes(func(kv attribute.KeyValue) bool {
@@ -84,12 +85,12 @@ func addedTo(record log.Record, scoped []attribute.KeyValue) log.Record {
 			all = append(all, kv)
 		}
 	}
-	if !recordKnown {
+	if !knowsAllFields {
 		record = record.Clone()
 		record.AddAttributes(all[n:]...)
 		return record
 	}
-	// As Clone, with one allocation for all attributes that do not fit.
+	// Like Clone and AddAttributes, but with one allocation for all attributes that do not fit.
 	var added log.Record
 	added.SetEventName(record.EventName())
 	added.SetTimestamp(record.Timestamp())
@@ -102,6 +103,6 @@ func addedTo(record log.Record, scoped []attribute.KeyValue) log.Record {
 	return added
 }
 
-// recordKnown says that addedTo knows all fields of a record: the seven that it sets, and
-// those that hold the attributes. Where a newer API has more, cloning keeps them.
-var recordKnown = reflect.TypeFor[log.Record]().NumField() == 7+4
+// knowsAllFields reports whether withAttributes copies all fields of a record: the seven that it sets,
+// and the four that hold attributes. If a newer API adds fields, Clone preserves them.
+var knowsAllFields = reflect.TypeFor[log.Record]().NumField() == 7+4

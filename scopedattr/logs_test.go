@@ -23,24 +23,24 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
-// TestRecordKnown fails where the API's record has got fields that addedTo does not
-// set.
-func TestRecordKnown(t *testing.T) {
-	assert.True(t, recordKnown)
+// TestRecordFieldsAreKnown fails if the API adds fields to the record that withAttributes does not
+// copy.
+func TestRecordFieldsAreKnown(t *testing.T) {
+	assert.True(t, knowsAllFields)
 }
 
-// bothWays runs f with both ways of copying a record.
-func bothWays(t *testing.T, f func(t *testing.T)) {
+// withAndWithoutClone runs f with both implementations of withAttributes.
+func withAndWithoutClone(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
-	before := recordKnown
-	t.Cleanup(func() { recordKnown = before })
-	for _, recordKnown = range []bool{true, false} {
-		t.Run(fmt.Sprint("known=", recordKnown), f)
+	before := knowsAllFields
+	t.Cleanup(func() { knowsAllFields = before })
+	for _, knowsAllFields = range []bool{true, false} {
+		t.Run(fmt.Sprint("known=", knowsAllFields), f)
 	}
 }
 
-// TestLogRest shows that the rest of a record, and the span, are what they were.
-func TestLogRest(t *testing.T) { bothWays(t, testLogRest) }
+// TestLogRest checks that the other fields of a record, and its span, do not change.
+func TestLogRest(t *testing.T) { withAndWithoutClone(t, testLogRest) }
 
 func testLogRest(t *testing.T) {
 	sc := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
@@ -65,8 +65,8 @@ func testLogRest(t *testing.T) {
 	equal(t, "a=1 n=1 exception.message=broken exception.type=*errors.errorString", recordAttributes(&got))
 }
 
-// TestLogProcessors shows that processors see the context's attributes and may change
-// them, each for the ones after it.
+// TestLogProcessors checks that processors see the context's attributes and can change
+// them for the processors that follow.
 func TestLogProcessors(t *testing.T) {
 	var seen [3][]attribute.KeyValue
 	see := func(i int) sdklog.LoggerProviderOption {
@@ -88,7 +88,7 @@ func TestLogProcessors(t *testing.T) {
 	equal(t, "a=processor", seen[2])
 }
 
-// TestLogDuplicates leaves a record that has a key twice as it is.
+// TestLogDuplicates checks that duplicate keys in a record are preserved.
 func TestLogDuplicates(t *testing.T) {
 	twice := []attribute.KeyValue{attribute.Int("a", 1), attribute.Int("a", 2)}
 	ctx := with(t.Context(), "a=ctx b=ctx")
@@ -98,15 +98,15 @@ func TestLogDuplicates(t *testing.T) {
 	equal(t, "a=2 b=ctx", recordAttributes(&got))
 }
 
-// TestLogRecordKept emits one record from many goroutines: what does not fit into the
-// record itself is shared between its copies.
-func TestLogRecordKept(t *testing.T) { bothWays(t, testLogRecordKept) }
+// TestLogRecordKept emits one record from many goroutines: copies of the record share the
+// attributes that do not fit into the struct.
+func TestLogRecordKept(t *testing.T) { withAndWithoutClone(t, testLogRecordKept) }
 
 func testLogRecordKept(t *testing.T) {
 	for _, n := range []int{0, 3, 5, 6, 10} {
 		var record log.Record
 		for _, kv := range own(n) {
-			record.AddAttributes(kv) // one by one, so that there is room behind them
+			record.AddAttributes(kv) // one by one, so that the slice has spare capacity
 		}
 		kept := &keepingProvider{}
 		logger := NewLoggerProvider(kept).Logger("test")
@@ -133,7 +133,7 @@ func testLogRecordKept(t *testing.T) {
 	}
 }
 
-// keepingProvider keeps the records that it gets, as the API lets it.
+// keepingProvider keeps the records that it gets, as the API allows.
 type keepingProvider struct {
 	embedded.LoggerProvider
 
@@ -156,7 +156,7 @@ func (k *keepingLogger) Emit(_ context.Context, r log.Record) {
 }
 func (*keepingLogger) Enabled(context.Context, log.EnabledParameters) bool { return true }
 
-// TestLoggerEnabled compares with the wrapped logger.
+// TestLoggerEnabled checks that Enabled is delegated to the wrapped logger.
 func TestLoggerEnabled(t *testing.T) {
 	ctx := with(t.Context(), "a=1")
 	for _, enabled := range []bool{true, false} {
@@ -174,7 +174,7 @@ func TestLoggerProviderNil(t *testing.T) {
 	assert.False(t, logger.Enabled(t.Context(), log.EnabledParameters{}))
 }
 
-// FuzzLog compares with the bare SDK that is given the same by hand.
+// FuzzLog compares with the bare SDK, to which the same attributes are passed explicitly.
 func FuzzLog(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 31, 0xff, 1, 2, 3}, uint8(3))
 	f.Fuzz(func(t *testing.T, data []byte, limit uint8) {

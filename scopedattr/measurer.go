@@ -15,15 +15,16 @@ import (
 	"github.com/otelctx/otelctx/internal/contextattr"
 )
 
-// measurer puts the allowed attributes of contexts below those of measurements, for one
+// measurer merges the allowed attributes of contexts into those of measurements, for one
 // MeterProvider.
 type measurer struct {
-	// id is no other measurer's. Contexts may outlive measurers and must not keep them.
+	// id is unique. Scopes refer to measurers by id because contexts may outlive measurers
+	// and must not keep them alive.
 	id      uint64
 	allowed attribute.Filter
 	seed    maphash.Seed
-	// merged remembers results, in pairs of neighbours: the newest of a pair is where its
-	// key says, the one before it beside that.
+	// merged is a two-way cache of results: a new entry goes to the index given by its hash,
+	// and the entry that was there moves to the neighbour.
 	merged [1024]atomic.Pointer[mergedSets]
 }
 
@@ -37,7 +38,7 @@ func newMeasurer(keys []attribute.Key) *measurer {
 	return &measurer{id: measurers.Add(1), allowed: allowed, seed: maphash.MakeSeed()}
 }
 
-// options are those of a measurement with one set of attributes.
+// options are the options for a measurement with one set of attributes, ready to pass.
 type options struct {
 	add    [1]metric.AddOption
 	record [1]metric.RecordOption
@@ -48,32 +49,31 @@ func newOptions(set attribute.Set) options {
 	return options{[1]metric.AddOption{o}, [1]metric.RecordOption{o}}
 }
 
-// measured is what a measurer adds of one scope. A scope has a list of those of the measurers
-// that have met it.
-type measured struct {
+// allowedSet holds the attributes of one scope that one measurer adds. A scope caches a linked list
+// of these, one for each measurer that has used it.
+type allowedSet struct {
 	options
 
-	by   uint64 // the measurer's id
-	set  attribute.Set
-	none bool // set is empty
-	next *measured
-	// length is that of the list that begins here.
+	measurer uint64 // id
+	set      attribute.Set
+	empty    bool // set has no attributes
+	next     *allowedSet
+	// length is the length of the list that begins here.
 	length int
 }
 
-// maxMeasured is the length of a scope's list at most; then another one begins. There are as
-// many measurers as MeterProviders: hardly ever more than one.
-const maxMeasured = 8
+// maxAllowedSets limits the length of a scope's list; a longer one is discarded. There are as
+// many measurers as MeterProviders, so there is rarely more than one.
+const maxAllowedSets = 8
 
-// mergedSets is a call's set over a scope's.
+// mergedSets caches the options for one call's set merged over one scope's set.
 type mergedSets struct {
 	options
 
 	scoped, call attribute.Set
 }
 
-// addOptions returns what takes the place of a call's options: opts itself where ctx has
-// no attributes.
+// addOptions returns the options to use instead of opts: opts itself if ctx has no attributes.
 func (m *measurer) addOptions(ctx context.Context, opts []metric.AddOption) []metric.AddOption {
 	if s := contextattr.From(ctx); s != nil {
 		return m.addScoped(s, opts)
@@ -81,9 +81,9 @@ func (m *measurer) addOptions(ctx context.Context, opts []metric.AddOption) []me
 	return opts
 }
 
-// addScoped returns the options with what m adds of s.
+// addScoped returns opts with the attributes of s that m adds.
 func (m *measurer) addScoped(s *contextattr.Scope, opts []metric.AddOption) []metric.AddOption {
-	scoped := m.measured(s)
+	scoped := m.allowedSet(s)
 	switch {
 	case scoped == nil:
 		return opts
@@ -93,10 +93,10 @@ func (m *measurer) addScoped(s *contextattr.Scope, opts []metric.AddOption) []me
 		return slices.Concat(scoped.add[:], opts)
 	}
 	c := metric.NewAddConfig(opts)
-	return m.over(c.Attributes(), scoped).add[:]
+	return m.merge(c.Attributes(), scoped).add[:]
 }
 
-// recordOptions is addOptions for measurements that are recorded.
+// recordOptions is addOptions for instruments with a Record method.
 func (m *measurer) recordOptions(ctx context.Context, opts []metric.RecordOption) []metric.RecordOption {
 	if s := contextattr.From(ctx); s != nil {
 		return m.recordScoped(s, opts)
@@ -104,9 +104,9 @@ func (m *measurer) recordOptions(ctx context.Context, opts []metric.RecordOption
 	return opts
 }
 
-// recordScoped is addScoped for measurements that are recorded.
+// recordScoped is addScoped for instruments with a Record method.
 func (m *measurer) recordScoped(s *contextattr.Scope, opts []metric.RecordOption) []metric.RecordOption {
-	scoped := m.measured(s)
+	scoped := m.allowedSet(s)
 	switch {
 	case scoped == nil:
 		return opts
@@ -116,52 +116,52 @@ func (m *measurer) recordScoped(s *contextattr.Scope, opts []metric.RecordOption
 		return slices.Concat(scoped.record[:], opts)
 	}
 	c := metric.NewRecordConfig(opts)
-	return m.over(c.Attributes(), scoped).record[:]
+	return m.merge(c.Attributes(), scoped).record[:]
 }
 
-// isExperimental reports whether the SDK alone understands opt, and the API's configuration
-// does not show what it says.
+// isExperimental reports whether only the SDK understands opt: the API's configuration does not
+// contain its attributes.
 func isExperimental[O any](opt O) bool {
 	_, ok := any(opt).(interface{ Experimental() })
 	return ok
 }
 
-// measured returns what m adds of s, or nil.
-func (m *measurer) measured(s *contextattr.Scope) *measured {
-	noted := s.Measured.Load()
-	first, _ := noted.(*measured)
+// allowedSet returns the attributes of s that m adds, or nil if there are none.
+func (m *measurer) allowedSet(s *contextattr.Scope) *allowedSet {
+	cached := s.Measured.Load()
+	first, _ := cached.(*allowedSet)
 	found := first
-	for found != nil && found.by != m.id {
+	for found != nil && found.measurer != m.id {
 		found = found.next
 	}
 	if found == nil {
 		all := s.Set()
 		set, _ := all.Filter(m.allowed)
-		found = &measured{by: m.id, set: set, none: set.Len() == 0, length: 1}
-		if first != nil && first.length < maxMeasured {
+		found = &allowedSet{measurer: m.id, set: set, empty: set.Len() == 0, length: 1}
+		if first != nil && first.length < maxAllowedSets {
 			found.next, found.length = first, first.length+1
 		}
-		if !found.none {
+		if !found.empty {
 			found.options = newOptions(set)
 		}
-		// Where another goroutine was first the next measurement finds its result.
-		s.Measured.CompareAndSwap(noted, found)
+		// If another goroutine was faster, its list stays and this result is not cached.
+		s.Measured.CompareAndSwap(cached, found)
 	}
-	if found.none {
+	if found.empty {
 		return nil
 	}
 	return found
 }
 
-// over returns the options for call's attributes over scoped's.
-func (m *measurer) over(call attribute.Set, scoped *measured) *options {
+// merge returns the options for the attributes of call and scoped; call wins.
+func (m *measurer) merge(call attribute.Set, scoped *allowedSet) *options {
 	if call.Len() == 0 {
 		return &scoped.options
 	}
 	key := [2]attribute.Distinct{call.Equivalent(), scoped.set.Equivalent()}
 	i := maphash.Comparable(m.seed, key) % uint64(len(m.merged))
-	for _, place := range [2]uint64{i, i ^ 1} {
-		if e := m.merged[place].Load(); e != nil && e.call.Equals(&call) && e.scoped.Equals(&scoped.set) {
+	for _, slot := range [2]uint64{i, i ^ 1} {
+		if e := m.merged[slot].Load(); e != nil && e.call.Equals(&call) && e.scoped.Equals(&scoped.set) {
 			return &e.options
 		}
 	}
@@ -172,7 +172,7 @@ func (m *measurer) over(call attribute.Set, scoped *measured) *options {
 	return &e.options
 }
 
-// mergeSets returns the attributes of both sets, over's where keys are equal.
+// mergeSets returns the union of both sets; over wins where keys are equal.
 func mergeSets(over, under attribute.Set) attribute.Set {
 	var buf [16]attribute.KeyValue
 	merged := buf[:0]

@@ -11,33 +11,32 @@ import (
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
 )
 
-// AllKeys is the key by which [NewMeterProvider] adds all attributes of a context, whatever
-// their keys.
+// AllKeys is a wildcard key for [NewMeterProvider]: it adds all attributes of a context.
 const AllKeys attribute.Key = "*"
 
-// NewMeterProvider returns a provider whose synchronous instruments hand measurements
-// to those of next. They add to each measurement the attributes with one of keys that
-// its context has, unless the call gives that key itself. It is what instrumentation,
-// or [otel.SetMeterProvider], is given; ForceFlush and Shutdown are called on next.
+// NewMeterProvider returns a provider that wraps next. Its synchronous instruments add to each
+// measurement the attributes of its context whose keys are in keys, unless the call gives
+// that key itself. Pass the result to instrumentation or to [otel.SetMeterProvider]; call
+// ForceFlush and Shutdown on next.
 //
-// keys is the list of what is allowed on metrics: without keys nothing is added, and with [AllKeys]
-// everything, as OTEP 207 has it for the other signals. Each
-// value that an attribute takes is another time series of every instrument. So keys
+// keys is the allow list for metrics: without keys nothing is added, and with [AllKeys]
+// everything, as OTEP 207 specifies for the other signals. Each
+// value of an attribute adds a time series to every instrument. So the allowed keys
 // should have few values: the name of an application or the class of a tenant, not a
 // user or a request.
 //
 // Attributes are added before views, the instrument's advice and cardinality limits see
-// the measurement. Enabled, asynchronous instruments and callbacks are next's. So are
-// nil contexts, which have no attributes. What instruments of next offer beyond the
-// API's interfaces is not passed on. Those of the SDK v1.47.0 offer nothing; there is
-// no binding of attributes. nil stands for a provider that does nothing.
+// the measurement. Enabled, asynchronous instruments and callbacks are those of next. A
+// nil context is passed to next unchanged. Methods of next's instruments beyond the
+// API's interfaces are not available; in SDK v1.47.0 there are none. A nil next stands
+// for a no-op provider.
 //
-// next may be the global provider while that has no SDK yet. Making the result the global
-// provider then is a mistake, since each would pass measurements on to the other. They are
-// dropped, and [otel.Handle] is told.
+// next may be the global provider while no SDK is set. Setting the result as the global
+// provider is then a mistake, because each would pass measurements to the other: they are
+// dropped, and the mistake is reported to [otel.Handle].
 //
-// Adding attributes takes no allocation for combinations of the context's attributes
-// and the call's that come up often. It remembers up to 1,024 of them.
+// Adding attributes does not allocate for frequent combinations of context attributes and
+// call attributes: up to 1,024 combinations are cached.
 //
 // [otel.SetMeterProvider]: https://pkg.go.dev/go.opentelemetry.io/otel#SetMeterProvider
 func NewMeterProvider(next metric.MeterProvider, keys ...attribute.Key) metric.MeterProvider {
@@ -57,7 +56,7 @@ type meterProvider struct {
 	cycle cycle
 }
 
-// Meter returns a meter whose synchronous instruments add the context's attributes.
+// Meter returns a meter whose synchronous instruments add the attributes of the context.
 func (p *meterProvider) Meter(name string, opts ...metric.MeterOption) metric.Meter {
 	if p.cycle.entered("MeterProvider") {
 		return metricnoop.Meter{}
@@ -65,8 +64,8 @@ func (p *meterProvider) Meter(name string, opts ...metric.MeterOption) metric.Me
 	return &meter{p.MeterProvider.Meter(name, opts...), p.measurer}
 }
 
-// meter makes the synchronous instruments; those that observe are the wrapped meter's, which
-// RegisterCallback depends on.
+// meter wraps the synchronous instruments. Observable instruments are those of the wrapped meter,
+// because RegisterCallback depends on their types.
 type meter struct {
 	metric.Meter
 

@@ -22,7 +22,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
-// collect returns the attribute sets of the metrics, each with what was measured: the
+// collect returns by metric name the attribute sets and their values: the
 // sum, the last value, or the sum of a histogram.
 func collect(t *testing.T, reader *sdkmetric.ManualReader) map[string]map[attribute.Set]float64 {
 	t.Helper()
@@ -68,7 +68,7 @@ func sums[N int64 | float64](points []metricdata.HistogramDataPoint[N]) map[attr
 	return m
 }
 
-// newCounter returns a counter by a wrapped provider, and what has been counted.
+// newCounter returns a counter of a wrapped provider, and a function that returns its values.
 func newCounter(t *testing.T, keys []attribute.Key, opts ...sdkmetric.Option) (metric.Int64Counter, func() map[attribute.Set]float64) {
 	t.Helper()
 	mp, reader := oteltest.MeterProvider(t, opts...)
@@ -83,7 +83,7 @@ func TestMetrics(t *testing.T) {
 	for name, tt := range map[string]struct {
 		keys []attribute.Key
 		ctx  []string
-		call []string // each an option
+		call []string // one option each
 		want string
 	}{
 		"a measurement without any":               {[]attribute.Key{"a"}, nil, nil, ""},
@@ -107,7 +107,7 @@ func TestMetrics(t *testing.T) {
 				for _, c := range tt.call {
 					opts = append(opts, option(c))
 				}
-				for range 3 { // the first, and what is remembered of it
+				for range 3 { // the first fills the cache
 					measure(ctx, 7, opts...)
 				}
 				want := 21.0
@@ -120,7 +120,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestMetricsBeforeViews filters attributes and limits cardinality in the SDK.
+// TestMetricsBeforeViews checks that the SDK's filters and cardinality limits see the added attributes.
 func TestMetricsBeforeViews(t *testing.T) {
 	ctx := with(t.Context(), "a=ctx b=ctx")
 	t.Run("view", func(t *testing.T) {
@@ -147,8 +147,8 @@ func TestMetricsBeforeViews(t *testing.T) {
 	})
 }
 
-// adviseKeys is the experimental advice of which attributes an instrument keeps, as
-// go.opentelemetry.io/otel/metric/x has it.
+// adviseKeys is the experimental advice about the attributes that an instrument keeps, from
+// go.opentelemetry.io/otel/metric/x.
 type adviseKeys struct {
 	metric.InstrumentOption
 
@@ -158,7 +158,7 @@ type adviseKeys struct {
 func (adviseKeys) Experimental()                  {}
 func (a adviseKeys) AllowedKeys() []attribute.Key { return a.keys }
 
-// rawAttributes is that module's experimental option for measurements.
+// rawAttributes is the experimental measurement option of the same module.
 type rawAttributes struct {
 	metric.MeasurementOption
 
@@ -168,7 +168,7 @@ type rawAttributes struct {
 func (rawAttributes) Experimental()                         {}
 func (r rawAttributes) RawAttributes() []attribute.KeyValue { return r.attrs }
 
-// TestMetricsExperimentalOptions gives options that only the SDK understands.
+// TestMetricsExperimentalOptions passes options that only the SDK understands.
 func TestMetricsExperimentalOptions(t *testing.T) {
 	for kind, instrument := range oteltest.Instruments {
 		mp, reader := oteltest.MeterProvider(t)
@@ -179,7 +179,7 @@ func TestMetricsExperimentalOptions(t *testing.T) {
 	}
 }
 
-// TestMetricsReusedOption changes an option between measurements, which the API allows.
+// TestMetricsReusedOption modifies an option between measurements, which the API allows.
 func TestMetricsReusedOption(t *testing.T) {
 	counter, counted := newCounter(t, []attribute.Key{"a"})
 	ctx := with(t.Context(), "a=ctx")
@@ -191,7 +191,7 @@ func TestMetricsReusedOption(t *testing.T) {
 	assert.Equal(t, map[attribute.Set]float64{set("a=ctx b=0"): 2, set("a=ctx b=1"): 2}, counted())
 }
 
-// TestObservables shows that asynchronous instruments get nothing, and that callbacks
+// TestObservables checks that asynchronous instruments get no attributes, and that callbacks
 // work.
 func TestObservables(t *testing.T) {
 	mp, reader := oteltest.MeterProvider(t)
@@ -223,7 +223,7 @@ func TestObservables(t *testing.T) {
 	assert.Equal(t, map[string]map[attribute.Set]float64{"callback": {attribute.NewSet(attribute.Int("n", 1)): 1}}, collect(t, reader))
 }
 
-// TestInstrumentErrors gets the SDK's errors and its instruments.
+// TestInstrumentErrors checks that the SDK's errors are returned together with usable instruments.
 func TestInstrumentErrors(t *testing.T) {
 	mp, reader := oteltest.MeterProvider(t)
 	counter, err := NewMeterProvider(mp, "a").Meter("test").Int64Counter("7")
@@ -249,7 +249,7 @@ func TestInstrumentEnabled(t *testing.T) {
 	}
 }
 
-// TestTwoMeterProviders measures with one context and two lists of what is allowed.
+// TestTwoMeterProviders measures with one context and two allow lists.
 func TestTwoMeterProviders(t *testing.T) {
 	ctx := with(t.Context(), "a=ctx b=ctx")
 	var wg sync.WaitGroup
@@ -265,10 +265,11 @@ func TestTwoMeterProviders(t *testing.T) {
 	wg.Wait()
 }
 
-// globalSet says that the global provider has been set, which moves older instruments once.
+// globalSet is true once the global provider has been set: only the first one adopts existing
+// instruments.
 var globalSet bool
 
-// TestGlobalMeterProvider has instruments that are older than the provider.
+// TestGlobalMeterProvider creates instruments before the global provider is set.
 func TestGlobalMeterProvider(t *testing.T) {
 	if globalSet {
 		t.Skip("the global provider can be set for older instruments once in a process")
@@ -291,11 +292,11 @@ func TestGlobalMeterProvider(t *testing.T) {
 	assert.Equal(t, map[string]map[attribute.Set]float64{"x": {set("a=ctx"): 1}, "y": {attribute.NewSet(): 5}}, collect(t, reader))
 }
 
-// TestDroppedMeasurers has many MeterProviders meet one context: those that are dropped cost it
-// nothing.
+// TestDroppedMeasurers uses one context with many MeterProviders: its cache must not grow without
+// bound.
 func TestDroppedMeasurers(t *testing.T) {
 	ctx := with(t.Context(), "a=ctx")
-	for i := range 3 * maxMeasured {
+	for i := range 3 * maxAllowedSets {
 		counter, counted := newCounter(t, []attribute.Key{"a"})
 		for range 2 {
 			counter.Add(ctx, 1)
@@ -303,13 +304,13 @@ func TestDroppedMeasurers(t *testing.T) {
 		assert.Equal(t, map[attribute.Set]float64{set("a=ctx"): 2}, counted(), "provider %d", i)
 	}
 	n := 0
-	for m, _ := contextattr.From(ctx).Measured.Load().(*measured); m != nil; m = m.next {
+	for m, _ := contextattr.From(ctx).Measured.Load().(*allowedSet); m != nil; m = m.next {
 		n++
 	}
-	assert.Equal(t, maxMeasured, n)
+	assert.Equal(t, maxAllowedSets, n)
 }
 
-// TestMetricsManySets measures with more combinations than are remembered, from many
+// TestMetricsManySets measures with more combinations than the cache holds, from many
 // goroutines.
 func TestMetricsManySets(t *testing.T) {
 	counter, counted := newCounter(t, []attribute.Key{"a"}, sdkmetric.WithCardinalityLimit(-1))
@@ -338,7 +339,7 @@ func TestMetricsManySets(t *testing.T) {
 	assert.Equal(t, want, counted())
 }
 
-// FuzzMeasurement compares with a map, twice: what is found, and what is remembered.
+// FuzzMeasurement compares with a map, twice: with an empty and with a filled cache.
 func FuzzMeasurement(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 31, 0xff, 1, 2, 3, 0xff, 0x65})
 	m := newMeasurer([]attribute.Key{"a", "b", "c", "d", "e", "f"})

@@ -12,23 +12,23 @@ import (
 )
 
 // NewSpanProcessor returns a processor that adds to each span the attributes of the context
-// that it is started with, unless the span has the key. It is for a TracerProvider that
-// exists already and takes no sampler any more:
+// that it is started with, unless the span has the key. Use it for a TracerProvider that
+// already exists, so that its sampler can no longer be chosen:
 //
 //	tp.RegisterSpanProcessor(scopedattr.NewSpanProcessor())
 //
 // It does less than [NewSampler]. Samplers do not see the attributes, and neither does the
-// OnStart of processors that were registered before it. Spans that were started before it was
-// registered have none. The provider's limit on the number of attributes may leave room for
-// some only. Then those of the sampler and those given at Start have their places first. The
-// context's come before those that are set later. Beside NewSampler it is not needed.
+// OnStart of processors that were registered earlier. Spans that were started before it was
+// registered do not get any. If the provider's attribute count limit is reached, attributes of the
+// sampler and those given at Start come first, then the context's, then attributes that are set
+// later. It is not needed together with NewSampler.
 //
 // It is safe for concurrent use. Shutdown and ForceFlush do nothing.
 func NewSpanProcessor() sdktrace.SpanProcessor { return spanProcessor{} }
 
 type spanProcessor struct{}
 
-// OnStart adds what the span lacks of the context's attributes.
+// OnStart adds the attributes of ctx whose keys span does not have.
 func (spanProcessor) OnStart(ctx context.Context, span sdktrace.ReadWriteSpan) {
 	scoped := contextattr.From(ctx)
 	if scoped == nil || span == nil {

@@ -13,7 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// processedSpan ends a span of a provider that exists before the processor.
+// processedSpan returns an ended span of a provider that was created before the processor.
 func processedSpan(t *testing.T, limit int, own, ctx, later string, opts ...sdktrace.TracerProviderOption) sdktrace.ReadOnlySpan {
 	t.Helper()
 	limits := sdktrace.NewSpanLimits()

@@ -13,28 +13,28 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// WithSampler is [sdktrace.WithSampler] with a [NewSampler] around s: spans of the
-// TracerProvider have the attributes of the context that they are started with. It
-// takes that option's place; of several the last one holds, as ever.
+// WithSampler is [sdktrace.WithSampler] with s wrapped by [NewSampler]: spans of the
+// TracerProvider get the attributes of the context that they are started with. Use it
+// instead of that option; as usual, the last sampler option wins.
 func WithSampler(s sdktrace.Sampler) sdktrace.TracerProviderOption {
 	return sdktrace.WithSampler(NewSampler(s))
 }
 
-// NewSampler returns a sampler that decides as s does and adds to spans the attributes
-// of the context that they are started with. s sees them, behind those given at Start,
-// whose keys win. Those given at Start win too where the provider's limit on the number
-// of attributes leaves room for some only. The context's that do not fit are counted as
-// dropped like any others. (A limit below 8 must come from the environment for that.
-// Where those given at Start exceed the limit by themselves, the SDK counts the excess
-// twice.)
+// NewSampler returns a sampler that decides like s and adds to spans the attributes
+// of the context that they are started with. s sees these attributes after those given at
+// Start, which win where keys are equal. Attributes given at Start also come first if
+// the provider's attribute count limit is reached; attributes of the context that do not fit
+// are counted as dropped. (This holds for limits below 8 only if they come from the
+// environment. If the attributes given at Start exceed the limit by themselves, the SDK counts the
+// excess twice.)
 //
-// What s decides stays, with its trace state and attributes. NewSampler should be the
-// outermost sampler. What another one drops from the result is lost, and what one above
-// decides by itself does not see the attributes. Spans that do not record have none.
+// The decision of s, its trace state and its attributes are kept. NewSampler should be the
+// outermost sampler: a sampler around it does not see the attributes, and may drop them from
+// the result. Spans that do not record have no attributes.
 //
-// nil stands for the sampler that a provider has without an option, which
-// OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG choose. By default that one samples
-// what has no parent and follows the parent elsewhere.
+// A nil s stands for the sampler of a provider without a sampler option, which
+// OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG choose. By default it samples
+// root spans and otherwise follows the parent.
 //
 // The sampler is safe for concurrent use if s is.
 func NewSampler(s sdktrace.Sampler) sdktrace.Sampler {
@@ -48,8 +48,8 @@ func NewSampler(s sdktrace.Sampler) sdktrace.Sampler {
 	return &sampler{s, few}
 }
 
-// fewAttributes is how many attributes a span has room for, whatever limit a provider is
-// given by its options. Samplers do not get to see that limit.
+// fewAttributes is a number of attributes that is assumed to fit into any span. A sampler cannot
+// know a limit that is set by an option of the provider.
 const fewAttributes = 8
 
 type sampler struct {
@@ -58,7 +58,7 @@ type sampler struct {
 	few int
 }
 
-// ShouldSample shows the sampler the context's attributes, and hands them to the span.
+// ShouldSample passes the attributes of the context to the sampler and adds them to the span.
 func (s *sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
 	if scoped := contextattr.From(p.ParentContext); scoped != nil {
 		return s.shouldSample(p, scoped.Attrs())
@@ -66,11 +66,11 @@ func (s *sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingR
 	return s.Sampler.ShouldSample(p)
 }
 
-// shouldSample does that where the context has attributes.
+// shouldSample is ShouldSample for a context with attributes.
 //
-// The SDK sets the result's attributes before those given at Start. For these to get
-// their places first where there may be too many, they are in the result as well, before
-// the context's.
+// The SDK sets the attributes of the result before those given at Start. If there may be
+// too many, the result also contains those given at Start, before the context's, so that these
+// are the ones that get dropped.
 func (s *sampler) shouldSample(p sdktrace.SamplingParameters, scoped []attribute.KeyValue) sdktrace.SamplingResult {
 	all, missing := below(p.Attributes, scoped)
 	p.Attributes = all
@@ -89,9 +89,9 @@ func (s *sampler) shouldSample(p sdktrace.SamplingParameters, scoped []attribute
 	return result
 }
 
-// below returns over followed by those of under whose keys over does not have, and
-// these once more by themselves. The two and over share nothing, since samplers may sort
-// what they are shown.
+// below returns over followed by the attributes of under whose keys over does not have, and
+// separately only the latter. The results share no memory with each other or with over, because
+// samplers may sort the attributes they get.
 func below(over, under []attribute.KeyValue) (all, missing []attribute.KeyValue) {
 	list := make([]attribute.KeyValue, len(over), len(over)+2*len(under))
 	copy(list, over)
@@ -105,8 +105,7 @@ func below(over, under []attribute.KeyValue) (all, missing []attribute.KeyValue)
 	return list[:n:n], list[n:]
 }
 
-// merge returns over, followed by those of under that are valid and whose keys over does
-// not have.
+// merge returns over, followed by the valid attributes of under whose keys over does not have.
 func merge(over, under []attribute.KeyValue) []attribute.KeyValue {
 	merged := make([]attribute.KeyValue, len(over), len(over)+len(under))
 	copy(merged, over)
@@ -118,13 +117,13 @@ func merge(over, under []attribute.KeyValue) []attribute.KeyValue {
 	return merged
 }
 
-// Description says what the sampler does.
+// Description names the wrapper and the wrapped sampler.
 func (s *sampler) Description() string {
 	return fmt.Sprintf("ContextScopedAttributes{%s}", s.Sampler.Description())
 }
 
-// allValid reports whether no attribute lacks a key. The SDK counts those that do as dropped,
-// each time it is given them.
+// allValid reports whether all attributes are valid. The SDK counts an invalid attribute as dropped
+// each time it gets it.
 func allValid(attrs []attribute.KeyValue) bool {
 	for i := range attrs {
 		if !attrs[i].Valid() {

@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
-// samplerFunc is a function as a sampler.
+// samplerFunc is a sampler that calls a function.
 type samplerFunc func(sdktrace.SamplingParameters) sdktrace.SamplingResult
 
 func (f samplerFunc) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult { return f(p) }
@@ -34,9 +34,9 @@ func adding(decision sdktrace.SamplingDecision, attributes ...attribute.KeyValue
 	}
 }
 
-// byAttribute is a sampler that samples what has an attribute sample=yes.
+// byAttribute samples spans with the attribute sample=yes.
 var byAttribute samplerFunc = func(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
-	// Sets are made in place, of what is passed.
+	// NewSet sorts its arguments in place.
 	set := attribute.NewSet(p.Attributes...)
 	if v, ok := set.Value("sample"); ok && v.AsString() == "yes" {
 		return sdktrace.SamplingResult{Decision: sdktrace.RecordAndSample}
@@ -44,16 +44,16 @@ var byAttribute samplerFunc = func(p sdktrace.SamplingParameters) sdktrace.Sampl
 	return sdktrace.SamplingResult{Decision: sdktrace.Drop}
 }
 
-// TestSpans has others add attributes and see what there is. What Start alone does is
-// tested with the other signals.
+// TestSpans combines attributes from the context, Start, a sampler and a processor, and checks what
+// each of them sees. TestEachSignal tests Start alone.
 func TestSpans(t *testing.T) {
 	for name, tt := range map[string]struct {
-		ctx     []string // what the context had added
+		ctx     []string // layers of the context
 		start   string   // given at Start
 		sampler string   // added by the sampler
-		set     string   // set by a processor at the start
+		set     string   // set by a processor in OnStart
 
-		seen, first, want string // by the sampler, by the first processor, in the end
+		seen, first, want string // seen by the sampler, seen by the first processor, final
 	}{
 		"none": {},
 		"the context's": {
@@ -88,7 +88,7 @@ func TestSpans(t *testing.T) {
 				return adding(sdktrace.RecordAndSample, list(tt.sampler)...)(p)
 			})
 			processor := oteltest.SpanProcessor{Start: func(s sdktrace.ReadWriteSpan) {
-				first = slices.Clone(s.Attributes()) // SDKs before v1.46.0 change it in place.
+				first = slices.Clone(s.Attributes()) // SDKs before v1.46.0 modify the slice.
 				s.SetAttributes(list(tt.set)...)
 			}}
 			span := endedSpan(t, with(t.Context(), tt.ctx...), list(tt.start), WithSampler(sampler), sdktrace.WithSpanProcessor(processor))
@@ -101,7 +101,7 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// TestSpanScope starts spans here and there in contexts.
+// TestSpanScope starts spans with contexts at different levels.
 func TestSpanScope(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	tracer := oteltest.Tracer(t, WithSampler(nil), sdktrace.WithSpanProcessor(spans))
@@ -129,7 +129,8 @@ func TestSpanScope(t *testing.T) {
 	}
 }
 
-// TestSpanInvalidAttributes counts what cannot be set once, as without the context.
+// TestSpanInvalidAttributes checks that an invalid attribute is counted as dropped only once, as
+// without attributes in the context.
 func TestSpanInvalidAttributes(t *testing.T) {
 	for _, n := range []int{1, fewAttributes} {
 		span := endedSpan(t, with(t.Context(), "a=1"), list(some("s", n)+" =x"), WithSampler(nil))
@@ -138,8 +139,7 @@ func TestSpanInvalidAttributes(t *testing.T) {
 	}
 }
 
-// TestSamplersDecide compares the decisions of samplers with what they are inside of
-// NewSampler.
+// TestSamplersDecide checks that NewSampler does not change the decisions of samplers.
 func TestSamplersDecide(t *testing.T) {
 	parents := map[string]context.Context{"none": t.Context()}
 	for name, flags := range map[string]trace.TraceFlags{"sampled": trace.FlagsSampled, "unsampled": 0} {
@@ -176,8 +176,8 @@ func TestSamplersDecide(t *testing.T) {
 	}
 }
 
-// TestSamplerByAttribute decides by an attribute that only the context has, from many
-// goroutines that share it.
+// TestSamplerByAttribute uses a sampler that decides by an attribute of the context, from many
+// goroutines that share the context.
 func TestSamplerByAttribute(t *testing.T) {
 	tracer := oteltest.Tracer(t, WithSampler(byAttribute), sdktrace.WithSpanProcessor(tracetest.NewSpanRecorder()))
 	yes, no := with(t.Context(), "z= sample=yes b="), with(t.Context(), "sample=no")
@@ -197,8 +197,8 @@ func TestSamplerByAttribute(t *testing.T) {
 	wg.Wait()
 }
 
-// TestSamplerWrites has a sampler overwrite what it is shown. Neither spans nor the context
-// share that memory.
+// TestSamplerWrites uses a sampler that overwrites the attributes it gets. Neither spans nor the
+// context share that memory.
 func TestSamplerWrites(t *testing.T) {
 	ctx := with(t.Context(), "a=1 b=2")
 	clearing := samplerFunc(func(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
@@ -213,7 +213,7 @@ func TestSamplerWrites(t *testing.T) {
 	}
 }
 
-// TestSamplerInsideOthers has an outer sampler record what this one drops.
+// TestSamplerInsideOthers wraps NewSampler in a sampler that records spans which NewSampler drops.
 func TestSamplerInsideOthers(t *testing.T) {
 	inner := NewSampler(sdktrace.NeverSample())
 	recordAll := samplerFunc(func(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
@@ -225,7 +225,7 @@ func TestSamplerInsideOthers(t *testing.T) {
 	equal(t, "a=1", span.Attributes())
 }
 
-// TestSamplerNilContext asks without a context, as the SDK never does.
+// TestSamplerNilContext samples without a context, which the SDK never does.
 func TestSamplerNilContext(t *testing.T) {
 	s := NewSampler(sdktrace.AlwaysSample())
 	assert.Equal(t, sdktrace.RecordAndSample, s.ShouldSample(sdktrace.SamplingParameters{}).Decision)
@@ -237,9 +237,9 @@ type fixedID struct{ id trace.TraceID }
 func (f fixedID) NewIDs(context.Context) (trace.TraceID, trace.SpanID)  { return f.id, trace.SpanID{1} }
 func (f fixedID) NewSpanID(context.Context, trace.TraceID) trace.SpanID { return trace.SpanID{1} }
 
-// TestSamplerFromEnvironment compares with a provider that has no such option.
+// TestSamplerFromEnvironment compares WithSampler(nil) with a provider without a sampler option.
 func TestSamplerFromEnvironment(t *testing.T) {
-	oteltest.HandledErrors(t) // The provider reports what is wrong in the environment, each time.
+	oteltest.HandledErrors(t) // Each provider reports the errors in the environment.
 	for _, env := range [][2]string{
 		{},
 		{"always_on"},
@@ -286,15 +286,15 @@ func TestSamplerFromEnvironment(t *testing.T) {
 	}
 }
 
-// TestWithSamplerLast shows that the last sampler option wins, as in the SDK.
+// TestWithSamplerLast checks that the last sampler option wins, as in the SDK.
 func TestWithSamplerLast(t *testing.T) {
 	ctx := with(t.Context(), "a=1")
 	assert.Empty(t, endedSpan(t, ctx, nil, WithSampler(nil), sdktrace.WithSampler(sdktrace.AlwaysSample())).Attributes())
 	equal(t, "a=1", endedSpan(t, ctx, nil, sdktrace.WithSampler(sdktrace.NeverSample()), WithSampler(sdktrace.AlwaysSample())).Attributes())
 }
 
-// FuzzSpan compares with the bare SDK that is given the same by hand. That is what a
-// context has and neither Start nor the sampler gives, behind what Start gives.
+// FuzzSpan compares with the bare SDK, to which the same attributes are passed explicitly: those
+// given at Start, then those of the context that neither Start nor the sampler sets.
 func FuzzSpan(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 0xff, 1, 2, 0xff, 3, 4, 31, 0xff, 0x81, 0xff, 6}, uint8(3))
 	f.Fuzz(func(t *testing.T, data []byte, limit uint8) {

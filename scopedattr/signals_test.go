@@ -18,12 +18,12 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
-// signal makes a span, a log record or a measurement, and returns its attributes. The
-// context has attributes, and own are given to the call. Without wrapped the provider is
-// the SDK's own. Metrics may have all attributes of the context.
+// signal makes a span, a log record or a measurement with ctx and the call's attributes own, and
+// returns the resulting attributes. Unless wrapped is set, it uses the bare SDK provider. Metrics
+// allow all attributes of the context.
 type signal func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue
 
-// signals has every kind of signal.
+// signals returns every kind of signal by name.
 func signals() map[string]signal {
 	all := map[string]signal{
 		"span": func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue {
@@ -90,7 +90,7 @@ func TestEachSignal(t *testing.T) {
 			t.Run(name+"/"+kind, func(t *testing.T) {
 				ctx := with(t.Context(), tt.ctx...)
 				equal(t, tt.want, signal(t, true, ctx, list(tt.own)))
-				equal(t, tt.own, signal(t, false, ctx, list(tt.own)), "by the SDK's own provider")
+				equal(t, tt.own, signal(t, false, ctx, list(tt.own)), "with the SDK's provider")
 			})
 		}
 	}
@@ -112,7 +112,7 @@ func TestEachSignalWithoutContext(t *testing.T) {
 	}
 }
 
-// TestCountLimits exceeds the number of attributes that a span or a record may have.
+// TestCountLimits exceeds the attribute count limit of spans and records.
 func TestCountLimits(t *testing.T) {
 	for name, tt := range map[string]struct {
 		limit                   int

@@ -15,67 +15,67 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// Attachment is what [Attach] has changed.
+// Attachment undoes an [Attach], see [Attachment.Detach].
 type Attachment struct {
 	i            *Integration
 	goid         uint64
 	before, span cells.Ref
 }
 
-// Attach shows the span of ctx on the calling goroutine's thread until [Attachment.Detach]. It
-// shows nothing if ctx has no span that records in this process and is not over. It is for
-// goroutines that work for a span which another goroutine has started, such as those of a
+// Attach publishes the span of ctx on the calling goroutine's thread until [Attachment.Detach]. If
+// ctx has no live span that records in this process, it publishes that there is none. Use it in
+// goroutines that work for a span that another goroutine has started, such as those of a
 // pool:
 //
 //	defer universalprofiling.Attach(ctx).Detach()
 //
-// When the span ends, on whatever goroutine, it is not shown any more. Spans that the goroutine
-// starts meanwhile are inside of it. Attach does nothing if there is no Integration.
+// The span is no longer published once it has ended, on any goroutine. Spans that the goroutine
+// starts while it is attached are inside it. Attach does nothing if there is no Integration.
 func Attach(ctx context.Context) Attachment {
 	i := active.Load()
-	if i.off() {
+	if i.inactive() {
 		return Attachment{}
 	}
 	a := Attachment{i: i, goid: i.runtime.Goroutine().Goid, span: i.find(ctx)}
 	a.before, _ = i.position(a.goid)
-	i.guests.add(a.span, 1)
-	i.goTo(a.span, a.goid)
+	i.attachCounts.add(a.span, 1)
+	i.publishRef(a.span, a.goid)
 	return a
 }
 
-// Detach shows again what the goroutine was in before [Attach], or if that is over what is live
-// around it. It must be called on the same goroutine, and attachments be detached in the
-// reverse order. On another goroutine it changes nothing there. The zero Attachment detaches
+// Detach publishes again the span that the goroutine was in before [Attach], or if that has ended
+// its nearest live ancestor. It must be called on the same goroutine; attachments must be detached in
+// reverse order. On another goroutine it publishes nothing. Detach of the zero Attachment does
 // nothing.
 func (a Attachment) Detach() {
 	if a.i == nil {
 		return
 	}
-	if !a.i.off() && a.i.runtime.Goroutine().Goid == a.goid {
-		a.i.goTo(a.before, a.goid)
+	if !a.i.inactive() && a.i.runtime.Goroutine().Goid == a.goid {
+		a.i.publishRef(a.before, a.goid)
 	}
-	a.i.guests.add(a.span, -1)
+	a.i.attachCounts.add(a.span, -1)
 }
 
-// Refresh shows again what the calling goroutine is in, on the thread that it is on now.
-// That is the span that it has started or attached last, or the live span around that. If
-// ctx has no span that records in this process and is not over, it shows nothing. That holds
-// until a span starts or ends here or Refresh is called again.
+// Refresh publishes the calling goroutine's span again, on the thread on which it runs now. This is
+// the span that it has started or attached last, or the nearest live ancestor of that span. If
+// ctx has no live span that records in this process, Refresh publishes that there is none, until the
+// goroutine starts or ends a span or calls Refresh again.
 //
-// Call it after what may block: Go may have moved the goroutine to a thread that shows another
+// Call it after blocking calls: Go may have moved the goroutine to a thread that publishes another
 // goroutine's span. It does nothing if there is no Integration.
 func Refresh(ctx context.Context) {
 	i := active.Load()
-	if i.off() {
+	if i.inactive() {
 		return
 	}
 	goid := i.runtime.Goroutine().Goid
-	at, _ := i.position(goid)
+	current, _ := i.position(goid)
 	if i.find(ctx) != 0 {
-		i.goTo(at, goid)
+		i.publishRef(current, goid)
 		return
 	}
-	hidden := apmlib.Span{Ref: uint64(at)}
+	hidden := apmlib.Span{Ref: uint64(current)}
 	hidden.Hide()
 	i.records.Store(&hidden)
 }
@@ -88,24 +88,24 @@ func (i *Integration) find(ctx context.Context) cells.Ref {
 	return 0
 }
 
-// guests counts for each cell the goroutines that have attached its span, also for a while
-// after its end: their records show it too.
-type guests [cells.Capacity]atomic.Int32
+// attachCounts holds for each cell the number of goroutines that have attached its span, because
+// their records contain it too. A count may stay above zero until after the end of the span.
+type attachCounts [cells.Capacity]atomic.Int32
 
-func (g *guests) any(ref cells.Ref) bool { return g[ref.Index()%cells.Capacity].Load() != 0 }
+func (g *attachCounts) any(ref cells.Ref) bool { return g[ref.Index()%cells.Capacity].Load() != 0 }
 
-func (g *guests) add(ref cells.Ref, n int32) {
+func (g *attachCounts) add(ref cells.Ref, n int32) {
 	if ref != 0 {
 		g[ref.Index()%cells.Capacity].Add(n)
 	}
 }
 
-// NewSampler returns a sampler that decides as next does, and calls [Refresh] for each span
-// that next drops. Processors do not see such a span. Without Refresh the thread would go on
-// showing what it showed before, which may be another goroutine's transaction. A dropped child
-// of a live span counts for that span.
+// NewSampler returns a sampler that decides like next, and calls [Refresh] for each span
+// that next drops. Processors are not called for such a span, so without Refresh the thread would
+// keep publishing its previous span, which may belong to another goroutine's transaction. A dropped
+// child of a live span is attributed to that span.
 //
-// nil stands for the sampler that a provider has without an option, which
+// A nil next stands for the sampler of a provider without a sampler option, which
 // OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG choose.
 func NewSampler(next sdktrace.Sampler) sdktrace.Sampler {
 	if next == nil {
@@ -116,7 +116,7 @@ func NewSampler(next sdktrace.Sampler) sdktrace.Sampler {
 
 type sampler struct{ sdktrace.Sampler }
 
-// ShouldSample decides as the sampler does.
+// ShouldSample calls the wrapped sampler, and Refresh if it drops the span.
 func (s sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
 	r := s.Sampler.ShouldSample(p)
 	if r.Decision == sdktrace.Drop {
@@ -125,7 +125,7 @@ func (s sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingRe
 	return r
 }
 
-// Description names the sampler.
+// Description names the wrapper and the wrapped sampler.
 func (s sampler) Description() string {
 	return fmt.Sprintf("UniversalProfiling{%s}", s.Sampler.Description())
 }

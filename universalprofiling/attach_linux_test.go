@@ -48,15 +48,15 @@ func TestAttach(t *testing.T) {
 		a.Detach()
 		s.shownHere(nil)
 
-		_, mine := s.tracer.Start(t.Context(), "mine")
+		_, own2 := s.tracer.Start(t.Context(), "own2")
 		a = Attach(ctx)
 		locked(func() {
 			a.Detach()
-			s.shownHere(nil) // not what that goroutine was never in
+			s.shownHere(nil) // not the span of the other goroutine
 		})
-		mine.End()
+		own2.End()
 	})
-	// The span ends elsewhere, or here, or another way than by its own End.
+	// The span ends on another goroutine, on this one, or without a call of End.
 	for name, end := range map[string]func(){
 		"elsewhere": func() { locked(func() { root.End() }) },
 		"here":      func() { root.End() },
@@ -86,10 +86,10 @@ func TestAttach(t *testing.T) {
 			})
 		})
 	}
-	s.noGuests()
+	s.nothingAttached()
 }
 
-// A span that ends while goroutines attach it is shown by none of them afterwards.
+// A span that ends while goroutines attach it is not published by any of them afterwards.
 func TestEndWhileGoroutinesAttach(t *testing.T) {
 	s := newService(t)
 	const workers = 3
@@ -100,7 +100,7 @@ func TestEndWhileGoroutinesAttach(t *testing.T) {
 		go locked(func() {
 			for ctx := range contexts[n] {
 				a := Attach(ctx)
-				attached <- true // about when it ends
+				attached <- true // at about the same time as the end of the span
 				<-over
 				s.shownHere(nil)
 				a.Detach()
@@ -114,7 +114,7 @@ func TestEndWhileGoroutinesAttach(t *testing.T) {
 		for n := range workers {
 			contexts[n] <- ctx
 		}
-		<-attached // one has attached it at least
+		<-attached // at least one goroutine has attached it
 		span.End()
 		for range workers - 1 {
 			<-attached
@@ -132,10 +132,10 @@ func TestEndWhileGoroutinesAttach(t *testing.T) {
 	for n := range workers {
 		close(contexts[n])
 	}
-	s.noGuests()
+	s.nothingAttached()
 }
 
-// Refresh shows what the goroutine is in on a thread that shows something else.
+// Refresh publishes the goroutine's span on a thread that publishes another one.
 func TestRefresh(t *testing.T) {
 	s := newService(t)
 	locked(func() {
@@ -166,8 +166,8 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
-// No sampler stands for the one that a provider has without an option.
-func TestSamplerOfNone(t *testing.T) {
+// A nil sampler stands for the default sampler of a provider.
+func TestNilSampler(t *testing.T) {
 	for env, sampled := range map[string]bool{"parentbased_always_on": true, "always_off": false} {
 		t.Setenv("OTEL_TRACES_SAMPLER", env)
 		tp := sdktrace.NewTracerProvider(sdktrace.WithSampler(NewSampler(nil)))
@@ -177,8 +177,8 @@ func TestSamplerOfNone(t *testing.T) {
 	}
 }
 
-// A span that is not sampled does not count for what the thread showed before; but one within
-// a live span counts for that.
+// A span that is not sampled is not attributed to the thread's previous span, but a child of
+// a live span is attributed to its parent.
 func TestSampler(t *testing.T) {
 	drop := sdktrace.NeverSample()
 	s := newService(t)
@@ -209,10 +209,10 @@ func TestSampler(t *testing.T) {
 	Refresh(t.Context())
 }
 
-// noGuests checks that nothing is attached any more.
-func (s *service) noGuests() {
+// nothingAttached checks that no goroutine has attached a span.
+func (s *service) nothingAttached() {
 	s.t.Helper()
-	for n := range s.guests {
-		assert.Zero(s.t, s.guests[n].Load(), n)
+	for n := range s.attachCounts {
+		assert.Zero(s.t, s.attachCounts[n].Load(), n)
 	}
 }

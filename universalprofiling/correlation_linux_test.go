@@ -26,7 +26,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// The example of the specification, by the socket.
+// The example in the specification, sent through the socket.
 func TestStackTraceIDs(t *testing.T) {
 	s := newService(t)
 	send := sender(t, s.socket.Path())
@@ -57,7 +57,7 @@ func TestStackTraceIDs(t *testing.T) {
 	assert.Zero(t, transactions+samples, "it is forgotten")
 }
 
-// What comes while the transaction waits counts, and it is the transaction's alone.
+// Correlations that arrive while the transaction waits count, for this transaction only.
 func TestCorrelationsAfterTheEnd(t *testing.T) {
 	s := newService(t)
 	s.hold()
@@ -68,9 +68,9 @@ func TestCorrelationsAfterTheEnd(t *testing.T) {
 	one.End()
 	other.End()
 	s.send(correlation(one, 1, 1))
-	s.send(correlation(child, 2, 1)) // no transaction
+	s.send(correlation(child, 2, 1)) // not a transaction
 	require.Equal(t, []string{"child"}, s.exported.names(), "it does not wait")
-	s.send(registration(0)) // They have waited long enough.
+	s.send(registration(0)) // The delay has passed for all of them.
 	for _, span := range s.wait(3) {
 		assert.Len(t, stackTraceIDs(span), map[string]int{"one": 1}[span.Name], span.Name)
 	}
@@ -79,9 +79,8 @@ func TestCorrelationsAfterTheEnd(t *testing.T) {
 	assert.EqualValues(t, 2, s.Stats().UnknownTransactions)
 }
 
-// Transactions wait for as long as the last registration says, also those that wait
-// already. Before a registration they wait for a second, and never for longer than the
-// limit.
+// The delay of transactions is that of the last registration, even for those that are already
+// waiting. Before a registration it is one second, and it never exceeds the limit.
 func TestDelay(t *testing.T) {
 	t.Run("default", func(t *testing.T) { testDelay(t, 30*time.Second) })
 	t.Run("option", func(t *testing.T) { testDelay(t, 90*time.Second, WithMaxDelay(90*time.Second)) })
@@ -91,7 +90,8 @@ func testDelay(t *testing.T, limit time.Duration, opts ...Option) {
 	t.Helper()
 	handled := oteltest.HandledErrors(t)
 	s := newService(t, opts...)
-	// The integration's threads wait for the kernel: they would stop the clock inside.
+	// The integration is created outside of the bubble: its goroutines block in system calls, which
+	// would stop the bubble's clock.
 	synctest.Test(t, func(t *testing.T) {
 		var from time.Time
 		end := func() {
@@ -131,7 +131,7 @@ func testDelay(t *testing.T, limit time.Duration, opts ...Option) {
 		end()
 		require.Len(t, s.exported.GetSpans(), 1, "at once")
 	})
-	told(t, handled, "asks to wait")
+	requireReported(t, handled, "asks to wait")
 }
 
 func TestOnlySampledLocalRootsWait(t *testing.T) {
@@ -155,7 +155,7 @@ func TestOnlySampledLocalRootsWait(t *testing.T) {
 	assert.ElementsMatch(t, []string{"child", "new root", "child of a remote span", "root"}, s.exported.names())
 }
 
-// byName records spans without sampling them if their name says so.
+// byName is a sampler that decides by the name of the span.
 type byName struct{}
 
 func (byName) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
@@ -180,7 +180,7 @@ func TestAFullQueueExportsAtOnce(t *testing.T) {
 	assert.Equal(t, []string{"3", "4", "5"}, s.exported.names())
 	assert.Len(t, stackTraceIDs(s.exported.GetSpans()[0]), 1, "with what there is")
 	assert.EqualValues(t, 3, s.Stats().NotDeferred)
-	told(t, handled, "the queue of 3 transactions is full")
+	requireReported(t, handled, "the queue of 3 transactions is full")
 	require.NoError(t, s.ForceFlush(t.Context()))
 	assert.Equal(t, []string{"3", "4", "5", "0", "1", "2"}, s.exported.names(), "none is lost, first in, first out")
 }
@@ -214,8 +214,8 @@ func TestDisabledDoesNothing(t *testing.T) {
 	require.NoError(t, s.ForceFlush(t.Context()))
 }
 
-// The profiler's host id is on all spans whose resource has none, and a mismatch is told
-// once.
+// The profiler's host id is added to all spans whose resource has none, and a mismatch is
+// reported once.
 func TestHostID(t *testing.T) {
 	hostIDs := func(s *service) (ids []string) {
 		for _, span := range s.exported.GetSpans() {
@@ -225,7 +225,7 @@ func TestHostID(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		own      []attribute.KeyValue
-		profiler []string // the host ids of its registrations
+		profiler []string // host ids of the registrations
 		want     string
 		told     []string
 	}{
@@ -248,7 +248,7 @@ func TestHostID(t *testing.T) {
 			s.wait(2)
 			assert.Equal(t, []string{tt.want, tt.want}, hostIDs(s))
 			assert.Equal(t, "shop", value(s.exported.GetSpans()[0].Resource.Attributes(), "service.name").AsString())
-			told(t, handled, tt.told...)
+			requireReported(t, handled, tt.told...)
 		})
 	}
 	t.Run("from the registration on", func(t *testing.T) {
@@ -263,7 +263,7 @@ func TestHostID(t *testing.T) {
 		handled := oteltest.HandledErrors(t)
 		s := newService(t, WithResource(serviceResource(attribute.String("host.id", "mine"))))
 		s.send(registration(0))
-		told(t, handled, `"mine"`)
+		requireReported(t, handled, `"mine"`)
 	})
 }
 
@@ -281,7 +281,7 @@ func TestMessagesThatAreOfNoUse(t *testing.T) {
 		require.NoError(t, send(m))
 	}
 	require.Eventually(t, func() bool { return s.Stats().Malformed == 4 }, testenv.Patience, time.Millisecond)
-	s.take([]byte{9, 0, 1, 0}, true)
+	s.handleMessage([]byte{9, 0, 1, 0}, true)
 	s.send(correlation(child, 1, 1))
 	other, none := valid, valid
 	other.TraceID[0]++
@@ -293,24 +293,25 @@ func TestMessagesThatAreOfNoUse(t *testing.T) {
 	s.send(none)
 	newer := append(valid.Encode(), "more"...)
 	newer[2] = 2
-	s.take(newer, true)
+	s.handleMessage(newer, true)
 	want.Correlations = 2
 	assert.Equal(t, want, s.Stats())
 }
 
-// A sender that knows a transaction cannot take the memory or the room of others.
+// A malicious sender that knows a transaction can neither exhaust the memory nor use up the limits of
+// other transactions.
 func TestAHostileSender(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
 	s := newService(t)
 	s.hold()
 	victim, other := s.start("victim"), s.start("other")
-	// Enough for a transaction to have as many samples as it may.
+	// Enough to reach the limit of a transaction.
 	flood := func(span trace.Span) {
 		c := correlation(span, 0, 0)
 		for n := range 400 {
 			c.Count, c.StackTraceID[0], c.StackTraceID[1] = uint16(n), byte(n), byte(n>>8)
 			s.send(c)
-			s.take(c.Encode()[:n%46], true)
+			s.handleMessage(c.Encode()[:n%46], true)
 		}
 	}
 	flood(victim)
@@ -327,9 +328,9 @@ func TestAHostileSender(t *testing.T) {
 	assert.LessOrEqual(t, samples, maxAllSamples+(1+more)*fewSamples)
 	assert.Greater(t, samples, maxAllSamples/2)
 	assert.Positive(t, s.Stats().Dropped)
-	told(t, handled, "more samples than there is room for")
+	requireReported(t, handled, "more samples than there is room for")
 
-	// Transactions that there are not take nothing.
+	// Unknown transactions use no memory.
 	for n := range byte(200) {
 		s.send(wire.ProfilingCorrelation{TraceID: [16]byte{n, 1}, Count: 1})
 	}
@@ -345,11 +346,11 @@ func TestAHostileSender(t *testing.T) {
 	assert.Equal(t, []string{"BwAAAAAAAAAAAAAAAAAAAA", "BwAAAAAAAAAAAAAAAAAAAA", "BwAAAAAAAAAAAAAAAAAAAA"}, stackTraceIDs(spans[1]))
 }
 
-// A handler that is told of an error may trace that, and export what it traces at once.
-func TestWarningsAreGivenWithoutLocks(t *testing.T) {
+// An error handler may start a span and export it at once.
+func TestWarningsAreReportedWithoutLocks(t *testing.T) {
 	s := newService(t)
 	s.send(registration(0))
-	oteltest.HandledErrors(t) // which restores the handler at the end
+	oteltest.HandledErrors(t) // restores the handler at the end
 	var told atomic.Bool
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {
 		s.start("what is wrong").End()
@@ -357,7 +358,7 @@ func TestWarningsAreGivenWithoutLocks(t *testing.T) {
 	}))
 	span := s.start("transaction")
 	defer span.End()
-	go func() { // would hang
+	go func() { // it would deadlock with a lock held
 		for n := range byte(2) {
 			s.send(correlation(span, n, maxSamples-1))
 		}
@@ -366,7 +367,7 @@ func TestWarningsAreGivenWithoutLocks(t *testing.T) {
 	assert.Equal(t, []string{"what is wrong"}, s.exported.names())
 }
 
-// Transactions that are never exported are forgotten when there are many.
+// The samples of transactions that are never exported are removed when there are many.
 func TestSamplesOfTransactionsThatAreNeverExported(t *testing.T) {
 	s := newService(t)
 	c := &s.correlations
@@ -381,13 +382,13 @@ func TestSamplesOfTransactionsThatAreNeverExported(t *testing.T) {
 	assert.Equal(t, transactions, samples)
 }
 
-// Transactions that end and are never exported are forgotten when there are many, older ones
+// Ended transactions that are never exported are evicted when there are many, oldest
 // first.
 func TestEndedTransactionsThatAreNeverExported(t *testing.T) {
 	const room = 100
-	// Of several parts, one that is rarely added to forgets late.
+	// One shard only: with several, a shard that gets few transactions evicts late.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	e := newEnded(room)
+	e := newEndedTransactions(room)
 	key := func(n int) sdkspan.Key { return sdkspan.Key{TraceIDHigh: 1, SpanID: uint64(n) + 1} }
 	const all = 100*room + room/2
 	known := 0
@@ -398,7 +399,7 @@ func TestEndedTransactionsThatAreNeverExported(t *testing.T) {
 		got, ok := e.find(key(n), false)
 		if ok {
 			known++
-			assert.EqualValues(t, n, got.at)
+			assert.EqualValues(t, n, got.endedAt)
 		}
 		assert.True(t, ok || n < all-room, n)
 	}
@@ -407,7 +408,7 @@ func TestEndedTransactionsThatAreNeverExported(t *testing.T) {
 	assert.False(t, ok)
 }
 
-// Each exporter gets what there is.
+// Each exporter gets the stack traces.
 func TestTwoExporters(t *testing.T) {
 	s := newService(t)
 	second, _ := s.second()

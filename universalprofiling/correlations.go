@@ -23,53 +23,54 @@ import (
 )
 
 const (
-	// defaultDelay is how long transactions wait before a registration says.
+	// defaultDelay is the delay of transactions until a registration sets it.
 	defaultDelay = time.Second
-	// maxSamples is how many stack trace ids a transaction may have. maxAllSamples is
-	// how many those transactions may have together that have more than fewSamples. So
-	// one that is flooded leaves room for others.
+	// maxSamples limits the samples of one transaction, and maxAllSamples those of all. A
+	// transaction may always have fewSamples, so that a flooded transaction leaves room for
+	// others.
 	maxSamples    = 1 << 16
 	maxAllSamples = 1 << 20
 	fewSamples    = 1 << 6
 )
 
-// stackTraceIDsKey is the attribute of transactions.
+// stackTraceIDsKey is the attribute of transactions that holds their stack trace ids.
 const stackTraceIDsKey = attribute.Key("elastic.profiler_stack_trace_ids")
 
 const hostIDKey = attribute.Key("host.id")
 
-// began is when the package began. Times are counted from there, in nanoseconds.
-var began = time.Now()
+// startTime is when the package was initialized.
+var startTime = time.Now()
 
-func now() uint64 { return uint64(time.Since(began)) + 1 }
+// now returns the nanoseconds since startTime, at least 1.
+func now() uint64 { return uint64(time.Since(startTime)) + 1 }
 
-// Stats counts what became of a profiler's messages. A message is counted when what it says
-// holds.
+// Stats counts the messages received from a profiler, and losses. A message is counted after it
+// has taken effect.
 type Stats struct {
-	// Registrations and Correlations are the messages that were of use.
+	// Registrations and Correlations are the messages that were used.
 	Registrations, Correlations uint64
-	// Malformed are messages that were cut off or otherwise not what they should be,
-	// and UnknownTypes those of types that are not known.
+	// Malformed are messages that were truncated or otherwise invalid,
+	// and UnknownTypes messages of unknown types.
 	Malformed, UnknownTypes uint64
-	// UnknownTransactions are correlations of transactions that do not exist, or not
-	// any more. Early are those that came before a registration in the mode Auto, or
-	// with no exporter that they could be for.
+	// UnknownTransactions are correlations of transactions that do not exist or no
+	// longer exist. Early are correlations that arrived before a registration in mode Auto, or
+	// while there was no exporter.
 	UnknownTransactions, Early uint64
-	// Dropped are samples beyond what a transaction, or all of them, may have.
+	// Dropped are samples beyond the limits for one transaction or for all.
 	Dropped uint64
-	// NotDeferred are transactions that found the queue full.
+	// NotDeferred are transactions that were exported at once because the queue was full.
 	NotDeferred uint64
-	// Evicted are spans that were not shown any more because too many were live.
+	// Evicted are live spans that are no longer published because too many were live.
 	Evicted uint64
 }
 
-// counters are Stats as they are counted.
+// counters are the atomic counters of Stats.
 type counters struct {
 	registrations, correlations, malformed, unknownTypes      atomic.Uint64
 	unknownTransactions, early, dropped, notDeferred, evicted atomic.Uint64
 }
 
-// Stats returns what has become of messages so far.
+// Stats returns the current counts.
 func (i *Integration) Stats() Stats {
 	if i == nil {
 		return Stats{}
@@ -83,33 +84,32 @@ func (i *Integration) Stats() Stats {
 	}
 }
 
-// correlations are what is known of transactions from a profiler.
+// correlations holds the state received from a profiler: its registration, and the samples of
+// transactions.
 type correlations struct {
 	counters counters
 	table    *cells.Table
-	// registered says that a profiler is known to be there, or taken for that.
+	// registered is set once a profiler has registered, or from the start in mode Enabled.
 	registered atomic.Bool
-	// delay is how long transactions wait, in nanoseconds.
+	// delay of transactions, in nanoseconds.
 	delay atomic.Int64
-	// flushed is a time: what ended before does not wait.
+	// flushed is a time: transactions that ended before it do not wait.
 	flushed atomic.Uint64
-	// hostID is the profiler's, or nil.
+	// hostID is the host.id of the profiler, or nil.
 	hostID atomic.Pointer[string]
-	// completed is the last resource that the host id was added to.
+	// completed caches the last resource to which the host id was added.
 	completed atomic.Pointer[completedResource]
-	ended     *ended
+	ended     *endedTransactions
 
 	mu sync.Mutex
-	// samples has the transactions that have any, and all is how many those have in
-	// all.
-	samples map[sdkspan.Key]*samples
-	all     int
-	// sweepAt is how many transactions there may be before those that are forgotten
-	// are looked for.
+	// samples of the transactions that have any, and their total number.
+	samples      map[sdkspan.Key]*samples
+	totalSamples int
+	// sweepAt is the size of samples at which unknown transactions are removed.
 	sweepAt int
 }
 
-// samples are those of a transaction: how often each stack trace was seen.
+// samples counts the samples of a transaction by stack trace.
 type samples struct {
 	counts map[[16]byte]int
 	total  int
@@ -124,23 +124,23 @@ func (c *correlations) start(t *cells.Table, s settings) {
 	c.registered.Store(s.mode == Enabled)
 	c.delay.Store(int64(min(defaultDelay, s.maxDelay)))
 	c.samples, c.sweepAt = map[sdkspan.Key]*samples{}, firstSweep
-	// Those that wait for the delay, and as many on their way to the exporter.
-	c.ended = newEnded(2 * max(DefaultBufferSize, s.bufferSize))
+	// Twice the queue: as many transactions may be on their way to the exporter.
+	c.ended = newEndedTransactions(2 * max(DefaultBufferSize, s.bufferSize))
 }
 
-// on reports whether transactions are correlated.
-func (c *correlations) on() bool { return c.registered.Load() && exporters.count.Load() > 0 }
+// enabled reports whether transactions are correlated.
+func (c *correlations) enabled() bool { return c.registered.Load() && exporters.count.Load() > 0 }
 
-// receive takes messages until the socket is stopped.
+// receive handles messages until the socket is stopped.
 func (i *Integration) receive() {
 	defer close(i.received)
-	if err := i.socket.Serve(wire.MaxProfilingMessage, i.take); err != nil {
-		i.warned.once("the profiler is not heard any more: %w", err)
+	if err := i.socket.Serve(wire.MaxProfilingMessage, i.handleMessage); err != nil {
+		i.warned.once("messages from the profiler are no longer received: %w", err)
 	}
 }
 
-// take takes a message.
-func (i *Integration) take(b []byte, whole bool) {
+// handleMessage parses a message and acts on it. whole is false if the message was truncated.
+func (i *Integration) handleMessage(b []byte, whole bool) {
 	c := &i.correlations
 	if !whole {
 		c.counters.malformed.Add(1)
@@ -162,17 +162,17 @@ func (i *Integration) take(b []byte, whole bool) {
 	}
 }
 
-// register takes a registration.
+// register applies a registration.
 func (i *Integration) register(m wire.ProfilingRegistration) {
 	c := &i.correlations
 	delay := time.Duration(m.SamplesDelayMS) * time.Millisecond
 	if limit := i.settings.maxDelay; delay > limit {
-		i.warned.once("the profiler asks to wait for %v: transactions wait for %v", delay, limit)
+		i.warned.once("the profiler asks for a delay of %v, which is limited to %v: use WithMaxDelay", delay, limit)
 		delay = limit
 	}
 	c.delay.Store(int64(delay))
 	if m.HostID != "" {
-		// The first one stays: resources do not change, and hosts do not either.
+		// The first host id stays, because resources are immutable.
 		if !c.hostID.CompareAndSwap(nil, &m.HostID) && *c.hostID.Load() != m.HostID {
 			i.warnHostID(m.HostID, *c.hostID.Load())
 		}
@@ -188,13 +188,13 @@ func (i *Integration) warnHostID(profiler, other string) {
 	i.warned.once("the profiler reports with %s %q, and spans with %q: some correlations will not work", hostIDKey, profiler, other)
 }
 
-// correlate takes a correlation.
+// correlate applies a correlation.
 func (i *Integration) correlate(m wire.ProfilingCorrelation) {
 	c := &i.correlations
-	if !c.on() {
+	if !c.enabled() {
 		c.counters.early.Add(1)
 		if c.registered.Load() {
-			i.warned.once("the profiler sends stack traces and no exporter takes them: use NewExporter")
+			i.warned.once("the profiler sends stack traces, but there is no exporter for them: use NewExporter")
 		}
 		return
 	}
@@ -210,57 +210,57 @@ func (i *Integration) correlate(m wire.ProfilingCorrelation) {
 	}
 	if !added {
 		c.counters.dropped.Add(uint64(m.Count))
-		// Without the lock: who is told may trace that, and export it at once.
-		i.warned.once("more samples than there is room for: transactions will not have all of them")
+		// Without the lock: the error handler may start a span, and export it at once.
+		i.warned.once("too many samples: some are missing from transactions")
 	}
 	c.counters.correlations.Add(1)
 }
 
-// addIfKnown adds so many samples of a stack trace to a transaction, if it is known and
-// there is room for them.
+// addIfKnown adds count samples of a stack trace to a transaction, if it is known and
+// the limits allow it.
 func (c *correlations) addIfKnown(k sdkspan.Key, stackTrace [16]byte, count int) (known, added bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.known(k) {
+	if !c.isKnown(k) {
 		return false, false
 	}
 	return true, c.add(k, stackTrace, count)
 }
 
-// end has a transaction wait for the exporters that there are.
+// end records that a transaction has ended, if there are exporters to export it.
 func (c *correlations) end(k sdkspan.Key) {
 	if n := exporters.count.Load(); n > 0 {
 		c.ended.add(k, endedTransaction{now(), n})
 	}
 }
 
-// endOf returns when a transaction has ended, if it is known. The exporter's processor may
-// come before the Integration: then a transaction that is live here ends now.
-func (c *correlations) endOf(k sdkspan.Key) (at uint64, known bool) {
+// endOf returns when a transaction has ended, if it is known. If the exporter's processor is
+// registered before the Integration, the transaction may still be live here: then it ends now.
+func (c *correlations) endOf(k sdkspan.Key) (endedAt uint64, known bool) {
 	t, known := c.ended.find(k, false)
 	if !known {
 		if c.isLive(k) {
 			return now(), true
 		}
-		t, known = c.ended.find(k, false) // it may have ended here meanwhile
+		t, known = c.ended.find(k, false) // it may have ended since the first lookup
 	}
-	return t.at, known
+	return t.endedAt, known
 }
 
-// known reports whether there is a sampled transaction that is live or waits for
+// isKnown reports whether k is a sampled transaction that is live or waits for
 // exporters.
-func (c *correlations) known(k sdkspan.Key) bool {
+func (c *correlations) isKnown(k sdkspan.Key) bool {
 	_, ok := c.ended.find(k, false)
 	return ok || c.isLive(k)
 }
 
-// isLive reports whether there is a sampled transaction that is live.
+// isLive reports whether k is a live sampled transaction.
 func (c *correlations) isLive(k sdkspan.Key) bool {
 	var n cells.Span
 	return c.table.Load(c.table.Find(k), &n) && n.LocalRootSpanID == k.SpanID && n.TraceFlags&sampled != 0
 }
 
-// add adds them, all or none. mu is held.
+// add adds all count samples or none. The caller holds mu.
 func (c *correlations) add(k sdkspan.Key, stackTrace [16]byte, count int) bool {
 	if count == 0 {
 		return true
@@ -272,20 +272,20 @@ func (c *correlations) add(k sdkspan.Key, stackTrace [16]byte, count int) bool {
 		}
 		s = &samples{counts: map[[16]byte]int{}}
 	}
-	if s.total+count > maxSamples || s.total+count > fewSamples && c.all+count > maxAllSamples {
+	if s.total+count > maxSamples || s.total+count > fewSamples && c.totalSamples+count > maxAllSamples {
 		return false
 	}
 	c.samples[k] = s
 	s.counts[stackTrace] += count
 	s.total += count
-	c.all += count
+	c.totalSamples += count
 	return true
 }
 
-// sweep forgets the samples of transactions that were evicted, or never exported.
+// sweep removes the samples of transactions that were evicted or never exported.
 func (c *correlations) sweep() {
 	for k := range c.samples {
-		if !c.known(k) {
+		if !c.isKnown(k) {
 			c.forget(k)
 		}
 	}
@@ -294,7 +294,7 @@ func (c *correlations) sweep() {
 
 func (c *correlations) forget(k sdkspan.Key) {
 	if s := c.samples[k]; s != nil {
-		c.all -= s.total
+		c.totalSamples -= s.total
 		delete(c.samples, k)
 	}
 }
@@ -304,8 +304,8 @@ func keyOf(s sdktrace.ReadOnlySpan) sdkspan.Key {
 	return k
 }
 
-// collect returns the stack trace ids of a transaction that an exporter exports. Behind
-// the last exporter it is forgotten.
+// collect returns the stack trace ids of a transaction for an exporter. After the last
+// exporter the samples are removed.
 func (c *correlations) collect(k sdkspan.Key) (ids []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -318,7 +318,7 @@ func (c *correlations) collect(k sdkspan.Key) (ids []string) {
 				ids = append(ids, id)
 			}
 		}
-		slices.Sort(ids) // in any order, but always the same
+		slices.Sort(ids) // so that all exporters get the same order
 	}
 	if t.exports <= 0 && !c.isLive(k) {
 		c.forget(k)
@@ -326,8 +326,8 @@ func (c *correlations) collect(k sdkspan.Key) (ids []string) {
 	return ids
 }
 
-// complete returns the resource that spans with this one are exported with: with the
-// profiler's host.id if it has none.
+// complete returns the resource for the export of spans that have resource r: r with the
+// profiler's host.id, unless it has one already.
 func (i *Integration) complete(r *resource.Resource) *resource.Resource {
 	c := &i.correlations
 	id := c.hostID.Load()
@@ -339,7 +339,7 @@ func (i *Integration) complete(r *resource.Resource) *resource.Resource {
 	}
 	to := r
 	if own, ok := r.Set().Value(hostIDKey); !ok {
-		// Resources of one schema merge; this one has none.
+		// A resource without a schema URL can be merged with any other.
 		to, _ = resource.Merge(r, resource.NewSchemaless(hostIDKey.String(*id)))
 	} else if own.String() != *id {
 		i.warnHostID(*id, own.String())
@@ -348,8 +348,8 @@ func (i *Integration) complete(r *resource.Resource) *resource.Resource {
 	return to
 }
 
-// wake has exporters look again at what waits. Those in a bubble do so when the delay from before is
-// over, since the caller is outside.
+// wake rearms the exporters' timers after the delay has changed. An exporter in a synctest bubble waits
+// for the old delay, because the caller is outside the bubble.
 func (c *correlations) wake() {
 	for _, e := range exporters.each() {
 		if !e.bubbled {
@@ -358,7 +358,7 @@ func (c *correlations) wake() {
 	}
 }
 
-// release has all exporters export what waits.
+// release makes all exporters export their waiting transactions.
 func (c *correlations) release(ctx context.Context) error {
 	var errs []error
 	for _, e := range exporters.each() {

@@ -1,10 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package universalprofiling is the service's side of Elastic's [Universal Profiling
-// integration]. A profiler that knows it, such as the OpenTelemetry eBPF profiler, links
-// its samples to the spans in which they were taken. It also tells the service which
-// stack traces those were, and the service exports them with its transactions:
+// Package universalprofiling implements the service side of Elastic's [Universal Profiling
+// integration]. A profiler that supports it, such as the OpenTelemetry eBPF profiler, links
+// its samples to the spans in which they were taken. It also sends the ids of their
+// stack traces to the service, which exports them with its transactions:
 //
 //	tp := sdktrace.NewTracerProvider(
 //		sdktrace.WithResource(res),
@@ -12,92 +12,92 @@
 //		sdktrace.WithBatcher(universalprofiling.NewExporter(exporter)),
 //	)
 //
-// It takes neither cgo nor a shared library that is shipped. It knows nothing of the
-// carriers of package spanctx; a service may use one of the two packages, or both.
+// It needs neither cgo nor a shared library next to the program. It is independent of package
+// spanctx; a service may use either package, or both.
 //
 // # What a profiler sees
 //
-// A span is shown on the thread of the goroutine that started it, from the end of its
-// start on. With it is shown its transaction, which is the local root span: the one that
-// has no parent in this process. A span whose parent is over has the parent's transaction,
-// or none if the parent does not tell; profilers pass over samples without one.
+// A span is published on the thread of the goroutine that started it, as soon as Start
+// returns. It is published with its transaction, which is the local root span: the one that
+// has no parent in this process. A span whose parent has ended gets the parent's transaction,
+// or none if that is unknown; profilers ignore samples without a transaction.
 //
-// At the end of a span the goroutine that has started it leaves it, with all spans that it
-// has started inside. It goes back to the nearest live span around it. After its end a
-// span is not shown on any thread, on whichever goroutine End was called. If that was
-// another one, the goroutine goes back when it starts or ends its next span.
+// When a span ends, its goroutine leaves it and all spans that it has started inside it, and
+// the nearest live ancestor is published instead. An ended span is not published on any thread,
+// regardless of which goroutine called End. If another goroutine did, the ancestor is
+// published when the span's goroutine starts or ends its next span.
 //
-// The format has no place for goroutines. Go moves them between threads when they block, and
-// runs others on the thread meanwhile. Until a span starts or ends there, that thread shows
-// the span of the goroutine that was there before. A goroutine that is locked to its thread
-// is exact. [Refresh], behind calls that block, [Attach], on goroutines that work for other
-// goroutines' spans, and [NewSampler], for spans that are not sampled, make it better.
-// Package spanctx has carriers that are exact always, for readers that know them.
+// The format has no notion of goroutines. Go moves a goroutine between threads when it blocks,
+// and runs others on the thread meanwhile. Until a span starts or ends there, that thread still
+// publishes the span of the previous goroutine. Only goroutines that are locked to their thread
+// are always correct. Three functions reduce the error: [Refresh], after calls that block; [Attach], on
+// goroutines that work for a span of another goroutine; and [NewSampler], for spans that are not
+// sampled. Package spanctx has carriers that are always exact, for readers that support them.
 //
-// # What the profiler says
+// # Messages from the profiler
 //
-// A profiler sends messages to a socket whose path it has read. A registration tells
-// how long its samples take, and the host.id that it reports with: spans are exported
-// with that if their resource has none. A correlation names a stack trace of a
-// transaction and how often it was seen. The ids of all of them become the attribute
+// A profiler reads the path of a socket from the process, and sends messages to it. A
+// registration contains the delay of its samples and its host.id, which is added to exported
+// spans whose resource has none. A correlation contains the id of a stack trace of a
+// transaction and the number of its samples. All these ids become the attribute
 // elastic.profiler_stack_trace_ids of the transaction.
 //
-// For these to arrive in time, sampled transactions are exported only when a delay has
-// passed since their end. The delay is that of the registration, or one second. Nothing else
-// is delayed. They wait in a queue of fixed size; what finds it full is exported at once.
-// ForceFlush and Shutdown export what waits. Whatever the profiler has sent before one of
-// these is exported with the transaction. In what order exporters, the integration and other
-// span processors are made and registered does not matter.
+// To give these messages time to arrive, sampled transactions are exported with a delay after
+// their end: that of the registration, or one second. No other span
+// is delayed. They wait in a queue of fixed size; if it is full, a transaction is exported at
+// once. ForceFlush and Shutdown export all waiting transactions, including the stack traces that
+// the profiler has sent until then. The order in which exporters, the integration and other
+// span processors are created and registered does not matter.
 //
 // # Configuration
 //
 //   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED: true, false or auto, the
-//     default; [WithEnabled] overrides it. With auto, spans are shown and the socket is
-//     open, but nothing is correlated or deferred before a registration has come. The
-//     OpenTelemetry eBPF profiler does not send any so far: say true for it.
+//     default; [WithEnabled] overrides it. With auto, spans are published and the socket is
+//     open, but nothing is correlated or delayed until a registration arrives. The
+//     OpenTelemetry eBPF profiler does not send registrations yet: use true with it.
 //   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR: the directory of the
-//     socket; [WithSocketDir] overrides it. The default is the first of XDG_RUNTIME_DIR
-//     and [os.TempDir] that serves. The profiler has to see it in the file system of
-//     the process, which it does in containers too. The socket's path may have 107
-//     bytes, and a profiler that sends to /proc/PID/root and the path needs some 18
-//     of them.
-//   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE: how many transactions
-//     wait at most, 8096 by default, up to 1,048,576; [WithBufferSize] overrides it.
+//     socket; [WithSocketDir] overrides it. The default is the first usable one of
+//     XDG_RUNTIME_DIR and [os.TempDir]. The profiler must be able to access it through the
+//     file system of the process, which also works in containers. The socket's path may have
+//     107 bytes; a profiler that prefixes it with /proc/PID/root needs about 18 of them.
+//   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE: the maximum number of waiting
+//     transactions, 8096 by default, up to 1,048,576; [WithBufferSize] overrides it.
 //
-// What is neither is reported to [otel.Handle], and the default is taken.
+// Invalid values are reported to [otel.Handle], and the default is used.
 //
 // # Losses
 //
-// The kernel keeps net.unix.max_dgram_qlen messages, 10 by default, for a socket that is
-// not read at once. What a profiler sends beyond that is lost at its end, and cannot be
-// counted at this one. On hosts whose profiler sends in large bursts a higher limit
-// helps; it holds for sockets made afterwards:
+// The kernel queues net.unix.max_dgram_qlen messages, 10 by default, for a socket until they
+// are read. Messages beyond that are lost on the profiler's side, where this package cannot
+// count them. On hosts whose profiler sends in large bursts a higher limit
+// helps; it applies to sockets that are created afterwards:
 //
 //	sysctl -w net.unix.max_dgram_qlen=512
 //
-// What arrives and is of no use is counted, see [Active] and [Integration.Stats].
+// Messages that arrive but cannot be used are counted, see [Active] and [Integration.Stats].
 //
 // # Limits
 //
-//   - A profiler may have transactions wait for 30 seconds at most, or what [WithMaxDelay] says.
-//   - A transaction has at most 65,536 samples, and all that wait have 1,048,576, and 64 more
-//     each. Messages beyond that are dropped: then the counts of stack traces are not
-//     preserved.
-//   - 65,536 spans may be live. Of more, the oldest are not shown, and have no stack traces.
-//   - Service names and environments are cut at 128 bytes. A host.id may have 1,024; the
-//     registration is malformed otherwise.
+//   - A profiler can delay transactions by at most 30 seconds, or by [WithMaxDelay].
+//   - A transaction has at most 65,536 samples. All waiting transactions together have at most
+//     1,048,576, plus 64 each. Correlations beyond that are dropped, and the counts of stack
+//     traces are too low.
+//   - 65,536 spans may be live. If there are more, the oldest are not published, and have no
+//     stack traces.
+//   - Service names and environments are truncated to 128 bytes. A registration whose host.id is
+//     longer than 1,024 bytes is malformed.
 //
-// What is lost by a limit is counted or reported. Sockets that killed processes of the same
-// user have left in the directory are removed when an integration starts.
+// All losses due to these limits are counted or reported. When an integration starts, it removes
+// sockets that killed processes of the same user have left in the directory.
 //
 // # Where it works
 //
-// On linux/amd64, with and without cgo, and on linux/arm64 with cgo: without it there is
-// no thread-local memory for the format to use. Nothing is taken for granted. The Go
-// runtime's structures are verified when the integration starts and on each thread.
-// Where they are not what is expected, the reason is reported and nothing is shown. Some
-// file system has to allow code to be mapped from it, for the moment of the start. The
-// first one serves of the socket's directory, XDG_RUNTIME_DIR, os.TempDir and /dev/shm.
+// On linux/amd64, with and without cgo, and on linux/arm64 with cgo: without cgo there is
+// no thread-local memory that the format could use. The Go runtime's structures are verified
+// when the integration starts and on each thread. If they are not as expected, the reason
+// is reported and nothing is published. For a moment at the start, some
+// file system must allow code to be mapped from it. The integration uses the first suitable one
+// of the socket's directory, XDG_RUNTIME_DIR, os.TempDir, /dev/shm and /var/tmp.
 //
 // Everything in this package may be called concurrently.
 //

@@ -32,7 +32,7 @@ func (printer) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) err
 
 func (printer) Shutdown(context.Context) error { return nil }
 
-// A service that profilers see, and that they tell of the stack traces in its
+// A service that publishes its spans to profilers, and exports the stack traces that they send for its
 // transactions.
 func Example() {
 	res := resource.NewSchemaless(attribute.String("service.name", "checkout"))
@@ -54,8 +54,8 @@ func Example() {
 	// request items 3
 }
 
-// New reports errors to its caller. Here it is the example that is the profiler: it
-// sends to the socket what a profiler does.
+// New returns errors to its caller. This example also plays the role of the profiler: it
+// sends messages to the socket.
 func ExampleNew() {
 	dir, err := os.MkdirTemp("", "")
 	if err != nil {

@@ -21,25 +21,26 @@ import (
 )
 
 const (
-	// maxBatch is how many transactions are exported at a time.
+	// maxBatch is the maximum number of transactions per export.
 	maxBatch = 512
-	// exportTimeout bounds the export of what has waited, as the SDK's batch processor
-	// does by default.
+	// exportTimeout limits the export of waiting transactions. It is the default of the SDK's
+	// batch processor.
 	exportTimeout = 30 * time.Second
 )
 
-// NewExporter returns an exporter that exports to next. Sampled transactions are exported
-// when their delay has passed, with the stack trace ids that the profiler has told of.
+// NewExporter returns an exporter that wraps next. It exports sampled transactions after their
+// delay, with the stack trace ids that the profiler has sent.
 // All other spans are exported at once. It works with the process's [Integration], which
-// may come up before or after it, and with the span processors of a provider in any
+// may be created before or after it, and with the span processors of a provider in any
 // order.
 //
 // While there is no Integration, it exports everything at once. If neither [New] nor
 // [WithIntegration] has been called when it exports its first span, that is reported once to
-// [otel.Handle]. An exporter of this function is returned as it is. The exporter does not
-// call next concurrently; its own methods may be. Shut it down, as its provider does.
+// [otel.Handle]. If next was returned by NewExporter, it is returned unchanged. The exporter never
+// calls next concurrently; its own methods may be called concurrently. It must be shut down, which
+// its provider does.
 //
-// If next is nil so is what is returned, with which the SDK's batch processor exports nothing.
+// NewExporter returns nil if next is nil; the SDK's batch processor then exports nothing.
 func NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
 	if next == nil {
 		return nil
@@ -47,12 +48,12 @@ func NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
 	if e, ok := next.(*exporter); ok {
 		return e
 	}
-	e := &exporter{next: next, turn: make(chan struct{}, 1), bubbled: bubble.In()}
-	exporters.enter(e)
+	e := &exporter{next: next, sem: make(chan struct{}, 1), bubbled: bubble.In()}
+	exporters.add(e)
 	return e
 }
 
-// NewExporter is the function of that name, except that it returns next if i is disabled.
+// NewExporter is like the function [NewExporter], but returns next if i is disabled.
 func (i *Integration) NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
 	if i == nil || i.records == nil {
 		return next
@@ -60,85 +61,86 @@ func (i *Integration) NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExpor
 	return NewExporter(next)
 }
 
-// exporters are those of the process that are not shut down.
+// exporters are the exporters of the process that have not been shut down.
 var exporters exporterList
 
 type exporterList struct {
-	count atomic.Int64 // of all
+	count atomic.Int64 // len(all), for reads without the lock
 	mu    sync.Mutex
 	all   []*exporter
 }
 
-func (l *exporterList) enter(e *exporter) {
+func (l *exporterList) add(e *exporter) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.all = append(l.all, e)
 	l.count.Store(int64(len(l.all)))
 }
 
-func (l *exporterList) leave(e *exporter) {
+func (l *exporterList) remove(e *exporter) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.all = slices.DeleteFunc(l.all, func(other *exporter) bool { return other == e })
 	l.count.Store(int64(len(l.all)))
 }
 
-// each returns the exporters of now.
+// each returns a copy of the list.
 func (l *exporterList) each() []*exporter {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.all)
 }
 
-// toldAlone is whether it has been reported that there is an exporter and no Integration.
-var toldAlone atomic.Bool
+// reportedMissing is set once it has been reported that there is an exporter but no Integration.
+var reportedMissing atomic.Bool
 
-// exporter keeps transactions back.
+// exporter delays transactions.
 type exporter struct {
 	next sdktrace.SpanExporter
-	// turn is held by the goroutine that calls next.
-	turn chan struct{}
-	// bubbled is whether it belongs to a test in testing/synctest, whose timers may be
-	// touched only there.
+	// sem is held by the goroutine that calls next.
+	sem chan struct{}
+	// bubbled is set if the exporter was created in a testing/synctest bubble: its timer must not
+	// be used outside.
 	bubbled bool
 
 	mu sync.Mutex
 	// queue is first in, first out.
 	queue  []deferred
 	closed bool
-	// timer goes off when the first one's delay has passed; nil if none waits.
+	// timer fires when the delay of the first transaction in the queue has passed. It is nil if
+	// the queue is empty.
 	timer *time.Timer
 }
 
-// deferred is a transaction that waits, and the Integration that knows it.
+// deferred is a waiting transaction, and the Integration that published it.
 type deferred struct {
-	of      *Integration
-	span    sdktrace.ReadOnlySpan
-	endedAt uint64
+	integration *Integration
+	span        sdktrace.ReadOnlySpan
+	endedAt     uint64
 }
 
-// due returns when the transaction has waited long enough.
+// due returns the time at which the transaction may be exported.
 func (d *deferred) due() uint64 {
-	if d.endedAt <= d.of.correlations.flushed.Load() {
+	if d.endedAt <= d.integration.correlations.flushed.Load() {
 		return 0
 	}
-	return d.endedAt + uint64(d.of.correlations.delay.Load())
+	return d.endedAt + uint64(d.integration.correlations.delay.Load())
 }
 
 var _ sdktrace.SpanExporter = (*exporter)(nil)
 
-// ExportSpans exports spans, except for transactions that wait: what becomes of their
-// export later goes to [otel.Handle].
+// ExportSpans exports spans, except for transactions that have to wait. Errors of their later
+// export go to [otel.Handle].
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	i := latest.Load()
-	if i == nil && !asked.Load() && !toldAlone.Swap(true) {
-		otel.Handle(errors.New("universal profiling: there is an exporter and no integration: use WithIntegration"))
+	if i == nil && !requested.Load() && !reportedMissing.Swap(true) {
+		otel.Handle(errors.New("universal profiling: there is an exporter but no integration: use WithIntegration"))
 	}
 	out, due := make([]sdktrace.ReadOnlySpan, 0, len(spans)), false
 	for _, s := range spans {
-		kept, transaction := e.keep(i, s) //nolint:contextcheck // what waits is exported when ctx is over
-		due = due || transaction && !kept
-		if !kept {
+		delayed, transaction := e.delay(i, s) //nolint:contextcheck // waiting transactions outlive ctx
+		due = due || transaction && !delayed
+		if !delayed {
 			out = append(out, s)
 		}
 	}
@@ -150,7 +152,7 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpa
 	}
 	defer e.unlock()
 	if due {
-		// What ctx leaves no time for is missing; the spans are not.
+		// If ctx ends first, stack traces may be missing; the spans are exported anyway.
 		_ = i.socket.Drain(ctx)
 	}
 	return e.export(ctx, out)
@@ -161,9 +163,9 @@ func isTransaction(s sdktrace.ReadOnlySpan) bool {
 	return !s.Parent().IsValid() || s.Parent().IsRemote()
 }
 
-// keep keeps a span back if it has to wait, and reports whether it does. It also reports
-// whether the span is a transaction that the profiler may tell of.
-func (e *exporter) keep(i *Integration, s sdktrace.ReadOnlySpan) (kept, transaction bool) {
+// delay queues s if it has to wait, and reports whether it did. It also reports
+// whether s is a transaction for which the profiler may send stack traces.
+func (e *exporter) delay(i *Integration, s sdktrace.ReadOnlySpan) (delayed, transaction bool) {
 	if i == nil || !i.correlations.registered.Load() || !s.SpanContext().IsSampled() || !isTransaction(s) {
 		return false, false
 	}
@@ -172,23 +174,24 @@ func (e *exporter) keep(i *Integration, s sdktrace.ReadOnlySpan) (kept, transact
 	if !transaction || now() >= endedAt+uint64(c.delay.Load()) {
 		return false, transaction
 	}
-	kept, full := e.enqueue(deferred{i, s, endedAt})
+	delayed, full := e.enqueue(deferred{i, s, endedAt})
 	if full {
 		c.counters.notDeferred.Add(1)
 		i.warned.once("the queue of %d transactions is full: their profiling data may be incomplete", i.settings.bufferSize)
 	}
-	return kept, true
+	return delayed, true
 }
 
-// enqueue keeps d, unless the queue is full, closed, or flushed since d ended.
-func (e *exporter) enqueue(d deferred) (kept, full bool) {
+// enqueue adds d to the queue, unless that is full, closed, or was flushed after d ended.
+func (e *exporter) enqueue(d deferred) (queued, full bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// A goroutine that flushes says so first, and then empties the queue: none may come after that.
-	if e.closed || d.endedAt <= d.of.correlations.flushed.Load() {
+	// A flush first sets the time and then empties the queue, so a transaction that ended before
+	// that time must not be added.
+	if e.closed || d.endedAt <= d.integration.correlations.flushed.Load() {
 		return false, false
 	}
-	if len(e.queue) >= d.of.settings.bufferSize {
+	if len(e.queue) >= d.integration.settings.bufferSize {
 		return false, true
 	}
 	e.queue = append(e.queue, d)
@@ -196,7 +199,7 @@ func (e *exporter) enqueue(d deferred) (kept, full bool) {
 	return true, false
 }
 
-// arm has the timer go off when the first transaction's delay has passed. mu is held.
+// arm starts the timer for the first transaction in the queue. The caller holds mu.
 func (e *exporter) arm() {
 	if e.timer != nil || len(e.queue) == 0 || e.closed {
 		return
@@ -214,14 +217,14 @@ func (e *exporter) arm() {
 	})
 }
 
-// disarm undoes arm. mu is held.
+// disarm stops the timer. The caller holds mu.
 func (e *exporter) disarm() {
 	if e.timer != nil && e.timer.Stop() {
 		e.timer = nil
 	}
 }
 
-// rearm has the timer go by the delay as it is now.
+// rearm restarts the timer with the current delay.
 func (e *exporter) rearm() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -229,8 +232,8 @@ func (e *exporter) rearm() {
 	e.arm()
 }
 
-// release exports those that have waited long enough, or all. What ctx leaves no time
-// for goes on waiting.
+// release exports the transactions that are due, or all. If ctx ends first, the rest stays
+// in the queue.
 func (e *exporter) release(ctx context.Context, all bool) error {
 	if err := e.lock(ctx); err != nil {
 		e.rearm() //nolint:contextcheck // as above
@@ -238,7 +241,8 @@ func (e *exporter) release(ctx context.Context, all bool) error {
 	}
 	defer e.unlock()
 	defer e.rearm() //nolint:contextcheck // as above
-	// The profiler has until now: what it has sent by now is in the socket at least.
+	// Only transactions that are due now: for these, everything that the profiler has sent is in
+	// the socket, and read by Drain.
 	until := now()
 	var errs []error
 	if i := latest.Load(); i != nil {
@@ -254,7 +258,7 @@ func (e *exporter) release(ctx context.Context, all bool) error {
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// due takes a batch of those that have waited long enough until a time, or of all.
+// due removes and returns a batch of the transactions that are due at the time until, or of all.
 func (e *exporter) due(all bool, until uint64) (spans []sdktrace.ReadOnlySpan) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -263,7 +267,7 @@ func (e *exporter) due(all bool, until uint64) (spans []sdktrace.ReadOnlySpan) {
 		spans = append(spans, e.queue[n].span)
 		n++
 	}
-	// Deleting from the front of a slice would keep the spans alive.
+	// Cleared, so that the array does not keep the spans alive.
 	clear(e.queue[:n])
 	if e.queue = e.queue[n:]; len(e.queue) == 0 {
 		e.queue = nil
@@ -271,11 +275,11 @@ func (e *exporter) due(all bool, until uint64) (spans []sdktrace.ReadOnlySpan) {
 	return spans
 }
 
-// export exports spans as they are to be. The caller has the turn.
+// export enriches spans, in place, and passes them to next. The caller holds the semaphore.
 func (e *exporter) export(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	if i := latest.Load(); i != nil {
 		for n, s := range spans {
-			spans[n] = i.finish(s)
+			spans[n] = i.enrich(s)
 		}
 	}
 	return e.next.ExportSpans(ctx, spans)
@@ -283,16 +287,16 @@ func (e *exporter) export(ctx context.Context, spans []sdktrace.ReadOnlySpan) er
 
 func (e *exporter) lock(ctx context.Context) error {
 	select {
-	case e.turn <- struct{}{}:
+	case e.sem <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-func (e *exporter) unlock() { <-e.turn }
+func (e *exporter) unlock() { <-e.sem }
 
-// Shutdown exports what waits, and shuts next down. It gives up when ctx is done.
+// Shutdown exports all waiting transactions, and shuts next down. It gives up when ctx is done.
 func (e *exporter) Shutdown(ctx context.Context) error {
 	e.mu.Lock()
 	closed := e.closed
@@ -303,29 +307,29 @@ func (e *exporter) Shutdown(ctx context.Context) error {
 		return nil
 	}
 	err := e.release(ctx, true)
-	exporters.leave(e)
+	exporters.remove(e)
 	e.mu.Lock()
 	if n := len(e.queue); n > 0 {
 		err = errors.Join(err, fmt.Errorf("universal profiling: %d transactions are not exported", n))
 		e.queue = nil
 	}
 	e.mu.Unlock()
-	// An export that the timer has begun is over by then, or has no time left either.
+	// Wait for an export that the timer has started, unless ctx ends first.
 	if lockErr := e.lock(ctx); lockErr == nil {
 		defer e.unlock()
 	}
 	return errors.Join(err, e.next.Shutdown(ctx))
 }
 
-// MarshalLog is what the SDK logs of the exporter.
+// MarshalLog returns the description that the SDK logs.
 func (e *exporter) MarshalLog() any {
 	return struct{ Type, Next string }{"universalprofiling", fmt.Sprintf("%T", e.next)}
 }
 
-// finish returns s as it is exported.
-func (i *Integration) finish(s sdktrace.ReadOnlySpan) sdktrace.ReadOnlySpan {
-	if _, ok := s.(*finished); ok {
-		return s // by another exporter in front of this one
+// enrich returns s with the profiler's stack trace ids and host id.
+func (i *Integration) enrich(s sdktrace.ReadOnlySpan) sdktrace.ReadOnlySpan {
+	if _, ok := s.(*enrichedSpan); ok {
+		return s // enriched by another exporter that wraps this one
 	}
 	var ids []string
 	if s.SpanContext().IsSampled() && isTransaction(s) {
@@ -336,19 +340,19 @@ func (i *Integration) finish(s sdktrace.ReadOnlySpan) sdktrace.ReadOnlySpan {
 	if len(ids) == 0 && r == own {
 		return s
 	}
-	return &finished{s, ids, r}
+	return &enrichedSpan{s, ids, r}
 }
 
-// finished is a span with what the profiler has told.
-type finished struct {
+// enrichedSpan is a span with stack trace ids and a completed resource.
+type enrichedSpan struct {
 	sdktrace.ReadOnlySpan
 
 	ids      []string
 	resource *resource.Resource
 }
 
-// Attributes returns those of the span and its stack traces.
-func (f *finished) Attributes() []attribute.KeyValue {
+// Attributes returns the attributes of the span and its stack trace ids.
+func (f *enrichedSpan) Attributes() []attribute.KeyValue {
 	attributes := f.ReadOnlySpan.Attributes()
 	if len(f.ids) == 0 {
 		return attributes
@@ -356,5 +360,5 @@ func (f *finished) Attributes() []attribute.KeyValue {
 	return append(slices.Clip(attributes), stackTraceIDsKey.StringSlice(f.ids))
 }
 
-// Resource returns that of the span, with a host id.
-func (f *finished) Resource() *resource.Resource { return f.resource }
+// Resource returns the resource of the span with a host id.
+func (f *enrichedSpan) Resource() *resource.Resource { return f.resource }

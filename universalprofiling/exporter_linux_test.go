@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// Where there is no exporter the SDK's batch processor exports nothing.
+// Without an exporter the SDK's batch processor exports nothing.
 func TestNoExporter(t *testing.T) {
 	assert.Nil(t, NewExporter(nil))
 	tp := sdktrace.NewTracerProvider(sdktrace.WithBatcher(NewExporter(nil)))
@@ -62,8 +62,8 @@ func TestForceFlushAndShutdownExportEverything(t *testing.T) {
 	}
 }
 
-// An export that does not end lasts as long as the context. What it leaves no time for is
-// exported later, or it is told at the end that it is not.
+// An export that hangs lasts until the context ends. The remaining transactions are
+// exported later, or Shutdown reports that they are not.
 func TestFlushingHonoursItsContext(t *testing.T) {
 	s := newService(t)
 	s.hold()
@@ -105,10 +105,10 @@ func TestErrorsOfExportsThatWaitedAreReported(t *testing.T) {
 		return len(errs) == 1
 	}, testenv.Patience, time.Millisecond)
 	assert.ErrorIs(t, errs[0], failure)
-	s.wait(1) // the other exporter has nothing to do with it
+	s.wait(1) // the other exporter is not affected
 }
 
-// Spans end, wait, are flushed and told of all at once; none is lost or exported twice.
+// Spans end, wait, are flushed and correlated concurrently; none is lost or exported twice.
 func TestExportersUnderFire(t *testing.T) {
 	s := newService(t, WithBufferSize(50))
 	s.send(registration(time.Millisecond))

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){roleRefused: refuse})
 }
 
-// supported skips the test where there is no thread-local word to use.
+// supported skips the test on platforms without a usable thread-local word.
 func supported(t testing.TB) {
 	t.Helper()
 	if runtime.GOARCH == "arm64" && !cgoEnabled {
@@ -45,7 +45,7 @@ func supported(t testing.TB) {
 	}
 }
 
-// recorder is an exporter that keeps what it gets, and is told how to behave.
+// recorder is an exporter that keeps all spans. Its field export can block or fail.
 type recorder struct {
 	*tracetest.InMemoryExporter
 
@@ -71,7 +71,7 @@ func (r *recorder) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpa
 	return r.InMemoryExporter.ExportSpans(ctx, spans)
 }
 
-// Shutdown forgets nothing.
+// Shutdown keeps the spans.
 func (r *recorder) Shutdown(context.Context) error {
 	r.closed.Store(true)
 	return nil
@@ -84,7 +84,7 @@ func (r *recorder) names() (names []string) {
 	return names
 }
 
-// service is a provider with an integration, and the profiler that talks to it.
+// service is a provider with an integration, and a profiler that sends to it.
 type service struct {
 	*Integration
 
@@ -99,7 +99,7 @@ func newService(t testing.TB, opts ...Option) *service {
 	return newServiceWith(t, nil, opts...)
 }
 
-// newServiceWith has a provider with more options.
+// newServiceWith is newService with additional options for the provider.
 func newServiceWith(t testing.TB, more []sdktrace.TracerProviderOption, opts ...Option) *service {
 	t.Helper()
 	supported(t)
@@ -125,27 +125,27 @@ func (s *service) second() (*recorder, sdktrace.SpanExporter) {
 	return r, e
 }
 
-// start starts a span that has no parent.
+// start starts a root span.
 func (s *service) start(name string) trace.Span {
 	_, span := s.tracer.Start(context.Background(), name)
 	return span
 }
 
-// send has the integration take a message, as if it had come by the socket.
-func (s *service) send(m interface{ Encode() []byte }) { s.take(m.Encode(), true) }
+// send passes a message to the integration as if it had arrived on the socket.
+func (s *service) send(m interface{ Encode() []byte }) { s.handleMessage(m.Encode(), true) }
 
-// hold has transactions wait for longer than any test takes.
+// hold makes transactions wait for longer than any test takes.
 func (s *service) hold() {
 	s.send(registration(0))
 	s.correlations.delay.Store(int64(time.Hour))
 }
 
-// registration is one with a delay.
+// registration returns a registration with a delay.
 func registration(delay time.Duration) wire.ProfilingRegistration {
 	return wire.ProfilingRegistration{SamplesDelayMS: uint32(delay / time.Millisecond), HostID: "host-1"}
 }
 
-// correlation says of a transaction that it was seen so often in a stack trace.
+// correlation returns a correlation of a transaction with count samples of a stack trace.
 func correlation(transaction trace.Span, stackTrace byte, count uint16) wire.ProfilingCorrelation {
 	sc := transaction.SpanContext()
 	return wire.ProfilingCorrelation{
@@ -162,14 +162,14 @@ func sender(t testing.TB, path string) func([]byte) error {
 	return func(b []byte) error { return unix.Sendto(fd, b, unix.MSG_DONTWAIT, &unix.SockaddrUnix{Name: path}) }
 }
 
-// remembered is of how many transactions there are samples, and how many.
+// remembered returns the number of transactions that have samples, and the total number of samples.
 func (s *service) remembered() (transactions, samples int) {
 	s.correlations.mu.Lock()
 	defer s.correlations.mu.Unlock()
-	return len(s.correlations.samples), s.correlations.all
+	return len(s.correlations.samples), s.correlations.totalSamples
 }
 
-// wait waits until so many spans are exported and returns them.
+// wait waits until n spans are exported and returns them.
 func (s *service) wait(n int) tracetest.SpanStubs {
 	s.t.Helper()
 	require.Eventually(s.t, func() bool { return len(s.exported.GetSpans()) >= n }, testenv.Patience, time.Millisecond)
@@ -185,13 +185,13 @@ func value(list []attribute.KeyValue, key attribute.Key) attribute.Value {
 	return value
 }
 
-// stackTraceIDs returns those of an exported span.
+// stackTraceIDs returns the stack trace ids of an exported span.
 func stackTraceIDs(s tracetest.SpanStub) []string {
 	return value(s.Attributes, "elastic.profiler_stack_trace_ids").AsStringSlice()
 }
 
-// samplesOf returns how many samples of a stack trace of [correlation] an exported span has. A
-// profiler that runs on this machine may add others.
+// samplesOf returns the number of samples that an exported span has of a stack trace sent by
+// [correlation]. A profiler that runs on this machine may add others.
 func samplesOf(s tracetest.SpanStub, stackTrace byte) (n int) {
 	id := [16]byte{stackTrace}
 	for _, got := range stackTraceIDs(s) {
@@ -202,9 +202,9 @@ func samplesOf(s tracetest.SpanStub, stackTrace byte) (n int) {
 	return n
 }
 
-// told fails the test unless one error has been handled, which says all of this. Without
-// a text no error may have been handled.
-func told(t testing.TB, handled *oteltest.Errors, says ...string) {
+// requireReported fails the test unless exactly one error has been handled and contains all texts.
+// Without texts no error may have been handled.
+func requireReported(t testing.TB, handled *oteltest.Errors, says ...string) {
 	t.Helper()
 	var errs []error
 	require.Eventually(t, func() bool {
@@ -217,7 +217,7 @@ func told(t testing.TB, handled *oteltest.Errors, says ...string) {
 	}
 }
 
-// locked runs f on a goroutine of its own that has its thread to itself, and waits.
+// locked runs f on a new goroutine that is locked to its thread, and waits for it.
 func locked(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -229,7 +229,7 @@ func locked(f func()) {
 	<-done
 }
 
-// withResource is the option for a provider whose service is the shop.
+// withResource returns a provider option with the resource of the service "shop".
 func withResource(kvs ...attribute.KeyValue) []sdktrace.TracerProviderOption {
 	return []sdktrace.TracerProviderOption{sdktrace.WithResource(serviceResource(kvs...))}
 }
@@ -238,13 +238,13 @@ func serviceResource(kvs ...attribute.KeyValue) *resource.Resource {
 	return resource.NewSchemaless(append([]attribute.KeyValue{attribute.String("service.name", "shop")}, kvs...)...)
 }
 
-// shownHere checks what the calling goroutine, which has its thread to itself, shows.
+// shownHere checks the span that the calling goroutine, which is locked to its thread, publishes.
 func (s *service) shownHere(span trace.Span) {
 	s.t.Helper()
 	s.shownBy(s.runtime.Goroutine().Goid, span)
 }
 
-// shownBy checks what a goroutine shows that has its thread to itself.
+// shownBy checks the span that a goroutine that is locked to its thread publishes.
 func (s *service) shownBy(goid uint64, span trace.Span) {
 	s.t.Helper()
 	want := uint64(0)
@@ -254,7 +254,7 @@ func (s *service) shownBy(goid uint64, span trace.Span) {
 	assert.Equal(s.t, want, s.records.SpanID(goid))
 }
 
-// transactionOf returns the id of the transaction that a live span is shown with.
+// transactionOf returns the id of the transaction with which a live span is published.
 func (s *service) transactionOf(span trace.Span) uint64 {
 	s.t.Helper()
 	var n cells.Span
@@ -266,5 +266,5 @@ func idOf(span trace.Span) sdkspan.Key { return sdkspan.Of(span.SpanContext()) }
 
 var errReason = errors.New("the reason")
 
-// without knows nothing of the Go runtime.
-func without() Option { return withRuntime(goruntime.Calibrate().Without(errReason)) }
+// unsupportedRuntime returns an option with an unsupported Go runtime.
+func unsupportedRuntime() Option { return withRuntime(goruntime.Calibrate().Without(errReason)) }

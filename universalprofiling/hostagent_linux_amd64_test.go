@@ -33,24 +33,24 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// hostAgent is a reader that does what the specification's does. Of this module it uses
-// only what reads maps and memory: formats and names are written out.
+// hostAgent is a reader that follows the specification. It uses this module only to
+// read maps and memory: it defines formats and names itself.
 type hostAgent struct {
 	t      *testing.T
 	pid    int
 	memory remotemem.Memory
-	// storage is where the pointer to the process storage is. tls is how far from its
-	// thread pointer a thread has the pointer to its record.
+	// storage is the address of the pointer to the process storage. tls is the offset of the
+	// pointer to the thread's record from the thread pointer.
 	storage uint64
 	tls     int64
-	// bases are the thread pointers.
+	// bases caches the thread pointers by thread id.
 	bases map[int]uint64
 }
 
 var libraryPath = regexp.MustCompile(`.*/elastic-jvmti-linux-([\w-]*)\.so`)
 
-// attach finds the library in a process. It reads the file that is mapped, which nobody
-// finds in a directory any more.
+// attach finds the library in a process. It reads the mapped file, which is no longer
+// in any directory.
 func attach(t *testing.T, pid int) *hostAgent {
 	t.Helper()
 	process, err := procfs.NewFS("/proc").Process(pid)
@@ -142,10 +142,10 @@ func (a *hostAgent) process() (name, environment, socket string, ok bool) {
 	return text(), text(), text(), true
 }
 
-// interrupted stops a thread, calls f and lets the thread go on.
+// interrupted stops a thread, calls f and resumes the thread.
 func (a *hostAgent) interrupted(tid int, f func()) {
 	a.t.Helper()
-	// The kernel has a tracer be a thread.
+	// For the kernel the tracer is a thread, not a process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.PtraceSeize(tid); errors.Is(err, unix.EPERM) {
@@ -160,7 +160,7 @@ func (a *hostAgent) interrupted(tid int, f func()) {
 	f()
 }
 
-// base returns the thread pointer of a thread. It stops the thread for that, once.
+// base returns the thread pointer of a thread. It stops the thread the first time.
 func (a *hostAgent) base(tid int) uint64 {
 	a.t.Helper()
 	if _, ok := a.bases[tid]; !ok {
@@ -173,7 +173,7 @@ func (a *hostAgent) base(tid int) uint64 {
 	return a.bases[tid]
 }
 
-// thread returns what a thread shows, in the words of the service.
+// thread returns the span that a thread publishes, in the format of the service's answers.
 func (a *hostAgent) thread(tid int) string {
 	a.t.Helper()
 	at := a.word(a.base(tid) + uint64(a.tls))
@@ -192,7 +192,7 @@ func (a *hostAgent) thread(tid int) string {
 	return fmt.Sprintf("%s %s %s %d", hex.EncodeToString(b[5:21]), hex.EncodeToString(b[21:29]), hex.EncodeToString(b[29:37]), b[4])
 }
 
-// startService starts the service and returns the Go version that it says it has.
+// startService starts the service and returns the Go version that it reports.
 func startService(t *testing.T, v programs.Variant, env ...string) (child *childproc.Child, version string) {
 	t.Helper()
 	exe := programs.Build(t, v, ".", "./testdata/service")
@@ -205,7 +205,7 @@ func startService(t *testing.T, v programs.Variant, env ...string) (child *child
 	return child, version
 }
 
-// answer returns the next line that is an answer.
+// answer returns the next line that is an answer to an order.
 func answer(child *childproc.Child) string {
 	for {
 		if line := child.Receive(); !strings.HasPrefix(line, "exported ") {
@@ -214,7 +214,7 @@ func answer(child *childproc.Child) string {
 	}
 }
 
-// startThread has the service start a thread of a kind, and returns its id.
+// startThread makes the service start a thread of the given kind, and returns the thread id.
 func startThread(t *testing.T, child *childproc.Child, kind string) int {
 	t.Helper()
 	tid, err := strconv.Atoi(child.Ask("%s", kind))
@@ -222,7 +222,7 @@ func startThread(t *testing.T, child *childproc.Child, kind string) int {
 	return tid
 }
 
-// However a service is built, the host agent sees exactly what each thread is in.
+// However a service is built, the host agent sees the correct span of each thread.
 func TestHostAgentSeesSpans(t *testing.T) {
 	t.Parallel()
 	variants := []programs.Variant{programs.Static, programs.Cgo}
@@ -262,8 +262,8 @@ func TestHostAgentSeesSpans(t *testing.T) {
 	}
 }
 
-// A thread that is interrupted at any instruction shows one span or none, or says that it
-// is about to change what it shows.
+// A thread that is interrupted at any instruction publishes one whole span or none, or its record is
+// marked as being changed.
 func TestHostAgentInterruptsThreads(t *testing.T) {
 	t.Parallel()
 	child, _ := startService(t, programs.Static, "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=auto")
@@ -275,7 +275,7 @@ func TestHostAgentInterruptsThreads(t *testing.T) {
 	counts := map[string]int{}
 	agent.interrupted(tid, func() {
 		b := make([]byte, 37)
-		// From the first end on each one completes a round through all instructions.
+		// After the first end of a span, each further end completes a round through all instructions.
 		for last, ends := "", 0; ends < testenv.Rounds(2, 5); {
 			if _, err := agent.memory.ReadAt(b, int64(at)); err != nil {
 				t.Fatal(err)
@@ -307,7 +307,7 @@ func TestHostAgentInterruptsThreads(t *testing.T) {
 	assert.Len(t, counts, 3)
 }
 
-// A profiler finds the process, says that it is there, and tells of samples.
+// A profiler finds the process, registers, and sends correlations.
 func TestHostAgentTellsTheService(t *testing.T) {
 	t.Parallel()
 	child, _ := startService(t, programs.Static)

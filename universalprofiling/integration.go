@@ -29,25 +29,25 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// ErrAlreadyIntegrated says that this process has an Integration already.
-var ErrAlreadyIntegrated = errors.New("the integration is on already")
+// ErrAlreadyIntegrated is returned if this process already has an Integration.
+var ErrAlreadyIntegrated = errors.New("this process already has an integration")
 
-// Integration shows spans to profilers and takes what they say of them. [New] makes one.
+// Integration publishes spans to profilers and receives their messages, see [New].
 // It is a span processor that may be registered with several TracerProviders, and is
-// safe for concurrent use. A nil Integration, and one that is disabled, does nothing.
+// safe for concurrent use. A nil or disabled Integration does nothing.
 type Integration struct {
-	settings settings
-	runtime  *goruntime.Runtime
-	table    *cells.Table
-	roots    roots
-	guests   guests
-	library  *apmlib.Library
-	records  *apmlib.Records
-	socket   *profilersocket.Socket
-	received chan struct{} // closed when the socket is not read any more
+	settings     settings
+	runtime      *goruntime.Runtime
+	table        *cells.Table
+	roots        roots
+	attachCounts attachCounts
+	library      *apmlib.Library
+	records      *apmlib.Records
+	socket       *profilersocket.Socket
+	received     chan struct{} // closed when the socket is no longer read
 
-	// service is of whom the process storage is: nil until the first span if that is
-	// to tell.
+	// service is the resource in the process storage. It is nil until the first span unless
+	// WithResource sets it.
 	service      atomic.Pointer[resource.Resource]
 	correlations correlations
 	warned       warnings
@@ -56,40 +56,40 @@ type Integration struct {
 	shutdown sync.Once
 	// shutdownErr is guarded by shutdown.
 	shutdownErr error
-	// users is how many providers share it; building guards it.
+	// users is the number of providers that share the Integration, guarded by building.
 	users int
 }
 
 var _ sdktrace.SpanProcessor = (*Integration)(nil)
 
-// active is the Integration of this process, or nil. There is one because there is one
-// library.
+// active is the Integration of this process, or nil. There is at most one because there is
+// only one library.
 var active atomic.Pointer[Integration]
 
-// latest is the Integration that came up last, also after its Shutdown: spans may still be on
-// their way to an exporter.
+// latest is the Integration that was created last. It is kept after its Shutdown, because spans
+// may still be on their way to an exporter.
 var latest atomic.Pointer[Integration]
 
-// asked is whether anybody has asked for an Integration.
-var asked atomic.Bool
+// requested is set once an Integration has been requested, even if it is disabled or failed.
+var requested atomic.Bool
 
-// Active returns the Integration of the process, such as the one of [WithIntegration], for
-// its [Integration.Stats]. It is nil while there is none, and a nil Integration counts nothing.
+// Active returns the Integration of the process, such as the one created by [WithIntegration], for
+// its [Integration.Stats]. It returns nil if there is none; the Stats of nil are zero.
 func Active() *Integration { return active.Load() }
 
-// building is held while an Integration comes up or goes down.
+// building is held while an Integration starts or shuts down.
 var building sync.Mutex
 
-// New returns an Integration, for callers that want its errors; [WithIntegration] registers one.
+// New creates an Integration, for callers that handle its errors; [WithIntegration] also registers it.
 // The error wraps [ErrAlreadyIntegrated], or [errors.ErrUnsupported] on other platforms.
-// Else it says what is not known of the Go runtime, or what has failed in which
-// directories. After an error nothing is left behind. Being disabled is no error.
+// Otherwise it says why the Go runtime is not supported, or what failed in which
+// directories. After an error nothing is left behind. Being disabled is not an error.
 func New(opts ...Option) (*Integration, error) {
 	return newWith(newSettings(opts))
 }
 
 func newWith(s settings) (*Integration, error) {
-	asked.Store(true)
+	requested.Store(true)
 	if s.mode == Disabled {
 		return new(Integration), nil
 	}
@@ -107,21 +107,21 @@ func WithIntegration(opts ...Option) sdktrace.TracerProviderOption {
 	return sdktrace.WithSpanProcessor(ForProvider(opts...))
 }
 
-// ForProvider returns a [New] Integration for one TracerProvider, which shuts it down; it can
-// be registered with a provider that exists already. An error goes to [otel.Handle], and the
-// provider is none the worse for it. Where the process has an Integration already, the provider shares that one until
-// the Shutdown of the last provider that does. Then opts do not count, which is reported if
-// they ask for something else.
+// ForProvider returns an Integration like [New], for one TracerProvider, which shuts it down. It can
+// be registered with a provider that already exists. An error goes to [otel.Handle], and the
+// provider works as usual. If the process already has an Integration, the provider shares it, and
+// it lasts until the last of these providers is shut down. In this case opts are ignored, which is
+// reported if they differ.
 //
-// Without [NewExporter] spans are shown, but nothing comes back. If a profiler sends stack
-// traces all the same, that is reported.
+// Without [NewExporter] spans are published, but stack traces are not exported. If a profiler sends
+// some, that is reported.
 func ForProvider(opts ...Option) *Integration {
 	s := newSettings(opts)
 	for {
 		i, err := newWith(s)
 		if errors.Is(err, ErrAlreadyIntegrated) {
 			if i, err = share(s); i == nil {
-				continue // It has been shut down meanwhile.
+				continue // It has been shut down in the meantime.
 			}
 		}
 		if err != nil {
@@ -132,19 +132,19 @@ func ForProvider(opts ...Option) *Integration {
 }
 
 // share returns the Integration of this process for one more provider, with an error if s
-// asks for another one. It returns nil if the Integration has been shut down, or is about to be.
+// differs from its settings. It returns nil if the Integration has been shut down, or is about to be.
 func share(s settings) (*Integration, error) {
 	building.Lock()
 	defer building.Unlock()
 	i := active.Load()
 	if i == nil || i.users <= 0 {
-		return nil, nil //nolint:nilnil // It has gone, which is no error.
+		return nil, nil //nolint:nilnil // the caller tries again
 	}
 	i.users++
-	of := i.settings
-	if s.mode != of.mode || s.socketDir != of.socketDir || s.bufferSize != of.bufferSize || s.maxDelay != of.maxDelay ||
-		s.resource != nil && (of.resource == nil || !s.resource.Equal(of.resource)) {
-		return i, errors.New("universal profiling: the integration is shared with another provider: the options of this one do not count")
+	shared := i.settings
+	if s.mode != shared.mode || s.socketDir != shared.socketDir || s.bufferSize != shared.bufferSize || s.maxDelay != shared.maxDelay ||
+		s.resource != nil && (shared.resource == nil || !s.resource.Equal(shared.resource)) {
+		return i, errors.New("universal profiling: the integration is shared with another provider: the options of this one are ignored")
 	}
 	return i, nil
 }
@@ -161,11 +161,11 @@ func newIntegration(s settings) (_ *Integration, err error) {
 	i := &Integration{
 		settings: s, runtime: s.runtime, received: make(chan struct{}), users: 1, roots: newRoots(),
 	}
-	if i.table, err = cells.New(cells.Options{Spare: i.isShown, Evict: i.evict, Heap: true}); err != nil {
+	if i.table, err = cells.New(cells.Options{Spare: i.isPublished, Evict: i.evict, Heap: true}); err != nil {
 		return nil, err
 	}
 	i.correlations.start(i.table, s)
-	// A profiler that reads the storage has to find the socket there.
+	// First, because the process storage contains the path of the socket.
 	if i.socket, err = listen(socketDirs(s.socketDir)); err != nil {
 		return nil, err
 	}
@@ -182,27 +182,26 @@ func newIntegration(s settings) (_ *Integration, err error) {
 	return i, nil
 }
 
-// socketName is the name of the socket's file. It is one for the life of the process: a
-// profiler that has read it goes on sending there when another Integration follows.
+// socketName returns the name of the socket's file. It never changes during the life of the process,
+// because a profiler that has read it keeps sending there even if a new Integration is created.
 var socketName = sync.OnceValue(func() string {
 	return fmt.Sprintf("%s%d-%s.sock", socketPrefix, os.Getpid(), rand.Text()[:8])
 })
 
 const socketPrefix = "otelctx-"
 
-// socketDirs returns the directories for the socket in the order in which they are
-// tried.
+// socketDirs returns the directories to try for the socket, in order.
 func socketDirs(chosen string) []string {
 	return distinct(chosen, os.Getenv("XDG_RUNTIME_DIR"), os.TempDir())
 }
 
-// libraryDirs returns the directories for the library, of which one has to allow code to
-// be mapped from it.
+// libraryDirs returns the directories to try for the library, in order. Code must be mappable from
+// the directory.
 func libraryDirs(chosen string) []string {
 	return distinct(chosen, os.Getenv("XDG_RUNTIME_DIR"), os.TempDir(), "/dev/shm", "/var/tmp")
 }
 
-// distinct returns dirs without empty ones and repetitions.
+// distinct returns dirs without empty strings and duplicates.
 func distinct(dirs ...string) (all []string) {
 	for _, dir := range dirs {
 		if dir != "" && !slices.Contains(all, filepath.Clean(dir)) {
@@ -212,8 +211,8 @@ func distinct(dirs ...string) (all []string) {
 	return all
 }
 
-// listen makes the socket in the first directory that serves. That it is not the one
-// that was chosen is reported.
+// listen creates the socket in the first suitable directory, and reports if that is not the
+// first of dirs.
 func listen(dirs []string) (*profilersocket.Socket, error) {
 	var errs []error
 	for _, dir := range dirs {
@@ -251,70 +250,71 @@ func (i *Integration) storage() []byte {
 	}
 	return wire.ProfilingProcessStorage{
 		ServiceName: value("service.name"),
-		// The older name is the one that services in the field have.
+		// Many services still use the older name.
 		ServiceEnvironment: value("deployment.environment.name", "deployment.environment"),
 		SocketPath:         i.socket.Path(),
 	}.Encode()
 }
 
-// off reports whether spans are not to be shown.
-func (i *Integration) off() bool { return i == nil || i.records == nil || i.stopped.Load() }
+// inactive reports whether the Integration publishes no spans: it is nil, disabled or shut down.
+func (i *Integration) inactive() bool { return i == nil || i.records == nil || i.stopped.Load() }
 
-// OnStart shows the span on the calling goroutine's thread. ctx is the context that the
+// OnStart publishes the span on the calling goroutine's thread. ctx is the context that the
 // span was started with.
 func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
-	if i.off() || s == nil {
+	if i.inactive() || s == nil {
 		return
 	}
 	if i.service.Load() == nil {
-		i.serve(s.Resource())
+		i.adoptResource(s.Resource())
 	}
 	var n cells.Span
 	var child bool
 	n.Key, n.TraceFlags, child, n.StartUnixNS = sdkspan.Started(s)
 	if n.SpanID == 0 {
-		return // It is over: a processor before this one has ended it.
+		return // Another processor has ended it already.
 	}
 	self := i.runtime.Goroutine()
 	goid := self.Goid
 	n.G = uintptr(self.G)
-	at, known := i.position(goid)
-	if i.table.Is(at, n.Key) {
-		return // The provider has this processor twice.
+	current, known := i.position(goid)
+	if i.table.Is(current, n.Key) {
+		return // The processor is registered twice.
 	}
 	n.Goid, n.LocalRootSpanID = goid, n.SpanID
-	parent := i.parent(ctx, s, &n, child, at)
+	parent := i.parent(ctx, s, &n, child, current)
 	if !known && i.table.IsOf(parent, goid) {
-		at = parent
+		current = parent
 	}
-	i.table.SetLineage(&n, parent, wire.Position(at))
+	i.table.SetLineage(&n, parent, wire.Position(current))
 	p := goruntime.Pin()
 	r := i.table.Reserve(p)
 	if r == 0 {
 		goruntime.Unpin()
-		i.goTo(0, goid) // not known is better than wrong
+		i.publishRef(0, goid) // no span is better than a wrong one
 		return
 	}
 	i.table.Commit(p, r, &n)
 	goruntime.Unpin()
-	i.show(r, &n, goid)
-	// Shutdown says so first and then ends all live spans: one of the two sees the other.
+	i.publish(r, &n, goid)
+	// Shutdown first sets stopped and then ends all live spans, so either Shutdown sees this span
+	// or this sees stopped.
 	if i.stopped.Load() && i.table.End(r) {
 		i.clear(r)
 	}
 }
 
-// parent returns the nearest live span of the context that a span is started with, or 0. It gives
-// the span the local root of its parent, if that is local. likely is a guess at the parent.
+// parent returns the nearest live span of the context that a span is started with, or 0. It sets
+// the span's local root to that of its parent if the parent is local. likely is a guess of the parent.
 func (i *Integration) parent(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, likely cells.Ref) cells.Ref {
 	k, remote := sdkspan.Parent(s)
-	if !child { // By the option trace.WithNewRoot its context may have a span all the same.
+	if !child { // Its context may still have a span if it was started with trace.WithNewRoot.
 		local := false
 		if k, local = sdkspan.Local(ctx); !local {
 			return 0
 		}
 	} else if remote || k.TraceIDHigh != n.TraceIDHigh || k.TraceIDLow != n.TraceIDLow {
-		return 0 // A remote parent is another process's, also where its id is known here.
+		return 0 // A remote parent is in another process, even if a span with its id exists here.
 	}
 	parent := likely
 	if !i.table.Is(likely, k) {
@@ -337,9 +337,9 @@ func (i *Integration) parent(ctx context.Context, s sdktrace.ReadWriteSpan, n *c
 	return grandparent
 }
 
-// rootOfEnded returns the local root of a span that has ended and has this key. The span itself may
-// be it, its live parent knows it, or it is remembered, which takes longest to find out. Otherwise it
-// returns 0: profilers do not report samples without a transaction, and a wrong one is worse than none.
+// rootOfEnded returns the local root of the ended span with key k. It is the span itself, that of its
+// live parent, or one remembered in i.roots, which is the slowest lookup. Otherwise it returns
+// 0: profilers do not report samples without a transaction, and a wrong one is worse than none.
 func (i *Integration) rootOfEnded(s sdktrace.ReadOnlySpan, parent cells.Ref, k sdkspan.Key) uint64 {
 	if s != nil && isTransaction(s) {
 		return k.SpanID
@@ -350,41 +350,41 @@ func (i *Integration) rootOfEnded(s sdktrace.ReadOnlySpan, parent cells.Ref, k s
 	return i.roots.find(k)
 }
 
-// sampled is the trace flag that says so.
+// sampled is the trace flag of sampled spans.
 const sampled = uint8(trace.FlagsSampled)
 
-// stored returns an id, read as a big-endian number, as a word whose bytes in memory are
-// the id's.
+// stored converts an id from a big-endian number to a word whose bytes in memory are those of
+// the id.
 func stored(id uint64) uint64 {
 	var b [8]byte
 	binary.BigEndian.PutUint64(b[:], id)
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// serve takes the resource of the first span for the service's, if none was given.
-func (i *Integration) serve(r *resource.Resource) {
+// adoptResource uses the resource of the first span for the process storage, unless one was given.
+func (i *Integration) adoptResource(r *resource.Resource) {
 	if i.service.CompareAndSwap(nil, r) {
 		i.library.SetStorage(i.storage())
 	}
 }
 
-// nearest returns the live span that a goroutine is in which has shown a span, or 0.
+// nearest returns ref if that span is live, and otherwise its nearest live ancestor, or 0.
 func (i *Integration) nearest(ref cells.Ref, goid uint64) cells.Ref {
-	now, _ := i.table.Nearest(wire.Position(ref), goid)
-	return now.Ref()
+	position, _ := i.table.Nearest(wire.Position(ref), goid)
+	return position.Ref()
 }
 
 // position returns the live span that a goroutine is in, or 0, and whether that is known.
-func (i *Integration) position(goid uint64) (at cells.Ref, known bool) {
+func (i *Integration) position(goid uint64) (current cells.Ref, known bool) {
 	ref, known := i.records.Shown(goid)
 	return i.nearest(cells.Ref(ref), goid), known
 }
 
-// show shows a live span on the calling goroutine's thread, or if the span has ended meanwhile
-// the nearest live one around it. It reports whether it could.
-func (i *Integration) show(ref cells.Ref, n *cells.Span, goid uint64) bool {
-	// Fields are assigned one by one: a struct that is made somewhere else and copied
-	// at once would hold up the processor.
+// publish publishes a live span on the calling goroutine's thread, or its nearest live ancestor if
+// the span has ended in the meantime. It reports whether it succeeded.
+func (i *Integration) publish(ref cells.Ref, n *cells.Span, goid uint64) bool {
+	// Fields are assigned one by one: building a struct elsewhere and copying it
+	// at once would stall the CPU.
 	var s apmlib.Span
 	s.TraceIDHigh, s.TraceIDLow = stored(n.TraceIDHigh), stored(n.TraceIDLow)
 	s.SpanID, s.TransactionID, s.TraceFlags = stored(n.SpanID), stored(n.LocalRootSpanID), n.TraceFlags
@@ -392,45 +392,47 @@ func (i *Integration) show(ref cells.Ref, n *cells.Span, goid uint64) bool {
 	s.Show()
 	if !i.records.Store(&s) {
 		if err := i.records.Err(); err != nil {
-			i.warned.once("spans are not shown any more: %w", err)
+			i.warned.once("spans are no longer published: %w", err)
 		}
 		return false
 	}
-	// Whoever ends a span looks at the record after that. So either they clear this record,
-	// or the span is over here.
-	return i.table.Live(ref) || i.goTo(i.nearest(ref, goid), goid)
+	// A goroutine that ends the span reads the record afterwards. So either it clears this record,
+	// or the span has ended for the check below.
+	return i.table.Live(ref) || i.publishRef(i.nearest(ref, goid), goid)
 }
 
-// goTo is show for a span that was started before, or with a ref of 0 for none.
-func (i *Integration) goTo(ref cells.Ref, goid uint64) bool {
+// publishRef is publish for a span that is already in the table. A ref of 0 publishes that there is
+// none.
+func (i *Integration) publishRef(ref cells.Ref, goid uint64) bool {
 	for ; ref != 0; ref = i.nearest(ref, goid) {
 		var n cells.Span
 		if i.table.Load(ref, &n) {
-			return i.show(ref, &n, goid)
+			return i.publish(ref, &n, goid)
 		}
 	}
 	return i.records.Store(nil)
 }
 
-// isShown reports whether the goroutine that has started a span still runs and has shown it last.
-func (i *Integration) isShown(ref cells.Ref, goid uint64, g uintptr) bool {
+// isPublished reports whether the goroutine that has started a span still exists and has published it
+// last.
+func (i *Integration) isPublished(ref cells.Ref, goid uint64, g uintptr) bool {
 	shown, _ := i.records.Shown(goid)
 	return cells.Ref(shown) == ref && i.runtime.Is(g, goid)
 }
 
-// clear clears the records that show a span which is over. It may be called while pinned.
+// clear clears the records that contain an ended span. It may be called while pinned.
 func (i *Integration) clear(ref cells.Ref) {
 	var n cells.Span
 	i.table.Load(ref, &n)
-	if i.guests.any(ref) {
+	if i.attachCounts.any(ref) {
 		i.records.ClearAll(stored(n.SpanID))
 	} else {
 		i.records.Clear(n.Goid, stored(n.SpanID))
 	}
 }
 
-// evict ends a span to make room for another one, and clears the records that show it. It reports
-// whether it did, or somebody else was first. It may be called while pinned.
+// evict ends a span to make room for another one, and clears the records that contain it. It
+// returns false if the span had already ended. It may be called while pinned.
 func (i *Integration) evict(ref cells.Ref) bool {
 	if !i.table.End(ref) {
 		return false
@@ -440,10 +442,10 @@ func (i *Integration) evict(ref cells.Ref) bool {
 	return true
 }
 
-// OnEnd makes the span be over. If the calling goroutine is in it, it goes back to the
-// nearest live span around it. If another goroutine is in it, that one's record is
-// cleared, and it goes back when it starts or ends its next span. No other thread may
-// store to its record.
+// OnEnd ends the span. If the calling goroutine is in it, the nearest live ancestor is
+// published instead. If another goroutine is in it, the record of that goroutine is
+// cleared, and the ancestor is published when that goroutine starts or ends its next span, because
+// no other thread may store to its record.
 func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	if i == nil || i.records == nil || s == nil {
 		return
@@ -454,58 +456,59 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	ref := cells.Ref(shown)
 	if !i.table.Is(ref, k) {
 		if ref = i.table.Find(k); ref == 0 {
-			// It was evicted, or never shown.
+			// It was evicted, or never published.
 			if n := i.correlations.counters.evicted.Load(); n > 0 {
-				i.warned.once("more than %d spans are live: the oldest are not shown and have no stack traces", cells.Capacity)
+				i.warned.once("more than %d spans are live: the oldest are not published and have no stack traces", cells.Capacity)
 			}
-			i.goBack(cells.Ref(shown), goid)
+			i.dropEnded(cells.Ref(shown), goid)
 			return
 		}
 	}
-	// Before it is over: correlations and children may come at any time.
+	// Before the span ends, because correlations and children may arrive at any time.
 	switch root, _ := i.table.LocalRoot(ref); root {
 	case 0:
 	case k.SpanID:
-		if traceFlags&sampled != 0 && i.correlations.on() {
+		if traceFlags&sampled != 0 && i.correlations.enabled() {
 			i.correlations.end(k)
 		}
 	default:
 		i.roots.add(k, root)
 	}
-	at, own := wire.Position(shown), i.table.IsOf(ref, goid)
-	if i.guests.any(cells.Ref(shown)) {
-		at = wire.AttachedTo(cells.Ref(shown))
+	position, own := wire.Position(shown), i.table.IsOf(ref, goid)
+	if i.attachCounts.any(cells.Ref(shown)) {
+		position = wire.AttachedTo(cells.Ref(shown))
 	}
 	if !i.table.End(ref) {
-		i.goBack(cells.Ref(shown), goid)
-		return // Somebody else did.
+		i.dropEnded(cells.Ref(shown), goid)
+		return // Another goroutine has ended it.
 	}
-	to, in := i.table.Leave(at, ref, goid)
-	if !in || !i.goTo(to.Ref(), goid) || i.guests.any(ref) {
+	next, inside := i.table.Leave(position, ref, goid)
+	if !inside || !i.publishRef(next.Ref(), goid) || i.attachCounts.any(ref) {
 		i.clear(ref)
 	}
-	if !in {
-		i.goBack(cells.Ref(shown), goid)
+	if !inside {
+		i.dropEnded(cells.Ref(shown), goid)
 	}
 	p := goruntime.Pin()
-	again := in && own && !at.Attached() && i.table.FreeWarm(p, ref)
+	reused := inside && own && !position.Attached() && i.table.FreeWarm(p, ref)
 	goruntime.Unpin()
-	if !again {
-		// The goroutine that has started it may still need what is around it.
+	if !reused {
+		// The goroutine that has started it may still need its ancestors.
 		i.table.Free(ref)
 	}
 }
 
-// goBack shows the nearest live span around the one that the calling goroutine has shown last, if
-// that is over. After Shutdown it does nothing: the record may be in use by a later Integration.
-func (i *Integration) goBack(shown cells.Ref, goid uint64) {
+// dropEnded publishes the nearest live ancestor if the span that the calling goroutine has published
+// last has ended. After Shutdown it does nothing: a later Integration may be using the record.
+func (i *Integration) dropEnded(shown cells.Ref, goid uint64) {
 	if shown != 0 && !i.table.Live(shown) && !i.stopped.Load() {
-		i.goTo(i.nearest(shown, goid), goid)
+		i.publishRef(i.nearest(shown, goid), goid)
 	}
 }
 
-// ForceFlush exports what the exporters keep back, with what the profiler has sent until
-// then, unless ctx is done before. It also has them export at once what ended before.
+// ForceFlush exports all waiting transactions, with the stack traces that the profiler has sent until
+// then, unless ctx is done first. Transactions that have ended but have not reached an exporter yet
+// are then exported without a delay.
 func (i *Integration) ForceFlush(ctx context.Context) error {
 	if i == nil || i.records == nil {
 		return nil
@@ -514,13 +517,12 @@ func (i *Integration) ForceFlush(ctx context.Context) error {
 	return i.correlations.release(ctx)
 }
 
-// Shutdown takes everything back: the spans that are still shown, the process storage and
-// the socket. It exports what the exporters keep back, with what the profiler has sent
-// until then, unless ctx is done before. Spans may start and end meanwhile and afterwards;
-// they are not shown, and not kept back. Later calls return what the first one did.
+// Shutdown unpublishes all spans and the process storage, and removes
+// the socket. It exports all waiting transactions, with the stack traces that the profiler has sent
+// until then, unless ctx is done first. Spans may start and end during and after Shutdown;
+// they are neither published nor delayed. Later calls return the result of the first.
 //
-// Where providers share the Integration by [WithIntegration], all calls but the last one do
-// nothing.
+// If providers share the Integration by [WithIntegration], only the last call has an effect.
 func (i *Integration) Shutdown(ctx context.Context) error {
 	if i == nil || i.records == nil {
 		return nil
@@ -538,8 +540,8 @@ func (i *Integration) Shutdown(ctx context.Context) error {
 		i.stopped.Store(true)
 		i.correlations.flushed.Store(^uint64(0))
 		i.library.Withdraw()
-		// Before the socket is: what is in it counts, also for spans that come to an
-		// exporter later.
+		// Drain reads the messages that are already in the socket. They count, even for spans
+		// that reach an exporter later.
 		err := errors.Join(i.socket.Drain(ctx), i.correlations.release(ctx), i.socket.Stop())
 		<-i.received
 		i.table.All(func(r cells.Ref) {
@@ -553,17 +555,17 @@ func (i *Integration) Shutdown(ctx context.Context) error {
 	return i.shutdownErr
 }
 
-// warnings are the texts of those that have been given.
+// warnings remembers the texts of the warnings that have been reported.
 type warnings struct {
 	mu    sync.Mutex
 	given map[string]bool
 }
 
-// maxWarnings bounds them: texts may have what a profiler says.
+// maxWarnings limits the number of warnings, because texts may contain data from a profiler.
 const maxWarnings = 64
 
-// once reports an error, the first time for each text. It does not wait for the handler, which
-// may itself trace and export, and so wait for the socket to be drained.
+// once reports an error the first time that its text occurs. It does not wait for the handler, which
+// may start and export spans, and so wait until the socket is drained.
 func (w *warnings) once(format string, args ...any) {
 	err := fmt.Errorf("universal profiling: "+format, args...)
 	w.mu.Lock()

@@ -31,13 +31,13 @@ import (
 
 const roleRefused = "refused"
 
-// refuse is a child that has no library so far. It says what keeps it from having one.
+// refuse runs in a child process that has not installed the library yet. It reports why it cannot.
 func refuse(parent *childproc.Parent) {
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
 		parent.Send("handled %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}))
 	for order, ok := parent.Receive(); ok; order, ok = parent.Receive() {
-		opts := []Option{without()}
+		opts := []Option{unsupportedRuntime()}
 		if order == "directories" {
 			for _, name := range []string{"TMPDIR", "XDG_RUNTIME_DIR"} {
 				parent.Must(os.Setenv(name, "/missing/"+name))
@@ -54,7 +54,7 @@ func refuse(parent *childproc.Parent) {
 	}
 }
 
-// Where it cannot work the service runs on, and the reason is reported once.
+// If the integration cannot work, the service runs on and the reason is reported once.
 func TestRefusals(t *testing.T) {
 	supported(t)
 	child := childproc.Start(t, roleRefused, nil)
@@ -89,7 +89,7 @@ func TestThereIsOneIntegration(t *testing.T) {
 		span = s.start("span")
 		s.shownHere(span)
 		span.End()
-		told(t, handled, map[bool][]string{true: {"options of this one do not count"}}[len(opts) == 1]...)
+		requireReported(t, handled, map[bool][]string{true: {"options of this one are ignored"}}[len(opts) == 1]...)
 	}
 	require.NoError(t, s.Shutdown(t.Context()))
 	span := s.start("span")
@@ -106,12 +106,8 @@ func TestThereIsOneIntegration(t *testing.T) {
 	require.NoError(t, next.Shutdown(t.Context()))
 }
 
-// At the end of a span a goroutine leaves it, together with all that it has started inside
-// of it. It goes back to the nearest live span around it. Each step starts (+) a span, ends
-// one here (-) or on another goroutine (~), and says what is shown then. A span is the
-// child of the one that was started before.
-// A provider that comes up while the last one shuts down gets an Integration that works.
-func TestProvidersComeAndGo(t *testing.T) {
+// A provider that is created while the last one shuts down gets a working Integration.
+func TestProvidersStartAndShutDown(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
 	var all sync.WaitGroup
 	for range 4 {
@@ -170,8 +166,8 @@ func TestWhatAGoroutineShows(t *testing.T) {
 	})
 }
 
-// The end of a span clears the record of the goroutine that shows it, and what the ending
-// goroutine shows stays.
+// The end of a span clears the record of the goroutine that publishes it, and does not change
+// the record of the goroutine that ends it.
 func TestEndOnAnotherGoroutine(t *testing.T) {
 	s := newService(t)
 	locked(func() {
@@ -192,8 +188,9 @@ func TestEndOnAnotherGoroutine(t *testing.T) {
 	})
 }
 
-// A span that ends elsewhere while its goroutine goes back to it is not shown afterwards.
-func TestEndWhileAGoroutineGoesBack(t *testing.T) {
+// A span that ends on another goroutine while its own goroutine is about to publish it again is not
+// published afterwards.
+func TestEndWhileTheSpanIsPublishedAgain(t *testing.T) {
 	s := newService(t)
 	parents, done := make(chan trace.Span), make(chan struct{})
 	go func() {
@@ -220,8 +217,8 @@ func TestEndWhileAGoroutineGoesBack(t *testing.T) {
 	<-done
 }
 
-// The transaction is the local root, also if the parent is over but its context is used. If
-// that is not known there is none: it is never the span itself.
+// The transaction is the local root, even if the parent has ended and its context is still used. If
+// the local root is unknown there is no transaction: it is never the span itself.
 func TestTransaction(t *testing.T) {
 	s := newService(t)
 	remote := trace.ContextWithRemoteSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
@@ -255,7 +252,7 @@ func TestTransaction(t *testing.T) {
 	}
 }
 
-// Each end frees one cell, here or elsewhere: cells are neither lost nor used twice.
+// Each end frees one cell, on any goroutine: cells are neither leaked nor used twice.
 func TestCells(t *testing.T) {
 	s := newService(t)
 	const many = 5_000
@@ -275,8 +272,8 @@ func TestCells(t *testing.T) {
 	}
 }
 
-// A span that is evicted is shown no more. At its end the goroutine goes back to what is live
-// around it, unless it has left the span before.
+// An evicted span is no longer published. At its end its nearest live ancestor is published,
+// unless the goroutine has left the span before.
 func TestEvictedSpans(t *testing.T) {
 	s := newService(t)
 	evict := func(span trace.Span) {
@@ -287,12 +284,12 @@ func TestEvictedSpans(t *testing.T) {
 	}
 	locked(func() {
 		self := s.runtime.Goroutine()
-		isShown := func(span trace.Span) bool { return s.isShown(s.table.Find(idOf(span)), self.Goid, uintptr(self.G)) }
+		isPublished := func(span trace.Span) bool { return s.isPublished(s.table.Find(idOf(span)), self.Goid, uintptr(self.G)) }
 		ctx, root := s.tracer.Start(t.Context(), "root")
 		ctx, child := s.tracer.Start(ctx, "child")
 		_, grandchild := s.tracer.Start(ctx, "grandchild")
-		assert.True(t, isShown(grandchild), "it is spared")
-		assert.False(t, isShown(child))
+		assert.True(t, isPublished(grandchild), "it is spared")
+		assert.False(t, isPublished(child))
 		evict(child)
 		s.shownHere(grandchild)
 		child.End()
@@ -310,8 +307,9 @@ func TestEvictedSpans(t *testing.T) {
 	})
 }
 
-// A goroutine whose span was ended elsewhere goes back when it ends a span that it is not in.
-func TestEndOfAnotherSpanGoesBack(t *testing.T) {
+// A goroutine whose span was ended by another goroutine publishes the nearest live ancestor when it
+// ends any span, even one that it is not in.
+func TestEndOfAnotherSpanPublishesTheAncestor(t *testing.T) {
 	s := newService(t)
 	locked(func() {
 		ctx, outer := s.tracer.Start(t.Context(), "outer")
@@ -329,8 +327,8 @@ func TestEndOfAnotherSpanGoesBack(t *testing.T) {
 	})
 }
 
-// Goroutines whose ids are equal modulo 65,536 share one home. The one that starts or
-// ends a span last is known, and neither goes back to a span of the other.
+// Goroutines whose ids are equal modulo 65,536 share one home slot. It holds the one that started or
+// ended a span last, and neither publishes a span of the other.
 func TestGoroutinesThatShareAHome(t *testing.T) {
 	const homes = 1 << 16
 	s := newService(t)
@@ -397,7 +395,7 @@ func TestConfiguration(t *testing.T) {
 	for _, tt := range []struct {
 		name, variable, value string
 		opts                  []Option
-		want                  settings // without a size: with the default one
+		want                  settings // a size of 0 stands for the default
 		reported              []string
 	}{
 		{"defaults", "", "", nil, settings{mode: Auto}, nil},
@@ -429,16 +427,16 @@ func TestConfiguration(t *testing.T) {
 			tt.want.bufferSize = cmp.Or(tt.want.bufferSize, 8096)
 			tt.want.maxDelay = cmp.Or(tt.want.maxDelay, 30*time.Second)
 			assert.Equal(t, tt.want, got)
-			told(t, handled, tt.reported...)
+			requireReported(t, handled, tt.reported...)
 		})
 	}
 }
 
-// A directory that does not serve is reported, and the default is taken.
-func TestSocketDirectoryThatDoesNotServe(t *testing.T) {
+// An unusable directory is reported, and the default is used.
+func TestUnusableSocketDirectory(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
 	s := newService(t, WithSocketDir("/missing"))
-	told(t, handled, "/missing")
+	requireReported(t, handled, "/missing")
 	assert.NotContains(t, s.socket.Path(), "missing")
 	assert.FileExists(t, s.socket.Path())
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// A queue that is larger than there can be live spans keeps all of its transactions.
+// A queue that is larger than the maximum number of live spans loses no transaction.
 func TestALargeQueue(t *testing.T) {
 	testenv.NeedAll(t)
 	const many = cells.Capacity + 5_000
@@ -37,7 +37,7 @@ func TestALargeQueue(t *testing.T) {
 	}
 }
 
-// More live spans than there is room for are reported.
+// Too many live spans are reported.
 func TestTooManyLiveSpans(t *testing.T) {
 	testenv.NeedAll(t)
 	handled := oteltest.HandledErrors(t)
@@ -50,10 +50,10 @@ func TestTooManyLiveSpans(t *testing.T) {
 	for _, span := range spans {
 		span.End()
 	}
-	told(t, handled, "65536 spans are live")
+	requireReported(t, handled, "65536 spans are live")
 }
 
-// Providers that come and go leave nothing behind.
+// Providers that are created and shut down leak nothing.
 func TestManyProviders(t *testing.T) {
 	supported(t)
 	dir := t.TempDir()

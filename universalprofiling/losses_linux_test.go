@@ -20,7 +20,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// deliver sends to a socket whose queue may be full.
+// deliver sends to a socket, and retries while its queue is full.
 func deliver(t testing.TB, send func([]byte) error, m []byte) {
 	t.Helper()
 	err := send(m)
@@ -30,7 +30,7 @@ func deliver(t testing.TB, send func([]byte) error, m []byte) {
 	require.NoError(t, err)
 }
 
-// trickle sends messages about a transaction that goes on until the end of the test.
+// trickle sends correlations of a transaction that lasts until the end of the test.
 func (s *service) trickle() {
 	send, m := sender(s.t, s.socket.Path()), correlation(s.start("another"), 9, 1).Encode()
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -48,8 +48,8 @@ func (s *service) trickle() {
 	s.t.Cleanup(func() { close(stop); <-done })
 }
 
-// What the profiler has written before the deadline of a transaction is exported with it.
-// Writes that a busy machine delays beyond the deadline do not count.
+// Messages that the profiler has written before the deadline of a transaction are exported with it.
+// Writes that a busy machine delays beyond the deadline are not checked.
 func TestSamplesWrittenUpToTheDeadline(t *testing.T) {
 	const delay, before, wave = 20 * time.Millisecond, time.Millisecond, 10
 	for name, trickle := range map[string]bool{"alone": false, "with a trickle of others": true} {
@@ -86,8 +86,8 @@ func TestSamplesWrittenUpToTheDeadline(t *testing.T) {
 	}
 }
 
-// ways are those in which a transaction leaves: each test of them sends a message before.
-var ways = map[string]func(*sdktrace.TracerProvider) error{
+// exportTriggers are the ways to get a transaction exported, after a message has been sent.
+var exportTriggers = map[string]func(*sdktrace.TracerProvider) error{
 	"ForceFlush": func(tp *sdktrace.TracerProvider) error { return tp.ForceFlush(context.Background()) },
 	"Shutdown":   func(tp *sdktrace.TracerProvider) error { return tp.Shutdown(context.Background()) },
 	"delay": func(*sdktrace.TracerProvider) error {
@@ -97,16 +97,16 @@ var ways = map[string]func(*sdktrace.TracerProvider) error{
 	},
 }
 
-// In whatever order exporter, integration and processors come, and by whatever way the
-// transaction leaves, what the profiler has sent before is exported with it.
+// Whatever the order of exporter, integration and processors, and whatever triggers the export of the
+// transaction, the messages that the profiler has sent before are exported with it.
 func TestEveryOrder(t *testing.T) {
 	supported(t)
-	dir := t.TempDir() // the path of a socket is short
-	for way, leave := range ways {
+	dir := t.TempDir() // once, because the path of a socket must be short
+	for trigger, export := range exportTriggers {
 		for n := range 16 {
 			exporterFirst, processorFirst, twice, syncer := n&1 != 0, n&2 != 0, n&4 != 0, n&8 != 0
 			name := fmt.Sprintf("%s, exporter made first=%t, its processor first=%t, integrated twice=%t, syncer=%t",
-				way, exporterFirst, processorFirst, twice, syncer)
+				trigger, exporterFirst, processorFirst, twice, syncer)
 			t.Run(name, func(t *testing.T) {
 				handled := oteltest.HandledErrors(t)
 				for range testenv.Rounds(3, 70) {
@@ -141,7 +141,7 @@ func TestEveryOrder(t *testing.T) {
 					child.End()
 					span.End()
 					deliver(t, sender(t, i.socket.Path()), correlation(span, 1, 2).Encode())
-					require.NoError(t, leave(tp))
+					require.NoError(t, export(tp))
 					require.Eventually(t, func() bool { return len(r.GetSpans()) == 2 }, testenv.Patience, time.Millisecond)
 					for _, s := range r.GetSpans() {
 						assert.Equal(t, map[string]int{"transaction": 2}[s.Name], samplesOf(s, 1), s.Name)
@@ -156,13 +156,13 @@ func TestEveryOrder(t *testing.T) {
 	}
 }
 
-// What cannot work is reported: an exporter without an integration, and stack traces without
+// Incomplete setups are reported: an exporter without an integration, and stack traces without
 // an exporter.
 func TestMissingHalves(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
 	latest.Store(nil)
-	asked.Store(false)
-	toldAlone.Store(false)
+	requested.Store(false)
+	reportedMissing.Store(false)
 	r := newRecorder()
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSyncer(NewExporter(r)))
 	for range 2 {
@@ -170,7 +170,7 @@ func TestMissingHalves(t *testing.T) {
 		span.End()
 	}
 	assert.Len(t, r.GetSpans(), 2)
-	told(t, handled, "use WithIntegration")
+	requireReported(t, handled, "use WithIntegration")
 	require.NoError(t, tp.Shutdown(t.Context()))
 
 	supported(t)
@@ -178,9 +178,9 @@ func TestMissingHalves(t *testing.T) {
 	i := Active()
 	_, span := tp.Tracer("test").Start(t.Context(), "span")
 	for range 2 {
-		i.take(correlation(span, 1, 1).Encode(), true)
+		i.handleMessage(correlation(span, 1, 1).Encode(), true)
 	}
-	told(t, handled, "use NewExporter")
+	requireReported(t, handled, "use NewExporter")
 	assert.EqualValues(t, 2, i.Stats().Early)
 	require.NoError(t, tp.Shutdown(t.Context()))
 }

@@ -25,31 +25,30 @@ type optionFunc func(config) config
 
 func (f optionFunc) apply(c config) config { return f(c) }
 
-// Mode says whether the integration is on.
+// Mode turns the integration on or off.
 type Mode int
 
 const (
-	// Auto shows spans, and waits for a profiler's registration before it correlates
-	// and defers transactions.
+	// Auto publishes spans, and waits for a profiler's registration before it correlates
+	// and delays transactions.
 	Auto Mode = iota
-	// Enabled correlates and defers transactions from the start on.
+	// Enabled publishes spans, and correlates and delays transactions from the start.
 	Enabled
 	// Disabled does nothing.
 	Disabled
 )
 
-// DefaultBufferSize is how many transactions wait at most if that is not chosen.
+// DefaultBufferSize is the default maximum number of waiting transactions, see [WithBufferSize].
 const DefaultBufferSize = 8096
 
-// DefaultMaxDelay is how long transactions wait at most if that is not chosen.
+// DefaultMaxDelay is the default maximum delay of transactions, see [WithMaxDelay].
 const DefaultMaxDelay = 30 * time.Second
 
-// maxBufferSize bounds what is asked for by mistake: each transaction that waits takes a
-// kilobyte and more.
+// maxBufferSize guards against mistakes: each waiting transaction takes at least a kilobyte.
 const maxBufferSize = 1 << 20
 
 type config struct {
-	// mode, socketDir and bufferSize are nil for what the environment says.
+	// mode, socketDir and bufferSize are nil if the environment decides.
 	mode       *Mode
 	socketDir  *string
 	bufferSize *int
@@ -59,24 +58,24 @@ type config struct {
 	runtime  *goruntime.Runtime
 }
 
-// The environment's names.
+// Environment variables.
 const (
 	enabledKey    = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED"
 	socketDirKey  = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR"
 	bufferSizeKey = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE"
 )
 
-// settings is a config with all defaults.
+// settings is a config with all defaults applied.
 type settings struct {
 	mode       Mode
-	socketDir  string // "" for the default ones
+	socketDir  string // "" for the default directories
 	bufferSize int
 	maxDelay   time.Duration
 	resource   *resource.Resource
 	runtime    *goruntime.Runtime
 }
 
-// newSettings reports what is not valid and takes the default instead.
+// newSettings reports invalid values and uses the defaults instead.
 func newSettings(opts []Option) settings {
 	var c config
 	for _, o := range opts {
@@ -84,7 +83,7 @@ func newSettings(opts []Option) settings {
 	}
 	s := settings{mode: Auto, bufferSize: DefaultBufferSize, maxDelay: DefaultMaxDelay, runtime: c.runtime}
 	if c.resource != nil {
-		// What the TracerProvider makes of it, which meets the same errors.
+		// Merged like in the TracerProvider, which reports the same errors.
 		s.resource, _ = resource.Merge(resource.Environment(), c.resource)
 	}
 	invalid := func(name string, value any, want string, instead any) {
@@ -138,8 +137,8 @@ func newSettings(opts []Option) settings {
 	return s
 }
 
-// WithEnabled turns the integration on or off, whatever the environment variable
-// ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED says.
+// WithEnabled turns the integration on or off. It overrides the environment variable
+// ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED.
 func WithEnabled(m Mode) Option {
 	return optionFunc(func(c config) config {
 		c.mode = &m
@@ -147,8 +146,8 @@ func WithEnabled(m Mode) Option {
 	})
 }
 
-// WithSocketDir chooses the directory of the socket, whatever the environment variable
-// ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR says. "" stands for the
+// WithSocketDir sets the directory of the socket. It overrides the environment variable
+// ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR. "" stands for the
 // default.
 func WithSocketDir(dir string) Option {
 	return optionFunc(func(c config) config {
@@ -157,9 +156,8 @@ func WithSocketDir(dir string) Option {
 	})
 }
 
-// WithBufferSize chooses how many transactions wait at most in each exporter, whatever
-// the environment variable ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE
-// says.
+// WithBufferSize sets the maximum number of transactions that wait in each exporter. It overrides
+// the environment variable ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE.
 func WithBufferSize(transactions int) Option {
 	return optionFunc(func(c config) config {
 		c.bufferSize = &transactions
@@ -167,9 +165,9 @@ func WithBufferSize(transactions int) Option {
 	})
 }
 
-// WithMaxDelay chooses how long a profiler may have transactions wait for its stack traces. If it
-// asks for more, they wait this long, and [otel.Handle] gets to know once. Who may ask is any
-// process of the user. 0 stands for the default, [DefaultMaxDelay].
+// WithMaxDelay sets the maximum time that transactions wait for stack traces. If a profiler
+// asks for a longer delay, they wait this long, and that is reported to [otel.Handle] once. The limit
+// is needed because any process of the user can ask. 0 stands for the default, [DefaultMaxDelay].
 func WithMaxDelay(d time.Duration) Option {
 	return optionFunc(func(c config) config {
 		c.maxDelay = d
@@ -177,10 +175,10 @@ func WithMaxDelay(d time.Duration) Option {
 	})
 }
 
-// WithResource tells which service this is: a profiler that is running already reads
-// that as soon as the integration starts, before any span tells. Without it that is
-// what [resource.Default] says, which knows OTEL_SERVICE_NAME and
-// OTEL_RESOURCE_ATTRIBUTES, until the first span.
+// WithResource sets the resource that identifies the service. A running profiler can read it as
+// soon as the integration starts, before the first span. Without this option the integration
+// uses [resource.Default], which includes OTEL_SERVICE_NAME and
+// OTEL_RESOURCE_ATTRIBUTES, until the first span provides its resource.
 func WithResource(r *resource.Resource) Option {
 	return optionFunc(func(c config) config {
 		c.resource = r
@@ -188,7 +186,7 @@ func WithResource(r *resource.Resource) Option {
 	})
 }
 
-// withRuntime replaces what is known of the Go runtime, for tests of what is refused.
+// withRuntime replaces the calibration of the Go runtime, for tests of unsupported runtimes.
 func withRuntime(r *goruntime.Runtime) Option {
 	return optionFunc(func(c config) config {
 		c.runtime = r

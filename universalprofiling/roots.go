@@ -12,15 +12,15 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// roots remember the local roots of spans that have ended and are none themselves: a context
-// may be used after the end of its span. Each P has a ring of the last ones that ended on it.
-// A table by id would cost each end a miss of the processor's cache.
+// roots remembers the local roots of recently ended spans that are not local roots themselves,
+// because a context may be used after the end of its span. Each P has a ring of the spans that ended
+// on it last. A hash table would cost a CPU cache miss at the end of each span.
 //
-// All methods may be called concurrently. A goroutine that reads an entry while it is
-// written finds that its check does not hold.
+// All methods may be called concurrently. A reader of an entry that is being written sees that
+// its check does not match.
 type roots []rootRing
 
-// rootEntries is how many spans each P remembers.
+// rootEntries is the number of spans that each P remembers.
 const rootEntries = 1 << 10
 
 type rootRing struct {
@@ -31,14 +31,14 @@ type rootRing struct {
 
 func newRoots() roots { return make(roots, max(runtime.GOMAXPROCS(0), runtime.NumCPU())) }
 
-// rootCheck tells which trace, span and root an entry is of. Ids are random, so a sum with odd
-// factors does.
+// rootCheck returns a checksum of an entry's trace id, span id and root. Ids are random, so a sum with
+// odd factors is good enough.
 func rootCheck(k sdkspan.Key, root uint64) uint64 {
 	return k.TraceIDHigh*0x9E3779B97F4A7C15 + k.TraceIDLow*0xC2B2AE3D27D4EB4F + k.SpanID*0x165667B19E3779F9 + root
 }
 
 func (r roots) add(k sdkspan.Key, root uint64) {
-	// Pinned, so that nobody else writes here, unless there are more Ps than there were.
+	// Pinned, so that no other goroutine writes here, unless GOMAXPROCS has grown.
 	ring := &r[goruntime.Pin()%len(r)]
 	n := atomic.LoadUint64(&ring.next)
 	ordered.Put(&ring.next, n+1)
@@ -49,8 +49,8 @@ func (r roots) add(k sdkspan.Key, root uint64) {
 	goruntime.Unpin()
 }
 
-// find returns the local root of a span that has ended, or 0. It looks at the caller's P first,
-// and at what ended last before the rest.
+// find returns the local root of a span that has ended, or 0. It searches the ring of the caller's P
+// first, and in each ring the latest entries first.
 func (r roots) find(k sdkspan.Key) uint64 {
 	p := goruntime.Pin()
 	goruntime.Unpin()
@@ -58,11 +58,11 @@ func (r roots) find(k sdkspan.Key) uint64 {
 		ring := &r[(p+i)%len(r)]
 		next := atomic.LoadUint64(&ring.next)
 		for n := range uint64(rootEntries) {
-			at := (next - 1 - n) % rootEntries
-			if atomic.LoadUint64(&ring.spans[at]) != k.SpanID {
+			slot := (next - 1 - n) % rootEntries
+			if atomic.LoadUint64(&ring.spans[slot]) != k.SpanID {
 				continue
 			}
-			if root := atomic.LoadUint64(&ring.roots[at]); atomic.LoadUint64(&ring.checks[at]) == rootCheck(k, root) {
+			if root := atomic.LoadUint64(&ring.roots[slot]); atomic.LoadUint64(&ring.checks[slot]) == rootCheck(k, root) {
 				return root
 			}
 		}

@@ -19,8 +19,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// node is what the model knows of a span: its transaction, its parent by its own account and its
-// ancestors by its context, and what its goroutine was in.
+// node is a span in the model: its transaction, its parent, its ancestors by context, and the span
+// that its goroutine was in before.
 type node struct {
 	ctx         context.Context
 	span        trace.Span
@@ -33,7 +33,7 @@ type node struct {
 	over        bool
 }
 
-// nearest returns what a goroutine is in that was in a span.
+// nearest returns the span that a goroutine is in if it was in n before.
 func nearest(n *node) *node {
 	if n == nil || !n.over {
 		return n
@@ -46,7 +46,7 @@ func nearest(n *node) *node {
 	return nil
 }
 
-// setLineage fills in what follows from the span of the context.
+// setLineage sets the fields that are derived from the span of the context.
 func (n *node) setLineage(parent *node) {
 	if n.depth = parent.depth + 1; parent.over {
 		parent = parent.parent
@@ -60,9 +60,9 @@ func (n *node) setLineage(parent *node) {
 		(n.before.outside || !slices.ContainsFunc(n.before.ancestors, func(a *node) bool { return slices.Contains(n.ancestors, a) }))
 }
 
-// Spans start in contexts of spans that are live or over, as roots, in remote contexts of the
-// same trace, and end in any order. Their transactions and what the goroutine shows are those
-// of the model.
+// Spans are started in contexts of live and ended spans, as roots, and in remote contexts of the
+// same trace, and end in any order. The transactions and published spans must agree with the
+// model.
 func TestRandomTrees(t *testing.T) {
 	s := newService(t)
 	seed := rand.Uint64()
@@ -81,7 +81,7 @@ func TestRandomTrees(t *testing.T) {
 
 func (s *service) tree(random *rand.Rand) {
 	var nodes []*node
-	var in *node // what the goroutine is in, by the model
+	var in *node // the span that the goroutine is in, according to the model
 	start := func() {
 		n := &node{before: in}
 		ctx, opts := s.t.Context(), []trace.SpanStartOption(nil)
@@ -142,8 +142,8 @@ func (s *service) tree(random *rand.Rand) {
 	s.shownHere(nil)
 }
 
-// Writers that meet in an entry do not make it say what neither of them has said.
-func TestRootsManyAtOnce(t *testing.T) {
+// Concurrent writers of one entry never produce an entry that none of them wrote.
+func TestRootsConcurrently(t *testing.T) {
 	r := newRoots()
 	var ids []uint64
 	for id := range uint64(20) {

@@ -1,30 +1,30 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package apmlib shows profilers of Elastic's Universal Profiling integration the
-// shared library that they look for. The library has two symbols. One leads to the
-// process's storage, and a thread-local one to the record of each thread.
+// Package apmlib provides the shared library in which profilers of Elastic's Universal
+// Profiling integration find a process's data. The library has two symbols: one points to the
+// process storage, and a thread-local one to the record of each thread.
 //
-// There is no such library. [Generate] makes its file, complete enough for every loader.
+// No such library is shipped. [Generate] creates its file, complete enough for every loader.
 // [Install] maps it by hand, as a loader would, and stores the two words that a loader
-// would have stored. They say where the storage is, and how far the thread-local word is
+// would have stored: the address of the storage, and the offset of the thread-local word
 // from the thread pointer.
 //
 // # The thread-local word
 //
-// It has to be at the same distance from the thread pointer on all threads. With cgo it
-// is C's (package cgoword). Without cgo, on amd64, the Go runtime has the thread pointer
-// point into m.tls, in its own structure of each thread. Of that it uses only the first
-// word, the one below the thread pointer, for g. The word at the thread pointer is not
-// used by anybody. That is not taken for granted: each thread is looked at before its
-// word is written for the first time, see [Records]. Everywhere else there is no such
-// word, and Install says so.
+// It must be at the same offset from the thread pointer on all threads. With cgo it
+// is a C variable (package cgoword). Without cgo, on amd64, the Go runtime makes the thread
+// pointer point into m.tls, in its own structure of each thread. Of m.tls it uses only the first
+// word, below the thread pointer, for g. The word at the thread pointer is
+// unused. This is verified on each thread before its word is written
+// for the first time, see [Records]. On other platforms there is no such
+// word, and Install returns an error.
 //
 // # One library
 //
-// A profiler that finds a second library in a process drops the first. There is one
-// mapping for the life of the process: it stays when nothing is shown any more, and
-// serves again.
+// A profiler that finds a second library in a process drops the first. So there is one
+// mapping for the life of the process. It stays when nothing is published, and is reused
+// later.
 //
-// It knows nothing of spans: what the storage and the records hold is for the caller to write.
+// The package does not depend on spans: its caller provides the contents of storage and records.
 package apmlib

@@ -11,24 +11,23 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Image is the file of a shared library, and where in it what is. Addresses are those
-// of the file's own, which start at 0. A byte of memory that comes from the file has
-// its offset there for an address.
+// Image is the file of a shared library, and its layout. Addresses start at 0, and are equal to the
+// offsets in the file.
 type Image struct {
 	File []byte
-	// Text is how many bytes at the start are mapped to be read and executed. Behind
-	// them are as many to be read and written. Both are a page.
+	// Text is the number of bytes at the start that are mapped readable and executable. The same
+	// number of bytes after them is mapped readable and writable. Both are one page.
 	Text int
-	// Storage is where the pointer to the process storage is, and Descriptor where the
-	// thread-local symbol's descriptor is. A descriptor is two words, the second of
-	// which is the distance from the thread pointer.
+	// Storage is the address of the pointer to the process storage, and Descriptor that of the
+	// thread-local symbol's descriptor. A descriptor has two words; the second is the offset from
+	// the thread pointer.
 	Storage, Descriptor int
 }
 
-// soname is the library's name. All of its kind have such names.
+// soname is the library's name, in the form that profilers search for.
 const soname = wire.ProfilingLibraryPrefix + "otelctx" + wire.ProfilingLibrarySuffix
 
-// descriptors are the relocation of a descriptor for each machine.
+// descriptors maps machines to the relocation type of TLS descriptors.
 var descriptors = map[elf.Machine]uint64{
 	elf.EM_X86_64:  uint64(elf.R_X86_64_TLSDESC),
 	elf.EM_AARCH64: uint64(elf.R_AARCH64_TLSDESC),
@@ -43,14 +42,14 @@ const (
 	wordSize    = 8
 )
 
-// The symbols, by their index.
+// Indices of the symbols.
 const (
 	storageSymbol = 1 + iota
 	threadSymbol
 	numSymbols
 )
 
-// The sections, by their index.
+// Indices of the sections.
 const (
 	_ = iota
 	hashSection
@@ -65,8 +64,7 @@ const (
 	numSections
 )
 
-// Generate returns the library for a machine whose pages have this size. The same
-// arguments give the same bytes.
+// Generate returns the library for a machine with this page size. It is deterministic.
 func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 	relocation, ok := descriptors[machine]
 	if !ok || pageSize < 4096 || pageSize&(pageSize-1) != 0 {
@@ -81,20 +79,20 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 
 	const segments = 5
 	var sections [numSections]elf.Section64
-	// What is only read shares the page that is executed, though nothing in it is code:
-	// one page, and it is where profilers look.
-	at := uint64(headerSize + segments*segmentSize)
+	// Read-only data is in the executable page, although that contains no code: it saves a page, and
+	// profilers search executable mappings.
+	offset := uint64(headerSize + segments*segmentSize)
 	place := func(n int, size, align uint64) {
-		at = (at + align - 1) &^ (align - 1)
-		sections[n].Off, sections[n].Addr, sections[n].Size, sections[n].Addralign = at, at, size, align
-		at += size
+		offset = (offset + align - 1) &^ (align - 1)
+		sections[n].Off, sections[n].Addr, sections[n].Size, sections[n].Addralign = offset, offset, size, align
+		offset += size
 	}
 	place(hashSection, 4*4+8+4+4*(numSymbols-1), 8)
 	place(symbolSection, numSymbols*symbolSize, 8)
 	place(stringSection, uint64(len(strings)), 1)
 	place(relaSection, relaSize, 8)
-	textEnd := at
-	at = uint64(pageSize)
+	textEnd := offset
+	offset = uint64(pageSize)
 	place(tlsSection, 0, 8)
 	dynamic := []elf.Dyn64{
 		{Tag: int64(elf.DT_SONAME), Val: uint64(name)},
@@ -111,8 +109,8 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 	place(dynamicSection, uint64(len(dynamic)*dynSize), 8)
 	place(gotSection, 2*wordSize, 8)
 	place(dataSection, wordSize, 8)
-	dataEnd := at
-	sections[tlsSection].Size = wordSize // of each thread, not of the file
+	dataEnd := offset
+	sections[tlsSection].Size = wordSize // per thread, not in the file
 
 	var names stringTable
 	describe := func(n int, name string, kind elf.SectionType, flags elf.SectionFlag, link, info uint32, entry uint64) {
@@ -132,14 +130,14 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 	describe(nameSection, ".shstrtab", elf.SHT_STRTAB, 0, 0, 0, 0)
 	place(nameSection, uint64(len(names)), 1)
 	sections[nameSection].Addr = 0
-	at = (at + 7) &^ 7
+	offset = (offset + 7) &^ 7
 
 	header := elf.Header64{
 		Ident: [elf.EI_NIDENT]byte{
 			0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT),
 		},
 		Type: uint16(elf.ET_DYN), Machine: uint16(machine), Version: uint32(elf.EV_CURRENT),
-		Phoff: headerSize, Shoff: at, Ehsize: headerSize,
+		Phoff: headerSize, Shoff: offset, Ehsize: headerSize,
 		Phentsize: segmentSize, Phnum: segments, Shentsize: 64, Shnum: numSections, Shstrndx: nameSection,
 	}
 	part := func(kind elf.ProgType, flags elf.ProgFlag, from, fileSize, memSize, align uint64) elf.Prog64 {
@@ -154,7 +152,7 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 		part(elf.PT_LOAD, elf.PF_R|elf.PF_W, page, dataEnd-page, dataEnd-page, page),
 		part(elf.PT_DYNAMIC, elf.PF_R|elf.PF_W, dyn.Off, dyn.Size, dyn.Size, 8),
 		part(elf.PT_TLS, elf.PF_R, tls.Off, 0, tls.Size, 8),
-		// Without it loaders would make stacks executable.
+		// Without this segment loaders would make stacks executable.
 		part(elf.PT_GNU_STACK, elf.PF_R|elf.PF_W, 0, 0, 0, 16),
 	}
 	symbols := [numSymbols]elf.Sym64{
@@ -162,7 +160,7 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 			Name: symbolNames[storageSymbol], Info: elf.ST_INFO(elf.STB_GLOBAL, elf.STT_OBJECT),
 			Shndx: dataSection, Value: sections[dataSection].Addr, Size: wordSize,
 		},
-		// The value of a thread-local symbol is its place in each thread's block.
+		// The value of a thread-local symbol is its offset in each thread's TLS block.
 		threadSymbol: {
 			Name: symbolNames[threadSymbol], Info: elf.ST_INFO(elf.STB_GLOBAL, elf.STT_TLS),
 			Shndx: tlsSection, Size: wordSize,
@@ -170,7 +168,7 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 	}
 	rela := elf.Rela64{Off: sections[gotSection].Addr, Info: threadSymbol<<32 | relocation}
 
-	f := file{make([]byte, at+numSections*64)}
+	f := file{make([]byte, offset+numSections*64)}
 	f.put(0, header)
 	f.put(headerSize, load)
 	f.put(sections[hashSection].Off, hashTable())
@@ -179,19 +177,19 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 	f.put(sections[relaSection].Off, rela)
 	f.put(sections[dynamicSection].Off, dynamic)
 	f.put(sections[nameSection].Off, []byte(names))
-	f.put(at, sections)
+	f.put(offset, sections)
 	return &Image{
 		File: f.b, Text: pageSize,
 		Storage: int(sections[dataSection].Addr), Descriptor: int(sections[gotSection].Addr),
 	}, nil
 }
 
-// gnuHash is the table of DT_GNU_HASH for both symbols in one bucket.
+// gnuHash is a DT_GNU_HASH table with both symbols in one bucket.
 type gnuHash struct {
 	Buckets, FirstSymbol, BloomWords, BloomShift uint32
 	Bloom                                        uint64
 	Bucket                                       uint32
-	// Chain has the symbols' hashes; the lowest bit says that it is the last.
+	// Chain has the hashes of the symbols. The lowest bit marks the last one.
 	Chain [numSymbols - 1]uint32
 }
 
@@ -209,24 +207,24 @@ func hashTable() gnuHash {
 	return t
 }
 
-// stringTable is a string table: strings that end with a zero, after an empty one.
+// stringTable is an ELF string table: NUL-terminated strings, the first one empty.
 type stringTable []byte
 
-// add returns where the string is.
+// add appends s and returns its offset.
 func (t *stringTable) add(s string) uint32 {
 	if len(*t) == 0 {
 		*t = append(*t, 0)
 	}
-	at := len(*t)
+	offset := len(*t)
 	*t = append(append(*t, s...), 0)
-	return uint32(at)
+	return uint32(offset)
 }
 
 type file struct{ b []byte }
 
-// put stores v, a struct of the format or several, which fits.
-func (f file) put(at uint64, v any) {
-	if _, err := binary.Encode(f.b[at:], binary.LittleEndian, v); err != nil {
-		panic(fmt.Sprintf("%T at %#x: %v", v, at, err))
+// put encodes v at an offset. It panics if v does not fit.
+func (f file) put(offset uint64, v any) {
+	if _, err := binary.Encode(f.b[offset:], binary.LittleEndian, v); err != nil {
+		panic(fmt.Sprintf("%T at %#x: %v", v, offset, err))
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// What profilers match the library's path with.
+// libraryPath is the expression that profilers match the library's path with.
 var libraryPath = regexp.MustCompile(`.*/elastic-jvmti-linux-([\w-]*)\.so`)
 
 func machines(t *testing.T, f func(t *testing.T, machine elf.Machine, pageSize int)) {
@@ -46,7 +46,7 @@ func TestGenerateRefuses(t *testing.T) {
 	}
 }
 
-// debug/elf finds in the file what the specification and profilers ask for.
+// TestGenerateForReaders reads the file with debug/elf, and checks what the specification and profilers require.
 func TestGenerateForReaders(t *testing.T) {
 	machines(t, func(t *testing.T, machine elf.Machine, pageSize int) {
 		image, err := Generate(machine, pageSize)
@@ -150,7 +150,7 @@ func TestReadelfHasNoComplaint(t *testing.T) {
 	}
 }
 
-// A program loads the library as any other, and uses what it has.
+// TestDlopen loads the library with dlopen and uses its symbols.
 func TestDlopen(t *testing.T) {
 	machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
 	if machine == elf.EM_NONE || runtime.GOOS != "linux" {

@@ -21,40 +21,40 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Library is the library as it is in this process.
+// Library is the library mapped in this process.
 type Library struct {
 	records *Records
-	// storages are where process storages go, in turns, so that a reader in flight
-	// keeps a whole old one.
+	// storages hold the process storage alternately, so that a concurrent reader can finish
+	// reading the old one.
 	storages [2][]byte
 	current  int
-	// pointer is the storage symbol.
+	// pointer is the value of the storage symbol.
 	pointer *uint64
 	image   *vma.Image
 }
 
-// process has the library of this process, once there is one.
+// process holds the library of this process, once it is installed.
 var process struct {
 	mu      sync.Mutex
 	library *Library
 }
 
-// regionName names the mapping of the records and storages, where mappings have names.
+// regionName names the mapping of the records and storages, on kernels that name mappings.
 const regionName = "OTELCTX_APM"
 
-// storageSpace is what there is for a storage. Records start behind two of them.
+// storageSpace is the space reserved for each of the two storages, which precede the records.
 const storageSpace = 1024
 
-const _ = uint(storageSpace - wire.MaxProfilingProcessStorage) // it fits
+const _ = uint(storageSpace - wire.MaxProfilingProcessStorage) // the largest storage fits
 
-// Install shows storage, an encoded process storage, to profilers: its contents first,
-// then the words, then the mapping that they look for. The library's file is made in
-// the first of dirs that has code mapped from it, and not there any more when Install
+// Install publishes storage, an encoded process storage, to profilers: first its contents,
+// then the words, then the mapping that they search for. It creates the library's file in
+// the first of dirs from which code can be mapped, and removes it before it
 // returns.
 //
-// A process has one library for life. After the first call the storage replaces the one
-// before and dirs do not count. The error says why there is none: what is not known of
-// the Go runtime, or for each of dirs what failed.
+// A process has one library for life. Later calls replace the storage and ignore dirs.
+// The error says why the Go runtime is not supported, or what failed in each of
+// dirs.
 func Install(dirs []string, storage []byte, r *goruntime.Runtime) (*Library, error) {
 	if len(storage) > storageSpace {
 		return nil, fmt.Errorf("process storage of %d bytes, at most %d", len(storage), storageSpace)
@@ -87,7 +87,7 @@ func install(dirs []string, storage []byte, r *goruntime.Runtime) (*Library, err
 		return nil, errors.Join(err, region.Close())
 	}
 	l.image.Signal(wire.ProcessContextName)
-	// The name is for people: it may be missing.
+	// The name is only informative, so it may fail.
 	_ = region.Announce()
 	return l, nil
 }
@@ -112,7 +112,7 @@ func (l *Library) mapFromFirst(dirs []string, storage []byte) error {
 	return fmt.Errorf("no directory allows the library to be mapped: %w", errors.Join(errs...))
 }
 
-// mapFrom maps the library from a file in a directory.
+// mapFrom maps the library from a temporary file in dir.
 func (l *Library) mapFrom(dir string, generated *Image, storage []byte) (*vma.Image, error) {
 	f, err := createLibrary(dir)
 	if err != nil {
@@ -120,7 +120,7 @@ func (l *Library) mapFrom(dir string, generated *Image, storage []byte) (*vma.Im
 	}
 	defer func() {
 		_ = f.Close()
-		// The mapping keeps it, and profilers read it there.
+		// The mapping keeps the file alive for profilers.
 		_ = os.Remove(f.Name())
 	}()
 	if err := vma.CheckFileSize(len(generated.File)); err != nil {
@@ -130,7 +130,7 @@ func (l *Library) mapFrom(dir string, generated *Image, storage []byte) (*vma.Im
 		return nil, err
 	}
 	image, err := vma.MapImage(f, generated.Text, func(mem []byte) {
-		// Sound: generated says that these words are there, aligned.
+		// Sound: these offsets are within the image and aligned.
 		l.pointer = (*uint64)(unsafe.Pointer(&mem[generated.Storage]))
 		offset := (*uint64)(unsafe.Pointer(&mem[generated.Descriptor+wordSize]))
 		*offset = uint64(l.records.word)
@@ -142,7 +142,7 @@ func (l *Library) mapFrom(dir string, generated *Image, storage []byte) (*vma.Im
 	return image, nil
 }
 
-// createLibrary creates a file with a name that is one of a library.
+// createLibrary creates a file with the name of a library.
 func createLibrary(dir string) (*os.File, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -151,7 +151,7 @@ func createLibrary(dir string) (*os.File, error) {
 	return os.CreateTemp(dir, fmt.Sprintf("%sotelctx-%d-*%s", wire.ProfilingLibraryPrefix, os.Getpid(), wire.ProfilingLibrarySuffix))
 }
 
-// SetStorage replaces the process storage. What is too long stays out.
+// SetStorage replaces the process storage. It does nothing if storage is too long.
 func (l *Library) SetStorage(storage []byte) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
@@ -162,13 +162,13 @@ func (l *Library) SetStorage(storage []byte) {
 
 func (l *Library) setStorage(storage []byte) {
 	l.current = 1 - l.current
-	at := l.storages[l.current]
-	copy(at, storage)
-	// Behind the contents: atomic stores are seen after what precedes them.
-	atomic.StoreUint64(l.pointer, uint64(uintptr(unsafe.Pointer(unsafe.SliceData(at)))))
+	target := l.storages[l.current]
+	copy(target, storage)
+	// After the contents: an atomic store becomes visible after the stores that precede it.
+	atomic.StoreUint64(l.pointer, uint64(uintptr(unsafe.Pointer(unsafe.SliceData(target)))))
 }
 
-// Withdraw takes the process storage back.
+// Withdraw unpublishes the process storage.
 func (l *Library) Withdraw() {
 	process.mu.Lock()
 	defer process.mu.Unlock()

@@ -13,10 +13,10 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// Supported says whether there may be thread-local words on this platform.
+// Supported reports whether the platform can have thread-local words.
 const Supported = false
 
-// Library cannot be had on this platform.
+// Library does not exist on this platform.
 type Library struct{}
 
 // Install returns an error that wraps [errors.ErrUnsupported].
@@ -33,7 +33,7 @@ func (*Library) Withdraw() {}
 // Records returns nil.
 func (*Library) Records() *Records { return nil }
 
-// Span is what a record shows.
+// Span is the content of a record.
 type Span struct {
 	TraceIDHigh, TraceIDLow, SpanID, TransactionID uint64
 	Ref                                            uint64
@@ -46,7 +46,7 @@ func (*Span) Show() {}
 // Hide does nothing.
 func (*Span) Hide() {}
 
-// Records are none on this platform.
+// Records do not exist on this platform.
 type Records struct{}
 
 // Store returns false.

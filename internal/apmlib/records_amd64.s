@@ -45,7 +45,7 @@ TEXT ·store(SB), NOSPLIT, $0-40
 	FS
 	MOVQ (AX), R12
 
-	// The word is nobody else's, but should it be: what it leads to has to be a record.
+	// Should another owner have changed the word, it must still point to a record.
 	MOVQ R12, R13
 	SUBQ Records_first(DI), R13
 	CMPQ R13, Records_size(DI)
@@ -57,7 +57,7 @@ TEXT ·store(SB), NOSPLIT, $0-40
 	MOVQ Records_goid(DI), AX
 	MOVQ (R8)(AX*1), R10
 
-	// Stores are seen in their order (x86-TSO), by what interrupts this thread anyhow.
+	// Stores become visible in program order (x86-TSO), and always to code that interrupts this thread.
 	MOVL record_state(R12), BX
 	INCL BX
 	BTSQ $32, BX // layout-minor-version 1, valid 0
@@ -77,7 +77,7 @@ TEXT ·store(SB), NOSPLIT, $0-40
 	ORQ  Span_state(SI), BX // valid, and trace-present or not
 	MOVQ BX, record_state(R12)
 
-	// Where the goroutine shows what.
+	// The goroutine's home.
 	SHRQ $6, R13
 	INCQ R13
 	MOVQ R10, R9

@@ -19,73 +19,72 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Span is what a record shows. The words hold W3C's bytes in their order, so that
-// storing a word stores the bytes. [Span.Show] completes it; the zero Span may not be
+// Span is the content of a record. The words hold the bytes of the W3C ids in memory order, so that
+// storing a word stores the bytes. [Span.Show] or [Span.Hide] must be called before it is
 // stored.
 type Span struct {
 	TraceIDHigh, TraceIDLow uint64
 	SpanID                  uint64
 	// TransactionID is the id of the local root span.
 	TransactionID uint64
-	// Ref is for [Records.Shown], and not shown.
+	// Ref is returned by [Records.Shown]. It is not part of the record.
 	Ref        uint64
 	TraceFlags uint8
-	// state is what the record's first word says of the rest.
+	// state has the flags for the first word of the record.
 	state uint64
 }
 
-// Show has the Span shown by records that it is stored in.
+// Show makes records in which s is stored publish it.
 func (s *Span) Show() { s.state = wire.ProfilingValid | wire.ProfilingTracePresent }
 
-// Hide has records that the Span is stored in show nothing. The Ref counts all the same.
+// Hide makes records in which s is stored publish no span. The Ref is stored nevertheless.
 func (s *Span) Hide() { s.state = wire.ProfilingValid }
 
-// nothing is the Span that shows that there is none.
-var nothing = Span{state: wire.ProfilingValid}
+// noSpan publishes that there is no span.
+var noSpan = Span{state: wire.ProfilingValid}
 
-// Place is the number of a record, from 1 on; 0 is none.
+// Place is the number of a record, starting at 1; 0 stands for none.
 type Place uint32
 
-// Records are the records of all threads. A thread has one from the first span on that
-// is shown there, found by its thread-local word, and nobody else stores there. Others
-// may have it show nothing, in one step.
+// Records are the records of all threads. A thread gets its record with the first span that
+// it publishes, and finds it through its thread-local word. No other thread fills the record, but
+// other threads may clear it, in one atomic step.
 //
 // All methods may be called concurrently.
 type Records struct {
-	// The names of these are known to the assembly.
-	first    uintptr // what the first thread's word holds: where its record is
-	size     uint64  // of all records
-	word     int64   // where the thread-local word is
-	goid     uint64  // where in g its id is
+	// The assembly uses these field names.
+	first    uintptr // address of the first record, as stored in a thread-local word
+	size     uint64  // of all records, in bytes
+	word     int64   // offset of the thread-local word from the thread pointer
+	goid     uint64  // offset of the goroutine id in g
 	homes    unsafe.Pointer
 	homeMask uint64
 
-	base    unsafe.Pointer // of the memory
-	place   place
-	runtime *goruntime.Runtime
-	memory  []home
+	base     unsafe.Pointer // of the memory
+	location wordLocation
+	runtime  *goruntime.Runtime
+	memory   []home
 
-	// failed is why nothing is shown any more, or nil.
+	// failed is the reason why spans are no longer published, or nil.
 	failed atomic.Pointer[error]
 
 	mu sync.Mutex
-	// records has the place of each thread that has one, free those that nobody has
-	// any more, and used is how many there ever were.
+	// records maps thread ids to places. free are the places of dead threads, and used is the
+	// number of places that have ever been used.
 	records map[uint32]Place
 	free    []Place
 	used    Place
-	// sweepAt is how many records there may be before those of dead threads are
-	// looked for.
+	// sweepAt is the number of records at which those of dead threads are freed.
 	sweepAt int
 }
 
-// home says what a goroutine has shown last, by its Ref, and in which record. Goroutines
-// whose ids are equal modulo the number of homes share one, and clear each other's record.
+// home is the slot of a goroutine: the Ref that it has stored last, and the place of the record.
+// Goroutines whose ids are equal modulo the number of homes share one, and clear each other's record.
 type home struct {
 	goid, ref, place uint64
-	// check is goid XOR ref: it does not hold where two of them have written at once.
+	// check is goid XOR ref. It does not match if two goroutines have written concurrently.
 	check uint64
-	// A cache line each: goroutines that run at the same time often have ids that follow one another.
+	// Pads to a cache line, because goroutines that run at the same time often have consecutive ids.
 	_ [32]byte
 }
 
@@ -93,13 +92,13 @@ const (
 	maxThreads = 1 << 16
 	numHomes   = 1 << 16
 	firstSweep = 1 << 10
-	// attempts is how often something is tried that only a thread which moves or
-	// writes just now keeps from being done.
+	// attempts limits the retries of operations that fail only while the goroutine moves to another
+	// thread or a thread is writing.
 	attempts = 64
 )
 
-// newRecords returns the records in mem, which stays mapped for ever. The error says
-// why threads cannot have any.
+// newRecords returns the records in mem, which stays mapped forever. The error says
+// why threads cannot have records.
 func newRecords(mem []byte, runtime *goruntime.Runtime) (*Records, error) {
 	goid, err := runtime.Offset(goruntime.GGoid)
 	if err != nil {
@@ -114,7 +113,7 @@ func newRecords(mem []byte, runtime *goruntime.Runtime) (*Records, error) {
 	}
 	r := &Records{
 		base: unsafe.Pointer(unsafe.SliceData(mem)), size: uint64(len(mem)), word: p.offset, goid: uint64(goid),
-		homeMask: numHomes - 1, place: p, runtime: runtime, memory: make([]home, numHomes),
+		homeMask: numHomes - 1, location: p, runtime: runtime, memory: make([]home, numHomes),
 		records: map[uint32]Place{}, sweepAt: firstSweep,
 	}
 	r.first = uintptr(r.base) + unsafe.Offsetof(wire.ProfilingThread{}.Record)
@@ -122,12 +121,13 @@ func newRecords(mem []byte, runtime *goruntime.Runtime) (*Records, error) {
 	return r, nil
 }
 
-// Store shows s on the calling thread, with nil nothing, and reports whether it could. A
-// goroutine shows a span on one thread at a time: Store clears what it showed on another
-// one. It is a full memory barrier behind the record and before what the caller does next.
+// Store fills the record of the calling thread with s, or with no span if s is nil, and reports
+// whether it succeeded. A goroutine publishes on one thread at a time: Store clears the record that
+// it filled on another thread. It is a full memory barrier between the stores to the record and
+// the caller's next operations.
 func (r *Records) Store(s *Span) bool {
 	if s == nil {
-		s = &nothing
+		s = &noSpan
 	}
 	place, old, goid := store(r, s)
 	if place == 0 {
@@ -147,8 +147,8 @@ func (r *Records) storeFirst(s *Span) (place, old, goid uint64) {
 		if r.failed.Load() != nil {
 			return 0, 0, 0
 		}
-		if err := r.enter(); err != nil {
-			// Where one thread's word is in use, whoever uses it may come to others.
+		if err := r.assign(); err != nil {
+			// If the word is in use on one thread, it may be used on others later.
 			r.failed.CompareAndSwap(nil, &err)
 			return 0, 0, 0
 		}
@@ -159,7 +159,7 @@ func (r *Records) storeFirst(s *Span) (place, old, goid uint64) {
 	return place, old, goid
 }
 
-// Err returns why nothing is shown any more, or nil.
+// Err returns the reason why spans are no longer published, or nil.
 func (r *Records) Err() error {
 	if err := r.failed.Load(); err != nil {
 		return *err
@@ -167,8 +167,8 @@ func (r *Records) Err() error {
 	return nil
 }
 
-// Shown returns the Ref of the span that a goroutine has stored last, or 0 if it has
-// stored none. known is false if another goroutine may have used its home since.
+// Shown returns the Ref that a goroutine has stored last, or 0 if it has
+// stored none. known is false if another goroutine may have used its home since then.
 func (r *Records) Shown(goid uint64) (ref uint64, known bool) {
 	h := r.home(goid)
 	ref = atomic.LoadUint64(&h.ref)
@@ -178,11 +178,11 @@ func (r *Records) Shown(goid uint64) (ref uint64, known bool) {
 	return ref, true
 }
 
-// Clear has the record that a goroutine has stored to last show nothing if it shows the
+// Clear clears the record to which a goroutine has stored last, if it contains the
 // span with this id.
 func (r *Records) Clear(goid, id uint64) {
 	if n := atomic.LoadUint64(&r.home(goid).place); n != 0 {
-		t := r.at(Place(n))
+		t := r.record(Place(n))
 		r.clearIf(t, func() bool { return atomic.LoadUint64(&t.Key) == id })
 	}
 }
@@ -190,37 +190,35 @@ func (r *Records) Clear(goid, id uint64) {
 // ClearAll is Clear for the records of all threads.
 func (r *Records) ClearAll(id uint64) {
 	for n := range atomic.LoadUint32((*uint32)(&r.used)) {
-		t := r.at(Place(n + 1))
+		t := r.record(Place(n + 1))
 		r.clearIf(t, func() bool { return atomic.LoadUint64(&t.Key) == id })
 	}
 }
 
-// SpanID returns the id of the span that the record shows which a goroutine has stored to
-// last, or 0.
+// SpanID returns the id of the span in the record to which a goroutine has stored last, or 0.
 func (r *Records) SpanID(goid uint64) uint64 {
 	n := atomic.LoadUint64(&r.home(goid).place)
 	if n == 0 {
 		return 0
 	}
-	t := r.at(Place(n))
+	t := r.record(Place(n))
 	if id := atomic.LoadUint64(&t.Key); atomic.LoadUint64(stateOf(t))&wire.ProfilingTracePresent != 0 {
 		return id
 	}
 	return 0
 }
 
-// evict has a record show nothing if the goroutine, or one with the same home, shows
-// something there.
-func (r *Records) evict(at Place, goid uint64) {
-	t := r.at(at)
+// evict clears a record if it was filled by the goroutine, or by one with the same home.
+func (r *Records) evict(place Place, goid uint64) {
+	t := r.record(place)
 	r.clearIf(t, func() bool { return (atomic.LoadUint64(&t.Owner)^goid)&r.homeMask == 0 })
 }
 
-// clearIf has a record show nothing if it shows something that the condition holds for.
-// It is one step from a state that counts the writes. If the thread has begun to write
-// since, its record is no longer the one that was asked about. A thread that takes long
-// over a write stores a newer span than the one that was asked about. A goroutine that shows a
-// span checks afterwards whether it is over.
+// clearIf clears a record if the condition holds for its content.
+// It does so with one compare-and-swap of the state, which counts the writes. If the thread has begun
+// another write since the condition was checked, the swap fails: the record no longer holds that
+// content. If all attempts find a write in progress, a newer span is being stored. A goroutine that
+// publishes a span checks afterwards whether it has ended.
 func (r *Records) clearIf(t *wire.ProfilingThread, condition func() bool) {
 	for range attempts {
 		state := atomic.LoadUint64(stateOf(t))
@@ -237,30 +235,30 @@ func (r *Records) clearIf(t *wire.ProfilingThread, condition func() bool) {
 	}
 }
 
-// at returns a record; place is not 0.
-func (r *Records) at(place Place) *wire.ProfilingThread {
-	// Sound: places are inside of the memory, which never goes away.
+// record returns the record at place, which must not be 0.
+func (r *Records) record(place Place) *wire.ProfilingThread {
+	// Sound: places are inside the memory, which stays mapped.
 	return (*wire.ProfilingThread)(unsafe.Add(r.base, uintptr(place-1)*wire.ProfilingThreadSize))
 }
 
-// stateOf returns the first word of a record and what precedes it.
+// stateOf returns the 8-byte word that contains the write count and the flags of a record.
 func stateOf(t *wire.ProfilingThread) *uint64 {
-	// Sound: records are aligned to cache lines, and the word has all its bytes there.
+	// Sound: records are aligned to cache lines, and the struct is larger than the word.
 	return (*uint64)(unsafe.Pointer(t))
 }
 
 func (r *Records) home(goid uint64) *home { return &r.memory[goid&r.homeMask] }
 
-// enter gives the calling thread a record, or one that it is on meanwhile.
-func (r *Records) enter() error {
+// assign gives a record to the calling thread, or to another one to which the goroutine has moved.
+func (r *Records) assign() error {
 	for range attempts {
 		tid := r.runtime.Self().TID
-		place, err := r.take(tid)
+		place, err := r.allocate(tid)
 		if err != nil {
 			return err
 		}
 		goruntime.Pin()
-		if r.runtime.Self().TID != tid || atomic.LoadUint32(&r.at(place).TID) != tid {
+		if r.runtime.Self().TID != tid || atomic.LoadUint32(&r.record(place).TID) != tid {
 			goruntime.Unpin()
 			continue
 		}
@@ -271,25 +269,25 @@ func (r *Records) enter() error {
 	return nil
 }
 
-// bind has the word of the calling thread, which is pinned, lead to the record.
+// bind makes the word of the calling thread point to a record. The caller is pinned.
 func (r *Records) bind(place Place) error {
-	t := r.at(place)
+	t := r.record(place)
 	record := uintptr(unsafe.Pointer(&t.Record))
-	if err := r.place.check(r.runtime, record); err != nil {
+	if err := r.location.check(r.runtime, record); err != nil {
 		return err
 	}
-	// Whole before it is to be found. Nobody else stores to it.
+	// Valid before the word points to it. No other thread fills it.
 	t.Key, t.Owner = 0, 0
 	atomic.StoreUint64(stateOf(t), uint64(t.Seq)+1|wire.ProfilingVersionBit|wire.ProfilingValid)
 	setThreadWord(r.word, record)
 	return nil
 }
 
-// take returns the record of a thread, which is a new one if it has none.
-func (r *Records) take(tid uint32) (Place, error) {
+// allocate returns the record of a thread, and allocates one if it has none.
+func (r *Records) allocate(tid uint32) (Place, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// One that a dead thread had with the same id will do.
+	// It may be the record of a dead thread with the same id, which can be reused.
 	if place, ok := r.records[tid]; ok {
 		return place, nil
 	}
@@ -300,12 +298,12 @@ func (r *Records) take(tid uint32) (Place, error) {
 	if n := len(r.free); n > 0 {
 		place, r.free = r.free[n-1], r.free[:n-1]
 	} else if uint64(r.used)*wire.ProfilingThreadSize < r.size {
-		// ClearAll does not hold mu.
+		// Atomic, because ClearAll does not hold mu.
 		place = Place(atomic.AddUint32((*uint32)(&r.used), 1))
 	} else {
 		return 0, errors.New("more threads than there are records")
 	}
-	atomic.StoreUint32(&r.at(place).TID, tid)
+	atomic.StoreUint32(&r.record(place).TID, tid)
 	r.records[tid] = place
 	return place, nil
 }
@@ -315,7 +313,7 @@ func (r *Records) sweep() {
 	pid := os.Getpid()
 	for tid, place := range r.records {
 		if err := unix.Tgkill(pid, int(tid), 0); errors.Is(err, unix.ESRCH) {
-			t := r.at(place)
+			t := r.record(place)
 			r.clearIf(t, func() bool { return true })
 			atomic.StoreUint32(&t.TID, 0)
 			delete(r.records, tid)

@@ -39,7 +39,7 @@ func library(t testing.TB) *Library {
 	return l
 }
 
-// locked runs f on a goroutine of its own that has its thread to itself, and waits.
+// locked runs f on a new goroutine that is locked to its thread, and waits for it.
 func locked(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -63,10 +63,10 @@ func random() *Span {
 // self returns the calling goroutine's id.
 func (r *Records) self() uint64 { return r.runtime.Goroutine().Goid }
 
-// placeOf returns the record that the calling goroutine has stored to last.
-func (r *Records) placeOf() Place { return Place(r.home(r.self()).place) }
+// ownPlace returns the place of the record to which the calling goroutine has stored last.
+func (r *Records) ownPlace() Place { return Place(r.home(r.self()).place) }
 
-// shown returns the Ref that the calling goroutine, which shares its home with no other,
+// shown returns the Ref that the calling goroutine, which does not share its home,
 // has stored last.
 func (r *Records) shown(t testing.TB) uint64 {
 	t.Helper()
@@ -76,7 +76,7 @@ func (r *Records) shown(t testing.TB) uint64 {
 }
 
 // seen returns what the calling thread, which is locked, shows, by its word alone.
-func (r *Records) seen() *wire.ProfilingThreadRecord {
+func (r *Records) ownRecord() *wire.ProfilingThreadRecord {
 	w := threadWord(r.word)
 	if w == 0 {
 		return nil
@@ -87,7 +87,7 @@ func (r *Records) seen() *wire.ProfilingThreadRecord {
 
 func assertSeen(t testing.TB, r *Records, s *Span) {
 	t.Helper()
-	got := r.seen()
+	got := r.ownRecord()
 	require.NotNil(t, got)
 	want := wire.ProfilingThreadRecord{LayoutMinorVersion: [2]byte{1, 0}, Valid: 1}
 	if s == nil {
@@ -114,7 +114,7 @@ func TestRecordsShowWhatIsStored(t *testing.T) {
 				assertSeen(t, r, s)
 				assert.Equal(t, s.Ref, r.shown(t))
 				assert.Equal(t, s.SpanID, r.SpanID(r.self()))
-				assert.EqualValues(t, syscall.Gettid(), r.at(r.placeOf()).TID)
+				assert.EqualValues(t, syscall.Gettid(), r.record(r.ownPlace()).TID)
 			}
 			r.Store(nil)
 			assertSeen(t, r, nil)
@@ -123,7 +123,7 @@ func TestRecordsShowWhatIsStored(t *testing.T) {
 			// A goroutine that shares its home.
 			_, known := r.Shown(r.self() + numHomes)
 			assert.False(t, known)
-			assert.Zero(t, r.SpanID(r.self()+1<<15), "one that has stored nothing")
+			assert.Zero(t, r.SpanID(r.self()+1<<15), "a goroutine that has stored nothing")
 		})
 	}
 }
@@ -140,7 +140,7 @@ func TestEachThreadHasItsOwnRecord(t *testing.T) {
 			defer checked.Done()
 			s := random()
 			require.True(t, r.Store(s))
-			_, taken := places.LoadOrStore(r.placeOf(), true)
+			_, taken := places.LoadOrStore(r.ownPlace(), true)
 			assert.False(t, taken, "two threads share a record")
 			stored.Done()
 			stored.Wait()
@@ -164,7 +164,7 @@ func TestClear(t *testing.T) {
 		locked(func() { r.Clear(self, s.SpanID) })
 		assertSeen(t, r, nil)
 		assert.Zero(t, r.SpanID(self))
-		assert.Equal(t, s.Ref, r.shown(t), "the goroutine knows what it has stored")
+		assert.Equal(t, s.Ref, r.shown(t), "the Ref is still known")
 		s = random()
 		r.Store(s)
 		assertSeen(t, r, s)
@@ -172,7 +172,7 @@ func TestClear(t *testing.T) {
 	})
 }
 
-// What a goroutine shows on another thread is taken back where it was.
+// If a goroutine stores on another thread, its previous record is cleared.
 func TestAGoroutineOwnsOneRecord(t *testing.T) {
 	r := library(t).Records()
 	var first Place
@@ -180,7 +180,7 @@ func TestAGoroutineOwnsOneRecord(t *testing.T) {
 	hold, held := make(chan struct{}), make(chan struct{})
 	runtime.LockOSThread()
 	r.Store(s)
-	first = r.placeOf()
+	first = r.ownPlace()
 	tid := syscall.Gettid()
 	runtime.UnlockOSThread()
 	// Have another goroutine take this thread.
@@ -208,40 +208,40 @@ func TestAGoroutineOwnsOneRecord(t *testing.T) {
 	require.Equal(t, s.SpanID, r.SpanID(r.self()))
 	other := random()
 	r.Store(other)
-	require.NotEqual(t, first, r.placeOf())
-	assert.Zero(t, *stateOf(r.at(first))&wire.ProfilingTracePresent)
+	require.NotEqual(t, first, r.ownPlace())
+	assert.Zero(t, *stateOf(r.record(first))&wire.ProfilingTracePresent)
 	assert.Equal(t, other.Ref, r.shown(t))
 	r.Store(nil)
 }
 
-// Threads come and go; their records serve those that come next.
+// The records of dead threads are reused.
 func TestRecordsOfDeadThreads(t *testing.T) {
 	mem := make([]wire.ProfilingThread, 4)
 	r := &Records{
 		base: unsafe.Pointer(&mem[0]), size: 4 * wire.ProfilingThreadSize,
 		records: map[uint32]Place{}, sweepAt: 4,
 	}
-	const dead = 1 << 30 // beyond what ids can be
+	const dead = 1 << 30 // larger than any thread id
 	for tid := uint32(dead); tid < dead+4; tid++ {
-		place, err := r.take(tid)
+		place, err := r.allocate(tid)
 		require.NoError(t, err)
-		*stateOf(r.at(place)) |= wire.ProfilingValid | wire.ProfilingTracePresent
-		again, err := r.take(tid)
+		*stateOf(r.record(place)) |= wire.ProfilingValid | wire.ProfilingTracePresent
+		again, err := r.allocate(tid)
 		require.NoError(t, err)
 		assert.Equal(t, place, again)
 	}
-	live := uint32(os.Getpid()) // the main thread's
-	place, err := r.take(live)
+	live := uint32(os.Getpid()) // the main thread
+	place, err := r.allocate(live)
 	require.NoError(t, err)
-	assert.Equal(t, live, r.at(place).TID)
-	assert.Zero(t, *stateOf(r.at(place))&wire.ProfilingTracePresent, "nothing is left of the dead thread")
+	assert.Equal(t, live, r.record(place).TID)
+	assert.Zero(t, *stateOf(r.record(place))&wire.ProfilingTracePresent, "nothing is left of the dead thread")
 	assert.Len(t, r.records, 1)
 	assert.Len(t, r.free, 3)
 
 	// One of many that are alive.
 	r.sweepAt = 1
 	r.free, r.used = nil, 4
-	_, err = r.take(dead + 10)
+	_, err = r.allocate(dead + 10)
 	require.Error(t, err, "none is free")
 }
 
@@ -254,14 +254,14 @@ func TestStoreDoesNotAllocate(t *testing.T) {
 	r.Store(nil)
 }
 
-// A word that somebody else uses is left alone, and nothing is shown any more.
+// A word that is used by other code is not changed, and spans are no longer published.
 func TestAForeignWordIsLeftAlone(t *testing.T) {
 	l := library(t)
 	fresh := func() *Records {
 		r := l.Records()
 		return &Records{
 			first: r.first, base: r.base, size: r.size, word: r.word, goid: r.goid, homes: r.homes, homeMask: r.homeMask,
-			place: r.place, runtime: r.runtime, memory: r.memory, records: map[uint32]Place{}, sweepAt: firstSweep, used: 1000,
+			location: r.location, runtime: r.runtime, memory: r.memory, records: map[uint32]Place{}, sweepAt: firstSweep, used: 1000,
 		}
 	}
 	locked(func() {
@@ -282,9 +282,9 @@ func TestAForeignWordIsLeftAlone(t *testing.T) {
 	})
 	t.Run("another thread pointer", func(t *testing.T) {
 		r := fresh()
-		r.place.inM = 8
+		r.location.inM = 8
 		locked(func() {
-			assert.ErrorIs(t, r.place.check(r.runtime, 0), errNotInM)
+			assert.ErrorIs(t, r.location.check(r.runtime, 0), errNotInM)
 		})
 	})
 }
@@ -293,15 +293,15 @@ func TestWhatIsNotKnownIsRefused(t *testing.T) {
 	reason := errors.New("the reason")
 	for _, f := range []goruntime.Fact{goruntime.GGoid, goruntime.MProcid, goruntime.GM, goruntime.TLSG} {
 		if _, ok := cWord(); ok && f == goruntime.TLSG {
-			continue // C's word does not depend on it
+			continue // the location of the C variable does not depend on it
 		}
 		_, err := newRecords(nil, goruntime.Calibrate().Without(reason, f))
 		assert.ErrorIs(t, err, reason, "%v", f)
 	}
 }
 
-// A record is whole whenever the thread that it belongs to is interrupted: other
-// threads clear and look, and what is valid is never mixed.
+// A record is consistent whenever its thread is interrupted: other
+// threads clear and read it, and a valid record is never a mixture.
 func TestRecordsAreWhole(t *testing.T) {
 	r := library(t).Records()
 	var place atomic.Uint32
@@ -314,11 +314,11 @@ func TestRecordsAreWhole(t *testing.T) {
 				s := random()
 				s.TraceIDHigh, s.TraceIDLow, s.TransactionID = s.SpanID, s.SpanID, s.SpanID
 				r.Store(s)
-				place.Store(uint32(r.placeOf()))
+				place.Store(uint32(r.ownPlace()))
 				writer.Store(r.self())
 				id.Store(s.SpanID)
 				if n%64 == 0 {
-					runtime.Gosched() // Others may have no processor of their own.
+					runtime.Gosched() // The other goroutines may need this P.
 				}
 			}
 			r.Store(nil)
@@ -334,11 +334,11 @@ func TestRecordsAreWhole(t *testing.T) {
 	})
 	var last [8]byte
 	for spans := 0; spans < testenv.Rounds(30_000, 300_000) && !t.Failed(); runtime.Gosched() {
-		at := Place(place.Load())
-		if at == 0 {
+		current := Place(place.Load())
+		if current == 0 {
 			continue
 		}
-		x := r.at(at)
+		x := r.record(current)
 		before := atomic.LoadUint64(stateOf(x))
 		record := x.Record
 		if atomic.LoadUint64(stateOf(x)) != before || before&wire.ProfilingValid == 0 || before&wire.ProfilingTracePresent == 0 {
@@ -357,7 +357,7 @@ func TestRecordsAreWhole(t *testing.T) {
 	wg.Wait()
 }
 
-// The library is there once, what is executed is mapped last and the file is gone.
+// The library is mapped once, its executable page is mapped last, and the file is removed.
 func TestInstall(t *testing.T) {
 	l := library(t)
 	again, err := Install(nil, wire.ProfilingProcessStorage{ServiceName: "again"}.Encode(), nil)
@@ -394,8 +394,8 @@ func TestInstall(t *testing.T) {
 	assert.Equal(t, []string{"r-xp", "rw-p"}, perms)
 }
 
-// Where no directory serves, the error says of each what failed.
-func TestInstallSaysWhichDirectoriesFailed(t *testing.T) {
+// If no directory is suitable, the error says for each what failed.
+func TestInstallErrorNamesDirectories(t *testing.T) {
 	one := library(t)
 	l := &Library{records: one.records, storages: [2][]byte{make([]byte, storageSpace), make([]byte, storageSpace)}}
 	missing := filepath.Join(t.TempDir(), "missing")
@@ -427,7 +427,7 @@ func BenchmarkStore(b *testing.B) {
 	r.Store(nil)
 }
 
-// A home that two goroutines have written at once says nothing.
+// A home that two goroutines have written concurrently is not used.
 func TestMixedHome(t *testing.T) {
 	r := library(t).Records()
 	locked(func() {

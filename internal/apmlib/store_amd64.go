@@ -5,13 +5,13 @@
 
 package apmlib
 
-// store fills the record of the calling thread, and returns its place, the place where
-// the goroutine showed something before, and the goroutine's id. A place of 0 says
+// store fills the record of the calling thread, and returns its place, the place to
+// which the goroutine has stored before, and the goroutine id. A place of 0 means
 // that the thread has no record yet.
 //
 // Sound for the reasons that goruntime gives for its own loads through these offsets.
-// The record is inside of r's memory, which stays mapped, whatever the word holds. Go
-// does not preempt assembly, so that the goroutine is on the same thread from the first
+// Whatever the word holds, the record is inside r's memory, which stays mapped. Go
+// does not preempt assembly, so the goroutine stays on the same thread from the first
 // instruction to the last.
 //
 //go:noescape

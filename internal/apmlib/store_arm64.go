@@ -13,22 +13,22 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// store fills the record of the calling thread, and returns its place, the place where
-// the goroutine showed something before, and the goroutine's id. A place of 0 says
+// store fills the record of the calling thread, and returns its place, the place to
+// which the goroutine has stored before, and the goroutine id. A place of 0 means
 // that the thread has no record yet.
 //
-// The thread that is interrupted sees its own stores in their order, and so does what
-// interrupts it there.
+// A thread sees its own stores in program order, and so does a profiler that interrupts it on the
+// same CPU.
 func store(r *Records, s *Span) (place, old, goid uint64) {
 	goruntime.Pin()
 	defer goruntime.Unpin()
-	at := uint64(threadWord(r.word) - r.first)
-	if at >= r.size || at%wire.ProfilingThreadSize != 0 {
+	offset := uint64(threadWord(r.word) - r.first)
+	if offset >= r.size || offset%wire.ProfilingThreadSize != 0 {
 		return 0, 0, 0
 	}
 	goid = r.runtime.Goroutine().Goid
-	place = at/wire.ProfilingThreadSize + 1
-	t := r.at(Place(place))
+	place = offset/wire.ProfilingThreadSize + 1
+	t := r.record(Place(place))
 	state := uint64(uint32(atomic.LoadUint64(stateOf(t)))+1) | wire.ProfilingVersionBit
 	atomic.StoreUint64(stateOf(t), state)
 	atomic.StoreUint64(&t.Key, s.SpanID)

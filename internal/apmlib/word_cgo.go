@@ -7,5 +7,5 @@ package apmlib
 
 import "github.com/otelctx/otelctx/internal/apmlib/cgoword"
 
-// cWord returns the address of C's thread-local word of the calling thread.
+// cWord returns the address of the calling thread's C variable.
 func cWord() (address uintptr, ok bool) { return cgoword.Address(), true }

@@ -16,77 +16,77 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// Supported says whether there may be thread-local words on this platform.
+// Supported reports whether the platform can have thread-local words.
 const Supported = true
 
-// iscgo is the runtime's: the C library, or what poses as one, makes the threads. The
-// runtime undertakes to keep the name and the type (go.dev/issue/67401). It is set
-// before main and never written again.
+// iscgo is the variable of the runtime that is set if threads are created by the C library or a
+// package that replaces it. The runtime promises to keep the name and the type (go.dev/issue/67401).
+// It is set before main and never changes.
 //
 //go:linkname iscgo runtime.iscgo
 var iscgo bool
 
-// threadWord returns the word at a distance from the thread pointer, and setThreadWord
-// stores to it. Sound only where the word is known to be there, see findWord; callers
-// are pinned. Both keep to the thread that they start on, since Go does not preempt
+// threadWord loads the word at an offset from the thread pointer, and setThreadWord
+// stores to it. Sound only if the word is known to exist, see findWord; callers
+// must be pinned. Both stay on the thread on which they start, because Go does not preempt
 // assembly.
 func threadWord(offset int64) uintptr
 
 func setThreadWord(offset int64, v uintptr)
 
-// place says where each thread's word is.
-type place struct {
-	// offset is the distance from the thread pointer.
+// wordLocation is the location of each thread's word.
+type wordLocation struct {
+	// offset from the thread pointer.
 	offset int64
-	// inM is how far into the runtime's structure of the thread the thread pointer
-	// points, if it is to point there; else 0.
+	// inM is the offset of the thread pointer within the runtime's structure of the thread, or 0 if
+	// it does not point there.
 	inM uintptr
 }
 
-// A pinned goroutine returns errors that are there.
+// Preallocated, because pinned goroutines return them.
 var (
 	errWordInUse       = errors.New("the thread-local word is in use")
 	errNotInM          = errors.New("the thread pointer does not point into the runtime's structure of the thread")
-	errNoThreadPointer = errors.New("the thread pointer cannot be had")
+	errNoThreadPointer = errors.New("the thread pointer cannot be read")
 )
 
-// findWord looks at a few threads, and returns where each has a word that nobody uses. A
-// program's threads are all made in one way, and each is checked before its word is
+// findWord examines a few threads, and returns the location of a word that is unused on all of them.
+// All threads of a program are created in the same way, and each is checked again before its word is
 // written for the first time.
-func findWord(r *goruntime.Runtime) (place, error) {
+func findWord(r *goruntime.Runtime) (wordLocation, error) {
 	find := wordOfGo
 	if address, ok := cWord(); ok && address != 0 {
 		find = wordOfC
 	} else if iscgo {
-		return place{}, errors.New("threads are made by what poses as C's library, and there is no cgo to ask for a thread-local word")
+		return wordLocation{}, errors.New("threads are created by a replacement for the C library, and without cgo it cannot provide a thread-local word")
 	}
 	const threads = 3
-	var found [threads]place
+	var found [threads]wordLocation
 	if err := onThreads(threads, func(n int) (err error) {
 		if found[n], err = find(r); err == nil {
 			err = found[n].check(r, 0)
 		}
 		return err
 	}); err != nil {
-		return place{}, err
+		return wordLocation{}, err
 	}
 	for _, p := range found {
 		if p != found[0] {
-			return place{}, fmt.Errorf("threads have the word at different distances: %+v", found)
+			return wordLocation{}, fmt.Errorf("threads have the word at different offsets: %+v", found)
 		}
 	}
 	return found[0], nil
 }
 
-func wordOfC(*goruntime.Runtime) (place, error) {
+func wordOfC(*goruntime.Runtime) (wordLocation, error) {
 	address, _ := cWord()
 	tp, err := threadPointer()
-	return place{offset: int64(address - tp)}, err
+	return wordLocation{offset: int64(address - tp)}, err
 }
 
-// check reports why the word of the calling thread must not be written: it holds
-// something other than ours. The caller is pinned, or locked to the thread.
-func (p place) check(r *goruntime.Runtime, ours uintptr) error {
+// check returns an error if the word of the calling thread must not be written, because it holds
+// a value other than 0 or record. The caller is pinned, or locked to the thread.
+func (p wordLocation) check(r *goruntime.Runtime, record uintptr) error {
 	if p.inM != 0 {
 		tp, err := threadPointer()
 		if err != nil {
@@ -96,21 +96,20 @@ func (p place) check(r *goruntime.Runtime, ours uintptr) error {
 			return errNotInM
 		}
 	}
-	if w := threadWord(p.offset); w != 0 && w != ours {
+	if w := threadWord(p.offset); w != 0 && w != record {
 		return errWordInUse
 	}
 	return nil
 }
 
-// onThreads runs f n times, each on a thread of its own, and returns an error if there
-// is any.
+// onThreads runs f n times at once, each on a different thread, and returns the first error.
 func onThreads(n int, f func(n int) error) error {
 	errs := make([]error, n)
 	var all, done sync.WaitGroup
 	all.Add(n)
 	for i := range n {
 		done.Go(func() {
-			// The thread is given back: it may not be ours to end.
+			// Unlocked, so that the thread survives: C may have created it.
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			all.Done()

@@ -26,32 +26,32 @@ func threadPointer() (tp uintptr, err error) {
 	return tp, nil
 }
 
-// maxInM is how far into an m its thread-local storage may start. It is behind the
-// field procid, which calibration knows, and starts at about 130.
+// maxInM is the maximum offset of the thread-local storage in an m. It is usually about
+// 130, after the field procid, whose offset calibration knows.
 const maxInM = 512
 
 // wordOfGo returns the word that the Go runtime leaves unused: m.tls[1], at the thread
-// pointer. The thread pointer has to point into m, one word behind the one that g is
-// in. Calibration has seen all of that on several threads.
-func wordOfGo(r *goruntime.Runtime) (place, error) {
+// pointer. The thread pointer must point into m, one word above g.
+// Calibration has verified this on several threads.
+func wordOfGo(r *goruntime.Runtime) (wordLocation, error) {
 	g, err := r.Offset(goruntime.TLSG)
 	if err != nil {
-		return place{}, err
+		return wordLocation{}, err
 	}
 	procid, err := r.Offset(goruntime.MProcid)
 	if err != nil {
-		return place{}, err
+		return wordLocation{}, err
 	}
 	if g != -wordSize {
-		return place{}, fmt.Errorf("g is at %d from the thread pointer, not at %d", g, -wordSize)
+		return wordLocation{}, fmt.Errorf("g is at %d from the thread pointer, not at %d", g, -wordSize)
 	}
 	tp, err := threadPointer()
 	if err != nil {
-		return place{}, err
+		return wordLocation{}, err
 	}
 	inM := tp - r.Self().M
 	if inM <= uintptr(procid)+wordSize || inM > maxInM {
-		return place{}, errNotInM
+		return wordLocation{}, errNotInM
 	}
-	return place{inM: inM}, nil
+	return wordLocation{inM: inM}, nil
 }

@@ -5,5 +5,5 @@
 
 package apmlib
 
-// cWord returns false: there is no C.
+// cWord returns false: there is no C variable without cgo.
 func cWord() (address uintptr, ok bool) { return 0, false }

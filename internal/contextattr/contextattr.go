@@ -10,38 +10,38 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 )
 
-// contextKey finds the Scope in a context.
+// contextKey is the key of the Scope in a context.
 type contextKey struct{}
 
-// Scope is the attributes that a context carries. It never changes, but for what is
-// noted in it, and is safe for concurrent use.
+// Scope holds the attributes of a context. It is immutable except for its caches, and safe for
+// concurrent use.
 type Scope struct {
 	set attribute.Set
-	// attrs are the set's, sorted by key.
+	// attrs are the attributes of set, sorted by key.
 	attrs []attribute.KeyValue
-	// Published is what package scope has encoded of it last.
+	// Published caches the encoding by package scope.
 	Published atomic.Value
-	// Measured is what package scopedattr adds of it to measurements.
+	// Measured caches the attributes that package scopedattr adds to measurements.
 	Measured atomic.Value
 }
 
-// used is whether this program links anything that uses the attributes.
+// used is set if the program links a package that uses the attributes.
 var used atomic.Bool
 
-// Use turns [With] on, and returns true. Packages that use the attributes of contexts call it
-// when they are initialized.
+// Use enables [With], and returns true. Packages that use the attributes call it
+// during initialization.
 func Use() bool {
 	used.Store(true)
 	return true
 }
 
-// With returns a context that has attrs beside the attributes that ctx has already.
-// Where keys are equal attrs win, and the last of them. ctx, and whatever else was
-// derived from it, stays as it is.
+// With returns a context derived from ctx that has attrs in addition to the attributes of ctx.
+// For equal keys attrs win over ctx, and later attrs over earlier ones. ctx itself does not
+// change.
 //
-// Attributes without a key are dropped. Without any other, ctx itself is returned. A
-// nil ctx stands for [context.Background]. attrs may be reused after the call. Before [Use]
-// it returns ctx, as an API without an SDK does nothing.
+// Attributes without a key are dropped. If no attribute is left, ctx is returned. A
+// nil ctx stands for [context.Background]. attrs may be reused after the call. Until [Use] is
+// called With returns ctx unchanged, just as the API does nothing without an SDK.
 func With(ctx context.Context, attrs ...attribute.KeyValue) context.Context {
 	if ctx == nil {
 		ctx = context.Background()
@@ -49,15 +49,15 @@ func With(ctx context.Context, attrs ...attribute.KeyValue) context.Context {
 	if !used.Load() {
 		return ctx
 	}
-	above := From(ctx).Attrs()
-	merged := make([]attribute.KeyValue, len(above), len(above)+len(attrs))
-	copy(merged, above)
+	inherited := From(ctx).Attrs()
+	merged := make([]attribute.KeyValue, len(inherited), len(inherited)+len(attrs))
+	copy(merged, inherited)
 	for _, kv := range attrs {
 		if kv.Valid() {
 			merged = append(merged, kv)
 		}
 	}
-	if len(merged) == len(above) {
+	if len(merged) == len(inherited) {
 		return ctx
 	}
 	// The last of equal keys wins in a set.
@@ -65,7 +65,7 @@ func With(ctx context.Context, attrs ...attribute.KeyValue) context.Context {
 	return context.WithValue(ctx, contextKey{}, &Scope{set: set, attrs: set.ToSlice()})
 }
 
-// From returns the Scope of ctx, or nil if it has none or is nil.
+// From returns the Scope of ctx, or nil if ctx has none or is nil.
 func From(ctx context.Context) *Scope {
 	if ctx == nil {
 		return nil
@@ -74,13 +74,13 @@ func From(ctx context.Context) *Scope {
 	return s
 }
 
-// Attributes returns the attributes that ctx has by [With]: the empty set if it has none,
-// or is nil.
+// Attributes returns the attributes set on ctx by [With]. The set is empty if there are none or ctx
+// is nil.
 func Attributes(ctx context.Context) attribute.Set {
 	return From(ctx).Set()
 }
 
-// Set returns the attributes of s; those of nil are the empty set.
+// Set returns the attributes of s. It returns the empty set if s is nil.
 func (s *Scope) Set() attribute.Set {
 	if s == nil {
 		return *attribute.EmptySet()
@@ -88,8 +88,8 @@ func (s *Scope) Set() attribute.Set {
 	return s.set
 }
 
-// Attrs returns the attributes of s, sorted by key, none twice; those of nil are none.
-// The caller must not change them.
+// Attrs returns the attributes of s sorted by key, without duplicates. It returns nil if s is nil.
+// The caller must not modify them.
 func (s *Scope) Attrs() []attribute.KeyValue {
 	if s == nil {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 )
 
-// What contexts have, and keep, is tested by the functions of package scopedattr.
+// Package scopedattr tests contexts that have attributes.
 func TestFromWithoutScope(t *testing.T) {
 	for _, ctx := range []context.Context{nil, context.Background(), context.WithValue(context.Background(), contextKey{}, "no scope")} {
 		assert.Nil(t, From(ctx))
@@ -22,8 +22,7 @@ func TestFromWithoutScope(t *testing.T) {
 	}
 }
 
-// TestUse turns the attributes on, as an import of package scopedattr does. What contexts have
-// then is tested there.
+// TestUse checks that With does nothing before Use. Package scopedattr tests the rest.
 func TestUse(t *testing.T) {
 	before := used.Load()
 	t.Cleanup(func() { used.Store(before) })

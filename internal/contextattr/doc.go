@@ -1,9 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package contextattr is what a context carries of context-scoped attributes (OTEP 4931). It
-// imports the OpenTelemetry API alone, so that libraries which only set attributes link no
-// more than that.
-//
-// It does not know who reads the attributes.
+// Package contextattr stores context-scoped attributes (OTEP 4931) in contexts. It
+// imports only the OpenTelemetry API, so that libraries that only set attributes link nothing
+// else. It does not depend on the packages that read the attributes.
 package contextattr

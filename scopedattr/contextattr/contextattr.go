@@ -11,19 +11,19 @@ import (
 	"github.com/otelctx/otelctx/internal/contextattr"
 )
 
-// ContextWithAttributes returns a context that has attrs beside the attributes that ctx
-// has already. Where keys are equal attrs win, and the last of them. ctx, and whatever
-// else was derived from it, stays as it is.
+// ContextWithAttributes returns a context derived from ctx that has attrs in addition to the
+// attributes of ctx. For equal keys attrs win over ctx, and later attrs over earlier ones. ctx
+// itself does not change.
 //
-// Attributes without a key are dropped. Without any other, ctx itself is returned. A
+// Attributes without a key are dropped. If no attribute is left, ctx is returned. A
 // nil ctx stands for [context.Background].
 //
-// The attributes are merged here, once, whatever number of spans, records and
-// measurements are made below. attrs may be reused after the call. It may be called
+// The attributes are merged once, here, regardless of how many spans, records and
+// measurements use the context. attrs may be reused after the call. It may be called
 // concurrently.
 //
-// It returns ctx as it is in programs that import neither package scopedattr nor package
-// spanctx: nothing there would use the attributes.
+// In programs that import neither package scopedattr nor package spanctx it returns ctx
+// unchanged: nothing would use the attributes.
 func ContextWithAttributes(ctx context.Context, attrs ...attribute.KeyValue) context.Context {
 	return contextattr.With(ctx, attrs...)
 }

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command attach attaches contexts without a span while it is in one. It prints whether it is seen
-// in its span: before, with each context attached, and after each.
+// Command attach attaches contexts without a span while it is in a span. It prints whether its
+// goroutine is labeled with the span: at first, with each context attached, and after each Detach.
 package main
 
 import (

@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cases makes TracerProviders in the ways that programs do, and knows nothing of
-// otelctx. Its argument is the name of one. It prints a line when the providers are there, and ends when
-// its standard input does.
+// Command cases creates TracerProviders in the ways that programs do, without any reference to
+// otelctx. Its argument is the name of a case. It prints a line when the providers exist, and exits when
+// its standard input ends.
 package main
 
 import (
@@ -24,7 +24,7 @@ func named(service string) trace.TracerProviderOption {
 	return trace.WithResource(resource.NewSchemaless(attribute.String("service.name", service)))
 }
 
-// start leaves a span live.
+// start starts a span and does not end it.
 func start(tp *trace.TracerProvider, name string) {
 	_, _ = tp.Tracer("cases").Start(context.Background(), name)
 }
@@ -42,7 +42,7 @@ var cases = map[string]func(){
 		newProvider := trace.NewTracerProvider
 		start(newProvider(named("value")), "work")
 	},
-	// What is appended to opts must not be seen by the next provider.
+	// Options that the rules append to opts must not affect the next provider.
 	"spread": func() {
 		opts := append(make([]trace.TracerProviderOption, 0, 8), named("spread"))
 		start(trace.NewTracerProvider(opts...), "one")

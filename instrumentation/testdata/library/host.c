@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// A program that has not heard of Go. It opens the libraries that its arguments name, or
-// has one linked in (-DARCHIVE), and has each work until it can read a line.
+// A C program that uses Go libraries. It opens the libraries named by its arguments, or
+// is linked with one (-DARCHIVE), and keeps each working until it can read a line.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command library is a library for programs in C, with a Go runtime of its own.
+// Command library is a library for C programs, with its own Go runtime.
 package main
 
 import (
@@ -23,8 +23,8 @@ var (
 	done = make(chan struct{})
 )
 
-// Begin publishes everything there is, and returns while a goroutine works in a span. Service
-// and span have the given name.
+// Begin publishes resource and spans, and returns while a goroutine works in a span. name is the name
+// of both the service and the span.
 //
 //export Begin
 func Begin(name *C.char) {
@@ -40,7 +40,7 @@ func Begin(name *C.char) {
 		_, span := tp.Tracer("").Start(context.Background(), service)
 		close(started)
 		for !stop.Load() {
-			continue // Work that a profiler can see.
+			continue // Use CPU time.
 		}
 		span.End()
 		if err := tp.Shutdown(context.Background()); err != nil {
@@ -50,7 +50,7 @@ func Begin(name *C.char) {
 	<-started
 }
 
-// End ends the work and shuts everything down.
+// End stops the goroutine and shuts everything down.
 //
 //export End
 func End() {

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command none has nothing to do with OpenTelemetry.
+// Command none does not use OpenTelemetry.
 package main
 
 import "fmt"

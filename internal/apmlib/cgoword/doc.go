@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgoword has a thread-local word of C, in programs that are built with cgo. In
-// others it is empty.
+// Package cgoword provides a thread-local C variable of one word in programs that are built with
+// cgo. In other programs it is empty.
 //
-// It does not know what the word is for, and imports nothing of otelctx.
+// It does not define the purpose of the word, and imports no other package of otelctx.
 package cgoword

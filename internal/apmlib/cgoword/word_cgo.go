@@ -7,9 +7,9 @@ package cgoword
 
 // extern void *otelctx_thread_word(void);
 //
-// // It is in word_linux.c.
+// // Defined in word_linux.c.
 import "C"
 
-// Address returns where the calling thread's word is. The caller has to be locked to
-// its thread for that to mean anything.
+// Address returns the address of the calling thread's word. The caller must be locked to
+// its thread.
 func Address() uintptr { return uintptr(C.otelctx_thread_word()) }

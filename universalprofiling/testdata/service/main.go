@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command service starts and ends spans on threads of its own. It does what it is told
-// on its standard input, an order a line, and answers each with a line.
+// Command service starts and ends spans on dedicated threads. It reads orders from its standard
+// input, one per line, and answers each with a line.
 package main
 
 import (
@@ -27,10 +27,10 @@ import (
 	"github.com/otelctx/otelctx/universalprofiling"
 )
 
-// printer prints what is exported.
+// printer is an exporter that prints spans.
 type printer struct{}
 
-// exported is a span as it is printed.
+// exported is the printed form of a span.
 type exported struct {
 	Name        string
 	HostID      string
@@ -59,7 +59,7 @@ func (printer) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) err
 
 func (printer) Shutdown(context.Context) error { return nil }
 
-// actor is a goroutine that has a thread to itself.
+// actor is a goroutine that is locked to its thread.
 type actor struct{ orders, answers chan string }
 
 var tracer trace.Tracer
@@ -100,7 +100,7 @@ func main() {
 			tid := make(chan int)
 			go spin(tp.Tracer("spin"), tid)
 			fmt.Println(<-tid)
-		case "handled": // messages of a profiler
+		case "handled": // the number of handled messages from the profiler
 			stats := integration.Stats()
 			fmt.Println("handled", stats.Registrations+stats.Correlations)
 		case "shutdown":
@@ -109,7 +109,7 @@ func main() {
 	}
 }
 
-// spin starts and ends spans for ever on a thread of its own.
+// spin starts and ends spans forever on its own thread.
 func spin(tracer trace.Tracer, tid chan<- int) {
 	runtime.LockOSThread()
 	tid <- syscall.Gettid()
@@ -119,8 +119,8 @@ func spin(tracer trace.Tracer, tid chan<- int) {
 	}
 }
 
-// repeating makes ids of local roots that tell each other: the trace id is the span's
-// id twice.
+// repeating generates related ids for local roots: the trace id is the span id repeated
+// twice.
 type repeating struct{}
 
 func (g *repeating) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
@@ -133,7 +133,7 @@ func (*repeating) NewSpanID(context.Context, trace.TraceID) (id trace.SpanID) {
 	return id
 }
 
-// some samples half of the traces and records the others, and all of those that spin.
+// some is a sampler that samples half of the traces and all spans of spin, and records the others.
 type some struct{}
 
 func (some) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
@@ -145,9 +145,9 @@ func (some) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult 
 
 func (some) Description() string { return "some" }
 
-// act says its thread's id and then changes its spans each time it is told to: it starts
-// one, or ends the innermost. It answers with what has to be shown then: nothing, or
-// trace id, span id, transaction id and flags.
+// act reports its thread id and then executes orders: start a span, or end the innermost one. It
+// answers with the span that must be published then: none, or its trace id, span id, transaction
+// id and flags.
 func (a *actor) act() {
 	runtime.LockOSThread()
 	a.answers <- strconv.Itoa(syscall.Gettid())

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command guest is a plugin: its spans are those of the host's provider.
+// Command guest is a plugin that starts spans with the host's provider.
 package main
 
 import (
@@ -13,14 +13,14 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// Work works in a span of the plugin.
+// Work calls work in a span of the plugin.
 func Work(ctx context.Context, work func()) {
 	_, span := otel.Tracer("guest").Start(ctx, "guest")
 	defer span.End()
 	work()
 }
 
-// NewProvider makes the plugin's own provider the global one, and returns what shuts it down.
+// NewProvider sets the plugin's own provider as the global one, and returns its Shutdown function.
 func NewProvider() func(context.Context) error {
 	tp := trace.NewTracerProvider(spanctx.WithPublishing())
 	otel.SetTracerProvider(tp)

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command host has the TracerProvider, and opens the plugin that its argument names. It
-// prints a line when it works in spans, and goes on with each line of its standard input.
+// Command host creates the TracerProvider, and opens the plugin named by its argument. It
+// prints a line when it is working in spans, and continues with each line of its standard input.
 package main
 
 import (
@@ -32,7 +32,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	// What is not of these types is a mistake of this program.
+	// The type assertions below panic only if this program is wrong.
 	work, err := guest.Lookup("Work")
 	if err != nil {
 		panic(err)
@@ -50,17 +50,17 @@ func main() {
 			done.Store(true)
 		}()
 		for !done.Load() {
-			continue // Work that a profiler can see.
+			continue // Use CPU time.
 		}
 	}
 	ctx, span := otel.Tracer("host").Start(context.Background(), "host")
 	work.(func(context.Context, func()))(ctx, wait)
-	wait() // the span of the plugin is over
+	wait() // the span of the plugin has ended
 	shutdown := second.(func() func(context.Context) error)()
 	work.(func(context.Context, func()))(ctx, wait)
 	if err := shutdown(ctx); err != nil {
 		panic(err)
 	}
-	wait() // the host's provider goes on
+	wait() // the host's provider still publishes
 	span.End()
 }
