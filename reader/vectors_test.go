@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -74,7 +75,7 @@ func valueText(v *commonpb.AnyValue) string {
 	case *commonpb.AnyValue_StringValue:
 		return v.StringValue
 	case *commonpb.AnyValue_IntValue:
-		return fmt.Sprint(v.IntValue)
+		return strconv.FormatInt(v.IntValue, 10)
 	case *commonpb.AnyValue_ArrayValue:
 		var out []string
 		for _, e := range v.ArrayValue.GetValues() {
@@ -93,9 +94,9 @@ func checkRecord(b []byte) (verdict, expect string) {
 	if s == nil {
 		return "none", ""
 	}
-	out := fmt.Sprintf("trace_id=%x span_id=%x trace_flags=%d", s.TraceID, s.SpanID, s.TraceFlags)
+	out := []string{fmt.Sprintf("trace_id=%x span_id=%x trace_flags=%d", s.TraceID, s.SpanID, s.TraceFlags)}
 	for _, a := range s.Attributes {
-		out += " " + a.Key + "=" + a.Value
+		out = append(out, a.Key+"="+a.Value)
 	}
-	return "accept", out
+	return "accept", strings.Join(out, " ")
 }

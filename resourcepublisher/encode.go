@@ -65,7 +65,7 @@ func encode(r *resource.Resource, keep attribute.Filter, extra ...attributes) (e
 		}
 	}
 	for _, kvs := range extra {
-		msg.Attributes = slices.AppendSeq(msg.Attributes, maps.Values(kvs))
+		msg.Attributes = slices.AppendSeq(msg.GetAttributes(), maps.Values(kvs))
 	}
 	if url := r.SchemaURL(); url != "" {
 		pb, err := keyValue(attribute.String(wire.AttributeSchemaURL, url))
@@ -108,7 +108,7 @@ func fit(msg *processcontextpb.ProcessContext, excess int) (largest []*commonpb.
 	for _, kv := range bySize[:n] {
 		removed[kv] = true
 	}
-	msg.Resource.Attributes = slices.DeleteFunc(msg.Resource.Attributes, func(kv *commonpb.KeyValue) bool { return removed[kv] })
+	msg.Resource.Attributes = slices.DeleteFunc(msg.GetResource().GetAttributes(), func(kv *commonpb.KeyValue) bool { return removed[kv] })
 	return bySize[:n]
 }
 

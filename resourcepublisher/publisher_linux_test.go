@@ -192,7 +192,7 @@ func TestAttributesThatCannotBeEncoded(t *testing.T) {
 			assert.Empty(t, handled.Take(), "reported once for each resource")
 			require.NoError(t, p.Update(resource.NewSchemaless(service)))
 			require.NoError(t, p.Shutdown(t.Context()))
-			p, err := resourcepublisher.NewPublisher(bad)
+			_, err := resourcepublisher.NewPublisher(bad)
 			require.NoError(t, err)
 			check()
 

@@ -17,6 +17,7 @@ import (
 // errNoMapping is returned if the mapping for span attributes cannot be created.
 var errNoMapping = errors.New("spans cannot be advertised")
 
+//nolint:gochecknoinits // spanctx imports both packages, and must not call this one's unexported function
 func init() { advertise.Change = advertiseSpans }
 
 // advertiseSpans implements [advertise.Change].

@@ -406,10 +406,11 @@ func recorded(t testing.TB, table, goid uint64) uint64 {
 
 // assertShows checks that all carriers publish the span, with its data, for the calling goroutine,
 // which is locked to its thread. If span is nil, they must publish none.
-func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) bool {
+func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) {
 	t.Helper()
 	if span == nil {
-		return assert.Equal(t, shown{}, s.shown(t))
+		assert.Equal(t, shown{}, s.shown(t))
+		return
 	}
 	want := shown{}
 	if s.threads != nil {
@@ -421,24 +422,23 @@ func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) bool {
 	if s.p.records {
 		want.record = number(span)
 	}
-	ok := assert.Equal(t, want, s.shown(t))
+	assert.Equal(t, want, s.shown(t))
 	if c := readCell(t, s.p.cells.Address(), uint64(s.p.find(trace.ContextWithSpan(context.Background(), span)))); c.live {
-		ok = assert.Equal(t, number(localRoot), c.localRoot, "local root") && ok
+		assert.Equal(t, number(localRoot), c.localRoot, "local root")
 	}
 	m := s.threads
 	if m == nil {
-		return ok
+		return
 	}
 	if at := m.at(t, uint64(syscall.Gettid())); at.spanID == number(span) { // otherwise the slot names an ended span
 		id := span.SpanContext().TraceID()
-		ok = assert.Equal(t, binary.BigEndian.Uint64(id[:8]), at.traceIDHigh) && ok
-		ok = assert.Equal(t, binary.BigEndian.Uint64(id[8:]), at.traceIDLow) && ok
+		assert.Equal(t, binary.BigEndian.Uint64(id[:8]), at.traceIDHigh)
+		assert.Equal(t, binary.BigEndian.Uint64(id[8:]), at.traceIDLow)
 		if m.info.Layout == 2 {
-			ok = assert.EqualValues(t, span.SpanContext().TraceFlags(), at.flags, "flags") && ok
-			ok = assert.NotZero(t, at.m) && ok
+			assert.EqualValues(t, span.SpanContext().TraceFlags(), at.flags, "flags")
+			assert.NotZero(t, at.m)
 		}
 	}
-	return ok
 }
 
 // everything turns on all carriers.

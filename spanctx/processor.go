@@ -174,10 +174,10 @@ func (p *SpanProcessor) openCarriers() {
 // find it only if it was requested and noSpanTable is nil.
 func (p *SpanProcessor) openGoroutineTable(asked bool, noSpanTable error) {
 	err := noSpanTable
-	if _, unknown := p.config.runtime.Offset(goruntime.GGoid); err == nil {
+	if _, unknown := p.runtime.Offset(goruntime.GGoid); err == nil {
 		err = unknown
 	}
-	private := p.config.heap || !asked || err != nil
+	private := p.heap || !asked || err != nil
 	var mapErr error
 	if p.goroutines, mapErr = goroutines.New(private); err == nil {
 		err = mapErr

@@ -42,7 +42,7 @@ func runSteps(t *testing.T, s *service, text string) {
 	t.Helper()
 	r := &steps{s, t, map[string]*actor{}, map[string]trace.Span{}, map[string]context.Context{"": context.Background()}}
 	done := ""
-	for _, step := range strings.Fields(text) {
+	for step := range strings.FieldsSeq(text) {
 		parts := stepSyntax.FindStringSubmatch(step)
 		require.NotNil(t, parts, "step %s", step)
 		name := parts[1]

@@ -309,7 +309,7 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 func (i *Integration) parent(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, likely cells.Ref) cells.Ref {
 	k, remote := sdkspan.Parent(s)
 	if !child { // Its context may still have a span if it was started with trace.WithNewRoot.
-		local := false
+		var local bool
 		if k, local = sdkspan.Local(ctx); !local {
 			return 0
 		}

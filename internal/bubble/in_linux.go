@@ -17,5 +17,5 @@ func In() bool {
 	if unix.ClockGettime(unix.CLOCK_REALTIME, &ts) != nil {
 		return false
 	}
-	return time.Unix(ts.Unix()).Sub(time.Now()).Abs() > time.Minute
+	return time.Until(time.Unix(ts.Unix())).Abs() > time.Minute
 }

@@ -180,7 +180,7 @@ func (t *Table) descends(ancestors Ancestors, other Ref) (is, known bool) {
 		if i < 0 {
 			return false, false
 		}
-		if l.ancestors[outermost-i] == 0 {
+		if l.ancestors[outermost-i] == 0 { //nolint:gosec // G602: i is from 0 to outermost
 			return false, true
 		}
 		ancestors = l.ancestors

@@ -194,7 +194,8 @@ func (u *unwinder) full() bool { return len(u.pcs)-u.first >= MaxFrames }
 // follow follows the chain of frames that begins at bp. pc is in the function whose frame that is.
 func (u *unwinder) follow(pc, bp uint64) Result {
 	var sp uint64 // that of the function that pc is in, once known
-	for ok := true; !u.full(); {
+	var ok bool
+	for !u.full() {
 		function := u.function(pc)
 		if function == cgocallback && sp != 0 {
 			// C has its own frame pointers. The runtime has left a return address that leads on.

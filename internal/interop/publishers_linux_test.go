@@ -59,7 +59,9 @@ func TestPublishers(t *testing.T) {
 			func(dir string) [][]string {
 				return [][]string{{"cc", "-shared", "-fPIC", "-DNAPI", "-I/usr/include/node", "-o", filepath.Join(dir, "publisher.node"), source("native.c")}}
 			},
-			func(dir string) []string { return []string{"node", source("publisher.js"), filepath.Join(dir, "publisher.node")} },
+			func(dir string) []string {
+				return []string{"node", source("publisher.js"), filepath.Join(dir, "publisher.node")}
+			},
 		},
 	} {
 		t.Run(tt.service, func(t *testing.T) {
