@@ -22,22 +22,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxPath is how long the socket's path may be.
+// MaxPath is the maximum length of the socket's path in bytes.
 const MaxPath = len(unix.RawSockaddrUnix{}.Path) - 1
 
 const (
-	// batch is how many messages are received at a time at most.
+	// batch is the maximum number of messages per system call.
 	batch = 256
-	// quiet is how long there has to be no message for a burst to be over.
+	// quiet is the time without a message after which a burst has ended.
 	quiet = 50 * time.Millisecond
-	// most is how long messages that never stop coming are received before they are
-	// handled: much less than profilers have transactions wait for them.
-	most = 100 * time.Millisecond
-	// idle is after how many quiet times the reader waits for the next burst without
-	// coming back. It is ten seconds, longer than profilers take from one burst to the
-	// next.
-	idle = 200
-	// receiveBuffer is what SO_RCVBUF is asked for. The kernel gives what it allows.
+	// maxBurst is the maximum time for which messages are received before they are handled. It is
+	// much shorter than the delay of transactions.
+	maxBurst = 100 * time.Millisecond
+	// idleRounds is the number of quiet periods after which the reader waits without a timeout. They
+	// last ten seconds, longer than the interval between the bursts of profilers.
+	idleRounds = 200
+	// receiveBuffer is the requested SO_RCVBUF. The kernel may limit it.
 	receiveBuffer = 1 << 20
 )
 
@@ -47,26 +46,26 @@ type Socket struct {
 	path   string
 	closed atomic.Bool
 
-	// mu is held by goroutines that use the descriptors while Close may be called, which is why it
-	// guards gone.
-	mu   sync.Mutex
-	gone bool
-	// knocker sends knock, which is no message, to this socket.
-	knocker int
-	knock   []byte
-	// drains is closed when Serve has handled what was in the socket when this channel was
-	// replaced by the next one. wanted says that somebody waits for it.
-	drains atomic.Pointer[chan struct{}]
-	wanted atomic.Bool
-	served chan struct{} // closed when Serve has returned
+	// mu guards freed. It is held while the descriptors are used if Close may be called
+	// concurrently.
+	mu    sync.Mutex
+	freed bool
+	// wakeFD sends wakeMessage, which is not passed to handle, to this socket.
+	wakeFD      int
+	wakeMessage []byte
+	// drains holds the channel for the next drain. Serve replaces it, handles all messages that are in
+	// the socket, and then closes the old one. drainWanted is set if a goroutine waits for that.
+	drains      atomic.Pointer[chan struct{}]
+	drainWanted atomic.Bool
+	served      chan struct{} // closed when Serve has returned
 }
 
-// maxDrained bounds how many messages one drain handles. No queue is longer, and a
-// sender that never stops must not keep others waiting.
+// maxDrained limits the number of messages that one drain handles. No queue is longer, and a
+// sender that never stops must not block a drain.
 const maxDrained = 1 << 14
 
-// Listen makes a socket of this name in a directory. Only processes of the same user
-// and root may send to it. The error names the path, and what failed.
+// Listen creates a socket with this name in a directory. Only processes of the same user
+// and root may send to it. The error names the path and the operation that failed.
 func Listen(dir, name string) (*Socket, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -80,44 +79,44 @@ func Listen(dir, name string) (*Socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
-	s := &Socket{fd: fd, path: path, knock: []byte(rand.Text()[:16]), served: make(chan struct{})}
+	s := &Socket{fd: fd, path: path, wakeMessage: []byte(rand.Text()[:16]), served: make(chan struct{})}
 	s.nextDrain()
-	// The file gets the socket's mode when it is bound: at no moment may others send.
+	// Before bind, which gives the mode to the file, so that other users can never send.
 	if err := unix.Fchmod(fd, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("fchmod socket: %w", err), unix.Close(fd))
 	}
 	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
 		return nil, errors.Join(fmt.Errorf("bind %s: %w", path, err), unix.Close(fd))
 	}
-	// A batch is received when it is full or none has come for this long.
+	// recvmmsg returns when the batch is full or no message has arrived for this long.
 	timeout := unix.NsecToTimeval(int64(quiet))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 		return nil, errors.Join(fmt.Errorf("setsockopt SO_RCVTIMEO: %w", err), os.Remove(path), unix.Close(fd))
 	}
-	// Of use where it is not the count of messages that is short.
+	// Helps if the limit is the size of the messages, not their number.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
-	if s.knocker, err = connect(path); err != nil {
+	if s.wakeFD, err = connect(path); err != nil {
 		return nil, errors.Join(err, os.Remove(path), unix.Close(fd))
 	}
 	return s, nil
 }
 
-// Sweep removes sockets that killed processes have left in a directory. A socket's name is
-// prefix, a process id and whatever else behind a hyphen. Those that are removed belong to this
-// user; no process has the id here, and none has the socket open, in whatever container.
+// Sweep removes sockets that killed processes have left in a directory. A socket's name consists of
+// prefix, a process id, a hyphen and any suffix. Sweep removes only sockets of this
+// user for which no process with the id exists and which no process, in any container, has open.
 func Sweep(dir, prefix string) {
 	d, err := os.Open(filepath.Clean(dir))
 	if err != nil {
 		return
 	}
 	defer func() { _ = d.Close() }()
-	const most = 10_000 // of a directory that is full of other things
+	const most = 10_000 // in case the directory is full of other files
 	names, _ := d.Readdirnames(most)
 	for _, name := range names {
-		rest, ours := strings.CutPrefix(name, prefix)
+		rest, hasPrefix := strings.CutPrefix(name, prefix)
 		id, _, found := strings.Cut(rest, "-")
 		pid, err := strconv.Atoi(id)
-		if !ours || !found || err != nil || pid <= 0 || !errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+		if !hasPrefix || !found || err != nil || pid <= 0 || !errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
 			continue
 		}
 		path := filepath.Join(dir, name)
@@ -133,7 +132,7 @@ func Sweep(dir, prefix string) {
 	}
 }
 
-// connect returns a socket that sends to the one at path. It still does when the file is gone.
+// connect returns a socket that sends to the one at path. It still works after the file is removed.
 func connect(path string) (int, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -145,20 +144,20 @@ func connect(path string) (int, error) {
 	return fd, nil
 }
 
-// nextDrain returns the drain that callers of Drain wait for, and begins the next one.
+// nextDrain replaces the channel that callers of Drain wait for, and returns the old one.
 func (s *Socket) nextDrain() *chan struct{} {
 	next := make(chan struct{})
 	return s.drains.Swap(&next)
 }
 
-// Drain returns when all messages that were in the socket at the call have been handled, or
-// when Serve has returned. If ctx ends before that, it returns ctx's error. It must not be
+// Drain waits until all messages that were in the socket at the time of the call have been handled,
+// or Serve has returned. If ctx ends first, it returns ctx's error. It must not be
 // called by Serve's handle.
 func (s *Socket) Drain(ctx context.Context) error {
-	// Not begun: the goroutine that begins it replaces the channel first.
+	// This drain has not started, because Serve replaces the channel when it starts one.
 	drained := *s.drains.Load()
-	s.wanted.Store(true)
-	s.haste()
+	s.drainWanted.Store(true)
+	s.wakeReader()
 	select {
 	case <-drained:
 		return nil
@@ -169,7 +168,7 @@ func (s *Socket) Drain(ctx context.Context) error {
 	}
 }
 
-// Path returns the path of the socket, an absolute one.
+// Path returns the absolute path of the socket.
 func (s *Socket) Path() string { return s.path }
 
 // message is struct mmsghdr.
@@ -179,24 +178,24 @@ type message struct {
 	_      [4]byte
 }
 
-// haste has Serve come back as soon as the socket is empty, and not wait any more. If it waits
-// now, the knock ends that. If there is no room for the knock, nobody waits.
-func (s *Socket) haste() {
+// wakeReader makes Serve return from the kernel as soon as the socket is empty. A wake message ends
+// a wait that is in progress. If the queue is full, the write fails, but then Serve is not waiting.
+func (s *Socket) wakeReader() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.gone {
+	if s.freed {
 		return
 	}
 	_ = unix.SetNonblock(s.fd, true)
-	_, _ = unix.Write(s.knocker, s.knock)
+	_, _ = unix.Write(s.wakeFD, s.wakeMessage)
 }
 
 // Serve calls handle for each message, with up to size bytes of it, until [Socket.Stop]
-// or an error, which it returns. What handle gets is its own until it returns; whole is
-// false if the message is longer. Serve must be called once.
+// or an error, which it returns. b is valid until handle returns; whole is
+// false if the message was truncated. Serve must be called once.
 func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
-	// A thread that waits in the kernel is one that the scheduler does without; locked,
-	// it is there when a message comes.
+	// Locked, so that the thread that waits in the kernel is ready to run when a message
+	// arrives.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	buffers := make([]byte, batch*size)
@@ -209,12 +208,12 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 		messages[i].header.SetIovlen(1)
 	}
 	defer close(s.served)
-	// receive handles up to a batch of messages and returns how many there were.
+	// receive handles up to a batch of messages and returns their number.
 	receive := func(flags uintptr) (int, error) {
-		// The kernel looks at the time behind each message, and says what is left of it.
-		left := unix.NsecToTimespec(int64(most))
-		// Sound: the pointers are converted in the argument list. That keeps messages,
-		// all that it leads to, and left alive and in place.
+		// The kernel checks the timeout after each message, and stores the remaining time.
+		left := unix.NsecToTimespec(int64(maxBurst))
+		// Sound: the pointers are converted in the argument list. That keeps messages, the
+		// memory that it points to, and left alive and in place.
 		n, _, errno := uintptr(0), uintptr(0), unix.EINTR
 		for errno == unix.EINTR {
 			n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&messages[0])), batch, flags,
@@ -228,20 +227,20 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 		for i := range messages[:n] {
 			m := &messages[i]
 			if s.closed.Load() {
-				break // these are no messages but signs of the end
+				break // shutdown returns empty messages
 			}
-			if b := buffers[i*size:][:m.length]; !bytes.Equal(b, s.knock) {
+			if b := buffers[i*size:][:m.length]; !bytes.Equal(b, s.wakeMessage) {
 				handle(b, m.header.Flags&unix.MSG_TRUNC == 0)
 			}
 		}
 		return int(n), nil
 	}
-	silent := idle
+	silent := idleRounds
 	for !s.closed.Load() {
-		// Before wanted is looked at: a goroutine that wants a drain says so first and then has the
-		// socket not wait.
+		// Before the flag is read: Drain sets the flag first and then makes the socket
+		// non-blocking.
 		_ = unix.SetNonblock(s.fd, false)
-		if s.wanted.Swap(false) {
+		if s.drainWanted.Swap(false) {
 			drained := s.nextDrain()
 			for all, n := 0, 1; n > 0 && all < maxDrained; all += n {
 				var err error
@@ -252,7 +251,7 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 			close(*drained)
 			continue
 		}
-		if silent >= idle {
+		if silent >= idleRounds {
 			if err := s.wait(); err != nil {
 				return err
 			}
@@ -268,7 +267,7 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 	return nil
 }
 
-// wait returns when there is a message, or at the end. An idle process stays idle.
+// wait blocks until there is a message or the socket is shut down, without periodic wake-ups.
 func (s *Socket) wait() error {
 	for {
 		_, err := unix.Poll([]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}, -1)
@@ -281,12 +280,12 @@ func (s *Socket) wait() error {
 	}
 }
 
-// Stop has [Socket.Serve] return, and removes the file. Senders are refused.
+// Stop makes [Socket.Serve] return, and removes the file. Later sends fail.
 func (s *Socket) Stop() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
-	// Wakes who receives.
+	// Wakes the receiving thread.
 	err := unix.Shutdown(s.fd, unix.SHUT_RDWR)
 	if err != nil {
 		err = fmt.Errorf("shutdown socket: %w", err)
@@ -297,10 +296,10 @@ func (s *Socket) Stop() error {
 	return err
 }
 
-// Close gives the socket back, after Serve has returned.
+// Close closes the socket. Serve must have returned.
 func (s *Socket) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.gone = true
-	return errors.Join(s.Stop(), unix.Close(s.fd), unix.Close(s.knocker))
+	s.freed = true
+	return errors.Join(s.Stop(), unix.Close(s.fd), unix.Close(s.wakeFD))
 }

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// listen makes a socket in a directory of its own.
+// listen creates a socket in a new directory.
 func listen(t *testing.T) *Socket {
 	t.Helper()
 	s, err := Listen(t.TempDir(), "s")
@@ -34,8 +34,8 @@ func listen(t *testing.T) *Socket {
 	return s
 }
 
-// serve serves a socket until the end of the test, by up to 16 bytes of each message, and
-// returns what it has got.
+// serve serves a socket until the end of the test, with up to 16 bytes of each message. got returns
+// the messages that it has received.
 func serve(t *testing.T, s *Socket) (got func() []string) {
 	t.Helper()
 	const size = 16
@@ -66,13 +66,13 @@ func serve(t *testing.T, s *Socket) (got func() []string) {
 	}
 }
 
-// arrive waits until so many messages have been got.
+// arrive waits until n messages have been received.
 func arrive(t *testing.T, got func() []string, n int) {
 	t.Helper()
 	require.Eventually(t, func() bool { return len(got()) == n }, testenv.Patience, time.Millisecond)
 }
 
-// socket is what a profiler sends with.
+// socket is the sending socket of a profiler.
 type socket int
 
 func sender(t *testing.T) socket {
@@ -83,12 +83,12 @@ func sender(t *testing.T) socket {
 	return socket(fd)
 }
 
-// to sends a message.
-func (s socket) to(path, message string) error {
+// send sends a message to the socket at path.
+func (s socket) send(path, message string) error {
 	return unix.Sendto(int(s), []byte(message), unix.MSG_DONTWAIT, &unix.SockaddrUnix{Name: path})
 }
 
-// queued is how much memory messages take that have been sent and not received.
+// queued returns the size in bytes of the messages that have been sent but not received.
 func (s socket) queued(t *testing.T) int {
 	t.Helper()
 	n, err := unix.IoctlGetInt(int(s), unix.SIOCOUTQ)
@@ -100,11 +100,11 @@ func TestMessages(t *testing.T) {
 	s := listen(t)
 	got, send := serve(t, s), sender(t)
 	for _, m := range []string{"one", "", "sixteen bytes 16", "seventeen bytes 17"} {
-		require.NoError(t, send.to(s.Path(), m))
+		require.NoError(t, send.send(s.Path(), m))
 	}
 	arrive(t, got, 4)
 	assert.Equal(t, []string{"one", "", "sixteen bytes 16", "seventeen bytes ..."}, got())
-	require.NoError(t, send.to(s.Path(), "later"))
+	require.NoError(t, send.send(s.Path(), "later"))
 	arrive(t, got, 5)
 }
 
@@ -138,15 +138,15 @@ func TestPaths(t *testing.T) {
 	assert.NoFileExists(t, s.Path())
 }
 
-// Messages that come one by one, without a pause that would end a burst, do not wait for
-// one.
+// Messages that arrive one by one, without a pause that would end a burst, are handled without waiting
+// for a pause.
 func TestATrickle(t *testing.T) {
 	s := listen(t)
 	got, send := serve(t, s), sender(t)
 	for range 3 {
 		for before, taken := len(got()), 0; len(got()) == before; taken++ {
 			require.Less(t, taken, batch/2, "they wait for a whole batch")
-			require.NoError(t, send.to(s.Path(), "message"))
+			require.NoError(t, send.send(s.Path(), "message"))
 			// Until it is out of the queue, however long that takes.
 			require.Eventually(t, func() bool { return send.queued(t) == 0 }, testenv.Patience, time.Millisecond)
 			time.Sleep(quiet / 5)
@@ -154,15 +154,15 @@ func TestATrickle(t *testing.T) {
 	}
 }
 
-// A profiler sends dozens at a time and does not wait. What does not fit into the queue
-// is refused; what was taken arrives.
+// A profiler sends dozens of messages at a time and does not wait. Messages that do not fit into the
+// queue are refused; all accepted messages arrive.
 func TestBursts(t *testing.T) {
 	s := listen(t)
 	send := sender(t)
 	taken := 0
 	burst := func(n int) (refused bool) {
 		for range n {
-			if err := send.to(s.Path(), "message"); err != nil {
+			if err := send.send(s.Path(), "message"); err != nil {
 				require.ErrorIs(t, err, unix.EAGAIN)
 				return true
 			}
@@ -181,7 +181,7 @@ func TestBursts(t *testing.T) {
 	arrive(t, got, taken)
 }
 
-// waitUntilItPolls waits until a thread of this process waits for messages in the kernel.
+// waitUntilItPolls waits until the thread is blocked in the kernel, waiting for messages.
 func waitUntilItPolls(t *testing.T, tid int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -205,7 +205,7 @@ func TestStop(t *testing.T) {
 			waitUntilItPolls(t, <-tid)
 			send := sender(t)
 			if busy {
-				require.NoError(t, send.to(s.Path(), "so that it is at it"))
+				require.NoError(t, send.send(s.Path(), "so that it is at it"))
 				<-handled
 			}
 			require.NoError(t, s.Stop())
@@ -216,22 +216,22 @@ func TestStop(t *testing.T) {
 				t.Fatal("it goes on")
 			}
 			assert.NoFileExists(t, s.Path())
-			require.ErrorIs(t, send.to(s.Path(), "late"), unix.ENOENT)
+			require.ErrorIs(t, send.send(s.Path(), "late"), unix.ENOENT)
 			require.NoError(t, s.Stop())
 			require.NoError(t, s.Close())
 		})
 	}
 }
 
-// What was sent before a drain has been handled when Drain returns, whatever the reader did
-// before. It may wait for a first message or for more of a burst, or others may send all
-// the time.
+// When Drain returns, all messages that were sent before it have been handled, regardless of what the
+// reader was doing: waiting for a first message, waiting for the rest of a burst, or receiving from
+// senders that never stop.
 func TestDrain(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, s *Socket, got func() []string){
 		"idle": func(*testing.T, *Socket, func() []string) {},
 		"within a burst": func(t *testing.T, s *Socket, got func() []string) {
 			t.Helper()
-			require.NoError(t, sender(t).to(s.Path(), "another"))
+			require.NoError(t, sender(t).send(s.Path(), "another"))
 			arrive(t, got, 1)
 		},
 		"a trickle": func(t *testing.T, s *Socket, _ func() []string) {
@@ -244,7 +244,7 @@ func TestDrain(t *testing.T) {
 					case <-stop:
 						return
 					case <-time.After(time.Millisecond):
-						_ = other.to(s.Path(), "another")
+						_ = other.send(s.Path(), "another")
 					}
 				}
 			}()
@@ -277,12 +277,11 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// All messages that the kernel has taken are handled; those that it refuses are the sender's
-// to count.
+// All messages that the kernel has accepted are handled; the sender can count those that it refuses.
 func TestDrainFullSocket(t *testing.T) {
 	s := listen(t)
 	send, taken := sender(t), 0
-	for ; send.to(s.Path(), "message") == nil; taken++ {
+	for ; send.send(s.Path(), "message") == nil; taken++ {
 	}
 	require.Positive(t, taken)
 	got := serve(t, s)
@@ -313,8 +312,8 @@ func TestDrainEnds(t *testing.T) {
 	require.NoError(t, s.Drain(t.Context()))
 }
 
-// Sockets are removed that nobody can use any more: not those of live processes, of other
-// names, or that another process has open.
+// Sweep removes unused sockets, but not those of live processes, with other
+// names, or open in another process.
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.Command("true")

@@ -11,7 +11,7 @@ import (
 	"fmt"
 )
 
-// Socket cannot be made on this platform.
+// Socket is not supported on this platform.
 type Socket struct{}
 
 // Listen returns an error that wraps [errors.ErrUnsupported].
