@@ -136,19 +136,23 @@ func TestAttributesThatCannotBeEncoded(t *testing.T) {
 	}{
 		"value is not UTF-8": {
 			[]attribute.KeyValue{attribute.String("bad", "a\xff\xfeb")},
-			map[string]any{"bad": "a\uFFFDb"}, `"bad" is changed: value is not valid UTF-8`,
+			map[string]any{"bad": "a\uFFFDb"},
+			`"bad" is changed: value is not valid UTF-8`,
 		},
 		"element is not UTF-8": {
 			[]attribute.KeyValue{attribute.StringSlice("bad", []string{"a", "\xff"})},
-			map[string]any{"bad": []any{"a", "\uFFFD"}}, `"bad" is changed`,
+			map[string]any{"bad": []any{"a", "\uFFFD"}},
+			`"bad" is changed`,
 		},
 		"nested text is not UTF-8": {
 			[]attribute.KeyValue{attribute.Map("bad", attribute.String("\xff", "\xff"))},
-			map[string]any{"bad": map[string]any{"\uFFFD": "\uFFFD"}}, `"bad" is changed`,
+			map[string]any{"bad": map[string]any{"\uFFFD": "\uFFFD"}},
+			`"bad" is changed`,
 		},
 		"key is not UTF-8": {
 			[]attribute.KeyValue{attribute.String("\xff", "x"), attribute.String("\uFFFD", "another")},
-			map[string]any{"\uFFFD": "another"}, `"\\xff" is left out: key is not valid UTF-8`,
+			map[string]any{"\uFFFD": "another"},
+			`"\\xff" is left out: key is not valid UTF-8`,
 		},
 		"too deep": {
 			[]attribute.KeyValue{nested(wire.MaxValueNesting + 1)},
@@ -160,7 +164,8 @@ func TestAttributesThatCannotBeEncoded(t *testing.T) {
 		},
 		"too large together": {
 			[]attribute.KeyValue{attribute.String("longer", strings.Repeat("x", 65_000)), long},
-			map[string]any{"long": long.Value.AsString()}, `1 resource attributes, of which "longer" is the largest`,
+			map[string]any{"long": long.Value.AsString()},
+			`1 resource attributes, of which "longer" is the largest`,
 		},
 	}
 	for name, tt := range tests {

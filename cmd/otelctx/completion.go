@@ -85,6 +85,7 @@ _otelctx() {
 }
 compdef _otelctx otelctx
 `,
+	//nolint:dupword // fish ends blocks so
 	"fish": `# Made by otelctx completion fish.
 function __otelctx
 	set -l cur (commandline -ct)
@@ -142,7 +143,7 @@ func candidatesOf(model *kong.Application, words []string) (candidates map[strin
 		return nil, ""
 	}
 	command := commands[i]
-	if command.Name == "record" && slices.Contains(before, "--") {
+	if command.Name == recordName && slices.Contains(before, "--") {
 		return nil, completeProgram
 	}
 	flags := slices.Concat(command.Flags, model.Flags)

@@ -6,6 +6,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -47,7 +48,7 @@ func manual(model *kong.Application) []byte {
 			m.line(".PP")
 			m.text(c.Detail)
 		}
-		if more, ok := c.Target.Addr().Interface().(interface{ Manual() string }); ok {
+		if more, ok := reflect.TypeAssert[interface{ Manual() string }](c.Target.Addr()); ok {
 			m.line(".PP")
 			m.text(more.Manual())
 		}

@@ -60,18 +60,19 @@ func (c *recordCommand) noSamples(r *recording.Result) error {
 
 // nothingPassed says which attributes the samples had that --filter left out.
 func (c *recordCommand) nothingPassed(r *recording.Result) error {
-	text := fmt.Sprintf("--filter left out all %d", r.Filtered)
+	var text strings.Builder
+	text.WriteString(fmt.Sprintf("--filter left out all %d", r.Filtered))
 	for _, f := range c.Filters {
 		values, known := r.FilteredAttributes[f.Key]
 		switch {
 		case !known:
-			text += fmt.Sprintf("; none has the attribute %s", keyText(f.Key))
+			text.WriteString("; none has the attribute " + keyText(f.Key))
 		case !slices.Contains(values, f.Value):
 			slices.Sort(values)
-			text += fmt.Sprintf("; %s is never %s, but for example %s", keyText(f.Key), keyText(f.Value), listText(values))
+			text.WriteString(fmt.Sprintf("; %s is never %s, but for example %s", keyText(f.Key), keyText(f.Value), listText(values)))
 		}
 	}
-	return &noSamplesError{text, "Attributes of these samples: " + listText(slices.Sorted(maps.Keys(r.FilteredAttributes)))}
+	return &noSamplesError{text.String(), "Attributes of these samples: " + listText(slices.Sorted(maps.Keys(r.FilteredAttributes)))}
 }
 
 // listText returns texts for people, parted by commas.

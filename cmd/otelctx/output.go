@@ -61,7 +61,7 @@ func (c *recordCommand) openOutputs(interrupted context.Context, s streams) (*ou
 			o.discard()
 			return nil, fmt.Errorf("--otlp-endpoint: %w", err)
 		}
-		o.queue = export.NewQueue(client)
+		o.queue = export.NewQueue(client) //nolint:contextcheck // Close takes the context.
 	}
 	return o, nil
 }

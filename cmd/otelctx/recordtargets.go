@@ -19,11 +19,11 @@ import (
 // recordTargets are the flags and arguments that select processes.
 type recordTargets struct {
 	PIDArgs  []processID `arg:""             help:"Processes to record."                                                                                 name:"pid"     optional:""`
-	PIDList  []processID `group:"Processes:" help:"The same as the PID arguments."                                                                       name:"pid"     placeholder:"PID"     short:"p"`
+	PIDList  []processID `group:"Processes:" help:"The same as the PID arguments."                                                                       name:"pid"     placeholder:"PID"       short:"p"`
 	All      bool        `group:"Processes:" help:"All processes that publish a context or spans, also those that start later."                          name:"all"     short:"a"`
-	Services []string    `group:"Processes:" help:"Processes that publish one of these names as service.name."                                           name:"service" placeholder:"NAME,…"  sep:"none"`
-	Names    []string    `group:"Processes:" help:"Processes whose executable, or name in ps, is one of these."                                          name:"name"    placeholder:"NAME,…"  sep:"none"`
-	Cgroups  []string    `group:"Processes:" help:"Processes in one of these control groups: a path, a name, or at least 12 digits of a container's id." name:"cgroup"  placeholder:"GROUP,…" sep:"none"`
+	Services []string    `group:"Processes:" help:"Processes that publish one of these names as service.name."                                           name:"service" placeholder:"NAME,…"    sep:"none"`
+	Names    []string    `group:"Processes:" help:"Processes whose executable, or name in ps, is one of these."                                          name:"name"    placeholder:"NAME,…"    sep:"none"`
+	Cgroups  []string    `group:"Processes:" help:"Processes in one of these control groups: a path, a name, or at least 12 digits of a container's id." name:"cgroup"  placeholder:"GROUP,…"   sep:"none"`
 	// PIDs are those of PIDArgs and PIDList.
 	PIDs []int `kong:"-"`
 	// Command is the command after --, and started its process id once it runs.
@@ -46,7 +46,7 @@ func (p *processID) UnmarshalText(text []byte) error {
 
 // cutCommand splits the arguments of record at --. command is nil without --, and empty if nothing follows.
 func cutCommand(args []string) (rest, command []string) {
-	if len(args) == 0 || args[0] != "record" {
+	if len(args) == 0 || args[0] != recordName {
 		return args, nil
 	}
 	for i, arg := range args {

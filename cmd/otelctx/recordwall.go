@@ -35,7 +35,7 @@ func (c *recordCommand) recordWall(s streams) error {
 	debug.SetGCPercent(less)
 	ctx, release := untilInterrupted()
 	defer release()
-	out, err := c.openOutputs(ctx, s) //nolint:contextcheck // The recording is sent after ctx is done.
+	out, err := c.openOutputs(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -164,7 +164,7 @@ func (c *recordCommand) wallText(r *wall.Result) []byte {
 	if len(r.Rows) == 0 {
 		return append(out, "No goroutine was in a span\n"...)
 	}
-	rows := [][]string{{"  WALL", "±", "RUNNING", "RUNNABLE", "WAITING", "MOST FOR", columnName, columnEndpoint}}
+	rows := [][]string{{columnWall, "±", "RUNNING", "RUNNABLE", "WAITING", "MOST FOR", columnName, columnEndpoint}}
 	for _, row := range top(c, r.Rows) {
 		rows = append(rows, []string{
 			"  " + cpuText(row.Total), cpuText(row.Error()), shareOf(row.Running, row.Total), shareOf(row.Runnable, row.Total), shareOf(row.Waiting(), row.Total),
@@ -172,12 +172,12 @@ func (c *recordCommand) wallText(r *wall.Result) []byte {
 		})
 	}
 	out = appendWallTable(out, "Top span names by wall-clock time, children left out", rows)
-	rows = [][]string{{"  WALL", columnShare, "WAITING FOR"}}
+	rows = [][]string{{columnWall, columnShare, columnWaitingFor}}
 	for _, kind := range byTime(kinds) {
 		rows = append(rows, []string{"  " + cpuText(kinds[kind]), shareOf(kinds[kind], total.Total), escape(kind)})
 	}
 	out = appendWallTable(out, "What spans wait for", rows)
-	rows = [][]string{{"  WALL", columnShare, "WAITING FOR", "FUNCTION"}}
+	rows = [][]string{{columnWall, columnShare, columnWaitingFor, "FUNCTION"}}
 	for _, f := range top(c, r.Functions) {
 		rows = append(rows, []string{"  " + cpuText(f.Time), shareOf(f.Time, total.Total), escape(f.Kind), functionText(f.Function)})
 	}

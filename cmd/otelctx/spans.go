@@ -88,7 +88,7 @@ func (c *spansCommand) Run(s streams) error {
 	if !c.Watch {
 		d, err := c.look(ctx, look)
 		if err != nil {
-			return err
+			return aboutProcess(c.PID, err)
 		}
 		if c.JSON {
 			return writeJSON(s.stdout, d)

@@ -84,7 +84,7 @@ func appendSpanTable(out []byte, spans []spanDocument) []byte {
 	if len(spans) == 0 {
 		return out
 	}
-	rows := [][]string{{"  AGE", "STATE", "WAITING FOR", "GOROUTINE", columnTraceID, columnSpanID, columnLocalRoot, "SAMPLED"}}
+	rows := [][]string{{"  AGE", "STATE", columnWaitingFor, "GOROUTINE", columnTraceID, columnSpanID, columnLocalRoot, "SAMPLED"}}
 	const nameColumn = 3 // index of the name columns
 	withNames := named(spans)
 	if withNames {

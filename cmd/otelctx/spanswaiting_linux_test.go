@@ -79,8 +79,8 @@ func (p *parker) dump(t *testing.T) map[uint64]traceback {
 		}
 		if m := tracebackPlace.FindStringSubmatch(line); m != nil {
 			if function != "runtime.goexit" && !strings.HasPrefix(function, "created by ") {
-				g, number := found[id], 0
-				number, err = strconv.Atoi(m[2])
+				g := found[id]
+				number, err := strconv.Atoi(m[2])
 				require.NoError(t, err)
 				g.stack = append(g.stack, codeDocument{function, m[1], number})
 				found[id] = g
@@ -100,7 +100,6 @@ func (p *parker) dump(t *testing.T) map[uint64]traceback {
 func (p *parker) look(t *testing.T, args ...string) spansDocument {
 	t.Helper()
 	var d spansDocument
-	//nolint:testifylint // It is called by conditions too, on goroutines that must not end.
 	run := otelctx(t, append([]string{"spans", p.pid, "--json"}, args...)...)
 	assert.Zero(t, run.code, run.stderr)
 	assert.NoError(t, json.Unmarshal([]byte(run.stdout), &d))

@@ -34,11 +34,13 @@ func escape(s string) string {
 
 // Heads of columns that occur in several tables.
 const (
-	columnService   = "SERVICE"
-	columnTraceID   = "TRACE ID"
-	columnSpanID    = "SPAN ID"
-	columnLocalRoot = "LOCAL ROOT"
-	columnEndpoint  = "ENDPOINT"
+	columnService    = "SERVICE"
+	columnTraceID    = "TRACE ID"
+	columnSpanID     = "SPAN ID"
+	columnLocalRoot  = "LOCAL ROOT"
+	columnWaitingFor = "WAITING FOR"
+	columnWall       = "  WALL"
+	columnEndpoint   = "ENDPOINT"
 )
 
 // The most characters of a key and of a value in text output.

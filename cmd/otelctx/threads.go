@@ -179,7 +179,7 @@ func carrierState(d *carrierDocument) string {
 	}
 }
 
-// appendThreads appends the threads that are in a span as text, at most most of them.
+// appendThreads appends the threads that are in a span as text, no more of them than most.
 func appendThreads(out []byte, threads []reader.Thread, most int) []byte {
 	shown := threadDocuments(threads)
 	if len(shown) == 0 {

@@ -17,11 +17,11 @@ import (
 
 // verifyCommand is otelctx verify.
 type verifyCommand struct {
-	PID      int           `arg:""                                                              help:"The process to check."           name:"pid" optional:""`
-	Duration time.Duration `default:"5s"                                                        help:"How long to watch the process."  name:"duration" short:"d"`
-	Profile  string        `help:"Check a file of OTLP profiles instead (.otlp, .json, .jsonl)." name:"profile"                       placeholder:"FILE"`
-	JSON     bool          `help:"Print JSON."                                                  name:"json"`
-	Verbose  bool          `help:"Also list the rules that passed."                             name:"verbose"                        short:"v"`
+	PID      int           `arg:""                                                               help:"The process to check."          name:"pid"         optional:""`
+	Duration time.Duration `default:"5s"                                                         help:"How long to watch the process." name:"duration"    short:"d"`
+	Profile  string        `help:"Check a file of OTLP profiles instead (.otlp, .json, .jsonl)." name:"profile"                        placeholder:"FILE"`
+	JSON     bool          `help:"Print JSON."                                                   name:"json"`
+	Verbose  bool          `help:"Also list the rules that passed."                              name:"verbose"                        short:"v"`
 }
 
 // Help returns the text of otelctx verify --help.

@@ -22,6 +22,7 @@ const size = wire.GoroutinesCapacity
 var gs [2]uint64
 
 func store(t *Table, goid uint64, g int, p wire.Position) { t.Store(goid, unsafe.Pointer(&gs[g]), p) }
+
 func load(t *Table, goid uint64, g int) (wire.Position, bool) {
 	return t.Load(goid, uintptr(unsafe.Pointer(&gs[g])))
 }

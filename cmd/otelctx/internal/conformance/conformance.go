@@ -69,7 +69,6 @@ func (c *contextChecker) watch(ctx context.Context, p *reader.Process, d time.Du
 			}
 			checkThreads(ctx, c.report, p)
 			checkTables(ctx, c.report, p)
-			scanDue = false
 		}
 		c.step()
 		if scanDue = c.lastAddress != 0; scanDue {

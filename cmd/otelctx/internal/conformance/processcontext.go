@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -140,25 +139,11 @@ func (c *contextChecker) checkClock(timestamp uint64) {
 	c.check("4719-H4", timestamp <= now+offset+slack, "timestamp %d, while CLOCK_BOOTTIME of the process is %d", timestamp, now+offset)
 }
 
-// boottimeOffset returns how far CLOCK_BOOTTIME of the process is ahead of this process's, by their
-// time namespaces.
+// boottimeOffset is what CLOCK_BOOTTIME of the process has more than ours, by their time namespaces.
 func boottimeOffset(pid int) (uint64, error) {
-	read := func(pid string) (int64, error) {
-		text, err := os.ReadFile(filepath.Join("/proc", pid, "timens_offsets"))
-		if errors.Is(err, fs.ErrNotExist) {
-			return 0, nil // the kernel has no time namespaces
-		}
-		for line := range strings.Lines(string(text)) {
-			var s, ns int64
-			if _, err := fmt.Sscanf(line, "boottime %d %d", &s, &ns); err == nil {
-				return s*int64(time.Second) + ns, nil
-			}
-		}
-		return 0, err
-	}
-	target, err := read(strconv.Itoa(pid))
-	own, ownErr := read("self")
-	return uint64(target - own), errors.Join(err, ownErr)
+	theirs, err := boottime.Offset(filepath.Join("/proc", strconv.Itoa(pid)))
+	ours, ourErr := boottime.Offset("/proc/self")
+	return uint64(theirs - ours), errors.Join(err, ourErr)
 }
 
 func (c *contextChecker) checkMessage(body []byte) {
@@ -284,7 +269,7 @@ func (c *contextChecker) checkDescriptors() {
 		if err != nil || !strings.HasPrefix(target, "/memfd:OTEL_CTX") {
 			continue
 		}
-		info, err := os.ReadFile(filepath.Join(dir, "fdinfo", e.Name()))
+		info, err := os.ReadFile(filepath.Join(dir, "fdinfo", e.Name())) //nolint:gosec // G304: in /proc
 		if err != nil {
 			continue
 		}

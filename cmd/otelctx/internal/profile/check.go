@@ -61,11 +61,11 @@ func check(data *profilespb.ProfilesData, promises bool) []error {
 // or .jsonl with one message per line. The error is returned if the file cannot be decoded.
 func CheckFile(ext string, content []byte) ([]error, error) {
 	messages := [][]byte{content}
-	decode := proto.Unmarshal
+	decode := func(b []byte, data *profilespb.ProfilesData) error { return proto.Unmarshal(b, data) }
 	switch ext {
 	case ".otlp":
 	case ".json", ".jsonl":
-		decode = func(b []byte, m proto.Message) error { return unmarshalJSON(b, m.(*profilespb.ProfilesData)) }
+		decode = unmarshalJSON
 		if ext == ".jsonl" {
 			messages = bytes.Split(bytes.TrimSuffix(content, []byte("\n")), []byte("\n"))
 		}

@@ -7,10 +7,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 

@@ -40,7 +40,7 @@ type budget struct {
 }
 
 // share returns one of n equal shares of b. What the first ones do not use is left to the others.
-func (b budget) share(n int) budget { return budget{b.time / time.Duration(n), b.bytes / n} }
+func (b *budget) share(n int) budget { return budget{b.time / time.Duration(n), b.bytes / n} }
 
 // spend subtracts from b what has been used of one of its shares; rest is the unused remainder of the
 // share.

@@ -6,6 +6,7 @@ package recording
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 )
 
@@ -34,7 +35,7 @@ func (e *ProcessError) Error() string {
 // Process returns the process's id, followed by its name in parentheses if it has one.
 func (e *ProcessError) Process() string {
 	if e.Name == "" {
-		return fmt.Sprint(e.PID)
+		return strconv.Itoa(e.PID)
 	}
 	return fmt.Sprintf("%d (%s)", e.PID, e.Name)
 }

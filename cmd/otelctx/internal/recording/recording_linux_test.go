@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -433,21 +434,16 @@ const roleStarting = "starting"
 func startingRole(parent *childproc.Parent) {
 	ring, err := ringbuf.New()
 	parent.Must(err)
-	over := make(chan struct{})
+	var over atomic.Bool
 	go func() {
 		runtime.LockOSThread() // The thread ends with the goroutine.
 		ring.Store(&ringbuf.Span{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3, TraceFlags: 1})
-		for {
-			select {
-			case <-over:
-				return
-			default:
-			}
+		for !over.Load() {
 		}
 	}()
 	parent.Send("starting")
 	parent.Receive()
-	close(over)
+	over.Store(true)
 	_, err = burner.Start(burner.Records, burner.ThreadSlots)
 	parent.Must(err)
 	parent.Send("published")

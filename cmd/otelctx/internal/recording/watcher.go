@@ -27,7 +27,7 @@ import (
 const (
 	// maxScans bounds the concurrent scans of processes.
 	maxScans = 128
-	// maxQuickScans bounds those of them that are not blocked by their processes.
+	// maxQuickScans bounds the scans that are not blocked by their processes.
 	maxQuickScans = 4
 	// firstScanWait is how long the start of a recording waits for the scans of existing processes. Most
 	// answer at once.

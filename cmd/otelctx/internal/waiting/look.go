@@ -170,7 +170,7 @@ func (p *Process) Sample(ctx context.Context, probability float64) (*Look, error
 			ref := reader.GoroutineRef{ID: s.Goroutine, G: s.G}
 			if ref.ID != 0 && ref.G != 0 {
 				i, ok := known[ref]
-				if !ok && probability < 1 && rand.Float64() >= probability {
+				if !ok && probability < 1 && rand.Float64() >= probability { //nolint:gosec // G404: chance, not secrecy
 					i, ok = leftOut, true
 					known[ref] = leftOut
 				}

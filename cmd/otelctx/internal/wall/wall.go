@@ -157,7 +157,7 @@ func Record(ctx context.Context, c Config) (*Result, error) {
 	r.result.Start = time.Now()
 	defer func() {
 		for _, t := range r.targets {
-			_, _ = patient.Call(context.Background(), t.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, t.process.Close() })
+			_, _ = patient.Call(context.WithoutCancel(ctx), t.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, t.process.Close() })
 		}
 	}()
 	for _, pid := range c.PIDs {
@@ -202,7 +202,7 @@ func (r *recorder) run(ctx context.Context) error {
 	defer timer.Stop()
 	due := time.Now()
 	for {
-		due = due.Add(time.Duration(float64(period) * (0.5 + rand.Float64())))
+		due = due.Add(time.Duration(float64(period) * (0.5 + rand.Float64()))) //nolint:gosec // G404: chance, not secrecy
 		end := r.result.Start.Add(r.Duration)
 		last := r.Duration > 0 && !due.Before(end)
 		if last {

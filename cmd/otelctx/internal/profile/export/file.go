@@ -56,6 +56,17 @@ type output interface {
 	discard() error
 }
 
+// openTime is how long opening a file may take after an interrupt: an ordinary file is open long before that, and a pipe
+// without a reader never is.
+const openTime = time.Second
+
+// openingLimit returns a channel that tells when to give up opening a file.
+func openingLimit(interrupted context.Context) <-chan struct{} {
+	limit := make(chan struct{})
+	context.AfterFunc(interrupted, func() { time.AfterFunc(openTime, func() { close(limit) }) })
+	return limit
+}
+
 // Create starts writing a file, or to stdout if path is "-". It opens an existing file as a shell does,
 // before there is anything to lose, so that the kernel's rules for links and other users' files apply. It
 // stops waiting when interrupted is done, for example for the reader of a FIFO.
@@ -78,7 +89,7 @@ func Create(interrupted context.Context, path string, format Format, stdout io.W
 		if err != nil {
 			return nil, err
 		}
-	case <-interrupted.Done():
+	case <-openingLimit(interrupted):
 		go func() {
 			if <-opened == nil {
 				_ = out.discard()

@@ -27,9 +27,11 @@ func compiled(addresses ...uint64) (locations []*Location) {
 func names(locations []*Location) (names []string) {
 	for _, l := range locations {
 		name := ""
+		var nameSb30 strings.Builder
 		for _, line := range l.Lines {
-			name += line.Function
+			nameSb30.WriteString(line.Function)
 		}
+		name += nameSb30.String()
 		names = append(names, name)
 	}
 	return names
@@ -56,18 +58,26 @@ func TestPerfMap(t *testing.T) {
 		after  []string
 		want   map[uint64]string
 	}{
-		"formats": {before: "3000 10 third\n0x1020 0x10 first one\nffffffffffffffff 10 last\n-1 5 no\nxyz 10 no\n10\n\n2000 10 \n" +
-			"1000 zz no\n4000 1 " + strings.Repeat("x", maxName+1) + "\n4100 1 " + strings.Repeat("y", maxName) + "\n5000 1 still being wri",
+		"formats": {
+			before: "3000 10 third\n0x1020 0x10 first one\nffffffffffffffff 10 last\n-1 5 no\nxyz 10 no\n10\n\n2000 10 \n" +
+				"1000 zz no\n4000 1 " + strings.Repeat("x", maxName+1) + "\n4100 1 " + strings.Repeat("y", maxName) + "\n5000 1 still being wri",
 			want: map[uint64]string{
 				0x3000: "third", 0x300f: "third", 0x3010: "", 0x1020: "first one", 0x101f: "", 0x2000: "", 0x4000: "",
 				0x4100: strings.Repeat("y", maxName), 0x5000: "", 1<<64 - 1: "last", 0: "",
-			}},
-		"the last line is right": {before: "1000 100 old\n1040 20 middle\n1030 20 new\n2000 10 inner\n2000 100 outer\n",
-			want: map[uint64]string{0x102f: "old", 0x1030: "new", 0x104f: "new", 0x1050: "middle", 0x1060: "old", 0x2008: "outer"}},
-		"more than 262,144 lines": {before: "1000 10 old\n2000 10 alone\n" + many(1<<18, 8) + "1000 10 new\n" + many(100, 1),
-			want: map[uint64]string{0x1000: "new", 0x2000: "alone"}},
-		"more than 64 MiB": {before: "2000 10 beyond\n1000 10 old\n" + many(17, 4<<20) + "1000 10 new\n" + many(1000, 4<<10),
-			want: map[uint64]string{0x1000: "new", 0x2000: ""}},
+			},
+		},
+		"the last line is right": {
+			before: "1000 100 old\n1040 20 middle\n1030 20 new\n2000 10 inner\n2000 100 outer\n",
+			want:   map[uint64]string{0x102f: "old", 0x1030: "new", 0x104f: "new", 0x1050: "middle", 0x1060: "old", 0x2008: "outer"},
+		},
+		"more than 262,144 lines": {
+			before: "1000 10 old\n2000 10 alone\n" + many(1<<18, 8) + "1000 10 new\n" + many(100, 1),
+			want:   map[uint64]string{0x1000: "new", 0x2000: "alone"},
+		},
+		"more than 64 MiB": {
+			before: "2000 10 beyond\n1000 10 old\n" + many(17, 4<<20) + "1000 10 new\n" + many(1000, 4<<10),
+			want:   map[uint64]string{0x1000: "new", 0x2000: ""},
+		},
 		"more than 2,097,152 lines": {before: "2000 10 beyond\n1000 10 new\n" + many(1<<21+1<<18, 1), want: map[uint64]string{0x1000: "", 0x2000: ""}},
 		"lines across pieces": {before: many(1, perfChunk-1) + "1000 10 first\n" + many(1, perfChunk-7) + "2000 10 second\n" +
 			"3000 10 " + strings.Repeat("z", perfChunk) + "\n", want: map[uint64]string{0x1000: "first", 0x2000: "second", 0x3000: ""}},

@@ -137,7 +137,7 @@ func (p *Process) Refresh() error {
 		leftOut += len(anonymous) - room
 		anonymous = anonymous[:room]
 	}
-	found := append(ofFiles, anonymous...)
+	found := slices.Concat(ofFiles, anonymous)
 	slices.SortFunc(found, func(a, b *Region) int { return cmp.Compare(a.mapping.Start, b.mapping.Start) })
 	p.leftOut.Store(int64(leftOut))
 

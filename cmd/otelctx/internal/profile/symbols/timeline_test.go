@@ -65,13 +65,15 @@ func TestTimeline(t *testing.T) {
 			}
 			for when, want := range c.want {
 				got := ""
+				var gotSb68 strings.Builder
 				for address := range uint64(10) {
 					if r := line.find(address, at(when)); r != nil {
-						got += r.mapping.Path
+						gotSb68.WriteString(r.mapping.Path)
 					} else {
-						got += "."
+						gotSb68.WriteString(".")
 					}
 				}
+				got += gotSb68.String()
 				assert.Equal(t, want, got, "at %d", when)
 			}
 		})
