@@ -174,13 +174,13 @@ func (t *Table) descends(ancestors Ancestors, other Ref) (is, known bool) {
 		// Continue with the outermost ancestor whose cell still describes it.
 		var l lineage
 		i := outermost
-		for i >= 0 && !t.lineage(ancestors[i], &l) {
+		for i >= 0 && !t.lineage(ancestors[i], &l) { //nolint:gosec // G602: i is from 0 to outermost
 			i--
 		}
 		if i < 0 {
 			return false, false
 		}
-		if l.ancestors[outermost-i] == 0 { //nolint:gosec // G602: i is from 0 to outermost
+		if l.ancestors[outermost-i] == 0 {
 			return false, true
 		}
 		ancestors = l.ancestors

@@ -129,7 +129,7 @@ func TestBroken(t *testing.T) {
 	for _, defect := range slices.Sorted(maps.Keys(broken)) {
 		t.Run(defect, func(t *testing.T) {
 			t.Parallel()
-			d := 3 * time.Second
+			d := 1100 * time.Millisecond
 			if defect == "the timestamp stays zero" {
 				d = 8 * time.Second
 			}
