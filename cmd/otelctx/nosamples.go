@@ -61,7 +61,7 @@ func (c *recordCommand) noSamples(r *recording.Result) error {
 // nothingPassed says which attributes the samples had that --filter left out.
 func (c *recordCommand) nothingPassed(r *recording.Result) error {
 	var text strings.Builder
-	text.WriteString(fmt.Sprintf("--filter left out all %d", r.Filtered))
+	_, _ = fmt.Fprintf(&text, "--filter left out all %d", r.Filtered)
 	for _, f := range c.Filters {
 		values, known := r.FilteredAttributes[f.Key]
 		switch {
@@ -69,7 +69,7 @@ func (c *recordCommand) nothingPassed(r *recording.Result) error {
 			text.WriteString("; none has the attribute " + keyText(f.Key))
 		case !slices.Contains(values, f.Value):
 			slices.Sort(values)
-			text.WriteString(fmt.Sprintf("; %s is never %s, but for example %s", keyText(f.Key), keyText(f.Value), listText(values)))
+			_, _ = fmt.Fprintf(&text, "; %s is never %s, but for example %s", keyText(f.Key), keyText(f.Value), listText(values))
 		}
 	}
 	return &noSamplesError{text.String(), "Attributes of these samples: " + listText(slices.Sorted(maps.Keys(r.FilteredAttributes)))}
