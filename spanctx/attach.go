@@ -141,7 +141,9 @@ func DialContext(dial func(ctx context.Context, network, address string) (net.Co
 //   - after a call that blocked: Go may have moved the goroutine to another thread, whose slot does
 //     not name the span until a span starts or ends there;
 //   - after pprof.SetGoroutineLabels, which replaces all labels. If the goroutine had inherited its
-//     span, its position is then unknown, and Refresh publishes the span of ctx.
+//     span, its position is then unknown, and Refresh publishes the span of ctx;
+//   - after another goroutine ended a span whose context does not lead back to the span of ctx, such as
+//     a root that was started in it: the goroutine is in nothing then, and Refresh publishes the span of ctx.
 //
 // Refresh keeps the attributes that are published with the span. If they are unknown, it publishes
 // those of ctx. With [WithSpanNames] it publishes the span's current name, which SetName may have
@@ -156,7 +158,9 @@ func refresh(ctx context.Context, anySpan bool) {
 	}
 	var g goroutine
 	p.locateLive(&g)
-	if g.unknown && !anySpan {
+	// Nothing tells what the goroutine is in if it has published nothing so far, or if the span that it published last has ended
+	// and leads nowhere.
+	if (g.unknown || g.position == 0 && g.published != 0) && !anySpan {
 		g.position = wire.Position(p.find(ctx))
 	}
 	if g.position == 0 || !anySpan && g.position.Ref() != p.find(ctx) {

@@ -191,19 +191,22 @@ func TestSteps(t *testing.T) {
 	}
 	// Cases that need goroutine records.
 	for name, text := range map[string]string{
-		"inherited":               "+a >2 2=a 2+b<a=b/a 2-b=a 3-a 2= 1=",
-		"inherited, ended":        "+a +b<a >2 2=b/a 3-b 2=a 1=a 2+c<a=c/a 2-c=a 1-a 2=",
-		"inherited, ends it":      "+a +b<a >2 2-b=a 1=a -a= 2=",
-		"inherited by a stranger": "3+r +a<r >2 4-a 1= 2=r 2+b<r=b/r 2-b=r 3-r 2=",
-		"inherited, in turn":      "+a +b<a >2 2>3 3=b/a 1-b 3=a 1-a 3=",
-		"leaves what it started":  "+a >2 2+b<a 1-a 2=b/a 2-b=",
-		"labels":                  "+a +b<a %=b/a -b=a % +c<a=c/a % -c=a ~a=a -a=",
-		"labels, ended elsewhere": "+a +b<a % 2-b 1=a ~a=a -a=",
-		"labels of an heir":       "+a >2 2%= 2~a=a 2%=a 1-a 2=",
-		"Do":                      "+a +b<a #=b/a -b=a #=a 2-a 1#=",
-		"Do of an heir":           "+a >2 2#=a 2+b<a=b/a 2-b=a 1-a 2=",
-		"refresh with another":    "+a +b<a ~a=b/a ~=b/a -b ~b=a -a ~a=",
-		"refresh, unknown":        "2+a ~a=a ~=a 2-a 1=",
+		"inherited":                              "+a >2 2=a 2+b<a=b/a 2-b=a 3-a 2= 1=",
+		"inherited, ended":                       "+a +b<a >2 2=b/a 3-b 2=a 1=a 2+c<a=c/a 2-c=a 1-a 2=",
+		"inherited, ends it":                     "+a +b<a >2 2-b=a 1=a -a= 2=",
+		"inherited by a stranger":                "3+r +a<r >2 4-a 1= 2=r 2+b<r=b/r 2-b=r 3-r 2=",
+		"inherited, in turn":                     "+a +b<a >2 2>3 3=b/a 1-b 3=a 1-a 3=",
+		"leaves what it started":                 "+a >2 2+b<a 1-a 2=b/a 2-b=",
+		"labels":                                 "+a +b<a %=b/a -b=a % +c<a=c/a % -c=a ~a=a -a=",
+		"labels, ended elsewhere":                "+a +b<a % 2-b 1=a ~a=a -a=",
+		"labels of an heir":                      "+a >2 2%= 2~a=a 2%=a 1-a 2=",
+		"Do":                                     "+a +b<a #=b/a -b=a #=a 2-a 1#=",
+		"Do of an heir":                          "+a >2 2#=a 2+b<a=b/a 2-b=a 1-a 2=",
+		"refresh with another":                   "+a +b<a ~a=b/a ~=b/a -b ~b=a -a ~a=",
+		"refresh, another root ended elsewhere":  "+a +b 2-b 1= ~a=a -a=",
+		"refresh, another request's child ended": "2+q 1+a +b<q 2-b 1= ~a=a -a= 2-q=",
+		"refresh, explicitly in nothing":         "+a @= ~a= ! -a=",
+		"refresh, unknown":                       "2+a ~a=a ~=a 2-a 1=",
 	} {
 		t.Run(name, func(t *testing.T) { runSteps(t, serve(t), text) })
 	}
