@@ -45,7 +45,7 @@ func TestInvalidOptions(t *testing.T) {
 		{"too many slots", []Option{WithCapacity(1 << 25)}, "capacity 33554432 is not a power of two up to 16777216"},
 		{"negative attribute space", []Option{WithAttributeSpace(-1)}, "attribute space of -1 bytes"},
 		{"too much attribute space", []Option{WithAttributeSpace(613)}, "attribute space of 613 bytes, at most 612"},
-		{"layout 1 by goroutine", []Option{WithDatadogLayout(), WithIndex(ByGoroutine)}, "layout 1 is by thread"},
+		{"layout 1 by goroutine", []Option{WithDatadogLayout(), WithIndex(ByGoroutine)}, "layout 1 supports only ByThread"},
 		{"layout 1 with attributes", []Option{WithDatadogLayout(), WithAttributeSpace(1)}, "layout 1 supports only ByThread and no attributes"},
 		{"no such index", []Option{WithIndex(2)}, "index 2 is neither"},
 		{"negative index", []Option{WithIndex(-1)}, "index -1 is neither"},

@@ -382,7 +382,8 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 		a.run(func() { Do(context.Background(), user, func(context.Context) {}) })
 	default:
 		say("refresh %d", some)
-		if !known && some != none && p.spans[some].live {
+		ended := at.span != none && now.span == none // the span that it published last
+		if (!known || ended) && some != none && p.spans[some].live {
 			now = in{span: some}
 		}
 		if now.span != none && now.span == some {

@@ -131,7 +131,7 @@ func testDelay(t *testing.T, limit time.Duration, opts ...Option) {
 		end()
 		require.Len(t, s.exported.GetSpans(), 1, "at once")
 	})
-	requireReported(t, handled, "asks to wait")
+	requireReported(t, handled, "asks for a delay")
 }
 
 func TestOnlySampledLocalRootsWait(t *testing.T) {
@@ -328,7 +328,7 @@ func TestAHostileSender(t *testing.T) {
 	assert.LessOrEqual(t, samples, maxAllSamples+(1+more)*fewSamples)
 	assert.Greater(t, samples, maxAllSamples/2)
 	assert.Positive(t, s.Stats().Dropped)
-	requireReported(t, handled, "more samples than there is room for")
+	requireReported(t, handled, "too many samples")
 
 	// Unknown transactions use no memory.
 	for n := range byte(200) {

@@ -44,7 +44,7 @@ func Check(capacity, attributeSpace int) error {
 		return fmt.Errorf("capacity %d is not a power of two up to %d", capacity, MaxCapacity)
 	}
 	if attributeSpace < 0 || attributeSpace > MaxSpace {
-		return fmt.Errorf("attribute space of %d bytes, slot most %d", attributeSpace, MaxSpace)
+		return fmt.Errorf("attribute space of %d bytes, at most %d", attributeSpace, MaxSpace)
 	}
 	return nil
 }
