@@ -418,7 +418,7 @@ func (s *soak) nothingShown(t *testing.T) {
 	for _, c := range layout.Carriers {
 		require.NoError(t, c.Err)
 		kinds[c.Kind] = true
-		if c.Kind == reader.GoroutineRecord {
+		if c.Kind != reader.ThreadSlots {
 			continue
 		}
 		ring, err := ringbuf.NewView(remotemem.Of(s.child.PID()), c.Ring, c.Fields)
