@@ -182,11 +182,7 @@ func (v *visitor) look(ctx context.Context) error {
 			for _, t := range threads {
 				err = errors.Join(err, v.slot(&c, uint64(t.OwnTID)))
 			}
-		case reader.GoroutineTable:
-			for _, t := range threads {
-				err = errors.Join(err, v.slot(&c, t.Goroutine))
-			}
-		case reader.GoroutineRecord:
+		case reader.GoroutineTable, reader.GoroutineRecord:
 		}
 	}
 	return err
