@@ -204,7 +204,7 @@ func (p *process) read(ctx context.Context, open func(int) (source, error), pid 
 			return p.last, nil
 		}
 		if errors.Is(err, reader.ErrProcessGone) {
-			p.drop() // another process may have its id by now
+			p.drop() // another process may have its id now
 		}
 	}
 	if p.closed {

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
 // Compare fails the test unless got is what the file testdata/name has.
 func Compare[T string | []byte](t testing.TB, name string, got T) {

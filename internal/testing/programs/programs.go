@@ -89,7 +89,7 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 		skipWithoutStaticC(t, out)
 		t.Fatalf("%s: %v\n%s", cmd, err, out)
 	}
-	// Another test may build it anew meanwhile.
+	// Another test may rebuild it meanwhile.
 	exe := filepath.Join(t.TempDir(), name)
 	if err := os.Link(kept, exe); err == nil {
 		return exe

@@ -84,7 +84,7 @@ func (p *pacer) gone(image sampler.Image) {
 }
 
 // due returns the programs to scan now, and when to call it next. Their processes are rearmed, so changes
-// during the scan are reported. The first change after a suspension starts the schedule anew.
+// during the scan are reported. The first change after a suspension restarts the schedule.
 func (p *pacer) due(now time.Time) (images []sampler.Image, next time.Time) {
 	if now.Sub(p.counted) >= pollInterval {
 		p.counted, p.scans = now, 0
