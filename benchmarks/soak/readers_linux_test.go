@@ -31,6 +31,10 @@ import (
 // looked at. That happens if the process does not run meanwhile.
 const exitBusy = 7
 
+// exitNoSamples is the exit code of otelctx record without samples: the process was idle, or the
+// recording ended before its first one.
+const exitNoSamples = 9
+
 // kind is a kind of readers that come and go.
 type kind struct {
 	name string
@@ -200,6 +204,8 @@ func (s *soak) record(f fate) error {
 	case code == exitBusy:
 		s.count(busyReads, 1)
 		return nil
+	case code == exitNoSamples && (f == interrupted || f == resumed):
+		return nil // it was interrupted at its start, or stopped for most of its time
 	case code != 0 || err != nil:
 		if _, missing := os.Stat(file); code == -1 && !errors.Is(missing, fs.ErrNotExist) {
 			// It was killed when all was written, or else what is there is not whole.

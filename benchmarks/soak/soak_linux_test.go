@@ -439,9 +439,8 @@ func (s *soak) nothingShown(t *testing.T) {
 	}
 	for _, args := range [][]string{{"inspect", "--json"}, {"record", "--json", "--freq=997", "--duration=500ms"}} {
 		out, err := s.command(args...).Output()
-		const noSamples = 9 // the service is idle
-		if exit, ok := errors.AsType[*exec.ExitError](err); ok && args[0] == "record" && exit.ExitCode() == noSamples {
-			continue
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok && args[0] == "record" && exit.ExitCode() == exitNoSamples {
+			continue // the service is idle
 		}
 		require.NoError(t, err)
 		require.NoError(t, json.Unmarshal(out, &d))
