@@ -206,9 +206,9 @@ func (s *soak) enough(c *curves, r report) bool {
 // everyCount are the counts of which none may be zero.
 var everyCount = []string{
 	spansBy + byReaderFrom + reader.GoroutineRecord.String(),
-	spansBy + byLook + reader.ThreadSlots.String(), spansBy + byLook + reader.GoroutineTable.String(),
+	spansBy + byLook + reader.ThreadSlots.String(),
 	lanesBy + byReaderFrom + reader.GoroutineRecord.String(),
-	lanesBy + byLook + reader.ThreadSlots.String(), lanesBy + byLook + reader.GoroutineTable.String(),
+	lanesBy + byLook + reader.ThreadSlots.String(),
 	spansBy + byWatch, spansBy + byRecord, lanesBy + byRecord, contextsBy + byInspect, contextsBy + byReader,
 	contextsBy + byOfficial,
 }
