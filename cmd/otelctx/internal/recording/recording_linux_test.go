@@ -457,23 +457,26 @@ func TestStartingService(t *testing.T) {
 	c.Expect("starting")
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
-	published := false
-	var starting uint64
-	r := record(t, ctx, Config{
+	var published bool
+	var attributed, unproven uint64
+	count := func(r *Result) { attributed, unproven = attributed+r.Attributed, unproven+r.Unproven }
+	last := record(t, ctx, Config{
 		Selection: Selection{PIDs: []int{c.PID()}}, Sampler: sampler.Config{Frequency: burner.Frequency()},
-		Progress: func(_ time.Duration, samples uint64) {
+		Period: tickInterval,
+		Report: func(r *Result) {
+			count(r)
 			switch {
-			case samples > 100 && !published:
-				published, starting = true, samples
+			case !published && r.Samples > 0:
+				published = true
 				assert.Equal(t, "published", c.Ask("publish"))
-			case published && samples > 10*starting:
+			case attributed > 100:
 				cancel()
 			}
 		},
 	})
-	assert.Greater(t, r.Samples, starting)
-	assert.Positive(t, r.Attributed)
-	assert.Zero(t, r.Unproven)
+	count(last.Result)
+	assert.Greater(t, attributed, uint64(100))
+	assert.Zero(t, unproven)
 }
 
 // TestDuration checks that the duration counts from when the processes are recorded, not from the
