@@ -7,10 +7,11 @@
 // whose name is the way. It is for tests of what is seen of them from outside.
 //
 //	parker COUNT [WAY]
+//	parker attach
 //	parker churn
 //	parker work COUNT
 //
-// With work, COUNT workers serve requests: see [work]. With churn, goroutines wait all the time for a moment, in functions that only they call, on stacks that grow and shrink.
+// With attach, it hands spans over: see [attach]. With work, COUNT workers serve requests: see [work]. With churn, goroutines wait all the time for a moment, in functions that only they call, on stacks that grow and shrink.
 //
 // Otherwise it starts COUNT goroutines, at least one for each way, or COUNT in one way alone, and prints a line when all are parked. For
 // each line "dump FILE" that it reads it writes the runtime's own stacks of all goroutines to FILE and
@@ -243,6 +244,9 @@ var quits sync.Map
 
 func main() {
 	switch os.Args[1] {
+	case "attach":
+		attach()
+		return
 	case "churn":
 		churn()
 		return
@@ -294,9 +298,10 @@ func main() {
 	serve()
 }
 
-func newTracer() trace.Tracer {
+func newTracer(options ...spanctx.Option) trace.Tracer {
 	resource := sdkresource.NewSchemaless(attribute.String("service.name", "parker"))
-	return sdktrace.NewTracerProvider(resourcepublisher.WithResource(resource), spanctx.WithPublishing(spanctx.WithSpanNames(true))).Tracer("parker")
+	options = append(options, spanctx.WithSpanNames(true))
+	return sdktrace.NewTracerProvider(resourcepublisher.WithResource(resource), spanctx.WithPublishing(options...)).Tracer("parker")
 }
 
 // park starts a span and waits.
