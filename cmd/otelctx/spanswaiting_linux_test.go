@@ -306,10 +306,19 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 				continue
 			}
 			name := look.Spans[g.In].Name
-			for _, f := range frames {
+			rests := 0
+			for i, f := range frames {
 				if strings.HasPrefix(f.Function, "main.churn") && !strings.HasPrefix(f.Function, "main.churnFor") && !strings.HasPrefix(f.Function, "main.churnOne") {
 					require.True(t, f.Function == "main."+name || strings.HasPrefix(f.Function, "main.churn."), "%s: %v", name, frames)
 				}
+				if f.Function == "main.rest" {
+					rests++
+					require.Equal(t, "main."+name, frames[i+1].Function, frames)
+				}
+			}
+			// The place of the wait is in g, and its callers on the stack. Only rest makes these waits.
+			if kind := waiting.Kind(g, frames); kind == "sleep" || kind == "chan receive" {
+				require.Equal(t, 1, rests, "%s: %s: %v", name, kind, frames)
 			}
 			last := frames[len(frames)-1].Function
 			require.True(t, strings.HasPrefix(last, "main.churn.") || last == "sync.(*WaitGroup).Go.func1", frames)
