@@ -11,6 +11,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/otelctx/otelctx/internal/wire"
@@ -223,7 +224,7 @@ func (t *SpanTable) ancestors(data []byte) (refs [wire.Ancestors]SpanRef) {
 // batch. The error is the memory's, or wraps [errNoSpanTable].
 func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
-		var spans []LiveSpan
+		spans := make([]LiveSpan, 0, 512)
 		for cells, err := range t.cells(memory) {
 			if err != nil {
 				yield(nil, err)
@@ -242,6 +243,14 @@ func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] 
 	}
 }
 
+// cellScratch is memory reused by successive reads of cells.
+type cellScratch struct {
+	bytes []byte
+	cells [][]byte
+}
+
+var cellScratches = sync.Pool{New: func() any { return &cellScratch{cells: make([][]byte, 0, 512)} }}
+
 // cells yields the contents of 512 cells at a time, without those that have never been used or were
 // changing, and at least one batch. A batch is valid until the next one. The error is the memory's,
 // or wraps [errNoSpanTable].
@@ -253,8 +262,11 @@ func (t *SpanTable) cells(memory ringbuf.Memory) iter.Seq2[[][]byte, error] {
 			return
 		}
 		batch := max(1, min(used, 512))
-		before, data, after := make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize)
-		cells := make([][]byte, 0, batch)
+		scratch, _ := cellScratches.Get().(*cellScratch)
+		defer cellScratches.Put(scratch)
+		scratch.bytes = sized(scratch.bytes, 3*batch*t.CellSize)
+		before, data, after := scratch.bytes[:batch*t.CellSize], scratch.bytes[batch*t.CellSize:2*batch*t.CellSize], scratch.bytes[2*batch*t.CellSize:]
+		cells := scratch.cells
 		for first := 0; first < max(used, 1); first += batch {
 			address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
 			size := min(batch, used-first) * t.CellSize
@@ -300,14 +312,14 @@ type position struct {
 // ancestor, if the goroutine goes there. The error is one of those of cells.
 func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 	type state struct {
-		live, outside bool
+		found, live, outside bool
 		goid          uint64
 		ancestors     [wire.Ancestors]SpanRef
 	}
-	states := map[SpanRef]*state{}
+	states := make(map[SpanRef]state, len(positions))
 	for _, p := range positions {
 		if p.span != 0 {
-			states[p.span] = nil
+			states[p.span] = state{}
 		}
 	}
 	load := func() (ended bool, err error) {
@@ -322,7 +334,7 @@ func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 				version := t.u64(cell, cellVersion)
 				ref := SpanRef(version &^ wire.CellOver)
 				if _, wanted := states[ref]; wanted {
-					s := &state{version&wire.CellOver == 0, cell[t.offsets[cellOutside]] != 0, t.u64(cell, cellGoid), t.ancestors(cell)}
+					s := state{true, version&wire.CellOver == 0, cell[t.offsets[cellOutside]] != 0, t.u64(cell, cellGoid), t.ancestors(cell)}
 					states[ref] = s
 					ended = ended || !s.live
 				}
@@ -336,12 +348,12 @@ func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 	}
 	if ended {
 		for _, s := range maps.Clone(states) {
-			if s == nil || s.live {
+			if !s.found || s.live {
 				continue
 			}
 			for _, ancestor := range s.ancestors {
 				if _, ok := states[ancestor]; !ok && ancestor != 0 {
-					states[ancestor] = nil
+					states[ancestor] = state{}
 				}
 			}
 		}
@@ -356,7 +368,7 @@ func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 			continue
 		}
 		s := states[p.span]
-		if s == nil {
+		if !s.found {
 			p.span = 0
 			continue
 		}
@@ -370,7 +382,7 @@ func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 			continue
 		}
 		for _, ancestor := range s.ancestors {
-			if a := states[ancestor]; a != nil && a.live {
+			if a := states[ancestor]; a.live {
 				p.span, p.starter = ancestor, a.goid
 				break
 			}

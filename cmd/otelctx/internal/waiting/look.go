@@ -20,6 +20,8 @@ import (
 type Process struct {
 	process *reader.Process
 	code    *code
+	// spans and goroutines are the numbers of the last look, for the next one's memory.
+	spans, goroutines int
 }
 
 // Look is what a process was doing at one moment.
@@ -76,7 +78,7 @@ func Open(pid int) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Process{process, newCode(pid)}, nil
+	return &Process{process: process, code: newCode(pid)}, nil
 }
 
 // Close releases what the process holds.
@@ -248,9 +250,10 @@ func (l *Look) findLeaks() {
 
 // Sample reads the process once.
 func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
-	look := new(Look)
+	const spare = 16 // more than last time
+	look := &Look{Spans: make([]Span, 0, p.spans+spare), Goroutines: make([]Goroutine, 0, p.goroutines+spare)}
 	const leftOut = -1
-	known := map[reader.GoroutineRef]int{}
+	known := make(map[reader.GoroutineRef]int, p.goroutines)
 	var refs []reader.GoroutineRef
 	// want returns the index that a goroutine will have in the look.
 	want := func(ref reader.GoroutineRef) int {
@@ -311,6 +314,7 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
 			return nil, err
 		}
 	}
+	p.spans, p.goroutines = len(look.Spans), len(look.Goroutines)
 	look.index()
 	return look, nil
 }
