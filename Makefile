@@ -60,18 +60,17 @@ generate: ## Compile the BPF program: needs clang 14, llvm and libbpf-dev of Deb
 
 # The recorder's benchmark needs a PID namespace, because it would record the machine's other processes too.
 .PHONY: bench
-bench: ## Run the benchmarks, or for minutes one of WHAT=accuracy, soak or recorder (as root).
+bench: ## Run the benchmarks, or for minutes WHAT=soak or WHAT=recorder (as root).
 	@cd benchmarks; set -x; case "$(WHAT)" in \
 	"") $(GO) test -run '^$$' -bench . -benchmem $$($(GO) list ./... | grep -v /wild) ;; \
-	accuracy) $(GO) test ./accuracy -count 1 -v -full -samples 5000 -rounds 20 -window 1s -long 30s -timeout 60m ;; \
 	soak) $(GO) test ./soak -count 1 -v -run '^TestSoak$$' -soak $${SOAK_TIME:-10m} -timeout 0 ;; \
 	recorder) unshare --pid --fork --mount-proc --kill-child $(GO) test ./recorder -count 1 -v -measure -timeout 0 ;; \
 	*) exit 1 ;; esac
 
 .PHONY: wild
-wild: build ## As root, measure what profilers see of services with real libraries: the scoreboard. WILD= has arguments of wild score.
+wild: build ## As root, measure what profilers see of services with real libraries: the scoreboard, or what WILD= says.
 	cd benchmarks && $(GO) build -o ../$(BIN)/ ./wild
-	$(BIN)/wild score -otelctx $(BIN)/otelctx $(patsubst %,-otelcol %,$(wildcard $(BIN)/otelcol-otelctx)) -o docs/wild.md -csv benchmarks/results/wild.csv $(WILD)
+	$(BIN)/wild score -otelctx $(BIN)/otelctx $(patsubst %,-otelcol %,$(wildcard $(BIN)/otelcol-otelctx)) $(or $(WILD),-csv benchmarks/results/wild.csv)
 	cd benchmarks && $(GO) run ./results
 
 .PHONY: interop

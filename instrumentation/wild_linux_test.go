@@ -85,14 +85,14 @@ func (b *build) withoutOptions(leftOut []string) (patterns []string) {
 		text, err := os.ReadFile(file)
 		require.NoError(b.t, err)
 		changed := strings.NewReplacer(
-			"\t\tspanctx.WithPublishing(),\n", "",
+			"\t\tspanctx.WithPublishing(publish.options...),\n", "",
 			"spanctx.WithPublishing(), ", "",
 			", spanctx.WithPublishing()", "",
 			"spanctx.WithPublishing()", "",
 			"resourcepublisher.WithResource(", "sdktrace.WithResource(",
 			// This processor reads what is published, so it must come after those that the rules add.
 			"\t\tsdktrace.WithSpanProcessor(s.started),\n", "",
-			"\ts.tracer = s.provider", "\ts.provider.RegisterSpanProcessor(s.started)\n\ts.tracer = s.provider",
+			"\ts.provider = s.sdk\n", "\ts.provider = s.sdk\n\ts.sdk.RegisterSpanProcessor(s.started)\n",
 		).Replace(string(text))
 		for _, used := range []string{"spanctx", "resourcepublisher"} {
 			if !strings.Contains(changed, used+".") {

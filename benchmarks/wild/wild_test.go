@@ -18,7 +18,7 @@ import (
 
 // TestPatterns runs each pattern once.
 func TestPatterns(t *testing.T) {
-	service := newService()
+	service := newService(publications[0])
 	defer service.close()
 	names := map[string]bool{}
 	for _, p := range all() {
@@ -28,7 +28,7 @@ func TestPatterns(t *testing.T) {
 			assert.NotEmpty(t, p.about)
 			service := service
 			if p.alone {
-				service = newService()
+				service = newService(publications[0])
 			}
 			r := &run{service: service, pattern: p.name(), truths: new(truths)}
 			r.repeat(p, 1, func() bool { return r.burned.Load() > 0 })
