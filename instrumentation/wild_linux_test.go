@@ -39,6 +39,7 @@ func TestScoreboard(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			source := t.TempDir()
 			require.NoError(t, os.CopyFS(source, os.DirFS("../benchmarks/wild")))
+			require.NoError(t, os.CopyFS(filepath.Join(source, "internal"), os.DirFS("../benchmarks/internal")))
 			for _, name := range []string{"go.mod", "go.sum"} {
 				text, err := os.ReadFile(filepath.Join("../benchmarks", name))
 				require.NoError(t, err)

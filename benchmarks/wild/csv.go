@@ -4,16 +4,10 @@
 package main
 
 import (
-	"bytes"
-	"encoding/csv"
 	"fmt"
-	"os"
-	"path/filepath"
-	"regexp"
-	"runtime"
-	"runtime/debug"
 	"strconv"
-	"time"
+
+	"github.com/otelctx/otelctx/benchmarks/internal/measured"
 )
 
 // csvDocument collects a row for each publication, pattern and observer. Command results makes a page of it.
@@ -43,47 +37,8 @@ func (d *csvDocument) add(b *board, patterns []pattern, looked []observer) {
 	}
 }
 
-func (d *csvDocument) write(path string) error {
-	var text bytes.Buffer
-	for _, line := range append([]string{
-		"date: " + time.Now().UTC().Format(time.DateOnly), "commit: " + commit(), "machine: " + machine(), "libraries: " + libraries(),
-	}, d.costs...) {
-		_, _ = fmt.Fprintf(&text, "# %s\n", line)
-	}
-	w := csv.NewWriter(&text)
-	_ = w.Write([]string{"publish", "pattern", "about", "contract", "observer", "samples", "right", "none", "wrong", "shown", "outside"})
-	_ = w.WriteAll(d.rows) // a buffer accepts everything
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(path, text.Bytes(), 0o600)
-}
-
-// commit returns the revision that the program was built from.
-func commit() string {
-	info, _ := debug.ReadBuildInfo()
-	settings := map[string]string{}
-	for _, s := range info.Settings {
-		settings[s.Key] = s.Value
-	}
-	revision := settings["vcs.revision"]
-	if revision == "" {
-		return "unknown"
-	}
-	if settings["vcs.modified"] == "true" {
-		revision += ", modified"
-	}
-	return revision
-}
-
-// modelName finds the name of the processor in /proc/cpuinfo.
-var modelName = regexp.MustCompile(`(?m)^model name\s*: (.*)$`)
-
-func machine() string {
-	model := "unknown processor"
-	info, _ := os.ReadFile("/proc/cpuinfo")
-	if m := modelName.FindSubmatch(info); m != nil {
-		model = string(m[1])
-	}
-	return fmt.Sprintf("%d x %s, %s/%s, Linux %s, %s", runtime.NumCPU(), model, runtime.GOOS, runtime.GOARCH, kernel(), runtime.Version())
+func (d *csvDocument) write(b *board) error {
+	columns := []string{"publish", "pattern", "about", "contract", "observer", "samples", "right", "none", "wrong", "shown", "outside"}
+	arguments := fmt.Sprintf("arguments: -publish %s -parallel %d -cpu %v", b.publish, b.parallel, b.cpu)
+	return measured.Write(b.csv, append([]string{arguments, "libraries: " + libraries()}, d.costs...), append([][]string{columns}, d.rows...))
 }

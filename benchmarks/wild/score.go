@@ -21,7 +21,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/google/pprof/profile"
+	"github.com/otelctx/otelctx/benchmarks/internal/measured"
+	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
 
 const (
@@ -153,7 +154,7 @@ func (b *board) score(stdout io.Writer) error {
 	if b.resume != "" && len(published) > 1 {
 		return errors.New("-resume keeps the counts of one publication: use one -publish")
 	}
-	_, _ = fmt.Fprintf(stdout, "%s, %s\n\n%s\n", time.Now().UTC().Format(time.DateOnly), machine(), libraries())
+	_, _ = fmt.Fprintf(stdout, "%s, %s\n\n%s\n", time.Now().UTC().Format(time.DateOnly), measured.Machine(), libraries())
 	var document csvDocument
 	for _, p := range published {
 		looked, err := b.measure(p, patterns)
@@ -168,7 +169,7 @@ func (b *board) score(stdout io.Writer) error {
 	if b.csv == "" {
 		return nil
 	}
-	return document.write(b.csv)
+	return document.write(b)
 }
 
 // measure measures one publication, and returns its observers.
@@ -260,8 +261,25 @@ func (b *board) observe(group []observer, patterns []pattern) error {
 	return nil
 }
 
-// stopFunc stops an observer.
-type stopFunc func() (*os.ProcessState, error)
+// stopFunc stops an observer, and returns its CPU time and memory.
+type stopFunc func() (cost, error)
+
+// interrupt ends an observer. Its memory is the peak until then. Its resource usage would not do: it includes the
+// memory of this process, which forked it.
+func interrupt(cmd *exec.Cmd, s os.Signal, wait func() error) (c cost, err error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+	if err != nil {
+		return c, err
+	}
+	_, peak, _ := bytes.Cut(status, []byte("\nVmHWM:"))
+	_, err = fmt.Fscan(bytes.NewReader(peak), &c.Memory)
+	c.Memory <<= 10
+	err = errors.Join(err, cmd.Process.Signal(s), wait())
+	if cmd.ProcessState != nil {
+		c.Used = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	}
+	return c, err
+}
 
 // begin starts an observer of a process, which writes into dir.
 func (b *board) begin(o observer, dir string, pid int) (stopFunc, error) {
@@ -325,10 +343,10 @@ func (b *board) look(group []observer, patterns string) error {
 		_, _ = io.WriteString(in, "go\n")
 		failed = await(said, "done")
 	}
-	states := map[string]*os.ProcessState{}
+	used := map[string]cost{}
 	for name, end := range ends {
-		state, err := end()
-		states[name], failed = state, errors.Join(failed, err)
+		c, err := end()
+		used[name], failed = c, errors.Join(failed, err)
 	}
 	if failed != nil {
 		return failed
@@ -339,7 +357,7 @@ func (b *board) look(group []observer, patterns string) error {
 	for _, o := range group {
 		path := filepath.Join(dir, o.profile)
 		if o.outside() {
-			b.charge(o, states[o.name], serve.ProcessState)
+			b.charge(o, used[o.name], serve.ProcessState)
 			path = filepath.Join(dir, o.name, o.profile)
 		}
 		if err := b.add(o, dir, path, serve.Process.Pid); err != nil {
@@ -350,17 +368,15 @@ func (b *board) look(group []observer, patterns string) error {
 }
 
 // charge adds the resources that an observer used to its costs.
-func (b *board) charge(o observer, took, service *os.ProcessState) {
+func (b *board) charge(o observer, used cost, service *os.ProcessState) {
 	c := b.costs[o.name]
 	if c == nil {
 		c = new(cost)
 		b.costs[o.name] = c
 	}
-	c.Used += took.UserTime() + took.SystemTime()
+	c.Used += used.Used
 	c.Service += service.UserTime() + service.SystemTime()
-	if usage, ok := took.SysUsage().(*syscall.Rusage); ok {
-		c.Memory = max(c.Memory, usage.Maxrss<<10)
-	}
+	c.Memory = max(c.Memory, used.Memory)
 }
 
 // counted is the content of the file of -resume.
@@ -428,18 +444,19 @@ func (b *board) record(pid int, args []string) (stopFunc, error) {
 		_ = cmd.Wait()
 		return nil, fmt.Errorf("%w: %s", err, &stderr)
 	}
-	return func() (*os.ProcessState, error) {
-		if err := errors.Join(cmd.Process.Signal(syscall.SIGINT), cmd.Wait()); err != nil {
-			return nil, fmt.Errorf("%w: %s", err, &stderr)
+	return func() (cost, error) {
+		used, err := interrupt(cmd, syscall.SIGINT, cmd.Wait)
+		if err != nil {
+			return cost{}, fmt.Errorf("%w: %s", err, &stderr)
 		}
 		var said struct{ Samples, Lost, Cut int }
 		if err := json.Unmarshal(stdout.Bytes(), &said); err != nil {
-			return nil, err
+			return cost{}, err
 		}
 		if said.Lost > 0 || said.Cut > 0 {
 			_, _ = fmt.Fprintf(os.Stderr, "of %d samples %d were lost, and %d have no stack\n", said.Samples, said.Lost, said.Cut)
 		}
-		return cmd.ProcessState, nil
+		return used, nil
 	}, nil
 }
 
@@ -492,8 +509,8 @@ func (b *board) add(o observer, dir, path string, pid int) error {
 	return nil
 }
 
-// add counts samples that are due a truth and were given a span, or no span if given is zero.
-func (t *tally) add(due truth, given id, times int) {
+// add counts samples, given the span that they were shown in; the zero id means none.
+func (t *tally) add(due due, given id, times int) {
 	switch {
 	case given == id{} && (due.nothing || due.spans[0] == id{}):
 		t.Right += times
@@ -510,34 +527,14 @@ func (t *tally) add(due truth, given id, times int) {
 	}
 }
 
-// readProfile decodes a profile of pprof. It skips samples whose stack spells no truth.
+// readProfile reads a profile of pprof.
 func readProfile(b []byte, _ int) (map[seen]int, error) {
-	p, err := profile.Parse(bytes.NewReader(b))
-	if err != nil {
-		return nil, err
-	}
 	all := map[seen]int{}
-	for _, sample := range p.Sample {
-		var names []string
-		for _, l := range sample.Location {
-			if len(l.Line) == 0 {
-				names = append(names, "?")
-			}
-			for _, line := range l.Line {
-				names = append(names, line.Function.Name)
-			}
-		}
-		number, ok := told(names)
-		if !ok {
-			continue
-		}
-		given, err := parseID(first(sample.Label["trace_id"]), first(sample.Label["span_id"]))
-		if err != nil {
-			return nil, err
-		}
-		all[seen{number, given}] += int(sample.Value[0])
-	}
-	return all, nil
+	return all, truth.Read(b, func(number uint64, labels map[string][]string, count int) error {
+		given, err := parseID(first(labels["trace_id"]), first(labels["span_id"]))
+		all[seen{number, given}] += count
+		return err
+	})
 }
 
 func first(s []string) string { return cmp.Or(append(s, "")...) }

@@ -18,6 +18,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
 
 func all() []pattern {
@@ -69,7 +71,7 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 		return err
 	}
 	runtime.GOMAXPROCS(4) // often more than processors, so that goroutines change threads
-	each := burnTime()
+	each := truth.BurnTime()
 	lines := bufio.NewScanner(in)
 	service := newService(publish)
 	_, _ = fmt.Fprintln(out, "ready")
@@ -96,7 +98,7 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	if s.goroutines {
 		parallel = together
 		// This profile contains waiting goroutines too.
-		atBottom = waitAtBottom
+		truth.AtBottom = waitAtBottom
 	}
 	var truths truths
 	for round := range s.rounds {
@@ -118,11 +120,16 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	return nil
 }
 
+// waitAtBottom keeps the number on the stack of a waiting goroutine.
+//
+//go:noinline
+func waitAtBottom() { time.Sleep(3 * time.Millisecond) }
+
 // warmUp uses the processor until it is told to stop. A profiler of the whole machine discovers a process by its
 // samples, and then has to read its executable.
 func warmUp(enough *atomic.Bool) {
 	for !enough.Load() {
-		sink.Store(spin(sink.Load()))
+		truth.Spin()
 		runtime.Gosched()
 	}
 }

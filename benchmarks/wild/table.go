@@ -5,7 +5,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -84,14 +83,6 @@ func (t *tally) String() string {
 		wrong = "**" + wrong + "**"
 	}
 	return fmt.Sprintf("%d: %d / %d / %s%s", t.samples(), t.Right, t.None, wrong, short)
-}
-
-func kernel() string {
-	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	if err != nil {
-		return "?"
-	}
-	return strings.TrimSpace(string(release))
 }
 
 // libraries lists the libraries that the patterns use, with their versions.
