@@ -63,7 +63,7 @@ generate: ## Compile the BPF program: needs clang 14, llvm and libbpf-dev of Deb
 bench: ## Run the benchmarks, or for minutes WHAT=soak or WHAT=recorder (as root).
 	@cd benchmarks; set -x; case "$(WHAT)" in \
 	"") $(GO) test -run '^$$' -bench . -benchmem $$($(GO) list ./... | grep -v /wild) ;; \
-	soak) $(GO) test ./soak -count 1 -v -run '^TestSoak$$' -soak $${SOAK_TIME:-10m} -timeout 0 ;; \
+	soak) $(GO) test ./soak -count 1 -v -run "^TestSoak$$" -soak $${SOAK_TIME:-10m} -csv ../results/soak.csv -timeout 0 && $(GO) run ./results ;; \
 	recorder) unshare --pid --fork --mount-proc --kill-child $(GO) test ./recorder -count 1 -v -measure -timeout 0 ;; \
 	*) exit 1 ;; esac
 

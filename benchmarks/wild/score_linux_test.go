@@ -58,14 +58,17 @@ func TestScore(t *testing.T) {
 			}
 			require.NoError(t, err)
 			t.Log(out.String())
+			shown := 0
 			for name, row := range b.rows {
 				got := row.Tallies[tt.observer]
+				shown += got.Shown
 				assert.GreaterOrEqual(t, got.samples(), wanted, name)
 				assert.Zero(t, got.Wrong, name)
 				if tt.exact {
 					assert.Zero(t, got.None, name)
 				}
 			}
+			assert.Positive(t, shown)
 		})
 	}
 }
