@@ -37,7 +37,6 @@ func TestPatterns(t *testing.T) {
 			t.Log(r.says())
 		})
 	}
-	assert.GreaterOrEqual(t, len(names), 80)
 }
 
 // TestProfileHasGoroutineThatWaits asserts that a goroutine that waits after its work is seen.

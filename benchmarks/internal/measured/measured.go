@@ -17,12 +17,14 @@ import (
 )
 
 // Write writes rows, of which the first has the names of the columns, to a CSV file. The file begins with comments:
-// the date, the commit, the machine, and the lines of about.
+// the date, the machine, the commit if it is known, and the lines of about.
 func Write(path string, about []string, rows [][]string) error {
 	var text bytes.Buffer
-	for _, line := range append([]string{
-		"date: " + time.Now().UTC().Format(time.DateOnly), "commit: " + commit(), "machine: " + Machine(),
-	}, about...) {
+	lines := []string{"date: " + time.Now().UTC().Format(time.DateOnly), "machine: " + Machine()}
+	if c := commit(); c != "" {
+		lines = append(lines, "commit: "+c)
+	}
+	for _, line := range append(lines, about...) {
 		_, _ = fmt.Fprintf(&text, "# %s\n", line)
 	}
 	if err := csv.NewWriter(&text).WriteAll(rows); err != nil {
@@ -31,7 +33,7 @@ func Write(path string, about []string, rows [][]string) error {
 	return os.WriteFile(path, text.Bytes(), 0o600)
 }
 
-// commit returns the revision that the program was built from. The go command does not tell a test.
+// commit returns the revision that the program was built from, or nothing. The go command does not tell tests.
 func commit() string {
 	info, _ := debug.ReadBuildInfo()
 	settings := map[string]string{}
@@ -39,9 +41,6 @@ func commit() string {
 		settings[s.Key] = s.Value
 	}
 	revision := settings["vcs.revision"]
-	if revision == "" {
-		return "unknown"
-	}
 	if settings["vcs.modified"] == "true" {
 		revision += ", modified"
 	}
