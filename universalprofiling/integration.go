@@ -490,10 +490,11 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 		i.dropEnded(cells.Ref(shown), goid)
 	}
 	p := goruntime.Pin()
-	reused := inside && own && !position.Attached() && i.table.FreeWarm(p, ref)
+	// The next span on this P may reuse the cell at once if no goroutine needs the lineage: the goroutine
+	// that started the span was in it, not in a span inside it that may outlive it.
+	reused := inside && own && position == wire.Position(ref) && i.table.FreeWarm(p, ref)
 	goruntime.Unpin()
 	if !reused {
-		// The goroutine that has started it may still need its ancestors.
 		i.table.Free(ref)
 	}
 }
