@@ -19,6 +19,9 @@ import (
 
 // Option configures a [SpanProcessor]. If an option is given twice, the last one wins, except that
 // [WithAttributeKeys] adds up.
+//
+// Options that turn something on or off take a bool, because they override an environment variable in
+// either direction.
 type Option interface {
 	apply(c config) config
 }
