@@ -101,7 +101,7 @@ func newSpanProcessor(tb testing.TB, opts ...spanctx.Option) *spanctx.SpanProces
 // newIntegration returns an integration for Universal Profiling.
 func newIntegration(tb testing.TB, mode universalprofiling.Mode) *universalprofiling.Integration {
 	tb.Helper()
-	i, err := universalprofiling.New(universalprofiling.WithEnabled(mode), universalprofiling.WithSocketDir(tb.TempDir()))
+	i, err := universalprofiling.New(universalprofiling.WithMode(mode), universalprofiling.WithSocketDir(tb.TempDir()))
 	if err != nil {
 		noResult(tb, err)
 	}

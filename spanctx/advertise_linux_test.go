@@ -87,7 +87,7 @@ func (a *advertiser) do(word string) (answer string, err error) {
 		a.opts = append(a.opts, WithDatadogLayout())
 	case "capacity":
 		n, _ := strconv.Atoi(value)
-		a.opts = append(a.opts, WithCapacity(n))
+		a.opts = append(a.opts, WithSlotCapacity(n))
 	case "without":
 		var facts []goruntime.Fact
 		for _, f := range goruntime.Facts() {
@@ -116,7 +116,7 @@ func (a *advertiser) do(word string) (answer string, err error) {
 		err = resourcepublisher.SetAttributes(attribute.String("mine", "kept"))
 	case "provider":
 		opts := map[string]sdktrace.TracerProviderOption{
-			"publishing": WithPublishing(WithCapacity(64)), "resource": resourcepublisher.WithResource(resource.Empty()),
+			"publishing": WithPublishing(WithSlotCapacity(64)), "resource": resourcepublisher.WithResource(resource.Empty()),
 		}
 		a.provider = sdktrace.NewTracerProvider(opts["publishing"], opts["resource"])
 	case "provider-down":

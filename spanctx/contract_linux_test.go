@@ -400,7 +400,7 @@ func TestContract(t *testing.T) {
 		"mapped": nil,
 		// The race detector watches only heap memory.
 		"heap":            {withHeap()},
-		"hidden labels":   {WithLabels(LabelsHidden)},
+		"hidden labels":   {WithLabels(LabelsNone)},
 		"names and keys":  {WithSpanNames(true), WithAttributeKeys("tenant")},
 		"no thread slots": {WithThreadSlots(false)},
 	} {

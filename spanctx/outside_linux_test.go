@@ -99,15 +99,15 @@ func (o *outside) live(t testing.TB, ref uint64) bool {
 // scan reads all thread slots by one system call.
 type scan struct {
 	memory remotemem.Memory
-	looks  []*ringbuf.Look
+	looks  []*ringbuf.SlotReader
 	parts  []ringbuf.Part
 }
 
 func (o *outside) scan() *scan {
 	all := &scan{memory: o.memory}
 	for n := range uint64(o.threads.Info().Capacity) {
-		l := o.threads.NewLook()
-		l.Aim(n)
+		l := o.threads.NewSlotReader()
+		l.Select(n)
 		all.looks = append(all.looks, l)
 		all.parts = append(append(all.parts, l.Before()...), l.After()...)
 	}

@@ -65,7 +65,7 @@ func serveIntegrated(parent *childproc.Parent) {
 	parent.Must(err)
 	res := resource.NewSchemaless(attribute.String("service.name", "shop"))
 	integration, err := universalprofiling.New(
-		universalprofiling.WithEnabled(universalprofiling.Enabled), universalprofiling.WithResource(res))
+		universalprofiling.WithMode(universalprofiling.Enabled), universalprofiling.WithResource(res))
 	parent.Must(err)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithResource(res),
 		sdktrace.WithSpanProcessor(integration), sdktrace.WithBatcher(integration.NewExporter(exporter)))

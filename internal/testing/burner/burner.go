@@ -241,7 +241,7 @@ func (b *Burner) publish() error {
 		spanctx.WithThreadSlots(b.has(ThreadSlots) || b.has(Layout1)),
 	}
 	if b.has(FewSlots) {
-		opts = append(opts, spanctx.WithCapacity(4))
+		opts = append(opts, spanctx.WithSlotCapacity(4))
 	}
 	if b.has(Keyed) {
 		opts = append(opts, spanctx.WithAttributeKeys("key.0"))
