@@ -73,9 +73,9 @@ var latest atomic.Pointer[Integration]
 // requested is set once an Integration has been requested, even if it is disabled or failed.
 var requested atomic.Bool
 
-// Active returns the Integration of the process, such as the one created by [WithIntegration], for
+// Current returns the Integration of the process, such as the one created by [WithIntegration], for
 // its [Integration.Stats]. It returns nil if there is none; the Stats of nil are zero.
-func Active() *Integration { return active.Load() }
+func Current() *Integration { return active.Load() }
 
 // building is held while an Integration starts or shuts down.
 var building sync.Mutex

@@ -449,12 +449,15 @@ func (b *board) record(pid int, args []string) (stopFunc, error) {
 		if err != nil {
 			return cost{}, fmt.Errorf("%w: %s", err, &stderr)
 		}
-		var said struct{ Samples, Lost, Cut int }
+		var said struct {
+			Samples, Lost int
+			LeafOnly      int `json:"leaf_only"`
+		}
 		if err := json.Unmarshal(stdout.Bytes(), &said); err != nil {
 			return cost{}, err
 		}
-		if said.Lost > 0 || said.Cut > 0 {
-			_, _ = fmt.Fprintf(os.Stderr, "of %d samples %d were lost, and %d have no stack\n", said.Samples, said.Lost, said.Cut)
+		if said.Lost > 0 || said.LeafOnly > 0 {
+			_, _ = fmt.Fprintf(os.Stderr, "of %d samples %d were lost, and %d have no stack\n", said.Samples, said.Lost, said.LeafOnly)
 		}
 		return used, nil
 	}, nil
