@@ -4,6 +4,7 @@
 package export
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
@@ -22,7 +24,7 @@ import (
 )
 
 // fixed returns the reviewed recording of package profile.
-func fixed(t *testing.T) *profilespb.ProfilesData {
+func fixed(t testing.TB) *profilespb.ProfilesData {
 	t.Helper()
 	content, err := os.ReadFile("../testdata/data.json")
 	require.NoError(t, err)
@@ -96,4 +98,28 @@ func TestPprofTool(t *testing.T) {
 		assert.Contains(t, string(output), tag)
 	}
 	assert.NotContains(t, string(output), "secret", "an attribute that does not distinguish services")
+}
+
+// FuzzPprof converts arbitrary messages that Check accepts, and expects as many samples.
+func FuzzPprof(f *testing.F) {
+	encoded, err := proto.Marshal(fixed(f))
+	require.NoError(f, err)
+	f.Add(encoded)
+	f.Fuzz(func(t *testing.T, encoded []byte) {
+		data := &profilespb.ProfilesData{}
+		if proto.Unmarshal(encoded, data) != nil || profile.Check(data) != nil {
+			return
+		}
+		var b bytes.Buffer
+		e := newPprofEncoder(&b)
+		if e.add(data) != nil {
+			return // periods that differ
+		}
+		require.NoError(t, e.close())
+		sum := int64(0)
+		for _, s := range parse(t, b.Bytes()).Sample {
+			sum += s.Value[0]
+		}
+		assert.EqualValues(t, profile.Samples(data), sum)
+	})
 }
