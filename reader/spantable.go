@@ -313,8 +313,8 @@ type position struct {
 func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 	type state struct {
 		found, live, outside bool
-		goid          uint64
-		ancestors     [wire.Ancestors]SpanRef
+		goid                 uint64
+		ancestors            [wire.Ancestors]SpanRef
 	}
 	states := make(map[SpanRef]state, len(positions))
 	for _, p := range positions {

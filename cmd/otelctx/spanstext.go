@@ -148,11 +148,11 @@ func (s *spanDocument) waitingText() string {
 
 func (g *goroutineDocument) waitingText() string {
 	text := escape(g.WaitingFor)
-	if text == "" && g.Thread != 0 {
-		text = "thread " + strconv.Itoa(g.Thread)
+	if text == "" && g.OwnTID != 0 {
+		text = "thread " + strconv.Itoa(g.OwnTID)
 	}
-	if g.In != nil {
-		text = strings.TrimPrefix(text+" in ", " ") + g.In.String()
+	if g.Frame != nil {
+		text = strings.TrimPrefix(text+" in ", " ") + g.Frame.String()
 	}
 	if text == "" {
 		return "-"
@@ -223,8 +223,8 @@ func (g *goroutineDocument) appendState(out []byte) []byte {
 	if g.WaitedAtLeastNano > int64(time.Second) {
 		out = fmt.Appendf(out, " for at least %s", ageText(time.Duration(g.WaitedAtLeastNano)))
 	}
-	if g.Thread != 0 {
-		out = fmt.Appendf(out, ", thread %d", g.Thread)
+	if g.OwnTID != 0 {
+		out = fmt.Appendf(out, ", thread %d", g.OwnTID)
 	}
 	return out
 }
