@@ -383,7 +383,7 @@ func TestNoAttributeKeys(t *testing.T) {
 	})
 }
 
-// untouched is a context whose scope nobody asks for.
+// untouched is a context whose scope must not be looked up.
 type untouched struct{ context.Context }
 
 func (c untouched) Value(key any) any {

@@ -125,8 +125,8 @@ func (s *scan) read(t testing.TB, f func(n uint64, slot *ringbuf.Slot, err error
 	}
 }
 
-// settled calls f for each slot when none is being written. A goroutine of [Go] shows
-// nothing any more after its function has returned, which nobody can wait for.
+// settled calls f for each slot while none is being written. A goroutine of [Go] publishes nothing
+// once its function has returned, but its end cannot be waited for.
 func (s *scan) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
 	t.Helper()
 	require.Eventually(t, func() bool {

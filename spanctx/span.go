@@ -44,7 +44,7 @@ type goroutine struct {
 }
 
 // locate fills g with the state of the calling goroutine, as it last published or inherited it. The
-// span at that position may have ended.
+// span that it finds may have ended.
 func (p *SpanProcessor) locate(g *goroutine) {
 	g.Self = p.runtime.Goroutine()
 	var known bool

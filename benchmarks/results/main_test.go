@@ -12,22 +12,22 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The document has all observers in its summary, and of the patterns those with a fault.
+// TestGenerate checks the summary of all observers, that only patterns with a fault are listed, and what a CSV file must say.
 func TestGenerate(t *testing.T) {
 	dir := t.TempDir()
 	output := filepath.Join(dir, "results.md")
 	for name, text := range map[string]string{
 		"wild.csv": `# date: 2026-11-25
 # machine: a fast one
-pattern,about,contract,observer,samples,right,none,wrong,shown,outside
-good,all is well,shown,record,10,10,0,0,10,0
-good,all is well,shown,goroutine profile,10,4,6,0,4,0
-lost,"missing, and wrong",shown,record,10,4,4,2,4,0
-lost,"missing, and wrong",shown,goroutine profile,10,10,0,0,10,0
-outside,after it,nothing,record,5,4,0,1,0,1
-outside,after it,nothing,goroutine profile,5,5,0,0,0,0
+publish,pattern,about,contract,observer,samples,right,none,wrong,shown,outside
+default,good,all is well,shown,record,10,10,0,0,10,0
+default,good,all is well,shown,goroutine profile,10,4,6,0,4,0
+default,lost,"missing, and wrong",shown,record,10,4,4,2,4,0
+default,lost,"missing, and wrong",shown,goroutine profile,10,10,0,0,10,0
+default,outside,after it,nothing,record,5,4,0,1,0,1
+default,outside,after it,nothing,goroutine profile,5,5,0,0,0,0
 `,
-		"bench.csv": "benchmark,ns/op\nSpan,420\n",
+		"bench.csv": "# machine: a slow one\n# date: 2026-11-24\nbenchmark,ns/op\nSpan,420\n",
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
@@ -36,7 +36,7 @@ outside,after it,nothing,goroutine profile,5,5,0,0,0,0
 	require.NoError(t, err)
 	for _, line := range []string{
 		"- machine: a fast one\n",
-		"| record | 3 | 1 | 2 | 25 | 82.35 % | 70.00 % | 20.00 % |\n",
+		"| default | record | 3 | 1 | 2 | 25 | 82.35 % | 70.00 % | 20.00 % |\n",
 		"Patterns with a fault outside the goroutine profile: 2 of 3.",
 		"| lost | missing, and wrong | shown | 10: 4 none, **2 wrong** |  |\n",
 		"| outside | after it | nothing | 5: 0 none, **1 wrong** |  |\n",
@@ -45,6 +45,12 @@ outside,after it,nothing,goroutine profile,5,5,0,0,0,0
 		assert.Contains(t, string(got), line)
 	}
 	assert.NotContains(t, string(got), "| good |")
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "wild.csv"), []byte("a,b\nc\n"), 0o600))
-	assert.ErrorContains(t, generate(dir, output), "wild.csv: ")
+	for text, want := range map[string]string{
+		"# date: 2026-11-25\n# machine: one\na,b\nc\n": "wild.csv: ",
+		"# date: 2026-11-25\na,b\nc,d\n":               `no line "# machine: "`,
+		"# machine: one\na,b\nc,d\n":                   `no line "# date: "`,
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "wild.csv"), []byte(text), 0o600))
+		assert.ErrorContains(t, generate(dir, output), want)
+	}
 }

@@ -115,7 +115,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// Where a service publishes no names, and is the only one, nothing stands for them.
+// If the only service publishes no names, the summary has no rows for them.
 func TestSummaryOfOneService(t *testing.T) {
 	r := summarized()
 	r.Processes, r.Endpoints, r.Names, r.Spans = r.Processes[:1], nil, nil, r.Spans[1:]
