@@ -60,9 +60,11 @@ generate: ## Compile the BPF program: needs clang 14, llvm and libbpf-dev of Deb
 
 # The recorder's benchmark needs a PID namespace, because it would record the machine's other processes too.
 .PHONY: bench
-bench: ## Run the benchmarks, or for minutes one of WHAT=accuracy, soak or recorder (as root).
+bench: ## Run the benchmarks, or for minutes one of WHAT=service, accuracy, soak or recorder (as root).
 	@cd benchmarks; set -x; case "$(WHAT)" in \
 	"") $(GO) test -run '^$$' -bench . -benchmem $$($(GO) list ./... | grep -v /wild) ;; \
+	service) $(GO) test -run '^$$' -bench '^BenchmarkService$$' -benchtime $${ROUNDS:-60}x -count 3 -timeout 0 . | tee /dev/stderr | \
+		$(GO) run ./results -bench >results/service.csv && $(GO) run ./results ;; \
 	accuracy) $(GO) test ./accuracy -count 1 -v -full -samples 5000 -rounds 20 -window 1s -long 30s -timeout 60m ;; \
 	soak) $(GO) test ./soak -count 1 -v -run '^TestSoak$$' -soak $${SOAK_TIME:-10m} -timeout 0 ;; \
 	recorder) unshare --pid --fork --mount-proc --kill-child $(GO) test ./recorder -count 1 -v -measure -timeout 0 ;; \

@@ -6,6 +6,10 @@
 //
 //	go run ./results
 //
+// With -bench it turns the output of go test -bench into such a CSV file instead:
+//
+//	go test -run '^$' -bench '^BenchmarkService$' -count 3 . | go run ./results -bench >results/service.csv
+//
 // A CSV file begins with lines such as "# date: 2026-11-25", which say where and when it was
 // measured. To add a section, add it to sections.
 package main
@@ -23,6 +27,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // section is a part of the document, from one CSV file.
@@ -103,8 +108,15 @@ func (t *table) distinct(column string) (values []string) {
 func main() {
 	dir := flag.String("dir", "results", "the folder with the CSV files")
 	output := flag.String("o", "results.md", "the document to write")
+	bench := flag.Bool("bench", false, "write CSV of the output of go test -bench on the standard input")
 	flag.Parse()
-	if err := generate(*dir, *output); err != nil {
+	var err error
+	if *bench {
+		err = convert(os.Stdout, os.Stdin, time.Now())
+	} else {
+		err = generate(*dir, *output)
+	}
+	if err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, "results:", err)
 		os.Exit(1)
 	}
