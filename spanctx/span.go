@@ -228,6 +228,9 @@ func (p *SpanProcessor) newRecord(n *cells.Span, attributes *gorecord.Attributes
 	if p.names != nil {
 		p.names.Set(&names, n.Name, n.Endpoint)
 	}
+	if p.datadogLabels {
+		names.DatadogRoot = n.LocalRootSpanID
+	}
 	record := gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, attributes, &names, g.user)
 	record.SetOuter(g.record)
 	if p.labels == LabelsHidden {
@@ -453,6 +456,9 @@ func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, u
 	var names gorecord.Names
 	name, endpoint := p.cells.Names(base.Ref())
 	p.names.Set(&names, name, endpoint)
+	if p.datadogLabels {
+		names.DatadogRoot, _ = p.cells.LocalRoot(base.Ref())
+	}
 	record := base.Variant(a, &names, user, outer)
 	if base.Ended() || !p.cells.Live(base.Ref()) {
 		record.End(p.withdrawsLabels(p.profile.wasRunning()))

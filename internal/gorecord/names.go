@@ -4,6 +4,7 @@
 package gorecord
 
 import (
+	"strconv"
 	"unsafe"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
@@ -15,7 +16,18 @@ import (
 type Names struct {
 	Name, Endpoint           uint16
 	NameLabel, EndpointLabel string
+	// DatadogRoot is the id of the local root if the record also has the labels of dd-trace-go, or 0.
+	DatadogRoot uint64
 }
+
+// The keys of dd-trace-go's labels. Versions before 2.11 set DatadogRootKey, later ones set
+// DatadogTraceKey in its place. Readers may look for either.
+const (
+	DatadogSpanKey     = "span id"
+	DatadogTraceKey    = "trace id"
+	DatadogRootKey     = "local root span id"
+	DatadogEndpointKey = "trace endpoint"
+)
 
 // Label returns a name cut to the maximum size of a label value.
 func Label(name string) string {
@@ -30,8 +42,23 @@ const NamesOffset = unsafe.Offsetof(Record{}.name)
 
 const _ = -(unsafe.Offsetof(Record{}.endpoint) - NamesOffset ^ 2)
 
-// nameLabels is the number of labels for names.
-const nameLabels = 2
+// nameLabels is the number of labels for names, datadogLabels that of dd-trace-go's labels.
+const (
+	nameLabels    = 2
+	datadogLabels = 4
+)
+
+// appendDatadogLabels appends dd-trace-go's labels. ids are the labels of setIDLabels.
+func (n *Names) appendDatadogLabels(ids []goruntime.Label, spanID uint64) []goruntime.Label {
+	ids = append(ids,
+		goruntime.Label{Key: DatadogSpanKey, Value: strconv.FormatUint(spanID, 10)},
+		goruntime.Label{Key: DatadogTraceKey, Value: ids[1].Value},
+		goruntime.Label{Key: DatadogRootKey, Value: strconv.FormatUint(n.DatadogRoot, 10)})
+	if n.EndpointLabel != "" {
+		ids = append(ids, goruntime.Label{Key: DatadogEndpointKey, Value: n.EndpointLabel})
+	}
+	return ids
+}
 
 // appendLabels appends the labels of the names that are set.
 func (n *Names) appendLabels(to []goruntime.Label) []goruntime.Label {
