@@ -23,6 +23,7 @@ var linked = map[string]string{
 	"reader":                 "proto/otlp proto/otlp/processcontext/v1development protobuf x/sys",
 	"resourcepublisher":      sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
 	"spanctx":                sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
+	"exectrace":              "otel otel/trace cespare/xxhash/v2",
 	"scopedattr":             sdk + "otel/log",
 	"scopedattr/contextattr": "otel cespare/xxhash/v2",
 	"universalprofiling":     sdk,
