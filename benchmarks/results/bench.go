@@ -66,8 +66,8 @@ func convert(w io.Writer, output io.Reader, now time.Time) error {
 		return errors.New("no benchmark in the input")
 	}
 	runs := len(slices.Collect(maps.Values(values[names[0][len(keys)]]))[0])
-	if _, err := fmt.Fprintf(w, "# date: %s\n# machine: %d processors, %s, %s\n# by: go -C benchmarks test -bench, runs: %d\n",
-		now.Format(time.DateOnly), runtime.NumCPU(), cpu, runtime.Version(), runs); err != nil {
+	if _, err := fmt.Fprintf(w, "# date: %s\n# machine: %d processors, %s, %s\n# by: go -C benchmarks test -bench %s -count %d\n",
+		now.Format(time.DateOnly), runtime.NumCPU(), cpu, runtime.Version(), strings.Split(names[0][len(keys)], "/")[0], runs); err != nil {
 		return err
 	}
 	out := csv.NewWriter(w)
@@ -95,8 +95,11 @@ func cell(values []float64, unit string) string {
 	slices.Sort(values)
 	median := (values[(len(values)-1)/2] + values[len(values)/2]) / 2
 	text := digits(median)
-	if strings.HasSuffix(unit, "ns") || strings.HasSuffix(unit, "ns/op") {
+	switch {
+	case strings.HasSuffix(unit, "ns"), strings.HasSuffix(unit, "ns/op"):
 		text = duration(median)
+	case strings.HasSuffix(unit, "/op"): // allocations and bytes
+		text = strconv.FormatFloat(median, 'f', 0, 64)
 	}
 	if spread := 100 * (values[len(values)-1] - values[0]) / 2 / median; len(values) > 1 && spread >= 0.5 {
 		text += fmt.Sprintf(" ± %.0f %%", spread)

@@ -45,6 +45,7 @@ var sections = []section{
 		"how many were given the right one. Recall: of those taken in a span, how many were given it. False positives: of those taken outside all spans, " +
 		"how many were given one.", nil},
 	{"service", "A real HTTP service", "An otelhttp server and client with six spans per request, each configuration in turns with its baseline.", nil},
+	{"exectrace", "Ids of spans in execution traces", "Package exectrace, as a multiple of the same spans without it: while no execution trace is recorded, and while one is.", nil},
 	{"collector", "Three recorders", "`otelctx record`, the Collector receiver of this project and upstream's receiver at the same process.", nil},
 	{"equalstacks", "Equal stacks", "Spans whose stacks are equal, one after the other on the same thread.", nil},
 	{"other", "Publishing and reading", "", nil},

@@ -68,6 +68,7 @@ PASS
 	comments, rows, _ := strings.Cut(written.String(), "gogc,")
 	assert.Contains(t, comments, "# date: 2026-11-25\n")
 	assert.Contains(t, comments, "Fast CPU")
+	assert.Contains(t, comments, "BenchmarkService -count 1\n")
 	assert.Equal(t, `processor,ns/op,x-base,B/op,gcs/kop
 100,noop,153 µs,1.00,38319,
 100,names,1.00 ms ± 10 %,1.10 ± 5 %,40178,0

@@ -4,6 +4,7 @@
 package architecture
 
 import (
+	"go/doc"
 	"strings"
 	"sync"
 	"testing"
@@ -100,6 +101,27 @@ func TestExamplesUseThePublicAPI(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Each public package has an example, and all examples are run: they say what they print.
+func TestPublicPackagesHaveExamples(t *testing.T) {
+	examples := map[string][]*doc.Example{}
+	for _, f := range readTree(t).files {
+		if f.test {
+			examples[f.dir] = append(examples[f.dir], doc.Examples(f.ast)...)
+		}
+	}
+	for dir, all := range examples {
+		for _, example := range all {
+			assert.True(t, example.Output != "" || example.EmptyOutput, "%s: Example%s has no output", dir, example.Name)
+		}
+	}
+	for name := range linked {
+		if !strings.HasPrefix(name, "cmd/") {
+			assert.NotEmpty(t, examples[name], name)
+		}
+	}
+	assert.NotEmpty(t, examples["collector/otelctxreceiver"])
 }
 
 func TestLinked(t *testing.T) {
