@@ -228,11 +228,11 @@ func (p *SpanProcessor) newRecord(n *cells.Span, attributes *gorecord.Attributes
 	if p.names != nil {
 		p.names.Set(&names, n.Name, n.Endpoint)
 	}
-	if p.datadogLabels {
-		names.DatadogRoot = n.LocalRootSpanID
-	}
 	record := gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, attributes, &names, g.user)
 	record.SetOuter(g.record)
+	if p.datadogLabels {
+		record.AddDatadogLabels(n.LocalRootSpanID, attributes, &names)
+	}
 	if p.labels == LabelsHidden {
 		record.HideLabels()
 	}

@@ -4,7 +4,6 @@
 package gorecord
 
 import (
-	"strconv"
 	"unsafe"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
@@ -16,7 +15,7 @@ import (
 type Names struct {
 	Name, Endpoint           uint16
 	NameLabel, EndpointLabel string
-	// DatadogRoot is the id of the local root if the record also has the labels of dd-trace-go, or 0.
+	// DatadogRoot is the id of the local root if variants also have the labels of dd-trace-go, or 0.
 	DatadogRoot uint64
 }
 
@@ -42,23 +41,8 @@ const NamesOffset = unsafe.Offsetof(Record{}.name)
 
 const _ = -(unsafe.Offsetof(Record{}.endpoint) - NamesOffset ^ 2)
 
-// nameLabels is the number of labels for names, datadogLabels that of dd-trace-go's labels.
-const (
-	nameLabels    = 2
-	datadogLabels = 4
-)
-
-// appendDatadogLabels appends dd-trace-go's labels. ids are the labels of setIDLabels.
-func (n *Names) appendDatadogLabels(ids []goruntime.Label, spanID uint64) []goruntime.Label {
-	ids = append(ids,
-		goruntime.Label{Key: DatadogSpanKey, Value: strconv.FormatUint(spanID, 10)},
-		goruntime.Label{Key: DatadogTraceKey, Value: ids[1].Value},
-		goruntime.Label{Key: DatadogRootKey, Value: strconv.FormatUint(n.DatadogRoot, 10)})
-	if n.EndpointLabel != "" {
-		ids = append(ids, goruntime.Label{Key: DatadogEndpointKey, Value: n.EndpointLabel})
-	}
-	return ids
-}
+// nameLabels is the number of labels for names.
+const nameLabels = 2
 
 // appendLabels appends the labels of the names that are set.
 func (n *Names) appendLabels(to []goruntime.Label) []goruntime.Label {

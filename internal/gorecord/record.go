@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"structs"
 	"sync/atomic"
 	"unsafe"
@@ -88,12 +89,6 @@ type (
 
 		list [idLabels + nameLabels]goruntime.Label
 	}
-	// datadog has no room for attributes: with them, the list is an object of its own.
-	datadog struct {
-		Record
-
-		list [idLabels + datadogLabels + nameLabels]goruntime.Label
-	}
 	short struct {
 		Record
 
@@ -148,22 +143,17 @@ func Available(r *goruntime.Runtime) error {
 // New returns a record of a span with attributes, names and the user's labels. It does not install the
 // record. Ids are big-endian numbers. Names and then attributes become labels if the user's labels
 // leave room, and replace user labels with the same keys. New allocates once, or more often if the user
-// has labels, if there are many attributes, if there are names and more than one attribute, or with the
-// labels of dd-trace-go. Call New only if [Available] returns nil.
+// has labels, if there are many attributes, or if there are names and more than one attribute. Call New
+// only if [Available] returns nil.
 func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, n *Names, user UserLabels) (r *Record) {
 	users := labelsAt(user)
 	merge := len(users) > 0
 	switch {
-	case a == nil && n.DatadogRoot|uint64(n.Name|n.Endpoint) == 0:
+	case a == nil && n.Name|n.Endpoint == 0:
 		object := new(bare)
 		r = &object.Record
 		r.setIDLabels(object.list[:])
 		r.labels.List = object.list[:]
-	case n.DatadogRoot != 0 && a == nil:
-		object := new(datadog)
-		r = &object.Record
-		r.setIDLabels(object.list[:])
-		r.labels.List = n.appendLabels(n.appendDatadogLabels(object.list[:idLabels], spanID))
 	case a == nil && n.Name != 0 && n.Endpoint != 0:
 		object := new(named)
 		r = &object.Record
@@ -175,7 +165,6 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 		object := new(short)
 		r = &object.Record
 		r.setIDLabels(object.list[:])
-		merge = merge || n.DatadogRoot != 0
 		if r.labels.List = n.appendLabels(object.list[:idLabels]); a != nil {
 			// Copying the whole array is faster than copying the exact size.
 			object.attributes = [shortAttributes]byte(a.encoded[:shortAttributes])
@@ -188,7 +177,7 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 		merge = true
 	}
 	if merge {
-		r.labels.List = r.merge(users, a, n, spanID)
+		r.labels.List = r.merge(users, a, n, nil)
 	}
 	r.user, r.name, r.endpoint = user, n.Name, n.Endpoint
 	binary.BigEndian.PutUint64(r.traceID[:8], traceIDHigh)
@@ -197,6 +186,22 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 	r.putText()
 	r.state = stateValid | uint32(traceFlags)<<stateFlagsShift | uint32(len(a.Encoded()))<<stateSizeShift
 	return r
+}
+
+// AddDatadogLabels adds the labels of dd-trace-go, as many as fit, to a record that [New] has returned for
+// the same attributes and names. root is the id of the local root. Call it before Install.
+//
+//go:noinline
+func (r *Record) AddDatadogLabels(root uint64, a *Attributes, n *Names) {
+	labels := []goruntime.Label{
+		{Key: DatadogSpanKey, Value: strconv.FormatUint(binary.BigEndian.Uint64(r.spanID[:]), 10)},
+		{Key: DatadogTraceKey, Value: unsafe.String(&r.text[0], 32)},
+		{Key: DatadogRootKey, Value: strconv.FormatUint(root, 10)},
+	}
+	if n.EndpointLabel != "" {
+		labels = append(labels, goruntime.Label{Key: DatadogEndpointKey, Value: n.EndpointLabel})
+	}
+	r.labels.List = r.merge(labelsAt(r.user), a, n, labels)
 }
 
 // SetOuter sets the record that the goroutine returns to when it ends the span, or nil. Call it before
@@ -219,22 +224,22 @@ func (r *Record) setIDLabels(list []goruntime.Label) {
 	list[1] = goruntime.Label{Key: traceIDKey, Value: unsafe.String(&r.text[0], 32)}
 }
 
-// merge returns the user's labels and our labels: the ids, and as many of dd-trace-go's labels, names and attributes as fit.
+// merge returns the user's labels and our labels: the ids, and as many of the others, names and attributes as fit.
 // Profilers read at most ten labels. Our labels come last, so that HideLabels can cut them off, unless
 // the user's labels leave no room for the ids: then ours come first. Our labels replace user labels
 // with the same keys.
-func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names, spanID uint64) []goruntime.Label {
+func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names, others []goruntime.Label) []goruntime.Label {
 	ours := make([]goruntime.Label, idLabels, maxLabels)
 	r.setIDLabels(ours)
 	room := maxLabels - idLabels - len(users)
-	if n.DatadogRoot != 0 {
-		ours = n.appendDatadogLabels(ours, spanID)
-	}
-	ours = n.appendLabels(ours)
+	ours = n.appendLabels(append(ours, others...))
 	if a != nil {
 		ours = append(ours, a.labels...)
 	}
 	ours = ours[:min(len(ours), idLabels+max(room, 0))]
+	if len(users) == 0 {
+		return ours
+	}
 	kept := make([]goruntime.Label, 0, len(users)+len(ours))
 	for _, l := range users {
 		if !slices.ContainsFunc(ours, func(our goruntime.Label) bool { return our.Key == l.Key }) {
@@ -417,6 +422,9 @@ func (r *Record) copy(a *Attributes, n *Names, user UserLabels, outer *Record) *
 	id := binary.BigEndian
 	state := atomic.LoadUint32(&r.state)
 	c := New(id.Uint64(r.traceID[:8]), id.Uint64(r.traceID[8:]), id.Uint64(r.spanID[:]), uint8(state>>stateFlagsShift), a, n, user)
+	if n.DatadogRoot != 0 {
+		c.AddDatadogLabels(n.DatadogRoot, a, n)
+	}
 	c.SetCell(r.ref, &r.ancestors, r.outsider)
 	c.SetOuter(outer)
 	c.state &= ^uint32(stateValid) | state
