@@ -1,4 +1,5 @@
-# Every target works on a clean clone: go.sum pins the modules, and internal/tools the tools. What only CI runs is in .ci.
+# Every target works on a clean clone: go.sum pins the modules, and internal/tools pins the tools.
+# Checks that only CI runs are in .ci.
 
 GO ?= go
 BIN := bin
@@ -17,11 +18,12 @@ build: ## Build the command line tool and the example into bin/.
 demo: build ## Run a traced service and show what a profiler sees of it.
 	$(BIN)/quickstart -otelctx $(BIN)/otelctx -profile $(BIN)/quickstart.pb.gz
 
-# The linters vet, and nothing reads the debug information of tests. Many tests wait for other processes, so more packages
-# run at a time than there are processors. The timeout is for hanging tests on a busy machine.
+# Vetting is left to the linters, and tests need no debug information. Many tests wait for other
+# processes, so more packages run in parallel than there are processors. The timeout only ends tests
+# that hang on a busy machine.
 TEST := $(GO) test -vet=off -ldflags=-w -p 4 -timeout 60m
 
-# Packages that take long to compile. make test-all runs their tests, or make interop.
+# Packages that take long to compile. Only make test-all or make interop runs their tests.
 SLOW := collector example/nocode benchmarks/wild internal/interop/(backends|collector|deploy|ecosystem|otlp)
 
 .PHONY: test
@@ -51,14 +53,15 @@ lint: $(BIN)/golangci-lint ## Run the linters on all modules, or on MODULES=...
 fmt: $(BIN)/golangci-lint ## Format the code and tidy the go.mod files.
 	@set -e; for m in $(MODULES) internal/tools; do echo "== $$m"; (cd $$m && $(CURDIR)/$(BIN)/golangci-lint fmt ./... && $(GO) mod tidy); done
 
-# The objects are committed: another clang makes objects that serve as well but differ.
+# The objects are committed. Another version of clang produces different, equally valid objects.
 .PHONY: generate
 generate: ## Compile the BPF program: needs clang 14, llvm and libbpf-dev of Debian 12.
 	@clang --version | grep -q 'version 14\.' && command -v llvm-strip >/dev/null && [ -e /usr/include/bpf/bpf_helpers.h ] || \
 		{ echo "generate: install clang, llvm and libbpf-dev of Debian 12" >&2; exit 1; }
 	cd cmd/otelctx && $(GO) generate ./...
 
-# The recorder's benchmark needs a PID namespace, because it would record the machine's other processes too.
+# The recorder's benchmark needs a PID namespace, or it would record the machine's other processes
+# too.
 .PHONY: bench
 bench: ## Run the benchmarks, or for minutes one of WHAT=service, accuracy, soak or recorder (as root).
 	@cd benchmarks; set -x; case "$(WHAT)" in \

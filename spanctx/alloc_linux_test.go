@@ -46,7 +46,7 @@ func TestAllocations(t *testing.T) {
 		"goroutine table": {[]Option{WithGoroutineRecord(false), WithThreadSlots(false), WithGoroutineTable(true)}, 0},
 		"no record":       {everything(WithGoroutineRecord(false)), 0},
 		"layout 1":        {[]Option{WithGoroutineRecord(false), WithDatadogLayout()}, 0},
-		"one slot":        {everything(WithGoroutineRecord(false), WithCapacity(1)), 0},
+		"one slot":        {everything(WithGoroutineRecord(false), WithSlotCapacity(1)), 0},
 		"record":          {[]Option{WithThreadSlots(false)}, 1},
 		"default":         {nil, 1},
 		"everything":      {everything(), 1},

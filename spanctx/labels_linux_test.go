@@ -53,10 +53,10 @@ func TestLabels(t *testing.T) {
 		// profiled is for a span that ends while the process takes a CPU profile of itself.
 		profiled bool
 	}{
-		"until the end": {LabelsUntilEnd, true, raceEnabled, true},
+		"until the end": {LabelsAuto, true, raceEnabled, true},
 		"withdrawn":     {LabelsWithdrawn, true, false, false},
 		"kept":          {LabelsKept, true, true, true},
-		"hidden":        {LabelsHidden, false, false, false},
+		"none":          {LabelsNone, false, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, WithLabels(tt.labels))
@@ -111,7 +111,7 @@ func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
 // Goroutines with equal stacks are one sample of a goroutine profile. Labels make them as many
 // as there are spans, unless they are hidden.
 func TestGoroutineProfileWithoutLabels(t *testing.T) {
-	for labels, samples := range map[Labels]int{LabelsUntilEnd: 100, LabelsHidden: 1} {
+	for labels, samples := range map[Labels]int{LabelsAuto: 100, LabelsNone: 1} {
 		s := serve(t, WithLabels(labels))
 		started, end := make(chan trace.Span), make(chan struct{})
 		for range 100 {

@@ -44,7 +44,7 @@ type goroutine struct {
 }
 
 // locate fills g with the state of the calling goroutine, as it last published or inherited it. The
-// span at that position may have ended.
+// span that it finds may have ended.
 func (p *SpanProcessor) locate(g *goroutine) {
 	g.Self = p.runtime.Goroutine()
 	var known bool
@@ -233,7 +233,7 @@ func (p *SpanProcessor) newRecord(n *cells.Span, attributes *gorecord.Attributes
 	if p.datadogLabels {
 		record.AddDatadogLabels(n.LocalRootSpanID, attributes, &names)
 	}
-	if p.labels == LabelsHidden {
+	if p.labels == LabelsNone {
 		record.HideLabels()
 	}
 	return record
@@ -324,7 +324,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	}
 	if base := p.data.record(ref); base != nil {
 		// running may make a system call: ask only if the answer matters.
-		base.End(p.withdrawsLabels(p.labels == LabelsUntilEnd && !raceEnabled && p.profile.running(end)))
+		base.End(p.withdrawsLabels(p.labels == LabelsAuto && !raceEnabled && p.profile.running(end)))
 	}
 	if !inSpan {
 		// A thread's slot still names the span. Unless the cell's thread id is cleared, readers
@@ -354,7 +354,7 @@ func (p *SpanProcessor) leaveEnded(g *goroutine) {
 // withdrawsLabels reports whether to withdraw the labels of an ended span, given whether the process takes
 // a CPU profile of itself.
 func (p *SpanProcessor) withdrawsLabels(profiled bool) bool {
-	return p.labels == LabelsWithdrawn || p.labels == LabelsUntilEnd && !raceEnabled && !profiled
+	return p.labels == LabelsWithdrawn || p.labels == LabelsAuto && !raceEnabled && !profiled
 }
 
 // evict ends a live span and its records, to make room or at Shutdown. It reports false if another

@@ -45,7 +45,7 @@ func serveUniversal(parent *childproc.Parent) {
 	_, err := fmt.Sscan(line, &workers, &blocks, &refreshes)
 	parent.Must(err)
 	runtime.GOMAXPROCS(4)
-	i, err := universalprofiling.New(universalprofiling.WithEnabled(universalprofiling.Enabled))
+	i, err := universalprofiling.New(universalprofiling.WithMode(universalprofiling.Enabled))
 	if errors.Is(err, errors.ErrUnsupported) {
 		parent.Send("unsupported: %v", err)
 		return

@@ -262,7 +262,7 @@ func run(parent *childproc.Parent) {
 	sc := scenarios[number]
 	options := publications[carriers].options
 	if sc.capacity != 0 {
-		options = append(options, spanctx.WithCapacity(sc.capacity))
+		options = append(options, spanctx.WithSlotCapacity(sc.capacity))
 	}
 	p, err := spanctx.NewSpanProcessor(options...)
 	if errors.Is(err, errors.ErrUnsupported) {

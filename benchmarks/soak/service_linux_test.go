@@ -144,7 +144,7 @@ func newService(o order) (*service, error) {
 		return nil, err
 	}
 	s.integration, err = universalprofiling.New(
-		universalprofiling.WithEnabled(universalprofiling.Enabled), universalprofiling.WithSocketDir(o.Directory),
+		universalprofiling.WithMode(universalprofiling.Enabled), universalprofiling.WithSocketDir(o.Directory),
 		universalprofiling.WithResource(generation(0)),
 	)
 	if errors.Is(err, errors.ErrUnsupported) {
@@ -158,7 +158,7 @@ func newService(o order) (*service, error) {
 		resourcepublisher.WithResource(generation(0)),
 		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
 		spanctx.WithPublishing(
-			spanctx.WithGoroutineTable(true), spanctx.WithAttributeKeys(laneKey), spanctx.WithCapacity(o.Capacity),
+			spanctx.WithGoroutineTable(true), spanctx.WithAttributeKeys(laneKey), spanctx.WithSlotCapacity(o.Capacity),
 		),
 		sdktrace.WithSpanProcessor(s.integration),
 		sdktrace.WithBatcher(s.integration.NewExporter(s.exporter)),

@@ -407,12 +407,15 @@ func (b *board) record(pid int, args []string) (stopFunc, error) {
 		if err := errors.Join(cmd.Process.Signal(syscall.SIGINT), cmd.Wait()); err != nil {
 			return nil, fmt.Errorf("%w: %s", err, &stderr)
 		}
-		var said struct{ Samples, Lost, Cut int }
+		var said struct {
+			Samples, Lost int
+			LeafOnly      int `json:"leaf_only"`
+		}
 		if err := json.Unmarshal(stdout.Bytes(), &said); err != nil {
 			return nil, err
 		}
-		if said.Lost > 0 || said.Cut > 0 {
-			_, _ = fmt.Fprintf(os.Stderr, "of %d samples %d were lost, and %d have no stack\n", said.Samples, said.Lost, said.Cut)
+		if said.Lost > 0 || said.LeafOnly > 0 {
+			_, _ = fmt.Fprintf(os.Stderr, "of %d samples %d were lost, and %d have no stack\n", said.Samples, said.Lost, said.LeafOnly)
 		}
 		return cmd.ProcessState, nil
 	}, nil

@@ -39,7 +39,7 @@ var publications = map[string][]spanctx.Option{
 	"thread_slots":    {spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false)},
 	"goroutine_table": {spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false)},
 	"record":          {spanctx.WithThreadSlots(false), spanctx.WithGoroutineTable(false)},
-	"small":           {spanctx.WithCapacity(64)}, // fewer slots than goroutines
+	"small":           {spanctx.WithSlotCapacity(64)}, // fewer slots than goroutines
 }
 
 // newService starts the service, outside of all spans.

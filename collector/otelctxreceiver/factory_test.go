@@ -17,7 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// metadata.yaml describes the component, and nothing but this test compares the two.
+// metadata.yaml describes the component; only this test compares the two.
 func TestMetadata(t *testing.T) {
 	text, err := os.ReadFile("metadata.yaml")
 	require.NoError(t, err)

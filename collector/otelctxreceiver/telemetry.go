@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// telemetry counts what the receiver does, by the metrics that metadata.yaml describes.
+// telemetry records the metrics that metadata.yaml describes.
 type telemetry struct {
 	linked, unlinked, contextsRead, contextErrors metric.Int64Counter
 }

@@ -440,7 +440,7 @@ func labelsAt(user UserLabels) []goruntime.Label {
 		return nil
 	}
 	// Sound: the runtime's own label maps have this layout, or Available would have
-	// said so, and nobody changes them.
+	// said so, and they are immutable.
 	return (*goruntime.LabelMap)(user).List
 }
 
