@@ -27,7 +27,7 @@ import (
 //	~c     refresh with the context of c
 //	%      replace all labels, as pprof.SetGoroutineLabels does
 //	#      Do something else with labels
-//	>2     start goroutine 2, which inherits; other goroutines inherit nothing
+//	>2     start goroutine 2, which inherits; >2<c by Go with the context of c; other goroutines inherit nothing
 //	*c     evict span c, as another goroutine's Start does
 //	=c/r   it is in span c, whose local root is r: c itself if left out, 0 if unknown; = alone is no span
 type steps struct {
@@ -117,7 +117,15 @@ func (r *steps) step(a *actor, what, name, how, parent string) {
 				assert.Equal(r.t, before, r.current(r.t), "in Do")
 			})
 		case ">":
-			r.actors[name] = newActor(func(start func()) { start() })
+			started := newActor(func(start func()) {
+				if how == "" {
+					start()
+				}
+			})
+			if how != "" {
+				Go(r.ctxs[parent], func(context.Context) { started.loop() })
+			}
+			r.actors[name] = started
 		case "*":
 			assert.True(r.t, r.p.evict(r.p.find(r.ctxs[name])))
 		}
@@ -181,6 +189,7 @@ func TestSteps(t *testing.T) {
 
 		"attach":                          "2+a @a=a @a=a !=a != @= !=",
 		"attach in a span":                "2+a +b=b @a=a !=b -b= @a +c<a=c/a -c=a !=",
+		"Go":                              "2+a +o >3<a 3=a 3+b<a=b/a 3-b=a 2-a 3= 1=o -o=",
 		"attach nothing":                  "+a @= +b=b -b= !=a -a=",
 		"attach one that is over":         "+a +b<a -b @b= !=a -a= @a= !=",
 		"attach an identity":              "2+a ?a= !=",
