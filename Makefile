@@ -1,4 +1,5 @@
-# Every target works on a clean clone: go.sum pins the modules, and internal/tools the tools. What only CI runs is in .ci.
+# Every target works on a clean clone: go.sum pins the modules, and internal/tools pins the tools.
+# Checks that only CI runs are in .ci.
 
 GO ?= go
 BIN := bin
@@ -17,11 +18,12 @@ build: ## Build the command line tool and the example into bin/.
 demo: build ## Run a traced service and show what a profiler sees of it.
 	$(BIN)/quickstart -otelctx $(BIN)/otelctx -profile $(BIN)/quickstart.pb.gz
 
-# The linters vet, and nothing reads the debug information of tests. Many tests wait for other processes, so more packages
-# run at a time than there are processors. The timeout is for hanging tests on a busy machine.
+# Vetting is left to the linters, and tests need no debug information. Many tests wait for other
+# processes, so more packages run in parallel than there are processors. The timeout only ends tests
+# that hang on a busy machine.
 TEST := $(GO) test -vet=off -ldflags=-w -p 4 -timeout 60m
 
-# Packages that take long to compile. make test-all runs their tests, or make interop.
+# Packages that take long to compile. Only make test-all or make interop runs their tests.
 SLOW := collector example/nocode benchmarks/wild internal/interop/(backends|collector|deploy|ecosystem|otlp)
 
 .PHONY: test
@@ -51,27 +53,29 @@ lint: $(BIN)/golangci-lint ## Run the linters on all modules, or on MODULES=...
 fmt: $(BIN)/golangci-lint ## Format the code and tidy the go.mod files.
 	@set -e; for m in $(MODULES) internal/tools; do echo "== $$m"; (cd $$m && $(CURDIR)/$(BIN)/golangci-lint fmt ./... && $(GO) mod tidy); done
 
-# The objects are committed: another clang makes objects that serve as well but differ.
+# The objects are committed. Another version of clang produces different, equally valid objects.
 .PHONY: generate
 generate: ## Compile the BPF program: needs clang 14, llvm and libbpf-dev of Debian 12.
 	@clang --version | grep -q 'version 14\.' && command -v llvm-strip >/dev/null && [ -e /usr/include/bpf/bpf_helpers.h ] || \
 		{ echo "generate: install clang, llvm and libbpf-dev of Debian 12" >&2; exit 1; }
 	cd cmd/otelctx && $(GO) generate ./...
 
-# The recorder's benchmark needs a PID namespace, because it would record the machine's other processes too.
+# The recorder's benchmark needs a PID namespace, or it would record the machine's other processes
+# too.
 .PHONY: bench
-bench: ## Run the benchmarks, or for minutes one of WHAT=accuracy, soak or recorder (as root).
+bench: ## Run the benchmarks, or for minutes one of WHAT=service, soak or recorder (as root).
 	@cd benchmarks; set -x; case "$(WHAT)" in \
 	"") $(GO) test -run '^$$' -bench . -benchmem $$($(GO) list ./... | grep -v /wild) ;; \
-	accuracy) $(GO) test ./accuracy -count 1 -v -full -samples 5000 -rounds 20 -window 1s -long 30s -timeout 60m ;; \
-	soak) $(GO) test ./soak -count 1 -v -run '^TestSoak$$' -soak $${SOAK_TIME:-10m} -timeout 0 ;; \
+	service) $(GO) test -run '^$$' -bench '^BenchmarkService$$' -benchtime $${ROUNDS:-60}x -count 3 -timeout 0 . | tee /dev/stderr | \
+		$(GO) run ./results -bench >results/service.csv && $(GO) run ./results ;; \
+	soak) $(GO) test ./soak -count 1 -v -run "^TestSoak$$" -soak $${SOAK_TIME:-10m} -csv ../results/soak.csv -timeout 0 && $(GO) run ./results ;; \
 	recorder) unshare --pid --fork --mount-proc --kill-child $(GO) test ./recorder -count 1 -v -measure -timeout 0 ;; \
 	*) exit 1 ;; esac
 
 .PHONY: wild
-wild: build ## As root, measure what profilers see of services with real libraries: the scoreboard. WILD= has arguments of wild score.
+wild: build ## As root, measure what profilers see of services with real libraries: the scoreboard, or what WILD= says.
 	cd benchmarks && $(GO) build -o ../$(BIN)/ ./wild
-	$(BIN)/wild score -otelctx $(BIN)/otelctx $(patsubst %,-otelcol %,$(wildcard $(BIN)/otelcol-otelctx)) -o docs/wild.md -csv benchmarks/results/wild.csv $(WILD)
+	$(BIN)/wild score -otelctx $(BIN)/otelctx $(patsubst %,-otelcol %,$(wildcard $(BIN)/otelcol-otelctx)) $(or $(WILD),-csv benchmarks/results/wild.csv)
 	cd benchmarks && $(GO) run ./results
 
 .PHONY: interop

@@ -11,18 +11,16 @@ import (
 	"time"
 )
 
-// alternate measures a candidate beside its baseline. It runs the two in turns, in
-// batches of up to batch operations, b.N operations of each in all. So what else the
-// machine does meanwhile falls on both. It reports of the candidate what benchmarks
-// report, the time being the median of the batches, and:
+// alternate compares a candidate with its baseline. It runs the two in turns, in batches of up to
+// batch operations, b.N operations of each in total, so that other load on the machine affects
+// both. It reports the candidate's usual benchmark results, with the median of the batches as the
+// time, and:
 //
-//   - cpu-ns/op, the processor time of all threads, the garbage collector's included:
-//     steadier than the time on a machine that is busy with other things;
-//   - x-base, how many times the baseline's processor time that is: the median of
-//     the rounds.
+//   - cpu-ns/op, the CPU time of all threads including the garbage collector, which is steadier than wall time on a busy machine;
+//   - x-base, the ratio to the baseline's CPU time: the median of the rounds.
 //
-// A batch should take about a millisecond: the kernel's clocks are good for that, and
-// others have little time to get in between.
+// A batch should take about a millisecond: long enough for the kernel's clocks, and short enough to
+// be rarely interrupted.
 func alternate(b *testing.B, batch int, baseline, candidate func(n int)) {
 	b.Helper()
 	defer runtime.KeepAlive(ballast)
@@ -32,7 +30,7 @@ func alternate(b *testing.B, batch int, baseline, candidate func(n int)) {
 		f(n)
 		return float64(time.Since(w)) / float64(n), float64(cpuTime()-c) / float64(n)
 	}
-	baseline(min(batch, b.N)) // to warm up
+	baseline(min(batch, b.N)) // warms up
 	allocs, bytes := allocated(min(batch, b.N), candidate)
 	b.ResetTimer()
 	for done := 0; done < b.N; done += batch {
@@ -53,14 +51,14 @@ func alternate(b *testing.B, batch int, baseline, candidate func(n int)) {
 	b.ReportAllocs()
 	b.ReportMetric(median(walls), "ns/op")
 	b.ReportMetric(median(cpus), "cpu-ns/op")
-	if len(ratios) > 0 { // none if the clock of the processor time did not move
+	if len(ratios) > 0 { // empty if the CPU clock did not advance
 		b.ReportMetric(median(ratios), "x-base")
 	}
 	b.ReportMetric(allocs, "allocs/op")
 	b.ReportMetric(bytes, "B/op")
 }
 
-// allocated returns what an operation allocates.
+// allocated returns the allocations and bytes allocated per operation.
 func allocated(n int, f func(int)) (allocs, bytes float64) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -78,9 +76,8 @@ func median(v []float64) float64 {
 	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
-// ballast is as much memory as a small service has in use. Without it the garbage
-// collector would run every 4 MB, and less often the more memory a candidate needs
-// for itself.
+// ballast is as much memory as a small service uses. Without it the garbage collector would run
+// every 4 MB, and less often the more memory a candidate itself needs.
 var ballast = make([]byte, 64<<20)
 
 func TestMedian(t *testing.T) {

@@ -9,6 +9,5 @@ import "time"
 
 var started = time.Now()
 
-// cpuTime returns the time since the process was started: the processor time is not
-// known here.
+// cpuTime returns the time since the process started, because CPU time is unavailable here.
 func cpuTime() time.Duration { return time.Since(started) }

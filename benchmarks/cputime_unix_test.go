@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// cpuTime returns the processor time that this process has used so far.
+// cpuTime returns the CPU time that this process has used so far.
 func cpuTime() time.Duration {
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {

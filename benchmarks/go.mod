@@ -3,7 +3,6 @@ module github.com/otelctx/otelctx/benchmarks
 go 1.26.0
 
 require (
-	github.com/cilium/ebpf v0.22.0
 	github.com/google/pprof v0.0.0-20261016150608-1facf8f91b50
 	github.com/grafana/otel-profiling-go v0.7.0
 	github.com/otelctx/otelctx v0.0.0
@@ -19,7 +18,6 @@ require (
 	go.opentelemetry.io/otel/trace v1.47.0
 	go.opentelemetry.io/proto/otlp v1.11.1
 	go.opentelemetry.io/proto/otlp/processcontext/v1development v0.4.0
-	go.opentelemetry.io/proto/otlp/profiles/v1development v0.4.0
 	google.golang.org/protobuf v1.36.12
 )
 
@@ -31,6 +29,7 @@ require (
 	github.com/bytedance/gopkg v0.1.3 // indirect
 	github.com/bytedance/sonic v1.15.0 // indirect
 	github.com/bytedance/sonic/loader v0.5.0 // indirect
+	github.com/cilium/ebpf v0.22.0 // indirect
 	github.com/cloudwego/base64x v0.1.6 // indirect
 	github.com/gabriel-vasile/mimetype v1.4.12 // indirect
 	github.com/gin-contrib/sse v1.1.0 // indirect

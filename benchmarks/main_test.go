@@ -18,13 +18,13 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// rolePublisher is a child process that publishes the typical resource until the
-// benchmark is over.
+// rolePublisher is a child process that publishes the typical resource until the benchmark ends.
 const rolePublisher = "publisher"
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
 		roleService: serveHTTP,
+		roleDatadog: setDatadogLabels,
 		rolePublisher: func(parent *childproc.Parent) {
 			pub, err := resourcepublisher.NewPublisher(typicalResource())
 			parent.Must(err)
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// typicalResource is what a service in a cluster has: 12 attributes.
+// typicalResource is the resource of a typical service in a cluster: 12 attributes.
 func typicalResource() *resource.Resource {
 	return resource.NewSchemaless(typicalAttributes()...)
 }
@@ -57,7 +57,7 @@ func typicalAttributes() []attribute.KeyValue {
 	}
 }
 
-// largeResource is the typical one with a command line that makes it 60 KB.
+// largeResource is the typical resource plus a command line that makes it 60 KB.
 func largeResource() *resource.Resource {
 	args := make([]string, 590)
 	for i := range args {
@@ -78,7 +78,7 @@ func newPublisher(tb testing.TB, r *resource.Resource) *resourcepublisher.Publis
 	return pub
 }
 
-// noResult skips a benchmark and says so. Package testing would print nothing without -v.
+// noResult skips a benchmark and prints the reason, which package testing omits without -v.
 func noResult(tb testing.TB, reason any) {
 	tb.Helper()
 	_, _ = fmt.Printf("%s: no result: %v\n", tb.Name(), reason)

@@ -26,7 +26,7 @@ var payloads = []struct {
 	{"60KB", largeResource()},
 }
 
-// BenchmarkPublish publishes and withdraws.
+// BenchmarkPublish publishes and unpublishes.
 func BenchmarkPublish(b *testing.B) {
 	for _, p := range payloads {
 		b.Run("payload="+p.name, func(b *testing.B) {
@@ -44,7 +44,7 @@ func BenchmarkPublish(b *testing.B) {
 	}
 }
 
-// BenchmarkUpdate replaces what is published.
+// BenchmarkUpdate replaces the published resource.
 func BenchmarkUpdate(b *testing.B) {
 	for _, p := range payloads {
 		b.Run("payload="+p.name, func(b *testing.B) {
@@ -59,9 +59,9 @@ func BenchmarkUpdate(b *testing.B) {
 	}
 }
 
-// BenchmarkRead reads the typical resource from another process. op=read reads all of
-// it, and op=unchanged only learns that it is the same as before. op=first includes the
-// search for it in the process's mappings.
+// BenchmarkRead reads the typical resource from another process. op=read reads all of it,
+// op=unchanged only checks that it has not changed, and op=first also searches the process's
+// mappings for it.
 func BenchmarkRead(b *testing.B) {
 	child := childproc.Start(b, rolePublisher, nil)
 	child.Expect("published")
@@ -93,14 +93,14 @@ func BenchmarkRead(b *testing.B) {
 		{"op=unchanged/reader=otelctx", func() error {
 			changed, err := ours.Changed(pc.PublishedAtNS)
 			if changed {
-				return errors.New("it has not changed")
+				return errors.New("unexpected change")
 			}
 			return err
 		}},
 		{"op=unchanged/reader=ebpf-profiler", func() error {
-			//nolint:errorlint // this is the very error, and the comparison is not what is measured
+			//nolint:errorlint // the error is not wrapped, and errors.Is would be measured too
 			if _, err := processcontext.Read(address, memory, pc.PublishedAtNS, 0); err != processcontext.ErrNoUpdate {
-				return errors.Join(errors.New("it has not changed"), err)
+				return errors.Join(errors.New("unexpected change"), err)
 			}
 			return nil
 		}},

@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// three are the attributes that a context has, or that are given by hand.
+// three are the attributes that a context has, or that are passed explicitly.
 var three = []attribute.KeyValue{
 	attribute.String("http.app", "shop"), attribute.String("tenant.class", "gold"), attribute.Int("shard", 7),
 }
@@ -32,17 +32,17 @@ var own = []attribute.KeyValue{
 	attribute.Int("http.response.status_code", 200), attribute.Bool("cached", true),
 }
 
-// layer is the key of a value that a context has besides.
+// layer is the key of another value in a context.
 type layer int
 
-// owns are how many attributes of their own things have.
+// owns are the numbers of a span's, record's or measurement's own attributes.
 var owns = []struct {
 	own  string
 	list []attribute.KeyValue
 }{{"0", nil}, {"4", own}}
 
-// requestContexts returns a context of six layers, as a handler has it, without scoped
-// attributes, and another one with three. They were set outside of half of the layers.
+// requestContexts returns two contexts with six layers, as in a handler: without scoped attributes,
+// and with three of them, set below half of the layers.
 func requestContexts(ctx context.Context) (bare, scoped context.Context) {
 	scoped = ctx
 	for i := range layer(6) {
@@ -54,13 +54,13 @@ func requestContexts(ctx context.Context) (bare, scoped context.Context) {
 	return ctx, scoped
 }
 
-// beside measures do beside the bare SDK. It is called with the bare or the scoped
-// instrument, a context, and attributes for it to give by hand.
+// beside compares do with the bare SDK. do receives the bare or the scoped instrument, a context,
+// and whether to pass the three attributes explicitly.
 //
-//   - attributes=bare: the bare SDK beside itself, without attributes besides its own;
-//   - attributes=none: scopedattr beside that, none being set;
-//   - attributes=hand: the bare SDK that is given three by hand, beside that;
-//   - attributes=context: three are set on the context, beside those given by hand.
+//   - attributes=bare: the bare SDK compared with itself, with only its own attributes;
+//   - attributes=none: scopedattr without attributes, compared with the bare SDK;
+//   - attributes=hand: the bare SDK with three explicit attributes, compared with none;
+//   - attributes=context: three attributes set on the context, compared with explicit ones.
 func beside[T any](b *testing.B, bare, scoped T, do func(ctx context.Context, with T, hand bool, n int)) {
 	b.Helper()
 	without, ctx := requestContexts(b.Context())
@@ -105,7 +105,7 @@ func BenchmarkScopedSpan(b *testing.B) {
 	}
 }
 
-// BenchmarkScopedLog makes and emits records.
+// BenchmarkScopedLog creates and emits records.
 func BenchmarkScopedLog(b *testing.B) {
 	for _, o := range owns {
 		b.Run("own="+o.own, func(b *testing.B) {
@@ -126,9 +126,9 @@ func BenchmarkScopedLog(b *testing.B) {
 	}
 }
 
-// BenchmarkScopedMeasurement measures with each instrument. By hand, and as the
-// measurement's own, it is given a set that is made once (set=ready), or attributes
-// each time (set=made).
+// BenchmarkScopedMeasurement measures with each instrument. Explicit attributes and the
+// measurement's own are either a set created once (set=ready) or attributes created each time
+// (set=made).
 func BenchmarkScopedMeasurement(b *testing.B) {
 	both := func(own []attribute.KeyValue, hand bool) []attribute.KeyValue {
 		if hand {
@@ -144,7 +144,7 @@ func BenchmarkScopedMeasurement(b *testing.B) {
 		for _, o := range owns {
 			for _, set := range []string{"ready", "made"} {
 				if set == "made" && kind != "int64counter" && kind != "float64histogram" {
-					continue // as these two
+					continue // measured by these two already
 				}
 				b.Run("instrument="+kind+"/own="+o.own+"/set="+set, func(b *testing.B) {
 					mp, _ := oteltest.MeterProvider(b)
@@ -171,8 +171,7 @@ func BenchmarkScopedMeasurement(b *testing.B) {
 	}
 }
 
-// BenchmarkContextWithAttributes sets three attributes on a context: where it has none,
-// and where it has three others.
+// BenchmarkContextWithAttributes sets three attributes on a context that has none, or three others.
 func BenchmarkContextWithAttributes(b *testing.B) {
 	for _, have := range []string{"0", "3"} {
 		b.Run("have="+have, func(b *testing.B) {

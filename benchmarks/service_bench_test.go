@@ -34,7 +34,7 @@ import (
 
 // service is a configuration of the HTTP service.
 type service struct {
-	// baseline is the configuration that it is compared with.
+	// baseline is the configuration to compare with.
 	processor, baseline string
 	provider            func() (trace.TracerProvider, error)
 }
@@ -50,8 +50,8 @@ var services = []service{
 	{"grafana", "noop", func() (trace.TracerProvider, error) {
 		return otelpyroscope.NewTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(noop))), nil
 	}},
-	// dd-trace-go has a tracer of its own behind OpenTelemetry's API. So its labels are
-	// compared with the same tracer without labels.
+	// dd-trace-go has its own tracer behind OpenTelemetry's API, so its labels are compared with
+	// the same tracer without labels.
 	{"datadog-unlabelled", "datadog-unlabelled", byDatadog(false)},
 	{"datadog", "datadog-unlabelled", byDatadog(true)},
 }
@@ -80,12 +80,12 @@ func byDatadog(labels bool) func() (trace.TracerProvider, error) {
 	}
 }
 
-// silence is a logger of dd-trace-go's that drops what it gets.
+// silence is a dd-trace-go logger that discards everything.
 type silence struct{}
 
 func (silence) Log(string) {}
 
-// agent is a transport that takes what dd-trace-go sends, as an agent does.
+// agent is a transport that accepts what dd-trace-go sends, as an agent does.
 type agent struct{}
 
 func (agent) RoundTrip(request *http.Request) (*http.Response, error) {
@@ -96,22 +96,22 @@ func (agent) RoundTrip(request *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: http.NoBody, Request: request}, nil
 }
 
-// roleService is a child process with an HTTP service, its backend and its users.
+// roleService is a child process with an HTTP service, its backend and its clients.
 const roleService = "service"
 
-// clients is how many users the service has at a time.
+// clients is the number of concurrent clients.
 const clients = 4
 
-// burst is how many requests are measured at a time.
+// burst is the number of requests per measurement.
 const burst = 400
 
-// usage is what a burst has used. Times are in nanoseconds.
+// usage is the resource usage of a burst. Times are in nanoseconds.
 type usage struct {
 	Wall, CPU, Median, P99, Allocs, Bytes, Collections float64
 }
 
-// serveHTTP is the child's part: its parent sends the configuration and the value of GOGC,
-// and then a line for each burst.
+// serveHTTP is the child's role: the parent sends the configuration and the value of GOGC, and then
+// a line for each burst.
 func serveHTTP(parent *childproc.Parent) {
 	line, _ := parent.Receive()
 	var (
@@ -121,7 +121,7 @@ func serveHTTP(parent *childproc.Parent) {
 	_, err := fmt.Sscan(line, &processor, &gogc)
 	parent.Must(err)
 	debug.SetGCPercent(gogc)
-	ballast = nil // collections are part of what is measured
+	ballast = nil // garbage collections are measured too
 	runtime.GC()
 	i := slices.IndexFunc(services, func(s service) bool { return s.processor == processor })
 	provider, err := services[i].provider()
@@ -142,9 +142,9 @@ func serveHTTP(parent *childproc.Parent) {
 	}
 }
 
-// shop starts a service with a backend, and returns its address. A request has six spans:
-// the server's, two children, the client's and the server's of the call to the backend, and
-// a third child for the answer.
+// shop starts a service with a backend and returns its address. A request has six spans: the
+// server's, two children, the client's and the server's for the call to the backend, and a third
+// child for the answer.
 func shop(provider trace.TracerProvider) string {
 	tracer := provider.Tracer("benchmarks")
 	opts := []otelhttp.Option{otelhttp.WithTracerProvider(provider), otelhttp.WithPropagators(propagation.TraceContext{})}
@@ -183,7 +183,7 @@ func shop(provider trace.TracerProvider) string {
 	}), "cart", opts...)).URL
 }
 
-// measureBurst has the users send a burst of requests.
+// measureBurst makes the clients send a burst of requests.
 func measureBurst(address string) (u usage) {
 	latencies := make([]time.Duration, burst)
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}}
@@ -203,7 +203,7 @@ func measureBurst(address string) (u usage) {
 			latencies[i] = time.Since(begin)
 		}
 	}
-	send(latencies[:clients]) // connects
+	send(latencies[:clients]) // opens the connections
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	cpu, wall := cpuTime(), time.Now()
@@ -221,15 +221,14 @@ func measureBurst(address string) (u usage) {
 	return u
 }
 
-// BenchmarkService sends requests with six spans to an HTTP service, in turns with one that
-// has the baseline's processor. Each of the two is a process of its own, with its own heap.
-// The unit is a request; what is reported is the candidate's:
+// BenchmarkService sends requests with six spans to an HTTP service, in turns with one that uses
+// the baseline's processor. Each service is a process with its own heap. An operation is a request.
+// The results are the candidate's:
 //
-//   - ns/op, and cpu-ns/op, the processor time of the whole process, clients included: the
-//     medians of the bursts;
-//   - x-base, how many times the baseline's processor time that is: the median of the rounds;
+//   - ns/op, and cpu-ns/op, the CPU time of the whole process including clients: medians of the bursts;
+//   - x-base, the ratio to the baseline's CPU time: the median of the rounds;
 //   - p50-ns and p99-ns, the latency: medians of the bursts' quantiles;
-//   - gcs/kop, how many garbage collections there were in 1,000 requests.
+//   - gcs/kop, the number of garbage collections per 1,000 requests.
 func BenchmarkService(b *testing.B) {
 	for _, gogc := range []int{100, 1000} {
 		for _, s := range services {

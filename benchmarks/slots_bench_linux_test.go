@@ -23,8 +23,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// shownSpan is what is stored.
-var shownSpan = ringbuf.Span{
+// storedSpan is the span that benchmarks store.
+var storedSpan = ringbuf.Span{
 	TraceIDHigh: 0x0123456789abcdef, TraceIDLow: 0xfedcba9876543210,
 	SpanID: 0x1122334455667788, Ref: 0x99aabbccddeeff02, TraceFlags: 1,
 }
@@ -49,17 +49,17 @@ func newLeaf(tb testing.TB, byGoroutine bool) *leaf.Slots {
 	return s
 }
 
-// storeLeaf returns the baseline: an assembly function stores the fields of layout 2.
+// storeLeaf returns the baseline: an assembly function that stores the fields of layout 2.
 func storeLeaf(s *leaf.Slots) func(n int) {
 	return func(n int) {
 		for range n {
-			leaf.Store(s, shownSpan.TraceIDHigh, shownSpan.TraceIDLow, shownSpan.SpanID,
-				shownSpan.Ref, uint64(shownSpan.TraceFlags)<<8)
+			leaf.Store(s, storedSpan.TraceIDHigh, storedSpan.TraceIDLow, storedSpan.SpanID,
+				storedSpan.Ref, uint64(storedSpan.TraceFlags)<<8)
 		}
 	}
 }
 
-// rings are the kinds of rings that there are.
+// rings are all kinds of rings.
 var rings = []struct {
 	layout      int
 	index       string
@@ -71,11 +71,10 @@ var rings = []struct {
 	{1, "thread", false, []ringbuf.Option{ringbuf.WithDatadogLayout()}},
 }
 
-// BenchmarkStore shows a span in the slot of the calling thread or goroutine. The
-// baseline is an assembly function that stores the same fields, those of layout 2,
-// without a claim. Compared with itself it shows how far to trust the others.
-// writer=cas is a compare-and-swap of one word and nothing else, which no claim can do
-// without.
+// BenchmarkStore publishes a span in the slot of the calling thread or goroutine. The baseline is
+// an assembly function that stores the fields of layout 2 without claiming the slot. Comparing it
+// with itself shows the noise. writer=cas is only a compare-and-swap of one word, the minimum cost
+// of a claim.
 func BenchmarkStore(b *testing.B) {
 	const stores = 100_000
 	b.Run("writer=cas", func(b *testing.B) {
@@ -99,15 +98,15 @@ func BenchmarkStore(b *testing.B) {
 			baseline, ring := storeLeaf(newLeaf(b, r.byGoroutine)), newRing(b, r.opts...)
 			alternate(b, stores, baseline, func(n int) {
 				for range n {
-					ring.Store(&shownSpan)
+					ring.Store(&storedSpan)
 				}
 			})
 		})
 	}
 }
 
-// BenchmarkGet reads the span that the slot of the calling thread or goroutine shows, and the one of
-// a thread or goroutine by its id. The baseline is that of BenchmarkStore.
+// BenchmarkGet reads the span in the slot of the calling thread or goroutine, and the span of a
+// thread or goroutine with a given id. The baseline is that of BenchmarkStore.
 func BenchmarkGet(b *testing.B) {
 	const reads = 100_000
 	for _, r := range rings {
@@ -116,7 +115,7 @@ func BenchmarkGet(b *testing.B) {
 			"here": ring.Get, "id": func() (ringbuf.Span, bool) { return ring.GetByID(1) },
 		} {
 			b.Run(fmt.Sprintf("layout=%d/index=%s/reader=%s", r.layout, r.index, reader), func(b *testing.B) {
-				ring.Store(&shownSpan)
+				ring.Store(&storedSpan)
 				alternate(b, reads, baseline, func(n int) {
 					for range n {
 						get()
@@ -127,8 +126,8 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-// BenchmarkThreadRecord shows a span in the calling thread's record for Universal
-// Profiling, which a few loads lead to. The baseline is that of BenchmarkStore.
+// BenchmarkThreadRecord publishes a span in the calling thread's record for Universal Profiling,
+// which takes a few loads to find. The baseline is that of BenchmarkStore.
 func BenchmarkThreadRecord(b *testing.B) {
 	library, err := apmlib.Install([]string{b.TempDir()}, wire.ProfilingProcessStorage{}.Encode(), goruntime.Calibrate())
 	if err != nil {
@@ -148,12 +147,12 @@ func BenchmarkThreadRecord(b *testing.B) {
 func TestStoreDoesNotAllocate(t *testing.T) {
 	for _, r := range rings {
 		ring := newRing(t, r.opts...)
-		assert.Zero(t, testing.AllocsPerRun(1000, func() { ring.Store(&shownSpan) }), "layout %d by %s", r.layout, r.index)
+		assert.Zero(t, testing.AllocsPerRun(1000, func() { ring.Store(&storedSpan) }), "layout %d by %s", r.layout, r.index)
 	}
 }
 
-// BenchmarkSelf asks who runs: which thread and goroutine. The baseline is the system call, which
-// knows the thread alone.
+// BenchmarkSelf looks up the running thread and goroutine. The baseline is the system call, which
+// returns only the thread.
 func BenchmarkSelf(b *testing.B) {
 	r := goruntime.Calibrate()
 	if _, err := r.Offset(goruntime.MProcid); err != nil {
@@ -174,12 +173,11 @@ func BenchmarkSelf(b *testing.B) {
 	})
 }
 
-// BenchmarkNeighbours stores to a slot while another thread does nothing else than store
-// to the next one. It compares that with the time while the other thread stores
-// elsewhere (x-base), which gives the price of being neighbours. It also compares it
-// with the time while the other thread sleeps (x-alone). Hardware threads that share a
-// core add their price to that. Rounds in which the other thread did not get about as
-// much done count for nothing. One of the two did not have a processor to itself.
+// BenchmarkNeighbours stores to a slot while another thread stores to the next slot in a loop.
+// x-base is the ratio to the time while the other thread stores elsewhere, which is the cost of
+// neighbouring slots. x-alone is the ratio to the time while the other thread sleeps, which
+// includes the cost of hardware threads sharing a core. Rounds in which the other thread did much
+// less work are ignored, because the two then shared a processor.
 func BenchmarkNeighbours(b *testing.B) {
 	for _, r := range rings {
 		if r.byGoroutine {
@@ -197,7 +195,7 @@ func BenchmarkNeighbours(b *testing.B) {
 				onOwn(func() {
 					before := time.Now()
 					for range n {
-						ring.Store(&shownSpan)
+						ring.Store(&storedSpan)
 					}
 					ns = float64(time.Since(before)) / float64(n)
 				})()
@@ -209,7 +207,7 @@ func BenchmarkNeighbours(b *testing.B) {
 				wait := onNeighbour(func() {
 					for !stop.Load() {
 						for range 64 {
-							other.Store(&shownSpan)
+							other.Store(&storedSpan)
 						}
 						stored.Add(64)
 					}
@@ -245,9 +243,9 @@ func BenchmarkNeighbours(b *testing.B) {
 	}
 }
 
-// onNeighbours returns functions that run others on two threads with neighbouring ids.
-// The first id is odd, since the slots of the two share a cache line in layout 1. What
-// they return waits for the end.
+// onNeighbours returns functions that run other functions on two threads with neighbouring ids. The
+// first id is odd, because the slots of the two then share a cache line in layout 1. Their results
+// wait for the end.
 func onNeighbours(tb testing.TB) (first, second func(func()) (wait func())) {
 	tb.Helper()
 	type thread struct {

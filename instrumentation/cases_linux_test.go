@@ -112,8 +112,8 @@ func testCases(t *testing.T, program string, published, ownRules bool) {
 		"span, no context": {spans: []string{"work"}, env: []string{"OTELCTX_PROCESS_CONTEXT_DISABLED=true"}},
 		"span, no spans":   {service: "span", env: []string{"OTELCTX_SPANS_DISABLED=true"}},
 		"span, wrong capacity": {
-			service: "span", spans: []string{"work"}, env: []string{"OTELCTX_SPAN_CAPACITY=7"},
-			stderr: `OTELCTX_SPAN_CAPACITY="7" is not valid: want a power of two up to 16777216; taken as not set`,
+			service: "span", spans: []string{"work"}, env: []string{"OTELCTX_SPAN_SLOT_CAPACITY=7"},
+			stderr: `OTELCTX_SPAN_SLOT_CAPACITY="7" is not valid: want a power of two up to 16777216; taken as not set`,
 		},
 	} {
 		if !published {

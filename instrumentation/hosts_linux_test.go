@@ -49,7 +49,7 @@ func allOptions() map[string]func(*testing.T) options {
 		},
 		"universalprofiling.NewExporter": func(*testing.T) options {
 			return options{
-				universalprofiling.WithIntegration(universalprofiling.WithEnabled(universalprofiling.Enabled)),
+				universalprofiling.WithIntegration(universalprofiling.WithMode(universalprofiling.Enabled)),
 				sdktrace.WithSyncer(universalprofiling.NewExporter(tracetest.NewInMemoryExporter())),
 			}
 		},
@@ -68,14 +68,14 @@ func allOptions() map[string]func(*testing.T) options {
 		"": nil, "WithEnabled": {spanctx.WithEnabled(true)}, "WithThreadSlots": {spanctx.WithThreadSlots(false)},
 		"WithGoroutineSlots": {spanctx.WithGoroutineTable(false)}, "WithGoroutineRecord": {spanctx.WithGoroutineRecord(false)},
 		"WithSpanNames": {spanctx.WithSpanNames(true)}, "WithDatadogLayout": {spanctx.WithDatadogLayout()},
-		"WithCapacity": {spanctx.WithCapacity(64)}, "WithAttributeKeys": {spanctx.WithAttributeKeys("key")},
-		"WithAttributeSpace": {spanctx.WithAttributeSpace(64)}, "WithLabels": {spanctx.WithLabels(spanctx.LabelsKept)},
+		"WithSlotCapacity": {spanctx.WithSlotCapacity(64)}, "WithAttributeKeys": {spanctx.WithAttributeKeys("key")},
+		"WithSlotAttributeSpace": {spanctx.WithSlotAttributeSpace(64)}, "WithLabels": {spanctx.WithLabels(spanctx.LabelsKept)},
 		"WithPyroscopeProfileIDs": {spanctx.WithPyroscopeProfileIDs()},
 	} {
 		all["spanctx."+name] = func(*testing.T) options { return options{spanctx.WithPublishing(opts...)} }
 	}
 	for name, opts := range map[string][]universalprofiling.Option{
-		"": nil, "WithEnabled": {universalprofiling.WithEnabled(universalprofiling.Enabled)},
+		"": nil, "WithEnabled": {universalprofiling.WithMode(universalprofiling.Enabled)},
 		"WithSocketDir": {universalprofiling.WithSocketDir("/tmp")}, "WithBufferSize": {universalprofiling.WithBufferSize(8)},
 		"WithMaxDelay": {universalprofiling.WithMaxDelay(time.Minute)},
 		"WithResource": {universalprofiling.WithResource(named("bubble"))},

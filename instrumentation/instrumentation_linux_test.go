@@ -89,7 +89,7 @@ func TestProgramWithOtelctx(t *testing.T) {
 	r := named("own")
 	resourcepublisher.WithResource(r, resourcepublisher.WithAttributeFilter(attribute.NewDenyKeysFilter("service.name")))
 	own := resourcepublisher.Current()
-	tp := compiled(r, spanctx.ForProvider(spanctx.WithSpanNames(true), spanctx.WithCapacity(64)))
+	tp := compiled(r, spanctx.ForProvider(spanctx.WithSpanNames(true), spanctx.WithSlotCapacity(64)))
 	other := compiled(named("other"))
 	for _, tp := range []*sdktrace.TracerProvider{tp, other} {
 		_, span := tp.Tracer("").Start(context.Background(), "span")
@@ -183,13 +183,13 @@ func TestDisabled(t *testing.T) {
 
 func TestUniversalProfiling(t *testing.T) {
 	tp := compiled(named("off"))
-	assert.Nil(t, universalprofiling.Active())
+	assert.Nil(t, universalprofiling.Current())
 	shutDown(t, tp)
 	t.Setenv("OTELCTX_UNIVERSAL_PROFILING", "true")
 	tp = compiled(named("on"))
-	if universalprofiling.Active() == nil {
+	if universalprofiling.Current() == nil {
 		t.Skip("not on this platform")
 	}
 	shutDown(t, tp)
-	assert.Nil(t, universalprofiling.Active())
+	assert.Nil(t, universalprofiling.Current())
 }

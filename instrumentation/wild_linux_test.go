@@ -39,6 +39,7 @@ func TestScoreboard(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			source := t.TempDir()
 			require.NoError(t, os.CopyFS(source, os.DirFS("../benchmarks/wild")))
+			require.NoError(t, os.CopyFS(filepath.Join(source, "internal"), os.DirFS("../benchmarks/internal")))
 			for _, name := range []string{"go.mod", "go.sum"} {
 				text, err := os.ReadFile(filepath.Join("../benchmarks", name))
 				require.NoError(t, err)
@@ -85,14 +86,14 @@ func (b *build) withoutOptions(leftOut []string) (patterns []string) {
 		text, err := os.ReadFile(file)
 		require.NoError(b.t, err)
 		changed := strings.NewReplacer(
-			"\t\tspanctx.WithPublishing(),\n", "",
+			"\t\tspanctx.WithPublishing(publish.options...),\n", "",
 			"spanctx.WithPublishing(), ", "",
 			", spanctx.WithPublishing()", "",
 			"spanctx.WithPublishing()", "",
 			"resourcepublisher.WithResource(", "sdktrace.WithResource(",
 			// This processor reads what is published, so it must come after those that the rules add.
 			"\t\tsdktrace.WithSpanProcessor(s.started),\n", "",
-			"\ts.tracer = s.provider", "\ts.provider.RegisterSpanProcessor(s.started)\n\ts.tracer = s.provider",
+			"\ts.provider = s.sdk\n", "\ts.provider = s.sdk\n\ts.sdk.RegisterSpanProcessor(s.started)\n",
 		).Replace(string(text))
 		for _, used := range []string{"spanctx", "resourcepublisher"} {
 			if !strings.Contains(changed, used+".") {

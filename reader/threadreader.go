@@ -43,7 +43,7 @@ type threadReader struct {
 	memory ringbuf.Memory
 	view   *threadView
 
-	threadSlot *ringbuf.Look
+	threadSlot *ringbuf.SlotReader
 
 	// The addresses and ids that the next read assumes. 0 is unknown.
 	tid    uint32
@@ -99,7 +99,7 @@ const (
 func newThreadReader(memory ringbuf.Memory, v *threadView) *threadReader {
 	r := &threadReader{memory: memory, view: v}
 	if v.threadRing != nil {
-		r.threadSlot = v.threadRing.NewLook()
+		r.threadSlot = v.threadRing.NewSlotReader()
 	}
 	return r
 }
@@ -116,7 +116,7 @@ func (r *threadReader) read(t *Thread, m uint64) error {
 	r.unreadable, r.wrongM = [numGroups]bool{}, 0
 	r.verified, r.labelsMatch, r.cells = r.verified[:0], false, r.cells[:0]
 	if r.threadSlot != nil {
-		r.threadSlot.Aim(uint64(t.OwnTID))
+		r.threadSlot.Select(uint64(t.OwnTID))
 	}
 	for range maxReads {
 		if err := r.readParts(); err != nil {
@@ -243,7 +243,7 @@ func (r *threadReader) evaluate(t *Thread) (done bool, err error) {
 		}
 	}
 	if r.m == 0 {
-		if settled && slot.ShowsSpan() && !r.provable() {
+		if settled && slot.HasSpan() && !r.provable() {
 			var consistent bool
 			if t.Span, consistent = r.resolve(&slot); !consistent {
 				return false, nil
@@ -269,7 +269,7 @@ func (r *threadReader) evaluate(t *Thread) (done bool, err error) {
 	}
 	var ofThread *ThreadSpan
 	threadSettled := true
-	if settled && slot.ShowsSpan() && slot.Owner == r.goid && r.provable() && slot.M == r.m {
+	if settled && slot.HasSpan() && slot.Owner == r.goid && r.provable() && slot.M == r.m {
 		ofThread, threadSettled = r.resolve(&slot)
 	}
 	best := published
@@ -355,7 +355,7 @@ func (r *threadReader) cellOf(ref uint64) ([]byte, liveness) {
 // resolve returns the span in the thread's slot or, if that has ended, the active span of the
 // slot's owner. settled is false if the cells must be read again.
 func (r *threadReader) resolve(s *ringbuf.Slot) (span *ThreadSpan, settled bool) {
-	if !s.ShowsSpan() {
+	if !s.HasSpan() {
 		return nil, true
 	}
 	if r.view.spans == nil || s.Ref == 0 {

@@ -30,15 +30,17 @@ func Example() {
 	spanID := [8]byte{0x00, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7}
 	span := ringbuf.SpanOf(traceID, spanID, 1)
 	ring.Store(&span)
-	fmt.Printf("the thread's span: %016x\n", ring.Shown())
+	published, _ := ring.Get()
+	fmt.Printf("the thread's span: %016x\n", published.SpanID)
 
 	// The span ends.
 	ring.Clear()
-	fmt.Printf("the thread's span: %016x\n", ring.Shown())
+	_, ok := ring.Get()
+	fmt.Println("still published:", ok)
 	// Output:
 	// OTELCTX_SLOTS: layout 2, 1024 slots of 64 bytes
 	// the thread's span: 00f067aa0ba902b7
-	// the thread's span: 0000000000000000
+	// still published: false
 }
 
 // Slots indexed by goroutine stay valid when the scheduler moves the goroutine. Readers need the Go
@@ -55,7 +57,8 @@ func ExampleWithIndex() {
 
 	ring.Store(&ringbuf.Span{TraceIDLow: 1, SpanID: 2, Attributes: []byte("\x00\x03GET")})
 	runtime.Gosched()
-	fmt.Println("the goroutine's span:", ring.Shown())
+	published, _ := ring.Get()
+	fmt.Println("the goroutine's span:", published.SpanID)
 	// Output:
 	// OTELCTX_GSLOTS: slots of 256 bytes
 	// the goroutine's span: 2

@@ -106,22 +106,6 @@ func (r *Ring) Store(s *Span) {
 // Clear removes the span from the slot of the calling thread or goroutine.
 func (r *Ring) Clear() { r.Store(new(Span)) }
 
-// Shown returns the id of the span that the calling goroutine has published in its slot, or 0. If
-// goroutine ids are unknown, and in layout 1, any goroutine's span counts.
-func (r *Ring) Shown() uint64 {
-	if r.isNil() {
-		return 0
-	}
-	goruntime.Pin()
-	self := r.runtime.Self()
-	spanID, _, owned := r.ring.Shown(r.id(&self), self.Goid)
-	goruntime.Unpin()
-	if !owned {
-		return 0
-	}
-	return spanID
-}
-
 // Get returns the span, without attributes, that the calling goroutine has published in its slot,
 // and whether there is one. If goroutine ids are unknown, and in layout 1, any goroutine's span
 // counts. Get allocates nothing and takes no lock.

@@ -137,7 +137,7 @@ func TestStore(t *testing.T) {
 			if r.Info().Index == ByGoroutine {
 				id = goroutineID()
 			}
-			assert.Zero(t, r.Shown())
+			assert.Zero(t, publishedID(r))
 			for x := uint64(1); x < 4; x++ {
 				span, want := spanFrom(x), slotFrom(x, goroutineID(), uint32(threadID()))
 				want.Seq = uint32(x)
@@ -146,7 +146,7 @@ func TestStore(t *testing.T) {
 					want.Attributes = span.Attributes
 				}
 				r.Store(&span)
-				assert.Equal(t, span.SpanID, r.Shown())
+				assert.Equal(t, span.SpanID, publishedID(r))
 				shown := span
 				shown.Attributes = nil
 				if r.Info().Layout == 1 {
@@ -171,10 +171,10 @@ func TestStore(t *testing.T) {
 			}
 			// Another goroutine is on another thread, or does not see this one's span.
 			other := make(chan uint64)
-			go func() { other <- r.Shown() }()
+			go func() { other <- publishedID(r) }()
 			assert.Zero(t, <-other)
 			r.Clear()
-			assert.Zero(t, r.Shown())
+			assert.Zero(t, publishedID(r))
 			_, here := r.Get()
 			_, byID := r.GetByID(id)
 			assert.False(t, here || byID)
@@ -186,9 +186,15 @@ func TestStore(t *testing.T) {
 			assert.ErrorIs(t, v.Verify(), ErrNotRing)
 			span := spanFrom(4)
 			r.Store(&span)
-			assert.Equal(t, span.SpanID, r.Shown())
+			assert.Equal(t, span.SpanID, publishedID(r))
 		})
 	}
+}
+
+// publishedID returns the id of the span that the calling goroutine has published in r, or 0.
+func publishedID(r *Ring) uint64 {
+	s, _ := r.Get()
+	return s.SpanID
 }
 
 // A read inside of the process returns the span of one write, or none.
@@ -237,7 +243,7 @@ func TestNoRing(t *testing.T) {
 	for _, r := range []*Ring{nil, {}} {
 		r.Store(&Span{SpanID: 1})
 		r.Clear()
-		assert.Zero(t, r.Shown())
+		assert.Zero(t, publishedID(r))
 		_, here := r.Get()
 		_, byID := r.GetByID(1)
 		assert.False(t, here || byID)
@@ -248,7 +254,7 @@ func TestNoRing(t *testing.T) {
 	require.NoError(t, err)
 	r.Store(&Span{SpanID: 1})
 	r.Store(nil)
-	assert.EqualValues(t, 1, r.Shown())
+	assert.EqualValues(t, 1, publishedID(r))
 	require.NoError(t, r.Close())
 }
 
@@ -270,16 +276,16 @@ func TestGoroutinesMove(t *testing.T) {
 				if n%4 == 0 {
 					runtime.Gosched()
 				}
-				assert.Equal(t, span.SpanID, goroutines.Shown())
+				assert.Equal(t, span.SpanID, publishedID(goroutines))
 				got, err := v.Read(self)
 				assert.NoError(t, err)
 				assert.Equal(t, span.Ref, got.Ref)
-				if shown := threads.Shown(); shown != 0 && shown/5>>16 != i {
+				if shown := publishedID(threads); shown != 0 && shown/5>>16 != i {
 					t.Errorf("goroutine %d got a span of goroutine %d", i, shown/5>>16)
 				}
 			}
 			goroutines.Clear()
-			assert.Zero(t, goroutines.Shown())
+			assert.Zero(t, publishedID(goroutines))
 		})
 	}
 	done.Wait()
@@ -368,7 +374,7 @@ func TestWithoutRuntimeOffsets(t *testing.T) {
 				r := newRing(t, append(layout, withRuntime(known))...)
 				span := spanFrom(1)
 				r.Store(&span)
-				assert.Equal(t, span.SpanID, r.Shown())
+				assert.Equal(t, span.SpanID, publishedID(r))
 				got, err := viewOf(t, os.Getpid(), r.Info()).Read(threadID())
 				require.NoError(t, err)
 				assert.Equal(t, bigEndian(span.SpanID), got.SpanID[:])
@@ -378,7 +384,7 @@ func TestWithoutRuntimeOffsets(t *testing.T) {
 					assert.Zero(t, got.Owner)
 				}
 				r.Clear()
-				assert.Zero(t, r.Shown())
+				assert.Zero(t, publishedID(r))
 			}
 			if _, unknown := known.Offset(goruntime.GGoid); unknown == nil {
 				newRing(t, WithIndex(ByGoroutine), withRuntime(known))
@@ -399,7 +405,6 @@ func TestNothingAllocates(t *testing.T) {
 		span.Attributes = []byte{0, 0}
 		assert.Zero(t, testing.AllocsPerRun(100, func() {
 			r.Store(&span)
-			r.Shown()
 			r.Get()
 			r.GetByID(1)
 			r.Clear()

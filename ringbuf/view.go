@@ -233,7 +233,7 @@ func (v *View) Verify() error {
 
 // Slot is a snapshot of a slot.
 type Slot struct {
-	// TraceID and SpanID are the published span, zeros if there is none; see [Slot.ShowsSpan].
+	// TraceID and SpanID are the published span, zeros if there is none; see [Slot.HasSpan].
 	// TraceFlags are those of W3C trace contexts, 1 for sampled, and 0 in layout 1.
 	TraceID    [16]byte
 	SpanID     [8]byte
@@ -252,8 +252,8 @@ type Slot struct {
 	Seq uint32
 }
 
-// ShowsSpan reports whether the slot publishes a span with valid ids.
-func (s *Slot) ShowsSpan() bool { return s.TraceID != [16]byte{} && s.SpanID != [8]byte{} }
+// HasSpan reports whether the slot publishes a span with valid ids.
+func (s *Slot) HasSpan() bool { return s.TraceID != [16]byte{} && s.SpanID != [8]byte{} }
 
 // readAttempts bounds the reads of a slot that is being written. A write takes nanoseconds, a read
 // about a microsecond.
@@ -265,8 +265,8 @@ const readAttempts = 8
 // The error wraps [ErrBusy] if the slot was being written at every attempt, and otherwise is the
 // memory's.
 func (v *View) Slot(number uint64) (Slot, error) {
-	l := v.NewLook()
-	l.Aim(number)
+	l := v.NewSlotReader()
+	l.Select(number)
 	parts := append(l.Before(), l.After()...)
 	for range readAttempts {
 		if _, err := v.memory.ReadParts(parts); err != nil {
@@ -292,7 +292,7 @@ func (v *View) Read(id uint64) (Slot, error) {
 	if err != nil {
 		return Slot{}, err
 	}
-	if !s.ShowsSpan() || !v.ownedBy(&s, id) {
+	if !s.HasSpan() || !v.ownedBy(&s, id) {
 		return Slot{}, fmt.Errorf("slot of %d: %w", id, ErrEmpty)
 	}
 	return s, nil
@@ -307,15 +307,15 @@ func (v *View) ownedBy(s *Slot, id uint64) bool {
 	return v.fields[fieldTID] < 0 || uint64(s.TID) == id
 }
 
-// Look reads one slot in two halves that a reader places around its own reads. Read all of it in
-// order, ideally in one call. If [Look.Slot] then returns a slot, its content was unchanged while
-// everything between the halves was read. A Look is not safe for concurrent use.
+// SlotReader reads one slot in two halves that a reader places around its own reads. Read all of it in
+// order, ideally in one call. If [SlotReader.Slot] then returns a slot, its content was unchanged while
+// everything between the halves was read. A SlotReader is not safe for concurrent use.
 //
 // In layout 2 this is certain, since every write is counted, with one exception: a writer that
 // withdraws a span by clearing the span id may not count that. Then the slot held the span until
 // some moment after the first half. In layout 1 it is not certain: the slot was the same at the
 // beginning and at the end, with no writer in it either time.
-type Look struct {
+type SlotReader struct {
 	view   *View
 	number uint32
 
@@ -327,9 +327,9 @@ type Look struct {
 	seq           [2][]byte
 }
 
-// NewLook returns a Look at slot 0.
-func (v *View) NewLook() *Look {
-	l := &Look{view: v}
+// NewSlotReader returns a SlotReader of slot 0.
+func (v *View) NewSlotReader() *SlotReader {
+	l := &SlotReader{view: v}
 	size, buffer := v.info.SlotSize, make([]byte, 2*v.info.SlotSize+10)
 	alloc := func(n int) []byte {
 		b := buffer[:n:n]
@@ -350,12 +350,12 @@ func (v *View) NewLook() *Look {
 		l.before = []Part{{Data: l.inUse[0]}, {Data: l.data}}
 		l.after = []Part{{Data: l.again}, {Data: l.inUse[1]}}
 	}
-	l.Aim(0)
+	l.Select(0)
 	return l
 }
 
-// Aim points the Look at the slot at index number modulo the capacity.
-func (l *Look) Aim(number uint64) {
+// Select makes the SlotReader read the slot at index number modulo the capacity.
+func (l *SlotReader) Select(number uint64) {
 	v := l.view
 	l.number = uint32(number % uint64(v.info.Capacity))
 	slot := v.info.Address + uint64(v.info.HeaderSize) + uint64(l.number)*uint64(v.info.SlotSize)
@@ -370,15 +370,15 @@ func (l *Look) Aim(number uint64) {
 	}
 }
 
-// Before returns the parts to read first, into memory of the Look.
-func (l *Look) Before() []Part { return slices.Clip(l.before) }
+// Before returns the parts to read first, into memory of the SlotReader.
+func (l *SlotReader) Before() []Part { return slices.Clip(l.before) }
 
 // After returns the parts to read last.
-func (l *Look) After() []Part { return slices.Clip(l.after) }
+func (l *SlotReader) After() []Part { return slices.Clip(l.after) }
 
 // Slot returns the slot as it was from the first half to the second. The error wraps [ErrBusy] if
 // it was being written meanwhile.
-func (l *Look) Slot() (Slot, error) {
+func (l *SlotReader) Slot() (Slot, error) {
 	v := l.view
 	unchanged := l.inUse[0][0] == 0 && l.inUse[1][0] == 0 && l.data[v.fields[fieldInUse]] == 0
 	if l.again == nil {

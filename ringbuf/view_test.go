@@ -151,7 +151,7 @@ func TestViewReadsLayout2(t *testing.T) {
 	want.TID, want.Attributes = 13, []byte("\x00\x03abc")
 	assert.Equal(t, want, got)
 	assert.Equal(t, 1, m.calls, "one call reads a slot that stands still")
-	assert.True(t, got.ShowsSpan())
+	assert.True(t, got.HasSpan())
 
 	// The result is a copy.
 	clear(m.slot(info, 5))
@@ -234,7 +234,7 @@ func TestViewEmptyAndForeignSlots(t *testing.T) {
 				return
 			}
 			require.NoError(t, err)
-			assert.True(t, got.ShowsSpan())
+			assert.True(t, got.HasSpan())
 		})
 	}
 }
@@ -265,7 +265,7 @@ func TestViewNeverMixesWrites(t *testing.T) {
 			return v.decode(b)
 		}
 		words := 0
-		for _, p := range append(v.NewLook().Before(), v.NewLook().After()...) {
+		for _, p := range append(v.NewSlotReader().Before(), v.NewSlotReader().After()...) {
 			words += (len(p.Data) + 7) / 8
 		}
 		// Each placement of the four steps, in order, between the words.
@@ -299,7 +299,7 @@ func TestViewNeverMixesWrites(t *testing.T) {
 					}
 				}
 			}
-			l := v.NewLook()
+			l := v.NewSlotReader()
 			_, err := m.ReadParts(append(l.Before(), l.After()...))
 			require.NoError(t, err)
 			got, err := l.Slot()

@@ -87,7 +87,7 @@ func (a *advertiser) do(word string) (answer string, err error) {
 		a.opts = append(a.opts, WithDatadogLayout())
 	case "capacity":
 		n, _ := strconv.Atoi(value)
-		a.opts = append(a.opts, WithCapacity(n))
+		a.opts = append(a.opts, WithSlotCapacity(n))
 	case "without":
 		var facts []goruntime.Fact
 		for _, f := range goruntime.Facts() {
@@ -116,7 +116,7 @@ func (a *advertiser) do(word string) (answer string, err error) {
 		err = resourcepublisher.SetAttributes(attribute.String("mine", "kept"))
 	case "provider":
 		opts := map[string]sdktrace.TracerProviderOption{
-			"publishing": WithPublishing(WithCapacity(64)), "resource": resourcepublisher.WithResource(resource.Empty()),
+			"publishing": WithPublishing(WithSlotCapacity(64)), "resource": resourcepublisher.WithResource(resource.Empty()),
 		}
 		a.provider = sdktrace.NewTracerProvider(opts["publishing"], opts["resource"])
 	case "provider-down":
@@ -400,7 +400,7 @@ func (o *outside) assertRing(t *testing.T, prefix, name string, want *wantRing) 
 	assert.Fail(t, "no mapping begins where it is said to")
 }
 
-// entry returns the position in the entry of a goroutine.
+// entry returns the first word of a goroutine's entry in the goroutine table.
 func (o *outside) entry(t *testing.T, goid uint64) uint64 {
 	t.Helper()
 	at := o.integer(t, "threadlocal.goroutines.address") + o.integer(t, "threadlocal.goroutines.header_size")
@@ -639,7 +639,7 @@ func TestAdvertisedInAnyOrder(t *testing.T) {
 					assert.Empty(t, pc.Message.GetAttributes(), s.words)
 					continue
 				}
-				// It is about the rings that there are now: lookAt verifies their headers.
+				// The advertisement must describe the current rings: lookAt verifies their headers.
 				o := lookAt(t, c.PID())
 				assert.NotEmpty(t, o.ad, s.words)
 				is := showIn(t, c)

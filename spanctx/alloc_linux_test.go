@@ -45,7 +45,7 @@ func TestAllocations(t *testing.T) {
 		"thread slots":    {[]Option{WithGoroutineRecord(false)}, 0},
 		"goroutine table": {[]Option{WithGoroutineRecord(false), WithThreadSlots(false), WithGoroutineTable(true)}, 0},
 		"layout 1":        {[]Option{WithGoroutineRecord(false), WithDatadogLayout()}, 0},
-		"one slot":        {[]Option{WithGoroutineRecord(false), WithCapacity(1)}, 0},
+		"one slot":        {[]Option{WithGoroutineRecord(false), WithSlotCapacity(1)}, 0},
 		"record":          {[]Option{WithThreadSlots(false)}, 1},
 		"default":         {nil, 1},
 	} {

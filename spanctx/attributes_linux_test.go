@@ -260,7 +260,7 @@ func TestEndOfAttachedAttributes(t *testing.T) {
 // Attach with other attributes while another goroutine ends the span: in either order, no record of the
 // span stays valid.
 func TestAttachAttributesWhileItEnds(t *testing.T) {
-	s := serve(t, WithCapacity(64), WithAttributeKeys("app"))
+	s := serve(t, WithSlotCapacity(64), WithAttributeKeys("app"))
 	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
 	defer runtime.GOMAXPROCS(old)
 	type round struct {
@@ -342,7 +342,7 @@ func TestAttributesThatDoNotFit(t *testing.T) {
 	})
 	require.NoError(t, s.p.Shutdown(context.Background()))
 
-	s = serve(t, WithAttributeKeys("a", "b"), WithAttributeSpace(612))
+	s = serve(t, WithAttributeKeys("a", "b"), WithSlotAttributeSpace(612))
 	assert.Equal(t, 1024, s.p.threads.Layout().SlotSize)
 	apart(func() {
 		_, span := s.start(ctx)
@@ -383,7 +383,7 @@ func TestNoAttributeKeys(t *testing.T) {
 	})
 }
 
-// untouched is a context whose scope nobody asks for.
+// untouched is a context whose scope must not be looked up.
 type untouched struct{ context.Context }
 
 func (c untouched) Value(key any) any {
@@ -510,8 +510,8 @@ func TestAttributesAllocateNothingMore(t *testing.T) {
 // attributes of another.
 func TestAttributesUnderLoad(t *testing.T) {
 	for name, opts := range map[string][]Option{
-		"everything": {WithCapacity(16)},
-		"slots":      {WithGoroutineRecord(false), WithCapacity(16)},
+		"everything": {WithSlotCapacity(16)},
+		"slots":      {WithGoroutineRecord(false), WithSlotCapacity(16)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, append(opts, WithAttributeKeys("trace"))...)

@@ -175,7 +175,7 @@ func (m *model) starts(g, parent int, newRoot bool) {
 	m.publish(g, in{span: len(m.spans) - 1})
 }
 
-// isIn reports whether a goroutine in a span is in one of some spans.
+// isIn reports whether a goroutine that is in span is thereby in one of spans.
 func (m *model) isIn(span int, spans []int) bool {
 	if span == none || slices.Contains(spans, span) {
 		return span != none
@@ -401,7 +401,7 @@ func TestContract(t *testing.T) {
 		"mapped": nil,
 		// The race detector watches only heap memory.
 		"heap":            {withHeap()},
-		"hidden labels":   {WithLabels(LabelsHidden)},
+		"hidden labels":   {WithLabels(LabelsNone)},
 		"names and keys":  {WithSpanNames(true), WithAttributeKeys("tenant")},
 		"no thread slots": {WithThreadSlots(false)},
 	} {

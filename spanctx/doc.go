@@ -109,7 +109,9 @@
 // chooses another policy.
 //
 // Labels make goroutine profiles larger, because those group goroutines by label.
-// [LabelsHidden] avoids that: then only readers of the record see the span.
+// [LabelsNone] avoids that: then only readers of the record see the span.
+//
+// [WithDatadogLabels] also publishes the labels of dd-trace-go, for Datadog's readers.
 //
 // # Environment variables
 //

@@ -63,9 +63,9 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 // A goroutine whose thread's slot names another goroutine's span is not in that span.
 func TestSharedSlot(t *testing.T) {
 	for name, opts := range map[string][]Option{
-		"goroutine slots": {WithCapacity(1), WithGoroutineRecord(false), WithThreadSlots(false)},
-		"thread slots":    {WithCapacity(1), WithGoroutineRecord(false), WithGoroutineTable(false)},
-		"everything":      {WithCapacity(1)},
+		"goroutine slots": {WithSlotCapacity(1), WithGoroutineRecord(false), WithThreadSlots(false)},
+		"thread slots":    {WithSlotCapacity(1), WithGoroutineRecord(false), WithGoroutineTable(false)},
+		"everything":      {WithSlotCapacity(1)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, opts...)
@@ -105,7 +105,7 @@ func TestLostPosition(t *testing.T) {
 		"slots":        {[]Option{WithGoroutineRecord(false)}, false},
 		"record":       {nil, false},
 		"user's":       {nil, true},
-		"more slots":   {[]Option{WithCapacity(1 << 20), WithThreadSlots(false)}, true},
+		"more slots":   {[]Option{WithSlotCapacity(1 << 20), WithThreadSlots(false)}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, tt.opts...)

@@ -93,7 +93,7 @@ func TestRegisteredTwice(t *testing.T) {
 
 // If a goroutine or its thread exits in a span, the span stays live until it ends.
 func TestExitInSpan(t *testing.T) {
-	s := serve(t, WithCapacity(1<<12))
+	s := serve(t, WithSlotCapacity(1<<12))
 	var spans []trace.Span
 	for i := range 20 {
 		done := make(chan struct{})
@@ -201,7 +201,7 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 // Goroutines and threads share slots: each slot names the span that was stored last, and no ended one.
 func TestFewSlots(t *testing.T) {
 	for _, capacity := range []int{1, 4} {
-		s := serve(t, WithCapacity(capacity))
+		s := serve(t, WithSlotCapacity(capacity))
 		var all sync.WaitGroup
 		for range 16 {
 			all.Go(func() {

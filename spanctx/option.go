@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/otelctx/otelctx/internal/environment"
+	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -19,6 +20,9 @@ import (
 
 // Option configures a [SpanProcessor]. If an option is given twice, the last one wins, except that
 // [WithAttributeKeys] adds up.
+//
+// Options that turn something on or off take a bool, because they override an environment variable in
+// either direction.
 type Option interface {
 	apply(c config) config
 }
@@ -43,6 +47,8 @@ type config struct {
 	// runtime overrides the result of calibration, for tests. heap keeps all memory on the heap.
 	runtime *goruntime.Runtime
 	heap    bool
+	// datadogLabels adds the labels of dd-trace-go.
+	datadogLabels bool
 	// profileIDs sets the attribute profileIDKey on spans.
 	profileIDs bool
 	// enabled is used by [ForProvider] only.
@@ -68,19 +74,23 @@ func newConfig(opts []Option) config {
 	return c
 }
 
-// ownKeys returns keys without the label keys of span names, if names are published.
+// ownKeys returns keys without those of the labels that are published besides attributes.
 func (c config) ownKeys(keys []attribute.Key) []attribute.Key {
-	if !c.names {
-		return keys
+	var own []attribute.Key
+	if c.names {
+		own = append(own, wire.NameKey, wire.EndpointKey)
 	}
-	return slices.DeleteFunc(slices.Clone(keys), func(k attribute.Key) bool { return k == wire.NameKey || k == wire.EndpointKey })
+	if c.datadogLabels {
+		own = append(own, gorecord.DatadogSpanKey, gorecord.DatadogTraceKey, gorecord.DatadogRootKey, gorecord.DatadogEndpointKey)
+	}
+	return slices.DeleteFunc(slices.Clone(keys), func(k attribute.Key) bool { return slices.Contains(own, k) })
 }
 
 // noCarrier reports whether no carrier is requested.
 func (c config) noCarrier() bool { return !c.threadSlots && !c.goroutineTable && !c.goroutineRecord }
 
 func (c config) check() error {
-	if c.labels < LabelsUntilEnd || c.labels > LabelsHidden {
+	if c.labels < LabelsAuto || c.labels > LabelsNone {
 		return fmt.Errorf("labels %d are none of the four choices", c.labels)
 	}
 	return ring.Check(c.capacity, c.space)
@@ -108,6 +118,7 @@ func (c config) fromEnvironment() config {
 		c.goroutineRecord = c.goroutineRecord || name == CarrierGoroutineRecord
 	}
 	c.names = environment.SpanNames.Bool()
+	c.datadogLabels = environment.SpanDatadogLabels.Bool()
 	c.profileIDs = environment.SpanPyroscopeProfileIDs.Bool()
 	for _, key := range environment.SpanAttributeKeys.List() {
 		if utf8.ValidString(key) {
@@ -116,10 +127,10 @@ func (c config) fromEnvironment() config {
 			environment.SpanAttributeKeys.Unknown(key)
 		}
 	}
-	if n, ok := environment.SpanAttributeSpace.Int(func(n int) bool { return ring.Check(1, n) == nil }); ok {
+	if n, ok := environment.SpanSlotAttributeSpace.Int(func(n int) bool { return ring.Check(1, n) == nil }); ok {
 		c.space = n
 	}
-	if n, ok := environment.SpanCapacity.Int(func(n int) bool { return ring.Check(n, 0) == nil }); ok {
+	if n, ok := environment.SpanSlotCapacity.Int(func(n int) bool { return ring.Check(n, 0) == nil }); ok {
 		c.capacity = n
 	}
 	if i, ok := environment.SpanSlotLayout.Choice("1", "2"); ok {
@@ -132,7 +143,7 @@ func (c config) fromEnvironment() config {
 }
 
 // labelNames are the values of OTELCTX_SPAN_LABELS.
-var labelNames = []string{LabelsUntilEnd: "until_end", LabelsWithdrawn: "withdrawn", LabelsKept: "kept", LabelsHidden: "hidden"}
+var labelNames = []string{LabelsAuto: "auto", LabelsWithdrawn: "withdrawn", LabelsKept: "kept", LabelsNone: "none"}
 
 // differs returns an error that names the options in which other differs from c and which cannot be
 // changed once the SpanProcessor exists, or nil if there are none.
@@ -147,9 +158,10 @@ func (c config) differs(other config) error {
 		{"WithGoroutineRecord", c.goroutineRecord == other.goroutineRecord},
 		{"WithSpanNames", c.names == other.names},
 		{"WithDatadogLayout", c.layout1 == other.layout1},
-		{"WithCapacity", c.capacity == other.capacity},
-		{"WithAttributeSpace", c.space == other.space},
+		{"WithSlotCapacity", c.capacity == other.capacity},
+		{"WithSlotAttributeSpace", c.space == other.space},
 		{"WithLabels", c.labels == other.labels},
+		{"WithDatadogLabels", c.datadogLabels == other.datadogLabels},
 		{"WithPyroscopeProfileIDs", c.profileIDs == other.profileIDs},
 	} {
 		if !option.same {
@@ -214,9 +226,27 @@ func WithDatadogLayout() Option {
 	return optionFunc(func(c *config) { c.layout1 = true })
 }
 
-// WithCapacity sets the number of slots of each ring, a power of two. The default is 65,536, unless
-// the environment variable OTELCTX_SPAN_CAPACITY sets another.
-func WithCapacity(slots int) Option {
+// WithDatadogLabels also publishes the profiler labels of dd-trace-go, beside trace_id and span_id, for
+// dd-trace-go's profiler and other readers of Datadog:
+//
+//   - "span id", the span id as a decimal number;
+//   - "trace id", the trace id in hexadecimal;
+//   - "local root span id", the id of the local root as a decimal number, for readers of dd-trace-go
+//     before v2.11;
+//   - "trace endpoint", the name of the local root, with [WithSpanNames] only.
+//
+// They replace user labels with the same keys and are omitted if the user's labels leave no room for
+// them; with [WithSpanNames] they leave room for two others. [WithAttributeKeys] ignores these keys.
+// [WithLabels] applies to them. The default is off, unless the environment variable
+// OTELCTX_SPAN_DATADOG_LABELS=true says otherwise. Without the goroutine record there are no labels.
+func WithDatadogLabels(on bool) Option {
+	return optionFunc(func(c *config) { c.datadogLabels = on })
+}
+
+// WithSlotCapacity sets the number of thread slots, a power of two. Threads whose ids are equal modulo
+// that number share a slot. The default is 65,536, unless the environment variable
+// OTELCTX_SPAN_SLOT_CAPACITY sets another. It does not change how many spans may be live.
+func WithSlotCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
 
@@ -226,7 +256,7 @@ func WithCapacity(slots int) Option {
 //
 // Strings are published as they are, other values as formatted by [attribute.Value.String]. Values
 // are cut to 255 bytes, at a character boundary. The attributes of a span take at most 612 bytes in
-// the goroutine record, and at most [WithAttributeSpace] bytes in slots; each takes two bytes more
+// the goroutine record, and at most [WithSlotAttributeSpace] bytes in slots; each takes two bytes more
 // than its value. Attributes are added in the order of the keys, and those that do not fit are
 // omitted.
 //
@@ -243,34 +273,34 @@ func WithAttributeKeys(keys ...attribute.Key) Option {
 	return optionFunc(func(c *config) { c.keys = append(slices.Clip(c.keys), keys...) })
 }
 
-// WithAttributeSpace sets the number of bytes for attributes in each slot, at most 612. Slot sizes are
-// rounded up to a power of two. Slots of layout 1 have no attributes. The default is 192 with
-// [WithAttributeKeys] and otherwise 0, even if keys are added later, unless the environment variable
-// OTELCTX_SPAN_ATTRIBUTE_SPACE sets another.
-func WithAttributeSpace(bytes int) Option {
+// WithSlotAttributeSpace sets the number of bytes for attributes in each thread slot, at most 612. The
+// goroutine record always has room for 612. Slot sizes are rounded up to a power of two. Slots of
+// layout 1 have no attributes. The default is 192 with [WithAttributeKeys] and otherwise 0, even if
+// keys are added later, unless the environment variable OTELCTX_SPAN_SLOT_ATTRIBUTE_SPACE sets another.
+func WithSlotAttributeSpace(bytes int) Option {
 	return optionFunc(func(c *config) { c.space = max(bytes, 0) })
 }
 
-// Labels chooses how long the profiler labels of a span are published.
+// Labels chooses how long the profiler labels of a span are published, if at all.
 type Labels int
 
 const (
-	// LabelsUntilEnd keeps the labels trace_id and span_id until the span ends. Labels of
-	// spans that end while the process takes a CPU profile of itself, or within three seconds
-	// after it, are kept, because runtime/pprof reads a sample's labels when it writes the
-	// profile. Programs built with the race detector keep them too.
-	LabelsUntilEnd Labels = iota
+	// LabelsAuto withdraws the labels trace_id and span_id when the span ends, as LabelsWithdrawn
+	// does, but keeps those of spans that end while the process takes a CPU profile of itself, or
+	// within three seconds after it, because runtime/pprof reads a sample's labels when it writes
+	// the profile. Programs built with the race detector keep them too.
+	LabelsAuto Labels = iota
 	// LabelsWithdrawn withdraws the labels when the span ends, even during a CPU profile.
 	LabelsWithdrawn
 	// LabelsKept leaves labels as they are when the span ends. On goroutines that have
 	// inherited them, or whose span was ended elsewhere, label readers then see ended spans.
 	LabelsKept
-	// LabelsHidden sets no labels. Readers of the record still see the span. Goroutine
+	// LabelsNone sets no labels. Readers of the record still see the span. Goroutine
 	// profiles stay small: with labels they list the goroutines of each span separately.
-	LabelsHidden
+	LabelsNone
 )
 
-// WithLabels chooses how long labels are published. The default is [LabelsUntilEnd], unless the
+// WithLabels chooses how long labels are published. The default is [LabelsAuto], unless the
 // environment variable OTELCTX_SPAN_LABELS sets another.
 func WithLabels(l Labels) Option {
 	return optionFunc(func(c *config) { c.labels = l })

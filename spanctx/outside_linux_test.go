@@ -99,15 +99,15 @@ func (o *outside) live(t testing.TB, ref uint64) bool {
 // scan reads all thread slots by one system call.
 type scan struct {
 	memory remotemem.Memory
-	looks  []*ringbuf.Look
+	looks  []*ringbuf.SlotReader
 	parts  []ringbuf.Part
 }
 
 func (o *outside) scan() *scan {
 	all := &scan{memory: o.memory}
 	for n := range uint64(o.threads.Info().Capacity) {
-		l := o.threads.NewLook()
-		l.Aim(n)
+		l := o.threads.NewSlotReader()
+		l.Select(n)
 		all.looks = append(all.looks, l)
 		all.parts = append(append(all.parts, l.Before()...), l.After()...)
 	}
@@ -125,8 +125,8 @@ func (s *scan) read(t testing.TB, f func(n uint64, slot *ringbuf.Slot, err error
 	}
 }
 
-// settled calls f for each slot when none is being written. A goroutine of [Go] shows
-// nothing any more after its function has returned, which nobody can wait for.
+// settled calls f for each slot while none is being written. A goroutine of [Go] publishes nothing
+// once its function has returned, but its end cannot be waited for.
 func (s *scan) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
 	t.Helper()
 	require.Eventually(t, func() bool {

@@ -96,7 +96,7 @@ func (w *worker) roots() (spans [kinds]trace.Span) {
 func newTracer(parent *childproc.Parent, capacity int) trace.Tracer {
 	_, err := resourcepublisher.NewPublisher(resource.Empty())
 	parent.Must(err)
-	p, err := NewSpanProcessor(WithCapacity(capacity))
+	p, err := NewSpanProcessor(WithSlotCapacity(capacity))
 	parent.Must(err)
 	parent.Must(p.Err())
 	return sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p), sdktrace.WithIDGenerator(ownIDs{})).Tracer("test")
@@ -311,7 +311,7 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 			}
 		}
 		scan.settled(t, func(n uint64, s *ringbuf.Slot) {
-			if s.ShowsSpan() && o.live(t, s.Ref) {
+			if s.HasSpan() && o.live(t, s.Ref) {
 				i, err := idOfSlot(n, lockstepCapacity, s)
 				check("slot", i, err)
 				bySlot++
@@ -478,7 +478,7 @@ func TestSlotsUnderFire(t *testing.T) {
 				return
 			}
 			require.NoError(t, err)
-			if !s.ShowsSpan() || !o.live(t, s.Ref) {
+			if !s.HasSpan() || !o.live(t, s.Ref) {
 				empty++
 				return
 			}
@@ -505,7 +505,7 @@ func TestSlotsUnderFire(t *testing.T) {
 		}
 	}
 	scan.settled(t, func(n uint64, s *ringbuf.Slot) {
-		require.False(t, s.ShowsSpan() && o.live(t, s.Ref), "slot %d: all are over", n)
+		require.False(t, s.HasSpan() && o.live(t, s.Ref), "slot %d: all are over", n)
 	})
 	t.Logf("%d spans of %d goroutines; %d reads accepted with a span of %d of these, %d without, %d busy, in %d looks at all",
 		spans, crew, accepted, len(shown), empty, busy, looks)

@@ -285,7 +285,7 @@ func (p *SpanProcessor) Err() error {
 // AddAttributeKeys adds to the keys of [WithAttributeKeys], for spans that start from now on. It
 // advertises the new keys before it publishes attributes with them, skips duplicates, and does nothing
 // after Shutdown. Keys cannot be removed. The space for attributes in slots is fixed at construction:
-// see [WithAttributeSpace].
+// see [WithSlotAttributeSpace].
 //
 // It returns an error, such as [resourcepublisher.ErrTooLarge], and changes nothing if the keys cannot
 // be advertised. Keys beyond the limit of 256 are no error: see [SpanProcessor.RefusedAttributeKeys].

@@ -165,14 +165,14 @@ func TestProfileAskedOnceForOldSpans(t *testing.T) {
 
 // The kernel is asked for a profile only if the label policy depends on it.
 func TestProfileAskedForLabelsUntilEndOnly(t *testing.T) {
-	for _, labels := range []Labels{LabelsUntilEnd, LabelsWithdrawn, LabelsKept, LabelsHidden} {
+	for _, labels := range []Labels{LabelsAuto, LabelsWithdrawn, LabelsKept, LabelsNone} {
 		t.Run(labelNames[labels], func(t *testing.T) {
 			s := serve(t, WithLabels(labels))
 			apart(func() {
 				_, span := s.root()
 				span.End()
 			})
-			assert.Equal(t, labels == LabelsUntilEnd && !raceEnabled, s.p.profile.lastAsked.Load() != 0)
+			assert.Equal(t, labels == LabelsAuto && !raceEnabled, s.p.profile.lastAsked.Load() != 0)
 		})
 	}
 }

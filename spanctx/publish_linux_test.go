@@ -39,7 +39,7 @@ func TestCarriers(t *testing.T) {
 		"thread slots":   {[]Option{WithGoroutineRecord(false), WithGoroutineTable(false)}, true, false, false, 2, 65536, "OTELCTX_SLOTS"},
 		"record":         {[]Option{WithThreadSlots(false), WithGoroutineTable(false)}, false, false, true, 0, 0, ""},
 		"goroutine only": {[]Option{WithThreadSlots(false), WithGoroutineRecord(false)}, false, true, false, 0, 0, ""},
-		"capacity":       {[]Option{WithCapacity(16)}, true, true, true, 2, 16, "OTELCTX_SLOTS"},
+		"capacity":       {[]Option{WithSlotCapacity(16)}, true, true, true, 2, 16, "OTELCTX_SLOTS"},
 		"layout 1":       {[]Option{WithDatadogLayout()}, true, true, true, 1, 65536, "DD_OTEL_CTX"},
 		"last counts": {
 			[]Option{WithThreadSlots(false), WithThreadSlots(true), WithGoroutineTable(true), WithGoroutineTable(false)},
@@ -92,11 +92,11 @@ func TestNoCarrier(t *testing.T) {
 
 func TestOptionsThatCannotBeMet(t *testing.T) {
 	for _, capacity := range []int{0, -1, 3, 1 << 25} {
-		p, err := NewSpanProcessor(WithCapacity(capacity))
+		p, err := NewSpanProcessor(WithSlotCapacity(capacity))
 		assert.Nil(t, p)
 		assert.ErrorContains(t, err, fmt.Sprintf("capacity %d", capacity))
 	}
-	for _, labels := range []Labels{-1, LabelsHidden + 1} {
+	for _, labels := range []Labels{-1, LabelsNone + 1} {
 		_, err := NewSpanProcessor(WithLabels(labels))
 		assert.ErrorContains(t, err, fmt.Sprintf("labels %d", labels))
 	}
@@ -180,7 +180,7 @@ func TestAlreadyPublishing(t *testing.T) {
 		var all sync.WaitGroup
 		for range 8 {
 			all.Go(func() {
-				p, err := NewSpanProcessor(WithCapacity(64))
+				p, err := NewSpanProcessor(WithSlotCapacity(64))
 				if err == nil {
 					won.Add(1)
 					winner.Store(p)
@@ -220,11 +220,11 @@ func handled(t *testing.T) *[]error {
 
 func TestWithPublishing(t *testing.T) {
 	errs := handled(t)
-	tp := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(64)))
+	tp := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
 	p := active.Load()
 	require.NotNil(t, p)
 	// A second one shares it.
-	tp2 := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(64), WithThreadSlots(false), WithLabels(LabelsHidden)))
+	tp2 := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64), WithThreadSlots(false), WithLabels(LabelsNone)))
 	assert.Same(t, p, active.Load())
 	require.Len(t, *errs, 1)
 	require.EqualError(t, (*errs)[0], "active spans are already published: these options of a later TracerProvider have no effect: WithThreadSlots, WithLabels")
@@ -242,7 +242,7 @@ func TestWithPublishing(t *testing.T) {
 	require.NoError(t, tp2.Shutdown(context.Background()))
 	assert.Same(t, p, active.Load(), "the other one goes on")
 	shows(tp)
-	tp3 := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(64)))
+	tp3 := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
 	require.NoError(t, tp.Shutdown(context.Background()))
 	shows(tp3)
 	require.NoError(t, tp3.Shutdown(context.Background()))
@@ -260,12 +260,12 @@ func TestWithPublishing(t *testing.T) {
 // Only options that a later provider gives are compared with those of the first.
 func TestOptionsNotGiven(t *testing.T) {
 	errs := handled(t)
-	first := sdktrace.NewTracerProvider(WithPublishing(WithSpanNames(true), WithCapacity(64)))
+	first := sdktrace.NewTracerProvider(WithPublishing(WithSpanNames(true), WithSlotCapacity(64)))
 	second := sdktrace.NewTracerProvider(WithPublishing(WithAttributeKeys("more"), WithEnabled(true)))
 	assert.Empty(t, *errs)
-	third := sdktrace.NewTracerProvider(WithPublishing(WithAttributeSpace(192)))
+	third := sdktrace.NewTracerProvider(WithPublishing(WithSlotAttributeSpace(192)))
 	require.Len(t, *errs, 1)
-	require.ErrorContains(t, (*errs)[0], "no effect: WithAttributeSpace")
+	require.ErrorContains(t, (*errs)[0], "no effect: WithSlotAttributeSpace")
 	for _, tp := range []*sdktrace.TracerProvider{first, second, third} {
 		require.NoError(t, tp.Shutdown(context.Background()))
 	}
@@ -274,10 +274,10 @@ func TestOptionsNotGiven(t *testing.T) {
 // A provider that is made while the last one shuts down publishes spans.
 func TestProviderDuringShutdown(t *testing.T) {
 	for range 300 {
-		first := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(64)))
+		first := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
 		var done sync.WaitGroup
 		done.Go(func() { assert.NoError(t, first.Shutdown(context.Background())) })
-		p := ForProvider(WithCapacity(64))
+		p := ForProvider(WithSlotCapacity(64))
 		require.NotNil(t, p)
 		done.Wait()
 		assert.Same(t, p, active.Load())
@@ -290,7 +290,7 @@ func TestInvalidAttributeKeyOfEnvironment(t *testing.T) {
 	t.Setenv("OTELCTX_SPAN_ATTRIBUTE_KEYS", "a,b\xff,c")
 	environment.Forget()
 	errs := handled(t)
-	tp := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(64)))
+	tp := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
 	assert.Equal(t, []string{"a", "c"}, advertisedKeys(t, active.Load()))
 	require.Len(t, *errs, 1)
 	require.ErrorContains(t, (*errs)[0], `OTELCTX_SPAN_ATTRIBUTE_KEYS: "b\xff"`)
@@ -368,17 +368,20 @@ func TestEnvironmentChooses(t *testing.T) {
 			WithAttributeKeys("job"),
 			[]attribute.Key{"tenant", "user", "job"},
 		},
-		"OTELCTX_SPAN_ATTRIBUTE_SPACE": {
-			"64", "613", func(c config) any { return c.space }, 0, 64, WithAttributeSpace(32), 32,
+		"OTELCTX_SPAN_SLOT_ATTRIBUTE_SPACE": {
+			"64", "613", func(c config) any { return c.space }, 0, 64, WithSlotAttributeSpace(32), 32,
 		},
-		"OTELCTX_SPAN_CAPACITY": {
-			"1024", "1000", func(c config) any { return c.capacity }, ring.DefaultCapacity, 1024, WithCapacity(64), 64,
+		"OTELCTX_SPAN_SLOT_CAPACITY": {
+			"1024", "1000", func(c config) any { return c.capacity }, ring.DefaultCapacity, 1024, WithSlotCapacity(64), 64,
 		},
 		"OTELCTX_SPAN_SLOT_LAYOUT": {
 			"1", "3", func(c config) any { return c.layout1 }, false, true, WithDatadogLayout(), true,
 		},
 		"OTELCTX_SPAN_LABELS": {
-			"hidden", "gone", func(c config) any { return c.labels }, LabelsUntilEnd, LabelsHidden, WithLabels(LabelsKept), LabelsKept,
+			"none", "hidden", func(c config) any { return c.labels }, LabelsAuto, LabelsNone, WithLabels(LabelsKept), LabelsKept,
+		},
+		"OTELCTX_SPAN_DATADOG_LABELS": {
+			"1", "on", func(c config) any { return c.datadogLabels }, false, true, WithDatadogLabels(false), false,
 		},
 		"OTELCTX_SPAN_PYROSCOPE_PROFILE_IDS": {
 			"True", "yes", func(c config) any { return c.profileIDs }, false, true, WithPyroscopeProfileIDs(), true,
@@ -407,7 +410,7 @@ func TestEnvironmentChooses(t *testing.T) {
 // A provider without options that differ reports no error.
 func TestSharingWithoutOptionsIsSilent(t *testing.T) {
 	errs := handled(t)
-	tp := sdktrace.NewTracerProvider(WithPublishing(WithSpanNames(true), WithCapacity(64)))
+	tp := sdktrace.NewTracerProvider(WithPublishing(WithSpanNames(true), WithSlotCapacity(64)))
 	tp2 := sdktrace.NewTracerProvider()
 	p := ForProvider()
 	assert.Same(t, active.Load(), p)
@@ -425,7 +428,7 @@ func TestSharingWithoutOptionsIsSilent(t *testing.T) {
 
 func TestWithPublishingReports(t *testing.T) {
 	errs := handled(t)
-	tp := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(3)))
+	tp := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(3)))
 	require.Len(t, *errs, 1)
 	assert.ErrorContains(t, (*errs)[0], "capacity 3")
 	_, span := tp.Tracer("").Start(context.Background(), "span")
@@ -504,7 +507,7 @@ func assertNoRecord(t testing.TB) {
 // Shutdown while many goroutines start, attach and end spans.
 func TestShutdownUnderLoad(t *testing.T) {
 	for range testenv.Rounds(2, max(3, long(20))) {
-		p, err := NewSpanProcessor(WithCapacity(256))
+		p, err := NewSpanProcessor(WithSlotCapacity(256))
 		require.NoError(t, err)
 		tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
 		tracer := tp.Tracer("")

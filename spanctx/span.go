@@ -44,7 +44,7 @@ type goroutine struct {
 }
 
 // locate fills g with the state of the calling goroutine, as it last published or inherited it. The
-// span at that position may have ended.
+// span that it finds may have ended.
 func (p *SpanProcessor) locate(g *goroutine) {
 	g.Self = p.runtime.Goroutine()
 	var known bool
@@ -230,7 +230,10 @@ func (p *SpanProcessor) newRecord(n *cells.Span, attributes *gorecord.Attributes
 	}
 	record := gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, attributes, &names, g.user)
 	record.SetOuter(g.record)
-	if p.labels == LabelsHidden {
+	if p.datadogLabels {
+		record.AddDatadogLabels(n.LocalRootSpanID, attributes, &names)
+	}
+	if p.labels == LabelsNone {
 		record.HideLabels()
 	}
 	return record
@@ -321,7 +324,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	}
 	if base := p.data.record(ref); base != nil {
 		// running may make a system call: ask only if the answer matters.
-		base.End(p.withdrawsLabels(p.labels == LabelsUntilEnd && !raceEnabled && p.profile.running(end)))
+		base.End(p.withdrawsLabels(p.labels == LabelsAuto && !raceEnabled && p.profile.running(end)))
 	}
 	if !inSpan {
 		// A thread's slot still names the span. Unless the cell's thread id is cleared, readers
@@ -351,7 +354,7 @@ func (p *SpanProcessor) leaveEnded(g *goroutine) {
 // withdrawsLabels reports whether to withdraw the labels of an ended span, given whether the process takes
 // a CPU profile of itself.
 func (p *SpanProcessor) withdrawsLabels(profiled bool) bool {
-	return p.labels == LabelsWithdrawn || p.labels == LabelsUntilEnd && !raceEnabled && !profiled
+	return p.labels == LabelsWithdrawn || p.labels == LabelsAuto && !raceEnabled && !profiled
 }
 
 // evict ends a live span and its records, to make room or at Shutdown. It reports false if another
@@ -453,6 +456,9 @@ func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, u
 	var names gorecord.Names
 	name, endpoint := p.cells.Names(base.Ref())
 	p.names.Set(&names, name, endpoint)
+	if p.datadogLabels {
+		names.DatadogRoot, _ = p.cells.LocalRoot(base.Ref())
+	}
 	record := base.Variant(a, &names, user, outer)
 	if base.Ended() || !p.cells.Live(base.Ref()) {
 		record.End(p.withdrawsLabels(p.profile.wasRunning()))

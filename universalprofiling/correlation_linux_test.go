@@ -186,7 +186,7 @@ func TestAFullQueueExportsAtOnce(t *testing.T) {
 }
 
 func TestAutoWaitsForARegistration(t *testing.T) {
-	s := newService(t, WithEnabled(Auto))
+	s := newService(t, WithMode(Auto))
 	run := func(name string) {
 		span := s.start(name)
 		s.send(correlation(span, 1, 1))
@@ -206,7 +206,7 @@ func TestAutoWaitsForARegistration(t *testing.T) {
 }
 
 func TestDisabledDoesNothing(t *testing.T) {
-	s := newService(t, WithEnabled(Disabled))
+	s := newService(t, WithMode(Disabled))
 	assert.Same(t, s.exported, s.NewExporter(s.exported), "no exporter of its own")
 	s.start("span").End()
 	assert.Equal(t, []string{"span"}, s.exported.names())

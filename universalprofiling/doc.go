@@ -52,7 +52,7 @@
 // # Configuration
 //
 //   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED: true, false or auto, the
-//     default; [WithEnabled] overrides it. With auto, spans are published and the socket is
+//     default; [WithMode] overrides it. With auto, spans are published and the socket is
 //     open, but nothing is correlated or delayed until a registration arrives. The
 //     OpenTelemetry eBPF profiler does not send registrations yet: use true with it.
 //   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR: the directory of the
@@ -74,7 +74,7 @@
 //
 //	sysctl -w net.unix.max_dgram_qlen=512
 //
-// Messages that arrive but cannot be used are counted, see [Active] and [Integration.Stats].
+// Messages that arrive but cannot be used are counted, see [Current] and [Integration.Stats].
 //
 // # Limits
 //

@@ -40,7 +40,7 @@ func Example() {
 		sdktrace.WithResource(res),
 		universalprofiling.WithIntegration(
 			universalprofiling.WithResource(res),
-			universalprofiling.WithEnabled(universalprofiling.Enabled),
+			universalprofiling.WithMode(universalprofiling.Enabled),
 		),
 		sdktrace.WithBatcher(universalprofiling.NewExporter(printer{})),
 	)
@@ -64,7 +64,7 @@ func ExampleNew() {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	integration, err := universalprofiling.New(
-		universalprofiling.WithEnabled(universalprofiling.Enabled),
+		universalprofiling.WithMode(universalprofiling.Enabled),
 		universalprofiling.WithSocketDir(dir),
 	)
 	if err != nil {

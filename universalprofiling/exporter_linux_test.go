@@ -33,7 +33,7 @@ func TestForceFlushAndShutdownExportEverything(t *testing.T) {
 	for name, integrationFirst := range map[string]bool{"integration first": true, "exporter first": false} {
 		t.Run(name, func(t *testing.T) {
 			supported(t)
-			i, err := New(WithSocketDir(t.TempDir()), WithEnabled(Enabled))
+			i, err := New(WithSocketDir(t.TempDir()), WithMode(Enabled))
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, i.Shutdown(context.Background())) })
 			i.correlations.delay.Store(int64(time.Hour))

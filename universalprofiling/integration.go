@@ -73,9 +73,9 @@ var latest atomic.Pointer[Integration]
 // requested is set once an Integration has been requested, even if it is disabled or failed.
 var requested atomic.Bool
 
-// Active returns the Integration of the process, such as the one created by [WithIntegration], for
+// Current returns the Integration of the process, such as the one created by [WithIntegration], for
 // its [Integration.Stats]. It returns nil if there is none; the Stats of nil are zero.
-func Active() *Integration { return active.Load() }
+func Current() *Integration { return active.Load() }
 
 // building is held while an Integration starts or shuts down.
 var building sync.Mutex
@@ -490,10 +490,11 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 		i.dropEnded(cells.Ref(shown), goid)
 	}
 	p := goruntime.Pin()
-	reused := inside && own && !position.Attached() && i.table.FreeWarm(p, ref)
+	// The next span on this P may reuse the cell at once if no goroutine needs the lineage: the goroutine
+	// that started the span was in it, not in a span inside it that may outlive it.
+	reused := inside && own && position == wire.Position(ref) && i.table.FreeWarm(p, ref)
 	goruntime.Unpin()
 	if !reused {
-		// The goroutine that has started it may still need its ancestors.
 		i.table.Free(ref)
 	}
 }

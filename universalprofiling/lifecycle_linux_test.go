@@ -78,8 +78,8 @@ func TestThereIsOneIntegration(t *testing.T) {
 	s := newService(t)
 	_, err := New()
 	require.ErrorIs(t, err, ErrAlreadyIntegrated)
-	assert.Same(t, s.Integration, Active())
-	for _, opts := range [][]Option{{WithSocketDir(s.settings.socketDir), WithEnabled(Enabled)}, {WithEnabled(Auto)}} {
+	assert.Same(t, s.Integration, Current())
+	for _, opts := range [][]Option{{WithSocketDir(s.settings.socketDir), WithMode(Enabled)}, {WithMode(Auto)}} {
 		tp := sdktrace.NewTracerProvider(WithIntegration(opts...))
 		_, span := tp.Tracer("other").Start(t.Context(), "span")
 		s.shownHere(span)
@@ -115,14 +115,14 @@ func TestProvidersStartAndShutDown(t *testing.T) {
 			for range testenv.Rounds(400, 2000) {
 				i := ForProvider()
 				if assert.NotNil(t, i) {
-					assert.Same(t, i, Active())
+					assert.Same(t, i, Current())
 					assert.NoError(t, i.Shutdown(t.Context()))
 				}
 			}
 		})
 	}
 	all.Wait()
-	assert.Nil(t, Active())
+	assert.Nil(t, Current())
 	assert.Empty(t, handled.Take())
 }
 
@@ -404,8 +404,8 @@ func TestConfiguration(t *testing.T) {
 		{"false", "ENABLED", "false", nil, settings{mode: Disabled}, nil},
 		{"auto", "ENABLED", "auto", nil, settings{mode: Auto}, nil},
 		{"neither", "ENABLED", "yes", nil, settings{mode: Auto}, []string{`ENABLED is "yes"`}},
-		{"option wins", "ENABLED", "false", []Option{WithEnabled(Enabled)}, settings{mode: Enabled}, nil},
-		{"option is not valid", "", "", []Option{WithEnabled(7)}, settings{mode: Auto}, []string{`WithEnabled is "7"`}},
+		{"option wins", "ENABLED", "false", []Option{WithMode(Enabled)}, settings{mode: Enabled}, nil},
+		{"option is not valid", "", "", []Option{WithMode(7)}, settings{mode: Auto}, []string{`WithMode is "7"`}},
 		{"directory", "SOCKET_DIR", "/run/x", nil, settings{socketDir: "/run/x"}, nil},
 		{"directory by option", "SOCKET_DIR", "/run/x", []Option{WithSocketDir("/y")}, settings{socketDir: "/y"}, nil},
 		{"size", "BUFFER_SIZE", "10", nil, settings{bufferSize: 10}, nil},

@@ -41,7 +41,7 @@ func TestALargeQueue(t *testing.T) {
 func TestTooManyLiveSpans(t *testing.T) {
 	testenv.NeedAll(t)
 	handled := oteltest.HandledErrors(t)
-	s := newService(t, WithEnabled(Auto))
+	s := newService(t, WithMode(Auto))
 	spans := make([]trace.Span, cells.Capacity+100)
 	for n := range spans {
 		spans[n] = s.start("span")
@@ -74,7 +74,7 @@ func TestManyProviders(t *testing.T) {
 	var memory uint64
 	r := newRecorder()
 	for n := range testenv.Rounds(50, 1_000) {
-		tp := sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(dir), WithEnabled(Enabled)), sdktrace.WithBatcher(NewExporter(r)))
+		tp := sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(dir), WithMode(Enabled)), sdktrace.WithBatcher(NewExporter(r)))
 		ctx, span := tp.Tracer("test").Start(t.Context(), "span")
 		a := Attach(ctx)
 		a.Detach()

@@ -115,12 +115,12 @@ func TestEveryOrder(t *testing.T) {
 					if exporterFirst {
 						e = NewExporter(r)
 					}
-					opts := []Option{WithSocketDir(dir), WithEnabled(Enabled)}
+					opts := []Option{WithSocketDir(dir), WithMode(Enabled)}
 					integration := []sdktrace.TracerProviderOption{WithIntegration(opts...)}
 					if twice {
 						integration = append(integration, WithIntegration(opts...))
 					}
-					i := Active()
+					i := Current()
 					require.NotNil(t, i)
 					i.correlations.delay.Store(int64(time.Hour))
 					if !exporterFirst {
@@ -147,7 +147,7 @@ func TestEveryOrder(t *testing.T) {
 						assert.Equal(t, map[string]int{"transaction": 2}[s.Name], samplesOf(s, 1), s.Name)
 					}
 					require.NoError(t, tp.Shutdown(t.Context()))
-					require.Nil(t, Active())
+					require.Nil(t, Current())
 					require.Empty(t, exporters.each())
 				}
 				assert.Empty(t, handled.Take())
@@ -174,8 +174,8 @@ func TestMissingHalves(t *testing.T) {
 	require.NoError(t, tp.Shutdown(t.Context()))
 
 	supported(t)
-	tp = sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(t.TempDir()), WithEnabled(Enabled)))
-	i := Active()
+	tp = sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(t.TempDir()), WithMode(Enabled)))
+	i := Current()
 	_, span := tp.Tracer("test").Start(t.Context(), "span")
 	for range 2 {
 		i.handleMessage(correlation(span, 1, 1).Encode(), true)

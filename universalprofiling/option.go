@@ -102,7 +102,7 @@ func newSettings(opts []Option) settings {
 			invalid(enabledKey, v, wantMode, "auto")
 		}
 	} else if s.mode = *c.mode; s.mode < Auto || s.mode > Disabled {
-		invalid("WithEnabled", int(s.mode), "Enabled, Disabled or Auto", "Auto")
+		invalid("WithMode", int(s.mode), "Enabled, Disabled or Auto", "Auto")
 		s.mode = Auto
 	}
 
@@ -137,9 +137,9 @@ func newSettings(opts []Option) settings {
 	return s
 }
 
-// WithEnabled turns the integration on or off. It overrides the environment variable
+// WithMode turns the integration on or off. It overrides the environment variable
 // ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED.
-func WithEnabled(m Mode) Option {
+func WithMode(m Mode) Option {
 	return optionFunc(func(c config) config {
 		c.mode = &m
 		return c

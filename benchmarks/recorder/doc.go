@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recorder measures what otelctx record takes: beside many idle processes, over
-// many minutes, and beside perf record. Everything is in the tests, which measure only
-// with -measure: make bench WHAT=recorder runs them. README.md in the directory above has the figures.
+// Package recorder measures the cost of otelctx record: to a busy service, beside many idle processes, in memory
+// over many minutes, and compared with perf record. Everything is in tests, which are skipped without -measure;
+// make bench WHAT=recorder sets it.
 package recorder

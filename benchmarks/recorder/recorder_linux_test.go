@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,25 +30,25 @@ import (
 )
 
 var (
-	measure = flag.Bool("measure", false, "measure: without it the tests are skipped")
-	rounds  = flag.Int("rounds", 5, "how many times to measure, for medians")
-	window  = flag.Duration("window", 30*time.Second, "how long to measure at a time")
-	long    = flag.Duration("long", 10*time.Minute, "how long the long recording is")
+	measure = flag.Bool("measure", false, "run the measurements, which are skipped otherwise")
+	rounds  = flag.Int("rounds", 5, "how many times to measure; the median counts")
+	window  = flag.Duration("window", 30*time.Second, "how long each measurement takes")
+	long    = flag.Duration("long", 10*time.Minute, "how long TestMemory records")
 )
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run})
 }
 
-// need skips tests that nobody has asked for.
+// need skips a test unless -measure is set.
 func need(t *testing.T) {
 	t.Helper()
 	if !*measure {
-		t.Skip("measurements need -measure")
+		t.Skip("this measurement needs -measure")
 	}
 }
 
-// startService starts a service that is always busy, in ever other spans and stacks.
+// startService starts a service that is always busy, with new spans and varied stacks.
 func startService(t *testing.T) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, burner.Role, nil)
@@ -55,7 +56,7 @@ func startService(t *testing.T) *childproc.Child {
 	return c
 }
 
-// tool is a recorder that runs: otelctx, or perf.
+// tool is a running recorder: otelctx or perf.
 type tool struct {
 	t              *testing.T
 	cmd            *exec.Cmd
@@ -76,7 +77,7 @@ func start(t *testing.T, name string, args ...string) *tool {
 
 func (r *tool) PID() int { return r.cmd.Process.Pid }
 
-// used returns the processor time that it has used so far.
+// used returns the CPU time used so far.
 func (r *tool) used() time.Duration {
 	r.t.Helper()
 	used, err := burner.Used(r)
@@ -84,7 +85,7 @@ func (r *tool) used() time.Duration {
 	return used
 }
 
-// resident returns its memory in KiB.
+// resident returns the resident memory in KiB.
 func (r *tool) resident() (kB int) {
 	r.t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.PID()))
@@ -95,18 +96,18 @@ func (r *tool) resident() (kB int) {
 	return kB
 }
 
-// end interrupts it, and returns all the processor time that it has used.
+// end interrupts the tool, waits for it, and returns the CPU time used in total.
 func (r *tool) end() time.Duration {
 	r.t.Helper()
 	require.NoError(r.t, r.cmd.Process.Signal(os.Interrupt))
 	err := r.cmd.Wait()
-	if filepath.Base(r.cmd.Path) != "perf" { // which dies of the signal
+	if filepath.Base(r.cmd.Path) != "perf" { // perf is killed by the signal
 		require.NoError(r.t, err, r.stderr.String())
 	}
 	return r.cmd.ProcessState.UserTime() + r.cmd.ProcessState.SystemTime()
 }
 
-// otelctx starts to record.
+// otelctx starts otelctx record.
 func otelctx(t *testing.T, exe string, args ...string) *tool {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
@@ -118,7 +119,7 @@ func build(t *testing.T) string {
 	return programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
 }
 
-// samples returns how many samples there are, after the end.
+// samples returns the number of samples. The recording must have ended.
 func (r *tool) samples() int {
 	r.t.Helper()
 	var document struct{ Samples, Lost int }
@@ -132,10 +133,10 @@ func median[T time.Duration | float64 | int](v []T) T {
 	return v[len(v)/2]
 }
 
-// beginning is how long the first looks at all processes take, at most.
+// beginning is enough time to look at all processes for the first time.
 const beginning = 4 * time.Second
 
-// TestIdle records a service beside 560 processes that do nothing.
+// TestIdle measures the recorder's CPU time beside 560 idle processes, with a service that is busy or stopped.
 func TestIdle(t *testing.T) {
 	need(t)
 	exe := build(t)
@@ -144,7 +145,6 @@ func TestIdle(t *testing.T) {
 	}
 	for _, busy := range []bool{false, true} {
 		t.Run(fmt.Sprintf("busy=%v", busy), func(t *testing.T) {
-			// A process that publishes, and is stopped, is one that does nothing.
 			service := startService(t)
 			var shares []float64
 			for range *rounds {
@@ -170,7 +170,7 @@ func signal(t *testing.T, c *childproc.Child, name string) {
 	require.NoError(t, exec.Command("kill", "-"+name, strconv.Itoa(c.PID())).Run())
 }
 
-// TestMemory records two busy services for many minutes.
+// TestMemory checks that memory does not grow while two busy services are recorded for minutes.
 func TestMemory(t *testing.T) {
 	need(t)
 	exe := build(t)
@@ -184,7 +184,7 @@ func TestMemory(t *testing.T) {
 		kB = append(kB, r.resident())
 	}
 	r.end()
-	// Of a minute the median: what is being written comes and goes.
+	// The median of a minute, because memory goes up and down with each file that is written.
 	const minute = int(time.Minute / step)
 	first, last := median(kB[:min(minute, len(kB))]), median(kB[max(0, len(kB)-minute):])
 	t.Logf("%d samples; KiB each %v: %v; the median of the first minute %d, of the last %d, %+.1f %%",
@@ -192,8 +192,16 @@ func TestMemory(t *testing.T) {
 	assert.Less(t, last, first*6/5)
 }
 
-// startHTTP starts an HTTP service that is always busy.
-func startHTTP(t *testing.T) int {
+// web is an HTTP service that is always busy.
+type web struct {
+	pid int
+	// answered counts requests.
+	answered atomic.Uint64
+}
+
+func (w *web) PID() int { return w.pid }
+
+func startHTTP(t *testing.T) *web {
 	t.Helper()
 	cmd := exec.Command(programs.Build(t, programs.Static, "../../example", "./quickstart"), "-serve")
 	stdout, err := cmd.StdoutPipe()
@@ -203,11 +211,9 @@ func startHTTP(t *testing.T) int {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	var (
-		pid int
-		url string
-	)
-	_, err = fmt.Fscanf(bufio.NewReader(stdout), "pid=%d\nurl=%s\n", &pid, &url)
+	w := new(web)
+	var url string
+	_, err = fmt.Fscanf(bufio.NewReader(stdout), "pid=%d\nurl=%s\n", &w.pid, &url)
 	require.NoError(t, err)
 	const clients = 4
 	for range clients {
@@ -215,27 +221,64 @@ func startHTTP(t *testing.T) int {
 			for {
 				response, err := http.Get(url)
 				if err != nil {
-					return // It has ended.
+					return // the service has ended
 				}
 				_, _ = io.Copy(io.Discard, response.Body)
 				_ = response.Body.Close()
+				w.answered.Add(1)
 			}
 		}()
 	}
-	return pid
+	return w
 }
 
-// cost is what a recording has taken.
+// TestOverhead measures how many requests an HTTP service answers per second of its CPU time while it is recorded,
+// compared with the time before and after. "0 Hz" is not recorded: its spread says how far to trust the rest.
+func TestOverhead(t *testing.T) {
+	need(t)
+	exe, service := build(t), startHTTP(t)
+	throughput := func() float64 {
+		time.Sleep(beginning)
+		used, err := burner.Used(service)
+		require.NoError(t, err)
+		answered := service.answered.Load()
+		time.Sleep(*window)
+		usedAfter, err := burner.Used(service)
+		require.NoError(t, err)
+		return float64(service.answered.Load()-answered) / (usedAfter - used).Seconds()
+	}
+	ratios := map[string][]float64{}
+	before := throughput()
+	for range *rounds {
+		for _, frequency := range []string{"0", "99", "997"} {
+			var r *tool
+			if frequency != "0" {
+				r = otelctx(t, exe, strconv.Itoa(service.pid), "--freq="+frequency)
+			}
+			recorded := throughput()
+			if r != nil {
+				r.end()
+				require.Positive(t, r.samples())
+			}
+			after := throughput()
+			ratios[frequency] = append(ratios[frequency], 2*recorded/(before+after))
+			before = after
+		}
+	}
+	for frequency, v := range ratios {
+		t.Logf("%s Hz: requests per CPU second, compared with no recording: %.4f, median %.4f", frequency, v, median(v))
+	}
+}
+
+// cost is the CPU time of a recording.
 type cost struct {
-	// steady is the processor time of the window, all that of the whole recording, named
-	// with names afterwards. Perf's written is that of making its samples readable without
-	// names.
+	// steady is that of the window, all that of the whole recording. For perf, named and written add that of
+	// perf script, with function names and without.
 	steady, all, named, written time.Duration
 	samples                     int
 }
 
-// TestBesidePerf records a service by otelctx, with names and without, and by perf record, in
-// turns.
+// TestBesidePerf compares otelctx record, with function names and without, with perf record.
 func TestBesidePerf(t *testing.T) {
 	need(t)
 	if _, err := exec.LookPath("perf"); err != nil {
@@ -245,7 +288,7 @@ func TestBesidePerf(t *testing.T) {
 	for _, s := range []struct {
 		name  string
 		start func(*testing.T) int
-	}{{"http", startHTTP}, {"burner", func(t *testing.T) int { return startService(t).PID() }}} {
+	}{{"http", func(t *testing.T) int { return startHTTP(t).pid }}, {"burner", func(t *testing.T) int { return startService(t).PID() }}} {
 		t.Run("service="+s.name, func(t *testing.T) {
 			pid := strconv.Itoa(s.start(t))
 			for _, frequency := range []string{"99", "997"} {
@@ -283,12 +326,11 @@ func besidePerf(t *testing.T, exe, pid, frequency string) {
 	for i := range ours {
 		t.Logf("otelctx %+v, unnamed %+v; perf %+v", ours[i], unnamed[i], theirs[i])
 	}
-	t.Logf("otelctx a sample, times perf: %.2f without beginning, names and end (%.2f); %.2f with all, both without names (%.2f), %.2f beside perf script too (%.2f); %.2f with all (%.2f)",
+	t.Logf("CPU time per sample as a multiple of perf's: steady, without names %.2f (%.2f); whole recording, without names %.2f (%.2f), with perf script %.2f (%.2f); with names and perf script %.2f (%.2f)",
 		median(steady), steady, median(all), all, median(written), written, median(named), named)
 }
 
-// perfScript returns how many samples perf script prints of a file, and what processor time
-// that takes.
+// perfScript returns the number of samples that perf script prints of a file, and its CPU time.
 func perfScript(t *testing.T, file, fields string) (samples int, used time.Duration) {
 	t.Helper()
 	script := exec.Command("perf", "script", "--no-inline", "-F", fields, "-i", file)
@@ -297,10 +339,10 @@ func perfScript(t *testing.T, file, fields string) (samples int, used time.Durat
 	return strings.Count(string(out), "\n\n"), script.ProcessState.UserTime() + script.ProcessState.SystemTime()
 }
 
-// perSample returns a processor time in seconds for each sample.
+// perSample returns CPU time in seconds per sample.
 func perSample(used time.Duration, c cost) float64 { return used.Seconds() / float64(c.samples) }
 
-// record records for a window, after the beginning.
+// record lets the tool record for the window, and ends it.
 func (r *tool) record() (c cost) {
 	r.t.Helper()
 	time.Sleep(beginning)

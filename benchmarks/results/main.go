@@ -1,13 +1,17 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command results generates results.md from the CSV files that the commands that measure
-// have written. Run it in the folder benchmarks:
+// Command results generates results.md from CSV files, which the commands that measure write. Run it in the folder
+// benchmarks:
 //
 //	go run ./results
 //
-// A CSV file begins with lines such as "# date: 2026-11-25", which say where and when it was
-// measured. To add a section, add it to sections.
+// With -bench it turns the output of go test -bench into such a CSV file instead:
+//
+//	go test -run '^$' -bench '^BenchmarkService$' -count 3 . | go run ./results -bench >results/service.csv
+//
+// A CSV file begins with lines "# key: value" that say when and where it was measured; date and machine are
+// required. To add a section, add it to sections.
 package main
 
 import (
@@ -23,12 +27,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
-// section is a part of the document, from one CSV file.
+// section is a section of results.md, made from one CSV file.
 type section struct {
 	file, title, about string
-	// render writes the part of the rows that matters; nil is all of them.
+	// render writes the table. Without it, the table has all rows.
 	render func(w io.Writer, t *table) error
 }
 
@@ -36,10 +41,11 @@ var sections = []section{
 	{"wild", "Scoreboard", "`make wild` runs patterns of real services with real libraries, and compares what observers say of each sample with " +
 		"the span that the code's stack spells.", renderWild},
 	{"bench", "Cost of a span", "`processor` says what is published; each shape is a multiple of the same spans with a no-op processor.", nil},
-	{"accuracy", "Carriers", "How often a sample gets the right span, by the carrier that publishes it. Precision: of the samples that were given a span, " +
-		"how many were given the right one. Recall: of those taken in a span, how many were given it. False positives: of those taken outside all spans, " +
-		"how many were given one.", nil},
+	{"carriers", "Carriers", "How often samples get the right span if only one carrier publishes it. Precision is the share of right spans among those " +
+		"given; recall is the share of samples in a span that were given it; false positives are the share of samples outside all spans that were given one.",
+		func(w io.Writer, t *table) error { renderSummary(w, t); return nil }},
 	{"service", "A real HTTP service", "An otelhttp server and client with six spans per request, each configuration in turns with its baseline.", nil},
+	{"exectrace", "Ids of spans in execution traces", "Package exectrace, as a multiple of the same spans without it: while no execution trace is recorded, and while one is.", nil},
 	{"collector", "Three recorders", "`otelctx record`, the Collector receiver of this project and upstream's receiver at the same process.", nil},
 	{"equalstacks", "Equal stacks", "Spans whose stacks are equal, one after the other on the same thread.", nil},
 	{"other", "Publishing and reading", "", nil},
@@ -49,7 +55,7 @@ var sections = []section{
 
 // table is a CSV file.
 type table struct {
-	// measured are the lines "key: value" at its beginning.
+	// measured are the lines "key: value" at its start.
 	measured []string
 	columns  []string
 	rows     [][]string
@@ -64,6 +70,11 @@ func parse(text []byte) (*table, error) {
 		}
 		t.measured = append(t.measured, strings.TrimSpace(comment))
 	}
+	for _, key := range []string{"date: ", "machine: "} {
+		if !slices.ContainsFunc(t.measured, func(line string) bool { return strings.HasPrefix(line, key) }) {
+			return nil, fmt.Errorf("no line %q says when and where it was measured", "# "+key)
+		}
+	}
 	r := csv.NewReader(bytes.NewReader(text))
 	r.Comment = '#'
 	rows, err := r.ReadAll()
@@ -77,7 +88,7 @@ func parse(text []byte) (*table, error) {
 	return t, nil
 }
 
-// cell returns a row's text in a column, and count its number.
+// cell returns the text of a cell; it is empty if the table has no such column. count returns it as a number.
 func (t *table) cell(row []string, column string) string {
 	if i := slices.Index(t.columns, column); i >= 0 {
 		return row[i]
@@ -90,7 +101,7 @@ func (t *table) count(row []string, column string) int {
 	return n
 }
 
-// distinct returns the values of a column in the order in which they come first.
+// distinct returns the values of a column, in the order of their first appearance.
 func (t *table) distinct(column string) (values []string) {
 	for _, row := range t.rows {
 		if v := t.cell(row, column); !slices.Contains(values, v) {
@@ -103,8 +114,15 @@ func (t *table) distinct(column string) (values []string) {
 func main() {
 	dir := flag.String("dir", "results", "the folder with the CSV files")
 	output := flag.String("o", "results.md", "the document to write")
+	bench := flag.Bool("bench", false, "write CSV of the output of go test -bench on the standard input")
 	flag.Parse()
-	if err := generate(*dir, *output); err != nil {
+	var err error
+	if *bench {
+		err = convert(os.Stdout, os.Stdin, time.Now())
+	} else {
+		err = generate(*dir, *output)
+	}
+	if err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, "results:", err)
 		os.Exit(1)
 	}
@@ -144,7 +162,7 @@ func generate(dir, output string) error {
 	return os.WriteFile(output, document.Bytes(), 0o600)
 }
 
-// markdown writes a table of Markdown. Columns of numbers are aligned to the right.
+// markdown writes a table in Markdown, with columns of numbers aligned to the right.
 func markdown(w io.Writer, columns []string, rows [][]string) {
 	line := func(cells []string) { _, _ = fmt.Fprintf(w, "| %s |\n", strings.Join(cells, " | ")) }
 	_, _ = fmt.Fprintln(w)
@@ -167,40 +185,50 @@ func renderAll(w io.Writer, t *table) error {
 	return nil
 }
 
-// goroutineProfile is the observer whose faults alone do not put a pattern into the document:
-// it reads labels some milliseconds after it has collected the goroutines.
+// goroutineProfile is an observer whose faults alone do not put a pattern into the document, because it reads labels
+// some milliseconds after it has collected the goroutines.
 const goroutineProfile = "goroutine profile"
 
-// renderWild writes a summary of each observer, and the patterns with a fault.
-func renderWild(w io.Writer, t *table) error {
+// renderSummary writes a row for each publication and observer.
+func renderSummary(w io.Writer, t *table) {
 	var summary [][]string
-	observers := t.distinct("observer")
-	for _, o := range observers {
-		sums := map[string]int{}
-		patterns, perfect, wrong := 0, 0, 0
-		for _, row := range t.rows {
-			if t.cell(row, "observer") != o {
-				continue
+	columns := []string{"Published", "Observer", "patterns", "without fault", "with a wrong sample", "samples", "precision", "recall", "false positives"}
+	for _, publish := range t.distinct("publish") {
+		for _, o := range t.distinct("observer") {
+			sums := map[string]int{}
+			patterns, perfect, wrong := 0, 0, 0
+			for _, row := range t.rows {
+				if t.cell(row, "observer") != o || t.cell(row, "publish") != publish {
+					continue
+				}
+				for _, column := range []string{"samples", "right", "none", "wrong", "shown", "outside"} {
+					sums[column] += t.count(row, column)
+				}
+				patterns++
+				if t.count(row, "none")+t.count(row, "wrong") == 0 {
+					perfect++
+				}
+				if t.count(row, "wrong") > 0 {
+					wrong++
+				}
 			}
-			for _, column := range []string{"samples", "right", "none", "wrong", "shown", "outside"} {
-				sums[column] += t.count(row, column)
+			if patterns == 0 {
+				continue // the observer cannot see this publication
 			}
-			patterns++
-			if t.count(row, "none")+t.count(row, "wrong") == 0 {
-				perfect++
-			}
-			if t.count(row, "wrong") > 0 {
-				wrong++
-			}
+			due := sums["shown"] + sums["none"] + sums["wrong"] - sums["outside"]
+			summary = append(summary, []string{
+				publish, o, strconv.Itoa(patterns), strconv.Itoa(perfect), strconv.Itoa(wrong), strconv.Itoa(sums["samples"]),
+				share(sums["shown"], sums["shown"]+sums["wrong"]), share(sums["shown"], due), share(sums["outside"], sums["samples"]-due),
+			})
 		}
-		due := sums["shown"] + sums["none"] + sums["wrong"] - sums["outside"]
-		summary = append(summary, []string{
-			o, strconv.Itoa(patterns), strconv.Itoa(perfect), strconv.Itoa(wrong), strconv.Itoa(sums["samples"]),
-			share(sums["shown"], sums["shown"]+sums["wrong"]), share(sums["shown"], due), share(sums["outside"], sums["samples"]-due),
-		})
 	}
-	markdown(w, []string{"Observer", "patterns", "without fault", "with a wrong sample", "samples", "precision", "recall", "false positives"}, summary)
+	markdown(w, columns, summary)
+}
 
+// renderWild writes a summary, and the patterns with a fault.
+func renderWild(w io.Writer, t *table) error {
+	renderSummary(w, t)
+	observers := t.distinct("observer")
 	var faulty [][]string
 	for _, pattern := range t.distinct("pattern") {
 		cells := []string{pattern, "", ""}
@@ -238,7 +266,7 @@ func bold(wrong int) string {
 	return fmt.Sprintf("**%d wrong**", wrong)
 }
 
-// share is a number of samples as a percentage of others.
+// share formats n as a percentage of another number.
 func share(n, of int) string {
 	if of == 0 {
 		return "-"

@@ -4,30 +4,35 @@
 package main
 
 import (
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
-// The document has all observers in its summary, and of the patterns those with a fault.
+// TestGenerate checks the summary of all observers, that only patterns with a fault are listed, and what a CSV file must say.
 func TestGenerate(t *testing.T) {
 	dir := t.TempDir()
 	output := filepath.Join(dir, "results.md")
 	for name, text := range map[string]string{
 		"wild.csv": `# date: 2026-11-25
 # machine: a fast one
-pattern,about,contract,observer,samples,right,none,wrong,shown,outside
-good,all is well,shown,record,10,10,0,0,10,0
-good,all is well,shown,goroutine profile,10,4,6,0,4,0
-lost,"missing, and wrong",shown,record,10,4,4,2,4,0
-lost,"missing, and wrong",shown,goroutine profile,10,10,0,0,10,0
-outside,after it,nothing,record,5,4,0,1,0,1
-outside,after it,nothing,goroutine profile,5,5,0,0,0,0
+publish,pattern,about,contract,observer,samples,right,none,wrong,shown,outside
+default,good,all is well,shown,record,10,10,0,0,10,0
+default,good,all is well,shown,goroutine profile,10,4,6,0,4,0
+default,lost,"missing, and wrong",shown,record,10,4,4,2,4,0
+default,lost,"missing, and wrong",shown,goroutine profile,10,10,0,0,10,0
+default,outside,after it,nothing,record,5,4,0,1,0,1
+default,outside,after it,nothing,goroutine profile,5,5,0,0,0,0
 `,
-		"bench.csv": "benchmark,ns/op\nSpan,420\n",
+		"bench.csv": "# machine: a slow one\n# date: 2026-11-24\nbenchmark,ns/op\nSpan,420\n",
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
@@ -36,7 +41,7 @@ outside,after it,nothing,goroutine profile,5,5,0,0,0,0
 	require.NoError(t, err)
 	for _, line := range []string{
 		"- machine: a fast one\n",
-		"| record | 3 | 1 | 2 | 25 | 82.35 % | 70.00 % | 20.00 % |\n",
+		"| default | record | 3 | 1 | 2 | 25 | 82.35 % | 70.00 % | 20.00 % |\n",
 		"Patterns with a fault outside the goroutine profile: 2 of 3.",
 		"| lost | missing, and wrong | shown | 10: 4 none, **2 wrong** |  |\n",
 		"| outside | after it | nothing | 5: 0 none, **1 wrong** |  |\n",
@@ -45,6 +50,34 @@ outside,after it,nothing,goroutine profile,5,5,0,0,0,0
 		assert.Contains(t, string(got), line)
 	}
 	assert.NotContains(t, string(got), "| good |")
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "wild.csv"), []byte("a,b\nc\n"), 0o600))
-	assert.ErrorContains(t, generate(dir, output), "wild.csv: ")
+	for text, want := range map[string]string{
+		"# date: 2026-11-25\n# machine: one\na,b\nc\n": "wild.csv: ",
+		"# date: 2026-11-25\na,b\nc,d\n":               `no line "# machine: "`,
+		"# machine: one\na,b\nc,d\n":                   `no line "# date: "`,
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "wild.csv"), []byte(text), 0o600))
+		assert.ErrorContains(t, generate(dir, output), want)
+	}
+}
+
+func TestConvert(t *testing.T) {
+	var written strings.Builder
+	suffix := fmt.Sprintf("-%d", runtime.GOMAXPROCS(0))
+	require.NoError(t, convert(&written, strings.NewReader(strings.ReplaceAll(`goos: linux
+cpu: Fast CPU
+BenchmarkService/gogc=100/processor=noop-N  	 60	 152788 ns/op	 1.004 x-base	 38319 B/op
+BenchmarkService/gogc=100/processor=names-N  	 60	 999600 ns/op	 1.1 x-base	 40178 B/op	 0 gcs/kop
+BenchmarkService/gogc=100/processor=names-N  	 60	 1199520 ns/op	 1.1 x-base	 40178 B/op	 0 gcs/kop
+BenchmarkService/gogc=100/processor=names-N  	 60	 1000000 ns/op	 1.2 x-base	 40178 B/op	 0 gcs/kop
+PASS
+`, "-N", suffix)), time.Date(2026, 11, 25, 1, 2, 3, 0, time.UTC)))
+	comments, rows, _ := strings.Cut(written.String(), "gogc,")
+	assert.Contains(t, comments, "# date: 2026-11-25\n")
+	assert.Contains(t, comments, "Fast CPU")
+	assert.Contains(t, comments, "BenchmarkService -count 1\n")
+	assert.Equal(t, `processor,ns/op,x-base,B/op,gcs/kop
+100,noop,153 µs,1.00,38319,
+100,names,1.00 ms ± 10 %,1.10 ± 5 %,40178,0
+`, rows)
+	assert.Error(t, convert(io.Discard, strings.NewReader("FAIL\n"), time.Time{}))
 }

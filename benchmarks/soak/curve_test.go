@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// curve is how much there was of something over time.
+// curve is an amount over time.
 type curve struct {
 	name   string
 	unit   unit
 	limits limits
-	// at is when, in seconds from the beginning, in order, and value how much then.
+	// at are seconds since the start, in order. value are the amounts.
 	at, value []float64
 }
 
-// unit says how values are written.
+// unit says how values are printed.
 type unit int
 
 const (
@@ -36,30 +36,27 @@ func (u unit) text(v float64) string {
 	return fmt.Sprintf("%.1f", math.Round(10*v)/10+0) // never -0
 }
 
-// limits is what a flat curve keeps, once it has settled.
+// limits are how much a flat curve may change in its second half.
 type limits struct {
-	// growth is by how much a straight line, fitted to it by least squares, may rise
-	// from the first to the last point. It may fall by any amount.
+	// growth is how much a straight line fitted by least squares may rise. It may fall by any amount.
 	growth float64
-	// spread is by how much the highest point may exceed the median.
+	// spread is how far the highest point may be above the median.
 	spread float64
 }
 
-// add adds a point.
 func (c *curve) add(at time.Duration, value float64) {
 	c.at = append(c.at, at.Seconds())
 	c.value = append(c.value, value)
 }
 
-// leastPoints is of how many points can be said that they are flat.
+// leastPoints is the minimum number of points from which to tell whether a curve is flat.
 const leastPoints = 10
 
-// settled is the second half of a curve's time, of which it is said whether it is flat:
-// what comes before is warming up.
+// settled summarizes the second half of a curve's time. The first half is for warming up.
 type settled struct {
 	points              int
 	median, max, growth float64
-	// rise is by how much the last point is above the first.
+	// rise is the difference between the last and the first point.
 	rise float64
 }
 
@@ -80,7 +77,7 @@ func (c *curve) settled() settled {
 	}
 }
 
-// slope returns that of the straight line that least squares fit.
+// slope returns the slope of the straight line that least squares fit.
 func slope(x, y []float64) float64 {
 	meanX, meanY, products, squares := mean(x), mean(y), 0.0, 0.0
 	for i := range x {
@@ -97,17 +94,17 @@ func mean(values []float64) (mean float64) {
 	return mean
 }
 
-// spread is how far the highest point is above the median.
+// spread returns how far the highest point is above the median.
 func (s settled) spread() float64 { return s.max - s.median }
 
-// problems says why a curve is not flat, or not known to be.
+// problems says why a curve is not flat, or has too few points.
 func (c *curve) problems() []string {
 	s := c.settled()
 	if s.points < leastPoints {
 		return []string{fmt.Sprintf("%s: %d points are too few", c.name, s.points)}
 	}
 	var all []string
-	// What is not a number is not flat either.
+	// This form also catches NaN.
 	if !(s.growth <= c.limits.growth) {
 		all = append(all, fmt.Sprintf("%s: grows by %s, more than %s", c.name, c.unit.text(s.growth), c.unit.text(c.limits.growth)))
 	}

@@ -1,15 +1,13 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package soak runs a service with all that otelctx can publish, for long. Readers of
-// every kind look at it, come and go, are stopped and killed, and its resource changes
-// every second. It finds out whether anything grows, and whether anything is ever shown
-// that was not so.
+// Package soak runs a service that publishes everything otelctx can publish, for a long time. Readers of every kind come
+// and go, are stopped and killed, and the resource changes every second. The test checks that nothing grows and that
+// nothing wrong is ever shown.
 //
-// The truth is a file, the ledger. The service notes each span there before it may be
-// shown, and again after it may not be shown any more. Whatever a reader shows is
-// compared with it.
+// There are two sources of truth. Samples of otelctx record contain the number of their span on the stack. Other readers
+// are compared with the ledger: a file in which the service notes each span before it may be shown, and its end after it
+// may no longer be shown.
 //
-// Everything is in the tests; make bench WHAT=soak runs them for ten minutes, and what that has
-// shown is in benchmarks/results.md.
+// Everything is in tests. They take seconds in go test; make bench WHAT=soak runs ten minutes, or SOAK_TIME.
 package soak

@@ -4,9 +4,11 @@
 package soak
 
 import (
+	"fmt"
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -14,35 +16,34 @@ import (
 	"github.com/prometheus/procfs"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/benchmarks/internal/measured"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// curves are those of the service and of the reader that stays.
+// curves are of the service, and of the reader that runs all the time.
 type curves struct {
 	service, reader process
-	// heap and goroutines are what the service says of itself.
+	// heap and goroutines come from the service's reports.
 	heap, goroutines *curve
-	// collections is how many garbage collections the service has had, each of which says
-	// anew what is live. It rises.
+	// collections counts garbage collections: each measures the live heap again. It rises.
 	collections *curve
 }
 
-// process has the curves of a process, as the kernel has it.
+// process has curves from /proc.
 type process struct {
 	procfs.Proc
 
 	resident, threads, descriptors *curve
-	// mappings are those that are not of threads, which come when Go is in need of threads.
+	// mappings excludes the mappings of threads, which Go starts when it needs them.
 	mappings *curve
 }
 
-// allowance is what is flat in a long time, and in one so short that much is still cold.
+// allowance has the limits for a long run, and for one too short to warm up.
 type allowance struct{ long, short limits }
 
-// What is flat. In ten minutes a few KiB with each update exceed it, a descriptor or
-// goroutine in a minute, or a mapping in twenty seconds. So it is by some bytes with
-// each span. In a short time, it is exceeded by one of those with each of its fifty
-// updates, or 100 KiB.
+// In ten minutes, these limits notice a leak of a few KiB per update, of a descriptor or goroutine per minute, of a
+// mapping per twenty seconds, or of some bytes per span. In a short run they notice a descriptor, goroutine or mapping,
+// or 100 KiB, per update.
 var (
 	flatMemory     = allowance{limits{1 * mebibyte, 8 * mebibyte}, limits{10 * mebibyte, 80 * mebibyte}}
 	flatHeap       = allowance{limits{mebibyte / 2, 4 * mebibyte}, limits{5 * mebibyte, 40 * mebibyte}}
@@ -50,7 +51,6 @@ var (
 	flatGoroutines = allowance{limits{3, 24}, limits{30, 80}} // they change with the load
 )
 
-// limits returns the limits for the time that there is.
 func (a allowance) limits() limits {
 	if short() {
 		return a.short
@@ -58,8 +58,7 @@ func (a allowance) limits() limits {
 	return a.long
 }
 
-// notInRace returns the limits where the race detector does not stand in the way. The
-// detector keeps memory of its own for what the process has ever used.
+// notInRace returns no limits with the race detector, which keeps memory for all that the process ever used.
 func (a allowance) notInRace() limits {
 	if testenv.Race {
 		return limits{math.Inf(1), math.Inf(1)}
@@ -89,7 +88,6 @@ func newProcess(t *testing.T, name string, pid int) process {
 	}
 }
 
-// all returns all curves.
 func (c *curves) all() []*curve {
 	return slices.Concat(
 		[]*curve{c.service.resident, c.heap, c.goroutines, c.service.threads, c.service.descriptors, c.service.mappings},
@@ -119,66 +117,43 @@ func (c *curves) add(t *testing.T, at time.Duration, r report) {
 	}
 }
 
-// writeTables writes how flat curves are, and the curves themselves.
-func writeTables(write func(string, ...any), curves []*curve) {
-	write("| second half | median | fitted growth | allowed | most above the median | allowed |\n|---|--:|--:|--:|--:|--:|\n")
-	for _, c := range curves {
-		s := c.settled()
-		write("| %s | %s | %s | %s | %s | %s |\n", c.name, c.unit.text(s.median), c.unit.text(s.growth),
-			c.unit.text(c.limits.growth), c.unit.text(s.spread()), c.unit.text(c.limits.spread))
-	}
-	// Points come at regular intervals.
-	const columns = 10
-	point := func(column int) int { return (len(curves[0].at) - 1) * column / columns }
-	write("\n| at")
-	for i := range columns + 1 {
-		write(" | %v", time.Duration(curves[0].at[point(i)]*float64(time.Second)).Round(time.Second/10))
-	}
-	write(" |\n|---%s|\n", strings.Repeat("|--:", columns+1))
-	for _, c := range curves {
-		write("| %s", c.name)
-		for i := range columns + 1 {
-			write(" | %s", c.unit.text(c.value[point(i)]))
-		}
-		write(" |\n")
-	}
-}
-
-// writeCounts writes how much there was of everything.
-func (s *soak) writeCounts(write func(string, ...any), r report) {
+// publish prints the results, and writes them to the CSV file.
+func (s *soak) publish(t *testing.T, r report, curves []*curve) {
+	t.Helper()
 	s.count("requests answered", r.Requests)
 	s.count("requests failed", r.Failed)
 	s.count("requests, the slowest in milliseconds", uint64(r.Slowest.Milliseconds()))
 	s.count("spans of the service", r.Spans)
 	s.count("spans exported", r.Exported)
 	s.count("updates of the resource", uint64(len(s.begun)-1))
-	s.count("errors that went to otel.Handle", r.Handled)
+	s.count("errors reported to otel.Handle", r.Handled)
 	s.count("faults", uint64(s.found))
-	s.count("messages of a profiler that came", r.Stats.Registrations+r.Stats.Correlations)
-	s.count("messages about transactions that were over", r.Stats.UnknownTransactions)
+	s.count("messages received from a profiler", r.Stats.Registrations+r.Stats.Correlations)
+	s.count("messages about transactions that had ended", r.Stats.UnknownTransactions)
 	s.count("transactions exported with stack traces", r.Correlated)
-	s.writeLives(write)
-	write("\n| what | how many |\n|---|--:|\n")
+	for _, k := range s.kinds() {
+		for f := range numFates {
+			s.count(fmt.Sprintf("readers, %s, %v", k.name, f), uint64(s.lives[k.name][f]))
+		}
+	}
+	rows := [][]string{{"what", "value"}}
+	for _, c := range curves {
+		half := c.settled()
+		rows = append(rows, []string{
+			c.name + " in the second half", fmt.Sprintf("median %s, fitted growth %s (allowed: %s), highest above the median %s (allowed: %s)",
+				c.unit.text(half.median), c.unit.text(half.growth), c.unit.text(c.limits.growth), c.unit.text(half.spread()), c.unit.text(c.limits.spread)),
+		})
+	}
 	for _, what := range slices.Sorted(maps.Keys(s.counts)) {
-		write("| %s | %d |\n", what, s.counts[what])
+		rows = append(rows, []string{what, strconv.FormatUint(s.counts[what], 10)})
 	}
 	if r.Without != "" {
-		write("\nThe Universal Profiling integration is off: %s\n", r.Without)
+		rows = append(rows, []string{"Universal Profiling is off", r.Without})
 	}
-}
-
-// writeLives writes how many readers have had which fate.
-func (s *soak) writeLives(write func(string, ...any)) {
-	write("\n| readers")
-	for f := range numFates {
-		write(" | %v", f)
+	for _, row := range rows {
+		t.Log(strings.Join(row, ": "))
 	}
-	write(" |\n|---%s|\n", strings.Repeat("|--:", int(numFates)))
-	for _, k := range s.kinds() {
-		write("| %s", k.name)
-		for f := range numFates {
-			write(" | %d", s.lives[k.name][f])
-		}
-		write(" |\n")
+	if *csvFile != "" {
+		require.NoError(t, measured.Write(*csvFile, []string{fmt.Sprint("duration: ", *duration)}, rows))
 	}
 }

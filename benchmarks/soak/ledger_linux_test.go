@@ -24,13 +24,13 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// ledger notes in a file when each span was live. It gives spans their ids, and so knows
-// of each before anybody else does. As the last span processor it hears of an end when
-// all others have dealt with it. What is shown of a span is shown in between.
+// ledger records in a file when each span was live. It generates the span ids, so it knows of a span before any other
+// processor. It is also the last span processor, so it hears of an end after all others. A span may be shown only in
+// between.
 type ledger struct {
 	file *os.File
 	last atomic.Uint64
-	// failed counts what could not be written.
+	// failed counts failed writes.
 	failed atomic.Uint64
 }
 
@@ -39,12 +39,11 @@ var (
 	_ sdktrace.SpanProcessor = (*ledger)(nil)
 )
 
-// entry is what the ledger has of a span. Times are the wall clock's, in nanoseconds:
-// the one that all processes share.
+// entry describes a span. Times are of the wall clock, which all processes share, in nanoseconds.
 type entry struct {
 	Number  uint64
 	TraceID [16]byte
-	// Lane is the value of laneKey that the span was started with.
+	// Lane is the value of laneKey in the span's context.
 	Lane  [8]byte
 	Begun int64
 	// Ended is 0 before the end.
@@ -54,8 +53,7 @@ type entry struct {
 const (
 	entrySize   = 48
 	endedOffset = 40
-	// entries is how many spans the file has room for: an entry is written over when
-	// so many more spans have started.
+	// entries is the number of spans that fit into the file. Later spans overwrite the first ones.
 	entries = 1 << 22
 )
 
@@ -67,8 +65,7 @@ func openLedger(path string) (*ledger, error) {
 	return &ledger{file: f}, err
 }
 
-// Spans are numbered from 1. Their ids are the numbers in disguise, which look as random
-// as others do.
+// Spans are numbered from 1. Their ids are the numbers multiplied by a constant, so that they look random.
 const (
 	disguise = 0x9E3779B97F4A7C15
 	reveal   = 0xF1DE83E19937733D // disguise * reveal = 1
@@ -76,7 +73,6 @@ const (
 
 func numberOf(id trace.SpanID) uint64 { return binary.BigEndian.Uint64(id[:]) * reveal }
 
-// NewIDs is for spans that begin a trace.
 func (l *ledger) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 	var id trace.TraceID
 	binary.BigEndian.PutUint64(id[:8], rand.Uint64())
@@ -84,7 +80,6 @@ func (l *ledger) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 	return id, l.NewSpanID(ctx, id)
 }
 
-// NewSpanID is for all spans.
 func (l *ledger) NewSpanID(ctx context.Context, traceID trace.TraceID) (id trace.SpanID) {
 	e := entry{Number: l.last.Add(1), TraceID: traceID, Begun: time.Now().UnixNano()}
 	scoped := scopedattr.AttributesFromContext(ctx)
@@ -111,7 +106,6 @@ func (l *ledger) write(b []byte, err error, at int64) {
 // OnStart does nothing.
 func (*ledger) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
 
-// OnEnd notes the end.
 func (l *ledger) OnEnd(s sdktrace.ReadOnlySpan) {
 	b := binary.NativeEndian.AppendUint64(nil, uint64(time.Now().UnixNano()))
 	l.write(b, nil, place(numberOf(s.SpanContext().SpanID()))+endedOffset)
@@ -133,13 +127,12 @@ func (l *ledger) read(number uint64) (e entry, err error) {
 	return e, err
 }
 
-// shown is what a reader says of a moment between two: that a thread was in a span.
+// shown is a span that a reader was shown at a moment between two times.
 type shown struct {
 	TraceID [16]byte
 	SpanID  [8]byte
-	// Lane is the value of laneKey, "" for none.
-	Lane string
-	// From and To are times of the wall clock, in nanoseconds.
+	// Lane is the value of laneKey, or empty.
+	Lane     string
 	From, To int64
 }
 
@@ -154,7 +147,7 @@ var (
 	errAnotherLane  = errors.New("the span has another lane")
 )
 
-// check returns an error if s was not so.
+// check returns an error if the span was not live, or has other properties.
 func (l *ledger) check(s shown) error {
 	number := numberOf(s.SpanID)
 	e, err := l.read(number)
@@ -176,7 +169,7 @@ func (l *ledger) check(s shown) error {
 	return nil
 }
 
-// lane returns the lane of a span, "" if it has none or there is no such span.
+// lane returns the lane of a span, which is empty if it has none or if there is no such span.
 func (l *ledger) lane(spanID [8]byte) string {
 	e, err := l.read(numberOf(spanID))
 	if err != nil {
@@ -185,7 +178,7 @@ func (l *ledger) lane(spanID [8]byte) string {
 	return string(bytes.TrimRight(e.Lane[:], "\x00"))
 }
 
-// open returns how many of the spans up to a number have not ended.
+// open returns how many of the first spans, up to the one with the number last, have not ended.
 func (l *ledger) open(last uint64) (n int, err error) {
 	for number := max(last, entries) - entries + 1; number <= last; number++ {
 		e, err := l.read(number)
@@ -199,7 +192,7 @@ func (l *ledger) open(last uint64) (n int, err error) {
 	return n, nil
 }
 
-// The ledger tells what was so from what was not.
+// TestLedger checks that each kind of wrong statement about a span is refused.
 func TestLedger(t *testing.T) {
 	l, err := openLedger(filepath.Join(t.TempDir(), ledgerName))
 	require.NoError(t, err)

@@ -9,27 +9,18 @@ import (
 	"os/exec"
 	"sync/atomic"
 	"syscall"
-	"testing"
 	"time"
-
-	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 )
 
-// fate is what becomes of a reader.
+// fate is how a reader ends.
 type fate int
 
 const (
-	// finishes is left alone.
-	finishes fate = iota
-	// killed is killed with SIGKILL, wherever it is.
-	killed
-	// resumed is stopped with SIGSTOP, wherever it is, and goes on after a while.
-	resumed
-	// interrupted is told to end by SIGINT.
-	interrupted
-	// buried is stopped, and killed before it goes on.
-	buried
+	finishes    fate = iota // by itself
+	killed                  // by SIGKILL at any moment
+	resumed                 // by itself, after SIGSTOP at any moment and SIGCONT later
+	interrupted             // by SIGINT
+	buried                  // by SIGKILL while it is stopped
 	numFates
 )
 
@@ -37,21 +28,21 @@ func (f fate) String() string {
 	return [numFates]string{"left to finish", "killed", "stopped and resumed", "interrupted", "stopped and killed"}[f]
 }
 
-// life is the life of a reader's process.
+// life is a reader's process, from start to end.
 type life struct {
 	cmd  *exec.Cmd
 	fate fate
-	// ready reports whether it can be interrupted. It is asked until it says so.
+	// ready reports whether the reader can be interrupted. It is polled.
 	ready func() bool
-	// after is how long it lives before its fate comes, and hold how long it is stopped.
+	// after is the time from the start to the first signal, hold the time for which the reader is stopped.
 	after, hold time.Duration
 }
 
-// longest is how long a reader may live, and it is much.
+// longest is how long a reader may run. Only a hanging one takes that long.
 const longest = 2 * time.Minute
 
-// live lives the life to its end and returns its exit code, or -1 if it was killed as
-// was its fate. An error is an end that it should not have had.
+// live runs the reader and returns its exit code, or -1 if it was killed on purpose. The error describes any other end
+// than the fate permits.
 func (l *life) live() (code int, err error) {
 	var stderr bytes.Buffer
 	l.cmd.Stderr = &stderr
@@ -65,7 +56,7 @@ func (l *life) live() (code int, err error) {
 		_ = l.cmd.Process.Kill()
 	})
 	defer timeout.Stop()
-	// A process that has ended already does not mind a signal.
+	// The process may have ended already.
 	signal := func(s syscall.Signal) { _ = l.cmd.Process.Signal(s) }
 	meet := time.AfterFunc(l.after, func() {
 		switch l.fate {
@@ -103,14 +94,13 @@ func (l *life) live() (code int, err error) {
 	return 0, nil
 }
 
-// lines calls each with every whole line that is written to it.
+// lines calls each with every complete line that is written to it.
 type lines struct {
 	each func(line []byte)
 	rest []byte
 	seen atomic.Bool
 }
 
-// Write is called by a command.
 func (l *lines) Write(b []byte) (int, error) {
 	l.rest = append(l.rest, b...)
 	for {
@@ -122,55 +112,4 @@ func (l *lines) Write(b []byte) (int, error) {
 		l.each(line)
 		l.rest = append(l.rest[:0], rest...)
 	}
-}
-
-// A life tells an end that is its fate from one that is not.
-func TestLives(t *testing.T) {
-	const soon, never = 100 * time.Millisecond, time.Hour
-	for _, tt := range []struct {
-		script string
-		fate   fate
-		after  time.Duration
-		code   int
-		err    string
-	}{
-		{"exit 0", finishes, soon, 0, ""},
-		{"echo because >&2; exit 3", finishes, soon, 3, "left to finish: exit status 3: because"},
-		{"kill -KILL $$", finishes, soon, 0, "left to finish: signal: killed"},
-		{"exec sleep 600", killed, soon, -1, ""},
-		{"exit 0", killed, never, 0, ""},
-		{"exit 3", killed, never, 3, "killed: exit status 3"},
-		{"sleep 0.3", resumed, soon, 0, ""},
-		{"exec sleep 600", buried, soon, -1, ""},
-		{"trap 'exit 0' INT; echo ready; while true; do sleep 0.01; done", interrupted, soon, 0, ""},
-		{"echo ready; exec sleep 600", interrupted, soon, 0, "interrupted: signal: interrupt"},
-	} {
-		t.Run(tt.fate.String()+", "+tt.script, func(t *testing.T) {
-			t.Parallel()
-			out := &lines{each: func([]byte) {}}
-			l := life{
-				cmd: exec.Command("sh", "-c", tt.script), fate: tt.fate, ready: out.seen.Load,
-				after: tt.after, hold: 50 * time.Millisecond,
-			}
-			l.cmd.Stdout = out
-			code, err := l.live()
-			assert.Equal(t, tt.code, code)
-			if tt.err == "" {
-				require.NoError(t, err)
-			} else {
-				require.ErrorContains(t, err, tt.err)
-			}
-		})
-	}
-}
-
-func TestLines(t *testing.T) {
-	var got []string
-	l := lines{each: func(line []byte) { got = append(got, string(line)) }}
-	for _, part := range []string{"o", "ne\n", "two\n\nfo", "ur\nrest"} {
-		n, err := l.Write([]byte(part))
-		require.NoError(t, err)
-		require.Len(t, part, n)
-	}
-	require.Equal(t, []string{"one", "two", "", "four"}, got)
 }

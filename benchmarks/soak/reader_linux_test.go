@@ -28,31 +28,30 @@ import (
 
 const roleReader = "reader"
 
-// errand is what a reader is told when it starts.
+// errand is the first line that a reader receives.
 type errand struct {
 	PID int
-	// Visits is how often it visits the process before it ends, 0 for until it is
-	// interrupted, and Pause the time in between.
+	// Visits is the number of visits, 0 for no limit. Pause is the time between them.
 	Visits int
 	Pause  time.Duration
 }
 
-// visit is what a reader has found, from opening a process to closing it.
+// visit is what a reader finds between opening a process and closing it.
 type visit struct {
 	Contexts []published
 	Spans    []sight
-	// Busy counts what could not be read because it was being written.
+	// Busy counts reads that failed because of concurrent writes.
 	Busy int
-	// Errors are all others.
+	// Errors are other failures.
 	Errors []string
 }
 
-// published is the process context between two times of the wall clock, in nanoseconds.
+// published is a process context that was read between two times of the wall clock, in nanoseconds.
 type published struct {
-	// By is who has read it.
+	// By is the name of the reader.
 	By       string
 	From, To int64
-	// Generation is that of the resource, Beside that of the attributes beside it.
+	// Generation is that of the resource, Beside that of the other attributes.
 	Generation, Beside int
 }
 
@@ -60,14 +59,13 @@ type published struct {
 type sight struct {
 	shown
 
-	// By is what the span was read from.
+	// By is the carrier that the span was read from.
 	By string
-	// LocalRoot is zeros if it is not known.
+	// LocalRoot is zero if unknown.
 	LocalRoot [8]byte
 }
 
-// read is the role of a process that reads another one by package reader. It reads an
-// errand and writes a line of JSON about each visit.
+// read is the child process with a reader. It reads an errand and writes a line of JSON for each visit.
 func read(parent *childproc.Parent) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -94,10 +92,10 @@ type visitor struct {
 	found  visit
 }
 
-// looks is how often a visitor looks at threads.
+// looks is how often a visitor reads the threads.
 const looks = 5
 
-// visit reads all there is to read.
+// visit reads everything.
 func (v *visitor) visit() (err error) {
 	if v.p, err = reader.Open(v.pid); err != nil {
 		return err
@@ -127,8 +125,7 @@ func (v *visitor) visit() (err error) {
 	return nil
 }
 
-// official reads the process context at an address by the packages of the OpenTelemetry
-// eBPF profiler.
+// official reads the process context at an address with the packages of the OpenTelemetry eBPF profiler.
 func (v *visitor) official(address uint64) error {
 	memory := remotememory.NewProcessVirtualMemory(libpf.PID(v.pid))
 	p := published{By: byOfficial, From: time.Now().UnixNano()}
@@ -140,7 +137,7 @@ func (v *visitor) official(address uint64) error {
 	return v.take(p, info.Context)
 }
 
-// take takes note of a process context.
+// take adds a process context to what was found.
 func (v *visitor) take(p published, message *processcontextpb.ProcessContext) error {
 	err := p.tell(textsOf(message.GetResource().GetAttributes()), textsOf(message.GetAttributes()))
 	if err == nil {
@@ -149,7 +146,7 @@ func (v *visitor) take(p published, message *processcontextpb.ProcessContext) er
 	return err
 }
 
-// busy takes note of err if it is one that says that something is being written.
+// busy counts err if it reports a concurrent write, and returns it otherwise.
 func (v *visitor) busy(err, busy error) error {
 	if errors.Is(err, busy) {
 		v.found.Busy++
@@ -158,7 +155,7 @@ func (v *visitor) busy(err, busy error) error {
 	return err
 }
 
-// look looks at all threads, and at the slots of each.
+// look reads all threads, and the slot of each.
 func (v *visitor) look(ctx context.Context) error {
 	from := time.Now().UnixNano()
 	threads, err := v.p.Threads(ctx)
@@ -188,7 +185,7 @@ func (v *visitor) look(ctx context.Context) error {
 	return err
 }
 
-// slot looks at one slot of a ring.
+// slot reads one slot.
 func (v *visitor) slot(c *reader.Carrier, id uint64) error {
 	ring, err := ringbuf.NewView(remotemem.Of(v.pid), c.Ring, c.Fields)
 	if err != nil || id == 0 {
@@ -205,7 +202,7 @@ func (v *visitor) slot(c *reader.Carrier, id uint64) error {
 	}
 	live, localRoot, err := v.cell(s.Ref)
 	if !live || err != nil {
-		return err // the slot names a span that is over
+		return err // the slot names a span that has ended
 	}
 	attributes, all := v.layout.Attributes(s.Attributes)
 	if !all {
@@ -217,7 +214,7 @@ func (v *visitor) slot(c *reader.Carrier, id uint64) error {
 	return nil
 }
 
-// cell looks at the cell that a slot names.
+// cell reads the cell that a slot refers to.
 func (v *visitor) cell(ref uint64) (live bool, localRoot [8]byte, err error) {
 	table := v.layout.Spans
 	if table == nil {
@@ -235,8 +232,7 @@ func (v *visitor) cell(ref uint64) (live bool, localRoot [8]byte, err error) {
 	return binary.NativeEndian.Uint64(version[:]) == ref, localRoot, nil
 }
 
-// laneOf returns the value of laneKey, "" if there is none, and something else that no
-// span has if there are other attributes.
+// laneOf is laneIn for the attributes of package reader.
 func laneOf(attributes []reader.ThreadAttribute) string {
 	byKey := map[string]string{}
 	for _, a := range attributes {
@@ -245,7 +241,7 @@ func laneOf(attributes []reader.ThreadAttribute) string {
 	return laneIn(byKey)
 }
 
-// textsOf returns those attributes by key that tell the generation.
+// textsOf returns the attributes that identify the generation.
 func textsOf(kvs []*commonpb.KeyValue) map[string]any {
 	texts := map[string]any{}
 	for _, kv := range kvs {
@@ -259,7 +255,7 @@ func textsOf(kvs []*commonpb.KeyValue) map[string]any {
 	return texts
 }
 
-// tell tells the generations from what was read.
+// tell sets the generations from attributes.
 func (p *published) tell(resource, beside map[string]any) (err error) {
 	if p.Generation, err = generationOf(resource); err != nil {
 		return fmt.Errorf("%s: resource: %w", p.By, err)
@@ -270,8 +266,7 @@ func (p *published) tell(resource, beside map[string]any) (err error) {
 	return nil
 }
 
-// generationOf returns the generation of attributes in JSON, or an error if they are of
-// none.
+// generationOf returns the generation of attributes, or an error if no generation has them.
 func generationOf(attributes map[string]any) (int, error) {
 	number, ok := attributes[generationKey].(float64)
 	text, isText := attributes[fillerKey].(string)

@@ -9,7 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -21,34 +21,33 @@ import (
 
 	"github.com/prometheus/procfs"
 	"go.opentelemetry.io/otel/trace"
-	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
-	"google.golang.org/protobuf/proto"
 
+	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
-// exitBusy is otelctx's exit code for a context that was being updated each time it was
-// looked at. That happens if the process does not run meanwhile.
+// exitBusy is otelctx's exit code for a context that was being updated at each attempt to read it, which happens if the
+// process is not scheduled in the meantime.
 const exitBusy = 7
 
-// exitNoSamples is the exit code of otelctx record without samples: the process was idle, or the
-// recording ended before its first one.
+// exitNoSamples is the exit code of otelctx record without samples: the process was idle, or the recording ended before
+// the first sample.
 const exitNoSamples = 9
 
-// kind is a kind of readers that come and go.
+// kind is a kind of reader.
 type kind struct {
 	name string
-	// once lives one life of the fate and returns what it should not have done.
+	// once runs one reader with a fate. The error says what it did wrong.
 	once func(fate) error
-	// fates are what becomes of them, in turn.
+	// fates are used in turn.
 	fates []fate
-	// pause is how long there is none, at most.
+	// pause is the longest time without such a reader.
 	pause time.Duration
 }
 
 func (s *soak) kinds() []kind {
 	all := []fate{finishes, killed, resumed, interrupted, buried}
-	// A reader that ends by itself, soon, cannot be told to.
+	// otelctx inspect ends too soon to be interrupted.
 	brief := []fate{finishes, killed, resumed, buried}
 	return []kind{
 		{byInspect, s.inspect, brief, s.unit / 2},
@@ -58,8 +57,7 @@ func (s *soak) kinds() []kind {
 	}
 }
 
-// comeAndGo has readers of a kind live one after the other, with each fate in its turn.
-// It goes on until ctx is done, and at least until one has been killed.
+// comeAndGo runs readers of a kind, one after the other, until ctx is done and one was killed.
 func (s *soak) comeAndGo(ctx context.Context, k kind) {
 	const least = 2
 	for n := 0; ctx.Err() == nil || n < least; n++ {
@@ -83,7 +81,7 @@ func (s *soak) command(args ...string) *exec.Cmd {
 	return exec.Command(s.otelctx, append([]string{args[0], strconv.Itoa(s.child.PID())}, args[1:]...)...)
 }
 
-// threadDocument is a thread in a span, as otelctx inspect and watch say.
+// threadDocument is a thread in a span, in the JSON of otelctx inspect and watch.
 type threadDocument struct {
 	TraceID    string            `json:"trace_id"`
 	SpanID     string            `json:"span_id"`
@@ -91,7 +89,7 @@ type threadDocument struct {
 	Attributes map[string]string `json:"attributes"`
 }
 
-// judgeThreads checks what a command said of threads.
+// judgeThreads checks the threads in a command's output.
 func (s *soak) judgeThreads(by string, threads []threadDocument, from, to int64) {
 	for _, t := range threads {
 		if !t.Proven {
@@ -107,7 +105,7 @@ func (s *soak) judgeThreads(by string, threads []threadDocument, from, to int64)
 	}
 }
 
-// laneIn returns what laneOf does.
+// laneIn returns the value of laneKey. If there are other attributes, it returns a text that no span has.
 func laneIn(attributes map[string]string) string {
 	if lane, ok := attributes[laneKey]; ok && len(attributes) == 1 || len(attributes) == 0 {
 		return lane
@@ -115,7 +113,7 @@ func laneIn(attributes map[string]string) string {
 	return fmt.Sprint(attributes)
 }
 
-// inspect is a life of otelctx inspect.
+// inspect runs otelctx inspect.
 func (s *soak) inspect(f fate) error {
 	var out bytes.Buffer
 	l := life{cmd: s.command("inspect", "--json"), fate: f, after: rand.N(30 * time.Millisecond), hold: rand.N(s.unit)}
@@ -146,7 +144,7 @@ func (s *soak) inspect(f fate) error {
 	return nil
 }
 
-// watch is a life of otelctx watch.
+// watch runs otelctx watch.
 func (s *soak) watch(f fate) error {
 	const interval = 5 * time.Millisecond
 	type frame struct {
@@ -161,7 +159,7 @@ func (s *soak) watch(f fate) error {
 			return
 		}
 		if last != nil {
-			// A look was over when the next one began.
+			// A frame was complete when the next one began.
 			s.judgeThreads(byWatch, last.Threads, last.TimeUnixNano, next.TimeUnixNano)
 		}
 		last = next
@@ -183,14 +181,14 @@ func (s *soak) watch(f fate) error {
 	return err
 }
 
-// record is a life of otelctx record.
+// record runs otelctx record.
 func (s *soak) record(f fate) error {
 	dir, err := os.MkdirTemp(s.dir, "recording-")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	file := filepath.Join(dir, "profile.otlp")
+	file := filepath.Join(dir, "profile.pb.gz")
 	duration := s.unit + rand.N(s.unit)
 	var out bytes.Buffer
 	l := life{
@@ -205,11 +203,11 @@ func (s *soak) record(f fate) error {
 		s.count(busyReads, 1)
 		return nil
 	case code == exitNoSamples && (f == interrupted || f == resumed):
-		return nil // it was interrupted at its start, or stopped for most of its time
+		return nil // interrupted at once, or stopped for most of its time
 	case code != 0 || err != nil:
-		if _, missing := os.Stat(file); code == -1 && !errors.Is(missing, fs.ErrNotExist) {
-			// It was killed when all was written, or else what is there is not whole.
-			_, err = readProfile(file)
+		if b, missing := os.ReadFile(file); code == -1 && missing == nil && len(b) > 0 {
+			// A killed recorder leaves an empty file or a complete one.
+			err = s.judgeRecording(b)
 		}
 		return err
 	}
@@ -222,15 +220,14 @@ func (s *soak) record(f fate) error {
 	if d.Unproven != 0 {
 		return fmt.Errorf("%d samples are not proven", d.Unproven)
 	}
-	data, err := readProfile(file)
+	b, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
-	s.judgeProfile(data)
-	return nil
+	return s.judgeRecording(b)
 }
 
-// samples reports whether a recorder samples by now.
+// samples reports whether a recorder samples.
 func samples(pid int) bool {
 	p, err := procfs.NewProc(pid)
 	if err != nil {
@@ -240,53 +237,29 @@ func samples(pid int) bool {
 	return slices.Contains(targets, "anon_inode:[perf_event]")
 }
 
-func readProfile(file string) (*profilespb.ProfilesData, error) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	data := new(profilespb.ProfilesData)
-	return data, proto.Unmarshal(b, data)
-}
-
-// clockError is by how much a recorder's clock may be off: it reads the wall clock when it
-// begins, and counts from there.
-const clockError = 5 * time.Millisecond
-
-// judgeProfile checks the span of each sample.
-func (s *soak) judgeProfile(data *profilespb.ProfilesData) {
-	d := data.GetDictionary()
-	for _, rp := range data.GetResourceProfiles() {
-		for _, sp := range rp.GetScopeProfiles() {
-			for _, p := range sp.GetProfiles() {
-				for _, sample := range p.GetSamples() {
-					if sample.GetLinkIndex() != 0 {
-						s.judgeSample(d, sample)
-					}
-				}
+// judgeRecording checks each sample against the number on its stack.
+func (s *soak) judgeRecording(b []byte) error {
+	return truth.Read(b, func(number uint64, labels map[string][]string, count int) error {
+		value := func(key string) string { return strings.Join(labels[key], " and ") }
+		if value("span_id") == "" {
+			if number&mayBeMissing == 0 {
+				s.fault("%s: %d samples in span number %d without it", byRecord, count, number>>1)
 			}
+			return nil
 		}
-	}
+		traceID, err := trace.TraceIDFromHex(value("trace_id"))
+		spanID, err2 := trace.SpanIDFromHex(value("span_id"))
+		if shown := numberOf(spanID) << 1 % truth.Max; shown != number&^mayBeMissing {
+			s.fault("%s: %d samples in span number %d were shown in number %d", byRecord, count, number>>1, shown>>1)
+		}
+		for range count {
+			s.judge(byRecord, shown{traceID, spanID, value(laneKey), math.MinInt64, math.MaxInt64})
+		}
+		return errors.Join(err, err2)
+	})
 }
 
-func (s *soak) judgeSample(d *profilespb.ProfilesDictionary, sample *profilespb.Sample) {
-	var one shown
-	link := d.GetLinkTable()[sample.GetLinkIndex()]
-	copy(one.TraceID[:], link.GetTraceId())
-	copy(one.SpanID[:], link.GetSpanId())
-	for _, i := range sample.GetAttributeIndices() {
-		a := d.GetAttributeTable()[i]
-		if key := d.GetStringTable()[a.GetKeyStrindex()]; strings.HasPrefix(key, "soak.") {
-			one.Lane = laneIn(map[string]string{key: a.GetValue().GetStringValue()})
-		}
-	}
-	for _, at := range sample.GetTimestampsUnixNano() {
-		one.From, one.To = int64(at)-clockError.Nanoseconds(), int64(at)+clockError.Nanoseconds()
-		s.judge(byRecord, one)
-	}
-}
-
-// visit is a life of a process that reads the service by package reader.
+// visit runs a process that reads the service with package reader.
 func (s *soak) visit(f fate) error {
 	out := &lines{each: s.judgeVisit}
 	l, err := s.reader(out, errand{PID: s.child.PID(), Visits: 50})
@@ -298,7 +271,7 @@ func (s *soak) visit(f fate) error {
 	return err
 }
 
-// reader returns a process that reads by package reader, not started yet.
+// reader returns a process that reads with package reader. It is not started.
 func (s *soak) reader(out *lines, e errand) (*life, error) {
 	cmd, err := childproc.Command(roleReader)
 	if err != nil {
@@ -309,7 +282,7 @@ func (s *soak) reader(out *lines, e errand) (*life, error) {
 	return &life{cmd: cmd}, err
 }
 
-// judgeVisit checks what a reader has said of a visit.
+// judgeVisit checks a visit of a reader.
 func (s *soak) judgeVisit(line []byte) {
 	var v visit
 	if err := json.Unmarshal(line, &v); err != nil {
@@ -329,7 +302,7 @@ func (s *soak) judgeVisit(line []byte) {
 		if one.LocalRoot != [8]byte{} {
 			select {
 			case s.sampled <- one:
-			default: // There are enough.
+			default:
 			}
 		}
 	}

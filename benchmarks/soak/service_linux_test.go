@@ -5,7 +5,6 @@ package soak
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -29,6 +28,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -39,40 +39,40 @@ import (
 
 const roleService = "service"
 
-// order is what the service is told when it starts.
+// order is the first line that the service receives.
 type order struct {
-	// Directory is where its ledger and its socket are to be.
+	// Directory is for the ledger and the socket.
 	Directory string
-	// Capacity is how many slots each ring has.
+	// Capacity is the number of thread slots.
 	Capacity int
 }
 
 const ledgerName = "ledger"
 
-// report is what the service says of itself.
+// report is what the service knows about itself.
 type report struct {
-	// Heap is what was live at the last garbage collection, in bytes.
+	// Heap is the live heap at the last garbage collection, in bytes.
 	Heap, Goroutines uint64
-	// Collections is how many garbage collections there have been.
+	// Collections counts garbage collections.
 	Collections uint64
-	// Requests have been answered, Failed have not. Slowest is how long the slowest took.
+	// Requests counts answered requests, Failed the others.
 	Requests, Failed uint64
 	Slowest          time.Duration
-	// Spans have been started, Exported has those that were exported, and Correlated
-	// those of them with stack traces that a profiler has told of.
+	// Spans counts started spans, Exported exported ones, and Correlated those that were exported with stack traces
+	// from a profiler.
 	Spans, Exported, Correlated uint64
-	// Without says why the Universal Profiling integration is off, or "".
+	// Without is the reason why Universal Profiling is off, or empty.
 	Without string
 	Stats   universalprofiling.Stats
-	// Errors are the first ones that went to otel.Handle, Handled counts them all.
+	// Errors are the first errors reported to otel.Handle. Handled counts all.
 	Errors  []string
 	Handled uint64
 }
 
-// clients is how many send requests at a time.
+// clients is the number of concurrent clients.
 const clients = 8
 
-// service is an HTTP service that publishes all it can, and its own clients.
+// service is an HTTP service that publishes everything otelctx can publish, with its own clients.
 type service struct {
 	trace.Tracer
 
@@ -87,10 +87,9 @@ type service struct {
 	server *http.Server
 	client *http.Client
 	url    string
-	// ends has what ender is to do, and jobs what worker is.
+	// ends and jobs are functions for the goroutines of pool.
 	ends, jobs chan func()
-	// over says that no more requests are wanted. load is what sends them, and rest
-	// what requests have left behind. pool are the goroutines of ends and jobs.
+	// over stops the clients, which are in load. rest are goroutines that outlive their request.
 	over             atomic.Bool
 	load, rest, pool sync.WaitGroup
 
@@ -98,13 +97,13 @@ type service struct {
 	slowest          atomic.Int64
 }
 
-// serve is the service's role. It reads an order, answers "serving" and serves, under
-// its own load, until it is told to be quiet. It answers
+// serve is the child process with the service. It reads an order, answers "serving", and serves its own clients.
+// Then it executes commands:
 //
-//   - "update N", when that generation of the resource is published, by "updated"
-//   - "report" by a report in JSON
-//   - "quiet", when there is no request and no span left, by "quiet"
-//   - "shutdown", when its provider is shut down, by "down"
+//   - "update N" publishes generation N of the resource, and answers "updated"
+//   - "report" answers with a report in JSON
+//   - "quiet" waits until all requests and spans have ended, and answers "quiet"
+//   - "shutdown" shuts the provider down, and answers "down"
 func serve(parent *childproc.Parent) {
 	var o order
 	line, _ := parent.Receive()
@@ -135,7 +134,6 @@ func serve(parent *childproc.Parent) {
 	}
 }
 
-// newService starts a service.
 func newService(o order) (*service, error) {
 	s := &service{exporter: new(exporter), ends: make(chan func()), jobs: make(chan func())}
 	otel.SetErrorHandler(&s.handled)
@@ -144,7 +142,7 @@ func newService(o order) (*service, error) {
 		return nil, err
 	}
 	s.integration, err = universalprofiling.New(
-		universalprofiling.WithEnabled(universalprofiling.Enabled), universalprofiling.WithSocketDir(o.Directory),
+		universalprofiling.WithMode(universalprofiling.Enabled), universalprofiling.WithSocketDir(o.Directory),
 		universalprofiling.WithResource(generation(0)),
 	)
 	if errors.Is(err, errors.ErrUnsupported) {
@@ -158,11 +156,11 @@ func newService(o order) (*service, error) {
 		resourcepublisher.WithResource(generation(0)),
 		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
 		spanctx.WithPublishing(
-			spanctx.WithGoroutineTable(true), spanctx.WithAttributeKeys(laneKey), spanctx.WithCapacity(o.Capacity),
+			spanctx.WithGoroutineTable(true), spanctx.WithAttributeKeys(laneKey), spanctx.WithSlotCapacity(o.Capacity),
 		),
 		sdktrace.WithSpanProcessor(s.integration),
 		sdktrace.WithBatcher(s.integration.NewExporter(s.exporter)),
-		// Last: a span that it says has ended is not shown any more.
+		// Last, so that a span is no longer shown when its end is recorded.
 		sdktrace.WithSpanProcessor(s.ledger),
 	)
 	if err := resourcepublisher.SetAttributes(publication(0)...); err != nil {
@@ -172,7 +170,7 @@ func newService(o order) (*service, error) {
 	return s, s.start()
 }
 
-// start starts the server and its load.
+// start starts the server and its clients.
 func (s *service) start() error {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -205,10 +203,10 @@ func carryOut(jobs <-chan func()) {
 	}
 }
 
-// lanes is how many values laneKey has.
+// lanes is the number of values of laneKey.
 const lanes = 4
 
-// inLane sets context-scoped attributes for most requests.
+// inLane gives most requests a context-scoped attribute.
 func inLane(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if lane := rand.IntN(lanes + 1); lane > 0 {
@@ -218,7 +216,7 @@ func inLane(next http.Handler) http.Handler {
 	})
 }
 
-// ask sends requests one after the other, each in a span, and pauses in between.
+// ask sends one request after the other, each in a span.
 func (s *service) ask(client int) {
 	paths := make([]string, 0, len(s.paths()))
 	for path := range s.paths() {
@@ -259,7 +257,7 @@ func (s *service) get(url string) (err error) {
 	return err
 }
 
-// paths are the ways to work in spans.
+// paths are different ways to work in spans.
 func (s *service) paths() map[string]http.HandlerFunc {
 	return map[string]http.HandlerFunc{
 		"/children":  s.children,
@@ -269,25 +267,25 @@ func (s *service) paths() map[string]http.HandlerFunc {
 	}
 }
 
-// children blocks in one child and keeps the processor busy in another.
+// children blocks in a child span and works in another.
 func (s *service) children(_ http.ResponseWriter, r *http.Request) {
 	_, query := s.Start(r.Context(), "query")
 	block()
 	query.End()
-	_, digests := s.Start(r.Context(), "digests")
-	burn()
+	ctx, digests := s.Start(r.Context(), "digests")
+	work(ctx)
 	digests.End()
 }
 
-// started leaves a goroutine behind that was started in the span and outlives it.
+// started starts a goroutine in a span, which the goroutine outlives.
 func (s *service) started(_ http.ResponseWriter, r *http.Request) {
-	_, span := s.Start(r.Context(), "started")
+	ctx, span := s.Start(r.Context(), "started")
 	ended, done := make(chan struct{}), make(chan struct{})
 	s.rest.Go(func() {
-		burn()
+		work(ctx)
 		close(done)
 		<-ended
-		burn()
+		workPerhaps(r.Context()) // the request may end at any time
 	})
 	block()
 	<-done
@@ -295,55 +293,53 @@ func (s *service) started(_ http.ResponseWriter, r *http.Request) {
 	close(ended)
 }
 
-// attached has others work for the span: a goroutine of its own, and one of a pool.
+// attached lets two goroutines work for the request: a new one, and one of a pool.
 func (s *service) attached(_ http.ResponseWriter, r *http.Request) {
 	var working sync.WaitGroup
 	working.Add(2)
 	spanctx.Go(r.Context(), func(context.Context) {
 		defer working.Done()
-		burn()
+		work(r.Context())
 		block()
-		burn()
+		work(r.Context())
 	})
 	s.jobs <- func() {
 		defer working.Done()
 		defer spanctx.Attach(r.Context()).Detach()
-		burn()
+		work(r.Context())
 	}
-	burn()
+	work(r.Context())
 	working.Wait()
 }
 
-// elsewhere has a span end on another goroutine.
+// elsewhere lets another goroutine end a span.
 func (s *service) elsewhere(_ http.ResponseWriter, r *http.Request) {
-	_, span := s.Start(r.Context(), "elsewhere")
-	burn()
+	ctx, span := s.Start(r.Context(), "elsewhere")
+	work(ctx)
 	ended := make(chan struct{})
 	s.ends <- func() {
 		span.End()
 		close(ended)
 	}
 	<-ended
-	burn()
+	work(r.Context())
 }
 
-// block gives the thread to others.
+// block blocks for a moment, so that other goroutines use the thread.
 func block() { time.Sleep(rand.N(2 * time.Millisecond)) }
 
-// burned keeps the compiler from finding out that nothing comes of it.
-var burned atomic.Uint32
+// The number on the stack of the work is the span's number in the ledger, shifted by one. The lowest bit says that the
+// span may also be missing, because it may end during the work.
+const mayBeMissing = 1
 
-// burn takes some hundred microseconds.
-func burn() {
-	data := make([]byte, 32<<10)
-	for range 4 {
-		sum := sha256.Sum256(data)
-		copy(data, sum[:])
-	}
-	burned.Store(uint32(data[0]))
+func onStack(ctx context.Context) uint64 {
+	return numberOf(trace.SpanContextFromContext(ctx).SpanID()) << 1 % truth.Max
 }
 
-// quiet ends the load and waits until nobody works any more.
+func work(ctx context.Context)        { truth.Burn(onStack(ctx), nil) }
+func workPerhaps(ctx context.Context) { truth.Burn(onStack(ctx)|mayBeMissing, nil) }
+
+// quiet stops the clients and waits until nothing is left to do.
 func (s *service) quiet() error {
 	s.over.Store(true)
 	s.load.Wait()
@@ -375,10 +371,9 @@ func (s *service) report() report {
 	return r
 }
 
-// exporter counts what it is given.
+// exporter counts exported spans.
 type exporter struct{ spans, correlated atomic.Uint64 }
 
-// ExportSpans is called by OpenTelemetry.
 func (e *exporter) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) error {
 	e.spans.Add(uint64(len(spans)))
 	for _, span := range spans {
@@ -394,15 +389,14 @@ func (e *exporter) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan)
 // Shutdown does nothing.
 func (*exporter) Shutdown(context.Context) error { return nil }
 
-// Generations of the resource are numbered, and every byte of one follows from its
-// number. generationKey has the number, and fillerKey as much text as the number asks
-// for. So have the attributes beside the resource.
+// Generations of the resource are numbered, and the number determines every byte. The attribute generationKey has the
+// number, and fillerKey a text whose length depends on it. The attributes beside the resource have the same two.
 const (
 	generationKey = "soak.generation"
 	fillerKey     = "soak.filler"
 )
 
-// filler returns the text of a generation, of up to 20,000 bytes.
+// filler returns the text of a generation, at most 20,000 bytes.
 func filler(number int) string {
 	const longest, step, period = 20_000, 1237, 16
 	return strings.Repeat(fmt.Sprintf("%06d.", number), longest/7)[:(number%period*step)%longest]
@@ -419,7 +413,7 @@ func generation(number int) *resource.Resource {
 		attribute.String("service.name", "soak"), attribute.Int("process.pid", os.Getpid()))...)
 }
 
-// update publishes a generation: the resource, and then the attributes beside it.
+// update publishes a generation: first the resource, then the attributes beside it.
 func update(number int) error {
 	if err := resourcepublisher.Current().Update(generation(number)); err != nil {
 		return err

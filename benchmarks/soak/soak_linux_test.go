@@ -14,7 +14,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -32,38 +31,40 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// What takes long in full is short in go test ./...
-var duration = flag.Duration("soak", time.Duration(testenv.Rounds(1, 3))*time.Second, "how long to soak")
+var (
+	duration = flag.Duration("soak", time.Duration(testenv.Rounds(1, 3))*time.Second, "how long the service runs")
+	csvFile  = flag.String("csv", "", "CSV file for the results")
+)
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){roleService: serve, roleReader: read})
 }
 
-// short reports whether it is so short that nothing is really warm in its second half.
+// short reports whether the run is too short to warm up in its first half.
 func short() bool { return *duration < 2*time.Minute }
 
-// soak is a service and who reads it.
+// soak is a service and its readers.
 type soak struct {
 	otelctx, dir string
 	child        *childproc.Child
 	ledger       *ledger
-	// unit is about how long a reader lives.
+	// unit is about how long a reader runs.
 	unit time.Duration
-	// sampled are spans to tell the service of, as a profiler of Elastic's format does.
+	// sampled are spans for correlate.
 	sampled chan sight
 
 	mu sync.Mutex
-	// faults are the first that were found, of so many.
+	// faults are the first faults. found counts all.
 	faults []error
 	found  int
 	counts map[string]uint64
-	// lives are how many readers of a kind have had each fate.
+	// lives counts readers by kind and fate.
 	lives map[string]*[numFates]int
-	// begun and done are when each generation was about to be published, and when it was.
+	// begun and done are the times before and after the publication of each generation.
 	begun, done []int64
 }
 
-// fault takes note of something that should not be.
+// fault records a violation.
 func (s *soak) fault(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,15 +86,14 @@ func (s *soak) lived(name string, f fate) {
 	s.lives[name][f]++
 }
 
-// spansBy and contextsBy begin the names of counts of what was shown, by whom.
+// Names of counts begin with these, followed by the name of a reader.
 const (
 	spansBy    = "spans shown by "
 	lanesBy    = "spans shown with their lane by "
 	contextsBy = "contexts read by "
 )
 
-// busyReads is the name of the count of what could not be read because it was being
-// written.
+// busyReads counts reads that failed because of concurrent writes.
 const busyReads = "reads that met an update"
 
 // The readers.
@@ -102,20 +102,18 @@ const (
 	byInspect = "otelctx inspect"
 	byWatch   = "otelctx watch"
 	byRecord  = "otelctx record"
-	// byReaderFrom begins the name of package reader as it reads a carrier, and byLook that of
-	// the reader that looks at its slots alone.
+	// The name of a carrier follows. byLook is for slots that are read without package reader.
 	byReaderFrom = byReader + " from "
 	byLook       = "a look at "
-	// byOfficial are the packages of the OpenTelemetry eBPF profiler.
-	byOfficial = "the eBPF profiler's packages"
+	byOfficial   = "the eBPF profiler's packages"
 )
 
-// judge compares what was shown with what was so.
+// judge compares a span that was shown with the ledger.
 func (s *soak) judge(by string, one shown) {
 	s.count(spansBy+by, 1)
 	if one.Lane == "" {
-		// Cells have no attributes: a span that is shown since one inside of it is over, until
-		// its goroutine goes on, is shown without.
+		// Cells have no attributes. If a child ends, its parent is shown from the cell, without attributes, until the
+		// goroutine publishes again.
 		one.Lane = s.ledger.lane(one.SpanID)
 	} else {
 		s.count(lanesBy+by, 1)
@@ -125,7 +123,7 @@ func (s *soak) judge(by string, one shown) {
 	}
 }
 
-// judgeContext compares what was published with what had been.
+// judgeContext checks that the generations that were read were published at that time.
 func (s *soak) judgeContext(p published) {
 	s.count(contextsBy+p.By, 1)
 	s.mu.Lock()
@@ -141,30 +139,7 @@ func (s *soak) judgeContext(p published) {
 	}
 }
 
-// A reader that has read a generation must have been able to.
-func TestGenerations(t *testing.T) {
-	for _, tt := range []struct {
-		p      published
-		faults int
-	}{
-		{published{From: 10, To: 11}, 0},
-		{published{From: 10, To: 25}, 0},
-		{published{From: 10, To: 25, Generation: 1}, 0},
-		{published{From: 22, To: 25, Generation: 1, Beside: 0}, 0},
-		{published{From: 35, To: 36, Generation: 1, Beside: 1}, 0},
-		{published{From: 45, To: 46, Generation: 2, Beside: 2}, 0},
-		{published{From: 31, To: 33, Beside: 1}, 1},
-		{published{From: 31, To: 33, Generation: 1}, 1},
-		{published{From: 10, To: 19, Generation: 1}, 1},
-		{published{From: 10, To: 50, Generation: 3, Beside: -1}, 2},
-	} {
-		s := soak{begun: []int64{0, 20, 40}, done: []int64{5, 30}, counts: map[string]uint64{}}
-		s.judgeContext(tt.p)
-		assert.Equal(t, tt.faults, s.found, "%+v", tt.p)
-	}
-}
-
-// update has the service publish the next generation.
+// update makes the service publish the next generation.
 func (s *soak) update() {
 	s.mu.Lock()
 	number := len(s.begun)
@@ -183,15 +158,14 @@ func (s *soak) report(t *testing.T) (r report) {
 	return r
 }
 
-// enough reports whether there is of everything what the test needs to judge. That is
-// points of the curves, and each way to see a span and to be told of one.
+// enough reports whether there is enough of everything to judge: points of each curve, and spans from each reader.
 func (s *soak) enough(c *curves, r report) bool {
 	for _, curve := range c.all() {
 		if curve.settled().points < leastPoints {
 			return false
 		}
 	}
-	// Of fewer there is no telling whether the heap grows.
+	// With fewer collections, nobody can tell whether the heap grows.
 	if c.collections.settled().rise < leastPoints {
 		return false
 	}
@@ -203,7 +177,7 @@ func (s *soak) enough(c *curves, r report) bool {
 	return r.Requests > 0 && !slices.ContainsFunc(everyCount, func(what string) bool { return s.counts[what] == 0 })
 }
 
-// everyCount are the counts of which none may be zero.
+// everyCount lists counts that must not be zero.
 var everyCount = []string{
 	spansBy + byReaderFrom + reader.GoroutineRecord.String(),
 	spansBy + byLook + reader.ThreadSlots.String(),
@@ -213,8 +187,8 @@ var everyCount = []string{
 	contextsBy + byOfficial,
 }
 
-// TestSoak fails if anything grows, or is shown that is not so. It fails if anything goes
-// to otel.Handle, or if a reader ends as it should not. It prints what there was.
+// TestSoak fails if anything grows, if a reader is shown anything wrong or ends in an unexpected way, or if an error is
+// reported to otel.Handle.
 func TestSoak(t *testing.T) {
 	s := &soak{
 		dir: t.TempDir(), unit: min(max(*duration/10, 300*time.Millisecond), 3*time.Second),
@@ -239,7 +213,7 @@ func TestSoak(t *testing.T) {
 	readers.Go(func() { s.correlate(ctx) })
 	tick := time.NewTicker(min(*duration/100, time.Second))
 	defer tick.Stop()
-	// On a machine that is busy with other things, until there is enough to judge.
+	// A busy machine needs longer.
 	for enough := false; time.Since(begin) < *duration || !enough && time.Since(begin) < *duration+longest; <-tick.C {
 		s.update()
 		r := s.report(t)
@@ -247,10 +221,10 @@ func TestSoak(t *testing.T) {
 		enough = s.enough(c, r)
 	}
 	cancel()
-	readers.Wait() // They live their lives to the end.
+	readers.Wait()
 	endWatched()
 	r := s.report(t)
-	defer func() { t.Log(s.text(r, c.all())) }()
+	defer func() { s.publish(t, r, c.all()) }()
 	r = s.end(t)
 
 	for _, curve := range c.all() {
@@ -261,7 +235,7 @@ func TestSoak(t *testing.T) {
 	s.verdict(t, r)
 }
 
-// mayRecord skips the test, with what is missing, if this user may not record.
+// mayRecord skips the test if this user may not record. The message names the missing capability.
 func mayRecord(t *testing.T, otelctx string) {
 	t.Helper()
 	const exitNotPermitted = 4
@@ -277,7 +251,7 @@ func (s *soak) start(t *testing.T) {
 	t.Helper()
 	o := order{Directory: s.dir, Capacity: ringbuf.DefaultCapacity}
 	if short() {
-		// So few that they have all been used before it is looked whether all is flat.
+		// So few that all are used in the first half.
 		o.Capacity = 256
 	}
 	line, err := json.Marshal(o)
@@ -285,7 +259,7 @@ func (s *soak) start(t *testing.T) {
 	s.begun = []int64{time.Now().UnixNano()}
 	s.child = childproc.Start(t, roleService, func(cmd *exec.Cmd) {
 		if short() {
-			cmd.Env = append(cmd.Env, "GOGC=25") // Else there are a few garbage collections only.
+			cmd.Env = append(cmd.Env, "GOGC=25") // for enough garbage collections
 		}
 	})
 	s.child.Send("%s", line)
@@ -296,8 +270,8 @@ func (s *soak) start(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, s.ledger.file.Close()) })
 }
 
-// watched starts a reader that opens the service, reads it and closes it all the time. It
-// returns the reader's process id, and what ends it in order.
+// watched starts a reader that opens, reads and closes the service all the time. It returns the reader's process id, and
+// a function that ends the reader.
 func (s *soak) watched(t *testing.T) (pid int, end func()) {
 	t.Helper()
 	l, err := s.reader(&lines{each: s.judgeVisit}, errand{PID: s.child.PID(), Pause: 20 * time.Millisecond})
@@ -312,15 +286,15 @@ func (s *soak) watched(t *testing.T) (pid int, end func()) {
 	}
 }
 
-// correlate does what a profiler of Elastic's format does besides reading. It registers
-// with the service, and tells it in which spans it saw which stacks.
+// correlate acts as a profiler with Elastic's integration: it registers with the service, and sends it the stacks that
+// it saw in spans.
 func (s *soak) correlate(ctx context.Context) {
 	sockets, _ := filepath.Glob(filepath.Join(s.dir, "*.sock"))
 	if len(sockets) == 0 {
-		return // The report says why.
+		return // the report says why
 	}
 	for n := 0; ctx.Err() == nil; n++ {
-		// A profiler that has begun anew.
+		// Each connection is a new profiler.
 		to, err := net.Dial("unixgram", sockets[0])
 		if err != nil {
 			s.fault("profiler: %w", err)
@@ -348,8 +322,7 @@ func (s *soak) correlate(ctx context.Context) {
 	}
 }
 
-// end ends the service step by step, sees to it that nothing is left shown, and returns
-// its last report.
+// end ends the service step by step, checks that nothing remains published, and returns the last report.
 func (s *soak) end(t *testing.T) report {
 	t.Helper()
 	s.child.Send("quiet")
@@ -357,7 +330,7 @@ func (s *soak) end(t *testing.T) report {
 	r := s.report(t)
 	open, err := s.ledger.open(r.Spans)
 	require.NoError(t, err)
-	assert.Zero(t, open, "spans that have never ended")
+	assert.Zero(t, open, "spans that never ended")
 	s.nothingShown(t)
 
 	s.child.Send("shutdown")
@@ -388,16 +361,15 @@ func (s *soak) end(t *testing.T) report {
 	return r
 }
 
-// exits runs a command that must have this exit code.
+// exits checks the exit code of a command.
 func (s *soak) exits(t *testing.T, code int, args ...string) {
 	t.Helper()
 	_, stderr, got := programs.Run(t, s.command(args...))
 	assert.Equal(t, code, got, "%q: %s", args, stderr)
 }
 
-// nothingShown fails the test if the service, in which there is no span, shows any. It
-// asks package reader, every slot, and otelctx inspect, spans and record. Slots go on
-// naming spans that are over.
+// nothingShown checks that the service, which is in no span, shows none. It uses package reader, each slot, and otelctx
+// inspect and record. Slots still refer to spans that have ended.
 func (s *soak) nothingShown(t *testing.T) {
 	t.Helper()
 	p, err := reader.Open(s.child.PID())
@@ -440,7 +412,7 @@ func (s *soak) nothingShown(t *testing.T) {
 	for _, args := range [][]string{{"inspect", "--json"}, {"record", "--json", "--freq=997", "--duration=500ms"}} {
 		out, err := s.command(args...).Output()
 		if exit, ok := errors.AsType[*exec.ExitError](err); ok && args[0] == "record" && exit.ExitCode() == exitNoSamples {
-			continue // the service is idle
+			continue // idle
 		}
 		require.NoError(t, err)
 		require.NoError(t, json.Unmarshal(out, &d))
@@ -449,13 +421,13 @@ func (s *soak) nothingShown(t *testing.T) {
 	assert.Zero(t, d.Attributed)
 }
 
-// verdict fails the test for what was found beside the curves.
+// verdict checks everything except the curves.
 func (s *soak) verdict(t *testing.T, r report) {
 	t.Helper()
 	for _, fault := range s.faults {
 		assert.NoError(t, fault)
 	}
-	assert.Equal(t, len(s.faults), s.found, "there were more")
+	assert.Equal(t, len(s.faults), s.found, "number of faults")
 	assert.Zero(t, r.Handled, "went to otel.Handle: %q", r.Errors)
 	assert.Zero(t, r.Failed)
 	assert.Positive(t, r.Requests)
@@ -471,14 +443,4 @@ func (s *soak) verdict(t *testing.T, r report) {
 		assert.Positive(t, s.lives[k.name][finishes], k.name)
 		assert.Positive(t, s.lives[k.name][killed], k.name)
 	}
-}
-
-// text returns what there was, for people.
-func (s *soak) text(r report, curves []*curve) string {
-	var b strings.Builder
-	write := func(format string, args ...any) { _, _ = fmt.Fprintf(&b, format, args...) }
-	write("\n%v\n\n", *duration)
-	writeTables(write, curves)
-	s.writeCounts(write, r)
-	return b.String()
 }

@@ -19,13 +19,14 @@ import (
 
 	"go.opentelemetry.io/collector/pdata/pprofile"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
 
-// reportInterval is how often a receiver hands on its profiles.
+// reportInterval is how often a receiver reports.
 const reportInterval = time.Second
 
-// collectorConfig has a Collector write what a receiver samples into a file, each message
-// after its size.
+// collectorConfig makes a Collector write the profiles of a receiver to a file, each message preceded by its size.
 const collectorConfig = `
 receivers:
   %s:
@@ -46,8 +47,8 @@ service:
       exporters: [file]
 `
 
-// collect starts a Collector with a receiver, which samples the whole machine, and waits until
-// it knows the functions of the process with this id. What it returns ends it.
+// collect starts a Collector with a receiver, which samples the whole machine. It returns when the receiver knows the
+// functions of the process with this id.
 func (b *board) collect(o observer, dir string, pid int) (stopFunc, error) {
 	config := filepath.Join(dir, "collector.yaml")
 	text := fmt.Sprintf(collectorConfig, o.receiver, frequency, reportInterval, filepath.Join(dir, o.profile), o.receiver)
@@ -90,21 +91,21 @@ func (b *board) collect(o observer, dir string, pid int) (stopFunc, error) {
 			return nil, err
 		}
 	}
-	return func() (*os.ProcessState, error) {
-		// A sample is in the report of its interval, or in the one after that.
+	return func() (cost, error) {
+		// A sample is in the report of its interval or in the next one.
 		time.Sleep(3 * reportInterval)
-		err := cmd.Process.Signal(syscall.SIGTERM)
-		<-drained
-		return cmd.ProcessState, errors.Join(err, cmd.Wait())
+		return interrupt(cmd, syscall.SIGTERM, func() error {
+			<-drained
+			return cmd.Wait()
+		})
 	}, nil
 }
 
-// readCollected reads what collect has had written. Samples of other processes, and those
-// whose stack spells nothing, are left out.
+// readCollected reads the file of a Collector. It skips samples of other processes, and those without a number.
 func readCollected(b []byte, pid int) (map[seen]int, error) {
 	all := map[seen]int{}
 	rest, err := samplesOf(b, pid, func(d pprofile.ProfilesDictionary, s pprofile.Sample) error {
-		number, ok := told(functions(d, s))
+		number, ok := truth.Told(functions(d, s))
 		if !ok {
 			return nil
 		}
@@ -118,10 +119,9 @@ func readCollected(b []byte, pid int) (map[seen]int, error) {
 	return all, err
 }
 
-// samplesOf calls f for each sample of a process. The last message may be incomplete: rest is
-// how many bytes there are of it.
+// samplesOf calls f for each sample of a process. The last message may be incomplete; rest is the number of its bytes.
 func samplesOf(b []byte, pid int, f func(pprofile.ProfilesDictionary, pprofile.Sample) error) (rest int, err error) {
-	// Package proto refuses a message with any name that is not valid UTF-8, whoever's.
+	// Package proto would refuse a message with any name that is not valid UTF-8, even that of another process.
 	var messages pprofile.ProtoUnmarshaler
 	for len(b) >= 4 && uint64(len(b)-4) >= uint64(binary.BigEndian.Uint32(b)) {
 		size := binary.BigEndian.Uint32(b)
@@ -148,7 +148,7 @@ func samplesOf(b []byte, pid int, f func(pprofile.ProfilesDictionary, pprofile.S
 	return len(b), nil
 }
 
-// functions returns the names of a stack's functions, the innermost first.
+// functions returns the names of the functions on a stack, the innermost first.
 func functions(d pprofile.ProfilesDictionary, s pprofile.Sample) []string {
 	var names []string
 	for _, at := range d.StackTable().At(int(s.StackIndex())).LocationIndices().All() {
@@ -163,7 +163,7 @@ func functions(d pprofile.ProfilesDictionary, s pprofile.Sample) []string {
 	return names
 }
 
-// given returns the span of a sample's link, or of the attributes that labels become.
+// given returns the span of a sample's link, or of its labels, which are attributes.
 func given(d pprofile.ProfilesDictionary, s pprofile.Sample) (id, error) {
 	if i := s.LinkIndex(); i != 0 {
 		link := d.LinkTable().At(int(i))

@@ -13,21 +13,23 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
 
-// seen is what an observer has said of a sample.
+// seen is a sample as an observer shows it: the number on its stack, and the span.
 type seen struct {
 	number uint64
 	given  id
 }
 
-// watcher takes goroutine profiles all the time.
+// watcher takes goroutine profiles of this process all the time.
 type watcher struct {
 	end, ended chan struct{}
 
 	mu   sync.Mutex
 	seen map[seen]int
-	// now is how many samples of the current pattern there are.
+	// now counts the samples of the current pattern and round, which about names.
 	now   int
 	about string
 }
@@ -56,7 +58,7 @@ func (w *watcher) stop() {
 	<-w.ended
 }
 
-// enough reports whether there are enough samples of a pattern by the end of a round.
+// enough reports whether there are enough samples of a pattern in a round.
 func (w *watcher) enough(pattern string, round, rounds int) bool {
 	if w == nil {
 		return true
@@ -85,8 +87,8 @@ var (
 	traceLabel = regexp.MustCompile(`"trace_id":"([0-9a-f]+)"`)
 )
 
-// parseGoroutines parses what a goroutine profile's text has of goroutines with the same
-// stack and labels. ok is false if their stack spells nothing.
+// parseGoroutines parses the part of a goroutine profile that describes goroutines with the same stack and labels.
+// ok is false if the stack has no number.
 func parseGoroutines(text string) (s seen, times int, ok bool) {
 	if !strings.Contains(text, ".spell+") {
 		return s, 0, false
@@ -109,7 +111,7 @@ func parseGoroutines(text string) (s seen, times int, ok bool) {
 	if s.given, err = parseID(traceID, spanID); err != nil {
 		return s, 0, false
 	}
-	s.number, ok = told(names)
+	s.number, ok = truth.Told(names)
 	return s, times, ok
 }
 
@@ -120,7 +122,7 @@ func match(re *regexp.Regexp, s string) string {
 	return ""
 }
 
-// write writes what was seen, a line for each number and span.
+// write writes a line for each number and span.
 func (w *watcher) write(to io.Writer) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -132,7 +134,7 @@ func (w *watcher) write(to io.Writer) error {
 	return nil
 }
 
-// readGoroutines reads what write has written.
+// readGoroutines reads the output of write.
 func readGoroutines(text string) (map[seen]int, error) {
 	all := map[seen]int{}
 	for line := range strings.Lines(text) {

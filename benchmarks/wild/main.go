@@ -1,15 +1,15 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command wild is the scoreboard of attribution: patterns of real services, with real
-// libraries, and what profilers see of each.
+// Command wild is the scoreboard of attribution. It runs patterns of real services, with real libraries, and counts
+// how often profilers attribute a sample to the right span.
 //
 //	wild serve   runs the patterns, one after the other
-//	wild score   has observers look at wild serve, and prints how often each is right
+//	wild score   runs wild serve under observers, and prints how often each is right
 //
-// Each pattern works under a stack that spells a number. The number stands for what the
-// contract of attribution says of that moment: the span of the context that the code was
-// given, or nothing. So every sample, by whichever observer, tells what is true of it.
+// While a pattern works, its stack contains a number. The number stands for what must be shown at that moment according
+// to the rules of package spanctx: the span of the context that the code was given, or nothing. So each sample contains
+// the truth, whichever observer took it.
 package main
 
 import (

@@ -13,27 +13,26 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
 
 // pattern is a way in which services use spans, goroutines and libraries.
 type pattern struct {
-	// run is one short repetition.
+	// run runs the pattern once, which must not take long.
 	run func(*run)
-	// called is the pattern's name. If it is empty, the pattern has the name of its function.
+	// called is the pattern's name. The default is the name of the function.
 	called string
-	// about says in a few words what happens and when the work is done.
+	// about says in a few words what happens, and where the work is done.
 	about string
-	// alone says that the pattern needs a process of its own, because it changes the
-	// process for good.
+	// alone says that the pattern needs its own process, because it changes the process for good.
 	alone bool
-	// env is an environment variable, KEY=value, that the process needs from its start.
-	// A pattern with one is alone.
+	// env is an environment variable, KEY=value, that the process starts with. It requires alone.
 	env string
 	// single says that only one repetition may run at a time.
 	single bool
 }
 
-// name returns the pattern's name.
 func (p pattern) name() string {
 	if p.called != "" {
 		return p.called
@@ -42,29 +41,27 @@ func (p pattern) name() string {
 	return name[strings.LastIndexByte(name, '.')+1:]
 }
 
-// run is a pattern that runs.
+// run is a running pattern.
 type run struct {
 	*service
 
 	pattern string
 	truths  *truths
-	// burned counts calls of burn.
-	burned atomic.Int64
-	// kinds counts them by what the contract says.
+	// burned counts pieces of work, and the others count them by the verdict of the contract.
+	burned                                atomic.Int64
 	shownCount, nothingCount, eitherCount atomic.Int64
 }
 
-// in works where the contract says that the span of ctx is shown.
+// in works where the span of ctx must be shown.
 func (r *run) in(ctx context.Context) {
 	r.needSpan(ctx)
-	r.burn(truth{spans: [2]id{spanOf(ctx)}})
+	r.burn(due{spans: [2]id{spanOf(ctx)}})
 }
 
-// out works where the contract says that nothing is shown.
-func (r *run) out() { r.burn(truth{}) }
+// out works where nothing must be shown.
+func (r *run) out() { r.burn(due{}) }
 
-// as works where the contract says that what ctx says is shown: its span, if that is a
-// local and recording one, or nothing.
+// as is in if ctx has a local, recording span, and out otherwise.
 func (r *run) as(ctx context.Context) {
 	if trace.SpanFromContext(ctx).IsRecording() {
 		r.in(ctx)
@@ -73,24 +70,21 @@ func (r *run) as(ctx context.Context) {
 	}
 }
 
-// either works where the contract leaves open whether the span of ctx is shown, or
-// nothing.
+// either works where the contract permits the span of ctx or nothing.
 func (r *run) either(ctx context.Context) {
 	r.needSpan(ctx)
-	r.burn(truth{spans: [2]id{spanOf(ctx)}, nothing: true})
+	r.burn(due{spans: [2]id{spanOf(ctx)}, nothing: true})
 }
 
-// oneOf works where the contract leaves open which one of two spans is shown.
+// oneOf works where the contract permits either of two spans.
 func (r *run) oneOf(a, b trace.SpanContext) {
-	r.burn(truth{spans: [2]id{idOf(a), idOf(b)}})
+	r.burn(due{spans: [2]id{idOf(a), idOf(b)}})
 }
 
-// waitIn works where the contract says that the span of ctx is shown, and then waits there:
-// the stack that spells the truth stays while wait runs. The name of the function that
-// calls the runtime or another package must begin with "wait".
+// waitIn is in, followed by a call of wait, during which the span of ctx is due too.
 func (r *run) waitIn(ctx context.Context, wait func()) {
 	r.needSpan(ctx)
-	r.burnAndWait(truth{spans: [2]id{spanOf(ctx)}}, wait)
+	r.burnAndWait(due{spans: [2]id{spanOf(ctx)}}, wait)
 }
 
 func (r *run) needSpan(ctx context.Context) {
@@ -101,9 +95,9 @@ func (r *run) needSpan(ctx context.Context) {
 
 func spanOf(ctx context.Context) id { return idOf(trace.SpanContextFromContext(ctx)) }
 
-func (r *run) burn(t truth) { r.burnAndWait(t, nil) }
+func (r *run) burn(t due) { r.burnAndWait(t, nil) }
 
-func (r *run) burnAndWait(t truth, wait func()) {
+func (r *run) burnAndWait(t due, wait func()) {
 	t.pattern = r.pattern
 	r.burned.Add(1)
 	switch t.kind() {
@@ -114,10 +108,10 @@ func (r *run) burnAndWait(t truth, wait func()) {
 	default:
 		r.eitherCount.Add(1)
 	}
-	burn(r.truths.number(t), wait)
+	truth.Burn(r.truths.number(t), wait)
 }
 
-// says is what the contract says of the pattern.
+// says lists the verdicts of the contract.
 func (r *run) says() string {
 	var says []string
 	for _, s := range []struct {
@@ -131,7 +125,7 @@ func (r *run) says() string {
 	return strings.Join(says, ", ")
 }
 
-// block gives the thread to other goroutines.
+// block blocks for a moment, so that other goroutines use the thread.
 func block() { time.Sleep(time.Duration(rand.IntN(200)) * time.Microsecond) }
 
 // start starts a span.
@@ -144,8 +138,7 @@ func (r *run) root(name string) (context.Context, trace.Span) {
 	return r.start(context.Background(), name)
 }
 
-// elsewhere runs f on another goroutine that was started outside of all spans, and waits
-// for it.
+// elsewhere runs f on a goroutine that was started outside of all spans, and waits for it.
 func (r *run) elsewhere(f func()) {
 	done := make(chan struct{})
 	r.orders <- func() {
@@ -155,8 +148,7 @@ func (r *run) elsewhere(f func()) {
 	<-done
 }
 
-// apart runs f on a new goroutine that was started outside of all spans, and waits for it.
-// It keeps what f leaves on its goroutine away from others.
+// apart is elsewhere on a new goroutine, so that later work is not affected by anything that f leaves behind on it.
 func (r *run) apart(f func()) {
 	done := make(chan struct{})
 	r.elsewhere(func() {
@@ -168,14 +160,14 @@ func (r *run) apart(f func()) {
 	<-done
 }
 
-// must panics with an error: a pattern that does not work measures nothing.
+// must panics if there is an error, because a broken pattern measures nothing.
 func must(err error) {
 	if err != nil {
 		panic(err)
 	}
 }
 
-// check is must for a call that returns a value.
+// check returns the value of a call that must succeed.
 func check[T any](value T, err error) T {
 	must(err)
 	return value

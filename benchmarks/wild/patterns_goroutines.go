@@ -66,6 +66,8 @@ var goroutinePatterns = []pattern{
 	{run: attachBackground, about: "Attach(context.Background()) inside a span, and after Detach"},
 	{run: attachRemote, about: "Attach of a remote span, inside a live one"},
 	{run: attachChild, about: "a child started in an attached span: in it and after it"},
+	{run: smallRing, about: "256 requests at a time, with 64 thread slots", env: "OTELCTX_SPAN_SLOT_CAPACITY=64", alone: true},
+	{run: tinyRing, about: "16 requests at a time, with 4 thread slots, which threads share", env: "OTELCTX_SPAN_SLOT_CAPACITY=4", alone: true},
 }
 
 func startedInside(r *run) {
@@ -803,3 +805,23 @@ func attachChild(r *run) {
 	})
 	root.End()
 }
+
+// crowd runs many requests at a time, each on a goroutine of its own.
+func (r *run) crowd(requests int) {
+	var group sync.WaitGroup
+	for range requests {
+		group.Go(func() {
+			r.out()
+			ctx, span := r.root("request")
+			r.in(ctx)
+			block()
+			r.in(ctx)
+			span.End()
+			r.out()
+		})
+	}
+	group.Wait()
+}
+
+func smallRing(r *run) { r.crowd(256) }
+func tinyRing(r *run)  { r.crowd(16) }

@@ -479,7 +479,7 @@ func providerShutdown(r *run) {
 func providerShutdownFirst(r *run) {
 	r.shutDownOne.Do(func() {
 		r.another = sdktrace.NewTracerProvider(spanctx.WithPublishing())
-		must(r.provider.Shutdown(context.Background()))
+		must(r.sdk.Shutdown(context.Background()))
 	})
 	ctx, span := r.another.Tracer("wild").Start(context.Background(), "root")
 	r.in(ctx)

@@ -21,95 +21,91 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/google/pprof/profile"
+	"github.com/otelctx/otelctx/benchmarks/internal/measured"
+	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
 
 const (
-	// frequency is how many samples are taken in a second of CPU time, no divisor of
-	// anything.
+	// frequency is in samples per second of CPU time. It is prime, so that it does not keep step with anything.
 	frequency = 997
-	// wanted is how many samples a row has at least.
+	// wanted is the minimum number of samples of a row.
 	wanted = 300
-	// attempts is how often a pattern is run for that.
+	// attempts is how often a pattern is run to get them.
 	attempts = 5
 )
 
-// board is wild score.
+// board is the command wild score.
 type board struct {
-	otelctx, otelcol, output, patterns, observers, resume string
-	table, csv, publish                                   string
-	cpu                                                   time.Duration
-	parallel                                              int
-	together                                              bool
+	otelctx, otelcol, patterns, observers, resume string
+	csv, publish                                  string
+	cpu                                           time.Duration
+	parallel                                      int
+	together                                      bool
 
-	// rows are by the names of patterns, costs by those of observers.
-	rows  map[string]*row
-	costs map[string]*cost
+	// rows are keyed by pattern, costs by observer. They are those of one publication.
+	publication publication
+	rows        map[string]*row
+	costs       map[string]*cost
 }
 
-// cost is what an observer took, its start included, beside what the service used meanwhile.
+// cost is what an observer used, from its start, and what the service used in that time.
 type cost struct {
 	Used, Service time.Duration // CPU time
-	Memory        int64         // bytes, the most at a time
+	Memory        int64         // the peak, in bytes
 }
 
-// row is the verdict on a pattern.
+// row is the result of a pattern.
 type row struct {
 	pattern
-	// Kinds are what the contract says: shown, nothing, either.
+	// Kinds are the verdicts of the contract: shown, nothing, either.
 	Kinds map[string]bool
-	// Tallies are by the names of observers.
+	// Tallies are keyed by observer.
 	Tallies map[string]*tally
 }
 
 // tally counts samples.
 type tally struct {
 	Right, None, Wrong int
-	// Shown are those of Right with a span, Outside those of Wrong where none is due.
+	// Shown is the part of Right that has a span. Outside is the part of Wrong where nothing is due.
 	Shown, Outside int
 }
 
 func (t *tally) samples() int { return t.Right + t.None + t.Wrong }
 
 func (b *board) flags(f *flag.FlagSet) {
-	f.StringVar(&b.otelctx, "otelctx", "otelctx", "the command line tool")
-	f.StringVar(&b.otelcol, "otelcol", "", "the Collector with the otelctx receiver, as make interop WHAT=otelcol builds it; none is no observers from there")
-	f.IntVar(&b.parallel, "parallel", 1, "how many repetitions of a pattern run at a time, if it allows that")
-	f.StringVar(&b.output, "o", "", "the document whose table to replace; none is standard output")
-	f.StringVar(&b.publish, "publish", "default", publishUsage)
-	f.StringVar(&b.csv, "csv", "", "the file for the rows of all patterns and observers; none is no file")
-	f.StringVar(&b.table, "table", "wild", "which table of the document to replace")
-	f.BoolVar(&b.together, "together", false, "have the recorders look at one process at a time, all of them")
-	f.StringVar(&b.patterns, "patterns", "", "names of the patterns, by commas; none is all")
-	f.StringVar(&b.observers, "observers", "", "names of the observers, by commas; none is all")
-	f.StringVar(&b.resume, "resume", "", "a file to keep what was counted, to go on there another time with the same code")
-	f.DurationVar(&b.cpu, "cpu", 500*time.Millisecond, "how much CPU time each pattern uses at least")
+	f.StringVar(&b.otelctx, "otelctx", "otelctx", "path of otelctx")
+	f.StringVar(&b.otelcol, "otelcol", "", "path of the Collector that make interop WHAT=otelcol builds; without it, its receivers are not observers")
+	f.IntVar(&b.parallel, "parallel", 1, "how many repetitions of a pattern run at a time, if the pattern allows it")
+	f.StringVar(&b.publish, "publish", "default", publishUsage+"; several separated by commas, or all")
+	f.StringVar(&b.csv, "csv", "", "CSV file for the rows")
+	f.BoolVar(&b.together, "together", false, "let all recorders look at the same process at the same time")
+	f.StringVar(&b.patterns, "patterns", "", "names of patterns, separated by commas; the default is all")
+	f.StringVar(&b.observers, "observers", "", "names of observers, separated by commas: record, labels, receiver, upstream, cpu, goroutines; the default is all")
+	f.StringVar(&b.resume, "resume", "", "file that keeps the counts, to continue later with the same code and the same -publish")
+	f.DurationVar(&b.cpu, "cpu", 500*time.Millisecond, "minimum CPU time of each pattern")
 }
 
-// observer is somebody who looks at the process.
+// observer is a profiler that looks at the service.
 type observer struct {
-	// name is for the command line, title for the table.
+	// name is for the command line, title for tables.
 	name, title string
-	// args are those of otelctx record, nil for the profiles that the process takes itself.
+	// args are arguments of otelctx record, nil for another observer.
 	args []string
-	// receiver is that of the Collector, empty for other observers.
+	// receiver is a receiver of the Collector, empty for another observer.
 	receiver string
-	// serve are arguments of wild serve.
+	// serve are arguments of wild serve, for profiles that the process takes of itself.
 	serve []string
-	// profile is the file with what was seen, and read reads it.
+	// profile is the name of the file that the observer writes. read decodes it.
 	profile string
 	read    func(text []byte, pid int) (map[seen]int, error)
-	// factor is how much more CPU time it takes for as many samples.
+	// factor is by how much more CPU time it needs for the same number of samples.
 	factor int
 }
 
-func observers(carriers, collector bool) []observer {
-	record := observer{name: "record", title: "`otelctx record`", args: []string{}, profile: "record.pb.gz", read: readProfile, factor: 1}
-	labels := record
-	labels.name, labels.title, labels.args = "labels", "`--carrier labels`", []string{"--carrier", "labels"}
-	all := []observer{record}
-	if carriers {
-		all = append(all, labels)
+func observers(collector bool) []observer {
+	all := []observer{
+		{name: "record", title: "`otelctx record`", args: []string{}, profile: "record.pb.gz", read: readProfile, factor: 1},
+		{name: "labels", title: "`--carrier labels`", args: []string{"--carrier", "labels"}, profile: "record.pb.gz", read: readProfile, factor: 1},
 	}
 	if collector {
 		all = append(all,
@@ -118,7 +114,7 @@ func observers(carriers, collector bool) []observer {
 		)
 	}
 	return append(all,
-		// The kernel's timers of CPU time are as fast as its clock ticks.
+		// The timer of a CPU profile cannot fire more often than the kernel's clock ticks.
 		observer{name: "cpu", title: "CPU profile", serve: []string{"-cpuprofile"}, profile: cpuProfileFile, read: readProfile, factor: 3},
 		observer{
 			name: "goroutines", title: "goroutine profile", serve: []string{"-goroutines"}, profile: goroutinesFile, factor: 1,
@@ -127,34 +123,67 @@ func observers(carriers, collector bool) []observer {
 	)
 }
 
-// score measures everything and writes the table.
+// chosen reports whether a name is in a list that is separated by commas. Everything is in an empty list.
+func chosen(list, name string) bool {
+	return list == "" || slices.Contains(strings.Split(list, ","), name)
+}
+
+// score measures everything, prints tables and writes the CSV file.
 func (b *board) score(stdout io.Writer) error {
 	if err := b.mayRecord(); err != nil {
 		return err
 	}
-	s := server{patterns: b.patterns}
 	patterns := all()
 	if b.patterns != "" {
 		var err error
-		if patterns, err = s.choose(); err != nil {
+		if patterns, err = choose(b.patterns); err != nil {
 			return err
 		}
 	}
-	b.rows, b.costs = map[string]*row{}, map[string]*cost{}
+	published := publications
+	if b.publish != "all" {
+		published = nil
+		for name := range strings.SplitSeq(b.publish, ",") {
+			p, err := publicationOf(name)
+			if err != nil {
+				return err
+			}
+			published = append(published, p)
+		}
+	}
+	if b.resume != "" && len(published) > 1 {
+		return errors.New("-resume keeps the counts of one publication: use one -publish")
+	}
+	_, _ = fmt.Fprintf(stdout, "%s, %s\n\n%s\n", time.Now().UTC().Format(time.DateOnly), measured.Machine(), libraries())
+	var document csvDocument
+	for _, p := range published {
+		looked, err := b.measure(p, patterns)
+		if err != nil {
+			return err
+		}
+		if _, err := io.WriteString(stdout, b.text(patterns, looked)); err != nil {
+			return err
+		}
+		document.add(b, patterns, looked)
+	}
+	if b.csv == "" {
+		return nil
+	}
+	return document.write(b)
+}
+
+// measure measures one publication, and returns its observers.
+func (b *board) measure(p publication, patterns []pattern) (looked []observer, err error) {
+	b.publication, b.rows, b.costs = p, map[string]*row{}, map[string]*cost{}
 	for _, p := range patterns {
 		b.rows[p.name()] = &row{p, map[string]bool{}, map[string]*tally{}}
 	}
 	if err := b.load(); err != nil {
-		return err
+		return nil, err
 	}
-	help, err := exec.Command(b.otelctx, "record", "--help").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%s record --help: %w", b.otelctx, err)
-	}
-	var looked []observer
 	var groups [][]observer
-	for _, o := range observers(bytes.Contains(help, []byte("--carrier")), b.otelcol != "") {
-		if b.observers != "" && !strings.Contains(","+b.observers+",", ","+o.name+",") {
+	for _, o := range observers(b.otelcol != "") {
+		if !chosen(b.observers, o.name) || !p.seenBy(o) {
 			continue
 		}
 		looked = append(looked, o)
@@ -167,31 +196,28 @@ func (b *board) score(stdout io.Writer) error {
 	for _, group := range groups {
 		begin := time.Now()
 		if err := b.observe(group, patterns); err != nil {
-			return err
+			return nil, err
 		}
 		for _, o := range group {
-			_, _ = fmt.Fprintf(os.Stderr, "%s: %v\n", o.name, time.Since(begin).Round(time.Second))
+			_, _ = fmt.Fprintf(os.Stderr, "%s, %s: %v\n", p.name, o.name, time.Since(begin).Round(time.Second))
 		}
 	}
-	if b.csv != "" {
-		if err := b.writeCSV(patterns, looked); err != nil {
-			return err
-		}
-	}
-	return b.print(stdout, patterns, looked)
+	return looked, nil
 }
 
-// exitNotPermitted is the exit code of otelctx that says that a capability is missing.
+// exitNotPermitted is otelctx's exit code for a missing capability.
 const exitNotPermitted = 4
 
-// mayRecord returns why this user may not record.
+var errNotPermitted = errors.New("recording requires root or the capabilities for BPF")
+
+// mayRecord returns errNotPermitted, with otelctx's explanation, if this user may not record.
 func (b *board) mayRecord() error {
 	var stderr bytes.Buffer
 	cmd := exec.Command(b.otelctx, "record", "--", "true")
 	cmd.Stderr = &stderr
 	err := cmd.Run()
 	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() == exitNotPermitted {
-		return fmt.Errorf("recording takes root, or the capabilities for BPF: run make wild as root\n%s", &stderr)
+		return fmt.Errorf("%w: %s", errNotPermitted, &stderr)
 	}
 	if err != nil {
 		return fmt.Errorf("%s record: %w\n%s", b.otelctx, err, &stderr)
@@ -199,11 +225,11 @@ func (b *board) mayRecord() error {
 	return nil
 }
 
-// outside reports whether an observer is a process of its own.
+// outside reports whether an observer is another process.
 func (o *observer) outside() bool { return o.args != nil || o.receiver != "" }
 
-// observe has observers look at the patterns, at the same process, until each has enough samples
-// of each.
+// observe runs the patterns under a group of observers, which look at the same process, until every observer
+// has enough samples of every pattern.
 func (b *board) observe(group []observer, patterns []pattern) error {
 	for range attempts {
 		var together []string
@@ -235,8 +261,25 @@ func (b *board) observe(group []observer, patterns []pattern) error {
 	return nil
 }
 
-// stopFunc ends an observer.
-type stopFunc func() (*os.ProcessState, error)
+// stopFunc stops an observer, and returns its CPU time and memory.
+type stopFunc func() (cost, error)
+
+// interrupt ends an observer. Its memory is the peak until then. Its resource usage would not do: it includes the
+// memory of this process, which forked it.
+func interrupt(cmd *exec.Cmd, s os.Signal, wait func() error) (c cost, err error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+	if err != nil {
+		return c, err
+	}
+	_, peak, _ := bytes.Cut(status, []byte("\nVmHWM:"))
+	_, err = fmt.Fscan(bytes.NewReader(peak), &c.Memory)
+	c.Memory <<= 10
+	err = errors.Join(err, cmd.Process.Signal(s), wait())
+	if cmd.ProcessState != nil {
+		c.Used = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	}
+	return c, err
+}
 
 // begin starts an observer of a process, which writes into dir.
 func (b *board) begin(o observer, dir string, pid int) (stopFunc, error) {
@@ -249,7 +292,7 @@ func (b *board) begin(o observer, dir string, pid int) (stopFunc, error) {
 	return b.record(pid, append(o.args, "--output", filepath.Join(dir, o.profile)))
 }
 
-// look runs patterns in one process, under the eyes of observers.
+// look runs patterns in one process, once, while observers look at it.
 func (b *board) look(group []observer, patterns string) error {
 	dir, err := os.MkdirTemp("", "wild")
 	if err != nil {
@@ -260,7 +303,7 @@ func (b *board) look(group []observer, patterns string) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"serve", "-dir", dir, "-patterns", patterns, "-publish", b.publish, "-cpu", (b.cpu * time.Duration(group[0].factor)).String(), "-parallel", strconv.Itoa(b.parallel)}
+	args := []string{"serve", "-dir", dir, "-patterns", patterns, "-publish", b.publication.name, "-cpu", (b.cpu * time.Duration(group[0].factor)).String(), "-parallel", strconv.Itoa(b.parallel)}
 	serve := exec.Command(exe, append(args, group[0].serve...)...)
 	serve.Stderr = os.Stderr
 	if i := slices.IndexFunc(all(), func(p pattern) bool { return p.name() == patterns && p.env != "" }); i >= 0 {
@@ -284,7 +327,7 @@ func (b *board) look(group []observer, patterns string) error {
 	}
 	ends := map[string]stopFunc{}
 	var failed error
-	// A receiver takes its time: the one that begins first waits for the others.
+	// Receivers are slow to start, so they start first.
 	for _, o := range slices.Backward(group) {
 		if failed != nil || !o.outside() {
 			continue
@@ -300,10 +343,10 @@ func (b *board) look(group []observer, patterns string) error {
 		_, _ = io.WriteString(in, "go\n")
 		failed = await(said, "done")
 	}
-	states := map[string]*os.ProcessState{}
+	used := map[string]cost{}
 	for name, end := range ends {
-		state, err := end()
-		states[name], failed = state, errors.Join(failed, err)
+		c, err := end()
+		used[name], failed = c, errors.Join(failed, err)
 	}
 	if failed != nil {
 		return failed
@@ -314,7 +357,7 @@ func (b *board) look(group []observer, patterns string) error {
 	for _, o := range group {
 		path := filepath.Join(dir, o.profile)
 		if o.outside() {
-			b.charge(o, states[o.name], serve.ProcessState)
+			b.charge(o, used[o.name], serve.ProcessState)
 			path = filepath.Join(dir, o.name, o.profile)
 		}
 		if err := b.add(o, dir, path, serve.Process.Pid); err != nil {
@@ -324,27 +367,25 @@ func (b *board) look(group []observer, patterns string) error {
 	return b.save()
 }
 
-// charge adds to the costs what an observer has taken.
-func (b *board) charge(o observer, took, service *os.ProcessState) {
+// charge adds the resources that an observer used to its costs.
+func (b *board) charge(o observer, used cost, service *os.ProcessState) {
 	c := b.costs[o.name]
 	if c == nil {
 		c = new(cost)
 		b.costs[o.name] = c
 	}
-	c.Used += took.UserTime() + took.SystemTime()
+	c.Used += used.Used
 	c.Service += service.UserTime() + service.SystemTime()
-	if usage, ok := took.SysUsage().(*syscall.Rusage); ok {
-		c.Memory = max(c.Memory, usage.Maxrss<<10)
-	}
+	c.Memory = max(c.Memory, used.Memory)
 }
 
-// counted is what -resume keeps.
+// counted is the content of the file of -resume.
 type counted struct {
 	Rows  map[string]*row
 	Costs map[string]*cost
 }
 
-// load reads what was counted before.
+// load reads the file of -resume, if there is one.
 func (b *board) load() error {
 	text, err := os.ReadFile(b.resume)
 	if b.resume == "" || errors.Is(err, os.ErrNotExist) {
@@ -365,7 +406,7 @@ func (b *board) load() error {
 	return nil
 }
 
-// save keeps what was counted.
+// save writes the file of -resume.
 func (b *board) save() error {
 	if b.resume == "" {
 		return nil
@@ -389,7 +430,7 @@ func await(lines *bufio.Scanner, want string) error {
 	return fmt.Errorf("wild serve has ended before it was %s; its last line: %q", want, last)
 }
 
-// record starts to record a process. What it returns ends that.
+// record starts otelctx record, and returns when it samples.
 func (b *board) record(pid int, args []string) (stopFunc, error) {
 	var stdout, stderr bytes.Buffer
 	args = append([]string{"record", strconv.Itoa(pid), "--duration=0", "--json", "--top=1", "--freq", strconv.Itoa(frequency)}, args...)
@@ -403,22 +444,26 @@ func (b *board) record(pid int, args []string) (stopFunc, error) {
 		_ = cmd.Wait()
 		return nil, fmt.Errorf("%w: %s", err, &stderr)
 	}
-	return func() (*os.ProcessState, error) {
-		if err := errors.Join(cmd.Process.Signal(syscall.SIGINT), cmd.Wait()); err != nil {
-			return nil, fmt.Errorf("%w: %s", err, &stderr)
+	return func() (cost, error) {
+		used, err := interrupt(cmd, syscall.SIGINT, cmd.Wait)
+		if err != nil {
+			return cost{}, fmt.Errorf("%w: %s", err, &stderr)
 		}
-		var said struct{ Samples, Lost, Cut int }
+		var said struct {
+			Samples, Lost int
+			LeafOnly      int `json:"leaf_only"`
+		}
 		if err := json.Unmarshal(stdout.Bytes(), &said); err != nil {
-			return nil, err
+			return cost{}, err
 		}
-		if said.Lost > 0 || said.Cut > 0 {
-			_, _ = fmt.Fprintf(os.Stderr, "of %d samples %d were lost, and %d have no stack\n", said.Samples, said.Lost, said.Cut)
+		if said.Lost > 0 || said.LeafOnly > 0 {
+			_, _ = fmt.Fprintf(os.Stderr, "of %d samples %d were lost, and %d have no stack\n", said.Samples, said.Lost, said.LeafOnly)
 		}
-		return cmd.ProcessState, nil
+		return used, nil
 	}, nil
 }
 
-// awaitSampling waits until a recorder has begun to sample.
+// awaitSampling waits until a recorder samples.
 func awaitSampling(pid int) error {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
@@ -432,10 +477,10 @@ func awaitSampling(pid int) error {
 			}
 		}
 	}
-	return errors.New("the recorder does not begin")
+	return errors.New("the recorder does not begin to sample")
 }
 
-// add adds to the rows what an observer has seen, which is in the file at path.
+// add adds the samples in an observer's file to the rows.
 func (b *board) add(o observer, dir, path string, pid int) error {
 	f, err := os.Open(filepath.Join(dir, truthsFile))
 	if err != nil {
@@ -467,8 +512,8 @@ func (b *board) add(o observer, dir, path string, pid int) error {
 	return nil
 }
 
-// add adds samples of a truth for which an observer has given a span, or the zero id.
-func (t *tally) add(due truth, given id, times int) {
+// add counts samples, given the span that they were shown in; the zero id means none.
+func (t *tally) add(due due, given id, times int) {
 	switch {
 	case given == id{} && (due.nothing || due.spans[0] == id{}):
 		t.Right += times
@@ -485,34 +530,14 @@ func (t *tally) add(due truth, given id, times int) {
 	}
 }
 
-// readProfile reads a pprof profile. Samples whose stack spells nothing are left out.
+// readProfile reads a profile of pprof.
 func readProfile(b []byte, _ int) (map[seen]int, error) {
-	p, err := profile.Parse(bytes.NewReader(b))
-	if err != nil {
-		return nil, err
-	}
 	all := map[seen]int{}
-	for _, sample := range p.Sample {
-		var names []string
-		for _, l := range sample.Location {
-			if len(l.Line) == 0 {
-				names = append(names, "?")
-			}
-			for _, line := range l.Line {
-				names = append(names, line.Function.Name)
-			}
-		}
-		number, ok := told(names)
-		if !ok {
-			continue
-		}
-		given, err := parseID(first(sample.Label["trace_id"]), first(sample.Label["span_id"]))
-		if err != nil {
-			return nil, err
-		}
-		all[seen{number, given}] += int(sample.Value[0])
-	}
-	return all, nil
+	return all, truth.Read(b, func(number uint64, labels map[string][]string, count int) error {
+		given, err := parseID(first(labels["trace_id"]), first(labels["span_id"]))
+		all[seen{number, given}] += count
+		return err
+	})
 }
 
 func first(s []string) string { return cmp.Or(append(s, "")...) }

@@ -18,14 +18,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
 
-// all returns all patterns.
 func all() []pattern {
 	return slices.Concat(lifePatterns, goroutinePatterns, handoverPatterns, brokerPatterns, waitPatterns, inheritedPatterns, httpPatterns, routerPatterns, grpcPatterns, sqlPatterns, labelPatterns, samplingPatterns, datadogPatterns, cgoPatterns)
 }
 
-// server is wild serve.
+// server is the command wild serve.
 type server struct {
 	patterns string
 	publish  string
@@ -33,46 +34,46 @@ type server struct {
 	cpu      time.Duration
 	rounds   int
 	parallel int
-	// Which profiles of its own the process takes.
+	// The profiles that the process takes of itself.
 	cpuProfile, goroutines bool
 }
 
 func (s *server) flags(f *flag.FlagSet) {
-	f.StringVar(&s.patterns, "patterns", "", "names of the patterns to run, by commas; none is all that do not take a process alone")
+	f.StringVar(&s.patterns, "patterns", "", "names of patterns, separated by commas; the default is all that do not need their own process")
 	f.StringVar(&s.publish, "publish", "default", publishUsage)
-	f.StringVar(&s.dir, "dir", ".", "where to write truths and profiles")
-	f.DurationVar(&s.cpu, "cpu", 500*time.Millisecond, "how much CPU time each pattern uses at least")
-	f.IntVar(&s.rounds, "rounds", 3, "in how many rounds")
-	f.IntVar(&s.parallel, "parallel", 1, "how many repetitions of a pattern run at a time, if it allows that")
-	f.BoolVar(&s.cpuProfile, "cpuprofile", false, "write the process's own CPU profile")
-	f.BoolVar(&s.goroutines, "goroutines", false, "take goroutine profiles all the time")
+	f.StringVar(&s.dir, "dir", ".", "directory for truths and profiles")
+	f.DurationVar(&s.cpu, "cpu", 500*time.Millisecond, "minimum CPU time of each pattern")
+	f.IntVar(&s.rounds, "rounds", 3, "in how many rounds the patterns run")
+	f.IntVar(&s.parallel, "parallel", 1, "how many repetitions of a pattern run at a time, if the pattern allows it")
+	f.BoolVar(&s.cpuProfile, "cpuprofile", false, "write a CPU profile of this process")
+	f.BoolVar(&s.goroutines, "goroutines", false, "take goroutine profiles of this process all the time")
 }
 
-const publishUsage = "which carriers the service has: default, thread_slots, goroutine_table, record, or small, which is default with 64 slots"
-
-// Files in the directory of a server.
+// Files in a server's directory.
 const (
 	truthsFile     = "truths"
 	cpuProfileFile = "cpu.pb.gz"
 	goroutinesFile = "goroutines"
 )
 
-// serve says "ready", and at the first line of its input runs the patterns in rounds, each
-// announced by its name. It says "done" when the files are written, and ends at the end of
-// the input.
+// serve prints "ready", waits for a line of input, and runs the patterns in rounds. It prints the name of each
+// pattern before it runs it, and "done" when it has written the files. It returns at the end of the input.
 func (s *server) serve(in io.Reader, out io.Writer) error {
-	patterns, err := s.choose()
+	patterns := slices.DeleteFunc(all(), func(p pattern) bool { return p.alone })
+	if s.patterns != "" {
+		var err error
+		if patterns, err = choose(s.patterns); err != nil {
+			return err
+		}
+	}
+	publish, err := publicationOf(s.publish)
 	if err != nil {
 		return err
 	}
-	runtime.GOMAXPROCS(4) // more than processors may be, so that goroutines change threads
-	each := burnTime()
+	runtime.GOMAXPROCS(4) // often more than processors, so that goroutines change threads
+	each := truth.BurnTime()
 	lines := bufio.NewScanner(in)
-	carriers, ok := publications[s.publish]
-	if !ok {
-		return fmt.Errorf("invalid -publish %q: use default, thread_slots, goroutine_table, record, small", s.publish)
-	}
-	service := newService(carriers...)
+	service := newService(publish)
 	_, _ = fmt.Fprintln(out, "ready")
 	var warm atomic.Bool
 	go warmUp(&warm)
@@ -85,7 +86,7 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 			continue
 		}
 		if !finished.Load() {
-			os.Exit(1) // the process that has started this is gone
+			os.Exit(1) // the parent has ended
 		}
 		close(ended)
 	}()
@@ -96,8 +97,8 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	parallel := s.parallel
 	if s.goroutines {
 		parallel = together
-		// The profile has goroutines that wait, too.
-		atBottom = waitAtBottom
+		// This profile contains waiting goroutines too.
+		truth.AtBottom = waitAtBottom
 	}
 	var truths truths
 	for round := range s.rounds {
@@ -119,25 +120,30 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// warmUp uses the processor until it is told to stop. A profiler of the whole machine
-// learns of a process by its samples, and first has to read its program.
+// waitAtBottom keeps the number on the stack of a waiting goroutine.
+//
+//go:noinline
+func waitAtBottom() { time.Sleep(3 * time.Millisecond) }
+
+// warmUp uses the processor until it is told to stop. A profiler of the whole machine discovers a process by its
+// samples, and then has to read its executable.
 func warmUp(enough *atomic.Bool) {
 	for !enough.Load() {
-		sink.Store(spin(sink.Load()))
+		truth.Spin()
 		runtime.Gosched()
 	}
 }
 
-// together is how many repetitions are seen at a time in one goroutine profile.
+// together is how many repetitions run at a time for goroutine profiles.
 const together = 16
 
-// repeat runs a pattern, each time on a new goroutine outside of all spans. Where that is
-// asked for and possible it runs several at a time.
+// repeat runs a pattern until enough returns true, each time on a new goroutine that is in no span. Up to parallel
+// repetitions run at a time, unless the pattern forbids it.
 func (r *run) repeat(p pattern, parallel int, enough func() bool) {
 	if p.single || p.alone {
 		parallel = 1
 	}
-	// Patterns that do little else than wait end too.
+	// A pattern that hardly uses the processor ends at the deadline.
 	for deadline := time.Now().Add(time.Minute); !enough() && time.Now().Before(deadline); {
 		var group sync.WaitGroup
 		for range parallel {
@@ -156,23 +162,19 @@ func (r *run) repeat(p pattern, parallel int, enough func() bool) {
 	}
 }
 
-// choose returns the patterns to run.
-func (s *server) choose() ([]pattern, error) {
-	if s.patterns == "" {
-		return slices.DeleteFunc(all(), func(p pattern) bool { return p.alone }), nil
-	}
-	var chosen []pattern
-	for name := range strings.SplitSeq(s.patterns, ",") {
+// choose returns the patterns with these names, which are separated by commas.
+func choose(names string) (chosen []pattern, err error) {
+	for name := range strings.SplitSeq(names, ",") {
 		i := slices.IndexFunc(all(), func(p pattern) bool { return p.name() == name })
 		if i < 0 {
-			return nil, fmt.Errorf("there is no pattern %s", name)
+			return nil, fmt.Errorf("invalid -patterns: there is no pattern %q", name)
 		}
 		chosen = append(chosen, all()[i])
 	}
 	return chosen, nil
 }
 
-// profile begins to take the profiles of its own that the server is asked for.
+// profile starts the profiles that the process takes of itself.
 func (s *server) profile() (finish func() error, watch *watcher, err error) {
 	finish = func() error { return nil }
 	switch {
@@ -181,8 +183,7 @@ func (s *server) profile() (finish func() error, watch *watcher, err error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		// StartCPUProfile asks for its own rate, which the runtime refuses where another one
-		// is in force, and says so on standard error.
+		// StartCPUProfile then keeps this rate, and the runtime complains about it on standard error.
 		runtime.SetCPUProfileRate(frequency)
 		if err := pprof.StartCPUProfile(f); err != nil {
 			return nil, nil, err

@@ -5,9 +5,11 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 
+	otelpyroscope "github.com/grafana/otel-profiling-go"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -18,44 +20,78 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// service is what all patterns share: a provider that publishes, and the servers and
-// databases of a usual service.
+// service is shared by all patterns.
 type service struct {
-	provider   *sdktrace.TracerProvider
+	provider   trace.TracerProvider
+	sdk        *sdktrace.TracerProvider
 	tracer     trace.Tracer
 	propagator propagation.TextMapPropagator
 	started    *started
-	// orders are done by goroutines that were started outside of all spans.
+	// orders are functions for goroutines that were started outside of all spans.
 	orders chan func()
 
-	// another is a provider that outlives the Shutdown of the first one.
+	// another is a provider that outlives sdk.
 	another     *sdktrace.TracerProvider
 	shutDownOne sync.Once
 }
 
-// publications are the choices of -publish: which carriers the service has.
-var publications = map[string][]spanctx.Option{
-	"default":         nil,
-	"thread_slots":    {spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false)},
-	"goroutine_table": {spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false)},
-	"record":          {spanctx.WithThreadSlots(false), spanctx.WithGoroutineTable(false)},
-	"small":           {spanctx.WithCapacity(64)}, // fewer slots than goroutines
+// publication is a value of -publish: how the service publishes its spans.
+type publication struct {
+	name    string
+	options []spanctx.Option
+	// labels says that goroutines in spans have labels.
+	labels bool
+	// peer says that grafana/otel-profiling-go sets the labels, and that nothing else publishes spans.
+	peer bool
 }
 
-// newService starts the service, outside of all spans.
-func newService(opts ...spanctx.Option) *service {
+var publications = []publication{
+	{name: "default", labels: true},
+	{name: "record", options: []spanctx.Option{spanctx.WithThreadSlots(false), spanctx.WithGoroutineTable(false)}, labels: true},
+	{name: "goroutine_table", options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false)}},
+	{name: "thread_slots", options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false)}},
+	{name: "datadog", options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false), spanctx.WithDatadogLayout()}},
+	{name: "grafana", options: []spanctx.Option{spanctx.WithGoroutineRecord(false)}, labels: true, peer: true},
+}
+
+const publishUsage = "how spans are published: default, one carrier alone (record, goroutine_table, thread_slots, or datadog for thread slots of layout 1), " +
+	"or grafana for labels by grafana/otel-profiling-go"
+
+func publicationOf(name string) (publication, error) {
+	if i := slices.IndexFunc(publications, func(p publication) bool { return p.name == name }); i >= 0 {
+		return publications[i], nil
+	}
+	return publication{}, fmt.Errorf("invalid -publish %q: use default, record, goroutine_table, thread_slots, datadog, grafana", name)
+}
+
+// seenBy reports whether an observer can see spans of the publication: all but otelctx record read labels.
+func (p publication) seenBy(o observer) bool {
+	if o.name == "record" {
+		return !p.peer
+	}
+	return p.labels
+}
+
+// newService starts the service. No span may be active.
+func newService(publish publication) *service {
+	sampler := sdktrace.ParentBased(sdktrace.AlwaysSample()) // root spans ask for their own decision
 	s := &service{
 		started:    newStarted(),
 		propagator: propagation.TraceContext{},
 		orders:     make(chan func()),
 	}
-	s.provider = sdktrace.NewTracerProvider(
+	s.sdk = sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "wild"))),
-		spanctx.WithPublishing(opts...),
+		spanctx.WithPublishing(publish.options...),
 		sdktrace.WithSpanProcessor(s.started),
-		// The default makes root spans unsampled that say so, and nothing else.
-		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.AlwaysSample())),
+		sdktrace.WithSampler(sampler),
 	)
+	s.provider = s.sdk
+	if publish.peer {
+		// The provider above goes on advertising where goroutines have their labels.
+		s.sdk = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.started), sdktrace.WithSampler(sampler))
+		s.provider = otelpyroscope.NewTracerProvider(s.sdk, otelpyroscope.WithSpanIDLabelScope(otelpyroscope.ScopeAllSpans))
+	}
 	s.tracer = s.provider.Tracer("wild")
 	for range 3 {
 		go func() {
@@ -67,18 +103,19 @@ func newService(opts ...spanctx.Option) *service {
 	return s
 }
 
-// close ends what newService has started.
+// close stops the service.
 func (s *service) close() {
 	close(s.orders)
-	must(s.provider.Shutdown(context.Background()))
+	must(s.sdk.Shutdown(context.Background()))
 }
 
-// started keeps the last span of each name, for libraries that start spans whose context
-// is nobody's, and which spans have ended. It comes after the processor that publishes.
+// started is a span processor that keeps the last span of each name, because some libraries do not
+// hand out the context of the spans they start. It also keeps which spans have ended, and therefore
+// comes after the processor that publishes.
 type started struct {
 	mu   sync.Mutex
 	last map[string]trace.SpanContext
-	// ended are the last ones, in a ring.
+	// ended is a ring of the last spans that ended.
 	ended [256]trace.SpanID
 	ends  int
 	// anyEnd is signalled at each end.
@@ -104,7 +141,6 @@ func (s *started) named(name string) trace.SpanContext {
 	return s.last[name]
 }
 
-// OnEnd keeps which spans have ended.
 func (s *started) OnEnd(span sdktrace.ReadOnlySpan) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,7 +149,7 @@ func (s *started) OnEnd(span sdktrace.ReadOnlySpan) {
 	s.anyEnd.Broadcast()
 }
 
-// awaitEnd waits until a span has ended, not long ago.
+// awaitEnd waits until a span has ended, if it is still in the ring.
 func (s *started) awaitEnd(span trace.SpanID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,47 +4,17 @@
 package main
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
-	"io"
-	"os"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 )
 
-// A table is between these lines of the document, after its name.
-const tableBegin, tableEnd = ": begin -->\n", ": end -->"
-
-// print writes the table to standard output, or into the document.
-func (b *board) print(stdout io.Writer, patterns []pattern, looked []observer) error {
-	table := b.text(patterns, looked)
-	if b.output == "" {
-		_, err := io.WriteString(stdout, table)
-		return err
-	}
-	document, err := os.ReadFile(b.output)
-	if err != nil {
-		return err
-	}
-	begin, end := "<!-- "+b.table+tableBegin, "<!-- "+b.table+tableEnd
-	before, rest, ok := bytes.Cut(document, []byte(begin))
-	_, after, ok2 := bytes.Cut(rest, []byte(end))
-	if !ok || !ok2 {
-		return fmt.Errorf("%s has no place for the table %s", b.output, b.table)
-	}
-	text := string(before) + begin + table + end + string(after)
-	return errors.Join(os.WriteFile(b.output, []byte(text), 0o600), os.Chmod(b.output, 0o644))
-}
-
+// text returns the tables of the publication that was measured last.
 func (b *board) text(patterns []pattern, looked []observer) string {
 	var text strings.Builder
-	_, _ = fmt.Fprintf(&text, "\n%s, %s on %s/%s, Linux %s\n\n%s\n", time.Now().UTC().Format(time.DateOnly), runtime.Version(),
-		runtime.GOOS, runtime.GOARCH, kernel(), libraries())
+	_, _ = fmt.Fprintf(&text, "\n-publish %s\n", b.publication.name)
 	_, _ = text.WriteString("\n| Observer | patterns | without fault | with a wrong sample | samples | right | none | wrong | precision | recall | false positives | CPU | memory |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 	for _, o := range looked {
 		var sum tally
@@ -81,12 +51,12 @@ func (b *board) text(patterns []pattern, looked []observer) string {
 	return text.String()
 }
 
-// says is what the contract says of the pattern.
+// says lists the verdicts of the contract.
 func (r *row) says() string {
 	return strings.Join(slices.DeleteFunc([]string{"shown", "nothing", "either"}, func(kind string) bool { return !r.Kinds[kind] }), ", ")
 }
 
-// share is a number of samples as a percentage of others.
+// share formats n as a percentage of another number.
 func share(n, of int) string {
 	if of == 0 {
 		return "-"
@@ -94,7 +64,7 @@ func share(n, of int) string {
 	return fmt.Sprintf("%.2f %%", 100*float64(n)/float64(of))
 }
 
-// String is the cost as two cells of the table.
+// String returns two cells of a table.
 func (c *cost) String() string {
 	if c == nil || c.Service == 0 {
 		return "- | -"
@@ -102,7 +72,7 @@ func (c *cost) String() string {
 	return fmt.Sprintf("%.1f %% | %d MB", 100*c.Used.Seconds()/c.Service.Seconds(), c.Memory>>20)
 }
 
-// String is the tally as a cell of the table.
+// String returns a cell of a table.
 func (t *tally) String() string {
 	short := ""
 	if t.samples() < wanted {
@@ -115,15 +85,7 @@ func (t *tally) String() string {
 	return fmt.Sprintf("%d: %d / %d / %s%s", t.samples(), t.Right, t.None, wrong, short)
 }
 
-func kernel() string {
-	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	if err != nil {
-		return "?"
-	}
-	return strings.TrimSpace(string(release))
-}
-
-// libraries says with which versions of which libraries the patterns were built.
+// libraries lists the libraries that the patterns use, with their versions.
 func libraries() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -140,7 +102,7 @@ func libraries() string {
 	return strings.Join(list, ", ")
 }
 
-// patternLibraries are how the paths of modules end that patterns are about.
+// patternLibraries are suffixes of module paths.
 var patternLibraries = []string{
 	"otel/sdk", "otelhttp", "otelgrpc", "otelslog", "otelsql", "modernc.org/sqlite", "google.golang.org/grpc", "otel-profiling-go",
 	"dd-trace-go/v2", "golang.org/x/sync", "twmb/franz-go", "plugin/kotel", "quic-go/quic-go", "coder/websocket", "nats-server/v2",

@@ -8,15 +8,14 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
-	"strings"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
 
-// id is a span's identity; the zero id is no span.
+// id identifies a span. The zero id means no span.
 type id struct {
 	trace trace.TraceID
 	span  trace.SpanID
@@ -24,16 +23,17 @@ type id struct {
 
 func idOf(sc trace.SpanContext) id { return id{sc.TraceID(), sc.SpanID()} }
 
-// truth is what an observer may say of a piece of work. It is one of two spans, of
-// which the second may be missing, and nothing where that is allowed.
-type truth struct {
+// due is what an observer may show for a piece of work.
+type due struct {
 	pattern string
-	spans   [2]id
+	// spans are the permitted spans. One or both may be missing.
+	spans [2]id
+	// nothing permits nothing although there is a span.
 	nothing bool
 }
 
-// kind names the verdict of the contract: shown, nothing or either.
-func (t truth) kind() string {
+// kind returns the verdict of the contract: shown, nothing or either.
+func (t due) kind() string {
 	switch {
 	case t.spans[0] == id{}:
 		return "nothing"
@@ -44,38 +44,33 @@ func (t truth) kind() string {
 	}
 }
 
-// truths gives each truth a number, which the stack of the burning goroutine spells.
+// truths numbers everything that is due, for the stacks of the work.
 type truths struct {
 	mu      sync.Mutex
-	numbers map[truth]uint64
-	all     []truth
+	numbers map[due]uint64
+	all     []due
 }
 
-const (
-	numberDigits = 6
-	maxNumbers   = 1 << (4 * numberDigits)
-)
-
-// number returns the number of a truth, the same one each time.
-func (ts *truths) number(t truth) uint64 {
+// number returns the number of a truth. Equal truths have the same number.
+func (ts *truths) number(t due) uint64 {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	if n, ok := ts.numbers[t]; ok {
 		return n
 	}
 	if ts.numbers == nil {
-		ts.numbers = map[truth]uint64{}
+		ts.numbers = map[due]uint64{}
 	}
 	n := uint64(len(ts.all))
-	if n >= maxNumbers {
-		panic("more truths than a stack can spell")
+	if n >= truth.Max {
+		panic("more truths than numbers")
 	}
 	ts.numbers[t] = n
 	ts.all = append(ts.all, t)
 	return n
 }
 
-// write writes the truths in the order of their numbers, one a line.
+// write writes a line for each truth, in the order of the numbers.
 func (ts *truths) write(w io.Writer) error {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -90,13 +85,13 @@ func (ts *truths) write(w io.Writer) error {
 	return buffered.Flush()
 }
 
-// readTruths reads what write has written.
-func readTruths(r io.Reader) ([]truth, error) {
-	var all []truth
+// readTruths reads the output of write.
+func readTruths(r io.Reader) ([]due, error) {
+	var all []due
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {
 		var (
-			t     truth
+			t     due
 			words [4]string
 		)
 		if _, err := fmt.Sscan(lines.Text(), &t.pattern, &t.nothing, &words[0], &words[1], &words[2], &words[3]); err != nil {
@@ -113,7 +108,7 @@ func readTruths(r io.Reader) ([]truth, error) {
 	return all, lines.Err()
 }
 
-// parseID returns the id of a span from hexadecimal text. Empty text is no span.
+// parseID decodes the hexadecimal ids of a span. Empty texts mean no span.
 func parseID(traceID, spanID string) (id, error) {
 	var out id
 	if len(traceID) > 2*len(out.trace) || len(spanID) > 2*len(out.span) {
@@ -124,169 +119,4 @@ func parseID(traceID, spanID string) (id, error) {
 	}
 	_, err := hex.Decode(out.span[:], []byte(spanID))
 	return out, err
-}
-
-// A piece of work is a few hundred microseconds long: long enough to be sampled, and
-// short enough for many repetitions of a pattern.
-const (
-	pieces     = 16
-	iterations = 10_000
-)
-
-//go:noinline
-func spin(x uint64) uint64 {
-	x |= 1
-	for range iterations {
-		x ^= x << 13
-		x ^= x >> 7
-		x ^= x << 17
-	}
-	return x
-}
-
-// burnTime returns how much CPU time burn takes at least on this machine.
-func burnTime() time.Duration {
-	least := time.Hour
-	for range 20 {
-		begin := time.Now()
-		sink.Store(spin(sink.Load()))
-		least = min(least, time.Since(begin))
-	}
-	return least * pieces
-}
-
-// sink keeps the compiler from finding out that nothing comes of the work.
-var sink atomic.Uint64
-
-// burn works for the truth with a number, and then calls wait unless it is nil. The stack
-// has one frame of burn, one of digit for each digit, the highest first, and one of
-// bottom. Frames of spell are in between.
-//
-//go:noinline
-func burn(number uint64, wait func()) { spell(number, numberDigits, wait) }
-
-//go:noinline
-func bottom(wait func()) {
-	x := sink.Load()
-	for range pieces {
-		x = spin(x)
-	}
-	sink.Store(x)
-	if wait != nil {
-		wait()
-	}
-	atBottom()
-}
-
-// atBottom is called where the stack spells the number.
-var atBottom = func() {}
-
-// waitAtBottom is atBottom for profiles that have goroutines that wait.
-//
-//go:noinline
-func waitAtBottom() { time.Sleep(3 * time.Millisecond) }
-
-//go:noinline
-func spell(number uint64, left int, wait func()) {
-	if left == 0 {
-		bottom(wait)
-		return
-	}
-	left--
-	digits[number>>(4*left)&15](number, left, wait)
-}
-
-// digits are the functions that spell a digit.
-var digits [16]func(number uint64, left int, wait func())
-
-func init() { //nolint:gochecknoinits // The functions call each other through the table.
-	digits = [...]func(uint64, int, func()){
-		digit0, digit1, digit2, digit3, digit4, digit5, digit6, digit7, digit8, digit9, digitA, digitB, digitC, digitD, digitE, digitF,
-	}
-}
-
-//go:noinline
-func digit0(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digit1(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digit2(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digit3(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digit4(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digit5(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digit6(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digit7(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digit8(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digit9(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digitA(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digitB(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digitC(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digitD(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digitE(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-//go:noinline
-func digitF(number uint64, left int, wait func()) { spell(number, left, wait) }
-
-// told returns the number that a stack spells, its functions' names with the innermost
-// first. ok is false if it spells none.
-func told(names []string) (number uint64, ok bool) {
-	burning, digits := false, 0
-	for _, name := range names {
-		name, ours := cutPackage(name)
-		digit, isDigit := strings.CutPrefix(name, "digit")
-		switch {
-		case !ours && !burning:
-			// The runtime's functions for a goroutine that it preempts.
-		case strings.HasPrefix(name, "wait") && !burning:
-		case name == "spin", name == "bottom":
-			// A leaf function may hide its caller: there may be one of the two.
-			burning = true
-		case !burning:
-			return 0, false
-		case name == "spell":
-		case isDigit && len(digit) == 1:
-			number |= uint64(strings.Index("0123456789ABCDEF", digit)) << (4 * digits)
-			digits++
-		case name == "burn":
-			return number, digits == numberDigits
-		default:
-			return 0, false
-		}
-	}
-	return 0, false
-}
-
-// cutPackage returns a function's name without this package's path. The path is another
-// one in the package's own tests.
-func cutPackage(name string) (string, bool) {
-	if short, ok := strings.CutPrefix(name, "main."); ok {
-		return short, true
-	}
-	return strings.CutPrefix(name, "github.com/otelctx/otelctx/benchmarks/wild.")
 }

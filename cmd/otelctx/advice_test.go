@@ -17,8 +17,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// What the kernel refuses is explained by what otelctx and the process are, and nobody is told to get
-// what they have.
+// A permission error is explained by the privileges of otelctx and the process. It never recommends
+// privileges that they already have.
 func TestPermissionAdvice(t *testing.T) {
 	const (
 		none    = "0000000000000000"

@@ -48,7 +48,7 @@ func TestEveryKindOfProcess(t *testing.T) {
 			pid: startIdle(t).PID(), code: exitNoContext,
 			says: `no process context(.|\n)*resourcepublisher\.WithResource\(res\)`,
 		},
-		// What is left of a process that nobody has waited for has no memory to read.
+		// A zombie has no memory to read.
 		"zombie":      {pid: zombie.PID(), code: exitNoContext, says: "no process context"},
 		"killed":      {pid: killed.PID(), code: exitProcessGone, says: "otelctx list"},
 		"never there": {pid: math.MaxInt32, code: exitProcessGone, says: "otelctx list"},

@@ -114,8 +114,8 @@ func accountOf(t *testing.T, got result) (a account) {
 		a.samples += d.Samples
 		a.lost += d.Lost
 		a.sent += d.Sent
-		a.unsent += d.Unsent
-		a.waiting = d.Waiting
+		a.unsent += d.SendFailed
+		a.waiting = d.Queued
 	}
 	return a
 }

@@ -105,8 +105,8 @@ var volatile = []struct {
 	{regexp.MustCompile(`("goroutine": ?)[1-9]\d*`), `${1}7`},
 }
 
-// printed runs otelctx, which must go well and complain of nothing, and returns what it
-// prints without what is volatile.
+// printed runs otelctx, which must succeed without messages, and returns its output with volatile
+// parts replaced.
 func printed(t *testing.T, args ...string) string {
 	t.Helper()
 	got := otelctx(t, args...)

@@ -27,15 +27,15 @@ import (
 type recordCommand struct {
 	recordTargets
 
-	Duration  *time.Duration     `group:"Sampling:" help:"How long to record: seconds, or a duration such as 1m30s. 0: until interrupted, or until the processes end. Default: 10s, or until the command ends."      name:"duration"   placeholder:"TIME"                                                                      short:"d"`
-	Freq      *int               `group:"Sampling:" help:"Samples per second of CPU time, 99 by default; with --wall looks per second, 20 by default."                                                               name:"freq"       placeholder:"N"                                                                         short:"F"`
+	Duration  *time.Duration     `group:"Sampling:" help:"How long to record: seconds, or a duration such as 1m30s. 0: until interrupted, or until the processes end. Default: 10s, or until the command ends."      name:"duration"   placeholder:"TIME"                                                                                short:"d"`
+	Freq      *int               `group:"Sampling:" help:"Samples per second of CPU time, 99 by default; with --wall snapshots per second, 20 by default."                                                           name:"freq"       placeholder:"N"                                                                                   short:"F"`
 	Wall      bool               `group:"Sampling:" help:"Record where the wall-clock time of spans goes, waiting included, instead of CPU time. Needs only the right to read the processes."                        name:"wall"`
 	Frequency int                `kong:"-"` // Freq, or its default
-	Filters   []recording.Filter `group:"Sampling:" help:"Keep only samples with this attribute of the resource, the span or the sample; trace_id and span_id count as attributes. Repeated filters must all match." name:"filter"     placeholder:"KEY=VALUE"                                                                 sep:"none"`
+	Filters   []recording.Filter `group:"Sampling:" help:"Keep only samples with this attribute of the resource, the span or the sample; trace_id and span_id count as attributes. Repeated filters must all match." name:"filter"     placeholder:"KEY=VALUE"                                                                           sep:"none"`
 	Kernel    bool               `group:"Sampling:" help:"Record the kernel's part of stacks too."                                                                                                                   name:"kernel"`
 	NoSymbols bool               `group:"Sampling:" help:"Record addresses and build ids instead of function names."                                                                                                 name:"no-symbols"`
-	Carrier   string             `default:""        enum:",labels,record,goroutine_table,thread_slots"                                                                                                               group:"Sampling:" help:"Read spans from one place only: labels, record, goroutine_table or thread_slots." name:"carrier" placeholder:"NAME"`
-	Stacks    bool               `group:"Sampling:" help:"Record stacks. Always on; the flag is there for the habit of perf record -g."                                                                              hidden:""         name:"stacks"                                                                           short:"g"`
+	Carrier   string             `default:""        enum:",labels,goroutine_record,goroutine_table,thread_slots"                                                                                                     group:"Sampling:" help:"Read spans from one place only: labels, goroutine_record, goroutine_table or thread_slots." name:"carrier" placeholder:"NAME"`
+	Stacks    bool               `group:"Sampling:" help:"Record stacks. Always on; the flag is there for the habit of perf record -g."                                                                              hidden:""         name:"stacks"                                                                                     short:"g"`
 
 	Output   string  `group:"Profile:" help:"Write the profile to a file. Its name decides about the format: .pb.gz, .otlp, .json, .jsonl, .folded or .html. -: standard output." name:"output"                                                             placeholder:"FILE"                                                            short:"o"`
 	Format   string  `default:""       enum:",pprof,otlp,json,jsonl,folded,html"                                                                                                  group:"Profile:"                                                          help:"The format, for other names: pprof, otlp, json, jsonl, folded or html." name:"format"   placeholder:"FORMAT"`
@@ -54,9 +54,8 @@ type recordCommand struct {
 
 // Help is shown by otelctx record --help.
 func (*recordCommand) Help() string {
-	return `Samples running processes, with the span that each goroutine is in at that moment. Prints which functions, requests and spans ` +
-		`used the CPU, and can write a profile or send it to a collector. Any process can be recorded; those that publish their spans, ` +
-		`as Go services with otelctx do, have them in the profile.
+	return `Prints which functions, requests and spans used the CPU, and can write a profile or send it to a collector. Any process can ` +
+		`be recorded; those that publish their spans, as Go services with otelctx do, have them in the profile.
 
 Examples:
 
@@ -145,10 +144,10 @@ func (c *recordCommand) Validate() error {
 
 // carriers are the names of --carrier.
 var carriers = map[string]sampler.Carrier{
-	"labels":          sampler.Labels,
-	"record":          sampler.GoroutineRecord,
-	"goroutine_table": sampler.GoroutineTable,
-	"thread_slots":    sampler.ThreadSlots,
+	"labels":           sampler.Labels,
+	"goroutine_record": sampler.GoroutineRecord,
+	"goroutine_table":  sampler.GoroutineTable,
+	"thread_slots":     sampler.ThreadSlots,
 }
 
 // How often samples are taken unless the user says.

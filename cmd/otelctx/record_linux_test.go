@@ -92,7 +92,8 @@ func (r result) complaints() string {
 
 var endlessStacks = regexp.MustCompile(`(?m)^otelctx: \d+ samples lack the outermost frames of their stack: .*\n`)
 
-// decodeRecord decodes what otelctx record --json has written. It must have gone well.
+// decodeRecord decodes the output of otelctx record --json. It fails the test if the command
+// failed.
 func decodeRecord(t *testing.T, got result) recordDocument {
 	t.Helper()
 	require.Zero(t, got.code, got.stderr)
@@ -710,7 +711,7 @@ func TestRecordEnds(t *testing.T) {
 	}
 }
 
-// Processes come, begin to publish, and go.
+// Processes start, begin to publish, and end.
 func TestRecordAll(t *testing.T) {
 	needSampling(t)
 	// A look at a process that has published its spans and not yet its name finds it without
@@ -722,8 +723,8 @@ func TestRecordAll(t *testing.T) {
 	}
 }
 
-// recordAll records all processes, and reports whether those that have published a name are
-// recorded under it. The last of them have waited for that.
+// recordAll records all processes, and reports whether processes that have published a name are
+// recorded under it. It is true once the last of them has been recognized.
 func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	t.Helper()
 	early := startBurner(t, nil, burner.Records)
@@ -763,7 +764,7 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	return attributed[later.PID()][true] > 10 && attributed[appeared.PID()][true] > 10
 }
 
-// A process that is recorded alone may begin to publish too, or to publish more.
+// A process that is recorded on its own may also begin to publish, or publish more.
 func TestRecordNoticesPublication(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -794,7 +795,7 @@ func TestRecordNoticesPublication(t *testing.T) {
 		}
 		return all
 	}
-	// It looks every second, and later on a machine that is busy.
+	// The recorder checks every second, less often on a busy machine.
 	wait := 1500 * time.Millisecond
 	for !noticed(wait) {
 		require.Less(t, wait, testenv.Patience)

@@ -56,7 +56,7 @@ const (
 	columnShare        = "SHARE"
 	columnInSpans      = "IN SPANS"
 	columnCum          = "CUM"
-	columnOwn          = "OWN"
+	columnFlat         = "FLAT"
 	columnRequestsSeen = "REQUESTS SEEN"
 	columnCPURequest   = "CPU/REQUEST"
 	columnSpansSeen    = "SPANS SEEN"
@@ -70,7 +70,7 @@ var columnTexts = []struct{ column, text string }{
 	{columnShare, "of the CPU time of all samples"},
 	{columnInSpans, "of the CPU time of the row"},
 	{columnCum, "CPU time of the function and of what it calls"},
-	{columnOwn, "CPU time of the function without what it calls"},
+	{columnFlat, "CPU time of the function without what it calls"},
 	{columnRequestsSeen, "requests with at least one sample; short ones may have none"},
 	{columnCPURequest, "CPU time of one of them; ≤ marks an upper bound"},
 	{columnSpansSeen, "spans with at least one sample; short ones may have none"},
@@ -291,7 +291,7 @@ func (s *summary) callers() {
 	for _, u := range top(s.recordCommand, all) {
 		r.add(u.Cumulative, s.service(keyText(u.Service), cpuText(s.cpu(u.Flat)), shareText(u.Flat, s.Samples), functionText(u.Function))...)
 	}
-	s.functionTable("Top functions by CPU time with what they call", r, columnOwn, columnShare)
+	s.functionTable("Top functions by CPU time with what they call", r, columnFlat, columnShare)
 }
 
 func (s *summary) functionTable(title string, r rows, heads ...string) {

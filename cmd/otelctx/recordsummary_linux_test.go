@@ -61,7 +61,7 @@ func TestSummary(t *testing.T) {
 		"":          {columnInSpans, columnCum, columnRequestsSeen, columnCPURequest, columnSpansSeen, columnCPUSpan},
 		"span":      {columnSpansSeen, columnCPUSpan},
 		"endpoint":  {columnRequestsSeen, columnCPURequest},
-		"function":  {columnCum, columnOwn},
+		"function":  {columnCum, columnFlat},
 		"trace":     {columnSpansSeen},
 		"service":   {columnInSpans},
 		"attribute": {columnShare}, "attribute=zone": {columnShare},
@@ -80,7 +80,7 @@ func TestSummary(t *testing.T) {
 		"span":     names + spans,
 		"endpoint": endpoints,
 		"function": functions + "\nTop functions by CPU time with what they call\n" +
-			"  CPU     SHARE  SERVICE  OWN     SHARE  FUNCTION\n" +
+			"  CPU     SHARE  SERVICE  FLAT    SHARE  FUNCTION\n" +
 			"  9.000s  90.0%  shop     0.050s  0.5%   main.f[go.shape.struct { A int }]\n" +
 			"  3.000s  30.0%  shop     3.000s  30.0%  main.hash\n",
 		"trace": "\nTop traces by CPU time\n" +
@@ -115,7 +115,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// Where a service publishes no names, and is the only one, nothing stands for them.
+// If the only service publishes no names, the summary has no rows for them.
 func TestSummaryOfOneService(t *testing.T) {
 	r := summarized()
 	r.Processes, r.Endpoints, r.Names, r.Spans = r.Processes[:1], nil, nil, r.Spans[1:]

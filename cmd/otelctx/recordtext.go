@@ -31,28 +31,28 @@ type recordDocument struct {
 	Unproven   uint64 `json:"unproven"`
 	Lost       uint64 `json:"lost"`
 	// Replaced counts samples that were left out because their process had just executed another program.
-	Replaced uint64 `json:"replaced"`
-	// Cut counts samples with only the innermost frame of their stack, and no attributes of
+	Replaced uint64 `json:"replaced_by_exec"`
+	// LeafOnly counts samples with only the innermost frame of their stack, and no attributes of
 	// their span.
-	Cut uint64 `json:"cut"`
-	// Truncated counts samples that lack the outermost frames of their stack, including those in Cut.
+	LeafOnly uint64 `json:"leaf_only"`
+	// Truncated counts samples that lack the outermost frames of their stack, including those in LeafOnly.
 	Truncated uint64 `json:"truncated"`
-	// Unnamed counts samples that lack names because looking them up took too much time or memory, or because it is not known what
-	// their process had mapped.
-	Unnamed uint64 `json:"unnamed"`
+	// Unsymbolized counts samples that lack function names because looking them up took too much time or
+	// memory, or because it is not known what their process had mapped.
+	Unsymbolized uint64 `json:"unsymbolized"`
 	// SpansLeftOut is an upper bound of the spans that are missing from Spans because there are too many.
 	SpansLeftOut uint64 `json:"spans_left_out"`
-	// Dropped counts attributes that profiles cannot hold.
-	Dropped uint64 `json:"dropped"`
+	// DroppedAttributes counts attributes that profiles cannot hold.
+	DroppedAttributes uint64 `json:"dropped_attributes"`
 	// Filtered counts samples that --filter left out. Samples does not include them.
 	Filtered uint64 `json:"filtered"`
 	// NotExamined counts processes that were not examined before the recording ended.
-	NotExamined int `json:"not_examined"`
-	// Sent counts the samples that the collector accepted since the last document, Unsent those that were
-	// dropped since then, and Waiting those that are still to be sent.
-	Sent    uint64 `json:"sent"`
-	Unsent  uint64 `json:"unsent"`
-	Waiting uint64 `json:"waiting"`
+	NotExamined int `json:"processes_not_examined"`
+	// Sent counts the samples that the collector accepted since the last document, SendFailed those that
+	// were dropped since then, and Queued those that are still to be sent.
+	Sent       uint64 `json:"sent"`
+	SendFailed uint64 `json:"send_failed"`
+	Queued     uint64 `json:"queued"`
 	// Ended is whether all processes that were selected by id ended during the recording.
 	Ended bool `json:"ended"`
 	// Processes, Spans and Traces are sorted by CPU time. Spans, Traces and the lists below have at most
@@ -161,7 +161,8 @@ func (c *recordCommand) document(r *recording.Result) recordDocument {
 	d := recordDocument{
 		PID: c.pid(), StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Frequency,
 		Samples: r.Samples, Attributed: r.Attributed, Unproven: r.Unproven, Lost: r.Lost, Ended: r.Ended,
-		Replaced: r.Replaced, Cut: r.Cut, Truncated: r.Truncated, Unnamed: r.Unnamed, SpansLeftOut: r.SpansLeftOut, Dropped: r.Dropped, Filtered: r.Filtered, NotExamined: r.NotExamined,
+		Replaced: r.Replaced, LeafOnly: r.Cut, Truncated: r.Truncated, Unsymbolized: r.Unnamed, SpansLeftOut: r.SpansLeftOut,
+		DroppedAttributes: r.Dropped, Filtered: r.Filtered, NotExamined: r.NotExamined,
 		Processes: []processUseDocument{}, Spans: []spanUseDocument{}, Traces: []traceUseDocument{},
 		Work: []workUseDocument{}, Functions: []functionUseDocument{}, Endpoints: []endpointUseDocument{},
 		SpanNames: []spanNameUseDocument{}, Attributes: []attributeUseDocument{},
@@ -210,6 +211,6 @@ func (c *recordCommand) attributes(r *recording.Result) []recording.AttributeUse
 
 func (c *recordCommand) writeJSON(w io.Writer, r *recording.Result, sent export.Delivery) error {
 	d := c.document(r)
-	d.Sent, d.Unsent, d.Waiting = sent.Sent, sent.Dropped, sent.Waiting
+	d.Sent, d.SendFailed, d.Queued = sent.Sent, sent.Dropped, sent.Waiting
 	return writeJSON(w, d)
 }

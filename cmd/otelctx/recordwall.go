@@ -17,12 +17,12 @@ import (
 
 // validateWall rejects options that --wall does not support.
 func (c *recordCommand) validateWall() error {
-	const most = 1000 // Above that looks take longer than the time between them.
+	const most = 1000 // Above that snapshots take longer than the time between them.
 	switch {
 	case len(c.PIDs) == 0:
 		return errors.New("--wall needs the ids of the processes to record")
 	case c.Frequency > most:
-		return fmt.Errorf("--wall: --freq %d is more than %d: looks would take longer than the time between them", c.Frequency, most)
+		return fmt.Errorf("--wall: --freq %d is more than %d: a snapshot would take longer than the time until the next", c.Frequency, most)
 	case c.Repeat, c.Kernel, c.NoSymbols, c.IDs, c.Carrier != "", c.GroupBy != "", len(c.Filters) > 0:
 		return errors.New("--wall cannot be used with --repeat, --kernel, --no-symbols, --id-attributes, --carrier, --group-by or --filter")
 	}
@@ -31,7 +31,7 @@ func (c *recordCommand) validateWall() error {
 
 // recordWall records wall-clock time.
 func (c *recordCommand) recordWall(s streams) error {
-	const less = 400 // Each look leaves garbage, and little else is in memory.
+	const less = 400 // Each snapshot leaves garbage, and little else is in memory.
 	debug.SetGCPercent(less)
 	ctx, release := untilInterrupted()
 	defer release()
@@ -77,18 +77,18 @@ func (c *recordCommand) recordWall(s streams) error {
 type wallDocument struct {
 	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
 	DurationNano      int64 `json:"duration_nano"`
-	// Frequency is the intended number of looks per second, Looks the number of all looks. LateNano is
-	// their average delay, LatestNano the largest.
+	// Frequency is the intended number of snapshots per second, Snapshots the number of all.
+	// MeanDelayNano is their average delay, MaxDelayNano the largest.
 	Frequency int    `json:"frequency"`
-	Looks     uint64 `json:"looks"`
+	Snapshots uint64 `json:"snapshots"`
 	// Overloaded reports that the delay makes times less exact than their errors suggest.
-	LateNano   int64 `json:"late_nano"`
-	LatestNano int64 `json:"latest_nano"`
-	Overloaded bool  `json:"overloaded"`
-	// Goroutines is the number of goroutines looked at in total. Sampled reports that only a random part
-	// was read at each look.
+	MeanDelayNano int64 `json:"mean_delay_nano"`
+	MaxDelayNano  int64 `json:"max_delay_nano"`
+	Overloaded    bool  `json:"overloaded"`
+	// Goroutines is the number of goroutines in all snapshots. Subsampled reports that only a random part
+	// was read for each snapshot.
 	Goroutines uint64 `json:"goroutines"`
-	Sampled    bool   `json:"sampled"`
+	Subsampled bool   `json:"subsampled"`
 	Torn       uint64 `json:"torn"`
 	Lost       uint64 `json:"lost"`
 	Ended      bool   `json:"ended"`
@@ -110,7 +110,7 @@ type wallNameDocument struct {
 	UnknownNano  int64 `json:"unknown_nano"`
 	// WaitsNano is the waiting time by kind of wait.
 	WaitsNano map[string]int64 `json:"waits_nano"`
-	Looks     uint64           `json:"looks"`
+	Snapshots uint64           `json:"snapshots"`
 }
 
 type wallFunctionDocument struct {
@@ -122,14 +122,14 @@ type wallFunctionDocument struct {
 
 func (c *recordCommand) wallDocument(r *wall.Result) wallDocument {
 	d := wallDocument{
-		StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Frequency, Looks: r.Looks,
-		LateNano: int64(r.Late), LatestNano: int64(r.Latest), Overloaded: r.Overloaded, Goroutines: r.Goroutines, Sampled: r.Sampled, Torn: r.Torn, Lost: r.Lost, Ended: r.Ended,
+		StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Frequency, Snapshots: r.Looks,
+		MeanDelayNano: int64(r.Late), MaxDelayNano: int64(r.Latest), Overloaded: r.Overloaded, Goroutines: r.Goroutines, Subsampled: r.Sampled, Torn: r.Torn, Lost: r.Lost, Ended: r.Ended,
 		SpanNames: []wallNameDocument{}, Functions: []wallFunctionDocument{},
 	}
 	for _, row := range top(c, r.Rows) {
 		name := wallNameDocument{
 			Service: row.Service, Endpoint: row.Endpoint, Name: row.Name, WallNano: int64(row.Total), ErrorNano: int64(row.Error()),
-			RunningNano: int64(row.Running), RunnableNano: int64(row.Runnable), UnknownNano: int64(row.Unknown), WaitsNano: map[string]int64{}, Looks: row.Looks,
+			RunningNano: int64(row.Running), RunnableNano: int64(row.Runnable), UnknownNano: int64(row.Unknown), WaitsNano: map[string]int64{}, Snapshots: row.Looks,
 		}
 		for kind, t := range row.Waits {
 			name.WaitsNano[kind] = int64(t)
@@ -152,26 +152,26 @@ func (c *recordCommand) wallText(r *wall.Result) []byte {
 			kinds[kind] += t
 		}
 	}
-	out := fmt.Appendf(nil, "Looked %d times in %v at goroutines in spans: %s of wall-clock time, %s of it waiting\n",
+	out := fmt.Appendf(nil, "Took %d snapshots of goroutines in spans in %v: %s of wall-clock time, %s of it waiting\n",
 		r.Looks, r.End.Sub(r.Start).Round(time.Millisecond), cpuText(total.Total), shareOf(total.Waiting(), total.Total))
-	out = fmt.Appendf(out, "Looks were late by %v on average, %v at most\n", r.Late.Round(10*time.Microsecond), r.Latest.Round(10*time.Microsecond))
+	out = fmt.Appendf(out, "Snapshots were late by %v on average, %v at most\n", r.Late.Round(10*time.Microsecond), r.Latest.Round(10*time.Microsecond))
 	if r.Overloaded {
 		out = append(out, "The machine is overloaded: times are less exact than they seem\n"...)
 	}
 	if r.Sampled {
-		out = append(out, "There were too many goroutines to look at each: some were chosen by chance\n"...)
+		out = append(out, "There were too many goroutines to read all: each snapshot has a random part of them\n"...)
 	}
 	if len(r.Rows) == 0 {
 		return append(out, "No goroutine was in a span\n"...)
 	}
-	rows := [][]string{{columnWall, "±", "RUNNING", "RUNNABLE", "WAITING", "MOST FOR", columnName, columnEndpoint}}
+	rows := [][]string{{columnWall, "±", "RUNNING", "RUNNABLE", "WAITING", "MAIN WAIT", columnName, columnEndpoint}}
 	for _, row := range top(c, r.Rows) {
 		rows = append(rows, []string{
 			"  " + cpuText(row.Total), cpuText(row.Error()), shareOf(row.Running, row.Total), shareOf(row.Runnable, row.Total), shareOf(row.Waiting(), row.Total),
-			mostFor(row.Waits), nameText(row.Name), nameText(row.Endpoint),
+			mainWait(row.Waits), nameText(row.Name), nameText(row.Endpoint),
 		})
 	}
-	out = appendWallTable(out, "Top span names by wall-clock time, children left out", rows)
+	out = appendWallTable(out, "Top span names by wall-clock time, without their children", rows)
 	rows = [][]string{{columnWall, columnShare, columnWaitingFor}}
 	for _, kind := range byTime(kinds) {
 		rows = append(rows, []string{"  " + cpuText(kinds[kind]), shareOf(kinds[kind], total.Total), escape(kind)})
@@ -181,8 +181,20 @@ func (c *recordCommand) wallText(r *wall.Result) []byte {
 	for _, f := range top(c, r.Functions) {
 		rows = append(rows, []string{"  " + cpuText(f.Time), shareOf(f.Time, total.Total), escape(f.Kind), functionText(f.Function)})
 	}
-	return appendWallTable(out, "Top functions by time waited", rows)
+	out = appendWallTable(out, "Top functions by time waited", rows)
+	return append(out, wallColumnsText...)
 }
+
+// wallColumnsText explains the columns of the report.
+var wallColumnsText = "\n" + string(table([][]string{
+	{columnWall, "time inside the spans, without their children, all goroutines added up"},
+	{"  ±", "standard error of WALL"},
+	{"  RUNNING", "executing on a processor; it comes out too low: see otelctx man"},
+	{"  RUNNABLE", "ready, but waiting for a processor"},
+	{"  WAITING", "blocked, or in a system call"},
+	{"  MAIN WAIT", "what the spans waited for longest"},
+	{"  " + columnShare, "of the wall-clock time of all spans"},
+}))
 
 func appendWallTable(out []byte, title string, rows [][]string) []byte {
 	if len(rows) == 1 {
@@ -205,7 +217,8 @@ func byTime(kinds map[string]time.Duration) []string {
 	})
 }
 
-func mostFor(kinds map[string]time.Duration) string {
+// mainWait returns the kind of wait that took longest, or "-".
+func mainWait(kinds map[string]time.Duration) string {
 	if len(kinds) == 0 {
 		return "-"
 	}

@@ -63,7 +63,7 @@ func TestRecordWallIsTrue(t *testing.T) {
 			require.NoError(t, json.Unmarshal([]byte(run.stdout), &d))
 			require.Len(t, d.SpanNames, 2, run.stdout)
 			if d.Overloaded {
-				t.Skipf("the machine has no processors to spare: looks were late by %dus", d.LateNano/1000)
+				t.Skipf("the machine has no processors to spare: snapshots were late by %dus", d.MeanDelayNano/1000)
 			}
 			// Both are the sum over all workers, in the time of the recording.
 			scale := float64(d.DurationNano) / float64(end-start)
@@ -71,8 +71,8 @@ func TestRecordWallIsTrue(t *testing.T) {
 			var kindError, ready float64
 			for _, name := range d.SpanNames {
 				want := (nameAfter[name.Name] - nameBefore[name.Name]) * scale
-				t.Logf("%s: recorded %.2fs, is %.2fs (%+.1f%%), standard error %.2fs, looks late by %dus", name.Name,
-					float64(name.WallNano)/1e9, want/1e9, 100*(float64(name.WallNano)/want-1), float64(name.ErrorNano)/1e9, d.LateNano/1000)
+				t.Logf("%s: recorded %.2fs, is %.2fs (%+.1f%%), standard error %.2fs, snapshots late by %dus", name.Name,
+					float64(name.WallNano)/1e9, want/1e9, 100*(float64(name.WallNano)/want-1), float64(name.ErrorNano)/1e9, d.MeanDelayNano/1000)
 				assert.InDelta(t, want, float64(name.WallNano), 0.03*want+4*float64(name.ErrorNano), name.Name)
 				for kind, nano := range name.WaitsNano {
 					kinds[kind] += float64(nano)

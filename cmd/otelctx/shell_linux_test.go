@@ -58,8 +58,8 @@ var completers = map[string]string{
 		for line in $argv[2..]
 			printf '\n==\n%s' (complete -C $line | string collect)
 		end`,
-	// Only a terminal completes. What it shows depends on how fast it is asked: a key writes the
-	// completed line to a file instead.
+	// zsh completes only on a terminal, whose output depends on timing. Therefore a key writes the
+	// completed line to a file.
 	"zsh": `zmodload zsh/zpty
 		zpty z zsh -f -i
 		zpty -w z "PS1=; autoload -U compinit; compinit -u -D; setopt no_beep; source $1; written=$1.written; PS1=PRO''MPT"
@@ -97,7 +97,7 @@ func TestCompletion(t *testing.T) {
 				"otelctx --he":                        "--help",
 				"otelctx record --freq":               "--freq",
 				"otelctx record --format pp":          "pprof",
-				"otelctx record --carrier ":           "goroutine_table",
+				"otelctx record --carrier ":           "goroutine_record",
 				"otelctx completion fi":               "fish",
 				"otelctx record --freq 9 -- otelct":   "otelctx",
 				"otelctx record -o " + dir + "/compl": "completion.",

@@ -27,8 +27,8 @@ type spansCommand struct {
 	Trace    string        `help:"Show only spans of this trace; the first digits of its id will do."       name:"trace"                                            placeholder:"ID"`
 	Name     string        `help:"Show only spans whose name, or whose endpoint's name, contains this."     name:"name"                                             placeholder:"TEXT"`
 	Leaked   bool          `help:"Show only spans whose goroutine has exited or moved on to another trace." name:"leaked"`
-	Watch    bool          `help:"Look again and again until interrupted."                                  name:"watch"`
-	Interval time.Duration `default:"1s"                                                                    help:"The time between the looks of --watch."           name:"interval"`
+	Watch    bool          `help:"Show the spans again and again until interrupted."                        name:"watch"`
+	Interval time.Duration `default:"1s"                                                                    help:"Time between updates with --watch."               name:"interval"`
 	JSON     bool          `help:"Print JSON, nothing cut short."                                           name:"json"`
 }
 
@@ -53,12 +53,12 @@ func (*spansCommand) Help() string {
 		"  {pid, service, time_unix_nano, torn, lost, missing: [text],\n" +
 		"   spans: [{trace_id, span_id, local_root_span_id, name, endpoint, trace_flags, sampled,\n" +
 		"            goroutine, start_time_unix_nano, age_nano, state, waiting_for, waited_at_least_nano,\n" +
-		"            thread, leaked, in: null or {function, file, line},\n" +
+		"            own_tid, leaked, frame: null or {function, file, line},\n" +
 		"            stack: [{function, file, line}], stack_error}],\n" +
 		"   groups: [{goroutines, state, waiting_for, oldest_age_nano, names: {NAME: COUNT}, stack: [...]}]}\n\n" +
 		"With --group there are groups, otherwise spans. Stacks have every frame, the runtime's own too, and are there with --stacks or --group. " +
 		"leaked is empty, exited or moved_on. torn counts readings that were repeated because a goroutine changed meanwhile, and lost those goroutines that changed each time. " +
-		"With --watch each look is a line."
+		"With --watch each update is a line. own_tid is the thread that runs the goroutine, in the PID namespace of the process, and frame is the innermost function of the user's own code."
 }
 
 const minSpansInterval = 10 * time.Millisecond
@@ -203,10 +203,10 @@ type goroutineDocument struct {
 	WaitingFor string `json:"waiting_for"`
 	// WaitedAtLeastNano is a lower bound of the time the goroutine has waited, 0 if unknown.
 	WaitedAtLeastNano int64 `json:"waited_at_least_nano"`
-	// Thread is the id, in the process's own PID namespace, of the thread that runs the goroutine, or 0.
-	Thread int `json:"thread"`
-	// In is the innermost function of the user's own code, nil if there is none.
-	In *codeDocument `json:"in"`
+	// OwnTID is the id, in the process's own PID namespace, of the thread that runs the goroutine, or 0.
+	OwnTID int `json:"own_tid"`
+	// Frame is the innermost frame of the user's own code, nil if there is none.
+	Frame *codeDocument `json:"frame"`
 	// Stack is the stack, innermost frame first. StackError is the reason if it is incomplete.
 	Stack      []codeDocument `json:"stack"`
 	StackError string         `json:"stack_error"`
@@ -328,11 +328,11 @@ func leaked(look *waiting.Look, g *waiting.Goroutine, s *waiting.Span) string {
 func (c *spansCommand) goroutine(p *waiting.Process, g *waiting.Goroutine) *goroutineDocument {
 	frames := p.Frames(g)
 	d := &goroutineDocument{
-		State: g.State.String(), WaitingFor: waiting.Kind(g, frames), WaitedAtLeastNano: int64(g.WaitedFor), Thread: g.OwnTID,
+		State: g.State.String(), WaitingFor: waiting.Kind(g, frames), WaitedAtLeastNano: int64(g.WaitedFor), OwnTID: g.OwnTID,
 		Stack: []codeDocument{},
 	}
 	if i := p.User(frames); i >= 0 {
-		d.In = &codeDocument{frames[i].Function, frames[i].File, frames[i].Line}
+		d.Frame = &codeDocument{frames[i].Function, frames[i].File, frames[i].Line}
 	}
 	if !c.Stacks && !c.Group {
 		return d

@@ -128,11 +128,11 @@ func (s *spanDocument) waitingText() string {
 
 func (g *goroutineDocument) waitingText() string {
 	text := escape(g.WaitingFor)
-	if text == "" && g.Thread != 0 {
-		text = "thread " + strconv.Itoa(g.Thread)
+	if text == "" && g.OwnTID != 0 {
+		text = "thread " + strconv.Itoa(g.OwnTID)
 	}
-	if g.In != nil {
-		text = strings.TrimPrefix(text+" in ", " ") + g.In.String()
+	if g.Frame != nil {
+		text = strings.TrimPrefix(text+" in ", " ") + g.Frame.String()
 	}
 	if text == "" {
 		return "-"
@@ -178,8 +178,8 @@ func appendSpanStacks(out []byte, spans []spanDocument) []byte {
 		if s.WaitedAtLeastNano > int64(time.Second) {
 			out = fmt.Appendf(out, " for at least %s", ageText(time.Duration(s.WaitedAtLeastNano)))
 		}
-		if s.Thread != 0 {
-			out = fmt.Appendf(out, ", thread %d", s.Thread)
+		if s.OwnTID != 0 {
+			out = fmt.Appendf(out, ", thread %d", s.OwnTID)
 		}
 		if s.Leaked == leakedMovedOn {
 			out = append(out, ", goroutine is in another trace"...)

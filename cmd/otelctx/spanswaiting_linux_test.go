@@ -237,7 +237,7 @@ func TestSpansOfStoppedProcess(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		s := running()
-		return s.State == "running" && s.Thread != 0 && s.StackError != "" && len(s.Stack) == 0
+		return s.State == "running" && s.OwnTID != 0 && s.StackError != "" && len(s.Stack) == 0
 	}, testenv.Patience, 10*time.Millisecond)
 	require.Eventually(t, func() bool { // It may be stopped inside the runtime.
 		p.Stop()

@@ -18,21 +18,21 @@ import (
 
 // watchCommand is otelctx watch.
 type watchCommand struct {
-	PID      int           `arg:""                                     help:"The process to read."                   name:"pid"`
-	Interval time.Duration `default:"200ms"                            help:"Time from one look to the next."        name:"interval"`
-	Count    int           `default:"0"                                help:"Number of looks; 0: until interrupted." name:"count"`
-	JSON     bool          `help:"Print a line of JSON for each look." name:"json"`
+	PID      int           `arg:""                                       help:"The process to read."                    name:"pid"`
+	Interval time.Duration `default:"200ms"                              help:"Time between updates."                   name:"interval"`
+	Count    int           `default:"0"                                  help:"Number of updates; 0: until interrupted." name:"count"`
+	JSON     bool          `help:"Print a line of JSON for each update." name:"json"`
 }
 
 // Help is shown by otelctx watch --help.
 func (*watchCommand) Help() string {
-	return "Shows which spans the threads of the process are in, and refreshes that: in place on a terminal, otherwise one look " +
-		"below the other. Threads in no span are only counted. The process keeps running, so the lines of a look are not all " +
+	return "Shows which spans the threads of the process are in, and updates that: in place on a terminal, otherwise one table " +
+		"below the other. Threads in no span are only counted. The process keeps running, so the lines of a table are not all " +
 		"of the same moment.\n\n" +
 		"A span is unproven if the process does not say which goroutine or thread it belongs to: it may be an earlier one.\n\n" +
-		"It ends on Ctrl-C, after --count looks, or when the process ends. The exit code is 0, unless the first look fails, for " +
+		"It ends on Ctrl-C, after --count updates, or when the process ends. The exit code is 0, unless the first reading fails, for " +
 		"example because the process publishes no spans.\n\n" +
-		"--json prints a line {pid, time_unix_nano, thread_count, threads: [...]} for each look, with the threads of otelctx inspect --json."
+		"--json prints a line {pid, time_unix_nano, thread_count, threads: [...]} for each update, with the threads of otelctx inspect --json."
 }
 
 const minInterval = time.Millisecond
@@ -87,7 +87,7 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// frame is one look.
+// frame is one reading of the threads.
 type frame struct {
 	pid     int
 	time    time.Time
@@ -167,10 +167,10 @@ func appendFrame(out []byte, f frame, most int) []byte {
 	return appendThreads(out, f.threads, most)
 }
 
-// frameDocument is the JSON of a look.
+// frameDocument is the JSON of an update.
 type frameDocument struct {
 	PID int `json:"pid"`
-	// TimeUnixNano is the start of the look in nanoseconds since the epoch.
+	// TimeUnixNano is the start of the reading in nanoseconds since the epoch.
 	TimeUnixNano int64 `json:"time_unix_nano"`
 	// ThreadCount counts all threads, Threads holds those in a span.
 	ThreadCount int              `json:"thread_count"`

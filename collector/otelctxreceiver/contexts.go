@@ -17,26 +17,26 @@ import (
 )
 
 const (
-	// refresh is how often a context is asked for changes while there are samples. It
-	// costs one system call.
+	// refresh is how often a sampled process's context is checked for changes. A check costs one
+	// system call.
 	refresh = time.Second
-	// A process without a context is looked at again after firstRetry, and then after
-	// twice as long each time, up to lastRetry. A look reads all its mappings.
+	// A process without a context is retried after firstRetry, then after twice as long each time,
+	// up to lastRetry. A retry reads all its mappings.
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = time.Minute
-	// forget is when a process without samples is forgotten.
-	forget = 5 * time.Minute
-	// maxProcesses bounds how many processes are known.
+	// expiry is how long a process without samples is remembered.
+	expiry = 5 * time.Minute
+	// maxProcesses bounds how many processes are tracked.
 	maxProcesses = 16384
-	// maxReads bounds how many processes are read at a time.
+	// maxReads bounds how many processes are read at the same time.
 	maxReads = 16
-	// settleTime is how long profiles wait for contexts that are being read.
+	// settleTime bounds how long profiles wait for contexts that are still being read.
 	settleTime = 2 * time.Second
 )
 
-// contexts follows the process contexts of the processes that are sampled. Whoever reports
-// samples never waits: contexts are read apart, with a bound on their number and on the
-// time that each process may take.
+// contexts tracks the process contexts of sampled processes. Reporting a sample never blocks:
+// contexts are read in the background, with a bound on concurrent reads and on the time each
+// process may take.
 type contexts struct {
 	telemetry *telemetry
 	logger    *zap.Logger
@@ -59,21 +59,20 @@ type source interface {
 	Close() error
 }
 
-// process is what is known of a process. Its own lock is held while it is read, the rest
-// has that of contexts.
+// process is the state of one tracked process. reading guards its last fields while it is read;
+// contexts.mu guards the others.
 type process struct {
-	// attributes are those of the last context, nil if there is none.
+	// attributes are those of the last context read, nil if there is none.
 	attributes []*commonpb.KeyValue
-	// seen is when there was a sample, and due when to look again, wait after the last
-	// look.
+	// seen is the time of the last sample, due the time of the next read. wait is the retry delay.
 	seen, due time.Time
 	wait      time.Duration
-	// done is closed at the end of the read that is under way, nil if there is none.
+	// done is closed when the current read ends; nil if no read is running.
 	done chan struct{}
 
 	reading   sync.Mutex
 	source    source // nil if the process has no context
-	published uint64 // tells one context of the process from another
+	published uint64 // timestamp of the last context, which identifies it
 	last      []*commonpb.KeyValue
 	closed    bool
 }
@@ -87,8 +86,8 @@ func newContexts(t *telemetry, logger *zap.Logger) *contexts {
 	}
 }
 
-// close ends what is being read, and releases all processes. It may be called on nil, and
-// twice.
+// close cancels running reads and releases all processes. The receiver may be nil, and close may be
+// called twice.
 func (c *contexts) close() {
 	if c == nil {
 		return
@@ -104,8 +103,8 @@ func (c *contexts) close() {
 	}
 }
 
-// sampled notes that there is a sample of a process, and has its context read if that is
-// due. It may be called on nil.
+// sampled records a sample of a process and starts to read its context if that is due. The receiver
+// may be nil.
 func (c *contexts) sampled(pid int) {
 	// The idle tasks of all processors have id 0.
 	if c == nil || pid == 0 {
@@ -128,7 +127,7 @@ func (c *contexts) sampled(pid int) {
 	}
 }
 
-// start starts to read a process, unless it is being read.
+// start starts to read a process unless a read is running. The caller holds mu.
 func (c *contexts) start(pid int, p *process) {
 	if p.done != nil || c.ctx.Err() != nil {
 		return
@@ -150,7 +149,7 @@ func (c *contexts) start(pid int, p *process) {
 	})
 }
 
-// finish takes in what a read has brought.
+// finish stores the result of a read.
 func (c *contexts) finish(pid int, p *process, attributes []*commonpb.KeyValue, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -163,7 +162,7 @@ func (c *contexts) finish(pid int, p *process, attributes []*commonpb.KeyValue, 
 	case err == nil:
 		p.attributes, p.wait = attributes, refresh
 	case errors.Is(err, reader.ErrProcessGone), errors.Is(err, reader.ErrBusy):
-		// Samples that were taken before have the last context.
+		// Samples taken before the process ended keep the last context.
 		p.wait = min(max(2*p.wait, firstRetry), lastRetry)
 	default:
 		if p.attributes != nil {
@@ -175,8 +174,8 @@ func (c *contexts) finish(pid int, p *process, attributes []*commonpb.KeyValue, 
 	p.due = c.now().Add(p.wait)
 }
 
-// errorKind returns the word for an error in telemetry, or "" for what is no error: most
-// processes have no context, and all end.
+// errorKind returns the error's kind for telemetry, or "" for expected errors: most processes have
+// no context, and every process ends.
 func errorKind(err error) string {
 	switch {
 	case err == nil, errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone):
@@ -194,7 +193,7 @@ func errorKind(err error) string {
 	}
 }
 
-// read returns the attributes of the context that the process with this id has now.
+// read returns the attributes of the process's current context.
 func (p *process) read(ctx context.Context, open func(int) (source, error), pid int, t *telemetry) ([]*commonpb.KeyValue, error) {
 	p.reading.Lock()
 	defer p.reading.Unlock()
@@ -204,7 +203,7 @@ func (p *process) read(ctx context.Context, open func(int) (source, error), pid 
 			return p.last, nil
 		}
 		if errors.Is(err, reader.ErrProcessGone) {
-			p.drop() // another process may have its id now
+			p.drop() // the pid may have been reused
 		}
 	}
 	if p.closed {
@@ -219,7 +218,7 @@ func (p *process) read(ctx context.Context, open func(int) (source, error), pid 
 	}
 	pc, err := p.source.ProcessContext(ctx)
 	if err != nil {
-		// A descriptor for each process without a context would be too many.
+		// Keeping a descriptor open for every process without a context would cost too many.
 		p.drop()
 		return nil, err
 	}
@@ -236,8 +235,8 @@ func (p *process) drop() {
 	p.source, p.last = nil, nil
 }
 
-// release closes the source for good. If the process makes its reader wait, the source is
-// closed when that ends.
+// release closes the source for good. If a read of the process is still blocked, the source is
+// closed when it returns.
 func (p *process) release() {
 	closeIt := func() {
 		defer p.reading.Unlock()
@@ -254,8 +253,8 @@ func (p *process) release() {
 	}()
 }
 
-// current returns the attributes of the processes with these ids, as of now. It waits for
-// contexts that are being read, and forgets processes without samples.
+// current returns the current attributes of the processes with these ids. It waits for contexts
+// that are still being read and drops processes without recent samples.
 func (c *contexts) current(ctx context.Context, pids []int) [][]*commonpb.KeyValue {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
@@ -276,7 +275,8 @@ func (c *contexts) current(ctx context.Context, pids []int) [][]*commonpb.KeyVal
 	return out
 }
 
-// check asks the contexts of these processes for changes, and returns what to wait for.
+// check checks the contexts of these processes for changes and returns a channel for each running
+// read.
 func (c *contexts) check(pids []int) (reads []<-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -293,7 +293,7 @@ func (c *contexts) check(pids []int) (reads []<-chan struct{}) {
 		}
 	}
 	for pid, p := range c.processes {
-		if p.done == nil && c.now().Sub(p.seen) > forget {
+		if p.done == nil && c.now().Sub(p.seen) > expiry {
 			delete(c.processes, pid)
 			p.release()
 		}

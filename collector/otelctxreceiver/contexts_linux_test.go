@@ -27,12 +27,12 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// service makes the attributes of a service.
+// service returns the resource attributes of a service.
 func service(name string) []*commonpb.KeyValue {
 	return []*commonpb.KeyValue{{Key: "service.name", Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: name}}}}
 }
 
-// world is processes that tests make up, and their clock.
+// world is a set of fake processes and their clock.
 type world struct {
 	*contexts
 
@@ -43,15 +43,15 @@ type world struct {
 	states map[int]*state
 }
 
-// state is a process of a world: err, or else a service that publishes its name.
+// state is a fake process: it fails with err, or publishes a service name.
 type state struct {
 	world     *world
 	name      string
 	published uint64
 	err       error
-	// opened counts how many descriptors are open.
+	// opened counts open descriptors.
 	opened int
-	// stalled holds up who reads, until it is closed.
+	// stalled blocks readers until it is closed.
 	stalled chan struct{}
 }
 
@@ -80,7 +80,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// set changes a process.
+// change modifies a process.
 func (w *world) change(pid int, f func(*state)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -104,7 +104,7 @@ func (w *world) pass(d time.Duration) {
 	w.time = w.time.Add(d)
 }
 
-// look is a sample of the process and the end of a report: it returns the name of the service.
+// look reports one sample of the process, ends the report and returns the service's name.
 func (w *world) look(t *testing.T, pid int) string {
 	t.Helper()
 	w.sampled(pid)
@@ -195,7 +195,7 @@ func TestContextErrorsAreCounted(t *testing.T) {
 	assert.Equal(t, int64(2), counted(t, w.set, "otelcol_otelctx_context_errors"))
 }
 
-func TestStalledProcessDelaysNobodyElse(t *testing.T) {
+func TestStalledProcessDelaysNoOther(t *testing.T) {
 	w := newWorld(t)
 	stalled := make(chan struct{})
 	w.publish(1, "stalled")
@@ -224,7 +224,6 @@ func TestProcessesWithoutSamplesAreForgotten(t *testing.T) {
 	assert.Zero(t, w.states[1].opened)
 }
 
-// The real thing: this process publishes, and is read from outside.
 func TestEnricher(t *testing.T) {
 	p, err := resourcepublisher.NewPublisher(resource.NewSchemaless(
 		attribute.String("service.name", "shop"), attribute.StringSlice("list", []string{"a", "b"}),

@@ -1,15 +1,15 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package otelctxreceiver is an OpenTelemetry Collector receiver of profiles. It is the
+// Package otelctxreceiver records profiles in an OpenTelemetry Collector. It is the
 // receiver of the OpenTelemetry eBPF profiler with four additions:
 //
 //   - Samples of Go goroutines whose labels name a span (trace_id and span_id) have a Link
-//     to it. The two labels are no attributes then.
+//     to it. The two labels are then not attributes.
 //   - Samples are merged only if all their labels are equal.
 //   - The resource of each process has the attributes that the process publishes in its
 //     process context ([OTEP 4719]), whatever language it is written in.
-//   - All text is valid UTF-8. Backends refuse a message with one name that is not.
+//   - All text is valid UTF-8. Backends reject a message if a single name in it is not.
 //
 // The Collector must run with the feature gate service.profilesSupport, and there can be
 // one such receiver in a Collector. Profiles are recorded on Linux, amd64 and arm64; elsewhere

@@ -12,8 +12,8 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 )
 
-// enricher puts the attributes that processes publish on their resources, and hands the
-// profiles on.
+// enricher adds the attributes that processes publish to their resources and passes the profiles
+// on.
 type enricher struct {
 	xconsumer.Profiles
 
@@ -35,8 +35,8 @@ func (e *enricher) ConsumeProfiles(ctx context.Context, profiles pprofile.Profil
 	return e.Profiles.ConsumeProfiles(ctx, profiles)
 }
 
-// addAttributes adds what a process publishes. What the profiler has seen itself stays:
-// a process in a container knows another id of itself, and could claim anything.
+// addAttributes adds the published attributes. It keeps attributes that the profiler has set: a
+// process in a container sees another pid of itself, and a process could claim anything.
 func addAttributes(to pcommon.Map, published []*commonpb.KeyValue) {
 	seen := pcommon.NewMap()
 	to.CopyTo(seen)
@@ -48,7 +48,7 @@ func addAttributes(to pcommon.Map, published []*commonpb.KeyValue) {
 	}
 }
 
-// setValue converts a value. Package reader has bounded how deep it nests.
+// setValue converts a value. Package reader bounds the nesting depth.
 func setValue(to pcommon.Value, from *commonpb.AnyValue) {
 	switch v := from.GetValue().(type) {
 	case *commonpb.AnyValue_StringValue:

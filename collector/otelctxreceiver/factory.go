@@ -9,14 +9,12 @@ import (
 	"go.opentelemetry.io/collector/receiver/xreceiver"
 )
 
-// componentType is the receiver's name in configurations, and scopeName that of its own
-// telemetry.
+// componentType is the receiver's name in configurations, scopeName that of its own telemetry.
 var componentType = component.MustNewType("otelctx")
 
 const scopeName = "github.com/otelctx/otelctx/collector/otelctxreceiver"
 
-// NewFactory returns the factory of the receiver, whose type is otelctx and whose signal
-// is profiles.
+// NewFactory returns the factory of the receiver. Its type is otelctx and its signal profiles.
 func NewFactory() receiver.Factory {
 	return xreceiver.NewFactory(componentType, defaultConfig,
 		xreceiver.WithProfiles(createProfiles, component.StabilityLevelDevelopment))

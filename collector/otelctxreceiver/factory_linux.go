@@ -18,14 +18,14 @@ import (
 	"go.opentelemetry.io/ebpf-profiler/reporter"
 )
 
-// Config is the configuration of the eBPF profiler's receiver, and what this one adds to it.
+// Config is the configuration of the eBPF profiler's receiver plus the options of this one.
 type Config struct {
 	config.Config `mapstructure:",squash"`
 
-	// SpanLinks makes the labels trace_id and span_id of Go goroutines links of their
-	// samples. Without it they stay attributes.
+	// SpanLinks turns the labels trace_id and span_id of Go goroutines into links of their samples.
+	// If it is false they stay attributes.
 	SpanLinks bool `mapstructure:"span_links"`
-	// ProcessContext puts the attributes that a process publishes on its resource.
+	// ProcessContext adds the attributes that a process publishes to its resource.
 	ProcessContext bool `mapstructure:"process_context"`
 }
 

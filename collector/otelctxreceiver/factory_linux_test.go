@@ -50,8 +50,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// A receiver that has never been started shuts down, as Collectors do when something else
-// fails to start.
+// Collectors shut down a receiver that was never started if another component fails to start.
 func TestShutdownWithoutStart(t *testing.T) {
 	r, err := NewFactory().(xreceiver.Factory).CreateProfiles(t.Context(), receivertest.NewNopSettings(componentType),
 		NewFactory().CreateDefaultConfig(), consumertest.NewNop())

@@ -16,7 +16,7 @@ import (
 	"go.opentelemetry.io/collector/receiver/xreceiver"
 )
 
-// Config is empty where nothing can be recorded.
+// Config is empty on platforms that cannot be profiled.
 type Config struct{}
 
 func defaultConfig() component.Config { return new(Config) }

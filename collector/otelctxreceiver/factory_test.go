@@ -17,7 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// metadata.yaml describes the component, and nothing but this test compares the two.
+// metadata.yaml describes the component; only this test compares the two.
 func TestMetadata(t *testing.T) {
 	text, err := os.ReadFile("metadata.yaml")
 	require.NoError(t, err)
@@ -47,6 +47,7 @@ func TestMetadata(t *testing.T) {
 	require.NoError(t, set.Reader.Collect(t.Context(), &all))
 	require.Len(t, all.ScopeMetrics, 1)
 	assert.Equal(t, scopeName, all.ScopeMetrics[0].Scope.Name)
+	assert.Equal(t, Version, all.ScopeMetrics[0].Scope.Version)
 	assert.Len(t, all.ScopeMetrics[0].Metrics, len(metadata.Telemetry.Metrics))
 	for _, m := range all.ScopeMetrics[0].Metrics {
 		about, known := metadata.Telemetry.Metrics[m.Name[len("otelcol_"):]]

@@ -15,24 +15,24 @@ import (
 	"go.opentelemetry.io/ebpf-profiler/reporter/samples"
 )
 
-// The labels of a goroutine that name its span, in hexadecimal digits.
+// Labels of a goroutine that identify its span, in hexadecimal.
 var (
 	traceIDLabel = libpf.Intern("trace_id")
 	spanIDLabel  = libpf.Intern("span_id")
 )
 
-// linker hands samples on to the eBPF profiler's reporter, with links. The reporter's
-// identity of a sample includes its link, so that samples in different spans stay apart.
+// linker adds links to samples and passes them to the eBPF profiler's reporter. The reporter merges
+// only samples with equal links, so samples of different spans stay separate.
 type linker struct {
 	reporter.Reporter
 
 	links     bool
-	contexts  *contexts // nil if they are not wanted
+	contexts  *contexts // nil if disabled
 	telemetry *telemetry
 }
 
-// ReportTraceEvent implements [reporter.TraceReporter]. It changes both arguments: upstream
-// makes them for each sample.
+// ReportTraceEvent implements [reporter.TraceReporter]. It modifies both arguments: upstream
+// allocates them for each sample.
 func (l *linker) ReportTraceEvent(trace *libpf.Trace, meta *samples.TraceEventMeta) error {
 	l.contexts.sampled(int(meta.PID))
 	if l.links {
@@ -42,8 +42,8 @@ func (l *linker) ReportTraceEvent(trace *libpf.Trace, meta *samples.TraceEventMe
 	return l.Reporter.ReportTraceEvent(trace, meta)
 }
 
-// link moves the ids of a span from the labels to meta, and reports whether there were
-// two valid ones. Else it changes nothing.
+// link moves the span's ids from the labels to meta and reports whether both were valid. Otherwise
+// it changes nothing.
 func link(labels map[libpf.String]libpf.String, meta *samples.TraceEventMeta) bool {
 	var (
 		traceID libpf.APMTraceID
@@ -58,8 +58,8 @@ func link(labels map[libpf.String]libpf.String, meta *samples.TraceEventMeta) bo
 	return true
 }
 
-// decodeID decodes an id, and reports whether it is a valid one: not zero, and of the
-// right length.
+// decodeID decodes a hexadecimal id and reports whether it is valid: of the right length and not
+// zero.
 func decodeID(id []byte, text string) bool {
 	if len(text) != hex.EncodedLen(len(id)) {
 		return false
@@ -68,17 +68,17 @@ func decodeID(id []byte, text string) bool {
 	return err == nil && slices.ContainsFunc(id, func(b byte) bool { return b != 0 })
 }
 
-// byLabels makes the labels of a sample a part of its identity. The reporter gives a
-// merged sample the labels of its first one.
+// byLabels makes labels part of a sample's identity, because the reporter gives a merged sample the
+// labels of the first one.
 type byLabels struct{}
 
-// CollectExtraSampleMeta implements [samples.SampleAttrProducer]. It returns equal strings
-// for equal labels and no others, and nil for none.
+// CollectExtraSampleMeta implements [samples.SampleAttrProducer]. It returns the same string only
+// for equal labels, and nil if there are none.
 func (byLabels) CollectExtraSampleMeta(trace *libpf.Trace, _ *samples.TraceEventMeta) any {
 	if len(trace.CustomLabels) == 0 {
 		return nil
 	}
-	// Labels come from C strings: there is no zero byte in them.
+	// Labels come from C strings, so they contain no zero byte.
 	all := make([]string, 0, len(trace.CustomLabels))
 	for key, value := range trace.CustomLabels {
 		all = append(all, key.String()+"\x00"+value.String())
@@ -87,6 +87,6 @@ func (byLabels) CollectExtraSampleMeta(trace *libpf.Trace, _ *samples.TraceEvent
 	return strings.Join(all, "\x00")
 }
 
-// ExtraSampleAttrs implements [samples.SampleAttrProducer]: the reporter makes the
-// attributes of labels itself.
+// ExtraSampleAttrs implements [samples.SampleAttrProducer]. The reporter itself adds the labels as
+// attributes.
 func (byLabels) ExtraSampleAttrs(*samples.AttrTableManager, any) []int32 { return nil }

@@ -29,7 +29,7 @@ const (
 	spanB  = "b1b2b3b4b5b6b7b8"
 )
 
-// labels makes a goroutine's labels of keys and values.
+// labels builds a goroutine's labels from alternating keys and values.
 func labels(kvs ...string) map[libpf.String]libpf.String {
 	m := map[libpf.String]libpf.String{}
 	for i := 0; i < len(kvs); i += 2 {
@@ -47,11 +47,11 @@ func TestLink(t *testing.T) {
 		{"valid ids", traceA, spanA, true},
 		{"upper case", "0102030405060708090A0B0C0D0E0F10", spanA, true},
 		{"no labels", "", "", false},
-		{"trace alone", traceA, "", false},
-		{"span alone", "", spanA, false},
+		{"trace only", traceA, "", false},
+		{"span only", "", spanA, false},
 		{"short trace id", traceA[2:], spanA, false},
 		{"long span id", traceA, spanA + "00", false},
-		{"no hexadecimal digits", traceA, "a1a2a3a4a5a6a7ag", false},
+		{"not hexadecimal", traceA, "a1a2a3a4a5a6a7ag", false},
 		{"zero trace id", "00000000000000000000000000000000", spanA, false},
 		{"zero span id", traceA, "0000000000000000", false},
 	} {
@@ -73,12 +73,11 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// reportInterval is long: tests wait for one report.
+// reportInterval is short because each test waits for one report.
 const reportInterval = 100 * time.Millisecond
 
-// reported returns what upstream's reporter makes of samples with equal stacks, threads and
-// processors but for their labels.
-func reported(t *testing.T, l *linker, of ...map[libpf.String]libpf.String) pprofile.Profiles {
+// reported returns upstream's report of samples that differ only in their labels.
+func reported(t *testing.T, l *linker, labelSets ...map[libpf.String]libpf.String) pprofile.Profiles {
 	t.Helper()
 	sink := new(consumertest.ProfilesSink)
 	r, err := reporter.NewCollector(&reporter.Config{
@@ -87,7 +86,7 @@ func reported(t *testing.T, l *linker, of ...map[libpf.String]libpf.String) ppro
 	require.NoError(t, err)
 	l.Reporter = r
 	cpu := &samples.TypeMetadata{PeriodType: "cpu", PeriodUnit: "nanoseconds", SampleType: "samples", SampleUnit: "count"}
-	for i, labels := range of {
+	for i, labels := range labelSets {
 		require.NoError(t, l.ReportTraceEvent(
 			&libpf.Trace{CustomLabels: labels},
 			&samples.TraceEventMeta{PID: 1, ProfileType: cpu, Timestamp: libpf.UnixTime64(i + 1)}))
@@ -98,13 +97,13 @@ func reported(t *testing.T, l *linker, of ...map[libpf.String]libpf.String) ppro
 	return sink.AllProfiles()[0]
 }
 
-// seen is a sample as tests compare it.
+// seen is a sample reduced to the fields that tests compare.
 type seen struct {
 	span, attributes string
 	times            int
 }
 
-// seenIn returns the samples of profiles, with the links and the attributes that labels make.
+// seenIn counts the samples of profiles by link and label attributes.
 func seenIn(p pprofile.Profiles) map[seen]int {
 	out := map[seen]int{}
 	d := p.Dictionary()
@@ -156,7 +155,7 @@ func TestWithoutSpanLinksIDsStayAttributes(t *testing.T) {
 	}, seenIn(p))
 }
 
-// counted returns the sum of a metric.
+// counted returns the sum of a metric's data points.
 func counted(t *testing.T, set *componenttest.Telemetry, name string) int64 {
 	t.Helper()
 	m, err := set.GetMetric(name)

@@ -50,28 +50,28 @@ import (
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){"service": serve, "foreign": serveForeign},
-		// Upstream sends to channels here that nobody reads any more after Shutdown.
+		// After Shutdown, upstream still sends to channels that have no receiver.
 		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).StartMapMonitors.func1"),
 		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).startTraceEventMonitor.func1"),
-		// Upstream does not wait for this one, which ends when it has read the program that it is at.
+		// Upstream does not wait for this goroutine. It ends once it has read its current
+		// executable.
 		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).processPIDEvents"))
 }
 
 const frequency = 97
 
-// piece is how long a thread of the service works in a span or outside of all: one or two
-// samples.
+// piece is how long a thread of the service works inside or outside a span: one or two samples.
 const piece = 20 * time.Millisecond
 
-// interval is a time in which a thread was in a span, or outside of all.
+// interval is a period that a thread spent in one span, or outside all spans.
 type interval struct {
 	tid        int
 	begin, end int64 // Unix nanoseconds
 	span       string
 }
 
-// serve is a service whose threads work in spans and between them, until it is told to
-// stop. Then it says when it was in which.
+// serve runs a service whose threads work inside and outside spans until the parent stops it. It
+// then reports its intervals.
 func serve(parent *childproc.Parent) {
 	provider := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "shop"), attribute.String("service.instance.id", strconv.Itoa(os.Getpid())))),
@@ -109,7 +109,7 @@ func serve(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// work uses the processor for a piece. The stack is the same wherever it is called.
+// work burns CPU for one piece. Its stack is the same for every caller.
 //
 //go:noinline
 func work(sc trace.SpanContext) interval {
@@ -124,7 +124,7 @@ func work(sc trace.SpanContext) interval {
 	return i
 }
 
-// serveForeign works in a process whose context another library has published.
+// serveForeign works in a process whose context is published by another library.
 func serveForeign(parent *childproc.Parent) {
 	_, err := foreigncontext.Publish()
 	parent.Must(err)
@@ -137,13 +137,13 @@ func serveForeign(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// profiler is a receiver that samples this machine.
+// profiler is a receiver that profiles this machine.
 type profiler struct {
 	receiver xreceiver.Profiles
 	sink     consumertest.ProfilesSink
 }
 
-// startProfiler starts a receiver. The test is skipped if this user may not sample.
+// startProfiler starts a receiver. It skips the test if this user may not profile.
 func startProfiler(t *testing.T, factory receiver.Factory, set *componenttest.Telemetry) *profiler {
 	t.Helper()
 	cfg := factory.CreateDefaultConfig()
@@ -158,14 +158,14 @@ func startProfiler(t *testing.T, factory receiver.Factory, set *componenttest.Te
 	r, err := factory.(xreceiver.Factory).CreateProfiles(t.Context(), settings, cfg, &p.sink)
 	require.NoError(t, err)
 	p.receiver = r
-	// The Collector's context lives longer than this call.
+	// The Collector's context must outlive this call.
 	err = r.Start(context.Background(), componenttest.NewNopHost())
 	if err != nil {
 		require.NoError(t, r.Shutdown(context.Background()))
 	}
 	// Upstream does not wrap the kernel's errors everywhere.
 	if err != nil && (strings.Contains(err.Error(), syscall.EPERM.Error()) || strings.Contains(err.Error(), "tracefs")) {
-		t.Skipf("sampling takes CAP_BPF, CAP_PERFMON, CAP_SYS_RESOURCE for RLIMIT_MEMLOCK, and a mounted tracefs: %v", err)
+		t.Skipf("profiling needs CAP_BPF, CAP_PERFMON, CAP_SYS_RESOURCE for RLIMIT_MEMLOCK, and a mounted tracefs: %v", err)
 	}
 	require.NoError(t, err)
 	return p
@@ -176,18 +176,18 @@ func (p *profiler) stop(t *testing.T) {
 	require.NoError(t, p.receiver.Shutdown(context.Background()))
 }
 
-// sample is one time of a sample.
+// sample is one timestamp of a sample.
 type sample struct {
 	tid       int
 	time      int64
 	span      string // "-" for none
-	goroutine string // "" if the profile does not say it
-	instance  string // of the resource
-	trace     bool   // an attribute has the id
+	goroutine string // "" if unknown
+	instance  string // service.instance.id of the resource
+	trace     bool   // whether an attribute has a trace id
 	stack     []string
 }
 
-// samples returns the samples of a process, and the attributes of its resource.
+// samples returns the samples of a process and the attributes of its resource.
 func (p *profiler) samples(pid int) (all []sample, resource map[string]any) {
 	return samplesOf(p.sink.AllProfiles(), pid)
 }
@@ -248,23 +248,23 @@ func read(d pprofile.ProfilesDictionary, s pprofile.Sample) sample {
 }
 
 // noGoroutine reports whether the thread was in the scheduler, on its own stack, without a
-// goroutine. The service's goroutines come there when they are preempted.
+// goroutine. Threads of the service get there when a goroutine is preempted.
 func (s sample) noGoroutine() bool {
 	return slices.ContainsFunc(s.stack, func(f string) bool { return f == "runtime.goschedImpl" || f == "runtime.schedule" }) &&
 		!slices.ContainsFunc(s.stack, func(f string) bool { return strings.HasSuffix(f, ".work") })
 }
 
-// verdict counts samples that were well inside of an interval. Those of noGoroutine are in the
-// time of a span whose goroutine had been preempted.
+// verdict counts samples that lie well inside an interval. Those of noGoroutine fall into the
+// interval of a span whose goroutine had been preempted.
 type verdict struct {
 	inSpans, right, none, outside, outsideGiven, noGoroutine, otherThreads, betweenPieces, attributes int
 }
 
-// With wantedInFull samples there are at least enoughInSpans.
+// wantedInFull samples yield at least enoughInSpans samples in spans.
 const wantedInFull, enoughInSpans = 7000, 2000
 
-// margin is how far from the ends of an interval a sample must be: clocks of processes are
-// compared.
+// margin is how far a sample must be from the ends of an interval, because the clocks of two
+// processes are compared.
 const margin = time.Millisecond
 
 func judge(t *testing.T, samples []sample, truth []interval) (v verdict) {
@@ -314,8 +314,8 @@ func judge(t *testing.T, samples []sample, truth []interval) (v verdict) {
 	return v
 }
 
-// sampled returns what a receiver says of a service with equal stacks everywhere, and what
-// its resource is.
+// sampled returns the verdict on a receiver that profiles a service with equal stacks everywhere,
+// and the service's resource.
 func sampled(t *testing.T, factory receiver.Factory, set *componenttest.Telemetry, wanted int) (verdict, map[string]any) {
 	t.Helper()
 	p := startProfiler(t, factory, set)
@@ -332,7 +332,7 @@ func sampled(t *testing.T, factory receiver.Factory, set *componenttest.Telemetr
 	return judge(t, all, truth), resource
 }
 
-// truthOf has a service stop, and returns when it was in which span.
+// truthOf stops a service and returns its intervals.
 func truthOf(t *testing.T, child *childproc.Child) (truth []interval) {
 	t.Helper()
 	child.Send("stop")
@@ -345,7 +345,7 @@ func truthOf(t *testing.T, child *childproc.Child) (truth []interval) {
 	return truth
 }
 
-// What otelctx record sees of the same service, to compare.
+// otelctx record of the same service, for comparison.
 func TestRecordOfTheSameService(t *testing.T) {
 	testenv.NeedAll(t)
 	program := programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
@@ -376,7 +376,7 @@ func TestRecordOfTheSameService(t *testing.T) {
 	judge(t, all, truth).assertLinked(t)
 }
 
-// assertLinked says what must hold of recorders that link samples.
+// assertLinked checks what must hold for recorders that link samples.
 func (v verdict) assertLinked(t *testing.T) {
 	t.Helper()
 	assert.GreaterOrEqual(t, v.inSpans, testenv.Rounds(1, enoughInSpans))
@@ -386,8 +386,8 @@ func (v verdict) assertLinked(t *testing.T) {
 	assert.Zero(t, v.outsideGiven, "samples outside of spans with one")
 }
 
-// The receiver as a Collector runs it, and a service that it samples. With OTELCTX_TEST_ALL
-// there are more than 2,000 samples in spans.
+// Runs the receiver as a Collector does, and profiles a service. With OTELCTX_TEST_ALL it takes
+// more than 2,000 samples in spans.
 func TestSamplesAreLinked(t *testing.T) {
 	wanted := testenv.Rounds(150, wantedInFull)
 	set := componenttest.NewTelemetry()
@@ -399,7 +399,7 @@ func TestSamplesAreLinked(t *testing.T) {
 	assert.NotZero(t, counted(t, set, "otelcol_otelctx_samples_linked"))
 }
 
-// What upstream's own receiver sees of the same service, to compare.
+// Upstream's own receiver on the same service, for comparison.
 func TestUpstreamMergesSamples(t *testing.T) {
 	testenv.NeedAll(t)
 	v, resource := sampled(t, upstream.NewFactory(), componenttest.NewTelemetry(), wantedInFull)
@@ -407,7 +407,7 @@ func TestUpstreamMergesSamples(t *testing.T) {
 	assert.Less(t, v.right, v.inSpans, "upstream does as well now: is this receiver still needed?")
 }
 
-// Processes of other languages and libraries.
+// Processes in other languages and with other libraries.
 func TestResourcesOfAnyPublisher(t *testing.T) {
 	p := startProfiler(t, NewFactory(), componenttest.NewTelemetry())
 	defer p.stop(t)
@@ -437,9 +437,9 @@ func TestResourcesOfAnyPublisher(t *testing.T) {
 	}
 }
 
-// A service ends and begins again, and so does the receiver. Each time all samples arrive, with
-// the resource of their process. Those of the last interval before a Shutdown are lost, as the
-// README says.
+// A service and then the receiver end and start again. Each time all samples arrive with the
+// resource of their process, except those of the last interval before a Shutdown, as the README
+// says.
 func TestRestarts(t *testing.T) {
 	begin := func() *childproc.Child {
 		child := childproc.Start(t, "service", nil)
@@ -461,8 +461,8 @@ func TestRestarts(t *testing.T) {
 	p.assertComplete(t, second, nil)
 }
 
-// assertComplete compares the samples of a service, from the first one on, with its CPU time by the
-// kernel. If there is an end, that ends the service then.
+// assertComplete compares the samples of a service, from the first one on, with its CPU time
+// according to the kernel. If end is not nil, it is called to end the service.
 func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end func()) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -479,7 +479,7 @@ func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end fu
 	if end != nil {
 		end()
 	}
-	// A report is about all that was sampled before its interval.
+	// A report covers samples taken before its interval.
 	seen := len(p.sink.AllProfiles())
 	require.Eventually(t, func() bool { return len(p.sink.AllProfiles()) >= seen+2 }, testenv.Patience, 10*time.Millisecond)
 	all, _ := p.samples(service.PID())
@@ -493,7 +493,7 @@ func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end fu
 	expected := frequency * (after - before).Seconds()
 	t.Logf("%d samples of %.0f", count, expected)
 	if testenv.Emulated() {
-		assert.NotZero(t, count) // Such a processor's timer is late.
+		assert.NotZero(t, count) // An emulated processor's timer is late.
 	} else {
 		assert.Greater(t, float64(count), 0.9*expected)
 	}

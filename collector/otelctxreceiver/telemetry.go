@@ -11,13 +11,13 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// telemetry counts what the receiver does, by the metrics that metadata.yaml describes.
+// telemetry records the metrics that metadata.yaml describes.
 type telemetry struct {
 	linked, unlinked, contextsRead, contextErrors metric.Int64Counter
 }
 
 func newTelemetry(provider metric.MeterProvider) (*telemetry, error) {
-	meter := provider.Meter(scopeName)
+	meter := provider.Meter(scopeName, metric.WithInstrumentationVersion(Version))
 	var errs error
 	counter := func(name, unit, description string) metric.Int64Counter {
 		c, err := meter.Int64Counter("otelcol_"+name, metric.WithUnit(unit), metric.WithDescription(description))

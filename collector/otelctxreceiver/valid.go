@@ -13,8 +13,9 @@ import (
 	"go.opentelemetry.io/collector/pdata/pprofile"
 )
 
-// valid makes all text of profiles valid UTF-8, and hands them on. Any user of the machine can
-// choose a name for a thread or a file that is not. Backends refuse a message with one such name.
+// valid replaces invalid UTF-8 in profiles and passes them on. Any user of the machine can give a
+// thread or a file a name that is not UTF-8, and backends reject a whole message because of one
+// such name.
 type valid struct{ xconsumer.Profiles }
 
 // ConsumeProfiles implements [xconsumer.Profiles].
@@ -37,12 +38,12 @@ func (v valid) ConsumeProfiles(ctx context.Context, profiles pprofile.Profiles) 
 	return v.Profiles.ConsumeProfiles(ctx, profiles)
 }
 
-// makeValid makes a text valid. The profiler has no other values with text in them.
+// makeValid replaces invalid UTF-8 in a value. The profiler puts text into values of no other type.
 func makeValid(value pcommon.Value) {
 	if value.Type() == pcommon.ValueTypeStr && !utf8.ValidString(value.Str()) {
 		value.SetStr(validText(value.Str()))
 	}
 }
 
-// validText returns s with a replacement character for each run of what is not UTF-8.
+// validText returns s with each run of invalid UTF-8 replaced by U+FFFD.
 func validText(s string) string { return strings.ToValidUTF8(s, string(utf8.RuneError)) }

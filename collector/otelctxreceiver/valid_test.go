@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// One process with a name that is no text does not spoil the message with all others'.
+// One process with an invalid name must not spoil the message for all others.
 func TestTextIsValid(t *testing.T) {
 	profiles := pprofile.NewProfiles()
 	d := profiles.Dictionary()
@@ -28,7 +28,7 @@ func TestTextIsValid(t *testing.T) {
 	resource.PutStr("process.executable.name", "\x80otelctx")
 	resource.PutInt("process.pid", 5)
 
-	// As a backend in Go reads it.
+	// Decodes as a backend written in Go does.
 	refused := func(p pprofile.Profiles) error {
 		sent := pprofile.NewProfiles() // Marshaling changes it.
 		p.CopyTo(sent)

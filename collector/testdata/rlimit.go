@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rlimit takes the place of the eBPF profiler's package in builds for tests, by
-// go build -overlay. Upstream raises RLIMIT_MEMLOCK, which takes CAP_SYS_RESOURCE and is of
-// no use since Linux 5.11, where memory of BPF is charged to control groups.
+// Package rlimit replaces the eBPF profiler's package in test builds, by go build -overlay.
+// Upstream raises RLIMIT_MEMLOCK, which needs CAP_SYS_RESOURCE and has been pointless since Linux
+// 5.11, where BPF memory is charged to control groups.
 package rlimit
 
 // MaximizeMemlock does nothing.

@@ -55,7 +55,8 @@ func quickstart(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// by makes another user run a command that is this test binary, with a directory for its files.
+// by makes another user run a command that is this test binary, and creates a directory for its
+// files.
 func by(t *testing.T, cmd *exec.Cmd, user uint32) {
 	t.Helper()
 	dir := t.TempDir()

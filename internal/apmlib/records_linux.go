@@ -40,7 +40,7 @@ func (s *Span) Show() { s.state = wire.ProfilingValid | wire.ProfilingTracePrese
 // Hide makes records in which s is stored publish no span. The Ref is stored nevertheless.
 func (s *Span) Hide() { s.state = wire.ProfilingValid }
 
-// noSpan publishes that there is no span.
+// noSpan publishes the absence of a span.
 var noSpan = Span{state: wire.ProfilingValid}
 
 // Place is the number of a record, starting at 1; 0 stands for none.

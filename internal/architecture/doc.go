@@ -1,9 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package architecture tests which modules each package may link, where unsafe, assembly, C, linknames and memory
-// system calls are used, how the modules find each other, and what the workflows may run.
+// Package architecture tests which modules each package may link, where unsafe, assembly, C,
+// linknames and memory system calls are allowed, how the modules refer to each other, and what the
+// workflows may run.
 //
-// Its tables are the only place where this is written down. A change to a table is a change of the design, and its review
-// decides whether it may be.
+// Its tables are the only place where these rules are written down. Changing a table changes the
+// design, which the review must approve.
 package architecture

@@ -4,6 +4,7 @@
 package architecture
 
 import (
+	"go/doc"
 	"strings"
 	"sync"
 	"testing"
@@ -12,17 +13,17 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// sdk is what a program with the SDK for traces has anyway. From v1.47.0 on it brings otel/log
-// too.
+// sdk lists the modules that a program with the trace SDK links anyway. Since v1.47.0 that includes
+// otel/log.
 const sdk = "otel otel/metric otel/sdk otel/trace auto/sdk cespare/xxhash/v2 go-logr/logr go-logr/stdr google/uuid x/sys "
 
-// linked says which modules get into a program with each package that others import, on
-// any platform.
+// linked lists the modules that each importable package links, on any platform.
 var linked = map[string]string{
 	"ringbuf":                "x/sys",
 	"reader":                 "proto/otlp proto/otlp/processcontext/v1development protobuf x/sys",
 	"resourcepublisher":      sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
 	"spanctx":                sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
+	"exectrace":              "otel otel/trace cespare/xxhash/v2",
 	"scopedattr":             sdk + "otel/log",
 	"scopedattr/contextattr": "otel cespare/xxhash/v2",
 	"universalprofiling":     sdk,
@@ -34,17 +35,18 @@ var linked = map[string]string{
 		"schollz/progressbar/v3 x/net x/sys x/term x/text",
 }
 
-// never says what must not get into whom, by whatever way and whatever the tables allow.
-var never = []struct{ who, what, why string }{
-	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler gets no SDK with its reader"},
-	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "readers share formats with writers, and the ring"},
+// never lists packages that must not be linked into others, directly or indirectly, even if the
+// tables allow it.
+var never = []struct{ importers, imported, reason string }{
+	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler must not get the SDK with its reader"},
+	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "readers share only formats and the ring with writers"},
 	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "the command line tool publishes nothing"},
 	{"scopedattr/contextattr", "otel/sdk otel/trace otel/log otel/metric internal/goruntime x/sys", "a library that sets attributes links the API alone"},
-	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling instrumentation reader cmd/otelctx", "stretchr/testify go.uber.org/goleak", "these are for tests"},
+	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling instrumentation reader cmd/otelctx", "stretchr/testify go.uber.org/goleak", "these are only for tests"},
 }
 
-// layers says what the packages of the command line tool must not import. The kernel layer and the profile layer do not know
-// each other; package recording joins them.
+// layers lists what packages of the command line tool must not import. The kernel and profile
+// layers do not import each other; package recording joins them.
 var layers = map[string][]string{
 	"cmd/otelctx/internal/kernel/":   {"profile", "recording"},
 	"cmd/otelctx/internal/profile/":  {"kernel", "recording"},
@@ -69,7 +71,7 @@ func TestLayers(t *testing.T) {
 	assert.Positive(t, checked)
 }
 
-// testKit is where everything is that only tests use.
+// testKit contains all packages that only tests use.
 const testKit = "internal/testing/"
 
 // Only tests import the test kit.
@@ -90,7 +92,7 @@ func TestTestKit(t *testing.T) {
 	}
 }
 
-// Examples show what users can do; their tests may look behind it.
+// Examples demonstrate the public API; only their tests may use internal packages.
 func TestExamplesUseThePublicAPI(t *testing.T) {
 	for _, f := range readTree(t).files {
 		if strings.HasPrefix(f.dir, "example") && !f.test {
@@ -99,6 +101,27 @@ func TestExamplesUseThePublicAPI(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Each public package has an example, and all examples are run: they say what they print.
+func TestPublicPackagesHaveExamples(t *testing.T) {
+	examples := map[string][]*doc.Example{}
+	for _, f := range readTree(t).files {
+		if f.test {
+			examples[f.dir] = append(examples[f.dir], doc.Examples(f.ast)...)
+		}
+	}
+	for dir, all := range examples {
+		for _, example := range all {
+			assert.True(t, example.Output != "" || example.EmptyOutput, "%s: Example%s has no output", dir, example.Name)
+		}
+	}
+	for name := range linked {
+		if !strings.HasPrefix(name, "cmd/") {
+			assert.NotEmpty(t, examples[name], name)
+		}
+	}
+	assert.NotEmpty(t, examples["collector/otelctxreceiver"])
 }
 
 func TestLinked(t *testing.T) {
@@ -112,8 +135,8 @@ func TestLinked(t *testing.T) {
 				add(found, name, short(m))
 			}
 			for _, n := range never {
-				if contains(n.who, name) && (contains(n.what, short(path)) || contains(n.what, short(moduleOf(path, known)))) {
-					t.Errorf("%s gets %s: %s", name, path, n.why)
+				if contains(n.importers, name) && (contains(n.imported, short(path)) || contains(n.imported, short(moduleOf(path, known)))) {
+					t.Errorf("%s gets %s: %s", name, path, n.reason)
 				}
 			}
 		}
@@ -121,8 +144,8 @@ func TestLinked(t *testing.T) {
 	compare(t, linked, found)
 }
 
-// requirements returns the paths of the modules that any module of the project requires,
-// those of the project left out.
+// requirements returns the module paths that any go.mod of the project requires, except those of
+// the project itself.
 func (tr tree) requirements(t *testing.T) []string {
 	t.Helper()
 	var out []string
@@ -136,8 +159,8 @@ func (tr tree) requirements(t *testing.T) []string {
 	return out
 }
 
-// dependencies returns, for each package in linked, the import paths of all packages that
-// it needs on any platform.
+// dependencies returns the import paths of all packages that each package in linked needs, on any
+// platform.
 func (tr tree) dependencies(t *testing.T) map[string]row {
 	t.Helper()
 	out, err := dependenciesOnce()
@@ -151,7 +174,7 @@ var dependenciesOnce = sync.OnceValues(func() (map[string]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Those of the library, and the one of a module of its own.
+	// The packages of the library, and the command, which has its own module.
 	patterns := map[string][]string{"cmd/otelctx": {"."}}
 	for name := range linked {
 		if patterns[name] == nil {

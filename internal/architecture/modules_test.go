@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// requirements says which modules the library's go.mod asks for, and so every service that
-// uses it. What only tests import stands in there too.
+// requirements lists the modules that the library's go.mod requires, and thus every service that
+// uses it. Modules that only tests import are included.
 var requirements = map[string]string{
 	"library": "otel otel/log otel/metric otel/sdk otel/trace proto/otlp proto/otlp/processcontext/v1development protobuf x/sys",
 	"tests":   "google/pprof stretchr/testify otel/sdk/log otel/sdk/metric go.uber.org/goleak go.yaml.in/yaml/v3",
@@ -52,7 +52,7 @@ func TestRequirements(t *testing.T) {
 	compare(t, requirements, found)
 }
 
-// moduleDir returns the directory of the module that dir is in.
+// moduleDir returns the directory of the module that contains dir.
 func (tr tree) moduleDir(dir string) string {
 	for ; dir != "."; dir = path.Dir(dir) {
 		if slices.Contains(tr.others, dir+"/go.mod") {
@@ -62,8 +62,8 @@ func (tr tree) moduleDir(dir string) string {
 	return dir
 }
 
-// Nested modules find the others of the project in the same tree, and nothing else is
-// replaced. So what is built is what the go.sum says, or is here.
+// Nested modules replace the project's other modules by directories of this tree, and replace
+// nothing else. So builds use only this tree and the versions in go.sum.
 func TestReplacements(t *testing.T) {
 	tr := readTree(t)
 	modules := tr.modules(t)
@@ -92,7 +92,7 @@ func TestReplacements(t *testing.T) {
 	}
 }
 
-// What is not in the Makefile's list is never tested.
+// A module that is missing in the Makefile's list is never tested.
 func TestModulesAreTested(t *testing.T) {
 	tr := readTree(t)
 	makefile, err := os.ReadFile(filepath.Join(tr.root, "Makefile"))
@@ -102,7 +102,8 @@ func TestModulesAreTested(t *testing.T) {
 		tested = append(tested, strings.Fields(string(list[1]))...)
 	}
 	for _, m := range tr.modules(t) {
-		// A list of tools has no code, and an imitation of another project's module no tests.
+		// A module that only lists tools has no code, and a fake of another project's module has no
+		// tests.
 		if m.dir != "internal/tools" && strings.HasPrefix(m.Module.Path, modulePath) {
 			assert.Contains(t, tested, m.dir, "the Makefile's MODULES")
 		}

@@ -12,59 +12,58 @@ import (
 	"testing"
 )
 
-// reserved says where, tests included, what the compiler does not check is used. Each
-// place says why it is sound there.
+// reserved lists where code that the compiler cannot check is allowed, tests included. Each use
+// must explain why it is sound.
 var reserved = map[string]string{
 	"unsafe": "internal/wire internal/vma internal/ordered internal/cells internal/ring internal/gorecord internal/goruntime internal/apmlib " +
 		"internal/profilersocket internal/sdkspan internal/goroutines internal/tlsvar spanctx cmd/otelctx/internal/kernel/privilege " +
 		"cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/conformance instrumentation " +
-		// Tests, and programs that are tested.
+		// Tests, and programs that tests run.
 		"internal/testing/childproc internal/interop/profiler internal/goruntime/testdata/probe internal/testing/burner " +
 		"cmd/otelctx/internal/recording cmd/otelctx/internal/profile/symbols cmd/otelctx/internal/profile/symbols/testdata/prog benchmarks/internal/leaf",
 	// Assembly.
 	".s": "internal/goruntime internal/apmlib benchmarks/internal/leaf",
-	// C: a thread-local variable for programs that have cgo anyway, and programs that are tested.
+	// C: a thread-local variable for programs that use cgo anyway, and programs that tests run.
 	"C": "internal/apmlib/cgoword instrumentation/testdata/library internal/goruntime/testdata/probe spanctx/testdata/cgo " +
 		"internal/testing/burner/service internal/testing/parker cmd/otelctx/internal/profile/symbols/testdata/cgo benchmarks/wild",
-	// C in files of its own: the same, the BPF program, and a reader for those who write C.
+	// C files: the same, the BPF program, and a reader for C programmers.
 	".c": "instrumentation/testdata/library internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/kernel/sampler example/creader " +
 		"cmd/otelctx/internal/hostile/testdata collector/otelctxreceiver/testdata cmd/otelctx/testdata/mapper " +
 		// Publishers in C.
 		"internal/interop/publishers reader/testdata/threadcontext",
 	".h": "cmd/otelctx/internal/kernel/sampler",
-	// Where tests make system calls that package syscall does not have. Those of other
-	// code are in [graph].
+	// Tests that make system calls missing from package syscall. For other code see linked.
 	"x/sys in tests": "internal/apmlib internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
 		"internal/patient internal/vma reader universalprofiling internal/interop/backends internal/interop/otlp cmd/otelctx cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/hostile",
 }
 
-// linknames says which functions and variables of the runtime are reached without its
-// consent.
+// linknames lists the runtime functions and variables that are accessed by go:linkname without the
+// runtime's consent.
 var linknames = map[string]string{
 	"internal/apmlib": "runtime.iscgo",
-	// What NewTracerProvider calls, from within a package that this one imports.
+	// Injected into a package that this one imports; NewTracerProvider calls it.
 	"instrumentation":    "github.com/otelctx/otelctx/instrumentation.provider",
 	"internal/goruntime": "runtime.procPin runtime.procUnpin runtime/pprof.runtime_getProfLabel runtime/pprof.runtime_setProfLabel",
 }
 
-// memoryCalls says who makes or changes mappings, or reads another process's memory
-// outside of tests, and by which names of x/sys/unix and syscall.
+// memoryCalls lists which code, outside tests, creates or changes mappings or reads another
+// process's memory, and by which names of x/sys/unix and syscall.
 var memoryCalls = map[string]string{
 	"internal/vma":       "Madvise MemfdCreate Mmap MmapPtr Munmap SYS_PRCTL",
 	"internal/remotemem": "ProcessVMReadv",
-	// Nothing about memory: it lets a command go that waits before its first instruction.
+	// Not about memory: resumes a command that was stopped before its first instruction.
 	"cmd/otelctx/internal/kernel/launch": "PtraceCont PtraceDetach",
-	// The buffers of perf events.
+	// Perf event buffers.
 	"cmd/otelctx/internal/kernel/sampler": "Mmap Munmap",
-	// A page of its own tells whether the kernel names mappings.
+	// A page of the command itself tests whether the kernel names mappings.
 	"cmd/otelctx/internal/conformance": "Mmap Munmap Prctl",
-	// A thread is stopped to read its thread pointer.
+	// Stops a thread to read its thread pointer.
 	"internal/tlsvar": "PTRACE_EVENT_STOP PTRACE_GETREGSET PtraceCont PtraceDetach PtraceInterrupt PtraceSeize SYS_PTRACE",
 	// For tests.
 	"internal/testing/childproc": "MemfdCreate Mmap Mprotect Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV SYS_USERFAULTFD",
 }
 
-// memoryCall matches the names that are about memory.
+// memoryCall matches names of memory-related calls.
 var memoryCall = regexp.MustCompile(`(?i)^(sys_)?(mmap|munmap|mremap|mprotect|madvise|mlock|munlock|mincore|msync|memfd|` +
 	`pkey|prctl|ptrace|shm|sysvshm|process_?vm|process_madvise|remap|brk|userfaultfd)`)
 
@@ -125,7 +124,7 @@ func TestMemoryCalls(t *testing.T) {
 	compare(t, memoryCalls, found)
 }
 
-// localNames returns what f calls those of paths that it imports.
+// localNames returns the names under which f imports any of paths.
 func (f file) localNames(paths ...string) row {
 	out := row{}
 	for i, p := range f.imports() {

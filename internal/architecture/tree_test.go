@@ -23,26 +23,27 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// modulePath is the library's module path; that of a nested module is this and its directory.
+// modulePath is the library's module path. The path of a nested module is modulePath plus its
+// directory.
 const modulePath = "github.com/otelctx/otelctx"
 
-// tree is the project's source: every Go file, whatever it is built for.
+// tree is the project's source: all Go files, for every platform.
 type tree struct {
 	root  string
 	files []file
-	// others are the paths of all other files, relative to root and with slashes.
+	// others are the slash-separated paths, relative to root, of all other files.
 	others []string
 }
 
 // file is one Go file.
 type file struct {
-	dir  string // relative to the root and with slashes, "." for the root
-	test bool   // run by tests only: named so, or in testdata
+	dir  string // slash-separated and relative to the root, "." for the root
+	test bool   // a _test.go file or below testdata
 	ast  *ast.File
 }
 
-// readTree returns the project, which nobody changes. It skips the test where only the
-// library's own module is there, as in the module cache: then there is no project to look at.
+// readTree returns the project, which callers must not modify. It skips the test in the module
+// cache, which has the library's module but not the rest of the project.
 func readTree(t *testing.T) tree {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join("..", "..", "cmd", "otelctx", "go.mod")); err != nil {
@@ -100,14 +101,14 @@ func (f file) imports() []string {
 	for _, spec := range f.ast.Imports {
 		path, err := strconv.Unquote(spec.Path.Value)
 		if err != nil {
-			panic(err) // the parser has accepted it
+			panic(err) // the parser has accepted it already
 		}
 		out = append(out, path)
 	}
 	return out
 }
 
-// goMod is what the tests want to know of a go.mod, as go mod edit -json prints it.
+// goMod is the part of go mod edit -json that the tests need.
 type goMod struct {
 	dir     string
 	Module  struct{ Path string }
@@ -120,7 +121,7 @@ type goMod struct {
 	}
 }
 
-// modules returns the go.mod files of the tree, in the order of their directories.
+// modules returns the go.mod files of the tree, sorted by directory.
 func (tr tree) modules(t *testing.T) []goMod {
 	t.Helper()
 	out, err := modulesOnce()
@@ -164,7 +165,7 @@ func (tr tree) goTool(dir string, env []string, args ...string) ([]byte, error) 
 	return out, nil
 }
 
-// moduleOf returns which of modules has the package at path, the innermost one, or "".
+// moduleOf returns the innermost of modules that contains the package at path, or "".
 func moduleOf(path string, modules []string) string {
 	var out string
 	for _, m := range modules {
@@ -175,7 +176,7 @@ func moduleOf(path string, modules []string) string {
 	return out
 }
 
-// short returns the name that the tables have for a module or package.
+// short returns the name of a module or package in the tables.
 func short(path string) string {
 	for _, prefix := range []string{modulePath + "/", "go.opentelemetry.io/", "golang.org/", "google.golang.org/", "github.com/"} {
 		if rest, ok := strings.CutPrefix(path, prefix); ok {
@@ -185,10 +186,10 @@ func short(path string) string {
 	return path
 }
 
-// row collects the words of a row of a table.
+// row is the set of words in a table row.
 type row map[string]bool
 
-// add puts word into the row called name.
+// add adds word to the row called name.
 func add(rows map[string]row, name, word string) {
 	if rows[name] == nil {
 		rows[name] = row{}
@@ -196,25 +197,25 @@ func add(rows map[string]row, name, word string) {
 	rows[name][word] = true
 }
 
-// compare fails the test for each row in which table and what was found differ. A row of
-// the table is words in any order.
+// compare fails the test for each difference between table and found. The order of words in a row
+// does not matter.
 func compare(t *testing.T, table map[string]string, found map[string]row) {
 	t.Helper()
 	for _, name := range sortedKeys(found) {
 		want, ok := table[name]
 		if words := strings.Join(sortedKeys(found[name]), " "); !ok {
-			t.Errorf("there is no row for this:\n\t%q: %q,", name, words)
+			t.Errorf("missing row:\n\t%q: %q,", name, words)
 		}
 		for _, word := range sortedKeys(found[name]) {
 			if ok && !contains(want, word) {
-				t.Errorf("%s: its row does not allow for %s", name, word)
+				t.Errorf("%s: %s is not in the table's row", name, word)
 			}
 		}
 	}
 	for _, name := range sortedKeys(table) {
 		for word := range strings.FieldsSeq(table[name]) {
 			if !found[name][word] {
-				t.Errorf("%s: its row has %s, which is not so any more", name, word)
+				t.Errorf("%s: the row lists %s, which is no longer used", name, word)
 			}
 		}
 	}

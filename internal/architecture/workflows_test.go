@@ -15,13 +15,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// pinned is an action by its commit, which nobody can move, with the version that this is.
+// pinned matches an action pinned to a commit hash, with its version in a comment.
 var pinned = regexp.MustCompile(`^[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
 
-// readOnly is what workflows and their jobs may do with the repository.
+// readOnly is the only permission that workflows and their jobs may have.
 var readOnly = map[string]string{"contents": "read"}
 
-// workflow is what the tests want to know of a workflow.
+// workflow is the part of a workflow that the tests check.
 type workflow struct {
 	Permissions map[string]string
 	Jobs        map[string]struct {
@@ -35,7 +35,7 @@ type workflow struct {
 	}
 }
 
-// Workflows run what they name and nothing else, and can read the repository, no more.
+// Workflows run only pinned actions and can only read the repository.
 func TestWorkflows(t *testing.T) {
 	tr := readTree(t)
 	files, err := filepath.Glob(filepath.Join(tr.root, ".github", "workflows", "*.y*ml"))

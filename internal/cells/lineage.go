@@ -44,9 +44,13 @@ func (t *Table) describes(c *wire.Cell, r Ref) bool {
 // is the nearest live span of the context passed to Start, or 0.
 func (t *Table) SetLineage(s *Span, parent Ref, position Position) {
 	s.Before = position
-	if parent == 0 {
-		return
+	if parent != 0 {
+		t.setAncestors(s, parent, position)
 	}
+}
+
+// setAncestors is SetLineage for a span with a parent.
+func (t *Table) setAncestors(s *Span, parent Ref, position Position) {
 	c := t.cell(parent)
 	first, second := Ref(atomic.LoadUint64(&c.Ancestors[0])), Ref(atomic.LoadUint64(&c.Ancestors[1]))
 	s.Ancestors[0] = parent
@@ -118,6 +122,17 @@ func (t *Table) NearestOf(ancestors *Ancestors, position Position) Position {
 // Leave returns the new position of a goroutine that has just ended a span, and whether the goroutine
 // was in that span or in a descendant of it that it had started.
 func (t *Table) Leave(position Position, span Ref, goid uint64) (next Position, left bool) {
+	// The usual case: the goroutine started the span that it is in, and returns to a live span or to none.
+	if c := t.cell(span); position == Position(span) && atomic.LoadUint64(&c.Goid) == goid {
+		if next = Position(atomic.LoadUint64(&c.Before)); next == 0 || t.Live(next.Ref()) {
+			return next, true
+		}
+	}
+	return t.leave(position, span, goid)
+}
+
+// leave is Leave for all other cases.
+func (t *Table) leave(position Position, span Ref, goid uint64) (next Position, left bool) {
 	const maxDepth = 64
 	var l, ended lineage
 	t.lineage(span, &ended)

@@ -1,5 +1,5 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docscode has tests that compile the Go code of the documents and follow their links.
+// Package docscode tests documents: it compiles their Go code and follows their links.
 package docscode

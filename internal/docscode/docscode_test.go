@@ -22,24 +22,24 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// root is the repository.
+// root is the repository's root directory.
 const root = "../.."
 
-// block is Go code in a document, maybe indented as part of a list.
+// block matches a block of Go code, which may be indented as part of a list.
 var block = regexp.MustCompile("(?ms)^ *```go\n(.*?)^ *```$")
 
-// benchmarks is the module that has the libraries of real services.
+// benchmarks is the module that requires the libraries of real services.
 const benchmarks = "benchmarks"
 
-// modules says in which module the code of a document is compiled, if not in the library's.
-// What it takes for granted is declared in testdata, in the file of the module's name.
+// modules says in which module a document's code is compiled, if not in the library's. Declarations
+// that the code relies on are in testdata, in a directory with the module's name.
 var modules = map[string]string{
 	"docs/getting-started.md": benchmarks,
 	"docs/migration.md":       benchmarks,
 }
 
-// readDocuments returns all documents by their path. It skips the test where only the
-// library's own module is there.
+// readDocuments returns all documents by path. It skips the test in the module cache, which does
+// not contain the rest of the repository.
 func readDocuments(t *testing.T) map[string]string {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join(root, benchmarks, "go.mod")); err != nil {
@@ -62,14 +62,14 @@ func readDocuments(t *testing.T) map[string]string {
 	return documents
 }
 
-// function returns a function whose body is code.
+// function returns a function with this name and body.
 func function(t *testing.T, name, code string) string {
 	t.Helper()
 	var f strings.Builder
 	fmt.Fprintf(&f, "func %s() error {\n%s\n", name, code)
 	file, err := parser.ParseFile(token.NewFileSet(), name, "package p\n"+f.String()+"return nil\n}", 0)
 	require.NoError(t, err, code)
-	// What is declared in it need not be used.
+	// Variables that the code declares may stay unused.
 	for _, statement := range file.Decls[0].(*ast.FuncDecl).Body.List {
 		if assign, ok := statement.(*ast.AssignStmt); ok && assign.Tok == token.DEFINE {
 			for _, left := range assign.Lhs {
@@ -81,8 +81,8 @@ func function(t *testing.T, name, code string) string {
 	return f.String()
 }
 
-// vet compiles a file in a module and looks for suspicious code. Nothing is linked. The
-// libraries of real services take long to compile: make test-all does.
+// vet type-checks and vets a file in a module, without linking. Code that needs the libraries of
+// real services takes long to compile, so only make test-all checks it.
 func vet(t *testing.T, module, name, code string) {
 	t.Helper()
 	if module == benchmarks && !testenv.All() {
@@ -96,7 +96,7 @@ func vet(t *testing.T, module, name, code string) {
 	assert.NoError(t, err, "%s\n%s", out, code)
 }
 
-// A block of Go code is a program if it says package main. Otherwise it is the body of a
+// A block of Go code with a package clause of main is a program. Any other block is the body of a
 // function.
 func TestCodeCompiles(t *testing.T) {
 	functions := map[string]*strings.Builder{}
@@ -130,11 +130,11 @@ var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	fenced  = regexp.MustCompile("(?ms)^ *```.*?^ *```$")
 	heading = regexp.MustCompile(`(?m)^#+ +(.*)$`)
-	// noAnchor is what GitHub leaves out of the name of a heading.
+	// noAnchor matches the characters that GitHub drops from a heading's anchor.
 	noAnchor = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// anchors returns the names by which the headings of a document are linked.
+// anchors returns the anchors of a document's headings.
 func anchors(text string) map[string]bool {
 	out := map[string]bool{}
 	for _, match := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
@@ -154,7 +154,7 @@ func anchors(text string) map[string]bool {
 	return out
 }
 
-// Links within the repository lead somewhere.
+// Links within the repository must have a target.
 func TestLinks(t *testing.T) {
 	documents := readDocuments(t)
 	links := 0
@@ -184,13 +184,14 @@ func TestAnchors(t *testing.T) {
 		anchors("# A `c` & [D, e](f.md#g)\ntext\n## Again\n```sh\n# no heading\n```\n## Again\n"))
 }
 
-// identifier is what a document calls a file or directory of the project.
+// identifier matches the path of a file or directory of the project in a document.
 var identifier = regexp.MustCompile("`((?:internal|cmd|benchmarks|collector|docs|example)/[\\w./-]+)`")
 
-// release is a tag, or a file that a release to come will have.
+// release matches the URL path of a release that may not exist yet.
 var release = regexp.MustCompile(`/v(?:X\.Y\.Z|\d+\.\d+\.\d+)`)
 
-// Files and packages that documents name exist. A changelog names what has gone.
+// Files and packages that documents name must exist. The changelog is exempt: it names removed
+// ones.
 func TestPaths(t *testing.T) {
 	paths := 0
 	for document, text := range readDocuments(t) {

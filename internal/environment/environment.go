@@ -63,25 +63,30 @@ var (
 		Does:   "context-scoped attributes that are published with spans",
 		Option: "spanctx.WithAttributeKeys, which adds to them",
 	}
-	SpanAttributeSpace = Variable{
-		Name: "OTELCTX_SPAN_ATTRIBUTE_SPACE", Values: "0 to 612", Default: "192 with attribute keys, else 0",
+	SpanSlotAttributeSpace = Variable{
+		Name: "OTELCTX_SPAN_SLOT_ATTRIBUTE_SPACE", Values: "0 to 612", Default: "192 with attribute keys, else 0",
 		Does:   "bytes for attributes in each slot",
-		Option: "spanctx.WithAttributeSpace",
+		Option: "spanctx.WithSlotAttributeSpace",
 	}
 	SpanLabels = Variable{
-		Name: "OTELCTX_SPAN_LABELS", Values: "until_end, withdrawn, kept, hidden", Default: "until_end",
+		Name: "OTELCTX_SPAN_LABELS", Values: "auto, withdrawn, kept, none", Default: "auto",
 		Does:   "what readers of profiler labels see of spans",
 		Option: "spanctx.WithLabels",
 	}
-	SpanCapacity = Variable{
-		Name: "OTELCTX_SPAN_CAPACITY", Values: "a power of two up to 16777216", Default: "65536",
+	SpanSlotCapacity = Variable{
+		Name: "OTELCTX_SPAN_SLOT_CAPACITY", Values: "a power of two up to 16777216", Default: "65536",
 		Does:   "thread slots",
-		Option: "spanctx.WithCapacity",
+		Option: "spanctx.WithSlotCapacity",
 	}
 	SpanSlotLayout = Variable{
 		Name: "OTELCTX_SPAN_SLOT_LAYOUT", Values: "1, 2", Default: "2",
 		Does:   "1 gives thread slots the layout of Datadog's first OTEL context storage",
 		Option: "spanctx.WithDatadogLayout, which chooses 1",
+	}
+	SpanDatadogLabels = Variable{
+		Name: "OTELCTX_SPAN_DATADOG_LABELS", Values: booleans, Default: no,
+		Does:   "true adds the profiler labels of dd-trace-go",
+		Option: "spanctx.WithDatadogLabels",
 	}
 	SpanPyroscopeProfileIDs = Variable{
 		Name: "OTELCTX_SPAN_PYROSCOPE_PROFILE_IDS", Values: booleans, Default: no,
@@ -99,7 +104,7 @@ var (
 func All() []Variable {
 	return []Variable{
 		ProcessContextDisabled, ProcessContextHiddenKeys,
-		SpansDisabled, SpanCarriers, SpanNames, SpanAttributeKeys, SpanAttributeSpace, SpanLabels, SpanCapacity, SpanSlotLayout, SpanPyroscopeProfileIDs,
+		SpansDisabled, SpanCarriers, SpanNames, SpanAttributeKeys, SpanSlotAttributeSpace, SpanLabels, SpanSlotCapacity, SpanSlotLayout, SpanDatadogLabels, SpanPyroscopeProfileIDs,
 		UniversalProfiling,
 	}
 }

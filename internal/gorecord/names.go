@@ -15,7 +15,18 @@ import (
 type Names struct {
 	Name, Endpoint           uint16
 	NameLabel, EndpointLabel string
+	// DatadogRoot is the id of the local root if variants also have the labels of dd-trace-go, or 0.
+	DatadogRoot uint64
 }
+
+// The keys of dd-trace-go's labels. Versions before 2.11 set DatadogRootKey, later ones set
+// DatadogTraceKey in its place. Readers may look for either.
+const (
+	DatadogSpanKey     = "span id"
+	DatadogTraceKey    = "trace id"
+	DatadogRootKey     = "local root span id"
+	DatadogEndpointKey = "trace endpoint"
+)
 
 // Label returns a name cut to the maximum size of a label value.
 func Label(name string) string {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"structs"
 	"sync/atomic"
 	"unsafe"
@@ -176,7 +177,7 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 		merge = true
 	}
 	if merge {
-		r.labels.List = r.merge(users, a, n)
+		r.labels.List = r.merge(users, a, n, nil)
 	}
 	r.user, r.name, r.endpoint = user, n.Name, n.Endpoint
 	binary.BigEndian.PutUint64(r.traceID[:8], traceIDHigh)
@@ -185,6 +186,22 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 	r.putText()
 	r.state = stateValid | uint32(traceFlags)<<stateFlagsShift | uint32(len(a.Encoded()))<<stateSizeShift
 	return r
+}
+
+// AddDatadogLabels adds the labels of dd-trace-go, as many as fit, to a record that [New] has returned for
+// the same attributes and names. root is the id of the local root. Call it before Install.
+//
+//go:noinline
+func (r *Record) AddDatadogLabels(root uint64, a *Attributes, n *Names) {
+	labels := []goruntime.Label{
+		{Key: DatadogSpanKey, Value: strconv.FormatUint(binary.BigEndian.Uint64(r.spanID[:]), 10)},
+		{Key: DatadogTraceKey, Value: unsafe.String(&r.text[0], 32)},
+		{Key: DatadogRootKey, Value: strconv.FormatUint(root, 10)},
+	}
+	if n.EndpointLabel != "" {
+		labels = append(labels, goruntime.Label{Key: DatadogEndpointKey, Value: n.EndpointLabel})
+	}
+	r.labels.List = r.merge(labelsAt(r.user), a, n, labels)
 }
 
 // SetOuter sets the record that the goroutine returns to when it ends the span, or nil. Call it before
@@ -207,19 +224,22 @@ func (r *Record) setIDLabels(list []goruntime.Label) {
 	list[1] = goruntime.Label{Key: traceIDKey, Value: unsafe.String(&r.text[0], 32)}
 }
 
-// merge returns the user's labels and our labels: the ids, and as many names and attributes as fit.
+// merge returns the user's labels and our labels: the ids, and as many of the others, names and attributes as fit.
 // Profilers read at most ten labels. Our labels come last, so that HideLabels can cut them off, unless
 // the user's labels leave no room for the ids: then ours come first. Our labels replace user labels
 // with the same keys.
-func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names) []goruntime.Label {
+func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names, others []goruntime.Label) []goruntime.Label {
 	ours := make([]goruntime.Label, idLabels, maxLabels)
 	r.setIDLabels(ours)
 	room := maxLabels - idLabels - len(users)
-	ours = n.appendLabels(ours)
+	ours = n.appendLabels(append(ours, others...))
 	if a != nil {
 		ours = append(ours, a.labels...)
 	}
 	ours = ours[:min(len(ours), idLabels+max(room, 0))]
+	if len(users) == 0 {
+		return ours
+	}
 	kept := make([]goruntime.Label, 0, len(users)+len(ours))
 	for _, l := range users {
 		if !slices.ContainsFunc(ours, func(our goruntime.Label) bool { return our.Key == l.Key }) {
@@ -402,6 +422,9 @@ func (r *Record) copy(a *Attributes, n *Names, user UserLabels, outer *Record) *
 	id := binary.BigEndian
 	state := atomic.LoadUint32(&r.state)
 	c := New(id.Uint64(r.traceID[:8]), id.Uint64(r.traceID[8:]), id.Uint64(r.spanID[:]), uint8(state>>stateFlagsShift), a, n, user)
+	if n.DatadogRoot != 0 {
+		c.AddDatadogLabels(n.DatadogRoot, a, n)
+	}
 	c.SetCell(r.ref, &r.ancestors, r.outsider)
 	c.SetOuter(outer)
 	c.state &= ^uint32(stateValid) | state
@@ -417,7 +440,7 @@ func labelsAt(user UserLabels) []goruntime.Label {
 		return nil
 	}
 	// Sound: the runtime's own label maps have this layout, or Available would have
-	// said so, and nobody changes them.
+	// said so, and they are immutable.
 	return (*goruntime.LabelMap)(user).List
 }
 

@@ -101,7 +101,7 @@ func TestCalibrate(t *testing.T) {
 	}
 }
 
-// What cannot be told apart, or is not there, is an error.
+// Ambiguous or missing fields are an error.
 func TestCalibrateRefuses(t *testing.T) {
 	f := fakes["go 1.26"]
 	parked := func() []G {

@@ -19,7 +19,7 @@ type Code interface {
 	Frame(pc uint64) (function string, size int, ok bool)
 }
 
-// Functions of the runtime that callers are not found of by frame pointers alone. They have had these
+// Runtime functions whose callers cannot be found by frame pointers alone. They have had these
 // names since Go 1.14.
 const (
 	asyncPreempt = "runtime.asyncPreempt"
@@ -104,8 +104,7 @@ func (l *Layout) fresh(g *G) bool {
 	return status == StatusRunnable && high-g.word(l.SP) < 128
 }
 
-// chainEnd follows a chain of frames to the one that has none behind it, and returns that one's
-// return address.
+// chainEnd follows a chain of frames to the last one and returns its return address.
 func chainEnd(s Stack, bp uint64) (uint64, bool) {
 	for range MaxFrames {
 		next, ok := s.word(bp)
@@ -235,7 +234,7 @@ func (u *unwinder) isGoexit(ret uint64) bool {
 	return ret == u.Goexit && ret != 0 || u.Goexit == 0 && u.function(ret) == goexit
 }
 
-// end returns what it means that there is no frame at bp.
+// end returns the result if there is no frame at bp.
 func (u *unwinder) end(bp uint64) Result {
 	if end := u.stack.Low + uint64(len(u.stack.Data)); bp%wordSize == 0 && bp >= end-wordSize && bp-end < 1<<30 {
 		return Short

@@ -239,7 +239,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// withoutMemfd returns a child that makes a region where no memfd can be made.
+// withoutMemfd returns a child that creates a region in a process that cannot create memfds.
 func withoutMemfd(denied func(func() error) error) func(p *childproc.Parent) {
 	return func(p *childproc.Parent) {
 		signals := make(chan os.Signal, 2)

@@ -13,9 +13,9 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Slots is the memory that a leaf stores to.
+// Slots is the memory that [Store] writes to.
 type Slots struct {
-	// The assembly knows these by their names.
+	// The assembly refers to these fields by name.
 	base             unsafe.Pointer
 	mask             uint64
 	gm, goid, procid uint64
@@ -24,8 +24,8 @@ type Slots struct {
 	memory []wire.Slot2
 }
 
-// New returns so many slots, a power of two. The error says why the runtime is not
-// known well enough.
+// New returns slots, whose number must be a power of two. It returns an error if a required offset
+// of the runtime is unknown.
 func New(slots int, byGoroutine bool) (*Slots, error) {
 	s := &Slots{mask: uint64(slots - 1), memory: make([]wire.Slot2, slots)}
 	s.base = unsafe.Pointer(&s.memory[0])
@@ -33,19 +33,18 @@ func New(slots int, byGoroutine bool) (*Slots, error) {
 		s.byGoroutine = 1
 	}
 	var errs []error
-	for fact, at := range map[goruntime.Fact]*uint64{
+	for fact, offset := range map[goruntime.Fact]*uint64{
 		goruntime.GM: &s.gm, goruntime.GGoid: &s.goid, goruntime.MProcid: &s.procid,
 	} {
-		offset, err := goruntime.Calibrate().Offset(fact)
-		*at = uint64(offset)
+		value, err := goruntime.Calibrate().Offset(fact)
+		*offset = uint64(value)
 		errs = append(errs, err)
 	}
 	return s, errors.Join(errs...)
 }
 
-// Store stores to the slot of the calling thread or goroutine. Sound for the reasons
-// that goruntime gives for its own loads through these offsets; the slot is inside of
-// s's memory for every id.
+// Store stores to the slot of the calling thread or goroutine. Sound for the reasons that goruntime
+// gives for its own loads through these offsets; the slot is inside s's memory for every id.
 //
 //go:noescape
 func Store(s *Slots, traceIDHigh, traceIDLow, spanID, localRootSpanID, state uint64)

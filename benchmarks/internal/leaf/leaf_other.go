@@ -10,11 +10,11 @@ import (
 	"fmt"
 )
 
-// Slots is the memory that a leaf stores to.
+// Slots is the memory that [Store] writes to.
 type Slots struct{}
 
-// New returns an error: there is no leaf for this platform.
+// New returns an error that wraps [errors.ErrUnsupported].
 func New(int, bool) (*Slots, error) { return nil, fmt.Errorf("leaf.New: %w", errors.ErrUnsupported) }
 
-// Store is not called here.
+// Store does nothing.
 func Store(*Slots, uint64, uint64, uint64, uint64, uint64) {}

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Publishes a process context as OTEP 4719 says, and then uses the processor.
+// Publishes a process context as specified by OTEP 4719, then burns CPU.
 
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -38,7 +38,7 @@ int main(void)
 	h->payload = (uintptr_t)memcpy(h + 1, message, sizeof(message));
 	h->published_at_ns = now.tv_sec * 1000000000ULL + now.tv_nsec;
 	memcpy(h->signature, "OTEL_CTX", sizeof(h->signature));
-	// Where the kernel does not name mappings, that of the memfd has its name.
+	// If the kernel cannot name mappings, the name of the memfd identifies this one.
 	prctl(0x53564d41 /* PR_SET_VMA */, 0 /* PR_SET_VMA_ANON_NAME */, h, 4096, "OTEL_CTX");
 	puts("serving");
 	fflush(stdout);

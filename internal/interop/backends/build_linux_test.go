@@ -19,10 +19,10 @@ const (
 	cacheKey   = "OTELCTX_BACKENDS_CACHE"
 )
 
-// server is a program that is built from its Go module.
+// server is a program built from its Go module.
 type server struct {
 	name, module, version string
-	// prepare changes a copy of the module's source, so that it can be built.
+	// prepare modifies a copy of the module's source so that it can be built.
 	prepare func(t *testing.T, source string)
 }
 
@@ -34,7 +34,7 @@ func needBackends(t *testing.T) {
 	}
 }
 
-// cacheDir returns the directory that keeps what is built and downloaded.
+// cacheDir returns the directory of built and downloaded programs.
 func cacheDir(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv(cacheKey)
@@ -47,7 +47,7 @@ func cacheDir(t *testing.T) string {
 	return dir
 }
 
-// cached returns the directory of this name in the cache. If there is none, fill makes it.
+// cached returns the directory of this name in the cache. If it is missing, fill creates it.
 func cached(t *testing.T, name string, fill func(dir string)) (dir string) {
 	t.Helper()
 	dir = filepath.Join(cacheDir(t), name)
@@ -63,7 +63,7 @@ func cached(t *testing.T, name string, fill func(dir string)) (dir string) {
 	return dir
 }
 
-// build returns the path of the server's program. It skips the test if the module cannot be
+// build builds the server and returns the program's path. It skips the test if the module cannot be
 // downloaded.
 func (s server) build(t *testing.T) (program string) {
 	t.Helper()
@@ -83,14 +83,14 @@ func (s server) build(t *testing.T) (program string) {
 	return filepath.Join(dir, s.name)
 }
 
-// goCommand returns a go command that runs in dir, outside of any workspace.
+// goCommand returns a go command that runs in dir, outside any workspace.
 func goCommand(dir string, args ...string) *exec.Cmd {
 	cmd := exec.Command("go", args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
 	return cmd
 }
 
-// run runs a command, which must succeed.
+// run runs a command and fails the test if the command fails.
 func run(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	output, err := cmd.CombinedOutput()

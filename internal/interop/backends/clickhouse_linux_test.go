@@ -17,10 +17,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// collectorVersion is that of the manifest, and of the builder.
+// collectorVersion is the version in the manifest, and of the builder.
 const collectorVersion = "v0.161.0"
 
-// buildCollector returns the path of a Collector with the ClickHouse exporter.
+// buildCollector builds a Collector with the ClickHouse exporter and returns the program's path.
 func buildCollector(t *testing.T) (program string) {
 	t.Helper()
 	dir := cached(t, "otelcol-"+collectorVersion, func(dir string) {
@@ -32,8 +32,8 @@ func buildCollector(t *testing.T) (program string) {
 	return filepath.Join(dir, "source", "otelcol")
 }
 
-// startClickHouse starts ClickHouse's engine until the end of the test. It skips the test
-// without npm or what npm installs.
+// startClickHouse runs ClickHouse's engine until the end of the test. It skips the test if npm or
+// the package is unavailable.
 func startClickHouse(t *testing.T) (address string) {
 	t.Helper()
 	if _, err := exec.LookPath("npm"); err != nil {
@@ -47,7 +47,7 @@ func startClickHouse(t *testing.T) (address string) {
 			t.Skipf("cannot install chDB: %v: %s", err, output)
 		}
 	})
-	// Node looks for packages beside the script.
+	// Node looks for packages next to the script.
 	script, err := os.ReadFile(filepath.Join("testdata", "clickhouse", "server.js"))
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "server.js"), script, 0o600))
@@ -58,7 +58,7 @@ func startClickHouse(t *testing.T) (address string) {
 	})[0]
 }
 
-// query returns the rows that a query answers with: each a name and a number of samples.
+// query returns the rows of a result, each of which is a name and a number of samples.
 func query(t *testing.T, address, statement string) map[string]int {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/?default_format=JSON", strings.NewReader(statement))
@@ -77,8 +77,8 @@ func query(t *testing.T, address, statement string) map[string]int {
 	return samples
 }
 
-// ClickHouse finds a recording's samples by service, span and trace, and joins them with the
-// spans that the service exported by the same Collector.
+// ClickHouse finds a recording's samples by service, span and trace, and joins them with the spans
+// that the service exported through the same Collector.
 func TestClickHouse(t *testing.T) {
 	needBackends(t)
 	clickHouse := startClickHouse(t)

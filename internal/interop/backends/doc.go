@@ -1,10 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backends tests otelctx's profiles against the servers that users run. It builds
-// the servers from their Go modules, starts them as separate processes, and records a
-// traced service into them. Then it compares their answers with the recording and with
-// the spans that the service exported.
+// Package backends tests otelctx's profiles with the servers that users run. It builds the servers
+// from their Go modules, starts them as separate processes, and sends them a recording of a traced
+// service. Then it compares their answers with the recording and with the spans that the service
+// exported.
 //
 // Only make interop WHAT=backends runs these tests: building the servers takes minutes.
 package backends

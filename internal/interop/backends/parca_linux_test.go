@@ -23,14 +23,14 @@ var parca = server{
 	name: "parca", module: "github.com/parca-dev/parca", version: "v0.28.0",
 	prepare: func(t *testing.T, source string) {
 		t.Helper()
-		// The program embeds its user interface, which is built apart from the module.
+		// The program embeds its user interface, which the module does not contain.
 		ui := filepath.Join(source, "ui", "packages", "app", "web", "build")
 		require.NoError(t, os.MkdirAll(ui, 0o755))
 		require.NoError(t, os.WriteFile(filepath.Join(ui, "index.html"), nil, 0o600))
 	},
 }
 
-// parcaClient queries a Parca about the time of a recording.
+// parcaClient queries a Parca for the period of a recording.
 type parcaClient struct {
 	address string
 	of      recording
@@ -49,10 +49,10 @@ func (c parcaClient) start() string {
 
 func (c parcaClient) end() string { return c.of.last.Add(time.Second).UTC().Format(time.RFC3339Nano) }
 
-// parcaType is the profile type that Parca makes of the recording: the name is the scope's.
+// parcaType is the profile type that Parca assigns to the recording. It contains the scope's name.
 const parcaType = "github_com_otelctx_otelctx_cmd_otelctx:samples:count:cpu:nanoseconds:delta"
 
-// total returns the number of samples with a label. Parca turns samples into nanoseconds.
+// total returns the number of samples with a label. Parca converts samples to nanoseconds.
 func (c parcaClient) total(t *testing.T, label, value string) int {
 	t.Helper()
 	var answer struct {
@@ -65,7 +65,7 @@ func (c parcaClient) total(t *testing.T, label, value string) int {
 	return int(answer.Total / c.of.period)
 }
 
-// labelValues returns the values that a label has.
+// labelValues returns the values of a label.
 func (c parcaClient) labelValues(t *testing.T, name string) []string {
 	t.Helper()
 	var answer struct{ LabelValues []string }
@@ -84,8 +84,7 @@ func startParca(t *testing.T) (address string) {
 	})[0]
 }
 
-// Parca finds a recording's samples by service and span name. It drops links, and has no
-// spans.
+// Parca finds a recording's samples by service and span name. It drops links and stores no spans.
 func TestParca(t *testing.T) {
 	needBackends(t)
 	address := startParca(t)
@@ -100,7 +99,7 @@ func TestParca(t *testing.T) {
 	assert.Empty(t, c.labelValues(t, "span_id"))
 }
 
-// Parca finds samples by span and trace too, if these are attributes.
+// Parca also finds samples by span and trace if the ids are attributes.
 func TestParcaWithIDs(t *testing.T) {
 	needBackends(t)
 	address := startParca(t)

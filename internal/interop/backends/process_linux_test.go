@@ -22,12 +22,12 @@ import (
 const (
 	// readyWithin bounds how long a server takes to start on a busy machine.
 	readyWithin = 2 * time.Minute
-	// attempts is how often a server is started: another process may take its port first.
+	// attempts is how often starting a server is tried: another process may take its port first.
 	attempts = 3
 )
 
-// start starts a server until the end of the test, and returns its address once
-// http://address/path is served, without a server's error. command gets one address per port.
+// start runs a server until the end of the test. It returns its addresses, one per port, once
+// http://address/path answers without a server error. command receives the addresses.
 func start(t *testing.T, ports int, path string, command func(addresses []string) *exec.Cmd) (addresses []string) {
 	t.Helper()
 	for range attempts {
@@ -55,7 +55,7 @@ func start(t *testing.T, ports int, path string, command func(addresses []string
 			return addresses
 		}
 	}
-	t.Fatal("the server has ended")
+	t.Fatal("the server exited")
 	return nil
 }
 
@@ -72,13 +72,13 @@ func freeAddresses(t *testing.T, n int) (addresses []string) {
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
-		defer func() { require.NoError(t, l.Close()) }() // all at once, so that they differ
+		defer func() { require.NoError(t, l.Close()) }() // after all are open, so that they differ
 		addresses = append(addresses, l.Addr().String())
 	}
 	return addresses
 }
 
-// awaitReady waits until url is served, and reports whether it was before the server ended.
+// awaitReady waits until the server answers at url. It returns false if the server exits first.
 func awaitReady(t *testing.T, url string, ended <-chan struct{}) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), readyWithin)
@@ -104,7 +104,7 @@ func awaitReady(t *testing.T, url string, ended <-chan struct{}) bool {
 	}
 }
 
-// ask sends a request and decodes the answer, which is JSON.
+// ask sends a request and decodes the JSON answer.
 func ask(t *testing.T, request *http.Request, answer any) {
 	t.Helper()
 	response, err := http.DefaultClient.Do(request)

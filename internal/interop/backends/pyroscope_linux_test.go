@@ -21,7 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Pyroscope is licensed under the AGPL: it is run as a program and never linked.
+// Pyroscope is licensed under the AGPL: tests run it as a program and never link it.
 var pyroscope = server{
 	name: "pyroscope", module: "github.com/grafana/pyroscope", version: "v1.21.1",
 	prepare: func(t *testing.T, source string) {
@@ -31,7 +31,7 @@ var pyroscope = server{
 	},
 }
 
-// pyroscopeClient queries a Pyroscope about the time of a recording.
+// pyroscopeClient queries a Pyroscope for the period of a recording.
 type pyroscopeClient struct {
 	address string
 	of      recording
@@ -49,10 +49,10 @@ func (c pyroscopeClient) ask(t *testing.T, method string, question map[string]an
 	ask(t, request, answer)
 }
 
-// pyroscopeType is the profile type that Pyroscope makes of the recording.
+// pyroscopeType is the profile type that Pyroscope assigns to the recording.
 const pyroscopeType = "process_cpu:cpu:nanoseconds:cpu:nanoseconds"
 
-// flameGraph is what the querier draws.
+// flameGraph is the querier's answer.
 type flameGraph struct {
 	Flamegraph struct {
 		Total  int64 `json:",string"`
@@ -61,10 +61,10 @@ type flameGraph struct {
 	}
 }
 
-// numbers are JSON strings.
+// numbers are integers encoded as JSON strings.
 type numbers []int64
 
-// UnmarshalJSON is called by package json.
+// UnmarshalJSON implements json.Unmarshaler.
 func (n *numbers) UnmarshalJSON(text []byte) error {
 	var values []string
 	if err := json.Unmarshal(text, &values); err != nil {
@@ -80,26 +80,26 @@ func (n *numbers) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// find returns the flame graph of what a selector of labels finds.
+// find returns the flame graph of the samples that match a label selector.
 func (c pyroscopeClient) find(t *testing.T, selector string) (g flameGraph) {
 	t.Helper()
 	c.ask(t, "SelectMergeStacktraces", map[string]any{"profileTypeID": pyroscopeType, "labelSelector": selector, "maxNodes": 1 << 20}, &g)
 	return g
 }
 
-// total returns the number of samples that a selector of labels finds.
+// total returns the number of samples that match a label selector.
 func (c pyroscopeClient) total(t *testing.T, selector string) int {
 	t.Helper()
 	return int(c.find(t, selector).Flamegraph.Total / c.of.period)
 }
 
-// byFunction returns how many samples each function was running at.
+// byFunction returns the number of samples by innermost function.
 func (c pyroscopeClient) byFunction(t *testing.T, selector string) map[string]int {
 	t.Helper()
 	g := c.find(t, selector).Flamegraph
 	samples := map[string]int{}
 	for _, level := range g.Levels {
-		// Each node has four numbers: its offset, its total, its own value and its name.
+		// A node has four numbers: its offset, total, self value and name.
 		for node := range slices.Chunk(level.Values, 4) {
 			if own := node[2]; own > 0 {
 				samples[g.Names[node[3]]] += int(own / c.of.period)
@@ -109,8 +109,8 @@ func (c pyroscopeClient) byFunction(t *testing.T, selector string) map[string]in
 	return samples
 }
 
-// span returns the number of samples of a span, as Grafana's "Profiles for this span" asks
-// for it.
+// span returns the number of samples of a span, with the query of Grafana's "Profiles for this
+// span".
 func (c pyroscopeClient) span(t *testing.T, id string) int {
 	t.Helper()
 	var g flameGraph
@@ -120,7 +120,7 @@ func (c pyroscopeClient) span(t *testing.T, id string) int {
 	return int(g.Flamegraph.Total / c.of.period)
 }
 
-// labelValues returns the values that a label has in profiles of the service.
+// labelValues returns the values of a label in the service's profiles.
 func (c pyroscopeClient) labelValues(t *testing.T, name string) []string {
 	t.Helper()
 	var answer struct{ Names []string }
@@ -150,7 +150,7 @@ func startPyroscope(t *testing.T, config string) (address string) {
 			"-pyroscopedb.data-path=" + filepath.Join(dir, "data"),
 			"-storage.backend=filesystem", "-storage.filesystem.dir=" + filepath.Join(dir, "bucket"),
 		}
-		// By default its parts find each other by the machine's address.
+		// By default its components connect through the machine's address.
 		for _, part := range []string{
 			"compactor.ring.instance-addr", "distributor.ring.instance-addr", "ingester.lifecycler.addr",
 			"overrides-exporter.ring.instance-addr", "query-frontend.instance-addr", "query-scheduler.ring.instance-addr",
@@ -159,7 +159,7 @@ func startPyroscope(t *testing.T, config string) (address string) {
 			arguments = append(arguments, "-"+part+"=127.0.0.1")
 		}
 		cmd := exec.Command(program, arguments...)
-		cmd.Dir = dir // It writes into its working directory too.
+		cmd.Dir = dir // It also writes to its working directory.
 		return cmd
 	})[0]
 }
@@ -185,7 +185,7 @@ func TestPyroscope(t *testing.T) {
 	assert.Equal(t, slices.Sorted(maps.Keys(texts(r.byTrace(), traceText))), c.labelValues(t, "trace_id"))
 }
 
-// Without labels for traces and threads Pyroscope still finds spans.
+// Pyroscope finds spans even without labels for traces and threads.
 func TestPyroscopeWithoutLabels(t *testing.T) {
 	needBackends(t)
 	address := startPyroscope(t, filepath.Join("testdata", "pyroscope", "config.yaml"))
@@ -199,7 +199,7 @@ func TestPyroscopeWithoutLabels(t *testing.T) {
 	assert.NotEmpty(t, c.labelValues(t, "process_pid"))
 }
 
-// checkSpans asks for the spans with the most samples, and for one that does not exist.
+// checkSpans queries the spans with the most samples, and one that does not exist.
 func (c pyroscopeClient) checkSpans(t *testing.T) {
 	t.Helper()
 	for id, samples := range top(texts(c.of.bySpan, func(s span) string { return c.of.exported[s].profileID })) {

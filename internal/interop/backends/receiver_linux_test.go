@@ -19,19 +19,19 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
-// collectorKey is an environment variable with the path of the Collector that make interop WHAT=otelcol
-// builds. make interop WHAT=backends sets it if there is one.
+// collectorKey is the environment variable with the path of the Collector that make interop
+// WHAT=otelcol builds. make interop WHAT=backends sets it if that Collector exists.
 const collectorKey = "OTELCTX_TEST_COLLECTOR"
 
 const (
-	// receiverPeriod is that of the example configurations: 97 Hz.
+	// receiverPeriod is the period of the example configurations: 97 Hz.
 	receiverPeriod = int64(time.Second) / 97
-	// enough is how many samples of one service in spans a backend is to have.
+	// enough is how many samples in spans of one service a backend must have.
 	enough = 300
 )
 
-// receive has a service recorded by the otelctx receiver, with an example configuration, until
-// a backend has enough samples of its spans, as inSpans says.
+// receive runs the otelctx receiver with an example configuration on a service, until a backend has
+// enough samples in spans according to inSpans.
 func receive(t *testing.T, config string, environment []string, inSpans func(r recording) int, arguments ...string) recording {
 	t.Helper()
 	collector := os.Getenv(collectorKey)
@@ -74,7 +74,7 @@ func receive(t *testing.T, config string, environment []string, inSpans func(r r
 		}
 		select {
 		case <-ended:
-			t.Fatal("the Collector has ended")
+			t.Fatal("the Collector exited")
 		default:
 		}
 		require.True(t, time.Now().Before(end), "the backend has too few samples of the service")
@@ -86,7 +86,7 @@ func receive(t *testing.T, config string, environment []string, inSpans func(r r
 	return r
 }
 
-// checkTraces checks that samples have exported traces alone.
+// checkTraces checks that all traces with samples were exported.
 func (r *recording) checkTraces(t *testing.T, ids []string) {
 	t.Helper()
 	var exported []string
@@ -99,7 +99,7 @@ func (r *recording) checkTraces(t *testing.T, ids []string) {
 	t.Logf("%d of %d traces have samples", len(ids), len(exported))
 }
 
-// Pyroscope finds what the receiver has sampled, by service, span and trace.
+// Pyroscope finds the receiver's samples by service, span and trace.
 func TestReceiverPyroscope(t *testing.T) {
 	needBackends(t)
 	address := startPyroscope(t, os.DevNull)
@@ -124,7 +124,7 @@ func TestReceiverPyroscope(t *testing.T) {
 	assert.Greater(t, c.total(t, service), bySpan, "the service has worked outside of spans, too")
 }
 
-// Parca drops links: the receiver's configuration leaves ids as attributes.
+// Parca drops links, so the receiver's configuration keeps ids as attributes.
 func TestReceiverParca(t *testing.T) {
 	needBackends(t)
 	address := startParca(t)
@@ -132,14 +132,14 @@ func TestReceiverParca(t *testing.T) {
 	r := receive(t, "parca.yaml", []string{"PARCA_ENDPOINT=" + address}, func(r recording) int {
 		c := parcaClient{address, r}
 		ids = c.labelValues(t, "process_context_label_trace_id")
-		return len(ids) * enough / requests // all traces of a round, or as many of more
+		return len(ids) * enough / requests // one round's traces, or the same number from several rounds
 	})
 	r.checkTraces(t, ids)
 	c := parcaClient{address, r}
 	assert.Contains(t, c.labelValues(t, "service_name"), serviceName)
 }
 
-// ClickHouse has what the receiver has sampled, with links.
+// ClickHouse has the receiver's samples, with links.
 func TestReceiverClickHouse(t *testing.T) {
 	needBackends(t)
 	clickHouse := startClickHouse(t)

@@ -26,22 +26,22 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// requests is how many requests the service works on while it is recorded.
+// requests is how many requests the service handles while it is recorded.
 const requests = 50
 
-// recording is what a service's profile says, and which spans it has exported.
+// recording is the content of a service's profile, with the spans that the service exported.
 type recording struct {
 	period      int64 // nanoseconds
-	samples     int   // of all
+	samples     int   // total
 	bySpan      map[span]int
-	byFunction  map[string]int // the innermost
+	byFunction  map[string]int // by innermost function
 	exported    map[span]exportedSpan
-	first, last time.Time // all samples are in between
+	first, last time.Time // times of the first and last sample
 }
 
-// record records a service while it works, and sends its profile to endpoint. The recorder
-// also writes a file, which the recording is read from. The service exports its spans here,
-// and to the further endpoint unless that is empty.
+// record records a service while it works and sends its profile to endpoint. The recorder also
+// writes a file, from which the recording is read. The service exports its spans to this test, and
+// to the endpoint spans unless that is empty.
 func record(t *testing.T, endpoint, spans string, options ...string) recording {
 	t.Helper()
 	program := programs.Build(t, programs.Static, filepath.Join("..", "..", "cmd", "otelctx"), ".")
@@ -57,7 +57,8 @@ func record(t *testing.T, endpoint, spans string, options ...string) recording {
 	cmd.Stdout, cmd.Stderr = &output, &output
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	// The service is recorded when its program is opened, for the names of the first sample.
+	// The recorder opens the service's program before it samples, so that the first sample has
+	// names.
 	service, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", child.PID()))
 	require.NoError(t, err)
 	childproc.AwaitOpen(t, cmd.Process.Pid, service)
@@ -77,7 +78,7 @@ func record(t *testing.T, endpoint, spans string, options ...string) recording {
 	return r
 }
 
-// exitNotPermitted is otelctx's exit code where it may not record.
+// exitNotPermitted is otelctx's exit code if it may not record.
 const exitNotPermitted = 4
 
 // readRecording reads an OTLP file.
@@ -112,7 +113,7 @@ func readRecording(t *testing.T, file string) recording {
 	return r
 }
 
-// innermost returns the name of the innermost function that has one.
+// innermost returns the name of the innermost function with a name.
 func innermost(d *profilespb.ProfilesDictionary, s *profilespb.Sample) string {
 	for _, location := range d.GetStackTable()[s.GetStackIndex()].GetLocationIndices() {
 		for _, line := range d.GetLocationTable()[location].GetLines() {
@@ -133,7 +134,7 @@ func (r *recording) include(at time.Time) {
 	}
 }
 
-// check joins the recording with the exported spans, both ways.
+// check compares the recording with the exported spans, in both directions.
 func (r *recording) check(t *testing.T) {
 	t.Helper()
 	for s := range r.bySpan {
@@ -150,7 +151,7 @@ func (r *recording) check(t *testing.T) {
 	t.Logf("%d samples, by span name: %v", r.samples, byName)
 }
 
-// byName returns how many samples the spans of each name have.
+// byName returns the number of samples by span name.
 func (r *recording) byName() map[string]int {
 	names := map[string]int{}
 	for s, n := range r.bySpan {
@@ -159,7 +160,7 @@ func (r *recording) byName() map[string]int {
 	return names
 }
 
-// inSpans returns how many samples are in spans.
+// inSpans returns the number of samples in spans.
 func (r *recording) inSpans() (n int) {
 	for _, samples := range r.bySpan {
 		n += samples
@@ -167,7 +168,7 @@ func (r *recording) inSpans() (n int) {
 	return n
 }
 
-// byTrace returns how many samples each trace has.
+// byTrace returns the number of samples by trace.
 func (r *recording) byTrace() map[[16]byte]int {
 	traces := map[[16]byte]int{}
 	for s, n := range r.bySpan {
@@ -176,7 +177,7 @@ func (r *recording) byTrace() map[[16]byte]int {
 	return traces
 }
 
-// texts returns samples by the text of their key.
+// texts converts the keys of samples to text.
 func texts[K comparable](samples map[K]int, text func(K) string) map[string]int {
 	result := map[string]int{}
 	for k, n := range samples {
@@ -185,7 +186,7 @@ func texts[K comparable](samples map[K]int, text func(K) string) map[string]int 
 	return result
 }
 
-// top returns those with the most samples.
+// top returns the entries with the most samples.
 func top(samples map[string]int) map[string]int {
 	const most = 5
 	keys := slices.SortedFunc(maps.Keys(samples), func(a, b string) int { return cmp.Compare(samples[b], samples[a]) })

@@ -30,10 +30,10 @@ import (
 )
 
 const (
-	// roleService is a traced service that works when it is told to.
+	// roleService is a traced service that works on request.
 	roleService = "service"
 	serviceName = "shop"
-	// endpointName is the name of the spans that are not within others.
+	// endpointName is the name of root spans.
 	endpointName = "GET /checkout"
 )
 
@@ -41,8 +41,8 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){roleService: service})
 }
 
-// service exports its spans to the endpoints that it is told first. Then it works outside of
-// spans, until it is told a number of requests. It works on them, and says "exported".
+// service exports its spans to the endpoints in the first line. Then it works outside spans until
+// it receives a number of requests. It handles them and answers "exported".
 func service(parent *childproc.Parent) {
 	endpoints, _ := parent.Receive()
 	ctx := context.Background()
@@ -83,7 +83,7 @@ func service(parent *childproc.Parent) {
 	}
 }
 
-// serve works on one request, in three spans.
+// serve handles one request, in three spans.
 func serve(ctx context.Context, tracer trace.Tracer, parent *childproc.Parent) {
 	ctx, request := tracer.Start(ctx, endpointName)
 	defer request.End()
@@ -98,7 +98,7 @@ func serve(ctx context.Context, tracer trace.Tracer, parent *childproc.Parent) {
 
 var burned int
 
-// burn uses the processor for so long, however busy the machine is.
+// burn uses d of CPU time, however busy the machine is.
 //
 //go:noinline
 func burn(d time.Duration) error {
@@ -111,23 +111,23 @@ func burn(d time.Duration) error {
 	return err
 }
 
-// used returns for how long the process has used the processor.
+// used returns the process's CPU time.
 func used() (time.Duration, error) {
 	var ts unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts)
 	return time.Duration(ts.Nano()), err
 }
 
-// span is a span by its ids.
+// span identifies a span.
 type span struct {
 	traceID [16]byte
 	spanID  [8]byte
 }
 
-// exportedSpan is what is known of an exported span.
+// exportedSpan holds the properties of an exported span that tests compare.
 type exportedSpan struct {
 	name string
-	// profileID is the key of its profile in Pyroscope.
+	// profileID is the span's profile id in Pyroscope.
 	profileID string
 }
 
@@ -139,7 +139,7 @@ type spans struct {
 	all map[span]exportedSpan
 }
 
-// receiveSpans receives spans until the end of the test, and returns where.
+// receiveSpans receives spans until the end of the test and returns its endpoint.
 func receiveSpans(t *testing.T) (*spans, string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -156,7 +156,7 @@ func receiveSpans(t *testing.T) (*spans, string) {
 	return received, "http://" + l.Addr().String()
 }
 
-// Export is called by gRPC.
+// Export implements the OTLP trace service.
 func (s *spans) Export(_ context.Context, r *tracepb.ExportTraceServiceRequest) (*tracepb.ExportTraceServiceResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,7 +176,7 @@ func (s *spans) Export(_ context.Context, r *tracepb.ExportTraceServiceRequest) 
 	return &tracepb.ExportTraceServiceResponse{}, nil
 }
 
-// exported returns the spans that have come.
+// exported returns the spans received so far.
 func (s *spans) exported() map[span]exportedSpan {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -24,21 +24,21 @@ import (
 	"go.opentelemetry.io/collector/service/telemetry/otelconftelemetry"
 )
 
-// version is that of the collector's modules.
+// version is the version of the Collector's modules.
 const version = "0.162.0"
 
-// config is what the collector does unless --config says otherwise.
+// config is the default configuration, used without --config.
 //
 //go:embed config.yaml
 var config string
 
 func main() {
 	if newCommand().Execute() != nil {
-		os.Exit(1) // The command has said why.
+		os.Exit(1) // The command has already printed the error.
 	}
 }
 
-// newCommand returns the collector's command line.
+// newCommand returns the Collector's command line.
 func newCommand() *cobra.Command {
 	return otelcol.NewCommand(otelcol.CollectorSettings{
 		BuildInfo: component.BuildInfo{
@@ -56,7 +56,7 @@ func newCommand() *cobra.Command {
 	})
 }
 
-// components returns what a configuration may be made of.
+// components returns the components that a configuration can use.
 func components() (otelcol.Factories, error) {
 	factories := otelcol.Factories{Telemetry: otelconftelemetry.NewFactory()}
 	var err error

@@ -17,12 +17,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// recorder samples on each node. The two have one name: who deploys one replaces the other.
+// recorder samples on each node. Both recorders have the same name, so deploying one replaces the
+// other.
 type recorder struct {
 	manifest string
-	// capabilities are what it takes, and all that it takes.
+	// capabilities are exactly the capabilities that it needs.
 	capabilities []corev1.Capability
-	// hostPath is what it reads of the host's files, if anything.
+	// hostPath is the host directory that it reads, or empty.
 	hostPath string
 }
 
@@ -36,13 +37,13 @@ var (
 	}
 )
 
-// root is the repository, and files is where the files for deployment are.
+// root is the repository's root directory; files is the directory of the deployment files.
 const (
 	root  = "../../.."
 	files = root + "/example/ecosystem/deploy"
 )
 
-// read returns the content of a file for deployment.
+// read returns the content of a deployment file.
 func read(t *testing.T, name string) []byte {
 	t.Helper()
 	return readFile(t, filepath.Join(files, name))
@@ -55,7 +56,7 @@ func readFile(t *testing.T, path string) []byte {
 	return b
 }
 
-// TestBrokenFiles makes the mistakes of testdata/broken.yaml one at a time: each is noticed.
+// TestBrokenFiles makes each mistake of testdata/broken.yaml on its own. Each must be detected.
 func TestBrokenFiles(t *testing.T) {
 	var mistakes map[string]map[string]string
 	require.NoError(t, yaml.UnmarshalStrict(readFile(t, "testdata/broken.yaml"), &mistakes))
@@ -82,7 +83,7 @@ func TestBrokenFiles(t *testing.T) {
 	}
 }
 
-// assertPinned fails for an image without a version of its own.
+// assertPinned fails for an image without a fixed version.
 func assertPinned(t *testing.T, image string) {
 	t.Helper()
 	_, tag, ok := strings.Cut(image, ":")
@@ -90,13 +91,13 @@ func assertPinned(t *testing.T, image string) {
 	assert.Regexp(t, `^\d+\.\d+`, tag, image)
 }
 
-// assertCollectorArgs fails if the collector would not read the configuration at path.
+// assertCollectorArgs fails if the Collector would not read the configuration at path.
 func assertCollectorArgs(t *testing.T, args []string, path string) {
 	t.Helper()
 	assert.ElementsMatch(t, []string{"--config=" + path, "--feature-gates=service.profilesSupport"}, args)
 }
 
-// assertCollectorWritesTo fails if the collector's files are elsewhere.
+// assertCollectorWritesTo fails if the Collector writes files outside dir.
 func assertCollectorWritesTo(t *testing.T, dir string) {
 	t.Helper()
 	var config struct {
@@ -111,8 +112,8 @@ func assertCollectorWritesTo(t *testing.T, dir string) {
 	}
 }
 
-// assertRecorderArgs fails if the recorder would not send endpoint all that it can record.
-// What its command line is otherwise, TestContainers tells.
+// assertRecorderArgs fails if the recorder would not send everything it can record to endpoint.
+// TestContainers covers the rest of its command line.
 func assertRecorderArgs(t *testing.T, args []string, endpoint string) {
 	t.Helper()
 	require.Equal(t, "record", args[0])

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// loadCompose loads Compose files as Docker does, each on top of those before: by the
+// loadCompose loads and merges Compose files as Docker does, and validates them against the
 // specification's schema.
 func loadCompose(ctx context.Context, contents ...[]byte) (*types.Project, error) {
 	dir, err := filepath.Abs(".")
@@ -70,7 +70,7 @@ func TestCompose(t *testing.T) {
 	assertCollectorWritesTo(t, collector.Volumes[0].Target)
 }
 
-// assertCapabilities fails if a service of a Compose file has other capabilities than a recorder.
+// assertCapabilities fails if a Compose service and a recorder have different capabilities.
 func assertCapabilities(t *testing.T, want recorder, got types.ServiceConfig) {
 	t.Helper()
 	assert.Equal(t, []string{"ALL"}, got.CapDrop)
@@ -80,7 +80,7 @@ func assertCapabilities(t *testing.T, want recorder, got types.ServiceConfig) {
 	}
 }
 
-// The Collector takes the recorder's place, and all else stays.
+// The Collector replaces the recorder; everything else stays the same.
 func TestComposeAgent(t *testing.T) {
 	before, err := loadCompose(t.Context(), read(t, "compose.yaml"))
 	require.NoError(t, err)

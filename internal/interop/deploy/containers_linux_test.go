@@ -31,22 +31,22 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// patience is how long something may take.
+// patience bounds each wait.
 const patience = 2 * time.Minute
 
-// needContainers skips the test where no container can be run.
+// needContainers skips the test if this machine cannot run containers.
 func needContainers(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("running containers takes root")
+		t.Skip("running containers needs root")
 	}
 	if _, err := exec.LookPath("runc"); err != nil {
-		t.Skip("running containers takes runc: ", err)
+		t.Skip("running containers needs runc: ", err)
 	}
 }
 
-// buildQuickstart and buildRecorder build as the Dockerfile does: there are no libraries in
-// a container.
+// buildQuickstart and buildRecorder build static programs as the Dockerfile does, because the
+// containers contain no libraries.
 func buildQuickstart(t *testing.T) string {
 	t.Helper()
 	return programs.Build(t, programs.Static, filepath.Join(root, "example"), "./quickstart")
@@ -57,9 +57,8 @@ func buildRecorder(t *testing.T) string {
 	return programs.Build(t, programs.Static, filepath.Join(root, "cmd/otelctx"), ".")
 }
 
-// containerSpec returns what a container runtime makes of the first container of a pod.
-// It has the seccomp profile that Docker has by default, but runs in the host's
-// network.
+// containerSpec returns the runtime configuration of a pod's first container. It has Docker's
+// default seccomp profile, but uses the host's network.
 func containerSpec(t *testing.T, pod *corev1.PodSpec, args, environ []string) *specs.Spec {
 	t.Helper()
 	c := pod.Containers[0].SecurityContext
@@ -72,7 +71,7 @@ func containerSpec(t *testing.T, pod *corev1.PodSpec, args, environ []string) *s
 		added = append(added, "CAP_"+string(capability))
 	}
 	if *user == 0 {
-		counting = added // Runtimes make none ambient.
+		counting = added // Runtimes set no ambient capabilities.
 	}
 	s := &specs.Spec{
 		Version: specs.Version,
@@ -106,13 +105,13 @@ func containerSpec(t *testing.T, pod *corev1.PodSpec, args, environ []string) *s
 	return s
 }
 
-// container returns the command that runs a container with one program in it.
+// container returns the command that runs a container which contains a single program.
 func container(t *testing.T, spec *specs.Spec, program string) *exec.Cmd {
 	t.Helper()
 	bundle := t.TempDir()
 	rootfs := filepath.Join(bundle, "rootfs")
 	for dir := bundle; dir != os.TempDir(); dir = filepath.Dir(dir) {
-		require.NoError(t, os.Chmod(dir, 0o755)) // for every user
+		require.NoError(t, os.Chmod(dir, 0o755)) // accessible to every user
 	}
 	require.NoError(t, os.Mkdir(rootfs, 0o755))
 	content, err := os.ReadFile(program)
@@ -126,7 +125,7 @@ func container(t *testing.T, spec *specs.Spec, program string) *exec.Cmd {
 	return exec.Command("runc", "run", "--bundle", bundle, name)
 }
 
-// started is a process that runs until it is stopped.
+// started is a running process.
 type started struct {
 	t      *testing.T
 	cmd    *exec.Cmd
@@ -148,7 +147,7 @@ func start(t *testing.T, cmd *exec.Cmd) *started {
 	return s
 }
 
-// stop has it end in order.
+// stop ends it with an orderly shutdown.
 func (s *started) stop() {
 	s.t.Helper()
 	require.NoError(s.t, s.cmd.Process.Signal(syscall.SIGTERM))
@@ -159,8 +158,8 @@ func (s *started) stop() {
 	require.NoError(s.t, err, s.stderr.String())
 }
 
-// startCollector starts the collector with the configuration of the manifests, but on
-// ports that are free and with files in dir. It returns the ports.
+// startCollector starts the Collector with the manifests' configuration, but on free ports and with
+// its files in dir. It returns the ports.
 func startCollector(t *testing.T, program, dir string) (collector *started, grpc, http string) {
 	t.Helper()
 	var addresses []string
@@ -180,7 +179,7 @@ func startCollector(t *testing.T, program, dir string) (collector *started, grpc
 	return start(t, exec.Command(program, "--feature-gates=service.profilesSupport", "--config="+path)), addresses[0], addresses[1]
 }
 
-// startService starts the service in a container, and returns when it serves.
+// startService starts the service in a container and returns once it serves.
 func startService(t *testing.T, program string, pod *corev1.PodSpec, environ ...string) *started {
 	t.Helper()
 	cmd := container(t, containerSpec(t, pod, []string{"/quickstart", "-serve"}, environ), program)
@@ -194,8 +193,8 @@ func startService(t *testing.T, program string, pod *corev1.PodSpec, environ ...
 	return service
 }
 
-// The pods of the manifests run as containers. The recorder, with what it is given and
-// no more, sees the service's spans and its functions, and the collector gets them.
+// The pods of the manifests run as containers. The recorder, with exactly the privileges of its
+// manifest, sees the service's spans and functions, and sends them to the Collector.
 func TestContainers(t *testing.T) {
 	testenv.NeedAll(t)
 	needContainers(t)
@@ -226,7 +225,7 @@ func TestContainers(t *testing.T) {
 		return err == nil && bytes.Count(content, []byte("\n")) >= 2
 	}, patience, 100*time.Millisecond) {
 		if strings.Contains(recorder.stderr.String(), "not permitted to sample") {
-			t.Skip(recorder.stderr.String()) // Root is not what it could be.
+			t.Skip(recorder.stderr.String()) // Root lacks capabilities here.
 		}
 		require.FailNow(t, "no profiles", recorder.stderr.String())
 	}
@@ -241,12 +240,12 @@ func TestContainers(t *testing.T) {
 	joined, err := exec.Command(programs.Build(t, programs.Static, filepath.Join(root, "example"), "./ecosystem/join"), filepath.Join(dir, "traces.jsonl"), profiles).CombinedOutput()
 	require.NoError(t, err, string(joined))
 	t.Logf("%s", joined)
-	// Other processes of this host may be there too, with spans that are elsewhere.
+	// Other processes of this host may be in the profile too; their spans are exported elsewhere.
 	assert.Regexp(t, `(?m)^contained +digests +[1-9]\d+ +\S+ +\S+ +(0\.\d*[1-9]|[1-9]\d*\.)\d*s `, string(joined))
 	assert.NotRegexp(t, `(?m)^contained +\(not exported\)`, string(joined))
 }
 
-// With anything less the recorder sees nothing of the service, and says what is missing.
+// With any privilege missing the recorder sees nothing of the service and reports what is missing.
 func TestContainersWithLess(t *testing.T) {
 	needContainers(t)
 	quickstart, otelctx := buildQuickstart(t), buildRecorder(t)
@@ -266,13 +265,13 @@ func TestContainersWithLess(t *testing.T) {
 	const notPermitted = 4
 	stdout, stderr, code := recordWith(t, nil, "")
 	if code == notPermitted {
-		t.Skip(stderr) // Root is not what it could be.
+		t.Skip(stderr) // Root lacks capabilities here.
 	}
 	require.Zero(t, code, stderr)
 	require.Contains(t, stdout, "contained")
 	tests := map[string]struct {
 		change  func(*corev1.PodSpec)
-		mount   string // that is left out
+		mount   string // the mount to leave out
 		code    int
 		message string
 	}{
@@ -290,7 +289,7 @@ func TestContainersWithLess(t *testing.T) {
 			has.Add = slices.DeleteFunc(has.Add, func(c corev1.Capability) bool { return c == capability })
 		}
 		test.message = "CAP_" + string(capability)
-		if capability != "SYS_PTRACE" { // without that it records the processes that it may
+		if capability != "SYS_PTRACE" { // without it the recorder still records the processes that it may read
 			test.code = notPermitted
 		}
 		tests["no "+string(capability)] = test
@@ -307,11 +306,11 @@ func TestContainersWithLess(t *testing.T) {
 
 // Environment variables that make interop WHAT=collector sets.
 const (
-	collectorKey = "OTELCTX_TEST_COLLECTOR" // what make interop WHAT=otelcol has built
-	unlimitedKey = "OTELCTX_TEST_UNLIMITED" // if it does not raise RLIMIT_MEMLOCK
+	collectorKey = "OTELCTX_TEST_COLLECTOR" // the Collector built by make interop WHAT=otelcol
+	unlimitedKey = "OTELCTX_TEST_UNLIMITED" // set if that Collector does not raise RLIMIT_MEMLOCK
 )
 
-// mayRaiseLimits reports whether this process has, and so can give, CAP_SYS_RESOURCE.
+// mayRaiseLimits reports whether this process has CAP_SYS_RESOURCE and so can pass it on.
 func mayRaiseLimits(t *testing.T) bool {
 	t.Helper()
 	const sysResource = 24
@@ -324,7 +323,7 @@ func mayRaiseLimits(t *testing.T) bool {
 	return held&(1<<sysResource) != 0
 }
 
-// agentSpec returns the container of the Collector that samples, which sends to endpoint.
+// agentSpec returns the container of the profiling Collector, which sends to endpoint.
 func agentSpec(t *testing.T, change func(*corev1.PodSpec), endpoint string) *specs.Spec {
 	t.Helper()
 	objects := manifests(t, agent)
@@ -349,7 +348,7 @@ func agentSpec(t *testing.T, change func(*corev1.PodSpec), endpoint string) *spe
 	return spec
 }
 
-// buildAgent returns the Collector under the name that its image gives it.
+// buildAgent returns the Collector under its name in the image.
 func buildAgent(t *testing.T) string {
 	t.Helper()
 	built := os.Getenv(collectorKey)
@@ -357,18 +356,18 @@ func buildAgent(t *testing.T) string {
 		t.Skip("only make interop WHAT=collector builds the Collector")
 	}
 	if tracepoints, _ := os.ReadDir("/sys/kernel/tracing"); len(tracepoints) == 0 {
-		t.Skip("the eBPF profiler takes a mounted tracefs")
+		t.Skip("the eBPF profiler needs a mounted tracefs")
 	}
 	if !mayRaiseLimits(t) && os.Getenv(unlimitedKey) == "" {
-		t.Skip("the eBPF profiler takes CAP_SYS_RESOURCE, for RLIMIT_MEMLOCK")
+		t.Skip("the eBPF profiler needs CAP_SYS_RESOURCE to raise RLIMIT_MEMLOCK")
 	}
 	path := filepath.Join(t.TempDir(), "otelcol")
 	require.NoError(t, os.Symlink(built, path))
 	return path
 }
 
-// The Collector that samples runs with what its manifest gives it and no more. The profiles
-// have names of functions, the service's resource, and links to spans that it has exported.
+// The profiling Collector runs with exactly the privileges of its manifest. Its profiles have
+// function names, the service's resource, and links to spans that the service exported.
 func TestContainersAgent(t *testing.T) {
 	needContainers(t)
 	program := buildAgent(t)
@@ -380,7 +379,7 @@ func TestContainersAgent(t *testing.T) {
 	recorder := start(t, container(t, agentSpec(t, nil, grpc), program))
 	spans := regexp.MustCompile(`"spanId":"([0-9a-f]{16})"`)
 	spansOf := func(name string) map[string]bool {
-		content, _ := os.ReadFile(filepath.Join(dir, name)) // It may not be there yet.
+		content, _ := os.ReadFile(filepath.Join(dir, name)) // It may not exist yet.
 		ids := map[string]bool{}
 		for _, match := range spans.FindAllSubmatch(content, -1) {
 			ids[string(match[1])] = true
@@ -400,8 +399,8 @@ func TestContainersAgent(t *testing.T) {
 	collector.stop()
 }
 
-// Without one of these it does not start, and says why. Without the other capabilities it sees
-// the processes of other users without their names, spans or resources.
+// Without one of the required capabilities the Collector fails to start and reports why. Without
+// the others it samples the processes of other users without names, spans or resources.
 func TestContainersAgentWithLess(t *testing.T) {
 	needContainers(t)
 	program := buildAgent(t)

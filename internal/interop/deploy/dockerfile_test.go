@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// dockerStages parses a Dockerfile as BuildKit does, and returns its stages by name. What
-// BuildKit warns of is an error.
+// dockerStages parses a Dockerfile as BuildKit does and returns its stages by name. BuildKit's
+// warnings are errors.
 func dockerStages(content []byte) (map[string]instructions.Stage, error) {
 	file, err := parser.Parse(bytes.NewReader(content))
 	if err != nil {
@@ -63,7 +63,7 @@ func TestDockerfile(t *testing.T) {
 			}
 		}
 	}
-	// The go.mod files say which Go that is.
+	// The Go version must match the go.mod files.
 	for _, path := range []string{"example/go.mod", "collector/go.mod"} {
 		gomod, err := os.ReadFile(filepath.Join(root, path))
 		require.NoError(t, err)

@@ -28,8 +28,8 @@ import (
 	"k8s.io/pod-security-admission/policy"
 )
 
-// decode decodes the documents of a manifest with the decoder of the API server. What it
-// does not know, or finds twice, is an error.
+// decode decodes the documents of a manifest with the API server's decoder. Unknown and duplicate
+// fields are errors.
 func decode(manifest []byte) ([]metav1.Object, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), appsv1.AddToScheme(scheme)); err != nil {
@@ -58,8 +58,8 @@ func decode(manifest []byte) ([]metav1.Object, error) {
 	}
 }
 
-// manifests returns the objects of all manifests with one of the recorders, in the order in
-// which kubectl apply creates them.
+// manifests returns the objects of all manifests with one of the recorders, in the order in which
+// kubectl apply creates them.
 func manifests(t *testing.T, r recorder) []metav1.Object {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(files, "kubernetes/[0-2]-*.yaml"))
@@ -75,7 +75,7 @@ func manifests(t *testing.T, r recorder) []metav1.Object {
 	return objects
 }
 
-// find returns the object of that type and name.
+// find returns the object with this type and name.
 func find[T metav1.Object](t *testing.T, objects []metav1.Object, name string) T {
 	t.Helper()
 	for _, o := range objects {
@@ -88,7 +88,8 @@ func find[T metav1.Object](t *testing.T, objects []metav1.Object, name string) T
 	return none
 }
 
-// podOf returns the pods that an object makes, nil if it makes none.
+// podOf returns the selector and template of the pods that an object creates, nil if it creates
+// none.
 func podOf(o metav1.Object) (selector *metav1.LabelSelector, template *corev1.PodTemplateSpec) {
 	switch o := o.(type) {
 	case *appsv1.Deployment:
@@ -100,7 +101,7 @@ func podOf(o metav1.Object) (selector *metav1.LabelSelector, template *corev1.Po
 	}
 }
 
-// What refers to something refers to what there is.
+// Every reference must have a target.
 func TestKubernetes(t *testing.T) {
 	t.Run("record", func(t *testing.T) {
 		recorder := testManifests(t, record)
@@ -119,7 +120,8 @@ func TestKubernetes(t *testing.T) {
 	})
 }
 
-// testManifests tests all but what one recorder has alone, whose pod it returns.
+// testManifests tests everything that does not depend on the recorder, and returns the recorder's
+// pod.
 func testManifests(t *testing.T, r recorder) corev1.PodSpec {
 	t.Helper()
 	objects := manifests(t, r)
@@ -168,8 +170,8 @@ func testManifests(t *testing.T, r recorder) corev1.PodSpec {
 	return recorder
 }
 
-// assertPod fails if a pod is not as careful as it can be. It may read hostPath of the host's
-// files, if that is not empty.
+// assertPod fails if a pod is less restricted than possible. It may mount hostPath of the host
+// unless that is empty.
 func assertPod(t *testing.T, name string, pod *corev1.PodSpec, hostPath string) {
 	t.Helper()
 	assert.False(t, *pod.AutomountServiceAccountToken, name)
@@ -195,7 +197,7 @@ func assertPod(t *testing.T, name string, pod *corev1.PodSpec, hostPath string) 
 	}
 }
 
-// assertReaches fails if the endpoint is not one of the service.
+// assertReaches fails if endpoint is not a port of the service.
 func assertReaches(t *testing.T, endpoint string, s *corev1.Service) {
 	t.Helper()
 	u, err := url.Parse(endpoint)
@@ -204,8 +206,8 @@ func assertReaches(t *testing.T, endpoint string, s *corev1.Service) {
 	assert.True(t, slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return strconv.Itoa(int(p.Port)) == u.Port() }), endpoint)
 }
 
-// The pod security standards, checked by the code that the API server has. Everything
-// is restricted but the recorder, which is privileged for these reasons and no other.
+// Checks the pod security standards with the API server's code. All pods are restricted except the
+// recorder, which is privileged for exactly these reasons.
 func TestPodSecurity(t *testing.T) {
 	reasons := []string{"host namespaces", "unrestricted capabilities", "runAsNonRoot != true", "runAsUser=0"}
 	t.Run("record", func(t *testing.T) { testPodSecurity(t, record, reasons) })

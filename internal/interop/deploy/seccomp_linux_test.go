@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The default seccomp profile lets the recorder do what it does: it need not be
-// unconfined. Docker has this profile from 23.0 on, containerd from 1.6.9 on.
+// The default seccomp profile allows the recorder's system calls, so the recorder need not run
+// unconfined. Docker has this profile since 23.0, containerd since 1.6.9.
 func TestSeccomp(t *testing.T) {
 	allows := func(capabilities ...string) func(call string) bool {
 		profile, err := seccomp.GetDefaultProfile(&specs.Spec{Process: &specs.Process{
@@ -43,7 +43,7 @@ func TestSeccomp(t *testing.T) {
 			assert.True(t, recorder(call), call)
 		}
 	}
-	// What a service publishes with.
+	// The system calls that a service publishes with.
 	for _, call := range []string{"memfd_create", "mmap", "madvise", "prctl", "process_vm_readv"} {
 		assert.True(t, other(call), call)
 	}

@@ -20,7 +20,7 @@ import (
 
 var configurations = []string{"../collector/config.yaml", root + "/example/ecosystem/deploy/collector.yaml"}
 
-// Pipelines are made of what there is, and of all that there is.
+// Pipelines use only configured components, and all of them.
 func TestPipelines(t *testing.T) {
 	for _, path := range configurations {
 		text, err := os.ReadFile(path)
@@ -51,8 +51,7 @@ func TestPipelines(t *testing.T) {
 	}
 }
 
-// The collector itself says what it thinks of its configurations, and notices what is
-// wrong in one.
+// The Collector itself validates its configurations and detects mistakes in them.
 func TestConfigurations(t *testing.T) {
 	testenv.NeedAll(t)
 	collector := programs.Build(t, programs.Static, "..", "./collector")
@@ -65,7 +64,7 @@ func TestConfigurations(t *testing.T) {
 	require.Error(t, err)
 	require.Contains(t, out, "service.profilesSupport")
 	out, err = validate(gate)
-	require.NoError(t, err, "what it does unless it is told otherwise: %s", out)
+	require.NoError(t, err, "the default configuration: %s", out)
 	for _, path := range configurations {
 		out, err := validate(gate, "--config", path)
 		require.NoError(t, err, "%s: %s", path, out)
@@ -87,7 +86,7 @@ func TestConfigurations(t *testing.T) {
 		} {
 			bad := strings.Replace(string(good), from, to, 1)
 			if bad == string(good) {
-				continue // The other one has it.
+				continue // The mistake is in the other file.
 			}
 			broken := filepath.Join(t.TempDir(), "broken.yaml")
 			require.NoError(t, os.WriteFile(broken, []byte(bad), 0o600))

@@ -5,5 +5,5 @@
 // record run together, and their files are joined. It also validates the Collector's configurations.
 package ecosystem
 
-// root is the repository.
+// root is the repository's root directory.
 const root = "../../.."

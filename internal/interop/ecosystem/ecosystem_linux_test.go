@@ -20,7 +20,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// These types have what the test needs of the files. They share nothing with the code
+// These types have the fields of the files that the test needs. They are independent of the code
 // that writes the files.
 type (
 	tracesLine struct {
@@ -52,7 +52,7 @@ type (
 			LinkTable []struct{ TraceID, SpanID string }
 		}
 	}
-	// joined is what join -json prints.
+	// joined is the output of join -json.
 	joined struct {
 		RecordedNano time.Duration   `json:"recorded_nano"`
 		CPUNano      time.Duration   `json:"cpu_nano"`
@@ -74,13 +74,13 @@ type (
 	}
 )
 
-// exportedSpan is a span in the file.
+// exportedSpan is a span in the Collector's file.
 type exportedSpan struct {
 	name       string
 	start, end int64
 }
 
-// sample is one time in a profile in the file.
+// sample is one timestamp of a sample in the profile.
 type sample struct {
 	traceID, spanID string // empty for none
 	at, nano        int64
@@ -119,8 +119,8 @@ func readSpans(t *testing.T, path string) map[[2]string]exportedSpan {
 	return spans
 }
 
-// readSamples returns the samples of the one profile that the file has, and from when to
-// when it was recorded.
+// readSamples returns the samples of the only profile in the file, and when its recording started
+// and ended.
 func readSamples(t *testing.T, path string) (samples []sample, start, end int64) {
 	t.Helper()
 	number := func(n json.Number) int64 {
@@ -141,8 +141,8 @@ func readSamples(t *testing.T, path string) (samples []sample, start, end int64)
 	return samples, p.TimeUnixNano, p.TimeUnixNano + p.DurationNano
 }
 
-// The whole: what a collector has got of a service and of its recorder fits together, and
-// tells what burns from what waits.
+// Tests the whole chain: the Collector's data from a service and from its recorder fit together and
+// tell CPU time from waiting.
 func TestEcosystem(t *testing.T) {
 	testenv.NeedAll(t)
 	join := programs.Build(t, programs.Static, root+"/example", "./ecosystem/join")
@@ -159,13 +159,13 @@ func TestEcosystem(t *testing.T) {
 		samples                  []sample
 		start, end               int64
 	)
-	// Longer on a machine that does other things besides.
+	// A busy machine needs longer.
 	for duration := 4 * time.Second; len(samples) <= enoughSamples || len(spans) <= enoughSpans; duration *= 2 {
 		require.Less(t, duration, 5*time.Minute, "%d samples, %d spans", len(samples), len(spans))
 		dir := t.TempDir()
 		out, stderr, code := programs.Run(t, exec.Command(command, append(commands, "-duration", duration.String(), "-dir", dir)...))
 		if code == notPermitted {
-			t.Skip(stderr) // It names what is missing.
+			t.Skip(stderr) // The message names what is missing.
 		}
 		require.Zero(t, code, stderr)
 		stdout, traces, profiles = out, filepath.Join(dir, "traces.jsonl"), filepath.Join(dir, "profiles.jsonl")
@@ -188,15 +188,15 @@ func TestEcosystem(t *testing.T) {
 			continue
 		}
 		byName[of.name] += s.nano
-		// The service and the recorder read one clock, in different ways.
+		// The service and the recorder read the same clock in different ways.
 		const apart = int64(time.Millisecond)
 		assert.Greater(t, s.at, of.start-apart, "a sample is from before its span")
 		if s.at >= of.end+apart {
 			late++
 		}
 	}
-	// A span's end is when End was called. A goroutine that had to wait for the processor in the middle of
-	// that is seen in the span once more.
+	// A span ends when End is called. A goroutine that is preempted inside End is seen in the span
+	// once more.
 	assert.LessOrEqual(t, late, 2, "samples are from after their spans")
 
 	out, err := exec.Command(join, "-json", traces, profiles).Output()
@@ -215,7 +215,7 @@ func TestEcosystem(t *testing.T) {
 		named[s.Name] = s
 		assert.Equal(t, "quickstart", s.Service)
 		assert.Equal(t, time.Duration(byName[s.Name]), s.CPUNano)
-		// One goroutine works on a span of this service, so on one thread at a time.
+		// One goroutine handles each span of this service, so on one thread at a time.
 		n := float64(s.CPUNano / period)
 		noise := time.Duration(4*math.Sqrt(n)+4) * period
 		assert.LessOrEqual(t, s.CPUNano, s.WallNano+noise, "%s used more of the processor than it had time", s.Name)
@@ -224,7 +224,7 @@ func TestEcosystem(t *testing.T) {
 	digests, query, request := named["digests"], named["query"], named["GET /work"]
 	assert.Equal(t, "digests", got.Spans[0].Name, "digests burns")
 	busy := func(s joinedSpan) float64 { return float64(s.CPUNano) / float64(s.WallNano) }
-	assert.Greater(t, busy(digests), 5*busy(query), "a query waits") // However much else the machine has to do.
+	assert.Greater(t, busy(digests), 5*busy(query), "a query waits") // regardless of other load on the machine
 	assert.Greater(t, request.WallNano, query.WallNano+digests.WallNano, "a request has both in it")
 	assert.InDelta(t, request.Spans, query.Spans, 4, "two clients, at the beginning and at the end")
 }

@@ -73,7 +73,7 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// encode returns what the Collector's model has.
+// encode returns the protobuf encoding of the Collector's model.
 func encode(t *testing.T, profiles pprofile.Profiles) *profilespb.ProfilesData {
 	t.Helper()
 	content, err := (&pprofile.ProtoMarshaler{}).MarshalProfiles(profiles)
@@ -91,7 +91,7 @@ func requireNothingUnknown(t *testing.T, content []byte, model pprofile.Profiles
 	strings := len(want.GetDictionary().GetStringTable())
 	require.NotZero(t, strings)
 	for _, data := range []*profilespb.ProfilesData{want, got} {
-		// The model writes zero values in its own way, and adds the resource's strings to the table.
+		// The model encodes zero values differently and adds the resource's strings to the table.
 		data.ResourceProfiles[0].Resource = nil
 		d := data.GetDictionary()
 		d.LinkTable, d.AttributeTable, d.StringTable = d.GetLinkTable()[1:], d.GetAttributeTable()[1:], d.GetStringTable()[:strings]

@@ -23,9 +23,9 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// TestReceived sends each signal by OTLP, from two applications in one process and from
-// none, and compares what the collector has. There is one attribute of each type, one
-// that the signal overrides, and one that is its own.
+// TestReceived sends each signal over OTLP, from two applications in one process and outside both,
+// and checks what the Collector receives: one attribute of each type, one that the signal
+// overrides, and one of the signal itself.
 func TestReceived(t *testing.T) {
 	c := startCollector(t, grpcProtobuf)
 	ctx := t.Context()

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package profcheck stands in for a package that a test of the OpenTelemetry eBPF
-// profiler imports and that the module proxy does not have. Nothing that is compiled
-// here uses it: without it `go mod tidy` would not end.
+// Package profcheck stands in for a package that a test of the OpenTelemetry eBPF profiler imports
+// and that is missing on the module proxy. No code compiled here uses it, but go mod tidy fails
+// without it.
 package profcheck

@@ -31,8 +31,8 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// What the tests tell a child to do. It answers with the message that it has
-// published, in base64, or with an empty line once it has withdrawn it.
+// Commands for a child. It answers with the published message in base64, or with an empty line if
+// it has withdrawn the message.
 const (
 	cmdPublish  = "publish"  // a resource with every type of attribute and a schema URL
 	cmdUpdate   = "update "  // a resource; the size of the message follows
@@ -43,14 +43,14 @@ const (
 	cmdShutdown = "shutdown" // the publisher
 )
 
-// attr is an attribute and the value that readers must see, as protobuf text that is
-// written down by hand. The publisher's own conversion is what is tested.
+// attr is an attribute and the value that readers must see, written by hand as protobuf text,
+// because the publisher's conversion is under test.
 type attr struct {
 	kv   attribute.KeyValue
 	want string
 }
 
-// everyType has every type of attribute, in the order of keys.
+// everyType has an attribute of every type, in the order of keys.
 var everyType = []attr{
 	{attribute.Bool("bool", true), `bool_value: true`},
 	{attribute.BoolSlice("bools", []bool{true, false}), `array_value { values { bool_value: true } values { bool_value: false } }`},
@@ -71,7 +71,7 @@ var everyType = []attr{
 	{attribute.StringSlice("strings", []string{"", "€"}), `array_value { values { string_value: "" } values { string_value: "€" } }`},
 }
 
-// extraAttributes go beside the resource, in the order of keys.
+// extraAttributes are published next to the resource, in the order of keys.
 var extraAttributes = []attr{
 	{attribute.Int("threadlocal.count", 3), `int_value: 3`},
 	{attribute.Slice("threadlocal.map", attribute.StringValue("trace"), attribute.ByteSliceValue([]byte{1, 2})), `array_value {
@@ -99,7 +99,7 @@ func str(v string) *commonpb.AnyValue {
 	return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: v}}
 }
 
-// split returns both halves of attrs.
+// split returns the attributes and the expected values.
 func split(attrs []attr) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	for _, a := range attrs {
 		value := &commonpb.AnyValue{}
@@ -112,13 +112,13 @@ func split(attrs []attr) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	return kvs, want
 }
 
-// sized returns attributes whose message has the given size, or up to 6 bytes less
-// where a length next to them takes another byte.
+// sized returns attributes whose message has the given size, or up to 6 bytes less where a length
+// prefix would grow by a byte.
 func sized(size int) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	if size > 1000 {
 		kvs, want = split(everyType)
 	}
-	// The key comes after the others.
+	// The key sorts after the others.
 	filled := func(n int) []*commonpb.KeyValue {
 		return append(slices.Clip(want), keyValue("z.fill", str(strings.Repeat("z", n))))
 	}
@@ -132,7 +132,7 @@ func sized(size int) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	return append(kvs, attribute.String("z.fill", strings.Repeat("z", n))), filled(n)
 }
 
-// publishAsTold is the role of a child that does what the test says.
+// publishAsTold is the role of a child that executes the test's commands.
 func publishAsTold(parent *childproc.Parent) {
 	var (
 		pub  *resourcepublisher.Publisher
@@ -184,13 +184,13 @@ func publishAsTold(parent *childproc.Parent) {
 	}
 }
 
-// subject is an obedient child and those who read it.
+// subject is a publishing child and the two readers that read it.
 type subject struct {
 	t      *testing.T
 	child  *childproc.Child
 	memory remotememory.RemoteMemory
 	ours   *reader.Process
-	// publishedAtNS is what both readers last saw; address is where.
+	// publishedAtNS is the timestamp that both readers saw last, address the mapping's address.
 	publishedAtNS uint64
 	address       libpf.Address
 }
@@ -206,9 +206,9 @@ func newSubject(t *testing.T) *subject {
 	}
 }
 
-// do lets the child publish and returns the size of the message. It makes sure that
-// both readers see what the child says, and that they know it for new, and afterwards
-// for old.
+// do makes the child execute a command and returns the size of the message. It checks that both
+// readers see exactly that message, report a change before they read it, and report none
+// afterwards.
 func (s *subject) do(cmd string) int {
 	s.t.Helper()
 	encoded, err := base64.StdEncoding.DecodeString(s.child.Ask("%s", cmd))
@@ -245,7 +245,7 @@ func (s *subject) do(cmd string) int {
 	return pc.PayloadSize
 }
 
-// requireSame compares messages without printing 64 KB of them.
+// requireSame compares messages without printing 64 KiB on failure.
 func requireSame(t *testing.T, want, got *processcontextpb.ProcessContext, format, arg string) {
 	t.Helper()
 	if proto.Equal(want, got) {
@@ -256,8 +256,8 @@ func requireSame(t *testing.T, want, got *processcontextpb.ProcessContext, forma
 		arg, g, len(g), w, len(w))
 }
 
-// sizes returns 100 sizes of messages from 50 to 65,536 bytes, the readers' limit:
-// growing, shrinking, and to and fro.
+// sizes returns 100 message sizes from 50 to 65,536 bytes, the readers' limit: growing, shrinking,
+// and alternating.
 func sizes() []int {
 	const smallest, largest, n = 50, 65535, 33
 	var growing, shrinking, toAndFro []int
@@ -292,7 +292,7 @@ func TestReadersAgreeOnEveryUpdate(t *testing.T) {
 	_, err = s.ours.ProcessContext(t.Context())
 	require.ErrorIs(t, err, reader.ErrNoContext)
 
-	// It may publish again, elsewhere.
+	// The child may publish at another address again.
 	s.address = 0
 	s.do(cmdPublish)
 	s.child.Ask(cmdShutdown)

@@ -48,24 +48,24 @@ import (
 
 const roleIntegrated = "integrated service"
 
-// moreRoles are those of the tests for this machine.
+// moreRoles are the roles of tests for this platform.
 var moreRoles = map[string]func(*childproc.Parent){roleIntegrated: serveIntegrated}
 
-// The shape of what the child says.
+// The format of the child's answer.
 type shown struct {
 	TID                            int
 	TraceID, SpanID, TransactionID []byte
 }
 
-// serveIntegrated is a service with the Universal Profiling integration that exports by
-// OTLP to where its environment says.
+// serveIntegrated is a service with the Universal Profiling integration that exports over OTLP to
+// the endpoint in its environment.
 func serveIntegrated(parent *childproc.Parent) {
 	runtime.LockOSThread()
 	exporter, err := otlptracehttp.New(context.Background())
 	parent.Must(err)
 	res := resource.NewSchemaless(attribute.String("service.name", "shop"))
 	integration, err := universalprofiling.New(
-		universalprofiling.WithEnabled(universalprofiling.Enabled), universalprofiling.WithResource(res))
+		universalprofiling.WithMode(universalprofiling.Enabled), universalprofiling.WithResource(res))
 	parent.Must(err)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithResource(res),
 		sdktrace.WithSpanProcessor(integration), sdktrace.WithBatcher(integration.NewExporter(exporter)))
@@ -87,7 +87,7 @@ func serveIntegrated(parent *childproc.Parent) {
 	}
 	transaction.End()
 	parent.Send("ended")
-	// Whatever becomes of them: the parent sees it.
+	// The result of an export does not matter: the parent checks it.
 	for taken := uint64(0); taken < 2; runtime.Gosched() {
 		s := integration.Stats()
 		taken = s.Correlations + s.Malformed + s.UnknownTransactions + s.Early
@@ -97,7 +97,7 @@ func serveIntegrated(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// bpfMaps are the profiler's maps, of which this interpreter uses one.
+// bpfMaps implements the profiler's maps, of which this interpreter uses one.
 type bpfMaps struct {
 	interpreter.EbpfHandler
 
@@ -127,10 +127,10 @@ func libraryMapping(t *testing.T, pid int) (path, addresses string, start uint64
 	return match[3], match[1], start
 }
 
-// threadPointer returns that of a thread, which is stopped for the moment.
+// threadPointer returns a thread's thread pointer. It stops the thread briefly.
 func threadPointer(t *testing.T, tid int) uint64 {
 	t.Helper()
-	// The kernel has a tracer be a thread.
+	// The kernel treats a single thread as the tracer.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	require.NoError(t, syscall.PtraceAttach(tid))
@@ -142,8 +142,8 @@ func threadPointer(t *testing.T, tid int) uint64 {
 	return regs.Fs_base
 }
 
-// register has the only service with a socket in dir wait for what the profiler sends of
-// its transactions. It asks for longer than a busy machine can take for that.
+// register makes the only service with a socket in dir wait for the profiler's correlations of its
+// transactions. The delay it requests is longer than even a busy machine needs.
 func register(t *testing.T, dir string) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, "*"))
@@ -156,10 +156,10 @@ func register(t *testing.T, dir string) {
 	require.NoError(t, err)
 }
 
-// The eBPF profiler's own code finds the library, reads the process storage and knows
-// where threads have their records. It also sends what comes out of the OTLP exporter.
-// What its BPF program does with the offset is done here: from the thread pointer to the
-// record.
+// The eBPF profiler's own code finds the library, reads the process storage and locates the
+// threads' records, and sends correlations that the OTLP exporter adds to its spans. The test
+// itself does the work of the profiler's BPF program: it follows the offset from the thread pointer
+// to the record.
 func TestProfilerReadsUniversalProfiling(t *testing.T) {
 	received := make(chan *collectortrace.ExportTraceServiceRequest, 10)
 	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -173,8 +173,8 @@ func TestProfilerReadsUniversalProfiling(t *testing.T) {
 	defer collector.Close()
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
-	// Not t.TempDir, which is long: a socket's name has 107 bytes at most, and the profiler puts
-	// /proc/PID/root before it.
+	// Not t.TempDir, whose path is long: a socket's name is limited to 107 bytes, and the profiler
+	// prepends /proc/PID/root.
 	sockets, err := os.MkdirTemp("", "")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(sockets)) })
@@ -194,7 +194,7 @@ func TestProfilerReadsUniversalProfiling(t *testing.T) {
 	})
 	file, err := reference.GetELF()
 	if errors.Is(err, fs.ErrPermission) {
-		t.Skipf("opening mapped files takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE: %v", err)
+		t.Skipf("opening mapped files needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE: %v", err)
 	}
 	require.NoError(t, err)
 	defer func() { require.NoError(t, file.Close()) }()

@@ -7,5 +7,5 @@ package profiler
 
 import "github.com/otelctx/otelctx/internal/testing/childproc"
 
-// moreRoles are those of the tests for this machine.
+// moreRoles are the roles of tests for this platform.
 var moreRoles = map[string]func(*childproc.Parent){}

@@ -25,19 +25,19 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// The publications of an incessant publisher are numbered, and every byte of one
-// follows from its number. Each has three attributes: "a" is text that readers can
-// check to the last byte, and "n" is the number. service.name is the number again, so
-// that it stands at both ends of the message.
+// The publications of an incessant publisher are numbered, and every byte of a publication follows
+// from its number. Each has three attributes: "a" is text that readers can check completely, "n" is
+// the number, and service.name is the number again, so that the number is at both ends of the
+// message.
 
-// Sizes of messages, with numbers from 128 to 16,383.
+// Message sizes, for numbers from 128 to 16,383.
 const (
 	smallestMessage = 50
 	largestMessage  = 60 << 10
 )
 
-// noise is what texts are cut out of, at another place for each of noiseOffsets
-// successive numbers. Wherever two of their texts are mixed it shows.
+// noise is the source of the texts, which start at a different offset for each of noiseOffsets
+// successive numbers. A mixture of two texts is therefore detected.
 var noise = func() string {
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 	random := rand.New(rand.NewPCG(1, 2))
@@ -50,8 +50,8 @@ var noise = func() string {
 
 const noiseOffsets = 8191
 
-// text returns the text of publication n. It is the shortest, the longest, or one of
-// any length in between; half of those are shorter than 2 KiB.
+// text returns the text of publication n. Its length is the minimum, the maximum, or any length in
+// between; half of those are shorter than 2 KiB.
 func text(n int) string {
 	random := rand.New(rand.NewPCG(3, uint64(n)))
 	const shortest, longest = smallestMessage - 46, largestMessage - 54
@@ -78,8 +78,8 @@ func numbered(n int) *resource.Resource {
 	)
 }
 
-// numberOf returns the number of the publication that o is, all of it, or an error
-// if it is none.
+// numberOf returns the number of the publication that o equals completely, or an error if there is
+// none.
 func numberOf(o observation) (int, error) {
 	attrs := o.message.GetResource().GetAttributes()
 	if len(attrs) != 3 {
@@ -117,13 +117,12 @@ func updateUntil(stop *atomic.Bool, pub *resourcepublisher.Publisher) (int, erro
 	}
 }
 
-// longestPause leaves the readers room: without pauses they hardly ever find a
-// large context that stays for as long as it takes to read it.
+// longestPause leaves room for the readers: without pauses a large context is hardly ever stable
+// for as long as it takes to read.
 const longestPause = 500 * time.Microsecond
 
-// publishIncessantly is the role of a child that publishes number 0 and says so. After
-// the first line it updates until there is a second one, which it answers with the last
-// number.
+// publishIncessantly is the role of a child that publishes number 0 and answers "published". After
+// the first line it publishes updates until the second one, which it answers with the last number.
 func publishIncessantly(parent *childproc.Parent) {
 	parent.AdmitReaders()
 	pub, err := resourcepublisher.NewPublisher(numbered(0))
@@ -145,8 +144,8 @@ func publishIncessantly(parent *childproc.Parent) {
 	parent.Must(pub.Shutdown(context.Background()))
 }
 
-// readIncessantly is the role of a child that reads the process whose id it is
-// told, and says so after the first time.
+// readIncessantly is the role of a child that reads the process with the id in the first line, and
+// answers after the first read.
 func readIncessantly(parent *childproc.Parent) {
 	line, _ := parent.Receive()
 	pid, err := strconv.Atoi(line)
@@ -175,13 +174,13 @@ func TestNumberedPublicationsDiffer(t *testing.T) {
 		size := proto.Size(o.message)
 		smallest, largest = min(smallest, size), max(largest, size)
 		if got, err := numberOf(o); err != nil || got != n {
-			t.Fatalf("publication %d is taken for %d, %v", n, got, err)
+			t.Fatalf("publication %d is identified as %d, %v", n, got, err)
 		}
-		// As a reader would see it that has met the next one's update halfway.
+		// As seen by a reader that reads during the next update.
 		a, b := text(n), text(n+1)
 		half := min(len(a), len(b)) / 2
 		if half < 8 {
-			continue // may be alike by chance; the numbers tell
+			continue // texts may be equal by chance; the numbers differ
 		}
 		o.message.Resource.Attributes[0] = keyValue("a", str(strings.Join([]string{b[:half], a[half:]}, "")))
 		if _, err := numberOf(o); err == nil {
@@ -189,6 +188,6 @@ func TestNumberedPublicationsDiffer(t *testing.T) {
 		}
 	}
 	if smallest != smallestMessage || largest != largestMessage {
-		t.Errorf("messages are of %d to %d bytes", smallest, largest)
+		t.Errorf("messages have %d to %d bytes", smallest, largest)
 	}
 }

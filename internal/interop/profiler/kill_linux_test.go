@@ -34,7 +34,7 @@ func TestKilledPublisher(t *testing.T) {
 	})
 	t.Run("from its start on", func(t *testing.T) {
 		outcomes := map[string]int{}
-		// A busy machine may have started it before it is read.
+		// On a busy machine it may have started before it is read.
 		for round := 0; round < killRounds || outcomes[reader.ErrNoContext.Error()] == 0; round++ {
 			require.Less(t, round, 1000, "never seen before the first publication")
 			child := start(t, roleIncessant)
@@ -45,10 +45,9 @@ func TestKilledPublisher(t *testing.T) {
 	})
 }
 
-// readUntilKilled reads child until it has been killed and waited for. It kills the
-// child within spread of the first outcome of a kind, or of the start if that is empty.
-// Only publications, whole, or the errors that are documented are read. It counts them
-// in outcomes.
+// readUntilKilled reads child until it has been killed and waited for. It kills the child within
+// spread of the first outcome of kind first, or of the start if first is empty. Reads must return
+// complete publications or documented errors. It counts them in outcomes.
 func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread time.Duration, outcomes map[string]int) {
 	t.Helper()
 	p, err := reader.Open(child.PID())
@@ -82,7 +81,7 @@ func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread 
 		}
 		o, err := read()
 		if err != nil {
-			// Seen while it died, a process has no memory and no mappings.
+			// A process that is dying has no memory and no mappings.
 			kind := errorKind(err)
 			require.NotEmpty(t, kind, "%v", err)
 			meet(kind)
@@ -101,8 +100,8 @@ func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread 
 	}
 }
 
-// errorKind returns the text of the error that err wraps of those that a reader may
-// meet when a publisher dies, or "".
+// errorKind returns the text of the documented error that err wraps, or "" if a reader must not get
+// err from a dying publisher.
 func errorKind(err error) string {
 	for _, kind := range []error{reader.ErrBusy, reader.ErrNoContext, reader.ErrProcessGone} {
 		if errors.Is(err, kind) {
@@ -125,7 +124,7 @@ func TestKilledReader(t *testing.T) {
 		time.Sleep(rand.N(4 * time.Millisecond))
 		victim.Kill()
 
-		// The publisher goes on, and its context is whole.
+		// The publisher continues, and its context is complete.
 		before := last
 		for deadline := time.Now().Add(testenv.Patience); last <= before; {
 			require.True(t, time.Now().Before(deadline), "no update since publication %d", before)

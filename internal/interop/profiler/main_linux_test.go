@@ -27,8 +27,7 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, roles)
 }
 
-// start starts a child that this process may read. Where the kernel forbids that it
-// skips the test.
+// start starts a child that this process may read. It skips the test if the kernel forbids that.
 func start(t *testing.T, role string) *childproc.Child {
 	t.Helper()
 	childproc.NeedReading(t)

@@ -18,15 +18,15 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// observation is what a reader says that a process publishes.
+// observation is a reader's result.
 type observation struct {
 	message       *processcontextpb.ProcessContext
 	publishedAtNS uint64
-	// payloadSize is 0 if the reader does not tell.
+	// payloadSize is 0 if the reader does not report it.
 	payloadSize int
 }
 
-// readFunc reads once with one of the readers.
+// readFunc reads once, with one of the readers.
 type readFunc func() (observation, error)
 
 // ourReader reads p with package reader.
@@ -40,8 +40,8 @@ func ourReader(t *testing.T, p *reader.Process) readFunc {
 	}
 }
 
-// officialReader reads process pid with the eBPF profiler's packages. It looks for
-// the mapping now.
+// officialReader reads process pid with the eBPF profiler's packages. It looks up the mapping
+// immediately.
 func officialReader(t *testing.T, pid int) readFunc {
 	t.Helper()
 	address := officialAddress(t, pid)
@@ -64,8 +64,8 @@ func open(t *testing.T, pid int) *reader.Process {
 	return p
 }
 
-// officialAddress returns the address of the one mapping of process pid that the
-// eBPF profiler takes for a process context.
+// officialAddress returns the address of the only mapping of process pid that the eBPF profiler
+// accepts as a process context.
 func officialAddress(t *testing.T, pid int) libpf.Address {
 	t.Helper()
 	addresses := officialAddresses(t, pid)
@@ -73,15 +73,15 @@ func officialAddress(t *testing.T, pid int) libpf.Address {
 	return addresses[0]
 }
 
-// officialAddresses owes nothing to internal/procfs.
+// officialAddresses is independent of internal/procfs.
 func officialAddresses(t *testing.T, pid int) []libpf.Address {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/maps")
 	require.NoError(t, err)
 	var addresses []libpf.Address
 	for line := range strings.Lines(string(maps)) {
-		// Address range, permissions, offset, device, inode, and after padding
-		// the name: 00400000-00452000 r-xp 00000000 08:02 173521      /usr/bin/dbus
+		// Address range, permissions, offset, device, inode, and after padding the name:
+		// 00400000-00452000 r-xp 00000000 08:02 173521      /usr/bin/dbus
 		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 6)
 		if len(fields) < 6 {
 			continue

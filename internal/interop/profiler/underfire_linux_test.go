@@ -23,36 +23,34 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// What it takes to be enough. A reader that does not notice updates, or a publisher that
-// writes over what is being read, is seen within some hundred reads.
+// Thresholds. A reader that misses updates, or a publisher that overwrites memory while it is read,
+// is detected within a few hundred reads.
 var (
 	wantReads   = testenv.Rounds(4_000, 50_000)
 	wantUpdates = testenv.Rounds(2_000, 20_000)
-	// wantDistinct keeps the test from passing where reads and updates hardly met,
-	// such as one after the other on a single processor.
+	// wantDistinct prevents the test from passing if reads and updates hardly overlap, for example
+	// because a single processor runs them one after the other.
 	wantDistinct = testenv.Rounds(400, 2_000)
 )
 
-// Sizes of texts of which a reader must have met one that is smaller and one that is
-// larger.
+// A reader must have seen a text smaller than the first size and one larger than the second.
 const (
 	small = 50
 	large = 50_000
 )
 
-// fire is what a reader has met.
+// fire counts a reader's results.
 type fire struct {
-	reads    int // complete ones
-	distinct int // publications among them
-	busy     int // calls that met an update each time they tried
-	last     int // publication
+	reads    int // complete reads
+	distinct int // distinct publications
+	busy     int // calls during which every attempt met an update
+	last     int // number of the last publication
 	smallest int
 	largest  int
 }
 
-// under reads in a tight loop until it has seen enough. Whatever it reads must be a
-// publication that is not older than the one before; the only error that is allowed
-// is busy.
+// under reads in a tight loop until it has seen enough. Each result must be a publication that is
+// not older than the previous one; the only permitted error is busy.
 func under(t *testing.T, read readFunc, busy error) fire {
 	t.Helper()
 	var (
@@ -64,7 +62,7 @@ func under(t *testing.T, read readFunc, busy error) fire {
 		if f.reads%1024 == 0 || f.busy%1024 == 1 {
 			require.Less(t, time.Since(start), 6*time.Minute, "%+v", f)
 		}
-		// With a single processor a writer in this process would wait for it long.
+		// On a single processor a writer in this process would wait long for this loop.
 		runtime.Gosched()
 		o, err := read()
 		if errors.Is(err, busy) {
@@ -110,7 +108,7 @@ func TestUnderFireFromChild(t *testing.T) {
 			last, err := strconv.Atoi(child.Ask("stop"))
 			require.NoError(t, err)
 			assert.GreaterOrEqual(t, last, f.last, "a publication that has not been published")
-			// Now that it is quiet, the last one is there to stay.
+			// The publisher is idle now, so its last publication remains.
 			o, err := read()
 			require.NoError(t, err)
 			n, err := numberOf(o)

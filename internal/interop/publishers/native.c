@@ -1,9 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// What programs in other languages need of C to publish a process context (OTEP 4719) and thread contexts (OTEP 4947): the mapping, the
-// order of writes, and the thread-local variable. They encode payloads and records themselves. With -DJNI it is a library for Java, with
-// -DNAPI one for Node.js.
+// The parts of a publisher of process contexts (OTEP 4719) and thread contexts (OTEP 4947) that
+// other languages need C for: the mapping, the order of writes, and the thread-local variable. The
+// languages encode payloads and records themselves. -DJNI builds a library for Java, -DNAPI one for
+// Node.js.
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stdint.h>
@@ -29,8 +30,8 @@ struct header {
 	uint64_t payload;
 };
 
-// otel_publish publishes a payload of at most 65,536 bytes, or updates the one before. It is for one thread at a time. It returns 0, or
-// -1 if nothing is published.
+// otel_publish publishes a payload of at most 65,536 bytes, or updates the previous one. Callers
+// must serialize calls. It returns 0, or -1 if nothing is published.
 int otel_publish(const void *payload, uint32_t size) {
 	static struct header *header;
 	static uint8_t copies[2][65536];

@@ -3,7 +3,8 @@
 
 //go:build ignore
 
-// This program writes the golden vectors from the texts of OTEP 4719 and OTEP 4947. It imports the standard library alone.
+// This program writes the golden vectors from the texts of OTEP 4719 and OTEP 4947. It imports only
+// the standard library.
 package main
 
 import (
@@ -83,7 +84,7 @@ func headers() []vector {
 	}
 }
 
-// Protobuf, by hand.
+// Protobuf, encoded by hand.
 
 func field(number int, data []byte) []byte {
 	return append(binary.AppendUvarint([]byte{byte(number<<3 | 2)}, uint64(len(data))), data...)

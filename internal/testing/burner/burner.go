@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package burner is a service that uses the processor in spans and outside of any. Its
-// stack says at every moment in which: the truth for tests of samplers.
+// Package burner is a service that burns CPU inside and outside spans. At every moment its stack
+// encodes the current span, which tests of samplers use as the truth.
 //
 // It is for tests only, in child processes.
 package burner
@@ -39,58 +39,57 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// Role is the name of the child's role.
+// Role is the name of the child process's role.
 const Role = "burner"
 
-// What a burner is told when it is started, in a line of words.
+// Words that configure a burner, sent to it in one line when it starts.
 const (
 	// Records, GoroutineTable, ThreadSlots and Layout1 choose carriers.
 	Records        = "records"
 	GoroutineTable = "goroutine-table"
 	ThreadSlots    = "thread-slots"
 	Layout1        = "layout-1"
-	// Started has work done by goroutines that are started in spans and outlive them.
+	// Started adds goroutines that are started in spans and outlive them.
 	Started = "started"
-	// FewSlots has goroutines and threads share slots.
+	// FewSlots makes goroutines and threads share slots.
 	FewSlots = "few-slots"
-	// Forged has goroutines show outside of spans what is a span's record but for its
-	// labels.
+	// Forged makes goroutines outside spans point at memory that looks like a span's record except
+	// for its labels.
 	Forged = "forged"
-	// Foreign has work in spans done under labels that another library has set by
-	// pprof.Do: ForeignTrace and the id of the span.
+	// Foreign adds work in spans under labels that another library has set by pprof.Do:
+	// ForeignTrace and the span's id.
 	Foreign = "foreign"
-	// Crafted has a goroutine burn in CraftedSpan, shown by a record with attributes.
+	// Crafted adds a goroutine that burns in CraftedSpan, published by a record with attributes.
 	Crafted = "crafted"
-	// VariedLong and VariedMany have goroutines shown in other spans all the time. Each span
-	// has new attributes: a few long ones, or many short ones.
+	// VariedLong and VariedMany add goroutines that switch spans all the time. Each span has new
+	// attributes: a few long ones, or many short ones.
 	VariedLong = "varied-long"
 	VariedMany = "varied-many"
-	// InC has work done in C, in a program that can.
+	// InC adds work in C, if the program can run it.
 	InC = "in-c"
-	// Keyed has spans shown with one attribute, key.0=0. After the line "keys" the key is a
-	// new one every few requests: key.1=1 and so on.
+	// Keyed publishes spans with one attribute, key.0=0. After the line "keys" the key changes
+	// every few requests: key.1=1 and so on.
 	Keyed = "keyed"
-	// Silent has nothing published.
+	// Silent publishes nothing.
 	Silent = "silent"
-	// Later has nothing published before the line "publish" comes, but for the resource
-	// with ResourceFirst.
+	// Later publishes nothing before the line "publish" arrives, except the resource with
+	// ResourceFirst.
 	Later         = "later"
 	ResourceFirst = "resource-first"
-	// NoContext has no resource published. Context has another library publish one before
-	// spans are, and ContextAfter afterwards.
+	// NoContext publishes no resource. With Context another library publishes one before spans are
+	// published, with ContextAfter afterwards.
 	NoContext    = "no-context"
 	Context      = "context"
 	ContextAfter = "context-after"
 )
 
-// Work done in C, if the program can.
+// Work does work in C. It is nil if the program cannot.
 var Work func(iterations int)
 
-// Run is the body of the role. It reads a line of words, answers "burning", and burns
-// until the parent is gone. Meanwhile it answers three lines. "names" with hexadecimal
-// addresses behind it gets the names of the functions that those are in, joined by
-// spaces. "publish" gets "published", and "keys" the number of the key that spans are
-// shown with.
+// Run is the body of the role. It reads a line of words, answers "burning", and burns until the
+// parent is gone. Meanwhile it answers three commands. "names" followed by hexadecimal addresses
+// returns the names of the functions at these addresses, separated by spaces. "publish" returns
+// "published". "keys" returns the number of the current attribute key.
 func Run(parent *childproc.Parent) {
 	order, _ := parent.Receive()
 	b, err := Start(strings.Fields(order)...)
@@ -113,7 +112,7 @@ func Run(parent *childproc.Parent) {
 	}
 }
 
-// Start starts to burn, as words say, until the end of the process.
+// Start starts to burn as configured by words, until the process ends.
 func Start(words ...string) (*Burner, error) {
 	b := &Burner{words: words}
 	b.started, b.inC, b.forged, b.foreign = b.has(Started), b.has(InC), b.has(Forged), b.has(Foreign)
@@ -143,8 +142,8 @@ func Start(words ...string) (*Burner, error) {
 	return b, nil
 }
 
-// CraftedSpan is the id of a span that no burner starts. CraftedAttributes are its
-// attributes as OTEP 4947 encodes them, as many as a record may have.
+// CraftedSpan is the id of a span that no burner starts. CraftedAttributes are its attributes as
+// encoded by OTEP 4947, the maximum that a record may have.
 var (
 	CraftedSpan       = [8]byte{0xCF, 1, 2, 3, 4, 5, 6, 7}
 	CraftedAttributes = bytes.Repeat([]byte{0, 100 - 2, 'x', 'y'}, MaxAttributes/4)
@@ -153,11 +152,11 @@ var (
 // ForeignTrace is the id of a trace that no burner starts.
 var ForeignTrace = trace.TraceID{0xF0, 15: 1}
 
-// MaxAttributes is how many bytes of attributes a record may have.
+// MaxAttributes is the maximum number of attribute bytes in a record.
 const MaxAttributes = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
 
-// burnCrafted burns behind labels as a span's record has them. Sound: they begin with a
-// label map, which lives as long as this does.
+// burnCrafted burns under labels laid out like those of a span's record. Sound: they begin with a
+// label map, which lives as long as this function runs.
 func burnCrafted() {
 	r := &struct {
 		goruntime.LabelMap
@@ -183,21 +182,21 @@ func burnCrafted() {
 	}
 }
 
-// The labels of a record.
+// Label keys of a record.
 const (
 	labelTraceID = "trace_id"
 	labelSpanID  = "span_id"
 )
 
-// workers is more than there are processors, so that goroutines change threads.
+// workers exceeds the number of processors, so that goroutines change threads.
 const workers = 6
 
-// Burner is a burner that burns.
+// Burner is a running burner.
 type Burner struct {
 	words  []string
 	tracer atomic.Pointer[tracer]
 	ids    ids
-	// requests counts them from when there are new keys.
+	// requests counts requests since the line "keys".
 	requests atomic.Uint64
 	newKeys  atomic.Bool
 	started  bool
@@ -206,8 +205,8 @@ type Burner struct {
 	foreign  bool
 }
 
-// forged is what labels point at that are not a record's, where the heap goes on after
-// them like a record. Sound: it begins with a label map.
+// forged is what labels that are not a record's point at, followed on the heap by memory that looks
+// like a record. Sound: it begins with a label map.
 var forged = &struct {
 	goruntime.LabelMap
 	between
@@ -219,13 +218,13 @@ var forged = &struct {
 	ThreadContextRecord: wire.ThreadContextRecord{TraceID: [16]byte{1}, SpanID: [8]byte{2}, Valid: 1},
 }
 
-// between is what is between a record's labels and where it is advertised.
+// between fills the space between a record's labels and its advertised position.
 type between [gorecord.Offset - unsafe.Sizeof(goruntime.LabelMap{})]byte
 
 type tracer struct {
 	trace.Tracer
 
-	// processor publishes the spans, nil if there is none.
+	// processor publishes the spans; nil if nothing is published.
 	processor *spanctx.SpanProcessor
 }
 
@@ -242,7 +241,7 @@ func (b *Burner) publish() error {
 		spanctx.WithThreadSlots(b.has(ThreadSlots) || b.has(Layout1)),
 	}
 	if b.has(FewSlots) {
-		opts = append(opts, spanctx.WithCapacity(4))
+		opts = append(opts, spanctx.WithSlotCapacity(4))
 	}
 	if b.has(Keyed) {
 		opts = append(opts, spanctx.WithAttributeKeys("key.0"))
@@ -275,7 +274,7 @@ func theResource() *resource.Resource {
 	return resource.NewSchemaless(attribute.String("service.name", "burner"))
 }
 
-// names returns the functions that addresses are in.
+// names returns the names of the functions at these addresses.
 func names(addresses string) string {
 	var all []string
 	for text := range strings.FieldsSeq(addresses) {
@@ -288,7 +287,7 @@ func names(addresses string) string {
 	return strings.Join(all, " ")
 }
 
-// Name returns the function of this process that an address is in, "?" if there is none.
+// Name returns the name of this process's function at address, or "?".
 func Name(address uint64) string {
 	if f := runtime.FuncForPC(uintptr(address)); f != nil {
 		return f.Name()
@@ -296,8 +295,8 @@ func Name(address uint64) string {
 	return "?"
 }
 
-// ids numbers spans from 1. The number is in the last bytes of the span's id, and that
-// of a trace's first span in those of the trace's.
+// ids numbers spans from 1. The number is in the last bytes of the span id, and the number of a
+// trace's first span is also in those of the trace id.
 type ids struct{ last atomic.Uint64 }
 
 func (i *ids) NewIDs(context.Context) (trace.TraceID, trace.SpanID) {
@@ -310,7 +309,7 @@ func (i *ids) NewIDs(context.Context) (trace.TraceID, trace.SpanID) {
 
 func (i *ids) NewSpanID(context.Context, trace.TraceID) trace.SpanID { return spanID(i.last.Add(1)) }
 
-// mark keeps ids from looking like anything else.
+// mark makes ids recognizable.
 const mark = 0xAB5E_EDCA_0000_0000
 
 func spanID(n uint64) (id trace.SpanID) {
@@ -318,11 +317,11 @@ func spanID(n uint64) (id trace.SpanID) {
 	return id
 }
 
-// Number returns the number of the span with an id, 0 for none.
+// Number returns the number of the span with this id, 0 for none.
 func Number(id [8]byte) uint64 { return binary.BigEndian.Uint64(id[:]) &^ mark }
 
-// work serves requests: in a span, in a child of it, and outside of any, giving up the
-// thread in between.
+// work serves requests: inside a span, inside its child, and outside spans, yielding the thread in
+// between.
 func (b *Burner) work() {
 	for {
 		b.burn(trace.SpanContext{})
@@ -347,7 +346,7 @@ func (b *Burner) work() {
 				b.burn(span.SpanContext())
 				inSpan.Done()
 				<-ended
-				// What it has inherited is over.
+				// The span that it has inherited has ended.
 				b.burn(trace.SpanContext{})
 			})
 		}
@@ -371,27 +370,27 @@ func (b *Burner) context(processor *spanctx.SpanProcessor) context.Context {
 	}
 	number := b.key()
 	key := attribute.Key(fmt.Sprintf("key.%d", number))
-	// What is refused is missing in the profile.
+	// A rejected key is missing in the profile.
 	_ = processor.AddAttributeKeys(key)
 	return scopedattr.ContextWithAttributes(ctx, key.String(strconv.FormatUint(number, 10)))
 }
 
-// key returns the number of the key that spans are shown with.
+// key returns the number of the current attribute key.
 func (b *Burner) key() uint64 {
 	const requestsPerKey = 20
 	return min(b.requests.Load()/requestsPerKey, scope.MaxKeys-1)
 }
 
-// pause gives the thread to others, now longer, now shorter.
+// pause yields the thread for varying times.
 func (b *Burner) pause() {
 	const most = 300
 	time.Sleep(time.Duration(b.ids.last.Load()*7%most) * time.Microsecond)
 }
 
-// pathBits is how many bits of a number the stack has.
+// pathBits is how many bits of a span's number the stack encodes.
 const pathBits = 20
 
-// burn burns in a span, or outside of any.
+// burn burns inside a span, or outside spans.
 func (b *Burner) burn(sc trace.SpanContext) {
 	number := uint64(0)
 	if sc.HasSpanID() {
@@ -413,9 +412,8 @@ func (b *Burner) burn(sc trace.SpanContext) {
 	burn(context.Background())
 }
 
-// A frame of top, pathBits frames of zero and one, and a frame of bottom: the number
-// with its lowest bit first. Whatever is called there is beyond. There are frames of path
-// in between.
+// The stack encodes a number, its lowest bit first: a frame of top, pathBits frames of zero or one,
+// and a frame of bottom, with frames of path in between. Frames below bottom do the work.
 //
 //go:noinline
 func top(number uint64, spin func()) {
@@ -453,7 +451,7 @@ func bottom(spin func()) {
 	sink.Add(1)
 }
 
-// sink keeps calls from being the last thing that a function does.
+// sink prevents tail calls.
 var sink atomic.Uint64
 
 const iterations = 100_000
@@ -473,13 +471,13 @@ func burnElsewhere() { Work(iterations) }
 
 const pkg = "github.com/otelctx/otelctx/internal/testing/burner."
 
-// Truth returns the number of the span that a stack, its functions' names with the
-// innermost first, was in: 0 if it was in none. ok is whether the stack says.
+// Truth returns the number of the span that a stack encodes, 0 for none. names are the stack's
+// functions, innermost first. ok reports whether the stack encodes a number.
 func Truth(names []string) (number uint64, ok bool) {
 	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == pkg+"path" })
 	last := slices.Index(names, pkg+"top")
 	end := last - 1 - pathBits
-	// A function without a frame of its own hides its caller.
+	// A function without a frame hides its caller.
 	if end < 0 || names[end] != pkg+"bottom" && names[end] != pkg+"burnGo" {
 		return 0, false
 	}
@@ -495,24 +493,23 @@ func Truth(names []string) (number uint64, ok bool) {
 	return number, true
 }
 
-// InCrafted reports whether a stack, its functions' names with the innermost first, was in
-// CraftedSpan.
+// InCrafted reports whether a stack was in CraftedSpan. names are its functions, innermost first.
 func InCrafted(names []string) bool {
-	// A function without a frame of its own hides its caller.
+	// A function without a frame hides its caller.
 	return len(names) > 1 && names[0] == pkg+"burnGo" && (names[1] == pkg+"burnCrafted" || names[1] == "runtime.goexit")
 }
 
-// Same reports whether a span's number is the one that a stack can say.
+// Same reports whether a span's number matches the one that a stack encodes.
 func Same(number, truth uint64) bool { return number&(1<<pathBits-1) == truth }
 
-// Words joins what a burner is told.
+// Words joins words into the line that configures a burner.
 func Words(words ...string) string { return strings.Join(words, " ") }
 
-// Names asks a burner for the names of the functions that addresses are in.
+// Names asks a burner for the names of the functions at these addresses.
 func Names(c *childproc.Child, addresses []uint64) map[uint64]string {
-	const most = 10_000 // for one line
+	const batch = 10_000 // addresses per line
 	known := make(map[uint64]string, len(addresses))
-	for part := range slices.Chunk(addresses, most) {
+	for part := range slices.Chunk(addresses, batch) {
 		var line strings.Builder
 		for _, a := range part {
 			_, _ = fmt.Fprintf(&line, " %x", a)

@@ -15,9 +15,9 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// Frequency returns how many samples of a burner tests take in a second of CPU time. It
-// is higher than usual, so that tests take less time, and is no divisor of anything. On
-// an emulated processor samples take far longer, and the kernel may allow fewer.
+// Frequency returns how many samples per second of CPU time tests take of a burner. It is higher
+// than usual, so that tests take less time, and divides nothing evenly, so that samples do not fall
+// into step. On an emulated processor samples take far longer, and the kernel may allow fewer.
 func Frequency() int {
 	const usual, fewer = 4999, 1499
 	setting, _ := os.ReadFile("/proc/sys/kernel/perf_event_max_sample_rate")
@@ -31,7 +31,7 @@ func Frequency() int {
 // Process is a process that a test has started.
 type Process interface{ PID() int }
 
-// AwaitUse waits until a process has used the processors for so long from now on.
+// AwaitUse waits until a process has used d more CPU time.
 func AwaitUse(t testing.TB, c Process, d time.Duration) {
 	t.Helper()
 	var until time.Duration
@@ -47,15 +47,14 @@ func AwaitUse(t testing.TB, c Process, d time.Duration) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("the process has not used the processors for %v more than %v", d, until-d)
+			t.Fatalf("the process has used less than %v of CPU time within %v", d-(until-used), testenv.Patience)
 		}
 	}
 }
 
-// Used returns for how long a process has used the processors so far, all of its threads
-// together.
+// Used returns the CPU time that all threads of a process have used so far.
 func Used(c Process) (time.Duration, error) {
-	// The clock of another process's CPU time, as clock_getcpuclockid(3) makes it.
+	// The clock id of another process's CPU time, as made by clock_getcpuclockid(3).
 	const sched = 2
 	var ts unix.Timespec
 	err := unix.ClockGettime(int32(^c.PID()<<3|sched), &ts)

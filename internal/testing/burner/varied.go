@@ -17,14 +17,14 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// How long the values of attributes are that vary. Those of 2 bytes still have 65,536 values
-// each, and a record has room for 153 of them.
+// Lengths of the values of changing attributes. 2 bytes still allow 65,536 values, and a record has
+// room for 153 attributes of that length.
 const (
 	longValue  = 255
 	shortValue = 2
 )
 
-// variedKeys are as many keys as there can be.
+// variedKeys returns as many keys as a process can publish.
 func variedKeys() []attribute.Key {
 	keys := make([]attribute.Key, scope.MaxKeys)
 	for i := range keys {
@@ -33,22 +33,22 @@ func variedKeys() []attribute.Key {
 	return keys
 }
 
-// vary has goroutines burn behind records that change.
+// vary starts goroutines that burn under changing records.
 func (*Burner) vary(size int) {
 	for n := range uint64(workers) {
 		go newVaried(n+1, size).burn()
 	}
 }
 
-// varied is what the labels of a goroutine point at. Sound: it begins with a label map, which
-// lives as long as its goroutine.
+// varied is what a goroutine's labels point at. Sound: it begins with a label map, which lives as
+// long as its goroutine.
 type varied struct {
 	goruntime.LabelMap
 	between
 	wire.ThreadContextRecord
 
 	attributes  [MaxAttributes]byte
-	trace, span []byte // the texts of the labels
+	trace, span []byte // values of the labels
 	size        int    // of a value
 	random      uint64
 }
@@ -63,8 +63,8 @@ func newVaried(seed uint64, size int) *varied {
 	return v
 }
 
-// burn changes the record again and again, and burns for some times as long in between. What
-// is sampled meanwhile is in no span, as the record is not valid.
+// burn changes the record again and again, and burns several times as long in between. A sample
+// taken during a change is in no span, because the record is then invalid.
 func (v *varied) burn() {
 	goruntime.SetLabels(unsafe.Pointer(v))
 	for {
@@ -95,7 +95,7 @@ func (v *varied) change() {
 	v.Valid = 1
 }
 
-// next returns another number, by Marsaglia's xorshift.
+// next returns the next number of Marsaglia's xorshift.
 func (v *varied) next() uint64 {
 	v.random ^= v.random << 13
 	v.random ^= v.random >> 7

@@ -15,14 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// aloneKey is the environment variable that tells the test binary that it has a namespace.
+// aloneKey is the environment variable that tells the test binary that it runs in its own
+// namespace.
 const aloneKey = "OTELCTX_TEST_ALONE"
 
-// notAlone is how the test binary exits where it may not mount what the namespace needs.
+// notAlone is the exit code of a test binary that may not mount what the namespace needs.
 const notAlone = 86
 
-// MainAlone is [Main], for tests that look at all processes. As root they run in a PID
-// namespace, where there are no others.
+// MainAlone is [Main] for tests that examine all processes. As root they run in a PID namespace
+// without other processes.
 func MainAlone(m *testing.M, roles map[string]func(*Parent)) {
 	_, isChild := os.LookupEnv(roleKey)
 	switch _, alone := os.LookupEnv(aloneKey); {
@@ -42,10 +43,10 @@ func MainAlone(m *testing.M, roles map[string]func(*Parent)) {
 	Main(m, roles)
 }
 
-// runAlone runs the test binary in a namespace, and returns only where that is not permitted.
+// runAlone runs the test binary in a namespace. It returns only if that is not permitted.
 func runAlone() {
-	runtime.LockOSThread()                                // whose end would be the tests'
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...) //nolint:gosec // G204: it is this very binary
+	runtime.LockOSThread()                                // The child would be killed when its parent thread exits.
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...) //nolint:gosec // G204: the test binary itself
 	cmd.Env = append(os.Environ(), aloneKey+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}

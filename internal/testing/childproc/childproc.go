@@ -1,10 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package childproc runs parts of a test in other processes, because otelctx is about one
-// process reading what another one wrote. The test binary starts itself again, and the two
-// exchange lines. A child can also limit itself: [Deny] makes system calls fail as they do under
-// the filters that services run under, and [Stall] returns memory that makes its readers wait.
+// Package childproc runs parts of a test in other processes, because otelctx is about one process
+// reading what another one wrote. The test binary starts itself again, and the two exchange lines.
+// A child can also limit itself: [Deny] makes system calls fail as they do under the filters that
+// services run under, and [Stall] returns memory that blocks its readers.
 //
 // It is for tests only.
 package childproc
@@ -24,15 +24,14 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// roleKey is the environment variable that tells the test binary to be a child.
+// roleKey is the environment variable that makes the test binary a child with this role.
 const roleKey = "OTELCTX_TEST_CHILD"
 
-// maxLine bounds a line that parent and child exchange.
+// maxLine bounds the length of a line that parent and child exchange.
 const maxLine = 64 << 20
 
-// Main is the body of TestMain. In a child it runs the role that the child was started
-// for. In the parent it runs the tests and fails if they leave goroutines behind. It
-// does not return. ignore are goroutines that others leave behind.
+// Main is the body of TestMain. In a child it runs the child's role. In the parent it runs the
+// tests and fails if they leak goroutines, except those that match ignore. It does not return.
 func Main(m *testing.M, roles map[string]func(*Parent), ignore ...goleak.Option) {
 	name, isChild := os.LookupEnv(roleKey)
 	if !isChild {
@@ -64,8 +63,7 @@ func (*Parent) Send(format string, args ...any) {
 	}
 }
 
-// Receive returns the next line. When there is none because the parent is gone or
-// has called [Child.Done], it returns false.
+// Receive returns the next line. It returns false if the parent has exited or called [Child.Done].
 func (p *Parent) Receive() (string, bool) {
 	if !p.lines.Scan() {
 		return "", false
@@ -73,7 +71,7 @@ func (p *Parent) Receive() (string, bool) {
 	return p.lines.Text(), true
 }
 
-// Must ends the child, and so its test, if err is not nil.
+// Must ends the child, and thus fails its test, if err is not nil.
 func (*Parent) Must(err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -90,21 +88,21 @@ type Child struct {
 	exited bool
 }
 
-// Command returns the command that runs a role in another process, for a test that has another
-// conversation with it than a [Child] has.
+// Command returns the command that runs a role in another process, for tests that communicate with
+// it in another way than [Child] does.
 func Command(role string) (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(self) //nolint:gosec // G204: it is this very binary
-	// The race detector would hold up every exit for a second.
+	cmd := exec.Command(self) //nolint:gosec // G204: the test binary itself
+	// The race detector would delay every exit by a second.
 	cmd.Env = append(os.Environ(), roleKey+"="+role, "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 	return cmd, nil
 }
 
-// Start starts a child in a role. prepare, which may be nil, changes the command
-// before it is started. The child is killed at the end of the test.
+// Start starts a child in a role. prepare, if not nil, modifies the command before it starts. The
+// child is killed at the end of the test.
 func Start(t testing.TB, role string, prepare func(*exec.Cmd)) *Child {
 	t.Helper()
 	cmd, err := Command(role)
@@ -117,8 +115,8 @@ func Start(t testing.TB, role string, prepare func(*exec.Cmd)) *Child {
 	return Run(t, cmd)
 }
 
-// Run starts a command that exchanges lines with the test, as a child does. It is killed at
-// the end of the test.
+// Run starts a command that exchanges lines with the test like a child. It is killed at the end of
+// the test.
 func Run(t testing.TB, cmd *exec.Cmd) *Child {
 	t.Helper()
 	if cmd.Stderr == nil {
@@ -144,7 +142,7 @@ func Run(t testing.TB, cmd *exec.Cmd) *Child {
 // PID returns the child's process id.
 func (c *Child) PID() int { return c.cmd.Process.Pid }
 
-// Send sends a line. It fails the test if the child is gone.
+// Send sends a line. It fails the test if the child has exited.
 func (c *Child) Send(format string, args ...any) {
 	c.t.Helper()
 	if _, err := fmt.Fprintf(c.stdin, format+"\n", args...); err != nil {
@@ -152,13 +150,13 @@ func (c *Child) Send(format string, args ...any) {
 	}
 }
 
-// Receive returns the next line. It fails the test if there is none.
+// Receive returns the next line. It fails the test if the child exits first.
 func (c *Child) Receive() string {
 	c.t.Helper()
 	if !c.lines.Scan() {
 		err := c.lines.Err()
 		c.Kill()
-		c.t.Fatalf("child has ended: %v, %v", err, c.cmd.ProcessState)
+		c.t.Fatalf("child exited: %v, %v", err, c.cmd.ProcessState)
 	}
 	return c.lines.Text()
 }
@@ -167,7 +165,7 @@ func (c *Child) Receive() string {
 func (c *Child) Expect(want string) {
 	c.t.Helper()
 	if got := c.Receive(); got != want {
-		c.t.Fatalf("child said %q, not %q", got, want)
+		c.t.Fatalf("child sent %q, want %q", got, want)
 	}
 }
 
@@ -178,8 +176,7 @@ func (c *Child) Ask(format string, args ...any) string {
 	return c.Receive()
 }
 
-// Done tells the child that nothing more will be sent and waits for its end. It
-// fails the test if that is not an orderly one.
+// Done closes the child's input and waits until it exits. It fails the test if the child fails.
 func (c *Child) Done() {
 	c.t.Helper()
 	if c.exited {
@@ -194,11 +191,11 @@ func (c *Child) Done() {
 		rest.WriteString(c.lines.Text())
 	}
 	if err := c.cmd.Wait(); err != nil {
-		c.t.Fatalf("child: %v; it still said %q", err, rest.String())
+		c.t.Fatalf("child: %v; its last output was %q", err, rest.String())
 	}
 }
 
-// Kill kills the child with SIGKILL and waits for its end.
+// Kill kills the child with SIGKILL and waits for it.
 func (c *Child) Kill() {
 	if c.exited {
 		return

@@ -23,7 +23,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// Capabilities, by their numbers.
+// Capability numbers.
 const (
 	CapSysPtrace = 19
 	CapSysAdmin  = 21
@@ -45,10 +45,10 @@ func Capable(t testing.TB, capability int) bool {
 	return set&(1<<capability) != 0
 }
 
-// NeedReading skips the test if Yama keeps even parents from reading their children.
+// NeedReading skips the test if Yama prevents even parents from reading their children.
 func NeedReading(t testing.TB) {
 	t.Helper()
-	b, _ := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope") // nothing without Yama
+	b, _ := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope") // missing without Yama
 	scope := strings.TrimSpace(string(b))
 	if scope == "3" || scope == "2" && !Capable(t, CapSysPtrace) {
 		t.Skipf("kernel.yama.ptrace_scope is %s: not even parents may read their children without CAP_SYS_PTRACE, "+
@@ -56,8 +56,8 @@ func NeedReading(t testing.TB) {
 	}
 }
 
-// Zombie kills the child and returns when it has given up its memory. It is not waited
-// for yet, so that its id is still its own.
+// Zombie kills the child and returns once its memory has been released. The child is not waited for
+// yet, so its pid is not reused.
 func (c *Child) Zombie() {
 	c.t.Helper()
 	if err := c.cmd.Process.Kill(); err != nil {
@@ -68,7 +68,7 @@ func (c *Child) Zombie() {
 		if err != nil || time.Now().After(end) {
 			c.t.Fatalf("no zombie: %q, %v", stat, err)
 		}
-		// The first thread may have ended before the others, which have memory yet.
+		// The first thread may have exited before the others, which still use the memory.
 		threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", c.PID()))
 		if bytes.Contains(stat, []byte(") Z ")) && len(threads) == 1 {
 			return
@@ -77,19 +77,19 @@ func (c *Child) Zombie() {
 }
 
 // EndFirstThread ends the first thread of this process, as pthread_exit in C's main does. It
-// returns when the thread has given up its memory. No goroutine may be locked to it.
+// returns once the thread has released its memory. No goroutine may be locked to that thread.
 func EndFirstThread() error {
 	ended := make(chan struct{})
 	var visit func()
 	visit = func() {
-		runtime.LockOSThread() // The next one is on another thread.
+		runtime.LockOSThread() // The next goroutine runs on another thread.
 		if unix.Gettid() != unix.Getpid() {
 			go visit()
 			<-ended
 			return
 		}
 		close(ended)
-		// The runtime takes the thread for one that waits for the system.
+		// To the runtime, the thread is blocked in a system call.
 		_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
 	}
 	go visit()
@@ -100,12 +100,12 @@ func EndFirstThread() error {
 			return err
 		}
 		if time.Now().After(end) {
-			return errors.New("the first thread has not ended")
+			return errors.New("the first thread has not exited")
 		}
 	}
 }
 
-// Stop stops the child, and returns when all of its threads have stopped.
+// Stop stops the child and returns once all its threads have stopped.
 func (c *Child) Stop() {
 	c.t.Helper()
 	if err := c.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -124,7 +124,7 @@ func (c *Child) Stop() {
 	}
 }
 
-// Continue has a stopped child go on.
+// Continue resumes a stopped child.
 func (c *Child) Continue() {
 	c.t.Helper()
 	if err := c.cmd.Process.Signal(syscall.SIGCONT); err != nil {
@@ -132,7 +132,7 @@ func (c *Child) Continue() {
 	}
 }
 
-// HasOpen reports whether a process has something open that the kernel calls name.
+// HasOpen reports whether a process has an open file that the kernel calls name.
 func HasOpen(pid int, name string) (bool, error) {
 	dir := fmt.Sprintf("/proc/%d/fd/", pid)
 	fds, err := os.ReadDir(dir)
@@ -142,8 +142,8 @@ func HasOpen(pid int, name string) (bool, error) {
 	}), err
 }
 
-// AwaitOpen waits until a process has something open that the kernel calls name, or has
-// ended: that is for the test to find.
+// AwaitOpen waits until a process has an open file that the kernel calls name, or has exited, which
+// the test must detect.
 func AwaitOpen(t testing.TB, pid int, name string) {
 	t.Helper()
 	for end := time.Now().Add(2 * testenv.Patience); ; time.Sleep(time.Millisecond) {
@@ -160,39 +160,39 @@ func AwaitOpen(t testing.TB, pid int, name string) {
 	}
 }
 
-// Nobody is the id of an ordinary user, and of the user's group.
+// Nobody is the user and group id of an ordinary user.
 const Nobody = 65534
 
-// BecomeNobody gives up root's rights.
+// BecomeNobody drops root's privileges.
 func (p *Parent) BecomeNobody() {
 	p.Must(syscall.Setgroups(nil))
 	p.Must(syscall.Setgid(Nobody))
 	p.Must(syscall.Setuid(Nobody))
 }
 
-// AsNobody has a command run as an ordinary user with these capabilities. Its program must
-// be where that user can find it (programs.Public).
+// AsNobody makes a command run as an ordinary user with these capabilities. The program must be
+// accessible to that user (see programs.Public).
 func AsNobody(cmd *exec.Cmd, capabilities ...uintptr) {
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: Nobody, Gid: Nobody}, AmbientCaps: capabilities}
 }
 
-// AdmitReaders lets processes of the same user read this one, even where Yama lets only
-// ancestors read. Other children of the test are such processes.
+// AdmitReaders allows processes of the same user, such as other children of the test, to read this
+// one even if Yama restricts that to ancestors.
 func (p *Parent) AdmitReaders() {
 	const (
 		prSetPtracer    = 0x59616d61
 		prSetPtracerAny = ^uintptr(0)
 	)
-	// A kernel without Yama does not know the call and needs none.
+	// A kernel without Yama rejects the call and does not need it.
 	_, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetPtracer, prSetPtracerAny, 0)
 	if errno != 0 && errno != syscall.EINVAL {
 		p.Must(errno)
 	}
 }
 
-// ForbidReaders keeps other processes of the same user from reading this one, unless they
-// have CAP_SYS_PTRACE.
+// ForbidReaders prevents other processes of the same user from reading this one, unless they have
+// CAP_SYS_PTRACE.
 func ForbidReaders() error {
 	const prSetDumpable = 4
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetDumpable, 0, 0); errno != 0 {
@@ -201,10 +201,10 @@ func ForbidReaders() error {
 	return nil
 }
 
-// First calls start. The processes that start starts run before all others, if this process
-// may say so. What a recorder keeps up with is then not what else the machine does.
+// First calls start. Processes started by start have priority over all others, if this process may
+// raise it, so that other load on the machine does not slow down a recorder.
 func First(start func()) {
-	runtime.LockOSThread() // Children inherit how their parent's thread is scheduled.
+	runtime.LockOSThread() // Children inherit the scheduling policy of the parent thread.
 	defer runtime.UnlockOSThread()
 	before, err := unix.SchedGetAttr(0, 0)
 	if err == nil && unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0) == nil {

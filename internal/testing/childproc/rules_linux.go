@@ -9,25 +9,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rules for the system calls that otelctx makes. Each has a condition that does not match the calls of
-// the Go runtime.
+// Rules for the system calls that otelctx makes. Conditions exclude the calls of the Go runtime.
 var (
 	// NoMemfd denies memory files, as strict profiles do.
 	NoMemfd = Rule{Call: unix.SYS_MEMFD_CREATE, Errno: unix.EPERM}
-	// NoNoexecSeal refuses MFD_NOEXEC_SEAL, as Linux before 6.3 does.
+	// NoNoexecSeal rejects MFD_NOEXEC_SEAL, as Linux before 6.3 does.
 	NoNoexecSeal = Rule{Call: unix.SYS_MEMFD_CREATE, Errno: unix.EINVAL, Args: []Arg{
 		{Index: 1, Mask: unix.MFD_NOEXEC_SEAL, Value: unix.MFD_NOEXEC_SEAL},
 	}}
-	// DeniedNoexecSeal denies MFD_NOEXEC_SEAL, as a filter that lists the flags it knows.
+	// DeniedNoexecSeal denies MFD_NOEXEC_SEAL, as a filter with a list of known flags does.
 	DeniedNoexecSeal = Rule{Call: unix.SYS_MEMFD_CREATE, Errno: unix.EPERM, Args: NoNoexecSeal.Args}
-	// NoFtruncate denies giving a memory file its size.
+	// NoFtruncate denies setting the size of a memory file.
 	NoFtruncate = Rule{Call: unix.SYS_FTRUNCATE, Errno: unix.EPERM}
-	// NoNaming refuses to name mappings, as a kernel without CONFIG_ANON_VMA_NAME
-	// does.
+	// NoNaming rejects naming of mappings, as a kernel without CONFIG_ANON_VMA_NAME does.
 	NoNaming = Rule{Call: unix.SYS_PRCTL, Errno: unix.EINVAL, Args: []Arg{
 		{Index: 0, Mask: ^uint32(0), Value: unix.PR_SET_VMA},
 	}}
-	// SeemingNaming has the naming of mappings succeed without effect.
+	// SeemingNaming makes the naming of mappings succeed without effect.
 	SeemingNaming = Rule{Call: unix.SYS_PRCTL, Errno: 0, Args: []Arg{
 		{Index: 0, Mask: ^uint32(0), Value: unix.PR_SET_VMA},
 	}}
@@ -43,8 +41,8 @@ var (
 	NoReadv = Rule{Call: unix.SYS_PROCESS_VM_READV, Errno: unix.EPERM}
 )
 
-// NoMmap lets there be no memory for mappings of size bytes, rounded up to pages, that are made to
-// be read and written at once. Those of thread stacks, which may have the same size, are not.
+// NoMmap fails mappings of size bytes, rounded up to pages, that are readable and writable from the
+// start, with ENOMEM. It does not affect thread stacks, which may have the same size.
 func NoMmap(size int) Rule {
 	page := os.Getpagesize()
 	return Rule{Call: unix.SYS_MMAP, Errno: unix.ENOMEM, Args: []Arg{

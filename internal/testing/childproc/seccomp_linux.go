@@ -16,9 +16,9 @@ import (
 type Rule struct {
 	// Call is the system call's number.
 	Call uint32
-	// Args are conditions that must all hold; without any, every call fails.
+	// Args are conditions that must all hold. If there are none, every call fails.
 	Args []Arg
-	// Errno is the error; with 0 the call does nothing and succeeds.
+	// Errno is the error. If it is 0, the call does nothing and succeeds.
 	Errno syscall.Errno
 }
 
@@ -28,7 +28,7 @@ type Arg struct {
 	Mask, Value uint32
 }
 
-// Deny makes system calls that match a rule fail, in this process and those it starts. A filter
+// Deny makes system calls that match a rule fail in this process and its future children. A filter
 // cannot be removed, so only children use it.
 func Deny(rules ...Rule) error {
 	var program []unix.SockFilter
@@ -37,15 +37,15 @@ func Deny(rules ...Rule) error {
 	}
 	program = append(program, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW})
 
-	// Both calls must be made by the same thread; TSYNC then takes all others along.
+	// Both calls must be made by the same thread; TSYNC then applies the filter to all others.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("prctl PR_SET_NO_NEW_PRIVS: %w", err)
 	}
 	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	// Sound: the pointer is converted in the argument list, which keeps fprog, and
-	// through it program, alive and in place for the call.
+	// Sound: the pointer is converted in the argument list, which keeps fprog, and through it
+	// program, alive and in place for the call.
 	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
 		unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&fprog))); errno != 0 {
 		return fmt.Errorf("seccomp: %w", errno)
@@ -59,13 +59,14 @@ const (
 	dataArgs = 16
 )
 
-// program returns instructions that end with the rule's errno if it matches and go
-// on behind it if not.
+// program returns instructions that return the rule's errno if it matches and otherwise fall
+// through to the next rule.
 func (r Rule) program() []unix.SockFilter {
 	load := func(offset uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
 	}
-	// What is left of the program behind a comparison: its jump if they differ.
+	// left is the number of instructions after a comparison: its jump distance if the values
+	// differ.
 	left := uint8(3*len(r.Args) + 1)
 	p := []unix.SockFilter{
 		load(dataCall),

@@ -23,20 +23,19 @@ const (
 	version         = 0xAA
 	featureThreadID = 1 << 8
 	registerMissing = 1
-	// A struct uffd_msg has messageSize bytes, and in a message about a page the id of the thread
-	// at threadID.
+	// A struct uffd_msg has messageSize bytes. In a message about a page fault, the faulting
+	// thread's id is at offset threadID.
 	messageSize = 32
 	threadID    = 24
 )
 
-// Stall returns new memory of whole pages, from a memfd with this name, that makes its readers wait as a hostile
-// process can: any access to it blocks until this process ends. The memory is unreadable until Stall returns, so no
-// other reader has touched it before. await blocks until one more thread waits for the memory, and returns that
-// thread's id in its own PID namespace.
+// Stall returns new page-aligned memory of a memfd with this name that blocks its readers, as a
+// hostile process can: any access blocks until this process ends. The memory is unreadable until
+// Stall returns, so no other reader has touched it before. await blocks until one more thread
+// blocks on the memory, and returns that thread's id in its own PID namespace.
 //
-// The error wraps [unix.EPERM], which is an [io/fs.ErrPermission], without CAP_SYS_PTRACE,
-// and [unix.ENOSYS], which is an [errors.ErrUnsupported], of a kernel without
-// CONFIG_USERFAULTFD.
+// Without CAP_SYS_PTRACE the error wraps [unix.EPERM], which is an [io/fs.ErrPermission]. On a
+// kernel without CONFIG_USERFAULTFD it wraps [unix.ENOSYS], which is an [errors.ErrUnsupported].
 func Stall(name string, size int) (memory []byte, await func() (tid int, err error), err error) {
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
 	if errno != 0 {
@@ -45,9 +44,9 @@ func Stall(name string, size int) (memory []byte, await func() (tid int, err err
 	if memory, err = hidden(name, size); err != nil {
 		return nil, nil, err
 	}
-	// Sound: the pointers are converted in the argument lists, which keeps what they
-	// point at alive and in place for the calls. The kernel remembers none of them, but
-	// the address of memory, which is not of the heap.
+	// Sound: the pointers are converted in the argument lists, which keeps their targets alive and
+	// in place for the calls. The kernel retains only the address of memory, which is not on the
+	// heap.
 	hello := uffdAPI{api: version, features: featureThreadID}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, ioctlAPI, uintptr(unsafe.Pointer(&hello))); errno != 0 {
 		return nil, nil, fmt.Errorf("ioctl UFFDIO_API: %w", errno)
@@ -68,7 +67,7 @@ func Stall(name string, size int) (memory []byte, await func() (tid int, err err
 	}, nil
 }
 
-// hidden returns memory of a memfd with this name that cannot be read.
+// hidden returns unreadable memory of a memfd with this name.
 func hidden(name string, size int) ([]byte, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {

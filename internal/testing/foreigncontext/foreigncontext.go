@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package foreigncontext publishes a process context as other libraries do, which look
-// neither for one that is there nor for what is advertised.
+// Package foreigncontext publishes a process context like another library that neither looks for an
+// existing context nor advertises its own.
 //
 // It is for tests only.
 package foreigncontext
@@ -21,10 +21,10 @@ import (
 // Service is the service.name of the resource.
 const Service = "another library's"
 
-// Publish publishes a process context, until withdraw is called.
+// Publish publishes a process context until withdraw is called.
 func Publish() (withdraw func() error, err error) { return PublishAs(wire.ProcessContextName) }
 
-// PublishAs is Publish in a mapping with this name, with attributes beside the resource.
+// PublishAs is Publish with a name for the mapping and attributes next to the resource.
 func PublishAs(mapping string, attributes ...*commonpb.KeyValue) (withdraw func() error, err error) {
 	payload, err := proto.Marshal(&processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{
 		{Key: "service.name", Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: Service}}},
@@ -45,6 +45,6 @@ func PublishAs(mapping string, attributes ...*commonpb.KeyValue) (withdraw func(
 	h.Version, h.PayloadSize = wire.ProcessContextVersion, uint32(len(payload))
 	h.Payload = memory.Address() + wire.ProcessContextHeaderSize
 	h.Publish(now)
-	_ = memory.Announce() // The memfd has the name.
+	_ = memory.Announce() // If this fails, the memfd still has the name.
 	return memory.Close, nil
 }

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package golden compares results with files in testdata, which the flag -update rewrites, and
-// with tables in documents. It is for tests only.
+// Package golden compares results with files in testdata, which the flag -update rewrites, and with
+// tables in documents. It is for tests only.
 package golden
 
 import (
@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// Compare fails the test unless got is what the file testdata/name has.
+// Compare fails the test unless got equals the content of testdata/name.
 func Compare[T string | []byte](t testing.TB, name string, got T) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -25,11 +25,11 @@ func Compare[T string | []byte](t testing.TB, name string, got T) {
 			t.Fatal(err)
 		}
 	}
-	want, err := os.ReadFile(path) //nolint:gosec // A test says which.
+	want, err := os.ReadFile(path) //nolint:gosec // The path comes from a test.
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A checkout on Windows may have other ends of lines.
+	// A checkout on Windows may have CRLF line ends.
 	if !bytes.Equal(want, []byte(got)) && strings.ReplaceAll(string(want), "\r\n", "\n") != string(got) {
 		t.Errorf("%s has\n%s\nnot\n%s", path, want, got)
 	}

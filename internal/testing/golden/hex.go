@@ -12,15 +12,15 @@ import (
 	"testing"
 )
 
-// Hex returns the bytes of a file that was written by hand or by [hex.Dump]. Each line
-// has the offset of its first byte, the bytes, and behind # or | what they are. It skips
-// the test on a big-endian machine, as the files are those of little-endian ones.
+// Hex returns the bytes of a hex dump, written by hand or by [hex.Dump]. Each line has the offset
+// of its first byte, the bytes, and a comment after # or |. On a big-endian machine Hex skips the
+// test, because the dumps are little-endian.
 func Hex(t testing.TB, path string) []byte {
 	t.Helper()
 	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
 		t.Skip("this machine is big-endian")
 	}
-	text, err := os.ReadFile(path) //nolint:gosec // A test says which.
+	text, err := os.ReadFile(path) //nolint:gosec // The path comes from a test.
 	if err != nil {
 		t.Fatal(err)
 	}

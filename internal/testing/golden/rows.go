@@ -13,18 +13,18 @@ import (
 //
 //	<!-- table: name -->
 //
-// in a file, without the table's head. Cells are trimmed, and lose the backquotes around a whole
-// cell. Rows fails the test unless there is exactly one such table.
+// in a file, without the table's header. Cells are trimmed, and backquotes around a whole cell are
+// removed. Rows fails the test unless there is exactly one such table.
 func Rows(t *testing.T, file, name string) [][]string {
 	t.Helper()
-	text, err := os.ReadFile(file) //nolint:gosec // A test says which.
+	text, err := os.ReadFile(file) //nolint:gosec // The path comes from a test.
 	if err != nil {
 		t.Fatal(err)
 	}
 	mark := "<!-- table: " + name + " -->\n"
 	_, table, found := strings.Cut(string(text), mark)
 	if !found || strings.Contains(table, mark) {
-		t.Fatalf("%s: not one table %q", file, name)
+		t.Fatalf("%s: want exactly one table %q", file, name)
 	}
 	var rows [][]string
 	for line := range strings.Lines(table) {

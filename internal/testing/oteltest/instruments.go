@@ -9,14 +9,13 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// Measure measures a value with an instrument. It allocates as much as a call of the
-// instrument does.
+// Measure records a value with an instrument. It allocates no more than the instrument itself.
 type Measure func(ctx context.Context, value int, opts ...metric.MeasurementOption)
 
-// InstrumentName is the name of the instruments that [Instruments] make.
+// InstrumentName is the name of the instruments made by [Instruments].
 const InstrumentName = "measured"
 
-// Instruments make each kind of synchronous instrument.
+// Instruments creates each kind of synchronous instrument.
 var Instruments = map[string]func(metric.Meter) (Measure, error){
 	"int64counter":         adding(metric.Meter.Int64Counter, metric.Int64Counter.Add),
 	"int64updowncounter":   adding(metric.Meter.Int64UpDownCounter, metric.Int64UpDownCounter.Add),

@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oteltest has what tests and benchmarks need of OpenTelemetry. It has processors
-// that do nothing, providers that are shut down, all kinds of instruments, and the errors
-// that go to otel.Handle.
+// Package oteltest has OpenTelemetry helpers for tests and benchmarks: processors that do nothing,
+// providers that are shut down at the end, all kinds of instruments, and a collector of the errors
+// passed to otel.Handle.
 //
 // It is for tests only.
 package oteltest
@@ -20,8 +20,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// SpanProcessor calls Start for each span that starts. Without a function it does nothing,
-// but a provider with it records spans.
+// SpanProcessor calls Start for each span that starts. Without Start it does nothing, but its
+// presence makes a provider record spans.
 type SpanProcessor struct{ Start func(sdktrace.ReadWriteSpan) }
 
 // OnStart is called by the SDK.
@@ -40,7 +40,7 @@ func (SpanProcessor) Shutdown(context.Context) error { return nil }
 // ForceFlush does nothing.
 func (SpanProcessor) ForceFlush(context.Context) error { return nil }
 
-// LogProcessor calls Emit for each log record. Without a function it does nothing.
+// LogProcessor calls Emit for each log record. Without Emit it does nothing.
 type LogProcessor struct {
 	Emit     func(*sdklog.Record)
 	Disabled bool
@@ -107,13 +107,13 @@ func shutDown(t testing.TB, p provider) {
 	})
 }
 
-// Errors are the errors that went to otel.Handle.
+// Errors collects errors passed to otel.Handle.
 type Errors struct {
 	mu   sync.Mutex
 	errs []error
 }
 
-// HandledErrors collects the errors that go to otel.Handle until the end of the test.
+// HandledErrors collects the errors passed to otel.Handle until the end of the test.
 func HandledErrors(t testing.TB) *Errors {
 	t.Helper()
 	e := new(Errors)
@@ -123,7 +123,7 @@ func HandledErrors(t testing.TB) *Errors {
 	return e
 }
 
-// Handle is called by OpenTelemetry.
+// Handle implements otel.ErrorHandler.
 func (e *Errors) Handle(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

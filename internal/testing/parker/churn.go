@@ -17,7 +17,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// churners are functions of one goroutine each, which is in a span with the function's name.
+// churners each run in one goroutine, inside a span with the function's name.
 var churners = map[string]func(depth int){"churnA": churnA, "churnB": churnB, "churnC": churnC, "churnD": churnD}
 
 // churn runs until standard input ends.
@@ -26,7 +26,7 @@ func churn() {
 	for name, f := range churners {
 		go churnFor(tracer, name, f)
 	}
-	// Goroutines exit, and others use their g and their stack.
+	// Goroutines exit, and others reuse their g and stack.
 	go func() {
 		for {
 			var done sync.WaitGroup
@@ -52,7 +52,7 @@ func churnFor(tracer trace.Tracer, name string, f func(int)) {
 	}
 }
 
-// churnOne waits twenty times in a span.
+// churnOne waits twenty times inside a span.
 func churnOne(tracer trace.Tracer, name string, f func(int)) {
 	_, span := tracer.Start(context.Background(), name)
 	defer span.End()
@@ -61,7 +61,7 @@ func churnOne(tracer trace.Tracer, name string, f func(int)) {
 	}
 }
 
-// rest waits for a moment, in one of several ways.
+// rest waits briefly, in one of several ways.
 func rest() {
 	switch rand.IntN(3) {
 	case 0:

@@ -3,19 +3,20 @@
 
 //go:build linux
 
-// Command parker parks goroutines in every way in which goroutines wait, each inside a span of its own
-// whose name is the way. It is for tests of what is seen of them from outside.
+// Command parker parks goroutines in every way in which goroutines can wait, each in its own span,
+// which is named after the way. Tests compare it with what readers see from outside.
 //
 //	parker COUNT [WAY]
 //	parker churn
 //	parker work COUNT
 //
-// With work, COUNT workers serve requests: see [work]. With churn, goroutines wait all the time for a moment, in functions that only they call, on stacks that grow and shrink.
+// With work, COUNT workers serve requests: see [work]. With churn, goroutines wait briefly again
+// and again, in functions that only they call, on stacks that grow and shrink.
 //
-// Otherwise it starts COUNT goroutines, at least one for each way, or COUNT in one way alone, and prints a line when all are parked. For
-// each line "dump FILE" that it reads it writes the runtime's own stacks of all goroutines to FILE and
-// answers with a line. For each line "end ID" the goroutine with that id goes on, ends its span and
-// exits; "leak ID" is the same without ending the span.
+// Otherwise it starts COUNT goroutines, at least one for each way, or COUNT in one way only, and
+// prints a line when all are parked. For each line "dump FILE" it writes the runtime's own stacks
+// of all goroutines to FILE and answers with a line. For each line "end ID" the goroutine with that
+// id resumes, ends its span and exits; "leak ID" does the same without ending the span.
 package main
 
 import (
@@ -44,17 +45,17 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// forever is as long as a test can last.
+// forever is longer than any test.
 const forever = 24 * time.Hour
 
-// way is a way to wait. most bounds how many goroutines wait in it, 0 for any number: ways that hold a
-// thread or a processor are expensive.
+// way is a way to wait. most bounds the number of goroutines that wait this way, 0 for no bound:
+// ways that hold a thread or a processor are expensive.
 type way struct {
 	park func()
 	most int
 }
 
-// Things to wait for. The main goroutine never lets go of them.
+// Objects to wait for. The main goroutine never releases them.
 var (
 	empty     = make(chan int)
 	never     chan int
@@ -77,7 +78,7 @@ var ways = map[string]way{
 	"select empty":       {func() { select {} }, 0},
 	"mutex":              {func() { lock(&mutex) }, 0},
 	"rwmutex read":       {func() { writeLock.RLock() }, 0},
-	"rwmutex write":      {func() { readLock.Lock() }, 1}, // A waiting writer keeps readers out: it has a lock alone.
+	"rwmutex write":      {func() { readLock.Lock() }, 1}, // Needs its own lock, because a waiting writer blocks readers.
 	"cond":               {func() { cond.L.Lock(); cond.Wait() }, 0},
 	"waitgroup":          {func() { group.Wait() }, 0},
 	"sleep":              {func() { time.Sleep(forever) }, 0},
@@ -167,7 +168,8 @@ func bigFrame() {
 //go:noinline
 func use(b []byte) { b[0]++ }
 
-// recovering waits in a function that was deferred by one that has dereferenced nil in a leaf.
+// recovering waits in a deferred function that runs because of a nil dereference in a leaf
+// function.
 func recovering() {
 	defer func() {
 		_ = recover()
@@ -215,7 +217,7 @@ func readBlockingPipe() {
 
 func pause() { _, _, _ = syscall.Syscall(syscall.SYS_PPOLL, 0, 0, 0) }
 
-// spin keeps a processor busy in a function that has no frame.
+// spin keeps a processor busy in a function without a frame.
 func spin() {
 	for !stopSpin.Load() {
 		spinLeaf(&spun)
@@ -237,8 +239,8 @@ func must(err error) {
 	}
 }
 
-// quits has a channel for each goroutine that can be told to go on. exits is closed when it is about to
-// exit.
+// quits has a channel for each goroutine that waits to be resumed. exits is closed when it is about
+// to exit.
 var quits sync.Map
 
 func main() {
@@ -307,7 +309,7 @@ func park(tracer trace.Tracer, name string, wait func(), ready *sync.WaitGroup) 
 	wait()
 }
 
-// leave starts a span, waits until it is told to go on, and exits.
+// leave starts a span, waits until it is resumed, and exits.
 func leave(tracer trace.Tracer, name string, ready *sync.WaitGroup) {
 	_, span := tracer.Start(context.Background(), name)
 	quit := make(chan bool)

@@ -18,11 +18,11 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// stage is a part of a request: a span with this name, less its children, in which the request waits in
-// this way.
+// stage is a part of a request: the self time of a span with this name, during which the request
+// waits in this way.
 type stage struct{ name, waitsFor string }
 
-// worker serves one request after the other, and knows how long it was in each stage.
+// worker serves one request after another and records how long it was in each stage.
 type worker struct {
 	mu    sync.Mutex
 	in    stage
@@ -30,7 +30,7 @@ type worker struct {
 	times map[stage]time.Duration
 }
 
-// enter says that the worker goes on with another stage.
+// enter switches to stage s.
 func (w *worker) enter(s stage) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -41,8 +41,8 @@ func (w *worker) enter(s stage) {
 	w.in, w.since = s, now
 }
 
-// work serves with this many workers. To each line it answers with the time that all of them have spent in
-// each stage, {"time_unix_nano": N, "stages": [{"name", "waits_for", "nano"}]}.
+// work serves with count workers. It answers each line with the time that all of them have spent in
+// each stage: {"time_unix_nano": N, "stages": [{"name", "waits_for", "nano"}]}.
 func work(count int) {
 	tracer := newTracer()
 	workers := make([]*worker, count)

@@ -1,8 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package programs builds and runs the programs that tests start, in the ways in which users
-// build theirs.
+// Package programs builds and runs the programs that tests start, in the ways users build theirs.
 //
 // It is for tests only.
 package programs
@@ -24,26 +23,26 @@ import (
 // Variant is a way to build a program.
 type Variant struct {
 	Name string
-	// Toolchain is a Go version, such as go1.27.1, or empty for the one that runs the test.
+	// Toolchain is a Go version such as go1.27.1, or empty for the version that runs the test.
 	Toolchain string
 	// Arch is a GOARCH, or empty for this machine's.
 	Arch string
-	// Cgo builds with a C compiler.
+	// Cgo enables cgo, which needs a C compiler.
 	Cgo bool
-	// Flags are further arguments of go build.
+	// Flags are additional arguments of go build.
 	Flags []string
-	// Env are further environment variables.
+	// Env are additional environment variables.
 	Env []string
 }
 
-// NextGo is a Go release after the oldest one that is supported.
+// NextGo is a Go release newer than the oldest supported one.
 const NextGo = "go1.27.1"
 
-// Arm64Root is where Debian has the C library of arm64 programs.
+// Arm64Root is where Debian installs the C library for arm64 programs.
 const Arm64Root = "/usr/aarch64-linux-gnu"
 
-// The usual variants. Tests of different packages use the same flags, so that the go
-// command compiles the standard library once for each.
+// The usual variants. Tests of different packages use the same flags, so that the go command
+// compiles the standard library only once per variant.
 var (
 	Static    = Variant{Name: "static"}
 	PIE       = Variant{Name: "pie", Flags: []string{"-buildmode=pie"}}
@@ -53,7 +52,7 @@ var (
 	CgoStatic = Variant{Name: "cgo-static", Cgo: true, Flags: []string{"-ldflags=-linkmode=external -extldflags=-static"}}
 )
 
-// With returns the variant built by another Go.
+// With returns the variant built by another Go version.
 func (v Variant) With(toolchain string) Variant {
 	v.Name, v.Toolchain = v.Name+"-"+toolchain, toolchain
 	return v
@@ -65,9 +64,9 @@ func (v Variant) For(arch string) Variant {
 	return v
 }
 
-// Build returns the path of a program, whose package is relative to the directory of its
-// module. The program is gone at the end of the test. Build skips the test, and names what
-// is missing, if this machine cannot build the variant.
+// Build builds a program and returns its path. pkg is relative to the module's directory. The
+// program is removed at the end of the test. If this machine cannot build the variant, Build skips
+// the test and names what is missing.
 func Build(t testing.TB, v Variant, module, pkg string) string {
 	t.Helper()
 	if err := v.missing(); err != nil {
@@ -78,12 +77,13 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 		t.Fatal(err)
 	}
 	name := filepath.Base(filepath.Join(dir, pkg))
-	// The go command does not link again what is up to date.
+	// The go command does not relink an up-to-date program.
 	cached := cache(t)
 	kept := filepath.Join(cached, v.key(dir, pkg), name)
-	cmd := exec.Command("go", append(append([]string{"build", "-o", kept}, v.Flags...), pkg)...) //nolint:gosec // G204: all of it is the test's
+	cmd := exec.Command("go", append(append([]string{"build", "-o", kept}, v.Flags...), pkg)...) //nolint:gosec // G204: the arguments come from the test
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), v.env()...)
-	// Nobody sees half a program: from another file system it would be copied.
+	// With GOTMPDIR on the same file system the program is renamed into place, so no reader sees
+	// part of it. Across file systems it would be copied.
 	cmd.Env = append(cmd.Env, "GOTMPDIR="+cached)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		skipWithoutStaticC(t, out)
@@ -102,9 +102,9 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 	return exe
 }
 
-// C returns the path of a program in C, compiled with these flags behind its source. The program
-// is gone at the end of the test. C skips the test, and names what is missing, without a C
-// compiler or, where it is linked statically, a static C library.
+// C compiles a C program with these additional flags and returns its path. The program is removed
+// at the end of the test. C skips the test and names what is missing if there is no C compiler or,
+// for a static program, no static C library.
 func C(t testing.TB, source string, flags ...string) string {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
@@ -112,7 +112,7 @@ func C(t testing.TB, source string, flags ...string) string {
 		t.Skipf("no C compiler: %v", err)
 	}
 	exe := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), ".c"))
-	cmd := exec.Command(cc, append([]string{"-O2", "-Wall", "-Werror", "-o", exe, source}, flags...)...) //nolint:gosec // G204: all of it is the test's
+	cmd := exec.Command(cc, append([]string{"-O2", "-Wall", "-Werror", "-o", exe, source}, flags...)...) //nolint:gosec // G204: the arguments come from the test
 	out, err := cmd.CombinedOutput()
 	skipWithoutStaticC(t, out)
 	if err != nil {
@@ -121,7 +121,7 @@ func C(t testing.TB, source string, flags ...string) string {
 	return exe
 }
 
-// skipWithoutStaticC skips the test if a linker has found no static C library.
+// skipWithoutStaticC skips the test if the linker's output says that there is no static C library.
 func skipWithoutStaticC(t testing.TB, linked []byte) {
 	t.Helper()
 	if strings.Contains(string(linked), "cannot find -lc") {
@@ -129,24 +129,24 @@ func skipWithoutStaticC(t testing.TB, linked []byte) {
 	}
 }
 
-// PublicDir returns a directory that every user can read. It is gone at the end of the test.
+// PublicDir returns a directory that every user can read. It is removed at the end of the test.
 func PublicDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "otelctx-test-") //nolint:usetesting // t.TempDir is closed to others.
+	dir, err := os.MkdirTemp("", "otelctx-test-") //nolint:usetesting // other users cannot access t.TempDir.
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // G302: it is to be public
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // G302: meant to be public
 		t.Fatal(err)
 	}
 	return dir
 }
 
-// Public returns the path of a copy of a program that every user can run, with a name.
+// Public copies a program to a file with this name that every user can run, and returns its path.
 func Public(t testing.TB, program, name string) string {
 	t.Helper()
-	content, err := os.ReadFile(program) //nolint:gosec // G304: the test's own
+	content, err := os.ReadFile(program) //nolint:gosec // G304: the path comes from the test
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func Public(t testing.TB, program, name string) string {
 	return path
 }
 
-// Script writes a shell script, and returns its path. It is gone at the end of the test.
+// Script writes a shell script and returns its path. It is removed at the end of the test.
 func Script(t testing.TB, body string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "script")
@@ -163,8 +163,8 @@ func Script(t testing.TB, body string) string {
 	return path
 }
 
-// Write writes a program. No process starts meanwhile: until its own program begins it
-// would have the file open to write, and what somebody writes cannot be started.
+// Write writes a program. It blocks the start of other processes meanwhile: until exec, a new
+// process would hold the file open for writing, and such a file cannot be executed (ETXTBSY).
 func Write(t testing.TB, path string, content []byte) {
 	t.Helper()
 	syscall.ForkLock.RLock()
@@ -172,13 +172,13 @@ func Write(t testing.TB, path string, content []byte) {
 	if err := os.WriteFile(path, content, 0o755); err != nil { //nolint:gosec // G306: a program
 		t.Fatal(err)
 	}
-	// Whatever the umask is.
+	// Regardless of the umask.
 	if err := os.Chmod(path, 0o755); err != nil { //nolint:gosec // G302: a program
 		t.Fatal(err)
 	}
 }
 
-// cache returns the directory where programs are kept.
+// cache returns the directory of built programs.
 func cache(t testing.TB) string {
 	t.Helper()
 	dir, err := os.UserCacheDir()
@@ -192,7 +192,7 @@ func cache(t testing.TB) string {
 	return dir
 }
 
-// key tells programs apart.
+// key identifies a program in the cache.
 func (v Variant) key(dir, pkg string) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s\x00%v", dir, pkg, os.Getenv("GOFLAGS"), v))
 	return hex.EncodeToString(sum[:8])
@@ -217,13 +217,13 @@ func (v Variant) env() []string {
 
 const arm64CC = "aarch64-linux-gnu-gcc"
 
-// cross reports whether it takes a C compiler for another architecture: one that has cgo,
-// or a dynamic linker.
+// cross reports whether the variant needs a C compiler for another architecture, because it uses
+// cgo or a dynamic linker.
 func (v Variant) cross() bool {
 	return v.Arch == "arm64" && runtime.GOARCH != "arm64" && (v.Cgo || len(v.Flags) > 0)
 }
 
-// missing says what this machine lacks to build the variant.
+// missing returns an error that names what this machine lacks to build the variant, or nil.
 func (v Variant) missing() error {
 	if _, err := exec.LookPath("go"); err != nil {
 		return fmt.Errorf("no go tool: %w", err)

@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// What is built is what was asked for, also where another variant has been built before.
+// Build returns the requested variant even if another one was built before.
 func TestBuild(t *testing.T) {
 	for _, test := range []struct {
 		variant Variant
@@ -44,7 +44,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// What was just written can be started, whatever else is started meanwhile.
+// A program that was just written can be started, even while other processes start.
 func TestScript(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("no shell")

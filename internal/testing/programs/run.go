@@ -12,17 +12,16 @@ import (
 	"time"
 )
 
-// hung is how long a command may run: no command of a test takes that long.
+// hung bounds how long a command may run; no command of a test takes that long.
 const hung = 2 * time.Minute
 
-// Run runs a command to its end, and returns what it wrote and its exit code: -1 if a
-// signal ended it. It skips the test if the command is another user's and this user may
-// not start it.
+// Run runs a command to its end and returns its output and exit code, -1 if a signal ended it. It
+// skips the test if the command runs as another user and this user may not start it.
 func Run(t testing.TB, cmd *exec.Cmd) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	cmd.WaitDelay = hung // A process that is left behind would hold the pipes.
+	cmd.WaitDelay = hung // A leftover child process would keep the pipes open.
 	err := cmd.Start()
 	if errors.Is(err, syscall.EPERM) && cmd.SysProcAttr != nil {
 		t.Skip("changing the user needs CAP_SETUID and CAP_SETGID")

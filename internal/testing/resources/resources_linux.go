@@ -13,11 +13,11 @@ import (
 	"github.com/otelctx/otelctx/internal/procfs"
 )
 
-// OpenFiles returns how many file descriptors this process has.
+// OpenFiles returns the number of open file descriptors of this process.
 func OpenFiles(t testing.TB) int {
 	t.Helper()
-	// Unlike os.ReadDir it has the runtime open its poller, which stays open, if that has
-	// not been done.
+	// Unlike os.ReadDir, os.Open makes the runtime create its poller, whose descriptors stay open,
+	// if it does not exist yet.
 	dir, err := os.Open("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +46,8 @@ func Mappings(part string) (found []procfs.Mapping, err error) {
 	return found, nil
 }
 
-// WithoutDescriptors calls f while this process may open no file, and so has no memory files.
+// WithoutDescriptors calls f while this process cannot open files, and so cannot create memory
+// files either.
 func WithoutDescriptors(f func() error) error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {

@@ -5,6 +5,6 @@
 
 package testenv
 
-// Race reports whether the race detector is on. It makes code some ten times slower,
+// Race reports whether the race detector is enabled. It makes code about ten times slower,
 // allocates, and empties sync.Pools at random.
 const Race = false

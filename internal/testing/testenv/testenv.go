@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testenv says which tests are being run. make test and plain go test run every
-// behaviour once, and make test-all runs everything that there is to run.
+// Package testenv selects which tests run. make test and plain go test run every behaviour once;
+// make test-all runs everything.
 //
 // It is for tests only.
 package testenv
@@ -19,10 +19,10 @@ const (
 	emulatedKey = "OTELCTX_TEST_EMULATED" // set by .ci/kernels
 )
 
-// All reports whether long rounds and every build variant are wanted, as in make test-all.
+// All reports whether long rounds and every build variant run, as in make test-all.
 func All() bool { return os.Getenv(allKey) != "" }
 
-// NeedAll skips the rest of a test that only make test-all runs.
+// NeedAll skips the rest of a test unless make test-all runs it.
 func NeedAll(t testing.TB) {
 	t.Helper()
 	if !All() {
@@ -30,9 +30,8 @@ func NeedAll(t testing.TB) {
 	}
 }
 
-// Rounds returns how often a test repeats what depends on chance. Usually that is as
-// often as it takes to notice the mistakes that the test is for; in make test-all it is
-// more.
+// Rounds returns how often a test repeats something that depends on chance: usually often enough to
+// detect the mistakes that the test is for, in make test-all more often.
 func Rounds(usually, all int) int {
 	if All() {
 		return all
@@ -40,10 +39,10 @@ func Rounds(usually, all int) int {
 	return usually
 }
 
-// Patience is how long a test waits for what must come: on a busy machine a process may not
-// run for minutes.
+// Patience bounds how long a test waits for an event that must happen: on a busy machine a process
+// may not run for minutes.
 const Patience = 5 * time.Minute
 
-// Emulated reports whether the processors are emulated. Shares of time then say nothing
-// about a real machine.
+// Emulated reports whether the processors are emulated. Shares of CPU time then do not represent a
+// real machine.
 func Emulated() bool { return os.Getenv(emulatedKey) != "" }

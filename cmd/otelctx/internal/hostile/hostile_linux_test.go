@@ -552,7 +552,7 @@ func samplesPerUse(t *testing.T, otelctx string, service *childproc.Child) float
 	return float64(d.samples(service.PID())) / (usedAt(d.Start+d.Duration) - usedAt(d.Start)).Seconds()
 }
 
-// TestDenied makes a service publish that may not create memory files (row 9).
+// TestDenied runs a service that publishes without permission to create memory files (row 9).
 func TestDenied(t *testing.T) {
 	otelctx := recordingCommand(t)
 	c := childproc.Start(t, roleDenied, nil)

@@ -134,7 +134,7 @@ func TestProgress(t *testing.T) {
 			}
 		},
 	}
-	// A recording that does not end ends with the process.
+	// A recording that hangs is ended by killing the process.
 	hung := time.AfterFunc(testenv.Patience, func() { _ = syscall.Kill(c.PID(), syscall.SIGKILL) })
 	defer hung.Stop()
 	r := record(t, ctx, config)

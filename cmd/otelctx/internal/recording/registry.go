@@ -24,6 +24,8 @@ type registry struct {
 	selection *Selection
 
 	mu sync.Mutex
+	// polled is when the CPU use of all processes was last compared.
+	polled time.Time
 	// programs holds the recorded programs, and those retired less than keepRetired ago.
 	programs map[sampler.Image]*target
 	// others holds the examined processes that are not recorded, by process id.
@@ -138,6 +140,7 @@ func (r *registry) running() (all []*target) {
 func (r *registry) changed(processes map[int]sampler.Process) (changed []sampler.Process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.polled = time.Now()
 	for _, p := range processes {
 		if r.hasChanged(p) {
 			changed = append(changed, p)
@@ -151,7 +154,7 @@ func (r *registry) hasChanged(p sampler.Process) bool {
 		if !t.retired.IsZero() || t.used == p.Used && !t.seen.Load() {
 			return false
 		}
-		t.used, t.active = p.Used, time.Now()
+		t.used, t.active = p.Used, r.polled
 		return true
 	}
 	if r.selection.exact() {
@@ -178,7 +181,8 @@ func (r *registry) makeRoom(user int) *target {
 	for _, t := range r.programs {
 		switch {
 		case !t.retired.IsZero():
-		case time.Since(t.active) > pollInterval:
+		// Since the last poll, only samples tell whether a program is active.
+		case r.polled.Sub(t.active) > pollInterval && !t.seen.Load():
 			if idle == nil || t.active.Before(idle.active) {
 				idle = t
 			}

@@ -120,6 +120,10 @@ func TestMakeRoom(t *testing.T) {
 	add(2, 1, time.Hour)
 	add(3, 1, 2*time.Hour)
 	add(4, 1, 300*time.Millisecond)
+	assert.Nil(t, r.makeRoom(1), "which are idle is not known before the processes are compared")
+	r.changed(nil)
+	add(5, 2, 3*time.Hour)
+	r.programs[sampler.Image{PID: 5}].seen.Store(true) // sampled since
 	for _, idle := range []int{3, 2} {
 		assert.Equal(t, idle, r.makeRoom(1).image.PID)
 		image := sampler.Image{PID: idle}
@@ -129,6 +133,6 @@ func TestMakeRoom(t *testing.T) {
 		assert.False(t, r.hasChanged(sampler.Process{Image: image}), "it has ended, or is a kernel thread")
 	}
 	assert.Nil(t, r.makeRoom(1), "none is idle, and the user has the most")
-	assert.Equal(t, 4, r.makeRoom(2).image.PID)
-	assert.Nil(t, r.makeRoom(2), "one more would be as many")
+	assert.Equal(t, 4, r.makeRoom(3).image.PID)
+	assert.Nil(t, r.makeRoom(3), "one more would be as many")
 }

@@ -82,8 +82,7 @@ func (c *code) Frame(pc uint64) (function string, size int, ok bool) {
 	return f.function, f.size, f.ok
 }
 
-// location returns what is known of an instruction. The function that it is in comes after those that
-// are inlined there.
+// location symbolizes an instruction. Inlined functions come before the function that contains it.
 func (c *code) location(pc uint64) *symbols.Location {
 	l, known := c.lines[pc]
 	if !known {

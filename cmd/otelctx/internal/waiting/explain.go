@@ -117,8 +117,8 @@ func packagePath(function string) string {
 	return strings.ReplaceAll(function[:slash+1+dot], "%2e", ".")
 }
 
-// standard reports whether a package is in Go's standard library. The paths of other modules have a dot
-// in their first element, by convention; of those that have none the file tells.
+// standard reports whether a package is in Go's standard library. By convention, paths of other
+// modules have a dot in their first element. For other paths without one, the file decides.
 func standard(path, file string) bool {
 	first, _, _ := strings.Cut(path, "/")
 	if path == "" || strings.Contains(first, ".") {

@@ -47,8 +47,8 @@ type Span struct {
 type Goroutine struct {
 	reader.Goroutine
 
-	// Spans are the indexes of its spans in [Look.Spans], the one that was started last being the
-	// last. There are none if all of them have ended since.
+	// Spans are the indexes of its spans in [Look.Spans], in the order in which they started. It is
+	// empty if all of them have ended since.
 	Spans []int
 }
 

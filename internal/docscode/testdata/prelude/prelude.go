@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package documents declares what the code in documents takes for granted.
+// Package documents declares the identifiers that code in documents uses without declaring.
 package documents
 
 import (

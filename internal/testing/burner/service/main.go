@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command service is a burner, for tests of programs that are built in other ways than
-// the tests themselves.
+// Command service is a burner for tests of programs that are built differently from the tests
+// themselves.
 package main
 
 import (

@@ -203,8 +203,9 @@ func TestLabelsThatChange(t *testing.T) {
 	assert.Less(t, found, 500)
 }
 
-// roleLabels uses the CPU on a goroutine with labels that are given as JSON and set by pprof.Do,
-// alternating if there are several sets. It advertises where goroutines have them, and has no records.
+// roleLabels burns CPU on a goroutine with labels that are given as JSON and set by pprof.Do,
+// alternating if there are several sets. It advertises the position of goroutine labels, but no
+// records.
 const roleLabels = "labels"
 
 func labelsRole(parent *childproc.Parent) {

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// maxFiles bounds the open files. Users share it: one may hold as many as are free, so that there is
-	// room for others. Beyond that a user loses its least recently used file. A file that no user holds is
-	// closed, and no longer names anything.
+	// maxFiles bounds the open files. Users share it: a user may hold as many files as are still
+	// free, which leaves room for others. Beyond that the user's least recently used file is
+	// evicted. A file that no user holds is closed and its symbols are no longer available.
 	maxFiles = 1024
 	// maxTables bounds the files whose symbols are held, about 16 MB each at most. An address may be looked
 	// up in a program and in its debug file.

@@ -99,7 +99,7 @@ func TestUnnamed(t *testing.T) {
 	assert.Positive(t, gnu)
 }
 
-// without is a file of which some sections must not be read.
+// without is a file that fails the test if certain sections are read.
 type without struct {
 	*os.File
 

@@ -1,7 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package documents declares what the code in documents about services takes for granted.
+// Package documents declares the identifiers that code in documents about services uses without
+// declaring.
 package documents
 
 import (

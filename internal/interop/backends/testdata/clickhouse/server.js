@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// A part of ClickHouse's HTTP interface around chDB, which is ClickHouse's engine as a
-// library: enough for the Collector's exporter and for queries of a test.
+// Part of ClickHouse's HTTP interface on top of chDB, ClickHouse's engine as a library: enough for
+// the Collector's exporter and for the tests' queries.
 //
 // usage: node server.js HOST PORT DIRECTORY
 'use strict';
@@ -17,8 +17,9 @@ const session = new Session(path.join(directory, 'data'));
 
 const text = (s) => Buffer.concat([Buffer.from([s.length]), Buffer.from(s)]); // below 128 bytes
 
-// The first answer that a Go client reads is a block with the header and the column flags of
-// the newest protocol. As revision 0 it gets plain blocks from then on, as chDB writes them.
+// The first answer that a Go client reads is a block with the header and column flags of the newest
+// protocol. Because it announces revision 0, the client then expects plain blocks, as chDB writes
+// them.
 const hello = Buffer.concat([
   Buffer.from([1, 0, 2, 0xff, 0xff, 0xff, 0xff, 0]), // block info
   Buffer.from([4, 1]), // columns and rows
@@ -50,7 +51,7 @@ async function answer(url, body) {
   return Buffer.from((await session.queryAsync(statement, { format })).bytes());
 }
 
-// One statement at a time.
+// Statements run one at a time.
 let last = Promise.resolve();
 
 http.createServer((request, response) => {

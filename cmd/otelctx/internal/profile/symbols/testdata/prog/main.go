@@ -1,9 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command prog tells of itself what the runtime knows of its code: of a stack with
-// inlined calls, and of addresses throughout its text. It waits for its input to end,
-// and does what it reads there.
+// Command prog reports the runtime's own symbolization of its code: of a stack with inlined calls,
+// and of addresses throughout its text. It follows the commands on its input until that ends.
 package main
 
 import (
@@ -24,7 +23,7 @@ type Frame struct {
 	Function string
 	File     string
 	Line     int
-	// Inlined says that the next frame is the one that it is inlined in.
+	// Inlined says that this frame is inlined in the next one.
 	Inlined bool
 }
 

@@ -1,0 +1,202 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package truth puts a number on the stack of a goroutine while it works: one function for each hexadecimal digit.
+// So each sample of the work, by whichever profiler, contains the number, and the number stands for the span that is
+// due.
+package truth
+
+import (
+	"bytes"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/pprof/profile"
+)
+
+const (
+	numberDigits = 6
+	// Max is the largest number plus 1.
+	Max = 1 << (4 * numberDigits)
+)
+
+// Burn takes a few hundred microseconds: long enough to be sampled, and short enough for many repetitions.
+const (
+	pieces     = 16
+	iterations = 10_000
+)
+
+//go:noinline
+func spin(x uint64) uint64 {
+	x |= 1
+	for range iterations {
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
+	}
+	return x
+}
+
+// BurnTime returns the minimum CPU time of Burn on this machine.
+func BurnTime() time.Duration {
+	least := time.Hour
+	for range 20 {
+		begin := time.Now()
+		Spin()
+		least = min(least, time.Since(begin))
+	}
+	return least * pieces
+}
+
+// sink keeps the compiler from removing the work.
+var sink atomic.Uint64
+
+// Burn uses the processor with the number on the stack, and then calls wait, unless it is nil. The number must be
+// below [Max].
+//
+// The stack has a frame of Burn, one for each digit, the highest first, and one of bottom. Frames of spell are in
+// between.
+//
+//go:noinline
+func Burn(number uint64, wait func()) { spell(number, numberDigits, wait) }
+
+// Spin uses the processor for a moment, with no number on the stack.
+func Spin() { sink.Store(spin(sink.Load())) }
+
+//go:noinline
+func bottom(wait func()) {
+	x := sink.Load()
+	for range pieces {
+		x = spin(x)
+	}
+	sink.Store(x)
+	if wait != nil {
+		wait()
+	}
+	AtBottom()
+}
+
+// AtBottom is called while the number is on the stack. Set it before the first Burn.
+var AtBottom = func() {}
+
+//go:noinline
+func spell(number uint64, left int, wait func()) {
+	if left == 0 {
+		bottom(wait)
+		return
+	}
+	left--
+	digits[number>>(4*left)&15](number, left, wait)
+}
+
+// digits are the functions that spell a digit.
+var digits [16]func(number uint64, left int, wait func())
+
+func init() { //nolint:gochecknoinits // The functions call each other through the table.
+	digits = [...]func(uint64, int, func()){
+		digit0, digit1, digit2, digit3, digit4, digit5, digit6, digit7, digit8, digit9, digitA, digitB, digitC, digitD, digitE, digitF,
+	}
+}
+
+//go:noinline
+func digit0(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digit1(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digit2(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digit3(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digit4(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digit5(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digit6(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digit7(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digit8(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digit9(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digitA(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digitB(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digitC(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digitD(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digitE(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+//go:noinline
+func digitF(number uint64, left int, wait func()) { spell(number, left, wait) }
+
+// Told returns the number on a stack, given the names of its functions with the innermost first. ok is false if the
+// stack has no number, or is cut off.
+func Told(names []string) (number uint64, ok bool) {
+	const pkg = "github.com/otelctx/otelctx/benchmarks/internal/truth."
+	burning, digits := false, 0
+	for _, name := range names {
+		name, ours := strings.CutPrefix(name, pkg)
+		digit, isDigit := strings.CutPrefix(name, "digit")
+		switch {
+		case !ours && !burning:
+			// The runtime preempts the goroutine, or wait runs.
+		case ours && (name == "spin" || name == "bottom"):
+			// A leaf function may hide its caller, so one of the two may be missing.
+			burning = true
+		case !ours, !burning:
+			return 0, false
+		case name == "spell":
+		case isDigit && len(digit) == 1:
+			number |= uint64(strings.Index("0123456789ABCDEF", digit)) << (4 * digits)
+			digits++
+		case name == "Burn":
+			return number, digits == numberDigits
+		default:
+			return 0, false
+		}
+	}
+	return 0, false
+}
+
+// Read decodes a profile of pprof, and calls f for each sample that has a number, with its labels and its count.
+func Read(b []byte, f func(number uint64, labels map[string][]string, count int) error) error {
+	p, err := profile.Parse(bytes.NewReader(b))
+	if err != nil {
+		return err
+	}
+	for _, sample := range p.Sample {
+		var names []string
+		for _, l := range sample.Location {
+			if len(l.Line) == 0 {
+				names = append(names, "?")
+			}
+			for _, line := range l.Line {
+				names = append(names, line.Function.Name)
+			}
+		}
+		if number, ok := Told(names); ok {
+			if err := f(number, sample.Label, int(sample.Value[0])); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,74 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
+)
+
+// TestMain lets the scoreboard run this program as wild serve.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "serve" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// TestScore checks what otelctx record sees of each carrier: no wrong span, and no missing span where the carrier is
+// exact. The patterns are those in which carriers differ.
+func TestScore(t *testing.T) {
+	const (
+		always    = "httpServerChild,goFunction,rootEndedElsewhere,childEndedElsewhere,siblings,attachChild"
+		inherited = "startedInside,outlives,outlivesOwnSpan" // the goroutine table and thread slots are not inherited
+		rings     = "smallRing,tinyRing"
+	)
+	otelctx := programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
+	for _, tt := range []struct {
+		publish, observer, patterns string
+		// exact says that no span is missing.
+		exact bool
+	}{
+		{"default", "record", always + "," + inherited + "," + rings, true},
+		{"default", "labels", inherited, true},
+		{"record", "record", always + "," + inherited, true},
+		{"goroutine_table", "record", always, true},
+		{"goroutine_table", "record", inherited, false},
+		{"thread_slots", "record", always + "," + inherited + "," + rings, false},
+	} {
+		t.Run(tt.publish+" "+tt.observer, func(t *testing.T) {
+			b := board{
+				otelctx: otelctx, publish: tt.publish, observers: tt.observer, cpu: 500 * time.Millisecond, parallel: 8,
+				patterns: tt.patterns,
+			}
+			var out strings.Builder
+			err := b.score(&out)
+			if errors.Is(err, errNotPermitted) {
+				t.Skip(err)
+			}
+			require.NoError(t, err)
+			t.Log(out.String())
+			shown := 0
+			for name, row := range b.rows {
+				got := row.Tallies[tt.observer]
+				shown += got.Shown
+				assert.GreaterOrEqual(t, got.samples(), wanted, name)
+				assert.Zero(t, got.Wrong, name)
+				if tt.exact {
+					assert.Zero(t, got.None, name)
+				}
+			}
+			assert.Positive(t, shown)
+		})
+	}
+}
