@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// BenchmarkSpans reads waiting goroutines whose symbols have been read: look is the reading alone, document
+// BenchmarkSpans reads waiting goroutines whose symbols have been read: look is a look of record --wall, document
 // is spans --stacks without the writing.
 func BenchmarkSpans(b *testing.B) {
 	childproc.NeedReading(b)
@@ -33,7 +33,7 @@ func BenchmarkSpans(b *testing.B) {
 		b.Run("look/spans="+strconv.Itoa(count), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				look, err := p.Look(b.Context())
+				look, err := p.Sample(b.Context(), waiting.Options{Stacks: true})
 				require.NoError(b, err)
 				require.Len(b, look.Goroutines, len(first.Goroutines))
 			}
