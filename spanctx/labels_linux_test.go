@@ -151,7 +151,7 @@ func waitInSpan(started chan<- trace.Span, end <-chan struct{}, span trace.Span)
 // The labels may change any number of times during a span. A goroutine that keeps early ones is still
 // in the span for readers of cells.
 func TestDoWithManyLabels(t *testing.T) {
-	s := serve(t, everything()...)
+	s := serve(t)
 	apart(func() {
 		ctx, root := s.root()
 		ctx, span := s.start(ctx)

@@ -456,10 +456,11 @@ func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, u
 	var names gorecord.Names
 	name, endpoint := p.cells.Names(base.Ref())
 	p.names.Set(&names, name, endpoint)
+	var datadogRoot uint64
 	if p.datadogLabels {
-		names.DatadogRoot, _ = p.cells.LocalRoot(base.Ref())
+		datadogRoot, _ = p.cells.LocalRoot(base.Ref())
 	}
-	record := base.Variant(a, &names, user, outer)
+	record := base.Variant(a, &names, datadogRoot, user, outer)
 	if base.Ended() || !p.cells.Live(base.Ref()) {
 		record.End(p.withdrawsLabels(p.profile.wasRunning()))
 	}

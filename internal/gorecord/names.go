@@ -15,8 +15,6 @@ import (
 type Names struct {
 	Name, Endpoint           uint16
 	NameLabel, EndpointLabel string
-	// DatadogRoot is the id of the local root if variants also have the labels of dd-trace-go, or 0.
-	DatadogRoot uint64
 }
 
 // The keys of dd-trace-go's labels. Versions before 2.11 set DatadogRootKey, later ones set

@@ -367,7 +367,7 @@ const maxVariants = 64
 // has ended, by the word that the ending goroutine changes by compare-and-swap before it calls End,
 // and if so call [Record.End] on the result. Variant adds the record by compare-and-swap too: if that
 // came first, End sees the record; otherwise the caller sees that the span has ended.
-func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record) *Record {
+func (r *Record) Variant(a *Attributes, n *Names, datadogRoot uint64, user UserLabels, outer *Record) *Record {
 	for {
 		newest, have := r.variant.Load(), 1
 		var before, last *Record = nil, r
@@ -387,7 +387,7 @@ func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record
 			before.variant.Store(nil)
 			continue
 		}
-		v := r.copy(a, n, user, outer)
+		v := r.copy(a, n, datadogRoot, user, outer)
 		v.variant.Store(newest)
 		if r.variant.CompareAndSwap(newest, v) {
 			return v
@@ -418,12 +418,12 @@ func (r *Record) retire() {
 }
 
 // copy returns another record of the same span.
-func (r *Record) copy(a *Attributes, n *Names, user UserLabels, outer *Record) *Record {
+func (r *Record) copy(a *Attributes, n *Names, datadogRoot uint64, user UserLabels, outer *Record) *Record {
 	id := binary.BigEndian
 	state := atomic.LoadUint32(&r.state)
 	c := New(id.Uint64(r.traceID[:8]), id.Uint64(r.traceID[8:]), id.Uint64(r.spanID[:]), uint8(state>>stateFlagsShift), a, n, user)
-	if n.DatadogRoot != 0 {
-		c.AddDatadogLabels(n.DatadogRoot, a, n)
+	if datadogRoot != 0 {
+		c.AddDatadogLabels(datadogRoot, a, n)
 	}
 	c.SetCell(r.ref, &r.ancestors, r.outsider)
 	c.SetOuter(outer)
