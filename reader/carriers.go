@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// ErrNoThreadContext says that the process publishes no spans of its threads in a format that this
+// ErrNoThreadContext means that the process publishes no spans of its threads in a format that this
 // package supports. It may publish them later, or have published them before, or what it publishes
 // is invalid.
 var ErrNoThreadContext = errors.New("no thread context")

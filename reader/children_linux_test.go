@@ -132,7 +132,8 @@ func (w *testWriter) do(step string, args []string) (string, error) {
 
 const testMemorySize = 128 << 10
 
-// mapMemory maps memory that carries a context's name, now or after announce.
+// mapMemory maps memory under the name of a process context; in some cases announce sets the name
+// later.
 func (w *testWriter) mapMemory(how string) (string, error) {
 	var err error
 	w.region, w.memfd = nil, nil // what was mapped stays mapped

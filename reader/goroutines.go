@@ -80,9 +80,9 @@ type Goroutine struct {
 
 // Errors of [Goroutine.StackErr].
 var (
-	// ErrStackTruncated says that the stack is longer than the innermost frames that are returned.
+	// ErrStackTruncated means that the stack is longer than the innermost frames that are returned.
 	ErrStackTruncated = errors.New("the stack is longer")
-	// ErrNoStack says that the stack, or the outer part of it, could not be unwound.
+	// ErrNoStack means that the stack, or the outer part of it, could not be unwound.
 	ErrNoStack = errors.New("the stack cannot be unwound")
 )
 
@@ -266,8 +266,8 @@ func sized[T any](s []T, n int) []T {
 	return s[:n]
 }
 
-// readEach fills the readable parts and reports which those are. The error is the memory's if the
-// process cannot be read at all.
+// readEach fills the parts that can be read, and reports for each part whether it was. It returns
+// an error only if the process cannot be read at all.
 func (s *goroutineScratch) readEach(memory ringbuf.Memory, parts []ringbuf.Part) ([]bool, error) {
 	s.ok = sized(s.ok, len(parts))
 	ok := s.ok

@@ -34,7 +34,7 @@ func (a advertisement) nameTable() (*NameTable, error) {
 	return &NameTable{t.address, t.headerSize, t.entrySize, t.capacity}, nil
 }
 
-// errNoNameTable says that the advertised address holds no name table.
+// errNoNameTable means that the advertised address holds no name table.
 var errNoNameTable = errors.New("not a name table")
 
 // read returns names by number and appends to the ones read before. The error is the memory's, or

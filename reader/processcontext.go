@@ -132,7 +132,7 @@ func (k publication) mayHave(name []byte) bool {
 	return wire.IsProcessContextMapping(name) || k == advertisementPublication && wire.IsThreadLocalMapping(name)
 }
 
-// errSeveral says that a process has several process contexts. It is wrapped together with
+// errSeveral means that a process has several process contexts. It is wrapped together with
 // [ErrInvalid].
 var errSeveral = errors.New("process contexts")
 

@@ -83,7 +83,7 @@ func (a advertisement) spanTable(memory ringbuf.Memory) (*SpanTable, error) {
 	return t, nil
 }
 
-// errNoSpanTable says that the advertised address holds no span table, or no longer does.
+// errNoSpanTable means that the advertised address holds no span table, or no longer does.
 var errNoSpanTable = errors.New("not a span table")
 
 // used returns the number of cells ever used. The error is the memory's, or wraps [errNoSpanTable]

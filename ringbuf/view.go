@@ -17,11 +17,11 @@ import (
 
 // Errors for readers to branch on. Every other error of a [View] is its [Memory]'s.
 var (
-	// ErrNotRing says that memory holds no ring, or that a described layout is impossible.
+	// ErrNotRing means that memory holds no ring, or that a described layout is impossible.
 	ErrNotRing = errors.New("not a ring")
-	// ErrBusy says that a slot was being written at every attempt.
+	// ErrBusy means that a slot was being written at every attempt.
 	ErrBusy = errors.New("slot is being written")
-	// ErrEmpty says that the slot has no span.
+	// ErrEmpty means that the slot has no span.
 	ErrEmpty = errors.New("slot has no span")
 )
 

@@ -99,7 +99,7 @@ func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
 		assert.True(t, over)
 	}
 	pprof.StopCPUProfile()
-	// The process has seen the profile at the last span's end, if not later.
+	// The profile was last seen when the last span ended, or later.
 	for deadline := last.Add(time.Minute); ; {
 		_, over := s.outlived(t)
 		if time.Since(last) < 2*time.Second {
@@ -111,8 +111,8 @@ func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
 	}
 }
 
-// Goroutines with equal stacks are one sample of a goroutine profile. Labels make them as many
-// as there are spans, unless they are hidden.
+// Goroutines with equal stacks are one sample of a goroutine profile. With labels, each span makes a
+// sample of its own, unless the labels are hidden.
 func TestGoroutineProfileWithoutLabels(t *testing.T) {
 	for labels, samples := range map[Labels]int{LabelsAuto: 100, LabelsNone: 1} {
 		s := serve(t, WithLabels(labels))

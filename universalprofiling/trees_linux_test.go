@@ -33,7 +33,8 @@ type node struct {
 	over        bool
 }
 
-// nearest returns the span that a goroutine is in if it was in n before.
+// nearest returns the span that a goroutine in n moves to: n itself while it is live, otherwise
+// its nearest live ancestor, or nil.
 func nearest(n *node) *node {
 	if n == nil || !n.over {
 		return n

@@ -298,7 +298,7 @@ func spawn() actor {
 	return a
 }
 
-// ask waits until a message is handled.
+// ask sends a message to the actor and waits until it is handled.
 func (a actor) ask(message func()) {
 	handled := make(chan struct{})
 	a.mailbox <- func() {

@@ -560,8 +560,8 @@ func attachedEndsAttach(r *run) {
 	span.End()
 }
 
-// watchdog has another goroutine end a span before its own does. The second End is reported
-// to nobody.
+// watchdog ends a span on another goroutine first, then on its own. The SDK does not report
+// the second End to processors.
 func (r *run) watchdog(after func(inner context.Context)) {
 	outer, span := r.root("outer")
 	inner, left := r.start(outer, "left open")

@@ -96,7 +96,7 @@ type running struct {
 func startCommand(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
 	r := &running{cmd, new(bytes.Buffer), new(bytes.Buffer)}
-	// Built with -race, a process sleeps for a second before it exits unless told.
+	// By default, a process built with -race sleeps for a second before it exits.
 	cmd.Env = append(os.Environ(), asCommandKey+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	if cmd.Stdout == nil {
 		cmd.Stdout = r.stdout

@@ -134,7 +134,7 @@ func (o *outputs) complainOnce(text string) {
 // maxWarned bounds the different warnings of a collector that are printed.
 const maxWarned = 1 << 10
 
-// complain prints what was not sent, and what waits to be sent again.
+// complain prints how many samples were dropped, and how many wait for a retry, with the reasons.
 func (o *outputs) complain(d export.Delivery) {
 	if err := deliveryError(d); err != nil {
 		o.streams.complainf("%v", err)

@@ -125,7 +125,7 @@ func setting(proc fs.FS, name string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// setcapText is how an ordinary user gets to record.
+// setcapText has the commands that allow ordinary users to record.
 const setcapText = `    CGO_ENABLED=0 go install github.com/otelctx/otelctx/cmd/otelctx@latest
     sudo setcap cap_bpf,cap_perfmon+ep "$(command -v otelctx)"`
 

@@ -96,10 +96,10 @@ var (
 	errAmbiguous = errors.New("several places have its properties")
 )
 
-// ErrNoSamples says that no goroutine was there to learn from.
+// ErrNoSamples means that Calibrate was given no goroutine to learn from.
 var ErrNoSamples = errors.New("no goroutine to learn from")
 
-// ErrNotParked says that nothing could be learned of stacks because every goroutine was running.
+// ErrNotParked means that nothing could be learned about stacks because every goroutine was running.
 var ErrNotParked = errors.New("no goroutine with a stack that can be read")
 
 // Calibrate finds the fields of g, except for the frame pointer, by what the given goroutines have in

@@ -140,7 +140,7 @@ func isGoexitARM64(address uint64, code func(uint64, []byte) bool) bool {
 	return code(address-4, b[:]) && binary.LittleEndian.Uint32(b[:]) == 0xaa0003e0 && binary.LittleEndian.Uint32(b[4:])>>26 == 0x25
 }
 
-// ErrNoStack says that a goroutine's stack cannot be followed from where it stopped.
+// ErrNoStack means that a goroutine's stack cannot be followed from where it stopped.
 var ErrNoStack = errors.New("no stack")
 
 // An unwinder follows one stack.

@@ -68,7 +68,7 @@ const (
 	Dynamic Model = "global-dynamic"
 )
 
-// ErrUnresolved says that a module defines the symbol, but no relocation in it locates the
+// ErrUnresolved means that a module defines the symbol, but no relocation in it locates the
 // variable.
 var ErrUnresolved = errors.New("no relocation for the symbol")
 

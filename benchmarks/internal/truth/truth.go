@@ -176,7 +176,7 @@ func Told(names []string) (number uint64, ok bool) {
 	return 0, false
 }
 
-// Read decodes a profile of pprof, and calls f for each sample that has a number, with its labels and its count.
+// Read decodes a pprof profile, and calls f for each sample that has a number, with its labels and its count.
 func Read(b []byte, f func(number uint64, labels map[string][]string, count int) error) error {
 	p, err := profile.Parse(bytes.NewReader(b))
 	if err != nil {
