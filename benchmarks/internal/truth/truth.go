@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package truth puts a number on the stack of a goroutine while it works: one function for each hexadecimal digit.
-// So each sample of the work, by whichever profiler, contains the number, and the number stands for the span that is
-// due.
+// So each sample of the work, by whichever profiler, contains the number, which identifies the expected span.
 package truth
 
 import (

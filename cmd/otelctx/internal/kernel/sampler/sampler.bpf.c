@@ -238,8 +238,8 @@ struct {
 
 // Set by the loader.
 volatile const bool kernel_stacks;
-volatile const bool only_labels; // read labels only, and do not look for spans
-volatile const __u32 wake_at; // wake the reader once events holds this many bytes
+volatile const bool only_labels; // no span is looked for, and labels are read instead
+volatile const __u32 wake_at; // bytes in events from which on the reader is woken
 
 // Functions that are not static take numbers and look up their
 // pointers here. The verifier checks each of them once, for all
