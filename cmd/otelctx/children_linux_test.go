@@ -135,8 +135,8 @@ func startWriter(t *testing.T, h header, payload []byte) *childproc.Child {
 	return c
 }
 
-// startForeign returns a process of which another library has published a context, which
-// is protobuf text.
+// startForeign starts a process in which another library has published a context, given as
+// protobuf text.
 func startForeign(t *testing.T, text string) *childproc.Child {
 	t.Helper()
 	pc := &processcontextpb.ProcessContext{}

@@ -23,8 +23,8 @@ const (
 	capBPF       = 39
 )
 
-// credentials are what the kernel decides by whether a process may read another one. The zero value
-// stands for those that are unknown.
+// credentials are the properties by which the kernel decides whether a process may read another one.
+// The zero value means unknown.
 type credentials struct {
 	uids, gids           string // real, effective, saved and of the file system
 	effective, permitted uint64 // capabilities

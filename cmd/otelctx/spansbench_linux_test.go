@@ -16,8 +16,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// BenchmarkSpans reads waiting goroutines whose symbols have been read: look is the reading alone, document
-// is spans --stacks without the writing.
+// BenchmarkSpans reads waiting goroutines whose symbols have been read: look only reads, document is spans
+// --stacks without writing the output.
 func BenchmarkSpans(b *testing.B) {
 	childproc.NeedReading(b)
 	exe := programs.Build(b, programs.Static, "../..", "./internal/testing/parker")

@@ -495,7 +495,7 @@ func TestCrowd(t *testing.T) {
 		}
 		return n >= most
 	}, testenv.Patience, 100*time.Millisecond, "all places are taken")
-	crowd(most / 8) // They wait for places of processes that end meanwhile.
+	crowd(most / 8) // They wait until other processes end and their places become free.
 	r.requireRecorded(startService(t, self))
 }
 
