@@ -233,7 +233,7 @@ func canNameMemory() bool {
 	return err == nil && bytes.Contains(config, []byte("\nCONFIG_ANON_VMA_NAME=y\n"))
 }
 
-// nobody drops root's privileges and reads the process that it is told to. It reports the results
+// nobody drops root's privileges and reads the requested process. It reports the results
 // with the context found before, with a new search, and among all publishers.
 func nobody(p *childproc.Parent) {
 	line, _ := p.Receive()

@@ -117,8 +117,8 @@ type GoroutineOptions struct {
 type Goroutines struct {
 	// Goroutines are in the order of the given references.
 	Goroutines []Goroutine
-	// Torn counts the reads that were dropped because the goroutine changed meanwhile, and Lost the
-	// goroutines that changed at every attempt. Their stacks are missing.
+	// Torn counts the reads that were dropped because the goroutine changed during the read, and
+	// Lost the goroutines that changed at every attempt. The stacks of the latter are missing.
 	Torn, Lost int
 	// StateErr, StacksErr and ReasonsErr say why no states, stacks or wait reasons could be read at
 	// all: their location in the program could not be found and proven. They are nil otherwise.

@@ -340,9 +340,9 @@ func (v *View) NewSlotReader() *SlotReader {
 	l.inUse = [2][]byte{alloc(1), alloc(1)}
 	if v.fields[fieldSeq] >= 0 {
 		l.seq = [2][]byte{alloc(4), alloc(4)}
-		// seq is read before in_use: a writer that has counted has claimed, and one that has
-		// released has written everything. Behind the slot, seq alone would do, since every writer
-		// in between counts first.
+		// seq is read before in_use: a writer increments seq when it claims the slot, and releases
+		// it when everything is written. Behind the slot, seq alone would do, since every writer in
+		// between counts first.
 		l.before = []Part{{Data: l.seq[0]}, {Data: l.inUse[0]}, {Data: l.data}}
 		l.after = []Part{{Data: l.inUse[1]}, {Data: l.seq[1]}}
 	} else {

@@ -171,8 +171,8 @@ func TestRefusedCalibration(t *testing.T) {
 	}
 }
 
-// TestAlreadyPublishing also makes SpanProcessors concurrently: one attempt succeeds, and none returns
-// one that is half built.
+// TestAlreadyPublishing also creates SpanProcessors concurrently: one attempt succeeds, and no attempt
+// returns a half-built one.
 func TestAlreadyPublishing(t *testing.T) {
 	for range 20 {
 		var won atomic.Int32
