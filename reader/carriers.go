@@ -515,7 +515,7 @@ func (p *Process) findCarriers(ctx context.Context) (*threadView, error) {
 // advertised ones, readable or not, or, if none is readable, a ring found in memory. The result may
 // be empty.
 //
-// The error wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or is ctx's.
+// The error wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
 func (p *Process) Carriers(ctx context.Context) ([]Carrier, error) {
 	v, err := p.findCarriers(ctx)
 	if err != nil {

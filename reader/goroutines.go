@@ -177,7 +177,7 @@ type goroutineLayout struct {
 // innermost first. Time and memory are proportional to len(refs).
 //
 // The error wraps [ErrNoThreadContext] if the process does not advertise the offset of goroutine
-// ids, or [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or is ctx's.
+// ids, or [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
 func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options GoroutineOptions) (*Goroutines, error) {
 	v, err := p.threadView(ctx)
 	if err != nil {
@@ -495,7 +495,7 @@ const (
 )
 
 // readOnce reads the goroutines of out at the indexes in pending. It returns the indexes of those
-// that changed meanwhile.
+// that changed during the read.
 func (c *goroutineCall) readOnce(out []Goroutine, pending []int) (changed []int, err error) {
 	s := c.scratch
 	s.used = 0
@@ -560,8 +560,8 @@ func (c *goroutineCall) m(g *gostack.G) uint64 {
 	return 0
 }
 
-// decode fills out from the data that was read. It returns false if the goroutine changed
-// meanwhile.
+// decode fills out from the data that was read. It returns false if the goroutine changed during
+// the read.
 func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, ok []bool) bool {
 	switch {
 	case r.g.Data == nil:

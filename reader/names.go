@@ -37,8 +37,8 @@ func (a advertisement) nameTable() (*NameTable, error) {
 // errNoNameTable means that the advertised address holds no name table.
 var errNoNameTable = errors.New("not a name table")
 
-// read returns names by number and appends to the ones read before. The error is the memory's, or
-// says that the header is not this table's; then read returns names.
+// read returns names by number and appends to the ones read before. The error comes from memory, or
+// means that the header does not match this table; in both cases read returns names unchanged.
 func (t *NameTable) read(memory ringbuf.Memory, names []string) ([]string, error) {
 	used, err := table{t.Address, t.HeaderSize, t.EntrySize, t.Capacity}.used(memory, wire.NamesMagic, wire.NamesLayout1, errNoNameTable)
 	if err != nil {

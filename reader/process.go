@@ -19,7 +19,7 @@ import (
 )
 
 // Errors for callers to branch on. An error of this package wraps one of them,
-// [errors.ErrUnsupported], or the error of the caller's context. Any other error is the kernel's,
+// [errors.ErrUnsupported], or the error of the caller's context. Any other error comes from the kernel,
 // such as a lack of memory or descriptors.
 var (
 	// ErrNoContext means that the process publishes no process context, not yet or no longer.

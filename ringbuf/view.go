@@ -286,7 +286,7 @@ func (v *View) Slot(number uint64) (Slot, error) {
 // [Slot.Owner], see package reader.
 //
 // The error wraps [ErrEmpty] if the slot has no span or another owner, and [ErrBusy] if it was
-// being written at every attempt. Any other error is the memory's.
+// being written at every attempt. Any other error comes from memory.
 func (v *View) Read(id uint64) (Slot, error) {
 	s, err := v.Slot(id)
 	if err != nil {
@@ -377,7 +377,7 @@ func (l *SlotReader) Before() []Part { return slices.Clip(l.before) }
 func (l *SlotReader) After() []Part { return slices.Clip(l.after) }
 
 // Slot returns the slot as it was from the first half to the second. The error wraps [ErrBusy] if
-// it was being written meanwhile.
+// the slot was being written.
 func (l *SlotReader) Slot() (Slot, error) {
 	v := l.view
 	unchanged := l.inUse[0][0] == 0 && l.inUse[1][0] == 0 && l.data[v.fields[fieldInUse]] == 0

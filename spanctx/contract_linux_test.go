@@ -202,8 +202,8 @@ func (m *model) ends(g, span int) {
 	}
 }
 
-// endsHere reports whether a goroutine is in a span that it has started, and would end it. If so, the
-// next span may reuse its cell.
+// endsHere reports whether an End of the span by the goroutine would be the usual case: the goroutine
+// is in the span and has started it. Then the next span may reuse the cell.
 func (m *model) endsHere(g, span int) bool {
 	at, _ := m.position(g)
 	return at == in{span: span} && m.spans[span].starter == g

@@ -384,7 +384,7 @@ type hammered struct {
 	goid atomic.Uint64
 }
 
-// beHammer starts and ends spans on many goroutines until it is told to stop.
+// beHammer starts and ends spans on many goroutines until the parent stops it.
 func beHammer(parent *childproc.Parent) {
 	runtime.GOMAXPROCS(2)
 	tracer := newTracer(parent, hammerCapacity)

@@ -231,7 +231,7 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// profileCPU takes a CPU profile, and meanwhile goroutine profiles.
+// profileCPU takes a CPU profile, and goroutine profiles while it runs.
 func (f *fire) profileCPU(t *testing.T, cpu, goroutines map[string]int) {
 	t.Helper()
 	var profiled bytes.Buffer

@@ -257,7 +257,7 @@ func TestWithPublishing(t *testing.T) {
 	assert.Len(t, *errs, 1)
 }
 
-// Only options that a later provider gives are compared with those of the first.
+// Only the options that are set for a later provider are compared with those of the first.
 func TestOptionsNotGiven(t *testing.T) {
 	errs := handled(t)
 	first := sdktrace.NewTracerProvider(WithPublishing(WithSpanNames(true), WithSlotCapacity(64)))

@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// What inspect and list say of each kind of process.
+// The output of inspect and list for each kind of process.
 func TestEveryKindOfProcess(t *testing.T) {
 	killed, zombie := startPublisher(t, "checkout", "1"), startPublisher(t, "checkout", "1")
 	killed.Kill()

@@ -80,7 +80,7 @@ func executable(t *testing.T) string {
 	return self
 }
 
-// runCommand runs cmd. What it is not told about stdout and stderr it captures.
+// runCommand runs cmd. It captures stdout and stderr unless cmd sets them.
 func runCommand(t *testing.T, cmd *exec.Cmd) result {
 	t.Helper()
 	return startCommand(t, cmd).wait(t)

@@ -72,8 +72,8 @@ func (c *credentials) canSample() bool {
 	return c.permitted&both == both || c.permitted&(1<<capSysAdmin) != 0
 }
 
-// readingAdvice says why the kernel does not let otelctx read a process, and what would help. It holds
-// for each process that is refused for the same reason.
+// readingAdvice says why the kernel does not let otelctx read a process, and what would help. It
+// applies to every process that is refused for the same reason.
 func readingAdvice(proc fs.FS, pid int) string {
 	self, other := credentialsOf(proc, "self"), credentialsOf(proc, strconv.Itoa(pid))
 	yama := yamaScope(proc)
@@ -149,7 +149,7 @@ Each user can then record the processes that they may trace. Those of other user
 	}
 }
 
-// errorPID returns which process an error is about, 0 if it does not say.
+// errorPID returns the id of the process that an error is about, 0 if unknown.
 func errorPID(err error) int {
 	if p, ok := errors.AsType[*recording.ProcessError](err); ok {
 		return p.PID

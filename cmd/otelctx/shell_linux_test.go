@@ -32,7 +32,7 @@ func TestManual(t *testing.T) {
 	}
 }
 
-// The table of exit codes in docs is that of the code.
+// The table of exit codes in docs matches the code.
 func TestExitCodesInDocs(t *testing.T) {
 	docs, err := os.ReadFile("../../docs/recording.md")
 	require.NoError(t, err)

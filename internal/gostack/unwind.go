@@ -31,7 +31,7 @@ const (
 // MaxFrames is how many frames of a stack are followed.
 const MaxFrames = 1024
 
-// A Result says how far a stack has been followed.
+// A Result tells how far a stack could be followed.
 type Result int
 
 const (
@@ -174,7 +174,7 @@ func (l *Layout) Unwind(g *G, code Code, pcs []uint64) ([]uint64, Result) {
 }
 
 // UnwindFrom is [Layout.Unwind] for a goroutine that was stopped by a signal at the instruction pc
-// with the stack pointer sp. It needs code, and nothing of the layout.
+// with the stack pointer sp. It needs code, but not the layout.
 func (l *Layout) UnwindFrom(s Stack, pc, sp uint64, code Code, pcs []uint64) ([]uint64, Result) {
 	u := unwinder{l, code, s, pcs, len(pcs)}
 	if code == nil {

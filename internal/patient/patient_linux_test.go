@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const short = 20 * time.Millisecond
 
-// waiting returns a function that returns when the test ends, or when told to. Until then its
+// waiting returns a function that blocks until the test ends or releases it. Until then its
 // threads wait in the kernel, as for another process.
 func waiting(t *testing.T) (f func() (int, error), answer func()) {
 	t.Helper()

@@ -63,8 +63,8 @@ const (
 	IndexGoroutine = "goroutine"
 )
 
-// Suffixes of the keys that describe the Go runtime. All values are integers, except the version,
-// which is that of the toolchain. Unknown values are left out.
+// Suffixes of the keys that describe the Go runtime. All values are integers, except the version of
+// the Go toolchain. Unknown values are left out.
 const (
 	GoKeyVersion       = "version"
 	GoKeyTLSGOffset    = "tls_g_offset"

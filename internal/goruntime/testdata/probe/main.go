@@ -43,7 +43,7 @@ func main() {
 
 func run(ctx context.Context) {
 	rep := report{Version: runtime.Version(), Offsets: map[string]int64{}, Refused: map[string]string{}}
-	before := calls() // which opens the runtime's poller for good
+	before := calls() // which also opens the runtime's poller
 	labels, files, threads := goruntime.Labels(), count("/proc/self/fd"), count("/proc/self/task")
 	restore := func() {}
 	if slices.Contains(os.Args, "nofiles") {
