@@ -38,7 +38,7 @@ func (a advertisement) nameTable() (*NameTable, error) {
 var errNoNameTable = errors.New("not a name table")
 
 // read returns names by number and appends to the ones read before. The error comes from memory, or
-// means that the header does not match this table; in both cases read returns names unchanged.
+// means that the header does not match this table; read then returns the names that it has.
 func (t *NameTable) read(memory ringbuf.Memory, names []string) ([]string, error) {
 	used, err := table{t.Address, t.HeaderSize, t.EntrySize, t.Capacity}.used(memory, wire.NamesMagic, wire.NamesLayout1, errNoNameTable)
 	if err != nil {

@@ -363,7 +363,7 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 		running.Add(1)
 		wg.Go(func() {
 			locked(func() {
-				// Nobody but Shutdown takes this one back.
+				// Only Shutdown frees the cell of this one.
 				ctx, held := s.tracer.Start(context.Background(), "held")
 				defer held.End()
 				for n := 0; ; n++ {

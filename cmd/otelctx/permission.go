@@ -102,8 +102,8 @@ prctl(PR_SET_DUMPABLE, 0). Run otelctx as root (sudo).`
 	}
 }
 
-// sameFour returns the ids that a process must have for the kernel to take it for one of the same user:
-// four times the reader's id that counts for files.
+// sameFour returns the ids that a process must have for the kernel to consider it the same user's: four
+// times the reader's file system id.
 func sameFour(ids string) string {
 	fields := strings.Fields(ids)
 	if len(fields) != 4 {
@@ -157,7 +157,7 @@ func errorPID(err error) int {
 	return 0
 }
 
-// aboutProcess returns err with the process named that it is about.
+// aboutProcess adds the process that err is about to its message.
 func aboutProcess(pid int, err error) error {
 	if err == nil {
 		return nil

@@ -430,7 +430,7 @@ func TestPlantedOutput(t *testing.T) {
 	assert.Equal(t, os.FileMode(0o600), info.Mode(), "profiles are private to their owner")
 }
 
-// TestFilesAreNotOpened maps a file and replaces it by one whose opening has effects (row 6).
+// TestFilesAreNotOpened maps a file and replaces it by a FIFO, which the recorder must not open (row 6).
 func TestFilesAreNotOpened(t *testing.T) {
 	otelctx := installedCommand(t)
 	code := codeFile(t, 1)
@@ -560,7 +560,7 @@ func TestDenied(t *testing.T) {
 	self.record(t, otelctx, "--all").requireRecorded(c)
 }
 
-// TestForeignCapacity has a publisher with any number of slots that its format allows (row 9).
+// TestForeignCapacity records publishers with unusual numbers of slots that the format allows (row 9).
 func TestForeignCapacity(t *testing.T) {
 	const slots = 1000
 	otelctx, attacker := recordingCommand(t), attacker(t)
