@@ -63,9 +63,11 @@ generate: ## Compile the BPF program: needs clang 14, llvm and libbpf-dev of Deb
 # The recorder's benchmark needs a PID namespace, or it would record the machine's other processes
 # too.
 .PHONY: bench
-bench: ## Run the benchmarks, or for minutes WHAT=soak or WHAT=recorder (as root).
+bench: ## Run the benchmarks, or for minutes one of WHAT=service, soak or recorder (as root).
 	@cd benchmarks; set -x; case "$(WHAT)" in \
 	"") $(GO) test -run '^$$' -bench . -benchmem $$($(GO) list ./... | grep -v /wild) ;; \
+	service) $(GO) test -run '^$$' -bench '^BenchmarkService$$' -benchtime $${ROUNDS:-60}x -count 3 -timeout 0 . | tee /dev/stderr | \
+		$(GO) run ./results -bench >results/service.csv && $(GO) run ./results ;; \
 	soak) $(GO) test ./soak -count 1 -v -run "^TestSoak$$" -soak $${SOAK_TIME:-10m} -csv ../results/soak.csv -timeout 0 && $(GO) run ./results ;; \
 	recorder) unshare --pid --fork --mount-proc --kill-child $(GO) test ./recorder -count 1 -v -measure -timeout 0 ;; \
 	*) exit 1 ;; esac

@@ -49,6 +49,7 @@ var tracers = []struct {
 	{"record", carriers(published["record"]...)},
 	{"default", carriers()},
 	{"names", carriers(spanctx.WithSpanNames(true))},
+	{"datadog-labels", carriers(spanctx.WithDatadogLabels(true))},
 	{"keys3", carriers(spanctx.WithAttributeKeys("http.app", "http.route", "tenant"))},
 	{"universal", func(tb testing.TB) trace.Tracer { return tracer(tb, newIntegration(tb, universalprofiling.Auto)) }},
 	{"universal-kept", func(tb testing.TB) trace.Tracer {
@@ -252,7 +253,7 @@ func BenchmarkUnsampledSpan(b *testing.B) {
 
 // extraAllocations is how many allocations a span costs in addition to those with a processor that
 // does nothing.
-var extraAllocations = map[string]float64{"publisher": 0, "slots": 0, "slots1": 0, "gslots": 0, "record": 1, "default": 1, "names": 1, "keys3": 1, "universal": 0, "universal-kept": 0}
+var extraAllocations = map[string]float64{"publisher": 0, "slots": 0, "slots1": 0, "gslots": 0, "record": 1, "default": 1, "names": 1, "datadog-labels": 4, "keys3": 1, "universal": 0, "universal-kept": 0}
 
 func TestAllocationsOnTheSpanPath(t *testing.T) {
 	allocs := map[string]float64{}

@@ -372,43 +372,16 @@ func TestProvenSpanWasLive(t *testing.T) {
 			for seed := range uint64(testenv.Rounds(6, 60)) {
 				w := newSpanWorld(seed)
 				l := newThreadReader(w, w.view(t, which))
-				pace := []int{1000, 300, 100, 40, 15, 5}[seed%6]
-				for range 400 {
-					for range w.rand.IntN(60) {
-						w.step(stale)
-					}
-					w.truths = map[string]bool{}
-					w.note(stale)
-					w.beforeWord = func() {
-						for w.rand.IntN(pace) == 0 {
-							w.step(stale)
-							if w.rand.IntN(8) == 0 {
-								break
-							}
-						}
-					}
-					thread := Thread{TID: fakeTID, OwnTID: fakeTID}
-					before := w.calls
-					require.NoError(t, l.read(&thread, fakeM))
-					require.LessOrEqual(t, w.calls-before, 3*maxReads)
-					w.beforeWord = nil
-					s := thread.Span
-					if s == nil {
-						idle++
-						continue
-					}
+				step, note := func() { w.step(stale) }, func() { w.note(stale) }
+				idle += w.readWhileMoving(t, l, seed, 60, step, note, func(s *ThreadSpan, id uint64) {
 					shown++
-					id := binary.BigEndian.Uint64(s.SpanID[:])
-					require.True(t, s.Proven)
-					require.Equal(t, worldTraceID(id), binary.BigEndian.Uint64(s.TraceID[8:]))
 					if s.LocalRootSpanID != [8]byte{} {
 						require.Equal(t, s.SpanID, s.LocalRootSpanID)
 					}
-					require.Contains(t, w.truths, fmt.Sprint(thread.Goroutine, id), "%v, seed %d", s.Carrier, seed)
 					if w.position[w.running].span != id {
 						ancestors++
 					}
-				}
+				})
 			}
 			t.Logf("%d shown, %d of them ancestors, %d not", shown, ancestors, idle)
 			assert.Greater(t, shown, 300)

@@ -352,47 +352,54 @@ func (w *world) view(t testing.TB, which string) *threadView {
 	return v
 }
 
-// Whatever happens between any two words that are read, a proven span was the true one at a moment
-// during the read. This world has no span table; see TestProvenSpanWasLive.
+// readWhileMoving reads the span of the running goroutine many times, while steps happen between any two words
+// that are read. A span that is read must be proven, and be the true one at a moment during the read. It is
+// passed to each. readWhileMoving returns how many reads found no span.
+func (w *world) readWhileMoving(t *testing.T, l *threadReader, seed uint64, steps int, step, note func(), each func(*ThreadSpan, uint64)) (idle int) {
+	t.Helper()
+	// From a static world to one in which much happens at once.
+	pace := []int{1000, 300, 100, 40, 15, 5}[seed%6]
+	for range 400 {
+		for range w.rand.IntN(steps) {
+			step()
+		}
+		w.truths = map[string]bool{}
+		note()
+		w.beforeWord = func() {
+			for w.rand.IntN(pace) == 0 {
+				step()
+				if w.rand.IntN(8) == 0 {
+					break
+				}
+			}
+		}
+		thread := Thread{TID: fakeTID, OwnTID: fakeTID}
+		before := w.calls
+		require.NoError(t, l.read(&thread, fakeM))
+		require.LessOrEqual(t, w.calls-before, 3*maxReads)
+		w.beforeWord = nil
+		s := thread.Span
+		if s == nil {
+			idle++
+			continue
+		}
+		id := binary.BigEndian.Uint64(s.SpanID[:])
+		require.True(t, s.Proven)
+		require.Equal(t, worldTraceID(id), binary.BigEndian.Uint64(s.TraceID[8:]))
+		require.Contains(t, w.truths, fmt.Sprint(thread.Goroutine, id), "%v, seed %d", s.Carrier, seed)
+		each(s, id)
+	}
+	return idle
+}
+
+// Without a span table, a proven span was the true one; see TestProvenSpanWasLive.
 func TestProvenSpanWasTrue(t *testing.T) {
 	for _, which := range []string{"t", "tr", "r"} {
 		t.Run(which, func(t *testing.T) {
 			shown, idle := 0, 0
 			for seed := range uint64(testenv.Rounds(6, 60)) {
 				w := newWorld(seed)
-				l := newThreadReader(w, w.view(t, which))
-				// From a static world to one in which much happens at once.
-				pace := []int{1000, 300, 100, 40, 15, 5}[seed%6]
-				for range 400 {
-					for range w.rand.IntN(40) {
-						w.step()
-					}
-					w.truths = map[string]bool{}
-					w.note()
-					w.beforeWord = func() {
-						for w.rand.IntN(pace) == 0 {
-							w.step()
-							if w.rand.IntN(8) == 0 {
-								break
-							}
-						}
-					}
-					thread := Thread{TID: fakeTID, OwnTID: fakeTID}
-					before := w.calls
-					require.NoError(t, l.read(&thread, fakeM))
-					require.LessOrEqual(t, w.calls-before, 3*maxReads)
-					w.beforeWord = nil
-					s := thread.Span
-					if s == nil {
-						idle++
-						continue
-					}
-					shown++
-					id := binary.BigEndian.Uint64(s.SpanID[:])
-					require.True(t, s.Proven)
-					require.Equal(t, worldTraceID(id), binary.BigEndian.Uint64(s.TraceID[8:]))
-					require.Contains(t, w.truths, fmt.Sprint(thread.Goroutine, id), "%v, seed %d", s.Carrier, seed)
-				}
+				idle += w.readWhileMoving(t, newThreadReader(w, w.view(t, which)), seed, 40, w.step, w.note, func(*ThreadSpan, uint64) { shown++ })
 			}
 			t.Logf("%d shown, %d not", shown, idle)
 			assert.Greater(t, shown, 300)

@@ -23,7 +23,6 @@ import (
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/resources"
-	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // newRing returns a ring that is closed when the test ends.
@@ -342,40 +341,6 @@ func TestReadByAnotherProcess(t *testing.T) {
 			c.Done()
 		})
 	}
-}
-
-// Close is safe during stores and concurrent calls of Close.
-func TestCloseUnderWriters(t *testing.T) {
-	var stop atomic.Bool
-	var current atomic.Pointer[Ring]
-	var written atomic.Int64
-	current.Store(newRing(t, WithCapacity(4)))
-	var done sync.WaitGroup
-	for i := range uint64(4) {
-		done.Go(func() {
-			for n := uint64(0); !stop.Load(); n++ {
-				span, r := spanFrom(i<<32|n), current.Load()
-				r.Store(&span)
-				r.Get()
-				r.Clear()
-				written.Add(1)
-			}
-		})
-	}
-	for range testenv.Rounds(20, 200) {
-		old := current.Load()
-		for before := written.Load(); written.Load() < before+20; {
-			runtime.Gosched()
-		}
-		var closing sync.WaitGroup
-		for range 2 {
-			closing.Go(func() { assert.NoError(t, old.Close()) })
-		}
-		closing.Wait()
-		current.Store(newRing(t, WithCapacity(4)))
-	}
-	stop.Store(true)
-	done.Wait()
 }
 
 func TestNothingLeaks(t *testing.T) {

@@ -44,12 +44,10 @@ func TestAllocations(t *testing.T) {
 	}{
 		"thread slots":    {[]Option{WithGoroutineRecord(false)}, 0},
 		"goroutine table": {[]Option{WithGoroutineRecord(false), WithThreadSlots(false), WithGoroutineTable(true)}, 0},
-		"no record":       {everything(WithGoroutineRecord(false)), 0},
 		"layout 1":        {[]Option{WithGoroutineRecord(false), WithDatadogLayout()}, 0},
-		"one slot":        {everything(WithGoroutineRecord(false), WithSlotCapacity(1)), 0},
+		"one slot":        {[]Option{WithGoroutineRecord(false), WithSlotCapacity(1)}, 0},
 		"record":          {[]Option{WithThreadSlots(false)}, 1},
 		"default":         {nil, 1},
-		"everything":      {everything(), 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(idle{}), sdktrace.WithIDGenerator(new(derivedIDs)))

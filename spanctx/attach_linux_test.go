@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/ring"
@@ -21,7 +20,7 @@ import (
 
 // The memory of a goroutine that attaches long spans in turn and never detaches does not grow.
 func TestAttachInTurnWithoutDetach(t *testing.T) {
-	s := serve(t, everything()...)
+	s := serve(t)
 	ctxA, a := s.root()
 	ctxB, b := s.root()
 	heap := func() uint64 {
@@ -47,52 +46,6 @@ func TestAttachInTurnWithoutDetach(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Detach on another goroutine does not change that goroutine's span.
-func TestDetachElsewhere(t *testing.T) {
-	s := serve(t, everything()...)
-	apart(func() {
-		_, outer := s.root()
-		var ctx context.Context
-		var other trace.Span
-		apart(func() { ctx, other = s.root() })
-		a := Attach(ctx)
-		apart(func() {
-			a.Detach()
-			s.assertShows(t, nil, nil)
-		})
-		s.assertShows(t, other, other)
-		a.Detach()
-		s.assertShows(t, outer, outer)
-		other.End()
-		outer.End()
-	})
-	s.assertNowhere(t)
-}
-
-func TestGo(t *testing.T) {
-	s := serve(t, everything()...)
-	ctx, root := s.root()
-	ctx = context.WithValue(ctx, key{}, "value")
-	done := make(chan struct{})
-	apart(func() {
-		Go(ctx, func(ctx context.Context) {
-			defer close(done)
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			assert.Equal(t, "value", ctx.Value(key{}))
-			Refresh(ctx)
-			s.assertShows(t, root, root)
-			_, child := s.start(ctx)
-			s.assertShows(t, child, root)
-			child.End()
-			s.assertShows(t, root, root)
-		})
-		<-done
-	})
-	root.End()
-	s.assertNowhere(t)
-}
-
 type key struct{}
 
 // A goroutine is in no span while it dials. Then it returns to a span that it has started or attached
@@ -112,8 +65,8 @@ func TestDialContext(t *testing.T) {
 		assert.Equal(t, refused, err)
 	}
 	for name, opts := range map[string][]Option{
-		"everything": everything(),
-		"slots":      everything(WithGoroutineRecord(false)),
+		"everything": nil,
+		"slots":      {WithGoroutineRecord(false)},
 		"record":     {WithThreadSlots(false), WithGoroutineTable(false)},
 	} {
 		t.Run(name, func(t *testing.T) {

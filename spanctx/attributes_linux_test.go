@@ -107,15 +107,15 @@ func (s *service) assertAttributes(t testing.TB, span trace.Span, kvs ...string)
 
 func carriers() map[string][]Option {
 	return map[string][]Option{
-		"everything": everything(),
-		"slots":      everything(WithGoroutineRecord(false)),
+		"everything": nil,
+		"slots":      {WithGoroutineRecord(false)},
 		"record":     {WithThreadSlots(false), WithGoroutineTable(false)},
 	}
 }
 
 // After the user has replaced the labels, an attached goroutine stays in its span or is in none.
 func TestAttachedAttributesUnderUserLabels(t *testing.T) {
-	s := serve(t, everything(WithAttributeKeys("tenant"))...)
+	s := serve(t, WithAttributeKeys("tenant"))
 	apart(func() {
 		ctx, a := s.start(with(context.Background(), "tenant", "one"))
 		two := with(ctx, "tenant", "two")
@@ -241,7 +241,7 @@ func TestAttachAttributes(t *testing.T) {
 
 // The end of a span withdraws it from goroutines that attached it with other attributes, too.
 func TestEndOfAttachedAttributes(t *testing.T) {
-	s := serve(t, everything(WithAttributeKeys("app"))...)
+	s := serve(t, WithAttributeKeys("app"))
 	apart(func() {
 		ctx, a := s.root()
 		first := Attach(with(ctx, "app", "1"))
@@ -324,7 +324,7 @@ func isValid(t testing.TB, r *gorecord.Record) bool {
 // Attributes that do not fit are omitted one by one.
 func TestAttributesThatDoNotFit(t *testing.T) {
 	long := strings.Repeat("x", 200)
-	s := serve(t, everything(WithAttributeKeys("a", "b", "c", "d"))...)
+	s := serve(t, WithAttributeKeys("a", "b", "c", "d"))
 	assert.Equal(t, 256, s.p.threads.Layout().SlotSize)
 	ctx := with(context.Background(), "a", long, "b", "1", "c", long, "d", "2")
 	apart(func() {
@@ -365,7 +365,7 @@ func (s *service) assertRings(t testing.TB, span trace.Span, kvs ...string) {
 
 // Without keys nothing is looked up, and slots are no larger.
 func TestNoAttributeKeys(t *testing.T) {
-	s := serve(t, everything(WithAttributeKeys())...)
+	s := serve(t, WithAttributeKeys())
 	assert.Equal(t, []string{}, advertisedKeys(t, s.p))
 	assert.Equal(t, 64, s.p.threads.Layout().SlotSize)
 	apart(func() {
@@ -395,7 +395,7 @@ func (c untouched) Value(key any) any {
 
 // Slots of layout 1 have no attributes; the other carriers have them.
 func TestAttributesWithLayout1(t *testing.T) {
-	s := serve(t, everything(WithDatadogLayout(), WithAttributeKeys("app"))...)
+	s := serve(t, WithDatadogLayout(), WithAttributeKeys("app"))
 	assert.Equal(t, 32, s.p.threads.Layout().SlotSize)
 	apart(func() {
 		_, span := s.start(with(context.Background(), "app", "shop"))
@@ -407,7 +407,7 @@ func TestAttributesWithLayout1(t *testing.T) {
 // Keys can be added later; spans that start afterwards have them.
 func TestAddAttributeKeys(t *testing.T) {
 	errs := handled(t)
-	s := serve(t, everything(WithAttributeKeys("a"))...)
+	s := serve(t, WithAttributeKeys("a"))
 	ctx := with(context.Background(), "a", "1", "b", "2", "c", "3")
 	apart(func() {
 		_, old := s.start(ctx)
@@ -444,7 +444,7 @@ func TestTooManyAttributeKeys(t *testing.T) {
 	for i := range 257 {
 		keys = append(keys, attribute.Key(fmt.Sprintf("key.%d", i)))
 	}
-	s := serve(t, everything(WithAttributeKeys(keys...))...)
+	s := serve(t, WithAttributeKeys(keys...))
 	assert.Len(t, advertisedKeys(t, s.p), 256)
 	assert.Equal(t, 1, s.p.RefusedAttributeKeys())
 	require.Len(t, *errs, 1)
@@ -510,8 +510,8 @@ func TestAttributesAllocateNothingMore(t *testing.T) {
 // attributes of another.
 func TestAttributesUnderLoad(t *testing.T) {
 	for name, opts := range map[string][]Option{
-		"everything": everything(WithSlotCapacity(16)),
-		"slots":      everything(WithGoroutineRecord(false), WithSlotCapacity(16)),
+		"everything": {WithSlotCapacity(16)},
+		"slots":      {WithGoroutineRecord(false), WithSlotCapacity(16)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, append(opts, WithAttributeKeys("trace"))...)

@@ -38,18 +38,19 @@ type actor struct {
 // newActor returns an actor that inherits the span of the goroutine on which start runs.
 func newActor(on func(start func())) *actor {
 	a := &actor{do: make(chan func()), done: make(chan struct{})}
-	on(func() {
-		go func() {
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			for f := range a.do {
-				f()
-				a.done <- struct{}{}
-			}
-			close(a.done)
-		}()
-	})
+	on(func() { go a.loop() })
 	return a
+}
+
+// loop runs what is sent to a on the calling goroutine.
+func (a *actor) loop() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for f := range a.do {
+		f()
+		a.done <- struct{}{}
+	}
+	close(a.done)
 }
 
 // inNothing starts an actor that inherits nothing.

@@ -111,6 +111,8 @@
 // Labels make goroutine profiles larger, because those group goroutines by label.
 // [LabelsNone] avoids that: then only readers of the record see the span.
 //
+// [WithDatadogLabels] also publishes the labels of dd-trace-go, for Datadog's readers.
+//
 // # Environment variables
 //
 // Operators can set most options by environment variables OTELCTX_SPAN_*: see the [table].

@@ -441,7 +441,4 @@ func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) {
 	}
 }
 
-// everything turns on all carriers.
-func everything(opts ...Option) []Option { return opts }
-
 func selfMemory() remotemem.Memory { return remotemem.Of(os.Getpid()) }

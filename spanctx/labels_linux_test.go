@@ -24,10 +24,7 @@ import (
 // labelled reports whether any goroutine has the labels of a span.
 func labelled(t *testing.T, span trace.Span) bool {
 	t.Helper()
-	var text bytes.Buffer
-	require.NoError(t, pprof.Lookup("goroutine").WriteTo(&text, 1))
-	id := `"span_id":"` + span.SpanContext().SpanID().String() + `"`
-	return strings.Contains(text.String(), id)
+	return strings.Contains(goroutineLabels(t), `"span_id":"`+span.SpanContext().SpanID().String()+`"`)
 }
 
 // outlived starts a span, and in it a goroutine that outlives it. It reports whether that goroutine has
@@ -154,7 +151,7 @@ func waitInSpan(started chan<- trace.Span, end <-chan struct{}, span trace.Span)
 // The labels may change any number of times during a span. A goroutine that keeps early ones is still
 // in the span for readers of cells.
 func TestDoWithManyLabels(t *testing.T) {
-	s := serve(t, everything()...)
+	s := serve(t)
 	apart(func() {
 		ctx, root := s.root()
 		ctx, span := s.start(ctx)
@@ -215,4 +212,94 @@ func TestLabelsAtShutdown(t *testing.T) {
 			})
 		})
 	}
+}
+
+// dd-trace-go's labels have the ids as its readers expect them, on every goroutine that is in the span,
+// and leave the user's labels as they are.
+func TestDatadogLabels(t *testing.T) {
+	id := func(span trace.Span) string { return strconv.FormatUint(number(span), 10) }
+	for name, tt := range map[string]struct {
+		opts     []Option
+		names    bool
+		user     int
+		fits     int // how many of ours besides the ids
+		replaced string
+	}{
+		"ids":                         {nil, false, 0, 4, ""},
+		"names":                       {[]Option{WithSpanNames(true)}, true, 0, 6, ""},
+		"and attributes":              {[]Option{WithSpanNames(true), WithAttributeKeys("tenant", "zone", "span id")}, true, 0, 8, ""},
+		"and the user's":              {[]Option{WithSpanNames(true), WithAttributeKeys("tenant", "zone")}, true, 2, 6, ""},
+		"the user's have the room":    {nil, false, 7, 1, ""},
+		"the user's have all room":    {nil, false, 9, 0, ""},
+		"the user has such a label":   {nil, false, 1, 3, "span id"},
+		"no record, no labels at all": {[]Option{WithGoroutineRecord(false)}, false, 0, -1, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, append(tt.opts, WithDatadogLabels(true))...)
+			users := func(value string) (labels []string) {
+				for i := range tt.user {
+					labels = append(labels, strconv.Itoa(i), value)
+				}
+				if tt.replaced != "" {
+					labels[0] = tt.replaced
+				}
+				pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(labels...)))
+				return labels
+			}
+			var labels []string
+			check := func(span, root trace.Span) {
+				t.Helper()
+				want := map[string]string{}
+				ours := [][2]string{{"span id", id(span)}, {"trace id", span.SpanContext().TraceID().String()}, {"local root span id", id(root)}}
+				if tt.names {
+					ours = append(ours, [][2]string{{"trace endpoint", "GET /cart"}, {"span_name", "GET /cart"}, {"endpoint", "GET /cart"}, {"tenant", "7"}, {"zone", "eu"}}...)
+				}
+				for _, label := range ours[:max(0, min(tt.fits, len(ours)))] {
+					want[label[0]] = label[1]
+				}
+				for i := 0; i < len(labels); i += 2 {
+					if _, ok := want[labels[i]]; !ok {
+						want[labels[i]] = labels[i+1]
+					}
+				}
+				all := labelsThatShow(t, span)
+				if tt.fits < 0 {
+					assert.Empty(t, all)
+					return
+				}
+				assert.Contains(t, all, want)
+			}
+			apart(func() {
+				labels = users("user's")
+				ctx, root := s.tracer.Start(with(context.Background(), "tenant", "7", "zone", "eu", "span id", "mine"), "GET /cart")
+				check(root, root)
+				inner, child := s.tracer.Start(ctx, "GET /cart")
+				check(child, root)
+				apart(func() {
+					before := labels
+					labels = users("worker's") // so that the span needs a second record
+					attached := Attach(inner)
+					check(child, root)
+					attached.Detach()
+					labels = before
+				})
+				child.End()
+				check(root, root)
+				_, remote := s.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, root.SpanContext().WithRemote(true)), "GET /cart")
+				check(remote, remote)
+				remote.End()
+				root.End()
+				assert.Empty(t, labelsThatShow(t, root))
+				assert.NotContains(t, goroutineLabels(t), id(root), "labels are withdrawn")
+			})
+		})
+	}
+}
+
+// goroutineLabels returns a goroutine profile as text.
+func goroutineLabels(t testing.TB) string {
+	t.Helper()
+	var text bytes.Buffer
+	require.NoError(t, pprof.Lookup("goroutine").WriteTo(&text, 1))
+	return text.String()
 }

@@ -65,7 +65,7 @@ func TestSharedSlot(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"goroutine slots": {WithSlotCapacity(1), WithGoroutineRecord(false), WithThreadSlots(false)},
 		"thread slots":    {WithSlotCapacity(1), WithGoroutineRecord(false), WithGoroutineTable(false)},
-		"everything":      everything(WithSlotCapacity(1)),
+		"everything":      {WithSlotCapacity(1)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, opts...)
@@ -139,7 +139,7 @@ func TestLostPosition(t *testing.T) {
 // The local root of an inherited span is known: the record leads to the span's cell.
 func TestLocalRootOfInheritedSpan(t *testing.T) {
 	for name, opts := range map[string][]Option{
-		"record and thread slots": {WithGoroutineTable(false)}, "everything": everything(),
+		"record and thread slots": {WithGoroutineTable(false)}, "everything": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, opts...)
@@ -178,7 +178,7 @@ func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"thread slots": {WithGoroutineRecord(false), WithGoroutineTable(false)},
 		"record":       {WithThreadSlots(false), WithGoroutineTable(false)},
-		"everything":   everything(),
+		"everything":   nil,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, opts...)

@@ -22,40 +22,9 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// A child of an ended span has that span's local root if that span is the local root itself, or if its
-// parent is live.
-func TestBelowOneThatIsOver(t *testing.T) {
-	s := serve(t, everything()...)
-	unknown := trace.SpanFromContext(t.Context()) // whose id is 0
-	apart(func() {
-		ctxA, a := s.root()
-		ctxB, b := s.start(ctxA)
-		b.End()
-		ctxC, c := s.start(ctxB)
-		s.assertShows(t, c, a)
-		c.End()
-		a.End()
-		ctxD, d := s.start(ctxA)
-		s.assertShows(t, d, a)
-		_, e := s.start(ctxD)
-		s.assertShows(t, e, a)
-		e.End()
-		d.End()
-		_, f := s.start(ctxC) // Its parent and that one's are over.
-		s.assertShows(t, f, unknown)
-		f.End()
-		// A context that has no more than the parent's ids cannot be asked.
-		_, g := s.start(trace.ContextWithSpanContext(ctxA, a.SpanContext()))
-		s.assertShows(t, g, unknown)
-		g.End()
-		s.assertShows(t, nil, nil)
-	})
-	s.assertNowhere(t)
-}
-
 // An id generator may use a span id in two traces.
 func TestSpanIDInTwoTraces(t *testing.T) {
-	s := serve(t, everything()...)
+	s := serve(t)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.p), sdktrace.WithIDGenerator(new(sameSpanID)))
 	s.tracer = tp.Tracer("test")
 	var spans []trace.Span
@@ -83,7 +52,7 @@ func (*sameSpanID) NewSpanID(context.Context, trace.TraceID) trace.SpanID { retu
 
 // An id generator may return zero ids: such a span cannot be found at its end, and is not published.
 func TestWithoutSpanID(t *testing.T) {
-	s := serve(t, everything()...)
+	s := serve(t)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.p), sdktrace.WithIDGenerator(new(noSpanID)))
 	apart(func() {
 		_, span := tp.Tracer("test").Start(context.Background(), "span")
@@ -122,30 +91,9 @@ func TestRegisteredTwice(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-func TestEndTwice(t *testing.T) {
-	s := serve(t, everything()...)
-	apart(func() {
-		ctx, a := s.root()
-		_, b := s.start(ctx)
-		b.End()
-		b.End()
-		s.p.OnEnd(b.(sdktrace.ReadOnlySpan))
-		s.assertShows(t, a, a)
-		_, c := s.start(ctx)
-		b.End()
-		s.p.OnEnd(b.(sdktrace.ReadOnlySpan))
-		s.assertShows(t, c, a)
-		c.End()
-		a.End()
-		a.End()
-		s.p.OnEnd(a.(sdktrace.ReadOnlySpan))
-		s.assertShows(t, nil, nil)
-	})
-}
-
 // If a goroutine or its thread exits in a span, the span stays live until it ends.
 func TestExitInSpan(t *testing.T) {
-	s := serve(t, everything(WithSlotCapacity(1<<12))...)
+	s := serve(t, WithSlotCapacity(1<<12))
 	var spans []trace.Span
 	for i := range 20 {
 		done := make(chan struct{})
@@ -202,7 +150,7 @@ func (s *bareSpan) set(n uint64) {
 // being published.
 func TestNeverEnded(t *testing.T) {
 	for name, opts := range map[string][]Option{
-		"slots": everything(WithGoroutineRecord(false)), "everything": everything(),
+		"slots": {WithGoroutineRecord(false)}, "everything": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, opts...)
@@ -253,7 +201,7 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 // Goroutines and threads share slots: each slot names the span that was stored last, and no ended one.
 func TestFewSlots(t *testing.T) {
 	for _, capacity := range []int{1, 4} {
-		s := serve(t, everything(WithSlotCapacity(capacity))...)
+		s := serve(t, WithSlotCapacity(capacity))
 		var all sync.WaitGroup
 		for range 16 {
 			all.Go(func() {
@@ -306,7 +254,7 @@ func TestRecordUnsampled(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			exporter := tracetest.NewInMemoryExporter()
-			s := serve(t, everything()...)
+			s := serve(t)
 			tp := sdktrace.NewTracerProvider(
 				sdktrace.WithSampler(tt.sampler), sdktrace.WithSpanProcessor(s.p), sdktrace.WithSyncer(exporter))
 			s.tracer = tp.Tracer("test")
@@ -345,7 +293,7 @@ func TestRecordUnsampled(t *testing.T) {
 
 // A remote parent decides for a sampler that asks it.
 func TestRecordUnsampledBelowRemote(t *testing.T) {
-	s := serve(t, everything()...)
+	s := serve(t)
 	tp := sdktrace.NewTracerProvider(
 		sdktrace.WithSampler(RecordUnsampled(sdktrace.ParentBased(sdktrace.AlwaysSample()))), sdktrace.WithSpanProcessor(s.p))
 	s.tracer = tp.Tracer("test")

@@ -195,7 +195,7 @@ func TestNamesFollowSetName(t *testing.T) {
 // Names replace user labels with the same keys, leave room for all others, and are not published again
 // as attributes.
 func TestNamesBesideOtherLabels(t *testing.T) {
-	s := serve(t, everything(WithSpanNames(true), WithAttributeKeys("endpoint", "tenant", "span_name", "zone"))...)
+	s := serve(t, WithSpanNames(true), WithAttributeKeys("endpoint", "tenant", "span_name", "zone"))
 	require.NoError(t, s.p.AddAttributeKeys("endpoint"))
 	assert.Equal(t, []string{"tenant", "zone"}, advertisedKeys(t, s.p))
 	ctx := with(context.Background(), "endpoint", "mine", "tenant", "7", "zone", "eu")
@@ -227,7 +227,7 @@ func TestNamesBesideOtherLabels(t *testing.T) {
 
 // Without the option no name is published, and an attribute may have its key.
 func TestNoNamesByDefault(t *testing.T) {
-	s := serve(t, everything(WithAttributeKeys("endpoint"))...)
+	s := serve(t, WithAttributeKeys("endpoint"))
 	_, span := s.tracer.Start(with(context.Background(), "endpoint", "mine"), "secret")
 	defer span.End()
 	assert.Equal(t, []map[string]string{{"endpoint": "mine"}}, labelsThatShow(t, span))

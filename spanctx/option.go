@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/otelctx/otelctx/internal/environment"
+	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -46,6 +47,8 @@ type config struct {
 	// runtime overrides the result of calibration, for tests. heap keeps all memory on the heap.
 	runtime *goruntime.Runtime
 	heap    bool
+	// datadogLabels adds the labels of dd-trace-go.
+	datadogLabels bool
 	// profileIDs sets the attribute profileIDKey on spans.
 	profileIDs bool
 	// enabled is used by [ForProvider] only.
@@ -71,12 +74,16 @@ func newConfig(opts []Option) config {
 	return c
 }
 
-// ownKeys returns keys without the label keys of span names, if names are published.
+// ownKeys returns keys without those of the labels that are published besides attributes.
 func (c config) ownKeys(keys []attribute.Key) []attribute.Key {
-	if !c.names {
-		return keys
+	var own []attribute.Key
+	if c.names {
+		own = append(own, wire.NameKey, wire.EndpointKey)
 	}
-	return slices.DeleteFunc(slices.Clone(keys), func(k attribute.Key) bool { return k == wire.NameKey || k == wire.EndpointKey })
+	if c.datadogLabels {
+		own = append(own, gorecord.DatadogSpanKey, gorecord.DatadogTraceKey, gorecord.DatadogRootKey, gorecord.DatadogEndpointKey)
+	}
+	return slices.DeleteFunc(slices.Clone(keys), func(k attribute.Key) bool { return slices.Contains(own, k) })
 }
 
 // noCarrier reports whether no carrier is requested.
@@ -111,6 +118,7 @@ func (c config) fromEnvironment() config {
 		c.goroutineRecord = c.goroutineRecord || name == CarrierGoroutineRecord
 	}
 	c.names = environment.SpanNames.Bool()
+	c.datadogLabels = environment.SpanDatadogLabels.Bool()
 	c.profileIDs = environment.SpanPyroscopeProfileIDs.Bool()
 	for _, key := range environment.SpanAttributeKeys.List() {
 		if utf8.ValidString(key) {
@@ -153,6 +161,7 @@ func (c config) differs(other config) error {
 		{"WithSlotCapacity", c.capacity == other.capacity},
 		{"WithSlotAttributeSpace", c.space == other.space},
 		{"WithLabels", c.labels == other.labels},
+		{"WithDatadogLabels", c.datadogLabels == other.datadogLabels},
 		{"WithPyroscopeProfileIDs", c.profileIDs == other.profileIDs},
 	} {
 		if !option.same {
@@ -215,6 +224,23 @@ func WithSpanNames(on bool) Option {
 // environment variable OTELCTX_SPAN_SLOT_LAYOUT is 1.
 func WithDatadogLayout() Option {
 	return optionFunc(func(c *config) { c.layout1 = true })
+}
+
+// WithDatadogLabels also publishes the profiler labels of dd-trace-go, beside trace_id and span_id, for
+// dd-trace-go's profiler and other readers of Datadog:
+//
+//   - "span id", the span id as a decimal number;
+//   - "trace id", the trace id in hexadecimal;
+//   - "local root span id", the id of the local root as a decimal number, for readers of dd-trace-go
+//     before v2.11;
+//   - "trace endpoint", the name of the local root, with [WithSpanNames] only.
+//
+// They replace user labels with the same keys and are omitted if the user's labels leave no room for
+// them; with [WithSpanNames] they leave room for two others. [WithAttributeKeys] ignores these keys.
+// [WithLabels] applies to them. The default is off, unless the environment variable
+// OTELCTX_SPAN_DATADOG_LABELS=true says otherwise. Without the goroutine record there are no labels.
+func WithDatadogLabels(on bool) Option {
+	return optionFunc(func(c *config) { c.datadogLabels = on })
 }
 
 // WithSlotCapacity sets the number of thread slots, a power of two. Threads whose ids are equal modulo

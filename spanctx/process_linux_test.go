@@ -96,7 +96,7 @@ func (w *worker) roots() (spans [kinds]trace.Span) {
 func newTracer(parent *childproc.Parent, capacity int) trace.Tracer {
 	_, err := resourcepublisher.NewPublisher(resource.Empty())
 	parent.Must(err)
-	p, err := NewSpanProcessor(everything(WithSlotCapacity(capacity))...)
+	p, err := NewSpanProcessor(WithSlotCapacity(capacity))
 	parent.Must(err)
 	parent.Must(p.Err())
 	return sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p), sdktrace.WithIDGenerator(ownIDs{})).Tracer("test")

@@ -83,7 +83,7 @@ func TestNoCarrier(t *testing.T) {
 	assert.ErrorContains(t, err, "publish active spans: no carrier is on")
 
 	refused := errors.New("refused for a test")
-	p, err = NewSpanProcessor(everything(WithThreadSlots(false), withRuntime(goruntime.Calibrate().Without(refused)))...)
+	p, err = NewSpanProcessor(WithThreadSlots(false), withRuntime(goruntime.Calibrate().Without(refused)))
 	assert.Nil(t, p)
 	assert.ErrorContains(t, err, "no carrier is on")
 	assert.ErrorIs(t, err, refused)
@@ -122,7 +122,7 @@ func TestRefusedCalibration(t *testing.T) {
 		"readers' only": {[]goruntime.Fact{goruntime.TLSG, goruntime.MCurg}, true, true, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := serve(t, everything(withRuntime(goruntime.Calibrate().Without(refused, tt.facts...)))...)
+			s := serve(t, withRuntime(goruntime.Calibrate().Without(refused, tt.facts...)))
 			if tt.reasons == nil {
 				require.NoError(t, s.p.Err())
 			} else {
@@ -380,6 +380,9 @@ func TestEnvironmentChooses(t *testing.T) {
 		"OTELCTX_SPAN_LABELS": {
 			"none", "hidden", func(c config) any { return c.labels }, LabelsAuto, LabelsNone, WithLabels(LabelsKept), LabelsKept,
 		},
+		"OTELCTX_SPAN_DATADOG_LABELS": {
+			"1", "on", func(c config) any { return c.datadogLabels }, false, true, WithDatadogLabels(false), false,
+		},
 		"OTELCTX_SPAN_PYROSCOPE_PROFILE_IDS": {
 			"True", "yes", func(c config) any { return c.profileIDs }, false, true, WithPyroscopeProfileIDs(), true,
 		},
@@ -436,7 +439,7 @@ func TestWithPublishingReports(t *testing.T) {
 
 	*errs = nil
 	refused := errors.New("refused for a test")
-	tp = sdktrace.NewTracerProvider(WithPublishing(everything(withRuntime(goruntime.Calibrate().Without(refused)))...))
+	tp = sdktrace.NewTracerProvider(WithPublishing(withRuntime(goruntime.Calibrate().Without(refused))))
 	require.Len(t, *errs, 1, "once")
 	assert.ErrorIs(t, (*errs)[0], refused)
 	assert.NotNil(t, active.Load())
@@ -455,7 +458,7 @@ func TestNilProcessor(t *testing.T) {
 
 // Shutdown withdraws published spans, even with a canceled context.
 func TestShutdown(t *testing.T) {
-	p, err := NewSpanProcessor(everything()...)
+	p, err := NewSpanProcessor()
 	require.NoError(t, err)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
 	cancelled, cancel := context.WithCancel(context.Background())
@@ -504,7 +507,7 @@ func assertNoRecord(t testing.TB) {
 // Shutdown while many goroutines start, attach and end spans.
 func TestShutdownUnderLoad(t *testing.T) {
 	for range testenv.Rounds(2, max(3, long(20))) {
-		p, err := NewSpanProcessor(everything(WithSlotCapacity(256))...)
+		p, err := NewSpanProcessor(WithSlotCapacity(256))
 		require.NoError(t, err)
 		tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
 		tracer := tp.Tracer("")

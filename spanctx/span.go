@@ -230,6 +230,9 @@ func (p *SpanProcessor) newRecord(n *cells.Span, attributes *gorecord.Attributes
 	}
 	record := gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, attributes, &names, g.user)
 	record.SetOuter(g.record)
+	if p.datadogLabels {
+		record.AddDatadogLabels(n.LocalRootSpanID, attributes, &names)
+	}
 	if p.labels == LabelsNone {
 		record.HideLabels()
 	}
@@ -453,7 +456,11 @@ func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, u
 	var names gorecord.Names
 	name, endpoint := p.cells.Names(base.Ref())
 	p.names.Set(&names, name, endpoint)
-	record := base.Variant(a, &names, user, outer)
+	var datadogRoot uint64
+	if p.datadogLabels {
+		datadogRoot, _ = p.cells.LocalRoot(base.Ref())
+	}
+	record := base.Variant(a, &names, datadogRoot, user, outer)
 	if base.Ended() || !p.cells.Live(base.Ref()) {
 		record.End(p.withdrawsLabels(p.profile.wasRunning()))
 	}

@@ -12,22 +12,24 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 )
 
 // steps are a program in a small language. A step consists of a goroutine (1 if omitted), an operation,
 // and optionally the span that the goroutine must be in afterwards:
 //
-//	+c<p   start span c with the context of p; +c^p as a new root; +c&p with p as a remote parent
-//	-c     end span c
+//	+c<p   start span c with the context of p; +c^p as a new root; +c&p with p as a remote parent;
+//	       +c?p with a context that has the ids of p alone
+//	-c     end span c; again, the SDK calls the processor again
 //	@c     attach the context of c, @ an empty one; ?c a context that has the ids of c alone
-//	!      detach what was attached last
+//	!      detach what was attached last; !2 what goroutine 2 attached last, which stays attached there
 //	~c     refresh with the context of c
 //	%      replace all labels, as pprof.SetGoroutineLabels does
 //	#      Do something else with labels
-//	>2     start goroutine 2, which inherits; other goroutines inherit nothing
+//	>2     start goroutine 2, which inherits; >2<c by Go with the context of c; other goroutines inherit nothing
 //	*c     evict span c, as another goroutine's Start does
-//	=c/r   it is in span c, whose local root is r: c itself if left out; = alone is no span
+//	=c/r   it is in span c, whose local root is r: c itself if left out, 0 if unknown; = alone is no span
 type steps struct {
 	*service
 	t      *testing.T
@@ -36,7 +38,7 @@ type steps struct {
 	ctxs   map[string]context.Context
 }
 
-var stepSyntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~%#>*])(\w*)(?:([<^&])(\w+))?)?(?:(=)(\w*)(?:/(\w+))?)?$`)
+var stepSyntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~%#>*])(\w*)(?:([<^&?])(\w+))?)?(?:(=)(\w*)(?:/(\w+))?)?$`)
 
 func runSteps(t *testing.T, s *service, text string) {
 	t.Helper()
@@ -81,15 +83,27 @@ func (r *steps) step(a *actor, what, name, how, parent string) {
 				opts = append(opts, trace.WithNewRoot())
 			case "&":
 				ctx = trace.ContextWithRemoteSpanContext(ctx, r.spans[parent].SpanContext())
+			case "?":
+				ctx = trace.ContextWithSpanContext(ctx, r.spans[parent].SpanContext())
 			}
 			r.ctxs[name], r.spans[name] = r.start(ctx, opts...)
 		case "-":
-			r.spans[name].End()
+			if span := r.spans[name]; span.IsRecording() {
+				span.End()
+			} else {
+				span.End()
+				r.p.OnEnd(span.(sdktrace.ReadOnlySpan))
+			}
 		case "@":
 			a.attached = append(a.attached, Attach(r.ctxs[name]))
 		case "?":
 			a.attached = append(a.attached, Attach(trace.ContextWithSpanContext(context.Background(), r.spans[name].SpanContext())))
 		case "!":
+			if name != "" {
+				other := r.actors[name].attached
+				other[len(other)-1].Detach()
+				return
+			}
 			last := len(a.attached) - 1
 			a.attached[last].Detach()
 			a.attached = a.attached[:last]
@@ -103,7 +117,15 @@ func (r *steps) step(a *actor, what, name, how, parent string) {
 				assert.Equal(r.t, before, r.current(r.t), "in Do")
 			})
 		case ">":
-			r.actors[name] = newActor(func(start func()) { start() })
+			started := newActor(func(start func()) {
+				if how == "" {
+					start()
+				}
+			})
+			if how != "" {
+				Go(r.ctxs[parent], func(context.Context) { started.loop() })
+			}
+			r.actors[name] = started
 		case "*":
 			assert.True(r.t, r.p.evict(r.p.find(r.ctxs[name])))
 		}
@@ -117,7 +139,9 @@ func (r *steps) isIn(a *actor, span, root string) bool {
 	}
 	want, wantRoot, got, gotRoot := uint64(0), uint64(0), uint64(0), uint64(0)
 	if span != "" {
-		want, wantRoot = number(r.spans[span]), number(r.spans[root])
+		if want = number(r.spans[span]); root != "0" {
+			wantRoot = number(r.spans[root])
+		}
 	}
 	a.run(func() {
 		if got = r.current(r.t); got == want && want != 0 {
@@ -136,7 +160,7 @@ func TestSteps(t *testing.T) {
 		"nested":       "= +a=a +b<a=b/a +c<b=c/a -c=b/a -b=a +d<a=d/a -d=a -a= +e=e -e=",
 		"out of order": "+a +b<a +c<b -b=a -c=a -a= +d +e<d +f<e -d= -f= -e=",
 		"deep":         "+a +b<a +c<b +d<c +e<d +f<e +g<f -g=f/a -e=d/a -a= -f=",
-		"ended twice":  "+a +b<a -b -b=a +c<a -b=c/a -a -a=",
+		"ended twice":  "+a +b<a -b -b=a +c<a -b=c/a -c -a -a=",
 		// Overlapping siblings are not nested.
 		"siblings here":           "+a +b<a +c<a -b=c/a -c=a +d<a +e<a -e=d/a -d=a -a=",
 		"roots here":              "+a +b -a=b -b= +c +d -d=c -c=",
@@ -150,6 +174,7 @@ func TestSteps(t *testing.T) {
 		"child elsewhere":         "+a +b<a 2+o=o 2-b=o 2-o= 1=a +c<a=c/a -c=a 2-a 1=",
 		"another end goes back":   "+a +b<a 2-b 2+o -o=a -a=",
 		"below one that is over":  "+a +b<a -b +c<b=c/a -c=a -a +d<a=d/a +e<d=e/a -e=d/a -d=",
+		"below two that are over": "+a +b<a -b +c<b -c -a= +d<c=d/0 -d= +e?a=e/0 -e=",
 		"parent over, end apart":  "+a +b<a -b +c<b 2-c 1=a -a=",
 		"new root":                "+a +b^a=b +c<b=c/b -c=b -b=a +d^a 2-d 1=a -a=",
 		"new root in a new root":  "+a +b^a +c^b 2-c 1=b 2-b 1=a",
@@ -164,6 +189,7 @@ func TestSteps(t *testing.T) {
 
 		"attach":                          "2+a @a=a @a=a !=a != @= !=",
 		"attach in a span":                "2+a +b=b @a=a !=b -b= @a +c<a=c/a -c=a !=",
+		"Go":                              "2+a +o >3<a 3=a 3+b<a=b/a 3-b=a 2-a 3= 1=o -o=",
 		"attach nothing":                  "+a @= +b=b -b= !=a -a=",
 		"attach one that is over":         "+a +b<a -b @b= !=a -a= @a= !=",
 		"attach an identity":              "2+a ?a= !=",
@@ -172,6 +198,7 @@ func TestSteps(t *testing.T) {
 		"attached span ends here":         "2+a 2+b<a @b=b/a -b=a 2=a !=",
 		"attached span ends at its start": "2+a 2+b<a @b=b/a 2-b=a !=",
 		"attached in a span of one's own": "2+a 2+b<a +o @b=b/a 2+x 3-b 1=a !=o -o=",
+		"detached elsewhere":              "+o 2+a @a=a 3!1= 1=a !=o -o= 2-a",
 		"own span attached":               "+a +b<a @b=b/a -b=a !=a -a=",
 		"own root attached":               "+o +a @a=a -a= !=  -o=",
 		"own span left and attached":      "+o +a +b<a @= @b=b/a -b=a != !=a -a=o -o=",

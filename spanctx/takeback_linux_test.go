@@ -112,7 +112,7 @@ func TestEvictedRecordIsTakenBackBeforeTheSpanIsOver(t *testing.T) {
 
 // The End of an evicted span publishes its nearest live ancestor again, for all readers.
 func TestEndOfEvictedSpanShowsTheSpanAround(t *testing.T) {
-	for name, opts := range map[string][]Option{"everything": everything(), "slots": {WithGoroutineRecord(false)}} {
+	for name, opts := range map[string][]Option{"everything": nil, "slots": {WithGoroutineRecord(false)}} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, opts...)
 			apart(func() {

@@ -5,6 +5,10 @@
 //
 //	go run ./results
 //
+// With -bench it turns the output of go test -bench into such a CSV file instead:
+//
+//	go test -run '^$' -bench '^BenchmarkService$' -count 3 . | go run ./results -bench >results/service.csv
+//
 // A CSV file begins with lines "# key: value" that say when and where it was measured; date and machine are
 // required. To add a section, add it to sections.
 package main
@@ -22,6 +26,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // section is a section of results.md, made from one CSV file.
@@ -39,6 +44,7 @@ var sections = []section{
 		"given; recall is the share of samples in a span that were given it; false positives are the share of samples outside all spans that were given one.",
 		func(w io.Writer, t *table) error { renderSummary(w, t); return nil }},
 	{"service", "A real HTTP service", "An otelhttp server and client with six spans per request, each configuration in turns with its baseline.", nil},
+	{"exectrace", "Ids of spans in execution traces", "Package exectrace, as a multiple of the same spans without it: while no execution trace is recorded, and while one is.", nil},
 	{"collector", "Three recorders", "`otelctx record`, the Collector receiver of this project and upstream's receiver at the same process.", nil},
 	{"equalstacks", "Equal stacks", "Spans whose stacks are equal, one after the other on the same thread.", nil},
 	{"other", "Publishing and reading", "", nil},
@@ -107,8 +113,15 @@ func (t *table) distinct(column string) (values []string) {
 func main() {
 	dir := flag.String("dir", "results", "the folder with the CSV files")
 	output := flag.String("o", "results.md", "the document to write")
+	bench := flag.Bool("bench", false, "write CSV of the output of go test -bench on the standard input")
 	flag.Parse()
-	if err := generate(*dir, *output); err != nil {
+	var err error
+	if *bench {
+		err = convert(os.Stdout, os.Stdin, time.Now())
+	} else {
+		err = generate(*dir, *output)
+	}
+	if err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, "results:", err)
 		os.Exit(1)
 	}

@@ -4,9 +4,14 @@
 package main
 
 import (
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -54,4 +59,26 @@ default,outside,after it,nothing,goroutine profile,5,5,0,0,0,0
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "wild.csv"), []byte(text), 0o600))
 		assert.ErrorContains(t, generate(dir, output), want)
 	}
+}
+
+func TestConvert(t *testing.T) {
+	var written strings.Builder
+	suffix := fmt.Sprintf("-%d", runtime.GOMAXPROCS(0))
+	require.NoError(t, convert(&written, strings.NewReader(strings.ReplaceAll(`goos: linux
+cpu: Fast CPU
+BenchmarkService/gogc=100/processor=noop-N  	 60	 152788 ns/op	 1.004 x-base	 38319 B/op
+BenchmarkService/gogc=100/processor=names-N  	 60	 999600 ns/op	 1.1 x-base	 40178 B/op	 0 gcs/kop
+BenchmarkService/gogc=100/processor=names-N  	 60	 1199520 ns/op	 1.1 x-base	 40178 B/op	 0 gcs/kop
+BenchmarkService/gogc=100/processor=names-N  	 60	 1000000 ns/op	 1.2 x-base	 40178 B/op	 0 gcs/kop
+PASS
+`, "-N", suffix)), time.Date(2026, 11, 25, 1, 2, 3, 0, time.UTC)))
+	comments, rows, _ := strings.Cut(written.String(), "gogc,")
+	assert.Contains(t, comments, "# date: 2026-11-25\n")
+	assert.Contains(t, comments, "Fast CPU")
+	assert.Contains(t, comments, "BenchmarkService -count 1\n")
+	assert.Equal(t, `processor,ns/op,x-base,B/op,gcs/kop
+100,noop,153 µs,1.00,38319,
+100,names,1.00 ms ± 10 %,1.10 ± 5 %,40178,0
+`, rows)
+	assert.Error(t, convert(io.Discard, strings.NewReader("FAIL\n"), time.Time{}))
 }

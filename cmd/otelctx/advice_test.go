@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/fstest"
 
@@ -79,10 +78,4 @@ func TestUnsupportedPlatform(t *testing.T) {
 	err := fmt.Errorf("reader: %w", errors.ErrUnsupported)
 	assert.Equal(t, exitOther, exitCode(err))
 	assert.Contains(t, advice(err, fstest.MapFS{}), "Linux")
-}
-
-func TestTooManyOpenFiles(t *testing.T) {
-	err := fmt.Errorf("load the BPF program: %w", syscall.EMFILE)
-	assert.Equal(t, exitOther, exitCode(err))
-	assert.Contains(t, advice(err, fstest.MapFS{}), "ulimit -n")
 }

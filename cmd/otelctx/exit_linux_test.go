@@ -276,14 +276,6 @@ func TestNotPermitted(t *testing.T) {
 	}
 }
 
-func TestHelpDocumentsEveryExitCode(t *testing.T) {
-	got := otelctx(t, "--help")
-	require.Zero(t, got.code)
-	for _, e := range exitCodes {
-		assert.Regexp(t, `(?m)^\s+`+strconv.Itoa(e.code)+` +\w`, got.stdout)
-	}
-}
-
 func TestVersion(t *testing.T) {
 	got := otelctx(t, "--version")
 	assert.Zero(t, got.code)

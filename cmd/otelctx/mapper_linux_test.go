@@ -68,7 +68,7 @@ func recordMapper(t *testing.T, c *childproc.Child, record *exec.Cmd, file strin
 	exe, err := os.Readlink("/proc/" + pidOf(c) + "/exe")
 	require.NoError(t, err)
 	r.awaitSampleOf(t, exe)
-	burner.AwaitUse(t, c, 2*time.Second)
+	burner.AwaitUse(t, c, 500*time.Millisecond)
 	got := r.interrupt(t)
 	require.Zero(t, got.code, got.stderr)
 	samples := called(readPprof(t, file))

@@ -343,19 +343,6 @@ func TestRecordRepeatedly(t *testing.T) {
 	assert.Contains(t, got.stderr, "not today")
 }
 
-// With --repeat, profiles that never reach a collector make the exit code an error.
-func TestRecordRepeatedlyToNobody(t *testing.T) {
-	needSampling(t)
-	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "100")
-	c := startBurner(t, nil, burner.Records)
-	r := startRecord(t, pidOf(c), "--repeat", "--duration=100ms", "--otlp-endpoint=http://127.0.0.1:1")
-	r.awaitSamples(t, c)
-	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
-	got := r.wait(t)
-	assert.Equal(t, exitOther, got.code)
-	assert.Contains(t, got.stderr, "of the whole recording were not sent")
-}
-
 // With --repeat, each period is written to a file of its own, and --keep removes the oldest
 // files.
 func TestRecordRollingFiles(t *testing.T) {
@@ -435,50 +422,6 @@ func TestInterruptWhileAFileWaits(t *testing.T) {
 	assert.Contains(t, got.stderr, "took nothing")
 }
 
-// When its terminal is closed, the recorder ends the recording and writes the profile.
-func TestRecordHangup(t *testing.T) {
-	t.Parallel()
-	needSampling(t)
-	// If the tests run under nohup, SIGHUP is ignored, and programs inherit that unless this one
-	// handles the signal.
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP)
-	defer signal.Stop(hangups)
-	c := startBurner(t, nil, burner.Records)
-	path := filepath.Join(t.TempDir(), "profile.pb.gz")
-	r := startRecord(t, pidOf(c), "--output", path)
-	r.awaitSample(t)
-	require.NoError(t, r.cmd.Process.Signal(syscall.SIGHUP))
-	got := r.wait(t)
-	require.Zero(t, got.code, got.stderr)
-	b, err := os.ReadFile(path)
-	require.NoError(t, err)
-	assert.NotEmpty(t, b)
-}
-
-func TestRecordOTLPFile(t *testing.T) {
-	t.Parallel()
-	needSampling(t)
-	c := startBurner(t, nil, burner.Records)
-	file := filepath.Join(t.TempDir(), "p.otlp")
-	d, _ := recorded(t, c, "--output", file)
-	data, resource := readOTLP(t, file)
-	assert.Equal(t, "burner", resource["service.name"])
-	assert.Equal(t, pidOf(c), resource["process.pid"])
-	assert.Equal(t, filepath.Base(executable(t)), resource["process.executable.name"])
-	assert.Regexp(t, `^v[0-9]+\.[0-9]+\.[0-9]+`, data.GetResourceProfiles()[0].GetScopeProfiles()[0].GetScope().GetVersion())
-	samples := 0
-	for _, s := range data.GetResourceProfiles()[0].GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
-		samples += len(s.GetTimestampsUnixNano())
-	}
-	assert.Equal(t, int(d.Samples), samples)
-
-	// Standard output has only the profile.
-	got := otelctx(t, "record", pidOf(c), "--duration=100ms", "--output=/dev/stdout", "--format=otlp")
-	require.NoError(t, proto.Unmarshal([]byte(got.stdout), &profilespb.ProfilesData{}))
-	assert.Contains(t, got.stderr, "Recorded process")
-}
-
 // A profile without symbols can be symbolized later: go tool pprof finds the function names.
 func TestRecordWithoutSymbols(t *testing.T) {
 	t.Parallel()
@@ -498,6 +441,14 @@ func TestRecordWithoutSymbols(t *testing.T) {
 	assertMuch(t, d.Attributed, d.Samples)
 	data, resource := readOTLP(t, file)
 	assert.Equal(t, "burner", resource["service.name"])
+	assert.Equal(t, pidOf(c), resource["process.pid"])
+	recorded := data.GetResourceProfiles()[0].GetScopeProfiles()[0]
+	assert.Regexp(t, `^v[0-9]+\.[0-9]+\.[0-9]+`, recorded.GetScope().GetVersion())
+	samples := 0
+	for _, s := range recorded.GetProfiles()[0].GetSamples() {
+		samples += len(s.GetTimestampsUnixNano())
+	}
+	assert.Equal(t, int(d.Samples), samples)
 	dictionary := data.GetDictionary()
 	assert.Len(t, dictionary.GetFunctionTable(), 1, "the zero value")
 	own := 0
@@ -510,6 +461,11 @@ func TestRecordWithoutSymbols(t *testing.T) {
 		}
 	}
 	assert.Positive(t, own)
+
+	// Standard output has only the profile.
+	got := otelctx(t, "record", pidOf(c), "--duration=100ms", "--output=/dev/stdout", "--format=otlp")
+	require.NoError(t, proto.Unmarshal([]byte(got.stdout), &profilespb.ProfilesData{}))
+	assert.Contains(t, got.stderr, "Recorded process")
 
 	file = filepath.Join(dir, "p.pb.gz")
 	record(file)
@@ -588,21 +544,6 @@ func TestRecordMarksWhatIsNotProven(t *testing.T) {
 	for _, s := range readPprof(t, file).Sample {
 		assert.Equal(t, len(s.Label["span_id"]) > 0, len(s.Label["otelctx.span.unproven"]) > 0)
 	}
-}
-
-func TestRecordInPIDNamespace(t *testing.T) {
-	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("a PID namespace needs CAP_SYS_ADMIN")
-	}
-	needSampling(t)
-	c := startBurner(t, func(cmd *exec.Cmd) {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
-	}, burner.Records, burner.ThreadSlots) // arm64 needs both
-	file := filepath.Join(t.TempDir(), "p.pb.gz")
-	d, _ := recorded(t, c, "--output", file)
-	assertMuch(t, d.Attributed, d.Samples)
-	assertTrue(t, file)
 }
 
 // often is an argument for a high sampling rate.
@@ -734,12 +675,18 @@ func (r *running) interrupt(t *testing.T) result {
 func TestRecordEnds(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
+	// Under nohup SIGHUP is ignored, which child processes inherit unless this one handles it.
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
 	for name, test := range map[string]struct {
 		duration string
 		end      func(c *childproc.Child, command *os.Process)
 		ended    bool // by the process
 	}{
 		"interrupted": {"1h", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(os.Interrupt) }, false},
+		// The terminal is closed.
+		"hung up": {"0", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(syscall.SIGHUP) }, false},
 		// Like timeout(1), which signals the command and its process group.
 		"terminated twice": {"0", func(_ *childproc.Child, command *os.Process) {
 			// A signal after sameSignal would count as a second one. On a busy machine, stay

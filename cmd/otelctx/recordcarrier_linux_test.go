@@ -31,9 +31,7 @@ func TestRecordByCarrier(t *testing.T) {
 	}{
 		"labels":                         {"labels", service, true, false, ""},
 		"labels of another library":      {"labels", []string{burner.ThreadSlots, burner.Foreign}, true, true, ""},
-		"record":                         {"goroutine_record", service, true, false, ""},
 		"goroutine table":                {"goroutine_table", append(service, burner.Foreign), true, false, ""},
-		"thread slots":                   {"thread_slots", append(service, burner.Foreign), true, false, ""},
 		"a carrier that is not there":    {"goroutine_table", []string{burner.Records}, false, false, "no spans by goroutine_table: the process does not have this carrier"},
 		"a service that shows no spans":  {"goroutine_record", []string{burner.Silent}, false, false, ""},
 		"the best one, beside of others": {"", append(service, burner.Foreign), true, false, ""},
@@ -54,7 +52,7 @@ func TestRecordByCarrier(t *testing.T) {
 			}
 			if !test.found {
 				assert.Zero(t, d.Attributed)
-			} else if test.carrier != "thread_slots" {
+			} else {
 				assertTrue(t, file)
 			}
 		})

@@ -97,7 +97,7 @@ func TestCompletion(t *testing.T) {
 				"otelctx --he":                        "--help",
 				"otelctx record --freq":               "--freq",
 				"otelctx record --format pp":          "pprof",
-				"otelctx record --carrier ":           "goroutine_table",
+				"otelctx record --carrier ":           "goroutine_record",
 				"otelctx completion fi":               "fish",
 				"otelctx record --freq 9 -- otelct":   "otelctx",
 				"otelctx record -o " + dir + "/compl": "completion.",

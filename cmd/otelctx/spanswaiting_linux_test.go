@@ -167,18 +167,22 @@ func TestSpansWaitForWhatGoSays(t *testing.T) {
 	for _, tt := range []struct {
 		programs.Variant
 		count int
+		usual bool // The others combine properties of these.
 	}{
-		{programs.Static, 10_000},
-		{programs.Stripped, 100},
-		{programs.PIE, 100},
-		{programs.Cgo, 100},
-		{programs.CgoPIE, 100},
-		{programs.Static.With(oldestGo), 1000},
-		{programs.Cgo.With(oldestGo), 100},
-		{programs.Stripped.With(programs.NextGo), 1000},
-		{programs.Cgo.With(programs.NextGo), 100},
+		{programs.Static, testenv.Rounds(2000, 10_000), true},
+		{programs.Stripped, 100, false},
+		{programs.PIE, 100, false},
+		{programs.Cgo, 100, false},
+		{programs.CgoPIE, 100, true},
+		{programs.Static.With(oldestGo), 100, true},
+		{programs.Cgo.With(oldestGo), 100, false},
+		{programs.Stripped.With(programs.NextGo), 100, true},
+		{programs.Cgo.With(programs.NextGo), 100, false},
 	} {
 		t.Run(tt.Name, func(t *testing.T) {
+			if !tt.usual {
+				testenv.NeedAll(t)
+			}
 			p := startParker(t, buildParker(t, tt.Variant), strconv.Itoa(tt.count))
 			p.settle(t)
 			var total int

@@ -47,6 +47,7 @@ func TestMetadata(t *testing.T) {
 	require.NoError(t, set.Reader.Collect(t.Context(), &all))
 	require.Len(t, all.ScopeMetrics, 1)
 	assert.Equal(t, scopeName, all.ScopeMetrics[0].Scope.Name)
+	assert.Equal(t, Version, all.ScopeMetrics[0].Scope.Version)
 	assert.Len(t, all.ScopeMetrics[0].Metrics, len(metadata.Telemetry.Metrics))
 	for _, m := range all.ScopeMetrics[0].Metrics {
 		about, known := metadata.Telemetry.Metrics[m.Name[len("otelcol_"):]]

@@ -17,7 +17,7 @@ type telemetry struct {
 }
 
 func newTelemetry(provider metric.MeterProvider) (*telemetry, error) {
-	meter := provider.Meter(scopeName)
+	meter := provider.Meter(scopeName, metric.WithInstrumentationVersion(Version))
 	var errs error
 	counter := func(name, unit, description string) metric.Int64Counter {
 		c, err := meter.Int64Counter("otelcol_"+name, metric.WithUnit(unit), metric.WithDescription(description))

@@ -4,6 +4,7 @@
 package architecture
 
 import (
+	"go/doc"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +23,7 @@ var linked = map[string]string{
 	"reader":                 "proto/otlp proto/otlp/processcontext/v1development protobuf x/sys",
 	"resourcepublisher":      sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
 	"spanctx":                sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
+	"exectrace":              "otel otel/trace cespare/xxhash/v2",
 	"scopedattr":             sdk + "otel/log",
 	"scopedattr/contextattr": "otel cespare/xxhash/v2",
 	"universalprofiling":     sdk,
@@ -99,6 +101,27 @@ func TestExamplesUseThePublicAPI(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Each public package has an example, and all examples are run: they say what they print.
+func TestPublicPackagesHaveExamples(t *testing.T) {
+	examples := map[string][]*doc.Example{}
+	for _, f := range readTree(t).files {
+		if f.test {
+			examples[f.dir] = append(examples[f.dir], doc.Examples(f.ast)...)
+		}
+	}
+	for dir, all := range examples {
+		for _, example := range all {
+			assert.True(t, example.Output != "" || example.EmptyOutput, "%s: Example%s has no output", dir, example.Name)
+		}
+	}
+	for name := range linked {
+		if !strings.HasPrefix(name, "cmd/") {
+			assert.NotEmpty(t, examples[name], name)
+		}
+	}
+	assert.NotEmpty(t, examples["collector/otelctxreceiver"])
 }
 
 func TestLinked(t *testing.T) {

@@ -83,6 +83,11 @@ var (
 		Does:   "1 gives thread slots the layout of Datadog's first OTEL context storage",
 		Option: "spanctx.WithDatadogLayout, which chooses 1",
 	}
+	SpanDatadogLabels = Variable{
+		Name: "OTELCTX_SPAN_DATADOG_LABELS", Values: booleans, Default: no,
+		Does:   "true adds the profiler labels of dd-trace-go",
+		Option: "spanctx.WithDatadogLabels",
+	}
 	SpanPyroscopeProfileIDs = Variable{
 		Name: "OTELCTX_SPAN_PYROSCOPE_PROFILE_IDS", Values: booleans, Default: no,
 		Does:   "true sets the span attribute by which Grafana finds a span's profile in Pyroscope",
@@ -99,7 +104,7 @@ var (
 func All() []Variable {
 	return []Variable{
 		ProcessContextDisabled, ProcessContextHiddenKeys,
-		SpansDisabled, SpanCarriers, SpanNames, SpanAttributeKeys, SpanSlotAttributeSpace, SpanLabels, SpanSlotCapacity, SpanSlotLayout, SpanPyroscopeProfileIDs,
+		SpansDisabled, SpanCarriers, SpanNames, SpanAttributeKeys, SpanSlotAttributeSpace, SpanLabels, SpanSlotCapacity, SpanSlotLayout, SpanDatadogLabels, SpanPyroscopeProfileIDs,
 		UniversalProfiling,
 	}
 }

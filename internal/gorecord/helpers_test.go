@@ -63,7 +63,7 @@ func newIn(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attribut
 
 // variantIn is [Record.Variant] without names.
 func (r *Record) variantIn(a *Attributes, user UserLabels, outer *Record) *Record {
-	return r.Variant(a, &Names{}, user, outer)
+	return r.Variant(a, &Names{}, 0, user, outer)
 }
 
 // ancestorsIn returns the ancestors of a child of the span of r.

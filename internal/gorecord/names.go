@@ -17,6 +17,15 @@ type Names struct {
 	NameLabel, EndpointLabel string
 }
 
+// The keys of dd-trace-go's labels. Versions before 2.11 set DatadogRootKey, later ones set
+// DatadogTraceKey in its place. Readers may look for either.
+const (
+	DatadogSpanKey     = "span id"
+	DatadogTraceKey    = "trace id"
+	DatadogRootKey     = "local root span id"
+	DatadogEndpointKey = "trace endpoint"
+)
+
 // Label returns a name cut to the maximum size of a label value.
 func Label(name string) string {
 	if len(name) <= maxLabelValue {

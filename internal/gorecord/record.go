@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"structs"
 	"sync/atomic"
 	"unsafe"
@@ -176,7 +177,7 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 		merge = true
 	}
 	if merge {
-		r.labels.List = r.merge(users, a, n)
+		r.labels.List = r.merge(users, a, n, nil)
 	}
 	r.user, r.name, r.endpoint = user, n.Name, n.Endpoint
 	binary.BigEndian.PutUint64(r.traceID[:8], traceIDHigh)
@@ -185,6 +186,22 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 	r.putText()
 	r.state = stateValid | uint32(traceFlags)<<stateFlagsShift | uint32(len(a.Encoded()))<<stateSizeShift
 	return r
+}
+
+// AddDatadogLabels adds the labels of dd-trace-go, as many as fit, to a record that [New] has returned for
+// the same attributes and names. root is the id of the local root. Call it before Install.
+//
+//go:noinline
+func (r *Record) AddDatadogLabels(root uint64, a *Attributes, n *Names) {
+	labels := []goruntime.Label{
+		{Key: DatadogSpanKey, Value: strconv.FormatUint(binary.BigEndian.Uint64(r.spanID[:]), 10)},
+		{Key: DatadogTraceKey, Value: unsafe.String(&r.text[0], 32)},
+		{Key: DatadogRootKey, Value: strconv.FormatUint(root, 10)},
+	}
+	if n.EndpointLabel != "" {
+		labels = append(labels, goruntime.Label{Key: DatadogEndpointKey, Value: n.EndpointLabel})
+	}
+	r.labels.List = r.merge(labelsAt(r.user), a, n, labels)
 }
 
 // SetOuter sets the record that the goroutine returns to when it ends the span, or nil. Call it before
@@ -207,19 +224,22 @@ func (r *Record) setIDLabels(list []goruntime.Label) {
 	list[1] = goruntime.Label{Key: traceIDKey, Value: unsafe.String(&r.text[0], 32)}
 }
 
-// merge returns the user's labels and our labels: the ids, and as many names and attributes as fit.
+// merge returns the user's labels and our labels: the ids, and as many of the others, names and attributes as fit.
 // Profilers read at most ten labels. Our labels come last, so that HideLabels can cut them off, unless
 // the user's labels leave no room for the ids: then ours come first. Our labels replace user labels
 // with the same keys.
-func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names) []goruntime.Label {
+func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names, others []goruntime.Label) []goruntime.Label {
 	ours := make([]goruntime.Label, idLabels, maxLabels)
 	r.setIDLabels(ours)
 	room := maxLabels - idLabels - len(users)
-	ours = n.appendLabels(ours)
+	ours = n.appendLabels(append(ours, others...))
 	if a != nil {
 		ours = append(ours, a.labels...)
 	}
 	ours = ours[:min(len(ours), idLabels+max(room, 0))]
+	if len(users) == 0 {
+		return ours
+	}
 	kept := make([]goruntime.Label, 0, len(users)+len(ours))
 	for _, l := range users {
 		if !slices.ContainsFunc(ours, func(our goruntime.Label) bool { return our.Key == l.Key }) {
@@ -347,7 +367,7 @@ const maxVariants = 64
 // has ended, by the word that the ending goroutine changes by compare-and-swap before it calls End,
 // and if so call [Record.End] on the result. Variant adds the record by compare-and-swap too: if that
 // came first, End sees the record; otherwise the caller sees that the span has ended.
-func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record) *Record {
+func (r *Record) Variant(a *Attributes, n *Names, datadogRoot uint64, user UserLabels, outer *Record) *Record {
 	for {
 		newest, have := r.variant.Load(), 1
 		var before, last *Record = nil, r
@@ -367,7 +387,7 @@ func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record
 			before.variant.Store(nil)
 			continue
 		}
-		v := r.copy(a, n, user, outer)
+		v := r.copy(a, n, datadogRoot, user, outer)
 		v.variant.Store(newest)
 		if r.variant.CompareAndSwap(newest, v) {
 			return v
@@ -398,10 +418,13 @@ func (r *Record) retire() {
 }
 
 // copy returns another record of the same span.
-func (r *Record) copy(a *Attributes, n *Names, user UserLabels, outer *Record) *Record {
+func (r *Record) copy(a *Attributes, n *Names, datadogRoot uint64, user UserLabels, outer *Record) *Record {
 	id := binary.BigEndian
 	state := atomic.LoadUint32(&r.state)
 	c := New(id.Uint64(r.traceID[:8]), id.Uint64(r.traceID[8:]), id.Uint64(r.spanID[:]), uint8(state>>stateFlagsShift), a, n, user)
+	if datadogRoot != 0 {
+		c.AddDatadogLabels(datadogRoot, a, n)
+	}
 	c.SetCell(r.ref, &r.ancestors, r.outsider)
 	c.SetOuter(outer)
 	c.state &= ^uint32(stateValid) | state

@@ -26,13 +26,12 @@ func BenchmarkAdd(b *testing.B) {
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
-				link := Link{TraceID: [16]byte{1}, SpanID: [8]byte{byte(i / 10), byte(i / 2560), byte(i / 655360), 1}}
-				s := Sample{Stack: all[i%len(all)], Link: &link, Attributes: c.attributes}
-				if i%2 == 0 {
-					builder.Add(resource, s, start.Add(time.Duration(i)))
-				} else {
-					builder.Add(other, s, start.Add(time.Duration(i)))
+				r := resource
+				if i%2 == 1 {
+					r = other
 				}
+				spanID := [8]byte{byte(i / 10), byte(i / 2560), byte(i / 655360), 1}
+				builder.Add(r, all[i%len(all)], [16]byte{1}, spanID, c.attributes, start.Add(time.Duration(i)))
 				i++
 			}
 		})

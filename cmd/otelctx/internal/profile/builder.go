@@ -23,15 +23,15 @@ import (
 // ScopeName is the instrumentation scope of the profiles.
 const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
 
-// A sample counts its timestamps, between which there is one period of CPU time. Backends know this shape
-// from the profiles of the OpenTelemetry eBPF profiler.
+// Types and units of values. A sample counts its timestamps, between which there is one period of CPU time.
+// Backends know this shape from the profiles of the OpenTelemetry eBPF profiler. Profiles of wall-clock time
+// have the duration of each sample instead of timestamps.
 const (
-	typeCPU         = "cpu"
-	unitNanoseconds = "nanoseconds"
-	typeSamples     = "samples"
-	unitCount       = "count"
-	// Profiles of wall-clock time have the duration of each sample instead of timestamps.
-	typeWall = "wall"
+	TypeCPU         = "cpu"
+	TypeSamples     = "samples"
+	TypeWall        = "wall"
+	UnitCount       = "count"
+	UnitNanoseconds = "nanoseconds"
 )
 
 // profileIDSize is the size of a profile id in bytes.
@@ -79,23 +79,6 @@ func unique(attributes []*commonpb.KeyValue) []*commonpb.KeyValue {
 	return slices.CompactFunc(sorted, func(a, b *commonpb.KeyValue) bool { return a.GetKey() == b.GetKey() })
 }
 
-// Link is the span that a sample belongs to.
-type Link struct {
-	TraceID [16]byte
-	SpanID  [8]byte
-}
-
-// Sample is what a CPU was running, without the times.
-type Sample struct {
-	// Stack is the stack, leaf first. It is not retained.
-	Stack []*symbols.Location
-	// Link is nil if the sample has no known span. It is not retained.
-	Link *Link
-	// Attributes are further attributes, which need not be trusted: those that profiles cannot represent
-	// are dropped. The last of several with one key counts. They are not retained.
-	Attributes []*commonpb.KeyValue
-}
-
 // Builder makes profiles of samples. Its memory grows with the number of different stacks, links and
 // attributes, and by 16 bytes per sample. It is not safe for concurrent use.
 type Builder struct {
@@ -139,8 +122,14 @@ func New(options Options) *Builder {
 }
 
 // Add adds samples that were taken at the given times. It may be called repeatedly for equal samples.
-func (b *Builder) Add(resource Resource, s Sample, times ...time.Time) {
-	c := b.combined(resource, s, int64(len(times)))
+//
+// The stack has the innermost frame first. The ids are those of the span, zeros without one. The attributes
+// need not be trusted: those that profiles cannot represent are dropped, and the last of several with one
+// key counts. The arguments are not retained.
+func (b *Builder) Add(resource Resource, stack []*symbols.Location, traceID [16]byte, spanID [8]byte,
+	attributes []*commonpb.KeyValue, times ...time.Time,
+) {
+	c := b.combined(resource, stack, traceID, spanID, attributes, int64(len(times)))
 	for _, one := range times {
 		nanos := max(one.UnixNano(), 1)
 		c.times = append(c.times, uint64(nanos))
@@ -151,27 +140,31 @@ func (b *Builder) Add(resource Resource, s Sample, times ...time.Time) {
 	}
 }
 
-// AddTime adds wall-clock time spent in a sample, for a builder with [Options.Wall].
-func (b *Builder) AddTime(resource Resource, s Sample, d time.Duration) {
-	b.combined(resource, s, int64(d)).value += int64(d)
+// AddTime adds wall-clock time like [Builder.Add], for a builder with [Options.Wall].
+func (b *Builder) AddTime(resource Resource, stack []*symbols.Location, traceID [16]byte, spanID [8]byte,
+	attributes []*commonpb.KeyValue, d time.Duration,
+) {
+	b.combined(resource, stack, traceID, spanID, attributes, int64(d)).value += int64(d)
 }
 
 // combined returns the entry for a sample and adds weight to its resource.
-func (b *Builder) combined(resource Resource, s Sample, weight int64) *combined {
+func (b *Builder) combined(resource Resource, stack []*symbols.Location, traceID [16]byte, spanID [8]byte,
+	attributes []*commonpb.KeyValue, weight int64,
+) *combined {
 	r, ok := b.byResource[resource]
 	if !ok {
 		r = &resourceSamples{resource: resource, id: newProfileID(), byKey: map[sampleKey]*combined{}}
 		b.byResource[resource] = r
 		b.resources = append(b.resources, r)
 	}
-	attributes, dropped := validAttributes(s.Attributes, 0)
+	attributes, dropped := validAttributes(attributes, 0)
 	b.dropped += uint64(dropped)
 	r.dropped += uint32(dropped)
 	r.weight += weight
 	key := sampleKey{
-		stack:      b.dictionary.stack(s.Stack),
+		stack:      b.dictionary.stack(stack),
 		attributes: b.dictionary.attributeSet(attributes),
-		link:       b.dictionary.link(s.Link),
+		link:       b.dictionary.link(linkKey{traceID, spanID}),
 	}
 	c, ok := r.byKey[key]
 	if !ok {
@@ -206,10 +199,10 @@ func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 	data := &profilespb.ProfilesData{}
 	var sampleType, periodType *profilespb.ValueType
 	if len(b.resources) > 0 { // the dictionary must not have unused strings
-		sampleType = b.dictionary.valueType(typeSamples, unitCount)
-		periodType = b.dictionary.valueType(typeCPU, unitNanoseconds)
+		sampleType = b.dictionary.valueType(TypeSamples, UnitCount)
+		periodType = b.dictionary.valueType(TypeCPU, UnitNanoseconds)
 		if b.options.Wall {
-			sampleType = b.dictionary.valueType(typeWall, unitNanoseconds)
+			sampleType = b.dictionary.valueType(TypeWall, UnitNanoseconds)
 			periodType = sampleType
 		}
 	}

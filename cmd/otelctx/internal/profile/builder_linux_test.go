@@ -54,11 +54,7 @@ func TestForgottenLocations(t *testing.T) {
 
 // total returns the number of timestamps in data.
 func total(data *profilespb.ProfilesData) int {
-	n := 0
-	for s := range eachSample(data) {
-		n += len(s.GetTimestampsUnixNano())
-	}
-	return n
+	return int(Samples(data))
 }
 
 // TestEmpty checks a profile without samples.
@@ -74,18 +70,18 @@ func TestDataAgain(t *testing.T) {
 	addSamples(t, b)
 	data := b.Data(start.Add(duration))
 	before := proto.Clone(data)
-	b.Add(mustResource(t), Sample{Stack: []*symbols.Location{{Address: 77}}, Link: &Link{TraceID: [16]byte{9}, SpanID: [8]byte{9}}}, start)
+	b.Add(mustResource(t), []*symbols.Location{{Address: 77}}, [16]byte{9}, [8]byte{9}, nil, start)
 	addSamples(t, b)
 	assert.True(t, proto.Equal(before, data))
 	require.NoError(t, Check(b.Data(start.Add(duration))))
 
 	b = New(Options{Start: start, Frequency: frequency})
 	for i := range 3 {
-		b.Add(mustResource(t), Sample{}, start.Add(time.Duration(i+1)))
+		b.Add(mustResource(t), nil, [16]byte{}, [8]byte{}, nil, start.Add(time.Duration(i+1)))
 	}
 	data = b.Data(start.Add(duration))
 	before = proto.Clone(data)
-	b.Add(mustResource(t), Sample{}, start)
+	b.Add(mustResource(t), nil, [16]byte{}, [8]byte{}, nil, start)
 	b.Data(start.Add(duration))
 	assert.True(t, proto.Equal(before, data), "times are sorted in a copy")
 }
@@ -93,7 +89,7 @@ func TestDataAgain(t *testing.T) {
 // TestRange adds samples from outside the recording's time.
 func TestRange(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
-	b.Add(mustResource(t), Sample{}, start.Add(-time.Second), start.Add(duration))
+	b.Add(mustResource(t), nil, [16]byte{}, [8]byte{}, nil, start.Add(-time.Second), start.Add(duration))
 	data := b.Data(start.Add(duration))
 	require.NoError(t, Check(data))
 	p := onlyProfile(t, data)
@@ -107,7 +103,7 @@ func TestOrder(t *testing.T) {
 	for n, service := range []string{"few", "most", "many"} {
 		r, _ := NewResource([]*commonpb.KeyValue{StringAttribute("service.name", service)}, "")
 		for i := range []int{1, 9, 5}[n] {
-			b.Add(r, Sample{}, start.Add(time.Duration(i)))
+			b.Add(r, nil, [16]byte{}, [8]byte{}, nil, start.Add(time.Duration(i)))
 		}
 	}
 	var got []string
@@ -126,16 +122,14 @@ func TestOdd(t *testing.T) {
 	assert.Zero(t, dropped)
 	assert.Equal(t, resource, same)
 
-	b.Add(resource, Sample{
-		Link: &Link{TraceID: [16]byte{1}}, // no span
-		Stack: []*symbols.Location{
-			{},
-			{Address: 1},
-			{Address: 1, Lines: []symbols.Line{{Function: "\xff"}, {Function: "\xfe"}}},
-			{Mapping: &symbols.Mapping{}, Address: 2},
-		},
-		Attributes: []*commonpb.KeyValue{{Key: "\xff"}, {}, StringAttribute("\xfe", ""), StringAttribute("k", "1"), StringAttribute("k", "2")},
-	}, start)
+	stack := []*symbols.Location{
+		{},
+		{Address: 1},
+		{Address: 1, Lines: []symbols.Line{{Function: "\xff"}, {Function: "\xfe"}}},
+		{Mapping: &symbols.Mapping{}, Address: 2},
+	}
+	b.Add(resource, stack, [16]byte{1}, [8]byte{}, // no span
+		[]*commonpb.KeyValue{{Key: "\xff"}, {}, StringAttribute("\xfe", ""), StringAttribute("k", "1"), StringAttribute("k", "2")}, start)
 	data := b.Data(start)
 	require.NoError(t, Check(data))
 	_, err := proto.Marshal(data)
@@ -152,13 +146,10 @@ func TestNoRoom(t *testing.T) {
 	b.dictionary.text = maxText - 1000
 	for i := range 100 {
 		text := fmt.Sprintf("%0100d", i)
-		b.Add(mustResource(t), Sample{
-			Stack: []*symbols.Location{{
-				Mapping: &symbols.Mapping{Start: 1, Limit: 1000, Path: text, GNUBuildID: text, GoBuildID: text},
-				Address: uint64(i + 1), Lines: []symbols.Line{{Function: "a" + text}, {Function: "b" + text, File: text}},
-			}},
-			Attributes: []*commonpb.KeyValue{StringAttribute(text, text)},
-		}, start)
+		b.Add(mustResource(t), []*symbols.Location{{
+			Mapping: &symbols.Mapping{Start: 1, Limit: 1000, Path: text, GNUBuildID: text, GoBuildID: text},
+			Address: uint64(i + 1), Lines: []symbols.Line{{Function: "a" + text}, {Function: "b" + text, File: text}},
+		}}, [16]byte{}, [8]byte{}, []*commonpb.KeyValue{StringAttribute(text, text)}, start)
 	}
 	data := b.Data(start.Add(duration))
 	require.NoError(t, Check(data))
@@ -184,6 +175,13 @@ func collect(data *profilespb.ProfilesData, limit int) (parts []*profilespb.Prof
 	return parts, err
 }
 
+func samplesOf(data *profilespb.ProfilesData) (all []*profilespb.Sample) {
+	for _, p := range Each(data) {
+		all = append(all, p.GetSamples()...)
+	}
+	return all
+}
+
 func TestSplit(t *testing.T) {
 	data := record(t)
 	same, err := collect(data, proto.Size(data))
@@ -191,7 +189,7 @@ func TestSplit(t *testing.T) {
 	assert.Equal(t, []*profilespb.ProfilesData{data}, same)
 
 	var times []uint64
-	for s := range eachSample(data) {
+	for _, s := range samplesOf(data) {
 		times = append(times, s.GetTimestampsUnixNano()...)
 	}
 	for _, limit := range []int{proto.Size(data) - 1, proto.Size(data) * 3 / 4} {
@@ -205,7 +203,7 @@ func TestSplit(t *testing.T) {
 			require.NoError(t, Check(part))
 			assert.LessOrEqual(t, proto.Size(part), limit)
 			sum += total(part)
-			for s := range eachSample(part) {
+			for _, s := range samplesOf(part) {
 				found = append(found, s.GetTimestampsUnixNano()...)
 			}
 			for _, r := range part.GetResourceProfiles() {
@@ -225,7 +223,7 @@ func TestSplit(t *testing.T) {
 	// One sample with many timestamps, and so one profile in each part.
 	b := New(Options{Start: start, Frequency: frequency})
 	for i := range 1000 {
-		b.Add(mustResource(t), Sample{Link: &linkA}, start.Add(time.Duration(i)))
+		b.Add(mustResource(t), nil, linkA.traceID, linkA.spanID, nil, start.Add(time.Duration(i)))
 	}
 	parts, err := collect(b.Data(start.Add(duration)), 4000)
 	require.NoError(t, err)

@@ -415,8 +415,8 @@ func (c *checker) profile(name string, p *profilespb.Profile) {
 	if p.GetOriginalPayloadFormat() != "" || len(p.GetOriginalPayload()) != 0 {
 		c.promise("%s: original payload is set", name)
 	}
-	c.valueType(name+": sample type", p.GetSampleType(), typeSamples, unitCount)
-	c.valueType(name+": period type", p.GetPeriodType(), typeCPU, unitNanoseconds)
+	c.valueType(name+": sample type", p.GetSampleType(), TypeSamples, UnitCount)
+	c.valueType(name+": period type", p.GetPeriodType(), TypeCPU, UnitNanoseconds)
 	if p.GetPeriod() <= 0 {
 		c.problem("%s: period is %d", name, p.GetPeriod())
 	}

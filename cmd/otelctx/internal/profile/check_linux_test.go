@@ -127,7 +127,7 @@ func TestCheck(t *testing.T) {
 		{"no orphaned location", "is an orphan", func(p parts) { add(&p.dictionary.LocationTable, &profilespb.Location{Address: 1}) }},
 		{"no orphaned function", "is an orphan", func(p parts) { add(&p.dictionary.FunctionTable, &profilespb.Function{NameStrindex: 1, StartLine: far}) }},
 		{"no orphaned link", "is an orphan", func(p parts) {
-			add(&p.dictionary.LinkTable, &profilespb.Link{TraceId: linkA.TraceID[:], SpanId: []byte("12345678")})
+			add(&p.dictionary.LinkTable, &profilespb.Link{TraceId: linkA.traceID[:], SpanId: []byte("12345678")})
 		}},
 		{"no orphaned string", "is an orphan", func(p parts) { add(&p.dictionary.StringTable, "nobody's") }},
 		{"no orphaned attribute", "is an orphan", func(p parts) { add(&p.dictionary.AttributeTable, &profilespb.KeyValueAndUnit{KeyStrindex: 1}) }},
@@ -237,8 +237,7 @@ func TestCheckHostile(t *testing.T) {
 	}))
 }
 
-// FuzzCheck decodes arbitrary messages. Check must not crash, and messages that it accepts can be split,
-// and converted to a pprof profile with as many samples.
+// FuzzCheck decodes arbitrary messages. Check must not crash, and messages that it accepts can be split.
 func FuzzCheck(f *testing.F) {
 	for _, data := range []*profilespb.ProfilesData{fixed(f).Data(start.Add(duration)), record(f)} {
 		encoded, err := proto.Marshal(data)
@@ -250,15 +249,7 @@ func FuzzCheck(f *testing.F) {
 		if proto.Unmarshal(encoded, data) != nil || Check(data) != nil {
 			return
 		}
-		p, err := Pprof(data)
-		if err != nil {
-			return // periods that differ
-		}
-		sum := 0
-		for _, s := range p.Sample {
-			sum += int(s.Value[0])
-		}
-		assert.Equal(t, total(data), sum)
+		sum := total(data)
 		if parts, err := collect(data, max(proto.Size(data)-1, 0)); err == nil {
 			for _, part := range parts {
 				require.NoError(t, Check(part))

@@ -34,7 +34,7 @@ type dictionary struct {
 	byPointer  map[*symbols.Location]int32
 	locations  map[string]int32 // by content
 	stacks     map[string]int32 // by locations
-	links      map[Link]int32
+	links      map[linkKey]int32
 	attributes map[attributeKey]int32
 
 	// attributeSets are the sets of attributes by number, the empty set first.
@@ -53,6 +53,11 @@ type functionKey struct {
 	start      int64
 }
 
+type linkKey struct {
+	traceID [16]byte
+	spanID  [8]byte
+}
+
 // attributeKey separates the key from the encoded value: a process has few, possibly long keys, and new
 // values all the time.
 type attributeKey struct{ key, value string }
@@ -65,7 +70,7 @@ func newDictionary() *dictionary {
 		byPointer:  map[*symbols.Location]int32{},
 		locations:  map[string]int32{},
 		stacks:     map[string]int32{"": 0},
-		links:      map[Link]int32{},
+		links:      map[linkKey]int32{},
 		attributes: map[attributeKey]int32{},
 
 		attributeSets: [][]int32{nil},
@@ -246,15 +251,15 @@ func (d *dictionary) mapping(raw *symbols.Mapping) int32 {
 }
 
 // link returns the index of a link, 0 if an id is invalid.
-func (d *dictionary) link(l *Link) int32 {
-	if l == nil || l.TraceID == [16]byte{} || l.SpanID == [8]byte{} {
+func (d *dictionary) link(key linkKey) int32 {
+	if key.traceID == [16]byte{} || key.spanID == [8]byte{} {
 		return 0
 	}
-	if i, ok := d.links[*l]; ok {
+	if i, ok := d.links[key]; ok {
 		return i
 	}
-	i := add(&d.tables.LinkTable, &profilespb.Link{TraceId: slices.Clone(l.TraceID[:]), SpanId: slices.Clone(l.SpanID[:])})
-	d.links[*l] = i
+	i := add(&d.tables.LinkTable, &profilespb.Link{TraceId: slices.Clone(key.traceID[:]), SpanId: slices.Clone(key.spanID[:])})
+	d.links[key] = i
 	return i
 }
 

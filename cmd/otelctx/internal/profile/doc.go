@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package profile builds OpenTelemetry profiles (opentelemetry.proto.profiles.v1development) from samples,
-// validates the structure of such profiles, and converts them to pprof.
+// and validates the structure of such profiles.
 //
 // It neither takes samples nor delivers profiles.
 package profile

@@ -48,10 +48,8 @@ func TestForeign(t *testing.T) {
 	mapping := func(path string) *symbols.Mapping { return &symbols.Mapping{Start: 1, Limit: 9, Path: path} }
 	b := New(Options{Start: time.Unix(1, 0), Frequency: 1})
 	for _, path := range []string{"/a\xff", "/a\xfe", "/a�", "/a\x1b", strings.Repeat("x", 1<<20)} {
-		b.Add(resource, Sample{
-			Attributes: hostileAttributes(),
-			Stack:      []*symbols.Location{{Mapping: mapping(path), Address: 3, Lines: []symbols.Line{{Function: "f\x00\x1b", File: path}}}},
-		}, time.Unix(1, 0), time.Unix(1, 1))
+		stack := []*symbols.Location{{Mapping: mapping(path), Address: 3, Lines: []symbols.Line{{Function: "f\x00\x1b", File: path}}}}
+		b.Add(resource, stack, [16]byte{}, [8]byte{}, hostileAttributes(), time.Unix(1, 0), time.Unix(1, 1))
 	}
 	assert.EqualValues(t, 5*(len(hostileAttributes())-1), b.Dropped(), "once for all samples of a kind")
 	data := b.Data(time.Unix(2, 0))
@@ -70,11 +68,8 @@ func TestForeign(t *testing.T) {
 	for _, s := range data.GetDictionary().GetStringTable() {
 		assert.Equal(t, validText(s), s)
 	}
-	p, err := Pprof(data)
-	require.NoError(t, err)
-	assert.Equal(t, []string{"��[31m"}, firstLabel(p.Sample[0].Label))
-	_, err = collect(data, 1<<10)
+	first := onlyProfile(t, data).GetSamples()[0]
+	assert.Equal(t, "��[31m", attributes(data.GetDictionary(), first.GetAttributeIndices())["bell�"])
+	_, err := collect(data, 1<<10)
 	require.ErrorContains(t, err, "one sample takes", "what is too large is left out of what can be sent")
 }
-
-func firstLabel(labels map[string][]string) []string { return labels["bell�"] }

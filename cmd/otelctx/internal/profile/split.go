@@ -8,6 +8,7 @@ import (
 	"iter"
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -40,21 +41,22 @@ func split(data *profilespb.ProfilesData, limit int, yield func(*profilespb.Prof
 
 // Samples returns the number of samples in data, which a [Builder] has made.
 func Samples(data *profilespb.ProfilesData) (n uint64) {
-	for s := range eachSample(data) {
-		n += uint64(len(s.GetTimestampsUnixNano()))
+	for _, p := range Each(data) {
+		for _, s := range p.GetSamples() {
+			n += uint64(len(s.GetTimestampsUnixNano()))
+		}
 	}
 	return n
 }
 
-func eachSample(data *profilespb.ProfilesData) func(yield func(*profilespb.Sample) bool) {
-	return func(yield func(*profilespb.Sample) bool) {
+// Each yields all profiles of data with their resources.
+func Each(data *profilespb.ProfilesData) iter.Seq2[*resourcepb.Resource, *profilespb.Profile] {
+	return func(yield func(*resourcepb.Resource, *profilespb.Profile) bool) {
 		for _, r := range data.GetResourceProfiles() {
 			for _, s := range r.GetScopeProfiles() {
 				for _, p := range s.GetProfiles() {
-					for _, sample := range p.GetSamples() {
-						if !yield(sample) {
-							return
-						}
+					if !yield(r.GetResource(), p) {
+						return
 					}
 				}
 			}

@@ -168,12 +168,10 @@ func (n *nameResolver) add(ctx context.Context, builder *profile.Builder, sample
 			stacks[key] = stack
 		}
 		stack.samples += uint64(len(same.times))
-		sample := profile.Sample{Stack: stack.locations, Attributes: attributes}
 		if same.span.Exists() {
 			stack.attributed += uint64(len(same.times))
-			sample.Link = &profile.Link{TraceID: same.span.TraceID, SpanID: same.span.SpanID}
 		}
-		builder.Add(same.published.resource, sample, same.times...)
+		builder.Add(same.published.resource, stack.locations, same.span.TraceID, same.span.SpanID, attributes, same.times...)
 		n.tally.dropped += uint64(same.published.dropped)
 		same.published.dropped = 0
 		n.tally.add(samples.target.image.PID, same, spanAttributes)

@@ -235,21 +235,26 @@ func TestNamesOfAttributes(t *testing.T) {
 	assert.Empty(t, ask())
 }
 
-// TestNamesOfAttributesWhilePublishing interrupts the publishing thread for longer than a scan takes.
-func TestNamesOfAttributesWhilePublishing(t *testing.T) {
-	publishNames(t)
+// publicationTime returns the memory of this process, and where it holds the time of its publication.
+func publicationTime(t *testing.T) (memory *os.File, address int64) {
+	t.Helper()
 	p, err := reader.Open(os.Getpid())
 	require.NoError(t, err)
 	defer func() { _ = p.Close() }()
 	pc, err := p.ProcessContext(t.Context())
 	require.NoError(t, err)
-
-	memory, err := os.OpenFile("/proc/self/mem", os.O_RDWR, 0)
+	memory, err = os.OpenFile("/proc/self/mem", os.O_RDWR, 0)
 	require.NoError(t, err)
-	defer func() { _ = memory.Close() }()
-	at := int64(pc.MappingAddress) + int64(unsafe.Offsetof(wire.ProcessContextHeader{}.PublishedAtNS))
+	t.Cleanup(func() { _ = memory.Close() })
+	return memory, int64(pc.MappingAddress) + int64(unsafe.Offsetof(wire.ProcessContextHeader{}.PublishedAtNS))
+}
+
+// TestNamesOfAttributesWhilePublishing interrupts the publishing thread for longer than a scan takes.
+func TestNamesOfAttributesWhilePublishing(t *testing.T) {
+	publishNames(t)
+	memory, at := publicationTime(t)
 	publishedAt := make([]byte, 8)
-	_, err = memory.ReadAt(publishedAt, at)
+	_, err := memory.ReadAt(publishedAt, at)
 	require.NoError(t, err)
 	for {
 		_, err = memory.WriteAt(make([]byte, 8), at)
@@ -352,15 +357,8 @@ func TestSampleAttributes(t *testing.T) {
 // given up and not waited for again.
 func TestNamesOfAttributesWhilePublishingForEver(t *testing.T) {
 	publishNames(t)
-	p, err := reader.Open(os.Getpid())
-	require.NoError(t, err)
-	defer func() { _ = p.Close() }()
-	pc, err := p.ProcessContext(t.Context())
-	require.NoError(t, err)
-	memory, err := os.OpenFile("/proc/self/mem", os.O_RDWR, 0)
-	require.NoError(t, err)
-	defer func() { _ = memory.Close() }()
-	_, err = memory.WriteAt(make([]byte, 8), int64(pc.MappingAddress)+int64(unsafe.Offsetof(wire.ProcessContextHeader{}.PublishedAtNS)))
+	memory, at := publicationTime(t)
+	_, err := memory.WriteAt(make([]byte, 8), at)
 	require.NoError(t, err)
 
 	ask, _ := asking(t)

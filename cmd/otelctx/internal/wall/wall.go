@@ -292,7 +292,7 @@ func (r *recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
 			r.function(t.service, known.function, known.kind).Time += weighted
 		}
 		if r.Part != nil {
-			r.builder.AddTime(t.resource, sample(g, s, known), weighted)
+			r.builder.AddTime(t.resource, known.locations, s.TraceID, s.SpanID, attributesOf(g, s, known), weighted)
 		}
 	}
 	t.exited = exited
@@ -354,15 +354,15 @@ func (r *recorder) locations(p *waiting.Process, g *waiting.Goroutine, kind stri
 	return append([]*symbols.Location{top}, stack...)
 }
 
-// sample returns the profile sample of a goroutine in a span.
-func sample(g *waiting.Goroutine, s *waiting.Span, known *stack) profile.Sample {
+// attributesOf returns the attributes of a goroutine's samples in a span.
+func attributesOf(g *waiting.Goroutine, s *waiting.Span, known *stack) []*commonpb.KeyValue {
 	attributes := []*commonpb.KeyValue{profile.StringAttribute("otelctx.goroutine.state", g.State.String())}
 	for _, a := range [...]struct{ key, value string }{{"otelctx.wait.kind", known.kind}, {wire.NameKey, s.Name}, {wire.EndpointKey, s.Endpoint}} {
 		if a.value != "" {
 			attributes = append(attributes, profile.StringAttribute(a.key, a.value))
 		}
 	}
-	return profile.Sample{Stack: known.locations, Link: &profile.Link{TraceID: s.TraceID, SpanID: s.SpanID}, Attributes: attributes}
+	return attributes
 }
 
 func inRuntime(lines []symbols.Line) bool {

@@ -44,10 +44,8 @@ func recording(t *testing.T, n int) *profilespb.ProfilesData {
 	resource, _ := profile.NewResource([]*commonpb.KeyValue{profile.StringAttribute("service.name", "shop")}, "")
 	mapping := &symbols.Mapping{Start: 0x1000, Limit: 0x100000, Path: "/bin/shop"}
 	for i := range 2 * n {
-		b.Add(resource, profile.Sample{
-			Stack: []*symbols.Location{{Mapping: mapping, Address: 0x1000 + uint64(i%n), Lines: []symbols.Line{{Function: "main.main"}}}},
-			Link:  &profile.Link{TraceID: [16]byte{1, 15: 2}, SpanID: [8]byte{3, 7: 4}},
-		}, start.Add(time.Duration(i)*time.Millisecond))
+		stack := []*symbols.Location{{Mapping: mapping, Address: 0x1000 + uint64(i%n), Lines: []symbols.Line{{Function: "main.main"}}}}
+		b.Add(resource, stack, [16]byte{1, 15: 2}, [8]byte{3, 7: 4}, nil, start.Add(time.Duration(i)*time.Millisecond))
 	}
 	data := b.Data(start.Add(time.Minute))
 	require.NoError(t, profile.Check(data))
@@ -150,10 +148,15 @@ func TestManyEntries(t *testing.T) {
 	assert.Zero(t, index)
 }
 
+// asPprof returns a recording as the package of the format reads it.
 func asPprof(t *testing.T, data *profilespb.ProfilesData) *pprof.Profile {
 	t.Helper()
-	p, err := profile.Pprof(data)
+	path := filepath.Join(t.TempDir(), "a.pprof")
+	require.NoError(t, write(path, Pprof, data))
+	content, err := os.ReadFile(path)
 	require.NoError(t, err)
+	p := parse(t, content)
+	require.NoError(t, p.CheckValid())
 	return p
 }
 
@@ -317,7 +320,7 @@ func partOf(number int) *profilespb.ProfilesData {
 	b := profile.New(profile.Options{Start: time.Unix(1700000000, 0), Frequency: 99})
 	for i := range samples {
 		value := fmt.Sprintf("%0*d", size, number*samples+i)
-		b.Add(profile.Resource{}, profile.Sample{Attributes: []*commonpb.KeyValue{profile.StringAttribute("key", value)}}, time.Unix(1700000001, 0))
+		b.Add(profile.Resource{}, nil, [16]byte{}, [8]byte{}, []*commonpb.KeyValue{profile.StringAttribute("key", value)}, time.Unix(1700000001, 0))
 	}
 	return b.Data(time.Unix(1700000002, 0))
 }

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	pprof "github.com/google/pprof/profile"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
@@ -40,26 +39,26 @@ func requests(t *testing.T) *profilespb.ProfilesData {
 		return r
 	}
 	add := func(samples int, service string, trace byte, name string, functions ...string) {
-		s := profile.Sample{}
+		var stack []*symbols.Location
+		var attributes []*commonpb.KeyValue
 		for i, f := range functions { // the innermost first
 			l := &symbols.Location{Address: uint64(i + 1), Lines: []symbols.Line{{Function: f}}}
 			if f == "" {
 				l.Lines, l.Mapping = nil, &symbols.Mapping{Start: 1, Limit: 9, Path: "/lib/libc.so.6"}
 			}
-			s.Stack = append(s.Stack, l)
+			stack = append(stack, l)
 		}
 		if trace != 0 {
-			s.Link = &profile.Link{TraceID: [16]byte{trace}, SpanID: [8]byte{trace}}
-			s.Attributes = []*commonpb.KeyValue{profile.StringAttribute(wire.NameKey, name)}
+			attributes = []*commonpb.KeyValue{profile.StringAttribute(wire.NameKey, name)}
 			if endpoint := endpoints[name]; endpoint != "" {
-				s.Attributes = append(s.Attributes, profile.StringAttribute(wire.EndpointKey, endpoint))
+				attributes = append(attributes, profile.StringAttribute(wire.EndpointKey, endpoint))
 			}
 		}
 		times := make([]time.Time, samples)
 		for i := range times {
 			times[i] = start.Add(time.Duration(i) * 10 * time.Millisecond)
 		}
-		b.Add(resource(service), s, times...)
+		b.Add(resource(service), stack, [16]byte{trace}, [8]byte{trace}, attributes, times...)
 	}
 	add(40, "shop", 1, "GET /cart", "crypto/sha256.block", "main.hash", "main.cart")
 	add(10, "shop", 2, "GET /cart", "main.cart")
@@ -138,22 +137,24 @@ func TestFlameGraph(t *testing.T) {
 // TestFlameGraphIsBounded checks that a page is bounded and includes all samples: those of rare stacks
 // count for callers, and rare traces and names are merged.
 func TestFlameGraphIsBounded(t *testing.T) {
-	function := func(name string) *pprof.Location {
-		return &pprof.Location{Line: []pprof.Line{{Function: &pprof.Function{Name: name}}}}
-	}
 	bounds := flameBounds{nodes: 1 << 10, samples: 1 << 12, names: 1 << 4, traces: 1 << 9, text: 1 << 16}
 	f, total := newFlame(bounds), int64(0)
 	for i := range 3 * bounds.samples {
 		name := fmt.Sprintf("%d-%s", i%5000, strings.Repeat("x", i%100))
-		s := &pprof.Sample{
-			Location: []*pprof.Location{function(name), function("main.often")}, Value: []int64{1},
-			Label: map[string][]string{labelTraceID: {strconv.Itoa(i % 2000)}, wire.NameKey: {strconv.Itoa(i % 30)}, wire.EndpointKey: {strconv.Itoa(i % 40)}},
+		s := &sample{
+			dictionary: &profilespb.ProfilesDictionary{
+				StringTable:   []string{"", name, "main.often"},
+				FunctionTable: []*profilespb.Function{{}, {NameStrindex: 1}, {NameStrindex: 2}},
+				LocationTable: []*profilespb.Location{{}, {Lines: []*profilespb.Line{{FunctionIndex: 1}}}, {Lines: []*profilespb.Line{{FunctionIndex: 2}}}},
+			},
+			locations: []int32{1, 2}, value: 1,
+			labels: []label{{key: labelTraceID, text: strconv.Itoa(i % 2000)}, {key: wire.NameKey, text: strconv.Itoa(i % 30)}, {key: wire.EndpointKey, text: strconv.Itoa(i % 40)}},
 		}
 		if i%4 == 0 {
-			s.Label = map[string][]string{labelTraceID: {"often"}, wire.NameKey: {"often"}}
+			s.labels = []label{{key: labelTraceID, text: "often"}, {key: wire.NameKey, text: "often"}}
 		}
 		f.add(s)
-		total += s.Value[0]
+		total += s.value
 		require.LessOrEqual(t, len(f.nodes), bounds.nodes)
 		require.LessOrEqual(t, f.functions.size, bounds.text)
 		require.LessOrEqual(t, len(f.samples), bounds.samples)

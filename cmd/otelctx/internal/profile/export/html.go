@@ -15,10 +15,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/google/pprof/profile"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
-	otlp "github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -52,16 +51,12 @@ type htmlEncoder struct {
 }
 
 func (e *htmlEncoder) add(data *profilespb.ProfilesData) error {
-	p, err := otlp.Pprof(data)
-	if err != nil {
-		return err
+	for s := range eachSample(data) {
+		e.flame.add(&s)
 	}
-	for _, s := range p.Sample {
-		e.flame.add(s)
-	}
-	if len(p.Sample) > 0 {
-		e.flame.period = p.Period
-		if e.flame.wall = len(p.SampleType) == 1; e.flame.wall {
+	for _, p := range profile.Each(data) {
+		e.flame.period = p.GetPeriod()
+		if e.flame.wall = isWall(data); e.flame.wall {
 			e.flame.period = 1 // Values are nanoseconds.
 		}
 	}
@@ -111,9 +106,6 @@ type flameNode struct{ parent, function int32 }
 
 type flameSample struct{ node, name, endpoint, trace int32 }
 
-// labelTraceID is the pprof label with the id of a span's trace.
-const labelTraceID = "trace_id"
-
 // Reserved entries of names, endpoints and traces.
 const (
 	flameNone   = 0
@@ -151,21 +143,21 @@ func (w *words) number(text string) int32 {
 	return n
 }
 
-func (f *flame) add(s *profile.Sample) {
-	key := flameSample{node: f.child(0, serviceOf(s))}
-	for name := range functionsOf(s) {
+func (f *flame) add(s *sample) {
+	var key flameSample
+	for name := range s.frames() {
 		key.node = f.child(key.node, name)
 	}
-	if trace := s.Label[labelTraceID]; len(trace) > 0 {
-		key.trace = f.traces.number(trace[0])
-		if name := s.Label[wire.NameKey]; len(name) > 0 {
-			key.name = f.names.number(name[0])
+	if trace := s.label(labelTraceID); trace != "" {
+		key.trace = f.traces.number(trace)
+		if name := s.label(wire.NameKey); name != "" {
+			key.name = f.names.number(name)
 		}
-		if endpoint := s.Label[wire.EndpointKey]; len(endpoint) > 0 {
-			key.endpoint = f.endpoints.number(endpoint[0])
+		if endpoint := s.label(wire.EndpointKey); endpoint != "" {
+			key.endpoint = f.endpoints.number(endpoint)
 		}
 	}
-	f.samples[key] += s.Value[0]
+	f.samples[key] += s.value
 	f.shrink()
 }
 

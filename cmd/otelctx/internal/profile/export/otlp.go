@@ -14,6 +14,8 @@ import (
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
 // otlpEncoder writes one ProfilesData message in parts. In protobuf, concatenated encodings are one message
@@ -229,21 +231,17 @@ func (t *tables) append(data *profilespb.ProfilesData) (*profilespb.ProfilesData
 		return encode(s)
 	})
 	links := places(&t.links, &d.LinkTable, func(l *profilespb.Link) []byte { return encode(l) })
-	for _, r := range part.GetResourceProfiles() {
-		for _, s := range r.GetScopeProfiles() {
-			for _, p := range s.GetProfiles() {
-				for _, v := range []*profilespb.ValueType{p.GetSampleType(), p.GetPeriodType()} {
-					if v != nil {
-						remap(strings, &v.TypeStrindex, &v.UnitStrindex)
-					}
-				}
-				remapAll(attributes, p.GetAttributeIndices())
-				for _, s := range p.GetSamples() {
-					remap(stacks, &s.StackIndex)
-					remap(links, &s.LinkIndex)
-					remapAll(attributes, s.GetAttributeIndices())
-				}
+	for _, p := range profile.Each(part) {
+		for _, v := range []*profilespb.ValueType{p.GetSampleType(), p.GetPeriodType()} {
+			if v != nil {
+				remap(strings, &v.TypeStrindex, &v.UnitStrindex)
 			}
+		}
+		remapAll(attributes, p.GetAttributeIndices())
+		for _, s := range p.GetSamples() {
+			remap(stacks, &s.StackIndex)
+			remap(links, &s.LinkIndex)
+			remapAll(attributes, s.GetAttributeIndices())
 		}
 	}
 	return part, err

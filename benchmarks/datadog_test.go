@@ -1,0 +1,105 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package benchmarks
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/pprof"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/pprof/profile"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/spanctx"
+)
+
+// roleDatadog is a child process in which dd-trace-go sets labels: it publishes a process context, which
+// stays.
+const roleDatadog = "datadog"
+
+// labels are those of a span in a profile, and what they should be by dd-trace-go's rules.
+type labels struct{ Got, Rules map[string]string }
+
+// spanLabels starts a request and a span in it, and writes a profile to a file.
+func spanLabels(file string, tracer trace.Tracer) (l labels, err error) {
+	id := func(span trace.Span) string {
+		id := span.SpanContext().SpanID()
+		return strconv.FormatUint(binary.BigEndian.Uint64(id[:]), 10)
+	}
+	ctx, request := tracer.Start(context.Background(), "GET /cart")
+	defer request.End()
+	_, span := tracer.Start(ctx, "query")
+	defer span.End()
+	l.Rules = map[string]string{
+		"span id": id(span), "local root span id": id(request), "trace endpoint": "GET /cart", "trace id": span.SpanContext().TraceID().String(),
+	}
+	var encoded bytes.Buffer
+	if err := pprof.Lookup("goroutine").WriteTo(&encoded, 0); err != nil {
+		return l, err
+	}
+	if err := os.WriteFile(file, encoded.Bytes(), 0o600); err != nil {
+		return l, err
+	}
+	parsed, err := profile.Parse(&encoded)
+	if err != nil {
+		return l, err
+	}
+	for _, sample := range parsed.Sample {
+		if strings.Join(sample.Label["span id"], "") == id(span) {
+			l.Got = map[string]string{}
+			for key, values := range sample.Label {
+				l.Got[key] = strings.Join(values, " ")
+			}
+		}
+	}
+	return l, nil
+}
+
+// setDatadogLabels is the child's part.
+func setDatadogLabels(parent *childproc.Parent) {
+	provider, err := byDatadog(true)()
+	parent.Must(err)
+	l, err := spanLabels(os.DevNull, provider.Tracer("benchmarks"))
+	parent.Must(err)
+	text, err := json.Marshal(l)
+	parent.Must(err)
+	parent.Send("%s", text)
+	parent.Receive()
+}
+
+// dd-trace-go sets its labels as the rules say, and so does WithDatadogLabels. The tool that users have
+// shows them.
+func TestDatadogLabels(t *testing.T) {
+	var theirs labels
+	require.NoError(t, json.Unmarshal([]byte(childproc.Start(t, roleDatadog, nil).Receive()), &theirs))
+	for _, key := range []string{"span id", "trace endpoint"} {
+		assert.Contains(t, theirs.Got, key)
+	}
+	for key, value := range theirs.Got {
+		assert.Equal(t, theirs.Rules[key], value, "dd-trace-go's %q", key)
+	}
+
+	file := filepath.Join(t.TempDir(), "goroutines.pb.gz")
+	ours, err := spanLabels(file, tracer(t, newSpanProcessor(t, spanctx.WithDatadogLabels(true), spanctx.WithSpanNames(true))))
+	require.NoError(t, err)
+	for key, value := range ours.Rules {
+		assert.Equal(t, value, ours.Got[key], "our %q", key)
+	}
+	tags, err := exec.Command("go", "tool", "pprof", "-tags", file).CombinedOutput()
+	require.NoError(t, err, "%s", tags)
+	for key, value := range ours.Rules {
+		assert.Regexp(t, `(?s)\b`+key+`: Total.*`+value, string(tags))
+	}
+}

@@ -1,0 +1,36 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package benchmarks
+
+import (
+	"io"
+	rttrace "runtime/trace"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/exectrace"
+)
+
+// BenchmarkExecutionTrace starts and ends spans whose ids are logged in execution traces, and as the
+// baseline spans of the same provider whose ids are not, without an execution trace and in one. In one,
+// the SDK makes both user tasks.
+func BenchmarkExecutionTrace(b *testing.B) {
+	for _, traced := range []string{"no", "yes"} {
+		for _, s := range shapes {
+			b.Run("traced="+traced+"/shape="+s.shape, func(b *testing.B) {
+				tp := provider(b, sdktrace.WithSpanProcessor(noop))
+				baseline, candidate := tp.Tracer("benchmarks"), exectrace.NewTracerProvider(tp).Tracer("benchmarks")
+				if traced == "yes" {
+					require.NoError(b, rttrace.Start(io.Discard))
+					defer rttrace.Stop()
+				}
+				alternate(b, batch,
+					func(n int) { s.run(b.Context(), baseline, n) },
+					func(n int) { s.run(b.Context(), candidate, n) })
+			})
+		}
+	}
+}

@@ -1,0 +1,124 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// convert writes CSV of the output of go test -bench. Each key=value of a benchmark's name and each
+// unit is a column. Where a benchmark ran several times, a cell is the median and half the range.
+func convert(w io.Writer, output io.Reader, now time.Time) error {
+	var keys, units []string
+	var names [][]string
+	values := map[string]map[string][]float64{} // of each benchmark and unit
+	add := func(list *[]string, s string) {
+		if !slices.Contains(*list, s) {
+			*list = append(*list, s)
+		}
+	}
+	cpu := runtime.GOARCH
+	lines := bufio.NewScanner(output)
+	for lines.Scan() {
+		if model, ok := strings.CutPrefix(lines.Text(), "cpu: "); ok {
+			cpu = strings.TrimSpace(model)
+		}
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 4 || len(fields)%2 != 0 || !strings.HasPrefix(fields[0], "Benchmark") {
+			continue
+		}
+		name := strings.TrimSuffix(fields[0], fmt.Sprintf("-%d", runtime.GOMAXPROCS(0)))
+		if values[name] == nil {
+			values[name] = map[string][]float64{}
+			var row []string
+			for _, part := range strings.Split(name, "/")[1:] {
+				key, value, _ := strings.Cut(part, "=")
+				add(&keys, key)
+				row = append(row, value)
+			}
+			names = append(names, append(row, name))
+		}
+		for i := 2; i < len(fields); i += 2 {
+			v, err := strconv.ParseFloat(fields[i], 64)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			add(&units, fields[i+1])
+			values[name][fields[i+1]] = append(values[name][fields[i+1]], v)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	if len(names) == 0 {
+		return errors.New("no benchmark in the input")
+	}
+	runs := len(slices.Collect(maps.Values(values[names[0][len(keys)]]))[0])
+	if _, err := fmt.Fprintf(w, "# date: %s\n# machine: %d processors, %s, %s\n# by: go -C benchmarks test -bench %s -count %d\n",
+		now.Format(time.DateOnly), runtime.NumCPU(), cpu, runtime.Version(), strings.Split(names[0][len(keys)], "/")[0], runs); err != nil {
+		return err
+	}
+	out := csv.NewWriter(w)
+	_ = out.Write(slices.Concat(keys, units))
+	for _, row := range names {
+		if len(row) != len(keys)+1 {
+			return fmt.Errorf("%s: keys differ from those of the others", row[len(row)-1])
+		}
+		cells := slices.Clone(row[:len(keys)])
+		for _, unit := range units {
+			cells = append(cells, cell(values[row[len(keys)]][unit], unit))
+		}
+		_ = out.Write(cells)
+	}
+	out.Flush()
+	return out.Error()
+}
+
+// cell is the median of what several runs of a benchmark have reported, with three digits, and half
+// their range.
+func cell(values []float64, unit string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	slices.Sort(values)
+	median := (values[(len(values)-1)/2] + values[len(values)/2]) / 2
+	text := digits(median)
+	switch {
+	case strings.HasSuffix(unit, "ns"), strings.HasSuffix(unit, "ns/op"):
+		text = duration(median)
+	case strings.HasSuffix(unit, "/op"): // allocations and bytes
+		text = strconv.FormatFloat(median, 'f', 0, 64)
+	}
+	if spread := 100 * (values[len(values)-1] - values[0]) / 2 / median; len(values) > 1 && spread >= 0.5 {
+		text += fmt.Sprintf(" ± %.0f %%", spread)
+	}
+	return text
+}
+
+func duration(ns float64) string {
+	units := []string{"ns", "µs", "ms", "s"}
+	for ns >= 999.5 && len(units) > 1 {
+		ns, units = ns/1000, units[1:]
+	}
+	return digits(ns) + " " + units[0]
+}
+
+// digits is a number with three significant digits, or all digits before the decimal point.
+func digits(v float64) string {
+	if v == 0 {
+		return "0"
+	}
+	return strconv.FormatFloat(v, 'f', max(0, 2-int(math.Floor(math.Log10(math.Abs(v))))), 64)
+}

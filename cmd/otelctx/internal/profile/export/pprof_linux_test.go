@@ -1,0 +1,125 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package export
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/internal/testing/golden"
+)
+
+// fixed returns the reviewed recording of package profile.
+func fixed(t testing.TB) *profilespb.ProfilesData {
+	t.Helper()
+	content, err := os.ReadFile("../testdata/data.json")
+	require.NoError(t, err)
+	data := &profilespb.ProfilesData{}
+	require.NoError(t, protojson.Unmarshal(content, data))
+	return data
+}
+
+// TestPprof compares a conversion with a reviewed file.
+func TestPprof(t *testing.T) {
+	p := asPprof(t, fixed(t))
+	golden.Compare(t, "pprof.golden", p.String())
+	for i, m := range p.Mapping {
+		assert.True(t, m.HasFunctions, "mapping %d", i)
+	}
+	// pprof's main mapping is the program's, whatever was sampled first.
+	assert.NotEqual(t, "[kernel.kallsyms]", p.Mapping[0].File)
+}
+
+// TestPprofBuildID checks that a mapping without names does not get Go's build id, with which pprof would
+// refuse to symbolize by the file.
+func TestPprofBuildID(t *testing.T) {
+	lines := []symbols.Line{{Function: "main.main"}}
+	for _, c := range []struct {
+		gnu   string
+		lines []symbols.Line
+		want  string
+	}{{"c0ffee", nil, "c0ffee"}, {"c0ffee", lines, "c0ffee"}, {"", nil, ""}, {"", lines, "a/b"}} {
+		b := profile.New(profile.Options{Start: time.Unix(1, 0), Frequency: 99})
+		mapping := &symbols.Mapping{Start: 1, Limit: 1000, Path: "/bin/shop", GNUBuildID: c.gnu, GoBuildID: "a/b"}
+		b.Add(profile.Resource{}, []*symbols.Location{{Mapping: mapping, Address: 10, Lines: c.lines}}, [16]byte{}, [8]byte{}, nil, time.Unix(1, 0))
+		data := b.Data(time.Unix(2, 0))
+		require.NoError(t, profile.Check(data))
+		assert.Equal(t, c.want, asPprof(t, data).Mapping[0].BuildID)
+	}
+}
+
+// TestPprofTool filters by span, trace, service and thread with the Go distribution's tool.
+func TestPprofTool(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cpu.pb.gz")
+	require.NoError(t, write(path, Pprof, fixed(t)))
+	// The go command may have to build the tool, and takes longer to start it than it runs.
+	output, err := exec.Command("go", "tool", "-n", "pprof").Output()
+	require.NoError(t, err)
+	tool := strings.TrimSpace(string(output))
+	for _, c := range []struct {
+		filter string
+		count  string
+	}{
+		{"", "10"},
+		{"-tagfocus=span_id=0b00000000000002", "4"},
+		{"-tagignore=span_id=0b00000000000002", "6"},
+		{"-tagfocus=trace_id=0a000000000000000000000000000001", "8"},
+		{"-tagfocus=span_id=^1234567890abcdef$", "4"}, // parsed as a number with a unit otherwise
+		{"-tagfocus=service.name=other", "1"},
+		{"-tagfocus=process.pid=7", "9"},
+		{"-tagfocus=thread.id=9", "4"},
+	} {
+		args := []string{"-symbolize=none", "-sample_index=samples", "-top", "-flat"}
+		if c.filter != "" {
+			args = append(args, c.filter)
+		}
+		output, err := exec.Command(tool, append(args, path)...).CombinedOutput()
+		require.NoError(t, err, "%s", output)
+		total := "Showing nodes accounting for " + c.count + ","
+		assert.Contains(t, string(output), total, "%s: %s", c.filter, output)
+	}
+	output, err = exec.Command(tool, "-symbolize=none", "-tags", path).CombinedOutput()
+	require.NoError(t, err)
+	for _, tag := range []string{"trace_id:", "span_id:", "service.name:", "process.pid:", "thread.id:"} {
+		assert.Contains(t, string(output), tag)
+	}
+	assert.NotContains(t, string(output), "secret", "an attribute that does not distinguish services")
+}
+
+// FuzzPprof converts arbitrary messages that Check accepts, and expects as many samples.
+func FuzzPprof(f *testing.F) {
+	encoded, err := proto.Marshal(fixed(f))
+	require.NoError(f, err)
+	f.Add(encoded)
+	f.Fuzz(func(t *testing.T, encoded []byte) {
+		data := &profilespb.ProfilesData{}
+		if proto.Unmarshal(encoded, data) != nil || profile.Check(data) != nil {
+			return
+		}
+		var b bytes.Buffer
+		e := newPprofEncoder(&b)
+		if e.add(data) != nil {
+			return // periods that differ
+		}
+		require.NoError(t, e.close())
+		sum := int64(0)
+		for _, s := range parse(t, b.Bytes()).Sample {
+			sum += s.Value[0]
+		}
+		assert.EqualValues(t, profile.Samples(data), sum)
+	})
+}

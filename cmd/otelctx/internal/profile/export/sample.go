@@ -1,0 +1,186 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package export
+
+import (
+	"cmp"
+	"encoding/hex"
+	"iter"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+)
+
+// Labels with the ids of the span in lower-case hexadecimal. A goroutine record's labels, and so a Go
+// service's own profiles, use the same keys.
+const (
+	labelTraceID = "trace_id"
+	labelSpanID  = "span_id"
+)
+
+// resourceLabels are the resource attributes that become labels of samples: those that distinguish services
+// and processes.
+var resourceLabels = []string{
+	string(semconv.ServiceNameKey),
+	string(semconv.ServiceNamespaceKey),
+	string(semconv.ServiceInstanceIDKey),
+	string(semconv.HostNameKey),
+	string(semconv.ContainerIDKey),
+	string(semconv.ProcessPIDKey),
+	string(semconv.ProcessExecutableNameKey),
+}
+
+// sample is a sample of a profile for formats that are not OTLP.
+type sample struct {
+	dictionary *profilespb.ProfilesDictionary
+	locations  []int32 // the innermost first
+	// labels are the ids of the span, the sample's attributes and those in resourceLabels, sorted by key,
+	// numbers after texts. An attribute of the sample takes precedence over one of the resource.
+	labels []label
+	// value is the number of samples, or their wall-clock time in nanoseconds.
+	value int64
+	wall  bool
+}
+
+// label is an attribute as a text or a number. Values of other types are texts, lists in JSON.
+type label struct {
+	key, text string
+	number    int64
+	isNumber  bool
+}
+
+// isWall reports whether the profiles contain wall-clock time.
+func isWall(data *profilespb.ProfilesData) bool {
+	for _, p := range profile.Each(data) {
+		return data.GetDictionary().GetStringTable()[p.GetSampleType().GetTypeStrindex()] == profile.TypeWall
+	}
+	return false
+}
+
+// eachSample yields all samples of data. The labels are valid until the next sample.
+func eachSample(data *profilespb.ProfilesData) iter.Seq[sample] {
+	return func(yield func(sample) bool) {
+		d := data.GetDictionary()
+		one := sample{dictionary: d, wall: isWall(data)}
+		var resourceAttributes []label
+		for resource, p := range profile.Each(data) {
+			resourceAttributes = resourceAttributes[:0]
+			for _, a := range resource.GetAttributes() {
+				if slices.Contains(resourceLabels, a.GetKey()) {
+					resourceAttributes = append(resourceAttributes, newLabel(a.GetKey(), a.GetValue()))
+				}
+			}
+			for _, s := range p.GetSamples() {
+				one.locations = d.GetStackTable()[s.GetStackIndex()].GetLocationIndices()
+				one.value = int64(len(s.GetTimestampsUnixNano()))
+				if len(s.GetValues()) > 0 {
+					one.value = s.GetValues()[0]
+				}
+				one.labels = append(one.labels[:0], resourceAttributes...)
+				for _, i := range s.GetAttributeIndices() {
+					a := d.GetAttributeTable()[i]
+					one.labels = append(one.labels, newLabel(d.GetStringTable()[a.GetKeyStrindex()], a.GetValue()))
+				}
+				if i := s.GetLinkIndex(); i != 0 {
+					link := d.GetLinkTable()[i]
+					one.labels = append(one.labels,
+						label{key: labelTraceID, text: hex.EncodeToString(link.GetTraceId())},
+						label{key: labelSpanID, text: hex.EncodeToString(link.GetSpanId())})
+				}
+				one.labels = uniqueLabels(one.labels)
+				if !yield(one) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func newLabel(key string, value *commonpb.AnyValue) label {
+	l := label{key: key}
+	switch v := value.GetValue().(type) {
+	case nil:
+	case *commonpb.AnyValue_IntValue:
+		l.number, l.isNumber = v.IntValue, true
+	case *commonpb.AnyValue_StringValue:
+		l.text = v.StringValue
+	case *commonpb.AnyValue_BoolValue:
+		l.text = strconv.FormatBool(v.BoolValue)
+	case *commonpb.AnyValue_DoubleValue:
+		l.text = strconv.FormatFloat(v.DoubleValue, 'g', -1, 64)
+	default:
+		l.text = protojson.MarshalOptions{}.Format(value)
+	}
+	return l
+}
+
+// uniqueLabels sorts labels, and keeps the last one of each key unless it is empty.
+func uniqueLabels(labels []label) []label {
+	slices.Reverse(labels)
+	slices.SortStableFunc(labels, func(a, b label) int { return cmp.Compare(a.key, b.key) })
+	labels = slices.CompactFunc(labels, func(a, b label) bool { return a.key == b.key })
+	labels = slices.DeleteFunc(labels, func(l label) bool { return l.text == "" && !l.isNumber })
+	slices.SortStableFunc(labels, func(a, b label) int {
+		switch {
+		case a.isNumber == b.isNumber:
+			return 0
+		case a.isNumber:
+			return 1
+		default:
+			return -1
+		}
+	})
+	return labels
+}
+
+// label returns the text of a label, "" if there is none.
+func (s *sample) label(key string) string {
+	for _, l := range s.labels {
+		if l.key == key {
+			return l.text
+		}
+	}
+	return ""
+}
+
+// frames yields the service or else the executable of a sample's process, then the functions, the outermost
+// first.
+func (s *sample) frames() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		process := cmp.Or(s.label(string(semconv.ServiceNameKey)), s.label(string(semconv.ProcessExecutableNameKey)), "[unknown]")
+		if !yield(process) {
+			return
+		}
+		for _, i := range slices.Backward(s.locations) {
+			l := s.dictionary.GetLocationTable()[i]
+			if len(l.GetLines()) == 0 && !yield(s.unnamed(l)) {
+				return
+			}
+			for _, line := range slices.Backward(l.GetLines()) {
+				f := s.dictionary.GetFunctionTable()[line.GetFunctionIndex()]
+				if !yield(s.dictionary.GetStringTable()[f.GetNameStrindex()]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// unnamed returns the placeholder for a function without a name: the file that contains it.
+func (s *sample) unnamed(l *profilespb.Location) string {
+	m := s.dictionary.GetMappingTable()[l.GetMappingIndex()]
+	file := s.dictionary.GetStringTable()[m.GetFilenameStrindex()]
+	if file == "" {
+		return "[unknown]"
+	}
+	return "[" + strings.Trim(path.Base(file), "[]") + "]"
+}

@@ -1,0 +1,43 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package exectrace_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log"
+	rttrace "runtime/trace"
+	"time"
+
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/exectrace"
+)
+
+// A flight recorder keeps the last seconds, and a slow request writes them down.
+func ExampleNewTracerProvider() {
+	tp := sdktrace.NewTracerProvider()
+	defer func() { _ = tp.Shutdown(context.Background()) }()
+	recorder := rttrace.NewFlightRecorder(rttrace.FlightRecorderConfig{MinAge: 5 * time.Second})
+	if err := recorder.Start(); err != nil {
+		log.Fatal(err)
+	}
+	defer recorder.Stop()
+
+	tracer := exectrace.NewTracerProvider(tp).Tracer("example")
+	_, span := tracer.Start(context.Background(), "GET /cart")
+	slow := true // how long it took
+	span.End()
+
+	if slow {
+		// For go tool trace, which lists the task GET /cart among the user-defined tasks.
+		var file bytes.Buffer
+		if _, err := recorder.WriteTo(&file); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(bytes.Contains(file.Bytes(), []byte(span.SpanContext().TraceID().String())))
+	}
+	// Output: true
+}

@@ -1,0 +1,59 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package exectrace adds the ids of spans to execution traces, so that go tool trace and gotraceui find
+// the part of a trace that belongs to a request:
+//
+//	otel.SetTracerProvider(exectrace.NewTracerProvider(tp))
+//
+// While an execution trace is recorded, OpenTelemetry's SDK makes each sampled span a user task, which
+// has the span's name as its type and ends with the span, but not its ids. This package logs them in the
+// task: with the category "traceparent", in the form of W3C Trace Context, such as
+// 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01.
+//
+// A [runtime/trace.FlightRecorder] that is running counts as a recorded trace. Otherwise a span costs
+// one atomic load. A span that started before the trace has no task. A flight recorder that no longer
+// has the start of a span does not have its ids either.
+//
+// A span processor cannot do this, because the SDK creates the task after it has called all processors.
+// So this is a wrapper, which works on all platforms and does not need package spanctx.
+package exectrace
+
+import (
+	"context"
+	rttrace "runtime/trace"
+
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/embedded"
+)
+
+// NewTracerProvider returns a TracerProvider whose tracers start the spans of tp, and log their ids in
+// execution traces. Shut down tp itself.
+func NewTracerProvider(tp trace.TracerProvider) trace.TracerProvider { return provider{tp: tp} }
+
+type provider struct {
+	embedded.TracerProvider
+
+	tp trace.TracerProvider
+}
+
+// Tracer returns a tracer of the wrapped provider that logs ids.
+func (p provider) Tracer(name string, opts ...trace.TracerOption) trace.Tracer {
+	return tracer{t: p.tp.Tracer(name, opts...)}
+}
+
+type tracer struct {
+	embedded.Tracer
+
+	t trace.Tracer
+}
+
+// Start starts a span, and logs its ids if an execution trace is being recorded.
+func (t tracer) Start(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
+	ctx, span := t.t.Start(ctx, name, opts...)
+	if rttrace.IsEnabled() && span.IsRecording() {
+		sc := span.SpanContext()
+		rttrace.Log(ctx, "traceparent", "00-"+sc.TraceID().String()+"-"+sc.SpanID().String()+"-"+sc.TraceFlags().String())
+	}
+	return ctx, span
+}
