@@ -78,8 +78,8 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// Labels of spans that end while the process takes a CPU profile of itself are all kept, and
-// two seconds after it. Later they are withdrawn again.
+// While the process takes a CPU profile of itself, and for two seconds after it, the labels of all
+// spans that end are kept. Later they are withdrawn again.
 func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector keeps labels anyway")

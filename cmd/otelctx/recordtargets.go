@@ -167,7 +167,7 @@ func (c *recordCommand) recordStarted(s streams) error {
 		<-command.Ended()
 		cancel()
 	}()
-	// Signals are the command's. They also ask this program to wait for nothing else.
+	// Signals are meant for the command. They also ask this program to wait for nothing else.
 	interrupted, stop := signal.NotifyContext(context.Background(), interrupts()...)
 	defer stop()
 	resumed := false

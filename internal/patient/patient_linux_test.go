@@ -136,7 +136,7 @@ func TestCallBlocksSignals(t *testing.T) {
 
 func TestTooManyCalls(t *testing.T) {
 	f, answer := waiting(t)
-	const first = 1 << 30 // There is no such process: nobody knows whose they are.
+	const first = 1 << 30 // No such process exists, so its user is unknown.
 	for pid := range maxPerUser {
 		_, err := Call(t.Context(), first+pid, short, f)
 		require.ErrorIs(t, err, ErrNoAnswer)

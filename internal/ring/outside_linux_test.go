@@ -166,7 +166,8 @@ func TestFaults(t *testing.T) {
 		faults
 
 		wantNew, wantClose string
-		// found says whether another process finds the ring: by name, or by a search.
+		// found and searched are whether another process finds the ring: by name, and by a
+		// search.
 		found, searched bool
 	}{
 		"no memfd, no names": {
