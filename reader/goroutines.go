@@ -17,6 +17,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/gostack"
 	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
@@ -76,6 +77,17 @@ type Goroutine struct {
 	Stack []uint64
 	// StackErr is nil if Stack is complete. Otherwise it wraps [ErrStackTruncated] or [ErrNoStack].
 	StackErr error
+
+	// Span is the goroutine's active span, 0 if it is in none. It is only valid if SpanKnown is true:
+	// the process may have no goroutine table, the goroutine may have published nothing itself, and
+	// goroutines whose ids are equal modulo 65,536 share an entry.
+	Span      SpanRef
+	SpanKnown bool
+	// Attributes are the attributes published with the active span, each key once. They are missing
+	// for processes without goroutine records.
+	Attributes []ThreadAttribute
+
+	labels uint64
 }
 
 // Errors of [Goroutine.StackErr].
@@ -109,6 +121,8 @@ type GoCode interface {
 type GoroutineOptions struct {
 	// Stacks requests stacks. Without it, only states and wait reasons are read.
 	Stacks bool
+	// Spans requests active spans, Attributes active spans with their attributes.
+	Spans, Attributes bool
 	// Code, if not nil, completes stacks. It is called on the goroutine that calls Goroutines.
 	Code GoCode
 }
@@ -191,6 +205,12 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 		now: monotonicNow(), result: &Goroutines{Goroutines: make([]Goroutine, len(refs))},
 		size: max(v.runtime.GGoid+4*8, gRead), // read at once
 	}
+	if options.Spans || options.Attributes {
+		call.entries = v.goroutines
+	}
+	if options.Attributes && call.entries != nil && v.recordOffset >= 0 && v.refOffset >= 0 && v.runtime.GLabels >= 0 {
+		call.labels, call.size = true, max(call.size, v.runtime.GLabels+8)
+	}
 	call.scratch, _ = goroutineScratches.Get().(*goroutineScratch)
 	defer goroutineScratches.Put(call.scratch)
 	if options.Stacks {
@@ -211,10 +231,93 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 			return nil, p.classify(err)
 		}
 	}
+	if err := call.resolveSpans(v); err != nil {
+		return nil, p.classify(err)
+	}
+	if err := call.readAttributes(v); err != nil {
+		return nil, p.classify(err)
+	}
 	if err := p.checkAlive(); err != nil {
 		return nil, err
 	}
 	return call.result, nil
+}
+
+// resolveSpans replaces the spans that goroutines have published by their active ones.
+func (c *goroutineCall) resolveSpans(v *threadView) error {
+	if c.entries == nil {
+		return nil
+	}
+	goroutines := c.result.Goroutines
+	positions := make([]position, 0, len(goroutines))
+	for i := range goroutines {
+		if goroutines[i].SpanKnown {
+			positions = append(positions, position{goid: goroutines[i].ID, span: goroutines[i].Span})
+		}
+	}
+	err := v.spans.resolve(c.memory, positions)
+	if err != nil && !errors.Is(err, errNoSpanTable) {
+		return err
+	}
+	for i := range goroutines {
+		if g := &goroutines[i]; g.SpanKnown {
+			g.Span, g.SpanKnown = positions[0].span, positions[0].known && err == nil
+			positions = positions[1:]
+		}
+	}
+	return nil
+}
+
+// readAttributes reads the attributes of active spans from the records of goroutines. A record is
+// its goroutine's only if it names the active span, and the goroutine still has its labels.
+func (c *goroutineCall) readAttributes(v *threadView) error {
+	if !c.labels {
+		return nil
+	}
+	type reading struct {
+		g                  *Goroutine
+		head, record, twin []byte
+		labels             [8]byte
+	}
+	var readings []reading
+	var parts []ringbuf.Part
+	for i := range c.result.Goroutines {
+		if g := &c.result.Goroutines[i]; g.SpanKnown && g.Span != 0 && validPointer(g.labels) {
+			head := make([]byte, v.recordOffset+wire.ThreadContextRecordSize)
+			readings = append(readings, reading{g: g, head: head})
+			parts = append(parts, ringbuf.Part{Address: g.labels, Data: head})
+		}
+	}
+	if err := readEach(c.memory, parts); err != nil {
+		return err
+	}
+	parts = parts[:0]
+	valid := readings[:0]
+	for _, r := range readings {
+		const flag, count = 24, 26 // of the record
+		record := r.head[v.recordOffset:]
+		size := int(binary.NativeEndian.Uint16(record[count:]))
+		if record[flag] == 1 && size > 0 && size <= wire.MaxThreadContextRecord-wire.ThreadContextRecordSize &&
+			SpanRef(binary.NativeEndian.Uint64(r.head[v.refOffset:])) == r.g.Span {
+			r.record, r.twin = make([]byte, len(r.head)+size), make([]byte, len(r.head)+size)
+			valid = append(valid, r)
+		}
+	}
+	for i := range valid {
+		r := &valid[i]
+		parts = append(parts, ringbuf.Part{Address: r.g.labels, Data: r.record},
+			ringbuf.Part{Address: r.g.G + uint64(v.runtime.GLabels), Data: r.labels[:]}, ringbuf.Part{Address: r.g.labels, Data: r.twin})
+	}
+	if err := readEach(c.memory, parts); err != nil {
+		return err
+	}
+	decode := c.process.attributeDecoder(c.ctx, v)
+	for _, r := range valid {
+		if native64(r.labels) == r.g.labels && bytes.Equal(r.record, r.twin) && bytes.HasPrefix(r.record, r.head) {
+			r.g.Attributes = decode(r.record[len(r.head):])
+		}
+	}
+	return nil
 }
 
 // goroutineCall is the state of one call of Goroutines.
@@ -226,6 +329,9 @@ type goroutineCall struct {
 	options GoroutineOptions
 	size    int
 	now     int64
+	// entries is the goroutine table if spans are read, and labels says that labels are read too.
+	entries *GoroutineEntries
+	labels  bool
 	goroutineLayout
 
 	scratch *goroutineScratch
@@ -471,6 +577,7 @@ func (c *goroutineCall) readBatch(out []Goroutine) error {
 	c.result.Lost += len(pending)
 	for _, i := range pending {
 		out[i].WaitReason, out[i].WaitedFor, out[i].OwnTID, out[i].Stack, out[i].StackErr = "", 0, 0, nil, errTorn
+		out[i].Span, out[i].SpanKnown, out[i].labels = 0, false, 0
 	}
 	return nil
 }
@@ -480,6 +587,7 @@ type goroutineReading struct {
 	g            *gostack.G
 	after        []byte
 	procid, curg [8]byte
+	entry        [wire.GoroutineEntrySize]byte
 	// first is the index of the part with the stack; those of m and g follow.
 	first int
 	used  uint64
@@ -490,6 +598,7 @@ const (
 	partStack = iota
 	partProcid
 	partCurg
+	partEntry
 	partAfter
 	partsEach
 )
@@ -520,7 +629,11 @@ func (c *goroutineCall) readOnce(out []Goroutine, pending []int) (changed []int,
 			procid = ringbuf.Part{Address: m + uint64(c.runtime.MProcid), Data: r.procid[:]}
 			curg = ringbuf.Part{Address: m + uint64(c.runtime.MCurg), Data: r.curg[:]}
 		}
-		parts = append(parts, ringbuf.Part{Address: r.g.Stack.Low, Data: r.g.Stack.Data}, procid, curg,
+		var entry ringbuf.Part
+		if c.entries != nil && r.after != nil {
+			entry = ringbuf.Part{Address: c.entries.entry(r.g.ID), Data: r.entry[:]}
+		}
+		parts = append(parts, ringbuf.Part{Address: r.g.Stack.Low, Data: r.g.Stack.Data}, procid, curg, entry,
 			ringbuf.Part{Address: r.g.Address, Data: r.after})
 	}
 	s.parts = parts
@@ -589,6 +702,13 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, ok []bool) b
 	}
 	if !ok[partAfter] || !c.layout.SameAs(r.g.Data, r.after) {
 		return false
+	}
+	out.Span, out.SpanKnown = 0, false
+	if e := decodeEntry(r.entry[:]); c.entries != nil && ok[partEntry] && e.Check == wire.GoroutineCheck(out.ID, out.G, wire.Position(e.Position)) {
+		out.Span, out.SpanKnown = SpanRef(wire.Position(e.Position).Ref()), true
+	}
+	if c.labels {
+		out.labels = binary.NativeEndian.Uint64(r.g.Data[c.runtime.GLabels:])
 	}
 	if reason, ok := c.layout.WaitReasonOf(r.g); ok && reason < len(c.reasons) {
 		out.WaitReason = c.reasons[reason]

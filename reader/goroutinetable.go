@@ -4,6 +4,7 @@
 package reader
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"os"
@@ -85,21 +86,28 @@ func (t *GoroutineEntries) inSpan(source threadTarget) ([]spanGoroutine, error) 
 		return nil, err
 	}
 	var all []spanGoroutine
-	page := make([]byte, pageSize)
-	for _, start := range present {
-		if _, err := source.ReadParts([]ringbuf.Part{{Address: start, Data: page}}); errors.Is(err, syscall.EFAULT) {
+	const atOnce = 16
+	buffer := make([]byte, atOnce*pageSize)
+	entries := t.Address + uint64(t.HeaderSize)
+	for len(present) > 0 {
+		n := 1
+		for n < min(atOnce, len(present)) && present[n] == present[0]+uint64(n)*pageSize {
+			n++
+		}
+		start, data := present[0], buffer[:uint64(n)*pageSize]
+		present = present[n:]
+		if _, err := source.ReadParts([]ringbuf.Part{{Address: start, Data: data}}); errors.Is(err, syscall.EFAULT) {
 			continue
 		} else if err != nil {
 			return nil, err
 		}
-		// Entries that begin on this page.
-		entries := t.Address + uint64(t.HeaderSize)
+		// Entries that begin in these pages.
 		index := 0
 		if start > entries {
 			index = int((start - entries + uint64(t.EntrySize) - 1) / uint64(t.EntrySize))
 		}
-		for ; index < t.Capacity && t.address(index)+wire.GoroutineEntrySize <= start+pageSize; index++ {
-			e := decodeEntry(page[t.address(index)-start:])
+		for ; index < t.Capacity && t.address(index)+wire.GoroutineEntrySize <= start+uint64(len(data)); index++ {
+			e := decodeEntry(data[t.address(index)-start:])
 			if ref := wire.Position(e.Position).Ref(); ref != 0 {
 				goid, g := e.Goroutine(index)
 				all = append(all, spanGoroutine{goid, g, ref})
@@ -107,6 +115,52 @@ func (t *GoroutineEntries) inSpan(source threadTarget) ([]spanGoroutine, error) 
 		}
 	}
 	return all, nil
+}
+
+// JoinedGoroutines returns the goroutines that are in a live span which another goroutine started:
+// they have attached it, or have gone back to it when a span of their own ended. A goroutine that
+// has inherited a span and has published nothing itself is not found. [LiveSpan.Goroutine] has the
+// goroutines that started live spans, and [Goroutine.Span] tells where each is now.
+//
+// The result is empty if the process advertises no goroutine table. At most 65,536 goroutines are
+// returned. The error wraps [ErrNoThreadContext], [ErrNotPermitted], [ErrProcessGone], [ErrInvalid]
+// or [ErrBusy], or is ctx's.
+func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) {
+	v, err := p.threadView(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if v.goroutines == nil || v.runtime.GGoid < 0 {
+		return nil, nil
+	}
+	found, err := v.goroutines.inSpan(p.threads.source)
+	if err != nil {
+		return nil, p.classify(err)
+	}
+	positions := make([]position, len(found))
+	for i, g := range found {
+		positions[i] = position{goid: g.goid, span: SpanRef(g.ref)}
+	}
+	if err := v.spans.resolve(p.threads.source, positions); err != nil && !errors.Is(err, errNoSpanTable) {
+		return nil, p.classify(err)
+	}
+	modulo := map[uint64]uint64{}
+	gs := map[uint64]bool{}
+	for i, at := range positions {
+		if at.span != 0 && !wire.SameGoroutine(at.starter, found[i].goid) {
+			gs[found[i].g] = true
+			modulo[found[i].g] = found[i].goid
+		}
+	}
+	// An entry has the lower bits of the id. The g has all of them, unless the goroutine has exited.
+	var refs []GoroutineRef
+	for g, goid := range follow(p.threads.source, gs, v.runtime.GGoid) {
+		if goid != 0 && wire.SameGoroutine(goid, modulo[g]) {
+			refs = append(refs, GoroutineRef{ID: goid, G: g})
+		}
+	}
+	// Memory is read by pid. The process is still alive, so the pid was its own throughout.
+	return refs, p.checkAlive()
 }
 
 // readEach reads each part on its own and zeroes unreadable ones. The error is any error but

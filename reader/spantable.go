@@ -9,7 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/otelctx/otelctx/internal/wire"
@@ -105,8 +107,16 @@ func (t *SpanTable) u64(data []byte, f cellField) uint64 {
 	return binary.NativeEndian.Uint64(data[t.offsets[f]:])
 }
 
+// SpanRef identifies a span among all spans of its process, ended ones included. 0 is no span.
+type SpanRef uint64
+
 // LiveSpan is a span of a process that has started and not ended.
 type LiveSpan struct {
+	// Ref identifies the span: see [Goroutine.Span].
+	Ref SpanRef
+	// Ancestors are the span's parent, grandparent and great-grandparent, by the context that it
+	// was started with. 0 is none, or one that the process does not know. They may have ended.
+	Ancestors [wire.Ancestors]SpanRef
 	// TraceID, SpanID and LocalRootSpanID are in W3C trace context byte order. The local root is
 	// the outermost span of the trace in the process. TraceFlags is 1 for sampled.
 	TraceID         [16]byte
@@ -127,6 +137,8 @@ type LiveSpan struct {
 
 // decode decodes a cell, without the names.
 func (t *SpanTable) decode(data []byte) (s LiveSpan) {
+	s.Ref = SpanRef(t.u64(data, cellVersion) &^ wire.CellOver)
+	s.Ancestors = t.ancestors(data)
 	binary.BigEndian.PutUint64(s.TraceID[:8], t.u64(data, cellTraceIDHigh))
 	binary.BigEndian.PutUint64(s.TraceID[8:], t.u64(data, cellTraceIDLow))
 	binary.BigEndian.PutUint64(s.SpanID[:], t.u64(data, cellSpanID))
@@ -201,35 +213,27 @@ func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] 
 	}
 }
 
+func (t *SpanTable) ancestors(data []byte) (refs [wire.Ancestors]SpanRef) {
+	for i := range refs {
+		refs[i] = SpanRef(binary.NativeEndian.Uint64(data[t.offsets[cellAncestors]+8*i:]))
+	}
+	return refs
+}
+
 // batches yields the live spans of 512 cells at a time, without their names, and at least one
 // batch. The error comes from memory, or wraps [errNoSpanTable].
 func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
-		used, err := t.used(memory)
-		if err != nil {
-			yield(nil, err)
-			return
-		}
-		const batch = 512
-		before, cells, after := make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize)
-		spans := make([]LiveSpan, 0, batch)
-		for first := 0; first < max(used, 1); first += batch {
-			address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
-			size := min(batch, used-first) * t.CellSize
-			// The order in which the bytes of a part are read is unspecified, so the cells are read
-			// three times. A version that is the same before and after held all the while, because
-			// versions never repeat.
-			if _, err := memory.ReadParts([]ringbuf.Part{
-				{Address: address, Data: before[:size]}, {Address: address, Data: cells[:size]}, {Address: address, Data: after[:size]},
-			}); err != nil {
+		spans := make([]LiveSpan, 0, 512)
+		for cells, err := range t.cells(memory) {
+			if err != nil {
 				yield(nil, err)
 				return
 			}
 			spans = spans[:0]
-			for offset := 0; offset < size; offset += t.CellSize {
-				version := t.u64(before[offset:], cellVersion)
-				if version != 0 && version&wire.CellOver == 0 && t.u64(after[offset:], cellVersion) == version {
-					spans = append(spans, t.decode(cells[offset:]))
+			for _, cell := range cells {
+				if t.u64(cell, cellVersion)&wire.CellOver == 0 {
+					spans = append(spans, t.decode(cell))
 				}
 			}
 			if !yield(spans, nil) {
@@ -237,6 +241,154 @@ func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] 
 			}
 		}
 	}
+}
+
+// cellScratch is memory reused by successive reads of cells.
+type cellScratch struct {
+	bytes []byte
+	cells [][]byte
+}
+
+var cellScratches = sync.Pool{New: func() any { return &cellScratch{cells: make([][]byte, 0, 512)} }}
+
+// cells yields the contents of 512 cells at a time, without those that have never been used or were
+// changing, and at least one batch. A batch is valid until the next one. The error is the memory's,
+// or wraps [errNoSpanTable].
+func (t *SpanTable) cells(memory ringbuf.Memory) iter.Seq2[[][]byte, error] {
+	return func(yield func([][]byte, error) bool) {
+		used, err := t.used(memory)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		batch := max(1, min(used, 512))
+		scratch, _ := cellScratches.Get().(*cellScratch)
+		defer cellScratches.Put(scratch)
+		scratch.bytes = sized(scratch.bytes, 3*batch*t.CellSize)
+		before, data, after := scratch.bytes[:batch*t.CellSize], scratch.bytes[batch*t.CellSize:2*batch*t.CellSize], scratch.bytes[2*batch*t.CellSize:]
+		cells := scratch.cells
+		for first := 0; first < max(used, 1); first += batch {
+			address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
+			size := min(batch, used-first) * t.CellSize
+			// The order in which the bytes of a part are read is unspecified, so the cells are read
+			// three times. A version that is the same before and after held all the while, because
+			// versions never repeat.
+			if _, err := memory.ReadParts([]ringbuf.Part{
+				{Address: address, Data: before[:size]}, {Address: address, Data: data[:size]}, {Address: address, Data: after[:size]},
+			}); err != nil {
+				yield(nil, err)
+				return
+			}
+			cells = cells[:0]
+			for offset := 0; offset < size; offset += t.CellSize {
+				version := t.u64(before[offset:], cellVersion)
+				if version == 0 || t.u64(after[offset:], cellVersion) != version {
+					continue
+				}
+				cell := data[offset:][:t.CellSize]
+				if t.u64(cell, cellVersion) == version {
+					cells = append(cells, cell)
+				}
+			}
+			if !yield(cells, nil) {
+				return
+			}
+		}
+	}
+}
+
+// position is the span that a goroutine has published last.
+type position struct {
+	goid uint64
+	// span is the published span and, after [SpanTable.resolve], the goroutine's active span, or 0.
+	span SpanRef
+	// known is set by resolve: it is false if the cell of the span describes another one by now.
+	known bool
+	// starter is set by resolve: the id of the goroutine that started the active span.
+	starter uint64
+}
+
+// resolve replaces published spans by active ones: a span that has ended by its nearest live
+// ancestor, if the goroutine goes there. The error is one of those of cells.
+func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
+	type state struct {
+		found, live, outside bool
+		goid                 uint64
+		ancestors            [wire.Ancestors]SpanRef
+	}
+	states := make(map[SpanRef]state, len(positions))
+	for _, p := range positions {
+		if p.span != 0 {
+			states[p.span] = state{}
+		}
+	}
+	load := func() (ended bool, err error) {
+		if len(states) == 0 {
+			return false, nil
+		}
+		for cells, err := range t.cells(memory) {
+			if err != nil {
+				return false, err
+			}
+			for _, cell := range cells {
+				version := t.u64(cell, cellVersion)
+				ref := SpanRef(version &^ wire.CellOver)
+				if _, wanted := states[ref]; wanted {
+					s := state{true, version&wire.CellOver == 0, cell[t.offsets[cellOutside]] != 0, t.u64(cell, cellGoid), t.ancestors(cell)}
+					states[ref] = s
+					ended = ended || !s.live
+				}
+			}
+		}
+		return ended, nil
+	}
+	ended, err := load()
+	if err != nil {
+		return err
+	}
+	if ended {
+		for _, s := range maps.Clone(states) {
+			if !s.found || s.live {
+				continue
+			}
+			for _, ancestor := range s.ancestors {
+				if _, ok := states[ancestor]; !ok && ancestor != 0 {
+					states[ancestor] = state{}
+				}
+			}
+		}
+		if _, err := load(); err != nil {
+			return err
+		}
+	}
+	for i := range positions {
+		p := &positions[i]
+		if p.span == 0 {
+			p.known = true
+			continue
+		}
+		s := states[p.span]
+		if !s.found {
+			p.span = 0
+			continue
+		}
+		p.known = true
+		if s.live {
+			p.starter = s.goid
+			continue
+		}
+		p.span = 0
+		if s.outside && s.goid == p.goid {
+			continue
+		}
+		for _, ancestor := range s.ancestors {
+			if a := states[ancestor]; a.live {
+				p.span, p.starter = ancestor, a.goid
+				break
+			}
+		}
+	}
+	return nil
 }
 
 // live returns the live spans without their names. The error is one of those of batches.

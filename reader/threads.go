@@ -252,25 +252,31 @@ func (p *Process) ownTID(tid int) (int, error) {
 	return ids[len(ids)-1], nil
 }
 
-// nameAttributes decodes the attributes of all spans. An unknown key may have been published since
-// the view was made, so the first one refreshes the keys.
+// nameAttributes decodes the attributes of all spans.
 func (p *Process) nameAttributes(ctx context.Context, v *threadView, threads []Thread) {
-	keys, refreshed := v.keys, false
+	decode := p.attributeDecoder(ctx, v)
 	for i := range threads {
-		s := threads[i].Span
-		if s == nil || len(s.encoded) == 0 {
-			continue
+		if s := threads[i].Span; s != nil && len(s.encoded) > 0 {
+			s.Attributes = decode(s.encoded)
 		}
-		var complete bool
-		s.Attributes, complete = decodeAttributes(s.encoded, keys)
+	}
+}
+
+// attributeDecoder returns a function that decodes attributes. An unknown key may have been
+// published since the view was made, so the first one refreshes the keys.
+func (p *Process) attributeDecoder(ctx context.Context, v *threadView) func(encoded []byte) []ThreadAttribute {
+	keys, refreshed := v.keys, false
+	return func(encoded []byte) []ThreadAttribute {
+		attributes, complete := decodeAttributes(encoded, keys)
 		if !complete && !refreshed {
 			refreshed = true
 			// If this fails, the attribute stays without a name.
 			if _, advertisement, _, err := p.published(ctx); err == nil {
 				keys = newAdvertisement(advertisement.message()).keys()
-				s.Attributes, _ = decodeAttributes(s.encoded, keys)
+				attributes, _ = decodeAttributes(encoded, keys)
 			}
 		}
+		return attributes
 	}
 }
 

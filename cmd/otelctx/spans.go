@@ -26,7 +26,7 @@ type spansCommand struct {
 	MinAge   time.Duration `default:"0s"                                                                    help:"Leave out spans that were started more recently." name:"min-age"`
 	Trace    string        `help:"Show only spans of this trace; the first digits of its id will do."       name:"trace"                                            placeholder:"ID"`
 	Name     string        `help:"Show only spans whose name, or whose endpoint's name, contains this."     name:"name"                                             placeholder:"TEXT"`
-	Leaked   bool          `help:"Show only spans whose goroutine has exited or moved on to another trace." name:"leaked"`
+	Leaked   bool          `help:"Show only spans that their goroutines have left."                         name:"leaked"`
 	Watch    bool          `help:"Show the spans again and again until interrupted."                        name:"watch"`
 	Interval time.Duration `default:"1s"                                                                    help:"Time between updates with --watch."               name:"interval"`
 	JSON     bool          `help:"Print JSON, nothing cut short."                                           name:"json"`
@@ -38,7 +38,7 @@ func (*spansCommand) Help() string {
 		"request is the first line. The process is neither stopped nor asked: it may be stopped, deadlocked, or out of threads " +
 		"or file descriptors. A - stands for what is not known.\n\n" +
 		"The age is the time since the span's start. The goroutine is the one that started the span, and the state is that " +
-		"goroutine's:\n\n" +
+		"goroutine's. Other goroutines that are in the span, because they have attached it, follow below it without an age. The states are:\n\n" +
 		"  waiting   for what WAITING FOR says, in the words of Go's own stack traces\n" +
 		"  syscall   in a system call or in C, on a thread\n" +
 		"  running   executing, on a thread\n" +
@@ -47,17 +47,19 @@ func (*spansCommand) Help() string {
 		"  unknown   could not be found out\n\n" +
 		"WAITING FOR also names the innermost function of package main or of the program's module, or else of any other module. " +
 		"--stacks shows whole stacks, as Go's own stack traces do. Stacks of goroutines that run are there only if the process is stopped.\n\n" +
-		"--leaked shows spans whose goroutine has exited, or has since started a span of another trace that is live. A span that was " +
-		"handed over to another goroutine on purpose is among them.\n\n" +
+		"--leaked shows spans that the goroutine that started them has left while no other goroutine is known to be in them or in their " +
+		"descendants. The goroutine has exited, or has moved on: it is in no span, in another trace, or in a span around this one. A goroutine " +
+		"that inherited the span and has published nothing itself is not known.\n\n" +
 		"With --json:\n\n" +
 		"  {pid, service, time_unix_nano, torn, lost, missing: [text],\n" +
 		"   spans: [{trace_id, span_id, local_root_span_id, name, endpoint, trace_flags, sampled,\n" +
 		"            goroutine, start_time_unix_nano, age_nano, state, waiting_for, waited_at_least_nano,\n" +
-		"            own_tid, leaked, frame: null or {function, file, line},\n" +
-		"            stack: [{function, file, line}], stack_error}],\n" +
+		"            own_tid, frame: null or {function, file, line},\n" +
+		"            stack: [{function, file, line}], stack_error, attributes: {KEY: VALUE},\n" +
+		"            joined: [{goroutine, state, ..., stack_error, attributes}], leaked}],\n" +
 		"   groups: [{goroutines, state, waiting_for, oldest_age_nano, names: {NAME: COUNT}, stack: [...]}]}\n\n" +
 		"With --group there are groups, otherwise spans. Stacks have every frame, the runtime's own too, and are there with --stacks or --group. " +
-		"leaked is empty, exited or moved_on. torn counts readings that were repeated because a goroutine changed meanwhile, and lost those goroutines that changed each time. " +
+		"joined are the other goroutines in the span, and attributes those that a goroutine has published with it. leaked is empty, exited or moved_on. torn counts readings that were repeated because a goroutine changed meanwhile, and lost those goroutines that changed each time. " +
 		"With --watch each update is a line. own_tid is the thread that runs the goroutine, in the PID namespace of the process, and frame is the innermost function of the user's own code."
 }
 
@@ -191,8 +193,23 @@ type spanDocument struct {
 
 	goroutineDocument
 
+	// Attributes are the published attributes of the span, if the goroutine is in it. Invalid UTF-8 in values
+	// becomes U+FFFD.
+	Attributes map[string]string `json:"attributes"`
+	// Joined are the other goroutines that are in the span.
+	Joined []joinedDocument `json:"joined"`
 	// Leaked is "exited", "moved_on" or "".
 	Leaked string `json:"leaked"`
+}
+
+// joinedDocument is a goroutine that is in a span which another one started.
+type joinedDocument struct {
+	Goroutine uint64 `json:"goroutine"`
+
+	goroutineDocument
+
+	// Attributes are those that the goroutine has published with the span.
+	Attributes map[string]string `json:"attributes"`
 }
 
 // goroutineDocument describes what a goroutine is doing.
@@ -224,19 +241,13 @@ type codeDocument struct {
 // groupDocument is a group of goroutines with equal stacks.
 type groupDocument struct {
 	Goroutines int `json:"goroutines"`
-	// OldestAgeNano is the age of these goroutines' oldest span. Names counts the goroutines by the name of
-	// the span that each started last.
+	// OldestAgeNano is the age of the oldest span that one of these goroutines is in. Names counts the
+	// goroutines by the name of that span.
 	OldestAgeNano int64          `json:"oldest_age_nano"`
 	Names         map[string]int `json:"names"`
 
 	goroutineDocument
 }
-
-// Values of spanDocument.Leaked.
-const (
-	leakedExited  = "exited"
-	leakedMovedOn = "moved_on"
-)
 
 // document selects, orders and describes the spans of a look.
 func (c *spansCommand) document(l *spansLook, look *waiting.Look, now time.Time) spansDocument {
@@ -248,11 +259,11 @@ func (c *spansCommand) document(l *spansLook, look *waiting.Look, now time.Time)
 		d.Missing = append(d.Missing, err.Error())
 	}
 	goroutines := make([]*goroutineDocument, len(look.Goroutines))
-	last := make([]bool, len(look.Spans)) // whether the goroutine has started no span later
-	for _, g := range look.Goroutines {
-		if len(g.Spans) > 0 {
-			last[g.Spans[len(g.Spans)-1]] = true
+	describe := func(i int) goroutineDocument {
+		if goroutines[i] == nil {
+			goroutines[i] = c.goroutine(l.process, &look.Goroutines[i])
 		}
+		return *goroutines[i]
 	}
 	order := make([]int, 0, len(look.Spans))
 	for i, s := range look.Spans {
@@ -270,25 +281,29 @@ func (c *spansCommand) document(l *spansLook, look *waiting.Look, now time.Time)
 		if !c.wants(&span) {
 			continue
 		}
-		if s.Goroutine >= 0 {
-			g := &look.Goroutines[s.Goroutine]
-			if span.Leaked = leaked(look, g, s); c.Leaked && span.Leaked == "" {
-				continue
-			}
-			described := goroutines[s.Goroutine]
-			if described == nil {
-				described = c.goroutine(l.process, g)
-				goroutines[s.Goroutine] = described
-			}
-			span.goroutineDocument = *described
-		} else if span.goroutineDocument = (goroutineDocument{State: reader.GoroutineUnknown.String(), Stack: []codeDocument{}}); c.Leaked {
+		if span.Leaked = string(s.Leaked); c.Leaked && span.Leaked == "" {
 			continue
 		}
-		switch {
-		case !c.Group:
+		span.goroutineDocument = goroutineDocument{State: reader.GoroutineUnknown.String(), Stack: []codeDocument{}}
+		if s.Goroutine >= 0 {
+			span.goroutineDocument = describe(s.Goroutine)
+			if g := &look.Goroutines[s.Goroutine]; g.In == i {
+				span.Attributes = attributesObject(g.Attributes)
+				if c.Group {
+					d.addToGroup(groups, g.Stack, &span, &span.goroutineDocument)
+				}
+			}
+		}
+		for _, joined := range s.Joined {
+			g := &look.Goroutines[joined]
+			doc := joinedDocument{g.ID, describe(joined), attributesObject(g.Attributes)}
+			span.Joined = append(span.Joined, doc)
+			if c.Group {
+				d.addToGroup(groups, g.Stack, &span, &doc.goroutineDocument)
+			}
+		}
+		if !c.Group {
 			d.Spans = append(d.Spans, span)
-		case s.Goroutine >= 0 && last[i]:
-			d.addToGroup(groups, look.Goroutines[s.Goroutine].Stack, &span)
 		}
 	}
 	slices.SortStableFunc(d.Groups, func(a, b groupDocument) int { return cmp.Compare(b.Goroutines, a.Goroutines) })
@@ -299,7 +314,7 @@ func newSpanDocument(s *reader.LiveSpan, now time.Time) spanDocument {
 	span := spanDocument{
 		TraceID: hex.EncodeToString(s.TraceID[:]), SpanID: hex.EncodeToString(s.SpanID[:]),
 		Name: s.Name, Endpoint: s.Endpoint, TraceFlags: s.TraceFlags, Sampled: s.TraceFlags&1 == 1, Goroutine: s.Goroutine,
-		StartTimeUnixNano: s.Start.UnixNano(), AgeNano: int64(max(now.Sub(s.Start), 0)),
+		StartTimeUnixNano: s.Start.UnixNano(), AgeNano: int64(max(now.Sub(s.Start), 0)), Attributes: map[string]string{}, Joined: []joinedDocument{},
 	}
 	if s.LocalRootSpanID != [8]byte{} {
 		span.LocalRootSpanID = hex.EncodeToString(s.LocalRootSpanID[:])
@@ -310,18 +325,6 @@ func newSpanDocument(s *reader.LiveSpan, now time.Time) spanDocument {
 // wants reports whether a span passes --trace and --name.
 func (c *spansCommand) wants(s *spanDocument) bool {
 	return strings.HasPrefix(s.TraceID, strings.ToLower(c.Trace)) && (strings.Contains(s.Name, c.Name) || strings.Contains(s.Endpoint, c.Name))
-}
-
-// leaked reports whether a span's goroutine has exited, or has moved on: it has since started a span of
-// another trace, which is live.
-func leaked(look *waiting.Look, g *waiting.Goroutine, s *waiting.Span) string {
-	if g.State == reader.GoroutineGone {
-		return leakedExited
-	}
-	if last := look.Spans[g.Spans[len(g.Spans)-1]]; last.TraceID != s.TraceID {
-		return leakedMovedOn
-	}
-	return ""
 }
 
 // goroutine describes a goroutine.
@@ -351,14 +354,15 @@ func (c *spansCommand) goroutine(p *waiting.Process, g *waiting.Goroutine) *goro
 
 func codeOf(f waiting.Frame) codeDocument { return codeDocument{f.Function, f.File, f.Line} }
 
-// addToGroup adds a goroutine to the group of its stack; groups holds the indexes of the existing groups.
-func (d *spansDocument) addToGroup(groups map[string]int, stack []uint64, s *spanDocument) {
-	key := fmt.Sprint(s.State, s.WaitingFor, stack)
+// addToGroup adds a goroutine in a span to the group of its stack; groups holds the indexes of the existing
+// groups.
+func (d *spansDocument) addToGroup(groups map[string]int, stack []uint64, s *spanDocument, described *goroutineDocument) {
+	key := fmt.Sprint(described.State, described.WaitingFor, stack)
 	i, ok := groups[key]
 	if !ok {
 		i = len(d.Groups)
 		groups[key] = i
-		d.Groups = append(d.Groups, groupDocument{Names: map[string]int{}, goroutineDocument: s.goroutineDocument})
+		d.Groups = append(d.Groups, groupDocument{Names: map[string]int{}, goroutineDocument: *described})
 	}
 	g := &d.Groups[i]
 	g.Goroutines++

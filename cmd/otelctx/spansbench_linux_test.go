@@ -16,8 +16,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// BenchmarkSpans reads waiting goroutines whose symbols have been read: look only reads, document is spans
-// --stacks without writing the output.
+// BenchmarkSpans reads waiting goroutines whose symbols have been read: look is a look of record --wall, document
+// is spans --stacks without writing the output.
 func BenchmarkSpans(b *testing.B) {
 	childproc.NeedReading(b)
 	exe := programs.Build(b, programs.Static, "../..", "./internal/testing/parker")
@@ -33,7 +33,7 @@ func BenchmarkSpans(b *testing.B) {
 		b.Run("look/spans="+strconv.Itoa(count), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				look, err := p.Look(b.Context())
+				look, err := p.Sample(b.Context(), waiting.Options{Stacks: true})
 				require.NoError(b, err)
 				require.Len(b, look.Goroutines, len(first.Goroutines))
 			}

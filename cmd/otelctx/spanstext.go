@@ -12,6 +12,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
+	"github.com/otelctx/otelctx/reader"
 )
 
 // writeFrame writes one look of --watch.
@@ -87,9 +90,21 @@ func appendSpanTable(out []byte, spans []spanDocument) []byte {
 	rows := [][]string{{"  AGE", "STATE", columnWaitingFor, "GOROUTINE", columnTraceID, columnSpanID, columnLocalRoot, "SAMPLED"}}
 	const nameColumn = 3 // index of the name columns
 	withNames := named(spans)
-	if withNames {
-		rows[0] = slices.Insert(rows[0], nameColumn, columnName, columnEndpoint)
+	withAttributes := slices.ContainsFunc(spans, func(s spanDocument) bool {
+		return len(s.Attributes) > 0 || slices.ContainsFunc(s.Joined, func(j joinedDocument) bool { return len(j.Attributes) > 0 })
+	})
+	add := func(row []string, name, endpoint, attributes string) {
+		if withNames {
+			row = slices.Insert(row, nameColumn, name, endpoint)
+		}
+		if withAttributes {
+			row = append(row, attributes)
+		}
+		rows = append(rows, row)
 	}
+	header := rows[0]
+	rows = nil
+	add(header, columnName, columnEndpoint, columnAttributes)
 	for i := range spans {
 		s := &spans[i]
 		localRoot, sampled := "-", "no"
@@ -100,10 +115,10 @@ func appendSpanTable(out []byte, spans []spanDocument) []byte {
 			sampled = "yes"
 		}
 		row := []string{"  " + spanAgeText(time.Duration(s.AgeNano)), s.State, s.waitingText(), goroutineText(s.Goroutine), s.TraceID, s.SpanID, localRoot, sampled}
-		if withNames {
-			row = slices.Insert(row, nameColumn, nameText(s.Name), nameText(s.Endpoint))
+		add(row, nameText(s.Name), nameText(s.Endpoint), attributesText(s.Attributes))
+		for _, j := range s.Joined {
+			add([]string{"", j.State, j.waitingText(), goroutineText(j.Goroutine), "", "", "", ""}, "", "", attributesText(j.Attributes))
 		}
-		rows = append(rows, row)
 	}
 	return append(out, table(rows)...)
 }
@@ -115,13 +130,18 @@ func goroutineText(id uint64) string {
 	return strconv.FormatUint(id, 10)
 }
 
+const goneText = "(goroutine has exited)"
+
 // waitingText describes what a span waits for, and where.
 func (s *spanDocument) waitingText() string {
 	switch s.Leaked {
-	case leakedExited:
-		return "(goroutine has exited)"
-	case leakedMovedOn:
-		return s.goroutineDocument.waitingText() + " (goroutine is in another trace)"
+	case string(waiting.Exited):
+		return goneText
+	case string(waiting.MovedOn):
+		return s.goroutineDocument.waitingText() + " (goroutine has moved on)"
+	}
+	if s.State == reader.GoroutineGone.String() {
+		return goneText
 	}
 	return s.goroutineDocument.waitingText()
 }
@@ -166,23 +186,14 @@ func (g *goroutineDocument) appendStack(out []byte) []byte {
 	return out
 }
 
-// appendSpanStacks appends each span with the stack of its goroutine, each stack once.
+// appendSpanStacks appends each span with the stacks of its goroutines, each stack once.
 func appendSpanStacks(out []byte, spans []spanDocument) []byte {
 	shown := map[uint64]bool{}
 	for i := range spans {
 		s := &spans[i]
-		out = fmt.Appendf(out, "\n%s  %s", spanAgeText(time.Duration(s.AgeNano)), s.State)
-		if s.WaitingFor != "" {
-			out = fmt.Appendf(out, ": %s", escape(s.WaitingFor))
-		}
-		if s.WaitedAtLeastNano > int64(time.Second) {
-			out = fmt.Appendf(out, " for at least %s", ageText(time.Duration(s.WaitedAtLeastNano)))
-		}
-		if s.OwnTID != 0 {
-			out = fmt.Appendf(out, ", thread %d", s.OwnTID)
-		}
-		if s.Leaked == leakedMovedOn {
-			out = append(out, ", goroutine is in another trace"...)
+		out = s.appendState(fmt.Appendf(out, "\n%s  ", spanAgeText(time.Duration(s.AgeNano))))
+		if s.Leaked == string(waiting.MovedOn) {
+			out = append(out, ", goroutine has moved on"...)
 		}
 		out = append(out, '\n')
 		if s.Name != "" {
@@ -193,15 +204,44 @@ func appendSpanStacks(out []byte, spans []spanDocument) []byte {
 			out = append(out, '\n')
 		}
 		out = fmt.Appendf(out, "  trace %s span %s goroutine %s\n", s.TraceID, s.SpanID, goroutineText(s.Goroutine))
-		switch {
-		case s.Goroutine != 0 && shown[s.Goroutine]:
-			out = append(out, "    (the stack is shown above)\n"...)
-		default:
-			shown[s.Goroutine] = true
-			out = s.appendStack(out)
+		out = s.appendStackOnce(appendSpanAttributes(out, s.Attributes), s.Goroutine, shown)
+		for j := range s.Joined {
+			g := &s.Joined[j]
+			out = g.appendState(fmt.Appendf(out, "  also goroutine %d  ", g.Goroutine))
+			out = g.appendStackOnce(appendSpanAttributes(append(out, '\n'), g.Attributes), g.Goroutine, shown)
 		}
 	}
 	return out
+}
+
+// appendState appends the state, the wait and the thread.
+func (g *goroutineDocument) appendState(out []byte) []byte {
+	out = append(out, g.State...)
+	if g.WaitingFor != "" {
+		out = fmt.Appendf(out, ": %s", escape(g.WaitingFor))
+	}
+	if g.WaitedAtLeastNano > int64(time.Second) {
+		out = fmt.Appendf(out, " for at least %s", ageText(time.Duration(g.WaitedAtLeastNano)))
+	}
+	if g.OwnTID != 0 {
+		out = fmt.Appendf(out, ", thread %d", g.OwnTID)
+	}
+	return out
+}
+
+func (g *goroutineDocument) appendStackOnce(out []byte, id uint64, shown map[uint64]bool) []byte {
+	if id != 0 && shown[id] {
+		return append(out, "    (the stack is shown above)\n"...)
+	}
+	shown[id] = true
+	return g.appendStack(out)
+}
+
+func appendSpanAttributes(out []byte, attributes map[string]string) []byte {
+	if len(attributes) == 0 {
+		return out
+	}
+	return fmt.Appendf(out, "  attributes %s\n", attributesText(attributes))
 }
 
 // maxGroupNames is the number of span names shown for a group.

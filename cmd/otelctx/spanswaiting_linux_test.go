@@ -306,11 +306,23 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 				continue
 			}
 			believed++
-			name := look.Spans[g.Spans[len(g.Spans)-1]].Name
-			for _, f := range frames {
+			if g.In < 0 {
+				continue
+			}
+			name := look.Spans[g.In].Name
+			rests := 0
+			for i, f := range frames {
 				if strings.HasPrefix(f.Function, "main.churn") && !strings.HasPrefix(f.Function, "main.churnFor") && !strings.HasPrefix(f.Function, "main.churnOne") {
 					require.True(t, f.Function == "main."+name || strings.HasPrefix(f.Function, "main.churn."), "%s: %v", name, frames)
 				}
+				if f.Function == "main.rest" {
+					rests++
+					require.Equal(t, "main."+name, frames[i+1].Function, frames)
+				}
+			}
+			// The place of the wait is in g, and its callers on the stack. Only rest makes these waits.
+			if kind := waiting.Kind(g, frames); kind == "sleep" || kind == "chan receive" {
+				require.Equal(t, 1, rests, "%s: %s: %v", name, kind, frames)
 			}
 			last := frames[len(frames)-1].Function
 			require.True(t, strings.HasPrefix(last, "main.churn.") || last == "sync.(*WaitGroup).Go.func1", frames)
@@ -330,8 +342,74 @@ func TestSpansLeaked(t *testing.T) {
 	require.Equal(t, "done", p.Ask("end leave1"))
 	require.Eventually(t, func() bool {
 		d := p.look(t, "--leaked")
-		return len(d.Spans) == 1 && d.Spans[0].Name == "leave0" && d.Spans[0].Leaked == leakedExited && d.Spans[0].State == "gone"
+		return len(d.Spans) == 1 && d.Spans[0].Name == "leave0" && d.Spans[0].Leaked == string(waiting.Exited) && d.Spans[0].State == "gone"
 	}, testenv.Patience, 10*time.Millisecond)
 	assert.Len(t, p.look(t).Spans, 2)
+	p.Done()
+}
+
+// TestSpansOfJoinedGoroutines checks that goroutines which have attached a span are shown with it, and that
+// spans leak only if nobody works on them any longer.
+func TestSpansOfJoinedGoroutines(t *testing.T) {
+	childproc.NeedReading(t)
+	p := startParker(t, buildParker(t, programs.Static), "attach")
+	type span struct {
+		leaked, state, attribute string
+		joined                   []string
+	}
+	joined := "waiting chan receive joined"
+	want := map[string]span{
+		"exited, attached":        {"", "gone", "", []string{joined}},
+		"moved on, attached":      {"", "waiting", "", []string{joined, joined}},
+		"exited, child elsewhere": {"", "gone", "", nil},
+		"child":                   {"", "waiting", "starter's", nil},
+		"exited":                  {"exited", "gone", "", nil},
+		"moved on":                {"moved_on", "waiting", "", nil},
+		"forgotten":               {"moved_on", "waiting", "", nil},
+		"around":                  {"", "waiting", "starter's", nil},
+		"inner left":              {"moved_on", "waiting", "", nil},
+		"root":                    {"", "waiting", "", nil},
+		"sibling 1":               {"", "waiting", "", nil},
+		"sibling 2":               {"", "waiting", "starter's", nil},
+	}
+	look := func() map[string]span {
+		found := map[string]span{}
+		for _, s := range p.look(t).Spans {
+			f := span{leaked: s.Leaked, state: s.State, attribute: s.Attributes["tenant"]}
+			for _, j := range s.Joined {
+				f.joined = append(f.joined, strings.Join([]string{j.State, j.WaitingFor, j.Attributes["tenant"]}, " "))
+			}
+			found[s.Name] = f
+		}
+		return found
+	}
+	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Equal(c, want, look()) }, testenv.Patience, 10*time.Millisecond)
+
+	text := otelctx(t, "spans", p.pid, "--name", "moved on, attached").stdout
+	assert.Regexp(t, `(?m)^ +waiting +chan receive in main\.joinedWait .* tenant="?joined`, text)
+	var leaks []string
+	for _, s := range p.look(t, "--leaked").Spans {
+		leaks = append(leaks, s.Name)
+	}
+	assert.ElementsMatch(t, []string{"exited", "moved on", "forgotten", "inner left"}, leaks)
+	var recorded wallDocument
+	run := otelctx(t, "record", "--wall", "-d", "300ms", "-F", "100", "--json", p.pid)
+	require.Zero(t, run.code, run.stderr)
+	require.NoError(t, json.Unmarshal([]byte(run.stdout), &recorded))
+	times := map[string]float64{}
+	for _, name := range recorded.SpanNames {
+		if t := name.WaitsNano["chan receive"]; t > 0 {
+			times[name.Name] = float64(t)
+		}
+	}
+	each := times["child"] // has one goroutine
+	for name, goroutines := range map[string]float64{"exited, attached": 1, "moved on, attached": 2, "child": 1, "sibling 2": 1, "around": 1} {
+		assert.InDelta(t, goroutines, times[name]/each, 0.1, name)
+		delete(times, name)
+	}
+	assert.Empty(t, times, "spans that nobody is in")
+
+	require.Equal(t, "done", p.Ask("let go"))
+	assert.Equal(t, span{"exited", "gone", "", nil}, look()["exited, attached"])
 	p.Done()
 }

@@ -7,10 +7,11 @@
 // which is named after the way. Tests compare it with what readers see from outside.
 //
 //	parker COUNT [WAY]
+//	parker attach
 //	parker churn
 //	parker work COUNT
 //
-// With work, COUNT workers serve requests: see [work]. With churn, goroutines wait briefly again
+// With attach, it hands spans over: see [attach]. With work, COUNT workers serve requests: see [work]. With churn, goroutines wait briefly again
 // and again, in functions that only they call, on stacks that grow and shrink.
 //
 // Otherwise it starts COUNT goroutines, at least one for each way, or COUNT in one way only, and
@@ -245,6 +246,9 @@ var quits sync.Map
 
 func main() {
 	switch os.Args[1] {
+	case "attach":
+		attach()
+		return
 	case "churn":
 		churn()
 		return
@@ -296,9 +300,10 @@ func main() {
 	serve()
 }
 
-func newTracer() trace.Tracer {
+func newTracer(options ...spanctx.Option) trace.Tracer {
 	resource := sdkresource.NewSchemaless(attribute.String("service.name", "parker"))
-	return sdktrace.NewTracerProvider(resourcepublisher.WithResource(resource), spanctx.WithPublishing(spanctx.WithSpanNames(true))).Tracer("parker")
+	options = append(options, spanctx.WithSpanNames(true))
+	return sdktrace.NewTracerProvider(resourcepublisher.WithResource(resource), spanctx.WithPublishing(options...)).Tracer("parker")
 }
 
 // park starts a span and waits.

@@ -20,17 +20,19 @@ import (
 type Process struct {
 	process *reader.Process
 	code    *code
+	// spans and goroutines are the numbers of the last look, for the next one's memory.
+	spans, goroutines int
 }
 
 // Look is what a process was doing at one moment.
 type Look struct {
 	// Spans are the live spans, in no particular order.
 	Spans []Span
-	// Goroutines are the goroutines that have started them, each once. Spans have their indexes.
+	// Goroutines are the goroutines that started them or are in them, each once.
 	Goroutines []Goroutine
 	// Torn and Lost count what changed while it was read: see [reader.Goroutines].
 	Torn, Lost int
-	// Missing says what could not be found out of any goroutine, and why.
+	// Missing holds the reasons why some of the data could not be read.
 	Missing []error
 }
 
@@ -38,18 +40,36 @@ type Look struct {
 type Span struct {
 	reader.LiveSpan
 
-	// Goroutine is the index of the span's goroutine in [Look.Goroutines], negative if the span does
-	// not say which it is.
+	// Goroutine is the index in [Look.Goroutines] of the goroutine that started the span, negative if
+	// unknown.
 	Goroutine int
+	// Joined are the indexes of the other goroutines that are in the span: they have attached it, for
+	// example.
+	Joined []int
+	// Leaked says how the goroutine that started the span has left it, if no other goroutine is known to be
+	// in it or in one of its descendants.
+	Leaked Leak
 }
 
-// Goroutine is a goroutine that has started live spans.
+// Leak is how a goroutine has left a span that it started and that is live. The zero Leak is not at all.
+type Leak string
+
+const (
+	// Exited: the goroutine has exited.
+	Exited Leak = "exited"
+	// MovedOn: the goroutine is in no span, in a span of another trace, or in a span around this one.
+	MovedOn Leak = "moved_on"
+)
+
+// Goroutine is a goroutine that has started live spans or is in one.
 type Goroutine struct {
 	reader.Goroutine
 
-	// Spans are the indexes of its spans in [Look.Spans], in the order in which they started. It is
-	// empty if all of them have ended since.
-	Spans []int
+	// Started are the indexes in [Look.Spans] of the live spans it started, the latest last.
+	Started []int
+	// In is the index of the span that the goroutine is in, negative if none. If the process does not
+	// publish that, it is the live span that the goroutine started last.
+	In int
 }
 
 // Open begins to look at a process. Close releases it. The errors are those of package reader.
@@ -58,7 +78,7 @@ func Open(pid int) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Process{process, newCode(pid)}, nil
+	return &Process{process: process, code: newCode(pid)}, nil
 }
 
 // Close releases what the process holds.
@@ -88,112 +108,176 @@ func (p *Process) Resource(ctx context.Context) (attributes []*commonpb.KeyValue
 	return pc.Message.GetResource().GetAttributes(), pc.SchemaURL()
 }
 
-// Look looks once, at all goroutines. The errors are those of [reader.Process.Spans].
+// Options select what to read.
+type Options struct {
+	// Stacks requests stacks, and Attributes the published attributes of spans.
+	Stacks, Attributes bool
+	// Probability is the probability of reading each goroutine; 0 reads all of them.
+	Probability float64
+}
+
+// Look reads everything. The errors are those of [reader.Process.Spans].
 //
-// Spans whose goroutine has exited are looked at once more and left out if they have ended by then: they
-// had not yet when they were read, but had when the goroutine was.
+// A span is read before its goroutines are. It may end in between, or its goroutine may not yet have
+// published that it is in it. Both look like a leak, so leaks are believed only if a second look confirms
+// them, and spans that have ended by then are left out.
 func (p *Process) Look(ctx context.Context) (*Look, error) {
-	look, err := p.Sample(ctx, 1)
+	look, err := p.Sample(ctx, Options{Stacks: true, Attributes: true})
 	if err != nil {
 		return nil, err
 	}
-	over := map[spanID]bool{}
-	for _, s := range look.Spans {
-		if s.Goroutine >= 0 && look.Goroutines[s.Goroutine].State == reader.GoroutineGone {
-			over[idOf(&s.LiveSpan)] = true
-		}
-	}
-	if len(over) == 0 {
+	look.findLeaks()
+	if !slices.ContainsFunc(look.Spans, func(s Span) bool { return s.Leaked != "" }) {
 		return look, nil
 	}
-	for batch, err := range p.process.SpanBatches(ctx) {
-		if err != nil {
-			return nil, err
-		}
-		for i := range batch {
-			delete(over, idOf(&batch[i]))
+	again, err := p.Sample(ctx, Options{})
+	if err != nil {
+		return nil, err
+	}
+	again.findLeaks()
+	leaked := make(map[reader.SpanRef]Leak, len(again.Spans))
+	for i := range again.Spans {
+		leaked[again.Spans[i].Ref] = again.Spans[i].Leaked
+	}
+	look.Spans = slices.DeleteFunc(look.Spans, func(s Span) bool {
+		_, live := leaked[s.Ref]
+		return s.Leaked != "" && !live
+	})
+	for i := range look.Spans {
+		if s := &look.Spans[i]; s.Leaked != "" {
+			s.Leaked = leaked[s.Ref]
 		}
 	}
-	look.Spans = slices.DeleteFunc(look.Spans, func(s Span) bool { return over[idOf(&s.LiveSpan)] })
 	look.index()
 	return look, nil
 }
 
-// spanID is the identity of a span.
-type spanID struct {
-	trace [16]byte
-	span  [8]byte
-}
-
-func idOf(s *reader.LiveSpan) spanID { return spanID{s.TraceID, s.SpanID} }
-
-// index has goroutines know their spans.
+// index fills in which goroutines have started and are in which spans.
 func (l *Look) index() {
 	counts := make([]int, len(l.Goroutines))
-	for _, s := range l.Spans {
+	byRef := make(map[reader.SpanRef]int, len(l.Spans))
+	for i := range l.Spans {
+		s := &l.Spans[i]
+		s.Joined = nil
+		byRef[s.Ref] = i
 		if s.Goroutine >= 0 {
 			counts[s.Goroutine]++
 		}
 	}
 	all := make([]int, len(l.Spans))
 	for i, n := range counts {
-		l.Goroutines[i].Spans, all = all[:0:n], all[n:]
+		l.Goroutines[i].Started, all = all[:0:n], all[n:]
 	}
-	for i, s := range l.Spans {
+	for i := range l.Spans {
+		s := &l.Spans[i]
 		if s.Goroutine < 0 {
 			continue
 		}
 		g := &l.Goroutines[s.Goroutine]
-		g.Spans = append(g.Spans, i)
-		// Few have many: the one started last goes to the end.
-		for j := len(g.Spans) - 1; j > 0 && l.Spans[g.Spans[j-1]].Start.After(s.Start); j-- {
-			g.Spans[j-1], g.Spans[j] = g.Spans[j], g.Spans[j-1]
+		g.Started = append(g.Started, i)
+		// Few have many: move the latest to the end.
+		for j := len(g.Started) - 1; j > 0 && l.Spans[g.Started[j-1]].Start.After(s.Start); j-- {
+			g.Started[j-1], g.Started[j] = g.Started[j], g.Started[j-1]
+		}
+	}
+	for i := range l.Goroutines {
+		g := &l.Goroutines[i]
+		g.In = -1
+		if n := len(g.Started); n > 0 {
+			g.In = g.Started[n-1]
+		}
+		if !g.SpanKnown {
+			continue
+		}
+		// A span that is not in the look has started after the look began.
+		if in, ok := byRef[g.Span]; ok {
+			g.In = in
+		} else if g.Span == 0 {
+			g.In = -1
+		}
+		if g.In >= 0 && l.Spans[g.In].Goroutine != i {
+			l.Spans[g.In].Joined = append(l.Spans[g.In].Joined, i)
 		}
 	}
 }
 
-// Sample looks once, and reads each goroutine with the given probability. The spans of the others are
-// missing too.
-func (p *Process) Sample(ctx context.Context, probability float64) (*Look, error) {
-	look := new(Look)
-	const leftOut = -2
-	known := map[reader.GoroutineRef]int{}
-	var refs []reader.GoroutineRef
-	for batch, err := range p.process.SpanBatches(ctx) {
-		if err != nil {
-			return nil, err
+// findLeaks fills in [Span.Leaked].
+func (l *Look) findLeaks() {
+	byRef := make(map[reader.SpanRef]int, len(l.Spans))
+	for i := range l.Spans {
+		byRef[l.Spans[i].Ref] = i
+	}
+	// occupied spans have a goroutine in them or in a descendant.
+	occupied := make([]bool, len(l.Spans))
+	var pending []int
+	occupy := func(i int) {
+		if !occupied[i] {
+			occupied[i] = true
+			pending = append(pending, i)
 		}
-		refs = refs[:0]
-		first := len(look.Goroutines)
-		for _, s := range batch {
-			span := Span{s, -1}
-			ref := reader.GoroutineRef{ID: s.Goroutine, G: s.G}
-			if ref.ID != 0 && ref.G != 0 {
-				i, ok := known[ref]
-				if !ok && probability < 1 && rand.Float64() >= probability { //nolint:gosec // G404: chance, not secrecy
-					i, ok = leftOut, true
-					known[ref] = leftOut
-				}
-				if !ok {
-					i = first + len(refs)
-					known[ref] = i
-					refs = append(refs, ref)
-				}
-				if i == leftOut {
-					continue
-				}
-				span.Goroutine = i
+	}
+	for i := range l.Goroutines {
+		if g := &l.Goroutines[i]; g.In >= 0 && g.State != reader.GoroutineGone {
+			occupy(g.In)
+		}
+	}
+	for len(pending) > 0 {
+		last := len(pending) - 1
+		ancestors := l.Spans[pending[last]].Ancestors
+		pending = pending[:last]
+		for _, ancestor := range ancestors {
+			if i, ok := byRef[ancestor]; ok {
+				occupy(i)
 			}
-			look.Spans = append(look.Spans, span)
 		}
-		// At once: goroutines move on.
-		found, err := p.process.Goroutines(ctx, refs, reader.GoroutineOptions{Stacks: true, Code: p.code})
+	}
+	for i := range l.Spans {
+		s := &l.Spans[i]
+		s.Leaked = ""
+		if occupied[i] || s.Goroutine < 0 {
+			continue
+		}
+		switch g := &l.Goroutines[s.Goroutine]; {
+		case g.State == reader.GoroutineGone:
+			s.Leaked = Exited
+		case g.State == reader.GoroutineUnknown:
+		// In a sibling in the same trace it may come back.
+		case g.In < 0 || l.Spans[g.In].TraceID != s.TraceID || slices.Contains(s.Ancestors[:], l.Spans[g.In].Ref):
+			s.Leaked = MovedOn
+		}
+	}
+}
+
+// Sample reads the process once.
+func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
+	const spare = 16 // more than last time
+	look := &Look{Spans: make([]Span, 0, p.spans+spare), Goroutines: make([]Goroutine, 0, p.goroutines+spare)}
+	const leftOut = -1
+	known := make(map[reader.GoroutineRef]int, p.goroutines)
+	var refs []reader.GoroutineRef
+	// want returns the index that a goroutine will have in the look.
+	want := func(ref reader.GoroutineRef) int {
+		i, ok := known[ref]
+		if !ok {
+			if options.Probability > 0 && options.Probability < 1 && rand.Float64() >= options.Probability { //nolint:gosec // G404: chance, not secrecy
+				i = leftOut
+			} else {
+				i = len(look.Goroutines) + len(refs)
+				refs = append(refs, ref)
+			}
+			known[ref] = i
+		}
+		return i
+	}
+	read := func() error {
+		found, err := p.process.Goroutines(ctx, refs, reader.GoroutineOptions{Stacks: options.Stacks, Spans: true, Attributes: options.Attributes, Code: p.code})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for _, g := range found.Goroutines {
 			look.Goroutines = append(look.Goroutines, Goroutine{Goroutine: g})
 		}
+		refs = refs[:0]
 		look.Torn, look.Lost = look.Torn+found.Torn, look.Lost+found.Lost
 		look.Missing = nil
 		for _, err := range []error{found.StateErr, found.StacksErr, found.ReasonsErr} {
@@ -201,7 +285,36 @@ func (p *Process) Sample(ctx context.Context, probability float64) (*Look, error
 				look.Missing = append(look.Missing, err)
 			}
 		}
+		return nil
 	}
+	for batch, err := range p.process.SpanBatches(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range batch {
+			span := Span{LiveSpan: s, Goroutine: -1}
+			if ref := (reader.GoroutineRef{ID: s.Goroutine, G: s.G}); ref.ID != 0 && ref.G != 0 {
+				span.Goroutine = want(ref)
+			}
+			look.Spans = append(look.Spans, span)
+		}
+		if err := read(); err != nil { // At once: goroutines move on.
+			return nil, err
+		}
+	}
+	joined, err := p.process.JoinedGoroutines(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, ref := range joined {
+		want(ref)
+	}
+	if len(refs) > 0 {
+		if err := read(); err != nil {
+			return nil, err
+		}
+	}
+	p.spans, p.goroutines = len(look.Spans), len(look.Goroutines)
 	look.index()
 	return look, nil
 }

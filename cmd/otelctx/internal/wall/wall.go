@@ -4,7 +4,7 @@
 // Package wall records the wall-clock time of spans. It repeatedly reads the goroutines of processes
 // ("looks at" them) and attributes the time since the previous look to what each goroutine is doing.
 //
-// Each goroutine counts once, for the live span that it started last. Recording only needs the permission
+// Each goroutine counts once, for the span that it is in. Recording only needs the permission
 // to read the processes, and runs nothing in them.
 package wall
 
@@ -245,7 +245,9 @@ func (r *recorder) look(ctx context.Context) error {
 			continue
 		}
 		now := time.Now()
-		look, err := patient.Call(ctx, t.pid, patient.Limit, func() (*waiting.Look, error) { return t.process.Sample(ctx, t.probability) })
+		look, err := patient.Call(ctx, t.pid, patient.Limit, func() (*waiting.Look, error) {
+			return t.process.Sample(ctx, waiting.Options{Stacks: true, Probability: t.probability})
+		})
 		switch {
 		case errors.Is(err, reader.ErrProcessGone):
 			t.gone = true
@@ -276,7 +278,10 @@ func (r *recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
 	exited := map[[8]byte]bool{}
 	for i := range look.Goroutines {
 		g := &look.Goroutines[i]
-		s := &look.Spans[g.Spans[len(g.Spans)-1]]
+		if g.In < 0 {
+			continue
+		}
+		s := &look.Spans[g.In]
 		if g.State == reader.GoroutineGone {
 			// Either it exited between the reading of its span and its own, or it exited long ago and is no
 			// longer in the span, which another goroutine may own now.

@@ -1,0 +1,119 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"sync"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/scopedattr"
+	"github.com/otelctx/otelctx/spanctx"
+)
+
+// attach leaves spans with other goroutines, or with none, and waits. A span's name says where it was left.
+// For each line "let go" the goroutine that has attached "exited, attached" detaches it.
+func attach() {
+	tracer := newTracer(spanctx.WithAttributeKeys("tenant"))
+	ctx := scopedattr.ContextWithAttributes(context.Background(), attribute.String("tenant", "starter's"))
+	other := scopedattr.ContextWithAttributes(context.Background(), attribute.String("tenant", "joined"))
+	var ready sync.WaitGroup
+	release := make(chan struct{})
+	released := make(chan struct{})
+	// in waits in a span.
+	in := func(ctx context.Context, span trace.Span, wait func()) {
+		ready.Add(1)
+		go func() {
+			defer spanctx.Attach(trace.ContextWithSpan(ctx, span)).Detach()
+			ready.Done()
+			wait()
+		}()
+	}
+	start := func(ctx context.Context, name string) (context.Context, trace.Span) {
+		return tracer.Start(ctx, name)
+	}
+	// scene runs f on a new goroutine, which exits unless f waits.
+	scene := func(f func(done func())) {
+		ready.Add(1)
+		go f(ready.Done)
+	}
+
+	scene(func(done func()) {
+		_, span := start(ctx, "exited, attached")
+		in(other, span, func() {
+			<-release
+			spanctx.Attach(context.Background())
+			close(released)
+			<-empty
+		})
+		done()
+	})
+	scene(func(done func()) {
+		_, span := start(ctx, "moved on, attached")
+		in(other, span, joinedWait)
+		in(other, span, joinedWait)
+		spanctx.Attach(context.Background())
+		done()
+		<-empty
+	})
+	scene(func(done func()) {
+		child, _ := start(ctx, "exited, child elsewhere")
+		ready.Add(1)
+		go func() {
+			defer spanctx.Attach(child).Detach()
+			_, _ = start(child, "child")
+			ready.Done()
+			<-empty
+		}()
+		done()
+	})
+	scene(func(done func()) {
+		_, _ = start(ctx, "exited")
+		done()
+	})
+	scene(func(done func()) {
+		_, _ = start(ctx, "moved on")
+		spanctx.Attach(context.Background())
+		done()
+		<-empty
+	})
+	scene(func(done func()) {
+		parent, span := start(ctx, "parent")
+		_, _ = start(parent, "forgotten")
+		span.End()
+		done()
+		<-empty
+	})
+	scene(func(done func()) {
+		outer, _ := start(ctx, "around")
+		_, _ = start(outer, "inner left")
+		spanctx.Attach(outer)
+		done()
+		<-empty
+	})
+	scene(func(done func()) {
+		root, _ := start(ctx, "root")
+		_, _ = start(root, "sibling 1")
+		_, _ = start(root, "sibling 2")
+		done()
+		<-empty
+	})
+	ready.Wait()
+	fmt.Println("started")
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		close(release)
+		<-released
+		fmt.Println("done")
+	}
+}
+
+//go:noinline
+func joinedWait() { <-empty }
