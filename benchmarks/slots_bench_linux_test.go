@@ -106,7 +106,7 @@ func BenchmarkStore(b *testing.B) {
 }
 
 // BenchmarkGet reads the span in the slot of the calling thread or goroutine, and the span of a
-// thread or goroutine with a given id. The baseline is that of BenchmarkStore.
+// thread or goroutine with a given id. The baseline is the same as in BenchmarkStore.
 func BenchmarkGet(b *testing.B) {
 	const reads = 100_000
 	for _, r := range rings {
@@ -127,7 +127,7 @@ func BenchmarkGet(b *testing.B) {
 }
 
 // BenchmarkThreadRecord publishes a span in the calling thread's record for Universal Profiling,
-// which takes a few loads to find. The baseline is that of BenchmarkStore.
+// which takes a few loads to find. The baseline is the same as in BenchmarkStore.
 func BenchmarkThreadRecord(b *testing.B) {
 	library, err := apmlib.Install([]string{b.TempDir()}, wire.ProfilingProcessStorage{}.Encode(), goruntime.Calibrate())
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// ErrNoThreadContext says that the process publishes no spans of its threads in a format that this
+// ErrNoThreadContext means that the process publishes no spans of its threads in a format that this
 // package supports. It may publish them later, or have published them before, or what it publishes
 // is invalid.
 var ErrNoThreadContext = errors.New("no thread context")
@@ -515,7 +515,7 @@ func (p *Process) findCarriers(ctx context.Context) (*threadView, error) {
 // advertised ones, readable or not, or, if none is readable, a ring found in memory. The result may
 // be empty.
 //
-// The error wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or is ctx's.
+// The error wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
 func (p *Process) Carriers(ctx context.Context) ([]Carrier, error) {
 	v, err := p.findCarriers(ctx)
 	if err != nil {

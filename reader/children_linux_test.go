@@ -132,7 +132,8 @@ func (w *testWriter) do(step string, args []string) (string, error) {
 
 const testMemorySize = 128 << 10
 
-// mapMemory maps memory that carries a context's name, now or after announce.
+// mapMemory maps memory under the name of a process context; in some cases announce sets the name
+// later.
 func (w *testWriter) mapMemory(how string) (string, error) {
 	var err error
 	w.region, w.memfd = nil, nil // what was mapped stays mapped
@@ -232,7 +233,7 @@ func canNameMemory() bool {
 	return err == nil && bytes.Contains(config, []byte("\nCONFIG_ANON_VMA_NAME=y\n"))
 }
 
-// nobody drops root's privileges and reads the process that it is told to. It reports the results
+// nobody drops root's privileges and reads the requested process. It reports the results
 // with the context found before, with a new search, and among all publishers.
 func nobody(p *childproc.Parent) {
 	line, _ := p.Receive()

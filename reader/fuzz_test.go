@@ -221,7 +221,8 @@ func FuzzProcessContext(f *testing.F) {
 			return
 		}
 
-		// The fuzzer's header pointed at something: a header that is valid by the OTEP's rules ...
+		// If the context came from the fuzzer's header, the header must be valid by the OTEP's
+		// rules ...
 		var read []byte
 		for _, h := range headers {
 			if binary.NativeEndian.Uint64(h[16:]) == pc.PublishedAtNS && int(binary.NativeEndian.Uint32(h[12:])) == pc.PayloadSize {
@@ -238,7 +239,7 @@ func FuzzProcessContext(f *testing.F) {
 			!strings.Contains(line, pc.MappingName) {
 			t.Fatalf("%+v", pc)
 		}
-		// ... and the payload that it points at.
+		// ... and so must the payload that it points at.
 		size, at := uint64(pc.PayloadSize), binary.NativeEndian.Uint64(read[24:])
 		for start, b := range fake.memory {
 			if at >= start && at-start <= uint64(len(b)) && uint64(len(b))-(at-start) >= size {

@@ -92,9 +92,9 @@ type Goroutine struct {
 
 // Errors of [Goroutine.StackErr].
 var (
-	// ErrStackTruncated says that the stack is longer than the innermost frames that are returned.
+	// ErrStackTruncated means that the stack is longer than the innermost frames that are returned.
 	ErrStackTruncated = errors.New("the stack is longer")
-	// ErrNoStack says that the stack, or the outer part of it, could not be unwound.
+	// ErrNoStack means that the stack, or the outer part of it, could not be unwound.
 	ErrNoStack = errors.New("the stack cannot be unwound")
 )
 
@@ -131,8 +131,8 @@ type GoroutineOptions struct {
 type Goroutines struct {
 	// Goroutines are in the order of the given references.
 	Goroutines []Goroutine
-	// Torn counts the reads that were dropped because the goroutine changed meanwhile, and Lost the
-	// goroutines that changed at every attempt. Their stacks are missing.
+	// Torn counts the reads that were dropped because the goroutine changed during the read, and
+	// Lost the goroutines that changed at every attempt. The stacks of the latter are missing.
 	Torn, Lost int
 	// StateErr, StacksErr and ReasonsErr say why no states, stacks or wait reasons could be read at
 	// all: their location in the program could not be found and proven. They are nil otherwise.
@@ -191,7 +191,7 @@ type goroutineLayout struct {
 // innermost first. Time and memory are proportional to len(refs).
 //
 // The error wraps [ErrNoThreadContext] if the process does not advertise the offset of goroutine
-// ids, or [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or is ctx's.
+// ids, or [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
 func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options GoroutineOptions) (*Goroutines, error) {
 	v, err := p.threadView(ctx)
 	if err != nil {
@@ -372,8 +372,8 @@ func sized[T any](s []T, n int) []T {
 	return s[:n]
 }
 
-// readEach fills the readable parts and reports which those are. The error is the memory's if the
-// process cannot be read at all.
+// readEach fills the parts that can be read, and reports for each part whether it was. It returns
+// an error only if the process cannot be read at all.
 func (s *goroutineScratch) readEach(memory ringbuf.Memory, parts []ringbuf.Part) ([]bool, error) {
 	s.ok = sized(s.ok, len(parts))
 	ok := s.ok
@@ -604,7 +604,7 @@ const (
 )
 
 // readOnce reads the goroutines of out at the indexes in pending. It returns the indexes of those
-// that changed meanwhile.
+// that changed during the read.
 func (c *goroutineCall) readOnce(out []Goroutine, pending []int) (changed []int, err error) {
 	s := c.scratch
 	s.used = 0
@@ -673,8 +673,8 @@ func (c *goroutineCall) m(g *gostack.G) uint64 {
 	return 0
 }
 
-// decode fills out from the data that was read. It returns false if the goroutine changed
-// meanwhile.
+// decode fills out from the data that was read. It returns false if the goroutine changed during
+// the read.
 func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, ok []bool) bool {
 	switch {
 	case r.g.Data == nil:

@@ -34,11 +34,11 @@ func (a advertisement) nameTable() (*NameTable, error) {
 	return &NameTable{t.address, t.headerSize, t.entrySize, t.capacity}, nil
 }
 
-// errNoNameTable says that the advertised address holds no name table.
+// errNoNameTable means that the advertised address holds no name table.
 var errNoNameTable = errors.New("not a name table")
 
-// read returns names by number and appends to the ones read before. The error is the memory's, or
-// says that the header is not this table's; then read returns names.
+// read returns names by number and appends to the ones read before. The error comes from memory, or
+// means that the header does not match this table; read then returns the names that it has.
 func (t *NameTable) read(memory ringbuf.Memory, names []string) ([]string, error) {
 	used, err := table{t.Address, t.HeaderSize, t.EntrySize, t.Capacity}.used(memory, wire.NamesMagic, wire.NamesLayout1, errNoNameTable)
 	if err != nil {

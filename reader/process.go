@@ -19,20 +19,20 @@ import (
 )
 
 // Errors for callers to branch on. An error of this package wraps one of them,
-// [errors.ErrUnsupported], or the error of the caller's context. Any other error is the kernel's,
+// [errors.ErrUnsupported], or the error of the caller's context. Any other error comes from the kernel,
 // such as a lack of memory or descriptors.
 var (
-	// ErrNoContext says that the process publishes no process context, not yet or no longer.
+	// ErrNoContext means that the process publishes no process context, not yet or no longer.
 	ErrNoContext = errors.New("no process context")
-	// ErrNotPermitted says that the kernel does not allow the caller to read the process.
+	// ErrNotPermitted means that the kernel does not allow the caller to read the process.
 	ErrNotPermitted = errors.New("not permitted to read the process")
-	// ErrProcessGone says that the process does not exist, or no longer. A zombie has no memory
+	// ErrProcessGone means that the process does not exist, or no longer. A zombie has no memory
 	// left, and may give [ErrNoContext] instead.
 	ErrProcessGone = errors.New("process is gone")
-	// ErrInvalid says that the process publishes data that is not a valid context. Retrying is
+	// ErrInvalid means that the process publishes data that is not a valid context. Retrying is
 	// useless until the data changes.
 	ErrInvalid = errors.New("invalid process context")
-	// ErrBusy says that the context was being updated at every attempt: try again later.
+	// ErrBusy means that the context was being updated at every attempt: try again later.
 	ErrBusy = errors.New("process context is being updated")
 )
 

@@ -86,8 +86,8 @@ func (c *ProcessContext) Age() (time.Duration, error) {
 	return 0, fmt.Errorf("published at %d ns, which lies ahead", c.PublishedAtNS)
 }
 
-// clockOffset returns how far the process's CLOCK_BOOTTIME is ahead of this one's: 0 unless they
-// are in different time namespaces, or if unknown.
+// clockOffset returns how far CLOCK_BOOTTIME in the process is ahead of this process's. It is 0 in
+// the same time namespace, or if unknown.
 func (p *Process) clockOffset() time.Duration {
 	namespace := func(process, name string) string {
 		target, err := os.Readlink(process + "/ns/" + name)
@@ -132,7 +132,7 @@ func (k publication) mayHave(name []byte) bool {
 	return wire.IsProcessContextMapping(name) || k == advertisementPublication && wire.IsThreadLocalMapping(name)
 }
 
-// errSeveral says that a process has several process contexts. It is wrapped together with
+// errSeveral means that a process has several process contexts. It is wrapped together with
 // [ErrInvalid].
 var errSeveral = errors.New("process contexts")
 
@@ -157,7 +157,7 @@ const (
 // it retries, a bounded number of times within about 10 ms.
 //
 // The error wraps [ErrNoContext], [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy],
-// or is ctx's. Two valid contexts in one process are invalid, because nothing tells which one is
+// or comes from ctx. Two valid contexts in one process are invalid, because nothing tells which one is
 // right.
 func (p *Process) ProcessContext(ctx context.Context) (*ProcessContext, error) {
 	return p.read(ctx, contextPublication)

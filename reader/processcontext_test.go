@@ -123,7 +123,7 @@ func nestedPayload(depth int, asMap bool) (payload []byte, levels int) {
 	return b[at:], levels
 }
 
-// payloadTest is a payload that is valid, or invalid for a reason.
+// payloadTest is a payload, and the reason why it is invalid, if it is.
 type payloadTest struct {
 	name    string
 	payload []byte

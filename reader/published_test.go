@@ -62,8 +62,8 @@ func TestPublished(t *testing.T) {
 	separate := publishedAt{separateName, "separate", nil}
 	for name, test := range map[string]struct {
 		all all
-		// context says that a context is expected, contextErr is the expected reason why not; err
-		// is for all.
+		// context means that a context is expected. contextErr is the expected error otherwise,
+		// and err the expected error of the whole call.
 		context         bool
 		contextErr, err error
 		schema          string

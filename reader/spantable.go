@@ -85,10 +85,10 @@ func (a advertisement) spanTable(memory ringbuf.Memory) (*SpanTable, error) {
 	return t, nil
 }
 
-// errNoSpanTable says that the advertised address holds no span table, or no longer does.
+// errNoSpanTable means that the advertised address holds no span table, or no longer does.
 var errNoSpanTable = errors.New("not a span table")
 
-// used returns the number of cells ever used. The error is the memory's, or wraps [errNoSpanTable]
+// used returns the number of cells ever used. The error comes from memory, or wraps [errNoSpanTable]
 // if the header is not this table's.
 func (t *SpanTable) used(memory ringbuf.Memory) (int, error) {
 	used, err := table{t.Address, t.HeaderSize, t.CellSize, t.Capacity}.used(memory, wire.SpansMagic, wire.SpansLayout1, errNoSpanTable)
@@ -156,7 +156,7 @@ func (t *SpanTable) decode(data []byte) (s LiveSpan) {
 // end during the call may be included or not. [Process.SpanBatches] is cheaper.
 //
 // The error wraps [ErrNoThreadContext] if the process does not advertise its live spans, or
-// [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or is ctx's.
+// [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
 func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
 	var spans []LiveSpan
 	for batch, err := range p.SpanBatches(ctx) {
@@ -221,7 +221,7 @@ func (t *SpanTable) ancestors(data []byte) (refs [wire.Ancestors]SpanRef) {
 }
 
 // batches yields the live spans of 512 cells at a time, without their names, and at least one
-// batch. The error is the memory's, or wraps [errNoSpanTable].
+// batch. The error comes from memory, or wraps [errNoSpanTable].
 func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
 		spans := make([]LiveSpan, 0, 512)

@@ -83,7 +83,7 @@ func spansOf(t *testing.T, p *Process) []LiveSpan {
 	return spans
 }
 
-// Spans are listed if no thread publishes them, and of a stopped process.
+// Live spans are listed even if no thread publishes them, and even if the process is stopped.
 func TestLiveSpans(t *testing.T) {
 	c, p := acting(t, "slots goroutine-table record advertise publish")
 	assert.Empty(t, spansOf(t, p))

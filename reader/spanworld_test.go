@@ -220,7 +220,7 @@ func (w *spanWorld) act() {
 		to := w.saved[g][last]
 		w.saved[g] = w.saved[g][:last]
 		w.steps = append(w.steps, w.goTo(g, w.nearest(g, to))...)
-	case what == 15 && g != w.running: // the goroutine ends, and its g is that of one that another one starts
+	case what == 15 && g != w.running: // the goroutine ends, and another one starts a goroutine that gets its g
 		parent := w.goroutines[w.rand.IntN(len(w.goroutines))]
 		w.steps = append(w.steps, func() {
 			g.goid += uint64(len(w.goroutines))

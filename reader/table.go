@@ -48,7 +48,7 @@ func (a advertisement) table(prefix string, b tableBounds) (t table, err error) 
 	return table{uint64(address), int(headerSize), int(entrySize), int(capacity)}, nil
 }
 
-// used returns the number of entries in use. The error is the memory's, or wraps mismatch and says
+// used returns the number of entries in use. The error comes from memory, or wraps mismatch and says
 // how the header differs from this table's.
 func (t table) used(memory ringbuf.Memory, magic, layout uint32, mismatch error) (int, error) {
 	var b [24]byte

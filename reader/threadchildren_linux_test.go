@@ -34,8 +34,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// The children of these tests publish spans by hand, carrier by carrier, on goroutines that execute
-// orders.
+// The children of these tests publish spans by hand, carrier by carrier, on goroutines that follow
+// commands.
 
 var threadRoles = map[string]func(*childproc.Parent){
 	"actors": actors,

@@ -58,7 +58,7 @@ type ThreadContext struct {
 // threadContextVariable is the symbol defined by OTEP 4947.
 const threadContextVariable = "otel_thread_ctx_v1"
 
-// errChanging says that a record was different at each read.
+// errChanging means that a record was different at each read.
 var errChanging = fmt.Errorf("%w: the record changed at each read", ErrBusy)
 
 // ThreadContexts returns the thread contexts of the process, if its threadlocal.schema_version is

@@ -105,7 +105,7 @@ func newThreadReader(memory ringbuf.Memory, v *threadView) *threadReader {
 }
 
 // read fills in the goroutine and the span of a thread. m is the address of its m, or 0. The error
-// is the memory's.
+// comes from memory.
 func (r *threadReader) read(t *Thread, m uint64) error {
 	if r.view.runtime.MProcid < 0 || !r.view.runtime.complete() {
 		// Without these offsets m cannot be verified to be still the thread's.
@@ -232,7 +232,7 @@ func unreadableGroup(err error) (group, bool) {
 }
 
 // evaluate derives the thread's goroutine and span from the last read. If the data is not enough,
-// it sets the addresses for the next read and returns false. The error is the memory's.
+// it sets the addresses for the next read and returns false. The error comes from memory.
 func (r *threadReader) evaluate(t *Thread) (done bool, err error) {
 	t.Goroutine, t.Span = 0, nil
 	slot, settled := r.slotOfThread()
@@ -513,7 +513,7 @@ func (r *threadReader) setRecordSize(attributes int) {
 }
 
 // spanOfRecord returns the span in the record behind the goroutine's label pointer, or nil. settled
-// is false if it must be read again. The error is the memory's.
+// is false if it must be read again. The error comes from memory.
 func (r *threadReader) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 	if r.view.recordOffset < 0 {
 		return nil, true, nil
@@ -594,7 +594,7 @@ const (
 // but within its capacity.
 //
 // The memory may have been freed meanwhile. Then the ids are missing, or the next read finds
-// another record. The error is the memory's.
+// another record. The error comes from memory.
 func (r *threadReader) labelsHaveIDs(s *ThreadSpan) (bool, error) {
 	list, n := binary.NativeEndian.Uint64(r.record), binary.NativeEndian.Uint64(r.record[16:])
 	if !validPointer(list) || n > maxLabels {
@@ -641,8 +641,8 @@ func spanOfSlot(s *ringbuf.Slot) *ThreadSpan {
 	}
 }
 
-// complete adds fields from another carrier of the same span. The names in a cell are those of the
-// record, or newer.
+// complete adds fields from another carrier of the same span. The names in a cell are the same as
+// in the record, or newer.
 func (s *ThreadSpan) complete(other *ThreadSpan) {
 	if s.LocalRootSpanID == [8]byte{} {
 		s.LocalRootSpanID = other.LocalRootSpanID

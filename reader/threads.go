@@ -127,7 +127,7 @@ const maxThreads = 1 << 17
 // Without an advertisement each call scans all mappings until a ring is found.
 //
 // The error wraps [ErrNoThreadContext] if the process publishes no spans in a readable way.
-// Otherwise it wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or is ctx's.
+// Otherwise it wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
 func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	v, err := p.threadView(ctx)
 	if errors.Is(err, ErrNoThreadContext) {

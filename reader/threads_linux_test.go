@@ -442,8 +442,8 @@ func TestThreadsOfExitedProcess(t *testing.T) {
 	require.NotErrorIs(t, err, ErrNoThreadContext)
 }
 
-// A proven span is consistent and its goroutine's while goroutines block, migrate and exit with
-// spans.
+// While goroutines block, migrate and exit with spans, a proven span is consistent and belongs to
+// its goroutine.
 func TestProvenUnderChurn(t *testing.T) {
 	for carriers, kind := range map[string]CarrierKind{
 		"slots": ThreadSlots, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,

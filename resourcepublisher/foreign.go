@@ -26,8 +26,7 @@ var errForeignSpans = errors.New("another Go runtime in this process publishes i
 // process context. It must be called while this package publishes none.
 //
 // It cannot be certain: a library may publish just after the scan, and the process may not
-// be allowed to read /proc. Then readers find two contexts, and trust neither; nothing
-// worse can happen.
+// be allowed to read /proc. In the worst case readers find two contexts and trust neither.
 func foreignContext() (name string, found bool) {
 	for m := range published(wire.IsProcessContextMapping) {
 		return m.Name, true
@@ -36,7 +35,7 @@ func foreignContext() (name string, found bool) {
 }
 
 // foreignSpans reports whether another Go runtime in this process has advertised spans. It must be
-// called while this runtime advertises none, and is no more certain than foreignContext.
+// called while this runtime advertises none. Like foreignContext, it cannot be certain.
 func foreignSpans() bool {
 	for m, header := range published(func(name []byte) bool {
 		return wire.IsProcessContextMapping(name) || wire.IsThreadLocalMapping(name)

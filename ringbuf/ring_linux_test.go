@@ -181,7 +181,7 @@ func TestStore(t *testing.T) {
 			_, err := v.Read(id)
 			assert.ErrorIs(t, err, ErrEmpty)
 
-			// A writer that missed the Close goes on.
+			// A writer that has not noticed Close continues.
 			require.NoError(t, r.Close())
 			assert.ErrorIs(t, v.Verify(), ErrNotRing)
 			span := spanFrom(4)

@@ -17,11 +17,11 @@ import (
 
 // Errors for readers to branch on. Every other error of a [View] is its [Memory]'s.
 var (
-	// ErrNotRing says that memory holds no ring, or that a described layout is impossible.
+	// ErrNotRing means that memory holds no ring, or that a described layout is impossible.
 	ErrNotRing = errors.New("not a ring")
-	// ErrBusy says that a slot was being written at every attempt.
+	// ErrBusy means that a slot was being written at every attempt.
 	ErrBusy = errors.New("slot is being written")
-	// ErrEmpty says that the slot has no span.
+	// ErrEmpty means that the slot has no span.
 	ErrEmpty = errors.New("slot has no span")
 )
 
@@ -286,7 +286,7 @@ func (v *View) Slot(number uint64) (Slot, error) {
 // [Slot.Owner], see package reader.
 //
 // The error wraps [ErrEmpty] if the slot has no span or another owner, and [ErrBusy] if it was
-// being written at every attempt. Any other error is the memory's.
+// being written at every attempt. Any other error comes from memory.
 func (v *View) Read(id uint64) (Slot, error) {
 	s, err := v.Slot(id)
 	if err != nil {
@@ -340,9 +340,9 @@ func (v *View) NewSlotReader() *SlotReader {
 	l.inUse = [2][]byte{alloc(1), alloc(1)}
 	if v.fields[fieldSeq] >= 0 {
 		l.seq = [2][]byte{alloc(4), alloc(4)}
-		// seq is read before in_use: a writer that has counted has claimed, and one that has
-		// released has written everything. Behind the slot, seq alone would do, since every writer
-		// in between counts first.
+		// seq is read before in_use: a writer increments seq when it claims the slot, and releases
+		// it when everything is written. Behind the slot, seq alone would do, since every writer in
+		// between counts first.
 		l.before = []Part{{Data: l.seq[0]}, {Data: l.inUse[0]}, {Data: l.data}}
 		l.after = []Part{{Data: l.inUse[1]}, {Data: l.seq[1]}}
 	} else {
@@ -377,7 +377,7 @@ func (l *SlotReader) Before() []Part { return slices.Clip(l.before) }
 func (l *SlotReader) After() []Part { return slices.Clip(l.after) }
 
 // Slot returns the slot as it was from the first half to the second. The error wraps [ErrBusy] if
-// it was being written meanwhile.
+// the slot was being written.
 func (l *SlotReader) Slot() (Slot, error) {
 	v := l.view
 	unchanged := l.inUse[0][0] == 0 && l.inUse[1][0] == 0 && l.data[v.fields[fieldInUse]] == 0

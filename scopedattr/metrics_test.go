@@ -22,8 +22,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
-// collect returns by metric name the attribute sets and their values: the
-// sum, the last value, or the sum of a histogram.
+// collect returns, for each metric name, the value of each attribute set: the sum, the last value, or
+// the sum of a histogram.
 func collect(t *testing.T, reader *sdkmetric.ManualReader) map[string]map[attribute.Set]float64 {
 	t.Helper()
 	var rm metricdata.ResourceMetrics

@@ -175,7 +175,7 @@ func (m *model) starts(g, parent int, newRoot bool) {
 	m.publish(g, in{span: len(m.spans) - 1})
 }
 
-// isIn reports whether a goroutine that is in span is thereby in one of spans.
+// isIn reports whether a goroutine whose position is span counts as being in one of spans.
 func (m *model) isIn(span int, spans []int) bool {
 	if span == none || slices.Contains(spans, span) {
 		return span != none
@@ -203,8 +203,8 @@ func (m *model) ends(g, span int) {
 	}
 }
 
-// endsHere reports whether a goroutine is in a span that it has started, and would end it. Then the
-// next span may take its cell.
+// endsHere reports whether an End of the span by the goroutine would be the usual case: the goroutine
+// is in the span and has started it. Then the next span may reuse the cell.
 func (m *model) endsHere(g, span int) bool {
 	at, _ := m.position(g)
 	return at == in{span: span} && m.spans[span].starter == g

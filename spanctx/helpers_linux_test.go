@@ -49,8 +49,7 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// long returns how many rounds make test-all has where a program without the race
-// detector has n. The race detector makes them some twenty times slower.
+// long returns n, or fewer with the race detector, which makes the rounds some twenty times slower.
 func long(n int) int {
 	if testenv.Race {
 		n /= 20

@@ -78,8 +78,8 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// Labels of spans that end while the process takes a CPU profile of itself are all kept, and
-// two seconds after it. Later they are withdrawn again.
+// While the process takes a CPU profile of itself, and for two seconds after it, the labels of all
+// spans that end are kept. Later they are withdrawn again.
 func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector keeps labels anyway")
@@ -96,7 +96,7 @@ func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
 		assert.True(t, over)
 	}
 	pprof.StopCPUProfile()
-	// The process has seen the profile at the last span's end, if not later.
+	// The profile was last seen when the last span ended, or later.
 	for deadline := last.Add(time.Minute); ; {
 		_, over := s.outlived(t)
 		if time.Since(last) < 2*time.Second {
@@ -108,8 +108,8 @@ func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
 	}
 }
 
-// Goroutines with equal stacks are one sample of a goroutine profile. Labels make them as many
-// as there are spans, unless they are hidden.
+// Goroutines with equal stacks are one sample of a goroutine profile. With labels, each span makes a
+// sample of its own, unless the labels are hidden.
 func TestGoroutineProfileWithoutLabels(t *testing.T) {
 	for labels, samples := range map[Labels]int{LabelsAuto: 100, LabelsNone: 1} {
 		s := serve(t, WithLabels(labels))

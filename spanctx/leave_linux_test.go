@@ -248,8 +248,7 @@ func TestThreadSlotLeftBehind(t *testing.T) {
 	onThread := func(ref cells.Ref) bool {
 		return readCell(t, s.p.cells.Address(), uint64(ref)).tid == uint32(syscall.Gettid())
 	}
-	// elsewhere does something as if the goroutine had been on another thread meanwhile, whose
-	// slot is not its own.
+	// elsewhere calls do as if the goroutine ran on another thread, with a different slot.
 	elsewhere := func(do func()) {
 		goruntime.Pin()
 		self := s.p.runtime.Self()
@@ -288,7 +287,7 @@ func TestThreadSlotLeftBehind(t *testing.T) {
 			ref := find(inner)
 			apart(func() { inner.End() })
 			elsewhere(func() { Attach(context.Background()) })
-			// Else what is around it would be shown.
+			// Otherwise the enclosing span would be shown.
 			assert.False(t, onThread(ref))
 			outer.End()
 		})
@@ -323,7 +322,7 @@ func TestThreadSlotLeftBehind(t *testing.T) {
 			_, inner := s.start(ctx)
 			ref := find(inner)
 			elsewhere(func() { inner.End() })
-			// Else what is around it would be shown.
+			// Otherwise the enclosing span would be shown.
 			assert.False(t, onThread(ref))
 			outer.End()
 		})

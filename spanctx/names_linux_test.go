@@ -143,9 +143,9 @@ func TestNamesOfSpans(t *testing.T) {
 	}
 }
 
-// After SetName, Refresh or Attach publishes the new name, which stays when the goroutine returns to
-// the span, and is the endpoint of later spans. A child that starts after a request has ended has the
-// request's final name as its endpoint.
+// Refresh and Attach publish a name that SetName has changed. The new name stays when the goroutine
+// returns to the span, and becomes the endpoint of later spans. A child that starts after a request has
+// ended has the request's final name as its endpoint.
 func TestNamesAfterTheEnd(t *testing.T) {
 	s := serve(t, WithSpanNames(true))
 	apart(func() {

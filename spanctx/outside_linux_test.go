@@ -114,7 +114,7 @@ func (o *outside) scan() *scan {
 	return all
 }
 
-// read calls f for each slot. The error is that the slot was being written.
+// read calls f for each slot. The error means that the slot was being written.
 func (s *scan) read(t testing.TB, f func(n uint64, slot *ringbuf.Slot, err error)) {
 	t.Helper()
 	_, err := s.memory.ReadParts(s.parts)

@@ -83,8 +83,8 @@ func (w *worker) trace() (ctxs [kinds]context.Context, spans [kinds]trace.Span) 
 	return ctxs, spans
 }
 
-// roots starts as many spans, each of a trace of its own. What they leave in the slot is
-// another one's in every word.
+// roots starts the same number of spans as trace, but each is a root. So every word that they store
+// in the slot differs from one span to the next.
 func (w *worker) roots() (spans [kinds]trace.Span) {
 	for i := range spans {
 		_, spans[i] = w.tracer.Start(w.ctx, "span")
@@ -216,7 +216,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 		attached Attachment
 		release  [inheritors]chan struct{}
 	)
-	// anywhere has a span end on this goroutine or on another one.
+	// anywhere ends a span, on this goroutine or on another one.
 	anywhere := func(ctx context.Context, span trace.Span) {
 		switch random.IntN(4) {
 		case 0:
@@ -278,7 +278,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 		}
 		attached = Attachment{}
 		if random.IntN(3) == 0 {
-			// Another worker's root, which ends while attached here, or one that has ended.
+			// The root of another worker: it has ended, or ends while it is attached here.
 			if ctx := l.roots[random.IntN(lockstepWorkers)].Load(); ctx != nil {
 				attached = Attach(*ctx)
 			}
@@ -384,7 +384,7 @@ type hammered struct {
 	goid atomic.Uint64
 }
 
-// beHammer starts and ends spans on many goroutines until it is told to stop.
+// beHammer starts and ends spans on many goroutines until the parent stops it.
 func beHammer(parent *childproc.Parent) {
 	runtime.GOMAXPROCS(2)
 	tracer := newTracer(parent, hammerCapacity)

@@ -243,7 +243,7 @@ func ForProvider(opts ...Option) *SpanProcessor {
 		p, err := newSpanProcessor(c)
 		if errors.Is(err, ErrProcessorExists) {
 			if p, err = share(opts); p == nil {
-				continue // It was shut down meanwhile.
+				continue // It has been shut down since.
 			}
 		} else if err == nil {
 			err = p.Err()
@@ -265,7 +265,7 @@ func share(opts []Option) (*SpanProcessor, error) {
 	}
 	building.Unlock()
 	if p == nil {
-		return nil, nil //nolint:nilnil // A shutdown meanwhile is no error.
+		return nil, nil //nolint:nilnil // A concurrent shutdown is no error.
 	}
 	asked := p.config
 	for _, o := range opts {

@@ -62,10 +62,10 @@ func burnInner() { burn() } // a label that was set inside of a span
 func burnInnerSpan() { burn() } // that, and those of the span outside, which the goroutine goes back to
 
 //go:noinline
-func burnInnerChild() { burn() } // that, and those of a span inside of there
+func burnInnerChild() { burn() } // that, and those of a span started there
 
 func burn() {
-	// Nothing in between that is C's: there, the race detector's is, samples have no stack.
+	// No calls here: samples inside the race detector's C code would have no stack.
 	var sum uint64
 	for end := time.Now().Add(time.Millisecond); time.Now().Before(end); {
 		for n := range uint64(10_000) {
@@ -231,7 +231,7 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// profileCPU takes a CPU profile, and meanwhile goroutine profiles.
+// profileCPU takes a CPU profile, and goroutine profiles while it runs.
 func (f *fire) profileCPU(t *testing.T, cpu, goroutines map[string]int) {
 	t.Helper()
 	var profiled bytes.Buffer

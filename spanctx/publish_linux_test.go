@@ -171,8 +171,8 @@ func TestRefusedCalibration(t *testing.T) {
 	}
 }
 
-// TestAlreadyPublishing also makes SpanProcessors concurrently: one attempt succeeds, and none returns
-// one that is half built.
+// TestAlreadyPublishing also creates SpanProcessors concurrently: one attempt succeeds, and no attempt
+// returns a half-built one.
 func TestAlreadyPublishing(t *testing.T) {
 	for range 20 {
 		var won atomic.Int32
@@ -257,7 +257,7 @@ func TestWithPublishing(t *testing.T) {
 	assert.Len(t, *errs, 1)
 }
 
-// Only options that a later provider gives are compared with those of the first.
+// Only the options that are set for a later provider are compared with those of the first.
 func TestOptionsNotGiven(t *testing.T) {
 	errs := handled(t)
 	first := sdktrace.NewTracerProvider(WithPublishing(WithSpanNames(true), WithSlotCapacity(64)))

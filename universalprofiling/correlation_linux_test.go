@@ -79,8 +79,8 @@ func TestCorrelationsAfterTheEnd(t *testing.T) {
 	assert.EqualValues(t, 2, s.Stats().UnknownTransactions)
 }
 
-// The delay of transactions is that of the last registration, even for those that are already
-// waiting. Before a registration it is one second, and it never exceeds the limit.
+// The last registration determines the delay of transactions, even of those that are already waiting.
+// Before a registration it is one second, and it never exceeds the limit.
 func TestDelay(t *testing.T) {
 	t.Run("default", func(t *testing.T) { testDelay(t, 30*time.Second) })
 	t.Run("option", func(t *testing.T) { testDelay(t, 90*time.Second, WithMaxDelay(90*time.Second)) })

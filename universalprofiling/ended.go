@@ -27,8 +27,8 @@ type endedShard struct {
 	_             [40]byte
 }
 
-// endedTransaction is the time at which a transaction has ended, and the number of exporters that
-// have not exported it yet, which is at least 1.
+// endedTransaction is the time at which a transaction ended, and the number of exporters that have
+// yet to export it, at least 1.
 type endedTransaction struct {
 	endedAt uint64
 	exports int64

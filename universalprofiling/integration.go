@@ -305,7 +305,7 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 }
 
 // parent returns the nearest live span of the context that a span is started with, or 0. It sets
-// the span's local root to that of its parent if the parent is local. likely is a guess of the parent.
+// the span's local root to that of its parent if the parent is local. likely is a guess at the parent.
 func (i *Integration) parent(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, likely cells.Ref) cells.Ref {
 	k, remote := sdkspan.Parent(s)
 	if !child { // Its context may still have a span if it was started with trace.WithNewRoot.
@@ -353,8 +353,7 @@ func (i *Integration) rootOfEnded(s sdktrace.ReadOnlySpan, parent cells.Ref, k s
 // sampled is the trace flag of sampled spans.
 const sampled = uint8(trace.FlagsSampled)
 
-// stored converts an id from a big-endian number to a word whose bytes in memory are those of
-// the id.
+// stored converts an id from a big-endian number to a word that has the bytes of the id in memory.
 func stored(id uint64) uint64 {
 	var b [8]byte
 	binary.BigEndian.PutUint64(b[:], id)

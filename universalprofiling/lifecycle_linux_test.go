@@ -307,8 +307,8 @@ func TestEvictedSpans(t *testing.T) {
 	})
 }
 
-// A goroutine whose span was ended by another goroutine publishes the nearest live ancestor when it
-// ends any span, even one that it is not in.
+// If another goroutine has ended the span that a goroutine is in, the goroutine publishes the
+// nearest live ancestor the next time it ends any span, even an unrelated one.
 func TestEndOfAnotherSpanPublishesTheAncestor(t *testing.T) {
 	s := newService(t)
 	locked(func() {
@@ -363,7 +363,7 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 		running.Add(1)
 		wg.Go(func() {
 			locked(func() {
-				// Nobody but Shutdown takes this one back.
+				// Only Shutdown frees the cell of this one.
 				ctx, held := s.tracer.Start(context.Background(), "held")
 				defer held.End()
 				for n := 0; ; n++ {

@@ -33,7 +33,8 @@ type node struct {
 	over        bool
 }
 
-// nearest returns the span that a goroutine is in if it was in n before.
+// nearest returns the span that a goroutine in n moves to: n itself while it is live, otherwise
+// its nearest live ancestor, or nil.
 func nearest(n *node) *node {
 	if n == nil || !n.over {
 		return n
@@ -87,7 +88,7 @@ func (s *service) tree(random *rand.Rand) {
 		ctx, opts := s.t.Context(), []trace.SpanStartOption(nil)
 		local := false
 		if len(nodes) > 0 {
-			// Of contexts that are not deep all ancestors are known.
+			// Only in contexts that are not deep are all ancestors known.
 			if parent := nodes[random.IntN(len(nodes))]; parent.depth < 3 {
 				ctx, n.transaction = parent.ctx, parent.transaction
 				switch local = random.IntN(8) > 0; {

@@ -184,7 +184,7 @@ func TestMemory(t *testing.T) {
 		kB = append(kB, r.resident())
 	}
 	r.end()
-	// The median of a minute, because memory goes up and down with each file that is written.
+	// Take the median of a minute, because memory rises and falls with each file that is written.
 	const minute = int(time.Minute / step)
 	first, last := median(kB[:min(minute, len(kB))]), median(kB[max(0, len(kB)-minute):])
 	t.Logf("%d samples; KiB each %v: %v; the median of the first minute %d, of the last %d, %+.1f %%",
@@ -233,7 +233,8 @@ func startHTTP(t *testing.T) *web {
 }
 
 // TestOverhead measures how many requests an HTTP service answers per second of its CPU time while it is recorded,
-// compared with the time before and after. "0 Hz" is not recorded: its spread says how far to trust the rest.
+// compared with the time before and after. "0 Hz" is a run without a recorder: its spread shows how far to trust
+// the others.
 func TestOverhead(t *testing.T) {
 	need(t)
 	exe, service := build(t), startHTTP(t)
@@ -272,8 +273,8 @@ func TestOverhead(t *testing.T) {
 
 // cost is the CPU time of a recording.
 type cost struct {
-	// steady is that of the window, all that of the whole recording. For perf, named and written add that of
-	// perf script, with function names and without.
+	// steady is the CPU time in the window, all that of the whole recording. For perf, named and written add the
+	// time of perf script, with and without function names.
 	steady, all, named, written time.Duration
 	samples                     int
 }

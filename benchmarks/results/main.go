@@ -1,8 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command results generates results.md from CSV files, which the commands that measure write. Run it in the folder
-// benchmarks:
+// Command results generates results.md from the CSV files that benchmarks write. Run it in the directory benchmarks:
 //
 //	go run ./results
 //

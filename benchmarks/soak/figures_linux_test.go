@@ -41,7 +41,7 @@ type process struct {
 // allowance has the limits for a long run, and for one too short to warm up.
 type allowance struct{ long, short limits }
 
-// In ten minutes, these limits notice a leak of a few KiB per update, of a descriptor or goroutine per minute, of a
+// In ten minutes, these limits reveal a leak of a few KiB per update, of a descriptor or goroutine per minute, of a
 // mapping per twenty seconds, or of some bytes per span. In a short run they notice a descriptor, goroutine or mapping,
 // or 100 KiB, per update.
 var (

@@ -25,8 +25,8 @@ import (
 )
 
 // ledger records in a file when each span was live. It generates the span ids, so it knows of a span before any other
-// processor. It is also the last span processor, so it hears of an end after all others. A span may be shown only in
-// between.
+// processor. It is also the last span processor, so it sees each end after all others. A span may be shown only
+// between these two times.
 type ledger struct {
 	file *os.File
 	last atomic.Uint64

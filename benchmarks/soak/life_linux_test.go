@@ -41,8 +41,8 @@ type life struct {
 // longest is how long a reader may run. Only a hanging one takes that long.
 const longest = 2 * time.Minute
 
-// live runs the reader and returns its exit code, or -1 if it was killed on purpose. The error describes any other end
-// than the fate permits.
+// live runs the reader and returns its exit code, or -1 if it was killed on purpose. It returns an error if the
+// reader ended in a way that its fate does not permit.
 func (l *life) live() (code int, err error) {
 	var stderr bytes.Buffer
 	l.cmd.Stderr = &stderr

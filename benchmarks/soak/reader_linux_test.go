@@ -51,7 +51,7 @@ type published struct {
 	// By is the name of the reader.
 	By       string
 	From, To int64
-	// Generation is that of the resource, Beside that of the other attributes.
+	// Generation is the generation of the resource, Beside that of the other attributes.
 	Generation, Beside int
 }
 

@@ -328,8 +328,8 @@ func (s *service) elsewhere(_ http.ResponseWriter, r *http.Request) {
 // block blocks for a moment, so that other goroutines use the thread.
 func block() { time.Sleep(rand.N(2 * time.Millisecond)) }
 
-// The number on the stack of the work is the span's number in the ledger, shifted by one. The lowest bit says that the
-// span may also be missing, because it may end during the work.
+// The number on the stack of the work is the span's number in the ledger, shifted by one. The lowest bit means that
+// the span may also be missing, because it may end during the work.
 const mayBeMissing = 1
 
 func onStack(ctx context.Context) uint64 {

@@ -165,7 +165,7 @@ func (s *soak) enough(c *curves, r report) bool {
 			return false
 		}
 	}
-	// With fewer collections, nobody can tell whether the heap grows.
+	// Fewer collections are not enough to tell whether the heap grows.
 	if c.collections.settled().rise < leastPoints {
 		return false
 	}

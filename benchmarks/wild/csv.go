@@ -10,7 +10,8 @@ import (
 	"github.com/otelctx/otelctx/benchmarks/internal/measured"
 )
 
-// csvDocument collects a row for each publication, pattern and observer. Command results makes a page of it.
+// csvDocument collects a row for each publication, pattern and observer. Command results turns it into a
+// page.
 type csvDocument struct {
 	costs []string
 	rows  [][]string

@@ -25,11 +25,11 @@ type pattern struct {
 	called string
 	// about says in a few words what happens, and where the work is done.
 	about string
-	// alone says that the pattern needs its own process, because it changes the process for good.
+	// alone means that the pattern needs its own process, because it changes the process permanently.
 	alone bool
 	// env is an environment variable, KEY=value, that the process starts with. It requires alone.
 	env string
-	// single says that only one repetition may run at a time.
+	// single means that only one repetition may run at a time.
 	single bool
 }
 

@@ -134,7 +134,7 @@ func kafkaConsume(r *run) {
 	stop()
 }
 
-// own works in a root of its own, and after it.
+// own starts a root span and works in it, and again after it has ended.
 func (r *run) own() {
 	r.out()
 	ctx, span := r.root("own")
@@ -145,7 +145,7 @@ func (r *run) own() {
 	r.out()
 }
 
-// inPast calls f in a span, and then ends it.
+// inPast calls f in a span, and then ends the span.
 func (r *run) inPast(f func()) {
 	_, span := r.root("past")
 	f()
@@ -167,7 +167,8 @@ func (*run) nats() (conn *nats.Conn, stop func()) {
 	}
 }
 
-// subscribe has messages handled, and returns a function that sends some and waits for that.
+// subscribe registers a message handler, and returns a function that sends some messages and
+// waits until they are handled.
 func subscribe(conn *nats.Conn, handle func()) (send func()) {
 	handled := make(chan struct{})
 	check(conn.Subscribe("wild", func(*nats.Msg) {
@@ -233,7 +234,7 @@ func (r *run) redis() (client *redis.Client, stop func()) {
 	}
 }
 
-// caching has jobs use a cache.
+// caching runs jobs that use a cache.
 func (r *run) caching(use func(ctx context.Context, client *redis.Client)) {
 	client, stop := r.redis()
 	for range 4 {
@@ -298,7 +299,7 @@ func spawn() actor {
 	return a
 }
 
-// ask waits until a message is handled.
+// ask sends a message to the actor and waits until it is handled.
 func (a actor) ask(message func()) {
 	handled := make(chan struct{})
 	a.mailbox <- func() {
@@ -308,7 +309,7 @@ func (a actor) ask(message func()) {
 	<-handled
 }
 
-// telling spawns an actor in a span that is over when it gets its messages.
+// telling starts an actor in a span that has ended by the time it gets messages.
 func (r *run) telling(message func(sender context.Context)) {
 	var a actor
 	r.inPast(func() { a = spawn() })
@@ -356,7 +357,7 @@ func retries(r *run) {
 	span.End()
 }
 
-// hedged has two attempts at a time. The first one waits for release.
+// hedged makes two attempts at the same time. The first one waits for release.
 func (r *run) hedged(ctx context.Context, release <-chan struct{}, after func()) (done *sync.WaitGroup) {
 	done = new(sync.WaitGroup)
 	done.Add(2)
@@ -418,7 +419,7 @@ func cronJob(r *run) {
 	<-scheduler.Stop().Done()
 }
 
-// pooled has a pool do jobs, whose workers were started by a job in a span that is over.
+// pooled runs jobs in a pool whose workers were started by a job in a span that has ended.
 func (r *run) pooled(submit func(func()), job func(ctx context.Context)) {
 	do := func(f func()) {
 		done := make(chan struct{})
@@ -437,7 +438,7 @@ func (r *run) pooled(submit func(func()), job func(ctx context.Context)) {
 	}
 }
 
-// ants has a pool of ants do jobs.
+// ants runs jobs in a pool of package ants.
 func (r *run) ants(job func(ctx context.Context)) {
 	workers := check(ants.NewPool(1, ants.WithDisablePurge(true))) // an idle worker stays
 	r.pooled(func(f func()) { must(workers.Submit(f)) }, job)
@@ -447,7 +448,8 @@ func (r *run) ants(job func(ctx context.Context)) {
 func antsPool(r *run)       { r.ants(func(context.Context) { r.out() }) }
 func antsPoolAttach(r *run) { r.ants(r.attached) }
 
-// pond has a pool of pond do jobs. Its only worker started in a span that is over.
+// pond runs jobs in a pool of package pond. Its only worker was started in a span that has
+// ended.
 func (r *run) pond(job func(ctx context.Context)) {
 	workers := pond.NewPool(1)
 	release := make(chan struct{})

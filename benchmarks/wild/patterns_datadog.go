@@ -24,7 +24,7 @@ var startDatadog = sync.OnceFunc(func() {
 		tracer.WithProfilerCodeHotspots(true), tracer.WithProfilerEndpoints(true), tracer.WithAgentTimeout(1)))
 })
 
-// silence is a logger that drops that there is no agent.
+// silence is a logger that drops the messages about the missing agent.
 type silence struct{}
 
 func (silence) Log(string) {}

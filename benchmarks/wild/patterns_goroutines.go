@@ -354,7 +354,8 @@ func contextAfterFuncDeadline(r *run) {
 			r.out()
 		}
 	})
-	// Of a context that is over by now this goroutine may have started the function.
+	// If the context has ended by now, this goroutine may have started the function
+	// itself.
 	byTimer <- request.Err() == nil
 	<-done
 	span.End()

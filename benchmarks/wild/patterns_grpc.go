@@ -146,10 +146,10 @@ func (r *run) busy(ctx context.Context, stream grpc.ServerStream) error {
 	return err
 }
 
-// calling has jobs call a server.
+// calling runs jobs that call a server.
 func (r *run) calling(handle method, server []grpc.ServerOption, job func(rpc *rpc, ctx context.Context)) {
 	c := r.serveRPC(handle, server)
-	c.unary(context.Background()) // connects, outside of all spans that are looked at
+	c.unary(context.Background()) // connects, outside of all measured spans
 	for range 4 {
 		ctx, span := r.root("job")
 		job(c, ctx)

@@ -16,9 +16,9 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// handoverPatterns are about goroutines that start spans and leave it to others to end them.
-// Some are beyond what the contract can know. Such a pattern expects what the contract says,
-// and the pattern after it has the remedy.
+// handoverPatterns are about goroutines that start spans which other goroutines end. In some
+// of them the contract cannot give the span that a user would want. Such a pattern expects
+// what the contract says, and the pattern after it shows the remedy.
 var handoverPatterns = []pattern{
 	{called: "siblings4Elsewhere", run: plainSiblings(4), about: "four children in flight: in the last one, and in the parent after all have ended elsewhere"},
 	{called: "siblings8Elsewhere", run: plainSiblings(8), about: "the same with eight"},
@@ -76,7 +76,7 @@ func (r *run) child(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { span.End() }
 }
 
-// inFlight opens n siblings in a job, and has them closed elsewhere.
+// inFlight opens n siblings in a job, and closes them on another goroutine.
 func (r *run) inFlight(n int, open opener) {
 	ctx, span := r.root("job")
 	ends := make([]func(), n)
@@ -230,8 +230,8 @@ func (a acceptor) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// connections has a server start a span for each of four connections, which ConnState
-// ends. The connections are closed in the opposite order, each before the next one.
+// connections makes a server start a span for each of four connections; ConnState ends them.
+// The connections are closed one after the other, in reverse order.
 func (r *run) connections(handler http.Handler, accepted func(conns int)) {
 	var (
 		spans  sync.Map
@@ -343,7 +343,8 @@ func acceptLoopAfter(r *run) {
 	}
 }
 
-// dispatching has a loop hand items over to a pool. An older item is open all the time.
+// dispatching runs a loop that hands items over to a pool. An older item stays open all the
+// time.
 func (r *run) dispatching(work func(ctx context.Context), handedOver func()) {
 	do, stop := jobs()
 	_, endOldest := r.child(context.Background())
@@ -394,7 +395,7 @@ func (r *run) requestsOfOthers(n int) (requests []context.Context, finish func()
 	}
 }
 
-// dispatch starts children in the contexts and has them ended elsewhere. It calls after
+// dispatch starts a child in each context, which ends on another goroutine. It calls after
 // when one has ended.
 func (r *run) dispatch(contexts []context.Context, after func()) {
 	for _, ctx := range contexts {
@@ -498,7 +499,8 @@ func unsampledGoroutineRecorded(r *run) {
 	})
 }
 
-// unsampledParent has a sampled child of an unsampled child of a span ended elsewhere.
+// unsampledParent ends, on another goroutine, a sampled child of an unsampled child of a
+// span.
 func (r *run) unsampledParent(after func(ctx context.Context)) {
 	tracer := r.with(sdktrace.ParentBased(sdktrace.AlwaysSample(),
 		sdktrace.WithLocalParentSampled(sdktrace.NeverSample()), sdktrace.WithLocalParentNotSampled(sdktrace.AlwaysSample())))
@@ -560,8 +562,8 @@ func attachedEndsAttach(r *run) {
 	span.End()
 }
 
-// watchdog has another goroutine end a span before its own does. The second End is reported
-// to nobody.
+// watchdog ends a span on another goroutine first, then on its own. The SDK does not report
+// the second End to processors.
 func (r *run) watchdog(after func(inner context.Context)) {
 	outer, span := r.root("outer")
 	inner, left := r.start(outer, "left open")
@@ -583,7 +585,7 @@ func watchdogEndedAttach(r *run) {
 	})
 }
 
-// overlapping has two siblings open. The first one ends first.
+// overlapping opens two siblings. The first one ends first.
 func (r *run) overlapping(work func(first, second context.Context)) {
 	parent, root := r.root("parent")
 	first, one := r.start(parent, "first")
@@ -608,7 +610,7 @@ func overlappingSiblingsAttach(r *run) {
 }
 
 // events is a loop that starts two spans, and attaches one of them at each event. At the
-// last event of each it ends it.
+// last event of a span it ends the span.
 func (r *run) events(started func(), between func(last context.Context)) {
 	var (
 		contexts [2]context.Context

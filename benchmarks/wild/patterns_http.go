@@ -209,7 +209,7 @@ func httpTimeoutExpired(r *run) {
 // answer answers with a body that takes a while.
 func answer(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1000)) }
 
-// calls has a service call another one, by a client with spans.
+// calls runs a service that calls another one, with a traced client.
 func (r *run) calls(version int, call func(client *http.Client, address string)) {
 	server, client := r.serve(version, http.HandlerFunc(answer))
 	base := client.Transport
@@ -317,10 +317,10 @@ func httpInnerTransport(r *run) {
 	server.Close()
 }
 
-// dialFunc is what http.Transport makes connections with.
+// dialFunc is the type of http.Transport.DialContext.
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
-// plainly dials as it is told.
+// plainly returns dial unchanged.
 func plainly(dial dialFunc) dialFunc { return dial }
 
 // dialing is a client whose connections are made by dial, in the way that around says.
@@ -448,7 +448,7 @@ func httpTraceCallback(r *run) {
 	server.Close()
 }
 
-// proxied has a proxy with spans forward requests to a backend with spans.
+// proxied runs a traced proxy that forwards requests to a traced backend.
 func (r *run) proxied(proxy func(*httputil.ReverseProxy) http.HandlerFunc) {
 	backend, client := r.serve(1, r.traced(func(w http.ResponseWriter, request *http.Request) {
 		r.in(request.Context())

@@ -147,8 +147,8 @@ func pprofDoGoroutine(r *run) {
 	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {
 		var group sync.WaitGroup
 		group.Go(func() {
-			// The goroutine's labels are the user's alone, and it is not known which
-			// goroutine has started it.
+			// The goroutine has only the user's labels, and the goroutine that started it
+			// is unknown.
 			r.either(ctx)
 			block()
 			r.either(ctx)
@@ -291,7 +291,7 @@ func otherGrafanaElsewhere(r *run) {
 	_, child := tracer.Start(parent, "child")
 	r.elsewhere(func() {
 		child.End()
-		// The wrapper leaves the parent's labels to whoever ends the child.
+		// The wrapper sets the parent's labels on the goroutine that ends the child.
 		pprof.SetGoroutineLabels(context.Background())
 	})
 	r.in(parent)
@@ -377,7 +377,7 @@ func sampledRatio(r *run) {
 	}
 }
 
-// recordOnly is a sampler that has all spans recorded, and none exported.
+// recordOnly is a sampler that records all spans and exports none.
 type recordOnly struct{}
 
 func (recordOnly) ShouldSample(sdktrace.SamplingParameters) sdktrace.SamplingResult {

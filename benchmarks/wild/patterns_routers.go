@@ -205,7 +205,8 @@ func http3Bodies(r *run) {
 	stop()
 }
 
-// socket has a client send three messages to a handler, which gets the connection in a span.
+// socket runs a client that sends three messages to a handler, which gets the connection in
+// a span.
 func (r *run) socket(handle func(ctx context.Context, conn *websocket.Conn)) {
 	server, client := r.serve(0, r.traced(func(w http.ResponseWriter, request *http.Request) {
 		handle(request.Context(), check(websocket.Accept(w, request, nil)))
@@ -222,7 +223,7 @@ func (r *run) socket(handle func(ctx context.Context, conn *websocket.Conn)) {
 	server.Close()
 }
 
-// messages works for each message and answers it.
+// messagesOf works for each message and answers it.
 func messagesOf(conn *websocket.Conn, work func()) {
 	ctx := context.Background()
 	for {
@@ -254,10 +255,10 @@ func websocketOutlives(r *run) {
 	})
 }
 
-// connected is a client of connect's with spans.
+// connected is a traced client of package connect.
 type connected = *connect.Client[emptypb.Empty, emptypb.Empty]
 
-// connecting has jobs call a service of connect's.
+// connecting runs jobs that call a service of package connect.
 func (r *run) connecting(job func(ctx context.Context, unary, stream connected)) {
 	spans := connect.WithInterceptors(check(otelconnect.NewInterceptor(
 		otelconnect.WithTracerProvider(r.provider), otelconnect.WithPropagator(r.propagator), otelconnect.WithTrustRemote())))

@@ -19,7 +19,7 @@ import (
 	"modernc.org/sqlite"
 )
 
-// sqlPatterns are about database/sql with otelsql and SQLite, and about what exports.
+// sqlPatterns are about database/sql with otelsql and SQLite, and about exporters.
 var sqlPatterns = []pattern{
 	{run: sqlExec, about: "in the driver's ExecContext, inside of otelsql"},
 	{run: sqlAfterExec, about: "in the caller's span, after Exec"},
@@ -34,8 +34,8 @@ var sqlPatterns = []pattern{
 	{run: spanExporter, about: "in the exporter of a span batcher that was made in a span, after it"},
 }
 
-// connector opens connections to a database in memory, whose work is seen by otelsql
-// from outside and by the pattern from inside.
+// connector opens connections to an in-memory database. otelsql wraps it from outside, and the
+// pattern works inside it.
 type connector struct {
 	sqlite *sqlite.Driver
 	// exec and connect are called by the driver.
@@ -54,7 +54,7 @@ func (c *connector) Connect(ctx context.Context) (driver.Conn, error) {
 
 func (c *connector) Driver() driver.Driver { return c.sqlite }
 
-// sqlConn is a connection that has its connector called.
+// sqlConn is a connection that calls its connector.
 type sqlConn struct {
 	driver.Conn
 
@@ -87,7 +87,7 @@ func (r *run) database(c *connector) *sql.DB {
 	return otelsql.OpenDB(c, otelsql.WithTracerProvider(r.provider), otelsql.WithSpanOptions(otelsql.SpanOptions{OmitConnectorConnect: true}))
 }
 
-// querying has jobs use a database.
+// querying runs jobs that use a database.
 func (r *run) querying(c *connector, job func(db *sql.DB, ctx context.Context)) {
 	db := r.database(c)
 	must(db.Ping())

@@ -88,7 +88,7 @@ func newService(publish publication) *service {
 	)
 	s.provider = s.sdk
 	if publish.peer {
-		// The provider above goes on advertising where goroutines have their labels.
+		// The provider above keeps advertising where goroutines have their labels.
 		s.sdk = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.started), sdktrace.WithSampler(sampler))
 		s.provider = otelpyroscope.NewTracerProvider(s.sdk, otelpyroscope.WithSpanIDLabelScope(otelpyroscope.ScopeAllSpans))
 	}

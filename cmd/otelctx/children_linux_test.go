@@ -32,17 +32,17 @@ import (
 const (
 	// rolePublisher is a Go service that publishes.
 	rolePublisher = "publisher"
-	// roleWriter lays down a context of any content, as other libraries may.
+	// roleWriter writes a context with any content, as other libraries may.
 	roleWriter = "writer"
-	// roleStalling has the memory of a context, and does not let anybody read it.
+	// roleStalling maps memory that looks like a context, and makes every reader of it block.
 	roleStalling = "stalling"
 )
 
-// tick is how often a test looks for what happens soon.
+// tick is the interval at which tests poll for a condition.
 const tick = 5 * time.Millisecond
 
-// startPublisher returns a service with these attributes that has published, under a system
-// call filter if there are rules.
+// startPublisher starts a service that has published these attributes, under a system call
+// filter if there are rules.
 func startPublisher(t *testing.T, name, instance string, rules ...childproc.Rule) *childproc.Child {
 	t.Helper()
 	c := startIdle(t)
@@ -52,7 +52,7 @@ func startPublisher(t *testing.T, name, instance string, rules ...childproc.Rule
 	return c
 }
 
-// startHidden returns a service that has published and is closed to all but root.
+// startHidden starts a service that has published and that only root may read.
 func startHidden(t *testing.T) *childproc.Child {
 	t.Helper()
 	c := startPublisher(t, "hidden", "1")
@@ -60,7 +60,7 @@ func startHidden(t *testing.T) *childproc.Child {
 	return c
 }
 
-// startIdle returns a service that has not published.
+// startIdle starts a service that has not published.
 func startIdle(t *testing.T) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, rolePublisher, nil)
@@ -68,7 +68,7 @@ func startIdle(t *testing.T) *childproc.Child {
 	return c
 }
 
-// order is what a publisher is asked for.
+// order is what a publisher is asked to do.
 type order struct {
 	Name, Instance string
 	Rules          []childproc.Rule
@@ -113,7 +113,7 @@ func publisherRole(parent *childproc.Parent) {
 	}
 }
 
-// header is what a writer writes besides the payload.
+// header has the header fields that a writer stores, besides the payload.
 type header struct {
 	version     uint32
 	publishedAt uint64
@@ -127,7 +127,7 @@ func goodHeader(t *testing.T) header {
 	return header{wire.ProcessContextVersion, now}
 }
 
-// startWriter returns a process that shows a context of this content.
+// startWriter starts a process that publishes a context with this content.
 func startWriter(t *testing.T, h header, payload []byte) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, roleWriter, nil)
@@ -135,15 +135,16 @@ func startWriter(t *testing.T, h header, payload []byte) *childproc.Child {
 	return c
 }
 
-// startForeign returns a process of which another library has published a context, which
-// is protobuf text.
+// startForeign starts a process in which another library has published a context, given as
+// protobuf text.
 func startForeign(t *testing.T, text string) *childproc.Child {
 	t.Helper()
 	pc := &processcontextpb.ProcessContext{}
 	require.NoError(t, prototext.Unmarshal([]byte(text), pc))
 	for _, kv := range pc.GetResource().GetAttributes() {
 		if kv.GetKey() == "value.unknown_type" {
-			// Of a type that a later version of OTLP may add: field 100, length-delimited.
+			// A value of a type that a later version of OTLP may add: field 100,
+			// length-delimited.
 			kv.GetValue().ProtoReflect().SetUnknown([]byte{0xa2, 0x06, 0x03, 'n', 'e', 'w'})
 		}
 	}
@@ -176,8 +177,8 @@ func writerRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// startStalling returns a process that lets readers of its context wait. Asked for a process id,
-// it answers when that process does.
+// startStalling starts a process that makes readers of its context wait. Given a process id, it
+// answers once that process is waiting.
 func startStalling(t *testing.T) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, roleStalling, nil)

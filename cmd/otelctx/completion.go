@@ -120,7 +120,7 @@ func complete(s streams, model *kong.Application, words []string) error {
 	return nil
 }
 
-// candidatesOf returns what the last of words may become, with descriptions, or a directive.
+// candidatesOf returns the completions of the last of words, with descriptions, or a directive.
 func candidatesOf(model *kong.Application, words []string) (candidates map[string]string, directive string) {
 	if len(words) == 0 {
 		return nil, ""
@@ -152,7 +152,7 @@ func candidatesOf(model *kong.Application, words []string) (candidates map[strin
 	case joined && strings.HasPrefix(name, "--"):
 		prefix = name + "="
 		before = append(before, name)
-	case current == "=": // bash makes it a word of its own.
+	case current == "=": // bash treats = as a separate word.
 		current = value
 	case before[len(before)-1] == "=":
 		before = before[:len(before)-1]

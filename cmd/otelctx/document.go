@@ -45,8 +45,8 @@ type document struct {
 	PayloadSize int `json:"payload_size"`
 	// Resource holds the attributes of the resource.
 	Resource map[string]any `json:"resource"`
-	// SchemaURL is that of the resource, or "". It is the attribute otelctx.resource.schema_url, which
-	// Attributes has as well.
+	// SchemaURL is the schema URL of the resource, or "". Attributes also has it, as
+	// otelctx.resource.schema_url.
 	SchemaURL string `json:"schema_url"`
 	// Attributes holds the extra attributes, which are published beside the resource.
 	Attributes map[string]any `json:"attributes"`

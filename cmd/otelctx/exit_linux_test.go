@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// What inspect and list say of each kind of process.
+// The output of inspect and list for each kind of process.
 func TestEveryKindOfProcess(t *testing.T) {
 	killed, zombie := startPublisher(t, "checkout", "1"), startPublisher(t, "checkout", "1")
 	killed.Kill()
@@ -35,7 +35,7 @@ func TestEveryKindOfProcess(t *testing.T) {
 		row    string // of list, a pattern; "" for none
 		code   int    // of inspect
 		says   string // inspect, a pattern
-		listed string // what list complains of, a pattern; "" for nothing
+		listed string // the warning of list, a pattern; "" for none
 	}{
 		"Go service":       {pid: startPublisher(t, "checkout", "a").PID(), row: `checkout a go/opentelemetry/1\.47\.0 \d+s`},
 		"another instance": {pid: startPublisher(t, "cart", "b").PID(), row: `cart b go/opentelemetry/1\.47\.0 \d+s`},
@@ -100,7 +100,7 @@ func TestEveryKindOfProcess(t *testing.T) {
 	}
 }
 
-// lineOf returns the line of a listing that is about a process, its columns parted by a
+// lineOf returns the line of a listing about a process, with its columns separated by a
 // single space, or "" if there is none.
 func lineOf(listing string, pid int) string {
 	m := regexp.MustCompile(fmt.Sprintf(`(?m)^%d .*$`, pid)).FindString(listing)
@@ -146,7 +146,7 @@ func TestExitOtherError(t *testing.T) {
 	}
 }
 
-// A recording that has no file descriptors left says so.
+// If no file descriptors are left, the recording fails with that message.
 func TestFewDescriptors(t *testing.T) {
 	needSampling(t)
 	pid, failed := strconv.Itoa(startIdle(t).PID()), 0
@@ -165,7 +165,7 @@ func TestFewDescriptors(t *testing.T) {
 	assert.Positive(t, failed)
 }
 
-// What the command line itself is wrong about.
+// Errors in the command line itself.
 func TestArgumentErrors(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "a.otlp")
 	require.NoError(t, os.Mkdir(directory, 0o700))
@@ -243,8 +243,8 @@ func TestArgumentErrors(t *testing.T) {
 	}
 }
 
-// For reading, a process that is not dumpable belongs to root. That keeps an ordinary
-// user from reading a process of their own.
+// A process that is not dumpable can be read by root only, so ordinary users cannot read
+// even a process of their own.
 func TestNotPermitted(t *testing.T) {
 	hidden := startHidden(t)
 	startHidden(t)
@@ -264,7 +264,7 @@ func TestNotPermitted(t *testing.T) {
 	assert.Regexp(t, `(?m)^otelctx: not permitted to read \d+ processes \(.+\): \d+ \(.+\), \d+ \(.+$`, got.stderr)
 	assert.Equal(t, 1, strings.Count(got.stderr, reason))
 
-	// Root without the capability is not told to become root.
+	// The advice for root without the capability is not to become root.
 	if _, err := exec.LookPath("setpriv"); err != nil || os.Geteuid() != 0 {
 		t.Skip("taking CAP_SYS_PTRACE from root needs setpriv, and root")
 	}

@@ -18,16 +18,17 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
 )
 
-// Spans are found whoever publishes the process context.
+// Spans are found whichever library publishes the process context.
 func TestSpansBesideAnyProcessContext(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
 	for name, test := range map[string]struct {
 		words []string
-		// service is what the process context says, separate that spans are advertised apart.
+		// service is the service name in the process context. separate means that spans are
+		// advertised in a mapping of their own.
 		service  string
 		separate bool
-		// invalid says that there are two contexts.
+		// invalid means that there are two contexts.
 		invalid bool
 	}{
 		"none":                              {[]string{burner.NoContext}, "", true, false},

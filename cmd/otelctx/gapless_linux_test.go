@@ -35,8 +35,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// collector answers each attempt as it is told, and keeps the last profiles and the times of all samples
-// that it has accepted.
+// collector answers each attempt with the result of answer. It keeps the last profiles, and the times of
+// all samples that it has accepted.
 type collector struct {
 	collectorpb.UnimplementedProfilesServiceServer
 
@@ -91,14 +91,14 @@ func (c *collector) listen(t *testing.T) string {
 	return "http://" + l.Addr().String()
 }
 
-// account is what a recording in periods says of itself.
+// account sums up the reports of a recording in periods.
 type account struct {
 	samples, lost, sent, unsent, waiting uint64
 	documents                            []recordDocument
 }
 
-// accountOf reads the documents of a recording that has gone well. One period begins where the
-// one before has ended.
+// accountOf reads the documents of a recording, which must have succeeded. It checks that each period
+// begins where the previous one ended.
 func accountOf(t *testing.T, got result) (a account) {
 	t.Helper()
 	require.Zero(t, got.code, got.stderr)
@@ -107,7 +107,7 @@ func accountOf(t *testing.T, got result) (a account) {
 		require.NoError(t, decoder.Decode(&d))
 		if n := len(a.documents); n > 0 {
 			before := a.documents[n-1]
-			// Both clocks are the wall's, of which one is corrected meanwhile.
+			// The start is wall-clock time, which may be adjusted during the period.
 			assert.InDelta(t, before.StartTimeUnixNano+before.DurationNano, d.StartTimeUnixNano, float64(time.Millisecond))
 		}
 		a.documents = append(a.documents, d)
@@ -120,8 +120,8 @@ func accountOf(t *testing.T, got result) (a account) {
 	return a
 }
 
-// While a collector does not answer, and while it refuses, sampling goes on: all samples
-// arrive, of one process as of all. The recording ends with the process.
+// Sampling continues while the collector does not answer and while it refuses profiles: all samples
+// arrive. The recording ends when the process does.
 func TestRecordWithoutPause(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -134,7 +134,7 @@ func TestRecordWithoutPause(t *testing.T) {
 		switch {
 		case attempt <= slow:
 			select {
-			case <-answer: // Others have been sent meanwhile.
+			case <-answer: // Later requests have been sent.
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()
@@ -162,7 +162,7 @@ func TestRecordWithoutPause(t *testing.T) {
 	assert.Zero(t, a.lost+a.unsent+a.waiting)
 	assert.Equal(t, a.samples, a.sent)
 	assert.Len(t, c.times, int(a.samples))
-	if !testenv.Emulated() { // Such a processor's timer is late.
+	if !testenv.Emulated() { // An emulated processor's timer is late.
 		assert.Greater(t, float64(a.samples), 0.9*frequency*(after-before).Seconds(), "there were pauses")
 	}
 	assert.Contains(t, got.stderr, "samples wait to be sent again", "it is told")
@@ -171,7 +171,7 @@ func TestRecordWithoutPause(t *testing.T) {
 
 const roleBrief = "brief"
 
-// briefRole publishes when it is told to, and burns until it has used the processors for 400 ms.
+// briefRole publishes spans on request, and then runs until it has used 400 ms of CPU time.
 func briefRole(parent *childproc.Parent) {
 	parent.Send("begun")
 	parent.Receive()
@@ -187,7 +187,7 @@ func briefRole(parent *childproc.Parent) {
 	}
 }
 
-// withTracefs has a command see tracefs, which is root's.
+// withTracefs mounts tracefs for a command. This needs root.
 func withTracefs(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -198,7 +198,7 @@ func withTracefs(t *testing.T, cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 }
 
-// needChanges skips the test where the kernel does not tell of changes.
+// needChanges skips the test if the kernel cannot report new processes and publications.
 func needChanges(t *testing.T) {
 	t.Helper()
 	needSampling(t)
@@ -212,8 +212,8 @@ func needChanges(t *testing.T) {
 	require.NoError(t, changes.Close())
 }
 
-// Processes that publish and end before the next poll are recorded if they have just begun. Where
-// it is told who publishes, those are recorded too that have been there for long.
+// Processes that publish and end before the next poll are recorded if they have just started. If the
+// kernel reports publications, so are processes that have been running for longer.
 func TestRecordNoticesAtOnce(t *testing.T) {
 	t.Parallel()
 	needChanges(t)
@@ -228,7 +228,7 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 		"that begin":   {func(*testing.T, *exec.Cmd) {}, 8, false},
 		"that publish": {withTracefs, 4, true},
 	} {
-		// While many other processes begin, some are left to the poll.
+		// If many other processes start at the same time, some are found only by the poll.
 		recordedAll := func(t *testing.T) bool {
 			var all []*childproc.Child
 			begin := func() *childproc.Child {
@@ -247,7 +247,7 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 			var r *running
 			childproc.First(func() { r = startCommand(t, cmd) })
 			childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
-			// It has looked at what there was, and notices.
+			// Wait until the recorder has scanned the existing processes and notices new ones.
 			first := startBurner(t, nil, burner.Records)
 			r.awaitRecorded(t, first)
 			for i := range test.processes {
@@ -258,7 +258,7 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 					c = begin()
 				}
 				c.Send("publish")
-				c.Done() // when it has ended
+				c.Done() // waits for the end of the process
 			}
 			d := decodeRecord(t, r.interrupt(t))
 			recorded := map[int]uint64{}
@@ -282,19 +282,19 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 	}
 }
 
-// used is how much of the processors a process had used at a time, and for how long its threads
-// had waited for one.
+// used is the CPU time that a process had used at a given time, and how long its threads had waited for
+// a processor.
 type used struct {
 	at          time.Time
 	cpu, waited time.Duration
 }
 
-// gap is for how long a process has used the processors from one time to another.
+// gap is the CPU time that a process used between two samples.
 type gap struct {
-	// least and most are what it has used, by what was seen of it.
+	// least and most bound this CPU time, according to the observations between and around the samples.
 	least, most time.Duration
-	// idle is for how long it has neither used a processor nor waited for one. It is of the
-	// time from the last look before to the first look after.
+	// idle is how long the process neither used a processor nor waited for one, between the last
+	// observation before the gap and the first one after it.
 	idle time.Duration
 }
 
@@ -313,8 +313,8 @@ func gapOf(all []used, from, to uint64) (g gap) {
 	return g
 }
 
-// waited returns for how long the threads of a process have been runnable without running, by
-// the kernel.
+// waited returns how long the threads of a process have been runnable without running, according to the
+// kernel.
 func waited(t *testing.T, pid int) (all time.Duration) {
 	t.Helper()
 	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
@@ -330,8 +330,9 @@ func waited(t *testing.T, pid int) (all time.Duration) {
 	return all
 }
 
-// A minute with a collector that answers in 4 s, and then refuses for 20 s. What the service has
-// used, by the kernel, is what arrives. There is no gap, and memory stays the same.
+// A minute with a collector that answers in 4 s, and then refuses profiles for 20 s. The samples that
+// arrive match the CPU time that the kernel has counted for the service. There is no gap, and memory
+// does not grow.
 func TestRecordMinute(t *testing.T) {
 	testenv.NeedAll(t)
 	needSampling(t)

@@ -27,7 +27,7 @@ func inspect(t *testing.T, c *childproc.Child) result {
 	return otelctx(t, "inspect", strconv.Itoa(c.PID()))
 }
 
-// What inspect prints of a process, as text and as JSON.
+// The output of inspect for a process, as text and as JSON.
 func TestInspectGolden(t *testing.T) {
 	foreign, err := os.ReadFile("testdata/foreign.txtpb")
 	require.NoError(t, err)
@@ -45,7 +45,7 @@ func TestInspectGolden(t *testing.T) {
 	}
 
 	w := startWorker(t)
-	// What comes before the carriers depends on the Go release and on the machine.
+	// The output before the carriers depends on the Go release and the machine.
 	for name, out := range map[string]string{
 		"worker.txt": printed(t, "inspect", w.pid), "worker.json": printed(t, "inspect", w.pid, "--json"),
 	} {
@@ -85,7 +85,7 @@ func TestInspectEpochTimestamp(t *testing.T) {
 	}
 }
 
-// volatile is what differs between runs and kernels.
+// volatile matches output that differs between runs and kernels.
 var volatile = []struct {
 	pattern     *regexp.Regexp
 	replacement string
@@ -119,7 +119,7 @@ func printed(t *testing.T, args ...string) string {
 	return out
 }
 
-// A context that a process in another time namespace has published is as old there as here.
+// The age of a context does not depend on the time namespace of the process that published it.
 func TestInspectInTimeNamespace(t *testing.T) {
 	t.Parallel()
 	unshare, err := exec.LookPath("unshare")

@@ -21,7 +21,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// asCommandKey is the environment variable that makes the test binary be otelctx.
+// asCommandKey is the environment variable that makes the test binary act as
+// otelctx.
 const asCommandKey = "OTELCTX_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
@@ -42,7 +43,7 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// result is what a user sees of a command that has run.
+// result is the output and the exit code of a command.
 type result struct {
 	stdout, stderr string
 	code           int
@@ -54,15 +55,15 @@ func otelctx(t *testing.T, args ...string) result {
 	return runCommand(t, exec.Command(executable(t), args...))
 }
 
-// otelctxAsNobody runs the command as a user who may not read the processes of this
-// one. If this user is not root it runs the command as this one.
+// otelctxAsNobody runs the command as a user who may not read this user's processes.
+// Without root it runs the command as the current user.
 func otelctxAsNobody(t *testing.T, args ...string) result {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		return otelctx(t, args...)
 	}
-	// Nobody may be kept out of the directory that the binary is in: start it by the
-	// descriptor that is number 3 in the child.
+	// The user nobody may not have access to the directory of the binary: start it
+	// through a descriptor, number 3 in the child.
 	binary, err := os.Open(executable(t))
 	require.NoError(t, err)
 	defer func() { _ = binary.Close() }()
@@ -80,7 +81,7 @@ func executable(t *testing.T) string {
 	return self
 }
 
-// runCommand runs cmd. What it is not told about stdout and stderr it captures.
+// runCommand runs cmd. It captures stdout and stderr unless cmd sets them.
 func runCommand(t *testing.T, cmd *exec.Cmd) result {
 	t.Helper()
 	return startCommand(t, cmd).wait(t)
@@ -96,7 +97,7 @@ type running struct {
 func startCommand(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
 	r := &running{cmd, new(bytes.Buffer), new(bytes.Buffer)}
-	// Built with -race, a process sleeps for a second before it exits unless told.
+	// By default, a process built with -race sleeps for a second before it exits.
 	cmd.Env = append(os.Environ(), asCommandKey+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	if cmd.Stdout == nil {
 		cmd.Stdout = r.stdout
@@ -122,7 +123,7 @@ func start(t *testing.T, args ...string) *running {
 	return startCommand(t, exec.Command(executable(t), args...))
 }
 
-// commOf returns the id and the name of a process, as messages have them.
+// commOf returns the id and the name of a process, in the form used in messages.
 func commOf(t *testing.T, c *childproc.Child) string {
 	t.Helper()
 	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.PID()))

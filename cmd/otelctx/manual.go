@@ -22,8 +22,8 @@ func (*manCommand) Run(s streams, model *kong.Application) error {
 	return err
 }
 
-// manual returns the manual page in roff, which otelctx.1 holds. It is made from the model that --help is
-// made from, and from the Manual methods of commands.
+// manual returns the manual page in roff, the content of otelctx.1. It is generated from the same model
+// as --help, and from the Manual methods of commands.
 func manual(model *kong.Application) []byte {
 	m := &roff{}
 	m.line(`.\" Made by otelctx man.`)

@@ -23,8 +23,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// mapper builds the program that maps code, and its libraries with a function of this name each, in a
-// directory that every user can read.
+// mapper builds the program that maps code, and a library for each function name, in a directory that every
+// user can read.
 func mapper(t *testing.T, functions ...string) (program string, libraries []string) {
 	t.Helper()
 	program = programs.Public(t, programs.C(t, "testdata/mapper/mapper.c", "-fno-omit-frame-pointer", "-ldl"), "mapper")
@@ -35,8 +35,8 @@ func mapper(t *testing.T, functions ...string) (program string, libraries []stri
 	return program, libraries
 }
 
-// called are the samples of a recording by the function that the mapper says it is in, and the names of the
-// functions which that called. Those of no name count as "".
+// called counts the samples of a recording by in_first or in_second, which the mapper has put on the stack,
+// and by the name of each function called from there, "" if it has none.
 func called(p *pprof.Profile) map[string]map[string]int64 {
 	samples := map[string]map[string]int64{}
 	for _, s := range p.Sample {
@@ -61,7 +61,7 @@ func called(p *pprof.Profile) map[string]map[string]int64 {
 	return samples
 }
 
-// recordMapper records a program that runs, until it has used the processor for a while.
+// recordMapper records a running program until it has used some CPU time.
 func recordMapper(t *testing.T, c *childproc.Child, record *exec.Cmd, file string) (map[string]map[string]int64, result) {
 	t.Helper()
 	r := startCommand(t, record)
@@ -106,8 +106,8 @@ func TestRecordMapper(t *testing.T) {
 	}
 }
 
-// An ordinary user has the names of libraries on overlayfs, where files have other numbers than their
-// mappings.
+// An ordinary user gets function names of libraries on overlayfs, where the device and inode of a file
+// differ from those of its mapping.
 func TestRecordOnOverlayfs(t *testing.T) {
 	t.Parallel()
 	needSampling(t)

@@ -75,7 +75,7 @@ func (c *recordCommand) nothingPassed(r *recording.Result) error {
 	return &noSamplesError{text.String(), "Attributes of these samples: " + listText(slices.Sorted(maps.Keys(r.FilteredAttributes)))}
 }
 
-// listText returns texts for people, parted by commas.
+// listText joins texts with commas, for people.
 func listText(texts []string) string {
 	short := make([]string, len(texts))
 	for i, text := range texts {

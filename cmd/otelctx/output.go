@@ -14,12 +14,12 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 )
 
-// outputs are where the profiles of a recording go: to a file, to a collector, to both or to neither. With
+// outputs are the destinations of a recording's profiles: a file, a collector, both or neither. With
 // --repeat there is a file for each period.
 type outputs struct {
 	streams streams
-	// interrupted is done once the user wants the end: nothing is waited for any longer than it
-	// takes.
+	// interrupted is done once the user interrupts the recording: from then on, outputs wait no longer than
+	// necessary.
 	interrupted context.Context //nolint:containedctx // It is about the whole recording.
 	create      func(path string) (*export.File, error)
 	file        *export.File // nil without one, or while a period has no samples
@@ -29,7 +29,7 @@ type outputs struct {
 	period      time.Time     // when the period began
 	queue       *export.Queue // nil without a collector
 	warned      map[string]bool
-	// failed is what was not written in earlier periods, and unsent how many samples were not sent.
+	// failed has the write errors of earlier periods, and unsent the number of samples that were not sent.
 	failed error
 	unsent uint64
 }
@@ -84,7 +84,7 @@ func (o *outputs) add(data *profilespb.ProfilesData) {
 	}
 }
 
-// fail says at once what could not be written in a period.
+// fail reports at once what could not be written in a period.
 func (o *outputs) fail(err error) {
 	o.streams.complainf("%v", err)
 	o.failed = errors.New("some of the profiles were not written")
@@ -134,7 +134,7 @@ func (o *outputs) complainOnce(text string) {
 // maxWarned bounds the different warnings of a collector that are printed.
 const maxWarned = 1 << 10
 
-// complain prints what was not sent, and what waits to be sent again.
+// complain prints how many samples were dropped, and how many wait for a retry, with the reasons.
 func (o *outputs) complain(d export.Delivery) {
 	if err := deliveryError(d); err != nil {
 		o.streams.complainf("%v", err)

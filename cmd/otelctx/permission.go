@@ -23,8 +23,8 @@ const (
 	capBPF       = 39
 )
 
-// credentials are what the kernel decides by whether a process may read another one. The zero value
-// stands for those that are unknown.
+// credentials are the properties by which the kernel decides whether a process may read another one.
+// The zero value means unknown.
 type credentials struct {
 	uids, gids           string // real, effective, saved and of the file system
 	effective, permitted uint64 // capabilities
@@ -72,8 +72,8 @@ func (c *credentials) canSample() bool {
 	return c.permitted&both == both || c.permitted&(1<<capSysAdmin) != 0
 }
 
-// readingAdvice says why the kernel does not let otelctx read a process, and what would help. It holds
-// for each process that is refused for the same reason.
+// readingAdvice says why the kernel does not let otelctx read a process, and what would help. It
+// applies to every process that is refused for the same reason.
 func readingAdvice(proc fs.FS, pid int) string {
 	self, other := credentialsOf(proc, "self"), credentialsOf(proc, strconv.Itoa(pid))
 	yama := yamaScope(proc)
@@ -102,8 +102,8 @@ prctl(PR_SET_DUMPABLE, 0). Run otelctx as root (sudo).`
 	}
 }
 
-// sameFour returns the ids that a process must have for the kernel to take it for one of the same user:
-// four times the reader's id that counts for files.
+// sameFour returns the ids that a process must have for the kernel to consider it the same user's: four
+// times the reader's file system id.
 func sameFour(ids string) string {
 	fields := strings.Fields(ids)
 	if len(fields) != 4 {
@@ -125,7 +125,7 @@ func setting(proc fs.FS, name string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// setcapText is how an ordinary user gets to record.
+// setcapText has the commands that allow ordinary users to record.
 const setcapText = `    CGO_ENABLED=0 go install github.com/otelctx/otelctx/cmd/otelctx@latest
     sudo setcap cap_bpf,cap_perfmon+ep "$(command -v otelctx)"`
 
@@ -149,7 +149,7 @@ Each user can then record the processes that they may trace. Those of other user
 	}
 }
 
-// errorPID returns which process an error is about, 0 if it does not say.
+// errorPID returns the id of the process that an error is about, 0 if unknown.
 func errorPID(err error) int {
 	if p, ok := errors.AsType[*recording.ProcessError](err); ok {
 		return p.PID
@@ -157,7 +157,7 @@ func errorPID(err error) int {
 	return 0
 }
 
-// aboutProcess returns err with the process named that it is about.
+// aboutProcess adds the process that err is about to its message.
 func aboutProcess(pid int, err error) error {
 	if err == nil {
 		return nil

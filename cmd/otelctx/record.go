@@ -150,7 +150,7 @@ var carriers = map[string]sampler.Carrier{
 	"thread_slots":     sampler.ThreadSlots,
 }
 
-// How often samples are taken unless the user says.
+// The default sampling frequencies, in Hz.
 const cpuFrequency, wallFrequency = 99, 20
 
 // maxFrequency is the highest frequency at which the kernel was seen to take all samples.

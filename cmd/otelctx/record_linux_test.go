@@ -55,7 +55,7 @@ func needSampling(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// sampling returns why this user may not sample. To find that out takes a while.
+// sampling returns the reason why this user may not sample, or nil. Finding out takes a while.
 var sampling = sync.OnceValue(func() error {
 	s, err := sampler.Open(sampler.Config{Frequency: 1})
 	if err != nil {
@@ -73,8 +73,8 @@ func startBurner(t *testing.T, prepare func(*exec.Cmd), words ...string) *childp
 
 func pidOf(c *childproc.Child) string { return strconv.Itoa(c.PID()) }
 
-// recorded records a burner as arguments say, for as long as it takes for hundreds of
-// samples, which must go well.
+// recorded records a burner with the given arguments until there are hundreds of samples. The
+// recording must succeed.
 func recorded(t *testing.T, c *childproc.Child, args ...string) (recordDocument, result) {
 	t.Helper()
 	r := startRecord(t, append([]string{pidOf(c)}, args...)...)
@@ -83,9 +83,9 @@ func recorded(t *testing.T, c *childproc.Child, args ...string) (recordDocument,
 	return decodeRecord(t, got), got
 }
 
-// complaints are what a recording complained of, but for endless stacks. C code may use the
-// frame pointer for something else, as clone3 of the C library does. Then the kernel may walk
-// whatever that leads to.
+// complaints returns the warnings of a recording, except those about endless stacks: C code may
+// use the frame pointer for something else, as the C library's clone3 does, and the kernel then
+// follows whatever it finds there.
 func (r result) complaints() string {
 	return endlessStacks.ReplaceAllString(r.stderr, "")
 }
@@ -114,8 +114,8 @@ func readPprof(t *testing.T, file string) *pprof.Profile {
 	return p
 }
 
-// readOTLP reads a profile, which must keep all rules, and the attributes of its only resource
-// as text.
+// readOTLP reads a profile, which must obey all rules, and returns it with the attributes of its
+// only resource as text.
 func readOTLP(t *testing.T, file string) (*profilespb.ProfilesData, map[string]string) {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -141,7 +141,7 @@ func checkedResource(t *testing.T, data *profilespb.ProfilesData) map[string]str
 	return resource
 }
 
-// assertTrue fails if a profile says anything of a burner that is not so.
+// assertTrue checks the spans in a profile of a burner against the truth on the stacks.
 func assertTrue(t *testing.T, file string) {
 	t.Helper()
 	inside, outside := 0, 0
@@ -173,8 +173,8 @@ func assertTrue(t *testing.T, file string) {
 	assert.Greater(t, outside, 10)
 }
 
-// assertMuch fails if too few of the samples are in spans. Emulated, the runtime's own work
-// takes more of the time.
+// assertMuch fails if too few of the samples are in spans. On an emulated processor, the Go
+// runtime takes a larger share of the time.
 func assertMuch(t *testing.T, attributed, samples uint64) {
 	t.Helper()
 	least := samples / 2
@@ -232,9 +232,9 @@ func TestRecord(t *testing.T) {
 	assert.InDelta(t, d.Samples, flat, float64(d.Samples)/20, "some stacks are empty")
 }
 
-// The attributes of a span's context are on all samples in it, also if their keys are
-// published while it is recorded. Cells and the goroutine table have none: a request that is shown since the query
-// in it is over, until its goroutine goes on, is shown without.
+// All samples in a span have the attributes of its context, even if their keys are first published
+// during the recording. Cells and the goroutine table carry no attributes: when a query ends
+// elsewhere, the request around it is shown without attributes until its goroutine continues.
 func TestRecordAttributes(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -246,7 +246,7 @@ func TestRecordAttributes(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
 			r := startRecord(t, pidOf(c), "--output", file)
 			r.awaitSample(t)
-			// Each of them is that of many samples.
+			// Each key is used for many samples.
 			const enough = 15
 			require.Eventually(t, func() bool {
 				key, err := strconv.Atoi(c.Ask("keys"))
@@ -288,7 +288,7 @@ func TestRecordAttributes(t *testing.T) {
 	}
 }
 
-// isRequest reports whether the first span of a trace of the burner's is a span.
+// isRequest reports whether a span is the first one of its trace in the burner.
 func isRequest(t *testing.T, traceID, spanID string) bool {
 	t.Helper()
 	trace, err := hex.DecodeString(traceID)
@@ -317,7 +317,8 @@ func TestRecordForPeople(t *testing.T) {
 	assert.FileExists(t, file)
 }
 
-// A recorder that is a service of its own goes on, whatever the collector does, and ends in order.
+// With --repeat, the recorder continues when the collector rejects a profile, and reports all
+// losses when it is terminated.
 func TestRecordRepeatedly(t *testing.T) {
 	needSampling(t)
 	const rejected = 3
@@ -342,7 +343,8 @@ func TestRecordRepeatedly(t *testing.T) {
 	assert.Contains(t, got.stderr, "not today")
 }
 
-// A recording that goes on writes a file for each period, and keeps the newest.
+// With --repeat, each period is written to a file of its own, and --keep removes the oldest
+// files.
 func TestRecordRollingFiles(t *testing.T) {
 	needSampling(t)
 	c := startBurner(t, nil, burner.Records)
@@ -385,7 +387,8 @@ func TestRecordRollingFiles(t *testing.T) {
 	}
 }
 
-// The first signal ends the wait for the reader of a FIFO, and for one that reads nothing.
+// A single signal is enough to interrupt a recorder that waits for a FIFO to be opened, or for a
+// reader that reads nothing.
 func TestInterruptWhileAFileWaits(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -419,8 +422,7 @@ func TestInterruptWhileAFileWaits(t *testing.T) {
 	assert.Contains(t, got.stderr, "took nothing")
 }
 
-// Without symbols a profile has what it takes to name functions later: go tool pprof names
-// them.
+// A profile without symbols can be symbolized later: go tool pprof finds the function names.
 func TestRecordWithoutSymbols(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -479,8 +481,8 @@ func TestRecordWithoutSymbols(t *testing.T) {
 	assert.Contains(t, string(output), "internal/testing/burner.")
 }
 
-// A process that publishes nothing has a profile without links, and no other resource
-// than the kernel knows.
+// The profile of a process that publishes nothing has no links, and its resource has only what
+// the kernel knows.
 func TestRecordWithoutContext(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -517,7 +519,7 @@ func TestRecordToCollector(t *testing.T) {
 		assert.Greater(t, len(received.last.GetDictionary().GetLinkTable()), 3)
 	}
 
-	// What cannot be sent is not lost.
+	// If a profile cannot be sent, it is still in the file.
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "500")
 	record := startRecordText(t, pidOf(c), often, "--otlp-endpoint=http://127.0.0.1:1", "--output", file)
@@ -544,11 +546,11 @@ func TestRecordMarksWhatIsNotProven(t *testing.T) {
 	}
 }
 
-// often has many samples taken.
+// often is an argument for a high sampling rate.
 var often = "--freq=" + strconv.Itoa(burner.Frequency())
 
-// startRecord starts otelctx record, to go on until it is interrupted if arguments do not
-// say otherwise, and returns when it samples.
+// startRecord starts otelctx record, and returns when it samples. It records until it is
+// interrupted, unless the arguments say otherwise.
 func startRecord(t *testing.T, args ...string) *running {
 	t.Helper()
 	return startRecordText(t, append([]string{"--json", "--top=0", often}, args...)...)
@@ -563,15 +565,15 @@ func startRecordText(t *testing.T, args ...string) *running {
 
 const perfEvent = "anon_inode:[perf_event]"
 
-// awaitSample waits until there is a sample of a burner that is this very program.
+// awaitSample waits until there is a sample of a burner, which runs the test binary.
 func (r *running) awaitSample(t *testing.T) {
 	t.Helper()
 	r.awaitSampleOf(t, executable(t))
 }
 
-// awaitSampleOf waits until there is a sample of a program: its file is opened for the names
-// of the first. The recorder may be the same program, and opens that for a moment when it
-// comes up, which is before it samples.
+// awaitSampleOf waits until there is a sample of a program: at the first sample the recorder
+// opens the program's file. If the recorder is the same program, it also opens the file briefly
+// at startup, before it samples.
 func (r *running) awaitSampleOf(t *testing.T, program string) {
 	t.Helper()
 	childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
@@ -586,7 +588,7 @@ func (r *running) awaitSamples(t *testing.T, c *childproc.Child) {
 	burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
 }
 
-// awaitRecorded waits until a process is recorded: what it does from now on is sampled.
+// awaitRecorded waits until a process is being sampled.
 func (r *running) awaitRecorded(t *testing.T, c *childproc.Child) {
 	t.Helper()
 	r.awaitRecordedPID(t, c.PID())
@@ -597,14 +599,14 @@ func (r *running) awaitRecordedPID(t *testing.T, pid int) {
 	require.Eventually(t, func() bool {
 		is, err := r.samples(pid)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-			return true // It has ended: that is for the test to find.
+			return true // The recorder has ended; the test will notice.
 		}
 		require.NoError(t, err)
 		return is
 	}, testenv.Patience, tick)
 }
 
-// samples reports whether the kernel has been told to sample a process for the command.
+// samples reports whether the command has asked the kernel to sample a process.
 func (r *running) samples(pid int) (bool, error) {
 	process, err := unix.PidfdOpen(r.cmd.Process.Pid, 0)
 	if err != nil {
@@ -626,7 +628,7 @@ func (r *running) samples(pid int) (bool, error) {
 		}
 		own, err := unix.PidfdGetfd(process, theirs, 0)
 		if errors.Is(err, unix.EBADF) {
-			continue // It is closed by now.
+			continue // It has been closed.
 		}
 		if err != nil {
 			return false, err
@@ -640,11 +642,11 @@ func (r *running) samples(pid int) (bool, error) {
 
 const bpfMap = "anon_inode:bpf-map"
 
-// watches reports whether a descriptor is of the map of watched processes, and one of them is
-// there. It closes the descriptor.
+// watches reports whether a descriptor refers to the map of watched processes, and the map
+// contains the process. It closes the descriptor.
 func watches(fd, pid int) (bool, error) {
 	if is, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); is != bpfMap || err != nil {
-		return false, errors.Join(err, unix.Close(fd)) // The number has become another file's.
+		return false, errors.Join(err, unix.Close(fd)) // The descriptor has been reused for another file.
 	}
 	m, err := ebpf.NewMapFromFD(fd)
 	if err != nil {
@@ -669,7 +671,7 @@ func (r *running) interrupt(t *testing.T) result {
 	return r.wait(t)
 }
 
-// A recording ends in order when it is told to, and when its process ends.
+// A recording ends in an orderly way when it is interrupted, and when its process ends.
 func TestRecordEnds(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -683,11 +685,12 @@ func TestRecordEnds(t *testing.T) {
 		ended    bool // by the process
 	}{
 		"interrupted": {"1h", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(os.Interrupt) }, false},
-		// The terminal goes away.
+		// The terminal is closed.
 		"hung up": {"0", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(syscall.SIGHUP) }, false},
-		// What timeout(1) does: to the command, and to its process group.
+		// Like timeout(1), which signals the command and its process group.
 		"terminated twice": {"0", func(_ *childproc.Child, command *os.Process) {
-			// Later it would be another one, which is not for the test to say on a busy machine.
+			// A signal after sameSignal would count as a second one. On a busy machine, stay
+			// well below.
 			for first := time.Now(); time.Since(first) < sameSignal/2; time.Sleep(time.Millisecond) {
 				_ = command.Signal(syscall.SIGTERM) // which may have ended
 			}
@@ -711,11 +714,11 @@ func TestRecordEnds(t *testing.T) {
 	}
 }
 
-// Processes start, begin to publish, and end.
+// With --all, processes start, begin to publish, and end during the recording.
 func TestRecordAll(t *testing.T) {
 	needSampling(t)
-	// A look at a process that has published its spans and not yet its name finds it without
-	// one. The next look comes a second later, and still later on a machine that is busy.
+	// A process that is scanned between publishing its spans and its resource has no name yet.
+	// The next scan is a second later, or more on a busy machine.
 	wait := time.Duration(0)
 	for !recordAll(t, wait) {
 		require.Less(t, wait, testenv.Patience)
@@ -723,8 +726,8 @@ func TestRecordAll(t *testing.T) {
 	}
 }
 
-// recordAll records all processes, and reports whether processes that have published a name are
-// recorded under it. It is true once the last of them has been recognized.
+// recordAll records all processes, and reports whether those that publish a name are recorded
+// under it. That depends on whether there was time to scan the last one.
 func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	t.Helper()
 	early := startBurner(t, nil, burner.Records)
@@ -737,7 +740,7 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	early.Kill()
 	require.Equal(t, "published", later.Ask("publish"))
 	r.awaitRecorded(t, later)
-	// Its end has been noticed when somebody that came after it has been found.
+	// Once a later process has been found, the end of this one has been noticed.
 	appeared := startBurner(t, nil, burner.Records)
 	r.awaitRecorded(t, appeared)
 	time.Sleep(wait)
@@ -746,7 +749,7 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	}
 	d := decodeRecord(t, r.interrupt(t))
 	assert.Zero(t, d.PID)
-	attributed := map[int]map[bool]uint64{} // by whether it is by the name
+	attributed := map[int]map[bool]uint64{} // whether under the name
 	for _, p := range d.Processes {
 		if attributed[p.PID] == nil {
 			attributed[p.PID] = map[bool]uint64{}
@@ -764,7 +767,8 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	return attributed[later.PID()][true] > 10 && attributed[appeared.PID()][true] > 10
 }
 
-// A process that is recorded on its own may also begin to publish, or publish more.
+// A process that is selected by its id may begin to publish, or publish more, during the
+// recording.
 func TestRecordNoticesPublication(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -784,7 +788,7 @@ func TestRecordNoticesPublication(t *testing.T) {
 				all = false
 				continue
 			}
-			names := 2 // what it is called before and after
+			names := 2 // before and after the publication
 			if words != burner.Later {
 				names = 1
 			}
@@ -817,7 +821,7 @@ func TestRecordWithoutPrivileges(t *testing.T) {
 	}
 }
 
-// Two capabilities are enough for processes of the same user, and not for others'.
+// Two capabilities are enough for processes of the same user, but not for those of other users.
 func TestRecordWithTwoCapabilities(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -827,7 +831,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	paranoid, err := os.ReadFile("/proc/sys/kernel/perf_event_paranoid")
 	require.NoError(t, err)
 	t.Logf("kernel.perf_event_paranoid is %s", strings.TrimSpace(string(paranoid)))
-	dir, err := os.MkdirTemp("", "record-test") // t.TempDir is closed to others
+	dir, err := os.MkdirTemp("", "record-test") // other users cannot access t.TempDir
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(t, os.Chmod(dir, 0o777))
@@ -850,7 +854,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	}
 	got := runCommand(t, record("--duration=1ms"))
 	if level, err := strconv.Atoi(strings.TrimSpace(string(paranoid))); err == nil && level > 2 && got.code == exitNotPermitted {
-		// Debian's kernels and their kin.
+		// Debian's and Ubuntu's kernels.
 		assert.Contains(t, got.stderr, fmt.Sprintf("kernel.perf_event_paranoid is %d: permission denied", level))
 		assert.Contains(t, got.stderr, fmt.Sprintf("kernel.perf_event_paranoid is %d. ", level))
 		return

@@ -14,8 +14,9 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/burner"
 )
 
-// Where another library has set labels those who read labels see its trace, and others the
-// service's. With records there are the service's labels as well, before and after.
+// If another library has set labels, readers of labels see that library's trace, and all other
+// readers see the service's. If the service has records, its labels also appear, before and
+// after.
 func TestRecordByCarrier(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -23,7 +24,8 @@ func TestRecordByCarrier(t *testing.T) {
 	for name, test := range map[string]struct {
 		carrier string
 		words   []string
-		// found says that there are spans, foreign that they are of the other library's trace.
+		// found means that spans are expected, foreign that they belong to the other library's
+		// trace.
 		found, foreign bool
 		stderr         string
 	}{

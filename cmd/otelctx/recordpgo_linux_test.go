@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// The compiler takes a recording, and inlines what is hot there.
+// The compiler accepts a recording, and inlines functions that are hot in it.
 func TestRecordForPGO(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -44,15 +44,15 @@ func TestRecordForPGO(t *testing.T) {
 	assert.Contains(t, compile(t, file), inlined)
 }
 
-// buildPGO returns what go build -pgo says of the program. It compiles the standard library anew
-// for each profile, which takes a minute and more of processor time.
+// buildPGO returns the output of go build -pgo for the program. Each profile makes it recompile
+// the standard library, which takes more than a minute of CPU time.
 func buildPGO(t *testing.T, pgo string) string {
 	t.Helper()
 	return goSays(t, "build", "-o", filepath.Join(t.TempDir(), "pgo"), "-pgo="+pgo, "-gcflags=-m", "./testdata/pgo")
 }
 
-// compilePGO returns what the compiler says of the program's own package. It runs the commands
-// that go build -pgo runs for that.
+// compilePGO returns the compiler's output for the program's own package. It runs the same
+// commands as go build -pgo.
 func compilePGO(t *testing.T, pgo string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -68,7 +68,7 @@ func compilePGO(t *testing.T, pgo string) string {
 	return goSays(t, append(args, "testdata/pgo/main.go")...)
 }
 
-// goSays runs the go command, and returns what it says.
+// goSays runs the go command and returns its output.
 func goSays(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := exec.Command("go", args...).CombinedOutput()

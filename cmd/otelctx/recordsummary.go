@@ -84,7 +84,7 @@ type summary struct {
 	*recording.Result
 	out     bytes.Buffer
 	colours bool
-	// columns are those of the tables so far.
+	// columns are the columns of the tables so far.
 	columns map[string]bool
 	// several is whether several services were recorded.
 	several bool

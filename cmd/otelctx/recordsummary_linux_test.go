@@ -56,7 +56,7 @@ func TestSummary(t *testing.T) {
 		"  CPU     SHARE  SERVICE  REQUESTS SEEN  CPU/REQUEST  ENDPOINT\n" +
 		"  5.000s  50.0%  shop     10             500.0ms      \"GET /\\x1b[31m\"\n" +
 		"  2.000s  20.0%  cart     200            ≤ 10.0ms     -\n"
-	// columns are those that are explained, besides CPU and SHARE.
+	// columns are the columns with an explanation, besides CPU and SHARE.
 	columns := map[string][]string{
 		"":          {columnInSpans, columnCum, columnRequestsSeen, columnCPURequest, columnSpansSeen, columnCPUSpan},
 		"span":      {columnSpansSeen, columnCPUSpan},
@@ -130,7 +130,7 @@ func TestSummaryOfOneService(t *testing.T) {
 		"\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n", out.String())
 }
 
-// Where otelhttp is around a whole mux the summary says why no endpoint has a route.
+// If otelhttp wraps a whole mux, the summary says why no endpoint has a route.
 func TestSummaryWithoutRoutes(t *testing.T) {
 	const hint = "\nThe endpoint has no route. Around a whole mux otelhttp learns it too late: put otelhttp around each handler.\n"
 	for name, want := range map[string]bool{"GET": true, "POST": true, "GET /": false, "": false} {
@@ -145,7 +145,8 @@ func TestSummaryWithoutRoutes(t *testing.T) {
 	}
 }
 
-// A terminal gets colours, unless it or its user wants none.
+// Output on a terminal has colours, unless the terminal or the user does not
+// want them.
 func TestSummaryOnTerminal(t *testing.T) {
 	for _, test := range []struct {
 		term, noColor string
@@ -171,7 +172,7 @@ func TestSummaryOnTerminal(t *testing.T) {
 	}
 }
 
-// openTerminal returns a terminal, and what is shown on it.
+// openTerminal returns a terminal and a reader of what is printed on it.
 func openTerminal(t *testing.T) (*os.File, *bufio.Reader) {
 	t.Helper()
 	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)

@@ -24,7 +24,7 @@ type recordTargets struct {
 	Services []string    `group:"Processes:" help:"Processes that publish one of these names as service.name."                                           name:"service" placeholder:"NAME,…"    sep:"none"`
 	Names    []string    `group:"Processes:" help:"Processes whose executable, or name in ps, is one of these."                                          name:"name"    placeholder:"NAME,…"    sep:"none"`
 	Cgroups  []string    `group:"Processes:" help:"Processes in one of these control groups: a path, a name, or at least 12 digits of a container's id." name:"cgroup"  placeholder:"GROUP,…"   sep:"none"`
-	// PIDs are those of PIDArgs and PIDList.
+	// PIDs joins PIDArgs and PIDList.
 	PIDs []int `kong:"-"`
 	// Command is the command after --, and started its process id once it runs.
 	Command []string `kong:"-"`
@@ -167,7 +167,7 @@ func (c *recordCommand) recordStarted(s streams) error {
 		<-command.Ended()
 		cancel()
 	}()
-	// Signals are the command's. They are also a wish that this program should wait for nothing else.
+	// Signals are meant for the command. They also ask this program to wait for nothing else.
 	interrupted, stop := signal.NotifyContext(context.Background(), interrupts()...)
 	defer stop()
 	resumed := false

@@ -27,11 +27,11 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// shortLived is the argument that makes the test binary a program that is over soon.
+// shortLived is the argument that makes the test binary call burnShortly.
 const shortLived = "short-lived"
 
-// burnShortly uses the processor for a tenth of a second, from the first thing that the
-// program does. An emulated processor is interrupted less often.
+// burnShortly uses a tenth of a second of CPU time, right from the start of the program. An emulated
+// processor needs more, because it is interrupted less often.
 func burnShortly() {
 	enough := 100 * time.Millisecond
 	if testenv.Emulated() {
@@ -48,8 +48,7 @@ func burnShortly() {
 	os.Exit(5)
 }
 
-// A command is recorded though it is over before anybody could have looked at it, and its
-// functions have names.
+// A command is recorded, with function names, even if it ends before a scan could find it.
 func TestRecordCommand(t *testing.T) {
 	needSampling(t)
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
@@ -74,7 +73,7 @@ func TestRecordCommand(t *testing.T) {
 // The children of a command are recorded too.
 func TestRecordChildrenOfCommand(t *testing.T) {
 	needSampling(t)
-	// They run until they have been recorded, which somebody must be told.
+	// The child runs until the test creates a file, after it has been recorded.
 	marks := t.TempDir()
 	script := fmt.Sprintf(`(while [ ! -e %[1]s/end ]; do :; done; exit 0) & echo $! >%[1]s/pid.new; mv %[1]s/pid.new %[1]s/pid; wait; exit 3`, marks)
 	r := start(t, "record", "--json", "-F", "997", "--", "sh", "-c", script)
@@ -105,7 +104,7 @@ func TestRecordChildrenOfCommand(t *testing.T) {
 	assert.NotEqual(t, pid, d.PID)
 }
 
-// cpuTime returns how many hundredths of a second a process has used.
+// cpuTime returns the user CPU time of a process in hundredths of a second.
 func cpuTime(t *testing.T, pid int) int {
 	t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -116,8 +115,8 @@ func cpuTime(t *testing.T, pid int) int {
 	return used
 }
 
-// What the command line says is what the command gets, and its code is ours, also where
-// nothing is sampled.
+// The command gets its arguments unchanged, and otelctx exits with its exit code, even if nothing
+// was sampled.
 func TestRecordCommandPassesOn(t *testing.T) {
 	needSampling(t)
 	t.Parallel()
@@ -137,7 +136,7 @@ func TestRecordCommandPassesOn(t *testing.T) {
 	assert.Equal(t, 9, r.wait(t).code)
 }
 
-// Filters leave out all samples but those with all of the attributes.
+// Filters keep only the samples that have all of the attributes.
 func TestRecordFiltered(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -154,7 +153,7 @@ func TestRecordFiltered(t *testing.T) {
 	}
 }
 
-// Names of processes and files may have any bytes, and those in lists commas behind a backslash.
+// Names of processes and files may contain any bytes; in lists, commas are escaped by a backslash.
 func TestRecordNames(t *testing.T) {
 	assert.Equal(t, []string{"a", "b,c", "\xff\\", "d"}, splitList([]string{`a,b\,c`, "\xff\\", "d"}))
 	assert.Empty(t, splitList(nil))
@@ -213,8 +212,8 @@ func TestRecordWithoutSamples(t *testing.T) {
 	}
 }
 
-// A recording says nothing about processes that are not selected, whatever they publish, and however
-// long they keep their readers waiting.
+// There are no warnings about processes that are not selected, whatever they publish and however
+// long reading them takes.
 func TestRecordIgnoresOthers(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -237,7 +236,7 @@ func TestRecordIgnoresOthers(t *testing.T) {
 			if told {
 				require.Equal(t, "waits", stalling.Ask("%d", r.cmd.Process.Pid))
 			}
-			time.Sleep(500 * time.Millisecond) // A recording says nothing about a look of 100 ms anyway.
+			time.Sleep(500 * time.Millisecond) // A scan of 100 ms would cause no warning.
 			got := r.interrupt(t)
 			assert.Equal(t, told, strings.Contains(got.stderr, "pid "+commOf(t, writer)+": invalid process context"), got.stderr)
 			assert.Equal(t, told, strings.Contains(got.stderr, "pid "+commOf(t, stalling)+": reading timed out"), got.stderr)
@@ -246,7 +245,7 @@ func TestRecordIgnoresOthers(t *testing.T) {
 	}
 }
 
-// Processes are chosen by ids, name, service and control group, and others are left alone.
+// Processes are selected by id, name, service and control group; others are not recorded.
 func TestRecordSelected(t *testing.T) {
 	t.Parallel()
 	needSampling(t)

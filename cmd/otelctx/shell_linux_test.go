@@ -18,7 +18,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// The manual page that is committed is what the command line says; -update writes it anew.
+// The committed manual page matches the command line; -update rewrites it.
 func TestManual(t *testing.T) {
 	got := otelctx(t, "man")
 	require.Zero(t, got.code, got.stderr)
@@ -32,7 +32,7 @@ func TestManual(t *testing.T) {
 	}
 }
 
-// The table of exit codes in docs is that of the code.
+// The table of exit codes in docs matches the code.
 func TestExitCodesInDocs(t *testing.T) {
 	docs, err := os.ReadFile("../../docs/recording.md")
 	require.NoError(t, err)
@@ -43,8 +43,8 @@ func TestExitCodesInDocs(t *testing.T) {
 	assert.Contains(t, string(docs), strings.Join(table, "\n")+"\n\n")
 }
 
-// completers ask a shell for what it completes lines with, by the script. Each answer is
-// behind a line with ==.
+// completers are scripts that print how a shell completes each line. A line with == precedes each
+// answer.
 var completers = map[string]string{
 	"bash": `source "$1"; shift
 		for line; do
@@ -74,7 +74,7 @@ var completers = map[string]string{
 		zpty -d z`,
 }
 
-// Commands, flags and values are completed, and the command to record as a command.
+// Commands, flags and values are completed, and after -- the command to record.
 func TestCompletion(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Symlink(executable(t), filepath.Join(dir, "otelctx")))
@@ -104,7 +104,7 @@ func TestCompletion(t *testing.T) {
 			} {
 				lines, wants = append(lines, line), append(wants, want)
 			}
-			if shell != "bash" { // which makes = a word of its own
+			if shell != "bash" { // bash treats = as a separate word
 				lines, wants = append(lines, "otelctx record --format=pp"), append(wants, "--format=pprof")
 			}
 			args := append([]string{"-c", ask, shell, script}, lines...)
@@ -123,7 +123,7 @@ func TestCompletion(t *testing.T) {
 		})
 	}
 	for _, test := range []struct{ want, words string }{
-		{"pprof\t\n", "record --format = pp"}, // as bash parts it
+		{"pprof\t\n", "record --format = pp"}, // split as bash does
 		{"html\t\n", "record --format ="},
 		{pid + "\tcheckout\n", "watch " + pid[:2]},
 		{pid + "\tcheckout\n", "record -F 9 1 -p " + pid[:2]},

@@ -160,8 +160,8 @@ type spansDocument struct {
 	Service string `json:"service"`
 	// TimeUnixNano is the time at which all spans had been read, in nanoseconds since the epoch.
 	TimeUnixNano int64 `json:"time_unix_nano"`
-	// Torn counts readings that were repeated because a goroutine changed meanwhile, Lost goroutines that
-	// changed each time.
+	// Torn counts reads that were repeated because a goroutine changed during the read, and Lost the
+	// goroutines that changed at every attempt.
 	Torn int `json:"torn"`
 	Lost int `json:"lost"`
 	// Missing holds the reasons why some of the data could not be read.

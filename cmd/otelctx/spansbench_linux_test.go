@@ -17,7 +17,7 @@ import (
 )
 
 // BenchmarkSpans reads waiting goroutines whose symbols have been read: look is a look of record --wall, document
-// is spans --stacks without the writing.
+// is spans --stacks without writing the output.
 func BenchmarkSpans(b *testing.B) {
 	childproc.NeedReading(b)
 	exe := programs.Build(b, programs.Static, "../..", "./internal/testing/parker")

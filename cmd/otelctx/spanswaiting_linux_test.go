@@ -107,9 +107,9 @@ func (p *parker) look(t *testing.T, args ...string) spansDocument {
 	return d
 }
 
-// sameAs compares a look with the process's own tracebacks. Goroutines that changed between the two dumps,
-// such as running ones, are skipped. It returns the number of goroutines compared, and the spans of the
-// others.
+// sameAs compares the output of otelctx spans with the process's own tracebacks. Goroutines that changed
+// between the two dumps, such as running ones, are skipped. It returns the number of goroutines compared,
+// and the spans of the others.
 func (p *parker) sameAs(t *testing.T, look func() spansDocument) (compared int, others []spanDocument) {
 	t.Helper()
 	before := p.dump(t)

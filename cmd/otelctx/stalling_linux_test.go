@@ -20,8 +20,8 @@ import (
 
 const noAnswer = "reading timed out (its memory may be backed by userfaultfd or FUSE): no answer within 5s"
 
-// A process that makes readers wait keeps none from the others. All commands wait at the same
-// time.
+// A process that makes its readers wait does not delay the reading of other processes. All
+// commands wait at the same time.
 func TestNoAnswer(t *testing.T) {
 	t.Parallel()
 	before, stalling, behind := startPublisher(t, "checkout", "a"), startStalling(t), startPublisher(t, "cart", "b")
@@ -33,16 +33,16 @@ func TestNoAnswer(t *testing.T) {
 	t.Run("record", func(t *testing.T) {
 		needSampling(t)
 		c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
-		// It leaves the processors to other tests as long as nothing is recorded.
+		// Stop it until the recording, so that it takes no CPU time from other tests.
 		require.NoError(t, syscall.Kill(c.PID(), syscall.SIGSTOP))
 		all := start(t, "record", "--json", "--all", "--duration=0")
-		// What it uses the processor for does not take its memory.
+		// The code that it runs does not touch the blocking memory.
 		one := start(t, "record", "--json", pid, "--duration=100ms")
 		all.awaitRecorded(t, c)
 		require.Equal(t, "waits", stalling.Ask("%d", all.cmd.Process.Pid))
 		require.NoError(t, syscall.Kill(c.PID(), syscall.SIGCONT))
 		burner.AwaitUse(t, c, 200*time.Millisecond)
-		time.Sleep(200 * time.Millisecond) // A recording says no word about looks of 100 ms.
+		time.Sleep(200 * time.Millisecond) // Scans of 100 ms cause no warning.
 
 		got := all.interrupt(t)
 		d := decodeRecord(t, got)
@@ -75,7 +75,7 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
-// An interrupted command does not wait for an answer of the process.
+// An interrupted command does not wait for a process that blocks its readers.
 func TestInterruptWithoutAnAnswer(t *testing.T) {
 	c := startStalling(t)
 	pid := strconv.Itoa(c.PID())
@@ -83,7 +83,7 @@ func TestInterruptWithoutAnAnswer(t *testing.T) {
 	require.Equal(t, "waits", c.Ask("%d", interrupted.cmd.Process.Pid))
 	require.NoError(t, interrupted.cmd.Process.Signal(os.Interrupt))
 	got := interrupted.wait(t)
-	// It has not given up.
+	// The command succeeds: it did not time out.
 	assert.Zero(t, got.code)
 	assert.Empty(t, got.stderr)
 }

@@ -43,7 +43,7 @@ const (
 	columnEndpoint   = "ENDPOINT"
 )
 
-// The most characters of a key and of a value in text output.
+// The maximum number of characters of a key and of a value in text output.
 const (
 	maxKeyText   = 60
 	maxValueText = 200

@@ -50,7 +50,7 @@ func (c *verifyCommand) Validate() error {
 	return validatePID(c.PID)
 }
 
-// errNotConforming says that a rule is broken. The report says which.
+// errNotConforming means that a rule is broken. The report says which.
 var errNotConforming = errors.New("not conforming")
 
 // Run is called by kong.

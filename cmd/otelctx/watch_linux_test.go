@@ -37,8 +37,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// roleWorker is a traced service that is in one span, on one thread, all the time, with
-// attributes of its context.
+// roleWorker is a traced service that stays in one span, on one thread, with context-scoped
+// attributes.
 const roleWorker = "worker"
 
 func workerRole(parent *childproc.Parent) {
@@ -70,8 +70,8 @@ func workerRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// load is an atomic load that the race detector does not make a call, at which a
-// goroutine may be preempted.
+// load is an atomic load that the race detector does not turn into a call, because a goroutine
+// may be preempted at calls.
 //
 //go:norace
 //go:noinline
@@ -96,22 +96,23 @@ type worker struct {
 func startWorker(t *testing.T) *worker {
 	t.Helper()
 	w := &worker{Child: childproc.Start(t, roleWorker, func(cmd *exec.Cmd) {
-		// It keeps its thread, however busy the machine is. The collector would wait for it, and
-		// so would who answers if there was one processor.
+		// The worker must keep its thread on any machine, so it cannot be preempted. The garbage
+		// collector would wait for it forever, and with GOMAXPROCS=1 so would the goroutine that
+		// answers.
 		cmd.Env = append(cmd.Env, "GODEBUG=asyncpreemptoff=1", "GOGC=off", "GOMAXPROCS=2")
 	})}
 	w.pid = strconv.Itoa(w.PID())
 	_, err := fmt.Sscan(w.Receive(), &w.tid, &w.traceID, &w.spanID, &w.rootSpan)
 	require.NoError(t, err)
-	// The goroutine may still have to get from its answer to its work.
+	// The worker has answered, but may not be in the span yet.
 	require.Eventually(t, func() bool {
 		return strings.Contains(otelctx(t, "inspect", w.pid, "--json").stdout, w.spanID)
 	}, testenv.Patience, tick)
 	return w
 }
 
-// anonymous replaces ids of the worker by their names, and the spaces that depend on the
-// length of ids.
+// anonymous replaces the worker's ids by placeholders, and normalizes the padding that depends
+// on their length.
 func (w *worker) anonymous(out string) string {
 	for pattern, replacement := range map[string]string{
 		`(\S) {2,}`:                           "$1  ",
@@ -223,12 +224,13 @@ func TestThreadsForPeople(t *testing.T) {
 	assert.NotContains(t, string(many), "own 3")
 }
 
-// What is looked at may come and go, and be busy, without ending the watch.
+// The watch continues when the process stops publishing for a while, or when a read finds it
+// busy.
 func TestWatchGoesOn(t *testing.T) {
 	other := errors.New("other")
 	for _, test := range []struct {
-		looks           []error // of which nil finds threads
-		frames, nothing int     // how many of each are shown
+		looks           []error // nil: threads were found
+		frames, nothing int     // expected frames with threads, and without
 		ended           bool
 		err             error
 	}{

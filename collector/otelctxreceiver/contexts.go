@@ -235,7 +235,7 @@ func (p *process) drop() {
 	p.source, p.last = nil, nil
 }
 
-// release closes the source for good. If a read of the process is still blocked, the source is
+// release closes the source permanently. If a read of the process is still blocked, the source is
 // closed when it returns.
 func (p *process) release() {
 	closeIt := func() {

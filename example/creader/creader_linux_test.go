@@ -317,7 +317,7 @@ func hostilePayloads(t *testing.T, program string) {
 	require.Zero(t, code)
 	require.Equal(t, "service check?[31mout", lines[0], "unchanged")
 
-	// A number without an end, and one that is too long.
+	// An unterminated number, and one that is too long.
 	publish(append(slices.Clone(payload), 0xff))
 	publish(append(bytes.Repeat([]byte{0xff}, 11), payload...))
 	random := rand.New(rand.NewPCG(1, 2))

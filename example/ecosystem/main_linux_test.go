@@ -133,7 +133,7 @@ func TestFails(t *testing.T) {
 	fails, succeeds := programs.Script(t, "exit 7"), programs.Script(t, "exit 0")
 	// The last occurrence of a flag counts.
 	usual := []string{"-collector", self(t, "collector"), "-quickstart", self(t, "service"), "-otelctx", succeeds, "-join", succeeds}
-	// A program that fails when it is told to end.
+	// A program that fails when it is asked to end.
 	badly := func(as string) string {
 		exe, err := os.Executable()
 		require.NoError(t, err)

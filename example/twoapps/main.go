@@ -30,8 +30,8 @@ func main() {
 	}
 }
 
-// run serves the applications, lets each user send that many requests, or until ctx is done, and
-// prints the collected telemetry.
+// run serves the applications while each user sends the given number of requests, or until ctx
+// is done, and prints the collected telemetry.
 func run(ctx context.Context, stdout io.Writer, requests int) (err error) {
 	t, err := newTelemetry(ctx)
 	if err != nil {

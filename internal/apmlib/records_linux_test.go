@@ -75,7 +75,8 @@ func (r *Records) shown(t testing.TB) uint64 {
 	return ref
 }
 
-// seen returns what the calling thread, which is locked, shows, by its word alone.
+// ownRecord returns the record that the word of the calling thread points to. The caller
+// must be locked to the thread.
 func (r *Records) ownRecord() *wire.ProfilingThreadRecord {
 	w := threadWord(r.word)
 	if w == 0 {
@@ -326,7 +327,7 @@ func TestRecordsAreWhole(t *testing.T) {
 	})
 	wg.Go(func() {
 		for ; !stop.Load(); runtime.Gosched() {
-			// Half of them: the others are there to be seen.
+			// Clear every other span, so that the rest stay visible.
 			if span := id.Load(); span&1 == 0 {
 				r.Clear(writer.Load(), span)
 			}

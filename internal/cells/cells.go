@@ -244,8 +244,8 @@ func (t *Table) Rename(r Ref, name uint16) {
 	if s.LocalRootSpanID == s.SpanID {
 		endpoint = name
 	}
-	// The swap fails if the cell describes another span meanwhile, since the word includes the
-	// generation, or if another goroutine has renamed the span, which is just as good.
+	// The swap fails if the cell now describes another span, since the word includes the generation.
+	// It also fails if another goroutine has renamed the span, which is fine.
 	atomic.CompareAndSwapUint64(&t.cell(r).Names, packNames(r, s.Name, s.Endpoint), packNames(r, name, endpoint))
 }
 

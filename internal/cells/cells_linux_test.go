@@ -151,7 +151,8 @@ func TestEndedMeanwhileIsNotEvicted(t *testing.T) {
 	assert.Equal(t, []Ref{r, next}, asked)
 }
 
-// The cell of a span that ended elsewhere describes it while many other spans start and end.
+// The cell of a span that ended elsewhere keeps its contents while many other spans start
+// and end.
 func TestFreeCellsRest(t *testing.T) {
 	table, _ := newTable(t, true, nil)
 	r := table.start()

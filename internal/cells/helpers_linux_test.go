@@ -98,7 +98,7 @@ func (t *Table) start(change ...func(*Span)) Ref {
 	return t.startOn(p, change...)
 }
 
-// startOn starts a span as a goroutine does that is pinned to P number p.
+// startOn starts a span like start, but on P number p, to which the caller must be pinned.
 func (t *Table) startOn(p int, change ...func(*Span)) Ref {
 	r := t.Reserve(p)
 	if r == 0 {

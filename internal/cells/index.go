@@ -24,7 +24,7 @@ func (t *Table) Find(k sdkspan.Key) Ref {
 			return r
 		}
 	}
-	// Search the shared index last: a span may have moved there meanwhile.
+	// Search the shared index last: a span may have moved there during the search.
 	b := t.shared.bucket(k.SpanID)
 	for i := range b {
 		if r := Ref(b[i].Load()); t.Is(r, k) {

@@ -11,7 +11,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 )
 
-// Package scopedattr tests contexts that have attributes.
+// Contexts without attributes. The tests of package scopedattr cover those with
+// attributes.
 func TestFromWithoutScope(t *testing.T) {
 	for _, ctx := range []context.Context{nil, context.Background(), context.WithValue(context.Background(), contextKey{}, "no scope")} {
 		assert.Nil(t, From(ctx))
@@ -22,7 +23,8 @@ func TestFromWithoutScope(t *testing.T) {
 	}
 }
 
-// TestUse checks that With does nothing before Use. Package scopedattr tests the rest.
+// TestUse checks that With does nothing before Use. The tests of package scopedattr
+// cover the rest.
 func TestUse(t *testing.T) {
 	before := used.Load()
 	t.Cleanup(func() { used.Store(before) })

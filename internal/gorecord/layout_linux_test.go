@@ -34,7 +34,8 @@ func read(t *testing.T, address uint64, size int) []byte {
 	b := make([]byte, size)
 	_, err := remotemem.Of(os.Getpid()).ReadAt(b, int64(address))
 	if errors.Is(err, syscall.ENOSYS) {
-		// An emulator of processors, which has the memory at other addresses too.
+		// Under an emulator the process has other addresses for the kernel, so read the memory
+		// directly.
 		return bytes.Clone(unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(nil), address)), size))
 	}
 	require.NoError(t, err)

@@ -20,8 +20,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// long returns how many rounds make test-all has where a program without the race
-// detector has n. The race detector makes them some ten times slower.
+// long returns n, or a tenth of it with the race detector, which makes the rounds some ten times slower.
 func long(n int) int {
 	if testenv.Race {
 		n /= 10

@@ -276,9 +276,9 @@ func (c *calibrator) tellNumbers(m *mCandidate) {
 }
 
 // findM collects the words of the calling goroutine's g that may be g.m. The first word of m is m.g0,
-// which points to another g with the same m. That remains true if the goroutine moves to another
-// thread meanwhile. Pointers to the goroutine's own stack, which changes during the search, are
-// skipped if g begins with the stack bounds.
+// which points to another g with the same m. That remains true if the goroutine moves to another thread
+// during the search. Pointers to the goroutine's own stack, which changes during the search, are skipped
+// if g begins with the stack bounds.
 func (c *calibrator) findM() {
 	c.ms = []*mCandidate{}
 	var here byte

@@ -291,7 +291,7 @@ func TestLockedThreads(t *testing.T) {
 	assert.Len(t, ms, n)
 }
 
-// A reader goes from the m published in a thread slot to the goroutine that runs there now.
+// A reader can follow the m published in a thread slot to the goroutine that runs there now.
 func TestOwner(t *testing.T) {
 	t.Parallel()
 	if runtime.GOMAXPROCS(0) < 2 {

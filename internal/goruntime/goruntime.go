@@ -26,8 +26,8 @@ const (
 	// signal handler, that g is not the user's; m.curg is.
 	TLSG
 
-	// LabelList is the offset of the []Label in the object that g.labels points at. It is established, as 0, only if that
-	// object is laid out as LabelMap.
+	// LabelList is the offset of the []Label in the object that g.labels points at. Calibration accepts only 0: the
+	// object must be laid out like LabelMap.
 	LabelList
 
 	numFacts

@@ -66,7 +66,7 @@ func TestLabelsOfPprof(t *testing.T) {
 	})
 }
 
-// A profile, which knows nothing of us, must show the labels of our record on its goroutine and on those it starts.
+// A profile by runtime/pprof must show the labels of our record on its goroutine and on those it starts.
 func TestLabelsInProfile(t *testing.T) {
 	t.Parallel()
 	calibrated(t)

@@ -44,12 +44,12 @@ type mode struct {
 	// usual is set for modes that are part of make test, not only of make test-all, because they compile
 	// little that other tests do not.
 	usual   bool
-	run     []string             // what runs it, if not the kernel
+	run     []string             // the command that runs the program, such as an emulator
 	refused map[string]string    // facts that are refused in this mode, and a part of the reason
-	tls     func(off int64) bool // what the offset of g must be like
+	tls     func(off int64) bool // whether the offset of g is plausible
 }
 
-// variant returns a way to build without a C compiler that other tests do not have.
+// variant returns a build variant that needs no C compiler and that no other test uses.
 func variant(name string, flags ...string) programs.Variant {
 	return programs.Variant{Name: name, Flags: flags}
 }

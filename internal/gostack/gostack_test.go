@@ -266,7 +266,7 @@ func TestFindReasons(t *testing.T) {
 	}
 }
 
-// fakeCode says what a fuzzed function is.
+// fakeCode describes a fuzzed function.
 type fakeCode []byte
 
 func (c fakeCode) Frame(pc uint64) (string, int, bool) {

@@ -77,8 +77,8 @@ func (g *G) Bounds() (low, high uint64, ok bool) {
 type Layout struct {
 	// Goid is the offset of the goroutine's id.
 	Goid int
-	// SP, PC and LR are where the goroutine goes on when it is scheduled again (g.sched). LR counts
-	// on arm64 only.
+	// SP, PC and LR are where the goroutine continues when it is scheduled again (g.sched). LR is
+	// used on arm64 only.
 	SP, PC, LR int
 	// Status is the offset of a uint32, WaitSince that of an int64, and WaitReason that of a byte.
 	Status, WaitSince, WaitReason int
@@ -96,10 +96,10 @@ var (
 	errAmbiguous = errors.New("several places have its properties")
 )
 
-// ErrNoSamples says that no goroutine was there to learn from.
+// ErrNoSamples means that Calibrate was given no goroutine to learn from.
 var ErrNoSamples = errors.New("no goroutine to learn from")
 
-// ErrNotParked says that nothing could be learned of stacks because every goroutine was running.
+// ErrNotParked means that nothing could be learned about stacks because every goroutine was running.
 var ErrNotParked = errors.New("no goroutine with a stack that can be read")
 
 // Calibrate finds the fields of g, except for the frame pointer, by what the given goroutines have in
@@ -182,8 +182,8 @@ func (l *Layout) StatusOf(g *G) (status uint32, scanned bool) {
 	return status &^ statusScan, status&statusScan != 0
 }
 
-// Saved reports whether g.sched says where the goroutine goes on: while it runs, g.sched is from an
-// earlier time.
+// Saved reports whether g.sched is where the goroutine continues: while the goroutine runs, g.sched
+// is out of date.
 func (l *Layout) Saved(g *G) bool {
 	switch status, _ := l.StatusOf(g); status {
 	case StatusRunnable, StatusSyscall, StatusWaiting, StatusPreempted, StatusLeaked:
@@ -192,7 +192,7 @@ func (l *Layout) Saved(g *G) bool {
 	return false
 }
 
-// Is reports whether g still is the goroutine's: the runtime uses a g again after its goroutine has
+// Is reports whether g still belongs to the goroutine: the runtime reuses a g after its goroutine has
 // exited.
 func (l *Layout) Is(g *G) bool {
 	status, _ := l.StatusOf(g)

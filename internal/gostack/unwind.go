@@ -31,7 +31,7 @@ const (
 // MaxFrames is how many frames of a stack are followed.
 const MaxFrames = 1024
 
-// A Result says how far a stack has been followed.
+// A Result tells how far a stack could be followed.
 type Result int
 
 const (
@@ -140,7 +140,7 @@ func isGoexitARM64(address uint64, code func(uint64, []byte) bool) bool {
 	return code(address-4, b[:]) && binary.LittleEndian.Uint32(b[:]) == 0xaa0003e0 && binary.LittleEndian.Uint32(b[4:])>>26 == 0x25
 }
 
-// ErrNoStack says that a goroutine's stack cannot be followed from where it stopped.
+// ErrNoStack means that a goroutine's stack cannot be followed from where it stopped.
 var ErrNoStack = errors.New("no stack")
 
 // An unwinder follows one stack.
@@ -174,7 +174,7 @@ func (l *Layout) Unwind(g *G, code Code, pcs []uint64) ([]uint64, Result) {
 }
 
 // UnwindFrom is [Layout.Unwind] for a goroutine that was stopped by a signal at the instruction pc
-// with the stack pointer sp. It needs code, and nothing of the layout.
+// with the stack pointer sp. It needs code, but not the layout.
 func (l *Layout) UnwindFrom(s Stack, pc, sp uint64, code Code, pcs []uint64) ([]uint64, Result) {
 	u := unwinder{l, code, s, pcs, len(pcs)}
 	if code == nil {

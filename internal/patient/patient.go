@@ -16,9 +16,9 @@ import (
 
 // Errors of [Call].
 var (
-	// ErrNoAnswer says that reading a process took too long.
+	// ErrNoAnswer means that reading a process took too long.
 	ErrNoAnswer = errors.New("reading timed out (its memory may be backed by userfaultfd or FUSE)")
-	// ErrTooMany says that so many processes have timed out that no more are read.
+	// ErrTooMany means that so many processes have timed out that no more are read.
 	ErrTooMany = errors.New("reading has timed out for too many processes")
 
 	errStillWaiting = fmt.Errorf("%w: still no answer", ErrNoAnswer)

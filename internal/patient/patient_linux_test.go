@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const short = 20 * time.Millisecond
 
-// waiting returns a function that returns when the test ends, or when told to. Until then its
+// waiting returns a function that blocks until the test ends or releases it. Until then its
 // threads wait in the kernel, as for another process.
 func waiting(t *testing.T) (f func() (int, error), answer func()) {
 	t.Helper()
@@ -136,7 +136,7 @@ func TestCallBlocksSignals(t *testing.T) {
 
 func TestTooManyCalls(t *testing.T) {
 	f, answer := waiting(t)
-	const first = 1 << 30 // There is no such process: nobody knows whose they are.
+	const first = 1 << 30 // No such process exists, so its user is unknown.
 	for pid := range maxPerUser {
 		_, err := Call(t.Context(), first+pid, short, f)
 		require.ErrorIs(t, err, ErrNoAnswer)

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// ErrRunning says that the registers are unknown because the thread is running.
+// ErrRunning means that the registers are unknown because the thread is running.
 var ErrRunning = errors.New("the thread is running")
 
 // Registers are the stack pointer and the program counter of a thread that does not run.

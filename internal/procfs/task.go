@@ -22,8 +22,8 @@ import (
 const maxStatus = 1 << 20
 
 // Threads yields the ids of the threads of the process, in the PID namespace of the proc file
-// system. Threads may start and exit meanwhile. The sequence ends after the first error, which
-// wraps [ErrProcessGone] if the process has exited.
+// system. Threads may start and exit during the iteration. The sequence ends after the first error, which wraps
+// [ErrProcessGone] if the process has exited.
 func (p *Process) Threads() iter.Seq2[int, error] {
 	return func(yield func(int, error) bool) {
 		dir, err := p.dir.Open("task")

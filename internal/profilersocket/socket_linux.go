@@ -227,7 +227,7 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 		for i := range messages[:n] {
 			m := &messages[i]
 			if s.closed.Load() {
-				break // shutdown returns empty messages
+				break // after shutdown, recvmmsg returns empty messages
 			}
 			if b := buffers[i*size:][:m.length]; !bytes.Equal(b, s.wakeMessage) {
 				handle(b, m.header.Flags&unix.MSG_TRUNC == 0)

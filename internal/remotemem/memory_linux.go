@@ -10,7 +10,7 @@ import (
 )
 
 // ReadAt copies the len(p) bytes at address off into p; anything less is an error. The bytes are
-// not a snapshot: the process may write them meanwhile.
+// not a snapshot: the process may write them during the read.
 //
 // It calls process_vm_readv(2), so an invalid address is an error (EFAULT) and never a fault. The
 // error wraps the system call's: ESRCH if the process has exited; EPERM, which is an

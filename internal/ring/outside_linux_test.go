@@ -92,8 +92,8 @@ func TestNothingTornFromOutside(t *testing.T) {
 	}
 }
 
-// faults are the system calls that a child must do without: before it creates its ring, and before
-// it closes it.
+// faults are the system calls that fail in a child, from before it creates its ring, or from
+// before it closes it.
 type faults struct {
 	Layout        int
 	Before, After []childproc.Rule
@@ -166,7 +166,8 @@ func TestFaults(t *testing.T) {
 		faults
 
 		wantNew, wantClose string
-		// found says whether another process finds the ring: by name, or by a search.
+		// found and searched are whether another process finds the ring: by name, and by a
+		// search.
 		found, searched bool
 	}{
 		"no memfd, no names": {

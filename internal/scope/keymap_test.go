@@ -61,8 +61,8 @@ func TestAppend(t *testing.T) {
 	assert.Equal(t, 1, refused)
 }
 
-// Every type of value, by an independent rule: strings are themselves, and the others
-// what OpenTelemetry says of attributes outside of OTLP.
+// Every type of value, by an independent rule: strings are unchanged, and other types
+// follow OpenTelemetry's rule for attributes outside OTLP.
 func TestValues(t *testing.T) {
 	long := strings.Repeat("ä", 200) // 400 bytes
 	for _, tt := range []struct {
@@ -118,8 +118,8 @@ func TestOfConcurrently(t *testing.T) {
 	}
 }
 
-// FuzzEncode decodes what was encoded, by the words of OTEP 4947, and compares it with
-// what there was to encode.
+// FuzzEncode decodes the encoding as OTEP 4947 specifies it, and compares the result
+// with the input.
 func FuzzEncode(f *testing.F) {
 	f.Add([]byte(`{"a":"1","b":"x"}`), "b,a")
 	f.Add([]byte(`{"a":"`+strings.Repeat("é", 300)+`","b":"`+strings.Repeat("x", 255)+`","c":"`+strings.Repeat("y", 255)+`","d":"z"}`), "d,c,b,a,e")

@@ -169,8 +169,8 @@ func (v *value) time(offset uintptr) *time.Time {
 
 // spanContext returns the SpanContext at an offset in the value.
 //
-// Sound: learn took the offset from the type that has this method table, and only if the layout of the
-// SDK's SpanContext is that of ours. The SDK does not change it after OnStart is called.
+// Sound: learn took the offset from the type that has this method table, and only if the SDK's
+// SpanContext has the same layout as ours. The SDK does not change it after OnStart is called.
 func (v *value) spanContext(offset uintptr) *spanContext {
 	return (*spanContext)(unsafe.Add(v.data, offset))
 }

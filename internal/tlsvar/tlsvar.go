@@ -20,7 +20,7 @@ import (
 	"math"
 )
 
-// Module is a place sizeAddress an ELF file may be mapped: the start of a mapping with file offset 0.
+// Module is a place where an ELF file may be mapped: the start of a mapping with file offset 0.
 type Module struct {
 	Start uint64
 	// Name is the file's name, for messages.
@@ -34,7 +34,7 @@ type Process struct {
 	Modules []Module
 	// ProgramHeaders is AT_PHDR of its auxiliary vector, the address of the executable's program headers.
 	ProgramHeaders uint64
-	// Musl says that its C library is musl.
+	// Musl means that its C library is musl.
 	Musl bool
 }
 
@@ -68,7 +68,7 @@ const (
 	Dynamic Model = "global-dynamic"
 )
 
-// ErrUnresolved says that a module defines the symbol, but no relocation in it locates the
+// ErrUnresolved means that a module defines the symbol, but no relocation in it locates the
 // variable.
 var ErrUnresolved = errors.New("no relocation for the symbol")
 

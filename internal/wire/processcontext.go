@@ -70,7 +70,7 @@ var (
 	// ErrProcessContextHeader is wrapped by every error about bytes that are not the header of a
 	// process context.
 	ErrProcessContextHeader = errors.New("not a process context header")
-	// ErrProcessContextUnsigned says that the signature is all zeros, as while a context is
+	// ErrProcessContextUnsigned means that the signature is all zeros, as while a context is
 	// published for the first time.
 	ErrProcessContextUnsigned = fmt.Errorf("%w: no signature yet", ErrProcessContextHeader)
 )

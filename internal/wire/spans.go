@@ -68,7 +68,7 @@ type Cell struct {
 	// that a compare-and-swap cannot rename a later span.
 	Names uint64
 	// Before references the span that the goroutine was in when it started this one; its lowest bit
-	// is the writer's. Readers do not need it.
+	// is for the writer. Readers do not need this field.
 	Before uint64
 	_      [8]byte
 }

@@ -5,11 +5,11 @@ package wire
 
 // Keys of the process context attributes that locate a process's active spans. The first two are
 // OTEP 4947's. The others are ours, under the same prefix because that is where readers look for the
-// layout. They cannot be taken for those of another schema: readers choose by [KeySchemaVersion], and
-// all of ours have a second segment (slots, goroutines, spans, names or go), whereas the other schemas
-// have flat keys, such as threadlocal.js_map_table_offset of nodejs_v1_dev.
+// layout. They cannot be mistaken for those of another schema: readers choose by [KeySchemaVersion],
+// and all of ours have a second segment (slots, goroutines, spans, names or go), whereas the other
+// schemas have flat keys, such as threadlocal.js_map_table_offset of nodejs_v1_dev.
 const (
-	// ThreadLocalPrefix is the prefix of all of them.
+	// ThreadLocalPrefix is the prefix of all keys below.
 	ThreadLocalPrefix = "threadlocal."
 
 	// KeySchemaVersion has the value SchemaGoLabels if the goroutines' labels carry records,
@@ -63,8 +63,8 @@ const (
 	IndexGoroutine = "goroutine"
 )
 
-// Suffixes of the keys that describe the Go runtime. All values are integers, except the version,
-// which is that of the toolchain. Unknown values are left out.
+// Suffixes of the keys that describe the Go runtime. All values are integers, except the version of
+// the Go toolchain. Unknown values are left out.
 const (
 	GoKeyVersion       = "version"
 	GoKeyTLSGOffset    = "tls_g_offset"

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package measured writes the CSV files of which command results makes a page.
+// Package measured writes the CSV files from which command results makes a page.
 package measured
 
 import (

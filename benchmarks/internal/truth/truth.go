@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package truth puts a number on the stack of a goroutine while it works: one function for each hexadecimal digit.
-// So each sample of the work, by whichever profiler, contains the number, and the number stands for the span that is
-// due.
+// So each sample of the work, by whichever profiler, contains the number, which identifies the expected span.
 package truth
 
 import (
@@ -176,7 +175,7 @@ func Told(names []string) (number uint64, ok bool) {
 	return 0, false
 }
 
-// Read decodes a profile of pprof, and calls f for each sample that has a number, with its labels and its count.
+// Read decodes a pprof profile, and calls f for each sample that has a number, with its labels and its count.
 func Read(b []byte, f func(number uint64, labels map[string][]string, count int) error) error {
 	p, err := profile.Parse(bytes.NewReader(b))
 	if err != nil {

@@ -31,13 +31,13 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){"service": service})
 }
 
-// silence is a logger that drops that there is no agent.
+// silence is a logger that drops the messages about the missing agent.
 type silence struct{}
 
 func (silence) Log(string) {}
 
-// service does what it is told, one word a line, and answers ok and the errors that it was
-// told by otel.Handle.
+// service obeys commands, one word a line, and answers ok and the errors that were
+// reported to otel.Handle.
 func service(parent *childproc.Parent) {
 	var reported []string
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { reported = append(reported, err.Error()) }))
@@ -75,13 +75,13 @@ func service(parent *childproc.Parent) {
 	}
 }
 
-// What a reader finds of a service with dd-trace-go, in every order of their starts.
+// What a reader finds in a service with dd-trace-go, whichever library starts first.
 // dd-trace-go publishes a process context without checking whether there is one.
 func TestSpansBesideDatadogsProcessContext(t *testing.T) {
 	childproc.NeedReading(t)
 	const foreign = "okprocess context is published by another library"
 	for name, test := range map[string]struct {
-		// words are what the service does, and said what it answers to each.
+		// words are the commands, and said the answers of the service.
 		words, said []string
 		// service is what the process context says, "" if there are two.
 		service string

@@ -36,7 +36,7 @@ type span struct {
 // interval is the time from start, inclusive, to end, exclusive.
 type interval struct{ start, end time.Time }
 
-// recording is the content of profiles.
+// recording is the CPU time found in profiles, and the intervals that they cover.
 type recording struct {
 	// intervals are the times in which instances were recorded, unordered. They may overlap.
 	intervals map[instance][]interval

@@ -245,7 +245,8 @@ func TestContainers(t *testing.T) {
 	assert.NotRegexp(t, `(?m)^contained +\(not exported\)`, string(joined))
 }
 
-// With any privilege missing the recorder sees nothing of the service and reports what is missing.
+// If any privilege is missing, the recorder sees nothing of the service, and reports the missing
+// privilege.
 func TestContainersWithLess(t *testing.T) {
 	needContainers(t)
 	quickstart, otelctx := buildQuickstart(t), buildRecorder(t)

@@ -170,8 +170,8 @@ func testManifests(t *testing.T, r recorder) corev1.PodSpec {
 	return recorder
 }
 
-// assertPod fails if a pod is less restricted than possible. It may mount hostPath of the host
-// unless that is empty.
+// assertPod fails if a pod has more rights than it needs. hostPath is the only directory of the
+// host that the pod may mount; "" permits none.
 func assertPod(t *testing.T, name string, pod *corev1.PodSpec, hostPath string) {
 	t.Helper()
 	assert.False(t, *pod.AutomountServiceAccountToken, name)

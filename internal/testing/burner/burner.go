@@ -205,7 +205,7 @@ type Burner struct {
 	foreign  bool
 }
 
-// forged is what labels that are not a record's point at, followed on the heap by memory that looks
+// forged is the target of a label pointer without a record; the memory behind it on the heap looks
 // like a record. Sound: it begins with a label map.
 var forged = &struct {
 	goruntime.LabelMap

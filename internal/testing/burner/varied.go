@@ -40,8 +40,8 @@ func (*Burner) vary(size int) {
 	}
 }
 
-// varied is what a goroutine's labels point at. Sound: it begins with a label map, which lives as
-// long as its goroutine.
+// varied is the target of a goroutine's label pointer. Sound: it begins with a label map, which
+// lives as long as its goroutine.
 type varied struct {
 	goruntime.LabelMap
 	between

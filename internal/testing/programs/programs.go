@@ -89,7 +89,7 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 		skipWithoutStaticC(t, out)
 		t.Fatalf("%s: %v\n%s", cmd, err, out)
 	}
-	// Another test may rebuild it meanwhile.
+	// Another test may rebuild it at any time.
 	exe := filepath.Join(t.TempDir(), name)
 	if err := os.Link(kept, exe); err == nil {
 		return exe
@@ -163,7 +163,7 @@ func Script(t testing.TB, body string) string {
 	return path
 }
 
-// Write writes a program. It blocks the start of other processes meanwhile: until exec, a new
+// Write writes a program. While it does, it blocks the start of other processes: until exec, a new
 // process would hold the file open for writing, and such a file cannot be executed (ETXTBSY).
 func Write(t testing.TB, path string, content []byte) {
 	t.Helper()

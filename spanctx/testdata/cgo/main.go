@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command cgo shows spans on goroutines that call C, and on threads that C has made. It
-// obeys orders on its standard input, one a line. It answers each with a line that says
-// who it was: thread id, goroutine id and span id.
+// obeys orders on its standard input, one a line, and answers each with a line that
+// identifies where it ran: thread id, goroutine id and span id.
 package main
 
 /*
@@ -68,7 +68,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// actor does as it is told: it waits busily for the next order, so that it is seen.
+// actor carries out orders. It spins while it waits for the next one, so that readers
+// find it on a thread.
 type actor struct {
 	orders, answers chan string
 	ordered         atomic.Bool
@@ -78,7 +79,7 @@ type actor struct {
 
 var (
 	tracer trace.Tracer
-	// called is the actor that inCallback is.
+	// called is the actor that runs in inCallback.
 	called = newActor()
 )
 
@@ -111,12 +112,12 @@ func must(err error) {
 	}
 }
 
-// direct has an order carried out and returns the answer.
+// direct gives an order to an actor and returns the answer.
 func direct(a *actor, order string) string {
 	switch order {
 	case "spin in C", "sleep in C":
 		_, who, _ := strings.Cut(a.tell(order), " ")
-		return waitForC() + " " + who // it may have been moved until then
+		return waitForC() + " " + who // it may have changed threads before
 	case "leave C":
 		C.leave_c(1)
 		return <-a.answers
@@ -163,7 +164,7 @@ func (a *actor) act() {
 	}
 }
 
-// once carries out one order. It returns false if that is to return.
+// once carries out one order. It returns false if the order is to return.
 func (a *actor) once(order string) bool {
 	a.ordered.Store(false)
 	switch order {
@@ -191,7 +192,7 @@ func (a *actor) once(order string) bool {
 	return true
 }
 
-// who says who it is that calls.
+// who returns the ids of the calling thread and goroutine, and the span id.
 func (a *actor) who() string {
 	var buf [64]byte
 	goid := bytes.Fields(buf[:runtime.Stack(buf[:], false)])[1]

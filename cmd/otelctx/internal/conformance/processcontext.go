@@ -141,7 +141,7 @@ func (c *contextChecker) checkClock(timestamp uint64) {
 	c.check("4719-H4", timestamp <= now+offset+slack, "timestamp %d, while CLOCK_BOOTTIME of the process is %d", timestamp, now+offset)
 }
 
-// boottimeOffset is what CLOCK_BOOTTIME of the process has more than ours, by their time namespaces.
+// boottimeOffset is how far the process's CLOCK_BOOTTIME is ahead of ours, because of its time namespace.
 func boottimeOffset(pid int) (uint64, error) {
 	theirs, err := boottime.Offset(filepath.Join("/proc", strconv.Itoa(pid)))
 	ours, ourErr := boottime.Offset("/proc/self")
@@ -328,7 +328,7 @@ func childrenOf(pid int) ([]int, error) {
 	return children, nil
 }
 
-// finish checks the rules that concern the whole time.
+// finish checks the rules that need the whole observation.
 func (c *contextChecker) finish() {
 	if c.updates == 0 {
 		for _, id := range []string{"4719-U1", "4719-U6", "4719-U7"} {

@@ -19,11 +19,11 @@ import (
 type Level string
 
 const (
-	// Must is a requirement of the text.
+	// Must is a requirement of the specification.
 	Must Level = "MUST"
-	// Should is a recommendation of the text.
+	// Should is a recommendation of the specification.
 	Should Level = "SHOULD"
-	// Reader is a requirement of known readers beyond the text.
+	// Reader is a requirement of known readers that the specification does not state.
 	Reader Level = "READER"
 )
 

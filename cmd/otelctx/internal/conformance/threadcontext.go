@@ -46,8 +46,8 @@ func (c *contextChecker) checkReference(attributes []*commonpb.KeyValue) {
 	}
 	c.keys = keys
 	if goSchema {
-		// otelctx's records have attributes, like those of other languages, although the text
-		// requires none.
+		// otelctx's records may have attributes, like those of other languages, although the
+		// OTEP does not ask for any.
 		own := slices.ContainsFunc(attributes, func(kv *commonpb.KeyValue) bool { return kv.GetKey() == wire.KeyGo+wire.GoKeyRecordOffset })
 		c.check("4947-G1", len(keys) == 0 || own, "the key map is %q", keys)
 	}

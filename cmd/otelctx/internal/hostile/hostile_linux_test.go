@@ -430,7 +430,7 @@ func TestPlantedOutput(t *testing.T) {
 	assert.Equal(t, os.FileMode(0o600), info.Mode(), "profiles are private to their owner")
 }
 
-// TestFilesAreNotOpened maps a file and replaces it by one whose opening has effects (row 6).
+// TestFilesAreNotOpened maps a file and replaces it by a FIFO, which the recorder must not open (row 6).
 func TestFilesAreNotOpened(t *testing.T) {
 	otelctx := installedCommand(t)
 	code := codeFile(t, 1)
@@ -495,7 +495,7 @@ func TestCrowd(t *testing.T) {
 		}
 		return n >= most
 	}, testenv.Patience, 100*time.Millisecond, "all places are taken")
-	crowd(most / 8) // They wait for places of processes that end meanwhile.
+	crowd(most / 8) // They wait until other processes end and their places become free.
 	r.requireRecorded(startService(t, self))
 }
 
@@ -560,7 +560,7 @@ func TestDenied(t *testing.T) {
 	self.record(t, otelctx, "--all").requireRecorded(c)
 }
 
-// TestForeignCapacity has a publisher with any number of slots that its format allows (row 9).
+// TestForeignCapacity records publishers with unusual numbers of slots that the format allows (row 9).
 func TestForeignCapacity(t *testing.T) {
 	const slots = 1000
 	otelctx, attacker := recordingCommand(t), attacker(t)

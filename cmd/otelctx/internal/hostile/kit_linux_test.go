@@ -230,8 +230,8 @@ func (r *recorder) end() (*document, *pprof.Profile) {
 	return d, p
 }
 
-// interrupt interrupts the recording, unless it has ended by itself. It must have succeeded within its
-// memory limit.
+// interrupt interrupts the recording, unless it has already ended. The recorder must succeed and stay
+// within its memory limit.
 func (r *recorder) interrupt() *document {
 	r.t.Helper()
 	_ = r.cmd.Process.Signal(os.Interrupt)

@@ -56,7 +56,7 @@ func stacks(t testing.TB) [][]*symbols.Location {
 		return region.Locate(address)
 	}
 	var found [][]*symbols.Location
-	record := func() { // up to the start of the goroutine
+	record := func() { // the whole stack of this goroutine
 		pcs := make([]uintptr, 32)
 		var stack []*symbols.Location
 		for _, pc := range pcs[:runtime.Callers(1, pcs)] {

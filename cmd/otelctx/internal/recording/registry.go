@@ -57,7 +57,7 @@ func (r *registry) find(image sampler.Image) *target {
 	return r.programs[image]
 }
 
-// hold returns a program, which stays open until the caller releases it, or nil.
+// hold returns the program of an image, or nil. The program stays open until the caller releases it.
 func (r *registry) hold(image sampler.Image) *target {
 	r.mu.Lock()
 	defer r.mu.Unlock()

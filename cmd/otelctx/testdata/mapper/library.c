@@ -1,7 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// A library whose function NAME is where that of another build of it is, and can be called as "work" too.
+// A library whose function NAME has the same address in every build, whatever the name, and can also be
+// called as "work".
 
 static void __attribute__((noinline)) NAME(void)
 {

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// A program whose code is not where it was when its recording began. The first argument says how. It says
-// "running" when it has begun, and goes on until its standard input ends.
+// A program that moves or replaces code while it is recorded, in the way that its first argument names. It
+// prints "running" when it has started, and runs until its standard input ends.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -28,7 +28,7 @@ static void __attribute__((noreturn)) fail(const char *what)
 	exit(1);
 }
 
-// call runs code for so many milliseconds of the thread's CPU time.
+// call runs code for the given number of milliseconds of the thread's CPU time.
 static inline __attribute__((always_inline)) void call(void (*code)(void), int ms)
 {
 	struct timespec begun, now;
@@ -41,7 +41,7 @@ static inline __attribute__((always_inline)) void call(void (*code)(void), int m
 	asm volatile("" ::: "memory");
 }
 
-// The truth, on the stack.
+// The functions on the stack tell which code is really running.
 static void __attribute__((noinline)) in_first(void (*code)(void)) { call(code, 70); }
 static void __attribute__((noinline)) in_second(void (*code)(void)) { call(code, 70); }
 
@@ -66,8 +66,8 @@ static void reload(char **libraries)
 	}
 }
 
-// compile makes so many pages of code, each of them a mapping, and writes a perf map in which the function in
-// the first page has been replaced. It runs that one and a library's.
+// compile makes the given number of pages of code, each a mapping of its own, and writes a perf map in which
+// the function in the first page has been replaced. It runs that function and one of a library.
 static void compile(int pages, char *library)
 {
 	//	push %rbp; mov %rsp, %rbp; mov $200000, %ecx; 1: dec %ecx; jnz 1b; pop %rbp; ret

@@ -14,7 +14,7 @@ import (
 //go:noinline
 func rotate(v uint64, n int) uint64 { return v<<(n&63) | v>>(64-n&63) }
 
-// mix costs more than what the compiler inlines of its own accord.
+// mix is too large for the compiler to inline without a profile.
 func mix(state uint64, text string) uint64 {
 	for i, c := range []byte(text) {
 		switch {

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command probe calibrates in whatever way it was built, compares the result with what public sources say, and prints a
-// report. It exits with 1 if anything is wrong; a refusal is not wrong, but reported.
+// Command probe calibrates, compares the result with public sources, and prints a report. Tests build it in many
+// ways. It exits with 1 if anything is wrong; a refused fact is reported, but is not wrong.
 package main
 
 import (
@@ -43,7 +43,7 @@ func main() {
 
 func run(ctx context.Context) {
 	rep := report{Version: runtime.Version(), Offsets: map[string]int64{}, Refused: map[string]string{}}
-	before := calls() // which opens the runtime's poller for good
+	before := calls() // which also opens the runtime's poller
 	labels, files, threads := goruntime.Labels(), count("/proc/self/fd"), count("/proc/self/task")
 	restore := func() {}
 	if slices.Contains(os.Args, "nofiles") {
@@ -96,7 +96,7 @@ func run(ctx context.Context) {
 	}
 }
 
-// noFiles lets the process open nothing more until restore is called.
+// noFiles keeps the process from opening files until restore is called.
 func noFiles() (restore func()) {
 	var old unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
@@ -147,7 +147,8 @@ func (c *checker) equal(what string, got, want any) {
 	}
 }
 
-// goroutine compares everything that the goroutine knows of itself with the truth, before and after it was moved about.
+// goroutine checks everything that the calling goroutine can find out about itself, before and after it has moved
+// between threads.
 func (c *checker) goroutine() {
 	for range 3 {
 		c.self()
@@ -188,7 +189,7 @@ func (c *checker) labels() {
 	if !c.known(goruntime.LabelList) {
 		return
 	}
-	// To inherit is the runtime's business, but it shows the pointer on a goroutine that never set it.
+	// Inheritance is up to the runtime, but this checks the pointer on a goroutine that never set it.
 	if list := (*goruntime.LabelMap)(goruntime.Labels()).List; len(list) != 1 || list[0] != (goruntime.Label{Key: "main", Value: "kept"}) {
 		c.equal("inherited labels", fmt.Sprint(list), "main=kept")
 	}

@@ -45,7 +45,7 @@ static void __attribute__((noinline)) spin(void)
 		;
 }
 
-// told returns whether there is input, or its end.
+// told returns whether standard input has data or has ended.
 static int told(void)
 {
 	struct pollfd in = {.fd = 0, .events = POLLIN};

@@ -167,7 +167,7 @@ func bufferSize(frequency, processors int) int {
 // describes. If layout is nil or has no carrier, samples have no spans. For a process that is already
 // watched, both are replaced.
 //
-// The error wraps [ErrTooManyProcesses], or is the kernel's.
+// The error wraps [ErrTooManyProcesses], or comes from the kernel.
 func (s *Sampler) Watch(image Image, layout *reader.ThreadLayout) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -117,12 +117,12 @@ func rest(t testing.TB, s *Sampler) []Sample {
 	}
 }
 
-// verdict is the evaluation of samples of a burner.
+// verdict is the result of comparing a burner's samples with its stacks.
 type verdict struct {
-	// undecided samples have no stack from which the truth can be told.
+	// undecided counts samples whose stack does not reveal the true span.
 	samples, undecided int
-	// inside and outside count samples that are truly in a span and in none. found and wrong count those
-	// inside for which the right or another span is reported, stray those outside for which any is.
+	// inside and outside count the samples that were truly in a span and in none. Of those inside, found
+	// have the right span and wrong have another one. Of those outside, stray have a span.
 	inside, found, wrong int
 	outside, stray       int
 }

@@ -41,7 +41,7 @@ type flameBounds struct {
 }
 
 // pageBounds keeps a page below about 16 MiB. Merging takes time proportional to the number of samples, so
-// each merge frees half of the room.
+// each merge frees half of the space.
 var pageBounds = flameBounds{nodes: 1 << 16, samples: 1 << 18, names: 1 << 10, traces: 1 << 15, text: 1 << 20}
 
 // htmlEncoder writes a page with a flame graph.
@@ -84,8 +84,8 @@ func hashOf(content string) string {
 	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
 }
 
-// flame is a flame graph, a tree of functions. Each node has its number of samples by the name, the
-// endpoint and the trace of their span.
+// flame is a flame graph, a tree of functions. Samples are counted for each combination of node, span name,
+// endpoint and trace.
 type flame struct {
 	bounds    flameBounds
 	functions *words

@@ -20,9 +20,9 @@ import (
 // hexFields are encoded in hexadecimal, all other bytes in base64.
 var hexFields = map[protoreflect.Name]bool{"trace_id": true, "span_id": true, "profile_id": true}
 
-// jsonWriter writes messages in OTLP's JSON encoding: protobuf's own, but with hexadecimal ids of traces,
-// spans and profiles, and numeric enums. Equal messages give equal bytes. It writes value by value, whereas
-// package protojson builds the text of the whole message in memory, a multiple of the message's size.
+// jsonWriter writes messages in OTLP's JSON encoding: protobuf's own, except that trace, span and profile
+// ids are hexadecimal and enums are numbers. Equal messages give equal bytes. It writes value by value;
+// package protojson would build the text of the whole message in memory, several times the message's size.
 // Errors are returned by failure and Flush.
 type jsonWriter struct{ *bufio.Writer }
 

@@ -137,7 +137,7 @@ func (f *elfFile) named(names ...string) *section {
 	return nil
 }
 
-// address returns the virtual address in the file of the code at an offset of the file.
+// address converts the file offset of code to its virtual address.
 func (f *elfFile) address(offset uint64) (uint64, bool) {
 	for _, s := range f.segments {
 		if elf.ProgType(s.Type) == elf.PT_LOAD && elf.ProgFlag(s.Flags)&elf.PF_X != 0 && offset >= s.Off && offset-s.Off < s.Filesz {
@@ -157,8 +157,8 @@ func (f *elfFile) memory(address uint64) part {
 	return f.file.sub(0, 0)
 }
 
-// buildIDs returns the GNU build id in hexadecimal, and Go's; "" if missing. In a program linked by Go
-// itself, no segment contains the GNU build id, only a section.
+// buildIDs returns the GNU build id, in hexadecimal, and the Go build id; "" if missing. In a program
+// linked by Go itself, no segment contains the GNU build id, only a section.
 func (f *elfFile) buildIDs() (gnu, golang string) {
 	add := func(offset, size, align uint64) {
 		// Notes with an alignment of 8 are of another kind and layout.

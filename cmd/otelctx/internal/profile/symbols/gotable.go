@@ -292,8 +292,8 @@ func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
 	}
 }
 
-// plausible reports whether the inlined calls of a function are plausible if the trees are there: names
-// must begin where another one ends, and calls must be inside the function.
+// plausible reports whether trees could be the inline trees: for the function of p, they must yield calls
+// whose names begin right after another name and whose offsets lie inside the function.
 func (t *goTable) plausible(p probe, trees part) bool {
 	for i := range p.count {
 		call, ok := inlinedCall(p.goFunction, trees, i)

@@ -72,7 +72,8 @@ func TestNative(t *testing.T) {
 	}
 }
 
-// TestUnnamed expects the same mappings and build ids as with names, and no open files.
+// TestUnnamed checks that mappings and build ids are the same without names as with them, and that no file
+// stays open.
 func TestUnnamed(t *testing.T) {
 	var r cgoReport
 	p := start(t, build(t, programs.Cgo, "cgo"), &r)

@@ -182,8 +182,8 @@ func (p *Process) Find(address uint64) *Region {
 // Generation changes whenever the results of [Process.Regions] may change.
 func (p *Process) Generation() uint64 { return p.generation.Load() + p.files.misses.Load() }
 
-// Regions returns the regions that contained addresses at a time, nil where unknown. If certain is false, a
-// region whose [Region.Gone] returns true may have been replaced before that time.
+// Regions returns the region that contained each address at the given time, nil where unknown. If certain
+// is false, a region whose [Region.Gone] returns true may have been replaced before that time.
 func (p *Process) Regions(addresses []uint64, at time.Time) (regions []*Region, certain bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

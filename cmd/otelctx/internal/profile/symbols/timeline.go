@@ -8,10 +8,11 @@ import (
 	"time"
 )
 
-// maxPast bounds the remembered spans of former mappings, which samples still to be read may need.
+// maxPast is how many replaced address ranges a timeline remembers. Samples that have not been read yet may
+// need them.
 const maxPast = 256
 
-// timeline records which region was mapped at an address at a time.
+// timeline records which region was mapped at which address, and when.
 type timeline struct {
 	now  []span // by address; they do not overlap
 	past []span // former spans, the latest last
