@@ -29,7 +29,7 @@ var linked = map[string]string{
 	"universalprofiling":     sdk,
 	"instrumentation":        sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
 	"cmd/otelctx": "alecthomas/kong cenkalti/backoff/v5 cespare/xxhash/v2 cilium/ebpf genproto/googleapis/api " +
-		"genproto/googleapis/rpc google/pprof google/renameio/v2 grpc grpc-ecosystem/grpc-gateway/v2 ianlancetaylor/demangle " +
+		"genproto/googleapis/rpc google/renameio/v2 grpc grpc-ecosystem/grpc-gateway/v2 ianlancetaylor/demangle " +
 		"mitchellh/colorstring otel proto/otlp proto/otlp/collector/profiles/v1development " +
 		"proto/otlp/processcontext/v1development proto/otlp/profiles/v1development protobuf rivo/uniseg " +
 		"schollz/progressbar/v3 x/net x/sys x/term x/text",
