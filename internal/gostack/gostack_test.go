@@ -4,6 +4,7 @@
 package gostack
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
 	"testing"
@@ -17,13 +18,17 @@ import (
 type fake struct {
 	self, bp, status, goid int
 	arm64                  bool
+	// heap is where the goroutines and their stacks are, firstG if 0.
+	heap uint64
 }
 
 var fakes = map[string]fake{
-	"amd64":     {self: 80, bp: 104, status: 164, goid: 184},
-	"other":     {self: 48, bp: 56, status: 88, goid: 96},
-	"arm64":     {self: 72, bp: 96, status: 144, goid: 152, arm64: true},
-	"go 1.26":   {self: 72, bp: 96, status: 144, goid: 152},
+	"amd64":   {self: 80, bp: 104, status: 164, goid: 184},
+	"other":   {self: 48, bp: 56, status: 88, goid: 96},
+	"arm64":   {self: 72, bp: 96, status: 144, goid: 152, arm64: true},
+	"go 1.26": {self: 72, bp: 96, status: 144, goid: 152},
+	// The runtime randomizes the address of the heap. Here its upper half looks like a status.
+	"low heap":  {self: 72, bp: 96, status: 144, goid: 152, heap: StatusWaiting << 32},
 	"far apart": {self: 200, bp: 288, status: 304, goid: 312},
 }
 
@@ -32,7 +37,7 @@ const (
 	fakeSize   = 400
 	stackSize  = 4096
 	firstG     = 0xc000_0000_0000
-	firstStack = 0xc100_0000_0000
+	firstStack = 1 << 24 // from the heap on
 )
 
 // code is the program's code around fakeGoexit.
@@ -52,8 +57,9 @@ func (f fake) code(address uint64, b []byte) bool {
 
 // goroutine returns a goroutine with frames that return to these addresses, the innermost first.
 func (f fake) goroutine(id uint64, status uint32, returns ...uint64) G {
-	g := G{Address: firstG + 1024*id, ID: id, Data: make([]byte, fakeSize)}
-	low := firstStack + stackSize*id
+	heap := cmp.Or(f.heap, firstG)
+	g := G{Address: heap + 1024*id, ID: id, Data: make([]byte, fakeSize)}
+	low := heap + firstStack + stackSize*id
 	s := Stack{Low: low, Data: make([]byte, stackSize)}
 	put := func(address, v uint64) { binary.NativeEndian.PutUint64(s.Data[address-low:], v) }
 	bp, next := low+stackSize-48, uint64(0)

@@ -127,7 +127,11 @@ func Calibrate(goid int, goroutines []G) (Layout, error) {
 	}
 	l.SP, l.PC, l.LR = self-2*wordSize, self-wordSize, self+2*wordSize
 	l.Status, err = only("the status", candidates(gs, self+wordSize, goid, 4, func(g *G, offset int) bool {
-		switch binary.NativeEndian.Uint32(g.Data[offset:]) &^ statusScan {
+		v := binary.NativeEndian.Uint32(g.Data[offset:])
+		if low, _, _ := g.Bounds(); offset%wordSize != 0 && (v == uint32(g.Address>>32) || v == uint32(low>>32)) {
+			return false // the upper half of a pointer into the heap, which may look like a status
+		}
+		switch v &^ statusScan {
 		case StatusRunnable, StatusRunning, StatusSyscall, StatusWaiting, StatusDead, StatusCopying, StatusPreempted, StatusLeaked, StatusDeadExtra:
 			return true
 		}
