@@ -35,7 +35,7 @@ func ExampleNewTracerProvider() {
 		// For go tool trace, which lists the task GET /cart among the user-defined tasks.
 		var file bytes.Buffer
 		if _, err := recorder.WriteTo(&file); err != nil {
-			log.Fatal(err)
+			log.Print(err)
 		}
 		fmt.Println(bytes.Contains(file.Bytes(), []byte(span.SpanContext().TraceID().String())))
 	}

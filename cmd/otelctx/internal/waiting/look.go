@@ -56,9 +56,9 @@ type Span struct {
 type Leak string
 
 const (
-	// Exited: the goroutine has exited.
+	// Exited means that the goroutine has exited.
 	Exited Leak = "exited"
-	// MovedOn: the goroutine is in no span, in a span of another trace, or in a span around this one.
+	// MovedOn means that the goroutine is in no span, in a span of another trace, or in a span around this one.
 	MovedOn Leak = "moved_on"
 )
 
