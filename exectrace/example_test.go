@@ -22,7 +22,8 @@ func ExampleNewTracerProvider() {
 	defer func() { _ = tp.Shutdown(context.Background()) }()
 	recorder := rttrace.NewFlightRecorder(rttrace.FlightRecorderConfig{MinAge: 5 * time.Second})
 	if err := recorder.Start(); err != nil {
-		log.Fatal(err)
+		log.Print(err)
+		return
 	}
 	defer recorder.Stop()
 
