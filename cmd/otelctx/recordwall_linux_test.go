@@ -128,6 +128,11 @@ func TestRecordWallFormats(t *testing.T) {
 	assert.Contains(t, page, `"wall":true`)
 	assert.Contains(t, page, "[waiting: sync.Mutex.Lock]")
 	assert.Contains(t, strings.ToLower(file("wall.json")), `"wall"`)
+
+	// Nobody listens on this port, so the profile is lost, which is an error.
+	run := otelctx(t, "record", "--wall", "-d", "300ms", "--otlp-endpoint", "http://127.0.0.1:9", p.pid)
+	assert.Equal(t, exitOther, run.code, run.stdout)
+	assert.Contains(t, run.stderr, "were not sent")
 	p.Done()
 }
 

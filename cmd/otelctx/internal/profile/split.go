@@ -39,11 +39,12 @@ func split(data *profilespb.ProfilesData, limit int, yield func(*profilespb.Prof
 	return true
 }
 
-// Samples returns the number of samples in data, which a [Builder] has made.
+// Samples returns the number of samples in data, which a [Builder] has made: one for each timestamp, or one for a
+// sample without timestamps.
 func Samples(data *profilespb.ProfilesData) (n uint64) {
 	for _, p := range Each(data) {
 		for _, s := range p.GetSamples() {
-			n += uint64(len(s.GetTimestampsUnixNano()))
+			n += uint64(max(len(s.GetTimestampsUnixNano()), 1))
 		}
 	}
 	return n
