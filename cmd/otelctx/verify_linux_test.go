@@ -43,6 +43,8 @@ func TestVerify(t *testing.T) {
 		}
 		got = otelctx(t, "watch", pid, "--count", "1")
 		assert.Contains(t, got.stdout, "threads in a span: 2 of 3")
+		got = otelctx(t, "inspect", pid)
+		assert.Contains(t, got.stdout, "thread_context  tlsdesc_v1_dev, otel_thread_ctx_v1 in "+program)
 	}
 }
 
