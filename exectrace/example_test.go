@@ -22,7 +22,8 @@ func ExampleNewTracerProvider() {
 	defer func() { _ = tp.Shutdown(context.Background()) }()
 	recorder := rttrace.NewFlightRecorder(rttrace.FlightRecorderConfig{MinAge: 5 * time.Second})
 	if err := recorder.Start(); err != nil {
-		log.Fatal(err)
+		log.Print(err)
+		return
 	}
 	defer recorder.Stop()
 
@@ -35,7 +36,7 @@ func ExampleNewTracerProvider() {
 		// For go tool trace, which lists the task GET /cart among the user-defined tasks.
 		var file bytes.Buffer
 		if _, err := recorder.WriteTo(&file); err != nil {
-			log.Fatal(err)
+			log.Print(err)
 		}
 		fmt.Println(bytes.Contains(file.Bytes(), []byte(span.SpanContext().TraceID().String())))
 	}

@@ -214,7 +214,7 @@ func TestArgumentErrors(t *testing.T) {
 		{"record -p 2147483647", exitProcessGone, ""},
 		{"record 1 --freq=0", exitUsage, ""},
 		{"record 1 --freq=50000", exitUsage, ""},
-		{"record 1 --carrier=goroutine_record", exitUsage, `--carrier must be one of "labels",`},
+		{"record 1 --carrier=record", exitUsage, `--carrier must be one of "labels",`},
 		{"record 1 --duration=-1s", exitUsage, ""},
 		{"record 1 --top=-1", exitUsage, ""},
 		{"record 1 --output=a.svg", exitUsage, ""},

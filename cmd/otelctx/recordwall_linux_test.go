@@ -51,7 +51,7 @@ func TestRecordWallIsTrue(t *testing.T) {
 	for _, workers := range []string{"64", "1000"} {
 		t.Run(workers, func(t *testing.T) {
 			p := startParker(t, exe, "work", workers)
-			duration := "3s"
+			duration := "5s"
 			if testenv.Rounds(0, 1) == 1 {
 				duration = "60s"
 			}

@@ -20,16 +20,16 @@ import (
 
 // spansCommand implements otelctx spans.
 type spansCommand struct {
-	PID      int           `arg:""                                                                          help:"The process to read."                             name:"pid"`
-	Stacks   bool          `help:"Show the stack of each goroutine."                                        name:"stacks"`
-	Group    bool          `help:"Group goroutines with equal stacks, the most frequent stack first."       name:"group"`
-	MinAge   time.Duration `default:"0s"                                                                    help:"Leave out spans that were started more recently." name:"min-age"`
-	Trace    string        `help:"Show only spans of this trace; the first digits of its id will do."       name:"trace"                                            placeholder:"ID"`
-	Name     string        `help:"Show only spans whose name, or whose endpoint's name, contains this."     name:"name"                                             placeholder:"TEXT"`
-	Leaked   bool          `help:"Show only spans that their goroutines have left."                         name:"leaked"`
-	Watch    bool          `help:"Show the spans again and again until interrupted."                        name:"watch"`
-	Interval time.Duration `default:"1s"                                                                    help:"Time between updates with --watch."               name:"interval"`
-	JSON     bool          `help:"Print JSON, nothing cut short."                                           name:"json"`
+	PID      int           `arg:""                                                                      help:"The process to read."                             name:"pid"`
+	Stacks   bool          `help:"Show the stack of each goroutine."                                    name:"stacks"`
+	Group    bool          `help:"Group goroutines with equal stacks, the most frequent stack first."   name:"group"`
+	MinAge   time.Duration `default:"0s"                                                                help:"Leave out spans that were started more recently." name:"min-age"`
+	Trace    string        `help:"Show only spans of this trace; the first digits of its id will do."   name:"trace"                                            placeholder:"ID"`
+	Name     string        `help:"Show only spans whose name, or whose endpoint's name, contains this." name:"name"                                             placeholder:"TEXT"`
+	Leaked   bool          `help:"Show only spans that their goroutines have left."                     name:"leaked"`
+	Watch    bool          `help:"Show the spans again and again until interrupted."                    name:"watch"`
+	Interval time.Duration `default:"1s"                                                                help:"Time between updates with --watch."               name:"interval"`
+	JSON     bool          `help:"Print JSON, nothing cut short."                                       name:"json"`
 }
 
 // Help is shown by otelctx spans --help.

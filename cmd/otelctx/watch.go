@@ -18,8 +18,8 @@ import (
 
 // watchCommand is otelctx watch.
 type watchCommand struct {
-	PID      int           `arg:""                                       help:"The process to read."                    name:"pid"`
-	Interval time.Duration `default:"200ms"                              help:"Time between updates."                   name:"interval"`
+	PID      int           `arg:""                                       help:"The process to read."                     name:"pid"`
+	Interval time.Duration `default:"200ms"                              help:"Time between updates."                    name:"interval"`
 	Count    int           `default:"0"                                  help:"Number of updates; 0: until interrupted." name:"count"`
 	JSON     bool          `help:"Print a line of JSON for each update." name:"json"`
 }

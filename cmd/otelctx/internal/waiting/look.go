@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"time"
 
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
@@ -55,9 +56,9 @@ type Span struct {
 type Leak string
 
 const (
-	// Exited: the goroutine has exited.
+	// Exited means that the goroutine has exited.
 	Exited Leak = "exited"
-	// MovedOn: the goroutine is in no span, in a span of another trace, or in a span around this one.
+	// MovedOn means that the goroutine is in no span, in a span of another trace, or in a span around this one.
 	MovedOn Leak = "moved_on"
 )
 
@@ -70,6 +71,9 @@ type Goroutine struct {
 	// In is the index of the span that the goroutine is in, negative if none. If the process does not
 	// publish that, it is the live span that the goroutine started last.
 	In int
+
+	// read is a time just before the goroutine was read.
+	read time.Time
 }
 
 // Open begins to look at a process. Close releases it. The errors are those of package reader.
@@ -155,13 +159,9 @@ func (p *Process) Look(ctx context.Context) (*Look, error) {
 // index fills in which goroutines have started and are in which spans.
 func (l *Look) index() {
 	counts := make([]int, len(l.Goroutines))
-	byRef := make(map[reader.SpanRef]int, len(l.Spans))
 	for i := range l.Spans {
-		s := &l.Spans[i]
-		s.Joined = nil
-		byRef[s.Ref] = i
-		if s.Goroutine >= 0 {
-			counts[s.Goroutine]++
+		if g := l.Spans[i].Goroutine; g >= 0 {
+			counts[g]++
 		}
 	}
 	all := make([]int, len(l.Spans))
@@ -179,6 +179,16 @@ func (l *Look) index() {
 		for j := len(g.Started) - 1; j > 0 && l.Spans[g.Started[j-1]].Start.After(s.Start); j-- {
 			g.Started[j-1], g.Started[j] = g.Started[j], g.Started[j-1]
 		}
+	}
+	l.place()
+}
+
+// place fills in which span each goroutine is in.
+func (l *Look) place() {
+	byRef := make(map[reader.SpanRef]int, len(l.Spans))
+	for i := range l.Spans {
+		l.Spans[i].Joined = nil
+		byRef[l.Spans[i].Ref] = i
 	}
 	for i := range l.Goroutines {
 		g := &l.Goroutines[i]
@@ -270,12 +280,13 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
 		return i
 	}
 	read := func() error {
+		now := time.Now()
 		found, err := p.process.Goroutines(ctx, refs, reader.GoroutineOptions{Stacks: options.Stacks, Spans: true, Attributes: options.Attributes, Code: p.code})
 		if err != nil {
 			return err
 		}
 		for _, g := range found.Goroutines {
-			look.Goroutines = append(look.Goroutines, Goroutine{Goroutine: g})
+			look.Goroutines = append(look.Goroutines, Goroutine{Goroutine: g, read: now})
 		}
 		refs = refs[:0]
 		look.Torn, look.Lost = look.Torn+found.Torn, look.Lost+found.Lost
@@ -316,7 +327,49 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
 	}
 	p.spans, p.goroutines = len(look.Spans), len(look.Goroutines)
 	look.index()
+	if err := p.forgetMoves(ctx, look); err != nil {
+		return nil, err
+	}
 	return look, nil
+}
+
+// forgetMoves leaves goroutines in the live span that they started last if they have left it by its end, or
+// started it after they were read. Otherwise goroutines that move on while they are read would count for the
+// spans around: spans that have started meanwhile may be unknown.
+func (p *Process) forgetMoves(ctx context.Context, look *Look) error {
+	live := map[reader.SpanRef]bool{}
+	moved := func(g *Goroutine) *Span {
+		if n := len(g.Started); n > 0 && g.SpanKnown && g.Span != look.Spans[g.Started[n-1]].Ref {
+			return &look.Spans[g.Started[n-1]]
+		}
+		return nil
+	}
+	for i := range look.Goroutines {
+		if s := moved(&look.Goroutines[i]); s != nil {
+			live[s.Ref] = false
+		}
+	}
+	if len(live) == 0 {
+		return nil
+	}
+	for batch, err := range p.process.SpanBatches(ctx) {
+		if err != nil {
+			return err
+		}
+		for i := range batch {
+			if _, wanted := live[batch[i].Ref]; wanted {
+				live[batch[i].Ref] = true
+			}
+		}
+	}
+	for i := range look.Goroutines {
+		g := &look.Goroutines[i]
+		if s := moved(g); s != nil && (!live[s.Ref] || s.Start.After(g.read)) {
+			g.SpanKnown = false
+		}
+	}
+	look.place()
+	return nil
 }
 
 // Frames returns the stack of a goroutine with the names of its functions, those that the compiler has
