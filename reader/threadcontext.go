@@ -143,7 +143,8 @@ func (p *Process) threadVariables(ctx context.Context, publishedAtNS uint64) ([]
 		if m.Offset == 0 && m.Perms.Read && len(target.Modules) < maxModules {
 			target.Modules = append(target.Modules, tlsvar.Module{Start: m.Start, Name: m.Name})
 			base := m.Name[strings.LastIndexByte(m.Name, '/')+1:]
-			target.Musl = target.Musl || strings.HasPrefix(base, "ld-musl") || strings.HasPrefix(base, "libc.musl")
+			// Debian's ld-musl is a link to libc.so. glibc's file has a version, libc.so.6.
+			target.Musl = target.Musl || base == "libc.so" || strings.HasPrefix(base, "ld-musl") || strings.HasPrefix(base, "libc.musl")
 		}
 	}
 	s.variables, s.unresolved = target.Find(threadContextVariable)

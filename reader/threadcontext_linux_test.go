@@ -5,9 +5,14 @@ package reader_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"slices"
 	"strconv"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -15,6 +20,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -24,11 +30,12 @@ func TestThreadContexts(t *testing.T) {
 	const (
 		publisher = "testdata/threadcontext/publisher.c"
 		library   = "testdata/threadcontext/library.c"
+		musl      = "musl-gcc"
 		threads   = 6
 	)
 	for _, tt := range []struct {
 		name             string
-		program, library []string // flags; no library if nil
+		program, library []string // flags, after another compiler than cc; no library if nil
 		model            string
 	}{
 		{"executable", []string{"-rdynamic"}, nil, "local-exec"},
@@ -40,15 +47,21 @@ func TestThreadContexts(t *testing.T) {
 		{"large library, TLSDESC", nil, []string{"-DLARGE", "-mtls-dialect=gnu2"}, "global-dynamic"},
 		{"library, initial exec", nil, []string{"-ftls-model=initial-exec"}, "initial-exec"},
 		{"library with a SysV hash table", nil, []string{"-Wl,--hash-style=sysv"}, "global-dynamic"},
+		{"C++ executable", []string{"-rdynamic", "-DOTHER_FILE", "-x", "c++", library}, nil, "local-exec"},
+		{"C++ library", nil, []string{"g++"}, "global-dynamic"},
+		{"musl executable", []string{musl, "-rdynamic"}, nil, "local-exec"},
+		{"static musl executable", []string{musl, "-static-pie", "-Wl,--export-dynamic-symbol=otel_thread_ctx_v1"}, nil, "local-exec"},
+		{"musl, library, traditional", []string{musl}, []string{musl}, "global-dynamic"},
+		{"musl, library, TLSDESC", []string{musl}, []string{musl, "-mtls-dialect=gnu2"}, "global-dynamic"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			flags := tt.program
 			args := []string{strconv.Itoa(threads)}
 			if tt.library != nil {
-				flags = []string{"-DWITHOUT_VARIABLE"}
-				args = append(args, programs.C(t, library, append([]string{"-shared", "-fPIC"}, tt.library...)...))
+				flags = append(slices.Clone(flags), "-DWITHOUT_VARIABLE")
+				args = append(args, compile(t, library, tt.library, "-shared", "-fPIC"))
 			}
-			cmd := exec.Command(programs.C(t, publisher, append([]string{"-O1", "-pthread"}, flags...)...), args...)
+			cmd := exec.Command(compile(t, publisher, flags, "-O1", "-pthread"), args...)
 			child := childproc.Run(t, cmd)
 			numbers := map[int]int{}
 			for line := child.Receive(); line != "ready"; line = child.Receive() {
@@ -100,4 +113,75 @@ func TestThreadContexts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A reader that reads records while their threads replace them, and the context while it is
+// updated, never returns a mixture of two.
+func TestThreadContextsUnderUpdates(t *testing.T) {
+	const threads = 3
+	cmd := exec.Command(programs.C(t, "testdata/threadcontext/publisher.c", "-pthread", "-rdynamic"), strconv.Itoa(threads))
+	cmd.Env = append(os.Environ(), "CHURN=1")
+	child := childproc.Run(t, cmd)
+	for child.Receive() != "ready" {
+	}
+	p, err := reader.Open(child.PID())
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, p.Close()) })
+
+	stop := make(chan struct{})
+	var updates sync.WaitGroup
+	updates.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				child.Ask("update")
+			}
+		}
+	})
+	reads, busy, invalid := 0, 0, 0
+	values := map[string]bool{}
+	for want := testenv.Rounds(2000, 100_000); reads < want; {
+		contexts, err := p.ThreadContexts(t.Context())
+		if errors.Is(err, reader.ErrBusy) {
+			busy++
+			continue
+		}
+		require.NoError(t, err)
+		for _, c := range contexts.Threads {
+			switch {
+			case errors.Is(c.Err, reader.ErrBusy):
+				busy++
+			case c.Record != 0 && c.Span == nil && c.Err == nil:
+				invalid++
+			case c.Record != 0:
+				require.NoError(t, c.Err)
+				reads++
+				number := c.Span.TraceID[0] - 1
+				require.Equal(t, bytes.Repeat([]byte{number + 1}, 16), c.Span.TraceID[:])
+				require.Equal(t, bytes.Repeat([]byte{number + 101}, 8), c.Span.SpanID[:])
+				value := fmt.Sprintf("%02d", number)
+				require.Equal(t, []reader.ThreadAttribute{{Key: "worker", Value: value}}, c.Span.Attributes)
+				values[value] = true
+			}
+		}
+	}
+	close(stop)
+	updates.Wait()
+	t.Logf("%d reads of %d different records, %d busy, %d invalid", reads, len(values), busy, invalid)
+	assert.Greater(t, len(values), 10)
+}
+
+// compile compiles a program or a library by the compiler that the flags begin with, or by cc.
+func compile(t *testing.T, source string, flags []string, more ...string) string {
+	t.Helper()
+	compiler := "cc"
+	if len(flags) > 0 && !strings.HasPrefix(flags[0], "-") {
+		compiler, flags = flags[0], flags[1:]
+	}
+	if _, err := exec.LookPath("g++"); err != nil && slices.Contains(flags, "c++") {
+		t.Skipf("no compiler: %v", err)
+	}
+	return programs.Compile(t, compiler, source, append(more, flags...)...)
 }

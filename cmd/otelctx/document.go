@@ -73,7 +73,7 @@ const jsonHelp = `--json prints an object whose schema is stable:
    resource: {key: value}, schema_url, attributes: {key: value},
    advertisement: null or {mapping, published_at_ns, attributes: {key: value}},
    carriers: [{kind, source, mapping, address, layout, capacity, header_size,
-               slot_size, record_offset, provable, error}],
+               slot_size, schema, record_offset, provable, error}],
    threads: [{tid, own_tid, goroutine, trace_id, span_id, trace_flags,
               local_root_span_id, name, endpoint, carrier, proven,
               attributes: {key: value}}]}
@@ -103,7 +103,7 @@ func newDocument(pid int, pc *reader.ProcessContext, a activity) document {
 		SchemaURL:     pc.SchemaURL(),
 		Attributes:    jsonObject(pc.Message.GetAttributes()),
 		Advertisement: advertisement,
-		Carriers:      carrierDocuments(a.carriers),
+		Carriers:      append([]carrierDocument{}, a.carriers...),
 		Threads:       threadDocuments(a.threads),
 	}
 }

@@ -13,12 +13,13 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 )
 
 // activity is what a process publishes about the spans of its threads.
 type activity struct {
-	carriers []reader.Carrier
+	carriers []carrierDocument
 	// advertisement is the message that advertises the carriers, nil if that is the process context.
 	advertisement *reader.ProcessContext
 	// threads are all threads, also those in no span. It is nil if no carrier can be read.
@@ -31,7 +32,7 @@ func observe(ctx context.Context, p *reader.Process) (activity, error) {
 	if err != nil {
 		return activity{}, err
 	}
-	a := activity{carriers: layout.Carriers}
+	a := activity{carriers: append(carrierDocuments(layout.Carriers), threadContextDocuments(ctx, p, layout.Context)...)}
 	if layout.Advertisement != layout.Context {
 		a.advertisement = layout.Advertisement
 	}
@@ -56,7 +57,7 @@ func inSpans(threads []reader.Thread) []reader.Thread {
 
 // carrierDocument is the JSON of a table or record in which readers find spans.
 type carrierDocument struct {
-	// Kind is thread_slots, goroutine_table or goroutine_record. There may be more kinds in the future.
+	// Kind is thread_slots, goroutine_table, goroutine_record or thread_context. There may be more kinds in the future.
 	Kind string `json:"kind"`
 	// Source is advertised, found_by_name or found_by_magic.
 	Source string `json:"source"`
@@ -68,6 +69,9 @@ type carrierDocument struct {
 	Capacity   int    `json:"capacity"`
 	HeaderSize int    `json:"header_size"`
 	SlotSize   int    `json:"slot_size"`
+	// Schema is the threadlocal.schema_version of a thread_context, whose Mapping is the executable or library that defines
+	// the variable otel_thread_ctx_v1. Other kinds have "".
+	Schema string `json:"schema"`
 	// RecordOffset is the offset of a goroutine_record from the label pointer in bytes. Other kinds have 0.
 	RecordOffset int `json:"record_offset"`
 	// Provable is whether readers can prove that a span found there is the right one.
@@ -116,6 +120,48 @@ func carrierDocuments(carriers []reader.Carrier) []carrierDocument {
 	return documents
 }
 
+// threadContextDocuments returns the definitions of the thread-local variable of OTEP 4947, if the process context has a schema
+// other than Go's. A schema that is unknown and a variable that cannot be used have an error.
+func threadContextDocuments(ctx context.Context, p *reader.Process, pc *reader.ProcessContext) []carrierDocument {
+	schema := ""
+	if pc != nil {
+		for _, kv := range pc.Message.GetAttributes() {
+			if kv.GetKey() == wire.KeySchemaVersion {
+				schema = kv.GetValue().GetStringValue()
+			}
+		}
+	}
+	if schema == "" || schema == wire.SchemaGoLabels {
+		return nil
+	}
+	row := func(module string, err error) carrierDocument {
+		d := carrierDocument{
+			Kind: reader.ThreadContextRecord.String(), Source: reader.Advertised.String(), Mapping: module, Schema: schema, Provable: err == nil,
+		}
+		if err != nil {
+			d.Error = err.Error()
+		}
+		return d
+	}
+	contexts, err := p.ThreadContexts(ctx)
+	if err != nil {
+		return []carrierDocument{row("", err)}
+	}
+	var documents []carrierDocument
+	for _, v := range contexts.Variables {
+		documents = append(documents, row(v.Module, nil))
+	}
+	if contexts.Unresolved != nil {
+		documents = append(documents, row("", contexts.Unresolved))
+	}
+	if len(documents) == 0 {
+		documents = append(documents, row("", errNoVariable))
+	}
+	return documents
+}
+
+var errNoVariable = errors.New("no module defines otel_thread_ctx_v1")
+
 func threadDocuments(threads []reader.Thread) []threadDocument {
 	documents := make([]threadDocument, 0)
 	for _, t := range inSpans(threads) {
@@ -135,12 +181,12 @@ func threadDocuments(threads []reader.Thread) []threadDocument {
 }
 
 // appendCarriers appends the carriers as text.
-func appendCarriers(out []byte, carriers []reader.Carrier) []byte {
+func appendCarriers(out []byte, carriers []carrierDocument) []byte {
 	if len(carriers) == 0 {
 		return append(out, "\nCarriers of spans: none\n"...)
 	}
 	var rows [][]string
-	for _, d := range carrierDocuments(carriers) {
+	for _, d := range carriers {
 		rows = append(rows, []string{"  " + d.Kind, carrierText(&d), carrierState(&d)})
 	}
 	out = fmt.Appendf(out, "\nCarriers of spans: %d\n", len(carriers))
@@ -160,6 +206,10 @@ func carrierText(d *carrierDocument) string {
 			what = "entries"
 		}
 		return fmt.Sprintf("layout %d, %d %s of %d bytes at %#x, %s", d.Layout, d.Capacity, what, d.SlotSize, d.Address, keyText(name))
+	case d.Schema != "" && d.Mapping != "":
+		return fmt.Sprintf("%s, otel_thread_ctx_v1 in %s", keyText(d.Schema), keyText(d.Mapping))
+	case d.Schema != "":
+		return keyText(d.Schema)
 	case d.RecordOffset != 0:
 		return fmt.Sprintf("%d bytes behind the label pointer", d.RecordOffset)
 	default:

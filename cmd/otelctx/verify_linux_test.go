@@ -43,6 +43,8 @@ func TestVerify(t *testing.T) {
 		}
 		got = otelctx(t, "watch", pid, "--count", "1")
 		assert.Contains(t, got.stdout, "threads in a span: 2 of 3")
+		got = otelctx(t, "inspect", pid)
+		assert.Contains(t, got.stdout, "thread_context  tlsdesc_v1_dev, otel_thread_ctx_v1 in "+program)
 	}
 }
 
@@ -64,4 +66,18 @@ func TestVerifyProfile(t *testing.T) {
 	got := otelctx(t, "verify", "--profile", broken)
 	assert.Equal(t, exitNotConforming, got.code)
 	assert.Contains(t, got.stdout, "string table: index 0 is not the zero value")
+}
+
+// Files without an end and files that are too large are rejected before they are read.
+func TestVerifyProfileBounded(t *testing.T) {
+	dir := t.TempDir()
+	endless, large := filepath.Join(dir, "endless.otlp"), filepath.Join(dir, "large.otlp")
+	require.NoError(t, os.Symlink("/dev/zero", endless))
+	require.NoError(t, os.WriteFile(large, nil, 0o600))
+	require.NoError(t, os.Truncate(large, 1<<40))
+	for path, want := range map[string]string{endless: "not a regular file", large: "more than the"} {
+		got := otelctx(t, "verify", "--profile", path)
+		assert.NotZero(t, got.code)
+		assert.Contains(t, got.stderr, want)
+	}
 }

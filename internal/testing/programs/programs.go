@@ -107,9 +107,15 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 // for a static program, no static C library.
 func C(t testing.TB, source string, flags ...string) string {
 	t.Helper()
-	cc, err := exec.LookPath("cc")
+	return Compile(t, "cc", source, flags...)
+}
+
+// Compile is [C] with another compiler, such as g++ or musl-gcc.
+func Compile(t testing.TB, compiler, source string, flags ...string) string {
+	t.Helper()
+	cc, err := exec.LookPath(compiler)
 	if err != nil {
-		t.Skipf("no C compiler: %v", err)
+		t.Skipf("no compiler: %v", err)
 	}
 	exe := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), ".c"))
 	cmd := exec.Command(cc, append([]string{"-O2", "-Wall", "-Werror", "-o", exe, source}, flags...)...) //nolint:gosec // G204: the arguments come from the test

@@ -1,10 +1,17 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// A library with the thread-local variable of OTEP 4947.
+// A library with the thread-local variable of OTEP 4947, in C or C++.
+#ifdef __cplusplus
+#define _Thread_local thread_local
+extern "C" {
+#endif
 __attribute__((visibility("default"))) _Thread_local void *otel_thread_ctx_v1;
 #ifdef LARGE
 // The block does not fit into what the loader reserves for libraries that are loaded later.
 __attribute__((visibility("default"))) _Thread_local char large[1 << 16] = {1};
 #endif
 void **variable(void) { return &otel_thread_ctx_v1; }
+#ifdef __cplusplus
+}
+#endif

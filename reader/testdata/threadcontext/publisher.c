@@ -10,7 +10,8 @@
 // each thread and "ready", and ends when its standard input does. A line "update" on it publishes the context again; "detach" detaches
 // all records; "fork" starts a child that waits.
 //
-// The environment variable BREAK names one rule to break, for tests of checkers: see BROKEN below.
+// The environment variable BREAK names one rule to break, for tests of checkers: see BROKEN below. With CHURN, threads replace their
+// records for ever by those of the threads 0 to 99.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -35,7 +36,9 @@
 #endif
 
 #ifndef WITHOUT_VARIABLE
-#ifdef NOT_THREAD_LOCAL
+#ifdef OTHER_FILE
+extern _Thread_local void *otel_thread_ctx_v1;
+#elif defined NOT_THREAD_LOCAL
 __attribute__((visibility("default"))) void *otel_thread_ctx_v1;
 #else
 __attribute__((visibility("default"))) _Thread_local void *otel_thread_ctx_v1;
@@ -215,18 +218,50 @@ static void **own(void) { return &otel_thread_ctx_v1; }
 static pthread_barrier_t started, detached;
 static int detach;
 
+static void fill(struct record *r, unsigned number) {
+	memset(r->trace_id, (int)number + 1, sizeof r->trace_id);
+	memset(r->span_id, (int)number + 101, sizeof r->span_id);
+	r->flags = 1;
+	r->size = 4;
+	r->data[0] = 0; // the key
+	r->data[1] = 2; // bytes
+	r->data[2] = (uint8_t)('0' + number / 10 % 10);
+	r->data[3] = (uint8_t)('0' + number % 10);
+}
+
+// churn replaces the thread's record for ever, in place or by another one, in short bursts.
+static void churn(struct record *records, unsigned number) {
+	struct record *r = records;
+	for (;; number = (number + 1) % 100) {
+		if (number % 8 < 4) {
+			r->valid = 0;
+			atomic_signal_fence(memory_order_seq_cst);
+			fill(r, number);
+			atomic_signal_fence(memory_order_seq_cst);
+			r->valid = 1;
+		} else {
+			r = r == records ? records + 1 : records;
+			fill(r, number);
+			r->valid = 1;
+			atomic_signal_fence(memory_order_seq_cst);
+			*variable() = r;
+		}
+		// Hold the record for about as long as a read takes, so that reads and updates overlap.
+		for (volatile int i = 0; i < 3000; i++)
+			;
+		if (number % 16 == 0) {
+			struct timespec t = {.tv_nsec = 20000};
+			nanosleep(&t, 0);
+		}
+	}
+}
+
 static void *work(void *arg) {
 	unsigned number = (unsigned)(uintptr_t)arg;
 	struct record *r = calloc(2, sizeof *r);
 	if (BROKEN("the record is at an odd address"))
 		r = (struct record *)((char *)r + 1);
-	memset(r->trace_id, (int)number + 1, sizeof r->trace_id);
-	memset(r->span_id, (int)number + 101, sizeof r->span_id);
-	r->flags = 1;
-	r->size = 4;
-	r->data[1] = 2; // key 0, two bytes
-	r->data[2] = (uint8_t)('0' + number / 10 % 10);
-	r->data[3] = (uint8_t)('0' + number % 10);
+	fill(r, number);
 	if (BROKEN("no trace id") || BROKEN("flags without ids"))
 		memset(r->trace_id, 0, sizeof r->trace_id);
 	if (BROKEN("no span id") || BROKEN("flags without ids"))
@@ -249,6 +284,8 @@ static void *work(void *arg) {
 	printf("%ld %u\n", syscall(SYS_gettid), number);
 	fflush(stdout);
 	pthread_barrier_wait(&started);
+	if (getenv("CHURN"))
+		churn(r, number);
 	pthread_barrier_wait(&detached);
 	if (detach)
 		*variable() = 0;

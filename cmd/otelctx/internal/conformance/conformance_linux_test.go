@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,12 +17,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/conformance"
+	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
 )
 
-func TestMain(m *testing.M) { childproc.Main(m, nil) }
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run})
+}
 
 const source = "../../../../reader/testdata/threadcontext/publisher.c"
 
@@ -159,6 +165,67 @@ func TestBroken(t *testing.T) {
 func TestCorrect(t *testing.T) {
 	program := programs.C(t, source, "-pthread", "-rdynamic")
 	assert.Empty(t, verify(t, program, "", 2*time.Second))
+}
+
+// Correct publishers pass however often and at whatever moment they are checked: C programs whose
+// contexts and records change all the time, and Go programs with spans.
+func TestCorrectRepeatedly(t *testing.T) {
+	const publishers = 4
+	program := programs.C(t, source, "-pthread", "-rdynamic")
+	rounds, checks, exercised := testenv.Rounds(2, 125), atomic.Int64{}, sync.Map{}
+	var wait sync.WaitGroup
+	for i := range 2 * publishers {
+		var child *childproc.Child
+		ours := i%2 == 1
+		if ours {
+			child = childproc.Start(t, burner.Role, nil)
+			child.Send(burner.Words(burner.Records, burner.GoroutineTable))
+			child.Receive()
+		} else {
+			cmd := exec.Command(program, "3")
+			cmd.Env = append(os.Environ(), "CHURN=1")
+			child = childproc.Run(t, cmd)
+			for child.Receive() != "ready" {
+			}
+		}
+		checked := make(chan struct{})
+		wait.Go(func() {
+			defer close(checked)
+			for range rounds {
+				results, err := conformance.Process(t.Context(), child.PID(), 100*time.Millisecond)
+				if !assert.NoError(t, err) {
+					return
+				}
+				checks.Add(1)
+				for _, r := range results {
+					assert.NotEqual(t, conformance.Failed, r.Status, "%s, ours %t: %q", r.ID, ours, r.Evidence)
+					if r.Status == conformance.Passed {
+						exercised.Store(r.ID, true)
+					}
+				}
+			}
+		})
+		if !ours {
+			wait.Go(func() {
+				for update := true; update; {
+					select {
+					case <-checked:
+						update = false
+					default:
+						child.Ask("update")
+					}
+				}
+			})
+		}
+	}
+	wait.Wait()
+	count := 0
+	exercised.Range(func(any, any) bool { count++; return true })
+	t.Logf("%d checks of %d publishers, %d rules exercised", checks.Load(), 2*publishers, count)
+	for _, id := range []string{"4719-U6", "4719-U7", "4947-C7", "otelctx-3"} {
+		_, ok := exercised.Load(id)
+		assert.True(t, ok, "%s was not exercised", id)
+	}
 }
 
 // A process that publishes nothing gives ErrNoContext.
