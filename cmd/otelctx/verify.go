@@ -4,6 +4,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/conformance"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/internal/patient"
 )
 
 // verifyCommand is otelctx verify.
@@ -60,7 +62,10 @@ func (c *verifyCommand) Run(s streams) error {
 	}
 	ctx, stop := untilInterrupted()
 	defer stop()
-	results, err := conformance.Process(ctx, c.PID, c.Duration)
+	// An interrupt ends the check with a report, but a process that blocks its readers does not notice one.
+	results, err := patient.Call(context.WithoutCancel(ctx), c.PID, c.Duration+patient.Limit, func() ([]conformance.Result, error) {
+		return conformance.Process(ctx, c.PID, c.Duration)
+	})
 	if err != nil {
 		return err
 	}

@@ -366,7 +366,8 @@ func samplesBetween(t *testing.T, content []byte, pid int, begun, ended time.Tim
 	return samples, named
 }
 
-// TestStalled lists and records a service although many processes block their readers (row 4).
+// TestStalled lists and records a service although many processes block their readers, and verifies one of
+// those (row 4).
 func TestStalled(t *testing.T) {
 	otelctx := recordingCommand(t)
 	pids := stall(t)
@@ -374,8 +375,15 @@ func TestStalled(t *testing.T) {
 	list := self.command(otelctx, "list", "--json")
 	var said bytes.Buffer
 	list.Stderr = &said
-	out, _ := list.Output() // errors about the other processes are expected
-	assert.Contains(t, string(out), fmt.Sprintf(`"pid": %d,`, service.PID()), "%s", &said)
+	listed, _ := list.Output() // errors about the other processes are expected
+	assert.Contains(t, string(listed), fmt.Sprintf(`"pid": %d,`, service.PID()), "%s", &said)
+
+	verify := self.command(otelctx, "verify", "-d", "100ms", strconv.Itoa(pids[0]))
+	hung := time.AfterFunc(testenv.Patience, func() { _ = verify.Process.Kill() })
+	out, err := verify.CombinedOutput()
+	require.True(t, hung.Stop(), "verify has hung")
+	require.Error(t, err)
+	assert.Contains(t, string(out), "timed out")
 
 	r := self.record(t, otelctx, "--all").recorded(service.PID())
 	burner.AwaitUse(t, service, 300*time.Millisecond)
