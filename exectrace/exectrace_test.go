@@ -30,8 +30,8 @@ type task struct {
 	ended               bool
 }
 
-// of is the task of a span.
-func of(span trace.Span, parent string, ended bool) task {
+// taskOf returns the task expected for a span.
+func taskOf(span trace.Span, parent string, ended bool) task {
 	header := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(trace.ContextWithSpan(context.Background(), span), header)
 	return task{header["traceparent"], parent, ended}
@@ -43,7 +43,7 @@ var (
 	taskLog   = regexp.MustCompile(` Log .* Task=(\d+) Category="traceparent" Message="(.*)"`)
 )
 
-// tasks returns the tasks in a trace by their types, as go tool trace understands them.
+// tasks returns the tasks in a trace by type, as go tool trace parses them.
 func tasks(t *testing.T, traced []byte) map[string]task {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "trace")
@@ -71,8 +71,8 @@ func tasks(t *testing.T, traced []byte) map[string]task {
 	return byType
 }
 
-// whole records what f does with runtime/trace.Start.
-func whole(t *testing.T, f func()) []byte {
+// recordTrace records f with runtime/trace.Start.
+func recordTrace(t *testing.T, f func()) []byte {
 	t.Helper()
 	var traced bytes.Buffer
 	require.NoError(t, rttrace.Start(&traced))
@@ -81,8 +81,8 @@ func whole(t *testing.T, f func()) []byte {
 	return traced.Bytes()
 }
 
-// last records what f does with a flight recorder.
-func last(t *testing.T, f func()) []byte {
+// recordFlight records f with a flight recorder.
+func recordFlight(t *testing.T, f func()) []byte {
 	t.Helper()
 	recorder := rttrace.NewFlightRecorder(rttrace.FlightRecorderConfig{})
 	require.NoError(t, recorder.Start())
@@ -94,6 +94,7 @@ func last(t *testing.T, f func()) []byte {
 	return traced.Bytes()
 }
 
+// elsewhere runs f on another goroutine and waits for it.
 func elsewhere(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -104,7 +105,7 @@ func elsewhere(f func()) {
 }
 
 func TestIDsInTasks(t *testing.T) {
-	for name, record := range map[string]func(*testing.T, func()) []byte{"trace": whole, "flight recorder": last} {
+	for name, record := range map[string]func(*testing.T, func()) []byte{"trace": recordTrace, "flight recorder": recordFlight} {
 		t.Run(name, func(t *testing.T) {
 			tp := oteltest.TracerProvider(t, sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.AlwaysSample())))
 			tracer := exectrace.NewTracerProvider(tp).Tracer("test")
@@ -126,15 +127,15 @@ func TestIDsInTasks(t *testing.T) {
 					span.End()
 				}
 				want = map[string]task{
-					"GET /cart": of(request, "", true),
-					"query":     of(query, "GET /cart", true),
-					"worker":    of(worker, "query", true),
-					"live":      of(live, "GET /cart", false),
+					"GET /cart": taskOf(request, "", true),
+					"query":     taskOf(query, "GET /cart", true),
+					"worker":    taskOf(worker, "query", true),
+					"live":      taskOf(live, "GET /cart", false),
 				}
 			})
 			assert.Equal(t, want, tasks(t, traced))
 
-			// Later, and in another trace, there is nothing of them.
+			// The next trace has none of these tasks.
 			_, late := tracer.Start(context.Background(), "late")
 			late.End()
 			assert.Empty(t, tasks(t, record(t, func() { live.End() })))

@@ -146,8 +146,8 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 	}
 	modulo := map[uint64]uint64{}
 	gs := map[uint64]bool{}
-	for i, at := range positions {
-		if at.span != 0 && !wire.SameGoroutine(at.starter, found[i].goid) {
+	for i, position := range positions {
+		if position.span != 0 && !wire.SameGoroutine(position.starter, found[i].goid) {
 			gs[found[i].g] = true
 			modulo[found[i].g] = found[i].goid
 		}

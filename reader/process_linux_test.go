@@ -165,7 +165,7 @@ func outcome(t *testing.T, err error, pid int, good string) string {
 
 // TestPublisherScripts runs testdata/publishers.txt: paragraphs of publisher steps, and questions
 // with the expected answers. A question is asked about the process opened at the start, about one
-// opened anew, or about both. Questions are "read", and "changed" since the last read.
+// opened just now, or about both. Questions are "read", and "changed" since the last read.
 func TestPublisherScripts(t *testing.T) {
 	childproc.NeedReading(t)
 	text, err := os.ReadFile("testdata/publishers.txt")

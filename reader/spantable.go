@@ -302,7 +302,7 @@ type position struct {
 	goid uint64
 	// span is the published span and, after [SpanTable.resolve], the goroutine's active span, or 0.
 	span SpanRef
-	// known is set by resolve: it is false if the cell of the span describes another one by now.
+	// known is set by resolve. It is false if the cell of the span has been reused for another one.
 	known bool
 	// starter is set by resolve: the id of the goroutine that started the active span.
 	starter uint64

@@ -193,14 +193,7 @@ func (w *spanWorld) act() {
 	g := w.goroutines[w.rand.IntN(len(w.goroutines))]
 	switch what := w.rand.IntN(16); {
 	case what < 4: // another goroutine's turn on the thread, or nobody's
-		w.steps = append(w.steps, func() {
-			w.running = g
-			curg := g.g
-			if w.rand.IntN(4) == 0 {
-				w.running, curg = nil, 0
-			}
-			put64(w.pieces[fakeM][fakeOffsets.MCurg:], curg)
-		})
+		w.steps = append(w.steps, func() { w.schedule(g) })
 	case what < 8:
 		w.start(g)
 	case what < 13:

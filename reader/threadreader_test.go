@@ -256,19 +256,22 @@ func (w *world) newRecord(span uint64, ancestors ...uint64) uint64 {
 	return at
 }
 
+// schedule makes the thread run a goroutine, or sometimes none.
+func (w *world) schedule(g *worldGoroutine) {
+	w.running = g
+	curg := g.g
+	if w.rand.IntN(4) == 0 {
+		w.running, curg = nil, 0
+	}
+	put64(w.pieces[fakeM][fakeOffsets.MCurg:], curg)
+}
+
 // act starts a random action.
 func (w *world) act() {
 	g := w.goroutines[w.rand.IntN(len(w.goroutines))]
 	switch what := w.rand.IntN(10); {
 	case what < 3: // another goroutine's turn on the thread, or nobody's
-		w.steps = append(w.steps, func() {
-			w.running = g
-			curg := g.g
-			if w.rand.IntN(4) == 0 {
-				w.running, curg = nil, 0
-			}
-			put64(w.pieces[fakeM][fakeOffsets.MCurg:], curg)
-		})
+		w.steps = append(w.steps, func() { w.schedule(g) })
 	case what < 6: // start a span
 		w.lastSpan++
 		span := w.lastSpan

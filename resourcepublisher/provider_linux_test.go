@@ -153,7 +153,7 @@ func TestWithResourceWhileDisabled(t *testing.T) {
 
 // TestProcessorCorrectsTheResource publishes resource 1 and then executes steps. A step is
 // "span N" (a span of the provider with resource N) or "update N", followed by the resource that is
-// published after it and the outcome: "anew" if the context was updated, "left" if it was
+// published after it and the outcome: "updated" if the context was updated, "kept" if it was
 // not, "reported" if it was not and the difference was reported. Resource 0 cannot be published.
 func TestProcessorCorrectsTheResource(t *testing.T) {
 	numbered := func(n int) *resource.Resource {
@@ -163,11 +163,11 @@ func TestProcessorCorrectsTheResource(t *testing.T) {
 		return resource.NewSchemaless(attribute.Int("n", n))
 	}
 	for name, steps := range map[string][]string{
-		"by the first span":       {"span 2: 2 anew", "span 2: 2 left", "update 3: 3 anew", "span 2: 3 left"},
-		"not against an update":   {"update 2: 2 anew", "span 3: 2 left"},
-		"not when it is the same": {"span 1: 1 left", "span 1: 1 left"},
-		"with two providers":      {"span 1: 1 left", "span 2: 1 reported", "span 1: 1 left", "span 2: 1 left"},
-		"not with an invalid one": {"span 0: 1 reported", "span 0: 1 left"},
+		"by the first span":       {"span 2: 2 updated", "span 2: 2 kept", "update 3: 3 updated", "span 2: 3 kept"},
+		"not against an update":   {"update 2: 2 updated", "span 3: 2 kept"},
+		"not when it is the same": {"span 1: 1 kept", "span 1: 1 kept"},
+		"with two providers":      {"span 1: 1 kept", "span 2: 1 reported", "span 1: 1 kept", "span 2: 1 kept"},
+		"not with an invalid one": {"span 0: 1 reported", "span 0: 1 kept"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			handled := oteltest.HandledErrors(t)
@@ -190,7 +190,7 @@ func TestProcessorCorrectsTheResource(t *testing.T) {
 				}
 				now := read(t)
 				assert.Equal(t, map[string]any{"n": int64(published)}, attributes(t), step)
-				assert.Equal(t, result == "anew", now.PublishedAtNS != last.PublishedAtNS, step)
+				assert.Equal(t, result == "updated", now.PublishedAtNS != last.PublishedAtNS, step)
 				last = now
 				errs := handled.Take()
 				require.Len(t, errs, map[string]int{"reported": 1}[result], step)

@@ -348,7 +348,7 @@ func TestViewDetectsWriteBetweenHalves(t *testing.T) {
 func TestViewGivesUp(t *testing.T) {
 	for _, info := range []Info{info1(2), info2(2, 64, ByThread)} {
 		m := newViewMemory(info)
-		m.slot(info, 1)[24] = 1 // for ever
+		m.slot(info, 1)[24] = 1 // in use forever
 		v := mustView(t, m, info)
 		_, err := v.Slot(1)
 		require.ErrorIs(t, err, ErrBusy)

@@ -354,7 +354,7 @@ func contextAfterFuncDeadline(r *run) {
 			r.out()
 		}
 	})
-	// If the context has ended by now, this goroutine may have started the function
+	// If the context has already ended, this goroutine may have started the function
 	// itself.
 	byTimer <- request.Err() == nil
 	<-done

@@ -41,7 +41,7 @@ Start the service yourself, and record it by its process id or --name.`
 		return `Run otelctx list to see which processes publish. Process ids are those of the PID namespace that otelctx runs in:
 outside of a container, use the ids that the host's ps shows.`
 	case errors.Is(err, reader.ErrInvalid):
-		return `Trying again does not help until the process publishes anew. The error says what is wrong with what it published:
+		return `Trying again does not help until the process publishes again. The error says what is wrong with what it published:
 report it to the library that the process publishes with.`
 	case errors.Is(err, reader.ErrBusy):
 		return `Try again. If it fails each time, the process updates its context all the time, or was stopped in the middle of an update.`

@@ -29,7 +29,7 @@ func TestEveryKindOfProcess(t *testing.T) {
 	updating, wrongVersion := goodHeader(t), goodHeader(t)
 	updating.publishedAt, wrongVersion.version = 0, 99
 	empty := []byte{0x0a, 0}
-	const republish = `invalid process context(.|\n)*until the process publishes anew`
+	const republish = `invalid process context(.|\n)*until the process publishes again`
 	kinds := map[string]struct {
 		pid    int
 		row    string // of list, a pattern; "" for none

@@ -141,7 +141,7 @@ func (c *verifyCommand) verifyProfile(s streams) error {
 	return err
 }
 
-// maxProfileSize bounds the file that verify --profile reads. Decoded messages can be fifty times as
+// maxProfileSize bounds the file that verify --profile reads. Decoded messages can be many times as
 // large, because an empty message takes two bytes in a file.
 const maxProfileSize = 64 << 20
 

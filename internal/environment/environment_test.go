@@ -19,7 +19,7 @@ import (
 	"go.opentelemetry.io/otel"
 )
 
-var update = flag.Bool("update", false, "write the table in docs/no-code.md anew")
+var update = flag.Bool("update", false, "rewrite the table in docs/no-code.md")
 
 var root = filepath.Join("..", "..")
 

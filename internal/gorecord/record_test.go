@@ -277,7 +277,7 @@ func TestVariantsAreBounded(t *testing.T) {
 	})
 }
 
-// An ended record keeps no other record alive. An idle goroutine keeps its inherited record for ever,
+// An ended record keeps no other record alive. An idle goroutine keeps its inherited record forever,
 // and must not keep a chain of records.
 func TestRecordsThatAreOverKeepNoOthers(t *testing.T) {
 	needRecords(t)

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
-		"store for ever": storeForever, "work under filters": workUnderFilters,
+		"store forever": storeForever, "work under filters": workUnderFilters,
 	})
 }
 

@@ -63,7 +63,7 @@ func TestNothingTornFromOutside(t *testing.T) {
 	for _, capacity := range []int{1, 4, 16} {
 		for _, space := range []int{0, 100} {
 			t.Run(fmt.Sprintf("capacity=%d space=%d", capacity, space), func(t *testing.T) {
-				c := childproc.Start(t, "store for ever", nil)
+				c := childproc.Start(t, "store forever", nil)
 				config, err := json.Marshal(Config{Name: "OTELCTX_SLOTS", Layout: 2, Capacity: capacity, AttributeSpace: space})
 				require.NoError(t, err)
 				var l Layout

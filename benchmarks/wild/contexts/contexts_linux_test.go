@@ -64,7 +64,7 @@ func service(parent *childproc.Parent) {
 				said <- fmt.Sprint(syscall.Gettid(), " ", span.SpanContext().SpanID())
 				pipe := make([]int, 2)
 				parent.Must(syscall.Pipe(pipe))
-				_, _ = syscall.Read(pipe[0], make([]byte, 1)) // for ever
+				_, _ = syscall.Read(pipe[0], make([]byte, 1)) // blocks forever
 				span.End()
 			}()
 			parent.Send("%s", <-said)

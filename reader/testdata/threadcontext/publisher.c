@@ -11,7 +11,7 @@
 // all records; "fork" starts a child that waits.
 //
 // The environment variable BREAK names one rule to break, for tests of checkers: see BROKEN below. With CHURN, threads replace their
-// records for ever by those of the threads 0 to 99.
+// records forever by those of the threads 0 to 99.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -229,7 +229,7 @@ static void fill(struct record *r, unsigned number) {
 	r->data[3] = (uint8_t)('0' + number % 10);
 }
 
-// churn replaces the thread's record for ever, in place or by another one, in short bursts.
+// churn replaces the thread's record forever, in place or by another one, in short bursts.
 static void churn(struct record *records, unsigned number) {
 	struct record *r = records;
 	for (;; number = (number + 1) % 100) {

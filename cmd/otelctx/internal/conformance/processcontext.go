@@ -35,12 +35,10 @@ const (
 	// scanInterval is the time between two scans of the mappings, children and threads.
 	scanInterval = time.Second
 	// stuckAfter is the time limit of an update, far more than a descheduled publisher needs.
-	stuckAfter = 5 * time.Second
-	// namingPatience is how long the last update may take to name the mapping.
-	namingPatience = stuckAfter
-	maxChildren    = 1024     // that are examined
-	maxPayload     = 16 << 20 // bytes; readers stop far below
-	maxSmaps       = 64 << 20 // bytes
+	stuckAfter  = 5 * time.Second
+	maxChildren = 1024     // that are examined
+	maxPayload  = 16 << 20 // bytes; readers stop far below
+	maxSmaps    = 64 << 20 // bytes
 )
 
 // contextChecker checks the process context.
@@ -336,9 +334,9 @@ func (c *contextChecker) finish() {
 		}
 		return
 	}
-	// The publisher names the mapping after it stores the timestamp, so the last call may be yet to come.
+	// The publisher names the mapping after it stores the timestamp, so its last call may still be to come.
 	named, err := c.naming.count()
-	for end := time.Now().Add(namingPatience); err == nil && named < c.updates && time.Now().Before(end); {
+	for end := time.Now().Add(stuckAfter); err == nil && named < c.updates && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 		named, err = c.naming.count()
 	}

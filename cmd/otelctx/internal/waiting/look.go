@@ -258,7 +258,7 @@ func (l *Look) findLeaks() {
 	}
 }
 
-// Sample reads the process once.
+// Sample takes one look, without confirming leaks.
 func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
 	const spare = 16 // more than last time
 	look := &Look{Spans: make([]Span, 0, p.spans+spare), Goroutines: make([]Goroutine, 0, p.goroutines+spare)}
