@@ -122,6 +122,12 @@ func TestNotice(t *testing.T) {
 		if !w.soon(c.PID(), 1, 0) {
 			return false
 		}
+		// A scan of the shell while it executes sleep records the shell's image, which only the poll retires.
+		image, err := w.sampler.Image(c.PID())
+		require.NoError(t, err)
+		if w.registry.find(image) == nil {
+			return false
+		}
 		c.Kill()
 		w.await(t, c.PID(), 0, 1)
 		return true
