@@ -144,19 +144,21 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 	if err := v.spans.resolve(p.threads.source, positions); err != nil && !errors.Is(err, errNoSpanTable) {
 		return nil, p.classify(err)
 	}
-	modulo := map[uint64]uint64{}
+	joined := found[:0]
 	gs := map[uint64]bool{}
 	for i, position := range positions {
 		if position.span != 0 && !wire.SameGoroutine(position.starter, found[i].goid) {
+			joined = append(joined, found[i])
 			gs[found[i].g] = true
-			modulo[found[i].g] = found[i].goid
 		}
 	}
-	// An entry has the lower bits of the id. The g has all of them, unless the goroutine has exited.
+	// An entry has the lower bits of the id. The g has all of them, unless the goroutine has exited: it may then be
+	// that of another one, which has an entry of its own.
+	ids := follow(p.threads.source, gs, v.runtime.GGoid)
 	var refs []GoroutineRef
-	for g, goid := range follow(p.threads.source, gs, v.runtime.GGoid) {
-		if goid != 0 && wire.SameGoroutine(goid, modulo[g]) {
-			refs = append(refs, GoroutineRef{ID: goid, G: g})
+	for _, g := range joined {
+		if goid := ids[g.g]; goid != 0 && wire.SameGoroutine(goid, g.goid) {
+			refs = append(refs, GoroutineRef{ID: goid, G: g.g})
 		}
 	}
 	// Memory is read by pid. The process is still alive, so the pid was its own throughout.

@@ -6,6 +6,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -331,6 +332,69 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 	t.Logf("%d stacks, %d of them incomplete; %d readings were torn, %d goroutines changed each time", believed, broken, torn, lost)
 	require.NotZero(t, believed)
 	child.Kill()
+}
+
+// TestSpansEqualLedger compares the live spans with the service's own ledger. Between looks its goroutines start and end
+// spans, end those of others, attach and detach spans, leave them open, and exit.
+func TestSpansEqualLedger(t *testing.T) {
+	childproc.NeedReading(t)
+	// ledgerEntry has the properties of a span that the service knows.
+	type ledgerEntry struct {
+		TraceID         string   `json:"trace_id"`
+		SpanID          string   `json:"span_id"`
+		LocalRootSpanID string   `json:"local_root_span_id"`
+		Name            string   `json:"name"`
+		Endpoint        string   `json:"endpoint"`
+		Start           int64    `json:"start_time_unix_nano"`
+		Goroutine       uint64   `json:"goroutine"`
+		Joined          []uint64 `json:"joined"`
+		Leaked          string   `json:"leaked"`
+	}
+	// missing returns the entries of a that are not in b.
+	missing := func(a, b []ledgerEntry) (diff []string) {
+		have := map[string]bool{}
+		for _, e := range b {
+			have[fmt.Sprintf("%+v", e)] = true
+		}
+		for _, e := range a {
+			if s := fmt.Sprintf("%+v", e); !have[s] {
+				diff = append(diff, s)
+			}
+		}
+		return diff
+	}
+	exe := buildParker(t, programs.Static)
+	for _, goroutines := range []int{1, 64, testenv.Rounds(4000, 8000)} {
+		t.Run(strconv.Itoa(goroutines), func(t *testing.T) {
+			p := startParker(t, exe, "ledger", strconv.Itoa(goroutines))
+			for range testenv.Rounds(3, 10) {
+				var want []ledgerEntry
+				require.NoError(t, json.Unmarshal([]byte(p.Ask("%d", 6*goroutines)), &want))
+				joined, leaked := 0, 0
+				for _, e := range want {
+					slices.Sort(e.Joined)
+					joined += len(e.Joined)
+					leaked += min(1, len(e.Leaked))
+				}
+				t.Logf("%d live spans, %d of them leaked, %d goroutines joined", len(want), leaked, joined)
+				// The last goroutines may still be exiting.
+				require.EventuallyWithT(t, func(c *assert.CollectT) {
+					got := []ledgerEntry{}
+					for _, s := range p.look(t).Spans {
+						e := ledgerEntry{s.TraceID, s.SpanID, s.LocalRootSpanID, s.Name, s.Endpoint, s.StartTimeUnixNano, s.Goroutine, []uint64{}, s.Leaked}
+						for _, j := range s.Joined {
+							e.Joined = append(e.Joined, j.Goroutine)
+						}
+						slices.Sort(e.Joined)
+						got = append(got, e)
+					}
+					assert.Empty(c, missing(want, got), "missing or different")
+					assert.Empty(c, missing(got, want), "unexpected")
+				}, testenv.Patience, 10*time.Millisecond)
+			}
+			p.Done()
+		})
+	}
 }
 
 // TestSpansLeaked checks that a span leaks if its goroutine has exited or moved on to another trace.

@@ -22,7 +22,7 @@ import (
 // attach leaves spans with other goroutines, or with none, and waits. A span's name says where it was left.
 // For each line "let go" the goroutine that has attached "exited, attached" detaches it.
 func attach() {
-	tracer := newTracer(spanctx.WithAttributeKeys("tenant"))
+	tracer := newTracer(nil, spanctx.WithAttributeKeys("tenant"))
 	ctx := scopedattr.ContextWithAttributes(context.Background(), attribute.String("tenant", "starter's"))
 	other := scopedattr.ContextWithAttributes(context.Background(), attribute.String("tenant", "joined"))
 	var ready sync.WaitGroup

@@ -22,7 +22,7 @@ var churners = map[string]func(depth int){"churnA": churnA, "churnB": churnB, "c
 
 // churn runs until standard input ends.
 func churn() {
-	tracer := newTracer()
+	tracer := newTracer(nil)
 	for name, f := range churners {
 		go churnFor(tracer, name, f)
 	}

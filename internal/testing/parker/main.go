@@ -9,10 +9,12 @@
 //	parker COUNT [WAY]
 //	parker attach
 //	parker churn
+//	parker ledger COUNT
 //	parker work COUNT
 //
-// With attach, it hands spans over: see [attach]. With work, COUNT workers serve requests: see [work]. With churn, goroutines wait briefly again
-// and again, in functions that only they call, on stacks that grow and shrink.
+// With attach, it hands spans over: see [attach]. With work, COUNT workers serve requests: see [work]. With ledger, COUNT goroutines start and
+// end spans at random, and it reports which are live: see [keepLedger]. With churn, goroutines wait briefly again and again, in functions that
+// only they call, on stacks that grow and shrink.
 //
 // Otherwise it starts COUNT goroutines, at least one for each way, or COUNT in one way only, and
 // prints a line when all are parked. For each line "dump FILE" it writes the runtime's own stacks
@@ -252,10 +254,10 @@ func main() {
 	case "churn":
 		churn()
 		return
-	case "work":
+	case "ledger", "work":
 		count, err := strconv.Atoi(os.Args[2])
 		must(err)
-		work(count)
+		map[string]func(int){"ledger": keepLedger, "work": work}[os.Args[1]](count)
 		return
 	}
 	count, err := strconv.Atoi(os.Args[1])
@@ -267,7 +269,7 @@ func main() {
 	writeLock.Lock()
 	group.Add(1)
 
-	tracer := newTracer()
+	tracer := newTracer(nil)
 	names := make([]string, 0, len(ways))
 	for name := range ways {
 		names = append(names, name)
@@ -300,10 +302,15 @@ func main() {
 	serve()
 }
 
-func newTracer(options ...spanctx.Option) trace.Tracer {
+// newTracer returns a tracer whose spans are published. The processor, if not nil, sees them too.
+func newTracer(processor sdktrace.SpanProcessor, options ...spanctx.Option) trace.Tracer {
 	resource := sdkresource.NewSchemaless(attribute.String("service.name", "parker"))
-	options = append(options, spanctx.WithSpanNames(true))
-	return sdktrace.NewTracerProvider(resourcepublisher.WithResource(resource), spanctx.WithPublishing(options...)).Tracer("parker")
+	publishing := spanctx.WithPublishing(append(options, spanctx.WithSpanNames(true))...)
+	all := []sdktrace.TracerProviderOption{resourcepublisher.WithResource(resource), publishing}
+	if processor != nil {
+		all = append(all, sdktrace.WithSpanProcessor(processor))
+	}
+	return sdktrace.NewTracerProvider(all...).Tracer("parker")
 }
 
 // park starts a span and waits.

@@ -44,7 +44,7 @@ func (w *worker) enter(s stage) {
 // work serves with count workers. It answers each line with the time that all of them have spent in
 // each stage: {"time_unix_nano": N, "stages": [{"name", "waits_for", "nano"}]}.
 func work(count int) {
-	tracer := newTracer()
+	tracer := newTracer(nil)
 	workers := make([]*worker, count)
 	for i := range workers {
 		workers[i] = &worker{times: map[stage]time.Duration{}}
