@@ -237,7 +237,7 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 	if err := call.readAttributes(v); err != nil {
 		return nil, p.classify(err)
 	}
-	if err := p.checkAlive(); err != nil {
+	if err := p.confirm(v); err != nil {
 		return nil, err
 	}
 	return call.result, nil

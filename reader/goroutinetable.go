@@ -161,8 +161,7 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 			refs = append(refs, GoroutineRef{ID: goid, G: g.g})
 		}
 	}
-	// Memory is read by pid. The process is still alive, so the pid was its own throughout.
-	return refs, p.checkAlive()
+	return refs, p.confirm(v)
 }
 
 // readEach reads each part on its own and zeroes unreadable ones. The error is any error but

@@ -463,3 +463,19 @@ func (p *Process) checkAlive() error {
 	}
 	return nil
 }
+
+// confirm returns nil if everything that was read since v was made is the process's: it has not ended, and still has
+// the publication that v depends on. Another program that it has executed meanwhile has not.
+func (p *Process) confirm(v *threadView) error {
+	if published, k := v.source(); published != nil {
+		changed, err := p.changed(k, published.PublishedAtNS)
+		if err != nil {
+			return err
+		}
+		if changed {
+			return p.error(ErrBusy)
+		}
+	}
+	// Memory is read by pid. The process is still alive, so the pid was its own throughout.
+	return p.checkAlive()
+}

@@ -197,8 +197,7 @@ func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] 
 				s := &spans[i]
 				s.Name, s.Endpoint = name(s.names)
 			}
-			// Memory is read by pid. The process is still alive, so the pid was its own throughout.
-			if err := p.checkAlive(); err != nil {
+			if err := p.confirm(v); err != nil {
 				yield(nil, err)
 				return
 			}

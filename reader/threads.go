@@ -151,8 +151,7 @@ func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 			s.Name, s.Endpoint = name(s.names)
 		}
 	}
-	// Memory is read by pid. The process is still alive, so the pid was its own throughout.
-	if err := p.checkAlive(); err != nil {
+	if err := p.confirm(v); err != nil {
 		return nil, err
 	}
 	p.nameAttributes(ctx, v, threads)

@@ -42,6 +42,8 @@ const (
 	frequency = 997
 	// maxMemory bounds the memory of a recorder, whatever it records.
 	maxMemory = 150 << 20
+	// maxTime bounds the CPU time of a command that reads a process for a second at most.
+	maxTime = 10 * time.Second
 )
 
 // user is the user who runs a program: that of the test, or an ordinary one.
@@ -91,6 +93,13 @@ func recordingCommand(t *testing.T) string {
 	if !childproc.Capable(t, unix.CAP_BPF) || !childproc.Capable(t, unix.CAP_PERFMON) {
 		t.Skip("recording needs CAP_BPF and CAP_PERFMON")
 	}
+	return builtCommand(t)
+}
+
+// builtCommand is recordingCommand for commands that only read processes.
+func builtCommand(t *testing.T) string {
+	t.Helper()
+	childproc.NeedReading(t)
 	path := os.Getenv("OTELCTX_TEST_COMMAND")
 	if path == "" {
 		path = programs.Build(t, programs.Static, "../..", ".")
@@ -181,6 +190,14 @@ func (u user) recordTo(t *testing.T, name, otelctx string, args ...string) *reco
 	if u == nobody {
 		require.NoError(t, os.Chown(dir, childproc.Nobody, childproc.Nobody))
 	}
+	r.begin()
+	return r
+}
+
+// begin starts the command.
+func (r *recorder) begin() {
+	t := r.t
+	t.Helper()
 	r.cmd.Stdout, r.cmd.Stderr = &r.stdout, &r.stderr
 	childproc.First(func() { require.NoError(t, r.cmd.Start()) })
 	t.Cleanup(func() {
@@ -188,7 +205,19 @@ func (u user) recordTo(t *testing.T, name, otelctx string, args ...string) *reco
 		_ = r.cmd.Wait()
 	})
 	go r.watchMemory()
-	return r
+}
+
+// run runs a command to its end. It must succeed within its memory limit.
+func (u user) run(t *testing.T, otelctx string, args ...string) (stdout []byte) {
+	t.Helper()
+	r := &recorder{t: t, cmd: u.command(otelctx, args...)}
+	r.begin()
+	require.NoError(t, r.cmd.Wait(), r.stderr.String())
+	used := r.cmd.ProcessState.UserTime() + r.cmd.ProcessState.SystemTime()
+	t.Logf("%s: %v of the processor, %d MB", args[0], used, r.memory.Load()>>20)
+	assert.Less(t, r.memory.Load(), int64(maxMemory))
+	assert.Less(t, used, maxTime)
+	return r.stdout.Bytes()
 }
 
 // document is the part of record --json that the tests use.
@@ -344,25 +373,34 @@ func publishRing(t *testing.T, exe string, capacity int, attributes ...*commonpb
 	require.NoError(t, err)
 	address, err := strconv.ParseInt(strings.TrimSpace(string(out)), 10, 64)
 	require.NoError(t, err)
-	fields := &commonpb.KeyValueList{}
-	for _, f := range wire.SlotFields(wire.RingLayout1) {
-		fields.Values = append(fields.Values, number(f.Name, int64(f.Offset)))
-	}
 	const slots = "threadlocal.slots."
-	payload, err := proto.Marshal(&processcontextpb.ProcessContext{
-		Resource: &resourcepb.Resource{Attributes: attributes},
-		Attributes: []*commonpb.KeyValue{
-			text("threadlocal.schema_version", "otelctx_slots_v1"),
-			number(slots+"address", address), number(slots+"layout", wire.RingLayout1), number(slots+"capacity", int64(capacity)),
-			number(slots+"header_size", wire.RingHeaderSize1), number(slots+"slot_size", wire.SlotSize1), text(slots+"index", "thread"),
-			{Key: slots + "fields", Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: fields}}},
-		},
-	})
-	require.NoError(t, err)
 	var ring []byte
 	for _, word := range []uint32{wire.RingMagic, wire.RingLayout1, uint32(capacity), wire.SlotSize1} {
 		ring = binary.NativeEndian.AppendUint32(ring, word)
 	}
+	return advertise(t, ring, attributes,
+		text("threadlocal.schema_version", "otelctx_slots_v1"),
+		number(slots+"address", address), number(slots+"layout", wire.RingLayout1), number(slots+"capacity", int64(capacity)),
+		number(slots+"header_size", wire.RingHeaderSize1), number(slots+"slot_size", wire.SlotSize1), text(slots+"index", "thread"),
+		offsets(slots+"fields", wire.SlotFields(wire.RingLayout1)),
+	)
+}
+
+// offsets is an attribute with the offsets of fields.
+func offsets(key string, fields []wire.Field) *commonpb.KeyValue {
+	list := &commonpb.KeyValueList{}
+	for _, f := range fields {
+		list.Values = append(list.Values, number(f.Name, int64(f.Offset)))
+	}
+	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: list}}}
+}
+
+// advertise returns the arguments with which the attacker publishes a resource and an advertisement, with the
+// start of its ring.
+func advertise(t *testing.T, ring []byte, resource []*commonpb.KeyValue, advertisement ...*commonpb.KeyValue) []string {
+	t.Helper()
+	payload, err := proto.Marshal(&processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: resource}, Attributes: advertisement})
+	require.NoError(t, err)
 	return []string{"publish", strconv.Itoa(wire.ProcessContextVersion), hex.EncodeToString(payload), hex.EncodeToString(ring)}
 }
 

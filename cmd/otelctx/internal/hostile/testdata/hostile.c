@@ -223,12 +223,101 @@ static void frames(void)
 	}
 }
 
+// shake replaces a few of the words at a time that are not zero, by other ones, by each other or by random
+// ones, and restores them soon after.
+static void shake(volatile uint64_t *words, size_t count)
+{
+	enum { changed = 8 };
+	uint64_t random = 88172645463325252ULL;
+	uint64_t *was = malloc(count * sizeof(*was));
+	size_t *used = malloc(count * sizeof(*used));
+	size_t last[changed] = {0}, n = 0;
+
+	for (size_t i = 0; i < count; i++) {
+		was[i] = words[i];
+		if (was[i])
+			used[n++] = i;
+	}
+	for (unsigned round = 0; round % 1024 || !told(); round++) {
+		random ^= random << 13;
+		random ^= random >> 7;
+		random ^= random << 17;
+		words[last[round % changed]] = was[last[round % changed]];
+		size_t i = last[round % changed] = used[random % n];
+		switch (random >> 40 & 3) {
+		case 0:
+			words[i] = random;
+			break;
+		case 1:
+			words[i] = 0;
+			break;
+		case 2:
+			words[i] = was[used[(random >> 20) % n]];
+			break;
+		case 3:
+			words[i] += 8;
+		}
+	}
+}
+
+// place maps a file at an address, and returns its size.
+static size_t place(const char *path, const char *address)
+{
+	int fd = open(path, O_RDONLY);
+	off_t size = lseek(fd, 0, SEEK_END);
+	void *at = (void *)strtoul(address, NULL, 0);
+
+	if (fd < 0)
+		fail(path);
+	if (mmap(at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED_NOREPLACE, fd, 0) != at)
+		fail("mmap");
+	return size;
+}
+
+// memory has a file at an address as its memory, and changes it all the time if it is told to.
+static void memory(const char *path, const char *address, int changes)
+{
+	size_t size = place(path, address);
+
+	say("memory");
+	if (changes)
+		shake((uint64_t *)strtoul(address, NULL, 0), size / 8);
+	while (fgetc(stdin) != EOF)
+		;
+}
+
+// alternate executes this program again and again. Every second time it publishes nothing, and has another file as
+// its memory.
+static void alternate(const char *path, const char *other, const char *address, char **argv)
+{
+	const char *secret = getenv("SECRET");
+	struct timespec moment = {.tv_nsec = 300000};
+
+	place(secret ? other : path, address);
+	if (!getenv("AGAIN"))
+		say("memory");
+	nanosleep(&moment, NULL);
+	if (told())
+		return;
+	setenv("AGAIN", "1", 1);
+	if (secret)
+		unsetenv("SECRET");
+	else
+		setenv("SECRET", "1", 1);
+	execv("/proc/self/exe", argv);
+	fail("exec");
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "become";
+	static char **all;
 
+	if (!all)
+		all = argv;
 	if (!strcmp(what, "publish") && argc >= 5) {
-		publish(argv[2], argv[3], argv[4]);
+		if (!getenv("SECRET"))
+			publish(argv[2], argv[3], argv[4]);
 		return main(argc - 4, argv + 4);
 	}
 	if (!strcmp(what, "address"))
@@ -245,6 +334,10 @@ int main(int argc, char **argv)
 		map(argv[2], atoi(argv[3]), atol(argv[4]));
 	else if (!strcmp(what, "jit") && argc == 3)
 		jit(atoi(argv[2]));
+	else if (!strcmp(what, "memory") && argc >= 4)
+		memory(argv[2], argv[3], argc > 4);
+	else if (!strcmp(what, "alternate") && argc == 5)
+		alternate(argv[2], argv[3], argv[4], all);
 	else if (!strcmp(what, "frames"))
 		frames();
 	else

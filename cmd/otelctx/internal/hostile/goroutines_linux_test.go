@@ -1,0 +1,277 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64
+
+package hostile
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	pprof "github.com/google/pprof/profile"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+const (
+	// imageAt is where the attacker maps an image.
+	imageAt = 0x10_0000_0000
+	// Offsets in a g, and the size of one.
+	gSP, gPC, gSelf, gBP, gStatus, gGoid, gLabels, gSize = 56, 64, 72, 96, 144, 152, 352, 512
+	gM, mProcid, mCurg                                   = 48, 64, 184
+	statusRunning, statusWaiting                         = 2, 4
+	// imageFrames is the number of frames of a good stack.
+	imageFrames = 5
+)
+
+// image is memory that looks like a Go program's: spans, their goroutines and stacks.
+type image struct {
+	content                   []byte
+	spans, goroutines, goexit uint64
+	capacity                  int
+	// gs are the goroutines. Number i has the id i+1 and has started the span in cell i.
+	gs []uint64
+}
+
+// alloc returns the address of new memory.
+func (m *image) alloc(size int) uint64 {
+	at := len(m.content)
+	m.content = append(m.content, make([]byte, (size+63)&^63)...)
+	return imageAt + uint64(at)
+}
+
+// set sets words.
+func (m *image) set(address uint64, words ...uint64) {
+	for i, w := range words {
+		binary.NativeEndian.PutUint64(m.content[address-imageAt+uint64(8*i):], w)
+	}
+}
+
+// header sets the header of a table.
+func (m *image) header(address uint64, words ...uint32) {
+	for i, w := range words {
+		binary.NativeEndian.PutUint32(m.content[address-imageAt+uint64(4*i):], w)
+	}
+}
+
+// cell returns the address of a span's cell.
+func (m *image) cell(i int) uint64 { return m.spans + wire.SpansHeaderSize + uint64(i*wire.CellSize) }
+
+// newImage returns an image of waiting goroutines.
+func newImage(goroutines int) *image {
+	m := &image{capacity: goroutines}
+	m.spans = m.alloc(wire.SpansHeaderSize + goroutines*wire.CellSize)
+	m.header(m.spans, wire.SpansMagic, wire.SpansLayout1, uint32(goroutines), wire.CellSize, wire.SpansHeaderSize, uint32(goroutines))
+	m.goroutines = m.alloc(wire.GoroutinesHeaderSize + wire.GoroutinesCapacity*wire.GoroutineEntrySize)
+	m.header(m.goroutines, wire.GoroutinesMagic, wire.GoroutinesLayout1, wire.GoroutinesCapacity, wire.GoroutineEntrySize, wire.GoroutinesHeaderSize, wire.GoroutinesCapacity)
+	code := m.alloc(64)
+	copy(m.content[code-imageAt:], []byte{0x90, 0xe8, 0, 0, 0, 0, 0x90}) // of runtime.goexit
+	m.goexit = code + 1
+	const stackSize = 2048
+	stacks, gs := m.alloc(goroutines*stackSize), m.alloc(goroutines*gSize)
+	for i := range goroutines {
+		g, low := gs+uint64(i*gSize), stacks+uint64(i*stackSize)
+		m.gs = append(m.gs, g)
+		ref := uint64(wire.RefGeneration | i<<wire.RefIndexShift)
+		span := uint64(i + 1)
+		m.set(m.cell(i), ref, 'F', 'F', span, span, span, 0, 0, 0, 1, uint64(time.Now().Add(-time.Minute).UnixNano()), g)
+		m.entry(i, ref)
+		m.set(g, low, low+stackSize)
+		m.set(g+gSelf, g)
+		m.set(g+gStatus, statusWaiting)
+		m.set(g+gGoid, span)
+		m.stack(g, low, imageFrames)
+	}
+	return m
+}
+
+// entry publishes a span of goroutine number i.
+func (m *image) entry(i int, ref uint64) {
+	id := uint64(i + 1)
+	at := m.goroutines + wire.GoroutinesHeaderSize + uint64(wire.GoroutineIndex(id)*wire.GoroutineEntrySize)
+	m.set(at, ref, wire.GoroutineCheck(id, m.gs[i], wire.Position(ref)))
+}
+
+// stack gives a goroutine frames from low on.
+func (m *image) stack(g, low uint64, frames int) {
+	m.set(g+gSP, low)
+	m.set(g+gPC, m.goexit+64)
+	m.set(g+gBP, low)
+	for i := range uint64(frames) {
+		next, ret := low+16*(i+1), m.goexit+64*(i+2)
+		if i == uint64(frames-1) {
+			next, ret = 0, m.goexit
+		}
+		m.set(low+16*i, next, ret)
+	}
+}
+
+// start starts the attacker with the image as its memory.
+func (m *image) start(t *testing.T, attacker string, more ...string) (pid string) {
+	t.Helper()
+	file := m.write(t)
+	args := append(m.advertise(t), "memory", file, fmt.Sprintf("%#x", uint64(imageAt)))
+	return strconv.Itoa(self.start(t, "memory", attacker, append(args, more...)...).PID())
+}
+
+// write writes the image to a file.
+func (m *image) write(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(programs.PublicDir(t), "memory")
+	require.NoError(t, os.WriteFile(file, m.content, 0o644))
+	return file
+}
+
+// advertise returns the arguments with which the attacker advertises the image.
+func (m *image) advertise(t *testing.T) []string {
+	t.Helper()
+	const spans, goroutines, golang = wire.KeySpans, wire.KeyGoroutines, wire.KeyGo
+	return advertise(t, nil, nil,
+		text(wire.KeySchemaVersion, "otelctx_slots_v1"),
+		number(spans+"address", int64(m.spans)), number(spans+"layout", wire.SpansLayout1), number(spans+"capacity", int64(m.capacity)),
+		number(spans+"header_size", wire.SpansHeaderSize), number(spans+"cell_size", wire.CellSize), offsets(spans+"fields", wire.CellFields()),
+		number(goroutines+"address", int64(m.goroutines)), number(goroutines+"layout", wire.GoroutinesLayout1), number(goroutines+"capacity", wire.GoroutinesCapacity),
+		number(goroutines+"header_size", wire.GoroutinesHeaderSize), number(goroutines+"entry_size", wire.GoroutineEntrySize),
+		number(golang+wire.GoKeyGGoidOffset, gGoid), number(golang+wire.GoKeyGMOffset, gM), number(golang+wire.GoKeyGLabelsOffset, gLabels),
+		number(golang+wire.GoKeyMProcidOffset, mProcid), number(golang+wire.GoKeyMCurgOffset, mCurg),
+	)
+}
+
+// TestGoroutines reads goroutines of programs whose memory looks like a Go program's in part. The time and memory that
+// otelctx needs must stay bounded, and nothing bad may happen to what is shown of the other goroutines.
+func TestGoroutines(t *testing.T) {
+	otelctx, attacker := builtCommand(t), attacker(t)
+	const goroutines, spoiled = 500, 40
+	for _, tt := range []struct {
+		name string
+		// spoil changes the goroutines from number first on.
+		spoil func(m *image, first int)
+		more  []string
+	}{
+		{"nothing", func(*image, int) {}, nil},
+		{"cyclic stacks", func(m *image, first int) {
+			for i, g := range m.gs[first:] {
+				low := m.alloc(2048)
+				m.set(g, low, low+2048)
+				m.stack(g, low, 50)
+				m.set(low+16*uint64(10+i), low+16*uint64(i))
+			}
+		}, nil},
+		{"endless stacks", func(m *image, first int) {
+			const size = 1 << 20
+			low := m.alloc(size)
+			for _, g := range m.gs[first:] {
+				m.stack(g, low, size/16)
+				m.set(g, low, low+1<<32)
+			}
+		}, nil},
+		{"wild stacks", func(m *image, first int) {
+			for i, g := range m.gs[first:] {
+				wild := []uint64{8, 1 << 30, imageAt - 4096, 0x7fff_ffff_f000, 0xffff_8000_0000_0000, math.MaxUint64 - 1<<12 + 1}[i%6]
+				m.set(g, wild, wild+1<<11)
+				m.set(g+gSP, wild+64)
+				m.set(g+gBP, wild+64)
+			}
+		}, nil},
+		{"wild frames", func(m *image, first int) {
+			for i, g := range m.gs[first:] {
+				low := m.alloc(2048)
+				m.set(g, low, low+2048)
+				m.stack(g, low, 10)
+				m.set(low+16*3, []uint64{1, math.MaxUint64 - 7, math.MaxUint64 - 15, low + 2048 - 8, low + 2048, imageAt, 0xffff_8000_0000_0000}[i%7])
+			}
+		}, nil},
+		{"wild goroutines", func(m *image, first int) {
+			for i := range m.gs[first:] {
+				wild := []uint64{1, 8, m.spans, m.goroutines, imageAt - 64, 0xffff_8000_0000_0000, math.MaxUint64 - 7, math.MaxUint64}[i%8]
+				m.set(m.cell(first+i)+uint64(wire.CellFields()[10].Offset), wild)
+			}
+		}, nil},
+		{"wild threads", func(m *image, first int) {
+			for i, g := range m.gs[first:] {
+				m.set(g+gStatus, statusRunning)
+				m.set(g+gM, []uint64{1, imageAt - 64, imageAt, math.MaxUint64 - 64, 0xffff_8000_0000_0000, g - mCurg}[i%6])
+			}
+		}, nil},
+		{"changing all the time", func(*image, int) {}, []string{"shake"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := newImage(goroutines)
+			tt.spoil(m, goroutines-spoiled)
+			pid := m.start(t, attacker, tt.more...)
+			output := self.run(t, otelctx, "spans", "--stacks", "--json", pid)
+			if tt.more == nil {
+				checkGoroutines(t, output, goroutines, goroutines-spoiled)
+			}
+			self.run(t, otelctx, "record", "--wall", "--duration=1s", "--freq=1000", "--json", pid)
+		})
+	}
+}
+
+func checkGoroutines(t *testing.T, output []byte, all, good int) {
+	t.Helper()
+	var d struct {
+		Missing []string
+		Spans   []struct {
+			Goroutine  int
+			State      string
+			Stack      []any
+			StackError string `json:"stack_error"`
+		}
+	}
+	require.NoError(t, json.Unmarshal(output, &d))
+	assert.Len(t, d.Spans, all)
+	seen := map[string]int{}
+	for _, s := range d.Spans {
+		if s.Goroutine > good {
+			seen[fmt.Sprintf("%s, %d frames, %s", s.State, len(s.Stack), s.StackError)]++
+			continue
+		}
+		assert.Equal(t, "waiting", s.State)
+		assert.Len(t, s.Stack, imageFrames)
+		assert.Empty(t, s.StackError)
+		if t.Failed() {
+			break
+		}
+	}
+	t.Log(d.Missing, seen)
+}
+
+// TestGoroutinesExec reads a process that executes, again and again, a program with a secret where its spans have been.
+func TestGoroutinesExec(t *testing.T) {
+	otelctx, attacker := builtCommand(t), attacker(t)
+	const goroutines = 1000
+	m, secret := newImage(goroutines), newImage(goroutines)
+	for i := range goroutines {
+		const s = 0x5353_5353_5353_5353
+		secret.set(secret.cell(i)+8, s, s)
+	}
+	args := append(m.advertise(t), "alternate", m.write(t), secret.write(t), fmt.Sprintf("%#x", uint64(imageAt)))
+	pid := strconv.Itoa(self.start(t, "memory", attacker, args...).PID())
+	file := filepath.Join(t.TempDir(), "p.pb.gz")
+	require.Eventually(t, func() bool {
+		// It publishes nothing half of the time.
+		return self.command(otelctx, "record", "--wall", "--duration=5s", "--freq=1000", "--output", file, pid).Run() == nil
+	}, testenv.Patience, time.Millisecond)
+	content, err := os.ReadFile(file)
+	require.NoError(t, err)
+	profile, err := pprof.ParseData(content)
+	require.NoError(t, err)
+	assert.NotEmpty(t, profile.Sample)
+	requireNoSecret(t, &document{}, profile)
+	for _, s := range profile.Sample {
+		require.NotEqual(t, []string{stolen}, s.Label["trace_id"])
+	}
+}
