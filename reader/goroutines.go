@@ -5,6 +5,7 @@ package reader
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -223,11 +224,16 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 	if err := call.loadLayout(v, refs); err != nil {
 		return nil, p.classify(err)
 	}
+	order := make([]int, len(refs))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(refs[a].G, refs[b].G) })
 	for first := 0; first < len(refs); first += goroutineBatch {
 		if err := ctx.Err(); err != nil {
 			return nil, p.error(err)
 		}
-		if err := call.readBatch(call.result.Goroutines[first:min(first+goroutineBatch, len(refs))]); err != nil {
+		if err := call.readBatch(call.result.Goroutines, order[first:min(first+goroutineBatch, len(refs))]); err != nil {
 			return nil, p.classify(err)
 		}
 	}
@@ -348,6 +354,7 @@ type goroutineScratch struct {
 	used     int
 	refs     []GoroutineRef
 	gs       []gostack.G
+	runs     []goroutineRun
 	readings []goroutineReading
 	parts    []ringbuf.Part
 	ok       []bool
@@ -401,19 +408,38 @@ func (c *goroutineCall) read(address uint64, b []byte) bool {
 	return err == nil
 }
 
-// readGs reads the g of each goroutine. The data of unreadable ones is nil.
+// goroutineRun are neighbours in the list of goroutines whose gs are on one page. They are read together, since the
+// kernel's work is mostly for pages.
+type goroutineRun struct{ first, end int }
+
+// readGs reads the g of each goroutine. The data of unreadable ones is nil. Goroutines that are ordered by the addresses
+// of their gs take least time.
 func (c *goroutineCall) readGs(refs []GoroutineRef) ([]gostack.G, error) {
-	c.scratch.gs, c.scratch.parts = sized(c.scratch.gs, len(refs)), sized(c.scratch.parts, len(refs))
-	parts, gs := c.scratch.parts, c.scratch.gs
-	for i, ref := range refs {
-		b := c.scratch.alloc(c.size)
-		gs[i] = gostack.G{Address: ref.G, ID: ref.ID, Data: b}
-		parts[i] = ringbuf.Part{Address: ref.G, Data: b}
+	const page = 4096 // at most
+	s := c.scratch
+	s.gs, s.runs = sized(s.gs, len(refs)), s.runs[:0]
+	parts, gs := s.parts[:0], s.gs
+	for first := 0; first < len(refs); {
+		end := first + 1
+		for end < len(refs) && refs[end].G >= refs[end-1].G && refs[end].G/page == refs[first].G/page {
+			end++
+		}
+		start := refs[first].G
+		data := s.alloc(int(refs[end-1].G-start) + c.size)
+		for i := first; i < end; i++ {
+			gs[i] = gostack.G{Address: refs[i].G, ID: refs[i].ID, Data: data[refs[i].G-start:][:c.size:c.size]}
+		}
+		parts = append(parts, ringbuf.Part{Address: start, Data: data})
+		s.runs = append(s.runs, goroutineRun{first, end})
+		first = end
 	}
-	ok, err := c.scratch.readEach(c.memory, parts)
+	s.parts = parts
+	ok, err := s.readEach(c.memory, parts)
 	for i := range ok {
 		if !ok[i] {
-			gs[i].Data = nil
+			for j := s.runs[i].first; j < s.runs[i].end; j++ {
+				gs[j].Data = nil
+			}
 		}
 	}
 	return gs, err
@@ -558,12 +584,8 @@ func (c *goroutineCall) findReasons(k *goroutineLayout) error {
 	return nil
 }
 
-// readBatch reads one batch of goroutines and retries those that change.
-func (c *goroutineCall) readBatch(out []Goroutine) error {
-	pending := make([]int, len(out))
-	for i := range pending {
-		pending[i] = i
-	}
+// readBatch reads the goroutines of out at the indexes in pending, and retries those that change.
+func (c *goroutineCall) readBatch(out []Goroutine, pending []int) error {
 	for range goroutineTries {
 		changed, err := c.readOnce(out, pending)
 		if err != nil {
@@ -588,9 +610,10 @@ type goroutineReading struct {
 	after        []byte
 	procid, curg [8]byte
 	entry        [wire.GoroutineEntrySize]byte
-	// first is the index of the part with the stack; those of m and g follow.
-	first int
-	used  uint64
+	// first is the index of the part with the stack; those of m and the entry follow. last is the index of the part
+	// with the second copy of g.
+	first, last int
+	used        uint64
 }
 
 // The parts of a reading.
@@ -599,7 +622,6 @@ const (
 	partProcid
 	partCurg
 	partEntry
-	partAfter
 	partsEach
 )
 
@@ -619,22 +641,34 @@ func (c *goroutineCall) readOnce(out []Goroutine, pending []int) (changed []int,
 	}
 	s.readings = sized(s.readings, len(pending))
 	readings, parts := s.readings, s.parts[:0]
-	for i := range gs {
-		r := &readings[i]
-		*r = goroutineReading{}
-		r.g, r.first = &gs[i], len(parts)
-		c.prepare(r)
-		var procid, curg ringbuf.Part
-		if m := c.m(r.g); m != 0 {
-			procid = ringbuf.Part{Address: m + uint64(c.runtime.MProcid), Data: r.procid[:]}
-			curg = ringbuf.Part{Address: m + uint64(c.runtime.MCurg), Data: r.curg[:]}
+	for _, run := range s.runs {
+		start := refs[run.first].G
+		after := s.alloc(int(refs[run.end-1].G-start) + c.size)
+		first := len(parts)
+		for i := run.first; i < run.end; i++ {
+			r := &readings[i]
+			*r = goroutineReading{g: &gs[i], first: len(parts)}
+			if !c.prepare(r) {
+				continue
+			}
+			r.after = after[r.g.Address-start:][:c.size:c.size]
+			var procid, curg, entry ringbuf.Part
+			if m := c.m(r.g); m != 0 {
+				procid = ringbuf.Part{Address: m + uint64(c.runtime.MProcid), Data: r.procid[:]}
+				curg = ringbuf.Part{Address: m + uint64(c.runtime.MCurg), Data: r.curg[:]}
+			}
+			if c.entries != nil {
+				entry = ringbuf.Part{Address: c.entries.entry(r.g.ID), Data: r.entry[:]}
+			}
+			parts = append(parts, ringbuf.Part{Address: r.g.Stack.Low, Data: r.g.Stack.Data}, procid, curg, entry)
 		}
-		var entry ringbuf.Part
-		if c.entries != nil && r.after != nil {
-			entry = ringbuf.Part{Address: c.entries.entry(r.g.ID), Data: r.entry[:]}
+		if len(parts) == first {
+			continue
 		}
-		parts = append(parts, ringbuf.Part{Address: r.g.Stack.Low, Data: r.g.Stack.Data}, procid, curg, entry,
-			ringbuf.Part{Address: r.g.Address, Data: r.after})
+		for i := run.first; i < run.end; i++ {
+			readings[i].last = len(parts)
+		}
+		parts = append(parts, ringbuf.Part{Address: start, Data: after})
 	}
 	s.parts = parts
 	ok, err := c.scratch.readEach(c.memory, parts)
@@ -642,23 +676,23 @@ func (c *goroutineCall) readOnce(out []Goroutine, pending []int) (changed []int,
 		return nil, err
 	}
 	for i, index := range pending {
-		if !c.decode(&out[index], &readings[i], ok[readings[i].first:][:partsEach]) {
+		if !c.decode(&out[index], &readings[i], ok) {
 			changed = append(changed, index)
 		}
 	}
 	return changed, nil
 }
 
-// prepare allocates the buffers for a goroutine.
-func (c *goroutineCall) prepare(r *goroutineReading) {
+// prepare allocates the buffer for the stack of a goroutine. It returns false if there is nothing to read.
+func (c *goroutineCall) prepare(r *goroutineReading) bool {
 	if r.g.Data == nil || c.stateErr != nil || !c.layout.Is(r.g) {
-		return
+		return false
 	}
-	r.after = c.scratch.alloc(c.size)
 	if low, high, ok := c.layout.UsedStack(r.g); ok && c.options.Stacks && c.stacksErr == nil {
 		r.used = high - low
 		r.g.Stack = gostack.Stack{Low: low, Data: c.scratch.alloc(int(min(r.used, firstStack)))}
 	}
+	return true
 }
 
 // m returns the address of the m that runs a goroutine, 0 if none does or it is unknown.
@@ -673,9 +707,9 @@ func (c *goroutineCall) m(g *gostack.G) uint64 {
 	return 0
 }
 
-// decode fills out from the data that was read. It returns false if the goroutine changed during
-// the read.
-func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, ok []bool) bool {
+// decode fills out from the data that was read; allOK says which parts were. It returns false if the goroutine changed
+// during the read.
+func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool) bool {
 	switch {
 	case r.g.Data == nil:
 		out.StackErr = errUnreadable
@@ -687,6 +721,7 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, ok []bool) b
 		out.State, out.StackErr = GoroutineGone, errGone
 		return true
 	}
+	ok := allOK[r.first:][:partsEach]
 	status, scanned := c.layout.StatusOf(r.g)
 	switch status {
 	case gostack.StatusRunning:
@@ -700,7 +735,7 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, ok []bool) b
 	default: // Its stack is being copied.
 		return false
 	}
-	if !ok[partAfter] || !c.layout.SameAs(r.g.Data, r.after) {
+	if !allOK[r.last] || !c.layout.SameAs(r.g.Data, r.after) {
 		return false
 	}
 	out.Span, out.SpanKnown = 0, false

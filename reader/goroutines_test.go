@@ -59,8 +59,9 @@ func FuzzGoroutines(f *testing.F) {
 			}},
 		}
 		out := make([]Goroutine, count)
-		refs := make([]GoroutineRef, count)
+		refs, all := make([]GoroutineRef, count), make([]int, count)
 		for i := range out {
+			all[i] = i
 			refs[i] = GoroutineRef{ID: 7, G: uint64(i+1) * 512}
 			out[i].GoroutineRef = refs[i]
 		}
@@ -68,7 +69,7 @@ func FuzzGoroutines(f *testing.F) {
 		if err := call.calibrate(&k, refs); err != nil {
 			t.Fatal(err)
 		}
-		if err := call.readBatch(out); err != nil {
+		if err := call.readBatch(out, all); err != nil {
 			t.Fatal(err)
 		}
 		for _, g := range out {

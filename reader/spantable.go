@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -223,15 +222,23 @@ func (t *SpanTable) ancestors(data []byte) (refs [wire.Ancestors]SpanRef) {
 // batch. The error comes from memory, or wraps [errNoSpanTable].
 func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
-		spans := make([]LiveSpan, 0, 512)
-		for cells, err := range t.cells(memory) {
+		used, err := t.used(memory)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		scratch, _ := cellScratches.Get().(*cellScratch)
+		defer cellScratches.Put(scratch)
+		spans := make([]LiveSpan, 0, min(used, cellBatch))
+		for first := 0; first < max(used, 1); first += cellBatch {
+			cells, err := t.read(memory, scratch, first, min(cellBatch, used-first))
 			if err != nil {
 				yield(nil, err)
 				return
 			}
 			spans = spans[:0]
 			for _, cell := range cells {
-				if t.u64(cell, cellVersion)&wire.CellOver == 0 {
+				if cell != nil && t.u64(cell, cellVersion)&wire.CellOver == 0 {
 					spans = append(spans, t.decode(cell))
 				}
 			}
@@ -244,56 +251,41 @@ func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] 
 
 // cellScratch is memory reused by successive reads of cells.
 type cellScratch struct {
-	bytes []byte
-	cells [][]byte
+	bytes  []byte
+	cells  [][]byte
+	states []cellState
+	wanted []bool
 }
 
-var cellScratches = sync.Pool{New: func() any { return &cellScratch{cells: make([][]byte, 0, 512)} }}
+// cellBatch is the number of cells that are read at once.
+const cellBatch = 512
 
-// cells yields the contents of 512 cells at a time, without those that have never been used or were
-// changing, and at least one batch. A batch is valid until the next one. The error is the memory's,
-// or wraps [errNoSpanTable].
-func (t *SpanTable) cells(memory ringbuf.Memory) iter.Seq2[[][]byte, error] {
-	return func(yield func([][]byte, error) bool) {
-		used, err := t.used(memory)
-		if err != nil {
-			yield(nil, err)
-			return
-		}
-		batch := max(1, min(used, 512))
-		scratch, _ := cellScratches.Get().(*cellScratch)
-		defer cellScratches.Put(scratch)
-		scratch.bytes = sized(scratch.bytes, 3*batch*t.CellSize)
-		before, data, after := scratch.bytes[:batch*t.CellSize], scratch.bytes[batch*t.CellSize:2*batch*t.CellSize], scratch.bytes[2*batch*t.CellSize:]
-		cells := scratch.cells
-		for first := 0; first < max(used, 1); first += batch {
-			address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
-			size := min(batch, used-first) * t.CellSize
-			// The order in which the bytes of a part are read is unspecified, so the cells are read
-			// three times. A version that is the same before and after held all the while, because
-			// versions never repeat.
-			if _, err := memory.ReadParts([]ringbuf.Part{
-				{Address: address, Data: before[:size]}, {Address: address, Data: data[:size]}, {Address: address, Data: after[:size]},
-			}); err != nil {
-				yield(nil, err)
-				return
-			}
-			cells = cells[:0]
-			for offset := 0; offset < size; offset += t.CellSize {
-				version := t.u64(before[offset:], cellVersion)
-				if version == 0 || t.u64(after[offset:], cellVersion) != version {
-					continue
-				}
-				cell := data[offset:][:t.CellSize]
-				if t.u64(cell, cellVersion) == version {
-					cells = append(cells, cell)
-				}
-			}
-			if !yield(cells, nil) {
-				return
-			}
+var cellScratches = sync.Pool{New: func() any { return &cellScratch{cells: make([][]byte, cellBatch)} }}
+
+// read returns the contents of up to [cellBatch] cells from number first on. A cell that has never been used or was
+// changing is nil. The result is valid until the scratch is used again. The error is the memory's.
+func (t *SpanTable) read(memory ringbuf.Memory, scratch *cellScratch, first, count int) ([][]byte, error) {
+	address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
+	size := count * t.CellSize
+	scratch.bytes = sized(scratch.bytes, 3*size)
+	before, data, after := scratch.bytes[:size], scratch.bytes[size:2*size], scratch.bytes[2*size:]
+	// The order in which the bytes of a part are read is unspecified, so the cells are read three times. A version
+	// that is the same before and after held all the while, because versions never repeat.
+	if _, err := memory.ReadParts([]ringbuf.Part{
+		{Address: address, Data: before}, {Address: address, Data: data}, {Address: address, Data: after},
+	}); err != nil {
+		return nil, err
+	}
+	cells := scratch.cells[:count]
+	for i := range cells {
+		offset := i * t.CellSize
+		cells[i] = data[offset:][:t.CellSize]
+		version := t.u64(before[offset:], cellVersion)
+		if version == 0 || t.u64(cells[i], cellVersion) != version || t.u64(after[offset:], cellVersion) != version {
+			cells[i] = nil
 		}
 	}
+	return cells, nil
 }
 
 // position is the span that a goroutine has published last.
@@ -307,85 +299,113 @@ type position struct {
 	starter uint64
 }
 
-// resolve replaces published spans by active ones: a span that has ended by its nearest live
-// ancestor, if the goroutine goes there. The error is one of those of cells.
+// cellState is what resolve needs of a cell.
+type cellState struct {
+	ref           SpanRef
+	live, outside bool
+	goid          uint64
+	ancestors     [wire.Ancestors]SpanRef
+}
+
+// resolve replaces published spans by active ones: a span that has ended by its nearest live ancestor, if the
+// goroutine goes there. It reads only cells that matter. The error comes from memory, or wraps [errNoSpanTable].
 func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
-	type state struct {
-		found, live, outside bool
-		goid                 uint64
-		ancestors            [wire.Ancestors]SpanRef
-	}
-	states := make(map[SpanRef]state, len(positions))
-	for _, p := range positions {
-		if p.span != 0 {
-			states[p.span] = state{}
-		}
-	}
-	load := func() (ended bool, err error) {
-		if len(states) == 0 {
-			return false, nil
-		}
-		for cells, err := range t.cells(memory) {
-			if err != nil {
-				return false, err
-			}
-			for _, cell := range cells {
-				version := t.u64(cell, cellVersion)
-				ref := SpanRef(version &^ wire.CellOver)
-				if _, wanted := states[ref]; wanted {
-					s := state{true, version&wire.CellOver == 0, cell[t.offsets[cellOutside]] != 0, t.u64(cell, cellGoid), t.ancestors(cell)}
-					states[ref] = s
-					ended = ended || !s.live
-				}
-			}
-		}
-		return ended, nil
-	}
-	ended, err := load()
+	used, err := t.used(memory)
 	if err != nil {
 		return err
 	}
-	if ended {
-		for _, s := range maps.Clone(states) {
-			if !s.found || s.live {
-				continue
-			}
+	scratch, _ := cellScratches.Get().(*cellScratch)
+	defer cellScratches.Put(scratch)
+	scratch.states, scratch.wanted = sized(scratch.states, used), sized(scratch.wanted, used)
+	states, wanted := scratch.states, scratch.wanted
+	clear(states)
+	clear(wanted)
+	want := func(ref SpanRef) {
+		if i := int(wire.RefIndex(uint64(ref))); ref != 0 && i < used {
+			wanted[i] = true
+		}
+	}
+	// state returns the state of a span that has been wanted, nil if its cell has been reused.
+	state := func(ref SpanRef) *cellState {
+		if i := int(wire.RefIndex(uint64(ref))); ref != 0 && i < used && states[i].ref == ref {
+			return &states[i]
+		}
+		return nil
+	}
+	for _, p := range positions {
+		want(p.span)
+	}
+	if err := t.load(memory, scratch); err != nil {
+		return err
+	}
+	clear(wanted)
+	ended := false
+	for _, p := range positions {
+		if s := state(p.span); s != nil && !s.live {
+			ended = true
 			for _, ancestor := range s.ancestors {
-				if _, ok := states[ancestor]; !ok && ancestor != 0 {
-					states[ancestor] = state{}
-				}
+				want(ancestor)
 			}
 		}
-		if _, err := load(); err != nil {
+	}
+	if ended { // Ancestors are judged after their descendants have ended.
+		if err := t.load(memory, scratch); err != nil {
 			return err
 		}
 	}
 	for i := range positions {
 		p := &positions[i]
-		if p.span == 0 {
+		s := state(p.span)
+		switch {
+		case p.span == 0:
 			p.known = true
-			continue
-		}
-		s := states[p.span]
-		if !s.found {
+		case s == nil:
 			p.span = 0
-			continue
-		}
-		p.known = true
-		if s.live {
-			p.starter = s.goid
-			continue
-		}
-		p.span = 0
-		if s.outside && s.goid == p.goid {
-			continue
-		}
-		for _, ancestor := range s.ancestors {
-			if a := states[ancestor]; a.live {
-				p.span, p.starter = ancestor, a.goid
-				break
+		case s.live:
+			p.known, p.starter = true, s.goid
+		default:
+			p.known, p.span = true, 0
+			if s.outside && s.goid == p.goid {
+				continue
+			}
+			for _, ancestor := range s.ancestors {
+				if a := state(ancestor); a != nil && a.live {
+					p.span, p.starter = ancestor, a.goid
+					break
+				}
 			}
 		}
+	}
+	return nil
+}
+
+// load fills in the states of the wanted cells.
+func (t *SpanTable) load(memory ringbuf.Memory, scratch *cellScratch) error {
+	states, wanted := scratch.states, scratch.wanted
+	const maxGap = 8 // Reading a few more cells is cheaper than another system call.
+	for first := 0; first < len(wanted); first++ {
+		if !wanted[first] {
+			continue
+		}
+		last := first
+		for i := first + 1; i < min(len(wanted), first+cellBatch) && i-last <= maxGap; i++ {
+			if wanted[i] {
+				last = i
+			}
+		}
+		cells, err := t.read(memory, scratch, first, last+1-first)
+		if err != nil {
+			return err
+		}
+		for i, cell := range cells {
+			if cell != nil && wanted[first+i] {
+				version := t.u64(cell, cellVersion)
+				states[first+i] = cellState{
+					SpanRef(version &^ wire.CellOver), version&wire.CellOver == 0, cell[t.offsets[cellOutside]] != 0, t.u64(cell, cellGoid), t.ancestors(cell),
+				}
+			}
+		}
+		first = last
 	}
 	return nil
 }
