@@ -79,10 +79,10 @@ func newImage(goroutines int) *image {
 	code := m.alloc(64)
 	copy(m.content[code-imageAt:], []byte{0x90, 0xe8, 0, 0, 0, 0, 0x90}) // of runtime.goexit
 	m.goexit = code + 1
-	const stackSize = 2048
-	stacks, gs := m.alloc(goroutines*stackSize), m.alloc(goroutines*gSize)
+	const stackSize, used = 2048, 128 // The stacks overlap, but not where they are used.
+	stacks, gs := m.alloc(goroutines*used+stackSize), m.alloc(goroutines*gSize)
 	for i := range goroutines {
-		g, low := gs+uint64(i*gSize), stacks+uint64(i*stackSize)
+		g, low := gs+uint64(i*gSize), stacks+uint64(i*used)
 		m.gs = append(m.gs, g)
 		ref := uint64(wire.RefGeneration | i<<wire.RefIndexShift)
 		span := uint64(i + 1)
@@ -101,7 +101,7 @@ func newImage(goroutines int) *image {
 func (m *image) entry(i int, ref uint64) {
 	id := uint64(i + 1)
 	at := m.goroutines + wire.GoroutinesHeaderSize + uint64(wire.GoroutineIndex(id)*wire.GoroutineEntrySize)
-	m.set(at, ref, wire.GoroutineCheck(id, m.gs[i], wire.Position(ref)))
+	m.set(at, ref, wire.GoroutineCheck(id, m.gs[min(i, len(m.gs)-1)], wire.Position(ref)))
 }
 
 // stack gives a goroutine frames from low on.
@@ -161,6 +161,18 @@ func TestGoroutines(t *testing.T) {
 		more  []string
 	}{
 		{"nothing", func(*image, int) {}, nil},
+		{"a full table of goroutines", func(m *image, first int) {
+			for i := range wire.GoroutinesCapacity {
+				m.entry(i, uint64(wire.RefGeneration|(first+i%spoiled)<<wire.RefIndexShift))
+			}
+		}, nil},
+		{"almost texts of wait reasons", func(m *image, _ int) {
+			const words = 1 << 20
+			at := m.alloc(8 * words)
+			for i := uint64(0); i+6 < words; i += 6 {
+				m.set(at+8*i, 0, 0, m.goexit, 17, m.goexit, 7)
+			}
+		}, nil},
 		{"cyclic stacks", func(m *image, first int) {
 			for i, g := range m.gs[first:] {
 				low := m.alloc(2048)
@@ -274,4 +286,21 @@ func TestGoroutinesExec(t *testing.T) {
 	for _, s := range profile.Sample {
 		require.NotEqual(t, []string{stolen}, s.Label["trace_id"])
 	}
+}
+
+// TestManyGoroutines reads as many goroutines as fit into the table, each with an endless stack.
+func TestManyGoroutines(t *testing.T) {
+	otelctx, attacker := builtCommand(t), attacker(t)
+	m := newImage(wire.GoroutinesCapacity)
+	const size = 1 << 15
+	low := m.alloc(size)
+	m.stack(m.gs[1000], low, size/16)
+	for _, g := range m.gs[1000:] {
+		m.set(g, low, low+1<<32)
+		m.set(g+gSP, low)
+		m.set(g+gBP, low)
+	}
+	pid := m.start(t, attacker)
+	self.run(t, otelctx, "record", "--wall", "--duration=1s", "--freq=1000", "--json", pid)
+	self.run(t, otelctx, "spans", "--stacks", pid)
 }

@@ -258,6 +258,12 @@ func (l *Look) findLeaks() {
 	}
 }
 
+// maxFrames bounds the frames of all stacks in a look, so that a process with a million made-up frames cannot exhaust
+// the memory of its reader. Go's own programs have a few dozen frames per goroutine.
+const maxFrames = 1 << 19
+
+var errTooManyFrames = fmt.Errorf("stacks of further goroutines: there are more than %d frames", maxFrames)
+
 // Sample takes one look, without confirming leaks.
 func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
 	const spare = 16 // more than last time
@@ -279,14 +285,17 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
 		}
 		return i
 	}
+	frames := 0
 	read := func() error {
 		now := time.Now()
-		found, err := p.process.Goroutines(ctx, refs, reader.GoroutineOptions{Stacks: options.Stacks, Spans: true, Attributes: options.Attributes, Code: p.code})
+		stacks := options.Stacks && frames < maxFrames
+		found, err := p.process.Goroutines(ctx, refs, reader.GoroutineOptions{Stacks: stacks, Spans: true, Attributes: options.Attributes, Code: p.code})
 		if err != nil {
 			return err
 		}
 		for _, g := range found.Goroutines {
 			look.Goroutines = append(look.Goroutines, Goroutine{Goroutine: g, read: now})
+			frames += len(g.Stack)
 		}
 		refs = refs[:0]
 		look.Torn, look.Lost = look.Torn+found.Torn, look.Lost+found.Lost
@@ -295,6 +304,9 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
 			if err != nil {
 				look.Missing = append(look.Missing, err)
 			}
+		}
+		if stacks != options.Stacks {
+			look.Missing = append(look.Missing, errTooManyFrames)
 		}
 		return nil
 	}
