@@ -110,7 +110,7 @@ func readCollected(b []byte, pid int) (map[seen]int, error) {
 			return nil
 		}
 		span, err := given(d, s)
-		all[seen{number, span}] += max(1, s.TimestampsUnixNano().Len())
+		all[seen{number: number, given: span}] += max(1, s.TimestampsUnixNano().Len())
 		return err
 	})
 	if err == nil && rest > 0 {

@@ -28,6 +28,9 @@ func (d *csvDocument) add(b *board, patterns []pattern, looked []observer) {
 	for _, p := range patterns {
 		row := b.rows[p.name()]
 		for _, o := range looked {
+			if !o.judges(&p) {
+				continue
+			}
 			t := row.Tallies[o.name]
 			cells := []string{b.publication.name, p.name(), p.about, row.says(), o.title}
 			for _, n := range []int{t.samples(), t.Right, t.None, t.Wrong, t.Shown, t.Outside} {

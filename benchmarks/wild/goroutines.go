@@ -17,10 +17,11 @@ import (
 	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
 
-// seen is a sample as an observer shows it: the number on its stack, and the span.
+// seen is a sample as an observer shows it: the number on its stack, the span, and the kind of wait if it is known.
 type seen struct {
 	number uint64
 	given  id
+	wait   string
 }
 
 // watcher takes goroutine profiles of this process all the time.

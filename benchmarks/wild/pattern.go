@@ -31,6 +31,8 @@ type pattern struct {
 	env string
 	// single means that only one repetition may run at a time.
 	single bool
+	// waits are the kinds of wait in which the pattern's goroutines may be seen, separated by commas.
+	waits string
 }
 
 func (p pattern) name() string {

@@ -5,14 +5,25 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"runtime/pprof"
 	"sync"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sync/singleflight"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"modernc.org/sqlite"
 
 	"github.com/otelctx/otelctx/spanctx"
 )
@@ -20,16 +31,28 @@ import (
 // waitPatterns are about goroutines that wait in a span, in each way that Go has. A profile
 // of goroutines sees them while they wait, and all observers see them before and after it.
 var waitPatterns = []pattern{
-	{called: "waitMutex", run: waits(waitMutex), about: "in a span, around a wait for a mutex"},
-	{called: "waitRWMutex", run: waits(waitRWMutex), about: "the same, for a reader's lock"},
-	{called: "waitChannel", run: waits(waitChannel), about: "the same, for a channel"},
-	{called: "waitSelect", run: waits(waitSelect), about: "the same, for one of several channels"},
-	{called: "waitGroup", run: waits(waitGroup), about: "the same, for a sync.WaitGroup"},
-	{called: "waitSleep", run: waits(waitSleep), about: "the same, in time.Sleep"},
-	{called: "waitNetwork", run: waits(waitNetwork), about: "the same, in Read of a TCP connection"},
-	{called: "waitSyscall", run: waits(waitSyscall), about: "the same, in a system call that blocks the thread"},
-	{run: waitInChild, about: "a parent that waits for a goroutine, which waits in a child: both"},
-	{run: waitAttached, about: "a pool worker that waits in an attached span"},
+	{called: "waitMutex", run: waits(waitMutex), waits: "sync.Mutex.Lock", about: "in a span, around a wait for a mutex"},
+	{called: "waitRWMutex", run: waits(waitRWMutex), waits: "sync.RWMutex.RLock", about: "the same, for a reader's lock"},
+	{called: "waitCond", run: waits(waitCond), waits: "sync.Cond.Wait", about: "the same, for a sync.Cond"},
+	{called: "waitChannel", run: waits(waitChannel), waits: "chan receive", about: "the same, for a channel"},
+	{called: "waitPipeline", run: waits(waitPipeline), waits: "chan receive", about: "the same, for the last stage of a pipeline of channels"},
+	{called: "waitSelect", run: waits(waitSelect), waits: "select", about: "the same, for one of several channels"},
+	{called: "waitContext", run: waits(waitContext), waits: "select", about: "the same, for a timer or the end of a context"},
+	{called: "waitGroup", run: waits(waitGroup), waits: "sync.WaitGroup.Wait", about: "the same, for a sync.WaitGroup"},
+	{called: "waitErrGroup", run: waits(waitErrGroup), waits: "sync.WaitGroup.Wait", about: "the same, for an errgroup"},
+	{called: "waitSingleflight", run: waits(waitSingleflight), waits: "sync.WaitGroup.Wait", about: "the same, for another caller's singleflight.Do"},
+	{called: "waitSemaphore", run: waits(waitSemaphore), waits: "select", about: "the same, in Acquire of a x/sync semaphore"},
+	{called: "waitSleep", run: waits(waitSleep), waits: "sleep", about: "the same, in time.Sleep"},
+	{called: "waitIOPipe", run: waits(waitIOPipe), waits: "select", about: "the same, in Read of an io.Pipe"},
+	{called: "waitNetwork", run: waits(waitNetwork), waits: "IO wait", about: "the same, in Read of a TCP connection"},
+	{called: "waitSyscall", run: waits(waitSyscall), waits: "syscall", about: "the same, in a system call that blocks the thread"},
+	{called: "waitHTTP", run: waits(waitHTTP), waits: "select", about: "the same, for the response of a slow HTTP server"},
+	{called: "waitHTTPBody", run: waits(waitHTTPBody), waits: "IO wait,select", about: "the same, for the body of such a response"},
+	{called: "waitSQLPool", run: waits(waitSQLPool), waits: "select", about: "the same, for a connection of a database/sql pool that is exhausted"},
+	{called: "waitRedis", run: waits(waitRedis), waits: "IO wait", about: "the same, in BLPOP of go-redis"},
+	{called: "waitGRPC", run: waits(waitGRPC), waits: "select", about: "the same, for the answer to a unary call of gRPC"},
+	{run: waitInChild, waits: "sleep,chan receive", about: "a parent that waits for a goroutine, which waits in a child: both"},
+	{run: waitAttached, waits: "sleep,chan receive", about: "a pool worker that waits in an attached span"},
 }
 
 // inheritedPatterns are about labels that a goroutine sets after it has inherited its span.
@@ -104,6 +127,184 @@ func waitGroup() (wait, wake func()) {
 
 func waitSleep() (wait, wake func()) {
 	return func() { time.Sleep(waitTime) }, func() {}
+}
+
+func waitCond() (wait, wake func()) {
+	cond, ready := sync.NewCond(new(sync.Mutex)), false
+	return func() {
+			cond.L.Lock()
+			defer cond.L.Unlock()
+			for !ready {
+				cond.Wait()
+			}
+		}, func() {
+			cond.L.Lock()
+			defer cond.L.Unlock()
+			ready = true
+			cond.Signal()
+		}
+}
+
+func waitPipeline() (wait, wake func()) {
+	stage := func(from <-chan int) <-chan int {
+		to := make(chan int)
+		go func() {
+			defer close(to)
+			for n := range from {
+				to <- n
+			}
+		}()
+		return to
+	}
+	first := make(chan int)
+	last := stage(stage(first))
+	return func() {
+			for range last {
+				continue
+			}
+		}, func() {
+			first <- 1
+			close(first)
+		}
+}
+
+func waitContext() (wait, wake func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	return func() {
+		select {
+		case <-time.After(time.Minute):
+		case <-ctx.Done():
+		}
+	}, cancel
+}
+
+func waitErrGroup() (wait, wake func()) {
+	c := make(chan struct{})
+	var group errgroup.Group
+	group.Go(func() error {
+		<-c
+		return nil
+	})
+	return func() { must(group.Wait()) }, func() { close(c) }
+}
+
+func waitSingleflight() (wait, wake func()) {
+	var group singleflight.Group
+	begun, c := make(chan struct{}), make(chan struct{})
+	go func() {
+		_, _, _ = group.Do("key", func() (any, error) {
+			close(begun)
+			<-c
+			return nil, nil
+		})
+	}()
+	<-begun
+	return func() { _, _, _ = group.Do("key", func() (any, error) { return nil, nil }) }, func() { close(c) }
+}
+
+func waitSemaphore() (wait, wake func()) {
+	weighted := semaphore.NewWeighted(1)
+	must(weighted.Acquire(context.Background(), 1))
+	return func() { must(weighted.Acquire(context.Background(), 1)) }, func() { weighted.Release(1) }
+}
+
+func waitIOPipe() (wait, wake func()) {
+	reader, writer := io.Pipe()
+	return func() { _, _ = io.ReadAll(reader) }, func() { _ = writer.Close() }
+}
+
+// slowServer returns a server that answers when it is told to, with or without sending its headers first.
+func slowServer(headers bool) (address string, answer, closeServer func()) {
+	c := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if headers {
+			must(http.NewResponseController(w).Flush())
+		}
+		<-c
+	}))
+	return server.URL, func() { close(c) }, server.Close
+}
+
+func waitHTTP() (wait, wake func()) {
+	address, answer, closeServer := slowServer(false)
+	client := &http.Client{Transport: new(http.Transport)}
+	ended := make(chan struct{})
+	return func() {
+			must(check(client.Get(address)).Body.Close()) //nolint:noctx // uncommon, but harmless
+			close(ended)
+		}, func() {
+			answer()
+			<-ended
+			closeServer()
+		}
+}
+
+func waitHTTPBody() (wait, wake func()) {
+	address, answer, closeServer := slowServer(true)
+	client := &http.Client{Transport: new(http.Transport)}
+	response := check(client.Get(address)) //nolint:bodyclose,noctx // closed below
+	ended := make(chan struct{})
+	return func() {
+			_, _ = io.ReadAll(response.Body)
+			must(response.Body.Close())
+			close(ended)
+		}, func() {
+			answer()
+			<-ended
+			closeServer()
+		}
+}
+
+func waitSQLPool() (wait, wake func()) {
+	none := func(context.Context) {}
+	db := sql.OpenDB(&connector{sqlite: new(sqlite.Driver), exec: none, connect: none})
+	db.SetMaxOpenConns(1)
+	only := check(db.Conn(context.Background()))
+	ended := make(chan struct{})
+	return func() {
+			must(check(db.Conn(context.Background())).Close())
+			close(ended)
+		}, func() {
+			must(only.Close())
+			<-ended
+			must(db.Close())
+		}
+}
+
+func waitRedis() (wait, wake func()) {
+	server := check(miniredis.Run())
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	ended := make(chan struct{})
+	return func() {
+			check(client.BLPop(context.Background(), 0, "list").Result())
+			close(ended)
+		}, func() {
+			check(server.Lpush("list", "value"))
+			<-ended
+			must(client.Close())
+			server.Close()
+		}
+}
+
+func waitGRPC() (wait, wake func()) {
+	c, ended := make(chan struct{}), make(chan struct{})
+	listener := listen()
+	server := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		receive(stream)
+		<-c
+		return stream.SendMsg(new(emptypb.Empty))
+	}))
+	go func() { _ = server.Serve(listener) }()
+	conn := check(grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))
+	return func() {
+			must(conn.Invoke(context.Background(), "/wild/Unary", new(emptypb.Empty), new(emptypb.Empty)))
+			close(ended)
+		}, func() {
+			close(c)
+			<-ended
+			must(conn.Close())
+			server.Stop()
+		}
 }
 
 func waitNetwork() (wait, wake func()) {

@@ -21,6 +21,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/google/pprof/profile"
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/otelctx/otelctx/benchmarks/internal/measured"
 	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
@@ -80,7 +83,7 @@ func (b *board) flags(f *flag.FlagSet) {
 	f.StringVar(&b.csv, "csv", "", "CSV file for the rows")
 	f.BoolVar(&b.together, "together", false, "let all recorders look at the same process at the same time")
 	f.StringVar(&b.patterns, "patterns", "", "names of patterns, separated by commas; the default is all")
-	f.StringVar(&b.observers, "observers", "", "names of observers, separated by commas: record, labels, receiver, upstream, cpu, goroutines; the default is all")
+	f.StringVar(&b.observers, "observers", "", "names of observers, separated by commas: record, labels, wall, receiver, upstream, cpu, goroutines; the default is all")
 	f.StringVar(&b.resume, "resume", "", "file that keeps the counts, to continue later with the same code and the same -publish")
 	f.DurationVar(&b.cpu, "cpu", 500*time.Millisecond, "minimum CPU time of each pattern")
 }
@@ -100,12 +103,18 @@ type observer struct {
 	read    func(text []byte, pid int) (map[seen]int, error)
 	// factor is by how much more CPU time it needs for the same number of samples.
 	factor int
+	// waits says that it is judged by patterns that wait, and by the kinds of wait.
+	waits bool
 }
+
+// judges reports whether an observer is measured with a pattern.
+func (o *observer) judges(p *pattern) bool { return !o.waits || p.waits != "" }
 
 func observers(collector bool) []observer {
 	all := []observer{
 		{name: "record", title: "`otelctx record`", args: []string{}, profile: "record.pb.gz", read: readProfile, factor: 1},
 		{name: "labels", title: "`--carrier labels`", args: []string{"--carrier", "labels"}, profile: "record.pb.gz", read: readProfile, factor: 1},
+		{name: "wall", title: "`record --wall`", args: []string{"--wall", "--freq", strconv.Itoa(wallFrequency)}, profile: "wall.pb.gz", read: readWall, factor: 1, waits: true},
 	}
 	if collector {
 		all = append(all,
@@ -240,7 +249,7 @@ func (b *board) observe(group []observer, patterns []pattern) error {
 				if row.Tallies[o.name] == nil {
 					row.Tallies[o.name] = new(tally)
 				}
-				enough = enough && row.Tallies[o.name].samples() >= wanted
+				enough = enough && (!o.judges(&p) || row.Tallies[o.name].samples() >= wanted)
 			}
 			switch {
 			case enough:
@@ -439,7 +448,9 @@ func (b *board) record(pid int, args []string) (stopFunc, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	if err := awaitSampling(cmd.Process.Pid); err != nil {
+	if slices.Contains(args, "--wall") {
+		// It is ready early enough, and opens nothing that says so.
+	} else if err := awaitSampling(cmd.Process.Pid); err != nil {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		return nil, fmt.Errorf("%w: %s", err, &stderr)
@@ -507,7 +518,14 @@ func (b *board) add(o observer, dir, path string, pid int) error {
 			return fmt.Errorf("a stack spells %d, of %d truths", s.number, len(truths))
 		}
 		t := truths[s.number]
-		b.rows[t.pattern].Tallies[o.name].add(t, s.given, times)
+		row := b.rows[t.pattern]
+		if !o.judges(&row.pattern) {
+			continue
+		}
+		if s.wait != "" && !chosen(row.waits, s.wait) {
+			t.spans = [2]id{{trace.TraceID{1}, trace.SpanID{1}}} // no answer is right
+		}
+		row.Tallies[o.name].add(t, s.given, times)
 	}
 	return nil
 }
@@ -535,9 +553,43 @@ func readProfile(b []byte, _ int) (map[seen]int, error) {
 	all := map[seen]int{}
 	return all, truth.Read(b, func(number uint64, labels map[string][]string, count int) error {
 		given, err := parseID(first(labels["trace_id"]), first(labels["span_id"]))
-		all[seen{number, given}] += count
+		all[seen{number: number, given: given}] += count
 		return err
 	})
+}
+
+// wallFrequency is the number of snapshots per second of record --wall.
+const wallFrequency = 200
+
+// readWall reads a profile of record --wall, whose values are times. The first frame of a stack says what the
+// goroutine does: [running], [runnable], [waiting: KIND] or [syscall].
+func readWall(b []byte, _ int) (map[seen]int, error) {
+	p, err := profile.ParseData(b)
+	if err != nil {
+		return nil, err
+	}
+	all := map[seen]int{}
+	for _, sample := range p.Sample {
+		var names []string
+		for _, l := range sample.Location {
+			for _, line := range l.Line {
+				names = append(names, line.Function.Name)
+			}
+		}
+		number, ok := truth.Told(names)
+		if !ok {
+			continue
+		}
+		s := seen{number: number}
+		if doing := strings.TrimPrefix(strings.Trim(names[0], "[]"), "waiting: "); doing != "running" && doing != "runnable" {
+			s.wait = doing
+		}
+		if s.given, err = parseID(first(sample.Label["trace_id"]), first(sample.Label["span_id"])); err != nil {
+			return nil, err
+		}
+		all[s] += max(1, int(sample.Value[0]*wallFrequency/int64(time.Second)))
+	}
+	return all, nil
 }
 
 func first(s []string) string { return cmp.Or(append(s, "")...) }

@@ -18,8 +18,12 @@ func (b *board) text(patterns []pattern, looked []observer) string {
 	_, _ = text.WriteString("\n| Observer | patterns | without fault | with a wrong sample | samples | right | none | wrong | precision | recall | false positives | CPU | memory |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 	for _, o := range looked {
 		var sum tally
-		perfect, wrong := 0, 0
+		judged, perfect, wrong := 0, 0, 0
 		for _, p := range patterns {
+			if !o.judges(&p) {
+				continue
+			}
+			judged++
 			t := b.rows[p.name()].Tallies[o.name]
 			sum.Right, sum.None, sum.Wrong = sum.Right+t.Right, sum.None+t.None, sum.Wrong+t.Wrong
 			sum.Shown, sum.Outside = sum.Shown+t.Shown, sum.Outside+t.Outside
@@ -30,7 +34,7 @@ func (b *board) text(patterns []pattern, looked []observer) string {
 				wrong++
 			}
 		}
-		_, _ = fmt.Fprintf(&text, "| %s | %d | %d | %d | %d | %d | %d | %d | %s | %s | %s | %s |\n", o.title, len(patterns), perfect, wrong, sum.samples(), sum.Right, sum.None, sum.Wrong,
+		_, _ = fmt.Fprintf(&text, "| %s | %d | %d | %d | %d | %d | %d | %d | %s | %s | %s | %s |\n", o.title, judged, perfect, wrong, sum.samples(), sum.Right, sum.None, sum.Wrong,
 			share(sum.Shown, sum.Shown+sum.Wrong), share(sum.Shown, sum.Shown+sum.None+sum.Wrong-sum.Outside),
 			share(sum.Outside, sum.samples()-sum.Shown-sum.None-sum.Wrong+sum.Outside), b.costs[o.name])
 	}
@@ -43,7 +47,11 @@ func (b *board) text(patterns []pattern, looked []observer) string {
 		row := b.rows[p.name()]
 		_, _ = fmt.Fprintf(&text, "| %s | %s | %s |", p.name(), p.about, row.says())
 		for _, o := range looked {
-			_, _ = fmt.Fprintf(&text, " %s |", row.Tallies[o.name])
+			cell := ""
+			if o.judges(&p) {
+				cell = row.Tallies[o.name].String()
+			}
+			_, _ = fmt.Fprintf(&text, " %s |", cell)
 		}
 		_, _ = fmt.Fprintln(&text)
 	}

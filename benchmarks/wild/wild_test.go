@@ -127,5 +127,5 @@ func TestParseGoroutines(t *testing.T) {
 	got, times, ok := parseGoroutines(text)
 	require.True(t, ok)
 	assert.Equal(t, 2, times)
-	assert.Equal(t, seen{10, id{trace.TraceID{15: 1}, trace.SpanID{7: 2}}}, got)
+	assert.Equal(t, seen{number: 10, given: id{trace.TraceID{15: 1}, trace.SpanID{7: 2}}}, got)
 }
