@@ -148,6 +148,8 @@ const (
 	// firstStack is how much of a stack is read in a batch, maxStack how much on its own.
 	firstStack = 8 << 10
 	maxStack   = 256 << 10
+	// maxLarge bounds what is read of stacks on their own in one call.
+	maxLarge = 32 << 20
 	// maxReasonData bounds how much of the program's data is searched for the texts of wait
 	// reasons.
 	maxReasonData = 64 << 20
@@ -189,7 +191,7 @@ type goroutineLayout struct {
 // Each goroutine is a snapshot of its own moment. It is read before and after its stack; unless
 // both reads are equal, the data is dropped and read again, at most four times. So a stack never
 // mixes two moments or two goroutines. At most 1,024 frames and 256 KiB of a stack are unwound,
-// innermost first. Time and memory are proportional to len(refs).
+// innermost first, but only 8 KiB once 32 MiB of longer stacks have been read. Time and memory are proportional to len(refs).
 //
 // The error wraps [ErrNoThreadContext] if the process does not advertise the offset of goroutine
 // ids, or [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
@@ -342,8 +344,9 @@ type goroutineCall struct {
 
 	scratch *goroutineScratch
 	result  *Goroutines
-	// pcs holds the stacks.
-	pcs []uint64
+	// pcs holds the stacks, and large is how much of stacks has been read on their own.
+	pcs   []uint64
+	large int
 	// threads maps the process's own thread ids to the caller's. It is filled on first use.
 	threads map[int]int
 }
@@ -352,6 +355,7 @@ type goroutineCall struct {
 type goroutineScratch struct {
 	bytes    []byte
 	used     int
+	large    []byte
 	refs     []GoroutineRef
 	gs       []gostack.G
 	runs     []goroutineRun
@@ -775,13 +779,20 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool
 func (c *goroutineCall) unwind(out *Goroutine, r *goroutineReading, scanned bool) bool {
 	first := len(c.pcs)
 	pcs, result := c.layout.Unwind(r.g, c.options.Code, c.pcs)
-	if result == gostack.Short && uint64(len(r.g.Stack.Data)) < r.used {
-		r.g.Stack.Data = c.scratch.alloc(int(min(r.used, maxStack)))
-		parts := []ringbuf.Part{{Address: r.g.Stack.Low, Data: r.g.Stack.Data}, {Address: r.g.Address, Data: r.after}}
-		if _, err := c.memory.ReadParts(parts); err != nil || !c.layout.SameAs(r.g.Data, r.after) {
+	if size := int(min(r.used, maxStack)); result == gostack.Short && len(r.g.Stack.Data) < size && c.large+size <= maxLarge {
+		c.large += size
+		s := c.scratch
+		s.large = sized(s.large, size)
+		parts := []ringbuf.Part{{Address: r.g.Stack.Low, Data: s.large}, {Address: r.g.Address, Data: r.after}}
+		n, err := c.memory.ReadParts(parts)
+		switch {
+		case n == 0 && errors.Is(err, syscall.EFAULT): // Not all of what g says is the stack is memory.
+		case err != nil || !c.layout.SameAs(r.g.Data, r.after):
 			return false
+		default:
+			r.g.Stack.Data = s.large
+			pcs, result = c.layout.Unwind(r.g, c.options.Code, pcs[:first])
 		}
-		pcs, result = c.layout.Unwind(r.g, c.options.Code, pcs[:first])
 	}
 	if scanned && result != gostack.Complete {
 		return false // The stack is being copied.

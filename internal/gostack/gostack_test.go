@@ -151,7 +151,14 @@ func TestCalibrateRefuses(t *testing.T) {
 		"no code":        {func([]G) {}, func(uint64, []byte) bool { return false }, errNotFound},
 		"other code":     {func([]G) {}, func(_ uint64, b []byte) bool { b[0] = 0x90; return true }, errNotFound},
 		"one ends wrong": {func(gs []G) { gs[0].put(f.bp, gs[0].Stack.Low) }, f.code, errNotFound},
-		"two":            {func(gs []G) { gs[0].put(f.bp+8, gs[0].word(f.bp)); gs[1].put(f.bp+8, gs[1].word(f.bp)+64) }, f.code, errAmbiguous},
+		"two": {func(gs []G) {
+			for i := range gs {
+				inner := gs[i].word(f.bp)
+				outer, _ := gs[i].Stack.word(inner)
+				gs[i].put(f.bp, outer)
+				gs[i].put(f.bp+8, inner)
+			}
+		}, f.code, errAmbiguous},
 	} {
 		gs := parked()
 		l, err := Calibrate(f.goid, gs)
@@ -159,6 +166,19 @@ func TestCalibrateRefuses(t *testing.T) {
 		tt.change(gs)
 		assert.ErrorIs(t, l.FindFramePointer(gs, tt.code), tt.want, name)
 		assert.Zero(t, l.BP, name)
+	}
+}
+
+// The frame pointer of an earlier system call does no harm.
+func TestCalibrateAfterSyscall(t *testing.T) {
+	for name, f := range fakes {
+		g := f.goroutine(1, StatusWaiting, 0x40_3003, fakeGoexit)
+		outer, _ := g.Stack.word(g.word(f.bp))
+		g.put(f.bp+8, outer)
+		l, err := Calibrate(f.goid, []G{g})
+		require.NoError(t, err, name)
+		require.NoError(t, l.FindFramePointer([]G{g}, f.code), name)
+		assert.Equal(t, f.bp, l.BP, name)
 	}
 }
 

@@ -79,15 +79,16 @@ func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []
 			}
 		}
 	}
-	// In a system call the runtime keeps a second copy of the same frame pointer.
-	same := func(p place) bool {
-		return !slices.ContainsFunc(gs, func(g G) bool { return g.word(p.offset) != g.word(found[0].offset) })
-	}
 	if len(found) == 0 {
 		return fmt.Errorf("the frame pointer: %w", errNotFound)
 	}
+	// Behind g.sched the runtime keeps a second frame pointer, for system calls. It stays when they have returned, and
+	// its frame may still be there. A goroutine that does not run stopped in that frame or further in.
 	for _, p := range found[1:] {
-		if !same(p) {
+		if slices.ContainsFunc(gs, func(g G) bool {
+			_, ok := chainEnd(g.Stack, g.word(p.offset))
+			return ok && g.word(p.offset) < g.word(found[0].offset)
+		}) {
 			return fmt.Errorf("the frame pointer: %w: %v", errAmbiguous, found)
 		}
 	}

@@ -292,7 +292,7 @@ func TestGoroutinesExec(t *testing.T) {
 func TestManyGoroutines(t *testing.T) {
 	otelctx, attacker := builtCommand(t), attacker(t)
 	m := newImage(wire.GoroutinesCapacity)
-	const size = 1 << 15
+	const size = 1 << 19
 	low := m.alloc(size)
 	m.stack(m.gs[1000], low, size/16)
 	for _, g := range m.gs[1000:] {
