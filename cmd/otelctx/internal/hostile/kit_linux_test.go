@@ -42,6 +42,8 @@ const (
 	frequency = 997
 	// maxMemory bounds the memory of a recorder, whatever it records.
 	maxMemory = 150 << 20
+	// maxOutput bounds that of a command that keeps all of its output in memory.
+	maxOutput = 400 << 20
 	// maxTime bounds the CPU time of a command that reads a process for a second at most.
 	maxTime = 10 * time.Second
 )
@@ -207,15 +209,15 @@ func (r *recorder) begin() {
 	go r.watchMemory()
 }
 
-// run runs a command to its end. It must succeed within its memory limit.
-func (u user) run(t *testing.T, otelctx string, args ...string) (stdout []byte) {
+// run runs a command to its end. It must succeed within limits.
+func (u user) run(t *testing.T, memory int64, otelctx string, args ...string) (stdout []byte) {
 	t.Helper()
 	r := &recorder{t: t, cmd: u.command(otelctx, args...)}
 	r.begin()
 	require.NoError(t, r.cmd.Wait(), r.stderr.String())
 	used := r.cmd.ProcessState.UserTime() + r.cmd.ProcessState.SystemTime()
 	t.Logf("%s: %v of the processor, %d MB", args[0], used, r.memory.Load()>>20)
-	assert.Less(t, r.memory.Load(), int64(maxMemory))
+	assert.Less(t, r.memory.Load(), memory)
 	assert.Less(t, used, maxTime)
 	return r.stdout.Bytes()
 }
