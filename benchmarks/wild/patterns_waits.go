@@ -50,7 +50,7 @@ var waitPatterns = []pattern{
 	{called: "waitHTTPBody", run: waits(waitHTTPBody), waits: "IO wait,chan receive,syscall", about: "the same, for the body of such a response"},
 	{called: "waitSQLPool", run: waits(waitSQLPool), waits: "select", about: "the same, for a connection of a database/sql pool that is exhausted"},
 	{called: "waitRedis", run: waits(waitRedis), waits: "IO wait,select,syscall", about: "the same, in BLPOP of go-redis"},
-	{called: "waitGRPC", run: waits(waitGRPC), waits: "select,chan receive", about: "the same, for the answer to a unary call of gRPC"},
+	{called: "waitGRPC", run: waits(waitGRPC), waits: "select,chan receive,sync.Mutex.Lock", about: "the same, for the answer to a unary call of gRPC"},
 	{run: waitInChild, waits: "sleep,chan receive", about: "a parent that waits for a goroutine, which waits in a child: both"},
 	{run: waitAttached, waits: "sleep,chan receive", about: "a pool worker that waits in an attached span"},
 }

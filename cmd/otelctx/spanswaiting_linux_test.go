@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -209,12 +210,15 @@ func TestSpansOfOneGoroutine(t *testing.T) {
 	childproc.NeedReading(t)
 	exe := buildParker(t, programs.Static)
 	for _, way := range []string{
-		"chan receive", "select empty", "mutex", "sleep", "network read", "pipe", "system call", "raw system call", "after a panic", "iterator", "big frame",
+		"chan receive", "select empty", "mutex", "cond", "sleep", "network read", "pipe", "system call", "raw system call", "after a panic", "iterator", "big frame",
 	} {
 		t.Run(way, func(t *testing.T) {
 			p := startParker(t, exe, "1", way)
+			for n := range 2 { // Leave it alone.
+				require.Equal(t, "done", p.Ask("end leave%d", n))
+			}
 			p.settle(t)
-			d := p.look(t, "--name", way, "--stacks")
+			d := p.look(t, "--stacks")
 			require.Len(t, d.Spans, 1)
 			d.Spans[0].visible = visible(d.Spans[0].Stack)
 			compared, _ := p.sameAs(t, func() spansDocument { return d })
@@ -245,6 +249,10 @@ func TestSpansOfStoppedProcess(t *testing.T) {
 		defer p.Continue()
 		s := running()
 		for i, f := range s.Stack {
+			if f.Function == "main.spinLeaf" && runtime.GOARCH == "arm64" {
+				// The kernel does not report the link register, which has the return address.
+				return len(s.Stack) == 1 && s.StackError != ""
+			}
 			if f.Function == "main.spinLeaf" && i+2 < len(s.Stack) {
 				assert.Equal(t, "main.spin", s.Stack[i+1].Function)
 				assert.Equal(t, "main.park", s.Stack[i+2].Function)

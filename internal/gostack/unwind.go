@@ -181,7 +181,7 @@ func (l *Layout) UnwindFrom(s Stack, pc, sp uint64, code Code, pcs []uint64) ([]
 	if code == nil {
 		return pcs, Broken
 	}
-	bp, last, ok := u.enter(pc, sp)
+	bp, last, ok := u.enter(pc, sp, 0)
 	if !ok {
 		return u.pcs, Broken
 	}
@@ -218,7 +218,17 @@ func (u *unwinder) follow(pc, bp uint64) Result {
 		if function == asyncPreempt || function == sigpanic {
 			// A signal has made the call. The function that was interrupted may not have had a frame
 			// yet, or none at all.
-			if bp, pc, ok = u.enter(ret, sp); !ok {
+			var lr uint64
+			if u.ARM64 {
+				// The handler has pushed the link register, in 16 bytes.
+				_, size, ok := u.code.Frame(pc)
+				pushed := bp + wordSize + uint64(size)
+				if lr, _ = u.stack.word(pushed); !ok || size < 0 || lr == 0 {
+					return Broken
+				}
+				sp = pushed + 2*wordSize
+			}
+			if bp, pc, ok = u.enter(ret, sp, lr); !ok {
 				return Broken
 			}
 			sp = bp
@@ -251,9 +261,10 @@ func (u *unwinder) function(pc uint64) string {
 	return name
 }
 
-// enter appends the instruction pc, at which a function was interrupted with the stack pointer sp,
-// and the callers up to the first that has a frame. It returns where that frame is and the pc in it.
-func (u *unwinder) enter(pc, sp uint64) (bp, last uint64, ok bool) {
+// enter appends the instruction pc, at which a function was interrupted with the stack pointer sp and, on arm64, the
+// link register lr, and the callers up to the first that has a frame. lr is 0 if unknown. It returns where that frame is
+// and the pc in it.
+func (u *unwinder) enter(pc, sp, lr uint64) (bp, last uint64, ok bool) {
 	for at := pc; !u.full(); {
 		_, size, ok := u.code.Frame(at)
 		if !ok || size < 0 || size%wordSize != 0 {
@@ -266,12 +277,23 @@ func (u *unwinder) enter(pc, sp uint64) (bp, last uint64, ok bool) {
 			}
 			return sp + uint64(size) - wordSize, at, true
 		}
-		ret, ok := u.stack.word(sp)
-		if !ok {
+		ret := lr
+		if u.ARM64 {
+			lr = 0 // Only the innermost function can be without a frame.
+		} else {
+			if ret, ok = u.stack.word(sp); !ok {
+				return 0, 0, false
+			}
+			sp += wordSize
+		}
+		if ret == 0 {
 			return 0, 0, false
 		}
-		at, sp = ret-1, sp+wordSize
+		at = ret - 1
 		if u.isGoexit(ret) {
+			if u.ARM64 { // where the handler has pushed it
+				return sp - 3*wordSize, at, true
+			}
 			return sp - 2*wordSize, at, true
 		}
 	}
@@ -296,5 +318,5 @@ func (u *unwinder) leaveCallback(pc, sp uint64) (bp, last uint64, ok bool) {
 	if u.isGoexit(ret) { // The thread was made by C, and this is all that Go has of it.
 		return at - wordSize, pc, true
 	}
-	return u.enter(ret-1, caller)
+	return u.enter(ret-1, caller, 0)
 }
