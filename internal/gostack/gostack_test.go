@@ -253,6 +253,43 @@ func TestUnwindBeforeTheFirstInstruction(t *testing.T) {
 	}
 }
 
+// frameSizes has the frames of functions by instructions in them.
+type frameSizes map[uint64]struct {
+	function string
+	size     int
+}
+
+func (c frameSizes) Frame(pc uint64) (string, int, bool) {
+	f, ok := c[pc]
+	return f.function, f.size, ok
+}
+
+// A signal has interrupted a function without a frame.
+func TestUnwindSignal(t *testing.T) {
+	code := frameSizes{0x40_6000: {sigpanic, 32}, 0x40_5000: {"main.leaf", 0}, 0x40_3002: {"main.f", 48}}
+	for name, f := range fakes {
+		l := f.known(t)
+		g := f.goroutine(1, StatusWaiting, fakeGoexit)
+		low, _, _ := g.Bounds()
+		g.Stack = Stack{Low: low, Data: make([]byte, stackSize)}
+		handler := low + 64
+		g.put(l.PC, 0x40_6001)
+		g.put(f.bp, handler)
+		g.Stack.put(handler, handler+32)
+		g.Stack.put(handler+8, 0x40_5000)
+		link, frame := handler+16, handler+24+40
+		if f.arm64 { // The handler's frame, and the link register in 16 bytes.
+			link = handler + 8 + 32
+			frame = link + 16 - 8
+		}
+		g.Stack.put(link, 0x40_3003)
+		g.Stack.put(frame+8, fakeGoexit)
+		pcs, result := l.Unwind(&g, code, nil)
+		assert.Equal(t, []uint64{0x40_6000, 0x40_5000, 0x40_3002}, pcs, name)
+		assert.Equal(t, Complete, result, name)
+	}
+}
+
 func TestSameAs(t *testing.T) {
 	f := fakes["go 1.26"]
 	l := f.known(t)
