@@ -5,150 +5,43 @@ package spanctx
 
 import (
 	"context"
-	"regexp"
 	"runtime/pprof"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/testing/spansteps"
 )
 
-// steps are a program in a small language. A step consists of a goroutine (1 if omitted), an operation,
-// and optionally the span that the goroutine must be in afterwards:
+// runSteps runs a program of package spansteps, with these operations added:
 //
-//	+c<p   start span c with the context of p; +c^p as a new root; +c&p with p as a remote parent;
-//	       +c?p with a context that has the ids of p alone
-//	-c     end span c; again, the SDK calls the processor again
-//	@c     attach the context of c, @ an empty one; ?c a context that has the ids of c alone
-//	!      detach what was attached last; !2 what goroutine 2 attached last, which stays attached there
-//	~c     refresh with the context of c
-//	%      replace all labels, as pprof.SetGoroutineLabels does
-//	#      Do something else with labels
-//	>2     start goroutine 2, which inherits; >2<c by Go with the context of c; other goroutines inherit nothing
-//	*c     evict span c, as another goroutine's Start does
-//	=c/r   it is in span c, whose local root is r: c itself if left out, 0 if unknown; = alone is no span
-type steps struct {
-	*service
-	t      *testing.T
-	actors map[string]*actor
-	spans  map[string]trace.Span
-	ctxs   map[string]context.Context
-}
-
-var stepSyntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~%#>*])(\w*)(?:([<^&?])(\w+))?)?(?:(=)(\w*)(?:/(\w+))?)?$`)
-
-func runSteps(t *testing.T, s *service, text string) {
+//	%   replace all labels, as pprof.SetGoroutineLabels does
+//	#   Do something else with labels
+func runSteps(t *testing.T, s *service, program string) {
 	t.Helper()
-	r := &steps{s, t, map[string]*actor{}, map[string]trace.Span{}, map[string]context.Context{"": context.Background()}}
-	done := ""
-	for step := range strings.FieldsSeq(text) {
-		parts := stepSyntax.FindStringSubmatch(step)
-		require.NotNil(t, parts, "step %s", step)
-		name := parts[1]
-		if name == "" {
-			name = "1"
-		}
-		a := r.actors[name]
-		if a == nil {
-			a = newActor(inNothing)
-			r.actors[name] = a
-		}
-		r.step(a, parts[2], parts[3], parts[4], parts[5])
-		done += " " + step
-		if parts[6] != "" && !r.isIn(a, parts[7], parts[8]) {
-			t.Errorf("after%s", done)
-			break
-		}
-	}
-	for _, span := range r.spans {
-		span.End()
-	}
-	for _, a := range r.actors {
-		a.stop()
-	}
+	user := pprof.Labels("user", "label")
+	spansteps.Run(t, spansteps.Publisher{
+		Tracer: s.tracer, Refresh: Refresh, Go: Go,
+		Attach:   func(ctx context.Context) func() { return Attach(ctx).Detach },
+		EndAgain: func(span trace.Span) { s.p.OnEnd(span.(sdktrace.ReadOnlySpan)) },
+		Evict:    func(ctx context.Context) { assert.True(t, s.p.evict(s.p.find(ctx))) },
+		Shown: func(ctx context.Context) (span, localRoot uint64) {
+			if span = s.current(t); span != 0 && span == number(trace.SpanFromContext(ctx)) {
+				localRoot = readCell(t, s.p.cells.Address(), uint64(s.p.find(ctx))).localRoot
+			}
+			return span, localRoot
+		},
+		More: map[string]func(){
+			"%": func() { pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), user)) },
+			"#": func() {
+				before := s.current(t)
+				Do(context.Background(), user, func(context.Context) { assert.Equal(t, before, s.current(t), "in Do") })
+			},
+		},
+	}, program)
 	s.assertNowhere(t)
-}
-
-func (r *steps) step(a *actor, what, name, how, parent string) {
-	a.run(func() {
-		switch what {
-		case "+":
-			ctx := r.ctxs[parent]
-			var opts []trace.SpanStartOption
-			switch how {
-			case "^":
-				opts = append(opts, trace.WithNewRoot())
-			case "&":
-				ctx = trace.ContextWithRemoteSpanContext(ctx, r.spans[parent].SpanContext())
-			case "?":
-				ctx = trace.ContextWithSpanContext(ctx, r.spans[parent].SpanContext())
-			}
-			r.ctxs[name], r.spans[name] = r.start(ctx, opts...)
-		case "-":
-			if span := r.spans[name]; span.IsRecording() {
-				span.End()
-			} else {
-				span.End()
-				r.p.OnEnd(span.(sdktrace.ReadOnlySpan))
-			}
-		case "@":
-			a.attached = append(a.attached, Attach(r.ctxs[name]))
-		case "?":
-			a.attached = append(a.attached, Attach(trace.ContextWithSpanContext(context.Background(), r.spans[name].SpanContext())))
-		case "!":
-			if name != "" {
-				other := r.actors[name].attached
-				other[len(other)-1].Detach()
-				return
-			}
-			last := len(a.attached) - 1
-			a.attached[last].Detach()
-			a.attached = a.attached[:last]
-		case "~":
-			Refresh(r.ctxs[name])
-		case "%":
-			pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels("user", "label")))
-		case "#":
-			before := r.current(r.t)
-			Do(context.Background(), pprof.Labels("user", "label"), func(context.Context) {
-				assert.Equal(r.t, before, r.current(r.t), "in Do")
-			})
-		case ">":
-			started := newActor(func(start func()) {
-				if how == "" {
-					start()
-				}
-			})
-			if how != "" {
-				Go(r.ctxs[parent], func(context.Context) { started.loop() })
-			}
-			r.actors[name] = started
-		case "*":
-			assert.True(r.t, r.p.evict(r.p.find(r.ctxs[name])))
-		}
-	})
-}
-
-// isIn reports whether carriers publish a span with this local root for a goroutine.
-func (r *steps) isIn(a *actor, span, root string) bool {
-	if root == "" {
-		root = span
-	}
-	want, wantRoot, got, gotRoot := uint64(0), uint64(0), uint64(0), uint64(0)
-	if span != "" {
-		if want = number(r.spans[span]); root != "0" {
-			wantRoot = number(r.spans[root])
-		}
-	}
-	a.run(func() {
-		if got = r.current(r.t); got == want && want != 0 {
-			gotRoot = readCell(r.t, r.p.cells.Address(), uint64(r.p.find(r.ctxs[span]))).localRoot
-		}
-	})
-	return assert.Equal(r.t, []uint64{want, wantRoot}, []uint64{got, gotRoot}, "span and local root")
 }
 
 func TestSteps(t *testing.T) {
