@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/internal/ring"
 )
 
 // The memory of a goroutine that attaches long spans in turn and never detaches does not grow.
@@ -115,65 +114,6 @@ func inherits(f func()) {
 		f()
 	}()
 	<-done
-}
-
-func TestRefresh(t *testing.T) {
-	s := serve(t, WithGoroutineRecord(false))
-	apart(func() {
-		ctx, a := s.root()
-		s.assertShows(t, a, a)
-		// As if another goroutine had used the thread.
-		goruntime.Pin()
-		self := s.p.runtime.Self()
-		s.p.threads.Store(uint64(self.TID), new(ring.Span), &self)
-		goruntime.Unpin()
-		assert.Zero(t, s.shown(t).thread)
-		Refresh(ctx)
-		s.assertShows(t, a, a)
-		Refresh(ctx)
-		s.assertShows(t, a, a)
-		Refresh(context.Background())
-		s.assertShows(t, a, a)
-		apart(func() {
-			attached := Attach(ctx)
-			s.assertShows(t, a, a)
-			Refresh(ctx)
-			s.assertShows(t, a, a)
-			attached.Detach()
-			s.assertShows(t, nil, nil)
-		})
-		a.End()
-		Refresh(ctx)
-		s.assertShows(t, nil, nil)
-	})
-	s.assertNowhere(t)
-}
-
-// Without goroutine ids only the record determines the span of a goroutine: the slot of the thread and
-// the parent may belong to another goroutine.
-func TestRecordWithoutGoroutineIDs(t *testing.T) {
-	s := serve(t, withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), goruntime.GGoid)))
-	apart(func() {
-		ctx, a := s.root()
-		_, b := s.start(ctx)
-		b.End()
-		assert.Equal(t, number(a), s.shown(t).record)
-		labels := goruntime.Labels()
-		// As if another goroutine, without a span, ran on this thread.
-		goruntime.SetLabels(nil)
-		_, c := s.root()
-		assert.Equal(t, number(c), s.shown(t).record)
-		c.End()
-		assert.Zero(t, s.shown(t).record)
-		goruntime.SetLabels(labels)
-		apart(func() {
-			_, d := s.start(ctx)
-			d.End()
-			assert.Zero(t, s.shown(t).record)
-		})
-		a.End()
-	})
-	s.assertNowhere(t)
 }
 
 // Without goroutine ids and records, positions belong to threads. Nested spans still work.

@@ -32,7 +32,6 @@ import (
 const (
 	roleAdvertiser = "advertiser"
 	roleLockstep   = "lockstep"
-	roleHammer     = "hammer"
 
 	roleWithoutMappings  = "without mappings"
 	roleWithoutSpanTable = "without span table"
@@ -42,7 +41,6 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
 		roleAdvertiser: beAdvertiser,
 		roleLockstep:   beLockstep,
-		roleHammer:     beHammer,
 
 		roleWithoutMappings:  beWithoutMappings,
 		roleWithoutSpanTable: beWithoutSpanTable,

@@ -11,7 +11,6 @@ import (
 	"net"
 	"os"
 	"runtime"
-	"runtime/pprof"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -60,80 +59,12 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 	}
 }
 
-// A goroutine whose thread's slot names another goroutine's span is not in that span.
-func TestSharedSlot(t *testing.T) {
-	for name, opts := range map[string][]Option{
-		"goroutine slots": {WithSlotCapacity(1), WithGoroutineRecord(false), WithThreadSlots(false)},
-		"thread slots":    {WithSlotCapacity(1), WithGoroutineRecord(false), WithGoroutineTable(false)},
-		"everything":      {WithSlotCapacity(1)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := serve(t, opts...)
-			apart(func() {
-				_, other := s.root()
-				defer other.End()
-				apart(func() {
-					_, span := s.root()
-					var n cells.Span
-					require.True(t, s.p.cells.Load(s.p.cells.Find(sdkspan.Of(span.SpanContext())), &n))
-					assert.Zero(t, n.Before)
-					assert.Zero(t, n.Ancestors)
-					span.End()
-					s.assertShows(t, nil, nil)
-				})
-			})
-		})
-	}
-}
-
 // collide takes the calling goroutine's entry. A goroutine with an id that is equal modulo 65,536
 // does so when it starts and ends a span.
 func (s *service) collide() {
 	goruntime.Pin()
 	s.p.goroutines.Store(goid()+1<<16, s.p.runtime.Self().G, 0)
 	goruntime.Unpin()
-}
-
-// A goroutine whose entry another one has taken is not published in a span that it may have left: the
-// span of its context is used.
-func TestLostPosition(t *testing.T) {
-	for name, tt := range map[string]struct {
-		opts    []Option
-		replace bool // The user replaces the labels; otherwise the record has the position.
-	}{
-		"thread slots": {[]Option{WithGoroutineRecord(false), WithGoroutineTable(false)}, false},
-		"slots":        {[]Option{WithGoroutineRecord(false)}, false},
-		"record":       {nil, false},
-		"user's":       {nil, true},
-		"more slots":   {[]Option{WithSlotCapacity(1 << 20), WithThreadSlots(false)}, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := serve(t, tt.opts...)
-			replace := func() {
-				if tt.replace {
-					pprof.SetGoroutineLabels(pprof.WithLabels(t.Context(), pprof.Labels("user", "label")))
-				}
-			}
-			apart(func() {
-				ctx, a := s.root()
-				replace()
-				_, b := s.start(ctx)
-				replace()
-				s.collide()
-				a.End() // and so b, which was started inside, is left
-				assert.Equal(t, shown{}, s.shown(t))
-				b.End()
-
-				ctx, a = s.root()
-				replace()
-				s.collide()
-				_, b = s.start(ctx)
-				b.End()
-				s.assertShows(t, a, a)
-				a.End()
-			})
-		})
-	}
 }
 
 // The local root of an inherited span is known: the record leads to the span's cell.

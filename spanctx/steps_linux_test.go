@@ -5,6 +5,7 @@ package spanctx
 
 import (
 	"context"
+	"errors"
 	"runtime/pprof"
 	"testing"
 
@@ -12,6 +13,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/testing/spansteps"
 )
 
@@ -19,6 +22,8 @@ import (
 //
 //	%   replace all labels, as pprof.SetGoroutineLabels does
 //	#   Do something else with labels
+//	_   another goroutine uses the thread
+//	$   another goroutine takes the goroutine's entry
 func runSteps(t *testing.T, s *service, program string) {
 	t.Helper()
 	user := pprof.Labels("user", "label")
@@ -34,6 +39,16 @@ func runSteps(t *testing.T, s *service, program string) {
 			return span, localRoot
 		},
 		More: map[string]func(){
+			"$": s.collide,
+			"_": func() {
+				if s.p.threads == nil {
+					return
+				}
+				goruntime.Pin()
+				self := s.p.runtime.Self()
+				s.p.threads.Store(uint64(self.TID), new(ring.Span), &self)
+				goruntime.Unpin()
+			},
 			"%": func() { pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), user)) },
 			"#": func() {
 				before := s.current(t)
@@ -104,6 +119,10 @@ func TestSteps(t *testing.T) {
 		"ended before the detach":         "+a +b<a @a=a -a= !=b/a -b=",
 		"ended while attached":            "+a +b<a @a 2-b !=a -a=",
 		"attached and siblings":           "2+a @a +b<a +c<a +d<a 2-d 1=a 2-b 2-c 1=a !=",
+		"refresh on another thread":       "+a=a _ ~a=a ~a=a ~=a 2@a=a 2~a=a 2!= -a= ~a=",
+		// It may have left the span that the context names, so that is not published. A new span's context is known.
+		"lost position":             "+a +b<a=b/a $ -a= -b=",
+		"lost position, then child": "+a $ +b<a=b/a -b=a -a=",
 	} {
 		for config, opts := range configs {
 			t.Run(name+"/"+config, func(t *testing.T) { runSteps(t, serve(t, opts...), text) })
@@ -127,7 +146,22 @@ func TestSteps(t *testing.T) {
 		"refresh, another request's child ended": "2+q 1+a +b<q 2-b 1= ~a=a -a= 2-q=",
 		"refresh, explicitly in nothing":         "+a @= ~a= ! -a=",
 		"refresh, unknown":                       "2+a ~a=a ~=a 2-a 1=",
+		"labels, lost position":                  "+a % +b<a % $ -a= -b=",
+		"labels, lost position, then child":      "+a % $ +b<a=b/a -b=a -a=",
 	} {
 		t.Run(name, func(t *testing.T) { runSteps(t, serve(t), text) })
 	}
+	// A slot that two threads share names another goroutine's span.
+	for name, opts := range map[string][]Option{
+		"everything": nil, "table": {WithGoroutineRecord(false), WithThreadSlots(false)}, "threads": {WithGoroutineRecord(false), WithGoroutineTable(false)},
+	} {
+		t.Run("one slot/"+name, func(t *testing.T) {
+			runSteps(t, serve(t, append(opts, WithSlotCapacity(1))...), "+o 2+s=s 2-s= 1-o=")
+		})
+	}
+	// Only records tell goroutines apart: the slot of the thread may be another goroutine's.
+	t.Run("without goroutine ids", func(t *testing.T) {
+		withoutIDs := withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), goruntime.GGoid))
+		runSteps(t, serve(t, withoutIDs), "+a=a +b<a -b=a 2+d<a=d/a 2-d= 1=a @= 2!1= 1= !=a -a=")
+	})
 }
