@@ -450,6 +450,9 @@ func TestBestCarrierWins(t *testing.T) {
 		{"tgr", func(w *spanWorld) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0x99_0000) }, GoroutineTable, 8},
 		{"tgr", func(w *spanWorld) { w.entry(w.goroutines[0])[8]++ }, GoroutineRecord, 8},
 		{"tgr", func(w *spanWorld) { delete(w.pieces, fakeRing) }, GoroutineRecord, 8},
+		// The goroutine has moved to a thread that shows another one's span.
+		{"tg", func(w *spanWorld) { w.slot()[0x20]++ }, GoroutineTable, 8},
+		{"tr", func(w *spanWorld) { w.slot()[0x20]++ }, GoroutineRecord, 8},
 	} {
 		w := stillWorld(t)
 		tt.change(w)
