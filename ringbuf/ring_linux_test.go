@@ -99,6 +99,7 @@ func TestInfo(t *testing.T) {
 	}{
 		"default":      {nil, Info{Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64}},
 		"by goroutine": {[]Option{WithIndex(ByGoroutine)}, Info{Mapping: "OTELCTX_GSLOTS", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64, Index: ByGoroutine}},
+		"name first":   {[]Option{WithName("yours"), WithIndex(ByGoroutine)}, Info{Mapping: "yours", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64, Index: ByGoroutine}},
 		"layout 1":     {[]Option{WithDatadogLayout()}, Info{Mapping: "DD_OTEL_CTX", Layout: 1, Capacity: 65536, HeaderSize: 32, SlotSize: 32}},
 		"one slot":     {[]Option{WithCapacity(1), WithName("a name")}, Info{Mapping: "a name", Layout: 2, Capacity: 1, HeaderSize: 64, SlotSize: 64}},
 		"as many slots as there may be": {
