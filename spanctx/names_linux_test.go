@@ -143,9 +143,7 @@ func TestNamesOfSpans(t *testing.T) {
 	}
 }
 
-// Refresh and Attach publish a name that SetName has changed. The new name stays when the goroutine
-// returns to the span, and becomes the endpoint of later spans. A child that starts after a request has
-// ended has the request's final name as its endpoint.
+// A child that starts after a request has ended has the request's final name as its endpoint.
 func TestNamesAfterTheEnd(t *testing.T) {
 	s := serve(t, WithSpanNames(true))
 	apart(func() {
@@ -161,6 +159,8 @@ func TestNamesAfterTheEnd(t *testing.T) {
 	})
 }
 
+// Refresh and Attach publish a name that SetName has changed. The new name stays when the goroutine
+// returns to the span, and becomes the endpoint of later spans.
 func TestNamesFollowSetName(t *testing.T) {
 	for name, opts := range carriers() {
 		t.Run(name, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"runtime/pprof"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -38,6 +39,12 @@ func runSteps(t *testing.T, s *service, program string) {
 			}
 			return span, localRoot
 		},
+		With: func(ctx context.Context, attributes string) context.Context {
+			return with(ctx, keysAndValues(attributes)...)
+		},
+		ShowsAttributes: func(span trace.Span, attributes string) {
+			s.assertAttributes(t, span, keysAndValues(attributes)...)
+		},
 		More: map[string]func(){
 			"$": s.collide,
 			"_": func() {
@@ -57,6 +64,11 @@ func runSteps(t *testing.T, s *service, program string) {
 		},
 	}, program)
 	s.assertNowhere(t)
+}
+
+// keysAndValues splits "k=v,l=w" into its keys and values.
+func keysAndValues(attributes string) []string {
+	return strings.FieldsFunc(attributes, func(r rune) bool { return strings.ContainsRune("=,", r) })
 }
 
 func TestSteps(t *testing.T) {
@@ -164,4 +176,32 @@ func TestSteps(t *testing.T) {
 		withoutIDs := withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), goruntime.GGoid))
 		runSteps(t, serve(t, withoutIDs), "+a=a +b<a -b=a 2+d<a=d/a 2-d= 1=a @= 2!1= 1= !=a -a=")
 	})
+}
+
+// Spans are published with the attributes of the contexts passed to Start and Attach, and with the same ones again
+// when a goroutine goes back to them.
+func TestStepsWithAttributes(t *testing.T) {
+	for name, tt := range map[string]struct {
+		program string
+		only    string // "records" or "slots"; all carriers if empty
+	}{
+		"of spans":                {"+a{k=1,hidden=2}=a{k=1} +b<a{m=3,k=4}=b/a{k=4,m=3} +c<b=c/a{k=4,m=3} -c=b/a{k=4,m=3} -b=a{k=1} +n=n{} -n +e<a=e/a{k=1} -e -a=", ""},
+		"attached":                {"+a{k=1}=a{k=1} @a{l=2}=a{k=1,l=2} @a{l=3}=a{k=1,l=3} +s<a=s/a{k=1} -s=a{k=1,l=3} !=a{k=1,l=2} !=a{k=1} -a=", "records"},
+		"attached, child":         {"+a{k=1} @a{l=2} +c<a{l=2}=c/a{k=1,l=2} ~c=c/a{k=1,l=2} ~c{k=3}=c/a{k=1,l=2} -c=a{k=1,l=2} ~a=a{k=1,l=2} !=a{k=1} -a=", "records"},
+		"attached by a worker":    {"+a{k=1} 2@a{l=2}=a{k=1,l=2} 2+w<a{k=3}=w/a{k=3} 2-w=a 2!= 1=a{k=1} -a= @a{l=2}= !=", ""},
+		"worker, back":            {"+a{k=1} 2@a{l=2} 2+w<a{k=3} 2-w=a{k=1,l=2} 2!= -a=", "records"},
+		"attached, ends":          {"+a @a{k=1} @a{k=2}=a{k=2} 2-a 1= != !=", ""},
+		"own span attached, ends": {"+a{k=1} @a{l=2} -a= !=", ""},
+		// The attributes that were attached before are unknown. Those of the span are published instead.
+		"attached, no record": {"+a{k=1} @a{l=2}=a{k=1,l=2} @a{l=3}=a{k=1,l=3} !=a{k=1} !=a{k=1} -a=", "slots"},
+	} {
+		for carrier, opts := range carriers() {
+			if tt.only != "" && (tt.only == "slots") != (carrier == "slots") {
+				continue
+			}
+			t.Run(name+"/"+carrier, func(t *testing.T) {
+				runSteps(t, serve(t, append(opts, WithAttributeKeys("k", "l"), WithAttributeKeys("m"))...), tt.program)
+			})
+		}
+	}
 }

@@ -79,11 +79,15 @@ type Publisher struct {
 	// Shown returns the id of the span that the goroutine is in, or 0. If that is the span of ctx, it also
 	// returns the id of its local root, 0 if it is unknown.
 	Shown func(ctx context.Context) (span, localRoot uint64)
+	// With returns a context with attributes, as a program writes them between braces, and ShowsAttributes
+	// checks those that the span is published with. They are nil if programs have no braces.
+	With            func(ctx context.Context, attributes string) context.Context
+	ShowsAttributes func(span trace.Span, attributes string)
 	// More are further operations, by their characters: one or more of % # $ _
 	More map[string]func()
 }
 
-var syntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~>*%#$_])(\w*)(?:([<^&?])(\w+))?)?(?:(=)(\w*)(?:/(\w+))?)?$`)
+var syntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~>*%#$_])(\w*)(?:([<^&?])(\w+))?(\{[^}]*\})?)?(?:(=)(\w*)(?:/(\w+))?(\{[^}]*\})?)?$`)
 
 // Run runs a program. A step consists of a goroutine (1 if omitted), an operation, and optionally the span
 // that the goroutine must be in afterwards:
@@ -97,6 +101,7 @@ var syntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~>*%#$_])(\w*)(?:([<^&?])(\w+))
 //	>2     start goroutine 2, which inherits; >2<c by Go with the context of c; other goroutines inherit nothing
 //	*c     evict span c
 //	=c/r   it is in span c, whose local root is r: c itself if left out, 0 if unknown; = alone is no span
+//	{k=v}  behind the span: with these attributes added to the context of +, @ or ~; published with them after =
 //
 // The other operations are those of the publisher. At the end all spans end.
 func Run(t *testing.T, p Publisher, program string) {
@@ -115,9 +120,9 @@ func Run(t *testing.T, p Publisher, program string) {
 			a = NewActor(InNothing)
 			r.actors[name] = a
 		}
-		a.Run(func() { r.step(a, parts[2], parts[3], parts[4], parts[5]) })
+		a.Run(func() { r.step(a, parts[2], parts[3], parts[4], parts[5], parts[6]) })
 		done += " " + step
-		if parts[6] != "" && !r.isIn(a, parts[7], parts[8]) {
+		if parts[7] != "" && !r.isIn(a, parts[8], parts[9], parts[10]) {
 			t.Errorf("after%s", done)
 			break
 		}
@@ -141,7 +146,13 @@ type run struct {
 }
 
 // step runs an operation on the goroutine of a.
-func (r *run) step(a *Actor, what, name, how, parent string) {
+func (r *run) step(a *Actor, what, name, how, parent, attributes string) {
+	with := func(ctx context.Context) context.Context {
+		if attributes != "" {
+			ctx = r.With(ctx, strings.Trim(attributes, "{}"))
+		}
+		return ctx
+	}
 	identity := func(span string) context.Context {
 		return trace.ContextWithSpanContext(context.Background(), r.spans[span].SpanContext())
 	}
@@ -158,7 +169,7 @@ func (r *run) step(a *Actor, what, name, how, parent string) {
 		case "?":
 			ctx = identity(parent)
 		}
-		r.ctxs[name], r.spans[name] = r.Tracer.Start(ctx, "span", opts...)
+		r.ctxs[name], r.spans[name] = r.Tracer.Start(with(ctx), "span", opts...)
 	case "-":
 		if span := r.spans[name]; span.IsRecording() {
 			span.End()
@@ -167,7 +178,7 @@ func (r *run) step(a *Actor, what, name, how, parent string) {
 			r.EndAgain(span)
 		}
 	case "@":
-		a.attached = append(a.attached, r.Attach(r.ctxs[name]))
+		a.attached = append(a.attached, r.Attach(with(r.ctxs[name])))
 	case "?":
 		a.attached = append(a.attached, r.Attach(identity(name)))
 	case "!":
@@ -180,7 +191,7 @@ func (r *run) step(a *Actor, what, name, how, parent string) {
 		a.attached[last]()
 		a.attached = a.attached[:last]
 	case "~":
-		r.Refresh(r.ctxs[name])
+		r.Refresh(with(r.ctxs[name]))
 	case ">":
 		started := NewActor(func(start func()) {
 			if how == "" {
@@ -199,8 +210,8 @@ func (r *run) step(a *Actor, what, name, how, parent string) {
 	}
 }
 
-// isIn reports whether a goroutine is in a span with this local root.
-func (r *run) isIn(a *Actor, span, root string) bool {
+// isIn reports whether a goroutine is in a span with this local root, published with these attributes.
+func (r *run) isIn(a *Actor, span, root, attributes string) bool {
 	if root == "" {
 		root = span
 	}
@@ -210,8 +221,13 @@ func (r *run) isIn(a *Actor, span, root string) bool {
 			want[1] = number(r.spans[root])
 		}
 	}
-	a.Run(func() { got[0], got[1] = r.Shown(r.ctxs[span]) })
-	return assert.Equal(r.t, want, got, "span and local root")
+	a.Run(func() {
+		got[0], got[1] = r.Shown(r.ctxs[span])
+		if attributes != "" {
+			r.ShowsAttributes(r.spans[span], strings.Trim(attributes, "{}"))
+		}
+	})
+	return assert.Equal(r.t, want, got, "span and local root") && !r.t.Failed()
 }
 
 // number returns the id of a span as a number.
