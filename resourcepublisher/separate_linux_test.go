@@ -205,16 +205,6 @@ func TestRefusedAttributesOfSpans(t *testing.T) {
 	assertSeparate(t, layout, spanAttribute)
 }
 
-func TestDisablingTheContextLeavesSpans(t *testing.T) {
-	t.Setenv("OTELCTX_PROCESS_CONTEXT_DISABLED", "true")
-	handled := oteltest.HandledErrors(t)
-	resourcepublisher.WithResource(resource.Empty())
-	setForTest(t, spanAttribute)
-	assert.Empty(t, contextMappings(t, os.Getpid()))
-	assert.Len(t, separateMappings(t), 1)
-	assert.Empty(t, handled.Take())
-}
-
 // advertiseUnderFilter sets span attributes in a process that cannot create a named mapping.
 func advertiseUnderFilter(parent *childproc.Parent) {
 	var handled error

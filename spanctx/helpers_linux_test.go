@@ -325,7 +325,9 @@ func (s *service) shown(t testing.TB) (is shown) {
 		case m.info.Layout == 1:
 			is.thread = at.spanID
 		case at.owner == self && uint64(at.tid) == tid && at.spanID != 0:
-			is.thread, _ = resolve(t, table, at.ref, self)
+			if c := readCell(t, table, at.ref); c.goid != self || uint64(c.tid) == tid { // otherwise it was left behind
+				is.thread, _ = resolve(t, table, at.ref, self)
+			}
 		}
 	}
 	if ref, owned := s.entry(t); owned {

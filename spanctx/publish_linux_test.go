@@ -249,6 +249,9 @@ func TestEnvironmentChooses(t *testing.T) {
 		"OTELCTX_SPAN_LABELS": {
 			"none", "hidden", func(c config) any { return c.labels }, LabelsAuto, LabelsNone, WithLabels(LabelsKept), LabelsKept,
 		},
+		"OTELCTX_SPAN_NAMES": {
+			"true", "maybe", func(c config) any { return c.names }, false, true, WithSpanNames(false), false,
+		},
 		"OTELCTX_SPAN_DATADOG_LABELS": {
 			"1", "on", func(c config) any { return c.datadogLabels }, false, true, WithDatadogLabels(false), false,
 		},

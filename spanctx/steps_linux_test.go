@@ -6,6 +6,7 @@ package spanctx
 import (
 	"context"
 	"errors"
+	"net"
 	"runtime/pprof"
 	"strings"
 	"testing"
@@ -25,9 +26,12 @@ import (
 //	#   Do something else with labels
 //	_   another goroutine uses the thread
 //	$   another goroutine takes the goroutine's entry
+//	( ) move to another thread, with another slot, and back to the thread with the slot that was left there
+//	|   dial, during which the goroutine must be in no span
 func runSteps(t *testing.T, s *service, program string) {
 	t.Helper()
 	user := pprof.Labels("user", "label")
+	left := map[uint64]*ring.Span{} // by goroutine; one step runs at a time
 	spansteps.Run(t, spansteps.Publisher{
 		Tracer: s.tracer, Refresh: Refresh, Go: Go,
 		Attach:   func(ctx context.Context) func() { return Attach(ctx).Detach },
@@ -47,14 +51,25 @@ func runSteps(t *testing.T, s *service, program string) {
 		},
 		More: map[string]func(){
 			"$": s.collide,
-			"_": func() {
-				if s.p.threads == nil {
-					return
+			"_": func() { s.storeSlot(new(ring.Span), 0) },
+			"(": func() {
+				if s.p.threads != nil {
+					left[goid()] = s.slot()
+					s.storeSlot(new(ring.Span), 1)
 				}
-				goruntime.Pin()
-				self := s.p.runtime.Self()
-				s.p.threads.Store(uint64(self.TID), new(ring.Span), &self)
-				goruntime.Unpin()
+			},
+			")": func() {
+				if s.p.threads != nil {
+					s.storeSlot(left[goid()], 0)
+				}
+			},
+			"|": func() {
+				dial := func(context.Context, string, string) (net.Conn, error) {
+					assert.Zero(t, s.current(t), "while it dials")
+					return nil, net.ErrClosed
+				}
+				_, err := DialContext(dial)(context.Background(), "", "")
+				assert.ErrorIs(t, err, net.ErrClosed)
 			},
 			"%": func() { pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), user)) },
 			"#": func() {
@@ -64,6 +79,27 @@ func runSteps(t *testing.T, s *service, program string) {
 		},
 	}, program)
 	s.assertNowhere(t)
+}
+
+// slot returns what the slot of the calling thread says about the calling goroutine.
+func (s *service) slot() *ring.Span {
+	goruntime.Pin()
+	defer goruntime.Unpin()
+	self := s.p.runtime.Self()
+	spanID, ref, _ := s.p.threads.Shown(uint64(self.TID), self.Goid)
+	return &ring.Span{SpanID: spanID, Ref: ref}
+}
+
+// storeSlot stores to the slot of the calling thread, as the goroutine whose id is larger by another.
+func (s *service) storeSlot(span *ring.Span, another uint64) {
+	if s.p.threads == nil {
+		return
+	}
+	goruntime.Pin()
+	defer goruntime.Unpin()
+	self := s.p.runtime.Self()
+	self.Goid += another
+	s.p.threads.Store(uint64(self.TID), span, &self)
 }
 
 // keysAndValues splits "k=v,l=w" into its keys and values.
@@ -135,6 +171,8 @@ func TestSteps(t *testing.T) {
 		// It may have left the span that the context names, so that is not published. A new span's context is known.
 		"lost position":             "+a +b<a=b/a $ -a= -b=",
 		"lost position, then child": "+a $ +b<a=b/a -b=a -a=",
+		"dial":                      "|= +a |=a +b<a |=b/a -b=a -a= |=",
+		"dial without inheriting":   "2+a |= 1+b=b |=b -b= 2-a",
 	} {
 		for config, opts := range configs {
 			t.Run(name+"/"+config, func(t *testing.T) { runSteps(t, serve(t, opts...), text) })
@@ -158,6 +196,8 @@ func TestSteps(t *testing.T) {
 		"refresh, another request's child ended": "2+q 1+a +b<q 2-b 1= ~a=a -a= 2-q=",
 		"refresh, explicitly in nothing":         "+a @= ~a= ! -a=",
 		"refresh, unknown":                       "2+a ~a=a ~=a 2-a 1=",
+		"dial, inherited":                        "+a >2 2=a 2|= >3 3+b<a=b/a 3|=b/a 3-b 1=a -a=",
+		"dial, attached":                         "+a 2@a 2|=a 2!= -a=",
 		"labels, lost position":                  "+a % +b<a % $ -a= -b=",
 		"labels, lost position, then child":      "+a % $ +b<a=b/a -b=a -a=",
 	} {
@@ -171,10 +211,23 @@ func TestSteps(t *testing.T) {
 			runSteps(t, serve(t, append(opts, WithSlotCapacity(1))...), "+o 2+s=s 2-s= 1-o=")
 		})
 	}
+	// With thread slots alone, a goroutine returns to a thread whose slot names its earlier span. Readers can tell by
+	// the cell that the slot is out of date, until the goroutine publishes there again.
+	for name, text := range map[string]string{
+		"another span":           "+f ( -f +o )= +i<o=i/o -i=o -o=",
+		"in a live one":          "+o ( +m<o )= +i<m=i/o -i=m/o -m=o -o=",
+		"ended meanwhile":        "+o +i<o ( -i )= -o=",
+		"inner ended elsewhere":  "+o +i<o 2-i 1( @ )= -o=",
+		"moved, a lost position": "+o $ ( +i<o )= -o=",
+	} {
+		t.Run("slot left behind/"+name, func(t *testing.T) {
+			runSteps(t, serve(t, WithGoroutineRecord(false), WithGoroutineTable(false)), text)
+		})
+	}
 	// Only records tell goroutines apart: the slot of the thread may be another goroutine's.
 	t.Run("without goroutine ids", func(t *testing.T) {
 		withoutIDs := withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), goruntime.GGoid))
-		runSteps(t, serve(t, withoutIDs), "+a=a +b<a -b=a 2+d<a=d/a 2-d= 1=a @= 2!1= 1= !=a -a=")
+		runSteps(t, serve(t, withoutIDs), "+a=a +b<a -b=a 2+d<a=d/a 2-d= 1=a >3 3|= 1@= 2!1= 1= !=a -a=")
 	})
 }
 

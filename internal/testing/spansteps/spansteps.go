@@ -83,11 +83,11 @@ type Publisher struct {
 	// checks those that the span is published with. They are nil if programs have no braces.
 	With            func(ctx context.Context, attributes string) context.Context
 	ShowsAttributes func(span trace.Span, attributes string)
-	// More are further operations, by their characters: one or more of % # $ _
+	// More are further operations, by their characters: one or more of % # $ _ | ( )
 	More map[string]func()
 }
 
-var syntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~>*%#$_])(\w*)(?:([<^&?])(\w+))?(\{[^}]*\})?)?(?:(=)(\w*)(?:/(\w+))?(\{[^}]*\})?)?$`)
+var syntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~>*%#$_|()])(\w*)(?:([<^&?])(\w+))?(\{[^}]*\})?)?(?:(=)(\w*)(?:/(\w+))?(\{[^}]*\})?)?$`)
 
 // Run runs a program. A step consists of a goroutine (1 if omitted), an operation, and optionally the span
 // that the goroutine must be in afterwards:
@@ -106,7 +106,10 @@ var syntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~>*%#$_])(\w*)(?:([<^&?])(\w+))
 // The other operations are those of the publisher. At the end all spans end.
 func Run(t *testing.T, p Publisher, program string) {
 	t.Helper()
-	r := &run{p, t, map[string]*Actor{}, map[string]trace.Span{}, map[string]context.Context{"": context.Background()}}
+	r := &run{
+		Publisher: p, t: t, actors: map[string]*Actor{}, spans: map[string]trace.Span{}, ended: map[string]bool{},
+		ctxs: map[string]context.Context{"": context.Background()},
+	}
 	done := ""
 	for step := range strings.FieldsSeq(program) {
 		parts := syntax.FindStringSubmatch(step)
@@ -142,6 +145,7 @@ type run struct {
 	t      *testing.T
 	actors map[string]*Actor
 	spans  map[string]trace.Span
+	ended  map[string]bool
 	ctxs   map[string]context.Context
 }
 
@@ -171,12 +175,11 @@ func (r *run) step(a *Actor, what, name, how, parent, attributes string) {
 		}
 		r.ctxs[name], r.spans[name] = r.Tracer.Start(with(ctx), "span", opts...)
 	case "-":
-		if span := r.spans[name]; span.IsRecording() {
-			span.End()
-		} else {
-			span.End()
-			r.EndAgain(span)
+		r.spans[name].End()
+		if r.ended[name] {
+			r.EndAgain(r.spans[name])
 		}
+		r.ended[name] = true
 	case "@":
 		a.attached = append(a.attached, r.Attach(with(r.ctxs[name])))
 	case "?":
