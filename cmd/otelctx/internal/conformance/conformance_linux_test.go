@@ -4,6 +4,7 @@
 package conformance_test
 
 import (
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -13,10 +14,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/conformance"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
@@ -83,9 +88,9 @@ var broken = map[string][]string{
 	"a long record":                         {"4947-C9"},
 }
 
-// verify runs a publisher with a defect, updates it while it is watched, and returns the broken
-// rules.
-func verify(t *testing.T, program, defect string, d time.Duration) []string {
+// verify runs a publisher with a defect, updates it while it is watched, and returns the rules with
+// each status.
+func verify(t *testing.T, program, defect string, d time.Duration) map[conformance.Status][]string {
 	t.Helper()
 	cmd := exec.Command(program, "3")
 	cmd.Env = append(os.Environ(), "BREAK="+defect)
@@ -119,14 +124,14 @@ func verify(t *testing.T, program, defect string, d time.Duration) []string {
 		}
 	}
 	assert.NoError(t, got.err)
-	var failed []string
+	rules := map[conformance.Status][]string{}
 	for _, r := range got.results {
+		rules[r.Status] = append(rules[r.Status], r.ID)
 		if r.Status == conformance.Failed {
-			failed = append(failed, r.ID)
 			assert.NotEmpty(t, r.Evidence, r.ID)
 		}
 	}
-	return failed
+	return rules
 }
 
 // The checker finds each defect.
@@ -140,13 +145,10 @@ func TestBroken(t *testing.T) {
 				d = 8 * time.Second
 			}
 			if defect == "an update does not name the mapping" {
-				_, err := os.Stat("/sys/kernel/tracing/events/syscalls/sys_enter_prctl/id")
-				if err != nil {
-					t.Skip("tracefs is not mounted: ", err)
-				}
+				needTracefs(t)
 			}
-			failed := verify(t, program, defect, d)
-			assert.Subset(t, failed, broken[defect])
+			rules := verify(t, program, defect, d)
+			assert.Subset(t, rules[conformance.Failed], broken[defect])
 		})
 	}
 	for name, flags := range map[string][]string{
@@ -156,7 +158,7 @@ func TestBroken(t *testing.T) {
 		program := programs.C(t, source, flags...)
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			assert.Subset(t, verify(t, program, "", 2*time.Second), []string{"4947-V1"})
+			assert.Subset(t, verify(t, program, "", 2*time.Second)[conformance.Failed], []string{"4947-V1"})
 		})
 	}
 }
@@ -164,7 +166,53 @@ func TestBroken(t *testing.T) {
 // A correct publisher that updates all the time passes every rule.
 func TestCorrect(t *testing.T) {
 	program := programs.C(t, source, "-pthread", "-rdynamic")
-	assert.Empty(t, verify(t, program, "", 2*time.Second))
+	assert.Empty(t, verify(t, program, "", 2*time.Second)[conformance.Failed])
+}
+
+// A correct publisher passes while the recorder or another tool traces prctl, even if the tool's
+// program hides the calls from everyone else.
+func TestTracedProcess(t *testing.T) {
+	needTracefs(t)
+	program := programs.C(t, source, "-pthread", "-rdynamic")
+	for name, c := range map[string]struct {
+		naming conformance.Status
+		trace  func(*testing.T) io.Closer
+	}{
+		"by the recorder": {conformance.Passed, func(t *testing.T) io.Closer {
+			s, err := sampler.Open(sampler.Config{Frequency: 1})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, s.Close()) })
+			changes, err := s.Changes(sampler.ChangesConfig{Publications: true})
+			require.NoError(t, err)
+			return changes
+		}},
+		"by a tool that hides calls": {conformance.NotExercised, func(t *testing.T) io.Closer {
+			hide, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+				Type: ebpf.TracePoint, License: "GPL",
+				Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+			})
+			require.NoError(t, err)
+			attached, err := link.Tracepoint("syscalls", "sys_enter_prctl", hide, nil)
+			require.NoError(t, err)
+			require.NoError(t, hide.Close())
+			return attached
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tracer := c.trace(t)
+			defer func() { require.NoError(t, tracer.Close()) }()
+			rules := verify(t, program, "", 300*time.Millisecond)
+			assert.Empty(t, rules[conformance.Failed])
+			assert.Contains(t, rules[c.naming], "4719-U7")
+		})
+	}
+}
+
+func needTracefs(t *testing.T) {
+	t.Helper()
+	if _, err := os.Stat("/sys/kernel/tracing/events/syscalls/sys_enter_prctl/id"); err != nil {
+		t.Skip("tracefs is not mounted: ", err)
+	}
 }
 
 // Correct publishers pass however often and at whatever moment they are checked: C programs whose

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,14 +41,35 @@ type namingCounter struct {
 
 func newNamingCounter(threads []int) *namingCounter {
 	n := &namingCounter{}
+	err := checkCounting()
 	for _, tid := range threads {
-		if n.err = n.add(tid); n.err != nil {
-			n.err = fmt.Errorf("calls of prctl cannot be counted: %w", n.err)
-			n.close()
-			break
+		if err == nil {
+			err = n.add(tid)
 		}
 	}
+	if err != nil {
+		n.err = fmt.Errorf("count calls of prctl: %w", err)
+		n.close()
+	}
 	return n
+}
+
+// checkCounting makes a call and counts it. The kernel counts none while a BPF program that returns 0,
+// of whatever tool, is attached to the tracepoint.
+func checkCounting() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var self namingCounter
+	defer self.close()
+	if err := self.add(unix.Gettid()); err != nil {
+		return err
+	}
+	// It names nothing: the range is empty.
+	_ = unix.Prctl(unix.PR_SET_VMA, unix.PR_SET_VMA_ANON_NAME, 0, 0, 0)
+	if calls, err := self.count(); err != nil || calls > 0 {
+		return err
+	}
+	return errors.New("another tool's BPF program hides calls of prctl")
 }
 
 func (n *namingCounter) add(tid int) error {

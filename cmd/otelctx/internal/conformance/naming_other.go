@@ -16,3 +16,5 @@ func newNamingCounter([]int) *namingCounter { return &namingCounter{} }
 func (*namingCounter) count() (int, error) { return 0, errors.ErrUnsupported }
 
 func (*namingCounter) close() {}
+
+func checkCounting() error { return errors.ErrUnsupported }

@@ -340,6 +340,9 @@ func (c *contextChecker) finish() {
 		time.Sleep(time.Millisecond)
 		named, err = c.naming.count()
 	}
+	if err == nil && named < c.updates {
+		err = checkCounting()
+	}
 	if err != nil {
 		c.skip("4719-U7", "%v", err)
 		return

@@ -110,6 +110,9 @@ struct syscall_entry {
 // A publisher names its mapping last, when the rest of the process
 // context can be read. It tries to even if the kernel cannot name
 // mappings. Other code names mappings too, such as Go's runtime its heap.
+//
+// It returns 1: the kernel hides a system call from all perf events on its tracepoint, those of
+// other tools included, if a program returns 0.
 SEC("tracepoint/syscalls/sys_enter_prctl")
 int publishes(struct syscall_entry *ctx)
 {
@@ -119,11 +122,11 @@ int publishes(struct syscall_entry *ctx)
 	__u32 pid, tid;
 
 	if (ctx->args[0] != PR_SET_VMA || ctx->args[1] != PR_SET_VMA_ANON_NAME)
-		return 0;
+		return 1;
 	// A name that is not paged in, and so cannot be read here, may be this one.
 	if (bpf_probe_read_user(&name, sizeof(name), (void *)ctx->args[4]) == 0 && name != *(const __u64 *)want)
-		return 0;
+		return 1;
 	if (identify(task, &pid, &tid))
 		tell(task, pid, CHANGED);
-	return 0;
+	return 1;
 }

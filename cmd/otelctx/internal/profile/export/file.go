@@ -71,8 +71,8 @@ func openingLimit(interrupted context.Context) <-chan struct{} {
 // before there is anything to lose, so that the kernel's rules for links and other users' files apply. It
 // stops waiting when interrupted is done, for example for the reader of a FIFO.
 //
-// A regular file appears when it is complete and closed, and an existing one stays until then. An existing
-// file that is a symbolic link, has several hard links or belongs to another user is overwritten at that
+// A regular file gets its content when it is complete and closed. Until then a new file is empty, and an
+// existing one keeps its content, also if the program is killed. An existing file that is a symbolic link, has several hard links or belongs to another user is overwritten at that
 // moment; others are replaced. Files that are not regular, such as pipes, receive the profiles as they
 // come. New files are accessible only for the caller (0600).
 func Create(interrupted context.Context, path string, format Format, stdout io.Writer) (*File, error) {
