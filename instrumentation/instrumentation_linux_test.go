@@ -167,20 +167,6 @@ func TestParallel(t *testing.T) {
 	assert.Empty(t, errs.Take())
 }
 
-func TestDisabled(t *testing.T) {
-	t.Setenv("OTELCTX_PROCESS_CONTEXT_DISABLED", "true")
-	t.Setenv("OTELCTX_SPANS_DISABLED", "true")
-	errs := oteltest.HandledErrors(t)
-	tp := compiled(named("disabled"))
-	_, span := tp.Tracer("").Start(context.Background(), "span")
-	service, spans := published(t)
-	assert.Empty(t, service)
-	assert.Zero(t, spans)
-	span.End()
-	shutDown(t, tp)
-	assert.Empty(t, errs.Take())
-}
-
 func TestUniversalProfiling(t *testing.T) {
 	tp := compiled(named("off"))
 	assert.Nil(t, universalprofiling.Current())

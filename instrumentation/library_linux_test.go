@@ -4,10 +4,7 @@
 package instrumentation
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
-	"io"
 	"os/exec"
 	"testing"
 
@@ -43,31 +40,20 @@ func TestLibrary(t *testing.T) {
 		for _, limit := range []string{"unlimited", "1024", "100", "0"} {
 			t.Run(fmt.Sprintf("%s/limit=%s", host.name, limit), func(t *testing.T) {
 				cmd := exec.Command("sh", append([]string{"-c", `ulimit -f ` + limit + ` && exec "$0" "$@"`}, host.command...)...)
-				stdin, err := cmd.StdinPipe()
-				require.NoError(t, err)
-				stdout, err := cmd.StdoutPipe()
-				require.NoError(t, err)
-				var stderr bytes.Buffer
-				cmd.Stderr = &stderr
-				require.NoError(t, cmd.Start())
-				defer func() { _ = cmd.Process.Kill() }()
-				lines := bufio.NewScanner(stdout)
-				lines.Scan()
-				assert.Equal(t, "ready", lines.Text())
+				p := startProgram(t, cmd)
+				p.expect(t, "ready")
 				if limit == "unlimited" {
 					service, live := inspect(t, cmd.Process.Pid)
 					assert.Equal(t, "first", service)
 					assert.Equal(t, []string{"first"}, live)
 				}
-				_, err = io.WriteString(stdin, "\n")
-				require.NoError(t, err)
-				lines.Scan()
-				assert.Equal(t, "over", lines.Text())
+				p.goOn(t)
+				p.expect(t, "over")
 				require.NoError(t, cmd.Wait())
 				if limit == "unlimited" {
-					assert.Regexp(t, host.stderr, stderr.String())
+					assert.Regexp(t, host.stderr, p.stderr.String())
 				} else {
-					assert.Contains(t, stderr.String(), "RLIMIT_FSIZE")
+					assert.Contains(t, p.stderr.String(), "RLIMIT_FSIZE")
 				}
 			})
 		}

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"runtime"
 	"strconv"
@@ -230,9 +229,9 @@ type shown struct {
 
 // start starts a span on the calling goroutine, inside of another one or of nil, and publishes it
 // in all carriers.
-func (s *service) start(span *cells.Span, attributes []byte, outer *shown) *shown {
+func (s *service) start(span *cells.Span, outer *shown) *shown {
 	sh := &shown{service: s, outer: outer, span: ringbuf.Span{
-		TraceIDHigh: span.TraceIDHigh, TraceIDLow: span.TraceIDLow, SpanID: span.SpanID, TraceFlags: span.TraceFlags, Attributes: attributes,
+		TraceIDHigh: span.TraceIDHigh, TraceIDLow: span.TraceIDLow, SpanID: span.SpanID, TraceFlags: span.TraceFlags,
 	}}
 	n := *span
 	var around *gorecord.Record
@@ -315,13 +314,6 @@ func actors(p *childproc.Parent) {
 	all := map[string]*actor{}
 	for line, ok := p.Receive(); ok; line, ok = p.Receive() {
 		words := strings.Fields(line)
-		if words[0] == "set-up" {
-			more, err := setUp(strings.Join(words[1:], " "))
-			p.Must(err)
-			s.others = append(s.others, more)
-			p.Send("ok")
-			continue
-		}
 		if words[0] == "end-first-thread" {
 			p.Must(childproc.EndFirstThread())
 			p.Send("ok")
@@ -337,17 +329,10 @@ func actors(p *childproc.Parent) {
 		}
 		if a == nil {
 			a = &actor{service: s, orders: make(chan []string), answers: make(chan string)}
-			a.sleep, a.wake, err = os.Pipe()
-			p.Must(err)
 			all[name] = a
 			go a.run()
 		}
 		atomic.StoreUint32(&a.spin, 0)
-		if a.blocked { // until there is something to read
-			a.blocked = false
-			_, err := a.wake.Write([]byte{0})
-			p.Must(err)
-		}
 		turns := a.turns.Load()
 		a.orders <- append(words[:1:1], words[2:]...)
 		answer := <-a.answers
@@ -370,9 +355,6 @@ type actor struct {
 	spinner goruntime.Self // the goroutine that spins
 	// in is the actor's active span. Others change it only while it spins.
 	in *shown
-	// blocked says that the actor blocks in the kernel until wake is written to.
-	blocked     bool
-	sleep, wake *os.File
 }
 
 // spinning runs on its thread until the next order, without ever being preempted: see startActors.
@@ -396,14 +378,9 @@ func (a *actor) run() {
 		case "lock": // stay on this thread
 			runtime.LockOSThread()
 			a.answers <- "ok"
-		case "show": // publish theSpan, with these attributes
-			var attributes []byte
-			for i, value := range order[1:] {
-				attributes = append(attributes, byte(i), byte(len(value)))
-				attributes = append(attributes, value...)
-			}
+		case "show": // publish theSpan
 			outer, who := a.in, a.who()
-			for a.in = a.service.start(&theSpan, attributes, outer); a.who() != who; a.in = a.service.start(&theSpan, attributes, outer) {
+			for a.in = a.service.start(&theSpan, outer); a.who() != who; a.in = a.service.start(&theSpan, outer) {
 				a.in.end() // moved in the middle of it
 				who = a.who()
 			}
@@ -412,14 +389,10 @@ func (a *actor) run() {
 			span := theSpan
 			more, _ := strconv.ParseUint(order[1], 10, 64)
 			span.SpanID += more
-			a.in = a.service.start(&span, nil, a.in)
+			a.in = a.service.start(&span, a.in)
 			a.answers <- "ok"
 		case "end":
 			a.in = a.in.end()
-			a.answers <- "ok"
-		case "nothing": // say in the goroutine's entry that it is in none
-			self := a.service.runtime.Goroutine()
-			a.service.routines.Store(self.Goid, self.G, 0)
 			a.answers <- "ok"
 		case "park": // wait for orders as goroutines do
 			a.answers <- "ok"
@@ -427,17 +400,6 @@ func (a *actor) run() {
 			atomic.StoreUint32(&a.spin, 1)
 			a.answers <- ""
 			a.spinning()
-		case "spin-known": // the same, on a thread whose m becomes known, by a span that has ended
-			atomic.StoreUint32(&a.spin, 1)
-			a.answers <- ""
-			a.service.threads.Clear()
-			a.spinning()
-		case "syscall": // block in the kernel until the next order
-			who := a.who()
-			fd := int(a.sleep.Fd())
-			a.blocked = true
-			a.answers <- who
-			_, _ = syscall.Read(fd, make([]byte, 1))
 		case "advertise-now":
 			a.answers <- answer(a.service.advertise(true))
 		case "start-known": // a goroutine that spins until the next order
@@ -454,9 +416,6 @@ func (a *actor) run() {
 		case "relabel": // as pprof.Do does
 			relabel()
 			a.answers <- "ok"
-		case "exit":
-			a.answers <- "ok"
-			return
 		}
 	}
 }
@@ -563,7 +522,7 @@ func churnOne(s *service, elsewhere chan<- func()) {
 	goid := s.runtime.Goroutine().Goid
 	for n := range uint64(20) {
 		span := churnSpan(goid, n+1)
-		in := s.start(&span, nil, nil)
+		in := s.start(&span, nil)
 		work := time.Now().Add(time.Duration(rand.IntN(50)) * time.Microsecond)
 		switch rand.IntN(4) {
 		case 0:

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime/pprof"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -165,39 +164,6 @@ func TestWaitingGoroutineIsOnNoThread(t *testing.T) {
 	require.Equal(t, []Thread{proven(who, GoroutineRecord)}, withSpans(threadsOf(t, p)))
 }
 
-func TestMovedGoroutineKeepsItsSpan(t *testing.T) {
-	for carriers, want := range map[string]CarrierKind{
-		"slots": 0, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,
-	} {
-		t.Run(carriers, func(t *testing.T) {
-			c, p := acting(t, carriers+" advertise publish")
-			end := time.Now().Add(testenv.Patience)
-			for try, moved := 0, false; !moved; try++ {
-				require.True(t, time.Now().Before(end), "the goroutine stays on its thread")
-				other := strconv.Itoa(try % 3)
-				askf(t, c, "spin-known %s", other)
-				tellf(t, c, "park %s", other)
-				before := askf(t, c, "show a")
-				askf(t, c, "spin %s", other) // perhaps there
-				after := askf(t, c, "spin a")
-				if before.tid != after.tid {
-					slotHasSpan(t, p, before.tid)
-					shown := withSpans(threadsOf(t, p))
-					if want == 0 {
-						require.Empty(t, shown)
-						moved = true
-					} else if len(shown) > 0 { // else its m is not known
-						require.Equal(t, []Thread{proven(after, want)}, withoutLocalRoot(shown, want))
-						moved = true
-					}
-				}
-				tellf(t, c, "end a")
-				tellf(t, c, "park %s", other)
-			}
-		})
-	}
-}
-
 // withoutLocalRoot clears the local root of spans from a record: only slots have it, and the thread
 // that the goroutine moved to has published none.
 func withoutLocalRoot(threads []Thread, c CarrierKind) []Thread {
@@ -207,30 +173,6 @@ func withoutLocalRoot(threads []Thread, c CarrierKind) []Thread {
 		}
 	}
 	return threads
-}
-
-func TestOwnerExited(t *testing.T) {
-	c, p := acting(t, "slots goroutine-table record advertise publish")
-	who := askf(t, c, "show a")
-	tellf(t, c, "exit a")
-	for i := range 5 { // for the goroutine that gets its thread and its g
-		askf(t, c, "spin %d", i)
-	}
-	steadily(t, p)
-	slotHasSpan(t, p, who.tid)
-}
-
-func TestGoroutineInSystemCall(t *testing.T) {
-	c, p := acting(t, "slots record advertise publish")
-	tellf(t, c, "lock a")
-	askf(t, c, "show a")
-	who := askf(t, c, "syscall a")
-	// It reports that just before the system call.
-	require.Eventually(t, func() bool {
-		call, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), who.tid))
-		return err == nil && strings.HasPrefix(string(call), fmt.Sprintf("%d ", syscall.SYS_READ))
-	}, testenv.Patience, time.Millisecond)
-	steadily(t, p, proven(who, GoroutineRecord))
 }
 
 func TestRecordsAreInherited(t *testing.T) {
@@ -256,20 +198,6 @@ func TestRecordsAreInherited(t *testing.T) {
 			require.Empty(t, withSpans(threadsOf(t, p)))
 		})
 	}
-}
-
-func TestAttributesOfThreads(t *testing.T) {
-	c, p := acting(t, "slots keys=http.route+user advertise publish")
-	who := spinIn(t, c, "show a /cart alice unnamed")
-	shown := withSpans(threadsOf(t, p))
-	require.Len(t, shown, 1)
-	assert.Equal(t, who.goid, shown[0].Goroutine)
-	assert.Equal(t, []ThreadAttribute{{"http.route", "/cart"}, {"user", "alice"}}, shown[0].Span.Attributes)
-
-	tellf(t, c, "set-up keys=http.route+user+tenant no-cells advertise")
-	shown = withSpans(threadsOf(t, p))
-	require.Len(t, shown, 1)
-	assert.Equal(t, []ThreadAttribute{{"http.route", "/cart"}, {"user", "alice"}, {"tenant", "unnamed"}}, shown[0].Span.Attributes)
 }
 
 // The layout matches the memory of the process itself, which runs the same program.
@@ -442,8 +370,21 @@ func TestThreadsOfExitedProcess(t *testing.T) {
 	require.NotErrorIs(t, err, ErrNoThreadContext)
 }
 
+// assertChurned checks that a span is one that churn starts, and returns its goroutine.
+func assertChurned(t *testing.T, traceID [16]byte, spanID, localRoot [8]byte) (goroutine uint64) {
+	t.Helper()
+	high := binary.BigEndian.Uint64(traceID[:])
+	want := churnSpan(high>>32, high&0xffffffff)
+	require.Equal(t, traceIDOf(&want), traceID)
+	require.Equal(t, spanIDOf(want.SpanID), spanID)
+	if localRoot != [8]byte{} {
+		require.Equal(t, spanIDOf(want.LocalRootSpanID), localRoot)
+	}
+	return high >> 32
+}
+
 // While goroutines block, migrate and exit with spans, a proven span is consistent and belongs to
-// its goroutine.
+// its goroutine. So do all that are listed as live.
 func TestProvenUnderChurn(t *testing.T) {
 	for carriers, kind := range map[string]CarrierKind{
 		"slots": ThreadSlots, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,
@@ -451,7 +392,7 @@ func TestProvenUnderChurn(t *testing.T) {
 		t.Run(carriers, func(t *testing.T) {
 			c := readied(t, childproc.Start(t, "churn", nil), carriers+" advertise publish")
 			p := open(t, c.PID())
-			shown, ofKind := 0, 0
+			shown, ofKind, listed := 0, 0, 0
 			wanted := testenv.Rounds(2000, 20_000) // however long it takes on a busy machine
 			for end := time.Now().Add(testenv.Patience); ofKind < wanted && time.Now().Before(end); {
 				for _, thread := range withSpans(threadsOf(t, p)) {
@@ -459,19 +400,18 @@ func TestProvenUnderChurn(t *testing.T) {
 					if thread.Span.Carrier == kind {
 						ofKind++
 					}
-					high := binary.BigEndian.Uint64(thread.Span.TraceID[:])
-					want := churnSpan(high>>32, high&0xffffffff)
 					require.True(t, thread.Span.Proven)
-					require.Equal(t, high>>32, thread.Goroutine)
-					require.Equal(t, traceIDOf(&want), thread.Span.TraceID)
-					require.Equal(t, spanIDOf(want.SpanID), thread.Span.SpanID)
-					if thread.Span.LocalRootSpanID != [8]byte{} {
-						require.Equal(t, spanIDOf(want.LocalRootSpanID), thread.Span.LocalRootSpanID)
-					}
+					require.Equal(t, assertChurned(t, thread.Span.TraceID, thread.Span.SpanID, thread.Span.LocalRootSpanID), thread.Goroutine)
+				}
+				for _, span := range spansOf(t, p) {
+					listed++
+					require.Equal(t, assertChurned(t, span.TraceID, span.SpanID, span.LocalRootSpanID), span.Goroutine)
+					require.NotZero(t, span.LocalRootSpanID)
 				}
 			}
-			t.Logf("%d spans, %d by %v", shown, ofKind, kind)
+			t.Logf("%d spans, %d by %v, %d listed", shown, ofKind, kind, listed)
 			require.Greater(t, ofKind, 100)
+			require.Greater(t, listed, 100)
 		})
 	}
 }

@@ -148,6 +148,8 @@ func TestWithResourceWhileDisabled(t *testing.T) {
 	assert.True(t, res.Equal(spans.GetSpans()[0].Resource))
 	assert.Empty(t, handled.Take())
 	assert.Empty(t, contextMappings(t, os.Getpid()))
+	setForTest(t, spanAttribute)
+	assert.Len(t, separateMappings(t), 1, "spans are advertised all the same")
 	require.NoError(t, tp.Shutdown(context.Background()))
 }
 

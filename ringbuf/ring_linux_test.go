@@ -5,8 +5,6 @@ package ringbuf
 
 import (
 	"bytes"
-	"encoding/json"
-	"fmt"
 	"os"
 	"runtime"
 	"strconv"
@@ -99,6 +97,7 @@ func TestInfo(t *testing.T) {
 	}{
 		"default":      {nil, Info{Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64}},
 		"by goroutine": {[]Option{WithIndex(ByGoroutine)}, Info{Mapping: "OTELCTX_GSLOTS", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64, Index: ByGoroutine}},
+		"name first":   {[]Option{WithName("yours"), WithIndex(ByGoroutine)}, Info{Mapping: "yours", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64, Index: ByGoroutine}},
 		"layout 1":     {[]Option{WithDatadogLayout()}, Info{Mapping: "DD_OTEL_CTX", Layout: 1, Capacity: 65536, HeaderSize: 32, SlotSize: 32}},
 		"one slot":     {[]Option{WithCapacity(1), WithName("a name")}, Info{Mapping: "a name", Layout: 2, Capacity: 1, HeaderSize: 64, SlotSize: 64}},
 		"as many slots as there may be": {
@@ -289,58 +288,6 @@ func TestGoroutinesMove(t *testing.T) {
 		})
 	}
 	done.Wait()
-}
-
-// publishSpan is a child that publishes a span on a thread and reports where.
-func publishSpan(p *childproc.Parent) {
-	var opts []Option
-	if how, _ := p.Receive(); how == "layout 1" {
-		opts = append(opts, WithDatadogLayout())
-	}
-	r, err := New(opts...)
-	p.Must(err)
-	runtime.LockOSThread()
-	span := spanFrom(7)
-	r.Store(&span)
-	info, err := json.Marshal(r.Info())
-	p.Must(err)
-	p.Send("%s", info)
-	p.Send("%d %d", threadID(), goroutineID())
-	p.Receive()
-	p.Must(r.Close())
-	p.Send("closed")
-	p.Receive()
-}
-
-// Another process reads the span of a thread, and finds no ring once it is closed.
-func TestReadByAnotherProcess(t *testing.T) {
-	newRing(t)
-	for _, layout := range []string{"layout 1", "layout 2"} {
-		t.Run(layout, func(t *testing.T) {
-			c := childproc.Start(t, "publish a span", nil)
-			var info Info
-			require.NoError(t, json.Unmarshal([]byte(c.Ask("%s", layout)), &info))
-			var tid uint32
-			var goid uint64
-			_, err := fmt.Sscan(c.Receive(), &tid, &goid)
-			require.NoError(t, err)
-			v := viewOf(t, c.PID(), info)
-			got, err := v.Read(uint64(tid))
-			require.NoError(t, err)
-			want := slotFrom(7, goid, tid)
-			want.Seq, want.M = 1, got.M
-			if layout == "layout 1" {
-				want = Slot{TraceID: want.TraceID, SpanID: want.SpanID}
-			}
-			assert.Equal(t, want, got)
-			c.Send("")
-			c.Expect("closed")
-			require.ErrorIs(t, v.Verify(), ErrNotRing)
-			_, err = v.Read(uint64(tid))
-			require.ErrorIs(t, err, ErrEmpty)
-			c.Done()
-		})
-	}
 }
 
 func TestNothingLeaks(t *testing.T) {

@@ -504,20 +504,6 @@ func TestViewMemoryErrors(t *testing.T) {
 	assert.NotErrorIs(t, err, ErrEmpty)
 }
 
-// The names of fields are in the order of their constants.
-func TestFieldsOfViews(t *testing.T) {
-	names := map[field]string{
-		fieldTraceIDHigh: "trace_id_high", fieldTraceIDLow: "trace_id_low", fieldSpanID: "span_id",
-		fieldInUse: "in_use", fieldTraceFlags: "trace_flags", fieldAttrsSize: "attrs_size", fieldSeq: "seq",
-		fieldOwner: "owner_goid", fieldRef: "span_ref", fieldM: "m", fieldTID: "tid", fieldAttrs: "attrs",
-	}
-	fields := wire.SlotFields(wire.RingLayout2)
-	require.Len(t, fields, int(numFields))
-	for i, f := range fields {
-		assert.Equal(t, names[field(i)], f.Name)
-	}
-}
-
 // A view returns the fields of slots, including those at other offsets than the layout's.
 func TestFieldsOfAView(t *testing.T) {
 	m := newViewMemory(info1(4))

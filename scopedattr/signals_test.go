@@ -26,16 +26,6 @@ type signal func(t *testing.T, wrapped bool, ctx context.Context, own []attribut
 // signals returns every kind of signal by name.
 func signals() map[string]signal {
 	all := map[string]signal{
-		"span": func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue {
-			t.Helper()
-			var opts []sdktrace.TracerProviderOption
-			if wrapped {
-				opts = append(opts, WithSampler(nil))
-			}
-			span := endedSpan(t, ctx, own, opts...)
-			assert.Zero(t, span.DroppedAttributes())
-			return span.Attributes()
-		},
 		"log record": func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue {
 			t.Helper()
 			wrap := bareLogs
@@ -46,6 +36,21 @@ func signals() map[string]signal {
 			assert.Zero(t, record.DroppedAttributes())
 			return recordAttributes(&record)
 		},
+	}
+	for name, opts := range map[string][]sdktrace.TracerProviderOption{
+		"span, by the sampler":   {WithSampler(nil)},
+		"span, by the processor": {sdktrace.WithSpanProcessor(NewSpanProcessor())},
+		"span, by both":          {WithSampler(nil), sdktrace.WithSpanProcessor(NewSpanProcessor())},
+	} {
+		all[name] = func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue {
+			t.Helper()
+			if !wrapped {
+				opts = nil
+			}
+			span := endedSpan(t, ctx, own, opts...)
+			assert.Zero(t, span.DroppedAttributes())
+			return span.Attributes()
+		}
 	}
 	for kind, instrument := range oteltest.Instruments {
 		all[kind] = func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue {
@@ -83,6 +88,7 @@ func TestEachSignal(t *testing.T) {
 		"the context's":                   {[]string{"a=ctx"}, "", "a=ctx"},
 		"the later of the context's wins": {[]string{"a=outer b=outer", "a=inner"}, "", "a=inner b=outer"},
 		"beside its own":                  {[]string{"a=ctx"}, "b=own", "a=ctx b=own"},
+		"a key is needed":                 {[]string{"=x a=ctx"}, "", "a=ctx"},
 		"its own win":                     {[]string{"a=ctx b=ctx"}, "a=own", "a=own b=ctx"},
 		"more than fit into a log record": {[]string{"g=ctx h=ctx"}, "a=1 b=2 c=3 d=4 e=5 f=6 g=7", "a=1 b=2 c=3 d=4 e=5 f=6 g=7 h=ctx"},
 	} {
@@ -138,6 +144,9 @@ func TestCountLimits(t *testing.T) {
 			if tt.sampler != "" {
 				return
 			}
+			span = endedSpan(t, ctx, list(tt.own), sdktrace.WithSpanProcessor(NewSpanProcessor()))
+			equal(t, tt.want, span.Attributes(), "span, by the processor")
+			assert.Equal(t, tt.dropped, span.DroppedAttributes(), "span, by the processor")
 			record := emitted(t, NewLoggerProvider, ctx, newRecord(list(tt.own)...), sdklog.WithAttributeCountLimit(tt.limit))
 			equal(t, tt.want, recordAttributes(&record), "log record")
 			assert.Equal(t, tt.dropped, record.DroppedAttributes(), "log record")

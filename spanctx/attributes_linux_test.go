@@ -142,121 +142,6 @@ func TestAttachedAttributesUnderUserLabels(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Spans are published with the attributes of the contexts passed to Start, and with the same ones again
-// after their children end.
-func TestAttributesOfSpans(t *testing.T) {
-	for name, opts := range carriers() {
-		t.Run(name, func(t *testing.T) {
-			s := serve(t, append(opts, WithAttributeKeys("app", "tenant"), WithAttributeKeys("user"))...)
-			assert.Equal(t, []string{"app", "tenant", "user"}, advertisedKeys(t, s.p))
-			apart(func() {
-				ctx := with(context.Background(), "app", "shop", "secret", "x")
-				ctx, a := s.start(ctx)
-				s.assertAttributes(t, a, "app", "shop")
-				ctxB, b := s.start(with(ctx, "tenant", "7", "app", "shop/2"))
-				s.assertAttributes(t, b, "app", "shop/2", "tenant", "7")
-				_, c := s.start(ctxB)
-				s.assertAttributes(t, c, "app", "shop/2", "tenant", "7")
-				c.End()
-				s.assertAttributes(t, b, "app", "shop/2", "tenant", "7")
-				b.End()
-				s.assertAttributes(t, a, "app", "shop")
-				_, none := s.root()
-				s.assertAttributes(t, none)
-				none.End()
-				// It is a root of its own.
-				_, e := s.start(ctx)
-				s.assertAttributes(t, e, "app", "shop")
-				e.End()
-				a.End()
-				s.assertShows(t, nil, nil)
-			})
-			s.assertNowhere(t)
-		})
-	}
-}
-
-// Attach publishes attributes that were added to a context after its span started, on the goroutine of
-// the span and on others.
-func TestAttachAttributes(t *testing.T) {
-	for name, opts := range carriers() {
-		t.Run(name, func(t *testing.T) {
-			s := serve(t, append(opts, WithAttributeKeys("app", "step"))...)
-			apart(func() {
-				ctx, a := s.start(with(context.Background(), "app", "shop"))
-				one := with(ctx, "step", "1")
-				s.assertAttributes(t, a, "app", "shop")
-				outer := Attach(one)
-				s.assertAttributes(t, a, "app", "shop", "step", "1")
-				inner := Attach(with(one, "step", "2"))
-				s.assertAttributes(t, a, "app", "shop", "step", "2")
-				if s.p.records {
-					_, sibling := s.start(ctx)
-					s.assertAttributes(t, sibling, "app", "shop")
-					sibling.End()
-					s.assertAttributes(t, a, "app", "shop", "step", "2")
-					inner.Detach()
-					s.assertAttributes(t, a, "app", "shop", "step", "1")
-					ctxChild, child := s.start(one)
-					s.assertAttributes(t, child, "app", "shop", "step", "1")
-					Refresh(ctxChild)
-					s.assertAttributes(t, child, "app", "shop", "step", "1")
-					Refresh(with(ctxChild, "app", "not attached"))
-					s.assertAttributes(t, child, "app", "shop", "step", "1")
-					child.End()
-					s.assertAttributes(t, a, "app", "shop", "step", "1")
-					Refresh(ctx)
-					s.assertAttributes(t, a, "app", "shop", "step", "1")
-				} else {
-					// The earlier attributes are unknown: those of the span are published.
-					inner.Detach()
-					s.assertAttributes(t, a, "app", "shop")
-				}
-				outer.Detach()
-				s.assertAttributes(t, a, "app", "shop")
-				done := make(chan struct{})
-				go apart(func() {
-					defer close(done)
-					attached := Attach(one)
-					s.assertAttributes(t, a, "app", "shop", "step", "1")
-					_, child := s.start(with(ctx, "app", "worker"))
-					s.assertAttributes(t, child, "app", "worker")
-					child.End()
-					if s.p.records {
-						s.assertAttributes(t, a, "app", "shop", "step", "1")
-					}
-					attached.Detach()
-					s.assertShows(t, nil, nil)
-				})
-				<-done
-				a.End()
-				s.assertShows(t, nil, nil)
-				Attach(one).Detach()
-				s.assertShows(t, nil, nil)
-			})
-			s.assertNowhere(t)
-		})
-	}
-}
-
-// The end of a span withdraws it from goroutines that attached it with other attributes, too.
-func TestEndOfAttachedAttributes(t *testing.T) {
-	s := serve(t, WithAttributeKeys("app"))
-	apart(func() {
-		ctx, a := s.root()
-		first := Attach(with(ctx, "app", "1"))
-		second := Attach(with(ctx, "app", "2"))
-		apart(func() { a.End() })
-		s.assertShows(t, nil, nil)
-		assert.Zero(t, s.places(number(a)))
-		second.Detach()
-		first.Detach()
-		s.assertShows(t, nil, nil)
-		assert.Empty(t, labelsThatShow(t, a))
-	})
-	s.assertNowhere(t)
-}
-
 // Attach with other attributes while another goroutine ends the span: in either order, no record of the
 // span stays valid.
 func TestAttachAttributesWhileItEnds(t *testing.T) {
@@ -346,21 +231,9 @@ func TestAttributesThatDoNotFit(t *testing.T) {
 	assert.Equal(t, 1024, s.p.threads.Layout().SlotSize)
 	apart(func() {
 		_, span := s.start(ctx)
-		s.assertRings(t, span, "a", long, "b", "1")
+		assert.Equal(t, "\x00\xc8"+long+"\x01\x011", s.threads.at(t, uint64(syscall.Gettid())).attributes)
 		span.End()
 	})
-}
-
-// assertRings is assertAttributes without the labels, which are cut.
-func (s *service) assertRings(t testing.TB, span trace.Span, kvs ...string) {
-	t.Helper()
-	want := map[string]string{}
-	for i := 0; i < len(kvs); i += 2 {
-		want[kvs[i]] = kvs[i+1]
-	}
-	at := s.threads.at(t, uint64(syscall.Gettid()))
-	assert.Equal(t, number(span), at.spanID)
-	assert.Equal(t, want, decoded(t, s.p.keys.Load().Keys(), at.attributes))
 }
 
 // Without keys nothing is looked up, and slots are no larger.

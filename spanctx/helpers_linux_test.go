@@ -32,7 +32,6 @@ import (
 const (
 	roleAdvertiser = "advertiser"
 	roleLockstep   = "lockstep"
-	roleHammer     = "hammer"
 
 	roleWithoutMappings  = "without mappings"
 	roleWithoutSpanTable = "without span table"
@@ -42,7 +41,6 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
 		roleAdvertiser: beAdvertiser,
 		roleLockstep:   beLockstep,
-		roleHammer:     beHammer,
 
 		roleWithoutMappings:  beWithoutMappings,
 		roleWithoutSpanTable: beWithoutSpanTable,
@@ -327,7 +325,9 @@ func (s *service) shown(t testing.TB) (is shown) {
 		case m.info.Layout == 1:
 			is.thread = at.spanID
 		case at.owner == self && uint64(at.tid) == tid && at.spanID != 0:
-			is.thread, _ = resolve(t, table, at.ref, self)
+			if c := readCell(t, table, at.ref); c.goid != self || uint64(c.tid) == tid { // otherwise it was left behind
+				is.thread, _ = resolve(t, table, at.ref, self)
+			}
 		}
 	}
 	if ref, owned := s.entry(t); owned {

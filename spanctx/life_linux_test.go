@@ -73,22 +73,7 @@ func (d *noSpanID) NewIDs(context.Context) (trace.TraceID, trace.SpanID) {
 func TestRegisteredTwice(t *testing.T) {
 	tp := sdktrace.NewTracerProvider(WithPublishing(), WithPublishing(), sdktrace.WithIDGenerator(new(derivedIDs)))
 	t.Cleanup(func() { require.NoError(t, tp.Shutdown(context.Background())) })
-	s := observe(t, active.Load(), tp)
-	live := func() (n int) {
-		s.p.cells.All(func(cells.Ref) { n++ })
-		return n
-	}
-	apart(func() {
-		ctx, a := s.root()
-		_, b := s.start(ctx)
-		assert.Equal(t, 2, live())
-		s.assertShows(t, b, a)
-		b.End()
-		assert.Equal(t, 1, live())
-		s.assertShows(t, a, a)
-		a.End()
-	})
-	s.assertNowhere(t)
+	runSteps(t, observe(t, active.Load(), tp), "+a=a +b<a=b/a -b=a -a=")
 }
 
 // If a goroutine or its thread exits in a span, the span stays live until it ends.
@@ -258,29 +243,14 @@ func TestRecordUnsampled(t *testing.T) {
 			tp := sdktrace.NewTracerProvider(
 				sdktrace.WithSampler(tt.sampler), sdktrace.WithSpanProcessor(s.p), sdktrace.WithSyncer(exporter))
 			s.tracer = tp.Tracer("test")
-			apart(func() {
-				ctx, a := s.root()
-				assert.Equal(t, tt.recorded, a.IsRecording())
-				assert.Equal(t, tt.sampled, a.SpanContext().IsSampled())
-				_, b := s.start(ctx)
-				assert.Equal(t, tt.sampled, b.SpanContext().IsSampled(), "children are sampled as before")
-				switch {
-				case !tt.recorded:
-					s.assertShows(t, nil, nil)
-				case b.IsRecording():
-					s.assertShows(t, b, a)
-				default:
-					// For children, a ParentBased sampler does not call the wrapped one.
-					require.Equal(t, "parent, inside", name)
-					s.assertShows(t, a, a)
-				}
-				b.End()
-				if tt.recorded {
-					s.assertShows(t, a, a)
-				}
-				a.End()
-				s.assertShows(t, nil, nil)
-			})
+			shows := "+a=a +b<a=b/a -b=a -a="
+			switch {
+			case !tt.recorded:
+				shows = "+a= +b<a= -b -a="
+			case name == "parent, inside": // For children, a ParentBased sampler does not call the wrapped one.
+				shows = "+a=a +b<a=a -b=a -a="
+			}
+			runSteps(t, s, shows)
 			if tt.sampled {
 				assert.Len(t, exporter.GetSpans(), 2)
 			} else {

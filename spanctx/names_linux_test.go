@@ -19,11 +19,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/otel"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -143,9 +140,7 @@ func TestNamesOfSpans(t *testing.T) {
 	}
 }
 
-// Refresh and Attach publish a name that SetName has changed. The new name stays when the goroutine
-// returns to the span, and becomes the endpoint of later spans. A child that starts after a request has
-// ended has the request's final name as its endpoint.
+// A child that starts after a request has ended has the request's final name as its endpoint.
 func TestNamesAfterTheEnd(t *testing.T) {
 	s := serve(t, WithSpanNames(true))
 	apart(func() {
@@ -161,6 +156,8 @@ func TestNamesAfterTheEnd(t *testing.T) {
 	})
 }
 
+// Refresh and Attach publish a name that SetName has changed. The new name stays when the goroutine
+// returns to the span, and becomes the endpoint of later spans.
 func TestNamesFollowSetName(t *testing.T) {
 	for name, opts := range carriers() {
 		t.Run(name, func(t *testing.T) {
@@ -238,32 +235,4 @@ func TestNoNamesByDefault(t *testing.T) {
 	require.NoError(t, err)
 	assert.NotContains(t, string(maps), "OTELCTX_NAMES")
 	assert.True(t, bytes.Contains(maps, []byte("OTELCTX_SPANS")))
-}
-
-// The environment turns names on, and options override it.
-func TestNamesByEnvironment(t *testing.T) {
-	for name, tt := range map[string]struct {
-		value    string
-		opts     []Option
-		want     bool
-		reported string
-	}{
-		"default":    {"", nil, false, ""},
-		"on":         {"true", nil, true, ""},
-		"off":        {"0", nil, false, ""},
-		"overridden": {"true", []Option{WithSpanNames(false)}, false, ""},
-		"chosen":     {"", []Option{WithSpanNames(true)}, true, ""},
-		"neither":    {"maybe", nil, false, `OTELCTX_SPAN_NAMES="maybe" is not valid: want true, false; taken as not set`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Setenv("OTELCTX_SPAN_NAMES", tt.value)
-			environment.Forget()
-			var reported []string
-			otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { reported = append(reported, err.Error()) }))
-			tp := sdktrace.NewTracerProvider(WithPublishing(tt.opts...))
-			defer func() { require.NoError(t, tp.Shutdown(context.Background())) }()
-			assert.Equal(t, tt.want, active.Load().names != nil)
-			assert.Equal(t, tt.reported, strings.Join(reported, "\n"))
-		})
-	}
 }

@@ -96,48 +96,23 @@ func (o *outside) live(t testing.TB, ref uint64) bool {
 	return ref != 0 && o.word(t, table+o.integer(t, "threadlocal.spans.cell_size")*(ref>>1&(1<<19-1))) == ref
 }
 
-// scan reads all thread slots by one system call.
-type scan struct {
-	memory remotemem.Memory
-	looks  []*ringbuf.SlotReader
-	parts  []ringbuf.Part
-}
-
-func (o *outside) scan() *scan {
-	all := &scan{memory: o.memory}
-	for n := range uint64(o.threads.Info().Capacity) {
-		l := o.threads.NewSlotReader()
-		l.Select(n)
-		all.looks = append(all.looks, l)
-		all.parts = append(append(all.parts, l.Before()...), l.After()...)
-	}
-	return all
-}
-
-// read calls f for each slot. The error means that the slot was being written.
-func (s *scan) read(t testing.TB, f func(n uint64, slot *ringbuf.Slot, err error)) {
-	t.Helper()
-	_, err := s.memory.ReadParts(s.parts)
-	require.NoError(t, err)
-	for n, l := range s.looks {
-		slot, err := l.Slot()
-		f(uint64(n), &slot, err)
-	}
-}
-
-// settled calls f for each slot while none is being written. A goroutine of [Go] publishes nothing
+// settled calls f for each thread slot while none is being written. A goroutine of [Go] publishes nothing
 // once its function has returned, but its end cannot be waited for.
-func (s *scan) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
+func (o *outside) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
 	t.Helper()
+	slots := make([]ringbuf.Slot, o.threads.Info().Capacity)
 	require.Eventually(t, func() bool {
-		busy := false
-		s.read(t, func(_ uint64, _ *ringbuf.Slot, err error) { busy = busy || err != nil })
-		return !busy
+		for n := range slots {
+			var err error
+			if slots[n], err = o.threads.Slot(uint64(n)); err != nil {
+				require.ErrorIs(t, err, ringbuf.ErrBusy)
+				return false
+			}
+		}
+		return true
 	}, testenv.Patience, time.Millisecond, "somebody writes all the time")
-	for n, l := range s.looks {
-		slot, err := l.Slot()
-		require.NoError(t, err)
-		f(uint64(n), &slot)
+	for n := range slots {
+		f(uint64(n), &slots[n])
 	}
 }
 

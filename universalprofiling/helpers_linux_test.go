@@ -241,17 +241,11 @@ func serviceResource(kvs ...attribute.KeyValue) *resource.Resource {
 // shownHere checks the span that the calling goroutine, which is locked to its thread, publishes.
 func (s *service) shownHere(span trace.Span) {
 	s.t.Helper()
-	s.shownBy(s.runtime.Goroutine().Goid, span)
-}
-
-// shownBy checks the span that a goroutine that is locked to its thread publishes.
-func (s *service) shownBy(goid uint64, span trace.Span) {
-	s.t.Helper()
 	want := uint64(0)
 	if span != nil {
 		want = stored(idOf(span).SpanID)
 	}
-	assert.Equal(s.t, want, s.records.SpanID(goid))
+	assert.Equal(s.t, want, s.records.SpanID(s.runtime.Goroutine().Goid))
 }
 
 // transactionOf returns the id of the transaction with which a live span is published.

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"runtime/pprof"
 	"strconv"
@@ -115,69 +114,6 @@ func TestHideLabels(t *testing.T) {
 	})
 }
 
-// Goroutines inherit records, and the end of the span invalidates those too.
-func TestInherited(t *testing.T) {
-	needRecords(t)
-	apart(func() {
-		setUser("user", "x")
-		r := begin(1)
-		started, ended, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
-		go func() {
-			defer close(done)
-			assertShows(t, 1, "user", "x")
-			assert.Same(t, r, installed())
-			close(started)
-			<-ended
-			assertShows(t, 0, "user", "x")
-			assert.False(t, installed().valid())
-		}()
-		<-started
-		apart(func() { r.End(true) })
-		r.End(true)
-		close(ended)
-		<-done
-	})
-	(*Record)(nil).End(true)
-	assert.Zero(t, (*Record)(nil).Ref())
-}
-
-// Labels reported by runtime/pprof for a goroutine in a span, and for one whose span has ended.
-func TestGoroutineProfile(t *testing.T) {
-	needRecords(t)
-	profile := func() string {
-		var b bytes.Buffer
-		require.NoError(t, pprof.Lookup("goroutine").WriteTo(&b, 1))
-		return b.String()
-	}
-	apart(func() {
-		setUser("user", "x")
-		traceID, spanID := texts(77)
-		r := begin(77)
-		assert.Contains(t, profile(), fmt.Sprintf(`# labels: {"span_id":%q, "trace_id":%q, "user":"x"}`, spanID, traceID))
-		r.End(true)
-		assert.NotContains(t, profile(), spanID)
-		assert.Contains(t, profile(), `# labels: {"user":"x"}`)
-	})
-}
-
-// pprof.Do replaces all labels of a goroutine and restores them.
-func TestPprofDo(t *testing.T) {
-	needRecords(t)
-	apart(func() {
-		r := begin(1)
-		pprof.Do(context.Background(), pprof.Labels("do", "inner"), func(context.Context) {
-			assert.Nil(t, installed())
-			inner := begin(2)
-			assertShows(t, 2, "do", "inner")
-			Restore(user())
-			inner.End(true)
-		})
-		assert.Nil(t, installed(), "it does not know what was there before")
-		r.Install()
-		assertShows(t, 1)
-	})
-}
-
 // Variant returns the same record for the same content, and each record has the requested content.
 func TestVariant(t *testing.T) {
 	needRecords(t)
@@ -239,6 +175,8 @@ func TestVariant(t *testing.T) {
 		}
 		assert.True(t, outer.valid())
 	})
+	(*Record)(nil).End(true)
+	assert.Zero(t, (*Record)(nil).Ref())
 }
 
 // A span has at most 64 records in use. A retired one has no labels, and names its own span as
@@ -302,27 +240,6 @@ func TestRecordsThatAreOverKeepNoOthers(t *testing.T) {
 			}
 		}
 		runtime.KeepAlive(inner)
-	})
-}
-
-// Copies of our labels by the user, even with identical string pointers, are user labels.
-func TestCopiesOfOurLabels(t *testing.T) {
-	needRecords(t)
-	apart(func() {
-		r := begin(1)
-		ours := shown()
-		var kvs []string
-		for _, l := range ours {
-			kvs = append(kvs, l.Key, l.Value)
-		}
-		setUser(kvs...)
-		assert.Nil(t, installed())
-		begin(2)
-		assertShows(t, 2)
-		Restore(user())
-		assert.Equal(t, ours, shown())
-		r.End(true)
-		assert.Equal(t, ours, shown(), "it was not installed any more")
 	})
 }
 

@@ -119,20 +119,6 @@ func TestDecodeProcessContextHeader(t *testing.T) {
 	assert.Equal(t, h, got)
 }
 
-func TestProcessContextHeaderIn(t *testing.T) {
-	b := make([]byte, 128) // as aligned as a size class of its size
-	h := ProcessContextHeaderIn(b[8:])
-	h.Version = 7
-	assert.Equal(t, uint32(7), binary.NativeEndian.Uint32(b[16:]), "not the caller's memory")
-	assert.NotPanics(t, func() { ProcessContextHeaderIn(b[:ProcessContextHeaderSize]) })
-
-	assert.Panics(t, func() { ProcessContextHeaderIn(nil) })
-	assert.Panics(t, func() { ProcessContextHeaderIn(b[:ProcessContextHeaderSize-1]) })
-	for i := 1; i < 8; i++ {
-		assert.Panics(t, func() { ProcessContextHeaderIn(b[i:]) }, "at an address that is odd by %d", i)
-	}
-}
-
 func TestValidatePayload(t *testing.T) {
 	const top = 1 << 63
 	tests := []struct {

@@ -4,6 +4,10 @@
 // Package burner is a service that burns CPU inside and outside spans. At every moment its stack
 // encodes the current span, which tests of samplers use as the truth.
 //
+// It imports spanctx, scopedattr and resourcepublisher, which are above it, because it must publish spans as
+// services do. It stays here because the tests of four modules run it (cmd/otelctx, the collector, interop and the
+// benchmarks), and the first three must not require the benchmarks.
+//
 // It is for tests only, in child processes.
 package burner
 
