@@ -34,8 +34,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// The children of these tests publish spans by hand, carrier by carrier, on goroutines that follow
-// commands.
+// The children of these tests publish spans by hand, one carrier at a time, on goroutines that
+// follow commands.
 
 var threadRoles = map[string]func(*childproc.Parent){
 	"actors": actors,
@@ -69,11 +69,12 @@ type service struct {
 	cells        *cells.Table
 	withoutCells bool
 	attributes   []attribute.KeyValue
-	others       []any // what must stay
+	others       []any // kept reachable
 }
 
-// setUp creates carriers: words of slots, v1, goroutine-table, record, keys=a+b. "advertise"
-// publishes them, "no-go" leaves out the runtime offsets, "no-cells" the span table.
+// setUp creates the carriers named in order: slots, v1, goroutine-table, record, keys=a+b.
+// "advertise" advertises them, "no-go" without the runtime offsets and "no-cells" without the span
+// table.
 func setUp(order string) (*service, error) {
 	table, err := cells.New(cells.Options{Spare: func(cells.Ref, uint64, uintptr) bool { return true }})
 	if err != nil {
@@ -81,7 +82,7 @@ func setUp(order string) (*service, error) {
 	}
 	s := &service{runtime: goruntime.Calibrate(), cells: table}
 	for _, fact := range goruntime.Facts() {
-		// Without cgo a program for arm64 has no thread-local storage.
+		// A program for arm64 without cgo has no thread-local storage.
 		if _, err := s.runtime.Offset(fact); err != nil && (fact != goruntime.TLSG || runtime.GOARCH != "arm64") {
 			return nil, err
 		}
@@ -197,8 +198,8 @@ func goroutineAttributes(address uint64) []attribute.KeyValue {
 	}
 }
 
-// namedV1 creates a ring of layout 1 that is found by name on every kernel, and publishes theSpan
-// on every thread.
+// namedV1 creates a ring of layout 1 that can be found by name on every kernel, and publishes
+// theSpan on every thread.
 func (s *service) namedV1() error {
 	const capacity = 64
 	region, err := vma.New(wire.RingName1, wire.RingHeaderSize1+capacity*wire.SlotSize1)
@@ -219,7 +220,7 @@ func (s *service) namedV1() error {
 	return region.Announce()
 }
 
-// shown is a goroutine's published span, inside of another one or of nil.
+// shown is a goroutine's published span, inside of outer unless that is nil.
 type shown struct {
 	service *service
 	outer   *shown
@@ -228,8 +229,8 @@ type shown struct {
 	record  *gorecord.Record
 }
 
-// start starts a span on the calling goroutine, inside of another one or of nil, and publishes it
-// in all carriers.
+// start starts a span on the calling goroutine, inside of outer unless that is nil, and publishes
+// it in all carriers.
 func (s *service) start(span *cells.Span, attributes []byte, outer *shown) *shown {
 	sh := &shown{service: s, outer: outer, span: ringbuf.Span{
 		TraceIDHigh: span.TraceIDHigh, TraceIDLow: span.TraceIDLow, SpanID: span.SpanID, TraceFlags: span.TraceFlags, Attributes: attributes,
@@ -258,13 +259,13 @@ func (s *service) start(span *cells.Span, attributes []byte, outer *shown) *show
 	return sh
 }
 
-// users returns the user's labels on the calling goroutine.
+// users returns the user labels of the calling goroutine.
 func users() gorecord.UserLabels {
 	labels, _ := gorecord.User()
 	return labels
 }
 
-// show publishes a span or nil on the calling goroutine, in all carriers.
+// show publishes sh, or no span if sh is nil, on the calling goroutine in all carriers.
 func (s *service) show(sh *shown) {
 	if s.record {
 		gorecord.Restore(users())
@@ -287,7 +288,7 @@ func (s *service) show(sh *shown) {
 	}
 }
 
-// over ends the span, on any goroutine.
+// over ends the span for readers. Any goroutine may call it.
 func (sh *shown) over() {
 	if sh.service.cells.End(sh.ref) {
 		sh.record.End(true)
@@ -295,7 +296,7 @@ func (sh *shown) over() {
 	}
 }
 
-// end ends the span on its own goroutine, and publishes its new active span.
+// end ends the span on its own goroutine, and publishes the goroutine's new active span.
 func (sh *shown) end() *shown {
 	sh.over()
 	to := sh.outer
@@ -329,7 +330,7 @@ func actors(p *childproc.Parent) {
 		}
 		name := words[1]
 		a := all[name]
-		if words[0] == "end-elsewhere" { // here, where the actor spins on
+		if words[0] == "end-elsewhere" { // on this goroutine, while the actor continues to spin
 			a.in.over()
 			a.in = a.in.outer
 			p.Send("ok")
@@ -343,7 +344,7 @@ func actors(p *childproc.Parent) {
 			go a.run()
 		}
 		atomic.StoreUint32(&a.spin, 0)
-		if a.blocked { // until there is something to read
+		if a.blocked { // in a read: wake it
 			a.blocked = false
 			_, err := a.wake.Write([]byte{0})
 			p.Must(err)
@@ -375,8 +376,8 @@ type actor struct {
 	sleep, wake *os.File
 }
 
-// spinning runs on its thread until the next order, without ever being preempted: see startActors.
-// Atomic loads would be calls under the race detector, where preemption is possible.
+// spinning keeps the actor on its thread until the next order, without ever being preempted: see
+// startActors. With the race detector atomic loads are calls, in which preemption is possible.
 //
 //go:norace
 func (a *actor) spinning() {
@@ -404,11 +405,11 @@ func (a *actor) run() {
 			}
 			outer, who := a.in, a.who()
 			for a.in = a.service.start(&theSpan, attributes, outer); a.who() != who; a.in = a.service.start(&theSpan, attributes, outer) {
-				a.in.end() // moved in the middle of it
+				a.in.end() // moved to another thread meanwhile
 				who = a.who()
 			}
 			a.answers <- who
-		case "nest": // publish a nested span, whose id is larger by the argument
+		case "nest": // publish a nested span; the argument is added to its id
 			span := theSpan
 			more, _ := strconv.ParseUint(order[1], 10, 64)
 			span.SpanID += more
@@ -417,17 +418,17 @@ func (a *actor) run() {
 		case "end":
 			a.in = a.in.end()
 			a.answers <- "ok"
-		case "nothing": // say in the goroutine's entry that it is in none
+		case "nothing": // store "in no span" in the goroutine's entry
 			self := a.service.runtime.Goroutine()
 			a.service.routines.Store(self.Goid, self.G, 0)
 			a.answers <- "ok"
-		case "park": // wait for orders as goroutines do
+		case "park": // wait for orders in a channel operation
 			a.answers <- "ok"
 		case "spin": // until the next order
 			atomic.StoreUint32(&a.spin, 1)
 			a.answers <- ""
 			a.spinning()
-		case "spin-known": // the same, on a thread whose m becomes known, by a span that has ended
+		case "spin-known": // like spin, after a cleared slot has published the m of the thread
 			atomic.StoreUint32(&a.spin, 1)
 			a.answers <- ""
 			a.service.threads.Clear()
@@ -440,7 +441,7 @@ func (a *actor) run() {
 			_, _ = syscall.Read(fd, make([]byte, 1))
 		case "advertise-now":
 			a.answers <- answer(a.service.advertise(true))
-		case "start-known": // a goroutine that spins until the next order
+		case "start-known": // start a goroutine that spins until the next order, with its m published as in spin-known
 			atomic.StoreUint32(&a.spin, 1)
 			go func() {
 				runtime.LockOSThread()

@@ -79,7 +79,8 @@ func spinIn(t *testing.T, c *childproc.Child, show string) identity {
 	return askf(t, c, "spin a")
 }
 
-// steadily fails the test unless exactly these threads have spans, at each read.
+// steadily reads the threads several times, and fails the test unless exactly these have spans each
+// time.
 func steadily(t *testing.T, p *Process, want ...Thread) {
 	t.Helper()
 	for range 50 {
@@ -101,7 +102,8 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 			who := spinIn(t, c, "show a")
 			steadily(t, p, proven(who, want))
 			if want == GoroutineRecord {
-				// A goroutine with other labels has no record, whatever follows those in memory.
+				// A goroutine with other labels has no record, whatever follows the labels in
+				// memory.
 				tellf(t, c, "relabel a")
 				askf(t, c, "spin a")
 				next := ThreadSlots
@@ -121,8 +123,8 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 	}
 }
 
-// slotHasSpan fails the test unless the slot of a thread holds theSpan, whichever goroutine runs
-// there.
+// slotHasSpan fails the test unless the slot of a thread holds theSpan, no matter which goroutine
+// runs on the thread.
 func slotHasSpan(t *testing.T, p *Process, tid int) {
 	t.Helper()
 	v, err := p.threadView(t.Context())
@@ -132,12 +134,12 @@ func slotHasSpan(t *testing.T, p *Process, tid int) {
 	require.Equal(t, spanIDOf(theSpan.SpanID), s.SpanID)
 }
 
-// waitUntilIdle returns when no goroutine is on a thread. A goroutine reports that it waits just
+// waitUntilIdle returns once no goroutine is on a thread: a goroutine reports that it waits just
 // before it does.
 func waitUntilIdle(t *testing.T, p *Process, tid int) {
 	t.Helper()
 	for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {
-		require.True(t, time.Now().Before(end), "there is always one")
+		require.True(t, time.Now().Before(end), "a goroutine stays on the thread")
 		for _, thread := range threadsOf(t, p) {
 			if thread.TID == tid && thread.Goroutine == 0 {
 				return
@@ -146,7 +148,7 @@ func waitUntilIdle(t *testing.T, p *Process, tid int) {
 	}
 }
 
-// Spans are read through another thread if the first one has exited.
+// If the first thread has exited, spans are read through another one.
 func TestThreadsAfterFirstExited(t *testing.T) {
 	c, p := acting(t, "slots record advertise publish")
 	tellf(t, c, "end-first-thread")
@@ -178,7 +180,7 @@ func TestMovedGoroutineKeepsItsSpan(t *testing.T) {
 				askf(t, c, "spin-known %s", other)
 				tellf(t, c, "park %s", other)
 				before := askf(t, c, "show a")
-				askf(t, c, "spin %s", other) // perhaps there
+				askf(t, c, "spin %s", other) // perhaps on a's thread
 				after := askf(t, c, "spin a")
 				if before.tid != after.tid {
 					slotHasSpan(t, p, before.tid)
@@ -186,7 +188,7 @@ func TestMovedGoroutineKeepsItsSpan(t *testing.T) {
 					if want == 0 {
 						require.Empty(t, shown)
 						moved = true
-					} else if len(shown) > 0 { // else its m is not known
+					} else if len(shown) > 0 { // otherwise the thread's m is unknown
 						require.Equal(t, []Thread{proven(after, want)}, withoutLocalRoot(shown, want))
 						moved = true
 					}
@@ -198,8 +200,8 @@ func TestMovedGoroutineKeepsItsSpan(t *testing.T) {
 	}
 }
 
-// withoutLocalRoot clears the local root of spans from a record: only slots have it, and the thread
-// that the goroutine moved to has published none.
+// withoutLocalRoot clears the local root of spans that come from a record: only slots have it, and
+// the goroutine has not published on the thread that it moved to.
 func withoutLocalRoot(threads []Thread, c CarrierKind) []Thread {
 	for _, t := range threads {
 		if c == GoroutineRecord && t.Span.LocalRootSpanID == [8]byte{} {
@@ -213,7 +215,7 @@ func TestOwnerExited(t *testing.T) {
 	c, p := acting(t, "slots goroutine-table record advertise publish")
 	who := askf(t, c, "show a")
 	tellf(t, c, "exit a")
-	for i := range 5 { // for the goroutine that gets its thread and its g
+	for i := range 5 { // one of these goroutines reuses the thread and the g
 		askf(t, c, "spin %d", i)
 	}
 	steadily(t, p)
@@ -225,7 +227,7 @@ func TestGoroutineInSystemCall(t *testing.T) {
 	tellf(t, c, "lock a")
 	askf(t, c, "show a")
 	who := askf(t, c, "syscall a")
-	// It reports that just before the system call.
+	// The goroutine reports just before it makes the system call.
 	require.Eventually(t, func() bool {
 		call, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), who.tid))
 		return err == nil && strings.HasPrefix(string(call), fmt.Sprintf("%d ", syscall.SYS_READ))
@@ -239,8 +241,8 @@ func TestRecordsAreInherited(t *testing.T) {
 			c, p := acting(t, carriers+" advertise publish")
 			tellf(t, c, "lock a")
 			self := askf(t, c, "show a")
-			// The thread of the started goroutine becomes known by a span of its own, which has
-			// ended.
+			// The thread of the started goroutine becomes known through a span that the goroutine
+			// published there and that has ended.
 			who := askf(t, c, "start-known a")
 			require.NotEqual(t, self.goid, who.goid)
 			waitUntilIdle(t, p, self.tid)
@@ -320,7 +322,7 @@ func TestThreadLayout(t *testing.T) {
 	assert.False(t, all)
 }
 
-// Only Threads fails if nothing is published.
+// Of all the calls, only Threads fails if nothing is published.
 func TestThreadLayoutWithoutPublication(t *testing.T) {
 	for order, source := range map[string]CarrierSource{"publish": 0, "": 0, "slots": FoundByName} {
 		_, p := acting(t, order)
@@ -340,7 +342,7 @@ func TestThreadLayoutWithoutPublication(t *testing.T) {
 	}
 }
 
-// A service in a container has other thread ids than its host sees.
+// The threads of a service in a container have other ids on the host.
 func TestThreadsInOwnPIDNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a PID namespace needs CAP_SYS_ADMIN")
@@ -389,7 +391,7 @@ func TestUnprovenSpans(t *testing.T) {
 			if strings.HasPrefix(carriers, "v1") {
 				span.TraceFlags = 0
 			}
-			if carriers != "slots no-go advertise publish" { // nor does anything name cells
+			if carriers != "slots no-go advertise publish" { // only these slots name cells
 				span.LocalRootSpanID = [8]byte{}
 			}
 			steadily(t, p, Thread{TID: who.tid, OwnTID: who.tid, Span: span})
@@ -403,7 +405,7 @@ func TestUnprovenSpans(t *testing.T) {
 func TestFindRingByName(t *testing.T) {
 	_, p := acting(t, "named-v1")
 	threads := threadsOf(t, p)
-	assert.Len(t, withSpans(threads), len(threads), "every slot shows a span")
+	assert.Len(t, withSpans(threads), len(threads), "every slot has a span")
 	found, err := p.Carriers(t.Context())
 	require.NoError(t, err)
 	require.Len(t, found, 1)
@@ -427,12 +429,12 @@ func TestThreadsOfExitedProcess(t *testing.T) {
 	c, p := acting(t, "slots advertise publish")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for range 2 { // before and after they have been read once
+	for range 2 { // before and after the first successful read
 		_, err := p.Threads(ctx)
 		require.ErrorIs(t, err, context.Canceled)
 		threadsOf(t, p)
 	}
-	// Killed and not waited for, it no longer has memory.
+	// A killed process that was not waited for no longer has memory.
 	c.Zombie()
 	_, err := p.Threads(t.Context())
 	require.Truef(t, errors.Is(err, ErrProcessGone) || errors.Is(err, ErrNoThreadContext), "%v", err)
@@ -442,8 +444,8 @@ func TestThreadsOfExitedProcess(t *testing.T) {
 	require.NotErrorIs(t, err, ErrNoThreadContext)
 }
 
-// While goroutines block, migrate and exit with spans, a proven span is consistent and belongs to
-// its goroutine.
+// While goroutines with spans block, migrate and exit, every proven span is consistent and belongs
+// to its goroutine.
 func TestProvenUnderChurn(t *testing.T) {
 	for carriers, kind := range map[string]CarrierKind{
 		"slots": ThreadSlots, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,
@@ -452,7 +454,7 @@ func TestProvenUnderChurn(t *testing.T) {
 			c := readied(t, childproc.Start(t, "churn", nil), carriers+" advertise publish")
 			p := open(t, c.PID())
 			shown, ofKind := 0, 0
-			wanted := testenv.Rounds(2000, 20_000) // however long it takes on a busy machine
+			wanted := testenv.Rounds(2000, 20_000) // however long that takes on a busy machine
 			for end := time.Now().Add(testenv.Patience); ofKind < wanted && time.Now().Before(end); {
 				for _, thread := range withSpans(threadsOf(t, p)) {
 					shown++
