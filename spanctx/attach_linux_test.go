@@ -18,7 +18,8 @@ import (
 	"github.com/otelctx/otelctx/internal/ring"
 )
 
-// The memory of a goroutine that attaches long spans in turn and never detaches does not grow.
+// A goroutine that attaches one long span after the other without detaching uses no more and more
+// memory.
 func TestAttachInTurnWithoutDetach(t *testing.T) {
 	s := serve(t)
 	ctxA, a := s.root()
@@ -122,7 +123,7 @@ func TestRefresh(t *testing.T) {
 	apart(func() {
 		ctx, a := s.root()
 		s.assertShows(t, a, a)
-		// As if another goroutine had used the thread.
+		// Act as if another goroutine had used the thread.
 		goruntime.Pin()
 		self := s.p.runtime.Self()
 		s.p.threads.Store(uint64(self.TID), new(ring.Span), &self)
@@ -149,8 +150,8 @@ func TestRefresh(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Without goroutine ids only the record determines the span of a goroutine: the slot of the thread and
-// the parent may belong to another goroutine.
+// Without goroutine ids, only the record determines the span of a goroutine: the slot of the thread
+// and the parent in the context may belong to another goroutine.
 func TestRecordWithoutGoroutineIDs(t *testing.T) {
 	s := serve(t, withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), goruntime.GGoid)))
 	apart(func() {
@@ -159,7 +160,7 @@ func TestRecordWithoutGoroutineIDs(t *testing.T) {
 		b.End()
 		assert.Equal(t, number(a), s.shown(t).record)
 		labels := goruntime.Labels()
-		// As if another goroutine, without a span, ran on this thread.
+		// Act as if another goroutine, without a span, ran on this thread.
 		goruntime.SetLabels(nil)
 		_, c := s.root()
 		assert.Equal(t, number(c), s.shown(t).record)

@@ -42,7 +42,7 @@ func newActor(on func(start func())) *actor {
 	return a
 }
 
-// loop runs what is sent to a on the calling goroutine.
+// loop runs the functions sent to a on the calling goroutine.
 func (a *actor) loop() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -53,7 +53,7 @@ func (a *actor) loop() {
 	close(a.done)
 }
 
-// inNothing starts an actor that inherits nothing.
+// inNothing starts an actor that inherits no span.
 func inNothing(start func()) {
 	goruntime.SetLabels(nil)
 	start()
@@ -90,7 +90,8 @@ type modelSpan struct {
 	parent    int
 	depth     int
 	ancestors []int
-	// before is the starter's position at Start. outside is set if it was in none of the ancestors.
+	// before is the starter's position at Start. outside is set if that was in none of the
+	// ancestors.
 	before  in
 	outside bool
 }
@@ -127,7 +128,7 @@ func (m *model) position(g int) (at in, known bool) {
 	}
 }
 
-// nearest is rule 3 for a goroutine that has not ended the span itself.
+// nearest applies rule 3 for a goroutine that has not ended the span itself.
 func (m *model) nearest(g int, at in) in {
 	if at.span == none || m.spans[at.span].live {
 		return at
@@ -152,7 +153,7 @@ func (m *model) publish(g int, at in) {
 	a.at, a.published, a.record = at, true, at.span
 }
 
-// starts is rule 1. parent is the span of the context, or none.
+// starts applies rule 1. parent is the span of the context, or none.
 func (m *model) starts(g, parent int, newRoot bool) {
 	at, _ := m.position(g)
 	at = m.nearest(g, at)
@@ -183,7 +184,7 @@ func (m *model) isIn(span int, spans []int) bool {
 	return !m.spans[span].outside && slices.ContainsFunc(m.spans[span].ancestors, func(a int) bool { return slices.Contains(spans, a) })
 }
 
-// ends is rules 2 and 3.
+// ends applies rules 2 and 3.
 func (m *model) ends(g, span int) {
 	ended := &m.spans[span]
 	ended.live = false
@@ -203,15 +204,15 @@ func (m *model) ends(g, span int) {
 	}
 }
 
-// endsHere reports whether an End of the span by the goroutine would be the usual case: the goroutine
-// is in the span and has started it. Then the next span may reuse the cell.
+// endsHere reports whether End of the span on this goroutine is the usual case: the goroutine is in
+// the span and has started it. Then the next span may reuse the cell.
 func (m *model) endsHere(g, span int) bool {
 	at, _ := m.position(g)
 	return at == in{span: span} && m.spans[span].starter == g
 }
 
-// needed reports whether a goroutine other than the starter would apply rule 3 to an ended span without
-// a record that has the ancestors.
+// needed reports whether a goroutine other than the starter, without a record that has the
+// ancestors, would apply rule 3 to the ended span.
 func (m *model) needed(span int) bool {
 	for i := range m.goroutines {
 		a := &m.goroutines[i]
@@ -259,7 +260,7 @@ func (p *program) check(t *testing.T) bool {
 		}
 		var got shown
 		a.run(func() { got = p.shown(t) })
-		if p.reused[at.span] { // Only the record still has the ancestors.
+		if p.reused[at.span] { // Only records still have the ancestors.
 			for _, carrier := range []struct{ want, got *uint64 }{{&want.thread, &got.thread}, {&want.goroutine, &got.goroutine}} {
 				if *carrier.got == 0 {
 					*carrier.want = 0
@@ -364,7 +365,7 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 	switch what := p.random.IntN(4); what {
 	case 0, 1:
 		if p.reused[at.span] {
-			return // The goroutine's position would be unknown.
+			return // The goroutine's position would become unknown.
 		}
 		say("labels %d", what)
 		g.record = none
@@ -394,8 +395,8 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 	}
 }
 
-// Random programs: after each step, every carrier publishes the span that the contract requires for
-// every goroutine. The seed of a failed program reproduces it.
+// After each step of a random program, every carrier publishes the span that the contract requires
+// for every goroutine. The seed of a failed program reproduces it.
 func TestContract(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"mapped": nil,

@@ -30,8 +30,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// A goroutine leaves a span while another one ends the descendants that the first has started, and
-// clears the links between records that the first follows.
+// A goroutine leaves a span while another one ends the descendants that the first one started, and
+// thereby clears the links between records that the first one follows.
 func TestLeaveWhileOthersEnd(t *testing.T) {
 	p, err := NewSpanProcessor()
 	require.NoError(t, err)
@@ -55,7 +55,7 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 		for !over.Load() {
 			moved := g
 			p.moveToNearest(&moved)
-			p.cells.Leave(g.position, ^cells.Ref(1), g.Goid) // It is in no such span.
+			p.cells.Leave(g.position, ^cells.Ref(1), g.Goid) // The goroutine is in no such span.
 		}
 	}
 }
@@ -86,20 +86,20 @@ func TestSharedSlot(t *testing.T) {
 	}
 }
 
-// collide takes the calling goroutine's entry. A goroutine with an id that is equal modulo 65,536
-// does so when it starts and ends a span.
+// collide takes over the calling goroutine's entry, as a goroutine with an id that is equal modulo
+// 65,536 does when it starts and ends a span.
 func (s *service) collide() {
 	goruntime.Pin()
 	s.p.goroutines.Store(goid()+1<<16, s.p.runtime.Self().G, 0)
 	goruntime.Unpin()
 }
 
-// A goroutine whose entry another one has taken is not published in a span that it may have left: the
-// span of its context is used.
+// A goroutine whose entry was taken over by another one is not published in a span that it may have
+// left: the span of its context is used.
 func TestLostPosition(t *testing.T) {
 	for name, tt := range map[string]struct {
 		opts    []Option
-		replace bool // The user replaces the labels; otherwise the record has the position.
+		replace bool // replace says that the user replaces the labels. Otherwise the record has the position.
 	}{
 		"thread slots": {[]Option{WithGoroutineRecord(false), WithGoroutineTable(false)}, false},
 		"slots":        {[]Option{WithGoroutineRecord(false)}, false},
@@ -120,7 +120,7 @@ func TestLostPosition(t *testing.T) {
 				_, b := s.start(ctx)
 				replace()
 				s.collide()
-				a.End() // and so b, which was started inside, is left
+				a.End() // the goroutine also leaves b, which it started inside a
 				assert.Equal(t, shown{}, s.shown(t))
 				b.End()
 
@@ -153,7 +153,7 @@ func TestLocalRootOfInheritedSpan(t *testing.T) {
 				defer close(done)
 				runtime.LockOSThread()
 				goruntime.Pin()
-				other := s.p.runtime.Self() // which has been on the thread: so readers find its m
+				other := s.p.runtime.Self() // a goroutine that has been on the thread, so that readers find the thread's m
 				other.Goid++
 				s.p.threads.Store(uint64(other.TID), new(ring.Span), &other)
 				goruntime.Unpin()
@@ -208,11 +208,11 @@ func TestShownAsItEnds(t *testing.T) {
 		ctx, outer := s.root()
 		_, middle := s.start(ctx)
 		var g goroutine
-		s.p.locateLive(&g) // as the end of a child does
+		s.p.locateLive(&g) // as at the end of a child
 		apart(func() { middle.End() })
 		s.p.publish(&g, nil, 0)
 		ref, _ := s.entry(t)
-		assert.NotZero(t, ref, "in nothing")
+		assert.NotZero(t, ref, "the goroutine is in no span")
 		assert.Equal(t, number(outer), s.current(t))
 		outer.End()
 	})
@@ -226,7 +226,7 @@ func TestGoroutinesWithoutIDs(t *testing.T) {
 		attached := Attach(context.Background())
 		apart(func() {
 			attached.Detach()
-			assert.Zero(t, s.shown(t).record, "of another goroutine")
+			assert.Zero(t, s.shown(t).record, "record of another goroutine")
 		})
 		attached.Detach()
 		assert.Equal(t, number(span), s.shown(t).record)
@@ -235,20 +235,20 @@ func TestGoroutinesWithoutIDs(t *testing.T) {
 			_, _ = DialContext(func(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed })(t.Context(), "", "")
 			dialed <- s.shown(t).record
 		}()
-		assert.Zero(t, <-dialed, "of the goroutine that has started this one")
+		assert.Zero(t, <-dialed, "record of the parent goroutine")
 		span.End()
 	})
 }
 
 // With thread slots alone, a goroutine returns to a thread whose slot names its earlier span. The
-// goroutine uses its entry instead, and readers can tell by the cell that the slot is out of date.
+// goroutine uses its entry instead, and readers can tell by the cell that the slot is outdated.
 func TestThreadSlotLeftBehind(t *testing.T) {
 	s := serve(t, WithGoroutineRecord(false), WithGoroutineTable(false))
 	find := func(span trace.Span) cells.Ref { return s.p.cells.Find(sdkspan.Of(span.SpanContext())) }
 	onThread := func(ref cells.Ref) bool {
 		return readCell(t, s.p.cells.Address(), uint64(ref)).tid == uint32(syscall.Gettid())
 	}
-	// elsewhere calls do as if the goroutine ran on another thread, with a different slot.
+	// elsewhere calls do as if the goroutine ran on another thread with a different slot.
 	elsewhere := func(do func()) {
 		goruntime.Pin()
 		self := s.p.runtime.Self()

@@ -96,7 +96,7 @@ func (o *outside) live(t testing.TB, ref uint64) bool {
 	return ref != 0 && o.word(t, table+o.integer(t, "threadlocal.spans.cell_size")*(ref>>1&(1<<19-1))) == ref
 }
 
-// scan reads all thread slots by one system call.
+// scan reads all thread slots with one system call.
 type scan struct {
 	memory remotemem.Memory
 	looks  []*ringbuf.SlotReader
@@ -125,15 +125,15 @@ func (s *scan) read(t testing.TB, f func(n uint64, slot *ringbuf.Slot, err error
 	}
 }
 
-// settled calls f for each slot while none is being written. A goroutine of [Go] publishes nothing
-// once its function has returned, but its end cannot be waited for.
+// settled waits until no slot is being written and calls f for each slot. A goroutine of [Go] stops
+// publishing once its function has returned, but nothing can wait for that.
 func (s *scan) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		busy := false
 		s.read(t, func(_ uint64, _ *ringbuf.Slot, err error) { busy = busy || err != nil })
 		return !busy
-	}, testenv.Patience, time.Millisecond, "somebody writes all the time")
+	}, testenv.Patience, time.Millisecond, "slots are being written all the time")
 	for n, l := range s.looks {
 		slot, err := l.Slot()
 		require.NoError(t, err)
@@ -141,8 +141,7 @@ func (s *scan) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
 	}
 }
 
-// goRecord is the record that OTEP 4947 asks for, read from a goroutine that holds
-// still.
+// goRecord is the record defined by OTEP 4947, read from a goroutine that does not change.
 type goRecord struct {
 	traceID [16]byte
 	spanID  [8]byte
@@ -150,9 +149,8 @@ type goRecord struct {
 	flags   byte
 }
 
-// record reads the record of the goroutine whose g is at an address, by the advertised
-// offsets. It returns nil if the goroutine has no labels: in these tests it has no others
-// than records'.
+// record uses the advertised offsets to read the record of the goroutine whose g is at an address.
+// It returns nil if the goroutine has no labels: in these tests, all labels belong to records.
 func (o *outside) record(t testing.TB, g uint64) *goRecord {
 	t.Helper()
 	labels := o.word(t, g+o.integer(t, "threadlocal.go.g_labels_offset"))
@@ -167,7 +165,7 @@ func (o *outside) record(t testing.TB, g uint64) *goRecord {
 	return r
 }
 
-// currentG returns the address of the calling goroutine's g, which never changes. It
+// currentG returns the address of the calling goroutine's g, which never changes. The goroutine
 // must be locked to its thread.
 func currentG() (uint64, error) {
 	rt := goruntime.Calibrate()

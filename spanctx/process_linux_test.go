@@ -83,8 +83,8 @@ func (w *worker) trace() (ctxs [kinds]context.Context, spans [kinds]trace.Span) 
 	return ctxs, spans
 }
 
-// roots starts the same number of spans as trace, but each is a root. So every word that they store
-// in the slot differs from one span to the next.
+// roots starts as many spans as trace, but each is a root. So every word that they store in the
+// slot differs from one span to the next.
 func (w *worker) roots() (spans [kinds]trace.Span) {
 	for i := range spans {
 		_, spans[i] = w.tracer.Start(w.ctx, "span")
@@ -133,14 +133,14 @@ func idOfSlot(number uint64, capacity int, s *ringbuf.Slot) (id, error) {
 const (
 	lockstepWorkers  = 32
 	lockstepCapacity = 64
-	// inheritors is the number of goroutines that each worker starts inside its spans, in this round
-	// and the one before.
+	// inheritors is the number of goroutines that each worker starts inside its spans, in the
+	// current round and in the one before.
 	inheritors = 2
 )
 
 // lockstep is a child process that runs one round on each command, and answers when the round is
-// complete. In a round every worker ends the root of its last trace, starts a new trace, and ends all
-// of its spans but the root.
+// complete. In a round, every worker ends the root of its last trace, starts a new trace, and ends
+// all spans of that but the root.
 type lockstep struct {
 	workers [lockstepWorkers]*worker
 	// roots are the contexts of the spans that are open.
@@ -189,7 +189,7 @@ func beLockstep(parent *childproc.Parent) {
 	}
 }
 
-// waitsBusily reports whether the first worker spins at the end of a round, so that its thread is
+// waitsBusily reports whether the first worker spins at the end of a round, to keep its thread
 // running.
 func waitsBusily(round uint64) bool { return round%8 == 0 }
 
@@ -199,7 +199,7 @@ func (l *lockstep) note(at int) {
 	defer runtime.UnlockOSThread()
 	g, err := currentG()
 	if err != nil {
-		fmt.Println(err) // which is not what the parent expects
+		fmt.Println(err) // an answer that the parent does not expect
 		l.failed.Store(true)
 	}
 	l.gs[at].Store(g)
@@ -257,7 +257,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 		if r := release[round%inheritors]; r != nil {
 			close(r)
 		}
-		// This one was started inside of all three.
+		// This goroutine was started inside of all three.
 		r, started := make(chan struct{}), make(chan struct{})
 		release[round%inheritors] = r
 		go func() {
@@ -278,7 +278,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 		}
 		attached = Attachment{}
 		if random.IntN(3) == 0 {
-			// The root of another worker: it has ended, or ends while it is attached here.
+			// This is the root of another worker. It has ended, or ends while it is attached here.
 			if ctx := l.roots[random.IntN(lockstepWorkers)].Load(); ctx != nil {
 				attached = Attach(*ctx)
 			}
@@ -287,7 +287,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 	}
 }
 
-// After the end of a span, another process finds it in no slot, in no record, and on no thread. The
+// After a span has ended, another process finds it in no slot, in no record, and on no thread. The
 // service is idle while it is read.
 func TestEndedIsShownToNoProcess(t *testing.T) {
 	c := childproc.Start(t, roleLockstep, nil)
@@ -307,7 +307,7 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 			t.Helper()
 			require.NoError(t, err, where)
 			if i.kind != 1 || i.round != round {
-				t.Fatalf("%s: %+v is shown after round %d", where, i, round)
+				t.Fatalf("%s: %+v is published after round %d", where, i, round)
 			}
 		}
 		scan.settled(t, func(n uint64, s *ringbuf.Slot) {
@@ -329,7 +329,7 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 		for ; len(gs) > 0; gs = gs[8:] {
 			g := binary.NativeEndian.Uint64(gs)
 			if g == 0 {
-				continue // of a later round
+				continue // used from a later round on
 			}
 			require.NotZero(t, o.word(t, g+goidAt))
 			r := o.record(t, g)
@@ -358,9 +358,9 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 		}
 		ended = int(round)*perRound - lockstepWorkers
 	}
-	t.Logf("%d spans ended; roots were shown %d times by slots, %d by records, %d by threads; %d records of ended spans",
+	t.Logf("%d spans ended; roots were found %d times by slots, %d by records, %d by threads; %d records of ended spans",
 		ended, bySlot, byRecord, byThread, invalid)
-	// The reader has found spans.
+	// The reader must have found spans.
 	assert.Greater(t, bySlot, int(rounds)*lockstepWorkers/8)
 	assert.Greater(t, byRecord, int(rounds)*lockstepWorkers/16)
 	assert.Positive(t, byThread)
@@ -448,7 +448,7 @@ func hammerOn(w *worker, h *hammered, helper chan func(), stop *atomic.Bool) {
 }
 
 // While many goroutines start and end spans, another process reads every slot repeatedly. It never
-// accepts a torn slot, and never sees a span that was reported as ended before the read.
+// accepts a torn slot, and never sees a span whose end was reported before the read.
 func TestSlotsUnderFire(t *testing.T) {
 	c := childproc.Start(t, roleHammer, nil)
 	var at uint64
@@ -467,7 +467,7 @@ func TestSlotsUnderFire(t *testing.T) {
 	scan := o.scan()
 	shown := make(map[int]bool)
 	for accepted < want {
-		if looks%8 == 0 { // it is the longest of reads
+		if looks%8 == 0 { // this read takes the longest
 			_, err := o.memory.ReadAt(told, int64(at))
 			require.NoError(t, err)
 		}
@@ -488,10 +488,10 @@ func TestSlotsUnderFire(t *testing.T) {
 			shown[i.worker] = true
 			require.Less(t, i.worker, crew)
 			if over := tell(i.worker, i.kind-1); i.round <= over {
-				t.Fatalf("%+v is shown after its end, by slot %d: over are those up to %d", i, n, over)
+				t.Fatalf("%+v is published after its end, in slot %d: spans up to %d have ended", i, n, over)
 			}
 			if goid := tell(i.worker, kinds); goid != 0 && goid != s.Owner {
-				t.Fatalf("%+v is shown as goroutine %d's, not %d's", i, s.Owner, goid)
+				t.Fatalf("%+v is published for goroutine %d instead of %d", i, s.Owner, goid)
 			}
 		})
 	}
@@ -505,9 +505,9 @@ func TestSlotsUnderFire(t *testing.T) {
 		}
 	}
 	scan.settled(t, func(n uint64, s *ringbuf.Slot) {
-		require.False(t, s.HasSpan() && o.live(t, s.Ref), "slot %d: all are over", n)
+		require.False(t, s.HasSpan() && o.live(t, s.Ref), "slot %d: all spans have ended", n)
 	})
-	t.Logf("%d spans of %d goroutines; %d reads accepted with a span of %d of these, %d without, %d busy, in %d looks at all",
+	t.Logf("%d spans of %d goroutines; %d slots with a span of %d of these, %d without, %d busy, in %d reads of all slots",
 		spans, crew, accepted, len(shown), empty, busy, looks)
 	assert.Greater(t, len(shown), 10)
 	assert.Greater(t, spans, uint64(crew))

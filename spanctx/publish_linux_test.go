@@ -147,7 +147,7 @@ func TestRefusedCalibration(t *testing.T) {
 					if want == 0 {
 						assert.Empty(t, ids)
 					} else {
-						assert.Equal(t, []uint64{want}, ids, "thread slots work all the same")
+						assert.Equal(t, []uint64{want}, ids, "thread slots still work")
 					}
 					if tt.goroutine {
 						assert.Equal(t, want, is.goroutine)
@@ -240,7 +240,7 @@ func TestWithPublishing(t *testing.T) {
 	}
 	shows(tp, tp2)
 	require.NoError(t, tp2.Shutdown(context.Background()))
-	assert.Same(t, p, active.Load(), "the other one goes on")
+	assert.Same(t, p, active.Load(), "the other provider still publishes")
 	shows(tp)
 	tp3 := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
 	require.NoError(t, tp.Shutdown(context.Background()))
@@ -271,7 +271,7 @@ func TestOptionsNotGiven(t *testing.T) {
 	}
 }
 
-// A provider that is made while the last one shuts down publishes spans.
+// A provider that is created while the last one shuts down still publishes spans.
 func TestProviderDuringShutdown(t *testing.T) {
 	for range 300 {
 		first := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
@@ -297,7 +297,7 @@ func TestInvalidAttributeKeyOfEnvironment(t *testing.T) {
 	require.NoError(t, tp.Shutdown(context.Background()))
 }
 
-// Environment variables turn publishing off and choose carriers; options override them.
+// Environment variables turn publishing off and choose carriers. Options override them.
 func TestEnvironment(t *testing.T) {
 	all := []string{CarrierThreadSlots, CarrierGoroutineTable, CarrierGoroutineRecord}
 	for name, tt := range map[string]struct {
@@ -318,7 +318,7 @@ func TestEnvironment(t *testing.T) {
 		"unknown carrier":  {"", "thread_slots,labels", nil, all[:1], `OTELCTX_SPAN_CARRIERS: "labels" is none of thread_slots, goroutine_table, goroutine_record, or none`},
 		"unknown alone":    {"", "threads", nil, all, `OTELCTX_SPAN_CARRIERS: "threads" is none of thread_slots, goroutine_table, goroutine_record, or none`},
 		"none":             {"", "none", nil, nil, ""},
-		"none but one":     {"", "none", []Option{WithGoroutineTable(true)}, all[1:2], ""},
+		"all but one off":  {"", "none", []Option{WithGoroutineTable(true)}, all[1:2], ""},
 		"none by options": {
 			"", "",
 			[]Option{WithThreadSlots(false), WithGoroutineTable(false), WithGoroutineRecord(false)},
@@ -352,7 +352,7 @@ func TestNoCarrierIsNotShared(t *testing.T) {
 	assert.NotNil(t, active.Load())
 }
 
-// Each option has a variable, and overrides it.
+// Each option overrides its environment variable.
 func TestEnvironmentChooses(t *testing.T) {
 	for variable, tt := range map[string]struct {
 		value, invalid string
@@ -418,7 +418,7 @@ func TestSharingWithoutOptionsIsSilent(t *testing.T) {
 	require.NoError(t, tp.Shutdown(context.Background()))
 	apart(func() {
 		_, span := tp2.Tracer("").Start(context.Background(), "span")
-		assert.Equal(t, number(span), recorded(t, p.cells.Address(), goid()), "it goes on for the second provider")
+		assert.Equal(t, number(span), recorded(t, p.cells.Address(), goid()), "publishing continues for the second provider")
 		span.End()
 	})
 	require.NoError(t, tp2.Shutdown(context.Background()))
@@ -432,7 +432,7 @@ func TestWithPublishingReports(t *testing.T) {
 	require.Len(t, *errs, 1)
 	assert.ErrorContains(t, (*errs)[0], "capacity 3")
 	_, span := tp.Tracer("").Start(context.Background(), "span")
-	assert.True(t, span.IsRecording(), "the provider is none the worse for it")
+	assert.True(t, span.IsRecording(), "the provider works")
 	span.End()
 	require.NoError(t, tp.ForceFlush(context.Background()))
 	require.NoError(t, tp.Shutdown(context.Background()))
@@ -500,11 +500,11 @@ func TestShutdown(t *testing.T) {
 func assertNoRecord(t testing.TB) {
 	t.Helper()
 	if r := installed(); r != nil {
-		assert.False(t, isValid(t, r), "a valid record")
+		assert.False(t, isValid(t, r), "the record must be invalid")
 	}
 }
 
-// Shutdown while many goroutines start, attach and end spans.
+// Shutdown runs while many goroutines start, attach and end spans.
 func TestShutdownUnderLoad(t *testing.T) {
 	for range testenv.Rounds(2, max(3, long(20))) {
 		p, err := NewSpanProcessor(WithSlotCapacity(256))
@@ -539,7 +539,7 @@ func TestShutdownUnderLoad(t *testing.T) {
 					}
 				}
 				_, late := tracer.Start(context.Background(), "late")
-				assertNoRecord(t) // it was shut down before
+				assertNoRecord(t) // nothing is published after Shutdown
 				late.End()
 			})
 		}
@@ -548,7 +548,7 @@ func TestShutdownUnderLoad(t *testing.T) {
 		stop.Store(true)
 		all.Wait()
 		m := &memory{info: p.threads.Layout(), Memory: selfMemory()}
-		require.NoError(t, m.each(func(int, slot) {}), "late writers still have somewhere to write")
+		require.NoError(t, m.each(func(int, slot) {}), "the memory of late writers stays mapped")
 		maps, err := os.ReadFile("/proc/self/maps")
 		require.NoError(t, err)
 		assert.NotContains(t, string(maps), "OTELCTX_")

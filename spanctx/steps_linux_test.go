@@ -16,8 +16,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// steps are a program in a small language. A step consists of a goroutine (1 if omitted), an operation,
-// and optionally the span that the goroutine must be in afterwards:
+// steps is a program in a small language. Each step consists of a goroutine (1 if omitted), an
+// operation, and optionally the span that the goroutine must be in afterwards:
 //
 //	+c<p   start span c with the context of p; +c^p as a new root; +c&p with p as a remote parent;
 //	       +c?p with a context that has the ids of p alone
