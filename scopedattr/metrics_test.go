@@ -83,19 +83,19 @@ func TestMetrics(t *testing.T) {
 	for name, tt := range map[string]struct {
 		keys []attribute.Key
 		ctx  []string
-		call []string // one option each
+		call []string // attributes of the call, one option each
 		want string
 	}{
-		"a measurement without any":               {[]attribute.Key{"a"}, nil, nil, ""},
-		"on the measurement":                      {[]attribute.Key{"a"}, []string{"a=ctx"}, nil, "a=ctx"},
-		"the call's last wins":                    {[]attribute.Key{"a", "b"}, []string{"a=ctx b=ctx"}, []string{"a=1", "a=2 c=3"}, "a=2 b=ctx c=3"},
-		"only what is allowed":                    {[]attribute.Key{"b"}, []string{"a=ctx b=ctx c=ctx"}, []string{"d=call"}, "b=ctx d=call"},
-		"nothing that is allowed":                 {[]attribute.Key{"z"}, []string{"a=ctx"}, []string{"d=call"}, "d=call"},
-		"nothing that is allowed, nor the call's": {[]attribute.Key{"z"}, []string{"a=ctx"}, nil, ""},
-		"nothing allowed":                         {nil, []string{"a=ctx"}, []string{"d=call"}, "d=call"},
-		"the call's need no allowing":             {[]attribute.Key{"b"}, []string{"b=ctx"}, []string{"a=call"}, "a=call b=ctx"},
-		"all keys":                                {[]attribute.Key{AllKeys}, []string{"a=ctx b=ctx"}, []string{"b=call"}, "a=ctx b=call"},
-		"an empty option":                         {[]attribute.Key{"a"}, []string{"a=ctx"}, []string{""}, "a=ctx"},
+		"a measurement without any":        {[]attribute.Key{"a"}, nil, nil, ""},
+		"on the measurement":               {[]attribute.Key{"a"}, []string{"a=ctx"}, nil, "a=ctx"},
+		"the call's last wins":             {[]attribute.Key{"a", "b"}, []string{"a=ctx b=ctx"}, []string{"a=1", "a=2 c=3"}, "a=2 b=ctx c=3"},
+		"only allowed keys":                {[]attribute.Key{"b"}, []string{"a=ctx b=ctx c=ctx"}, []string{"d=call"}, "b=ctx d=call"},
+		"no allowed key":                   {[]attribute.Key{"z"}, []string{"a=ctx"}, []string{"d=call"}, "d=call"},
+		"no allowed key, none of the call": {[]attribute.Key{"z"}, []string{"a=ctx"}, nil, ""},
+		"nothing allowed":                  {nil, []string{"a=ctx"}, []string{"d=call"}, "d=call"},
+		"the call's need not be allowed":   {[]attribute.Key{"b"}, []string{"b=ctx"}, []string{"a=call"}, "a=call b=ctx"},
+		"all keys":                         {[]attribute.Key{AllKeys}, []string{"a=ctx b=ctx"}, []string{"b=call"}, "a=ctx b=call"},
+		"an empty option":                  {[]attribute.Key{"a"}, []string{"a=ctx"}, []string{""}, "a=ctx"},
 	} {
 		for kind, instrument := range oteltest.Instruments {
 			t.Run(name+"/"+kind, func(t *testing.T) {

@@ -39,17 +39,17 @@ func TestSpanProcessor(t *testing.T) {
 		"added":                           {-1, "a=own", "b=ctx", "", "a=own b=ctx", 0},
 		"those given at Start win":        {-1, "a=own", "a=ctx b=ctx", "", "a=own b=ctx", 0},
 		"those set later win":             {-1, "", "a=ctx b=ctx", "a=later", "a=later b=ctx", 0},
-		"a limit takes the context's":     {1, "a=own", "b=ctx", "", "a=own", 1},
-		"a limit takes those set later":   {2, "a=own", "b=ctx", "c=later", "a=own b=ctx", 1},
+		"limit before the context's":      {1, "a=own", "b=ctx", "", "a=own", 1},
+		"limit before those set later":    {2, "a=own", "b=ctx", "c=later", "a=own b=ctx", 1},
 		"an attribute without a key":      {-1, "", "=x a=ctx", "", "a=ctx", 0},
-		"no room, and nothing is missing": {1, "a=own", "a=ctx", "", "a=own", 0},
+		"no room, but nothing is dropped": {1, "a=own", "a=ctx", "", "a=own", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			span := processedSpan(t, tt.limit, tt.own, tt.ctx, tt.later)
 			equal(t, tt.want, span.Attributes())
 			assert.Equal(t, tt.dropped, span.DroppedAttributes())
 			if tt.limit < 0 {
-				equal(t, tt.want, processedSpan(t, tt.limit, tt.own, tt.ctx, tt.later, WithSampler(nil)).Attributes(), "beside the sampler")
+				equal(t, tt.want, processedSpan(t, tt.limit, tt.own, tt.ctx, tt.later, WithSampler(nil)).Attributes(), "together with the sampler")
 			}
 		})
 	}
