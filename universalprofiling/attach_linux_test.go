@@ -24,7 +24,7 @@ func TestAttach(t *testing.T) {
 	locked(func() {
 		ownCtx, own := s.tracer.Start(t.Context(), "own")
 		for name, none := range map[string]context.Context{
-			"no span": t.Context(), "a span that is over": overCtx, "a remote span": remote,
+			"no span": t.Context(), "a span that has ended": overCtx, "a remote span": remote,
 		} {
 			a := Attach(none)
 			s.shownHere(nil)
@@ -100,7 +100,7 @@ func TestEndWhileGoroutinesAttach(t *testing.T) {
 		go locked(func() {
 			for ctx := range contexts[n] {
 				a := Attach(ctx)
-				attached <- true // at about the same time as the end of the span
+				attached <- true // the span ends at about the same time
 				<-over
 				s.shownHere(nil)
 				a.Detach()
@@ -114,7 +114,7 @@ func TestEndWhileGoroutinesAttach(t *testing.T) {
 		for n := range workers {
 			contexts[n] <- ctx
 		}
-		<-attached // at least one goroutine has attached it
+		<-attached // at least one goroutine has attached the span
 		span.End()
 		for range workers - 1 {
 			<-attached
@@ -187,12 +187,12 @@ func TestSampler(t *testing.T) {
 	assert.Equal(t, "UniversalProfiling{"+drop.Description()+"}", NewSampler(drop).Description())
 	locked(func() {
 		ctx, root := s.tracer.Start(t.Context(), "root")
-		_, kept := keeping.Tracer("test").Start(t.Context(), "of a provider without integration")
+		_, kept := keeping.Tracer("test").Start(t.Context(), "span of a provider without integration")
 		s.shownHere(root)
 		assert.True(t, kept.SpanContext().IsSampled())
 		dropping.Start(ctx, "child")
 		s.shownHere(root)
-		droppedCtx, _ := dropping.Start(t.Context(), "root of its own")
+		droppedCtx, _ := dropping.Start(t.Context(), "unsampled root")
 		s.shownHere(nil)
 		dropping.Start(droppedCtx, "child")
 		s.shownHere(nil)

@@ -28,7 +28,7 @@ func TestNoExporter(t *testing.T) {
 	require.NoError(t, tp.Shutdown(t.Context()))
 }
 
-// Whatever the order of the processors, ForceFlush and Shutdown export everything.
+// ForceFlush and Shutdown export everything, whatever the order of the processors.
 func TestForceFlushAndShutdownExportEverything(t *testing.T) {
 	for name, integrationFirst := range map[string]bool{"integration first": true, "exporter first": false} {
 		t.Run(name, func(t *testing.T) {
@@ -62,8 +62,8 @@ func TestForceFlushAndShutdownExportEverything(t *testing.T) {
 	}
 }
 
-// An export that hangs lasts until the context ends. The remaining transactions are
-// exported later, or Shutdown reports that they are not.
+// An export that hangs ends with its context. The remaining transactions are exported later, or
+// Shutdown reports that they are not exported.
 func TestFlushingHonoursItsContext(t *testing.T) {
 	s := newService(t)
 	s.hold()
@@ -81,7 +81,7 @@ func TestFlushingHonoursItsContext(t *testing.T) {
 	require.ErrorIs(t, s.ForceFlush(ctx), context.Canceled)
 	s.start("another").End()
 	require.ErrorIs(t, s.ForceFlush(ctx), context.Canceled)
-	require.Eventually(t, func() bool { return exports.Load() == 2 }, testenv.Patience, time.Millisecond, "it waits no longer")
+	require.Eventually(t, func() bool { return exports.Load() == 2 }, testenv.Patience, time.Millisecond, "the transaction stopped waiting")
 	s.start("last").End()
 	err := e.Shutdown(ctx)
 	require.ErrorIs(t, err, context.Canceled)

@@ -31,7 +31,8 @@ import (
 
 const roleRefused = "refused"
 
-// refuse runs in a child process that has not installed the library yet. It reports why it cannot.
+// refuse runs in a child process that has not installed the library yet. It reports why the
+// integration cannot work.
 func refuse(parent *childproc.Parent) {
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
 		parent.Send("handled %s", strings.ReplaceAll(err.Error(), "\n", "; "))
@@ -54,11 +55,11 @@ func refuse(parent *childproc.Parent) {
 	}
 }
 
-// If the integration cannot work, the service runs on and the reason is reported once.
+// If the integration cannot work, the service continues and the reason is reported once.
 func TestRefusals(t *testing.T) {
 	supported(t)
 	child := childproc.Start(t, roleRefused, nil)
-	// In this order: the directories stay missing.
+	// The order matters: the directories stay missing.
 	for _, want := range [][]string{
 		{"runtime", errReason.Error()},
 		{"directories", "/missing", "/missing/TMPDIR", "/missing/XDG_RUNTIME_DIR"},
@@ -96,7 +97,7 @@ func TestThereIsOneIntegration(t *testing.T) {
 	s.shownHere(nil)
 	span.End()
 
-	// Another one may follow, with the same library and the same socket.
+	// Another Integration may follow, with the same library and the same socket.
 	path := s.socket.Path()
 	next, err := New(WithSocketDir(filepath.Dir(path)))
 	require.NoError(t, err)
@@ -166,7 +167,7 @@ func TestWhatAGoroutineShows(t *testing.T) {
 	})
 }
 
-// The end of a span clears the record of the goroutine that publishes it, and does not change
+// The end of a span clears the record of the goroutine that publishes the span, and does not change
 // the record of the goroutine that ends it.
 func TestEndOnAnotherGoroutine(t *testing.T) {
 	s := newService(t)
@@ -188,8 +189,8 @@ func TestEndOnAnotherGoroutine(t *testing.T) {
 	})
 }
 
-// A span that ends on another goroutine while its own goroutine is about to publish it again is not
-// published afterwards.
+// If a span ends on another goroutine while its own goroutine is about to publish it again, it is
+// not published afterwards.
 func TestEndWhileTheSpanIsPublishedAgain(t *testing.T) {
 	s := newService(t)
 	parents, done := make(chan trace.Span), make(chan struct{})
@@ -232,17 +233,17 @@ func TestTransaction(t *testing.T) {
 				childCtx, child := s.tracer.Start(ctx, "child")
 				assert.Equal(t, idOf(root).SpanID, s.transactionOf(child))
 				child.End()
-				_, late := s.tracer.Start(childCtx, "child of one that is over")
+				_, late := s.tracer.Start(childCtx, "child of an ended child")
 				assert.Equal(t, idOf(root).SpanID, s.transactionOf(late))
 				late.End()
 				root.End()
-				_, late = s.tracer.Start(ctx, "child of a root that is over")
+				_, late = s.tracer.Start(ctx, "child of an ended root")
 				assert.Equal(t, idOf(root).SpanID, s.transactionOf(late))
 				late.End()
-				_, late = s.tracer.Start(childCtx, "in a trace that is over")
+				_, late = s.tracer.Start(childCtx, "in an ended trace")
 				assert.Equal(t, idOf(root).SpanID, s.transactionOf(late))
 				clear(s.roots)
-				_, later := s.tracer.Start(childCtx, "in one that is forgotten")
+				_, later := s.tracer.Start(childCtx, "in a forgotten trace")
 				assert.Zero(t, s.transactionOf(later))
 				s.shownHere(later)
 				later.End()
@@ -272,8 +273,8 @@ func TestCells(t *testing.T) {
 	}
 }
 
-// An evicted span is no longer published. At its end its nearest live ancestor is published,
-// unless the goroutine has left the span before.
+// An evicted span is no longer published. When it ends, its nearest live ancestor is published,
+// unless the goroutine has already left the span.
 func TestEvictedSpans(t *testing.T) {
 	s := newService(t)
 	evict := func(span trace.Span) {
@@ -288,7 +289,7 @@ func TestEvictedSpans(t *testing.T) {
 		ctx, root := s.tracer.Start(t.Context(), "root")
 		ctx, child := s.tracer.Start(ctx, "child")
 		_, grandchild := s.tracer.Start(ctx, "grandchild")
-		assert.True(t, isPublished(grandchild), "it is spared")
+		assert.True(t, isPublished(grandchild), "the goroutine's position is evicted last")
 		assert.False(t, isPublished(child))
 		evict(child)
 		s.shownHere(grandchild)
@@ -327,8 +328,8 @@ func TestEndOfAnotherSpanPublishesTheAncestor(t *testing.T) {
 	})
 }
 
-// Goroutines whose ids are equal modulo 65,536 share one home slot. It holds the one that started or
-// ended a span last, and neither publishes a span of the other.
+// Goroutines whose ids are equal modulo 65,536 share one home slot. It belongs to the one that last
+// started or ended a span, and neither publishes a span of the other.
 func TestGoroutinesThatShareAHome(t *testing.T) {
 	const homes = 1 << 16
 	s := newService(t)
@@ -363,7 +364,7 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 		running.Add(1)
 		wg.Go(func() {
 			locked(func() {
-				// Only Shutdown frees the cell of this one.
+				// Only Shutdown frees the cell of this span.
 				ctx, held := s.tracer.Start(context.Background(), "held")
 				defer held.End()
 				for n := 0; ; n++ {
@@ -388,14 +389,14 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 	require.NoError(t, s.Shutdown(t.Context()))
 	close(stop)
 	wg.Wait()
-	s.table.All(func(cells.Ref) { t.Error("a span is live") })
+	s.table.All(func(cells.Ref) { t.Error("a span is still live") })
 }
 
 func TestConfiguration(t *testing.T) {
 	for _, tt := range []struct {
 		name, variable, value string
 		opts                  []Option
-		want                  settings // a size of 0 stands for the default
+		want                  settings // a bufferSize of 0 stands for the default
 		reported              []string
 	}{
 		{"defaults", "", "", nil, settings{mode: Auto}, nil},
