@@ -546,7 +546,7 @@ func (b *build) count(profile string) (s seen, odd string) {
 			case strings.Contains(stack, "runtime.goexit\n"):
 				odd = trace
 				s.wrong += n
-			default: // The runtime runs on the system stack for a goroutine.
+			default: // The runtime works for a goroutine on the system stack.
 			}
 		}
 		if work.MatchString(stack) {

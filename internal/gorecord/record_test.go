@@ -37,7 +37,8 @@ func TestAvailable(t *testing.T) {
 	assert.ErrorIs(t, Available(known.Without(refused)), refused)
 }
 
-// The user's labels come before ours as long as profilers read both, and are alone once ours are hidden.
+// The user's labels come before ours while profilers can read both. Once ours are hidden, only the
+// user's are left.
 func TestUsersLabels(t *testing.T) {
 	needRecords(t)
 	for name, tt := range map[string]struct {
@@ -80,7 +81,7 @@ func TestUsersLabels(t *testing.T) {
 				r.End(true)
 				assert.Same(t, r, installed())
 				if tt.first {
-					assert.Empty(t, shown(), "a list can only become shorter")
+					assert.Empty(t, shown(), "the list may only become shorter")
 				} else {
 					assertShows(t, 0, kept(tt.user)...)
 				}
@@ -90,7 +91,7 @@ func TestUsersLabels(t *testing.T) {
 				assertShows(t, 2, kept(tt.user)...)
 				Restore(user())
 				assert.Nil(t, installed())
-				assert.Equal(t, before, goruntime.Labels(), "the very same")
+				assert.Equal(t, before, goruntime.Labels(), "the same object")
 				labels, over = User()
 				assert.Equal(t, before, labels)
 				assert.Nil(t, over)
@@ -115,7 +116,7 @@ func TestHideLabels(t *testing.T) {
 	})
 }
 
-// Goroutines inherit records, and the end of the span invalidates those too.
+// Goroutines inherit records, and the end of the span invalidates inherited records, too.
 func TestInherited(t *testing.T) {
 	needRecords(t)
 	apart(func() {
@@ -141,7 +142,7 @@ func TestInherited(t *testing.T) {
 	assert.Zero(t, (*Record)(nil).Ref())
 }
 
-// Labels reported by runtime/pprof for a goroutine in a span, and for one whose span has ended.
+// runtime/pprof reports the labels of a goroutine in a span, and those of one whose span has ended.
 func TestGoroutineProfile(t *testing.T) {
 	needRecords(t)
 	profile := func() string {
@@ -172,7 +173,7 @@ func TestPprofDo(t *testing.T) {
 			Restore(user())
 			inner.End(true)
 		})
-		assert.Nil(t, installed(), "it does not know what was there before")
+		assert.Nil(t, installed(), "pprof.Do restores the labels of its context, not ours")
 		r.Install()
 		assertShows(t, 1)
 	})
@@ -225,7 +226,7 @@ func TestVariant(t *testing.T) {
 		}
 		assert.Same(t, r, r.variantIn(attributesOf("app", "a"), users, nil), "any outer one")
 		assert.Same(t, r.variantIn(nil, other, outer), r.variantIn(nil, copied, outer), "equal labels at another place")
-		assert.Zero(t, testing.AllocsPerRun(10, func() { r.variantIn(nil, other, outer) }), "it is known")
+		assert.Zero(t, testing.AllocsPerRun(10, func() { r.variantIn(nil, other, outer) }), "the variant must be reused")
 
 		r.End(true)
 		for v := range seen {
@@ -292,12 +293,12 @@ func TestRecordsThatAreOverKeepNoOthers(t *testing.T) {
 			runtime.GC()
 		}
 		for i, w := range outers {
-			require.NotNil(t, w.Value(), "%d: the goroutine goes back to it", i)
+			require.NotNil(t, w.Value(), "%d: the goroutine returns to this record", i)
 		}
 		inner.End(false)
 		for i, w := range outers {
 			for n := 0; w.Value() != nil; n++ {
-				require.Less(t, n, 100, "%d is kept by a record that is over", i)
+				require.Less(t, n, 100, "%d is kept alive by an ended record", i)
 				runtime.GC()
 			}
 		}
@@ -322,7 +323,7 @@ func TestCopiesOfOurLabels(t *testing.T) {
 		Restore(user())
 		assert.Equal(t, ours, shown())
 		r.End(true)
-		assert.Equal(t, ours, shown(), "it was not installed any more")
+		assert.Equal(t, ours, shown(), "the record was no longer installed")
 	})
 }
 
@@ -344,7 +345,7 @@ func FuzzOf(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte, bits uint8, id uint64) {
 		needRecords(t)
 		apart(func() {
-			// A record from which the user has copied some labels.
+			// The user has copied some labels from this record.
 			origin := begin(id)
 			var kvs []string
 			for i, field := range bytes.Fields(text) {
@@ -376,12 +377,12 @@ func FuzzOf(f *testing.F) {
 			assertShows(t, id|1, kept(users)...)
 			for _, withdraw := range []bool{false, true} {
 				if installed() != r {
-					t.Fatal("a record is not known")
+					t.Fatal("a record is not recognized")
 				}
 				r.End(withdraw)
 			}
 			if installed() != r || user() != before {
-				t.Fatal("a record that is over is not known")
+				t.Fatal("an ended record is not recognized")
 			}
 		})
 	})

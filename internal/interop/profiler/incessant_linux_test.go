@@ -78,8 +78,8 @@ func numbered(n int) *resource.Resource {
 	)
 }
 
-// numberOf returns the number of the publication that o equals completely, or an error if there is
-// none.
+// numberOf returns the number of the publication that o equals in every byte, or an error if there
+// is none.
 func numberOf(o observation) (int, error) {
 	attrs := o.message.GetResource().GetAttributes()
 	if len(attrs) != 3 {
@@ -117,7 +117,7 @@ func updateUntil(stop *atomic.Bool, pub *resourcepublisher.Publisher) (int, erro
 	}
 }
 
-// longestPause leaves room for the readers: without pauses a large context is hardly ever stable
+// longestPause leaves time for the readers: without pauses, a large context is hardly ever stable
 // for as long as it takes to read.
 const longestPause = 500 * time.Microsecond
 
