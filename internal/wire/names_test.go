@@ -27,7 +27,7 @@ func TestNameTableGolden(t *testing.T) {
 	assert.False(t, IsProcessContextMapping([]byte("/memfd:"+NamesName+" (deleted)")))
 }
 
-// Label readers cut keys at 15 bytes.
+// Label readers truncate keys to 15 bytes.
 func TestNameKeys(t *testing.T) {
 	assert.Equal(t, "span_name", NameKey)
 	assert.Equal(t, "endpoint", EndpointKey)
@@ -37,7 +37,7 @@ func TestNamesIn(t *testing.T) {
 	page := mapped(1024)
 	for size, want := range map[int]int{257: 0, 511: 0, 512: 1, 1023: 2, 1024: 3} {
 		header, entries := NamesIn(page[:size])
-		assert.Equal(t, unsafe.Pointer(&page[0]), unsafe.Pointer(header), "it is the memory itself")
+		assert.Equal(t, unsafe.Pointer(&page[0]), unsafe.Pointer(header), "the result must share the memory")
 		assert.Len(t, entries, want)
 	}
 	for name, b := range map[string][]byte{"nil": nil, "a byte short": page[:255], "unaligned": page[4:600]} {

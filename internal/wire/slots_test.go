@@ -88,7 +88,7 @@ func TestRingConstants(t *testing.T) {
 	for _, name := range []string{RingName1, ThreadRingName, GoroutineRingName} {
 		assert.LessOrEqual(t, len(name), 79, "the kernel's limit for names of mappings")
 		for _, found := range []string{"/memfd:" + name + " (deleted)", "[anon:" + name + "]", "[anon_shmem:" + name + "]"} {
-			assert.False(t, IsProcessContextMapping([]byte(found)), "readers of process contexts would look into %s", found)
+			assert.False(t, IsProcessContextMapping([]byte(found)), "readers of process contexts would examine %s", found)
 		}
 	}
 }
@@ -97,7 +97,7 @@ func TestRingHeaderIn(t *testing.T) {
 	page := mapped(64)
 	for _, size := range []int{32, 33, 64} {
 		h := RingHeaderIn(page[:size])
-		assert.Equal(t, unsafe.Pointer(&page[0]), unsafe.Pointer(h), "it is the memory itself")
+		assert.Equal(t, unsafe.Pointer(&page[0]), unsafe.Pointer(h), "the result must share the memory")
 	}
 	for name, b := range map[string][]byte{
 		"nil": nil, "empty": page[:0], "a byte short": page[:31], "unaligned": page[1:40], "half aligned": page[4:40],
@@ -125,7 +125,7 @@ func TestSlotFields(t *testing.T) {
 			value := bytes.Clone(slot[f.Offset:][:f.Size])
 			got[f.Name] = field{f.Offset, f.Size, binary.LittleEndian.Uint64(append(value, make([]byte, 8)...))}
 			for i := range f.Size {
-				assert.NotContains(t, taken, f.Offset+i, "%s lies in %s", f.Name, taken[f.Offset+i])
+				assert.NotContains(t, taken, f.Offset+i, "%s overlaps %s", f.Name, taken[f.Offset+i])
 				taken[f.Offset+i] = f.Name
 			}
 		}
@@ -145,5 +145,5 @@ func TestSlotFields(t *testing.T) {
 	check(RingLayout2, golden.Hex(t, "testdata/ring_layout2.hex")[RingHeaderSize2:])
 
 	SlotFields(RingLayout1)[0].Name = "changed"
-	assert.Equal(t, "trace_id_high", SlotFields(RingLayout1)[0].Name, "each call returns its own")
+	assert.Equal(t, "trace_id_high", SlotFields(RingLayout1)[0].Name, "each call returns a new slice")
 }

@@ -43,7 +43,7 @@ func TestCellFields(t *testing.T) {
 	got := map[string]field{}
 	end := uintptr(0)
 	for _, f := range CellFields() {
-		assert.GreaterOrEqual(t, f.Offset, end, "%s lies in the field before", f.Name)
+		assert.GreaterOrEqual(t, f.Offset, end, "%s overlaps the previous field", f.Name)
 		end = f.Offset + f.Size
 		var value [24]byte
 		copy(value[:], cell[f.Offset:end])
@@ -80,7 +80,7 @@ func TestSpansIn(t *testing.T) {
 	page := mapped(512)
 	for size, want := range map[int]int{129: 0, 255: 0, 256: 1, 511: 2, 512: 3} {
 		header, cells := SpansIn(page[:size])
-		assert.Equal(t, unsafe.Pointer(&page[0]), unsafe.Pointer(header), "it is the memory itself")
+		assert.Equal(t, unsafe.Pointer(&page[0]), unsafe.Pointer(header), "the result must share the memory")
 		assert.Len(t, cells, want)
 	}
 	for name, b := range map[string][]byte{"nil": nil, "a byte short": page[:127], "unaligned": page[4:300]} {

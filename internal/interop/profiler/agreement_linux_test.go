@@ -37,9 +37,9 @@ const (
 	cmdPublish  = "publish"  // a resource with every type of attribute and a schema URL
 	cmdUpdate   = "update "  // a resource; followed by the size of the message
 	cmdSet      = "set"      // the extra attributes
-	cmdReplace  = "replace"  // one of them
-	cmdRemove   = "remove"   // one of them
-	cmdClear    = "clear"    // the rest of them
+	cmdReplace  = "replace"  // one of the extra attributes
+	cmdRemove   = "remove"   // one of the extra attributes
+	cmdClear    = "clear"    // the remaining extra attributes
 	cmdShutdown = "shutdown" // the publisher
 )
 
