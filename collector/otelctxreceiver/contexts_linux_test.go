@@ -216,7 +216,7 @@ func TestProcessesWithoutSamplesAreForgotten(t *testing.T) {
 	w := newWorld(t)
 	w.publish(1, "shop")
 	assert.Equal(t, "shop", w.look(t, 1))
-	w.pass(2 * forget)
+	w.pass(2 * expiry)
 	assert.Empty(t, w.current(t.Context(), nil))
 	w.contexts.mu.Lock()
 	defer w.contexts.mu.Unlock()
