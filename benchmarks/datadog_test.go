@@ -79,8 +79,8 @@ func setDatadogLabels(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// Both dd-trace-go and WithDatadogLabels set the labels that the rules require. Users' own tool
-// prints them.
+// Both dd-trace-go and WithDatadogLabels set the labels that the rules require. go tool pprof
+// displays them.
 func TestDatadogLabels(t *testing.T) {
 	var theirs labels
 	require.NoError(t, json.Unmarshal([]byte(childproc.Start(t, roleDatadog, nil).Receive()), &theirs))
