@@ -22,7 +22,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// TestInjected applies the rules to a copy of the SDK without their tools, and runs all cases.
+// TestInjected adds the code of the rules to a copy of the SDK without using their tools, and runs
+// all cases.
 func TestInjected(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "cases")
@@ -57,7 +58,7 @@ func TestInjected(t *testing.T) {
 	goTool(t, module, "build", "-o", program, ".")
 	testCases(t, program, true, false)
 
-	// With the rules and the two options.
+	// This build has both the rules and the two options.
 	byHand(t, filepath.Join(module, "main.go"), "idle", "span")
 	goTool(t, module, "build", "-o", program+"-both", ".")
 	testCases(t, program+"-both", true, false)
@@ -86,8 +87,8 @@ func run(t *testing.T, dir string, env []string, name string, args ...string) st
 	return string(out)
 }
 
-// testCases runs each case of a program. published is set if the program is expected to publish, and
-// ownRules if otelc's own rules make it log at its start.
+// testCases runs each case of a program. published says whether the program is expected to publish,
+// and ownRules whether otelc's own rules make it log at its start.
 func testCases(t *testing.T, program string, published, ownRules bool) {
 	t.Helper()
 	const differs = "process context has the resource of the first TracerProvider; another one has a different resource"

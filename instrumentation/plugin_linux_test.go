@@ -64,7 +64,8 @@ func carriersOf(t *testing.T, pid int) []reader.Carrier {
 	return carriers
 }
 
-// awaitThread waits until the reader finds a thread in a span, and proves that it runs the span's goroutine.
+// awaitThread waits until the reader finds a thread in a span, with proof that it runs the span's
+// goroutine.
 func awaitThread(t *testing.T, pid int, span string) {
 	t.Helper()
 	p, err := reader.Open(pid)

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// inner is the expected thread in a span inside of theSpan.
+// inner returns the expected thread in a span inside of theSpan.
 func inner(id identity, more uint64, c CarrierKind) Thread {
 	thread := proven(id, c)
 	thread.Span.SpanID = spanIDOf(theSpan.SpanID + more)
@@ -43,7 +43,7 @@ func TestSpanEndedOnOtherGoroutine(t *testing.T) {
 	}
 }
 
-// Without cells, slots and records are the only sources.
+// Slots and records work without a span table.
 func TestSpansWithoutCells(t *testing.T) {
 	for _, carriers := range []string{"slots", "slots goroutine-table", "slots record"} {
 		c, p := acting(t, carriers+" no-cells advertise publish")

@@ -33,8 +33,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// The children of these tests publish spans by hand, carrier by carrier, on goroutines that follow
-// commands.
+// The children of these tests publish spans by hand, one carrier at a time, on goroutines that
+// follow commands.
 
 var threadRoles = map[string]func(*childproc.Parent){
 	"actors": actors,
@@ -68,11 +68,12 @@ type service struct {
 	cells        *cells.Table
 	withoutCells bool
 	attributes   []attribute.KeyValue
-	others       []any // what must stay
+	others       []any // kept reachable
 }
 
-// setUp creates carriers: words of slots, v1, goroutine-table, record, keys=a+b. "advertise"
-// publishes them, "no-go" leaves out the runtime offsets, "no-cells" the span table.
+// setUp creates the carriers named in order: slots, v1, goroutine-table, record, keys=a+b.
+// "advertise" advertises them, "no-go" without the runtime offsets and "no-cells" without the span
+// table.
 func setUp(order string) (*service, error) {
 	table, err := cells.New(cells.Options{Spare: func(cells.Ref, uint64, uintptr) bool { return true }})
 	if err != nil {
@@ -80,7 +81,7 @@ func setUp(order string) (*service, error) {
 	}
 	s := &service{runtime: goruntime.Calibrate(), cells: table}
 	for _, fact := range goruntime.Facts() {
-		// Without cgo a program for arm64 has no thread-local storage.
+		// A program for arm64 without cgo has no thread-local storage.
 		if _, err := s.runtime.Offset(fact); err != nil && (fact != goruntime.TLSG || runtime.GOARCH != "arm64") {
 			return nil, err
 		}
@@ -196,8 +197,8 @@ func goroutineAttributes(address uint64) []attribute.KeyValue {
 	}
 }
 
-// namedV1 creates a ring of layout 1 that is found by name on every kernel, and publishes theSpan
-// on every thread.
+// namedV1 creates a ring of layout 1 that can be found by name on every kernel, and publishes
+// theSpan on every thread.
 func (s *service) namedV1() error {
 	const capacity = 64
 	region, err := vma.New(wire.RingName1, wire.RingHeaderSize1+capacity*wire.SlotSize1)
@@ -218,7 +219,7 @@ func (s *service) namedV1() error {
 	return region.Announce()
 }
 
-// shown is a goroutine's published span, inside of another one or of nil.
+// shown is a goroutine's published span, inside of outer unless that is nil.
 type shown struct {
 	service *service
 	outer   *shown
@@ -257,13 +258,13 @@ func (s *service) start(span *cells.Span, outer *shown) *shown {
 	return sh
 }
 
-// users returns the user's labels on the calling goroutine.
+// users returns the user labels of the calling goroutine.
 func users() gorecord.UserLabels {
 	labels, _ := gorecord.User()
 	return labels
 }
 
-// show publishes a span or nil on the calling goroutine, in all carriers.
+// show publishes sh, or no span if sh is nil, on the calling goroutine in all carriers.
 func (s *service) show(sh *shown) {
 	if s.record {
 		gorecord.Restore(users())
@@ -286,7 +287,7 @@ func (s *service) show(sh *shown) {
 	}
 }
 
-// over ends the span, on any goroutine.
+// over ends the span for readers. Any goroutine may call it.
 func (sh *shown) over() {
 	if sh.service.cells.End(sh.ref) {
 		sh.record.End(true)
@@ -294,7 +295,7 @@ func (sh *shown) over() {
 	}
 }
 
-// end ends the span on its own goroutine, and publishes its new active span.
+// end ends the span on its own goroutine, and publishes the goroutine's new active span.
 func (sh *shown) end() *shown {
 	sh.over()
 	to := sh.outer
@@ -321,7 +322,7 @@ func actors(p *childproc.Parent) {
 		}
 		name := words[1]
 		a := all[name]
-		if words[0] == "end-elsewhere" { // here, where the actor spins on
+		if words[0] == "end-elsewhere" { // on this goroutine, while the actor continues to spin
 			a.in.over()
 			a.in = a.in.outer
 			p.Send("ok")
@@ -357,8 +358,8 @@ type actor struct {
 	in *shown
 }
 
-// spinning runs on its thread until the next order, without ever being preempted: see startActors.
-// Atomic loads would be calls under the race detector, where preemption is possible.
+// spinning keeps the actor on its thread until the next order, without ever being preempted: see
+// startActors. With the race detector atomic loads are calls, in which preemption is possible.
 //
 //go:norace
 func (a *actor) spinning() {
@@ -385,7 +386,7 @@ func (a *actor) run() {
 				who = a.who()
 			}
 			a.answers <- who
-		case "nest": // publish a nested span, whose id is larger by the argument
+		case "nest": // publish a nested span; the argument is added to its id
 			span := theSpan
 			more, _ := strconv.ParseUint(order[1], 10, 64)
 			span.SpanID += more
@@ -402,7 +403,7 @@ func (a *actor) run() {
 			a.spinning()
 		case "advertise-now":
 			a.answers <- answer(a.service.advertise(true))
-		case "start-known": // a goroutine that spins until the next order
+		case "start-known": // start a goroutine that spins until the next order, with its m published as in spin-known
 			atomic.StoreUint32(&a.spin, 1)
 			go func() {
 				runtime.LockOSThread()

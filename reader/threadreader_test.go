@@ -101,7 +101,7 @@ func (f *fakeMemory) ThreadIDs(tid int) ([]int, error) {
 const (
 	fakeRing       = 0x10_0000
 	fakeM          = 0x30_0000
-	fakeG          = 0x40_0000 // the first; each has a page
+	fakeG          = 0x40_0000 // of the first goroutine; each has a page
 	fakeHeap       = 0x50_0000
 	fakeHeapSize   = 1 << 21
 	fakeGoroutines = 0x100_0000
@@ -186,7 +186,7 @@ func (w *world) storeRef(slot []byte, owner, span, ref uint64) []func() {
 
 // Offsets in the world's records.
 const (
-	worldAncestors  = 24 // and behind them the outsider
+	worldAncestors  = 24 // followed by the outsider
 	worldRecord     = worldAncestors + 8*(wire.Ancestors+1)
 	worldList       = 96
 	worldText       = 160
@@ -245,11 +245,11 @@ func (w *world) view(t testing.TB, which string) *threadView {
 }
 
 // readWhileMoving reads the span of the running goroutine many times, while steps happen between any two words
-// that are read. A span that is read must be proven, and be the true one at a moment during the read. It is
+// that are read. Each span found must be proven, must have been the true one at a moment during the read, and is
 // passed to each. readWhileMoving returns how many reads found no span.
 func (w *world) readWhileMoving(t *testing.T, l *threadReader, seed uint64, steps int, step, note func(), each func(*ThreadSpan, uint64)) (idle int) {
 	t.Helper()
-	// From a static world to one in which much happens at once.
+	// From a nearly static world to one in which much happens at once.
 	pace := []int{1000, 300, 100, 40, 15, 5}[seed%6]
 	for range 400 {
 		for range w.rand.IntN(steps) {
@@ -340,46 +340,46 @@ func TestBestCarrierWins(t *testing.T) {
 	}
 }
 
-// Each inconsistency of a thread removes its span.
+// Any inconsistency in a thread's data removes its span.
 func TestInconsistentThreadHasNoSpan(t *testing.T) {
 	for name, test := range map[string]struct {
 		which  string
 		change func(w *spanWorld)
 	}{
-		"slot of another thread":       {"t", func(w *spanWorld) { w.slot()[0x38]++ }},
-		"slot of another goroutine":    {"t", func(w *spanWorld) { w.slot()[0x20]++ }},
-		"slot without an m":            {"t", func(w *spanWorld) { put64(w.slot()[0x30:], 0) }},
-		"m of another thread":          {"tgr", func(w *spanWorld) { w.pieces[fakeM][fakeOffsets.MProcid]++ }},
-		"m that is not there":          {"tgr", func(w *spanWorld) { put64(w.slot()[0x30:], 0x99_0000) }},
-		"m in the kernel":              {"t", func(w *spanWorld) { put64(w.slot()[0x30:], 1<<63) }},
-		"no goroutine":                 {"tgr", func(w *spanWorld) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], 0) }},
-		"goroutine that is not there":  {"tgr", func(w *spanWorld) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], 0x99_0000) }},
-		"another goroutine":            {"tgr", func(w *spanWorld) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], fakeG+0x1000) }},
-		"goroutine without an id":      {"tgr", func(w *spanWorld) { put64(w.pieces[fakeG][fakeOffsets.GGoid:], 0) }},
-		"slot being written":           {"t", func(w *spanWorld) { w.slot()[0x18] = 1 }},
-		"entry of another goroutine":   {"g", func(w *spanWorld) { w.entry(w.goroutines[0])[8]++ }},
-		"entry of an ended span":       {"g", func(w *spanWorld) { w.cell(w.refs[1])[0]++ }},
-		"entry of another span's cell": {"g", func(w *spanWorld) { w.cell(w.refs[1])[2]++ }},
-		"entry in nothing":             {"tgr", func(w *spanWorld) { w.publish(w.goroutines[0], 0)() }},
-		"no labels":                    {"r", func(w *spanWorld) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0) }},
-		"wild labels":                  {"r", func(w *spanWorld) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0x99_0000) }},
-		"record is over":               {"r", func(w *spanWorld) { w.pieces[fakeHeap][worldRecord+24] = 0 }},
-		"record valid in another way":  {"r", func(w *spanWorld) { w.pieces[fakeHeap][worldRecord+24] = 2 }},
-		"record of no trace":           {"r", func(w *spanWorld) { clear(w.pieces[fakeHeap][worldRecord : worldRecord+16]) }},
-		"record of no span":            {"r", func(w *spanWorld) { clear(w.pieces[fakeHeap][worldRecord+16 : worldRecord+24]) }},
-		"record too large":             {"r", func(w *spanWorld) { binary.NativeEndian.PutUint16(w.pieces[fakeHeap][worldRecord+26:], 613) }},
-		"other labels":                 {"r", func(w *spanWorld) { w.pieces[fakeHeap][worldText]++ }},
-		"labels of another span":       {"r", func(w *spanWorld) { w.pieces[fakeHeap][worldText+32+15]++ }},
-		"no list of labels":            {"r", func(w *spanWorld) { put64(w.pieces[fakeHeap], 0) }},
-		"wild list of labels":          {"r", func(w *spanWorld) { put64(w.pieces[fakeHeap], 0x99_0000) }},
-		"endless list of labels":       {"r", func(w *spanWorld) { put64(w.pieces[fakeHeap][16:], maxLabels+1) }},
-		"wild label":                   {"r", func(w *spanWorld) { put64(w.pieces[fakeHeap][worldList+16:], 0x99_0000) }},
+		"slot of another thread":            {"t", func(w *spanWorld) { w.slot()[0x38]++ }},
+		"slot of another goroutine":         {"t", func(w *spanWorld) { w.slot()[0x20]++ }},
+		"slot without an m":                 {"t", func(w *spanWorld) { put64(w.slot()[0x30:], 0) }},
+		"m of another thread":               {"tgr", func(w *spanWorld) { w.pieces[fakeM][fakeOffsets.MProcid]++ }},
+		"m at an unmapped address":          {"tgr", func(w *spanWorld) { put64(w.slot()[0x30:], 0x99_0000) }},
+		"m at a kernel address":             {"t", func(w *spanWorld) { put64(w.slot()[0x30:], 1<<63) }},
+		"no goroutine":                      {"tgr", func(w *spanWorld) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], 0) }},
+		"goroutine at an unmapped address":  {"tgr", func(w *spanWorld) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], 0x99_0000) }},
+		"another goroutine":                 {"tgr", func(w *spanWorld) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], fakeG+0x1000) }},
+		"goroutine without an id":           {"tgr", func(w *spanWorld) { put64(w.pieces[fakeG][fakeOffsets.GGoid:], 0) }},
+		"slot being written":                {"t", func(w *spanWorld) { w.slot()[0x18] = 1 }},
+		"entry of another goroutine":        {"g", func(w *spanWorld) { w.entry(w.goroutines[0])[8]++ }},
+		"entry of an ended span":            {"g", func(w *spanWorld) { w.cell(w.refs[1])[0]++ }},
+		"entry of another span's cell":      {"g", func(w *spanWorld) { w.cell(w.refs[1])[2]++ }},
+		"entry without a span":              {"tgr", func(w *spanWorld) { w.publish(w.goroutines[0], 0)() }},
+		"no labels":                         {"r", func(w *spanWorld) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0) }},
+		"wild labels":                       {"r", func(w *spanWorld) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0x99_0000) }},
+		"record has ended":                  {"r", func(w *spanWorld) { w.pieces[fakeHeap][worldRecord+24] = 0 }},
+		"record with an unknown valid flag": {"r", func(w *spanWorld) { w.pieces[fakeHeap][worldRecord+24] = 2 }},
+		"record without a trace id":         {"r", func(w *spanWorld) { clear(w.pieces[fakeHeap][worldRecord : worldRecord+16]) }},
+		"record without a span id":          {"r", func(w *spanWorld) { clear(w.pieces[fakeHeap][worldRecord+16 : worldRecord+24]) }},
+		"record too large":                  {"r", func(w *spanWorld) { binary.NativeEndian.PutUint16(w.pieces[fakeHeap][worldRecord+26:], 613) }},
+		"other labels":                      {"r", func(w *spanWorld) { w.pieces[fakeHeap][worldText]++ }},
+		"labels of another span":            {"r", func(w *spanWorld) { w.pieces[fakeHeap][worldText+32+15]++ }},
+		"no list of labels":                 {"r", func(w *spanWorld) { put64(w.pieces[fakeHeap], 0) }},
+		"wild list of labels":               {"r", func(w *spanWorld) { put64(w.pieces[fakeHeap], 0x99_0000) }},
+		"endless list of labels":            {"r", func(w *spanWorld) { put64(w.pieces[fakeHeap][16:], maxLabels+1) }},
+		"wild label":                        {"r", func(w *spanWorld) { put64(w.pieces[fakeHeap][worldList+16:], 0x99_0000) }},
 	} {
 		w := stillWorld(t)
 		test.change(w)
 		for _, m := range []uint64{0, fakeM} {
 			if m == fakeM && name == "slot without an m" {
-				continue // then the thread is known to be it by its procid
+				continue // procid then confirms that fakeM is the thread's m
 			}
 			assert.Nil(t, w.look(t, test.which, m).Span, name)
 		}
@@ -387,7 +387,8 @@ func TestInconsistentThreadHasNoSpan(t *testing.T) {
 	}
 }
 
-// A record may be read while the goroutine is on another thread, and have ended when it returns.
+// A record may be read while its goroutine is on another thread, and its span may have ended by the
+// time the goroutine returns.
 func TestSpanEndsElsewhereDuringRead(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		w := stillWorld(t)
@@ -415,7 +416,7 @@ func TestRecordWithAttributes(t *testing.T) {
 	w := stillWorld(t)
 	encoded := []byte("\x00\x02ab\x01\x01c")
 	b := w.pieces[fakeHeap]
-	// Move the list of labels and its text out of the way.
+	// Move the list of labels and its text to another place.
 	copy(b[1024:], b[worldList:worldRecordSize])
 	put64(b, fakeHeap+1024)
 	put64(b[1024+16:], fakeHeap+1024+worldText-worldList+32)
@@ -551,24 +552,24 @@ func TestAdvertisement(t *testing.T) {
 		change func(a advertised)
 		want   []CarrierKind
 	}{
-		"good":             {func(advertised) {}, all},
-		"more than known":  {set("threadlocal.slots.color", str("red")), all},
-		"other schema":     {set(wire.KeySchemaVersion, str("tlsdesc_v1_dev")), all[:2]},
-		"no offsets":       {without(wire.KeyGo+wire.GoKeyMCurgOffset, wire.KeyGo+wire.GoKeyGGoidOffset), all[:1]},
-		"wild offset":      {set(wire.KeyGo+wire.GoKeyMCurgOffset, intValue(-8)), all[:1]},
-		"far offset":       {set(wire.KeyGo+wire.GoKeyGGoidOffset, intValue(1<<40)), all[:1]},
-		"no label offset":  {without(wire.KeyGo + wire.GoKeyGLabelsOffset), all[:2]},
-		"record in labels": {set(wire.KeyGo+wire.GoKeyRecordOffset, intValue(8)), all[:2]},
-		"record far away":  {set(wire.KeyGo+wire.GoKeyRecordOffset, intValue(5000)), all[:2]},
-		"no address":       {without(wire.KeyThreadSlots + wire.RingKeyAddress), all[1:]},
-		"address as text":  {set(wire.KeyThreadSlots+wire.RingKeyAddress, str("1")), all[1:]},
-		"wild address":     {set(wire.KeyThreadSlots+wire.RingKeyAddress, intValue(-1)), all[1:]},
-		"other address":    {set(wire.KeyThreadSlots+wire.RingKeyAddress, intValue(fakeRing+8)), all[1:]},
-		"capacity":         {set(wire.KeyThreadSlots+wire.RingKeyCapacity, intValue(3)), all[1:]},
-		"other capacity":   {set(wire.KeyThreadSlots+wire.RingKeyCapacity, intValue(32)), all[1:]},
-		"slot size":        {set(wire.KeyThreadSlots+wire.RingKeySlotSize, intValue(1<<40)), all[1:]},
-		"index":            {set(wire.KeyThreadSlots+wire.RingKeyIndex, str("goroutine")), all[1:]},
-		"no fields":        {without(wire.KeyThreadSlots + wire.RingKeyFields), all[1:]},
+		"good":                     {func(advertised) {}, all},
+		"more than known":          {set("threadlocal.slots.color", str("red")), all},
+		"other schema":             {set(wire.KeySchemaVersion, str("tlsdesc_v1_dev")), all[:2]},
+		"no offsets":               {without(wire.KeyGo+wire.GoKeyMCurgOffset, wire.KeyGo+wire.GoKeyGGoidOffset), all[:1]},
+		"wild offset":              {set(wire.KeyGo+wire.GoKeyMCurgOffset, intValue(-8)), all[:1]},
+		"far offset":               {set(wire.KeyGo+wire.GoKeyGGoidOffset, intValue(1<<40)), all[:1]},
+		"no label offset":          {without(wire.KeyGo + wire.GoKeyGLabelsOffset), all[:2]},
+		"record inside the labels": {set(wire.KeyGo+wire.GoKeyRecordOffset, intValue(8)), all[:2]},
+		"record offset too large":  {set(wire.KeyGo+wire.GoKeyRecordOffset, intValue(5000)), all[:2]},
+		"no address":               {without(wire.KeyThreadSlots + wire.RingKeyAddress), all[1:]},
+		"address as text":          {set(wire.KeyThreadSlots+wire.RingKeyAddress, str("1")), all[1:]},
+		"wild address":             {set(wire.KeyThreadSlots+wire.RingKeyAddress, intValue(-1)), all[1:]},
+		"other address":            {set(wire.KeyThreadSlots+wire.RingKeyAddress, intValue(fakeRing+8)), all[1:]},
+		"capacity":                 {set(wire.KeyThreadSlots+wire.RingKeyCapacity, intValue(3)), all[1:]},
+		"other capacity":           {set(wire.KeyThreadSlots+wire.RingKeyCapacity, intValue(32)), all[1:]},
+		"slot size":                {set(wire.KeyThreadSlots+wire.RingKeySlotSize, intValue(1<<40)), all[1:]},
+		"index":                    {set(wire.KeyThreadSlots+wire.RingKeyIndex, str("goroutine")), all[1:]},
+		"no fields":                {without(wire.KeyThreadSlots + wire.RingKeyFields), all[1:]},
 		"field as text": {set(wire.KeyThreadSlots+wire.RingKeyFields, &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{
 			KvlistValue: &commonpb.KeyValueList{Values: []*commonpb.KeyValue{keyValue("seq", str("x"))}},
 		}}), all[1:]},
@@ -623,8 +624,8 @@ func TestRingNames(t *testing.T) {
 	}
 }
 
-// FuzzThreads reads a thread, over and over, of a process whose memory and advertisement are made
-// of the input. Each read terminates, and its results are valid.
+// FuzzThreads repeatedly reads a thread of a process whose memory and advertisement consist of the
+// input. Each read must terminate with valid results.
 func FuzzThreads(f *testing.F) {
 	f.Add(uint64(1), []byte{1, 2, 3, 4, 5, 6, 7, 8}, uint16(184), uint16(24), byte(7))
 	f.Add(uint64(2), []byte{0, 0, 0x50, 0, 0, 0, 0, 0, 1}, uint16(0), uint16(4096), byte(7))

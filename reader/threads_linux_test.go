@@ -78,7 +78,8 @@ func spinIn(t *testing.T, c *childproc.Child, show string) identity {
 	return askf(t, c, "spin a")
 }
 
-// steadily fails the test unless exactly these threads have spans, at each read.
+// steadily reads the threads several times, and fails the test unless exactly these have spans each
+// time.
 func steadily(t *testing.T, p *Process, want ...Thread) {
 	t.Helper()
 	for range 50 {
@@ -100,7 +101,8 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 			who := spinIn(t, c, "show a")
 			steadily(t, p, proven(who, want))
 			if want == GoroutineRecord {
-				// A goroutine with other labels has no record, whatever follows those in memory.
+				// A goroutine with other labels has no record, whatever follows the labels in
+				// memory.
 				tellf(t, c, "relabel a")
 				askf(t, c, "spin a")
 				next := ThreadSlots
@@ -120,8 +122,8 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 	}
 }
 
-// slotHasSpan fails the test unless the slot of a thread holds theSpan, whichever goroutine runs
-// there.
+// slotHasSpan fails the test unless the slot of a thread holds theSpan, no matter which goroutine
+// runs on the thread.
 func slotHasSpan(t *testing.T, p *Process, tid int) {
 	t.Helper()
 	v, err := p.threadView(t.Context())
@@ -131,12 +133,12 @@ func slotHasSpan(t *testing.T, p *Process, tid int) {
 	require.Equal(t, spanIDOf(theSpan.SpanID), s.SpanID)
 }
 
-// waitUntilIdle returns when no goroutine is on a thread. A goroutine reports that it waits just
+// waitUntilIdle returns once no goroutine is on a thread: a goroutine reports that it waits just
 // before it does.
 func waitUntilIdle(t *testing.T, p *Process, tid int) {
 	t.Helper()
 	for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {
-		require.True(t, time.Now().Before(end), "there is always one")
+		require.True(t, time.Now().Before(end), "a goroutine stays on the thread")
 		for _, thread := range threadsOf(t, p) {
 			if thread.TID == tid && thread.Goroutine == 0 {
 				return
@@ -145,7 +147,7 @@ func waitUntilIdle(t *testing.T, p *Process, tid int) {
 	}
 }
 
-// Spans are read through another thread if the first one has exited.
+// If the first thread has exited, spans are read through another one.
 func TestThreadsAfterFirstExited(t *testing.T) {
 	c, p := acting(t, "slots record advertise publish")
 	tellf(t, c, "end-first-thread")
@@ -181,8 +183,8 @@ func TestRecordsAreInherited(t *testing.T) {
 			c, p := acting(t, carriers+" advertise publish")
 			tellf(t, c, "lock a")
 			self := askf(t, c, "show a")
-			// The thread of the started goroutine becomes known by a span of its own, which has
-			// ended.
+			// The thread of the started goroutine becomes known through a span that the goroutine
+			// published there and that has ended.
 			who := askf(t, c, "start-known a")
 			require.NotEqual(t, self.goid, who.goid)
 			waitUntilIdle(t, p, self.tid)
@@ -248,7 +250,7 @@ func TestThreadLayout(t *testing.T) {
 	assert.False(t, all)
 }
 
-// Only Threads fails if nothing is published.
+// Of all the calls, only Threads fails if nothing is published.
 func TestThreadLayoutWithoutPublication(t *testing.T) {
 	for order, source := range map[string]CarrierSource{"publish": 0, "": 0, "slots": FoundByName} {
 		_, p := acting(t, order)
@@ -268,7 +270,7 @@ func TestThreadLayoutWithoutPublication(t *testing.T) {
 	}
 }
 
-// A service in a container has other thread ids than its host sees.
+// The threads of a service in a container have other ids on the host.
 func TestThreadsInOwnPIDNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a PID namespace needs CAP_SYS_ADMIN")
@@ -317,7 +319,7 @@ func TestUnprovenSpans(t *testing.T) {
 			if strings.HasPrefix(carriers, "v1") {
 				span.TraceFlags = 0
 			}
-			if carriers != "slots no-go advertise publish" { // nor does anything name cells
+			if carriers != "slots no-go advertise publish" { // only these slots name cells
 				span.LocalRootSpanID = [8]byte{}
 			}
 			steadily(t, p, Thread{TID: who.tid, OwnTID: who.tid, Span: span})
@@ -331,7 +333,7 @@ func TestUnprovenSpans(t *testing.T) {
 func TestFindRingByName(t *testing.T) {
 	_, p := acting(t, "named-v1")
 	threads := threadsOf(t, p)
-	assert.Len(t, withSpans(threads), len(threads), "every slot shows a span")
+	assert.Len(t, withSpans(threads), len(threads), "every slot has a span")
 	found, err := p.Carriers(t.Context())
 	require.NoError(t, err)
 	require.Len(t, found, 1)
@@ -355,12 +357,12 @@ func TestThreadsOfExitedProcess(t *testing.T) {
 	c, p := acting(t, "slots advertise publish")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for range 2 { // before and after they have been read once
+	for range 2 { // before and after the first successful read
 		_, err := p.Threads(ctx)
 		require.ErrorIs(t, err, context.Canceled)
 		threadsOf(t, p)
 	}
-	// Killed and not waited for, it no longer has memory.
+	// A killed process that was not waited for no longer has memory.
 	c.Zombie()
 	_, err := p.Threads(t.Context())
 	require.Truef(t, errors.Is(err, ErrProcessGone) || errors.Is(err, ErrNoThreadContext), "%v", err)

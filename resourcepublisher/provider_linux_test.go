@@ -45,8 +45,8 @@ var providerEnvironments = map[string][]string{
 	"instance":   {"OTEL_GO_X_RESOURCE=true"},
 }
 
-// TestPublishedResourceIsTheSpans starts a process for every combination, because the SDK
-// caches its default resource. The child publishes, this process reads.
+// TestPublishedResourceIsTheSpans starts a process for every combination, because the SDK caches
+// its default resource. The child publishes, and this process reads.
 func TestPublishedResourceIsTheSpans(t *testing.T) {
 	for env, vars := range providerEnvironments {
 		for res := range providerResources {

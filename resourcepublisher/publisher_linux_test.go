@@ -281,12 +281,12 @@ func TestExtraAttributes(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, resourcepublisher.RemoveAttributes("a", "b", "nested")) })
 	extra := func() map[string]any { return plainMap(read(t).Message.GetAttributes()) }
 
-	// Before there is a publisher; the last of two equal keys wins.
+	// Set attributes before there is a publisher; the last of two equal keys wins.
 	require.NoError(t, resourcepublisher.SetAttributes(attribute.Int("a", 0), attribute.Int("a", 1)))
 	p := publish(t, resource.NewSchemaless(attribute.Int("a", 99)))
 	assert.Equal(t, map[string]any{"a": int64(1)}, extra())
 
-	// While it publishes, several at once.
+	// Set several at once while the context is published.
 	nested := attribute.KeyValue{Key: "nested", Value: attribute.MapValue(
 		attribute.KeyValue{Key: "list", Value: attribute.SliceValue(attribute.ByteSliceValue([]byte{1}), attribute.Value{})},
 		attribute.Int("twice", 1), attribute.Int("twice", 2),
@@ -300,7 +300,7 @@ func TestExtraAttributes(t *testing.T) {
 	assert.Equal(t, want, extra())
 	assert.Greater(t, read(t).PublishedAtNS, before.PublishedAtNS)
 
-	// They outlive updates of the resource and the publisher.
+	// The attributes outlive updates of the resource, and the publisher.
 	require.NoError(t, p.Update(resource.Empty()))
 	assert.Equal(t, want, extra())
 	require.NoError(t, p.Shutdown(context.Background()))
@@ -311,7 +311,7 @@ func TestExtraAttributes(t *testing.T) {
 	require.NoError(t, resourcepublisher.RemoveAttributes("nested", "b", "unknown"))
 	assert.Equal(t, map[string]any{"a": int64(2)}, extra())
 
-	// Attributes that cannot be published change nothing, now and later.
+	// Attributes that cannot be published change nothing, neither now nor later.
 	require.ErrorIs(t, resourcepublisher.SetAttributes(
 		attribute.Int("a", 3), attribute.String("b", strings.Repeat("x", 70_000)),
 	), resourcepublisher.ErrTooLarge)

@@ -72,7 +72,7 @@ func setForTest(t *testing.T, kv attribute.KeyValue) {
 	require.NoError(t, advertise.Change([]attribute.KeyValue{kv}, nil))
 	t.Cleanup(func() {
 		require.NoError(t, advertise.Change(nil, []attribute.Key{kv.Key}))
-		if kv == spanAttribute { // set first, so removed last
+		if kv == spanAttribute { // cleanup removes the first attribute last
 			assert.Empty(t, separateMappings(t))
 		}
 	})

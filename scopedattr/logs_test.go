@@ -39,7 +39,7 @@ func withAndWithoutClone(t *testing.T, f func(t *testing.T)) {
 	}
 }
 
-// TestLogRest checks that the other fields of a record, and its span, do not change.
+// TestLogRest checks that adding attributes does not change a record's other fields or its span.
 func TestLogRest(t *testing.T) { withAndWithoutClone(t, testLogRest) }
 
 func testLogRest(t *testing.T) {
@@ -83,7 +83,7 @@ func testLogRecordKept(t *testing.T) {
 	for _, n := range []int{0, 3, 5, 6, 10} {
 		var record log.Record
 		for _, kv := range own(n) {
-			record.AddAttributes(kv) // one by one, so that the slice has spare capacity
+			record.AddAttributes(kv) // one at a time, so that the slice has spare capacity
 		}
 		kept := &keepingProvider{}
 		logger := NewLoggerProvider(kept).Logger("test")

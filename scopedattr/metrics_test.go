@@ -83,7 +83,7 @@ func TestMetrics(t *testing.T) {
 	for name, tt := range map[string]struct {
 		keys []attribute.Key
 		ctx  []string
-		call []string // one option each
+		call []string // attributes of the call, one option each
 		want string
 	}{
 		"the call's last wins":                    {[]attribute.Key{"a", "b"}, []string{"a=ctx b=ctx"}, []string{"a=1", "a=2 c=3"}, "a=2 b=ctx c=3"},

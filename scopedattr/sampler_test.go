@@ -44,8 +44,8 @@ var byAttribute samplerFunc = func(p sdktrace.SamplingParameters) sdktrace.Sampl
 	return sdktrace.SamplingResult{Decision: sdktrace.Drop}
 }
 
-// TestSpans combines attributes from the context, Start, a sampler and a processor, and checks what
-// each of them sees. TestEachSignal tests Start alone.
+// TestSpans combines attributes from the context, Start, a sampler and a processor, and checks
+// which ones the sampler and the processors see. TestEachSignal tests Start alone.
 func TestSpans(t *testing.T) {
 	for name, tt := range map[string]struct {
 		ctx     []string // layers of the context

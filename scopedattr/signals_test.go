@@ -18,9 +18,9 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
-// signal makes a span, a log record or a measurement with ctx and the call's attributes own, and
-// returns the resulting attributes. Unless wrapped is set, it uses the bare SDK provider. Metrics
-// allow all attributes of the context.
+// signal makes a span, a log record or a measurement with ctx and own, the attributes of the call,
+// and returns the resulting attributes. Unless wrapped is set, it uses the bare SDK provider.
+// Metrics allow all attributes of the context.
 type signal func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue
 
 // signals returns every kind of signal by name.
@@ -86,7 +86,7 @@ func TestEachSignal(t *testing.T) {
 	}{
 		"without any":                     {nil, "", ""},
 		"the context's":                   {[]string{"a=ctx"}, "", "a=ctx"},
-		"the later of the context's wins": {[]string{"a=outer b=outer", "a=inner"}, "", "a=inner b=outer"},
+		"the context's later one wins":    {[]string{"a=outer b=outer", "a=inner"}, "", "a=inner b=outer"},
 		"beside its own":                  {[]string{"a=ctx"}, "b=own", "a=ctx b=own"},
 		"a key is needed":                 {[]string{"=x a=ctx"}, "", "a=ctx"},
 		"its own win":                     {[]string{"a=ctx b=ctx"}, "a=own", "a=own b=ctx"},
@@ -96,7 +96,7 @@ func TestEachSignal(t *testing.T) {
 			t.Run(name+"/"+kind, func(t *testing.T) {
 				ctx := with(t.Context(), tt.ctx...)
 				equal(t, tt.want, signal(t, true, ctx, list(tt.own)))
-				equal(t, tt.own, signal(t, false, ctx, list(tt.own)), "with the SDK's provider")
+				equal(t, tt.own, signal(t, false, ctx, list(tt.own)), "without wrapping")
 			})
 		}
 	}
@@ -130,7 +130,7 @@ func TestCountLimits(t *testing.T) {
 		"room for all":               {4, "s1= s2=", "", "a= b=", "s1= s2= a= b=", 0},
 		"no attributes":              {0, "", "", "a= b=", "", 2},
 		"no limit":                   {-1, "s1=", "", "a=", "s1= a=", 0},
-		"an equal key takes no room": {1, "a=own", "", "a=ctx", "a=own", 0},
+		"an equal key needs no room": {1, "a=own", "", "a=ctx", "a=own", 0},
 		"8 of 9":                     {8, some("s", 7), "", "a= b=", some("s", 7) + " a=", 1},
 		"20 of 30":                   {20, some("s", 18), "p0=", some("a", 11), some("s", 18) + " p0= a0=", 10},
 		"the sampler's and those given at Start come first": {2, "s1=", "p1=", "a=", "s1= p1=", 1},

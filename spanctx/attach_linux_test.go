@@ -17,7 +17,8 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// The memory of a goroutine that attaches long spans in turn and never detaches does not grow.
+// A goroutine that attaches one long span after the other without detaching uses no more and more
+// memory.
 func TestAttachInTurnWithoutDetach(t *testing.T) {
 	s := serve(t)
 	ctxA, a := s.root()

@@ -64,8 +64,8 @@ func decoded(t testing.TB, keys []attribute.Key, encoded string) map[string]stri
 	return m
 }
 
-// labelsThatShow returns the labels, as reported by runtime/pprof, of the goroutines in a span, without
-// its ids.
+// labelsThatShow returns the labels, as reported by runtime/pprof and without the span's ids, of
+// the goroutines in a span.
 func labelsThatShow(t testing.TB, span trace.Span) (all []map[string]string) {
 	t.Helper()
 	var b bytes.Buffer
@@ -131,7 +131,7 @@ func TestAttachedAttributesUnderUserLabels(t *testing.T) {
 			_, child := s.start(two)
 			child.End()
 			assert.Equal(t, number(a), s.shown(t).goroutine)
-			assert.Empty(t, installed().Attributes(), "rather none than the wrong ones")
+			assert.Empty(t, installed().Attributes(), "unknown attributes must be omitted")
 		})
 		Refresh(two)
 		s.assertAttributes(t, a, "tenant", "two")
@@ -156,7 +156,7 @@ func TestAttachAttributesWhileItEnds(t *testing.T) {
 	rounds := make(chan *round)
 	var worker sync.WaitGroup
 	worker.Go(func() {
-		// Many labels, so that making a record of them takes a while.
+		// With this many labels, making a record takes a while.
 		var kvs []string
 		for i := range 200 {
 			kvs = append(kvs, fmt.Sprint("key", i), "value")
@@ -185,7 +185,7 @@ func TestAttachAttributesWhileItEnds(t *testing.T) {
 			span.End()
 			if at := <-r.left; at != nil {
 				seen++
-				assert.False(t, isValid(t, at), "its span is over")
+				assert.False(t, isValid(t, at), "its span has ended")
 			} else {
 				missed++
 			}
@@ -246,7 +246,7 @@ func TestNoAttributeKeys(t *testing.T) {
 		s.assertAttributes(t, span)
 		span.End()
 	})
-	// They have no room for attributes even if keys are added later.
+	// The slots have no room for attributes even if keys are added later.
 	require.NoError(t, s.p.AddAttributeKeys("app"))
 	apart(func() {
 		_, span := s.start(with(context.Background(), "app", "shop"))
@@ -261,7 +261,7 @@ type untouched struct{ context.Context }
 
 func (c untouched) Value(key any) any {
 	if strings.Contains(fmt.Sprintf("%T", key), "contextattr.") {
-		panic("asked for the scope")
+		panic("the scope was looked up")
 	}
 	return c.Context.Value(key)
 }
@@ -301,14 +301,14 @@ func TestAddAttributeKeys(t *testing.T) {
 		span.End()
 		require.NoError(t, tp.Shutdown(context.Background()))
 	})
-	// A refused provider changes nothing.
+	// A provider that is rejected changes nothing.
 	_, err := NewSpanProcessor(WithAttributeKeys("d"))
 	require.ErrorIs(t, err, ErrProcessorExists)
 	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p))
 	assert.Empty(t, *errs)
 	require.NoError(t, s.p.Shutdown(context.Background()))
 	require.NoError(t, s.p.AddAttributeKeys("d"))
-	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p), "it is over")
+	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p), "after Shutdown")
 }
 
 func TestTooManyAttributeKeys(t *testing.T) {
@@ -321,7 +321,7 @@ func TestTooManyAttributeKeys(t *testing.T) {
 	assert.Len(t, advertisedKeys(t, s.p), 256)
 	assert.Equal(t, 1, s.p.RefusedAttributeKeys())
 	require.Len(t, *errs, 1)
-	require.ErrorContains(t, (*errs)[0], "publish attribute keys: 1 of them are refused, there are 256 already")
+	require.ErrorContains(t, (*errs)[0], "publish attribute keys: 1 rejected, there are already 256")
 	require.NoError(t, s.p.AddAttributeKeys("more", "and more", "key.7"))
 	shared, err := share([]Option{WithAttributeKeys("yet more")})
 	require.NoError(t, err)
@@ -342,7 +342,7 @@ func TestTooManyAttributeKeys(t *testing.T) {
 	s.p.refusedKeys.Store(0)
 	require.NoError(t, s.p.AddAttributeKeys("one more"))
 	assert.EqualValues(t, 1, told.Load())
-	// Names that make the process context too large are an error, and change nothing.
+	// Keys that make the process context too large are an error, and change nothing.
 	p := s.p
 	require.NoError(t, p.Shutdown(context.Background()))
 	s = serve(t, WithAttributeKeys("a"))
@@ -379,8 +379,8 @@ func TestAttributesAllocateNothingMore(t *testing.T) {
 	}
 }
 
-// While spans with attributes start and end on many goroutines, no span is published with the
-// attributes of another.
+// Spans with attributes start and end on many goroutines. None is published with the attributes of
+// another.
 func TestAttributesUnderLoad(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"everything": {WithSlotCapacity(16)},
@@ -395,7 +395,7 @@ func TestAttributesUnderLoad(t *testing.T) {
 					defer func() { done <- struct{}{} }()
 					for n := range testenv.Rounds(50, max(50, long(2000))) {
 						ctx, a := s.root()
-						// The attribute says which trace it is of.
+						// The attribute's value identifies its trace.
 						own := with(ctx, "trace", a.SpanContext().TraceID().String())
 						at := Attach(own)
 						ctxB, b := s.start(own)
@@ -449,7 +449,7 @@ func TestAttributesUnderLoad(t *testing.T) {
 				}
 			}
 			s.assertNowhere(t)
-			t.Logf("%d slots looked at, %d with attributes", looks, shown)
+			t.Logf("%d slots read, %d with attributes", looks, shown)
 		})
 	}
 }

@@ -49,7 +49,8 @@ type modelSpan struct {
 	parent    int
 	depth     int
 	ancestors []int
-	// before is the starter's position at Start. outside is set if it was in none of the ancestors.
+	// before is the starter's position at Start. outside is set if that was in none of the
+	// ancestors.
 	before  in
 	outside bool
 }
@@ -87,7 +88,7 @@ func (m *model) position(g int) (at in, known bool) {
 	}
 }
 
-// nearest is rule 3 for a goroutine that has not ended the span itself.
+// nearest applies rule 3 for a goroutine that has not ended the span itself.
 func (m *model) nearest(g int, at in) in {
 	if at.span == none || m.spans[at.span].live {
 		return at
@@ -112,7 +113,7 @@ func (m *model) publish(g int, at in) {
 	a.at, a.published, a.record = at, true, at.span
 }
 
-// starts is rule 1. parent is the span of the context, or none.
+// starts applies rule 1. parent is the span of the context, or none.
 func (m *model) starts(g, parent int, newRoot bool) {
 	at, _ := m.position(g)
 	at = m.nearest(g, at)
@@ -143,7 +144,7 @@ func (m *model) isIn(span int, spans []int) bool {
 	return !m.spans[span].outside && slices.ContainsFunc(m.spans[span].ancestors, func(a int) bool { return slices.Contains(spans, a) })
 }
 
-// ends is rules 2 and 3.
+// ends applies rules 2 and 3.
 func (m *model) ends(g, span int) {
 	ended := &m.spans[span]
 	ended.live = false
@@ -163,15 +164,15 @@ func (m *model) ends(g, span int) {
 	}
 }
 
-// endsHere reports whether an End of the span by the goroutine would be the usual case: the goroutine
-// is in the span and has started it. Then the next span may reuse the cell.
+// endsHere reports whether End of the span on this goroutine is the usual case: the goroutine is in
+// the span and has started it. Then the next span may reuse the cell.
 func (m *model) endsHere(g, span int) bool {
 	at, _ := m.position(g)
 	return at == in{span: span} && m.spans[span].starter == g
 }
 
-// needed reports whether a goroutine other than the starter would apply rule 3 to an ended span without
-// a record that has the ancestors.
+// needed reports whether a goroutine other than the starter, without a record that has the
+// ancestors, would apply rule 3 to the ended span.
 func (m *model) needed(span int) bool {
 	for i := range m.goroutines {
 		a := &m.goroutines[i]
@@ -324,7 +325,7 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 	switch what := p.random.IntN(4); what {
 	case 0, 1:
 		if p.reused[at.span] {
-			return // The goroutine's position would be unknown.
+			return // The goroutine's position would become unknown.
 		}
 		say("labels %d", what)
 		g.record = none
@@ -354,8 +355,8 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 	}
 }
 
-// Random programs: after each step, every carrier publishes the span that the contract requires for
-// every goroutine. The seed of a failed program reproduces it.
+// After each step of a random program, every carrier publishes the span that the contract requires
+// for every goroutine. The seed of a failed program reproduces it.
 func TestContract(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"mapped": nil,

@@ -21,8 +21,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// A goroutine leaves a span while another one ends the descendants that the first has started, and
-// clears the links between records that the first follows.
+// A goroutine leaves a span while another one ends the descendants that the first one started, and
+// thereby clears the links between records that the first one follows.
 func TestLeaveWhileOthersEnd(t *testing.T) {
 	p, err := NewSpanProcessor()
 	require.NoError(t, err)
@@ -46,7 +46,7 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 		for !over.Load() {
 			moved := g
 			p.moveToNearest(&moved)
-			p.cells.Leave(g.position, ^cells.Ref(1), g.Goid) // It is in no such span.
+			p.cells.Leave(g.position, ^cells.Ref(1), g.Goid) // The goroutine is in no such span.
 		}
 	}
 }
@@ -94,11 +94,11 @@ func TestShownAsItEnds(t *testing.T) {
 		ctx, outer := s.root()
 		_, middle := s.start(ctx)
 		var g goroutine
-		s.p.locateLive(&g) // as the end of a child does
+		s.p.locateLive(&g) // as at the end of a child
 		apart(func() { middle.End() })
 		s.p.publish(&g, nil, 0)
 		ref, _ := s.entry(t)
-		assert.NotZero(t, ref, "in nothing")
+		assert.NotZero(t, ref, "the goroutine is in no span")
 		assert.Equal(t, number(outer), s.current(t))
 		outer.End()
 	})

@@ -39,7 +39,7 @@ func TestSpanIDInTwoTraces(t *testing.T) {
 		span.End()
 	}
 	s.assertNowhere(t)
-	assert.Zero(t, s.p.cells.Find(sdkspan.Key{SpanID: 7}), "all ends were noticed")
+	assert.Zero(t, s.p.cells.Find(sdkspan.Key{SpanID: 7}), "an End was missed")
 }
 
 type sameSpanID struct{ derivedIDs }
@@ -50,7 +50,8 @@ func (d *sameSpanID) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 
 func (*sameSpanID) NewSpanID(context.Context, trace.TraceID) trace.SpanID { return trace.SpanID{7: 7} }
 
-// An id generator may return zero ids: such a span cannot be found at its end, and is not published.
+// An id generator may return zero ids. Such a span cannot be found at its end, so it is not
+// published.
 func TestWithoutSpanID(t *testing.T) {
 	s := serve(t)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.p), sdktrace.WithIDGenerator(new(noSpanID)))
@@ -76,7 +77,7 @@ func TestRegisteredTwice(t *testing.T) {
 	runSteps(t, observe(t, active.Load(), tp), "+a=a +b<a=b/a -b=a -a=")
 }
 
-// If a goroutine or its thread exits in a span, the span stays live until it ends.
+// A span stays live until it ends, even if its goroutine or the goroutine's thread exits.
 func TestExitInSpan(t *testing.T) {
 	s := serve(t, WithSlotCapacity(1<<12))
 	var spans []trace.Span
@@ -85,7 +86,7 @@ func TestExitInSpan(t *testing.T) {
 		go func() {
 			defer close(done)
 			if i%2 == 0 {
-				runtime.LockOSThread() // and the thread is gone with the goroutine
+				runtime.LockOSThread() // the thread exits with the goroutine
 			}
 			ctx, a := s.root()
 			_, b := s.start(ctx)
@@ -131,8 +132,8 @@ func (s *bareSpan) set(n uint64) {
 	})
 }
 
-// Spans that never end use no more memory than the cells and records, and do not prevent others from
-// being published.
+// Spans that never end use no memory besides their cells and records, and do not prevent others
+// from being published.
 func TestNeverEnded(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"slots": {WithGoroutineRecord(false)}, "everything": nil,
@@ -171,7 +172,7 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 	fill(warm, warm+spans)
 	assert.Less(t, heap()-before, int64(1<<20))
 
-	Attach(context.Background()) // out of all those
+	Attach(context.Background()) // leave all those spans
 	ctx, a := s.root()
 	s.assertShows(t, a, a)
 	_, b := s.start(ctx)
@@ -183,7 +184,8 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 	assert.Zero(t, s.places(number(a))+s.places(number(b)))
 }
 
-// Goroutines and threads share slots: each slot names the span that was stored last, and no ended one.
+// If goroutines and threads share slots, each slot names the last stored span, and never an ended
+// one.
 func TestFewSlots(t *testing.T) {
 	for _, capacity := range []int{1, 4} {
 		s := serve(t, WithSlotCapacity(capacity))
@@ -261,7 +263,7 @@ func TestRecordUnsampled(t *testing.T) {
 	assert.Equal(t, "RecordUnsampled{AlwaysOffSampler}", RecordUnsampled(sdktrace.NeverSample()).Description())
 }
 
-// A remote parent decides for a sampler that asks it.
+// A sampler that respects a remote parent's decision still does so.
 func TestRecordUnsampledBelowRemote(t *testing.T) {
 	s := serve(t)
 	tp := sdktrace.NewTracerProvider(

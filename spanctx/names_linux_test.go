@@ -25,7 +25,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// advertised returns an integer that is advertised.
+// advertised returns the integer that is advertised under key.
 func advertised(t testing.TB, p *SpanProcessor, key string) uint64 {
 	t.Helper()
 	for _, kv := range p.advertisement() {
@@ -131,7 +131,7 @@ func TestNamesOfSpans(t *testing.T) {
 			child.End()
 			s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
 			root.End()
-			// The name of the parent is read although it has ended.
+			// The parent's name is available although the parent has ended.
 			_, late := s.tracer.Start(ctx, "late")
 			s.assertNames(t, late, "late", "GET /cart/{id}")
 			late.End()
@@ -167,7 +167,7 @@ func TestNamesFollowSetName(t *testing.T) {
 			ctx, root := s.tracer.Start(context.Background(), "GET")
 			before, child := s.tracer.Start(ctx, "auth")
 			root.SetName("GET /cart/{id}")
-			Refresh(ctx) // The goroutine is in another span.
+			Refresh(ctx) // does nothing: the goroutine is in another span
 			s.assertNames(t, child, "auth", "GET")
 			child.SetName("authenticate")
 			Refresh(before)

@@ -116,8 +116,7 @@ func (o *outside) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
 	}
 }
 
-// goRecord is the record that OTEP 4947 asks for, read from a goroutine that holds
-// still.
+// goRecord is the record defined by OTEP 4947, read from a goroutine that does not change.
 type goRecord struct {
 	traceID [16]byte
 	spanID  [8]byte
@@ -125,9 +124,8 @@ type goRecord struct {
 	flags   byte
 }
 
-// record reads the record of the goroutine whose g is at an address, by the advertised
-// offsets. It returns nil if the goroutine has no labels: in these tests it has no others
-// than records'.
+// record uses the advertised offsets to read the record of the goroutine whose g is at an address.
+// It returns nil if the goroutine has no labels: in these tests, all labels belong to records.
 func (o *outside) record(t testing.TB, g uint64) *goRecord {
 	t.Helper()
 	labels := o.word(t, g+o.integer(t, "threadlocal.go.g_labels_offset"))
@@ -142,7 +140,7 @@ func (o *outside) record(t testing.TB, g uint64) *goRecord {
 	return r
 }
 
-// currentG returns the address of the calling goroutine's g, which never changes. It
+// currentG returns the address of the calling goroutine's g, which never changes. The goroutine
 // must be locked to its thread.
 func currentG() (uint64, error) {
 	rt := goruntime.Calibrate()

@@ -121,14 +121,14 @@ func idOfSlot(number uint64, capacity int, s *ringbuf.Slot) (id, error) {
 const (
 	lockstepWorkers  = 32
 	lockstepCapacity = 64
-	// inheritors is the number of goroutines that each worker starts inside its spans, in this round
-	// and the one before.
+	// inheritors is the number of goroutines that each worker starts inside its spans, in the
+	// current round and in the one before.
 	inheritors = 2
 )
 
 // lockstep is a child process that runs one round on each command, and answers when the round is
-// complete. In a round every worker ends the root of its last trace, starts a new trace, and ends all
-// of its spans but the root.
+// complete. In a round, every worker ends the root of its last trace, starts a new trace, and ends
+// all spans of that but the root.
 type lockstep struct {
 	workers [lockstepWorkers]*worker
 	// roots are the contexts of the spans that are open.
@@ -177,7 +177,7 @@ func beLockstep(parent *childproc.Parent) {
 	}
 }
 
-// waitsBusily reports whether the first worker spins at the end of a round, so that its thread is
+// waitsBusily reports whether the first worker spins at the end of a round, to keep its thread
 // running.
 func waitsBusily(round uint64) bool { return round%8 == 0 }
 
@@ -187,7 +187,7 @@ func (l *lockstep) note(at int) {
 	defer runtime.UnlockOSThread()
 	g, err := currentG()
 	if err != nil {
-		fmt.Println(err) // which is not what the parent expects
+		fmt.Println(err) // an answer that the parent does not expect
 		l.failed.Store(true)
 	}
 	l.gs[at].Store(g)
@@ -245,7 +245,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 		if r := release[round%inheritors]; r != nil {
 			close(r)
 		}
-		// This one was started inside of all three.
+		// This goroutine was started inside of all three.
 		r, started := make(chan struct{}), make(chan struct{})
 		release[round%inheritors] = r
 		go func() {
@@ -266,7 +266,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 		}
 		attached = Attachment{}
 		if random.IntN(3) == 0 {
-			// The root of another worker: it has ended, or ends while it is attached here.
+			// This is the root of another worker. It has ended, or ends while it is attached here.
 			if ctx := l.roots[random.IntN(lockstepWorkers)].Load(); ctx != nil {
 				attached = Attach(*ctx)
 			}
@@ -275,7 +275,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 	}
 }
 
-// After the end of a span, another process finds it in no slot, in no record, and on no thread. The
+// After a span has ended, another process finds it in no slot, in no record, and on no thread. The
 // service is idle while it is read.
 func TestEndedIsShownToNoProcess(t *testing.T) {
 	c := childproc.Start(t, roleLockstep, nil)
@@ -294,7 +294,7 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 			t.Helper()
 			require.NoError(t, err, where)
 			if i.kind != 1 || i.round != round {
-				t.Fatalf("%s: %+v is shown after round %d", where, i, round)
+				t.Fatalf("%s: %+v is published after round %d", where, i, round)
 			}
 		}
 		o.settled(t, func(n uint64, s *ringbuf.Slot) {
@@ -316,7 +316,7 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 		for ; len(gs) > 0; gs = gs[8:] {
 			g := binary.NativeEndian.Uint64(gs)
 			if g == 0 {
-				continue // of a later round
+				continue // used from a later round on
 			}
 			require.NotZero(t, o.word(t, g+goidAt))
 			r := o.record(t, g)
@@ -345,9 +345,9 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 		}
 		ended = int(round)*perRound - lockstepWorkers
 	}
-	t.Logf("%d spans ended; roots were shown %d times by slots, %d by records, %d by threads; %d records of ended spans",
+	t.Logf("%d spans ended; roots were found %d times by slots, %d by records, %d by threads; %d records of ended spans",
 		ended, bySlot, byRecord, byThread, invalid)
-	// The reader has found spans.
+	// The reader must have found spans.
 	assert.Greater(t, bySlot, int(rounds)*lockstepWorkers/8)
 	assert.Greater(t, byRecord, int(rounds)*lockstepWorkers/16)
 	assert.Positive(t, byThread)

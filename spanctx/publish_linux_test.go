@@ -93,7 +93,7 @@ func TestWithPublishing(t *testing.T) {
 	}
 	shows(tp, tp2)
 	require.NoError(t, tp2.Shutdown(context.Background()))
-	assert.Same(t, p, active.Load(), "the other one goes on")
+	assert.Same(t, p, active.Load(), "the other provider still publishes")
 	shows(tp)
 	tp3 := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
 	require.NoError(t, tp.Shutdown(context.Background()))
@@ -136,7 +136,7 @@ func TestOptionsOfALaterProvider(t *testing.T) {
 	require.NoError(t, first.Shutdown(context.Background()))
 }
 
-// A provider that is made while the last one shuts down publishes spans.
+// A provider that is created while the last one shuts down still publishes spans.
 func TestProviderDuringShutdown(t *testing.T) {
 	for range 300 {
 		first := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
@@ -162,7 +162,7 @@ func TestInvalidAttributeKeyOfEnvironment(t *testing.T) {
 	require.NoError(t, tp.Shutdown(context.Background()))
 }
 
-// Environment variables turn publishing off and choose carriers; options override them.
+// Environment variables turn publishing off and choose carriers. Options override them.
 func TestEnvironment(t *testing.T) {
 	all := []string{CarrierThreadSlots, CarrierGoroutineTable, CarrierGoroutineRecord}
 	for name, tt := range map[string]struct {
@@ -221,7 +221,7 @@ func TestNoCarrierIsNotShared(t *testing.T) {
 	assert.NotNil(t, active.Load())
 }
 
-// Each option has a variable, and overrides it.
+// Each option overrides its environment variable.
 func TestEnvironmentChooses(t *testing.T) {
 	for variable, tt := range map[string]struct {
 		value, invalid string
@@ -292,7 +292,7 @@ func TestWithPublishingReports(t *testing.T) {
 	}
 	tp := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(3)))
 	_, span := tp.Tracer("").Start(context.Background(), "span")
-	assert.True(t, span.IsRecording(), "the provider is none the worse for it")
+	assert.True(t, span.IsRecording(), "the provider works")
 	span.End()
 	require.NoError(t, tp.ForceFlush(context.Background()))
 	require.NoError(t, tp.Shutdown(context.Background()))
@@ -360,11 +360,11 @@ func TestShutdown(t *testing.T) {
 func assertNoRecord(t testing.TB) {
 	t.Helper()
 	if r := installed(); r != nil {
-		assert.False(t, isValid(t, r), "a valid record")
+		assert.False(t, isValid(t, r), "the record must be invalid")
 	}
 }
 
-// Shutdown while many goroutines start, attach and end spans.
+// Shutdown runs while many goroutines start, attach and end spans.
 func TestShutdownUnderLoad(t *testing.T) {
 	for range testenv.Rounds(2, max(3, long(20))) {
 		p, err := NewSpanProcessor(WithSlotCapacity(256))
@@ -399,7 +399,7 @@ func TestShutdownUnderLoad(t *testing.T) {
 					}
 				}
 				_, late := tracer.Start(context.Background(), "late")
-				assertNoRecord(t) // it was shut down before
+				assertNoRecord(t) // nothing is published after Shutdown
 				late.End()
 			})
 		}
@@ -408,7 +408,7 @@ func TestShutdownUnderLoad(t *testing.T) {
 		stop.Store(true)
 		all.Wait()
 		m := &memory{info: p.threads.Layout(), Memory: selfMemory()}
-		require.NoError(t, m.each(func(int, slot) {}), "late writers still have somewhere to write")
+		require.NoError(t, m.each(func(int, slot) {}), "the memory of late writers stays mapped")
 		maps, err := os.ReadFile("/proc/self/maps")
 		require.NoError(t, err)
 		assert.NotContains(t, string(maps), "OTELCTX_")

@@ -24,7 +24,7 @@ func TestEndWhileGoroutinesAttach(t *testing.T) {
 		go locked(func() {
 			for ctx := range contexts[n] {
 				a := Attach(ctx)
-				attached <- true // at about the same time as the end of the span
+				attached <- true // the span ends at about the same time
 				<-over
 				s.shownHere(nil)
 				a.Detach()
@@ -38,7 +38,7 @@ func TestEndWhileGoroutinesAttach(t *testing.T) {
 		for n := range workers {
 			contexts[n] <- ctx
 		}
-		<-attached // at least one goroutine has attached it
+		<-attached // at least one goroutine has attached the span
 		span.End()
 		for range workers - 1 {
 			<-attached

@@ -45,8 +45,8 @@ func TestManyTransactionsAreFlushed(t *testing.T) {
 	assert.True(t, s.exported.closed.Load())
 }
 
-// An export that hangs lasts until the context ends. The remaining transactions are
-// exported later, or Shutdown reports that they are not.
+// An export that hangs ends with its context. The remaining transactions are exported later, or
+// Shutdown reports that they are not exported.
 func TestFlushingHonoursItsContext(t *testing.T) {
 	s := newService(t)
 	s.hold()
@@ -64,7 +64,7 @@ func TestFlushingHonoursItsContext(t *testing.T) {
 	require.ErrorIs(t, s.ForceFlush(ctx), context.Canceled)
 	s.start("another").End()
 	require.ErrorIs(t, s.ForceFlush(ctx), context.Canceled)
-	require.Eventually(t, func() bool { return exports.Load() == 2 }, testenv.Patience, time.Millisecond, "it waits no longer")
+	require.Eventually(t, func() bool { return exports.Load() == 2 }, testenv.Patience, time.Millisecond, "the transaction stopped waiting")
 	s.start("last").End()
 	err := e.Shutdown(ctx)
 	require.ErrorIs(t, err, context.Canceled)

@@ -31,7 +31,8 @@ import (
 
 const roleRefused = "refused"
 
-// refuse runs in a child process that has not installed the library yet. It reports why it cannot.
+// refuse runs in a child process that has not installed the library yet. It reports why the
+// integration cannot work.
 func refuse(parent *childproc.Parent) {
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
 		parent.Send("handled %s", strings.ReplaceAll(err.Error(), "\n", "; "))
@@ -54,11 +55,11 @@ func refuse(parent *childproc.Parent) {
 	}
 }
 
-// If the integration cannot work, the service runs on and the reason is reported once.
+// If the integration cannot work, the service continues and the reason is reported once.
 func TestRefusals(t *testing.T) {
 	supported(t)
 	child := childproc.Start(t, roleRefused, nil)
-	// In this order: the directories stay missing.
+	// The order matters: the directories stay missing.
 	for _, want := range [][]string{
 		{"runtime", errReason.Error()},
 		{"directories", "/missing", "/missing/TMPDIR", "/missing/XDG_RUNTIME_DIR"},
@@ -96,7 +97,7 @@ func TestThereIsOneIntegration(t *testing.T) {
 	s.shownHere(nil)
 	span.End()
 
-	// Another one may follow, with the same library and the same socket.
+	// Another Integration may follow, with the same library and the same socket.
 	path := s.socket.Path()
 	next, err := New(WithSocketDir(filepath.Dir(path)))
 	require.NoError(t, err)
@@ -183,7 +184,7 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 		running.Add(1)
 		wg.Go(func() {
 			locked(func() {
-				// Only Shutdown frees the cell of this one.
+				// Only Shutdown frees the cell of this span.
 				ctx, held := s.tracer.Start(context.Background(), "held")
 				defer held.End()
 				for n := 0; ; n++ {
@@ -208,14 +209,14 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 	require.NoError(t, s.Shutdown(t.Context()))
 	close(stop)
 	wg.Wait()
-	s.table.All(func(cells.Ref) { t.Error("a span is live") })
+	s.table.All(func(cells.Ref) { t.Error("a span is still live") })
 }
 
 func TestConfiguration(t *testing.T) {
 	for _, tt := range []struct {
 		name, variable, value string
 		opts                  []Option
-		want                  settings // a size of 0 stands for the default
+		want                  settings // a bufferSize of 0 stands for the default
 		reported              []string
 	}{
 		{"defaults", "", "", nil, settings{mode: Auto}, nil},

@@ -32,7 +32,7 @@ func assertNoService(t *testing.T, output string) {
 	t.Helper()
 	m := regexp.MustCompile(`It is process (\d+)`).FindStringSubmatch(output)
 	if m == nil {
-		return // Never started.
+		return // The service never started.
 	}
 	pid, err := strconv.Atoi(m[1])
 	require.NoError(t, err)
@@ -170,7 +170,7 @@ func TestServeExportsSpansOfThePublishedResource(t *testing.T) {
 	want, err := json.Marshal(pc.Message.GetResource().GetAttributes())
 	require.NoError(t, err)
 	names, timeout := map[string]bool{}, time.After(hung)
-	for !names["query"] || !names["digests"] { // Any of them may be exported first.
+	for !names["query"] || !names["digests"] { // The spans may be exported in any order.
 		select {
 		case request := <-requests:
 			exported := request.GetResourceSpans()[0]

@@ -36,7 +36,8 @@ func TestAvailable(t *testing.T) {
 	assert.ErrorIs(t, Available(known.Without(refused)), refused)
 }
 
-// The user's labels come before ours as long as profilers read both, and are alone once ours are hidden.
+// The user's labels come before ours while profilers can read both. Once ours are hidden, only the
+// user's are left.
 func TestUsersLabels(t *testing.T) {
 	needRecords(t)
 	for name, tt := range map[string]struct {
@@ -79,7 +80,7 @@ func TestUsersLabels(t *testing.T) {
 				r.End(true)
 				assert.Same(t, r, installed())
 				if tt.first {
-					assert.Empty(t, shown(), "a list can only become shorter")
+					assert.Empty(t, shown(), "the list may only become shorter")
 				} else {
 					assertShows(t, 0, kept(tt.user)...)
 				}
@@ -89,7 +90,7 @@ func TestUsersLabels(t *testing.T) {
 				assertShows(t, 2, kept(tt.user)...)
 				Restore(user())
 				assert.Nil(t, installed())
-				assert.Equal(t, before, goruntime.Labels(), "the very same")
+				assert.Equal(t, before, goruntime.Labels(), "the same object")
 				labels, over = User()
 				assert.Equal(t, before, labels)
 				assert.Nil(t, over)
@@ -161,7 +162,7 @@ func TestVariant(t *testing.T) {
 		}
 		assert.Same(t, r, r.variantIn(attributesOf("app", "a"), users, nil), "any outer one")
 		assert.Same(t, r.variantIn(nil, other, outer), r.variantIn(nil, copied, outer), "equal labels at another place")
-		assert.Zero(t, testing.AllocsPerRun(10, func() { r.variantIn(nil, other, outer) }), "it is known")
+		assert.Zero(t, testing.AllocsPerRun(10, func() { r.variantIn(nil, other, outer) }), "the variant must be reused")
 
 		r.End(true)
 		for v := range seen {
@@ -230,12 +231,12 @@ func TestRecordsThatAreOverKeepNoOthers(t *testing.T) {
 			runtime.GC()
 		}
 		for i, w := range outers {
-			require.NotNil(t, w.Value(), "%d: the goroutine goes back to it", i)
+			require.NotNil(t, w.Value(), "%d: the goroutine returns to this record", i)
 		}
 		inner.End(false)
 		for i, w := range outers {
 			for n := 0; w.Value() != nil; n++ {
-				require.Less(t, n, 100, "%d is kept by a record that is over", i)
+				require.Less(t, n, 100, "%d is kept alive by an ended record", i)
 				runtime.GC()
 			}
 		}
@@ -261,7 +262,7 @@ func FuzzOf(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte, bits uint8, id uint64) {
 		needRecords(t)
 		apart(func() {
-			// A record from which the user has copied some labels.
+			// The user has copied some labels from this record.
 			origin := begin(id)
 			var kvs []string
 			for i, field := range bytes.Fields(text) {
@@ -293,12 +294,12 @@ func FuzzOf(f *testing.F) {
 			assertShows(t, id|1, kept(users)...)
 			for _, withdraw := range []bool{false, true} {
 				if installed() != r {
-					t.Fatal("a record is not known")
+					t.Fatal("a record is not recognized")
 				}
 				r.End(withdraw)
 			}
 			if installed() != r || user() != before {
-				t.Fatal("a record that is over is not known")
+				t.Fatal("an ended record is not recognized")
 			}
 		})
 	})

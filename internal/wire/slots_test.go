@@ -120,7 +120,7 @@ func TestRingConstants(t *testing.T) {
 	for _, name := range []string{RingName1, ThreadRingName, GoroutineRingName} {
 		assert.LessOrEqual(t, len(name), 79, "the kernel's limit for names of mappings")
 		for _, found := range []string{"/memfd:" + name + " (deleted)", "[anon:" + name + "]", "[anon_shmem:" + name + "]"} {
-			assert.False(t, IsProcessContextMapping([]byte(found)), "readers of process contexts would look into %s", found)
+			assert.False(t, IsProcessContextMapping([]byte(found)), "readers of process contexts would examine %s", found)
 		}
 	}
 }
@@ -144,7 +144,7 @@ func TestSlotFields(t *testing.T) {
 			value := bytes.Clone(slot[f.Offset:][:f.Size])
 			got[f.Name] = field{f.Offset, f.Size, binary.LittleEndian.Uint64(append(value, make([]byte, 8)...))}
 			for i := range f.Size {
-				assert.NotContains(t, taken, f.Offset+i, "%s lies in %s", f.Name, taken[f.Offset+i])
+				assert.NotContains(t, taken, f.Offset+i, "%s overlaps %s", f.Name, taken[f.Offset+i])
 				taken[f.Offset+i] = f.Name
 			}
 		}
@@ -164,5 +164,5 @@ func TestSlotFields(t *testing.T) {
 	check(RingLayout2, golden.Hex(t, "testdata/ring_layout2.hex")[RingHeaderSize2:])
 
 	SlotFields(RingLayout1)[0].Name = "changed"
-	assert.Equal(t, "trace_id_high", SlotFields(RingLayout1)[0].Name, "each call returns its own")
+	assert.Equal(t, "trace_id_high", SlotFields(RingLayout1)[0].Name, "each call returns a new slice")
 }

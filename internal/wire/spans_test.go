@@ -42,7 +42,7 @@ func TestCellFields(t *testing.T) {
 	got := map[string]field{}
 	end := uintptr(0)
 	for _, f := range CellFields() {
-		assert.GreaterOrEqual(t, f.Offset, end, "%s lies in the field before", f.Name)
+		assert.GreaterOrEqual(t, f.Offset, end, "%s overlaps the previous field", f.Name)
 		end = f.Offset + f.Size
 		var value [24]byte
 		copy(value[:], cell[f.Offset:end])
