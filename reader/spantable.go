@@ -114,7 +114,8 @@ type LiveSpan struct {
 	// Ref identifies the span: see [Goroutine.Span].
 	Ref SpanRef
 	// Ancestors are the span's parent, grandparent and great-grandparent, by the context that it
-	// was started with. 0 is none, or one that the process does not know. They may have ended.
+	// was started with. 0 means that there is none or that the process does not know it. They may
+	// have ended.
 	Ancestors [wire.Ancestors]SpanRef
 	// TraceID, SpanID and LocalRootSpanID are in W3C trace context byte order. The local root is
 	// the outermost span of the trace in the process. TraceFlags is 1 for sampled.
@@ -168,10 +169,10 @@ func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
 	return spans, nil
 }
 
-// SpanBatches yields the live spans of the process in no particular order, a few hundred at a time,
-// each batch right after it was read: for callers that examine the goroutines of spans before they
-// move on. Each span is yielded at most once. A batch is valid until the next one. The sequence
-// ends after an error, one of those of [Process.Spans].
+// SpanBatches yields the live spans of the process in no particular order, a few hundred at a time.
+// Each batch is yielded right after it was read, for callers that examine the goroutines of spans
+// before those move on. Each span is yielded at most once. A batch is valid until the next one. The
+// sequence ends after an error, which is one of those of [Process.Spans].
 func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
 		v, err := p.threadView(ctx)
@@ -186,7 +187,7 @@ func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] 
 		name := p.nameSpans(v)
 		for spans, err := range v.spans.batches(p.threads.source) {
 			if errors.Is(err, errNoSpanTable) {
-				err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // closed meanwhile
+				err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // the table was closed meanwhile
 			}
 			if err != nil {
 				yield(nil, p.classify(err))
@@ -288,7 +289,7 @@ func (t *SpanTable) read(memory ringbuf.Memory, scratch *cellScratch, first, cou
 	return cells, nil
 }
 
-// position is the span that a goroutine has published last.
+// position is the last span that a goroutine published.
 type position struct {
 	goid uint64
 	// span is the published span and, after [SpanTable.resolve], the goroutine's active span, or 0.

@@ -24,7 +24,7 @@ type seen struct {
 	wait   string
 }
 
-// watcher takes goroutine profiles of this process all the time.
+// watcher continuously takes goroutine profiles of this process.
 type watcher struct {
 	end, ended chan struct{}
 
