@@ -9,7 +9,7 @@
 //	parker COUNT [WAY]
 //	parker attach
 //	parker churn
-//	parker work COUNT
+//	parker work COUNT [PAUSE COMPUTE]
 //
 // With attach, it hands spans over: see [attach]. With work, COUNT workers serve requests: see [work]. With churn, goroutines wait briefly again
 // and again, in functions that only they call, on stacks that grow and shrink.
@@ -255,7 +255,14 @@ func main() {
 	case "work":
 		count, err := strconv.Atoi(os.Args[2])
 		must(err)
-		work(count)
+		pause, compute := 20*time.Millisecond, time.Duration(0)
+		if len(os.Args) > 3 {
+			pause, err = time.ParseDuration(os.Args[3])
+			must(err)
+			compute, err = time.ParseDuration(os.Args[4])
+			must(err)
+		}
+		work(count, pause, compute)
 		return
 	}
 	count, err := strconv.Atoi(os.Args[1])

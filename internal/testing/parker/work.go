@@ -12,10 +12,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sys/unix"
 )
 
 // stage is a part of a request: the self time of a span with this name, during which the request
@@ -28,6 +31,8 @@ type worker struct {
 	in    stage
 	since time.Time
 	times map[stage]time.Duration
+	// computed is the CPU time of all calls of compute.
+	computed time.Duration
 }
 
 // enter switches to stage s.
@@ -41,14 +46,16 @@ func (w *worker) enter(s stage) {
 	w.in, w.since = s, now
 }
 
-// work serves with count workers. It answers each line with the time that all of them have spent in
-// each stage: {"time_unix_nano": N, "stages": [{"name", "waits_for", "nano"}]}.
-func work(count int) {
+// work serves with count workers. Each request waits for four times pause on average, and if compute is not
+// 0, uses that much CPU time in a span "compute". It answers each line with the time that all workers have
+// spent in each stage, and the CPU time in the span "compute":
+// {"time_unix_nano": N, "compute_nano": N, "stages": [{"name", "waits_for", "nano"}]}.
+func work(count int, pause, compute time.Duration) {
 	tracer := newTracer()
 	workers := make([]*worker, count)
 	for i := range workers {
 		workers[i] = &worker{times: map[stage]time.Duration{}}
-		go workers[i].serve(tracer)
+		go workers[i].serve(tracer, pause, compute)
 	}
 	fmt.Println("started")
 	type stageTime struct {
@@ -59,6 +66,7 @@ func work(count int) {
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		var answer struct {
 			TimeUnixNano int64       `json:"time_unix_nano"`
+			ComputeNano  int64       `json:"compute_nano"`
 			Stages       []stageTime `json:"stages"`
 		}
 		answer.TimeUnixNano = time.Now().UnixNano()
@@ -68,6 +76,7 @@ func work(count int) {
 			for s, t := range w.times {
 				sums[s] += t
 			}
+			answer.ComputeNano += int64(w.computed)
 			if w.in.name != "" {
 				sums[w.in] += time.Since(w.since)
 			}
@@ -82,22 +91,55 @@ func work(count int) {
 	}
 }
 
-func (w *worker) serve(tracer trace.Tracer) {
+func (w *worker) serve(tracer trace.Tracer, pause, compute time.Duration) {
 	wait := func(mean time.Duration) time.Duration { return time.Duration(rand.ExpFloat64() * float64(mean)) }
 	for {
 		ctx, request := tracer.Start(context.Background(), "request")
 		w.enter(stage{"request", "sleep"})
-		time.Sleep(wait(20 * time.Millisecond))
+		time.Sleep(wait(pause))
+		if compute > 0 {
+			_, span := tracer.Start(ctx, "compute")
+			w.enter(stage{"compute", ""})
+			w.compute(compute)
+			span.End()
+			w.enter(stage{"request", "sleep"})
+		}
 		_, query := tracer.Start(ctx, "query")
 		w.enter(stage{"query", "chan receive"})
-		<-time.After(wait(40 * time.Millisecond))
+		<-time.After(wait(2 * pause))
 		query.End()
 		w.enter(stage{"request", "select"})
 		select {
-		case <-time.After(wait(20 * time.Millisecond)):
+		case <-time.After(wait(pause)):
 		case <-never:
 		}
 		w.enter(stage{})
 		request.End()
 	}
+}
+
+// compute uses d of CPU time.
+func (w *worker) compute(d time.Duration) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	start, used := threadTime(), time.Duration(0) // each a system call, of which there should be few
+	for sum := uint64(1); used < d; used = threadTime() - start {
+		for i := range uint64(50_000) {
+			sum = sum*31 + i
+		}
+		sink.Store(sum)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.computed += used
+}
+
+// sink keeps the compiler from removing computations.
+var sink atomic.Uint64
+
+// threadTime returns the CPU time of the thread.
+func threadTime() time.Duration {
+	var t unix.Timespec
+	must(unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t))
+	return time.Duration(t.Nano())
 }

@@ -25,7 +25,7 @@ const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
 
 // Types and units of values. A sample counts its timestamps, between which there is one period of CPU time.
 // Backends know this shape from the profiles of the OpenTelemetry eBPF profiler. Profiles of wall-clock time
-// have the duration of each sample instead of timestamps.
+// have the duration of each sample instead of timestamps. [TimeOf] distinguishes them.
 const (
 	TypeCPU         = "cpu"
 	TypeSamples     = "samples"
@@ -33,6 +33,14 @@ const (
 	UnitCount       = "count"
 	UnitNanoseconds = "nanoseconds"
 )
+
+// TimeOf returns the kind of time in a profile, TypeCPU or TypeWall.
+func TimeOf(d *profilespb.ProfilesDictionary, p *profilespb.Profile) string {
+	if d.GetStringTable()[p.GetSampleType().GetTypeStrindex()] == TypeWall {
+		return TypeWall
+	}
+	return TypeCPU
+}
 
 // profileIDSize is the size of a profile id in bytes.
 const profileIDSize = 16
