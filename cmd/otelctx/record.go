@@ -69,7 +69,7 @@ Examples:
     otelctx record --wall --cpu -o both.pb.gz 1234        the same, and CPU time
     otelctx record --all --repeat --otlp-endpoint http://localhost:4317
 
-Needs root, or CAP_BPF and CAP_PERFMON for processes of the same user.
+Needs root, or CAP_BPF and CAP_PERFMON for processes of the same user. --wall without --cpu only needs to read the processes.
 
 More: otelctx man | man -l -, and ` + recordingURL
 }
@@ -99,7 +99,7 @@ func (c *recordCommand) Validate() error {
 		frequencies = frequencies[:1]
 	}
 	if len(c.Freq) > len(frequencies) {
-		return fmt.Errorf("--freq has %d numbers instead of %d", len(c.Freq), len(frequencies))
+		return fmt.Errorf("--freq has %d numbers: only with --wall --cpu there may be two", len(c.Freq))
 	}
 	for i, freq := range c.Freq {
 		if *frequencies[i] = freq; freq < 1 {
@@ -149,7 +149,7 @@ func (c *recordCommand) Validate() error {
 		}
 		c.Format = string(format)
 	}
-	return nil
+	return c.validateFormat()
 }
 
 // carriers are the names of --carrier.

@@ -38,6 +38,14 @@ func (c *recordCommand) validateWall() error {
 	return nil
 }
 
+// validateFormat rejects formats with room for one kind of time.
+func (c *recordCommand) validateFormat() error {
+	if c.Wall && c.CPU && c.Format == string(export.Folded) {
+		return errors.New("--wall --cpu: folded stacks have one number each: choose another format, such as -o profile.pb.gz, or leave out --cpu")
+	}
+	return nil
+}
+
 // kinds returns the kinds of time that the profile contains.
 func (c *recordCommand) kinds() []string {
 	switch {

@@ -13,6 +13,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,49 +47,98 @@ func (w *worker) enter(s stage) {
 	w.in, w.since = s, now
 }
 
+// totals are the times that all workers have spent in each stage until a moment, and the CPU time of the
+// spans "compute".
+type totals struct {
+	at       time.Time
+	stages   map[stage]time.Duration
+	computed time.Duration
+}
+
+func totalsOf(workers []*worker) totals {
+	all := totals{at: time.Now(), stages: map[stage]time.Duration{}}
+	for _, w := range workers {
+		w.mu.Lock()
+		for s, t := range w.times {
+			all.stages[s] += t
+		}
+		if w.in.name != "" {
+			all.stages[w.in] += time.Since(w.since)
+		}
+		all.computed += w.computed
+		w.mu.Unlock()
+	}
+	return all
+}
+
 // work serves with count workers. Each request waits for four times pause on average, and if compute is not
-// 0, uses that much CPU time in a span "compute". It answers each line with the time that all workers have
-// spent in each stage, and the CPU time in the span "compute":
-// {"time_unix_nano": N, "compute_nano": N, "stages": [{"name", "waits_for", "nano"}]}.
+// 0, uses that much CPU time in a span "compute". It answers each line "START END", two times in nanoseconds
+// since the epoch, with what all workers have spent in between:
+// {"compute_nano": N, "stages": [{"name", "waits_for", "nano"}]}.
 func work(count int, pause, compute time.Duration) {
+	const often = 20 * time.Millisecond
 	tracer := newTracer()
 	workers := make([]*worker, count)
 	for i := range workers {
 		workers[i] = &worker{times: map[stage]time.Duration{}}
 		go workers[i].serve(tracer, pause, compute)
 	}
-	fmt.Println("started")
+	var mu sync.Mutex
+	var history []totals
+	note := func() {
+		now := totalsOf(workers)
+		mu.Lock()
+		defer mu.Unlock()
+		history = append(history, now)
+	}
+	note()
+	go func() {
+		for range time.Tick(often) {
+			note()
+		}
+	}()
 	type stageTime struct {
 		Name     string `json:"name"`
 		WaitsFor string `json:"waits_for"`
 		Nano     int64  `json:"nano"`
 	}
+	type answer struct {
+		ComputeNano int64       `json:"compute_nano"`
+		Stages      []stageTime `json:"stages"`
+	}
+	between := func(from, to int64) (a answer) {
+		mu.Lock()
+		defer mu.Unlock()
+		start, end := interpolate(history, time.Unix(0, from)), interpolate(history, time.Unix(0, to))
+		a.ComputeNano = int64(end.computed - start.computed)
+		for s, t := range end.stages {
+			a.Stages = append(a.Stages, stageTime{s.name, s.waitsFor, int64(t - start.stages[s])})
+		}
+		return a
+	}
+	fmt.Println("started")
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
-		var answer struct {
-			TimeUnixNano int64       `json:"time_unix_nano"`
-			ComputeNano  int64       `json:"compute_nano"`
-			Stages       []stageTime `json:"stages"`
-		}
-		answer.TimeUnixNano = time.Now().UnixNano()
-		sums := map[stage]time.Duration{}
-		for _, w := range workers {
-			w.mu.Lock()
-			for s, t := range w.times {
-				sums[s] += t
-			}
-			answer.ComputeNano += int64(w.computed)
-			if w.in.name != "" {
-				sums[w.in] += time.Since(w.since)
-			}
-			w.mu.Unlock()
-		}
-		for s, t := range sums {
-			answer.Stages = append(answer.Stages, stageTime{s.name, s.waitsFor, int64(t)})
-		}
-		b, err := json.Marshal(answer)
+		var from, to int64
+		_, err := fmt.Sscan(in.Text(), &from, &to)
+		must(err)
+		note()
+		b, err := json.Marshal(between(from, to))
 		must(err)
 		fmt.Println(string(b))
 	}
+}
+
+// interpolate returns the totals at a moment that the history encloses.
+func interpolate(history []totals, at time.Time) totals {
+	i := sort.Search(len(history)-1, func(i int) bool { return !history[i].at.Before(at) })
+	before, after := history[max(i-1, 0)], history[i]
+	part := min(max(float64(at.Sub(before.at))/float64(max(after.at.Sub(before.at), 1)), 0), 1)
+	between := func(from, to time.Duration) time.Duration { return from + time.Duration(part*float64(to-from)) }
+	all := totals{at: at, stages: map[stage]time.Duration{}, computed: between(before.computed, after.computed)}
+	for s, t := range after.stages {
+		all.stages[s] = between(before.stages[s], t)
+	}
+	return all
 }
 
 func (w *worker) serve(tracer trace.Tracer, pause, compute time.Duration) {

@@ -207,11 +207,12 @@ func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 	data := &profilespb.ProfilesData{}
 	var sampleType, periodType *profilespb.ValueType
 	if len(b.resources) > 0 { // the dictionary must not have unused strings
-		sampleType = b.dictionary.valueType(TypeSamples, UnitCount)
-		periodType = b.dictionary.valueType(TypeCPU, UnitNanoseconds)
 		if b.options.Wall {
 			sampleType = b.dictionary.valueType(TypeWall, UnitNanoseconds)
 			periodType = sampleType
+		} else {
+			sampleType = b.dictionary.valueType(TypeSamples, UnitCount)
+			periodType = b.dictionary.valueType(TypeCPU, UnitNanoseconds)
 		}
 	}
 	resources := slices.SortedStableFunc(slices.Values(b.resources), func(a, b *resourceSamples) int { return cmp.Compare(b.weight, a.weight) })

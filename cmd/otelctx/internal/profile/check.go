@@ -439,7 +439,7 @@ func (c *checker) profile(name string, p *profilespb.Profile) (kind string) {
 		name := fmt.Sprintf("%s: sample %d", name, i)
 		c.sample(name, p, s)
 		if values := len(s.GetValues()); kind == TypeWall && values != 1 || kind == TypeCPU && values > 0 {
-			c.promise("%s: %d values of %s time", name, values, kind)
+			c.promise("%s: %d values, %d times in a profile of %s time", name, values, len(s.GetTimestampsUnixNano()), kind)
 		}
 		key := identity(s)
 		if other, ok := identities[key]; ok {
