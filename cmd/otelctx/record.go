@@ -27,13 +27,10 @@ import (
 type recordCommand struct {
 	recordTargets
 
-	Duration *time.Duration `group:"Sampling:" help:"How long to record: seconds, or a duration such as 1m30s. 0: until interrupted, or until the processes end. Default: 10s, or until the command ends."      name:"duration"   placeholder:"TIME"                                                                                short:"d"`
-	Freq     []int          `group:"Sampling:" help:"Samples per second of CPU time, 99 by default; with --wall snapshots per second, 20 by default; with --wall --cpu both: 99,20." name:"freq" placeholder:"N" short:"F"`
-	Wall     bool           `group:"Sampling:" help:"Record where the wall-clock time of spans goes, waiting included, instead of CPU time. Needs only the right to read the processes." name:"wall"`
-	CPU      bool           `group:"Sampling:" help:"With --wall: record CPU time as well, with the rights that it needs." name:"cpu"`
-	// Frequency is the number of samples per second of CPU time, Snapshots that of snapshots per second.
-	Frequency int                `kong:"-"`
-	Snapshots int                `kong:"-"`
+	Duration  *time.Duration     `group:"Sampling:" help:"How long to record: seconds, or a duration such as 1m30s. 0: until interrupted, or until the processes end. Default: 10s, or until the command ends."      name:"duration"   placeholder:"TIME"                                                                                short:"d"`
+	Freq      []int              `group:"Sampling:" help:"Samples per second of CPU time, 99 by default; with --wall snapshots per second, 20 by default; with --wall --cpu both: 99,20."                            name:"freq"       placeholder:"N"                                                                                   short:"F"`
+	Wall      bool               `group:"Sampling:" help:"Record where the wall-clock time of spans goes, waiting included, instead of CPU time. Needs only the right to read the processes."                        name:"wall"`
+	CPU       bool               `group:"Sampling:" help:"With --wall: record CPU time as well, with the rights that it needs."                                                                                      name:"cpu"`
 	Filters   []recording.Filter `group:"Sampling:" help:"Keep only samples with this attribute of the resource, the span or the sample; trace_id and span_id count as attributes. Repeated filters must all match." name:"filter"     placeholder:"KEY=VALUE"                                                                           sep:"none"`
 	Kernel    bool               `group:"Sampling:" help:"Record the kernel's part of stacks too."                                                                                                                   name:"kernel"`
 	NoSymbols bool               `group:"Sampling:" help:"Record addresses and build ids instead of function names."                                                                                                 name:"no-symbols"`
@@ -51,6 +48,9 @@ type recordCommand struct {
 	Top     int    `default:"10"    group:"Report:"                                                                                       help:"Rows of a table; 0: all." name:"top"`
 	JSON    bool   `group:"Report:" help:"Print a JSON object instead of tables."                                                         name:"json"`
 
+	// Frequency is the number of samples per second of CPU time, Snapshots that of snapshots per second.
+	Frequency int `kong:"-"`
+	Snapshots int `kong:"-"`
 	// samples is the number of samples in all periods.
 	samples uint64
 }

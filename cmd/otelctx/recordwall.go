@@ -129,9 +129,9 @@ func (c *recordCommand) recordBoth(ctx context.Context, s streams, out *outputs,
 	})
 	if err != nil {
 		cancel()
-		recorder.Close(ctx)
 	}
 	looking.Wait()
+	recorder.Close(ctx) // It has not begun if the sampler is not ready.
 	if errors.Is(err, sampler.ErrNotPermitted) {
 		err = fmt.Errorf("%w; without --cpu, --wall needs only the right to read the processes", err)
 	}

@@ -55,8 +55,10 @@ type totals struct {
 	computed time.Duration
 }
 
-func totalsOf(workers []*worker) totals {
-	all := totals{at: time.Now(), stages: map[stage]time.Duration{}}
+// totalsOf returns the totals until now. ok reports whether reading them all was quick enough to be one moment.
+func totalsOf(workers []*worker) (all totals, ok bool) {
+	const quick = 5 * time.Millisecond
+	all = totals{at: time.Now(), stages: map[stage]time.Duration{}}
 	for _, w := range workers {
 		w.mu.Lock()
 		for s, t := range w.times {
@@ -68,7 +70,7 @@ func totalsOf(workers []*worker) totals {
 		all.computed += w.computed
 		w.mu.Unlock()
 	}
-	return all
+	return all, time.Since(all.at) < quick
 }
 
 // work serves with count workers. Each request waits for four times pause on average, and if compute is not
@@ -86,9 +88,12 @@ func work(count int, pause, compute time.Duration) {
 	var mu sync.Mutex
 	var history []totals
 	note := func() {
-		now := totalsOf(workers)
 		mu.Lock()
 		defer mu.Unlock()
+		now, ok := totalsOf(workers)
+		for !ok {
+			now, ok = totalsOf(workers)
+		}
 		history = append(history, now)
 	}
 	note()

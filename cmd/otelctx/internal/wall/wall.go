@@ -151,6 +151,7 @@ type Recorder struct {
 // Open prepares a recording: it opens the processes and reads their symbols. Record or Close releases them.
 // The error is about a process that cannot be read: see [waiting.Open] and [waiting.Process.Look].
 func Open(ctx context.Context, c Config) (*Recorder, error) {
+	raisePriority()
 	r := &Recorder{Config: c, rows: map[rowKey]*Row{}, functions: map[rowKey]*FunctionTime{}, tops: map[string]*symbols.Location{}}
 	for _, pid := range c.PIDs {
 		t, err := patient.Call(ctx, pid, patient.Limit, func() (*target, error) { return open(ctx, pid) })
@@ -163,7 +164,7 @@ func Open(ctx context.Context, c Config) (*Recorder, error) {
 	return r, nil
 }
 
-// Close releases the processes.
+// Close releases the processes, if Record has not done so.
 func (r *Recorder) Close(ctx context.Context) {
 	for _, t := range r.targets {
 		_, _ = patient.Call(context.WithoutCancel(ctx), t.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, t.process.Close() })
@@ -175,7 +176,6 @@ func (r *Recorder) Close(ctx context.Context) {
 // an error. The error is about a process that cannot be read at the first look.
 func (r *Recorder) Record(ctx context.Context) (*Result, error) {
 	defer r.Close(ctx)
-	raisePriority()
 	r.result.Start = time.Now()
 	for _, t := range r.targets {
 		t.last = r.result.Start

@@ -174,7 +174,7 @@ func TestKindsOfTime(t *testing.T) {
 		assert.EqualValues(t, 10101010, p.Period)
 		totals := make([]int64, len(types))
 		for _, s := range p.Sample {
-			assert.True(t, (s.Value[1] == 0) != (s.Value[2] == 0), "%v", s.Value)
+			assert.NotEqual(t, s.Value[1] == 0, s.Value[2] == 0, "%v", s.Value)
 			for i, v := range s.Value {
 				totals[i] += v
 			}
