@@ -413,3 +413,26 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 	assert.Equal(t, span{"exited", "gone", "", nil}, look()["exited, attached"])
 	p.Done()
 }
+
+// The user's own code is package main or the main module, then whatever is not in the standard library.
+func TestUserFrame(t *testing.T) {
+	p, err := waiting.Open(os.Getpid())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, p.Close()) }()
+	library := waiting.Frame{Function: "github.com/jackc/pgx/v5.Connect", File: "/root/go/pkg/mod/github.com/jackc/pgx/v5@v5.9.0/conn.go"}
+	own := waiting.Frame{Function: "main.main", File: "/src/main.go"}
+	for name, c := range map[string]struct {
+		frames []waiting.Frame
+		want   int
+	}{
+		"none":           {nil, -1},
+		"only standard":  {[]waiting.Frame{{Function: "net/http.(*conn).serve", File: "/usr/local/go/src/net/http/server.go"}}, -1},
+		"of a library":   {[]waiting.Frame{{Function: "sync.(*Mutex).Lock", File: "/usr/local/go/src/sync/mutex.go"}, library}, 1},
+		"of main":        {[]waiting.Frame{library, own}, 1},
+		"of the runtime": {[]waiting.Frame{{Function: "time.Sleep", File: "/usr/local/go/src/runtime/time.go"}, library}, 1},
+		"trimmed path":   {[]waiting.Frame{{Function: "sync.runtime_notifyListWait", File: "runtime/sema.go"}, library}, 1},
+		"without a dot":  {[]waiting.Frame{{Function: "shop/cart.Add", File: "/home/me/shop/cart/cart.go"}}, 0},
+	} {
+		assert.Equal(t, c.want, p.User(c.frames), name)
+	}
+}

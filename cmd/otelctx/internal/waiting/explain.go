@@ -126,5 +126,9 @@ func standard(path, file string) bool {
 	}
 	// Files of the standard library are in GOROOT/src, or begin with the package's path in programs
 	// that were built with -trimpath. So do those of modules, behind which @ stands for the version.
-	return strings.Contains(file, "/src/"+path+"/") || strings.HasPrefix(file, path+"/") || file == ""
+	// Package runtime implements functions of other packages, such as time.Sleep.
+	in := func(path string) bool {
+		return strings.Contains(file, "/src/"+path+"/") || strings.HasPrefix(file, path+"/")
+	}
+	return file == "" || in(path) || in("runtime")
 }
