@@ -64,8 +64,8 @@ func TestRecordWallIsTrue(t *testing.T) {
 		{[]string{"64"}, false},
 		{[]string{"1000"}, false},
 		{[]string{"1", "20ms", "20ms"}, true},
-		{[]string{"64", "50ms", "2ms"}, true},
-		{[]string{"1000", "200ms", "500us"}, true},
+		{[]string{"64", "200ms", "2ms"}, true},
+		{[]string{"1000", "1s", "1ms"}, true},
 	} {
 		t.Run(strings.Join(c.work, " "), func(t *testing.T) {
 			args := []string{"record", "--wall", "--json"}
@@ -89,8 +89,14 @@ func TestRecordWallIsTrue(t *testing.T) {
 			}
 			truth := stagesDuring(t, p, d.StartTimeUnixNano, d.StartTimeUnixNano+d.DurationNano)
 			require.Len(t, d.SpanNames, len(truth.byName), run.stdout)
-			if d.Overloaded {
-				t.Skipf("the machine has no processors to spare: snapshots were late by %dus", d.MeanDelayNano/1000)
+			var ready, runnable, whole float64
+			for _, name := range d.SpanNames {
+				whole += truth.byName[name.Name]
+				ready += float64(name.RunningNano + name.RunnableNano)
+				runnable += float64(name.RunnableNano)
+			}
+			if d.Overloaded || runnable > whole/10 {
+				t.Skipf("the machine has no processors to spare: snapshots were late by %dus, goroutines were runnable for %.1f%%", d.MeanDelayNano/1000, 100*runnable/whole)
 			}
 			check := func(what string, want, got, least, most float64) {
 				t.Helper()
@@ -99,10 +105,9 @@ func TestRecordWallIsTrue(t *testing.T) {
 				assert.GreaterOrEqual(t, got, least, what)
 			}
 			kinds := map[string]float64{}
-			var kindError, ready, runnable, whole, used, waited float64
+			var kindError, used, waited float64
 			for _, name := range d.SpanNames {
 				want := truth.byName[name.Name]
-				whole += want
 				tolerance := 0.03*want + 4*float64(name.ErrorNano)
 				check(name.Name, want, float64(name.WallNano), want-tolerance, want+tolerance)
 				for kind, nano := range name.WaitsNano {
@@ -110,8 +115,6 @@ func TestRecordWallIsTrue(t *testing.T) {
 					waited += float64(nano)
 				}
 				kindError = max(kindError, float64(name.ErrorNano))
-				ready += float64(name.RunningNano + name.RunnableNano)
-				runnable += float64(name.RunnableNano)
 				assert.Equal(t, c.cpu, name.CPUNano != nil)
 				if name.CPUNano == nil {
 					continue
@@ -153,7 +156,7 @@ func TestRecordCPUAndWall(t *testing.T) {
 	path, run := record("both.pb.gz")
 	for _, says := range []string{
 		"at 997 Hz", "Top functions by CPU time of their own", "Top span names by wall-clock time",
-		"WALL +± +CPU +RUNNABLE +WAITING +WAITING FOR +NAME +ENDPOINT", `s +0\.\d+s .* compute +request\n`, `sleep \d+\.\d+s, .* request +request\n`,
+		"WALL +± +CPU +RUNNABLE +WAITING +WAITING FOR +NAME +ENDPOINT", `s +0\.\d+s .* compute +request\n`, `(sleep|select) \d+\.\d+s, .* request +request\n`,
 	} {
 		assert.Regexp(t, says, run.stdout)
 	}
