@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// alternate compares a candidate with its baseline. It runs the two in turns, in batches of up to
-// batch operations, b.N operations of each in total, so that other load on the machine affects
+// alternate compares a candidate with its baseline. It runs the two alternately, in batches of up
+// to batch operations, b.N operations of each in total, so that other load on the machine affects
 // both. It reports the candidate's usual benchmark results, with the median of the batches as the
 // time, and:
 //
@@ -77,7 +77,7 @@ func median(v []float64) float64 {
 }
 
 // ballast is as much memory as a small service uses. Without it the garbage collector would run
-// every 4 MB, and less often the more memory a candidate itself needs.
+// every 4 MB, and less often for a candidate that itself needs more memory.
 var ballast = make([]byte, 64<<20)
 
 func TestMedian(t *testing.T) {

@@ -25,11 +25,11 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// roleDatadog is a child process in which dd-trace-go sets labels: it publishes a process context, which
-// stays.
+// roleDatadog is a child process in which dd-trace-go sets labels. It is a separate process because
+// dd-trace-go publishes a process context, which stays.
 const roleDatadog = "datadog"
 
-// labels are those of a span in a profile, and what they should be by dd-trace-go's rules.
+// labels are the labels of a span in a profile, and those required by dd-trace-go's rules.
 type labels struct{ Got, Rules map[string]string }
 
 // spanLabels starts a request and a span in it, and writes a profile to a file.
@@ -79,8 +79,8 @@ func setDatadogLabels(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// dd-trace-go sets its labels as the rules say, and so does WithDatadogLabels. The tool that users have
-// shows them.
+// Both dd-trace-go and WithDatadogLabels set the labels that the rules require. go tool pprof
+// displays them.
 func TestDatadogLabels(t *testing.T) {
 	var theirs labels
 	require.NoError(t, json.Unmarshal([]byte(childproc.Start(t, roleDatadog, nil).Receive()), &theirs))

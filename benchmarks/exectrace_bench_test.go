@@ -14,9 +14,9 @@ import (
 	"github.com/otelctx/otelctx/exectrace"
 )
 
-// BenchmarkExecutionTrace starts and ends spans whose ids are logged in execution traces, and as the
-// baseline spans of the same provider whose ids are not, without an execution trace and in one. In one,
-// the SDK makes both user tasks.
+// BenchmarkExecutionTrace starts and ends spans whose ids are logged in execution traces. The
+// baseline is spans of the same provider whose ids are not. It measures without an execution trace
+// and in one, where the SDK makes both kinds of spans user tasks.
 func BenchmarkExecutionTrace(b *testing.B) {
 	for _, traced := range []string{"no", "yes"} {
 		for _, s := range shapes {

@@ -35,7 +35,7 @@ var own = []attribute.KeyValue{
 // layer is the key of another value in a context.
 type layer int
 
-// owns are the numbers of a span's, record's or measurement's own attributes.
+// owns are the tested numbers of own attributes of a span, record or measurement.
 var owns = []struct {
 	own  string
 	list []attribute.KeyValue
@@ -144,7 +144,7 @@ func BenchmarkScopedMeasurement(b *testing.B) {
 		for _, o := range owns {
 			for _, set := range []string{"ready", "made"} {
 				if set == "made" && kind != "int64counter" && kind != "float64histogram" {
-					continue // measured by these two already
+					continue // these two are enough
 				}
 				b.Run("instrument="+kind+"/own="+o.own+"/set="+set, func(b *testing.B) {
 					mp, _ := oteltest.MeterProvider(b)

@@ -121,7 +121,7 @@ func serveHTTP(parent *childproc.Parent) {
 	_, err := fmt.Sscan(line, &processor, &gogc)
 	parent.Must(err)
 	debug.SetGCPercent(gogc)
-	ballast = nil // garbage collections are measured too
+	ballast = nil // garbage collections are measured, too
 	runtime.GC()
 	i := slices.IndexFunc(services, func(s service) bool { return s.processor == processor })
 	provider, err := services[i].provider()
@@ -221,7 +221,7 @@ func measureBurst(address string) (u usage) {
 	return u
 }
 
-// BenchmarkService sends requests with six spans to an HTTP service, in turns with one that uses
+// BenchmarkService sends requests with six spans to an HTTP service, alternating with one that uses
 // the baseline's processor. Each service is a process with its own heap. An operation is a request.
 // The results are the candidate's:
 //

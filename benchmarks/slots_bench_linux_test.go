@@ -175,9 +175,9 @@ func BenchmarkSelf(b *testing.B) {
 
 // BenchmarkNeighbours stores to a slot while another thread stores to the next slot in a loop.
 // x-base is the ratio to the time while the other thread stores elsewhere, which is the cost of
-// neighbouring slots. x-alone is the ratio to the time while the other thread sleeps, which
-// includes the cost of hardware threads sharing a core. Rounds in which the other thread did much
-// less work are ignored, because the two then shared a processor.
+// neighboring slots. x-alone is the ratio to the time while the other thread sleeps, which includes
+// the cost of hardware threads that share a core. Rounds in which the other thread did much less
+// work are ignored, because the two then shared a CPU.
 func BenchmarkNeighbours(b *testing.B) {
 	for _, r := range rings {
 		if r.byGoroutine {
@@ -185,7 +185,7 @@ func BenchmarkNeighbours(b *testing.B) {
 		}
 		b.Run("layout="+strconv.Itoa(r.layout), func(b *testing.B) {
 			if runtime.GOMAXPROCS(0) < 2 {
-				noResult(b, "takes two processors")
+				noResult(b, "needs two CPUs")
 			}
 			ring, elsewhere := newRing(b, r.opts...), newRing(b, r.opts...)
 			onOwn, onNeighbour := onNeighbours(b)

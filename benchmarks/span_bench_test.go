@@ -25,7 +25,7 @@ import (
 	"github.com/otelctx/otelctx/universalprofiling"
 )
 
-// noop is the baseline's processor: without a processor the SDK records no spans.
+// noop is the baseline's processor, because the SDK records no spans without a processor.
 var noop = oteltest.SpanProcessor{}
 
 // published are the options that leave a single carrier.
@@ -54,7 +54,7 @@ var tracers = []struct {
 	{"universal", func(tb testing.TB) trace.Tracer { return tracer(tb, newIntegration(tb, universalprofiling.Auto)) }},
 	{"universal-kept", func(tb testing.TB) trace.Tracer {
 		i := newIntegration(tb, universalprofiling.Enabled)
-		_ = i.NewExporter(tracetest.NewNoopExporter()) // ended transactions wait for it
+		_ = i.NewExporter(tracetest.NewNoopExporter()) // ended transactions wait for this exporter
 		return tracer(tb, i)
 	}},
 	{"grafana", func(tb testing.TB) trace.Tracer {
@@ -68,7 +68,7 @@ func carriers(opts ...spanctx.Option) func(testing.TB) trace.Tracer {
 }
 
 // scoped returns a context with the attributes that processor=keys3 publishes. The baseline's
-// context has none, so their whole cost counts for the candidate.
+// context has none, so the whole cost of the attributes counts for the candidate.
 func scoped(ctx context.Context) context.Context {
 	return contextattr.With(ctx,
 		attribute.String("http.app", "shop"), attribute.String("http.route", "/cart/{id}"), attribute.Int("tenant", 1234))
@@ -251,8 +251,8 @@ func BenchmarkUnsampledSpan(b *testing.B) {
 	}
 }
 
-// extraAllocations is how many allocations a span costs in addition to those with a processor that
-// does nothing.
+// extraAllocations is the number of allocations for a span in addition to those with a processor
+// that does nothing.
 var extraAllocations = map[string]float64{"publisher": 0, "slots": 0, "slots1": 0, "gslots": 0, "record": 1, "default": 1, "names": 1, "datadog-labels": 4, "keys3": 1, "universal": 0, "universal-kept": 0}
 
 func TestAllocationsOnTheSpanPath(t *testing.T) {

@@ -16,7 +16,8 @@ import (
 	"github.com/otelctx/otelctx/exectrace"
 )
 
-// A flight recorder keeps the last seconds, and a slow request writes them down.
+// A flight recorder keeps the last seconds of the execution trace. A slow request writes them to a
+// file.
 func ExampleNewTracerProvider() {
 	tp := sdktrace.NewTracerProvider()
 	defer func() { _ = tp.Shutdown(context.Background()) }()
@@ -29,11 +30,12 @@ func ExampleNewTracerProvider() {
 
 	tracer := exectrace.NewTracerProvider(tp).Tracer("example")
 	_, span := tracer.Start(context.Background(), "GET /cart")
-	slow := true // how long it took
+	slow := true // in a service: the request took too long
 	span.End()
 
 	if slow {
-		// For go tool trace, which lists the task GET /cart among the user-defined tasks.
+		// Open the file with go tool trace, which lists the task GET /cart among the user-defined
+		// tasks.
 		var file bytes.Buffer
 		if _, err := recorder.WriteTo(&file); err != nil {
 			log.Print(err)

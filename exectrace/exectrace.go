@@ -6,17 +6,19 @@
 //
 //	otel.SetTracerProvider(exectrace.NewTracerProvider(tp))
 //
-// While an execution trace is recorded, OpenTelemetry's SDK makes each sampled span a user task, which
-// has the span's name as its type and ends with the span, but not its ids. This package logs them in the
-// task: with the category "traceparent", in the form of W3C Trace Context, such as
-// 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01.
+// While an execution trace is recorded, OpenTelemetry's SDK makes each sampled span a user task.
+// The task has the span's name as its type and ends with the span, but does not have its ids. This
+// package logs the ids in the task: with the category "traceparent", in the form of W3C Trace
+// Context, such as
 //
-// A [runtime/trace.FlightRecorder] that is running counts as a recorded trace. Otherwise a span costs
-// one atomic load. A span that started before the trace has no task. A flight recorder that no longer
-// has the start of a span does not have its ids either.
+// A [runtime/trace.FlightRecorder] that is running counts as a recorded trace. If no trace is
+// recorded, a span costs one atomic load. A span that started before the trace has no task. If a
+// flight recorder has already discarded the start of a span, it does not have the span's ids
+// either.
 //
-// A span processor cannot do this, because the SDK creates the task after it has called all processors.
-// So this is a wrapper, which works on all platforms and does not need package spanctx.
+// A span processor cannot do this, because the SDK creates the task after it has called all
+// processors. So this package wraps the provider. It works on all platforms and does not need
+// package spanctx.
 package exectrace
 
 import (
@@ -27,8 +29,8 @@ import (
 	"go.opentelemetry.io/otel/trace/embedded"
 )
 
-// NewTracerProvider returns a TracerProvider whose tracers start the spans of tp, and log their ids in
-// execution traces. Shut down tp itself.
+// NewTracerProvider returns a TracerProvider that wraps tp. Its tracers start the spans of tp, and
+// log their ids in execution traces. Shut down tp itself.
 func NewTracerProvider(tp trace.TracerProvider) trace.TracerProvider { return provider{tp: tp} }
 
 type provider struct {

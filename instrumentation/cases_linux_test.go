@@ -22,7 +22,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// TestInjected applies the rules to a copy of the SDK without their tools, and runs all cases.
+// TestInjected adds the code of the rules to a copy of the SDK without using their tools, and runs
+// all cases.
 func TestInjected(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "cases")
@@ -57,7 +58,7 @@ func TestInjected(t *testing.T) {
 	goTool(t, module, "build", "-o", program, ".")
 	testCases(t, program, true, false)
 
-	// With the rules and the two options.
+	// This build has both the rules and the two options.
 	byHand(t, filepath.Join(module, "main.go"), "idle", "span")
 	goTool(t, module, "build", "-o", program+"-both", ".")
 	testCases(t, program+"-both", true, false)
@@ -86,8 +87,8 @@ func run(t *testing.T, dir string, env []string, name string, args ...string) st
 	return string(out)
 }
 
-// testCases runs each case of a program. published is set if the program is expected to publish, and
-// ownRules if otelc's own rules make it log at its start.
+// testCases runs each case of a program. published says whether the program is expected to publish,
+// and ownRules whether otelc's own rules make it log at its start.
 func testCases(t *testing.T, program string, published, ownRules bool) {
 	t.Helper()
 	const differs = "process context has the resource of the first TracerProvider; another one has a different resource"
@@ -123,23 +124,16 @@ func testCases(t *testing.T, program string, published, ownRules bool) {
 			which, _, _ := strings.Cut(name, ",")
 			cmd := exec.Command(program, which)
 			cmd.Env = append(os.Environ(), append(slices.Concat(want.env, withoutExporters), "OTELCTX_SPAN_NAMES=true")...)
-			stdin, err := cmd.StdinPipe()
-			require.NoError(t, err)
-			stdout, err := cmd.StdoutPipe()
-			require.NoError(t, err)
-			var stderr bytes.Buffer
-			cmd.Stderr = &stderr
-			require.NoError(t, cmd.Start())
+			p := startProgram(t, cmd)
 			var printed strings.Builder
-			lines := bufio.NewScanner(stdout)
-			for lines.Scan() && lines.Text() != "ready" {
-				printed.WriteString(lines.Text() + "\n")
+			for p.lines.Scan() && p.lines.Text() != "ready" {
+				printed.WriteString(p.lines.Text() + "\n")
 			}
 			service, spans := inspect(t, cmd.Process.Pid)
-			require.NoError(t, stdin.Close())
-			_, err = io.Copy(io.Discard, stdout)
-			require.NoError(t, err)
-			require.NoError(t, cmd.Wait(), stderr.String())
+			require.NoError(t, p.stdin.Close())
+			for p.lines.Scan() {
+			}
+			require.NoError(t, cmd.Wait(), p.stderr.String())
 			assert.Equal(t, want.service, service)
 			assert.Equal(t, want.spans, spans)
 			if ownRules {
@@ -148,13 +142,49 @@ func testCases(t *testing.T, program string, published, ownRules bool) {
 				assert.Equal(t, want.stdout, printed.String())
 			}
 			if want.stderr == "" {
-				assert.Empty(t, stderr.String())
+				assert.Empty(t, p.stderr.String())
 			} else {
-				assert.Contains(t, stderr.String(), want.stderr)
-				assert.Equal(t, 1, strings.Count(stderr.String(), "\n"), "once: %s", &stderr)
+				assert.Contains(t, p.stderr.String(), want.stderr)
+				assert.Equal(t, 1, strings.Count(p.stderr.String(), "\n"), "once: %s", &p.stderr)
 			}
 		})
 	}
+}
+
+// program is a running program that prints lines, and goes on when a line or the end of its input arrives.
+type program struct {
+	stdin  io.WriteCloser
+	lines  *bufio.Scanner
+	stderr bytes.Buffer
+}
+
+func startProgram(t *testing.T, cmd *exec.Cmd) *program {
+	t.Helper()
+	p := &program{}
+	cmd.Stderr = &p.stderr
+	var err error
+	p.stdin, err = cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	p.lines = bufio.NewScanner(stdout)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	return p
+}
+
+// expect fails the test unless the program prints this line next.
+func (p *program) expect(t *testing.T, line string) {
+	t.Helper()
+	require.True(t, p.lines.Scan(), &p.stderr)
+	require.Equal(t, line, p.lines.Text())
+}
+
+// goOn makes the program go on.
+func (p *program) goOn(t *testing.T) {
+	t.Helper()
+	_, err := io.WriteString(p.stdin, "\n")
+	require.NoError(t, err)
 }
 
 // inspect returns the service name in the process context, or "", and the sorted names of live

@@ -1,12 +1,12 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package instrumentation publishes the resource and the active spans of a service without
-// changes to its source code. It has rules for two tools that instrument at compile time:
-// OpenTelemetry's otelc (otelctx.otelc.yml) and Datadog's Orchestrion (orchestrion.yml). The rules
-// make [sdktrace.NewTracerProvider] itself pass each provider that it returns to this
-// package. So it does not matter who calls it, or how: the program, a library, a plugin's
-// host, or a function value.
+// Package instrumentation publishes the resource and the active spans of a service without changes
+// to its source code. It has rules for two tools that instrument at compile time: OpenTelemetry's
+// otelc (otelctx.otelc.yml) and Datadog's Orchestrion (orchestrion.yml). The rules make
+// [sdktrace.NewTracerProvider] itself pass each provider that it returns to this package. So it
+// does not matter what calls it, or how: the program, a library, the host of a plugin, or a
+// function value.
 //
 // Without these tools, [Options] does the same for one TracerProvider in one expression, for example
 // in otelconf.WithTracerProviderOptions.
@@ -17,25 +17,25 @@
 // adds, before NewTracerProvider returns. [Options] publishes it with the first recorded
 // span, because a span processor can learn the resource only from a span.
 //
-// If there are several providers, the resource of the first one is published. If another
-// one differs, that is reported to [otel.Handle], once per process. When the first provider is shut
-// down, the resource of the next one is published; after the last provider, none.
+// If there are several providers, the resource of the first one is published. If the resource of
+// another one differs, that is reported to [otel.Handle], once per process. When the first provider
+// is shut down, the resource of the next one is published; after the last provider, none.
 //
 // Spans are published as by spanctx.WithPublishing without options. Environment variables
 // control what is published, see the [table].
 //
 // # Programs that use otelctx themselves
 //
-// Whatever the program publishes itself takes precedence. A provider with a SpanProcessor of spanctx
-// gets no second one, and a resource that the program has published is not replaced. But if the
-// program's first provider has no otelctx options, the rules add the defaults to it, and
-// different options of later providers have no effect, which is reported.
+// If the program publishes a resource or spans itself, that takes precedence. A provider with a
+// SpanProcessor of spanctx gets no second one, and a resource that the program has published is not
+// replaced. But if the program's first provider has no otelctx options, the rules add the defaults
+// to it; different options of later providers then have no effect, which is reported.
 //
 // # Why a blank import is not enough
 //
-// The SDK has no registry for span processors, and no hook in NewTracerProvider. An imported
-// package could poll the global provider, but would miss the first spans and every provider that is
-// not global. Or it could replace the SDK's logger, which belongs to the program.
+// The SDK has no registry for span processors, and no hook in NewTracerProvider. A package that is
+// only imported could poll the global provider, but would miss the first spans and every provider
+// that is not global. Or it could replace the SDK's logger, which belongs to the program.
 //
 // [table]: https://github.com/otelctx/otelctx/blob/main/docs/no-code.md#environment-variables
 package instrumentation

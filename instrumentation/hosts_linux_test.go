@@ -29,7 +29,7 @@ import (
 
 type options []sdktrace.TracerProviderOption
 
-// allOptions returns functions that use each option of each public package.
+// allOptions returns functions that together use every option of every public package.
 func allOptions() map[string]func(*testing.T) options {
 	all := map[string]func(*testing.T) options{
 		"instrumentation.Options": func(*testing.T) options { return Options() },
@@ -119,9 +119,9 @@ func TestInBubble(t *testing.T) {
 				ctx := scopedattr.ContextWithAttributes(t.Context(), attribute.Int("key", 1))
 				_, span := tp.Tracer("").Start(ctx, "span")
 				span.End()
-				synctest.Wait() // for goroutines that end at once
+				synctest.Wait() // for goroutines that are about to exit
 				assert.Len(t, bubbled(), len(before), "%q", bubbled())
-				time.Sleep(time.Hour) // in the bubble's time, so that all timers fire
+				time.Sleep(time.Hour) // the bubble's clock: all timers fire
 				require.NoError(t, tp.Shutdown(t.Context()))
 			})
 		})

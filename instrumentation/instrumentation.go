@@ -27,11 +27,12 @@ func Options() []sdktrace.TracerProviderOption {
 	return opts
 }
 
-// processors returns the processors to add to a provider that has the existing ones. r is its
-// resource, or nil if that is not known yet.
+// processors returns the processors to add to a provider that already has the existing ones. r is
+// its resource, or nil if that is not known yet.
 func processors(existing []sdktrace.SpanProcessor, r *resource.Resource) []sdktrace.SpanProcessor {
 	var add []sdktrace.SpanProcessor
-	// First, so that spans are advertised in the process context, and not in a separate mapping.
+	// This comes first, so that spans are advertised in the process context, and not in a separate
+	// mapping.
 	if !contains[*resourceProcessor](existing) {
 		p := &resourceProcessor{}
 		if r != nil {

@@ -56,7 +56,7 @@ func TestOptions(t *testing.T) {
 	errs := oteltest.HandledErrors(t)
 	tp := sdktrace.NewTracerProvider(append(Options(), sdktrace.WithResource(named("options")))...)
 	service, spans := published(t)
-	assert.Empty(t, service, "nothing is known, and nothing wrong is published")
+	assert.Empty(t, service, "no resource is published before the first span")
 	assert.Zero(t, spans)
 	_, span := tp.Tracer("").Start(context.Background(), "span")
 	service, spans = published(t)
@@ -94,12 +94,12 @@ func TestProgramWithOtelctx(t *testing.T) {
 	for _, tp := range []*sdktrace.TracerProvider{tp, other} {
 		_, span := tp.Tracer("").Start(context.Background(), "span")
 		service, names := inspect(t, os.Getpid())
-		assert.Empty(t, service, "the program's filter is still there")
-		assert.Equal(t, []string{"span"}, names, "once, and with its name as the program wants it")
+		assert.Empty(t, service, "the program's filter still applies")
+		assert.Equal(t, []string{"span"}, names, "the span is published once, with its name as the program requests")
 		span.End()
 	}
 	shutDown(t, tp, other)
-	assert.Same(t, own, resourcepublisher.Current(), "ours is not the one to withdraw it")
+	assert.Same(t, own, resourcepublisher.Current(), "only the program may withdraw its context")
 	require.NoError(t, own.Shutdown(context.Background()))
 	assert.Empty(t, errs.Take())
 }
@@ -167,20 +167,6 @@ func TestParallel(t *testing.T) {
 	assert.Empty(t, errs.Take())
 }
 
-func TestDisabled(t *testing.T) {
-	t.Setenv("OTELCTX_PROCESS_CONTEXT_DISABLED", "true")
-	t.Setenv("OTELCTX_SPANS_DISABLED", "true")
-	errs := oteltest.HandledErrors(t)
-	tp := compiled(named("disabled"))
-	_, span := tp.Tracer("").Start(context.Background(), "span")
-	service, spans := published(t)
-	assert.Empty(t, service)
-	assert.Zero(t, spans)
-	span.End()
-	shutDown(t, tp)
-	assert.Empty(t, errs.Take())
-}
-
 func TestUniversalProfiling(t *testing.T) {
 	tp := compiled(named("off"))
 	assert.Nil(t, universalprofiling.Current())
@@ -188,7 +174,7 @@ func TestUniversalProfiling(t *testing.T) {
 	t.Setenv("OTELCTX_UNIVERSAL_PROFILING", "true")
 	tp = compiled(named("on"))
 	if universalprofiling.Current() == nil {
-		t.Skip("not on this platform")
+		t.Skip("unsupported platform")
 	}
 	shutDown(t, tp)
 	assert.Nil(t, universalprofiling.Current())

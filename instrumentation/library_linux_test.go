@@ -4,10 +4,7 @@
 package instrumentation
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
-	"io"
 	"os/exec"
 	"testing"
 
@@ -17,7 +14,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// In a C program with Go libraries, the Go runtime handles only few signals: any other signal
+// In a C program with Go libraries, the Go runtime handles only a few signals: any other signal
 // raised by a system call of this module would kill the program.
 func TestLibrary(t *testing.T) {
 	variant := func(mode string) programs.Variant {
@@ -38,36 +35,25 @@ func TestLibrary(t *testing.T) {
 		{"c-archive", []string{linked}, "^$"},
 		{"two c-shared", []string{opens, shared, second}, "(?s)process context is published by another library.*another Go runtime in this process publishes its spans"},
 	} {
-		// In blocks of 512 bytes: enough for everything, too small for the tables of spans, too small
-		// for the process context, nothing at all.
+		// The limits, in blocks of 512 bytes, are enough for everything, too small for the tables
+		// of spans, too small for the process context, and 0.
 		for _, limit := range []string{"unlimited", "1024", "100", "0"} {
 			t.Run(fmt.Sprintf("%s/limit=%s", host.name, limit), func(t *testing.T) {
 				cmd := exec.Command("sh", append([]string{"-c", `ulimit -f ` + limit + ` && exec "$0" "$@"`}, host.command...)...)
-				stdin, err := cmd.StdinPipe()
-				require.NoError(t, err)
-				stdout, err := cmd.StdoutPipe()
-				require.NoError(t, err)
-				var stderr bytes.Buffer
-				cmd.Stderr = &stderr
-				require.NoError(t, cmd.Start())
-				defer func() { _ = cmd.Process.Kill() }()
-				lines := bufio.NewScanner(stdout)
-				lines.Scan()
-				assert.Equal(t, "ready", lines.Text())
+				p := startProgram(t, cmd)
+				p.expect(t, "ready")
 				if limit == "unlimited" {
 					service, live := inspect(t, cmd.Process.Pid)
 					assert.Equal(t, "first", service)
 					assert.Equal(t, []string{"first"}, live)
 				}
-				_, err = io.WriteString(stdin, "\n")
-				require.NoError(t, err)
-				lines.Scan()
-				assert.Equal(t, "over", lines.Text())
+				p.goOn(t)
+				p.expect(t, "over")
 				require.NoError(t, cmd.Wait())
 				if limit == "unlimited" {
-					assert.Regexp(t, host.stderr, stderr.String())
+					assert.Regexp(t, host.stderr, p.stderr.String())
 				} else {
-					assert.Contains(t, stderr.String(), "RLIMIT_FSIZE")
+					assert.Contains(t, p.stderr.String(), "RLIMIT_FSIZE")
 				}
 			})
 		}

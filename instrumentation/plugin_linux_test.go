@@ -4,10 +4,7 @@
 package instrumentation
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"io"
 	"os/exec"
 	"slices"
 	"testing"
@@ -28,15 +25,7 @@ func TestPlugin(t *testing.T) {
 	v.Name, v.Flags = "plugin", []string{"-buildmode=plugin"}
 	host, guest := programs.Build(t, programs.Cgo, ".", "./testdata/plugin/host"), programs.Build(t, v, ".", "./testdata/plugin/guest")
 	cmd := exec.Command(host, guest)
-	stdin, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	stdout, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	require.NoError(t, cmd.Start())
-	defer func() { _ = cmd.Process.Kill() }()
-	lines := bufio.NewScanner(stdout)
+	p := startProgram(t, cmd)
 	var before []reader.Carrier
 	for _, step := range []struct {
 		about string
@@ -48,8 +37,7 @@ func TestPlugin(t *testing.T) {
 		{"with a provider of the plugin", []string{"guest", "host"}, "guest"},
 		{"after its Shutdown", []string{"host"}, "host"},
 	} {
-		require.True(t, lines.Scan(), "%s: %s", step.about, &stderr)
-		require.Equal(t, "ready", lines.Text(), step.about)
+		p.expect(t, "ready")
 		service, live := inspect(t, cmd.Process.Pid)
 		assert.Equal(t, "host", service, step.about)
 		assert.Equal(t, step.live, live, step.about)
@@ -59,11 +47,10 @@ func TestPlugin(t *testing.T) {
 			assert.Equal(t, before, carriers, step.about)
 		}
 		before = carriers
-		_, err := io.WriteString(stdin, "\n")
-		require.NoError(t, err)
+		p.goOn(t)
 	}
-	require.NoError(t, cmd.Wait(), stderr.String())
-	assert.Empty(t, stderr.String())
+	require.NoError(t, cmd.Wait(), p.stderr.String())
+	assert.Empty(t, p.stderr.String())
 }
 
 func carriersOf(t *testing.T, pid int) []reader.Carrier {
@@ -77,7 +64,8 @@ func carriersOf(t *testing.T, pid int) []reader.Carrier {
 	return carriers
 }
 
-// awaitThread waits until the reader finds a thread in a span, and proves that it runs the span's goroutine.
+// awaitThread waits until the reader finds a thread in a span, with proof that it runs the span's
+// goroutine.
 func awaitThread(t *testing.T, pid int, span string) {
 	t.Helper()
 	p, err := reader.Open(pid)

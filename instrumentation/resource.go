@@ -28,7 +28,7 @@ type resourceProcessor struct {
 var _ sdktrace.SpanProcessor = (*resourceProcessor)(nil)
 
 // maxProviders limits the number of providers that are remembered. The resources of further
-// providers are never published: a program that has so many does not shut them down.
+// providers are never published: a program with so many providers does not shut them down.
 const maxProviders = 64
 
 // process is the state that all providers share. None of it is on the span path.
@@ -38,7 +38,7 @@ var process struct {
 	publisher *resourcepublisher.Publisher
 	// live are the providers whose resource is known. The first one's resource is published.
 	live []*resourceProcessor
-	// reported is set once an error has been reported: resources differ, or publishing failed.
+	// reported is set once an error has been reported: different resources or a failure to publish.
 	reported bool
 }
 
@@ -88,7 +88,7 @@ func publish() error {
 	return nil
 }
 
-// Shutdown withdraws the resource if it is that of this provider, and publishes the next provider's.
+// Shutdown withdraws the resource if it is this provider's, and publishes the next provider's.
 func (p *resourceProcessor) Shutdown(ctx context.Context) error {
 	process.mu.Lock()
 	defer process.mu.Unlock()

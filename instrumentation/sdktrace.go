@@ -13,7 +13,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 )
 
-// Sound: both sides have the same signature; a test compiles and runs this.
+// This is sound because both sides have the same signature; a test compiles and runs it.
 //
 //go:linkname otelctxProvider github.com/otelctx/otelctx/instrumentation.provider
 func otelctxProvider(tp *TracerProvider, r *resource.Resource, has []SpanProcessor)

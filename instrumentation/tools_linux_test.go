@@ -28,7 +28,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// toolsKey is the variable that make interop WHAT=nocode sets to the directory with otelc, orchestrion and otelctx.
+// toolsKey is the environment variable that make interop WHAT=nocode sets to the directory with
+// otelc, orchestrion and otelctx.
 const toolsKey = "OTELCTX_TEST_NOCODE"
 
 const example = "../example/nocode"
@@ -40,7 +41,7 @@ func TestDockerfiles(t *testing.T) {
 	var all []*build
 	for _, c := range []struct {
 		name, file string
-		service    string // in the process context
+		service    string // the expected service in the process context
 		ownRules   bool   // otelc also applies its own rules
 	}{
 		{"plain", "Dockerfile", "", false},
@@ -63,7 +64,7 @@ func TestDockerfiles(t *testing.T) {
 			all = append(all, b)
 			assert.Equal(t, c.service != "", b.mentions("service"))
 			b.compile("build", "-o", b.out("cases.exe"), "./cases")
-			if c.name != "by hand" { // most cases have no options in this build
+			if c.name != "by hand" { // in this build most cases have no options
 				testCases(t, b.out("cases.exe"), c.service != "", c.ownRules)
 			}
 			b.compile("build", "-o", b.out("none.exe"), "./none")
@@ -72,22 +73,22 @@ func TestDockerfiles(t *testing.T) {
 				printed = withoutLog(printed)
 			}
 			assert.Equal(t, "no OpenTelemetry\n", printed)
-			assert.False(t, b.mentions("none.exe"), "nothing is added to a program without OpenTelemetry")
+			assert.False(t, b.mentions("none.exe"), "a program without OpenTelemetry must not contain otelctx")
 			if b.tool == "" {
 				return
 			}
-			// Both in one build, because a build takes minutes.
+			// Build both at once, because a build takes minutes.
 			restore := b.byHand()
 			run(t, b.dir, b.env, "go", "mod", "tidy")
 			b.compile("build", "-o", b.out("both")+"/", ".", "./cases", "./attach")
 			b.checkService("both/nocode", c.service)
 			testCases(t, b.out("both/cases"), true, c.ownRules)
 			attached := run(t, b.dir, withoutExporters, b.out("both/attach"))
-			assert.Equal(t, "true\nfalse\ntrue\nfalse\ntrue\n", withoutLog(attached), "a context without a span is none, also where otelc finds the goroutine's")
+			assert.Equal(t, "true\nfalse\ntrue\nfalse\ntrue\n", withoutLog(attached), "a context without a span must clear the span, even if otelc finds the goroutine's")
 			restore()
 			b.withoutRule()
 			b.compile("build", "-o", b.out("without")+"/", ".", "./cases")
-			assert.False(t, b.mentions("without/nocode"), "nothing stays without the rule")
+			assert.False(t, b.mentions("without/nocode"), "without the rule the program must not contain otelctx")
 			b.checkService("without/nocode", "")
 			testCases(t, b.out("without/cases"), false, c.ownRules)
 		})
@@ -217,7 +218,7 @@ func newBuild(t *testing.T, tools, dir, file, source string) *build {
 		case instruction == "RUN":
 			b.steps = append(b.steps, strings.ReplaceAll(rest, "/service", b.out("service")))
 		default:
-			require.Fail(t, "not known to the test", line)
+			require.Fail(t, "command unknown to the test", line)
 		}
 	}
 	return b
@@ -233,7 +234,8 @@ func (b *build) run() {
 	}
 }
 
-// byHand adds the two options to the programs until restore is called, and adds the program attach.
+// byHand adds the two options to the programs until restore is called. It also adds the program
+// attach.
 func (b *build) byHand() (restore func()) {
 	b.t.Helper()
 	require.NoError(b.t, os.CopyFS(b.out("attach"), os.DirFS("testdata/attach")))
@@ -386,10 +388,11 @@ const answer = "9c2eb34733a9831496fa0ab2ae00cb841bc8187af261cb630d0b6e1889e857e9
 // seen counts the samples of a recording.
 type seen struct {
 	samples, inSpans int
-	// right counts samples in a span whose functions are on the stack, and wrong those whose stack has
-	// other functions.
+	// right counts samples in a span whose functions are on the stack, and wrong those with other
+	// functions on the stack.
 	right, wrong int
-	// due counts samples whose stack belongs to the span sign, and found those of them in that span.
+	// due counts samples whose stack belongs to the span sign, and found those of them that are in
+	// that span.
 	due, found int
 }
 
@@ -483,11 +486,11 @@ func (b *build) inspectService(pid int, service string, loaded <-chan struct{}) 
 	}
 }
 
-// samples waits until a recorder samples, and reports false if it has ended.
+// samples waits until a recorder samples. It returns false if the recorder has ended.
 func samples(pid int) bool {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	for deadline := time.Now().Add(testenv.Patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		fds, _ := os.ReadDir(dir) // empty if the process has ended
+		fds, _ := os.ReadDir(dir) // no descriptors if the process has ended
 		for _, fd := range fds {
 			if to, _ := os.Readlink(filepath.Join(dir, fd.Name())); to == "anon_inode:[perf_event]" {
 				return true
@@ -543,7 +546,7 @@ func (b *build) count(profile string) (s seen, odd string) {
 			case strings.Contains(stack, "runtime.goexit\n"):
 				odd = trace
 				s.wrong += n
-			default: // The runtime runs on the system stack for a goroutine.
+			default: // The runtime works for a goroutine on the system stack.
 			}
 		}
 		if work.MatchString(stack) {
@@ -559,10 +562,11 @@ func (b *build) count(profile string) (s seen, odd string) {
 }
 
 var (
-	// inPay matches the stacks of pay. A function that pay calls hides it until it has set up its frame. A signal
-	// handler hides the function that it interrupts: frame pointers lead to that function's caller.
+	// inPay matches the stacks of pay. A function called by pay hides it until that function has
+	// set up its frame. A signal handler hides the function that it interrupts: frame pointers lead
+	// to that function's caller.
 	inPay = regexp.MustCompile(`(?m)^main\.pay$|(\A\S+|^runtime\.cgoSigtramp)\nnet/http\.HandlerFunc\.ServeHTTP$`)
-	// work matches the stacks that are certainly within its span.
+	// work matches stacks that are certainly within the span of pay.
 	work = regexp.MustCompile(`(?m)^crypto/.*\nmain\.pay$`)
 )
 

@@ -17,7 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// wildKey is the variable that make interop WHAT=nocode WILD=... sets to additional arguments of wild score.
+// wildKey is the environment variable that make interop WHAT=nocode WILD=... sets to additional
+// arguments of wild score.
 const wildKey = "OTELCTX_TEST_WILD"
 
 // The scoreboard program, with its otelctx options removed, must still get every sample right. docs/no-code.md lists the
@@ -91,7 +92,8 @@ func (b *build) withoutOptions(leftOut []string) (patterns []string) {
 			", spanctx.WithPublishing()", "",
 			"spanctx.WithPublishing()", "",
 			"resourcepublisher.WithResource(", "sdktrace.WithResource(",
-			// This processor reads what is published, so it must come after those that the rules add.
+			// This processor reads the published spans, so it must come after the processors that
+			// the rules add.
 			"\t\tsdktrace.WithSpanProcessor(s.started),\n", "",
 			"\ts.provider = s.sdk\n", "\ts.provider = s.sdk\n\ts.sdk.RegisterSpanProcessor(s.started)\n",
 		).Replace(string(text))

@@ -30,8 +30,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// scopedService is a child that traces with context-scoped attributes, on a goroutine that executes
-// orders and spins in between.
+// scopedService is the main function of a child process that publishes context-scoped attributes.
+// One goroutine executes orders and spins between them.
 func scopedService(p *childproc.Parent) {
 	order, _ := p.Receive()
 	opts := []spanctx.Option{spanctx.WithAttributeKeys("http.app", "tenant")}
@@ -93,7 +93,7 @@ func (s *scoped) run() {
 	}
 }
 
-// spin keeps its thread busy, see startActors, once it has incremented turns.
+// spin counts a turn and then keeps its thread busy until the next order; see startActors.
 //
 //go:norace
 func (s *scoped) spin() {
@@ -208,7 +208,7 @@ func TestAllKeys(t *testing.T) {
 	c, p, _ := startScoped(t, "default")
 	c.Ask("scope http.app=shop key.2=third key.255=last key.256=refused")
 	c.Ask("start")
-	threadsOf(t, p) // and so it has read the first keys
+	threadsOf(t, p) // reads the first keys
 	var keys []string
 	for i := 2; i <= scope.MaxKeys; i++ {
 		keys = append(keys, fmt.Sprintf("key.%d", i))

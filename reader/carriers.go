@@ -17,9 +17,9 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// ErrNoThreadContext means that the process publishes no spans of its threads in a format that this
-// package supports. It may publish them later, or have published them before, or what it publishes
-// is invalid.
+// ErrNoThreadContext means that the process does not publish its threads' spans in a format that
+// this package supports: not yet, no longer or never. It also means that the published data is
+// invalid.
 var ErrNoThreadContext = errors.New("no thread context")
 
 // CarrierKind is a format in which a process publishes spans. Zero is none.
@@ -84,17 +84,17 @@ type Carrier struct {
 	// Kind is the carrier's format, Source how it was found.
 	Kind   CarrierKind
 	Source CarrierSource
-	// Ring is the layout of the slots or of the entries of the goroutine table; zero for
+	// Ring is the layout of the slots, or of the entries of the goroutine table. It is zero for
 	// GoroutineRecord.
 	Ring ringbuf.Info
-	// Fields maps the name of each field of a slot, such as span_id, to its offset. It is nil
-	// without slots, and if the carrier cannot be read. The names are those used in the
-	// advertisement.
+	// Fields maps the name of each field of a slot, such as span_id, to its offset. The names are
+	// those used in the advertisement. It is nil for other kinds of carriers, and if the carrier
+	// cannot be read.
 	Fields map[string]int
 	// RecordOffset is the distance from the label pointer to the record, for GoroutineRecord.
 	RecordOffset int
-	// Provable says whether a span found there can be proven to belong to the running goroutine.
-	// That needs the offsets of the Go runtime's goroutines, and slots of layout 2.
+	// Provable says whether a span found in this carrier can be proven to belong to the running
+	// goroutine. That requires the runtime offsets of goroutines and, for slots, layout 2.
 	Provable bool
 	// Err is the reason why the carrier cannot be read, or nil. It may quote text chosen by the
 	// process.
@@ -108,11 +108,11 @@ type RuntimeOffsets struct {
 	// its id, and its profiler labels.
 	GM, GGoid, GLabels int
 	// MCurg and MProcid are offsets in the runtime's m: of the pointer to the user goroutine that
-	// it runs, and the thread's id in the process's own PID namespace.
+	// it runs, and of the thread's id in the process's own PID namespace.
 	MCurg, MProcid int
-	// TLSG is the distance from the thread pointer to the word that points at the current g, which
-	// on a system stack is not the user's. It may be negative, and is valid only if TLSGKnown is
-	// true.
+	// TLSG is the distance from the thread pointer to the word that points at the current g. On a
+	// system stack that is not the user's g. TLSG may be negative, and is valid only if TLSGKnown
+	// is true.
 	TLSG      int64
 	TLSGKnown bool
 }
@@ -120,8 +120,8 @@ type RuntimeOffsets struct {
 // complete reports whether the offsets suffice to find the goroutine that a thread runs.
 func (o *RuntimeOffsets) complete() bool { return o.MCurg >= 0 && o.GGoid >= 0 }
 
-// Bounds of advertised offsets: g and m have some hundred to some thousand bytes, and thread-local
-// storage hardly more.
+// Bounds of advertised offsets: g and m are some hundred to some thousand bytes long, and
+// thread-local storage is hardly larger.
 const (
 	maxRuntimeOffset = 1 << 16
 	maxRecordOffset  = 4096
@@ -132,11 +132,11 @@ const (
 
 // threadView is everything known about how a process publishes spans. It is immutable.
 type threadView struct {
-	// context is the process context and advertisement the message that advertises carriers; each
-	// is nil if there was none. made is the time of reading.
+	// context is the process context, and advertisement the message that advertises carriers; each
+	// is nil if there is none. made is when they were read.
 	context, advertisement *ProcessContext
 	made                   time.Time
-	// contextErr is the reason why there is no context.
+	// contextErr is the reason why context is nil.
 	contextErr error
 
 	carriers []Carrier
@@ -257,7 +257,7 @@ func (a advertisement) ring(prefix string) (ringbuf.Info, map[string]int, error)
 		}
 		var e error
 		if *value, e = a.integer(prefix+key, 0, highest); e != nil && (err == nil || e.Error() < err.Error()) {
-			// Report one error, always the same one.
+			// Maps have a random order: always report the same error.
 			err = e
 		}
 	}
@@ -287,7 +287,7 @@ func (a advertisement) fields(key string) (map[string]int, error) {
 		if !ok {
 			return nil, fmt.Errorf("%s: %q is not an integer", key, kv.GetKey())
 		}
-		// NewView checks the offset; here it only must survive the conversion.
+		// NewView checks the offset. Clamping only keeps the conversion from overflowing.
 		fields[kv.GetKey()] = int(max(-1, min(offset.IntValue, maxRuntimeOffset)))
 	}
 	return fields, nil
@@ -328,14 +328,14 @@ func (a advertisement) runtime() (RuntimeOffsets, error) {
 	return o, errs
 }
 
-// newThreadView returns the view of the carriers that message advertises; it may be nil.
+// newThreadView returns the view of the carriers advertised by message, which may be nil.
 func newThreadView(memory ringbuf.Memory, message *ProcessContext) *threadView {
 	v := &threadView{advertisement: message, made: time.Now(), recordOffset: -1, refOffset: -1, ancestorsOffset: -1, namesOffset: -1}
 	a := newAdvertisement(message.message())
 	v.keys = a.keys()
 	var runtimeErr error
 	v.runtime, runtimeErr = a.runtime()
-	// Without a span table, spans in slots are considered live.
+	// Without a span table, every span in a slot counts as live.
 	v.spans, _ = a.spanTable(memory)
 	v.names, _ = a.nameTable()
 
@@ -452,7 +452,7 @@ func (p *Process) threadView(ctx context.Context) (*threadView, error) {
 	return v, nil
 }
 
-// stillValid reports whether a view still describes how the process publishes spans.
+// stillValid reports whether v still describes how the process publishes spans.
 func (p *Process) stillValid(v *threadView) (bool, error) {
 	if v.advertisement == nil && time.Since(v.made) > recheckAfter {
 		return false, p.checkAlive()

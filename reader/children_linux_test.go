@@ -32,8 +32,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// The children of these tests are publishers other than otelctx's own: they follow other versions
-// of the OTEP, are written in other languages, or are hostile, stuck or dead.
+// The children of these tests are publishers unlike otelctx: they follow other versions of the
+// OTEP, are written in other languages, or are hostile, stuck or dead.
 
 func TestMain(m *testing.M) {
 	roles := map[string]func(*childproc.Parent){
@@ -132,13 +132,13 @@ func (w *testWriter) do(step string, args []string) (string, error) {
 
 const testMemorySize = 128 << 10
 
-// mapMemory maps memory under the name of a process context; in some cases announce sets the name
-// later.
+// mapMemory maps memory under the name of a process context; for some kinds of memory announce sets
+// the name later.
 func (w *testWriter) mapMemory(how string) (string, error) {
 	var err error
-	w.region, w.memfd = nil, nil // what was mapped stays mapped
+	w.region, w.memfd = nil, nil // an earlier mapping stays
 	switch how {
-	case "memfd": // private, and closed again
+	case "memfd": // private; the descriptor is closed
 		w.region, err = vma.New(wire.ProcessContextName, testMemorySize)
 	case "anonymous":
 		// No descriptor, no memfd.
@@ -146,7 +146,7 @@ func (w *testWriter) mapMemory(how string) (string, error) {
 			w.region, err = vma.New(wire.ProcessContextName, testMemorySize)
 			return err
 		})
-	case "shared": // mapped as no publisher should, and kept open
+	case "shared": // MAP_SHARED, which publishers must not use; the descriptor stays open
 		var fd int
 		if fd, err = unix.MemfdCreate(wire.ProcessContextName, 0); err != nil {
 			return "", err
@@ -212,7 +212,7 @@ func (w *testWriter) publish(now uint64, seed bool) (string, error) {
 func (w *testWriter) announce(at uint64) (string, error) {
 	if w.region != nil {
 		if err := w.region.Announce(); err != nil {
-			return "unnamed", nil //nolint:nilerr // for the test to judge
+			return "unnamed", nil //nolint:nilerr // the test decides whether that is a failure
 		}
 	}
 	return strconv.FormatUint(at, 10), nil
@@ -233,8 +233,8 @@ func canNameMemory() bool {
 	return err == nil && bytes.Contains(config, []byte("\nCONFIG_ANON_VMA_NAME=y\n"))
 }
 
-// nobody drops root's privileges and reads the requested process. It reports the results
-// with the context found before, with a new search, and among all publishers.
+// nobody drops root's privileges and reads the requested process in three ways: with a context
+// found before, with a new search, and with Publishers. It reports each result.
 func nobody(p *childproc.Parent) {
 	line, _ := p.Receive()
 	pid, err := strconv.Atoi(line)
@@ -280,7 +280,7 @@ func reusedPID(p *childproc.Parent) {
 		p.Send("no choice of process ids: %v", err)
 		return
 	}
-	// Without address randomization both have their contexts at the same address.
+	// Without address space randomization, both processes map their contexts at the same address.
 	runtime.LockOSThread()            // a thread's setting, which its children inherit
 	const addrNoRandomize = 0x0040000 // ADDR_NO_RANDOMIZE
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PERSONALITY, addrNoRandomize, 0, 0); errno != 0 {
@@ -300,8 +300,8 @@ func reusedPID(p *childproc.Parent) {
 		secondAt string
 	)
 	for range 300 {
-		// The Go runtime may start a thread in between that takes the id. It also places memory
-		// itself.
+		// Retry: a thread of the Go runtime may take the id first, and the runtime chooses
+		// addresses itself.
 		p.Must(os.WriteFile(lastPID, []byte(strconv.Itoa(pid-1)), 0))
 		second, secondAt = startPlain(p)
 		if second.Process.Pid == pid && secondAt == firstAt {
@@ -331,8 +331,8 @@ func reusedPID(p *childproc.Parent) {
 	_ = second.Wait()
 }
 
-// startPlain starts a publisher from a child, which has no test to fail, and returns the address of
-// its context.
+// startPlain starts a publisher from within a child, where there is no testing.T, and returns the
+// address of its context.
 func startPlain(p *childproc.Parent) (cmd *exec.Cmd, at string) {
 	cmd, err := childproc.Command("publisher")
 	p.Must(err)

@@ -67,7 +67,7 @@ func ExampleProcess_ProcessContext_errors() {
 	_, err = p.ProcessContext(context.Background())
 	switch {
 	case errors.Is(err, reader.ErrNoContext):
-		fmt.Println("look again when the process has had time to publish")
+		fmt.Println("try again once the process has had time to publish")
 	case errors.Is(err, reader.ErrBusy):
 		fmt.Println("try again in a moment")
 	case errors.Is(err, reader.ErrProcessGone):
@@ -76,7 +76,7 @@ func ExampleProcess_ProcessContext_errors() {
 		fmt.Println("run as the same user, or with CAP_SYS_PTRACE")
 	}
 	// Output:
-	// look again when the process has had time to publish
+	// try again once the process has had time to publish
 }
 
 // A profiler caches the context until the process publishes again.
@@ -153,7 +153,7 @@ func ExampleProcess_Threads() {
 	// from the goroutine_record proven: true
 }
 
-// The layout that a BPF program needs to find the span of the thread that it interrupts.
+// Print the layout that a BPF program needs to find the span of the interrupted thread.
 func ExampleProcess_ThreadLayout() {
 	ctx := context.Background()
 	tp := sdktrace.NewTracerProvider(
@@ -185,12 +185,12 @@ func ExampleProcess_ThreadLayout() {
 			fmt.Printf("%v, %v: behind the labels: %t\n", c.Kind, c.Source, c.RecordOffset > 0)
 		}
 	}
-	fmt.Println("goroutines can be told:", layout.Runtime.GGoid >= 0)
+	fmt.Println("goroutine ids are readable:", layout.Runtime.GGoid >= 0)
 	// Output:
 	// thread_slots, advertised: 65536 slots of 64 bytes, the span id at 16
 	// goroutine_table, advertised: 65536 entries of 16 bytes
 	// goroutine_record, advertised: behind the labels: true
-	// goroutines can be told: true
+	// goroutine ids are readable: true
 }
 
 // List every process that publishes its resource. The example looks for its own.

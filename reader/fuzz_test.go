@@ -57,17 +57,17 @@ func checkDecoded(t *testing.T, payload []byte, got *processcontextpb.ProcessCon
 	wantErr := proto.Unmarshal(payload, want)
 	switch {
 	case err == nil && wantErr != nil:
-		t.Fatalf("% x: taken, though %v", payload, wantErr)
+		t.Fatalf("% x: accepted, though %v", payload, wantErr)
 	case err != nil && wantErr == nil:
 		if depth := inspect(t, want.ProtoReflect()); depth <= maxMessageNesting {
-			t.Fatalf("% x: refused (%v), though it nests only %d deep", payload, err, depth)
+			t.Fatalf("% x: rejected (%v), though it nests only %d deep", payload, err, depth)
 		}
 	case err == nil:
 		if !proto.Equal(got, want) {
 			t.Fatalf("% x: %v, want %v", payload, got, want)
 		}
 		if depth := inspect(t, got.ProtoReflect()); depth > maxMessageNesting {
-			t.Fatalf("% x: taken, though it nests %d deep", payload, depth)
+			t.Fatalf("% x: accepted, though it nests %d deep", payload, depth)
 		}
 		again, err := proto.Marshal(got)
 		require.NoError(t, err)
@@ -107,13 +107,13 @@ func FuzzPayload(f *testing.F) {
 // Layouts of FuzzProcessContext, as bits.
 const (
 	layoutShared    = 1 << iota // the header's mapping is shared
-	layoutNamed                 // and named
+	layoutNamed                 // the header's mapping has the name
 	layoutInside                // the payload follows the header, wherever that points
-	layoutRepoint               // the header is made to point at the payload
+	layoutRepoint               // the header's pointer is corrected to the payload
 	layoutSecond                // there is another mapping with the same header
 	layoutTimed                 // a read zeroes the time, the next one restores it
-	layoutReplaced              // a read replaces the payload, in place, and its time
-	layoutWithdrawn             // a read finds nothing more
+	layoutReplaced              // a read replaces the payload in place and updates the time
+	layoutWithdrawn             // before a read, the context is withdrawn
 )
 
 func FuzzProcessContext(f *testing.F) {
@@ -229,11 +229,11 @@ func FuzzProcessContext(f *testing.F) {
 				read = h
 			}
 		}
-		if layout&layoutSecond != 0 && read == nil { // the other one alone was left
+		if layout&layoutSecond != 0 && read == nil { // only the other header was left
 			read = fake.memory[otherAt][:wire.ProcessContextHeaderSize]
 		}
 		if !validHeader(read) {
-			t.Fatalf("read out of an invalid header: % x", read)
+			t.Fatalf("read through an invalid header: % x", read)
 		}
 		if pc.Version != 2 || pc.MappingAddress != headerAt && pc.MappingAddress != otherAt ||
 			!strings.Contains(line, pc.MappingName) {
@@ -248,7 +248,7 @@ func FuzzProcessContext(f *testing.F) {
 			}
 		}
 		if layout&layoutWithdrawn == 0 {
-			t.Fatalf("read %d bytes at %#x, where there is nothing", size, at)
+			t.Fatalf("read %d bytes at %#x, where nothing is mapped", size, at)
 		}
 	})
 }

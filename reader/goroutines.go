@@ -78,9 +78,10 @@ type Goroutine struct {
 	// StackErr is nil if Stack is complete. Otherwise it wraps [ErrStackTruncated] or [ErrNoStack].
 	StackErr error
 
-	// Span is the goroutine's active span, 0 if it is in none. It is only valid if SpanKnown is true:
-	// the process may have no goroutine table, the goroutine may have published nothing itself, and
-	// goroutines whose ids are equal modulo 65,536 share an entry.
+	// Span is the goroutine's active span, 0 if it is in none. It is valid only if SpanKnown is
+	// true: the process may have no goroutine table, the goroutine may never have published a span
+	// itself, or another goroutine may have taken its entry, since ids that are equal modulo 65,536
+	// share one.
 	Span      SpanRef
 	SpanKnown bool
 	// Attributes are the attributes published with the active span, each key once. They are missing
@@ -92,7 +93,8 @@ type Goroutine struct {
 
 // Errors of [Goroutine.StackErr].
 var (
-	// ErrStackTruncated means that the stack is longer than the innermost frames that are returned.
+	// ErrStackTruncated means that the stack has more frames than the innermost ones that are
+	// returned.
 	ErrStackTruncated = errors.New("the stack is longer")
 	// ErrNoStack means that the stack, or the outer part of it, could not be unwound.
 	ErrNoStack = errors.New("the stack cannot be unwound")
@@ -106,13 +108,13 @@ var (
 	errBroken     = fmt.Errorf("%w: it does not end like a Go stack", ErrNoStack)
 )
 
-// GoCode describes the machine code of a Go program. [Process.Goroutines] needs it for frames whose
-// callers frame pointers do not give: below a signal (a nil dereference that panics, a preempted
-// goroutine), where C code has called Go, and of running goroutines in a stopped process.
+// GoCode describes the machine code of a Go program. [Process.Goroutines] needs it where frame
+// pointers do not lead to the caller: below a signal (a nil dereference that panics, a preempted
+// goroutine), where C code has called Go, and in running goroutines of a stopped process.
 type GoCode interface {
-	// Frame returns the name of the function that contains an instruction, as the runtime's
-	// function table has it, and by how many bytes the stack pointer has moved since the function
-	// was entered when that instruction is executed (the table pcsp). ok is false for addresses
+	// Frame returns the name of the function that contains the instruction at pc, as in the
+	// runtime's function table, and the number of bytes by which the stack pointer has moved
+	// between function entry and that instruction (the table pcsp). ok is false for addresses
 	// outside of Go functions.
 	Frame(pc uint64) (function string, size int, ok bool)
 }
@@ -121,7 +123,7 @@ type GoCode interface {
 type GoroutineOptions struct {
 	// Stacks requests stacks. Without it, only states and wait reasons are read.
 	Stacks bool
-	// Spans requests active spans, Attributes active spans with their attributes.
+	// Spans requests active spans. Attributes requests active spans together with their attributes.
 	Spans, Attributes bool
 	// Code, if not nil, completes stacks. It is called on the goroutine that calls Goroutines.
 	Code GoCode
@@ -131,26 +133,27 @@ type GoroutineOptions struct {
 type Goroutines struct {
 	// Goroutines are in the order of the given references.
 	Goroutines []Goroutine
-	// Torn counts the reads that were dropped because the goroutine changed during the read, and
-	// Lost the goroutines that changed at every attempt. The stacks of the latter are missing.
+	// Torn counts the reads that were discarded because the goroutine changed meanwhile. Lost
+	// counts the goroutines that changed at every attempt; their stacks are missing.
 	Torn, Lost int
-	// StateErr, StacksErr and ReasonsErr say why no states, stacks or wait reasons could be read at
-	// all: their location in the program could not be found and proven. They are nil otherwise.
+	// StateErr, StacksErr and ReasonsErr say why no states, stacks or wait reasons at all could be
+	// read: their location in the program was not found or not proven. Otherwise they are nil.
 	StateErr, StacksErr, ReasonsErr error
 }
 
 const (
-	// goroutineBatch is the number of goroutines read together, and goroutineTries how often a
-	// changing one is read.
+	// goroutineBatch is the number of goroutines read together. goroutineTries bounds how often a
+	// goroutine that keeps changing is read.
 	goroutineBatch = 128
 	goroutineTries = 4
-	// firstStack is how much of a stack is read in a batch, maxStack how much on its own.
+	// firstStack is how much of each stack is read in a batch, maxStack how much in a read of its
+	// own.
 	firstStack = 8 << 10
 	maxStack   = 256 << 10
 	// maxReasonData bounds how much of the program's data is searched for the texts of wait
 	// reasons.
 	maxReasonData = 64 << 20
-	// gRead is the least number of bytes of a g that is read. It covers the fields that change
+	// gRead is the minimum number of bytes of a g that are read. It covers the fields that change
 	// whenever a goroutine stops. No g is smaller.
 	gRead = 320
 )
@@ -243,7 +246,7 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 	return call.result, nil
 }
 
-// resolveSpans replaces the spans that goroutines have published by their active ones.
+// resolveSpans replaces the last published spans of goroutines by their active spans.
 func (c *goroutineCall) resolveSpans(v *threadView) error {
 	if c.entries == nil {
 		return nil
@@ -268,8 +271,8 @@ func (c *goroutineCall) resolveSpans(v *threadView) error {
 	return nil
 }
 
-// readAttributes reads the attributes of active spans from the records of goroutines. A record is
-// its goroutine's only if it names the active span, and the goroutine still has its labels.
+// readAttributes reads the attributes of active spans from goroutine records. A record belongs to
+// the goroutine only if it names the active span and the goroutine still has its labels.
 func (c *goroutineCall) readAttributes(v *threadView) error {
 	if !c.labels {
 		return nil
@@ -294,7 +297,7 @@ func (c *goroutineCall) readAttributes(v *threadView) error {
 	parts = parts[:0]
 	valid := readings[:0]
 	for _, r := range readings {
-		const flag, count = 24, 26 // of the record
+		const flag, count = 24, 26 // offsets in the record
 		record := r.head[v.recordOffset:]
 		size := int(binary.NativeEndian.Uint16(record[count:]))
 		if record[flag] == 1 && size > 0 && size <= wire.MaxThreadContextRecord-wire.ThreadContextRecordSize &&
@@ -329,7 +332,8 @@ type goroutineCall struct {
 	options GoroutineOptions
 	size    int
 	now     int64
-	// entries is the goroutine table if spans are read, and labels says that labels are read too.
+	// entries is the goroutine table if spans are requested. labels says whether to read labels,
+	// too.
 	entries *GoroutineEntries
 	labels  bool
 	goroutineLayout
@@ -504,7 +508,7 @@ func (c *goroutineCall) calibrate(k *goroutineLayout, refs []GoroutineRef) error
 	if err != nil {
 		return err
 	}
-	layout.ARM64 = goruntime.GOARCH == "arm64" // unless the program's code says otherwise
+	layout.ARM64 = goruntime.GOARCH == "arm64" // a guess, which FindFramePointer corrects from the code
 	parked := gs[:0]
 	for i, g := range gs {
 		if ok[2*i] && ok[2*i+1] && len(g.Stack.Data) > 0 && layout.SameAs(g.Data, parts[2*i+1].Data) {
@@ -752,7 +756,7 @@ func (c *goroutineCall) unwind(out *Goroutine, r *goroutineReading, scanned bool
 		return false // The stack is being copied.
 	}
 	c.setStack(out, pcs, result)
-	const systemStack = "runtime.systemstack_switch" // The goroutine has lent its thread to the runtime.
+	const systemStack = "runtime.systemstack_switch" // The runtime uses the goroutine's thread.
 	if c.options.Code != nil && out.State == GoroutineWaiting && len(out.Stack) > 0 {
 		if function, _, _ := c.options.Code.Frame(out.Stack[0]); function == systemStack {
 			out.State = GoroutineRunning

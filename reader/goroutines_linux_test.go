@@ -32,7 +32,7 @@ func waitIn(ctx context.Context, tp *sdktrace.TracerProvider, end <-chan struct{
 func TestGoroutines(t *testing.T) {
 	tp := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.Empty()),
-		sdktrace.WithSpanProcessor(resourcepublisher.Current()), // which withdraws it
+		sdktrace.WithSpanProcessor(resourcepublisher.Current()), // its Shutdown withdraws the context
 		spanctx.WithPublishing(),
 	)
 	defer func() { assert.NoError(t, tp.Shutdown(context.Background())) }()
@@ -59,7 +59,7 @@ func TestGoroutines(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, found.Goroutines, 3)
 		if found.StateErr != nil {
-			return reader.Goroutine{} // the goroutine runs, and there is no other one to learn from
+			return reader.Goroutine{} // the only goroutine runs, so there is none to calibrate with
 		}
 		assert.Equal(t, reader.GoroutineGone, found.Goroutines[1].State)
 		assert.Equal(t, reader.GoroutineUnknown, found.Goroutines[2].State)

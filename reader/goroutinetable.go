@@ -75,7 +75,7 @@ type spanGoroutine struct {
 }
 
 // inSpan returns the goroutines that have published an active span. It reads only pages of the
-// table that the process has touched: reading others would allocate them at the process's expense.
+// table that are present in memory: reading others would allocate them at the process's expense.
 func (t *GoroutineEntries) inSpan(source threadTarget) ([]spanGoroutine, error) {
 	pageSize := uint64(os.Getpagesize())
 	size := uint64(t.HeaderSize) + uint64(t.Capacity)*uint64(t.EntrySize)
@@ -117,10 +117,10 @@ func (t *GoroutineEntries) inSpan(source threadTarget) ([]spanGoroutine, error) 
 	return all, nil
 }
 
-// JoinedGoroutines returns the goroutines that are in a live span which another goroutine started:
-// they have attached it, or have gone back to it when a span of their own ended. A goroutine that
-// has inherited a span and has published nothing itself is not found. [LiveSpan.Goroutine] has the
-// goroutines that started live spans, and [Goroutine.Span] tells where each is now.
+// JoinedGoroutines returns the goroutines that are in a live span started by another goroutine:
+// they have attached the span, or returned to it when a span of their own ended. It does not find
+// goroutines that inherited a span and have published nothing themselves. [LiveSpan.Goroutine] has
+// the goroutines that started live spans, and [Goroutine.Span] the span that each is in now.
 //
 // The result is empty if the process advertises no goroutine table. At most 65,536 goroutines are
 // returned. The error wraps [ErrNoThreadContext], [ErrNotPermitted], [ErrProcessGone], [ErrInvalid]
@@ -152,7 +152,8 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 			modulo[found[i].g] = found[i].goid
 		}
 	}
-	// An entry has the lower bits of the id. The g has all of them, unless the goroutine has exited.
+	// An entry has only the lower bits of the id. The g has all of them, unless the goroutine has
+	// exited.
 	var refs []GoroutineRef
 	for g, goid := range follow(p.threads.source, gs, v.runtime.GGoid) {
 		if goid != 0 && wire.SameGoroutine(goid, modulo[g]) {
@@ -181,15 +182,15 @@ func readEach(memory ringbuf.Memory, parts []ringbuf.Part) error {
 	return nil
 }
 
-// maxGoroutines bounds the number of goroutines asked for their thread.
+// maxGoroutines bounds the number of goroutines that are followed to their threads.
 const maxGoroutines = 1 << 16
 
 // findMs maps thread ids, in the process's own namespace, to the addresses of the threads' runtime
-// ms. It follows the goroutines inside a span, from the goroutine table, and those that started a
-// live span. The result may be wrong, like any guess: threadReader verifies it.
+// ms. It follows goroutines to their threads: those that the goroutine table places inside a span,
+// and those that started a live span. The result is only a guess, which threadReader verifies.
 func (p *Process) findMs(v *threadView) map[uint64]uint64 {
 	if v.runtime.GM < 0 || v.runtime.MProcid < 0 {
-		return nil // A goroutine does not lead to its thread.
+		return nil // Nothing leads from a goroutine to its thread.
 	}
 	gs := map[uint64]bool{}
 	if v.goroutines != nil {

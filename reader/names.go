@@ -37,14 +37,15 @@ func (a advertisement) nameTable() (*NameTable, error) {
 // errNoNameTable means that the advertised address holds no name table.
 var errNoNameTable = errors.New("not a name table")
 
-// read returns names by number and appends to the ones read before. The error comes from memory, or
-// means that the header does not match this table; read then returns the names that it has.
+// read appends the names that have been added since names was read, and returns all names by
+// number. The error comes from memory, or says that the header does not match this table. On an
+// error, read returns the names read so far.
 func (t *NameTable) read(memory ringbuf.Memory, names []string) ([]string, error) {
 	used, err := table{t.Address, t.HeaderSize, t.EntrySize, t.Capacity}.used(memory, wire.NamesMagic, wire.NamesLayout1, errNoNameTable)
 	if err != nil {
 		return names, fmt.Errorf("name table: %w", err)
 	}
-	// Read after the count of complete entries, so each entry is complete.
+	// The count is read first and covers complete entries only, so each entry is complete.
 	const batch = 256
 	for len(names) < used {
 		entries := make([]byte, min(batch, used-len(names))*t.EntrySize)
@@ -60,10 +61,10 @@ func (t *NameTable) read(memory ringbuf.Memory, names []string) ([]string, error
 	return names, nil
 }
 
-// Names returns the names of a process's spans by number. known are the names the caller has read
-// before: names never change, and new ones are appended. t is the table that this process
-// advertises, see [ThreadLayout]. The error wraps [ErrNotPermitted], [ErrProcessGone] or
-// [ErrInvalid], or says that the table no longer exists; then Names returns known.
+// Names returns the names of a process's spans by number. known holds the names that the caller has
+// read before: names never change, and new ones are appended. t is the table that this process
+// advertises; see [ThreadLayout]. The error wraps [ErrNotPermitted], [ErrProcessGone] or
+// [ErrInvalid], or says that the table no longer exists. On an error, Names returns known.
 func (p *Process) Names(t *NameTable, known []string) ([]string, error) {
 	names, err := t.read(p.threads.source, known)
 	if err != nil {

@@ -26,8 +26,8 @@ var (
 	ErrNoContext = errors.New("no process context")
 	// ErrNotPermitted means that the kernel does not allow the caller to read the process.
 	ErrNotPermitted = errors.New("not permitted to read the process")
-	// ErrProcessGone means that the process does not exist, or no longer. A zombie has no memory
-	// left, and may give [ErrNoContext] instead.
+	// ErrProcessGone means that the process does not exist or has exited. A zombie no longer has
+	// memory, and may give [ErrNoContext] instead.
 	ErrProcessGone = errors.New("process is gone")
 	// ErrInvalid means that the process publishes data that is not a valid context. Retrying is
 	// useless until the data changes.
@@ -48,7 +48,7 @@ type Process struct {
 	mu sync.Mutex
 	// found holds the last known location of each publication; its Name is empty if there is none.
 	found [publications]procfs.Mapping
-	// separate says that the last scan saw a mapping that may advertise spans apart from the
+	// separate says that the last scan found a mapping that may advertise spans separately from the
 	// process context.
 	separate bool
 
@@ -69,7 +69,7 @@ type target interface {
 	Close() error
 }
 
-// linuxTarget is a real process. Tests use other targets.
+// linuxTarget is a real process. Tests also use fakes.
 type linuxTarget struct {
 	*procfs.Process
 	remotemem.Memory

@@ -41,7 +41,7 @@ func numberf(t *testing.T, child *childproc.Child, format string, args ...any) u
 	return n
 }
 
-// publishing starts a child that publishes a service as usual.
+// publishing starts a child that publishes a service's context in the usual way.
 func publishing(t *testing.T, service string) *childproc.Child {
 	t.Helper()
 	childproc.NeedReading(t)
@@ -252,7 +252,7 @@ func TestReadWildPayload(t *testing.T) {
 
 func TestReadKernelThread(t *testing.T) {
 	if comm, err := os.ReadFile("/proc/2/comm"); err != nil || string(comm) != "kthreadd\n" {
-		t.Skip("no kernel threads to be seen: not in the first PID namespace")
+		t.Skip("no kernel threads are visible: not in the first PID namespace")
 	}
 	_, err := open(t, 2).ProcessContext(t.Context())
 	require.Error(t, err)
@@ -302,7 +302,7 @@ func TestReadReusedPID(t *testing.T) {
 	if strings.HasPrefix(first, "no ") {
 		t.Skip(first + ": needs a kernel with CONFIG_CHECKPOINT_RESTORE, and processes whose addresses repeat")
 	}
-	// Changed reads only the memory, and finds another publication there.
+	// Changed only reads the memory, and finds a different publication there.
 	assert.Equal(t, "true false <nil>", first)
 	second := child.Receive()
 	assert.True(t, strings.HasPrefix(second, "true pid "), "read the context of another process: %q", second)
@@ -362,7 +362,7 @@ func TestPublishers(t *testing.T) {
 		assert.NotEqual(t, invalid.PID(), p.PID())
 		require.NoError(t, p.Close())
 	}
-	assert.True(t, seen, "one that is being updated publishes")
+	assert.True(t, seen, "a process with a context being updated counts as a publisher")
 	assertKind(t, ErrInvalid, reported, invalid.PID())
 	numberf(t, busy, "update-end")
 
@@ -397,11 +397,11 @@ func TestPublishersOfWhichOneEnds(t *testing.T) {
 	ended := false
 	for p, err := range Publishers(context.Background()) {
 		if err != nil {
-			assert.NotContains(t, err.Error(), fmt.Sprintf("pid %d: ", second.PID()), "nobody need know that it was there")
+			assert.NotContains(t, err.Error(), fmt.Sprintf("pid %d: ", second.PID()), "a process that exits meanwhile is not reported")
 			continue
 		}
 		if p.PID() == first.PID() {
-			// Already listed, unless there are very many processes.
+			// Already listed, unless the host has very many processes.
 			second.Kill()
 			ended = true
 		} else if ended {
@@ -419,7 +419,7 @@ func TestPublishersCancelled(t *testing.T) {
 	for asked := 0; asked < 100_000; asked += 1 + asked/alike {
 		var cancelled, found int
 		for p, err := range Publishers(&countdown{asked}) {
-			assert.Zero(t, cancelled, "the sequence went on after its context's end")
+			assert.Zero(t, cancelled, "the sequence continued after its context was canceled")
 			switch {
 			case err == nil:
 				if p.PID() == child.PID() {
@@ -440,7 +440,7 @@ func TestPublishersCancelled(t *testing.T) {
 		}
 		require.Equal(t, 1, cancelled)
 	}
-	t.Fatal("never found all")
+	t.Fatal("the search never completed")
 }
 
 func TestAge(t *testing.T) {

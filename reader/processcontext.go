@@ -122,7 +122,7 @@ const (
 	// contextPublication is the process context.
 	contextPublication publication = iota
 	// advertisementPublication is the message that locates spans, if the process context does not.
-	// It is in a mapping of its own, or in one of several process contexts.
+	// It is in a separate mapping, or in one of several process contexts.
 	advertisementPublication
 	publications
 )
@@ -147,24 +147,24 @@ const (
 	maxCandidates = 16
 
 	// maxMessageNesting bounds the nesting of messages in a payload. Each level of a value takes up
-	// to three: map, entry and value. They are inside the process context, its resource, an
-	// attribute and its value. One more level is for the innermost value, which may be a list or a
-	// map, too.
+	// to three messages: map, entry and value. They are inside the process context, its resource,
+	// an attribute and its value. One more level is for the innermost value, which may itself be a
+	// list or a map.
 	maxMessageNesting = 3*(wire.MaxValueNesting+1) + 4
 )
 
-// ProcessContext returns the context that the process publishes. If the context is being updated,
-// it retries, a bounded number of times within about 10 ms.
+// ProcessContext returns the context that the process publishes. While the context is being
+// updated, it retries, up to a fixed number of times within about 10 ms.
 //
 // The error wraps [ErrNoContext], [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy],
-// or comes from ctx. Two valid contexts in one process are invalid, because nothing tells which one is
+// or comes from ctx. Two valid contexts in one process are invalid, because nothing says which one is
 // right.
 func (p *Process) ProcessContext(ctx context.Context) (*ProcessContext, error) {
 	return p.read(ctx, contextPublication)
 }
 
 // published returns the process context, or contextErr if there is none, and the message that
-// locates spans, which may be the same message or nil. Several contexts count as none if one of
+// locates spans: the same message, another one or nil. Several contexts count as none if one of
 // them locates spans; otherwise they are an error.
 func (p *Process) published(ctx context.Context) (pc, advertisement *ProcessContext, contextErr, err error) {
 	pc, contextErr = p.read(ctx, contextPublication)
@@ -188,8 +188,8 @@ func (p *Process) published(ctx context.Context) (pc, advertisement *ProcessCont
 	return pc, advertisement, contextErr, err
 }
 
-// hasSeparate saves a second scan of the mappings for processes that publish nothing, which most
-// do.
+// hasSeparate reports whether the last scan found a separate advertisement. Most processes publish
+// nothing: this avoids a second scan of their mappings.
 func (p *Process) hasSeparate() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -216,8 +216,8 @@ func (p *Process) read(ctx context.Context, k publication) (*ProcessContext, err
 }
 
 // Changed reports whether [Process.ProcessContext] would return anything but the publication with
-// this PublishedAtNS: a newer one, or an error because the context is withdrawn, busy or no longer
-// valid. Once the context has been found, it costs one system call.
+// this PublishedAtNS: a newer one, or an error because the context was withdrawn, is being updated
+// or is no longer valid. Once the context has been found, Changed costs one system call.
 //
 // The error wraps [ErrProcessGone] or [ErrNotPermitted].
 func (p *Process) Changed(publishedAtNS uint64) (bool, error) {
@@ -250,7 +250,7 @@ func (p *Process) readOnce(ctx context.Context, k publication, last bool) (*Proc
 	}
 	pc, missing, err := p.readAt(p.found[k])
 	if err == nil && k == advertisementPublication && !pc.advertises() {
-		// This context has stopped advertising; another message may have started to.
+		// This context no longer advertises spans; another message may advertise them now.
 		pc, missing, err = nil, true, p.error(ErrBusy)
 	}
 	if missing {
@@ -302,10 +302,10 @@ func (p *Process) readAt(m procfs.Mapping) (_ *ProcessContext, missing bool, err
 	}, false, nil
 }
 
-// headerError returns the error for a header that was found before and cannot be read now.
+// headerError returns the error for a header that was found before but cannot be read now.
 func (p *Process) headerError(err error) error {
 	if headerMissing(err) {
-		// Withdrawn or replaced: the next search finds out.
+		// The context was withdrawn or replaced: the next search finds out which.
 		return p.error(fmt.Errorf("%w: %w", ErrBusy, err))
 	}
 	return p.classify(err)
@@ -362,7 +362,7 @@ func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 		h, err := p.readHeader(m)
 		switch {
 		case errors.Is(err, syscall.EFAULT) && !last, errors.Is(err, wire.ErrProcessContextUnsigned):
-			// Just withdrawn, or being published.
+			// The context was just withdrawn, or is being published.
 			changing = true
 		case errors.Is(err, syscall.EFAULT), errors.Is(err, wire.ErrProcessContextHeader):
 			// The name may contain anything, terminal control sequences included.
@@ -397,7 +397,7 @@ func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 		rejections = nil
 	}
 	if len(found) == 0 {
-		// Both exist while a publisher starts or shuts down, with the same content.
+		// While a publisher starts or shuts down, both exist with the same content.
 		found = separate
 	}
 	var invalid error

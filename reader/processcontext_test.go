@@ -98,8 +98,9 @@ func nested(depth int, leaf *commonpb.AnyValue, asMap bool) *commonpb.AnyValue {
 	return leaf
 }
 
-// nestedPayload returns a payload with a value inside of depth arrays or maps, or as many as fit.
-// It is encoded by hand from its end, because marshalers may reject such depth.
+// nestedPayload returns a payload with a value inside of depth arrays or maps, or of as many as
+// fit. It is encoded by hand from the innermost value outwards, because marshalers may reject such
+// depth.
 func nestedPayload(depth int, asMap bool) (payload []byte, levels int) {
 	b := make([]byte, wire.MaxProcessContextPayload)
 	at := len(b)
@@ -111,7 +112,7 @@ func nestedPayload(depth int, asMap bool) (payload []byte, levels int) {
 			copy(b[at:], tag)
 		}
 	}
-	const most = 32 // more than one level and the enclosing attribute take
+	const most = 32 // upper bound of the bytes of one level plus the enclosing attribute
 	for ; levels < depth && at > most; levels++ {
 		if asMap {
 			wrap(2, 1, 6) // the value of an entry of a map
@@ -123,7 +124,7 @@ func nestedPayload(depth int, asMap bool) (payload []byte, levels int) {
 	return b[at:], levels
 }
 
-// payloadTest is a payload, and the reason why it is invalid, if it is.
+// payloadTest is a payload, and the reason why it is invalid, if any.
 type payloadTest struct {
 	name    string
 	payload []byte
@@ -162,7 +163,7 @@ func payloads(t testing.TB) []payloadTest {
 		{"usual", usual, ""},
 		{"golden", golden.Hex(t, "../internal/wire/testdata/processcontext_payload.hex"), ""},
 		{"largest", marshal(t, largest), ""},
-		{"smallest", []byte{0x0a, 0}, ""}, // An unknown field of one byte cannot be.
+		{"smallest", []byte{0x0a, 0}, ""}, // No payload of one byte is valid.
 		{"key twice", marshal(t, twice), ""},
 		{"unknown field", append(bytes.Clone(usual), lengthDelimited(99, []byte("later"))...), ""},
 		{"unknown group", append(groups(100), usual...), ""},
@@ -192,7 +193,7 @@ func payloads(t testing.TB) []payloadTest {
 		{"reserved wire type", []byte{0x0f, 0, 0, 0}, noMessage},
 		{"field number 0", []byte{0x02, 0}, noMessage},
 		{"end of a group not started", []byte{0x0c}, noMessage},
-		// Groups are the only nesting in protobuf without a length.
+		// Groups are the only protobuf messages that are nested without a length.
 		{"groups without an end", bytes.Repeat([]byte{groupStart}, wire.MaxProcessContextPayload), noMessage},
 		{"groups in groups", groups(30_000), noMessage},
 	}
@@ -200,8 +201,8 @@ func payloads(t testing.TB) []payloadTest {
 		for name, leaf := range map[string]*commonpb.AnyValue{
 			"string":  str("leaf"),
 			"nothing": {},
-			// Publishers count the enclosing values. Lists of plain values, and empty ones, may be
-			// the innermost.
+			// Publishers count the enclosing values. The innermost value may be an empty list, or a
+			// list of plain values.
 			"list":       nested(1, str("leaf"), false),
 			"empty list": {Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{}}},
 			"empty map":  {Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{}}},
@@ -232,7 +233,7 @@ func TestProcessContextPayloads(t *testing.T) {
 			)
 			bytes := allocated(func() { pc, err = f.read() })
 			assert.Less(t, bytes, uint64(16<<20))
-			assert.Equal(t, 4, f.reads, "tried what cannot get better")
+			assert.Equal(t, 4, f.reads, "retried a permanent error")
 			if tt.wantErr != "" {
 				assertKind(t, ErrInvalid, err, fakePID)
 				require.ErrorContains(t, err, noMessage)
@@ -246,7 +247,8 @@ func TestProcessContextPayloads(t *testing.T) {
 	}
 }
 
-// The reads of a first ProcessContext: the candidate's header, the header, the payload, the header.
+// The reads of a first ProcessContext call: the header of the candidate, the header, the payload,
+// and the header again.
 const (
 	readLocate = 1 + iota
 	readBefore
@@ -254,13 +256,13 @@ const (
 	readAfter
 )
 
-// readTest is a process that differs from newFake's, with the expected result of reading its
-// context.
+// readTest is a variation of the process that newFake returns, with the expected result of reading
+// its context.
 type readTest struct {
 	name   string
 	change func(f *fakeTarget)
-	// want is the expected service. If it is empty, wantErr is the kind of the error and says a
-	// part of its text.
+	// want is the expected service. If it is empty, wantErr is the expected kind of error, and says
+	// is a part of the error's text.
 	want    string
 	wantErr error
 	says    string
@@ -346,8 +348,8 @@ func TestProcessContextNone(t *testing.T) {
 		f.setMaps(lines)
 		_, err := f.read()
 		assertKind(t, ErrNoContext, err, fakePID)
-		assert.Zero(t, f.reads, "%s: memory that is none of ours", name)
-		assert.Equal(t, 1, f.mapsReads, "%s: tried again", name)
+		assert.Zero(t, f.reads, "%s: read memory that is not a context's", name)
+		assert.Equal(t, 1, f.mapsReads, "%s: retried", name)
 	}
 }
 
@@ -360,7 +362,7 @@ func TestProcessContextBadHeader(t *testing.T) {
 		{"no time", changing(func(h *header) { h.PublishedAtNS = 0 }), "", ErrBusy, "being updated"},
 		{"no payload", changing(func(h *header) { h.PayloadSize = 0 }), "", ErrInvalid, "payload of 0 bytes"},
 		{"payload too large", changing(func(h *header) { h.PayloadSize = 65537 }), "", ErrInvalid, "payload of 65537 bytes"},
-		{"more than there is", changing(func(h *header) { h.PayloadSize = 60000 }), "", ErrInvalid, "fake read of 60000 bytes"},
+		{"payload beyond its mapping", changing(func(h *header) { h.PayloadSize = 60000 }), "", ErrInvalid, "fake read of 60000 bytes"},
 		{"payload cut short", changing(func(h *header) { h.PayloadSize-- }), "", ErrInvalid, "payload: "},
 		{"wild payload", changing(func(h *header) { h.Payload = 0xdeadbeef000 }), "", ErrInvalid, "at 0xdeadbeef000"},
 		{"payload behind its buffer", changing(func(h *header) { h.Payload++ }), "", ErrInvalid, "at 0xc000123457"},
@@ -372,7 +374,7 @@ func TestProcessContextBadHeader(t *testing.T) {
 			tt.change(f)
 			_, err := f.read()
 			require.Error(t, err)
-			assert.LessOrEqual(t, f.reads, 4, "%s: tried what cannot get better", tt.name)
+			assert.LessOrEqual(t, f.reads, 4, "%s: retried a permanent error", tt.name)
 		}
 	}
 }
@@ -404,15 +406,16 @@ func TestProcessContextSeveralMappings(t *testing.T) {
 		{"both valid", func(*fakeTarget) {}, "", ErrInvalid, "2 process contexts"},
 		{"valid and unmapped", func(f *fakeTarget) { delete(f.memory, otherAt) }, "first", nil, ""},
 		{"valid and executable", mapping(usualMapping + strings.ReplaceAll(otherContext, "rw-p", "r-xp")), "first", nil, ""},
-		{"something else by the time it is looked at", func(f *fakeTarget) {
+		{"replaced before it is read", func(f *fakeTarget) {
 			f.setMaps(usualMapping)
 			before(1, func(f *fakeTarget) {
-				// Withdrawn, its address reused by others, and published again elsewhere.
+				// It is withdrawn, other data reuses its address, and it is published again
+				// elsewhere.
 				f.header(headerAt).Signature = [8]byte([]byte("\x7fELF\x02\x01\x01\x00"))
 				f.setMaps(otherContext)
 			})(f)
 		}, "second and longer", nil, ""},
-		{"one behind the other while both are looked at", before(2, func(f *fakeTarget) {
+		{"moved while both are examined", before(2, func(f *fakeTarget) {
 			delete(f.memory, headerAt)
 			f.setMaps(otherContext)
 		}), "second and longer", nil, ""},
@@ -420,14 +423,14 @@ func TestProcessContextSeveralMappings(t *testing.T) {
 			oldVersion(f)
 			f.header(headerAt).Version = 3
 		}, "", ErrInvalid, "supported is 2; \"[anon:OTEL_CTX]\": not a process context header: version 1"},
-		{"one invalid, one on its way", func(f *fakeTarget) {
+		{"one invalid, one being published", func(f *fakeTarget) {
 			oldVersion(f)
 			f.header(headerAt).PublishedAtNS = 0
 		}, "", ErrBusy, ""},
-		{"as many as are looked at", mapping(usualMapping + strings.Repeat(
+		{"as many as are examined", mapping(usualMapping + strings.Repeat(
 			strings.ReplaceAll(otherContext, "7f0010", "7f0020"), maxCandidates-1)), "first", nil, ""},
-		{"more than are looked at", mapping(usualMapping + strings.Repeat(otherContext, maxCandidates)), "", ErrInvalid, "more than 16 mappings"},
-		{"a name that plays with terminals", func(f *fakeTarget) {
+		{"more than are examined", mapping(usualMapping + strings.Repeat(otherContext, maxCandidates)), "", ErrInvalid, "more than 16 mappings"},
+		{"a name with terminal control sequences", func(f *fakeTarget) {
 			oldVersion(f)
 			f.setMaps(strings.ReplaceAll(otherContext, "[anon:OTEL_CTX]", "/memfd:OTEL_CTX\x1b[2J\r (deleted)"))
 		}, "", ErrInvalid, `OTEL_CTX\x1b[2J\r (deleted)`},
@@ -435,7 +438,7 @@ func TestProcessContextSeveralMappings(t *testing.T) {
 	testReads(t, both, tests)
 }
 
-// A context that changes between two reads.
+// The context changes between two reads.
 func TestProcessContextReplacedMidway(t *testing.T) {
 	const newPayloadAt, newAt, hidden = 0xc0_2000_0000, 0x7f77_0000_0000, 0
 	none := func(*fakeTarget) {}
@@ -461,10 +464,10 @@ func TestProcessContextReplacedMidway(t *testing.T) {
 		}
 	}
 	testReads(t, newFirst, []readTest{
-		{"not at all", none, "first", nil, ""},
-		{"updated before the first look", before(readBefore, publish), "second and longer", nil, ""},
+		{"unchanged", none, "first", nil, ""},
+		{"updated before the first header read", before(readBefore, publish), "second and longer", nil, ""},
 		{"updated before the payload", before(readPayload, publish), "second and longer", nil, ""},
-		{"updated before the second look", before(readAfter, publish), "second and longer", nil, ""},
+		{"updated before the second header read", before(readAfter, publish), "second and longer", nil, ""},
 		{"payload freed by an update", before(readPayload, func(f *fakeTarget) {
 			delete(f.memory, payloadAt)
 			publish(f)
@@ -477,9 +480,9 @@ func TestProcessContextReplacedMidway(t *testing.T) {
 			publish(f)
 			f.header(headerAt).PublishedAtNS = 1000
 		}), "second and longer", nil, ""},
-		{"withdrawn before the first look", before(readBefore, withdraw), "", ErrNoContext, ""},
+		{"withdrawn before the first header read", before(readBefore, withdraw), "", ErrNoContext, ""},
 		{"withdrawn before the payload", before(readPayload, withdraw), "", ErrNoContext, ""},
-		{"withdrawn before the second look", before(readAfter, withdraw), "", ErrNoContext, ""},
+		{"withdrawn before the second header read", before(readAfter, withdraw), "", ErrNoContext, ""},
 		{"replaced by something else", before(readAfter, func(f *fakeTarget) {
 			copy(f.memory[headerAt], "#!/bin/sh")
 			f.setMaps(otherMapping)
@@ -504,7 +507,7 @@ func TestProcessContextReplacedMidway(t *testing.T) {
 				}
 			}
 		}, "", ErrBusy, ""},
-		{"gone, and its id given to a process with a context", before(readPayload, func(f *fakeTarget) {
+		{"exited, its id reused by a process with a context", before(readPayload, func(f *fakeTarget) {
 			f.alive = fmt.Errorf("%w: stat", procfs.ErrProcessGone)
 		}), "", ErrProcessGone, ""},
 	})
@@ -534,11 +537,11 @@ func TestProcessContextBusyForAWhile(t *testing.T) {
 			}
 			assertKind(t, ErrBusy, err, fakePID)
 			assert.Equal(t, maxAttempts, f.reads)
-			assert.Equal(t, 1, f.mapsReads, "searched for what has been found")
+			assert.Equal(t, 1, f.mapsReads, "searched again for a known mapping")
 
 			pc, err = p.ProcessContext(context.Background())
 			if busy == maxAttempts {
-				require.NoError(t, err, "busy for good")
+				require.NoError(t, err, "stayed busy")
 				assert.Equal(t, uint64(3000), pc.PublishedAtNS)
 			}
 		})
@@ -555,7 +558,7 @@ func TestProcessContextFailures(t *testing.T) {
 		"memory not permitted": {read: fmt.Errorf("read: %w", syscall.EPERM), want: ErrNotPermitted},
 		"memory gone":          {read: fmt.Errorf("read: %w", syscall.ESRCH), want: ErrProcessGone},
 		"memory otherwise":     {read: broken, want: broken},
-		"gone after all":       {alive: fmt.Errorf("%w: %w", procfs.ErrProcessGone, syscall.ENOENT), want: ErrProcessGone},
+		"gone at the end":      {alive: fmt.Errorf("%w: %w", procfs.ErrProcessGone, syscall.ENOENT), want: ErrProcessGone},
 	} {
 		for failAt := readLocate; failAt <= readAfter; failAt++ {
 			f := newFirst()
@@ -595,7 +598,7 @@ func TestProcessContextMillionsOfLines(t *testing.T) {
 		pc, err := f.process().ProcessContext(ctx)
 		assertKind(t, want, err, fakePID)
 		assert.Nil(t, pc)
-		assert.Greater(t, unread.Len(), len(rest)*9/10, "read on for nobody")
+		assert.Greater(t, unread.Len(), len(rest)*9/10, "continued to read after the error")
 	}
 	read(t.Context(), strings.NewReader(""), strings.Repeat(usualMapping, many/5), ErrInvalid)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -609,7 +612,7 @@ func TestProcessContextCancelled(t *testing.T) {
 	before(3, func(*fakeTarget) { cancel() })(f)
 	_, err := f.process().ProcessContext(ctx)
 	assertKind(t, context.Canceled, err, fakePID)
-	assert.Equal(t, 3, f.reads, "tried on for nobody")
+	assert.Equal(t, 3, f.reads, "continued to retry after cancellation")
 
 	f.reads, f.mapsReads = 0, 0
 	_, err = f.process().ProcessContext(ctx)
@@ -639,11 +642,11 @@ func TestChanged(t *testing.T) {
 		"unchanged":                {none, 1000, false, nil},
 		"another time":             {none, 999, true, nil},
 		"a later time":             {none, 1001, true, nil},
-		"the last time":            {none, math.MaxUint64, true, nil},
+		"the maximum time":         {none, math.MaxUint64, true, nil},
 		"no publication":           {none, 0, true, nil},
-		"no publication, and busy": {set(0), 0, true, nil}, // A caller that has read nothing may start with 0.
+		"no publication, and busy": {set(0), 0, true, nil}, // Callers that have read nothing may pass 0.
 		"updated":                  {set(2000), 1000, true, nil},
-		"updated and known":        {set(2000), 2000, false, nil},
+		"updated and read":         {set(2000), 2000, false, nil},
 		"back in time":             {set(999), 1000, true, nil},
 		"being updated":            {set(0), 1000, true, nil},
 		"unmapped":                 {func(f *fakeTarget) { delete(f.memory, headerAt) }, 1000, true, nil},
@@ -676,7 +679,7 @@ func TestChanged(t *testing.T) {
 		})
 	}
 
-	// Nothing has been read yet, or what was read is withdrawn.
+	// Nothing has been read yet, or the publication that was read has been withdrawn.
 	f := newFirst()
 	p := f.process()
 	for range 2 {

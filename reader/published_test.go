@@ -30,7 +30,7 @@ const (
 	separateMemfd = "/memfd:OTELCTX_THREADLOCAL (deleted)"
 )
 
-// newPublished returns a process with these publications, one behind the other.
+// newPublished returns a process with these publications, at increasing addresses.
 func newPublished(t *testing.T, all ...publishedAt) *fakeTarget {
 	t.Helper()
 	f := &fakeTarget{memory: map[uint64][]byte{}}
@@ -62,34 +62,34 @@ func TestPublished(t *testing.T) {
 	separate := publishedAt{separateName, "separate", nil}
 	for name, test := range map[string]struct {
 		all all
-		// context means that a context is expected. contextErr is the expected error otherwise,
-		// and err the expected error of the whole call.
+		// context says whether a context is expected. Otherwise contextErr is the expected error.
+		// err is the expected error of the whole call.
 		context         bool
 		contextErr, err error
 		schema          string
 	}{
-		"nothing":                             {nil, false, ErrNoContext, nil, ""},
-		"a context":                           {all{ours}, true, nil, nil, "of ours"},
-		"a context without spans":             {all{foreign}, true, nil, nil, ""},
-		"spans only":                          {all{separate}, false, ErrNoContext, nil, "separate"},
-		"another context, then spans":         {all{foreign, separate}, true, nil, nil, "separate"},
-		"spans, then another context":         {all{separate, foreign}, true, nil, nil, "separate"},
-		"a memfd without a name":              {all{foreign, {separateMemfd, "separate", nil}}, true, nil, nil, "separate"},
-		"two contexts, one with spans":        {all{foreign, ours}, false, ErrInvalid, nil, "of ours"},
-		"two contexts, and spans":             {all{foreign, foreign, separate}, false, ErrInvalid, nil, "separate"},
-		"two contexts without spans":          {all{foreign, foreign}, false, ErrInvalid, ErrInvalid, ""},
-		"two contexts, both with spans":       {all{ours, ours}, false, ErrInvalid, ErrInvalid, ""},
-		"a context goes before":               {all{separate, ours}, true, nil, nil, "of ours"},
-		"one of two contexts goes before":     {all{separate, foreign, ours}, false, ErrInvalid, nil, "of ours"},
-		"two that are no contexts":            {all{separate, separate, foreign}, true, nil, ErrInvalid, ""},
-		"not a context, without spans":        {all{{separateName, "", nil}, foreign}, true, nil, nil, ""},
-		"not a context, of another version":   {all{{separateName, "separate", otherVersion}, foreign}, true, nil, nil, ""},
-		"not a context, without a message":    {all{{separateName, "separate", noMessage}, foreign}, true, nil, nil, ""},
-		"not a context, being updated":        {all{{separateName, "separate", changing}, foreign}, true, nil, ErrBusy, ""},
-		"not a context, being published":      {all{{separateName, "separate", unsigned}}, false, ErrNoContext, ErrBusy, ""},
-		"a context that is being updated":     {all{separate, {contextName, "", changing}}, false, ErrBusy, ErrBusy, ""},
-		"a context of another version":        {all{separate, {contextName, "", otherVersion}}, false, ErrInvalid, ErrInvalid, ""},
-		"a name that only begins as contexts": {all{{"[anon:OTELCTX_THREADLOCAL2]", "separate", nil}}, false, ErrNoContext, nil, ""},
+		"nothing":                              {nil, false, ErrNoContext, nil, ""},
+		"a context":                            {all{ours}, true, nil, nil, "of ours"},
+		"a context without spans":              {all{foreign}, true, nil, nil, ""},
+		"spans only":                           {all{separate}, false, ErrNoContext, nil, "separate"},
+		"another context, then spans":          {all{foreign, separate}, true, nil, nil, "separate"},
+		"spans, then another context":          {all{separate, foreign}, true, nil, nil, "separate"},
+		"a memfd without a name":               {all{foreign, {separateMemfd, "separate", nil}}, true, nil, nil, "separate"},
+		"two contexts, one with spans":         {all{foreign, ours}, false, ErrInvalid, nil, "of ours"},
+		"two contexts, and spans":              {all{foreign, foreign, separate}, false, ErrInvalid, nil, "separate"},
+		"two contexts without spans":           {all{foreign, foreign}, false, ErrInvalid, ErrInvalid, ""},
+		"two contexts, both with spans":        {all{ours, ours}, false, ErrInvalid, ErrInvalid, ""},
+		"a context takes precedence":           {all{separate, ours}, true, nil, nil, "of ours"},
+		"one of two contexts takes precedence": {all{separate, foreign, ours}, false, ErrInvalid, nil, "of ours"},
+		"two that are not contexts":            {all{separate, separate, foreign}, true, nil, ErrInvalid, ""},
+		"not a context, without spans":         {all{{separateName, "", nil}, foreign}, true, nil, nil, ""},
+		"not a context, of another version":    {all{{separateName, "separate", otherVersion}, foreign}, true, nil, nil, ""},
+		"not a context, without a message":     {all{{separateName, "separate", noMessage}, foreign}, true, nil, nil, ""},
+		"not a context, being updated":         {all{{separateName, "separate", changing}, foreign}, true, nil, ErrBusy, ""},
+		"not a context, being published":       {all{{separateName, "separate", unsigned}}, false, ErrNoContext, ErrBusy, ""},
+		"a context that is being updated":      {all{separate, {contextName, "", changing}}, false, ErrBusy, ErrBusy, ""},
+		"a context of another version":         {all{separate, {contextName, "", otherVersion}}, false, ErrInvalid, ErrInvalid, ""},
+		"a name with a context's prefix":       {all{{"[anon:OTELCTX_THREADLOCAL2]", "separate", nil}}, false, ErrNoContext, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pc, advertisement, contextErr, err := newPublished(t, test.all...).process().published(t.Context())

@@ -17,7 +17,7 @@ import (
 
 const reference = "../docs/wire-format.md"
 
-// The documented bounds are the implemented ones.
+// The documented bounds match the implementation.
 func TestReferenceBounds(t *testing.T) {
 	bounds := map[string]int{}
 	for _, row := range golden.Rows(t, reference, "bounds") {
@@ -28,7 +28,7 @@ func TestReferenceBounds(t *testing.T) {
 	ring := func(change func(*ringbuf.Info)) error {
 		info := ringbuf.Info{Address: 4096, Layout: wire.RingLayout2, Capacity: 1, HeaderSize: wire.RingHeaderSize2, SlotSize: wire.SlotSize2}
 		change(&info)
-		// The required fields, in the smallest slot.
+		// These are the required fields, in the smallest slot.
 		_, err := ringbuf.NewView(nil, info, map[string]int{"trace_id_high": 0, "trace_id_low": 8, "span_id": 16, "in_use": 24, "seq": 28})
 		return err
 	}

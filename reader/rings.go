@@ -18,8 +18,9 @@ import (
 
 // This file searches for rings that are not advertised, such as those of the OTEL-compatible
 // context storage of Datadog's Java profiler. It finds them by the name of the mapping. If the
-// kernel does not support names, it searches for the magic number at the start of anonymous memory,
-// or at the start of a page within: the kernel merges a ring with adjacent anonymous memory.
+// kernel does not support names, it searches anonymous memory for the magic number: at the start of
+// each mapping and of each page inside, because the kernel merges a ring with adjacent anonymous
+// memory.
 
 const (
 	// maxRings bounds the number of mappings with a ring's name that are examined.
@@ -27,8 +28,8 @@ const (
 	// maxScanned bounds the number of anonymous mappings scanned, scanBatch at a time.
 	maxScanned = 1 << 14
 	scanBatch  = 256
-	// maxPages bounds the pages of such mappings checked for presence, and maxPresent the present
-	// ones that are scanned.
+	// maxPages bounds the pages of such mappings that are checked for presence. maxPresent bounds
+	// the present pages that are scanned.
 	maxPages   = 1 << 17
 	maxPresent = 1 << 13
 )
@@ -49,7 +50,7 @@ func ringName(mapping []byte) int {
 }
 
 // findRing searches all of the process's memory for a ring indexed by thread. The view is nil if
-// there is none, or if there are several.
+// there is none, or more than one.
 func (p *Process) findRing(ctx context.Context) (*ringbuf.View, Carrier, error) {
 	named, anonymous, err := p.ringMappings(ctx)
 	if err != nil {
@@ -104,9 +105,9 @@ func (p *Process) ringMappings(ctx context.Context) (named [len(ringNames)][]pro
 	return named, anonymous, nil
 }
 
-// presentPages returns one mapping for each present page inside of the mappings, from the page to
-// the end of its mapping. It examines the smallest mappings first: the heaps of a large process
-// come last and may be left out. Without a pagemap, as on other platforms, it returns none.
+// presentPages returns a mapping for each present page inside of the given mappings, extending from
+// the page to the end of its mapping. It examines the smallest mappings first: the heaps of a large
+// process come last and may be left out. Without a pagemap, as on other platforms, it returns none.
 func (p *Process) presentPages(ctx context.Context, mappings []procfs.Mapping) (inside []procfs.Mapping) {
 	pagemap, err := p.target.Pagemap()
 	if err != nil {
@@ -199,4 +200,4 @@ func (p *Process) onlyRing(mappings []procfs.Mapping) (*ringbuf.View, Carrier, e
 	return only, c, nil
 }
 
-var errSeveralRings = errors.New("several rings found, and nothing tells which one is right")
+var errSeveralRings = errors.New("several rings found, and nothing says which one is right")

@@ -19,12 +19,12 @@ import (
 )
 
 // mergedRing maps a ring that the kernel merges with the untouched anonymous memory below it. It
-// reports where both begin.
+// sends the start addresses of that memory and of the ring.
 func mergedRing(p *childproc.Parent) {
 	size := uintptr(16 * os.Getpagesize())
 	var ring *ringbuf.Ring
 	var start uintptr
-	var occupied []*ringbuf.Ring // memory right below them is in use
+	var occupied []*ringbuf.Ring // rings with mapped memory right below them
 	for errno := syscall.EEXIST; errno == syscall.EEXIST; {
 		if ring != nil {
 			occupied = append(occupied, ring)
@@ -43,7 +43,7 @@ func mergedRing(p *childproc.Parent) {
 		p.Must(r.Close())
 	}
 	ring.Store(&ringbuf.Span{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3})
-	for _, advice := range []uintptr{unix.MADV_DONTFORK, unix.MADV_NOHUGEPAGE} { // as those of the ring
+	for _, advice := range []uintptr{unix.MADV_DONTFORK, unix.MADV_NOHUGEPAGE} { // the ring's own flags
 		if _, _, errno := syscall.Syscall(syscall.SYS_MADVISE, start, size, advice); errno != 0 {
 			p.Must(errno)
 		}
@@ -52,7 +52,7 @@ func mergedRing(p *childproc.Parent) {
 	p.Receive()
 }
 
-// A ring that is no longer at the start of a mapping is found.
+// The reader finds a ring that is not at the start of its mapping.
 func TestFindRingInsideMapping(t *testing.T) {
 	child := childproc.Start(t, "merged-ring", nil)
 	var start, ring uint64
@@ -61,7 +61,7 @@ func TestFindRingInsideMapping(t *testing.T) {
 	fs, err := procfs.NewFS("/proc").Process(child.PID())
 	require.NoError(t, err)
 	defer fs.Close()
-	source := FoundByName // where the kernel keeps mappings with different names apart
+	source := FoundByName // if the kernel names memory and so does not merge it
 	for m, err := range fs.Maps(func([]byte) bool { return true }) {
 		require.NoError(t, err)
 		if m.Start <= start && m.End > ring {
@@ -82,5 +82,5 @@ func TestFindRingInsideMapping(t *testing.T) {
 	// The first word of each mapping is read, present or not.
 	present, err := pages.AppendPresent(nil, start+uint64(os.Getpagesize()), ring+uint64(os.Getpagesize()))
 	require.NoError(t, err)
-	assert.Equal(t, []uint64{ring}, present, "looking brings no pages into memory")
+	assert.Equal(t, []uint64{ring}, present, "the search brought pages into memory")
 }

@@ -115,7 +115,8 @@ type LiveSpan struct {
 	// Ref identifies the span: see [Goroutine.Span].
 	Ref SpanRef
 	// Ancestors are the span's parent, grandparent and great-grandparent, by the context that it
-	// was started with. 0 is none, or one that the process does not know. They may have ended.
+	// was started with. 0 means that there is none or that the process does not know it. They may
+	// have ended.
 	Ancestors [wire.Ancestors]SpanRef
 	// TraceID, SpanID and LocalRootSpanID are in W3C trace context byte order. The local root is
 	// the outermost span of the trace in the process. TraceFlags is 1 for sampled.
@@ -169,10 +170,10 @@ func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
 	return spans, nil
 }
 
-// SpanBatches yields the live spans of the process in no particular order, a few hundred at a time,
-// each batch right after it was read: for callers that examine the goroutines of spans before they
-// move on. Each span is yielded at most once. A batch is valid until the next one. The sequence
-// ends after an error, one of those of [Process.Spans].
+// SpanBatches yields the live spans of the process in no particular order, a few hundred at a time.
+// Each batch is yielded right after it was read, for callers that examine the goroutines of spans
+// before those move on. Each span is yielded at most once. A batch is valid until the next one. The
+// sequence ends after an error, which is one of those of [Process.Spans].
 func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
 		v, err := p.threadView(ctx)
@@ -187,7 +188,7 @@ func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] 
 		name := p.nameSpans(v)
 		for spans, err := range v.spans.batches(p.threads.source) {
 			if errors.Is(err, errNoSpanTable) {
-				err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // closed meanwhile
+				err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // the table was closed meanwhile
 			}
 			if err != nil {
 				yield(nil, p.classify(err))
@@ -251,9 +252,9 @@ type cellScratch struct {
 
 var cellScratches = sync.Pool{New: func() any { return &cellScratch{cells: make([][]byte, 0, 512)} }}
 
-// cells yields the contents of 512 cells at a time, without those that have never been used or were
-// changing, and at least one batch. A batch is valid until the next one. The error is the memory's,
-// or wraps [errNoSpanTable].
+// cells yields the contents of 512 cells at a time, and at least one batch. It leaves out cells
+// that have never been used or that changed during the read. A batch is valid until the next one.
+// The error is the memory's, or wraps [errNoSpanTable].
 func (t *SpanTable) cells(memory ringbuf.Memory) iter.Seq2[[][]byte, error] {
 	return func(yield func([][]byte, error) bool) {
 		used, err := t.used(memory)
@@ -271,8 +272,8 @@ func (t *SpanTable) cells(memory ringbuf.Memory) iter.Seq2[[][]byte, error] {
 			address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
 			size := min(batch, used-first) * t.CellSize
 			// The order in which the bytes of a part are read is unspecified, so the cells are read
-			// three times. A version that is the same before and after held all the while, because
-			// versions never repeat.
+			// three times. If a version is the same before and after, the cell was unchanged in
+			// between, because versions never repeat.
 			if _, err := memory.ReadParts([]ringbuf.Part{
 				{Address: address, Data: before[:size]}, {Address: address, Data: data[:size]}, {Address: address, Data: after[:size]},
 			}); err != nil {
@@ -297,7 +298,7 @@ func (t *SpanTable) cells(memory ringbuf.Memory) iter.Seq2[[][]byte, error] {
 	}
 }
 
-// position is the span that a goroutine has published last.
+// position is the last span that a goroutine published.
 type position struct {
 	goid uint64
 	// span is the published span and, after [SpanTable.resolve], the goroutine's active span, or 0.
@@ -308,8 +309,8 @@ type position struct {
 	starter uint64
 }
 
-// resolve replaces published spans by active ones: a span that has ended by its nearest live
-// ancestor, if the goroutine goes there. The error is one of those of cells.
+// resolve replaces published spans by active ones. A span that has ended is replaced by its nearest
+// live ancestor if the goroutine falls back to ancestors. The error is one of those of cells.
 func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 	type state struct {
 		found, live, outside bool

@@ -5,18 +5,14 @@ package reader
 
 import (
 	"context"
-	"encoding/binary"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/otelctx/otelctx/internal/testing/childproc"
-	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// inner is the expected thread in a span inside of theSpan.
+// inner returns the expected thread in a span inside of theSpan.
 func inner(id identity, more uint64, c CarrierKind) Thread {
 	thread := proven(id, c)
 	thread.Span.SpanID = spanIDOf(theSpan.SpanID + more)
@@ -47,7 +43,7 @@ func TestSpanEndedOnOtherGoroutine(t *testing.T) {
 	}
 }
 
-// Without cells, slots and records are the only sources.
+// Slots and records work without a span table.
 func TestSpansWithoutCells(t *testing.T) {
 	for _, carriers := range []string{"slots", "slots goroutine-table", "slots record"} {
 		c, p := acting(t, carriers+" no-cells advertise publish")
@@ -62,17 +58,6 @@ func TestSpansWithoutCells(t *testing.T) {
 	_, p := acting(t, "publish")
 	_, err := p.Spans(t.Context())
 	require.ErrorIs(t, err, ErrNoThreadContext)
-}
-
-// A goroutine's own empty entry takes precedence over its labels.
-func TestOwnEntryTakesPrecedence(t *testing.T) {
-	c, p := acting(t, "slots goroutine-table record advertise publish")
-	id := spinIn(t, c, "show a")
-	steadily(t, p, proven(id, GoroutineRecord))
-	tellf(t, c, "nothing a")
-	askf(t, c, "spin a")
-	steadily(t, p)
-	slotHasSpan(t, p, id.tid)
 }
 
 // spansOf reads the live spans of a process.
@@ -128,24 +113,4 @@ func TestLiveSpans(t *testing.T) {
 	c.Kill()
 	_, err = p.Spans(t.Context())
 	require.ErrorIs(t, err, ErrProcessGone)
-}
-
-// Every listed span is consistent while goroutines start and end spans.
-func TestLiveSpansUnderChurn(t *testing.T) {
-	c := readied(t, childproc.Start(t, "churn", nil), "slots advertise publish")
-	p := open(t, c.PID())
-	listed := 0
-	wanted := testenv.Rounds(5000, 100_000)
-	for end := time.Now().Add(testenv.Patience); listed < wanted && time.Now().Before(end); {
-		for _, s := range spansOf(t, p) {
-			listed++
-			high := binary.BigEndian.Uint64(s.TraceID[:])
-			want := churnSpan(high>>32, high&0xffffffff)
-			require.Equal(t, high>>32, s.Goroutine)
-			require.Equal(t, traceIDOf(&want), s.TraceID)
-			require.Equal(t, spanIDOf(want.SpanID), s.SpanID)
-			require.Equal(t, spanIDOf(want.LocalRootSpanID), s.LocalRootSpanID)
-		}
-	}
-	require.Greater(t, listed, 100)
 }

@@ -43,7 +43,7 @@ func (w *spanWorld) endElsewhere(span uint64) {
 	}
 }
 
-// outsider makes a goroutine the one that started span 2 from outside of its ancestors.
+// outsider makes a goroutine the starter of span 2, outside of the span's ancestors.
 func (w *spanWorld) outsider(goid uint64) {
 	put64(w.cell(w.refs[2])[0x28:], goid)
 	w.cell(w.refs[2])[0x49] = 1
@@ -68,20 +68,20 @@ func TestCellStates(t *testing.T) {
 	for _, which := range []string{"t", "g", "r", "tg", "tgr"} {
 		for name, test := range map[string]struct {
 			change func(w *spanWorld)
-			// want is the expected span by slots and entries, byRecord by records, which hold the
-			// ancestors of their span whatever the cell is used for.
+			// want is the span expected from slots and entries, byRecord the one expected from
+			// records, which hold the ancestors of their span even if its cell has been reused.
 			want, byRecord uint64
 		}{
-			"live":                    {func(*spanWorld) {}, 2, 2},
-			"over":                    {func(w *spanWorld) { w.endElsewhere(2) }, 1, 1},
-			"around it over":          {func(w *spanWorld) { w.endElsewhere(1) }, 2, 2},
-			"both over":               {func(w *spanWorld) { w.endElsewhere(1); w.endElsewhere(2) }, 0, 0},
-			"reused":                  {func(w *spanWorld) { w.reuse(2) }, 0, 1},
-			"around it reused":        {func(w *spanWorld) { w.endElsewhere(2); w.reuse(1) }, 0, 0},
-			"started by another one":  {func(w *spanWorld) { w.endElsewhere(2); put64(w.cell(w.refs[2])[0x28:], 99) }, 1, 1},
-			"started by nobody known": {func(w *spanWorld) { w.endElsewhere(2); put64(w.cell(w.refs[2])[0x28:], 0) }, 1, 1},
-			"an outsider":             {func(w *spanWorld) { w.endElsewhere(2); w.outsider(1) }, 0, 0},
-			"another one's outsider":  {func(w *spanWorld) { w.endElsewhere(2); w.outsider(99) }, 1, 1},
+			"live":             {func(*spanWorld) {}, 2, 2},
+			"ended":            {func(w *spanWorld) { w.endElsewhere(2) }, 1, 1},
+			"outer ended":      {func(w *spanWorld) { w.endElsewhere(1) }, 2, 2},
+			"both ended":       {func(w *spanWorld) { w.endElsewhere(1); w.endElsewhere(2) }, 0, 0},
+			"reused":           {func(w *spanWorld) { w.reuse(2) }, 0, 1},
+			"outer reused":     {func(w *spanWorld) { w.endElsewhere(2); w.reuse(1) }, 0, 0},
+			"another starter":  {func(w *spanWorld) { w.endElsewhere(2); put64(w.cell(w.refs[2])[0x28:], 99) }, 1, 1},
+			"unknown starter":  {func(w *spanWorld) { w.endElsewhere(2); put64(w.cell(w.refs[2])[0x28:], 0) }, 1, 1},
+			"an outsider":      {func(w *spanWorld) { w.endElsewhere(2); w.outsider(1) }, 0, 0},
+			"another outsider": {func(w *spanWorld) { w.endElsewhere(2); w.outsider(99) }, 1, 1},
 		} {
 			w := stillSpanWorld(t)
 			test.change(w)
@@ -101,7 +101,7 @@ func TestCellStates(t *testing.T) {
 	}
 }
 
-// Cells that keep changing and wild references give no span.
+// Cells that keep changing and invalid references yield no span.
 func TestUntrustedCells(t *testing.T) {
 	w := stillSpanWorld(t)
 	version := w.cell(w.refs[2])
@@ -117,7 +117,7 @@ func TestUntrustedCells(t *testing.T) {
 		put64(w.cell(ref%worldCells), ref)
 		w.lookAt(t, "tg")
 	}
-	// Unreadable cells do not hide carriers that need none.
+	// Unreadable cells do not hide carriers that work without them.
 	w = stillSpanWorld(t)
 	delete(w.pieces, fakeSpans)
 	assert.Nil(t, w.lookAt(t, "tg"))
@@ -126,14 +126,14 @@ func TestUntrustedCells(t *testing.T) {
 	assert.Less(t, w.calls, 30)
 }
 
-// goodTable returns the advertisement of a world including the ancestors in records.
+// goodTable returns the advertisement of a world, including the ancestors in records.
 func goodTable() map[string]*commonpb.AnyValue {
 	a := goodAdvertisement()
 	a[wire.KeyGo+wire.GoKeyAncestorsOffset] = intValue(worldAncestors)
 	return a
 }
 
-// headedSpans returns a world whose ring has a header, too.
+// headedSpans returns a world whose ring has a header, as a span table does.
 func headedSpans(t *testing.T) *spanWorld {
 	t.Helper()
 	w := stillSpanWorld(t)
@@ -141,7 +141,7 @@ func headedSpans(t *testing.T) *spanWorld {
 	return w
 }
 
-// An invalid span table is ignored: slots are then trusted without it.
+// An invalid span table is ignored: slots are then trusted as if there were none.
 func TestInvalidSpanTable(t *testing.T) {
 	type advertised = map[string]*commonpb.AnyValue
 	set := func(key string, v *commonpb.AnyValue) func(advertised, *spanWorld) {

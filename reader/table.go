@@ -48,8 +48,8 @@ func (a advertisement) table(prefix string, b tableBounds) (t table, err error) 
 	return table{uint64(address), int(headerSize), int(entrySize), int(capacity)}, nil
 }
 
-// used returns the number of entries in use. The error comes from memory, or wraps mismatch and says
-// how the header differs from this table's.
+// used returns the number of entries in use. The error comes from memory, or wraps mismatch and
+// says how the header differs from the advertised table.
 func (t table) used(memory ringbuf.Memory, magic, layout uint32, mismatch error) (int, error) {
 	var b [24]byte
 	if _, err := memory.ReadParts([]ringbuf.Part{{Address: t.address, Data: b[:]}}); err != nil {

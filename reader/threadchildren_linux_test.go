@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"runtime"
 	"strconv"
@@ -34,8 +33,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// The children of these tests publish spans by hand, carrier by carrier, on goroutines that follow
-// commands.
+// The children of these tests publish spans by hand, one carrier at a time, on goroutines that
+// follow commands.
 
 var threadRoles = map[string]func(*childproc.Parent){
 	"actors": actors,
@@ -69,11 +68,12 @@ type service struct {
 	cells        *cells.Table
 	withoutCells bool
 	attributes   []attribute.KeyValue
-	others       []any // what must stay
+	others       []any // kept reachable
 }
 
-// setUp creates carriers: words of slots, v1, goroutine-table, record, keys=a+b. "advertise"
-// publishes them, "no-go" leaves out the runtime offsets, "no-cells" the span table.
+// setUp creates the carriers named in order: slots, v1, goroutine-table, record, keys=a+b.
+// "advertise" advertises them, "no-go" without the runtime offsets and "no-cells" without the span
+// table.
 func setUp(order string) (*service, error) {
 	table, err := cells.New(cells.Options{Spare: func(cells.Ref, uint64, uintptr) bool { return true }})
 	if err != nil {
@@ -81,7 +81,7 @@ func setUp(order string) (*service, error) {
 	}
 	s := &service{runtime: goruntime.Calibrate(), cells: table}
 	for _, fact := range goruntime.Facts() {
-		// Without cgo a program for arm64 has no thread-local storage.
+		// A program for arm64 without cgo has no thread-local storage.
 		if _, err := s.runtime.Offset(fact); err != nil && (fact != goruntime.TLSG || runtime.GOARCH != "arm64") {
 			return nil, err
 		}
@@ -197,8 +197,8 @@ func goroutineAttributes(address uint64) []attribute.KeyValue {
 	}
 }
 
-// namedV1 creates a ring of layout 1 that is found by name on every kernel, and publishes theSpan
-// on every thread.
+// namedV1 creates a ring of layout 1 that can be found by name on every kernel, and publishes
+// theSpan on every thread.
 func (s *service) namedV1() error {
 	const capacity = 64
 	region, err := vma.New(wire.RingName1, wire.RingHeaderSize1+capacity*wire.SlotSize1)
@@ -219,7 +219,7 @@ func (s *service) namedV1() error {
 	return region.Announce()
 }
 
-// shown is a goroutine's published span, inside of another one or of nil.
+// shown is a goroutine's published span, inside of outer unless that is nil.
 type shown struct {
 	service *service
 	outer   *shown
@@ -230,9 +230,9 @@ type shown struct {
 
 // start starts a span on the calling goroutine, inside of another one or of nil, and publishes it
 // in all carriers.
-func (s *service) start(span *cells.Span, attributes []byte, outer *shown) *shown {
+func (s *service) start(span *cells.Span, outer *shown) *shown {
 	sh := &shown{service: s, outer: outer, span: ringbuf.Span{
-		TraceIDHigh: span.TraceIDHigh, TraceIDLow: span.TraceIDLow, SpanID: span.SpanID, TraceFlags: span.TraceFlags, Attributes: attributes,
+		TraceIDHigh: span.TraceIDHigh, TraceIDLow: span.TraceIDLow, SpanID: span.SpanID, TraceFlags: span.TraceFlags,
 	}}
 	n := *span
 	var around *gorecord.Record
@@ -258,13 +258,13 @@ func (s *service) start(span *cells.Span, attributes []byte, outer *shown) *show
 	return sh
 }
 
-// users returns the user's labels on the calling goroutine.
+// users returns the user labels of the calling goroutine.
 func users() gorecord.UserLabels {
 	labels, _ := gorecord.User()
 	return labels
 }
 
-// show publishes a span or nil on the calling goroutine, in all carriers.
+// show publishes sh, or no span if sh is nil, on the calling goroutine in all carriers.
 func (s *service) show(sh *shown) {
 	if s.record {
 		gorecord.Restore(users())
@@ -287,7 +287,7 @@ func (s *service) show(sh *shown) {
 	}
 }
 
-// over ends the span, on any goroutine.
+// over ends the span for readers. Any goroutine may call it.
 func (sh *shown) over() {
 	if sh.service.cells.End(sh.ref) {
 		sh.record.End(true)
@@ -295,7 +295,7 @@ func (sh *shown) over() {
 	}
 }
 
-// end ends the span on its own goroutine, and publishes its new active span.
+// end ends the span on its own goroutine, and publishes the goroutine's new active span.
 func (sh *shown) end() *shown {
 	sh.over()
 	to := sh.outer
@@ -315,13 +315,6 @@ func actors(p *childproc.Parent) {
 	all := map[string]*actor{}
 	for line, ok := p.Receive(); ok; line, ok = p.Receive() {
 		words := strings.Fields(line)
-		if words[0] == "set-up" {
-			more, err := setUp(strings.Join(words[1:], " "))
-			p.Must(err)
-			s.others = append(s.others, more)
-			p.Send("ok")
-			continue
-		}
 		if words[0] == "end-first-thread" {
 			p.Must(childproc.EndFirstThread())
 			p.Send("ok")
@@ -329,7 +322,7 @@ func actors(p *childproc.Parent) {
 		}
 		name := words[1]
 		a := all[name]
-		if words[0] == "end-elsewhere" { // here, where the actor spins on
+		if words[0] == "end-elsewhere" { // on this goroutine, while the actor continues to spin
 			a.in.over()
 			a.in = a.in.outer
 			p.Send("ok")
@@ -337,17 +330,10 @@ func actors(p *childproc.Parent) {
 		}
 		if a == nil {
 			a = &actor{service: s, orders: make(chan []string), answers: make(chan string)}
-			a.sleep, a.wake, err = os.Pipe()
-			p.Must(err)
 			all[name] = a
 			go a.run()
 		}
 		atomic.StoreUint32(&a.spin, 0)
-		if a.blocked { // until there is something to read
-			a.blocked = false
-			_, err := a.wake.Write([]byte{0})
-			p.Must(err)
-		}
 		turns := a.turns.Load()
 		a.orders <- append(words[:1:1], words[2:]...)
 		answer := <-a.answers
@@ -370,13 +356,10 @@ type actor struct {
 	spinner goruntime.Self // the goroutine that spins
 	// in is the actor's active span. Others change it only while it spins.
 	in *shown
-	// blocked says that the actor blocks in the kernel until wake is written to.
-	blocked     bool
-	sleep, wake *os.File
 }
 
-// spinning runs on its thread until the next order, without ever being preempted: see startActors.
-// Atomic loads would be calls under the race detector, where preemption is possible.
+// spinning keeps the actor on its thread until the next order, without ever being preempted: see
+// startActors. With the race detector atomic loads are calls, in which preemption is possible.
 //
 //go:norace
 func (a *actor) spinning() {
@@ -396,30 +379,21 @@ func (a *actor) run() {
 		case "lock": // stay on this thread
 			runtime.LockOSThread()
 			a.answers <- "ok"
-		case "show": // publish theSpan, with these attributes
-			var attributes []byte
-			for i, value := range order[1:] {
-				attributes = append(attributes, byte(i), byte(len(value)))
-				attributes = append(attributes, value...)
-			}
+		case "show": // publish theSpan
 			outer, who := a.in, a.who()
-			for a.in = a.service.start(&theSpan, attributes, outer); a.who() != who; a.in = a.service.start(&theSpan, attributes, outer) {
+			for a.in = a.service.start(&theSpan, outer); a.who() != who; a.in = a.service.start(&theSpan, outer) {
 				a.in.end() // moved in the middle of it
 				who = a.who()
 			}
 			a.answers <- who
-		case "nest": // publish a nested span, whose id is larger by the argument
+		case "nest": // publish a nested span; the argument is added to its id
 			span := theSpan
 			more, _ := strconv.ParseUint(order[1], 10, 64)
 			span.SpanID += more
-			a.in = a.service.start(&span, nil, a.in)
+			a.in = a.service.start(&span, a.in)
 			a.answers <- "ok"
 		case "end":
 			a.in = a.in.end()
-			a.answers <- "ok"
-		case "nothing": // say in the goroutine's entry that it is in none
-			self := a.service.runtime.Goroutine()
-			a.service.routines.Store(self.Goid, self.G, 0)
 			a.answers <- "ok"
 		case "park": // wait for orders as goroutines do
 			a.answers <- "ok"
@@ -427,20 +401,9 @@ func (a *actor) run() {
 			atomic.StoreUint32(&a.spin, 1)
 			a.answers <- ""
 			a.spinning()
-		case "spin-known": // the same, on a thread whose m becomes known, by a span that has ended
-			atomic.StoreUint32(&a.spin, 1)
-			a.answers <- ""
-			a.service.threads.Clear()
-			a.spinning()
-		case "syscall": // block in the kernel until the next order
-			who := a.who()
-			fd := int(a.sleep.Fd())
-			a.blocked = true
-			a.answers <- who
-			_, _ = syscall.Read(fd, make([]byte, 1))
 		case "advertise-now":
 			a.answers <- answer(a.service.advertise(true))
-		case "start-known": // a goroutine that spins until the next order
+		case "start-known": // start a goroutine that spins until the next order, with its m published as in spin-known
 			atomic.StoreUint32(&a.spin, 1)
 			go func() {
 				runtime.LockOSThread()
@@ -454,9 +417,6 @@ func (a *actor) run() {
 		case "relabel": // as pprof.Do does
 			relabel()
 			a.answers <- "ok"
-		case "exit":
-			a.answers <- "ok"
-			return
 		}
 	}
 }
@@ -563,7 +523,7 @@ func churnOne(s *service, elsewhere chan<- func()) {
 	goid := s.runtime.Goroutine().Goid
 	for n := range uint64(20) {
 		span := churnSpan(goid, n+1)
-		in := s.start(&span, nil, nil)
+		in := s.start(&span, nil)
 		work := time.Now().Add(time.Duration(rand.IntN(50)) * time.Microsecond)
 		switch rand.IntN(4) {
 		case 0:

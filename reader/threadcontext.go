@@ -32,10 +32,10 @@ type ThreadContexts struct {
 	Threads []ThreadContext
 }
 
-// ThreadVariable is a definition of the thread-local variable.
+// ThreadVariable is one definition of the thread-local variable.
 type ThreadVariable struct {
-	// Module is the path of the executable or library. Model is its access model: local-exec,
-	// initial-exec or global-dynamic.
+	// Module is the path of the executable or library that defines the variable. Model is the
+	// variable's access model: local-exec, initial-exec or global-dynamic.
 	Module, Model string
 }
 
@@ -62,14 +62,14 @@ const threadContextVariable = "otel_thread_ctx_v1"
 var errChanging = fmt.Errorf("%w: the record changed at each read", ErrBusy)
 
 // ThreadContexts returns the thread contexts of the process, if its threadlocal.schema_version is
-// tlsdesc_v1_dev or tls_v1 (OTEP 4947). [Process.Threads] returns their spans as it does those of
-// Go services.
+// tlsdesc_v1_dev or tls_v1 (OTEP 4947). [Process.Threads] returns their spans like those of Go
+// services.
 //
 // Each thread is stopped once, for tens of microseconds, to learn its thread pointer; afterwards
 // records are read while it runs. A record is returned only if two reads of the pointer and of the
 // whole record are equal and the record is valid, so a record that is being written is never
-// returned. The OTEP allows only reads of stopped threads; stopping each thread for every read
-// would make system calls of the service fail with EINTR all the time.
+// returned. The OTEP only provides for reading stopped threads, but stopping each thread for every
+// read would keep interrupting the service's system calls with EINTR.
 //
 // The error wraps [ErrNoThreadContext] if the process publishes no such contexts, and otherwise is
 // one of those of [Process.ProcessContext]. It is safe for concurrent use.
@@ -143,7 +143,7 @@ func (p *Process) threadVariables(ctx context.Context, publishedAtNS uint64) ([]
 		if m.Offset == 0 && m.Perms.Read && len(target.Modules) < maxModules {
 			target.Modules = append(target.Modules, tlsvar.Module{Start: m.Start, Name: m.Name})
 			base := m.Name[strings.LastIndexByte(m.Name, '/')+1:]
-			// Debian's ld-musl is a link to libc.so. glibc's file has a version, libc.so.6.
+			// Debian's ld-musl is a link to libc.so. glibc's file name has a version: libc.so.6.
 			target.Musl = target.Musl || base == "libc.so" || strings.HasPrefix(base, "ld-musl") || strings.HasPrefix(base, "libc.musl")
 		}
 	}

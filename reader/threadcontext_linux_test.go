@@ -25,7 +25,7 @@ import (
 )
 
 // A C program publishes thread contexts (OTEP 4947) with every placement of the variable that C
-// compilers and loaders use. Each thread's record follows from its number.
+// compilers and loaders use. The contents of each thread's record follow from the thread's number.
 func TestThreadContexts(t *testing.T) {
 	const (
 		publisher = "testdata/threadcontext/publisher.c"
@@ -35,7 +35,7 @@ func TestThreadContexts(t *testing.T) {
 	)
 	for _, tt := range []struct {
 		name             string
-		program, library []string // flags, after another compiler than cc; no library if nil
+		program, library []string // flags, preceded by the compiler unless it is cc; nil means no library
 		model            string
 	}{
 		{"executable", []string{"-rdynamic"}, nil, "local-exec"},
@@ -109,14 +109,14 @@ func TestThreadContexts(t *testing.T) {
 			seen, err := p.Threads(t.Context())
 			require.NoError(t, err)
 			for _, thread := range seen {
-				assert.Nil(t, thread.Span, "nothing is published after the detachment")
+				assert.Nil(t, thread.Span, "nothing is published after detaching")
 			}
 		})
 	}
 }
 
-// A reader that reads records while their threads replace them, and the context while it is
-// updated, never returns a mixture of two.
+// A reader never returns a mixture of two records or of two contexts, even while threads replace
+// their records and the process updates its context.
 func TestThreadContextsUnderUpdates(t *testing.T) {
 	const threads = 3
 	cmd := exec.Command(programs.C(t, "testdata/threadcontext/publisher.c", "-pthread", "-rdynamic"), strconv.Itoa(threads))
@@ -173,7 +173,7 @@ func TestThreadContextsUnderUpdates(t *testing.T) {
 	assert.Greater(t, len(values), 10)
 }
 
-// compile compiles a program or a library by the compiler that the flags begin with, or by cc.
+// compile compiles a program or a library with the compiler named first in flags, or with cc.
 func compile(t *testing.T, source string, flags []string, more ...string) string {
 	t.Helper()
 	compiler := "cc"

@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// ThreadLayout locates the spans of a process's threads. It is for profilers that read them at the
-// moment of a sample, such as BPF programs. It is immutable and safe for concurrent use.
+// ThreadLayout locates the spans of a process's threads, for profilers that read them at the moment
+// of a sample, such as BPF programs. It is immutable and safe for concurrent use.
 //
 // [Process.ThreadLayoutSince] checks whether it is still valid.
 type ThreadLayout struct {
-	// Context is the process context, nil if there is none. ContextErr is then the error of
-	// [Process.ProcessContext]: the process publishes none, or several.
+	// Context is the process context. If it is nil, ContextErr is the error of
+	// [Process.ProcessContext]: the process publishes no context, or several.
 	Context    *ProcessContext
 	ContextErr error
 	// Advertisement is the message that locates the carriers, nil if the process advertises none.
-	// It is Context, the message of another mapping, or one of several process contexts.
+	// It is Context, a message in another mapping, or one of several process contexts.
 	Advertisement *ProcessContext
 	// Carriers is the result of [Process.Carriers].
 	Carriers []Carrier
@@ -27,9 +27,9 @@ type ThreadLayout struct {
 	// Goroutines locates the goroutine table, nil if it is not advertised.
 	Goroutines *GoroutineEntries
 	// Spans locates the live spans, nil if they are not advertised. RefOffset is the distance from
-	// the label pointer to a record's reference to the cell of its span, AncestorsOffset the
-	// distance to its references to the span's ancestors. Those are followed by the id of the
-	// goroutine that does not fall back to the ancestors. Each is negative if records have none.
+	// the label pointer to a record's reference to the cell of its span. AncestorsOffset is the
+	// distance to its references to the span's ancestors. The id of the goroutine that does not
+	// fall back to these ancestors follows them. Each offset is negative if records have none.
 	Spans                      *SpanTable
 	RefOffset, AncestorsOffset int
 	// Names locates the names of spans, nil if they are not advertised. NamesOffset is the distance
@@ -42,8 +42,8 @@ type ThreadLayout struct {
 	made time.Time
 }
 
-// ThreadLayout returns the location of the spans of the process's threads. It is no error if the
-// process publishes no spans or no context. The error is one of those of [Process.Carriers].
+// ThreadLayout returns the location of the spans of the process's threads. Publishing no spans or
+// no context is not an error. The error is one of those of [Process.Carriers].
 func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 	v, err := p.findCarriers(ctx)
 	if err != nil {
@@ -56,13 +56,13 @@ func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 	}, nil
 }
 
-// rescanAfter is how long a process context without an advertisement is taken to be the only
-// publication. Searching for another mapping scans all of them.
+// rescanAfter is how long a process context without an advertisement counts as the only
+// publication. The search for a separate advertisement scans all mappings.
 const rescanAfter = 10 * time.Second
 
 // ThreadLayoutSince is like [Process.ThreadLayout], but returns was if that is still valid, which
-// it is until the process publishes its context or advertises its carriers again. The check costs a
-// system call or two. Without a context it scans all mappings each time, and without an
+// is the case until the process publishes its context or advertises its carriers again. The check
+// costs one or two system calls. Without a context it scans all mappings each time, and without an
 // advertisement every ten seconds.
 func (p *Process) ThreadLayoutSince(ctx context.Context, was *ThreadLayout) (*ThreadLayout, error) {
 	if was == nil {

@@ -33,8 +33,8 @@ import (
 // middle is valid if everything read around it is unchanged. Hence the thread ran that goroutine at
 // the moment when m.curg was read. The goroutine had that id at that moment, because it had it
 // before and after, and ids are never reused. The entry, the slot or the record behind the label
-// pointer named the span at that moment. A goroutine that moves away and returns in between does no
-// harm.
+// pointer named the span at that moment. It does not matter if the goroutine moves away and returns
+// in between.
 //
 // Each address comes from another part's contents: the m is in the slot, the g in the m, the record
 // behind the g. So the call uses the addresses found by the previous one and is repeated, a bounded
@@ -54,7 +54,7 @@ type threadReader struct {
 
 	// unreadable marks the groups that cannot be read, see group.
 	unreadable [numGroups]bool
-	// wrongM is an address that turned out to be another thread's m, or none.
+	// wrongM is an address that turned out not to be the thread's m.
 	wrongM uint64
 	// record and recordAgain are the object behind labels, from its start to the end of the
 	// record's attributes. verified is the record's content when its labels were last compared, and
@@ -90,7 +90,7 @@ const (
 )
 
 const (
-	// maxReads bounds the reads for one thread. The first ones, at most five, find addresses.
+	// maxReads bounds the reads for one thread. The first ones, at most five, only find addresses.
 	maxReads = 16
 	// addressEnd bounds pointers, so that adding offsets cannot overflow.
 	addressEnd = 1 << 56
@@ -108,7 +108,7 @@ func newThreadReader(memory ringbuf.Memory, v *threadView) *threadReader {
 // comes from memory.
 func (r *threadReader) read(t *Thread, m uint64) error {
 	if r.view.runtime.MProcid < 0 || !r.view.runtime.complete() {
-		// Without these offsets m cannot be verified to be still the thread's.
+		// Without these offsets, m cannot be verified to still belong to the thread.
 		m = 0
 	}
 	r.fallback = Thread{TID: t.TID, OwnTID: t.OwnTID}
@@ -136,7 +136,7 @@ func (r *threadReader) read(t *Thread, m uint64) error {
 			return err
 		}
 	}
-	// Every read found a change. What an earlier read has proven still holds.
+	// Every read found a change. The result of an earlier read still holds as far as it was proven.
 	*t = r.fallback
 	return nil
 }
@@ -231,7 +231,7 @@ func unreadableGroup(err error) (group, bool) {
 	return readErr.group, true
 }
 
-// evaluate derives the thread's goroutine and span from the last read. If the data is not enough,
+// evaluate derives the thread's goroutine and span from the last read. If the data is insufficient,
 // it sets the addresses for the next read and returns false. The error comes from memory.
 func (r *threadReader) evaluate(t *Thread) (done bool, err error) {
 	t.Goroutine, t.Span = 0, nil
@@ -280,19 +280,19 @@ func (r *threadReader) evaluate(t *Thread) (done bool, err error) {
 		best = recorded
 	}
 	if best == nil && entrySettled && !owned {
-		best = ofThread // with an entry, the slot is older
+		best = ofThread // an entry is newer than the slot
 	} else if best != nil && ofThread != nil && ofThread.sameAs(best) {
 		best.complete(ofThread)
 	}
 	allSettled := entrySettled && cellSettled && recordSettled && threadSettled
 	if best == nil {
-		// The absence of a span holds only if none was being stored.
+		// The result "no span" is valid only if no span was being stored.
 		return settled && allSettled, nil
 	}
 	best.Proven = true
 	t.Span = best
 	if !allSettled && (published != nil || cellSettled) {
-		r.fallback = *t // even while the entry is being stored: the record is as recent
+		r.fallback = *t // even if the entry was being stored: the record is as recent
 	}
 	return allSettled, nil
 }
@@ -315,11 +315,11 @@ const (
 	// ended: the span has ended.
 	ended
 	live
-	// unread: the cell was not read yet, or changed during the read; it must be read again.
+	// unread: the cell was not read yet, or changed during the read, and must be read again.
 	unread
 )
 
-// maxCells bounds how many cells are read for one thread.
+// maxCells bounds the cells that are read for one thread.
 const maxCells = 16
 
 // cellOf returns the cell that a reference names, and the state of the span. It schedules the read
@@ -353,7 +353,7 @@ func (r *threadReader) cellOf(ref uint64) ([]byte, liveness) {
 }
 
 // resolve returns the span in the thread's slot or, if that has ended, the active span of the
-// slot's owner. settled is false if the cells must be read again.
+// goroutine that owns the slot. settled is false if the cells must be read again.
 func (r *threadReader) resolve(s *ringbuf.Slot) (span *ThreadSpan, settled bool) {
 	if !s.HasSpan() {
 		return nil, true
@@ -408,7 +408,7 @@ func (r *threadReader) nearestLive(refs []byte, c CarrierKind) (span *ThreadSpan
 	for i := range wire.Ancestors {
 		cell, state := r.cellOf(binary.NativeEndian.Uint64(refs[8*i:]))
 		if state == unread {
-			settled = false // but schedule the other cells, too
+			settled = false // continue, to schedule the other cells
 		}
 		if state == live && settled {
 			return r.spanOfCell(cell, c), true
@@ -450,8 +450,8 @@ func (r *threadReader) slotOfThread() (slot ringbuf.Slot, settled bool) {
 	return slot, true
 }
 
-// entryOfGoroutine returns the span that the goroutine has published last, 0 if none. owned is
-// false if there is no entry or another goroutine owns it; settled is false if it was being stored.
+// entryOfGoroutine returns the last span that the goroutine published, 0 if none. owned is false if
+// there is no entry or another goroutine owns it; settled is false if it was being stored.
 func (r *threadReader) entryOfGoroutine() (ref wire.Ref, owned, settled bool) {
 	if !r.hasEntry() {
 		return 0, false, true
@@ -466,8 +466,8 @@ func (r *threadReader) entryOfGoroutine() (ref wire.Ref, owned, settled bool) {
 	return 0, false, true
 }
 
-// goroutine reports whether the thread was running a goroutine, then r.goid. settled is false if it
-// must be read again.
+// goroutine reports whether the thread was running a goroutine, and sets r.goid to its id. settled
+// is false if it must be read again.
 func (r *threadReader) goroutine() (running, settled bool) {
 	if r.view.runtime.MProcid >= 0 && native64(r.procid) != uint64(r.tid) {
 		r.wrongM, r.m, r.g, r.goid, r.labels = r.m, 0, 0, 0, 0
@@ -566,14 +566,14 @@ func (r *threadReader) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 	return s, r.addCell(s), nil
 }
 
-// addCell adds the fields that only the cell of a record's span has. It returns false if the cell
-// must be read again.
+// addCell adds the fields that a record lacks from the cell of its span. It returns false if the
+// cell must be read again.
 func (r *threadReader) addCell(s *ThreadSpan) (settled bool) {
 	if r.view.spans == nil || r.view.refOffset < 0 {
 		return true
 	}
 	cell, state := r.cellOf(binary.NativeEndian.Uint64(r.record[r.view.refOffset:]))
-	if state == live || state == ended { // The span may be ending just now.
+	if state == live || state == ended { // The span may just be ending.
 		span := r.view.spans.decode(cell)
 		s.complete(&ThreadSpan{LocalRootSpanID: span.LocalRootSpanID, names: span.names})
 	}
@@ -590,8 +590,8 @@ const (
 // the labels of real records do. Labels installed by other code are followed by arbitrary heap
 // memory, which may look like a record.
 //
-// The labels of an ended span may have been withdrawn: then they are beyond the length of the list,
-// but within its capacity.
+// The labels of an ended span may have been withdrawn. They are then outside the list's length, but
+// within its capacity.
 //
 // The memory may have been freed meanwhile. Then the ids are missing, or the next read finds
 // another record. The error comes from memory.
@@ -641,8 +641,8 @@ func spanOfSlot(s *ringbuf.Slot) *ThreadSpan {
 	}
 }
 
-// complete adds fields from another carrier of the same span. The names in a cell are the same as
-// in the record, or newer.
+// complete adds fields from another carrier of the same span. The names in a cell are at least as
+// new as those in the record.
 func (s *ThreadSpan) complete(other *ThreadSpan) {
 	if s.LocalRootSpanID == [8]byte{} {
 		s.LocalRootSpanID = other.LocalRootSpanID

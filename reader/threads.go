@@ -19,8 +19,8 @@ type Thread struct {
 	// TID is the thread's id in the caller's PID namespace, OwnTID its id in the namespace of the
 	// process itself.
 	TID, OwnTID int
-	// Goroutine is the id of the goroutine that runs on the thread or waits on it for a system
-	// call, or 0 if there is none or it is unknown.
+	// Goroutine is the id of the goroutine that runs on the thread or holds it during a system
+	// call. It is 0 if there is none or it is unknown.
 	Goroutine uint64
 	// Span is the thread's active span, nil if it has none or it is unknown.
 	Span *ThreadSpan
@@ -39,10 +39,10 @@ type ThreadSpan struct {
 	// Name is the span's name, and Endpoint the name of its local root, if the process publishes
 	// names. Each has at most 255 bytes, which should be UTF-8.
 	Name, Endpoint string
-	// Attributes are the attributes published with the span, in no particular order, each key once.
+	// Attributes are the attributes published with the span, each key once, in no particular order.
 	// Attributes whose keys the process does not publish are left out.
 	Attributes []ThreadAttribute
-	// Carrier is the source of the span.
+	// Carrier is the kind of carrier in which the span was found.
 	Carrier CarrierKind
 	// Proven says that at one moment during the read the thread ran Thread.Goroutine and the
 	// process published this span for that goroutine. If it is false, the span is only known to
@@ -57,8 +57,8 @@ type ThreadSpan struct {
 
 // ThreadAttribute is an attribute of a [ThreadSpan].
 type ThreadAttribute struct {
-	// Key is the attribute's name. Value is whatever the process publishes, at most 255 bytes; it
-	// should be UTF-8.
+	// Key is the attribute's name. Value is the value as published, at most 255 bytes, which should
+	// be UTF-8.
 	Key, Value string
 }
 
@@ -94,8 +94,8 @@ type threadState struct {
 	// ms maps the threads of the last read, by their own ids, to the address of their runtime m.
 	ms map[int]uint64
 	// variables are the thread-local variables of OTEP 4947, resolved for the publication
-	// variablesPublishedAt. unresolved says why others cannot be used. pointers caches thread
-	// pointers by thread id.
+	// variablesPublishedAt. unresolved says why other definitions cannot be used. pointers caches
+	// thread pointers by thread id.
 	variables            []tlsvar.Variable
 	variablesPublishedAt uint64
 	unresolved           error
@@ -105,26 +105,27 @@ type threadState struct {
 // maxThreads bounds the number of threads read from a process.
 const maxThreads = 1 << 17
 
-// Threads returns the threads of the process, each with its active span. Threads are read one after
-// the other while the process keeps running, so each thread's entry holds for its own moment. At
+// Threads returns the threads of the process, each with its active span. It reads one thread after
+// the other while the process keeps running, so each thread is a snapshot of a different moment. At
 // most 131,072 threads are returned.
 //
 // A span is proven, see [ThreadSpan.Proven], if the identity of the goroutine that published it was
-// verified and nothing read for it changed meanwhile. If the process supports that proof and it
-// fails, there is no span: the goroutine may have moved to another thread or exited, or the data
-// changed at each read. Unproven spans are returned only if the process uses slots of layout 1, or
-// does not publish the runtime offsets of its goroutines.
+// verified and nothing read for it changed meanwhile. If the process supports that proof and the
+// proof fails, Threads returns no span: the goroutine may have moved to another thread or exited,
+// or the data changed at each read. Unproven spans are returned only if the process uses slots of
+// layout 1, or does not publish the runtime offsets of its goroutines.
 //
 // Profilers that interrupt a thread know which goroutine it runs. A reader in another process has
 // to find the thread's runtime m first. Thread slots of layout 2 hold its address. For a thread
-// that has published nothing, Threads asks the goroutines inside a span, found through the
-// goroutine table and the span table, on which thread they run. The only goroutine missed is one
-// that inherited its span and runs on a thread that has published nothing so far.
+// that has published nothing, Threads follows the goroutines inside a span, which it finds through
+// the goroutine table and the span table, to their threads. This misses only a goroutine that
+// inherited its span and runs on a thread that has published nothing so far.
 //
-// The location of the carriers is cached until the process advertises them again. With a warm cache
-// a process costs one system call, and a thread between one and about eight. While some threads
-// have no known m, reading the live spans and the used pages of the goroutine table is added.
-// Without an advertisement each call scans all mappings until a ring is found.
+// The location of the carriers is cached until the process advertises them again. With a warm
+// cache, a call costs one system call for the process and between one and about eight for each
+// thread. While some threads have no known m, it also reads the live spans and the used pages of
+// the goroutine table. Without an advertisement, each call scans all mappings until it finds a
+// ring.
 //
 // The error wraps [ErrNoThreadContext] if the process publishes no spans in a readable way.
 // Otherwise it wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
@@ -160,8 +161,7 @@ func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 }
 
 // readThreads fills in the goroutines and the spans of threads. A thread whose m is neither in its
-// slot nor known from the last call is read again if one of the goroutines inside a span runs on
-// it.
+// slot nor known from the last call is read a second time if a goroutine inside a span runs on it.
 func (p *Process) readThreads(ctx context.Context, v *threadView, threads []Thread) error {
 	cached := p.cachedMs()
 	ms := make(map[int]uint64, len(threads))

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime/pprof"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -79,7 +78,8 @@ func spinIn(t *testing.T, c *childproc.Child, show string) identity {
 	return askf(t, c, "spin a")
 }
 
-// steadily fails the test unless exactly these threads have spans, at each read.
+// steadily reads the threads several times, and fails the test unless exactly these have spans each
+// time.
 func steadily(t *testing.T, p *Process, want ...Thread) {
 	t.Helper()
 	for range 50 {
@@ -101,7 +101,8 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 			who := spinIn(t, c, "show a")
 			steadily(t, p, proven(who, want))
 			if want == GoroutineRecord {
-				// A goroutine with other labels has no record, whatever follows those in memory.
+				// A goroutine with other labels has no record, whatever follows the labels in
+				// memory.
 				tellf(t, c, "relabel a")
 				askf(t, c, "spin a")
 				next := ThreadSlots
@@ -121,8 +122,8 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 	}
 }
 
-// slotHasSpan fails the test unless the slot of a thread holds theSpan, whichever goroutine runs
-// there.
+// slotHasSpan fails the test unless the slot of a thread holds theSpan, no matter which goroutine
+// runs on the thread.
 func slotHasSpan(t *testing.T, p *Process, tid int) {
 	t.Helper()
 	v, err := p.threadView(t.Context())
@@ -132,12 +133,12 @@ func slotHasSpan(t *testing.T, p *Process, tid int) {
 	require.Equal(t, spanIDOf(theSpan.SpanID), s.SpanID)
 }
 
-// waitUntilIdle returns when no goroutine is on a thread. A goroutine reports that it waits just
+// waitUntilIdle returns once no goroutine is on a thread: a goroutine reports that it waits just
 // before it does.
 func waitUntilIdle(t *testing.T, p *Process, tid int) {
 	t.Helper()
 	for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {
-		require.True(t, time.Now().Before(end), "there is always one")
+		require.True(t, time.Now().Before(end), "a goroutine stays on the thread")
 		for _, thread := range threadsOf(t, p) {
 			if thread.TID == tid && thread.Goroutine == 0 {
 				return
@@ -146,7 +147,7 @@ func waitUntilIdle(t *testing.T, p *Process, tid int) {
 	}
 }
 
-// Spans are read through another thread if the first one has exited.
+// If the first thread has exited, spans are read through another one.
 func TestThreadsAfterFirstExited(t *testing.T) {
 	c, p := acting(t, "slots record advertise publish")
 	tellf(t, c, "end-first-thread")
@@ -165,39 +166,6 @@ func TestWaitingGoroutineIsOnNoThread(t *testing.T) {
 	require.Equal(t, []Thread{proven(who, GoroutineRecord)}, withSpans(threadsOf(t, p)))
 }
 
-func TestMovedGoroutineKeepsItsSpan(t *testing.T) {
-	for carriers, want := range map[string]CarrierKind{
-		"slots": 0, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,
-	} {
-		t.Run(carriers, func(t *testing.T) {
-			c, p := acting(t, carriers+" advertise publish")
-			end := time.Now().Add(testenv.Patience)
-			for try, moved := 0, false; !moved; try++ {
-				require.True(t, time.Now().Before(end), "the goroutine stays on its thread")
-				other := strconv.Itoa(try % 3)
-				askf(t, c, "spin-known %s", other)
-				tellf(t, c, "park %s", other)
-				before := askf(t, c, "show a")
-				askf(t, c, "spin %s", other) // perhaps there
-				after := askf(t, c, "spin a")
-				if before.tid != after.tid {
-					slotHasSpan(t, p, before.tid)
-					shown := withSpans(threadsOf(t, p))
-					if want == 0 {
-						require.Empty(t, shown)
-						moved = true
-					} else if len(shown) > 0 { // else its m is not known
-						require.Equal(t, []Thread{proven(after, want)}, withoutLocalRoot(shown, want))
-						moved = true
-					}
-				}
-				tellf(t, c, "end a")
-				tellf(t, c, "park %s", other)
-			}
-		})
-	}
-}
-
 // withoutLocalRoot clears the local root of spans from a record: only slots have it, and the thread
 // that the goroutine moved to has published none.
 func withoutLocalRoot(threads []Thread, c CarrierKind) []Thread {
@@ -209,38 +177,14 @@ func withoutLocalRoot(threads []Thread, c CarrierKind) []Thread {
 	return threads
 }
 
-func TestOwnerExited(t *testing.T) {
-	c, p := acting(t, "slots goroutine-table record advertise publish")
-	who := askf(t, c, "show a")
-	tellf(t, c, "exit a")
-	for i := range 5 { // for the goroutine that gets its thread and its g
-		askf(t, c, "spin %d", i)
-	}
-	steadily(t, p)
-	slotHasSpan(t, p, who.tid)
-}
-
-func TestGoroutineInSystemCall(t *testing.T) {
-	c, p := acting(t, "slots record advertise publish")
-	tellf(t, c, "lock a")
-	askf(t, c, "show a")
-	who := askf(t, c, "syscall a")
-	// It reports that just before the system call.
-	require.Eventually(t, func() bool {
-		call, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), who.tid))
-		return err == nil && strings.HasPrefix(string(call), fmt.Sprintf("%d ", syscall.SYS_READ))
-	}, testenv.Patience, time.Millisecond)
-	steadily(t, p, proven(who, GoroutineRecord))
-}
-
 func TestRecordsAreInherited(t *testing.T) {
 	for carriers, inherited := range map[string]bool{"slots goroutine-table": false, "slots record": true} {
 		t.Run(carriers, func(t *testing.T) {
 			c, p := acting(t, carriers+" advertise publish")
 			tellf(t, c, "lock a")
 			self := askf(t, c, "show a")
-			// The thread of the started goroutine becomes known by a span of its own, which has
-			// ended.
+			// The thread of the started goroutine becomes known through a span that the goroutine
+			// published there and that has ended.
 			who := askf(t, c, "start-known a")
 			require.NotEqual(t, self.goid, who.goid)
 			waitUntilIdle(t, p, self.tid)
@@ -256,20 +200,6 @@ func TestRecordsAreInherited(t *testing.T) {
 			require.Empty(t, withSpans(threadsOf(t, p)))
 		})
 	}
-}
-
-func TestAttributesOfThreads(t *testing.T) {
-	c, p := acting(t, "slots keys=http.route+user advertise publish")
-	who := spinIn(t, c, "show a /cart alice unnamed")
-	shown := withSpans(threadsOf(t, p))
-	require.Len(t, shown, 1)
-	assert.Equal(t, who.goid, shown[0].Goroutine)
-	assert.Equal(t, []ThreadAttribute{{"http.route", "/cart"}, {"user", "alice"}}, shown[0].Span.Attributes)
-
-	tellf(t, c, "set-up keys=http.route+user+tenant no-cells advertise")
-	shown = withSpans(threadsOf(t, p))
-	require.Len(t, shown, 1)
-	assert.Equal(t, []ThreadAttribute{{"http.route", "/cart"}, {"user", "alice"}, {"tenant", "unnamed"}}, shown[0].Span.Attributes)
 }
 
 // The layout matches the memory of the process itself, which runs the same program.
@@ -320,7 +250,7 @@ func TestThreadLayout(t *testing.T) {
 	assert.False(t, all)
 }
 
-// Only Threads fails if nothing is published.
+// Of all the calls, only Threads fails if nothing is published.
 func TestThreadLayoutWithoutPublication(t *testing.T) {
 	for order, source := range map[string]CarrierSource{"publish": 0, "": 0, "slots": FoundByName} {
 		_, p := acting(t, order)
@@ -340,7 +270,7 @@ func TestThreadLayoutWithoutPublication(t *testing.T) {
 	}
 }
 
-// A service in a container has other thread ids than its host sees.
+// The threads of a service in a container have other ids on the host.
 func TestThreadsInOwnPIDNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a PID namespace needs CAP_SYS_ADMIN")
@@ -389,7 +319,7 @@ func TestUnprovenSpans(t *testing.T) {
 			if strings.HasPrefix(carriers, "v1") {
 				span.TraceFlags = 0
 			}
-			if carriers != "slots no-go advertise publish" { // nor does anything name cells
+			if carriers != "slots no-go advertise publish" { // only these slots name cells
 				span.LocalRootSpanID = [8]byte{}
 			}
 			steadily(t, p, Thread{TID: who.tid, OwnTID: who.tid, Span: span})
@@ -403,7 +333,7 @@ func TestUnprovenSpans(t *testing.T) {
 func TestFindRingByName(t *testing.T) {
 	_, p := acting(t, "named-v1")
 	threads := threadsOf(t, p)
-	assert.Len(t, withSpans(threads), len(threads), "every slot shows a span")
+	assert.Len(t, withSpans(threads), len(threads), "every slot has a span")
 	found, err := p.Carriers(t.Context())
 	require.NoError(t, err)
 	require.Len(t, found, 1)
@@ -427,12 +357,12 @@ func TestThreadsOfExitedProcess(t *testing.T) {
 	c, p := acting(t, "slots advertise publish")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for range 2 { // before and after they have been read once
+	for range 2 { // before and after the first successful read
 		_, err := p.Threads(ctx)
 		require.ErrorIs(t, err, context.Canceled)
 		threadsOf(t, p)
 	}
-	// Killed and not waited for, it no longer has memory.
+	// A killed process that was not waited for no longer has memory.
 	c.Zombie()
 	_, err := p.Threads(t.Context())
 	require.Truef(t, errors.Is(err, ErrProcessGone) || errors.Is(err, ErrNoThreadContext), "%v", err)
@@ -442,8 +372,21 @@ func TestThreadsOfExitedProcess(t *testing.T) {
 	require.NotErrorIs(t, err, ErrNoThreadContext)
 }
 
+// assertChurned checks that a span is one that churn starts, and returns its goroutine.
+func assertChurned(t *testing.T, traceID [16]byte, spanID, localRoot [8]byte) (goroutine uint64) {
+	t.Helper()
+	high := binary.BigEndian.Uint64(traceID[:])
+	want := churnSpan(high>>32, high&0xffffffff)
+	require.Equal(t, traceIDOf(&want), traceID)
+	require.Equal(t, spanIDOf(want.SpanID), spanID)
+	if localRoot != [8]byte{} {
+		require.Equal(t, spanIDOf(want.LocalRootSpanID), localRoot)
+	}
+	return high >> 32
+}
+
 // While goroutines block, migrate and exit with spans, a proven span is consistent and belongs to
-// its goroutine.
+// its goroutine. So do all that are listed as live.
 func TestProvenUnderChurn(t *testing.T) {
 	for carriers, kind := range map[string]CarrierKind{
 		"slots": ThreadSlots, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,
@@ -451,7 +394,7 @@ func TestProvenUnderChurn(t *testing.T) {
 		t.Run(carriers, func(t *testing.T) {
 			c := readied(t, childproc.Start(t, "churn", nil), carriers+" advertise publish")
 			p := open(t, c.PID())
-			shown, ofKind := 0, 0
+			shown, ofKind, listed := 0, 0, 0
 			wanted := testenv.Rounds(2000, 20_000) // however long it takes on a busy machine
 			for end := time.Now().Add(testenv.Patience); ofKind < wanted && time.Now().Before(end); {
 				for _, thread := range withSpans(threadsOf(t, p)) {
@@ -459,19 +402,18 @@ func TestProvenUnderChurn(t *testing.T) {
 					if thread.Span.Carrier == kind {
 						ofKind++
 					}
-					high := binary.BigEndian.Uint64(thread.Span.TraceID[:])
-					want := churnSpan(high>>32, high&0xffffffff)
 					require.True(t, thread.Span.Proven)
-					require.Equal(t, high>>32, thread.Goroutine)
-					require.Equal(t, traceIDOf(&want), thread.Span.TraceID)
-					require.Equal(t, spanIDOf(want.SpanID), thread.Span.SpanID)
-					if thread.Span.LocalRootSpanID != [8]byte{} {
-						require.Equal(t, spanIDOf(want.LocalRootSpanID), thread.Span.LocalRootSpanID)
-					}
+					require.Equal(t, assertChurned(t, thread.Span.TraceID, thread.Span.SpanID, thread.Span.LocalRootSpanID), thread.Goroutine)
+				}
+				for _, span := range spansOf(t, p) {
+					listed++
+					require.Equal(t, assertChurned(t, span.TraceID, span.SpanID, span.LocalRootSpanID), span.Goroutine)
+					require.NotZero(t, span.LocalRootSpanID)
 				}
 			}
-			t.Logf("%d spans, %d by %v", shown, ofKind, kind)
+			t.Logf("%d spans, %d by %v, %d listed", shown, ofKind, kind, listed)
 			require.Greater(t, ofKind, 100)
+			require.Greater(t, listed, 100)
 		})
 	}
 }

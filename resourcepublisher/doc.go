@@ -17,13 +17,11 @@
 //
 // # What is published
 //
-// All attributes of the resource that the filter keeps (see
-// [WithAttributeFilter]), of every type the attribute package has. A resource
-// without attributes is published empty. [SetAttributes] adds attributes that are not
-// part of the resource. The format has no field for the schema URL; if it is not
-// empty, it is published as the attribute otelctx.resource.schema_url beside the
-// resource. The encoded context is at most [MaxPayloadSize] bytes, and its strings
-// are UTF-8.
+// All attributes of the resource that the filter keeps (see [WithAttributeFilter]), of every type
+// in the attribute package. A resource without attributes is published empty. [SetAttributes] adds
+// attributes that are not part of the resource. The format has no field for the schema URL; if it
+// is not empty, it is published in the attribute otelctx.resource.schema_url, outside of the
+// resource. The encoded context is at most [MaxPayloadSize] bytes, and its strings are UTF-8.
 //
 // # One context per process
 //
@@ -32,24 +30,24 @@
 // [NewPublisher] and [WithResource] describe what happens to a second one. A forked
 // child has no context until it publishes its own.
 //
-// Package spanctx tells readers where spans are with attributes whose keys begin with
-// "threadlocal.". These are always published. While this package publishes no process
-// context, they are in a separate mapping, OTELCTX_THREADLOCAL, which has the format of a
-// process context without a resource. So it does not matter whether another library, such
-// as dd-trace-go, publishes the process context, nor which of the two publishes first.
+// Package spanctx advertises the location of spans in attributes whose keys begin with
+// "threadlocal.". These are always published. While this package publishes no process context, they
+// are in a separate mapping, OTELCTX_THREADLOCAL, which has the format of a process context without
+// a resource. So it does not matter whether another library, such as dd-trace-go, publishes the
+// process context, or which of the two publishes first.
 //
-// If another library publishes a context after this package did, readers
-// find two and trust neither; they still find the spans. Start that library first,
-// or do not use this package: spanctx needs neither.
+// If another library publishes a context after this package has, readers find two and trust
+// neither; they still find the spans. Start that library first, or do not use this package: spanctx
+// needs neither.
 //
-// Everything in this package may be called concurrently. It knows nothing about spans: to
-// it, the attributes that spanctx advertises are like any others.
+// Everything in this package may be called concurrently. The package knows nothing about spans: it
+// treats the attributes that spanctx advertises like any others.
 //
 // # Turning it off
 //
-// With the environment variable OTELCTX_PROCESS_CONTEXT_DISABLED=true (default:
-// false) no resource is published. The option [WithEnabled] overrides it. Spans have
-// their own variable, see package spanctx.
+// With the environment variable OTELCTX_PROCESS_CONTEXT_DISABLED=true (default: false) no resource
+// is published. The option [WithEnabled] overrides it. A separate variable controls spans, see
+// package spanctx.
 //
 // # Platforms
 //

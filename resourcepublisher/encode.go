@@ -23,7 +23,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// MaxPayloadSize is the largest process context, encoded, in bytes: 65,536, the limit of
+// MaxPayloadSize is the maximum size of an encoded process context in bytes: 65,536, the limit of
 // the OpenTelemetry eBPF profiler.
 const MaxPayloadSize = wire.MaxProcessContextPayload
 
@@ -115,8 +115,8 @@ func fit(msg *processcontextpb.ProcessContext, excess int) (largest []*commonpb.
 // attributes are encoded attributes by key.
 type attributes map[attribute.Key]*commonpb.KeyValue
 
-// keyValue encodes kv. If the format cannot hold kv, the result is nil. U+FFFD replaces bytes of its
-// text that are not valid UTF-8. In both cases problem is set; its text begins with the key.
+// keyValue encodes kv. If the format cannot hold kv, the result is nil. Text that is not valid
+// UTF-8 is repaired with U+FFFD. In both cases problem is set; its text begins with the key.
 func keyValue(kv attribute.KeyValue) (_ *commonpb.KeyValue, problem error) {
 	if !utf8.ValidString(string(kv.Key)) {
 		// A repaired key could be that of another attribute.
@@ -135,7 +135,7 @@ func keyValue(kv attribute.KeyValue) (_ *commonpb.KeyValue, problem error) {
 
 // encoder converts one attribute.
 type encoder struct {
-	// repaired is set if text replaced invalid bytes.
+	// repaired is set once text has replaced invalid bytes.
 	repaired bool
 }
 
@@ -211,8 +211,8 @@ func arrayValue[T any](vs []T, element func(T) (*commonpb.AnyValue, error)) (*co
 	return &commonpb.AnyValue{Value: &commonpb.AnyValue_ArrayValue{ArrayValue: array}}, nil
 }
 
-// mapValue keeps the last entry for each key, as the SDK does in
-// resources: keys must be unique at every level.
+// mapValue keeps the last entry for each key, as the SDK does in resources, because keys must be
+// unique at every level.
 func (e *encoder) mapValue(kvs []attribute.KeyValue, depth int) (*commonpb.AnyValue, error) {
 	list := &commonpb.KeyValueList{}
 	positions := make(map[string]int, len(kvs))

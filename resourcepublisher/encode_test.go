@@ -47,7 +47,7 @@ func TestPayloadBytes(t *testing.T) {
 	}
 	e, err := encode(nil, nil)
 	require.NoError(t, err)
-	assert.Equal(t, encoded{payload: []byte{0x0a, 0x00}}, e, "an empty resource, not an absent one")
+	assert.Equal(t, encoded{payload: []byte{0x0a, 0x00}}, e, "the resource must be present even if it is empty")
 }
 
 func FuzzEncode(f *testing.F) {

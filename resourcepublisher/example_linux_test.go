@@ -16,7 +16,8 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// show prints the published resource and the attributes beside it, as a profiler reads them.
+// show prints the published resource and the attributes published outside of it, as a profiler
+// reads them.
 func show() {
 	p, err := reader.Open(os.Getpid())
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// noMmap denies the mapping of a header and two payloads.
+// noMmap denies the publisher's mapping: a header, padded to twice its size, and two payloads.
 var noMmap = childproc.NoMmap(2 * (wire.ProcessContextHeaderSize + wire.MaxProcessContextPayload))
 
 // kernelNamesMappings reports whether the kernel can name mappings (CONFIG_ANON_VMA_NAME).

@@ -22,11 +22,11 @@ import (
 // a C program that loads two Go libraries. Readers support one Go runtime per process.
 var errForeignSpans = errors.New("another Go runtime in this process publishes its spans: profilers do not see the spans of this one")
 
-// foreignContext returns the name of the mapping in which another library has published a
-// process context. It must be called while this package publishes none.
+// foreignContext returns the name of the mapping in which another library has published a process
+// context. It must be called while this package does not publish one.
 //
-// It cannot be certain: a library may publish just after the scan, and the process may not
-// be allowed to read /proc. In the worst case readers find two contexts and trust neither.
+// The result is not certain: a library may publish just after the scan, and the process may not be
+// allowed to read /proc. In the worst case readers find two contexts and trust neither.
 func foreignContext() (name string, found bool) {
 	for m := range published(wire.IsProcessContextMapping) {
 		return m.Name, true
@@ -35,7 +35,8 @@ func foreignContext() (name string, found bool) {
 }
 
 // foreignSpans reports whether another Go runtime in this process has advertised spans. It must be
-// called while this runtime advertises none. Like foreignContext, it cannot be certain.
+// called while this runtime does not advertise any. As with foreignContext, the result is not
+// certain.
 func foreignSpans() bool {
 	for m, header := range published(func(name []byte) bool {
 		return wire.IsProcessContextMapping(name) || wire.IsThreadLocalMapping(name)
@@ -72,7 +73,7 @@ func published(match func(name []byte) bool) iter.Seq2[procfs.Mapping, wire.Proc
 			return
 		}
 		defer func() { _ = self.Close() }()
-		// The other library may unmap it at any time: a plain load could fault.
+		// The other library may unmap the header at any time: a plain load could fault.
 		memory := remotemem.Of(os.Getpid())
 		for m, err := range self.Maps(match) {
 			if err != nil {

@@ -47,16 +47,15 @@ func (c config) isEnabled() bool {
 	return !environment.ProcessContextDisabled.Bool()
 }
 
-// WithAttributeFilter publishes only those attributes of the resource for which
-// keep returns true. Anyone who may read the process's memory can read what is
-// published: use it to keep secrets out, such as those in process.command_args.
-// [attribute.NewDenyKeysFilter] and [attribute.NewAllowKeysFilter] make filters.
+// WithAttributeFilter publishes only those attributes of the resource for which keep returns true.
+// Anyone who may read the process's memory can read the published attributes: use it to keep
+// secrets out, such as those in process.command_args. [attribute.NewDenyKeysFilter] and
+// [attribute.NewAllowKeysFilter] return filters.
 //
-// By default all attributes are published except those listed in the environment
-// variable OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS. The filter applies to every later update
-// too. It does not apply to attributes added by [SetAttributes], nor does it change the
-// resource of the TracerProvider. keep is called with a lock held: it must not call
-// this package.
+// By default all attributes are published except those listed in the environment variable
+// OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS. The filter also applies to every later update. It does not
+// apply to attributes added by [SetAttributes], and does not change the resource of the
+// TracerProvider. keep is called with a lock held: it must not call this package.
 func WithAttributeFilter(keep attribute.Filter) Option {
 	return optionFunc(func(c config) config {
 		c.keep = keep

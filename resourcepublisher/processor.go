@@ -14,10 +14,9 @@ import (
 
 var _ sdktrace.SpanProcessor = (*Publisher)(nil)
 
-// OnStart makes sure that the published resource is the one that spans carry. If the
-// first span carries a different resource, OnStart publishes that one instead,
-// unless Update has been called: then the caller has chosen. A provider's resource
-// never changes, so later calls only compare a pointer.
+// OnStart makes sure that the published resource is the one that spans carry. If the first span
+// carries a different resource, OnStart publishes that one instead, unless the caller has chosen a
+// resource with Update. A provider's resource never changes, so later calls only compare a pointer.
 //
 // If the publisher is registered with several providers, it publishes the resource of the
 // first span's provider. Up to 16 other providers whose resource differs are reported to
@@ -34,18 +33,18 @@ func (p *Publisher) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 // maxOthers bounds how many other providers are checked.
 const maxOthers = 16
 
-// isChecked reports whether another provider's resource has been checked already, or need not be
-// because maxOthers have been.
+// isChecked reports whether the resource of another provider has already been checked, or is not
+// checked because maxOthers have been.
 func (p *Publisher) isChecked(r *resource.Resource) bool {
 	others := p.otherResources.Load()
 	return others != nil && (len(*others) == maxOthers || slices.Contains(*others, r))
 }
 
-// firstSpan handles the first span of each provider, whose resource is r.
+// firstSpan handles the first span of each provider. r is the provider's resource.
 func (p *Publisher) firstSpan(r *resource.Resource) {
 	defer lock()()
 	if p.firstResource.CompareAndSwap(nil, r) {
-		// region is nil after Shutdown, and spans may outlive the publisher.
+		// Spans may outlive the publisher, whose region is nil after Shutdown.
 		if p.region != nil && !p.updated && !sameResource(p.resource, r) {
 			report(p.publish(r, process.userAttributes, process.spanAttributes))
 		}

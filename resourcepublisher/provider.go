@@ -19,9 +19,9 @@ import (
 // OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME. A nil r stands for [resource.Default], as
 // in a provider without the option.
 //
-// It publishes immediately, so that readers see the resource before NewTracerProvider
-// returns. The context stays until the process ends or [Current] is shut down. Current is
-// also a span processor, which can tie the context to the life of the provider:
+// It publishes immediately, so that readers see the resource before NewTracerProvider returns. The
+// context stays until the process ends or [Current] is shut down. Current is also a span processor,
+// so the context can be tied to the lifetime of the provider:
 //
 //	sdktrace.NewTracerProvider(
 //		resourcepublisher.WithResource(res),
@@ -42,8 +42,8 @@ func WithResource(r *resource.Resource, opts ...Option) sdktrace.TracerProviderO
 	return sdktrace.WithResource(r)
 }
 
-// providerResource returns the resource of a TracerProvider that was given r. It
-// ignores errors because the provider reports the same ones.
+// providerResource returns the resource of a TracerProvider that was given r. It ignores errors
+// because the provider reports them.
 func providerResource(r *resource.Resource) *resource.Resource {
 	env, _ := resource.New(context.Background(), resource.WithFromEnv())
 	merged, _ := resource.Merge(env, r)

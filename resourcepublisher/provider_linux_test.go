@@ -45,8 +45,8 @@ var providerEnvironments = map[string][]string{
 	"instance":   {"OTEL_GO_X_RESOURCE=true"},
 }
 
-// TestPublishedResourceIsTheSpans starts a process for every combination, because the SDK
-// caches its default resource. The child publishes, this process reads.
+// TestPublishedResourceIsTheSpans starts a process for every combination, because the SDK caches
+// its default resource. The child publishes, and this process reads.
 func TestPublishedResourceIsTheSpans(t *testing.T) {
 	for env, vars := range providerEnvironments {
 		for res := range providerResources {
@@ -148,6 +148,8 @@ func TestWithResourceWhileDisabled(t *testing.T) {
 	assert.True(t, res.Equal(spans.GetSpans()[0].Resource))
 	assert.Empty(t, handled.Take())
 	assert.Empty(t, contextMappings(t, os.Getpid()))
+	setForTest(t, spanAttribute)
+	assert.Len(t, separateMappings(t), 1, "spans are advertised all the same")
 	require.NoError(t, tp.Shutdown(context.Background()))
 }
 

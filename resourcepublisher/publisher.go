@@ -43,8 +43,8 @@ type Publisher struct {
 	// pid is the process that published. A forked child does not inherit the mapping.
 	pid int
 
-	// firstResource is the resource of the first span, see OnStart. otherResources are
-	// the resources of other providers' spans; it is replaced with process.mu held.
+	// firstResource is the resource of the first span, see OnStart. otherResources are the
+	// resources of other providers' spans; the slice is replaced with process.mu held.
 	firstResource  atomic.Pointer[resource.Resource]
 	otherResources atomic.Pointer[[]*resource.Resource]
 
@@ -59,8 +59,7 @@ type Publisher struct {
 	updated bool
 }
 
-// process is the state that exists once per process. None of it is on the span path, so
-// one lock guards all of it.
+// process is the per-process state. None of it is on the span path, so one lock guards all of it.
 var process struct {
 	mu sync.Mutex
 	// active is the publisher whose context readers see, or nil.
@@ -68,15 +67,15 @@ var process struct {
 	// separate publishes spanAttributes while active is nil, see publishSeparately. It is
 	// nil if there are none.
 	separate *Publisher
-	// userAttributes (from SetAttributes) and spanAttributes (from advertise.Change) are
-	// published beside the resource, now or by the next publisher.
+	// userAttributes (from SetAttributes) and spanAttributes (from advertise.Change) are published
+	// outside of the resource, now or by the next publisher.
 	userAttributes, spanAttributes attributes
 	// pending are the errors to report once mu is unlocked, see lock.
 	pending []error
 }
 
-// lock locks process.mu. The returned function unlocks it and then passes the pending errors
-// to otel.Handle, without the lock because error handlers may call this package.
+// lock locks process.mu. The returned function unlocks it and then passes the pending errors to
+// otel.Handle; it does so without the lock because error handlers may call this package.
 func lock() (unlock func()) {
 	process.mu.Lock()
 	return func() {
@@ -89,7 +88,7 @@ func lock() (unlock func()) {
 	}
 }
 
-// report queues err for otel.Handle, unless it is nil. The caller holds process.mu by lock.
+// report queues err for otel.Handle unless err is nil. The caller has called lock.
 func report(err error) {
 	if err != nil {
 		process.pending = append(process.pending, err)
@@ -106,9 +105,9 @@ func report(err error) {
 // Otherwise it names the system call that failed. After an error nothing is
 // published and nothing has changed.
 //
-// An attribute of r that the format cannot hold is not an error, but is reported to
-// [otel.Handle]: U+FFFD replaces text that is not UTF-8, and an attribute that cannot be
-// encoded at all is left out. If not all attributes fit, the largest are left out.
+// An attribute of r that the format cannot hold is not an error, but is reported to [otel.Handle]:
+// invalid UTF-8 is replaced with U+FFFD, and an attribute that cannot be encoded at all is left
+// out. If not all attributes fit, the largest are left out.
 func NewPublisher(r *resource.Resource, opts ...Option) (*Publisher, error) {
 	c := newConfig(opts)
 	if !c.isEnabled() {
@@ -170,7 +169,7 @@ func (p *Publisher) Update(r *resource.Resource) error {
 	return nil
 }
 
-// publish must be called with process.mu held by lock.
+// publish must be called after lock, with process.mu held.
 func (p *Publisher) publish(r *resource.Resource, extra ...attributes) error {
 	if p.region == nil {
 		return ErrShutdown
@@ -205,7 +204,7 @@ func (p *Publisher) Shutdown(context.Context) error {
 	var err error
 	if process.active == p {
 		process.active = nil
-		// Before the context is withdrawn, so that readers can always find the spans.
+		// This comes before the context is withdrawn, so that readers can always find the spans.
 		if p.pid == os.Getpid() {
 			err = publishSeparately(process.spanAttributes)
 		}
@@ -234,19 +233,18 @@ func Current() *Publisher {
 	return process.active
 }
 
-// SetAttributes publishes attributes that are useful to external readers but not part of
-// the resource, in the attribute list of the process context. An attribute
-// replaces an earlier one with the same key; if a key occurs more than once in kvs, the
-// last one wins. Values of all types are allowed, including nested ones.
+// SetAttributes publishes attributes that are useful to external readers but not part of the
+// resource, in the attribute list of the process context. An attribute replaces an earlier one with
+// the same key; if a key occurs more than once in kvs, the last one wins. Values of all types are
+// allowed, including nested ones.
 //
-// The attributes belong to the process. They may be set before there is a publisher,
-// which then publishes them, and they stay set when it shuts down. Readers see all of
-// kvs at once.
+// The attributes belong to the process. They may be set before there is a publisher, which then
+// publishes them, and they stay set after it shuts down. Readers see all of kvs at once.
 //
-// The error wraps [ErrTooLarge], or names the attribute that cannot be published or
-// the system call that failed. After an error nothing has changed. The key
-// otelctx.resource.schema_url and keys that begin with "threadlocal.", which package
-// spanctx uses to tell readers where spans are, are reserved.
+// The error wraps [ErrTooLarge], or names the attribute that cannot be published or the system call
+// that failed. After an error nothing has changed. Some keys are reserved:
+// otelctx.resource.schema_url, and keys that begin with "threadlocal.", which package spanctx uses
+// to advertise spans.
 func SetAttributes(kvs ...attribute.KeyValue) error {
 	set := make(attributes, len(kvs))
 	for _, kv := range kvs {
@@ -280,14 +278,14 @@ func RemoveAttributes(keys ...attribute.Key) error {
 	return changeAttributes(remaining, process.spanAttributes)
 }
 
-// changeAttributes replaces the attributes that are published beside the resource. The caller
-// holds process.mu by lock.
+// changeAttributes replaces the attributes that are published outside of the resource. The caller
+// has called lock.
 func changeAttributes(userAttributes, spanAttributes attributes) error {
 	var err error
 	if p := process.active; p != nil {
 		err = p.publish(p.resource, userAttributes, spanAttributes)
 	} else if err = publishSeparately(spanAttributes); errors.Is(err, errNoMapping) {
-		report(err) // They are set nevertheless, for the next publisher.
+		report(err) // The attributes are set nevertheless, for the next publisher.
 		err = nil
 	}
 	if err == nil {

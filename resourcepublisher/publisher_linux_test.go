@@ -83,31 +83,22 @@ func TestPublishesTheResource(t *testing.T) {
 		"empty":                        resource.Empty(),
 		"default":                      resource.Default(),
 		"every type":                   resource.NewSchemaless(everyType()...),
+		"with a schema":                resource.NewWithAttributes("https://opentelemetry.io/schemas/1.43.0", attribute.Int("a", 1)),
 		"nested to the readers' limit": resource.NewSchemaless(nested(wire.MaxValueNesting)),
 	} {
 		t.Run(name, func(t *testing.T) {
-			publish(t, res)
+			p := publish(t, res)
 			pc := read(t)
 			assert.Equal(t, plainAttributes(res.Attributes()), plainMap(pc.Message.GetResource().GetAttributes()))
+			assert.Equal(t, res.SchemaURL(), pc.SchemaURL())
 			assert.Equal(t, uint32(2), pc.Version)
 			assert.NotNil(t, pc.Message.GetResource())
 			assert.Positive(t, pc.PayloadSize)
 			assert.Len(t, contextMappings(t, os.Getpid()), 1)
+			require.NoError(t, p.Update(resource.NewSchemaless(attribute.Int("a", 1))))
+			assert.Empty(t, read(t).SchemaURL())
 		})
 	}
-}
-
-func TestSchemaURLIsPublishedBesideTheResource(t *testing.T) {
-	const url = "https://opentelemetry.io/schemas/1.43.0"
-	p := publish(t, resource.NewWithAttributes(url, attribute.Int("a", 1)))
-	pc := read(t)
-	assert.Equal(t, url, pc.SchemaURL())
-	assert.Len(t, pc.Message.GetResource().GetAttributes(), 1)
-
-	require.NoError(t, p.Update(resource.NewSchemaless(attribute.Int("a", 1))))
-	pc = read(t)
-	assert.Empty(t, pc.SchemaURL())
-	assert.Empty(t, pc.Message.GetAttributes())
 }
 
 func TestUpdateReplacesAtOnce(t *testing.T) {
@@ -290,12 +281,12 @@ func TestExtraAttributes(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, resourcepublisher.RemoveAttributes("a", "b", "nested")) })
 	extra := func() map[string]any { return plainMap(read(t).Message.GetAttributes()) }
 
-	// Before there is a publisher; the last of two equal keys wins.
+	// Set attributes before there is a publisher; the last of two equal keys wins.
 	require.NoError(t, resourcepublisher.SetAttributes(attribute.Int("a", 0), attribute.Int("a", 1)))
 	p := publish(t, resource.NewSchemaless(attribute.Int("a", 99)))
 	assert.Equal(t, map[string]any{"a": int64(1)}, extra())
 
-	// While it publishes, several at once.
+	// Set several at once while the context is published.
 	nested := attribute.KeyValue{Key: "nested", Value: attribute.MapValue(
 		attribute.KeyValue{Key: "list", Value: attribute.SliceValue(attribute.ByteSliceValue([]byte{1}), attribute.Value{})},
 		attribute.Int("twice", 1), attribute.Int("twice", 2),
@@ -309,7 +300,7 @@ func TestExtraAttributes(t *testing.T) {
 	assert.Equal(t, want, extra())
 	assert.Greater(t, read(t).PublishedAtNS, before.PublishedAtNS)
 
-	// They outlive updates of the resource and the publisher.
+	// The attributes outlive updates of the resource, and the publisher.
 	require.NoError(t, p.Update(resource.Empty()))
 	assert.Equal(t, want, extra())
 	require.NoError(t, p.Shutdown(context.Background()))
@@ -320,7 +311,7 @@ func TestExtraAttributes(t *testing.T) {
 	require.NoError(t, resourcepublisher.RemoveAttributes("nested", "b", "unknown"))
 	assert.Equal(t, map[string]any{"a": int64(2)}, extra())
 
-	// Attributes that cannot be published change nothing, now and later.
+	// Attributes that cannot be published change nothing, neither now nor later.
 	require.ErrorIs(t, resourcepublisher.SetAttributes(
 		attribute.Int("a", 3), attribute.String("b", strings.Repeat("x", 70_000)),
 	), resourcepublisher.ErrTooLarge)
@@ -329,19 +320,6 @@ func TestExtraAttributes(t *testing.T) {
 		require.ErrorContains(t, resourcepublisher.SetAttributes(key.Int(1)), "reserved")
 	}
 	assert.Equal(t, map[string]any{"a": int64(2)}, extra())
-}
-
-func TestFilterKeepsSecretsOut(t *testing.T) {
-	secret := attribute.String("process.command_args", "--password=s3cret")
-	keep := attribute.NewDenyKeysFilter("process.command_args")
-	p := publish(t, resource.NewSchemaless(secret, attribute.Int("n", 1)), resourcepublisher.WithAttributeFilter(keep))
-	assert.Equal(t, map[string]any{"n": int64(1)}, attributes(t))
-
-	require.NoError(t, p.Update(resource.NewSchemaless(secret, attribute.Int("n", 2))))
-	assert.Equal(t, map[string]any{"n": int64(2)}, attributes(t))
-	t.Cleanup(func() { assert.NoError(t, resourcepublisher.RemoveAttributes("x")) })
-	require.NoError(t, resourcepublisher.SetAttributes(attribute.Int("x", 1)))
-	assert.Equal(t, map[string]any{"n": int64(2)}, attributes(t))
 }
 
 func TestDisabling(t *testing.T) {
@@ -383,22 +361,30 @@ func TestDisabling(t *testing.T) {
 	}
 }
 
-// Operators can keep secrets out without changing code; the option overrides the environment.
-func TestHiddenKeys(t *testing.T) {
-	t.Setenv("OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS", "secret, process.command_args")
-	r := resource.NewSchemaless(attribute.Int("n", 1), attribute.Int("secret", 2), attribute.Int("process.command_args", 3))
+// A filter keeps secrets out, also at updates. Operators can set one without changing code; the option
+// overrides the environment.
+func TestFilter(t *testing.T) {
 	for name, tt := range map[string]struct {
-		opts []resourcepublisher.Option
-		want map[string]any
+		hidden string
+		opts   []resourcepublisher.Option
+		want   string
 	}{
-		"hidden":     {nil, map[string]any{"n": int64(1)}},
-		"overridden": {[]resourcepublisher.Option{resourcepublisher.WithAttributeFilter(attribute.NewAllowKeysFilter("secret"))}, map[string]any{"secret": int64(2)}},
+		"by option":      {"", []resourcepublisher.Option{resourcepublisher.WithAttributeFilter(attribute.NewDenyKeysFilter("secret", "args"))}, "n"},
+		"by environment": {"secret, args", nil, "n"},
+		"overridden":     {"secret, args", []resourcepublisher.Option{resourcepublisher.WithAttributeFilter(attribute.NewAllowKeysFilter("secret"))}, "secret"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			withdrawAtEnd(t)
-			_, err := resourcepublisher.NewPublisher(r, tt.opts...)
-			require.NoError(t, err)
-			assert.Equal(t, tt.want, plainMap(read(t).Message.GetResource().GetAttributes()))
+			t.Setenv("OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS", tt.hidden)
+			all := func(n int64) *resource.Resource {
+				return resource.NewSchemaless(attribute.Int64("n", n), attribute.Int64("secret", n), attribute.Int64("args", n))
+			}
+			p := publish(t, all(1), tt.opts...)
+			assert.Equal(t, map[string]any{tt.want: int64(1)}, attributes(t))
+			require.NoError(t, p.Update(all(2)))
+			assert.Equal(t, map[string]any{tt.want: int64(2)}, attributes(t))
+			t.Cleanup(func() { assert.NoError(t, resourcepublisher.RemoveAttributes("x")) })
+			require.NoError(t, resourcepublisher.SetAttributes(attribute.Int("x", 1)))
+			assert.Equal(t, map[string]any{tt.want: int64(2)}, attributes(t))
 		})
 	}
 }

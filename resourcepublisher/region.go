@@ -13,16 +13,15 @@ import (
 )
 
 // region is a mapping in the format of a process context. It lives as long as its publisher, and
-// holds a header and two payload buffers of the maximum payload size. Updates alternate
-// between the buffers, so that a reader that is copying the old payload gets all of it. Pages
-// that are never touched cost no memory.
+// holds a header and two payload buffers of the maximum payload size. Updates alternate between the
+// buffers, so that a reader that is copying the old payload gets all of it. Pages that are never
+// touched use no memory.
 //
-// The header fields that change while readers read them are stored with sync/atomic.
-// Other processes see each such store after all stores that precede it and before
-// the next such store (XCHG on amd64, STLR on arm64). That gives every barrier that
-// OTEP 4719 asks for. Plain stores that follow may become visible before it, though: the
-// payload of one update stays behind the last store of the previous update only because
-// the publisher's lock is released and acquired between them.
+// The header fields that change while readers read them are stored with sync/atomic. Other
+// processes see each such store after all preceding stores and before the next such store (XCHG on
+// amd64, STLR on arm64). That gives every barrier that OTEP 4719 requires. Plain stores that follow
+// may become visible before it, though: only because the publisher's lock is released and acquired
+// between updates does the payload of one update stay behind the last store of the previous update.
 type region struct {
 	memory   *vma.Region
 	header   *wire.ProcessContextHeader
@@ -39,7 +38,7 @@ const firstPayload = 2 * wire.ProcessContextHeaderSize
 // newRegion publishes payload in a mapping called name (OTEP 4719, "Publication
 // Protocol"). After an error nothing is left mapped.
 func newRegion(name string, payload []byte) (*region, error) {
-	// First, so that a failure needs no cleanup.
+	// This comes first, so that a failure needs no cleanup.
 	now, err := boottime.Now()
 	if err != nil {
 		return nil, err

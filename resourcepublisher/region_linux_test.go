@@ -54,7 +54,7 @@ func TestTimestampsNeverRepeat(t *testing.T) {
 	r, err := newRegion(wire.ProcessContextName, []byte("x"))
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, r.withdraw()) }()
-	// For the region this looks like a clock that does not advance.
+	// To the region this looks like a clock that does not advance.
 	ahead := r.publishedAt + uint64(time.Hour)
 	r.publishedAt = ahead
 	for i := range uint64(3) {

@@ -44,10 +44,10 @@ func advertiseSpans(set []attribute.KeyValue, remove []attribute.Key) error {
 	return changeAttributes(process.userAttributes, spans)
 }
 
-// publishSeparately publishes the attributes that tell readers where spans are in a separate
-// mapping while this package publishes no process context, and withdraws that mapping
-// otherwise. It does not depend on another library's context, which may appear and disappear
-// without notice. The caller holds process.mu.
+// publishSeparately publishes the attributes that advertise spans in a separate mapping while this
+// package publishes no process context, and withdraws that mapping otherwise. It does not depend on
+// another library's context, which may appear and disappear without notice. The caller holds
+// process.mu.
 //
 // The error wraps errNoMapping if the mapping cannot be created. After any other error nothing
 // has changed.

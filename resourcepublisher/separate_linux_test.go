@@ -72,7 +72,7 @@ func setForTest(t *testing.T, kv attribute.KeyValue) {
 	require.NoError(t, advertise.Change([]attribute.KeyValue{kv}, nil))
 	t.Cleanup(func() {
 		require.NoError(t, advertise.Change(nil, []attribute.Key{kv.Key}))
-		if kv == spanAttribute { // set first, so removed last
+		if kv == spanAttribute { // cleanup removes the first attribute last
 			assert.Empty(t, separateMappings(t))
 		}
 	})
@@ -106,8 +106,9 @@ func TestSpansAreAdvertisedSeparately(t *testing.T) {
 		return layout
 	}
 	require.Nil(t, refresh().Advertisement)
-	setForTest(t, spanAttribute)
 	setForTest(t, userAttribute)
+	assert.Empty(t, separateMappings(t), "only spans are advertised without a context")
+	setForTest(t, spanAttribute)
 	assertSeparate(t, refresh(), spanAttribute)
 	require.ErrorIs(t, layout.ContextErr, reader.ErrNoContext)
 
@@ -173,16 +174,6 @@ func TestInvalidTextOfSpans(t *testing.T) {
 	assert.ErrorContains(t, errs[0], `"threadlocal.attribute_key_map" is changed`)
 }
 
-// Reserved keys can be neither set nor removed.
-func TestReservedAttributes(t *testing.T) {
-	setForTest(t, spanAttribute)
-	require.ErrorContains(t, resourcepublisher.SetAttributes(attribute.String("threadlocal.schema_version", "other")), "reserved")
-	require.NoError(t, resourcepublisher.RemoveAttributes("threadlocal.schema_version"))
-	layout, err := open(t).ThreadLayout(t.Context())
-	require.NoError(t, err)
-	assertSeparate(t, layout, spanAttribute)
-}
-
 // Readers support one Go runtime per process: the first one that publishes.
 func TestSpansOfAnotherGoRuntime(t *testing.T) {
 	goVersion := &commonpb.KeyValue{Key: "threadlocal.go.version", Value: &commonpb.AnyValue{}}
@@ -202,28 +193,16 @@ func TestSpansOfAnotherGoRuntime(t *testing.T) {
 	}
 }
 
-func TestOnlySpansAreAdvertisedWithoutAContext(t *testing.T) {
-	setForTest(t, userAttribute)
-	assert.Empty(t, separateMappings(t))
-}
-
-func TestTooManyAttributesOfSpansChangeNothing(t *testing.T) {
+// What cannot be set or removed changes nothing.
+func TestRefusedAttributesOfSpans(t *testing.T) {
 	setForTest(t, spanAttribute)
+	require.ErrorContains(t, resourcepublisher.SetAttributes(attribute.String("threadlocal.schema_version", "other")), "reserved")
+	require.NoError(t, resourcepublisher.RemoveAttributes("threadlocal.schema_version"))
 	err := advertise.Change([]attribute.KeyValue{attribute.String("threadlocal.large", strings.Repeat("x", resourcepublisher.MaxPayloadSize))}, nil)
 	require.ErrorIs(t, err, resourcepublisher.ErrTooLarge)
 	layout, err := open(t).ThreadLayout(t.Context())
 	require.NoError(t, err)
 	assertSeparate(t, layout, spanAttribute)
-}
-
-func TestDisablingTheContextLeavesSpans(t *testing.T) {
-	t.Setenv("OTELCTX_PROCESS_CONTEXT_DISABLED", "true")
-	handled := oteltest.HandledErrors(t)
-	resourcepublisher.WithResource(resource.Empty())
-	setForTest(t, spanAttribute)
-	assert.Empty(t, contextMappings(t, os.Getpid()))
-	assert.Len(t, separateMappings(t), 1)
-	assert.Empty(t, handled.Take())
 }
 
 // advertiseUnderFilter sets span attributes in a process that cannot create a named mapping.

@@ -1,20 +1,20 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ringbuf publishes spans in rings of slots that external profilers read, for programs
-// without the OpenTelemetry SDK, and reads such rings. Each thread, or each goroutine, has the slot
-// at its id modulo the capacity and publishes its active span there. Readers need no help from the
-// process; see [View].
+// Package ringbuf publishes active spans without the OpenTelemetry SDK, in rings of slots that
+// external profilers read. It also reads such rings. Each thread, or each goroutine, publishes its
+// active span in the slot at its id modulo the capacity. Readers need no help from the process; see
+// [View].
 //
 // A write allocates nothing, takes no lock and never waits. A slot is written completely or not at
 // all: threads that share a slot never mix their spans. If another writer holds the slot, the slot
 // ends up with that writer's span or with none.
 //
 // Package spanctx writes the same slots for the spans of a TracerProvider. Its slots reference a
-// cell of the process's span table, which tells whether the span has ended. Slots written by this
-// package reference no cell, unless Span.Ref is set: they publish a span until the next
-// [Ring.Store] or [Ring.Clear] of the same thread or goroutine. So call Clear when a span ends, on
-// the goroutine that published it.
+// cell of the process's span table, which says whether the span has ended. Slots written by this
+// package reference no cell unless Span.Ref is set: they publish a span until the same thread or
+// goroutine calls [Ring.Store] or [Ring.Clear] again. So call Clear when a span ends, on the
+// goroutine that published it.
 //
 // # Slot format
 //

@@ -23,7 +23,7 @@ func Example() {
 	info := ring.Info()
 	fmt.Printf("%s: layout %d, %d slots of %d bytes\n", info.Mapping, info.Layout, info.Capacity, info.SlotSize)
 
-	// A thread slot is valid while the goroutine stays on its thread.
+	// In a thread's slot, the span is valid while the goroutine stays on that thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	traceID := [16]byte{0x4b, 0xf9, 0x2f, 0x35, 0x77, 0xb3, 0x4d, 0xa6, 0xa3, 0xce, 0x92, 0x9d, 0x0e, 0x0e, 0x47, 0x36}
@@ -43,8 +43,8 @@ func Example() {
 	// still published: false
 }
 
-// Slots indexed by goroutine stay valid when the scheduler moves the goroutine. Readers need the Go
-// runtime's offsets to use them.
+// Slots indexed by goroutine stay valid when the scheduler moves the goroutine to another thread.
+// Readers need the Go runtime's offsets to find the goroutine.
 func ExampleWithIndex() {
 	ring, err := ringbuf.New(ringbuf.WithIndex(ringbuf.ByGoroutine), ringbuf.WithAttributeSpace(100))
 	if err != nil {
@@ -64,7 +64,7 @@ func ExampleWithIndex() {
 	// the goroutine's span: 2
 }
 
-// memory is the memory of a process, as /proc gives it to debuggers.
+// memory is the memory of a process, as debuggers read it through /proc.
 type memory struct{ file *os.File }
 
 // ReadParts reads one part after the other.
@@ -96,7 +96,7 @@ func ExampleView() {
 		return
 	}
 	defer file.Close()
-	info := ring.Info() // what the process advertises
+	info := ring.Info() // the process advertises this
 	view, err := ringbuf.FindView(memory{file}, info.Address, uint64(info.HeaderSize+info.Capacity*info.SlotSize))
 	if err != nil {
 		fmt.Println(err)

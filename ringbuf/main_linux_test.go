@@ -6,9 +6,7 @@ package ringbuf
 import (
 	"testing"
 
-	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){"publish a span": publishSpan})
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -25,7 +25,7 @@ func (f optionFunc) apply(c config) config {
 	return c
 }
 
-// Index selects the id that gives the number of a slot, modulo the capacity.
+// Index selects the id that, modulo the capacity, is the number of a slot.
 type Index int
 
 const (
@@ -88,8 +88,8 @@ func validName(name string) bool {
 
 // WithCapacity sets the number of slots, a power of two up to 16,777,216. The default is 65,536.
 // Threads or goroutines whose ids are equal modulo the capacity share a slot, which then holds the
-// last stored span. The power of two applies to layout 1, too, although its readers accept any
-// capacity, as a [View] does: a writer that divides takes longer for each span.
+// last stored span. Layout 1 requires a power of two as well, although its readers, such as a
+// [View], accept any capacity: a writer that had to divide would take longer for each span.
 func WithCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
@@ -115,7 +115,7 @@ func WithName(name string) Option {
 }
 
 // WithAttributeSpace reserves space for this many bytes of encoded attributes in each slot, at most
-// 612. Rounding the slot up to a power of two may add some. The default is none.
+// 612. Slot sizes are rounded up to a power of two, which may add space. The default is 0.
 func WithAttributeSpace(bytes int) Option {
 	return optionFunc(func(c *config) { c.attributeSpace = bytes })
 }

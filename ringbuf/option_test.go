@@ -74,39 +74,16 @@ func TestInvalidOptions(t *testing.T) {
 	}
 }
 
+// TestInfo has more.
 func TestValidOptions(t *testing.T) {
 	for _, opts := range [][]Option{
-		nil,
-		{WithCapacity(1)},
-		{WithCapacity(1 << 24)},
-		{WithAttributeSpace(0)},
-		{WithAttributeSpace(612)},
 		{WithName("OTEL")},
 		{WithName("a name with spaces and ~")},
 		{WithName(strings.Repeat("n", 79))},
 		{WithIndex(2), WithIndex(ByThread)},
-		{WithDatadogLayout()},
 		{WithDatadogLayout(), WithAttributeSpace(0), WithIndex(ByThread)},
 	} {
 		assert.NoError(t, newConfig(opts).check())
-	}
-}
-
-func TestNames(t *testing.T) {
-	if !goruntime.Supported {
-		t.Skip("there are no rings on this platform")
-	}
-	for want, opts := range map[string][]Option{
-		"OTELCTX_SLOTS":  nil,
-		"OTELCTX_GSLOTS": {WithIndex(ByGoroutine)},
-		"DD_OTEL_CTX":    {WithDatadogLayout()},
-		"mine":           {WithIndex(ByGoroutine), WithName("mine")},
-		"yours":          {WithName("yours"), WithDatadogLayout()},
-	} {
-		r, err := New(opts...)
-		require.NoError(t, err)
-		assert.Equal(t, want, r.Info().Mapping)
-		assert.NoError(t, r.Close())
 	}
 }
 

@@ -40,7 +40,7 @@ type Ring struct {
 
 // Info describes the location and layout of a ring, for readers.
 type Info struct {
-	// Mapping is the name of the ring's mapping. It is empty in a view from [FindView].
+	// Mapping is the name of the ring's mapping. It is empty in the Info of a view from [FindView].
 	Mapping string
 	// Address is the address of the ring's header in the process.
 	Address uint64
@@ -53,11 +53,11 @@ type Info struct {
 	Index Index
 }
 
-// New returns an empty ring. Only pages with stored spans cost memory. Its addresses stay in use
-// until the process ends.
+// New returns an empty ring. Only pages with stored spans use memory. The ring's addresses stay in
+// use until the process ends.
 //
-// The error names the option that cannot be met or the system call that failed, or wraps
-// [errors.ErrUnsupported]; then nothing is left behind.
+// The error names the option that cannot be satisfied or the system call that failed, or wraps
+// [errors.ErrUnsupported]. After an error nothing stays mapped.
 func New(opts ...Option) (*Ring, error) {
 	if !goruntime.Supported {
 		return nil, fmt.Errorf("ringbuf.New: %w", errors.ErrUnsupported)
@@ -91,8 +91,8 @@ func (r *Ring) Info() Info {
 // slot at that moment, the slot ends up with that writer's span or with none, and never with the
 // previous one. If s is nil, Store does nothing.
 //
-// A goroutine that moves to another thread leaves its span in the slot of the previous thread; the
-// slot's owner tells.
+// A goroutine that moves to another thread leaves its span in the slot of the previous thread.
+// Readers can tell by the slot's owner.
 func (r *Ring) Store(s *Span) {
 	if r.isNil() || s == nil {
 		return // A panic while pinned would end the process.
@@ -107,8 +107,8 @@ func (r *Ring) Store(s *Span) {
 func (r *Ring) Clear() { r.Store(new(Span)) }
 
 // Get returns the span, without attributes, that the calling goroutine has published in its slot,
-// and whether there is one. If goroutine ids are unknown, and in layout 1, any goroutine's span
-// counts. Get allocates nothing and takes no lock.
+// and whether there is one. If goroutine ids are unknown, and in layout 1, it returns any
+// goroutine's span in that slot. Get allocates nothing and takes no lock.
 func (r *Ring) Get() (Span, bool) {
 	if r.isNil() {
 		return Span{}, false
@@ -152,9 +152,9 @@ func (r *Ring) id(self *goruntime.Self) uint64 {
 	return uint64(self.TID)
 }
 
-// Close unpublishes the ring: readers no longer find it. Its addresses stay mapped, to unnamed
+// Close unpublishes the ring: readers no longer find it. Its addresses stay mapped to unnamed
 // memory, so that a late writer, or one in the middle of a write, still has valid memory to write
-// to. Closing again does nothing. The error names the system call that failed: then the mapping
+// to. Closing again does nothing. The error names the system call that failed; the mapping then
 // still exists, but readers no longer recognize it as a ring.
 func (r *Ring) Close() error {
 	if r.isNil() {

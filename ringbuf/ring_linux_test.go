@@ -5,8 +5,6 @@ package ringbuf
 
 import (
 	"bytes"
-	"encoding/json"
-	"fmt"
 	"os"
 	"runtime"
 	"strconv"
@@ -47,7 +45,7 @@ func viewOf(t testing.TB, pid int, i Info) *View {
 	return v
 }
 
-// spanFrom returns a span whose every field follows from x.
+// spanFrom returns a span whose fields are all derived from x.
 func spanFrom(x uint64) Span {
 	return Span{TraceIDHigh: x * 3, TraceIDLow: x, SpanID: x * 5, Ref: x << 20, TraceFlags: byte(x)}
 }
@@ -99,9 +97,10 @@ func TestInfo(t *testing.T) {
 	}{
 		"default":      {nil, Info{Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64}},
 		"by goroutine": {[]Option{WithIndex(ByGoroutine)}, Info{Mapping: "OTELCTX_GSLOTS", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64, Index: ByGoroutine}},
+		"name first":   {[]Option{WithName("yours"), WithIndex(ByGoroutine)}, Info{Mapping: "yours", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64, Index: ByGoroutine}},
 		"layout 1":     {[]Option{WithDatadogLayout()}, Info{Mapping: "DD_OTEL_CTX", Layout: 1, Capacity: 65536, HeaderSize: 32, SlotSize: 32}},
 		"one slot":     {[]Option{WithCapacity(1), WithName("a name")}, Info{Mapping: "a name", Layout: 2, Capacity: 1, HeaderSize: 64, SlotSize: 64}},
-		"as many slots as there may be": {
+		"maximum number of slots": {
 			[]Option{WithCapacity(1 << 24), WithDatadogLayout()},
 			Info{Mapping: "DD_OTEL_CTX", Layout: 1, Capacity: 1 << 24, HeaderSize: 32, SlotSize: 32},
 		},
@@ -114,16 +113,16 @@ func TestInfo(t *testing.T) {
 			tt.want.Address = got.Address
 			assert.Equal(t, tt.want, got)
 			tt.want.Mapping = ""
-			assert.Equal(t, tt.want, seen, "as the header says")
+			assert.Equal(t, tt.want, seen, "layout in the header")
 			for range 2 {
 				require.NoError(t, r.Close())
-				assert.Equal(t, got, r.Info(), "also once it is closed")
+				assert.Equal(t, got, r.Info(), "Info after Close")
 			}
 		})
 	}
 }
 
-// The calling thread or goroutine publishes the span in its own slot, and clears it.
+// Store publishes the span in the slot of the calling thread or goroutine, and Clear removes it.
 func TestStore(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"by thread": {WithAttributeSpace(60)}, "by goroutine": {WithIndex(ByGoroutine), WithAttributeSpace(60)}, "layout 1": {WithDatadogLayout()},
@@ -158,7 +157,7 @@ func TestStore(t *testing.T) {
 					assert.Equal(t, shown, inside, how)
 				}
 				_, ok := r.GetByID(id + 65536)
-				assert.Equal(t, r.Info().Layout == 1, ok, "whose slot it is only layout 2 says")
+				assert.Equal(t, r.Info().Layout == 1, ok, "only slots of layout 2 have an owner")
 				got, err := v.Read(id)
 				require.NoError(t, err)
 				if r.Info().Layout == 1 {
@@ -169,7 +168,7 @@ func TestStore(t *testing.T) {
 				}
 				assert.Equal(t, want, got)
 			}
-			// Another goroutine is on another thread, or does not see this one's span.
+			// Another goroutine runs on another thread, or does not see this one's span.
 			other := make(chan uint64)
 			go func() { other <- publishedID(r) }()
 			assert.Zero(t, <-other)
@@ -181,7 +180,7 @@ func TestStore(t *testing.T) {
 			_, err := v.Read(id)
 			assert.ErrorIs(t, err, ErrEmpty)
 
-			// A writer that has not noticed Close continues.
+			// A writer that has not noticed Close continues to write.
 			require.NoError(t, r.Close())
 			assert.ErrorIs(t, v.Verify(), ErrNotRing)
 			span := spanFrom(4)
@@ -197,7 +196,7 @@ func publishedID(r *Ring) uint64 {
 	return s.SpanID
 }
 
-// A read inside of the process returns the span of one write, or none.
+// A read by the process itself returns the span of a single write, or none.
 func TestGetUnderWriters(t *testing.T) {
 	for name, opts := range map[string][]Option{"layout 1": {WithDatadogLayout()}, "layout 2": nil, "by goroutine": {WithIndex(ByGoroutine)}} {
 		t.Run(name, func(t *testing.T) {
@@ -258,8 +257,8 @@ func TestNoRing(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-// A goroutine has one slot in a ring by goroutine, on every thread. In a thread's slot each
-// goroutine sees only its own span.
+// In a ring indexed by goroutine, a goroutine has the same slot on every thread. In a thread's
+// slot, each goroutine sees only its own span.
 func TestGoroutinesMove(t *testing.T) {
 	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))
 	defer runtime.GOMAXPROCS(old)
@@ -291,58 +290,6 @@ func TestGoroutinesMove(t *testing.T) {
 	done.Wait()
 }
 
-// publishSpan is a child that publishes a span on a thread and reports where.
-func publishSpan(p *childproc.Parent) {
-	var opts []Option
-	if how, _ := p.Receive(); how == "layout 1" {
-		opts = append(opts, WithDatadogLayout())
-	}
-	r, err := New(opts...)
-	p.Must(err)
-	runtime.LockOSThread()
-	span := spanFrom(7)
-	r.Store(&span)
-	info, err := json.Marshal(r.Info())
-	p.Must(err)
-	p.Send("%s", info)
-	p.Send("%d %d", threadID(), goroutineID())
-	p.Receive()
-	p.Must(r.Close())
-	p.Send("closed")
-	p.Receive()
-}
-
-// Another process reads the span of a thread, and finds no ring once it is closed.
-func TestReadByAnotherProcess(t *testing.T) {
-	newRing(t)
-	for _, layout := range []string{"layout 1", "layout 2"} {
-		t.Run(layout, func(t *testing.T) {
-			c := childproc.Start(t, "publish a span", nil)
-			var info Info
-			require.NoError(t, json.Unmarshal([]byte(c.Ask("%s", layout)), &info))
-			var tid uint32
-			var goid uint64
-			_, err := fmt.Sscan(c.Receive(), &tid, &goid)
-			require.NoError(t, err)
-			v := viewOf(t, c.PID(), info)
-			got, err := v.Read(uint64(tid))
-			require.NoError(t, err)
-			want := slotFrom(7, goid, tid)
-			want.Seq, want.M = 1, got.M
-			if layout == "layout 1" {
-				want = Slot{TraceID: want.TraceID, SpanID: want.SpanID}
-			}
-			assert.Equal(t, want, got)
-			c.Send("")
-			c.Expect("closed")
-			require.ErrorIs(t, v.Verify(), ErrNotRing)
-			_, err = v.Read(uint64(tid))
-			require.ErrorIs(t, err, ErrEmpty)
-			c.Done()
-		})
-	}
-}
-
 func TestNothingLeaks(t *testing.T) {
 	newRing(t)
 	files := resources.OpenFiles(t)
@@ -357,11 +304,12 @@ func TestNothingLeaks(t *testing.T) {
 	for name, want := range map[string]int{"OTELCTX_SLOTS": 1, "OTELCTX_GSLOTS": 0, "DD_OTEL_CTX": 0} {
 		found, err := resources.Mappings(name)
 		require.NoError(t, err)
-		assert.Len(t, found, want, "those that are open")
+		assert.Len(t, found, want, "mappings of open rings")
 	}
 }
 
-// Without calibrated runtime offsets, thread slots work by system call, without an owner.
+// Without calibrated runtime offsets, thread slots still work, through a system call and without an
+// owner.
 func TestWithoutRuntimeOffsets(t *testing.T) {
 	for name, facts := range map[string][]goruntime.Fact{
 		"goroutine ids": {goruntime.GGoid}, "thread ids": {goruntime.MProcid}, "m": {goruntime.GM}, "all": nil,

@@ -38,11 +38,11 @@ type Memory interface {
 type Part = remotemem.Part
 
 // View reads a ring in the memory of another process. It trusts nothing that it finds there, and
-// writes nothing. It is safe for concurrent use if its memory is.
+// never writes. It is safe for concurrent use if its memory is.
 //
 // A slot that was never written may be in a page that does not exist yet. Reading it makes the
-// kernel allocate the page at the expense of the process that has the ring. So read the slots of
-// existing threads, not all slots.
+// kernel allocate the page at the expense of the process that owns the ring. So read only the slots
+// of existing threads.
 type View struct {
 	memory Memory
 	info   Info
@@ -75,14 +75,15 @@ const (
 	maxSlotSize   = 1024
 	minHeaderSize = wire.RingHeaderSize1
 	maxHeaderSize = 4096
-	// userSpaceEnd is the end of the half of the address space that user memory is in.
+	// userSpaceEnd is the end of the lower half of the address space, which contains all user
+	// memory.
 	userSpaceEnd = 1 << 63
 )
 
 // NewView returns a view of the ring that info describes; it ignores the mapping's name. fields
 // maps the name of each field, as used in advertisements, to its offset in a slot. Unknown names
-// are ignored. If fields is nil, the fields are at the offsets of the layout. NewView reads
-// nothing.
+// are ignored. If fields is nil, the offsets are those of the layout. NewView does not read the
+// memory.
 //
 // The error wraps [ErrNotRing] if the described ring is impossible. The layout must be 1 or 2, the
 // capacity a power of two up to 16,777,216, and the slot size 32 to 1,024 bytes with all fields
@@ -202,8 +203,8 @@ func (v *View) setFields(fields map[string]int) error {
 // Info returns the layout of the ring.
 func (v *View) Info() Info { return v.info }
 
-// Fields returns a new map of the name of each field that slots have to its offset. It returns nil
-// if v is nil.
+// Fields returns a new map from the name of each field in a slot to its offset. It returns nil if v
+// is nil.
 func (v *View) Fields() map[string]int {
 	if v == nil {
 		return nil
@@ -238,7 +239,7 @@ type Slot struct {
 	TraceID    [16]byte
 	SpanID     [8]byte
 	TraceFlags byte
-	// Ref names the cell that says whether the span is live; 0 if there is none.
+	// Ref names the cell that says whether the span is live; 0 if no cell does.
 	Ref uint64
 	// Attributes are in the encoding of OTEP 4947: entries {key u8, length u8, value}. They are a
 	// copy.
@@ -259,8 +260,8 @@ func (s *Slot) HasSpan() bool { return s.TraceID != [16]byte{} && s.SpanID != [8
 // about a microsecond.
 const readAttempts = 8
 
-// Slot returns the slot at index number modulo the capacity, whichever thread or goroutine owns it,
-// including slots without a span.
+// Slot returns the slot at index number modulo the capacity, whichever thread or goroutine owns it
+// and even if it has no span.
 //
 // The error wraps [ErrBusy] if the slot was being written at every attempt, and otherwise is the
 // memory's.
@@ -307,20 +308,20 @@ func (v *View) ownedBy(s *Slot, id uint64) bool {
 	return v.fields[fieldTID] < 0 || uint64(s.TID) == id
 }
 
-// SlotReader reads one slot in two halves that a reader places around its own reads. Read all of it in
-// order, ideally in one call. If [SlotReader.Slot] then returns a slot, its content was unchanged while
-// everything between the halves was read. A SlotReader is not safe for concurrent use.
+// SlotReader reads one slot in two halves, between which a reader places its own reads. Read all of
+// it in order, ideally in one call. If [SlotReader.Slot] then returns a slot, its content did not
+// change while everything between the halves was read. A SlotReader is not safe for concurrent use.
 //
-// In layout 2 this is certain, since every write is counted, with one exception: a writer that
+// In layout 2 this is certain, because every write is counted, with one exception: a writer that
 // withdraws a span by clearing the span id may not count that. Then the slot held the span until
 // some moment after the first half. In layout 1 it is not certain: the slot was the same at the
-// beginning and at the end, with no writer in it either time.
+// beginning and at the end, with no write in progress either time.
 type SlotReader struct {
 	view   *View
 	number uint32
 
-	// before and after are the halves. data is the slot read by the first half; in layout 1 again
-	// is the slot read by the second.
+	// before and after are the halves. data is the slot as read by the first half. In layout 1,
+	// again is the slot as read by the second.
 	before, after []Part
 	data, again   []byte
 	inUse         [2][]byte
@@ -340,9 +341,9 @@ func (v *View) NewSlotReader() *SlotReader {
 	l.inUse = [2][]byte{alloc(1), alloc(1)}
 	if v.fields[fieldSeq] >= 0 {
 		l.seq = [2][]byte{alloc(4), alloc(4)}
-		// seq is read before in_use: a writer increments seq when it claims the slot, and releases
-		// it when everything is written. Behind the slot, seq alone would do, since every writer in
-		// between counts first.
+		// A writer increments seq when it claims the slot, and clears in_use when everything is
+		// written. So the first half reads seq before in_use. In the second half seq alone would
+		// do, since every writer in between has incremented it.
 		l.before = []Part{{Data: l.seq[0]}, {Data: l.inUse[0]}, {Data: l.data}}
 		l.after = []Part{{Data: l.inUse[1]}, {Data: l.seq[1]}}
 	} else {

@@ -54,7 +54,7 @@ func (m *viewMemory) ReadParts(parts []Part) (int, error) {
 
 const viewBase = 0x7f00_0000_1000
 
-// newViewMemory returns the memory of a ring as a writer creates it.
+// newViewMemory returns the memory of a new ring, as a writer creates it.
 func newViewMemory(info Info) *viewMemory {
 	m := &viewMemory{base: info.Address, bytes: make([]byte, info.HeaderSize+info.Capacity*info.SlotSize)}
 	header := []uint32{wire.RingMagic, uint32(info.Layout), uint32(info.Capacity), uint32(info.SlotSize)}
@@ -109,7 +109,7 @@ func (r *rawSlot) put(b []byte) {
 	copy(b, append(full, r.attrs...))
 }
 
-// raw returns a slot of thread 5; every value of its nth write is a multiple of n.
+// raw returns the nth write to a slot of thread 5, in which every value is a multiple of n.
 func raw(n uint64) rawSlot {
 	return rawSlot{
 		high: n * 0x0101, low: n * 0x0202, span: n * 0x0303, flags: 1, seq: uint32(n),
@@ -150,7 +150,7 @@ func TestViewReadsLayout2(t *testing.T) {
 	want := slotOf(3)
 	want.TID, want.Attributes = 13, []byte("\x00\x03abc")
 	assert.Equal(t, want, got)
-	assert.Equal(t, 1, m.calls, "one call reads a slot that stands still")
+	assert.Equal(t, 1, m.calls, "a slot that does not change takes one call")
 	assert.True(t, got.HasSpan())
 
 	// The result is a copy.
@@ -186,7 +186,7 @@ func TestViewUsesFields(t *testing.T) {
 	require.NoError(t, err)
 	b := m.slot(info, 1)
 	for i := range b {
-		b[i] = 0xee // nothing else counts
+		b[i] = 0xee // in bytes that are not fields
 	}
 	ne := binary.NativeEndian
 	ne.PutUint64(b[40:], 1)
@@ -239,7 +239,8 @@ func TestViewEmptyAndForeignSlots(t *testing.T) {
 	}
 }
 
-// Whatever a writer does between any two words of a read, an accepted slot is one write.
+// An accepted slot is the result of a single write, whatever a writer does between any two words of
+// a read.
 func TestViewNeverMixesWrites(t *testing.T) {
 	for _, layout := range []int{1, 2} {
 		// The steps of a writer.
@@ -268,7 +269,7 @@ func TestViewNeverMixesWrites(t *testing.T) {
 		for _, p := range append(v.NewSlotReader().Before(), v.NewSlotReader().After()...) {
 			words += (len(p.Data) + 7) / 8
 		}
-		// Each placement of the four steps, in order, between the words.
+		// Each way to place the four steps, in order, between the words.
 		var at [4]int
 		var try func(step, from int)
 		tried := 0
@@ -487,7 +488,7 @@ func TestFindViewChecksTheHeader(t *testing.T) {
 	require.NoError(t, v.Verify())
 	m.bytes[8] = 4
 	require.ErrorIs(t, v.Verify(), ErrNotRing)
-	clear(m.bytes) // what a ring that was closed leaves
+	clear(m.bytes) // as after Close
 	require.ErrorIs(t, v.Verify(), ErrNotRing)
 }
 
@@ -504,20 +505,6 @@ func TestViewMemoryErrors(t *testing.T) {
 	assert.NotErrorIs(t, err, ErrEmpty)
 }
 
-// The names of fields are in the order of their constants.
-func TestFieldsOfViews(t *testing.T) {
-	names := map[field]string{
-		fieldTraceIDHigh: "trace_id_high", fieldTraceIDLow: "trace_id_low", fieldSpanID: "span_id",
-		fieldInUse: "in_use", fieldTraceFlags: "trace_flags", fieldAttrsSize: "attrs_size", fieldSeq: "seq",
-		fieldOwner: "owner_goid", fieldRef: "span_ref", fieldM: "m", fieldTID: "tid", fieldAttrs: "attrs",
-	}
-	fields := wire.SlotFields(wire.RingLayout2)
-	require.Len(t, fields, int(numFields))
-	for i, f := range fields {
-		assert.Equal(t, names[field(i)], f.Name)
-	}
-}
-
 // A view returns the fields of slots, including those at other offsets than the layout's.
 func TestFieldsOfAView(t *testing.T) {
 	m := newViewMemory(info1(4))
@@ -526,7 +513,7 @@ func TestFieldsOfAView(t *testing.T) {
 	want := map[string]int{"trace_id_high": 0, "trace_id_low": 8, "span_id": 16, "in_use": 24}
 	assert.Equal(t, want, v.Fields())
 	v.Fields()["span_id"] = 1
-	assert.Equal(t, want, v.Fields(), "the caller's own")
+	assert.Equal(t, want, v.Fields(), "the map is a copy")
 
 	advertised := map[string]int{"trace_id_high": 8, "trace_id_low": 0, "span_id": 16, "in_use": 24, "seq": 28, "m": 40, "what": 1}
 	v, err = NewView(m, info2(4, 64, ByThread), advertised)
@@ -536,8 +523,8 @@ func TestFieldsOfAView(t *testing.T) {
 	assert.Nil(t, (*View)(nil).Fields())
 }
 
-// FuzzView reads a slot in memory of any content and layout that changes in the middle. The oracle
-// decodes the same memory on its own.
+// FuzzView reads a slot of any layout from arbitrary memory that changes during the read. The
+// oracle is an independent decoder of the same memory.
 func FuzzView(f *testing.F) {
 	header := func(i Info) []byte { return newViewMemory(i).bytes }
 	f.Add(header(info2(2, 128, ByThread)), uint64(5), byte(0), []byte{}, uint16(0))
@@ -573,19 +560,20 @@ func FuzzView(f *testing.F) {
 			require.Zero(t, s)
 			return
 		}
-		// At most one change: the result was valid before it or after it.
+		// The memory changes at most once, so the result was valid before or after that.
 		n := int(id % uint64(info.Capacity))
 		before := &viewMemory{base: viewBase, bytes: memory}
 		if info.Layout == 2 && string(before.slot(info, n)) != string(m.slot(info, n)) &&
 			string(before.slot(info, n)[0x1c:0x20]) == string(m.slot(info, n)[0x1c:0x20]) {
-			return // A writer that does not count.
+			return // A write that was not counted.
 		}
 		got := fmt.Sprintf("%x", s)
 		require.Contains(t, []string{oracle(info, before.slot(info, n)), oracle(info, m.slot(info, n))}, got)
 	})
 }
 
-// oracle decodes a slot by the format's text; "" if it is being written.
+// oracle decodes a slot as the format's documentation says. It returns "" if the slot is being
+// written.
 func oracle(i Info, b []byte) string {
 	if b[0x18] != 0 {
 		return ""

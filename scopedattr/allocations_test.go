@@ -22,7 +22,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// three attributes, for a context or a call.
+// three is the list of attributes for a context or a call.
 var three = []attribute.KeyValue{
 	attribute.String("http.app", "shop"), attribute.String("tenant", "gold"), attribute.Int("shard", 7),
 }

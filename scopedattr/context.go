@@ -14,15 +14,15 @@ import (
 
 var _ = contextattr.Use()
 
-// ContextWithAttributes is [api.ContextWithAttributes], for applications, which link an SDK
+// ContextWithAttributes is [api.ContextWithAttributes], for applications, which depend on an SDK
 // anyway. Libraries call the original.
 func ContextWithAttributes(ctx context.Context, attrs ...attribute.KeyValue) context.Context {
 	return api.ContextWithAttributes(ctx, attrs...)
 }
 
-// AttributesFromContext returns the attributes set on ctx by [ContextWithAttributes]. The set
-// is empty if there are none or ctx is nil. It is meant for extensions of the SDK, such as
-// processors; it is not needed to add the attributes to signals.
+// AttributesFromContext returns the attributes set on ctx by [ContextWithAttributes]. The set is
+// empty if there are none or ctx is nil. It is meant for extensions of the SDK, such as processors.
+// Adding the attributes to signals does not require it.
 func AttributesFromContext(ctx context.Context) attribute.Set {
 	return contextattr.Attributes(ctx)
 }

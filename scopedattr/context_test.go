@@ -22,14 +22,14 @@ func TestContext(t *testing.T) {
 		layers []string
 		want   string
 	}{
-		"nothing set":                       {nil, ""},
-		"one call":                          {[]string{"a=1 b=2"}, "a=1 b=2"},
-		"a later call overrides equal keys": {[]string{"a=1", "a=2"}, "a=2"},
-		"a later call leaves other keys":    {[]string{"a=1 b=1", "b=2 c=3"}, "a=1 b=2 c=3"},
-		"an empty call changes nothing":     {[]string{"a=1", ""}, "a=1"},
-		"an empty value is a value":         {[]string{"a=1", "a="}, "a="},
-		"a key is needed":                   {[]string{"=1 a=1"}, "a=1"},
-		"the last of equal keys wins":       {[]string{"a=1 b= a=2"}, "a=2 b="},
+		"nothing set":                          {nil, ""},
+		"one call":                             {[]string{"a=1 b=2"}, "a=1 b=2"},
+		"a later call overrides equal keys":    {[]string{"a=1", "a=2"}, "a=2"},
+		"a later call leaves other keys":       {[]string{"a=1 b=1", "b=2 c=3"}, "a=1 b=2 c=3"},
+		"an empty call changes nothing":        {[]string{"a=1", ""}, "a=1"},
+		"an empty value is a value":            {[]string{"a=1", "a="}, "a="},
+		"attributes without a key are dropped": {[]string{"=1 a=1"}, "a=1"},
+		"the last of equal keys wins":          {[]string{"a=1 b= a=2"}, "a=2 b="},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := AttributesFromContext(with(t.Context(), tt.layers...))

@@ -24,7 +24,7 @@ import (
 func ExampleContextWithAttributes() {
 	ctx := scopedattr.ContextWithAttributes(context.Background(),
 		attribute.String("http.app", "shop"), attribute.String("tenant", "unknown"))
-	// The tenant is set as soon as it is known. ctx does not change.
+	// Set the tenant as soon as it is known. ctx does not change.
 	inner := scopedattr.ContextWithAttributes(ctx, attribute.String("tenant", "acme"))
 
 	for _, ctx := range []context.Context{ctx, inner} {

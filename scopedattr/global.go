@@ -14,16 +14,16 @@ import (
 	"go.opentelemetry.io/otel"
 )
 
-// globalPackages contain the providers that package otel, and package log/global before
-// v1.47.0, return while no SDK is set. These hold a lock while they delegate calls to the provider
+// globalPackages contain the providers that package otel, and package log/global before v1.47.0,
+// return until an SDK is set. These providers hold a lock while they delegate calls to the provider
 // that becomes the global one.
 var globalPackages = []string{"go.opentelemetry.io/otel/internal/global", "go.opentelemetry.io/otel/log/internal/global"}
 
-// cycle detects a provider that wraps the global one and has been set as the global one.
-// The two would call each other forever, and the second call would deadlock on the lock that the
-// first one holds.
+// cycle detects a provider that wraps the global provider and has been set as the global provider
+// itself. The two would call each other forever, and the second call would deadlock on the lock
+// held by the first.
 type cycle struct {
-	// global is the package of the wrapped provider if that is the global one, or "".
+	// global is the package of the wrapped provider if that is a global provider, otherwise "".
 	global string
 	report sync.Once
 }

@@ -15,18 +15,17 @@ import (
 )
 
 // NewLoggerProvider returns a provider that wraps next. Its loggers add to each record the
-// attributes of the context that it is emitted with, unless the record has the key already.
-// Pass the result to log bridges or to [global.SetLoggerProvider]; call ForceFlush and
-// Shutdown on next.
+// attributes of the context that it is emitted with, except for keys that the record already has.
+// Pass the result to log bridges or to [global.SetLoggerProvider]; call ForceFlush and Shutdown on
+// next.
 //
-// The attributes are added before any processor of next runs, regardless of the order of
-// processors, so a processor that removes or replaces attributes acts on them too. They
-// come after the record's own attributes: if the attribute count limit is exceeded, they are
-// dropped first, and counted as dropped. (Only the attributes that the SDK derives from
-// the record's error come after them.)
+// The attributes are added before any processor of next runs, so a processor that removes or
+// replaces attributes acts on them, too. They come after the record's own attributes: if the
+// attribute count limit is exceeded, they are dropped first, and counted as dropped. (Only the
+// attributes that the SDK derives from the record's error come after them.)
 //
-// Enabled is that of next. The caller's record is not modified. A nil next stands for a
-// no-op provider.
+// Enabled is delegated to next. The caller's record is not modified. A nil next stands for a no-op
+// provider.
 //
 // next may be the global provider while no SDK is set. Setting the result as the global
 // provider is then a mistake, because each would pass records to the other: the records
@@ -60,7 +59,7 @@ func (p *loggerProvider) Logger(name string, opts ...log.LoggerOption) log.Logge
 
 type logger struct{ log.Logger }
 
-// Emit adds the attributes of ctx whose keys record does not have.
+// Emit adds the attributes of ctx, except for keys that record already has.
 func (l *logger) Emit(ctx context.Context, record log.Record) {
 	if s := contextattr.From(ctx); s != nil {
 		record = withAttributes(record, s.Attrs())
@@ -90,7 +89,7 @@ func withAttributes(record log.Record, scoped []attribute.KeyValue) log.Record {
 		record.AddAttributes(all[n:]...)
 		return record
 	}
-	// Like Clone and AddAttributes, but with one allocation for all attributes that do not fit.
+	// This is Clone and AddAttributes, but with one allocation for all attributes that do not fit.
 	var added log.Record
 	added.SetEventName(record.EventName())
 	added.SetTimestamp(record.Timestamp())

@@ -39,7 +39,7 @@ func withAndWithoutClone(t *testing.T, f func(t *testing.T)) {
 	}
 }
 
-// TestLogRest checks that the other fields of a record, and its span, do not change.
+// TestLogRest checks that adding attributes does not change a record's other fields or its span.
 func TestLogRest(t *testing.T) { withAndWithoutClone(t, testLogRest) }
 
 func testLogRest(t *testing.T) {
@@ -65,29 +65,6 @@ func testLogRest(t *testing.T) {
 	equal(t, "a=1 n=1 exception.message=broken exception.type=*errors.errorString", recordAttributes(&got))
 }
 
-// TestLogProcessors checks that processors see the context's attributes and can change
-// them for the processors that follow.
-func TestLogProcessors(t *testing.T) {
-	var seen [3][]attribute.KeyValue
-	see := func(i int) sdklog.LoggerProviderOption {
-		return sdklog.WithProcessor(oteltest.LogProcessor{Emit: func(r *sdklog.Record) { seen[i] = recordAttributes(r) }})
-	}
-	change := func(f func(*sdklog.Record)) sdklog.LoggerProviderOption {
-		return sdklog.WithProcessor(oteltest.LogProcessor{Emit: f})
-	}
-	emitted(t, NewLoggerProvider, with(t.Context(), "a=ctx secret=ctx"), newRecord(),
-		see(0),
-		change(func(r *sdklog.Record) {
-			r.SetAttributes(slices.DeleteFunc(recordAttributes(r), func(kv attribute.KeyValue) bool { return kv.Key == "secret" })...)
-		}),
-		see(1),
-		change(func(r *sdklog.Record) { r.AddAttributes(attribute.String("a", "processor")) }),
-		see(2))
-	equal(t, "a=ctx secret=ctx", seen[0])
-	equal(t, "a=ctx", seen[1])
-	equal(t, "a=processor", seen[2])
-}
-
 // TestLogDuplicates checks that duplicate keys in a record are preserved.
 func TestLogDuplicates(t *testing.T) {
 	twice := []attribute.KeyValue{attribute.Int("a", 1), attribute.Int("a", 2)}
@@ -106,7 +83,7 @@ func testLogRecordKept(t *testing.T) {
 	for _, n := range []int{0, 3, 5, 6, 10} {
 		var record log.Record
 		for _, kv := range own(n) {
-			record.AddAttributes(kv) // one by one, so that the slice has spare capacity
+			record.AddAttributes(kv) // one at a time, so that the slice has spare capacity
 		}
 		kept := &keepingProvider{}
 		logger := NewLoggerProvider(kept).Logger("test")

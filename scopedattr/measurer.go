@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/internal/contextattr"
 )
 
-// measurer merges the allowed attributes of contexts into those of measurements, for one
+// measurer merges the allowed attributes of contexts into those of measurements, on behalf of one
 // MeterProvider.
 type measurer struct {
 	// id is unique. Scopes refer to measurers by id because contexts may outlive measurers
@@ -23,8 +23,8 @@ type measurer struct {
 	id      uint64
 	allowed attribute.Filter
 	seed    maphash.Seed
-	// merged is a two-way cache of results: a new entry goes to the index given by its hash,
-	// and the entry that was there moves to the neighbour.
+	// merged is a two-way cache of results: a new entry goes to the index given by its hash, and
+	// the entry previously there moves to the neighbor.
 	merged [1024]atomic.Pointer[mergedSets]
 }
 
@@ -38,7 +38,7 @@ func newMeasurer(keys []attribute.Key) *measurer {
 	return &measurer{id: measurers.Add(1), allowed: allowed, seed: maphash.MakeSeed()}
 }
 
-// options are the options for a measurement with one set of attributes, ready to pass.
+// options are ready-made options for a measurement with one set of attributes.
 type options struct {
 	add    [1]metric.AddOption
 	record [1]metric.RecordOption
@@ -50,7 +50,7 @@ func newOptions(set attribute.Set) options {
 }
 
 // allowedSet holds the attributes of one scope that one measurer adds. A scope caches a linked list
-// of these, one for each measurer that has used it.
+// of allowedSets, one for each measurer that has used it.
 type allowedSet struct {
 	options
 
@@ -62,8 +62,8 @@ type allowedSet struct {
 	length int
 }
 
-// maxAllowedSets limits the length of a scope's list; a longer one is discarded. There are as
-// many measurers as MeterProviders, so there is rarely more than one.
+// maxAllowedSets limits the length of a scope's list; a longer list is discarded. Each
+// MeterProvider has one measurer, so there is rarely more than one.
 const maxAllowedSets = 8
 
 // mergedSets caches the options for one call's set merged over one scope's set.
@@ -119,8 +119,8 @@ func (m *measurer) recordScoped(s *contextattr.Scope, opts []metric.RecordOption
 	return m.merge(c.Attributes(), scoped).record[:]
 }
 
-// isExperimental reports whether only the SDK understands opt: the API's configuration does not
-// contain its attributes.
+// isExperimental reports whether only the SDK understands opt: then its attributes are not in the
+// API's configuration.
 func isExperimental[O any](opt O) bool {
 	_, ok := any(opt).(interface{ Experimental() })
 	return ok

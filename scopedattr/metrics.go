@@ -15,21 +15,19 @@ import (
 const AllKeys attribute.Key = "*"
 
 // NewMeterProvider returns a provider that wraps next. Its synchronous instruments add to each
-// measurement the attributes of its context whose keys are in keys, unless the call gives
-// that key itself. Pass the result to instrumentation or to [otel.SetMeterProvider]; call
-// ForceFlush and Shutdown on next.
+// measurement the attributes of its context whose keys are in keys, except for keys that the call
+// gives itself. Pass the result to instrumentation or to [otel.SetMeterProvider]; call ForceFlush
+// and Shutdown on next.
 //
-// keys is the allow list for metrics: without keys nothing is added, and with [AllKeys]
-// everything, as OTEP 207 specifies for the other signals. Each
-// value of an attribute adds a time series to every instrument. So the allowed keys
-// should have few values: the name of an application or the class of a tenant, not a
-// user or a request.
+// keys is the allow list for metrics: without keys no attribute is added, and with [AllKeys] all
+// are, as OTEP 207 specifies for the other signals. Each value of an attribute adds a time series
+// to every instrument. So allow only keys with few values: the name of an application or the class
+// of a tenant, not a user or a request.
 //
-// Attributes are added before views, the instrument's advice and cardinality limits see
-// the measurement. Enabled, asynchronous instruments and callbacks are those of next. A
-// nil context is passed to next unchanged. Methods of next's instruments beyond the
-// API's interfaces are not available; in SDK v1.47.0 there are none. A nil next stands
-// for a no-op provider.
+// Views, the instrument's advice and cardinality limits apply after the attributes are added.
+// Enabled, asynchronous instruments and callbacks are those of next. A nil context is passed to
+// next unchanged. Methods of next's instruments beyond the API's interfaces are not available; in
+// SDK v1.47.0 there are none. A nil next stands for a no-op provider.
 //
 // next may be the global provider while no SDK is set. Setting the result as the global
 // provider is then a mistake, because each would pass measurements to the other: they are

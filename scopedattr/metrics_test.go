@@ -83,11 +83,9 @@ func TestMetrics(t *testing.T) {
 	for name, tt := range map[string]struct {
 		keys []attribute.Key
 		ctx  []string
-		call []string // one option each
+		call []string // attributes of the call, one option each
 		want string
 	}{
-		"a measurement without any":               {[]attribute.Key{"a"}, nil, nil, ""},
-		"on the measurement":                      {[]attribute.Key{"a"}, []string{"a=ctx"}, nil, "a=ctx"},
 		"the call's last wins":                    {[]attribute.Key{"a", "b"}, []string{"a=ctx b=ctx"}, []string{"a=1", "a=2 c=3"}, "a=2 b=ctx c=3"},
 		"only what is allowed":                    {[]attribute.Key{"b"}, []string{"a=ctx b=ctx c=ctx"}, []string{"d=call"}, "b=ctx d=call"},
 		"nothing that is allowed":                 {[]attribute.Key{"z"}, []string{"a=ctx"}, []string{"d=call"}, "d=call"},

@@ -11,24 +11,24 @@ import (
 	"github.com/otelctx/otelctx/internal/contextattr"
 )
 
-// NewSpanProcessor returns a processor that adds to each span the attributes of the context
-// that it is started with, unless the span has the key. Use it for a TracerProvider that
-// already exists, so that its sampler can no longer be chosen:
+// NewSpanProcessor returns a processor that adds to each span the attributes of the context that it
+// is started with, except for keys that the span already has. Use it for a TracerProvider that
+// already exists, whose sampler can no longer be chosen:
 //
 //	tp.RegisterSpanProcessor(scopedattr.NewSpanProcessor())
 //
-// It does less than [NewSampler]. Samplers do not see the attributes, and neither does the
-// OnStart of processors that were registered earlier. Spans that were started before it was
-// registered do not get any. If the provider's attribute count limit is reached, attributes of the
-// sampler and those given at Start come first, then the context's, then attributes that are set
-// later. It is not needed together with NewSampler.
+// It does less than [NewSampler]. Neither samplers nor processors that were registered earlier see
+// the attributes. Spans that were started before it was registered do not get any. If the
+// provider's attribute count limit is reached, attributes of the sampler and those given at Start
+// come first, then the context's, then attributes that are set later. It is not needed together
+// with NewSampler.
 //
 // It is safe for concurrent use. Shutdown and ForceFlush do nothing.
 func NewSpanProcessor() sdktrace.SpanProcessor { return spanProcessor{} }
 
 type spanProcessor struct{}
 
-// OnStart adds the attributes of ctx whose keys span does not have.
+// OnStart adds the attributes of ctx, except for keys that span already has.
 func (spanProcessor) OnStart(ctx context.Context, span sdktrace.ReadWriteSpan) {
 	scoped := contextattr.From(ctx)
 	if scoped == nil || span == nil {

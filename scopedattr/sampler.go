@@ -28,13 +28,13 @@ func WithSampler(s sdktrace.Sampler) sdktrace.TracerProviderOption {
 // environment. If the attributes given at Start exceed the limit by themselves, the SDK counts the
 // excess twice.)
 //
-// The decision of s, its trace state and its attributes are kept. NewSampler should be the
-// outermost sampler: a sampler around it does not see the attributes, and may drop them from
-// the result. Spans that do not record have no attributes.
+// The decision of s, its trace state and its attributes are preserved. NewSampler should be the
+// outermost sampler: a sampler around it does not see the attributes, and may drop them from the
+// result. Spans that do not record have no attributes.
 //
-// A nil s stands for the sampler of a provider without a sampler option, which
-// OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG choose. By default it samples
-// root spans and otherwise follows the parent.
+// A nil s stands for the sampler of a provider without a sampler option, which OTEL_TRACES_SAMPLER
+// and OTEL_TRACES_SAMPLER_ARG choose. By default, that samples root spans and otherwise follows the
+// parent.
 //
 // The sampler is safe for concurrent use if s is.
 func NewSampler(s sdktrace.Sampler) sdktrace.Sampler {
@@ -49,7 +49,7 @@ func NewSampler(s sdktrace.Sampler) sdktrace.Sampler {
 }
 
 // fewAttributes is a number of attributes that is assumed to fit into any span. A sampler cannot
-// know a limit that is set by an option of the provider.
+// know a limit set by an option of the provider.
 const fewAttributes = 8
 
 type sampler struct {
@@ -68,9 +68,9 @@ func (s *sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingR
 
 // shouldSample is ShouldSample for a context with attributes.
 //
-// The SDK sets the attributes of the result before those given at Start. If there may be
-// too many, the result also contains those given at Start, before the context's, so that these
-// are the ones that get dropped.
+// The SDK sets the attributes of the result before those given at Start. If there may be too many,
+// the result also contains those given at Start, before the context's, so that the context's are
+// the ones that get dropped.
 func (s *sampler) shouldSample(p sdktrace.SamplingParameters, scoped []attribute.KeyValue) sdktrace.SamplingResult {
 	all, missing := below(p.Attributes, scoped)
 	p.Attributes = all
@@ -89,8 +89,8 @@ func (s *sampler) shouldSample(p sdktrace.SamplingParameters, scoped []attribute
 	return result
 }
 
-// below returns over followed by the attributes of under whose keys over does not have, and
-// separately only the latter. The results share no memory with each other or with over, because
+// below returns over followed by those attributes of under whose keys over does not have, and the
+// latter separately as well. The results share no memory with each other or with over, because
 // samplers may sort the attributes they get.
 func below(over, under []attribute.KeyValue) (all, missing []attribute.KeyValue) {
 	list := make([]attribute.KeyValue, len(over), len(over)+2*len(under))

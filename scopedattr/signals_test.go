@@ -18,24 +18,14 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
-// signal makes a span, a log record or a measurement with ctx and the call's attributes own, and
-// returns the resulting attributes. Unless wrapped is set, it uses the bare SDK provider. Metrics
-// allow all attributes of the context.
+// signal makes a span, a log record or a measurement with ctx and own, the attributes of the call,
+// and returns the resulting attributes. Unless wrapped is set, it uses the bare SDK provider.
+// Metrics allow all attributes of the context.
 type signal func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue
 
 // signals returns every kind of signal by name.
 func signals() map[string]signal {
 	all := map[string]signal{
-		"span": func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue {
-			t.Helper()
-			var opts []sdktrace.TracerProviderOption
-			if wrapped {
-				opts = append(opts, WithSampler(nil))
-			}
-			span := endedSpan(t, ctx, own, opts...)
-			assert.Zero(t, span.DroppedAttributes())
-			return span.Attributes()
-		},
 		"log record": func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue {
 			t.Helper()
 			wrap := bareLogs
@@ -46,6 +36,21 @@ func signals() map[string]signal {
 			assert.Zero(t, record.DroppedAttributes())
 			return recordAttributes(&record)
 		},
+	}
+	for name, opts := range map[string][]sdktrace.TracerProviderOption{
+		"span, by the sampler":   {WithSampler(nil)},
+		"span, by the processor": {sdktrace.WithSpanProcessor(NewSpanProcessor())},
+		"span, by both":          {WithSampler(nil), sdktrace.WithSpanProcessor(NewSpanProcessor())},
+	} {
+		all[name] = func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue {
+			t.Helper()
+			if !wrapped {
+				opts = nil
+			}
+			span := endedSpan(t, ctx, own, opts...)
+			assert.Zero(t, span.DroppedAttributes())
+			return span.Attributes()
+		}
 	}
 	for kind, instrument := range oteltest.Instruments {
 		all[kind] = func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue {
@@ -81,8 +86,9 @@ func TestEachSignal(t *testing.T) {
 	}{
 		"without any":                     {nil, "", ""},
 		"the context's":                   {[]string{"a=ctx"}, "", "a=ctx"},
-		"the later of the context's wins": {[]string{"a=outer b=outer", "a=inner"}, "", "a=inner b=outer"},
+		"the context's later one wins":    {[]string{"a=outer b=outer", "a=inner"}, "", "a=inner b=outer"},
 		"beside its own":                  {[]string{"a=ctx"}, "b=own", "a=ctx b=own"},
+		"a key is needed":                 {[]string{"=x a=ctx"}, "", "a=ctx"},
 		"its own win":                     {[]string{"a=ctx b=ctx"}, "a=own", "a=own b=ctx"},
 		"more than fit into a log record": {[]string{"g=ctx h=ctx"}, "a=1 b=2 c=3 d=4 e=5 f=6 g=7", "a=1 b=2 c=3 d=4 e=5 f=6 g=7 h=ctx"},
 	} {
@@ -90,7 +96,7 @@ func TestEachSignal(t *testing.T) {
 			t.Run(name+"/"+kind, func(t *testing.T) {
 				ctx := with(t.Context(), tt.ctx...)
 				equal(t, tt.want, signal(t, true, ctx, list(tt.own)))
-				equal(t, tt.own, signal(t, false, ctx, list(tt.own)), "with the SDK's provider")
+				equal(t, tt.own, signal(t, false, ctx, list(tt.own)), "without wrapping")
 			})
 		}
 	}
@@ -124,7 +130,7 @@ func TestCountLimits(t *testing.T) {
 		"room for all":               {4, "s1= s2=", "", "a= b=", "s1= s2= a= b=", 0},
 		"no attributes":              {0, "", "", "a= b=", "", 2},
 		"no limit":                   {-1, "s1=", "", "a=", "s1= a=", 0},
-		"an equal key takes no room": {1, "a=own", "", "a=ctx", "a=own", 0},
+		"an equal key needs no room": {1, "a=own", "", "a=ctx", "a=own", 0},
 		"8 of 9":                     {8, some("s", 7), "", "a= b=", some("s", 7) + " a=", 1},
 		"20 of 30":                   {20, some("s", 18), "p0=", some("a", 11), some("s", 18) + " p0= a0=", 10},
 		"the sampler's and those given at Start come first": {2, "s1=", "p1=", "a=", "s1= p1=", 1},
@@ -138,6 +144,9 @@ func TestCountLimits(t *testing.T) {
 			if tt.sampler != "" {
 				return
 			}
+			span = endedSpan(t, ctx, list(tt.own), sdktrace.WithSpanProcessor(NewSpanProcessor()))
+			equal(t, tt.want, span.Attributes(), "span, by the processor")
+			assert.Equal(t, tt.dropped, span.DroppedAttributes(), "span, by the processor")
 			record := emitted(t, NewLoggerProvider, ctx, newRecord(list(tt.own)...), sdklog.WithAttributeCountLimit(tt.limit))
 			equal(t, tt.want, recordAttributes(&record), "log record")
 			assert.Equal(t, tt.dropped, record.DroppedAttributes(), "log record")

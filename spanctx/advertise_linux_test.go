@@ -34,8 +34,8 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// advertiser is a child process that starts and stops the processor and the publisher on command, one
-// word at a time.
+// advertiser is a child process that starts and stops the processor and the publisher as commanded,
+// one word at a time.
 type advertiser struct {
 	opts      []Option
 	processor *SpanProcessor
@@ -141,8 +141,8 @@ func (a *advertiser) do(word string) (answer string, err error) {
 	return answer, err
 }
 
-// show starts a span inside another one, and waits in the kernel until it is woken. Its answer is the
-// truth, from the kernel, the runtime and the SDK.
+// show starts a span inside another one, and blocks in the kernel until it is woken. Its answer is
+// the truth, from the kernel, the runtime and the SDK.
 func (a *advertiser) show() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -184,7 +184,7 @@ func showIn(t *testing.T, c *childproc.Child) (is truth) {
 		_, err := hex.Decode(id.to, []byte(id.from))
 		require.NoError(t, err)
 	}
-	// It answers before it waits. Until it waits, it may be on no thread.
+	// The goroutine answers before it blocks in read. Until then it may be between threads.
 	require.Eventually(t, func() bool {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), is.tid))
 		require.NoError(t, err)
@@ -193,7 +193,7 @@ func showIn(t *testing.T, c *childproc.Child) (is truth) {
 	return is
 }
 
-// The fields of slots, which are the same for the first four.
+// The fields of slots. Both layouts have the first four.
 var (
 	fields1 = map[string]uint64{"trace_id_high": 0, "trace_id_low": 8, "span_id": 16, "in_use": 24}
 	fields2 = map[string]uint64{
@@ -202,9 +202,9 @@ var (
 	}
 )
 
-const goOffsets = 6 // the number advertised if all facts are known
+const goOffsets = 6 // advertised offsets if all facts are known
 
-// For every choice of carriers, another process finds everything that is advertised, until it is
+// Whichever carriers are chosen, another process finds everything that is advertised until it is
 // withdrawn.
 func TestAdvertisement(t *testing.T) {
 	ring := func(layout, capacity, headerSize, slotSize uint64, fields map[string]uint64) *wantRing {
@@ -265,9 +265,9 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	keyMap, ok := o.ad["threadlocal.attribute_key_map"].GetValue().(*commonpb.AnyValue_ArrayValue)
 	require.True(t, ok, "attribute_key_map")
 	assert.Empty(t, keyMap.ArrayValue.GetValues())
-	keys := 2 + 1 + 7 + tt.goOffsets // and the version of Go, and the span table
+	keys := 2 + 1 + 7 + tt.goOffsets // including the version of Go and the span table
 	if _, err := goruntime.Calibrate().Offset(goruntime.TLSG); err != nil && tt.goOffsets > 0 {
-		require.Equal(t, "arm64", runtime.GOARCH, err) // which has no thread-local storage without cgo
+		require.Equal(t, "arm64", runtime.GOARCH, err) // arm64 has no thread-local storage without cgo
 		keys--
 	}
 	if tt.thread != nil {
@@ -337,7 +337,7 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	pc, err := o.ProcessContext(t.Context())
 	require.NoError(t, err)
 	require.Len(t, pc.Message.GetAttributes(), 1)
-	assert.Equal(t, "mine", pc.Message.GetAttributes()[0].GetKey(), "others' attributes stay")
+	assert.Equal(t, "mine", pc.Message.GetAttributes()[0].GetKey(), "the publisher's own attributes stay")
 	c.Done()
 }
 
@@ -397,7 +397,7 @@ func (o *outside) assertRing(t *testing.T, prefix, name string, want *wantRing) 
 		}
 		return
 	}
-	assert.Fail(t, "no mapping begins where it is said to")
+	assert.Fail(t, "no mapping at the advertised address")
 }
 
 // entry returns the first word of a goroutine's entry in the goroutine table.
@@ -499,7 +499,7 @@ func (o *outside) assertThreads(t *testing.T, is *truth, tt *wantAdvertised) {
 	found := known("m_curg") && known("g_goid") && known("g_m")
 	provable := found && (slots2 || known("m_procid") && byGoroutine)
 	if slots2 && known("m_curg") && known("g_goid") && !found || tt.thread == nil && !provable {
-		assert.Empty(t, shown, "nothing leads to the goroutine")
+		assert.Empty(t, shown, "readers cannot find the goroutine")
 		return
 	}
 	require.Len(t, shown, 1)
@@ -533,7 +533,7 @@ func TestNothingToAdvertise(t *testing.T) {
 			maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", c.PID()))
 			require.NoError(t, err)
 			assert.NotContains(t, string(maps), "OTELCTX_")
-			require.Equal(t, "ok", c.Ask("processor"), "the next one is none the worse for it")
+			require.Equal(t, "ok", c.Ask("processor"), "the next processor works")
 			o.look(t)
 			assert.NotEmpty(t, o.ad)
 			c.Done()
@@ -541,7 +541,7 @@ func TestNothingToAdvertise(t *testing.T) {
 	}
 }
 
-// assertThreads asserts that a reader finds the span that a thread is in, and proves it.
+// assertThreads checks that a reader finds and proves the span that the child's goroutine is in.
 func assertThreads(t *testing.T, p *reader.Process, c *childproc.Child) {
 	t.Helper()
 	is := showIn(t, c)

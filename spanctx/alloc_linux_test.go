@@ -54,7 +54,7 @@ func TestAllocations(t *testing.T) {
 			s := serve(t, tt.opts...)
 			apart(func() {
 				before, with := allocations(tp.Tracer("test")), allocations(s.tracer)
-				t.Logf("%v allocations for a span, %v of them to show it", with/spans, (with-before)/spans)
+				t.Logf("%v allocations for a span, %v of them to publish it", with/spans, (with-before)/spans)
 				assert.LessOrEqual(t, with-before, spans*tt.records)
 
 				ctx, span := s.root()
@@ -69,11 +69,11 @@ func TestAllocations(t *testing.T) {
 				for what, f := range zero {
 					assert.Zero(t, testing.AllocsPerRun(runs, f), what)
 				}
-				apart(func() { // which has not started the span
+				apart(func() { // a goroutine that did not start the span
 					for what, f := range zero {
 						assert.Zero(t, testing.AllocsPerRun(runs, f), what)
 					}
-					Attach(context.Background()) // Slots of layout 1 name a span after its end elsewhere.
+					Attach(context.Background()) // In layout 1 the slot would keep the span if it ended elsewhere.
 				})
 				done := make(chan struct{})
 				f := func(context.Context) { done <- struct{}{} }
@@ -86,7 +86,7 @@ func TestAllocations(t *testing.T) {
 					<-done
 				})
 				t.Logf("%v allocations for Go, %v for go", with, plain)
-				assert.LessOrEqual(t, with-plain, 1.0, "what the goroutine is started with")
+				assert.LessOrEqual(t, with-plain, 1.0, "allocations for the goroutine's arguments")
 				span.End()
 			})
 			s.assertNowhere(t)

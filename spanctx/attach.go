@@ -20,19 +20,21 @@ import (
 // Attachment restores what the goroutine published before [Attach]: see [Attachment.Detach].
 type Attachment struct {
 	p *SpanProcessor
-	// self is the attached goroutine, before its earlier position, and record the record of that.
+	// self is the attached goroutine, before its earlier position, and record its record for that
+	// position.
 	self   goruntime.Self
 	before wire.Position
 	record *gorecord.Record
 }
 
-// Attach publishes the span of ctx for the calling goroutine until [Attachment.Detach], or no span
-// unless ctx has a live span that records in this process. Use it on goroutines that work for a span
-// started by another goroutine, such as the workers of a pool:
+// Attach publishes the span of ctx for the calling goroutine until [Attachment.Detach]. If ctx has
+// no live span that records in this process, it publishes no span. Use it on goroutines that work
+// for a span started by another goroutine, such as the workers of a pool:
 //
 //	defer spanctx.Attach(ctx).Detach()
 //
-// With [context.Background] it takes a goroutine out of an inherited span that it does not work for.
+// Attach([context.Background]()) takes a goroutine out of an inherited span that it does not work
+// for.
 //
 // Attach publishes the context-scoped attributes of ctx with the span, for the keys chosen by
 // [WithAttributeKeys], even if the goroutine is in that span already. So it also publishes attributes
@@ -118,10 +120,10 @@ func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
 	})
 }
 
-// DialContext wraps dial for http.Transport and other clients that dial on a goroutine which then
-// serves the connection for later requests. It takes such a goroutine out of the span that it
-// inherited from the first request. A goroutine that has started or attached a span itself returns to
-// its span when dial returns.
+// DialContext wraps dial for http.Transport and other clients that dial on a goroutine which later
+// serves the connection for other requests. It takes such a goroutine out of the span that it
+// inherited from the first request. A goroutine that has started or attached a span itself returns
+// to that span when dial returns.
 func DialContext(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		if p := active.Load(); p != nil {
@@ -142,8 +144,9 @@ func DialContext(dial func(ctx context.Context, network, address string) (net.Co
 //     not name the span until a span starts or ends there;
 //   - after pprof.SetGoroutineLabels, which replaces all labels. If the goroutine had inherited its
 //     span, its position is then unknown, and Refresh publishes the span of ctx;
-//   - after another goroutine ended a span whose context does not lead back to the span of ctx, such as
-//     a root that was started in it: the goroutine is in nothing then, and Refresh publishes the span of ctx.
+//   - after another goroutine ended a span whose context does not lead back to the span of ctx,
+//     such as a root that was started in it: the goroutine is then in no span, and Refresh
+//     publishes the span of ctx.
 //
 // Refresh keeps the attributes that are published with the span. If they are unknown, it publishes
 // those of ctx. With [WithSpanNames] it publishes the span's current name, which SetName may have
@@ -158,8 +161,8 @@ func refresh(ctx context.Context, anySpan bool) {
 	}
 	var g goroutine
 	p.locateLive(&g)
-	// Nothing tells what the goroutine is in if it has published nothing so far, or if the span that it published last has ended
-	// and leads nowhere.
+	// The goroutine's span is unknown if the goroutine has published nothing so far, or if the last
+	// span that it published has ended without a live ancestor.
 	if (g.unknown || g.position == 0 && g.published != 0) && !anySpan {
 		g.position = wire.Position(p.find(ctx))
 	}

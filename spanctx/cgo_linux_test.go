@@ -58,8 +58,9 @@ func (c *cgoChild) ask(t *testing.T, order string) (is cgoIdentity) {
 }
 
 // shows reads the threads until one is in the span, and checks each time that no other span is
-// published. A goroutine that is not locked may move at any time to a thread that has published nothing
-// yet, which readers do not know. refresh is the command that corrects that, or "" if it is not needed.
+// published. A goroutine that is not locked may move at any time to a thread that has published
+// nothing yet, where readers cannot find it. refresh is the command that corrects that, or "" if it
+// is not needed.
 func (c *cgoChild) shows(t *testing.T, is cgoIdentity, refresh string) {
 	t.Helper()
 	seen, enough := 0, testenv.Rounds(5, 20)
@@ -86,7 +87,7 @@ func (c *cgoChild) showsNow(t *testing.T, is cgoIdentity) (seen bool) {
 		require.NoError(t, err)
 		c.Continue()
 	}
-	require.LessOrEqual(t, inSpan(threads), 1, "one goroutine on two threads")
+	require.LessOrEqual(t, inSpan(threads), 1, "one goroutine was found on two threads")
 	for _, thread := range threads {
 		if thread.Span == nil {
 			continue
@@ -121,8 +122,8 @@ func (c *cgoChild) showsNothing(t *testing.T) {
 	}
 }
 
-// Spans are published before, during and after calls of C, and on threads that were made by C and call
-// back into Go.
+// Spans are published before, during and after calls to C, and on threads that were created by C
+// and call back into Go.
 func TestCgo(t *testing.T) {
 	exe := programs.Build(t, programs.Cgo, ".", "./testdata/cgo")
 	for carriers, kind := range map[string]reader.CarrierKind{
@@ -160,7 +161,7 @@ func testCallsOfC(t *testing.T, c *cgoChild, locked bool) {
 			}
 			during = c.showsNow(t, in)
 			for range testenv.Rounds(10, 50) {
-				require.Equal(t, during, c.showsNow(t, in), "it is in C all the time")
+				require.Equal(t, during, c.showsNow(t, in), "the goroutine stays in C")
 			}
 			if locked {
 				require.True(t, during)
@@ -168,7 +169,7 @@ func testCallsOfC(t *testing.T, c *cgoChild, locked bool) {
 			assert.Equal(t, is.goid, c.ask(t, "leave C").goid)
 			c.shows(t, is, refresh)
 		}
-		require.True(t, during, "it was moved on its way to C, each time")
+		require.True(t, during, "the goroutine changed threads on its way to C, each time")
 		c.ask(t, "end")
 		c.showsNothing(t)
 		c.ask(t, order)

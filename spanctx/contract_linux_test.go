@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"runtime/pprof"
 	"slices"
 	"strconv"
@@ -19,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/testing/spansteps"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 )
@@ -27,47 +27,6 @@ var (
 	programCount = flag.Int("programs", 0, "how many random programs TestContract runs in each configuration; 0 is few")
 	firstSeed    = flag.Uint64("seed", 1, "seed of the first of them")
 )
-
-// actor is a goroutine, locked to a thread, that runs functions sent to it.
-type actor struct {
-	do       chan func()
-	done     chan struct{}
-	attached []Attachment
-}
-
-// newActor returns an actor that inherits the span of the goroutine on which start runs.
-func newActor(on func(start func())) *actor {
-	a := &actor{do: make(chan func()), done: make(chan struct{})}
-	on(func() { go a.loop() })
-	return a
-}
-
-// loop runs what is sent to a on the calling goroutine.
-func (a *actor) loop() {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	for f := range a.do {
-		f()
-		a.done <- struct{}{}
-	}
-	close(a.done)
-}
-
-// inNothing starts an actor that inherits nothing.
-func inNothing(start func()) {
-	goruntime.SetLabels(nil)
-	start()
-}
-
-func (a *actor) run(f func()) {
-	a.do <- f
-	<-a.done
-}
-
-func (a *actor) stop() {
-	close(a.do)
-	<-a.done
-}
 
 // The contract of attribution (docs/design/0001-span-path.md) as a model. Spans and goroutines are
 // numbers.
@@ -90,7 +49,8 @@ type modelSpan struct {
 	parent    int
 	depth     int
 	ancestors []int
-	// before is the starter's position at Start. outside is set if it was in none of the ancestors.
+	// before is the starter's position at Start. outside is set if that was in none of the
+	// ancestors.
 	before  in
 	outside bool
 }
@@ -101,8 +61,9 @@ type modelGoroutine struct {
 	published bool
 	// record is the span of the installed record, inherited or published.
 	record int
-	// saved are the positions that Detach restores.
-	saved []saved
+	// saved are the positions that Detach restores, of each of attached.
+	saved    []saved
+	attached []Attachment
 }
 
 type saved struct {
@@ -127,7 +88,7 @@ func (m *model) position(g int) (at in, known bool) {
 	}
 }
 
-// nearest is rule 3 for a goroutine that has not ended the span itself.
+// nearest applies rule 3 for a goroutine that has not ended the span itself.
 func (m *model) nearest(g int, at in) in {
 	if at.span == none || m.spans[at.span].live {
 		return at
@@ -152,7 +113,7 @@ func (m *model) publish(g int, at in) {
 	a.at, a.published, a.record = at, true, at.span
 }
 
-// starts is rule 1. parent is the span of the context, or none.
+// starts applies rule 1. parent is the span of the context, or none.
 func (m *model) starts(g, parent int, newRoot bool) {
 	at, _ := m.position(g)
 	at = m.nearest(g, at)
@@ -183,7 +144,7 @@ func (m *model) isIn(span int, spans []int) bool {
 	return !m.spans[span].outside && slices.ContainsFunc(m.spans[span].ancestors, func(a int) bool { return slices.Contains(spans, a) })
 }
 
-// ends is rules 2 and 3.
+// ends applies rules 2 and 3.
 func (m *model) ends(g, span int) {
 	ended := &m.spans[span]
 	ended.live = false
@@ -203,15 +164,15 @@ func (m *model) ends(g, span int) {
 	}
 }
 
-// endsHere reports whether an End of the span by the goroutine would be the usual case: the goroutine
-// is in the span and has started it. Then the next span may reuse the cell.
+// endsHere reports whether End of the span on this goroutine is the usual case: the goroutine is in
+// the span and has started it. Then the next span may reuse the cell.
 func (m *model) endsHere(g, span int) bool {
 	at, _ := m.position(g)
 	return at == in{span: span} && m.spans[span].starter == g
 }
 
-// needed reports whether a goroutine other than the starter would apply rule 3 to an ended span without
-// a record that has the ancestors.
+// needed reports whether a goroutine other than the starter, without a record that has the
+// ancestors, would apply rule 3 to the ended span.
 func (m *model) needed(span int) bool {
 	for i := range m.goroutines {
 		a := &m.goroutines[i]
@@ -233,7 +194,7 @@ type program struct {
 	ctxs   []context.Context
 	// reused are ended spans whose cells may have been reused.
 	reused map[int]bool
-	actors []*actor
+	actors []*spansteps.Actor
 	log    []string
 }
 
@@ -258,7 +219,7 @@ func (p *program) check(t *testing.T) bool {
 			want.thread = 0
 		}
 		var got shown
-		a.run(func() { got = p.shown(t) })
+		a.Run(func() { got = p.shown(t) })
 		if p.reused[at.span] { // Only the record still has the ancestors.
 			for _, carrier := range []struct{ want, got *uint64 }{{&want.thread, &got.thread}, {&want.goroutine, &got.goroutine}} {
 				if *carrier.got == 0 {
@@ -303,7 +264,7 @@ func (p *program) step() {
 			opts = append(opts, trace.WithNewRoot())
 		}
 		p.starts(n, parent, newRoot)
-		a.run(func() {
+		a.Run(func() {
 			ctx, span := p.start(ctx, opts...)
 			p.ctxs, p.traced = append(p.ctxs, ctx), append(p.traced, span)
 		})
@@ -319,7 +280,7 @@ func (p *program) step() {
 		}
 		say("end %d", some)
 		p.ends(n, some)
-		a.run(func() { p.traced[some].End() })
+		a.Run(func() { p.traced[some].End() })
 	case 8:
 		to := nothing
 		if some != none && p.spans[some].live && p.random.IntN(3) > 0 {
@@ -333,24 +294,24 @@ func (p *program) step() {
 		at = p.nearest(n, at)
 		g.saved = append(g.saved, saved{at, hadRecord && g.record == at.span})
 		p.publish(n, to)
-		a.run(func() { a.attached = append(a.attached, Attach(ctx)) })
+		a.Run(func() { g.attached = append(g.attached, Attach(ctx)) })
 	case 9:
-		last := len(a.attached) - 1
+		last := len(g.attached) - 1
 		if last < 0 {
 			return
 		}
 		say("detach")
 		p.publish(n, p.nearest(n, g.saved[last].in))
 		g.saved = g.saved[:last]
-		a.run(func() { a.attached[last].Detach() })
-		a.attached = a.attached[:last]
+		a.Run(func() { g.attached[last].Detach() })
+		g.attached = g.attached[:last]
 	case 10:
 		p.relabel(n, some, ctx, say)
 	default:
 		if len(p.actors) < 6 {
 			say("go %d", len(p.actors))
 			p.goroutines = append(p.goroutines, modelGoroutine{at: nothing, record: g.record})
-			p.actors = append(p.actors, newActor(a.run))
+			p.actors = append(p.actors, spansteps.NewActor(a.Run))
 		}
 	}
 }
@@ -364,14 +325,14 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 	switch what := p.random.IntN(4); what {
 	case 0, 1:
 		if p.reused[at.span] {
-			return // The goroutine's position would be unknown.
+			return // The goroutine's position would become unknown.
 		}
 		say("labels %d", what)
 		g.record = none
 		if what == 0 {
-			a.run(func() { pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), user)) })
+			a.Run(func() { pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), user)) })
 		} else {
-			a.run(func() { pprof.Do(context.Background(), user, func(context.Context) {}) })
+			a.Run(func() { pprof.Do(context.Background(), user, func(context.Context) {}) })
 		}
 	case 2:
 		say("Do")
@@ -380,7 +341,7 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 		} else if g.record = none; p.reused[at.span] {
 			return
 		}
-		a.run(func() { Do(context.Background(), user, func(context.Context) {}) })
+		a.Run(func() { Do(context.Background(), user, func(context.Context) {}) })
 	default:
 		say("refresh %d", some)
 		ended := at.span != none && now.span == none // the span that it published last
@@ -390,12 +351,12 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 		if now.span != none && now.span == some {
 			p.publish(n, now)
 		}
-		a.run(func() { Refresh(ctx) })
+		a.Run(func() { Refresh(ctx) })
 	}
 }
 
-// Random programs: after each step, every carrier publishes the span that the contract requires for
-// every goroutine. The seed of a failed program reproduces it.
+// After each step of a random program, every carrier publishes the span that the contract requires
+// for every goroutine. The seed of a failed program reproduces it.
 func TestContract(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"mapped": nil,
@@ -417,7 +378,7 @@ func testContract(t *testing.T, s *service) {
 	for seed := *firstSeed; seed < *firstSeed+uint64(count); seed++ {
 		p := &program{service: s, random: rand.New(rand.NewPCG(seed, 0)), reused: map[int]bool{}}
 		for range 3 {
-			p.actors = append(p.actors, newActor(inNothing))
+			p.actors = append(p.actors, spansteps.NewActor(spansteps.InNothing))
 			p.goroutines = append(p.goroutines, modelGoroutine{at: nothing, record: none})
 		}
 		ok := true
@@ -429,7 +390,7 @@ func testContract(t *testing.T, s *service) {
 			span.End()
 		}
 		for _, a := range p.actors {
-			a.stop()
+			a.Stop()
 		}
 		if !ok {
 			t.Fatalf("seed %d:\n%s", seed, strings.Join(p.log, "\n"))

@@ -24,8 +24,8 @@
 //     are started inside the span inherit it. Label readers, such as runtime/pprof, see
 //     the ordinary labels trace_id and span_id. It costs one allocation per span. See
 //     [OTEP 4947].
-//   - The goroutine table has an entry for each goroutine, which names its span. It stays correct
-//     when the user sets other labels, as in pprof.Do. Goroutines do not inherit it.
+//   - The goroutine table has an entry for each goroutine, which names its span. The entry stays
+//     correct when the user sets other labels, as in pprof.Do. Goroutines do not inherit it.
 //   - Thread slots are an array indexed by thread id, for readers that know nothing about
 //     goroutines. Go moves goroutines between threads when they block. A slot names its
 //     goroutine, so a reader that knows Go can tell when the slot is out of date.
@@ -46,34 +46,37 @@
 //     started by a goroutine that was in the span.
 //  2. It leaves the span when the span ends, on whichever goroutine End runs, and at Detach. When a
 //     goroutine ends a span, it also leaves the span's descendants, by context, that it started and
-//     has not ended: a stream left open does not outlive its job. A sibling that overlaps stays.
-//  3. A goroutine that ends a span which it started goes back to what it was in before that Start,
-//     or if that has ended to its nearest live ancestor. In every other case, when another goroutine
-//     ended the span, or this one had inherited or attached it, a goroutine that was in the span
-//     goes to the nearest live ancestor by the context that the span was started with: parent,
-//     grandparent or great-grandparent. Without one it is in nothing. So is a goroutine that started
-//     the span without being in any of those ancestors, such as a dispatcher.
-//  4. [Attach] publishes exactly what its context says: the live, recording, local span of ctx and
-//     its attributes, or nothing. Rule 3 applies if the span ends before Detach. Detach restores what
-//     was published before, if it is still live.
+//     has not ended: a stream left open does not outlive its job. It stays in a sibling that
+//     overlaps.
+//  3. A goroutine that ends a span which it started returns to its position before that Start or,
+//     if that span has ended, to its nearest live ancestor. In all other cases (another goroutine
+//     ended the span, or this goroutine had inherited or attached it), the goroutine goes to the
+//     nearest live ancestor of the span: the parent, grandparent or great-grandparent by the
+//     context that the span was started with. If none is live, the goroutine is in no span. The
+//     same applies to a goroutine that started the span without being in any of those ancestors,
+//     such as a dispatcher.
+//  4. [Attach] publishes exactly the span of its context and its attributes: the live, recording,
+//     local span of ctx, or none. Rule 3 applies if the span ends before Detach. Detach publishes
+//     the previous span again, if that is still live.
 //  5. A span that has ended is never published. Slots and records stop naming it at once, and its
 //     labels are withdrawn: see [Labels].
 //  6. A remote parent is never published, since it is not active in this process. Processors do
 //     not see unsampled spans: inside one, the enclosing span stays published.
-//  7. If the span cannot be determined, none is published. Missing is better than wrong.
+//  7. If the span cannot be determined, none is published: a missing span is better than a wrong
+//     one.
 //
 // Readers of the span table apply rule 3 themselves. Label readers cannot: when another goroutine
-// has ended the span of a goroutine, they see none there until that goroutine starts or ends a
+// has ended the span of a goroutine, they see no span there until that goroutine starts or ends a
 // span or calls [Attach] or [Refresh].
 //
 // # Work that moves
 //
-//   - A goroutine that works for a span which it neither started nor inherited publishes it by
+//   - A goroutine that works for a span which it neither started nor inherited publishes it with
 //     defer spanctx.Attach(ctx).Detach().
-//   - A worker of a pool or a background loop may have inherited a span which it does not
-//     work for. It leaves that span by spanctx.Attach(context.Background()).
+//   - A pool worker or a background loop may have inherited a span that it does not work for. It
+//     leaves that span with spanctx.Attach(context.Background()).
 //   - [Go] starts a goroutine in the span of a context instead of the span of its starter.
-//   - [Do] is pprof.Do that keeps the span for label readers.
+//   - [Do] is pprof.Do, except that it keeps the span for label readers.
 //   - [DialContext] takes connection goroutines, such as those of http.Transport, out of the
 //     span of the request that dials.
 //   - [Refresh] publishes the span again after pprof.SetGoroutineLabels, or on the current thread
@@ -108,7 +111,7 @@
 // inherited them. Programs built with the race detector always keep them. [WithLabels]
 // chooses another policy.
 //
-// Labels make goroutine profiles larger, because those group goroutines by label.
+// Labels make goroutine profiles larger, because those profiles group goroutines by label.
 // [LabelsNone] avoids that: then only readers of the record see the span.
 //
 // [WithDatadogLabels] also publishes the labels of dd-trace-go, for Datadog's readers.
@@ -122,39 +125,39 @@
 //
 // # Several providers
 //
-// The first [WithPublishing] makes the SpanProcessor, and later ones share it. Attribute keys
-// add up. Other options that differ have no effect, which is reported to [otel.Handle].
+// The first [WithPublishing] creates the SpanProcessor, and later ones share it. Their attribute
+// keys are combined. Other options that differ have no effect, which is reported to [otel.Handle].
 // Publishing stops with the Shutdown of the last of these providers. A SpanProcessor from
 // [NewSpanProcessor] that is registered with several providers stops with the first Shutdown.
 //
 // # Limits
 //
-// The span table has room for 65,536 live spans. When it is full, a new span evicts an old
-// one, which is no longer published. From about 30,000 live spans on, a few are evicted earlier.
-// Spans that are the position of the goroutine that started them are evicted last. A span that never
-// ends costs its cell and nothing else.
+// The span table has room for 65,536 live spans. When it is full, a new span evicts an old one,
+// which is then no longer published. From about 30,000 live spans on, a few spans are evicted
+// earlier. Spans whose starter is still in them are evicted last. A span that never ends occupies
+// its cell and nothing else.
 //
-// A span refers to its three nearest ancestors. If all three end before the span does, nothing is
+// A span refers to its three nearest ancestors. If all three end before the span does, no span is
 // published after it.
 //
-// pprof.Do and pprof.SetGoroutineLabels replace all labels of the goroutine, including the
-// record. Until the next span starts or ends on that goroutine, label readers and goroutines
-// started meanwhile miss the span. The goroutine table still names it, unless the goroutine has
-// only inherited the span: then its span is unknown. [Do] keeps the span in both cases, and
-// [Refresh] publishes it again.
+// pprof.Do and pprof.SetGoroutineLabels replace all labels of the goroutine, including the record.
+// Until the next span starts or ends on that goroutine, label readers miss the span, and so do
+// goroutines started meanwhile. The goroutine table still names it, unless the goroutine has only
+// inherited the span: then its span is unknown. [Do] keeps the span in both cases, and [Refresh]
+// publishes it again.
 //
 // Readers that know only thread ids see the span of the goroutine that last published one on
 // the thread, until that span ends. Slots of [WithDatadogLayout] cannot refer to a cell: they name
 // the span until a span starts or ends on that thread.
 //
-// Go reuses the goroutines on which it runs callbacks from C threads, labels included. A span
-// that a callback leaves open stays published on its thread until it ends, and on another thread
-// that later gets the goroutine.
+// Go reuses the goroutines on which it runs callbacks from C threads, including their labels. A
+// span that a callback leaves open stays published on its thread until it ends, and also on any
+// other thread that later gets the goroutine.
 //
-// A span has at most 64 records, one for each set of attributes and user labels. One more retires
-// the oldest record: on goroutines that still have it, label readers see no span. Without the
-// goroutine record, a goroutine that returns to a span which it attached with other attributes
-// publishes the span's own attributes.
+// A span has at most 64 records, one for each set of attributes and user labels. Any further record
+// retires the oldest: on goroutines that still have that one, label readers see no span. Without
+// the goroutine record, a goroutine that returns to a span which it had attached with other
+// attributes publishes the span's own attributes.
 //
 // # Platforms
 //

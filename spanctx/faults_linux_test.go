@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// beWithoutMappings publishes spans where no mapping can be found by a name.
+// beWithoutMappings publishes spans while no mapping can be named or made from a memfd.
 func beWithoutMappings(parent *childproc.Parent) {
 	parent.Must(childproc.Deny(childproc.NoMemfd, childproc.NoNaming))
 	p, err := NewSpanProcessor(WithGoroutineTable(true))
@@ -32,8 +32,8 @@ func beWithoutMappings(parent *childproc.Parent) {
 	span.End()
 }
 
-// TestWithoutMappings checks that the goroutine record, which needs no mapping, is on if no mapping can
-// be made.
+// TestWithoutMappings checks that the goroutine record, which needs no mapping, is on even if no
+// mapping can be made.
 func TestWithoutMappings(t *testing.T) {
 	said := childproc.Start(t, roleWithoutMappings, nil).Receive()
 	assert.Contains(t, said, "record true: ")
@@ -43,7 +43,7 @@ func TestWithoutMappings(t *testing.T) {
 	assert.NotContains(t, said, "goroutine record")
 }
 
-// beWithoutSpanTable publishes spans where the span table cannot be mapped, but all else can.
+// beWithoutSpanTable publishes spans while only the span table cannot be mapped.
 func beWithoutSpanTable(parent *childproc.Parent) {
 	parent.Must(childproc.Deny(childproc.NoMmap(wire.SpansHeaderSize + cells.Capacity*wire.CellSize)))
 	startThreads()
@@ -52,8 +52,8 @@ func beWithoutSpanTable(parent *childproc.Parent) {
 	parent.Send("%v: %s", p.Carriers(), strings.ReplaceAll(fmt.Sprint(p.Err()), "\n", "; "))
 }
 
-// startThreads makes the process start threads. With cgo, a thread's stack is a mapping of about the
-// size of the span table, which must not be denied.
+// startThreads makes the process start its threads early. With cgo, a thread's stack is a mapping
+// of about the size of the span table, which must not be denied.
 func startThreads() {
 	var running, started sync.WaitGroup
 	const threads = 8

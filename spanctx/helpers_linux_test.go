@@ -32,7 +32,6 @@ import (
 const (
 	roleAdvertiser = "advertiser"
 	roleLockstep   = "lockstep"
-	roleHammer     = "hammer"
 
 	roleWithoutMappings  = "without mappings"
 	roleWithoutSpanTable = "without span table"
@@ -42,14 +41,13 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
 		roleAdvertiser: beAdvertiser,
 		roleLockstep:   beLockstep,
-		roleHammer:     beHammer,
 
 		roleWithoutMappings:  beWithoutMappings,
 		roleWithoutSpanTable: beWithoutSpanTable,
 	})
 }
 
-// long returns n, or fewer with the race detector, which makes the rounds some twenty times slower.
+// long returns n, or fewer with the race detector, which slows the rounds down about twentyfold.
 func long(n int) int {
 	if testenv.Race {
 		n /= 20
@@ -114,7 +112,7 @@ func serve(t testing.TB, opts ...Option) *service {
 	return observe(t, p, tp)
 }
 
-// withRuntime replaces the result of calibration, for tests of refused facts.
+// withRuntime replaces the result of calibration, for tests with unknown runtime facts.
 func withRuntime(r *goruntime.Runtime) Option {
 	return optionFunc(func(c *config) { c.runtime = r })
 }
@@ -249,7 +247,7 @@ func (m *memory) at(t testing.TB, n uint64) slot {
 	return s
 }
 
-// each calls f for every slot that has a span id, written to or not.
+// each calls f for every slot that has a span id, even if it is being written.
 func (m *memory) each(f func(n int, s slot)) error {
 	if m.buf == nil {
 		m.buf = make([]byte, m.info.Capacity*m.info.SlotSize)
@@ -327,7 +325,9 @@ func (s *service) shown(t testing.TB) (is shown) {
 		case m.info.Layout == 1:
 			is.thread = at.spanID
 		case at.owner == self && uint64(at.tid) == tid && at.spanID != 0:
-			is.thread, _ = resolve(t, table, at.ref, self)
+			if c := readCell(t, table, at.ref); c.goid != self || uint64(c.tid) == tid { // otherwise it was left behind
+				is.thread, _ = resolve(t, table, at.ref, self)
+			}
 		}
 	}
 	if ref, owned := s.entry(t); owned {
@@ -356,8 +356,8 @@ func (s *service) entry(t testing.TB) (ref uint64, owned bool) {
 	return position &^ 1, owner<<19>>16 == uint64(uintptr(self.G)) && owner>>45 == self.Goid>>16&(1<<19-1)
 }
 
-// current returns the span that readers which know Go find for the calling goroutine: by its entry, by
-// its record, or by the slot of its thread.
+// current returns the span that readers with knowledge of Go find for the calling goroutine: by its
+// entry, by its record, or by the slot of its thread.
 func (s *service) current(t testing.TB) uint64 {
 	t.Helper()
 	is := s.shown(t)

@@ -45,12 +45,13 @@ func (s *service) outlived(t *testing.T) (live, over bool) {
 	return live, over
 }
 
-// Label readers and live and ended spans, for each policy.
+// For each label policy, label readers see live and ended spans as documented.
 func TestLabels(t *testing.T) {
 	for name, tt := range map[string]struct {
 		labels     Labels
 		live, over bool
-		// profiled is for a span that ends while the process takes a CPU profile of itself.
+		// profiled is the expectation for a span that ends while the process takes a CPU profile of
+		// itself.
 		profiled bool
 	}{
 		"until the end": {LabelsAuto, true, raceEnabled, true},
@@ -78,8 +79,8 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// While the process takes a CPU profile of itself, and for two seconds after it, the labels of all
-// spans that end are kept. Later they are withdrawn again.
+// While the process takes a CPU profile of itself, and for two seconds afterwards, spans that end
+// keep their labels. Later, labels are withdrawn again.
 func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector keeps labels anyway")
@@ -96,20 +97,20 @@ func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
 		assert.True(t, over)
 	}
 	pprof.StopCPUProfile()
-	// The profile was last seen when the last span ended, or later.
+	// The profile was detected when the last span ended, or later.
 	for deadline := last.Add(time.Minute); ; {
 		_, over := s.outlived(t)
 		if time.Since(last) < 2*time.Second {
-			require.True(t, over, "%v after it", time.Since(last))
+			require.True(t, over, "%v after the profile", time.Since(last))
 		} else if !over {
 			break
 		}
-		require.True(t, time.Now().Before(deadline), "labels are never withdrawn again")
+		require.True(t, time.Now().Before(deadline), "labels are not withdrawn again")
 	}
 }
 
-// Goroutines with equal stacks are one sample of a goroutine profile. With labels, each span makes a
-// sample of its own, unless the labels are hidden.
+// A goroutine profile merges goroutines with equal stacks into one sample. With labels each span
+// has a sample of its own, unless the labels are hidden.
 func TestGoroutineProfileWithoutLabels(t *testing.T) {
 	for labels, samples := range map[Labels]int{LabelsAuto: 100, LabelsNone: 1} {
 		s := serve(t, WithLabels(labels))
@@ -124,7 +125,7 @@ func TestGoroutineProfileWithoutLabels(t *testing.T) {
 		for range 100 {
 			spans = append(spans, <-started)
 		}
-		// Until all of them wait.
+		// Wait until all of them block.
 		for deadline := time.Now().Add(testenv.Patience); ; {
 			var text bytes.Buffer
 			require.NoError(t, pprof.Lookup("goroutine").WriteTo(&text, 1))
@@ -148,7 +149,7 @@ func waitInSpan(started chan<- trace.Span, end <-chan struct{}, span trace.Span)
 	<-end
 }
 
-// The labels may change any number of times during a span. A goroutine that keeps early ones is still
+// Labels may change any number of times during a span. A goroutine that keeps early ones is still
 // in the span for readers of cells.
 func TestDoWithManyLabels(t *testing.T) {
 	s := serve(t)
@@ -185,8 +186,8 @@ func TestDoWithManyLabels(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Shutdown keeps the labels of live spans only if the process takes a CPU profile of itself at that
-// time, whatever the check at the last span's end has found.
+// Shutdown keeps the labels of live spans only if the process is taking a CPU profile of itself at
+// that time, whatever the check at the end of the last span found.
 func TestLabelsAtShutdown(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector keeps labels anyway")
@@ -203,7 +204,7 @@ func TestLabelsAtShutdown(t *testing.T) {
 					defer pprof.StopCPUProfile()
 					time.Sleep(time.Duration(askEvery)) // The kernel is asked no sooner.
 				} else {
-					s.p.profile.keepUntil.Store(s.p.profile.lastAsked.Load() + 1) // as at the end of one
+					s.p.profile.keepUntil.Store(s.p.profile.lastAsked.Load() + 1) // as when a profile has just ended
 					time.Sleep(time.Duration(askEvery))
 				}
 				require.NoError(t, s.p.Shutdown(context.Background()))
@@ -214,15 +215,15 @@ func TestLabelsAtShutdown(t *testing.T) {
 	}
 }
 
-// dd-trace-go's labels have the ids as its readers expect them, on every goroutine that is in the span,
-// and leave the user's labels as they are.
+// The labels of dd-trace-go have the ids in the form that its readers expect, on every goroutine
+// that is in the span, and leave the user's labels unchanged.
 func TestDatadogLabels(t *testing.T) {
 	id := func(span trace.Span) string { return strconv.FormatUint(number(span), 10) }
 	for name, tt := range map[string]struct {
 		opts     []Option
 		names    bool
 		user     int
-		fits     int // how many of ours besides the ids
+		fits     int // how many published labels fit besides the ids
 		replaced string
 	}{
 		"ids":                         {nil, false, 0, 4, ""},
@@ -277,7 +278,7 @@ func TestDatadogLabels(t *testing.T) {
 				check(child, root)
 				apart(func() {
 					before := labels
-					labels = users("worker's") // so that the span needs a second record
+					labels = users("worker's") // the span then needs a second record
 					attached := Attach(inner)
 					check(child, root)
 					attached.Detach()
@@ -290,7 +291,7 @@ func TestDatadogLabels(t *testing.T) {
 				remote.End()
 				root.End()
 				assert.Empty(t, labelsThatShow(t, root))
-				assert.NotContains(t, goroutineLabels(t), id(root), "labels are withdrawn")
+				assert.NotContains(t, goroutineLabels(t), id(root), "labels must be withdrawn")
 			})
 		})
 	}

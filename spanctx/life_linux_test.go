@@ -39,7 +39,7 @@ func TestSpanIDInTwoTraces(t *testing.T) {
 		span.End()
 	}
 	s.assertNowhere(t)
-	assert.Zero(t, s.p.cells.Find(sdkspan.Key{SpanID: 7}), "all ends were noticed")
+	assert.Zero(t, s.p.cells.Find(sdkspan.Key{SpanID: 7}), "an End was missed")
 }
 
 type sameSpanID struct{ derivedIDs }
@@ -50,7 +50,8 @@ func (d *sameSpanID) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 
 func (*sameSpanID) NewSpanID(context.Context, trace.TraceID) trace.SpanID { return trace.SpanID{7: 7} }
 
-// An id generator may return zero ids: such a span cannot be found at its end, and is not published.
+// An id generator may return zero ids. Such a span cannot be found at its end, so it is not
+// published.
 func TestWithoutSpanID(t *testing.T) {
 	s := serve(t)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.p), sdktrace.WithIDGenerator(new(noSpanID)))
@@ -73,25 +74,10 @@ func (d *noSpanID) NewIDs(context.Context) (trace.TraceID, trace.SpanID) {
 func TestRegisteredTwice(t *testing.T) {
 	tp := sdktrace.NewTracerProvider(WithPublishing(), WithPublishing(), sdktrace.WithIDGenerator(new(derivedIDs)))
 	t.Cleanup(func() { require.NoError(t, tp.Shutdown(context.Background())) })
-	s := observe(t, active.Load(), tp)
-	live := func() (n int) {
-		s.p.cells.All(func(cells.Ref) { n++ })
-		return n
-	}
-	apart(func() {
-		ctx, a := s.root()
-		_, b := s.start(ctx)
-		assert.Equal(t, 2, live())
-		s.assertShows(t, b, a)
-		b.End()
-		assert.Equal(t, 1, live())
-		s.assertShows(t, a, a)
-		a.End()
-	})
-	s.assertNowhere(t)
+	runSteps(t, observe(t, active.Load(), tp), "+a=a +b<a=b/a -b=a -a=")
 }
 
-// If a goroutine or its thread exits in a span, the span stays live until it ends.
+// A span stays live until it ends, even if its goroutine or the goroutine's thread exits.
 func TestExitInSpan(t *testing.T) {
 	s := serve(t, WithSlotCapacity(1<<12))
 	var spans []trace.Span
@@ -100,7 +86,7 @@ func TestExitInSpan(t *testing.T) {
 		go func() {
 			defer close(done)
 			if i%2 == 0 {
-				runtime.LockOSThread() // and the thread is gone with the goroutine
+				runtime.LockOSThread() // the thread exits with the goroutine
 			}
 			ctx, a := s.root()
 			_, b := s.start(ctx)
@@ -146,8 +132,8 @@ func (s *bareSpan) set(n uint64) {
 	})
 }
 
-// Spans that never end use no more memory than the cells and records, and do not prevent others from
-// being published.
+// Spans that never end use no memory besides their cells and records, and do not prevent others
+// from being published.
 func TestNeverEnded(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"slots": {WithGoroutineRecord(false)}, "everything": nil,
@@ -186,7 +172,7 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 	fill(warm, warm+spans)
 	assert.Less(t, heap()-before, int64(1<<20))
 
-	Attach(context.Background()) // out of all those
+	Attach(context.Background()) // leave all those spans
 	ctx, a := s.root()
 	s.assertShows(t, a, a)
 	_, b := s.start(ctx)
@@ -198,7 +184,8 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 	assert.Zero(t, s.places(number(a))+s.places(number(b)))
 }
 
-// Goroutines and threads share slots: each slot names the span that was stored last, and no ended one.
+// If goroutines and threads share slots, each slot names the last stored span, and never an ended
+// one.
 func TestFewSlots(t *testing.T) {
 	for _, capacity := range []int{1, 4} {
 		s := serve(t, WithSlotCapacity(capacity))
@@ -258,29 +245,14 @@ func TestRecordUnsampled(t *testing.T) {
 			tp := sdktrace.NewTracerProvider(
 				sdktrace.WithSampler(tt.sampler), sdktrace.WithSpanProcessor(s.p), sdktrace.WithSyncer(exporter))
 			s.tracer = tp.Tracer("test")
-			apart(func() {
-				ctx, a := s.root()
-				assert.Equal(t, tt.recorded, a.IsRecording())
-				assert.Equal(t, tt.sampled, a.SpanContext().IsSampled())
-				_, b := s.start(ctx)
-				assert.Equal(t, tt.sampled, b.SpanContext().IsSampled(), "children are sampled as before")
-				switch {
-				case !tt.recorded:
-					s.assertShows(t, nil, nil)
-				case b.IsRecording():
-					s.assertShows(t, b, a)
-				default:
-					// For children, a ParentBased sampler does not call the wrapped one.
-					require.Equal(t, "parent, inside", name)
-					s.assertShows(t, a, a)
-				}
-				b.End()
-				if tt.recorded {
-					s.assertShows(t, a, a)
-				}
-				a.End()
-				s.assertShows(t, nil, nil)
-			})
+			shows := "+a=a +b<a=b/a -b=a -a="
+			switch {
+			case !tt.recorded:
+				shows = "+a= +b<a= -b -a="
+			case name == "parent, inside": // For children, a ParentBased sampler does not call the wrapped one.
+				shows = "+a=a +b<a=a -b=a -a="
+			}
+			runSteps(t, s, shows)
 			if tt.sampled {
 				assert.Len(t, exporter.GetSpans(), 2)
 			} else {
@@ -291,7 +263,7 @@ func TestRecordUnsampled(t *testing.T) {
 	assert.Equal(t, "RecordUnsampled{AlwaysOffSampler}", RecordUnsampled(sdktrace.NeverSample()).Description())
 }
 
-// A remote parent decides for a sampler that asks it.
+// A sampler that respects a remote parent's decision still does so.
 func TestRecordUnsampledBelowRemote(t *testing.T) {
 	s := serve(t)
 	tp := sdktrace.NewTracerProvider(

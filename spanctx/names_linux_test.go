@@ -19,16 +19,13 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/otel"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/reader"
 )
 
-// advertised returns an integer that is advertised.
+// advertised returns the integer that is advertised under key.
 func advertised(t testing.TB, p *SpanProcessor, key string) uint64 {
 	t.Helper()
 	for _, kv := range p.advertisement() {
@@ -134,7 +131,7 @@ func TestNamesOfSpans(t *testing.T) {
 			child.End()
 			s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
 			root.End()
-			// The name of the parent is read although it has ended.
+			// The parent's name is available although the parent has ended.
 			_, late := s.tracer.Start(ctx, "late")
 			s.assertNames(t, late, "late", "GET /cart/{id}")
 			late.End()
@@ -143,9 +140,7 @@ func TestNamesOfSpans(t *testing.T) {
 	}
 }
 
-// Refresh and Attach publish a name that SetName has changed. The new name stays when the goroutine
-// returns to the span, and becomes the endpoint of later spans. A child that starts after a request has
-// ended has the request's final name as its endpoint.
+// A child that starts after a request has ended has the request's final name as its endpoint.
 func TestNamesAfterTheEnd(t *testing.T) {
 	s := serve(t, WithSpanNames(true))
 	apart(func() {
@@ -161,6 +156,8 @@ func TestNamesAfterTheEnd(t *testing.T) {
 	})
 }
 
+// Refresh and Attach publish a name that SetName has changed. The new name stays when the goroutine
+// returns to the span, and becomes the endpoint of later spans.
 func TestNamesFollowSetName(t *testing.T) {
 	for name, opts := range carriers() {
 		t.Run(name, func(t *testing.T) {
@@ -170,7 +167,7 @@ func TestNamesFollowSetName(t *testing.T) {
 			ctx, root := s.tracer.Start(context.Background(), "GET")
 			before, child := s.tracer.Start(ctx, "auth")
 			root.SetName("GET /cart/{id}")
-			Refresh(ctx) // The goroutine is in another span.
+			Refresh(ctx) // does nothing: the goroutine is in another span
 			s.assertNames(t, child, "auth", "GET")
 			child.SetName("authenticate")
 			Refresh(before)
@@ -238,32 +235,4 @@ func TestNoNamesByDefault(t *testing.T) {
 	require.NoError(t, err)
 	assert.NotContains(t, string(maps), "OTELCTX_NAMES")
 	assert.True(t, bytes.Contains(maps, []byte("OTELCTX_SPANS")))
-}
-
-// The environment turns names on, and options override it.
-func TestNamesByEnvironment(t *testing.T) {
-	for name, tt := range map[string]struct {
-		value    string
-		opts     []Option
-		want     bool
-		reported string
-	}{
-		"default":    {"", nil, false, ""},
-		"on":         {"true", nil, true, ""},
-		"off":        {"0", nil, false, ""},
-		"overridden": {"true", []Option{WithSpanNames(false)}, false, ""},
-		"chosen":     {"", []Option{WithSpanNames(true)}, true, ""},
-		"neither":    {"maybe", nil, false, `OTELCTX_SPAN_NAMES="maybe" is not valid: want true, false; taken as not set`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Setenv("OTELCTX_SPAN_NAMES", tt.value)
-			environment.Forget()
-			var reported []string
-			otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { reported = append(reported, err.Error()) }))
-			tp := sdktrace.NewTracerProvider(WithPublishing(tt.opts...))
-			defer func() { require.NoError(t, tp.Shutdown(context.Background())) }()
-			assert.Equal(t, tt.want, active.Load().names != nil)
-			assert.Equal(t, tt.reported, strings.Join(reported, "\n"))
-		})
-	}
 }

@@ -21,8 +21,8 @@ import (
 // Option configures a [SpanProcessor]. If an option is given twice, the last one wins, except that
 // [WithAttributeKeys] adds up.
 //
-// Options that turn something on or off take a bool, because they override an environment variable in
-// either direction.
+// Options that turn something on or off take a bool, because they can override an environment
+// variable in either direction.
 type Option interface {
 	apply(c config) config
 }
@@ -74,7 +74,7 @@ func newConfig(opts []Option) config {
 	return c
 }
 
-// ownKeys returns keys without those of the labels that are published besides attributes.
+// ownKeys returns keys without those that are the keys of other published labels.
 func (c config) ownKeys(keys []attribute.Key) []attribute.Key {
 	var own []attribute.Key
 	if c.names {
@@ -91,7 +91,7 @@ func (c config) noCarrier() bool { return !c.threadSlots && !c.goroutineTable &&
 
 func (c config) check() error {
 	if c.labels < LabelsAuto || c.labels > LabelsNone {
-		return fmt.Errorf("labels %d are none of the four choices", c.labels)
+		return fmt.Errorf("labels %d is not one of the four choices", c.labels)
 	}
 	return ring.Check(c.capacity, c.space)
 }
@@ -145,8 +145,8 @@ func (c config) fromEnvironment() config {
 // labelNames are the values of OTELCTX_SPAN_LABELS.
 var labelNames = []string{LabelsAuto: "auto", LabelsWithdrawn: "withdrawn", LabelsKept: "kept", LabelsNone: "none"}
 
-// differs returns an error that names the options in which other differs from c and which cannot be
-// changed once the SpanProcessor exists, or nil if there are none.
+// differs returns an error that names the options in which other differs from c and that cannot be
+// changed once the SpanProcessor exists. It returns nil if there are none.
 func (c config) differs(other config) error {
 	var names []string
 	for _, option := range []struct {
@@ -180,40 +180,40 @@ func WithEnabled(on bool) Option {
 	return optionFunc(func(c *config) { c.enabled = on })
 }
 
-// WithThreadSlots turns the thread slots on, which is the default, or off.
+// WithThreadSlots turns the thread slots on or off. The default is on.
 func WithThreadSlots(on bool) Option {
 	return optionFunc(func(c *config) { c.threadSlots = on })
 }
 
-// WithGoroutineTable chooses whether to advertise the goroutine table. The default is true. With
-// false, the package still uses the table internally.
+// WithGoroutineTable chooses whether to advertise the goroutine table. The default is true. Even if
+// it is false, the package uses the table internally.
 func WithGoroutineTable(on bool) Option {
 	return optionFunc(func(c *config) { c.goroutineTable = on })
 }
 
-// WithGoroutineRecord turns the goroutine record on, which is the default, or off.
+// WithGoroutineRecord turns the goroutine record on or off. The default is on.
 func WithGoroutineRecord(on bool) Option {
 	return optionFunc(func(c *config) { c.goroutineRecord = on })
 }
 
-// WithSpanNames publishes the name of each span with it, and as its endpoint the name of the
-// local root. The local root is the outermost span of the trace in the process: the request
-// that the process serves. The default is off, unless the environment variable
-// OTELCTX_SPAN_NAMES=true says otherwise.
+// WithSpanNames publishes each span with its name and its endpoint, the name of its local root. The
+// local root is the outermost span of the trace in the process: the request that the process
+// serves. The default is off, unless the environment variable OTELCTX_SPAN_NAMES=true says
+// otherwise.
 //
 // The published name is the name at Start. After SetName, call [Refresh] or [Attach] with the span's
 // context to publish the new name. If the span is the local root, the new name is also the endpoint of
 // spans that start in it afterwards. A name that is set when the work is done, such as otelhttp's for
 // a whole http.ServeMux, is never published.
 //
-// Names are cut to 255 bytes, at a character boundary. Name and endpoint are also the profiler labels
-// span_name and endpoint, cut to 47 bytes. They replace user labels with the same keys, and are
-// omitted if the user's labels leave no room for them; labels of [WithAttributeKeys] are omitted
-// first. [WithAttributeKeys] ignores these two keys.
+// Names are cut to 255 bytes, at a character boundary. Name and endpoint are also the profiler
+// labels span_name and endpoint, cut to 47 bytes. They replace user labels with the same keys, and
+// are omitted if the user's labels leave no room for them; labels of [WithAttributeKeys] are
+// omitted before them. [WithAttributeKeys] ignores these two keys.
 //
 // There is room for 4,095 names in at most 2 MiB. Spans with further names are published without a
-// name and counted: see [SpanProcessor.SpansWithoutName]. Keep the number of names small, and put ids
-// into attributes.
+// name and counted: see [SpanProcessor.SpansWithoutName]. Keep the number of distinct names small,
+// and put ids into attributes.
 func WithSpanNames(on bool) Option {
 	return optionFunc(func(c *config) { c.names = on })
 }
@@ -243,16 +243,16 @@ func WithDatadogLabels(on bool) Option {
 	return optionFunc(func(c *config) { c.datadogLabels = on })
 }
 
-// WithSlotCapacity sets the number of thread slots, a power of two. Threads whose ids are equal modulo
-// that number share a slot. The default is 65,536, unless the environment variable
-// OTELCTX_SPAN_SLOT_CAPACITY sets another. It does not change how many spans may be live.
+// WithSlotCapacity sets the number of thread slots, a power of two. Threads whose ids are equal
+// modulo that number share a slot. The default is 65,536, unless the environment variable
+// OTELCTX_SPAN_SLOT_CAPACITY sets another. The capacity does not limit the number of live spans.
 func WithSlotCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
 
-// WithAttributeKeys publishes, with each span, the context-scoped attributes that have these keys and
-// are in the span's context at Start. Keys of several uses of the option add up. The default is none,
-// which costs nothing, or the keys in the environment variable OTELCTX_SPAN_ATTRIBUTE_KEYS.
+// WithAttributeKeys publishes with each span the context-scoped attributes that have these keys and
+// are in the span's context at Start. The keys of repeated options are combined. The default is no
+// keys, which costs nothing, or the keys in the environment variable OTELCTX_SPAN_ATTRIBUTE_KEYS.
 //
 // Strings are published as they are, other values as formatted by [attribute.Value.String]. Values
 // are cut to 255 bytes, at a character boundary. The attributes of a span take at most 612 bytes in
@@ -264,10 +264,10 @@ func WithSlotCapacity(slots int) Option {
 // of at most 15 bytes, values cut to 47 bytes, and at most ten labels including trace_id, span_id and
 // the user's. An attribute replaces a user label with the same key.
 //
-// Readers get the keys from the process context. A process has at most 256 keys, whose order does not
-// change. Further keys are refused, reported to [otel.Handle] once, and counted by
-// [SpanProcessor.RefusedAttributeKeys]. A SpanProcessor that is made after the Shutdown of another
-// starts without keys.
+// Readers get the keys from the process context. A process has at most 256 keys, and their order
+// does not change. Further keys are rejected, reported to [otel.Handle] once, and counted by
+// [SpanProcessor.RefusedAttributeKeys]. A SpanProcessor that is created after the Shutdown of
+// another starts without keys.
 func WithAttributeKeys(keys ...attribute.Key) Option {
 	keys = slices.Clone(keys)
 	return optionFunc(func(c *config) { c.keys = append(slices.Clip(c.keys), keys...) })

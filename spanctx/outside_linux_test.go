@@ -96,53 +96,27 @@ func (o *outside) live(t testing.TB, ref uint64) bool {
 	return ref != 0 && o.word(t, table+o.integer(t, "threadlocal.spans.cell_size")*(ref>>1&(1<<19-1))) == ref
 }
 
-// scan reads all thread slots by one system call.
-type scan struct {
-	memory remotemem.Memory
-	looks  []*ringbuf.SlotReader
-	parts  []ringbuf.Part
-}
-
-func (o *outside) scan() *scan {
-	all := &scan{memory: o.memory}
-	for n := range uint64(o.threads.Info().Capacity) {
-		l := o.threads.NewSlotReader()
-		l.Select(n)
-		all.looks = append(all.looks, l)
-		all.parts = append(append(all.parts, l.Before()...), l.After()...)
-	}
-	return all
-}
-
-// read calls f for each slot. The error means that the slot was being written.
-func (s *scan) read(t testing.TB, f func(n uint64, slot *ringbuf.Slot, err error)) {
-	t.Helper()
-	_, err := s.memory.ReadParts(s.parts)
-	require.NoError(t, err)
-	for n, l := range s.looks {
-		slot, err := l.Slot()
-		f(uint64(n), &slot, err)
-	}
-}
-
-// settled calls f for each slot while none is being written. A goroutine of [Go] publishes nothing
+// settled calls f for each thread slot while none is being written. A goroutine of [Go] publishes nothing
 // once its function has returned, but its end cannot be waited for.
-func (s *scan) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
+func (o *outside) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
 	t.Helper()
+	slots := make([]ringbuf.Slot, o.threads.Info().Capacity)
 	require.Eventually(t, func() bool {
-		busy := false
-		s.read(t, func(_ uint64, _ *ringbuf.Slot, err error) { busy = busy || err != nil })
-		return !busy
+		for n := range slots {
+			var err error
+			if slots[n], err = o.threads.Slot(uint64(n)); err != nil {
+				require.ErrorIs(t, err, ringbuf.ErrBusy)
+				return false
+			}
+		}
+		return true
 	}, testenv.Patience, time.Millisecond, "somebody writes all the time")
-	for n, l := range s.looks {
-		slot, err := l.Slot()
-		require.NoError(t, err)
-		f(uint64(n), &slot)
+	for n := range slots {
+		f(uint64(n), &slots[n])
 	}
 }
 
-// goRecord is the record that OTEP 4947 asks for, read from a goroutine that holds
-// still.
+// goRecord is the record defined by OTEP 4947, read from a goroutine that does not change.
 type goRecord struct {
 	traceID [16]byte
 	spanID  [8]byte
@@ -150,9 +124,8 @@ type goRecord struct {
 	flags   byte
 }
 
-// record reads the record of the goroutine whose g is at an address, by the advertised
-// offsets. It returns nil if the goroutine has no labels: in these tests it has no others
-// than records'.
+// record uses the advertised offsets to read the record of the goroutine whose g is at an address.
+// It returns nil if the goroutine has no labels: in these tests, all labels belong to records.
 func (o *outside) record(t testing.TB, g uint64) *goRecord {
 	t.Helper()
 	labels := o.word(t, g+o.integer(t, "threadlocal.go.g_labels_offset"))
@@ -167,7 +140,7 @@ func (o *outside) record(t testing.TB, g uint64) *goRecord {
 	return r
 }
 
-// currentG returns the address of the calling goroutine's g, which never changes. It
+// currentG returns the address of the calling goroutine's g, which never changes. The goroutine
 // must be locked to its thread.
 func currentG() (uint64, error) {
 	rt := goruntime.Calibrate()

@@ -25,7 +25,7 @@ import (
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/wire"
-	_ "github.com/otelctx/otelctx/resourcepublisher" // publishes what is advertised
+	_ "github.com/otelctx/otelctx/resourcepublisher" // publishes the advertisement
 )
 
 // ErrProcessorExists is returned if this process already has a SpanProcessor.
@@ -75,19 +75,19 @@ var active atomic.Pointer[SpanProcessor]
 var building sync.Mutex
 
 // NewSpanProcessor returns a SpanProcessor that publishes the active span through the carriers
-// chosen by opts, and advertises them: in the process context of package resourcepublisher, or in a
-// separate mapping while no process context exists. If readers cannot find that mapping, the reason
-// goes to [otel.Handle].
+// chosen by opts, and advertises them: in the process context of package resourcepublisher or,
+// while there is no process context, in a separate mapping. If readers cannot find that mapping,
+// the reason goes to [otel.Handle].
 //
 // A process has at most one SpanProcessor. If it already has one, NewSpanProcessor changes nothing
 // and returns [ErrProcessorExists]. Use [SpanProcessor.AddAttributeKeys] to add attribute keys to the
 // existing one.
 //
-// A carrier stays off if this Go runtime does not support it or if the kernel refuses its memory;
-// [SpanProcessor.Err] returns the reason. Slots of layout 2 also need the memory of the span table.
-// If no carrier works, NewSpanProcessor fails. The error wraps [ErrProcessorExists], or
-// [errors.ErrUnsupported] where nothing can be published. Otherwise it names the invalid option, the
-// reason why the advertisement cannot be published, or the failed system call.
+// A carrier stays off if this Go runtime does not support it or if the kernel refuses to map its
+// memory; [SpanProcessor.Err] returns the reason. Slots of layout 2 also need the span table. If no
+// carrier works, NewSpanProcessor fails. The error wraps [ErrProcessorExists], or
+// [errors.ErrUnsupported] where nothing can be published. Otherwise it names the invalid option,
+// the reason why the advertisement cannot be published, or the failed system call.
 func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
 	return newSpanProcessor(newConfig(opts))
 }
@@ -101,7 +101,8 @@ func newSpanProcessor(c config) (*SpanProcessor, error) {
 	return p, nil
 }
 
-// build returns an active SpanProcessor, and the number of attribute keys beyond [scope.MaxKeys].
+// build returns an active SpanProcessor, and the number of attribute keys above the limit
+// [scope.MaxKeys].
 func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	building.Lock()
 	defer building.Unlock()
@@ -143,8 +144,8 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	return p, refusedKeys, nil
 }
 
-// openCarriers turns on the requested carriers. A carrier stays off, without affecting the others, if
-// this Go runtime does not support it or the kernel refuses its memory.
+// openCarriers turns on the requested carriers. If this Go runtime does not support a carrier or
+// the kernel refuses to map its memory, that carrier stays off without affecting the others.
 func (p *SpanProcessor) openCarriers() {
 	c := p.config
 	var noSpanTable error
@@ -223,9 +224,9 @@ func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 //
 //	tp.RegisterSpanProcessor(spanctx.ForProvider())
 //
-// It returns no error: errors go to [otel.Handle], and so does the reason for each carrier that stays
-// off. The provider works in any case. If nothing can be published, the result is nil; the methods of
-// a nil SpanProcessor do nothing.
+// ForProvider returns no error: errors go to [otel.Handle], and so does the reason for each carrier
+// that stays off. The provider works in any case. If nothing can be published, the result is nil;
+// the methods of a nil SpanProcessor do nothing.
 //
 // A shared SpanProcessor stops with the Shutdown of the last provider that shares it. Keys of
 // [WithAttributeKeys] are added to it. Other options that differ from its own have no effect, which is
@@ -243,7 +244,7 @@ func ForProvider(opts ...Option) *SpanProcessor {
 		p, err := newSpanProcessor(c)
 		if errors.Is(err, ErrProcessorExists) {
 			if p, err = share(opts); p == nil {
-				continue // It has been shut down since.
+				continue // It was shut down meanwhile.
 			}
 		} else if err == nil {
 			err = p.Err()
@@ -255,8 +256,9 @@ func ForProvider(opts ...Option) *SpanProcessor {
 	}
 }
 
-// share adds a provider to the SpanProcessor of this process and returns it, or nil if it was shut
-// down. The error names the options in opts that have no effect, and keys that cannot be added.
+// share adds a provider to the SpanProcessor of this process and returns it, or nil if it has been
+// shut down. The error names the options in opts that have no effect and the keys that cannot be
+// added.
 func share(opts []Option) (*SpanProcessor, error) {
 	building.Lock()
 	p := active.Load()
@@ -282,13 +284,14 @@ func (p *SpanProcessor) Err() error {
 	return p.carrierErr
 }
 
-// AddAttributeKeys adds to the keys of [WithAttributeKeys], for spans that start from now on. It
-// advertises the new keys before it publishes attributes with them, skips duplicates, and does nothing
-// after Shutdown. Keys cannot be removed. The space for attributes in slots is fixed at construction:
-// see [WithSlotAttributeSpace].
+// AddAttributeKeys adds keys to those of [WithAttributeKeys], for spans that start from now on. It
+// advertises the new keys before it publishes attributes with them, skips duplicates, and does
+// nothing after Shutdown. Keys cannot be removed. The space for attributes in slots is fixed at
+// construction: see [WithSlotAttributeSpace].
 //
-// It returns an error, such as [resourcepublisher.ErrTooLarge], and changes nothing if the keys cannot
-// be advertised. Keys beyond the limit of 256 are no error: see [SpanProcessor.RefusedAttributeKeys].
+// If the keys cannot be advertised, AddAttributeKeys returns an error, such as
+// [resourcepublisher.ErrTooLarge], and changes nothing. Keys above the limit of 256 are not an
+// error: see [SpanProcessor.RefusedAttributeKeys].
 func (p *SpanProcessor) AddAttributeKeys(keys ...attribute.Key) error {
 	if p == nil {
 		return nil
@@ -317,15 +320,15 @@ func (p *SpanProcessor) addKeys(keys []attribute.Key) (refused int, err error) {
 	return refused, nil
 }
 
-// countRefusedKeys counts keys beyond the limit, and reports the first ones to [otel.Handle].
+// countRefusedKeys counts keys above the limit, and reports the first ones to [otel.Handle].
 func (p *SpanProcessor) countRefusedKeys(keys int) {
 	if keys != 0 && p.refusedKeys.Add(int64(keys)) == int64(keys) {
-		otel.Handle(fmt.Errorf("publish attribute keys: %d of them are refused, there are %d already", keys, scope.MaxKeys))
+		otel.Handle(fmt.Errorf("publish attribute keys: %d rejected, there are already %d", keys, scope.MaxKeys))
 	}
 }
 
-// RefusedAttributeKeys returns how many keys were refused because there were 256 already. A key
-// counts each time it is refused.
+// RefusedAttributeKeys returns how many keys were rejected because there were already 256. A key
+// counts each time it is rejected.
 func (p *SpanProcessor) RefusedAttributeKeys() int {
 	if p == nil {
 		return 0
@@ -333,7 +336,7 @@ func (p *SpanProcessor) RefusedAttributeKeys() int {
 	return int(p.refusedKeys.Load())
 }
 
-// SpansWithoutName returns how often a span started without a published name, or endpoint, because
+// SpansWithoutName returns how many spans started without a published name or endpoint because
 // there were already 4,095 other names. See [WithSpanNames].
 func (p *SpanProcessor) SpansWithoutName() int64 {
 	if p == nil {
@@ -363,7 +366,7 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 	// stopped, or the loop below sees the span.
 	p.stopped.Store(true)
 	err := p.withdrawAdvertisement()
-	p.profile.running(time.Now()) // for wasRunning in evict
+	p.profile.running(time.Now()) // updates the result of wasRunning, for evict
 	p.cells.All(func(r cells.Ref) { p.evict(r) })
 	p.shutdownErr = errors.Join(err, p.closeMemory())
 	active.CompareAndSwap(p, nil)

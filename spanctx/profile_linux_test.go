@@ -47,22 +47,22 @@ func burnBare() { burn() } // no labels
 func burnOwn() { burn() } // the burner's own label
 
 //go:noinline
-func burnSpan() { burn() } // that, and a span's
+func burnSpan() { burn() } // the burner's label and those of a span
 
 //go:noinline
-func burnChild() { burn() } // that, and those of a span inside of the span
+func burnChild() { burn() } // the burner's label and those of a nested span
 
 //go:noinline
-func burnAttached() { burn() } // those of a span that another goroutine has started
+func burnAttached() { burn() } // the labels of a span started by another goroutine
 
 //go:noinline
-func burnInner() { burn() } // a label that was set inside of a span
+func burnInner() { burn() } // a label set inside of a span
 
 //go:noinline
-func burnInnerSpan() { burn() } // that, and those of the span outside, which the goroutine goes back to
+func burnInnerSpan() { burn() } // that label and those of the outer span, to which the goroutine returns
 
 //go:noinline
-func burnInnerChild() { burn() } // that, and those of a span started there
+func burnInnerChild() { burn() } // that label and those of a span started with it
 
 func burn() {
 	// No calls here: samples inside the race detector's C code would have no stack.
@@ -86,7 +86,7 @@ type burning struct {
 // fire holds all burners.
 type fire struct {
 	*service
-	// spans are known by the text of their ids.
+	// spans maps the text of span ids to *burning.
 	spans sync.Map
 }
 
@@ -120,7 +120,7 @@ func (f *fire) burnOnce(name string) {
 			endChild()
 			burnInnerSpan()
 		})
-		burnOwn() // pprof.Do sets the labels of its context
+		burnOwn() // pprof.Do restores the labels of its context
 		_, endChild = f.in(ctxSpan, name, "burnChild")
 		burnChild()
 		endChild()
@@ -129,7 +129,7 @@ func (f *fire) burnOnce(name string) {
 		burnOwn()
 	})
 	burnBare()
-	// A goroutine that does not inherit a span and works for it, and one that does.
+	// One goroutine does not inherit a span but works for it, the other one inherits it.
 	work, done := make(chan func()), make(chan struct{})
 	worker := func() {
 		burners[name[0]-'0'](func() { (<-work)() })
@@ -151,7 +151,7 @@ func (f *fire) burnOnce(name string) {
 	burnBare()
 }
 
-// Spans with end times in the past do not cause a system call each.
+// Spans with end times in the past do not cost a system call each.
 func TestProfileAskedOnceForOldSpans(t *testing.T) {
 	var o ownProfile
 	before := time.Now()
@@ -177,9 +177,9 @@ func TestProfileAskedForLabelsUntilEndOnly(t *testing.T) {
 	}
 }
 
-// While spans run, CPU profiles and goroutine profiles are taken as services take them. All samples have
-// the labels of the span that the code works for and the labels that it has set, and none of an ended
-// span.
+// While spans run, CPU profiles and goroutine profiles are taken as services do. Each sample has
+// the labels of the span that its code works for and the labels that the code has set, and none of
+// an ended span.
 func TestProfiles(t *testing.T) {
 	for name, locked := range map[string]bool{"goroutines": false, "locked to threads": true} {
 		t.Run(name, func(t *testing.T) {
@@ -251,9 +251,9 @@ func (f *fire) profileCPU(t *testing.T, cpu, goroutines map[string]int) {
 	}
 }
 
-// check compares the labels of all samples of burners with the labels that these have set up, and
-// counts the samples by function. keeps is set if ended spans keep their labels until the profile is
-// written.
+// check compares the labels of all samples of burners with the labels that the burners have set up,
+// and counts the samples by function. keeps says that ended spans keep their labels until the
+// profile is written.
 func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts map[string]int, keeps bool) {
 	t.Helper()
 	p, err := profile.Parse(encoded)
@@ -261,7 +261,7 @@ func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts
 	for _, s := range p.Sample {
 		burner, function := burnerOf(s)
 		if burner == "" || function == "" {
-			continue // setting up
+			continue // the burner was setting up
 		}
 		counts[function]++
 		got := make(map[string]string)
@@ -288,9 +288,9 @@ func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts
 			if function == "burnInnerSpan" {
 				of = "burnSpan"
 			}
-			require.Equal(t, [2]string{burner, of}, [2]string{b.burner, b.function}, "whose span it is")
+			require.Equal(t, [2]string{burner, of}, [2]string{b.burner, b.function}, "owner of the span")
 			if ended := b.ended.Load(); ended != nil {
-				require.False(t, ended.Before(from), "the span was over")
+				require.False(t, ended.Before(from), "the span had ended before the profile")
 			}
 			want["trace_id"], want["span_id"] = b.traceID, got["span_id"]
 		}
@@ -313,8 +313,8 @@ func burnerOf(s *profile.Sample) (burner, function string) {
 	return burner, function
 }
 
-// A span that starts on a goroutine with user labels keeps and later restores them, however they were
-// set. User labels with our keys are hidden meanwhile.
+// A span that starts on a goroutine with user labels keeps them and restores them later, however
+// they were set. User labels with our keys are hidden meanwhile.
 func TestUsersLabels(t *testing.T) {
 	s := serve(t)
 	labelsOf := func() map[string][]string {
@@ -368,9 +368,9 @@ func TestUsersLabels(t *testing.T) {
 					_, c := s.start(ctx)
 					assert.Equal(t, of(c, "inside", "x"), labelsOf())
 					c.End()
-					assert.Equal(t, of(b, "inside", "x"), labelsOf(), "the span that the goroutine goes back to")
+					assert.Equal(t, of(b, "inside", "x"), labelsOf(), "labels of the span to which the goroutine returns")
 				})
-				assert.Empty(t, labelsOf(), "those of the context that pprof.Do was given")
+				assert.Empty(t, labelsOf(), "labels of the context passed to pprof.Do")
 				Refresh(trace.ContextWithSpan(ctx, b))
 				assert.Equal(t, of(b), labelsOf())
 				Do(ctx, pprof.Labels("inside", "x"), func(context.Context) {
@@ -385,7 +385,7 @@ func TestUsersLabels(t *testing.T) {
 				_, b = s.start(ctx)
 				assert.Equal(t, of(b, users...), labelsOf())
 				a.End()
-				assert.Equal(t, own, labelsOf(), "and nothing of a span")
+				assert.Equal(t, own, labelsOf(), "no labels of a span")
 				b.End()
 				assert.Equal(t, own, labelsOf())
 			})

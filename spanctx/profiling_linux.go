@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownProfile detects whether the process takes a CPU profile of itself, or has just stopped one.
-// Labels of ended spans are kept meanwhile, because runtime/pprof stores only the label pointer of
-// each sample and reads the labels when it writes the profile.
+// ownProfile detects whether the process is taking a CPU profile of itself, or has just stopped
+// one. Labels of ended spans are kept during that time, because runtime/pprof stores only the label
+// pointer of each sample and reads the labels when it writes the profile.
 //
 // Go sets the process's ITIMER_PROF while it profiles.
 type ownProfile struct{ lastAsked, keepUntil atomic.Uint64 }
@@ -25,8 +25,8 @@ const (
 	writeTimeout = uint64(3 * time.Second)
 )
 
-// running reports whether to keep labels. ended is the span's end time. running asks the kernel if
-// its last answer is older than askEvery.
+// running reports whether to keep the labels of a span that ended at the given time. It asks the
+// kernel if its last answer is older than askEvery.
 func (o *ownProfile) running(ended time.Time) bool {
 	last, now := o.lastAsked.Load(), uint64(ended.UnixNano())
 	if now-last >= askEvery {

@@ -6,10 +6,8 @@ package spanctx
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -26,150 +24,6 @@ import (
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
-
-func TestCarriers(t *testing.T) {
-	for name, tt := range map[string]struct {
-		opts []Option
-		// The carriers that are on.
-		thread, goroutine, record bool
-		layout, capacity          int
-		mapping                   string
-	}{
-		"default":        {nil, true, true, true, 2, 65536, "OTELCTX_SLOTS"},
-		"thread slots":   {[]Option{WithGoroutineRecord(false), WithGoroutineTable(false)}, true, false, false, 2, 65536, "OTELCTX_SLOTS"},
-		"record":         {[]Option{WithThreadSlots(false), WithGoroutineTable(false)}, false, false, true, 0, 0, ""},
-		"goroutine only": {[]Option{WithThreadSlots(false), WithGoroutineRecord(false)}, false, true, false, 0, 0, ""},
-		"capacity":       {[]Option{WithSlotCapacity(16)}, true, true, true, 2, 16, "OTELCTX_SLOTS"},
-		"layout 1":       {[]Option{WithDatadogLayout()}, true, true, true, 1, 65536, "DD_OTEL_CTX"},
-		"last counts": {
-			[]Option{WithThreadSlots(false), WithThreadSlots(true), WithGoroutineTable(true), WithGoroutineTable(false)},
-			true, false, true, 2, 65536, "OTELCTX_SLOTS",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := serve(t, tt.opts...)
-			require.NoError(t, s.p.Err())
-			assert.Equal(t, tt.thread, s.p.threads != nil)
-			assert.Equal(t, tt.goroutine, s.p.tablePublished)
-			assert.Equal(t, tt.record, s.p.records)
-			if tt.thread {
-				info := s.p.threads.Layout()
-				assert.Equal(t, tt.layout, info.Layout)
-				assert.Equal(t, tt.capacity, info.Capacity)
-				assert.Equal(t, tt.mapping, info.Name)
-			}
-			maps, err := os.ReadFile("/proc/self/maps")
-			require.NoError(t, err)
-			assert.Equal(t, tt.goroutine, strings.Contains(string(maps), "OTELCTX_GOROUTINES"))
-			apart(func() {
-				ctx, a := s.root()
-				s.assertShows(t, a, a)
-				_, b := s.start(ctx)
-				s.assertShows(t, b, a)
-				b.End()
-				s.assertShows(t, a, a)
-				a.End()
-				s.assertShows(t, nil, nil)
-			})
-			s.assertNowhere(t)
-			require.NoError(t, s.p.ForceFlush(context.Background()))
-		})
-	}
-}
-
-func TestNoCarrier(t *testing.T) {
-	p, err := NewSpanProcessor(WithThreadSlots(false), WithGoroutineTable(false), WithGoroutineRecord(false))
-	assert.Nil(t, p)
-	assert.ErrorContains(t, err, "publish active spans: no carrier is on")
-
-	refused := errors.New("refused for a test")
-	p, err = NewSpanProcessor(WithThreadSlots(false), withRuntime(goruntime.Calibrate().Without(refused)))
-	assert.Nil(t, p)
-	assert.ErrorContains(t, err, "no carrier is on")
-	assert.ErrorIs(t, err, refused)
-	serve(t) // The failed attempts have left no SpanProcessor.
-}
-
-func TestOptionsThatCannotBeMet(t *testing.T) {
-	for _, capacity := range []int{0, -1, 3, 1 << 25} {
-		p, err := NewSpanProcessor(WithSlotCapacity(capacity))
-		assert.Nil(t, p)
-		assert.ErrorContains(t, err, fmt.Sprintf("capacity %d", capacity))
-	}
-	for _, labels := range []Labels{-1, LabelsNone + 1} {
-		_, err := NewSpanProcessor(WithLabels(labels))
-		assert.ErrorContains(t, err, fmt.Sprintf("labels %d", labels))
-	}
-	// The first ring is withdrawn if the second cannot be made.
-	serve(t)
-	maps, err := os.ReadFile("/proc/self/maps")
-	require.NoError(t, err)
-	assert.LessOrEqual(t, strings.Count(string(maps), "OTELCTX_SLOTS"), 1)
-}
-
-func TestRefusedCalibration(t *testing.T) {
-	refused := errors.New("refused for a test")
-	for name, tt := range map[string]struct {
-		facts             []goruntime.Fact
-		goroutine, record bool
-		reasons           []string
-	}{
-		"everything":    {nil, false, false, []string{"goroutine table is off", "goroutine record is off", "g.goid", "g.labels"}},
-		"goid":          {[]goruntime.Fact{goruntime.GGoid}, false, true, []string{"goroutine table is off", "g.goid"}},
-		"g.m":           {[]goruntime.Fact{goruntime.GM}, true, true, nil},
-		"labels":        {[]goruntime.Fact{goruntime.GLabels}, true, false, []string{"goroutine record is off", "g.labels"}},
-		"label list":    {[]goruntime.Fact{goruntime.LabelList}, true, false, []string{"goroutine record is off", "labelMap.list"}},
-		"readers' only": {[]goruntime.Fact{goruntime.TLSG, goruntime.MCurg}, true, true, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := serve(t, withRuntime(goruntime.Calibrate().Without(refused, tt.facts...)))
-			if tt.reasons == nil {
-				require.NoError(t, s.p.Err())
-			} else {
-				require.ErrorIs(t, s.p.Err(), refused)
-			}
-			for _, reason := range tt.reasons {
-				assert.ErrorContains(t, s.p.Err(), reason)
-			}
-			assert.Equal(t, tt.goroutine, s.p.tablePublished)
-			assert.Equal(t, tt.record, s.p.records)
-			apart(func() {
-				at := func(want uint64) {
-					t.Helper()
-					is := s.shown(t)
-					require.NotNil(t, s.threads)
-					var ids []uint64
-					require.NoError(t, s.threads.each(func(_ int, at slot) {
-						if readCell(t, s.p.cells.Address(), at.ref).live {
-							ids = append(ids, at.spanID)
-						}
-					}))
-					if want == 0 {
-						assert.Empty(t, ids)
-					} else {
-						assert.Equal(t, []uint64{want}, ids, "thread slots work all the same")
-					}
-					if tt.goroutine {
-						assert.Equal(t, want, is.goroutine)
-					}
-					if tt.record {
-						assert.Equal(t, want, is.record)
-					} else {
-						assert.Nil(t, installed())
-					}
-				}
-				ctx, a := s.root()
-				at(number(a))
-				_, b := s.start(ctx)
-				at(number(b))
-				b.End()
-				at(number(a))
-				a.End()
-				at(0)
-			})
-		})
-	}
-}
 
 // TestAlreadyPublishing also creates SpanProcessors concurrently: one attempt succeeds, and no attempt
 // returns a half-built one.
@@ -224,10 +78,9 @@ func TestWithPublishing(t *testing.T) {
 	p := active.Load()
 	require.NotNil(t, p)
 	// A second one shares it.
-	tp2 := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64), WithThreadSlots(false), WithLabels(LabelsNone)))
-	assert.Same(t, p, active.Load())
-	require.Len(t, *errs, 1)
-	require.EqualError(t, (*errs)[0], "active spans are already published: these options of a later TracerProvider have no effect: WithThreadSlots, WithLabels")
+	tp2 := sdktrace.NewTracerProvider()
+	assert.Same(t, p, ForProvider())
+	tp2.RegisterSpanProcessor(p)
 	shows := func(tps ...*sdktrace.TracerProvider) {
 		apart(func() {
 			for _, tp := range tps {
@@ -240,7 +93,7 @@ func TestWithPublishing(t *testing.T) {
 	}
 	shows(tp, tp2)
 	require.NoError(t, tp2.Shutdown(context.Background()))
-	assert.Same(t, p, active.Load(), "the other one goes on")
+	assert.Same(t, p, active.Load(), "the other provider still publishes")
 	shows(tp)
 	tp3 := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
 	require.NoError(t, tp.Shutdown(context.Background()))
@@ -254,24 +107,36 @@ func TestWithPublishing(t *testing.T) {
 		Refresh(ctx)
 		span.End()
 	})
-	assert.Len(t, *errs, 1)
+	assert.Empty(t, *errs)
 }
 
 // Only the options that are set for a later provider are compared with those of the first.
-func TestOptionsNotGiven(t *testing.T) {
+func TestOptionsOfALaterProvider(t *testing.T) {
 	errs := handled(t)
 	first := sdktrace.NewTracerProvider(WithPublishing(WithSpanNames(true), WithSlotCapacity(64)))
-	second := sdktrace.NewTracerProvider(WithPublishing(WithAttributeKeys("more"), WithEnabled(true)))
-	assert.Empty(t, *errs)
-	third := sdktrace.NewTracerProvider(WithPublishing(WithSlotAttributeSpace(192)))
-	require.Len(t, *errs, 1)
-	require.ErrorContains(t, (*errs)[0], "no effect: WithSlotAttributeSpace")
-	for _, tp := range []*sdktrace.TracerProvider{first, second, third} {
-		require.NoError(t, tp.Shutdown(context.Background()))
+	for name, tt := range map[string]struct {
+		opts    []Option
+		ignored string
+	}{
+		"none":                     {nil, ""},
+		"options that take effect": {[]Option{WithAttributeKeys("more"), WithEnabled(true)}, ""},
+		"the same":                 {[]Option{WithSlotCapacity(64)}, ""},
+		"another":                  {[]Option{WithSlotAttributeSpace(192)}, "WithSlotAttributeSpace"},
+		"two others":               {[]Option{WithSlotCapacity(64), WithThreadSlots(false), WithLabels(LabelsNone)}, "WithThreadSlots, WithLabels"},
+	} {
+		*errs = nil
+		later := sdktrace.NewTracerProvider(WithPublishing(tt.opts...))
+		if tt.ignored == "" {
+			assert.Empty(t, *errs, name)
+		} else if assert.Len(t, *errs, 1, name) {
+			assert.EqualError(t, (*errs)[0], "active spans are already published: these options of a later TracerProvider have no effect: "+tt.ignored)
+		}
+		require.NoError(t, later.Shutdown(context.Background()))
 	}
+	require.NoError(t, first.Shutdown(context.Background()))
 }
 
-// A provider that is made while the last one shuts down publishes spans.
+// A provider that is created while the last one shuts down still publishes spans.
 func TestProviderDuringShutdown(t *testing.T) {
 	for range 300 {
 		first := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
@@ -297,7 +162,7 @@ func TestInvalidAttributeKeyOfEnvironment(t *testing.T) {
 	require.NoError(t, tp.Shutdown(context.Background()))
 }
 
-// Environment variables turn publishing off and choose carriers; options override them.
+// Environment variables turn publishing off and choose carriers. Options override them.
 func TestEnvironment(t *testing.T) {
 	all := []string{CarrierThreadSlots, CarrierGoroutineTable, CarrierGoroutineRecord}
 	for name, tt := range map[string]struct {
@@ -319,6 +184,10 @@ func TestEnvironment(t *testing.T) {
 		"unknown alone":    {"", "threads", nil, all, `OTELCTX_SPAN_CARRIERS: "threads" is none of thread_slots, goroutine_table, goroutine_record, or none`},
 		"none":             {"", "none", nil, nil, ""},
 		"none but one":     {"", "none", []Option{WithGoroutineTable(true)}, all[1:2], ""},
+		"the last option": {
+			"", "", []Option{WithThreadSlots(false), WithThreadSlots(true), WithGoroutineTable(true), WithGoroutineTable(false)},
+			[]string{all[0], all[2]}, "",
+		},
 		"none by options": {
 			"", "",
 			[]Option{WithThreadSlots(false), WithGoroutineTable(false), WithGoroutineRecord(false)},
@@ -352,7 +221,7 @@ func TestNoCarrierIsNotShared(t *testing.T) {
 	assert.NotNil(t, active.Load())
 }
 
-// Each option has a variable, and overrides it.
+// Each option overrides its environment variable.
 func TestEnvironmentChooses(t *testing.T) {
 	for variable, tt := range map[string]struct {
 		value, invalid string
@@ -379,6 +248,9 @@ func TestEnvironmentChooses(t *testing.T) {
 		},
 		"OTELCTX_SPAN_LABELS": {
 			"none", "hidden", func(c config) any { return c.labels }, LabelsAuto, LabelsNone, WithLabels(LabelsKept), LabelsKept,
+		},
+		"OTELCTX_SPAN_NAMES": {
+			"true", "maybe", func(c config) any { return c.names }, false, true, WithSpanNames(false), false,
 		},
 		"OTELCTX_SPAN_DATADOG_LABELS": {
 			"1", "on", func(c config) any { return c.datadogLabels }, false, true, WithDatadogLabels(false), false,
@@ -407,32 +279,20 @@ func TestEnvironmentChooses(t *testing.T) {
 	}
 }
 
-// A provider without options that differ reports no error.
-func TestSharingWithoutOptionsIsSilent(t *testing.T) {
-	errs := handled(t)
-	tp := sdktrace.NewTracerProvider(WithPublishing(WithSpanNames(true), WithSlotCapacity(64)))
-	tp2 := sdktrace.NewTracerProvider()
-	p := ForProvider()
-	assert.Same(t, active.Load(), p)
-	tp2.RegisterSpanProcessor(p)
-	require.NoError(t, tp.Shutdown(context.Background()))
-	apart(func() {
-		_, span := tp2.Tracer("").Start(context.Background(), "span")
-		assert.Equal(t, number(span), recorded(t, p.cells.Address(), goid()), "it goes on for the second provider")
-		span.End()
-	})
-	require.NoError(t, tp2.Shutdown(context.Background()))
-	assert.Nil(t, active.Load())
-	assert.Empty(t, *errs)
-}
-
 func TestWithPublishingReports(t *testing.T) {
 	errs := handled(t)
+	for reason, opt := range map[string]Option{
+		"capacity 0": WithSlotCapacity(0), "capacity -1": WithSlotCapacity(-1), "capacity 33554432": WithSlotCapacity(1 << 25),
+		"labels -1": WithLabels(-1), "labels 4": WithLabels(LabelsNone + 1), "capacity 3": WithSlotCapacity(3),
+	} {
+		*errs = nil
+		assert.Nil(t, ForProvider(opt))
+		require.Len(t, *errs, 1)
+		assert.ErrorContains(t, (*errs)[0], reason)
+	}
 	tp := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(3)))
-	require.Len(t, *errs, 1)
-	assert.ErrorContains(t, (*errs)[0], "capacity 3")
 	_, span := tp.Tracer("").Start(context.Background(), "span")
-	assert.True(t, span.IsRecording(), "the provider is none the worse for it")
+	assert.True(t, span.IsRecording(), "the provider works")
 	span.End()
 	require.NoError(t, tp.ForceFlush(context.Background()))
 	require.NoError(t, tp.Shutdown(context.Background()))
@@ -500,11 +360,11 @@ func TestShutdown(t *testing.T) {
 func assertNoRecord(t testing.TB) {
 	t.Helper()
 	if r := installed(); r != nil {
-		assert.False(t, isValid(t, r), "a valid record")
+		assert.False(t, isValid(t, r), "the record must be invalid")
 	}
 }
 
-// Shutdown while many goroutines start, attach and end spans.
+// Shutdown runs while many goroutines start, attach and end spans.
 func TestShutdownUnderLoad(t *testing.T) {
 	for range testenv.Rounds(2, max(3, long(20))) {
 		p, err := NewSpanProcessor(WithSlotCapacity(256))
@@ -539,7 +399,7 @@ func TestShutdownUnderLoad(t *testing.T) {
 					}
 				}
 				_, late := tracer.Start(context.Background(), "late")
-				assertNoRecord(t) // it was shut down before
+				assertNoRecord(t) // nothing is published after Shutdown
 				late.End()
 			})
 		}
@@ -548,7 +408,7 @@ func TestShutdownUnderLoad(t *testing.T) {
 		stop.Store(true)
 		all.Wait()
 		m := &memory{info: p.threads.Layout(), Memory: selfMemory()}
-		require.NoError(t, m.each(func(int, slot) {}), "late writers still have somewhere to write")
+		require.NoError(t, m.each(func(int, slot) {}), "the memory of late writers stays mapped")
 		maps, err := os.ReadFile("/proc/self/maps")
 		require.NoError(t, err)
 		assert.NotContains(t, string(maps), "OTELCTX_")

@@ -11,12 +11,12 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// RecordUnsampled returns a sampler that records the spans that s drops, so that they are published
-// too. It decides as s does otherwise: the sampled flag of these spans stays off, they are not
-// exported, and their children are sampled as before.
+// RecordUnsampled returns a sampler that records the spans that s drops, so that these are
+// published, too. Otherwise it decides like s: the sampled flag of these spans stays off, they are
+// not exported, and their children are sampled as before.
 //
-// Each costs as much as a sampled span, minus the export (figures in benchmarks/README.md). Profiles
-// then contain ids of spans that no backend has.
+// Such a span costs as much as a sampled span, minus the export (figures in benchmarks/README.md).
+// Profiles then contain the ids of spans that no backend has.
 //
 // If s is nil, RecordUnsampled wraps the provider's default sampler, as chosen by OTEL_TRACES_SAMPLER
 // and OTEL_TRACES_SAMPLER_ARG.

@@ -29,10 +29,10 @@ type goroutine struct {
 	goruntime.Self
 
 	// position names the span that the goroutine is in. record is a record of that span with the
-	// attributes published here, or nil.
+	// attributes that this goroutine publishes, or nil.
 	position wire.Position
 	record   *gorecord.Record
-	// published is the span that the goroutine published or inherited last. It may have ended.
+	// published is the last span that the goroutine published or inherited. It may have ended.
 	published cells.Ref
 	// unknown is true if the goroutine id is known, but the position is not: the goroutine owns no
 	// entry in the table (it never published, or another goroutine took the entry), and no record is
@@ -66,9 +66,9 @@ func (p *SpanProcessor) locate(g *goroutine) {
 	g.published, g.unknown = g.position.Ref(), !known && g.Goid != 0
 }
 
-// locateThread is the fallback if this Go runtime's goroutine ids cannot be read. With records, the
-// record alone decides. Without records, locateThread returns the position that the thread published
-// last.
+// locateThread is the fallback if goroutine ids cannot be read in this Go runtime. With records,
+// only the record counts. Without records, locateThread returns the last position published on the
+// thread.
 //
 //go:noinline
 func (p *SpanProcessor) locateThread() (position wire.Position, known bool) {
@@ -144,15 +144,15 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	record := p.newRecord(&n, attributes, &g)
 	ref := p.begin(&n, record, attributes, &g)
 	if p.threads == nil {
-		p.cells.Barrier(ref) // With slots, claiming the slot is the barrier.
+		p.cells.Barrier(ref) // If there are slots, claiming the slot is the barrier.
 	}
 	if p.stopped.Load() {
 		p.endLate(ref, record)
 	}
 }
 
-// setLineage fills in the local root and the ancestors of a starting span. Both come from the span
-// in the context passed to Start, or from that span's parent if it has ended.
+// setLineage fills in the local root and the ancestors of a starting span. They come from the span
+// in the context passed to Start or, if that has ended, from its parent.
 func (p *SpanProcessor) setLineage(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, g *goroutine) {
 	var parent cells.Ref
 	if !child {
@@ -171,8 +171,8 @@ func (p *SpanProcessor) setLineage(ctx context.Context, s sdktrace.ReadWriteSpan
 	p.cells.SetLineage(n, parent, g.position)
 }
 
-// newRootParent returns the ancestor of a span that has no parent: the span of ctx, or the parent of
-// that span if it has ended. It returns 0 if neither is live. Such a span has an ancestor only with
+// newRootParent returns the ancestor of a span without a parent: the span of ctx or, if that has
+// ended, its parent. It returns 0 if neither is live. Such a span has an ancestor only with
 // trace.WithNewRoot.
 func (p *SpanProcessor) newRootParent(ctx context.Context) cells.Ref {
 	k, ok := sdkspan.Local(ctx)
@@ -291,8 +291,8 @@ func (p *SpanProcessor) endLate(ref cells.Ref, record *gorecord.Record) {
 	record.End(p.withdrawsLabels(p.profile.wasRunning()))
 }
 
-// OnEnd ends the span for every reader, on whichever goroutine it runs. If the calling goroutine is
-// in the span, or in a descendant that it has started, OnEnd publishes the goroutine's new position.
+// OnEnd ends the span for every reader. It may run on any goroutine. If the calling goroutine is in
+// the span, or in a descendant that it has started, OnEnd publishes the goroutine's new position.
 func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	if p == nil || s == nil {
 		return
@@ -311,9 +311,9 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		return // The span was evicted, never published, or just ended by another goroutine.
 	}
 	if g.unknown && starter {
-		g.position = wire.Position(ref) // The goroutine started this span, and no other is known.
+		g.position = wire.Position(ref) // This goroutine started the span, and no other position is known.
 	}
-	// The next span on this P may reuse the cell at once if no other goroutine needs the lineage.
+	// If no other goroutine needs the lineage, the next span on this P may reuse the cell at once.
 	var warm cells.Ref
 	if inSpan && starter && !g.position.Attached() {
 		warm = ref
@@ -340,8 +340,8 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	p.cells.Free(ref)
 }
 
-// leaveEnded publishes a new position for the calling goroutine if the span that it published last
-// has ended. It does nothing if a record of a live span is installed: that record belongs to a later
+// leaveEnded publishes a new position for the calling goroutine if its last published span has
+// ended. It does nothing if a record of a live span is installed: that record belongs to a later
 // SpanProcessor.
 func (p *SpanProcessor) leaveEnded(g *goroutine) {
 	if g.published == 0 || p.cells.Live(g.published) || g.installed != nil && !g.installed.Ended() {
@@ -351,15 +351,15 @@ func (p *SpanProcessor) leaveEnded(g *goroutine) {
 	p.publish(g, p.attributes(g), 0)
 }
 
-// withdrawsLabels reports whether to withdraw the labels of an ended span, given whether the process takes
-// a CPU profile of itself.
+// withdrawsLabels reports whether to withdraw the labels of an ended span. profiled says whether
+// the process is taking a CPU profile of itself.
 func (p *SpanProcessor) withdrawsLabels(profiled bool) bool {
 	return p.labels == LabelsWithdrawn || p.labels == LabelsAuto && !raceEnabled && !profiled
 }
 
-// evict ends a live span and its records, to make room or at Shutdown. It reports false if another
-// goroutine ended the span first. It publishes no other span, because only the goroutines in the span
-// may store their positions. It may be called while pinned.
+// evict ends a live span and its records, to make room or at Shutdown. It returns false if another
+// goroutine ended the span first. It publishes no other span instead, because only the goroutines
+// in the span may store their positions. It may be called while pinned.
 func (p *SpanProcessor) evict(ref cells.Ref) bool {
 	record, withdraw := p.data.record(ref), p.withdrawsLabels(p.profile.wasRunning())
 	// End the records before the cell: once the cell has ended, a concurrent OnEnd of the span returns
@@ -384,8 +384,9 @@ func (p *SpanProcessor) isPublished(ref cells.Ref, goid uint64, g uintptr) bool 
 }
 
 // attributes returns the attributes to publish with the goroutine's span, encoded as in OTEP 4947:
-// those of its record, or else those that the span was started with. If the goroutine has attached
-// the span and its record is gone, attributes returns none, because Attach may have set others.
+// those of its record or, without a record, those that the span was started with. If the goroutine
+// has attached the span and its record no longer exists, attributes returns none, because Attach
+// may have set others.
 func (p *SpanProcessor) attributes(g *goroutine) []byte {
 	if g.position == 0 || p.keys.Load() == nil {
 		return nil
@@ -399,12 +400,12 @@ func (p *SpanProcessor) attributes(g *goroutine) []byte {
 	return p.data.attributesOf(g.position.Ref())
 }
 
-// publish publishes g.position, with attributes, for the calling goroutine. It also puts the cell of
-// an ended span, unless ended is 0, on the free stack of the P, and reports whether there was room.
+// publish publishes g.position, with attributes, for the calling goroutine. Unless ended is 0, it
+// also puts the cell of that span on the free stack of the P, and reports whether there was room.
 func (p *SpanProcessor) publish(g *goroutine, attributes []byte, ended cells.Ref) (freed bool) {
 	ref := g.position.Ref()
-	// IDs returns nothing if the span has just ended elsewhere. The slot still needs the ref: it leads
-	// readers to the ancestors.
+	// IDs returns zeros if the span has just ended elsewhere. The slot still needs the ref, which
+	// leads readers to the ancestors.
 	slot := ring.Span{Ref: uint64(ref)}
 	if k, flags := p.cells.IDs(ref); k.SpanID != 0 {
 		slot.TraceIDHigh, slot.TraceIDLow, slot.SpanID, slot.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, flags
@@ -426,8 +427,8 @@ func (p *SpanProcessor) publish(g *goroutine, attributes []byte, ended cells.Ref
 	return freed
 }
 
-// install installs the record of the goroutine's span: g.record, or a variant with attributes if
-// g.record is nil or ended, or has outdated user labels or names. If the goroutine is in no span,
+// install installs the record of the goroutine's span: g.record or, if that is nil, has ended, or
+// has outdated user labels or names, a variant with attributes. If the goroutine is in no span,
 // install restores the user's labels.
 func (p *SpanProcessor) install(g *goroutine, attributes []byte) {
 	record, ref := g.record, g.position.Ref()

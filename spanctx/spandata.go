@@ -10,9 +10,9 @@ import (
 	"github.com/otelctx/otelctx/internal/gorecord"
 )
 
-// liveSpanData holds the heap pointers of live spans by cell number; cells are outside the heap and
-// cannot hold pointers. With goroutine records it holds each span's record, otherwise the attributes
-// that each span was started with.
+// liveSpanData holds the heap pointers of live spans by cell number, because cells are outside the
+// heap and cannot hold pointers. With goroutine records it holds the record of each span, otherwise
+// the attributes that the span was started with.
 type liveSpanData struct {
 	records    []gorecord.Pointer
 	attributes []atomic.Pointer[gorecord.Attributes]

@@ -5,150 +5,106 @@ package spanctx
 
 import (
 	"context"
-	"regexp"
+	"errors"
+	"net"
 	"runtime/pprof"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ring"
+	"github.com/otelctx/otelctx/internal/testing/spansteps"
 )
 
-// steps are a program in a small language. A step consists of a goroutine (1 if omitted), an operation,
-// and optionally the span that the goroutine must be in afterwards:
+// runSteps runs a program of package spansteps, with these operations added:
 //
-//	+c<p   start span c with the context of p; +c^p as a new root; +c&p with p as a remote parent;
-//	       +c?p with a context that has the ids of p alone
-//	-c     end span c; again, the SDK calls the processor again
-//	@c     attach the context of c, @ an empty one; ?c a context that has the ids of c alone
-//	!      detach what was attached last; !2 what goroutine 2 attached last, which stays attached there
-//	~c     refresh with the context of c
-//	%      replace all labels, as pprof.SetGoroutineLabels does
-//	#      Do something else with labels
-//	>2     start goroutine 2, which inherits; >2<c by Go with the context of c; other goroutines inherit nothing
-//	*c     evict span c, as another goroutine's Start does
-//	=c/r   it is in span c, whose local root is r: c itself if left out, 0 if unknown; = alone is no span
-type steps struct {
-	*service
-	t      *testing.T
-	actors map[string]*actor
-	spans  map[string]trace.Span
-	ctxs   map[string]context.Context
-}
-
-var stepSyntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~%#>*])(\w*)(?:([<^&?])(\w+))?)?(?:(=)(\w*)(?:/(\w+))?)?$`)
-
-func runSteps(t *testing.T, s *service, text string) {
+//	%   replace all labels, as pprof.SetGoroutineLabels does
+//	#   Do something else with labels
+//	_   another goroutine uses the thread
+//	$   another goroutine takes the goroutine's entry
+//	( ) move to another thread, with another slot, and back to the thread with the slot that was left there
+//	|   dial, during which the goroutine must be in no span
+func runSteps(t *testing.T, s *service, program string) {
 	t.Helper()
-	r := &steps{s, t, map[string]*actor{}, map[string]trace.Span{}, map[string]context.Context{"": context.Background()}}
-	done := ""
-	for step := range strings.FieldsSeq(text) {
-		parts := stepSyntax.FindStringSubmatch(step)
-		require.NotNil(t, parts, "step %s", step)
-		name := parts[1]
-		if name == "" {
-			name = "1"
-		}
-		a := r.actors[name]
-		if a == nil {
-			a = newActor(inNothing)
-			r.actors[name] = a
-		}
-		r.step(a, parts[2], parts[3], parts[4], parts[5])
-		done += " " + step
-		if parts[6] != "" && !r.isIn(a, parts[7], parts[8]) {
-			t.Errorf("after%s", done)
-			break
-		}
-	}
-	for _, span := range r.spans {
-		span.End()
-	}
-	for _, a := range r.actors {
-		a.stop()
-	}
+	user := pprof.Labels("user", "label")
+	left := map[uint64]*ring.Span{} // by goroutine; one step runs at a time
+	spansteps.Run(t, spansteps.Publisher{
+		Tracer: s.tracer, Refresh: Refresh, Go: Go,
+		Attach:   func(ctx context.Context) func() { return Attach(ctx).Detach },
+		EndAgain: func(span trace.Span) { s.p.OnEnd(span.(sdktrace.ReadOnlySpan)) },
+		Evict:    func(ctx context.Context) { assert.True(t, s.p.evict(s.p.find(ctx))) },
+		Shown: func(ctx context.Context) (span, localRoot uint64) {
+			if span = s.current(t); span != 0 && span == number(trace.SpanFromContext(ctx)) {
+				localRoot = readCell(t, s.p.cells.Address(), uint64(s.p.find(ctx))).localRoot
+			}
+			return span, localRoot
+		},
+		With: func(ctx context.Context, attributes string) context.Context {
+			return with(ctx, keysAndValues(attributes)...)
+		},
+		ShowsAttributes: func(span trace.Span, attributes string) {
+			s.assertAttributes(t, span, keysAndValues(attributes)...)
+		},
+		More: map[string]func(){
+			"$": s.collide,
+			"_": func() { s.storeSlot(new(ring.Span), 0) },
+			"(": func() {
+				if s.p.threads != nil {
+					left[goid()] = s.slot()
+					s.storeSlot(new(ring.Span), 1)
+				}
+			},
+			")": func() {
+				if s.p.threads != nil {
+					s.storeSlot(left[goid()], 0)
+				}
+			},
+			"|": func() {
+				dial := func(context.Context, string, string) (net.Conn, error) {
+					assert.Zero(t, s.current(t), "while it dials")
+					return nil, net.ErrClosed
+				}
+				_, err := DialContext(dial)(context.Background(), "", "")
+				assert.ErrorIs(t, err, net.ErrClosed)
+			},
+			"%": func() { pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), user)) },
+			"#": func() {
+				before := s.current(t)
+				Do(context.Background(), user, func(context.Context) { assert.Equal(t, before, s.current(t), "in Do") })
+			},
+		},
+	}, program)
 	s.assertNowhere(t)
 }
 
-func (r *steps) step(a *actor, what, name, how, parent string) {
-	a.run(func() {
-		switch what {
-		case "+":
-			ctx := r.ctxs[parent]
-			var opts []trace.SpanStartOption
-			switch how {
-			case "^":
-				opts = append(opts, trace.WithNewRoot())
-			case "&":
-				ctx = trace.ContextWithRemoteSpanContext(ctx, r.spans[parent].SpanContext())
-			case "?":
-				ctx = trace.ContextWithSpanContext(ctx, r.spans[parent].SpanContext())
-			}
-			r.ctxs[name], r.spans[name] = r.start(ctx, opts...)
-		case "-":
-			if span := r.spans[name]; span.IsRecording() {
-				span.End()
-			} else {
-				span.End()
-				r.p.OnEnd(span.(sdktrace.ReadOnlySpan))
-			}
-		case "@":
-			a.attached = append(a.attached, Attach(r.ctxs[name]))
-		case "?":
-			a.attached = append(a.attached, Attach(trace.ContextWithSpanContext(context.Background(), r.spans[name].SpanContext())))
-		case "!":
-			if name != "" {
-				other := r.actors[name].attached
-				other[len(other)-1].Detach()
-				return
-			}
-			last := len(a.attached) - 1
-			a.attached[last].Detach()
-			a.attached = a.attached[:last]
-		case "~":
-			Refresh(r.ctxs[name])
-		case "%":
-			pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels("user", "label")))
-		case "#":
-			before := r.current(r.t)
-			Do(context.Background(), pprof.Labels("user", "label"), func(context.Context) {
-				assert.Equal(r.t, before, r.current(r.t), "in Do")
-			})
-		case ">":
-			started := newActor(func(start func()) {
-				if how == "" {
-					start()
-				}
-			})
-			if how != "" {
-				Go(r.ctxs[parent], func(context.Context) { started.loop() })
-			}
-			r.actors[name] = started
-		case "*":
-			assert.True(r.t, r.p.evict(r.p.find(r.ctxs[name])))
-		}
-	})
+// slot returns what the slot of the calling thread says about the calling goroutine.
+func (s *service) slot() *ring.Span {
+	goruntime.Pin()
+	defer goruntime.Unpin()
+	self := s.p.runtime.Self()
+	spanID, ref, _ := s.p.threads.Shown(uint64(self.TID), self.Goid)
+	return &ring.Span{SpanID: spanID, Ref: ref}
 }
 
-// isIn reports whether carriers publish a span with this local root for a goroutine.
-func (r *steps) isIn(a *actor, span, root string) bool {
-	if root == "" {
-		root = span
+// storeSlot stores to the slot of the calling thread, as the goroutine whose id is larger by another.
+func (s *service) storeSlot(span *ring.Span, another uint64) {
+	if s.p.threads == nil {
+		return
 	}
-	want, wantRoot, got, gotRoot := uint64(0), uint64(0), uint64(0), uint64(0)
-	if span != "" {
-		if want = number(r.spans[span]); root != "0" {
-			wantRoot = number(r.spans[root])
-		}
-	}
-	a.run(func() {
-		if got = r.current(r.t); got == want && want != 0 {
-			gotRoot = readCell(r.t, r.p.cells.Address(), uint64(r.p.find(r.ctxs[span]))).localRoot
-		}
-	})
-	return assert.Equal(r.t, []uint64{want, wantRoot}, []uint64{got, gotRoot}, "span and local root")
+	goruntime.Pin()
+	defer goruntime.Unpin()
+	self := s.p.runtime.Self()
+	self.Goid += another
+	s.p.threads.Store(uint64(self.TID), span, &self)
+}
+
+// keysAndValues splits "k=v,l=w" into its keys and values.
+func keysAndValues(attributes string) []string {
+	return strings.FieldsFunc(attributes, func(r rune) bool { return strings.ContainsRune("=,", r) })
 }
 
 func TestSteps(t *testing.T) {
@@ -211,6 +167,12 @@ func TestSteps(t *testing.T) {
 		"ended before the detach":         "+a +b<a @a=a -a= !=b/a -b=",
 		"ended while attached":            "+a +b<a @a 2-b !=a -a=",
 		"attached and siblings":           "2+a @a +b<a +c<a +d<a 2-d 1=a 2-b 2-c 1=a !=",
+		"refresh on another thread":       "+a=a _ ~a=a ~a=a ~=a 2@a=a 2~a=a 2!= -a= ~a=",
+		// It may have left the span that the context names, so that is not published. A new span's context is known.
+		"lost position":             "+a +b<a=b/a $ -a= -b=",
+		"lost position, then child": "+a $ +b<a=b/a -b=a -a=",
+		"dial":                      "|= +a |=a +b<a |=b/a -b=a -a= |=",
+		"dial without inheriting":   "2+a |= 1+b=b |=b -b= 2-a",
 	} {
 		for config, opts := range configs {
 			t.Run(name+"/"+config, func(t *testing.T) { runSteps(t, serve(t, opts...), text) })
@@ -234,7 +196,65 @@ func TestSteps(t *testing.T) {
 		"refresh, another request's child ended": "2+q 1+a +b<q 2-b 1= ~a=a -a= 2-q=",
 		"refresh, explicitly in nothing":         "+a @= ~a= ! -a=",
 		"refresh, unknown":                       "2+a ~a=a ~=a 2-a 1=",
+		"dial, inherited":                        "+a >2 2=a 2|= >3 3+b<a=b/a 3|=b/a 3-b 1=a -a=",
+		"dial, attached":                         "+a 2@a 2|=a 2!= -a=",
+		"labels, lost position":                  "+a % +b<a % $ -a= -b=",
+		"labels, lost position, then child":      "+a % $ +b<a=b/a -b=a -a=",
 	} {
 		t.Run(name, func(t *testing.T) { runSteps(t, serve(t), text) })
+	}
+	// A slot that two threads share names another goroutine's span.
+	for name, opts := range map[string][]Option{
+		"everything": nil, "table": {WithGoroutineRecord(false), WithThreadSlots(false)}, "threads": {WithGoroutineRecord(false), WithGoroutineTable(false)},
+	} {
+		t.Run("one slot/"+name, func(t *testing.T) {
+			runSteps(t, serve(t, append(opts, WithSlotCapacity(1))...), "+o 2+s=s 2-s= 1-o=")
+		})
+	}
+	// With thread slots alone, a goroutine returns to a thread whose slot names its earlier span. Readers can tell by
+	// the cell that the slot is out of date, until the goroutine publishes there again.
+	for name, text := range map[string]string{
+		"another span":           "+f ( -f +o )= +i<o=i/o -i=o -o=",
+		"in a live one":          "+o ( +m<o )= +i<m=i/o -i=m/o -m=o -o=",
+		"ended meanwhile":        "+o +i<o ( -i )= -o=",
+		"inner ended elsewhere":  "+o +i<o 2-i 1( @ )= -o=",
+		"moved, a lost position": "+o $ ( +i<o )= -o=",
+	} {
+		t.Run("slot left behind/"+name, func(t *testing.T) {
+			runSteps(t, serve(t, WithGoroutineRecord(false), WithGoroutineTable(false)), text)
+		})
+	}
+	// Only records tell goroutines apart: the slot of the thread may be another goroutine's.
+	t.Run("without goroutine ids", func(t *testing.T) {
+		withoutIDs := withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), goruntime.GGoid))
+		runSteps(t, serve(t, withoutIDs), "+a=a +b<a -b=a 2+d<a=d/a 2-d= 1=a >3 3|= 1@= 2!1= 1= !=a -a=")
+	})
+}
+
+// Spans are published with the attributes of the contexts passed to Start and Attach, and with the same ones again
+// when a goroutine goes back to them.
+func TestStepsWithAttributes(t *testing.T) {
+	for name, tt := range map[string]struct {
+		program string
+		only    string // "records" or "slots"; all carriers if empty
+	}{
+		"of spans":                {"+a{k=1,hidden=2}=a{k=1} +b<a{m=3,k=4}=b/a{k=4,m=3} +c<b=c/a{k=4,m=3} -c=b/a{k=4,m=3} -b=a{k=1} +n=n{} -n +e<a=e/a{k=1} -e -a=", ""},
+		"attached":                {"+a{k=1}=a{k=1} @a{l=2}=a{k=1,l=2} @a{l=3}=a{k=1,l=3} +s<a=s/a{k=1} -s=a{k=1,l=3} !=a{k=1,l=2} !=a{k=1} -a=", "records"},
+		"attached, child":         {"+a{k=1} @a{l=2} +c<a{l=2}=c/a{k=1,l=2} ~c=c/a{k=1,l=2} ~c{k=3}=c/a{k=1,l=2} -c=a{k=1,l=2} ~a=a{k=1,l=2} !=a{k=1} -a=", "records"},
+		"attached by a worker":    {"+a{k=1} 2@a{l=2}=a{k=1,l=2} 2+w<a{k=3}=w/a{k=3} 2-w=a 2!= 1=a{k=1} -a= @a{l=2}= !=", ""},
+		"worker, back":            {"+a{k=1} 2@a{l=2} 2+w<a{k=3} 2-w=a{k=1,l=2} 2!= -a=", "records"},
+		"attached, ends":          {"+a @a{k=1} @a{k=2}=a{k=2} 2-a 1= != !=", ""},
+		"own span attached, ends": {"+a{k=1} @a{l=2} -a= !=", ""},
+		// The attributes that were attached before are unknown. Those of the span are published instead.
+		"attached, no record": {"+a{k=1} @a{l=2}=a{k=1,l=2} @a{l=3}=a{k=1,l=3} !=a{k=1} !=a{k=1} -a=", "slots"},
+	} {
+		for carrier, opts := range carriers() {
+			if tt.only != "" && (tt.only == "slots") != (carrier == "slots") {
+				continue
+			}
+			t.Run(name+"/"+carrier, func(t *testing.T) {
+				runSteps(t, serve(t, append(opts, WithAttributeKeys("k", "l"), WithAttributeKeys("m"))...), tt.program)
+			})
+		}
 	}
 }

@@ -35,7 +35,7 @@ func TestRecordOfFormerProcessorNamesNoSpan(t *testing.T) {
 
 		s := serve(t)
 		var x, y trace.Span
-		apart(func() { // in the same cells
+		apart(func() { // spans in the same cells
 			var ctx context.Context
 			ctx, x = s.root()
 			_, y = s.start(ctx)
@@ -78,7 +78,7 @@ func TestEvictedRecordIsTakenBackBeforeTheSpanIsOver(t *testing.T) {
 	s := serve(t)
 	apart(func() {
 		defer goruntime.SetLabels(nil)
-		var round atomic.Uint64 // of the span that is evicted; 0 is none yet
+		var round atomic.Uint64 // the span to evict, or 0
 		done := make(chan struct{})
 		defer close(done)
 		go func() {
@@ -91,7 +91,7 @@ func TestEvictedRecordIsTakenBackBeforeTheSpanIsOver(t *testing.T) {
 				if ref := cells.Ref(round.Load()); ref != last {
 					last = ref
 					if s.p.evict(last) {
-						s.p.cells.Free(last) // or there is none left after as many rounds as there are cells
+						s.p.cells.Free(last) // otherwise the cells would be exhausted
 					}
 				}
 			}
@@ -165,7 +165,7 @@ func TestEndAfterShutdownRestoresLabels(t *testing.T) {
 	})
 }
 
-// After a burst of spans, at most as many records stay in memory as the Ps have free cells.
+// After a burst of spans, no more records stay in memory than there are free cells on the Ps.
 func TestRecordsAreNotKeptAfterABurst(t *testing.T) {
 	s := serve(t)
 	kept := 64 * max(runtime.GOMAXPROCS(0), runtime.NumCPU())

@@ -36,9 +36,9 @@ func TestThreadIsFoundThroughItsGoroutine(t *testing.T) {
 				}
 				tid := syscall.Gettid()
 				goruntime.Pin()
-				s.p.threads.Store(uint64(tid), new(ring.Span), new(goruntime.Self)) // a slot of zeros
+				s.p.threads.Store(uint64(tid), new(ring.Span), new(goruntime.Self)) // clear the slot, including the m
 				goruntime.Unpin()
-				o, err := reader.Open(os.Getpid()) // a reader that has not seen the thread yet
+				o, err := reader.Open(os.Getpid()) // this reader has not seen the thread before
 				require.NoError(t, err)
 				defer func() { assert.NoError(t, o.Close()) }()
 				threads, err := o.Threads(t.Context())

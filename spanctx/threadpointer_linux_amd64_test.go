@@ -11,10 +11,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// threadPointer returns the thread pointer of a child's thread, which it stops for that.
+// threadPointer returns the thread pointer of a child's thread. It stops the thread for that.
 func threadPointer(t *testing.T, tid int) (uint64, bool) {
 	t.Helper()
-	// The kernel knows tracers by their threads.
+	// A tracer is a thread, not a process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	require.NoError(t, syscall.PtraceAttach(tid))

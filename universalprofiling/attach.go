@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// Attachment undoes an [Attach], see [Attachment.Detach].
+// Attachment undoes an [Attach]: see [Attachment.Detach].
 type Attachment struct {
 	i            *Integration
 	goid         uint64
@@ -23,14 +23,13 @@ type Attachment struct {
 }
 
 // Attach publishes the span of ctx on the calling goroutine's thread until [Attachment.Detach]. If
-// ctx has no live span that records in this process, it publishes that there is none. Use it in
-// goroutines that work for a span that another goroutine has started, such as those of a
-// pool:
+// ctx has no live span that records in this process, it publishes that there is no span. Use it in
+// goroutines that work for a span started by another goroutine, such as those of a pool:
 //
 //	defer universalprofiling.Attach(ctx).Detach()
 //
-// The span is no longer published once it has ended, on any goroutine. Spans that the goroutine
-// starts while it is attached are inside it. Attach does nothing if there is no Integration.
+// Once the span has ended, on any goroutine, it is no longer published. Spans that the goroutine
+// starts while it is attached are inside that span. Attach does nothing if there is no Integration.
 func Attach(ctx context.Context) Attachment {
 	i := active.Load()
 	if i.inactive() {
@@ -43,8 +42,8 @@ func Attach(ctx context.Context) Attachment {
 	return a
 }
 
-// Detach publishes again the span that the goroutine was in before [Attach], or if that has ended
-// its nearest live ancestor. It must be called on the same goroutine; attachments must be detached in
+// Detach publishes the span that the goroutine was in before [Attach] or, if that has ended, its
+// nearest live ancestor. It must be called on the same goroutine; attachments must be detached in
 // reverse order. On another goroutine it publishes nothing. Detach of the zero Attachment does
 // nothing.
 func (a Attachment) Detach() {
@@ -57,10 +56,10 @@ func (a Attachment) Detach() {
 	a.i.attachCounts.add(a.span, -1)
 }
 
-// Refresh publishes the calling goroutine's span again, on the thread on which it runs now. This is
-// the span that it has started or attached last, or the nearest live ancestor of that span. If
-// ctx has no live span that records in this process, Refresh publishes that there is none, until the
-// goroutine starts or ends a span or calls Refresh again.
+// Refresh publishes the calling goroutine's span again, on the thread on which the goroutine runs
+// now: the last span that it has started or attached, or the nearest live ancestor of that span. If
+// ctx has no live span that records in this process, Refresh publishes that there is no span, until
+// the goroutine starts or ends a span or calls Refresh again.
 //
 // Call it after blocking calls: Go may have moved the goroutine to a thread that publishes another
 // goroutine's span. It does nothing if there is no Integration.
@@ -89,7 +88,8 @@ func (i *Integration) find(ctx context.Context) cells.Ref {
 }
 
 // attachCounts holds for each cell the number of goroutines that have attached its span, because
-// their records contain it too. A count may stay above zero until after the end of the span.
+// their records contain the span, too. A count may stay above zero for some time after the end of
+// the span.
 type attachCounts [cells.Capacity]atomic.Int32
 
 func (g *attachCounts) any(ref cells.Ref) bool { return g[ref.Index()%cells.Capacity].Load() != 0 }

@@ -8,86 +8,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
-
-func TestAttach(t *testing.T) {
-	s := newService(t)
-	ctx, root := s.tracer.Start(t.Context(), "root")
-	overCtx, over := s.tracer.Start(ctx, "over")
-	over.End()
-	remote := trace.ContextWithRemoteSpanContext(t.Context(), root.SpanContext())
-	locked(func() {
-		ownCtx, own := s.tracer.Start(t.Context(), "own")
-		for name, none := range map[string]context.Context{
-			"no span": t.Context(), "a span that is over": overCtx, "a remote span": remote,
-		} {
-			a := Attach(none)
-			s.shownHere(nil)
-			a.Detach()
-			s.shownHere(own)
-			assert.False(t, t.Failed(), name)
-		}
-		a := Attach(ctx)
-		s.shownHere(root)
-		_, child := s.tracer.Start(ctx, "child")
-		assert.Equal(t, idOf(root).SpanID, s.transactionOf(child))
-		s.shownHere(child)
-		again := Attach(ownCtx)
-		s.shownHere(own)
-		again.Detach()
-		s.shownHere(child)
-		child.End()
-		s.shownHere(root)
-		locked(func() { own.End() })
-		s.shownHere(root)
-		a.Detach()
-		s.shownHere(nil)
-
-		_, own2 := s.tracer.Start(t.Context(), "own2")
-		a = Attach(ctx)
-		locked(func() {
-			a.Detach()
-			s.shownHere(nil) // not the span of the other goroutine
-		})
-		own2.End()
-	})
-	// The span ends on another goroutine, on this one, or without a call of End.
-	for name, end := range map[string]func(){
-		"elsewhere": func() { locked(func() { root.End() }) },
-		"here":      func() { root.End() },
-		"evicted": func() {
-			r := s.table.Find(idOf(root))
-			require.True(t, s.evict(r))
-			s.table.Free(r)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			locked(func() {
-				ctx, root = s.tracer.Start(t.Context(), "root")
-				self := s.runtime.Goroutine().Goid
-				locked(func() {
-					a := Attach(ctx)
-					s.shownHere(root)
-					end()
-					s.shownHere(nil)
-					s.shownBy(self, nil)
-					span := s.start("next")
-					s.shownHere(span)
-					span.End()
-					s.shownHere(nil)
-					a.Detach()
-					s.shownHere(nil)
-				})
-			})
-		})
-	}
-	s.nothingAttached()
-}
 
 // A span that ends while goroutines attach it is not published by any of them afterwards.
 func TestEndWhileGoroutinesAttach(t *testing.T) {
@@ -100,7 +24,7 @@ func TestEndWhileGoroutinesAttach(t *testing.T) {
 		go locked(func() {
 			for ctx := range contexts[n] {
 				a := Attach(ctx)
-				attached <- true // at about the same time as the end of the span
+				attached <- true // the span ends at about the same time
 				<-over
 				s.shownHere(nil)
 				a.Detach()
@@ -114,7 +38,7 @@ func TestEndWhileGoroutinesAttach(t *testing.T) {
 		for n := range workers {
 			contexts[n] <- ctx
 		}
-		<-attached // at least one goroutine has attached it
+		<-attached // at least one goroutine has attached the span
 		span.End()
 		for range workers - 1 {
 			<-attached
@@ -132,38 +56,7 @@ func TestEndWhileGoroutinesAttach(t *testing.T) {
 	for n := range workers {
 		close(contexts[n])
 	}
-	s.nothingAttached()
-}
-
-// Refresh publishes the goroutine's span on a thread that publishes another one.
-func TestRefresh(t *testing.T) {
-	s := newService(t)
-	locked(func() {
-		self := s.runtime.Goroutine().Goid
-		ctx, root := s.tracer.Start(t.Context(), "root")
-		_, child := s.tracer.Start(ctx, "child")
-		moved := func() {
-			s.records.Clear(self, stored(idOf(child).SpanID))
-			s.records.Clear(self, stored(idOf(root).SpanID))
-			s.shownHere(nil)
-		}
-		moved()
-		Refresh(ctx)
-		s.shownHere(child)
-		Refresh(t.Context())
-		s.shownHere(nil)
-		Refresh(ctx)
-		s.shownHere(child)
-		Refresh(t.Context())
-		child.End()
-		s.shownHere(root)
-		moved()
-		Refresh(ctx)
-		s.shownHere(root)
-		root.End()
-		Refresh(ctx)
-		s.shownHere(nil)
-	})
+	s.nothingAttached(t)
 }
 
 // A nil sampler stands for the default sampler of a provider.
@@ -177,42 +70,10 @@ func TestNilSampler(t *testing.T) {
 	}
 }
 
-// A span that is not sampled is not attributed to the thread's previous span, but a child of
-// a live span is attributed to its parent.
-func TestSampler(t *testing.T) {
-	drop := sdktrace.NeverSample()
-	s := newService(t)
-	dropping := sdktrace.NewTracerProvider(sdktrace.WithSampler(NewSampler(drop))).Tracer("test")
-	keeping := sdktrace.NewTracerProvider(sdktrace.WithSampler(NewSampler(sdktrace.AlwaysSample())))
-	assert.Equal(t, "UniversalProfiling{"+drop.Description()+"}", NewSampler(drop).Description())
-	locked(func() {
-		ctx, root := s.tracer.Start(t.Context(), "root")
-		_, kept := keeping.Tracer("test").Start(t.Context(), "of a provider without integration")
-		s.shownHere(root)
-		assert.True(t, kept.SpanContext().IsSampled())
-		dropping.Start(ctx, "child")
-		s.shownHere(root)
-		droppedCtx, _ := dropping.Start(t.Context(), "root of its own")
-		s.shownHere(nil)
-		dropping.Start(droppedCtx, "child")
-		s.shownHere(nil)
-		_, child := s.tracer.Start(ctx, "child")
-		s.shownHere(child)
-		child.End()
-		s.shownHere(root)
-		root.End()
-		s.shownHere(nil)
-	})
-	require.NoError(t, s.Shutdown(t.Context()))
-	dropping.Start(t.Context(), "later")
-	Attach(t.Context()).Detach()
-	Refresh(t.Context())
-}
-
 // nothingAttached checks that no goroutine has attached a span.
-func (s *service) nothingAttached() {
-	s.t.Helper()
+func (s *service) nothingAttached(t *testing.T) {
+	t.Helper()
 	for n := range s.attachCounts {
-		assert.Zero(s.t, s.attachCounts[n].Load(), n)
+		assert.Zero(t, s.attachCounts[n].Load(), n)
 	}
 }

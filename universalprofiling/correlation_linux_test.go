@@ -26,9 +26,10 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// The example in the specification, sent through the socket.
+// The example in the specification, sent through the socket. Each exporter gets the stack traces.
 func TestStackTraceIDs(t *testing.T) {
 	s := newService(t)
+	second, _ := s.second()
 	send := sender(t, s.socket.Path())
 	transaction := s.start("transaction")
 	for _, m := range []struct {
@@ -53,11 +54,13 @@ func TestStackTraceIDs(t *testing.T) {
 		"YLQguzhR2dR6y5M9vnA5mw", "YLQguzhR2dR6y5M9vnA5mw", "TJMmu5gF-o-FiCwS6uckzg", "YLQguzhR2dR6y5M9vnA5mw",
 	}, stackTraceIDs(span))
 	assert.Contains(t, span.Attributes, attribute.String("kept", "yes"))
+	require.Len(t, second.GetSpans(), 1)
+	assert.Equal(t, stackTraceIDs(span), stackTraceIDs(second.GetSpans()[0]))
 	transactions, samples := s.remembered()
-	assert.Zero(t, transactions+samples, "it is forgotten")
+	assert.Zero(t, transactions+samples, "state of an exported transaction must be removed")
 }
 
-// Correlations that arrive while the transaction waits count, for this transaction only.
+// Correlations that arrive while a transaction waits count, but only for that transaction.
 func TestCorrelationsAfterTheEnd(t *testing.T) {
 	s := newService(t)
 	s.hold()
@@ -69,18 +72,18 @@ func TestCorrelationsAfterTheEnd(t *testing.T) {
 	other.End()
 	s.send(correlation(one, 1, 1))
 	s.send(correlation(child, 2, 1)) // not a transaction
-	require.Equal(t, []string{"child"}, s.exported.names(), "it does not wait")
+	require.Equal(t, []string{"child"}, s.exported.names(), "only the child is exported at once")
 	s.send(registration(0)) // The delay has passed for all of them.
 	for _, span := range s.wait(3) {
 		assert.Len(t, stackTraceIDs(span), map[string]int{"one": 1}[span.Name], span.Name)
 	}
 	assert.EqualValues(t, 1, s.Stats().UnknownTransactions)
-	s.send(correlation(one, 1, 1)) // too late
+	s.send(correlation(one, 1, 1)) // after the export
 	assert.EqualValues(t, 2, s.Stats().UnknownTransactions)
 }
 
-// The last registration determines the delay of transactions, even of those that are already waiting.
-// Before a registration it is one second, and it never exceeds the limit.
+// The last registration determines the delay of transactions, even of those that already wait.
+// Without a registration it is one second, and it never exceeds the limit.
 func TestDelay(t *testing.T) {
 	t.Run("default", func(t *testing.T) { testDelay(t, 30*time.Second) })
 	t.Run("option", func(t *testing.T) { testDelay(t, 90*time.Second, WithMaxDelay(90*time.Second)) })
@@ -117,7 +120,7 @@ func testDelay(t *testing.T, limit time.Duration, opts ...Option) {
 		exportedAfter(200 * time.Millisecond)
 		end()
 		time.Sleep(50 * time.Millisecond)
-		s.start("one that waits for longer").End()
+		s.start("longer delay").End()
 		exportedAfter(200 * time.Millisecond)
 		time.Sleep(50 * time.Millisecond)
 		synctest.Wait()
@@ -178,11 +181,11 @@ func TestAFullQueueExportsAtOnce(t *testing.T) {
 		span.End()
 	}
 	assert.Equal(t, []string{"3", "4", "5"}, s.exported.names())
-	assert.Len(t, stackTraceIDs(s.exported.GetSpans()[0]), 1, "with what there is")
+	assert.Len(t, stackTraceIDs(s.exported.GetSpans()[0]), 1, "stack traces received so far")
 	assert.EqualValues(t, 3, s.Stats().NotDeferred)
 	requireReported(t, handled, "the queue of 3 transactions is full")
 	require.NoError(t, s.ForceFlush(t.Context()))
-	assert.Equal(t, []string{"3", "4", "5", "0", "1", "2"}, s.exported.names(), "none is lost, first in, first out")
+	assert.Equal(t, []string{"3", "4", "5", "0", "1", "2"}, s.exported.names(), "all are exported, in first-in, first-out order")
 }
 
 func TestAutoWaitsForARegistration(t *testing.T) {
@@ -207,7 +210,7 @@ func TestAutoWaitsForARegistration(t *testing.T) {
 
 func TestDisabledDoesNothing(t *testing.T) {
 	s := newService(t, WithMode(Disabled))
-	assert.Same(t, s.exported, s.NewExporter(s.exported), "no exporter of its own")
+	assert.Same(t, s.exported, s.NewExporter(s.exported), "exporter is not wrapped")
 	s.start("span").End()
 	assert.Equal(t, []string{"span"}, s.exported.names())
 	assert.Nil(t, active.Load())
@@ -230,7 +233,7 @@ func TestHostID(t *testing.T) {
 		told     []string
 	}{
 		"is added when there is none":          {nil, []string{"host-1"}, "host-1", nil},
-		"is that of the first":                 {nil, []string{"host-1", "host-2"}, "host-1", []string{`"host-1"`, `"host-2"`}},
+		"first host id stays":                  {nil, []string{"host-1", "host-2"}, "host-1", []string{`"host-1"`, `"host-2"`}},
 		"is not overwritten, with one warning": {[]attribute.KeyValue{attribute.String("host.id", "mine")}, []string{"host-1"}, "mine", []string{`"mine"`, `"host-1"`}},
 		"is the same":                          {[]attribute.KeyValue{attribute.String("host.id", "host-1")}, []string{"host-1"}, "host-1", nil},
 		"is empty":                             {nil, []string{""}, "", nil},
@@ -251,7 +254,7 @@ func TestHostID(t *testing.T) {
 			requireReported(t, handled, tt.told...)
 		})
 	}
-	t.Run("from the registration on", func(t *testing.T) {
+	t.Run("added from the registration on", func(t *testing.T) {
 		s := newServiceWith(t, withResource())
 		s.correlations.delay.Store(0)
 		s.start("before").End()
@@ -259,7 +262,7 @@ func TestHostID(t *testing.T) {
 		s.start("after").End()
 		assert.Equal(t, []string{"", "host-1"}, hostIDs(s))
 	})
-	t.Run("mismatch is told at the registration", func(t *testing.T) {
+	t.Run("mismatch is reported at the registration", func(t *testing.T) {
 		handled := oteltest.HandledErrors(t)
 		s := newService(t, WithResource(serviceResource(attribute.String("host.id", "mine"))))
 		s.send(registration(0))
@@ -276,7 +279,7 @@ func TestMessagesThatAreOfNoUse(t *testing.T) {
 	valid := correlation(transaction, 0, 1)
 	send := sender(t, s.socket.Path())
 	for _, m := range [][]byte{
-		{}, valid.Encode()[:20], append(valid.Encode(), 1), make([]byte, 10_000), // larger than any
+		{}, valid.Encode()[:20], append(valid.Encode(), 1), make([]byte, 10_000), // the last one is larger than any message
 	} {
 		require.NoError(t, send(m))
 	}
@@ -406,20 +409,4 @@ func TestEndedTransactionsThatAreNeverExported(t *testing.T) {
 	assert.LessOrEqual(t, known, 2*room)
 	_, ok := e.find(key(0), true)
 	assert.False(t, ok)
-}
-
-// Each exporter gets the stack traces.
-func TestTwoExporters(t *testing.T) {
-	s := newService(t)
-	second, _ := s.second()
-	span := s.start("span")
-	s.send(correlation(span, 1, 2))
-	span.End()
-	require.NoError(t, s.ForceFlush(t.Context()))
-	require.Len(t, second.GetSpans(), 1)
-	ids := stackTraceIDs(s.wait(1)[0])
-	assert.Len(t, ids, 2)
-	assert.Equal(t, ids, stackTraceIDs(second.GetSpans()[0]))
-	transactions, _ := s.remembered()
-	assert.Zero(t, transactions)
 }

@@ -25,9 +25,9 @@ import (
 const (
 	// defaultDelay is the delay of transactions until a registration sets it.
 	defaultDelay = time.Second
-	// maxSamples limits the samples of one transaction, and maxAllSamples those of all. A
-	// transaction may always have fewSamples, so that a flooded transaction leaves room for
-	// others.
+	// maxSamples limits the samples of one transaction, and maxAllSamples those of all
+	// transactions. fewSamples is the number that a transaction may always have, so that a flooded
+	// transaction leaves room for others.
 	maxSamples    = 1 << 16
 	maxAllSamples = 1 << 20
 	fewSamples    = 1 << 6
@@ -52,9 +52,9 @@ type Stats struct {
 	// Malformed are messages that were truncated or otherwise invalid,
 	// and UnknownTypes messages of unknown types.
 	Malformed, UnknownTypes uint64
-	// UnknownTransactions are correlations of transactions that do not exist or no
-	// longer exist. Early are correlations that arrived before a registration in mode Auto, or
-	// while there was no exporter.
+	// UnknownTransactions are correlations of transactions that are unknown or have already been
+	// exported. Early are correlations that arrived before a registration in mode Auto, or while
+	// there was no exporter.
 	UnknownTransactions, Early uint64
 	// Dropped are samples beyond the limits for one transaction or for all.
 	Dropped uint64
@@ -93,7 +93,7 @@ type correlations struct {
 	registered atomic.Bool
 	// delay of transactions, in nanoseconds.
 	delay atomic.Int64
-	// flushed is a time: transactions that ended before it do not wait.
+	// flushed is the time of the last flush: transactions that ended before it do not wait.
 	flushed atomic.Uint64
 	// hostID is the host.id of the profiler, or nil.
 	hostID atomic.Pointer[string]
@@ -102,7 +102,7 @@ type correlations struct {
 	ended     *endedTransactions
 
 	mu sync.Mutex
-	// samples of the transactions that have any, and their total number.
+	// samples holds the samples of the transactions that have any, and totalSamples their number.
 	samples      map[sdkspan.Key]*samples
 	totalSamples int
 	// sweepAt is the size of samples at which unknown transactions are removed.
@@ -210,7 +210,7 @@ func (i *Integration) correlate(m wire.ProfilingCorrelation) {
 	}
 	if !added {
 		c.counters.dropped.Add(uint64(m.Count))
-		// Without the lock: the error handler may start a span, and export it at once.
+		// The lock is released first: the error handler may start a span, and export it at once.
 		i.warned.once("too many samples: some are missing from transactions")
 	}
 	c.counters.correlations.Add(1)
@@ -234,8 +234,8 @@ func (c *correlations) end(k sdkspan.Key) {
 	}
 }
 
-// endOf returns when a transaction has ended, if it is known. If the exporter's processor is
-// registered before the Integration, the transaction may still be live here: then it ends now.
+// endOf returns when a transaction ended, if it is known. If the exporter's processor is registered
+// before the Integration, the transaction may still be live here: its end is then the current time.
 func (c *correlations) endOf(k sdkspan.Key) (endedAt uint64, known bool) {
 	t, known := c.ended.find(k, false)
 	if !known {
@@ -247,7 +247,7 @@ func (c *correlations) endOf(k sdkspan.Key) (endedAt uint64, known bool) {
 	return t.endedAt, known
 }
 
-// isKnown reports whether k is a sampled transaction that is live or waits for
+// isKnown reports whether k is a sampled transaction that is live or has not been exported by all
 // exporters.
 func (c *correlations) isKnown(k sdkspan.Key) bool {
 	_, ok := c.ended.find(k, false)
@@ -326,8 +326,8 @@ func (c *correlations) collect(k sdkspan.Key) (ids []string) {
 	return ids
 }
 
-// complete returns the resource for the export of spans that have resource r: r with the
-// profiler's host.id, unless it has one already.
+// complete returns the resource with which to export spans of resource r: r with the profiler's
+// host.id, unless r already has one.
 func (i *Integration) complete(r *resource.Resource) *resource.Resource {
 	c := &i.correlations
 	id := c.hostID.Load()

@@ -17,49 +17,49 @@
 //
 // # What a profiler sees
 //
-// A span is published on the thread of the goroutine that started it, as soon as Start
-// returns. It is published with its transaction, which is the local root span: the one that
-// has no parent in this process. A span whose parent has ended gets the parent's transaction,
-// or none if that is unknown; profilers ignore samples without a transaction.
+// A span is published on the thread of the goroutine that started it, as soon as Start returns. It
+// is published with its transaction, which is the local root span: the span without a parent in
+// this process. A span whose parent has ended gets the parent's transaction, or none if that is
+// unknown; profilers ignore samples without a transaction.
 //
-// When a span ends, its goroutine leaves it and all spans that it has started inside it, and
-// the nearest live ancestor is published instead. An ended span is not published on any thread,
-// regardless of which goroutine called End. If another goroutine did, the ancestor is
-// published when the span's goroutine starts or ends its next span.
+// When a goroutine ends a span, it leaves that span and all spans that it has started inside it,
+// and the nearest live ancestor is published instead. An ended span is not published on any thread,
+// regardless of which goroutine called End. If another goroutine did, the ancestor is published
+// when the span's goroutine starts or ends its next span.
 //
-// The format has no notion of goroutines. Go moves a goroutine between threads when it blocks,
-// and runs others on the thread meanwhile. Until a span starts or ends there, that thread still
-// publishes the span of the previous goroutine. Only goroutines that are locked to their thread
-// are always correct. Three functions reduce the error: [Refresh], after calls that block; [Attach], on
-// goroutines that work for a span of another goroutine; and [NewSampler], for spans that are not
-// sampled. Package spanctx has carriers that are always exact, for readers that support them.
+// The format has no notion of goroutines. Go moves a goroutine between threads when it blocks, and
+// runs others on the thread meanwhile. Until a span starts or ends on that thread, it still
+// publishes the span of the previous goroutine. Only goroutines that are locked to their thread are
+// always attributed correctly. Three functions reduce the error: [Refresh], after calls that block;
+// [Attach], on goroutines that work for a span of another goroutine; and [NewSampler], for spans
+// that are not sampled. Package spanctx has carriers that are always exact, for readers that
+// support them.
 //
 // # Messages from the profiler
 //
-// A profiler reads the path of a socket from the process, and sends messages to it. A
-// registration contains the delay of its samples and its host.id, which is added to exported
-// spans whose resource has none. A correlation contains the id of a stack trace of a
-// transaction and the number of its samples. All these ids become the attribute
+// A profiler reads the path of a socket from the process, and sends messages to it. A registration
+// contains the delay of the profiler's samples and its host.id, which is added to exported spans
+// whose resource has none. A correlation contains the id of a transaction, the id of a stack trace,
+// and the number of samples with that stack trace. All these stack trace ids become the attribute
 // elastic.profiler_stack_trace_ids of the transaction.
 //
-// To give these messages time to arrive, sampled transactions are exported with a delay after
-// their end: that of the registration, or one second. No other span
-// is delayed. They wait in a queue of fixed size; if it is full, a transaction is exported at
-// once. ForceFlush and Shutdown export all waiting transactions, including the stack traces that
-// the profiler has sent until then. The order in which exporters, the integration and other
-// span processors are created and registered does not matter.
+// To give these messages time to arrive, sampled transactions are exported some time after their
+// end: the delay of the registration, or one second. No other span is delayed. They wait in a queue
+// of fixed size; if it is full, a transaction is exported at once. ForceFlush and Shutdown export
+// all waiting transactions, including the stack traces that the profiler has sent until then.
+// Exporters, the integration and other span processors may be created and registered in any order.
 //
 // # Configuration
 //
-//   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED: true, false or auto, the
-//     default; [WithMode] overrides it. With auto, spans are published and the socket is
-//     open, but nothing is correlated or delayed until a registration arrives. The
-//     OpenTelemetry eBPF profiler does not send registrations yet: use true with it.
-//   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR: the directory of the
-//     socket; [WithSocketDir] overrides it. The default is the first usable one of
-//     XDG_RUNTIME_DIR and [os.TempDir]. The profiler must be able to access it through the
-//     file system of the process, which also works in containers. The socket's path may have
-//     107 bytes; a profiler that prefixes it with /proc/PID/root needs about 18 of them.
+//   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED: true, false or auto. The default is
+//     auto; [WithMode] overrides it. With auto, spans are published and the socket is open, but
+//     nothing is correlated or delayed until a registration arrives. The OpenTelemetry eBPF
+//     profiler does not send registrations yet: use true with it.
+//   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR: the directory of the socket;
+//     [WithSocketDir] overrides it. The default is the first usable one of XDG_RUNTIME_DIR and
+//     [os.TempDir]. The profiler must be able to access it through the file system of the process,
+//     which also works in containers. The socket's path may be up to 107 bytes long; a profiler
+//     that prefixes it with /proc/PID/root needs about 18 of them.
 //   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE: the maximum number of waiting
 //     transactions, 8096 by default, up to 1,048,576; [WithBufferSize] overrides it.
 //
@@ -67,10 +67,10 @@
 //
 // # Losses
 //
-// The kernel queues net.unix.max_dgram_qlen messages, 10 by default, for a socket until they
-// are read. Messages beyond that are lost on the profiler's side, where this package cannot
-// count them. On hosts whose profiler sends in large bursts a higher limit
-// helps; it applies to sockets that are created afterwards:
+// The kernel queues net.unix.max_dgram_qlen messages for a socket, 10 by default, until they are
+// read. Messages beyond that are lost on the profiler's side, where this package cannot count them.
+// On hosts whose profiler sends in large bursts, a higher limit helps. It applies to sockets
+// created afterwards:
 //
 //	sysctl -w net.unix.max_dgram_qlen=512
 //
@@ -80,24 +80,24 @@
 //
 //   - A profiler can delay transactions by at most 30 seconds, or by [WithMaxDelay].
 //   - A transaction has at most 65,536 samples. All waiting transactions together have at most
-//     1,048,576, plus 64 each. Correlations beyond that are dropped, and the counts of stack
-//     traces are too low.
-//   - 65,536 spans may be live. If there are more, the oldest are not published, and have no
-//     stack traces.
+//     1,048,576 samples, plus 64 each. Correlations beyond that are dropped, and the counts of
+//     stack traces are too low.
+//   - At most 65,536 live spans are published. If there are more, the oldest are not published, and
+//     have no stack traces.
 //   - Service names and environments are truncated to 128 bytes. A registration whose host.id is
 //     longer than 1,024 bytes is malformed.
 //
 // All losses due to these limits are counted or reported. When an integration starts, it removes
-// sockets that killed processes of the same user have left in the directory.
+// sockets that were left in the directory by killed processes of the same user.
 //
 // # Where it works
 //
-// On linux/amd64, with and without cgo, and on linux/arm64 with cgo: without cgo there is
-// no thread-local memory that the format could use. The Go runtime's structures are verified
-// when the integration starts and on each thread. If they are not as expected, the reason
-// is reported and nothing is published. For a moment at the start, some
-// file system must allow code to be mapped from it. The integration uses the first suitable one
-// of the socket's directory, XDG_RUNTIME_DIR, os.TempDir, /dev/shm and /var/tmp.
+// The package works on linux/amd64, with and without cgo, and on linux/arm64 with cgo: without cgo
+// there is no thread-local memory that the format could use. The Go runtime's structures are
+// verified when the integration starts and on each thread. If they differ from what the package
+// expects, the reason is reported and nothing is published. When the integration starts, it briefly
+// needs a file system from which code can be mapped. It uses the first suitable one of the socket's
+// directory, XDG_RUNTIME_DIR, os.TempDir, /dev/shm and /var/tmp.
 //
 // Everything in this package may be called concurrently.
 //

@@ -14,11 +14,11 @@ import (
 // endedTransactions holds the transactions that have ended but have not been exported by all
 // exporters. Some are never exported: a shard that is full evicts the older half of its transactions.
 //
-// Ps add to different shards, so that they rarely share a lock. With a single lock, two Ps that do
-// nothing else spend 2.9 times a no-op processor's time on a transaction, instead of 1.8.
+// Ps add to different shards, so that they rarely share a lock. With a single lock, two Ps that
+// only start and end transactions spend 2.9 times a no-op processor's time on each, instead of 1.8.
 type endedTransactions struct {
 	shards []endedShard
-	half   int // of the capacity of each shard
+	half   int // half the capacity of each shard
 }
 
 type endedShard struct {

@@ -32,7 +32,7 @@ func (printer) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) err
 
 func (printer) Shutdown(context.Context) error { return nil }
 
-// A service that publishes its spans to profilers, and exports the stack traces that they send for its
+// The service publishes its spans to profilers, and exports the stack traces that they send for its
 // transactions.
 func Example() {
 	res := resource.NewSchemaless(attribute.String("service.name", "checkout"))

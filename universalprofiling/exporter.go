@@ -29,16 +29,15 @@ const (
 )
 
 // NewExporter returns an exporter that wraps next. It exports sampled transactions after their
-// delay, with the stack trace ids that the profiler has sent.
-// All other spans are exported at once. It works with the process's [Integration], which
-// may be created before or after it, and with the span processors of a provider in any
-// order.
+// delay, with the stack trace ids that the profiler has sent. All other spans are exported at once.
+// It works with the process's [Integration], which may be created before or after it, and with the
+// span processors of a provider in any order.
 //
 // While there is no Integration, it exports everything at once. If neither [New] nor
 // [WithIntegration] has been called when it exports its first span, that is reported once to
 // [otel.Handle]. If next was returned by NewExporter, it is returned unchanged. The exporter never
-// calls next concurrently; its own methods may be called concurrently. It must be shut down, which
-// its provider does.
+// calls next concurrently; its own methods may be called concurrently. The exporter must be shut
+// down, which its provider does.
 //
 // NewExporter returns nil if next is nil; the SDK's batch processor then exports nothing.
 func NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
@@ -99,12 +98,12 @@ type exporter struct {
 	next sdktrace.SpanExporter
 	// sem is held by the goroutine that calls next.
 	sem chan struct{}
-	// bubbled is set if the exporter was created in a testing/synctest bubble: its timer must not
-	// be used outside.
+	// bubbled is set if the exporter was created in a testing/synctest bubble, outside of which its
+	// timer must not be used.
 	bubbled bool
 
 	mu sync.Mutex
-	// queue is first in, first out.
+	// queue holds the waiting transactions, first in, first out.
 	queue  []deferred
 	closed bool
 	// timer fires when the delay of the first transaction in the queue has passed. It is nil if
@@ -112,7 +111,7 @@ type exporter struct {
 	timer *time.Timer
 }
 
-// deferred is a waiting transaction, and the Integration that published it.
+// deferred is a waiting transaction with the Integration that published it.
 type deferred struct {
 	integration *Integration
 	span        sdktrace.ReadOnlySpan
@@ -129,8 +128,8 @@ func (d *deferred) due() uint64 {
 
 var _ sdktrace.SpanExporter = (*exporter)(nil)
 
-// ExportSpans exports spans, except for transactions that have to wait. Errors of their later
-// export go to [otel.Handle].
+// ExportSpans exports spans, except for transactions that have to wait. Errors of the later export
+// of these go to [otel.Handle].
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	i := latest.Load()
 	if i == nil && !requested.Load() && !reportedMissing.Swap(true) {
@@ -241,8 +240,8 @@ func (e *exporter) release(ctx context.Context, all bool) error {
 	}
 	defer e.unlock()
 	defer e.rearm() //nolint:contextcheck // as above
-	// Only transactions that are due now: for these, everything that the profiler has sent is in
-	// the socket, and read by Drain.
+	// Export only transactions that are due now: for these, everything that the profiler has sent
+	// is in the socket, and read by Drain.
 	until := now()
 	var errs []error
 	if i := latest.Load(); i != nil {
@@ -258,7 +257,8 @@ func (e *exporter) release(ctx context.Context, all bool) error {
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// due removes and returns a batch of the transactions that are due at the time until, or of all.
+// due removes and returns a batch of transactions: those that are due at the time until, or any if
+// all is set.
 func (e *exporter) due(all bool, until uint64) (spans []sdktrace.ReadOnlySpan) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -267,7 +267,7 @@ func (e *exporter) due(all bool, until uint64) (spans []sdktrace.ReadOnlySpan) {
 		spans = append(spans, e.queue[n].span)
 		n++
 	}
-	// Cleared, so that the array does not keep the spans alive.
+	// Clear the elements, so that the array does not keep the spans alive.
 	clear(e.queue[:n])
 	if e.queue = e.queue[n:]; len(e.queue) == 0 {
 		e.queue = nil

@@ -28,42 +28,25 @@ func TestNoExporter(t *testing.T) {
 	require.NoError(t, tp.Shutdown(t.Context()))
 }
 
-// Whatever the order of the processors, ForceFlush and Shutdown export everything.
-func TestForceFlushAndShutdownExportEverything(t *testing.T) {
-	for name, integrationFirst := range map[string]bool{"integration first": true, "exporter first": false} {
-		t.Run(name, func(t *testing.T) {
-			supported(t)
-			i, err := New(WithSocketDir(t.TempDir()), WithMode(Enabled))
-			require.NoError(t, err)
-			t.Cleanup(func() { require.NoError(t, i.Shutdown(context.Background())) })
-			i.correlations.delay.Store(int64(time.Hour))
-			r := newRecorder()
-			opts := []sdktrace.TracerProviderOption{sdktrace.WithSpanProcessor(i), sdktrace.WithBatcher(i.NewExporter(r))}
-			if !integrationFirst {
-				opts[0], opts[1] = opts[1], opts[0]
-			}
-			tp := sdktrace.NewTracerProvider(opts...)
-			start := func(n int) {
-				for range n {
-					ctx, span := tp.Tracer("test").Start(t.Context(), "transaction")
-					_, child := tp.Tracer("test").Start(ctx, "child")
-					child.End()
-					span.End()
-				}
-			}
-			start(600)
-			require.NoError(t, tp.ForceFlush(t.Context()))
-			require.Len(t, r.GetSpans(), 1200)
-			start(600)
-			require.NoError(t, tp.Shutdown(t.Context()))
-			assert.Len(t, r.GetSpans(), 2400)
-			assert.True(t, r.closed.Load())
-		})
+// More transactions than one export may have are exported by ForceFlush and by Shutdown. TestEveryOrder does
+// the same with one transaction, for every order of processors.
+func TestManyTransactionsAreFlushed(t *testing.T) {
+	s := newService(t)
+	s.hold()
+	for _, flush := range []func(context.Context) error{s.provider.ForceFlush, s.provider.Shutdown} {
+		s.exported.Reset()
+		for range 2*maxBatch + 100 {
+			s.start("transaction").End()
+		}
+		require.Empty(t, s.exported.GetSpans())
+		require.NoError(t, flush(t.Context()))
+		assert.Len(t, s.exported.GetSpans(), 2*maxBatch+100)
 	}
+	assert.True(t, s.exported.closed.Load())
 }
 
-// An export that hangs lasts until the context ends. The remaining transactions are
-// exported later, or Shutdown reports that they are not.
+// An export that hangs ends with its context. The remaining transactions are exported later, or
+// Shutdown reports that they are not exported.
 func TestFlushingHonoursItsContext(t *testing.T) {
 	s := newService(t)
 	s.hold()
@@ -81,7 +64,7 @@ func TestFlushingHonoursItsContext(t *testing.T) {
 	require.ErrorIs(t, s.ForceFlush(ctx), context.Canceled)
 	s.start("another").End()
 	require.ErrorIs(t, s.ForceFlush(ctx), context.Canceled)
-	require.Eventually(t, func() bool { return exports.Load() == 2 }, testenv.Patience, time.Millisecond, "it waits no longer")
+	require.Eventually(t, func() bool { return exports.Load() == 2 }, testenv.Patience, time.Millisecond, "the transaction stopped waiting")
 	s.start("last").End()
 	err := e.Shutdown(ctx)
 	require.ErrorIs(t, err, context.Canceled)

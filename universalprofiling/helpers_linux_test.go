@@ -117,7 +117,7 @@ func newServiceWith(t testing.TB, more []sdktrace.TracerProviderOption, opts ...
 	return s
 }
 
-// second adds an exporter.
+// second adds a second exporter.
 func (s *service) second() (*recorder, sdktrace.SpanExporter) {
 	r := newRecorder()
 	e := s.NewExporter(r)
@@ -190,8 +190,8 @@ func stackTraceIDs(s tracetest.SpanStub) []string {
 	return value(s.Attributes, "elastic.profiler_stack_trace_ids").AsStringSlice()
 }
 
-// samplesOf returns the number of samples that an exported span has of a stack trace sent by
-// [correlation]. A profiler that runs on this machine may add others.
+// samplesOf returns how many samples of a stack trace sent by [correlation] an exported span has. A
+// real profiler on this machine may add others.
 func samplesOf(s tracetest.SpanStub, stackTrace byte) (n int) {
 	id := [16]byte{stackTrace}
 	for _, got := range stackTraceIDs(s) {
@@ -238,20 +238,15 @@ func serviceResource(kvs ...attribute.KeyValue) *resource.Resource {
 	return resource.NewSchemaless(append([]attribute.KeyValue{attribute.String("service.name", "shop")}, kvs...)...)
 }
 
-// shownHere checks the span that the calling goroutine, which is locked to its thread, publishes.
+// shownHere checks which span the calling goroutine publishes. The goroutine is locked to its
+// thread.
 func (s *service) shownHere(span trace.Span) {
-	s.t.Helper()
-	s.shownBy(s.runtime.Goroutine().Goid, span)
-}
-
-// shownBy checks the span that a goroutine that is locked to its thread publishes.
-func (s *service) shownBy(goid uint64, span trace.Span) {
 	s.t.Helper()
 	want := uint64(0)
 	if span != nil {
 		want = stored(idOf(span).SpanID)
 	}
-	assert.Equal(s.t, want, s.records.SpanID(goid))
+	assert.Equal(s.t, want, s.records.SpanID(s.runtime.Goroutine().Goid))
 }
 
 // transactionOf returns the id of the transaction with which a live span is published.

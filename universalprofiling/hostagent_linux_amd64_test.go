@@ -33,8 +33,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// hostAgent is a reader that follows the specification. It uses this module only to
-// read maps and memory: it defines formats and names itself.
+// hostAgent is a reader that follows the specification. It uses this module only to read maps and
+// memory: it has its own definitions of formats and names.
 type hostAgent struct {
 	t      *testing.T
 	pid    int
@@ -49,8 +49,7 @@ type hostAgent struct {
 
 var libraryPath = regexp.MustCompile(`.*/elastic-jvmti-linux-([\w-]*)\.so`)
 
-// attach finds the library in a process. It reads the mapped file, which is no longer
-// in any directory.
+// attach finds the library in a process. It reads the mapped file, which has already been deleted.
 func attach(t *testing.T, pid int) *hostAgent {
 	t.Helper()
 	process, err := procfs.NewFS("/proc").Process(pid)
@@ -145,7 +144,7 @@ func (a *hostAgent) process() (name, environment, socket string, ok bool) {
 // interrupted stops a thread, calls f and resumes the thread.
 func (a *hostAgent) interrupted(tid int, f func()) {
 	a.t.Helper()
-	// For the kernel the tracer is a thread, not a process.
+	// A tracer is a thread, not a process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.PtraceSeize(tid); errors.Is(err, unix.EPERM) {
@@ -222,7 +221,7 @@ func startThread(t *testing.T, child *childproc.Child, kind string) int {
 	return tid
 }
 
-// However a service is built, the host agent sees the correct span of each thread.
+// The host agent sees the correct span of each thread, however the service is built.
 func TestHostAgentSeesSpans(t *testing.T) {
 	t.Parallel()
 	variants := []programs.Variant{programs.Static, programs.Cgo}
@@ -254,7 +253,7 @@ func TestHostAgentSeesSpans(t *testing.T) {
 				require.Equal(t, last[who], agent.thread(tids[who]), "change %d", n)
 				if n%50 == 0 {
 					for other := range last {
-						require.Equal(t, last[other], agent.thread(tids[other]), "it is not disturbed")
+						require.Equal(t, last[other], agent.thread(tids[other]), "other threads do not change")
 					}
 				}
 			}
@@ -262,8 +261,8 @@ func TestHostAgentSeesSpans(t *testing.T) {
 	}
 }
 
-// A thread that is interrupted at any instruction publishes one whole span or none, or its record is
-// marked as being changed.
+// A thread that is interrupted at any instruction publishes one whole span or none, or its record
+// says that it is being changed.
 func TestHostAgentInterruptsThreads(t *testing.T) {
 	t.Parallel()
 	child, _ := startService(t, programs.Static, "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=auto")
@@ -329,7 +328,7 @@ func TestHostAgentTellsTheService(t *testing.T) {
 			if child.Send("handled"); answer(child) == fmt.Sprint("handled ", messages) {
 				return
 			}
-			require.True(t, time.Now().Before(end), "the service does not get them")
+			require.True(t, time.Now().Before(end), "the service does not receive the messages")
 		}
 	}
 	require.NoError(t, send(wire.ProfilingRegistration{SamplesDelayMS: 1, HostID: "the host"}.Encode()))
@@ -369,6 +368,6 @@ func TestHostAgentTellsTheService(t *testing.T) {
 	assert.Zero(t, agent.word(agent.storage), "the storage is withdrawn")
 	assert.NoFileExists(t, socket)
 	assert.Equal(t, "nothing", agent.thread(tid))
-	assert.Equal(t, attach(t, child.PID()).storage, agent.storage, "the library stays")
+	assert.Equal(t, attach(t, child.PID()).storage, agent.storage, "the library stays mapped")
 	child.Done()
 }

@@ -66,7 +66,7 @@ var _ sdktrace.SpanProcessor = (*Integration)(nil)
 // only one library.
 var active atomic.Pointer[Integration]
 
-// latest is the Integration that was created last. It is kept after its Shutdown, because spans
+// latest is the Integration that was created last. It stays set after its Shutdown, because spans
 // may still be on their way to an exporter.
 var latest atomic.Pointer[Integration]
 
@@ -74,16 +74,16 @@ var latest atomic.Pointer[Integration]
 var requested atomic.Bool
 
 // Current returns the Integration of the process, such as the one created by [WithIntegration], for
-// its [Integration.Stats]. It returns nil if there is none; the Stats of nil are zero.
+// its [Integration.Stats]. It returns nil if there is none; Stats of a nil Integration are zero.
 func Current() *Integration { return active.Load() }
 
 // building is held while an Integration starts or shuts down.
 var building sync.Mutex
 
-// New creates an Integration, for callers that handle its errors; [WithIntegration] also registers it.
-// The error wraps [ErrAlreadyIntegrated], or [errors.ErrUnsupported] on other platforms.
-// Otherwise it says why the Go runtime is not supported, or what failed in which
-// directories. After an error nothing is left behind. Being disabled is not an error.
+// New creates an Integration, for callers that handle its errors; [WithIntegration] also registers
+// it. The error wraps [ErrAlreadyIntegrated], or [errors.ErrUnsupported] on other platforms.
+// Otherwise it says why the Go runtime is not supported, or what failed in which directories. After
+// an error everything has been cleaned up. Being disabled is not an error.
 func New(opts ...Option) (*Integration, error) {
 	return newWith(newSettings(opts))
 }
@@ -107,11 +107,11 @@ func WithIntegration(opts ...Option) sdktrace.TracerProviderOption {
 	return sdktrace.WithSpanProcessor(ForProvider(opts...))
 }
 
-// ForProvider returns an Integration like [New], for one TracerProvider, which shuts it down. It can
-// be registered with a provider that already exists. An error goes to [otel.Handle], and the
-// provider works as usual. If the process already has an Integration, the provider shares it, and
-// it lasts until the last of these providers is shut down. In this case opts are ignored, which is
-// reported if they differ.
+// ForProvider is like [New], but for one TracerProvider, which shuts the Integration down. It also
+// works for a provider that already exists. An error goes to [otel.Handle], and the provider works
+// as usual. If the process already has an Integration, the provider shares it, and it lasts until
+// the last of these providers is shut down. In this case opts are ignored, which is reported if
+// they differ.
 //
 // Without [NewExporter] spans are published, but stack traces are not exported. If a profiler sends
 // some, that is reported.
@@ -131,8 +131,8 @@ func ForProvider(opts ...Option) *Integration {
 	}
 }
 
-// share returns the Integration of this process for one more provider, with an error if s
-// differs from its settings. It returns nil if the Integration has been shut down, or is about to be.
+// share returns the Integration of this process for one more provider, with an error if s differs
+// from its settings. It returns nil if the Integration has been or is being shut down.
 func share(s settings) (*Integration, error) {
 	building.Lock()
 	defer building.Unlock()
@@ -165,7 +165,7 @@ func newIntegration(s settings) (_ *Integration, err error) {
 		return nil, err
 	}
 	i.correlations.start(i.table, s)
-	// First, because the process storage contains the path of the socket.
+	// The socket comes first, because the process storage contains its path.
 	if i.socket, err = listen(socketDirs(s.socketDir)); err != nil {
 		return nil, err
 	}
@@ -182,8 +182,9 @@ func newIntegration(s settings) (_ *Integration, err error) {
 	return i, nil
 }
 
-// socketName returns the name of the socket's file. It never changes during the life of the process,
-// because a profiler that has read it keeps sending there even if a new Integration is created.
+// socketName returns the name of the socket's file. It never changes during the life of the
+// process, because a profiler that has read it continues to send there even if a new Integration is
+// created.
 var socketName = sync.OnceValue(func() string {
 	return fmt.Sprintf("%s%d-%s.sock", socketPrefix, os.Getpid(), rand.Text()[:8])
 })
@@ -195,8 +196,8 @@ func socketDirs(chosen string) []string {
 	return distinct(chosen, os.Getenv("XDG_RUNTIME_DIR"), os.TempDir())
 }
 
-// libraryDirs returns the directories to try for the library, in order. Code must be mappable from
-// the directory.
+// libraryDirs returns the directories to try for the library, in order. The directory must permit
+// mapping code.
 func libraryDirs(chosen string) []string {
 	return distinct(chosen, os.Getenv("XDG_RUNTIME_DIR"), os.TempDir(), "/dev/shm", "/var/tmp")
 }
@@ -211,7 +212,7 @@ func distinct(dirs ...string) (all []string) {
 	return all
 }
 
-// listen creates the socket in the first suitable directory, and reports if that is not the
+// listen creates the socket in the first suitable directory, and reports it if that is not the
 // first of dirs.
 func listen(dirs []string) (*profilersocket.Socket, error) {
 	var errs []error
@@ -297,18 +298,19 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	i.table.Commit(p, r, &n)
 	goruntime.Unpin()
 	i.publish(r, &n, goid)
-	// Shutdown first sets stopped and then ends all live spans, so either Shutdown sees this span
-	// or this sees stopped.
+	// Shutdown first sets stopped and then ends all live spans. So either Shutdown sees this span
+	// or OnStart sees stopped.
 	if i.stopped.Load() && i.table.End(r) {
 		i.clear(r)
 	}
 }
 
-// parent returns the nearest live span of the context that a span is started with, or 0. It sets
-// the span's local root to that of its parent if the parent is local. likely is a guess at the parent.
+// parent returns the nearest live span of the context that a span is started with, or 0. If the
+// span's parent is local, it sets the local root to that of the parent. likely is a guess at the
+// parent.
 func (i *Integration) parent(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, likely cells.Ref) cells.Ref {
 	k, remote := sdkspan.Parent(s)
-	if !child { // Its context may still have a span if it was started with trace.WithNewRoot.
+	if !child { // The context may still have a span if this one was started with trace.WithNewRoot.
 		var local bool
 		if k, local = sdkspan.Local(ctx); !local {
 			return 0
@@ -337,9 +339,10 @@ func (i *Integration) parent(ctx context.Context, s sdktrace.ReadWriteSpan, n *c
 	return grandparent
 }
 
-// rootOfEnded returns the local root of the ended span with key k. It is the span itself, that of its
-// live parent, or one remembered in i.roots, which is the slowest lookup. Otherwise it returns
-// 0: profilers do not report samples without a transaction, and a wrong one is worse than none.
+// rootOfEnded returns the local root of the ended span with key k: the span itself, the local root
+// of its live parent, or the one remembered in i.roots, which is the slowest lookup. Otherwise it
+// returns 0: profilers do not report samples without a transaction, and a wrong one is worse than
+// none.
 func (i *Integration) rootOfEnded(s sdktrace.ReadOnlySpan, parent cells.Ref, k sdkspan.Key) uint64 {
 	if s != nil && isTransaction(s) {
 		return k.SpanID
@@ -382,8 +385,8 @@ func (i *Integration) position(goid uint64) (current cells.Ref, known bool) {
 // publish publishes a live span on the calling goroutine's thread, or its nearest live ancestor if
 // the span has ended in the meantime. It reports whether it succeeded.
 func (i *Integration) publish(ref cells.Ref, n *cells.Span, goid uint64) bool {
-	// Fields are assigned one by one: building a struct elsewhere and copying it
-	// at once would stall the CPU.
+	// Assign the fields one by one: building a struct elsewhere and copying it at once would stall
+	// the CPU.
 	var s apmlib.Span
 	s.TraceIDHigh, s.TraceIDLow = stored(n.TraceIDHigh), stored(n.TraceIDLow)
 	s.SpanID, s.TransactionID, s.TraceFlags = stored(n.SpanID), stored(n.LocalRootSpanID), n.TraceFlags
@@ -395,13 +398,13 @@ func (i *Integration) publish(ref cells.Ref, n *cells.Span, goid uint64) bool {
 		}
 		return false
 	}
-	// A goroutine that ends the span reads the record afterwards. So either it clears this record,
-	// or the span has ended for the check below.
+	// A goroutine that ends the span reads the record afterwards. So either that goroutine clears
+	// this record, or the check below finds that the span has ended.
 	return i.table.Live(ref) || i.publishRef(i.nearest(ref, goid), goid)
 }
 
 // publishRef is publish for a span that is already in the table. A ref of 0 publishes that there is
-// none.
+// no span.
 func (i *Integration) publishRef(ref cells.Ref, goid uint64) bool {
 	for ; ref != 0; ref = i.nearest(ref, goid) {
 		var n cells.Span
@@ -412,8 +415,8 @@ func (i *Integration) publishRef(ref cells.Ref, goid uint64) bool {
 	return i.records.Store(nil)
 }
 
-// isPublished reports whether the goroutine that has started a span still exists and has published it
-// last.
+// isPublished reports whether the goroutine that started a span still exists and has published that
+// span last.
 func (i *Integration) isPublished(ref cells.Ref, goid uint64, g uintptr) bool {
 	shown, _ := i.records.Shown(goid)
 	return cells.Ref(shown) == ref && i.runtime.Is(g, goid)
@@ -463,7 +466,7 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 			return
 		}
 	}
-	// Before the span ends, because correlations and children may arrive at any time.
+	// Do this before the span ends, because correlations and children may arrive at any time.
 	switch root, _ := i.table.LocalRoot(ref); root {
 	case 0:
 	case k.SpanID:
@@ -489,8 +492,8 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 		i.dropEnded(cells.Ref(shown), goid)
 	}
 	p := goruntime.Pin()
-	// The next span on this P may reuse the cell at once if no goroutine needs the lineage: the goroutine
-	// that started the span was in it, not in a span inside it that may outlive it.
+	// The next span on this P may reuse the cell at once if no goroutine needs the lineage: the
+	// goroutine that started the span was in this span, not in an inner one that may outlive it.
 	reused := inside && own && position == wire.Position(ref) && i.table.FreeWarm(p, ref)
 	goruntime.Unpin()
 	if !reused {
@@ -498,17 +501,17 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	}
 }
 
-// dropEnded publishes the nearest live ancestor if the span that the calling goroutine has published
-// last has ended. After Shutdown it does nothing: a later Integration may be using the record.
+// dropEnded publishes the nearest live ancestor if the last span that the calling goroutine
+// published has ended. After Shutdown it does nothing: a later Integration may be using the record.
 func (i *Integration) dropEnded(shown cells.Ref, goid uint64) {
 	if shown != 0 && !i.table.Live(shown) && !i.stopped.Load() {
 		i.publishRef(i.nearest(shown, goid), goid)
 	}
 }
 
-// ForceFlush exports all waiting transactions, with the stack traces that the profiler has sent until
-// then, unless ctx is done first. Transactions that have ended but have not reached an exporter yet
-// are then exported without a delay.
+// ForceFlush exports all waiting transactions, with the stack traces that the profiler has sent
+// until then, unless ctx is done first. Transactions that have ended but have not yet reached an
+// exporter will be exported without a delay.
 func (i *Integration) ForceFlush(ctx context.Context) error {
 	if i == nil || i.records == nil {
 		return nil
@@ -540,8 +543,8 @@ func (i *Integration) Shutdown(ctx context.Context) error {
 		i.stopped.Store(true)
 		i.correlations.flushed.Store(^uint64(0))
 		i.library.Withdraw()
-		// Drain reads the messages that are already in the socket. They count, even for spans
-		// that reach an exporter later.
+		// Drain reads the messages that are already in the socket. They count even for spans that
+		// reach an exporter later.
 		err := errors.Join(i.socket.Drain(ctx), i.correlations.release(ctx), i.socket.Stop())
 		<-i.received
 		i.table.All(func(r cells.Ref) {
@@ -564,8 +567,8 @@ type warnings struct {
 // maxWarnings limits the number of warnings, because texts may contain data from a profiler.
 const maxWarnings = 64
 
-// once reports an error the first time that its text occurs. It does not wait for the handler, which
-// may start and export spans, and so wait until the socket is drained.
+// once reports an error the first time that its text occurs. It does not wait for the handler,
+// which may start and export spans, and thus wait until the socket is drained.
 func (w *warnings) once(format string, args ...any) {
 	err := fmt.Errorf("universal profiling: "+format, args...)
 	w.mu.Lock()

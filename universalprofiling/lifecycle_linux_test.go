@@ -31,7 +31,8 @@ import (
 
 const roleRefused = "refused"
 
-// refuse runs in a child process that has not installed the library yet. It reports why it cannot.
+// refuse runs in a child process that has not installed the library yet. It reports why the
+// integration cannot work.
 func refuse(parent *childproc.Parent) {
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
 		parent.Send("handled %s", strings.ReplaceAll(err.Error(), "\n", "; "))
@@ -54,11 +55,11 @@ func refuse(parent *childproc.Parent) {
 	}
 }
 
-// If the integration cannot work, the service runs on and the reason is reported once.
+// If the integration cannot work, the service continues and the reason is reported once.
 func TestRefusals(t *testing.T) {
 	supported(t)
 	child := childproc.Start(t, roleRefused, nil)
-	// In this order: the directories stay missing.
+	// The order matters: the directories stay missing.
 	for _, want := range [][]string{
 		{"runtime", errReason.Error()},
 		{"directories", "/missing", "/missing/TMPDIR", "/missing/XDG_RUNTIME_DIR"},
@@ -96,7 +97,7 @@ func TestThereIsOneIntegration(t *testing.T) {
 	s.shownHere(nil)
 	span.End()
 
-	// Another one may follow, with the same library and the same socket.
+	// Another Integration may follow, with the same library and the same socket.
 	path := s.socket.Path()
 	next, err := New(WithSocketDir(filepath.Dir(path)))
 	require.NoError(t, err)
@@ -124,68 +125,6 @@ func TestProvidersStartAndShutDown(t *testing.T) {
 	all.Wait()
 	assert.Nil(t, Current())
 	assert.Empty(t, handled.Take())
-}
-
-func TestWhatAGoroutineShows(t *testing.T) {
-	s := newService(t)
-	for name, steps := range map[string]string{
-		"children first":   "+root=root +child=child +grandchild=grandchild -grandchild=child -child=root -root=none",
-		"parent first":     "+root=root +child=child -root=none -child=none",
-		"in between":       "+root=root +child=child +grandchild=grandchild -child=root -grandchild=root -root=none",
-		"elsewhere":        "+root=root +child=child ~child=none +other=other -other=root -root=none",
-		"around elsewhere": "+root=root +child=child +grandchild=grandchild ~child=grandchild -grandchild=root -root=none",
-		"three elsewhere":  "+root=root +a=a +b=b +c=c ~b=c ~a=c -c=root ~root=none +next=next -next=none",
-	} {
-		t.Run(name, func(t *testing.T) {
-			locked(func() {
-				ctx, spans := t.Context(), map[string]trace.Span{}
-				for step := range strings.FieldsSeq(steps) {
-					span, shown, _ := strings.Cut(step[1:], "=")
-					switch step[0] {
-					case '+':
-						ctx, spans[span] = s.tracer.Start(ctx, span)
-					case '-':
-						spans[span].End()
-					case '~':
-						locked(func() { spans[span].End() })
-					}
-					s.shownHere(spans[shown])
-				}
-			})
-		})
-	}
-	t.Run("remote parent", func(t *testing.T) {
-		locked(func() {
-			root := s.start("root")
-			root.End()
-			_, span := s.tracer.Start(trace.ContextWithRemoteSpanContext(t.Context(), root.SpanContext()), "span")
-			s.shownHere(span)
-			span.End()
-			s.shownHere(nil)
-		})
-	})
-}
-
-// The end of a span clears the record of the goroutine that publishes it, and does not change
-// the record of the goroutine that ends it.
-func TestEndOnAnotherGoroutine(t *testing.T) {
-	s := newService(t)
-	locked(func() {
-		self := s.runtime.Goroutine().Goid
-		ctx, root := s.tracer.Start(t.Context(), "root")
-		_, child := s.tracer.Start(ctx, "child")
-		s.shownHere(child)
-		locked(func() {
-			_, other := s.tracer.Start(ctx, "other")
-			child.End()
-			s.shownBy(self, nil)
-			s.shownHere(other)
-			other.End()
-			s.shownHere(nil)
-		})
-		root.End()
-		s.shownHere(nil)
-	})
 }
 
 // A span that ends on another goroutine while its own goroutine is about to publish it again is not
@@ -217,41 +156,6 @@ func TestEndWhileTheSpanIsPublishedAgain(t *testing.T) {
 	<-done
 }
 
-// The transaction is the local root, even if the parent has ended and its context is still used. If
-// the local root is unknown there is no transaction: it is never the span itself.
-func TestTransaction(t *testing.T) {
-	s := newService(t)
-	remote := trace.ContextWithRemoteSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
-		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled, Remote: true,
-	}))
-	for name, ctx := range map[string]context.Context{"no parent": t.Context(), "remote parent": remote} {
-		t.Run(name, func(t *testing.T) {
-			locked(func() {
-				ctx, root := s.tracer.Start(ctx, "root")
-				assert.Equal(t, idOf(root).SpanID, s.transactionOf(root))
-				childCtx, child := s.tracer.Start(ctx, "child")
-				assert.Equal(t, idOf(root).SpanID, s.transactionOf(child))
-				child.End()
-				_, late := s.tracer.Start(childCtx, "child of one that is over")
-				assert.Equal(t, idOf(root).SpanID, s.transactionOf(late))
-				late.End()
-				root.End()
-				_, late = s.tracer.Start(ctx, "child of a root that is over")
-				assert.Equal(t, idOf(root).SpanID, s.transactionOf(late))
-				late.End()
-				_, late = s.tracer.Start(childCtx, "in a trace that is over")
-				assert.Equal(t, idOf(root).SpanID, s.transactionOf(late))
-				clear(s.roots)
-				_, later := s.tracer.Start(childCtx, "in one that is forgotten")
-				assert.Zero(t, s.transactionOf(later))
-				s.shownHere(later)
-				later.End()
-				late.End()
-			})
-		})
-	}
-}
-
 // Each end frees one cell, on any goroutine: cells are neither leaked nor used twice.
 func TestCells(t *testing.T) {
 	s := newService(t)
@@ -272,89 +176,6 @@ func TestCells(t *testing.T) {
 	}
 }
 
-// An evicted span is no longer published. At its end its nearest live ancestor is published,
-// unless the goroutine has left the span before.
-func TestEvictedSpans(t *testing.T) {
-	s := newService(t)
-	evict := func(span trace.Span) {
-		r := s.table.Find(idOf(span))
-		require.True(t, s.table.End(r))
-		s.clear(r)
-		s.table.Free(r)
-	}
-	locked(func() {
-		self := s.runtime.Goroutine()
-		isPublished := func(span trace.Span) bool { return s.isPublished(s.table.Find(idOf(span)), self.Goid, uintptr(self.G)) }
-		ctx, root := s.tracer.Start(t.Context(), "root")
-		ctx, child := s.tracer.Start(ctx, "child")
-		_, grandchild := s.tracer.Start(ctx, "grandchild")
-		assert.True(t, isPublished(grandchild), "it is spared")
-		assert.False(t, isPublished(child))
-		evict(child)
-		s.shownHere(grandchild)
-		child.End()
-		s.shownHere(grandchild)
-		locked(func() { evict(grandchild) })
-		s.shownHere(nil)
-		grandchild.End()
-		s.shownHere(root)
-		span := s.start("next")
-		s.shownHere(span)
-		span.End()
-		s.shownHere(root)
-		root.End()
-		s.shownHere(nil)
-	})
-}
-
-// If another goroutine has ended the span that a goroutine is in, the goroutine publishes the
-// nearest live ancestor the next time it ends any span, even an unrelated one.
-func TestEndOfAnotherSpanPublishesTheAncestor(t *testing.T) {
-	s := newService(t)
-	locked(func() {
-		ctx, outer := s.tracer.Start(t.Context(), "outer")
-		_, inner := s.tracer.Start(ctx, "inner")
-		var other trace.Span
-		locked(func() {
-			inner.End()
-			other = s.start("other")
-		})
-		s.shownHere(nil)
-		other.End()
-		s.shownHere(outer)
-		outer.End()
-		s.shownHere(nil)
-	})
-}
-
-// Goroutines whose ids are equal modulo 65,536 share one home slot. It holds the one that started or
-// ended a span last, and neither publishes a span of the other.
-func TestGoroutinesThatShareAHome(t *testing.T) {
-	const homes = 1 << 16
-	s := newService(t)
-	locked(func() {
-		self := s.runtime.Goroutine().Goid
-		ctx, root := s.tracer.Start(t.Context(), "root")
-		var others trace.Span
-		for found := make(chan bool); others == nil; <-found {
-			go locked(func() {
-				if id := s.runtime.Goroutine().Goid; id != self && (id-self)%homes == 0 {
-					others = s.start("other's")
-				}
-				found <- true
-			})
-		}
-		s.shownBy(self, others)
-		_, child := s.tracer.Start(ctx, "child")
-		s.shownHere(child)
-		child.End()
-		s.shownHere(root)
-
-		others.End()
-		root.End()
-	})
-}
-
 func TestShutdownWhileSpansRun(t *testing.T) {
 	s := newService(t)
 	var wg, running sync.WaitGroup
@@ -363,7 +184,7 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 		running.Add(1)
 		wg.Go(func() {
 			locked(func() {
-				// Only Shutdown frees the cell of this one.
+				// Only Shutdown frees the cell of this span.
 				ctx, held := s.tracer.Start(context.Background(), "held")
 				defer held.End()
 				for n := 0; ; n++ {
@@ -388,14 +209,14 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 	require.NoError(t, s.Shutdown(t.Context()))
 	close(stop)
 	wg.Wait()
-	s.table.All(func(cells.Ref) { t.Error("a span is live") })
+	s.table.All(func(cells.Ref) { t.Error("a span is still live") })
 }
 
 func TestConfiguration(t *testing.T) {
 	for _, tt := range []struct {
 		name, variable, value string
 		opts                  []Option
-		want                  settings // a size of 0 stands for the default
+		want                  settings // a bufferSize of 0 stands for the default
 		reported              []string
 	}{
 		{"defaults", "", "", nil, settings{mode: Auto}, nil},

@@ -85,7 +85,7 @@ func TestManyProviders(t *testing.T) {
 			goroutines, open, memory = runtime.NumGoroutine(), descriptors(), heap()
 		}
 	}
-	// A goroutine may still be on its way out.
+	// A goroutine may still be exiting.
 	for end := time.Now().Add(testenv.Patience); runtime.NumGoroutine() > goroutines || descriptors() > open; time.Sleep(time.Millisecond) {
 		require.True(t, time.Now().Before(end), "%d goroutines of %d, %d descriptors of %d", runtime.NumGoroutine(), goroutines, descriptors(), open)
 	}

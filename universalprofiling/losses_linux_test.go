@@ -30,7 +30,7 @@ func deliver(t testing.TB, send func([]byte) error, m []byte) {
 	require.NoError(t, err)
 }
 
-// trickle sends correlations of a transaction that lasts until the end of the test.
+// trickle keeps sending correlations of a transaction until the end of the test.
 func (s *service) trickle() {
 	send, m := sender(s.t, s.socket.Path()), correlation(s.start("another"), 9, 1).Encode()
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -48,8 +48,8 @@ func (s *service) trickle() {
 	s.t.Cleanup(func() { close(stop); <-done })
 }
 
-// Messages that the profiler has written before the deadline of a transaction are exported with it.
-// Writes that a busy machine delays beyond the deadline are not checked.
+// Messages that the profiler has written before the deadline of a transaction are exported with the
+// transaction. Writes that a busy machine delays beyond the deadline are not checked.
 func TestSamplesWrittenUpToTheDeadline(t *testing.T) {
 	const delay, before, wave = 20 * time.Millisecond, time.Millisecond, 10
 	for name, trickle := range map[string]bool{"alone": false, "with a trickle of others": true} {
@@ -66,7 +66,7 @@ func TestSamplesWrittenUpToTheDeadline(t *testing.T) {
 				var deadlines [wave]time.Time
 				for n := range wave {
 					spans[n] = s.start("transaction")
-					deadlines[n] = time.Now().Add(delay) // or later
+					deadlines[n] = time.Now().Add(delay) // the actual deadline is not earlier
 					spans[n].End()
 				}
 				wrote := map[trace.SpanID]bool{}
@@ -97,8 +97,8 @@ var exportTriggers = map[string]func(*sdktrace.TracerProvider) error{
 	},
 }
 
-// Whatever the order of exporter, integration and processors, and whatever triggers the export of the
-// transaction, the messages that the profiler has sent before are exported with it.
+// Messages that the profiler has sent before the export of a transaction are exported with it,
+// whatever the order of exporter, integration and processors, and whatever triggers the export.
 func TestEveryOrder(t *testing.T) {
 	supported(t)
 	dir := t.TempDir() // once, because the path of a socket must be short

@@ -44,7 +44,8 @@ const DefaultBufferSize = 8096
 // DefaultMaxDelay is the default maximum delay of transactions, see [WithMaxDelay].
 const DefaultMaxDelay = 30 * time.Second
 
-// maxBufferSize guards against mistakes: each waiting transaction takes at least a kilobyte.
+// maxBufferSize guards against mistakes: each waiting transaction takes at least a kilobyte of
+// memory.
 const maxBufferSize = 1 << 20
 
 type config struct {
@@ -83,7 +84,7 @@ func newSettings(opts []Option) settings {
 	}
 	s := settings{mode: Auto, bufferSize: DefaultBufferSize, maxDelay: DefaultMaxDelay, runtime: c.runtime}
 	if c.resource != nil {
-		// Merged like in the TracerProvider, which reports the same errors.
+		// The TracerProvider merges in the same way, and reports the same errors.
 		s.resource, _ = resource.Merge(resource.Environment(), c.resource)
 	}
 	invalid := func(name string, value any, want string, instead any) {
@@ -165,9 +166,10 @@ func WithBufferSize(transactions int) Option {
 	})
 }
 
-// WithMaxDelay sets the maximum time that transactions wait for stack traces. If a profiler
-// asks for a longer delay, they wait this long, and that is reported to [otel.Handle] once. The limit
-// is needed because any process of the user can ask. 0 stands for the default, [DefaultMaxDelay].
+// WithMaxDelay sets the maximum time that transactions wait for stack traces. If a profiler asks
+// for a longer delay, they wait this long, and that is reported to [otel.Handle] once. The limit
+// exists because any process of the user can ask for a delay. 0 stands for the default,
+// [DefaultMaxDelay].
 func WithMaxDelay(d time.Duration) Option {
 	return optionFunc(func(c config) config {
 		c.maxDelay = d

@@ -13,11 +13,11 @@ import (
 )
 
 // roots remembers the local roots of recently ended spans that are not local roots themselves,
-// because a context may be used after the end of its span. Each P has a ring of the spans that ended
-// on it last. A hash table would cost a CPU cache miss at the end of each span.
+// because a context may be used after the end of its span. Each P has a ring of the spans that
+// ended on it most recently. A hash table would cost a CPU cache miss at the end of each span.
 //
-// All methods may be called concurrently. A reader of an entry that is being written sees that
-// its check does not match.
+// All methods may be called concurrently. The checksum of an entry that is being written does not
+// match.
 type roots []rootRing
 
 // rootEntries is the number of spans that each P remembers.
@@ -38,7 +38,7 @@ func rootCheck(k sdkspan.Key, root uint64) uint64 {
 }
 
 func (r roots) add(k sdkspan.Key, root uint64) {
-	// Pinned, so that no other goroutine writes here, unless GOMAXPROCS has grown.
+	// Pin, so that no other goroutine writes here, unless GOMAXPROCS has grown.
 	ring := &r[goruntime.Pin()%len(r)]
 	n := atomic.LoadUint64(&ring.next)
 	ordered.Put(&ring.next, n+1)

@@ -19,8 +19,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// node is a span in the model: its transaction, its parent, its ancestors by context, and the span
-// that its goroutine was in before.
+// node is a span in the model, with its transaction, its parent, its ancestors by context, and the
+// span that its goroutine was in before.
 type node struct {
 	ctx         context.Context
 	span        trace.Span
@@ -88,7 +88,7 @@ func (s *service) tree(random *rand.Rand) {
 		ctx, opts := s.t.Context(), []trace.SpanStartOption(nil)
 		local := false
 		if len(nodes) > 0 {
-			// Only in contexts that are not deep are all ancestors known.
+			// All ancestors are known only in contexts that are not deep.
 			if parent := nodes[random.IntN(len(nodes))]; parent.depth < 3 {
 				ctx, n.transaction = parent.ctx, parent.transaction
 				switch local = random.IntN(8) > 0; {

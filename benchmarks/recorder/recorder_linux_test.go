@@ -133,10 +133,11 @@ func median[T time.Duration | float64 | int](v []T) T {
 	return v[len(v)/2]
 }
 
-// beginning is enough time to look at all processes for the first time.
+// beginning is enough time to examine all processes for the first time.
 const beginning = 4 * time.Second
 
-// TestIdle measures the recorder's CPU time beside 560 idle processes, with a service that is busy or stopped.
+// TestIdle measures the recorder's CPU time while there are 560 idle processes, and a service that
+// is busy or stopped.
 func TestIdle(t *testing.T) {
 	need(t)
 	exe := build(t)
@@ -232,9 +233,9 @@ func startHTTP(t *testing.T) *web {
 	return w
 }
 
-// TestOverhead measures how many requests an HTTP service answers per second of its CPU time while it is recorded,
-// compared with the time before and after. "0 Hz" is a run without a recorder: its spread shows how far to trust
-// the others.
+// TestOverhead measures how many requests an HTTP service answers per second of its CPU time while
+// it is recorded, compared with the time before and after. "0 Hz" is a run without a recorder: its
+// spread shows how far the others can be trusted.
 func TestOverhead(t *testing.T) {
 	need(t)
 	exe, service := build(t), startHTTP(t)
@@ -273,13 +274,13 @@ func TestOverhead(t *testing.T) {
 
 // cost is the CPU time of a recording.
 type cost struct {
-	// steady is the CPU time in the window, all that of the whole recording. For perf, named and written add the
-	// time of perf script, with and without function names.
+	// steady is the CPU time in the window, all that of the whole recording. For perf, named and
+	// written add the time of perf script, with and without function names.
 	steady, all, named, written time.Duration
 	samples                     int
 }
 
-// TestBesidePerf compares otelctx record, with function names and without, with perf record.
+// TestBesidePerf compares otelctx record, with and without function names, with perf record.
 func TestBesidePerf(t *testing.T) {
 	need(t)
 	if _, err := exec.LookPath("perf"); err != nil {
@@ -331,7 +332,7 @@ func besidePerf(t *testing.T, exe, pid, frequency string) {
 		median(steady), steady, median(all), all, median(written), written, median(named), named)
 }
 
-// perfScript returns the number of samples that perf script prints of a file, and its CPU time.
+// perfScript returns the number of samples that perf script prints for a file, and its CPU time.
 func perfScript(t *testing.T, file, fields string) (samples int, used time.Duration) {
 	t.Helper()
 	script := exec.Command("perf", "script", "--no-inline", "-F", fields, "-i", file)

@@ -18,12 +18,12 @@ import (
 	"time"
 )
 
-// convert writes CSV of the output of go test -bench. Each key=value of a benchmark's name and each
-// unit is a column. Where a benchmark ran several times, a cell is the median and half the range.
+// convert writes the output of go test -bench as CSV. Each key=value of a benchmark's name and each
+// unit is a column. If a benchmark ran several times, a cell is the median and half the range.
 func convert(w io.Writer, output io.Reader, now time.Time) error {
 	var keys, units []string
 	var names [][]string
-	values := map[string]map[string][]float64{} // of each benchmark and unit
+	values := map[string]map[string][]float64{} // by benchmark and unit
 	add := func(list *[]string, s string) {
 		if !slices.Contains(*list, s) {
 			*list = append(*list, s)
@@ -74,7 +74,7 @@ func convert(w io.Writer, output io.Reader, now time.Time) error {
 	_ = out.Write(slices.Concat(keys, units))
 	for _, row := range names {
 		if len(row) != len(keys)+1 {
-			return fmt.Errorf("%s: keys differ from those of the others", row[len(row)-1])
+			return fmt.Errorf("%s: its keys differ from those of the other benchmarks", row[len(row)-1])
 		}
 		cells := slices.Clone(row[:len(keys)])
 		for _, unit := range units {
@@ -86,8 +86,8 @@ func convert(w io.Writer, output io.Reader, now time.Time) error {
 	return out.Error()
 }
 
-// cell is the median of what several runs of a benchmark have reported, with three digits, and half
-// their range.
+// cell returns the median of the values that several runs of a benchmark reported, with three
+// digits, and half their range.
 func cell(values []float64, unit string) string {
 	if len(values) == 0 {
 		return ""
@@ -115,7 +115,8 @@ func duration(ns float64) string {
 	return digits(ns) + " " + units[0]
 }
 
-// digits is a number with three significant digits, or all digits before the decimal point.
+// digits formats a number with three significant digits, or with all digits before the decimal
+// point.
 func digits(v float64) string {
 	if v == 0 {
 		return "0"

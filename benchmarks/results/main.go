@@ -54,7 +54,7 @@ var sections = []section{
 
 // table is a CSV file.
 type table struct {
-	// measured are the lines "key: value" at its start.
+	// measured holds the lines "key: value" at the start of the file.
 	measured []string
 	columns  []string
 	rows     [][]string
@@ -184,8 +184,8 @@ func renderAll(w io.Writer, t *table) error {
 	return nil
 }
 
-// goroutineProfile is an observer whose faults alone do not put a pattern into the document, because it reads labels
-// some milliseconds after it has collected the goroutines.
+// goroutineProfile is an observer whose faults alone do not put a pattern into the document,
+// because it reads labels some milliseconds after it has collected the goroutines.
 const goroutineProfile = "goroutine profile"
 
 // renderSummary writes a row for each publication and observer.
@@ -212,7 +212,7 @@ func renderSummary(w io.Writer, t *table) {
 				}
 			}
 			if patterns == 0 {
-				continue // the observer cannot see this publication
+				continue // this observer cannot see this publication
 			}
 			due := sums["shown"] + sums["none"] + sums["wrong"] - sums["outside"]
 			summary = append(summary, []string{

@@ -15,7 +15,7 @@ type curve struct {
 	name   string
 	unit   unit
 	limits limits
-	// at are seconds since the start, in order. value are the amounts.
+	// at holds seconds since the start, in order. value holds the amounts.
 	at, value []float64
 }
 
@@ -38,7 +38,8 @@ func (u unit) text(v float64) string {
 
 // limits are how much a flat curve may change in its second half.
 type limits struct {
-	// growth is how much a straight line fitted by least squares may rise. It may fall by any amount.
+	// growth is how much a straight line fitted by least squares may rise. It may fall by any
+	// amount.
 	growth float64
 	// spread is how far the highest point may be above the median.
 	spread float64
@@ -77,7 +78,7 @@ func (c *curve) settled() settled {
 	}
 }
 
-// slope returns the slope of the straight line that least squares fit.
+// slope returns the slope of the straight line fitted by least squares.
 func slope(x, y []float64) float64 {
 	meanX, meanY, products, squares := mean(x), mean(y), 0.0, 0.0
 	for i := range x {

@@ -20,12 +20,12 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// curves are of the service, and of the reader that runs all the time.
+// curves are the curves of the service, and of the reader that runs all the time.
 type curves struct {
 	service, reader process
 	// heap and goroutines come from the service's reports.
 	heap, goroutines *curve
-	// collections counts garbage collections: each measures the live heap again. It rises.
+	// collections counts garbage collections, each of which measures the live heap again. It rises.
 	collections *curve
 }
 
@@ -41,14 +41,14 @@ type process struct {
 // allowance has the limits for a long run, and for one too short to warm up.
 type allowance struct{ long, short limits }
 
-// In ten minutes, these limits reveal a leak of a few KiB per update, of a descriptor or goroutine per minute, of a
-// mapping per twenty seconds, or of some bytes per span. In a short run they notice a descriptor, goroutine or mapping,
-// or 100 KiB, per update.
+// In ten minutes, these limits reveal a leak of a few KiB per update, of a descriptor or goroutine
+// per minute, of a mapping every twenty seconds, or of some bytes per span. In a short run they
+// reveal a leak of a descriptor, goroutine or mapping, or of 100 KiB, per update.
 var (
 	flatMemory     = allowance{limits{1 * mebibyte, 8 * mebibyte}, limits{10 * mebibyte, 80 * mebibyte}}
 	flatHeap       = allowance{limits{mebibyte / 2, 4 * mebibyte}, limits{5 * mebibyte, 40 * mebibyte}}
 	flatCount      = allowance{limits{3, 8}, limits{30, 80}}
-	flatGoroutines = allowance{limits{3, 24}, limits{30, 80}} // they change with the load
+	flatGoroutines = allowance{limits{3, 24}, limits{30, 80}} // goroutines change with the load
 )
 
 func (a allowance) limits() limits {
@@ -58,7 +58,8 @@ func (a allowance) limits() limits {
 	return a.long
 }
 
-// notInRace returns no limits with the race detector, which keeps memory for all that the process ever used.
+// notInRace returns no limits with the race detector, which keeps memory for everything that the
+// process has ever used.
 func (a allowance) notInRace() limits {
 	if testenv.Race {
 		return limits{math.Inf(1), math.Inf(1)}

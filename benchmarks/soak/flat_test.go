@@ -21,7 +21,8 @@ func drawn(l limits, value func(second int) float64) *curve {
 	return c
 }
 
-// TestCurves checks that leaks are noticed, even with noise, and that harmless curves are not called leaks.
+// TestCurves checks that leaks are detected, even with noise, and that harmless curves are not
+// reported as leaks.
 func TestCurves(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	noise := func(most float64) float64 { return random.Float64() * most }

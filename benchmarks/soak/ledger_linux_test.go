@@ -24,9 +24,9 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// ledger records in a file when each span was live. It generates the span ids, so it knows of a span before any other
-// processor. It is also the last span processor, so it sees each end after all others. A span may be shown only
-// between these two times.
+// ledger records in a file when each span was live. It generates the span ids, so it knows of a
+// span before any other processor. It is also the last span processor, so it learns of each end
+// after all others. A span may be published only between these two times.
 type ledger struct {
 	file *os.File
 	last atomic.Uint64
@@ -39,7 +39,7 @@ var (
 	_ sdktrace.SpanProcessor = (*ledger)(nil)
 )
 
-// entry describes a span. Times are of the wall clock, which all processes share, in nanoseconds.
+// entry describes a span. Times are nanoseconds of the wall clock, which all processes share.
 type entry struct {
 	Number  uint64
 	TraceID [16]byte
@@ -127,7 +127,7 @@ func (l *ledger) read(number uint64) (e entry, err error) {
 	return e, err
 }
 
-// shown is a span that a reader was shown at a moment between two times.
+// shown is a span that a reader found at a moment between two times.
 type shown struct {
 	TraceID [16]byte
 	SpanID  [8]byte
@@ -169,7 +169,7 @@ func (l *ledger) check(s shown) error {
 	return nil
 }
 
-// lane returns the lane of a span, which is empty if it has none or if there is no such span.
+// lane returns the lane of a span, which is empty if the span has none or does not exist.
 func (l *ledger) lane(spanID [8]byte) string {
 	e, err := l.read(numberOf(spanID))
 	if err != nil {
@@ -192,7 +192,7 @@ func (l *ledger) open(last uint64) (n int, err error) {
 	return n, nil
 }
 
-// TestLedger checks that each kind of wrong statement about a span is refused.
+// TestLedger checks that each kind of wrong statement about a span is rejected.
 func TestLedger(t *testing.T) {
 	l, err := openLedger(filepath.Join(t.TempDir(), ledgerName))
 	require.NoError(t, err)

@@ -38,7 +38,7 @@ type life struct {
 	after, hold time.Duration
 }
 
-// longest is how long a reader may run. Only a hanging one takes that long.
+// longest is how long a reader may run. Only a reader that hangs takes that long.
 const longest = 2 * time.Minute
 
 // live runs the reader and returns its exit code, or -1 if it was killed on purpose. It returns an error if the

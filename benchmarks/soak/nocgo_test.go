@@ -5,5 +5,5 @@
 
 package soak
 
-// threadMappings is how many mappings a thread has: Go has their stacks in its heap.
+// threadMappings is how many mappings a thread has: Go has the stacks of threads in its heap.
 const threadMappings = 0

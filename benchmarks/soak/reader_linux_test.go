@@ -51,11 +51,12 @@ type published struct {
 	// By is the name of the reader.
 	By       string
 	From, To int64
-	// Generation is the generation of the resource, Beside that of the other attributes.
+	// Generation is the generation of the resource, Beside that of the attributes published outside
+	// of it.
 	Generation, Beside int
 }
 
-// sight is a span that a reader was shown.
+// sight is a span that a reader found.
 type sight struct {
 	shown
 
@@ -137,7 +138,7 @@ func (v *visitor) official(address uint64) error {
 	return v.take(p, info.Context)
 }
 
-// take adds a process context to what was found.
+// take adds a process context to the visit's findings.
 func (v *visitor) take(p published, message *processcontextpb.ProcessContext) error {
 	err := p.tell(textsOf(message.GetResource().GetAttributes()), textsOf(message.GetAttributes()))
 	if err == nil {
@@ -255,7 +256,7 @@ func textsOf(kvs []*commonpb.KeyValue) map[string]any {
 	return texts
 }
 
-// tell sets the generations from attributes.
+// tell sets the generations according to the attributes.
 func (p *published) tell(resource, beside map[string]any) (err error) {
 	if p.Generation, err = generationOf(resource); err != nil {
 		return fmt.Errorf("%s: resource: %w", p.By, err)

@@ -26,8 +26,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
-// exitBusy is otelctx's exit code for a context that was being updated at each attempt to read it, which happens if the
-// process is not scheduled in the meantime.
+// exitBusy is otelctx's exit code for a context that was being updated at each attempt to read it.
+// This happens if the process is not scheduled meanwhile.
 const exitBusy = 7
 
 // exitNoSamples is the exit code of otelctx record without samples: the process was idle, or the recording ended before
@@ -37,17 +37,17 @@ const exitNoSamples = 9
 // kind is a kind of reader.
 type kind struct {
 	name string
-	// once runs one reader with a fate. The error says what it did wrong.
+	// once runs one reader with a fate. The error says what the reader did wrong.
 	once func(fate) error
-	// fates are used in turn.
+	// fates are assigned to readers in turn.
 	fates []fate
-	// pause is the longest time without such a reader.
+	// pause is the maximum time without such a reader.
 	pause time.Duration
 }
 
 func (s *soak) kinds() []kind {
 	all := []fate{finishes, killed, resumed, interrupted, buried}
-	// otelctx inspect ends too soon to be interrupted.
+	// otelctx inspect exits too soon to be interrupted.
 	brief := []fate{finishes, killed, resumed, buried}
 	return []kind{
 		{byInspect, s.inspect, brief, s.unit / 2},
@@ -250,7 +250,7 @@ func (s *soak) judgeRecording(b []byte) error {
 		traceID, err := trace.TraceIDFromHex(value("trace_id"))
 		spanID, err2 := trace.SpanIDFromHex(value("span_id"))
 		if shown := numberOf(spanID) << 1 % truth.Max; shown != number&^mayBeMissing {
-			s.fault("%s: %d samples in span number %d were shown in number %d", byRecord, count, number>>1, shown>>1)
+			s.fault("%s: %d samples in span number %d were attributed to number %d", byRecord, count, number>>1, shown>>1)
 		}
 		for range count {
 			s.judge(byRecord, shown{traceID, spanID, value(laneKey), math.MinInt64, math.MaxInt64})

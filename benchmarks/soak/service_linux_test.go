@@ -58,8 +58,8 @@ type report struct {
 	// Requests counts answered requests, Failed the others.
 	Requests, Failed uint64
 	Slowest          time.Duration
-	// Spans counts started spans, Exported exported ones, and Correlated those that were exported with stack traces
-	// from a profiler.
+	// Spans counts started spans, Exported exported ones, and Correlated exported ones with stack
+	// traces from a profiler.
 	Spans, Exported, Correlated uint64
 	// Without is the reason why Universal Profiling is off, or empty.
 	Without string
@@ -89,7 +89,8 @@ type service struct {
 	url    string
 	// ends and jobs are functions for the goroutines of pool.
 	ends, jobs chan func()
-	// over stops the clients, which are in load. rest are goroutines that outlive their request.
+	// over stops the clients, which load waits for. rest waits for goroutines that outlive their
+	// request.
 	over             atomic.Bool
 	load, rest, pool sync.WaitGroup
 
@@ -160,7 +161,7 @@ func newService(o order) (*service, error) {
 		),
 		sdktrace.WithSpanProcessor(s.integration),
 		sdktrace.WithBatcher(s.integration.NewExporter(s.exporter)),
-		// Last, so that a span is no longer shown when its end is recorded.
+		// The ledger is last, so that a span is no longer published when its end is recorded.
 		sdktrace.WithSpanProcessor(s.ledger),
 	)
 	if err := resourcepublisher.SetAttributes(publication(0)...); err != nil {
@@ -277,7 +278,7 @@ func (s *service) children(_ http.ResponseWriter, r *http.Request) {
 	digests.End()
 }
 
-// started starts a goroutine in a span, which the goroutine outlives.
+// started starts a goroutine in a span. The goroutine outlives the span.
 func (s *service) started(_ http.ResponseWriter, r *http.Request) {
 	ctx, span := s.Start(r.Context(), "started")
 	ended, done := make(chan struct{}), make(chan struct{})
@@ -293,7 +294,7 @@ func (s *service) started(_ http.ResponseWriter, r *http.Request) {
 	close(ended)
 }
 
-// attached lets two goroutines work for the request: a new one, and one of a pool.
+// attached lets two goroutines work for the request: a new one, and one from a pool.
 func (s *service) attached(_ http.ResponseWriter, r *http.Request) {
 	var working sync.WaitGroup
 	working.Add(2)
@@ -389,8 +390,9 @@ func (e *exporter) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan)
 // Shutdown does nothing.
 func (*exporter) Shutdown(context.Context) error { return nil }
 
-// Generations of the resource are numbered, and the number determines every byte. The attribute generationKey has the
-// number, and fillerKey a text whose length depends on it. The attributes beside the resource have the same two.
+// Generations of the resource are numbered, and the number determines every byte. The attribute
+// generationKey has the number, and fillerKey a text whose length depends on it. The attributes
+// published outside of the resource have the same two keys.
 const (
 	generationKey = "soak.generation"
 	fillerKey     = "soak.filler"
@@ -413,7 +415,7 @@ func generation(number int) *resource.Resource {
 		attribute.String("service.name", "soak"), attribute.Int("process.pid", os.Getpid()))...)
 }
 
-// update publishes a generation: first the resource, then the attributes beside it.
+// update publishes a generation: first the resource, then the attributes outside of it.
 func update(number int) error {
 	if err := resourcepublisher.Current().Update(generation(number)); err != nil {
 		return err

@@ -48,7 +48,7 @@ type soak struct {
 	otelctx, dir string
 	child        *childproc.Child
 	ledger       *ledger
-	// unit is about how long a reader runs.
+	// unit is the approximate run time of a reader.
 	unit time.Duration
 	// sampled are spans for correlate.
 	sampled chan sight
@@ -108,12 +108,12 @@ const (
 	byOfficial   = "the eBPF profiler's packages"
 )
 
-// judge compares a span that was shown with the ledger.
+// judge compares a span that a reader found with the ledger.
 func (s *soak) judge(by string, one shown) {
 	s.count(spansBy+by, 1)
 	if one.Lane == "" {
-		// Cells have no attributes. If a child ends, its parent is shown from the cell, without attributes, until the
-		// goroutine publishes again.
+		// Cells have no attributes. If a child ends, readers find its parent in the cell, without
+		// attributes, until the goroutine publishes again.
 		one.Lane = s.ledger.lane(one.SpanID)
 	} else {
 		s.count(lanesBy+by, 1)
@@ -158,7 +158,8 @@ func (s *soak) report(t *testing.T) (r report) {
 	return r
 }
 
-// enough reports whether there is enough of everything to judge: points of each curve, and spans from each reader.
+// enough reports whether there is enough data to judge: points of each curve, and spans from each
+// reader.
 func (s *soak) enough(c *curves, r report) bool {
 	for _, curve := range c.all() {
 		if curve.settled().points < leastPoints {
@@ -187,8 +188,8 @@ var everyCount = []string{
 	contextsBy + byOfficial,
 }
 
-// TestSoak fails if anything grows, if a reader is shown anything wrong or ends in an unexpected way, or if an error is
-// reported to otel.Handle.
+// TestSoak fails if anything grows, if a reader finds anything wrong or ends in an unexpected way,
+// or if an error is reported to otel.Handle.
 func TestSoak(t *testing.T) {
 	s := &soak{
 		dir: t.TempDir(), unit: min(max(*duration/10, 300*time.Millisecond), 3*time.Second),
@@ -251,7 +252,7 @@ func (s *soak) start(t *testing.T) {
 	t.Helper()
 	o := order{Directory: s.dir, Capacity: ringbuf.DefaultCapacity}
 	if short() {
-		// So few that all are used in the first half.
+		// So few slots are all used in the first half.
 		o.Capacity = 256
 	}
 	line, err := json.Marshal(o)
@@ -270,8 +271,8 @@ func (s *soak) start(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, s.ledger.file.Close()) })
 }
 
-// watched starts a reader that opens, reads and closes the service all the time. It returns the reader's process id, and
-// a function that ends the reader.
+// watched starts a reader that opens, reads and closes the service all the time. It returns the
+// reader's process id, and a function that ends the reader.
 func (s *soak) watched(t *testing.T) (pid int, end func()) {
 	t.Helper()
 	l, err := s.reader(&lines{each: s.judgeVisit}, errand{PID: s.child.PID(), Pause: 20 * time.Millisecond})
@@ -286,8 +287,8 @@ func (s *soak) watched(t *testing.T) (pid int, end func()) {
 	}
 }
 
-// correlate acts as a profiler with Elastic's integration: it registers with the service, and sends it the stacks that
-// it saw in spans.
+// correlate acts as a profiler with Elastic's integration: it registers with the service, and sends
+// it the stacks that it found in spans.
 func (s *soak) correlate(ctx context.Context) {
 	sockets, _ := filepath.Glob(filepath.Join(s.dir, "*.sock"))
 	if len(sockets) == 0 {
@@ -368,8 +369,8 @@ func (s *soak) exits(t *testing.T, code int, args ...string) {
 	assert.Equal(t, code, got, "%q: %s", args, stderr)
 }
 
-// nothingShown checks that the service, which is in no span, shows none. It uses package reader, each slot, and otelctx
-// inspect and record. Slots still refer to spans that have ended.
+// nothingShown checks that the service, which is in no span, publishes none. It uses package
+// reader, each slot, and otelctx inspect and record. Slots still refer to spans that have ended.
 func (s *soak) nothingShown(t *testing.T) {
 	t.Helper()
 	p, err := reader.Open(s.child.PID())

@@ -47,8 +47,8 @@ service:
       exporters: [file]
 `
 
-// collect starts a Collector with a receiver, which samples the whole machine. It returns when the receiver knows the
-// functions of the process with this id.
+// collect starts a Collector with a receiver, which samples the whole machine. It returns once the
+// receiver knows the functions of the process with this id.
 func (b *board) collect(o observer, dir string, pid int) (stopFunc, error) {
 	config := filepath.Join(dir, "collector.yaml")
 	text := fmt.Sprintf(collectorConfig, o.receiver, frequency, reportInterval, filepath.Join(dir, o.profile), o.receiver)
@@ -121,7 +121,8 @@ func readCollected(b []byte, pid int) (map[seen]int, error) {
 
 // samplesOf calls f for each sample of a process. The last message may be incomplete; rest is the number of its bytes.
 func samplesOf(b []byte, pid int, f func(pprofile.ProfilesDictionary, pprofile.Sample) error) (rest int, err error) {
-	// Package proto would refuse a message with any name that is not valid UTF-8, even that of another process.
+	// Package proto would reject a message with any name that is not valid UTF-8, even the name of
+	// another process.
 	var messages pprofile.ProtoUnmarshaler
 	for len(b) >= 4 && uint64(len(b)-4) >= uint64(binary.BigEndian.Uint32(b)) {
 		size := binary.BigEndian.Uint32(b)

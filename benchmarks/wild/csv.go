@@ -17,7 +17,7 @@ type csvDocument struct {
 	rows  [][]string
 }
 
-// add adds the rows of the publication that the board has measured last.
+// add adds the rows of the publication that the board measured last.
 func (d *csvDocument) add(b *board, patterns []pattern, looked []observer) {
 	for _, o := range looked {
 		if c := b.costs[o.name]; c != nil && c.Service > 0 {

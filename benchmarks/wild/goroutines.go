@@ -17,13 +17,13 @@ import (
 	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
 
-// seen is a sample as an observer shows it: the number on its stack, and the span.
+// seen is a sample as an observer reports it: the number on its stack, and the span.
 type seen struct {
 	number uint64
 	given  id
 }
 
-// watcher takes goroutine profiles of this process all the time.
+// watcher continuously takes goroutine profiles of this process.
 type watcher struct {
 	end, ended chan struct{}
 

@@ -7,9 +7,9 @@
 //	wild serve   runs the patterns, one after the other
 //	wild score   runs wild serve under observers, and prints how often each is right
 //
-// While a pattern works, its stack contains a number. The number stands for what must be shown at that moment according
-// to the rules of package spanctx: the span of the context that the code was given, or nothing. So each sample contains
-// the truth, whichever observer took it.
+// While a pattern works, its stack contains a number. The number stands for the span that must be
+// published at that moment according to the rules of package spanctx: the span of the context that
+// the code was given, or none. So each sample contains the truth, whichever observer took it.
 package main
 
 import (

@@ -23,7 +23,7 @@ type pattern struct {
 	run func(*run)
 	// called is the pattern's name. The default is the name of the function.
 	called string
-	// about says in a few words what happens, and where the work is done.
+	// about briefly says what happens, and where the work is done.
 	about string
 	// alone means that the pattern needs its own process, because it changes the process permanently.
 	alone bool
@@ -47,18 +47,18 @@ type run struct {
 
 	pattern string
 	truths  *truths
-	// burned counts pieces of work, and the others count them by the verdict of the contract.
+	// burned counts pieces of work. The other fields count them by the verdict of the contract.
 	burned                                atomic.Int64
 	shownCount, nothingCount, eitherCount atomic.Int64
 }
 
-// in works where the span of ctx must be shown.
+// in works where the span of ctx must be published.
 func (r *run) in(ctx context.Context) {
 	r.needSpan(ctx)
 	r.burn(due{spans: [2]id{spanOf(ctx)}})
 }
 
-// out works where nothing must be shown.
+// out works where no span may be published.
 func (r *run) out() { r.burn(due{}) }
 
 // as is in if ctx has a local, recording span, and out otherwise.
@@ -70,7 +70,7 @@ func (r *run) as(ctx context.Context) {
 	}
 }
 
-// either works where the contract permits the span of ctx or nothing.
+// either works where the contract permits the span of ctx or none.
 func (r *run) either(ctx context.Context) {
 	r.needSpan(ctx)
 	r.burn(due{spans: [2]id{spanOf(ctx)}, nothing: true})
@@ -81,7 +81,7 @@ func (r *run) oneOf(a, b trace.SpanContext) {
 	r.burn(due{spans: [2]id{idOf(a), idOf(b)}})
 }
 
-// waitIn is in, followed by a call of wait, during which the span of ctx is due too.
+// waitIn is in, followed by a call of wait, during which the span of ctx is due as well.
 func (r *run) waitIn(ctx context.Context, wait func()) {
 	r.needSpan(ctx)
 	r.burnAndWait(due{spans: [2]id{spanOf(ctx)}}, wait)
@@ -148,7 +148,8 @@ func (r *run) elsewhere(f func()) {
 	<-done
 }
 
-// apart is elsewhere on a new goroutine, so that later work is not affected by anything that f leaves behind on it.
+// apart is elsewhere on a new goroutine, so that nothing that f leaves behind on the goroutine
+// affects later work.
 func (r *run) apart(f func()) {
 	done := make(chan struct{})
 	r.elsewhere(func() {
@@ -160,7 +161,7 @@ func (r *run) apart(f func()) {
 	<-done
 }
 
-// must panics if there is an error, because a broken pattern measures nothing.
+// must panics if there is an error, because the results of a broken pattern are meaningless.
 func must(err error) {
 	if err != nil {
 		panic(err)

@@ -29,8 +29,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// brokerPatterns are about brokers, caches, pools and schedulers: libraries that run code on
-// goroutines of their own.
+// brokerPatterns are about brokers, caches, pools and schedulers: libraries that run code on their
+// own goroutines.
 var brokerPatterns = []pattern{
 	{called: "kafkaProduce4", run: kafkaProduce(4), about: "franz-go with kotel: in the caller's span, after four records that were produced in it"},
 	{called: "kafkaProduce8", run: kafkaProduce(8), about: "the same with eight records"},
@@ -309,7 +309,7 @@ func (a actor) ask(message func()) {
 	<-handled
 }
 
-// telling starts an actor in a span that has ended by the time it gets messages.
+// telling starts an actor in a span that has ended by the time the actor gets messages.
 func (r *run) telling(message func(sender context.Context)) {
 	var a actor
 	r.inPast(func() { a = spawn() })
@@ -324,7 +324,7 @@ func (r *run) telling(message func(sender context.Context)) {
 
 func actorMailbox(r *run) { r.telling(func(context.Context) { r.own() }) }
 
-// attached works where a sender's span is attached, and after that.
+// attached works while a sender's span is attached, and after that.
 func (r *run) attached(ctx context.Context) {
 	func() {
 		defer spanctx.Attach(ctx).Detach()

@@ -30,7 +30,7 @@ import (
 	"syscall"
 )
 
-// cgoPatterns are about C that calls Go.
+// cgoPatterns are about C code that calls Go.
 var cgoPatterns = []pattern{
 	{run: cgoCallback, about: "a Go function that C calls on the span's goroutine, and after it", single: true},
 	{run: cgoCallbackChild, about: "a child span in such a callback", single: true},
@@ -38,7 +38,7 @@ var cgoPatterns = []pattern{
 	{run: cgoThreadSpan, about: "a span in such a function, and after it", single: true},
 }
 
-// called is what the callback does. Patterns run one after the other.
+// called is the function that the callback calls. Patterns run one after the other.
 var called func()
 
 //export wildCallback

@@ -20,8 +20,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// goroutinePatterns are about goroutines that start in spans, outlive them, or work for
-// those of others.
+// goroutinePatterns are about goroutines that start in spans, outlive them, or work for spans of
+// other goroutines.
 var goroutinePatterns = []pattern{
 	{run: startedInside, about: "on a goroutine that the span's goroutine has started"},
 	{run: startedInsideChild, about: "a goroutine started in a child, after the child and before the parent has ended"},
@@ -377,8 +377,8 @@ func contextAfterFuncAttach(r *run) {
 	span.End()
 }
 
-// ticking starts a ticker loop that works, each time by work, once end lets it begin.
-// It returns a function that waits for the end of the loop.
+// ticking starts a ticker loop that calls work at each tick, once begin is closed. It returns a
+// function that waits for the end of the loop.
 func ticking(first, work func(), begin <-chan struct{}) (wait func()) {
 	var group sync.WaitGroup
 	group.Go(func() {
@@ -753,7 +753,7 @@ func attachEndedMeanwhile(r *run) {
 	attachment := spanctx.Attach(ctx)
 	r.in(ctx)
 	r.elsewhere(end)
-	r.out() // the ancestors of the attached span are none
+	r.out() // the attached span has no ancestors
 	attachment.Detach()
 	r.in(own)
 	ownSpan.End()
@@ -807,7 +807,7 @@ func attachChild(r *run) {
 	root.End()
 }
 
-// crowd runs many requests at a time, each on a goroutine of its own.
+// crowd runs many requests at a time, each on its own goroutine.
 func (r *run) crowd(requests int) {
 	var group sync.WaitGroup
 	for range requests {

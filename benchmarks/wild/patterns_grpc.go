@@ -90,7 +90,7 @@ func (r *rpc) open(ctx context.Context, name string, fromServer, fromClient bool
 	return check(r.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: fromServer, ClientStreams: fromClient}, "/wild/"+name))
 }
 
-// messages is what both sides of a stream have.
+// messages has the methods that both sides of a stream have.
 type messages interface {
 	SendMsg(m any) error
 	RecvMsg(m any) error
@@ -112,8 +112,8 @@ func needOpen(err error) {
 	}
 }
 
-// idle handles a call without work of its own: it answers each message, and three times if
-// there is only one.
+// idle handles a call without working: it answers each message, and answers three times if there is
+// only one.
 func idle(_ context.Context, stream grpc.ServerStream) error {
 	if stream == nil {
 		return nil
@@ -149,7 +149,7 @@ func (r *run) busy(ctx context.Context, stream grpc.ServerStream) error {
 // calling runs jobs that call a server.
 func (r *run) calling(handle method, server []grpc.ServerOption, job func(rpc *rpc, ctx context.Context)) {
 	c := r.serveRPC(handle, server)
-	c.unary(context.Background()) // connects, outside of all measured spans
+	c.unary(context.Background()) // connect outside of all measured spans
 	for range 4 {
 		ctx, span := r.root("job")
 		job(c, ctx)
@@ -262,8 +262,9 @@ func grpcClientStreamAfter(r *run) {
 	})
 }
 
-// talk sends three messages on a new stream, and receives the answers on a goroutine. It
-// returns when that has seen the end, which ends the client's span there.
+// talk sends three messages on a new stream, and receives the answers on another goroutine. It
+// returns when that goroutine has received the end of the stream, which ends the client's span
+// there.
 func (r *rpc) talk(ctx context.Context, each func(grpc.ClientStream)) {
 	stream := r.open(ctx, "Bidi", true, true)
 	ended := make(chan struct{})
@@ -308,7 +309,7 @@ func grpcBidiAfterBlocking(r *run) {
 func grpcLeftOpen(r *run) {
 	c := r.serveRPC(idle, nil)
 	c.unary(context.Background())
-	// The stream's end is the end of its own context.
+	// The stream ends when its own context is canceled.
 	forever, cancel := context.WithCancel(context.Background())
 	for job := range 6 {
 		ctx, span := r.root("job")

@@ -16,9 +16,9 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// handoverPatterns are about goroutines that start spans which other goroutines end. In some
-// of them the contract cannot give the span that a user would want. Such a pattern expects
-// what the contract says, and the pattern after it shows the remedy.
+// handoverPatterns are about goroutines that start spans which other goroutines end. In some of
+// them the contract cannot yield the span that a user would want. Such a pattern expects the result
+// of the contract, and the pattern after it has the remedy.
 var handoverPatterns = []pattern{
 	{called: "siblings4Elsewhere", run: plainSiblings(4), about: "four children in flight: in the last one, and in the parent after all have ended elsewhere"},
 	{called: "siblings8Elsewhere", run: plainSiblings(8), about: "the same with eight"},
@@ -67,7 +67,7 @@ var handoverPatterns = []pattern{
 	{run: eventLoopAttach, about: "the same with `spanctx.Attach(context.Background())` after each Start: between events nothing"},
 }
 
-// opener opens something with a span of its own, which lasts until end is called.
+// opener opens something that has its own span, which lasts until end is called.
 type opener func(ctx context.Context) (inside context.Context, end func())
 
 // child opens a child span.
@@ -285,8 +285,8 @@ func httpConnContextAccept(r *run) {
 	})
 }
 
-// loop starts an item with a root, over and over, and hands it over to a goroutine, which
-// works in it and ends it. The loop calls after while the goroutine waits.
+// loop repeatedly starts an item with a root, and hands it over to a goroutine that works in it and
+// ends it. The loop calls after while the goroutine waits.
 func (r *run) loop(after func(ctx context.Context)) {
 	var handlers sync.WaitGroup
 	for range 4 {
@@ -343,8 +343,7 @@ func acceptLoopAfter(r *run) {
 	}
 }
 
-// dispatching runs a loop that hands items over to a pool. An older item stays open all the
-// time.
+// dispatching runs a loop that hands items over to a pool. An older item stays open throughout.
 func (r *run) dispatching(work func(ctx context.Context), handedOver func()) {
 	do, stop := jobs()
 	_, endOldest := r.child(context.Background())
@@ -423,7 +422,7 @@ func dispatcherOthersRequest(r *run) {
 	span.End()
 }
 
-// inSpan calls dispatch in a span of the dispatcher's own.
+// inSpan calls dispatch in the dispatcher's own span.
 func (r *run) inSpan(contexts []context.Context, after func(own context.Context)) {
 	own, span := r.root("dispatcher")
 	r.in(own)
@@ -466,7 +465,7 @@ func (r *run) forUnsampled(sampler sdktrace.Sampler, f func(outer, unsampled con
 	root.End()
 }
 
-// inside runs f on a goroutine that start starts, and waits for it.
+// inside runs f on a goroutine started by start, and waits for it.
 func inside(start func(func()), f func()) {
 	var done sync.WaitGroup
 	done.Add(1)
@@ -609,8 +608,8 @@ func overlappingSiblingsAttach(r *run) {
 	})
 }
 
-// events is a loop that starts two spans, and attaches one of them at each event. At the
-// last event of a span it ends the span.
+// events is a loop that starts two spans, and attaches one of them at each event. At the last event
+// of a span, it ends that span.
 func (r *run) events(started func(), between func(last context.Context)) {
 	var (
 		contexts [2]context.Context

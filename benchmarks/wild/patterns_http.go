@@ -54,8 +54,8 @@ var httpPatterns = []pattern{
 	{run: httpReverseProxyAfter, about: "middleware of the proxy after ServeHTTP of ReverseProxy, inside of otelhttp"},
 }
 
-// serve starts a server with a handler, and returns it and a client for it that has
-// connections of its own.
+// serve starts a server with a handler. It returns the server and a client that has its own
+// connections.
 func (r *run) serve(version int, handler http.Handler) (*httptest.Server, *http.Client) {
 	server := httptest.NewUnstartedServer(handler)
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
@@ -206,7 +206,7 @@ func httpTimeoutExpired(r *run) {
 	server.Close()
 }
 
-// answer answers with a body that takes a while.
+// answer sends a body that takes a while.
 func answer(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1000)) }
 
 // calls runs a service that calls another one, with a traced client.
@@ -323,7 +323,7 @@ type dialFunc = func(ctx context.Context, network, address string) (net.Conn, er
 // plainly returns dial unchanged.
 func plainly(dial dialFunc) dialFunc { return dial }
 
-// dialing is a client whose connections are made by dial, in the way that around says.
+// dialing runs a client whose connections are made by dial, wrapped by around.
 func (r *run) dialing(version int, handler http.Handler, around func(dialFunc) dialFunc, dial func(context.Context, net.Conn) net.Conn) (*httptest.Server, *http.Client) {
 	server, client := r.serve(version, handler)
 	base := &http.Transport{
@@ -359,11 +359,11 @@ func httpDial(r *run) {
 type loopConn struct {
 	net.Conn
 
-	// since is the request from which on the goroutines work, and now the current one.
+	// since is the first request in which the goroutines work, and now the current one.
 	since int64
 	now   *atomic.Int64
-	// writes is whether one of the connection's goroutines writes. HTTP/2 writes a request
-	// on a goroutine of the request.
+	// writes says whether one of the connection's goroutines writes. HTTP/2 writes a request on a
+	// goroutine of the request.
 	writes bool
 	work   func()
 }
@@ -383,8 +383,8 @@ func (c loopConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// connLoops works on a connection's goroutines in the requests after the one that dialled,
-// and with early while it dials and in that one too.
+// connLoops works on a connection's goroutines in the requests after the one that dialed. With
+// early, it also works while that request dials and in that request.
 func (r *run) connLoops(version int, early bool, around func(dialFunc) dialFunc) {
 	var now atomic.Int64
 	server, client := r.dialing(version, http.HandlerFunc(answer), around, func(_ context.Context, conn net.Conn) net.Conn {

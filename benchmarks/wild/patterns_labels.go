@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// labelPatterns are about profiler labels that others set: users, and other libraries.
+// labelPatterns are about profiler labels set by users or by other libraries.
 var labelPatterns = []pattern{
 	{run: pprofDo, about: "pprof.Do inside a span: in it"},
 	{run: pprofDoAfter, about: "the same: after it, in the same span"},
@@ -215,7 +215,7 @@ func setLabelsChild(r *run) {
 	root.End()
 }
 
-// labels returns labels of the user's, with keys that sort before and after ours.
+// labels returns labels of the user, with keys that sort before and after ours.
 func labels(n int) pprof.LabelSet {
 	var pairs []string
 	for i := range n {
@@ -255,7 +255,7 @@ func labelsLong(r *run) {
 	})
 }
 
-// grafana is the tracer of grafana/otel-profiling-go around the provider.
+// grafana returns the tracer of grafana/otel-profiling-go around the provider.
 func (r *run) grafana() trace.Tracer {
 	return otelpyroscope.NewTracerProvider(r.provider,
 		otelpyroscope.WithSpanIDLabelScope(otelpyroscope.ScopeAllSpans)).Tracer("wild")
@@ -312,8 +312,8 @@ func otherGrafanaDo(r *run) {
 	root.End()
 }
 
-// with returns the tracer of another provider that publishes, with a sampler. The provider
-// is not shut down, which would be a change for the first one.
+// with returns the tracer of another provider that publishes, with a sampler. The provider is not
+// shut down, because that would affect the first one.
 func (*run) with(sampler sdktrace.Sampler) trace.Tracer {
 	return sdktrace.NewTracerProvider(spanctx.WithPublishing(), sdktrace.WithSampler(sampler)).Tracer("wild")
 }

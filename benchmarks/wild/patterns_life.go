@@ -145,7 +145,7 @@ func linked(r *run) {
 	span.End()
 }
 
-// remote is the context of a span of another process.
+// remote returns the context of a span of another process.
 func remote() context.Context {
 	return trace.ContextWithRemoteSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled, Remote: true,

@@ -205,8 +205,8 @@ func http3Bodies(r *run) {
 	stop()
 }
 
-// socket runs a client that sends three messages to a handler, which gets the connection in
-// a span.
+// socket runs a client that sends three messages to a handler, which gets the connection inside a
+// span.
 func (r *run) socket(handle func(ctx context.Context, conn *websocket.Conn)) {
 	server, client := r.serve(0, r.traced(func(w http.ResponseWriter, request *http.Request) {
 		handle(request.Context(), check(websocket.Accept(w, request, nil)))
@@ -281,7 +281,7 @@ func (r *run) connecting(job func(ctx context.Context, unary, stream connected))
 	server, client := r.serve(2, mux)
 	unary := connect.NewClient[emptypb.Empty, emptypb.Empty](client, server.URL+"/wild/Unary", spans)
 	stream := connect.NewClient[emptypb.Empty, emptypb.Empty](client, server.URL+"/wild/Stream", spans)
-	check(unary.CallUnary(context.Background(), connect.NewRequest(new(emptypb.Empty)))) // connects
+	check(unary.CallUnary(context.Background(), connect.NewRequest(new(emptypb.Empty)))) // connect first
 	for range 2 {
 		ctx, span := r.root("job")
 		job(ctx, unary, stream)
@@ -333,7 +333,7 @@ func connectLeftOpen(r *run) {
 	})
 }
 
-// resolver resolves the fields of a query. Those with a context have a goroutine each.
+// resolver resolves the fields of a query. Each field with a context has its own goroutine.
 type resolver struct{ r *run }
 
 func (q resolver) One(ctx context.Context) int32 { return q.resolve(ctx) }

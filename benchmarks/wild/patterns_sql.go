@@ -83,7 +83,7 @@ func (r *run) database(c *connector) *sql.DB {
 	if c.connect == nil {
 		c.connect = func(context.Context) {}
 	}
-	// The work in Connect is not the work of a span for it.
+	// Connect has no span, so the work in it is not in one.
 	return otelsql.OpenDB(c, otelsql.WithTracerProvider(r.provider), otelsql.WithSpanOptions(otelsql.SpanOptions{OmitConnectorConnect: true}))
 }
 
@@ -213,7 +213,7 @@ func sqlOpener(r *run) {
 			time.Sleep(10 * time.Microsecond)
 		}
 		over.Do(func() { close(ended) })
-		// A bad connection is closed, and the opener makes another one for the goroutine that waits.
+		// A bad connection is closed, and the opener makes another one for the waiting goroutine.
 		_ = held.Raw(func(any) error { return driver.ErrBadConn })
 		_ = held.Close()
 		waiting.Wait()

@@ -17,8 +17,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// waitPatterns are about goroutines that wait in a span, in each way that Go has. A profile
-// of goroutines sees them while they wait, and all observers see them before and after it.
+// waitPatterns are about goroutines that wait in a span, in each way that Go has. A goroutine
+// profile finds them while they wait, and all observers find them before and after that.
 var waitPatterns = []pattern{
 	{called: "waitMutex", run: waits(waitMutex), about: "in a span, around a wait for a mutex"},
 	{called: "waitRWMutex", run: waits(waitRWMutex), about: "the same, for a reader's lock"},
@@ -32,8 +32,8 @@ var waitPatterns = []pattern{
 	{run: waitAttached, about: "a pool worker that waits in an attached span"},
 }
 
-// inheritedPatterns are about labels that a goroutine sets after it has inherited its span.
-// Only its labels tell which span that is, so it cannot be known without them.
+// inheritedPatterns are about goroutines that set labels after they have inherited their span. Only
+// their labels identify that span, so it is unknown without them.
 var inheritedPatterns = []pattern{
 	{run: inheritedDo, about: "pprof.Do on a goroutine that has inherited its span: in it and after it"},
 	{run: inheritedErrGroup, about: "the same in the functions of an errgroup"},

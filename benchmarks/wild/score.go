@@ -26,11 +26,12 @@ import (
 )
 
 const (
-	// frequency is in samples per second of CPU time. It is prime, so that it does not keep step with anything.
+	// frequency is in samples per second of CPU time. It is prime, so that it does not fall into
+	// step with anything.
 	frequency = 997
 	// wanted is the minimum number of samples of a row.
 	wanted = 300
-	// attempts is how often a pattern is run to get them.
+	// attempts is how often a pattern is run to get that many.
 	attempts = 5
 )
 
@@ -42,13 +43,14 @@ type board struct {
 	parallel                                      int
 	together                                      bool
 
-	// rows are keyed by pattern, costs by observer. They are those of one publication.
+	// rows are keyed by pattern, costs by observer. Both are about one publication.
 	publication publication
 	rows        map[string]*row
 	costs       map[string]*cost
 }
 
-// cost is what an observer used, from its start, and what the service used in that time.
+// cost holds the resources that an observer used, from its start, and the CPU time of the service
+// during that time.
 type cost struct {
 	Used, Service time.Duration // CPU time
 	Memory        int64         // the peak, in bytes
@@ -66,7 +68,8 @@ type row struct {
 // tally counts samples.
 type tally struct {
 	Right, None, Wrong int
-	// Shown is the part of Right that has a span. Outside is the part of Wrong where nothing is due.
+	// Shown is the part of Right that has a span. Outside is the part of Wrong in which no span is
+	// due.
 	Shown, Outside int
 }
 
@@ -85,7 +88,7 @@ func (b *board) flags(f *flag.FlagSet) {
 	f.DurationVar(&b.cpu, "cpu", 500*time.Millisecond, "minimum CPU time of each pattern")
 }
 
-// observer is a profiler that looks at the service.
+// observer is a profiler that samples the service.
 type observer struct {
 	// name is for the command line, title for tables.
 	name, title string
@@ -98,7 +101,7 @@ type observer struct {
 	// profile is the name of the file that the observer writes. read decodes it.
 	profile string
 	read    func(text []byte, pid int) (map[seen]int, error)
-	// factor is by how much more CPU time it needs for the same number of samples.
+	// factor is how many times more CPU time the observer needs for the same number of samples.
 	factor int
 }
 
@@ -123,7 +126,8 @@ func observers(collector bool) []observer {
 	)
 }
 
-// chosen reports whether a name is in a list that is separated by commas. Everything is in an empty list.
+// chosen reports whether a name is in a list that is separated by commas. An empty list contains
+// every name.
 func chosen(list, name string) bool {
 	return list == "" || slices.Contains(strings.Split(list, ","), name)
 }
@@ -228,8 +232,8 @@ func (b *board) mayRecord() error {
 // outside reports whether an observer is another process.
 func (o *observer) outside() bool { return o.args != nil || o.receiver != "" }
 
-// observe runs the patterns under a group of observers, which look at the same process, until every observer
-// has enough samples of every pattern.
+// observe runs the patterns under a group of observers, which sample the same process, until every
+// observer has enough samples of every pattern.
 func (b *board) observe(group []observer, patterns []pattern) error {
 	for range attempts {
 		var together []string
@@ -264,8 +268,8 @@ func (b *board) observe(group []observer, patterns []pattern) error {
 // stopFunc stops an observer, and returns its CPU time and memory.
 type stopFunc func() (cost, error)
 
-// interrupt ends an observer. Its memory is the peak until then. Its resource usage would not do: it includes the
-// memory of this process, which forked it.
+// interrupt ends an observer. The memory in its cost is the peak until then. The observer's
+// resource usage would be wrong: it includes the memory of this process, which forked it.
 func interrupt(cmd *exec.Cmd, s os.Signal, wait func() error) (c cost, err error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
 	if err != nil {
@@ -292,7 +296,7 @@ func (b *board) begin(o observer, dir string, pid int) (stopFunc, error) {
 	return b.record(pid, append(o.args, "--output", filepath.Join(dir, o.profile)))
 }
 
-// look runs patterns in one process, once, while observers look at it.
+// look runs patterns in one process, once, while observers sample it.
 func (b *board) look(group []observer, patterns string) error {
 	dir, err := os.MkdirTemp("", "wild")
 	if err != nil {
@@ -457,7 +461,7 @@ func (b *board) record(pid int, args []string) (stopFunc, error) {
 			return cost{}, err
 		}
 		if said.Lost > 0 || said.LeafOnly > 0 {
-			_, _ = fmt.Fprintf(os.Stderr, "of %d samples %d were lost, and %d have no stack\n", said.Samples, said.Lost, said.LeafOnly)
+			_, _ = fmt.Fprintf(os.Stderr, "of %d samples, %d were lost and %d have no stack\n", said.Samples, said.Lost, said.LeafOnly)
 		}
 		return used, nil
 	}, nil
@@ -477,7 +481,7 @@ func awaitSampling(pid int) error {
 			}
 		}
 	}
-	return errors.New("the recorder does not begin to sample")
+	return errors.New("the recorder does not start to sample")
 }
 
 // add adds the samples in an observer's file to the rows.
@@ -504,7 +508,7 @@ func (b *board) add(o observer, dir, path string, pid int) error {
 	}
 	for s, times := range all {
 		if s.number >= uint64(len(truths)) {
-			return fmt.Errorf("a stack spells %d, of %d truths", s.number, len(truths))
+			return fmt.Errorf("a stack has number %d, but there are %d truths", s.number, len(truths))
 		}
 		t := truths[s.number]
 		b.rows[t.pattern].Tallies[o.name].add(t, s.given, times)
@@ -512,7 +516,8 @@ func (b *board) add(o observer, dir, path string, pid int) error {
 	return nil
 }
 
-// add counts samples, given the span that they were shown in; the zero id means none.
+// add counts samples. given is the span that an observer attributed them to; the zero id means
+// none.
 func (t *tally) add(due due, given id, times int) {
 	switch {
 	case given == id{} && (due.nothing || due.spans[0] == id{}):
@@ -530,7 +535,7 @@ func (t *tally) add(due due, given id, times int) {
 	}
 }
 
-// readProfile reads a profile of pprof.
+// readProfile reads a pprof profile.
 func readProfile(b []byte, _ int) (map[seen]int, error) {
 	all := map[seen]int{}
 	return all, truth.Read(b, func(number uint64, labels map[string][]string, count int) error {

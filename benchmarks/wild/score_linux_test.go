@@ -25,8 +25,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestScore checks what otelctx record sees of each carrier: no wrong span, and no missing span where the carrier is
-// exact. The patterns are those in which carriers differ.
+// TestScore checks the results of otelctx record for each carrier: no wrong span, and no missing
+// span where the carrier is exact. The patterns are those in which carriers differ.
 func TestScore(t *testing.T) {
 	const (
 		always    = "httpServerChild,goFunction,rootEndedElsewhere,childEndedElsewhere,siblings,attachChild"

@@ -70,7 +70,7 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	runtime.GOMAXPROCS(4) // often more than processors, so that goroutines change threads
+	runtime.GOMAXPROCS(4) // often more than there are CPUs, so that goroutines change threads
 	each := truth.BurnTime()
 	lines := bufio.NewScanner(in)
 	service := newService(publish)
@@ -97,7 +97,7 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	parallel := s.parallel
 	if s.goroutines {
 		parallel = together
-		// This profile contains waiting goroutines too.
+		// This profile also contains waiting goroutines.
 		truth.AtBottom = waitAtBottom
 	}
 	var truths truths
@@ -125,8 +125,8 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 //go:noinline
 func waitAtBottom() { time.Sleep(3 * time.Millisecond) }
 
-// warmUp uses the processor until it is told to stop. A profiler of the whole machine discovers a process by its
-// samples, and then has to read its executable.
+// warmUp uses the CPU until it is told to stop. A profiler of the whole machine discovers a process
+// by its samples, and then has to read the process's executable.
 func warmUp(enough *atomic.Bool) {
 	for !enough.Load() {
 		truth.Spin()
@@ -143,7 +143,7 @@ func (r *run) repeat(p pattern, parallel int, enough func() bool) {
 	if p.single || p.alone {
 		parallel = 1
 	}
-	// A pattern that hardly uses the processor ends at the deadline.
+	// A pattern that hardly uses the CPU ends at the deadline.
 	for deadline := time.Now().Add(time.Minute); !enough() && time.Now().Before(deadline); {
 		var group sync.WaitGroup
 		for range parallel {
@@ -183,7 +183,7 @@ func (s *server) profile() (finish func() error, watch *watcher, err error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		// StartCPUProfile then keeps this rate, and the runtime complains about it on standard error.
+		// StartCPUProfile keeps this rate, and the runtime complains about it on standard error.
 		runtime.SetCPUProfileRate(frequency)
 		if err := pprof.StartCPUProfile(f); err != nil {
 			return nil, nil, err

@@ -41,7 +41,8 @@ type publication struct {
 	options []spanctx.Option
 	// labels says that goroutines in spans have labels.
 	labels bool
-	// peer says that grafana/otel-profiling-go sets the labels, and that nothing else publishes spans.
+	// peer says that grafana/otel-profiling-go sets the labels, and that nothing else publishes
+	// spans.
 	peer bool
 }
 
@@ -88,7 +89,7 @@ func newService(publish publication) *service {
 	)
 	s.provider = s.sdk
 	if publish.peer {
-		// The provider above keeps advertising where goroutines have their labels.
+		// The provider above continues to advertise the location of goroutines' labels.
 		s.sdk = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.started), sdktrace.WithSampler(sampler))
 		s.provider = otelpyroscope.NewTracerProvider(s.sdk, otelpyroscope.WithSpanIDLabelScope(otelpyroscope.ScopeAllSpans))
 	}
@@ -109,9 +110,9 @@ func (s *service) close() {
 	must(s.sdk.Shutdown(context.Background()))
 }
 
-// started is a span processor that keeps the last span of each name, because some libraries do not
-// hand out the context of the spans they start. It also keeps which spans have ended, and therefore
-// comes after the processor that publishes.
+// started is a span processor that remembers the last span of each name, because some libraries do
+// not provide the context of the spans that they start. It also remembers which spans have ended,
+// and therefore comes after the processor that publishes.
 type started struct {
 	mu   sync.Mutex
 	last map[string]trace.SpanContext
@@ -149,7 +150,7 @@ func (s *started) OnEnd(span sdktrace.ReadOnlySpan) {
 	s.anyEnd.Broadcast()
 }
 
-// awaitEnd waits until a span has ended, if it is still in the ring.
+// awaitEnd waits until a span that is still in the ring has ended.
 func (s *started) awaitEnd(span trace.SpanID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -23,12 +23,12 @@ type id struct {
 
 func idOf(sc trace.SpanContext) id { return id{sc.TraceID(), sc.SpanID()} }
 
-// due is what an observer may show for a piece of work.
+// due describes the spans that an observer may report for a piece of work.
 type due struct {
 	pattern string
 	// spans are the permitted spans. One or both may be missing.
 	spans [2]id
-	// nothing permits nothing although there is a span.
+	// nothing permits the absence of a span although there is one.
 	nothing bool
 }
 
@@ -44,7 +44,7 @@ func (t due) kind() string {
 	}
 }
 
-// truths numbers everything that is due, for the stacks of the work.
+// truths assigns numbers to dues, for the stacks of the work.
 type truths struct {
 	mu      sync.Mutex
 	numbers map[due]uint64

@@ -39,7 +39,8 @@ func TestPatterns(t *testing.T) {
 	}
 }
 
-// TestProfileHasGoroutineThatWaits asserts that a goroutine that waits after its work is seen.
+// TestProfileHasGoroutineThatWaits checks that the profile contains a goroutine that waits after
+// its work.
 func TestProfileHasGoroutineThatWaits(t *testing.T) {
 	defer func(before func()) { truth.AtBottom = before }(truth.AtBottom)
 	truth.AtBottom = waitAtBottom
@@ -67,7 +68,7 @@ func TestProfileHasGoroutineThatWaits(t *testing.T) {
 				return
 			}
 		}
-		require.True(t, time.Now().Before(deadline), "it never waits")
+		require.True(t, time.Now().Before(deadline), "the goroutine never waits")
 	}
 }
 

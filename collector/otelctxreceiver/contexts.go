@@ -24,7 +24,7 @@ const (
 	// up to lastRetry. A retry reads all its mappings.
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = time.Minute
-	// expiry is how long a process without samples is remembered.
+	// expiry is how long the receiver remembers a process without samples.
 	expiry = 5 * time.Minute
 	// maxProcesses bounds how many processes are tracked.
 	maxProcesses = 16384
@@ -35,8 +35,8 @@ const (
 )
 
 // contexts tracks the process contexts of sampled processes. Reporting a sample never blocks:
-// contexts are read in the background, with a bound on concurrent reads and on the time each
-// process may take.
+// contexts are read in the background, with bounds on the number of concurrent reads and on the
+// time for each process.
 type contexts struct {
 	telemetry *telemetry
 	logger    *zap.Logger
@@ -59,10 +59,10 @@ type source interface {
 	Close() error
 }
 
-// process is the state of one tracked process. reading guards its last fields while it is read;
+// process is the state of one tracked process. reading guards its last fields during a read;
 // contexts.mu guards the others.
 type process struct {
-	// attributes are those of the last context read, nil if there is none.
+	// attributes are the attributes of the last context that was read, nil if there is none.
 	attributes []*commonpb.KeyValue
 	// seen is the time of the last sample, due the time of the next read. wait is the retry delay.
 	seen, due time.Time
@@ -218,7 +218,7 @@ func (p *process) read(ctx context.Context, open func(int) (source, error), pid 
 	}
 	pc, err := p.source.ProcessContext(ctx)
 	if err != nil {
-		// Keeping a descriptor open for every process without a context would cost too many.
+		// Do not keep a descriptor open for every process without a context: there are too many.
 		p.drop()
 		return nil, err
 	}

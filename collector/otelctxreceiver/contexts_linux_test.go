@@ -160,7 +160,7 @@ func TestContextsAreKeptCurrent(t *testing.T) {
 	w.publish(1, "shop 2")
 	assert.Equal(t, "shop 2", w.look(t, 1))
 	w.fail(1, reader.ErrBusy)
-	assert.Equal(t, "shop 2", w.look(t, 1), "an update is under way")
+	assert.Equal(t, "shop 2", w.look(t, 1), "an update is in progress")
 	w.fail(1, reader.ErrProcessGone)
 	assert.Equal(t, "shop 2", w.look(t, 1), "samples were taken before the end")
 	assert.Zero(t, w.states[1].opened)
@@ -168,7 +168,7 @@ func TestContextsAreKeptCurrent(t *testing.T) {
 	w.pass(lastRetry)
 	assert.Equal(t, "another process with this id", w.look(t, 1))
 	w.fail(1, reader.ErrNoContext)
-	assert.Empty(t, w.look(t, 1), "it was withdrawn")
+	assert.Empty(t, w.look(t, 1), "the context was withdrawn")
 	assert.Zero(t, w.states[1].opened)
 }
 
@@ -177,7 +177,7 @@ func TestProcessesWithoutContextAreRetried(t *testing.T) {
 	w.fail(1, reader.ErrNoContext)
 	assert.Empty(t, w.look(t, 1))
 	w.publish(1, "late")
-	assert.Empty(t, w.look(t, 1), "not each sample has all mappings read")
+	assert.Empty(t, w.look(t, 1), "not every sample may cause a scan of all mappings")
 	w.pass(2 * firstRetry)
 	assert.Equal(t, "late", w.look(t, 1))
 }
@@ -187,11 +187,11 @@ func TestContextErrorsAreCounted(t *testing.T) {
 	w.publish(1, "shop")
 	assert.Equal(t, "shop", w.look(t, 1))
 	w.fail(1, reader.ErrInvalid)
-	assert.Empty(t, w.look(t, 1), "what cannot be read is not believed")
+	assert.Empty(t, w.look(t, 1), "an unreadable context must not be kept")
 	w.fail(2, reader.ErrNotPermitted)
 	assert.Empty(t, w.look(t, 2))
 	w.fail(3, reader.ErrNoContext)
-	assert.Empty(t, w.look(t, 3), "most processes have no context, which is no error")
+	assert.Empty(t, w.look(t, 3), "a process without a context is not an error")
 	assert.Equal(t, int64(2), counted(t, w.set, "otelcol_otelctx_context_errors"))
 }
 
@@ -216,7 +216,7 @@ func TestProcessesWithoutSamplesAreForgotten(t *testing.T) {
 	w := newWorld(t)
 	w.publish(1, "shop")
 	assert.Equal(t, "shop", w.look(t, 1))
-	w.pass(2 * forget)
+	w.pass(2 * expiry)
 	assert.Empty(t, w.current(t.Context(), nil))
 	w.contexts.mu.Lock()
 	defer w.contexts.mu.Unlock()

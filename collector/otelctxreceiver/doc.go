@@ -4,17 +4,16 @@
 // Package otelctxreceiver records profiles in an OpenTelemetry Collector. It is the
 // receiver of the OpenTelemetry eBPF profiler with four additions:
 //
-//   - Samples of Go goroutines whose labels name a span (trace_id and span_id) have a Link
-//     to it. The two labels are then not attributes.
+//   - Samples of Go goroutines whose labels name a span (trace_id and span_id) have a Link to it.
+//     These two labels do not become attributes.
 //   - Samples are merged only if all their labels are equal.
 //   - The resource of each process has the attributes that the process publishes in its
 //     process context ([OTEP 4719]), whatever language it is written in.
 //   - All text is valid UTF-8. Backends reject a message if a single name in it is not.
 //
-// The Collector must run with the feature gate service.profilesSupport, and there can be
-// one such receiver in a Collector. Profiles are recorded on Linux, amd64 and arm64; elsewhere
-// the receiver can be configured, and creating it returns an error that wraps
-// [errors.ErrUnsupported].
+// The Collector must run with the feature gate service.profilesSupport, and a Collector can have
+// only one such receiver. Profiles are recorded on Linux, amd64 and arm64; elsewhere the receiver
+// can be configured, but creating it returns an error that wraps [errors.ErrUnsupported].
 //
 // [OTEP 4719]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/profiles/4719-process-ctx.md
 package otelctxreceiver

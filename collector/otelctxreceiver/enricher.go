@@ -12,8 +12,8 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 )
 
-// enricher adds the attributes that processes publish to their resources and passes the profiles
-// on.
+// enricher adds to each process's resource the attributes that the process publishes, and passes
+// the profiles on.
 type enricher struct {
 	xconsumer.Profiles
 
@@ -36,7 +36,7 @@ func (e *enricher) ConsumeProfiles(ctx context.Context, profiles pprofile.Profil
 }
 
 // addAttributes adds the published attributes. It keeps attributes that the profiler has set: a
-// process in a container sees another pid of itself, and a process could claim anything.
+// process in a container has another pid for itself, and a process could claim anything.
 func addAttributes(to pcommon.Map, published []*commonpb.KeyValue) {
 	seen := pcommon.NewMap()
 	to.CopyTo(seen)

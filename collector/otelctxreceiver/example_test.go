@@ -11,7 +11,7 @@ import (
 	"github.com/otelctx/otelctx/collector/otelctxreceiver"
 )
 
-// A Collector that is written by hand. The builder writes the same from builder-config.yaml.
+// This is a Collector written by hand. The builder generates the same from builder-config.yaml.
 func ExampleNewFactory() {
 	factory := otelctxreceiver.NewFactory()
 	factories := map[string]receiver.Factory{factory.Type().String(): factory}

@@ -23,9 +23,9 @@ type Config struct {
 	config.Config `mapstructure:",squash"`
 
 	// SpanLinks turns the labels trace_id and span_id of Go goroutines into links of their samples.
-	// If it is false they stay attributes.
+	// If it is false, these labels become attributes.
 	SpanLinks bool `mapstructure:"span_links"`
-	// ProcessContext adds the attributes that a process publishes to its resource.
+	// ProcessContext adds the attributes that a process publishes to the process's resource.
 	ProcessContext bool `mapstructure:"process_context"`
 }
 

@@ -60,7 +60,7 @@ func TestLink(t *testing.T) {
 			var meta samples.TraceEventMeta
 			require.Equal(t, tc.linked, link(given, &meta))
 			if !tc.linked {
-				assert.Len(t, given, 3, "labels that are no ids stay")
+				assert.Len(t, given, 3, "labels that are not ids must stay")
 				assert.Zero(t, meta)
 				return
 			}

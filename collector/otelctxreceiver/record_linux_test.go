@@ -50,7 +50,7 @@ import (
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){"service": serve, "foreign": serveForeign},
-		// After Shutdown, upstream still sends to channels that have no receiver.
+		// After Shutdown, upstream still sends to channels that are no longer read.
 		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).StartMapMonitors.func1"),
 		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).startTraceEventMonitor.func1"),
 		// Upstream does not wait for this goroutine. It ends once it has read its current
@@ -248,13 +248,13 @@ func read(d pprofile.ProfilesDictionary, s pprofile.Sample) sample {
 }
 
 // noGoroutine reports whether the thread was in the scheduler, on its own stack, without a
-// goroutine. Threads of the service get there when a goroutine is preempted.
+// goroutine. This happens to threads of the service when a goroutine is preempted.
 func (s sample) noGoroutine() bool {
 	return slices.ContainsFunc(s.stack, func(f string) bool { return f == "runtime.goschedImpl" || f == "runtime.schedule" }) &&
 		!slices.ContainsFunc(s.stack, func(f string) bool { return strings.HasSuffix(f, ".work") })
 }
 
-// verdict counts samples that lie well inside an interval. Those of noGoroutine fall into the
+// verdict counts samples that are well inside an interval. Samples of noGoroutine are in the
 // interval of a span whose goroutine had been preempted.
 type verdict struct {
 	inSpans, right, none, outside, outsideGiven, noGoroutine, otherThreads, betweenPieces, attributes int
@@ -325,7 +325,7 @@ func sampled(t *testing.T, factory receiver.Factory, set *componenttest.Telemetr
 	require.Eventually(t, func() bool {
 		all, _ := p.samples(child.PID())
 		return len(all) >= wanted
-	}, 10*time.Minute, 100*time.Millisecond, "samples of the service arrive")
+	}, 10*time.Minute, 100*time.Millisecond, "samples of the service must arrive")
 	truth := truthOf(t, child)
 	all, resource := p.samples(child.PID())
 	child.Kill()
@@ -345,14 +345,14 @@ func truthOf(t *testing.T, child *childproc.Child) (truth []interval) {
 	return truth
 }
 
-// otelctx record of the same service, for comparison.
+// This records the same service with otelctx record, for comparison.
 func TestRecordOfTheSameService(t *testing.T) {
 	testenv.NeedAll(t)
 	program := programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
 	child := childproc.Start(t, "service", nil)
 	child.Expect("serving")
 	path := filepath.Join(t.TempDir(), "profiles.jsonl")
-	// It records until the service ends.
+	// The command records until the service ends.
 	cmd := exec.CommandContext(t.Context(), program, "record", strconv.Itoa(child.PID()),
 		"--freq="+strconv.Itoa(frequency), "--duration=0", "--top=1", "--id-attributes", "--output", path)
 	var output bytes.Buffer
@@ -376,18 +376,18 @@ func TestRecordOfTheSameService(t *testing.T) {
 	judge(t, all, truth).assertLinked(t)
 }
 
-// assertLinked checks what must hold for recorders that link samples.
+// assertLinked checks the requirements for recorders that link samples.
 func (v verdict) assertLinked(t *testing.T) {
 	t.Helper()
 	assert.GreaterOrEqual(t, v.inSpans, testenv.Rounds(1, enoughInSpans))
 	assert.NotZero(t, v.outside)
 	assert.Equal(t, v.inSpans-v.none, v.right, "samples with the wrong span")
 	assert.LessOrEqual(t, v.none, v.inSpans/1000, "samples without their span")
-	assert.Zero(t, v.outsideGiven, "samples outside of spans with one")
+	assert.Zero(t, v.outsideGiven, "samples outside of spans with a span")
 }
 
-// Runs the receiver as a Collector does, and profiles a service. With OTELCTX_TEST_ALL it takes
-// more than 2,000 samples in spans.
+// TestSamplesAreLinked runs the receiver as a Collector does, and profiles a service. With
+// OTELCTX_TEST_ALL it takes more than 2,000 samples in spans.
 func TestSamplesAreLinked(t *testing.T) {
 	wanted := testenv.Rounds(150, wantedInFull)
 	set := componenttest.NewTelemetry()
@@ -399,15 +399,15 @@ func TestSamplesAreLinked(t *testing.T) {
 	assert.NotZero(t, counted(t, set, "otelcol_otelctx_samples_linked"))
 }
 
-// Upstream's own receiver on the same service, for comparison.
+// This uses upstream's own receiver on the same service, for comparison.
 func TestUpstreamMergesSamples(t *testing.T) {
 	testenv.NeedAll(t)
 	v, resource := sampled(t, upstream.NewFactory(), componenttest.NewTelemetry(), wantedInFull)
 	t.Log(resource)
-	assert.Less(t, v.right, v.inSpans, "upstream does as well now: is this receiver still needed?")
+	assert.Less(t, v.right, v.inSpans, "upstream's receiver no longer merges samples: is this receiver still needed?")
 }
 
-// Processes in other languages and with other libraries.
+// The receiver also adds the resources of processes in other languages and with other libraries.
 func TestResourcesOfAnyPublisher(t *testing.T) {
 	p := startProfiler(t, NewFactory(), componenttest.NewTelemetry())
 	defer p.stop(t)
@@ -437,7 +437,7 @@ func TestResourcesOfAnyPublisher(t *testing.T) {
 	}
 }
 
-// A service and then the receiver end and start again. Each time all samples arrive with the
+// First a service and then the receiver end and start again. Each time all samples arrive with the
 // resource of their process, except those of the last interval before a Shutdown, as the README
 // says.
 func TestRestarts(t *testing.T) {
@@ -493,7 +493,7 @@ func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end fu
 	expected := frequency * (after - before).Seconds()
 	t.Logf("%d samples of %.0f", count, expected)
 	if testenv.Emulated() {
-		assert.NotZero(t, count) // An emulated processor's timer is late.
+		assert.NotZero(t, count) // The timer of an emulated CPU is late.
 	} else {
 		assert.Greater(t, float64(count), 0.9*expected)
 	}

@@ -28,9 +28,9 @@ func TestTextIsValid(t *testing.T) {
 	resource.PutStr("process.executable.name", "\x80otelctx")
 	resource.PutInt("process.pid", 5)
 
-	// Decodes as a backend written in Go does.
+	// refused decodes profiles as a backend written in Go does.
 	refused := func(p pprofile.Profiles) error {
-		sent := pprofile.NewProfiles() // Marshaling changes it.
+		sent := pprofile.NewProfiles() // Marshaling changes the profiles.
 		p.CopyTo(sent)
 		var marshaler pprofile.ProtoMarshaler
 		b, err := marshaler.MarshalProfiles(sent)

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package rlimit replaces the eBPF profiler's package in test builds, by go build -overlay.
-// Upstream raises RLIMIT_MEMLOCK, which needs CAP_SYS_RESOURCE and has been pointless since Linux
+// Upstream raises RLIMIT_MEMLOCK. That needs CAP_SYS_RESOURCE, and has been pointless since Linux
 // 5.11, where BPF memory is charged to control groups.
 package rlimit
 

@@ -29,7 +29,7 @@ struct cell {
 };
 struct field { uint64_t value; const uint8_t *at, *end; }; // a protobuf field: an integer, or bytes
 static uint8_t payload[65536];
-static struct field context = {0, payload, payload}; // the message in it
+static struct field context = {0, payload, payload}; // the message in payload
 static int mem; // the memory of the process
 
 static int read_at(uint64_t address, void *buffer, size_t size) {
@@ -95,7 +95,7 @@ static uint64_t find_m(uint32_t tid) {
 	return number_at(s.m + integer("threadlocal.go.m_procid_offset"), 8) == tid ? s.m : 0;
 }
 // Reads the last published span of a goroutine from the goroutine table. Returns 0 if its entry belongs
-// to another one.
+// to another goroutine.
 static int read_entry(uint64_t goid, uint64_t g, uint64_t *ref) {
 	struct table t;
 	uint64_t address = integer("threadlocal.goroutines.address"), entry[2];

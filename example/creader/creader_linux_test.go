@@ -72,14 +72,14 @@ func foreign(p *childproc.Parent) {
 	service(p)
 }
 
-// service has threads that stay in spans, one of them with an inner span that was ended on another
-// goroutine, a thread whose span has ended, and a goroutine that is parked in a span and has left
-// its thread.
+// service has three kinds of goroutines: on threads that stay in spans, one with an inner span that
+// was ended on another goroutine; on a thread whose span has ended; and one that is parked in a
+// span and has left its thread.
 func service(p *childproc.Parent, opts ...sdktrace.TracerProviderOption) {
 	tp := sdktrace.NewTracerProvider(append(opts, spanctx.WithPublishing())...)
 	tracer := tp.Tracer("creader")
-	// Reading the pipe blocks the thread, not only the goroutine. It is not wrapped in an os.File,
-	// which the garbage collector would close.
+	// Reading the pipe blocks the thread, not only the goroutine. The pipe is not wrapped in an
+	// os.File, which the garbage collector would close.
 	var pipe [2]int
 	p.Must(syscall.Pipe(pipe[:]))
 	wait := func() { _, _ = syscall.Read(pipe[0], make([]byte, 1)) }
@@ -112,14 +112,14 @@ func service(p *childproc.Parent, opts ...sdktrace.TracerProviderOption) {
 		select {}
 	}()
 	id := <-parked
-	// End it last, because a new span may reuse its cell.
+	// End this span last, because a new span may reuse its cell.
 	started.Wait()
 	(<-inner).End()
 	p.Send("%s", id)
 	p.Receive()
 }
 
-// publisher publishes each payload that it receives, in hexadecimal digits, as its context; "too
+// publisher publishes each payload that it receives, in hexadecimal digits, as its context. "too
 // large" keeps the payload and makes its size too large.
 func publisher(p *childproc.Parent) {
 	region, err := vma.New(wire.ProcessContextName, 2*wire.MaxProcessContextPayload)
@@ -164,7 +164,7 @@ func compile(t *testing.T) string {
 	if _, err := build("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"); err == nil {
 		return program
 	}
-	t.Log("without sanitizers, which this C compiler may not have")
+	t.Log("this C compiler may have no sanitizers")
 	out, err := build()
 	require.NoError(t, err, string(out))
 	return program
@@ -209,7 +209,8 @@ func blocked(t *testing.T, pid int) (n int) {
 	calls, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
 	require.NoError(t, err)
 	for _, path := range calls {
-		// The call's number and its first argument; nothing if the thread has exited.
+		// The file has the call's number and its first argument; it is empty if the thread has
+		// exited.
 		call, _ := os.ReadFile(path)
 		if rest, ok := strings.CutPrefix(string(call), fmt.Sprintf("%d ", syscall.SYS_READ)); ok && !strings.HasPrefix(rest, "0x0 ") {
 			n++
@@ -254,7 +255,7 @@ func agreesWithTheGoReader(t *testing.T, program string) {
 			})
 			parked := c.Receive()
 			p := open(t, c)
-			// Wait until its goroutines have reached their final state.
+			// Wait until the service's goroutines have reached their final state.
 			require.Eventually(t, func() bool {
 				return blocked(t, c.PID()) == inSpans+1 && !strings.Contains(strings.Join(threads(t, p), "\n"), parked)
 			}, testenv.Patience, 10*time.Millisecond)
@@ -305,8 +306,8 @@ func hostilePayloads(t *testing.T, program string) {
 	hostile := childproc.Start(t, "publisher", nil)
 	hostile.Expect("ready")
 	publish := func(payload []byte) (lines []string, code int) {
-		// Place the payload at the end of the reader's buffer, so that one step too far is out of
-		// bounds.
+		// Place the payload at the end of the reader's buffer, so that reading one byte too far is
+		// out of bounds.
 		padding := wire.MaxProcessContextPayload - len(payload) - 5
 		p := protowire.AppendTag(nil, 1000, protowire.BytesType)
 		p = append(protowire.AppendVarint(p, uint64(padding)), make([]byte, padding)...)
@@ -317,7 +318,7 @@ func hostilePayloads(t *testing.T, program string) {
 	require.Zero(t, code)
 	require.Equal(t, "service check?[31mout", lines[0], "unchanged")
 
-	// An unterminated number, and one that is too long.
+	// Publish an unterminated number, and one that is too long.
 	publish(append(slices.Clone(payload), 0xff))
 	publish(append(bytes.Repeat([]byte{0xff}, 11), payload...))
 	random := rand.New(rand.NewPCG(1, 2))

@@ -20,5 +20,5 @@
 //   - a check that the process is still alive after the last read
 //   - a time limit for reads that the process blocks
 //
-// The Go side is the test that compiles and runs it.
+// The only Go code is the test that compiles and runs the reader.
 package creader

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command declarative configures OpenTelemetry from the file that OTEL_CONFIG_FILE names, and publishes
-// the resource that the file describes, with the first span, and the spans.
+// Command declarative configures OpenTelemetry from the file that OTEL_CONFIG_FILE names. It
+// publishes the spans, and from the first span on the resource that the file describes.
 package main
 
 import (

@@ -131,9 +131,9 @@ join [DIR/traces.jsonl DIR/profiles.jsonl]
 // A failure is reported, ends all programs and leaves no files behind.
 func TestFails(t *testing.T) {
 	fails, succeeds := programs.Script(t, "exit 7"), programs.Script(t, "exit 0")
-	// The last occurrence of a flag counts.
+	// The last occurrence of a flag wins.
 	usual := []string{"-collector", self(t, "collector"), "-quickstart", self(t, "service"), "-otelctx", succeeds, "-join", succeeds}
-	// A program that fails when it is asked to end.
+	// badly returns a program that fails when it is told to end.
 	badly := func(as string) string {
 		exe, err := os.Executable()
 		require.NoError(t, err)
@@ -144,15 +144,15 @@ func TestFails(t *testing.T) {
 		want string
 		code int
 	}{
-		"no collector":              {[]string{"-collector", "none"}, "executable file not found", 1},
-		"the collector ends":        {[]string{"-collector", fails}, "ended before it listened", 1},
-		"the collector ends badly":  {[]string{"-collector", badly("collector")}, "exit status 7", 1},
-		"the service ends":          {[]string{"-quickstart", fails}, "the service has ended before it served", 1},
-		"the service ends badly":    {[]string{"-quickstart", badly("service")}, "exit status 7", 1},
-		"the service says nonsense": {[]string{"-quickstart", programs.Script(t, "echo hello; exec sleep 60")}, `the service said "hello", not pid=`, 1},
-		"recording fails":           {[]string{"-otelctx", fails}, "exit status 7", 1},
-		"recording not permitted":   {[]string{"-otelctx", programs.Script(t, "echo not permitted >&2; exit 4")}, "not permitted", exitNotPermitted},
-		"joining fails":             {[]string{"-join", fails}, "exit status 7", 1},
+		"no collector":                          {[]string{"-collector", "none"}, "executable file not found", 1},
+		"the collector ends":                    {[]string{"-collector", fails}, "ended before it listened", 1},
+		"the collector ends badly":              {[]string{"-collector", badly("collector")}, "exit status 7", 1},
+		"the service ends":                      {[]string{"-quickstart", fails}, "the service has ended before it served", 1},
+		"the service ends badly":                {[]string{"-quickstart", badly("service")}, "exit status 7", 1},
+		"the service prints an unexpected line": {[]string{"-quickstart", programs.Script(t, "echo hello; exec sleep 60")}, `the service said "hello", not pid=`, 1},
+		"recording fails":                       {[]string{"-otelctx", fails}, "exit status 7", 1},
+		"recording not permitted":               {[]string{"-otelctx", programs.Script(t, "echo not permitted >&2; exit 4")}, "not permitted", exitNotPermitted},
+		"joining fails":                         {[]string{"-join", fails}, "exit status 7", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			temp := t.TempDir()
@@ -171,5 +171,5 @@ func TestProcessEndsEarly(t *testing.T) {
 	p := newProcess(t.Context(), nil, programs.Script(t, "exit 0"))
 	require.NoError(t, p.start())
 	<-p.ended
-	assert.ErrorContains(t, p.stop(), "has ended too early: exit status 0")
+	assert.ErrorContains(t, p.stop(), "ended too early: exit status 0")
 }

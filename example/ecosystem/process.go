@@ -17,7 +17,7 @@ import (
 // patience is the time limit for starting and stopping a process.
 const patience = 30 * time.Second
 
-// process is a command that runs beside this one.
+// process is a command that runs in parallel to this one.
 type process struct {
 	name    string
 	command *exec.Cmd
@@ -77,7 +77,7 @@ func (p *process) stop() error {
 	<-p.ended
 	switch state := p.command.ProcessState; {
 	case early:
-		return fmt.Errorf("%s has ended too early: %v", p.name, state)
+		return fmt.Errorf("%s ended too early: %v", p.name, state)
 	case !state.Success():
 		return fmt.Errorf("%s: %v", p.name, state)
 	default:

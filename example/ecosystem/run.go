@@ -37,7 +37,7 @@ func (r *runner) run(ctx context.Context) (err error) {
 		}
 		defer func() {
 			if err != nil {
-				_ = os.RemoveAll(r.dir) // Leave nothing behind but results.
+				_ = os.RemoveAll(r.dir) // Leave nothing but results behind.
 			}
 		}()
 	}
@@ -67,7 +67,7 @@ func (r *runner) record(ctx context.Context) (err error) {
 
 	r.sayf("A service starts. It sends its spans to the collector, and requests to itself.")
 	service := r.command(ctx, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + http}, r.service, "-serve")
-	stdout, childEnd, err := os.Pipe() // StdoutPipe would lose the output of a process that has ended.
+	stdout, childEnd, err := os.Pipe() // StdoutPipe would lose the output of a process that has exited.
 	if err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func (r *runner) record(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// Stop the service before the collector: it sends its remaining spans now.
+	// Stop the service before the collector, because it sends its remaining spans now.
 	defer func() { err = errors.Join(err, service.stop()) }()
 	timeout := time.AfterFunc(patience, service.cancel)
 	pid, err := readPID(stdout)
@@ -131,7 +131,7 @@ func freeAddresses(ctx context.Context) (a, b string, err error) {
 		if err != nil {
 			return "", "", err
 		}
-		defer func() { _ = l.Close() }() // Only after both exist, so that they differ.
+		defer func() { _ = l.Close() }() // Close only after both exist, so that they differ.
 		addresses[i] = l.Addr().String()
 	}
 	return addresses[0], addresses[1], nil

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command nocode is a traced HTTP service without any code for otelctx. The Dockerfiles beside it
+// Command nocode is a traced HTTP service without any code for otelctx. The Dockerfiles next to it
 // build it unchanged, with otelc, and with Orchestrion: see docs/no-code.md.
 package main
 

@@ -28,7 +28,7 @@ type child struct {
 	cancel  context.CancelFunc
 }
 
-// startService starts the service from the running executable, and returns when it serves.
+// startService starts the service from the running executable, and returns once it serves.
 func startService(ctx context.Context) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -49,7 +49,7 @@ func startService(ctx context.Context) (*child, error) {
 		cancel()
 		return nil, err
 	}
-	// Stopping a service that hangs ends its output.
+	// If the service hangs, stopping it ends its output.
 	timeout := time.AfterFunc(patience, cancel)
 	defer timeout.Stop()
 	if err := c.greeting(bufio.NewScanner(stdout)); err != nil {

@@ -30,7 +30,7 @@ type demo struct {
 }
 
 // runDemo runs the demo with the otelctx command of that name or path. otelctx records for the
-// duration to the file profile, or, if that is "", to one in a new directory.
+// duration, to the file profile or, if that is "", to a file in a new directory.
 func runDemo(ctx context.Context, out io.Writer, otelctx, profile string, duration time.Duration) error {
 	path, err := exec.LookPath(otelctx)
 	if err != nil {
@@ -94,7 +94,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 // exitNotPermitted is the exit code of otelctx if the kernel denies permission.
 const exitNotPermitted = 4
 
-// record records the service's CPU use. A lack of permission is no error.
+// record records the service's CPU use. A lack of permission is not an error.
 func (d *demo) record(ctx context.Context, pid int) error {
 	file := d.profile
 	if file == "" {
@@ -102,7 +102,7 @@ func (d *demo) record(ctx context.Context, pid int) error {
 		if err != nil {
 			return err
 		}
-		// Leave nothing behind but a profile.
+		// Leave nothing but a profile behind.
 		defer func() { _ = os.Remove(dir) }()
 		file = filepath.Join(dir, "profile.pb.gz")
 	}
@@ -133,7 +133,7 @@ func (d *demo) explain(ctx context.Context, service *child) error {
 	if err != nil {
 		return err
 	}
-	response, err := http.DefaultClient.Do(request) // Returns with the header, while the request is running.
+	response, err := http.DefaultClient.Do(request) // returns with the header, while the request is still running
 	if err != nil {
 		return err
 	}

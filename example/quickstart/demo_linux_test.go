@@ -42,7 +42,7 @@ func TestDemo(t *testing.T) {
 			assert.Contains(t, out, "has answered 50 requests")
 			assert.Contains(t, out, "$ otelctx list\nPID")
 			assert.Contains(t, out, "$ otelctx inspect ")
-			// Either otelctx or the demo itself has read the service's own start.
+			// Either otelctx or the demo itself has read the id of this start of the service.
 			assert.Regexp(t, `(?m)^  service\.instance\.id\W +?[0-9a-f]{8}-[0-9a-f-]{27}$`, out)
 			assertRecorded(t, out)
 			assert.Regexp(t, `(?s)\$ otelctx spans \d+ --name stuck --stacks\nProcess \d+ \(quickstart\): live spans: 1\n.*waiting: select.* span GET /stuck\n.*\.stuck +\S+/handler\.go:\d+\n`, out)

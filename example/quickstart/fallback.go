@@ -48,7 +48,7 @@ func readContext(ctx context.Context, pid int) (*reader.ProcessContext, error) {
 	return p.ProcessContext(ctx)
 }
 
-// show returns an error if reading failed for any reason but permissions.
+// show returns an error if reading failed for any reason other than permissions.
 func (f *fallback) show(ctx context.Context, pid int) error {
 	f.explain()
 	sayf(f.out, "This demo has started the service. As its parent it may be allowed to read it, with package reader:\n")
@@ -80,8 +80,8 @@ func (f *fallback) explain() {
 		"profilers run.", strings.TrimSpace(string(scope)))
 }
 
-// showMapping prints the mapping by which readers find the context: more processes may see the
-// names of mappings than read memory.
+// showMapping prints the mapping by which readers find the context: the names of mappings are
+// visible to more processes than memory is.
 func (f *fallback) showMapping(pid int) error {
 	maps, err := f.maps(pid)
 	if err != nil {

@@ -41,29 +41,34 @@ func refusedBy(scope, maps string, mapsErr error) (*fallback, *strings.Builder) 
 	}, &out
 }
 
-func TestFallbackShowsMapping(t *testing.T) {
-	f, out := refusedBy("2\n", mappings, nil)
-	require.NoError(t, f.show(t.Context(), 1))
-	assert.Contains(t, out.String(), "ptrace_scope is 2,")
-	assert.Contains(t, out.String(), "/memfd:OTEL_CTX (deleted)\n")
-	assert.NotContains(t, out.String(), "/bin/service")
-}
-
-func TestFallbackWithoutMaps(t *testing.T) {
-	f, out := refusedBy("", "", fs.ErrPermission)
-	require.NoError(t, f.show(t.Context(), 1))
-	assert.Contains(t, out.String(), "Yama module is not the reason")
-	assert.Contains(t, out.String(), fs.ErrPermission.Error())
-}
-
-func TestFallbackFailsWithoutPublication(t *testing.T) {
-	f, _ := refusedBy("1\n", "", nil)
-	require.ErrorContains(t, f.show(t.Context(), 1), "no mapping of a process context")
-}
-
-func TestFallbackReturnsReadErrors(t *testing.T) {
-	f, _ := refusedBy("1\n", mappings, nil)
+func TestFallback(t *testing.T) {
 	broken := errors.New("broken")
-	f.read = func(context.Context, int) (*reader.ProcessContext, error) { return nil, broken }
-	require.ErrorIs(t, f.show(t.Context(), 1), broken)
+	for name, tt := range map[string]struct {
+		scope, maps      string
+		mapsErr, readErr error
+		want             []string // in the output, or in the error if fails is set
+		fails            bool
+	}{
+		"shows the mapping":     {"2\n", mappings, nil, nil, []string{"ptrace_scope is 2,", "/memfd:OTEL_CTX (deleted)\n"}, false},
+		"no maps":               {"", "", fs.ErrPermission, nil, []string{"Yama module is not the reason", fs.ErrPermission.Error()}, false},
+		"nothing is published":  {"1\n", "", nil, nil, []string{"no mapping of a process context"}, true},
+		"memory cannot be read": {"1\n", mappings, nil, broken, []string{"broken"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, out := refusedBy(tt.scope, tt.maps, tt.mapsErr)
+			if tt.readErr != nil {
+				f.read = func(context.Context, int) (*reader.ProcessContext, error) { return nil, tt.readErr }
+			}
+			err := f.show(t.Context(), 1)
+			for _, want := range tt.want {
+				if tt.fails {
+					require.ErrorContains(t, err, want)
+				} else {
+					require.NoError(t, err)
+					assert.Contains(t, out.String(), want)
+				}
+			}
+			assert.NotContains(t, out.String(), "/bin/service")
+		})
+	}
 }

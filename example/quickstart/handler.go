@@ -57,7 +57,7 @@ func newHandler(provider trace.TracerProvider) http.Handler {
 		}
 	})
 	mux := http.NewServeMux()
-	// Inside the mux, a span has the name of its route from the start.
+	// Inside the mux, the span has the name of its route from the start.
 	mux.Handle("GET "+stuckPath, otelhttp.NewHandler(http.HandlerFunc(stuck), "stuck", otelhttp.WithTracerProvider(provider)))
 	mux.Handle("GET "+workPath, otelhttp.NewHandler(work, "work", otelhttp.WithTracerProvider(provider)))
 	return mux
@@ -70,7 +70,7 @@ func query(ctx context.Context, tracer trace.Tracer) {
 	time.Sleep(2 * time.Millisecond)
 }
 
-// digests keeps the processor busy: each digest is of the JSON of the previous ones.
+// digests keeps the CPU busy: each digest is computed from the JSON of the previous ones.
 func digests(ctx context.Context, tracer trace.Tracer, request int64, count int) []string {
 	_, span := tracer.Start(ctx, "digests")
 	defer span.End()
@@ -87,8 +87,8 @@ func digests(ctx context.Context, tracer trace.Tracer, request int64, count int)
 	return chain.Digests
 }
 
-// stuck sends a response header and then waits for a backend that never answers, for as long as its
-// client does.
+// stuck sends a response header and then waits, as long as its client does, for a backend that
+// never answers.
 func stuck(w http.ResponseWriter, r *http.Request) {
 	if http.NewResponseController(w).Flush() != nil {
 		return

@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// load runs clients that send requests to url, each one after the other, until ctx is done.
+// load runs clients that each send one request after the other to url, until ctx is done.
 func load(ctx context.Context, url string, clients int) {
 	const (
-		// Think time, so that a forgotten service takes little of the machine.
+		// pause is the think time, so that a forgotten service uses little of the machine.
 		pause = 10 * time.Millisecond
-		// One of this many requests is for much more work.
+		// heavy: one of this many requests is for much more work.
 		heavy = 50
 	)
 	var running sync.WaitGroup

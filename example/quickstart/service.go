@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// serve runs the service, with that many clients loading it, until ctx is done. It writes the lines
-// pid=N and url=URL to stdout once everything is published and served.
+// serve runs the service, with this many clients that load it, until ctx is done. It writes the
+// lines pid=N and url=URL to stdout once everything is published and the service answers.
 func serve(ctx context.Context, stdout io.Writer, clients int) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

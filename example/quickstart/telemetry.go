@@ -21,7 +21,7 @@ import (
 func newTracerProvider(ctx context.Context) (*sdktrace.TracerProvider, error) {
 	res, err := newResource(ctx)
 	if err != nil {
-		// The resource still has everything that was detected.
+		// The resource still contains everything that was detected.
 		otel.Handle(err)
 	}
 	exporting, err := exporterOptions(ctx)
@@ -29,11 +29,11 @@ func newTracerProvider(ctx context.Context) (*sdktrace.TracerProvider, error) {
 		return nil, err
 	}
 	options := []sdktrace.TracerProviderOption{
-		// Instead of sdktrace.WithResource: the resource is also published.
+		// This replaces sdktrace.WithResource: the resource is also published.
 		resourcepublisher.WithResource(res), //nolint:contextcheck // Options take no context.
-		// Unpublishes it when the provider shuts down.
+		// Current unpublishes the resource when the provider shuts down.
 		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
-		// Also publishes the active span, per thread and per goroutine, with its name.
+		// This publishes the active span, per thread and per goroutine, with its name.
 		spanctx.WithPublishing(spanctx.WithSpanNames(true)),
 	}
 	return sdktrace.NewTracerProvider(append(options, exporting...)...), nil
@@ -42,21 +42,21 @@ func newTracerProvider(ctx context.Context) (*sdktrace.TracerProvider, error) {
 // newResource describes the service.
 func newResource(ctx context.Context) (*resource.Resource, error) {
 	return resource.New(ctx,
-		resource.WithService(), // A new service.instance.id for every start.
+		resource.WithService(), // WithService also sets a new service.instance.id at every start.
 		resource.WithAttributes(semconv.ServiceName("quickstart"), semconv.ServiceVersion("0.1.0")),
 		resource.WithTelemetrySDK(),
 		resource.WithHost(),
-		// Not resource.WithProcess: it includes the command line, where secrets may be.
+		// Do not use resource.WithProcess: it includes the command line, which may contain secrets.
 		resource.WithProcessPID(),
 		resource.WithProcessExecutableName(),
 		resource.WithProcessRuntimeName(),
 		resource.WithProcessRuntimeVersion(),
-		resource.WithFromEnv(), // Last: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win.
+		resource.WithFromEnv(), // The last option wins: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES.
 	)
 }
 
-// exporterOptions returns the option that exports spans to the endpoint in the environment, or none
-// if it is not set.
+// exporterOptions returns the option that exports spans to the endpoint in the environment, or no
+// option if that is not set.
 func exporterOptions(ctx context.Context) ([]sdktrace.TracerProviderOption, error) {
 	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" {
 		return nil, nil

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command twoapps is one HTTP server that hosts two applications, shop and blog, and distinguishes
-// them in its telemetry. The attribute http.app is set once for each request, on its context, and
-// then appears on all spans, log records and measurements of the request, whichever library makes
-// them. It is also published with each span, for profilers.
+// them in its telemetry. The attribute http.app is set once for each request, on the request's
+// context. It then appears on all spans, log records and measurements of the request, whichever
+// library makes them. It is also published with each span, for profilers.
 //
 //	twoapps              # answers 2 requests for one, 1 for the other, and ends
 //	twoapps -requests 10 # 10 times as many

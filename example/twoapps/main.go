@@ -63,7 +63,7 @@ func serve(ctx context.Context, t *telemetry, requests int) (err error) {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	defer func() {
-		// Waits for requests that have been answered but not completed.
+		// Shutdown waits for requests that have been answered but not completed.
 		err = errors.Join(err, server.Shutdown(context.WithoutCancel(ctx)))
 		if end := <-served; !errors.Is(end, http.ErrServerClosed) {
 			err = errors.Join(err, end)
@@ -80,7 +80,7 @@ func serve(ctx context.Context, t *telemetry, requests int) (err error) {
 	return err
 }
 
-// ask requests url that many times, or until ctx is done if that is 0.
+// ask requests url this many times or, if requests is 0, until ctx is done.
 func ask(ctx context.Context, url string, requests int) error {
 	for i := 0; (i < requests || requests == 0) && ctx.Err() == nil; i++ {
 		// A started request is completed.

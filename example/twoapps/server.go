@@ -21,7 +21,8 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// The application and the user of a request. The first has few values, so metrics have it, too.
+// These are the keys of the application and the user of a request. There are few applications, so
+// metrics have that attribute, too.
 const (
 	appKey  = attribute.Key("http.app")
 	userKey = attribute.Key("enduser.id")
@@ -125,7 +126,7 @@ func (a *application) blog(ctx context.Context) string {
 	return fmt.Sprintf("%x\n", work(string(text)))
 }
 
-// work keeps the processor busy.
+// work keeps the CPU busy.
 func work(input string) []byte {
 	sum := sha256.Sum256([]byte(input))
 	for range 10_000 {

@@ -37,18 +37,18 @@ type telemetry struct {
 	shutdown func(context.Context) error
 }
 
-// newTelemetry returns providers of all three signals that record the context's attributes, and
-// publishes them for profilers: one line for each.
+// newTelemetry returns providers of all three signals that record the context's attributes and
+// publish them for profilers: one line for each.
 func newTelemetry(ctx context.Context) (*telemetry, error) {
 	r, res := newReport(), resource.NewSchemaless(semconv.ServiceName("twoapps"))
 	spans := []sdktrace.TracerProviderOption{
-		// Instead of sdktrace.WithResource: also publishes the resource for profilers, until the
-		// provider shuts down.
+		// This replaces sdktrace.WithResource, and also publishes the resource for profilers until
+		// the provider shuts down.
 		resourcepublisher.WithResource(res), //nolint:contextcheck // Options take no context.
 		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
-		// Publishes the active span, too, with this attribute of its context.
+		// This also publishes the active span, with this attribute of its context.
 		spanctx.WithPublishing(spanctx.WithAttributeKeys(appKey)),
-		// Instead of sdktrace.WithSampler. nil is the default sampler.
+		// This replaces sdktrace.WithSampler. nil is the default sampler.
 		scopedattr.WithSampler(nil),
 		sdktrace.WithSyncer(spanReport{r}),
 	}

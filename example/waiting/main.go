@@ -45,7 +45,7 @@ func (s *shop) price(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refresh(r.Context())
-	_, _ = fmt.Fprintln(w, s.prices["apple"]) // The client may have gone.
+	_, _ = fmt.Fprintln(w, s.prices["apple"]) // The client may have disconnected.
 }
 
 // refresh queries today's prices.
@@ -147,7 +147,7 @@ func serve(h http.Handler) (url string, err error) {
 func repeat(url string, pause time.Duration) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for {
-		if response, err := client.Get(url); err == nil { //nolint:noctx // It goes on as long as the program.
+		if response, err := client.Get(url); err == nil { //nolint:noctx // It runs as long as the program.
 			_, _ = io.Copy(io.Discard, response.Body)
 			_ = response.Body.Close()
 		}

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package advertise lets package spanctx publish, through package resourcepublisher, the attributes
-// that tell readers where spans are. Their keys are reserved: resourcepublisher.SetAttributes
-// refuses them, so that other code cannot hide the spans.
+// that advertise the location of spans. Their keys are reserved: resourcepublisher.SetAttributes
+// rejects them, so that other code cannot hide the spans.
 package advertise
 
 import "go.opentelemetry.io/otel/attribute"

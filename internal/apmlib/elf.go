@@ -110,7 +110,7 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 	place(gotSection, 2*wordSize, 8)
 	place(dataSection, wordSize, 8)
 	dataEnd := offset
-	sections[tlsSection].Size = wordSize // per thread, not in the file
+	sections[tlsSection].Size = wordSize // allocated per thread, not in the file
 
 	var names stringTable
 	describe := func(n int, name string, kind elf.SectionType, flags elf.SectionFlag, link, info uint32, entry uint64) {

@@ -54,7 +54,7 @@ func TestGenerateForReaders(t *testing.T) {
 		again, err := Generate(machine, pageSize)
 		require.NoError(t, err)
 		assert.Equal(t, image, again)
-		assert.Less(t, len(image.File), 2*pageSize, "it takes two pages at most")
+		assert.Less(t, len(image.File), 2*pageSize, "the library must fit into two pages")
 		f, err := elf.NewFile(bytes.NewReader(image.File))
 		require.NoError(t, err)
 		assert.Equal(t, elf.ET_DYN, f.Type)
@@ -100,7 +100,7 @@ func TestGenerateForReaders(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, values, 1, "%v", tag)
 			assert.NotZero(t, values[0])
-			assert.Less(t, values[0], uint64(image.Text), "%v lies in a segment", tag)
+			assert.Less(t, values[0], uint64(image.Text), "%v must be inside a segment", tag)
 		}
 		kinds := map[elf.ProgType]int{}
 		for _, p := range f.Progs {

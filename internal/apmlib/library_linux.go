@@ -24,8 +24,8 @@ import (
 // Library is the library mapped in this process.
 type Library struct {
 	records *Records
-	// storages hold the process storage alternately, so that a concurrent reader can finish
-	// reading the old one.
+	// storages hold the process storage in turn, so that a concurrent reader can finish reading the
+	// old one.
 	storages [2][]byte
 	current  int
 	// pointer is the value of the storage symbol.
@@ -52,9 +52,8 @@ const _ = uint(storageSpace - wire.MaxProfilingProcessStorage) // the largest st
 // the first of dirs from which code can be mapped, and removes it before it
 // returns.
 //
-// A process has one library for life. Later calls replace the storage and ignore dirs.
-// The error says why the Go runtime is not supported, or what failed in each of
-// dirs.
+// A process has only one library. Later calls replace the storage and ignore dirs. The error says
+// why the Go runtime is not supported, or what failed in each of dirs.
 func Install(dirs []string, storage []byte, r *goruntime.Runtime) (*Library, error) {
 	if len(storage) > storageSpace {
 		return nil, fmt.Errorf("process storage of %d bytes, at most %d", len(storage), storageSpace)
@@ -164,7 +163,8 @@ func (l *Library) setStorage(storage []byte) {
 	l.current = 1 - l.current
 	target := l.storages[l.current]
 	copy(target, storage)
-	// After the contents: an atomic store becomes visible after the stores that precede it.
+	// The contents must be stored before this: an atomic store becomes visible after the stores
+	// that precede it.
 	atomic.StoreUint64(l.pointer, uint64(uintptr(unsafe.Pointer(unsafe.SliceData(target)))))
 }
 

@@ -34,10 +34,10 @@ type Span struct {
 	state uint64
 }
 
-// Show makes records in which s is stored publish it.
+// Show makes a record publish s when s is stored in it.
 func (s *Span) Show() { s.state = wire.ProfilingValid | wire.ProfilingTracePresent }
 
-// Hide makes records in which s is stored publish no span. The Ref is stored nevertheless.
+// Hide makes a record publish no span when s is stored in it. The Ref is stored nevertheless.
 func (s *Span) Hide() { s.state = wire.ProfilingValid }
 
 // noSpan publishes the absence of a span.
@@ -46,15 +46,15 @@ var noSpan = Span{state: wire.ProfilingValid}
 // Place is the number of a record, starting at 1; 0 stands for none.
 type Place uint32
 
-// Records are the records of all threads. A thread gets its record with the first span that
-// it publishes, and finds it through its thread-local word. No other thread fills the record, but
+// Records are the records of all threads. A thread gets its record with the first span that it
+// publishes, and finds it through its thread-local word. Only that thread fills the record, but
 // other threads may clear it, in one atomic step.
 //
 // All methods may be called concurrently.
 type Records struct {
 	// The assembly uses these field names.
 	first    uintptr // address of the first record, as stored in a thread-local word
-	size     uint64  // of all records, in bytes
+	size     uint64  // size of all records in bytes
 	word     int64   // offset of the thread-local word from the thread pointer
 	goid     uint64  // offset of the goroutine id in g
 	homes    unsafe.Pointer
@@ -69,7 +69,7 @@ type Records struct {
 	failed atomic.Pointer[error]
 
 	mu sync.Mutex
-	// records maps thread ids to places. free are the places of dead threads, and used is the
+	// records maps thread ids to places. free holds the places of dead threads, and used is the
 	// number of places that have ever been used.
 	records map[uint32]Place
 	free    []Place
@@ -78,13 +78,15 @@ type Records struct {
 	sweepAt int
 }
 
-// home is the slot of a goroutine: the Ref that it has stored last, and the place of the record.
-// Goroutines whose ids are equal modulo the number of homes share one, and clear each other's record.
+// home is the slot of a goroutine: the Ref that it last stored, and the place of the record.
+// Goroutines whose ids are equal modulo the number of homes share one, and clear each other's
+// record.
 type home struct {
 	goid, ref, place uint64
 	// check is goid XOR ref. It does not match if two goroutines have written concurrently.
 	check uint64
-	// Pads to a cache line, because goroutines that run at the same time often have consecutive ids.
+	// This pads to a cache line, because goroutines that run at the same time often have
+	// consecutive ids.
 	_ [32]byte
 }
 
@@ -141,14 +143,14 @@ func (r *Records) Store(s *Span) bool {
 	return true
 }
 
-// storeFirst is store for a thread that has no record yet.
+// storeFirst is store for a thread that does not have a record yet.
 func (r *Records) storeFirst(s *Span) (place, old, goid uint64) {
 	for range attempts {
 		if r.failed.Load() != nil {
 			return 0, 0, 0
 		}
 		if err := r.assign(); err != nil {
-			// If the word is in use on one thread, it may be used on others later.
+			// If other code uses the word on one thread, it may use it on others later.
 			r.failed.CompareAndSwap(nil, &err)
 			return 0, 0, 0
 		}
@@ -167,8 +169,8 @@ func (r *Records) Err() error {
 	return nil
 }
 
-// Shown returns the Ref that a goroutine has stored last, or 0 if it has
-// stored none. known is false if another goroutine may have used its home since then.
+// Shown returns the last Ref that a goroutine stored, or 0 if it has stored none. known is false if
+// another goroutine may have used its home since then.
 func (r *Records) Shown(goid uint64) (ref uint64, known bool) {
 	h := r.home(goid)
 	ref = atomic.LoadUint64(&h.ref)
@@ -178,8 +180,7 @@ func (r *Records) Shown(goid uint64) (ref uint64, known bool) {
 	return ref, true
 }
 
-// Clear clears the record to which a goroutine has stored last, if it contains the
-// span with this id.
+// Clear clears the record to which a goroutine last stored, if it contains the span with this id.
 func (r *Records) Clear(goid, id uint64) {
 	if n := atomic.LoadUint64(&r.home(goid).place); n != 0 {
 		t := r.record(Place(n))
@@ -195,7 +196,7 @@ func (r *Records) ClearAll(id uint64) {
 	}
 }
 
-// SpanID returns the id of the span in the record to which a goroutine has stored last, or 0.
+// SpanID returns the id of the span in the record to which a goroutine last stored, or 0.
 func (r *Records) SpanID(goid uint64) uint64 {
 	n := atomic.LoadUint64(&r.home(goid).place)
 	if n == 0 {
@@ -214,11 +215,11 @@ func (r *Records) evict(place Place, goid uint64) {
 	r.clearIf(t, func() bool { return (atomic.LoadUint64(&t.Owner)^goid)&r.homeMask == 0 })
 }
 
-// clearIf clears a record if the condition holds for its content.
-// It does so with one compare-and-swap of the state, which counts the writes. If the thread has begun
-// another write since the condition was checked, the swap fails: the record no longer holds that
-// content. If all attempts find a write in progress, a newer span is being stored. A goroutine that
-// publishes a span checks afterwards whether it has ended.
+// clearIf clears a record if the condition holds for its content. It does so with one
+// compare-and-swap of the state, which counts the writes. If the thread has begun another write
+// since the condition was checked, the swap fails: the record no longer holds that content. If
+// every attempt finds a write in progress, a newer span is being stored, and the goroutine that
+// publishes it checks afterwards whether the span has ended.
 func (r *Records) clearIf(t *wire.ProfilingThread, condition func() bool) {
 	for range attempts {
 		state := atomic.LoadUint64(stateOf(t))
@@ -249,7 +250,7 @@ func stateOf(t *wire.ProfilingThread) *uint64 {
 
 func (r *Records) home(goid uint64) *home { return &r.memory[goid&r.homeMask] }
 
-// assign gives a record to the calling thread, or to another one to which the goroutine has moved.
+// assign gives a record to the calling thread, or to another one if the goroutine moves meanwhile.
 func (r *Records) assign() error {
 	for range attempts {
 		tid := r.runtime.Self().TID
@@ -276,7 +277,7 @@ func (r *Records) bind(place Place) error {
 	if err := r.location.check(r.runtime, record); err != nil {
 		return err
 	}
-	// Valid before the word points to it. No other thread fills it.
+	// Make the record valid before the word points to it. No other thread fills it.
 	t.Key, t.Owner = 0, 0
 	atomic.StoreUint64(stateOf(t), uint64(t.Seq)+1|wire.ProfilingVersionBit|wire.ProfilingValid)
 	setThreadWord(r.word, record)
@@ -287,7 +288,7 @@ func (r *Records) bind(place Place) error {
 func (r *Records) allocate(tid uint32) (Place, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// It may be the record of a dead thread with the same id, which can be reused.
+	// This may be the record of a dead thread with the same id, which can be reused.
 	if place, ok := r.records[tid]; ok {
 		return place, nil
 	}
@@ -298,10 +299,10 @@ func (r *Records) allocate(tid uint32) (Place, error) {
 	if n := len(r.free); n > 0 {
 		place, r.free = r.free[n-1], r.free[:n-1]
 	} else if uint64(r.used)*wire.ProfilingThreadSize < r.size {
-		// Atomic, because ClearAll does not hold mu.
+		// This is atomic because ClearAll does not hold mu.
 		place = Place(atomic.AddUint32((*uint32)(&r.used), 1))
 	} else {
-		return 0, errors.New("more threads than there are records")
+		return 0, errors.New("more threads than records")
 	}
 	atomic.StoreUint32(&r.record(place).TID, tid)
 	r.records[tid] = place

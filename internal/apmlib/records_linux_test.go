@@ -63,11 +63,11 @@ func random() *Span {
 // self returns the calling goroutine's id.
 func (r *Records) self() uint64 { return r.runtime.Goroutine().Goid }
 
-// ownPlace returns the place of the record to which the calling goroutine has stored last.
+// ownPlace returns the place of the record to which the calling goroutine last stored.
 func (r *Records) ownPlace() Place { return Place(r.home(r.self()).place) }
 
-// shown returns the Ref that the calling goroutine, which does not share its home,
-// has stored last.
+// shown returns the last Ref that the calling goroutine stored. The goroutine does not share its
+// home.
 func (r *Records) shown(t testing.TB) uint64 {
 	t.Helper()
 	ref, known := r.Shown(r.self())
@@ -121,7 +121,7 @@ func TestRecordsShowWhatIsStored(t *testing.T) {
 			assertSeen(t, r, nil)
 			assert.Zero(t, r.shown(t))
 			assert.Zero(t, r.SpanID(r.self()))
-			// A goroutine that shares its home.
+			// Ask for a goroutine that shares the home.
 			_, known := r.Shown(r.self() + numHomes)
 			assert.False(t, known)
 			assert.Zero(t, r.SpanID(r.self()+1<<15), "a goroutine that has stored nothing")
@@ -235,15 +235,15 @@ func TestRecordsOfDeadThreads(t *testing.T) {
 	place, err := r.allocate(live)
 	require.NoError(t, err)
 	assert.Equal(t, live, r.record(place).TID)
-	assert.Zero(t, *stateOf(r.record(place))&wire.ProfilingTracePresent, "nothing is left of the dead thread")
+	assert.Zero(t, *stateOf(r.record(place))&wire.ProfilingTracePresent, "the dead thread's record is freed")
 	assert.Len(t, r.records, 1)
 	assert.Len(t, r.free, 3)
 
-	// One of many that are alive.
+	// Only one of many threads is alive.
 	r.sweepAt = 1
 	r.free, r.used = nil, 4
 	_, err = r.allocate(dead + 10)
-	require.Error(t, err, "none is free")
+	require.Error(t, err, "no place is free")
 }
 
 func TestStoreDoesNotAllocate(t *testing.T) {
@@ -255,7 +255,7 @@ func TestStoreDoesNotAllocate(t *testing.T) {
 	r.Store(nil)
 }
 
-// A word that is used by other code is not changed, and spans are no longer published.
+// A word that other code uses is not changed, and spans are no longer published.
 func TestAForeignWordIsLeftAlone(t *testing.T) {
 	l := library(t)
 	fresh := func() *Records {
@@ -278,7 +278,7 @@ func TestAForeignWordIsLeftAlone(t *testing.T) {
 			assert.Equal(t, foreign, threadWord(r.word))
 			assert.ErrorIs(t, r.Err(), errWordInUse)
 			setThreadWord(r.word, 0)
-			assert.False(t, r.Store(random()), "it stays so")
+			assert.False(t, r.Store(random()), "the word stays in use")
 		}
 	})
 	t.Run("another thread pointer", func(t *testing.T) {
@@ -294,15 +294,15 @@ func TestWhatIsNotKnownIsRefused(t *testing.T) {
 	reason := errors.New("the reason")
 	for _, f := range []goruntime.Fact{goruntime.GGoid, goruntime.MProcid, goruntime.GM, goruntime.TLSG} {
 		if _, ok := cWord(); ok && f == goruntime.TLSG {
-			continue // the location of the C variable does not depend on it
+			continue // the C variable's location does not depend on this fact
 		}
 		_, err := newRecords(nil, goruntime.Calibrate().Without(reason, f))
 		assert.ErrorIs(t, err, reason, "%v", f)
 	}
 }
 
-// A record is consistent whenever its thread is interrupted: other
-// threads clear and read it, and a valid record is never a mixture.
+// A record is consistent whenever its thread is interrupted: while other threads clear and read it,
+// a valid record is never a mixture.
 func TestRecordsAreWhole(t *testing.T) {
 	r := library(t).Records()
 	var place atomic.Uint32
@@ -377,7 +377,7 @@ func TestInstall(t *testing.T) {
 	l.SetStorage(wire.ProfilingProcessStorage{ServiceName: "third"}.Encode())
 	assert.Equal(t, "third", storage())
 	l.SetStorage(make([]byte, storageSpace+1))
-	assert.Equal(t, "third", storage(), "what is too long stays out")
+	assert.Equal(t, "third", storage(), "a storage that is too long is not stored")
 	_, err = Install(nil, make([]byte, storageSpace+1), nil)
 	require.Error(t, err)
 	l.Withdraw()
@@ -395,7 +395,7 @@ func TestInstall(t *testing.T) {
 	assert.Equal(t, []string{"r-xp", "rw-p"}, perms)
 }
 
-// If no directory is suitable, the error says for each what failed.
+// If no directory is suitable, the error says what failed in each.
 func TestInstallErrorNamesDirectories(t *testing.T) {
 	one := library(t)
 	l := &Library{records: one.records, storages: [2][]byte{make([]byte, storageSpace), make([]byte, storageSpace)}}
@@ -407,7 +407,7 @@ func TestInstallErrorNamesDirectories(t *testing.T) {
 
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOEXEC, ""); err != nil {
-		t.Skipf("no mounting, which takes CAP_SYS_ADMIN: %v", err)
+		t.Skipf("mounting needs CAP_SYS_ADMIN: %v", err)
 	}
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	err = l.mapFromFirst([]string{dir}, nil)
@@ -428,7 +428,7 @@ func BenchmarkStore(b *testing.B) {
 	r.Store(nil)
 }
 
-// A home that two goroutines have written concurrently is not used.
+// A home that two goroutines wrote concurrently is not used.
 func TestMixedHome(t *testing.T) {
 	r := library(t).Records()
 	locked(func() {

@@ -5,9 +5,9 @@
 
 package apmlib
 
-// store fills the record of the calling thread, and returns its place, the place to
-// which the goroutine has stored before, and the goroutine id. A place of 0 means
-// that the thread has no record yet.
+// store fills the record of the calling thread. It returns the place of that record, the place to
+// which the goroutine stored before, and the goroutine id. A place of 0 means that the thread has
+// no record yet.
 //
 // Sound for the reasons that goruntime gives for its own loads through these offsets.
 // Whatever the word holds, the record is inside r's memory, which stays mapped. Go

@@ -13,9 +13,9 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// store fills the record of the calling thread, and returns its place, the place to
-// which the goroutine has stored before, and the goroutine id. A place of 0 means
-// that the thread has no record yet.
+// store fills the record of the calling thread. It returns the place of that record, the place to
+// which the goroutine stored before, and the goroutine id. A place of 0 means that the thread has
+// no record yet.
 //
 // A thread sees its own stores in program order, and so does a profiler that interrupts it on the
 // same CPU.

@@ -19,17 +19,16 @@ import (
 // Supported reports whether the platform can have thread-local words.
 const Supported = true
 
-// iscgo is the variable of the runtime that is set if threads are created by the C library or a
-// package that replaces it. The runtime promises to keep the name and the type (go.dev/issue/67401).
-// It is set before main and never changes.
+// iscgo is the runtime's variable that is true if threads are created by the C library or a package
+// that replaces it. The runtime promises to keep the name and the type (go.dev/issue/67401). It is
+// set before main and never changes.
 //
 //go:linkname iscgo runtime.iscgo
 var iscgo bool
 
-// threadWord loads the word at an offset from the thread pointer, and setThreadWord
-// stores to it. Sound only if the word is known to exist, see findWord; callers
-// must be pinned. Both stay on the thread on which they start, because Go does not preempt
-// assembly.
+// threadWord loads the word at an offset from the thread pointer, and setThreadWord stores to it.
+// They are sound only if the word is known to exist, see findWord; callers must be pinned. Both
+// stay on the thread on which they start, because Go does not preempt assembly.
 func threadWord(offset int64) uintptr
 
 func setThreadWord(offset int64, v uintptr)
@@ -39,11 +38,11 @@ type wordLocation struct {
 	// offset from the thread pointer.
 	offset int64
 	// inM is the offset of the thread pointer within the runtime's structure of the thread, or 0 if
-	// it does not point there.
+	// it is not inside of that.
 	inM uintptr
 }
 
-// Preallocated, because pinned goroutines return them.
+// These are preallocated because pinned goroutines return them.
 var (
 	errWordInUse       = errors.New("the thread-local word is in use")
 	errNotInM          = errors.New("the thread pointer does not point into the runtime's structure of the thread")
@@ -109,7 +108,7 @@ func onThreads(n int, f func(n int) error) error {
 	all.Add(n)
 	for i := range n {
 		done.Go(func() {
-			// Unlocked, so that the thread survives: C may have created it.
+			// The thread is unlocked later, so that it survives: C may have created it.
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			all.Done()

@@ -5,6 +5,6 @@
 // linknames and memory system calls are allowed, how the modules refer to each other, and what the
 // workflows may run.
 //
-// Its tables are the only place where these rules are written down. Changing a table changes the
-// design, which the review must approve.
+// The tables in this package are the only place where these rules are written down. Changing a
+// table changes the design, which the review must approve.
 package architecture

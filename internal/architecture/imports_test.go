@@ -41,7 +41,7 @@ var never = []struct{ importers, imported, reason string }{
 	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler must not get the SDK with its reader"},
 	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "readers share only formats and the ring with writers"},
 	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "the command line tool publishes nothing"},
-	{"scopedattr/contextattr", "otel/sdk otel/trace otel/log otel/metric internal/goruntime x/sys", "a library that sets attributes links the API alone"},
+	{"scopedattr/contextattr", "otel/sdk otel/trace otel/log otel/metric internal/goruntime x/sys", "a library that sets attributes links only the API"},
 	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling instrumentation reader cmd/otelctx", "stretchr/testify go.uber.org/goleak", "these are only for tests"},
 }
 
@@ -103,7 +103,7 @@ func TestExamplesUseThePublicAPI(t *testing.T) {
 	}
 }
 
-// Each public package has an example, and all examples are run: they say what they print.
+// Each public package has an example, and every example has an output, so that it is run.
 func TestPublicPackagesHaveExamples(t *testing.T) {
 	examples := map[string][]*doc.Example{}
 	for _, f := range readTree(t).files {
@@ -136,7 +136,7 @@ func TestLinked(t *testing.T) {
 			}
 			for _, n := range never {
 				if contains(n.importers, name) && (contains(n.imported, short(path)) || contains(n.imported, short(moduleOf(path, known)))) {
-					t.Errorf("%s gets %s: %s", name, path, n.reason)
+					t.Errorf("%s links %s: %s", name, path, n.reason)
 				}
 			}
 		}
@@ -165,7 +165,7 @@ func (tr tree) dependencies(t *testing.T) map[string]row {
 	t.Helper()
 	out, err := dependenciesOnce()
 	require.NoError(t, err)
-	require.Len(t, out, len(linked), "each package is listed")
+	require.Len(t, out, len(linked), "every package must be listed")
 	return out
 }
 

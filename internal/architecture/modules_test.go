@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// requirements lists the modules that the library's go.mod requires, and thus every service that
-// uses it. Modules that only tests import are included.
+// requirements lists the modules that the library's go.mod requires, and that every service with
+// the library therefore requires. Modules that only tests import are included.
 var requirements = map[string]string{
 	"library": "otel otel/log otel/metric otel/sdk otel/trace proto/otlp proto/otlp/processcontext/v1development protobuf x/sys",
 	"tests":   "google/pprof stretchr/testify otel/sdk/log otel/sdk/metric go.uber.org/goleak go.yaml.in/yaml/v3",
@@ -74,25 +74,25 @@ func TestReplacements(t *testing.T) {
 	for _, m := range modules {
 		replaced := map[string]string{}
 		for _, r := range m.Replace {
-			assert.Empty(t, r.Old.Version+r.New.Version, "%s: replace %s whatever its version, by a directory", m.dir, r.Old.Path)
+			assert.Empty(t, r.Old.Version+r.New.Version, "%s: replace every version of %s by a directory", m.dir, r.Old.Path)
 			replaced[r.Old.Path] = path.Join(m.dir, r.New.Path)
 		}
 		for p, dir := range replaced {
-			assert.Equal(t, dirs[p], dir, "%s: where %s is", m.dir, p)
+			assert.Equal(t, dirs[p], dir, "%s: directory of %s", m.dir, p)
 		}
 		for _, r := range m.Require {
 			if _, own := dirs[r.Path]; own {
-				assert.Contains(t, replaced, r.Path, "%s: the project's own modules are replaced", m.dir)
-				assert.Equal(t, "v0.0.0", r.Version, "%s: the version of %s is that of the tree", m.dir, r.Path)
+				assert.Contains(t, replaced, r.Path, "%s: exactly the project's own modules must be replaced", m.dir)
+				assert.Equal(t, "v0.0.0", r.Version, "%s: the version of %s must be the tree's", m.dir, r.Path)
 			}
 		}
 		if m.dir != "." && strings.HasPrefix(m.Module.Path, modulePath) {
-			assert.Equal(t, modulePath+"/"+m.dir, m.Module.Path, "a module is named by its directory")
+			assert.Equal(t, modulePath+"/"+m.dir, m.Module.Path, "a module's path must end with its directory")
 		}
 	}
 }
 
-// A module that is missing in the Makefile's list is never tested.
+// A module that is missing from the Makefile's list is never tested.
 func TestModulesAreTested(t *testing.T) {
 	tr := readTree(t)
 	makefile, err := os.ReadFile(filepath.Join(tr.root, "Makefile"))

@@ -26,7 +26,7 @@ var reserved = map[string]string{
 	// C: a thread-local variable for programs that use cgo anyway, and programs that tests run.
 	"C": "internal/apmlib/cgoword instrumentation/testdata/library internal/goruntime/testdata/probe spanctx/testdata/cgo " +
 		"internal/testing/burner/service internal/testing/parker cmd/otelctx/internal/profile/symbols/testdata/cgo benchmarks/wild",
-	// C files: the same, the BPF program, and a reader for C programmers.
+	// C files: the programs above, the BPF program, and a reader for C programmers.
 	".c": "instrumentation/testdata/library internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/kernel/sampler example/creader " +
 		"cmd/otelctx/internal/hostile/testdata collector/otelctxreceiver/testdata cmd/otelctx/testdata/mapper " +
 		// Publishers in C.
@@ -41,17 +41,17 @@ var reserved = map[string]string{
 // runtime's consent.
 var linknames = map[string]string{
 	"internal/apmlib": "runtime.iscgo",
-	// Injected into a package that this one imports; NewTracerProvider calls it.
+	// The function is injected into a package that this one imports; NewTracerProvider calls it.
 	"instrumentation":    "github.com/otelctx/otelctx/instrumentation.provider",
 	"internal/goruntime": "runtime.procPin runtime.procUnpin runtime/pprof.runtime_getProfLabel runtime/pprof.runtime_setProfLabel",
 }
 
-// memoryCalls lists which code, outside tests, creates or changes mappings or reads another
-// process's memory, and by which names of x/sys/unix and syscall.
+// memoryCalls lists the code outside of tests that creates or changes mappings or reads another
+// process's memory, and the names of x/sys/unix and syscall that it uses for that.
 var memoryCalls = map[string]string{
 	"internal/vma":       "Madvise MemfdCreate Mmap MmapPtr Munmap SYS_PRCTL",
 	"internal/remotemem": "ProcessVMReadv",
-	// Not about memory: resumes a command that was stopped before its first instruction.
+	// This is not about memory: it resumes a command that was stopped before its first instruction.
 	"cmd/otelctx/internal/kernel/launch": "PtraceCont PtraceDetach",
 	// Perf event buffers.
 	"cmd/otelctx/internal/kernel/sampler": "Mmap Munmap",

@@ -43,7 +43,7 @@ type file struct {
 }
 
 // readTree returns the project, which callers must not modify. It skips the test in the module
-// cache, which has the library's module but not the rest of the project.
+// cache, which contains the library's module but not the rest of the project.
 func readTree(t *testing.T) tree {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join("..", "..", "cmd", "otelctx", "go.mod")); err != nil {

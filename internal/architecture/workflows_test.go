@@ -46,15 +46,15 @@ func TestWorkflows(t *testing.T) {
 			text, err := os.ReadFile(name)
 			require.NoError(t, err)
 			var w workflow
-			require.NoError(t, yaml.Unmarshal(text, &w), "permissions one by one")
-			assert.Equal(t, readOnly, w.Permissions, "a workflow says what it may")
+			require.NoError(t, yaml.Unmarshal(text, &w), "permissions must be listed individually")
+			assert.Equal(t, readOnly, w.Permissions, "a workflow must declare its permissions")
 			require.NotEmpty(t, w.Jobs)
 			for name, job := range w.Jobs {
-				assert.NotZero(t, job.TimeoutMinutes, "job %s ends", name)
+				assert.NotZero(t, job.TimeoutMinutes, "job %s must have a timeout", name)
 				if job.Permissions != nil {
 					assert.Equal(t, readOnly, job.Permissions, "job %s", name)
 				}
-				assert.True(t, job.Uses.IsZero(), "job %s is another workflow, which can do what it likes", name)
+				assert.True(t, job.Uses.IsZero(), "job %s calls another workflow, whose content is not checked", name)
 				for _, step := range job.Steps {
 					if step.Uses.IsZero() {
 						continue

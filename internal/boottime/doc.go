@@ -5,5 +5,5 @@
 // nanoseconds since the machine started, including suspension, and is the same in every process of
 // a time namespace.
 //
-// It imports no other package of otelctx.
+// The package imports no other package of otelctx.
 package boottime

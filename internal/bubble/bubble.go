@@ -11,16 +11,16 @@ import (
 	"sync"
 )
 
-// leaving serializes calls of Outside from bubbles. left signals that f has returned; the channel is
-// made outside any bubble, so both sides may use it.
+// leaving serializes calls of Outside from bubbles. left signals that f has returned; the channel
+// is created outside any bubble, so both sides may use it.
 var (
 	leaving sync.Mutex
 	left    = make(chan struct{})
 )
 
-// Outside calls f and waits for it. Called in a bubble, it runs f on a goroutine outside, so that
-// goroutines, channels and timers that f creates are outside too. It runs the garbage collector for
-// that, because cleanup functions run outside any bubble.
+// Outside calls f and waits for it to return. When called in a bubble, it runs f on a goroutine
+// outside, so that goroutines, channels and timers created by f are outside, too. For that it runs
+// the garbage collector, because cleanup functions run outside any bubble.
 func Outside(f func()) {
 	if !In() {
 		f()

@@ -5,5 +5,5 @@
 
 package bubble
 
-// In returns false: nothing on this platform has goroutines to keep out of a bubble.
+// In returns false: on this platform otelctx has no goroutines to keep out of a bubble.
 func In() bool { return false }

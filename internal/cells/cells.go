@@ -28,7 +28,7 @@ type Ref = wire.Ref
 // passed to Start.
 type Ancestors = [wire.Ancestors]Ref
 
-const _ = -(wire.Ancestors ^ 3) // All three are spelled out below, and in gorecord.
+const _ = -(wire.Ancestors ^ 3) // This file and gorecord handle the three ancestors one by one.
 
 // Span is the content of a cell.
 type Span struct {
@@ -80,8 +80,8 @@ type Table struct {
 // never repeats a Ref of a closed table that a goroutine may still hold.
 var generations atomic.Uint64
 
-// lateGenerations is the distance of the next table from that version: spans that start while their
-// table is being closed may still use some.
+// lateGenerations is the distance between that version and the next table's: spans that start while
+// their table is being closed may still use some versions.
 const lateGenerations = 1 << 16 * wire.RefGeneration
 
 // local is the part of the table that belongs to one P: only a goroutine pinned to that P stores to it.
@@ -101,13 +101,13 @@ const (
 // Options connect a table to the code that publishes its spans.
 type Options struct {
 	// Spare reports whether the goroutine that started the span, given by its id and g, still
-	// publishes it. Such spans are evicted last.
+	// publishes the span. Such spans are evicted last.
 	Spare func(r Ref, goid uint64, g uintptr) bool
-	// Evict ends a live span by [Table.End] to make room. It reports false if another goroutine ended
-	// the span first. Evict should first withdraw the data that readers use without checking the cell,
-	// because a concurrent End of the span returns as soon as the cell has ended.
+	// Evict ends a live span by [Table.End] to make room. It returns false if another goroutine
+	// ended the span first. Evict should first withdraw the data that readers use without checking
+	// the cell, because a concurrent End of the span returns as soon as the cell has ended.
 	//
-	// Neither may be nil. Both are called while the caller is pinned.
+	// Neither Spare nor Evict may be nil. Both are called while the caller is pinned.
 	Evict func(Ref) bool
 	// Heap keeps the cells on the heap, where other processes do not find them.
 	Heap bool
@@ -136,8 +136,8 @@ func New(o Options) (t *Table, err error) {
 // Address returns the address of the table's header.
 func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
 
-// Close withdraws the table from other processes. End all live spans first: cells on the heap would
-// stay live. Spans that are started during or after Close have no effect.
+// Close withdraws the table from other processes. End all live spans first: otherwise cells on the
+// heap stay live. Spans that are started during or after Close have no effect.
 func (t *Table) Close() error {
 	highest := t.base
 	for i := range t.cells[:t.Used()] {
@@ -265,7 +265,7 @@ func (t *Table) Reserve(p int) Ref {
 	}
 	// Generations start at the base plus 1, so that no Ref is 0.
 	next := max(atomic.LoadUint64(&c.Version), t.base)&^(wire.RefGeneration-1) + wire.RefGeneration + uint64(i)<<wire.RefIndexShift
-	// Readers see the new version before the cell changes.
+	// Readers must see the new version before the cell changes.
 	ordered.PutFirst(&c.Version, next|wire.CellOver)
 	return Ref(next)
 }
@@ -275,7 +275,7 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 	c := t.cell(r)
 	if invariants.Enabled {
 		v := atomic.LoadUint64(&c.Version)
-		invariants.Check(v == uint64(r)|wire.CellOver || t.closed(), "a cell is its own until it is committed")
+		invariants.Check(v == uint64(r)|wire.CellOver || t.closed(), "a reserved cell is committed only once, by its owner")
 		for _, ancestor := range s.Ancestors {
 			invariants.Check(ancestor != r, "no span is its own ancestor")
 		}
@@ -311,15 +311,15 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 	ordered.Put(entry, uint64(r))
 }
 
-// Barrier orders a Commit before the caller's next loads. Any other atomic read-modify-write operation
-// between the two does so too.
+// Barrier orders a Commit before the caller's next loads. Any other atomic read-modify-write
+// operation between the two has the same effect.
 func (t *Table) Barrier(r Ref) { atomic.AddUint64(&t.cell(r).Version, 0) }
 
 // Free puts the cell of a span that the caller has ended into the shared queue. The cell still
 // describes the span until it is reused.
 func (t *Table) Free(r Ref) {
 	t.checkEnded(r)
-	// Pinned, because a goroutine that is preempted during a push blocks the queue for all others.
+	// Pin, because a goroutine that is preempted during a push blocks the queue for all others.
 	goruntime.Pin()
 	t.free.push(r.Index())
 	goruntime.Unpin()
@@ -329,11 +329,11 @@ func (t *Table) Free(r Ref) {
 // replaced, so that the state of cells is lost.
 func (t *Table) closed() bool { return atomic.LoadUint32(&t.header.Magic) == 0 }
 
-// checkEnded checks that a cell is freed once, after its span has ended.
+// checkEnded checks that a cell is freed only once, after its span has ended.
 func (t *Table) checkEnded(r Ref) {
 	if invariants.Enabled {
 		v := atomic.LoadUint64(&t.cell(r).Version)
-		invariants.Check(v == uint64(r)|wire.CellOver || t.closed(), "a cell is given back once, when its span is over")
+		invariants.Check(v == uint64(r)|wire.CellOver || t.closed(), "a cell is freed once, after its span has ended")
 	}
 }
 
@@ -347,8 +347,8 @@ func (t *Table) All(f func(Ref)) {
 }
 
 // SetThread stores the thread whose slot publishes a span for the calling goroutine, which has this
-// id, or 0 if the goroutine has published another span. Slots of other threads that name the span are
-// then out of date. SetThread does nothing if another goroutine started the span, or if the cell
+// id, or 0 if the goroutine has published another span. Slots of other threads that name the span
+// are then outdated. SetThread does nothing if another goroutine started the span, or if the cell
 // describes another span. The span may have ended.
 func (t *Table) SetThread(r Ref, goid uint64, tid uint32) {
 	if r == 0 {

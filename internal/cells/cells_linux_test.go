@@ -40,7 +40,7 @@ func TestEmptyTable(t *testing.T) {
 	assert.Zero(t, table.Find(sdkspan.Key{SpanID: 1}))
 }
 
-// A reserved cell describes no span until it is committed, and is reserved once.
+// A reserved cell describes no span until it is committed, and cannot be reserved again.
 func TestReserveShowsNothing(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // warm cells are those of a P
 	table, _ := newTable(t, true, nil)
@@ -56,7 +56,7 @@ func TestReserveShowsNothing(t *testing.T) {
 		assert.False(t, table.Live(ref) || table.End(ref) || table.Load(ref, new(Span)), "%#x", ref)
 	}
 	assert.Empty(t, table.live())
-	assert.Zero(t, table.ancestorsOf(first), "the cell is another one's")
+	assert.Zero(t, table.ancestorsOf(first), "the cell belongs to another span")
 	s := spanOf(r)
 	table.Commit(p, r, &s)
 	assert.NoError(t, table.checkLive(r))
@@ -101,7 +101,7 @@ func TestNextTableRepeatsNoRef(t *testing.T) {
 			table.end(last, n%2 == 0)
 		}
 		require.NoError(t, table.Close())
-		late := table.start() // by a goroutine that does not know yet
+		late := table.start() // by a goroutine that has not noticed Close
 		require.False(t, refs[late])
 		refs[late] = true
 	}
@@ -166,7 +166,7 @@ func TestFreeCellsRest(t *testing.T) {
 		require.True(t, table.end(table.start(), false))
 	}
 	assert.Zero(t, table.ancestorsOf(r))
-	assert.LessOrEqual(t, int(table.Used()), minQueued+2, "cells are used again")
+	assert.LessOrEqual(t, int(table.Used()), minQueued+2, "cells are reused")
 }
 
 // If two goroutines end a span at the same time, one of them frees its cell.
@@ -234,8 +234,7 @@ func TestFindTellsTracesApart(t *testing.T) {
 	}
 }
 
-// A span is found from every P, wherever it was started, also on Ps that the table does not
-// know.
+// A span is found from every P, wherever it was started, even on Ps that the table does not know.
 func TestFindAcrossProcessors(t *testing.T) {
 	for _, live := range []int{10, localEntries, 10_000} {
 		table, evicted := newTable(t, true, nil)
@@ -254,7 +253,7 @@ func TestFindAcrossProcessors(t *testing.T) {
 	}
 }
 
-// More goroutines than there are Ps, and more Ps than there were when the table was made.
+// There are more goroutines than Ps, and more Ps than when the table was created.
 func TestFindAfterGOMAXPROCSWasRaised(t *testing.T) {
 	table, _ := newTable(t, true, nil)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(len(table.locals) + 4))
@@ -284,7 +283,7 @@ func TestFindAfterGOMAXPROCSWasRaised(t *testing.T) {
 					return
 				}
 				if !table.end(r, n%2 == 0) {
-					t.Error("another goroutine has ended it")
+					t.Error("another goroutine has ended the span")
 					return
 				}
 			}
@@ -307,10 +306,10 @@ func TestLeakedSpans(t *testing.T) {
 		return int64(m.HeapAlloc)
 	}
 	const leaked, shownSpans = 200_000, 100
-	spared := map[Ref]bool{} // not changed once spans are evicted
+	spared := map[Ref]bool{} // constant once spans are evicted
 	table, evicted := newTable(t, false, func(r Ref, goid uint64, _ uintptr) bool {
 		if s := spanOf(r); goid != s.Goid {
-			t.Errorf("%#x is asked for with goroutine %d", r, goid)
+			t.Errorf("Spare was called for %#x with goroutine %d", r, goid)
 		}
 		return spared[r]
 	})
@@ -331,12 +330,12 @@ func TestLeakedSpans(t *testing.T) {
 	assert.Less(t, heap()-before, int64(1<<20))
 	assert.EqualValues(t, Capacity, table.Used())
 	live := table.live()
-	assert.Len(t, evicted.all(t), leaked+shownSpans-len(live), "each evicted span was passed to Evict")
+	assert.Len(t, evicted.all(t), leaked+shownSpans-len(live), "every evicted span must be passed to Evict")
 	assert.Greater(t, len(live), Capacity*9/10)
 	for r := range spared {
-		assert.True(t, live[r], "%#x is shown and was evicted", r)
+		assert.True(t, live[r], "%#x was evicted although its starter publishes it", r)
 	}
-	// Those that are live are the later ones.
+	// The live spans are the later ones.
 	old := 0
 	var s Span
 	for r := range live {
@@ -405,7 +404,7 @@ func TestQueueUnderContention(t *testing.T) {
 	var q queue
 	const capacity = 64
 	q.init(capacity)
-	q.head.Store(1<<32 - 1000*capacity) // turns begin again while it runs
+	q.head.Store(1<<32 - 1000*capacity) // the turns wrap around during the test
 	q.tail.Store(1<<32 - 1000*capacity)
 	for n := range uint32(capacity) {
 		q.entries[n].sequence.Store(uint32(1<<32-1000*capacity) + n)
@@ -419,7 +418,7 @@ func TestQueueUnderContention(t *testing.T) {
 			for n := range testenv.Rounds(50_000, 1_000_000) {
 				if number, ok := q.pop(); ok {
 					if !held[number].CompareAndSwap(false, true) {
-						t.Errorf("%d is there twice", number)
+						t.Errorf("%d is in the queue twice", number)
 						return
 					}
 					own = append(own, number)
@@ -625,7 +624,7 @@ func TestNothingAllocates(t *testing.T) {
 		table.Commit(p, r, &s)
 		goruntime.Unpin()
 		if table.Find(s.Key) != r || !table.End(r) {
-			t.Error("it is not live")
+			t.Error("the span is not live")
 		}
 		table.Barrier(r)
 		table.FreeWarm(goruntime.Pin(), r)

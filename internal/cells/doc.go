@@ -4,10 +4,10 @@
 // Package cells describes each live span of the process in one cell, in memory that other
 // processes read.
 //
-// A span has the same cell from Start to End. A [Ref] names the cell during that time: it
-// consists of the cell's number and a generation. Every place that publishes the span holds its
-// Ref, and one compare-and-swap of the cell's version ([Table.End]) ends the span in all of them.
-// So no list of those places is needed, and a span that never ends costs its cell and nothing else.
+// A span has the same cell from Start to End. A [Ref] names the cell during that time: it consists
+// of the cell's number and a generation. Every place that publishes the span holds its Ref, and one
+// compare-and-swap of the cell's version ([Table.End]) ends the span in all of them. So no list of
+// those places is needed, and a span that never ends occupies its cell and nothing else.
 //
 // # Concurrency
 //
@@ -19,9 +19,9 @@
 // # Allocation
 //
 // Each P has a small stack of free cells (last in, first out), which are likely to be in the CPU
-// cache. All other free cells are in a shared queue (first in, first out), so that the cell of a span
-// that ended on another goroutine still describes that span for a while. When no cell is free, the
-// oldest of eight spans is evicted. Spans that are the position of their starter are evicted last.
+// cache. All other free cells are in a shared queue (first in, first out), so that the cell of a
+// span that ended on another goroutine still describes that span for a while. When no cell is free,
+// the oldest of eight spans is evicted. Spans whose starter is still in them are evicted last.
 //
 // # Lookup by id
 //

@@ -10,8 +10,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// minQueued is the number of cells in the free queue before one is reused, as long as there are unused
-// cells.
+// minQueued is the minimum number of cells in the free queue before one is reused, as long as there
+// are unused cells.
 const minQueued = 1024
 
 // takeWarm pops a cell from the stack of a P. The caller must be pinned to that P.
@@ -75,8 +75,8 @@ const (
 	evictAttempts = 16
 )
 
-// evictOldest ends the oldest of eight spans and returns its cell. It skips groups of eight in which
-// all spans are still published by their starters, except on the last attempt.
+// evictOldest ends the oldest of eight spans and returns its cell. It skips groups of eight in
+// which all spans are still published by their starters, except on the last attempt.
 func (t *Table) evictOldest() (uint32, bool) {
 	for attempt := range evictAttempts {
 		first := t.hand.Add(bucketSize)
@@ -100,11 +100,11 @@ func (t *Table) evictOldest() (uint32, bool) {
 	return 0, false
 }
 
-// publishedBit is a bit of age that makes the span the last to be evicted.
+// publishedBit is a bit of age that makes a span one of the last to be evicted.
 const publishedBit = 1 << 63
 
-// age returns the order of eviction: the span with the lowest value goes first. That is the start
-// time, with the bit publishedBit if the goroutine that started the span still publishes it.
+// age returns the order of eviction: the span with the lowest value is evicted first. The value is
+// the start time, with publishedBit set if the goroutine that started the span still publishes it.
 func (t *Table) age(r Ref) uint64 {
 	c := t.cell(r)
 	age := atomic.LoadUint64(&c.Start) &^ publishedBit

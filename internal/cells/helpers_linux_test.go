@@ -30,7 +30,7 @@ type evicted struct {
 
 func (e *evicted) add(r Ref) { e.refs[e.n.Add(1)-1] = r }
 
-// all returns them, and fails the test if one is there twice.
+// all returns the evicted spans, and fails the test on a duplicate.
 func (e *evicted) all(t testing.TB) map[Ref]bool {
 	t.Helper()
 	all := map[Ref]bool{}
@@ -45,7 +45,7 @@ func (e *evicted) all(t testing.TB) map[Ref]bool {
 
 func spareNone(Ref, uint64, uintptr) bool { return false }
 
-// newTable returns a table that is closed when the test ends, and what it evicts. Spare
+// newTable returns a table that is closed when the test ends, and the spans that it evicts. Spare
 // may be nil.
 func newTable(t testing.TB, heap bool, spare func(Ref, uint64, uintptr) bool) (*Table, *evicted) {
 	t.Helper()
@@ -77,8 +77,8 @@ func mix(x uint64) uint64 {
 }
 
 // spanOf returns the span that tests start in a cell. It is a function of the Ref, so a goroutine
-// that has the Ref can compute the expected content of the cell. There are two goroutine ids, since
-// consecutive spans in a cell often have the same.
+// that has the Ref can compute the expected content of the cell. There are only two goroutine ids,
+// so that consecutive spans in a cell often have the same one.
 func spanOf(r Ref) Span {
 	x := uint64(r)
 	return Span{
@@ -131,7 +131,7 @@ func (t *Table) freeCell(r Ref, warm bool) {
 	}
 }
 
-// rounds is [testenv.Rounds], less with the race detector, which makes all this slower.
+// rounds is [testenv.Rounds], reduced with the race detector, which makes these tests slower.
 func rounds(usually, all int) int {
 	n := testenv.Rounds(usually, all)
 	if testenv.Race {
@@ -140,7 +140,8 @@ func rounds(usually, all int) int {
 	return n
 }
 
-// moreProcessors makes the kernel switch between goroutines too, not only the scheduler.
+// moreProcessors raises GOMAXPROCS, so that not only the scheduler but also the kernel switches
+// between goroutines.
 func moreProcessors(t *testing.T) {
 	t.Helper()
 	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))
@@ -156,7 +157,7 @@ func (t *Table) ancestorsOf(r Ref) Ancestors {
 	return l.ancestors
 }
 
-// live returns all spans that the table has.
+// live returns all live spans of the table.
 func (t *Table) live() map[Ref]bool {
 	all := map[Ref]bool{}
 	t.All(func(r Ref) { all[r] = true })

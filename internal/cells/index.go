@@ -10,8 +10,8 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// hash returns a hash of id with this number of bits, to which all bits of id contribute. W3C ids are
-// random; the multiplication is for generators that count.
+// hash returns a hash of id with this number of bits, to which all bits of id contribute. W3C ids
+// are random; the multiplication is for id generators that count.
 func hash(id uint64, size uint) uint64 { return id * 0x9E3779B97F4A7C15 >> (64 - size) }
 
 // Find returns the live span with key k, or 0.
@@ -19,7 +19,7 @@ func (t *Table) Find(k sdkspan.Key) Ref {
 	p := goruntime.Pin()
 	goruntime.Unpin()
 	h := hash(k.SpanID, localBits)
-	for i := range t.locals { // this P first
+	for i := range t.locals { // this P's index comes first
 		if r := Ref(atomic.LoadUint64(&t.locals[(p+i)%len(t.locals)].index[h])); t.Is(r, k) {
 			return r
 		}

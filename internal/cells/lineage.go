@@ -21,7 +21,7 @@ type lineage struct {
 	before    Position
 }
 
-// lineage fills l, and reports false if the cell was reused for another span.
+// lineage fills l. It returns false if the cell was reused for another span.
 func (t *Table) lineage(r Ref, l *lineage) bool {
 	if r == 0 {
 		return false
@@ -86,9 +86,9 @@ func contains(refs *Ancestors, r Ref) bool {
 	return r != 0 && (refs[0] == r || refs[1] == r || refs[2] == r)
 }
 
-// Nearest returns the current position of a goroutine that was at a position: the same one while its
-// span is live, otherwise the nearest live ancestor, or 0. known is false if the cell was reused for
-// another span.
+// Nearest returns the current position of a goroutine that was at a position: that same position
+// while its span is live, otherwise the nearest live ancestor, or 0. known is false if the cell was
+// reused for another span.
 func (t *Table) Nearest(position Position, goid uint64) (next Position, known bool) {
 	if position == 0 || t.Live(position.Ref()) {
 		return position, true
@@ -122,7 +122,8 @@ func (t *Table) NearestOf(ancestors *Ancestors, position Position) Position {
 // Leave returns the new position of a goroutine that has just ended a span, and whether the goroutine
 // was in that span or in a descendant of it that it had started.
 func (t *Table) Leave(position Position, span Ref, goid uint64) (next Position, left bool) {
-	// The usual case: the goroutine started the span that it is in, and returns to a live span or to none.
+	// In the usual case, the goroutine started the span that it is in, and returns to a live span
+	// or to none.
 	if c := t.cell(span); position == Position(span) && atomic.LoadUint64(&c.Goid) == goid {
 		if next = Position(atomic.LoadUint64(&c.Before)); next == 0 || t.Live(next.Ref()) {
 			return next, true
@@ -145,7 +146,7 @@ func (t *Table) leave(position Position, span Ref, goid uint64) (next Position, 
 		}
 		within, known := t.descends(l.ancestors, span)
 		if !known {
-			return 0, true // It may be in a descendant of span. Missing is better than wrong.
+			return 0, true // It may be in a descendant of span: a missing span is better than a wrong one.
 		}
 		if !within {
 			break

@@ -19,8 +19,9 @@ import (
 
 var seed = flag.Uint64("seed", 0, "seed of TestModel; 0 is a random one")
 
-// TestModel runs goroutines that start, end, look up and hand over spans at random, determined by the
-// seed. It compares each answer of the table with a map of the spans of each goroutine.
+// TestModel runs goroutines that start, end, look up and hand over spans in a random order
+// determined by the seed. It compares each answer of the table with a map of the spans of each
+// goroutine.
 func TestModel(t *testing.T) {
 	for _, tt := range []struct {
 		workers int
@@ -64,7 +65,7 @@ func TestModel(t *testing.T) {
 			}
 			assert.Equal(t, want, table.live())
 			assert.Empty(t, evicted.all(t), "there was room for all")
-			// Cells are neither lost nor there twice.
+			// Cells are neither lost nor duplicated.
 			for r := range want {
 				require.True(t, table.end(r, false))
 			}
@@ -86,7 +87,7 @@ type modelWorker struct {
 	*model
 
 	random *rand.Rand
-	// live are the spans that only this goroutine ends, dead some that have ended.
+	// live are the spans that only this goroutine ends. dead are some spans that have ended.
 	live, dead []Ref
 }
 
@@ -107,7 +108,7 @@ func (w *modelWorker) step() error {
 		}
 		want := spanOf(r)
 		if e := w.table.ancestorsOf(r); e != want.Ancestors {
-			return fmt.Errorf("%#x, which is over and not free, is within %x", r, e)
+			return fmt.Errorf("%#x, which has ended and whose cell is not free, has ancestors %x", r, e)
 		}
 		w.table.freeCell(r, w.random.IntN(2) != 0)
 		if len(w.dead) < maxLive {
@@ -169,12 +170,12 @@ func (t *Table) checkDead(r Ref) error {
 		"LocalRoot": root != 0 || endpoint != 0, "End": t.End(r),
 	} {
 		if wrong {
-			return fmt.Errorf("%#x is over: wrong answer of %s", r, what)
+			return fmt.Errorf("%#x has ended: wrong answer of %s", r, what)
 		}
 	}
 	// Its ancestors are known until the cell is reused.
 	if e := t.ancestorsOf(r); e != was.Ancestors && e != (Ancestors{}) {
-		return fmt.Errorf("%#x, which is over, is within %x", r, e)
+		return fmt.Errorf("%#x, which has ended, has ancestors %x", r, e)
 	}
 	return nil
 }

@@ -39,9 +39,9 @@ func Use() bool {
 // For equal keys attrs win over ctx, and later attrs over earlier ones. ctx itself does not
 // change.
 //
-// Attributes without a key are dropped. If no attribute is left, ctx is returned. A
-// nil ctx stands for [context.Background]. attrs may be reused after the call. Until [Use] is
-// called With returns ctx unchanged, just as the API does nothing without an SDK.
+// Attributes without a key are dropped. If no attribute is left, ctx is returned. A nil ctx stands
+// for [context.Background]. attrs may be reused after the call. Until [Use] is called, With returns
+// ctx unchanged, just as the API does nothing without an SDK.
 func With(ctx context.Context, attrs ...attribute.KeyValue) context.Context {
 	if ctx == nil {
 		ctx = context.Background()

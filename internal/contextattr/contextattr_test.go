@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 )
 
-// Contexts without attributes. The tests of package scopedattr cover those with
+// Contexts without attributes have no Scope. The tests of package scopedattr cover contexts with
 // attributes.
 func TestFromWithoutScope(t *testing.T) {
 	for _, ctx := range []context.Context{nil, context.Background(), context.WithValue(context.Background(), contextKey{}, "no scope")} {

@@ -31,8 +31,8 @@ var block = regexp.MustCompile("(?ms)^ *```go\n(.*?)^ *```$")
 // benchmarks is the module that requires the libraries of real services.
 const benchmarks = "benchmarks"
 
-// modules says in which module a document's code is compiled, if not in the library's. Declarations
-// that the code relies on are in testdata, in a directory with the module's name.
+// modules says in which module a document's code is compiled, if that is not the library's. The
+// declarations that the code relies on are in testdata, in a directory with the module's name.
 var modules = map[string]string{
 	"docs/getting-started.md": benchmarks,
 	"docs/migration.md":       benchmarks,
@@ -96,7 +96,7 @@ func vet(t *testing.T, module, name, code string) {
 	assert.NoError(t, err, "%s\n%s", out, code)
 }
 
-// A block of Go code with a package clause of main is a program. Any other block is the body of a
+// A block of Go code that is in package main is a program. Any other block is the body of a
 // function.
 func TestCodeCompiles(t *testing.T) {
 	functions := map[string]*strings.Builder{}
@@ -172,7 +172,7 @@ func TestLinks(t *testing.T) {
 			_, err := os.Stat(filepath.Join(root, filepath.FromSlash(to)))
 			assert.NoError(t, err, "%s links to %s", document, match[1])
 			if text, ok := documents[to]; ok && anchor != "" {
-				assert.True(t, anchors(text)[anchor], "%s links to %s: there is no such heading", document, match[1])
+				assert.True(t, anchors(text)[anchor], "%s links to %s: no such heading", document, match[1])
 			}
 		}
 	}
@@ -190,8 +190,8 @@ var identifier = regexp.MustCompile("`((?:internal|cmd|benchmarks|collector|docs
 // release matches the URL path of a release that may not exist yet.
 var release = regexp.MustCompile(`/v(?:X\.Y\.Z|\d+\.\d+\.\d+)`)
 
-// Files and packages that documents name must exist. The changelog is exempt: it names removed
-// ones.
+// Files and packages that documents name must exist. The changelog is exempt because it names
+// removed ones.
 func TestPaths(t *testing.T) {
 	paths := 0
 	for document, text := range readDocuments(t) {

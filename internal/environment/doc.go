@@ -1,12 +1,12 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package environment reads the environment variables by which operators configure otelctx. It has
-// their names and descriptions, and parses their values. The table in docs/no-code.md is generated
-// from [All].
+// Package environment reads the environment variables with which operators configure otelctx. It
+// holds their names and descriptions, and parses their values. The table in docs/no-code.md is
+// generated from [All].
 //
-// An invalid value is reported to [otel.Handle] once per process, however many providers read it, and
-// otherwise ignored.
+// An invalid value is reported to [otel.Handle] once per process, regardless of how many providers
+// read it, and otherwise ignored.
 //
 // The package does not know what otelctx does with a value.
 package environment

@@ -19,7 +19,7 @@ type Variable struct {
 	Name string
 	// Values describes the valid values, and Default the value if the variable is not set.
 	Values, Default string
-	// Does describes the effect.
+	// Does describes what the variable does.
 	Does string
 	// Option is the option that overrides the variable in code.
 	Option string

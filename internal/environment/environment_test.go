@@ -46,8 +46,8 @@ func TestTable(t *testing.T) {
 	assert.Equal(t, table.String(), string(text[found[0]:found[1]]), "go test ./internal/environment -update")
 }
 
-// Variables with the prefix OTELCTX_ are read only in this package. Names of mappings and variables of
-// tests have the same prefix.
+// Variables with the prefix OTELCTX_ are read only in this package. Names of mappings and test
+// variables have the same prefix.
 func TestOneOwner(t *testing.T) {
 	others := regexp.MustCompile(`^OTELCTX_(TEST_.*|APM|SPANS|NAMES|THREADLOCAL|G?SLOTS)$`)
 	known := map[string]bool{}
@@ -133,7 +133,7 @@ func TestList(t *testing.T) {
 	assert.Empty(t, variable.List())
 }
 
-// A value counts only if it has a valid member.
+// A value is used only if it has a valid member.
 func TestMembers(t *testing.T) {
 	handled(t)
 	for value, want := range map[string][]string{

@@ -35,9 +35,9 @@ const (
 	maxLabels, maxLabelKey, maxLabelValue = 10, 15, 47
 )
 
-// NewAttributes encodes attributes in order, as far as 612 bytes allow, and returns nil if there are
-// none. At most 8 of them are labels: those with keys of at most 15 bytes other than trace_id and
-// span_id. Values are cut to 255 bytes, as labels to 47 (see [Cut]).
+// NewAttributes encodes attributes in order, as far as 612 bytes allow, and returns nil if there
+// are none. At most 8 of them become labels: those with keys of at most 15 bytes, other than
+// trace_id and span_id. Values are cut to 255 bytes, and in labels to 47 (see [Cut]).
 func NewAttributes(attributes []Attribute) *Attributes {
 	a := &Attributes{encoded: make([]byte, 0, maxEncoded)}
 	for _, attribute := range attributes {
@@ -77,5 +77,5 @@ func Cut(s string, size int) string {
 			return s[:end]
 		}
 	}
-	return s[:size] // It is not UTF-8.
+	return s[:size] // s is not UTF-8.
 }

@@ -91,23 +91,23 @@ func TestAttributeLabels(t *testing.T) {
 	for name, tt := range map[string]struct {
 		a    *Attributes
 		user []string
-		want []string // without ours
+		want []string // excluding trace_id and span_id
 	}{
-		"one":                  {attributesOf("http.app", "shop"), nil, []string{"http.app", "shop"}},
-		"three":                {attributesOf("tenant", "1", "http.app", "shop", "user", ""), nil, []string{"tenant", "1", "http.app", "shop", "user", ""}},
-		"four":                 {attributesOf("a", "1", "b", "2", "c", "3", "d", "4"), nil, []string{"a", "1", "b", "2", "c", "3", "d", "4"}},
-		"eight":                {eight, nil, eightLabels},
-		"twenty":               {twenty, nil, twentyLabels[:16]},
-		"medium value":         {attributesOf("a", big[:60], "b", "1"), nil, []string{"a", big[:46], "b", "1"}},
-		"long value":           {attributesOf("a", big), nil, []string{"a", big[:46]}},
-		"long key":             {attributesOf("a.key.of.16.byte", "1", "a.key.of.15.byt", "2"), nil, []string{"a.key.of.15.byt", "2"}},
-		"ours":                 {attributesOf("span_id", "1", "trace_id", "2", "a", "3"), nil, []string{"a", "3"}},
-		"beside the user's":    {attributesOf("b", "1", "z", "2"), []string{"a", "x", "c", "y"}, []string{"a", "x", "b", "1", "c", "y", "z", "2"}},
-		"instead of a user's":  {attributesOf("b", "1"), []string{"b", "x", "c", "y"}, []string{"b", "1", "c", "y"}},
-		"room for two":         {eight, manyLabels(6), append(manyLabels(6), eightLabels[:4]...)},
-		"room for none":        {eight, manyLabels(8), manyLabels(8)},
-		"more than ten before": {eight, manyLabels(12), manyLabels(12)},
-		"user has ours":        {attributesOf("b", "1"), []string{"span_id", "x", "trace_id", "y"}, []string{"b", "1"}},
+		"one":                        {attributesOf("http.app", "shop"), nil, []string{"http.app", "shop"}},
+		"three":                      {attributesOf("tenant", "1", "http.app", "shop", "user", ""), nil, []string{"tenant", "1", "http.app", "shop", "user", ""}},
+		"four":                       {attributesOf("a", "1", "b", "2", "c", "3", "d", "4"), nil, []string{"a", "1", "b", "2", "c", "3", "d", "4"}},
+		"eight":                      {eight, nil, eightLabels},
+		"twenty":                     {twenty, nil, twentyLabels[:16]},
+		"medium value":               {attributesOf("a", big[:60], "b", "1"), nil, []string{"a", big[:46], "b", "1"}},
+		"long value":                 {attributesOf("a", big), nil, []string{"a", big[:46]}},
+		"long key":                   {attributesOf("a.key.of.16.byte", "1", "a.key.of.15.byt", "2"), nil, []string{"a.key.of.15.byt", "2"}},
+		"ours":                       {attributesOf("span_id", "1", "trace_id", "2", "a", "3"), nil, []string{"a", "3"}},
+		"beside the user's":          {attributesOf("b", "1", "z", "2"), []string{"a", "x", "c", "y"}, []string{"a", "x", "b", "1", "c", "y", "z", "2"}},
+		"instead of a user's":        {attributesOf("b", "1"), []string{"b", "x", "c", "y"}, []string{"b", "1", "c", "y"}},
+		"room for two":               {eight, manyLabels(6), append(manyLabels(6), eightLabels[:4]...)},
+		"room for none":              {eight, manyLabels(8), manyLabels(8)},
+		"the user has more than ten": {eight, manyLabels(12), manyLabels(12)},
+		"user has ours":              {attributesOf("b", "1"), []string{"span_id", "x", "trace_id", "y"}, []string{"b", "1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			apart(func() {
@@ -123,13 +123,13 @@ func TestAttributeLabels(t *testing.T) {
 				assert.Nil(t, plain.Attributes())
 				assertShows(t, 6, kept(tt.user)...)
 				Restore(user())
-				assert.Equal(t, before, goruntime.Labels(), "the very same")
+				assert.Equal(t, before, goruntime.Labels(), "the same object")
 			})
 		})
 	}
 }
 
-// A record is one object, unless the user has labels or the attributes are many.
+// A record is a single object, unless the user has labels or there are many attributes.
 func TestAllocations(t *testing.T) {
 	needRecords(t)
 	eight, _ := manyAttributes(8)
@@ -163,7 +163,7 @@ func TestAllocations(t *testing.T) {
 					create()
 				}
 				runtime.ReadMemStats(&after)
-				// A starting garbage collection allocates too: less than 8 bytes per record.
+				// A garbage collection that starts allocates as well: less than 8 bytes per record.
 				assert.LessOrEqual(t, (after.TotalAlloc-before.TotalAlloc)/runs, tt.bytes+8)
 			})
 		})

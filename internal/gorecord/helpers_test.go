@@ -97,7 +97,7 @@ func manyLabels(n int) (kvs []string) {
 	return kvs
 }
 
-// kept returns the user labels that ours do not replace.
+// kept returns the user labels that our labels do not replace.
 func kept(user []string) (kvs []string) {
 	for i := 0; i < len(user); i += 2 {
 		if user[i] != "span_id" && user[i] != "trace_id" {
@@ -134,7 +134,7 @@ func assertShows(t testing.TB, id uint64, user ...string) bool {
 	}
 	got := map[string]string{}
 	for _, l := range shown() {
-		assert.NotContains(t, got, l.Key, "there is one label with a key")
+		assert.NotContains(t, got, l.Key, "label keys must be unique")
 		got[l.Key] = l.Value
 	}
 	return assert.Equal(t, want, got)

@@ -67,8 +67,8 @@ func labelsSeen(t *testing.T, address uint64) (got [][2]string) {
 	return got
 }
 
-// A profiler reads the target of the label pointer by the advertised offsets, not by this package's
-// types.
+// A profiler finds everything behind the label pointer by the advertised offsets, without this
+// package's types.
 func TestLayout(t *testing.T) {
 	needRecords(t)
 	users, ours := [][2]string{{"abc", ""}, {"user", "x"}}, [][2]string{
@@ -98,13 +98,13 @@ func TestLayout(t *testing.T) {
 
 			r.End(withdraw)
 			assert.Equal(t, ids+"00"+"83"+"0000", record())
-			assert.Equal(t, address, labelAddress(t), "what is installed stays")
+			assert.Equal(t, address, labelAddress(t), "installed labels must stay")
 			if withdraw {
 				assert.Equal(t, users, labelsSeen(t, address))
 			} else {
 				assert.Equal(t, slices.Concat(users, ours), labelsSeen(t, address))
 			}
-			runtime.KeepAlive(r) // for its memory to be read
+			runtime.KeepAlive(r) // its memory was read by address
 		})
 	}
 }
@@ -112,7 +112,7 @@ func TestLayout(t *testing.T) {
 func TestText(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for n := range 16*256 + 10_000 {
-		// Each byte value at each position, and various numbers.
+		// These are each byte value at each position, and various numbers.
 		v := uint64(n%256) << (8 * (n / 256 % 8))
 		if n >= 8*256 {
 			v = random.Uint64()
@@ -126,7 +126,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// The record of OTEP 4947 and its attributes, in every object type, compared with bytes written by hand
+// The record of OTEP 4947 and its attributes, in every object type, equal bytes written by hand
 // from the format.
 func TestGolden(t *testing.T) {
 	needRecords(t)

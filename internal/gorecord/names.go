@@ -17,8 +17,8 @@ type Names struct {
 	NameLabel, EndpointLabel string
 }
 
-// The keys of dd-trace-go's labels. Versions before 2.11 set DatadogRootKey, later ones set
-// DatadogTraceKey in its place. Readers may look for either.
+// The keys of dd-trace-go's labels. Versions before 2.11 set DatadogRootKey, later ones
+// DatadogTraceKey instead. Readers may look for either.
 const (
 	DatadogSpanKey     = "span id"
 	DatadogTraceKey    = "trace id"
@@ -29,7 +29,7 @@ const (
 // Label returns a name cut to the maximum size of a label value.
 func Label(name string) string {
 	if len(name) <= maxLabelValue {
-		return name // inlined
+		return name // the fast path can be inlined
 	}
 	return Cut(name, maxLabelValue)
 }

@@ -25,8 +25,8 @@ const traceIDKey = "trace_id"
 // spanIDKey is "span_id", at an address that no other string has: see recordFromLabels.
 var spanIDKey = string(append([]byte(nil), "span_id"...))
 
-// Offsets in a Record: of the record of OTEP 4947, of the ref of the span's cell, and of the refs of
-// the span's ancestors, which the outsider follows.
+// Offsets in a Record: of the record of OTEP 4947, of the ref of the span's cell, and of the refs
+// of the span's ancestors, which are followed by the outsider.
 const (
 	Offset          = unsafe.Offsetof(Record{}.traceID)
 	RefOffset       = unsafe.Offsetof(Record{}.ref)
@@ -47,16 +47,16 @@ type Record struct {
 	labels goruntime.LabelMap
 	// user is the label pointer to the user's labels.
 	user UserLabels
-	// outer is the record that the goroutine returns to at the end of the span, or nil. End clears
-	// it, so that a goroutine which keeps the labels of an ended span keeps only one record alive.
+	// outer is the record to which the goroutine returns at the end of the span, or nil. End clears
+	// it, so that a goroutine that keeps the labels of an ended span keeps only one record alive.
 	outer Pointer
 	// variant is another record of the same span, see Variant.
 	variant atomic.Pointer[Record]
 	// ref names the span's cell, ancestors the cells of its ancestors.
 	ref       wire.Ref
 	ancestors [wire.Ancestors]wire.Ref
-	// outsider is the id of the goroutine that started the span while in none of its ancestors, or 0.
-	// That goroutine does not move to the ancestors when the span ends.
+	// outsider is the id of the goroutine that started the span without being in any of its
+	// ancestors, or 0. That goroutine does not move to the ancestors when the span ends.
 	outsider uint64
 	// text is the trace id and the span id in hexadecimal.
 	text [2 * idBytes]byte
@@ -140,11 +140,11 @@ func Available(r *goruntime.Runtime) error {
 	return nil
 }
 
-// New returns a record of a span with attributes, names and the user's labels. It does not install the
-// record. Ids are big-endian numbers. Names and then attributes become labels if the user's labels
-// leave room, and replace user labels with the same keys. New allocates once, or more often if the user
-// has labels, if there are many attributes, or if there are names and more than one attribute. Call New
-// only if [Available] returns nil.
+// New returns a record of a span with attributes, names and the user's labels. It does not install
+// the record. Ids are big-endian numbers. If the user's labels leave room, first names and then
+// attributes become labels, and replace user labels with the same keys. New allocates once, or more
+// often if the user has labels, if there are many attributes, or if there are names and more than
+// one attribute. Call New only if [Available] returns nil.
 func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, n *Names, user UserLabels) (r *Record) {
 	users := labelsAt(user)
 	merge := len(users) > 0
@@ -188,8 +188,9 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 	return r
 }
 
-// AddDatadogLabels adds the labels of dd-trace-go, as many as fit, to a record that [New] has returned for
-// the same attributes and names. root is the id of the local root. Call it before Install.
+// AddDatadogLabels adds the labels of dd-trace-go, as far as they fit, to a record that [New]
+// returned for the same attributes and names. root is the id of the local root. Call it before
+// Install.
 //
 //go:noinline
 func (r *Record) AddDatadogLabels(root uint64, a *Attributes, n *Names) {
@@ -204,8 +205,8 @@ func (r *Record) AddDatadogLabels(root uint64, a *Attributes, n *Names) {
 	r.labels.List = r.merge(labelsAt(r.user), a, n, labels)
 }
 
-// SetOuter sets the record that the goroutine returns to when it ends the span, or nil. Call it before
-// Install.
+// SetOuter sets the record to which the goroutine returns when it ends the span, or nil. Call it
+// before Install.
 func (r *Record) SetOuter(outer *Record) { r.outer.Store(outer) }
 
 // SetCell sets the ref of the span's cell, the refs of its ancestors, and the outsider or 0. Call it
@@ -218,16 +219,16 @@ func (r *Record) SetCell(ref wire.Ref, ancestors *[wire.Ancestors]wire.Ref, outs
 
 // setIDLabels stores the labels span_id and trace_id at the start of list.
 func (r *Record) setIDLabels(list []goruntime.Label) {
-	// Sound: nothing writes to the text once the record is installed, and the strings
-	// keep the record.
+	// Sound: nothing writes to the text once the record is installed, and the strings keep the
+	// record alive.
 	list[0] = goruntime.Label{Key: spanIDKey, Value: unsafe.String(&r.text[32], 16)}
 	list[1] = goruntime.Label{Key: traceIDKey, Value: unsafe.String(&r.text[0], 32)}
 }
 
-// merge returns the user's labels and our labels: the ids, and as many of the others, names and attributes as fit.
-// Profilers read at most ten labels. Our labels come last, so that HideLabels can cut them off, unless
-// the user's labels leave no room for the ids: then ours come first. Our labels replace user labels
-// with the same keys.
+// merge returns the user's labels and our labels: the ids, and as many of the others, names and
+// attributes as fit. Profilers read at most ten labels. Our labels come last, so that HideLabels
+// can cut them off. If the user's labels leave no room for the ids, ours come first. Our labels
+// replace user labels with the same keys.
 func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names, others []goruntime.Label) []goruntime.Label {
 	ours := make([]goruntime.Label, idLabels, maxLabels)
 	r.setIDLabels(ours)
@@ -288,8 +289,8 @@ func (r *Record) Ancestors() (ancestors [wire.Ancestors]wire.Ref, outsider uint6
 	return ancestors, atomic.LoadUint64(&r.outsider)
 }
 
-// Outer returns the record that the goroutine returns to. It returns nil if there is none, if the span
-// has ended, or if r is nil.
+// Outer returns the record to which the goroutine returns. It returns nil if there is none, if the
+// span has ended, or if r is nil.
 func (r *Record) Outer() *Record {
 	if r == nil {
 		return nil
@@ -307,7 +308,8 @@ func (r *Record) Attributes() []byte {
 	if size == 0 {
 		return nil
 	}
-	// Sound: a record with attributes begins an object with room for them behind it.
+	// Sound: a record with attributes is at the start of an object that has room for them behind
+	// the record.
 	return unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(r), unsafe.Sizeof(Record{}))), size)
 }
 
@@ -337,9 +339,9 @@ func User() (UserLabels, *Record) {
 	return labels, nil
 }
 
-// End invalidates r and all variants, wherever they are installed. Readers of the record see that at
-// once, and label readers too if withdraw is true. It may be called more than once, on any goroutine.
-// It does nothing if r is nil.
+// End invalidates r and all variants, wherever they are installed. Readers of the record see that
+// at once, and if withdraw is true, so do label readers. It may be called more than once, on any
+// goroutine. It does nothing if r is nil.
 func (r *Record) End(withdraw bool) {
 	for ; r != nil; r = r.variant.Load() {
 		// All concurrent writers store the same value.
@@ -364,9 +366,10 @@ const maxVariants = 64
 // there is no such record yet. If there are already 64 records, it retires the oldest variant.
 //
 // A concurrent End may miss the new record. So after Variant the caller must check whether the span
-// has ended, by the word that the ending goroutine changes by compare-and-swap before it calls End,
-// and if so call [Record.End] on the result. Variant adds the record by compare-and-swap too: if that
-// came first, End sees the record; otherwise the caller sees that the span has ended.
+// has ended, by the word that the ending goroutine changes with a compare-and-swap before it calls
+// End. If it has ended, the caller must call [Record.End] on the result. Variant also adds the
+// record with a compare-and-swap: if that came first, End sees the record; otherwise the caller
+// sees that the span has ended.
 func (r *Record) Variant(a *Attributes, n *Names, datadogRoot uint64, user UserLabels, outer *Record) *Record {
 	for {
 		newest, have := r.variant.Load(), 1
@@ -396,8 +399,8 @@ func (r *Record) Variant(a *Attributes, n *Names, datadogRoot uint64, user UserL
 }
 
 // retire invalidates a record although its span is live. Goroutines may still have it installed: on
-// these, label readers see no span. For other readers, retire turns the record into that of an ended
-// child of the span: they find the span while it is live, and then its ancestors.
+// these, label readers see no span. For other readers, retire makes the record look like that of an
+// ended child of the span: they find the span while it is live, and then its ancestors.
 func (r *Record) retire() {
 	if r.Ended() {
 		return
@@ -429,7 +432,7 @@ func (r *Record) copy(a *Attributes, n *Names, datadogRoot uint64, user UserLabe
 	c.SetOuter(outer)
 	c.state &= ^uint32(stateValid) | state
 	if ownLabelIndex(r.labels.List) >= len(r.labels.List) {
-		c.HideLabels() // because the labels of r are hidden
+		c.HideLabels() // like those of r
 	}
 	return c
 }
@@ -439,8 +442,8 @@ func labelsAt(user UserLabels) []goruntime.Label {
 	if user == nil {
 		return nil
 	}
-	// Sound: the runtime's own label maps have this layout, or Available would have
-	// said so, and they are immutable.
+	// Sound: the runtime's own label maps have this layout, which Available has verified, and they
+	// are immutable.
 	return (*goruntime.LabelMap)(user).List
 }
 
@@ -449,8 +452,8 @@ func labelsAt(user UserLabels) []goruntime.Label {
 // It recognizes a record by our span_id label: the key is at an address that no other string has,
 // and the value is inside the record. Other packages can have that key only in a copy of our label,
 // whose value is still inside the original record. Hidden labels are still within the list's
-// capacity. Sound: labels is nil or points to a label map, and everything within the capacity of its
-// list is a label, possibly zero.
+// capacity. This is sound: labels is nil or points to a label map, and everything within the
+// capacity of its list is a label, possibly zero.
 func recordFromLabels(labels unsafe.Pointer) *Record {
 	if labels == nil {
 		return nil
@@ -477,8 +480,8 @@ var digits = func() (pairs [256]uint16) {
 // putText stores the text of the ids.
 func (r *Record) putText() {
 	ids, text := unsafe.Pointer(&r.traceID), unsafe.Pointer(&r.text)
-	// Sound: the ids are adjacent, and so are their texts, which are twice as long and start at an even
-	// address. Eight bytes at a time take three instructions each.
+	// Sound: the ids are adjacent, and so are their texts, which are twice as long and start at an
+	// even address. The loop handles eight bytes at a time, with three instructions for each byte.
 	for range idBytes / 8 {
 		id, to := (*[8]byte)(ids), (*[8]uint16)(text)
 		to[0], to[1], to[2], to[3] = digits[id[0]], digits[id[1]], digits[id[2]], digits[id[3]]

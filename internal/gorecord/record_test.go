@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"runtime/pprof"
 	"strconv"
@@ -37,7 +36,8 @@ func TestAvailable(t *testing.T) {
 	assert.ErrorIs(t, Available(known.Without(refused)), refused)
 }
 
-// The user's labels come before ours as long as profilers read both, and are alone once ours are hidden.
+// The user's labels come before ours while profilers can read both. Once ours are hidden, only the
+// user's are left.
 func TestUsersLabels(t *testing.T) {
 	needRecords(t)
 	for name, tt := range map[string]struct {
@@ -80,7 +80,7 @@ func TestUsersLabels(t *testing.T) {
 				r.End(true)
 				assert.Same(t, r, installed())
 				if tt.first {
-					assert.Empty(t, shown(), "a list can only become shorter")
+					assert.Empty(t, shown(), "the list may only become shorter")
 				} else {
 					assertShows(t, 0, kept(tt.user)...)
 				}
@@ -90,7 +90,7 @@ func TestUsersLabels(t *testing.T) {
 				assertShows(t, 2, kept(tt.user)...)
 				Restore(user())
 				assert.Nil(t, installed())
-				assert.Equal(t, before, goruntime.Labels(), "the very same")
+				assert.Equal(t, before, goruntime.Labels(), "the same object")
 				labels, over = User()
 				assert.Equal(t, before, labels)
 				assert.Nil(t, over)
@@ -112,69 +112,6 @@ func TestHideLabels(t *testing.T) {
 		setUser("other", "y")
 		r.variantIn(nil, user(), nil).Install()
 		assertShows(t, 0, "other", "y")
-	})
-}
-
-// Goroutines inherit records, and the end of the span invalidates those too.
-func TestInherited(t *testing.T) {
-	needRecords(t)
-	apart(func() {
-		setUser("user", "x")
-		r := begin(1)
-		started, ended, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
-		go func() {
-			defer close(done)
-			assertShows(t, 1, "user", "x")
-			assert.Same(t, r, installed())
-			close(started)
-			<-ended
-			assertShows(t, 0, "user", "x")
-			assert.False(t, installed().valid())
-		}()
-		<-started
-		apart(func() { r.End(true) })
-		r.End(true)
-		close(ended)
-		<-done
-	})
-	(*Record)(nil).End(true)
-	assert.Zero(t, (*Record)(nil).Ref())
-}
-
-// Labels reported by runtime/pprof for a goroutine in a span, and for one whose span has ended.
-func TestGoroutineProfile(t *testing.T) {
-	needRecords(t)
-	profile := func() string {
-		var b bytes.Buffer
-		require.NoError(t, pprof.Lookup("goroutine").WriteTo(&b, 1))
-		return b.String()
-	}
-	apart(func() {
-		setUser("user", "x")
-		traceID, spanID := texts(77)
-		r := begin(77)
-		assert.Contains(t, profile(), fmt.Sprintf(`# labels: {"span_id":%q, "trace_id":%q, "user":"x"}`, spanID, traceID))
-		r.End(true)
-		assert.NotContains(t, profile(), spanID)
-		assert.Contains(t, profile(), `# labels: {"user":"x"}`)
-	})
-}
-
-// pprof.Do replaces all labels of a goroutine and restores them.
-func TestPprofDo(t *testing.T) {
-	needRecords(t)
-	apart(func() {
-		r := begin(1)
-		pprof.Do(context.Background(), pprof.Labels("do", "inner"), func(context.Context) {
-			assert.Nil(t, installed())
-			inner := begin(2)
-			assertShows(t, 2, "do", "inner")
-			Restore(user())
-			inner.End(true)
-		})
-		assert.Nil(t, installed(), "it does not know what was there before")
-		r.Install()
-		assertShows(t, 1)
 	})
 }
 
@@ -225,7 +162,7 @@ func TestVariant(t *testing.T) {
 		}
 		assert.Same(t, r, r.variantIn(attributesOf("app", "a"), users, nil), "any outer one")
 		assert.Same(t, r.variantIn(nil, other, outer), r.variantIn(nil, copied, outer), "equal labels at another place")
-		assert.Zero(t, testing.AllocsPerRun(10, func() { r.variantIn(nil, other, outer) }), "it is known")
+		assert.Zero(t, testing.AllocsPerRun(10, func() { r.variantIn(nil, other, outer) }), "the variant must be reused")
 
 		r.End(true)
 		for v := range seen {
@@ -239,6 +176,8 @@ func TestVariant(t *testing.T) {
 		}
 		assert.True(t, outer.valid())
 	})
+	(*Record)(nil).End(true)
+	assert.Zero(t, (*Record)(nil).Ref())
 }
 
 // A span has at most 64 records in use. A retired one has no labels, and names its own span as
@@ -292,37 +231,16 @@ func TestRecordsThatAreOverKeepNoOthers(t *testing.T) {
 			runtime.GC()
 		}
 		for i, w := range outers {
-			require.NotNil(t, w.Value(), "%d: the goroutine goes back to it", i)
+			require.NotNil(t, w.Value(), "%d: the goroutine returns to this record", i)
 		}
 		inner.End(false)
 		for i, w := range outers {
 			for n := 0; w.Value() != nil; n++ {
-				require.Less(t, n, 100, "%d is kept by a record that is over", i)
+				require.Less(t, n, 100, "%d is kept alive by an ended record", i)
 				runtime.GC()
 			}
 		}
 		runtime.KeepAlive(inner)
-	})
-}
-
-// Copies of our labels by the user, even with identical string pointers, are user labels.
-func TestCopiesOfOurLabels(t *testing.T) {
-	needRecords(t)
-	apart(func() {
-		r := begin(1)
-		ours := shown()
-		var kvs []string
-		for _, l := range ours {
-			kvs = append(kvs, l.Key, l.Value)
-		}
-		setUser(kvs...)
-		assert.Nil(t, installed())
-		begin(2)
-		assertShows(t, 2)
-		Restore(user())
-		assert.Equal(t, ours, shown())
-		r.End(true)
-		assert.Equal(t, ours, shown(), "it was not installed any more")
 	})
 }
 
@@ -344,7 +262,7 @@ func FuzzOf(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte, bits uint8, id uint64) {
 		needRecords(t)
 		apart(func() {
-			// A record from which the user has copied some labels.
+			// The user has copied some labels from this record.
 			origin := begin(id)
 			var kvs []string
 			for i, field := range bytes.Fields(text) {
@@ -376,12 +294,12 @@ func FuzzOf(f *testing.F) {
 			assertShows(t, id|1, kept(users)...)
 			for _, withdraw := range []bool{false, true} {
 				if installed() != r {
-					t.Fatal("a record is not known")
+					t.Fatal("a record is not recognized")
 				}
 				r.End(withdraw)
 			}
 			if installed() != r || user() != before {
-				t.Fatal("a record that is over is not known")
+				t.Fatal("an ended record is not recognized")
 			}
 		})
 	})

@@ -20,7 +20,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// long returns n, or a tenth of it with the race detector, which makes the rounds some ten times slower.
+// long returns n, or a tenth of it with the race detector, which slows the rounds down about
+// tenfold.
 func long(n int) int {
 	if testenv.Race {
 		n /= 10
@@ -28,7 +29,8 @@ func long(n int) int {
 	return n
 }
 
-// moreProcessors makes the kernel switch between goroutines too, not only the scheduler.
+// moreProcessors raises GOMAXPROCS, so that not only the scheduler but also the kernel switches
+// between goroutines.
 func moreProcessors(t *testing.T) {
 	t.Helper()
 	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
@@ -90,7 +92,7 @@ func TestWithdrawUnderReaders(t *testing.T) {
 	}
 }
 
-// Concurrent End and Variant: in either order, no record stays valid.
+// End and Variant run concurrently. In either order, no record stays valid.
 func TestVariantWhileItEnds(t *testing.T) {
 	needRecords(t)
 	moreProcessors(t)
@@ -101,8 +103,8 @@ func TestVariantWhileItEnds(t *testing.T) {
 	var done sync.WaitGroup
 	for w := range workers {
 		done.Go(func() {
-			// Labels of its own, so that each span needs a record for them, and so many
-			// that making it takes a while.
+			// Each worker has its own labels, so that each span needs a record for them, and so
+			// many of them that making the record takes a while.
 			setUser(append(manyLabels(200), "w", strconv.Itoa(w))...)
 			for n := int64(1); n <= int64(rounds); n++ {
 				for round.Load() < n {
@@ -132,7 +134,7 @@ func TestVariantWhileItEnds(t *testing.T) {
 		}
 		for at := r; at != nil; at = at.variant.Load() {
 			if at.valid() {
-				t.Errorf("span %d is over and has a valid record", n+1)
+				t.Errorf("span %d has ended and has a valid record", n+1)
 				break
 			}
 		}
@@ -140,7 +142,7 @@ func TestVariantWhileItEnds(t *testing.T) {
 	done.Wait()
 }
 
-// Goroutines that make variants with the same content at the same time get the same one.
+// Goroutines that create variants with the same content at the same time get the same one.
 func TestVariantsAtTheSameTime(t *testing.T) {
 	needRecords(t)
 	moreProcessors(t)
@@ -183,7 +185,7 @@ func TestCollector(t *testing.T) {
 			worker := strconv.Itoa(w)
 			for n := range testenv.Rounds(200, long(3000)) {
 				if n%100 == 0 {
-					// New strings to which only the labels refer.
+					// These new strings are referenced only by the labels.
 					setUser("worker", string(append([]byte(nil), worker...)))
 				}
 				id := uint64(w)<<32 | uint64(n+1)<<8
@@ -199,7 +201,7 @@ func TestCollector(t *testing.T) {
 				<-child
 				b.End(n%2 == 0)
 				if outer := b.Outer(); outer != nil {
-					t.Error("it is over and keeps a record")
+					t.Error("an ended record keeps another record alive")
 				}
 				a.Install()
 				assertShows(t, id, "worker", worker)

@@ -21,8 +21,9 @@ type Table struct {
 	region  *vma.Region
 }
 
-// New returns an empty table. If heap is true, the table is on the heap, where other processes do not
-// find it. The same happens if its memory cannot be mapped; then New also returns an error.
+// New returns an empty table. If heap is true, the table is on the heap, where other processes do
+// not find it. If its memory cannot be mapped, New also uses the heap, and returns an error as
+// well.
 func New(heap bool) (t *Table, err error) {
 	t = new(Table)
 	t.region, err = vma.NewOrHeap(wire.GoroutinesName, wire.GoroutinesHeaderSize+wire.GoroutinesCapacity*wire.GoroutineEntrySize, heap)
@@ -52,8 +53,8 @@ func (t *Table) entry(goid uint64) *wire.GoroutineEntry {
 	return &t.entries[wire.GoroutineIndex(goid)]
 }
 
-// Load returns the last position stored by the goroutine with this id and g. known is false if it has
-// stored none, or if another goroutine owns the entry.
+// Load returns the last position stored by the goroutine with this id and g. known is false if the
+// goroutine has not stored any, or if another goroutine owns the entry.
 func (t *Table) Load(goid uint64, g uintptr) (p wire.Position, known bool) {
 	e := t.entry(goid)
 	p = wire.Position(atomic.LoadUint64(&e.Position))

@@ -23,13 +23,13 @@ import (
 )
 
 const (
-	// The number of words of g and m to search. Both structures may be smaller: the memory that follows
-	// does not match on other goroutines and threads. The last field of interest ends at about byte 360
-	// of g and 190 of m.
+	// These are the numbers of words of g and m to search. Both structures may be smaller: the
+	// memory that follows does not match on other goroutines and threads. The last field of
+	// interest ends at about byte 360 of g and 190 of m.
 	gWords = 768 / 8
 	mWords = 1024 / 8
 
-	// A round makes four observations, normally on at least two threads; then one round is enough.
+	// A round makes four observations, normally on at least two threads. Then one round is enough.
 	maxRounds = 5
 
 	// maxWait bounds the time that a goroutine spins to make another start on another thread. Waking a
@@ -43,7 +43,8 @@ var (
 	errOneThread = errors.New("seen on one thread only")
 )
 
-// A search is the set of candidates: words that held the known value in every observation so far.
+// A search is the set of candidates: words that have held the known value in every observation so
+// far.
 type search struct {
 	started    bool
 	candidates []int // word indexes
@@ -63,7 +64,8 @@ func (s *search) narrow(words []uintptr, known uintptr) {
 // settled reports whether more observations cannot help.
 func (s *search) settled() bool { return len(s.candidates) < 2 }
 
-// fact returns the only candidate as an offset, in bytes plus first, or the reason why there is none.
+// fact returns the only candidate as an offset in bytes, with first added, or the reason why there
+// is none.
 func (s *search) fact(f Fact, first int64) fact {
 	switch len(s.candidates) {
 	case 0:
@@ -92,8 +94,8 @@ type mCandidate struct {
 	words [mWords]uintptr
 }
 
-// A calibrator is the state of a calibration. Only one goroutine at a time uses it: each waits for the
-// one that it starts.
+// A calibrator is the state of a calibration. Only one goroutine at a time uses it: each waits for
+// the one that it starts.
 type calibrator struct {
 	*peeker
 
@@ -103,9 +105,9 @@ type calibrator struct {
 	goid, labels search
 	tls          search
 
-	refused  error // why no observation is possible
+	refused  error // reason why no observation is possible
 	noTP     bool  // The thread pointer is unknown.
-	labelErr error // why runtime/pprof does not use the layout of LabelMap
+	labelErr error // reason why runtime/pprof does not use the layout of LabelMap
 
 	// One observation.
 	tp    uintptr
@@ -157,13 +159,14 @@ func (c *calibrator) fresh(f func()) {
 // pair runs f on two new goroutines, one after the other and on different threads. Then each of them
 // runs then, the second first.
 //
-// To get the second goroutine onto another thread, the first one keeps its own thread. The cheap way is
-// to spin. It works if a P is idle and nothing preempts, and it costs no more threads than starting any
-// goroutine. The sure way is to lock the thread. That is the second choice, because it costs threads
-// that stay: the runtime's template thread, started with the first LockOSThread of a program without
-// cgo, and perhaps one for the second goroutine. The first goroutine unlocks before it ends. Ending
-// locked would destroy a thread that may be in use otherwise, together with C's thread-local state and
-// the children that asked to die with it (Pdeathsig); and the main thread cannot end at all.
+// To get the second goroutine onto another thread, the first one keeps its own thread. The cheap
+// way is to spin. That works if a P is idle and nothing preempts, and it costs no more threads than
+// starting any goroutine. The reliable way is to lock the thread. That is the second choice,
+// because it costs threads that stay: the runtime's template thread, started with the first
+// LockOSThread of a program without cgo, and perhaps one for the second goroutine. The first
+// goroutine unlocks before it ends. Ending while locked would destroy a thread that may be in use
+// by others, together with C's thread-local state and the children that asked to die with it
+// (Pdeathsig). And the main thread cannot end at all.
 func (c *calibrator) pair(lock bool, f, then func()) {
 	c.fresh(func() {
 		if lock {
@@ -198,9 +201,9 @@ func now() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// observe narrows all searches by the values of the calling goroutine and thread. While a goroutine is
-// locked to its thread, g.lockedm and m.lockedg equal g.m and m.curg, so some observations must be made
-// on unlocked goroutines.
+// observe narrows all searches by the values of the calling goroutine and thread. While a goroutine
+// is locked to its thread, g.lockedm and m.lockedg equal g.m and m.curg, so some observations must
+// be made on unlocked goroutines.
 func (c *calibrator) observe() {
 	if c.refused != nil {
 		return
@@ -210,15 +213,15 @@ func (c *calibrator) observe() {
 		c.refused = err
 		return
 	}
-	// A new label set for each observation, so that no stale copy matches.
+	// Use a new label set for each observation, so that no stale copy matches.
 	setCalibrationLabels()
 	labels := uintptr(Labels())
 	if c.ms == nil {
 		c.findM()
 	}
 
-	// While pinned, g, m and thread stay together. Only raw system calls are allowed in between, into
-	// memory allocated before.
+	// While pinned, g, m and thread stay together. In between, only raw system calls are allowed,
+	// into memory allocated before.
 	Pin()
 	g := uintptr(getg())
 	tid := uintptr(gettid())
@@ -255,10 +258,11 @@ func (c *calibrator) observe() {
 	}
 }
 
-// tellNumbers chooses between several candidates for m.procid. It keeps the one that m.gsignal follows:
-// a pointer to a g other than m.g0 that has the same m. The other candidate is m.id: the runtime
-// numbers its ms in the same way as a new PID namespace numbers threads. If one of the first ms has no
-// thread, such as the one for C's threads, both numbers are equal for all later ones.
+// tellNumbers chooses between several candidates for m.procid. It keeps the one that is followed by
+// m.gsignal: a pointer to a g other than m.g0 that has the same m. The other candidate is m.id: the
+// runtime numbers its ms in the same way as a new PID namespace numbers threads. If one of the
+// first ms has no thread, such as the one for C's threads, both numbers are equal for all later
+// ones.
 func (c *calibrator) tellNumbers(m *mCandidate) {
 	if m.procid.settled() {
 		return
@@ -374,9 +378,9 @@ func (c *calibrator) conclude() (facts [numFacts]fact) {
 	return facts
 }
 
-// confirm returns the facts of r, and refuses those that are wrong for the calling goroutine and
-// thread. It uses the same loads as callers will. That is sound, because the peeker has read the same
-// offsets in such objects before.
+// confirm returns the facts of r, and rejects those that are wrong for the calling goroutine and
+// thread. It uses the same loads as callers will. That is sound, because the peeker has already
+// read the same offsets in such objects.
 func (c *calibrator) confirm(r *Runtime) [numFacts]fact {
 	goid, err := stackGoid()
 	if err != nil {

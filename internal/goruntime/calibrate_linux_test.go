@@ -93,7 +93,7 @@ func offsets(t testing.TB, r *Runtime) func(Fact) uintptr {
 // missing returns an error if r lacks facts that are required on this platform.
 func missing(r *Runtime) error {
 	if _, err := r.Offset(TLSG); runtime.GOARCH == "arm64" && err != nil {
-		r = r.withTLSG() // only programs with cgo have it there
+		r = r.withTLSG() // only programs with cgo have g in thread-local storage
 	}
 	return r.Err()
 }
@@ -167,11 +167,11 @@ func TestCalibrateAgain(t *testing.T) {
 			wg.Wait()
 		},
 		"locked thread": func(t *testing.T) {
-			runtime.LockOSThread() // The goroutines that observe are not locked.
+			runtime.LockOSThread() // the observing goroutines are not locked
 			defer runtime.UnlockOSThread()
 			again(t)
 		},
-		"bubble, in which clocks stand still": func(t *testing.T) { synctest.Test(t, again) },
+		"bubble, where the clock does not advance": func(t *testing.T) { synctest.Test(t, again) },
 		"one processor": func(t *testing.T) {
 			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 			for range 10 {
@@ -198,7 +198,7 @@ func TestCalibrateAgain(t *testing.T) {
 	}
 	for i := 0; runtime.NumGoroutine() > own; i++ {
 		require.Less(t, i, 5000, "goroutines are left")
-		time.Sleep(time.Millisecond) // the last one may still be on its way out
+		time.Sleep(time.Millisecond) // the last one may still be exiting
 	}
 }
 
@@ -257,7 +257,7 @@ func TestManyGoroutines(t *testing.T) {
 	}
 	wg.Wait()
 	if runtime.GOMAXPROCS(0) > 1 {
-		assert.Positive(t, moved.Load(), "no goroutine was seen on two threads: the test shows nothing")
+		assert.Positive(t, moved.Load(), "no goroutine was seen on two threads, so nothing was tested")
 	}
 }
 
@@ -295,7 +295,7 @@ func TestLockedThreads(t *testing.T) {
 func TestOwner(t *testing.T) {
 	t.Parallel()
 	if runtime.GOMAXPROCS(0) < 2 {
-		t.Skip("looking at a running goroutine takes two processors")
+		t.Skip("observing a running goroutine needs two CPUs")
 	}
 	r := calibrated(t)
 	p, offset := peekerFor(t), offsets(t, r)
@@ -309,7 +309,7 @@ func TestOwner(t *testing.T) {
 		defer runtime.UnlockOSThread()
 		running <- r.Self()
 		for !stop.Load() {
-			r.Self() // a call is a place to be stopped at, also without preemption by signal
+			r.Self() // a call is a preemption point even without signals
 		}
 		running <- r.Self()
 		<-running // blocks, while locked to its thread
@@ -331,7 +331,8 @@ func TestOwner(t *testing.T) {
 	<-done
 }
 
-// The published offset of g must lead an outsider, who has nothing but the thread pointer, to the goroutine.
+// With the published offset of g, a reader that knows only the thread pointer must find the
+// goroutine.
 func TestThreadPointer(t *testing.T) {
 	t.Parallel()
 	r := calibrated(t)
@@ -361,7 +362,7 @@ func TestThreadPointer(t *testing.T) {
 	wg.Wait()
 }
 
-// Pinned, a goroutine must stay on its thread although the collector wants to stop it all the time.
+// A pinned goroutine must stay on its thread although the collector tries to stop it all the time.
 func TestPin(t *testing.T) {
 	r := calibrated(t)
 	busy(t)
@@ -422,7 +423,7 @@ func TestPartial(t *testing.T) {
 		{name: "no thread id", without: []Fact{MProcid}, goid: true, m: true},
 		{name: "no m", without: []Fact{GM}, goid: true},
 		{name: "no goroutine id", without: []Fact{GGoid}, m: true, fromMemory: true},
-		{name: "nothing for readers", without: []Fact{GLabels, LabelList, MCurg, TLSG}, goid: true, m: true, fromMemory: true},
+		{name: "no facts for readers", without: []Fact{GLabels, LabelList, MCurg, TLSG}, goid: true, m: true, fromMemory: true},
 		{name: "nothing"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -461,11 +462,11 @@ func TestPeek(t *testing.T) {
 	end := begin + uintptr(2*page)
 
 	dst := make([]uintptr, 3*page/8)
-	assert.Equal(t, len(words), p.peek(begin, dst), "up to the page that is not there")
+	assert.Equal(t, len(words), p.peek(begin, dst), "up to the unmapped page")
 	assert.Equal(t, words, dst[:len(words)])
 	assert.Equal(t, 3, p.peek(end-3*8, dst))
 	assert.Equal(t, words[len(words)-3:], dst[:3])
-	assert.Equal(t, 5, p.peek(begin+uintptr(page)-16, dst[:5]), "across pages that are")
+	assert.Equal(t, 5, p.peek(begin+uintptr(page)-16, dst[:5]), "across mapped pages")
 	assert.Equal(t, words[page/8-2:page/8+3], dst[:5])
 	for _, addr := range []uintptr{0, 8, end, begin + 1, ^uintptr(7), 1 << 63, 1 << 47} {
 		assert.Zero(t, p.peek(addr, dst), "%#x", addr)
@@ -480,7 +481,7 @@ func TestPeek(t *testing.T) {
 	p.r = -1
 	assert.Zero(t, p.peek(begin, dst[:1]))
 	assert.Equal(t, unix.EPIPE, p.failed)
-	assert.Zero(t, p.word(begin), "and stays broken")
+	assert.Zero(t, p.word(begin), "the peeker stays broken")
 }
 
 func TestSearch(t *testing.T) {
@@ -552,7 +553,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A wrong result must not get past confirmation. The offsets are those of other fields, which are safe to read.
+// A wrong result must not pass confirmation. The offsets are those of other fields, which are safe
+// to read.
 func TestConfirm(t *testing.T) {
 	t.Parallel()
 	whole := calibrated(t)
@@ -564,7 +566,7 @@ func TestConfirm(t *testing.T) {
 				t.Skip(facts[f].err)
 			}
 			if f == GM {
-				t.Skip("loads through a wrong pointer cannot be made safe")
+				t.Skip("loading through a wrong pointer is unsafe")
 			}
 			facts[f].offset -= 8
 			c := &calibrator{peeker: peekerFor(t)}

@@ -17,7 +17,7 @@ const Supported = true
 // getg returns the address of the caller's g. It reads one register or one thread-local word, which
 // in Go code always holds g, and uses no stack. Preemption cannot make the result wrong, since a
 // goroutine keeps its g wherever it runs. The pointer stays valid: the runtime reuses the g of
-// ended goroutines and never frees one.
+// ended goroutines but never frees one.
 func getg() unsafe.Pointer
 
 // gettid returns the thread id from the kernel. It may be called while pinned, because RawSyscall does

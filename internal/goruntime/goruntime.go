@@ -19,11 +19,12 @@ const (
 	GGoid               // g.goid: the goroutine id, u64
 	GLabels             // g.labels: the pointer to the goroutine's labels
 	MProcid             // m.procid: the thread id in the process's own PID namespace, u64
-	MCurg               // m.curg: the user goroutine that runs on this thread, also while the thread is on its system stack
+	MCurg               // m.curg: the user goroutine that runs on this thread, even while the thread is on its system stack
 
-	// TLSG is the distance from the thread pointer (FS base, TPIDR_EL0) to the word that holds the address of the current
-	// g. It depends on how the program was linked, and may be negative. While the thread is on its system stack or in a
-	// signal handler, that g is not the user's; m.curg is.
+	// TLSG is the distance from the thread pointer (FS base, TPIDR_EL0) to the word that holds the
+	// address of the current g. It depends on how the program was linked, and may be negative.
+	// While the thread is on its system stack or in a signal handler, that g is not the user
+	// goroutine's; m.curg always is.
 	TLSG
 
 	// LabelList is the offset of the []Label in the object that g.labels points at. Calibration accepts only 0: the
@@ -78,7 +79,7 @@ func newRuntime(facts [numFacts]fact) *Runtime {
 	if err := facts[GM].err; err != nil {
 		for _, f := range []Fact{MProcid, MCurg} {
 			if facts[f].err == nil {
-				facts[f] = fact{err: fmt.Errorf("goruntime: %v: no way to m: %w", f, err)}
+				facts[f] = fact{err: fmt.Errorf("goruntime: %v: m cannot be found: %w", f, err)}
 			}
 		}
 	}
@@ -108,8 +109,9 @@ func (r *Runtime) Err() error {
 	return errors.Join(errs...)
 }
 
-// Without returns a copy of r in which the given facts, or all if none are given, and those that depend
-// on them are refused with reason. Tests use it for partial results; it cannot invent an offset.
+// Without returns a copy of r in which the given facts, or all if none are given, are refused with
+// reason, and so are the facts that depend on them. Tests use it for partial results; it cannot
+// invent an offset.
 func (r *Runtime) Without(reason error, facts ...Fact) *Runtime {
 	if len(facts) == 0 {
 		facts = Facts()
@@ -144,10 +146,9 @@ func (r *Runtime) Self() Self {
 // Goroutine is [Runtime.Self] without the thread, which [Runtime.Renew] adds.
 //
 // The loads are sound. getg returns the caller's g, which the runtime never moves or frees. g.m of
-// a running goroutine is never nil. Held as a pointer, it keeps its m alive
-// even if the thread ends meanwhile. Calibration has read the same offsets on other goroutines and
-// threads. The race detector does not see the runtime's own writes, so there is nothing for
-// it to check.
+// a running goroutine is never nil, and holding it as a pointer keeps the m alive even if the
+// thread ends meanwhile. Calibration has read the same offsets on other goroutines and threads. The
+// race detector does not see the runtime's own writes, so there is nothing for it to check.
 //
 //go:norace
 func (r *Runtime) Goroutine() (s Self) {
@@ -170,8 +171,8 @@ func (r *Runtime) Is(g uintptr, goid uint64) bool {
 	return r.goid != 0 && p != nil && *(*uint64)(unsafe.Add(p, r.goid)) == goid
 }
 
-// Renew updates the thread in s to the current one. s must come from the running goroutine. It is sound
-// for the reasons given at [Runtime.Goroutine].
+// Renew updates the thread in s to the current one. s must come from the running goroutine. The
+// loads are sound for the reasons given at [Runtime.Goroutine].
 //
 //go:norace
 func (r *Runtime) Renew(s *Self) {

@@ -15,7 +15,8 @@ import (
 
 var errTest = errors.New("refused by a test")
 
-// supported says where calibration must succeed; a refusal there is a failure, not a reason to skip.
+// supported says where calibration must succeed. A refusal there is a failure, not a reason to
+// skip.
 const supported = runtime.GOOS == "linux" && (runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64")
 
 func TestUnsupported(t *testing.T) {
@@ -44,9 +45,9 @@ func TestWithout(t *testing.T) {
 	}{
 		{name: "thread id", without: facts(MProcid), gone: facts(MProcid)},
 		{name: "goroutine id", without: facts(GGoid), gone: facts(GGoid)},
-		{name: "m and what is in it", without: facts(GM), gone: facts(GM, MProcid, MCurg)},
+		{name: "m and its fields", without: facts(GM), gone: facts(GM, MProcid, MCurg)},
 		{name: "labels", without: facts(GLabels, LabelList), gone: facts(GLabels, LabelList), whole: true},
-		{name: "what only readers need", without: facts(TLSG, MCurg), gone: facts(TLSG, MCurg), whole: true},
+		{name: "facts only for readers", without: facts(TLSG, MCurg), gone: facts(TLSG, MCurg), whole: true},
 		{name: "everything", gone: Facts()},
 		{name: "no such fact", without: facts(numFacts), whole: true},
 	} {

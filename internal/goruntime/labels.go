@@ -20,9 +20,9 @@ type LabelMap struct {
 	List []Label
 }
 
-// Labels returns the label pointer of the running goroutine. That is nil, what SetLabels or
-// runtime/pprof installed there last, or what the goroutine inherited from the one that started it.
-// It does not allocate and may be called while pinned.
+// Labels returns the label pointer of the running goroutine: nil, the pointer that SetLabels or
+// runtime/pprof last installed there, or the one that the goroutine inherited from its starter. It
+// does not allocate and may be called while pinned.
 func Labels() unsafe.Pointer { return runtimeGetProfLabel() }
 
 // SetLabels makes p the label pointer of the running goroutine, which goroutines that it starts

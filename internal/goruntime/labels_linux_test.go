@@ -66,7 +66,8 @@ func TestLabelsOfPprof(t *testing.T) {
 	})
 }
 
-// A profile by runtime/pprof must show the labels of our record on its goroutine and on those it starts.
+// A profile by runtime/pprof must contain the labels of our record on its goroutine and on those
+// that it starts.
 func TestLabelsInProfile(t *testing.T) {
 	t.Parallel()
 	calibrated(t)
@@ -93,7 +94,7 @@ func TestLabelsInProfile(t *testing.T) {
 		assert.Contains(t, profile(), want, "inherited labels stay")
 		close(wait)
 		for i := 0; strings.Contains(profile(), want); i++ {
-			require.Less(t, i, 5000, "the labels stay behind")
+			require.Less(t, i, 5000, "labels must not leak to another goroutine")
 			time.Sleep(time.Millisecond)
 		}
 	})

@@ -35,14 +35,14 @@ type probeReport struct {
 }
 
 // mostCalls is the maximum number of reads and writes of a calibration with two rounds. The second
-// round settles the searches that the first one has left open.
+// round settles the searches that the first one left open.
 const mostCalls = 120
 
 // A mode is a way to build the probe.
 type mode struct {
 	programs.Variant
-	// usual is set for modes that are part of make test, not only of make test-all, because they compile
-	// little that other tests do not.
+	// usual is set for modes that are part of make test, not only of make test-all, because they
+	// compile little that other tests do not compile.
 	usual   bool
 	run     []string             // the command that runs the program, such as an emulator
 	refused map[string]string    // facts that are refused in this mode, and a part of the reason
@@ -54,8 +54,8 @@ func variant(name string, flags ...string) programs.Variant {
 	return programs.Variant{Name: name, Flags: flags}
 }
 
-// TestMatrix builds testdata/probe in every mode that this machine has the tools for, and runs it in several
-// environments. The probe compares everything with the truth itself.
+// TestMatrix builds testdata/probe in every mode that this machine has the tools for, and runs it
+// in several environments. The probe itself compares everything with the truth.
 func TestMatrix(t *testing.T) {
 	var (
 		noTLS   = map[string]string{TLSG.String(): "no cgo"}
@@ -145,12 +145,13 @@ func (m *mode) test(t *testing.T) {
 		if offset, ok := rep.Offsets[TLSG.String()]; ok {
 			assert.True(t, m.tls(offset), "%s: tls.g %d", env, offset)
 		}
-		// The template thread, and the threads that the scheduler starts for any goroutine.
+		// These are the template thread, and the threads that the scheduler starts for any
+		// goroutine.
 		assert.LessOrEqual(t, rep.ThreadsLeft, 4, env)
 		assert.Greater(t, rep.Threads, 7, env)
 		t.Logf("%s %s: %v by %d reads and writes", rep.Version, env, rep.Offsets, rep.Calls)
 	}
-	// These are nearly all of the time that calibration takes, which a service waits for.
+	// These calls are nearly all of the time that calibration takes, during which a service waits.
 	assert.LessOrEqual(t, fewest, mostCalls)
 
 	rep := m.probe(t, exe, "", "nofiles")
@@ -169,7 +170,7 @@ func (m *mode) probe(t *testing.T, exe, env string, args ...string) probeReport 
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
 	if errors.Is(err, syscall.ENOEXEC) {
-		t.Skipf("this test is emulated itself: %v", err)
+		t.Skipf("this test itself runs in an emulator: %v", err)
 	}
 	var rep probeReport
 	require.NoError(t, json.Unmarshal(stdout.Bytes(), &rep), "%s: %v: %s", env, err, &stderr)

@@ -19,10 +19,10 @@ const (
 	pageSize = 4096
 )
 
-// A peeker copies memory of this process that may be unmapped. It lets the kernel copy the memory into
-// a pipe: for unmapped memory, write returns EFAULT instead of raising a signal. A pipe needs only
-// the most common system calls, which sandboxes allow; process_vm_readv is forbidden in some, and
-// missing in qemu-user.
+// A peeker copies memory of this process that may be unmapped. It lets the kernel copy the memory
+// into a pipe: for unmapped memory, write returns EFAULT instead of raising a signal. A pipe needs
+// only the most common system calls, which sandboxes allow; some of them forbid process_vm_readv,
+// and qemu-user does not have it.
 type peeker struct {
 	r, w int
 	one  [1]uintptr
@@ -34,7 +34,7 @@ type peeker struct {
 
 func newPeeker() (*peeker, error) {
 	var fds [2]int
-	// Never block: bytes are read only after they were written.
+	// The pipe never blocks: bytes are read only after they were written.
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return nil, fmt.Errorf("pipe2: %w", err)
 	}
@@ -42,7 +42,7 @@ func newPeeker() (*peeker, error) {
 }
 
 func (p *peeker) close() {
-	_ = unix.Close(p.r) // nothing is lost with the contents
+	_ = unix.Close(p.r) // the contents are not needed
 	_ = unix.Close(p.w)
 }
 
@@ -58,7 +58,7 @@ func (p *peeker) peek(addr uintptr, dst []uintptr) int {
 	done := 0
 	for done < len(dst) {
 		source := addr + uintptr(done)*wordSize
-		// Up to the end of the page, which is either mapped or not.
+		// Copy up to the end of the page, which is either mapped or not.
 		size := min(uintptr(len(dst)-done)*wordSize, pageSize-source%pageSize)
 		n, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(p.w), source, size)
 		if errno == unix.EFAULT {

@@ -5,18 +5,19 @@ package goruntime
 
 import _ "unsafe" // for linkname
 
-// Pin keeps the calling goroutine on its thread until [Unpin]. The two may be nested, and
-// must be called in pairs by the same goroutine.
+// Pin keeps the calling goroutine on its thread until [Unpin]. Pairs of calls may be nested. The
+// same goroutine must call both.
 //
 // The runtime's procPin increments a counter of its thread structure that disables preemption, by the
 // scheduler and by signal. sync.Pool and sync/atomic are built on it. A goroutine that is not
 // preempted and does not block stays on its thread. But stopping the world, for example for a garbage
 // collection, waits for it, so stay pinned for nanoseconds only.
 //
-// Only code that never blocks may run while pinned: loads, stores, atomics, raw system calls that do
-// not block. Allocation is forbidden (it may have to assist the garbage collector), and so are locks,
-// channels, map writes, fmt, ordinary system calls, and every function that may do one of these. A
-// single os.Getenv killed a process with "schedule: holding locks". A panic must not leave the section.
+// Only code that never blocks may run while pinned: loads, stores, atomics, raw system calls that
+// do not block. Allocation is forbidden (it may have to assist the garbage collector), and so are
+// locks, channels, map writes, fmt, ordinary system calls, and every function that may do one of
+// these. A single os.Getenv killed a process with "schedule: holding locks". A panic must not leave
+// the pinned section.
 //
 // Pin returns the number of the P.
 func Pin() (p int) { return procPin() }

@@ -26,9 +26,11 @@ func tlsFirst() int64 { return tlsgOffset() }
 
 var errNoThreadPointer = errors.New("arch_prctl(ARCH_GET_FS) failed")
 
-// threadPointer stores the FS base of the running thread, and reports whether it could. It may be called while pinned.
+// threadPointer stores the FS base of the running thread, and reports whether it succeeded. It may
+// be called while pinned.
 //
-// The FS base is not read from FS:0 as C does: that word exists only where a C library set it up.
+// It does not read the FS base from FS:0 as C does, because that word exists only where a C library
+// has set it up.
 func threadPointer(tp *uintptr) bool {
 	_, _, errno := unix.RawSyscall(unix.SYS_ARCH_PRCTL, archGetFS, uintptr(unsafe.Pointer(tp)), 0)
 	return errno == 0

@@ -13,12 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A fake program: where its goroutines have what, and its code. The places are not those of any
-// release of Go.
+// fake is a fake program: the offsets of its goroutines' fields, and its code. The offsets are not
+// those of any release of Go.
 type fake struct {
 	self, bp, status, goid int
 	arm64                  bool
-	// heap is where the goroutines and their stacks are, firstG if 0.
+	// heap is the address of the goroutines and their stacks, firstG if 0.
 	heap uint64
 }
 
@@ -37,7 +37,7 @@ const (
 	fakeSize   = 400
 	stackSize  = 4096
 	firstG     = 0xc000_0000_0000
-	firstStack = 1 << 24 // from the heap on
+	firstStack = 1 << 24 // relative to the heap
 )
 
 // code is the program's code around fakeGoexit.
@@ -70,7 +70,7 @@ func (f fake) goroutine(id uint64, status uint32, returns ...uint64) G {
 	}
 	g.put(0, low)
 	g.put(8, low+stackSize)
-	g.put(f.self-16, next-32) // the stack pointer
+	g.put(f.self-16, next-32) // stack pointer
 	g.put(f.self-8, 0x40_2005)
 	g.put(f.self, g.Address)
 	g.put(f.bp, next)
@@ -83,7 +83,7 @@ func (f fake) goroutine(id uint64, status uint32, returns ...uint64) G {
 
 func (g *G) put(offset int, v uint64) { binary.NativeEndian.PutUint64(g.Data[offset:], v) }
 
-// known returns the layout as calibration finds it by some parked goroutines.
+// known returns the layout as found by calibration with some parked goroutines.
 func (f fake) known(t testing.TB) Layout {
 	t.Helper()
 	var gs []G
@@ -147,11 +147,11 @@ func TestCalibrateRefuses(t *testing.T) {
 		code   func(uint64, []byte) bool
 		want   error
 	}{
-		"no parked":      {func(gs []G) { gs[0].put(f.status, StatusRunning); gs[1].put(f.status, StatusRunning) }, f.code, ErrNotParked},
-		"no code":        {func([]G) {}, func(uint64, []byte) bool { return false }, errNotFound},
-		"other code":     {func([]G) {}, func(_ uint64, b []byte) bool { b[0] = 0x90; return true }, errNotFound},
-		"one ends wrong": {func(gs []G) { gs[0].put(f.bp, gs[0].Stack.Low) }, f.code, errNotFound},
-		"two":            {func(gs []G) { gs[0].put(f.bp+8, gs[0].word(f.bp)); gs[1].put(f.bp+8, gs[1].word(f.bp)+64) }, f.code, errAmbiguous},
+		"no parked":          {func(gs []G) { gs[0].put(f.status, StatusRunning); gs[1].put(f.status, StatusRunning) }, f.code, ErrNotParked},
+		"no code":            {func([]G) {}, func(uint64, []byte) bool { return false }, errNotFound},
+		"other code":         {func([]G) {}, func(_ uint64, b []byte) bool { b[0] = 0x90; return true }, errNotFound},
+		"one ends elsewhere": {func(gs []G) { gs[0].put(f.bp, gs[0].Stack.Low) }, f.code, errNotFound},
+		"two":                {func(gs []G) { gs[0].put(f.bp+8, gs[0].word(f.bp)); gs[1].put(f.bp+8, gs[1].word(f.bp)+64) }, f.code, errAmbiguous},
 	} {
 		gs := parked()
 		l, err := Calibrate(f.goid, gs)
@@ -169,7 +169,7 @@ func TestUnwind(t *testing.T) {
 		pcs, result := l.Unwind(&g, nil, []uint64{1})
 		assert.Equal(t, []uint64{1, 0x40_2004, 0x40_3002, 0x40_4003}, pcs, name)
 		assert.Equal(t, Complete, result, name)
-		// What comes of a stack that is not what it should be. frame is the innermost frame.
+		// Damage the stack and check the result. frame is the innermost frame.
 		frame := g.word(f.bp)
 		for what, tt := range map[string]struct {
 			change func(g *G)
@@ -199,7 +199,7 @@ func TestUnwind(t *testing.T) {
 
 func (s Stack) put(address, v uint64) { binary.NativeEndian.PutUint64(s.Data[address-s.Low:], v) }
 
-// A stack of the longest kind has the innermost frames.
+// Unwinding a stack that is too long returns the innermost frames.
 func TestUnwindEndless(t *testing.T) {
 	f := fakes["go 1.26"]
 	l := f.known(t)
@@ -251,7 +251,7 @@ func TestFindReasons(t *testing.T) {
 	texts := []string{"GC assist marking", "IO wait", "chan receive (nil chan)", "sleep"}
 	const at = 0x50_0000
 	var names, table []byte
-	table = append(table, make([]byte, 40)...) // something else, and the empty reason
+	table = append(table, make([]byte, 40)...) // other data and the empty reason
 	for _, s := range texts {
 		table = binary.NativeEndian.AppendUint64(table, at+uint64(len(names)))
 		table = binary.NativeEndian.AppendUint64(table, uint64(len(s)))
@@ -265,7 +265,7 @@ func TestFindReasons(t *testing.T) {
 	names[3] ^= 1
 	assert.Nil(t, FindReasons(table, read))
 	names[3] ^= 1
-	names[30] = '\n' // The third is no text.
+	names[30] = '\n' // The third is not text.
 	assert.Equal(t, []string{"", texts[0], texts[1]}, FindReasons(table, read))
 	for size := range 60 {
 		FindReasons(table[:size], read)
@@ -283,7 +283,7 @@ func (c fakeCode) Frame(pc uint64) (string, int, bool) {
 	return []string{asyncPreempt, sigpanic, cgocallback, "main.f"}[b&3], int(b>>2) * 8, b != 0xff
 }
 
-// Whatever a stack has, following it ends and stays within bounds.
+// Unwinding terminates and stays within bounds, whatever the stack contains.
 func FuzzUnwind(f *testing.F) {
 	known := fakes["go 1.26"]
 	g := known.goroutine(1, StatusWaiting, 0x40_3003, 0x40_4004, fakeGoexit)

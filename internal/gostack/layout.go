@@ -10,8 +10,8 @@ import (
 	"slices"
 )
 
-// Statuses of a goroutine, the runtime's _Grunnable and so on. They have kept their numbers since Go
-// 1.0, because debuggers know them.
+// These are statuses of a goroutine, the runtime's _Grunnable and so on. They have kept their
+// numbers since Go 1.0, because debuggers know them.
 const (
 	StatusRunnable  = 1
 	StatusRunning   = 2
@@ -20,34 +20,35 @@ const (
 	StatusDead      = 6
 	StatusCopying   = 8
 	StatusPreempted = 9
-	// StatusLeaked is a goroutine that waits and that the garbage collector found to wait forever.
+	// StatusLeaked is the status of a waiting goroutine that, as the garbage collector has found,
+	// will wait forever.
 	StatusLeaked    = 10
 	StatusDeadExtra = 11
 
-	// statusScan is set beside the status while the garbage collector holds the goroutine.
+	// statusScan is added to the status while the garbage collector holds the goroutine.
 	statusScan = 0x1000
 )
 
 const wordSize = 8
 
-// G is a copy of the first bytes of a goroutine's g, and of the used part of its stack if that has
-// been read too.
+// G is a copy of the first bytes of a goroutine's g and, if that has been read, of the used part of
+// its stack.
 type G struct {
-	// Address is where g is, and ID the id that the goroutine there should have.
+	// Address is the address of g, and ID the id of the goroutine that is expected there.
 	Address, ID uint64
-	// Data is g from its first byte on.
+	// Data is the copy of g, starting at its first byte.
 	Data []byte
 	// Stack is the used part of the goroutine's stack, or the innermost part of it.
 	Stack Stack
 }
 
-// Stack is a copy of memory, from the address Low on.
+// Stack is a copy of memory that starts at the address Low.
 type Stack struct {
 	Low  uint64
 	Data []byte
 }
 
-// word returns the word at an address. It reports false unless all of the word has been copied.
+// word returns the word at an address. It returns false unless all of the word has been copied.
 func (s Stack) word(address uint64) (uint64, bool) {
 	offset := address - s.Low // huge if address is lower
 	if size := uint64(len(s.Data)); offset >= size || size-offset < wordSize {
@@ -65,20 +66,20 @@ func (g *G) word(offset int) uint64 {
 }
 
 // Bounds returns the bounds of the goroutine's stack, which are the first two words of every g. It
-// reports false if they cannot be right.
+// returns false if they are implausible.
 func (g *G) Bounds() (low, high uint64, ok bool) {
 	const smallest, largest = 1 << 10, 1 << 32 // The runtime's own limits are 2 KiB and 1 GB.
 	low, high = g.word(0), g.word(wordSize)
 	return low, high, low != 0 && low < high && high-low >= smallest && high-low <= largest && low%wordSize == 0 && high%wordSize == 0
 }
 
-// Layout says where in g the runtime keeps what this package needs, in bytes from the start of g. It
-// is for one program.
+// Layout holds the offsets in g of the fields that this package needs, in bytes from the start of
+// g. It is for one program.
 type Layout struct {
 	// Goid is the offset of the goroutine's id.
 	Goid int
-	// SP, PC and LR are where the goroutine continues when it is scheduled again (g.sched). LR is
-	// used on arm64 only.
+	// SP, PC and LR are the offsets of the registers with which the goroutine continues when it is
+	// scheduled again (g.sched). LR is used on arm64 only.
 	SP, PC, LR int
 	// Status is the offset of a uint32, WaitSince that of an int64, and WaitReason that of a byte.
 	Status, WaitSince, WaitReason int
@@ -93,23 +94,24 @@ type Layout struct {
 
 var (
 	errNotFound  = errors.New("not found")
-	errAmbiguous = errors.New("several places have its properties")
+	errAmbiguous = errors.New("several offsets match")
 )
 
-// ErrNoSamples means that Calibrate was given no goroutine to learn from.
-var ErrNoSamples = errors.New("no goroutine to learn from")
+// ErrNoSamples means that Calibrate was given no goroutine to derive the layout from.
+var ErrNoSamples = errors.New("no goroutine to derive the layout from")
 
-// ErrNotParked means that nothing could be learned about stacks because every goroutine was running.
+// ErrNotParked means that the layout of stacks could not be derived because every goroutine was
+// running.
 var ErrNotParked = errors.New("no goroutine with a stack that can be read")
 
-// Calibrate finds the fields of g, except for the frame pointer, by what the given goroutines have in
-// common. goid is the offset of their ids. All of them must be alive.
+// Calibrate finds the fields of g, except for the frame pointer, by what the given goroutines have
+// in common. goid is the offset of their ids. All of them must be alive.
 //
-// g.sched is found by the pointer to g itself that it has, with a stack pointer and a program counter
-// before it. The status is the only 32-bit number between g.sched and the id that is a possible
-// status in every goroutine. What follows the id has kept its order since Go 1.4: the next g of a
-// list, since when the goroutine waits, and why. Callers prove the last one by the texts of the
-// reasons.
+// g.sched contains a pointer to g itself, preceded by a stack pointer and a program counter. The
+// status is the only 32-bit number between g.sched and the id that is a possible status in every
+// goroutine. The fields that follow the id have kept their order since Go 1.4: the next g of a
+// list, the time since when the goroutine waits, and the reason. Callers verify the reason by its
+// texts.
 func Calibrate(goid int, goroutines []G) (Layout, error) {
 	l := Layout{Goid: goid, WaitSince: goid + 2*wordSize, WaitReason: goid + 3*wordSize}
 	gs := slices.DeleteFunc(slices.Clone(goroutines), func(g G) bool {
@@ -140,7 +142,7 @@ func Calibrate(goid int, goroutines []G) (Layout, error) {
 	if err != nil {
 		return Layout{}, err
 	}
-	// The stack pointer is the one of a goroutine that does not run.
+	// The saved stack pointer is valid only in a goroutine that does not run.
 	for i := range gs {
 		low, high, _ := gs[i].Bounds()
 		if sp := gs[i].word(l.SP); l.Saved(&gs[i]) && (sp < low || sp >= high) {
@@ -150,7 +152,8 @@ func Calibrate(goid int, goroutines []G) (Layout, error) {
 	return l, nil
 }
 
-// candidates returns the offsets from first to before end at which holds is true of every goroutine.
+// candidates returns the offsets, from first up to but excluding end, at which holds returns true
+// for every goroutine.
 func candidates(gs []G, first, end, step int, holds func(g *G, offset int) bool) []int {
 	var found []int
 	for offset := first; offset < end; offset += step {
@@ -176,8 +179,8 @@ func only(what string, offsets []int) (int, error) {
 	}
 }
 
-// StatusOf returns a goroutine's status. scanned says that the garbage collector holds the goroutine,
-// and may be moving its stack.
+// StatusOf returns a goroutine's status. scanned says that the garbage collector holds the
+// goroutine, and may be moving its stack.
 func (l *Layout) StatusOf(g *G) (status uint32, scanned bool) {
 	if l.Status > len(g.Data)-4 {
 		return 0, false
@@ -186,8 +189,8 @@ func (l *Layout) StatusOf(g *G) (status uint32, scanned bool) {
 	return status &^ statusScan, status&statusScan != 0
 }
 
-// Saved reports whether g.sched is where the goroutine continues: while the goroutine runs, g.sched
-// is out of date.
+// Saved reports whether g.sched says where the goroutine continues. While a goroutine runs, its
+// g.sched is outdated.
 func (l *Layout) Saved(g *G) bool {
 	switch status, _ := l.StatusOf(g); status {
 	case StatusRunnable, StatusSyscall, StatusWaiting, StatusPreempted, StatusLeaked:
@@ -203,9 +206,9 @@ func (l *Layout) Is(g *G) bool {
 	return g.word(l.Goid) == g.ID && g.ID != 0 && status != StatusDead && status != StatusDeadExtra && status != 0
 }
 
-// SameAs reports whether two copies of the same g are equal, but for the mark of the garbage
-// collector. If they are, the goroutine has not run in between, and what was read between them
-// belongs together: the runtime changes several fields of g whenever a goroutine stops.
+// SameAs reports whether two copies of the same g are equal except for the mark of the garbage
+// collector. If so, the goroutine has not run in between, and everything read between them is
+// consistent: the runtime changes several fields of g whenever a goroutine stops.
 func (l *Layout) SameAs(before, after []byte) bool {
 	if len(before) != len(after) || l.Status > len(before)-4 {
 		return false
@@ -215,20 +218,20 @@ func (l *Layout) SameAs(before, after []byte) bool {
 		string(before[:l.Status]) == string(after[:l.Status]) && string(before[l.Status+4:]) == string(after[l.Status+4:])
 }
 
-// UsedStack returns the address range of the used part of the stack of a goroutine that does not run.
-// It reports false if there is none that makes sense.
+// UsedStack returns the address range of the used part of the stack of a goroutine that does not
+// run. It returns false if there is no plausible range.
 func (l *Layout) UsedStack(g *G) (low, high uint64, ok bool) {
 	low, high, ok = g.Bounds()
 	sp := g.word(l.SP)
 	if !ok || !l.Saved(g) || sp%wordSize != 0 || sp < low || sp >= high {
 		return 0, 0, false
 	}
-	// arm64 keeps the frame pointer in the word before the stack pointer's.
+	// On arm64 the frame pointer is in the word below the stack pointer.
 	return max(low, sp-wordSize), high, true
 }
 
-// WaitReasonOf returns the number of the reason why a goroutine waits. It reports false if the
-// goroutine does not wait: the number is then that of an earlier wait.
+// WaitReasonOf returns the number of the reason why a goroutine waits. It returns false if the
+// goroutine does not wait: the number is then left from an earlier wait.
 func (l *Layout) WaitReasonOf(g *G) (int, bool) {
 	status, _ := l.StatusOf(g)
 	if l.WaitReason >= len(g.Data) || status != StatusWaiting && status != StatusLeaked {
@@ -237,8 +240,8 @@ func (l *Layout) WaitReasonOf(g *G) (int, bool) {
 	return int(g.Data[l.WaitReason]), true
 }
 
-// WaitSinceOf returns since when a goroutine has waited at least, in nanoseconds of CLOCK_MONOTONIC, 0
-// if that is not known. Only garbage collections set it.
+// WaitSinceOf returns the latest possible start of a goroutine's wait, in nanoseconds of
+// CLOCK_MONOTONIC, or 0 if it is unknown. Only garbage collections set it.
 func (l *Layout) WaitSinceOf(g *G) int64 {
 	switch status, _ := l.StatusOf(g); status {
 	case StatusWaiting, StatusSyscall, StatusLeaked:

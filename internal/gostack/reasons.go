@@ -5,17 +5,18 @@ package gostack
 
 import "encoding/binary"
 
-// The runtime has the texts of its wait reasons in an array of strings. Their order has changed from
-// release to release, but not that of the first three.
+// The runtime has the texts of its wait reasons in an array of strings. Their order has changed
+// from release to release, except for the first three.
 const (
 	firstReason, secondReason = "GC assist marking", "IO wait"
-	// maxReasons and maxReasonSize bound what is read of the array.
+	// maxReasons and maxReasonSize bound the number and the size of the texts that are read.
 	maxReasons, maxReasonSize = 64, 64
 )
 
-// FindReasons looks for the runtime's texts of wait reasons in a part of the program's data, which
-// begins at an address that is divisible by 8. read reads memory of the program. It returns the texts
-// by their numbers; the array is known by its first texts and ends at the first string that is none.
+// FindReasons searches a part of the program's data for the runtime's texts of wait reasons. The
+// data begins at an address that is divisible by 8. read reads memory of the program. The result is
+// indexed by the number of the reason. FindReasons recognizes the array by its first texts; it ends
+// at the first string that is not a text.
 func FindReasons(data []byte, read func(address uint64, b []byte) bool) []string {
 	word := func(i int) uint64 { return binary.NativeEndian.Uint64(data[i*wordSize:]) }
 	for i := range max(0, len(data)/wordSize-5) {

@@ -10,12 +10,12 @@ import (
 	"slices"
 )
 
-// Code knows the machine code of the program. With it stacks are complete also where frame pointers
-// do not tell the caller: below signals, and where C has called back into Go.
+// Code describes the machine code of the program. It completes stacks where frame pointers do not
+// lead to the caller: below signals, and where C has called back into Go.
 type Code interface {
-	// Frame returns the name of the Go function that an instruction is in, and how many bytes its
-	// frame has on the stack when that instruction is executed: on amd64 without the return
-	// address. ok is false if the address is in no Go function.
+	// Frame returns the name of the Go function that contains the instruction at pc, and the number
+	// of bytes that its frame has on the stack when that instruction is executed, on amd64 without
+	// the return address. ok is false if the address is not in a Go function.
 	Frame(pc uint64) (function string, size int, ok bool)
 }
 
@@ -28,10 +28,10 @@ const (
 	goexit       = "runtime.goexit"
 )
 
-// MaxFrames is how many frames of a stack are followed.
+// MaxFrames is the maximum number of frames that are followed.
 const MaxFrames = 1024
 
-// A Result tells how far a stack could be followed.
+// A Result says how far a stack could be followed.
 type Result int
 
 const (
@@ -44,11 +44,11 @@ const (
 	Broken
 )
 
-// FindFramePointer finds the frame pointer of g.sched, with the stacks of the goroutines. It is the
-// only word between g.sched and the status whose chain of frames leads, in at least nine of ten
-// parked goroutines, to the same return address with no frame behind it, and that address must be in
-// runtime.goexit. code reads bytes of the program; goexit is known by its instructions, which is that
-// of a no-operation and a call.
+// FindFramePointer finds the frame pointer of g.sched with the help of the goroutines' stacks. It
+// is the only word between g.sched and the status whose chain of frames, in at least nine of ten
+// parked goroutines, ends at the same return address with no frame behind it. That address must be
+// in runtime.goexit. code reads bytes of the program; goexit is recognized by its instructions, a
+// no-operation and a call.
 func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []byte) bool) error {
 	var gs []G
 	for i := range goroutines {
@@ -96,7 +96,7 @@ func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []
 	return nil
 }
 
-// fresh reports whether a goroutine looks as if it has not run yet: it is runnable, and has no frame
+// fresh reports whether a goroutine apparently has not run yet: it is runnable, and has no frame
 // pointer anywhere.
 func (l *Layout) fresh(g *G) bool {
 	status, _ := l.StatusOf(g)
@@ -123,9 +123,9 @@ func chainEnd(s Stack, bp uint64) (uint64, bool) {
 	return 0, false
 }
 
-// isGoexit reports whether an address is the second instruction of runtime.goexit, which is written
-// in assembly: a no-operation and a call, so that the address belongs to a function that has been
-// entered.
+// isGoexit reports whether an address is the second instruction of runtime.goexit. That function is
+// written in assembly: a no-operation and a call, so that the address appears to be inside a
+// function that has been entered.
 func isGoexit(address uint64, code func(uint64, []byte) bool) bool {
 	return isGoexitAMD64(address, code) || isGoexitARM64(address, code)
 }
@@ -149,13 +149,13 @@ type unwinder struct {
 	code  Code
 	stack Stack
 	pcs   []uint64
-	first int // how many pcs belong to other stacks
+	first int // number of pcs that belong to other stacks
 }
 
 // Unwind appends the stack of a goroutine that does not run to pcs, the innermost frame first. Each
-// is the address of an instruction: the next one to be executed where a signal or the scheduler
-// stopped the goroutine, and otherwise the last byte of a call. runtime.goexit is left out. code may
-// be nil.
+// element is the address of an instruction: the next one to be executed if a signal or the
+// scheduler stopped the goroutine there, otherwise the last byte of a call. runtime.goexit is left
+// out. code may be nil.
 func (l *Layout) Unwind(g *G, code Code, pcs []uint64) ([]uint64, Result) {
 	u := unwinder{l, code, g.Stack, pcs, len(pcs)}
 	sp, pc, bp := g.word(l.SP), g.word(l.PC), g.word(l.BP)
@@ -166,7 +166,7 @@ func (l *Layout) Unwind(g *G, code Code, pcs []uint64) ([]uint64, Result) {
 	if !l.ARM64 {
 		entry, _ = u.stack.word(sp)
 	}
-	if entry == l.Goexit && bp == 0 { // It has not run yet.
+	if entry == l.Goexit && bp == 0 { // The goroutine has not run yet.
 		return append(pcs, pc), Complete
 	}
 	u.pcs = append(u.pcs, pc-1)
@@ -187,17 +187,19 @@ func (l *Layout) UnwindFrom(s Stack, pc, sp uint64, code Code, pcs []uint64) ([]
 	return u.pcs, u.follow(last, bp)
 }
 
-// full reports whether no more frames are followed.
+// full reports whether the maximum number of frames has been reached.
 func (u *unwinder) full() bool { return len(u.pcs)-u.first >= MaxFrames }
 
-// follow follows the chain of frames that begins at bp. pc is in the function whose frame that is.
+// follow follows the chain of frames that begins at bp. pc is in the function that this frame
+// belongs to.
 func (u *unwinder) follow(pc, bp uint64) Result {
-	var sp uint64 // that of the function that pc is in, once known
+	var sp uint64 // stack pointer of the function that contains pc, once known
 	var ok bool
 	for !u.full() {
 		function := u.function(pc)
 		if function == cgocallback && sp != 0 {
-			// C has its own frame pointers. The runtime has left a return address that leads on.
+			// C has its own frame pointers. The runtime has left a return address from which the
+			// stack continues.
 			if bp, pc, ok = u.leaveCallback(pc, sp); !ok {
 				return Broken
 			}
@@ -215,8 +217,8 @@ func (u *unwinder) follow(pc, bp uint64) Result {
 		}
 		sp = bp + 2*wordSize
 		if function == asyncPreempt || function == sigpanic {
-			// A signal has made the call. The function that was interrupted may not have had a frame
-			// yet, or none at all.
+			// A signal has inserted this call. The interrupted function may not have set up its
+			// frame yet, or may have none.
 			if bp, pc, ok = u.enter(ret, sp); !ok {
 				return Broken
 			}
@@ -234,7 +236,7 @@ func (u *unwinder) isGoexit(ret uint64) bool {
 	return ret == u.Goexit && ret != 0 || u.Goexit == 0 && u.function(ret) == goexit
 }
 
-// end returns the result if there is no frame at bp.
+// end returns the result for a chain that ends at bp, where there is no frame.
 func (u *unwinder) end(bp uint64) Result {
 	if end := u.stack.Low + uint64(len(u.stack.Data)); bp%wordSize == 0 && bp >= end-wordSize && bp-end < 1<<30 {
 		return Short
@@ -251,7 +253,8 @@ func (u *unwinder) function(pc uint64) string {
 }
 
 // enter appends the instruction pc, at which a function was interrupted with the stack pointer sp,
-// and the callers up to the first that has a frame. It returns where that frame is and the pc in it.
+// and its callers up to the first one that has a frame. It returns the address of that frame, and
+// the pc in its function.
 func (u *unwinder) enter(pc, sp uint64) (bp, last uint64, ok bool) {
 	for at := pc; !u.full(); {
 		_, size, ok := u.code.Frame(at)
@@ -277,8 +280,8 @@ func (u *unwinder) enter(pc, sp uint64) (bp, last uint64, ok bool) {
 	return 0, 0, false
 }
 
-// leaveCallback appends the frames above runtime.cgocallback, whose instruction is pc and whose stack
-// pointer is sp, up to the first with a frame pointer.
+// leaveCallback appends the frames above runtime.cgocallback, whose instruction is pc and whose
+// stack pointer is sp, up to the first one with a frame pointer.
 func (u *unwinder) leaveCallback(pc, sp uint64) (bp, last uint64, ok bool) {
 	_, size, ok := u.code.Frame(pc)
 	if !ok || size < 0 {
@@ -292,7 +295,7 @@ func (u *unwinder) leaveCallback(pc, sp uint64) (bp, last uint64, ok bool) {
 	if !ok {
 		return 0, 0, false
 	}
-	if u.isGoexit(ret) { // The thread was made by C, and this is all that Go has of it.
+	if u.isGoexit(ret) { // C created the thread, so the Go stack ends here.
 		return at - wordSize, pc, true
 	}
 	return u.enter(ret-1, caller)

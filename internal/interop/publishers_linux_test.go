@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Publishers in other languages, written against the OTEPs, are read correctly: the service's name,
+// Publishers in other languages, written from the OTEPs, are read correctly: the service's name,
 // and the span of each thread, which follows from the thread's number.
 func TestPublishers(t *testing.T) {
 	source := func(name string) string { return filepath.Join("publishers", name) }

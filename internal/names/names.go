@@ -47,8 +47,9 @@ type text struct {
 	hash uint64
 }
 
-// New returns an empty table. If heap is true, the table is on the heap, where other processes do not
-// find it. The same happens if its memory cannot be mapped; then New also returns an error.
+// New returns an empty table. If heap is true, the table is on the heap, where other processes do
+// not find it. If its memory cannot be mapped, New also uses the heap, and returns an error as
+// well.
 func New(heap bool) (t *Table, err error) {
 	t = &Table{seed: maphash.Bytes(maphash.MakeSeed(), nil) | 1}
 	t.region, err = vma.NewOrHeap(wire.NamesName, wire.NamesHeaderSize+Capacity*wire.NameEntrySize, heap)
@@ -79,8 +80,9 @@ func (t *Table) Close() error {
 	return nil
 }
 
-// Number returns the number of a name, cut to [wire.MaxName] bytes by [gorecord.Cut]. It returns 0 if
-// the name is empty, or if the name is new and the table is full, which is counted: see [Table.LeftOut].
+// Number returns the number of a name, cut to [wire.MaxName] bytes by [gorecord.Cut]. It returns 0
+// if the name is empty. It also returns 0, and counts the name (see [Table.LeftOut]), if the name
+// is new and the table is full.
 func (t *Table) Number(name string) uint16 {
 	if len(name) > wire.MaxName {
 		name = gorecord.Cut(name, wire.MaxName)
@@ -125,8 +127,8 @@ func word(s string) uint64 {
 	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 | uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
-// find returns the number of a name, or 0 and the empty index entry where it belongs. There is always
-// one, because at least half of the entries are empty.
+// find returns the number of a name, or 0 and the empty index entry where it belongs. There is
+// always an empty entry, because at least half of them are.
 func (t *Table) find(name string, hash uint64) (number uint16, empty *atomic.Uint64) {
 	for i := hash >> (64 - indexBits); ; i++ {
 		slot := &t.index[i%uint64(len(t.index))]
@@ -153,11 +155,11 @@ func (t *Table) text(number uint16) string {
 //
 //go:noinline
 func (t *Table) add(name string, hash uint64) uint16 {
-	// Clone, because the name may be a substring of something large.
+	// Clone the name, because it may be a substring of something large.
 	added := &text{strings.Clone(name), hash}
 	for {
-		// Load used first, then find: if the name has a number below n, find sees it, and if another
-		// goroutine gives it the number n, the claim fails.
+		// Load used first, then find: if the name has a number below n, find returns it, and if
+		// another goroutine gives it the number n, the claim fails.
 		n := t.used.Load()
 		if number, _ := t.find(name, hash); number != 0 {
 			return number
@@ -176,11 +178,11 @@ func (t *Table) add(name string, hash uint64) uint16 {
 }
 
 // complete publishes a name that has claimed a number. Any number of goroutines may do so
-// concurrently, and again later.
+// concurrently, even if it has already been published.
 func (t *Table) complete(n uint32, claimed *text) {
 	t.entries[n].Put(claimed.name)
-	// Readers check Used first. A reader has the number from a cell or record, which is stored after
-	// this.
+	// Readers check Used first. A reader gets the number from a cell or record, which is stored
+	// after this.
 	atomic.CompareAndSwapUint32(&t.header.Used, n, n+1)
 	for {
 		number, empty := t.find(claimed.name, claimed.hash)

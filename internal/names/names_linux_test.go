@@ -48,7 +48,7 @@ func TestNumber(t *testing.T) {
 		}
 		assert.NotZero(t, n, name)
 		assert.Equal(t, name, table.entry(t, n))
-		assert.Equal(t, n, table.Number(strings.Clone(name)), "it keeps its number")
+		assert.Equal(t, n, table.Number(strings.Clone(name)), "a name must keep its number")
 	}
 	assert.Zero(t, table.Number(""))
 	assert.Zero(t, table.LeftOut())
@@ -107,7 +107,7 @@ func TestNumberConcurrently(t *testing.T) {
 				begin.Done()
 				begin.Wait()
 				for i := range count {
-					// Half of them add names in another order.
+					// Half of the goroutines add the names in another order.
 					name := fmt.Sprint("name ", (i+g%2*count/2)%count)
 					n := table.Number(name)
 					assert.Equal(t, name, table.entry(t, n), round)

@@ -1,17 +1,17 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ordered stores data that other threads and processes read without a lock. Its stores become
-// visible in the order in which they are made, like atomic stores. On CPUs that guarantee that order
-// anyway, they avoid the locked instruction of Go's atomic stores.
+// Package ordered stores data that other threads and processes read without a lock. Its stores
+// become visible in the order in which they are made, like atomic stores. On CPUs that guarantee
+// this order anyway, they avoid the locked instruction of Go's atomic stores.
 //
-// On amd64 the processor makes stores visible in program order, and the compiler moves no store
-// across an atomic operation. So plain stores between two atomic operations are enough: [PutFirst]
-// ends with an atomic load, and [PutLast] begins with one. Function calls do not count as barriers,
-// because the compiler may inline them. On other architectures, and with the race detector, all of them
-// are atomic stores. There must be no concurrent store to the same place, except of the same value.
+// On amd64 the CPU makes stores visible in program order, and the compiler moves no store across an
+// atomic operation. So plain stores between two atomic operations are enough: [PutFirst] ends with
+// an atomic load, and [PutLast] begins with one. Function calls do not count as barriers, because
+// the compiler may inline them. On other architectures, and with the race detector, all of them are
+// atomic stores. There must be no concurrent store to the same place, except of the same value.
 //
-// Unlike with atomic stores, later loads may be executed before them. A writer that stores and then
+// Unlike atomic stores, these stores may be overtaken by later loads. A writer that stores and then
 // loads a reader's answer needs an atomic read-modify-write operation in between.
 //
 // The package knows no format, and imports nothing from otelctx.

@@ -10,7 +10,7 @@ import (
 	"unsafe"
 )
 
-// PutFirst stores what is to be seen before all that is stored later.
+// PutFirst stores a value that becomes visible before all later stores.
 func PutFirst(field *uint64, v uint64) { atomic.StoreUint64(field, v) }
 
 // Put stores to a field between [PutFirst], or an atomic operation, and [PutLast].
@@ -19,8 +19,8 @@ func Put(field *uint64, v uint64) { atomic.StoreUint64(field, v) }
 // Put32 is [Put] for 32 bits.
 func Put32(field *uint32, v uint32) { atomic.StoreUint32(field, v) }
 
-// PutPointer stores a pointer, to be seen after what was stored before.
+// PutPointer stores a pointer that becomes visible after all earlier stores.
 func PutPointer(field *unsafe.Pointer, to unsafe.Pointer) { atomic.StorePointer(field, to) }
 
-// PutLast stores what is to be seen after all that was stored before.
+// PutLast stores a value that becomes visible after all earlier stores.
 func PutLast(field *uint64, v uint64) { atomic.StoreUint64(field, v) }

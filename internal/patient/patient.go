@@ -18,13 +18,13 @@ import (
 var (
 	// ErrNoAnswer means that reading a process took too long.
 	ErrNoAnswer = errors.New("reading timed out (its memory may be backed by userfaultfd or FUSE)")
-	// ErrTooMany means that so many processes have timed out that no more are read.
+	// ErrTooMany means that too many processes have timed out to read any more.
 	ErrTooMany = errors.New("reading has timed out for too many processes")
 
 	errStillWaiting = fmt.Errorf("%w: still no answer", ErrNoAnswer)
 )
 
-// Limit is the time limit for large reads of a process, about ten times what reading tens of
+// Limit is the time limit for large reads of a process, about ten times as long as reading tens of
 // thousands of threads takes.
 const Limit = 5 * time.Second
 
@@ -35,7 +35,7 @@ const (
 	maxPerUser   = 64
 )
 
-// abandonedCalls counts the abandoned calls for a process that have not returned.
+// abandonedCalls counts the abandoned calls for a process that have not returned yet.
 type abandonedCalls struct{ user, calls int }
 
 // abandoned holds the abandoned calls by process.
@@ -45,18 +45,18 @@ var abandoned = struct {
 }{byPID: make(map[int]abandonedCalls)}
 
 // Call calls f, which reads the process with id pid, and returns f's results. If f takes longer
-// than limit, the error wraps [ErrNoAnswer]; if ctx is done first, it wraps ctx's error. Time in
-// which f runs, is ready to run or waits for a lock counts only a tenth, because then this process
-// or the machine is busy.
+// than limit, the error wraps [ErrNoAnswer]; if ctx is done first, it wraps ctx's error. Time
+// during which f runs, is ready to run or waits for a lock counts only a tenth, because then this
+// process or the machine is busy.
 //
 // An abandoned f continues on its goroutine until the process lets it return, and its results are
-// dropped. While a call that timed out has not returned, further calls for the same process fail at
-// once, as do those that wait for a lock. While 64 processes of a user have such calls, calls for
-// any process of that user fail with an error that wraps [ErrTooMany]; while 256 processes in total
-// have such calls, all calls do.
+// dropped. Until a call that timed out has returned, further calls for the same process fail at
+// once, and so do those that wait for a lock. While 64 processes of a user have such calls, calls
+// for any process of that user fail with an error that wraps [ErrTooMany]; while 256 processes in
+// total have such calls, all calls do.
 //
-// Signals to this process are handled on other threads than f's, and do not wait for f. Call is
-// safe for concurrent use, and so must be everything f accesses.
+// Signals to this process are handled on threads other than f's, and do not wait for f. Call is
+// safe for concurrent use; everything that f accesses must be safe for concurrent use, too.
 func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T, error)) (T, error) {
 	var (
 		none, value T
@@ -69,7 +69,7 @@ func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T,
 	started := make(chan func() bool, 1)
 	go func() {
 		defer close(answered)
-		runtime.LockOSThread() // the thread whose time counts
+		runtime.LockOSThread() // the time of this thread is measured
 		defer runtime.UnlockOSThread()
 		defer blockSignals()()
 		started <- Start().Blocked
@@ -90,7 +90,7 @@ func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T,
 }
 
 // The thread of a call is checked this many times within its limit. A check that finds the thread
-// busy, not blocked on the process, counts for a tenth.
+// busy, and not blocked on the process, counts a tenth.
 const (
 	checks     = 5
 	busyFactor = 10

@@ -25,8 +25,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const short = 20 * time.Millisecond
 
-// waiting returns a function that blocks until the test ends or releases it. Until then its
-// threads wait in the kernel, as for another process.
+// waiting returns a function that blocks until answer is called or the test ends. Until then its
+// threads wait in the kernel, as they would for another process.
 func waiting(t *testing.T) (f func() (int, error), answer func()) {
 	t.Helper()
 	var pipe [2]int
@@ -72,7 +72,7 @@ func TestCallWithoutAnswer(t *testing.T) {
 
 	ask := func() (int, error) { return 2, nil }
 	_, err = Call(t.Context(), 1, Limit, ask)
-	require.ErrorIs(t, err, ErrNoAnswer, "it still waits")
+	require.ErrorIs(t, err, ErrNoAnswer, "the call is still waiting")
 	value, err = Call(t.Context(), 2, Limit, ask)
 	require.NoError(t, err, "another process")
 	assert.Equal(t, 2, value)
@@ -80,11 +80,12 @@ func TestCallWithoutAnswer(t *testing.T) {
 	answer()
 	settle(t)
 	value, err = Call(t.Context(), 1, Limit, ask)
-	require.NoError(t, err, "it has answered")
+	require.NoError(t, err, "the process has answered")
 	assert.Equal(t, 2, value)
 }
 
-// A call that waits for a lock ends together with the one that holds it and waits for the process.
+// A call that waits for a lock is abandoned together with the call that holds the lock and waits
+// for the process.
 func TestCallsOfOneProcess(t *testing.T) {
 	f, answer := waiting(t)
 	has, lets := make(chan struct{}), make(chan struct{})
@@ -112,12 +113,12 @@ func TestCallCancelled(t *testing.T) {
 	_, err := Call(ctx, 1, Limit, f)
 	require.ErrorIs(t, err, context.Canceled)
 	_, err = Call(t.Context(), 1, Limit, func() (int, error) { return 2, nil })
-	require.NoError(t, err, "it has not been given the time to answer")
+	require.NoError(t, err, "the call was abandoned together with the other one")
 	answer()
 }
 
-// A process-wide signal does not go to a thread of a call. One sent to that very thread is
-// delivered when the call returns.
+// A process-wide signal is not delivered to a thread of a call. A signal sent to that very thread
+// is delivered when the call returns.
 func TestCallBlocksSignals(t *testing.T) {
 	heard := make(chan os.Signal, 1)
 	signal.Notify(heard, unix.SIGUSR1)
@@ -160,7 +161,7 @@ func TestWaitDiscountsOwnTime(t *testing.T) {
 	}{
 		{"blocked", func(int) bool { return true }, 5},
 		{"running", func(int) bool { return false }, 50},
-		{"both in turns", func(look int) bool { return look%2 == 0 }, 10},
+		{"alternating", func(look int) bool { return look%2 == 0 }, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			started, n := make(chan func() bool, 1), 0

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Stopwatch measures the time of one thread, excluding the time in which it was ready to run but
-// had no processor. If the kernel does not report that time, all time counts. [Start] makes one. It
+// Stopwatch measures the time of one thread, excluding the time during which it was ready to run
+// but had no CPU. If the kernel does not report that time, all time counts. [Start] makes one. It
 // is safe for concurrent use.
 type Stopwatch struct {
 	began time.Time
@@ -26,7 +26,7 @@ type Stopwatch struct {
 	syscall, stat string
 }
 
-// Start returns a Stopwatch for the calling thread. The calling goroutine must stay on it.
+// Start returns a Stopwatch for the calling thread. The calling goroutine must stay on that thread.
 func Start() *Stopwatch {
 	s := &Stopwatch{began: time.Now()}
 	if thread, err := os.Readlink("/proc/thread-self"); err == nil {
@@ -50,7 +50,7 @@ func (s *Stopwatch) wait() time.Duration {
 // Elapsed returns the time since Start.
 func (s *Stopwatch) Elapsed() time.Duration {
 	// A wait between reading the clock and reading the file would be counted wrongly. A thread that
-	// has just been given a processor keeps it for longer than all three reads take.
+	// has just got a CPU keeps it for longer than all three reads take.
 	for before := s.wait(); ; {
 		elapsed := time.Since(s.began)
 		after := s.wait()
@@ -61,16 +61,16 @@ func (s *Stopwatch) Elapsed() time.Duration {
 	}
 }
 
-// Past reports whether at least limit has elapsed. It makes no system call while the wall clock has
-// not passed limit either.
+// Past reports whether at least limit has elapsed. It makes no system call until the wall-clock
+// time has passed limit.
 func (s *Stopwatch) Past(limit time.Duration) bool {
 	return time.Since(s.began) >= limit && s.Elapsed() >= limit
 }
 
-// Blocked reports whether the thread is waiting for something other than a processor or another
-// thread of this process. It waits for another thread if it needs a lock, or if Go does not let it
-// run because GOMAXPROCS threads already do. For a program with file capabilities the kernel only
-// reports whether a thread waits: then any wait counts as blocked.
+// Blocked reports whether the thread is waiting for something other than a CPU or another thread of
+// this process. It waits for another thread if it needs a lock, or if GOMAXPROCS other threads run
+// Go code already. For a program with file capabilities, the kernel only reports whether a thread
+// waits: then any wait counts as blocked.
 func (s *Stopwatch) Blocked() bool {
 	if text, err := os.ReadFile(s.syscall); err == nil {
 		call, _, _ := strings.Cut(strings.TrimSpace(string(text)), " ")

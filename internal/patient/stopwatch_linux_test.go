@@ -44,7 +44,7 @@ func pin(t *testing.T) {
 	assert.NoError(t, unix.SchedSetaffinity(0, &set))
 }
 
-// Time waiting for a processor, beside seven other threads, does not count.
+// Time spent waiting for a CPU that seven other threads use does not count.
 func TestStopwatchExcludesWaiting(t *testing.T) {
 	if _, err := os.Stat("/proc/thread-self/schedstat"); err != nil {
 		t.Skip("the kernel has no schedstat: ", err)
@@ -71,8 +71,8 @@ func TestStopwatchExcludesWaiting(t *testing.T) {
 		pin(t)
 		begin := time.Now()
 		watch := Start()
-		// The kernel gives slices of some milliseconds, and may first let this thread catch up with
-		// the others.
+		// The kernel assigns slices of some milliseconds, and may first let this thread catch up
+		// with the others.
 		for ran := all; all < 300*time.Millisecond || ran > all/4 && all < testenv.Patience; {
 			all = time.Since(begin)
 			var ts unix.Timespec
@@ -88,7 +88,7 @@ func TestStopwatchExcludesWaiting(t *testing.T) {
 }
 
 // Time asleep counts. The kernel's clock for waiting is not Go's, so no numbers are compared: the
-// thread sleeps until its watch is past the limit. If sleep did not count, the limit would be a
+// thread sleeps until its stopwatch is past the limit. If sleep did not count, the limit would be a
 // hundred times the time of the loop itself.
 func TestStopwatchCountsSleep(t *testing.T) {
 	const (

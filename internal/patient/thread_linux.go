@@ -5,7 +5,7 @@ package patient
 
 import "golang.org/x/sys/unix"
 
-// futex is the number of the system call in which the threads of a process wait for each other.
+// futex is the number of the system call with which the threads of a process wait for each other.
 const futex = unix.SYS_FUTEX
 
 // blockSignals blocks signals from other processes on the calling thread until restore is called.

@@ -27,15 +27,15 @@ var ErrMalformed = errors.New("malformed")
 
 // Mapping is one line of /proc/pid/maps, proc_pid_maps(5).
 type Mapping struct {
-	// Start is the first address, and End the one behind the last.
+	// Start is the first address, and End the address after the last.
 	Start, End uint64
 	Perms      Perms
 	Offset     uint64
 	// Major and Minor are the device number of Inode.
 	Major, Minor uint32
 	Inode        uint64
-	// Name is the text behind the inode, exactly as the kernel wrote it: a path with '\n' escaped
-	// as \012, a pseudo-path such as [heap], or nothing.
+	// Name is the text after the inode, exactly as the kernel wrote it: a path with '\n' escaped as
+	// \012, a pseudo-path such as [heap], or nothing.
 	Name string
 }
 
@@ -95,9 +95,9 @@ func scanLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
 // mapsFields is the number of fields before the name: address, perms, offset, dev, inode.
 const mapsFields = 5
 
-// cutName splits a line behind its inode. The kernel pads the gap before the name with spaces, so a
-// name cannot start with a space unless it is longer than the padding. Paths start with '/', and
-// pseudo-paths with '['.
+// cutName splits a line after its inode. The kernel pads the gap before the name with spaces, so a
+// name cannot start with a space unless the fields are longer than the padding. Paths start with
+// '/', and pseudo-paths with '['.
 func cutName(line []byte) (fields, name []byte) {
 	end := 0
 	for range mapsFields {

@@ -33,7 +33,7 @@ func collect(t testing.TB, seq iter.Seq2[Mapping, error]) ([]Mapping, error) {
 	)
 	for m, err := range seq {
 		if failed != nil {
-			t.Fatalf("the sequence went on after its error: %v, %v", m, err)
+			t.Fatalf("the sequence continued after its error: %v, %v", m, err)
 		}
 		if err != nil {
 			failed = err
@@ -61,7 +61,7 @@ var lines = []lineTest{
 	{name: "heap", line: "55601133d000-55601135e000 rw-p 00000000 00:00 0      [heap]", want: Mapping{Start: 0x55601133d000, End: 0x55601135e000, Perms: rw, Name: "[heap]"}},
 	{name: "stack", line: "7ffcc2567000-7ffcc2588000 rw-p 00000000 00:00 0      [stack]", want: Mapping{Start: 0x7ffcc2567000, End: 0x7ffcc2588000, Perms: rw, Name: "[stack]"}},
 	{name: "kernel half", line: "ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0      [vsyscall]", want: Mapping{Start: 0xffffffffff600000, End: 0xffffffffff601000, Perms: Perms{Exec: true}, Name: "[vsyscall]"}},
-	{name: "all but the end of the address space", line: "00000000-ffffffffffffffff ---p 00000000 00:00 0 ", want: Mapping{End: 0xffffffffffffffff}},
+	{name: "all of the address space but its end", line: "00000000-ffffffffffffffff ---p 00000000 00:00 0 ", want: Mapping{End: 0xffffffffffffffff}},
 	{name: "shared, every permission", line: "7f5b21900000-7f5b21907000 rwxs ffffffffff000 fe:00 18446744073709551615   /a", want: Mapping{Start: 0x7f5b21900000, End: 0x7f5b21907000, Perms: Perms{true, true, true, true}, Offset: 0xffffffffff000, Major: 0xfe, Inode: 1<<64 - 1, Name: "/a"}},
 	{name: "no name", line: "7f5b21698000-7f5b216ba000 rw-p 00000000 00:00 0 ", want: Mapping{Start: 0x7f5b21698000, End: 0x7f5b216ba000, Perms: rw}},
 	{name: "no name and no space", line: "7f5b21698000-7f5b216ba000 rw-p 00000000 00:00 0", want: Mapping{Start: 0x7f5b21698000, End: 0x7f5b216ba000, Perms: rw}},
@@ -73,7 +73,7 @@ var lines = []lineTest{
 	{name: "spaces at the end of the name", line: "1000-2000 ---p 00000000 00:01 7      /tmp/a  ", want: Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/tmp/a  "}},
 	{name: "carriage return at the end of the name", line: "1000-2000 ---p 00000000 00:01 7      /tmp/a\r", want: Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/tmp/a\r"}},
 	{name: "escaped newline stays escaped", line: `1000-2000 ---p 00000000 00:01 7      /tmp/a\012b`, want: Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: `/tmp/a\012b`}},
-	{name: "bytes that are no text", line: "1000-2000 ---p 00000000 00:01 7      /tmp/\xff\x00\x1b[31m\t", want: Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/tmp/\xff\x00\x1b[31m\t"}},
+	{name: "bytes that are not text", line: "1000-2000 ---p 00000000 00:01 7      /tmp/\xff\x00\x1b[31m\t", want: Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/tmp/\xff\x00\x1b[31m\t"}},
 }
 
 var malformedLines = []lineTest{
@@ -91,13 +91,13 @@ var malformedLines = []lineTest{
 	{name: "long permissions", line: "1000-2000 rw-pp 00000000 00:00 0 /a", wantErr: `permissions "rw-pp"`},
 	{name: "permissions in the wrong order", line: "1000-2000 wr-p 00000000 00:00 0 /a", wantErr: `permissions "wr-p"`},
 	{name: "neither shared nor private", line: "1000-2000 rw-- 00000000 00:00 0 /a", wantErr: `permissions "rw--"`},
-	{name: "offset is no number", line: "1000-2000 rw-p xyz 00:00 0 /a", wantErr: "offset"},
+	{name: "offset is not a number", line: "1000-2000 rw-p xyz 00:00 0 /a", wantErr: "offset"},
 	{name: "offset of more than 64 bits", line: "1000-2000 rw-p 10000000000000000 00:00 0 /a", wantErr: "offset"},
-	{name: "inode is no number", line: "1000-2000 rw-p 00000000 00:00 0x7 /a", wantErr: "inode"},
+	{name: "inode is not a number", line: "1000-2000 rw-p 00000000 00:00 0x7 /a", wantErr: "inode"},
 	{name: "one device number", line: "1000-2000 rw-p 00000000 0 0 /a", wantErr: "device"},
-	{name: "minor is no number", line: "1000-2000 rw-p 00000000 00:x 0 /a", wantErr: "device"},
+	{name: "minor is not a number", line: "1000-2000 rw-p 00000000 00:x 0 /a", wantErr: "device"},
 	{name: "major of more than 32 bits", line: "1000-2000 rw-p 00000000 100000000:00 0 /a", wantErr: "device"},
-	{name: "end is no number", line: "1000-200g rw-p 00000000 00:00 0 /a", wantErr: "end"},
+	{name: "end is not a number", line: "1000-200g rw-p 00000000 00:00 0 /a", wantErr: "end"},
 	{name: "no inode", line: "1000-2000 rw-p 00000000 00:00", wantErr: "4 of 5 fields"},
 	{name: "inode of more than 64 bits", line: "1000-2000 rw-p 00000000 00:00 18446744073709551616 /a", wantErr: "inode"},
 	{name: "two spaces between fields", line: "1000-2000 rw-p  00000000 00:00 0 /a", wantErr: "offset"},
@@ -179,7 +179,7 @@ func TestMapsLimits(t *testing.T) {
 	}
 }
 
-// Maps stops reading when its caller stops, and a line without an end does not fill the memory.
+// Maps stops reading when its caller stops, and an endless line does not fill the memory.
 func TestMapsStopsReading(t *testing.T) {
 	endless := strings.NewReader(strings.Repeat("x", 8<<20))
 	_, err := collect(t, Maps(endless, all))

@@ -15,7 +15,7 @@ import (
 	"syscall"
 )
 
-// ErrProcessGone is wrapped by every error about a process that does not exist, or no longer.
+// ErrProcessGone is wrapped by every error about a process that does not exist or has exited.
 var ErrProcessGone = errors.New("no such process")
 
 // FS is a proc file system.
@@ -96,15 +96,15 @@ func (p *Process) Thread(tid int) (*Process, error) {
 	return &Process{dir: dir}, nil
 }
 
-// MaxThreadsTried is the number of threads tried if the first one has exited. A process may keep
-// any number of exited threads, too, and each costs the reader time.
+// MaxThreadsTried is the number of other threads to try if the first one has exited. A process may
+// also keep any number of exited threads, and each costs the reader time.
 const MaxThreadsTried = 64
 
-// Maps yields the mappings of the process, like [Maps]. Reading them needs the access of a ptrace
+// Maps yields the mappings of the process, like [Maps]. That requires the permission for a ptrace
 // read (PTRACE_MODE_READ_FSCREDS): without it the error wraps [fs.ErrPermission].
 //
-// The first thread may exit before others and then has no mappings. In that case Maps yields the
-// mappings of the first other thread that has some.
+// The first thread may exit before the others, and then has no mappings. In that case Maps yields
+// the mappings of the first other thread that has some.
 func (p *Process) Maps(keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 	return func(yield func(Mapping, error) bool) {
 		f, err := p.dir.Open("maps")
@@ -162,7 +162,7 @@ func (d *readDetector) Read(b []byte) (int, error) {
 }
 
 // goneError wraps the errors by which the kernel reports an exited process with ErrProcessGone. The
-// entries of a process vanish with it, and open ones read ESRCH.
+// entries of a process vanish when it exits, and reading open ones returns ESRCH.
 func goneError(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("%w: %w", ErrProcessGone, err)

@@ -174,7 +174,7 @@ func TestMapsOfManyExitedThreads(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(root, "7", "maps"), nil, 0o600))
 	p := openIn(t, root, 7)
-	var order []int // as they are asked
+	var order []int // in the order of reading
 	for tid, err := range p.Threads() {
 		require.NoError(t, err)
 		order = append(order, tid)
@@ -215,6 +215,6 @@ func TestMapsNotPermitted(t *testing.T) {
 	other := childproc.Start(t, "headless", nil)
 	other.Expect("ready")
 	child = childproc.Start(t, "nobody", nil)
-	assert.Contains(t, child.Ask("%d", other.PID()), "true: ", "by another thread than the first")
+	assert.Contains(t, child.Ask("%d", other.PID()), "true: ", "through a thread other than the first")
 	child.Done()
 }

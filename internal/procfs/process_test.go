@@ -74,7 +74,7 @@ func TestIDs(t *testing.T) {
 	_, err := collectIDs(NewFS(filepath.Join(root, "absent")).PIDs())
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	_, err = collectIDs(NewFS(filepath.Join(root, "uptime")).PIDs())
-	require.Error(t, err, "a file is no proc file system")
+	require.Error(t, err, "a file is not a proc file system")
 	require.NoError(t, os.RemoveAll(p.dir.Name()))
 	_, err = collectIDs(p.Threads())
 	require.ErrorIs(t, err, ErrProcessGone)

@@ -19,8 +19,8 @@ var ErrRunning = errors.New("the thread is running")
 type Registers struct{ SP, PC uint64 }
 
 // Stopped returns the registers of the thread tid if it is stopped or in a system call, from the
-// line of proc_pid_syscall(5). It neither wakes nor stops anything. The error wraps [ErrRunning]
-// for a running thread, [ErrProcessGone], or [fs.ErrPermission] without the access of a ptrace
+// line of proc_pid_syscall(5). It neither wakes nor stops the thread. The error wraps [ErrRunning]
+// for a running thread, [ErrProcessGone], or [fs.ErrPermission] without the permission for a ptrace
 // attach.
 func (p *Process) Stopped(tid int) (Registers, error) {
 	f, err := p.dir.Open(path.Join("task", strconv.Itoa(tid), "syscall"))

@@ -70,9 +70,9 @@ func (f FS) status(pid int, key string) (int, error) {
 }
 
 // ThreadIDs returns the ids of the thread tid, one for each PID namespace that it is in. The first
-// is the id in the namespace of the proc file system, which is tid; the last is the thread's own
-// view. It reads the line NSpid of proc_pid_status(5); kernels without PID namespaces have none,
-// and the result is tid alone.
+// is the id in the namespace of the proc file system, which is tid; the last is the id in the
+// thread's own namespace. It reads the line NSpid of proc_pid_status(5). Kernels without PID
+// namespaces do not have that line: the result is then tid alone.
 //
 // The error wraps [ErrProcessGone] if the thread has exited.
 func (p *Process) ThreadIDs(tid int) ([]int, error) {
@@ -99,7 +99,8 @@ func (p *Process) ThreadStart(tid int) (uint64, error) {
 	if err != nil {
 		return 0, goneError(err)
 	}
-	// The thread's name may contain anything, parentheses included. The start is the 20th field behind it (proc_pid_stat(5)).
+	// The thread's name may contain anything, including parentheses. The start is the 20th field
+	// after it (proc_pid_stat(5)).
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 20 {
 		return 0, fmt.Errorf("%w stat: %d fields", ErrMalformed, len(fields))

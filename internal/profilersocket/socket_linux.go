@@ -30,8 +30,8 @@ const (
 	batch = 256
 	// quiet is the time without a message after which a burst has ended.
 	quiet = 50 * time.Millisecond
-	// maxBurst is the maximum time for which messages are received before they are handled. It is
-	// much shorter than the delay of transactions.
+	// maxBurst is the maximum time during which messages are received before they are handled. It
+	// is much shorter than the delay of transactions.
 	maxBurst = 100 * time.Millisecond
 	// idleRounds is the number of quiet periods after which the reader waits without a timeout. They
 	// last ten seconds, longer than the interval between the bursts of profilers.
@@ -46,15 +46,15 @@ type Socket struct {
 	path   string
 	closed atomic.Bool
 
-	// mu guards freed. It is held while the descriptors are used if Close may be called
-	// concurrently.
+	// mu guards freed. It is held during uses of the descriptors that may coincide with Close.
 	mu    sync.Mutex
 	freed bool
 	// wakeFD sends wakeMessage, which is not passed to handle, to this socket.
 	wakeFD      int
 	wakeMessage []byte
-	// drains holds the channel for the next drain. Serve replaces it, handles all messages that are in
-	// the socket, and then closes the old one. drainWanted is set if a goroutine waits for that.
+	// drains holds the channel for the next drain. Serve replaces it, handles all messages that are
+	// in the socket, and then closes the old channel. drainWanted is set if a goroutine waits for
+	// that.
 	drains      atomic.Pointer[chan struct{}]
 	drainWanted atomic.Bool
 	served      chan struct{} // closed when Serve has returned
@@ -81,7 +81,7 @@ func Listen(dir, name string) (*Socket, error) {
 	}
 	s := &Socket{fd: fd, path: path, wakeMessage: []byte(rand.Text()[:16]), served: make(chan struct{})}
 	s.nextDrain()
-	// Before bind, which gives the mode to the file, so that other users can never send.
+	// Set the mode before bind, which gives it to the file, so that other users can never send.
 	if err := unix.Fchmod(fd, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("fchmod socket: %w", err), unix.Close(fd))
 	}
@@ -93,7 +93,7 @@ func Listen(dir, name string) (*Socket, error) {
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 		return nil, errors.Join(fmt.Errorf("setsockopt SO_RCVTIMEO: %w", err), os.Remove(path), unix.Close(fd))
 	}
-	// Helps if the limit is the size of the messages, not their number.
+	// This helps if the limit is the size of the messages, not their number.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
 	if s.wakeFD, err = connect(path); err != nil {
 		return nil, errors.Join(err, os.Remove(path), unix.Close(fd))
@@ -102,8 +102,8 @@ func Listen(dir, name string) (*Socket, error) {
 }
 
 // Sweep removes sockets that killed processes have left in a directory. A socket's name consists of
-// prefix, a process id, a hyphen and any suffix. Sweep removes only sockets of this
-// user for which no process with the id exists and which no process, in any container, has open.
+// prefix, a process id, a hyphen and any suffix. Sweep removes only sockets of this user for which
+// no process with the id exists and which no process has open, in any container.
 func Sweep(dir, prefix string) {
 	d, err := os.Open(filepath.Clean(dir))
 	if err != nil {
@@ -154,7 +154,7 @@ func (s *Socket) nextDrain() *chan struct{} {
 // or Serve has returned. If ctx ends first, it returns ctx's error. It must not be
 // called by Serve's handle.
 func (s *Socket) Drain(ctx context.Context) error {
-	// This drain has not started, because Serve replaces the channel when it starts one.
+	// This drain cannot have started, because Serve replaces the channel when it starts one.
 	drained := *s.drains.Load()
 	s.drainWanted.Store(true)
 	s.wakeReader()
@@ -194,7 +194,7 @@ func (s *Socket) wakeReader() {
 // or an error, which it returns. b is valid until handle returns; whole is
 // false if the message was truncated. Serve must be called once.
 func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
-	// Locked, so that the thread that waits in the kernel is ready to run when a message
+	// Lock the thread, so that the thread that waits in the kernel is ready to run when a message
 	// arrives.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -237,7 +237,7 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 	}
 	silent := idleRounds
 	for !s.closed.Load() {
-		// Before the flag is read: Drain sets the flag first and then makes the socket
+		// Do this before the flag is read: Drain sets the flag first and then makes the socket
 		// non-blocking.
 		_ = unix.SetNonblock(s.fd, false)
 		if s.drainWanted.Swap(false) {

@@ -35,7 +35,7 @@ func listen(t *testing.T) *Socket {
 }
 
 // serve serves a socket until the end of the test, with up to 16 bytes of each message. got returns
-// the messages that it has received.
+// the messages received so far.
 func serve(t *testing.T, s *Socket) (got func() []string) {
 	t.Helper()
 	const size = 16
@@ -133,21 +133,21 @@ func TestPaths(t *testing.T) {
 	assert.True(t, filepath.IsAbs(s.Path()))
 	_, err = Listen(dir, "relative")
 	require.ErrorIs(t, err, unix.EADDRINUSE)
-	assert.FileExists(t, s.Path(), "somebody else's stays")
+	assert.FileExists(t, s.Path(), "another program's file must stay")
 	require.NoError(t, s.Close())
 	assert.NoFileExists(t, s.Path())
 }
 
-// Messages that arrive one by one, without a pause that would end a burst, are handled without waiting
-// for a pause.
+// Messages that arrive one at a time, without a pause that would end a burst, are handled without
+// waiting for a pause.
 func TestATrickle(t *testing.T) {
 	s := listen(t)
 	got, send := serve(t, s), sender(t)
 	for range 3 {
 		for before, taken := len(got()), 0; len(got()) == before; taken++ {
-			require.Less(t, taken, batch/2, "they wait for a whole batch")
+			require.Less(t, taken, batch/2, "the messages wait for a full batch")
 			require.NoError(t, send.send(s.Path(), "message"))
-			// Until it is out of the queue, however long that takes.
+			// Wait until the message has left the queue, however long that takes.
 			require.Eventually(t, func() bool { return send.queued(t) == 0 }, testenv.Patience, time.Millisecond)
 			time.Sleep(quiet / 5)
 		}
@@ -170,7 +170,7 @@ func TestBursts(t *testing.T) {
 		}
 		return false
 	}
-	require.True(t, burst(10_000), "nobody reads yet")
+	require.True(t, burst(10_000), "no reader has started yet")
 	require.Positive(t, taken)
 	got := serve(t, s)
 	arrive(t, got, taken)
@@ -186,7 +186,7 @@ func waitUntilItPolls(t *testing.T, tid int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", tid))
-		// Kernels may be built without that file: then it is stopped at any time.
+		// Kernels may be built without that file: then the socket is stopped at any time.
 		return err != nil || strings.HasPrefix(string(b), fmt.Sprint(unix.SYS_PPOLL, " "))
 	}, testenv.Patience, time.Millisecond)
 }
@@ -205,7 +205,7 @@ func TestStop(t *testing.T) {
 			waitUntilItPolls(t, <-tid)
 			send := sender(t)
 			if busy {
-				require.NoError(t, send.send(s.Path(), "so that it is at it"))
+				require.NoError(t, send.send(s.Path(), "the reader is receiving"))
 				<-handled
 			}
 			require.NoError(t, s.Stop())
@@ -213,7 +213,7 @@ func TestStop(t *testing.T) {
 			case err := <-done:
 				require.NoError(t, err)
 			case <-time.After(testenv.Patience):
-				t.Fatal("it goes on")
+				t.Fatal("the reader continues")
 			}
 			assert.NoFileExists(t, s.Path())
 			require.ErrorIs(t, send.send(s.Path(), "late"), unix.ENOENT)
@@ -223,9 +223,9 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// When Drain returns, all messages that were sent before it have been handled, regardless of what the
-// reader was doing: waiting for a first message, waiting for the rest of a burst, or receiving from
-// senders that never stop.
+// When Drain returns, all messages sent before the call have been handled, whatever the reader was
+// doing: waiting for a first message, waiting for the rest of a burst, or receiving from senders
+// that never stop.
 func TestDrain(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, s *Socket, got func() []string){
 		"idle": func(*testing.T, *Socket, func() []string) {},
@@ -250,7 +250,7 @@ func TestDrain(t *testing.T) {
 			}()
 			t.Cleanup(func() { close(stop); <-done })
 		},
-		"the file is gone": func(t *testing.T, s *Socket, _ func() []string) {
+		"the file was removed": func(t *testing.T, s *Socket, _ func() []string) {
 			t.Helper()
 			require.NoError(t, os.Rename(s.Path(), s.Path()+"2"))
 			t.Cleanup(func() { require.NoError(t, os.Rename(s.Path()+"2", s.Path())) })
@@ -293,7 +293,7 @@ func TestDrainEnds(t *testing.T) {
 	s := listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, s.Drain(ctx), context.Canceled, "nobody serves yet")
+	require.ErrorIs(t, s.Drain(ctx), context.Canceled, "Serve has not started yet")
 	done := make(chan error)
 	go func() { done <- s.Serve(16, func([]byte, bool) {}) }()
 	require.NoError(t, s.Drain(t.Context()))

@@ -4,5 +4,5 @@
 // Package remotemem reads the memory of a process, including the caller's own, without its help and
 // without trusting its pointers.
 //
-// It does not interpret the memory, and imports no other package of otelctx.
+// The package does not interpret the memory, and imports no other package of otelctx.
 package remotemem

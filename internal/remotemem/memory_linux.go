@@ -13,8 +13,8 @@ import (
 // not a snapshot: the process may write them during the read.
 //
 // It calls process_vm_readv(2), so an invalid address is an error (EFAULT) and never a fault. The
-// error wraps the system call's: ESRCH if the process has exited; EPERM, which is an
-// [io/fs.ErrPermission], without the access of a ptrace attach (PTRACE_MODE_ATTACH_REALCREDS).
+// error wraps that of the system call: ESRCH if the process has exited; EPERM, which is an
+// [io/fs.ErrPermission], without the permission for a ptrace attach (PTRACE_MODE_ATTACH_REALCREDS).
 func (m Memory) ReadAt(p []byte, off int64) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -45,8 +45,8 @@ const (
 // 1024 parts take one system call.
 //
 // It stops at the first part that cannot be read completely and returns the number of complete
-// parts. That part may be partly filled; those behind it are unchanged. The error, nil only if all
-// parts are complete, is about that part and wraps the same errors as [Memory.ReadAt]'s.
+// parts. That part may be partly filled; the parts after it are unchanged. The error, nil only if
+// all parts are complete, is about that part and wraps the same errors as that of [Memory.ReadAt].
 //
 // The order also holds on machines that reorder loads. The kernel copies the parts in order, and
 // takes and releases references to the pages of each. Those are atomic operations, which order the

@@ -71,7 +71,7 @@ func pages(p *childproc.Parent) {
 	p.Receive()
 }
 
-// undumpable is like pages, and forbids its user to read it.
+// undumpable is like pages, but forbids its user to read the process.
 func undumpable(p *childproc.Parent) {
 	p.Must(childproc.ForbidReaders())
 	pages(p)
@@ -133,7 +133,7 @@ func TestReadAt(t *testing.T) {
 		}
 	}
 	child.Done()
-	mem, at := mapReadable(t, 512) // more than a system call pins at a time
+	mem, at := mapReadable(t, 512) // more pages than a system call pins at a time
 	got := make([]byte, len(mem))
 	_, err := self().ReadAt(got, int64(at))
 	require.NoError(t, err)
@@ -159,7 +159,7 @@ func TestReadExitedProcess(t *testing.T) {
 	_, err := remotemem.Of(child.PID()).ReadAt(make([]byte, 1), off)
 	require.NoError(t, err)
 
-	// Killed and not waited for, it no longer has memory.
+	// A killed process that was not waited for no longer has memory.
 	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGKILL))
 	require.Eventually(t, func() bool {
 		_, err := remotemem.Of(child.PID()).ReadAt(make([]byte, 1), off)
@@ -201,7 +201,7 @@ func TestReadAtNotPermitted(t *testing.T) {
 
 func TestReadPartsOfEverySize(t *testing.T) {
 	mem, at := mapReadable(t, 4)
-	// Fewer and more than fit into one call, with empty parts among them.
+	// Use fewer and more parts than fit into one call, with empty parts among them.
 	for _, count := range []int{0, 1, 2, 24, 25, 1024, 1025, 3000} {
 		parts := make([]remotemem.Part, count)
 		for i := range parts {
@@ -250,10 +250,10 @@ func TestReadPartsStopsAtUnreadablePart(t *testing.T) {
 
 // A part is read before the ones behind it: an increasing counter is never lower in a later part.
 func TestReadPartsInOrder(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // one counts while the other reads
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // one goroutine counts while the other reads
 	mem, at := mapReadable(t, 1)
-	// An atomic counter. Kernels may copy byte by byte: it counts in both halves, which differ if a
-	// read has one half old and the other new.
+	// This is an atomic counter. Kernels may copy byte by byte, so it counts in both halves, which
+	// differ if a read has one half old and the other new.
 	counter := &wire.ProcessContextHeaderIn(mem).PublishedAtNS
 	*counter = 0
 	at += 16 // where the header has that field, as package wire asserts
@@ -271,7 +271,7 @@ func TestReadPartsInOrder(t *testing.T) {
 	for i := range parts {
 		parts[i] = remotemem.Part{Address: at, Data: data[i][:]}
 	}
-	// The kernel may leave both on one processor for long, where neither sees the other.
+	// The kernel may run both on one CPU for a long time, where neither sees the other.
 	start := time.Now()
 	for n := 0; n < testenv.Rounds(1000, 20_000) || changes == 0 && time.Since(start) < time.Minute; n++ {
 		_, err := self().ReadParts(parts)

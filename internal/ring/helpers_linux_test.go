@@ -70,7 +70,7 @@ func (r *Ring) randomize(seed uint64) {
 }
 
 // want returns the expected content of a slot after s was stored over old, by the offsets of the
-// format instead of the code's. The bytes behind the attributes' last word are unchanged.
+// format instead of the code's. The bytes after the attributes' last word are unchanged.
 func (r *Ring) want(old []byte, s *Span, self *goruntime.Self) []byte {
 	b := bytes.Clone(old)
 	put := binary.LittleEndian
@@ -135,7 +135,7 @@ func moreProcessors(t *testing.T) {
 	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }
 
-// rounds is [testenv.Rounds], fewer under the slower race detector.
+// rounds is [testenv.Rounds], reduced under the slower race detector.
 func rounds(usually, all int) int {
 	n := testenv.Rounds(usually, all)
 	if testenv.Race {

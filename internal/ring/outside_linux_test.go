@@ -92,8 +92,8 @@ func TestNothingTornFromOutside(t *testing.T) {
 	}
 }
 
-// faults are the system calls that fail in a child, from before it creates its ring, or from
-// before it closes it.
+// faults are the system calls that fail in a child: from before it creates its ring, or from before
+// it closes the ring.
 type faults struct {
 	Layout        int
 	Before, After []childproc.Rule
@@ -180,18 +180,18 @@ func TestFaults(t *testing.T) {
 		"no memory":                    {faults: faults{2, []childproc.Rule{noMemory2}, nil}, wantNew: "mmap of 4198400 bytes: cannot allocate memory"},
 		"layout 1, no memory":          {faults: faults{1, []childproc.Rule{noMemory1}, nil}, wantNew: "mmap of 2101248 bytes: cannot allocate memory"},
 		"forks inherit":                {faults: faults{2, []childproc.Rule{childproc.NoDontfork}, nil}, wantNew: "madvise MADV_DONTFORK: permission denied"},
-		"no memory to close with": {
+		"no memory for closing": {
 			faults: faults{2, []childproc.Rule{childproc.NoNaming}, []childproc.Rule{noMemory2}},
 			found:  true, wantClose: "close: replace mapping: cannot allocate memory",
 		},
-		"layout 1, no memory to close with": {
+		"layout 1, no memory for closing": {
 			faults:   faults{1, []childproc.Rule{childproc.NoNaming}, []childproc.Rule{noMemory1}},
 			searched: true, wantClose: "close: replace mapping: cannot allocate memory",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if os.Getpagesize() != 4096 && strings.Contains(tt.wantNew, "bytes") {
-				t.Skip("the sizes are those of pages of 4 KiB")
+				t.Skip("the sizes assume pages of 4 KiB")
 			}
 			c := childproc.Start(t, "work under filters", nil)
 			line, err := json.Marshal(tt.faults)
@@ -200,7 +200,7 @@ func TestFaults(t *testing.T) {
 			if tt.wantNew != "" {
 				c.Expect(tt.wantNew)
 				named, searched := found(t, c.PID())
-				assert.Empty(t, append(named, searched...), "nothing is left behind")
+				assert.Empty(t, append(named, searched...), "no mapping may be left")
 				c.Done()
 				return
 			}

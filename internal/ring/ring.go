@@ -65,7 +65,7 @@ type Config struct {
 // Layout describes the location and layout of a ring.
 type Layout struct {
 	Name                                   string
-	Address                                uint64 // of the header
+	Address                                uint64 // address of the header
 	Layout, Capacity, HeaderSize, SlotSize int
 }
 
@@ -115,7 +115,7 @@ func New(c Config) (*Ring, error) {
 	size := l.HeaderSize + c.Capacity*l.SlotSize
 	var err error
 	if c.Heap {
-		// Space behind the last slot of layout 1, which is accessed as one of layout 2.
+		// Add space behind the last slot of layout 1, which is accessed as one of layout 2.
 		r.region = vma.NewHeap(size + wire.SlotSize2)
 	} else if r.region, err = allocate(c.Name, size); err != nil {
 		return nil, err
@@ -181,9 +181,9 @@ func (r *Ring) Store(id uint64, s *Span, self *goruntime.Self) {
 	slot := r.slot(id)
 	state, ok := r.claim(slot)
 	if !ok {
-		// The only store without a claim: it clears the slot's span. A later store by the holder of
-		// the claim counts. If the holder releases the slot without storing, the previous span must
-		// not reappear.
+		// This is the only store without a claim. It clears the slot's span. A later store by the
+		// holder of the claim takes effect. If the holder releases the slot without storing, the
+		// previous span must not reappear.
 		atomic.StoreUint64(&slot.SpanID, 0)
 		return
 	}
@@ -221,8 +221,9 @@ func (r *Ring) putAttributes(slot *wire.Slot2, attributes []byte) int {
 	if len(attributes) > r.attributes {
 		return r.putFitting(slot, attributes)
 	}
-	// Word by word, because like the fields they must not become visible before the claim. Sound:
-	// the slot has r.attributes bytes behind its fields, which is a multiple of 8.
+	// Store word by word, because the attributes, like the fields, must not become visible before
+	// the claim. Sound: the slot has r.attributes bytes behind its fields, which is a multiple of
+	// 8.
 	target, whole := unsafe.Add(unsafe.Pointer(slot), wire.SlotAttributes), len(attributes)&^7
 	for i := 0; i < whole; i += 8 {
 		ordered.Put((*uint64)(unsafe.Add(target, i)), binary.NativeEndian.Uint64(attributes[i:]))
@@ -256,7 +257,7 @@ func (r *Ring) putFitting(slot *wire.Slot2, attributes []byte) int {
 
 // Shown returns the id and the Ref of the span in the slot with this id of a thread or goroutine.
 // owned is false if the slot does not belong to the goroutine goid, or is being written. In layout
-// 1, which records no owner, it is always true and there is no Ref.
+// 1, which does not record owners, owned is always true and there is no Ref.
 func (r *Ring) Shown(id, goid uint64) (spanID, ref uint64, owned bool) {
 	slot := r.slot(id)
 	if r.layout1 {

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -59,7 +60,7 @@ func TestNew(t *testing.T) {
 			_, err := remotemem.Of(os.Getpid()).ReadAt(got, int64(l.Address))
 			require.NoError(t, err)
 			assert.Equal(t, header, got[:tt.headerSize])
-			assert.Equal(t, make([]byte, len(got)-tt.headerSize), got[tt.headerSize:], "it shows nothing")
+			assert.Equal(t, make([]byte, len(got)-tt.headerSize), got[tt.headerSize:], "the slot has no span")
 			found, err := resources.Mappings(tt.config.Name)
 			require.NoError(t, err)
 			switch {
@@ -86,8 +87,11 @@ func TestStoreBytes(t *testing.T) {
 				}
 				id := mix(x + 10)
 				r.randomize(x)
-				want := bytes.Clone(r.slots())
 				at := int(id%4) * r.layout.SlotSize
+				if x == 1 && !r.layout1 { // The counter of writes overflows into no other field.
+					binary.LittleEndian.PutUint32(r.slots()[at+0x1C:], math.MaxUint32)
+				}
+				want := bytes.Clone(r.slots())
 				copy(want[at:], r.want(want[at:][:r.layout.SlotSize], &s, &self))
 				r.store(id, &s, &self)
 				require.Equal(t, want, r.slots())
@@ -96,7 +100,7 @@ func TestStoreBytes(t *testing.T) {
 				assert.Equal(t, s.SpanID, spanID)
 				assert.True(t, owned)
 				_, _, owned = r.Shown(id, self.Goid+1)
-				assert.Equal(t, r.layout1, owned, "layout 1 does not say whose slots are")
+				assert.Equal(t, r.layout1, owned, "slots of layout 1 have no owner")
 				if r.layout1 {
 					assert.Zero(t, ref)
 				} else {
@@ -124,7 +128,7 @@ func TestAttributes(t *testing.T) {
 					}
 					s, self := spanOf(uint64(size), 0)
 					s.Attributes = bytes.Repeat([]byte{0xA7}, size)
-					// Entries of all sizes: some fit where others do not.
+					// Use entries of many sizes: some fit where others do not.
 					for at, n := 0, length; at+1 < size; at, n = at+2+int(n), n-7 {
 						s.Attributes[at+1] = n
 					}
@@ -164,18 +168,6 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// Every write is counted, including past the counter's end.
-func TestSeq(t *testing.T) {
-	r := newRing(t, Config{Layout: 2, Capacity: 1, Heap: true})
-	const start = 1<<32 - 50
-	binary.LittleEndian.PutUint32(r.bytes(0)[0x1C:], start)
-	for x := range uint32(100) {
-		s, self := spanOf(uint64(x), 0)
-		r.store(0, &s, &self)
-		assert.Equal(t, start+x+1, binary.LittleEndian.Uint32(r.bytes(0)[0x1C:]))
-	}
-}
-
 // A slot that another writer holds is not written, and the writer does not wait: a hang fails the
 // test. Only the previous span is cleared, so that it does not reappear if the holder releases the
 // slot without storing.
@@ -196,7 +188,7 @@ func TestHeldSlot(t *testing.T) {
 			assert.Equal(t, want, r.slots())
 			if !r.layout1 {
 				_, _, owned := r.Shown(0, self.Goid)
-				assert.False(t, owned, "it is being written")
+				assert.False(t, owned, "the slot is being written")
 			}
 
 			r.bytes(0)[0x18] = 0
@@ -204,7 +196,7 @@ func TestHeldSlot(t *testing.T) {
 			assert.Zero(t, spanID)
 			want = r.want(r.bytes(0), &next, &other)
 			r.store(0, &next, &other)
-			assert.Equal(t, want, r.bytes(0), "it is free again")
+			assert.Equal(t, want, r.bytes(0), "the slot is free again")
 		})
 	}
 }
@@ -226,7 +218,7 @@ func checkSlot(slot []byte, layout Layout) error {
 	return nil
 }
 
-// Goroutines that share slots store all the time, and readers find the span of one of them or none.
+// Goroutines that share slots store all the time. Readers find the span of one of them or none.
 func TestOneWriterAtATime(t *testing.T) {
 	for _, heap := range []bool{true, false} {
 		for name, c := range layouts() {
@@ -255,12 +247,12 @@ func TestOneWriterAtATime(t *testing.T) {
 				done.Wait()
 				for n := range 2 {
 					slot := r.bytes(n)
-					require.Zero(t, slot[0x18], "nobody holds slot %d", n)
+					require.Zero(t, slot[0x18], "slot %d must not be held", n)
 					if binary.LittleEndian.Uint64(slot[0x10:]) != 0 {
 						require.NoError(t, checkSlot(slot, r.layout))
 					}
 					if !r.layout1 {
-						assert.LessOrEqual(t, binary.LittleEndian.Uint32(slot[0x1C:]), stored[n].Load(), "a write is counted once")
+						assert.LessOrEqual(t, binary.LittleEndian.Uint32(slot[0x1C:]), stored[n].Load(), "a write must be counted once")
 						assert.Positive(t, binary.LittleEndian.Uint32(slot[0x1C:]))
 					}
 				}
@@ -294,7 +286,7 @@ func TestShownBelongsToOneWriter(t *testing.T) {
 			}
 			owned++
 			if spanID != 0 && (spanID&1 != 0 || ref != spanID) {
-				t.Errorf("goroutine 1 is said to show span %d of cell %d", spanID, ref)
+				t.Errorf("Shown returns span %d of cell %d for goroutine 1", spanID, ref)
 			}
 		}
 		stop.Store(true)
@@ -317,7 +309,7 @@ func TestClose(t *testing.T) {
 			got := make([]byte, r.layout.HeaderSize+4*r.layout.SlotSize)
 			_, err = remotemem.Of(os.Getpid()).ReadAt(got, int64(r.layout.Address))
 			require.NoError(t, err)
-			assert.Equal(t, make([]byte, len(got)), got, "nothing is left to be read")
+			assert.Equal(t, make([]byte, len(got)), got, "the memory must be cleared")
 
 			// Late writers do not fail.
 			r.store(1, &s, &self)
@@ -329,7 +321,8 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// Writers go on during and after Close. A write to unmapped memory would crash the test's process.
+// Writers continue during and after Close. A write to unmapped memory would crash the test's
+// process.
 func TestCloseUnderWriters(t *testing.T) {
 	moreProcessors(t)
 	for name, c := range layouts() {
@@ -372,7 +365,7 @@ func TestCloseUnderWriters(t *testing.T) {
 	}
 }
 
-// A ring costs the pages that are stored to, and its header's.
+// A ring uses only the pages that are stored to, and its header's.
 func TestMemory(t *testing.T) {
 	page := os.Getpagesize()
 	for name, c := range layouts() {

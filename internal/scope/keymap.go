@@ -23,8 +23,9 @@ type KeyMap struct{ keys []attribute.Key }
 // MaxKeys is the maximum number of keys, since the index is a byte.
 const MaxKeys = 256
 
-// Append returns a KeyMap with the keys of m followed by the new ones in keys, and the number of keys
-// beyond [MaxKeys]. It skips empty keys and duplicates, and returns m if no key is new. m may be nil.
+// Append returns a KeyMap with the keys of m followed by the new ones in keys, and the number of
+// keys above the limit [MaxKeys]. It skips empty keys and duplicates, and returns m if no key is
+// new. m may be nil.
 func (m *KeyMap) Append(keys ...attribute.Key) (more *KeyMap, refused int) {
 	all := m.Keys()
 	for _, key := range keys {
@@ -57,11 +58,11 @@ type published struct {
 	attributes *gorecord.Attributes
 }
 
-// Of returns the attributes of ctx that have these keys, encoded, or nil if there are none. The result
-// is cached in the Scope of ctx for one KeyMap.
+// Of returns the encoded attributes of ctx that have these keys, or nil if there are none. The
+// result is cached in the Scope of ctx for one KeyMap.
 func (m *KeyMap) Of(ctx context.Context) *gorecord.Attributes {
 	if m == nil {
-		return nil // without a lookup in ctx
+		return nil // no lookup in ctx
 	}
 	s := contextattr.From(ctx)
 	if s == nil {

@@ -51,7 +51,7 @@ func TestAppend(t *testing.T) {
 	other, _ := m.Append("e")
 	assert.Equal(t, []attribute.Key{"b", "a", "c", "d"}, more.Keys())
 	assert.Equal(t, []attribute.Key{"b", "a", "e"}, other.Keys())
-	assert.Equal(t, []attribute.Key{"b", "a"}, m.Keys(), "it stays as it was")
+	assert.Equal(t, []attribute.Key{"b", "a"}, m.Keys(), "a KeyMap is immutable")
 
 	full, refused := none.Append(manyKeys(258)...)
 	assert.Len(t, full.Keys(), 256)
@@ -61,8 +61,8 @@ func TestAppend(t *testing.T) {
 	assert.Equal(t, 1, refused)
 }
 
-// Every type of value, by an independent rule: strings are unchanged, and other types
-// follow OpenTelemetry's rule for attributes outside OTLP.
+// Values of every type follow an independent rule: strings are unchanged, and other types follow
+// OpenTelemetry's rule for attributes outside OTLP.
 func TestValues(t *testing.T) {
 	long := strings.Repeat("ä", 200) // 400 bytes
 	for _, tt := range []struct {
@@ -97,7 +97,7 @@ func TestOf(t *testing.T) {
 	ctx := contextattr.With(context.Background(), attribute.String("a", "1"), attribute.String("b", "2"), attribute.String("c", "3"))
 	a := m.Of(ctx)
 	assert.Equal(t, []byte("\x00\x012\x01\x011"), a.Encoded(), "in the order of the keys")
-	assert.Same(t, a, m.Of(ctx), "it is kept")
+	assert.Same(t, a, m.Of(ctx), "the result is cached")
 	assert.Zero(t, testing.AllocsPerRun(100, func() { m.Of(ctx) }))
 	more, _ := m.Append("c")
 	assert.Equal(t, []byte("\x00\x012\x01\x011\x02\x013"), more.Of(ctx).Encoded())

@@ -11,8 +11,9 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// DefaultSampler returns the sampler that a TracerProvider uses if no option sets one. The SDK does not
-// export it, so this reads the same environment variables. The provider reports invalid values.
+// DefaultSampler returns the sampler that a TracerProvider uses if no option sets one. The SDK does
+// not export that sampler, so this function reads the same environment variables. The provider
+// reports invalid values.
 func DefaultSampler() sdktrace.Sampler {
 	switch strings.ToLower(strings.TrimSpace(os.Getenv("OTEL_TRACES_SAMPLER"))) {
 	case "always_on":

@@ -40,7 +40,7 @@ func FromContext(ctx context.Context) trace.Span {
 	return s
 }
 
-// Local returns the key of the span of ctx, and false if there is none or it is remote.
+// Local returns the key of the span of ctx. It returns false if there is no span or it is remote.
 func Local(ctx context.Context) (k Key, ok bool) {
 	s := FromContext(ctx)
 	if s == nil {
@@ -50,9 +50,9 @@ func Local(ctx context.Context) (k Key, ok bool) {
 	return Of(sc), sc.HasTraceID() && !sc.IsRemote()
 }
 
-// Recording returns the key of the span of ctx, and false if no span records in this process: there is
-// none, it is remote, or ctx has only a SpanContext. For a span of the SDK it returns true even if the
-// span has ended.
+// Recording returns the key of the span of ctx. It returns false if no span records in this
+// process: there is no span, it is remote, or ctx has only a SpanContext. For a span of the SDK it
+// returns true even if the span has ended.
 func Recording(ctx context.Context) (k Key, ok bool) {
 	s := FromContext(ctx)
 	if s == nil {
@@ -83,9 +83,9 @@ func (c *keyOfSpan) Value(key any) any {
 	return nil
 }
 
-// Started returns, for the span passed to OnStart, its key, its trace flags, whether it has a parent,
-// and its start in nanoseconds since 1970. The key is zero if the span has already ended, because
-// another processor has ended it.
+// Started returns the properties of the span passed to OnStart: its key, its trace flags, whether
+// it has a parent, and its start in nanoseconds since 1970. The key is zero if another processor
+// has already ended the span.
 //
 // The results, here and below, are small enough to be returned in registers.
 func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool, startUnixNS uint64) {
@@ -148,8 +148,9 @@ func endedOther(s sdktrace.ReadOnlySpan, table unsafe.Pointer) (k Key, traceFlag
 }
 
 // value is the layout of a variable of an interface type with methods. The first word points to the
-// method table of the dynamic type, of which the runtime has one for each pair of types. The second is
-// the value or a pointer to it. This holds for both Go compilers in all of their releases.
+// method table of the dynamic type, of which the runtime has one for each pair of interface type
+// and dynamic type. The second is the value or a pointer to it. This holds for both Go compilers in
+// all of their releases.
 type value struct{ table, data unsafe.Pointer }
 
 // layout holds the offsets of the fields in values with a method table.
@@ -158,8 +159,8 @@ type layout struct {
 	spanContext, parent, start, end uintptr
 }
 
-// startedLayout and endedLayout are the layouts of the types passed to OnStart and OnEnd, nil until one of the
-// SDK's types was seen.
+// startedLayout and endedLayout are the layouts of the types passed to OnStart and OnEnd. They are
+// nil until a value of one of the SDK's types has been seen.
 var startedLayout, endedLayout atomic.Pointer[layout]
 
 // time returns the time at an offset in the value. It is sound for the same reasons as spanContext.
@@ -170,7 +171,8 @@ func (v *value) time(offset uintptr) *time.Time {
 // spanContext returns the SpanContext at an offset in the value.
 //
 // Sound: learn took the offset from the type that has this method table, and only if the SDK's
-// SpanContext has the same layout as ours. The SDK does not change it after OnStart is called.
+// SpanContext has the same layout as ours. The SDK does not change the SpanContext after OnStart is
+// called.
 func (v *value) spanContext(offset uintptr) *spanContext {
 	return (*spanContext)(unsafe.Add(v.data, offset))
 }

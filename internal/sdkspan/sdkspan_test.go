@@ -44,7 +44,8 @@ func (c *checked) OnEnd(s sdktrace.ReadOnlySpan) {
 	c.spans.Add(1)
 }
 
-// checkStarted compares the results for a started span with its SpanContext and its parent's.
+// checkStarted compares the results for a started span with its SpanContext and its parent's
+// SpanContext.
 func checkStarted(t *testing.T, s sdktrace.ReadWriteSpan, self, parent trace.SpanContext) {
 	t.Helper()
 	k, traceFlags, child, start := Started(s)
@@ -91,7 +92,7 @@ func TestSpansOfTheSDK(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// Parents of other types than the SDK's.
+	// The parents have types other than the SDK's.
 	remote := trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: trace.TraceID{1, 15: 2}, SpanID: trace.SpanID{3, 7: 4}, TraceFlags: 0xA5, Remote: true,
 	})
@@ -152,7 +153,7 @@ func TestSpanEndedByAnEarlierProcessor(t *testing.T) {
 	assert.Zero(t, startedKey(&foreign{ReadWriteSpan: inner}))
 }
 
-// A span of a type of its own, which embeds one of the SDK's.
+// foreign is a span of another type, which embeds one of the SDK's.
 type foreign struct {
 	sdktrace.ReadWriteSpan
 
@@ -167,7 +168,7 @@ type lookalike struct {
 	startTime, endTime  time.Time
 }
 
-// Where the fields are is learned only if they hold what the methods return.
+// The offsets of the fields are learned only if the fields hold what the methods return.
 func TestLearnComparesWithTheMethods(t *testing.T) {
 	old := sdk
 	t.Cleanup(func() { sdk = old; forget(t) })
@@ -207,7 +208,7 @@ func TestOtherSpans(t *testing.T) {
 	for range 2 {
 		checkStarted(t, &foreign{ReadWriteSpan: inner}, span.SpanContext(), outer.SpanContext())
 		checkEnded(t, foreign{ReadWriteSpan: inner}, span.SpanContext())
-		assert.Nil(t, startedLayout.Load(), "only the contexts of the SDK's types are known not to change")
+		assert.Nil(t, startedLayout.Load(), "layouts must be learned only from the SDK's types")
 		assert.Nil(t, endedLayout.Load())
 		// From now on the SDK's layouts are learned.
 		checkStarted(t, inner, span.SpanContext(), outer.SpanContext())
@@ -224,7 +225,7 @@ func TestFieldsThatAreNotThere(t *testing.T) {
 		parent      trace.SpanID      //nolint:unused // the same
 	}
 	assert.True(t, field[trace.SpanContext](reflect.TypeFor[span](), &offset, "spanContext"))
-	assert.False(t, field[trace.SpanContext](reflect.TypeFor[span](), &offset, "parent"), "which is something else")
+	assert.False(t, field[trace.SpanContext](reflect.TypeFor[span](), &offset, "parent"), "a field of another type")
 	assert.False(t, field[trace.SpanContext](reflect.TypeFor[span](), &offset, "outer"))
 	for _, other := range []reflect.Type{
 		reflect.TypeFor[struct{ a, b int32 }](), reflect.TypeFor[struct{ b, a int64 }](), reflect.TypeFor[struct {
@@ -257,7 +258,7 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// Contexts are asked for the span as the API asks them.
+// FromContext looks up the span in a context as the API does.
 func TestFromContext(t *testing.T) {
 	assert.Nil(t, FromContext(t.Context()))
 	_, span := sdktrace.NewTracerProvider().Tracer("test").Start(t.Context(), "span")

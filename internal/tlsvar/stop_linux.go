@@ -18,8 +18,8 @@ import (
 // thread that sleeps in a system call continues the call; as with any ptrace stop, a few calls such
 // as epoll_wait may return EINTR. do must be quick.
 //
-// The error wraps the system call's: EPERM if the caller may not trace the thread or another tracer
-// does, ESRCH if it has exited.
+// The error wraps that of the system call: EPERM if the caller may not trace the thread or another
+// tracer does, ESRCH if the thread has exited.
 func Stopped(tid int, do func(threadPointer uint64) error) error {
 	// The kernel accepts ptrace calls only from the thread that has seized the tracee.
 	runtime.LockOSThread()
@@ -68,7 +68,7 @@ func interrupt(tid int) error {
 func registers(tid, set int, buffer []byte) error {
 	iov := unix.Iovec{Base: &buffer[0]}
 	iov.SetLen(len(buffer))
-	// Sound: iov and the bytes that it points at outlive the call, which does not retain them.
+	// Sound: iov and the bytes that it points to outlive the call, which does not retain them.
 	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GETREGSET, uintptr(tid), uintptr(set), uintptr(unsafe.Pointer(&iov)), 0, 0)
 	if errno != 0 {
 		return fmt.Errorf("registers of thread %d: %w", tid, errno)

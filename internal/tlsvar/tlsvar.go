@@ -41,14 +41,15 @@ type Process struct {
 // Variable is a thread-local variable of a process. It is valid for the life of the module that
 // defines it.
 type Variable struct {
-	// Module is the file that defines it.
+	// Module is the file that defines the variable.
 	Module string
 	// Model is the variable's access model.
 	Model Model
 
 	machine elf.Machine
 	musl    bool
-	// offset is the distance from the thread pointer, or for Dynamic from the module's block.
+	// offset is the distance from the thread pointer or, for Dynamic, from the start of the
+	// module's block.
 	offset int64
 	// id is the module's index in the dynamic thread vector, for Dynamic.
 	id uint64
@@ -72,7 +73,7 @@ const (
 // variable.
 var ErrUnresolved = errors.New("no relocation for the symbol")
 
-// Bounds of the data read from a module. Real ones stay far below.
+// Bounds of the data read from a module. Real modules stay far below.
 const (
 	maxProgramHeaders = 128
 	maxDynamic        = 1024
@@ -103,7 +104,7 @@ func (p *Process) Find(name string) (found []Variable, err error) {
 type image struct {
 	mem     io.ReaderAt
 	machine elf.Machine
-	bias    uint64 // added to addresses in the file
+	bias    uint64 // the difference between addresses in memory and in the file
 	end     uint64 // the highest address of the file
 	phdr    uint64
 	tls     elf.Prog64
@@ -184,7 +185,7 @@ func (f *image) address(tag elf.DynTag) uint64 {
 	return f.bias + v
 }
 
-// lookup finds a symbol by one of the two hash tables.
+// lookup finds a symbol by either of the two kinds of hash table.
 func (f *image) lookup(name string) (uint32, elf.Sym64, error) {
 	if f.dynamic[elf.DT_GNU_HASH] != 0 {
 		return f.lookupGNU(name)
@@ -285,8 +286,8 @@ func (f *image) resolve(v *Variable, index uint32, value uint64) error {
 	return ErrUnresolved
 }
 
-// relocated reads what the loader has stored for a relocation, and reports whether that belongs to
-// a thread-local variable.
+// relocated reads the words that the loader has stored for a relocation, and reports whether they
+// belong to a thread-local variable.
 func (f *image) relocated(v *Variable, kind uint32, address, value uint64, anonymous bool) (bool, error) {
 	var words [2]uint64
 	switch {
@@ -325,13 +326,15 @@ func (f *image) isKind(kind uint32, amd64 elf.R_X86_64, arm64 elf.R_AARCH64) boo
 	return kind == uint32(amd64)
 }
 
-// Address returns the address of the variable in the thread with this thread pointer, or 0 if the
-// thread has none yet because its block is allocated at the first use.
+// Address returns the address of the variable in the thread with this thread pointer. It returns 0
+// if the thread does not have the variable yet, because the module's block is allocated at the
+// first use.
 func (v *Variable) Address(mem io.ReaderAt, threadPointer uint64) (uint64, error) {
 	if v.Model != Dynamic {
 		return threadPointer + uint64(v.offset), nil
 	}
-	// The place of the dynamic thread vector and the size of its entries depend on the C library.
+	// The location of the dynamic thread vector and the size of its entries depend on the C
+	// library.
 	var distance int64
 	entry := uint64(16)
 	switch {
@@ -348,7 +351,7 @@ func (v *Variable) Address(mem io.ReaderAt, threadPointer uint64) (uint64, error
 		return 0, err
 	}
 	// glibc grows a thread's vector when the thread uses a module that is not in it yet. The
-	// vector's size is in front of it, or, with musl, in its first entry.
+	// vector's size is in front of the vector or, with musl, in its first entry.
 	var size uint64
 	sizeAddress := vector - entry
 	if v.musl {
@@ -363,7 +366,7 @@ func (v *Variable) Address(mem io.ReaderAt, threadPointer uint64) (uint64, error
 	if err := read(mem, vector+entry*v.id, &block); err != nil {
 		return 0, err
 	}
-	if block == 0 || block == math.MaxUint64 { // not allocated: musl, glibc
+	if block == 0 || block == math.MaxUint64 { // not allocated: 0 with musl, the maximum with glibc
 		return 0, nil
 	}
 	return block + uint64(v.offset), nil

@@ -16,10 +16,10 @@ import (
 // is never unmapped, and forked children inherit it.
 type Image struct{ mem []byte }
 
-// MapImage maps a file privately: its first text bytes readable and executable, the rest, rounded up to
-// whole pages, readable and writable. text must be a multiple of the page size. MapImage calls prepare
-// with the whole mapping, of which only the part after text may be accessed, before it maps the
-// executable part, which is the part that readers search for. On failure nothing stays mapped. The
+// MapImage maps a file privately: its first text bytes readable and executable, the rest, rounded
+// up to whole pages, readable and writable. text must be a multiple of the page size. Before it
+// maps the executable part, which readers search for, MapImage calls prepare with the whole
+// mapping, of which only the part after text may be accessed. On failure nothing stays mapped. The
 // error wraps [os.ErrPermission] if the file system or a policy denies executable mappings.
 func MapImage(f *os.File, text int, prepare func(mem []byte)) (*Image, error) {
 	stat, err := f.Stat()
@@ -57,8 +57,8 @@ func MapImage(f *os.File, text int, prepare func(mem []byte)) (*Image, error) {
 func (i *Image) Bytes() []byte { return i.mem }
 
 // Signal makes the prctl call that names process contexts, on the executable part of the image. The
-// kernel always refuses, since the mapping is backed by a file, but profilers watch for the call and
-// then scan the process's mappings again.
+// kernel always rejects it, since the mapping is backed by a file, but profilers watch for the call
+// and then scan the process's mappings again.
 func (i *Image) Signal(name string) {
 	b, err := unix.BytePtrFromString(name)
 	if err != nil {

@@ -40,7 +40,7 @@ func TestMapImage(t *testing.T) {
 	f := imageFile(t, t.TempDir(), page+100)
 	image, err := MapImage(f, page, func(mem []byte) {
 		assert.Len(t, mem, 2*page)
-		assert.Equal(t, []string{"rw-p"}, permissionsOf(t, f.Name()), "what is executed comes last")
+		assert.Equal(t, []string{"rw-p"}, permissionsOf(t, f.Name()), "the executable part is mapped last")
 		assert.Equal(t, byte(1), mem[page])
 		mem[page+8] = 42
 	})
@@ -50,10 +50,10 @@ func TestMapImage(t *testing.T) {
 	assert.Equal(t, byte(42), image.Bytes()[page+8])
 	b, err := os.ReadFile(f.Name())
 	require.NoError(t, err)
-	assert.Equal(t, byte(1), b[page+8], "the file stays as it is")
+	assert.Equal(t, byte(1), b[page+8], "the file must not change")
 
 	image.Signal("OTEL_CTX")
-	assert.Empty(t, mappings(t, "OTEL_CTX"), "it is no process context")
+	assert.Empty(t, mappings(t, "OTEL_CTX"), "the image is not a process context")
 	require.NoError(t, unix.Munmap(image.mem))
 }
 
@@ -72,7 +72,7 @@ func TestMapImageRefuses(t *testing.T) {
 func TestMapImageWithoutExecution(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOEXEC, ""); err != nil {
-		t.Skipf("no mounting, which takes CAP_SYS_ADMIN: %v", err)
+		t.Skipf("mounting needs CAP_SYS_ADMIN: %v", err)
 	}
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	f := imageFile(t, dir, 2*os.Getpagesize())

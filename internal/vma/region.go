@@ -17,7 +17,8 @@ type Region struct {
 	mem    []byte
 	mapped bool
 	name   string
-	// memfdErr is the reason why the mapping is not backed by a memfd as intended, or nil.
+	// memfdErr is the reason why the mapping is not backed by a memfd although it should be, or
+	// nil.
 	memfdErr error
 }
 
@@ -46,14 +47,14 @@ func (r *Region) Address() uint64 {
 }
 
 // Publish makes the memory visible to readers: it stores magic, which they search for, in the first
-// word, then calls [Region.Announce] and returns its error. Write the contents first.
+// word, then calls [Region.Announce] and returns the error of that call. Write the contents first.
 func (r *Region) Publish(magic uint32) error {
 	atomic.StoreUint32(r.magic(), magic)
 	return r.Announce()
 }
 
-// Withdraw unpublishes the memory: it clears the magic number, then calls [Region.Retire] and returns
-// its error. A second call does nothing.
+// Withdraw unpublishes the memory: it clears the magic number, then calls [Region.Retire] and
+// returns the error of that call. A second call does nothing.
 func (r *Region) Withdraw() error {
 	if r.mem == nil {
 		return nil

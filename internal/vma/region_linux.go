@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// New maps size bytes, rounded up to whole pages, which [Region.Announce] names (at most 79 bytes
-// without '[', ']', '\\', '$', '`': the kernel's rule). Untouched pages use no memory.
+// New maps size bytes, rounded up to whole pages, to be named by [Region.Announce]. The name has at
+// most 79 bytes and, by the kernel's rule, none of '[', ']', '\\', '$' and '`'. Untouched pages use
+// no memory.
 //
 // The mapping is backed by a memfd with that name, whose descriptor New closes. If the system denies
 // memfds, or files of this size, the mapping is anonymous (OTEP 4719, publication protocol,
@@ -66,8 +67,8 @@ func newRegion(name string, size, fd int) (*Region, error) {
 	return &Region{mem: mem, mapped: true, name: name}, nil
 }
 
-// NewAnonymous is [New] without a memfd. If the kernel cannot name mappings, Announce returns no error,
-// and readers can find the memory only by its contents.
+// NewAnonymous is [New] without a memfd. If the kernel cannot name mappings, Announce still returns
+// no error, but readers can find the memory only by its contents.
 func NewAnonymous(name string, size int) (*Region, error) {
 	return newRegion(name, size, -1)
 }
@@ -115,12 +116,12 @@ func memfd(name string, size int) (int, error) {
 	return fd, nil
 }
 
-// Announce asks the kernel to name the mapping. It makes the call even where it is known to fail,
+// Announce asks the kernel to name the mapping. It makes the call even if that is known to fail,
 // because profilers watch for this call as the signal to scan (OTEP 4719, publication protocol,
 // step 10).
 //
-// A kernel without CONFIG_ANON_VMA_NAME refuses. That is an error only if the mapping has no memfd
-// name either. For memory on the heap, Announce does nothing.
+// A kernel without CONFIG_ANON_VMA_NAME rejects the call. That is an error only if the mapping has
+// no memfd name either. For memory on the heap, Announce does nothing.
 func (r *Region) Announce() error {
 	if !r.mapped {
 		return nil

@@ -72,7 +72,7 @@ func hold(r *Region) [][4096]byte {
 	return unsafe.Slice((*[4096]byte)(unsafe.Pointer(unsafe.SliceData(r.Bytes()))), len(r.Bytes())/4096)
 }
 
-// smaps returns what /proc/self/smaps says about the mapping at an address.
+// smaps returns the fields of /proc/self/smaps for the mapping at an address.
 func smaps(t *testing.T, address uint64) map[string]string {
 	t.Helper()
 	file, err := os.ReadFile("/proc/self/smaps")
@@ -172,11 +172,11 @@ func TestRegionCloseTwice(t *testing.T) {
 	defer syscall.Munmap(mem)
 	require.NoError(t, r.Close())
 	require.NoError(t, r.Retire())
-	assert.Zero(t, mem[0], "and is still there")
+	assert.Zero(t, mem[0], "the other mapping must stay")
 	assert.Equal(t, "r--p", at(t, uint64(uintptr(unsafe.Pointer(&mem[0])))).Perms.String())
 }
 
-// A region that cannot be made leaves nothing behind.
+// If a region cannot be created, nothing is left mapped.
 func TestRegionBadSize(t *testing.T) {
 	const rounds = 100
 	before, files := len(mappings(t, "")), resources.OpenFiles(t)
@@ -200,24 +200,24 @@ func TestRegionBadSize(t *testing.T) {
 		assert.Nil(t, r)
 	}
 	assert.Empty(t, mappings(t, testName))
-	assert.Less(t, len(mappings(t, "")), before+rounds, "the Go runtime maps too, and threads, but not once for each")
+	assert.Less(t, len(mappings(t, "")), before+rounds, "the runtime also creates mappings, but not one per region")
 	assert.Equal(t, files, resources.OpenFiles(t))
 }
 
 func TestNames(t *testing.T) {
 	tests := []struct {
 		desc, name string
-		// memfd is the name in maps where a memfd can have it.
+		// memfd is the name in maps if the mapping can be a memfd.
 		memfd string
 		// announced is set if the mapping can be found.
 		announced bool
 	}{
 		{"usual", testName, "/memfd:" + testName + " (deleted)", true},
-		{"as long as prctl takes", strings.Repeat("n", 79), "/memfd:" + strings.Repeat("n", 79) + " (deleted)", true},
-		{"longer than prctl takes", strings.Repeat("n", 80), "/memfd:" + strings.Repeat("n", 80) + " (deleted)", true},
-		{"characters that prctl refuses", testName + "[$`\\]", "/memfd:" + testName + "[$`\\] (deleted)", true},
+		{"maximum length for prctl", strings.Repeat("n", 79), "/memfd:" + strings.Repeat("n", 79) + " (deleted)", true},
+		{"too long for prctl", strings.Repeat("n", 80), "/memfd:" + strings.Repeat("n", 80) + " (deleted)", true},
+		{"characters that prctl rejects", testName + "[$`\\]", "/memfd:" + testName + "[$`\\] (deleted)", true},
 		{"spaces", testName + "  x ", "/memfd:" + testName + "  x  (deleted)", true},
-		{"longer than memfd_create takes", strings.Repeat("n", 250), "", false},
+		{"too long for memfd_create", strings.Repeat("n", 250), "", false},
 		{"zero byte", testName + "\x00", "", false},
 	}
 	for _, tt := range tests {
@@ -230,7 +230,7 @@ func TestNames(t *testing.T) {
 			err = r.Announce()
 			if !tt.announced {
 				require.Error(t, err)
-				require.Error(t, r.memfdErr, "anonymous memory serves instead")
+				require.Error(t, r.memfdErr, "anonymous memory is used instead")
 				return
 			}
 			require.NoError(t, err)
@@ -264,8 +264,8 @@ func withoutMemfd(denied func(func() error) error) func(p *childproc.Parent) {
 		left, err := resources.Mappings(testName)
 		p.Must(err)
 		p.Send("%d", len(left))
-		// A SIGXFSZ would precede this signal: it is earlier and has the lower number, and os/signal
-		// delivers in the order of numbers.
+		// A SIGXFSZ would arrive before this signal: it is sent earlier and has the lower number,
+		// and os/signal delivers in the order of numbers.
 		p.Must(syscall.Kill(os.Getpid(), syscall.SIGWINCH))
 		p.Send("%v", <-signals)
 	}
@@ -321,12 +321,12 @@ func TestRetire(t *testing.T) {
 			assert.Empty(t, mappings(t, testName))
 			assert.Equal(t, "rw-p", at(t, address).Perms.String())
 			assert.Equal(t, "rw-p", at(t, address+3*4096-1).Perms.String())
-			assert.Equal(t, [4096]byte{}, *page, "nothing of what it held is left")
+			assert.Equal(t, [4096]byte{}, *page, "the memory must be cleared")
 
 			page[0] = 3
 			require.NoError(t, r.Retire(), "again")
-			require.NoError(t, r.Close(), "there is nothing to close any more")
-			assert.Equal(t, byte(3), page[0], "it was retired once")
+			require.NoError(t, r.Close(), "Close after Retire does nothing")
+			assert.Equal(t, byte(3), page[0], "a second Retire does nothing")
 		})
 	}
 }
@@ -346,7 +346,7 @@ func TestRetireUnderWriters(t *testing.T) {
 						for n := i; !stop.Load(); n++ {
 							pages[n%64][i] = byte(n)
 							if writes.Add(1)%500 == 0 {
-								runtime.Gosched() // to the goroutine that retires it, on few processors
+								runtime.Gosched() // to the retiring goroutine, if there are few CPUs
 							}
 						}
 					})

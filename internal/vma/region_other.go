@@ -20,7 +20,7 @@ func NewAnonymous(string, int) (*Region, error) {
 	return nil, fmt.Errorf("vma.NewAnonymous: %w", errors.ErrUnsupported)
 }
 
-// CheckFileSize returns nil: nothing here makes files.
+// CheckFileSize returns nil: no files are created on this platform.
 func CheckFileSize(int) error { return nil }
 
 // Announce does nothing: memory is on the heap here.

@@ -28,7 +28,7 @@ func ExampleDecodeProcessContextHeader() {
 	// not a process context header: payload at 0x0
 }
 
-// The advertised offsets of a ring's slots.
+// Print the advertised offsets of the fields of a slot.
 func ExampleSlotFields() {
 	for _, f := range wire.SlotFields(wire.RingLayout1) {
 		fmt.Printf("%s: %d bytes at %d\n", f.Name, f.Size, f.Offset)

@@ -40,8 +40,8 @@ type GoroutinesHeader struct {
 	_    [8]byte
 }
 
-// GoroutineEntry is the active span of a goroutine. Only that goroutine stores to it, unless two
-// share it. An entry half written by each of two goroutines belongs to neither.
+// GoroutineEntry is the active span of a goroutine. Only that goroutine stores to the entry, unless
+// two goroutines share it. An entry with one word from each of two goroutines belongs to neither.
 type GoroutineEntry struct {
 	_ structs.HostLayout
 
@@ -86,7 +86,7 @@ const (
 	groups = GoroutinesCapacity / spread
 	// addressBits is the number of bits of an address without the lowest three, which are 0.
 	addressBits = 45
-	// checkFactor spreads a position over the check word.
+	// checkFactor spreads the bits of a position over the check word.
 	checkFactor = 0x9E3779B97F4A7C15
 )
 
@@ -103,8 +103,8 @@ func GoroutineCheck(goid, g uint64, p Position) uint64 {
 }
 
 // Goroutine returns the goroutine that owns entry number index: the address of its g, and its id
-// modulo 2^35. If two goroutines share the entry, the result may be neither, so the caller checks
-// whether the g has such an id.
+// modulo 2^35. If two goroutines share the entry, the result may be neither of them, so the caller
+// must check whether the g has such an id.
 func (e *GoroutineEntry) Goroutine(index int) (goid, g uint64) {
 	owner := ^(e.Check ^ e.Position*checkFactor)
 	low := uint64(index)/spread + uint64(index)%spread*groups

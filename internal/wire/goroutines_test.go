@@ -31,9 +31,6 @@ func TestGoroutineTableGolden(t *testing.T) {
 	assert.Equal(t, "OTGT", string(binary.BigEndian.AppendUint32(nil, GoroutinesMagic)))
 	assert.Equal(t, "OTELCTX_GOROUTINES", GoroutinesName)
 	assert.False(t, IsProcessContextMapping([]byte("/memfd:"+GoroutinesName+" (deleted)")))
-	for name, b := range map[string][]byte{"a byte short": got[:127], "unaligned": got[4:]} {
-		assert.Panics(t, func() { GoroutinesIn(b) }, name)
-	}
 }
 
 // Entries identify their goroutines, each goroutine has its own, and neighbours are two cache lines

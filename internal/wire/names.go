@@ -10,8 +10,8 @@ import (
 	"unsafe"
 )
 
-// Keys of the names of spans, as profiler labels and as attributes of samples. Label
-// readers cut keys at 15 bytes.
+// Keys of the names of spans, as profiler labels and as attributes of samples. Label readers
+// truncate keys to 15 bytes.
 const (
 	// NameKey is the key of the span's name. Grafana's span profiles use the same key.
 	NameKey = "span_name"
@@ -20,8 +20,8 @@ const (
 	EndpointKey = "endpoint"
 )
 
-// The name table: a header and entries, one for each name of a span. Cells and goroutine
-// records name entries by their numbers; number 0 is no name, and its entry is empty.
+// The name table: a header and entries, one for each span name. Cells and goroutine records refer
+// to entries by number; number 0 means no name, and its entry is empty.
 const (
 	// NamesMagic opens a name table: "OTNM", most significant byte first.
 	NamesMagic = 0x4F544E4D

@@ -6,7 +6,6 @@ package wire
 import (
 	"encoding/binary"
 	"testing"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -27,20 +26,8 @@ func TestNameTableGolden(t *testing.T) {
 	assert.False(t, IsProcessContextMapping([]byte("/memfd:"+NamesName+" (deleted)")))
 }
 
-// Label readers cut keys at 15 bytes.
+// Label readers truncate keys to 15 bytes.
 func TestNameKeys(t *testing.T) {
 	assert.Equal(t, "span_name", NameKey)
 	assert.Equal(t, "endpoint", EndpointKey)
-}
-
-func TestNamesIn(t *testing.T) {
-	page := mapped(1024)
-	for size, want := range map[int]int{257: 0, 511: 0, 512: 1, 1023: 2, 1024: 3} {
-		header, entries := NamesIn(page[:size])
-		assert.Equal(t, unsafe.Pointer(&page[0]), unsafe.Pointer(header), "it is the memory itself")
-		assert.Len(t, entries, want)
-	}
-	for name, b := range map[string][]byte{"nil": nil, "a byte short": page[:255], "unaligned": page[4:600]} {
-		assert.Panics(t, func() { NamesIn(b) }, name)
-	}
 }

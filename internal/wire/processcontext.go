@@ -27,9 +27,9 @@ const (
 	ProcessContextVersion = 2
 	// ProcessContextHeaderSize is the size of the header in bytes.
 	ProcessContextHeaderSize = 32
-	// MaxProcessContextPayload is the largest payload, in bytes, that readers accept. The OTEP
-	// names no limit; the OpenTelemetry eBPF profiler and opentelemetry-go's proposed publisher
-	// share this one.
+	// MaxProcessContextPayload is the maximum size in bytes of a payload that readers accept. The
+	// OTEP does not give a limit; the OpenTelemetry eBPF profiler and opentelemetry-go's proposed
+	// publisher share this one.
 	MaxProcessContextPayload = 65536
 )
 
@@ -70,8 +70,8 @@ var (
 	// ErrProcessContextHeader is wrapped by every error about bytes that are not the header of a
 	// process context.
 	ErrProcessContextHeader = errors.New("not a process context header")
-	// ErrProcessContextUnsigned means that the signature is all zeros, as while a context is
-	// published for the first time.
+	// ErrProcessContextUnsigned means that the signature is all zeros, as it is while a context is
+	// being published for the first time.
 	ErrProcessContextUnsigned = fmt.Errorf("%w: no signature yet", ErrProcessContextHeader)
 )
 
@@ -83,7 +83,7 @@ func ProcessContextHeaderIn(b []byte) *ProcessContextHeader {
 }
 
 // Publish publishes a header whose other fields are complete: it stores the signature and then,
-// behind a full barrier, the time, which OTEP 4719 as merged requires to be last.
+// after a full barrier, the time, which OTEP 4719 as merged requires to be last.
 //
 // Sound: the signature is 8 bytes at the start of a header, which is aligned to 8
 // ([ProcessContextHeaderIn]). So it is one word that can be stored atomically.
@@ -93,11 +93,11 @@ func (h *ProcessContextHeader) Publish(publishedAtNS uint64) {
 	atomic.StoreUint64(&h.PublishedAtNS, publishedAtNS)
 }
 
-// headerIn returns b's memory for a header of size bytes.
+// headerIn returns the memory of b as a header of size bytes.
 //
 // Sound: headers hold no Go pointers and need no more than 8-byte alignment, which their assertions
-// imply. Length and alignment are checked here. The result keeps Go memory alive; a mapping, which
-// the garbage collector does not know, is kept by its owner.
+// imply. Length and alignment are checked here. The result keeps Go memory alive; the owner of a
+// mapping, which the garbage collector does not know, keeps the mapping.
 func headerIn(b []byte, size uintptr) unsafe.Pointer {
 	p := unsafe.Pointer(unsafe.SliceData(b))
 	if uintptr(len(b)) < size || uintptr(p)%8 != 0 {
@@ -135,7 +135,7 @@ func DecodeProcessContextHeader(b *[ProcessContextHeaderSize]byte) (ProcessConte
 
 // ValidatePayload returns an error unless a reader may follow the payload's size and address: a
 // size of 1 to [MaxProcessContextPayload] bytes, and an address in the lower half of the address
-// space, where user memory is. The error wraps [ErrProcessContextHeader].
+// space, which contains user memory. The error wraps [ErrProcessContextHeader].
 func (h *ProcessContextHeader) ValidatePayload() error {
 	if h.PayloadSize == 0 || h.PayloadSize > MaxProcessContextPayload {
 		return fmt.Errorf("%w: payload of %d bytes, must be 1 to %d",
@@ -155,7 +155,7 @@ func (h *ProcessContextHeader) ValidatePayload() error {
 //   - [anon_shmem:OTEL_CTX]: a memfd named by prctl
 //   - [anon:OTEL_CTX]: anonymous memory named by prctl
 //
-// Like the OTEP's reading protocol it matches a prefix and leaves the decision to the header.
+// Like the OTEP's reading protocol, it matches a prefix; the header decides.
 func IsProcessContextMapping(name []byte) bool { return isMapping(name, &processContextMappings) }
 
 // IsThreadLocalMapping is [IsProcessContextMapping] for [ThreadLocalName].
@@ -179,7 +179,7 @@ func mappingNames(name string) [3]string {
 	return [3]string{"/memfd:" + name, "[anon_shmem:" + name + "]", "[anon:" + name + "]"}
 }
 
-// MaxValueNesting is the largest number of arrays and maps around an attribute's value. OTLP sets
+// MaxValueNesting is the maximum number of arrays and maps around an attribute's value. OTLP sets
 // no limit; OpenTelemetry SDKs cut values at this one.
 const MaxValueNesting = 64
 

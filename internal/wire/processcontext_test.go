@@ -53,7 +53,7 @@ func TestPublishStoresTimeLast(t *testing.T) {
 			atomic.StoreUint64(signature, 0)
 		}
 	}()
-	// The two ran at the same time if the time changed between two reads.
+	// Reader and writer ran at the same time if the time changed between two reads.
 	changes, unsigned, last := 0, 0, uint64(0)
 	for end := time.Now().Add(time.Minute); changes < 20_000 && time.Now().Before(end); {
 		for range 1000 {
@@ -111,26 +111,12 @@ func TestDecodeProcessContextHeader(t *testing.T) {
 		assert.Zero(t, got, tt.name)
 	}
 
-	// An update in progress is no error.
+	// An update in progress is not an error.
 	h := header
 	h.PublishedAtNS, h.PayloadSize, h.Payload = 0, 0, 0
 	got, err := DecodeProcessContextHeader((*[ProcessContextHeaderSize]byte)(encodeHeader(h)))
 	require.NoError(t, err)
 	assert.Equal(t, h, got)
-}
-
-func TestProcessContextHeaderIn(t *testing.T) {
-	b := make([]byte, 128) // as aligned as a size class of its size
-	h := ProcessContextHeaderIn(b[8:])
-	h.Version = 7
-	assert.Equal(t, uint32(7), binary.NativeEndian.Uint32(b[16:]), "not the caller's memory")
-	assert.NotPanics(t, func() { ProcessContextHeaderIn(b[:ProcessContextHeaderSize]) })
-
-	assert.Panics(t, func() { ProcessContextHeaderIn(nil) })
-	assert.Panics(t, func() { ProcessContextHeaderIn(b[:ProcessContextHeaderSize-1]) })
-	for i := 1; i < 8; i++ {
-		assert.Panics(t, func() { ProcessContextHeaderIn(b[i:]) }, "at an address that is odd by %d", i)
-	}
 }
 
 func TestValidatePayload(t *testing.T) {
@@ -145,13 +131,13 @@ func TestValidatePayload(t *testing.T) {
 		{name: "smallest", size: 1, address: 1},
 		{name: "largest", size: 65536, address: 0xc000123456},
 		{name: "last byte of user space", size: 1, address: top - 1},
-		{name: "largest that ends with user space", size: 65536, address: top - 65536},
+		{name: "largest payload at the end of user space", size: 65536, address: top - 65536},
 
 		{name: "empty", size: 0, address: 0x7f0000001040, wantErr: "payload of 0 bytes, must be 1 to 65536"},
 		{name: "one too large", size: 65537, address: 0x7f0000001040, wantErr: "payload of 65537 bytes"},
 		{name: "enormous", size: math.MaxUint32, address: 0x7f0000001040, wantErr: "payload of 4294967295 bytes"},
 		{name: "null", size: 500, address: 0, wantErr: "payload at 0x0"},
-		{name: "runs out of user space", size: 2, address: top - 1, wantErr: "payload at 0x7fffffffffffffff"},
+		{name: "extends beyond user space", size: 2, address: top - 1, wantErr: "payload at 0x7fffffffffffffff"},
 		{name: "kernel half", size: 1, address: top, wantErr: "payload at 0x8000000000000000"},
 		{name: "kernel text", size: 500, address: 0xffffffff81000000, wantErr: "payload at 0xffffffff81000000"},
 		{name: "wraps around", size: 500, address: math.MaxUint64, wantErr: "payload at 0xffffffffffffffff"},
@@ -172,7 +158,7 @@ func TestValidatePayload(t *testing.T) {
 func TestIsProcessContextMapping(t *testing.T) {
 	for _, name := range []string{
 		"/memfd:OTEL_CTX (deleted)", "/memfd:OTEL_CTX", "[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]",
-		"/memfd:OTEL_CTX_2 (deleted)", // Longer ones are the header's to refuse: the OTEP asks for a prefix.
+		"/memfd:OTEL_CTX_2 (deleted)", // The header decides about longer names: the OTEP requires matching a prefix.
 	} {
 		assert.True(t, IsProcessContextMapping([]byte(name)), "%q", name)
 	}
@@ -265,7 +251,7 @@ func FuzzProcessContextHeader(f *testing.F) {
 		}
 		assert.Equal(t, b[:], encodeHeader(h))
 
-		// The rule in numbers that cannot overflow.
+		// Express the rule in numbers that cannot overflow.
 		size, end := big.NewInt(int64(h.PayloadSize)), new(big.Int).SetUint64(h.Payload)
 		end.Add(end, size)
 		valid = size.Sign() > 0 && size.Cmp(big.NewInt(65536)) <= 0 &&

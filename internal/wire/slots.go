@@ -29,9 +29,9 @@ const (
 	// SlotAttributes is the offset of the attributes in a slot of layout 2.
 	SlotAttributes = 64
 
-	// RingName1 names the mapping of a ring of layout 1, ThreadRingName and
-	// GoroutineRingName those of layout 2. None may begin with
-	// [ProcessContextName], which readers of process contexts look for.
+	// RingName1 names the mapping of a ring of layout 1, ThreadRingName and GoroutineRingName those
+	// of layout 2. None may begin with [ProcessContextName], which readers of process contexts
+	// search for.
 	RingName1         = "DD_OTEL_CTX"
 	ThreadRingName    = "OTELCTX_SLOTS"
 	GoroutineRingName = "OTELCTX_GSLOTS"
@@ -48,7 +48,7 @@ type RingHeader struct {
 	SlotSize uint32
 	// HeaderSize is the distance from the header to the slots.
 	HeaderSize uint32
-	// Index is the id that gives a slot's number: RingByThread or RingByGoroutine.
+	// Index is the id that slots are indexed by: RingByThread or RingByGoroutine.
 	Index uint32
 	_     [8]byte
 }

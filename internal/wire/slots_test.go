@@ -21,6 +21,45 @@ func mapped(size int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), size)
 }
 
+// Headers and tables are the memory itself, with as many whole entries as fit. Memory that is too small for the
+// header or not aligned is a mistake.
+func TestViewsOfMemory(t *testing.T) {
+	for name, tt := range map[string]struct {
+		header, entry int // sizes; 0 for a header alone
+		view          func([]byte) (header unsafe.Pointer, entries int)
+	}{
+		"process context": {ProcessContextHeaderSize, 0, func(b []byte) (unsafe.Pointer, int) { return unsafe.Pointer(ProcessContextHeaderIn(b)), 0 }},
+		"ring":            {RingHeaderSize1, 0, func(b []byte) (unsafe.Pointer, int) { return unsafe.Pointer(RingHeaderIn(b)), 0 }},
+		"spans": {SpansHeaderSize, CellSize, func(b []byte) (unsafe.Pointer, int) {
+			header, entries := SpansIn(b)
+			return unsafe.Pointer(header), len(entries)
+		}},
+		"names": {NamesHeaderSize, NameEntrySize, func(b []byte) (unsafe.Pointer, int) {
+			header, entries := NamesIn(b)
+			return unsafe.Pointer(header), len(entries)
+		}},
+		"goroutines": {GoroutinesHeaderSize, GoroutineEntrySize, func(b []byte) (unsafe.Pointer, int) {
+			header, entries := GoroutinesIn(b)
+			return unsafe.Pointer(header), len(entries)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			page := mapped(2048)
+			for size, want := range map[int]int{0: 0, 1: 0, tt.entry - 1: 0, tt.entry: 1, 3*tt.entry - 1: 2, 3 * tt.entry: 3} {
+				if tt.entry == 0 {
+					size, want = max(0, size), 0
+				}
+				header, entries := tt.view(page[:tt.header+size])
+				assert.Equal(t, unsafe.Pointer(&page[0]), header)
+				assert.Equal(t, want, entries, "%d bytes behind the header", size)
+			}
+			for _, b := range [][]byte{nil, page[:0], page[:tt.header-1], page[1:1024], page[4:1024], page[7:1024]} {
+				assert.Panics(t, func() { tt.view(b) }, "%d bytes", len(b))
+			}
+		})
+	}
+}
+
 const (
 	traceHigh = 0x0123456789abcdef
 	traceLow  = 0xfedcba9876543210
@@ -70,13 +109,6 @@ func TestThreadContextRecordGolden(t *testing.T) {
 	assert.LessOrEqual(t, len(got), MaxThreadContextRecord)
 }
 
-// Slots of both layouts begin with the same 25 bytes.
-func TestSlotLayoutsSharePrefix(t *testing.T) {
-	one, two := golden.Hex(t, "testdata/ring_layout1.hex"), golden.Hex(t, "testdata/ring_layout2.hex")
-	assert.Equal(t, one[32:][:25], two[64:][:25])
-	assert.Equal(t, one[:4], two[:4], "magic")
-}
-
 // Constants of the formats that the golden files do not cover.
 func TestRingConstants(t *testing.T) {
 	assert.Equal(t, "OTEL", string(binary.BigEndian.AppendUint32(nil, RingMagic)))
@@ -88,21 +120,8 @@ func TestRingConstants(t *testing.T) {
 	for _, name := range []string{RingName1, ThreadRingName, GoroutineRingName} {
 		assert.LessOrEqual(t, len(name), 79, "the kernel's limit for names of mappings")
 		for _, found := range []string{"/memfd:" + name + " (deleted)", "[anon:" + name + "]", "[anon_shmem:" + name + "]"} {
-			assert.False(t, IsProcessContextMapping([]byte(found)), "readers of process contexts would look into %s", found)
+			assert.False(t, IsProcessContextMapping([]byte(found)), "readers of process contexts would examine %s", found)
 		}
-	}
-}
-
-func TestRingHeaderIn(t *testing.T) {
-	page := mapped(64)
-	for _, size := range []int{32, 33, 64} {
-		h := RingHeaderIn(page[:size])
-		assert.Equal(t, unsafe.Pointer(&page[0]), unsafe.Pointer(h), "it is the memory itself")
-	}
-	for name, b := range map[string][]byte{
-		"nil": nil, "empty": page[:0], "a byte short": page[:31], "unaligned": page[1:40], "half aligned": page[4:40],
-	} {
-		assert.Panics(t, func() { RingHeaderIn(b) }, name)
 	}
 }
 
@@ -125,7 +144,7 @@ func TestSlotFields(t *testing.T) {
 			value := bytes.Clone(slot[f.Offset:][:f.Size])
 			got[f.Name] = field{f.Offset, f.Size, binary.LittleEndian.Uint64(append(value, make([]byte, 8)...))}
 			for i := range f.Size {
-				assert.NotContains(t, taken, f.Offset+i, "%s lies in %s", f.Name, taken[f.Offset+i])
+				assert.NotContains(t, taken, f.Offset+i, "%s overlaps %s", f.Name, taken[f.Offset+i])
 				taken[f.Offset+i] = f.Name
 			}
 		}
@@ -145,5 +164,5 @@ func TestSlotFields(t *testing.T) {
 	check(RingLayout2, golden.Hex(t, "testdata/ring_layout2.hex")[RingHeaderSize2:])
 
 	SlotFields(RingLayout1)[0].Name = "changed"
-	assert.Equal(t, "trace_id_high", SlotFields(RingLayout1)[0].Name, "each call returns its own")
+	assert.Equal(t, "trace_id_high", SlotFields(RingLayout1)[0].Name, "each call returns a new slice")
 }

@@ -39,8 +39,8 @@ type SpansHeader struct {
 	_    [8]byte
 }
 
-// Cell describes one live span. See [RefIndex] for how its version relates to the
-// references that name it.
+// Cell describes one live span. See [RefIndex] for the relation between its version and the
+// references to it.
 type Cell struct {
 	_ structs.HostLayout
 
@@ -57,24 +57,24 @@ type Cell struct {
 	Flags uint64
 	// Start is the span's start in nanoseconds since 1970.
 	Start uint64
-	// G is the address of the runtime's g of that goroutine.
+	// G is the address of the runtime's g of the goroutine that started the span.
 	G uint64
-	// TID is the id of the thread in whose slot that goroutine last published the span, 0 if it has
-	// published none or another one since.
+	// TID is the id of the thread in whose slot the starter last published the span. It is 0 if the
+	// starter has not published it, or has published another span since.
 	TID uint32
 	_   uint32
 	// Names holds two numbers of the name table, u16 each, 0 for none: the span's name in the
 	// lowest bits, then its local root's. Above them are the lowest 32 bits of the generation, so
 	// that a compare-and-swap cannot rename a later span.
 	Names uint64
-	// Before references the span that the goroutine was in when it started this one; its lowest bit
+	// Before references the span that the goroutine was in when it started this one. Its lowest bit
 	// is for the writer. Readers do not need this field.
 	Before uint64
 	_      [8]byte
 }
 
-// CellOutside is set in Cell.Flags if the goroutine that started the span was in none of its
-// ancestors. If another goroutine ends the span, that goroutine is in no span.
+// CellOutside is set in Cell.Flags if the goroutine that started the span was in none of the span's
+// ancestors. If another goroutine ends the span, the starter is then in no span.
 const CellOutside = 1 << 8
 
 // The parts of Cell.Names.

@@ -6,7 +6,6 @@ package wire
 import (
 	"encoding/binary"
 	"testing"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -43,7 +42,7 @@ func TestCellFields(t *testing.T) {
 	got := map[string]field{}
 	end := uintptr(0)
 	for _, f := range CellFields() {
-		assert.GreaterOrEqual(t, f.Offset, end, "%s lies in the field before", f.Name)
+		assert.GreaterOrEqual(t, f.Offset, end, "%s overlaps the previous field", f.Name)
 		end = f.Offset + f.Size
 		var value [24]byte
 		copy(value[:], cell[f.Offset:end])
@@ -74,16 +73,4 @@ func TestRefIndex(t *testing.T) {
 		assert.Equal(t, want, RefIndex(ref), "%#x", ref)
 	}
 	assert.Equal(t, 1<<20, RefGeneration)
-}
-
-func TestSpansIn(t *testing.T) {
-	page := mapped(512)
-	for size, want := range map[int]int{129: 0, 255: 0, 256: 1, 511: 2, 512: 3} {
-		header, cells := SpansIn(page[:size])
-		assert.Equal(t, unsafe.Pointer(&page[0]), unsafe.Pointer(header), "it is the memory itself")
-		assert.Len(t, cells, want)
-	}
-	for name, b := range map[string][]byte{"nil": nil, "a byte short": page[:127], "unaligned": page[4:300]} {
-		assert.Panics(t, func() { SpansIn(b) }, name)
-	}
 }

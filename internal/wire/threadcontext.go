@@ -25,7 +25,7 @@ type ThreadContextRecord struct {
 const (
 	// ThreadContextRecordSize is the size of the record without attributes.
 	ThreadContextRecordSize = 28
-	// MaxThreadContextRecord is the largest size of a record with its attributes.
+	// MaxThreadContextRecord is the maximum size of a record with its attributes.
 	MaxThreadContextRecord = 640
 )
 

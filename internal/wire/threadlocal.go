@@ -4,10 +4,11 @@
 package wire
 
 // Keys of the process context attributes that locate a process's active spans. The first two are
-// OTEP 4947's. The others are ours, under the same prefix because that is where readers look for the
-// layout. They cannot be mistaken for those of another schema: readers choose by [KeySchemaVersion],
-// and all of ours have a second segment (slots, goroutines, spans, names or go), whereas the other
-// schemas have flat keys, such as threadlocal.js_map_table_offset of nodejs_v1_dev.
+// OTEP 4947's. The others are ours, under the same prefix because that is where readers look for
+// the layout. They cannot be mistaken for those of another schema: readers choose by
+// [KeySchemaVersion], and our keys have a second segment (slots, goroutines, spans, names or go),
+// whereas those of other schemas are flat, such as threadlocal.js_map_table_offset of
+// nodejs_v1_dev.
 const (
 	// ThreadLocalPrefix is the prefix of all keys below.
 	ThreadLocalPrefix = "threadlocal."
@@ -22,8 +23,8 @@ const (
 	SchemaTLSDevelopment = "tlsdesc_v1_dev"
 	SchemaTLS            = "tls_v1"
 
-	// KeyAttributeKeyMap is an array of strings: the attribute names by the key byte of encoded
-	// attributes.
+	// KeyAttributeKeyMap is an array of strings: the attribute names, indexed by the key byte of
+	// encoded attributes.
 	KeyAttributeKeyMap = "threadlocal.attribute_key_map"
 
 	// KeyThreadSlots is the prefix of the keys of the ring by thread.

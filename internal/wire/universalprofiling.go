@@ -28,7 +28,7 @@ const (
 	// ProfilingMinorVersion is the minor version of both layouts and both messages.
 	ProfilingMinorVersion = 1
 
-	// MaxProfilingString is the largest size of a name that the OpenTelemetry eBPF profiler
+	// MaxProfilingString is the maximum size of a name that the OpenTelemetry eBPF profiler
 	// accepts; it rejects storages with longer ones.
 	MaxProfilingString = 128
 )
@@ -49,8 +49,8 @@ type ProfilingThreadRecord struct {
 }
 
 // ProfilingThread is a [ProfilingThreadRecord] with additional data for its writers. It fills a
-// cache line, in which the record's first fields share an aligned word with a write counter, so
-// that they change in one step.
+// cache line. The record's first fields share an aligned word with a write counter, so that they
+// change in one step.
 type ProfilingThread struct {
 	_ structs.HostLayout
 
@@ -101,7 +101,7 @@ type ProfilingProcessStorage struct {
 // MaxProfilingProcessStorage bounds the size of an encoded storage whose socket has a path.
 const MaxProfilingProcessStorage = 2 + 3*4 + 2*MaxProfilingString + maxSocketPath
 
-// maxSocketPath is the largest size of a socket's path (sockaddr_un).
+// maxSocketPath is the maximum size of a socket's path (sockaddr_un).
 const maxSocketPath = 107
 
 // Encode returns the encoded storage. Names that readers would reject are cut between characters.
@@ -140,7 +140,7 @@ const (
 	profilingRegistrationMin = profilingMessageHeader + 4 + 4
 )
 
-// MaxProfilingHostID is the largest size of the host id in a registration.
+// MaxProfilingHostID is the maximum size of the host id in a registration.
 const MaxProfilingHostID = 1024
 
 // MaxProfilingMessage is larger than any message of a known version: a message that fills a buffer
@@ -149,7 +149,7 @@ const MaxProfilingMessage = 4096
 
 // ProfilingRegistration announces an active profiler.
 type ProfilingRegistration struct {
-	// SamplesDelayMS is the usual upper bound of the time from a sample to its message.
+	// SamplesDelayMS is the usual maximum time from a sample to its message, in milliseconds.
 	SamplesDelayMS uint32
 	// HostID is the host.id that the profiler reports with.
 	HostID string
@@ -173,8 +173,8 @@ var (
 )
 
 // ParseProfilingMessage decodes a datagram into a [ProfilingRegistration] or a
-// [ProfilingCorrelation]. Newer minor versions may append fields, which are ignored; minor version
-// 1 may not. The error wraps [ErrProfilingMessage] or [ErrProfilingMessageType].
+// [ProfilingCorrelation]. It ignores fields that newer minor versions append; minor version 1 must
+// not have any. The error wraps [ErrProfilingMessage] or [ErrProfilingMessageType].
 func ParseProfilingMessage(b []byte) (any, error) {
 	if len(b) < profilingMessageHeader {
 		return nil, fmt.Errorf("%w: %d bytes", ErrProfilingMessage, len(b))

@@ -18,9 +18,9 @@ import (
 // Attributes without a key are dropped. If no attribute is left, ctx is returned. A
 // nil ctx stands for [context.Background].
 //
-// The attributes are merged once, here, regardless of how many spans, records and
-// measurements use the context. attrs may be reused after the call. It may be called
-// concurrently.
+// ContextWithAttributes merges the attributes once, regardless of how many spans, records and
+// measurements use the context. attrs may be reused after the call. ContextWithAttributes may be
+// called concurrently.
 //
 // In programs that import neither package scopedattr nor package spanctx it returns ctx
 // unchanged: nothing would use the attributes.

@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package contextattr sets context-scoped attributes ([OTEP 4931]). It is meant for libraries: it
-// imports the OpenTelemetry API but no SDK. In a program that does not use the attributes it
+// imports the OpenTelemetry API but no SDK. In a program in which nothing uses the attributes, it
 // does nothing.
 //
-// Applications choose which signals carry the attributes with package
-// [github.com/otelctx/otelctx/scopedattr], which has the same function.
+// Applications use package [github.com/otelctx/otelctx/scopedattr] to choose which signals carry
+// the attributes. It has the same function.
 //
 // [OTEP 4931]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/4931-context-scoped-attributes.md
 package contextattr

@@ -43,8 +43,9 @@ func New(slots int, byGoroutine bool) (*Slots, error) {
 	return s, errors.Join(errs...)
 }
 
-// Store stores to the slot of the calling thread or goroutine. Sound for the reasons that goruntime
-// gives for its own loads through these offsets; the slot is inside s's memory for every id.
+// Store stores to the slot of the calling thread or goroutine. It is sound for the reasons that
+// goruntime gives for its own loads through these offsets; the slot is inside s's memory for every
+// id.
 //
 //go:noescape
 func Store(s *Slots, traceIDHigh, traceIDLow, spanID, localRootSpanID, state uint64)

@@ -33,7 +33,8 @@ func Write(path string, about []string, rows [][]string) error {
 	return os.WriteFile(path, text.Bytes(), 0o600)
 }
 
-// commit returns the revision that the program was built from, or nothing. The go command does not tell tests.
+// commit returns the revision that the program was built from, or "". The go command does not
+// record it in tests.
 func commit() string {
 	info, _ := debug.ReadBuildInfo()
 	settings := map[string]string{}
@@ -47,7 +48,7 @@ func commit() string {
 	return revision
 }
 
-// modelName finds the name of the processor in /proc/cpuinfo.
+// modelName matches the name of the CPU in /proc/cpuinfo.
 var modelName = regexp.MustCompile(`(?m)^model name\s*: (.*)$`)
 
 // Machine describes the machine, its kernel and the Go version.

@@ -1,8 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package truth puts a number on the stack of a goroutine while it works: one function for each hexadecimal digit.
-// So each sample of the work, by whichever profiler, contains the number, which identifies the expected span.
+// Package truth puts a number on the stack of a goroutine while it works: one function for each
+// hexadecimal digit. So each sample of the work, taken by any profiler, contains the number, which
+// identifies the expected span.
 package truth
 
 import (
@@ -51,8 +52,8 @@ func BurnTime() time.Duration {
 // sink keeps the compiler from removing the work.
 var sink atomic.Uint64
 
-// Burn uses the processor with the number on the stack, and then calls wait, unless it is nil. The number must be
-// below [Max].
+// Burn uses the CPU with the number on the stack, and then calls wait, unless it is nil. The number
+// must be below [Max].
 //
 // The stack has a frame of Burn, one for each digit, the highest first, and one of bottom. Frames of spell are in
 // between.
@@ -60,7 +61,7 @@ var sink atomic.Uint64
 //go:noinline
 func Burn(number uint64, wait func()) { spell(number, numberDigits, wait) }
 
-// Spin uses the processor for a moment, with no number on the stack.
+// Spin uses the CPU for a moment, with no number on the stack.
 func Spin() { sink.Store(spin(sink.Load())) }
 
 //go:noinline
@@ -156,9 +157,9 @@ func Told(names []string) (number uint64, ok bool) {
 		digit, isDigit := strings.CutPrefix(name, "digit")
 		switch {
 		case !ours && !burning:
-			// The runtime preempts the goroutine, or wait runs.
+			// The runtime is preempting the goroutine, or wait is running.
 		case ours && (name == "spin" || name == "bottom"):
-			// A leaf function may hide its caller, so one of the two may be missing.
+			// A leaf function may hide its caller, so either of the two may be missing.
 			burning = true
 		case !ours, !burning:
 			return 0, false

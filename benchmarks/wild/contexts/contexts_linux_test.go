@@ -36,8 +36,8 @@ type silence struct{}
 
 func (silence) Log(string) {}
 
-// service obeys commands, one word a line, and answers ok and the errors that were
-// reported to otel.Handle.
+// service executes commands, one word per line, and answers ok and the errors that were reported to
+// otel.Handle.
 func service(parent *childproc.Parent) {
 	var reported []string
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { reported = append(reported, err.Error()) }))
@@ -75,7 +75,7 @@ func service(parent *childproc.Parent) {
 	}
 }
 
-// What a reader finds in a service with dd-trace-go, whichever library starts first.
+// A reader finds the spans of a service with dd-trace-go, whichever library starts first.
 // dd-trace-go publishes a process context without checking whether there is one.
 func TestSpansBesideDatadogsProcessContext(t *testing.T) {
 	childproc.NeedReading(t)
@@ -83,9 +83,9 @@ func TestSpansBesideDatadogsProcessContext(t *testing.T) {
 	for name, test := range map[string]struct {
 		// words are the commands, and said the answers of the service.
 		words, said []string
-		// service is what the process context says, "" if there are two.
+		// service is the service name in the process context, "" if there are two contexts.
 		service string
-		// separate says that spans are advertised apart from the process context.
+		// separate says that spans are advertised outside of the process context.
 		separate bool
 	}{
 		"Datadog first":                  {[]string{"datadog", "spans"}, []string{"ok", "ok"}, "theirs", true},
@@ -120,14 +120,14 @@ func TestSpansBesideDatadogsProcessContext(t *testing.T) {
 			assert.Equal(t, test.separate, strings.Contains(layout.Advertisement.MappingName, "OTELCTX_THREADLOCAL"))
 			pc, err := p.ProcessContext(t.Context())
 			if test.service == "" {
-				require.ErrorIs(t, err, reader.ErrInvalid, "readers believe neither of two")
+				require.ErrorIs(t, err, reader.ErrInvalid, "readers must trust neither of two")
 				assert.Nil(t, layout.Context)
 			} else {
 				require.NoError(t, err)
 				assert.Equal(t, test.service, serviceName(pc))
 			}
 
-			// It has answered just before it waits.
+			// The service answers just before it waits.
 			require.Eventually(t, func() bool {
 				b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), tid))
 				require.NoError(t, err)

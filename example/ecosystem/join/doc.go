@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command join joins spans and CPU profiles from the files of an OpenTelemetry Collector. For each
-// service and span name it prints CPU time beside wall time.
+// service and span name it prints CPU time next to wall time.
 //
 //	join [-json] TRACES PROFILES
 //
@@ -11,11 +11,11 @@
 // active one. So the CPU time of a span name excludes its child spans; wall time includes them.
 //
 // Only recorded time can be compared. A span counts if it was in progress while its service was
-// recorded, with that part of its time. Services without a profile are left out.
+// recorded, with the part of its time that was recorded. Services without a profile are left out.
 //
 // CPU time whose link names no span of TRACES is listed as "(not exported)": the span was not
-// sampled, was dropped, or had not ended yet. CPU time without a span, as of the garbage collector,
-// the runtime's scheduler and code without instrumentation, is listed as "(no span)".
+// sampled, was dropped, or had not ended yet. CPU time without a span, such as that of the garbage
+// collector, the runtime's scheduler and code without instrumentation, is listed as "(no span)".
 //
 // With -json: {recorded_nano, cpu_nano, services: [{service, cpu_nano, no_span_cpu_nano,
 // not_exported_cpu_nano}], spans: [{service, name, spans, wall_nano, cpu_nano}]}.

@@ -13,7 +13,7 @@ import (
 // result is the join of spans and profiles. Times are in nanoseconds. The largest CPU times come
 // first.
 type result struct {
-	// Recorded is the time in which at least one instance was recorded.
+	// Recorded is the time during which at least one instance was recorded.
 	Recorded time.Duration `json:"recorded_nano"`
 	CPU      time.Duration `json:"cpu_nano"`
 	Services []service     `json:"services"`
@@ -123,8 +123,8 @@ func merge(intervals []interval) []interval {
 	return merged
 }
 
-// overlap returns how much of i is in the intervals, and whether there is any overlap: that with a
-// span of zero length is 0.
+// overlap returns how much of i is in the intervals, and whether there is any overlap. The overlap
+// of a span of zero length is 0.
 func overlap(i interval, intervals []interval) (total time.Duration, during bool) {
 	for _, o := range intervals {
 		if i.end.Before(o.start) || !i.start.Before(o.end) {

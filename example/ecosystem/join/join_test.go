@@ -65,7 +65,7 @@ func tracesOf(t *testing.T, service, id string, spans ...testSpan) []byte {
 // testProfile is a profile of one instance, from and to in milliseconds since the origin.
 type testProfile struct {
 	service, id      string
-	sampled, period  string // types
+	sampled, period  string // types of samples and period
 	unit, periodUnit string
 	from, to         int
 	spans            []byte  // the span of each sample, 0 for none
@@ -128,7 +128,7 @@ func TestJoin(t *testing.T) {
 			testSpan{6, "instant", 500, 500},
 		),
 		nil,
-		tracesOf(t, "shop", "b", testSpan{7, "request", 100, 300}), // of another instance
+		tracesOf(t, "shop", "b", testSpan{7, "request", 100, 300}), // spans of another instance
 		tracesOf(t, "blog", "", testSpan{8, "request", 4900, 5300}),
 		tracesOf(t, "mail", "", testSpan{9, "request", 0, 1000}), // not recorded
 	)
@@ -152,7 +152,7 @@ func joined(t *testing.T, traces, profiles string, asJSON bool) string {
 	return out.String()
 }
 
-// A service may use and export another one's ids: its CPU time is charged to itself.
+// A service may use and export another service's ids: its CPU time is attributed to itself.
 func TestForeignSpanIDs(t *testing.T) {
 	traces := write(t,
 		tracesOf(t, "shop", "a", testSpan{1, "request", 0, 1000}),

@@ -38,7 +38,7 @@ type interval struct{ start, end time.Time }
 
 // recording is the CPU time found in profiles, and the intervals that they cover.
 type recording struct {
-	// intervals are the times in which instances were recorded, unordered. They may overlap.
+	// intervals are the times during which instances were recorded, unordered. They may overlap.
 	intervals map[instance][]interval
 	// cpu is the CPU time of spans, noSpan the CPU time of each service outside of spans.
 	cpu    map[spanID]time.Duration
@@ -147,7 +147,8 @@ func unitOf(d pprofile.ProfilesDictionary, p pprofile.Profile) (time.Duration, e
 	}
 }
 
-// total returns the sum of a sample's values. In a sample with timestamps only, each counts 1.
+// total returns the sum of a sample's values. In a sample with only timestamps, each timestamp
+// counts 1.
 func total(s pprofile.Sample) int64 {
 	if s.Values().Len() == 0 {
 		return int64(s.TimestampsUnixNano().Len())
@@ -166,7 +167,7 @@ func eachLine(path string, decode func(line []byte) error) error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	lines := bufio.NewReader(f) // Not a Scanner: requests have any length.
+	lines := bufio.NewReader(f) // A Scanner would limit the size of requests.
 	for number := 1; ; number++ {
 		line, err := lines.ReadBytes('\n')
 		if line = bytes.TrimSpace(line); len(line) > 0 {

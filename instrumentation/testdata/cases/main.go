@@ -30,7 +30,7 @@ func start(tp *trace.TracerProvider, name string) {
 }
 
 var cases = map[string]func(){
-	// Nothing else would publish it before the first span.
+	// Without a span, only the rules publish this resource.
 	"idle": func() { trace.NewTracerProvider(named("idle")) },
 	"span": func() { start(trace.NewTracerProvider(named("span")), "work") },
 	"global": func() {

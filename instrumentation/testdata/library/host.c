@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A C program that uses Go libraries. It opens the libraries named by its arguments, or
-// is linked with one (-DARCHIVE), and keeps each working until it can read a line.
+// is linked with one (-DARCHIVE), and lets each work until a line arrives on standard input.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -47,7 +47,7 @@ func startClickHouse(t *testing.T) (address string) {
 			t.Skipf("cannot install chDB: %v: %s", err, output)
 		}
 	})
-	// Node looks for packages next to the script.
+	// Node searches for packages next to the script.
 	script, err := os.ReadFile(filepath.Join("testdata", "clickhouse", "server.js"))
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "server.js"), script, 0o600))

@@ -99,7 +99,7 @@ func TestParca(t *testing.T) {
 	assert.Empty(t, c.labelValues(t, "span_id"))
 }
 
-// Parca also finds samples by span and trace if the ids are attributes.
+// Parca also finds samples by span and trace if the ids are attributes of the samples.
 func TestParcaWithIDs(t *testing.T) {
 	needBackends(t)
 	address := startParca(t)

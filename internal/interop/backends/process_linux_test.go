@@ -22,7 +22,7 @@ import (
 const (
 	// readyWithin bounds how long a server takes to start on a busy machine.
 	readyWithin = 2 * time.Minute
-	// attempts is how often starting a server is tried: another process may take its port first.
+	// attempts is how often to try to start a server: another process may take its port first.
 	attempts = 3
 )
 
@@ -72,7 +72,7 @@ func freeAddresses(t *testing.T, n int) (addresses []string) {
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
-		defer func() { require.NoError(t, l.Close()) }() // after all are open, so that they differ
+		defer func() { require.NoError(t, l.Close()) }() // only after all are open, so that the ports differ
 		addresses = append(addresses, l.Addr().String())
 	}
 	return addresses

@@ -121,7 +121,7 @@ func TestReceiverPyroscope(t *testing.T) {
 	}
 	spans = c.total(t, fmt.Sprintf("{service_name=%q, trace_id!=%q}", serviceName, ""))
 	assert.Equal(t, spans, bySpan, "all samples with a trace are in its spans")
-	assert.Greater(t, c.total(t, service), bySpan, "the service has worked outside of spans, too")
+	assert.Greater(t, c.total(t, service), bySpan, "the service also works outside of spans")
 }
 
 // Parca drops links, so the receiver's configuration keeps ids as attributes.

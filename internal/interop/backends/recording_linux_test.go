@@ -32,7 +32,7 @@ const requests = 50
 // recording is the content of a service's profile, with the spans that the service exported.
 type recording struct {
 	period      int64 // nanoseconds
-	samples     int   // total
+	samples     int   // total number
 	bySpan      map[span]int
 	byFunction  map[string]int // by innermost function
 	exported    map[span]exportedSpan
@@ -40,8 +40,8 @@ type recording struct {
 }
 
 // record records a service while it works and sends its profile to endpoint. The recorder also
-// writes a file, from which the recording is read. The service exports its spans to this test, and
-// to the endpoint spans unless that is empty.
+// writes a file, from which record reads the recording. The service exports its spans to this test,
+// and also to the endpoint spans unless that is empty.
 func record(t *testing.T, endpoint, spans string, options ...string) recording {
 	t.Helper()
 	program := programs.Build(t, programs.Static, filepath.Join("..", "..", "cmd", "otelctx"), ".")
@@ -138,7 +138,7 @@ func (r *recording) include(at time.Time) {
 func (r *recording) check(t *testing.T) {
 	t.Helper()
 	for s := range r.bySpan {
-		assert.Contains(t, r.exported, s, "a sample is linked to what is no span of the service")
+		assert.Contains(t, r.exported, s, "a sample is linked to a span that the service did not export")
 	}
 	for s, e := range r.exported {
 		if e.name != "wait" {

@@ -41,8 +41,8 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){roleService: service})
 }
 
-// service exports its spans to the endpoints in the first line. Then it works outside spans until
-// it receives a number of requests. It handles them and answers "exported".
+// service exports its spans to the endpoints in the first line. Then it works outside of spans
+// until it receives a number of requests. It handles these and answers "exported".
 func service(parent *childproc.Parent) {
 	endpoints, _ := parent.Receive()
 	ctx := context.Background()

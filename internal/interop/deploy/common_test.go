@@ -21,9 +21,9 @@ import (
 // other.
 type recorder struct {
 	manifest string
-	// capabilities are exactly the capabilities that it needs.
+	// capabilities are exactly the capabilities that the recorder needs.
 	capabilities []corev1.Capability
-	// hostPath is the host directory that it reads, or empty.
+	// hostPath is the host directory that the recorder reads, or empty.
 	hostPath string
 }
 
@@ -112,7 +112,7 @@ func assertCollectorWritesTo(t *testing.T, dir string) {
 	}
 }
 
-// assertRecorderArgs fails if the recorder would not send everything it can record to endpoint.
+// assertRecorderArgs fails unless the recorder sends everything it can record to endpoint.
 // TestContainers covers the rest of its command line.
 func assertRecorderArgs(t *testing.T, args []string, endpoint string) {
 	t.Helper()

@@ -54,7 +54,7 @@ func TestCompose(t *testing.T) {
 	assertCapabilities(t, record, recorder)
 	assert.Equal(t, "host", recorder.Pid)
 	assert.Equal(t, "0:0", recorder.User)
-	assert.Empty(t, recorder.Volumes, "it needs nothing of the host's files")
+	assert.Empty(t, recorder.Volumes, "it must not mount files of the host")
 	for _, name := range []string{"collector", "quickstart"} {
 		assert.Empty(t, project.Services[name].CapAdd, name)
 		assert.Empty(t, project.Services[name].Pid, name)

@@ -111,7 +111,7 @@ func container(t *testing.T, spec *specs.Spec, program string) *exec.Cmd {
 	bundle := t.TempDir()
 	rootfs := filepath.Join(bundle, "rootfs")
 	for dir := bundle; dir != os.TempDir(); dir = filepath.Dir(dir) {
-		require.NoError(t, os.Chmod(dir, 0o755)) // accessible to every user
+		require.NoError(t, os.Chmod(dir, 0o755)) // every user needs access
 	}
 	require.NoError(t, os.Mkdir(rootfs, 0o755))
 	content, err := os.ReadFile(program)
@@ -147,7 +147,7 @@ func start(t *testing.T, cmd *exec.Cmd) *started {
 	return s
 }
 
-// stop ends it with an orderly shutdown.
+// stop shuts the process down in an orderly way.
 func (s *started) stop() {
 	s.t.Helper()
 	require.NoError(s.t, s.cmd.Process.Signal(syscall.SIGTERM))
@@ -188,7 +188,7 @@ func startService(t *testing.T, program string, pod *corev1.PodSpec, environ ...
 	service := start(t, cmd)
 	lines := bufio.NewScanner(stdout)
 	require.True(t, lines.Scan(), "the service has not started: %s", &service.stderr)
-	assert.Equal(t, "pid=1", lines.Text(), "it is in a PID namespace of its own")
+	assert.Equal(t, "pid=1", lines.Text(), "it must have its own PID namespace")
 	require.True(t, lines.Scan())
 	return service
 }
@@ -235,8 +235,8 @@ func TestContainers(t *testing.T) {
 
 	content, err := os.ReadFile(profiles)
 	require.NoError(t, err)
-	assert.Contains(t, string(content), `"main.digests"`, "the service's functions have names")
-	assert.Contains(t, string(content), `"contained-0"`, "profiles have the service's resource")
+	assert.Contains(t, string(content), `"main.digests"`, "the service's functions must have names")
+	assert.Contains(t, string(content), `"contained-0"`, "profiles must have the service's resource")
 	joined, err := exec.Command(programs.Build(t, programs.Static, filepath.Join(root, "example"), "./ecosystem/join"), filepath.Join(dir, "traces.jsonl"), profiles).CombinedOutput()
 	require.NoError(t, err, string(joined))
 	t.Logf("%s", joined)
@@ -245,7 +245,7 @@ func TestContainers(t *testing.T) {
 	assert.NotRegexp(t, `(?m)^contained +\(not exported\)`, string(joined))
 }
 
-// If any privilege is missing, the recorder sees nothing of the service, and reports the missing
+// If any privilege is missing, the recorder sees nothing of the service and reports the missing
 // privilege.
 func TestContainersWithLess(t *testing.T) {
 	needContainers(t)
@@ -290,7 +290,7 @@ func TestContainersWithLess(t *testing.T) {
 			has.Add = slices.DeleteFunc(has.Add, func(c corev1.Capability) bool { return c == capability })
 		}
 		test.message = "CAP_" + string(capability)
-		if capability != "SYS_PTRACE" { // without it the recorder still records the processes that it may read
+		if capability != "SYS_PTRACE" { // without SYS_PTRACE the recorder still records the processes that it may read
 			test.code = notPermitted
 		}
 		tests["no "+string(capability)] = test

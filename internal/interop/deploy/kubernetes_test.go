@@ -120,8 +120,8 @@ func TestKubernetes(t *testing.T) {
 	})
 }
 
-// testManifests tests everything that does not depend on the recorder, and returns the recorder's
-// pod.
+// testManifests tests everything that does not depend on which recorder is used, and returns the
+// recorder's pod.
 func testManifests(t *testing.T, r recorder) corev1.PodSpec {
 	t.Helper()
 	objects := manifests(t, r)
@@ -131,7 +131,7 @@ func testManifests(t *testing.T, r recorder) corev1.PodSpec {
 			namespaces[n.Name] = true
 			continue
 		}
-		assert.True(t, namespaces[o.GetNamespace()], "%s: its namespace comes before it", o.GetName())
+		assert.True(t, namespaces[o.GetNamespace()], "%s: its namespace must precede it", o.GetName())
 		selector, template := podOf(o)
 		if template == nil {
 			continue
@@ -139,7 +139,7 @@ func testManifests(t *testing.T, r recorder) corev1.PodSpec {
 		s, err := metav1.LabelSelectorAsSelector(selector)
 		require.NoError(t, err)
 		assert.False(t, s.Empty(), o.GetName())
-		assert.True(t, s.Matches(labels.Set(template.Labels)), "%s selects its pods", o.GetName())
+		assert.True(t, s.Matches(labels.Set(template.Labels)), "%s must select its pods", o.GetName())
 		hostPath := ""
 		if o.GetName() == "otelctx" {
 			hostPath = r.hostPath
@@ -180,7 +180,7 @@ func assertPod(t *testing.T, name string, pod *corev1.PodSpec, hostPath string) 
 	for _, v := range pod.Volumes {
 		volumes[v.Name] = true
 		if v.HostPath != nil {
-			assert.Equal(t, hostPath, v.HostPath.Path, "%s: nothing else of the host's files", name)
+			assert.Equal(t, hostPath, v.HostPath.Path, "%s: must not mount other files of the host", name)
 		}
 	}
 	for _, c := range pod.Containers {
@@ -206,8 +206,8 @@ func assertReaches(t *testing.T, endpoint string, s *corev1.Service) {
 	assert.True(t, slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return strconv.Itoa(int(p.Port)) == u.Port() }), endpoint)
 }
 
-// Checks the pod security standards with the API server's code. All pods are restricted except the
-// recorder, which is privileged for exactly these reasons.
+// TestPodSecurity checks the pod security standards with the API server's code. All pods are
+// restricted except the recorder, which is privileged for exactly these reasons.
 func TestPodSecurity(t *testing.T) {
 	reasons := []string{"host namespaces", "unrestricted capabilities", "runAsNonRoot != true", "runAsUser=0"}
 	t.Run("record", func(t *testing.T) { testPodSecurity(t, record, reasons) })

@@ -37,13 +37,13 @@ func TestSeccomp(t *testing.T) {
 		recorder := allows(names...)
 		for _, call := range []string{"bpf", "perf_event_open"} {
 			assert.True(t, recorder(call), call)
-			assert.False(t, other(call), "%s: and nobody else", call)
+			assert.False(t, other(call), "%s: allowed for others", call)
 		}
 		for _, call := range []string{"process_vm_readv", "openat2", "prlimit64"} {
 			assert.True(t, recorder(call), call)
 		}
 	}
-	// The system calls that a service publishes with.
+	// These are the system calls with which a service publishes.
 	for _, call := range []string{"memfd_create", "mmap", "madvise", "prctl", "process_vm_readv"} {
 		assert.True(t, other(call), call)
 	}

@@ -141,8 +141,8 @@ func readSamples(t *testing.T, path string) (samples []sample, start, end int64)
 	return samples, p.TimeUnixNano, p.TimeUnixNano + p.DurationNano
 }
 
-// Tests the whole chain: the Collector's data from a service and from its recorder fit together and
-// tell CPU time from waiting.
+// TestEcosystem tests the whole chain: the Collector's data from a service and from its recorder
+// match, and together tell CPU time from waiting.
 func TestEcosystem(t *testing.T) {
 	testenv.NeedAll(t)
 	join := programs.Build(t, programs.Static, root+"/example", "./ecosystem/join")
@@ -184,20 +184,20 @@ func TestEcosystem(t *testing.T) {
 			continue
 		}
 		of, exported := spans[[2]string{s.traceID, s.spanID}]
-		if !assert.True(t, exported, "a sample is linked to %s of %s, which is no span of the service", s.spanID, s.traceID) {
+		if !assert.True(t, exported, "a sample is linked to %s of %s, which is not a span of the service", s.spanID, s.traceID) {
 			continue
 		}
 		byName[of.name] += s.nano
 		// The service and the recorder read the same clock in different ways.
 		const apart = int64(time.Millisecond)
-		assert.Greater(t, s.at, of.start-apart, "a sample is from before its span")
+		assert.Greater(t, s.at, of.start-apart, "a sample precedes its span")
 		if s.at >= of.end+apart {
 			late++
 		}
 	}
-	// A span ends when End is called. A goroutine that is preempted inside End is seen in the span
+	// A span ends when End is called. A goroutine that is preempted inside End is found in the span
 	// once more.
-	assert.LessOrEqual(t, late, 2, "samples are from after their spans")
+	assert.LessOrEqual(t, late, 2, "samples follow the end of their spans")
 
 	out, err := exec.Command(join, "-json", traces, profiles).Output()
 	require.NoError(t, err)
@@ -207,7 +207,7 @@ func TestEcosystem(t *testing.T) {
 	assert.Equal(t, time.Duration(cpu), got.CPUNano)
 	assert.Equal(t, []joinedService{{"quickstart", time.Duration(cpu), time.Duration(noSpan), 0}}, got.Services)
 	assert.Contains(t, stdout, "(no span)")
-	assert.Positive(t, noSpan, "the load comes from the same process, outside of spans")
+	assert.Positive(t, noSpan, "the same process also works outside of spans")
 
 	const period = time.Second / frequency
 	named := map[string]joinedSpan{}
@@ -215,16 +215,16 @@ func TestEcosystem(t *testing.T) {
 		named[s.Name] = s
 		assert.Equal(t, "quickstart", s.Service)
 		assert.Equal(t, time.Duration(byName[s.Name]), s.CPUNano)
-		// One goroutine handles each span of this service, so on one thread at a time.
+		// Each span of this service is handled by one goroutine, and thus on one thread at a time.
 		n := float64(s.CPUNano / period)
 		noise := time.Duration(4*math.Sqrt(n)+4) * period
-		assert.LessOrEqual(t, s.CPUNano, s.WallNano+noise, "%s used more of the processor than it had time", s.Name)
+		assert.LessOrEqual(t, s.CPUNano, s.WallNano+noise, "%s used more CPU time than it lasted", s.Name)
 	}
 	require.NotEmpty(t, got.Spans)
 	digests, query, request := named["digests"], named["query"], named["GET /work"]
 	assert.Equal(t, "digests", got.Spans[0].Name, "digests burns")
 	busy := func(s joinedSpan) float64 { return float64(s.CPUNano) / float64(s.WallNano) }
-	assert.Greater(t, busy(digests), 5*busy(query), "a query waits") // regardless of other load on the machine
-	assert.Greater(t, request.WallNano, query.WallNano+digests.WallNano, "a request has both in it")
-	assert.InDelta(t, request.Spans, query.Spans, 4, "two clients, at the beginning and at the end")
+	assert.Greater(t, busy(digests), 5*busy(query), "a query must mostly wait") // regardless of other load on the machine
+	assert.Greater(t, request.WallNano, query.WallNano+digests.WallNano, "a request both computes and waits")
+	assert.InDelta(t, request.Spans, query.Spans, 4, "at most two clients may miss a sample")
 }

@@ -145,9 +145,9 @@ func TestJoin(t *testing.T) {
 	t.Logf("%d spans, %d of them burning; %d samples linked to %d spans (%v), %d to none\n%s",
 		len(exported), burning, samples, len(linked), byName, without, table.String())
 	assert.Greater(t, samples, 500)
-	assert.Less(t, without, samples/10, "the service does hardly anything outside spans")
+	assert.Less(t, without, samples/10, "the service does almost nothing outside of spans")
 	assert.Greater(t, byName["query"], byName["request"]/2)
 	assert.Less(t, byName["wait"], samples/20)
 	assert.Greater(t, burning, 50)
-	assert.Greater(t, seen, burning*9/10, "each uses the CPU for many sampling periods")
+	assert.Greater(t, seen, burning*9/10, "each span uses the CPU for many sampling periods")
 }

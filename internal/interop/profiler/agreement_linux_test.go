@@ -35,11 +35,11 @@ import (
 // it has withdrawn the message.
 const (
 	cmdPublish  = "publish"  // a resource with every type of attribute and a schema URL
-	cmdUpdate   = "update "  // a resource; the size of the message follows
+	cmdUpdate   = "update "  // a resource; followed by the size of the message
 	cmdSet      = "set"      // the extra attributes
-	cmdReplace  = "replace"  // one of them
-	cmdRemove   = "remove"   // one of them
-	cmdClear    = "clear"    // the rest of them
+	cmdReplace  = "replace"  // one of the extra attributes
+	cmdRemove   = "remove"   // one of the extra attributes
+	cmdClear    = "clear"    // the remaining extra attributes
 	cmdShutdown = "shutdown" // the publisher
 )
 
@@ -50,7 +50,7 @@ type attr struct {
 	want string
 }
 
-// everyType has an attribute of every type, in the order of keys.
+// everyType has an attribute of every type, in key order.
 var everyType = []attr{
 	{attribute.Bool("bool", true), `bool_value: true`},
 	{attribute.BoolSlice("bools", []bool{true, false}), `array_value { values { bool_value: true } values { bool_value: false } }`},
@@ -71,7 +71,7 @@ var everyType = []attr{
 	{attribute.StringSlice("strings", []string{"", "€"}), `array_value { values { string_value: "" } values { string_value: "€" } }`},
 }
 
-// extraAttributes are published next to the resource, in the order of keys.
+// extraAttributes are published outside of the resource, in key order.
 var extraAttributes = []attr{
 	{attribute.Int("threadlocal.count", 3), `int_value: 3`},
 	{attribute.Slice("threadlocal.map", attribute.StringValue("trace"), attribute.ByteSliceValue([]byte{1, 2})), `array_value {
@@ -184,7 +184,7 @@ func publishAsTold(parent *childproc.Parent) {
 	}
 }
 
-// subject is a publishing child and the two readers that read it.
+// subject is a publishing child with the two readers that read it.
 type subject struct {
 	t      *testing.T
 	child  *childproc.Child

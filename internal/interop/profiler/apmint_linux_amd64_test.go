@@ -130,7 +130,7 @@ func libraryMapping(t *testing.T, pid int) (path, addresses string, start uint64
 // threadPointer returns a thread's thread pointer. It stops the thread briefly.
 func threadPointer(t *testing.T, tid int) uint64 {
 	t.Helper()
-	// The kernel treats a single thread as the tracer.
+	// A tracer is a thread, not a process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	require.NoError(t, syscall.PtraceAttach(tid))
@@ -201,7 +201,7 @@ func TestProfilerReadsUniversalProfiling(t *testing.T) {
 	maps := new(bpfMaps)
 	data, err := apmint.Loader(maps, interpreter.NewLoaderInfo(host.FileID(1), reference, nil))
 	require.NoError(t, err)
-	require.NotNil(t, data, "the profiler does not take it for a library of its kind")
+	require.NotNil(t, data, "the profiler does not recognize the library")
 	memory := remotememory.NewProcessVirtualMemory(pid)
 	instance, err := data.Attach(maps, pid, libpf.Address(startAddress), memory)
 	require.NoError(t, err)

@@ -78,8 +78,8 @@ func numbered(n int) *resource.Resource {
 	)
 }
 
-// numberOf returns the number of the publication that o equals completely, or an error if there is
-// none.
+// numberOf returns the number of the publication that o equals in every byte, or an error if there
+// is none.
 func numberOf(o observation) (int, error) {
 	attrs := o.message.GetResource().GetAttributes()
 	if len(attrs) != 3 {
@@ -117,7 +117,7 @@ func updateUntil(stop *atomic.Bool, pub *resourcepublisher.Publisher) (int, erro
 	}
 }
 
-// longestPause leaves room for the readers: without pauses a large context is hardly ever stable
+// longestPause leaves time for the readers: without pauses, a large context is hardly ever stable
 // for as long as it takes to read.
 const longestPause = 500 * time.Microsecond
 
@@ -176,7 +176,7 @@ func TestNumberedPublicationsDiffer(t *testing.T) {
 		if got, err := numberOf(o); err != nil || got != n {
 			t.Fatalf("publication %d is identified as %d, %v", n, got, err)
 		}
-		// As seen by a reader that reads during the next update.
+		// These are mixtures as seen by a reader that reads during the next update.
 		a, b := text(n), text(n+1)
 		half := min(len(a), len(b)) / 2
 		if half < 8 {
@@ -184,7 +184,7 @@ func TestNumberedPublicationsDiffer(t *testing.T) {
 		}
 		o.message.Resource.Attributes[0] = keyValue("a", str(strings.Join([]string{b[:half], a[half:]}, "")))
 		if _, err := numberOf(o); err == nil {
-			t.Fatalf("a mixture of %d and %d passes for whole", n, n+1)
+			t.Fatalf("a mixture of %d and %d was accepted", n, n+1)
 		}
 	}
 	if smallest != smallestMessage || largest != largestMessage {

@@ -32,11 +32,11 @@ func TestKilledPublisher(t *testing.T) {
 		}
 		t.Logf("%v", outcomes)
 	})
-	t.Run("from its start on", func(t *testing.T) {
+	t.Run("killed from its start on", func(t *testing.T) {
 		outcomes := map[string]int{}
-		// On a busy machine it may have started before it is read.
+		// On a busy machine the child may have published before the first read.
 		for round := 0; round < killRounds || outcomes[reader.ErrNoContext.Error()] == 0; round++ {
-			require.Less(t, round, 1000, "never seen before the first publication")
+			require.Less(t, round, 1000, "no read preceded the first publication")
 			child := start(t, roleIncessant)
 			child.Send("go")
 			readUntilKilled(t, child, "", 60*time.Millisecond, outcomes)
@@ -91,7 +91,7 @@ func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread 
 			gone = gone || errors.Is(err, reader.ErrProcessGone)
 			continue
 		}
-		require.False(t, gone, "read a process that was gone")
+		require.False(t, gone, "a read of a process that no longer exists succeeded")
 		n, err := numberOf(o)
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, n, last)

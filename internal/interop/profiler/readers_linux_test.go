@@ -69,7 +69,7 @@ func open(t *testing.T, pid int) *reader.Process {
 func officialAddress(t *testing.T, pid int) libpf.Address {
 	t.Helper()
 	addresses := officialAddresses(t, pid)
-	require.Len(t, addresses, 1, "mappings that the profiler takes for a process context")
+	require.Len(t, addresses, 1, "mappings that the profiler accepts as a process context")
 	return addresses[0]
 }
 

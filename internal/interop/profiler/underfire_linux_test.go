@@ -43,7 +43,7 @@ const (
 type fire struct {
 	reads    int // complete reads
 	distinct int // distinct publications
-	busy     int // calls during which every attempt met an update
+	busy     int // calls in which every attempt coincided with an update
 	last     int // number of the last publication
 	smallest int
 	largest  int
@@ -62,7 +62,7 @@ func under(t *testing.T, read readFunc, busy error) fire {
 		if f.reads%1024 == 0 || f.busy%1024 == 1 {
 			require.Less(t, time.Since(start), 6*time.Minute, "%+v", f)
 		}
-		// On a single processor a writer in this process would wait long for this loop.
+		// With a single CPU, a writer in this process would wait a long time for this loop.
 		runtime.Gosched()
 		o, err := read()
 		if errors.Is(err, busy) {
@@ -76,7 +76,7 @@ func under(t *testing.T, read readFunc, busy error) fire {
 		case n < f.last:
 			require.Failf(t, "gone back", "from %d to %d", f.last, n)
 		case n > f.last != (o.publishedAtNS > publishedAt):
-			require.Failf(t, "timestamps are no cache key", "%d at %d, %d at %d",
+			require.Failf(t, "equal timestamps of different publications", "%d at %d, %d at %d",
 				f.last, publishedAt, n, o.publishedAtNS)
 		case n > f.last:
 			f.distinct++
@@ -107,7 +107,7 @@ func TestUnderFireFromChild(t *testing.T) {
 			f := under(t, read, test.busy)
 			last, err := strconv.Atoi(child.Ask("stop"))
 			require.NoError(t, err)
-			assert.GreaterOrEqual(t, last, f.last, "a publication that has not been published")
+			assert.GreaterOrEqual(t, last, f.last, "the number of a publication that does not exist")
 			// The publisher is idle now, so its last publication remains.
 			o, err := read()
 			require.NoError(t, err)

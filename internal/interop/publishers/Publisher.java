@@ -11,7 +11,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.locks.LockSupport;
 
 /**
- * A publisher in Java of a process context (OTEP 4719) and of thread contexts (OTEP 4947), written against their texts. The library of
+ * A publisher in Java of a process context (OTEP 4719) and of thread contexts (OTEP 4947), written from their texts. The library of
  * native.c, whose path is the argument, has the thread-local variable. Prints "TID NUMBER" for each thread and "ready", and then
  * publishes again for each line of standard input.
  */

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// A publisher in Node.js of a process context (OTEP 4719), written against its text. OTEP 4947's thread-local variable is not meant for
+// A publisher in Node.js of a process context (OTEP 4719), written from its text. OTEP 4947's thread-local variable is not meant for
 // Node.js. The addon of native.c, whose path is the argument, maps the memory. Prints "ready", and then publishes again for each line of
 // standard input.
 'use strict';

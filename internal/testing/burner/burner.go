@@ -4,6 +4,10 @@
 // Package burner is a service that burns CPU inside and outside spans. At every moment its stack
 // encodes the current span, which tests of samplers use as the truth.
 //
+// It imports spanctx, scopedattr and resourcepublisher, which are above it, because it must publish spans as
+// services do. It stays here because the tests of four modules run it (cmd/otelctx, the collector, interop and the
+// benchmarks), and the first three must not require the benchmarks.
+//
 // It is for tests only, in child processes.
 package burner
 
@@ -42,7 +46,7 @@ import (
 // Role is the name of the child process's role.
 const Role = "burner"
 
-// Words that configure a burner, sent to it in one line when it starts.
+// These words configure a burner. They are sent to it in one line when it starts.
 const (
 	// Records, GoroutineTable, ThreadSlots and Layout1 choose carriers.
 	Records        = "records"
@@ -83,11 +87,11 @@ const (
 	ContextAfter = "context-after"
 )
 
-// Work does work in C. It is nil if the program cannot.
+// Work burns CPU in C. It is nil if the program cannot do that.
 var Work func(iterations int)
 
 // Run is the body of the role. It reads a line of words, answers "burning", and burns until the
-// parent is gone. Meanwhile it answers three commands. "names" followed by hexadecimal addresses
+// parent exits. Meanwhile it answers three commands. "names" followed by hexadecimal addresses
 // returns the names of the functions at these addresses, separated by spaces. "publish" returns
 // "published". "keys" returns the number of the current attribute key.
 func Run(parent *childproc.Parent) {
@@ -188,7 +192,7 @@ const (
 	labelSpanID  = "span_id"
 )
 
-// workers exceeds the number of processors, so that goroutines change threads.
+// workers exceeds the number of CPUs, so that goroutines change threads.
 const workers = 6
 
 // Burner is a running burner.
@@ -346,7 +350,7 @@ func (b *Burner) work() {
 				b.burn(span.SpanContext())
 				inSpan.Done()
 				<-ended
-				// The span that it has inherited has ended.
+				// The span that the goroutine inherited has ended.
 				b.burn(trace.SpanContext{})
 			})
 		}
@@ -370,7 +374,7 @@ func (b *Burner) context(processor *spanctx.SpanProcessor) context.Context {
 	}
 	number := b.key()
 	key := attribute.Key(fmt.Sprintf("key.%d", number))
-	// A rejected key is missing in the profile.
+	// A rejected key is missing from the profile.
 	_ = processor.AddAttributeKeys(key)
 	return scopedattr.ContextWithAttributes(ctx, key.String(strconv.FormatUint(number, 10)))
 }

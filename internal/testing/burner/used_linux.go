@@ -16,8 +16,9 @@ import (
 )
 
 // Frequency returns how many samples per second of CPU time tests take of a burner. It is higher
-// than usual, so that tests take less time, and divides nothing evenly, so that samples do not fall
-// into step. On an emulated processor samples take far longer, and the kernel may allow fewer.
+// than usual, so that tests take less time, and is not a divisor of anything regular, so that
+// samples do not fall into step with it. On an emulated CPU samples take far longer, and the kernel
+// may allow fewer.
 func Frequency() int {
 	const usual, fewer = 4999, 1499
 	setting, _ := os.ReadFile("/proc/sys/kernel/perf_event_max_sample_rate")
@@ -54,7 +55,7 @@ func AwaitUse(t testing.TB, c Process, d time.Duration) {
 
 // Used returns the CPU time that all threads of a process have used so far.
 func Used(c Process) (time.Duration, error) {
-	// The clock id of another process's CPU time, as made by clock_getcpuclockid(3).
+	// This is the clock id of another process's CPU time, computed as in clock_getcpuclockid(3).
 	const sched = 2
 	var ts unix.Timespec
 	err := unix.ClockGettime(int32(^c.PID()<<3|sched), &ts)

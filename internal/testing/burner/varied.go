@@ -49,7 +49,7 @@ type varied struct {
 
 	attributes  [MaxAttributes]byte
 	trace, span []byte // values of the labels
-	size        int    // of a value
+	size        int    // size of a value
 	random      uint64
 }
 
@@ -63,8 +63,8 @@ func newVaried(seed uint64, size int) *varied {
 	return v
 }
 
-// burn changes the record again and again, and burns several times as long in between. A sample
-// taken during a change is in no span, because the record is then invalid.
+// burn changes the record repeatedly, and burns several times as long in between. A sample taken
+// during a change is in no span, because the record is then invalid.
 func (v *varied) burn() {
 	goruntime.SetLabels(unsafe.Pointer(v))
 	for {

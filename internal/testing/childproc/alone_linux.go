@@ -45,7 +45,7 @@ func MainAlone(m *testing.M, roles map[string]func(*Parent)) {
 
 // runAlone runs the test binary in a namespace. It returns only if that is not permitted.
 func runAlone() {
-	runtime.LockOSThread()                                // The child would be killed when its parent thread exits.
+	runtime.LockOSThread()                                // Otherwise the child would be killed when its parent thread exits.
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...) //nolint:gosec // G204: the test binary itself
 	cmd.Env = append(os.Environ(), aloneKey+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr

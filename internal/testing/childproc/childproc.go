@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package childproc runs parts of a test in other processes, because otelctx is about one process
-// reading what another one wrote. The test binary starts itself again, and the two exchange lines.
-// A child can also limit itself: [Deny] makes system calls fail as they do under the filters that
-// services run under, and [Stall] returns memory that blocks its readers.
+// reading what another one has written. The test binary starts itself again, and the two exchange
+// lines. A child can also restrict itself: [Deny] makes system calls fail as they do under the
+// filters that services run under, and [Stall] returns memory that blocks its readers.
 //
-// It is for tests only.
+// The package is for tests only.
 package childproc
 
 import (
@@ -89,7 +89,7 @@ type Child struct {
 }
 
 // Command returns the command that runs a role in another process, for tests that communicate with
-// it in another way than [Child] does.
+// it in a way other than [Child] does.
 func Command(role string) (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {

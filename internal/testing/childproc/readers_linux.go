@@ -52,12 +52,12 @@ func NeedReading(t testing.TB) {
 	scope := strings.TrimSpace(string(b))
 	if scope == "3" || scope == "2" && !Capable(t, CapSysPtrace) {
 		t.Skipf("kernel.yama.ptrace_scope is %s: not even parents may read their children without CAP_SYS_PTRACE, "+
-			"and with 3 nobody may", scope)
+			"and with 3 no process may", scope)
 	}
 }
 
-// Zombie kills the child and returns once its memory has been released. The child is not waited for
-// yet, so its pid is not reused.
+// Zombie kills the child and returns once its memory has been released. It does not wait for the
+// child, so the pid is not reused.
 func (c *Child) Zombie() {
 	c.t.Helper()
 	if err := c.cmd.Process.Kill(); err != nil {
@@ -132,7 +132,7 @@ func (c *Child) Continue() {
 	}
 }
 
-// HasOpen reports whether a process has an open file that the kernel calls name.
+// HasOpen reports whether a process has an open file with this name in the kernel.
 func HasOpen(pid int, name string) (bool, error) {
 	dir := fmt.Sprintf("/proc/%d/fd/", pid)
 	fds, err := os.ReadDir(dir)
@@ -142,8 +142,8 @@ func HasOpen(pid int, name string) (bool, error) {
 	}), err
 }
 
-// AwaitOpen waits until a process has an open file that the kernel calls name, or has exited, which
-// the test must detect.
+// AwaitOpen waits until a process has an open file with this name in the kernel, or has exited,
+// which the test must detect.
 func AwaitOpen(t testing.TB, pid int, name string) {
 	t.Helper()
 	for end := time.Now().Add(2 * testenv.Patience); ; time.Sleep(time.Millisecond) {
@@ -201,8 +201,8 @@ func ForbidReaders() error {
 	return nil
 }
 
-// First calls start. Processes started by start have priority over all others, if this process may
-// raise it, so that other load on the machine does not slow down a recorder.
+// First calls start. Processes started by start get priority over all others, if this process may
+// raise priorities, so that other load on the machine does not slow down a recorder.
 func First(start func()) {
 	runtime.LockOSThread() // Children inherit the scheduling policy of the parent thread.
 	defer runtime.UnlockOSThread()

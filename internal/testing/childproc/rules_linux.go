@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rules for the system calls that otelctx makes. Conditions exclude the calls of the Go runtime.
+// These are rules for the system calls that otelctx makes. Conditions exclude the calls of the Go
+// runtime.
 var (
 	// NoMemfd denies memory files, as strict profiles do.
 	NoMemfd = Rule{Call: unix.SYS_MEMFD_CREATE, Errno: unix.EPERM}

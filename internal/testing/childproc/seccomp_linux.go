@@ -44,8 +44,8 @@ func Deny(rules ...Rule) error {
 		return fmt.Errorf("prctl PR_SET_NO_NEW_PRIVS: %w", err)
 	}
 	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	// Sound: the pointer is converted in the argument list, which keeps fprog, and through it
-	// program, alive and in place for the call.
+	// Sound: the pointer is converted in the argument list. That keeps fprog, and through it
+	// program, alive and in place during the call.
 	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
 		unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&fprog))); errno != 0 {
 		return fmt.Errorf("seccomp: %w", errno)

@@ -31,8 +31,8 @@ const (
 
 // Stall returns new page-aligned memory of a memfd with this name that blocks its readers, as a
 // hostile process can: any access blocks until this process ends. The memory is unreadable until
-// Stall returns, so no other reader has touched it before. await blocks until one more thread
-// blocks on the memory, and returns that thread's id in its own PID namespace.
+// Stall returns, so no reader can have touched it before. await blocks until one more thread blocks
+// on the memory, and returns that thread's id in its own PID namespace.
 //
 // Without CAP_SYS_PTRACE the error wraps [unix.EPERM], which is an [io/fs.ErrPermission]. On a
 // kernel without CONFIG_USERFAULTFD it wraps [unix.ENOSYS], which is an [errors.ErrUnsupported].

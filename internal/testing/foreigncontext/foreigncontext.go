@@ -1,10 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package foreigncontext publishes a process context like another library that neither looks for an
-// existing context nor advertises its own.
+// Package foreigncontext publishes a process context as another library might: without looking for
+// an existing context, and without advertising spans.
 //
-// It is for tests only.
+// The package is for tests only.
 package foreigncontext
 
 import (
@@ -24,7 +24,7 @@ const Service = "another library's"
 // Publish publishes a process context until withdraw is called.
 func Publish() (withdraw func() error, err error) { return PublishAs(wire.ProcessContextName) }
 
-// PublishAs is Publish with a name for the mapping and attributes next to the resource.
+// PublishAs is Publish with a name for the mapping, and with attributes outside of the resource.
 func PublishAs(mapping string, attributes ...*commonpb.KeyValue) (withdraw func() error, err error) {
 	payload, err := proto.Marshal(&processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{
 		{Key: "service.name", Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: Service}}},

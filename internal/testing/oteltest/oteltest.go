@@ -5,7 +5,7 @@
 // providers that are shut down at the end, all kinds of instruments, and a collector of the errors
 // passed to otel.Handle.
 //
-// It is for tests only.
+// The package is for tests only.
 package oteltest
 
 import (

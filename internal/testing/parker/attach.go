@@ -19,8 +19,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// attach leaves spans with other goroutines, or with none, and waits. A span's name says where it was left.
-// For each line "let go" the goroutine that has attached "exited, attached" detaches it.
+// attach leaves spans to other goroutines, or to none, and waits. A span's name says where it was
+// left. For each line "let go" the goroutine that has attached "exited, attached" detaches it.
 func attach() {
 	tracer := newTracer(spanctx.WithAttributeKeys("tenant"))
 	ctx := scopedattr.ContextWithAttributes(context.Background(), attribute.String("tenant", "starter's"))

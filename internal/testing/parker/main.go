@@ -3,16 +3,17 @@
 
 //go:build linux
 
-// Command parker parks goroutines in every way in which goroutines can wait, each in its own span,
-// which is named after the way. Tests compare it with what readers see from outside.
+// Command parker parks goroutines in every way in which goroutines can wait. Each is in its own
+// span, which is named after the way. Tests compare it with what readers see from outside.
 //
 //	parker COUNT [WAY]
 //	parker attach
 //	parker churn
 //	parker work COUNT [PAUSE COMPUTE]
 //
-// With attach, it hands spans over: see [attach]. With work, COUNT workers serve requests: see [work]. With churn, goroutines wait briefly again
-// and again, in functions that only they call, on stacks that grow and shrink.
+// With attach, it hands spans over: see [attach]. With work, COUNT workers serve requests: see
+// [work]. With churn, goroutines repeatedly wait for a short time, in functions that only they
+// call, on stacks that grow and shrink.
 //
 // Otherwise it starts COUNT goroutines, at least one for each way, or COUNT in one way only, and
 // prints a line when all are parked. For each line "dump FILE" it writes the runtime's own stacks
@@ -50,7 +51,7 @@ import (
 const forever = 24 * time.Hour
 
 // way is a way to wait. most bounds the number of goroutines that wait this way, 0 for no bound:
-// ways that hold a thread or a processor are expensive.
+// ways that hold a thread or a CPU are expensive.
 type way struct {
 	park func()
 	most int
@@ -79,7 +80,7 @@ var ways = map[string]way{
 	"select empty":       {func() { select {} }, 0},
 	"mutex":              {func() { lock(&mutex) }, 0},
 	"rwmutex read":       {func() { writeLock.RLock() }, 0},
-	"rwmutex write":      {func() { readLock.Lock() }, 1}, // Needs its own lock, because a waiting writer blocks readers.
+	"rwmutex write":      {func() { readLock.Lock() }, 1}, // This needs its own lock, because a waiting writer blocks readers.
 	"cond":               {func() { cond.L.Lock(); cond.Wait() }, 0},
 	"waitgroup":          {func() { group.Wait() }, 0},
 	"sleep":              {func() { time.Sleep(forever) }, 0},
@@ -218,7 +219,7 @@ func readBlockingPipe() {
 
 func pause() { _, _, _ = syscall.Syscall(syscall.SYS_PPOLL, 0, 0, 0) }
 
-// spin keeps a processor busy in a function without a frame.
+// spin keeps a CPU busy in a function without a frame.
 func spin() {
 	for !stopSpin.Load() {
 		spinLeaf(&spun)
@@ -240,8 +241,8 @@ func must(err error) {
 	}
 }
 
-// quits has a channel for each goroutine that waits to be resumed. exits is closed when it is about
-// to exit.
+// quits has a channel for each goroutine that waits to be resumed. exits is closed when that
+// goroutine is about to exit.
 var quits sync.Map
 
 func main() {

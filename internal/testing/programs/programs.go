@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package programs builds and runs the programs that tests start, in the ways users build theirs.
+// Package programs builds and runs the programs that tests start, in the same ways as users do.
 //
-// It is for tests only.
+// The package is for tests only.
 package programs
 
 import (
@@ -82,8 +82,8 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 	kept := filepath.Join(cached, v.key(dir, pkg), name)
 	cmd := exec.Command("go", append(append([]string{"build", "-o", kept}, v.Flags...), pkg)...) //nolint:gosec // G204: the arguments come from the test
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), v.env()...)
-	// With GOTMPDIR on the same file system the program is renamed into place, so no reader sees
-	// part of it. Across file systems it would be copied.
+	// With GOTMPDIR on the same file system, the program is renamed into place, so that no reader
+	// sees part of it. Across file systems it would be copied.
 	cmd.Env = append(cmd.Env, "GOTMPDIR="+cached)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		skipWithoutStaticC(t, out)
@@ -149,7 +149,8 @@ func PublicDir(t testing.TB) string {
 	return dir
 }
 
-// Public copies a program to a file with this name that every user can run, and returns its path.
+// Public copies a program to a file with this name that every user can run, and returns the path of
+// that file.
 func Public(t testing.TB, program, name string) string {
 	t.Helper()
 	content, err := os.ReadFile(program) //nolint:gosec // G304: the path comes from the test
@@ -169,7 +170,7 @@ func Script(t testing.TB, body string) string {
 	return path
 }
 
-// Write writes a program. While it does, it blocks the start of other processes: until exec, a new
+// Write writes a program. Meanwhile it blocks the start of other processes: until exec, a new
 // process would hold the file open for writing, and such a file cannot be executed (ETXTBSY).
 func Write(t testing.TB, path string, content []byte) {
 	t.Helper()
@@ -178,7 +179,7 @@ func Write(t testing.TB, path string, content []byte) {
 	if err := os.WriteFile(path, content, 0o755); err != nil { //nolint:gosec // G306: a program
 		t.Fatal(err)
 	}
-	// Regardless of the umask.
+	// Set the mode regardless of the umask.
 	if err := os.Chmod(path, 0o755); err != nil { //nolint:gosec // G302: a program
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// hung bounds how long a command may run; no command of a test takes that long.
+// hung bounds how long a command may run; no command in a test takes that long.
 const hung = 2 * time.Minute
 
 // Run runs a command to its end and returns its output and exit code, -1 if a signal ended it. It

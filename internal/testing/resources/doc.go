@@ -3,5 +3,5 @@
 
 // Package resources returns the resources that a test process holds: open files and mapped memory.
 //
-// It is for tests only.
+// The package is for tests only.
 package resources

@@ -17,7 +17,7 @@ import (
 func OpenFiles(t testing.TB) int {
 	t.Helper()
 	// Unlike os.ReadDir, os.Open makes the runtime create its poller, whose descriptors stay open,
-	// if it does not exist yet.
+	// if the poller does not exist yet.
 	dir, err := os.Open("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)

@@ -1,10 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testenv selects which tests run. make test and plain go test run every behaviour once;
-// make test-all runs everything.
+// Package testenv selects which tests run. make test and plain go test run each behavior once; make
+// test-all runs everything.
 //
-// It is for tests only.
+// The package is for tests only.
 package testenv
 
 import (
@@ -30,8 +30,8 @@ func NeedAll(t testing.TB) {
 	}
 }
 
-// Rounds returns how often a test repeats something that depends on chance: usually often enough to
-// detect the mistakes that the test is for, in make test-all more often.
+// Rounds returns how often a test repeats something that depends on chance: normally often enough
+// to detect the mistakes that the test is for, and more often in make test-all.
 func Rounds(usually, all int) int {
 	if All() {
 		return all
@@ -43,6 +43,6 @@ func Rounds(usually, all int) int {
 // may not run for minutes.
 const Patience = 5 * time.Minute
 
-// Emulated reports whether the processors are emulated. Shares of CPU time then do not represent a
-// real machine.
+// Emulated reports whether the CPUs are emulated. Shares of CPU time then do not represent a real
+// machine.
 func Emulated() bool { return os.Getenv(emulatedKey) != "" }

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// A publisher of OTEP 4719 and 4947 in C, which shares no code with otelctx. It is written against the texts of the OTEPs.
+// A publisher of OTEP 4719 and 4947 in C, which shares no code with otelctx. It is written from the texts of the OTEPs.
 //
 // Usage: publisher THREADS [LIBRARY]
 //
@@ -312,7 +312,7 @@ int main(int argc, char **argv) {
 		variable = own;
 #endif
 	if (BROKEN("the timestamp comes first"))
-		getchar(); // until the checker is there
+		getchar(); // wait until the checker has attached
 	publish();
 	if (BROKEN("two contexts"))
 		publish();

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cgo shows spans on goroutines that call C, and on threads that C has made. It
-// obeys orders on its standard input, one a line, and answers each with a line that
+// Command cgo publishes spans on goroutines that call C, and on threads that C has created. It
+// executes orders from its standard input, one per line, and answers each with a line that
 // identifies where it ran: thread id, goroutine id and span id.
 package main
 
@@ -14,7 +14,7 @@ package main
 
 extern void inCallback(void);
 
-// in_c is the thread that is in spin_in_c or sleep_in_c, or waits as c_thread, or 0.
+// in_c is the id of the thread in wait_in_c, or 0.
 static long in_c;
 static int go_on;
 
@@ -36,7 +36,7 @@ static int wait_in_c(int pause) {
 static void spin_in_c(void) { wait_in_c(0); }
 static void sleep_in_c(void) { wait_in_c(1000); }
 
-// c_thread calls back into Go whenever it is left with 1, and ends when it is with 2.
+// c_thread calls back into Go after each leave_c(1), and ends after leave_c(2).
 static void *c_thread(void *arg) {
 	while (wait_in_c(100) == 1)
 		inCallback();
@@ -68,8 +68,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// actor carries out orders. It spins while it waits for the next one, so that readers
-// find it on a thread.
+// actor executes orders. While it waits for the next one it spins, so that readers find it on a
+// thread.
 type actor struct {
 	orders, answers chan string
 	ordered         atomic.Bool
@@ -117,7 +117,7 @@ func direct(a *actor, order string) string {
 	switch order {
 	case "spin in C", "sleep in C":
 		_, who, _ := strings.Cut(a.tell(order), " ")
-		return waitForC() + " " + who // it may have changed threads before
+		return waitForC() + " " + who // the actor may have changed threads before
 	case "leave C":
 		C.leave_c(1)
 		return <-a.answers
@@ -143,7 +143,7 @@ func direct(a *actor, order string) string {
 	return a.tell(order)
 }
 
-// waitForC waits until a thread is in C and says which.
+// waitForC waits until a thread is in C and returns the thread's id.
 func waitForC() string {
 	for C.entered_c() == 0 {
 		runtime.Gosched()
@@ -164,7 +164,7 @@ func (a *actor) act() {
 	}
 }
 
-// once carries out one order. It returns false if the order is to return.
+// once executes one order. It returns false if the order is to return.
 func (a *actor) once(order string) bool {
 	a.ordered.Store(false)
 	switch order {

@@ -145,9 +145,9 @@ func (some) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult 
 
 func (some) Description() string { return "some" }
 
-// act reports its thread id and then executes orders: start a span, or end the innermost one. It
-// answers with the span that must be published then: none, or its trace id, span id, transaction
-// id and flags.
+// act reports its thread id and then executes orders: start a span, or end the innermost one. Its
+// answer is the span that must be published then: none, or its trace id, span id, transaction id
+// and flags.
 func (a *actor) act() {
 	runtime.LockOSThread()
 	a.answers <- strconv.Itoa(syscall.Gettid())
@@ -169,7 +169,7 @@ func (a *actor) act() {
 			end := open[depth-1].span
 			open = open[:depth-1]
 			if rand.IntN(20) == 0 {
-				// On a goroutine of its own: its parent is not known there.
+				// End the span on another goroutine, which does not know the parent.
 				done := make(chan struct{})
 				go func() { end.End(); close(done) }()
 				<-done

@@ -1,7 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package documents declares the identifiers that code in documents uses without declaring.
+// Package documents declares the identifiers that the code in documents uses without declaring
+// them.
 package documents
 
 import (

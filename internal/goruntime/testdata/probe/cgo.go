@@ -15,7 +15,7 @@ static void *probeThread(void *arg) {
 	return arg;
 }
 
-// onCThread calls back into Go from a thread that Go did not make.
+// onCThread calls back into Go from a thread that Go did not create.
 static int onCThread(void) {
 	pthread_t thread;
 	int err = pthread_create(&thread, 0, probeThread, 0);
@@ -23,7 +23,7 @@ static int onCThread(void) {
 }
 
 #ifndef NO_THREAD_LOCALS
-// Thread-local variables of C are what moves g away from the thread pointer.
+// C's thread-local variables move g away from the thread pointer.
 static __thread volatile char threadLocal[256];
 
 static void touch(void) { threadLocal[1]++; }

@@ -1,8 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command probe calibrates, compares the result with public sources, and prints a report. Tests build it in many
-// ways. It exits with 1 if anything is wrong; a refused fact is reported, but is not wrong.
+// Command probe calibrates, compares the result with public sources, and prints a report. Tests
+// build it in many ways. It exits with 1 if anything is wrong; a refused fact is reported, but does
+// not count as wrong.
 package main
 
 import (
@@ -26,9 +27,9 @@ import (
 
 type report struct {
 	Version     string
-	Calls       int // reads and writes while it calibrated, 0 if the kernel does not count them
+	Calls       int // reads and writes during calibration, 0 if the kernel does not count them
 	ThreadsLeft int
-	Threads     int // different threads that the checks ran on
+	Threads     int // number of threads on which the checks ran
 	Offsets     map[string]int64
 	Refused     map[string]string
 	Wrong       []string
@@ -43,7 +44,7 @@ func main() {
 
 func run(ctx context.Context) {
 	rep := report{Version: runtime.Version(), Offsets: map[string]int64{}, Refused: map[string]string{}}
-	before := calls() // which also opens the runtime's poller
+	before := calls() // also opens the runtime's poller
 	labels, files, threads := goruntime.Labels(), count("/proc/self/fd"), count("/proc/self/task")
 	restore := func() {}
 	if slices.Contains(os.Args, "nofiles") {
@@ -70,7 +71,8 @@ func run(ctx context.Context) {
 		wg.Go(c.goroutine)
 	}
 	wg.Wait()
-	// All of these are locked to threads at the same time, the last ones on threads that were made for them.
+	// All of these goroutines are locked to threads at the same time, the last ones to threads
+	// created for them.
 	var locked atomic.Int32
 	all := make(chan struct{})
 	for range 8 {
@@ -147,8 +149,8 @@ func (c *checker) equal(what string, got, want any) {
 	}
 }
 
-// goroutine checks everything that the calling goroutine can find out about itself, before and after it has moved
-// between threads.
+// goroutine checks everything that the calling goroutine can find out about itself, before and
+// after it has moved between threads.
 func (c *checker) goroutine() {
 	for range 3 {
 		c.self()

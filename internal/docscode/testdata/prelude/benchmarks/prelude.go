@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package documents declares the identifiers that code in documents about services uses without
-// declaring.
+// Package documents declares the identifiers that the code in documents about services uses without
+// declaring them.
 package documents
 
 import (

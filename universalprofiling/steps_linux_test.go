@@ -1,0 +1,135 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package universalprofiling
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
+	"github.com/otelctx/otelctx/internal/testing/spansteps"
+)
+
+// runSteps runs a program of package spansteps, with these operations added:
+//
+//	%   the goroutine moves to a thread that publishes no span
+//	#   forget the local roots of spans that have ended
+//
+// A goroutine is in the span that its thread's record publishes. Local roots are transactions.
+func runSteps(t *testing.T, s *service, program string) {
+	t.Helper()
+	shown := func() uint64 { return stored(s.records.SpanID(s.runtime.Goroutine().Goid)) }
+	spansteps.Run(t, spansteps.Publisher{
+		Tracer: s.tracer, Refresh: Refresh,
+		Attach:   func(ctx context.Context) func() { return Attach(ctx).Detach },
+		EndAgain: func(span trace.Span) { s.OnEnd(span.(sdktrace.ReadOnlySpan)) },
+		Evict: func(ctx context.Context) {
+			r := s.find(ctx)
+			assert.True(t, s.evict(r))
+			s.table.Free(r)
+		},
+		Shown: func(ctx context.Context) (span, transaction uint64) {
+			var n cells.Span
+			if span = shown(); s.table.Load(s.find(ctx), &n) && span == n.SpanID {
+				transaction = n.LocalRootSpanID
+			}
+			return span, transaction
+		},
+		More: map[string]func(){
+			"%": func() {
+				for id := shown(); id != 0; id = shown() {
+					s.records.Clear(s.runtime.Goroutine().Goid, stored(id))
+				}
+			},
+			"#": func() { clear(s.roots) },
+		},
+	}, program)
+	s.nothingAttached(t)
+	s.table.All(func(r cells.Ref) { assert.Fail(t, "live", "cell %d", r.Index()) })
+}
+
+// The record of a thread publishes what its goroutine has started or attached. When another goroutine ends
+// that span the record is cleared: only its own goroutine publishes an ancestor, at its next start or end.
+func TestSteps(t *testing.T) {
+	handled := oteltest.HandledErrors(t)
+	s := newService(t)
+	for name, program := range map[string]string{
+		"children first":       "+r=r +c<r=c/r +g<c=g/r -g=c/r -c=r -r=",
+		"parent first":         "+r +c<r=c/r -r= -c=",
+		"in between":           "+r +c<r +g<c=g/r -c=r -g=r -r=",
+		"ended elsewhere":      "+r +c<r=c/r 2-c 1= +o<c=o/r -o=r -r=",
+		"parent elsewhere":     "+r +c<r +g<c 2-c 1=g/r -g=r -r=",
+		"three elsewhere":      "+r +a<r +b<a +c<b=c/r 2-b 1=c/r 2-a 1=c/r -c=r 2-r 1= +n<c=n/r -n=",
+		"by a goroutine in it": "+r +c<r=c/r 2+o<r=o/r 2-c=o/r 1= 2-o= 1= -r=",
+		"another span's end":   "+o +i<o=i/o 2-i 2+x 1= -x=o -o=",
+		"ended twice":          "+r +c<r -c -c=r -r=",
+		"evicted":              "+r +c<r +g<c=g/r *c=g/r -c=g/r 2*g 1= -g=r +n=n -n=r -r=",
+
+		// The transaction is the local root, even if that has ended. It is never the span itself.
+		"below an ended span":          "+r=r +c<r=c/r -c=r +l<c=l/r -l=r -r=",
+		"below an ended root":          "+r -r= +l<r=l/r -l=",
+		"in an ended trace":            "+r +c<r -c -r +l<c=l/r # +n<c=n/0 -n=l/r -l=",
+		"remote parent":                "+x -x= +r&x=r +c<r=c/r -c +l<c=l/r -l -r= +m<r=m/r -m +n<c=n/r -n # +o<c=o/0 -o=",
+		"remote parent in the process": "+x=x +r&x=r -r=x -x=",
+
+		"attach nothing":       "+o=o @= !=o -o=",
+		"attach an ended span": "2+r 2+v<r 2-v +o @v= !=o -o=",
+		"attach an identity":   "2+r +o ?r= !=o -o=",
+		"attach in turn":       "2+r +o @r=r +c<r=c/r @o=o !=c/r -c=r 2-o 1=r !=",
+		"detach elsewhere":     "2+r +o @r=r 3!1= 1=r -o",
+		"ended by a third":     "+r 2@r=r 3-r 2= 1= 2+n=n 2-n= 2!=",
+		"ended while attached": "+r 2@r=r 2-r= 1= 2+n=n 2-n= 2!=",
+		"evicted and attached": "+r 2@r=r 3*r 2= 1= 2+n=n 2-n= 2!=",
+
+		"refresh":              "+r +c<r=c/r %= ~r=c/r -c=r %= ~r=r -r= ~r=",
+		"refresh with nothing": "+r +c<r ~= ~r=c/r ~= -c=r -r=",
+	} {
+		t.Run(name, func(t *testing.T) { runSteps(t, s, program) })
+	}
+	requireReported(t, handled, "65536 spans are live")
+}
+
+// The span that a goroutine publishes is spared when cells run out, but not the spans around it.
+func TestSpared(t *testing.T) {
+	s := newService(t)
+	locked(func() {
+		self := s.runtime.Goroutine()
+		ctx, root := s.tracer.Start(t.Context(), "root")
+		_, child := s.tracer.Start(ctx, "child")
+		for span, want := range map[trace.Span]bool{root: false, child: true} {
+			assert.Equal(t, want, s.isPublished(s.table.Find(idOf(span)), self.Goid, uintptr(self.G)))
+		}
+		child.End()
+		root.End()
+	})
+}
+
+// An unsampled span refreshes: the thread's previous span may be another goroutine's. A dropped child of a live span is
+// attributed to its parent.
+func TestSampler(t *testing.T) {
+	s := newService(t)
+	dropping, keeping := NewSampler(sdktrace.NeverSample()), NewSampler(sdktrace.AlwaysSample())
+	assert.Equal(t, "UniversalProfiling{AlwaysOffSampler}", dropping.Description())
+	locked(func() {
+		ctx, root := s.tracer.Start(t.Context(), "root")
+		defer root.End()
+		nothing := sdktrace.SamplingParameters{ParentContext: t.Context()}
+		assert.Equal(t, sdktrace.RecordAndSample, keeping.ShouldSample(nothing).Decision)
+		s.shownHere(root)
+		assert.Equal(t, sdktrace.Drop, dropping.ShouldSample(nothing).Decision)
+		s.shownHere(nil)
+		dropping.ShouldSample(sdktrace.SamplingParameters{ParentContext: ctx})
+		s.shownHere(root)
+	})
+	// Nothing is left to refresh.
+	assert.NoError(t, s.Shutdown(t.Context()))
+	dropping.ShouldSample(sdktrace.SamplingParameters{ParentContext: t.Context()})
+	Attach(t.Context()).Detach()
+	Refresh(t.Context())
+}
