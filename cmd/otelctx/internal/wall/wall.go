@@ -107,7 +107,7 @@ type FunctionTime struct {
 const (
 	// maxGoroutines is how many goroutines of a process are read at a look. If there are more, a random
 	// part is read.
-	maxGoroutines = 4096
+	maxGoroutines = 512
 	// maxRows bounds rows and functions. Beyond it, time is counted under the name others.
 	maxRows = 1 << 14
 	others  = "(others)"
