@@ -164,6 +164,7 @@ func (p *parker) settle(t *testing.T) {
 
 // TestSpansWaitForWhatGoSays compares waits and positions with the Go runtime's own.
 func TestSpansWaitForWhatGoSays(t *testing.T) {
+	t.Parallel()
 	childproc.NeedReading(t)
 	const oldestGo = "go1.25.0"
 	for _, tt := range []struct {
@@ -185,6 +186,7 @@ func TestSpansWaitForWhatGoSays(t *testing.T) {
 			if !tt.usual {
 				testenv.NeedAll(t)
 			}
+			t.Parallel()
 			p := startParker(t, buildParker(t, tt.Variant), strconv.Itoa(tt.count))
 			p.settle(t)
 			var total int
