@@ -215,6 +215,7 @@ func TestSpansOfOneGoroutine(t *testing.T) {
 		"chan receive", "select empty", "mutex", "cond", "sleep", "network read", "pipe", "system call", "raw system call", "after a panic", "iterator", "big frame",
 	} {
 		t.Run(way, func(t *testing.T) {
+			t.Parallel()
 			p := startParker(t, exe, "1", way)
 			for n := range 2 { // Leave it alone.
 				require.Equal(t, "done", p.Ask("end leave%d", n))
