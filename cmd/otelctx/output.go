@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
@@ -23,6 +24,7 @@ type outputs struct {
 	interrupted context.Context //nolint:containedctx // It is about the whole recording.
 	create      func(path string) (*export.File, error)
 	file        *export.File // nil without one, or while a period has no samples
+	adding      sync.Mutex   // held while a part is added
 	path        string       // of file
 	used        bool         // file has something
 	rolling     *export.Rolling
@@ -38,7 +40,7 @@ type outputs struct {
 func (c *recordCommand) openOutputs(interrupted context.Context, s streams) (*outputs, error) {
 	o := &outputs{streams: s, interrupted: interrupted, period: time.Now(), warned: map[string]bool{}}
 	o.create = func(path string) (*export.File, error) {
-		file, err := export.Create(interrupted, path, export.Format(c.Format), s.stdout)
+		file, err := export.Create(interrupted, path, export.Format(c.Format), s.stdout, c.kinds()...)
 		if err != nil {
 			err = fmt.Errorf("--output: %w", err)
 		}
@@ -66,8 +68,10 @@ func (c *recordCommand) openOutputs(interrupted context.Context, s streams) (*ou
 	return o, nil
 }
 
-// add writes and sends one part of a recording.
+// add writes and sends one part of a recording. It is safe for concurrent use.
 func (o *outputs) add(data *profilespb.ProfilesData) {
+	o.adding.Lock()
+	defer o.adding.Unlock()
 	if o.file == nil && o.rolling != nil {
 		o.path = o.rolling.Path(o.period)
 		var err error

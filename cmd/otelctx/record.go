@@ -28,9 +28,9 @@ type recordCommand struct {
 	recordTargets
 
 	Duration  *time.Duration     `group:"Sampling:" help:"How long to record: seconds, or a duration such as 1m30s. 0: until interrupted, or until the processes end. Default: 10s, or until the command ends."      name:"duration"   placeholder:"TIME"                                                                                short:"d"`
-	Freq      *int               `group:"Sampling:" help:"Samples per second of CPU time, 99 by default; with --wall snapshots per second, 20 by default."                                                           name:"freq"       placeholder:"N"                                                                                   short:"F"`
+	Freq      []int              `group:"Sampling:" help:"Samples per second of CPU time, 99 by default; with --wall snapshots per second, 20 by default; with --wall --cpu both: 99,20."                            name:"freq"       placeholder:"N"                                                                                   short:"F"`
 	Wall      bool               `group:"Sampling:" help:"Record where the wall-clock time of spans goes, waiting included, instead of CPU time. Needs only the right to read the processes."                        name:"wall"`
-	Frequency int                `kong:"-"` // Freq, or its default
+	CPU       bool               `group:"Sampling:" help:"With --wall: record CPU time as well, with the rights that it needs."                                                                                      name:"cpu"`
 	Filters   []recording.Filter `group:"Sampling:" help:"Keep only samples with this attribute of the resource, the span or the sample; trace_id and span_id count as attributes. Repeated filters must all match." name:"filter"     placeholder:"KEY=VALUE"                                                                           sep:"none"`
 	Kernel    bool               `group:"Sampling:" help:"Record the kernel's part of stacks too."                                                                                                                   name:"kernel"`
 	NoSymbols bool               `group:"Sampling:" help:"Record addresses and build ids instead of function names."                                                                                                 name:"no-symbols"`
@@ -48,6 +48,9 @@ type recordCommand struct {
 	Top     int    `default:"10"    group:"Report:"                                                                                       help:"Rows of a table; 0: all." name:"top"`
 	JSON    bool   `group:"Report:" help:"Print a JSON object instead of tables."                                                         name:"json"`
 
+	// Frequency is the number of samples per second of CPU time, Snapshots that of snapshots per second.
+	Frequency int `kong:"-"`
+	Snapshots int `kong:"-"`
 	// samples is the number of samples in all periods.
 	samples uint64
 }
@@ -63,9 +66,10 @@ Examples:
     otelctx record --service checkout -d 30 -o cpu.html   a flame graph of a service
     otelctx record -o cpu.pb.gz -- ./service -port 80     a command, until it ends
     otelctx record --wall 1234                            wall-clock time, waiting included
+    otelctx record --wall --cpu -o both.pb.gz 1234        the same, and CPU time
     otelctx record --all --repeat --otlp-endpoint http://localhost:4317
 
-Needs root, or CAP_BPF and CAP_PERFMON for processes of the same user.
+Needs root, or CAP_BPF and CAP_PERFMON for processes of the same user. --wall without --cpu only needs to read the processes.
 
 More: otelctx man | man -l -, and ` + recordingURL
 }
@@ -86,13 +90,21 @@ func (c *recordCommand) Validate() error {
 	if err := c.validate(); err != nil {
 		return err
 	}
+	c.Frequency, c.Snapshots = cpuFrequency, wallFrequency
+	frequencies := []*int{&c.Frequency, &c.Snapshots}
 	switch {
-	case c.Freq != nil:
-		c.Frequency = *c.Freq
-	case c.Wall:
-		c.Frequency = wallFrequency
-	default:
-		c.Frequency = cpuFrequency
+	case c.Wall && !c.CPU:
+		frequencies = frequencies[1:]
+	case !c.Wall:
+		frequencies = frequencies[:1]
+	}
+	if len(c.Freq) > len(frequencies) {
+		return fmt.Errorf("--freq has %d numbers: only with --wall --cpu there may be two", len(c.Freq))
+	}
+	for i, freq := range c.Freq {
+		if *frequencies[i] = freq; freq < 1 {
+			return fmt.Errorf("--freq %d is less than 1", freq)
+		}
 	}
 	if c.Wall {
 		if err := c.validateWall(); err != nil {
@@ -102,8 +114,6 @@ func (c *recordCommand) Validate() error {
 	switch {
 	case c.duration() < 0:
 		return fmt.Errorf("--duration %v is negative", c.duration())
-	case c.Frequency < 1:
-		return fmt.Errorf("--freq %d is less than 1", c.Frequency)
 	case c.Frequency > maxFrequency:
 		return fmt.Errorf("--freq %d is more than %d: the kernel would silently take fewer samples", c.Frequency, maxFrequency)
 	case c.Top < 0:
@@ -139,7 +149,7 @@ func (c *recordCommand) Validate() error {
 		}
 		c.Format = string(format)
 	}
-	return nil
+	return c.validateFormat()
 }
 
 // carriers are the names of --carrier.
@@ -244,7 +254,7 @@ func (c *recordCommand) reportTo(s streams) io.Writer {
 func (c *recordCommand) show(s streams, r *recording.Result, d export.Delivery) error {
 	c.complain(s, r)
 	if c.JSON {
-		return c.writeJSON(c.reportTo(s), r, d)
+		return writeJSON(c.reportTo(s), c.deliveredDocument(r, d))
 	}
 	return c.writeText(c.reportTo(s), r)
 }

@@ -114,15 +114,22 @@ func readPprof(t *testing.T, file string) *pprof.Profile {
 	return p
 }
 
-// readOTLP reads a profile, which must obey all rules, and returns it with the attributes of its
-// only resource as text.
+// readOTLP is [decodeOTLP] for a profile with one resource, whose attributes it returns as text.
 func readOTLP(t *testing.T, file string) (*profilespb.ProfilesData, map[string]string) {
+	t.Helper()
+	data := decodeOTLP(t, file)
+	return data, checkedResource(t, data)
+}
+
+// decodeOTLP reads a profile, which must obey all rules.
+func decodeOTLP(t *testing.T, file string) *profilespb.ProfilesData {
 	t.Helper()
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
 	data := &profilespb.ProfilesData{}
 	require.NoError(t, proto.Unmarshal(b, data))
-	return data, checkedResource(t, data)
+	require.NoError(t, profile.Check(data))
+	return data
 }
 
 // checkedResource checks a profile and returns the attributes of its only resource as text.
@@ -876,8 +883,19 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	t.Log(got.stdout, got.stderr)
 	assertTrue(t, file)
 
+	// Wall-clock time needs neither.
+	cmd := exec.Command(binary, "record", pidOf(theirs), "--wall", "--cpu", "--duration=1ms")
+	as(cmd)
+	got = runCommand(t, cmd)
+	assert.Equal(t, exitNotPermitted, got.code)
+	assert.Contains(t, got.stderr, "without --cpu, --wall needs only the right to read the processes")
+	cmd = exec.Command(binary, "record", pidOf(theirs), "--wall", "--duration=1ms")
+	as(cmd)
+	got = runCommand(t, cmd)
+	assert.Zero(t, got.code, got.stderr)
+
 	ours := startBurner(t, nil, burner.Silent)
-	cmd := exec.Command(binary, "record", pidOf(ours))
+	cmd = exec.Command(binary, "record", pidOf(ours))
 	as(cmd, capBPF, capPerfmon)
 	got = runCommand(t, cmd)
 	assert.Equal(t, exitNotPermitted, got.code)

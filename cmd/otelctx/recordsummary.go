@@ -109,7 +109,11 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 		return err
 	}
 	header := s.out.Len()
-	for _, show := range groups[group] {
+	shown := groups[group]
+	if c.Wall {
+		shown = shown[:3] // Times of spans follow in a table of their own.
+	}
+	for _, show := range shown {
 		show(s)
 	}
 	s.explainColumns()

@@ -5,7 +5,6 @@ package main
 
 import (
 	"encoding/hex"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -209,8 +208,8 @@ func (c *recordCommand) attributes(r *recording.Result) []recording.AttributeUse
 	return slices.DeleteFunc(slices.Clone(r.Attributes), func(u recording.AttributeUse) bool { return one && u.Key != wanted })
 }
 
-func (c *recordCommand) writeJSON(w io.Writer, r *recording.Result, sent export.Delivery) error {
+func (c *recordCommand) deliveredDocument(r *recording.Result, sent export.Delivery) recordDocument {
 	d := c.document(r)
 	d.Sent, d.SendFailed, d.Queued = sent.Sent, sent.Dropped, sent.Waiting
-	return writeJSON(w, d)
+	return d
 }

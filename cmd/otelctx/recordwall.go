@@ -4,14 +4,21 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
 )
 
@@ -21,15 +28,37 @@ func (c *recordCommand) validateWall() error {
 	switch {
 	case len(c.PIDs) == 0:
 		return errors.New("--wall needs the ids of the processes to record")
-	case c.Frequency > most:
-		return fmt.Errorf("--wall: --freq %d is more than %d: a snapshot would take longer than the time until the next", c.Frequency, most)
-	case c.Repeat, c.Kernel, c.NoSymbols, c.IDs, c.Carrier != "", c.GroupBy != "", len(c.Filters) > 0:
-		return errors.New("--wall cannot be used with --repeat, --kernel, --no-symbols, --id-attributes, --carrier, --group-by or --filter")
+	case c.Snapshots > most:
+		return fmt.Errorf("--wall: --freq %d is more than %d: a snapshot would take longer than the time until the next", c.Snapshots, most)
+	case c.Repeat, c.NoSymbols, c.IDs, c.GroupBy != "", len(c.Filters) > 0:
+		return errors.New("--wall cannot be used with --repeat, --no-symbols, --id-attributes, --group-by or --filter")
+	case !c.CPU && (c.Kernel || c.Carrier != ""):
+		return errors.New("--wall cannot be used with --kernel or --carrier, unless --cpu records CPU time as well")
 	}
 	return nil
 }
 
-// recordWall records wall-clock time.
+// validateFormat rejects formats with room for one kind of time.
+func (c *recordCommand) validateFormat() error {
+	if c.Wall && c.CPU && c.Format == string(export.Folded) {
+		return errors.New("--wall --cpu: folded stacks have one number each: choose another format, such as -o profile.pb.gz, or leave out --cpu")
+	}
+	return nil
+}
+
+// kinds returns the kinds of time that the profile contains.
+func (c *recordCommand) kinds() []string {
+	switch {
+	case c.Wall && c.CPU:
+		return []string{profile.TypeCPU, profile.TypeWall}
+	case c.Wall:
+		return []string{profile.TypeWall}
+	default:
+		return []string{profile.TypeCPU}
+	}
+}
+
+// recordWall records wall-clock time, and with --cpu CPU time at the same time.
 func (c *recordCommand) recordWall(s streams) error {
 	const less = 400 // Each snapshot leaves garbage, and little else is in memory.
 	debug.SetGCPercent(less)
@@ -39,38 +68,98 @@ func (c *recordCommand) recordWall(s streams) error {
 	if err != nil {
 		return err
 	}
-	config := wall.Config{PIDs: c.PIDs, Frequency: c.Frequency, Duration: c.duration(), Version: moduleVersion()}
+	config := wall.Config{PIDs: c.PIDs, Frequency: c.Snapshots, Duration: c.duration(), Version: moduleVersion()}
 	if c.Output != "" || c.Endpoint != nil {
 		config.Part = out.add
 	}
-	if isTerminal(s.stderr) {
+	if isTerminal(s.stderr) && !c.CPU {
 		bar := newProgress(s.stderr, config.Duration)
 		defer bar.done()
 		config.Progress = bar.show
 	}
-	result, err := wall.Record(ctx, config)
+	recorder, err := wall.Open(ctx, config)
+	var (
+		cpu    *recording.Result
+		result *wall.Result
+	)
+	switch {
+	case err != nil:
+	case c.CPU:
+		cpu, result, err = c.recordBoth(ctx, s, out, recorder)
+	default:
+		result, err = recorder.Record(ctx)
+	}
 	if err != nil {
 		out.discard()
 		return err
 	}
 	written, err := out.close()
-	err = errors.Join(err, deliveryError(out.delivery()))
-	if result.Ended {
+	delivery := out.delivery()
+	err = errors.Join(err, deliveryError(delivery))
+	if cpu != nil {
+		c.complain(s, cpu)
+	} else if result.Ended {
 		s.complainf("%v has ended", &c.recordTargets)
 	}
 	for _, m := range result.Missing {
 		s.complainf("not known: %v", m)
 	}
-	if c.JSON {
-		err = errors.Join(err, writeJSON(c.reportTo(s), c.wallDocument(result)))
-	} else {
-		_, errWrite := c.reportTo(s).Write(c.wallText(result))
-		err = errors.Join(err, errWrite)
-	}
-	if written != "" && written != "-" && !c.JSON {
-		_, _ = fmt.Fprint(c.reportTo(s), writtenText(written, c.Format))
-	}
+	err = errors.Join(err, c.showWall(s, cpu, result, delivery))
+	c.showWritten(s, written)
 	return err
+}
+
+// recordBoth records CPU time with the sampler and wall-clock time with recorder, which it releases. Both
+// begin when the sampler is ready.
+func (c *recordCommand) recordBoth(ctx context.Context, s streams, out *outputs, recorder *wall.Recorder) (*recording.Result, *wall.Result, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var (
+		result  *wall.Result
+		failed  error
+		looking sync.WaitGroup
+	)
+	cpu, err := c.run(ctx, s, out, c.selection(), func() error {
+		looking.Go(func() {
+			if result, failed = recorder.Record(ctx); failed != nil {
+				cancel()
+			}
+		})
+		return nil
+	})
+	if err != nil {
+		cancel()
+	}
+	looking.Wait()
+	recorder.Close(ctx) // It has not begun if the sampler is not ready.
+	if errors.Is(err, sampler.ErrNotPermitted) {
+		err = fmt.Errorf("%w; without --cpu, --wall needs only the right to read the processes", err)
+	}
+	return cpu, result, errors.Join(err, failed)
+}
+
+// showWall prints the result of a recording. cpu is nil if only wall-clock time was recorded.
+func (c *recordCommand) showWall(s streams, cpu *recording.Result, result *wall.Result, d export.Delivery) error {
+	w := c.reportTo(s)
+	switch {
+	case c.JSON && cpu == nil:
+		return writeJSON(w, c.wallDocument(result, nil))
+	case c.JSON:
+		return writeJSON(w, bothDocument{c.deliveredDocument(cpu, d), c.wallDocument(result, cpu)})
+	case cpu != nil:
+		if err := c.writeText(w, cpu); err != nil {
+			return err
+		}
+		_, _ = fmt.Fprintln(w)
+	}
+	_, err := w.Write(c.wallText(result, cpu))
+	return err
+}
+
+// bothDocument is the output of record --wall --cpu --json.
+type bothDocument struct {
+	CPU  recordDocument `json:"cpu"`
+	Wall wallDocument   `json:"wall"`
 }
 
 // wallDocument is the output of record --wall --json. Its schema is as stable as that of [document].
@@ -103,11 +192,13 @@ type wallNameDocument struct {
 	Endpoint string `json:"endpoint"`
 	Name     string `json:"name"`
 	// WallNano is the sum of the times that follow, and ErrorNano an upper bound of its standard error.
-	WallNano     int64 `json:"wall_nano"`
-	ErrorNano    int64 `json:"error_nano"`
-	RunningNano  int64 `json:"running_nano"`
-	RunnableNano int64 `json:"runnable_nano"`
-	UnknownNano  int64 `json:"unknown_nano"`
+	WallNano  int64 `json:"wall_nano"`
+	ErrorNano int64 `json:"error_nano"`
+	// CPUNano is the CPU time by the samples of CPU time, if there are any.
+	CPUNano      *int64 `json:"cpu_nano,omitempty"`
+	RunningNano  int64  `json:"running_nano"`
+	RunnableNano int64  `json:"runnable_nano"`
+	UnknownNano  int64  `json:"unknown_nano"`
 	// WaitsNano is the waiting time by kind of wait.
 	WaitsNano map[string]int64 `json:"waits_nano"`
 	Snapshots uint64           `json:"snapshots"`
@@ -120,19 +211,50 @@ type wallFunctionDocument struct {
 	WallNano   int64  `json:"wall_nano"`
 }
 
-func (c *recordCommand) wallDocument(r *wall.Result) wallDocument {
+// wallRow is the time of spans with one name. cpu is the CPU time by samples.
+type wallRow struct {
+	wall.Row
+
+	cpu time.Duration
+}
+
+// wallRows returns the rows of a recording, those without wall-clock time last.
+func (c *recordCommand) wallRows(r *wall.Result, cpu *recording.Result) (rows []wallRow) {
+	samples := map[recording.SpanName]uint64{}
+	if cpu != nil {
+		samples = maps.Clone(cpu.SpanNames)
+	}
+	for _, row := range r.Rows {
+		key := recording.SpanName{Service: row.Service, Endpoint: row.Endpoint, Name: row.Name}
+		rows = append(rows, wallRow{row, c.cpu(samples[key])})
+		delete(samples, key)
+	}
+	// Spans that were too short for a snapshot.
+	for _, key := range slices.SortedFunc(maps.Keys(samples), func(a, b recording.SpanName) int {
+		return cmp.Or(cmp.Compare(samples[b], samples[a]), strings.Compare(a.Service, b.Service), strings.Compare(a.Endpoint, b.Endpoint), strings.Compare(a.Name, b.Name))
+	}) {
+		rows = append(rows, wallRow{wall.Row{Service: key.Service, Endpoint: key.Endpoint, Name: key.Name}, c.cpu(samples[key])})
+	}
+	return rows
+}
+
+// wallDocument returns the document of a recording. cpu is nil if only wall-clock time was recorded.
+func (c *recordCommand) wallDocument(r *wall.Result, cpu *recording.Result) wallDocument {
 	d := wallDocument{
-		StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Frequency, Snapshots: r.Looks,
+		StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Snapshots, Snapshots: r.Looks,
 		MeanDelayNano: int64(r.Late), MaxDelayNano: int64(r.Latest), Overloaded: r.Overloaded, Goroutines: r.Goroutines, Subsampled: r.Sampled, Torn: r.Torn, Lost: r.Lost, Ended: r.Ended,
 		SpanNames: []wallNameDocument{}, Functions: []wallFunctionDocument{},
 	}
-	for _, row := range top(c, r.Rows) {
+	for _, row := range top(c, c.wallRows(r, cpu)) {
 		name := wallNameDocument{
 			Service: row.Service, Endpoint: row.Endpoint, Name: row.Name, WallNano: int64(row.Total), ErrorNano: int64(row.Error()),
 			RunningNano: int64(row.Running), RunnableNano: int64(row.Runnable), UnknownNano: int64(row.Unknown), WaitsNano: map[string]int64{}, Snapshots: row.Looks,
 		}
 		for kind, t := range row.Waits {
 			name.WaitsNano[kind] = int64(t)
+		}
+		if cpu != nil {
+			name.CPUNano = new(int64(row.cpu))
 		}
 		d.SpanNames = append(d.SpanNames, name)
 	}
@@ -142,8 +264,8 @@ func (c *recordCommand) wallDocument(r *wall.Result) wallDocument {
 	return d
 }
 
-// wallText returns the report as text.
-func (c *recordCommand) wallText(r *wall.Result) []byte {
+// wallText returns the report as text. cpu is nil if only wall-clock time was recorded.
+func (c *recordCommand) wallText(r *wall.Result, cpu *recording.Result) []byte {
 	var total wall.Times
 	kinds := map[string]time.Duration{}
 	for _, row := range r.Rows {
@@ -161,14 +283,23 @@ func (c *recordCommand) wallText(r *wall.Result) []byte {
 	if r.Sampled {
 		out = append(out, "There were too many goroutines to read all: each snapshot has a random part of them\n"...)
 	}
-	if len(r.Rows) == 0 {
+	all := c.wallRows(r, cpu)
+	if len(all) == 0 {
 		return append(out, "No goroutine was in a span\n"...)
 	}
-	rows := [][]string{{columnWall, "±", "RUNNING", "RUNNABLE", "WAITING", "MAIN WAIT", columnName, columnEndpoint}}
-	for _, row := range top(c, r.Rows) {
+	busy, waits := columnRunning, columnMainWait
+	if cpu != nil {
+		busy, waits = columnCPU, columnWaitingFor
+	}
+	rows := [][]string{{columnWall, "±", busy, "RUNNABLE", "WAITING", waits, columnName, columnEndpoint}}
+	for _, row := range top(c, all) {
+		running, waited := shareOf(row.Running, row.Total), mainWait(row.Waits)
+		if cpu != nil {
+			running, waited = cpuText(row.cpu), allWaits(row.Waits)
+		}
 		rows = append(rows, []string{
-			"  " + cpuText(row.Total), cpuText(row.Error()), shareOf(row.Running, row.Total), shareOf(row.Runnable, row.Total), shareOf(row.Waiting(), row.Total),
-			mainWait(row.Waits), nameText(row.Name), nameText(row.Endpoint),
+			"  " + cpuText(row.Total), cpuText(row.Error()), running, shareOf(row.Runnable, row.Total), shareOf(row.Waiting(), row.Total),
+			waited, nameText(row.Name), nameText(row.Endpoint),
 		})
 	}
 	out = appendWallTable(out, "Top span names by wall-clock time, without their children", rows)
@@ -182,19 +313,21 @@ func (c *recordCommand) wallText(r *wall.Result) []byte {
 		rows = append(rows, []string{"  " + cpuText(f.Time), shareOf(f.Time, total.Total), escape(f.Kind), functionText(f.Function)})
 	}
 	out = appendWallTable(out, "Top functions by time waited", rows)
-	return append(out, wallColumnsText...)
+	lines := [][]string{
+		{columnWall, "time inside the spans, without their children, all goroutines added up"},
+		{"  ±", "standard error of WALL"},
+		{"  " + columnRunning, "executing on a processor; it comes out too low: see otelctx man"},
+		{"  RUNNABLE", "ready, but waiting for a processor"},
+		{"  WAITING", "blocked, or in a system call"},
+		{"  " + columnMainWait, "what the spans waited for longest"},
+		{"  " + columnShare, "of the wall-clock time of all spans"},
+	}
+	if cpu != nil {
+		lines[2] = []string{"  " + columnCPU, "CPU time inside the spans, by the samples"}
+		lines[5] = []string{"  " + columnWaitingFor, "what the spans waited for, and for how long"}
+	}
+	return append(append(out, '\n'), table(lines)...)
 }
-
-// wallColumnsText explains the columns of the report.
-var wallColumnsText = "\n" + string(table([][]string{
-	{columnWall, "time inside the spans, without their children, all goroutines added up"},
-	{"  ±", "standard error of WALL"},
-	{"  RUNNING", "executing on a processor; it comes out too low: see otelctx man"},
-	{"  RUNNABLE", "ready, but waiting for a processor"},
-	{"  WAITING", "blocked, or in a system call"},
-	{"  MAIN WAIT", "what the spans waited for longest"},
-	{"  " + columnShare, "of the wall-clock time of all spans"},
-}))
 
 func appendWallTable(out []byte, title string, rows [][]string) []byte {
 	if len(rows) == 1 {
@@ -215,6 +348,19 @@ func byTime(kinds map[string]time.Duration) []string {
 		}
 		return strings.Compare(a, b)
 	})
+}
+
+// allWaits returns the three kinds of wait that took longest, with their times, or "-".
+func allWaits(kinds map[string]time.Duration) string {
+	const most = 3
+	var all []string
+	for _, kind := range byTime(kinds) {
+		all = append(all, escape(kind)+" "+cpuText(kinds[kind]))
+	}
+	if len(all) == 0 {
+		return "-"
+	}
+	return strings.Join(all[:min(len(all), most)], ", ")
 }
 
 // mainWait returns the kind of wait that took longest, or "-".

@@ -5,92 +5,187 @@ package main
 
 import (
 	"encoding/json"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
-	"github.com/google/pprof/profile"
+	pprof "github.com/google/pprof/profile"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// stageTimes is a service's own measurement: the time in spans by name, without their children, and by kind
-// of wait.
-type stageTimes struct {
-	TimeUnixNano int64 `json:"time_unix_nano"`
-	Stages       []struct {
-		Name     string `json:"name"`
-		WaitsFor string `json:"waits_for"`
-		Nano     int64  `json:"nano"`
-	} `json:"stages"`
+// stages is a service's own measurement: the time in spans by name, without their children, and by kind of
+// wait, and the CPU time of the spans "compute".
+type stages struct {
+	computed       float64
+	byName, byKind map[string]float64
 }
 
-func stagesOf(t *testing.T, p *parker) (at int64, byName, byKind map[string]float64) {
+// stagesDuring returns what a service has measured between two times.
+func stagesDuring(t *testing.T, p *parker, start, end int64) stages {
 	t.Helper()
-	var s stageTimes
-	require.NoError(t, json.Unmarshal([]byte(p.Ask("")), &s))
-	byName, byKind = map[string]float64{}, map[string]float64{}
-	for _, stage := range s.Stages {
-		byName[stage.Name] += float64(stage.Nano)
-		byKind[stage.WaitsFor] += float64(stage.Nano)
+	var answer struct {
+		ComputeNano int64 `json:"compute_nano"`
+		Stages      []struct {
+			Name     string `json:"name"`
+			WaitsFor string `json:"waits_for"`
+			Nano     int64  `json:"nano"`
+		} `json:"stages"`
 	}
-	return s.TimeUnixNano, byName, byKind
+	require.NoError(t, json.Unmarshal([]byte(p.Ask("%d %d", start, end)), &answer))
+	s := stages{float64(answer.ComputeNano), map[string]float64{}, map[string]float64{}}
+	for _, stage := range answer.Stages {
+		s.byName[stage.Name] += float64(stage.Nano)
+		if stage.WaitsFor != "" {
+			s.byKind[stage.WaitsFor] += float64(stage.Nano)
+		}
+	}
+	return s
 }
 
 // TestRecordWallIsTrue compares the recorded wall-clock time with the service's own measurement, by span
-// name and by kind of wait. Rates are compared, because the service measures over the time between its two
-// answers, which encloses the recording.
+// name and by kind of wait, and the recorded CPU time too, if the service computes.
 func TestRecordWallIsTrue(t *testing.T) {
 	childproc.NeedReading(t)
 	exe := buildParker(t, programs.Static)
-	for _, workers := range []string{"64", "1000"} {
-		t.Run(workers, func(t *testing.T) {
-			p := startParker(t, exe, "work", workers)
+	for _, c := range []struct {
+		work []string // workers, mean pause, CPU time of a request
+		cpu  bool
+	}{
+		{[]string{"64"}, false},
+		{[]string{"1000"}, false},
+		{[]string{"1", "20ms", "20ms"}, true},
+		{[]string{"64", "200ms", "2ms"}, true},
+		{[]string{"1000", "1s", "1ms"}, true},
+	} {
+		t.Run(strings.Join(c.work, " "), func(t *testing.T) {
+			args := []string{"record", "--wall", "--json"}
+			if c.cpu {
+				needSampling(t)
+				args = append(args, "--cpu", "-F", "997")
+			}
+			p := startParker(t, exe, append([]string{"work"}, c.work...)...)
 			duration := "5s"
 			if testenv.Rounds(0, 1) == 1 {
 				duration = "60s"
 			}
-			start, nameBefore, kindBefore := stagesOf(t, p)
-			run := otelctx(t, "record", "--wall", "-d", duration, "--json", p.pid)
-			end, nameAfter, kindAfter := stagesOf(t, p)
+			run := otelctx(t, append(args, "-d", duration, p.pid)...)
 			require.Zero(t, run.code, run.stderr)
-			var d wallDocument
-			require.NoError(t, json.Unmarshal([]byte(run.stdout), &d))
-			require.Len(t, d.SpanNames, 2, run.stdout)
-			if d.Overloaded {
-				t.Skipf("the machine has no processors to spare: snapshots were late by %dus", d.MeanDelayNano/1000)
+			var both bothDocument
+			d := &both.Wall
+			if c.cpu {
+				require.NoError(t, json.Unmarshal([]byte(run.stdout), &both))
+			} else {
+				require.NoError(t, json.Unmarshal([]byte(run.stdout), d))
 			}
-			// Both are the sum over all workers, in the time of the recording.
-			scale := float64(d.DurationNano) / float64(end-start)
-			kinds := map[string]float64{}
-			var kindError, ready float64
+			truth := stagesDuring(t, p, d.StartTimeUnixNano, d.StartTimeUnixNano+d.DurationNano)
+			require.Len(t, d.SpanNames, len(truth.byName), run.stdout)
+			var ready, runnable, whole float64
 			for _, name := range d.SpanNames {
-				want := (nameAfter[name.Name] - nameBefore[name.Name]) * scale
-				t.Logf("%s: recorded %.2fs, is %.2fs (%+.1f%%), standard error %.2fs, snapshots late by %dus", name.Name,
-					float64(name.WallNano)/1e9, want/1e9, 100*(float64(name.WallNano)/want-1), float64(name.ErrorNano)/1e9, d.MeanDelayNano/1000)
-				assert.InDelta(t, want, float64(name.WallNano), 0.03*want+4*float64(name.ErrorNano), name.Name)
+				whole += truth.byName[name.Name]
+				ready += float64(name.RunningNano + name.RunnableNano)
+				runnable += float64(name.RunnableNano)
+			}
+			if d.Overloaded || runnable > whole/10 {
+				t.Skipf("the machine has no processors to spare: snapshots were late by %dus, goroutines were runnable for %.1f%%", d.MeanDelayNano/1000, 100*runnable/whole)
+			}
+			check := func(what string, want, got, least, most float64) {
+				t.Helper()
+				t.Logf("%s: recorded %.3fs, is %.3fs (%+.1f%%)", what, got/1e9, want/1e9, 100*(got/want-1))
+				assert.LessOrEqual(t, got, most, what)
+				assert.GreaterOrEqual(t, got, least, what)
+			}
+			kinds := map[string]float64{}
+			var kindError, used, waited float64
+			for _, name := range d.SpanNames {
+				want := truth.byName[name.Name]
+				tolerance := 0.03*want + 4*float64(name.ErrorNano)
+				check(name.Name, want, float64(name.WallNano), want-tolerance, want+tolerance)
 				for kind, nano := range name.WaitsNano {
 					kinds[kind] += float64(nano)
+					waited += float64(nano)
 				}
 				kindError = max(kindError, float64(name.ErrorNano))
-				ready += float64(name.RunningNano + name.RunnableNano)
+				assert.Equal(t, c.cpu, name.CPUNano != nil)
+				if name.CPUNano == nil {
+					continue
+				}
+				used += float64(*name.CPUNano)
+				if name.Name == "compute" {
+					want := truth.computed
+					sample := float64(time.Second) / float64(both.CPU.Frequency)
+					tolerance := 0.03*want + 4*math.Sqrt(want*sample)
+					check("CPU time of compute", want, float64(*name.CPUNano), want-tolerance, want+tolerance)
+				}
 			}
-			for kind := range kindAfter {
-				want := (kindAfter[kind] - kindBefore[kind]) * scale
-				t.Logf("%s: recorded %.2fs, is %.2fs (%+.1f%%)", kind, kinds[kind]/1e9, want/1e9, 100*(kinds[kind]/want-1))
+			t.Logf("standard error %.2fs, running or runnable %.2fs, snapshots late by %dus", kindError/1e9, ready/1e9, d.MeanDelayNano/1000)
+			for kind, want := range truth.byKind {
 				// The service cannot distinguish waiting from being runnable.
-				assert.LessOrEqual(t, kinds[kind], 1.05*want+4*kindError, kind)
-				assert.GreaterOrEqual(t, kinds[kind], 0.95*want-ready-4*kindError, kind)
+				check(kind, want, kinds[kind], 0.95*want-ready-4*kindError, 1.05*want+4*kindError)
+			}
+			if c.cpu {
+				t.Logf("CPU time and waits: %+.1f%%, runnable: %.1f%%", 100*((used+waited)/whole-1), 100*runnable/whole)
+				check("CPU time, waits and runnable", whole, used+waited+runnable, 0.97*whole-4*kindError, 1.03*whole+4*kindError)
 			}
 			p.Done()
 		})
 	}
+}
+
+// TestRecordCPUAndWall checks that one file of each format has both kinds of time.
+func TestRecordCPUAndWall(t *testing.T) {
+	childproc.NeedReading(t)
+	needSampling(t)
+	p := startParker(t, buildParker(t, programs.Static), "work", "10", "20ms", "1ms")
+	dir := t.TempDir()
+	record := func(name string) (string, result) {
+		path := filepath.Join(dir, name)
+		run := otelctx(t, "record", "--wall", "--cpu", "-d", "2s", "-F", "997,50", "-o", path, p.pid)
+		require.Zero(t, run.code, run.stderr)
+		return path, run
+	}
+	path, run := record("both.pb.gz")
+	for _, says := range []string{
+		"at 997 Hz", "Top functions by CPU time of their own", "Top span names by wall-clock time",
+		"WALL +± +CPU +RUNNABLE +WAITING +WAITING FOR +NAME +ENDPOINT", `s +0\.\d+s .* compute +request\n`, `(sleep|select) \d+\.\d+s, .* request +request\n`,
+	} {
+		assert.Regexp(t, says, run.stdout)
+	}
+	parsed := readPprof(t, path)
+	for index, what := range map[string]string{"cpu": `main\.\(\*worker\)\.compute`, "wall": `\[waiting: sleep\]`} {
+		top, err := exec.Command("go", "tool", "pprof", "-symbolize=none", "-top", "-sample_index="+index, path).CombinedOutput()
+		require.NoError(t, err, "%s", top)
+		assert.Contains(t, string(top), "Type: "+index)
+		assert.Regexp(t, what, string(top))
+	}
+	// Nearly all CPU time is in one span name, nearly all wall-clock time in the others.
+	cpu, wall := map[string]int64{}, map[string]int64{}
+	for _, s := range parsed.Sample {
+		name := strings.Join(s.Label["span_name"], "")
+		cpu[name] += s.Value[1]
+		wall[name] += s.Value[2]
+	}
+	assert.Greater(t, cpu["compute"], cpu["request"]+cpu["query"])
+	assert.Greater(t, wall["request"], wall["compute"])
+	assert.Zero(t, wall[""], "only goroutines in spans are looked at")
+
+	path, _ = record("both.otlp")
+	data := decodeOTLP(t, path)
+	kinds := map[string]bool{}
+	for _, one := range profile.Each(data) {
+		kinds[profile.TimeOf(data.GetDictionary(), one)] = true
+	}
+	assert.Equal(t, map[string]bool{profile.TypeCPU: true, profile.TypeWall: true}, kinds)
+	p.Done()
 }
 
 // TestRecordWallFormats checks that every format contains the time of the tables and the kinds of wait.
@@ -109,7 +204,7 @@ func TestRecordWallFormats(t *testing.T) {
 		require.NoError(t, err)
 		return string(b)
 	}
-	parsed, err := profile.ParseData([]byte(file("wall.pb.gz")))
+	parsed, err := pprof.ParseData([]byte(file("wall.pb.gz")))
 	require.NoError(t, err)
 	require.Len(t, parsed.SampleType, 1)
 	assert.Equal(t, "wall nanoseconds", parsed.SampleType[0].Type+" "+parsed.SampleType[0].Unit)
@@ -129,6 +224,8 @@ func TestRecordWallFormats(t *testing.T) {
 	assert.Contains(t, page, `"wall":true`)
 	assert.Contains(t, page, "[waiting: sync.Mutex.Lock]")
 	assert.Contains(t, strings.ToLower(file("wall.json")), `"wall"`)
+	file("wall.otlp")
+	readOTLP(t, filepath.Join(dir, "wall.otlp"))
 
 	// Nobody listens on this port, so the profile is lost, which is an error.
 	run := runCommand(t, exec.Command("env", "OTEL_EXPORTER_OTLP_TIMEOUT=500", executable(t), "record", "--wall", "-d", "300ms",
@@ -139,8 +236,11 @@ func TestRecordWallFormats(t *testing.T) {
 }
 
 func TestRecordWallArguments(t *testing.T) {
-	for _, args := range [][]string{{"--all"}, {"1", "--repeat", "--otlp-endpoint=http://localhost"}, {"1", "--kernel"}, {"1", "-F", "2000"}} {
-		run := otelctx(t, append([]string{"record", "--wall"}, args...)...)
+	for _, args := range []string{
+		"--all", "1 --repeat --otlp-endpoint=http://localhost", "1 --kernel", "1 -F 2000", "1 -F 99,20",
+		"1 --cpu -F 99,2000", "1 --cpu -F 99,20,1", "1 --cpu -o x.folded",
+	} {
+		run := otelctx(t, append([]string{"record", "--wall"}, strings.Fields(args)...)...)
 		assert.Equal(t, exitUsage, run.code, args)
 		assert.Contains(t, run.stderr, "--wall", args)
 	}

@@ -40,6 +40,8 @@ const (
 	columnLocalRoot  = "LOCAL ROOT"
 	columnWaitingFor = "WAITING FOR"
 	columnWall       = "  WALL"
+	columnRunning    = "RUNNING"
+	columnMainWait   = "MAIN WAIT"
 	columnEndpoint   = "ENDPOINT"
 )
 

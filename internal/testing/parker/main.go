@@ -10,7 +10,7 @@
 //	parker attach
 //	parker churn
 //	parker ledger COUNT
-//	parker work COUNT
+//	parker work COUNT [PAUSE COMPUTE]
 //
 // With attach, it hands spans over: see [attach]. With work, COUNT workers serve requests: see [work]. With ledger, COUNT goroutines start and
 // end spans at random, and it reports which are live: see [keepLedger]. With churn, goroutines wait briefly again and again, in functions that
@@ -257,7 +257,18 @@ func main() {
 	case "ledger", "work":
 		count, err := strconv.Atoi(os.Args[2])
 		must(err)
-		map[string]func(int){"ledger": keepLedger, "work": work}[os.Args[1]](count)
+		if os.Args[1] == "ledger" {
+			keepLedger(count)
+			return
+		}
+		pause, compute := 20*time.Millisecond, time.Duration(0)
+		if len(os.Args) > 3 {
+			pause, err = time.ParseDuration(os.Args[3])
+			must(err)
+			compute, err = time.ParseDuration(os.Args[4])
+			must(err)
+		}
+		work(count, pause, compute)
 		return
 	}
 	count, err := strconv.Atoi(os.Args[1])

@@ -12,10 +12,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
+	"sort"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sys/unix"
 )
 
 // stage is a part of a request: the self time of a span with this name, during which the request
@@ -28,6 +32,8 @@ type worker struct {
 	in    stage
 	since time.Time
 	times map[stage]time.Duration
+	// computed is the CPU time of all calls of compute.
+	computed time.Duration
 }
 
 // enter switches to stage s.
@@ -41,63 +47,154 @@ func (w *worker) enter(s stage) {
 	w.in, w.since = s, now
 }
 
-// work serves with count workers. It answers each line with the time that all of them have spent in
-// each stage: {"time_unix_nano": N, "stages": [{"name", "waits_for", "nano"}]}.
-func work(count int) {
+// totals are the times that all workers have spent in each stage until a moment, and the CPU time of the
+// spans "compute".
+type totals struct {
+	at       time.Time
+	stages   map[stage]time.Duration
+	computed time.Duration
+}
+
+// totalsOf returns the totals until now. ok reports whether reading them all was quick enough to be one moment.
+func totalsOf(workers []*worker) (all totals, ok bool) {
+	const quick = 5 * time.Millisecond
+	all = totals{at: time.Now(), stages: map[stage]time.Duration{}}
+	for _, w := range workers {
+		w.mu.Lock()
+		for s, t := range w.times {
+			all.stages[s] += t
+		}
+		if w.in.name != "" {
+			all.stages[w.in] += time.Since(w.since)
+		}
+		all.computed += w.computed
+		w.mu.Unlock()
+	}
+	return all, time.Since(all.at) < quick
+}
+
+// work serves with count workers. Each request waits for four times pause on average, and if compute is not
+// 0, uses that much CPU time in a span "compute". It answers each line "START END", two times in nanoseconds
+// since the epoch, with what all workers have spent in between:
+// {"compute_nano": N, "stages": [{"name", "waits_for", "nano"}]}.
+func work(count int, pause, compute time.Duration) {
+	const often = 20 * time.Millisecond
 	tracer := newTracer(nil)
 	workers := make([]*worker, count)
 	for i := range workers {
 		workers[i] = &worker{times: map[stage]time.Duration{}}
-		go workers[i].serve(tracer)
+		go workers[i].serve(tracer, pause, compute)
 	}
-	fmt.Println("started")
+	var mu sync.Mutex
+	var history []totals
+	note := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		now, ok := totalsOf(workers)
+		for !ok {
+			now, ok = totalsOf(workers)
+		}
+		history = append(history, now)
+	}
+	note()
+	go func() {
+		for range time.Tick(often) {
+			note()
+		}
+	}()
 	type stageTime struct {
 		Name     string `json:"name"`
 		WaitsFor string `json:"waits_for"`
 		Nano     int64  `json:"nano"`
 	}
+	type answer struct {
+		ComputeNano int64       `json:"compute_nano"`
+		Stages      []stageTime `json:"stages"`
+	}
+	between := func(from, to int64) (a answer) {
+		mu.Lock()
+		defer mu.Unlock()
+		start, end := interpolate(history, time.Unix(0, from)), interpolate(history, time.Unix(0, to))
+		a.ComputeNano = int64(end.computed - start.computed)
+		for s, t := range end.stages {
+			a.Stages = append(a.Stages, stageTime{s.name, s.waitsFor, int64(t - start.stages[s])})
+		}
+		return a
+	}
+	fmt.Println("started")
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
-		var answer struct {
-			TimeUnixNano int64       `json:"time_unix_nano"`
-			Stages       []stageTime `json:"stages"`
-		}
-		answer.TimeUnixNano = time.Now().UnixNano()
-		sums := map[stage]time.Duration{}
-		for _, w := range workers {
-			w.mu.Lock()
-			for s, t := range w.times {
-				sums[s] += t
-			}
-			if w.in.name != "" {
-				sums[w.in] += time.Since(w.since)
-			}
-			w.mu.Unlock()
-		}
-		for s, t := range sums {
-			answer.Stages = append(answer.Stages, stageTime{s.name, s.waitsFor, int64(t)})
-		}
-		b, err := json.Marshal(answer)
+		var from, to int64
+		_, err := fmt.Sscan(in.Text(), &from, &to)
+		must(err)
+		note()
+		b, err := json.Marshal(between(from, to))
 		must(err)
 		fmt.Println(string(b))
 	}
 }
 
-func (w *worker) serve(tracer trace.Tracer) {
+// interpolate returns the totals at a moment that the history encloses.
+func interpolate(history []totals, at time.Time) totals {
+	i := sort.Search(len(history)-1, func(i int) bool { return !history[i].at.Before(at) })
+	before, after := history[max(i-1, 0)], history[i]
+	part := min(max(float64(at.Sub(before.at))/float64(max(after.at.Sub(before.at), 1)), 0), 1)
+	between := func(from, to time.Duration) time.Duration { return from + time.Duration(part*float64(to-from)) }
+	all := totals{at: at, stages: map[stage]time.Duration{}, computed: between(before.computed, after.computed)}
+	for s, t := range after.stages {
+		all.stages[s] = between(before.stages[s], t)
+	}
+	return all
+}
+
+func (w *worker) serve(tracer trace.Tracer, pause, compute time.Duration) {
 	wait := func(mean time.Duration) time.Duration { return time.Duration(rand.ExpFloat64() * float64(mean)) }
 	for {
 		ctx, request := tracer.Start(context.Background(), "request")
 		w.enter(stage{"request", "sleep"})
-		time.Sleep(wait(20 * time.Millisecond))
+		time.Sleep(wait(pause))
+		if compute > 0 {
+			_, span := tracer.Start(ctx, "compute")
+			w.enter(stage{"compute", ""})
+			w.compute(compute)
+			span.End()
+			w.enter(stage{"request", "sleep"})
+		}
 		_, query := tracer.Start(ctx, "query")
 		w.enter(stage{"query", "chan receive"})
-		<-time.After(wait(40 * time.Millisecond))
+		<-time.After(wait(2 * pause))
 		query.End()
 		w.enter(stage{"request", "select"})
 		select {
-		case <-time.After(wait(20 * time.Millisecond)):
+		case <-time.After(wait(pause)):
 		case <-never:
 		}
 		w.enter(stage{})
 		request.End()
 	}
+}
+
+// compute uses d of CPU time.
+func (w *worker) compute(d time.Duration) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	start, used := threadTime(), time.Duration(0) // each a system call, of which there should be few
+	for sum := uint64(1); used < d; used = threadTime() - start {
+		for i := range uint64(50_000) {
+			sum = sum*31 + i
+		}
+		sink.Store(sum)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.computed += used
+}
+
+// sink keeps the compiler from removing computations.
+var sink atomic.Uint64
+
+// threadTime returns the CPU time of the thread.
+func threadTime() time.Duration {
+	var t unix.Timespec
+	must(unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t))
+	return time.Duration(t.Nano())
 }

@@ -25,7 +25,7 @@ const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
 
 // Types and units of values. A sample counts its timestamps, between which there is one period of CPU time.
 // Backends know this shape from the profiles of the OpenTelemetry eBPF profiler. Profiles of wall-clock time
-// have the duration of each sample instead of timestamps.
+// have the duration of each sample instead of timestamps. [TimeOf] distinguishes them.
 const (
 	TypeCPU         = "cpu"
 	TypeSamples     = "samples"
@@ -33,6 +33,14 @@ const (
 	UnitCount       = "count"
 	UnitNanoseconds = "nanoseconds"
 )
+
+// TimeOf returns the kind of time in a profile, TypeCPU or TypeWall.
+func TimeOf(d *profilespb.ProfilesDictionary, p *profilespb.Profile) string {
+	if d.GetStringTable()[p.GetSampleType().GetTypeStrindex()] == TypeWall {
+		return TypeWall
+	}
+	return TypeCPU
+}
 
 // profileIDSize is the size of a profile id in bytes.
 const profileIDSize = 16
@@ -199,11 +207,12 @@ func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 	data := &profilespb.ProfilesData{}
 	var sampleType, periodType *profilespb.ValueType
 	if len(b.resources) > 0 { // the dictionary must not have unused strings
-		sampleType = b.dictionary.valueType(TypeSamples, UnitCount)
-		periodType = b.dictionary.valueType(TypeCPU, UnitNanoseconds)
 		if b.options.Wall {
 			sampleType = b.dictionary.valueType(TypeWall, UnitNanoseconds)
 			periodType = sampleType
+		} else {
+			sampleType = b.dictionary.valueType(TypeSamples, UnitCount)
+			periodType = b.dictionary.valueType(TypeCPU, UnitNanoseconds)
 		}
 	}
 	resources := slices.SortedStableFunc(slices.Values(b.resources), func(a, b *resourceSamples) int { return cmp.Compare(b.weight, a.weight) })

@@ -234,6 +234,23 @@ func TestSplit(t *testing.T) {
 	}
 	assert.Greater(t, len(parts), 2)
 	assert.Len(t, ids, len(parts))
+
+	// Wall-clock time, which has no timestamps.
+	b = New(Options{Start: start, Frequency: frequency, Wall: true})
+	for i := range 1000 {
+		b.AddTime(mustResource(t), nil, [16]byte{1}, [8]byte{byte(i), byte(i >> 8), 1}, nil, time.Duration(i+1))
+	}
+	parts, err = collect(b.Data(start.Add(duration)), 10_000)
+	require.NoError(t, err)
+	assert.Greater(t, len(parts), 2)
+	sum := int64(0)
+	for _, part := range parts {
+		require.NoError(t, Check(part))
+		for _, s := range samplesOf(part) {
+			sum += s.GetValues()[0]
+		}
+	}
+	assert.EqualValues(t, 1000*1001/2, sum)
 }
 
 // TestLongKeysAreHeldOnce checks that keys take room once, however many values they have.

@@ -34,10 +34,10 @@ import (
 // OpenTelemetry's profiling group.
 //
 // The guarantees: Entry 0 of the links is the empty message, and a link refers to a valid span or is index
-// 0. There is one profile for each resource, with a unique id. Samples are counts with a period of CPU
-// time; they have timestamps and no values. Unknown frames have no lines, and addresses are within their
-// mapping. Attributes do not refer to strings of the dictionary where they could. original_payload is
-// unset.
+// 0. There is one profile for each resource and kind of time, with a unique id. Samples of CPU time are
+// counts with a period; they have timestamps and no values. Samples of wall-clock time have one value and no
+// timestamps. Unknown frames have no lines, and addresses are within their mapping. Attributes do not refer
+// to strings of the dictionary where they could. original_payload is unset.
 func Check(data *profilespb.ProfilesData) error {
 	return errors.Join(check(data, true)...)
 }
@@ -385,17 +385,17 @@ func (c *checker) profiles(resources []*profilespb.ResourceProfiles) {
 		}
 		c.keyValues(name, r.GetResource().GetAttributes())
 		key := r.GetSchemaUrl() + "\x00" + encode(&resourcepb.Resource{Attributes: unique(r.GetResource().GetAttributes())})
-		if seen[key] {
-			c.promise("%s: there is another profile of the same resource", name)
-		}
-		seen[key] = true
 		if len(r.GetScopeProfiles()) != 1 || len(r.GetScopeProfiles()[0].GetProfiles()) != 1 {
 			c.promise("%s: not exactly one profile", name)
 		}
 		for _, s := range r.GetScopeProfiles() {
 			c.keyValues(name+": scope", s.GetScope().GetAttributes())
 			for _, p := range s.GetProfiles() {
-				c.profile(name, p)
+				kind := c.profile(name, p)
+				if seen[kind+key] {
+					c.promise("%s: there is another profile of the same resource", name)
+				}
+				seen[kind+key] = true
 				if ids[string(p.GetProfileId())] {
 					c.problem("%s: profile id %x is another profile's", name, p.GetProfileId())
 				}
@@ -405,7 +405,8 @@ func (c *checker) profiles(resources []*profilespb.ResourceProfiles) {
 	}
 }
 
-func (c *checker) profile(name string, p *profilespb.Profile) {
+// profile checks a profile, and returns its kind of time.
+func (c *checker) profile(name string, p *profilespb.Profile) (kind string) {
 	if len(p.GetProfileId()) != profileIDSize || allZero(p.GetProfileId()) {
 		c.problem("%s: profile id %x is not valid", name, p.GetProfileId())
 	}
@@ -415,8 +416,16 @@ func (c *checker) profile(name string, p *profilespb.Profile) {
 	if p.GetOriginalPayloadFormat() != "" || len(p.GetOriginalPayload()) != 0 {
 		c.promise("%s: original payload is set", name)
 	}
-	c.valueType(name+": sample type", p.GetSampleType(), TypeSamples, UnitCount)
-	c.valueType(name+": period type", p.GetPeriodType(), TypeCPU, UnitNanoseconds)
+	kind = TypeCPU
+	if t := p.GetSampleType().GetTypeStrindex(); t >= 0 && int(t) < len(c.used.strings) {
+		kind = TimeOf(c.dictionary, p)
+	}
+	if kind == TypeWall {
+		c.valueType(name+": sample type", p.GetSampleType(), TypeWall, UnitNanoseconds)
+	} else {
+		c.valueType(name+": sample type", p.GetSampleType(), TypeSamples, UnitCount)
+	}
+	c.valueType(name+": period type", p.GetPeriodType(), kind, UnitNanoseconds)
 	if p.GetPeriod() <= 0 {
 		c.problem("%s: period is %d", name, p.GetPeriod())
 	}
@@ -429,12 +438,16 @@ func (c *checker) profile(name string, p *profilespb.Profile) {
 	for i, s := range p.GetSamples() {
 		name := fmt.Sprintf("%s: sample %d", name, i)
 		c.sample(name, p, s)
+		if values := len(s.GetValues()); kind == TypeWall && values != 1 || kind == TypeCPU && values > 0 {
+			c.promise("%s: %d values, %d times in a profile of %s time", name, values, len(s.GetTimestampsUnixNano()), kind)
+		}
 		key := identity(s)
 		if other, ok := identities[key]; ok {
 			c.problem("%s: not combined with sample %d, which has the same stack, attributes and link", name, other)
 		}
 		identities[key] = i
 	}
+	return kind
 }
 
 func (c *checker) valueType(name string, t *profilespb.ValueType, kind, unit string) {
@@ -450,7 +463,7 @@ func (c *checker) valueType(name string, t *profilespb.ValueType, kind, unit str
 
 func (c *checker) sample(name string, p *profilespb.Profile, s *profilespb.Sample) {
 	values, times := s.GetValues(), s.GetTimestampsUnixNano()
-	if len(values) != len(times) && len(values) > 0 && len(times) > 0 || len(values)+len(times) == 0 || c.promises && len(values) > 0 {
+	if len(values) != len(times) && len(values) > 0 && len(times) > 0 || len(values)+len(times) == 0 {
 		c.problem("%s: %d values, %d times", name, len(values), len(times))
 	}
 	for _, t := range times {

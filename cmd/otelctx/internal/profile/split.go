@@ -39,16 +39,18 @@ func split(data *profilespb.ProfilesData, limit int, yield func(*profilespb.Prof
 	return true
 }
 
-// Samples returns the number of samples in data, which a [Builder] has made: one for each timestamp, or one for a
-// sample without timestamps.
+// Samples returns the number of samples in data, which a [Builder] has made.
 func Samples(data *profilespb.ProfilesData) (n uint64) {
 	for _, p := range Each(data) {
 		for _, s := range p.GetSamples() {
-			n += uint64(max(len(s.GetTimestampsUnixNano()), 1))
+			n += uint64(occurrences(s))
 		}
 	}
 	return n
 }
+
+// occurrences returns how many samples s stands for: one for each timestamp, or one without timestamps.
+func occurrences(s *profilespb.Sample) int { return max(len(s.GetTimestampsUnixNano()), 1) }
 
 // Each yields all profiles of data with their resources.
 func Each(data *profilespb.ProfilesData) iter.Seq2[*resourcepb.Resource, *profilespb.Profile] {
@@ -65,24 +67,24 @@ func Each(data *profilespb.ProfilesData) iter.Seq2[*resourcepb.Resource, *profil
 	}
 }
 
-// extract returns data with the timestamps from number first to before number limit, counted over all
-// samples, and only the entries that they need.
+// extract returns data with the samples from number first to before number limit, counted as [Samples]
+// does, and only the entries that they need.
 func extract(data *profilespb.ProfilesData, first, limit int) *profilespb.ProfilesData {
 	e := extractor{from: data.GetDictionary(), to: newDictionary()}
 	result := &profilespb.ProfilesData{}
-	position := 0 // number of the next timestamp
+	position := 0 // number of the next sample
 	for _, r := range data.GetResourceProfiles() {
 		// Check guarantees that there is one of each.
 		scope := r.GetScopeProfiles()[0]
 		p := scope.GetProfiles()[0]
 		var samples []*profilespb.Sample
-		// Dropped attributes are counted in the part that contains the profile's first timestamp.
+		// Dropped attributes are counted in the part that contains the profile's first sample.
 		dropped := p.GetDroppedAttributesCount()
 		if position < first {
 			dropped = 0
 		}
 		for _, s := range p.GetSamples() {
-			n := len(s.GetTimestampsUnixNano())
+			n := occurrences(s)
 			begin, end := min(max(first-position, 0), n), min(max(limit-position, 0), n)
 			if position += n; begin < end {
 				samples = append(samples, e.sample(s, begin, end))
@@ -146,13 +148,15 @@ func (e *extractor) valueType(t *profilespb.ValueType) *profilespb.ValueType {
 	return &profilespb.ValueType{TypeStrindex: e.string(t.GetTypeStrindex()), UnitStrindex: e.string(t.GetUnitStrindex())}
 }
 
-// sample returns s with its timestamps from first to before limit.
+// sample returns s with its timestamps, if it has any, from first to before limit.
 func (e *extractor) sample(s *profilespb.Sample, first, limit int) *profilespb.Sample {
+	times := s.GetTimestampsUnixNano()
 	return &profilespb.Sample{
 		StackIndex:         e.stack(s.GetStackIndex()),
 		AttributeIndices:   e.attributes(s.GetAttributeIndices()),
 		LinkIndex:          e.link(s.GetLinkIndex()),
-		TimestampsUnixNano: s.GetTimestampsUnixNano()[first:limit],
+		Values:             s.GetValues(),
+		TimestampsUnixNano: times[min(first, len(times)):min(limit, len(times))],
 	}
 }
 

@@ -82,10 +82,12 @@ type Result struct {
 	Work []WorkUse
 	// The rest is sorted by samples, the most first; Functions by their own samples. Names and Endpoints
 	// are nil if no span has a name. Attributes is nil without Config.Attributes.
-	Processes  []ProcessUse
-	Functions  []FunctionUse
-	Endpoints  []NameUse
-	Names      []NameUse
+	Processes []ProcessUse
+	Functions []FunctionUse
+	Endpoints []NameUse
+	Names     []NameUse
+	// SpanNames counts the samples of spans by name and endpoint.
+	SpanNames  map[SpanName]uint64
 	Spans      []SpanUse
 	Traces     []TraceUse
 	Attributes []AttributeUse

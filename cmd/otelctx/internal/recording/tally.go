@@ -50,6 +50,10 @@ type NameUse struct {
 	Samples uint64
 }
 
+// SpanName identifies the spans with one name in the requests to one endpoint. Endpoint and Name are empty
+// if the process does not publish them.
+type SpanName struct{ Service, Endpoint, Name string }
+
 // AttributeUse is the CPU use of spans with an attribute, in samples.
 type AttributeUse struct {
 	Key, Value string
@@ -101,8 +105,7 @@ type tally struct {
 	functions  map[functionKey]*functionCount
 	attributes map[attributeKey]uint64 // nil if they are not counted
 	work       [numWorks]WorkUse
-	// names and endpoints count the spans that were dropped from spans.
-	names, endpoints map[nameKey]*NameUse
+	nameCounts // of the spans that were dropped from spans
 
 	samples, attributed, unproven uint64
 	// stacks is the number of stacks counted so far.
@@ -149,15 +152,20 @@ type attributeKey struct{ key, value string }
 
 type nameKey struct{ service, name string }
 
+// nameCounts counts spans by their names, requests by their endpoints, and the samples of spans by both.
+type nameCounts struct {
+	names, endpoints map[nameKey]*NameUse
+	spanNames        map[SpanName]uint64
+}
+
 // newTally returns an empty tally. It counts attributes only if asked to.
 func newTally(attributes bool) *tally {
 	t := &tally{
 		processes: map[processKey]*ProcessUse{},
 		spans:     map[spanKey]spanCount{},
 		functions: map[functionKey]*functionCount{},
-		names:     map[nameKey]*NameUse{},
-		endpoints: map[nameKey]*NameUse{},
 
+		nameCounts:         nameCounts{map[nameKey]*NameUse{}, map[nameKey]*NameUse{}, map[SpanName]uint64{}},
 		filteredAttributes: map[string][]string{},
 	}
 	if attributes {
@@ -288,7 +296,7 @@ func (t *tally) thinSpans() {
 	for _, c := range removed {
 		t.attributeBytes -= attributesMemory(c.list())
 	}
-	sumNames(removed, t.names, t.endpoints)
+	t.nameCounts.add(removed)
 }
 
 // attributesMemory estimates the memory of attributes, in bytes.
@@ -311,8 +319,8 @@ func thin[K comparable, C any](counts map[K]C, weight func(C) uint64) map[K]C {
 	return removed
 }
 
-// sumNames adds the samples of spans to their names and to the endpoints of their requests.
-func sumNames(spans map[spanKey]spanCount, names, endpoints map[nameKey]*NameUse) {
+// add adds the samples of spans to their names and to the endpoints of their requests.
+func (n *nameCounts) add(spans map[spanKey]spanCount) {
 	type request struct {
 		endpoint string
 		samples  uint64
@@ -320,7 +328,7 @@ func sumNames(spans map[spanKey]spanCount, names, endpoints map[nameKey]*NameUse
 	requests := map[spanKey]request{} // by their local root
 	for key, count := range spans {
 		name, endpoint, _ := splitNames(count.list())
-		addName(names, nameKey{key.service, name}, uint64(count.samples))
+		addName(n.names, nameKey{key.service, name}, uint64(count.samples))
 		root := key
 		root.spanID = count.localRoot
 		if endpoint == "" && root == key {
@@ -332,7 +340,16 @@ func sumNames(spans map[spanKey]spanCount, names, endpoints map[nameKey]*NameUse
 		requests[root] = r
 	}
 	for root, r := range requests {
-		addName(endpoints, nameKey{root.service, r.endpoint}, r.samples)
+		addName(n.endpoints, nameKey{root.service, r.endpoint}, r.samples)
+	}
+	for key, count := range spans {
+		name, _, _ := splitNames(count.list())
+		key.spanID = count.localRoot
+		both := SpanName{key.service, requests[key].endpoint, name}
+		if _, known := n.spanNames[both]; !known && len(n.spanNames) == maxSpanNames {
+			thin(n.spanNames, func(samples uint64) uint64 { return samples })
+		}
+		n.spanNames[both] += uint64(count.samples)
 	}
 }
 
@@ -392,8 +409,8 @@ func (t *tally) report(r *Result) {
 
 // reportSpans fills in the spans, their traces and their names.
 func (t *tally) reportSpans(r *Result) {
-	sumNames(t.spans, t.names, t.endpoints)
-	r.Names, r.Endpoints = mostUsed(t.names), mostUsed(t.endpoints)
+	t.nameCounts.add(t.spans)
+	r.Names, r.Endpoints, r.SpanNames = mostUsed(t.names), mostUsed(t.endpoints), t.spanNames
 	traces := make(map[spanKey]*TraceUse)
 	for key, count := range t.spans {
 		u := SpanUse{

@@ -43,7 +43,7 @@ func TestTally(t *testing.T) {
 	c.add(20, in("b", 1, none), nil)
 	var r Result
 	c.report(&r)
-	r.Work = nil
+	r.Work, r.SpanNames = nil, nil
 	assert.Equal(t, Result{
 		Samples: 9, Attributed: 7, Unproven: 1,
 		Processes: []ProcessUse{{10, "a", 6, 5}, {20, "b", 3, 2}},
@@ -85,6 +85,9 @@ func TestTallyOfNames(t *testing.T) {
 	c.report(&r)
 	assert.Equal(t, []NameUse{{"a", "SELECT", 2, 6}, {"a", "GET /a", 2, 5}, {"a", "", 1, 1}, {"a", "GET /b", 1, 1}}, r.Names)
 	assert.Equal(t, []NameUse{{"a", "GET /a", 2, 11}, {"a", "", 1, 1}, {"a", "GET /b", 1, 1}}, r.Endpoints)
+	assert.Equal(t, map[SpanName]uint64{
+		{"a", "GET /a", "GET /a"}: 5, {"a", "GET /a", "SELECT"}: 6, {"a", "GET /b", "GET /b"}: 1, {"a", "", ""}: 1,
+	}, r.SpanNames)
 	assert.Equal(t, "GET /a", r.Spans[0].Name)
 	assert.Empty(t, r.Spans[0].Attributes)
 	assert.Equal(t, "SELECT", r.Spans[1].Name)

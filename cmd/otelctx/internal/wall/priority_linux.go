@@ -14,13 +14,19 @@ import (
 // machine. Without CAP_SYS_NICE it has no effect, and looks may be late, which is reported.
 func raisePriority() {
 	const priority = -10
-	threads, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		return
-	}
-	for _, t := range threads { // New threads inherit the priority.
-		if tid, err := strconv.Atoi(t.Name()); err == nil {
-			_ = unix.Setpriority(unix.PRIO_PROCESS, tid, priority)
+	// New threads inherit the priority of the thread that starts them, which may not have it yet.
+	raised := map[string]bool{}
+	for more := true; more; {
+		more = false
+		threads, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			return
+		}
+		for _, t := range threads {
+			if tid, err := strconv.Atoi(t.Name()); err == nil && !raised[t.Name()] {
+				raised[t.Name()], more = true, true
+				_ = unix.Setpriority(unix.PRIO_PROCESS, tid, priority)
+			}
 		}
 	}
 }

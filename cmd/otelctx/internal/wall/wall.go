@@ -107,7 +107,7 @@ type FunctionTime struct {
 const (
 	// maxGoroutines is how many goroutines of a process are read at a look. If there are more, a random
 	// part is read.
-	maxGoroutines = 4096
+	maxGoroutines = 512
 	// maxRows bounds rows and functions. Beyond it, time is counted under the name others.
 	maxRows = 1 << 14
 	others  = "(others)"
@@ -134,8 +134,8 @@ type target struct {
 	gone   bool
 }
 
-// recorder is a running recording.
-type recorder struct {
+// Recorder records processes. It is not safe for concurrent use.
+type Recorder struct {
 	Config
 
 	targets   []*target
@@ -148,24 +148,37 @@ type recorder struct {
 	late      time.Duration
 }
 
-// Record records until the duration has passed, ctx is done or all processes have ended; none of these is
-// an error. The error is about a process that cannot be read at the start: see [waiting.Open] and
-// [waiting.Process.Look].
-func Record(ctx context.Context, c Config) (*Result, error) {
+// Open prepares a recording: it opens the processes and reads their symbols. Record or Close releases them.
+// The error is about a process that cannot be read: see [waiting.Open] and [waiting.Process.Look].
+func Open(ctx context.Context, c Config) (*Recorder, error) {
 	raisePriority()
-	r := &recorder{Config: c, rows: map[rowKey]*Row{}, functions: map[rowKey]*FunctionTime{}, tops: map[string]*symbols.Location{}}
-	r.result.Start = time.Now()
-	defer func() {
-		for _, t := range r.targets {
-			_, _ = patient.Call(context.WithoutCancel(ctx), t.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, t.process.Close() })
-		}
-	}()
+	r := &Recorder{Config: c, rows: map[rowKey]*Row{}, functions: map[rowKey]*FunctionTime{}, tops: map[string]*symbols.Location{}}
 	for _, pid := range c.PIDs {
 		t, err := patient.Call(ctx, pid, patient.Limit, func() (*target, error) { return open(ctx, pid) })
 		if err != nil {
+			r.Close(ctx)
 			return nil, err
 		}
 		r.targets = append(r.targets, t)
+	}
+	return r, nil
+}
+
+// Close releases the processes, if Record has not done so.
+func (r *Recorder) Close(ctx context.Context) {
+	for _, t := range r.targets {
+		_, _ = patient.Call(context.WithoutCancel(ctx), t.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, t.process.Close() })
+	}
+	r.targets = nil
+}
+
+// Record records until the duration has passed, ctx is done or all processes have ended; none of these is
+// an error. The error is about a process that cannot be read at the first look.
+func (r *Recorder) Record(ctx context.Context) (*Result, error) {
+	defer r.Close(ctx)
+	r.result.Start = time.Now()
+	for _, t := range r.targets {
+		t.last = r.result.Start
 	}
 	r.newPart()
 	if err := r.run(ctx); err != nil {
@@ -191,12 +204,11 @@ func open(ctx context.Context, pid int) (*target, error) {
 	if _, err = p.Look(ctx); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	t.last = time.Now()
 	return t, nil
 }
 
 // run looks at the processes until the recording ends. The last look covers the rest of the time.
-func (r *recorder) run(ctx context.Context) error {
+func (r *Recorder) run(ctx context.Context) error {
 	period := time.Second / time.Duration(r.Frequency)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -237,7 +249,7 @@ func (r *recorder) run(ctx context.Context) error {
 }
 
 // look looks once at all processes.
-func (r *recorder) look(ctx context.Context) error {
+func (r *Recorder) look(ctx context.Context) error {
 	r.result.Looks++
 	r.result.Ended = true
 	for _, t := range r.targets {
@@ -266,7 +278,7 @@ func (r *recorder) look(ctx context.Context) error {
 }
 
 // add adds the time since the previous look.
-func (r *recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
+func (r *Recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
 	weighted := time.Duration(float64(elapsed) / t.probability)
 	r.result.Torn, r.result.Lost = r.result.Torn+uint64(look.Torn), r.result.Lost+uint64(look.Lost)
 	r.result.Missing = look.Missing
@@ -318,7 +330,7 @@ type stack struct {
 const maxStacks = 1 << 14
 
 // stack returns the description of a goroutine's stack, from the cache if possible.
-func (t *target) stack(r *recorder, g *waiting.Goroutine) *stack {
+func (t *target) stack(r *Recorder, g *waiting.Goroutine) *stack {
 	t.key = append(append(t.key[:0], byte(g.State)), g.WaitReason...)
 	for _, pc := range g.Stack {
 		t.key = binary.NativeEndian.AppendUint64(t.key, pc)
@@ -340,7 +352,7 @@ func (t *target) stack(r *recorder, g *waiting.Goroutine) *stack {
 	return known
 }
 
-func (r *recorder) locations(p *waiting.Process, g *waiting.Goroutine, kind string) []*symbols.Location {
+func (r *Recorder) locations(p *waiting.Process, g *waiting.Goroutine, kind string) []*symbols.Location {
 	name := "[" + g.State.String() + "]"
 	if g.State == reader.GoroutineWaiting {
 		name = "[waiting: " + kind + "]"
@@ -392,7 +404,7 @@ func (t *Times) add(state reader.GoroutineState, kind string, d time.Duration) {
 	}
 }
 
-func (r *recorder) row(service, endpoint, name string) *Row {
+func (r *Recorder) row(service, endpoint, name string) *Row {
 	key := rowKey{service, endpoint, name}
 	row, ok := r.rows[key]
 	if !ok && len(r.rows) >= maxRows {
@@ -406,7 +418,7 @@ func (r *recorder) row(service, endpoint, name string) *Row {
 	return row
 }
 
-func (r *recorder) function(service, function, kind string) *FunctionTime {
+func (r *Recorder) function(service, function, kind string) *FunctionTime {
 	key := rowKey{service, function, kind}
 	f, ok := r.functions[key]
 	if !ok && len(r.functions) >= maxRows {
@@ -420,18 +432,18 @@ func (r *recorder) function(service, function, kind string) *FunctionTime {
 	return f
 }
 
-func (r *recorder) newPart() {
+func (r *Recorder) newPart() {
 	r.begun = time.Now()
 	r.builder = profile.New(profile.Options{Start: r.begun, Frequency: r.Frequency, Version: r.Version, Wall: true})
 }
 
-func (r *recorder) endPart() {
+func (r *Recorder) endPart() {
 	if r.Part != nil {
 		r.Part(r.builder.Data(time.Now()))
 	}
 }
 
-func (r *recorder) finish() *Result {
+func (r *Recorder) finish() *Result {
 	r.result.End = time.Now()
 	if r.result.Looks > 0 {
 		r.result.Late = r.late / time.Duration(r.result.Looks)

@@ -249,4 +249,19 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	evaluate[bool](b, `(() => { const s = document.createElement("script"); s.textContent = "document.title = 'harmed'";
 		document.body.append(s); return true; })()`)
 	assert.Equal(t, "Flame graph", evaluate[string](b, "document.title"))
+
+	// With one kind of time there is nothing to choose.
+	kinds := `document.getElementById("kinds").hidden`
+	assert.True(t, evaluate[bool](b, kinds))
+	require.NoError(t, write(path, HTML, requests(t), waited(t)))
+	b = openPage(t, path)
+	assert.False(t, evaluate[bool](b, kinds))
+	assert.Equal(t, "100 samples, 1.000 s of CPU time", summary())
+	set("endpoint", "2")
+	set("kind", "1")
+	assert.Equal(t, "0.100 s of wall-clock time in spans", summary())
+	assert.Equal(t, map[string]box{"all": {Width: 100}, "shop": {Width: 100, Depth: 1}, "[waiting: select]": {Width: 100, Depth: 2}}, boxes())
+	set("kind", "0")
+	assert.Equal(t, everything, boxes())
+	assert.Empty(t, b.complaints)
 }

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -54,7 +55,14 @@ func recording(t *testing.T, n int) *profilespb.ProfilesData {
 
 // write writes a recording in parts.
 func write(path string, format Format, parts ...*profilespb.ProfilesData) error {
-	f, err := Create(context.Background(), path, format, nil)
+	var kinds []string // those of parts, CPU time first
+	for _, p := range parts {
+		for _, one := range profile.Each(p) {
+			kinds = append(kinds, profile.TimeOf(p.GetDictionary(), one))
+		}
+	}
+	slices.Sort(kinds)
+	f, err := Create(context.Background(), path, format, nil, slices.Compact(kinds)...)
 	if err != nil {
 		return err
 	}
@@ -129,6 +137,69 @@ func TestFormats(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	assert.Len(t, entries, 1, "no temporary files are left")
+}
+
+// waited returns a recording of two goroutines that waited for 50 ms each.
+func waited(t *testing.T) *profilespb.ProfilesData {
+	t.Helper()
+	start := time.Unix(1700000000, 0)
+	b := profile.New(profile.Options{Start: start, Frequency: 20, Wall: true})
+	resource, _ := profile.NewResource([]*commonpb.KeyValue{profile.StringAttribute("service.name", "shop")}, "")
+	for span := range byte(2) {
+		b.AddTime(resource, []*symbols.Location{{Lines: []symbols.Line{{Function: "[waiting: select]"}}}}, [16]byte{1}, [8]byte{span + 1}, nil, 50*time.Millisecond)
+	}
+	data := b.Data(start.Add(time.Minute))
+	require.NoError(t, profile.Check(data))
+	return data
+}
+
+// TestKindsOfTime writes CPU and wall-clock time to one file, in both orders.
+func TestKindsOfTime(t *testing.T) {
+	cpu, wall := recording(t, 3), waited(t)
+	path := filepath.Join(t.TempDir(), "profile")
+	read := func(format Format, parts ...*profilespb.ProfilesData) []byte {
+		require.NoError(t, write(path, format, parts...))
+		content, err := os.ReadFile(path)
+		require.NoError(t, err)
+		return content
+	}
+	for _, parts := range [][]*profilespb.ProfilesData{{cpu, wall, cpu}, {wall, cpu, cpu}} {
+		p := parse(t, read(Pprof, parts...))
+		var types []string
+		for _, st := range p.SampleType {
+			types = append(types, st.Type+"/"+st.Unit)
+		}
+		assert.Equal(t, []string{"samples/count", "cpu/nanoseconds", "wall/nanoseconds"}, types)
+		assert.Equal(t, "cpu", p.DefaultSampleType)
+		assert.EqualValues(t, 10101010, p.Period)
+		totals := make([]int64, len(types))
+		for _, s := range p.Sample {
+			assert.NotEqual(t, s.Value[1] == 0, s.Value[2] == 0, "%v", s.Value)
+			for i, v := range s.Value {
+				totals[i] += v
+			}
+		}
+		assert.Equal(t, []int64{12, 12 * 10101010, 100e6}, totals)
+
+		decoded := &profilespb.ProfilesData{}
+		require.NoError(t, proto.Unmarshal(read(OTLP, parts...), decoded))
+		counts := map[string]int{}
+		for _, p := range profile.Each(decoded) {
+			counts[profile.TimeOf(decoded.GetDictionary(), p)] += len(p.GetSamples())
+		}
+		assert.Equal(t, map[string]int{profile.TypeCPU: 6, profile.TypeWall: 2}, counts)
+
+		read(HTML, parts...)
+		documents := documentsOf(t, path)
+		require.Len(t, documents, 2)
+		for i, want := range []flameDocument{{Period: 10101010, Samples: []int64{12}}, {Period: 1, Wall: true, Samples: []int64{100e6}}} {
+			total := int64(0)
+			for n := 4; n < len(documents[i].Samples); n += 5 {
+				total += documents[i].Samples[n]
+			}
+			assert.Equal(t, want, flameDocument{Period: documents[i].Period, Wall: documents[i].Wall, Samples: []int64{total}})
+		}
+	}
 }
 
 // TestManyEntries writes more entries than are recognized.

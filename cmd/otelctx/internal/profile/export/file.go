@@ -16,6 +16,8 @@ import (
 	"time"
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
 // filePerms restricts profiles to their owner, as perf does, since they may contain confidential data.
@@ -75,7 +77,12 @@ func openingLimit(interrupted context.Context) <-chan struct{} {
 // existing one keeps its content, also if the program is killed. An existing file that is a symbolic link, has several hard links or belongs to another user is overwritten at that
 // moment; others are replaced. Files that are not regular, such as pipes, receive the profiles as they
 // come. New files are accessible only for the caller (0600).
-func Create(interrupted context.Context, path string, format Format, stdout io.Writer) (*File, error) {
+//
+// The kinds of time that the profiles will contain are profile.TypeCPU, the default, and profile.TypeWall.
+func Create(interrupted context.Context, path string, format Format, stdout io.Writer, kinds ...string) (*File, error) {
+	if len(kinds) == 0 {
+		kinds = []string{profile.TypeCPU}
+	}
 	f := &File{interrupted: interrupted, path: path}
 	opened := make(chan error, 1)
 	var out output
@@ -100,7 +107,7 @@ func Create(interrupted context.Context, path string, format Format, stdout io.W
 	f.output = out
 	f.buffer = bufio.NewWriter(&countingWriter{out, &f.written})
 	err := f.do(func() (err error) {
-		f.encoder, err = newEncoder(format, f.buffer, func() (*os.File, error) {
+		f.encoder, err = newEncoder(format, kinds, f.buffer, func() (*os.File, error) {
 			spool, err := newSpool(filepath.Dir(path))
 			if err == nil {
 				f.spools = append(f.spools, spool)
@@ -158,10 +165,10 @@ func (f *File) do(what func() error) error {
 
 // newEncoder returns an encoder. Data that has to wait is in files created by spool, which the caller
 // closes.
-func newEncoder(format Format, to *bufio.Writer, spool func() (*os.File, error)) (encoder, error) {
+func newEncoder(format Format, kinds []string, to *bufio.Writer, spool func() (*os.File, error)) (encoder, error) {
 	switch format {
 	case Pprof:
-		return newPprofEncoder(to), nil
+		return newPprofEncoder(to, kinds), nil
 	case OTLP:
 		return &otlpEncoder{to: to}, nil
 	case JSON:
@@ -171,7 +178,11 @@ func newEncoder(format Format, to *bufio.Writer, spool func() (*os.File, error))
 	case Folded:
 		return &foldedEncoder{to: to}, nil
 	case HTML:
-		return &htmlEncoder{to: to, flame: newFlame(pageBounds)}, nil
+		e := &htmlEncoder{to: to}
+		for _, kind := range kinds {
+			e.flames = append(e.flames, newFlame(kind, pageBounds))
+		}
+		return e, nil
 	default:
 		return nil, fmt.Errorf("no format %q", format)
 	}

@@ -87,12 +87,12 @@ func TestFolded(t *testing.T) {
 	assert.Equal(t, part+part, string(content))
 }
 
-// documentOf returns the input of a page's script.
-func documentOf(t *testing.T, path string) (d flameDocument) {
+// documentsOf returns the input of a page's script.
+func documentsOf(t *testing.T, path string) (d []flameDocument) {
 	t.Helper()
 	content, err := os.ReadFile(path)
 	require.NoError(t, err)
-	_, document, found := strings.Cut(string(content), `<script id="profile" type="application/json">`)
+	_, document, found := strings.Cut(string(content), `<script id="profiles" type="application/json">`)
 	require.True(t, found)
 	document, _, found = strings.Cut(document, "</script>")
 	require.True(t, found)
@@ -105,7 +105,7 @@ func TestFlameGraph(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.html")
 	data := requests(t)
 	require.NoError(t, write(path, HTML, data, data))
-	d := documentOf(t, path)
+	d := documentsOf(t, path)[0]
 	assert.Equal(t, int64(10*time.Millisecond), d.Period)
 	assert.False(t, d.Cut)
 	assert.Equal(t, []string{"", "others", "GET /cart", "SELECT", hostile}, d.Names)
@@ -131,14 +131,14 @@ func TestFlameGraph(t *testing.T) {
 
 	// An empty recording.
 	require.NoError(t, write(path, HTML))
-	assert.Equal(t, []int32{0, 0}, documentOf(t, path).Nodes)
+	assert.Equal(t, []int32{0, 0}, documentsOf(t, path)[0].Nodes)
 }
 
 // TestFlameGraphIsBounded checks that a page is bounded and includes all samples: those of rare stacks
 // count for callers, and rare traces and names are merged.
 func TestFlameGraphIsBounded(t *testing.T) {
 	bounds := flameBounds{nodes: 1 << 10, samples: 1 << 12, names: 1 << 4, traces: 1 << 9, text: 1 << 16}
-	f, total := newFlame(bounds), int64(0)
+	f, total := newFlame(profile.TypeCPU, bounds), int64(0)
 	for i := range 3 * bounds.samples {
 		name := fmt.Sprintf("%d-%s", i%5000, strings.Repeat("x", i%100))
 		s := &sample{

@@ -44,36 +44,39 @@ type flameBounds struct {
 // each merge frees half of the space.
 var pageBounds = flameBounds{nodes: 1 << 16, samples: 1 << 18, names: 1 << 10, traces: 1 << 15, text: 1 << 20}
 
-// htmlEncoder writes a page with a flame graph.
+// htmlEncoder writes a page with a flame graph for each kind of time.
 type htmlEncoder struct {
-	to    io.Writer
-	flame *flame
+	to     io.Writer
+	flames []*flame
 }
 
 func (e *htmlEncoder) add(data *profilespb.ProfilesData) error {
 	for s := range eachSample(data) {
-		e.flame.add(&s)
-	}
-	for _, p := range profile.Each(data) {
-		e.flame.period = p.GetPeriod()
-		if e.flame.wall = isWall(data); e.flame.wall {
-			e.flame.period = 1 // Values are nanoseconds.
+		for _, f := range e.flames {
+			if f.kind == s.kind {
+				f.period = s.unit
+				f.add(&s)
+			}
 		}
 	}
 	return nil
 }
 
 func (e *htmlEncoder) close() error {
-	document, err := json.Marshal(e.flame.document()) // escapes text that would end the script element
+	var documents []flameDocument
+	for _, f := range e.flames {
+		documents = append(documents, f.document())
+	}
+	encoded, err := json.Marshal(documents) // escapes text that would end the script element
 	if err != nil {
 		return err
 	}
-	before, after, _ := strings.Cut(flamePage, "{{profile}}")
+	before, after, _ := strings.Cut(flamePage, "{{profiles}}")
 	assets := strings.NewReplacer(
 		"{{style}}", flameStyle, "{{style-hash}}", hashOf(flameStyle),
 		"{{script}}", flameScript, "{{script-hash}}", hashOf(flameScript),
 	)
-	page := io.MultiReader(strings.NewReader(assets.Replace(before)), bytes.NewReader(document), strings.NewReader(assets.Replace(after)))
+	page := io.MultiReader(strings.NewReader(assets.Replace(before)), bytes.NewReader(encoded), strings.NewReader(assets.Replace(after)))
 	_, err = io.Copy(e.to, page)
 	return err
 }
@@ -87,6 +90,7 @@ func hashOf(content string) string {
 // flame is a flame graph, a tree of functions. Samples are counted for each combination of node, span name,
 // endpoint and trace.
 type flame struct {
+	kind      string // of time
 	bounds    flameBounds
 	functions *words
 	nodes     []flameNode
@@ -95,9 +99,8 @@ type flame struct {
 	names, endpoints, traces *words
 
 	samples map[flameSample]int64
-	period  int64
-	wall    bool // the time is wall-clock time
-	cut     bool // whether stacks lack their innermost functions
+	period  int64 // nanoseconds of a sample, or 1 if counts are nanoseconds
+	cut     bool  // whether stacks lack their innermost functions
 }
 
 // flameNode is a function called by its parent. The first node is the root, and parents precede their
@@ -112,9 +115,9 @@ const (
 	flameOthers = 1
 )
 
-func newFlame(bounds flameBounds) *flame {
+func newFlame(kind string, bounds flameBounds) *flame {
 	return &flame{
-		bounds:    bounds,
+		kind: kind, bounds: bounds,
 		functions: newWords(""), names: newWords("", "others"), endpoints: newWords("", "others"), traces: newWords("", "others"),
 		nodes: []flameNode{{}}, index: map[flameNode]int32{}, samples: map[flameSample]int64{},
 	}
@@ -282,7 +285,7 @@ func (f *flame) renumber(change func(*flameSample)) {
 	}
 }
 
-// flameDocument is the input of the page's script.
+// flameDocument is a flame graph in the input of the page's script.
 type flameDocument struct {
 	// Period is the CPU time of a sample in nanoseconds.
 	Period int64 `json:"period"`
@@ -301,7 +304,7 @@ type flameDocument struct {
 
 func (f *flame) document() flameDocument {
 	d := flameDocument{
-		Period: f.period, Wall: f.wall, Functions: f.functions.all, Names: f.names.all, Endpoints: f.endpoints.all, Traces: f.traces.all, Cut: f.cut,
+		Period: f.period, Wall: f.kind == profile.TypeWall, Functions: f.functions.all, Names: f.names.all, Endpoints: f.endpoints.all, Traces: f.traces.all, Cut: f.cut,
 		Nodes: make([]int32, 0, 2*len(f.nodes)), Samples: make([]int64, 0, 5*len(f.samples)),
 	}
 	for _, n := range f.nodes {

@@ -74,49 +74,49 @@ const (
 // previous part. Strings are written once per part: most are span ids, and those of a long recording would
 // fill the memory. The package that reads the format can only write profiles that are in memory as a whole.
 //
-// The values of a sample are the number of samples and their CPU time, or the wall-clock time alone. The
-// format cannot represent timestamps of samples.
+// The values of a sample are the number of samples, their CPU time and their wall-clock time, as far as the
+// file has these kinds of time. The format cannot represent timestamps of samples.
 //
 // `go tool pprof -tagfocus='span_id=^ID$'` selects one span. Without ^ and $ the tool takes about one id in
 // 700 for a number with a unit and finds nothing.
 type pprofEncoder struct {
 	to         *gzip.Writer
+	kinds      []string                       // of time
 	dictionary *profilespb.ProfilesDictionary // of the current part
 	strings    map[string]int64
 	// Numbers of entries so far. Strings include the empty one, the first. An entry's id is its index in
 	// the part's dictionary, which starts at 1, plus the number of entries in previous parts.
 	numStrings, numMappings, numLocations, numFunctions int64
 
-	begun         bool
-	start, period int64
-	limit         int64
-	err           error
-	b             []byte // scratch space
+	start, limit int64
+	periods      map[string]int64 // by kind of time
+	err          error
+	b            []byte // scratch space
 }
 
-func newPprofEncoder(to io.Writer) *pprofEncoder {
+func newPprofEncoder(to io.Writer, kinds []string) *pprofEncoder {
 	compressed, err := gzip.NewWriterLevel(to, gzip.BestSpeed) // as package runtime/pprof
 	if err != nil {
 		panic("export: a level that gzip has: " + err.Error())
 	}
-	return &pprofEncoder{to: compressed, strings: map[string]int64{}}
+	e := &pprofEncoder{to: compressed, kinds: kinds, strings: map[string]int64{}, periods: map[string]int64{}}
+	e.begin()
+	return e
 }
 
 func (e *pprofEncoder) add(data *profilespb.ProfilesData) error {
 	for _, p := range profile.Each(data) {
-		if e.period != 0 && e.period != p.GetPeriod() {
-			return fmt.Errorf("profiles with periods of %d and %d ns cannot be one", e.period, p.GetPeriod())
+		kind := profile.TimeOf(data.GetDictionary(), p)
+		if period, ok := e.periods[kind]; ok && period != p.GetPeriod() {
+			return fmt.Errorf("profiles with periods of %d and %d ns cannot be one", period, p.GetPeriod())
 		}
-		e.period = p.GetPeriod()
+		e.periods[kind] = p.GetPeriod()
 		if start := int64(p.GetTimeUnixNano()); e.start == 0 || start < e.start {
 			e.start = start
 		}
 		e.limit = max(e.limit, int64(p.GetTimeUnixNano()+p.GetDurationNano()))
 	}
 	e.strings = map[string]int64{"": 0}
-	if !e.begun {
-		e.begin(isWall(data))
-	}
 	e.dictionary = data.GetDictionary()
 	e.writeMappings()
 	for i, f := range entries(e.dictionary.GetFunctionTable()) {
@@ -143,28 +143,22 @@ func entries[T any](table []T) iter.Seq2[int64, T] {
 }
 
 // begin writes the fields common to all parts.
-func (e *pprofEncoder) begin(wall bool) {
-	e.begun = true
-	e.newString("")
-	period := profile.TypeCPU
-	if wall {
-		period = profile.TypeWall
-	} else {
-		e.message(profileSampleType, e.valueType(profile.TypeSamples, profile.UnitCount))
+func (e *pprofEncoder) begin() {
+	e.string("")
+	for _, kind := range e.kinds {
+		if kind == profile.TypeCPU {
+			e.message(profileSampleType, e.valueType(profile.TypeSamples, profile.UnitCount))
+		}
+		e.message(profileSampleType, e.valueType(kind, profile.UnitNanoseconds))
 	}
-	time := e.valueType(period, profile.UnitNanoseconds)
-	e.message(profileSampleType, time)
-	e.message(profilePeriodType, time)
-	e.number(profileDefaultSampleType, e.string(period))
+	e.message(profilePeriodType, e.valueType(e.kinds[0], profile.UnitNanoseconds))
+	e.number(profileDefaultSampleType, e.string(e.kinds[0]))
 }
 
 func (e *pprofEncoder) close() error {
-	if !e.begun {
-		e.begin(false)
-	}
 	e.number(profileTimeNanos, e.start)
 	e.number(profileDurationNanos, e.limit-e.start)
-	e.number(profilePeriod, e.period)
+	e.number(profilePeriod, e.periods[e.kinds[0]])
 	if e.err != nil {
 		return e.err
 	}
@@ -295,9 +289,16 @@ func (e *pprofEncoder) sample(s *sample) []byte {
 	for _, l := range s.locations {
 		ids = protowire.AppendVarint(ids, uint64(int64(l)+e.numLocations))
 	}
-	values := protowire.AppendVarint(nil, uint64(s.value))
-	if !s.wall {
-		values = protowire.AppendVarint(values, uint64(s.value*e.period))
+	var values []byte
+	for _, kind := range e.kinds {
+		value := s.value
+		if kind != s.kind {
+			value = 0
+		}
+		if kind == profile.TypeCPU {
+			values = protowire.AppendVarint(values, uint64(value))
+		}
+		values = protowire.AppendVarint(values, uint64(value*s.unit))
 	}
 	b := appendMessage(nil, sampleLocationID, ids)
 	b = appendMessage(b, sampleValue, values)

@@ -46,9 +46,10 @@ type sample struct {
 	// labels are the ids of the span, the sample's attributes and those in resourceLabels, sorted by key,
 	// numbers after texts. An attribute of the sample takes precedence over one of the resource.
 	labels []label
-	// value is the number of samples, or their wall-clock time in nanoseconds.
-	value int64
-	wall  bool
+	// kind is the kind of time, and value how much of it, in units of unit nanoseconds: the number of samples
+	// of CPU time, or nanoseconds of wall-clock time.
+	kind        string
+	value, unit int64
 }
 
 // label is an attribute as a text or a number. Values of other types are texts, lists in JSON.
@@ -58,21 +59,16 @@ type label struct {
 	isNumber  bool
 }
 
-// isWall reports whether the profiles contain wall-clock time.
-func isWall(data *profilespb.ProfilesData) bool {
-	for _, p := range profile.Each(data) {
-		return data.GetDictionary().GetStringTable()[p.GetSampleType().GetTypeStrindex()] == profile.TypeWall
-	}
-	return false
-}
-
 // eachSample yields all samples of data. The labels are valid until the next sample.
 func eachSample(data *profilespb.ProfilesData) iter.Seq[sample] {
 	return func(yield func(sample) bool) {
 		d := data.GetDictionary()
-		one := sample{dictionary: d, wall: isWall(data)}
+		one := sample{dictionary: d}
 		var resourceAttributes []label
 		for resource, p := range profile.Each(data) {
+			if one.kind, one.unit = profile.TimeOf(d, p), p.GetPeriod(); one.kind == profile.TypeWall {
+				one.unit = 1
+			}
 			resourceAttributes = resourceAttributes[:0]
 			for _, a := range resource.GetAttributes() {
 				if slices.Contains(resourceLabels, a.GetKey()) {

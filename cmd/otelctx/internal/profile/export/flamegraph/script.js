@@ -2,22 +2,30 @@
 "use strict";
 
 // Texts of the profile come from foreign processes: they are only ever set as text.
-const profile = JSON.parse(document.getElementById("profile").textContent);
+const profiles = JSON.parse(document.getElementById("profiles").textContent);
 const rowHeight = 18;
 const NONE = 0, OTHERS = 1; // of names, endpoints and traces
 const NODE = 0, NAME = 1, ENDPOINT = 2, TRACE = 3, COUNT = 4, FIELDS = 5; // of samples
 const element = id => document.getElementById(id);
 const graph = element("graph");
 
-const nodes = [];
-for (let i = 0; i < profile.nodes.length; i += 2) {
-	const n = { parent: profile.nodes[i], name: profile.functions[profile.nodes[i + 1]], children: [], own: 0, total: 0 };
-	if (nodes.push(n) > 1) nodes[n.parent].children.push(n);
+let profile, nodes, root, zoomed;
+
+// show shows one of the profiles.
+function show(number) {
+	profile = profiles[number];
+	nodes = [];
+	for (let i = 0; i < profile.nodes.length; i += 2) {
+		const n = { parent: profile.nodes[i], name: profile.functions[profile.nodes[i + 1]], children: [], own: 0, total: 0 };
+		if (nodes.push(n) > 1) nodes[n.parent].children.push(n);
+	}
+	root = nodes[0];
+	root.name = "all";
+	for (const n of nodes) n.children.sort((a, b) => a.name < b.name ? -1 : 1);
+	element("cut").hidden = !profile.cut;
+	choices();
+	reset();
 }
-const root = nodes[0];
-root.name = "all";
-for (const n of nodes) n.children.sort((a, b) => a.name < b.name ? -1 : 1);
-let zoomed = root;
 
 function time(samples) { return (samples * profile.period / 1e9).toFixed(3) + " s"; }
 function share(part, whole) { return (whole ? 100 * part / whole : 0).toFixed(1) + " %"; }
@@ -121,8 +129,9 @@ function inSpans(field) {
 }
 
 function choices() {
-	element("name").append(new Option("everything", "all"), new Option("in spans", "inside"), new Option("outside of spans", "outside"));
-	element("endpoint").append(new Option("all", "all"));
+	element("name").replaceChildren(new Option("everything", "all"), new Option("in spans", "inside"), new Option("outside of spans", "outside"));
+	element("endpoint").replaceChildren(new Option("all", "all"));
+	element("traces").replaceChildren();
 	for (const [id, field, names] of [["name", NAME, profile.names], ["endpoint", ENDPOINT, profile.endpoints]]) {
 		for (const [n, samples] of inSpans(field)) {
 			const text = n === NONE ? "(without a name)" : n === OTHERS ? "(other names)" : names[n];
@@ -155,6 +164,7 @@ document.querySelector("form").addEventListener("submit", e => e.preventDefault(
 document.addEventListener("keydown", e => { if (e.key === "Escape") reset(); });
 window.addEventListener("resize", draw);
 
-element("cut").hidden = !profile.cut;
-choices();
-refresh();
+element("kind").append(...profiles.map((p, n) => new Option(p.wall ? "wall-clock time" : "CPU time", n)));
+element("kind").addEventListener("input", () => show(element("kind").value));
+element("kinds").hidden = profiles.length === 1;
+show(0);
