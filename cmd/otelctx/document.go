@@ -79,8 +79,8 @@ const jsonHelp = `--json prints an object whose schema is stable:
               attributes: {key: value}}]}
 
 Attribute values keep their types. Bytes are base64 strings; NaN and the infinities are "NaN", "Infinity" and "-Infinity"; empty ` +
-	`values and unknown types are null. If a key occurs twice, the last value counts. published_at_ns is CLOCK_BOOTTIME, or ` +
-	`nanoseconds since the epoch from publishers that follow the first text of OTEP 4719. tid is the id of a thread in the PID namespace of ` +
+	`values and unknown types are null. If a key occurs twice, the last value wins. published_at_ns is CLOCK_BOOTTIME, or ` +
+	`nanoseconds since the epoch from publishers that follow the first version of OTEP 4719. tid is the id of a thread in the PID namespace of ` +
 	`otelctx, own_tid in that of the process.`
 
 // newDocument returns the document of a process. pc is nil if the process advertises carriers without a

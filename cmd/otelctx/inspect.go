@@ -23,7 +23,7 @@ import (
 type inspectCommand struct {
 	PID     int  `arg:""                                                                     help:"The process to read." name:"pid"`
 	Verbose bool `help:"Show the threadlocal.* attributes too, by which readers find spans." name:"verbose"              short:"v"`
-	JSON    bool `help:"Print JSON, nothing cut short."                                      name:"json"`
+	JSON    bool `help:"Print JSON, nothing truncated."                                      name:"json"`
 }
 
 // Help is shown by otelctx inspect --help.

@@ -29,9 +29,9 @@ type listCommand struct {
 // Help is shown by otelctx list --help.
 func (*listCommand) Help() string {
 	return "Shows each process that publishes a process context: its id, service.name, service.instance.id, " +
-		"telemetry.sdk.language/name/version, and how long ago it last published. A - stands for an attribute that it does not have.\n\n" +
+		"telemetry.sdk.language/name/version, and how long ago it last published. A - stands for a missing attribute.\n\n" +
 		"Processes that publish but cannot be read, and those that otelctx is not permitted to read, are reported on standard error, " +
-		"as are those that give no answer within " + patient.Limit.String() + ". The exit code is 0 all the same.\n\n" +
+		"as are those that give no answer within " + patient.Limit.String() + ". The exit code is still 0.\n\n" +
 		"--json prints an array, sorted by pid, of the objects that otelctx inspect --json prints."
 }
 

@@ -36,7 +36,7 @@ type cli struct {
 const description = `Shows what running services publish for profilers: their OpenTelemetry resource, and the span that each thread ` +
 	`is in. Records CPU profiles in which each sample has its span.
 
-Reading another process needs the same user, if the kernel's Yama module allows that, or the capability CAP_SYS_PTRACE. ` +
+Reading another process needs the capability CAP_SYS_PTRACE, or the same user if the kernel's Yama module permits that. ` +
 	"Recording also needs CAP_BPF and CAP_PERFMON. Root has all three."
 
 // streams are the destinations of a command's output.

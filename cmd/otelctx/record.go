@@ -29,20 +29,20 @@ type recordCommand struct {
 
 	Duration  *time.Duration     `group:"Sampling:" help:"How long to record: seconds, or a duration such as 1m30s. 0: until interrupted, or until the processes end. Default: 10s, or until the command ends."      name:"duration"   placeholder:"TIME"                                                                                short:"d"`
 	Freq      []int              `group:"Sampling:" help:"Samples per second of CPU time, 99 by default; with --wall snapshots per second, 20 by default; with --wall --cpu both: 99,20."                            name:"freq"       placeholder:"N"                                                                                   short:"F"`
-	Wall      bool               `group:"Sampling:" help:"Record where the wall-clock time of spans goes, waiting included, instead of CPU time. Needs only the right to read the processes."                        name:"wall"`
-	CPU       bool               `group:"Sampling:" help:"With --wall: record CPU time as well, with the rights that it needs."                                                                                      name:"cpu"`
+	Wall      bool               `group:"Sampling:" help:"Record where the wall-clock time of spans goes, waiting included, instead of CPU time. Needs only permission to read the processes."                       name:"wall"`
+	CPU       bool               `group:"Sampling:" help:"With --wall: record CPU time as well, which needs the privileges for sampling."                                                                            name:"cpu"`
 	Filters   []recording.Filter `group:"Sampling:" help:"Keep only samples with this attribute of the resource, the span or the sample; trace_id and span_id count as attributes. Repeated filters must all match." name:"filter"     placeholder:"KEY=VALUE"                                                                           sep:"none"`
 	Kernel    bool               `group:"Sampling:" help:"Record the kernel's part of stacks too."                                                                                                                   name:"kernel"`
 	NoSymbols bool               `group:"Sampling:" help:"Record addresses and build ids instead of function names."                                                                                                 name:"no-symbols"`
 	Carrier   string             `default:""        enum:",labels,goroutine_record,goroutine_table,thread_slots"                                                                                                     group:"Sampling:" help:"Read spans from one place only: labels, goroutine_record, goroutine_table or thread_slots." name:"carrier" placeholder:"NAME"`
-	Stacks    bool               `group:"Sampling:" help:"Record stacks. Always on; the flag is there for the habit of perf record -g."                                                                              hidden:""         name:"stacks"                                                                                     short:"g"`
+	Stacks    bool               `group:"Sampling:" help:"Record stacks. Always on; the flag is for those used to perf record -g."                                                                                   hidden:""         name:"stacks"                                                                                     short:"g"`
 
-	Output   string  `group:"Profile:" help:"Write the profile to a file. Its name decides about the format: .pb.gz, .otlp, .json, .jsonl, .folded or .html. -: standard output." name:"output"                                                             placeholder:"FILE"                                                            short:"o"`
-	Format   string  `default:""       enum:",pprof,otlp,json,jsonl,folded,html"                                                                                                  group:"Profile:"                                                          help:"The format, for other names: pprof, otlp, json, jsonl, folded or html." name:"format"   placeholder:"FORMAT"`
-	Endpoint *string `group:"Profile:" help:"Send the profile to a collector by OTLP. Empty: to the one that OTEL_EXPORTER_OTLP_ENDPOINT names."                                  name:"otlp-endpoint"                                                      placeholder:"URL"`
-	Repeat   bool    `group:"Profile:" help:"After --duration, write or send the profile, print the tables, and go on without a gap."                                             name:"repeat"`
-	Keep     int     `default:"0"      group:"Profile:"                                                                                                                           help:"With --repeat and --output, how many of the files to keep; 0: all." name:"keep"                                                                   placeholder:"N"`
-	IDs      bool    `group:"Profile:" help:"Add the ids of spans to each sample as attributes, for backends that drop links."                                                    name:"id-attributes"`
+	Output   string  `group:"Profile:" help:"Write the profile to a file. The ending of its name selects the format: .pb.gz, .otlp, .json, .jsonl, .folded or .html. -: standard output." name:"output"                                                             placeholder:"FILE"                                                            short:"o"`
+	Format   string  `default:""       enum:",pprof,otlp,json,jsonl,folded,html"                                                                                                          group:"Profile:"                                                          help:"The format, for other names: pprof, otlp, json, jsonl, folded or html." name:"format"   placeholder:"FORMAT"`
+	Endpoint *string `group:"Profile:" help:"Send the profile to a collector by OTLP. Empty: to the one that OTEL_EXPORTER_OTLP_ENDPOINT names."                                          name:"otlp-endpoint"                                                      placeholder:"URL"`
+	Repeat   bool    `group:"Profile:" help:"After --duration, write or send the profile, print the tables, and go on without a gap."                                                     name:"repeat"`
+	Keep     int     `default:"0"      group:"Profile:"                                                                                                                                   help:"With --repeat and --output, how many of the files to keep; 0: all." name:"keep"                                                                   placeholder:"N"`
+	IDs      bool    `group:"Profile:" help:"Add the ids of spans to each sample as attributes, for backends that drop links."                                                            name:"id-attributes"`
 
 	GroupBy string `group:"Report:" help:"Print one kind of table: span, endpoint, trace, service, function, attribute or attribute=KEY." name:"group-by"                 placeholder:"KIND"`
 	Top     int    `default:"10"    group:"Report:"                                                                                       help:"Rows of a table; 0: all." name:"top"`
@@ -317,10 +317,10 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 		{r.Replaced, "samples were left out: their process had just executed another program"},
 		{r.Cut, "samples have only the innermost frame of their stack, and no attributes of their span: their process has too many different stacks"},
 		{r.Truncated - r.Cut, fmt.Sprintf("samples lack the outermost frames of their stack: the kernel records at most %d", sampler.MaxFrames)},
-		{r.SpansLeftOut, "spans at most are missing from the tables, those with the fewest samples; the profile has them"},
+		{r.SpansLeftOut, "or fewer spans are missing from the tables, those with the fewest samples; the profile has them"},
 		{r.Dropped, "attributes were left out: profiles cannot hold them"},
 		{r.Unnamed, "samples lack function names: looking them up took too long, or it is not known what their process had mapped"},
-		{r.Unproven, "samples have a span that is not proven: their process does not say which goroutine it belongs to, so it may be an earlier one"},
+		{r.Unproven, "samples have an unproven span: their process does not say which goroutine the span belongs to, so it may be an earlier span"},
 	} {
 		if missing.count > 0 {
 			s.complainf("%d %s", missing.count, missing.text)

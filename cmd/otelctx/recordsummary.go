@@ -72,9 +72,9 @@ var columnTexts = []struct{ column, text string }{
 	{columnCum, "CPU time of the function and of what it calls"},
 	{columnFlat, "CPU time of the function without what it calls"},
 	{columnRequestsSeen, "requests with at least one sample; short ones may have none"},
-	{columnCPURequest, "CPU time of one of them; ≤ marks an upper bound"},
+	{columnCPURequest, "average CPU time of one; ≤ marks an upper bound"},
 	{columnSpansSeen, "spans with at least one sample; short ones may have none"},
-	{columnCPUSpan, "CPU time of one of them, without its children; ≤ marks an upper bound"},
+	{columnCPUSpan, "average CPU time of one, without its children; ≤ marks an upper bound"},
 }
 
 // summary is the text report of a recording.
@@ -247,7 +247,7 @@ func (s *summary) work() {
 			r.add(u.Samples, shareText(u.Attributed, u.Samples), strings.ReplaceAll(u.Work.String(), "_", " "))
 		}
 	}
-	s.table("What it was used for", []string{columnInSpans, "WORK"}, r)
+	s.table("What the CPU time was used for", []string{columnInSpans, "WORK"}, r)
 }
 
 func (s *summary) processes() {
@@ -284,7 +284,7 @@ func (s *summary) functions() {
 	for _, u := range top(s.recordCommand, s.Functions) {
 		r.add(u.Flat, s.service(keyText(u.Service), cpuText(s.cpu(u.Cumulative)), shareText(u.Cumulative, s.Samples), functionText(u.Function))...)
 	}
-	s.functionTable("Top functions by CPU time of their own", r, columnCum, columnShare)
+	s.functionTable("Top functions by their own CPU time", r, columnCum, columnShare)
 }
 
 // callers shows functions by cumulative CPU time.

@@ -48,7 +48,7 @@ func TestSummary(t *testing.T) {
 		"  CPU     SHARE  SERVICE  NAME    SPAN ID                     TRACE ID                          ATTRIBUTES\n" +
 		"  0.300s  3.0%   shop     SELECT  cd00000000000000, unproven  ab000000000000000000000000000000  tenant=blue\n" +
 		"  0.020s  0.2%   cart     -       0000000000000000            00000000000000000000000000000000  -\n"
-	functions := "\nTop functions by CPU time of their own\n" +
+	functions := "\nTop functions by their own CPU time\n" +
 		"  CPU     SHARE  SERVICE  CUM     SHARE  FUNCTION\n" +
 		"  3.000s  30.0%  shop     3.000s  30.0%  main.hash\n" +
 		"  0.050s  0.5%   shop     9.000s  90.0%  main.f[go.shape.struct { A int }]\n"
@@ -67,7 +67,7 @@ func TestSummary(t *testing.T) {
 		"attribute": {columnShare}, "attribute=zone": {columnShare},
 	}
 	for group, want := range map[string]string{
-		"": "\nWhat it was used for\n" +
+		"": "\nWhat the CPU time was used for\n" +
 			"  CPU     SHARE  IN SPANS  WORK\n" +
 			"  6.000s  60.0%  90.0%     application\n" +
 			"  4.000s  40.0%  0.0%      garbage collection\n" +

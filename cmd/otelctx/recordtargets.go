@@ -20,7 +20,7 @@ import (
 type recordTargets struct {
 	PIDArgs  []processID `arg:""             help:"Processes to record."                                                                                 name:"pid"     optional:""`
 	PIDList  []processID `group:"Processes:" help:"The same as the PID arguments."                                                                       name:"pid"     placeholder:"PID"       short:"p"`
-	All      bool        `group:"Processes:" help:"All processes that publish a context or spans, also those that start later."                          name:"all"     short:"a"`
+	All      bool        `group:"Processes:" help:"All processes that publish a context or spans, even if they start later."                             name:"all"     short:"a"`
 	Services []string    `group:"Processes:" help:"Processes that publish one of these names as service.name."                                           name:"service" placeholder:"NAME,…"    sep:"none"`
 	Names    []string    `group:"Processes:" help:"Processes whose executable, or name in ps, is one of these."                                          name:"name"    placeholder:"NAME,…"    sep:"none"`
 	Cgroups  []string    `group:"Processes:" help:"Processes in one of these control groups: a path, a name, or at least 12 digits of a container's id." name:"cgroup"  placeholder:"GROUP,…"   sep:"none"`

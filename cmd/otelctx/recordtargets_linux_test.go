@@ -125,7 +125,7 @@ func TestRecordCommandPassesOn(t *testing.T) {
 	assert.Equal(t, 7, got.code, got.stderr)
 	assert.True(t, strings.HasPrefix(got.stdout, "-x --json -- a b\n{"), got.stdout)
 	got = otelctx(t, "record", "-d", "0.01", "--", "sh", "-c", `sleep 0.1; exit 7`)
-	assert.Equal(t, 7, got.code, "it goes on when the recording is over")
+	assert.Equal(t, 7, got.code, "it continues when the recording has ended")
 
 	dir := t.TempDir()
 	r := start(t, "record", "--json", "--", "sh", "-c", `trap 'exit 9' TERM; echo >$0/ready; while :; do sleep 0.01; done`, dir)

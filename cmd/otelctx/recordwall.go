@@ -102,7 +102,7 @@ func (c *recordCommand) recordWall(s streams) error {
 		s.complainf("%v has ended", &c.recordTargets)
 	}
 	for _, m := range result.Missing {
-		s.complainf("not known: %v", m)
+		s.complainf("incomplete: %v", m)
 	}
 	err = errors.Join(err, c.showWall(s, cpu, result, delivery))
 	c.showWritten(s, written)
@@ -133,7 +133,7 @@ func (c *recordCommand) recordBoth(ctx context.Context, s streams, out *outputs,
 	looking.Wait()
 	recorder.Close(ctx) // It has not begun, because the sampler did not start.
 	if errors.Is(err, sampler.ErrNotPermitted) {
-		err = fmt.Errorf("%w; without --cpu, --wall needs only the right to read the processes", err)
+		err = fmt.Errorf("%w; without --cpu, --wall needs only permission to read the processes", err)
 	}
 	return cpu, result, errors.Join(err, failed)
 }

@@ -155,7 +155,7 @@ func TestRecordCPUAndWall(t *testing.T) {
 	}
 	path, run := record("both.pb.gz")
 	for _, says := range []string{
-		"at 997 Hz", "Top functions by CPU time of their own", "Top span names by wall-clock time",
+		"at 997 Hz", "Top functions by their own CPU time", "Top span names by wall-clock time",
 		"WALL +± +CPU +RUNNABLE +WAITING +WAITING FOR +NAME +ENDPOINT", `s +0\.\d+s .* compute +request\n`, `(sleep|select) \d+\.\d+s, .* request +request\n`,
 	} {
 		assert.Regexp(t, says, run.stdout)

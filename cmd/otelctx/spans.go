@@ -20,23 +20,23 @@ import (
 
 // spansCommand implements otelctx spans.
 type spansCommand struct {
-	PID      int           `arg:""                                                                      help:"The process to read."                             name:"pid"`
-	Stacks   bool          `help:"Show the stack of each goroutine."                                    name:"stacks"`
-	Group    bool          `help:"Group goroutines with equal stacks, the most frequent stack first."   name:"group"`
-	MinAge   time.Duration `default:"0s"                                                                help:"Leave out spans that were started more recently." name:"min-age"`
-	Trace    string        `help:"Show only spans of this trace; the first digits of its id will do."   name:"trace"                                            placeholder:"ID"`
-	Name     string        `help:"Show only spans whose name, or whose endpoint's name, contains this." name:"name"                                             placeholder:"TEXT"`
-	Leaked   bool          `help:"Show only spans that their goroutines have left."                     name:"leaked"`
-	Watch    bool          `help:"Show the spans again and again until interrupted."                    name:"watch"`
-	Interval time.Duration `default:"1s"                                                                help:"Time between updates with --watch."               name:"interval"`
-	JSON     bool          `help:"Print JSON, nothing cut short."                                       name:"json"`
+	PID      int           `arg:""                                                                    help:"The process to read."                             name:"pid"`
+	Stacks   bool          `help:"Show the stack of each goroutine."                                  name:"stacks"`
+	Group    bool          `help:"Group goroutines with equal stacks, the most frequent stack first." name:"group"`
+	MinAge   time.Duration `default:"0s"                                                              help:"Leave out spans that have started more recently." name:"min-age"`
+	Trace    string        `help:"Show only spans of this trace; the first digits of its id suffice." name:"trace"                                            placeholder:"ID"`
+	Name     string        `help:"Show only spans whose name or endpoint contains this."              name:"name"                                             placeholder:"TEXT"`
+	Leaked   bool          `help:"Show only spans that their goroutines have left."                   name:"leaked"`
+	Watch    bool          `help:"Update the output until interrupted."                               name:"watch"`
+	Interval time.Duration `default:"1s"                                                              help:"Time between updates with --watch."               name:"interval"`
+	JSON     bool          `help:"Print JSON, nothing truncated."                                     name:"json"`
 }
 
 // Help is shown by otelctx spans --help.
 func (*spansCommand) Help() string {
 	return "Shows the spans of the process that have started and not ended, the oldest first, and what each one waits for. A hung " +
-		"request is the first line. The process is neither stopped nor asked: it may be stopped, deadlocked, or out of threads " +
-		"or file descriptors. A - stands for what is not known.\n\n" +
+		"request is the first line. otelctx neither stops the process nor needs its help: it may be stopped, deadlocked, or out of threads " +
+		"or file descriptors. A - stands for an unknown value.\n\n" +
 		"The age is the time since the span's start. The goroutine is the one that started the span, and the state is that " +
 		"goroutine's. Other goroutines that are in the span, because they have attached it, follow below it without an age. The states are:\n\n" +
 		"  waiting   for what WAITING FOR says, in the words of Go's own stack traces\n" +
@@ -44,12 +44,12 @@ func (*spansCommand) Help() string {
 		"  running   executing, on a thread\n" +
 		"  runnable  could run, and waits for a processor\n" +
 		"  gone      the goroutine has exited: the span was handed over, or it leaks\n" +
-		"  unknown   could not be found out\n\n" +
+		"  unknown   could not be determined\n\n" +
 		"WAITING FOR also names the innermost function of package main or of the program's module, or else of any other module. " +
-		"--stacks shows whole stacks, as Go's own stack traces do. Stacks of goroutines that run are there only if the process is stopped.\n\n" +
+		"--stacks shows whole stacks, as Go's own stack traces do. Running goroutines have stacks only if the process is stopped.\n\n" +
 		"--leaked shows spans that the goroutine that started them has left while no other goroutine is known to be in them or in their " +
-		"descendants. The goroutine has exited, or has moved on: it is in no span, in another trace, or in a span around this one. A goroutine " +
-		"that inherited the span and has published nothing itself is not known.\n\n" +
+		"descendants. The goroutine has exited, or has moved on: it is in no span, in another trace, or in a span around this one. otelctx " +
+		"does not know of a goroutine that inherited the span and has published nothing itself.\n\n" +
 		"With --json:\n\n" +
 		"  {pid, service, time_unix_nano, torn, lost, missing: [text],\n" +
 		"   spans: [{trace_id, span_id, local_root_span_id, name, endpoint, trace_flags, sampled,\n" +
@@ -58,8 +58,8 @@ func (*spansCommand) Help() string {
 		"            stack: [{function, file, line}], stack_error, attributes: {KEY: VALUE},\n" +
 		"            joined: [{goroutine, state, ..., stack_error, attributes}], leaked}],\n" +
 		"   groups: [{goroutines, state, waiting_for, oldest_age_nano, names: {NAME: COUNT}, stack: [...]}]}\n\n" +
-		"With --group there are groups, otherwise spans. Stacks have every frame, the runtime's own too, and are there with --stacks or --group. " +
-		"joined are the other goroutines in the span, and attributes those that a goroutine has published with it. leaked is empty, exited or moved_on. torn counts readings that were repeated because a goroutine changed meanwhile, and lost those goroutines that changed each time. " +
+		"With --group there are groups, otherwise spans. With --stacks or --group there are stacks, with every frame, including the runtime's. " +
+		"joined are the other goroutines in the span, and attributes those that a goroutine has published with it. leaked is empty, exited or moved_on. torn counts reads that were repeated because a goroutine changed meanwhile, and lost the goroutines that changed each time. " +
 		"With --watch each update is a line. own_tid is the thread that runs the goroutine, in the PID namespace of the process, and frame is the innermost function of the user's own code."
 }
 

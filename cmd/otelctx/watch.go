@@ -26,11 +26,11 @@ type watchCommand struct {
 
 // Help is shown by otelctx watch --help.
 func (*watchCommand) Help() string {
-	return "Shows which spans the threads of the process are in, and updates that: in place on a terminal, otherwise one table " +
-		"below the other. Threads in no span are only counted. The process keeps running, so the lines of a table are not all " +
+	return "Shows which spans the threads of the process are in, and keeps updating: in place on a terminal, otherwise as one table " +
+		"after another. Threads in no span are only counted. The process keeps running, so the lines of a table are not all " +
 		"of the same moment.\n\n" +
-		"A span is unproven if the process does not say which goroutine or thread it belongs to: it may be an earlier one.\n\n" +
-		"It ends on Ctrl-C, after --count updates, or when the process ends. The exit code is 0, unless the first reading fails, for " +
+		"A span is unproven if the process does not say which goroutine or thread it belongs to: the thread may have left it.\n\n" +
+		"The command ends on Ctrl-C, after --count updates, or when the process ends. The exit code is 0, unless the first reading fails, for " +
 		"example because the process publishes no spans.\n\n" +
 		"--json prints a line {pid, time_unix_nano, thread_count, threads: [...]} for each update, with the threads of otelctx inspect --json."
 }

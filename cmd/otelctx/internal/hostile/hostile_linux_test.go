@@ -421,7 +421,7 @@ func TestPlantedOutput(t *testing.T) {
 			}
 			said, err := record()
 			assert.Error(t, err)
-			assert.Contains(t, string(said), "user 65534 has put it in a directory that all can write to")
+			assert.Contains(t, string(said), "user 65534 created it in a world-writable directory")
 			content, err := os.ReadFile(victim)
 			require.NoError(t, err)
 			assert.Equal(t, "before", string(content))

@@ -57,7 +57,7 @@ func (a *attacher) run(ctx context.Context) {
 				r.Unwant() // The next sample in the region asks again.
 			}
 			if errors.Is(err, patient.ErrNoAnswer) {
-				a.warnings.warn(r.PID(), fmt.Errorf("a file that it has mapped: %w", err))
+				a.warnings.warn(r.PID(), fmt.Errorf("a mapped file: %w", err))
 			}
 		}
 	}

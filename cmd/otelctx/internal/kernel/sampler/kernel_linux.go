@@ -241,7 +241,7 @@ func explain(err error) error {
 		// The verifier's error is EACCES even for a privileged caller.
 		return fmt.Errorf("%w: the kernel's verifier does not accept the program: %w", errors.ErrUnsupported, err)
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%w, although CAP_BPF and CAP_PERFMON are there (a user namespace, a seccomp profile, the "+
+		return fmt.Errorf("%w, despite CAP_BPF and CAP_PERFMON (a user namespace, a seccomp profile, the "+
 			"lockdown mode or, above 2, kernel.perf_event_paranoid may be in the way): %w", ErrNotPermitted, err)
 	case errors.Is(err, ebpf.ErrNotSupported):
 		return fmt.Errorf("%w: %w", errors.ErrUnsupported, err)

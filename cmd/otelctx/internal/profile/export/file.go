@@ -152,7 +152,7 @@ func (f *File) do(what func() error) error {
 		written := f.written.Load()
 		if written == before {
 			f.stuck = true
-			f.err = fmt.Errorf("interrupted while %s took nothing", f.path)
+			f.err = fmt.Errorf("interrupted while %s accepted no data", f.path)
 			return f.err
 		}
 		before = written

@@ -35,7 +35,7 @@ func refusePlanted(path string) error {
 	if !ok || !ok2 || owner == os.Geteuid() || owner == dirOwner {
 		return nil
 	}
-	return &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("user %d has put it in a directory that all can write to: %w", owner, fs.ErrPermission)}
+	return &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("user %d created it in a world-writable directory: %w", owner, fs.ErrPermission)}
 }
 
 func ownerOf(info fs.FileInfo) (int, bool) {

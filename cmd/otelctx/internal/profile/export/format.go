@@ -54,5 +54,5 @@ func FormatOf(path string) (Format, error) {
 		}
 		known = append(known, e.ending)
 	}
-	return "", fmt.Errorf("the name %s does not say the format: it ends in none of %s", path, strings.Join(known, ", "))
+	return "", fmt.Errorf("the name %s does not select a format: it ends in none of %s", path, strings.Join(known, ", "))
 }

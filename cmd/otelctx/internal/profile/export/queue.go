@@ -77,7 +77,7 @@ func newQueue(c *Client, limit int) *Queue {
 
 var (
 	errNoRoom = errors.New("the collector is too slow, or does not answer: there is no room for more")
-	errNoTime = errors.New("the collector does not answer, and the recording is over")
+	errNoTime = errors.New("the collector does not answer, and the recording has ended")
 )
 
 // Add queues profiles. It does not block.
