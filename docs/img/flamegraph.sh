@@ -2,10 +2,9 @@
 # Copyright The otelctx Authors
 # SPDX-License-Identifier: Apache-2.0
 
-# Makes page.png: the page that otelctx record --output page.html writes of the quickstart
-# example; and flamegraph.png: what one request to it used the processor for, by pprof, which
-# shows the samples of the trace that used most of it. It records the example, as root. make
-# pictures runs it; it takes chromium and what make demo takes.
+# Makes two pictures of the quickstart example: page.png shows the page that otelctx record --output
+# page.html writes, and flamegraph.png shows the trace that used the most CPU time, in pprof. It
+# records the example, so it needs root, chromium, and the programs that make build makes.
 set -eu
 cd "$(dirname "$0")/../.."
 port=8611
@@ -30,7 +29,7 @@ picture page.png "file://$work/page.html"
 bin/otelctx record "$service" --freq 9973 --duration 10s --top 1 --group-by trace --output "$work/profile.pb.gz" >"$work/spans"
 trace=$(awk '/^Top traces/ { here = 1 } here && NF == 4 && $1 != "CPU" { print $NF; exit }' "$work/spans")
 
-# Not by go tool, which would leave pprof behind.
+# go tool would leave pprof running when it is killed.
 "$(go tool -n pprof)" -no_browser -http "localhost:$port" -tagfocus "trace_id=$trace" "$work/profile.pb.gz" 2>"$work/log" &
 children="$children $!"
 until grep -qs ^Serving "$work/log"; do sleep 0.1; done
