@@ -3,8 +3,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
-// Reports processes that publish, execute another program or end, as it happens. It
-// reports their ids and nothing else. The reader finds out more with its own permissions.
+// Reports at once when a process publishes, executes another program or ends. It reports
+// only which process that is. The reader finds out more with its own permissions.
 
 #include <stdbool.h>
 
@@ -57,7 +57,7 @@ static __always_inline void tell(struct task_struct *task, __u32 pid, __u32 kind
 	__u8 one = 1;
 
 	if (kind == CHANGED && bpf_map_update_elem(&told, &pid, &one, BPF_NOEXIST))
-		return; // It has been told, or there are too many: it is found later.
+		return; // Already reported, or too many: the poll finds the change.
 	image_of(BPF_CORE_READ(task, group_leader), pid, &change.image);
 	if (bpf_ringbuf_output(&changes, &change, sizeof(change), 0) && kind == CHANGED)
 		bpf_map_delete_elem(&told, &pid);
@@ -108,11 +108,11 @@ struct syscall_entry {
 };
 
 // A publisher names its mapping last, when the rest of the process
-// context can be read. It tries to even if the kernel cannot name
-// mappings. Other code names mappings too, such as Go's runtime its heap.
+// context can be read. It tries even if the kernel cannot name mappings.
+// Other code names mappings too: Go's runtime names its heap.
 //
-// It returns 1: the kernel hides a system call from all perf events on its tracepoint, those of
-// other tools included, if a program returns 0.
+// It returns 1, because if a program returns 0, the kernel hides the system call from all perf
+// events on its tracepoint, including those of other tools.
 SEC("tracepoint/syscalls/sys_enter_prctl")
 int publishes(struct syscall_entry *ctx)
 {

@@ -1,19 +1,19 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
-// The program that a process runs, and the watched
-// processes: shared by the BPF programs of this package.
+// The program that a process runs, and the map of watched
+// processes. The BPF programs of this package share both.
 
 // The maximum number of watched processes.
 #define MAX_PROCESSES 4096
-#define MAX_NAMESPACES 33 // MAX_PID_NS_LEVEL and the first one
+#define MAX_NAMESPACES 33 // MAX_PID_NS_LEVEL and the initial one
 
 // image identifies the program of a process. A process that reuses
 // the id of an ended one has another start time. Each exec counts.
 struct image {
 	__u64 start; // of the process, CLOCK_BOOTTIME in nanoseconds
 	__u64 execs;
-	__u32 pid; // in the PID namespace of who watches
+	__u32 pid; // in the watcher's PID namespace
 	__u32 _pad;
 };
 
@@ -27,7 +27,7 @@ struct {
 } watched SEC(".maps");
 
 // Set by the loader.
-volatile const __u32 pid_namespace; // the number of the watcher's; 0 for the first one
+volatile const __u32 pid_namespace; // the inode number of the watcher's; 0 for the initial one
 
 static __always_inline struct upid upid_at(struct pid *pid, __u32 level)
 {

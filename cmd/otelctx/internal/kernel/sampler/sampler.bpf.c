@@ -24,9 +24,9 @@ char _license[] SEC("license") = "GPL";
 #define STACK_SIZE (MAX_FRAMES * 8)
 // Sizes are bounded by masks (BOUND), so each bound is a power of two minus 1.
 #define STACK_MASK 1023
-#define STACKS_MASK 2047 // of both stacks, one behind the other
+#define STACKS_MASK 2047 // of both stacks, one after the other
 // The maximum size of a slot. Also the offset of fields
-// that slots do not have, where zeros are read.
+// that slots do not have: they are read as zeros.
 #define SLOT_SIZE 1024
 #define SLOT_MASK (SLOT_SIZE - 1)
 #define NO_FIELD SLOT_SIZE
@@ -47,7 +47,7 @@ _Static_assert(MAX_RECORD_ATTRIBUTES <= MAX_ATTRIBUTES, "a record has no more at
 #define READ_KEY 15
 #define READ_VALUE 47
 #define SLOT_ATTEMPTS 3
-// The bytes of a cell that are read, and the number of ancestors in cells and records.
+// The number of bytes read of a cell, and the number of ancestors in cells and records.
 #define CELL_SIZE 128
 #define ANCESTORS 3
 // The goroutine table: the number of entries, how many share two cache lines,
@@ -59,13 +59,13 @@ _Static_assert(MAX_RECORD_ATTRIBUTES <= MAX_ATTRIBUTES, "a record has no more at
 #define ENTRY_FACTOR 0x9E3779B97F4A7C15ULL
 #define ENTRY_ATTACHED 1
 
-// The carriers, with the numbers of package reader.
+// The carriers, with the same numbers as in package reader.
 enum carrier {
 	NO_CARRIER,
 	THREAD_SLOTS,
 	GOROUTINE_TABLE,
 	GOROUTINE_RECORD,
-	LABELS, // which package reader does not know
+	LABELS, // not in package reader
 };
 
 // What a process has: the bits of layout.has.
@@ -77,7 +77,7 @@ enum feature {
 	HAS_RECORD = 1 << 4, // g_labels, record_offset
 	HAS_THREAD_SLOTS = 1 << 5,
 	HAS_GOROUTINE_TABLE = 1 << 6, // entries
-	// The thread slots have owners that can be checked.
+	// The owners of thread slots can be checked.
 	HAS_OWNERS = 1 << 7,
 	HAS_LABELS = 1 << 8, // m_curg, g_goid, g_labels
 	HAS_SPANS = 1 << 9, // spans
@@ -89,9 +89,9 @@ enum feature {
 // ring is the position and the layout of slots.
 struct ring {
 	__u64 slots; // the address of the first one
-	__u32 capacity; // how many there are, not 0
+	__u32 capacity; // the number of slots, not 0
 	__u32 slot_size;
-	__u32 fields_size; // up to where fields other than the attributes go
+	__u32 fields_size; // the size of the slot without the attributes
 	__u16 trace_id_high, trace_id_low, span_id, in_use, trace_flags, attrs_size, seq;
 	__u16 owner_goid, span_ref, m, tid, attrs;
 };
@@ -99,7 +99,7 @@ struct ring {
 // spans is the position and the layout of the cells of live spans.
 struct spans {
 	__u64 cells; // the address of the first one
-	__u32 capacity; // how many there are, not 0
+	__u32 capacity; // the number of cells, not 0
 	__u32 cell_size; // at least CELL_SIZE
 	__u16 version, trace_id_high, trace_id_low, span_id, local_root_span_id, goid, ancestors, trace_flags, outside, tid;
 	__u16 name, endpoint, _pad;
@@ -108,10 +108,10 @@ struct spans {
 // thread is the program that a thread runs, and the CPU time of the thread.
 struct thread {
 	struct image image;
-	__u64 used; // nanoseconds; 0 of a thread without memory of its own
+	__u64 used; // nanoseconds; 0 for a thread without user memory
 };
 
-// layout is what a process advertises, valid while it runs the image.
+// layout is what a process advertises. It is valid while the process runs the image.
 struct layout {
 	struct image image;
 	__u32 _pad;
@@ -206,8 +206,8 @@ struct work {
 // counts are the numbers of samples.
 struct counts {
 	__u64 taken;
-	__u64 lost; // of those: the reader was too late
-	__u64 replaced; // not taken: the process has become another image than is watched
+	__u64 lost; // taken, but the reader was too late
+	__u64 replaced; // not taken: the process runs another image than the watched one
 };
 
 struct {
@@ -238,8 +238,8 @@ struct {
 
 // Set by the loader.
 volatile const bool kernel_stacks;
-volatile const bool only_labels; // no span is looked for, and labels are read instead
-volatile const __u32 wake_at; // bytes in events from which on the reader is woken
+volatile const bool only_labels; // labels are read instead of spans
+volatile const __u32 wake_at; // the number of bytes in events at which the reader is woken
 
 // Functions that are not static take numbers and look up their
 // pointers here. The verifier checks each of them once, for all
@@ -276,7 +276,7 @@ static __always_inline void ordered(struct work *w)
 #if defined(__TARGET_ARCH_arm64)
 	__sync_fetch_and_add(&w->fence, 1);
 #else
-	barrier(); // the machine does
+	barrier(); // the machine orders loads itself
 #endif
 }
 
@@ -407,8 +407,8 @@ static __always_inline void give_attributes(struct work *w, const struct ring *r
 		w->event.h.attrs_size = size;
 }
 
-// give stores a span, whose ids are in big-endian order. It
-// clears what another span has left.
+// give stores a span, whose ids are in big-endian order.
+// It clears what another span has stored.
 static __always_inline void give(struct event *e, __u64 trace0, __u64 trace1, __u64 span, enum carrier carrier)
 {
 	if (e->h.trace_id[0] != trace0 || e->h.trace_id[1] != trace1 || e->h.span_id != span)
@@ -441,13 +441,13 @@ static __always_inline void give_slot(struct work *w, const struct ring *r, cons
 #define CELL(w, type, offset) (*(type *)&(w)->cell[(offset) & (CELL_SIZE - sizeof(type))])
 
 enum liveness {
-	GONE, // the cell is another span's by now
+	GONE, // the cell has been reused for another span
 	OVER,
 	LIVE,
 };
 
-// read_cell reads the cell of a reference, consistently,
-// and returns the state of the reference's span.
+// read_cell reads a consistent copy of the cell of a
+// reference, and returns the state of the span.
 __noinline int read_cell(__u64 ref)
 {
 	struct work *w = this_work();
@@ -513,7 +513,7 @@ static __always_inline bool give_ancestor(struct work *w, const struct spans *s,
 
 // give_ancestor_of_cell stores the span that a goroutine is in after the
 // end of the span of the last cell read: the nearest live ancestor, or
-// nothing if the goroutine has started the span outside of its ancestors.
+// nothing if the goroutine started the span while it was in no ancestor.
 static __always_inline void give_ancestor_of_cell(struct work *w, const struct spans *s, __u64 goid, enum carrier carrier)
 {
 	__u64 refs[ANCESTORS];
@@ -552,7 +552,7 @@ static __always_inline void resolve_slot(struct work *w, const struct layout *l,
 
 // The result of reading an entry of the goroutine table.
 enum entry {
-	UNKNOWN, // it is another goroutine's, or the cell is another span's by now
+	UNKNOWN, // it is another goroutine's, or the cell has been reused for another span
 	DECIDED, // the goroutine is in the span that is stored, or in none
 };
 
@@ -692,7 +692,7 @@ __noinline int labelled(__u64 labels)
 	struct work *w = this_work();
 	const struct record *r;
 	struct {
-		__u64 list, len, n; // the labels of a span that is over are within the capacity
+		__u64 list, len, n; // n is the capacity, which includes the labels of an ended span
 	} slice;
 	struct {
 		__u64 at, size;
@@ -766,7 +766,7 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 	// The names in a cell are at least as new.
 	if (l->has & HAS_NAMES && !e->h.names[0] && !e->h.names[1])
 		read_user(e->h.names, sizeof(e->h.names), labels + l->names_offset);
-	size = r->attrs_size; // at most MAX_RECORD_ATTRIBUTES, as has been seen
+	size = r->attrs_size; // at most MAX_RECORD_ATTRIBUTES: checked above
 	BOUND(size, MAX_ATTRIBUTES);
 	if (size)
 		e->h.attrs_size = read_user(room(e), size, at + RECORD_SIZE) ? size : 0;
@@ -855,7 +855,7 @@ static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct ta
 		resolve_slot(w, l, of_thread, true);
 	if (l->has & HAS_GOROUTINE_TABLE && l->has & HAS_SPANS && resolve_entry(w, l, e->h.goid, g) == DECIDED) {
 		if (e->h.carrier == NO_CARRIER)
-			return; // It is in none.
+			return; // The goroutine is in no span.
 		only = true;
 	}
 	if (l->has & HAS_RECORD)
