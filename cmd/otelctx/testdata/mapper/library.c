@@ -1,8 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// A library whose function NAME has the same address in every build, whatever the name, and can also be
-// called as "work".
+// A library whose function NAME has the same address in every build, whatever the name. "work" calls it.
 
 static void __attribute__((noinline)) NAME(void)
 {

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// A program that moves or replaces code while it is recorded, in the way that its first argument names. It
-// prints "running" when it has started, and runs until its standard input ends.
+// A program that moves or replaces code while it is recorded. Its first argument says how. It prints
+// "running" when it has started, and runs until its standard input ends.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -41,7 +41,7 @@ static inline __attribute__((always_inline)) void call(void (*code)(void), int m
 	asm volatile("" ::: "memory");
 }
 
-// The functions on the stack tell which code is really running.
+// These functions on the stack show which code is really running.
 static void __attribute__((noinline)) in_first(void (*code)(void)) { call(code, 70); }
 static void __attribute__((noinline)) in_second(void (*code)(void)) { call(code, 70); }
 
@@ -66,7 +66,7 @@ static void reload(char **libraries)
 	}
 }
 
-// compile makes the given number of pages of code, each a mapping of its own, and writes a perf map in which
+// compile generates the given number of pages of code, each in its own mapping, and writes a perf map in which
 // the function in the first page has been replaced. It runs that function and one of a library.
 static void compile(int pages, char *library)
 {

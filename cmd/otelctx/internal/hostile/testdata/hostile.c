@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Programs that attack a recorder in ways that Go programs do not. The first argument selects
-// one; for those that publish, it is preceded by "publish" and what to publish. Each prints a
-// line when it is ready, and then uses the CPU until its standard input ends.
+// the attack; "publish" and what to publish may precede it. Each attack prints a line when it is
+// ready, and then uses the CPU until its standard input ends.
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -45,7 +45,7 @@ static void __attribute__((noinline)) spin(void)
 		;
 }
 
-// told returns whether standard input has data or has ended.
+// told reports whether standard input has data or has ended.
 static int told(void)
 {
 	struct pollfd in = {.fd = 0, .events = POLLIN};
@@ -63,7 +63,7 @@ static size_t unhex(const char *hex, unsigned char **to)
 	return size;
 }
 
-// publish publishes a process context, and a ring of one header at the fixed address.
+// publish publishes a process context, and the start of a ring at the fixed address.
 static void publish(const char *version, const char *payload_hex, const char *ring_hex)
 {
 	struct {
@@ -92,7 +92,7 @@ static void publish(const char *version, const char *payload_hex, const char *ri
 	header->published_at = now.tv_sec * 1000000000ULL + now.tv_nsec;
 }
 
-// become runs another program when it reads its path.
+// become waits for the path of another program and executes it.
 static void become(void)
 {
 	char path[4096];
@@ -135,7 +135,7 @@ static void slot(int capacity)
 		spin();
 }
 
-// secret has a secret at the address of the ring. Its stack identifies it.
+// secret stores a secret at the address of the ring. Samples of it can be told by its name.
 static void __attribute__((noinline, noclone)) secret(void)
 {
 	for (size_t at = RING_HEADER; at < sizeof(ring); at += SLOT)
@@ -145,8 +145,8 @@ static void __attribute__((noinline, noclone)) secret(void)
 		spin();
 }
 
-// map maps a file the given number of times, and runs its code, at an offset, in one mapping
-// after the other.
+// map maps a file the given number of times, and runs the code at an offset in one mapping after
+// the other.
 static void map(const char *path, int times, long offset)
 {
 	void **places = calloc(times, sizeof(*places));
@@ -223,8 +223,8 @@ static void frames(void)
 	}
 }
 
-// shake replaces a few of the words at a time that are not zero, by other ones, by each other or by random
-// ones, and restores them soon after.
+// shake replaces a few of the nonzero words at a time by zero, by random values or by other words, and restores
+// them soon after.
 static void shake(volatile uint64_t *words, size_t count)
 {
 	enum { changed = 8 };
@@ -274,7 +274,7 @@ static size_t place(const char *path, const char *address)
 	return size;
 }
 
-// memory has a file at an address as its memory, and changes it all the time if it is told to.
+// memory maps a file at an address, and keeps changing the memory if changes is set.
 static void memory(const char *path, const char *address, int changes)
 {
 	size_t size = place(path, address);
@@ -286,8 +286,8 @@ static void memory(const char *path, const char *address, int changes)
 		;
 }
 
-// alternate executes this program again and again. Every second time it publishes nothing, and has another file as
-// its memory.
+// alternate executes this program again and again. Every second time it publishes nothing and maps another file
+// instead.
 static void alternate(const char *path, const char *other, const char *address, char **argv)
 {
 	const char *secret = getenv("SECRET");
