@@ -13,8 +13,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// advice returns what to do about an error of a command, or "" if there is nothing to add. proc is the
-// proc file system.
+// advice suggests a remedy for a command's error, or returns "" if it has none. proc is the proc file
+// system.
 func advice(err error, proc fs.FS) string {
 	if none, ok := errors.AsType[*noSamplesError](err); ok {
 		return none.advice

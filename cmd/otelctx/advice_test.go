@@ -17,8 +17,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// A permission error is explained by the privileges of otelctx and the process. It never recommends
-// privileges that they already have.
+// TestPermissionAdvice checks that the advice for a permission error depends on the privileges of otelctx and
+// of the process, and never recommends a privilege that otelctx already has.
 func TestPermissionAdvice(t *testing.T) {
 	const (
 		none    = "0000000000000000"

@@ -32,17 +32,17 @@ import (
 const (
 	// rolePublisher is a Go service that publishes.
 	rolePublisher = "publisher"
-	// roleWriter writes a context with any content, as other libraries may.
+	// roleWriter publishes a context with arbitrary content, as another library might.
 	roleWriter = "writer"
-	// roleStalling maps memory that looks like a context, and makes every reader of it block.
+	// roleStalling maps memory that looks like a context and blocks every reader of it.
 	roleStalling = "stalling"
 )
 
 // tick is the interval at which tests poll for a condition.
 const tick = 5 * time.Millisecond
 
-// startPublisher starts a service that has published these attributes, under a system call
-// filter if there are rules.
+// startPublisher starts a service that publishes these attributes, under a seccomp filter if rules are
+// given.
 func startPublisher(t *testing.T, name, instance string, rules ...childproc.Rule) *childproc.Child {
 	t.Helper()
 	c := startIdle(t)
@@ -52,7 +52,7 @@ func startPublisher(t *testing.T, name, instance string, rules ...childproc.Rule
 	return c
 }
 
-// startHidden starts a service that has published and that only root may read.
+// startHidden starts a publishing service that only root may read.
 func startHidden(t *testing.T) *childproc.Child {
 	t.Helper()
 	c := startPublisher(t, "hidden", "1")
@@ -60,7 +60,7 @@ func startHidden(t *testing.T) *childproc.Child {
 	return c
 }
 
-// startIdle starts a service that has not published.
+// startIdle starts a service that publishes nothing.
 func startIdle(t *testing.T) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, rolePublisher, nil)
@@ -68,7 +68,7 @@ func startIdle(t *testing.T) *childproc.Child {
 	return c
 }
 
-// order is what a publisher is asked to do.
+// order tells a publisher what to do.
 type order struct {
 	Name, Instance string
 	Rules          []childproc.Rule
@@ -113,13 +113,13 @@ func publisherRole(parent *childproc.Parent) {
 	}
 }
 
-// header has the header fields that a writer stores, besides the payload.
+// header holds the header fields that a test may choose. The writer fills in the others.
 type header struct {
 	version     uint32
 	publishedAt uint64
 }
 
-// goodHeader is the header of a context published now.
+// goodHeader returns the header of a valid context published now.
 func goodHeader(t *testing.T) header {
 	t.Helper()
 	now, err := boottime.Now()
@@ -135,7 +135,7 @@ func startWriter(t *testing.T, h header, payload []byte) *childproc.Child {
 	return c
 }
 
-// startForeign starts a process in which another library has published a context, given as
+// startForeign starts a process with a context published by another library. text is the context as
 // protobuf text.
 func startForeign(t *testing.T, text string) *childproc.Child {
 	t.Helper()
@@ -177,8 +177,8 @@ func writerRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// startStalling starts a process that makes readers of its context wait. Given a process id, it
-// answers once that process is waiting.
+// startStalling starts a process that blocks the readers of its context. Given a process id, it answers
+// once that process is blocked.
 func startStalling(t *testing.T) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, roleStalling, nil)

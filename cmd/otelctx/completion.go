@@ -15,7 +15,7 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// completionCommand is otelctx completion.
+// completionCommand implements otelctx completion.
 type completionCommand struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: bash, zsh or fish." name:"shell"`
 }
@@ -35,15 +35,15 @@ func (c *completionCommand) Run(s streams) error {
 	return err
 }
 
-// completeCommand is the command by which the scripts ask for candidates. Its arguments are the words
-// behind otelctx, up to the one to complete. It prints a candidate per line, with a tab before its
+// completeCommand is the command that the scripts run to get candidates. Its arguments are the words after
+// otelctx, up to the one to complete. It prints one candidate per line, followed by a tab and its
 // description, or one of the directives.
 const completeCommand = "__complete"
 
-// Directives, by which the shell completes the word itself.
+// Directives tell the shell to complete the word itself.
 const (
 	completeFiles   = ":files"
-	completeProgram = ":command" // that follows --
+	completeProgram = ":command" // the command after --
 )
 
 // completionScripts call [completeCommand].
@@ -85,7 +85,7 @@ _otelctx() {
 }
 compdef _otelctx otelctx
 `,
-	//nolint:dupword // fish ends blocks so
+	//nolint:dupword // fish closes its blocks with end
 	"fish": `# Made by otelctx completion fish.
 function __otelctx
 	set -l cur (commandline -ct)
@@ -105,7 +105,7 @@ complete -c otelctx -f -a '(__otelctx)'
 `,
 }
 
-// complete prints the candidates for the last of words.
+// complete prints the candidates for the last word.
 func complete(s streams, model *kong.Application, words []string) error {
 	candidates, directive := candidatesOf(model, words)
 	if directive != "" {
@@ -120,7 +120,7 @@ func complete(s streams, model *kong.Application, words []string) error {
 	return nil
 }
 
-// candidatesOf returns the completions of the last of words, with descriptions, or a directive.
+// candidatesOf returns the completions of the last word with their descriptions, or a directive.
 func candidatesOf(model *kong.Application, words []string) (candidates map[string]string, directive string) {
 	if len(words) == 0 {
 		return nil, ""
@@ -182,7 +182,7 @@ func addFlags(candidates map[string]string, flags []*kong.Flag) {
 	}
 }
 
-// addValues adds the values that a flag or argument may have, behind prefix, or returns a directive.
+// addValues adds the possible values of a flag or argument, each after prefix, or returns a directive.
 func addValues(candidates map[string]string, v *kong.Value, prefix string) (directive string) {
 	switch {
 	case v.Enum != "":

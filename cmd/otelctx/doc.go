@@ -12,12 +12,12 @@
 //	otelctx record 1234                     # what it uses the CPU for, span by span
 //	otelctx record -- ./service -port 80    # a command, from its first instruction
 //
-// Reading the memory of another process needs the same user, if the kernel's Yama module allows that,
-// or CAP_SYS_PTRACE. Recording also needs CAP_BPF and CAP_PERFMON. Both need Linux.
+// Reading another process's memory needs CAP_SYS_PTRACE, or the same user if the kernel's Yama module permits
+// that. Recording also needs CAP_BPF and CAP_PERFMON. Both need Linux.
 //
-// Text output escapes what a terminal could interpret and cuts long values; it may change between
-// versions. Programs use --json, which does neither and has a stable schema: [document],
-// [spansDocument] and [recordDocument].
+// Text output escapes characters that a terminal could interpret and truncates long values; it may change
+// between versions. Programs should use --json, whose values are complete and whose schema is stable:
+// [document], [spansDocument] and [recordDocument].
 //
 // This package parses the command line and prints. Package reader reads processes, and the internal
 // packages record them.

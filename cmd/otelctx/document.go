@@ -18,8 +18,8 @@ import (
 )
 
 // document is the JSON of one process: inspect prints one, list an array of them, sorted by pid. The schema
-// is stable: fields may be added, but are never left out, renamed or given another meaning. Fields come in
-// this order, attributes in byte order of their keys.
+// is stable: fields may be added, but are never removed, renamed or redefined. Fields appear in this order,
+// attributes in byte order of their keys.
 //
 // Values of attributes become:
 //
@@ -32,14 +32,14 @@ import (
 //   - map: an object
 //   - empty values, and types that this version does not know: null
 //
-// If a publisher sends a key twice, which OpenTelemetry forbids, the last value counts. Nothing is cut.
+// If a publisher sends a key twice, which OpenTelemetry forbids, the last value wins. Nothing is truncated.
 type document struct {
 	PID int `json:"pid"`
 	// Mapping is the name of the memory mapping in /proc/PID/maps. Invalid UTF-8 becomes U+FFFD.
 	Mapping string `json:"mapping"`
 	Version uint32 `json:"version"`
 	// PublishedAtNS is the publisher's timestamp: nanoseconds of CLOCK_BOOTTIME, or
-	// since the epoch from publishers that follow the first text of OTEP 4719.
+	// since the Unix epoch if the publisher follows the first version of OTEP 4719.
 	PublishedAtNS uint64 `json:"published_at_ns"`
 	// PayloadSize is the size of the published message in bytes.
 	PayloadSize int `json:"payload_size"`
@@ -48,7 +48,7 @@ type document struct {
 	// SchemaURL is the schema URL of the resource, or "". Attributes also has it, as
 	// otelctx.resource.schema_url.
 	SchemaURL string `json:"schema_url"`
-	// Attributes holds the extra attributes, which are published beside the resource.
+	// Attributes holds the extra attributes, which are published alongside the resource.
 	Attributes map[string]any `json:"attributes"`
 	// Advertisement is null, unless the carriers are advertised outside of the process context.
 	Advertisement *advertisementDocument `json:"advertisement"`
@@ -116,8 +116,8 @@ func jsonObject(kvs []*commonpb.KeyValue) map[string]any {
 	return object
 }
 
-// jsonValue converts v for encoding/json, as [document] describes. It recurses as deep as v nests, which
-// package reader bounds.
+// jsonValue converts v for encoding/json, as [document] describes. Its recursion is bounded, because package
+// reader limits how deeply values nest.
 func jsonValue(v *commonpb.AnyValue) any {
 	switch v := v.GetValue().(type) {
 	case *commonpb.AnyValue_StringValue:
@@ -181,7 +181,7 @@ func encodeJSON(v any, indent string) ([]byte, error) {
 
 // escapeJSON escapes all characters of the JSON text b that are not printable. encoding/json escapes only
 // ASCII control characters, but terminals also act on DEL, C1 control characters and bidirectional
-// overrides. In valid JSON only strings can hold them, so they can be replaced wherever they are.
+// overrides. Valid JSON has them only inside strings, so every occurrence can be replaced.
 func escapeJSON(b []byte) []byte {
 	escaped := make([]byte, 0, len(b))
 	for _, r := range string(b) {

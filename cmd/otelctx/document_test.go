@@ -25,7 +25,7 @@ func TestEncodedJSONPrintsAndMeansTheSame(t *testing.T) {
 	assert.Equal(t, map[string]any{s: s}, got)
 }
 
-// A memfd can have any name that begins like a context's.
+// TestMappingNamesAreEscaped: a memfd's name only has to begin like a context's; the rest may be anything.
 func TestMappingNamesAreEscaped(t *testing.T) {
 	pc := &reader.ProcessContext{
 		MappingName: "/memfd:OTEL_CTX\x1b[2J\xff (deleted)",

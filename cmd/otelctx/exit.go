@@ -32,8 +32,8 @@ const (
 	exitNotFound      = 127
 )
 
-// exitCodes is the meaning of each code, and the errors that have it. Help, the manual page and the
-// documentation show this table.
+// exitCodes lists each exit code with its meaning and the errors that lead to it. Help, the manual page and
+// the documentation show this table.
 var exitCodes = []struct {
 	code   int
 	text   string
@@ -67,12 +67,12 @@ func exitCode(err error) int {
 	return exitOther
 }
 
-// exitStatusError is the exit code of a recorded command. It is passed on without a message.
+// exitStatusError is the exit code of a recorded command. otelctx exits with it without printing a message.
 type exitStatusError int
 
 func (s exitStatusError) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
-// commandExitText completes the table.
+// commandExitText follows the table.
 const commandExitText = "record -- COMMAND exits with the code of the command, or with 128 plus the number of the signal that ended it."
 
 // exitCodesText returns the table as text for --help.

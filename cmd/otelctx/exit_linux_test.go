@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// The output of inspect and list for each kind of process.
+// TestEveryKindOfProcess checks the output of inspect and list for each kind of process.
 func TestEveryKindOfProcess(t *testing.T) {
 	killed, zombie := startPublisher(t, "checkout", "1"), startPublisher(t, "checkout", "1")
 	killed.Kill()
@@ -32,10 +32,10 @@ func TestEveryKindOfProcess(t *testing.T) {
 	const republish = `invalid process context(.|\n)*until the process publishes again`
 	kinds := map[string]struct {
 		pid    int
-		row    string // of list, a pattern; "" for none
-		code   int    // of inspect
-		says   string // inspect, a pattern
-		listed string // the warning of list, a pattern; "" for none
+		row    string // pattern of the line in list; "" for none
+		code   int    // exit code of inspect
+		says   string // pattern of the message of inspect
+		listed string // pattern of the warning of list; "" for none
 	}{
 		"Go service":       {pid: startPublisher(t, "checkout", "a").PID(), row: `checkout a go/opentelemetry/1\.47\.0 \d+s`},
 		"another instance": {pid: startPublisher(t, "cart", "b").PID(), row: `cart b go/opentelemetry/1\.47\.0 \d+s`},
@@ -100,8 +100,8 @@ func TestEveryKindOfProcess(t *testing.T) {
 	}
 }
 
-// lineOf returns the line of a listing about a process, with its columns separated by a
-// single space, or "" if there is none.
+// lineOf returns a process's line in a listing, with its columns separated by a single space, or "" if it
+// has none.
 func lineOf(listing string, pid int) string {
 	m := regexp.MustCompile(fmt.Sprintf(`(?m)^%d .*$`, pid)).FindString(listing)
 	return regexp.MustCompile(` {2,}`).ReplaceAllString(m, " ")
@@ -146,7 +146,7 @@ func TestExitOtherError(t *testing.T) {
 	}
 }
 
-// If no file descriptors are left, the recording fails with that message.
+// TestFewDescriptors checks that a recording without enough file descriptors says so.
 func TestFewDescriptors(t *testing.T) {
 	needSampling(t)
 	pid, failed := strconv.Itoa(startIdle(t).PID()), 0
@@ -165,7 +165,7 @@ func TestFewDescriptors(t *testing.T) {
 	assert.Positive(t, failed)
 }
 
-// Errors in the command line itself.
+// TestArgumentErrors checks errors in the command line itself.
 func TestArgumentErrors(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "a.otlp")
 	require.NoError(t, os.Mkdir(directory, 0o700))
@@ -173,7 +173,7 @@ func TestArgumentErrors(t *testing.T) {
 	pid := strconv.Itoa(os.Getpid())
 	tasks, err := os.ReadDir("/proc/self/task")
 	require.NoError(t, err)
-	tid := tasks[len(tasks)-1].Name() // Go programs have more threads than one.
+	tid := tasks[len(tasks)-1].Name() // Go programs have more than one thread.
 	for _, test := range []struct {
 		args   string
 		code   int
@@ -243,8 +243,8 @@ func TestArgumentErrors(t *testing.T) {
 	}
 }
 
-// A process that is not dumpable can be read by root only, so ordinary users cannot read
-// even a process of their own.
+// TestNotPermitted: only root can read a process that is not dumpable. Other users cannot read even their
+// own.
 func TestNotPermitted(t *testing.T) {
 	hidden := startHidden(t)
 	startHidden(t)
@@ -264,7 +264,7 @@ func TestNotPermitted(t *testing.T) {
 	assert.Regexp(t, `(?m)^otelctx: not permitted to read \d+ processes \(.+\): \d+ \(.+\), \d+ \(.+$`, got.stderr)
 	assert.Equal(t, 1, strings.Count(got.stderr, reason))
 
-	// The advice for root without the capability is not to become root.
+	// Root without the capability must not be advised to become root.
 	if _, err := exec.LookPath("setpriv"); err != nil || os.Geteuid() != 0 {
 		t.Skip("taking CAP_SYS_PTRACE from root needs setpriv, and root")
 	}

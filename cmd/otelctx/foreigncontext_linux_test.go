@@ -18,14 +18,15 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
 )
 
-// Spans are found whichever library publishes the process context.
+// TestSpansBesideAnyProcessContext checks that spans are found whichever library publishes the process
+// context.
 func TestSpansBesideAnyProcessContext(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
 	for name, test := range map[string]struct {
 		words []string
 		// service is the service name in the process context. separate means that spans are
-		// advertised in a mapping of their own.
+		// advertised in a separate mapping.
 		service  string
 		separate bool
 		// invalid means that there are two contexts.

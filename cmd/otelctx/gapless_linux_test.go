@@ -91,7 +91,7 @@ func (c *collector) listen(t *testing.T) string {
 	return "http://" + l.Addr().String()
 }
 
-// account sums up the reports of a recording in periods.
+// account sums up the reports of a recording with --repeat.
 type account struct {
 	samples, lost, sent, unsent, waiting uint64
 	documents                            []recordDocument
@@ -120,8 +120,8 @@ func accountOf(t *testing.T, got result) (a account) {
 	return a
 }
 
-// Sampling continues while the collector does not answer and while it refuses profiles: all samples
-// arrive. The recording ends when the process does.
+// TestRecordWithoutPause checks that sampling continues while the collector does not answer and while it
+// refuses profiles: all samples arrive. The recording ends when the process does.
 func TestRecordWithoutPause(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -212,8 +212,8 @@ func needChanges(t *testing.T) {
 	require.NoError(t, changes.Close())
 }
 
-// Processes that publish and end before the next poll are recorded if they have just started. If the
-// kernel reports publications, so are processes that have been running for longer.
+// TestRecordNoticesAtOnce checks that newly started processes are recorded even if they publish and end
+// before the next poll. If the kernel reports publications, so are older processes.
 func TestRecordNoticesAtOnce(t *testing.T) {
 	t.Parallel()
 	needChanges(t)
@@ -282,8 +282,8 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 	}
 }
 
-// used is the CPU time that a process had used at a given time, and how long its threads had waited for
-// a processor.
+// used is the CPU time that a process had used at some moment, and how long its threads had waited for a
+// processor.
 type used struct {
 	at          time.Time
 	cpu, waited time.Duration
@@ -330,9 +330,9 @@ func waited(t *testing.T, pid int) (all time.Duration) {
 	return all
 }
 
-// A minute with a collector that answers in 4 s, and then refuses profiles for 20 s. The samples that
-// arrive match the CPU time that the kernel has counted for the service. There is no gap, and memory
-// does not grow.
+// TestRecordMinute records for a minute with a collector that answers after 4 s and then refuses profiles for
+// 20 s. The samples that arrive must match the CPU time that the kernel counted for the service, there must
+// be no gap, and memory must not grow.
 func TestRecordMinute(t *testing.T) {
 	testenv.NeedAll(t)
 	needSampling(t)

@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// inspectCommand is otelctx inspect.
+// inspectCommand implements otelctx inspect.
 type inspectCommand struct {
 	PID     int  `arg:""                                                                     help:"The process to read." name:"pid"`
 	Verbose bool `help:"Show the threadlocal.* attributes too, by which readers find spans." name:"verbose"              short:"v"`
@@ -35,7 +35,7 @@ func (*inspectCommand) Help() string {
 // Validate is called by kong.
 func (c *inspectCommand) Validate() error { return validatePID(c.PID) }
 
-// validatePID rejects ids that no process can have. If the command line has no id, pid is 0.
+// validatePID rejects ids that no process can have. pid is 0 if the command line has none.
 func validatePID(pid int) error {
 	switch {
 	case pid == 0:
@@ -79,7 +79,7 @@ func readWithoutContext(ctx context.Context, pid int, contextErr error) (publica
 	})
 }
 
-// writeInspection writes what a process publishes as text.
+// writeInspection writes a process's publication as text.
 func writeInspection(w io.Writer, found publication, verbose bool) error {
 	pid, pc, a := found.pid, found.context, found.activity
 	d := newDocument(pid, pc, a)
@@ -127,7 +127,7 @@ func schemaURLText(url string) string {
 // threadLocalPrefix is the prefix of the attributes that say where readers find spans.
 const threadLocalPrefix = "threadlocal."
 
-// appendAttributes appends attributes as text, threadlocal.* only if all is true.
+// appendAttributes appends attributes as text, including threadlocal.* only if all is true.
 func appendAttributes(out []byte, title string, attributes map[string]any, all bool) []byte {
 	if len(attributes) == 0 {
 		return fmt.Appendf(out, "\n%s: none\n", title)

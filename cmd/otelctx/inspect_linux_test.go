@@ -27,7 +27,7 @@ func inspect(t *testing.T, c *childproc.Child) result {
 	return otelctx(t, "inspect", strconv.Itoa(c.PID()))
 }
 
-// The output of inspect for a process, as text and as JSON.
+// TestInspectGolden compares the output of inspect for a process, as text and as JSON, with golden files.
 func TestInspectGolden(t *testing.T) {
 	foreign, err := os.ReadFile("testdata/foreign.txtpb")
 	require.NoError(t, err)
@@ -71,7 +71,8 @@ func TestInspectCutsOnlyWhatPeopleRead(t *testing.T) {
 	assert.Equal(t, long, got.Resource["long"])
 }
 
-// Publishers written to OTEP 4719's first text date contexts by the epoch.
+// TestInspectEpochTimestamp: publishers that follow the first version of OTEP 4719 use timestamps since the
+// Unix epoch.
 func TestInspectEpochTimestamp(t *testing.T) {
 	for publishedAt, want := range map[uint64]string{
 		1_700_000_000_000_000_000: "2023-11-14 22:13:20 UTC",
@@ -119,7 +120,8 @@ func printed(t *testing.T, args ...string) string {
 	return out
 }
 
-// The age of a context does not depend on the time namespace of the process that published it.
+// TestInspectInTimeNamespace checks that the age of a context does not depend on the time namespace of the
+// process that published it.
 func TestInspectInTimeNamespace(t *testing.T) {
 	t.Parallel()
 	unshare, err := exec.LookPath("unshare")

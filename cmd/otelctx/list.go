@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// listCommand is otelctx list.
+// listCommand implements otelctx list.
 type listCommand struct {
 	JSON bool `help:"Print a JSON array." name:"json"`
 }
@@ -39,7 +39,7 @@ func (*listCommand) Help() string {
 type publication struct {
 	pid     int
 	context *reader.ProcessContext
-	// contextErr is why context is nil, for a process that publishes spans.
+	// contextErr is the reason why context is nil, for a process that publishes spans.
 	contextErr error
 	// activity is read only on request.
 	activity activity
@@ -84,18 +84,18 @@ type findings struct {
 // survey reads the contexts of all processes, and if active is true, the spans that their threads are in.
 func survey(ctx context.Context, active bool) findings {
 	var f findings
-	// Fail at once on platforms where no process can be read.
+	// Fail immediately on platforms where no process can be read.
 	self, err := reader.Open(os.Getpid())
 	if err != nil {
 		return findings{failure: err}
 	}
 	_ = self.Close()
 	var (
-		looks   sync.WaitGroup
+		reads   sync.WaitGroup
 		mu      sync.Mutex // guards f
 		tooMany error
 	)
-	looking := make(chan struct{}, mostLooks)
+	slots := make(chan struct{}, maxReads)
 	for pid, err := range procfs.NewFS("/proc").PIDs() {
 		if err != nil {
 			f.failure = errors.Join(f.failure, fmt.Errorf("list processes: %w", err))
@@ -104,10 +104,10 @@ func survey(ctx context.Context, active bool) findings {
 		if ctx.Err() != nil {
 			break
 		}
-		// A process may make its reader wait, but not the readers of other processes.
-		looking <- struct{}{}
-		looks.Go(func() {
-			defer func() { <-looking }()
+		// A process may block its reader, but not the readers of other processes.
+		slots <- struct{}{}
+		reads.Go(func() {
+			defer func() { <-slots }()
 			found, err := read(ctx, pid, active)
 			mu.Lock()
 			defer mu.Unlock()
@@ -121,7 +121,7 @@ func survey(ctx context.Context, active bool) findings {
 			}
 		})
 	}
-	looks.Wait()
+	reads.Wait()
 	if tooMany != nil {
 		f.unread = append(f.unread, tooMany)
 	}
@@ -133,8 +133,8 @@ func survey(ctx context.Context, active bool) findings {
 	return f
 }
 
-// mostLooks bounds the processes that are read at the same time. It is more than one user can block.
-const mostLooks = 128
+// maxReads bounds the processes that are read at the same time. It is more than one user can block.
+const maxReads = 128
 
 // read reads the context of a process, and if active is true, the spans that its threads are in.
 func read(ctx context.Context, pid int, active bool) (publication, error) {

@@ -39,12 +39,12 @@ const description = `Shows what running services publish for profilers: their Op
 Reading another process needs the same user, if the kernel's Yama module allows that, or the capability CAP_SYS_PTRACE. ` +
 	"Recording also needs CAP_BPF and CAP_PERFMON. Root has all three."
 
-// streams are what commands write to.
+// streams are the destinations of a command's output.
 type streams struct{ stdout, stderr io.Writer }
 
 func main() {
 	s := streams{os.Stdout, os.Stderr}
-	// Before anything else, since users must not get the capabilities of the file.
+	// This comes first, so that users do not get the capabilities of the file.
 	if err := privilege.Restrict(); err != nil {
 		s.complainf("%v", err)
 		os.Exit(exitOther)
@@ -76,11 +76,11 @@ func run(args []string, s streams) int {
 	}
 	command, err := parser.Parse(args)
 	if errors.As(err, new(*fs.PathError)) {
-		s.complainf("%v", err) // Help or the version could not be written.
+		s.complainf("%v", err) // The help or the version could not be written.
 		return exitOther
 	}
 	if err != nil {
-		// Kong lists the empty value, which stands for none, as well.
+		// kong also lists the empty value, which stands for none.
 		s.complainf("%s", strings.Replace(err.Error(), `must be one of "",`, "must be one of ", 1))
 		s.complainf("run %s for the commands and flags", helpCommand(err))
 		return exitUsage
@@ -92,7 +92,7 @@ func run(args []string, s streams) int {
 	return exitOK
 }
 
-// helpCommand returns the command whose help explains a wrong command line.
+// helpCommand returns the command whose help covers an error in the command line.
 func helpCommand(err error) string {
 	if parse, ok := errors.AsType[*kong.ParseError](err); ok && parse.Context.Selected() != nil {
 		return "otelctx " + parse.Context.Selected().Name + " --help"
@@ -112,7 +112,7 @@ func (versionFlag) BeforeReset(app *kong.Kong, vars kong.Vars) error {
 	return err
 }
 
-// complain prints an error and what to do about it.
+// complain prints an error and advice, if there is any.
 func (s streams) complain(err error) {
 	if errors.As(err, new(exitStatusError)) {
 		return

@@ -49,7 +49,7 @@ type result struct {
 	code           int
 }
 
-// otelctx runs the command as a process of its own.
+// otelctx runs the command in a separate process.
 func otelctx(t *testing.T, args ...string) result {
 	t.Helper()
 	return runCommand(t, exec.Command(executable(t), args...))
@@ -87,7 +87,7 @@ func runCommand(t *testing.T, cmd *exec.Cmd) result {
 	return startCommand(t, cmd).wait(t)
 }
 
-// running is a command that runs.
+// running is a running command.
 type running struct {
 	cmd            *exec.Cmd
 	stdout, stderr *bytes.Buffer

@@ -13,7 +13,7 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// manCommand is otelctx man.
+// manCommand implements otelctx man.
 type manCommand struct{}
 
 // Run is called by kong.
@@ -65,7 +65,7 @@ func manual(model *kong.Application) []byte {
 	return m.Bytes()
 }
 
-// argumentsText returns what follows the name of a command in a synopsis.
+// argumentsText returns the part of a synopsis that follows the name of the command.
 func argumentsText(c *kong.Node) string {
 	words := []string{"[FLAGS]"}
 	for _, p := range c.Positional {
@@ -79,8 +79,8 @@ type roff struct{ bytes.Buffer }
 
 func (m *roff) line(format string, args ...any) { _, _ = fmt.Fprintf(m, format+"\n", args...) }
 
-// text adds paragraphs, which an empty line separates. Paragraphs in capitals become headings, and
-// indented ones stay as they are.
+// text adds paragraphs, which are separated by empty lines. Paragraphs in capitals become headings, and
+// indented ones stay unchanged.
 func (m *roff) text(text string) {
 	for i, paragraph := range strings.Split(strings.Trim(text, "\n"), "\n\n") {
 		if i > 0 {

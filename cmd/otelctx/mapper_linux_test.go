@@ -35,8 +35,8 @@ func mapper(t *testing.T, functions ...string) (program string, libraries []stri
 	return program, libraries
 }
 
-// called counts the samples of a recording by in_first or in_second, which the mapper has put on the stack,
-// and by the name of each function called from there, "" if it has none.
+// called counts the samples of a recording by in_first or in_second, whichever is on the stack, and by the
+// name of the function called from there, "" if it has none.
 func called(p *pprof.Profile) map[string]map[string]int64 {
 	samples := map[string]map[string]int64{}
 	for _, s := range p.Sample {
@@ -106,8 +106,8 @@ func TestRecordMapper(t *testing.T) {
 	}
 }
 
-// An ordinary user gets function names of libraries on overlayfs, where the device and inode of a file
-// differ from those of its mapping.
+// TestRecordOnOverlayfs checks that an ordinary user gets function names of libraries on overlayfs, where the
+// device and inode of a file differ from those of its mapping.
 func TestRecordOnOverlayfs(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -124,7 +124,7 @@ func TestRecordOnOverlayfs(t *testing.T) {
 	file := filepath.Join(dir("out"), "p.pb.gz")
 	require.NoError(t, os.Chmod(filepath.Dir(file), 0o777))
 	upper, merged := dir("upper"), dir("merged")
-	// The upper layer is on a file system of its own.
+	// The upper layer needs its own file system.
 	if err := unix.Mount("tmpfs", upper, "tmpfs", 0, ""); err != nil {
 		t.Skipf("mounting takes CAP_SYS_ADMIN: %v", err)
 	}

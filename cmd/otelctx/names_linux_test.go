@@ -15,7 +15,8 @@ import (
 	"github.com/otelctx/otelctx/internal/vma"
 )
 
-// The names that a kernel may show a context by, each as inspect and list see it.
+// TestMappingNames checks that inspect and list find a context under each name that a kernel may give its
+// mapping.
 func TestMappingNames(t *testing.T) {
 	for want, test := range map[string]struct {
 		rules []childproc.Rule
@@ -45,7 +46,7 @@ func needNaming(t *testing.T) {
 	region, err := vma.New(name, 1)
 	require.NoError(t, err)
 	defer region.Close()
-	_ = region.Announce() // The mapping tells.
+	_ = region.Announce() // The name in maps shows whether it worked.
 	maps, err := os.ReadFile("/proc/self/maps")
 	require.NoError(t, err)
 	if !strings.Contains(string(maps), "[anon_shmem:"+name+"]") {

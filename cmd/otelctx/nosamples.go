@@ -17,13 +17,13 @@ import (
 // errNoSamples is the error of a recording without samples.
 var errNoSamples = errors.New("no samples")
 
-// noSamplesError says why a recording has no samples, and what would help.
+// noSamplesError is the reason why a recording has no samples, and advice about it.
 type noSamplesError struct{ reason, advice string }
 
 func (e *noSamplesError) Error() string { return fmt.Sprintf("%v: %s", errNoSamples, e.reason) }
 func (*noSamplesError) Unwrap() error   { return errNoSamples }
 
-// noSamples returns why a recording has no samples.
+// noSamples returns an error with the reason why a recording has no samples.
 func (c *recordCommand) noSamples(r *recording.Result) error {
 	switch {
 	case r.Filtered > 0:
@@ -58,7 +58,7 @@ func (c *recordCommand) noSamples(r *recording.Result) error {
 	}
 }
 
-// nothingPassed says which attributes the samples had that --filter left out.
+// nothingPassed returns an error with the attributes of the samples that --filter left out.
 func (c *recordCommand) nothingPassed(r *recording.Result) error {
 	var text strings.Builder
 	_, _ = fmt.Fprintf(&text, "--filter left out all %d", r.Filtered)
@@ -75,7 +75,7 @@ func (c *recordCommand) nothingPassed(r *recording.Result) error {
 	return &noSamplesError{text.String(), "Attributes of these samples: " + listText(slices.Sorted(maps.Keys(r.FilteredAttributes)))}
 }
 
-// listText joins texts with commas, for people.
+// listText joins texts with commas.
 func listText(texts []string) string {
 	short := make([]string, len(texts))
 	for i, text := range texts {

@@ -19,19 +19,19 @@ import (
 // --repeat there is a file for each period.
 type outputs struct {
 	streams streams
-	// interrupted is done once the user interrupts the recording: from then on, outputs wait no longer than
+	// interrupted is done once the user interrupts the recording. From then on, outputs wait no longer than
 	// necessary.
 	interrupted context.Context //nolint:containedctx // It is about the whole recording.
 	create      func(path string) (*export.File, error)
 	file        *export.File // nil without one, or while a period has no samples
 	adding      sync.Mutex   // held while a part is added
-	path        string       // of file
-	used        bool         // file has something
+	path        string       // of the file
+	used        bool         // whether the file has content
 	rolling     *export.Rolling
 	period      time.Time     // when the period began
 	queue       *export.Queue // nil without a collector
 	warned      map[string]bool
-	// failed has the write errors of earlier periods, and unsent the number of samples that were not sent.
+	// failed holds the write errors of earlier periods, and unsent counts the samples that were not sent.
 	failed error
 	unsent uint64
 }
@@ -88,7 +88,7 @@ func (o *outputs) add(data *profilespb.ProfilesData) {
 	}
 }
 
-// fail reports at once what could not be written in a period.
+// fail reports immediately what could not be written in a period.
 func (o *outputs) fail(err error) {
 	o.streams.complainf("%v", err)
 	o.failed = errors.New("some of the profiles were not written")
@@ -156,8 +156,8 @@ func deliveryError(d export.Delivery) error {
 	return fmt.Errorf("%d samples were not sent: %w", d.Dropped, errors.Join(d.Reasons...))
 }
 
-// close completes the file and waits until everything is sent or given up. Without samples it discards the
-// file. It returns the path of the file, or "" if none was written; the error says why not.
+// close completes the file and waits until everything is sent or given up. If there are no samples, it
+// discards the file. It returns the path of the file, or "" if none was written, for the reason in err.
 func (o *outputs) close() (written string, err error) {
 	switch {
 	case o.file == nil:
@@ -173,7 +173,7 @@ func (o *outputs) close() (written string, err error) {
 		}
 	}
 	if o.queue != nil {
-		_ = o.queue.Close(o.interrupted) // delivery counts what was not sent.
+		_ = o.queue.Close(o.interrupted) // delivery counts the samples that were not sent.
 	}
 	return written, errors.Join(err, o.failed)
 }

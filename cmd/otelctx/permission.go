@@ -23,15 +23,15 @@ const (
 	capBPF       = 39
 )
 
-// credentials are the properties by which the kernel decides whether a process may read another one.
-// The zero value means unknown.
+// credentials are the properties of a process that decide whether it may read another one, or be read. The
+// zero value means unknown.
 type credentials struct {
 	uids, gids           string // real, effective, saved and of the file system
 	effective, permitted uint64 // capabilities
 	known                bool
 }
 
-// credentialsOf returns the credentials of a process, by /proc/PID/status.
+// credentialsOf returns the credentials of a process, read from /proc/PID/status.
 func credentialsOf(proc fs.FS, pid string) (c credentials) {
 	status, err := fs.ReadFile(proc, pid+"/status")
 	if err != nil {
@@ -73,7 +73,7 @@ func (c *credentials) canSample() bool {
 }
 
 // readingAdvice says why the kernel does not let otelctx read a process, and what would help. It
-// applies to every process that is refused for the same reason.
+// applies to every process that cannot be read for the same reason.
 func readingAdvice(proc fs.FS, pid int) string {
 	self, other := credentialsOf(proc, "self"), credentialsOf(proc, strconv.Itoa(pid))
 	yama := yamaScope(proc)
@@ -102,8 +102,8 @@ prctl(PR_SET_DUMPABLE, 0). Run otelctx as root (sudo).`
 	}
 }
 
-// sameFour returns the ids that a process must have for the kernel to consider it the same user's: four
-// times the reader's file system id.
+// sameFour returns the ids that a process must have to count as the same user's: four times the file system
+// id of the reader.
 func sameFour(ids string) string {
 	fields := strings.Fields(ids)
 	if len(fields) != 4 {
@@ -125,7 +125,7 @@ func setting(proc fs.FS, name string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// setcapText has the commands that allow ordinary users to record.
+// setcapText lists the commands that allow ordinary users to record.
 const setcapText = `    CGO_ENABLED=0 go install github.com/otelctx/otelctx/cmd/otelctx@latest
     sudo setcap cap_bpf,cap_perfmon+ep "$(command -v otelctx)"`
 
@@ -168,7 +168,7 @@ func aboutProcess(pid int, err error) error {
 // maxNamed is how many processes a message names.
 const maxNamed = 8
 
-// reportUnread says which processes could not be read, and why.
+// reportUnread prints which processes could not be read, and why.
 func reportUnread(s streams, unread []error) {
 	proc := os.DirFS("/proc")
 	refused := map[string][]*recording.ProcessError{}

@@ -23,7 +23,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 
-// recordCommand is otelctx record.
+// recordCommand implements otelctx record.
 type recordCommand struct {
 	recordTargets
 
@@ -48,7 +48,7 @@ type recordCommand struct {
 	Top     int    `default:"10"    group:"Report:"                                                                                       help:"Rows of a table; 0: all." name:"top"`
 	JSON    bool   `group:"Report:" help:"Print a JSON object instead of tables."                                                         name:"json"`
 
-	// Frequency is the number of samples per second of CPU time, Snapshots that of snapshots per second.
+	// Frequency is the number of samples per second of CPU time, Snapshots the number of snapshots per second.
 	Frequency int `kong:"-"`
 	Snapshots int `kong:"-"`
 	// samples is the number of samples in all periods.
@@ -82,7 +82,7 @@ const recordingURL = "https://github.com/otelctx/otelctx/blob/main/docs/recordin
 //go:embed record_manual.txt
 var recordManual string
 
-// Manual is what the manual page adds to the help.
+// Manual returns the text that the manual page adds to the help.
 func (*recordCommand) Manual() string { return recordManual }
 
 // Validate is called by kong.
@@ -152,7 +152,7 @@ func (c *recordCommand) Validate() error {
 	return c.validateFormat()
 }
 
-// carriers are the names of --carrier.
+// carriers maps the values of --carrier.
 var carriers = map[string]sampler.Carrier{
 	"labels":           sampler.Labels,
 	"goroutine_record": sampler.GoroutineRecord,
@@ -163,7 +163,7 @@ var carriers = map[string]sampler.Carrier{
 // The default sampling frequencies, in Hz.
 const cpuFrequency, wallFrequency = 99, 20
 
-// maxFrequency is the highest frequency at which the kernel was seen to take all samples.
+// maxFrequency is the highest frequency at which the kernel has been seen to take all samples.
 const maxFrequency = 49999
 
 // memoryLimit is the heap size in bytes above which garbage is collected more often. Most recordings stay far
@@ -200,7 +200,7 @@ func (c *recordCommand) Run(s streams) error {
 }
 
 // record records the selected processes until ctx is done, and writes, sends and prints the result. Once
-// interrupted is done, it waits for files and collectors no longer than it has to. ready, if not nil, is called
+// interrupted is done, it waits for files and collectors no longer than necessary. ready, if not nil, is called
 // once sampling has started.
 func (c *recordCommand) record(ctx, interrupted context.Context, s streams, selection recording.Selection, ready func() error) error {
 	// Fail before the recording if an output cannot be opened.
@@ -235,7 +235,7 @@ func (c *recordCommand) record(ctx, interrupted context.Context, s streams, sele
 	return err
 }
 
-// showWritten says where a profile was written, if it was.
+// showWritten prints where the profile is, if one was written.
 func (c *recordCommand) showWritten(s streams, path string) {
 	if path != "" && path != "-" && !c.JSON {
 		_, _ = fmt.Fprint(c.reportTo(s), writtenText(path, c.Format))
@@ -300,7 +300,7 @@ func (c *recordCommand) run(ctx context.Context, s streams, out *outputs, select
 	return recording.Record(ctx, config)
 }
 
-// complain says what is missing from the result, and why.
+// complain prints what is missing from the result, and why.
 func (c *recordCommand) complain(s streams, r *recording.Result) {
 	if r.Ended {
 		ended := "has ended"
@@ -329,7 +329,7 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 	if r.Filtered > 0 && r.Samples > 0 {
 		s.complainf("--filter left out %d samples", r.Filtered)
 	}
-	// If the service was found, the others are not selected.
+	// If the service was found, the unread processes are probably others.
 	if len(c.Services) == 0 || r.Recorded == 0 {
 		reportUnread(s, r.Unread)
 	}
@@ -363,7 +363,7 @@ func newProgress(w io.Writer, total time.Duration) *progress {
 
 func (p *progress) show(elapsed time.Duration, samples uint64) {
 	p.bar.Describe(fmt.Sprintf("Recording for %v: %s samples", elapsed.Truncate(time.Second), groupDigits(samples)))
-	// Errors of the bar do not matter to the recording.
+	// Errors of the bar must not affect the recording.
 	if p.total > 0 {
 		_ = p.bar.Set64(min(elapsed, p.total-time.Millisecond).Milliseconds())
 	} else {

@@ -55,7 +55,7 @@ func needSampling(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// sampling returns the reason why this user may not sample, or nil. Finding out takes a while.
+// sampling returns the reason why this user may not sample, or nil. It is cached because checking takes a while.
 var sampling = sync.OnceValue(func() error {
 	s, err := sampler.Open(sampler.Config{Frequency: 1})
 	if err != nil {
@@ -84,8 +84,8 @@ func recorded(t *testing.T, c *childproc.Child, args ...string) (recordDocument,
 }
 
 // complaints returns the warnings of a recording, except those about endless stacks: C code may
-// use the frame pointer for something else, as the C library's clone3 does, and the kernel then
-// follows whatever it finds there.
+// use the frame pointer register for something else, as the C library's clone3 does, and the kernel
+// then follows whatever is in it.
 func (r result) complaints() string {
 	return endlessStacks.ReplaceAllString(r.stderr, "")
 }
@@ -239,9 +239,10 @@ func TestRecord(t *testing.T) {
 	assert.InDelta(t, d.Samples, flat, float64(d.Samples)/20, "some stacks are empty")
 }
 
-// All samples in a span have the attributes of its context, even if their keys are first published
-// during the recording. Cells and the goroutine table carry no attributes: when a query ends
-// elsewhere, the request around it is shown without attributes until its goroutine continues.
+// TestRecordAttributes checks that all samples in a span have the attributes of its context, even if
+// their keys are first published during the recording. Cells and the goroutine table carry no
+// attributes: when a query ends on another goroutine, the request around it has no attributes until
+// its own goroutine continues.
 func TestRecordAttributes(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -253,7 +254,7 @@ func TestRecordAttributes(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
 			r := startRecord(t, pidOf(c), "--output", file)
 			r.awaitSample(t)
-			// Each key is used for many samples.
+			// Each key occurs in many samples.
 			const enough = 15
 			require.Eventually(t, func() bool {
 				key, err := strconv.Atoi(c.Ask("keys"))
@@ -324,8 +325,8 @@ func TestRecordForPeople(t *testing.T) {
 	assert.FileExists(t, file)
 }
 
-// With --repeat, the recorder continues when the collector rejects a profile, and reports all
-// losses when it is terminated.
+// TestRecordRepeatedly checks that with --repeat the recorder continues when the collector rejects a
+// profile, and reports all losses when it is terminated.
 func TestRecordRepeatedly(t *testing.T) {
 	needSampling(t)
 	const rejected = 3
@@ -350,8 +351,8 @@ func TestRecordRepeatedly(t *testing.T) {
 	assert.Contains(t, got.stderr, "not today")
 }
 
-// With --repeat, each period is written to a file of its own, and --keep removes the oldest
-// files.
+// TestRecordRollingFiles checks that with --repeat each period is written to a separate file, and that
+// --keep removes the oldest files.
 func TestRecordRollingFiles(t *testing.T) {
 	needSampling(t)
 	c := startBurner(t, nil, burner.Records)
@@ -394,8 +395,8 @@ func TestRecordRollingFiles(t *testing.T) {
 	}
 }
 
-// A single signal is enough to interrupt a recorder that waits for a FIFO to be opened, or for a
-// reader that reads nothing.
+// TestInterruptWhileAFileWaits checks that one signal interrupts a recorder that waits for a FIFO to be
+// opened, or for a reader that reads nothing.
 func TestInterruptWhileAFileWaits(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -429,7 +430,7 @@ func TestInterruptWhileAFileWaits(t *testing.T) {
 	assert.Contains(t, got.stderr, "took nothing")
 }
 
-// A profile without symbols can be symbolized later: go tool pprof finds the function names.
+// TestRecordWithoutSymbols checks that go tool pprof can symbolize a profile without symbols later.
 func TestRecordWithoutSymbols(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -469,7 +470,7 @@ func TestRecordWithoutSymbols(t *testing.T) {
 	}
 	assert.Positive(t, own)
 
-	// Standard output has only the profile.
+	// Nothing but the profile is written to standard output.
 	got := otelctx(t, "record", pidOf(c), "--duration=100ms", "--output=/dev/stdout", "--format=otlp")
 	require.NoError(t, proto.Unmarshal([]byte(got.stdout), &profilespb.ProfilesData{}))
 	assert.Contains(t, got.stderr, "Recorded process")
@@ -488,8 +489,8 @@ func TestRecordWithoutSymbols(t *testing.T) {
 	assert.Contains(t, string(output), "internal/testing/burner.")
 }
 
-// The profile of a process that publishes nothing has no links, and its resource has only what
-// the kernel knows.
+// TestRecordWithoutContext checks that the profile of a process that publishes nothing has no links,
+// and that its resource has only what the kernel reports.
 func TestRecordWithoutContext(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -502,7 +503,7 @@ func TestRecordWithoutContext(t *testing.T) {
 	assert.Empty(t, d.Spans)
 	data, resource := readOTLP(t, file)
 	assert.Len(t, data.GetDictionary().GetLinkTable(), 1, "the zero value")
-	delete(resource, "container.id") // where tests run in one
+	delete(resource, "container.id") // if tests run in a container
 	delete(resource, "k8s.pod.uid")
 	assert.Equal(t, map[string]string{
 		"service.name":            "unknown_service:" + filepath.Base(executable(t)),
@@ -526,7 +527,7 @@ func TestRecordToCollector(t *testing.T) {
 		assert.Greater(t, len(received.last.GetDictionary().GetLinkTable()), 3)
 	}
 
-	// If a profile cannot be sent, it is still in the file.
+	// If a profile cannot be sent, it must still be written to the file.
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "500")
 	record := startRecordText(t, pidOf(c), often, "--otlp-endpoint=http://127.0.0.1:1", "--output", file)
@@ -557,7 +558,7 @@ func TestRecordMarksWhatIsNotProven(t *testing.T) {
 var often = "--freq=" + strconv.Itoa(burner.Frequency())
 
 // startRecord starts otelctx record, and returns when it samples. It records until it is
-// interrupted, unless the arguments say otherwise.
+// interrupted, unless the arguments limit the duration.
 func startRecord(t *testing.T, args ...string) *running {
 	t.Helper()
 	return startRecordText(t, append([]string{"--json", "--top=0", often}, args...)...)
@@ -678,7 +679,7 @@ func (r *running) interrupt(t *testing.T) result {
 	return r.wait(t)
 }
 
-// A recording ends in an orderly way when it is interrupted, and when its process ends.
+// TestRecordEnds checks that a recording ends cleanly when it is interrupted, and when its process ends.
 func TestRecordEnds(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -694,12 +695,12 @@ func TestRecordEnds(t *testing.T) {
 		"interrupted": {"1h", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(os.Interrupt) }, false},
 		// The terminal is closed.
 		"hung up": {"0", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(syscall.SIGHUP) }, false},
-		// Like timeout(1), which signals the command and its process group.
+		// This is like timeout(1), which signals both the command and its process group.
 		"terminated twice": {"0", func(_ *childproc.Child, command *os.Process) {
 			// A signal after sameSignal would count as a second one. On a busy machine, stay
 			// well below.
 			for first := time.Now(); time.Since(first) < sameSignal/2; time.Sleep(time.Millisecond) {
-				_ = command.Signal(syscall.SIGTERM) // which may have ended
+				_ = command.Signal(syscall.SIGTERM) // The command may have ended already.
 			}
 		}, false},
 		"process killed": {"1h", func(c *childproc.Child, _ *os.Process) { c.Kill() }, true},
@@ -721,7 +722,7 @@ func TestRecordEnds(t *testing.T) {
 	}
 }
 
-// With --all, processes start, begin to publish, and end during the recording.
+// TestRecordAll checks processes that start, begin to publish, and end during a recording with --all.
 func TestRecordAll(t *testing.T) {
 	needSampling(t)
 	// A process that is scanned between publishing its spans and its resource has no name yet.
@@ -733,8 +734,8 @@ func TestRecordAll(t *testing.T) {
 	}
 }
 
-// recordAll records all processes, and reports whether those that publish a name are recorded
-// under it. That depends on whether there was time to scan the last one.
+// recordAll records all processes, and reports whether the samples of those that publish a name are under
+// that name. That depends on whether there was time to scan the last process.
 func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	t.Helper()
 	early := startBurner(t, nil, burner.Records)
@@ -747,7 +748,7 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	early.Kill()
 	require.Equal(t, "published", later.Ask("publish"))
 	r.awaitRecorded(t, later)
-	// Once a later process has been found, the end of this one has been noticed.
+	// Once a later process has been found, the recorder has noticed the end of this one.
 	appeared := startBurner(t, nil, burner.Records)
 	r.awaitRecorded(t, appeared)
 	time.Sleep(wait)
@@ -756,7 +757,7 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	}
 	d := decodeRecord(t, r.interrupt(t))
 	assert.Zero(t, d.PID)
-	attributed := map[int]map[bool]uint64{} // whether under the name
+	attributed := map[int]map[bool]uint64{} // whether the name is right
 	for _, p := range d.Processes {
 		if attributed[p.PID] == nil {
 			attributed[p.PID] = map[bool]uint64{}
@@ -774,8 +775,8 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	return attributed[later.PID()][true] > 10 && attributed[appeared.PID()][true] > 10
 }
 
-// A process that is selected by its id may begin to publish, or publish more, during the
-// recording.
+// TestRecordNoticesPublication checks that a process that is selected by its id may begin to publish, or
+// publish more, during the recording.
 func TestRecordNoticesPublication(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -828,7 +829,8 @@ func TestRecordWithoutPrivileges(t *testing.T) {
 	}
 }
 
-// Two capabilities are enough for processes of the same user, but not for those of other users.
+// TestRecordWithTwoCapabilities checks that two capabilities are enough to record processes of the same
+// user, but not those of other users.
 func TestRecordWithTwoCapabilities(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -861,7 +863,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	}
 	got := runCommand(t, record("--duration=1ms"))
 	if level, err := strconv.Atoi(strings.TrimSpace(string(paranoid))); err == nil && level > 2 && got.code == exitNotPermitted {
-		// Debian's and Ubuntu's kernels.
+		// This is the limit in Debian's and Ubuntu's kernels.
 		assert.Contains(t, got.stderr, fmt.Sprintf("kernel.perf_event_paranoid is %d: permission denied", level))
 		assert.Contains(t, got.stderr, fmt.Sprintf("kernel.perf_event_paranoid is %d. ", level))
 		return
@@ -875,7 +877,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	t.Log(got.stdout, got.stderr)
 	assertTrue(t, file)
 
-	// Wall-clock time needs neither.
+	// Recording wall-clock time needs neither capability.
 	cmd := exec.Command(binary, "record", pidOf(theirs), "--wall", "--cpu", "--duration=1ms")
 	as(cmd)
 	got = runCommand(t, cmd)

@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// The compiler accepts a recording, and inlines functions that are hot in it.
+// TestRecordForPGO checks that the compiler accepts a recording and inlines functions that are hot in it.
 func TestRecordForPGO(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -68,7 +68,7 @@ func compilePGO(t *testing.T, pgo string) string {
 	return goSays(t, append(args, "testdata/pgo/main.go")...)
 }
 
-// goSays runs the go command and returns its output.
+// goSays runs the go command, which must succeed, and returns its output.
 func goSays(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := exec.Command("go", args...).CombinedOutput()

@@ -30,7 +30,7 @@ const (
 	groupAttribute = "attribute"
 )
 
-// groups are the tables of each group; "" is the default.
+// groups holds the tables of each group; "" is the default.
 var groups = map[string][]func(*summary){
 	"":             {(*summary).work, (*summary).processes, (*summary).functions, (*summary).endpoints, (*summary).names, (*summary).spans},
 	groupSpan:      {(*summary).names, (*summary).spans},
@@ -84,9 +84,9 @@ type summary struct {
 	*recording.Result
 	out     bytes.Buffer
 	colours bool
-	// columns are the columns of the tables so far.
+	// columns holds the columns of the tables printed so far.
 	columns map[string]bool
-	// several is whether several services were recorded.
+	// several reports that several services were recorded.
 	several bool
 }
 
@@ -111,7 +111,7 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 	header := s.out.Len()
 	shown := groups[group]
 	if c.Wall {
-		shown = shown[:3] // Times of spans follow in a table of their own.
+		shown = shown[:3] // The times of spans follow in their own table.
 	}
 	for _, show := range shown {
 		show(s)
@@ -130,7 +130,7 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 	return err
 }
 
-// explainColumns explains the columns of all tables so far.
+// explainColumns explains the columns of all tables printed so far.
 func (s *summary) explainColumns() {
 	if len(s.columns) == 0 {
 		return
@@ -147,7 +147,7 @@ func (s *summary) explainColumns() {
 	}
 }
 
-// isMethod reports whether a name is an HTTP method alone.
+// isMethod reports whether a name is only an HTTP method.
 func isMethod(name string) bool {
 	switch name {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
@@ -157,8 +157,8 @@ func isMethod(name string) bool {
 	}
 }
 
-// rows are the rows of a table: the samples of each, which the first two columns show as CPU time and share,
-// and the other cells.
+// rows are the rows of a table. The first two columns show the samples as CPU time and share; cells are the
+// other columns.
 type rows struct {
 	samples []uint64
 	cells   [][]string
@@ -206,9 +206,9 @@ const (
 	yellow = "33"
 )
 
-// heat returns the colour of a row with this part of the whole, or "".
+// heat returns the colour of a row with this share of the whole, or "".
 func heat(part, whole uint64) string {
-	const hot, warm = 10, 50 // parts of the whole
+	const hot, warm = 10, 50 // the whole divided by these
 	switch {
 	case part*hot >= whole:
 		return red
@@ -221,7 +221,7 @@ func heat(part, whole uint64) string {
 
 func (s *summary) bold(text string) string { return s.colour(bold, text) }
 
-// colour returns text in a colour if the output has colours. text has no sequences of its own.
+// colour returns text in a colour if the output has colours. text must not contain colours itself.
 func (s *summary) colour(parameter, text string) string {
 	if !s.colours || parameter == "" {
 		return text
@@ -325,7 +325,7 @@ func (s *summary) nameTable(title string, names []recording.NameUse, heads ...st
 // eachText returns the average CPU time of a span or request. Those without samples are not counted, so the
 // average is an upper bound if most have few samples.
 func (s *summary) eachText(u recording.NameUse) string {
-	const many = 5 // samples of each: hardly any has none
+	const many = 5 // with so many samples each, hardly any span has none
 	each := s.cpu(u.Samples) / time.Duration(u.Count)
 	text := fmt.Sprintf("%.1fms", float64(each)/float64(time.Millisecond))
 	if u.Samples < many*uint64(u.Count) {
@@ -344,7 +344,7 @@ func nameText(name string) string {
 
 func (s *summary) spans() {
 	shown := top(s.recordCommand, s.Spans)
-	// Leave out columns that would be empty: many services publish neither.
+	// Leave out columns that would be empty: many services publish neither names nor endpoints.
 	named := slices.ContainsFunc(shown, func(u recording.SpanUse) bool { return u.Name != "" })
 	attributes := slices.ContainsFunc(shown, func(u recording.SpanUse) bool { return len(u.Attributes) > 0 })
 	cells := func(service, name, id, trace, others string) []string {
@@ -388,7 +388,7 @@ func (s *summary) attributes() {
 
 func cpuText(d time.Duration) string { return fmt.Sprintf("%.3fs", d.Seconds()) }
 
-// shareText returns a part of the whole in percent.
+// shareText returns a share of the whole in percent.
 func shareText(part, whole uint64) string {
 	if whole == 0 {
 		return "-"

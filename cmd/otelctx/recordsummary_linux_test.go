@@ -115,7 +115,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// If the only service publishes no names, the summary has no rows for them.
+// TestSummaryOfOneService checks that the summary has no rows for names if the only service publishes none.
 func TestSummaryOfOneService(t *testing.T) {
 	r := summarized()
 	r.Processes, r.Endpoints, r.Names, r.Spans = r.Processes[:1], nil, nil, r.Spans[1:]
@@ -130,7 +130,8 @@ func TestSummaryOfOneService(t *testing.T) {
 		"\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n", out.String())
 }
 
-// If otelhttp wraps a whole mux, the summary says why no endpoint has a route.
+// TestSummaryWithoutRoutes checks that the summary says why no endpoint has a route if otelhttp wraps a
+// whole mux.
 func TestSummaryWithoutRoutes(t *testing.T) {
 	const hint = "\nThe endpoint has no route. Around a whole mux otelhttp learns it too late: put otelhttp around each handler.\n"
 	for name, want := range map[string]bool{"GET": true, "POST": true, "GET /": false, "": false} {
@@ -145,8 +146,8 @@ func TestSummaryWithoutRoutes(t *testing.T) {
 	}
 }
 
-// Output on a terminal has colours, unless the terminal or the user does not
-// want them.
+// TestSummaryOnTerminal checks that output on a terminal has colours, unless the terminal or the user
+// does not want them.
 func TestSummaryOnTerminal(t *testing.T) {
 	for _, test := range []struct {
 		term, noColor string

@@ -26,7 +26,7 @@ type recordTargets struct {
 	Cgroups  []string    `group:"Processes:" help:"Processes in one of these control groups: a path, a name, or at least 12 digits of a container's id." name:"cgroup"  placeholder:"GROUP,…"   sep:"none"`
 	// PIDs joins PIDArgs and PIDList.
 	PIDs []int `kong:"-"`
-	// Command is the command after --, and started its process id once it runs.
+	// Command is the command after --, and started its process id once it is running.
 	Command []string `kong:"-"`
 	started int
 }
@@ -57,11 +57,11 @@ func cutCommand(args []string) (rest, command []string) {
 	return args, nil
 }
 
-// splitList splits each element at commas that no backslash precedes. Unlike kong it keeps invalid UTF-8,
-// which the names of processes and control groups may have. It drops empty values, which would select every
-// process.
+// splitList splits each element at commas without a preceding backslash. Unlike kong it keeps invalid UTF-8,
+// which the names of processes and control groups may contain. It drops empty values, which would select
+// every process.
 func splitList(list []string) (values []string) {
-	const comma = "\x00" // which no argument has
+	const comma = "\x00" // no argument contains it
 	for _, several := range list {
 		for value := range strings.SplitSeq(strings.ReplaceAll(several, `\,`, comma), ",") {
 			if value != "" {
@@ -101,7 +101,7 @@ func (t *recordTargets) validate() error {
 // selecting reports whether processes are selected by service, name or control group.
 func (t *recordTargets) selecting() bool { return len(t.Names)+len(t.Services)+len(t.Cgroups) > 0 }
 
-// selection returns the processes to record, unless that is a command.
+// selection returns the processes to record. It is not used for a command.
 func (t *recordTargets) selection() recording.Selection {
 	return recording.Selection{PIDs: t.PIDs, Names: t.Names, Services: t.Services, Cgroups: t.Cgroups}
 }
@@ -167,7 +167,7 @@ func (c *recordCommand) recordStarted(s streams) error {
 		<-command.Ended()
 		cancel()
 	}()
-	// Signals are meant for the command. They also ask this program to wait for nothing else.
+	// Signals are meant for the command. They also make this program stop waiting for anything else.
 	interrupted, stop := signal.NotifyContext(context.Background(), interrupts()...)
 	defer stop()
 	resumed := false
@@ -180,7 +180,7 @@ func (c *recordCommand) recordStarted(s streams) error {
 		return err
 	}
 	<-command.Ended()
-	// A command may end before the first sample, which is no failure of the command.
+	// A command may end before the first sample, which is not an error of the command.
 	if code := command.ExitCode(); code != exitOK || errors.Is(err, errNoSamples) {
 		if err != nil {
 			s.complain(err)

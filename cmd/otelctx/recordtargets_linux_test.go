@@ -31,7 +31,7 @@ import (
 const shortLived = "short-lived"
 
 // burnShortly uses a tenth of a second of CPU time, right from the start of the program. An emulated
-// processor needs more, because it is interrupted less often.
+// processor needs more, because its timer fires late.
 func burnShortly() {
 	enough := 100 * time.Millisecond
 	if testenv.Emulated() {
@@ -48,7 +48,8 @@ func burnShortly() {
 	os.Exit(5)
 }
 
-// A command is recorded, with function names, even if it ends before a scan could find it.
+// TestRecordCommand checks that a command is recorded, with function names, even if it ends before a scan
+// could find it.
 func TestRecordCommand(t *testing.T) {
 	needSampling(t)
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
@@ -70,7 +71,7 @@ func TestRecordCommand(t *testing.T) {
 	assert.Greater(t, burning, int64(10))
 }
 
-// The children of a command are recorded too.
+// TestRecordChildrenOfCommand checks that the children of a command are recorded too.
 func TestRecordChildrenOfCommand(t *testing.T) {
 	needSampling(t)
 	// The child runs until the test creates a file, after it has been recorded.
@@ -115,8 +116,8 @@ func cpuTime(t *testing.T, pid int) int {
 	return used
 }
 
-// The command gets its arguments unchanged, and otelctx exits with its exit code, even if nothing
-// was sampled.
+// TestRecordCommandPassesOn checks that the command gets its arguments unchanged, and that otelctx exits
+// with the command's exit code, even without samples.
 func TestRecordCommandPassesOn(t *testing.T) {
 	needSampling(t)
 	t.Parallel()
@@ -136,7 +137,7 @@ func TestRecordCommandPassesOn(t *testing.T) {
 	assert.Equal(t, 9, r.wait(t).code)
 }
 
-// Filters keep only the samples that have all of the attributes.
+// TestRecordFiltered checks that filters keep only the samples that have all of the attributes.
 func TestRecordFiltered(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -153,7 +154,8 @@ func TestRecordFiltered(t *testing.T) {
 	}
 }
 
-// Names of processes and files may contain any bytes; in lists, commas are escaped by a backslash.
+// TestRecordNames checks that names of processes and files may contain any bytes. In lists, a backslash
+// escapes a comma.
 func TestRecordNames(t *testing.T) {
 	assert.Equal(t, []string{"a", "b,c", "\xff\\", "d"}, splitList([]string{`a,b\,c`, "\xff\\", "d"}))
 	assert.Empty(t, splitList(nil))
@@ -167,12 +169,13 @@ func TestRecordNames(t *testing.T) {
 	assert.Contains(t, got.stderr, `p\xfd.pb.gz`)
 }
 
-// A recording without samples says why, has its own exit code, and leaves the file as it was.
+// TestRecordWithoutSamples checks that a recording without samples says why, has its own exit code, and
+// leaves the file unchanged.
 func TestRecordWithoutSamples(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
 	idle := childproc.Run(t, exec.Command("sleep", "1000"))
-	idle.Stop() // It may not have begun to sleep.
+	idle.Stop() // It may still be on its way to sleep.
 	busy := startBurner(t, nil, burner.Records, burner.Keyed)
 	for args, want := range map[string][]string{
 		"--service nosuch": {"no samples: there were no processes of service nosuch\n", "otelctx list"},
@@ -212,8 +215,8 @@ func TestRecordWithoutSamples(t *testing.T) {
 	}
 }
 
-// There are no warnings about processes that are not selected, whatever they publish and however
-// long reading them takes.
+// TestRecordIgnoresOthers checks that there are no warnings about processes that are not selected,
+// whatever they publish and however long it takes to read them.
 func TestRecordIgnoresOthers(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -245,7 +248,8 @@ func TestRecordIgnoresOthers(t *testing.T) {
 	}
 }
 
-// Processes are selected by id, name, service and control group; others are not recorded.
+// TestRecordSelected checks that processes can be selected by id, name, service and control group, and
+// that no others are recorded.
 func TestRecordSelected(t *testing.T) {
 	t.Parallel()
 	needSampling(t)

@@ -23,13 +23,13 @@ type recordDocument struct {
 	DurationNano      int64 `json:"duration_nano"`
 	// Frequency is the number of samples per second of CPU time.
 	Frequency int `json:"frequency"`
-	// Samples counts all samples, Attributed those with a span, Unproven those of them whose span may be
-	// wrong, and Lost the samples that were taken but not read in time.
+	// Samples counts all samples, Attributed those with a span, and Unproven those whose span may be wrong.
+	// Lost counts samples that were taken but not read in time.
 	Samples    uint64 `json:"samples"`
 	Attributed uint64 `json:"attributed"`
 	Unproven   uint64 `json:"unproven"`
 	Lost       uint64 `json:"lost"`
-	// Replaced counts samples that were left out because their process had just executed another program.
+	// Replaced counts samples that were not taken because their process had just executed another program.
 	Replaced uint64 `json:"replaced_by_exec"`
 	// LeafOnly counts samples with only the innermost frame of their stack, and no attributes of
 	// their span.
@@ -37,11 +37,11 @@ type recordDocument struct {
 	// Truncated counts samples that lack the outermost frames of their stack, including those in LeafOnly.
 	Truncated uint64 `json:"truncated"`
 	// Unsymbolized counts samples that lack function names because looking them up took too much time or
-	// memory, or because it is not known what their process had mapped.
+	// memory, or because the mappings of their process were unknown.
 	Unsymbolized uint64 `json:"unsymbolized"`
 	// SpansLeftOut is an upper bound of the spans that are missing from Spans because there are too many.
 	SpansLeftOut uint64 `json:"spans_left_out"`
-	// DroppedAttributes counts attributes that profiles cannot hold.
+	// DroppedAttributes counts attributes that profiles cannot represent.
 	DroppedAttributes uint64 `json:"dropped_attributes"`
 	// Filtered counts samples that --filter left out. Samples does not include them.
 	Filtered uint64 `json:"filtered"`
@@ -52,14 +52,14 @@ type recordDocument struct {
 	Sent       uint64 `json:"sent"`
 	SendFailed uint64 `json:"send_failed"`
 	Queued     uint64 `json:"queued"`
-	// Ended is whether all processes that were selected by id ended during the recording.
+	// Ended reports that all processes that were selected by id ended during the recording.
 	Ended bool `json:"ended"`
 	// Processes, Spans and Traces are sorted by CPU time. Spans, Traces and the lists below have at most
 	// --top elements.
 	Processes []processUseDocument `json:"processes"`
 	Spans     []spanUseDocument    `json:"spans"`
 	Traces    []traceUseDocument   `json:"traces"`
-	// Work is the kinds of work that the samples show. It is empty with --no-symbols.
+	// Work breaks down the samples by kind of work. It is empty with --no-symbols.
 	Work []workUseDocument `json:"work"`
 	// Functions are sorted by their own CPU time. It is empty with --no-symbols.
 	Functions []functionUseDocument `json:"functions"`
@@ -148,7 +148,7 @@ func (c *recordCommand) cpu(samples uint64) time.Duration {
 	return time.Duration(samples) * (time.Second / time.Duration(c.Frequency))
 }
 
-// top returns the first elements of all, as many as --top says.
+// top returns as many of the first elements as --top says.
 func top[T any](c *recordCommand, all []T) []T {
 	if c.Top == 0 {
 		return all

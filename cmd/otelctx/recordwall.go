@@ -24,7 +24,7 @@ import (
 
 // validateWall rejects options that --wall does not support.
 func (c *recordCommand) validateWall() error {
-	const most = 1000 // Above that snapshots take longer than the time between them.
+	const most = 1000 // With more, snapshots take longer than the time between them.
 	switch {
 	case len(c.PIDs) == 0:
 		return errors.New("--wall needs the ids of the processes to record")
@@ -38,7 +38,7 @@ func (c *recordCommand) validateWall() error {
 	return nil
 }
 
-// validateFormat rejects formats with room for one kind of time.
+// validateFormat rejects formats that have room for only one kind of time.
 func (c *recordCommand) validateFormat() error {
 	if c.Wall && c.CPU && c.Format == string(export.Folded) {
 		return errors.New("--wall --cpu: folded stacks have one number each: choose another format, such as -o profile.pb.gz, or leave out --cpu")
@@ -60,7 +60,7 @@ func (c *recordCommand) kinds() []string {
 
 // recordWall records wall-clock time, and with --cpu CPU time at the same time.
 func (c *recordCommand) recordWall(s streams) error {
-	const less = 400 // Each snapshot leaves garbage, and little else is in memory.
+	const less = 400 // Each snapshot leaves garbage, and there is little else in memory.
 	debug.SetGCPercent(less)
 	ctx, release := untilInterrupted()
 	defer release()
@@ -131,7 +131,7 @@ func (c *recordCommand) recordBoth(ctx context.Context, s streams, out *outputs,
 		cancel()
 	}
 	looking.Wait()
-	recorder.Close(ctx) // It has not begun if the sampler is not ready.
+	recorder.Close(ctx) // It has not begun, because the sampler did not start.
 	if errors.Is(err, sampler.ErrNotPermitted) {
 		err = fmt.Errorf("%w; without --cpu, --wall needs only the right to read the processes", err)
 	}
@@ -166,11 +166,11 @@ type bothDocument struct {
 type wallDocument struct {
 	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
 	DurationNano      int64 `json:"duration_nano"`
-	// Frequency is the intended number of snapshots per second, Snapshots the number of all.
+	// Frequency is the intended number of snapshots per second, Snapshots the total number of snapshots.
 	// MeanDelayNano is their average delay, MaxDelayNano the largest.
 	Frequency int    `json:"frequency"`
 	Snapshots uint64 `json:"snapshots"`
-	// Overloaded reports that the delay makes times less exact than their errors suggest.
+	// Overloaded reports that the delay makes times less exact than their standard errors suggest.
 	MeanDelayNano int64 `json:"mean_delay_nano"`
 	MaxDelayNano  int64 `json:"max_delay_nano"`
 	Overloaded    bool  `json:"overloaded"`
@@ -194,7 +194,7 @@ type wallNameDocument struct {
 	// WallNano is the sum of the times that follow, and ErrorNano an upper bound of its standard error.
 	WallNano  int64 `json:"wall_nano"`
 	ErrorNano int64 `json:"error_nano"`
-	// CPUNano is the CPU time by the samples of CPU time, if there are any.
+	// CPUNano is the CPU time according to the CPU samples, if there are any.
 	CPUNano      *int64 `json:"cpu_nano,omitempty"`
 	RunningNano  int64  `json:"running_nano"`
 	RunnableNano int64  `json:"runnable_nano"`
@@ -211,7 +211,7 @@ type wallFunctionDocument struct {
 	WallNano   int64  `json:"wall_nano"`
 }
 
-// wallRow is the time of spans with one name. cpu is the CPU time by samples.
+// wallRow is the time of spans with one name. cpu is the CPU time according to the CPU samples.
 type wallRow struct {
 	wall.Row
 
@@ -229,7 +229,7 @@ func (c *recordCommand) wallRows(r *wall.Result, cpu *recording.Result) (rows []
 		rows = append(rows, wallRow{row, c.cpu(samples[key])})
 		delete(samples, key)
 	}
-	// Spans that were too short for a snapshot.
+	// These spans were too short for any snapshot.
 	for _, key := range slices.SortedFunc(maps.Keys(samples), func(a, b recording.SpanName) int {
 		return cmp.Or(cmp.Compare(samples[b], samples[a]), strings.Compare(a.Service, b.Service), strings.Compare(a.Endpoint, b.Endpoint), strings.Compare(a.Name, b.Name))
 	}) {
@@ -340,7 +340,7 @@ func shareOf(part, whole time.Duration) string {
 	return shareText(uint64(max(part, 0)), uint64(max(whole, 0)))
 }
 
-// byTime returns the kinds of waits, the most time first.
+// byTime returns the kinds of waits, the longest first.
 func byTime(kinds map[string]time.Duration) []string {
 	return slices.SortedFunc(maps.Keys(kinds), func(a, b string) int {
 		if kinds[a] != kinds[b] {
@@ -350,7 +350,7 @@ func byTime(kinds map[string]time.Duration) []string {
 	})
 }
 
-// allWaits returns the three kinds of wait that took longest, with their times, or "-".
+// allWaits returns the three longest kinds of wait with their times, or "-".
 func allWaits(kinds map[string]time.Duration) string {
 	const most = 3
 	var all []string
@@ -363,7 +363,7 @@ func allWaits(kinds map[string]time.Duration) string {
 	return strings.Join(all[:min(len(all), most)], ", ")
 }
 
-// mainWait returns the kind of wait that took longest, or "-".
+// mainWait returns the longest kind of wait, or "-".
 func mainWait(kinds map[string]time.Duration) string {
 	if len(kinds) == 0 {
 		return "-"

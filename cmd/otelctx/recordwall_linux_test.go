@@ -30,7 +30,7 @@ type stages struct {
 	byName, byKind map[string]float64
 }
 
-// stagesDuring returns what a service has measured between two times.
+// stagesDuring returns the service's measurement between two times.
 func stagesDuring(t *testing.T, p *parker, start, end int64) stages {
 	t.Helper()
 	var answer struct {
@@ -53,12 +53,12 @@ func stagesDuring(t *testing.T, p *parker, start, end int64) stages {
 }
 
 // TestRecordWallIsTrue compares the recorded wall-clock time with the service's own measurement, by span
-// name and by kind of wait, and the recorded CPU time too, if the service computes.
+// name and by kind of wait. If the service computes, it also compares the recorded CPU time.
 func TestRecordWallIsTrue(t *testing.T) {
 	childproc.NeedReading(t)
 	exe := buildParker(t, programs.Static)
 	for _, c := range []struct {
-		work []string // workers, mean pause, CPU time of a request
+		work []string // number of workers, mean pause, CPU time of a request
 		cpu  bool
 	}{
 		{[]string{"64"}, false},
@@ -129,7 +129,7 @@ func TestRecordWallIsTrue(t *testing.T) {
 			}
 			t.Logf("standard error %.2fs, running or runnable %.2fs, snapshots late by %dus", kindError/1e9, ready/1e9, d.MeanDelayNano/1000)
 			for kind, want := range truth.byKind {
-				// The service cannot distinguish waiting from being runnable.
+				// For the service, a goroutine that is runnable still waits.
 				check(kind, want, kinds[kind], 0.95*want-ready-4*kindError, 1.05*want+4*kindError)
 			}
 			if c.cpu {
@@ -227,7 +227,7 @@ func TestRecordWallFormats(t *testing.T) {
 	file("wall.otlp")
 	readOTLP(t, filepath.Join(dir, "wall.otlp"))
 
-	// Nobody listens on this port, so the profile is lost, which is an error.
+	// Nothing listens on this port, so the profile is lost, which is an error.
 	run := otelctx(t, "record", "--wall", "-d", "300ms", "--otlp-endpoint", "http://127.0.0.1:9", p.pid)
 	assert.Equal(t, exitOther, run.code, run.stdout)
 	assert.Contains(t, run.stderr, "were not sent")

@@ -18,7 +18,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// The committed manual page matches the command line; -update rewrites it.
+// TestManual checks that the committed manual page matches the command line. -update rewrites it.
 func TestManual(t *testing.T) {
 	got := otelctx(t, "man")
 	require.Zero(t, got.code, got.stderr)
@@ -32,7 +32,7 @@ func TestManual(t *testing.T) {
 	}
 }
 
-// The table of exit codes in docs matches the code.
+// TestExitCodesInDocs checks that the table of exit codes in docs matches the code.
 func TestExitCodesInDocs(t *testing.T) {
 	docs, err := os.ReadFile("../../docs/recording.md")
 	require.NoError(t, err)
@@ -74,7 +74,7 @@ var completers = map[string]string{
 		zpty -d z`,
 }
 
-// Commands, flags and values are completed, and after -- the command to record.
+// TestCompletion checks the completion of commands, flags and values, and after -- of the command to record.
 func TestCompletion(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Symlink(executable(t), filepath.Join(dir, "otelctx")))

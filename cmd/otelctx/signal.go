@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// sameSignal is the time within which a second signal is taken for the first one. timeout(1), for example,
-// signals the command and its process group.
+// sameSignal is the time within which a second signal counts as the first one. timeout(1), for example,
+// signals both the command and its process group.
 const sameSignal = 300 * time.Millisecond
 
-// untilInterrupted returns a context that the first SIGINT or SIGTERM cancels, or SIGHUP (the terminal went
-// away), unless nohup made the process ignore that. The next signal ends the process. The caller calls
-// release when it no longer needs the context.
+// untilInterrupted returns a context that the first SIGINT, SIGTERM or SIGHUP (the terminal was closed)
+// cancels. SIGHUP is left alone if nohup made the process ignore it. The next signal ends the process. The
+// caller calls release when it no longer needs the context.
 func untilInterrupted() (ctx context.Context, release func()) {
 	ctx, stop := signal.NotifyContext(context.Background(), interrupts()...)
 	context.AfterFunc(ctx, func() {
@@ -31,7 +31,7 @@ func untilInterrupted() (ctx context.Context, release func()) {
 	}
 }
 
-// interrupts are the signals by which users end this program.
+// interrupts are the signals with which users end this program.
 func interrupts() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

@@ -143,7 +143,7 @@ func (l *spansLook) close(ctx context.Context) {
 	_, _ = patient.Call(ctx, l.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, l.process.Close() })
 }
 
-// look reads the spans once.
+// look takes a snapshot of the spans.
 func (c *spansCommand) look(ctx context.Context, l *spansLook) (spansDocument, error) {
 	return patient.Call(ctx, c.PID, patient.Limit, func() (spansDocument, error) {
 		look, err := l.process.Look(ctx)
@@ -187,7 +187,7 @@ type spanDocument struct {
 	// Goroutine is the id of the goroutine that started the span, 0 if unknown.
 	Goroutine uint64 `json:"goroutine"`
 	// StartTimeUnixNano is the start of the span in nanoseconds since the epoch. AgeNano is the time from
-	// it to TimeUnixNano, 0 if it lies in the future.
+	// then to TimeUnixNano, 0 if the start lies in the future.
 	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
 	AgeNano           int64 `json:"age_nano"`
 
@@ -196,19 +196,19 @@ type spanDocument struct {
 	// Attributes are the published attributes of the span, if the goroutine is in it. Invalid UTF-8 in values
 	// becomes U+FFFD.
 	Attributes map[string]string `json:"attributes"`
-	// Joined are the other goroutines that are in the span.
+	// Joined holds the other goroutines that are in the span.
 	Joined []joinedDocument `json:"joined"`
 	// Leaked is "exited", "moved_on" or "".
 	Leaked string `json:"leaked"`
 }
 
-// joinedDocument is a goroutine that is in a span which another one started.
+// joinedDocument is a goroutine that is in a span started by another one.
 type joinedDocument struct {
 	Goroutine uint64 `json:"goroutine"`
 
 	goroutineDocument
 
-	// Attributes are those that the goroutine has published with the span.
+	// Attributes are the attributes that the goroutine has published with the span.
 	Attributes map[string]string `json:"attributes"`
 }
 
@@ -249,7 +249,7 @@ type groupDocument struct {
 	goroutineDocument
 }
 
-// document selects, orders and describes the spans of a look.
+// document selects, sorts and describes the spans of a snapshot.
 func (c *spansCommand) document(l *spansLook, look *waiting.Look, now time.Time) spansDocument {
 	d := spansDocument{
 		PID: c.PID, Service: l.service, TimeUnixNano: now.UnixNano(), Torn: look.Torn, Lost: look.Lost,
@@ -322,7 +322,7 @@ func newSpanDocument(s *reader.LiveSpan, now time.Time) spanDocument {
 	return span
 }
 
-// wants reports whether a span passes --trace and --name.
+// wants reports whether a span matches --trace and --name.
 func (c *spansCommand) wants(s *spanDocument) bool {
 	return strings.HasPrefix(s.TraceID, strings.ToLower(c.Trace)) && (strings.Contains(s.Name, c.Name) || strings.Contains(s.Endpoint, c.Name))
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // spanVolatile matches the output that differs between runs of otelctx spans. The worker runs all the time,
-// as far as the Go scheduler lets it.
+// but the Go scheduler may interrupt it.
 var (
 	spanVolatile = regexp.MustCompile(`(?m)^  [0-9a-z.]+  +runn\w+ +(-|thread \d+) +\d+  |"(start_time_unix_nano|age_nano|time_unix_nano|own_tid)": \d+|"state": "runn\w+"`)
 	spanColumns  = regexp.MustCompile(`(?m)^  AGE +STATE +WAITING FOR +GOROUTINE `)

@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// writeFrame writes one look of --watch.
+// writeFrame writes one snapshot of --watch.
 func (c *spansCommand) writeFrame(w io.Writer, d spansDocument) error {
 	if c.JSON {
 		b, err := encodeJSON(d, "")

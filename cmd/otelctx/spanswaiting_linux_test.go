@@ -28,7 +28,7 @@ import (
 )
 
 // parker is a program whose goroutines are parked in different ways, each in a span named after the way. It
-// reports what they do with the runtime's own stack traces.
+// reports what they do by printing the runtime's own stack traces.
 type parker struct {
 	*childproc.Child
 
@@ -111,7 +111,7 @@ func (p *parker) look(t *testing.T, args ...string) spansDocument {
 
 // sameAs compares the output of otelctx spans with the process's own tracebacks. Goroutines that changed
 // between the two dumps, such as running ones, are skipped. It returns the number of goroutines compared,
-// and the spans of the others.
+// and the spans of the skipped ones.
 func (p *parker) sameAs(t *testing.T, look func() spansDocument) (compared int, others []spanDocument) {
 	t.Helper()
 	before := p.dump(t)
@@ -169,7 +169,7 @@ func TestSpansWaitForWhatGoSays(t *testing.T) {
 	for _, tt := range []struct {
 		programs.Variant
 		count int
-		usual bool // The others combine properties of these.
+		usual bool // The other variants combine properties of these.
 	}{
 		{programs.Static, testenv.Rounds(2000, 10_000), true},
 		{programs.Stripped, 100, false},
@@ -214,7 +214,7 @@ func TestSpansOfOneGoroutine(t *testing.T) {
 	} {
 		t.Run(way, func(t *testing.T) {
 			p := startParker(t, exe, "1", way)
-			for n := range 2 { // Leave it alone.
+			for n := range 2 { // End the other spans.
 				require.Equal(t, "done", p.Ask("end leave%d", n))
 			}
 			p.settle(t)
@@ -229,7 +229,7 @@ func TestSpansOfOneGoroutine(t *testing.T) {
 }
 
 // TestSpansOfStoppedProcess checks that the stack of a running goroutine is reported if the process is
-// stopped, and its thread otherwise. Its loop has no frame of its own.
+// stopped, and otherwise its thread. The goroutine's loop has no stack frame.
 func TestSpansOfStoppedProcess(t *testing.T) {
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "1", "running")
@@ -264,8 +264,8 @@ func TestSpansOfStoppedProcess(t *testing.T) {
 	p.Done()
 }
 
-// TestSpansOfPreemptedGoroutine checks that a runnable goroutine has all its callers, even if it was
-// preempted in a function without a frame.
+// TestSpansOfPreemptedGoroutine checks that the stack of a runnable goroutine includes all callers, even if
+// it was preempted in a function without a stack frame.
 func TestSpansOfPreemptedGoroutine(t *testing.T) {
 	childproc.NeedReading(t)
 	cmd := exec.Command(buildParker(t, programs.Static), "3", "running")
@@ -291,8 +291,8 @@ func TestSpansOfPreemptedGoroutine(t *testing.T) {
 	p.Done()
 }
 
-// TestSpansNeverShowAnotherStack checks that no span is reported with another goroutine's stack or a mix of
-// two moments, however fast goroutines wait, exit and have their stacks moved.
+// TestSpansNeverShowAnotherStack checks that no span is reported with another goroutine's stack or with a
+// mix of two stacks, however fast goroutines wait, exit and have their stacks moved.
 func TestSpansNeverShowAnotherStack(t *testing.T) {
 	childproc.NeedReading(t)
 	child := startParker(t, buildParker(t, programs.Static), "churn")
@@ -329,7 +329,7 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 					require.Equal(t, "main."+name, frames[i+1].Function, frames)
 				}
 			}
-			// The place of the wait is in g, and its callers on the stack. Only rest makes these waits.
+			// The wait's own frame comes from g, its callers from the stack. Only rest waits in these ways.
 			if kind := waiting.Kind(g, frames); kind == "sleep" || kind == "chan receive" {
 				require.Equal(t, 1, rests, "%s: %s: %v", name, kind, frames)
 			}
@@ -342,11 +342,11 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 	child.Kill()
 }
 
-// TestSpansEqualLedger compares the live spans with the service's own ledger. Between looks its goroutines start and end
-// spans, end those of others, attach and detach spans, leave them open, and exit.
+// TestSpansEqualLedger compares the live spans with the service's own ledger. Between snapshots its goroutines start
+// and end spans, end those of others, attach and detach spans, leave them open, and exit.
 func TestSpansEqualLedger(t *testing.T) {
 	childproc.NeedReading(t)
-	// ledgerEntry has the properties of a span that the service knows.
+	// ledgerEntry holds the properties of a span that the service knows.
 	type ledgerEntry struct {
 		TraceID         string   `json:"trace_id"`
 		SpanID          string   `json:"span_id"`
@@ -420,8 +420,8 @@ func TestSpansLeaked(t *testing.T) {
 	p.Done()
 }
 
-// TestSpansOfJoinedGoroutines checks that goroutines which have attached a span are shown with it, and that
-// spans leak only if nobody works on them any longer.
+// TestSpansOfJoinedGoroutines checks that goroutines that have attached a span are shown with it, and that
+// spans leak only if no goroutine works on them any longer.
 func TestSpansOfJoinedGoroutines(t *testing.T) {
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "attach")
@@ -486,7 +486,8 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 	p.Done()
 }
 
-// The user's own code is package main or the main module, then whatever is not in the standard library.
+// TestUserFrame checks which frame counts as the user's own: package main or the main module comes first,
+// then whatever is not in the standard library.
 func TestUserFrame(t *testing.T) {
 	p, err := waiting.Open(os.Getpid())
 	require.NoError(t, err)

@@ -20,8 +20,8 @@ import (
 
 const noAnswer = "reading timed out (its memory may be backed by userfaultfd or FUSE): no answer within 5s"
 
-// A process that makes its readers wait does not delay the reading of other processes. All
-// commands wait at the same time.
+// TestNoAnswer checks that a process that blocks its readers does not delay the reading of other
+// processes. All commands wait at the same time.
 func TestNoAnswer(t *testing.T) {
 	t.Parallel()
 	before, stalling, behind := startPublisher(t, "checkout", "a"), startStalling(t), startPublisher(t, "cart", "b")
@@ -36,7 +36,7 @@ func TestNoAnswer(t *testing.T) {
 		// Stop it until the recording, so that it takes no CPU time from other tests.
 		require.NoError(t, syscall.Kill(c.PID(), syscall.SIGSTOP))
 		all := start(t, "record", "--json", "--all", "--duration=0")
-		// The code that it runs does not touch the blocking memory.
+		// The code that the process runs does not touch the blocking memory.
 		one := start(t, "record", "--json", pid, "--duration=100ms")
 		all.awaitRecorded(t, c)
 		require.Equal(t, "waits", stalling.Ask("%d", all.cmd.Process.Pid))
@@ -75,7 +75,8 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
-// An interrupted command does not wait for a process that blocks its readers.
+// TestInterruptWithoutAnAnswer checks that an interrupted command does not wait for a process that blocks
+// its readers.
 func TestInterruptWithoutAnAnswer(t *testing.T) {
 	c := startStalling(t)
 	pid := strconv.Itoa(c.PID())

@@ -16,7 +16,7 @@ import (
 )
 
 // escape replaces everything in s that is not printable with escapes such as \x1b: control characters, line
-// breaks, bidirectional overrides, invalid UTF-8.
+// breaks, bidirectional overrides and invalid UTF-8.
 func escape(s string) string {
 	var b strings.Builder
 	for len(s) > 0 {
@@ -51,7 +51,7 @@ const (
 	maxValueText = 200
 )
 
-// keyText returns a key, cut and quoted if necessary.
+// keyText returns a key, truncated and quoted if necessary.
 func keyText(key string) string { return cutShort(stringText(key), maxKeyText) }
 
 // valueText returns a value of [document] as text: strings without quotes where that is unambiguous, other
@@ -75,8 +75,8 @@ func jsonText(v any) string {
 	return cutShort(string(b), maxValueText)
 }
 
-// stringText returns s on one line. It is quoted if it has characters that are not printable, reads like a
-// value of another type, or begins or ends with a space.
+// stringText returns s on one line. It is quoted if it contains characters that are not printable, could be
+// mistaken for a value of another type, or begins or ends with a space.
 func stringText(s string) string {
 	if escape(s) != s || json.Valid([]byte(s)) || strings.TrimSpace(s) != s || s == "" {
 		return strconv.Quote(s)
@@ -84,7 +84,7 @@ func stringText(s string) string {
 	return s
 }
 
-// cutShort cuts s to the given number of characters, and says so.
+// cutShort truncates s to the given number of characters, and adds a note if it does.
 func cutShort(s string, characters int) string {
 	n := utf8.RuneCountInString(s)
 	if n <= characters {

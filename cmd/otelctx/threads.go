@@ -20,13 +20,13 @@ import (
 // activity is what a process publishes about the spans of its threads.
 type activity struct {
 	carriers []carrierDocument
-	// advertisement is the message that advertises the carriers, nil if that is the process context.
+	// advertisement is the message that advertises the carriers, or nil if the process context does.
 	advertisement *reader.ProcessContext
-	// threads are all threads, also those in no span. It is nil if no carrier can be read.
+	// threads holds all threads, including those in no span. It is nil if no carrier can be read.
 	threads []reader.Thread
 }
 
-// observe reads the activity of a process. Having none is not an error.
+// observe reads the activity of a process. It is not an error if there is none.
 func observe(ctx context.Context, p *reader.Process) (activity, error) {
 	layout, err := p.ThreadLayout(ctx)
 	if err != nil {
@@ -74,9 +74,9 @@ type carrierDocument struct {
 	Schema string `json:"schema"`
 	// RecordOffset is the offset of a goroutine_record from the label pointer in bytes. Other kinds have 0.
 	RecordOffset int `json:"record_offset"`
-	// Provable is whether readers can prove that a span found there is the right one.
+	// Provable reports whether readers can prove that a span found there is the right one.
 	Provable bool `json:"provable"`
-	// Error is why the carrier cannot be read, or "".
+	// Error is the reason why the carrier cannot be read, or "".
 	Error string `json:"error"`
 }
 
@@ -97,9 +97,9 @@ type threadDocument struct {
 	Endpoint string `json:"endpoint"`
 	// Carrier is the kind of carrier that the span was read from.
 	Carrier string `json:"carrier"`
-	// Proven is whether the span is known to be that of the goroutine on the thread.
+	// Proven reports that the span is known to be that of the goroutine on the thread.
 	Proven bool `json:"proven"`
-	// Attributes are those published with the span. Invalid UTF-8 in values becomes U+FFFD.
+	// Attributes are the attributes published with the span. Invalid UTF-8 in values becomes U+FFFD.
 	Attributes map[string]string `json:"attributes"`
 }
 
@@ -120,8 +120,8 @@ func carrierDocuments(carriers []reader.Carrier) []carrierDocument {
 	return documents
 }
 
-// threadContextDocuments returns the definitions of the thread-local variable of OTEP 4947, if the process context has a schema
-// other than Go's. A schema that is unknown and a variable that cannot be used have an error.
+// threadContextDocuments returns the definitions of the thread-local variable of OTEP 4947, if the process context has
+// a schema other than Go's. The document of an unknown schema or an unusable variable has an error.
 func threadContextDocuments(ctx context.Context, p *reader.Process, pc *reader.ProcessContext) []carrierDocument {
 	schema := ""
 	if pc != nil {
@@ -229,14 +229,14 @@ func carrierState(d *carrierDocument) string {
 	}
 }
 
-// appendThreads appends the threads that are in a span as text, no more of them than most.
+// appendThreads appends at most most of the threads that are in a span as text.
 func appendThreads(out []byte, threads []reader.Thread, most int) []byte {
 	shown := threadDocuments(threads)
 	if len(shown) == 0 {
 		return out
 	}
 	rows := [][]string{{"  TID", "GOROUTINE", columnTraceID, columnSpanID, columnLocalRoot, "CARRIER", columnAttributes}}
-	// Most services publish none.
+	// Leave out columns that would be empty: most services publish no names.
 	named := slices.ContainsFunc(shown, func(d threadDocument) bool { return d.Name != "" || d.Endpoint != "" })
 	if named {
 		rows[0] = slices.Insert(rows[0], 2, columnName, columnEndpoint)

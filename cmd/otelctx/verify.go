@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/internal/patient"
 )
 
-// verifyCommand is otelctx verify.
+// verifyCommand implements otelctx verify.
 type verifyCommand struct {
 	PID      int           `arg:""                                                               help:"The process to check."          name:"pid"         optional:""`
 	Duration time.Duration `default:"5s"                                                         help:"How long to watch the process." name:"duration"    short:"d"`
@@ -86,7 +86,7 @@ func (c *verifyCommand) Run(s streams) error {
 	return err
 }
 
-// verifyDocument is what verify --json prints.
+// verifyDocument is the output of verify --json.
 type verifyDocument struct {
 	PID int `json:"pid"`
 	// Failed counts the rules that are broken.
@@ -94,8 +94,8 @@ type verifyDocument struct {
 	Rules  []conformance.Result `json:"rules"`
 }
 
-// write prints the broken rules first, then the ones that were not exercised, and with -v the
-// passed ones.
+// write prints the broken rules first, then the rules that were not exercised, and with -v the passed
+// ones.
 func (c *verifyCommand) write(w io.Writer, results []conformance.Result) error {
 	counts := map[conformance.Status]int{}
 	var out []byte

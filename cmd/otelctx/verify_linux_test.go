@@ -18,7 +18,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// verify tells a correct publisher from a broken one by its exit code, and names the rule.
+// TestVerify checks that the exit code tells a correct publisher from a broken one, and that the rule is named.
 func TestVerify(t *testing.T) {
 	program := programs.C(t, "../../reader/testdata/threadcontext/publisher.c", "-pthread", "-rdynamic")
 	for way, code := range map[string]int{"": exitOK, "no service.name": exitNotConforming} {
@@ -48,7 +48,8 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// What otelctx records conforms in every OTLP format. A broken file does not.
+// TestVerifyProfile checks that what otelctx records conforms in every OTLP format, and that a broken file
+// does not.
 func TestVerifyProfile(t *testing.T) {
 	for _, name := range []string{"p.otlp", "p.json", "p.jsonl"} {
 		path := filepath.Join(t.TempDir(), name)
@@ -68,7 +69,8 @@ func TestVerifyProfile(t *testing.T) {
 	assert.Contains(t, got.stdout, "string table: index 0 is not the zero value")
 }
 
-// Files without an end and files that are too large are rejected before they are read.
+// TestVerifyProfileBounded checks that files without an end and files that are too large are rejected
+// before they are read.
 func TestVerifyProfileBounded(t *testing.T) {
 	dir := t.TempDir()
 	endless, large := filepath.Join(dir, "endless.otlp"), filepath.Join(dir, "large.otlp")

@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// watchCommand is otelctx watch.
+// watchCommand implements otelctx watch.
 type watchCommand struct {
 	PID      int           `arg:""                                       help:"The process to read."                     name:"pid"`
 	Interval time.Duration `default:"200ms"                              help:"Time between updates."                    name:"interval"`
@@ -87,16 +87,16 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// frame is one reading of the threads.
+// frame holds the threads of a process at one time.
 type frame struct {
 	pid     int
 	time    time.Time
 	threads []reader.Thread
-	// unpublished is whether the process no longer publishes spans.
+	// unpublished reports that the process no longer publishes spans.
 	unpublished bool
 }
 
-// watch looks at a process repeatedly.
+// watch reads the threads of a process repeatedly.
 type watch struct {
 	pid      int
 	interval time.Duration
@@ -106,8 +106,8 @@ type watch struct {
 	look     func(context.Context) ([]reader.Thread, error)
 }
 
-// run looks until ctx is done, count is reached or the process ends. ended is whether the process ended after
-// at least one look.
+// run reads until ctx is done, count is reached or the process ends. ended reports that the process ended after
+// at least one read.
 func (w *watch) run(ctx context.Context) (ended bool, err error) {
 	tick := time.NewTicker(w.interval)
 	defer tick.Stop()
@@ -127,7 +127,7 @@ func (w *watch) run(ctx context.Context) (ended bool, err error) {
 		case !errors.Is(err, reader.ErrBusy):
 			return false, aboutProcess(w.pid, err)
 		}
-		// A context that is being updated is retried at the next tick.
+		// If the context is just being updated, try again at the next tick.
 		if err == nil || f.unpublished {
 			if err := w.write(w.out, f); err != nil {
 				return false, err
@@ -148,7 +148,7 @@ func (w *watch) run(ctx context.Context) (ended bool, err error) {
 const maxInPlace = 40
 
 func writeFrameInPlace(w io.Writer, f frame) error {
-	// Move to the top left and clear the screen.
+	// Move the cursor to the top left and clear the screen.
 	_, err := w.Write(appendFrame([]byte("\x1b[H\x1b[J"), f, maxInPlace))
 	return err
 }

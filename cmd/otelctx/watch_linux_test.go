@@ -77,7 +77,7 @@ func workerRole(parent *childproc.Parent) {
 //go:noinline
 func load(p *uint32) uint32 { return *p }
 
-// spinWhileZero keeps its thread: see startWorker.
+// spinWhileZero does not let go of its thread: see startWorker.
 //
 //go:norace
 func spinWhileZero(p *uint32) {
@@ -96,7 +96,7 @@ type worker struct {
 func startWorker(t *testing.T) *worker {
 	t.Helper()
 	w := &worker{Child: childproc.Start(t, roleWorker, func(cmd *exec.Cmd) {
-		// The worker must keep its thread on any machine, so it cannot be preempted. The garbage
+		// The worker must keep its thread on any machine, so it must not be preempted. The garbage
 		// collector would wait for it forever, and with GOMAXPROCS=1 so would the goroutine that
 		// answers.
 		cmd.Env = append(cmd.Env, "GODEBUG=asyncpreemptoff=1", "GOGC=off", "GOMAXPROCS=2")
@@ -224,8 +224,8 @@ func TestThreadsForPeople(t *testing.T) {
 	assert.NotContains(t, string(many), "own 3")
 }
 
-// The watch continues when the process stops publishing for a while, or when a read finds it
-// busy.
+// TestWatchGoesOn checks that watch continues when the process stops publishing for a while, or when a
+// read finds it busy.
 func TestWatchGoesOn(t *testing.T) {
 	other := errors.New("other")
 	for _, test := range []struct {

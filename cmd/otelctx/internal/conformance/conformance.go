@@ -15,12 +15,12 @@ import (
 )
 
 // Process checks the process with id pid for the duration d, and returns the result of every rule,
-// in the order of the formats' texts. It ends early, without an error, when ctx is done or the
-// process exits.
+// in the order in which the specifications state them. It ends early, without an error, when ctx is
+// done or the process exits.
 //
 // It needs permission to read the process. Calls of prctl are counted only if the caller may use
-// tracepoints. The error wraps [reader.ErrNoContext] if no process context was seen, or is one of
-// package reader's.
+// tracepoints. The error wraps [reader.ErrNoContext] if the process published no context, or is
+// another error of package reader.
 func Process(ctx context.Context, pid int, d time.Duration) ([]Result, error) {
 	p, err := reader.Open(pid)
 	if err != nil {
@@ -51,7 +51,7 @@ func Process(ctx context.Context, pid int, d time.Duration) ([]Result, error) {
 	return c.results(), nil
 }
 
-// watch checks the process until the time is over.
+// watch checks the process until d has elapsed.
 func (c *contextChecker) watch(ctx context.Context, p *reader.Process, d time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()

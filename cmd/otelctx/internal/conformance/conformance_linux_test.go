@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 
 const source = "../../../../reader/testdata/threadcontext/publisher.c"
 
-// broken maps each defect of a publisher to the rules that it must break at least.
+// broken maps each defect of a publisher to rules that must be reported as broken; others may be too.
 var broken = map[string][]string{
 	"another signature":                     {"4719-H1"},
 	"no signature":                          {"4719-H1", "4719-P9"},
@@ -111,7 +111,7 @@ func verify(t *testing.T, program, defect string, d time.Duration) map[conforman
 		r, err := conformance.Process(t.Context(), child.PID(), d)
 		done <- outcome{r, err}
 	}()
-	// Update it for as long as it is watched.
+	// Update it until the check ends.
 	var got outcome
 	for waiting := true; waiting; {
 		select {
@@ -134,7 +134,7 @@ func verify(t *testing.T, program, defect string, d time.Duration) map[conforman
 	return rules
 }
 
-// The checker finds each defect.
+// TestBroken checks that each defect is found.
 func TestBroken(t *testing.T) {
 	program := programs.C(t, source, "-pthread", "-rdynamic")
 	for _, defect := range slices.Sorted(maps.Keys(broken)) {
@@ -163,14 +163,14 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// A correct publisher that updates all the time passes every rule.
+// TestCorrect checks that a correct publisher that updates all the time passes every rule.
 func TestCorrect(t *testing.T) {
 	program := programs.C(t, source, "-pthread", "-rdynamic")
 	assert.Empty(t, verify(t, program, "", 2*time.Second)[conformance.Failed])
 }
 
-// A correct publisher passes while the recorder or another tool traces prctl, even if the tool's
-// program hides the calls from everyone else.
+// TestTracedProcess checks that a correct publisher passes while the recorder or another tool traces prctl,
+// even if the tool's program hides the calls from all other tools.
 func TestTracedProcess(t *testing.T) {
 	needTracefs(t)
 	program := programs.C(t, source, "-pthread", "-rdynamic")
@@ -215,8 +215,8 @@ func needTracefs(t *testing.T) {
 	}
 }
 
-// Correct publishers pass however often and at whatever moment they are checked: C programs whose
-// contexts and records change all the time, and Go programs with spans.
+// TestCorrectRepeatedly checks that correct publishers pass however often and whenever they are checked: C
+// programs whose contexts and records change all the time, and Go programs with spans.
 func TestCorrectRepeatedly(t *testing.T) {
 	const publishers = 4
 	program := programs.C(t, source, "-pthread", "-rdynamic")
@@ -276,7 +276,7 @@ func TestCorrectRepeatedly(t *testing.T) {
 	}
 }
 
-// A process that publishes nothing gives ErrNoContext.
+// TestNoContext checks the error for a process that publishes nothing.
 func TestNoContext(t *testing.T) {
 	_, err := conformance.Process(t.Context(), os.Getpid(), 50*time.Millisecond)
 	assert.ErrorIs(t, err, reader.ErrNoContext)

@@ -32,8 +32,8 @@ var kernelNamesMappings = sync.OnceValue(func() bool {
 	return err == nil
 })
 
-// namingCounter counts a process's calls of prctl(PR_SET_VMA) by a tracepoint. It needs a mounted
-// tracefs and permission to read it, as root has.
+// namingCounter counts a process's calls of prctl(PR_SET_VMA) with a tracepoint. It needs a mounted
+// tracefs and permission to read it, which root has.
 type namingCounter struct {
 	fds []int
 	err error
@@ -54,8 +54,8 @@ func newNamingCounter(threads []int) *namingCounter {
 	return n
 }
 
-// checkCounting makes a call and counts it. The kernel counts none while a BPF program that returns 0,
-// of whatever tool, is attached to the tracepoint.
+// checkCounting checks that calls are counted, by making one. The kernel counts none while any tool has
+// attached a BPF program that returns 0 to the tracepoint.
 func checkCounting() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

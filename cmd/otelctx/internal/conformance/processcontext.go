@@ -36,7 +36,7 @@ const (
 	scanInterval = time.Second
 	// stuckAfter is the time limit of an update, far more than a descheduled publisher needs.
 	stuckAfter  = 5 * time.Second
-	maxChildren = 1024     // that are examined
+	maxChildren = 1024     // maximum number of children examined
 	maxPayload  = 16 << 20 // bytes; readers stop far below
 	maxSmaps    = 64 << 20 // bytes
 )
@@ -48,8 +48,8 @@ type contextChecker struct {
 	memory  remotemem.Memory
 	process *procfs.Process
 
-	mapping     procfs.Mapping // that holds the header; no name until found
-	lastAddress uint64         // of a header that the last read missed, 0 if none
+	mapping     procfs.Mapping // contains the header; has no name until one is found
+	lastAddress uint64         // of the header before it was withdrawn or moved, 0 if none
 	found       bool           // whether a header was ever found
 	zero        time.Time      // when the timestamp became zero
 	last        *observedPublication
@@ -134,12 +134,14 @@ func (c *contextChecker) checkClock(timestamp uint64) {
 		c.skip("4719-H4", "%v", err)
 		return
 	}
-	// An update may wait for the clock to pass the last timestamp, by a nanosecond each.
+	// Each update sets the timestamp at least a nanosecond later than the last one, which may get ahead of
+	// the clock.
 	const slack = uint64(time.Second)
 	c.check("4719-H4", timestamp <= now+offset+slack, "timestamp %d, while CLOCK_BOOTTIME of the process is %d", timestamp, now+offset)
 }
 
-// boottimeOffset is how far the process's CLOCK_BOOTTIME is ahead of ours, because of its time namespace.
+// boottimeOffset returns how far the process's CLOCK_BOOTTIME is ahead of ours, because of its time
+// namespace.
 func boottimeOffset(pid int) (uint64, error) {
 	theirs, err := boottime.Offset(filepath.Join("/proc", strconv.Itoa(pid)))
 	ours, ourErr := boottime.Offset("/proc/self")
@@ -172,7 +174,6 @@ func (c *contextChecker) checkMessage(body []byte) {
 	c.checkReference(attributes)
 }
 
-// payload reads the payload.
 func (c *contextChecker) payload(h wire.ProcessContextHeader) ([]byte, error) {
 	if h.PayloadSize > maxPayload {
 		return nil, errors.New("too large to be checked")

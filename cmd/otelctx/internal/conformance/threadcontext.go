@@ -149,7 +149,7 @@ func checkTables(ctx context.Context, r report, p *reader.Process) {
 		r.skip("otelctx-4", "%v", err)
 		return
 	}
-	// A span that a thread was in before and after was live in between.
+	// A span that a thread was in both before and after the table was read was live in between.
 	active := map[[8]byte]bool{}
 	for _, t := range before {
 		if t.Span != nil && t.Span.Proven {

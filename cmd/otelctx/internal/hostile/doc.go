@@ -5,13 +5,13 @@
 // recorded. It contains only tests.
 //
 // OTELCTX_TEST_COMMAND is the path of another otelctx to attack. Each attack succeeded against
-// the otelctx from before the recorder was hardened (commit 5c28b4b):
+// otelctx before the recorder was hardened (commit 5c28b4b):
 //
 //	test                  behaviour of that otelctx
 //	TestSetuidExec        leaked 24 bytes of the privileged program as a trace id
 //	TestKernelAddresses   disclosed kernel addresses to an ordinary user
 //	TestExec              attributed the next program's memory and stacks to the previous service
-//	TestReusedPID         attributed another process's to the ended service
+//	TestReusedPID         attributed the new process's memory and stacks to the ended service
 //	TestBeside
 //	  invalid attributes  wrote no file: resource 3: key ""
 //	  60,000 mappings     did not end when interrupted
@@ -20,11 +20,11 @@
 //	  new attributes      recorded the service correctly
 //	  stalling readers    did not record the service within two minutes
 //	TestStalled           left the service out of the list
-//	TestPlantedOutput     wrote through the link, and made files readable for everyone (0666)
+//	TestPlantedOutput     wrote through the link, and made files readable by everyone (0666)
 //	TestFilesAreNotOpened opened the pipe
 //	TestStalledFile       did not end when interrupted
 //	TestCrowd             took no sample of the service (make test-all runs it)
-//	TestOutputs           took up to 2,025 MiB (before attributes counted, commit 2905e87)
+//	TestOutputs           used up to 2,025 MiB (before attributes counted, commit 2905e87)
 //	TestForeignCapacity   found no span in a ring whose capacity is not a power of two
 //
 // TestDenied tests the library in the service and passes with any otelctx.

@@ -32,7 +32,7 @@ const (
 	gSP, gPC, gSelf, gBP, gStatus, gGoid, gLabels, gSize = 56, 64, 72, 96, 144, 152, 352, 512
 	gM, mProcid, mCurg                                   = 48, 64, 184
 	statusRunning, statusWaiting                         = 2, 4
-	// imageFrames is the number of frames of a good stack.
+	// Offsets of fields in a g, and the size of a g.
 	imageFrames = 5
 )
 
@@ -52,7 +52,7 @@ func (m *image) alloc(size int) uint64 {
 	return imageAt + uint64(at)
 }
 
-// set sets words.
+// set stores words from an address on.
 func (m *image) set(address uint64, words ...uint64) {
 	for i, w := range words {
 		binary.NativeEndian.PutUint64(m.content[address-imageAt+uint64(8*i):], w)
@@ -104,7 +104,7 @@ func (m *image) entry(i int, ref uint64) {
 	m.set(at, ref, wire.GoroutineCheck(id, m.gs[min(i, len(m.gs)-1)], wire.Position(ref)))
 }
 
-// stack gives a goroutine frames from low on.
+// stack gives a goroutine a stack with this many frames, which begins at low.
 func (m *image) stack(g, low uint64, frames int) {
 	m.set(g+gSP, low)
 	m.set(g+gPC, m.goexit+64)
@@ -126,7 +126,7 @@ func (m *image) start(t *testing.T, attacker string, more ...string) (pid string
 	return strconv.Itoa(self.start(t, "memory", attacker, append(args, more...)...).PID())
 }
 
-// write writes the image to a file.
+// write writes the image to a file and returns its path.
 func (m *image) write(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(programs.PublicDir(t), "memory")
@@ -134,7 +134,7 @@ func (m *image) write(t *testing.T) string {
 	return file
 }
 
-// advertise returns the arguments with which the attacker advertises the image.
+// advertise returns the arguments that make the attacker advertise the image.
 func (m *image) advertise(t *testing.T) []string {
 	t.Helper()
 	const spans, goroutines, golang = wire.KeySpans, wire.KeyGoroutines, wire.KeyGo
@@ -149,8 +149,8 @@ func (m *image) advertise(t *testing.T) []string {
 	)
 }
 
-// TestGoroutines reads goroutines of programs whose memory looks like a Go program's in part. The time and memory that
-// otelctx needs must stay bounded, and the other goroutines must be shown as they are.
+// TestGoroutines reads goroutines of programs whose memory looks only partly like a Go program's. The time and
+// memory of otelctx must stay bounded, and the intact goroutines must be reported correctly.
 func TestGoroutines(t *testing.T) {
 	otelctx, attacker := builtCommand(t), attacker(t)
 	const goroutines, spoiled = 500, 40
@@ -261,7 +261,8 @@ func checkGoroutines(t *testing.T, output []byte, all, good int) {
 	t.Log(d.Missing, seen)
 }
 
-// TestGoroutinesExec reads a process that executes, again and again, a program with a secret where its spans have been.
+// TestGoroutinesExec reads a process that repeatedly executes a program with a secret at the addresses of its
+// former spans.
 func TestGoroutinesExec(t *testing.T) {
 	otelctx, attacker := builtCommand(t), attacker(t)
 	const goroutines = 1000
@@ -274,7 +275,7 @@ func TestGoroutinesExec(t *testing.T) {
 	pid := strconv.Itoa(self.start(t, "memory", attacker, args...).PID())
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
 	require.Eventually(t, func() bool {
-		// It publishes nothing half of the time.
+		// Half of the time the process publishes nothing.
 		return self.command(otelctx, "record", "--wall", "--duration=5s", "--freq=1000", "--output", file, pid).Run() == nil
 	}, testenv.Patience, time.Millisecond)
 	content, err := os.ReadFile(file)

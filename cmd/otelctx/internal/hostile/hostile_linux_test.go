@@ -75,7 +75,7 @@ func requireNoSecret(t *testing.T, d *document, profile *pprof.Profile) {
 }
 
 // TestSetuidExec records an ordinary user's own program with otelctx as installed. The program then becomes
-// a privileged one (row 1).
+// a privileged one.
 func TestSetuidExec(t *testing.T) {
 	otelctx, attacker := installedCommand(t), attacker(t)
 	victim := programs.Public(t, attacker, "victim")
@@ -94,7 +94,7 @@ func TestSetuidExec(t *testing.T) {
 	requireNoSecret(t, d, profile)
 }
 
-// TestKernelAddresses records kernel stacks for an ordinary user who may not read kernel addresses (row 1).
+// TestKernelAddresses records kernel stacks for an ordinary user who may not read kernel addresses.
 func TestKernelAddresses(t *testing.T) {
 	otelctx := installedCommand(t, unix.CAP_SYS_PTRACE, unix.CAP_SYSLOG)
 	out, err := nobody.command("head", "-1", "/proc/kallsyms").Output()
@@ -111,7 +111,7 @@ func TestKernelAddresses(t *testing.T) {
 		require.Less(t, l.Address, uint64(0xffff_8000_0000_0000), "an address of the kernel's")
 	}
 
-	// CAP_SYS_PTRACE of the file must not let its user read other users' processes either.
+	// Nor may CAP_SYS_PTRACE in the file let its user read other users' processes.
 	service := startService(t, self)
 	message, err := nobody.command(otelctx, "record", "--duration=1s", strconv.Itoa(service.PID())).CombinedOutput()
 	require.Error(t, err)
@@ -119,7 +119,7 @@ func TestKernelAddresses(t *testing.T) {
 }
 
 // TestExec makes a service's process run another program, nothing of which must be attributed to the
-// service (row 2).
+// service.
 func TestExec(t *testing.T) {
 	otelctx, attacker := recordingCommand(t), attacker(t)
 	r := self.record(t, otelctx, "--all")
@@ -137,7 +137,7 @@ func TestExec(t *testing.T) {
 	requireNoSecret(t, d, profile)
 }
 
-// TestReusedPID reuses the id of a service that has just ended for another process (row 2).
+// TestReusedPID reuses the id of a service that has just ended for another process.
 func TestReusedPID(t *testing.T) {
 	needRoot(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
@@ -181,7 +181,7 @@ func (u user) publishing(t *testing.T, want, attacker string, args ...string) {
 }
 
 var attacks = []attack{
-	{"invalid attributes", "attributes were left out", func(t *testing.T, u user, attacker string) { // row 3
+	{"invalid attributes", "attributes were left out", func(t *testing.T, u user, attacker string) {
 		index := &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValueStrindex{StringValueStrindex: 1 << 30}}
 		for _, attributes := range [][]*commonpb.KeyValue{
 			{text("service.name", "hostile"), text("", "no key")},
@@ -194,7 +194,7 @@ var attacks = []attack{
 			u.publishing(t, "published", programs.Public(t, attacker, name))
 		}
 	}},
-	{"60,000 mappings", "", func(t *testing.T, u user, attacker string) { // row 4
+	{"60,000 mappings", "", func(t *testing.T, u user, attacker string) {
 		u.publishing(t, "mapped", attacker, "map", codeFile(t, 1), "60000", codeOffset)
 	}},
 	{"thousands of mappings of a million symbols", "", func(t *testing.T, u user, attacker string) {
@@ -232,7 +232,7 @@ func stall(t *testing.T) (pids []int) {
 }
 
 // TestBeside records a service beside each attacker. No sample of the service may be lost, and the profile
-// must be readable (rows 3 and 4).
+// must be readable.
 func TestBeside(t *testing.T) {
 	attacker := attacker(t)
 	for _, u := range []user{self, nobody} {
@@ -255,7 +255,7 @@ func TestBeside(t *testing.T) {
 	})
 }
 
-// requireRecordedBeside records a service beside attackers with a frequency at which the recorder needs
+// requireRecordedBeside records a service beside attackers at a frequency at which the recorder needs
 // less CPU than the recorded processes.
 func (u user) requireRecordedBeside(t *testing.T, said string) {
 	t.Helper()
@@ -276,8 +276,7 @@ func (u user) requireRecordedBeside(t *testing.T, said string) {
 	assert.Contains(t, r.stderr.String(), said)
 }
 
-// jit starts a program that runs code that it generated itself, in the given number of pages, with this
-// perf map.
+// jit starts a program that runs code generated in the given number of pages, and gives it this perf map.
 func (u user) jit(t *testing.T, attacker string, pages int, perfMap string) {
 	t.Helper()
 	c := childproc.Run(t, u.command(attacker, append(publish(t, attacker, text("service.name", "hostile")), "jit", strconv.Itoa(pages))...))
@@ -292,7 +291,7 @@ func (u user) jit(t *testing.T, attacker string, pages int, perfMap string) {
 }
 
 // TestNamesBesideOthers records a service beside processes of another user whose symbolization is
-// expensive. The service must have as many samples for its CPU time as without them, and its names (row 4).
+// expensive. The service must have as many samples for its CPU time as without them, and its names.
 func TestNamesBesideOthers(t *testing.T) {
 	needRoot(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
@@ -367,7 +366,7 @@ func samplesBetween(t *testing.T, content []byte, pid int, begun, ended time.Tim
 }
 
 // TestStalled lists and records a service although many processes block their readers, and verifies one of
-// those (row 4).
+// them.
 func TestStalled(t *testing.T) {
 	otelctx := recordingCommand(t)
 	pids := stall(t)
@@ -397,8 +396,7 @@ func TestStalled(t *testing.T) {
 	}
 }
 
-// TestPlantedOutput lets another user plant a file at the profile's path in a world-writable directory (row
-// 5).
+// TestPlantedOutput lets another user plant a file at the profile's path in a world-writable directory.
 func TestPlantedOutput(t *testing.T) {
 	needRoot(t)
 	otelctx, service := recordingCommand(t), startService(t, self)
@@ -417,7 +415,7 @@ func TestPlantedOutput(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.NoError(t, nobody.command(plant[0], plant[1:]...).Run())
-			// A FIFO with a reader.
+			// A FIFO needs a reader, or opening it for writing would block.
 			if f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0); err == nil {
 				defer func() { _ = f.Close() }()
 			}
@@ -438,7 +436,7 @@ func TestPlantedOutput(t *testing.T) {
 	assert.Equal(t, os.FileMode(0o600), info.Mode(), "profiles are private to their owner")
 }
 
-// TestFilesAreNotOpened maps a file and replaces it by a FIFO, which the recorder must not open (row 6).
+// TestFilesAreNotOpened maps a file and replaces it with a FIFO, which the recorder must not open.
 func TestFilesAreNotOpened(t *testing.T) {
 	otelctx := installedCommand(t)
 	code := codeFile(t, 1)
@@ -459,7 +457,7 @@ func TestFilesAreNotOpened(t *testing.T) {
 	require.ErrorIs(t, err, unix.EAGAIN, "the pipe was opened")
 }
 
-// TestStalledFile maps a file on a file system that does not answer a process that opens it (row 6).
+// TestStalledFile maps a file on a file system that does not answer when the file is opened.
 func TestStalledFile(t *testing.T) {
 	needRoot(t)
 	otelctx := recordingCommand(t)
@@ -487,8 +485,7 @@ func TestStalledFile(t *testing.T) {
 	self.record(t, otelctx, "--all").requireRecorded(service)
 }
 
-// TestCrowd starts more idle publishers than can be recorded, and expects that a later service is recorded
-// (row 8).
+// TestCrowd starts more idle publishers than can be recorded, and expects that a later service is recorded.
 func TestCrowd(t *testing.T) {
 	testenv.NeedAll(t)
 	const most = 4095
@@ -560,7 +557,7 @@ func samplesPerUse(t *testing.T, otelctx string, service *childproc.Child) float
 	return float64(d.samples(service.PID())) / (usedAt(d.Start+d.Duration) - usedAt(d.Start)).Seconds()
 }
 
-// TestDenied runs a service that publishes without permission to create memory files (row 9).
+// TestDenied runs a service that publishes without permission to create memory files.
 func TestDenied(t *testing.T) {
 	otelctx := recordingCommand(t)
 	c := childproc.Start(t, roleDenied, nil)
@@ -568,7 +565,7 @@ func TestDenied(t *testing.T) {
 	self.record(t, otelctx, "--all").requireRecorded(c)
 }
 
-// TestForeignCapacity records publishers with unusual numbers of slots that the format allows (row 9).
+// TestForeignCapacity records publishers with unusual numbers of slots that the format allows.
 func TestForeignCapacity(t *testing.T) {
 	const slots = 1000
 	otelctx, attacker := recordingCommand(t), attacker(t)

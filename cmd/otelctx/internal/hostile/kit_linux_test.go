@@ -42,13 +42,13 @@ const (
 	frequency = 997
 	// maxMemory bounds the memory of a recorder, whatever it records.
 	maxMemory = 150 << 20
-	// maxOutput bounds that of a command that keeps all of its output in memory.
+	// maxOutput bounds the memory of a command that keeps all of its output in memory.
 	maxOutput = 400 << 20
-	// maxTime bounds the CPU time of a command that reads a process for a second at most.
+	// maxTime bounds the CPU time of a command that reads a process for at most a second.
 	maxTime = 10 * time.Second
 )
 
-// user is the user who runs a program: that of the test, or an ordinary one.
+// user selects who runs a program: the user of the test, or an ordinary user.
 type user bool
 
 const (
@@ -63,7 +63,7 @@ func (u user) String() string {
 	return "self"
 }
 
-// command returns a command that is run by a user.
+// command returns a command that the user runs.
 func (u user) command(path string, args ...string) *exec.Cmd {
 	cmd := exec.Command(path, args...)
 	cmd.Dir = "/"
@@ -81,7 +81,7 @@ func (u user) start(t *testing.T, want, path string, args ...string) *childproc.
 	return c
 }
 
-// needRoot skips tests that need root's rights: other users' processes, and files that grant rights.
+// needRoot skips tests that need root, to run programs as another user or to set file capabilities.
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -89,7 +89,7 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// recordingCommand returns the path of otelctx, or of another one to attack.
+// recordingCommand returns the path of the otelctx to attack.
 func recordingCommand(t *testing.T) string {
 	t.Helper()
 	if !childproc.Capable(t, unix.CAP_BPF) || !childproc.Capable(t, unix.CAP_PERFMON) {
@@ -98,7 +98,7 @@ func recordingCommand(t *testing.T) string {
 	return builtCommand(t)
 }
 
-// builtCommand is recordingCommand for commands that only read processes.
+// builtCommand is like recordingCommand, for commands that only read processes.
 func builtCommand(t *testing.T) string {
 	t.Helper()
 	childproc.NeedReading(t)
@@ -109,7 +109,7 @@ func builtCommand(t *testing.T) string {
 	return programs.Public(t, path, "otelctx")
 }
 
-// installedCommand returns the path of an otelctx with the documented file capabilities and more.
+// installedCommand returns the path of an otelctx with the documented file capabilities and those in more.
 func installedCommand(t *testing.T, more ...int) string {
 	t.Helper()
 	needRoot(t)
@@ -281,7 +281,7 @@ func (r *recorder) interrupt() *document {
 	return d
 }
 
-// exits yields the processes whose end the recorder waits for: those that it records.
+// exits yields the processes whose exit the recorder waits for, which are those that it records.
 func (r *recorder) exits(yield func(pid int) bool) {
 	dir := fmt.Sprintf("/proc/%d/fdinfo/", r.cmd.Process.Pid)
 	fds, _ := os.ReadDir(dir)
@@ -362,7 +362,7 @@ func number(key string, n int64) *commonpb.KeyValue {
 // capacity is the capacity of the attacker's ring.
 const capacity = 65536
 
-// publish returns the arguments with which the attacker publishes a resource, and a ring at its fixed
+// publish returns the arguments that make the attacker publish a resource, and a ring at its fixed
 // address.
 func publish(t *testing.T, exe string, attributes ...*commonpb.KeyValue) []string {
 	t.Helper()
@@ -388,7 +388,7 @@ func publishRing(t *testing.T, exe string, capacity int, attributes ...*commonpb
 	)
 }
 
-// offsets is an attribute with the offsets of fields.
+// offsets returns an attribute with the offsets of fields.
 func offsets(key string, fields []wire.Field) *commonpb.KeyValue {
 	list := &commonpb.KeyValueList{}
 	for _, f := range fields {
@@ -397,8 +397,8 @@ func offsets(key string, fields []wire.Field) *commonpb.KeyValue {
 	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: list}}}
 }
 
-// advertise returns the arguments with which the attacker publishes a resource and an advertisement, with the
-// start of its ring.
+// advertise returns the arguments that make the attacker publish a resource and an advertisement. ring is the
+// start of the attacker's ring.
 func advertise(t *testing.T, ring []byte, resource []*commonpb.KeyValue, advertisement ...*commonpb.KeyValue) []string {
 	t.Helper()
 	payload, err := proto.Marshal(&processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: resource}, Attributes: advertisement})

@@ -69,7 +69,7 @@ func recordTogether(t *testing.T, otelctx string, attackers []int) {
 		samples, samples/expected, d.Samples, d.Lost, r.memory.Load()>>20,
 		r.cmd.ProcessState.UserTime()+r.cmd.ProcessState.SystemTime(), r.stderr.String())
 	assert.Zero(t, d.Lost)
-	// On a busy CPU sampling varies by some per cent.
+	// On a busy CPU sampling varies by a few percent.
 	assert.Greater(t, samples, expected*0.9)
 	said := map[string]bool{}
 	for line := range strings.Lines(r.stderr.String()) {

@@ -23,9 +23,10 @@ import (
 // ScopeName is the instrumentation scope of the profiles.
 const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
 
-// Types and units of values. A sample counts its timestamps, between which there is one period of CPU time.
-// Backends know this shape from the profiles of the OpenTelemetry eBPF profiler. Profiles of wall-clock time
-// have the duration of each sample instead of timestamps. [TimeOf] distinguishes them.
+// Types and units of values. The value of a sample is the number of its timestamps, each of which stands for
+// one period of CPU time. The OpenTelemetry eBPF profiler writes the same, so backends understand it. In
+// profiles of wall-clock time the value of a sample is a duration instead, and there are no timestamps.
+// [TimeOf] distinguishes them.
 const (
 	TypeCPU         = "cpu"
 	TypeSamples     = "samples"
@@ -99,20 +100,20 @@ type Builder struct {
 	dropped     uint64
 }
 
-// resourceSamples are the samples of one resource.
+// resourceSamples holds the samples of one resource.
 type resourceSamples struct {
 	resource Resource
 	id       []byte
 	byKey    map[sampleKey]*combined
 	samples  []*combined
-	weight   int64 // the number of all samples, or their time
+	weight   int64 // number of all samples, or their total time
 	dropped  uint32
 }
 
 // sampleKey identifies a sample in the format.
 type sampleKey struct{ stack, attributes, link int32 }
 
-// combined is all samples with one identity.
+// combined holds all samples with one identity.
 type combined struct {
 	sampleKey
 	times []uint64

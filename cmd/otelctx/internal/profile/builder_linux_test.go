@@ -86,7 +86,7 @@ func TestDataAgain(t *testing.T) {
 	assert.True(t, proto.Equal(before, data), "times are sorted in a copy")
 }
 
-// TestRange adds samples from outside the recording's time.
+// TestRange adds samples taken before the start and after the end of the recording.
 func TestRange(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	b.Add(mustResource(t), nil, [16]byte{}, [8]byte{}, nil, start.Add(-time.Second), start.Add(duration))
@@ -253,7 +253,7 @@ func TestSplit(t *testing.T) {
 	assert.EqualValues(t, 1000*1001/2, sum)
 }
 
-// TestLongKeysAreHeldOnce checks that keys take room once, however many values they have.
+// TestLongKeysAreHeldOnce checks that keys take up room once, however many values they have.
 func TestLongKeysAreHeldOnce(t *testing.T) {
 	d := newDictionary()
 	const values = 1000

@@ -58,8 +58,8 @@ type linkKey struct {
 	spanID  [8]byte
 }
 
-// attributeKey separates the key from the encoded value: a process has few, possibly long keys, and new
-// values all the time.
+// attributeKey separates the key from the encoded value, because a process has few keys, which may be long,
+// but many values.
 type attributeKey struct{ key, value string }
 
 func newDictionary() *dictionary {
@@ -150,7 +150,7 @@ func (d *dictionary) stack(stack []*symbols.Location) int32 {
 	return i
 }
 
-// location does not use the scratch space of stack.
+// location returns the index of a location. It must not use the scratch space, which its caller stack uses.
 func (d *dictionary) location(l *symbols.Location) int32 {
 	if i, ok := d.byPointer[l]; ok {
 		return i
@@ -196,7 +196,7 @@ func (d *dictionary) locationByContent(m *profilespb.Location) int32 {
 	return i
 }
 
-// canName reports whether all lines have names that fit. An incomplete chain of calls would be wrong.
+// canName reports whether all lines have names that fit. Otherwise the chain of inlined calls would have gaps.
 func (d *dictionary) canName(lines []symbols.Line) bool {
 	size := 0
 	for _, line := range lines {

@@ -56,8 +56,8 @@ func validMapping(m symbols.Mapping) symbols.Mapping {
 }
 
 // validAttributes returns the attributes that profiles can represent, the last one of each key, sorted by
-// key, and the number of dropped ones. Attributes that refer to a dictionary of strings are dropped, since
-// that is another dictionary.
+// key, and the number of dropped ones. Attributes that refer to a dictionary of strings are dropped, because
+// these strings are in the sender's dictionary.
 func validAttributes(attributes []*commonpb.KeyValue, depth int) (valid []*commonpb.KeyValue, dropped int) {
 	if len(attributes) > maxForeignAttributes {
 		dropped = len(attributes) - maxForeignAttributes

@@ -40,7 +40,7 @@ func hostileAttributes() []*commonpb.KeyValue {
 	}
 }
 
-// TestForeign checks that there is a profile whatever a process publishes and whatever its files are
+// TestForeign checks that a profile can be made whatever a process publishes and whatever its files are
 // called.
 func TestForeign(t *testing.T) {
 	resource, dropped := NewResource(hostileAttributes(), "\xff")

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The recording of the tests.
+// Parameters of the tests' recording.
 const (
 	frequency = 99
 	duration  = 10 * time.Second
@@ -153,7 +153,7 @@ func TestGolden(t *testing.T) {
 	data := fixed(t).Data(start.Add(duration))
 	require.NoError(t, Check(data))
 	for _, p := range Each(data) {
-		p.ProfileId = nil // a random one
+		p.ProfileId = nil // It is random.
 	}
 	encoded, err := protojson.Marshal(data)
 	require.NoError(t, err)

@@ -67,8 +67,8 @@ func Each(data *profilespb.ProfilesData) iter.Seq2[*resourcepb.Resource, *profil
 	}
 }
 
-// extract returns data with the samples from number first to before number limit, counted as [Samples]
-// does, and only the entries that they need.
+// extract returns data with only the samples numbered first to limit-1, counted as [Samples] does, and only
+// the entries that they need.
 func extract(data *profilespb.ProfilesData, first, limit int) *profilespb.ProfilesData {
 	e := extractor{from: data.GetDictionary(), to: newDictionary()}
 	result := &profilespb.ProfilesData{}

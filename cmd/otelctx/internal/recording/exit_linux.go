@@ -18,8 +18,8 @@ import (
 // finalizer closes a descriptor that is no longer referenced.
 type exit struct{ process *os.File }
 
-// watchExit observes the process that has this id now. The error wraps [reader.ErrProcessGone] if there is
-// none.
+// watchExit watches for the exit of the process that has this id now. The error wraps
+// [reader.ErrProcessGone] if there is none.
 func watchExit(pid int) (exit, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {

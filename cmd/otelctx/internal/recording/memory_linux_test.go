@@ -165,8 +165,8 @@ func TestMemoryOfManyProcessors(t *testing.T) {
 	assert.Less(t, largest, uint64(354<<20)) // Everything else in the document sums up to less than 158 MiB.
 }
 
-// TestAttributesOfAPartAreBounded checks that attributes count with their size in the profile, and once
-// each. A process that has used up its share of a part gets no more attributes; others still do.
+// TestAttributesOfAPartAreBounded checks that each attribute counts once, with its size in the profile. A
+// process that has used up its share of a part gets no more attributes; others still do.
 func TestAttributesOfAPartAreBounded(t *testing.T) {
 	const attributes = 150 // of a sample
 	l := newLoad(t, 2)

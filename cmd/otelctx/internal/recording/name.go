@@ -28,8 +28,8 @@ const (
 	processLimit = 2 * time.Second
 	// maxNames bounds the addresses of a process that are named in a part.
 	maxNames = 1 << 16
-	// maxProcessNamedBytes bounds the names of a process in a part, for each of the two passes of names.
-	// Programs choose the lengths of their names.
+	// maxProcessNamedBytes bounds the names of a process in a part, for each of the two passes of the method
+	// names. Programs choose the lengths of their names.
 	maxProcessNamedBytes = 16 << 20
 )
 

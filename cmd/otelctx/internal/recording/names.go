@@ -16,11 +16,11 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// nameTable caches the span names of a program. They are read as soon as a sample has an unknown name
+// nameTable caches the span names of a program. Names are read as soon as a sample has an unknown name
 // number, since the program may end before the part is named. A nil nameTable has no names.
 type nameTable struct {
 	table *reader.NameTable
-	// names are the names by number. mu is held while more are read.
+	// names holds the names by number. mu is held while more are read.
 	names atomic.Pointer[[]string]
 	mu    sync.Mutex
 	// requested reports that a read is pending. after is the earliest time of the next read.
@@ -83,8 +83,8 @@ func (n *nameTable) appendTo(attributes []reader.ThreadAttribute, s *sampler.Spa
 	return attributes
 }
 
-// request starts a goroutine of working that reads new names, unless one is pending or the last read was a
-// moment ago. It does not block.
+// request starts a goroutine of working that reads new names, unless a read is pending or the last one was
+// less than readNamesAfter ago. It does not block.
 func (n *nameTable) request(working *sync.WaitGroup, t *target) {
 	if !n.requested.CompareAndSwap(false, true) {
 		return

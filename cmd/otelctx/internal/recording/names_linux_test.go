@@ -71,7 +71,7 @@ func TestNamesOfSamples(t *testing.T) {
 	}
 }
 
-// TestRequestNames checks that unknown names are read immediately, but not again immediately.
+// TestRequestNames checks that unknown names are read at once, but not twice in a short time.
 func TestRequestNames(t *testing.T) {
 	t.Setenv("OTELCTX_SPAN_NAMES", "true")
 	c := childproc.Start(t, burner.Role, nil)
@@ -81,7 +81,7 @@ func TestRequestNames(t *testing.T) {
 	defer func() { require.NoError(t, p.Close()) }()
 	layout, err := p.ThreadLayout(t.Context())
 	require.NoError(t, err)
-	for spans := []reader.LiveSpan(nil); len(spans) == 0; { // which use the first names
+	for spans := []reader.LiveSpan(nil); len(spans) == 0; { // The spans use the first names.
 		spans, err = p.Spans(t.Context())
 		require.NoError(t, err)
 	}

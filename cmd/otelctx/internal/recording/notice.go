@@ -17,8 +17,8 @@ const (
 	// firstDelay is the delay before a changed process is scanned again, since it has probably just
 	// started. It doubles with each scan, up to pollInterval.
 	firstDelay = 25 * time.Millisecond
-	// suspendTime is for how long further changes of a process are left to the poll. So a process that
-	// changes all the time costs six more scans in this time than others.
+	// suspendTime is how long further changes of a process are left to the poll. So a process that changes
+	// all the time costs at most six more scans in this time than others.
 	suspendTime = 5 * time.Second
 	// maxNoticed bounds the processes that are scanned again or suspended, and maxNoticeScans the scans of
 	// all of them within pollInterval. The rest is left to the poll.
@@ -31,7 +31,7 @@ const (
 // noticed is a process that has changed.
 type noticed struct {
 	image sampler.Image
-	// due is the time of the next scan, and delay the time from that one to the one after.
+	// due is the time of the next scan, and delay the time between that scan and the following one.
 	due   time.Time
 	delay time.Duration
 	// suspended reports that the process is left to the poll until due.
@@ -45,7 +45,7 @@ type pacer struct {
 	rearm func(pid int)
 	all   map[int]*noticed
 	// overflow holds processes for which there was no room. They are rearmed only after pollInterval, which
-	// limits the rate.
+	// limits the rate of reports.
 	overflow []int
 	// scans is the number of scans since counted.
 	scans   int
@@ -75,8 +75,8 @@ func (p *pacer) end(pid int) {
 	p.rearm(pid)
 }
 
-// gone notes that a program no longer ran when it was scanned. If its process runs another program now,
-// that one has already been reported.
+// gone notes that a program no longer ran when it was scanned. If its process runs another program now, that
+// program has already been reported.
 func (p *pacer) gone(image sampler.Image) {
 	if n := p.all[image.PID]; n != nil && n.image == image {
 		p.end(image.PID)
@@ -179,7 +179,7 @@ func (w *watcher) end(image sampler.Image) {
 }
 
 // scanNow queues a scan of a process that has just changed, before the other processes of its user. If the
-// program no longer runs by then, its image is sent to gone.
+// program no longer runs when the scan starts, its image is sent to gone.
 func (w *watcher) scanNow(ctx context.Context, image sampler.Image, gone chan<- sampler.Image) {
 	recorded := w.registry.find(image) != nil
 	after := func(err error) {

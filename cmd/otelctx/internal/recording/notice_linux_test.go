@@ -47,13 +47,13 @@ func (w *watcher) startFor(t *testing.T) context.Context {
 	return ctx
 }
 
-// noticing returns a watcher that polls only once.
+// noticing returns a started watcher that polls only once.
 func noticing(t *testing.T, s Selection) *watcher {
 	t.Helper()
 	w := opened(t, s)
 	ctx := w.startFor(t)
 	if w.changes == nil {
-		t.Skip("the kernel tells no changes")
+		t.Skip("the kernel cannot report changes")
 	}
 	w.working.Go(func() { w.notice(ctx) })
 	return w
@@ -67,7 +67,7 @@ func startShell(t *testing.T) *childproc.Child {
 	return c
 }
 
-// state returns the number of recorded programs of a process, and of those whose recording has ended.
+// state returns how many programs of a process are recorded, and how many were but no longer are.
 func (w *watcher) state(pid int) (recorded, gone int) {
 	w.registry.mu.Lock()
 	defer w.registry.mu.Unlock()
@@ -89,8 +89,8 @@ func (w *watcher) await(t *testing.T, pid, recorded, gone int) {
 	}, testenv.Patience, time.Millisecond)
 }
 
-// retry repeats attempts whose changes are left to the poll, which these tests do not run: while many
-// processes change, or if a process changes often.
+// retry repeats an attempt, because the kernel's reports leave some changes to the poll, which these tests do
+// not run: if many processes change, or one process changes often.
 func retry(t *testing.T, attempt func() bool) {
 	t.Helper()
 	for range 30 {
@@ -142,7 +142,7 @@ func TestNoticeOfOne(t *testing.T) {
 		w := noticing(t, Selection{PIDs: []int{c.PID()}})
 		w.await(t, c.PID(), 1, 0)
 		c.Send("go")
-		if !w.soon(c.PID(), 2, 0) { // The next poll finds that the first one has ended.
+		if !w.soon(c.PID(), 2, 0) { // The next poll notices that the first program has ended.
 			return false
 		}
 		assert.False(t, w.hasEnded())
@@ -202,7 +202,7 @@ func TestExecutesAllTheTime(t *testing.T) {
 	assert.Positive(t, replaced)
 }
 
-// TestUnlisted checks that an existing process that the kernel does not list is not reported as ended.
+// TestUnlisted checks that an existing process is not reported as ended if the kernel does not list it.
 func TestUnlisted(t *testing.T) {
 	c := startShell(t)
 	w := opened(t, Selection{PIDs: []int{c.PID()}})
@@ -215,7 +215,7 @@ func TestUnlisted(t *testing.T) {
 	assert.ErrorIs(t, w.unlisted(t.Context(), c.PID(), os.ErrClosed), os.ErrClosed)
 }
 
-// TestPollAlone checks that the poll detects starts and ends without the kernel's reports.
+// TestPollAlone checks that the poll detects starts and ends without the reports of the kernel.
 func TestPollAlone(t *testing.T) {
 	w := opened(t, Selection{Names: []string{"sleep"}})
 	if w.changes != nil {
@@ -223,7 +223,7 @@ func TestPollAlone(t *testing.T) {
 		w.changes = nil
 	}
 	ctx := w.startFor(t)
-	w.notice(ctx) // does nothing
+	w.notice(ctx) // returns at once
 	c := startShell(t)
 	c.Send("go")
 	await := func(recorded, gone int) {
@@ -337,7 +337,7 @@ func TestPacerForgetsAll(t *testing.T) {
 			}
 		case lives[pid]:
 			delete(lives, pid)
-			if pid%2 == 0 { // It is watched.
+			if pid%2 == 0 { // The sampler watches this process.
 				p.end(pid)
 			}
 		}

@@ -38,7 +38,7 @@ type part struct {
 	users   map[int]*usage
 	// goroutines counts the samples of different goroutines separately.
 	goroutines bool
-	// cut counts samples that were cut to the innermost frame without attributes, lost those that were
+	// cut counts samples that were reduced to the innermost frame without attributes, lost those that were
 	// dropped.
 	cut, lost uint64
 }
@@ -109,14 +109,14 @@ func (p *part) full(now time.Time) bool {
 	return p.samples >= partSamples || p.bytes >= partBytes || p.samples > 0 && now.Sub(p.begun) >= partDuration
 }
 
-// room reports whether a sample of a process fits into the part when it is cut to the innermost frames
+// room reports whether a sample of a process fits into the part if it is reduced to the innermost frames
 // without attributes, and whether it fits as a whole.
 //
-// A user may take as much as is free. So a single user takes at most half, two take a third each, and there
-// is always room for another. Likewise a process may not take all of its user's room.
+// A user may take as much room as is free. So a single user takes at most half, two take a third each, and
+// there is always room for another. Likewise a process may not take all of its user's room.
 func (p *part) room(samples *targetSamples) (fits, whole bool) {
 	free := maxPartBytes - p.bytes
-	// Cut samples take little, but a process can have many different ones.
+	// Reduced samples take little room, but a process can have many different ones.
 	fits = samples.user.bytes <= free && 3*(samples.user.bytes+samples.bytes) <= 4*free && samples.user.samples <= maxPartSamples-p.samples
 	return fits, fits && samples.user.bytes+samples.bytes <= free
 }

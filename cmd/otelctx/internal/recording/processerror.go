@@ -18,8 +18,8 @@ type ProcessError struct {
 	err  error
 }
 
-// NewProcessError returns an error about a process. It does not repeat the process id with which errors of
-// package reader begin.
+// NewProcessError returns an error about a process. It removes the process id from the start of errors of
+// package reader, which would repeat it.
 func NewProcessError(pid int, err error) *ProcessError {
 	e := &ProcessError{PID: pid, err: err}
 	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil {

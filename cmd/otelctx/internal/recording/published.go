@@ -19,8 +19,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// published is what a process publishes, and what the kernel reports about it. It does not change, except
-// for names.
+// published is what a process publishes, combined with what the kernel reports about the process. It does not
+// change, except for names.
 type published struct {
 	// layout is nil if the publication cannot be read.
 	layout *reader.ThreadLayout
@@ -49,7 +49,7 @@ func newPublished(pid int, layout *reader.ThreadLayout) *published {
 		attributes = layout.Context.Message.GetResource().GetAttributes()
 		schemaURL = layout.Context.SchemaURL()
 	}
-	// Published attributes take precedence, so that the resource equals that of the process's spans.
+	// Published attributes take precedence, so that the resource is the same as that of the exported spans.
 	for _, kv := range processAttributes(pid) {
 		if !slices.ContainsFunc(attributes, func(a *commonpb.KeyValue) bool { return a.GetKey() == kv.GetKey() }) {
 			attributes = append(slices.Clip(attributes), kv)

@@ -95,7 +95,7 @@ func (q *queue) leastServed() (least uint64) {
 	return least
 }
 
-// begin notes a scan that does not wait for its turn. finish ends it.
+// begin notes a scan that starts without queueing. finish ends it.
 func (q *queue) begin(pid int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

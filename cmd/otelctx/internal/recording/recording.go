@@ -23,14 +23,14 @@ import (
 type Config struct {
 	Selection
 
-	// Ready, if not nil, is called once the processes of PIDs are recorded: from then on their work is
-	// sampled. An error ends the recording.
+	// Ready, if not nil, is called once the processes of PIDs are being recorded: their CPU use is sampled
+	// from then on. An error ends the recording.
 	Ready func() error
 	// Duration limits the recording; 0 records until the processes of PIDs end or the context is done.
 	Duration time.Duration
 	// Period, if not 0, is the interval at which Report is called with the result since the previous call.
-	// The recording goes on meanwhile and no sample is lost in between. Report is called after Part, by the
-	// same goroutine.
+	// The recording continues meanwhile and no sample is lost in between. Report is called after Part, by
+	// the same goroutine.
 	Period  time.Duration
 	Report  func(*Result)
 	Sampler sampler.Config
@@ -60,9 +60,9 @@ type Config struct {
 type Result struct {
 	// Start and End bound the time in which samples could be taken.
 	Start, End time.Time
-	// Samples counts all samples. Attributed counts those with a span; in Unproven of these it may be the
-	// wrong span. Lost counts samples that were taken but not read in time. Replaced counts samples that
-	// were not taken because the process already ran another program that had not been scanned yet.
+	// Samples counts all samples. Attributed counts those with a span; in Unproven of these the span may be
+	// wrong. Lost counts samples that were taken but not read in time. Replaced counts samples that were not
+	// taken because the process already ran another program that had not been scanned yet.
 	Samples, Attributed, Unproven, Lost, Replaced uint64
 	// Cut counts samples reduced to the innermost frame, without attributes, because their process had too
 	// many different ones. SpansLeftOut is an upper bound of the spans missing from Spans: if there are too
@@ -80,8 +80,8 @@ type Result struct {
 	Filtered uint64
 	// Work counts samples by kind of work, in the order of the constants.
 	Work []WorkUse
-	// The rest is sorted by samples, the most first; Functions by their own samples. Names and Endpoints
-	// are nil if no span has a name. Attributes is nil without Config.Attributes.
+	// The following lists are sorted by samples, the most first; Functions by their own samples. Names and
+	// Endpoints are nil if no span has a name. Attributes is nil without Config.Attributes.
 	Processes []ProcessUse
 	Functions []FunctionUse
 	Endpoints []NameUse
@@ -122,7 +122,7 @@ const (
 // these is an error.
 //
 // The error wraps [sampler.ErrNotPermitted], or, for Config.PIDs, an error of [reader.Open] or
-// [reader.Process.ThreadLayout] other than a missing context; any other failure is returned as it is.
+// [reader.Process.ThreadLayout] other than a missing context; any other error is returned unchanged.
 func Record(ctx context.Context, c Config) (*Result, error) {
 	r := &recording{config: &c, clock: time.Now(), parts: make(chan *part), stopped: make(chan time.Time, 1), warnings: newWarnings(c.Warn)}
 	if c.Sampler.KernelStacks {
@@ -184,7 +184,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	}
 	began := r.now()
 	if first := r.watcher.began.Load(); first != nil && r.config.Ready == nil {
-		began = r.clock.Add(first.Sub(r.clock)) // on the same clock, even if the wall clock was set meanwhile
+		began = r.clock.Add(first.Sub(r.clock)) // The result must be on the same clock, even if the wall clock was set meanwhile.
 	}
 	if r.config.Ready != nil {
 		if err := r.config.Ready(); err != nil {

@@ -105,7 +105,7 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 		return r.Lost
 	}
 	assert.Zero(t, check(0))
-	// A small buffer overflows if the reader is late, which this test does not judge.
+	// A small buffer overflows if the reader is late. This test does not fail because of that.
 	lost := uint64(0)
 	for range 100 {
 		if lost = check(os.Getpagesize()); lost > 0 {
@@ -198,8 +198,8 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// asking returns a function that decodes attributes as a nameResolver does, for this test process, whose
-// publication is out of date.
+// asking returns a function that decodes attributes as a nameResolver does, for this test process, and its
+// publication, which is out of date.
 func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p *published) {
 	t.Helper()
 	r, err := reader.Open(os.Getpid())
@@ -235,7 +235,7 @@ func TestNamesOfAttributes(t *testing.T) {
 	assert.Empty(t, ask())
 }
 
-// publicationTime returns the memory of this process, and where it holds the time of its publication.
+// publicationTime returns the memory of this process, and the address in it of the time of its publication.
 func publicationTime(t *testing.T) (memory *os.File, address int64) {
 	t.Helper()
 	p, err := reader.Open(os.Getpid())
@@ -353,8 +353,8 @@ func TestSampleAttributes(t *testing.T) {
 	}
 }
 
-// TestNamesOfAttributesWhilePublishingForEver checks that a process that never ends its publication is
-// given up and not waited for again.
+// TestNamesOfAttributesWhilePublishingForEver checks that the recorder gives up on a process that never ends
+// its publication, and does not wait for it again.
 func TestNamesOfAttributesWhilePublishingForEver(t *testing.T) {
 	publishNames(t)
 	memory, at := publicationTime(t)
@@ -367,7 +367,7 @@ func TestNamesOfAttributesWhilePublishingForEver(t *testing.T) {
 	assert.NoError(t, err)
 }
 
-// keepWaiting makes this process count as one that does not answer, until the end of the test.
+// keepWaiting makes this process count as one that does not answer its readers, until the end of the test.
 func keepWaiting(t *testing.T) {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -390,7 +390,7 @@ func keepWaiting(t *testing.T) {
 	})
 }
 
-// TestRefusedTakesNoTime checks that a refused call takes no time from the naming of other processes.
+// TestRefusedTakesNoTime checks that a refused call leaves the time for naming other processes unchanged.
 func TestRefusedTakesNoTime(t *testing.T) {
 	keepWaiting(t)
 	n := &nameResolver{left: budget{time: namingLimit}}
@@ -448,8 +448,8 @@ func startingRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// TestStartingService checks that the spans of a starting service wait for the advertisement: no sample has
-// a span that may be another one's.
+// TestStartingService checks that the spans of a starting service are not read before it has advertised them,
+// so that no sample gets the span of another thread.
 func TestStartingService(t *testing.T) {
 	c := childproc.Start(t, roleStarting, nil)
 	c.Expect("starting")

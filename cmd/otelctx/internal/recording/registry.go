@@ -18,7 +18,7 @@ import (
 // read yet.
 const keepRetired = 3 * time.Second
 
-// registry is the set of recorded programs, with the processes that were examined and are not recorded. It
+// registry is the set of recorded programs, and of the processes that were examined and are not recorded. It
 // does no I/O and never blocks, because it is queried for each sample. It is safe for concurrent use.
 type registry struct {
 	selection *Selection
@@ -30,19 +30,19 @@ type registry struct {
 	programs map[sampler.Image]*target
 	// others holds the examined processes that are not recorded, by process id.
 	others map[int]other
-	// ended holds those of Selection.PIDs that can no longer be recorded: they run another program or may
-	// not be read.
+	// ended holds the processes of Selection.PIDs that can no longer be recorded: they run another program
+	// or may not be read.
 	ended map[int]bool
 	// pids holds all processes recorded so far.
 	pids map[int]bool
 }
 
-// other is a process that is not recorded. It is scanned again once it has used the CPU, without which it
-// cannot publish.
+// other is a process that is not recorded. It is scanned again once it has used the CPU, because it cannot
+// publish without doing so.
 type other struct {
 	image sampler.Image
 	used  uint64
-	// err is why the process could not be read, if it may be selected and the error has not been reported.
+	// err is the reason why the process could not be read, if it may be selected and err has not been reported.
 	err error
 }
 
@@ -77,8 +77,8 @@ func (r *registry) add(t *target) {
 	delete(r.others, t.image.PID)
 }
 
-// retire ends the recording of a program. It reports whether the sampler must unwatch the process: not if
-// the process runs another recorded program.
+// retire ends the recording of a program. It reports whether the sampler must unwatch the process. It must
+// not if the process runs another recorded program.
 func (r *registry) retire(t *target) (unwatch bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,8 +101,9 @@ func (r *registry) isRetired(t *target) bool {
 	return !t.retired.IsZero()
 }
 
-// sweep returns programs that no longer run, which the caller retires, and removes those retired a while
-// ago, which the caller releases. It also forgets processes that have ended or run another program.
+// sweep returns the programs that no longer run, which the caller must retire, and the programs retired a
+// while ago, which it removes and the caller must release. It also forgets processes that have ended or run
+// another program.
 func (r *registry) sweep(processes map[int]sampler.Process) (over, forgotten []*target) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -135,8 +136,8 @@ func (r *registry) running() (all []*target) {
 	return all
 }
 
-// changed returns the processes to scan: those that are recorded or may have to be, and have used the CPU
-// since the last scan.
+// changed returns the processes to scan: those that have used the CPU since the last scan and are recorded or
+// may have to be.
 func (r *registry) changed(processes map[int]sampler.Process) (changed []sampler.Process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -164,10 +165,10 @@ func (r *registry) hasChanged(p sampler.Process) bool {
 	return p.Used != 0 && (o.image != p.Image || o.used != p.Used)
 }
 
-// makeRoom removes and returns a program to make room for one of the given user, or returns nil: the
-// program that has been idle the longest or, if none is idle, the least recently active one of the user
-// with the most programs, provided that the given user has fewer. The caller retires it; it is scanned
-// again once it has used the CPU.
+// makeRoom removes and returns a program to make room for one of the given user, or returns nil. It chooses
+// the program that has been idle the longest. If none is idle, it chooses the least recently active program
+// of the user with the most programs, provided that the given user has fewer. The caller retires it; it is
+// scanned again once it has used the CPU.
 func (r *registry) makeRoom(user int) *target {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -181,7 +182,7 @@ func (r *registry) makeRoom(user int) *target {
 	for _, t := range r.programs {
 		switch {
 		case !t.retired.IsZero():
-		// Since the last poll, only samples tell whether a program is active.
+		// Since the last poll, only samples show whether a program is active.
 		case r.polled.Sub(t.active) > pollInterval && !t.seen.Load():
 			if idle == nil || t.active.Before(idle.active) {
 				idle = t
@@ -211,8 +212,7 @@ func (r *registry) refuse(p sampler.Process, err, unread error) {
 		return
 	}
 	r.others[p.Image.PID] = other{image: p.Image, used: p.Used, err: unread}
-	// A process that has ended is detected by its pidfd; one that has executed another program has not
-	// ended.
+	// If a process has ended, its pidfd tells; if it has executed another program, it has not ended.
 	if slices.Contains(r.selection.PIDs, p.Image.PID) && !errors.Is(err, reader.ErrProcessGone) {
 		r.ended[p.Image.PID] = true
 	}
@@ -231,7 +231,7 @@ func (r *registry) hasEnded(pid int) bool {
 	return r.ended[pid]
 }
 
-// records reports whether a program of a process is recorded, or was less than keepRetired ago.
+// records reports whether a program of a process is being recorded, or was until less than keepRetired ago.
 func (r *registry) records(pid int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

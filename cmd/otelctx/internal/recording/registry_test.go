@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// TestWarnings expects one warning for each process and kind of error, whatever texts the process provokes.
+// TestWarnings expects one warning for each process and kind of error, even if a process varies the text.
 func TestWarnings(t *testing.T) {
 	var got []string
 	w := newWarnings(func(err error) { got = append(got, err.Error()) })
@@ -30,8 +30,8 @@ func TestWarnings(t *testing.T) {
 	assert.Len(t, got, 5, "%q", got)
 }
 
-// TestQueue checks the order of scans. A waiting process is its user, name and recent CPU time. "+" adds
-// one; "<" starts the scans whose turn it is and ends one of them.
+// TestQueue checks the order of scans. A waiting process is written as its user, name and recent CPU time. "+"
+// adds one; "<" starts the scans whose turn it is and ends one of them.
 func TestQueue(t *testing.T) {
 	for name, test := range map[string]struct {
 		places int

@@ -22,8 +22,8 @@ type Selection struct {
 	PIDs     []int
 	Children bool
 	// Names, Services and Cgroups select processes that have one of the names, belong to one of the
-	// services and are in one of the cgroups. An empty list selects all. With Names or Cgroups processes
-	// are recorded whatever they publish. They cannot be combined with PIDs.
+	// services and are in one of the cgroups. An empty list selects all. With Names or Cgroups, processes
+	// are recorded even if they publish nothing. These lists cannot be combined with PIDs.
 	Names, Services, Cgroups []string
 }
 
@@ -51,8 +51,8 @@ func (s *Selection) selectsPublished(p *published) bool {
 	return len(s.Services) == 0 || slices.Contains(s.Services, p.service)
 }
 
-// selected reports whether a process is selected by what the kernel reports alone, and whether it may be
-// selected depending on what it publishes.
+// selected reports whether a process is certainly selected by what the kernel reports about it, and whether
+// it may be selected, depending on what it publishes.
 func (s *Selection) selected(pid int) (selected, maybe bool) {
 	maybe = s.selects(pid)
 	return maybe && len(s.Services) == 0, maybe

@@ -8,8 +8,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// splitNames returns the span's name and endpoint, empty if missing, and its other attributes. The last of
-// equal keys counts.
+// splitNames returns the span's name and endpoint, empty if missing, and its other attributes. If a key
+// occurs twice, the last value wins.
 func splitNames(attributes []reader.ThreadAttribute) (name, endpoint string, others []reader.ThreadAttribute) {
 	for _, a := range attributes {
 		switch a.Key {

@@ -84,8 +84,8 @@ type TraceUse struct {
 }
 
 // Bounds of the individual counts. Beyond them the spans, span names, functions and attributes with the
-// fewest samples are dropped from the report, and so are all processes that come later. A span takes about
-// 140 bytes, and the garbage collector lets the heap grow to twice that.
+// fewest samples are dropped from the report. Processes beyond their limit are not counted individually. A
+// span takes about 140 bytes, and the garbage collector lets the heap grow to twice that.
 const (
 	maxSpans      = 1 << 14
 	maxSpanNames  = 1 << 12
@@ -94,7 +94,7 @@ const (
 	maxProcesses  = 1 << 13
 	// maxAttributeBytes bounds the attributes of all spans: a span may have hundreds.
 	maxAttributeBytes = 8 << 20
-	// maxNameBytes bounds the name of a function. Longer names are cut.
+	// maxNameBytes bounds the name of a function. Longer names are truncated.
 	maxNameBytes = 1 << 9
 )
 
@@ -145,7 +145,7 @@ type functionKey struct{ service, function string }
 
 type functionCount struct {
 	flat, cumulative uint64
-	stack            uint64 // the last stack counted in cumulative
+	stack            uint64 // number of the last stack counted in cumulative
 }
 
 type attributeKey struct{ key, value string }

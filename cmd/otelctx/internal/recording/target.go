@@ -36,7 +36,7 @@ type target struct {
 	refreshAfter time.Time
 
 	// Guarded by watcher.watching: unadvertised is when a ring without advertisement was found, zero if
-	// there is none. readAnyway reports that the ring is read nevertheless.
+	// there is none. readAnyway reports that the ring is read in spite of that.
 	unadvertised time.Time
 	readAnyway   bool
 

@@ -30,9 +30,9 @@ const (
 	// maxQuickScans bounds the scans that are not blocked by their processes.
 	maxQuickScans = 4
 	// firstScanWait is how long the start of a recording waits for the scans of existing processes. Most
-	// answer at once.
+	// scans take much less.
 	firstScanWait = time.Second
-	// firstUse is for how long the processes are observed at the start to find the busy ones.
+	// firstUse is how long the processes are observed at the start to find the busy ones.
 	firstUse = 50 * time.Millisecond
 	// shortScan is how long a scan may have taken at the end of the recording without causing a warning.
 	shortScan = 100 * time.Millisecond
@@ -41,7 +41,7 @@ const (
 	// advertisedWithin is how long a new ring may take to be advertised. A service advertises its rings
 	// right after creating them.
 	advertisedWithin = 2 * time.Second
-	// maxPrograms bounds the programs of a process that are scanned before its recording begins.
+	// maxPrograms bounds how often the start of a recording scans a process that keeps executing programs.
 	maxPrograms = 16
 )
 
@@ -61,12 +61,12 @@ type watcher struct {
 	watching sync.Mutex
 	// began is when the first process was watched, nil before.
 	began atomic.Pointer[time.Time]
-	// slow is signalled when a scan takes long, so that others may begin.
+	// slow is signalled when a scan takes long, so that other scans may begin.
 	slow chan struct{}
 	// exits is signalled when a recorded program has ended.
 	exits chan struct{}
-	// selectedExits detects the end of Config.PIDs, whatever programs they have run. It does not change
-	// after start.
+	// selectedExits detects the end of each process of Config.PIDs, whatever programs it has run. It does
+	// not change after start.
 	selectedExits map[int]exit
 	// last holds the processes at the last poll.
 	last map[int]sampler.Process
@@ -169,11 +169,11 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// errReplaced is returned if a process runs another program now.
+// errReplaced is returned if a process now runs another program.
 var errReplaced = fmt.Errorf("%w: it runs another program now", reader.ErrProcessGone)
 
-// scanFirst scans the program of one of Config.PIDs. If the process keeps executing other programs during
-// the scans, that is not an error: later scans find the current one.
+// scanFirst scans the program of one of Config.PIDs. It is no error if the process keeps executing other
+// programs during the scans: later scans find the current one.
 func (w *watcher) scanFirst(ctx context.Context, pid int) (image sampler.Image, err error) {
 	for range maxPrograms {
 		if image, err = w.sampler.Image(pid); err != nil {
@@ -190,8 +190,8 @@ func (w *watcher) scanFirst(ctx context.Context, pid int) (image sampler.Image, 
 	return image, nil
 }
 
-// unlisted returns why the kernel does not list one of Config.PIDs. err says that the process does not
-// exist, but kernels have been seen to hide unreadable processes from BPF programs.
+// unlisted explains why the kernel does not list one of Config.PIDs. err says that the process does not
+// exist, but some kernels hide unreadable processes from BPF programs.
 func (w *watcher) unlisted(ctx context.Context, pid int, err error) error {
 	if !errors.Is(err, reader.ErrProcessGone) {
 		return err
@@ -232,7 +232,7 @@ func (w *watcher) attachNow(ctx context.Context, image sampler.Image, most int) 
 		return
 	}
 	defer t.release()
-	// The files that it maps next are read soon as well.
+	// The files that the program maps next are read soon as well.
 	t.seen.Store(true)
 	_, err := patient.Call(ctx, image.PID, processLimit, func() (struct{}, error) {
 		t.symbols.Attach(most)
@@ -472,7 +472,7 @@ func (w *watcher) layout(ctx context.Context, p *reader.Process) (layout *reader
 	}
 }
 
-// openSymbols is [symbols.Files.Open] with the errors of package reader.
+// openSymbols is [symbols.Files.Open] with errors of package reader.
 func openSymbols(files *symbols.Files, pid int) (*symbols.Process, error) {
 	p, err := files.Open(pid)
 	switch {
@@ -502,8 +502,8 @@ func (w *watcher) watch(t *target) error {
 	return nil
 }
 
-// makeRoom ends the recording of a program in favour of one of the user's, and reports whether there was
-// one to end. w.watching is held.
+// makeRoom ends the recording of a program to make room for one of the user's, and reports whether it
+// found one. w.watching is held.
 func (w *watcher) makeRoom(user int) bool {
 	t := w.registry.makeRoom(user)
 	if t == nil {
@@ -539,7 +539,7 @@ func (w *watcher) refresh(ctx context.Context, t *target) error {
 		}
 		return err
 	case errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone):
-		return nil // It is changing or has changed: the next scan finds that.
+		return nil // It is changing or has changed: the next scan handles that.
 	case err != nil:
 		return err
 	}

@@ -12,15 +12,15 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// maxCached bounds the addresses whose functions are kept. A process that makes up addresses has them
-// forgotten again.
+// maxCached bounds the cached addresses. The cache is cleared when it is full, so a process that makes up
+// addresses cannot fill the memory.
 const maxCached = 1 << 16
 
-// code names the code of a process and knows its frames. What it has once found it keeps.
+// code symbolizes the code of a process and finds the sizes of its stack frames. It caches the results.
 type code struct {
 	pid     int
 	files   *symbols.Files
-	process *symbols.Process // nil until it is needed, or if it cannot be had
+	process *symbols.Process // nil until it is needed, or if it cannot be opened
 	failed  bool
 	sizes   map[uint64]frameSize
 	lines   map[uint64]*symbols.Location
@@ -48,7 +48,7 @@ func (c *code) close() {
 	c.files.Close()
 }
 
-// region returns the region that an address is in, nil if there is none.
+// region returns the region that contains an address, or nil if there is none.
 func (c *code) region(pc uint64) *symbols.Region {
 	if c.process == nil {
 		if c.failed {
@@ -67,7 +67,7 @@ func (c *code) region(pc uint64) *symbols.Region {
 	return r
 }
 
-// Frame is for [reader.GoCode].
+// Frame implements [reader.GoCode].
 func (c *code) Frame(pc uint64) (function string, size int, ok bool) {
 	f, known := c.sizes[pc]
 	if !known {
@@ -82,7 +82,7 @@ func (c *code) Frame(pc uint64) (function string, size int, ok bool) {
 	return f.function, f.size, f.ok
 }
 
-// location symbolizes an instruction. Inlined functions come before the function that contains it.
+// location symbolizes an instruction. In the result, inlined calls precede the function that contains them.
 func (c *code) location(pc uint64) *symbols.Location {
 	l, known := c.lines[pc]
 	if !known {
@@ -98,7 +98,7 @@ func (c *code) location(pc uint64) *symbols.Location {
 	return l
 }
 
-// module returns the path of the module that the program was built from, "" if that is not known.
+// module returns the path of the program's main module, or "" if it is unknown.
 func (c *code) module() string {
 	if !c.moduleAsked {
 		c.moduleAsked = true

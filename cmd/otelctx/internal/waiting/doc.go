@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package waiting tells what the goroutines of a process do that are in live spans: their state, what
-// they wait for, and their stacks with names.
+// Package waiting describes the goroutines of a process that are in live spans: their state, what they wait
+// for, and their symbolized stacks.
 //
-// It joins package reader, which reads a process, with package symbols, which names its code. It
+// It combines package reader, which reads the process, with package symbols, which symbolizes its code. It
 // neither stops the process nor calls into it.
 package waiting

@@ -10,8 +10,8 @@ import (
 )
 
 // Kind returns what a goroutine with these frames waits for, in the words of Go's own tracebacks, such
-// as "chan receive", "sync.Mutex.Lock" or "IO wait"; "syscall" and "cgo call" for what holds a thread,
-// and "" for what does not wait.
+// as "chan receive", "sync.Mutex.Lock" or "IO wait". It returns "syscall" or "cgo call" for a goroutine that
+// occupies a thread, and "" for one that does not wait.
 func Kind(g *Goroutine, frames []Frame) string {
 	switch g.State {
 	case reader.GoroutineInSyscall:
@@ -34,8 +34,8 @@ func Kind(g *Goroutine, frames []Frame) string {
 	}
 }
 
-// kinds are the kinds of wait in which functions of the runtime and of package sync wait, for programs
-// whose own texts are not found. The innermost function counts that has one.
+// kinds maps functions of the runtime and of package sync to the kind of wait that happens in them. It is
+// used for programs whose own names of wait reasons were not found. The innermost function in it counts.
 var kinds = map[string]string{
 	"runtime.chanrecv":               "chan receive",
 	"runtime.chansend":               "chan send",
@@ -52,16 +52,16 @@ var kinds = map[string]string{
 	"runtime.gcAssistAlloc":          "GC assist wait",
 }
 
-// wraps reports whether the compiler has made a function to pass a call on: a.gowrap1, a.deferwrap2 or a.b-fm.
+// wraps reports whether a function is a wrapper made by the compiler: a.gowrap1, a.deferwrap2 or a.b-fm.
 func wraps(function string) bool {
 	name := strings.TrimRight(function, "0123456789")
 	return strings.HasSuffix(function, "-fm") ||
 		name != function && (strings.HasSuffix(name, ".gowrap") || strings.HasSuffix(name, ".deferwrap"))
 }
 
-// Visible returns the frames that Go's own tracebacks show, as they show them. Those leave out the
-// runtime's functions, but for the exported ones and a panic's, functions without a package, and wrappers
-// made by the compiler.
+// Visible returns the frames that Go's own tracebacks show, with the same names. These tracebacks leave out
+// wrappers made by the compiler, functions without a package, and functions of the runtime except exported
+// ones and panic.
 func Visible(frames []Frame) []Frame {
 	var shown []Frame
 	for i, f := range frames {
@@ -80,14 +80,14 @@ func Visible(frames []Frame) []Frame {
 	return shown
 }
 
-// exported reports whether a function of package runtime, or the type of a method, is exported.
+// exported reports whether the name of a function in package runtime, or of a method's type, is exported.
 func exported(name string) bool {
 	return len(name) > 0 && 'A' <= name[0] && name[0] <= 'Z'
 }
 
-// User returns the index of the innermost frame that is the user's own code: of package main or of the
-// module that the program was built from if there is one, or else the innermost outside of the standard
-// library. It is negative if there is none.
+// User returns the index of the innermost frame in the user's own code: in package main or in the main
+// module. If there is none, it returns the innermost frame outside of the standard library, and otherwise a
+// negative number.
 func (p *Process) User(frames []Frame) int {
 	module := p.code.module()
 	library := -1
@@ -109,7 +109,7 @@ func (p *Process) User(frames []Frame) int {
 // packagePath returns the import path of a function's package: net/http of net/http.(*conn).serve.
 func packagePath(function string) string {
 	slash := strings.LastIndexByte(function, '/')
-	// The arguments of a generic function may have slashes.
+	// The type arguments of a generic function may contain slashes.
 	if bracket := strings.IndexByte(function, '['); bracket >= 0 && bracket < slash {
 		slash = strings.LastIndexByte(function[:bracket], '/')
 	}
@@ -120,15 +120,15 @@ func packagePath(function string) string {
 	return strings.ReplaceAll(function[:slash+1+dot], "%2e", ".")
 }
 
-// standard reports whether a package is in Go's standard library. By convention, paths of other
-// modules have a dot in their first element. For other paths without one, the file decides.
+// standard reports whether a package is in Go's standard library. By convention, the first element of other
+// modules' paths contains a dot. If it does not, the file decides.
 func standard(path, file string) bool {
 	first, _, _ := strings.Cut(path, "/")
 	if path == "" || strings.Contains(first, ".") {
 		return path == ""
 	}
-	// Files of the standard library are in GOROOT/src, or begin with the package's path in programs
-	// that were built with -trimpath. So do those of modules, behind which @ stands for the version.
+	// A file of the standard library is in GOROOT/src or, with -trimpath, its path begins with the package's
+	// path. The path of a module's file then begins with the module's path, followed by @ and the version.
 	// Package runtime implements functions of other packages, such as time.Sleep.
 	in := func(path string) bool {
 		return strings.Contains(file, "/src/"+path+"/") || strings.HasPrefix(file, path+"/")

@@ -17,21 +17,21 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Process is a process whose goroutines are looked at. It is not safe for concurrent use.
+// Process is a process whose goroutines are read. It is not safe for concurrent use.
 type Process struct {
 	process *reader.Process
 	code    *code
-	// spans and goroutines are the numbers of the last look, for the next one's memory.
+	// spans and goroutines are their numbers in the last look, for allocating the next one.
 	spans, goroutines int
 }
 
-// Look is what a process was doing at one moment.
+// Look is a snapshot of what a process is doing.
 type Look struct {
 	// Spans are the live spans, in no particular order.
 	Spans []Span
-	// Goroutines are the goroutines that started them or are in them, each once.
+	// Goroutines are the goroutines that started these spans or are in one of them, each once.
 	Goroutines []Goroutine
-	// Torn and Lost count what changed while it was read: see [reader.Goroutines].
+	// Torn and Lost count goroutines that changed while they were read: see [reader.Goroutines].
 	Torn, Lost int
 	// Missing holds the reasons why some of the data could not be read.
 	Missing []error
@@ -44,21 +44,21 @@ type Span struct {
 	// Goroutine is the index in [Look.Goroutines] of the goroutine that started the span, negative if
 	// unknown.
 	Goroutine int
-	// Joined are the indexes of the other goroutines that are in the span: they have attached it, for
-	// example.
+	// Joined are the indexes of the other goroutines that are in the span, for example because they have
+	// attached it.
 	Joined []int
-	// Leaked says how the goroutine that started the span has left it, if no other goroutine is known to be
-	// in it or in one of its descendants.
+	// Leaked says how the goroutine that started the span has left it. It is "" if the goroutine has not, or
+	// if another goroutine is known to be in the span or in one of its descendants.
 	Leaked Leak
 }
 
-// Leak is how a goroutine has left a span that it started and that is live. The zero Leak is not at all.
+// Leak is the way in which a goroutine has left a live span that it started. "" means that it has not.
 type Leak string
 
 const (
 	// Exited means that the goroutine has exited.
 	Exited Leak = "exited"
-	// MovedOn means that the goroutine is in no span, in a span of another trace, or in a span around this one.
+	// MovedOn means that the goroutine is in no span, in a span of another trace, or in an ancestor of this span.
 	MovedOn Leak = "moved_on"
 )
 
@@ -66,17 +66,17 @@ const (
 type Goroutine struct {
 	reader.Goroutine
 
-	// Started are the indexes in [Look.Spans] of the live spans it started, the latest last.
+	// Started are the indexes in [Look.Spans] of the live spans that the goroutine started, the latest last.
 	Started []int
 	// In is the index of the span that the goroutine is in, negative if none. If the process does not
-	// publish that, it is the live span that the goroutine started last.
+	// publish it, In is the live span that the goroutine started last.
 	In int
 
 	// read is a time just before the goroutine was read.
 	read time.Time
 }
 
-// Open begins to look at a process. Close releases it. The errors are those of package reader.
+// Open prepares to read a process. Close releases it. The errors are those of package reader.
 func Open(pid int) (*Process, error) {
 	process, err := reader.Open(pid)
 	if err != nil {
@@ -85,13 +85,12 @@ func Open(pid int) (*Process, error) {
 	return &Process{process: process, code: newCode(pid)}, nil
 }
 
-// Close releases what the process holds.
 func (p *Process) Close() error {
 	p.code.close()
 	return p.process.Close()
 }
 
-// Service returns the name of the process's service, "" if it publishes none.
+// Service returns the service name of the process, or "" if it publishes none.
 func (p *Process) Service(ctx context.Context) string {
 	attributes, _ := p.Resource(ctx)
 	for _, kv := range attributes {
@@ -102,7 +101,7 @@ func (p *Process) Service(ctx context.Context) string {
 	return ""
 }
 
-// Resource returns the attributes of the process's resource and their schema URL, nothing if it
+// Resource returns the attributes and the schema URL of the process's resource, or nil and "" if it
 // publishes none.
 func (p *Process) Resource(ctx context.Context) (attributes []*commonpb.KeyValue, schemaURL string) {
 	pc, err := p.process.ProcessContext(ctx)
@@ -120,11 +119,11 @@ type Options struct {
 	Probability float64
 }
 
-// Look reads everything. The errors are those of [reader.Process.Spans].
+// Look takes a snapshot and confirms leaks. The errors are those of [reader.Process.Spans].
 //
-// A span is read before its goroutines are. It may end in between, or its goroutine may not yet have
-// published that it is in it. Both look like a leak, so leaks are believed only if a second look confirms
-// them, and spans that have ended by then are left out.
+// A span is read before its goroutines are. Meanwhile it may end, or its goroutine may not yet have
+// published that it is in the span. Both resemble a leak, so a leak is reported only if a second snapshot
+// confirms it. Spans that have ended by the second one are left out.
 func (p *Process) Look(ctx context.Context) (*Look, error) {
 	look, err := p.Sample(ctx, Options{Stacks: true, Attributes: true})
 	if err != nil {
@@ -156,7 +155,7 @@ func (p *Process) Look(ctx context.Context) (*Look, error) {
 	return look, nil
 }
 
-// index fills in which goroutines have started and are in which spans.
+// index fills in which spans each goroutine has started and which one it is in.
 func (l *Look) index() {
 	counts := make([]int, len(l.Goroutines))
 	for i := range l.Spans {
@@ -175,7 +174,7 @@ func (l *Look) index() {
 		}
 		g := &l.Goroutines[s.Goroutine]
 		g.Started = append(g.Started, i)
-		// Few have many: move the latest to the end.
+		// Move the latest to the end. Few goroutines have many spans.
 		for j := len(g.Started) - 1; j > 0 && l.Spans[g.Started[j-1]].Start.After(s.Start); j-- {
 			g.Started[j-1], g.Started[j] = g.Started[j], g.Started[j-1]
 		}
@@ -199,7 +198,7 @@ func (l *Look) place() {
 		if !g.SpanKnown {
 			continue
 		}
-		// A span that is not in the look has started after the look began.
+		// A span that is not in the look started after the spans were read.
 		if in, ok := byRef[g.Span]; ok {
 			g.In = in
 		} else if g.Span == 0 {
@@ -217,7 +216,7 @@ func (l *Look) findLeaks() {
 	for i := range l.Spans {
 		byRef[l.Spans[i].Ref] = i
 	}
-	// occupied spans have a goroutine in them or in a descendant.
+	// occupied reports for each span whether a goroutine is in it or in a descendant.
 	occupied := make([]bool, len(l.Spans))
 	var pending []int
 	occupy := func(i int) {
@@ -251,22 +250,22 @@ func (l *Look) findLeaks() {
 		case g.State == reader.GoroutineGone:
 			s.Leaked = Exited
 		case g.State == reader.GoroutineUnknown:
-		// In a sibling in the same trace it may come back.
+		// A goroutine that is in a sibling of the span may come back.
 		case g.In < 0 || l.Spans[g.In].TraceID != s.TraceID || slices.Contains(s.Ancestors[:], l.Spans[g.In].Ref):
 			s.Leaked = MovedOn
 		}
 	}
 }
 
-// maxFrames bounds the frames of all stacks in a look, so that a process with a million made-up frames cannot exhaust
-// the memory of its reader. Go's own programs have a few dozen frames per goroutine.
+// maxFrames bounds the frames of all stacks in a look, so that a process with millions of made-up frames cannot
+// exhaust the reader's memory. Ordinary programs have a few dozen frames per goroutine.
 const maxFrames = 1 << 19
 
 var errTooManyFrames = fmt.Errorf("stacks of further goroutines: there are more than %d frames", maxFrames)
 
-// Sample takes one look, without confirming leaks.
+// Sample takes a snapshot without confirming leaks.
 func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
-	const spare = 16 // more than last time
+	const spare = 16 // more than in the last look
 	look := &Look{Spans: make([]Span, 0, p.spans+spare), Goroutines: make([]Goroutine, 0, p.goroutines+spare)}
 	const leftOut = -1
 	known := make(map[reader.GoroutineRef]int, p.goroutines)
@@ -321,7 +320,7 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
 			}
 			look.Spans = append(look.Spans, span)
 		}
-		if err := read(); err != nil { // At once: goroutines move on.
+		if err := read(); err != nil { // Immediately, because goroutines move on.
 			return nil, err
 		}
 	}
@@ -345,9 +344,9 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
 	return look, nil
 }
 
-// forgetMoves leaves goroutines in the live span that they started last if they have left it by its end, or
-// started it after they were read. Otherwise goroutines that move on while they are read would count for the
-// spans around: spans that have started meanwhile may be unknown.
+// forgetMoves corrects goroutines that left the span that they started last while the look was taken: if that
+// span ended by the end of the look, or started after the goroutine was read, the goroutine counts as still in
+// it. Otherwise the goroutine would count for an enclosing span, because its next span may be unknown.
 func (p *Process) forgetMoves(ctx context.Context, look *Look) error {
 	live := map[reader.SpanRef]bool{}
 	moved := func(g *Goroutine) *Span {
@@ -384,8 +383,8 @@ func (p *Process) forgetMoves(ctx context.Context, look *Look) error {
 	return nil
 }
 
-// Frames returns the stack of a goroutine with the names of its functions, those that the compiler has
-// inlined among them, the innermost first. A function whose name is not known has its address instead.
+// Frames returns the stack of a goroutine, the innermost frame first, including inlined functions. A frame whose
+// function is unknown has its address as the name.
 func (p *Process) Frames(g *Goroutine) []Frame {
 	frames := make([]Frame, 0, len(g.Stack)+8)
 	for _, pc := range g.Stack {
@@ -398,8 +397,8 @@ func (p *Process) Frames(g *Goroutine) []Frame {
 	return frames
 }
 
-// Locations returns the stack of a goroutine as profiles have it, the innermost first. Nobody may
-// change the locations.
+// Locations returns the stack of a goroutine in the form that profiles use, the innermost frame first. The
+// locations must not be changed.
 func (p *Process) Locations(g *Goroutine) []*symbols.Location {
 	stack := make([]*symbols.Location, len(g.Stack))
 	for i, pc := range g.Stack {

@@ -11,7 +11,7 @@ import (
 )
 
 // raisePriority raises the scheduling priority of this process, so that looks are on time on a busy
-// machine. Without CAP_SYS_NICE it has no effect, and looks may be late, which is reported.
+// machine. Without CAP_SYS_NICE it has no effect, and looks may be late, which the result reports.
 func raisePriority() {
 	const priority = -10
 	// New threads inherit the priority of the thread that starts them, which may not have it yet.

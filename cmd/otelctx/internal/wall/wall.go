@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wall records the wall-clock time of spans. It repeatedly reads the goroutines of processes
-// ("looks at" them) and attributes the time since the previous look to what each goroutine is doing.
+// Package wall records the wall-clock time of spans. It repeatedly takes a snapshot of the goroutines of
+// processes, called a look, and attributes the time since the previous look to what each goroutine is doing.
 //
 // Each goroutine counts once, for the span that it is in. Recording only needs the permission
 // to read the processes, and runs nothing in them.
@@ -50,21 +50,21 @@ type Config struct {
 // Result is a recording.
 type Result struct {
 	Start, End time.Time
-	// Looks counts the rounds over all processes, Goroutines the goroutines read in all of them. Torn
-	// counts readings that were repeated because a goroutine changed meanwhile, Lost goroutines that
-	// changed each time. Sampled reports that there were so many goroutines that only a random part of them
-	// was read at each look.
+	// Looks counts the looks, each at all processes, and Goroutines the goroutines read in all looks. Torn
+	// counts reads that were repeated because a goroutine changed meanwhile, Lost goroutines that changed
+	// each time. Sampled reports that there were so many goroutines that each look read only a random part of
+	// them.
 	Looks, Goroutines uint64
 	Torn, Lost        uint64
 	Sampled           bool
 	// Late is the average delay of looks, Latest the largest.
 	Late, Latest time.Duration
-	// Overloaded reports that looks were late by more than a tenth of their interval on average, so that
-	// times are less exact than their errors suggest.
+	// Overloaded reports that looks were late by more than a tenth of their interval on average, so the
+	// times are less exact than their standard errors suggest.
 	Overloaded bool
-	// Rows is the time of spans by name, the most first.
+	// Rows holds the time of spans by name, the most first.
 	Rows []Row
-	// Functions is the waiting time by the user's function that waits, the most first.
+	// Functions holds the time of waits by the function of the user's code that waits, the most first.
 	Functions []FunctionTime
 	// Missing holds the reasons why some of the data could not be read.
 	Missing []error
@@ -72,7 +72,7 @@ type Result struct {
 	Ended bool
 }
 
-// Times is wall-clock time by goroutine state. Waits is the time of waits and system calls by kind.
+// Times is wall-clock time by goroutine state. Waits breaks down the time of waits and system calls by kind.
 type Times struct {
 	Total, Running, Runnable, Unknown time.Duration
 	Waits                             map[string]time.Duration
@@ -85,9 +85,9 @@ type Times struct {
 // Waiting returns the time of all waits.
 func (t *Times) Waiting() time.Duration { return t.Total - t.Running - t.Runnable - t.Unknown }
 
-// Error returns the standard error of the total, assuming that at each look each goroutine is in another
-// span and that all are independent. It is smaller for spans longer than the interval between looks, and
-// does not include the effect of late looks.
+// Error returns the standard error of the total, under the assumption that at each look every goroutine is in
+// a different span and all are independent. The real error is smaller for spans longer than the interval
+// between looks, and does not include the effect of late looks.
 func (t *Times) Error() time.Duration {
 	return time.Duration(math.Sqrt(t.squares) * float64(time.Second))
 }
@@ -115,7 +115,7 @@ const (
 	partTime = 10 * time.Second
 )
 
-// rowKey identifies a row, or a function's wait.
+// rowKey identifies a row of spans, or a wait in a function.
 type rowKey struct{ service, a, b string }
 
 // target is a recorded process.
@@ -295,8 +295,8 @@ func (r *Recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
 		}
 		s := &look.Spans[g.In]
 		if g.State == reader.GoroutineGone {
-			// Either it exited between the reading of its span and its own, or it exited long ago and is no
-			// longer in the span, which another goroutine may own now.
+			// Either the goroutine exited after the span was read and before the goroutine was, or it exited long
+			// ago and has left the span, which another goroutine may own now.
 			if exited[s.SpanID] = true; t.exited[s.SpanID] {
 				continue
 			}

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command pgo uses the processor until its input ends, in a function that the compiler inlines
-// only if a profile says that it is hot.
+// Command pgo uses the CPU until its input ends, in a function that the compiler inlines only if a
+// profile says that the function is hot.
 package main
 
 import (

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package launch starts a command that is stopped before its first instruction, so that it can be recorded
-// from there on. It also passes signals on to the command.
+// from the start. It also passes signals on to the command.
 //
 // The command inherits the streams, the environment, the user and the process group of this process, and
 // the descriptors that this process inherited itself, but not those that it has opened. It gets none of the

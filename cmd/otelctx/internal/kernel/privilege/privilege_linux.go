@@ -55,7 +55,7 @@ func Restrict() error {
 	return nil
 }
 
-// Do calls f with those capabilities for recording that this program has, and returns the error of f. The
+// Do calls f with the capabilities for recording that this program has, and returns the error of f. The
 // capabilities also permit f to read other processes, files and the kernel, so f must only use BPF and perf
 // events. f must not start goroutines for this work: only the calling thread has the capabilities.
 func Do(f func() error) error {
@@ -83,7 +83,7 @@ func Do(f func() error) error {
 	return f()
 }
 
-// Usable returns the capabilities of functions called by [Do].
+// Usable returns the capabilities that functions called by [Do] have.
 func Usable() (Set, error) {
 	sets, err := get()
 	if err != nil {

@@ -23,8 +23,8 @@ const (
 	GoroutineTable = Carrier(reader.GoroutineTable)
 	// GoroutineRecord is [reader.GoroutineRecord].
 	GoroutineRecord = Carrier(reader.GoroutineRecord)
-	// Labels are the goroutine's pprof labels, whoever has set them, read like the OpenTelemetry eBPF
-	// profiler does: the values of trace_id and span_id.
+	// Labels are the goroutine's pprof labels, whoever set them, read as the OpenTelemetry eBPF
+	// profiler reads them: the values of trace_id and span_id.
 	Labels Carrier = 4
 )
 
@@ -39,9 +39,9 @@ func (c Carrier) String() string {
 // includes reports whether carriers of this kind are read.
 func (c Carrier) includes(kind reader.CarrierKind) bool { return c == 0 || c == Carrier(kind) }
 
-// Check returns why spans of a process cannot be read from the carrier, nil if they can. A process that
-// publishes no spans yet, whose layout may be nil, is not an error. The error may contain text chosen by
-// the process.
+// Check returns an error that says why spans of a process cannot be read from the carrier, or nil if they
+// can. A process that publishes no spans yet, whose layout may be nil, is not an error. The error may contain
+// text chosen by the process.
 func (c Carrier) Check(layout *reader.ThreadLayout) error {
 	if c == 0 || layout == nil || len(layout.Carriers) == 0 {
 		return nil
@@ -58,7 +58,7 @@ func (c Carrier) Check(layout *reader.ThreadLayout) error {
 	return err
 }
 
-// labelsError returns why the labels of goroutines cannot be read, nil if they can.
+// labelsError returns an error that says why the labels of goroutines cannot be read, or nil if they can.
 func labelsError(layout *reader.ThreadLayout) error {
 	if r := &layout.Runtime; r.GM < 0 || r.MCurg < 0 || r.GGoid < 0 || r.GLabels < 0 {
 		return errors.New("the process does not say where goroutines keep their labels")

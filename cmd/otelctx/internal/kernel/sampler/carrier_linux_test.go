@@ -56,7 +56,7 @@ func TestChosenCarrier(t *testing.T) {
 			watch(t, s, c.PID(), layoutOf(t, c.PID()))
 			rounds := testenv.Rounds(1000, 2000)
 			if testenv.Emulated() {
-				rounds = 2000 // Fewer of the samples are decided.
+				rounds = 2000 // Fewer of the samples can be decided.
 			}
 			samples := take(t, s, rounds)
 			v := judge(c, samples)
@@ -81,7 +81,7 @@ func TestChosenCarrier(t *testing.T) {
 }
 
 // TestChosenCarrierIsMissing checks that no spans are found if the process lacks the chosen carrier,
-// whatever others it has.
+// whatever other carriers it has.
 func TestChosenCarrierIsMissing(t *testing.T) {
 	for carrier, words := range map[Carrier][]string{
 		GoroutineRecord: {burner.GoroutineTable, burner.ThreadSlots},
@@ -100,8 +100,8 @@ func TestChosenCarrierIsMissing(t *testing.T) {
 	}
 }
 
-// TestLabelsOfOthers checks that labels set by other code are found if and only if labels are read. This
-// needs no records.
+// TestLabelsOfOthers checks that labels set by other code are found only if labels are read. The process
+// needs no records for that.
 func TestLabelsOfOthers(t *testing.T) {
 	for carrier, trace := range map[Carrier][16]byte{Labels: burner.ForeignTrace, GoroutineTable: {}} {
 		t.Run(carrier.String(), func(t *testing.T) {
@@ -179,7 +179,7 @@ func TestLabelsAsProfilersReadThem(t *testing.T) {
 	}
 }
 
-// TestLabelsThatChange checks that nothing is left over from longer labels read before.
+// TestLabelsThatChange checks that nothing remains of longer labels read before.
 func TestLabelsThatChange(t *testing.T) {
 	const trace, span = "0123456789abcdef0123456789abcdef", "fedcba9876543210"
 	s := open(t, Config{Frequency: burner.Frequency(), Carrier: Labels})
@@ -199,7 +199,7 @@ func TestLabelsThatChange(t *testing.T) {
 			require.Equal(t, span, hex.EncodeToString(one.Span.SpanID[:]))
 		}
 	}
-	assert.Greater(t, found, 60) // about a third is
+	assert.Greater(t, found, 60) // about a third have the labels
 	assert.Less(t, found, 500)
 }
 
@@ -318,7 +318,7 @@ func TestDecodeLabels(t *testing.T) {
 	assert.Zero(t, s.Span, "a goroutine without labels")
 }
 
-// goContext returns a process context with the Go version that the process is built with.
+// goContext returns a process context that says which Go version the process was built with.
 func goContext(version string) *reader.ProcessContext {
 	return &reader.ProcessContext{Message: &processcontextpb.ProcessContext{Attributes: []*commonpb.KeyValue{{
 		Key: wire.KeyGo + wire.GoKeyVersion, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: version}},

@@ -3,10 +3,10 @@
 
 package sampler
 
-// Change is a change of a process.
+// Change reports that a process has executed a program, published or ended.
 type Change struct {
 	Image Image
-	// Ended reports that the process has ended. Otherwise it has executed Image, or publishes.
+	// Ended reports that the process has ended. Otherwise it has executed Image or has published.
 	Ended bool
 }
 

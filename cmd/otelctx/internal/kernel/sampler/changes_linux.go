@@ -102,8 +102,8 @@ func (c *Changes) Next(to *Change) error {
 	return nil
 }
 
-// Again makes the kernel report the next change of a process. Until then only one change is reported,
-// however many there are.
+// Again makes the kernel report the next change of a process. The kernel reports one change of each process
+// and then no more until Again is called.
 func (c *Changes) Again(pid int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -142,8 +142,8 @@ func publicationsRole(parent *childproc.Parent) {
 	}
 }
 
-// TestChangesOfPublishers checks that publishing a process context is reported, also when it is published
-// anew.
+// TestChangesOfPublishers checks that publishing a process context is reported, both the first time and
+// after an update.
 func TestChangesOfPublishers(t *testing.T) {
 	needNamespaces(t)
 	needSampling(t)

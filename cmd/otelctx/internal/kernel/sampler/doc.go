@@ -5,14 +5,14 @@
 // thread's stack and, if the process advertises its spans, the span that the thread is in.
 //
 // A BPF program, sampler.bpf.c, runs in a timer interrupt on each CPU. The interrupted thread cannot
-// continue meanwhile, unlike when another process reads it, so the program finds the thread's goroutine
-// where the thread itself does, and the goroutine does not change.
+// continue meanwhile, so the program finds the thread's goroutine the way the thread itself does, and the
+// goroutine does not change. A reader in another process has no such guarantee.
 //
 // The package needs Linux 5.10 (arm64: 5.12) with BTF, and the capabilities CAP_BPF and CAP_PERFMON. Before
 // 5.11 it also needs CAP_SYS_RESOURCE, or a limit on locked memory that its maps fit into. Elsewhere [Open]
 // returns an error that wraps [errors.ErrUnsupported].
 //
-// The package does not symbolize stacks and does not choose the processes: callers do.
+// The package neither symbolizes stacks nor chooses the processes: callers do.
 package sampler
 
 // The objects and their Go code are committed, so that building needs only the Go

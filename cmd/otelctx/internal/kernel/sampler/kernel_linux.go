@@ -211,7 +211,7 @@ func permitted() error {
 		return err
 	}
 	if usable.Has(unix.CAP_SYS_ADMIN) {
-		return nil // It includes both.
+		return nil // CAP_SYS_ADMIN includes both.
 	}
 	var missing []string
 	for _, c := range needed {

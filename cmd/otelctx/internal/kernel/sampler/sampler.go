@@ -75,20 +75,20 @@ type Process struct {
 	Used uint64
 }
 
-// Counts are the numbers of missing samples.
+// Counts holds the numbers of missing samples.
 type Counts struct {
 	// Lost counts samples that were not read in time.
 	Lost uint64
-	// Replaced counts samples that were not taken because the process ran another program by then, or was
-	// another process.
+	// Replaced counts samples that were not taken because the process had already executed another program,
+	// or because another process had taken its id.
 	Replaced uint64
 }
 
 // Sample is the state of a thread of a watched process when it was interrupted. Process and thread ids are
 // those in the caller's PID namespace.
 type Sample struct {
-	// Time is CLOCK_BOOTTIME, converted to the wall clock by the offset at the opening of the sampler. So
-	// it is not affected when the wall clock is set.
+	// Time is CLOCK_BOOTTIME, converted to the wall clock with the offset at the opening of the sampler, so
+	// setting the wall clock does not affect it.
 	Time time.Time
 	// Image is the program that the process ran.
 	Image Image

@@ -58,8 +58,8 @@ type Sampler struct {
 	// it.
 	listing sync.Mutex
 	nextMu  sync.Mutex
-	// next makes the next list of processes, shared by the concurrent callers of Image; nil if there are
-	// none.
+	// next makes the next list of processes, shared by the concurrent callers of Image; nil if no caller is
+	// waiting.
 	next func() (map[int]Process, error)
 }
 
@@ -196,7 +196,7 @@ func (s *Sampler) Watch(image Image, layout *reader.ThreadLayout) error {
 	return nil
 }
 
-// Unwatch stops sampling a process. Samples taken before may still be read. It does nothing if the process
+// Unwatch stops sampling a process. Samples taken before can still be read. It does nothing if the process
 // is not watched.
 func (s *Sampler) Unwatch(pid int) error {
 	s.mu.Lock()
@@ -257,8 +257,8 @@ func (s *Sampler) processes() (map[int]Process, error) {
 // Image returns the program that a process runs. The error wraps [reader.ErrProcessGone] if there is no
 // such process.
 //
-// Callers that arrive while a list is being made share the next one: the more processes there are, the
-// longer a list takes and the more callers there are.
+// Callers that arrive while a list is being made share the next one, because the more processes there are,
+// the longer a list takes and the more callers wait.
 func (s *Sampler) Image(pid int) (Image, error) {
 	s.nextMu.Lock()
 	if s.next == nil {
@@ -346,8 +346,8 @@ func (s *Sampler) reportMappings(boot uint64) {
 	}
 }
 
-// TellsMappings reports whether the kernel reports all mappings to Config.Mappings. It may lack the memory
-// for that.
+// TellsMappings reports whether the kernel reports all mappings to Config.Mappings. It cannot if it lacks
+// the memory for that.
 func (s *Sampler) TellsMappings() bool { return s.mappings.listener != nil && s.mappings.complete() }
 
 // Stop ends sampling. Samples taken before can still be read.

@@ -180,8 +180,8 @@ func judgeBy(names func(Sample) []string, samples []Sample) verdict {
 	return v
 }
 
-// assertDecided fails if too few samples are decided. Under emulation, the runtime's own work takes far
-// longer than what it does for the burner.
+// assertDecided fails if too few samples are decided. Under emulation, the runtime spends a larger share of
+// the time on its own work.
 func assertDecided(t *testing.T, v verdict) {
 	t.Helper()
 	most := v.samples / 4
@@ -251,7 +251,7 @@ func TestSpans(t *testing.T) {
 					assert.Equal(t, test.proven, one.Span.Proven)
 					assert.Equal(t, test.proven, one.Span.LocalRootSpanID != [8]byte{}, "the cell has the local root")
 					if one.Span.Carrier != Carrier(test.carrier) {
-						others++ // A span being published is not in all of them yet.
+						others++ // A span that is just being published is not in all carriers yet.
 					}
 				}
 			}
@@ -266,8 +266,8 @@ func TestSpans(t *testing.T) {
 }
 
 // TestWithoutThreadLocalStorage covers programs for which it is unknown where a thread stores its
-// goroutine, such as on arm64 without cgo. There the thread's slot leads to the goroutine once that has
-// published. Fewer spans may be found, but no wrong ones.
+// goroutine, such as on arm64 without cgo. There the thread's slot leads to the goroutine once the goroutine
+// has published. Fewer spans may be found, but no wrong ones.
 func TestWithoutThreadLocalStorage(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("goroutines are found in a register")
@@ -284,8 +284,7 @@ func TestWithoutThreadLocalStorage(t *testing.T) {
 	assert.Zero(t, v.stray)
 }
 
-// TestServiceInPIDNamespace checks a service in its own PID namespace, which uses other ids for its
-// threads.
+// TestServiceInPIDNamespace checks a service in its own PID namespace, where its threads have other ids.
 func TestServiceInPIDNamespace(t *testing.T) {
 	needNamespaces(t)
 	for name, words := range map[string][]string{
@@ -366,7 +365,7 @@ func TestAttributesOfSlots(t *testing.T) {
 
 // roleRing has a ring that is not advertised, and uses the CPU on a thread that publishes a span with
 // attributes in it. After the header of 64 bytes every fourth slot of 1,024 bytes crosses into another
-// page, which does not exist before it is written. The slot of this thread is such a slot.
+// page, which does not exist before it is written. This thread's slot is one of these.
 const roleRing = "ring"
 
 var burnt atomic.Uint64
@@ -558,7 +557,7 @@ func TestWatchAgain(t *testing.T) {
 		require.Zero(t, one.Goroutine)
 		require.NotEmpty(t, one.User)
 	}
-	watch(t, s, c.PID(), layoutOf(t, c.PID())) // "of nothing"
+	watch(t, s, c.PID(), layoutOf(t, c.PID())) // It publishes nothing yet.
 	assert.Equal(t, "published", c.Ask("publish"))
 	watch(t, s, c.PID(), layoutOf(t, c.PID()))
 	for start := time.Now(); !take(t, s, 1)[0].Span.Exists(); {
@@ -748,7 +747,7 @@ func TestParseProcessors(t *testing.T) {
 	}
 }
 
-// TestImage checks that concurrent callers share a list, and that none of them gets an older one.
+// TestImage checks that concurrent callers share a list, and that none gets a list made before its call.
 func TestImage(t *testing.T) {
 	s := open(t, Config{Frequency: 1})
 	var asking sync.WaitGroup

@@ -60,7 +60,7 @@ func openPage(t *testing.T, path string) *browser {
 	require.NoError(t, err)
 	cmd := exec.Command(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
 		"--disable-dev-shm-usage", "--window-size=1200,800", "--user-data-dir="+t.TempDir(), "--remote-debugging-pipe")
-	cmd.ExtraFiles = []*os.File{theirs, theirs2} // 3 and 4, as it expects them
+	cmd.ExtraFiles = []*os.File{theirs, theirs2} // descriptors 3 and 4, where the browser expects them
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var said bytes.Buffer
 	cmd.Stderr = &said
@@ -150,7 +150,7 @@ func TestFlameGraphInBrowser(t *testing.T) {
 		Left, Width, Depth int
 		Found, Around      bool
 	}
-	boxes := func() map[string]box { // the shop's, and their shares of the page in percent
+	boxes := func() map[string]box { // by text, with positions and widths in percent of the page
 		all := evaluate[[]box](b, `[...document.querySelectorAll("#graph div")].map(e => ({
 			Text: e.textContent, Left: Math.round(parseFloat(e.style.left)), Width: Math.round(parseFloat(e.style.width)),
 			Depth: parseInt(e.style.top) / 18, Found: e.classList.contains("found"), Around: e.classList.contains("around") }))`)
@@ -171,7 +171,7 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	}
 	summary := func() string { return evaluate[string](b, `document.getElementById("summary").textContent`) }
 
-	// The whole graph, without harm.
+	// The whole graph is shown, and nothing in it has run as a script.
 	assert.Equal(t, "100 samples, 1.000 s of CPU time", summary())
 	everything := map[string]box{
 		"all":                    {Width: 100},
@@ -205,7 +205,7 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	for name, one := range boxes() {
 		assert.Equal(t, name == "crypto/sha256.block", one.Found, name)
 	}
-	set("search", "main.") // Each sample counts once.
+	set("search", "main.") // Each sample counts once, however often the name is on its stack.
 	assert.Equal(t, "100 samples, 1.000 s of CPU time; found: 80.0 %", summary())
 	set("search", "")
 
@@ -245,7 +245,7 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	assert.Equal(t, everything, boxes())
 
 	assert.Empty(t, b.complaints)
-	// No other script would run, however it was injected.
+	// No other script would run, however it were injected.
 	evaluate[bool](b, `(() => { const s = document.createElement("script"); s.textContent = "document.title = 'harmed'";
 		document.body.append(s); return true; })()`)
 	assert.Equal(t, "Flame graph", evaluate[string](b, "document.title"))

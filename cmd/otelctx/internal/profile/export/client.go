@@ -126,8 +126,8 @@ func (c *Client) requests(data *profilespb.ProfilesData) iter.Seq2[request, erro
 	}
 }
 
-// Pauses between attempts grow from firstPause to longestPause. If a collector asks for another pause it is
-// used, up to longestAsked.
+// Pauses between attempts grow from firstPause to longestPause. A pause that the collector asks for is used
+// instead, up to longestAsked.
 const (
 	firstPause   = 500 * time.Millisecond
 	longestPause = 10 * time.Second
@@ -141,7 +141,7 @@ func newPauses() *backoff.ExponentialBackOff {
 }
 
 // try makes one attempt to send a request, with its own timeout. The error wraps a *failure or is a
-// *RejectedError. The collector's text is cut to maxForeignText.
+// *RejectedError. The collector's text is truncated to maxForeignText.
 func (c *Client) try(ctx context.Context, r *request) (warning string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.config.timeout)
 	defer cancel()
@@ -170,7 +170,7 @@ const (
 	maxForeignText = 1 << 10
 )
 
-// foreignText returns text from a collector as valid UTF-8, cut to maxForeignText.
+// foreignText returns text from a collector as valid UTF-8, truncated to maxForeignText.
 func foreignText(s string) string {
 	if len(s) > maxForeignText {
 		s = s[:maxForeignText] + "…"
@@ -178,7 +178,7 @@ func foreignText(s string) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// shortError is an error whose text a collector may have chosen, cut.
+// shortError is an error with truncated text, because a collector may have chosen the text.
 type shortError struct {
 	error
 
@@ -190,7 +190,7 @@ func (e *shortError) Unwrap() error { return e.error }
 
 func shortened(err error) error { return &shortError{err, foreignText(err.Error())} }
 
-// failed returns the error of a request that was not sent; err is the last attempt's.
+// failed returns the error for a request that could not be sent; err is the error of the last attempt.
 func (c *Client) failed(r request, err error) error {
 	var rejected *RejectedError
 	if err == nil || errors.As(err, &rejected) {

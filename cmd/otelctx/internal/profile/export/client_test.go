@@ -184,7 +184,7 @@ func send(t *testing.T, endpoint string) error {
 	return errors.Join(d.Reasons...)
 }
 
-// sendBy sends data and returns its delivery.
+// sendBy sends data with a client and returns the Delivery.
 func sendBy(t *testing.T, c *Client, data *profilespb.ProfilesData) Delivery {
 	t.Helper()
 	q := NewQueue(c)
@@ -265,7 +265,7 @@ func TestExportTimeout(t *testing.T) {
 		for i := range unavailable {
 			unavailable[i] = status.Error(codes.Unavailable, "starting")
 		}
-		// Long enough for a response, which takes longer on a busy machine.
+		// A response takes longer on a busy machine, so try longer timeouts until it arrives in time.
 		for timeout := 500; ; timeout *= 2 {
 			t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(timeout))
 			s := &server{answers: unavailable}

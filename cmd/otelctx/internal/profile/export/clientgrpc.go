@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// grpcTransport is OTLP/gRPC.
+// grpcTransport sends by OTLP/gRPC.
 type grpcTransport struct {
 	connection *grpc.ClientConn
 	headers    metadata.MD
@@ -80,8 +80,8 @@ func (t *grpcTransport) send(ctx context.Context, encoded []byte) (*collectorpb.
 	return response, nil
 }
 
-// grpcFailure classifies an error by its status code, as the OTLP specification does: whether another
-// attempt may succeed.
+// grpcFailure decides by an error's status code whether another attempt may succeed, as the OTLP
+// specification requires.
 func grpcFailure(err error) *failure {
 	f := &failure{error: err}
 	s := status.Convert(err)

@@ -22,7 +22,7 @@ import (
 // protobufType is the content type of OTLP/HTTP with binary protobuf.
 const protobufType = "application/x-protobuf"
 
-// httpTransport is OTLP/HTTP with binary protobuf.
+// httpTransport sends by OTLP/HTTP with binary protobuf.
 type httpTransport struct {
 	client  http.Client
 	url     string
@@ -92,8 +92,8 @@ func (t *httpTransport) body(encoded []byte) []byte {
 	return b.Bytes()
 }
 
-// httpFailure classifies a response by its status, as the OTLP specification does: whether another attempt
-// may succeed.
+// httpFailure decides by a response's status whether another attempt may succeed, as the OTLP specification
+// requires.
 func httpFailure(answer *http.Response, content []byte) *failure {
 	err := fmt.Errorf("the answer was %s", answer.Status)
 	status := &statuspb.Status{}

@@ -40,7 +40,7 @@ const (
 // config describes how to reach a collector.
 type config struct {
 	protocol string
-	target   string      // for gRPC, or the URL for HTTP
+	target   string      // gRPC target, or URL for HTTP
 	tls      *tls.Config // nil for none
 	headers  metadata.MD
 	timeout  time.Duration
@@ -64,8 +64,8 @@ func (e environment) setting(name string) (value, variable string) {
 	return "", ""
 }
 
-// newConfig returns the configuration from the environment. The endpoint of the command line, if there is
-// one, takes precedence.
+// newConfig returns the configuration from the environment. An endpoint from the command line takes
+// precedence.
 func newConfig(endpoint string, env environment) (config, error) {
 	c := config{timeout: defaultTimeout, protocol: protocolGRPC}
 	if text, variable := env.setting("PROTOCOL"); text != "" {
@@ -126,7 +126,7 @@ func (c *config) setTarget(endpoint string, env environment) (secure bool, err e
 		}
 		c.target = u.Host
 		if u.Port() == "" {
-			// gRPC would use port 443, with or without TLS.
+			// gRPC's own default is port 443, with or without TLS.
 			c.target = net.JoinHostPort(u.Hostname(), defaultPort)
 		}
 		return scheme == schemeTLS, nil
@@ -144,8 +144,8 @@ func (c *config) setTarget(endpoint string, env environment) (secure bool, err e
 }
 
 // setURL is setTarget for HTTP, where endpoints are URLs. The path of profiles is appended to the endpoint
-// for all signals. The endpoint for profiles is used unchanged, and so is that of the command line, unless
-// it has no path.
+// for all signals. The endpoint for profiles is used unchanged, and so is the one from the command line,
+// unless it has no path.
 func (c *config) setURL(endpoint string, env environment) (secure bool, err error) {
 	named, variable := env.setting("ENDPOINT")
 	forAll := endpoint == "" && variable != variableForProfiles+"ENDPOINT"
@@ -217,7 +217,7 @@ func parseHeaders(text, protocol string) (metadata.MD, error) {
 }
 
 // validHeader reports whether a header is valid in gRPC ("Custom-Metadata" in its documentation of HTTP/2)
-// and in HTTP. They would report an error only when something is sent.
+// and in HTTP. The libraries would report an error only when something is sent.
 func validHeader(key, value, protocol string) bool {
 	if strings.HasPrefix(key, "grpc-") || strings.Trim(key, "0123456789abcdefghijklmnopqrstuvwxyz-_.") != "" {
 		return false

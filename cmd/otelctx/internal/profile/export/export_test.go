@@ -55,7 +55,7 @@ func recording(t *testing.T, n int) *profilespb.ProfilesData {
 
 // write writes a recording in parts.
 func write(path string, format Format, parts ...*profilespb.ProfilesData) error {
-	var kinds []string // those of parts, CPU time first
+	var kinds []string // kinds of time in parts, CPU time first
 	for _, p := range parts {
 		for _, one := range profile.Each(p) {
 			kinds = append(kinds, profile.TimeOf(p.GetDictionary(), one))
@@ -117,7 +117,7 @@ func TestFormats(t *testing.T) {
 		assert.Equal(t, sorted(t, want).String(), sorted(t, asPprof(t, one)).String())
 	}
 
-	// Entries of both parts are in the tables once, as in one recording.
+	// Entries that both parts have are in the tables once, as in one recording.
 	assert.True(t, proto.Equal(whole.GetDictionary(), decoded.GetDictionary()))
 	for _, s := range decoded.GetResourceProfiles()[1].GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
 		assert.EqualValues(t, 1, s.GetLinkIndex())
@@ -202,7 +202,7 @@ func TestKindsOfTime(t *testing.T) {
 	}
 }
 
-// TestManyEntries writes more entries than are recognized.
+// TestManyEntries writes more different entries than an encoder remembers.
 func TestManyEntries(t *testing.T) {
 	var all table
 	for i := range 3 * maxKnownEntries {
@@ -219,7 +219,7 @@ func TestManyEntries(t *testing.T) {
 	assert.Zero(t, index)
 }
 
-// asPprof returns a recording as the package of the format reads it.
+// asPprof converts a recording and reads the result with pprof's own package.
 func asPprof(t *testing.T, data *profilespb.ProfilesData) *pprof.Profile {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "a.pprof")
@@ -266,7 +266,7 @@ func normal(t *testing.T, content []byte) (v any) {
 	return v
 }
 
-// TestFileFails checks that a failure leaves an existing file unchanged, and no new one.
+// TestFileFails checks that a failure leaves an existing file unchanged and creates no new one.
 func TestFileFails(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.pprof")
@@ -281,7 +281,7 @@ func TestFileFails(t *testing.T) {
 	assert.Equal(t, "before", string(content))
 	require.Error(t, write(filepath.Join(dir, "new.pprof"), Pprof, both))
 	require.Error(t, write(filepath.Join(path, "no directory"), OTLP, recording(t, 1)))
-	// For the second one there is no room for a longer temporary name.
+	// The second name is too long to become a longer temporary name.
 	for _, name := range []string{"discarded", strings.Repeat("n", 255)} {
 		f, err := Create(t.Context(), filepath.Join(dir, name), OTLP, nil)
 		require.NoError(t, err)
@@ -360,7 +360,7 @@ func TestPlanted(t *testing.T) {
 	require.NoError(t, write(path, Pprof, recording(t, 1)), "again")
 }
 
-// TestJSON compares with a reviewed file in which OTLP's JSON differs from protobuf's: field names,
+// TestJSON compares the output with a reviewed file in which OTLP's JSON differs from protobuf's: field names,
 // hexadecimal ids and large numbers in quotes.
 func TestJSON(t *testing.T) {
 	data := recording(t, 1)
@@ -370,7 +370,7 @@ func TestJSON(t *testing.T) {
 	golden.Compare(t, "recording.json", got.String())
 }
 
-// TestLongRecordings checks that in any format a long recording takes no more memory than a short one.
+// TestLongRecordings checks that a long recording takes no more memory than a short one, in any format.
 func TestLongRecordings(t *testing.T) {
 	const parts, most = 24, 8 << 20
 	for _, format := range []Format{Pprof, OTLP, JSON, JSONLines, Folded, HTML} {
@@ -420,7 +420,7 @@ func TestNoDirectoryForTemporaryFiles(t *testing.T) {
 	require.NoError(t, f.Discard())
 }
 
-// TestJSONOfValues compares with package protojson.
+// TestJSONOfValues compares the output with that of package protojson.
 func TestJSONOfValues(t *testing.T) {
 	list := &commonpb.ArrayValue{}
 	for _, n := range []float64{0, math.Copysign(0, -1), -1.5, 1e-7, 1e20, 1e21, math.MaxFloat64, math.NaN(), math.Inf(1), math.Inf(-1)} {

@@ -35,9 +35,9 @@ type File struct {
 	written     atomic.Int64 // bytes, to the output
 	buffer      *bufio.Writer
 	encoder     encoder
-	spools      []*os.File // the encoder's
+	spools      []*os.File // temporary files of the encoder
 	err         error
-	// stuck reports that a call is still blocked and owns the rest of the file.
+	// stuck reports that a call is still blocked. The call owns the other fields then.
 	stuck bool
 }
 
@@ -45,7 +45,7 @@ type File struct {
 // file with a slow disk takes some seconds.
 const maxStall = 5 * time.Second
 
-// encoder writes consecutive profiles so that all of them are one file.
+// encoder writes consecutive profiles that together form one file.
 type encoder interface {
 	add(data *profilespb.ProfilesData) error
 	close() error
@@ -58,8 +58,8 @@ type output interface {
 	discard() error
 }
 
-// openTime is how long opening a file may take after an interrupt: an ordinary file is open long before that, and a pipe
-// without a reader never is.
+// openTime is how long opening a file may take after an interrupt: an ordinary file takes much less, and a
+// pipe without a reader never opens.
 const openTime = time.Second
 
 // openingLimit returns a channel that tells when to give up opening a file.
@@ -74,9 +74,10 @@ func openingLimit(interrupted context.Context) <-chan struct{} {
 // stops waiting when interrupted is done, for example for the reader of a FIFO.
 //
 // A regular file gets its content when it is complete and closed. Until then a new file is empty, and an
-// existing one keeps its content, also if the program is killed. An existing file that is a symbolic link, has several hard links or belongs to another user is overwritten at that
-// moment; others are replaced. Files that are not regular, such as pipes, receive the profiles as they
-// come. New files are accessible only for the caller (0600).
+// existing one keeps its content, even if the program is killed. An existing file that is a symbolic link,
+// has several hard links or belongs to another user is overwritten at that moment; others are replaced.
+// Files that are not regular, such as pipes, receive the profiles as they come. New files are accessible
+// only to the caller (0600).
 //
 // The kinds of time that the profiles will contain are profile.TypeCPU, the default, and profile.TypeWall.
 func Create(interrupted context.Context, path string, format Format, stdout io.Writer, kinds ...string) (*File, error) {
@@ -163,8 +164,8 @@ func (f *File) do(what func() error) error {
 	}
 }
 
-// newEncoder returns an encoder. Data that has to wait is in files created by spool, which the caller
-// closes.
+// newEncoder returns an encoder. It keeps data that must be written later in files created by spool, which
+// the caller closes.
 func newEncoder(format Format, kinds []string, to *bufio.Writer, spool func() (*os.File, error)) (encoder, error) {
 	switch format {
 	case Pprof:
@@ -196,7 +197,7 @@ func (f *File) Add(data *profilespb.ProfilesData) error {
 	return f.err
 }
 
-// Close completes the file. After an error of Add or Close itself the previous state is restored.
+// Close completes the file. If Add has failed or Close itself fails, the file's previous state is restored.
 func (f *File) Close() error {
 	if f.err == nil {
 		f.err = f.do(func() error { return errors.Join(f.encoder.close(), f.buffer.Flush()) })
@@ -210,7 +211,7 @@ func (f *File) Close() error {
 // Discard removes the written data, if possible. It is called instead of Close.
 func (f *File) Discard() error {
 	if f.stuck {
-		return nil // The error was returned before.
+		return nil // The error has already been returned.
 	}
 	return f.do(func() error { return errors.Join(f.output.discard(), f.closeSpools()) })
 }

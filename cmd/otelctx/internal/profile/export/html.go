@@ -90,7 +90,7 @@ func hashOf(content string) string {
 // flame is a flame graph, a tree of functions. Samples are counted for each combination of node, span name,
 // endpoint and trace.
 type flame struct {
-	kind      string // of time
+	kind      string // kind of time
 	bounds    flameBounds
 	functions *words
 	nodes     []flameNode
@@ -123,7 +123,7 @@ func newFlame(kind string, bounds flameBounds) *flame {
 	}
 }
 
-// words are strings with numbers.
+// words assigns numbers to strings.
 type words struct {
 	all   []string
 	index map[string]int32 // without the reserved ones
@@ -176,7 +176,7 @@ func (f *flame) child(parent int32, function string) int32 {
 	return n
 }
 
-// shrink merges entries if there are more than the bounds allow, until there is room for a while.
+// shrink merges entries if there are more than the bounds allow, and leaves room for many more.
 func (f *flame) shrink() {
 	for len(f.nodes) > f.bounds.nodes || f.functions.size > f.bounds.text {
 		f.cutStacks()

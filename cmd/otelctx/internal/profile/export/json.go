@@ -61,7 +61,7 @@ func (w jsonWriter) object(m protoreflect.Message) {
 	w.text("}")
 }
 
-// elements writes the elements of a list, starting with a comma if others precede them.
+// elements writes the elements of a list, starting with a comma if other elements precede them.
 func (w jsonWriter) elements(f protoreflect.FieldDescriptor, all protoreflect.List, others bool) {
 	for i := range all.Len() {
 		if others || i > 0 {

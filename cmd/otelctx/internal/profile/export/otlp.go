@@ -143,9 +143,9 @@ func (*linesEncoder) close() error { return nil }
 // tables assigns the entries of all parts indices in one dictionary, without duplicates.
 type tables struct{ mappings, locations, functions, links, strings, attributes, stacks table }
 
-// maxKnownEntries bounds the entries of a table that are recognized. Beyond it they are forgotten, and may
-// be in the table twice, which the format allows. Entries for a program's code are fewer. There are many
-// links, but few of them are in more than one part.
+// maxKnownEntries bounds the entries of a table that are recognized. Beyond it entries are forgotten and may
+// be in the table twice, which the format allows. A program's code has fewer entries. There are many links,
+// but few of them are in more than one part.
 const maxKnownEntries = 1 << 15
 
 // table indexes the entries of a table of all parts by content.
@@ -203,7 +203,7 @@ func (t *tables) append(data *profilespb.ProfilesData) (*profilespb.ProfilesData
 		err = cmp.Or(err, failed)
 		return b
 	}
-	// Tables come after those that they refer to.
+	// Each table comes after the tables that it refers to.
 	strings := places(&t.strings, &d.StringTable, func(s string) []byte { return []byte(s) })
 	attributes := places(&t.attributes, &d.AttributeTable, func(a *profilespb.KeyValueAndUnit) []byte {
 		remap(strings, &a.KeyStrindex, &a.UnitStrindex)
@@ -247,7 +247,7 @@ func (t *tables) append(data *profilespb.ProfilesData) (*profilespb.ProfilesData
 	return part, err
 }
 
-// remap replaces indices by the new ones.
+// remap replaces each index with the new one.
 func remap(to []int32, indices ...*int32) {
 	for _, i := range indices {
 		*i = to[*i]

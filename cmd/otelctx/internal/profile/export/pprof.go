@@ -204,7 +204,7 @@ func (e *pprofEncoder) valueType(name, unit string) []byte {
 	return appendNumber(appendNumber(nil, valueTypeType, e.string(name)), valueTypeUnit, e.string(unit))
 }
 
-// content says what the locations of a mapping have, which keeps pprof from searching for the file.
+// content says what information the locations of a mapping have, so that pprof does not search for the file.
 type content struct{ functions, files, lines, inlined bool }
 
 // writeMappings writes the mappings of files first: pprof assumes that the first mapping is the program's,

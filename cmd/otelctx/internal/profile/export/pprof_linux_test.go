@@ -66,7 +66,7 @@ func TestPprofBuildID(t *testing.T) {
 func TestPprofTool(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cpu.pb.gz")
 	require.NoError(t, write(path, Pprof, fixed(t)))
-	// The go command may have to build the tool, and takes longer to start it than it runs.
+	// The go command may have to build the tool, and takes longer to start the tool than the tool itself runs.
 	output, err := exec.Command("go", "tool", "-n", "pprof").Output()
 	require.NoError(t, err)
 	tool := strings.TrimSpace(string(output))
@@ -113,7 +113,7 @@ func FuzzPprof(f *testing.F) {
 		var b bytes.Buffer
 		e := newPprofEncoder(&b, []string{profile.TypeCPU, profile.TypeWall})
 		if e.add(data) != nil {
-			return // periods that differ
+			return // the periods differ
 		}
 		require.NoError(t, e.close())
 		sum := int64(0)

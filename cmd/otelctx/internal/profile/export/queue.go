@@ -54,14 +54,14 @@ type Delivery struct {
 	Sent, Dropped uint64
 	// Waiting counts samples still to be sent.
 	Waiting uint64
-	// Reasons are the errors for which samples were dropped, Retried those for which waiting ones were not
-	// accepted yet, and Warnings the messages of a collector that has accepted everything. Each has only a
-	// few different ones.
+	// Reasons are the errors because of which samples were dropped, Retried the errors because of which
+	// waiting samples have not been accepted yet, and Warnings the messages of a collector that accepted
+	// everything. Each has only a few different ones.
 	Reasons, Retried []error
 	Warnings         []string
 }
 
-// NewQueue starts sending with a client, which it takes over.
+// NewQueue starts a queue that sends with a client. Close closes the client.
 func NewQueue(c *Client) *Queue { return newQueue(c, queueBytes) }
 
 func newQueue(c *Client, limit int) *Queue {
@@ -94,7 +94,7 @@ func (q *Queue) Add(data *profilespb.ProfilesData) {
 	q.delivery.Dropped += unsent
 }
 
-// add queues a request, or notes the reason why there is none.
+// add queues a request, or records the error if there is none.
 func (q *Queue) add(r request, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -30,7 +30,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// sendAll sends with a queue, which it closes.
+// sendAll sends everything through a queue and closes the queue.
 func sendAll(t *testing.T, endpoint string, all ...*profilespb.ProfilesData) Delivery {
 	t.Helper()
 	c, err := NewClient(endpoint)
@@ -128,7 +128,7 @@ func TestQueueGoesOnBehindWhatIsRefused(t *testing.T) {
 	d := q.Delivery()
 	assert.EqualValues(t, 6*2*senders, d.Dropped)
 	assert.Zero(t, d.Sent+d.Waiting)
-	// Requests without a response so far have another reason than the others.
+	// Requests that have had no response yet have a different reason.
 	reasons := slices.DeleteFunc(d.Reasons, func(reason error) bool { return errors.Is(reason, errNoTime) })
 	require.Len(t, reasons, 1)
 	assert.ErrorContains(t, reasons[0], "not this one")
@@ -281,7 +281,7 @@ func TestQueueDropsTheOldest(t *testing.T) {
 func TestQueueOutlivesTheCollector(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(int(testenv.Patience.Milliseconds())))
 	t.Setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")
-	dir, err := os.MkdirTemp("", "collector") // Paths of sockets are short.
+	dir, err := os.MkdirTemp("", "collector") // Socket paths must be short.
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	path := filepath.Join(dir, "s")

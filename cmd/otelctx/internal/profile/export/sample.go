@@ -52,7 +52,7 @@ type sample struct {
 	value, unit int64
 }
 
-// label is an attribute as a text or a number. Values of other types are texts, lists in JSON.
+// label is an attribute as text or as a number. Values of other types become text, lists become JSON.
 type label struct {
 	key, text string
 	number    int64

@@ -20,7 +20,7 @@ type debugFile struct {
 	segments []elf.Prog64
 }
 
-// lacking describes a file without symbols, for finding its debug file.
+// lacking describes a file without symbols, as needed to find its debug file.
 type lacking struct {
 	// link is the name of the debug file, if there is one.
 	link string
@@ -42,9 +42,9 @@ func (f *elfFile) lacks() *lacking {
 	return l
 }
 
-// openDebug returns the debug file of a region's file, or nil. It must have the same build id. It is
-// searched by build id and by the name in .gnu_debuglink, among this process's files and the recorded
-// process's.
+// openDebug returns the debug file of a region's file, or nil. It searches by build id and by the name in
+// .gnu_debuglink, among this process's files and the recorded process's, and accepts only a file with the
+// same build id.
 func (f *Files) openDebug(r *Region, of *file) *debugFile {
 	if of == nil || of.gnuBuildID == "" || of.lacks == nil {
 		return nil

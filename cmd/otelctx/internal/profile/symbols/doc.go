@@ -9,8 +9,8 @@
 // their ELF file, or of a debug file with the same build id. Code compiled at run time is named by the last
 // line of /tmp/perf-PID.map that covers it. Code without any of these stays unnamed.
 //
-// A process may map other code at an address at any time. The caller passes on the kernel's reports of that
-// ([Files.Mapped]) and asks for the regions at the time of a sample ([Process.Regions]).
+// A process may map other code at an address at any time. The caller passes on the kernel's reports of new
+// mappings ([Files.Mapped]) and asks for the regions at the time of a sample ([Process.Regions]).
 //
 // Limits: The package reads 64-bit little-endian files for amd64 and arm64 with section headers. It reads
 // the table of Go 1.20 and later; for older Go it uses the symbol table. From debug files it reads only

@@ -25,8 +25,8 @@ const (
 
 var errNotELF = errors.New("not an ELF file of a 64-bit little-endian machine")
 
-// elfFile is the headers of an ELF file. debug/elf would read them too, but allocates as much memory as the
-// file asks for.
+// elfFile holds the headers of an ELF file. debug/elf would read them too, but allocates as much memory as
+// the file asks for.
 type elfFile struct {
 	file     part
 	segments []elf.Prog64

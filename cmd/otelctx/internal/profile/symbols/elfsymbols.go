@@ -28,7 +28,7 @@ const (
 	maxDemangledBits = 12
 )
 
-// elfSymbols are the functions of an ELF file by address.
+// elfSymbols holds the functions of an ELF file by address.
 type elfSymbols struct {
 	functions []elfFunction
 	names     [2]part // of .symtab and of .dynsym

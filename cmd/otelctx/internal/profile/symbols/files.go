@@ -37,8 +37,8 @@ type Files struct {
 	// unnamed reports that only build ids are read, and that files do not stay open.
 	unnamed bool
 
-	// missed is the latest time of a mapping that may not have been reported. misses counts such events.
-	// untold reports that mappings are not reported at all.
+	// missed is the latest time of a mapping that may not have been reported, and misses the number of such
+	// events. untold reports that mappings are not reported at all.
 	missed atomic.Pointer[time.Time]
 	misses atomic.Uint64
 	untold atomic.Bool
@@ -136,8 +136,8 @@ func NewFiles() *Files {
 	return &Files{byID: map[fileID]*file{}, users: map[int][]*file{}, processes: map[int][]*Process{}}
 }
 
-// NewUnnamedFiles is NewFiles for callers that need build ids but no names. Nothing else is read of the
-// files, and only when they are attached.
+// NewUnnamedFiles is NewFiles for callers that need build ids but no names. Only the build ids are read, and
+// only when a file is attached.
 func NewUnnamedFiles() *Files {
 	f := NewFiles()
 	f.unnamed = true
@@ -328,7 +328,8 @@ func (o *file) read() bool {
 		return true
 	case <-timer.C:
 	}
-	// This goroutine may have been descheduled meanwhile: if both were ready, select chose at random.
+	// This goroutine may have been descheduled while both channels became ready, in which case select chose
+	// at random.
 	select {
 	case o.reading <- struct{}{}:
 		return true
@@ -389,7 +390,7 @@ func (o *file) lookup(address uint64) ([]Line, string) {
 	return nil, TypeNative
 }
 
-// holds notes that a file holds its symbols, and makes the least recently used file drop its own.
+// holds notes that a file holds its symbols, and makes the least recently used file drop its symbols.
 func (f *Files) holds(o *file) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -34,9 +34,9 @@ func (p *patched) ReadAt(b []byte, offset int64) (int, error) {
 	return n, err
 }
 
-// FuzzImage changes the structures of this test program's file, or cuts it off, and looks up addresses.
+// FuzzImage changes the structures of this test program's file, or truncates it, and looks up addresses.
 // Nothing may crash or read without limit. A function's name must be in the file as read by debug/elf, or
-// come from the Go table within its limits. Without a change all results are as usual.
+// come from the Go table within its limits. Without a change the results must be correct.
 func FuzzImage(f *testing.F) {
 	base, err := os.ReadFile("/proc/self/exe")
 	require.NoError(f, err)

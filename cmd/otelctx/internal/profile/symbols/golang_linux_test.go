@@ -41,7 +41,7 @@ var goBuilds = []struct {
 	{programs.Variant{Name: "not-inlined", Flags: []string{"-gcflags=all=-l"}}, false},
 }
 
-// TestGo compares with what the runtime of each program reports.
+// TestGo compares the results with what the runtime of each program reports.
 func TestGo(t *testing.T) {
 	for _, b := range goBuilds {
 		t.Run(b.Name, func(t *testing.T) {
@@ -74,7 +74,7 @@ func withoutStarts(lines []Line) []Line {
 	return lines
 }
 
-// requireStack compares whole frames, including inlined calls.
+// requireStack compares the frames of a stack, including inlined calls.
 func requireStack(t *testing.T, process opened, stack []frame) {
 	t.Helper()
 	inlined := 0
@@ -137,7 +137,7 @@ func TestGoDeleted(t *testing.T) {
 	assert.Equal(t, p.path, process.Locate(r.Stack[1].PC, false).Mapping.Path)
 }
 
-// TestGoExec replaces a program that has been scanned by another one at the same addresses.
+// TestGoExec replaces a program that has been scanned with another one at the same addresses.
 func TestGoExec(t *testing.T) {
 	var r report
 	p := start(t, build(t, programs.Static, "prog"), &r)

@@ -381,7 +381,7 @@ func (t *goTable) find(address uint64) (goFunction, bool) {
 	return fn, true
 }
 
-// pcValue is a value that a table by program counter has before limit.
+// pcValue is the value of a table by program counter for the addresses from the previous limit to limit.
 type pcValue struct {
 	value int32
 	limit uint64

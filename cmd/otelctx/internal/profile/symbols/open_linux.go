@@ -20,7 +20,7 @@ import (
 )
 
 // openFile finds the file of a region. It does not open it for reading yet, since opening a device may have
-// effects.
+// side effects.
 //
 // With CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE the kernel provides the file that is mapped now, deleted or
 // not. Otherwise it is the process's executable, or the file at the mapping's path as the process sees it.

@@ -65,9 +65,9 @@ func (p *Process) openPerfMapOnce() {
 }
 
 // NameCompiled sets the lines of locations in code compiled at run time, from the process's perf map. The
-// locations must not be shared yet. Of several functions at an address, the last one written names it. If
-// that was written since the call before the last one, and so may be newer than the samples, and it
-// replaces another function, the location stays unnamed.
+// locations must not be shared yet. If several functions cover an address, it is named by the last one
+// written, with one exception: a function written since the call before the last one may be newer than the
+// samples, and if it replaces another function, the location stays unnamed.
 //
 // NameCompiled reads the last 64 MiB or two million lines of the file, from the end, until all locations
 // are found, the names take more than most bytes, or goOn returns false. It reports whether the search was
@@ -111,7 +111,7 @@ type perfSearch struct {
 	done int
 	// old is the size of the file before the first of the addresses was sampled.
 	old int64
-	// left is how many bytes names may still take.
+	// left is how many more bytes names may take.
 	left  int
 	goOn  func() bool
 	steps int
@@ -199,7 +199,7 @@ func (s *perfSearch) line(line []byte, offset int64) bool {
 	return true
 }
 
-// found notes a function at an address. Newer ones have been found before.
+// found notes a function at an address. The search goes backwards, so newer functions were found before.
 func (s *perfSearch) found(a *perfAddress, name []byte, offset int64) {
 	switch {
 	case a.done:

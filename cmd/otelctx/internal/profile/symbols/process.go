@@ -56,8 +56,8 @@ type Region struct {
 	wanted     atomic.Bool
 	attachOnce sync.Once
 	attached   atomic.Pointer[attached]
-	// gone reports that a scan did not find the region, and that the kernel may have replaced it before
-	// that.
+	// gone reports that a scan did not find the region, which the kernel may have replaced at any time before
+	// the scan.
 	gone atomic.Bool
 }
 
@@ -68,7 +68,7 @@ type attached struct {
 	mapping *Mapping
 }
 
-// Open scans the mappings of a process. It requires the permission to read them; the error wraps
+// Open scans the mappings of a process. It requires permission to read them; the error wraps
 // procfs.ErrProcessGone if the process does not exist, and may wrap fs.ErrPermission. It may block on the
 // process. Close releases it.
 func (f *Files) Open(pid int) (*Process, error) {
@@ -104,8 +104,8 @@ func (p *Process) Close() error {
 	return p.proc.Close()
 }
 
-// Refresh scans the current mappings. Unchanged regions keep their identity. On error, and when the process
-// has released its memory, the old state stays. It may block on the process.
+// Refresh scans the current mappings. Unchanged regions keep their identity. On error, or if the process
+// has released its memory, nothing changes. It may block on the process.
 func (p *Process) Refresh() error {
 	p.refresh.Lock()
 	defer p.refresh.Unlock()

@@ -52,7 +52,7 @@ func (t *timeline) find(address uint64, at time.Time) *Region {
 }
 
 // insert notes that a region was mapped at a time and replaced the previous mappings. It reports whether
-// that changes the timeline: not if the region is known or a later mapping is there.
+// the timeline changed. It does not change if the region is known or if a later mapping is there.
 func (t *timeline) insert(r *Region, at time.Time) bool {
 	start, limit := r.mapping.Start, r.mapping.Limit
 	i := t.index(start)

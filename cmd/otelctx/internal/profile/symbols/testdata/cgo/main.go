@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cgo is prog with C in it: it tells the addresses of functions that Go has not
-// compiled, and their names.
+// Command cgo is like prog, but with C code: it reports the addresses of functions that Go has not
+// compiled, and of one that it has.
 package main
 
 /*

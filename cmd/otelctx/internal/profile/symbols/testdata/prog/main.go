@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command prog reports the runtime's own symbolization of its code: of a stack with inlined calls,
-// and of addresses throughout its text. It follows the commands on its input until that ends.
+// Command prog reports how the runtime symbolizes its code: a stack with inlined calls, and addresses
+// throughout the code. Then it executes the commands that it reads from standard input.
 package main
 
 import (
@@ -17,17 +17,17 @@ import (
 	"unsafe"
 )
 
-// Frame is one frame as the runtime has it.
+// Frame is a frame as reported by the runtime.
 type Frame struct {
 	PC       uint64 // of the call
 	Function string
 	File     string
 	Line     int
-	// Inlined says that this frame is inlined in the next one.
+	// Inlined reports that this frame is inlined into the next one.
 	Inlined bool
 }
 
-// Place is the frames of one instruction. The first is where it is.
+// Place holds the frames of one instruction, the innermost first.
 type Place []Frame
 
 // Report is the first line of the output.
@@ -60,7 +60,7 @@ func (n number) do(s *stack) {
 	f()
 }
 
-// leaf has no frame of its own, and nothing after its first instructions.
+// leaf has no stack frame, so it ends right after its first instructions.
 //
 //go:noinline
 func leaf(a, b int) int { return a + b }
@@ -83,7 +83,7 @@ func main() {
 		case "map":
 			fmt.Println(mapCode())
 		default:
-			// Another program takes the place of this one, in the same process.
+			// Replace this program with another one in the same process.
 			if err := syscall.Exec(command, []string{command}, os.Environ()); err != nil {
 				panic(err)
 			}
@@ -105,21 +105,20 @@ func frames(pcs []uintptr) []Frame {
 	}
 }
 
-// text returns what the runtime knows of addresses through all of its code.
+// text returns the runtime's frames for addresses throughout the code.
 func text() []Place {
 	low, high := codeRange()
 	var found []Place
 	for pc := low; pc < high; pc += 61 {
-		// A return address is the one behind the call; the frame says if the runtime took
-		// it for one. The second, which is none, has the runtime find the frames that the
-		// first is inlined in.
+		// CallersFrames takes return addresses, so pass the address after pc. The second, invalid
+		// address makes the runtime also report the frames that the first is inlined into.
 		found = append(found, frames([]uintptr{pc + 1, 1}))
 	}
 	return found
 }
 
-// codeRange returns a range of addresses around main's with functions of the runtime's
-// at both sides.
+// codeRange returns the range of addresses around main that belong to functions, which includes
+// functions of the runtime.
 func codeRange() (low, high uintptr) {
 	at := reflect.ValueOf(main).Pointer()
 	low, high = at, at
@@ -132,7 +131,7 @@ func codeRange() (low, high uintptr) {
 	return low, high
 }
 
-// mapCode maps memory that may be executed, with nothing in it, and returns its address.
+// mapCode maps empty, executable memory and returns its address.
 func mapCode() uint64 {
 	b, err := syscall.Mmap(-1, 0, os.Getpagesize(), syscall.PROT_READ|syscall.PROT_EXEC, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	if err != nil {
