@@ -6,7 +6,9 @@ package symbols
 import (
 	"encoding/json"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -26,10 +28,15 @@ type program struct {
 // pieStripped has only relocations for finding the table of functions.
 var pieStripped = programs.Variant{Name: "pie-stripped", Flags: []string{"-buildmode=pie", "-ldflags=-s -w"}}
 
-// build builds a program of testdata.
+// build builds a program of testdata for this test alone.
 func build(t testing.TB, v programs.Variant, source string) string {
 	t.Helper()
-	return programs.Build(t, v, ".", "./testdata/"+source)
+	kept, path := filepath.Join(shared, v.Name+"-"+source), filepath.Join(t.TempDir(), source)
+	if os.Link(kept, path) != nil {
+		path = programs.Build(t, v, ".", "./testdata/"+source)
+		_ = os.Link(path, kept)
+	}
+	return path
 }
 
 // start runs a program until the end of the test, and decodes its report.
