@@ -229,7 +229,7 @@ func carrierState(d *carrierDocument) string {
 	}
 }
 
-// appendThreads appends at most most of the threads that are in a span as text.
+// appendThreads appends the threads that are in a span as text, but no more than most.
 func appendThreads(out []byte, threads []reader.Thread, most int) []byte {
 	shown := threadDocuments(threads)
 	if len(shown) == 0 {
