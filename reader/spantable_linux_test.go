@@ -47,7 +47,7 @@ func TestSpanEndedOnOtherGoroutine(t *testing.T) {
 func TestSpansWithoutCells(t *testing.T) {
 	for _, carriers := range []string{"slots", "slots goroutine-table", "slots record"} {
 		c, p := acting(t, carriers+" no-cells advertise publish")
-		id := spinIn(t, c, "show a")
+		id := spinIn(t, c)
 		shown := withSpans(threadsOf(t, p))
 		require.Len(t, shown, 1)
 		assert.Equal(t, id.goid, shown[0].Goroutine)

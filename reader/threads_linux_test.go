@@ -71,10 +71,10 @@ func acting(t *testing.T, carriers string) (*childproc.Child, *Process) {
 }
 
 // spinIn makes an actor publish a span on a thread of its own and spin there.
-func spinIn(t *testing.T, c *childproc.Child, show string) identity {
+func spinIn(t *testing.T, c *childproc.Child) identity {
 	t.Helper()
 	tellf(t, c, "lock a")
-	askf(t, c, "%s", show)
+	askf(t, c, "show a")
 	return askf(t, c, "spin a")
 }
 
@@ -98,7 +98,7 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 			c, p := acting(t, carriers+" advertise publish")
 			assert.Empty(t, withSpans(threadsOf(t, p)))
 
-			who := spinIn(t, c, "show a")
+			who := spinIn(t, c)
 			steadily(t, p, proven(who, want))
 			if want == GoroutineRecord {
 				// A goroutine with other labels has no record, whatever follows the labels in
@@ -151,7 +151,7 @@ func waitUntilIdle(t *testing.T, p *Process, tid int) {
 func TestThreadsAfterFirstExited(t *testing.T) {
 	c, p := acting(t, "slots record advertise publish")
 	tellf(t, c, "end-first-thread")
-	steadily(t, p, proven(spinIn(t, c, "show a"), GoroutineRecord))
+	steadily(t, p, proven(spinIn(t, c), GoroutineRecord))
 }
 
 func TestWaitingGoroutineIsOnNoThread(t *testing.T) {
@@ -280,7 +280,7 @@ func TestThreadsInOwnPIDNamespace(t *testing.T) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	}), "slots record advertise publish")
 	p := open(t, c.PID())
-	who := spinIn(t, c, "show a")
+	who := spinIn(t, c)
 	require.Less(t, who.tid, 100, "not in a PID namespace of its own")
 	shown := withSpans(threadsOf(t, p))
 	require.Len(t, shown, 1)
@@ -301,7 +301,7 @@ func TestUnprovenSpans(t *testing.T) {
 	} {
 		t.Run(carriers, func(t *testing.T) {
 			c, p := acting(t, carriers)
-			who := spinIn(t, c, "show a")
+			who := spinIn(t, c)
 
 			found, err := p.Carriers(t.Context())
 			require.NoError(t, err)
@@ -343,7 +343,7 @@ func TestFindRingByName(t *testing.T) {
 
 func TestLateAdvertisement(t *testing.T) {
 	c, p := acting(t, "slots publish")
-	spinIn(t, c, "show a")
+	spinIn(t, c)
 	shown := withSpans(threadsOf(t, p))
 	require.Len(t, shown, 1)
 	assert.False(t, shown[0].Span.Proven)

@@ -141,8 +141,8 @@ func (a *advertiser) do(word string) (answer string, err error) {
 	return answer, err
 }
 
-// show starts a span inside another one, and blocks in the kernel until it is woken. Its answer is
-// the truth, from the kernel, the runtime and the SDK.
+// show starts a span inside another one, and blocks in the kernel until it is woken. It answers with the
+// expected ids, as reported by the kernel, the runtime and the SDK.
 func (a *advertiser) show() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -185,8 +185,10 @@ func TestEnvironment(t *testing.T) {
 		"none":             {"", "none", nil, nil, ""},
 		"none but one":     {"", "none", []Option{WithGoroutineTable(true)}, all[1:2], ""},
 		"the last option": {
-			"", "", []Option{WithThreadSlots(false), WithThreadSlots(true), WithGoroutineTable(true), WithGoroutineTable(false)},
-			[]string{all[0], all[2]}, "",
+			"", "",
+			[]Option{WithThreadSlots(false), WithThreadSlots(true), WithGoroutineTable(true), WithGoroutineTable(false)},
+			[]string{all[0], all[2]},
+			"",
 		},
 		"none by options": {
 			"", "",

@@ -385,8 +385,7 @@ func TestSamplesOfTransactionsThatAreNeverExported(t *testing.T) {
 	assert.Equal(t, transactions, samples)
 }
 
-// Ended transactions that are never exported are evicted when there are many, oldest
-// first.
+// If too many ended transactions are never exported, the oldest are evicted first.
 func TestEndedTransactionsThatAreNeverExported(t *testing.T) {
 	const room = 100
 	// One shard only: with several, a shard that gets few transactions evicts late.

@@ -5,5 +5,6 @@
 
 package soak
 
-// threadMappings is how many mappings a thread has: Go has the stacks of threads in its heap.
+// threadMappings is the number of mappings per thread: none, because without cgo Go allocates thread
+// stacks on its own heap.
 const threadMappings = 0

@@ -105,7 +105,7 @@ func (s *soak) judgeThreads(by string, threads []threadDocument, from, to int64)
 	}
 }
 
-// laneIn returns the value of laneKey. If there are other attributes, it returns a text that no span has.
+// laneIn returns the value of laneKey. If there are other attributes, it returns a string that matches no span's lane.
 func laneIn(attributes map[string]string) string {
 	if lane, ok := attributes[laneKey]; ok && len(attributes) == 1 || len(attributes) == 0 {
 		return lane

@@ -102,7 +102,8 @@ const (
 	byInspect = "otelctx inspect"
 	byWatch   = "otelctx watch"
 	byRecord  = "otelctx record"
-	// The name of a carrier follows. byLook is for slots that are read without package reader.
+	// byReaderFrom and byLook are followed by the name of a carrier. byLook is for slots that are read
+	// without package reader.
 	byReaderFrom = byReader + " from "
 	byLook       = "a look at "
 	byOfficial   = "the eBPF profiler's packages"

@@ -97,7 +97,7 @@ type observer struct {
 	name, title string
 	// args are arguments of otelctx record, nil for another observer.
 	args []string
-	// receiver is a receiver of the Collector, empty for another observer.
+	// receiver is the Collector receiver that this observer uses, empty for other observers.
 	receiver string
 	// serve are arguments of wild serve, for profiles that the process takes of itself.
 	serve []string
@@ -443,7 +443,7 @@ func await(lines *bufio.Scanner, want string) error {
 	return fmt.Errorf("wild serve has ended before it was %s; its last line: %q", want, last)
 }
 
-// record starts otelctx record, and returns when it samples.
+// record starts otelctx record, and returns once it is sampling.
 func (b *board) record(pid int, args []string) (stopFunc, error) {
 	var stdout, stderr bytes.Buffer
 	args = append([]string{"record", strconv.Itoa(pid), "--duration=0", "--json", "--top=1", "--freq", strconv.Itoa(frequency)}, args...)
@@ -553,7 +553,7 @@ func (t *tally) add(due due, given id, times int) {
 	}
 }
 
-// readProfile reads a pprof profile.
+// readProfile counts the samples of a pprof profile by work number and attributed span.
 func readProfile(b []byte, _ int) (map[seen]int, error) {
 	all := map[seen]int{}
 	return all, truth.Read(b, func(number uint64, labels map[string][]string, count int) error {

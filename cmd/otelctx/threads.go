@@ -69,8 +69,8 @@ type carrierDocument struct {
 	Capacity   int    `json:"capacity"`
 	HeaderSize int    `json:"header_size"`
 	SlotSize   int    `json:"slot_size"`
-	// Schema is the threadlocal.schema_version of a thread_context, whose Mapping is the executable or library that defines
-	// the variable otel_thread_ctx_v1. Other kinds have "".
+	// Schema is the threadlocal.schema_version of a thread_context, and "" for other kinds. The Mapping of
+	// a thread_context is the executable or library that defines the variable otel_thread_ctx_v1.
 	Schema string `json:"schema"`
 	// RecordOffset is the offset of a goroutine_record from the label pointer in bytes. Other kinds have 0.
 	RecordOffset int `json:"record_offset"`
@@ -229,7 +229,7 @@ func carrierState(d *carrierDocument) string {
 	}
 }
 
-// appendThreads appends at most most of the threads that are in a span as text.
+// appendThreads appends the threads that are in a span as text, but no more than most.
 func appendThreads(out []byte, threads []reader.Thread, most int) []byte {
 	shown := threadDocuments(threads)
 	if len(shown) == 0 {

@@ -27,8 +27,7 @@ type process struct {
 	ended    chan struct{}
 }
 
-// newProcess returns a command that is told to end by SIGTERM, when ctx is done or
-// [process.stop] is called.
+// newProcess returns a command that is sent SIGTERM when ctx is done or [process.stop] is called.
 func newProcess(ctx context.Context, environ []string, name string, args ...string) *process {
 	ctx, cancel := context.WithCancel(ctx)
 	p := &process{name: name, cancel: cancel, ended: make(chan struct{})}

@@ -47,7 +47,8 @@ func (r *report) add(signal, name string, list []attribute.KeyValue, n uint64) {
 	r.count[row{signal, cmp.Or(app.AsString(), "-"), cmp.Or(user.AsString(), "-"), name}] += n
 }
 
-// rows returns the counts, including metrics. A histogram counts its measurements.
+// rows returns the counts, including those of metrics. The count of a histogram is its number of
+// measurements.
 func (r *report) rows(ctx context.Context) (map[row]uint64, error) {
 	var rm metricdata.ResourceMetrics
 	if err := r.reader.Collect(ctx, &rm); err != nil {

@@ -588,7 +588,7 @@ func TestMapping(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, make([]byte, 4), magic)
 
-	// A late goroutine still works, and finds the cells empty.
+	// A goroutine may still use the table after Close. It finds the cells empty.
 	table.End(r)
 	next := table.start()
 	assert.NoError(t, table.checkLive(next))

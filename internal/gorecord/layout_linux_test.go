@@ -126,8 +126,8 @@ func TestText(t *testing.T) {
 	}
 }
 
-// The record of OTEP 4947 and its attributes, in every object type, equal bytes written by hand
-// from the format.
+// For every object type, the OTEP 4947 record and its attributes match bytes written by hand according to
+// the specification.
 func TestGolden(t *testing.T) {
 	needRecords(t)
 	want := golden.Hex(t, "../wire/testdata/threadcontext_record.hex")

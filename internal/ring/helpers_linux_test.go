@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// layouts are all layouts, with few slots.
+// layouts returns configurations of every layout, with few slots, by name.
 func layouts() map[string]Config {
 	all := map[string]Config{"layout 1": {Name: "DD_OTEL_CTX", Layout: 1, Capacity: 4}}
 	for _, space := range []int{0, 1, 65, 612} {

@@ -137,7 +137,7 @@ func workUnderFilters(p *childproc.Parent) {
 }
 
 // found returns the addresses of a process's rings: by name, and by the header at the start of
-// anonymous memory, as readers of layout 1 search.
+// anonymous memory, as layout 1 readers find them.
 func found(t *testing.T, pid int) (named, searched []uint64) {
 	t.Helper()
 	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))

@@ -58,7 +58,7 @@ type Config struct {
 	Index    int // wire.RingByThread or wire.RingByGoroutine
 	// AttributeSpace is the least number of bytes for attributes in each slot.
 	AttributeSpace int
-	// Heap allocates the ring on the heap, where no other process finds it, for tests.
+	// Heap allocates the ring on the heap, for tests. No other process can find it there.
 	Heap bool
 }
 

@@ -210,7 +210,7 @@ func TestOtherSpans(t *testing.T) {
 		checkEnded(t, foreign{ReadWriteSpan: inner}, span.SpanContext())
 		assert.Nil(t, startedLayout.Load(), "layouts must be learned only from the SDK's types")
 		assert.Nil(t, endedLayout.Load())
-		// From now on the SDK's layouts are learned.
+		// The next two calls pass the SDK's own type, so its layouts are learned.
 		checkStarted(t, inner, span.SpanContext(), outer.SpanContext())
 		checkEnded(t, inner, span.SpanContext())
 		forget(t)

@@ -79,7 +79,7 @@ const (
 	// GoKeyRefOffset is the distance from the label pointer to the reference to the span's cell.
 	GoKeyRefOffset = "record_ref_offset"
 	// GoKeyAncestorsOffset is the distance from the label pointer to the references to the span's
-	// ancestors. They are followed by the id of the goroutine that does not fall back to them: see
+	// ancestors. After the references comes the id of the one goroutine that must not fall back to them: see
 	// [Cell.Flags].
 	GoKeyAncestorsOffset = "record_ancestors_offset"
 	// GoKeyNamesOffset is the distance from the label pointer to the numbers of the names.

@@ -142,8 +142,8 @@ func HasOpen(pid int, name string) (bool, error) {
 	}), err
 }
 
-// AwaitOpen waits until a process has an open file with this name in the kernel, or has exited,
-// which the test must detect.
+// AwaitOpen waits until a process has an open file with this name in the kernel, or has exited. The
+// test must check whether it has exited.
 func AwaitOpen(t testing.TB, pid int, name string) {
 	t.Helper()
 	for end := time.Now().Add(2 * testenv.Patience); ; time.Sleep(time.Millisecond) {

@@ -110,7 +110,7 @@ func Run(t *testing.T, p Publisher, program string) {
 		Publisher: p, t: t, actors: map[string]*Actor{}, spans: map[string]trace.Span{}, ended: map[string]bool{},
 		ctxs: map[string]context.Context{"": context.Background()},
 	}
-	done := ""
+	var done []string
 	for step := range strings.FieldsSeq(program) {
 		parts := syntax.FindStringSubmatch(step)
 		require.NotNil(t, parts, "step %s", step)
@@ -124,9 +124,9 @@ func Run(t *testing.T, p Publisher, program string) {
 			r.actors[name] = a
 		}
 		a.Run(func() { r.step(a, parts[2], parts[3], parts[4], parts[5], parts[6]) })
-		done += " " + step
+		done = append(done, step)
 		if parts[7] != "" && !r.isIn(a, parts[8], parts[9], parts[10]) {
-			t.Errorf("after%s", done)
+			t.Errorf("after %s", strings.Join(done, " "))
 			break
 		}
 	}
@@ -173,7 +173,7 @@ func (r *run) step(a *Actor, what, name, how, parent, attributes string) {
 		case "?":
 			ctx = identity(parent)
 		}
-		r.ctxs[name], r.spans[name] = r.Tracer.Start(with(ctx), "span", opts...)
+		r.ctxs[name], r.spans[name] = r.Tracer.Start(with(ctx), "span", opts...) //nolint:fatcontext // Each span has its own.
 	case "-":
 		r.spans[name].End()
 		if r.ended[name] {

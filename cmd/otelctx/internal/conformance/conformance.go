@@ -71,7 +71,7 @@ func (c *contextChecker) watch(ctx context.Context, p *reader.Process, d time.Du
 			checkTables(ctx, c.report, p)
 		}
 		c.step()
-		if scanDue = c.lastAddress != 0; scanDue {
+		if scanDue = c.lastAddress != 0; scanDue && ctx.Err() == nil {
 			continue
 		}
 		select {

@@ -263,7 +263,7 @@ func (d *dictionary) link(key linkKey) int32 {
 	return i
 }
 
-// attributeSet returns the number of a set of attributes, which are valid and sorted by key.
+// attributeSet returns the number of a set of attributes. They must be valid and sorted by key.
 func (d *dictionary) attributeSet(attributes []*commonpb.KeyValue) int32 {
 	if len(attributes) == 0 {
 		return 0

@@ -85,6 +85,7 @@ func Open(pid int) (*Process, error) {
 	return &Process{process: process, code: newCode(pid)}, nil
 }
 
+// Close closes the process. The looks stay valid.
 func (p *Process) Close() error {
 	p.code.close()
 	return p.process.Close()

@@ -21,7 +21,7 @@ type Set uint64
 // them. None of them by itself lets the program read what its user may not read.
 const recording Set = 1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SYS_RESOURCE
 
-// restricted reports that [Restrict] has cleared the effective capabilities.
+// restricted reports whether [Restrict] has cleared the effective capabilities.
 var restricted atomic.Bool
 
 // Restrict clears the effective capabilities of all threads if they came with the program's file. It must

@@ -196,7 +196,7 @@ func (s *Sampler) Watch(image Image, layout *reader.ThreadLayout) error {
 	return nil
 }
 
-// Unwatch stops sampling a process. Samples taken before can still be read. It does nothing if the process
+// Unwatch stops sampling a process. Samples already taken can still be read. It does nothing if the process
 // is not watched.
 func (s *Sampler) Unwatch(pid int) error {
 	s.mu.Lock()
@@ -350,7 +350,7 @@ func (s *Sampler) reportMappings(boot uint64) {
 // the memory for that.
 func (s *Sampler) TellsMappings() bool { return s.mappings.listener != nil && s.mappings.complete() }
 
-// Stop ends sampling. Samples taken before can still be read.
+// Stop ends sampling. Samples already taken can still be read.
 func (s *Sampler) Stop() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

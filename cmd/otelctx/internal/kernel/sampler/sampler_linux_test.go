@@ -776,7 +776,7 @@ func TestCPUTime(t *testing.T) {
 	if testenv.Emulated() {
 		t.Skip("an emulated processor's timer is late")
 	}
-	// Nothing is read before the end.
+	// The buffer must hold all samples, because nothing is read until sampling stops.
 	s := open(t, Config{Frequency: burner.Frequency(), BufferSize: 16 << 20})
 	c := startBurner(t, nil, burner.Records)
 	// This process may be preempted between any two steps.

@@ -42,7 +42,7 @@ type message struct {
 	Error     json.RawMessage `json:"error,omitempty"`
 }
 
-// openPage opens a page in a browser.
+// openPage opens the page at path in Chromium or Chrome. It skips the test if neither is installed.
 func openPage(t *testing.T, path string) *browser {
 	t.Helper()
 	chromium := ""

@@ -189,7 +189,7 @@ func TestForeignAnswers(t *testing.T) {
 	})
 }
 
-// busy is a collector that once asks for a pause of a day.
+// busy is a collector whose first response asks for a pause of one day.
 type busy struct{ asked bool }
 
 func (b *busy) send(context.Context, []byte) (*collectorpb.ExportProfilesServiceResponse, error) {

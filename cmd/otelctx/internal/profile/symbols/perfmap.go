@@ -22,9 +22,9 @@ const (
 	perfChunk = 256 << 10
 )
 
-// perfMap is a process's perf map: a log to which the process appends a line with the start and the size,
-// both hexadecimal, and the name of each function that it compiles at run time
-// (linux/tools/perf/Documentation/jit-interface.txt). The file stays open while the process does.
+// perfMap is a process's perf map: a log to which the process appends a line for each function that it
+// compiles at run time, with its start and size in hexadecimal and its name
+// (linux/tools/perf/Documentation/jit-interface.txt). The file stays open until the Process is closed.
 type perfMap struct {
 	// reading is a lock held by the goroutine that opens or searches the file. The file system may never
 	// answer.

@@ -37,8 +37,8 @@ func names(locations []*Location) (names []string) {
 	return names
 }
 
-// TestPerfMap checks that a process's perf map names its code. It uses this process, which has no such
-// code.
+// TestPerfMap checks that addresses are named by the process's perf map. It writes a map for this process,
+// which compiles no code at run time and so has no map of its own.
 func TestPerfMap(t *testing.T) {
 	path := fmt.Sprintf("/tmp/perf-%d.map", os.Getpid()) // The name contains the process's id.
 	t.Cleanup(func() { _ = os.Remove(path) })

@@ -30,8 +30,8 @@ type block struct {
 	data   []byte // nil if there is none
 }
 
-// part is a section of a file with its own offsets. Reads beyond its end or the file's fail, as do reads of
-// a file that cannot be read.
+// part is a section of a file. Offsets are relative to the start of the section. A read fails if it goes
+// beyond the end of the section or of the file, or if the file cannot be read.
 type part struct {
 	*pieces
 	start, size uint64

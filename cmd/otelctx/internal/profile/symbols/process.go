@@ -18,8 +18,8 @@ const (
 	// maxRegions bounds the known executable mappings of a process. Mappings of files come first: others
 	// can only be named by a perf map.
 	maxRegions = 1 << 14
-	// maxChanges bounds the kernel's reports about a process between two scans of its mappings. Beyond it,
-	// nothing has a name until the next scan.
+	// maxChanges bounds the mapping changes of a process that are tracked between two scans. If there are
+	// more, no address in the process can be named until the next scan.
 	maxChanges = 1 << 12
 )
 

@@ -98,8 +98,8 @@ func (t *timeline) retire(s span, until time.Time) {
 	t.past = append(t.past, s)
 }
 
-// replace replaces the current spans by the regions that a scan found at a time, sorted by address. Later
-// mappings stay. It calls gone for regions that were not found.
+// replace replaces the current spans with the regions that a scan found, sorted by address. at is the time
+// of the scan; mappings made after it stay. It calls gone for regions that were not found.
 func (t *timeline) replace(found []*Region, at time.Time, gone func(*Region)) {
 	now := make([]span, 0, len(found))
 	kept := make([]bool, len(t.now))
