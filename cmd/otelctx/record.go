@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/schollz/progressbar/v3"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
@@ -28,7 +29,7 @@ type recordCommand struct {
 	recordTargets
 
 	Duration  *time.Duration     `group:"Sampling:" help:"How long to record: seconds, or a duration such as 1m30s. 0: until interrupted, or until the processes end. Default: 10s, or until the command ends."      name:"duration"   placeholder:"TIME"                                                                                short:"d"`
-	Freq      []int              `group:"Sampling:" help:"Samples per second of CPU time, 99 by default; with --wall snapshots per second, 20 by default; with --wall --cpu both: 99,20."                            name:"freq"       placeholder:"N"                                                                                   short:"F"`
+	Freq      rates              `group:"Sampling:" help:"Samples per second of CPU time, 99 by default; with --wall snapshots per second, 20 by default; with --wall --cpu both: 99,20."                            name:"freq"       placeholder:"N"                                                                                   short:"F"`
 	Wall      bool               `group:"Sampling:" help:"Record where the wall-clock time of spans goes, waiting included, instead of CPU time. Needs only permission to read the processes."                       name:"wall"`
 	CPU       bool               `group:"Sampling:" help:"With --wall: record CPU time as well, which needs the privileges for sampling."                                                                            name:"cpu"`
 	Filters   []recording.Filter `group:"Sampling:" help:"Keep only samples with this attribute of the resource, the span or the sample; trace_id and span_id count as attributes. Repeated filters must all match." name:"filter"     placeholder:"KEY=VALUE"                                                                           sep:"none"`
@@ -162,6 +163,26 @@ var carriers = map[string]sampler.Carrier{
 
 // The default sampling frequencies, in Hz.
 const cpuFrequency, wallFrequency = 99, 20
+
+// rates are numbers separated by commas. A flag that is given again replaces them.
+type rates []int
+
+// Decode implements [kong.MapperValue].
+func (r *rates) Decode(ctx *kong.DecodeContext) error {
+	var text string
+	if err := ctx.Scan.PopValueInto("number", &text); err != nil {
+		return err
+	}
+	*r = nil
+	for number := range strings.SplitSeq(text, ",") {
+		n, err := strconv.Atoi(number)
+		if err != nil {
+			return err
+		}
+		*r = append(*r, n)
+	}
+	return nil
+}
 
 // maxFrequency is the highest frequency at which the kernel has been seen to take all samples.
 const maxFrequency = 49999
