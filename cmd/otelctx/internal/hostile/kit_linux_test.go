@@ -281,7 +281,7 @@ func (r *recorder) interrupt() *document {
 	return d
 }
 
-// exits yields the processes whose exit the recorder waits for, which are those that it records.
+// exits yields the recorded processes: the recorder has a pidfd of each, to notice its exit.
 func (r *recorder) exits(yield func(pid int) bool) {
 	dir := fmt.Sprintf("/proc/%d/fdinfo/", r.cmd.Process.Pid)
 	fds, _ := os.ReadDir(dir)

@@ -212,7 +212,7 @@ func (r *registry) refuse(p sampler.Process, err, unread error) {
 		return
 	}
 	r.others[p.Image.PID] = other{image: p.Image, used: p.Used, err: unread}
-	// If a process has ended, its pidfd tells; if it has executed another program, it has not ended.
+	// The end of a process is detected by its pidfd. Executing another program is not the end.
 	if slices.Contains(r.selection.PIDs, p.Image.PID) && !errors.Is(err, reader.ErrProcessGone) {
 		r.ended[p.Image.PID] = true
 	}

@@ -95,7 +95,7 @@ type pprofEncoder struct {
 }
 
 func newPprofEncoder(to io.Writer, kinds []string) *pprofEncoder {
-	compressed, err := gzip.NewWriterLevel(to, gzip.BestSpeed) // as package runtime/pprof
+	compressed, err := gzip.NewWriterLevel(to, gzip.BestSpeed) // as runtime/pprof does
 	if err != nil {
 		panic("export: a level that gzip has: " + err.Error())
 	}
