@@ -151,7 +151,7 @@ const (
 	// own.
 	firstStack = 8 << 10
 	maxStack   = 256 << 10
-	// maxLarge bounds what is read of stacks on their own in one call.
+	// maxLarge bounds the bytes of stacks that one call reads one by one.
 	maxLarge = 32 << 20
 	// maxReasonData bounds how much of the program's data is searched for the texts of wait
 	// reasons.
@@ -194,7 +194,8 @@ type goroutineLayout struct {
 // Each goroutine is a snapshot of its own moment. It is read before and after its stack; unless
 // both reads are equal, the data is dropped and read again, at most four times. So a stack never
 // mixes two moments or two goroutines. At most 1,024 frames and 256 KiB of a stack are unwound,
-// innermost first, but only 8 KiB once 32 MiB of longer stacks have been read. Time and memory are proportional to len(refs).
+// innermost first. Once the call has read 32 MiB of stacks that exceed 8 KiB, only 8 KiB of each
+// further stack are unwound. Time and memory are proportional to len(refs).
 //
 // The error wraps [ErrNoThreadContext] if the process does not advertise the offset of goroutine
 // ids, or [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
@@ -348,7 +349,7 @@ type goroutineCall struct {
 
 	scratch *goroutineScratch
 	result  *Goroutines
-	// pcs holds the stacks, and large is how much of stacks has been read on their own.
+	// pcs holds the stacks. large is the number of bytes of stacks that were read one by one.
 	pcs   []uint64
 	large int
 	// threads maps the process's own thread ids to the caller's. It is filled on first use.
@@ -416,12 +417,12 @@ func (c *goroutineCall) read(address uint64, b []byte) bool {
 	return err == nil
 }
 
-// goroutineRun are neighbours in the list of goroutines whose gs are on one page. They are read together, since the
-// kernel's work is mostly for pages.
+// goroutineRun is a range of consecutive goroutines whose gs are on the same page. They are read
+// together, because the kernel's cost is mostly per page.
 type goroutineRun struct{ first, end int }
 
-// readGs reads the g of each goroutine. The data of unreadable ones is nil. Goroutines that are ordered by the addresses
-// of their gs take least time.
+// readGs reads the g of each goroutine. The data of unreadable ones is nil. It is fastest if refs
+// are sorted by the address of the g.
 func (c *goroutineCall) readGs(refs []GoroutineRef) ([]gostack.G, error) {
 	const page = 4096 // at most
 	s := c.scratch

@@ -152,8 +152,8 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 			gs[found[i].g] = true
 		}
 	}
-	// An entry has the lower bits of the id. The g has all of them, unless the goroutine has exited: it may then be
-	// that of another one, which has an entry of its own.
+	// An entry has the lower bits of the id, and the g has the whole id. After the goroutine has
+	// exited, its g may belong to another goroutine, which has its own entry.
 	ids := follow(p.threads.source, gs, v.runtime.GGoid)
 	var refs []GoroutineRef
 	for _, g := range joined {

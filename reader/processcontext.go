@@ -464,8 +464,9 @@ func (p *Process) checkAlive() error {
 	return nil
 }
 
-// confirm returns nil if everything that was read since v was made is the process's: it has not ended, and still has
-// the publication that v depends on. Another program that it has executed meanwhile has not.
+// confirm returns nil if everything that was read with the help of v came from the program that
+// published it: the process is alive, and still has the publication that v depends on. If it has
+// executed another program meanwhile, that publication is gone.
 func (p *Process) confirm(v *threadView) error {
 	if published, k := v.source(); published != nil {
 		changed, err := p.changed(k, published.PublishedAtNS)

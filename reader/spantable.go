@@ -308,8 +308,9 @@ type cellState struct {
 	ancestors     [wire.Ancestors]SpanRef
 }
 
-// resolve replaces published spans by active ones: a span that has ended by its nearest live ancestor, if the
-// goroutine goes there. It reads only cells that matter. The error comes from memory, or wraps [errNoSpanTable].
+// resolve replaces published spans by active ones. If a span has ended, that is its nearest live
+// ancestor, or none if the goroutine does not return to ancestors. It reads only the cells of these
+// spans. The error comes from memory, or wraps [errNoSpanTable].
 func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 	used, err := t.used(memory)
 	if err != nil {
@@ -326,7 +327,7 @@ func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 			wanted[i] = true
 		}
 	}
-	// state returns the state of a span that has been wanted, nil if its cell has been reused.
+	// state returns the state of a span passed to want, nil if its cell has been reused.
 	state := func(ref SpanRef) *cellState {
 		if i := int(wire.RefIndex(uint64(ref))); ref != 0 && i < used && states[i].ref == ref {
 			return &states[i]

@@ -149,7 +149,7 @@ func TestWithResourceWhileDisabled(t *testing.T) {
 	assert.Empty(t, handled.Take())
 	assert.Empty(t, contextMappings(t, os.Getpid()))
 	setForTest(t, spanAttribute)
-	assert.Len(t, separateMappings(t), 1, "spans are advertised all the same")
+	assert.Len(t, separateMappings(t), 1, "spans are still advertised")
 	require.NoError(t, tp.Shutdown(context.Background()))
 }
 

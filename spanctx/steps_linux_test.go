@@ -37,7 +37,7 @@ func runSteps(t *testing.T, s *service, program string) {
 		Attach:   func(ctx context.Context) func() { return Attach(ctx).Detach },
 		EndAgain: func(span trace.Span) { s.p.OnEnd(span.(sdktrace.ReadOnlySpan)) },
 		Evict:    func(ctx context.Context) { assert.True(t, s.p.evict(s.p.find(ctx))) },
-		Shown: func(ctx context.Context) (span, localRoot uint64) {
+		Active: func(ctx context.Context) (span, localRoot uint64) {
 			if span = s.current(t); span != 0 && span == number(trace.SpanFromContext(ctx)) {
 				localRoot = readCell(t, s.p.cells.Address(), uint64(s.p.find(ctx))).localRoot
 			}
@@ -46,10 +46,10 @@ func runSteps(t *testing.T, s *service, program string) {
 		With: func(ctx context.Context, attributes string) context.Context {
 			return with(ctx, keysAndValues(attributes)...)
 		},
-		ShowsAttributes: func(span trace.Span, attributes string) {
+		CheckAttributes: func(span trace.Span, attributes string) {
 			s.assertAttributes(t, span, keysAndValues(attributes)...)
 		},
-		More: map[string]func(){
+		Operations: map[string]func(){
 			"$": s.collide,
 			"_": func() { s.storeSlot(new(ring.Span), 0) },
 			"(": func() {

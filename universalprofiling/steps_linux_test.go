@@ -34,14 +34,14 @@ func runSteps(t *testing.T, s *service, program string) {
 			assert.True(t, s.evict(r))
 			s.table.Free(r)
 		},
-		Shown: func(ctx context.Context) (span, transaction uint64) {
+		Active: func(ctx context.Context) (span, transaction uint64) {
 			var n cells.Span
 			if span = shown(); s.table.Load(s.find(ctx), &n) && span == n.SpanID {
 				transaction = n.LocalRootSpanID
 			}
 			return span, transaction
 		},
-		More: map[string]func(){
+		Operations: map[string]func(){
 			"%": func() {
 				for id := shown(); id != 0; id = shown() {
 					s.records.Clear(s.runtime.Goroutine().Goid, stored(id))

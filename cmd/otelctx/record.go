@@ -150,7 +150,10 @@ func (c *recordCommand) Validate() error {
 		}
 		c.Format = string(format)
 	}
-	return c.validateFormat()
+	if c.Wall && c.CPU && c.Format == string(export.Folded) {
+		return errors.New("--wall --cpu: folded stacks have one number each: choose another format, such as -o profile.pb.gz, or leave out --cpu")
+	}
+	return nil
 }
 
 // carriers maps the values of --carrier.
@@ -164,7 +167,8 @@ var carriers = map[string]sampler.Carrier{
 // The default sampling frequencies, in Hz.
 const cpuFrequency, wallFrequency = 99, 20
 
-// rates are numbers separated by commas. A flag that is given again replaces them.
+// rates are numbers separated by commas. If the flag is repeated, the last one counts; kong appends to an
+// ordinary slice.
 type rates []int
 
 // Decode implements [kong.MapperValue].
@@ -177,7 +181,7 @@ func (r *rates) Decode(ctx *kong.DecodeContext) error {
 	for number := range strings.SplitSeq(text, ",") {
 		n, err := strconv.Atoi(number)
 		if err != nil {
-			return err
+			return fmt.Errorf("%q is not a number", number)
 		}
 		*r = append(*r, n)
 	}

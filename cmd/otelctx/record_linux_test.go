@@ -548,7 +548,7 @@ func TestRecordMarksWhatIsNotProven(t *testing.T) {
 	d, got := recorded(t, c, "--output", file)
 	assert.Positive(t, d.Unproven)
 	assert.Equal(t, d.Attributed, d.Unproven)
-	assert.Contains(t, got.stderr, "not proven")
+	assert.Contains(t, got.stderr, "unproven span")
 	for _, s := range readPprof(t, file).Sample {
 		assert.Equal(t, len(s.Label["span_id"]) > 0, len(s.Label["otelctx.span.unproven"]) > 0)
 	}
@@ -882,7 +882,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	as(cmd)
 	got = runCommand(t, cmd)
 	assert.Equal(t, exitNotPermitted, got.code)
-	assert.Contains(t, got.stderr, "without --cpu, --wall needs only the right to read the processes")
+	assert.Contains(t, got.stderr, "without --cpu, --wall needs only permission to read the processes")
 	cmd = exec.Command(binary, "record", pidOf(theirs), "--wall", "--duration=1ms")
 	as(cmd)
 	got = runCommand(t, cmd)

@@ -110,8 +110,8 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 	}
 	header := s.out.Len()
 	shown := groups[group]
-	if c.Wall {
-		shown = shown[:3] // The times of spans follow in their own table.
+	if c.Wall { // The times of spans follow in their own table.
+		shown = []func(*summary){(*summary).work, (*summary).processes, (*summary).functions}
 	}
 	for _, show := range shown {
 		show(s)

@@ -38,14 +38,6 @@ func (c *recordCommand) validateWall() error {
 	return nil
 }
 
-// validateFormat rejects formats that have room for only one kind of time.
-func (c *recordCommand) validateFormat() error {
-	if c.Wall && c.CPU && c.Format == string(export.Folded) {
-		return errors.New("--wall --cpu: folded stacks have one number each: choose another format, such as -o profile.pb.gz, or leave out --cpu")
-	}
-	return nil
-}
-
 // kinds returns the kinds of time that the profile contains.
 func (c *recordCommand) kinds() []string {
 	switch {
@@ -287,9 +279,11 @@ func (c *recordCommand) wallText(r *wall.Result, cpu *recording.Result) []byte {
 	if len(all) == 0 {
 		return append(out, "No goroutine was in a span\n"...)
 	}
-	busy, waits := columnRunning, columnMainWait
+	busy, busyText := columnRunning, "executing on a processor; it comes out too low: see otelctx man"
+	waits, waitsText := columnMainWait, "what the spans waited for longest"
 	if cpu != nil {
-		busy, waits = columnCPU, columnWaitingFor
+		busy, busyText = columnCPU, "CPU time inside the spans, according to the samples"
+		waits, waitsText = columnWaitingFor, "what the spans waited for, and for how long"
 	}
 	rows := [][]string{{columnWall, "±", busy, "RUNNABLE", "WAITING", waits, columnName, columnEndpoint}}
 	for _, row := range top(c, all) {
@@ -313,20 +307,15 @@ func (c *recordCommand) wallText(r *wall.Result, cpu *recording.Result) []byte {
 		rows = append(rows, []string{"  " + cpuText(f.Time), shareOf(f.Time, total.Total), escape(f.Kind), functionText(f.Function)})
 	}
 	out = appendWallTable(out, "Top functions by time waited", rows)
-	lines := [][]string{
+	return append(append(out, '\n'), table([][]string{
 		{columnWall, "time inside the spans, without their children, all goroutines added up"},
 		{"  ±", "standard error of WALL"},
-		{"  " + columnRunning, "executing on a processor; it comes out too low: see otelctx man"},
+		{"  " + busy, busyText},
 		{"  RUNNABLE", "ready, but waiting for a processor"},
 		{"  WAITING", "blocked, or in a system call"},
-		{"  " + columnMainWait, "what the spans waited for longest"},
+		{"  " + waits, waitsText},
 		{"  " + columnShare, "of the wall-clock time of all spans"},
-	}
-	if cpu != nil {
-		lines[2] = []string{"  " + columnCPU, "CPU time inside the spans, by the samples"}
-		lines[5] = []string{"  " + columnWaitingFor, "what the spans waited for, and for how long"}
-	}
-	return append(append(out, '\n'), table(lines)...)
+	})...)
 }
 
 func appendWallTable(out []byte, title string, rows [][]string) []byte {

@@ -82,8 +82,9 @@ func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []
 	if len(found) == 0 {
 		return fmt.Errorf("the frame pointer: %w", errNotFound)
 	}
-	// Behind g.sched the runtime keeps a second frame pointer, for system calls. It stays when they have returned, and
-	// its frame may still be there. A goroutine that does not run stopped in that frame or further in.
+	// After g.sched the runtime keeps a second frame pointer, for system calls. It stays there after
+	// the call has returned, and may still point at a valid frame. The frame in which a waiting
+	// goroutine stopped is the innermost one, so it has the lowest address.
 	for _, p := range found[1:] {
 		if slices.ContainsFunc(gs, func(g G) bool {
 			_, ok := chainEnd(g.Stack, g.word(p.offset))
@@ -263,9 +264,9 @@ func (u *unwinder) function(pc uint64) string {
 	return name
 }
 
-// enter appends the instruction pc, at which a function was interrupted with the stack pointer sp and, on arm64, the
-// link register lr, and the callers up to the first that has a frame. lr is 0 if unknown. It returns where that frame is
-// and the pc in it.
+// enter appends the instruction pc, at which a function was interrupted, and its callers up to the
+// first one with a frame. sp and, on arm64, lr are the stack pointer and the link register at that
+// moment; lr is 0 if unknown. enter returns the address of the frame and the pc in its function.
 func (u *unwinder) enter(pc, sp, lr uint64) (bp, last uint64, ok bool) {
 	for at := pc; !u.full(); {
 		_, size, ok := u.code.Frame(at)

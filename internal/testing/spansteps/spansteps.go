@@ -76,15 +76,15 @@ type Publisher struct {
 	EndAgain func(trace.Span)
 	// Evict ends the span of ctx as another goroutine's Start does that needs its cell.
 	Evict func(ctx context.Context)
-	// Shown returns the id of the span that the goroutine is in, or 0. If that is the span of ctx, it also
+	// Active returns the id of the span that the goroutine is in, or 0. If that is the span of ctx, it also
 	// returns the id of its local root, 0 if it is unknown.
-	Shown func(ctx context.Context) (span, localRoot uint64)
-	// With returns a context with attributes, as a program writes them between braces, and ShowsAttributes
+	Active func(ctx context.Context) (span, localRoot uint64)
+	// With returns a context with attributes, as a program writes them between braces, and CheckAttributes
 	// checks those that the span is published with. They are nil if programs have no braces.
 	With            func(ctx context.Context, attributes string) context.Context
-	ShowsAttributes func(span trace.Span, attributes string)
-	// More are further operations, by their characters: one or more of % # $ _ | ( )
-	More map[string]func()
+	CheckAttributes func(span trace.Span, attributes string)
+	// Operations are further operations by character. The characters are % # $ _ | ( and ).
+	Operations map[string]func()
 }
 
 var syntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~>*%#$_|()])(\w*)(?:([<^&?])(\w+))?(\{[^}]*\})?)?(?:(=)(\w*)(?:/(\w+))?(\{[^}]*\})?)?$`)
@@ -208,8 +208,8 @@ func (r *run) step(a *Actor, what, name, how, parent, attributes string) {
 	case "*":
 		r.Evict(r.ctxs[name])
 	default:
-		require.Contains(r.t, r.More, what)
-		r.More[what]()
+		require.Contains(r.t, r.Operations, what)
+		r.Operations[what]()
 	}
 }
 
@@ -225,9 +225,9 @@ func (r *run) isIn(a *Actor, span, root, attributes string) bool {
 		}
 	}
 	a.Run(func() {
-		got[0], got[1] = r.Shown(r.ctxs[span])
+		got[0], got[1] = r.Active(r.ctxs[span])
 		if attributes != "" {
-			r.ShowsAttributes(r.spans[span], strings.Trim(attributes, "{}"))
+			r.CheckAttributes(r.spans[span], strings.Trim(attributes, "{}"))
 		}
 	})
 	return assert.Equal(r.t, want, got, "span and local root") && !r.t.Failed()

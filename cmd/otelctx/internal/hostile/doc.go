@@ -27,5 +27,6 @@
 //	TestOutputs           used up to 2,025 MiB (before attributes counted, commit 2905e87)
 //	TestForeignCapacity   found no span in a ring whose capacity is not a power of two
 //
+// TestGoroutines and TestManyGoroutines attack commands that it did not have, TestGoroutinesExec the reader.
 // TestDenied tests the library in the service and passes with any otelctx.
 package hostile

@@ -74,7 +74,7 @@ static void publish(const char *version, const char *payload_hex, const char *ri
 	unsigned char *payload, *start;
 	struct timespec now;
 	size_t size = unhex(ring_hex, &start);
-	int fd = memfd_create("OTEL_CTX", 0);
+	int fd = memfd_create("OTEL_CTX", MFD_CLOEXEC);
 
 	memcpy(ring, start, size);
 	size = unhex(payload_hex, &payload);
@@ -150,7 +150,7 @@ static void __attribute__((noinline, noclone)) secret(void)
 static void map(const char *path, int times, long offset)
 {
 	void **places = calloc(times, sizeof(*places));
-	int fd = open(path, O_RDONLY);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	off_t size = lseek(fd, 0, SEEK_END);
 
 	if (fd < 0)
@@ -263,7 +263,7 @@ static void shake(volatile uint64_t *words, size_t count)
 // place maps a file at an address, and returns its size.
 static size_t place(const char *path, const char *address)
 {
-	int fd = open(path, O_RDONLY);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	off_t size = lseek(fd, 0, SEEK_END);
 	void *at = (void *)strtoul(address, NULL, 0);
 
@@ -291,7 +291,7 @@ static void memory(const char *path, const char *address, int changes)
 static void alternate(const char *path, const char *other, const char *address, char **argv)
 {
 	const char *secret = getenv("SECRET");
-	struct timespec moment = {.tv_nsec = 300000};
+	struct timespec moment = {.tv_nsec = 1000000};
 
 	place(secret ? other : path, address);
 	if (!getenv("AGAIN"))
