@@ -230,7 +230,8 @@ func TestRecordWallFormats(t *testing.T) {
 	readOTLP(t, filepath.Join(dir, "wall.otlp"))
 
 	// Nothing listens on this port, so the profile is lost, which is an error.
-	run := otelctx(t, "record", "--wall", "-d", "300ms", "--otlp-endpoint", "http://127.0.0.1:9", p.pid)
+	run := runCommand(t, exec.Command("env", "OTEL_EXPORTER_OTLP_TIMEOUT=500", executable(t), "record", "--wall", "-d", "300ms",
+		"--otlp-endpoint", "http://127.0.0.1:9", p.pid))
 	assert.Equal(t, exitOther, run.code, run.stdout)
 	assert.Contains(t, run.stderr, "were not sent")
 	p.Done()
