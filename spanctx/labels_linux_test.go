@@ -263,7 +263,7 @@ func TestDatadogLabels(t *testing.T) {
 						want[labels[i]] = labels[i+1]
 					}
 				}
-				all := labelsThatShow(t, span)
+				all := labelsInSpan(t, span)
 				if tt.fits < 0 {
 					assert.Empty(t, all)
 					return
@@ -290,7 +290,7 @@ func TestDatadogLabels(t *testing.T) {
 				check(remote, remote)
 				remote.End()
 				root.End()
-				assert.Empty(t, labelsThatShow(t, root))
+				assert.Empty(t, labelsInSpan(t, root))
 				assert.NotContains(t, goroutineLabels(t), id(root), "labels must be withdrawn")
 			})
 		})

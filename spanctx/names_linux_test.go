@@ -105,7 +105,7 @@ func (s *service) assertNames(t testing.TB, span trace.Span, name, endpoint stri
 			labels[key] = value
 		}
 	}
-	assert.Contains(t, labelsThatShow(t, span), labels, "labels")
+	assert.Contains(t, labelsInSpan(t, span), labels, "labels")
 }
 
 // Spans are published with their names and endpoints, and with the same ones again after their children
@@ -205,7 +205,7 @@ func TestNamesBesideOtherLabels(t *testing.T) {
 		pprof.Do(context.Background(), pprof.Labels(set...), func(context.Context) {
 			_, span := s.tracer.Start(ctx, strings.Repeat("n", 60))
 			defer span.End()
-			shown := labelsThatShow(t, span)
+			shown := labelsInSpan(t, span)
 			require.Len(t, shown, 1)
 			all = shown[0]
 		})
@@ -227,7 +227,7 @@ func TestNoNamesByDefault(t *testing.T) {
 	s := serve(t, WithAttributeKeys("endpoint"))
 	_, span := s.tracer.Start(with(context.Background(), "endpoint", "mine"), "secret")
 	defer span.End()
-	assert.Equal(t, []map[string]string{{"endpoint": "mine"}}, labelsThatShow(t, span))
+	assert.Equal(t, []map[string]string{{"endpoint": "mine"}}, labelsInSpan(t, span))
 	for _, kv := range s.p.advertisement() {
 		assert.NotContains(t, string(kv.Key), "threadlocal.names.")
 	}

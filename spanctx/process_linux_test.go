@@ -282,7 +282,7 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 	var gsAt uint64
 	_, err := fmt.Sscanf(c.Receive(), "0x%x", &gsAt)
 	require.NoError(t, err)
-	o := lookAt(t, c.PID())
+	o := openOutside(t, c.PID())
 	goidAt := o.integer(t, "threadlocal.go.g_goid_offset")
 
 	const perRound = lockstepWorkers * kinds
