@@ -184,8 +184,7 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 	assert.Zero(t, s.places(number(a))+s.places(number(b)))
 }
 
-// When several threads share a slot, it names the span that was stored last, and never a span that
-// has ended.
+// Many threads share few slots, and no slot names a span that has ended.
 func TestFewSlots(t *testing.T) {
 	for _, capacity := range []int{1, 4} {
 		s := serve(t, WithSlotCapacity(capacity))

@@ -164,7 +164,7 @@ func TestProfileAskedOnceForOldSpans(t *testing.T) {
 }
 
 // The kernel is asked whether a profile is running only if the label policy depends on the answer.
-func TestProfileAskedForLabelsUntilEndOnly(t *testing.T) {
+func TestProfileAskedForLabelsAutoOnly(t *testing.T) {
 	for _, labels := range []Labels{LabelsAuto, LabelsWithdrawn, LabelsKept, LabelsNone} {
 		t.Run(labelNames[labels], func(t *testing.T) {
 			s := serve(t, WithLabels(labels))
