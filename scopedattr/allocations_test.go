@@ -22,7 +22,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// three is the list of attributes for a context or a call.
+// three holds the attributes that a context or a call gets.
 var three = []attribute.KeyValue{
 	attribute.String("http.app", "shop"), attribute.String("tenant", "gold"), attribute.Int("shard", 7),
 }

@@ -14,8 +14,8 @@ import (
 
 var _ = contextattr.Use()
 
-// ContextWithAttributes is [api.ContextWithAttributes], for applications, which depend on an SDK
-// anyway. Libraries call the original.
+// ContextWithAttributes is the same as [api.ContextWithAttributes]. It is meant for applications,
+// which depend on an SDK anyway. Libraries should call the original, which imports no SDK.
 func ContextWithAttributes(ctx context.Context, attrs ...attribute.KeyValue) context.Context {
 	return api.ContextWithAttributes(ctx, attrs...)
 }

@@ -55,7 +55,8 @@ func TestNilContext(t *testing.T) {
 	assert.NotNil(t, ContextWithAttributes(nil))
 }
 
-// TestImmutable derives two contexts from one, and modifies the slices that were passed and returned.
+// TestImmutable checks that a context does not change when other contexts are derived from it, or
+// when slices that were passed to it or returned by it are modified.
 func TestImmutable(t *testing.T) {
 	given := list("b=1 a=1")
 	base := ContextWithAttributes(t.Context(), given...)
@@ -69,7 +70,8 @@ func TestImmutable(t *testing.T) {
 	}
 }
 
-// TestNotPropagated injects a context into a carrier and extracts it again.
+// TestNotPropagated injects a context into a carrier and extracts it again. The attributes must be
+// gone.
 func TestNotPropagated(t *testing.T) {
 	ctx := trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled,

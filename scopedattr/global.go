@@ -14,9 +14,9 @@ import (
 	"go.opentelemetry.io/otel"
 )
 
-// globalPackages contain the providers that package otel, and package log/global before v1.47.0,
-// return until an SDK is set. These providers hold a lock while they delegate calls to the provider
-// that becomes the global one.
+// globalPackages lists the packages of the providers that package otel, and package log/global
+// before v1.47.0, return until an SDK is set. These providers hold a lock while they delegate calls
+// to the provider that becomes the global one.
 var globalPackages = []string{"go.opentelemetry.io/otel/internal/global", "go.opentelemetry.io/otel/log/internal/global"}
 
 // cycle detects a provider that wraps the global provider and has been set as the global provider
@@ -35,8 +35,8 @@ func (c *cycle) init(wrapped any) {
 }
 
 // entered reports whether the global provider is calling the provider that wraps it. It must be
-// called before each call of the wrapped provider. It walks the stack: meters and loggers are rarely
-// created, and few programs wrap the global provider.
+// called before each call of the wrapped provider. It walks the stack, which costs little overall:
+// meters and loggers are rarely created, and few programs wrap the global provider.
 func (c *cycle) entered(kind string) bool {
 	if c.global == "" || !calledFrom(c.global+".(*") {
 		return false
@@ -47,7 +47,7 @@ func (c *cycle) entered(kind string) bool {
 	return true
 }
 
-// calledFrom reports whether the name of any caller has this prefix.
+// calledFrom reports whether the name of any function on the stack has this prefix.
 func calledFrom(prefix string) bool {
 	var pcs [32]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])

@@ -53,7 +53,7 @@ func some(prefix string, n int) string {
 // own returns n attributes to give to a span, record or measurement itself.
 func own(n int) []attribute.KeyValue { return list(some("own", n)) }
 
-// with returns a context with the attributes of each layer added in turn.
+// with returns a context to which the attributes of each layer are added in turn.
 func with(ctx context.Context, layers ...string) context.Context {
 	for _, l := range layers {
 		ctx = ContextWithAttributes(ctx, list(l)...)
@@ -61,7 +61,7 @@ func with(ctx context.Context, layers ...string) context.Context {
 	return ctx
 }
 
-// withLists is with for parsed lists.
+// withLists is like with, for parsed lists.
 func withLists(ctx context.Context, lists [][]attribute.KeyValue) context.Context {
 	for _, list := range lists {
 		ctx = ContextWithAttributes(ctx, list...)
@@ -86,7 +86,7 @@ func equal(t testing.TB, want string, got []attribute.KeyValue, msgAndArgs ...an
 	assert.Equal(t, wanted, append([]string{}, fields...), msgAndArgs...)
 }
 
-// endedSpan starts a span with the attributes own, ends it and returns it.
+// endedSpan starts a span with the attributes in own, ends it and returns it.
 func endedSpan(t testing.TB, ctx context.Context, own []attribute.KeyValue, opts ...sdktrace.TracerProviderOption) sdktrace.ReadOnlySpan {
 	t.Helper()
 	spans := tracetest.NewSpanRecorder()
@@ -145,8 +145,8 @@ func everyType() []attribute.KeyValue {
 	}
 }
 
-// sequence decodes fuzzer input into attribute lists. Their keys come from a small set that includes
-// the empty key, so that keys collide.
+// sequence decodes fuzzer input into attribute lists. It uses few different keys, one of them
+// empty, so that keys collide.
 func sequence(data []byte) [][]attribute.KeyValue {
 	lists := [][]attribute.KeyValue{nil}
 	for i, b := range data {

@@ -28,8 +28,8 @@ import (
 // provider.
 //
 // next may be the global provider while no SDK is set. Setting the result as the global
-// provider is then a mistake, because each would pass records to the other: the records
-// are dropped, and the mistake is reported to [otel.Handle].
+// provider is then a mistake, because the two would pass records to each other. The
+// records are dropped, and the mistake is reported to [otel.Handle].
 //
 // [global.SetLoggerProvider]: https://pkg.go.dev/go.opentelemetry.io/otel/log/global#SetLoggerProvider
 func NewLoggerProvider(next log.LoggerProvider) log.LoggerProvider {
@@ -67,10 +67,10 @@ func (l *logger) Emit(ctx context.Context, record log.Record) {
 	l.Logger.Emit(ctx, record)
 }
 
-// withAttributes returns a copy of record with the attributes of scoped whose keys it does not
-// have. A copy is needed because records that are copied by value share the slice of attributes
-// that do not fit into the struct, including its spare capacity: adding to one would change the
-// others.
+// withAttributes returns a copy of record with the attributes of scoped whose keys record does not
+// have. It copies because a record keeps attributes that do not fit into the struct in a slice.
+// Records that are copied by value share this slice and its spare capacity, so adding to one of
+// them would change the others.
 func withAttributes(record log.Record, scoped []attribute.KeyValue) log.Record {
 	var buf [32]attribute.KeyValue
 	all := buf[:0]

@@ -39,10 +39,11 @@ func withAndWithoutClone(t *testing.T, f func(t *testing.T)) {
 	}
 }
 
-// TestLogRest checks that adding attributes does not change a record's other fields or its span.
-func TestLogRest(t *testing.T) { withAndWithoutClone(t, testLogRest) }
+// TestLogOtherFields checks that adding attributes changes neither the other fields of a record nor
+// its span.
+func TestLogOtherFields(t *testing.T) { withAndWithoutClone(t, testLogOtherFields) }
 
-func testLogRest(t *testing.T) {
+func testLogOtherFields(t *testing.T) {
 	sc := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
 	ctx := trace.ContextWithSpanContext(t.Context(), sc)
 	record := newRecord(attribute.Int("n", 1))
@@ -75,8 +76,8 @@ func TestLogDuplicates(t *testing.T) {
 	equal(t, "a=2 b=ctx", recordAttributes(&got))
 }
 
-// TestLogRecordKept emits one record from many goroutines: copies of the record share the
-// attributes that do not fit into the struct.
+// TestLogRecordKept emits one record from many goroutines, because copies of a record share the
+// attributes that do not fit into the struct. The record must not change.
 func TestLogRecordKept(t *testing.T) { withAndWithoutClone(t, testLogRecordKept) }
 
 func testLogRecordKept(t *testing.T) {
@@ -151,7 +152,8 @@ func TestLoggerProviderNil(t *testing.T) {
 	assert.False(t, logger.Enabled(t.Context(), log.EnabledParameters{}))
 }
 
-// FuzzLog compares with the bare SDK, to which the same attributes are passed explicitly.
+// FuzzLog compares a wrapped provider with the bare SDK, to which the same attributes are passed
+// explicitly.
 func FuzzLog(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 31, 0xff, 1, 2, 3}, uint8(3))
 	f.Fuzz(func(t *testing.T, data []byte, limit uint8) {

@@ -18,8 +18,8 @@ import (
 // measurer merges the allowed attributes of contexts into those of measurements, on behalf of one
 // MeterProvider.
 type measurer struct {
-	// id is unique. Scopes refer to measurers by id because contexts may outlive measurers
-	// and must not keep them alive.
+	// id is unique. Scopes refer to measurers by id, because contexts may outlive measurers and must
+	// not keep them in memory.
 	id      uint64
 	allowed attribute.Filter
 	seed    maphash.Seed
@@ -38,7 +38,7 @@ func newMeasurer(keys []attribute.Key) *measurer {
 	return &measurer{id: measurers.Add(1), allowed: allowed, seed: maphash.MakeSeed()}
 }
 
-// options are ready-made options for a measurement with one set of attributes.
+// options holds ready-made options for a measurement with one set of attributes.
 type options struct {
 	add    [1]metric.AddOption
 	record [1]metric.RecordOption
@@ -62,8 +62,8 @@ type allowedSet struct {
 	length int
 }
 
-// maxAllowedSets limits the length of a scope's list; a longer list is discarded. Each
-// MeterProvider has one measurer, so there is rarely more than one.
+// maxAllowedSets limits the length of a scope's list. A list that would become longer is replaced
+// by a new one. Each MeterProvider has one measurer, so a list rarely has more than one element.
 const maxAllowedSets = 8
 
 // mergedSets caches the options for one call's set merged over one scope's set.
@@ -119,8 +119,8 @@ func (m *measurer) recordScoped(s *contextattr.Scope, opts []metric.RecordOption
 	return m.merge(c.Attributes(), scoped).record[:]
 }
 
-// isExperimental reports whether only the SDK understands opt: then its attributes are not in the
-// API's configuration.
+// isExperimental reports whether opt is an experimental option, which only the SDK understands. The
+// API's configuration does not contain the attributes of such an option.
 func isExperimental[O any](opt O) bool {
 	_, ok := any(opt).(interface{ Experimental() })
 	return ok
@@ -153,7 +153,7 @@ func (m *measurer) allowedSet(s *contextattr.Scope) *allowedSet {
 	return found
 }
 
-// merge returns the options for the attributes of call and scoped; call wins.
+// merge returns the options for the union of call and scoped. Where keys are equal, call wins.
 func (m *measurer) merge(call attribute.Set, scoped *allowedSet) *options {
 	if call.Len() == 0 {
 		return &scoped.options

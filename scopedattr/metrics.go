@@ -30,8 +30,8 @@ const AllKeys attribute.Key = "*"
 // SDK v1.47.0 there are none. A nil next stands for a no-op provider.
 //
 // next may be the global provider while no SDK is set. Setting the result as the global
-// provider is then a mistake, because each would pass measurements to the other: they are
-// dropped, and the mistake is reported to [otel.Handle].
+// provider is then a mistake, because the two would pass measurements to each other. The
+// measurements are dropped, and the mistake is reported to [otel.Handle].
 //
 // Adding attributes does not allocate for frequent combinations of context attributes and
 // call attributes: up to 1,024 combinations are cached.

@@ -247,7 +247,7 @@ func TestInstrumentEnabled(t *testing.T) {
 	}
 }
 
-// TestTwoMeterProviders measures with one context and two allow lists.
+// TestTwoMeterProviders uses one context with two MeterProviders that have different allow lists.
 func TestTwoMeterProviders(t *testing.T) {
 	ctx := with(t.Context(), "a=ctx b=ctx")
 	var wg sync.WaitGroup
@@ -263,8 +263,8 @@ func TestTwoMeterProviders(t *testing.T) {
 	wg.Wait()
 }
 
-// globalSet is true once the global provider has been set: only the first one adopts existing
-// instruments.
+// globalSet is true once the global provider has been set. Only the first one adopts instruments
+// that were created before it.
 var globalSet bool
 
 // TestGlobalMeterProvider creates instruments before the global provider is set.
@@ -290,8 +290,8 @@ func TestGlobalMeterProvider(t *testing.T) {
 	assert.Equal(t, map[string]map[attribute.Set]float64{"x": {set("a=ctx"): 1}, "y": {attribute.NewSet(): 5}}, collect(t, reader))
 }
 
-// TestDroppedMeasurers uses one context with many MeterProviders: its cache must not grow without
-// bound.
+// TestDroppedMeasurers uses one context with many MeterProviders. The list that the context caches
+// must not grow without bound.
 func TestDroppedMeasurers(t *testing.T) {
 	ctx := with(t.Context(), "a=ctx")
 	for i := range 3 * maxAllowedSets {
@@ -337,7 +337,8 @@ func TestMetricsManySets(t *testing.T) {
 	assert.Equal(t, want, counted())
 }
 
-// FuzzMeasurement compares with a map, twice: with an empty and with a filled cache.
+// FuzzMeasurement compares the attributes of measurements with a map. It measures twice, first with
+// an empty and then with a filled cache.
 func FuzzMeasurement(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 31, 0xff, 1, 2, 3, 0xff, 0x65})
 	m := newMeasurer([]attribute.Key{"a", "b", "c", "d", "e", "f"})

@@ -14,8 +14,8 @@ import (
 )
 
 // WithSampler is [sdktrace.WithSampler] with s wrapped by [NewSampler]: spans of the
-// TracerProvider get the attributes of the context that they are started with. Use it
-// instead of that option; as usual, the last sampler option wins.
+// TracerProvider get the attributes of the context that they are started with. Use it instead of
+// [sdktrace.WithSampler]. As usual, the last sampler option wins.
 func WithSampler(s sdktrace.Sampler) sdktrace.TracerProviderOption {
 	return sdktrace.WithSampler(NewSampler(s))
 }
@@ -89,9 +89,9 @@ func (s *sampler) shouldSample(p sdktrace.SamplingParameters, scoped []attribute
 	return result
 }
 
-// below returns over followed by those attributes of under whose keys over does not have, and the
-// latter separately as well. The results share no memory with each other or with over, because
-// samplers may sort the attributes they get.
+// below returns two lists: all is over followed by the attributes of under whose keys over does not
+// have, and missing contains only the latter. The lists share no memory with each other or with
+// over, because samplers may sort the attributes they get.
 func below(over, under []attribute.KeyValue) (all, missing []attribute.KeyValue) {
 	list := make([]attribute.KeyValue, len(over), len(over)+2*len(under))
 	copy(list, over)

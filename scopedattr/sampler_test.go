@@ -26,7 +26,7 @@ func (f samplerFunc) ShouldSample(p sdktrace.SamplingParameters) sdktrace.Sampli
 
 func (samplerFunc) Description() string { return "Func{7}" }
 
-// adding is a sampler that adds attributes and a trace state.
+// adding returns a sampler that adds attributes and a trace state.
 func adding(decision sdktrace.SamplingDecision, attributes ...attribute.KeyValue) samplerFunc {
 	state, _ := trace.ParseTraceState("custom=1")
 	return func(sdktrace.SamplingParameters) sdktrace.SamplingResult {
@@ -189,8 +189,8 @@ func TestSamplerByAttribute(t *testing.T) {
 	wg.Wait()
 }
 
-// TestSamplerWrites uses a sampler that overwrites the attributes it gets. Neither spans nor the
-// context share that memory.
+// TestSamplerWrites uses a sampler that overwrites the attributes it gets. This must change neither
+// spans nor the context.
 func TestSamplerWrites(t *testing.T) {
 	ctx := with(t.Context(), "a=1 b=2")
 	clearing := samplerFunc(func(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
@@ -273,8 +273,9 @@ func TestWithSamplerLast(t *testing.T) {
 	equal(t, "a=1", endedSpan(t, ctx, nil, sdktrace.WithSampler(sdktrace.NeverSample()), WithSampler(sdktrace.AlwaysSample())).Attributes())
 }
 
-// FuzzSpan compares with the bare SDK, to which the same attributes are passed explicitly: those
-// given at Start, then those of the context that neither Start nor the sampler sets.
+// FuzzSpan compares a wrapped sampler with the bare SDK. The bare SDK gets the same attributes
+// explicitly: those given at Start, then those of the context that neither Start nor the sampler
+// sets.
 func FuzzSpan(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 0xff, 1, 2, 0xff, 3, 4, 31, 0xff, 0x81, 0xff, 6}, uint8(3))
 	f.Fuzz(func(t *testing.T, data []byte, limit uint8) {

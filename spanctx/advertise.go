@@ -49,7 +49,8 @@ func (p *SpanProcessor) advertisement() []attribute.KeyValue {
 	return append(kvs, p.goAttributes()...)
 }
 
-// keyMapAttribute maps the key bytes of published attributes to their keys.
+// keyMapAttribute returns the list of published attribute keys. The index of a key in the list is
+// its number in encoded attributes.
 func keyMapAttribute(m *scope.KeyMap) attribute.KeyValue {
 	keys := make([]string, len(m.Keys()))
 	for i, key := range m.Keys() {
@@ -60,7 +61,7 @@ func keyMapAttribute(m *scope.KeyMap) attribute.KeyValue {
 
 func ringAttributes(prefix string, l ring.Layout) []attribute.KeyValue {
 	fields := slices.DeleteFunc(wire.SlotFields(l.Layout), func(f wire.Field) bool {
-		return int(f.Offset) >= l.SlotSize // Without attribute space, slots end before the attributes.
+		return int(f.Offset) >= l.SlotSize // a slot without room for attributes ends before this field
 	})
 	return append(memoryAttributes(prefix, l.Name, l.Address, l.Layout, l.Capacity, l.HeaderSize),
 		attribute.Int(prefix+wire.RingKeySlotSize, l.SlotSize),
@@ -68,7 +69,8 @@ func ringAttributes(prefix string, l ring.Layout) []attribute.KeyValue {
 		offsets(prefix+wire.RingKeyFields, fields))
 }
 
-// memoryAttributes describe a mapping: its name, address, layout, capacity and header size.
+// memoryAttributes returns the attributes that describe a mapping: its name, address, layout,
+// capacity and header size.
 func memoryAttributes(prefix, mapping string, address uint64, layout, capacity, headerSize int) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.String(prefix+wire.RingKeyMapping, mapping),
@@ -79,7 +81,8 @@ func memoryAttributes(prefix, mapping string, address uint64, layout, capacity, 
 	}
 }
 
-// tableAttributes describe the span table and the name table, if other processes can find them.
+// tableAttributes returns the attributes that describe the span table and the name table, if other
+// processes can find them.
 func (p *SpanProcessor) tableAttributes() (kvs []attribute.KeyValue) {
 	if p.cellsPublished {
 		kvs = append(memoryAttributes(wire.KeySpans, wire.SpansName, p.cells.Address(), wire.SpansLayout1, cells.Capacity, wire.SpansHeaderSize),
@@ -96,7 +99,7 @@ func (p *SpanProcessor) tableAttributes() (kvs []attribute.KeyValue) {
 	return kvs
 }
 
-// offsets returns an attribute with the offsets of fields.
+// offsets returns an attribute that maps the name of each field to its offset.
 func offsets(key string, fields []wire.Field) attribute.KeyValue {
 	var kvs []attribute.KeyValue
 	for _, f := range fields {
@@ -105,7 +108,8 @@ func offsets(key string, fields []wire.Field) attribute.KeyValue {
 	return attribute.KeyValue{Key: attribute.Key(key), Value: attribute.MapValue(kvs...)}
 }
 
-// goAttributes describe the Go runtime: its version and the offsets found by calibration.
+// goAttributes returns the attributes that describe the Go runtime: its version and the offsets
+// found by calibration.
 func (p *SpanProcessor) goAttributes() []attribute.KeyValue {
 	kvs := []attribute.KeyValue{attribute.String(wire.KeyGo+wire.GoKeyVersion, runtime.Version())}
 	for _, f := range []struct {

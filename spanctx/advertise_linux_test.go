@@ -34,14 +34,14 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// advertiser is a child process that starts and stops the processor and the publisher as commanded,
-// one word at a time.
+// advertiser is a child process that starts and stops the SpanProcessor and the resource publisher.
+// Its parent sends the commands, one word each.
 type advertiser struct {
 	opts      []Option
 	processor *SpanProcessor
 	publisher *resourcepublisher.Publisher
 	provider  *sdktrace.TracerProvider
-	// wake makes the goroutine in the published span end it and answer.
+	// wake is the write end of a pipe. A byte written to it makes show end its spans and answer.
 	wake   int
 	answer chan string
 	errs   []error
@@ -70,13 +70,13 @@ func beAdvertiser(parent *childproc.Parent) {
 	}
 }
 
-// do executes one word and returns the answer.
+// do executes one command and returns the answer.
 func (a *advertiser) do(word string) (answer string, err error) {
 	ctx := context.Background()
 	name, value, _ := strings.Cut(word, "=")
 	on := value == "on"
 	switch name {
-	// Options for the next processor.
+	// Options of the processor that is created next.
 	case "thread":
 		a.opts = append(a.opts, WithThreadSlots(on))
 	case "goroutine":
@@ -141,8 +141,9 @@ func (a *advertiser) do(word string) (answer string, err error) {
 	return answer, err
 }
 
-// show starts a span inside another one, and blocks in the kernel until it is woken. It answers with the
-// expected ids, as reported by the kernel, the runtime and the SDK.
+// show publishes a span inside another one. It answers with the ids of the thread, the goroutine
+// and the spans, as the kernel, the runtime and the SDK report them, and then blocks in the kernel
+// until it is woken.
 func (a *advertiser) show() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -163,7 +164,7 @@ func (a *advertiser) show() {
 	_, _ = syscall.Close(pipe[0]), syscall.Close(pipe[1])
 }
 
-// truth is the answer of show.
+// truth holds the ids from an answer of show.
 type truth struct {
 	tid, goid   uint64
 	traceID     [16]byte
@@ -193,7 +194,7 @@ func showIn(t *testing.T, c *childproc.Child) (is truth) {
 	return is
 }
 
-// The fields of slots. Both layouts have the first four.
+// fields1 and fields2 are the offsets of the fields in slots of layouts 1 and 2.
 var (
 	fields1 = map[string]uint64{"trace_id_high": 0, "trace_id_low": 8, "span_id": 16, "in_use": 24}
 	fields2 = map[string]uint64{
@@ -202,10 +203,10 @@ var (
 	}
 )
 
-const goOffsets = 6 // advertised offsets if all facts are known
+const goOffsets = 6 // the number of advertised runtime offsets if calibration finds all of them
 
-// Whichever carriers are chosen, another process finds everything that is advertised until it is
-// withdrawn.
+// For every choice of carriers, another process finds everything that is advertised, until the
+// advertisement is withdrawn.
 func TestAdvertisement(t *testing.T) {
 	ring := func(layout, capacity, headerSize, slotSize uint64, fields map[string]uint64) *wantRing {
 		return &wantRing{layout, capacity, headerSize, slotSize, fields}
@@ -222,7 +223,8 @@ func TestAdvertisement(t *testing.T) {
 		"layout 1":        {"layout1", schemaLabels, ring(1, 65536, 32, 32, fields1), false, goOffsets, ""},
 		"layout 1 alone":  {"layout1 record=off", schemaSlots, ring(1, 65536, 32, 32, fields1), false, goOffsets, ""},
 		"capacity":        {"capacity=8 goroutine=on", schemaLabels, ring(2, 8, 64, 64, fields2), true, goOffsets, ""},
-		// Unknown facts are not advertised. Thread ids then come from a system call.
+		// Offsets that calibration does not find are not advertised. Without the offset of the thread
+		// id, the processor gets thread ids from a system call.
 		"nothing known":  {"goroutine=on without=", schemaSlots, ring2, false, 0, "goroutine record is off"},
 		"no goid":        {"goroutine=on without=g.goid", schemaLabels, ring2, false, goOffsets - 1, "goroutine table is off"},
 		"no labels":      {"goroutine=on without=g.labels", schemaSlots, ring2, true, goOffsets - 1, "goroutine record is off"},
@@ -250,7 +252,7 @@ type wantRing struct {
 func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	c := childproc.Start(t, roleAdvertiser, nil)
 	require.Equal(t, "ok", c.Ask("publisher own-attribute"))
-	o := lookAt(t, c.PID())
+	o := openOutside(t, c.PID())
 	o.assertWithdrawn(t)
 	if said := c.Ask("%s processor", tt.words); tt.refused != "" {
 		require.Contains(t, said, tt.refused)
@@ -258,14 +260,14 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	} else {
 		require.Equal(t, "ok", said)
 	}
-	o.look(t)
+	o.readAdvertisement(t)
 
-	// The keys, all of them and no others.
+	// Exactly the expected keys must be advertised.
 	assert.Equal(t, tt.schema, o.ad["threadlocal.schema_version"].GetStringValue())
 	keyMap, ok := o.ad["threadlocal.attribute_key_map"].GetValue().(*commonpb.AnyValue_ArrayValue)
 	require.True(t, ok, "attribute_key_map")
 	assert.Empty(t, keyMap.ArrayValue.GetValues())
-	keys := 2 + 1 + 7 + tt.goOffsets // including the version of Go and the span table
+	keys := 2 + 1 + 7 + tt.goOffsets // schema and key map, Go version, span table, Go offsets
 	if _, err := goruntime.Calibrate().Offset(goruntime.TLSG); err != nil && tt.goOffsets > 0 {
 		require.Equal(t, "arm64", runtime.GOARCH, err) // arm64 has no thread-local storage without cgo
 		keys--
@@ -296,7 +298,7 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	for _, c := range carriers {
 		assert.Equal(t, reader.Advertised, c.Source)
 		if c.Kind != reader.ThreadSlots {
-			// These need the current goroutine of a thread.
+			// Readers can use these carriers only if they can find the current goroutine of a thread.
 			readable := known("m_curg") && known("g_goid")
 			assert.Equal(t, readable, c.Err == nil, "%v: %v", c.Kind, c.Err)
 		}
@@ -341,12 +343,12 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	c.Done()
 }
 
-// goldenOffsets are the offsets of released Go versions, entered by hand.
+// goldenOffsets contains the runtime offsets of released Go versions, entered by hand.
 var goldenOffsets = map[string]map[string]uint64{
 	"go1.26 amd64": {"g_m": 48, "g_goid": 152, "g_labels": 352, "m_procid": 64, "m_curg": 184},
 }
 
-// assertKnownOffsets compares the offsets with goldenOffsets for this version of Go.
+// assertKnownOffsets compares the advertised offsets with goldenOffsets for this version of Go.
 func (o *outside) assertKnownOffsets(t *testing.T) {
 	t.Helper()
 	version := strings.Join(strings.SplitN(runtime.Version(), ".", 3)[:2], ".")
@@ -407,7 +409,7 @@ func (o *outside) entry(t *testing.T, goid uint64) uint64 {
 	return o.word(t, at+o.integer(t, "threadlocal.goroutines.entry_size")*(goid%8192*8+goid/8192%8))
 }
 
-// slot reads the slot of an id, using only the advertisement.
+// slot reads the fields of the slot for a thread id, using only the advertisement.
 func (o *outside) slot(t *testing.T, prefix string, id uint64) map[string]uint64 {
 	t.Helper()
 	at := o.integer(t, prefix+"address") + o.integer(t, prefix+"header_size") +
@@ -427,7 +429,7 @@ func (o *outside) slot(t *testing.T, prefix string, id uint64) map[string]uint64
 	return s
 }
 
-// assertSlot checks the slot of an id against the truth reported by the process.
+// assertSlot checks the slot for a thread id against the ids that the process reported.
 func (o *outside) assertSlot(t *testing.T, prefix string, id uint64, is *truth) {
 	t.Helper()
 	want := map[string]uint64{
@@ -451,7 +453,8 @@ func (o *outside) assertSlot(t *testing.T, prefix string, id uint64, is *truth) 
 	assert.Equal(t, want, got, prefix)
 }
 
-// assertGo follows the advertised offsets of the Go runtime from the m in the thread's slot.
+// assertGo starts from the m in the thread's slot, and follows the advertised offsets of the Go
+// runtime.
 func (o *outside) assertGo(t *testing.T, is *truth, record bool) {
 	t.Helper()
 	offset := func(name string) uint64 { return o.integer(t, "threadlocal.go."+name+"_offset") }
@@ -469,7 +472,7 @@ func (o *outside) assertGo(t *testing.T, is *truth, record bool) {
 		return
 	}
 	assert.Equal(t, &goRecord{is.traceID, is.span, true, is.flags}, o.record(t, g))
-	// The labels that every profiler of Go programs reads.
+	// These labels are what every profiler of Go programs reads.
 	text := func(at uint64) string { return string(o.bytes(t, o.word(t, at), int(o.word(t, at+8)))) }
 	list := o.word(t, labels)
 	require.EqualValues(t, 2, o.word(t, labels+8))
@@ -477,7 +480,7 @@ func (o *outside) assertGo(t *testing.T, is *truth, record bool) {
 		[]string{text(list), text(list + 16), text(list + 32), text(list + 48)})
 }
 
-// assertThreads checks the result of package reader.
+// assertThreads checks the threads that package reader returns.
 func (o *outside) assertThreads(t *testing.T, is *truth, tt *wantAdvertised) {
 	t.Helper()
 	threads, err := o.Threads(t.Context())
@@ -528,20 +531,21 @@ func TestNothingToAdvertise(t *testing.T) {
 			c := childproc.Start(t, roleAdvertiser, nil)
 			require.Equal(t, "ok", c.Ask("publisher"))
 			assert.Contains(t, c.Ask("%s processor", words), reason)
-			o := lookAt(t, c.PID())
+			o := openOutside(t, c.PID())
 			o.assertWithdrawn(t)
 			maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", c.PID()))
 			require.NoError(t, err)
 			assert.NotContains(t, string(maps), "OTELCTX_")
 			require.Equal(t, "ok", c.Ask("processor"), "the next processor works")
-			o.look(t)
+			o.readAdvertisement(t)
 			assert.NotEmpty(t, o.ad)
 			c.Done()
 		})
 	}
 }
 
-// assertThreads checks that a reader finds and proves the span that the child's goroutine is in.
+// assertThreads checks that a reader finds the span that the child's goroutine is in, and that the
+// span is proven.
 func assertThreads(t *testing.T, p *reader.Process, c *childproc.Child) {
 	t.Helper()
 	is := showIn(t, c)
@@ -562,8 +566,9 @@ func assertThreads(t *testing.T, p *reader.Process, c *childproc.Child) {
 	require.Equal(t, "1 <nil>", c.Ask("end"))
 }
 
-// Processor and publisher may start, stop and restart in any order. While the processor runs, spans are
-// advertised: in the process context, or in a separate mapping while there is none.
+// The SpanProcessor and the resource publisher may start, stop and restart in any order. While the
+// SpanProcessor runs, spans are advertised: in the process context if there is one, otherwise in a
+// separate mapping.
 func TestAdvertisedInAnyOrder(t *testing.T) {
 	type step struct {
 		words                 string
@@ -639,8 +644,8 @@ func TestAdvertisedInAnyOrder(t *testing.T) {
 					assert.Empty(t, pc.Message.GetAttributes(), s.words)
 					continue
 				}
-				// The advertisement must describe the current rings: lookAt verifies their headers.
-				o := lookAt(t, c.PID())
+				// The advertisement must describe the current rings: openOutside verifies their headers.
+				o := openOutside(t, c.PID())
 				assert.NotEmpty(t, o.ad, s.words)
 				is := showIn(t, c)
 				o.assertSlot(t, "threadlocal.slots.", is.tid, &is)

@@ -14,7 +14,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// idle is a span processor that does nothing.
+// idle is a span processor without any effect.
 type idle struct{}
 
 func (idle) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
@@ -22,7 +22,7 @@ func (idle) OnEnd(sdktrace.ReadOnlySpan)                     {}
 func (idle) Shutdown(context.Context) error                  { return nil }
 func (idle) ForceFlush(context.Context) error                { return nil }
 
-// allocations returns the number of objects allocated by three nested spans from start to end.
+// allocations returns how many objects are allocated when three nested spans start and end.
 func allocations(tracer trace.Tracer) float64 {
 	return testing.AllocsPerRun(testenv.Rounds(200, 2000), func() {
 		ctx, a := tracer.Start(context.Background(), "a")
@@ -34,7 +34,7 @@ func allocations(tracer trace.Tracer) float64 {
 	})
 }
 
-// Publishing a span allocates nothing with slots, and once with the record.
+// Publishing a span does not allocate with slots alone, and allocates one object with the record.
 func TestAllocations(t *testing.T) {
 	const spans = 3
 	runs := testenv.Rounds(100, 1000)
@@ -73,7 +73,7 @@ func TestAllocations(t *testing.T) {
 					for what, f := range zero {
 						assert.Zero(t, testing.AllocsPerRun(runs, f), what)
 					}
-					Attach(context.Background()) // In layout 1 the slot would keep the span if it ended elsewhere.
+					Attach(context.Background()) // A slot of layout 1 would still name the span after another goroutine ended it.
 				})
 				done := make(chan struct{})
 				f := func(context.Context) { done <- struct{}{} }

@@ -20,8 +20,8 @@ import (
 // Attachment restores what the goroutine published before [Attach]: see [Attachment.Detach].
 type Attachment struct {
 	p *SpanProcessor
-	// self is the attached goroutine, before its earlier position, and record its record for that
-	// position.
+	// self identifies the attached goroutine. before is its position before Attach, and record is
+	// its record for that position.
 	self   goruntime.Self
 	before wire.Position
 	record *gorecord.Record
@@ -112,7 +112,7 @@ func Go(ctx context.Context, fn func(context.Context)) {
 // those of the span. Do sets the labels of the span again, for label readers and for goroutines that
 // fn starts.
 func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
-	refresh(ctx, true) // An inherited span is only in the labels, which pprof.Do replaces.
+	refresh(ctx, true) // Publish first: an inherited span is only in the labels, which pprof.Do replaces.
 	defer refresh(ctx, true)
 	pprof.Do(ctx, labels, func(ctx context.Context) {
 		refresh(ctx, true)

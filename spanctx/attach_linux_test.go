@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// A goroutine that attaches one long span after the other without detaching uses no more and more
+// A goroutine that attaches spans alternately without ever detaching does not use more and more
 // memory.
 func TestAttachInTurnWithoutDetach(t *testing.T) {
 	s := serve(t)
@@ -46,7 +46,8 @@ func TestAttachInTurnWithoutDetach(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// DialContext passes everything on, also without a SpanProcessor. TestSteps has the rest.
+// DialContext passes its arguments and results through, with and without a SpanProcessor. TestSteps
+// checks which span is published meanwhile.
 func TestDialContext(t *testing.T) {
 	for _, publishing := range []bool{false, true} {
 		if publishing {

@@ -32,7 +32,7 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// with returns a context with attributes from alternating keys and values.
+// with returns a context with these attributes. Keys and values alternate in kvs.
 func with(ctx context.Context, kvs ...string) context.Context {
 	for i := 0; i < len(kvs); i += 2 {
 		ctx = contextattr.With(ctx, attribute.String(kvs[i], kvs[i+1]))
@@ -40,7 +40,7 @@ func with(ctx context.Context, kvs ...string) context.Context {
 	return ctx
 }
 
-// advertisedKeys returns the key map that is advertised.
+// advertisedKeys returns the list of attribute keys that p advertises.
 func advertisedKeys(t *testing.T, p *SpanProcessor) []string {
 	t.Helper()
 	for _, kv := range p.advertisement() {
@@ -52,7 +52,7 @@ func advertisedKeys(t *testing.T, p *SpanProcessor) []string {
 	return nil
 }
 
-// decoded returns attributes by their keys.
+// decoded decodes attributes that are encoded as in OTEP 4947.
 func decoded(t testing.TB, keys []attribute.Key, encoded string) map[string]string {
 	t.Helper()
 	m := map[string]string{}
@@ -64,9 +64,9 @@ func decoded(t testing.TB, keys []attribute.Key, encoded string) map[string]stri
 	return m
 }
 
-// labelsThatShow returns the labels, as reported by runtime/pprof and without the span's ids, of
-// the goroutines in a span.
-func labelsThatShow(t testing.TB, span trace.Span) (all []map[string]string) {
+// labelsInSpan returns the labels of each goroutine that has the ids of a span, without these ids,
+// as reported by runtime/pprof.
+func labelsInSpan(t testing.TB, span trace.Span) (all []map[string]string) {
 	t.Helper()
 	var b bytes.Buffer
 	require.NoError(t, pprof.Lookup("goroutine").WriteTo(&b, 1))
@@ -101,7 +101,7 @@ func (s *service) assertAttributes(t testing.TB, span trace.Span, kvs ...string)
 	if s.p.records {
 		assert.Equal(t, number(span), recorded(t, s.p.cells.Address(), goid()))
 		assert.Equal(t, want, decoded(t, keys, string(installed().Attributes())), "record")
-		assert.Contains(t, labelsThatShow(t, span), want, "labels")
+		assert.Contains(t, labelsInSpan(t, span), want, "labels")
 	}
 }
 
@@ -113,7 +113,8 @@ func carriers() map[string][]Option {
 	}
 }
 
-// After the user has replaced the labels, an attached goroutine stays in its span or is in none.
+// After the user has replaced the labels of an attached goroutine, readers see it in its span or in
+// none.
 func TestAttachedAttributesUnderUserLabels(t *testing.T) {
 	s := serve(t, WithAttributeKeys("tenant"))
 	apart(func() {
@@ -142,8 +143,8 @@ func TestAttachedAttributesUnderUserLabels(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Attach with other attributes while another goroutine ends the span: in either order, no record of the
-// span stays valid.
+// A goroutine attaches a span with other attributes while another goroutine ends the span. In
+// either order, no record of the span stays valid.
 func TestAttachAttributesWhileItEnds(t *testing.T) {
 	s := serve(t, WithSlotCapacity(64), WithAttributeKeys("app"))
 	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
@@ -156,7 +157,7 @@ func TestAttachAttributesWhileItEnds(t *testing.T) {
 	rounds := make(chan *round)
 	var worker sync.WaitGroup
 	worker.Go(func() {
-		// With this many labels, making a record takes a while.
+		// Many labels make the creation of a record slow.
 		var kvs []string
 		for i := range 200 {
 			kvs = append(kvs, fmt.Sprint("key", i), "value")
@@ -206,7 +207,7 @@ func isValid(t testing.TB, r *gorecord.Record) bool {
 	return valid[0] == 1
 }
 
-// Attributes that do not fit are omitted one by one.
+// An attribute that does not fit is omitted, and shorter ones after it are still published.
 func TestAttributesThatDoNotFit(t *testing.T) {
 	long := strings.Repeat("x", 200)
 	s := serve(t, WithAttributeKeys("a", "b", "c", "d"))
@@ -236,7 +237,7 @@ func TestAttributesThatDoNotFit(t *testing.T) {
 	})
 }
 
-// Without keys nothing is looked up, and slots are no larger.
+// Without keys, contexts are not searched for attributes, and slots are no larger.
 func TestNoAttributeKeys(t *testing.T) {
 	s := serve(t, WithAttributeKeys())
 	assert.Equal(t, []string{}, advertisedKeys(t, s.p))
@@ -246,7 +247,7 @@ func TestNoAttributeKeys(t *testing.T) {
 		s.assertAttributes(t, span)
 		span.End()
 	})
-	// The slots have no room for attributes even if keys are added later.
+	// Keys that are added later get no room in the slots.
 	require.NoError(t, s.p.AddAttributeKeys("app"))
 	apart(func() {
 		_, span := s.start(with(context.Background(), "app", "shop"))
@@ -256,7 +257,7 @@ func TestNoAttributeKeys(t *testing.T) {
 	})
 }
 
-// untouched is a context whose scope must not be looked up.
+// untouched is a context that panics if its attributes are looked up.
 type untouched struct{ context.Context }
 
 func (c untouched) Value(key any) any {
@@ -266,7 +267,7 @@ func (c untouched) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// Slots of layout 1 have no attributes; the other carriers have them.
+// Slots of layout 1 have no attributes. The other carriers publish them.
 func TestAttributesWithLayout1(t *testing.T) {
 	s := serve(t, WithDatadogLayout(), WithAttributeKeys("app"))
 	assert.Equal(t, 32, s.p.threads.Layout().SlotSize)
@@ -277,7 +278,7 @@ func TestAttributesWithLayout1(t *testing.T) {
 	})
 }
 
-// Keys can be added later; spans that start afterwards have them.
+// Keys can be added later. Spans that start afterwards are published with their attributes.
 func TestAddAttributeKeys(t *testing.T) {
 	errs := handled(t)
 	s := serve(t, WithAttributeKeys("a"))
@@ -293,7 +294,7 @@ func TestAddAttributeKeys(t *testing.T) {
 		young.End()
 		old.End()
 
-		// Another provider that shares the processor.
+		// A provider that shares the processor adds its keys.
 		tp := sdktrace.NewTracerProvider(WithPublishing(WithAttributeKeys("c", "b")))
 		assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p))
 		_, span := tp.Tracer("").Start(ctx, "span")
@@ -301,7 +302,7 @@ func TestAddAttributeKeys(t *testing.T) {
 		span.End()
 		require.NoError(t, tp.Shutdown(context.Background()))
 	})
-	// A provider that is rejected changes nothing.
+	// A call that fails adds no keys.
 	_, err := NewSpanProcessor(WithAttributeKeys("d"))
 	require.ErrorIs(t, err, ErrProcessorExists)
 	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p))
@@ -334,15 +335,15 @@ func TestTooManyAttributeKeys(t *testing.T) {
 		span.End()
 	})
 	// The error handler may call AddAttributeKeys.
-	var told atomic.Int64
+	var reported atomic.Int64
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {
-		told.Add(1)
+		reported.Add(1)
 		assert.NoError(t, s.p.AddAttributeKeys("still more"))
 	}))
 	s.p.refusedKeys.Store(0)
 	require.NoError(t, s.p.AddAttributeKeys("one more"))
-	assert.EqualValues(t, 1, told.Load())
-	// Keys that make the process context too large are an error, and change nothing.
+	assert.EqualValues(t, 1, reported.Load())
+	// AddAttributeKeys fails and changes nothing if the keys make the process context too large.
 	p := s.p
 	require.NoError(t, p.Shutdown(context.Background()))
 	s = serve(t, WithAttributeKeys("a"))
@@ -379,8 +380,8 @@ func TestAttributesAllocateNothingMore(t *testing.T) {
 	}
 }
 
-// Spans with attributes start and end on many goroutines. None is published with the attributes of
-// another.
+// Spans with attributes start and end on many goroutines. No span is published with the attributes
+// of another.
 func TestAttributesUnderLoad(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"everything": {WithSlotCapacity(16)},

@@ -21,11 +21,11 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// cgoChild is a running testdata/cgo.
+// cgoChild is a child process that runs the program testdata/cgo.
 type cgoChild struct {
 	*childproc.Child
 	*outside
-	// kind is the carrier through which spans are read.
+	// kind is the carrier in which readers must find the spans.
 	kind reader.CarrierKind
 }
 
@@ -35,11 +35,12 @@ func startCgo(t *testing.T, exe, carriers string, kind reader.CarrierKind) *cgoC
 		cmd.Path, cmd.Args = exe, append([]string{exe}, strings.Fields(carriers)...)
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=4")
 	})
-	child.Ask("who is it") // It answers once it is set up.
-	return &cgoChild{child, lookAt(t, child.PID()), kind}
+	child.Ask("who is it") // The child answers this when it is ready.
+	return &cgoChild{child, openOutside(t, child.PID()), kind}
 }
 
-// cgoIdentity identifies the thread and goroutine that answered.
+// cgoIdentity identifies the thread and goroutine that answered, and the span that must be
+// published.
 type cgoIdentity struct {
 	tid  int
 	goid uint64
@@ -58,9 +59,9 @@ func (c *cgoChild) ask(t *testing.T, order string) (is cgoIdentity) {
 }
 
 // shows reads the threads until one is in the span, and checks each time that no other span is
-// published. A goroutine that is not locked may move at any time to a thread that has published
-// nothing yet, where readers cannot find it. refresh is the command that corrects that, or "" if it
-// is not needed.
+// published. A goroutine that is not locked to its thread may move at any time to a thread that has
+// published nothing yet. Readers cannot find the goroutine there until it executes the command
+// refresh, which is empty if the goroutine cannot move.
 func (c *cgoChild) shows(t *testing.T, is cgoIdentity, refresh string) {
 	t.Helper()
 	seen, enough := 0, testenv.Rounds(5, 20)
@@ -122,8 +123,8 @@ func (c *cgoChild) showsNothing(t *testing.T) {
 	}
 }
 
-// Spans are published before, during and after calls to C, and on threads that were created by C
-// and call back into Go.
+// Spans are published before, during and after calls into C, and on threads that C creates and that
+// call back into Go.
 func TestCgo(t *testing.T) {
 	exe := programs.Build(t, programs.Cgo, ".", "./testdata/cgo")
 	for carriers, kind := range map[string]reader.CarrierKind{
@@ -149,7 +150,7 @@ func testCallsOfC(t *testing.T, c *cgoChild, locked bool) {
 	for _, order := range []string{"sleep in C", "spin in C"} {
 		is := c.ask(t, "start")
 		if !locked {
-			is.tid = 0 // The goroutine may move.
+			is.tid = 0 // The goroutine may move to another thread.
 		}
 		c.shows(t, is, refresh)
 		during := false

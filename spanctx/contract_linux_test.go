@@ -28,13 +28,14 @@ var (
 	firstSeed    = flag.Uint64("seed", 1, "seed of the first of them")
 )
 
-// The contract of attribution (docs/design/0001-span-path.md) as a model. Spans and goroutines are
-// numbers.
+// The types below model the contract of attribution (docs/design/0001-span-path.md). A span or a
+// goroutine is an index into the slices of model.
 
-// none is no span.
+// none stands for no span.
 const none = -1
 
-// in is a position: a span or none, and whether the goroutine is there by Attach.
+// in is the position of a goroutine: the span that it is in, or none, and whether it got there by
+// Attach.
 type in struct {
 	span     int
 	attached bool
@@ -45,23 +46,24 @@ var nothing = in{span: none}
 type modelSpan struct {
 	live    bool
 	starter int
-	// parent is the SDK's parent, ancestors are those of the context passed to Start.
+	// parent is the parent that the SDK sees. ancestors are the ancestors by the context passed to
+	// Start, nearest first.
 	parent    int
 	depth     int
 	ancestors []int
-	// before is the starter's position at Start. outside is set if that was in none of the
-	// ancestors.
+	// before is the position of the starter at Start. outside is set if the starter was then in none
+	// of the ancestors.
 	before  in
 	outside bool
 }
 
 type modelGoroutine struct {
-	// at is the last published position, if published is true.
+	// at is the position that the goroutine published last, if published is set.
 	at        in
 	published bool
-	// record is the span of the installed record, inherited or published.
+	// record is the span of the installed record, which the goroutine has published or inherited.
 	record int
-	// saved are the positions that Detach restores, of each of attached.
+	// saved holds, for each element of attached, the position that its Detach restores.
 	saved    []saved
 	attached []Attachment
 }
@@ -88,7 +90,7 @@ func (m *model) position(g int) (at in, known bool) {
 	}
 }
 
-// nearest applies rule 3 for a goroutine that has not ended the span itself.
+// nearest applies rule 3 to a goroutine at a position whose span another goroutine may have ended.
 func (m *model) nearest(g int, at in) in {
 	if at.span == none || m.spans[at.span].live {
 		return at
@@ -136,7 +138,8 @@ func (m *model) starts(g, parent int, newRoot bool) {
 	m.publish(g, in{span: len(m.spans) - 1})
 }
 
-// isIn reports whether a goroutine whose position is span counts as being in one of spans.
+// isIn reports whether a goroutine with the position span is in one of spans, directly or by
+// ancestry.
 func (m *model) isIn(span int, spans []int) bool {
 	if span == none || slices.Contains(spans, span) {
 		return span != none
@@ -164,15 +167,15 @@ func (m *model) ends(g, span int) {
 	}
 }
 
-// endsHere reports whether End of the span on this goroutine is the usual case: the goroutine is in
-// the span and has started it. Then the next span may reuse the cell.
+// endsHere reports whether the goroutine that ends the span is in it and has started it. The next
+// span may then reuse the cell at once.
 func (m *model) endsHere(g, span int) bool {
 	at, _ := m.position(g)
 	return at == in{span: span} && m.spans[span].starter == g
 }
 
-// needed reports whether a goroutine other than the starter, without a record that has the
-// ancestors, would apply rule 3 to the ended span.
+// needed reports whether some goroutine still needs the ancestors in the cell of an ended span: a
+// goroutine that did not start the span, and has no record that names the ancestors.
 func (m *model) needed(span int) bool {
 	for i := range m.goroutines {
 		a := &m.goroutines[i]
@@ -184,7 +187,7 @@ func (m *model) needed(span int) bool {
 	return slices.ContainsFunc(m.spans, func(s modelSpan) bool { return s.live && s.before.span == span && s.before.attached })
 }
 
-// program is a random program, with its model.
+// program is a random sequence of operations, with the model of their effects.
 type program struct {
 	*service
 	model
@@ -192,13 +195,13 @@ type program struct {
 	random *rand.Rand
 	traced []trace.Span
 	ctxs   []context.Context
-	// reused are ended spans whose cells may have been reused.
+	// reused contains the ended spans whose cells may have been reused.
 	reused map[int]bool
 	actors []*spansteps.Actor
 	log    []string
 }
 
-// check compares each goroutine's span in each carrier with the model.
+// check compares the span that each carrier publishes for each goroutine with the model.
 func (p *program) check(t *testing.T) bool {
 	t.Helper()
 	for n, a := range p.actors {
@@ -220,7 +223,7 @@ func (p *program) check(t *testing.T) bool {
 		}
 		var got shown
 		a.Run(func() { got = p.shown(t) })
-		if p.reused[at.span] { // Only the record still has the ancestors.
+		if p.reused[at.span] { // only the record still names the ancestors
 			for _, carrier := range []struct{ want, got *uint64 }{{&want.thread, &got.thread}, {&want.goroutine, &got.goroutine}} {
 				if *carrier.got == 0 {
 					*carrier.want = 0
@@ -316,7 +319,7 @@ func (p *program) step() {
 	}
 }
 
-// relabel makes a goroutine change its labels, or call Refresh.
+// relabel makes a goroutine replace its labels, or call Do or Refresh.
 func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...any)) {
 	a, g := p.actors[n], &p.goroutines[n]
 	at, known := p.position(n)
@@ -344,7 +347,7 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 		a.Run(func() { Do(context.Background(), user, func(context.Context) {}) })
 	default:
 		say("refresh %d", some)
-		ended := at.span != none && now.span == none // the span that it published last
+		ended := at.span != none && now.span == none // the last published span has ended, without a live ancestor
 		if (!known || ended) && some != none && p.spans[some].live {
 			now = in{span: some}
 		}
@@ -360,7 +363,7 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 func TestContract(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"mapped": nil,
-		// The race detector watches only heap memory.
+		// The race detector does not see accesses to mapped memory.
 		"heap":            {withHeap()},
 		"hidden labels":   {WithLabels(LabelsNone)},
 		"names and keys":  {WithSpanNames(true), WithAttributeKeys("tenant")},

@@ -34,7 +34,7 @@
 // has ended. Attributes with the prefix "threadlocal." advertise the addresses and layouts of all
 // of these: in the process context if package resourcepublisher publishes one, otherwise in a
 // separate mapping. So readers find spans even if another library, such as dd-trace-go, publishes
-// the process context, or if there is none.
+// the process context, or if no library does.
 //
 // A process has at most one SpanProcessor at a time. Everything in this package may be
 // called concurrently, on any goroutine, except that Detach must run on the goroutine that called
@@ -46,15 +46,15 @@
 //     started by a goroutine that was in the span.
 //  2. It leaves the span when the span ends, on whichever goroutine End runs, and at Detach. When a
 //     goroutine ends a span, it also leaves the span's descendants, by context, that it started and
-//     has not ended: a stream left open does not outlive its job. It stays in a sibling that
-//     overlaps.
+//     has not ended. For example, the span of a stream that was left open is not published after
+//     the job that opened it. The goroutine stays in a sibling that overlaps.
 //  3. A goroutine that ends a span which it started returns to its position before that Start or,
 //     if that span has ended, to its nearest live ancestor. In all other cases (another goroutine
 //     ended the span, or this goroutine had inherited or attached it), the goroutine goes to the
 //     nearest live ancestor of the span: the parent, grandparent or great-grandparent by the
-//     context that the span was started with. If none is live, the goroutine is in no span. The
-//     same applies to a goroutine that started the span without being in any of those ancestors,
-//     such as a dispatcher.
+//     context that the span was started with. If none is live, the goroutine is in no span. A
+//     goroutine that started the span without being in any of those ancestors, such as a
+//     dispatcher, is also in no span.
 //  4. [Attach] publishes exactly the span of its context and its attributes: the live, recording,
 //     local span of ctx, or none. Rule 3 applies if the span ends before Detach. Detach publishes
 //     the previous span again, if that is still live.
@@ -94,8 +94,8 @@
 // # Names
 //
 // [WithSpanNames] publishes each span's name, and the name of its local root as its endpoint.
-// They are also the profiler labels span_name and endpoint. Each name is in memory once:
-// cells and goroutine records have its number. docs/design/0002-names.md says how it works.
+// They are also the profiler labels span_name and endpoint. Each name is stored once,
+// and cells and goroutine records contain its number. docs/design/0002-names.md says how it works.
 //
 // # Unsampled spans
 //
@@ -155,7 +155,7 @@
 // other thread that later gets the goroutine.
 //
 // A span has at most 64 records, one for each set of attributes and user labels. Any further record
-// retires the oldest: on goroutines that still have that one, label readers see no span. Without
+// retires the oldest: label readers see no span on goroutines that still have that record. Without
 // the goroutine record, a goroutine that returns to a span which it had attached with other
 // attributes publishes the span's own attributes.
 //

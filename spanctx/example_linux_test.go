@@ -21,7 +21,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// show prints the span that a profiler finds on the calling thread, and whether it is the given span.
+// show prints which carrier names a span on the calling thread for profilers, and whether that is
+// the given span.
 func show(span trace.Span) {
 	p, err := reader.Open(os.Getpid())
 	if err != nil {
@@ -52,7 +53,7 @@ func show(span trace.Span) {
 	}
 }
 
-// newProvider returns a provider that publishes spans, as a service would make it.
+// newProvider returns a TracerProvider that publishes spans, set up as in a service.
 func newProvider(opts ...sdktrace.TracerProviderOption) *sdktrace.TracerProvider {
 	return sdktrace.NewTracerProvider(append(opts,
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "checkout"))),
@@ -97,7 +98,7 @@ func ExampleNewSpanProcessor() {
 	// goroutine_table: the span: true, proven: true, sampled: true
 }
 
-// A worker of a pool publishes the span of its current task.
+// A pool worker publishes the span of the task that it works on.
 func ExampleAttach() {
 	tp := newProvider()
 	defer tp.Shutdown(context.Background())
@@ -151,7 +152,7 @@ func ExampleRecordUnsampled() {
 	// goroutine_record: the span: true, proven: true, sampled: false
 }
 
-// Context-scoped attributes are published with the spans that are started below them.
+// Spans are published with the context-scoped attributes of the contexts that they start in.
 func ExampleWithAttributeKeys() {
 	tp := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "checkout"))),

@@ -19,7 +19,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// beWithoutMappings publishes spans while no mapping can be named or made from a memfd.
+// beWithoutMappings publishes spans in a process in which mappings can neither be named nor be made
+// from a memfd.
 func beWithoutMappings(parent *childproc.Parent) {
 	parent.Must(childproc.Deny(childproc.NoMemfd, childproc.NoNaming))
 	p, err := NewSpanProcessor(WithGoroutineTable(true))
@@ -43,7 +44,8 @@ func TestWithoutMappings(t *testing.T) {
 	assert.NotContains(t, said, "goroutine record")
 }
 
-// beWithoutSpanTable publishes spans while only the span table cannot be mapped.
+// beWithoutSpanTable publishes spans in a process in which only the mapping of the span table
+// fails.
 func beWithoutSpanTable(parent *childproc.Parent) {
 	parent.Must(childproc.Deny(childproc.NoMmap(wire.SpansHeaderSize + cells.Capacity*wire.CellSize)))
 	startThreads()
@@ -68,8 +70,8 @@ func startThreads() {
 	running.Wait()
 }
 
-// Without the span table, readers cannot tell whether the span of a slot has ended. So only the record
-// is published, which has its own valid flag.
+// Without the span table, readers cannot tell whether the span of a slot has ended. So only the
+// record is published, which has a valid flag of its own.
 func TestWithoutSpanTable(t *testing.T) {
 	said := childproc.Start(t, roleWithoutSpanTable, nil).Receive()
 	assert.Contains(t, said, "[goroutine_record]: ")

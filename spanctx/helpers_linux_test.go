@@ -47,7 +47,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// long returns n, or fewer with the race detector, which slows the rounds down about twentyfold.
+// long returns n, or a twentieth of it with the race detector, which slows tests down about
+// twentyfold.
 func long(n int) int {
 	if testenv.Race {
 		n /= 20
@@ -55,15 +56,15 @@ func long(n int) int {
 	return n
 }
 
-// mix is a bijection that looks random.
+// mix scrambles the bits of x. Different numbers have different results.
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
 }
 
-// derivedIDs generates ids whose consistency can be checked: the upper bits of a span id are the
-// number of its trace, from which the trace id is computed.
+// derivedIDs generates ids whose consistency can be checked. The upper bits of a span id are the
+// number of its trace, and the trace id is computed from that number.
 type derivedIDs struct{ traces, spans atomic.Uint64 }
 
 const spanBits = 24
@@ -87,13 +88,13 @@ func traceID(n uint64) (id trace.TraceID) {
 	return id
 }
 
-// number returns a span id in the encoding of slots.
+// number returns the id of a span as the number that slots contain.
 func number(s trace.Span) uint64 {
 	id := s.SpanContext().SpanID()
 	return binary.BigEndian.Uint64(id[:])
 }
 
-// service is the process under test, with tracing.
+// service is this process as the service under test, with tracing set up.
 type service struct {
 	t      testing.TB
 	p      *SpanProcessor
@@ -102,7 +103,7 @@ type service struct {
 	threads *memory
 }
 
-// serve starts tracing for the length of the test.
+// serve sets up tracing with a new SpanProcessor for the length of the test.
 func serve(t testing.TB, opts ...Option) *service {
 	t.Helper()
 	p, err := NewSpanProcessor(opts...)
@@ -122,7 +123,7 @@ func withHeap() Option {
 	return optionFunc(func(c *config) { c.heap = true })
 }
 
-// observe returns a process that traces with tp, of which p is a processor.
+// observe returns a service that traces with tp, where p is a processor of tp.
 func observe(t testing.TB, p *SpanProcessor, tp trace.TracerProvider) *service {
 	t.Helper()
 	s := &service{t: t, p: p, tracer: tp.Tracer("test")}
@@ -140,7 +141,7 @@ func (s *service) start(ctx context.Context, opts ...trace.SpanStartOption) (con
 // root starts a span without parent.
 func (s *service) root() (context.Context, trace.Span) { return s.start(context.Background()) }
 
-// slot is the content of a slot.
+// slot holds the fields of a thread slot.
 type slot struct {
 	traceIDHigh, traceIDLow, spanID uint64
 	flags                           uint8
@@ -150,8 +151,8 @@ type slot struct {
 	attributes                      string
 }
 
-// memory reads a ring and the cells that its slots name, as a profiler does. It uses the
-// advertisement and the offsets of the formats, which are repeated here independently of the code.
+// memory reads the thread slots and the cells that they name, as a profiler does. The test repeats
+// the formats with literal offsets, independently of the code.
 type memory struct {
 	remotemem.Memory
 	info  ring.Layout
@@ -170,7 +171,7 @@ func (m *memory) decode(b []byte) (s slot, free bool) {
 	return s, b[0x18] == 0
 }
 
-// cell is the content of a cell.
+// cell holds the fields of a cell.
 type cell struct {
 	live, over              bool
 	traceIDHigh, traceIDLow uint64
@@ -212,9 +213,9 @@ func nearest(t testing.TB, table uint64, refs [3]uint64) uint64 {
 	return 0
 }
 
-// resolve returns the id of the span that readers find for a goroutine whose last published span is
-// named by a ref: that span if it is live, otherwise the nearest live ancestor. decided is false if the
-// cell was reused.
+// resolve returns the id of the span that readers find for a goroutine that published the span of a
+// ref last: that span if it is live, otherwise its nearest live ancestor. decided is false if the
+// cell was reused, so that readers cannot tell.
 func resolve(t testing.TB, table, ref, goid uint64) (id uint64, decided bool) {
 	t.Helper()
 	c := readCell(t, table, ref)
@@ -236,7 +237,7 @@ func (m *memory) address(n int) uint64 {
 	return m.info.Address + uint64(m.info.HeaderSize) + uint64(n)*uint64(m.info.SlotSize)
 }
 
-// at reads a slot that nobody writes to.
+// at reads slot n, modulo the capacity. Nobody may be writing to the slot.
 func (m *memory) at(t testing.TB, n uint64) slot {
 	t.Helper()
 	b := make([]byte, m.info.SlotSize)
@@ -265,7 +266,7 @@ func (m *memory) each(f func(n int, s slot)) error {
 	return nil
 }
 
-// places returns the number of slots that name a live span.
+// places returns the number of slots that name the span with this id while it is live.
 func (s *service) places(id uint64) (n int) {
 	if m := s.threads; m != nil {
 		require.NoError(s.t, m.each(func(_ int, at slot) {
@@ -277,7 +278,7 @@ func (s *service) places(id uint64) (n int) {
 	return n
 }
 
-// assertNowhere checks that no slot names a live span, and that no cell has one.
+// assertNowhere checks that no slot names a live span and that no cell contains one.
 func (s *service) assertNowhere(t testing.TB) {
 	t.Helper()
 	if m := s.threads; m != nil {
@@ -314,7 +315,8 @@ func goid() uint64 {
 	return id
 }
 
-// shown is the span that each carrier publishes for the calling goroutine, which is locked to its thread.
+// shown holds the id of the span that each carrier publishes for the calling goroutine, which is
+// locked to its thread.
 type shown struct{ thread, goroutine, record uint64 }
 
 func (s *service) shown(t testing.TB) (is shown) {
@@ -325,7 +327,7 @@ func (s *service) shown(t testing.TB) (is shown) {
 		case m.info.Layout == 1:
 			is.thread = at.spanID
 		case at.owner == self && uint64(at.tid) == tid && at.spanID != 0:
-			if c := readCell(t, table, at.ref); c.goid != self || uint64(c.tid) == tid { // otherwise it was left behind
+			if c := readCell(t, table, at.ref); c.goid != self || uint64(c.tid) == tid { // otherwise the slot is out of date
 				is.thread, _ = resolve(t, table, at.ref, self)
 			}
 		}
@@ -339,8 +341,9 @@ func (s *service) shown(t testing.TB) (is shown) {
 	return is
 }
 
-// entry returns the position in the calling goroutine's entry of the goroutine table, and whether the
-// goroutine owns the entry. It repeats the format independently of the code.
+// entry reads the calling goroutine's entry of the goroutine table. It returns the ref of the
+// position, and whether the goroutine owns the entry. It decodes the format independently of the
+// code.
 func (s *service) entry(t testing.TB) (ref uint64, owned bool) {
 	t.Helper()
 	if !s.p.tablePublished {
@@ -356,8 +359,8 @@ func (s *service) entry(t testing.TB) (ref uint64, owned bool) {
 	return position &^ 1, owner<<19>>16 == uint64(uintptr(self.G)) && owner>>45 == self.Goid>>16&(1<<19-1)
 }
 
-// current returns the span that readers with knowledge of Go find for the calling goroutine: by its
-// entry, by its record, or by the slot of its thread.
+// current returns the id of the span that readers find for the calling goroutine if they know Go:
+// in its entry, in its record, or in the slot of its thread.
 func (s *service) current(t testing.TB) uint64 {
 	t.Helper()
 	is := s.shown(t)

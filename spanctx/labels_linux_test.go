@@ -21,15 +21,15 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// labelled reports whether any goroutine has the labels of a span.
+// labelled reports whether any goroutine has the label span_id of a span.
 func labelled(t *testing.T, span trace.Span) bool {
 	t.Helper()
 	return strings.Contains(goroutineLabels(t), `"span_id":"`+span.SpanContext().SpanID().String()+`"`)
 }
 
-// outlived starts a span, and in it a goroutine that outlives it. It reports whether that goroutine has
-// the span's labels before and after the span's end.
-func (s *service) outlived(t *testing.T) (live, over bool) {
+// outlived starts a span, and inside it a goroutine that outlives the span. It reports whether that
+// goroutine has the span's labels while the span is live and after its end.
+func (s *service) outlived(t *testing.T) (live, ended bool) {
 	t.Helper()
 	apart(func() {
 		_, span := s.root()
@@ -37,21 +37,21 @@ func (s *service) outlived(t *testing.T) (live, over bool) {
 		go func() { <-end }()
 		live = labelled(t, span)
 		span.End()
-		over = labelled(t, span)
+		ended = labelled(t, span)
 		close(end)
-		// Another test may use the same span ids.
+		// Wait until the goroutine is gone, because another test may use the same span ids.
 		assert.Eventually(t, func() bool { return !labelled(t, span) }, testenv.Patience, time.Millisecond)
 	})
-	return live, over
+	return live, ended
 }
 
 // For each label policy, label readers see live and ended spans as documented.
 func TestLabels(t *testing.T) {
 	for name, tt := range map[string]struct {
-		labels     Labels
-		live, over bool
-		// profiled is the expectation for a span that ends while the process takes a CPU profile of
-		// itself.
+		labels      Labels
+		live, ended bool
+		// profiled says whether a span that ends during a CPU profile of the process keeps its
+		// labels.
 		profiled bool
 	}{
 		"until the end": {LabelsAuto, true, raceEnabled, true},
@@ -61,9 +61,9 @@ func TestLabels(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, WithLabels(tt.labels))
-			live, over := s.outlived(t)
+			live, ended := s.outlived(t)
 			assert.Equal(t, tt.live, live)
-			assert.Equal(t, tt.over, over)
+			assert.Equal(t, tt.ended, ended)
 			apart(func() {
 				_, span := s.root()
 				s.assertShows(t, span, span)
@@ -71,10 +71,10 @@ func TestLabels(t *testing.T) {
 			})
 			require.NoError(t, pprof.StartCPUProfile(io.Discard))
 			defer pprof.StopCPUProfile()
-			time.Sleep(time.Duration(askEvery)) // The kernel is asked no sooner.
-			live, over = s.outlived(t)
+			time.Sleep(time.Duration(askEvery)) // The SpanProcessor asks the kernel only that often.
+			live, ended = s.outlived(t)
 			assert.Equal(t, tt.live, live)
-			assert.Equal(t, tt.profiled, over)
+			assert.Equal(t, tt.profiled, ended)
 		})
 	}
 }
@@ -86,31 +86,31 @@ func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
 		t.Skip("the race detector keeps labels anyway")
 	}
 	s := serve(t)
-	_, over := s.outlived(t)
-	require.False(t, over)
+	_, ended := s.outlived(t)
+	require.False(t, ended)
 	require.NoError(t, pprof.StartCPUProfile(io.Discard))
 	time.Sleep(time.Duration(askEvery))
 	var last time.Time
 	for range 50 {
 		last = time.Now()
-		_, over := s.outlived(t)
-		assert.True(t, over)
+		_, ended := s.outlived(t)
+		assert.True(t, ended)
 	}
 	pprof.StopCPUProfile()
 	// The profile was detected when the last span ended, or later.
 	for deadline := last.Add(time.Minute); ; {
-		_, over := s.outlived(t)
+		_, ended := s.outlived(t)
 		if time.Since(last) < 2*time.Second {
-			require.True(t, over, "%v after the profile", time.Since(last))
-		} else if !over {
+			require.True(t, ended, "%v after the profile", time.Since(last))
+		} else if !ended {
 			break
 		}
 		require.True(t, time.Now().Before(deadline), "labels are not withdrawn again")
 	}
 }
 
-// A goroutine profile merges goroutines with equal stacks into one sample. With labels each span
-// has a sample of its own, unless the labels are hidden.
+// A goroutine profile merges goroutines with equal stacks into one sample. With labels, the
+// goroutines of each span have a sample of their own, unless the labels are hidden.
 func TestGoroutineProfileWithoutLabels(t *testing.T) {
 	for labels, samples := range map[Labels]int{LabelsAuto: 100, LabelsNone: 1} {
 		s := serve(t, WithLabels(labels))
@@ -125,7 +125,7 @@ func TestGoroutineProfileWithoutLabels(t *testing.T) {
 		for range 100 {
 			spans = append(spans, <-started)
 		}
-		// Wait until all of them block.
+		// Wait until all goroutines block.
 		for deadline := time.Now().Add(testenv.Patience); ; {
 			var text bytes.Buffer
 			require.NoError(t, pprof.Lookup("goroutine").WriteTo(&text, 1))
@@ -149,8 +149,8 @@ func waitInSpan(started chan<- trace.Span, end <-chan struct{}, span trace.Span)
 	<-end
 }
 
-// Labels may change any number of times during a span. A goroutine that keeps early ones is still
-// in the span for readers of cells.
+// Labels may change any number of times during a span. For readers of cells, a goroutine with
+// outdated labels is still in the span.
 func TestDoWithManyLabels(t *testing.T) {
 	s := serve(t)
 	apart(func() {
@@ -187,7 +187,7 @@ func TestDoWithManyLabels(t *testing.T) {
 }
 
 // Shutdown keeps the labels of live spans only if the process is taking a CPU profile of itself at
-// that time, whatever the check at the end of the last span found.
+// that time. The result of the check at the last end of a span does not matter.
 func TestLabelsAtShutdown(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector keeps labels anyway")
@@ -202,7 +202,7 @@ func TestLabelsAtShutdown(t *testing.T) {
 				if profiled {
 					require.NoError(t, pprof.StartCPUProfile(io.Discard))
 					defer pprof.StopCPUProfile()
-					time.Sleep(time.Duration(askEvery)) // The kernel is asked no sooner.
+					time.Sleep(time.Duration(askEvery)) // The SpanProcessor asks the kernel only that often.
 				} else {
 					s.p.profile.keepUntil.Store(s.p.profile.lastAsked.Load() + 1) // as when a profile has just ended
 					time.Sleep(time.Duration(askEvery))
@@ -215,8 +215,8 @@ func TestLabelsAtShutdown(t *testing.T) {
 	}
 }
 
-// The labels of dd-trace-go have the ids in the form that its readers expect, on every goroutine
-// that is in the span, and leave the user's labels unchanged.
+// The labels of dd-trace-go have the ids in the form that its readers expect. Every goroutine in
+// the span has them, and the user's labels do not change.
 func TestDatadogLabels(t *testing.T) {
 	id := func(span trace.Span) string { return strconv.FormatUint(number(span), 10) }
 	for name, tt := range map[string]struct {
@@ -263,7 +263,7 @@ func TestDatadogLabels(t *testing.T) {
 						want[labels[i]] = labels[i+1]
 					}
 				}
-				all := labelsThatShow(t, span)
+				all := labelsInSpan(t, span)
 				if tt.fits < 0 {
 					assert.Empty(t, all)
 					return
@@ -290,7 +290,7 @@ func TestDatadogLabels(t *testing.T) {
 				check(remote, remote)
 				remote.End()
 				root.End()
-				assert.Empty(t, labelsThatShow(t, root))
+				assert.Empty(t, labelsInSpan(t, root))
 				assert.NotContains(t, goroutineLabels(t), id(root), "labels must be withdrawn")
 			})
 		})

@@ -21,8 +21,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// A goroutine leaves a span while another one ends the descendants that the first one started, and
-// thereby clears the links between records that the first one follows.
+// A goroutine follows the links between records of spans that it started, while another goroutine
+// ends these spans and thereby clears the links.
 func TestLeaveWhileOthersEnd(t *testing.T) {
 	p, err := NewSpanProcessor()
 	require.NoError(t, err)
@@ -36,30 +36,31 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 		}
 		var g goroutine
 		p.locate(&g)
-		var over atomic.Bool
+		var ended atomic.Bool
 		go func() {
 			for _, s := range spans {
 				s.End()
 			}
-			over.Store(true)
+			ended.Store(true)
 		}()
-		for !over.Load() {
+		for !ended.Load() {
 			moved := g
 			p.moveToNearest(&moved)
-			p.cells.Leave(g.position, ^cells.Ref(1), g.Goid) // The goroutine is in no such span.
+			p.cells.Leave(g.position, ^cells.Ref(1), g.Goid) // This ref names no span of the goroutine.
 		}
 	}
 }
 
-// collide takes the calling goroutine's entry. A goroutine with an id that is equal modulo 65,536
-// does so when it starts and ends a span.
+// collide takes the calling goroutine's entry away, as another goroutine does when its id is equal
+// modulo 65,536 and it starts and ends a span.
 func (s *service) collide() {
 	goruntime.Pin()
 	s.p.goroutines.Store(goid()+1<<16, s.p.runtime.Self().G, 0)
 	goruntime.Unpin()
 }
 
-// Spans left open by goroutines that no longer exist are evicted before a long-lived request.
+// When cells run out, spans left open by goroutines that no longer exist are evicted before the
+// spans of a long request.
 func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"thread slots": {WithGoroutineRecord(false), WithGoroutineTable(false)},
@@ -87,14 +88,15 @@ func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 	}
 }
 
-// A span may end elsewhere while a goroutine returns to it. The slot must still lead to the ancestors.
-func TestShownAsItEnds(t *testing.T) {
+// Another goroutine may end a span while a goroutine returns to it. The slot must still lead
+// readers to the ancestors.
+func TestReturnToEndingSpan(t *testing.T) {
 	s := serve(t)
 	apart(func() {
 		ctx, outer := s.root()
 		_, middle := s.start(ctx)
 		var g goroutine
-		s.p.locateLive(&g) // as at the end of a child
+		s.p.locateLive(&g) // as OnEnd of a child does
 		apart(func() { middle.End() })
 		s.p.publish(&g, nil, 0)
 		ref, _ := s.entry(t)

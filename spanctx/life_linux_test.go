@@ -22,7 +22,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// An id generator may use a span id in two traces.
+// An id generator may use the same span id in two traces.
 func TestSpanIDInTwoTraces(t *testing.T) {
 	s := serve(t)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.p), sdktrace.WithIDGenerator(new(sameSpanID)))
@@ -70,7 +70,7 @@ func (d *noSpanID) NewIDs(context.Context) (trace.TraceID, trace.SpanID) {
 	return traceID(d.traces.Add(1)), trace.SpanID{}
 }
 
-// A SpanProcessor that is registered twice with a provider is called twice for each span.
+// A SpanProcessor that is registered twice with a provider gets two calls for each start and end.
 func TestRegisteredTwice(t *testing.T) {
 	tp := sdktrace.NewTracerProvider(WithPublishing(), WithPublishing(), sdktrace.WithIDGenerator(new(derivedIDs)))
 	t.Cleanup(func() { require.NoError(t, tp.Shutdown(context.Background())) })
@@ -102,7 +102,7 @@ func TestExitInSpan(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// bareSpan has only the methods of a span that the processor calls.
+// bareSpan is a span with only the methods that the processor calls.
 type bareSpan struct {
 	sdktrace.ReadWriteSpan
 	sc trace.SpanContext
@@ -132,8 +132,8 @@ func (s *bareSpan) set(n uint64) {
 	})
 }
 
-// Spans that never end use no memory besides their cells and records, and do not prevent others
-// from being published.
+// A span that never ends uses no memory besides its cell and its record, and does not prevent other
+// spans from being published.
 func TestNeverEnded(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"slots": {WithGoroutineRecord(false)}, "everything": nil,
@@ -165,7 +165,7 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 			s.p.OnStart(context.Background(), span)
 		}
 	}
-	// The number of records grows until all cells are used.
+	// The number of live records grows until all cells are in use.
 	const warm = 2 * cells.Capacity
 	fill(1, warm)
 	before := heap()
@@ -184,8 +184,7 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 	assert.Zero(t, s.places(number(a))+s.places(number(b)))
 }
 
-// If goroutines and threads share slots, each slot names the last stored span, and never an ended
-// one.
+// Many threads share few slots, and no slot names a span that has ended.
 func TestFewSlots(t *testing.T) {
 	for _, capacity := range []int{1, 4} {
 		s := serve(t, WithSlotCapacity(capacity))
@@ -227,7 +226,7 @@ func TestFewSlots(t *testing.T) {
 func TestRecordUnsampled(t *testing.T) {
 	for name, tt := range map[string]struct {
 		sampler sdktrace.Sampler
-		// recorded and sampled are expected for spans without a parent.
+		// recorded and sampled are the expected decisions for spans without a parent.
 		recorded, sampled bool
 	}{
 		"never":              {sdktrace.NeverSample(), false, false},
@@ -249,7 +248,7 @@ func TestRecordUnsampled(t *testing.T) {
 			switch {
 			case !tt.recorded:
 				shows = "+a= +b<a= -b -a="
-			case name == "parent, inside": // For children, a ParentBased sampler does not call the wrapped one.
+			case name == "parent, inside": // ParentBased calls RecordUnsampled for root spans only
 				shows = "+a=a +b<a=a -b=a -a="
 			}
 			runSteps(t, s, shows)
@@ -263,7 +262,8 @@ func TestRecordUnsampled(t *testing.T) {
 	assert.Equal(t, "RecordUnsampled{AlwaysOffSampler}", RecordUnsampled(sdktrace.NeverSample()).Description())
 }
 
-// A sampler that respects a remote parent's decision still does so.
+// RecordUnsampled around a sampler that follows a remote parent's decision does not change that
+// decision.
 func TestRecordUnsampledBelowRemote(t *testing.T) {
 	s := serve(t)
 	tp := sdktrace.NewTracerProvider(

@@ -37,7 +37,7 @@ func advertised(t testing.TB, p *SpanProcessor, key string) uint64 {
 	return 0
 }
 
-// namesOf returns the name and the endpoint for two numbers in memory.
+// namesOf returns the name and the endpoint whose encoded numbers are given.
 func namesOf(t testing.TB, p *SpanProcessor, numbers []byte) [2]string {
 	t.Helper()
 	var names [2]string
@@ -51,8 +51,8 @@ func namesOf(t testing.TB, p *SpanProcessor, numbers []byte) [2]string {
 	return names
 }
 
-// assertRead checks that package reader finds the span with these names among the live spans, and on
-// the calling thread.
+// assertRead checks that package reader finds the span, with this name and endpoint, among the live
+// spans and on the calling thread.
 func assertRead(t testing.TB, span trace.Span, name, endpoint string) {
 	t.Helper()
 	p, err := reader.Open(os.Getpid())
@@ -79,8 +79,8 @@ func assertRead(t testing.TB, span trace.Span, name, endpoint string) {
 	assert.Contains(t, [][][2]string{{want}, {want, want}}, got)
 }
 
-// assertNames checks that all carriers publish a span with these names for the calling goroutine, which
-// is locked to its thread.
+// assertNames checks that all carriers publish a span with this name and endpoint for the calling
+// goroutine, which is locked to its thread.
 func (s *service) assertNames(t testing.TB, span trace.Span, name, endpoint string) {
 	t.Helper()
 	assertRead(t, span, name, endpoint)
@@ -105,11 +105,11 @@ func (s *service) assertNames(t testing.TB, span trace.Span, name, endpoint stri
 			labels[key] = value
 		}
 	}
-	assert.Contains(t, labelsThatShow(t, span), labels, "labels")
+	assert.Contains(t, labelsInSpan(t, span), labels, "labels")
 }
 
-// Spans are published with their names and endpoints, and with the same ones again after their children
-// end.
+// Spans are published with their names and endpoints. When their children end, they are published
+// with the same ones again.
 func TestNamesOfSpans(t *testing.T) {
 	for name, opts := range carriers() {
 		t.Run(name, func(t *testing.T) {
@@ -156,8 +156,8 @@ func TestNamesAfterTheEnd(t *testing.T) {
 	})
 }
 
-// Refresh and Attach publish a name that SetName has changed. The new name stays when the goroutine
-// returns to the span, and becomes the endpoint of later spans.
+// Refresh and Attach publish a name changed by SetName. The goroutine returns to the span with the
+// new name, which is also the endpoint of spans that start later.
 func TestNamesFollowSetName(t *testing.T) {
 	for name, opts := range carriers() {
 		t.Run(name, func(t *testing.T) {
@@ -167,7 +167,7 @@ func TestNamesFollowSetName(t *testing.T) {
 			ctx, root := s.tracer.Start(context.Background(), "GET")
 			before, child := s.tracer.Start(ctx, "auth")
 			root.SetName("GET /cart/{id}")
-			Refresh(ctx) // does nothing: the goroutine is in another span
+			Refresh(ctx) // does nothing, because the goroutine is in another span
 			s.assertNames(t, child, "auth", "GET")
 			child.SetName("authenticate")
 			Refresh(before)
@@ -189,8 +189,8 @@ func TestNamesFollowSetName(t *testing.T) {
 	}
 }
 
-// Names replace user labels with the same keys, leave room for all others, and are not published again
-// as attributes.
+// Names replace user labels with the same keys and leave room for all others. Attributes with the
+// keys of names are not published.
 func TestNamesBesideOtherLabels(t *testing.T) {
 	s := serve(t, WithSpanNames(true), WithAttributeKeys("endpoint", "tenant", "span_name", "zone"))
 	require.NoError(t, s.p.AddAttributeKeys("endpoint"))
@@ -205,7 +205,7 @@ func TestNamesBesideOtherLabels(t *testing.T) {
 		pprof.Do(context.Background(), pprof.Labels(set...), func(context.Context) {
 			_, span := s.tracer.Start(ctx, strings.Repeat("n", 60))
 			defer span.End()
-			shown := labelsThatShow(t, span)
+			shown := labelsInSpan(t, span)
 			require.Len(t, shown, 1)
 			all = shown[0]
 		})
@@ -222,12 +222,12 @@ func TestNamesBesideOtherLabels(t *testing.T) {
 	assert.Equal(t, map[string]string{"endpoint": "user's"}, labels(9))
 }
 
-// Without the option no name is published, and an attribute may have its key.
+// Without WithSpanNames no name is published, and attributes may have the keys of names.
 func TestNoNamesByDefault(t *testing.T) {
 	s := serve(t, WithAttributeKeys("endpoint"))
 	_, span := s.tracer.Start(with(context.Background(), "endpoint", "mine"), "secret")
 	defer span.End()
-	assert.Equal(t, []map[string]string{{"endpoint": "mine"}}, labelsThatShow(t, span))
+	assert.Equal(t, []map[string]string{{"endpoint": "mine"}}, labelsInSpan(t, span))
 	for _, kv := range s.p.advertisement() {
 		assert.NotContains(t, string(kv.Key), "threadlocal.names.")
 	}

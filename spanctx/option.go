@@ -19,7 +19,7 @@ import (
 )
 
 // Option configures a [SpanProcessor]. If an option is given twice, the last one wins, except that
-// [WithAttributeKeys] adds up.
+// the keys of all [WithAttributeKeys] are combined.
 //
 // Options that turn something on or off take a bool, because they can override an environment
 // variable in either direction.
@@ -42,9 +42,11 @@ type config struct {
 	capacity int
 	labels   Labels
 	keys     []attribute.Key
-	// space is the number of bytes for attributes in each slot, negative for the default.
+	// space is the number of bytes for attributes in each slot. A negative number stands for the
+	// default.
 	space int
-	// runtime overrides the result of calibration, for tests. heap keeps all memory on the heap.
+	// Tests set runtime to replace the result of calibration, and heap to keep all memory on the
+	// heap.
 	runtime *goruntime.Runtime
 	heap    bool
 	// datadogLabels adds the labels of dd-trace-go.
@@ -74,7 +76,7 @@ func newConfig(opts []Option) config {
 	return c
 }
 
-// ownKeys returns keys without those that are the keys of other published labels.
+// ownKeys returns the keys that are not used by other published labels.
 func (c config) ownKeys(keys []attribute.Key) []attribute.Key {
 	var own []attribute.Key
 	if c.names {
@@ -98,19 +100,19 @@ func (c config) check() error {
 
 // The names of the carriers, in the environment and in [SpanProcessor.Carriers].
 const (
-	// CarrierThreadSlots are the slots indexed by thread id.
+	// CarrierThreadSlots is the name of the slots indexed by thread id.
 	CarrierThreadSlots = "thread_slots"
-	// CarrierGoroutineTable is the table that has an entry for each goroutine.
+	// CarrierGoroutineTable is the name of the table that has an entry for each goroutine.
 	CarrierGoroutineTable = "goroutine_table"
-	// CarrierGoroutineRecord is the record behind a goroutine's profiler labels.
+	// CarrierGoroutineRecord is the name of the record behind a goroutine's profiler labels.
 	CarrierGoroutineRecord = "goroutine_record"
 )
 
-// allCarriers are the names of all carriers.
+// allCarriers lists the names of all carriers.
 var allCarriers = []string{CarrierThreadSlots, CarrierGoroutineTable, CarrierGoroutineRecord}
 
-// fromEnvironment returns c with the settings of the OTELCTX_SPAN_* environment variables. All
-// carriers are on unless a variable chooses.
+// fromEnvironment returns c with the settings of the OTELCTX_SPAN_* environment variables. Unless
+// OTELCTX_SPAN_CARRIERS chooses carriers, all are on.
 func (c config) fromEnvironment() config {
 	for _, name := range environment.SpanCarriers.Members(allCarriers...) {
 		c.threadSlots = c.threadSlots || name == CarrierThreadSlots
@@ -142,11 +144,11 @@ func (c config) fromEnvironment() config {
 	return c
 }
 
-// labelNames are the values of OTELCTX_SPAN_LABELS.
+// labelNames lists the values of OTELCTX_SPAN_LABELS.
 var labelNames = []string{LabelsAuto: "auto", LabelsWithdrawn: "withdrawn", LabelsKept: "kept", LabelsNone: "none"}
 
-// differs returns an error that names the options in which other differs from c and that cannot be
-// changed once the SpanProcessor exists. It returns nil if there are none.
+// differs compares the options that cannot be changed once the SpanProcessor exists. It returns an
+// error that names those that differ between c and other, or nil if all are equal.
 func (c config) differs(other config) error {
 	var names []string
 	for _, option := range []struct {

@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// outside reads a process as a profiler does, using only the advertisement.
+// outside reads another process as a profiler does, using only what the process advertises.
 type outside struct {
 	*reader.Process
 	memory remotemem.Memory
@@ -31,19 +31,19 @@ type outside struct {
 	threads *ringbuf.View
 }
 
-// lookAt opens a process that publishes a context, for the length of the test.
-func lookAt(t testing.TB, pid int) *outside {
+// openOutside opens a process that publishes a process context, for the length of the test.
+func openOutside(t testing.TB, pid int) *outside {
 	t.Helper()
 	p, err := reader.Open(pid)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close()) })
 	o := &outside{Process: p, memory: remotemem.Of(pid)}
-	o.look(t)
+	o.readAdvertisement(t)
 	return o
 }
 
-// look reads the current advertisement.
-func (o *outside) look(t testing.TB) {
+// readAdvertisement reads the current advertisement into o.ad and o.threads.
+func (o *outside) readAdvertisement(t testing.TB) {
 	t.Helper()
 	o.ad, o.threads = make(map[string]*commonpb.AnyValue), nil
 	pc, err := o.ProcessContext(t.Context())
@@ -75,7 +75,7 @@ func (o *outside) integer(t testing.TB, key string) uint64 {
 	return uint64(v.IntValue)
 }
 
-// word reads a word of the process's memory.
+// word reads eight bytes of the process's memory as a number.
 func (o *outside) word(t testing.TB, address uint64) uint64 {
 	t.Helper()
 	return binary.NativeEndian.Uint64(o.bytes(t, address, 8))
@@ -96,8 +96,8 @@ func (o *outside) live(t testing.TB, ref uint64) bool {
 	return ref != 0 && o.word(t, table+o.integer(t, "threadlocal.spans.cell_size")*(ref>>1&(1<<19-1))) == ref
 }
 
-// settled calls f for each thread slot while none is being written. A goroutine of [Go] publishes nothing
-// once its function has returned, but its end cannot be waited for.
+// settled waits until no thread slot is being written, and then calls f for each. A test cannot
+// wait for the end of a goroutine started by [Go], which may still be writing its slot.
 func (o *outside) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
 	t.Helper()
 	slots := make([]ringbuf.Slot, o.threads.Info().Capacity)
@@ -116,7 +116,7 @@ func (o *outside) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
 	}
 }
 
-// goRecord is the record defined by OTEP 4947, read from a goroutine that does not change.
+// goRecord is a record as defined by OTEP 4947.
 type goRecord struct {
 	traceID [16]byte
 	spanID  [8]byte
@@ -124,8 +124,8 @@ type goRecord struct {
 	flags   byte
 }
 
-// record uses the advertised offsets to read the record of the goroutine whose g is at an address.
-// It returns nil if the goroutine has no labels: in these tests, all labels belong to records.
+// record reads the record of a goroutine, given the address of its g and the advertised offsets. It
+// returns nil if the goroutine has no labels: in these tests, all labels belong to records.
 func (o *outside) record(t testing.TB, g uint64) *goRecord {
 	t.Helper()
 	labels := o.word(t, g+o.integer(t, "threadlocal.go.g_labels_offset"))
@@ -140,8 +140,8 @@ func (o *outside) record(t testing.TB, g uint64) *goRecord {
 	return r
 }
 
-// currentG returns the address of the calling goroutine's g, which never changes. The goroutine
-// must be locked to its thread.
+// currentG returns the address of the g of the calling goroutine, which must be locked to its
+// thread. The address never changes.
 func currentG() (uint64, error) {
 	rt := goruntime.Calibrate()
 	curg, err := rt.Offset(goruntime.MCurg)
@@ -158,7 +158,7 @@ func currentG() (uint64, error) {
 // assertWithdrawn checks that nothing is advertised.
 func (o *outside) assertWithdrawn(t testing.TB) {
 	t.Helper()
-	o.look(t)
+	o.readAdvertisement(t)
 	assert.Empty(t, o.ad)
 	_, err := o.Threads(t.Context())
 	assert.ErrorIs(t, err, reader.ErrNoThreadContext)

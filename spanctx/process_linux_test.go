@@ -26,9 +26,9 @@ import (
 )
 
 // In these tests a child process starts spans, and the test reads its memory. Every id encodes its
-// origin: the number of a trace consists of the worker that started it and that worker's count of
-// traces. The trace id is computed from that number, and the span id from the number and the span's
-// depth in the trace, starting at 1.
+// origin. A trace has a number, which combines the worker that started it with that worker's count
+// of traces. The trace id is computed from the trace's number, and the span id from the number and
+// the depth of the span in the trace, starting at 1.
 
 const (
 	roundBits = 26
@@ -36,7 +36,7 @@ const (
 	kinds = 3
 )
 
-// ownIDs generates these ids for spans that are started by a worker.
+// ownIDs generates such ids for spans that are started by a worker.
 type ownIDs struct{}
 
 type workerKey struct{}
@@ -56,7 +56,7 @@ func (ownIDs) NewSpanID(ctx context.Context, t trace.TraceID) (id trace.SpanID) 
 	return id
 }
 
-// worker is a goroutine of a child that traces.
+// worker is a goroutine of the child process that starts spans.
 type worker struct {
 	number        int
 	traces, spans uint64
@@ -70,7 +70,7 @@ func newWorker(number int, tracer trace.Tracer) *worker {
 	return w
 }
 
-// trace starts the spans of a trace, each inside the one before it.
+// trace starts the spans of a new trace, each inside the previous one.
 func (w *worker) trace() (ctxs [kinds]context.Context, spans [kinds]trace.Span) {
 	ctx := w.ctx
 	for i := range spans {
@@ -121,20 +121,20 @@ func idOfSlot(number uint64, capacity int, s *ringbuf.Slot) (id, error) {
 const (
 	lockstepWorkers  = 32
 	lockstepCapacity = 64
-	// inheritors is the number of goroutines that each worker starts inside its spans, in the
-	// current round and in the one before.
+	// inheritors is the number of live goroutines that each worker has started inside its spans: one
+	// in the current round and one in the previous round.
 	inheritors = 2
 )
 
-// lockstep is a child process that runs one round on each command, and answers when the round is
-// complete. In a round, every worker ends the root of its last trace, starts a new trace, and ends
-// all spans of that but the root.
+// lockstep is a child process that runs one round for each command, and answers when the round is
+// complete. In a round, every worker ends the root of its previous trace, starts a new trace, and
+// ends all spans of the new trace except its root.
 type lockstep struct {
 	workers [lockstepWorkers]*worker
-	// roots are the contexts of the spans that are open.
+	// roots holds the context of each worker's open root span.
 	roots [lockstepWorkers]atomic.Pointer[context.Context]
-	// gs are the addresses of the g of each worker, followed by those of the goroutines that were
-	// started inside its spans.
+	// gs holds the address of each worker's g, followed by those of the goroutines that were started
+	// inside its spans.
 	gs     [lockstepWorkers * (1 + inheritors)]atomic.Uint64
 	round  atomic.Uint64
 	done   sync.WaitGroup
@@ -181,7 +181,7 @@ func beLockstep(parent *childproc.Parent) {
 // running.
 func waitsBusily(round uint64) bool { return round%8 == 0 }
 
-// note records the calling goroutine's g.
+// note stores the address of the calling goroutine's g in l.gs.
 func (l *lockstep) note(at int) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -204,7 +204,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 		attached Attachment
 		release  [inheritors]chan struct{}
 	)
-	// anywhere ends a span, on this goroutine or on another one.
+	// anywhere ends a span on this goroutine or on another one, at random.
 	anywhere := func(ctx context.Context, span trace.Span) {
 		switch random.IntN(4) {
 		case 0:
@@ -245,7 +245,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 		if r := release[round%inheritors]; r != nil {
 			close(r)
 		}
-		// This goroutine was started inside of all three.
+		// This goroutine starts inside all three spans and inherits the innermost.
 		r, started := make(chan struct{}), make(chan struct{})
 		release[round%inheritors] = r
 		go func() {
@@ -266,7 +266,8 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 		}
 		attached = Attachment{}
 		if random.IntN(3) == 0 {
-			// This is the root of another worker. It has ended, or ends while it is attached here.
+			// This root span may be another worker's, which has ended it or ends it while it is
+			// attached here.
 			if ctx := l.roots[random.IntN(lockstepWorkers)].Load(); ctx != nil {
 				attached = Attach(*ctx)
 			}
@@ -275,14 +276,14 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 	}
 }
 
-// After a span has ended, another process finds it in no slot, in no record, and on no thread. The
-// service is idle while it is read.
-func TestEndedIsShownToNoProcess(t *testing.T) {
+// After a span has ended, another process finds it in no slot, in no record and on no thread. The
+// child process is idle while it is read.
+func TestNoProcessSeesEndedSpans(t *testing.T) {
 	c := childproc.Start(t, roleLockstep, nil)
 	var gsAt uint64
 	_, err := fmt.Sscanf(c.Receive(), "0x%x", &gsAt)
 	require.NoError(t, err)
-	o := lookAt(t, c.PID())
+	o := openOutside(t, c.PID())
 	goidAt := o.integer(t, "threadlocal.go.g_goid_offset")
 
 	const perRound = lockstepWorkers * kinds
@@ -316,7 +317,7 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 		for ; len(gs) > 0; gs = gs[8:] {
 			g := binary.NativeEndian.Uint64(gs)
 			if g == 0 {
-				continue // used from a later round on
+				continue // not in use yet
 			}
 			require.NotZero(t, o.word(t, g+goidAt))
 			r := o.record(t, g)

@@ -32,8 +32,8 @@ import (
 var ErrProcessorExists = errors.New("active spans are already published")
 
 // SpanProcessor publishes the active span of each goroutine. It may be registered with several
-// TracerProviders: one from [NewSpanProcessor] stops with the first of them that is shut down, one
-// from [ForProvider] with the last. It is safe for concurrent use.
+// TracerProviders: one from [NewSpanProcessor] stops when the first of them is shut down, one from
+// [ForProvider] when the last of them is. It is safe for concurrent use.
 type SpanProcessor struct {
 	config
 
@@ -59,7 +59,8 @@ type SpanProcessor struct {
 	refusedKeys atomic.Int64
 
 	stopped atomic.Bool
-	// providers counts the providers that share the SpanProcessor. building guards it, and shutdownErr.
+	// providers counts the providers that share the SpanProcessor. building guards providers and
+	// shutdownErr.
 	providers   int
 	shutdownErr error
 }
@@ -101,8 +102,8 @@ func newSpanProcessor(c config) (*SpanProcessor, error) {
 	return p, nil
 }
 
-// build returns an active SpanProcessor, and the number of attribute keys above the limit
-// [scope.MaxKeys].
+// build creates a SpanProcessor and makes it active. It also returns the number of attribute keys
+// that exceed the limit [scope.MaxKeys].
 func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	building.Lock()
 	defer building.Unlock()
@@ -219,7 +220,7 @@ func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 }
 
 // ForProvider returns the SpanProcessor to register with one TracerProvider, whose Shutdown releases
-// it. It makes one as [NewSpanProcessor] does, or shares the one that the process already has. Use it
+// it. It creates one like [NewSpanProcessor], or shares the one that the process already has. Use it
 // with an existing provider:
 //
 //	tp.RegisterSpanProcessor(spanctx.ForProvider())
@@ -366,7 +367,7 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 	// stopped, or the loop below sees the span.
 	p.stopped.Store(true)
 	err := p.withdrawAdvertisement()
-	p.profile.running(time.Now()) // updates the result of wasRunning, for evict
+	p.profile.running(time.Now()) // so that evict gets a recent result from wasRunning
 	p.cells.All(func(r cells.Ref) { p.evict(r) })
 	p.shutdownErr = errors.Join(err, p.closeMemory())
 	active.CompareAndSwap(p, nil)

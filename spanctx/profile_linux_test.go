@@ -23,8 +23,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// The functions on a stack identify the running code and its expected labels: one is the function of a
-// burner, another stands for the labels that the burner has set up.
+// Each sample shows its expected labels by the functions on its stack: burner0 to burner3 identify
+// the goroutine, and functions such as burnSpan stand for the labels that it has at that time.
 
 var burners = []func(func()){burner0, burner1, burner2, burner3}
 
@@ -59,10 +59,10 @@ func burnAttached() { burn() } // the labels of a span started by another gorout
 func burnInner() { burn() } // a label set inside of a span
 
 //go:noinline
-func burnInnerSpan() { burn() } // that label and those of the outer span, to which the goroutine returns
+func burnInnerSpan() { burn() } // the inner label and those of the outer span, to which the goroutine has returned
 
 //go:noinline
-func burnInnerChild() { burn() } // that label and those of a span started with it
+func burnInnerChild() { burn() } // the inner label and those of a span that was started with it
 
 func burn() {
 	// No calls here: samples inside the race detector's C code would have no stack.
@@ -77,20 +77,20 @@ func burn() {
 
 var sink atomic.Uint64
 
-// burning is the starter's data about a span.
+// burning is the data that the starter of a span keeps about it.
 type burning struct {
 	burner, function, traceID string
 	ended                     atomic.Pointer[time.Time]
 }
 
-// fire holds all burners.
+// fire holds the service and the spans of all burners.
 type fire struct {
 	*service
-	// spans maps the text of span ids to *burning.
+	// spans maps span ids, as text, to *burning.
 	spans sync.Map
 }
 
-// in starts a span, burns in it, and returns a function that ends it.
+// in starts a span for a burner, and returns a function that ends it.
 func (f *fire) in(ctx context.Context, burner, function string) (context.Context, func()) {
 	ctx, span := f.start(ctx)
 	b := &burning{burner: burner, function: function, traceID: span.SpanContext().TraceID().String()}
@@ -102,7 +102,7 @@ func (f *fire) in(ctx context.Context, burner, function string) (context.Context
 	}
 }
 
-// burnOnce burns once in each situation.
+// burnOnce uses CPU time once in each situation.
 func (f *fire) burnOnce(name string) {
 	burnBare()
 	pprof.Do(context.Background(), pprof.Labels("own", name), func(ctx context.Context) {
@@ -129,7 +129,7 @@ func (f *fire) burnOnce(name string) {
 		burnOwn()
 	})
 	burnBare()
-	// One goroutine does not inherit a span but works for it, the other one inherits it.
+	// The first worker works for a span that it does not inherit. The second one inherits the span.
 	work, done := make(chan func()), make(chan struct{})
 	worker := func() {
 		burners[name[0]-'0'](func() { (<-work)() })
@@ -151,7 +151,7 @@ func (f *fire) burnOnce(name string) {
 	burnBare()
 }
 
-// Spans with end times in the past do not cost a system call each.
+// The kernel is not asked again for each span whose end time is in the past.
 func TestProfileAskedOnceForOldSpans(t *testing.T) {
 	var o ownProfile
 	before := time.Now()
@@ -163,8 +163,8 @@ func TestProfileAskedOnceForOldSpans(t *testing.T) {
 	assert.LessOrEqual(t, len(asked), int(time.Since(before)/time.Duration(askEvery))+1)
 }
 
-// The kernel is asked for a profile only if the label policy depends on it.
-func TestProfileAskedForLabelsUntilEndOnly(t *testing.T) {
+// The kernel is asked whether a profile is running only if the label policy depends on the answer.
+func TestProfileAskedForLabelsAutoOnly(t *testing.T) {
 	for _, labels := range []Labels{LabelsAuto, LabelsWithdrawn, LabelsKept, LabelsNone} {
 		t.Run(labelNames[labels], func(t *testing.T) {
 			s := serve(t, WithLabels(labels))
@@ -231,7 +231,7 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// profileCPU takes a CPU profile, and goroutine profiles while it runs.
+// profileCPU takes a CPU profile and, while that runs, goroutine profiles.
 func (f *fire) profileCPU(t *testing.T, cpu, goroutines map[string]int) {
 	t.Helper()
 	var profiled bytes.Buffer
@@ -251,9 +251,9 @@ func (f *fire) profileCPU(t *testing.T, cpu, goroutines map[string]int) {
 	}
 }
 
-// check compares the labels of all samples of burners with the labels that the burners have set up,
-// and counts the samples by function. keeps says that ended spans keep their labels until the
-// profile is written.
+// check compares the labels of all samples of burners with the labels that the burners had, and
+// counts the samples by function. keeps says that ended spans keep their labels until the profile
+// is written.
 func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts map[string]int, keeps bool) {
 	t.Helper()
 	p, err := profile.Parse(encoded)
@@ -261,7 +261,7 @@ func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts
 	for _, s := range p.Sample {
 		burner, function := burnerOf(s)
 		if burner == "" || function == "" {
-			continue // the burner was setting up
+			continue // the burner was between two situations
 		}
 		counts[function]++
 		got := make(map[string]string)

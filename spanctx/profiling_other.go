@@ -7,7 +7,7 @@ package spanctx
 
 import "time"
 
-// ownProfile is unused where no span is published.
+// ownProfile is empty on platforms where spans cannot be published.
 type ownProfile struct{}
 
 func (*ownProfile) running(time.Time) bool { return true }

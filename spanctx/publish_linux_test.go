@@ -25,8 +25,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// TestAlreadyPublishing also creates SpanProcessors concurrently: one attempt succeeds, and no attempt
-// returns a half-built one.
+// TestAlreadyPublishing also creates SpanProcessors concurrently. Exactly one attempt succeeds, and
+// none returns a half-built SpanProcessor.
 func TestAlreadyPublishing(t *testing.T) {
 	for range 20 {
 		var won atomic.Int32
@@ -77,7 +77,7 @@ func TestWithPublishing(t *testing.T) {
 	tp := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
 	p := active.Load()
 	require.NotNil(t, p)
-	// A second one shares it.
+	// A second provider shares the SpanProcessor.
 	tp2 := sdktrace.NewTracerProvider()
 	assert.Same(t, p, ForProvider())
 	tp2.RegisterSpanProcessor(p)
@@ -110,7 +110,7 @@ func TestWithPublishing(t *testing.T) {
 	assert.Empty(t, *errs)
 }
 
-// Only the options that are set for a later provider are compared with those of the first.
+// Options that a later provider does not set are not compared with those of the first provider.
 func TestOptionsOfALaterProvider(t *testing.T) {
 	errs := handled(t)
 	first := sdktrace.NewTracerProvider(WithPublishing(WithSpanNames(true), WithSlotCapacity(64)))
@@ -150,7 +150,7 @@ func TestProviderDuringShutdown(t *testing.T) {
 	}
 }
 
-// Invalid attribute keys are omitted without other effects.
+// An invalid attribute key in the environment is omitted, and does not affect the other keys.
 func TestInvalidAttributeKeyOfEnvironment(t *testing.T) {
 	t.Setenv("OTELCTX_SPAN_ATTRIBUTE_KEYS", "a,b\xff,c")
 	environment.Forget()
@@ -215,7 +215,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// A provider for which publishing is disabled does not share the SpanProcessor of another.
+// A provider without carriers does not share the SpanProcessor of another provider.
 func TestNoCarrierIsNotShared(t *testing.T) {
 	serve(t)
 	t.Setenv("OTELCTX_SPAN_CARRIERS", "none")
@@ -358,7 +358,7 @@ func TestShutdown(t *testing.T) {
 	serve(t)
 }
 
-// assertNoRecord checks that the calling goroutine has no record of a live span.
+// assertNoRecord checks that the calling goroutine has no record of a live span installed.
 func assertNoRecord(t testing.TB) {
 	t.Helper()
 	if r := installed(); r != nil {

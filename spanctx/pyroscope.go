@@ -10,7 +10,7 @@ const profileIDKey = attribute.Key("pyroscope.profile.id")
 
 // WithPyroscopeProfileIDs sets the attribute pyroscope.profile.id of each recorded span to
 // the span's id when the span starts. Grafana then links the span to its profile in Pyroscope. That
-// profile excludes children, which have their own. The attribute is set whether or not there are
+// profile excludes children, which have profiles of their own. The attribute is set whether or not there are
 // samples. The default is no attribute, unless OTELCTX_SPAN_PYROSCOPE_PROFILE_IDS=true is set in the
 // environment.
 func WithPyroscopeProfileIDs() Option {

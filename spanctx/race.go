@@ -5,6 +5,6 @@
 
 package spanctx
 
-// raceEnabled reports whether the race detector is on. It reports a race between the withdrawal of
-// labels and a profile that reads them, so labels are not withdrawn then.
+// raceEnabled is true in programs built with the race detector. The race detector reports a race
+// between the withdrawal of labels and a profile that reads them, so these programs keep labels.
 const raceEnabled = true

@@ -10,8 +10,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// A nil sampler means the provider's default sampler.
-func TestRecordUnsampledOfNone(t *testing.T) {
+// RecordUnsampled(nil) wraps the provider's default sampler.
+func TestRecordUnsampledNil(t *testing.T) {
 	for env, sampled := range map[string]bool{"parentbased_always_on": true, "always_off": false} {
 		t.Setenv("OTEL_TRACES_SAMPLER", env)
 		tp := sdktrace.NewTracerProvider(sdktrace.WithSampler(RecordUnsampled(nil)))

@@ -87,7 +87,7 @@ func (p *SpanProcessor) locateLive(g *goroutine) {
 }
 
 // moveToNearest sets the position of a goroutine whose span has ended to the nearest live ancestor,
-// or to nothing.
+// or to no span.
 //
 //go:noinline
 func (p *SpanProcessor) moveToNearest(g *goroutine) {
@@ -206,8 +206,9 @@ func (p *SpanProcessor) setEndedParent(ctx context.Context, k sdkspan.Key, n *ce
 	return 0
 }
 
-// grandparent returns the span of ctx and the ref of that span's parent. parent is nil if the span's
-// key is not k. grandparent is 0 unless it is live and local.
+// grandparent returns the span of ctx, which is the parent of a starting span, and the ref of that
+// parent's own parent. parent is nil if the key of the span of ctx is not k. grandparent is 0
+// unless it is live and local.
 func (p *SpanProcessor) grandparent(ctx context.Context, k sdkspan.Key) (parent sdktrace.ReadOnlySpan, grandparent cells.Ref) {
 	parent, ok := sdkspan.FromContext(ctx).(sdktrace.ReadOnlySpan)
 	if !ok || sdkspan.Of(parent.SpanContext()) != k {
@@ -242,7 +243,8 @@ func (p *SpanProcessor) newRecord(n *cells.Span, attributes *gorecord.Attributes
 // begin makes a span live and publishes it for the calling goroutine. It returns 0 if no cell is
 // available.
 func (p *SpanProcessor) begin(n *cells.Span, record *gorecord.Record, attributes *gorecord.Attributes, g *goroutine) cells.Ref {
-	// Field by field: copying words as a whole just after storing them one by one stalls the CPU.
+	// Assign the fields one by one: copying a struct just after storing its words one by one would
+	// stall the CPU.
 	var slot ring.Span
 	slot.TraceIDHigh, slot.TraceIDLow, slot.SpanID, slot.TraceFlags = n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags
 	slot.Attributes = attributes.Encoded()
@@ -400,8 +402,9 @@ func (p *SpanProcessor) attributes(g *goroutine) []byte {
 	return p.data.attributesOf(g.position.Ref())
 }
 
-// publish publishes g.position, with attributes, for the calling goroutine. Unless ended is 0, it
-// also puts the cell of that span on the free stack of the P, and reports whether there was room.
+// publish publishes g.position, with attributes, for the calling goroutine. If ended is not 0,
+// publish also puts the cell of that span on the free stack of the P, and reports whether the stack
+// had room.
 func (p *SpanProcessor) publish(g *goroutine, attributes []byte, ended cells.Ref) (freed bool) {
 	ref := g.position.Ref()
 	// IDs returns zeros if the span has just ended elsewhere. The slot still needs the ref, which

@@ -24,9 +24,10 @@ import (
 //
 //	%   replace all labels, as pprof.SetGoroutineLabels does
 //	#   Do something else with labels
-//	_   another goroutine uses the thread
+//	_   another goroutine takes over the slot of the thread
 //	$   another goroutine takes the goroutine's entry
-//	( ) move to another thread, with another slot, and back to the thread with the slot that was left there
+//	(   move to another thread, which has another slot
+//	)   move back to the first thread, whose slot still has its content from before
 //	|   dial, during which the goroutine must be in no span
 func runSteps(t *testing.T, s *service, program string) {
 	t.Helper()
@@ -81,7 +82,7 @@ func runSteps(t *testing.T, s *service, program string) {
 	s.assertNowhere(t)
 }
 
-// slot returns what the slot of the calling thread says about the calling goroutine.
+// slot returns the span that the slot of the calling thread names for the calling goroutine.
 func (s *service) slot() *ring.Span {
 	goruntime.Pin()
 	defer goruntime.Unpin()
@@ -90,7 +91,8 @@ func (s *service) slot() *ring.Span {
 	return &ring.Span{SpanID: spanID, Ref: ref}
 }
 
-// storeSlot stores to the slot of the calling thread, as the goroutine whose id is larger by another.
+// storeSlot stores span in the slot of the calling thread. It adds another to the goroutine id, so that 1 stands for a
+// different goroutine.
 func (s *service) storeSlot(span *ring.Span, another uint64) {
 	if s.p.threads == nil {
 		return
@@ -168,7 +170,8 @@ func TestSteps(t *testing.T) {
 		"ended while attached":            "+a +b<a @a 2-b !=a -a=",
 		"attached and siblings":           "2+a @a +b<a +c<a +d<a 2-d 1=a 2-b 2-c 1=a !=",
 		"refresh on another thread":       "+a=a _ ~a=a ~a=a ~=a 2@a=a 2~a=a 2!= -a= ~a=",
-		// It may have left the span that the context names, so that is not published. A new span's context is known.
+		// After its entry is lost, the goroutine may have left the span of the context, so no span is published. A child
+		// that it then starts is known.
 		"lost position":             "+a +b<a=b/a $ -a= -b=",
 		"lost position, then child": "+a $ +b<a=b/a -b=a -a=",
 		"dial":                      "|= +a |=a +b<a |=b/a -b=a -a= |=",
@@ -178,7 +181,7 @@ func TestSteps(t *testing.T) {
 			t.Run(name+"/"+config, func(t *testing.T) { runSteps(t, serve(t, opts...), text) })
 		}
 	}
-	// Cases that need goroutine records.
+	// These programs need goroutine records.
 	for name, text := range map[string]string{
 		"inherited":                              "+a >2 2=a 2+b<a=b/a 2-b=a 3-a 2= 1=",
 		"inherited, ended":                       "+a +b<a >2 2=b/a 3-b 2=a 1=a 2+c<a=c/a 2-c=a 1-a 2=",
@@ -203,7 +206,7 @@ func TestSteps(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { runSteps(t, serve(t), text) })
 	}
-	// A slot that two threads share names another goroutine's span.
+	// Two threads share the only slot, which then names the span of another goroutine.
 	for name, opts := range map[string][]Option{
 		"everything": nil, "table": {WithGoroutineRecord(false), WithThreadSlots(false)}, "threads": {WithGoroutineRecord(false), WithGoroutineTable(false)},
 	} {
@@ -211,8 +214,8 @@ func TestSteps(t *testing.T) {
 			runSteps(t, serve(t, append(opts, WithSlotCapacity(1))...), "+o 2+s=s 2-s= 1-o=")
 		})
 	}
-	// With thread slots alone, a goroutine returns to a thread whose slot names its earlier span. Readers can tell by
-	// the cell that the slot is out of date, until the goroutine publishes there again.
+	// With thread slots alone, a goroutine returns to a thread whose slot still names an earlier span of the goroutine.
+	// The cell tells readers that the slot is out of date, until the goroutine publishes there again.
 	for name, text := range map[string]string{
 		"another span":           "+f ( -f +o )= +i<o=i/o -i=o -o=",
 		"in a live one":          "+o ( +m<o )= +i<m=i/o -i=m/o -m=o -o=",
@@ -224,15 +227,15 @@ func TestSteps(t *testing.T) {
 			runSteps(t, serve(t, WithGoroutineRecord(false), WithGoroutineTable(false)), text)
 		})
 	}
-	// Only records tell goroutines apart: the slot of the thread may be another goroutine's.
+	// Without goroutine ids, only records belong to a goroutine: its thread's slot may be another goroutine's.
 	t.Run("without goroutine ids", func(t *testing.T) {
 		withoutIDs := withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), goruntime.GGoid))
 		runSteps(t, serve(t, withoutIDs), "+a=a +b<a -b=a 2+d<a=d/a 2-d= 1=a >3 3|= 1@= 2!1= 1= !=a -a=")
 	})
 }
 
-// Spans are published with the attributes of the contexts passed to Start and Attach, and with the same ones again
-// when a goroutine goes back to them.
+// Spans are published with the attributes of the contexts passed to Start and Attach. A goroutine that returns to a
+// span publishes the same attributes as before.
 func TestStepsWithAttributes(t *testing.T) {
 	for name, tt := range map[string]struct {
 		program string
@@ -245,7 +248,7 @@ func TestStepsWithAttributes(t *testing.T) {
 		"worker, back":            {"+a{k=1} 2@a{l=2} 2+w<a{k=3} 2-w=a{k=1,l=2} 2!= -a=", "records"},
 		"attached, ends":          {"+a @a{k=1} @a{k=2}=a{k=2} 2-a 1= != !=", ""},
 		"own span attached, ends": {"+a{k=1} @a{l=2} -a= !=", ""},
-		// The attributes that were attached before are unknown. Those of the span are published instead.
+		// Without records the attributes set by Attach are forgotten, and those of the span are published instead.
 		"attached, no record": {"+a{k=1} @a{l=2}=a{k=1,l=2} @a{l=3}=a{k=1,l=3} !=a{k=1} !=a{k=1} -a=", "slots"},
 	} {
 		for carrier, opts := range carriers() {

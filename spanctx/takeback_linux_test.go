@@ -21,8 +21,8 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// A goroutine that was in a span when a SpanProcessor was shut down still has its record, whose refs
-// must not name spans of the next SpanProcessor.
+// A goroutine that is in a span during Shutdown keeps the record of that span. The refs in the
+// record must not name spans of the next SpanProcessor.
 func TestRecordOfFormerProcessorNamesNoSpan(t *testing.T) {
 	former, err := NewSpanProcessor()
 	require.NoError(t, err)
@@ -35,7 +35,7 @@ func TestRecordOfFormerProcessorNamesNoSpan(t *testing.T) {
 
 		s := serve(t)
 		var x, y trace.Span
-		apart(func() { // spans in the same cells
+		apart(func() { // these spans use the same cells as a and b
 			var ctx context.Context
 			ctx, x = s.root()
 			_, y = s.start(ctx)
@@ -52,8 +52,8 @@ func TestRecordOfFormerProcessorNamesNoSpan(t *testing.T) {
 	})
 }
 
-// A span that starts while Shutdown replaces the memory of its cell is withdrawn too.
-func TestSpanThatStartsDuringShutdownIsNotShown(t *testing.T) {
+// A span that starts while Shutdown replaces the memory of its cell is withdrawn, too.
+func TestSpanStartedDuringShutdownIsWithdrawn(t *testing.T) {
 	for _, replaced := range []bool{false, true} {
 		t.Run(fmt.Sprintf("replaced=%v", replaced), func(t *testing.T) {
 			s := serve(t)
@@ -72,9 +72,9 @@ func TestSpanThatStartsDuringShutdownIsNotShown(t *testing.T) {
 	}
 }
 
-// The End of a span that is being evicted returns at once. So the record must be invalidated before the
-// cell ends.
-func TestEvictedRecordIsTakenBackBeforeTheSpanIsOver(t *testing.T) {
+// End returns at once if the span is being evicted. So eviction must invalidate the record before
+// it ends the cell.
+func TestEvictedRecordEndsBeforeCell(t *testing.T) {
 	s := serve(t)
 	apart(func() {
 		defer goruntime.SetLabels(nil)
@@ -110,8 +110,8 @@ func TestEvictedRecordIsTakenBackBeforeTheSpanIsOver(t *testing.T) {
 	})
 }
 
-// The End of an evicted span publishes its nearest live ancestor again, for all readers.
-func TestEndOfEvictedSpanShowsTheSpanAround(t *testing.T) {
+// End of an evicted span makes all carriers publish the nearest live ancestor again.
+func TestEndOfEvictedSpanPublishesAncestor(t *testing.T) {
 	for name, opts := range map[string][]Option{"everything": nil, "slots": {WithGoroutineRecord(false)}} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, opts...)
@@ -129,8 +129,8 @@ func TestEndOfEvictedSpanShowsTheSpanAround(t *testing.T) {
 	}
 }
 
-// assertPublished checks that slot, entry and record of the calling goroutine name a span directly, for
-// readers that do not follow ancestors.
+// assertPublished checks that the slot, the entry and the record of the calling goroutine name a
+// span themselves, and not only through an ancestor of another span.
 func (s *service) assertPublished(t *testing.T, span trace.Span) {
 	t.Helper()
 	s.assertShows(t, span, span)
@@ -142,8 +142,8 @@ func (s *service) assertPublished(t *testing.T, span trace.Span) {
 	}
 }
 
-// The end of a span after Shutdown removes its labels from the goroutine under any label policy, but not
-// those of a later SpanProcessor.
+// Ending a span after Shutdown removes its labels from the goroutine, whatever the label policy,
+// but not the labels of a later SpanProcessor.
 func TestEndAfterShutdownRestoresLabels(t *testing.T) {
 	former, err := NewSpanProcessor(WithLabels(LabelsKept))
 	require.NoError(t, err)
@@ -165,7 +165,8 @@ func TestEndAfterShutdownRestoresLabels(t *testing.T) {
 	})
 }
 
-// After a burst of spans, no more records stay in memory than there are free cells on the Ps.
+// After a burst of spans, the number of records that stay in memory is at most the number of free
+// cells that the Ps keep.
 func TestRecordsAreNotKeptAfterABurst(t *testing.T) {
 	s := serve(t)
 	kept := 64 * max(runtime.GOMAXPROCS(0), runtime.NumCPU())

@@ -18,8 +18,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// A goroutine that has moved to a thread whose slot was never written is found there, in the span
-// that it started or attached.
+// Readers find a goroutine in its span even on a thread whose slot was never written, whether it
+// started or attached the span.
 func TestThreadIsFoundThroughItsGoroutine(t *testing.T) {
 	s := serve(t)
 	elsewhere, other := s.root()

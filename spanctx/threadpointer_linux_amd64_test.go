@@ -11,10 +11,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// threadPointer returns the thread pointer of a child's thread. It stops the thread for that.
+// threadPointer stops a thread of a child process and returns its thread pointer.
 func threadPointer(t *testing.T, tid int) (uint64, bool) {
 	t.Helper()
-	// A tracer is a thread, not a process.
+	// All ptrace calls must come from the same thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	require.NoError(t, syscall.PtraceAttach(tid))

@@ -7,5 +7,6 @@ package spanctx
 
 import "testing"
 
-// threadPointer returns false: the registers that package syscall gets do not have it.
+// threadPointer returns false, because package syscall cannot read the register that holds the
+// thread pointer.
 func threadPointer(*testing.T, int) (uint64, bool) { return 0, false }

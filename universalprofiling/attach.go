@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// Attachment undoes an [Attach]: see [Attachment.Detach].
+// Attachment restores the span that was published before an [Attach]: see [Attachment.Detach].
 type Attachment struct {
 	i            *Integration
 	goid         uint64
@@ -87,9 +87,9 @@ func (i *Integration) find(ctx context.Context) cells.Ref {
 	return 0
 }
 
-// attachCounts holds for each cell the number of goroutines that have attached its span, because
-// their records contain the span, too. A count may stay above zero for some time after the end of
-// the span.
+// attachCounts holds, for each cell, the number of goroutines that have attached its span. While
+// the number is not zero, records of other goroutines than the starter may contain the span, and
+// must be cleared at its end. A number may stay above zero for some time after the end of the span.
 type attachCounts [cells.Capacity]atomic.Int32
 
 func (g *attachCounts) any(ref cells.Ref) bool { return g[ref.Index()%cells.Capacity].Load() != 0 }

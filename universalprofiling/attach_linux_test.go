@@ -13,7 +13,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// A span that ends while goroutines attach it is not published by any of them afterwards.
+// A span ends while goroutines attach it. Afterwards no goroutine publishes it.
 func TestEndWhileGoroutinesAttach(t *testing.T) {
 	s := newService(t)
 	const workers = 3

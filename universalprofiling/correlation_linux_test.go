@@ -26,7 +26,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// The example in the specification, sent through the socket. Each exporter gets the stack traces.
+// A profiler sends the example of the specification through the socket. Each exporter gets the
+// stack traces.
 func TestStackTraceIDs(t *testing.T) {
 	s := newService(t)
 	second, _ := s.second()
@@ -60,7 +61,7 @@ func TestStackTraceIDs(t *testing.T) {
 	assert.Zero(t, transactions+samples, "state of an exported transaction must be removed")
 }
 
-// Correlations that arrive while a transaction waits count, but only for that transaction.
+// A correlation that arrives while transactions wait adds stack traces to its own transaction only.
 func TestCorrelationsAfterTheEnd(t *testing.T) {
 	s := newService(t)
 	s.hold()
@@ -73,7 +74,7 @@ func TestCorrelationsAfterTheEnd(t *testing.T) {
 	s.send(correlation(one, 1, 1))
 	s.send(correlation(child, 2, 1)) // not a transaction
 	require.Equal(t, []string{"child"}, s.exported.names(), "only the child is exported at once")
-	s.send(registration(0)) // The delay has passed for all of them.
+	s.send(registration(0)) // With this delay, all waiting transactions are due.
 	for _, span := range s.wait(3) {
 		assert.Len(t, stackTraceIDs(span), map[string]int{"one": 1}[span.Name], span.Name)
 	}
@@ -93,8 +94,8 @@ func testDelay(t *testing.T, limit time.Duration, opts ...Option) {
 	t.Helper()
 	handled := oteltest.HandledErrors(t)
 	s := newService(t, opts...)
-	// The integration is created outside of the bubble: its goroutines block in system calls, which
-	// would stop the bubble's clock.
+	// Create the Integration outside of the bubble: its goroutines block in system calls, which
+	// would stop the clock of the bubble.
 	synctest.Test(t, func(t *testing.T) {
 		var from time.Time
 		end := func() {
@@ -228,7 +229,7 @@ func TestHostID(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		own      []attribute.KeyValue
-		profiler []string // host ids of the registrations
+		profiler []string // the host ids in the registrations, in order
 		want     string
 		told     []string
 	}{
@@ -308,7 +309,7 @@ func TestAHostileSender(t *testing.T) {
 	s := newService(t)
 	s.hold()
 	victim, other := s.start("victim"), s.start("other")
-	// Enough to reach the limit of a transaction.
+	// flood sends more samples than a transaction may have, and malformed messages.
 	flood := func(span trace.Span) {
 		c := correlation(span, 0, 0)
 		for n := range 400 {
@@ -361,7 +362,7 @@ func TestWarningsAreReportedWithoutLocks(t *testing.T) {
 	}))
 	span := s.start("transaction")
 	defer span.End()
-	go func() { // it would deadlock with a lock held
+	go func() { // would deadlock if the error handler were called with a lock held
 		for n := range byte(2) {
 			s.send(correlation(span, n, maxSamples-1))
 		}
@@ -370,7 +371,7 @@ func TestWarningsAreReportedWithoutLocks(t *testing.T) {
 	assert.Equal(t, []string{"what is wrong"}, s.exported.names())
 }
 
-// The samples of transactions that are never exported are removed when there are many.
+// If there are many, the samples of transactions that are never exported are removed.
 func TestSamplesOfTransactionsThatAreNeverExported(t *testing.T) {
 	s := newService(t)
 	c := &s.correlations
@@ -388,7 +389,7 @@ func TestSamplesOfTransactionsThatAreNeverExported(t *testing.T) {
 // If too many ended transactions are never exported, the oldest are evicted first.
 func TestEndedTransactionsThatAreNeverExported(t *testing.T) {
 	const room = 100
-	// One shard only: with several, a shard that gets few transactions evicts late.
+	// Use a single shard. With several, a shard that gets few transactions evicts late.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	e := newEndedTransactions(room)
 	key := func(n int) sdkspan.Key { return sdkspan.Key{TraceIDHigh: 1, SpanID: uint64(n) + 1} }

@@ -25,9 +25,9 @@ import (
 const (
 	// defaultDelay is the delay of transactions until a registration sets it.
 	defaultDelay = time.Second
-	// maxSamples limits the samples of one transaction, and maxAllSamples those of all
-	// transactions. fewSamples is the number that a transaction may always have, so that a flooded
-	// transaction leaves room for others.
+	// maxSamples limits the samples of one transaction, and maxAllSamples those of all transactions.
+	// Every transaction may have fewSamples even if maxAllSamples is reached, so that a flood of
+	// samples for some transactions leaves room for others.
 	maxSamples    = 1 << 16
 	maxAllSamples = 1 << 20
 	fewSamples    = 1 << 6
@@ -47,20 +47,20 @@ func now() uint64 { return uint64(time.Since(startTime)) + 1 }
 // Stats counts the messages received from a profiler, and losses. A message is counted after it
 // has taken effect.
 type Stats struct {
-	// Registrations and Correlations are the messages that were used.
+	// Registrations and Correlations count messages that took effect.
 	Registrations, Correlations uint64
-	// Malformed are messages that were truncated or otherwise invalid,
-	// and UnknownTypes messages of unknown types.
+	// Malformed counts messages that were truncated or otherwise invalid, and UnknownTypes counts
+	// messages of unknown types.
 	Malformed, UnknownTypes uint64
-	// UnknownTransactions are correlations of transactions that are unknown or have already been
-	// exported. Early are correlations that arrived before a registration in mode Auto, or while
+	// UnknownTransactions counts correlations of transactions that are unknown or have already been
+	// exported. Early counts correlations that arrived before a registration in mode Auto, or while
 	// there was no exporter.
 	UnknownTransactions, Early uint64
-	// Dropped are samples beyond the limits for one transaction or for all.
+	// Dropped counts samples beyond the limits for one transaction or for all.
 	Dropped uint64
-	// NotDeferred are transactions that were exported at once because the queue was full.
+	// NotDeferred counts transactions that were exported at once because the queue was full.
 	NotDeferred uint64
-	// Evicted are live spans that are no longer published because too many were live.
+	// Evicted counts live spans that are no longer published because too many were live.
 	Evicted uint64
 }
 
@@ -91,7 +91,7 @@ type correlations struct {
 	table    *cells.Table
 	// registered is set once a profiler has registered, or from the start in mode Enabled.
 	registered atomic.Bool
-	// delay of transactions, in nanoseconds.
+	// delay is how long transactions wait, in nanoseconds.
 	delay atomic.Int64
 	// flushed is the time of the last flush: transactions that ended before it do not wait.
 	flushed atomic.Uint64
@@ -105,7 +105,8 @@ type correlations struct {
 	// samples holds the samples of the transactions that have any, and totalSamples their number.
 	samples      map[sdkspan.Key]*samples
 	totalSamples int
-	// sweepAt is the size of samples at which unknown transactions are removed.
+	// sweepAt is the number of entries in samples at which the entries of unknown transactions are
+	// removed.
 	sweepAt int
 }
 
@@ -124,7 +125,8 @@ func (c *correlations) start(t *cells.Table, s settings) {
 	c.registered.Store(s.mode == Enabled)
 	c.delay.Store(int64(min(defaultDelay, s.maxDelay)))
 	c.samples, c.sweepAt = map[sdkspan.Key]*samples{}, firstSweep
-	// Twice the queue: as many transactions may be on their way to the exporter.
+	// Use twice the size of the queue: as many transactions again may be on their way to the
+	// exporter.
 	c.ended = newEndedTransactions(2 * max(DefaultBufferSize, s.bufferSize))
 }
 
@@ -234,8 +236,9 @@ func (c *correlations) end(k sdkspan.Key) {
 	}
 }
 
-// endOf returns when a transaction ended, if it is known. If the exporter's processor is registered
-// before the Integration, the transaction may still be live here: its end is then the current time.
+// endOf returns the time at which a transaction ended, and whether the transaction is known. If the
+// exporter's processor is registered before the Integration, the transaction may still be live
+// here. endOf then returns the current time.
 func (c *correlations) endOf(k sdkspan.Key) (endedAt uint64, known bool) {
 	t, known := c.ended.find(k, false)
 	if !known {
@@ -304,8 +307,8 @@ func keyOf(s sdktrace.ReadOnlySpan) sdkspan.Key {
 	return k
 }
 
-// collect returns the stack trace ids of a transaction for an exporter. After the last
-// exporter the samples are removed.
+// collect returns the stack trace ids of a transaction for an exporter. After the call for the last
+// exporter, it removes the samples.
 func (c *correlations) collect(k sdkspan.Key) (ids []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -60,7 +60,7 @@ func (i *Integration) NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExpor
 	return NewExporter(next)
 }
 
-// exporters are the exporters of the process that have not been shut down.
+// exporters lists the exporters of the process that have not been shut down.
 var exporters exporterList
 
 type exporterList struct {
@@ -98,8 +98,8 @@ type exporter struct {
 	next sdktrace.SpanExporter
 	// sem is held by the goroutine that calls next.
 	sem chan struct{}
-	// bubbled is set if the exporter was created in a testing/synctest bubble, outside of which its
-	// timer must not be used.
+	// bubbled is set if the exporter was created in a testing/synctest bubble. Its timer must not be
+	// used outside the bubble.
 	bubbled bool
 
 	mu sync.Mutex
@@ -128,8 +128,8 @@ func (d *deferred) due() uint64 {
 
 var _ sdktrace.SpanExporter = (*exporter)(nil)
 
-// ExportSpans exports spans, except for transactions that have to wait. Errors of the later export
-// of these go to [otel.Handle].
+// ExportSpans exports spans, except for transactions that have to wait. If the later export of
+// these fails, the error goes to [otel.Handle].
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	i := latest.Load()
 	if i == nil && !requested.Load() && !reportedMissing.Swap(true) {
@@ -240,8 +240,8 @@ func (e *exporter) release(ctx context.Context, all bool) error {
 	}
 	defer e.unlock()
 	defer e.rearm() //nolint:contextcheck // as above
-	// Export only transactions that are due now: for these, everything that the profiler has sent
-	// is in the socket, and read by Drain.
+	// Export only transactions that are due now. All messages that the profiler has sent for them
+	// are already in the socket, so Drain reads them.
 	until := now()
 	var errs []error
 	if i := latest.Load(); i != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// Without an exporter the SDK's batch processor exports nothing.
+// NewExporter(nil) returns nil, and the SDK's batch processor then exports nothing.
 func TestNoExporter(t *testing.T) {
 	assert.Nil(t, NewExporter(nil))
 	tp := sdktrace.NewTracerProvider(sdktrace.WithBatcher(NewExporter(nil)))
@@ -28,8 +28,8 @@ func TestNoExporter(t *testing.T) {
 	require.NoError(t, tp.Shutdown(t.Context()))
 }
 
-// More transactions than one export may have are exported by ForceFlush and by Shutdown. TestEveryOrder does
-// the same with one transaction, for every order of processors.
+// ForceFlush and Shutdown export all waiting transactions, even if one export cannot take all of
+// them. TestEveryOrder does the same with one transaction, for every order of processors.
 func TestManyTransactionsAreFlushed(t *testing.T) {
 	s := newService(t)
 	s.hold()
@@ -91,7 +91,7 @@ func TestErrorsOfExportsThatWaitedAreReported(t *testing.T) {
 	s.wait(1) // the other exporter is not affected
 }
 
-// Spans end, wait, are flushed and correlated concurrently; none is lost or exported twice.
+// Spans end, wait, and are correlated and flushed concurrently. No span is lost or exported twice.
 func TestExportersUnderFire(t *testing.T) {
 	s := newService(t, WithBufferSize(50))
 	s.send(registration(time.Millisecond))

@@ -84,7 +84,8 @@ func (r *recorder) names() (names []string) {
 	return names
 }
 
-// service is a provider with an integration, and a profiler that sends to it.
+// service is a TracerProvider with an Integration. The test sends messages to it as a profiler
+// does.
 type service struct {
 	*Integration
 
@@ -190,8 +191,8 @@ func stackTraceIDs(s tracetest.SpanStub) []string {
 	return value(s.Attributes, "elastic.profiler_stack_trace_ids").AsStringSlice()
 }
 
-// samplesOf returns how many samples of a stack trace sent by [correlation] an exported span has. A
-// real profiler on this machine may add others.
+// samplesOf returns the number of samples with a stack trace of [correlation] that an exported span
+// has. A real profiler on the same machine may add samples with other stack traces.
 func samplesOf(s tracetest.SpanStub, stackTrace byte) (n int) {
 	id := [16]byte{stackTrace}
 	for _, got := range stackTraceIDs(s) {
@@ -202,8 +203,8 @@ func samplesOf(s tracetest.SpanStub, stackTrace byte) (n int) {
 	return n
 }
 
-// requireReported fails the test unless exactly one error has been handled and contains all texts.
-// Without texts no error may have been handled.
+// requireReported fails the test unless exactly one error has been handled, and its text contains
+// all of says. If says is empty, no error may have been handled.
 func requireReported(t testing.TB, handled *oteltest.Errors, says ...string) {
 	t.Helper()
 	var errs []error
@@ -238,8 +239,8 @@ func serviceResource(kvs ...attribute.KeyValue) *resource.Resource {
 	return resource.NewSchemaless(append([]attribute.KeyValue{attribute.String("service.name", "shop")}, kvs...)...)
 }
 
-// shownHere checks which span the calling goroutine publishes. The goroutine is locked to its
-// thread.
+// shownHere checks that the thread of the calling goroutine, which is locked to it, publishes a
+// span. If span is nil, it must publish none.
 func (s *service) shownHere(span trace.Span) {
 	s.t.Helper()
 	want := uint64(0)
@@ -261,5 +262,5 @@ func idOf(span trace.Span) sdkspan.Key { return sdkspan.Of(span.SpanContext()) }
 
 var errReason = errors.New("the reason")
 
-// unsupportedRuntime returns an option with an unsupported Go runtime.
+// unsupportedRuntime returns an option that makes the Go runtime look unsupported.
 func unsupportedRuntime() Option { return withRuntime(goruntime.Calibrate().Without(errReason)) }

@@ -33,14 +33,14 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// hostAgent is a reader that follows the specification. It uses this module only to read maps and
-// memory: it has its own definitions of formats and names.
+// hostAgent is a reader that follows the specification, with its own definitions of formats and
+// names. It uses this module only to read memory and the list of mappings.
 type hostAgent struct {
 	t      *testing.T
 	pid    int
 	memory remotemem.Memory
-	// storage is the address of the pointer to the process storage. tls is the offset of the
-	// pointer to the thread's record from the thread pointer.
+	// storage is the address of the pointer to the process storage. The pointer to a thread's record
+	// is at the offset tls from the thread pointer.
 	storage uint64
 	tls     int64
 	// bases caches the thread pointers by thread id.
@@ -49,7 +49,8 @@ type hostAgent struct {
 
 var libraryPath = regexp.MustCompile(`.*/elastic-jvmti-linux-([\w-]*)\.so`)
 
-// attach finds the library in a process. It reads the mapped file, which has already been deleted.
+// attach finds the library in a process. It reads the mapped file, which the process has already
+// deleted.
 func attach(t *testing.T, pid int) *hostAgent {
 	t.Helper()
 	process, err := procfs.NewFS("/proc").Process(pid)
@@ -144,7 +145,7 @@ func (a *hostAgent) process() (name, environment, socket string, ok bool) {
 // interrupted stops a thread, calls f and resumes the thread.
 func (a *hostAgent) interrupted(tid int, f func()) {
 	a.t.Helper()
-	// A tracer is a thread, not a process.
+	// All ptrace calls must come from the same thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.PtraceSeize(tid); errors.Is(err, unix.EPERM) {
@@ -159,7 +160,8 @@ func (a *hostAgent) interrupted(tid int, f func()) {
 	f()
 }
 
-// base returns the thread pointer of a thread. It stops the thread the first time.
+// base returns the thread pointer of a thread. The first call for a thread stops it to read its
+// registers.
 func (a *hostAgent) base(tid int) uint64 {
 	a.t.Helper()
 	if _, ok := a.bases[tid]; !ok {
@@ -172,7 +174,7 @@ func (a *hostAgent) base(tid int) uint64 {
 	return a.bases[tid]
 }
 
-// thread returns the span that a thread publishes, in the format of the service's answers.
+// thread returns the span that a thread publishes, formatted like the service's answers.
 func (a *hostAgent) thread(tid int) string {
 	a.t.Helper()
 	at := a.word(a.base(tid) + uint64(a.tls))
@@ -204,7 +206,7 @@ func startService(t *testing.T, v programs.Variant, env ...string) (child *child
 	return child, version
 }
 
-// answer returns the next line that is an answer to an order.
+// answer returns the next line from the service that answers an order.
 func answer(child *childproc.Child) string {
 	for {
 		if line := child.Receive(); !strings.HasPrefix(line, "exported ") {
@@ -261,8 +263,8 @@ func TestHostAgentSeesSpans(t *testing.T) {
 	}
 }
 
-// A thread that is interrupted at any instruction publishes one whole span or none, or its record
-// says that it is being changed.
+// At any instruction, a thread publishes one whole span or none, or its record says that it is
+// being changed.
 func TestHostAgentInterruptsThreads(t *testing.T) {
 	t.Parallel()
 	child, _ := startService(t, programs.Static, "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=auto")
@@ -274,7 +276,8 @@ func TestHostAgentInterruptsThreads(t *testing.T) {
 	counts := map[string]int{}
 	agent.interrupted(tid, func() {
 		b := make([]byte, 37)
-		// After the first end of a span, each further end completes a round through all instructions.
+		// From the first end of a span on, each further end completes a pass through all instructions
+		// that publish and clear a span.
 		for last, ends := "", 0; ends < testenv.Rounds(2, 5); {
 			if _, err := agent.memory.ReadAt(b, int64(at)); err != nil {
 				t.Fatal(err)
@@ -306,7 +309,7 @@ func TestHostAgentInterruptsThreads(t *testing.T) {
 	assert.Len(t, counts, 3)
 }
 
-// A profiler finds the process, registers, and sends correlations.
+// A profiler finds the service's socket, registers, and sends correlations.
 func TestHostAgentTellsTheService(t *testing.T) {
 	t.Parallel()
 	child, _ := startService(t, programs.Static)
@@ -320,8 +323,8 @@ func TestHostAgentTellsTheService(t *testing.T) {
 	assert.Equal(t, os.ModeSocket|0o600, stat.Mode())
 
 	send := sender(t, socket)
-	// handled waits until the service has dealt with so many messages. There is no answer to
-	// wait for.
+	// handled waits until the service has handled this many messages. It asks repeatedly, because
+	// the service does not acknowledge messages.
 	handled := func(messages int) {
 		t.Helper()
 		for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {

@@ -62,8 +62,8 @@ type Integration struct {
 
 var _ sdktrace.SpanProcessor = (*Integration)(nil)
 
-// active is the Integration of this process, or nil. There is at most one because there is
-// only one library.
+// active is the Integration of this process, or nil. There is at most one, because they would all
+// publish through the same library.
 var active atomic.Pointer[Integration]
 
 // latest is the Integration that was created last. It stays set after its Shutdown, because spans
@@ -109,12 +109,12 @@ func WithIntegration(opts ...Option) sdktrace.TracerProviderOption {
 
 // ForProvider is like [New], but for one TracerProvider, which shuts the Integration down. It also
 // works for a provider that already exists. An error goes to [otel.Handle], and the provider works
-// as usual. If the process already has an Integration, the provider shares it, and it lasts until
-// the last of these providers is shut down. In this case opts are ignored, which is reported if
+// as usual. If the process already has an Integration, the provider shares it, and the Integration
+// lasts until the last of these providers is shut down. In this case opts are ignored, which is reported if
 // they differ.
 //
 // Without [NewExporter] spans are published, but stack traces are not exported. If a profiler sends
-// some, that is reported.
+// stack traces, that is reported.
 func ForProvider(opts ...Option) *Integration {
 	s := newSettings(opts)
 	for {
@@ -212,8 +212,8 @@ func distinct(dirs ...string) (all []string) {
 	return all
 }
 
-// listen creates the socket in the first suitable directory, and reports it if that is not the
-// first of dirs.
+// listen creates the socket in the first suitable directory. If that is not the first of dirs, it
+// reports why the directories before it are not suitable.
 func listen(dirs []string) (*profilersocket.Socket, error) {
 	var errs []error
 	for _, dir := range dirs {
@@ -273,7 +273,7 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	var child bool
 	n.Key, n.TraceFlags, child, n.StartUnixNS = sdkspan.Started(s)
 	if n.SpanID == 0 {
-		return // Another processor has ended it already.
+		return // An earlier processor has ended the span.
 	}
 	self := i.runtime.Goroutine()
 	goid := self.Goid
@@ -292,7 +292,7 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	r := i.table.Reserve(p)
 	if r == 0 {
 		goruntime.Unpin()
-		i.publishRef(0, goid) // no span is better than a wrong one
+		i.publishRef(0, goid) // otherwise the thread would keep publishing its previous span
 		return
 	}
 	i.table.Commit(p, r, &n)
@@ -305,12 +305,12 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	}
 }
 
-// parent returns the nearest live span of the context that a span is started with, or 0. If the
-// span's parent is local, it sets the local root to that of the parent. likely is a guess at the
-// parent.
+// parent returns the span of ctx, in which s starts. If that has ended, it returns its parent, and
+// if that is not live either, 0. If the parent of s is local, parent sets the local root in n.
+// likely is the span that is probably the parent.
 func (i *Integration) parent(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, likely cells.Ref) cells.Ref {
 	k, remote := sdkspan.Parent(s)
-	if !child { // The context may still have a span if this one was started with trace.WithNewRoot.
+	if !child { // With trace.WithNewRoot, ctx may have a span although s has no parent.
 		var local bool
 		if k, local = sdkspan.Local(ctx); !local {
 			return 0
@@ -339,10 +339,10 @@ func (i *Integration) parent(ctx context.Context, s sdktrace.ReadWriteSpan, n *c
 	return grandparent
 }
 
-// rootOfEnded returns the local root of the ended span with key k: the span itself, the local root
-// of its live parent, or the one remembered in i.roots, which is the slowest lookup. Otherwise it
-// returns 0: profilers do not report samples without a transaction, and a wrong one is worse than
-// none.
+// rootOfEnded returns the local root of the ended span s with key k: the span itself, the local
+// root of its live parent, or the one remembered in i.roots, which is the slowest lookup. If the
+// local root is unknown, it returns 0: profilers do not report samples without a transaction, and a
+// wrong transaction is worse than none.
 func (i *Integration) rootOfEnded(s sdktrace.ReadOnlySpan, parent cells.Ref, k sdkspan.Key) uint64 {
 	if s != nil && isTransaction(s) {
 		return k.SpanID
@@ -356,7 +356,8 @@ func (i *Integration) rootOfEnded(s sdktrace.ReadOnlySpan, parent cells.Ref, k s
 // sampled is the trace flag of sampled spans.
 const sampled = uint8(trace.FlagsSampled)
 
-// stored converts an id from a big-endian number to a word that has the bytes of the id in memory.
+// stored converts an id from a big-endian number to the word whose bytes in memory are those of the
+// id.
 func stored(id uint64) uint64 {
 	var b [8]byte
 	binary.BigEndian.PutUint64(b[:], id)
@@ -458,7 +459,7 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	ref := cells.Ref(shown)
 	if !i.table.Is(ref, k) {
 		if ref = i.table.Find(k); ref == 0 {
-			// It was evicted, or never published.
+			// The span was evicted, or was never published.
 			if n := i.correlations.counters.evicted.Load(); n > 0 {
 				i.warned.once("more than %d spans are live: the oldest are not published and have no stack traces", cells.Capacity)
 			}
@@ -466,7 +467,8 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 			return
 		}
 	}
-	// Do this before the span ends, because correlations and children may arrive at any time.
+	// Record the end and the local root before the span ends in the table, because correlations and
+	// children may arrive at any time.
 	switch root, _ := i.table.LocalRoot(ref); root {
 	case 0:
 	case k.SpanID:
@@ -520,8 +522,8 @@ func (i *Integration) ForceFlush(ctx context.Context) error {
 	return i.correlations.release(ctx)
 }
 
-// Shutdown unpublishes all spans and the process storage, and removes
-// the socket. It exports all waiting transactions, with the stack traces that the profiler has sent
+// Shutdown unpublishes all spans and the process storage, and removes the
+// socket. It exports all waiting transactions, with the stack traces that the profiler has sent
 // until then, unless ctx is done first. Spans may start and end during and after Shutdown;
 // they are neither published nor delayed. Later calls return the result of the first.
 //

@@ -97,7 +97,7 @@ func TestThereIsOneIntegration(t *testing.T) {
 	s.shownHere(nil)
 	span.End()
 
-	// Another Integration may follow, with the same library and the same socket.
+	// After Shutdown another Integration can be created, with the same library and the same socket.
 	path := s.socket.Path()
 	next, err := New(WithSocketDir(filepath.Dir(path)))
 	require.NoError(t, err)
@@ -127,7 +127,7 @@ func TestProvidersStartAndShutDown(t *testing.T) {
 	assert.Empty(t, handled.Take())
 }
 
-// A span that ends on another goroutine while its own goroutine is about to publish it again is not
+// A span ends on another goroutine while its own goroutine is about to publish it again. It is not
 // published afterwards.
 func TestEndWhileTheSpanIsPublishedAgain(t *testing.T) {
 	s := newService(t)
@@ -156,7 +156,8 @@ func TestEndWhileTheSpanIsPublishedAgain(t *testing.T) {
 	<-done
 }
 
-// Each end frees one cell, on any goroutine: cells are neither leaked nor used twice.
+// Each end of a span frees one cell, whichever goroutine ends it: cells are neither leaked nor used
+// twice.
 func TestCells(t *testing.T) {
 	s := newService(t)
 	const many = 5_000

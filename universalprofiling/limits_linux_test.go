@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// A queue that is larger than the maximum number of live spans loses no transaction.
+// No transaction is lost if the queue is larger than the maximum number of live spans.
 func TestALargeQueue(t *testing.T) {
 	testenv.NeedAll(t)
 	const many = cells.Capacity + 5_000
@@ -37,7 +37,7 @@ func TestALargeQueue(t *testing.T) {
 	}
 }
 
-// Too many live spans are reported.
+// It is reported if too many spans are live.
 func TestTooManyLiveSpans(t *testing.T) {
 	testenv.NeedAll(t)
 	handled := oteltest.HandledErrors(t)
@@ -85,11 +85,11 @@ func TestManyProviders(t *testing.T) {
 			goroutines, open, memory = runtime.NumGoroutine(), descriptors(), heap()
 		}
 	}
-	// A goroutine may still be exiting.
+	// A goroutine of the last Integration may still be exiting.
 	for end := time.Now().Add(testenv.Patience); runtime.NumGoroutine() > goroutines || descriptors() > open; time.Sleep(time.Millisecond) {
 		require.True(t, time.Now().Before(end), "%d goroutines of %d, %d descriptors of %d", runtime.NumGoroutine(), goroutines, descriptors(), open)
 	}
-	// One integration takes 8 MB, and the last one stays.
+	// The last Integration stays in memory at both measurements. A second one would add 8 MB.
 	assert.Less(t, heap(), memory+4<<20)
 	files, err := os.ReadDir(dir)
 	require.NoError(t, err)

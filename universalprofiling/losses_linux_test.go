@@ -20,7 +20,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// deliver sends to a socket, and retries while its queue is full.
+// deliver sends a message to a socket, and retries while the queue of the socket is full.
 func deliver(t testing.TB, send func([]byte) error, m []byte) {
 	t.Helper()
 	err := send(m)
@@ -48,8 +48,8 @@ func (s *service) trickle() {
 	s.t.Cleanup(func() { close(stop); <-done })
 }
 
-// Messages that the profiler has written before the deadline of a transaction are exported with the
-// transaction. Writes that a busy machine delays beyond the deadline are not checked.
+// Messages that the profiler has written before a transaction is due are exported with the
+// transaction. Writes that a busy machine delays beyond that time are not checked.
 func TestSamplesWrittenUpToTheDeadline(t *testing.T) {
 	const delay, before, wave = 20 * time.Millisecond, time.Millisecond, 10
 	for name, trickle := range map[string]bool{"alone": false, "with a trickle of others": true} {
@@ -66,7 +66,7 @@ func TestSamplesWrittenUpToTheDeadline(t *testing.T) {
 				var deadlines [wave]time.Time
 				for n := range wave {
 					spans[n] = s.start("transaction")
-					deadlines[n] = time.Now().Add(delay) // the actual deadline is not earlier
+					deadlines[n] = time.Now().Add(delay) // the transaction is due at this time or later
 					spans[n].End()
 				}
 				wrote := map[trace.SpanID]bool{}
@@ -86,7 +86,7 @@ func TestSamplesWrittenUpToTheDeadline(t *testing.T) {
 	}
 }
 
-// exportTriggers are the ways to get a transaction exported, after a message has been sent.
+// exportTriggers contains the ways to make a provider export a transaction.
 var exportTriggers = map[string]func(*sdktrace.TracerProvider) error{
 	"ForceFlush": func(tp *sdktrace.TracerProvider) error { return tp.ForceFlush(context.Background()) },
 	"Shutdown":   func(tp *sdktrace.TracerProvider) error { return tp.Shutdown(context.Background()) },

@@ -76,7 +76,8 @@ type settings struct {
 	runtime    *goruntime.Runtime
 }
 
-// newSettings reports invalid values and uses the defaults instead.
+// newSettings applies the options and the environment. It reports invalid values and uses the
+// defaults instead.
 func newSettings(opts []Option) settings {
 	var c config
 	for _, o := range opts {
@@ -84,7 +85,7 @@ func newSettings(opts []Option) settings {
 	}
 	s := settings{mode: Auto, bufferSize: DefaultBufferSize, maxDelay: DefaultMaxDelay, runtime: c.runtime}
 	if c.resource != nil {
-		// The TracerProvider merges in the same way, and reports the same errors.
+		// The TracerProvider merges resources in the same way, and reports the same errors.
 		s.resource, _ = resource.Merge(resource.Environment(), c.resource)
 	}
 	invalid := func(name string, value any, want string, instead any) {

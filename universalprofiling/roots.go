@@ -16,8 +16,8 @@ import (
 // because a context may be used after the end of its span. Each P has a ring of the spans that
 // ended on it most recently. A hash table would cost a CPU cache miss at the end of each span.
 //
-// All methods may be called concurrently. The checksum of an entry that is being written does not
-// match.
+// All methods may be called concurrently. find skips an entry that is being written, because its
+// checksum does not match.
 type roots []rootRing
 
 // rootEntries is the number of spans that each P remembers.
@@ -38,7 +38,7 @@ func rootCheck(k sdkspan.Key, root uint64) uint64 {
 }
 
 func (r roots) add(k sdkspan.Key, root uint64) {
-	// Pin, so that no other goroutine writes here, unless GOMAXPROCS has grown.
+	// Pin, so that no other goroutine writes to this ring, unless GOMAXPROCS has grown.
 	ring := &r[goruntime.Pin()%len(r)]
 	n := atomic.LoadUint64(&ring.next)
 	ordered.Put(&ring.next, n+1)

@@ -54,8 +54,9 @@ func runSteps(t *testing.T, s *service, program string) {
 	s.table.All(func(r cells.Ref) { assert.Fail(t, "live", "cell %d", r.Index()) })
 }
 
-// The record of a thread publishes what its goroutine has started or attached. When another goroutine ends
-// that span the record is cleared: only its own goroutine publishes an ancestor, at its next start or end.
+// The record of a thread publishes the last span that its goroutine has started or attached. When another goroutine
+// ends that span, the record is cleared. The nearest live ancestor is published when the first goroutine starts or ends
+// its next span.
 func TestSteps(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
 	s := newService(t)
@@ -71,7 +72,7 @@ func TestSteps(t *testing.T) {
 		"ended twice":          "+r +c<r -c -c=r -r=",
 		"evicted":              "+r +c<r +g<c=g/r *c=g/r -c=g/r 2*g 1= -g=r +n=n -n=r -r=",
 
-		// The transaction is the local root, even if that has ended. It is never the span itself.
+		// The transaction is the local root, even if the local root has ended. It is never the child itself.
 		"below an ended span":          "+r=r +c<r=c/r -c=r +l<c=l/r -l=r -r=",
 		"below an ended root":          "+r -r= +l<r=l/r -l=",
 		"in an ended trace":            "+r +c<r -c -r +l<c=l/r # +n<c=n/0 -n=l/r -l=",
@@ -95,8 +96,8 @@ func TestSteps(t *testing.T) {
 	requireReported(t, handled, "65536 spans are live")
 }
 
-// The span that a goroutine publishes is spared when cells run out, but not the spans around it.
-func TestSpared(t *testing.T) {
+// isPublished protects the span that a goroutine has published last from eviction, but not the ancestors of that span.
+func TestIsPublished(t *testing.T) {
 	s := newService(t)
 	locked(func() {
 		self := s.runtime.Goroutine()
@@ -110,8 +111,8 @@ func TestSpared(t *testing.T) {
 	})
 }
 
-// An unsampled span refreshes: the thread's previous span may be another goroutine's. A dropped child of a live span is
-// attributed to its parent.
+// The sampler calls Refresh for a dropped span, because the thread may still publish another goroutine's span. A
+// dropped child of a live span is attributed to its parent.
 func TestSampler(t *testing.T) {
 	s := newService(t)
 	dropping, keeping := NewSampler(sdktrace.NeverSample()), NewSampler(sdktrace.AlwaysSample())
@@ -127,7 +128,7 @@ func TestSampler(t *testing.T) {
 		dropping.ShouldSample(sdktrace.SamplingParameters{ParentContext: ctx})
 		s.shownHere(root)
 	})
-	// Nothing is left to refresh.
+	// After Shutdown these calls do nothing.
 	assert.NoError(t, s.Shutdown(t.Context()))
 	dropping.ShouldSample(sdktrace.SamplingParameters{ParentContext: t.Context()})
 	Attach(t.Context()).Detach()

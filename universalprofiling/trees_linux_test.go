@@ -20,7 +20,7 @@ import (
 )
 
 // node is a span in the model, with its transaction, its parent, its ancestors by context, and the
-// span that its goroutine was in before.
+// span that its goroutine was in before it started.
 type node struct {
 	ctx         context.Context
 	span        trace.Span
@@ -33,8 +33,8 @@ type node struct {
 	over        bool
 }
 
-// nearest returns the span that a goroutine in n moves to: n itself while it is live, otherwise
-// its nearest live ancestor, or nil.
+// nearest returns the span that must be published for a goroutine in n: n itself while it is live,
+// otherwise its nearest live ancestor, or nil.
 func nearest(n *node) *node {
 	if n == nil || !n.over {
 		return n
@@ -88,7 +88,7 @@ func (s *service) tree(random *rand.Rand) {
 		ctx, opts := s.t.Context(), []trace.SpanStartOption(nil)
 		local := false
 		if len(nodes) > 0 {
-			// All ancestors are known only in contexts that are not deep.
+			// Nest contexts only so deep that all ancestors are known.
 			if parent := nodes[random.IntN(len(nodes))]; parent.depth < 3 {
 				ctx, n.transaction = parent.ctx, parent.transaction
 				switch local = random.IntN(8) > 0; {
@@ -143,7 +143,7 @@ func (s *service) tree(random *rand.Rand) {
 	s.shownHere(nil)
 }
 
-// Concurrent writers of one entry never produce an entry that none of them wrote.
+// If several goroutines write the same entry at once, readers find no entry that mixes their data.
 func TestRootsConcurrently(t *testing.T) {
 	r := newRoots()
 	var ids []uint64

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command cgo publishes spans on goroutines that call C, and on threads that C has created. It
-// executes orders from its standard input, one per line, and answers each with a line that
-// identifies where it ran: thread id, goroutine id and span id.
+// executes orders from standard input, one per line. It answers each with a line that contains the
+// ids of the thread, the goroutine and the span.
 package main
 
 /*
@@ -68,8 +68,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// actor executes orders. While it waits for the next one it spins, so that readers find it on a
-// thread.
+// actor executes orders on one goroutine. It spins while it waits for the next order, so that
+// readers find the goroutine on a thread.
 type actor struct {
 	orders, answers chan string
 	ordered         atomic.Bool
@@ -79,7 +79,7 @@ type actor struct {
 
 var (
 	tracer trace.Tracer
-	// called is the actor that runs in inCallback.
+	// called is the actor that executes orders in inCallback.
 	called = newActor()
 )
 
@@ -117,7 +117,7 @@ func direct(a *actor, order string) string {
 	switch order {
 	case "spin in C", "sleep in C":
 		_, who, _ := strings.Cut(a.tell(order), " ")
-		return waitForC() + " " + who // the actor may have changed threads before
+		return waitForC() + " " + who // the actor may have answered on another thread
 	case "leave C":
 		C.leave_c(1)
 		return <-a.answers
@@ -164,7 +164,7 @@ func (a *actor) act() {
 	}
 }
 
-// once executes one order. It returns false if the order is to return.
+// once executes one order. It returns false if the actor must stop.
 func (a *actor) once(order string) bool {
 	a.ordered.Store(false)
 	switch order {
@@ -192,7 +192,7 @@ func (a *actor) once(order string) bool {
 	return true
 }
 
-// who returns the ids of the calling thread and goroutine, and the span id.
+// who returns the ids of the calling thread, the calling goroutine and the actor's span.
 func (a *actor) who() string {
 	var buf [64]byte
 	goid := bytes.Fields(buf[:runtime.Stack(buf[:], false)])[1]

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command service starts and ends spans on dedicated threads. It reads orders from its standard
-// input, one per line, and answers each with a line.
+// Command service starts and ends spans on dedicated threads. It reads orders from standard input,
+// one per line, and answers each with a line.
 package main
 
 import (
@@ -30,7 +30,7 @@ import (
 // printer is an exporter that prints spans.
 type printer struct{}
 
-// exported is the printed form of a span.
+// exported is the form in which spans are printed.
 type exported struct {
 	Name        string
 	HostID      string
@@ -133,7 +133,8 @@ func (*repeating) NewSpanID(context.Context, trace.TraceID) (id trace.SpanID) {
 	return id
 }
 
-// some is a sampler that samples half of the traces and all spans of spin, and records the others.
+// some is a sampler that samples half of the traces and all spans of spin. It records all other
+// spans.
 type some struct{}
 
 func (some) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
@@ -145,9 +146,9 @@ func (some) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult 
 
 func (some) Description() string { return "some" }
 
-// act reports its thread id and then executes orders: start a span, or end the innermost one. Its
-// answer is the span that must be published then: none, or its trace id, span id, transaction id
-// and flags.
+// act reports its thread id and then executes orders: start a span, or end the innermost one. It
+// answers with the span that must be published after the order: none, or its trace id, span id,
+// transaction id and flags.
 func (a *actor) act() {
 	runtime.LockOSThread()
 	a.answers <- strconv.Itoa(syscall.Gettid())
