@@ -58,7 +58,7 @@ func TestInjected(t *testing.T) {
 	goTool(t, module, "build", "-o", program, ".")
 	testCases(t, program, true, false)
 
-	// This build has both the rules and the two options.
+	// Combine the rules with the two options in one build.
 	byHand(t, filepath.Join(module, "main.go"), "idle", "span")
 	goTool(t, module, "build", "-o", program+"-both", ".")
 	testCases(t, program+"-both", true, false)

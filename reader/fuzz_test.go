@@ -104,12 +104,12 @@ func FuzzPayload(f *testing.F) {
 	})
 }
 
-// Layouts of FuzzProcessContext, as bits.
+// These bits describe the process that FuzzProcessContext reads.
 const (
 	layoutShared    = 1 << iota // the header's mapping is shared
 	layoutNamed                 // the header's mapping has the name
-	layoutInside                // the payload follows the header, wherever that points
-	layoutRepoint               // the header's pointer is corrected to the payload
+	layoutInside                // the payload follows the header, even if the header's pointer says otherwise
+	layoutRepoint               // the header's pointer is set to the payload's address
 	layoutSecond                // there is another mapping with the same header
 	layoutTimed                 // a read zeroes the time, the next one restores it
 	layoutReplaced              // a read replaces the payload in place and updates the time
@@ -221,15 +221,14 @@ func FuzzProcessContext(f *testing.F) {
 			return
 		}
 
-		// If the context came from the fuzzer's header, the header must be valid by the OTEP's
-		// rules ...
+		// The header that was read must be valid by the OTEP's rules ...
 		var read []byte
 		for _, h := range headers {
 			if binary.NativeEndian.Uint64(h[16:]) == pc.PublishedAtNS && int(binary.NativeEndian.Uint32(h[12:])) == pc.PayloadSize {
 				read = h
 			}
 		}
-		if layout&layoutSecond != 0 && read == nil { // only the other header was left
+		if layout&layoutSecond != 0 && read == nil { // then the result came from the second mapping
 			read = fake.memory[otherAt][:wire.ProcessContextHeaderSize]
 		}
 		if !validHeader(read) {
@@ -239,7 +238,7 @@ func FuzzProcessContext(f *testing.F) {
 			!strings.Contains(line, pc.MappingName) {
 			t.Fatalf("%+v", pc)
 		}
-		// ... and so must the payload that it points at.
+		// ... and so must the payload that this header points at.
 		size, at := uint64(pc.PayloadSize), binary.NativeEndian.Uint64(read[24:])
 		for start, b := range fake.memory {
 			if at >= start && at-start <= uint64(len(b)) && uint64(len(b))-(at-start) >= size {
