@@ -35,7 +35,7 @@ func TestLibrary(t *testing.T) {
 		{"c-archive", []string{linked}, "^$"},
 		{"two c-shared", []string{opens, shared, second}, "(?s)process context is published by another library.*another Go runtime in this process publishes its spans"},
 	} {
-		// The file size limits, in blocks of 512 bytes: no limit, too small for the span tables,
+		// File size limits in blocks of 512 bytes: no limit, too small for the span tables,
 		// too small for the process context, and zero.
 		for _, limit := range []string{"unlimited", "1024", "100", "0"} {
 			t.Run(fmt.Sprintf("%s/limit=%s", host.name, limit), func(t *testing.T) {

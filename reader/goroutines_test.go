@@ -40,8 +40,8 @@ func (m *hostileMemory) ReadParts(parts []ringbuf.Part) (int, error) {
 	return len(parts), nil
 }
 
-// Reading goroutines terminates and stays within the documented bounds, whatever is in the
-// process's memory.
+// FuzzGoroutines checks that reading goroutines terminates and stays within the documented
+// bounds, whatever the process's memory contains.
 func FuzzGoroutines(f *testing.F) {
 	g := make([]byte, 512)
 	for i, v := range map[int]uint64{0: 0x1000, 8: 0x9000, 56: 0x1200, 64: 0x40_1000, 72: 512, 96: 0x1208, 144: 4, 152: 7} {
