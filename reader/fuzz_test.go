@@ -111,8 +111,8 @@ const (
 	layoutInside                // the payload follows the header, even if the header's pointer says otherwise
 	layoutRepoint               // the header's pointer is set to the payload's address
 	layoutSecond                // there is another mapping with the same header
-	layoutTimed                 // a read zeroes the time, the next one restores it
-	layoutReplaced              // a read replaces the payload in place and updates the time
+	layoutTimed                 // the time is zeroed before a read, and restored before the next read
+	layoutReplaced              // before a read, the payload is replaced in place and the time updated
 	layoutWithdrawn             // before a read, the context is withdrawn
 )
 
@@ -169,11 +169,12 @@ func FuzzProcessContext(f *testing.F) {
 		}
 		fake.setMaps(otherMapping + line)
 
-		// headers holds every state of the header at the time of a read.
+		// headers holds the contents of the header at each read.
 		headers := [][]byte{}
 		original := h.PublishedAtNS
 		replacement := lengthDelimited(1, nil)
-		// published holds the payloads by publication time, if the header points at them.
+		// published maps publication times to payloads. It applies only if the header points at the
+		// payload.
 		published := map[uint64][]byte{original: payload}
 		fake.beforeRead = func(n int) {
 			now, mapped := fake.memory[headerAt]
@@ -205,7 +206,8 @@ func FuzzProcessContext(f *testing.F) {
 		}
 		if err != nil {
 			assertDocumented(t, err, fakePID)
-			// Everything published at any time was valid, so this result is wrong.
+			// Everything that was ever published has a valid header, so only an invalid payload
+			// explains an error.
 			if layout&(layoutSecond|layoutTimed|layoutWithdrawn) == 0 && layout&layoutRepoint != 0 &&
 				len(payload) <= 65536 && validHeader(memory) && original != 0 {
 				checkDecoded(t, payload, nil, err)

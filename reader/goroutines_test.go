@@ -13,8 +13,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// hostileMemory returns the same data at every address, and different data each time if changes is
-// set.
+// hostileMemory fills the whole address space with copies of data. If changes is set, each read
+// returns other data for the same address. A part whose first byte is 0xee is unreadable.
 type hostileMemory struct {
 	data    []byte
 	changes bool

@@ -272,7 +272,7 @@ func TestOpenNoSuchProcess(t *testing.T) {
 	}
 }
 
-// Neither the maps nor the memory itself is readable.
+// Reading fails if neither the maps nor the memory may be read.
 func TestReadNotPermitted(t *testing.T) {
 	child, p, pc := reading(t, "x")
 	if os.Geteuid() == 0 {
@@ -404,7 +404,7 @@ func TestPublishersOfWhichOneEnds(t *testing.T) {
 			continue
 		}
 		if p.PID() == first.PID() {
-			// Already listed, unless the host has very many processes.
+			// The second process is already listed, unless the host has very many processes.
 			second.Kill()
 			ended = true
 		} else if ended {
