@@ -94,7 +94,7 @@ func (s *scoped) run() {
 	}
 }
 
-// spin counts a turn and then keeps its thread busy until the next order; see startActors.
+// spin increments turns and then keeps its thread busy until the next order; see startActors.
 //
 //go:norace
 func (s *scoped) spin() {

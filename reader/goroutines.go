@@ -127,7 +127,8 @@ type GoroutineOptions struct {
 	Stacks bool
 	// Spans requests active spans. Attributes requests active spans together with their attributes.
 	Spans, Attributes bool
-	// Code, if not nil, completes stacks. It is called on the goroutine that calls Goroutines.
+	// Code, if not nil, is used to unwind stacks where frame pointers are not enough. It is called
+	// on the goroutine that calls Goroutines.
 	Code GoCode
 }
 

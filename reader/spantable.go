@@ -221,8 +221,8 @@ func (t *SpanTable) ancestors(data []byte) (refs [wire.Ancestors]SpanRef) {
 	return refs
 }
 
-// batches yields the live spans of 512 cells at a time, without their names, and at least one
-// batch. The error comes from memory, or wraps [errNoSpanTable].
+// batches yields the live spans of 512 cells at a time, without their names. It yields at least one
+// batch, which may be empty. The error comes from memory, or wraps [errNoSpanTable].
 func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
 		used, err := t.used(memory)
