@@ -258,7 +258,7 @@ func (b *board) observe(group []observer, patterns []pattern) error {
 			switch {
 			case enough:
 			case p.alone:
-				if err := b.look(group, p.name()); err != nil {
+				if err := b.observeOnce(group, p.name()); err != nil {
 					return err
 				}
 			default:
@@ -266,7 +266,7 @@ func (b *board) observe(group []observer, patterns []pattern) error {
 			}
 		}
 		if len(together) > 0 {
-			if err := b.look(group, strings.Join(together, ",")); err != nil {
+			if err := b.observeOnce(group, strings.Join(together, ",")); err != nil {
 				return err
 			}
 		}
@@ -305,8 +305,8 @@ func (b *board) begin(o observer, dir string, pid int) (stopFunc, error) {
 	return b.record(pid, append(o.args, "--output", filepath.Join(dir, o.profile)))
 }
 
-// look runs patterns in one process, once, while observers sample it.
-func (b *board) look(group []observer, patterns string) error {
+// observeOnce runs patterns in one process, once, while observers sample it.
+func (b *board) observeOnce(group []observer, patterns string) error {
 	dir, err := os.MkdirTemp("", "wild")
 	if err != nil {
 		return err
