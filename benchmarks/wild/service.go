@@ -75,7 +75,7 @@ func (p publication) seenBy(o observer) bool {
 
 // newService starts the service. No span may be active.
 func newService(publish publication) *service {
-	sampler := sdktrace.ParentBased(sdktrace.AlwaysSample()) // the decision for a root span can be requested
+	sampler := sdktrace.ParentBased(sdktrace.AlwaysSample()) // sample root spans; other spans follow their parent
 	s := &service{
 		started:    newStarted(),
 		propagator: propagation.TraceContext{},
