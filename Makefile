@@ -33,7 +33,8 @@ test: ## Run the tests, each behaviour once: 4 minutes on two processors.
 	@set -e; for m in cmd/otelctx example benchmarks internal/interop; do echo "== $$m"; \
 		(cd $$m && $(TEST) $$($(GO) list ./... | grep -vE '/($(subst $() ,|,$(SLOW)))(/|$$)')); done
 
-# Benchmarks would measure the race detector.
+# The benchmarks module is tested without the race detector, because benchmarks would measure the
+# detector.
 .PHONY: test-all
 test-all: export OTELCTX_TEST_ALL := 1
 test-all: ## Run all tests in long rounds, with the race detector if there is a C compiler, then each fuzz target for a while.

@@ -26,10 +26,11 @@ import (
 )
 
 // roleDatadog is a child process in which dd-trace-go sets labels. It is a separate process because
-// dd-trace-go publishes a process context, which stays.
+// dd-trace-go publishes a process context and never withdraws it.
 const roleDatadog = "datadog"
 
-// labels are the labels of a span in a profile, and those required by dd-trace-go's rules.
+// labels holds the labels of a span in a profile (Got), and the labels that dd-trace-go's rules
+// require (Rules).
 type labels struct{ Got, Rules map[string]string }
 
 // spanLabels starts a request and a span in it, and writes a profile to a file.
@@ -67,7 +68,7 @@ func spanLabels(file string, tracer trace.Tracer) (l labels, err error) {
 	return l, nil
 }
 
-// setDatadogLabels is the child's part.
+// setDatadogLabels is the main function of the child process.
 func setDatadogLabels(parent *childproc.Parent) {
 	provider, err := byDatadog(true)()
 	parent.Must(err)
@@ -79,8 +80,8 @@ func setDatadogLabels(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// Both dd-trace-go and WithDatadogLabels set the labels that the rules require. go tool pprof
-// displays them.
+// TestDatadogLabels checks that both dd-trace-go and WithDatadogLabels set the labels that the
+// rules require, and that go tool pprof displays them.
 func TestDatadogLabels(t *testing.T) {
 	var theirs labels
 	require.NoError(t, json.Unmarshal([]byte(childproc.Start(t, roleDatadog, nil).Receive()), &theirs))

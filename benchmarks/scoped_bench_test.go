@@ -21,28 +21,29 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// three are the attributes that a context has, or that are passed explicitly.
+// three lists the attributes that a context has, or that are passed explicitly.
 var three = []attribute.KeyValue{
 	attribute.String("http.app", "shop"), attribute.String("tenant.class", "gold"), attribute.Int("shard", 7),
 }
 
-// own are attributes of the span, the record or the measurement itself.
+// own lists attributes of the span, the record or the measurement itself.
 var own = []attribute.KeyValue{
 	attribute.String("http.request.method", "GET"), attribute.String("http.route", "/cart/{id}"),
 	attribute.Int("http.response.status_code", 200), attribute.Bool("cached", true),
 }
 
-// layer is the key of another value in a context.
+// layer is the key of a value in a context that has nothing to do with attributes.
 type layer int
 
-// owns are the tested numbers of own attributes of a span, record or measurement.
+// owns lists the numbers of own attributes with which spans, records and measurements are
+// benchmarked.
 var owns = []struct {
 	own  string
 	list []attribute.KeyValue
 }{{"0", nil}, {"4", own}}
 
 // requestContexts returns two contexts with six layers, as in a handler: without scoped attributes,
-// and with three of them, set below half of the layers.
+// and with three attributes, which are set below half of the layers.
 func requestContexts(ctx context.Context) (bare, scoped context.Context) {
 	scoped = ctx
 	for i := range layer(6) {

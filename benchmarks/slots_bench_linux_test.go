@@ -59,7 +59,7 @@ func storeLeaf(s *leaf.Slots) func(n int) {
 	}
 }
 
-// rings are all kinds of rings.
+// rings lists all kinds of rings.
 var rings = []struct {
 	layout      int
 	index       string
@@ -244,8 +244,8 @@ func BenchmarkNeighbours(b *testing.B) {
 }
 
 // onNeighbours returns functions that run other functions on two threads with neighbouring ids. The
-// first id is odd, because the slots of the two then share a cache line in layout 1. Their results
-// wait for the end.
+// first id is odd, because the slots of the two then share a cache line in layout 1. Each starts
+// a function and returns another function, which waits until the first one has ended.
 func onNeighbours(tb testing.TB) (first, second func(func()) (wait func())) {
 	tb.Helper()
 	type thread struct {

@@ -28,14 +28,15 @@ import (
 // noop is the baseline's processor, because the SDK records no spans without a processor.
 var noop = oteltest.SpanProcessor{}
 
-// published are the options that leave a single carrier.
+// published maps the name of a carrier to the options that disable all others.
 var published = map[string][]spanctx.Option{
 	"slots":  {spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false)},
 	"gslots": {spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false)},
 	"record": {spanctx.WithThreadSlots(false), spanctx.WithGoroutineTable(false)},
 }
 
-// tracers returns a tracer whose provider has the named processor.
+// tracers lists the processors to compare. For each, tracer returns a tracer whose provider has
+// that processor.
 var tracers = []struct {
 	processor string
 	tracer    func(testing.TB) trace.Tracer
@@ -54,7 +55,7 @@ var tracers = []struct {
 	{"universal", func(tb testing.TB) trace.Tracer { return tracer(tb, newIntegration(tb, universalprofiling.Auto)) }},
 	{"universal-kept", func(tb testing.TB) trace.Tracer {
 		i := newIntegration(tb, universalprofiling.Enabled)
-		_ = i.NewExporter(tracetest.NewNoopExporter()) // ended transactions wait for this exporter
+		_ = i.NewExporter(tracetest.NewNoopExporter()) // the integration keeps ended transactions for this exporter
 		return tracer(tb, i)
 	}},
 	{"grafana", func(tb testing.TB) trace.Tracer {
@@ -110,7 +111,8 @@ func newIntegration(tb testing.TB, mode universalprofiling.Mode) *universalprofi
 	return i
 }
 
-// shapes are the patterns in which spans are nested. Each starts and ends n spans, times its depth.
+// shapes lists the patterns in which spans are nested. Each starts and ends n spans for each
+// level of nesting.
 var shapes = []struct {
 	shape string
 	run   func(ctx context.Context, tracer trace.Tracer, n int)

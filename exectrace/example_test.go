@@ -16,8 +16,8 @@ import (
 	"github.com/otelctx/otelctx/exectrace"
 )
 
-// A flight recorder keeps the last seconds of the execution trace. A slow request writes them to a
-// file.
+// A flight recorder keeps the last few seconds of the execution trace. The service writes them to a
+// file when a request was slow.
 func ExampleNewTracerProvider() {
 	tp := sdktrace.NewTracerProvider()
 	defer func() { _ = tp.Shutdown(context.Background()) }()

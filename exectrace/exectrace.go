@@ -7,14 +7,13 @@
 //	otel.SetTracerProvider(exectrace.NewTracerProvider(tp))
 //
 // While an execution trace is recorded, OpenTelemetry's SDK makes each sampled span a user task.
-// The task has the span's name as its type and ends with the span, but does not have its ids. This
-// package logs the ids in the task: with the category "traceparent", in the form of W3C Trace
-// Context, such as
+// The task has the span's name as its type and ends with the span, but does not contain its ids.
+// This package logs the ids in the task under the category "traceparent", in W3C Trace Context
+// format, such as
 //
-// A [runtime/trace.FlightRecorder] that is running counts as a recorded trace. If no trace is
-// recorded, a span costs one atomic load. A span that started before the trace has no task. If a
-// flight recorder has already discarded the start of a span, it does not have the span's ids
-// either.
+// A running [runtime/trace.FlightRecorder] counts as a recorded trace. If no trace is recorded, a
+// span costs one atomic load. A span that started before the trace has no task. A flight recorder
+// that has already discarded the start of a span has lost the span's ids, too.
 //
 // A span processor cannot do this, because the SDK creates the task after it has called all
 // processors. So this package wraps the provider. It works on all platforms and does not need
@@ -29,8 +28,8 @@ import (
 	"go.opentelemetry.io/otel/trace/embedded"
 )
 
-// NewTracerProvider returns a TracerProvider that wraps tp. Its tracers start the spans of tp, and
-// log their ids in execution traces. Shut down tp itself.
+// NewTracerProvider returns a TracerProvider that wraps tp. Its tracers start spans with tp and log
+// the span ids in execution traces. To shut down, call the Shutdown method of tp.
 func NewTracerProvider(tp trace.TracerProvider) trace.TracerProvider { return provider{tp: tp} }
 
 type provider struct {

@@ -30,7 +30,7 @@ type task struct {
 	ended               bool
 }
 
-// taskOf returns the task expected for a span.
+// taskOf returns the task that a span is expected to have in the trace.
 func taskOf(span trace.Span, parent string, ended bool) task {
 	header := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(trace.ContextWithSpan(context.Background(), span), header)
@@ -71,7 +71,7 @@ func tasks(t *testing.T, traced []byte) map[string]task {
 	return byType
 }
 
-// recordTrace records f with runtime/trace.Start.
+// recordTrace runs f while runtime/trace records, and returns the trace.
 func recordTrace(t *testing.T, f func()) []byte {
 	t.Helper()
 	var traced bytes.Buffer
@@ -81,7 +81,7 @@ func recordTrace(t *testing.T, f func()) []byte {
 	return traced.Bytes()
 }
 
-// recordFlight records f with a flight recorder.
+// recordFlight runs f while a flight recorder is active, and returns the recorded trace.
 func recordFlight(t *testing.T, f func()) []byte {
 	t.Helper()
 	recorder := rttrace.NewFlightRecorder(rttrace.FlightRecorderConfig{})

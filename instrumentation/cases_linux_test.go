@@ -58,7 +58,7 @@ func TestInjected(t *testing.T) {
 	goTool(t, module, "build", "-o", program, ".")
 	testCases(t, program, true, false)
 
-	// This build has both the rules and the two options.
+	// Combine the rules with the two options in one build.
 	byHand(t, filepath.Join(module, "main.go"), "idle", "span")
 	goTool(t, module, "build", "-o", program+"-both", ".")
 	testCases(t, program+"-both", true, false)
@@ -151,7 +151,8 @@ func testCases(t *testing.T, program string, published, ownRules bool) {
 	}
 }
 
-// program is a running program that prints lines, and goes on when a line or the end of its input arrives.
+// program is a running program that prints lines, and waits for a line or the end of its input
+// before it continues.
 type program struct {
 	stdin  io.WriteCloser
 	lines  *bufio.Scanner
@@ -180,7 +181,7 @@ func (p *program) expect(t *testing.T, line string) {
 	require.Equal(t, line, p.lines.Text())
 }
 
-// goOn makes the program go on.
+// goOn sends the line that makes the program continue.
 func (p *program) goOn(t *testing.T) {
 	t.Helper()
 	_, err := io.WriteString(p.stdin, "\n")

@@ -4,9 +4,9 @@
 // Package instrumentation publishes the resource and the active spans of a service without changes
 // to its source code. It has rules for two tools that instrument at compile time: OpenTelemetry's
 // otelc (otelctx.otelc.yml) and Datadog's Orchestrion (orchestrion.yml). The rules make
-// [sdktrace.NewTracerProvider] itself pass each provider that it returns to this package. So it
-// does not matter what calls it, or how: the program, a library, the host of a plugin, or a
-// function value.
+// [sdktrace.NewTracerProvider] itself pass each provider that it returns to this package. This
+// covers every caller: the program, a library, the host of a plugin, or a call through a function
+// value.
 //
 // Without these tools, [Options] does the same for one TracerProvider in one expression, for example
 // in otelconf.WithTracerProviderOptions.
@@ -17,25 +17,27 @@
 // adds, before NewTracerProvider returns. [Options] publishes it with the first recorded
 // span, because a span processor can learn the resource only from a span.
 //
-// If there are several providers, the resource of the first one is published. If the resource of
-// another one differs, that is reported to [otel.Handle], once per process. When the first provider
-// is shut down, the resource of the next one is published; after the last provider, none.
+// If there are several providers, the resource of the first one is published. If another provider
+// has a different resource, the difference is reported to [otel.Handle], once per process. When the
+// first provider is shut down, the resource of the next one is published. After the last provider
+// is shut down, no resource is published.
 //
-// Spans are published as by spanctx.WithPublishing without options. Environment variables
-// control what is published, see the [table].
+// Spans are published as with spanctx.WithPublishing() and its default options. Environment
+// variables control what is published; see the [table].
 //
 // # Programs that use otelctx themselves
 //
 // If the program publishes a resource or spans itself, that takes precedence. A provider with a
 // SpanProcessor of spanctx gets no second one, and a resource that the program has published is not
-// replaced. But if the program's first provider has no otelctx options, the rules add the defaults
-// to it; different options of later providers then have no effect, which is reported.
+// replaced. But if the program's first provider has no otelctx options, the rules add the default
+// ones. If later providers then use other otelctx options, these have no effect, and a conflict is
+// reported.
 //
 // # Why a blank import is not enough
 //
-// The SDK has no registry for span processors, and no hook in NewTracerProvider. A package that is
-// only imported could poll the global provider, but would miss the first spans and every provider
-// that is not global. Or it could replace the SDK's logger, which belongs to the program.
+// The SDK has no registry for span processors, and no hook in NewTracerProvider. A blank-imported
+// package could poll the global provider, but would miss the first spans and every provider that is
+// not global. It could also replace the SDK's logger, but the logger belongs to the program.
 //
 // [table]: https://github.com/otelctx/otelctx/blob/main/docs/no-code.md#environment-variables
 package instrumentation

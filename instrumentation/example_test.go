@@ -12,7 +12,7 @@ import (
 	"github.com/otelctx/otelctx/instrumentation"
 )
 
-// A program that gets its provider options from elsewhere appends to them.
+// If a program gets its provider options from elsewhere, it appends those of otelctx.
 func ExampleOptions() {
 	opts := []sdktrace.TracerProviderOption{sdktrace.WithSampler(sdktrace.AlwaysSample())}
 	tp := sdktrace.NewTracerProvider(append(opts, instrumentation.Options()...)...)

@@ -98,7 +98,7 @@ func allOptions() map[string]func(*testing.T) options {
 	return all
 }
 
-// bubbled returns the stacks of the goroutines in the caller's bubble.
+// bubbled returns the stacks of the goroutines in the caller's synctest bubble.
 func bubbled() []string {
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
@@ -108,7 +108,8 @@ func bubbled() []string {
 	})
 }
 
-// A synctest bubble ends only when all of its goroutines have ended: otelctx must not leave any there.
+// A synctest bubble ends only when all of its goroutines have ended, so otelctx must not leave any
+// running in it.
 func TestInBubble(t *testing.T) {
 	for name, provide := range allOptions() {
 		t.Run(name, func(t *testing.T) {
@@ -119,9 +120,9 @@ func TestInBubble(t *testing.T) {
 				ctx := scopedattr.ContextWithAttributes(t.Context(), attribute.Int("key", 1))
 				_, span := tp.Tracer("").Start(ctx, "span")
 				span.End()
-				synctest.Wait() // for goroutines that are about to exit
+				synctest.Wait() // lets exiting goroutines finish
 				assert.Len(t, bubbled(), len(before), "%q", bubbled())
-				time.Sleep(time.Hour) // the bubble's clock: all timers fire
+				time.Sleep(time.Hour) // on the bubble's fake clock, so all timers fire
 				require.NoError(t, tp.Shutdown(t.Context()))
 			})
 		})

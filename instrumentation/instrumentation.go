@@ -14,8 +14,8 @@ import (
 	"github.com/otelctx/otelctx/universalprofiling"
 )
 
-// Options returns options that make a TracerProvider publish its spans, and its resource from the
-// first recorded span on. Use each result for one provider only. The order relative to other
+// Options returns options that make a TracerProvider publish its spans. Its resource is published
+// with the first recorded span. Use each result for one provider only. The order relative to other
 // options does not matter.
 //
 //	sdktrace.NewTracerProvider(append(opts, instrumentation.Options()...)...)
@@ -31,8 +31,8 @@ func Options() []sdktrace.TracerProviderOption {
 // its resource, or nil if that is not known yet.
 func processors(existing []sdktrace.SpanProcessor, r *resource.Resource) []sdktrace.SpanProcessor {
 	var add []sdktrace.SpanProcessor
-	// This comes first, so that spans are advertised in the process context, and not in a separate
-	// mapping.
+	// Add this processor first, so that spans are advertised in the process context instead of a
+	// separate mapping.
 	if !contains[*resourceProcessor](existing) {
 		p := &resourceProcessor{}
 		if r != nil {
@@ -58,7 +58,7 @@ func contains[P sdktrace.SpanProcessor](list []sdktrace.SpanProcessor) bool {
 }
 
 // provider adds the processors of [Options] to a provider with resource r and the existing
-// processors. NewTracerProvider calls it by name, see sdktrace.go.
+// processors. NewTracerProvider calls it through a linkname, see sdktrace.go.
 func provider(tp *sdktrace.TracerProvider, r *resource.Resource, existing []sdktrace.SpanProcessor) {
 	for _, p := range processors(existing, r) {
 		tp.RegisterSpanProcessor(p)

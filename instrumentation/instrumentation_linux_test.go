@@ -51,7 +51,7 @@ func published(t *testing.T) (service string, spans int) {
 	return service, len(names)
 }
 
-// The resource is published with the first span, spans immediately.
+// Spans are published immediately, the resource with the first span.
 func TestOptions(t *testing.T) {
 	errs := oteltest.HandledErrors(t)
 	tp := sdktrace.NewTracerProvider(append(Options(), sdktrace.WithResource(named("options")))...)

@@ -14,8 +14,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// In a C program with Go libraries, the Go runtime handles only a few signals: any other signal
-// raised by a system call of this module would kill the program.
+// In a C program with Go libraries, the Go runtime handles only a few signals. Any other signal
+// that a system call of this module raises would kill the program.
 func TestLibrary(t *testing.T) {
 	variant := func(mode string) programs.Variant {
 		return programs.Variant{Name: mode, Cgo: true, Flags: []string{"-buildmode=" + mode}}
@@ -35,8 +35,8 @@ func TestLibrary(t *testing.T) {
 		{"c-archive", []string{linked}, "^$"},
 		{"two c-shared", []string{opens, shared, second}, "(?s)process context is published by another library.*another Go runtime in this process publishes its spans"},
 	} {
-		// The limits, in blocks of 512 bytes, are enough for everything, too small for the tables
-		// of spans, too small for the process context, and 0.
+		// File size limits in blocks of 512 bytes: no limit, too small for the span tables,
+		// too small for the process context, and zero.
 		for _, limit := range []string{"unlimited", "1024", "100", "0"} {
 			t.Run(fmt.Sprintf("%s/limit=%s", host.name, limit), func(t *testing.T) {
 				cmd := exec.Command("sh", append([]string{"-c", `ulimit -f ` + limit + ` && exec "$0" "$@"`}, host.command...)...)

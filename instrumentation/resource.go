@@ -19,7 +19,7 @@ import (
 
 // resourceProcessor publishes the resource of the provider that it is registered with.
 type resourceProcessor struct {
-	// resourceKnown is set once the resource is known: OnStart then does nothing.
+	// resourceKnown is set once the resource is known. From then on OnStart does nothing.
 	resourceKnown atomic.Bool
 	// resource is guarded by process.mu.
 	resource *resource.Resource
@@ -27,8 +27,9 @@ type resourceProcessor struct {
 
 var _ sdktrace.SpanProcessor = (*resourceProcessor)(nil)
 
-// maxProviders limits the number of providers that are remembered. The resources of further
-// providers are never published: a program with so many providers does not shut them down.
+// maxProviders limits the number of live providers that are tracked. The resources of further
+// providers are never published. It bounds memory in programs that keep creating providers and
+// never shut them down.
 const maxProviders = 64
 
 // process is the state that all providers share. None of it is on the span path.
@@ -36,7 +37,7 @@ var process struct {
 	mu sync.Mutex
 	// publisher is the publisher of this package, or nil.
 	publisher *resourcepublisher.Publisher
-	// live are the providers whose resource is known. The first one's resource is published.
+	// live lists the providers whose resource is known. The resource of the first one is published.
 	live []*resourceProcessor
 	// reported is set once an error has been reported: different resources or a failure to publish.
 	reported bool
@@ -67,7 +68,7 @@ func (p *resourceProcessor) adopt(r *resource.Resource) {
 	}
 	process.mu.Unlock()
 	if err != nil {
-		otel.Handle(err) // without the lock, because the error handler may start spans
+		otel.Handle(err) // call it without the lock, because the error handler may start spans
 	}
 }
 
@@ -78,7 +79,7 @@ func publish() error {
 		var err error
 		process.publisher, err = resourcepublisher.NewPublisher(first)
 		if errors.Is(err, resourcepublisher.ErrAlreadyPublished) || errors.Is(err, resourcepublisher.ErrDisabled) {
-			return nil // chosen by the program or the operator
+			return nil // the program has published a resource, or the operator has disabled publishing
 		}
 		return err
 	}
@@ -88,7 +89,8 @@ func publish() error {
 	return nil
 }
 
-// Shutdown withdraws the resource if it is this provider's, and publishes the next provider's.
+// Shutdown withdraws this provider's resource if it is the published one, and publishes the next
+// provider's.
 func (p *resourceProcessor) Shutdown(ctx context.Context) error {
 	process.mu.Lock()
 	defer process.mu.Unlock()

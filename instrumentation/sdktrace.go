@@ -3,8 +3,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// The rules in this directory add this file to go.opentelemetry.io/otel/sdk/trace. That package
-// cannot import instrumentation, which imports it, so the function is linked by name.
+// The rules in this directory add this file to go.opentelemetry.io/otel/sdk/trace. Package
+// instrumentation imports the SDK, so the SDK cannot import it in turn; go:linkname connects the
+// function instead.
 package trace
 
 import (

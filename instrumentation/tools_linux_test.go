@@ -37,7 +37,7 @@ const example = "../example/nocode"
 // TestDockerfiles builds the example service with the commands of each Dockerfile, without Docker, and checks the programs.
 func TestDockerfiles(t *testing.T) {
 	tools := needTools(t)
-	dir := t.TempDir() // for all builds, which are compared at the end
+	dir := t.TempDir() // shared by all builds, which are compared at the end
 	var all []*build
 	for _, c := range []struct {
 		name, file string
@@ -64,7 +64,7 @@ func TestDockerfiles(t *testing.T) {
 			all = append(all, b)
 			assert.Equal(t, c.service != "", b.mentions("service"))
 			b.compile("build", "-o", b.out("cases.exe"), "./cases")
-			if c.name != "by hand" { // in this build most cases have no options
+			if c.name != "by hand" { // most cases have no options in the build by hand
 				testCases(t, b.out("cases.exe"), c.service != "", c.ownRules)
 			}
 			b.compile("build", "-o", b.out("none.exe"), "./none")
@@ -156,7 +156,7 @@ func TestThreeCommands(t *testing.T) {
 	require.Len(t, commands, 3)
 	b.steps = commands[:2]
 	b.run()
-	r := b.start(exec.Command("sh", "-c", "trap : INT\n"+commands[2])) // like an interactive shell
+	r := b.start(exec.Command("sh", "-c", "trap : INT\n"+commands[2])) // the shell survives Ctrl-C, as an interactive one does
 	r.load()
 	r.end()
 	_, names, found := strings.Cut(r.stderr.String(), "Top span names by CPU time")
@@ -164,7 +164,8 @@ func TestThreeCommands(t *testing.T) {
 	assert.Regexp(t, ` sign\n`, names)
 }
 
-// withoutExporters keeps otelc's own rules from creating a provider before the program does.
+// withoutExporters is an environment in which otelc's own rules create no provider before the
+// program does.
 var withoutExporters = []string{"OTEL_TRACES_EXPORTER=none", "OTEL_METRICS_EXPORTER=none", "OTEL_LOGS_EXPORTER=none"}
 
 // withoutLog removes the lines that otelc's own rules log at the start from a program's output.
@@ -181,7 +182,7 @@ type build struct {
 	file  string
 	env   []string
 	steps []string
-	// tool is otelc or orchestrion, or "" for go.
+	// tool is otelc or orchestrion, or "" for the plain go command.
 	tool string
 	// flags for the tool.
 	flags []string
@@ -194,7 +195,7 @@ func newBuild(t *testing.T, tools, dir, file, source string) *build {
 	require.NoError(t, os.CopyFS(b.dir, os.DirFS(source)))
 	here, err := os.Getwd()
 	require.NoError(t, err)
-	// Modules that are not available from every module proxy yet.
+	// Not every module proxy has these modules yet.
 	const own, otelc = "github.com/otelctx/otelctx", "go.opentelemetry.io/otelc"
 	goTool(t, b.dir, "mod", "edit", "-replace="+own+"="+filepath.Dir(here),
 		"-replace="+otelc+"=github.com/open-telemetry/opentelemetry-go-compile-instrumentation@v1.0.1")
@@ -234,8 +235,7 @@ func (b *build) run() {
 	}
 }
 
-// byHand adds the two options to the programs until restore is called. It also adds the program
-// attach.
+// byHand adds the two options and the program attach to the source until restore is called.
 func (b *build) byHand() (restore func()) {
 	b.t.Helper()
 	require.NoError(b.t, os.CopyFS(b.out("attach"), os.DirFS("testdata/attach")))
@@ -243,7 +243,8 @@ func (b *build) byHand() (restore func()) {
 	return func() { main(); cases() }
 }
 
-// byHand adds the two options to the providers of these services until restore is called.
+// byHand adds the two options to the providers of these services in the source file until restore
+// is called.
 func byHand(t *testing.T, file string, services ...string) (restore func()) {
 	t.Helper()
 	original, err := os.ReadFile(file)
@@ -295,7 +296,8 @@ func (b *build) withoutRule() {
 	write(b.t, b.out(file), strings.Replace(string(text), own, "", 1))
 }
 
-// mentions reports whether a program contains a symbol of otelctx, or one that the rules add to the SDK.
+// mentions reports whether a program contains a symbol of otelctx or a symbol that the rules add to
+// the SDK.
 func (b *build) mentions(program string) bool {
 	b.t.Helper()
 	symbols := goTool(b.t, b.dir, "tool", "nm", b.out(program))
@@ -334,7 +336,7 @@ func (b *build) start(cmd *exec.Cmd, env ...string) *running {
 	require.NoError(b.t, r.Start())
 	b.t.Cleanup(func() { _ = syscall.Kill(-r.Process.Pid, syscall.SIGKILL) })
 	r.printed = bufio.NewReader(stdout)
-	for err == nil && !strings.HasPrefix(r.url, "http://") { // otelc's own rules make it log first
+	for err == nil && !strings.HasPrefix(r.url, "http://") { // skip the lines that otelc's own rules log first
 		r.url, err = r.printed.ReadString('\n')
 	}
 	if err != nil {
@@ -385,13 +387,13 @@ func (r *running) end() {
 // answer is the expected response of the service in every build.
 const answer = "9c2eb34733a9831496fa0ab2ae00cb841bc8187af261cb630d0b6e1889e857e9"
 
-// seen counts the samples of a recording.
+// seen holds the sample counts of a recording.
 type seen struct {
 	samples, inSpans int
-	// right counts samples in a span whose functions are on the stack, and wrong those with other
-	// functions on the stack.
+	// right counts samples whose stack confirms their span, and wrong counts samples whose stack
+	// contradicts it.
 	right, wrong int
-	// due counts samples whose stack belongs to the span sign, and found those of them that are in
+	// due counts samples whose stack belongs to the span sign. found counts how many of them have
 	// that span.
 	due, found int
 }
@@ -486,11 +488,11 @@ func (b *build) inspectService(pid int, service string, loaded <-chan struct{}) 
 	}
 }
 
-// samples waits until a recorder samples. It returns false if the recorder has ended.
+// samples waits until a recorder has started to sample. It returns false if the recorder has ended.
 func samples(pid int) bool {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	for deadline := time.Now().Add(testenv.Patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		fds, _ := os.ReadDir(dir) // no descriptors if the process has ended
+		fds, _ := os.ReadDir(dir) // the list is empty if the process has ended
 		for _, fd := range fds {
 			if to, _ := os.Readlink(filepath.Join(dir, fd.Name())); to == "anon_inode:[perf_event]" {
 				return true
@@ -503,8 +505,8 @@ func samples(pid int) bool {
 	return false
 }
 
-// count compares the spans of samples with the functions on their stacks, which are the ground truth. odd is one
-// of the samples that differ.
+// count compares the spans of samples with the functions on their stacks, which are the ground
+// truth. odd is an example of a sample whose span and stack disagree.
 func (b *build) count(profile string) (s seen, odd string) {
 	b.t.Helper()
 	traces := goTool(b.t, b.dir, "tool", "pprof", "-traces", "-sample_index=samples", profile)
@@ -546,7 +548,7 @@ func (b *build) count(profile string) (s seen, odd string) {
 			case strings.Contains(stack, "runtime.goexit\n"):
 				odd = trace
 				s.wrong += n
-			default: // The runtime works for a goroutine on the system stack.
+			default: // The runtime is working on the system stack on behalf of a goroutine.
 			}
 		}
 		if work.MatchString(stack) {
@@ -562,11 +564,11 @@ func (b *build) count(profile string) (s seen, odd string) {
 }
 
 var (
-	// inPay matches the stacks of pay. A function called by pay hides it until that function has
-	// set up its frame. A signal handler hides the function that it interrupts: frame pointers lead
-	// to that function's caller.
+	// inPay matches the stacks of pay. Some stacks lack pay: a function called by pay hides pay
+	// until it has set up its own frame, and a signal handler hides the interrupted function,
+	// because frame pointers lead to that function's caller.
 	inPay = regexp.MustCompile(`(?m)^main\.pay$|(\A\S+|^runtime\.cgoSigtramp)\nnet/http\.HandlerFunc\.ServeHTTP$`)
-	// work matches stacks that are certainly within the span of pay.
+	// work matches stacks that are certainly inside the span of pay.
 	work = regexp.MustCompile(`(?m)^crypto/.*\nmain\.pay$`)
 )
 

@@ -21,8 +21,8 @@ import (
 // arguments of wild score.
 const wildKey = "OTELCTX_TEST_WILD"
 
-// The scoreboard program, with its otelctx options removed, must still get every sample right. docs/no-code.md lists the
-// patterns that do not apply.
+// The scoreboard program, with its otelctx options removed, must still get every sample right.
+// docs/no-code.md lists the patterns to which this does not apply.
 func TestScoreboard(t *testing.T) {
 	tools := needTools(t)
 	arguments, isSet := os.LookupEnv(wildKey)

@@ -66,7 +66,8 @@ func scopedService(p *childproc.Parent) {
 type scoped struct {
 	tracer    trace.Tracer
 	processor *spanctx.SpanProcessor
-	// ctx is the stack of contexts, undo the functions that restore the previous one.
+	// ctx is the stack of contexts. undo holds, for each of them, the function that restores the
+	// previous context.
 	ctx  []context.Context
 	undo []func()
 
@@ -93,7 +94,7 @@ func (s *scoped) run() {
 	}
 }
 
-// spin counts a turn and then keeps its thread busy until the next order; see startActors.
+// spin increments turns and then keeps its thread busy until the next order; see startActors.
 //
 //go:norace
 func (s *scoped) spin() {
@@ -219,7 +220,7 @@ func TestAllKeys(t *testing.T) {
 		attributesOf(t, withSpans(threadsOf(t, p))))
 }
 
-// A key missing from the cached key map makes the reader read the map again.
+// If a span has a key that the cached key map lacks, the reader reads the map again.
 func TestKeysAreRefreshed(t *testing.T) {
 	c, p, _ := startScoped(t, "default")
 	c.Ask("scope http.app=shop user=alice")

@@ -17,12 +17,11 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// ErrNoThreadContext means that the process does not publish its threads' spans in a format that
-// this package supports: not yet, no longer or never. It also means that the published data is
-// invalid.
+// ErrNoThreadContext means that the process does not publish its threads' spans, or publishes them in a
+// format that this package does not support, or publishes invalid data.
 var ErrNoThreadContext = errors.New("no thread context")
 
-// CarrierKind is a format in which a process publishes spans. Zero is none.
+// CarrierKind is a format in which a process publishes spans. The zero value means no format.
 type CarrierKind int
 
 const (
@@ -56,8 +55,8 @@ func (k CarrierKind) String() string {
 type CarrierSource int
 
 const (
-	// Advertised carriers are described in the process context or, if another library owns that, in
-	// a mapping of their own.
+	// Advertised carriers are described in the process context. If another library publishes that
+	// context, they are described in a separate mapping.
 	Advertised CarrierSource = iota + 1
 	// FoundByName rings were found by the name of their mapping.
 	FoundByName
@@ -102,17 +101,17 @@ type Carrier struct {
 }
 
 // RuntimeOffsets are the byte offsets in the Go runtime's structures that lead from a thread to its
-// goroutine. Unknown ones are negative, except TLSG.
+// goroutine. An unknown offset is negative, except TLSG.
 type RuntimeOffsets struct {
-	// GM, GGoid and GLabels are offsets in the runtime's g: of the pointer to the m that runs it,
-	// its id, and its profiler labels.
+	// GM, GGoid and GLabels are offsets in the runtime's g: those of the pointer to the m that runs the
+	// goroutine, of the goroutine's id, and of its profiler labels.
 	GM, GGoid, GLabels int
-	// MCurg and MProcid are offsets in the runtime's m: of the pointer to the user goroutine that
-	// it runs, and of the thread's id in the process's own PID namespace.
+	// MCurg and MProcid are offsets in the runtime's m: those of the pointer to the user goroutine that
+	// the m runs, and of the thread's id in the process's own PID namespace.
 	MCurg, MProcid int
-	// TLSG is the distance from the thread pointer to the word that points at the current g. On a
-	// system stack that is not the user's g. TLSG may be negative, and is valid only if TLSGKnown
-	// is true.
+	// TLSG is the distance from the thread pointer to the word that points at the current g. While the
+	// thread is on a system stack, that g is not the user goroutine's. TLSG may be negative, and is
+	// valid only if TLSGKnown is true.
 	TLSG      int64
 	TLSGKnown bool
 }
@@ -120,8 +119,8 @@ type RuntimeOffsets struct {
 // complete reports whether the offsets suffice to find the goroutine that a thread runs.
 func (o *RuntimeOffsets) complete() bool { return o.MCurg >= 0 && o.GGoid >= 0 }
 
-// Bounds of advertised offsets: g and m are some hundred to some thousand bytes long, and
-// thread-local storage is hardly larger.
+// These constants bound the advertised offsets. A g or an m has a few hundred to a few thousand bytes,
+// and thread-local storage is hardly larger.
 const (
 	maxRuntimeOffset = 1 << 16
 	maxRecordOffset  = 4096
@@ -132,21 +131,21 @@ const (
 
 // threadView is everything known about how a process publishes spans. It is immutable.
 type threadView struct {
-	// context is the process context, and advertisement the message that advertises carriers; each
-	// is nil if there is none. made is when they were read.
+	// context is the process context, and advertisement is the message that advertises carriers. Either
+	// may be nil. made is the time at which they were read.
 	context, advertisement *ProcessContext
 	made                   time.Time
 	// contextErr is the reason why context is nil.
 	contextErr error
 
 	carriers []Carrier
-	// The readable carriers; nil, or a negative offset for the record, if there is none.
+	// These fields locate the readable carriers. A missing carrier is nil, or has a negative offset.
 	threadRing   *ringbuf.View
 	goroutines   *GoroutineEntries
 	recordOffset int
-	// The distances from the label pointer to fields behind a goroutine's record, negative if the
-	// process has none: the reference to the span's cell, the references to its ancestors, and the
-	// numbers of its names.
+	// These are distances from the label pointer to the fields behind a goroutine's record: the
+	// reference to the span's cell, the references to its ancestors, and the numbers of its names. A
+	// distance is negative if the process does not publish the field.
 	refOffset       int
 	ancestorsOffset int
 	namesOffset     int
@@ -175,7 +174,7 @@ func (v *threadView) reasons() string {
 	return b.String()
 }
 
-// advertisement holds the attributes of a message that begin with threadlocal, by key.
+// advertisement maps keys that begin with threadlocal to the values of these attributes in a message.
 type advertisement map[string]*commonpb.AnyValue
 
 func newAdvertisement(msg *processcontextpb.ProcessContext) advertisement {
@@ -190,7 +189,7 @@ func newAdvertisement(msg *processcontextpb.ProcessContext) advertisement {
 
 var errNotAdvertised = errors.New("not advertised")
 
-// integer returns an integer from lowest to highest.
+// integer returns the value of a key, which must be an integer from lowest to highest.
 func (a advertisement) integer(key string, lowest, highest int64) (int64, error) {
 	v, ok := a[key]
 	if !ok {
@@ -218,8 +217,8 @@ func (a advertisement) text(key string) (string, error) {
 	return s.StringValue, nil
 }
 
-// keys returns the attribute names by the key byte of encoded attributes. An entry that is not a
-// string is "".
+// keys returns the names of attributes. The index of a name is the key byte in encoded attributes. The
+// name is "" if the process published something other than a string.
 func (a advertisement) keys() []string {
 	values := a[wire.KeyAttributeKeyMap].GetArrayValue().GetValues()
 	keys := make([]string, min(len(values), maxKeys))
@@ -239,8 +238,8 @@ func (a advertisement) announces(prefix string) bool {
 	return false
 }
 
-// ring returns the ring indexed by thread that the keys with this prefix describe. The info holds
-// the valid values even if there is an error.
+// ring returns the ring indexed by thread that the keys with this prefix describe. If there is an
+// error, the info still contains the values that are valid.
 func (a advertisement) ring(prefix string) (ringbuf.Info, map[string]int, error) {
 	var info ringbuf.Info
 	// Values that do not fit these fields are rejected here; NewView rejects invalid layouts.
@@ -257,7 +256,7 @@ func (a advertisement) ring(prefix string) (ringbuf.Info, map[string]int, error)
 		}
 		var e error
 		if *value, e = a.integer(prefix+key, 0, highest); e != nil && (err == nil || e.Error() < err.Error()) {
-			// Maps have a random order: always report the same error.
+			// Map iteration is random, so choose the error that is always the same.
 			err = e
 		}
 	}
@@ -293,7 +292,7 @@ func (a advertisement) fields(key string) (map[string]int, error) {
 	return fields, nil
 }
 
-// runtime returns the advertised offsets and the reason why others are unknown.
+// runtime returns the advertised offsets. The error is the reason why some are unknown.
 func (a advertisement) runtime() (RuntimeOffsets, error) {
 	var (
 		o    RuntimeOffsets
@@ -317,7 +316,7 @@ func (a advertisement) runtime() (RuntimeOffsets, error) {
 		}
 		*f.value = int(n)
 	}
-	// Readers in other processes do not need these two, so it is no error if they are missing.
+	// Readers in other processes do not need GM and TLSG, so their absence is not an error.
 	o.GM = -1
 	if n, err := a.integer(wire.KeyGo+wire.GoKeyGMOffset, 0, maxRuntimeOffset); err == nil {
 		o.GM = int(n)
@@ -383,7 +382,7 @@ func (v *threadView) addRing(memory ringbuf.Memory, a advertisement) {
 		ring, c.Err = ringbuf.NewView(memory, info, fields)
 	}
 	if c.Err == nil {
-		// The addresses of a closed ring stay mapped, with other contents.
+		// After a ring is closed, its memory stays mapped but has other contents.
 		c.Err = ring.Verify()
 	}
 	if c.Err != nil {

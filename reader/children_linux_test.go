@@ -32,8 +32,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// The children of these tests are publishers unlike otelctx: they follow other versions of the
-// OTEP, are written in other languages, or are hostile, stuck or dead.
+// The child processes in this file publish in ways that otelctx does not: they follow other versions of
+// the OTEP, behave like publishers in other languages, or are hostile, stuck or dead.
 
 func TestMain(m *testing.M) {
 	roles := map[string]func(*childproc.Parent){
@@ -66,12 +66,12 @@ func publisher(p *childproc.Parent) {
 
 // testWriter publishes a process context step by step.
 type testWriter struct {
-	// memory holds the header, at address.
+	// memory is the mapping with the header, and address is its address.
 	memory  []byte
 	address uint64
 	region  *vma.Region
 	memfd   *os.File
-	// payload is the target of the header's pointer.
+	// payload is the memory that the header's pointer refers to.
 	payload        *vma.Region
 	payloadAddress uint64
 	payloadSize    int
@@ -132,8 +132,8 @@ func (w *testWriter) do(step string, args []string) (string, error) {
 
 const testMemorySize = 128 << 10
 
-// mapMemory maps memory under the name of a process context; for some kinds of memory announce sets
-// the name later.
+// mapMemory maps memory and names it as a process context. For some kinds of memory, announce sets the
+// name later.
 func (w *testWriter) mapMemory(how string) (string, error) {
 	var err error
 	w.region, w.memfd = nil, nil // an earlier mapping stays
@@ -172,7 +172,8 @@ func (w *testWriter) mapMemory(how string) (string, error) {
 	return strconv.FormatUint(w.address, 10), nil
 }
 
-// writePayload stores the payload behind the header or elsewhere in memory.
+// writePayload stores the payload right after the header if inside is true, and otherwise in a mapping
+// of its own.
 func (w *testWriter) writePayload(inside bool, payload []byte) error {
 	w.payloadSize = len(payload)
 	if inside {
@@ -207,8 +208,8 @@ func (w *testWriter) publish(now uint64, seed bool) (string, error) {
 	return w.announce(now)
 }
 
-// announce names the mapping. It returns "unnamed" if the kernel cannot, otherwise the time of
-// publication.
+// announce names the mapping and returns the time of publication, or "unnamed" if the kernel cannot
+// name anonymous memory.
 func (w *testWriter) announce(at uint64) (string, error) {
 	if w.region != nil {
 		if err := w.region.Announce(); err != nil {
@@ -267,8 +268,8 @@ func nobody(p *childproc.Parent) {
 }
 
 // reusedPID runs as the first process of a PID namespace, where it controls which ids processes
-// get. It reads a publisher, ends it, starts another one with the same id and reports the results
-// of further reads.
+// get. It reads a publisher, ends it, and starts another publisher with the same id. Then it reads
+// through the old [Process] and through a new one, and reports the results.
 func reusedPID(p *childproc.Parent) {
 	p.Must(syscall.Mount("", "/", "", syscall.MS_PRIVATE|syscall.MS_REC, ""))
 	if err := syscall.Mount("proc", "/proc", "proc", 0, ""); err != nil {
@@ -281,7 +282,7 @@ func reusedPID(p *childproc.Parent) {
 		return
 	}
 	// Without address space randomization, both processes map their contexts at the same address.
-	runtime.LockOSThread()            // a thread's setting, which its children inherit
+	runtime.LockOSThread()            // the personality belongs to the thread, and its children inherit it
 	const addrNoRandomize = 0x0040000 // ADDR_NO_RANDOMIZE
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PERSONALITY, addrNoRandomize, 0, 0); errno != 0 {
 		p.Must(errno)

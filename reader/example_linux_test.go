@@ -205,7 +205,7 @@ func ExamplePublishers() {
 
 	for p, err := range reader.Publishers(ctx) {
 		if err != nil {
-			continue // one that cannot be examined, usually for lack of permission
+			continue // a process that cannot be examined, usually for lack of permission
 		}
 		if pc, err := p.ProcessContext(ctx); err == nil && p.PID() == os.Getpid() {
 			fmt.Println(pc.Message.GetResource().GetAttributes()[0].GetValue().GetStringValue())

@@ -46,7 +46,7 @@ type fakeTarget struct {
 	memory map[uint64][]byte
 	// beforeRead, if not nil, runs before the nth read of memory, from 1.
 	beforeRead func(n int)
-	// readErr, if not nil, is the result of read number failAt.
+	// readErr, if not nil, is the error of read number failAt.
 	readErr error
 	failAt  int
 	// alive is the result of Alive.
@@ -181,14 +181,15 @@ func serviceName(pc *ProcessContext) string {
 
 var kinds = []error{ErrNoContext, ErrNotPermitted, ErrProcessGone, ErrInvalid, ErrBusy}
 
-// assertKind fails unless err wraps want and no other documented error, and names the pid.
+// assertKind fails the test unless err wraps want, wraps no other documented error, and contains the
+// pid.
 func assertKind(t testing.TB, want, err error, pid int) {
 	t.Helper()
 	require.ErrorIs(t, err, want)
 	assertDocumented(t, err, pid)
 }
 
-// assertDocumented fails unless err wraps exactly one documented error and names the pid.
+// assertDocumented fails the test unless err wraps exactly one documented error and contains the pid.
 func assertDocumented(t testing.TB, err error, pid int) {
 	t.Helper()
 	var of []error

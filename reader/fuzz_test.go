@@ -104,15 +104,15 @@ func FuzzPayload(f *testing.F) {
 	})
 }
 
-// Layouts of FuzzProcessContext, as bits.
+// These bits describe the process that FuzzProcessContext reads.
 const (
 	layoutShared    = 1 << iota // the header's mapping is shared
 	layoutNamed                 // the header's mapping has the name
-	layoutInside                // the payload follows the header, wherever that points
-	layoutRepoint               // the header's pointer is corrected to the payload
+	layoutInside                // the payload follows the header, even if the header's pointer says otherwise
+	layoutRepoint               // the header's pointer is set to the payload's address
 	layoutSecond                // there is another mapping with the same header
-	layoutTimed                 // a read zeroes the time, the next one restores it
-	layoutReplaced              // a read replaces the payload in place and updates the time
+	layoutTimed                 // the time is zeroed before a read, and restored before the next read
+	layoutReplaced              // before a read, the payload is replaced in place and the time updated
 	layoutWithdrawn             // before a read, the context is withdrawn
 )
 
@@ -169,11 +169,12 @@ func FuzzProcessContext(f *testing.F) {
 		}
 		fake.setMaps(otherMapping + line)
 
-		// headers holds every state of the header at the time of a read.
+		// headers holds the contents of the header at each read.
 		headers := [][]byte{}
 		original := h.PublishedAtNS
 		replacement := lengthDelimited(1, nil)
-		// published holds the payloads by publication time, if the header points at them.
+		// published maps publication times to payloads. It applies only if the header points at the
+		// payload.
 		published := map[uint64][]byte{original: payload}
 		fake.beforeRead = func(n int) {
 			now, mapped := fake.memory[headerAt]
@@ -205,7 +206,8 @@ func FuzzProcessContext(f *testing.F) {
 		}
 		if err != nil {
 			assertDocumented(t, err, fakePID)
-			// Everything published at any time was valid, so this result is wrong.
+			// Everything that was ever published has a valid header, so only an invalid payload
+			// explains an error.
 			if layout&(layoutSecond|layoutTimed|layoutWithdrawn) == 0 && layout&layoutRepoint != 0 &&
 				len(payload) <= 65536 && validHeader(memory) && original != 0 {
 				checkDecoded(t, payload, nil, err)
@@ -221,15 +223,14 @@ func FuzzProcessContext(f *testing.F) {
 			return
 		}
 
-		// If the context came from the fuzzer's header, the header must be valid by the OTEP's
-		// rules ...
+		// The header that was read must be valid by the OTEP's rules ...
 		var read []byte
 		for _, h := range headers {
 			if binary.NativeEndian.Uint64(h[16:]) == pc.PublishedAtNS && int(binary.NativeEndian.Uint32(h[12:])) == pc.PayloadSize {
 				read = h
 			}
 		}
-		if layout&layoutSecond != 0 && read == nil { // only the other header was left
+		if layout&layoutSecond != 0 && read == nil { // then the result came from the second mapping
 			read = fake.memory[otherAt][:wire.ProcessContextHeaderSize]
 		}
 		if !validHeader(read) {
@@ -239,7 +240,7 @@ func FuzzProcessContext(f *testing.F) {
 			!strings.Contains(line, pc.MappingName) {
 			t.Fatalf("%+v", pc)
 		}
-		// ... and so must the payload that it points at.
+		// ... and so must the payload that this header points at.
 		size, at := uint64(pc.PayloadSize), binary.NativeEndian.Uint64(read[24:])
 		for start, b := range fake.memory {
 			if at >= start && at-start <= uint64(len(b)) && uint64(len(b))-(at-start) >= size {

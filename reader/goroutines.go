@@ -63,30 +63,32 @@ type Goroutine struct {
 
 	State GoroutineState
 	// WaitReason says why a goroutine waits, in the words of the runtime's own tracebacks, such as
-	// "chan receive" or "sync.Mutex.Lock". It is empty for other states, and if the reasons are
-	// unknown: see [Goroutines.ReasonsErr].
+	// "chan receive" or "sync.Mutex.Lock". It is empty in other states, and if the reasons could
+	// not be read; see [Goroutines.ReasonsErr].
 	WaitReason string
-	// WaitedFor is the least time for which the goroutine has waited, 0 if unknown. The runtime
-	// records when a wait began only during a garbage collection, so it is often much too low.
+	// WaitedFor is a lower bound of the time for which the goroutine has waited, or 0 if
+	// unknown. The runtime records when a wait began only during a garbage collection, so it is
+	// often much too low.
 	WaitedFor time.Duration
-	// OwnTID is the thread on which the goroutine runs or is in a system call, in the process's own
-	// PID namespace; 0 for other states and if it is unknown.
+	// OwnTID is the thread on which the goroutine runs or is in a system call, in the process's
+	// own PID namespace. It is 0 in other states, and if it is unknown.
 	OwnTID int
 	// Stack holds the address of an instruction in each function of the stack, the innermost first.
-	// Resolve functions and lines by these very addresses: return addresses are already moved back
-	// into the call. It is empty for running goroutines, unless the whole process is stopped.
+	// Look up functions and lines by these addresses without subtracting 1: return addresses
+	// have already been moved back into the call. It is empty for running goroutines, unless the
+	// whole process is stopped.
 	Stack []uint64
 	// StackErr is nil if Stack is complete. Otherwise it wraps [ErrStackTruncated] or [ErrNoStack].
 	StackErr error
 
-	// Span is the goroutine's active span, 0 if it is in none. It is valid only if SpanKnown is
-	// true: the process may have no goroutine table, the goroutine may never have published a span
-	// itself, or another goroutine may have taken its entry, since ids that are equal modulo 65,536
-	// share one.
+	// Span is the goroutine's active span, or 0 if it is outside of all spans. It is valid only
+	// if SpanKnown is true. The span is unknown if the process has no goroutine table, if the
+	// goroutine has never published a span itself, or if another goroutine has taken its entry:
+	// goroutines whose ids are equal modulo 65,536 share an entry.
 	Span      SpanRef
 	SpanKnown bool
-	// Attributes are the attributes published with the active span, each key once. They are missing
-	// for processes without goroutine records.
+	// Attributes are the attributes published with the active span, each key once. Processes
+	// without goroutine records publish none.
 	Attributes []ThreadAttribute
 
 	labels uint64
@@ -94,8 +96,7 @@ type Goroutine struct {
 
 // Errors of [Goroutine.StackErr].
 var (
-	// ErrStackTruncated means that the stack has more frames than the innermost ones that are
-	// returned.
+	// ErrStackTruncated means that only the innermost frames of the stack are returned.
 	ErrStackTruncated = errors.New("the stack is longer")
 	// ErrNoStack means that the stack, or the outer part of it, could not be unwound.
 	ErrNoStack = errors.New("the stack cannot be unwound")
@@ -126,7 +127,8 @@ type GoroutineOptions struct {
 	Stacks bool
 	// Spans requests active spans. Attributes requests active spans together with their attributes.
 	Spans, Attributes bool
-	// Code, if not nil, completes stacks. It is called on the goroutine that calls Goroutines.
+	// Code, if not nil, is used to unwind stacks where frame pointers are not enough. It is called
+	// on the goroutine that calls Goroutines.
 	Code GoCode
 }
 
@@ -137,27 +139,28 @@ type Goroutines struct {
 	// Torn counts the reads that were discarded because the goroutine changed meanwhile. Lost
 	// counts the goroutines that changed at every attempt; their stacks are missing.
 	Torn, Lost int
-	// StateErr, StacksErr and ReasonsErr say why no states, stacks or wait reasons at all could be
-	// read: their location in the program was not found or not proven. Otherwise they are nil.
+	// StateErr, StacksErr and ReasonsErr say why states, stacks or wait reasons could not be
+	// read for any goroutine: their location in the program was not found or not proven.
+	// Otherwise they are nil.
 	StateErr, StacksErr, ReasonsErr error
 }
 
 const (
-	// goroutineBatch is the number of goroutines read together. goroutineTries bounds how often a
-	// goroutine that keeps changing is read.
+	// goroutineBatch is the number of goroutines read together. goroutineTries is the maximum
+	// number of reads of a goroutine that keeps changing.
 	goroutineBatch = 128
 	goroutineTries = 4
-	// firstStack is how much of each stack is read in a batch, maxStack how much in a read of its
-	// own.
+	// firstStack is the number of bytes of each stack that are read in a batch. maxStack is the
+	// maximum for a stack that is read separately.
 	firstStack = 8 << 10
 	maxStack   = 256 << 10
-	// maxLarge bounds the bytes of stacks that one call reads one by one.
+	// maxLarge bounds the total size of the stacks that one call reads separately.
 	maxLarge = 32 << 20
-	// maxReasonData bounds how much of the program's data is searched for the texts of wait
+	// maxReasonData bounds the amount of program data that is searched for the texts of wait
 	// reasons.
 	maxReasonData = 64 << 20
-	// gRead is the minimum number of bytes of a g that are read. It covers the fields that change
-	// whenever a goroutine stops. No g is smaller.
+	// gRead is the minimum number of bytes read of a g. These bytes include the fields that
+	// change whenever a goroutine stops, and no g is smaller.
 	gRead = 320
 )
 
@@ -167,16 +170,16 @@ type goroutineState struct {
 	layout goroutineLayout
 }
 
-// goroutineLayout locates the state of goroutines in a program. It holds for one view: once that
-// changes, the process may run another program.
+// goroutineLayout locates the state of goroutines in a program. It is valid for one threadView:
+// if the view changes, the process may be running another program.
 type goroutineLayout struct {
 	view *threadView
-	// layout is complete if both errors are nil. settled says that enough goroutines have confirmed
-	// it.
+	// layout is complete if both errors are nil. settled says that enough goroutines have
+	// confirmed the layout.
 	layout              gostack.Layout
 	stateErr, stacksErr error
 	settled             bool
-	// reasons are the texts of the wait reasons; they are searched only once.
+	// reasons lists the texts of the wait reasons. They are searched only once.
 	reasons    []string
 	reasonsErr error
 	searched   bool
@@ -187,15 +190,16 @@ type goroutineLayout struct {
 // goroutine that has exited meanwhile is reported as gone. The process must advertise the offset of
 // goroutine ids, as services that use otelctx do. It may be stopped.
 //
-// The other runtime offsets are derived from what the goroutines in refs have in common, proven,
-// and cached for later calls. Data whose location could not be proven is missing, an error of the
+// The other runtime offsets are derived from the memory of the goroutines in refs, verified, and
+// cached for later calls. Data whose location could not be proven is missing, an error of the
 // result says why, and a later call tries again. No Go version is built in.
 //
-// Each goroutine is a snapshot of its own moment. It is read before and after its stack; unless
-// both reads are equal, the data is dropped and read again, at most four times. So a stack never
-// mixes two moments or two goroutines. At most 1,024 frames and 256 KiB of a stack are unwound,
-// innermost first. Once the call has read 32 MiB of stacks that exceed 8 KiB, only 8 KiB of each
-// further stack are unwound. Time and memory are proportional to len(refs).
+// Each goroutine is a snapshot of one moment, which differs between goroutines. The goroutine's
+// g is read before and after its stack. If the two reads differ, the data is dropped and read
+// again, at most four times. So a stack never mixes two moments or two goroutines. At most 1,024
+// frames and 256 KiB of a stack are unwound, innermost first. Once the call has read 32 MiB of
+// stacks that exceed 8 KiB, only 8 KiB of each further stack are unwound. Time and memory are
+// proportional to len(refs).
 //
 // The error wraps [ErrNoThreadContext] if the process does not advertise the offset of goroutine
 // ids, or [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
@@ -280,8 +284,9 @@ func (c *goroutineCall) resolveSpans(v *threadView) error {
 	return nil
 }
 
-// readAttributes reads the attributes of active spans from goroutine records. A record belongs to
-// the goroutine only if it names the active span and the goroutine still has its labels.
+// readAttributes reads the attributes of active spans from goroutine records. A record belongs
+// to the goroutine only if it contains the id of the active span and the goroutine still has the
+// record's labels.
 func (c *goroutineCall) readAttributes(v *threadView) error {
 	if !c.labels {
 		return nil
@@ -349,7 +354,7 @@ type goroutineCall struct {
 
 	scratch *goroutineScratch
 	result  *Goroutines
-	// pcs holds the stacks. large is the number of bytes of stacks that were read one by one.
+	// pcs holds the stacks. large is the total size of the stacks that were read separately.
 	pcs   []uint64
 	large int
 	// threads maps the process's own thread ids to the caller's. It is filled on first use.
@@ -388,8 +393,8 @@ func sized[T any](s []T, n int) []T {
 	return s[:n]
 }
 
-// readEach fills the parts that can be read, and reports for each part whether it was. It returns
-// an error only if the process cannot be read at all.
+// readEach fills the parts that can be read, and reports for each part whether it was read. It
+// returns an error only if the process cannot be read at all.
 func (s *goroutineScratch) readEach(memory ringbuf.Memory, parts []ringbuf.Part) ([]bool, error) {
 	s.ok = sized(s.ok, len(parts))
 	ok := s.ok
@@ -406,7 +411,7 @@ func (s *goroutineScratch) readEach(memory ringbuf.Memory, parts []ringbuf.Part)
 		if !errors.Is(err, syscall.EFAULT) {
 			return nil, err
 		}
-		done++ // Skip the unreadable one.
+		done++ // Skip the unreadable part.
 	}
 	return ok, nil
 }
@@ -418,11 +423,11 @@ func (c *goroutineCall) read(address uint64, b []byte) bool {
 }
 
 // goroutineRun is a range of consecutive goroutines whose gs are on the same page. They are read
-// together, because the kernel's cost is mostly per page.
+// together because most of the kernel's cost is per page.
 type goroutineRun struct{ first, end int }
 
-// readGs reads the g of each goroutine. The data of unreadable ones is nil. It is fastest if refs
-// are sorted by the address of the g.
+// readGs reads the g of each goroutine. If a g is unreadable, its data is nil. readGs is fastest
+// if refs are sorted by the address of the g.
 func (c *goroutineCall) readGs(refs []GoroutineRef) ([]gostack.G, error) {
 	const page = 4096 // at most
 	s := c.scratch
@@ -455,12 +460,12 @@ func (c *goroutineCall) readGs(refs []GoroutineRef) ([]gostack.G, error) {
 }
 
 const (
-	// sampleSize is the number of goroutines examined to find the layout, and settledSize the
-	// number of parked ones that confirm it.
+	// sampleSize is the number of goroutines that are examined to find the layout. settledSize
+	// is the number of parked goroutines that confirm it.
 	sampleSize, settledSize = 256, 8
 )
 
-// loadLayout takes the layout from an earlier call or finds it.
+// loadLayout sets the layout to the cached one, or finds it.
 func (c *goroutineCall) loadLayout(v *threadView, refs []GoroutineRef) error {
 	s := &c.process.goroutines
 	s.mu.Lock()
@@ -482,7 +487,7 @@ func (c *goroutineCall) loadLayout(v *threadView, refs []GoroutineRef) error {
 	c.goroutineLayout = *k
 	c.result.StateErr, c.result.StacksErr, c.result.ReasonsErr = k.stateErr, k.stacksErr, k.reasonsErr
 	if errors.Is(k.stacksErr, gostack.ErrNotParked) || len(refs) == 0 {
-		c.result.StacksErr = nil // No stack is missing.
+		c.result.StacksErr = nil // No goroutine has a stack to read, so no stack is missing.
 	}
 	return nil
 }
@@ -498,7 +503,8 @@ func (c *goroutineCall) calibrate(k *goroutineLayout, refs []GoroutineRef) error
 			sample = append(sample, refs[i])
 		}
 	}
-	// Use only goroutines that do not change: others would mislead the calibration.
+	// Use only goroutines that did not change between two reads: others would mislead the
+	// calibration.
 	first, err := c.readGs(sample)
 	if err != nil {
 		return err
@@ -517,7 +523,7 @@ func (c *goroutineCall) calibrate(k *goroutineLayout, refs []GoroutineRef) error
 	cached := k.layout.Status != 0
 	layout, err := gostack.Calibrate(c.runtime.GGoid, gs)
 	if cached && errors.Is(err, gostack.ErrNoSamples) {
-		return nil // The cached layout has not been refuted.
+		return nil // Nothing contradicts the cached layout.
 	}
 	if k.stateErr = err; err != nil {
 		k.layout, k.stacksErr = gostack.Layout{}, fmt.Errorf("%w: %w", ErrNoStack, err)
@@ -562,7 +568,7 @@ func (c *goroutineCall) calibrate(k *goroutineLayout, refs []GoroutineRef) error
 func (c *goroutineCall) findReasons(k *goroutineLayout) error {
 	const (
 		chunk   = 1 << 20
-		overlap = 2 << 10 // more than the size of the array of texts
+		overlap = 2 << 10 // larger than the array of texts, so one of the overlapping reads contains all of it
 	)
 	data := make([]byte, chunk)
 	remaining := maxReasonData
@@ -619,13 +625,13 @@ type goroutineReading struct {
 	after        []byte
 	procid, curg [8]byte
 	entry        [wire.GoroutineEntrySize]byte
-	// first is the index of the part with the stack; those of m and the entry follow. last is the index of the part
-	// with the second copy of g.
+	// first is the index of the part with the stack. The parts with the fields of m and with the
+	// entry follow. last is the index of the part with the second copy of g.
 	first, last int
 	used        uint64
 }
 
-// The parts of a reading.
+// These are the indexes of a goroutine's parts, relative to goroutineReading.first.
 const (
 	partStack = iota
 	partProcid
@@ -704,7 +710,7 @@ func (c *goroutineCall) prepare(r *goroutineReading) bool {
 	return true
 }
 
-// m returns the address of the m that runs a goroutine, 0 if none does or it is unknown.
+// m returns the address of the m that runs a goroutine, or 0 if none does or the m is unknown.
 func (c *goroutineCall) m(g *gostack.G) uint64 {
 	if c.stateErr != nil || g.Data == nil || c.runtime.GM < 0 || c.runtime.GM > c.size-8 || c.runtime.MProcid < 0 || c.runtime.MCurg < 0 {
 		return 0
@@ -716,8 +722,8 @@ func (c *goroutineCall) m(g *gostack.G) uint64 {
 	return 0
 }
 
-// decode fills out from the data that was read; allOK says which parts were. It returns false if the goroutine changed
-// during the read.
+// decode fills out from the data that was read. allOK says which parts could be read. It returns
+// false if the goroutine changed during the read.
 func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool) bool {
 	switch {
 	case r.g.Data == nil:
@@ -741,7 +747,7 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool
 		out.State = GoroutineInSyscall
 	case gostack.StatusWaiting, gostack.StatusLeaked:
 		out.State = GoroutineWaiting
-	default: // Its stack is being copied.
+	default: // The goroutine's stack is being copied.
 		return false
 	}
 	if !allOK[r.last] || !c.layout.SameAs(r.g.Data, r.after) {
@@ -791,7 +797,7 @@ func (c *goroutineCall) unwind(out *Goroutine, r *goroutineReading, scanned bool
 		parts := []ringbuf.Part{{Address: r.g.Stack.Low, Data: s.large}, {Address: r.g.Address, Data: r.after}}
 		n, err := c.memory.ReadParts(parts)
 		switch {
-		case n == 0 && errors.Is(err, syscall.EFAULT): // Not all of what g says is the stack is memory.
+		case n == 0 && errors.Is(err, syscall.EFAULT): // The g's stack bounds include unmapped memory.
 		case err != nil || !c.layout.SameAs(r.g.Data, r.after):
 			return false
 		default:
@@ -800,10 +806,10 @@ func (c *goroutineCall) unwind(out *Goroutine, r *goroutineReading, scanned bool
 		}
 	}
 	if scanned && result != gostack.Complete {
-		return false // The stack is being copied.
+		return false // The stack is being copied, so read the goroutine again.
 	}
 	c.setStack(out, pcs, result)
-	const systemStack = "runtime.systemstack_switch" // The runtime uses the goroutine's thread.
+	const systemStack = "runtime.systemstack_switch" // The runtime is working on the goroutine's thread.
 	if c.options.Code != nil && out.State == GoroutineWaiting && len(out.Stack) > 0 {
 		if function, _, _ := c.options.Code.Frame(out.Stack[0]); function == systemStack {
 			out.State = GoroutineRunning
@@ -863,7 +869,8 @@ func (c *goroutineCall) unwindStopped(out *Goroutine, r *goroutineReading) bool 
 	return true
 }
 
-// tid returns the caller's id of a thread given by the process's own id.
+// tid converts a thread id in the process's own PID namespace to the id in the caller's
+// namespace.
 func (c *goroutineCall) tid(own int) (int, bool) {
 	if c.threads == nil {
 		c.threads = map[int]int{}

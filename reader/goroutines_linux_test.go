@@ -59,7 +59,7 @@ func TestGoroutines(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, found.Goroutines, 3)
 		if found.StateErr != nil {
-			return reader.Goroutine{} // the only goroutine runs, so there is none to calibrate with
+			return reader.Goroutine{} // the only goroutine is running, so none is parked for the calibration
 		}
 		assert.Equal(t, reader.GoroutineGone, found.Goroutines[1].State)
 		assert.Equal(t, reader.GoroutineUnknown, found.Goroutines[2].State)

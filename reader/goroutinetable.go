@@ -14,8 +14,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// GoroutineEntries locates the goroutine table of a process: one entry per goroutine with its
-// active span, see docs/wire-format.md.
+// GoroutineEntries locates the goroutine table of a process, which has one entry per goroutine
+// with the goroutine's active span. See docs/wire-format.md.
 type GoroutineEntries struct {
 	// Address is the address of the table's header, and HeaderSize the distance from there to the
 	// first entry. EntrySize is the distance between entries, and Capacity their number.
@@ -68,14 +68,15 @@ func decodeEntry(b []byte) wire.GoroutineEntry {
 // spanGoroutine is a goroutine that has published a span as its active one. The span may have ended
 // since.
 type spanGoroutine struct {
-	// goid is the goroutine's id modulo 2^35, and g the address of its g. The goroutine may have
-	// exited: it is alive if its g has that id.
+	// goid is the goroutine's id modulo 2^35, and g the address of its runtime g. The goroutine
+	// may have exited. It is still alive if the id in its g is equal to goid modulo 2^35.
 	goid, g uint64
 	ref     wire.Ref
 }
 
-// inSpan returns the goroutines that have published an active span. It reads only pages of the
-// table that are present in memory: reading others would allocate them at the process's expense.
+// inSpan returns the goroutines that have published an active span. It reads only those pages of
+// the table that are present in memory, because reading other pages would allocate them at the
+// process's expense.
 func (t *GoroutineEntries) inSpan(source threadTarget) ([]spanGoroutine, error) {
 	pageSize := uint64(os.Getpagesize())
 	size := uint64(t.HeaderSize) + uint64(t.Capacity)*uint64(t.EntrySize)
@@ -101,7 +102,7 @@ func (t *GoroutineEntries) inSpan(source threadTarget) ([]spanGoroutine, error) 
 		} else if err != nil {
 			return nil, err
 		}
-		// Entries that begin in these pages.
+		// Decode the entries that are inside these pages.
 		index := 0
 		if start > entries {
 			index = int((start - entries + uint64(t.EntrySize) - 1) / uint64(t.EntrySize))
@@ -119,8 +120,9 @@ func (t *GoroutineEntries) inSpan(source threadTarget) ([]spanGoroutine, error) 
 
 // JoinedGoroutines returns the goroutines that are in a live span started by another goroutine:
 // they have attached the span, or returned to it when a span of their own ended. It does not find
-// goroutines that inherited a span and have published nothing themselves. [LiveSpan.Goroutine] has
-// the goroutines that started live spans, and [Goroutine.Span] the span that each is in now.
+// goroutines that inherited a span and have published nothing themselves. [LiveSpan.Goroutine]
+// is the goroutine that started a live span, and [Goroutine.Span] is the span that a goroutine
+// is in now.
 //
 // The result is empty if the process advertises no goroutine table. At most 65,536 goroutines are
 // returned. The error wraps [ErrNoThreadContext], [ErrNotPermitted], [ErrProcessGone], [ErrInvalid]
@@ -152,8 +154,9 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 			gs[found[i].g] = true
 		}
 	}
-	// An entry has the lower bits of the id, and the g has the whole id. After the goroutine has
-	// exited, its g may belong to another goroutine, which has its own entry.
+	// An entry has only the lower bits of the goroutine's id, so read the whole id from the g.
+	// After the goroutine has exited, its g may belong to another goroutine, which has its own
+	// entry.
 	ids := follow(p.threads.source, gs, v.runtime.GGoid)
 	var refs []GoroutineRef
 	for _, g := range joined {
@@ -164,7 +167,7 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 	return refs, p.confirm(v)
 }
 
-// readEach reads each part on its own and zeroes unreadable ones. The error is any error but
+// readEach reads each part on its own and zeroes unreadable ones. It returns any error except
 // EFAULT.
 func readEach(memory ringbuf.Memory, parts []ringbuf.Part) error {
 	const batch = 512
@@ -186,8 +189,9 @@ func readEach(memory ringbuf.Memory, parts []ringbuf.Part) error {
 const maxGoroutines = 1 << 16
 
 // findMs maps thread ids, in the process's own namespace, to the addresses of the threads' runtime
-// ms. It follows goroutines to their threads: those that the goroutine table places inside a span,
-// and those that started a live span. The result is only a guess, which threadReader verifies.
+// ms. It follows goroutines to their threads. These are the goroutines that are inside a span
+// according to the goroutine table, and those that started a live span. The result is only a
+// guess, which threadReader verifies.
 func (p *Process) findMs(v *threadView) map[uint64]uint64 {
 	if v.runtime.GM < 0 || v.runtime.MProcid < 0 {
 		return nil // Nothing leads from a goroutine to its thread.

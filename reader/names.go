@@ -11,7 +11,7 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// NameTable locates the names of a process's spans, see docs/wire-format.md.
+// NameTable locates the names of a process's spans. See docs/wire-format.md.
 type NameTable struct {
 	// Address is the address of the table's header, and HeaderSize the distance from there to the
 	// first entry. EntrySize is the distance between entries, and Capacity their number.
@@ -19,7 +19,7 @@ type NameTable struct {
 	HeaderSize, EntrySize, Capacity int
 }
 
-// Bounds of the name table layout that a process may advertise.
+// These constants bound the layout of a name table that a process may advertise.
 const (
 	maxEntrySize    = 1024
 	maxNameCapacity = 1 << 16
@@ -38,14 +38,15 @@ func (a advertisement) nameTable() (*NameTable, error) {
 var errNoNameTable = errors.New("not a name table")
 
 // read appends the names that have been added since names was read, and returns all names by
-// number. The error comes from memory, or says that the header does not match this table. On an
+// number. The error comes from memory, or says that the header does not match this table. On
 // error, read returns the names read so far.
 func (t *NameTable) read(memory ringbuf.Memory, names []string) ([]string, error) {
 	used, err := table{t.Address, t.HeaderSize, t.EntrySize, t.Capacity}.used(memory, wire.NamesMagic, wire.NamesLayout1, errNoNameTable)
 	if err != nil {
 		return names, fmt.Errorf("name table: %w", err)
 	}
-	// The count is read first and covers complete entries only, so each entry is complete.
+	// The count is read first. It counts only complete entries, so every entry that is read is
+	// complete.
 	const batch = 256
 	for len(names) < used {
 		entries := make([]byte, min(batch, used-len(names))*t.EntrySize)
@@ -64,24 +65,26 @@ func (t *NameTable) read(memory ringbuf.Memory, names []string) ([]string, error
 // Names returns the names of a process's spans by number. known holds the names that the caller has
 // read before: names never change, and new ones are appended. t is the table that this process
 // advertises; see [ThreadLayout]. The error wraps [ErrNotPermitted], [ErrProcessGone] or
-// [ErrInvalid], or says that the table no longer exists. On an error, Names returns known.
+// [ErrInvalid], or says that the table no longer exists. On error, Names returns known.
 func (p *Process) Names(t *NameTable, known []string) ([]string, error) {
 	names, err := t.read(p.threads.source, known)
 	if err != nil {
 		return known, p.classify(err)
 	}
-	// Memory is read by pid. The process is still alive, so the pid was its own throughout.
+	// Memory is read by pid. If the process is still alive now, the pid referred to it during
+	// the whole read.
 	if err := p.checkAlive(); err != nil {
 		return known, err
 	}
 	return names, nil
 }
 
-// spanNames are the numbers of the names of a span and of its local root; 0 is no name.
+// spanNames holds the numbers of the names of a span and of its local root. The number 0 means
+// no name.
 type spanNames struct{ name, endpoint uint16 }
 
-// nameSpans returns a function that looks up names by number. The first unknown number reads the
-// process's name table once. A name that cannot be read is empty.
+// nameSpans returns a function that looks up names by number. At the first unknown number, the
+// function reads the process's name table, once. It returns "" for names that cannot be read.
 func (p *Process) nameSpans(v *threadView) func(spanNames) (name, endpoint string) {
 	refreshed := false
 	return func(numbers spanNames) (name, endpoint string) {

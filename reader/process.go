@@ -22,31 +22,34 @@ import (
 // [errors.ErrUnsupported], or the error of the caller's context. Any other error comes from the kernel,
 // such as a lack of memory or descriptors.
 var (
-	// ErrNoContext means that the process publishes no process context, not yet or no longer.
+	// ErrNoContext means that the process does not currently publish a process context.
 	ErrNoContext = errors.New("no process context")
 	// ErrNotPermitted means that the kernel does not allow the caller to read the process.
 	ErrNotPermitted = errors.New("not permitted to read the process")
-	// ErrProcessGone means that the process does not exist or has exited. A zombie no longer has
-	// memory, and may give [ErrNoContext] instead.
+	// ErrProcessGone means that the process does not exist or has exited. For a zombie, which no
+	// longer has memory, the error may be [ErrNoContext] instead.
 	ErrProcessGone = errors.New("process is gone")
 	// ErrInvalid means that the process publishes data that is not a valid context. Retrying is
 	// useless until the data changes.
 	ErrInvalid = errors.New("invalid process context")
-	// ErrBusy means that the context was being updated at every attempt: try again later.
+	// ErrBusy means that the context was being updated at every attempt to read it. Try again
+	// later.
 	ErrBusy = errors.New("process context is being updated")
 )
 
 // Process is an open process. It caches the location of the context, so that reading it again costs
 // four system calls and no scan of the process's mappings.
 //
-// It refers to the process that [Open] found and never to a later one with the same id. For that it
-// holds one file descriptor until [Process.Close]. It is safe for concurrent use.
+// It refers to the process that [Open] found, and never to a later process with the same id. To
+// guarantee this, it holds a file descriptor until [Process.Close]. It is safe for concurrent
+// use.
 type Process struct {
 	pid    int
 	target target
 
 	mu sync.Mutex
-	// found holds the last known location of each publication; its Name is empty if there is none.
+	// found holds the last known location of each publication. If none is known, the mapping's
+	// Name is empty.
 	found [publications]procfs.Mapping
 	// separate says that the last scan found a mapping that may advertise spans separately from the
 	// process context.
@@ -60,9 +63,9 @@ type Process struct {
 type target interface {
 	// ReadAt reads the process's memory.
 	io.ReaderAt
-	// Maps yields its mappings with a name that keep accepts.
+	// Maps yields the process's mappings whose names keep accepts.
 	Maps(keep func(name []byte) bool) iter.Seq2[procfs.Mapping, error]
-	// Pagemap says which of its pages are present.
+	// Pagemap says which of the process's pages are present.
 	Pagemap() (*procfs.Pagemap, error)
 	// Alive returns an error once the process has exited.
 	Alive() error
@@ -95,7 +98,7 @@ func (t linuxTarget) ReadParts(parts []remotemem.Part) (int, error) {
 }
 
 // byThread retries a failed read through other threads if err says that the first thread has no
-// memory: it has exited, while the process may go on.
+// memory. That thread has then exited, but the process may still be running.
 func (t linuxTarget) byThread(n int, err error, read func(remotemem.Memory) (int, error)) (int, error) {
 	if !errors.Is(err, syscall.ESRCH) {
 		return n, err
@@ -110,7 +113,7 @@ func (t linuxTarget) byThread(n int, err error, read func(remotemem.Memory) (int
 			continue
 		}
 		n, errRead := read(remotemem.Of(tid))
-		// The thread is still alive, so the tid was its own throughout.
+		// If the thread is still alive now, the tid referred to it during the whole read.
 		errThread = thread.Alive()
 		_ = thread.Close()
 		if errThread == nil && !errors.Is(errRead, syscall.ESRCH) {
@@ -149,9 +152,9 @@ func (p *Process) Close() error { return p.target.Close() }
 // publishes a process context and that the caller may read. The caller closes the yielded
 // processes. Each range over the sequence scans the mappings of all processes.
 //
-// A process that could not be examined is yielded as an error, usually one that wraps
-// [ErrNotPermitted] or [ErrInvalid], and the sequence goes on. Processes that start or exit
-// meanwhile are not errors. The sequence ends after ctx's error, or if processes cannot be listed.
+// For a process that could not be examined, Publishers yields an error, which usually wraps
+// [ErrNotPermitted] or [ErrInvalid], and continues. Processes that start or exit meanwhile are
+// not errors. The sequence ends after ctx's error, or if processes cannot be listed.
 func Publishers(ctx context.Context) iter.Seq2[*Process, error] {
 	return func(yield func(*Process, error) bool) {
 		if err := supported(); err != nil {

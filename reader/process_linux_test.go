@@ -143,12 +143,13 @@ func TestReadOtherPublishers(t *testing.T) {
 	}
 }
 
-// kindNames are the errors by their names in testdata/publishers.txt.
+// kindNames maps the errors to their names in testdata/publishers.txt.
 var kindNames = map[error]string{
 	ErrNoContext: "none", ErrNotPermitted: "not permitted", ErrProcessGone: "gone", ErrInvalid: "invalid", ErrBusy: "busy",
 }
 
-// outcome returns good, or the name of err's documented kind.
+// outcome returns good if err is nil, and otherwise the name of the documented error that err
+// wraps.
 func outcome(t *testing.T, err error, pid int, good string) string {
 	t.Helper()
 	if err == nil {
@@ -164,8 +165,9 @@ func outcome(t *testing.T, err error, pid int, good string) string {
 }
 
 // TestPublisherScripts runs testdata/publishers.txt: paragraphs of publisher steps, and questions
-// with the expected answers. A question is asked about the process opened at the start, about one
-// opened just now, or about both. Questions are "read", and "changed" since the last read.
+// with the expected answers. A question is asked about the process opened at the start, about
+// the process opened anew, or about both. The questions are "read" and "changed", which means
+// changed since the last read.
 func TestPublisherScripts(t *testing.T) {
 	childproc.NeedReading(t)
 	text, err := os.ReadFile("testdata/publishers.txt")
@@ -270,7 +272,7 @@ func TestOpenNoSuchProcess(t *testing.T) {
 	}
 }
 
-// Neither the maps nor the memory itself is readable.
+// Reading fails if neither the maps nor the memory may be read.
 func TestReadNotPermitted(t *testing.T) {
 	child, p, pc := reading(t, "x")
 	if os.Geteuid() == 0 {
@@ -302,7 +304,8 @@ func TestReadReusedPID(t *testing.T) {
 	if strings.HasPrefix(first, "no ") {
 		t.Skip(first + ": needs a kernel with CONFIG_CHECKPOINT_RESTORE, and processes whose addresses repeat")
 	}
-	// Changed only reads the memory, and finds a different publication there.
+	// Changed does not search the mappings. It only reads the memory at the known address, and
+	// finds a different publication there.
 	assert.Equal(t, "true false <nil>", first)
 	second := child.Receive()
 	assert.True(t, strings.HasPrefix(second, "true pid "), "read the context of another process: %q", second)
@@ -401,7 +404,7 @@ func TestPublishersOfWhichOneEnds(t *testing.T) {
 			continue
 		}
 		if p.PID() == first.PID() {
-			// Already listed, unless the host has very many processes.
+			// The second process is already listed, unless the host has very many processes.
 			second.Kill()
 			ended = true
 		} else if ended {

@@ -46,7 +46,7 @@ type ProcessContext struct {
 	clockOffset time.Duration
 }
 
-// advertises reports whether the message locates spans.
+// advertises reports whether the message says where spans are published.
 func (c *ProcessContext) advertises() bool {
 	return slices.ContainsFunc(c.message().GetAttributes(), func(kv *commonpb.KeyValue) bool {
 		return strings.HasPrefix(kv.GetKey(), wire.ThreadLocalPrefix)
@@ -66,9 +66,9 @@ func (c *ProcessContext) SchemaURL() string {
 }
 
 // Age returns how long ago the context was published. It supports both clocks that publishers use:
-// a time decades after boot is time since the epoch. It corrects for a publisher in another time
-// namespace. The error says that the time lies in the future, as after a migration to another
-// machine, or that the clock cannot be read.
+// a time decades after boot is time since the epoch. It takes into account that the publisher
+// may be in another time namespace. It returns an error if the time lies in the future, as after
+// a migration to another machine, or if the clock cannot be read.
 func (c *ProcessContext) Age() (time.Duration, error) {
 	now, err := boottime.Now()
 	if err != nil {
@@ -86,8 +86,8 @@ func (c *ProcessContext) Age() (time.Duration, error) {
 	return 0, fmt.Errorf("published at %d ns, which lies ahead", c.PublishedAtNS)
 }
 
-// clockOffset returns how far CLOCK_BOOTTIME in the process is ahead of this process's. It is 0 in
-// the same time namespace, or if unknown.
+// clockOffset returns how far the process's CLOCK_BOOTTIME is ahead of the reader's. The result
+// is 0 if both are in the same time namespace, or if the offset is unknown.
 func (p *Process) clockOffset() time.Duration {
 	namespace := func(process, name string) string {
 		target, err := os.Readlink(process + "/ns/" + name)
@@ -121,8 +121,9 @@ type publication int
 const (
 	// contextPublication is the process context.
 	contextPublication publication = iota
-	// advertisementPublication is the message that locates spans, if the process context does not.
-	// It is in a separate mapping, or in one of several process contexts.
+	// advertisementPublication is the message that says where spans are published, if the
+	// process context does not say it. It is in a separate mapping, or is one of several process
+	// contexts.
 	advertisementPublication
 	publications
 )
@@ -163,9 +164,10 @@ func (p *Process) ProcessContext(ctx context.Context) (*ProcessContext, error) {
 	return p.read(ctx, contextPublication)
 }
 
-// published returns the process context, or contextErr if there is none, and the message that
-// locates spans: the same message, another one or nil. Several contexts count as none if one of
-// them locates spans; otherwise they are an error.
+// published returns the process context, or contextErr if there is none. advertisement is the
+// message that says where spans are published: the process context itself, another message or
+// nil. If there are several contexts, and one of them advertises spans, pc is nil. If none of
+// them does, err is not nil.
 func (p *Process) published(ctx context.Context) (pc, advertisement *ProcessContext, contextErr, err error) {
 	pc, contextErr = p.read(ctx, contextPublication)
 	several := errors.Is(contextErr, errSeveral)
@@ -188,8 +190,8 @@ func (p *Process) published(ctx context.Context) (pc, advertisement *ProcessCont
 	return pc, advertisement, contextErr, err
 }
 
-// hasSeparate reports whether the last scan found a separate advertisement. Most processes publish
-// nothing: this avoids a second scan of their mappings.
+// hasSeparate reports whether the last scan found a separate advertisement. It avoids a second
+// scan of the mappings of processes that publish nothing, which are the majority.
 func (p *Process) hasSeparate() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -250,7 +252,8 @@ func (p *Process) readOnce(ctx context.Context, k publication, last bool) (*Proc
 	}
 	pc, missing, err := p.readAt(p.found[k])
 	if err == nil && k == advertisementPublication && !pc.advertises() {
-		// This context no longer advertises spans; another message may advertise them now.
+		// This message no longer advertises spans. Retry, because another message may advertise
+		// them now.
 		pc, missing, err = nil, true, p.error(ErrBusy)
 	}
 	if missing {
@@ -259,8 +262,8 @@ func (p *Process) readOnce(ctx context.Context, k publication, last bool) (*Proc
 	return pc, err
 }
 
-// readAt runs the reading protocol of OTEP 4719 once. missing says that the mapping no longer holds
-// a header.
+// readAt runs the reading protocol of OTEP 4719 once. missing reports that the mapping no longer
+// holds a header.
 func (p *Process) readAt(m procfs.Mapping) (_ *ProcessContext, missing bool, err error) {
 	before, err := p.readHeader(m)
 	if err != nil {
@@ -270,8 +273,9 @@ func (p *Process) readAt(m procfs.Mapping) (_ *ProcessContext, missing bool, err
 		return nil, false, p.error(ErrBusy)
 	}
 
-	// An update may be the cause of an invalid payload, so judge the payload only if the whole
-	// header is unchanged: its fields are not read in one instant.
+	// A concurrent update can make a valid payload look invalid. So report the payload's error
+	// only if the whole header is unchanged afterwards. All of it is compared, because its
+	// fields are not read in one instant.
 	payload, payloadErr := p.readPayload(&before)
 	after, err := p.readHeader(m)
 	if err != nil {
@@ -280,7 +284,8 @@ func (p *Process) readAt(m procfs.Mapping) (_ *ProcessContext, missing bool, err
 	if after != before {
 		return nil, false, p.error(ErrBusy)
 	}
-	// Memory is read by pid. The process is still alive, so the pid was its own throughout.
+	// Memory is read by pid. If the process is still alive now, the pid referred to it during
+	// the whole read.
 	if err := p.checkAlive(); err != nil {
 		return nil, false, err
 	}
@@ -305,7 +310,7 @@ func (p *Process) readAt(m procfs.Mapping) (_ *ProcessContext, missing bool, err
 // headerError returns the error for a header that was found before but cannot be read now.
 func (p *Process) headerError(err error) error {
 	if headerMissing(err) {
-		// The context was withdrawn or replaced: the next search finds out which.
+		// The context was withdrawn or replaced. The next search finds out which.
 		return p.error(fmt.Errorf("%w: %w", ErrBusy, err))
 	}
 	return p.classify(err)
@@ -345,9 +350,9 @@ func decodePayload(payload []byte) (*processcontextpb.ProcessContext, error) {
 	return msg, nil
 }
 
-// locate sets p.found to the only mapping that holds a publication. last says that this is the last
-// attempt: an unreadable mapping, as of a truncated file, then counts as invalid instead of
-// withdrawn.
+// locate sets p.found to the only mapping that holds a publication. last says that this is the
+// last attempt. An unreadable mapping, such as that of a truncated file, then counts as invalid
+// instead of withdrawn.
 func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 	candidates, err := p.candidates(ctx, k)
 	if err != nil {
@@ -393,11 +398,12 @@ func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 		}
 	}
 	if k == advertisementPublication {
-		// An invalid mapping with the right name does not end the search.
+		// Ignore invalid mappings with the right name.
 		rejections = nil
 	}
 	if len(found) == 0 {
-		// While a publisher starts or shuts down, both exist with the same content.
+		// A separate advertisement counts only if no process context advertises spans. While a
+		// publisher starts or shuts down, both exist with the same content.
 		found = separate
 	}
 	var invalid error
@@ -415,7 +421,7 @@ func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 		return p.error(ErrNoContext)
 	}
 	// The mapping may have been unmapped before it was read, and the address may hold something
-	// else now. Only a mapping that still has the name is invalid.
+	// else now. Report a mapping as invalid only if it still has the name.
 	again, err := p.candidates(ctx, k)
 	if err != nil {
 		return err
@@ -436,7 +442,7 @@ func (p *Process) candidates(ctx context.Context, k publication) ([]procfs.Mappi
 	keep := func(name []byte) bool {
 		lines++
 		p.separate = p.separate || wire.IsThreadLocalMapping(name)
-		// Check ctx now and then: hostile maps run to millions of lines.
+		// Check ctx every few thousand lines: the maps of a hostile process may have millions.
 		return k.mayHave(name) || lines%4096 == 0 && ctx.Err() != nil
 	}
 	for m, err := range p.target.Maps(keep) {
@@ -464,9 +470,9 @@ func (p *Process) checkAlive() error {
 	return nil
 }
 
-// confirm returns nil if everything that was read with the help of v came from the program that
-// published it: the process is alive, and still has the publication that v depends on. If it has
-// executed another program meanwhile, that publication is gone.
+// confirm returns nil if everything read through v came from the program that published v. It
+// checks that the process is alive and still has the publication that v depends on. If the
+// process has executed another program meanwhile, that publication is gone.
 func (p *Process) confirm(v *threadView) error {
 	if published, k := v.source(); published != nil {
 		changed, err := p.changed(k, published.PublishedAtNS)
@@ -477,6 +483,7 @@ func (p *Process) confirm(v *threadView) error {
 			return p.error(ErrBusy)
 		}
 	}
-	// Memory is read by pid. The process is still alive, so the pid was its own throughout.
+	// Memory is read by pid. If the process is still alive now, the pid referred to it during the
+	// whole read.
 	return p.checkAlive()
 }

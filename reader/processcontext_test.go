@@ -66,7 +66,8 @@ func TestProcessContext(t *testing.T) {
 	}
 }
 
-// Reading costs what Process documents, and scans no maps once the context has been found.
+// Reading a context makes as many system calls as Process documents, and scans no maps once the
+// context has been found.
 func TestProcessContextCost(t *testing.T) {
 	f := newFake(marshal(t, message("x")))
 	p := f.process()
@@ -98,9 +99,9 @@ func nested(depth int, leaf *commonpb.AnyValue, asMap bool) *commonpb.AnyValue {
 	return leaf
 }
 
-// nestedPayload returns a payload with a value inside of depth arrays or maps, or of as many as
-// fit. It is encoded by hand from the innermost value outwards, because marshalers may reject such
-// depth.
+// nestedPayload returns a payload with a value inside of depth arrays or maps, or inside of as
+// many as fit. It is encoded by hand from the innermost value outwards, because marshalers may
+// reject such depth.
 func nestedPayload(depth int, asMap bool) (payload []byte, levels int) {
 	b := make([]byte, wire.MaxProcessContextPayload)
 	at := len(b)
@@ -124,7 +125,7 @@ func nestedPayload(depth int, asMap bool) (payload []byte, levels int) {
 	return b[at:], levels
 }
 
-// payloadTest is a payload, and the reason why it is invalid, if any.
+// payloadTest is a payload. If it is invalid, the test also has the reason.
 type payloadTest struct {
 	name    string
 	payload []byte
@@ -201,8 +202,8 @@ func payloads(t testing.TB) []payloadTest {
 		for name, leaf := range map[string]*commonpb.AnyValue{
 			"string":  str("leaf"),
 			"nothing": {},
-			// Publishers count the enclosing values. The innermost value may be an empty list, or a
-			// list of plain values.
+			// Publishers count only the enclosing values as levels. The innermost value may
+			// itself be an empty list, or a list of plain values.
 			"list":       nested(1, str("leaf"), false),
 			"empty list": {Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{}}},
 			"empty map":  {Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{}}},
@@ -247,8 +248,8 @@ func TestProcessContextPayloads(t *testing.T) {
 	}
 }
 
-// The reads of a first ProcessContext call: the header of the candidate, the header, the payload,
-// and the header again.
+// These are the numbers of the reads of a first ProcessContext call: the header of the
+// candidate, the header, the payload, and the header again.
 const (
 	readLocate = 1 + iota
 	readBefore
@@ -409,8 +410,8 @@ func TestProcessContextSeveralMappings(t *testing.T) {
 		{"replaced before it is read", func(f *fakeTarget) {
 			f.setMaps(usualMapping)
 			before(1, func(f *fakeTarget) {
-				// It is withdrawn, other data reuses its address, and it is published again
-				// elsewhere.
+				// The context is withdrawn, other data reuses its address, and the context is
+				// published again elsewhere.
 				f.header(headerAt).Signature = [8]byte([]byte("\x7fELF\x02\x01\x01\x00"))
 				f.setMaps(otherContext)
 			})(f)

@@ -62,8 +62,8 @@ func TestPublished(t *testing.T) {
 	separate := publishedAt{separateName, "separate", nil}
 	for name, test := range map[string]struct {
 		all all
-		// context says whether a context is expected. Otherwise contextErr is the expected error.
-		// err is the expected error of the whole call.
+		// context says whether a process context is expected. If it is false, contextErr is the
+		// expected error for the missing context. err is the expected error of the whole call.
 		context         bool
 		contextErr, err error
 		schema          string

@@ -77,7 +77,7 @@ func TestReferenceBounds(t *testing.T) {
 	}, bounds)
 }
 
-// busyMemory holds slots that are being written forever.
+// busyMemory contains only slots in which a write is always in progress.
 type busyMemory struct{ reads int }
 
 func (m *busyMemory) ReadParts(parts []ringbuf.Part) (int, error) {

@@ -18,14 +18,15 @@ import (
 
 // This file searches for rings that are not advertised, such as those of the OTEL-compatible
 // context storage of Datadog's Java profiler. It finds them by the name of the mapping. If the
-// kernel does not support names, it searches anonymous memory for the magic number: at the start of
-// each mapping and of each page inside, because the kernel merges a ring with adjacent anonymous
-// memory.
+// kernel does not support names, it searches anonymous memory for the magic number, at the start
+// of each mapping and of each page inside the mapping. It has to examine all pages because the
+// kernel merges a ring with adjacent anonymous memory.
 
 const (
 	// maxRings bounds the number of mappings with a ring's name that are examined.
 	maxRings = 16
-	// maxScanned bounds the number of anonymous mappings scanned, scanBatch at a time.
+	// maxScanned bounds the number of anonymous mappings that are scanned. scanBatch is the
+	// number of mappings per system call.
 	maxScanned = 1 << 14
 	scanBatch  = 256
 	// maxPages bounds the pages of such mappings that are checked for presence. maxPresent bounds
@@ -34,8 +35,8 @@ const (
 	maxPresent = 1 << 13
 )
 
-// ringNames are the names of rings indexed by thread, the preferred one first: a process may have
-// both to serve different readers.
+// ringNames lists the names of rings indexed by thread, in order of preference. A process may
+// have both rings to serve different readers.
 var ringNames = [...]string{wire.ThreadRingName, wire.RingName1}
 
 // ringName returns the index in ringNames of a mapping's name, or -1.
@@ -81,7 +82,7 @@ func (p *Process) ringMappings(ctx context.Context) (named [len(ringNames)][]pro
 	lines := 0
 	keep := func(name []byte) bool {
 		lines++
-		// Check ctx now and then: hostile maps run to millions of lines.
+		// Check ctx every few thousand lines: the maps of a hostile process may have millions.
 		return len(name) == 0 || ringName(name) >= 0 || lines%4096 == 0 && ctx.Err() != nil
 	}
 	for m, err := range p.target.Maps(keep) {
@@ -106,8 +107,9 @@ func (p *Process) ringMappings(ctx context.Context) (named [len(ringNames)][]pro
 }
 
 // presentPages returns a mapping for each present page inside of the given mappings, extending from
-// the page to the end of its mapping. It examines the smallest mappings first: the heaps of a large
-// process come last and may be left out. Without a pagemap, as on other platforms, it returns none.
+// the page to the end of its mapping. It examines the smallest mappings first. The heaps of a
+// large process come last, and are left out if there are too many pages. Without a pagemap, as
+// on other platforms, it returns none.
 func (p *Process) presentPages(ctx context.Context, mappings []procfs.Mapping) (inside []procfs.Mapping) {
 	pagemap, err := p.target.Pagemap()
 	if err != nil {
@@ -168,7 +170,7 @@ func (p *Process) scan(ctx context.Context, mappings []procfs.Mapping) ([]procfs
 			}
 		}
 		if err != nil {
-			read++ // Skip the unreadable one.
+			read++ // Skip the unreadable mapping.
 		}
 		mappings = mappings[read:]
 	}

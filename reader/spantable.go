@@ -17,8 +17,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// SpanTable locates the live spans of a process: one cell per span. Slots, records and entries of
-// the goroutine table reference cells, see docs/wire-format.md.
+// SpanTable locates the live spans of a process. Each live span has a cell, which slots, records
+// and entries of the goroutine table refer to. See docs/wire-format.md.
 type SpanTable struct {
 	// Address is the address of the table's header, and HeaderSize the distance from there to the
 	// first cell. CellSize is the distance between cells, and Capacity their number.
@@ -51,7 +51,7 @@ const (
 	numCellFields
 )
 
-// Bounds of the span table layout that a process may advertise.
+// These constants bound the layout of a span table that a process may advertise.
 const (
 	maxCellSize     = 1024
 	maxCellCapacity = 1 << wire.RefIndexBits
@@ -87,8 +87,8 @@ func (a advertisement) spanTable(memory ringbuf.Memory) (*SpanTable, error) {
 // errNoSpanTable means that the advertised address holds no span table, or no longer does.
 var errNoSpanTable = errors.New("not a span table")
 
-// used returns the number of cells ever used. The error comes from memory, or wraps [errNoSpanTable]
-// if the header is not this table's.
+// used returns the number of cells that have ever been used. The error comes from memory, or
+// wraps [errNoSpanTable] if the table's header is not where the advertisement says.
 func (t *SpanTable) used(memory ringbuf.Memory) (int, error) {
 	used, err := table{t.Address, t.HeaderSize, t.CellSize, t.Capacity}.used(memory, wire.SpansMagic, wire.SpansLayout1, errNoSpanTable)
 	if err != nil {
@@ -97,7 +97,7 @@ func (t *SpanTable) used(memory ringbuf.Memory) (int, error) {
 	return used, nil
 }
 
-// cell returns the address of the cell that a reference names.
+// cell returns the address of the cell that ref refers to.
 func (t *SpanTable) cell(ref uint64) uint64 {
 	return t.Address + uint64(t.HeaderSize) + uint64(wire.RefIndex(ref)%uint32(t.Capacity))*uint64(t.CellSize)
 }
@@ -106,7 +106,8 @@ func (t *SpanTable) u64(data []byte, f cellField) uint64 {
 	return binary.NativeEndian.Uint64(data[t.offsets[f]:])
 }
 
-// SpanRef identifies a span among all spans of its process, ended ones included. 0 is no span.
+// SpanRef identifies a span among all spans of its process, including those that have ended. 0
+// means no span.
 type SpanRef uint64
 
 // LiveSpan is a span of a process that has started and not ended.
@@ -114,11 +115,11 @@ type LiveSpan struct {
 	// Ref identifies the span: see [Goroutine.Span].
 	Ref SpanRef
 	// Ancestors are the span's parent, grandparent and great-grandparent, by the context that it
-	// was started with. 0 means that there is none or that the process does not know it. They may
-	// have ended.
+	// was started with. A reference is 0 if there is no such ancestor, or if the process does
+	// not know it. Ancestors may have ended.
 	Ancestors [wire.Ancestors]SpanRef
 	// TraceID, SpanID and LocalRootSpanID are in W3C trace context byte order. The local root is
-	// the outermost span of the trace in the process. TraceFlags is 1 for sampled.
+	// the outermost span of the trace in the process. TraceFlags is 1 if the span is sampled.
 	TraceID         [16]byte
 	SpanID          [8]byte
 	LocalRootSpanID [8]byte
@@ -170,9 +171,10 @@ func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
 }
 
 // SpanBatches yields the live spans of the process in no particular order, a few hundred at a time.
-// Each batch is yielded right after it was read, for callers that examine the goroutines of spans
-// before those move on. Each span is yielded at most once. A batch is valid until the next one. The
-// sequence ends after an error, which is one of those of [Process.Spans].
+// Each batch is yielded right after it was read, so that callers can examine the goroutines of
+// its spans before the goroutines move on. Each span is yielded at most once. A batch is valid
+// until the next one. The sequence ends after an error, which is one of those of
+// [Process.Spans].
 func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
 		v, err := p.threadView(ctx)
@@ -187,7 +189,7 @@ func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] 
 		name := p.nameSpans(v)
 		for spans, err := range v.spans.batches(p.threads.source) {
 			if errors.Is(err, errNoSpanTable) {
-				err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // the table was closed meanwhile
+				err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // the table was closed during the read
 			}
 			if err != nil {
 				yield(nil, p.classify(err))
@@ -219,8 +221,8 @@ func (t *SpanTable) ancestors(data []byte) (refs [wire.Ancestors]SpanRef) {
 	return refs
 }
 
-// batches yields the live spans of 512 cells at a time, without their names, and at least one
-// batch. The error comes from memory, or wraps [errNoSpanTable].
+// batches yields the live spans of 512 cells at a time, without their names. It yields at least one
+// batch, which may be empty. The error comes from memory, or wraps [errNoSpanTable].
 func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
 		used, err := t.used(memory)
@@ -263,15 +265,17 @@ const cellBatch = 512
 
 var cellScratches = sync.Pool{New: func() any { return &cellScratch{cells: make([][]byte, cellBatch)} }}
 
-// read returns the contents of up to [cellBatch] cells from number first on. A cell that has never been used or was
-// changing is nil. The result is valid until the scratch is used again. The error is the memory's.
+// read returns the contents of count cells, at most [cellBatch], beginning with cell number
+// first. A cell that has never been used or was changing is nil. The result is valid until
+// scratch is used again. The error comes from memory.
 func (t *SpanTable) read(memory ringbuf.Memory, scratch *cellScratch, first, count int) ([][]byte, error) {
 	address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
 	size := count * t.CellSize
 	scratch.bytes = sized(scratch.bytes, 3*size)
 	before, data, after := scratch.bytes[:size], scratch.bytes[size:2*size], scratch.bytes[2*size:]
-	// The order in which the bytes of a part are read is unspecified, so the cells are read three times. A version
-	// that is the same before and after held all the while, because versions never repeat.
+	// The order in which the bytes of a part are read is unspecified, so the cells are read
+	// three times. If a cell has the same version before and after, it did not change in
+	// between, because versions never repeat.
 	if _, err := memory.ReadParts([]ringbuf.Part{
 		{Address: address, Data: before}, {Address: address, Data: data}, {Address: address, Data: after},
 	}); err != nil {
@@ -294,13 +298,13 @@ type position struct {
 	goid uint64
 	// span is the published span and, after [SpanTable.resolve], the goroutine's active span, or 0.
 	span SpanRef
-	// known is set by resolve. It is false if the cell of the span has been reused for another one.
+	// known is set by resolve. It is false if the span's cell has been reused for another span.
 	known bool
 	// starter is set by resolve: the id of the goroutine that started the active span.
 	starter uint64
 }
 
-// cellState is what resolve needs of a cell.
+// cellState holds the fields of a cell that resolve needs.
 type cellState struct {
 	ref           SpanRef
 	live, outside bool
@@ -308,9 +312,9 @@ type cellState struct {
 	ancestors     [wire.Ancestors]SpanRef
 }
 
-// resolve replaces published spans by active ones. If a span has ended, that is its nearest live
-// ancestor, or none if the goroutine does not return to ancestors. It reads only the cells of these
-// spans. The error comes from memory, or wraps [errNoSpanTable].
+// resolve replaces published spans by active ones. If a published span has ended, the active
+// span is its nearest live ancestor, or none if the goroutine does not return to ancestors. It
+// reads only the cells of these spans. The error comes from memory, or wraps [errNoSpanTable].
 func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 	used, err := t.used(memory)
 	if err != nil {
@@ -327,7 +331,8 @@ func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 			wanted[i] = true
 		}
 	}
-	// state returns the state of a span passed to want, nil if its cell has been reused.
+	// state returns the state of a span that was passed to want, or nil if the span's cell has
+	// been reused.
 	state := func(ref SpanRef) *cellState {
 		if i := int(wire.RefIndex(uint64(ref))); ref != 0 && i < used && states[i].ref == ref {
 			return &states[i]
@@ -350,7 +355,7 @@ func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 			}
 		}
 	}
-	if ended { // Ancestors are judged after their descendants have ended.
+	if ended { // Read the ancestors after finding out that their descendants have ended.
 		if err := t.load(memory, scratch); err != nil {
 			return err
 		}
@@ -412,7 +417,7 @@ func (t *SpanTable) load(memory ringbuf.Memory, scratch *cellScratch) error {
 	return nil
 }
 
-// live returns the live spans without their names. The error is one of those of batches.
+// live returns the live spans without their names. The error is the same as that of batches.
 func (t *SpanTable) live(memory ringbuf.Memory) (spans []LiveSpan, err error) {
 	for batch, err := range t.batches(memory) {
 		if err != nil {

@@ -19,7 +19,8 @@ func inner(id identity, more uint64, c CarrierKind) Thread {
 	return thread
 }
 
-// The slots and the record of a goroutine keep naming a span that ended on another goroutine.
+// If a span ends on another goroutine, the slots and the record of its own goroutine still
+// contain it.
 func TestSpanEndedOnOtherGoroutine(t *testing.T) {
 	for carriers, kind := range map[string]CarrierKind{
 		"slots": ThreadSlots, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,

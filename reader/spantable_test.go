@@ -43,7 +43,8 @@ func (w *spanWorld) endElsewhere(span uint64) {
 	}
 }
 
-// outsider makes a goroutine the starter of span 2, outside of the span's ancestors.
+// outsider makes span 2 a span that the goroutine started while it was not in any of the span's
+// ancestors.
 func (w *spanWorld) outsider(goid uint64) {
 	put64(w.cell(w.refs[2])[0x28:], goid)
 	w.cell(w.refs[2])[0x49] = 1
@@ -63,13 +64,13 @@ func (w *spanWorld) lookAt(t *testing.T, which string) *ThreadSpan {
 	return thread.Span
 }
 
-// The state of a span's cell decides which span each carrier gives.
+// TestCellStates checks which span each carrier yields for each state of the span's cell.
 func TestCellStates(t *testing.T) {
 	for _, which := range []string{"t", "g", "r", "tg", "tgr"} {
 		for name, test := range map[string]struct {
 			change func(w *spanWorld)
-			// want is the span expected from slots and entries, byRecord the one expected from
-			// records, which hold the ancestors of their span even if its cell has been reused.
+			// want is the span expected from slots and entries. byRecord is the span expected
+			// from records, which contain the span's ancestors even if its cell has been reused.
 			want, byRecord uint64
 		}{
 			"live":             {func(*spanWorld) {}, 2, 2},

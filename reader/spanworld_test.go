@@ -17,15 +17,16 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// There are only a few cells, so that they are soon reused.
+// There are only a few cells, so that tests soon reuse them.
 const (
 	fakeSpans  = 0x80_0000
 	worldCells = 12
 )
 
-// spanWorld is a world in which goroutines start and end spans, on the observed thread and elsewhere. It acts one
-// step at a time, and records the truth after each step. Its spans are in cells, as spanctx keeps them. Ending a
-// span changes its cell and its records at once. Slots and labels stay, except those of the goroutine that ends it.
+// spanWorld is a world in which goroutines start and end spans, on the observed thread and
+// elsewhere. It changes one step at a time, and records the true span after each step. Its spans
+// are in cells, as spanctx keeps them. Ending a span changes its cell and its records at once.
+// Slots and labels stay, except those of the goroutine that ends the span.
 type spanWorld struct {
 	*world
 
@@ -37,7 +38,7 @@ type spanWorld struct {
 	records map[uint64][]uint64
 	spans   map[uint64]*worldSpan
 	// position is the span that each goroutine has published or inherited, which may have ended.
-	// saved are the positions that Detach restores.
+	// saved holds the positions that Detach restores.
 	position map[*worldGoroutine]worldPosition
 	saved    map[*worldGoroutine][]worldPosition
 	// acting is the goroutine that enters the span entering, or leaves the span leaving, in the current
@@ -321,8 +322,8 @@ func (w *spanWorld) step(before bool) {
 	w.note(before)
 }
 
-// note records which spans are true for the running goroutine at this moment. If before is set, any
-// live span that the goroutine was in before counts, too.
+// note records which spans a reader may now report for the running goroutine. If before is set,
+// these include every live span that the goroutine has been in.
 func (w *spanWorld) note(before bool) {
 	g := w.running
 	if g == nil || w.truths == nil {
@@ -352,13 +353,14 @@ func (w *spanWorld) note(before bool) {
 	}
 }
 
-// Between any two words that are read, spans start and end, on their own goroutines and elsewhere,
-// cells are reused, and goroutines attach to spans and to nothing. A proven span must have been the
-// true one at some moment during the read.
+// Between any two words that are read, spans start and end on their own and on other goroutines,
+// cells are reused, and goroutines attach to spans or detach from all spans. A proven span must
+// have been the true one at some moment during the read.
 //
-// A thread's slot may hold the goroutine's span of its last visit to that thread. The goroutine may
-// have moved to another span on another thread since, while the first one is still live. So without
-// the goroutine table, any live span that the goroutine has ever been in is accepted.
+// A thread's slot may hold the span that a goroutine was in when it last ran on that thread. The
+// goroutine may have entered another span on another thread since, while the first span is still
+// live. So without the goroutine table, any live span that the goroutine has ever been in is
+// accepted.
 func TestProvenSpanWasLive(t *testing.T) {
 	for _, which := range []string{"t", "tr", "tg", "tgr", "g", "r", "gr", "r without a span table"} {
 		t.Run(which, func(t *testing.T) {

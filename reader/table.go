@@ -18,7 +18,7 @@ type table struct {
 	headerSize, entrySize, capacity int
 }
 
-// tableBounds are the bounds of the table layout that a process may advertise.
+// tableBounds holds the bounds of the table layout that a process may advertise.
 type tableBounds struct {
 	layout             int64
 	entrySizeKey       string

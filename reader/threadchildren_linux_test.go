@@ -33,8 +33,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// The children of these tests publish spans by hand, one carrier at a time, on goroutines that
-// follow commands.
+// The child processes in this file publish spans through individual carriers, on goroutines that
+// execute the commands of the test.
 
 var threadRoles = map[string]func(*childproc.Parent){
 	"actors": actors,
@@ -72,8 +72,8 @@ type service struct {
 }
 
 // setUp creates the carriers named in order: slots, v1, goroutine-table, record, keys=a+b.
-// "advertise" advertises them, "no-go" without the runtime offsets and "no-cells" without the span
-// table.
+// "advertise" advertises them. With "no-go" the runtime offsets are missing from the
+// advertisement, and with "no-cells" the span table.
 func setUp(order string) (*service, error) {
 	table, err := cells.New(cells.Options{Spare: func(cells.Ref, uint64, uintptr) bool { return true }})
 	if err != nil {
@@ -219,7 +219,7 @@ func (s *service) namedV1() error {
 	return region.Announce()
 }
 
-// shown is a goroutine's published span, inside of outer unless that is nil.
+// shown is a span that a goroutine has published. outer is the enclosing span, or nil.
 type shown struct {
 	service *service
 	outer   *shown
@@ -228,8 +228,8 @@ type shown struct {
 	record  *gorecord.Record
 }
 
-// start starts a span on the calling goroutine, inside of another one or of nil, and publishes it
-// in all carriers.
+// start starts a span on the calling goroutine and publishes it in all carriers. outer is the
+// enclosing span, or nil.
 func (s *service) start(span *cells.Span, outer *shown) *shown {
 	sh := &shown{service: s, outer: outer, span: ringbuf.Span{
 		TraceIDHigh: span.TraceIDHigh, TraceIDLow: span.TraceIDLow, SpanID: span.SpanID, TraceFlags: span.TraceFlags,
@@ -287,8 +287,9 @@ func (s *service) show(sh *shown) {
 	}
 }
 
-// over ends the span for readers. Any goroutine may call it.
-func (sh *shown) over() {
+// endForReaders marks the span as ended, without publishing the goroutine's new active span. Any
+// goroutine may call it.
+func (sh *shown) endForReaders() {
 	if sh.service.cells.End(sh.ref) {
 		sh.record.End(true)
 		sh.service.cells.Free(sh.ref)
@@ -297,7 +298,7 @@ func (sh *shown) over() {
 
 // end ends the span on its own goroutine, and publishes the goroutine's new active span.
 func (sh *shown) end() *shown {
-	sh.over()
+	sh.endForReaders()
 	to := sh.outer
 	for to != nil && !to.service.cells.Live(to.ref) {
 		to = to.outer
@@ -323,7 +324,7 @@ func actors(p *childproc.Parent) {
 		name := words[1]
 		a := all[name]
 		if words[0] == "end-elsewhere" { // on this goroutine, while the actor continues to spin
-			a.in.over()
+			a.in.endForReaders()
 			a.in = a.in.outer
 			p.Send("ok")
 			continue
@@ -338,7 +339,7 @@ func actors(p *childproc.Parent) {
 		a.orders <- append(words[:1:1], words[2:]...)
 		answer := <-a.answers
 		for atomic.LoadUint32(&a.spin) == 1 && a.turns.Load() == turns {
-			time.Sleep(100 * time.Microsecond) // until it really spins
+			time.Sleep(100 * time.Microsecond) // until the actor is spinning
 		}
 		if atomic.LoadUint32(&a.spin) == 1 {
 			answer = fmt.Sprintf("%d %d", a.spinner.TID, a.spinner.Goid)
@@ -354,7 +355,7 @@ type actor struct {
 	spin    uint32
 	turns   atomic.Uint64
 	spinner goruntime.Self // the goroutine that spins
-	// in is the actor's active span. Others change it only while it spins.
+	// in is the actor's active span. Other goroutines change it only while the actor spins.
 	in *shown
 }
 
@@ -382,7 +383,7 @@ func (a *actor) run() {
 		case "show": // publish theSpan
 			outer, who := a.in, a.who()
 			for a.in = a.service.start(&theSpan, outer); a.who() != who; a.in = a.service.start(&theSpan, outer) {
-				a.in.end() // moved in the middle of it
+				a.in.end() // the goroutine moved to another thread while it published
 				who = a.who()
 			}
 			a.answers <- who
@@ -395,7 +396,7 @@ func (a *actor) run() {
 		case "end":
 			a.in = a.in.end()
 			a.answers <- "ok"
-		case "park": // wait for orders as goroutines do
+		case "park": // wait for orders without keeping the thread
 			a.answers <- "ok"
 		case "spin": // until the next order
 			atomic.StoreUint32(&a.spin, 1)
@@ -403,7 +404,7 @@ func (a *actor) run() {
 			a.spinning()
 		case "advertise-now":
 			a.answers <- answer(a.service.advertise(true))
-		case "start-known": // start a goroutine that spins until the next order, with its m published as in spin-known
+		case "start-known": // start a goroutine that spins until the next order, and make its m known through its thread's slot, if there are slots
 			atomic.StoreUint32(&a.spin, 1)
 			go func() {
 				runtime.LockOSThread()
@@ -414,7 +415,7 @@ func (a *actor) run() {
 				a.spinning()
 			}()
 			a.answers <- ""
-		case "relabel": // as pprof.Do does
+		case "relabel": // replace the labels, as pprof.Do does
 			relabel()
 			a.answers <- "ok"
 		}
@@ -473,7 +474,8 @@ func askf(t *testing.T, c *childproc.Child, format string, args ...any) (id iden
 	return id
 }
 
-// Churn: each of many goroutines publishes spans that encode its goroutine id.
+// Below is the child process of the churn test: each of many goroutines publishes spans that
+// encode the goroutine's id.
 
 const (
 	churnSalt  = 0x9E3779B97F4A7C15
@@ -538,7 +540,7 @@ func churnOne(s *service, elsewhere chan<- func()) {
 		}
 		if n%4 == 0 { // on another goroutine
 			over := make(chan struct{})
-			elsewhere <- func() { in.over(); close(over) }
+			elsewhere <- func() { in.endForReaders(); close(over) }
 			<-over
 		} else {
 			in.end()

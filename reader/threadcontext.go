@@ -20,15 +20,15 @@ import (
 // ThreadContexts are the thread contexts of OTEP 4947 that a process publishes through the
 // thread-local variable otel_thread_ctx_v1.
 type ThreadContexts struct {
-	// Schema is the process's threadlocal.schema_version, tlsdesc_v1_dev or tls_v1.
+	// Schema is the process's threadlocal.schema_version: tlsdesc_v1_dev or tls_v1.
 	Schema string
-	// Keys are the names of attributes by key index.
+	// Keys lists the names of attributes by key index.
 	Keys []string
-	// Variables are the usable definitions of the variable, and Unresolved is the reason why others
-	// cannot be used.
+	// Variables lists the usable definitions of the variable. Unresolved is the reason why other
+	// definitions cannot be used.
 	Variables  []ThreadVariable
 	Unresolved error
-	// Threads are all threads of the process, at most 131,072.
+	// Threads lists all threads of the process, at most 131,072.
 	Threads []ThreadContext
 }
 
@@ -177,7 +177,8 @@ func (p *Process) threadRecord(tid int, variables []tlsvar.Variable) (uint64, []
 	return 0, nil, nil
 }
 
-// readRecord reads the record that the variable at address points at, until two reads are equal.
+// readRecord repeatedly reads the record that the variable at address points at, until two reads
+// are equal.
 func (p *Process) readRecord(address uint64) (uint64, []byte, error) {
 	for range maxAttempts {
 		var before, after [8]byte
@@ -237,11 +238,12 @@ func (p *Process) threadPointer(tid int) (uint64, error) {
 	return cached.pointer, nil
 }
 
-// cachedPointer is the thread pointer of the thread that started at start.
+// cachedPointer is a thread pointer, with the start time of its thread to detect that the thread
+// id was reused.
 type cachedPointer struct{ start, pointer uint64 }
 
-// spanOfRecord decodes a record. It returns nil if the record is invalid or has no ids. The last
-// attribute with a key counts.
+// spanOfRecord decodes a record. It returns nil if the record is invalid or has no ids. If
+// several attributes have the same key, the last one counts.
 func spanOfRecord(encoded []byte, keys []string) *ThreadSpan {
 	if len(encoded) < wire.ThreadContextRecordSize || encoded[24] != 1 {
 		return nil

@@ -13,8 +13,8 @@ import (
 //
 // [Process.ThreadLayoutSince] checks whether it is still valid.
 type ThreadLayout struct {
-	// Context is the process context. If it is nil, ContextErr is the error of
-	// [Process.ProcessContext]: the process publishes no context, or several.
+	// Context is the process context. If it is nil, because the process publishes no context or
+	// several, ContextErr is the error of [Process.ProcessContext].
 	Context    *ProcessContext
 	ContextErr error
 	// Advertisement is the message that locates the carriers, nil if the process advertises none.
@@ -42,8 +42,8 @@ type ThreadLayout struct {
 	made time.Time
 }
 
-// ThreadLayout returns the location of the spans of the process's threads. Publishing no spans or
-// no context is not an error. The error is one of those of [Process.Carriers].
+// ThreadLayout returns the location of the spans of the process's threads. It is not an error if
+// the process publishes no spans or no context. The error is one of those of [Process.Carriers].
 func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 	v, err := p.findCarriers(ctx)
 	if err != nil {
@@ -60,10 +60,10 @@ func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 // publication. The search for a separate advertisement scans all mappings.
 const rescanAfter = 10 * time.Second
 
-// ThreadLayoutSince is like [Process.ThreadLayout], but returns was if that is still valid, which
-// is the case until the process publishes its context or advertises its carriers again. The check
-// costs one or two system calls. Without a context it scans all mappings each time, and without an
-// advertisement every ten seconds.
+// ThreadLayoutSince is like [Process.ThreadLayout], but returns was if was is still valid. It is
+// valid until the process publishes its context or advertises its carriers again. The check
+// costs one or two system calls. Without a context it scans all mappings each time, and without
+// an advertisement every ten seconds.
 func (p *Process) ThreadLayoutSince(ctx context.Context, was *ThreadLayout) (*ThreadLayout, error) {
 	if was == nil {
 		return p.ThreadLayout(ctx)
@@ -94,9 +94,9 @@ func (c *ProcessContext) same(other *ProcessContext) bool {
 }
 
 // Attributes decodes the attributes of a span, which are entries {key u8, length u8, value} as in
-// OTEP 4947. The last entry with a key counts. Entries whose keys the process has not published are
-// left out; all reports whether there are none. Keys are only ever added, so a later ThreadLayout
-// may know them.
+// OTEP 4947. If several entries have the same key, the last one counts. Entries whose keys the
+// process has not published are left out. all reports whether no entry was left out. The process
+// may publish these keys later, so a newer ThreadLayout may know them.
 func (l *ThreadLayout) Attributes(encoded []byte) (attributes []ThreadAttribute, all bool) {
 	return decodeAttributes(encoded, l.keys)
 }

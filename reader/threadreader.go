@@ -29,42 +29,43 @@ import (
 //	the entry again
 //	the thread's slot, second half
 //
-// where the cells are those that the slot, the entry and the record reference. A value read in the
-// middle is valid if everything read around it is unchanged. Hence the thread ran that goroutine at
-// the moment when m.curg was read. The goroutine had that id at that moment, because it had it
-// before and after, and ids are never reused. The entry, the slot or the record behind the label
-// pointer named the span at that moment. It does not matter if the goroutine moves away and returns
-// in between.
+// The cells are those that the slot, the entry and the record refer to. A value read in the
+// middle is valid if everything read around it is unchanged. Hence the thread was running that
+// goroutine when m.curg was read. The goroutine had that id at that moment, because it had the
+// same id before and after, and ids are never reused. At that moment the entry, the slot or the
+// record behind the label pointer referred to the span. It does not matter if the goroutine
+// moves away and returns in between.
 //
-// Each address comes from another part's contents: the m is in the slot, the g in the m, the record
-// behind the g. So the call uses the addresses found by the previous one and is repeated, a bounded
-// number of times, if they have changed.
+// Each address comes from the contents of another part: the address of the m is in the slot,
+// that of the g in the m, and that of the record in the g. So each call uses the addresses that
+// the previous call found. If they have changed, the call is repeated, up to a limit.
 type threadReader struct {
 	memory ringbuf.Memory
 	view   *threadView
 
 	threadSlot *ringbuf.SlotReader
 
-	// The addresses and ids that the next read assumes. 0 is unknown.
+	// These are the addresses and ids that the next read assumes. 0 means unknown.
 	tid    uint32
 	m      uint64
 	g      uint64
 	goid   uint64
 	labels uint64
 
-	// unreadable marks the groups that cannot be read, see group.
+	// unreadable marks the groups that cannot be read; see group.
 	unreadable [numGroups]bool
 	// wrongM is an address that turned out not to be the thread's m.
 	wrongM uint64
-	// record and recordAgain are the object behind labels, from its start to the end of the
-	// record's attributes. verified is the record's content when its labels were last compared, and
-	// labelsMatch the result.
+	// record and recordAgain are two reads of the object behind labels, from its start to the
+	// end of the record's attributes. verified is the content of the record when its labels were
+	// last compared, and labelsMatch is the result of that comparison.
 	record, recordAgain, verified []byte
 	labelsMatch                   bool
-	// fallback is the thread with what has been proven so far, used if no later read is consistent.
+	// fallback is the thread with the results that have been proven so far. It is used if no
+	// later read is consistent.
 	fallback Thread
 
-	// cells are the cells to read, each with the reference that names it.
+	// cells lists the cells to read, each with the reference that led to it.
 	cells []cellRead
 
 	parts  []ringbuf.Part
@@ -76,7 +77,8 @@ type threadReader struct {
 	procid, curg, goidNow, labelsNow [8]byte
 }
 
-// group names the structure that a part belongs to. An unreadable part disables its whole group.
+// group identifies the structure that a part belongs to. An unreadable part disables its whole
+// group.
 type group int
 
 const (
@@ -90,7 +92,8 @@ const (
 )
 
 const (
-	// maxReads bounds the reads for one thread. The first ones, at most five, only find addresses.
+	// maxReads bounds the reads for one thread. The first reads, at most five, only find
+	// addresses.
 	maxReads = 16
 	// addressEnd bounds pointers, so that adding offsets cannot overflow.
 	addressEnd = 1 << 56
@@ -108,7 +111,7 @@ func newThreadReader(memory ringbuf.Memory, v *threadView) *threadReader {
 // comes from memory.
 func (r *threadReader) read(t *Thread, m uint64) error {
 	if r.view.runtime.MProcid < 0 || !r.view.runtime.complete() {
-		// Without these offsets, m cannot be verified to still belong to the thread.
+		// Without these offsets, it cannot be verified that m still belongs to the thread.
 		m = 0
 	}
 	r.fallback = Thread{TID: t.TID, OwnTID: t.OwnTID}
@@ -149,7 +152,7 @@ func (r *threadReader) add(g group, parts ...ringbuf.Part) {
 	r.parts = append(r.parts, parts...)
 }
 
-// readParts reads everything whose address is known.
+// readParts reads all parts whose addresses are known.
 func (r *threadReader) readParts() error {
 	r.parts, r.groups = r.parts[:0], r.groups[:0]
 	o := &r.view.runtime
@@ -256,8 +259,8 @@ func (r *threadReader) evaluate(t *Thread) (done bool, err error) {
 	}
 	t.Goroutine = r.goid
 
-	// From here on r.goid ran on the thread when curg was read. Its own entry takes precedence:
-	// labels are inherited, and the user can replace them.
+	// The thread was running r.goid when curg was read. That goroutine's own entry takes
+	// precedence over its labels, which may be inherited or replaced by the user.
 	ref, owned, entrySettled := r.entryOfGoroutine()
 	published, decided, cellSettled := r.spanOf(ref, r.goid, GoroutineTable)
 	if owned && decided && published == nil {
@@ -280,30 +283,30 @@ func (r *threadReader) evaluate(t *Thread) (done bool, err error) {
 		best = recorded
 	}
 	if best == nil && entrySettled && !owned {
-		best = ofThread // an entry is newer than the slot
+		best = ofThread // use the slot only without an entry, which would be newer
 	} else if best != nil && ofThread != nil && ofThread.sameAs(best) {
 		best.complete(ofThread)
 	}
 	allSettled := entrySettled && cellSettled && recordSettled && threadSettled
 	if best == nil {
-		// The result "no span" is valid only if no span was being stored.
+		// The result "no span" is valid only if no span was being stored during the read.
 		return settled && allSettled, nil
 	}
 	best.Proven = true
 	t.Span = best
 	if !allSettled && (published != nil || cellSettled) {
-		r.fallback = *t // even if the entry was being stored: the record is as recent
+		r.fallback = *t // valid even if the entry was being stored, because the record is as recent
 	}
 	return allSettled, nil
 }
 
-// cellRead is the last read of a cell.
+// cellRead is the result of the last read of a cell.
 type cellRead struct {
 	ref  uint64
 	data []byte
 	// before and after are the cell's version, read before and after data.
 	before, after [8]byte
-	read          bool // by the last read
+	read          bool // whether the last read included the cell
 }
 
 // liveness is the state of a referenced span according to its cell.
@@ -315,15 +318,15 @@ const (
 	// ended: the span has ended.
 	ended
 	live
-	// unread: the cell was not read yet, or changed during the read, and must be read again.
+	// unread: the cell was not read yet or changed during the read, so it must be read again.
 	unread
 )
 
 // maxCells bounds the cells that are read for one thread.
 const maxCells = 16
 
-// cellOf returns the cell that a reference names, and the state of the span. It schedules the read
-// of a cell that has not been read.
+// cellOf returns the cell that a reference leads to, and the state of the span. If the cell has
+// not been read, cellOf schedules its read.
 func (r *threadReader) cellOf(ref uint64) ([]byte, liveness) {
 	if ref == 0 || ref&wire.CellOver != 0 || r.unreadable[groupCells] {
 		return nil, replaced
@@ -377,9 +380,9 @@ func (r *threadReader) resolve(s *ringbuf.Slot) (span *ThreadSpan, settled bool)
 	return span, settled
 }
 
-// spanOf returns the active span of a goroutine whose last published span is ref: that span while
-// it is live, then its nearest live ancestor, or nil. decided is false if the cell has been reused
-// for another span; settled is false if cells must be read again.
+// spanOf returns the active span of a goroutine whose last published span is ref. This is the
+// published span if it is live, otherwise its nearest live ancestor, or nil. decided is false if
+// the cell has been reused for another span. settled is false if cells must be read again.
 func (r *threadReader) spanOf(ref wire.Ref, goid uint64, c CarrierKind) (span *ThreadSpan, decided, settled bool) {
 	if ref == 0 {
 		return nil, true, true
@@ -434,8 +437,8 @@ func (r *threadReader) provable() bool {
 	return r.view.runtime.complete() && r.view.threadRing.Info().Layout != wire.RingLayout1
 }
 
-// slotOfThread returns the thread's slot, zero if there is none or another thread owns it. settled
-// is false if it was being written.
+// slotOfThread returns the thread's slot. It returns a zero slot if there is none or if another
+// thread owns it. settled is false if the slot was being written.
 func (r *threadReader) slotOfThread() (slot ringbuf.Slot, settled bool) {
 	if r.threadSlot == nil || r.unreadable[groupThreadSlot] {
 		return ringbuf.Slot{}, true
@@ -450,8 +453,9 @@ func (r *threadReader) slotOfThread() (slot ringbuf.Slot, settled bool) {
 	return slot, true
 }
 
-// entryOfGoroutine returns the last span that the goroutine published, 0 if none. owned is false if
-// there is no entry or another goroutine owns it; settled is false if it was being stored.
+// entryOfGoroutine returns the last span that the goroutine published, or 0 if it published
+// none. owned is false if there is no entry or another goroutine owns it. settled is false if
+// the entry was being stored.
 func (r *threadReader) entryOfGoroutine() (ref wire.Ref, owned, settled bool) {
 	if !r.hasEntry() {
 		return 0, false, true
@@ -573,28 +577,28 @@ func (r *threadReader) addCell(s *ThreadSpan) (settled bool) {
 		return true
 	}
 	cell, state := r.cellOf(binary.NativeEndian.Uint64(r.record[r.view.refOffset:]))
-	if state == live || state == ended { // The span may just be ending.
+	if state == live || state == ended { // use the cell of an ended span, too, because the span may just be ending
 		span := r.view.spans.decode(cell)
 		s.complete(&ThreadSpan{LocalRootSpanID: span.LocalRootSpanID, names: span.names})
 	}
 	return state != unread
 }
 
-// Bounds of the labels that are compared.
+// These constants bound the labels that are compared.
 const (
 	labelSize = 32
 	maxLabels = 256
 )
 
-// labelsHaveIDs reports whether the labels in front of a record have its ids among their values, as
-// the labels of real records do. Labels installed by other code are followed by arbitrary heap
-// memory, which may look like a record.
+// labelsHaveIDs reports whether the labels in front of a record contain the record's ids, as the
+// labels of real records do. If other code has installed the labels, they are followed by
+// arbitrary heap memory, which may look like a record.
 //
-// The labels of an ended span may have been withdrawn. They are then outside the list's length, but
-// within its capacity.
+// The labels of an ended span may have been withdrawn. They are then beyond the list's length,
+// but within its capacity.
 //
-// The memory may have been freed meanwhile. Then the ids are missing, or the next read finds
-// another record. The error comes from memory.
+// The memory may have been freed meanwhile. In that case the ids are missing, or the next read
+// finds another record. The error comes from memory.
 func (r *threadReader) labelsHaveIDs(s *ThreadSpan) (bool, error) {
 	list, n := binary.NativeEndian.Uint64(r.record), binary.NativeEndian.Uint64(r.record[16:])
 	if !validPointer(list) || n > maxLabels {
@@ -624,7 +628,7 @@ func (r *threadReader) labelsHaveIDs(s *ThreadSpan) (bool, error) {
 	return hasTrace && hasSpan, nil
 }
 
-// readAll reads parts and reports whether all are readable. The error is any error but EFAULT.
+// readAll reads parts and reports whether all are readable. It returns any error except EFAULT.
 func (r *threadReader) readAll(parts ...ringbuf.Part) (bool, error) {
 	_, err := r.memory.ReadParts(parts)
 	if errors.Is(err, syscall.EFAULT) {

@@ -30,10 +30,10 @@ type fakeMemory struct {
 	pieces map[uint64][]byte
 	// beforeWord, if not nil, runs before each eight bytes are read.
 	beforeWord func()
-	// always, if not nil, provides the memory outside of pieces.
+	// always, if not nil, provides the contents of all memory outside of pieces.
 	always func(address uint64, b []byte) bool
 
-	calls, words int // words of the last call
+	calls, words int // words counts the words of the last call
 	ids          map[int][]int
 }
 
@@ -97,11 +97,11 @@ func (f *fakeMemory) ThreadIDs(tid int) ([]int, error) {
 	return ids, nil
 }
 
-// Addresses in fakes, and runtime offsets.
+// These are the addresses in fakes, and the runtime offsets.
 const (
 	fakeRing       = 0x10_0000
 	fakeM          = 0x30_0000
-	fakeG          = 0x40_0000 // of the first goroutine; each has a page
+	fakeG          = 0x40_0000 // the g of the first goroutine; each g has its own page
 	fakeHeap       = 0x50_0000
 	fakeHeapSize   = 1 << 21
 	fakeGoroutines = 0x100_0000
@@ -120,7 +120,7 @@ type world struct {
 	rand       *rand.Rand
 	goroutines []*worldGoroutine
 	running    *worldGoroutine
-	// steps are yet to be taken.
+	// steps lists the pending steps.
 	steps    []func()
 	lastSpan uint64
 	heap     uint64
@@ -184,9 +184,9 @@ func (w *world) storeRef(slot []byte, owner, span, ref uint64) []func() {
 	}
 }
 
-// Offsets in the world's records.
+// These are the offsets in the world's records.
 const (
-	worldAncestors  = 24 // followed by the outsider
+	worldAncestors  = 24 // followed by the id of the goroutine that does not return to the ancestors
 	worldRecord     = worldAncestors + 8*(wire.Ancestors+1)
 	worldList       = 96
 	worldText       = 160
@@ -225,7 +225,8 @@ func (w *world) schedule(g *worldGoroutine) {
 	put64(w.pieces[fakeM][fakeOffsets.MCurg:], curg)
 }
 
-// view returns the view of the world; which has t, g, r for the carriers.
+// view returns the view of the world. which lists the carriers: t for thread slots, g for the
+// goroutine table, r for records.
 func (w *world) view(t testing.TB, which string) *threadView {
 	t.Helper()
 	v := &threadView{recordOffset: -1, refOffset: -1, ancestorsOffset: -1, namesOffset: -1, runtime: fakeOffsets}
@@ -249,7 +250,7 @@ func (w *world) view(t testing.TB, which string) *threadView {
 // passed to each. readWhileMoving returns how many reads found no span.
 func (w *world) readWhileMoving(t *testing.T, l *threadReader, seed uint64, steps int, step, note func(), each func(*ThreadSpan, uint64)) (idle int) {
 	t.Helper()
-	// From a nearly static world to one in which much happens at once.
+	// Depending on the seed, the world changes rarely or many times during a read.
 	pace := []int{1000, 300, 100, 40, 15, 5}[seed%6]
 	for range 400 {
 		for range w.rand.IntN(steps) {
@@ -324,7 +325,7 @@ func TestBestCarrierWins(t *testing.T) {
 		{"tgr", func(w *spanWorld) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0x99_0000) }, GoroutineTable, 8},
 		{"tgr", func(w *spanWorld) { w.entry(w.goroutines[0])[8]++ }, GoroutineRecord, 8},
 		{"tgr", func(w *spanWorld) { delete(w.pieces, fakeRing) }, GoroutineRecord, 8},
-		// The goroutine has moved to a thread that shows another one's span.
+		// The goroutine has moved to a thread whose slot has the span of another goroutine.
 		{"tg", func(w *spanWorld) { w.slot()[0x20]++ }, GoroutineTable, 8},
 		{"tr", func(w *spanWorld) { w.slot()[0x20]++ }, GoroutineRecord, 8},
 	} {
@@ -379,7 +380,7 @@ func TestInconsistentThreadHasNoSpan(t *testing.T) {
 		test.change(w)
 		for _, m := range []uint64{0, fakeM} {
 			if m == fakeM && name == "slot without an m" {
-				continue // procid then confirms that fakeM is the thread's m
+				continue // the span is found, because procid confirms that fakeM is the thread's m
 			}
 			assert.Nil(t, w.look(t, test.which, m).Span, name)
 		}
@@ -650,7 +651,7 @@ func FuzzThreads(f *testing.F) {
 		a[wire.KeyGo+wire.GoKeyGGoidOffset] = intValue(int64(offset) / 2)
 		a[wire.KeyGo+wire.GoKeyRecordOffset] = intValue(int64(record))
 		v := newThreadView(headed(t), contextOf(a))
-		// The same for this memory.
+		// Read the same memory with every combination of carriers.
 		w := world{fakeMemory: memory}
 		var names []rune
 		for i, c := range "tgr" {

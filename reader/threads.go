@@ -19,35 +19,36 @@ type Thread struct {
 	// TID is the thread's id in the caller's PID namespace, OwnTID its id in the namespace of the
 	// process itself.
 	TID, OwnTID int
-	// Goroutine is the id of the goroutine that runs on the thread or holds it during a system
-	// call. It is 0 if there is none or it is unknown.
+	// Goroutine is the id of the goroutine that runs on the thread or occupies it during a
+	// system call. It is 0 if there is no such goroutine, or if it is unknown.
 	Goroutine uint64
-	// Span is the thread's active span, nil if it has none or it is unknown.
+	// Span is the thread's active span, or nil if there is none or it is unknown.
 	Span *ThreadSpan
 }
 
 // ThreadSpan is the active span of a thread.
 type ThreadSpan struct {
-	// TraceID and SpanID are in W3C trace context byte order. TraceFlags are W3C's too: 1 for
-	// sampled. Slots of layout 1 have no flags: TraceFlags is 0.
+	// TraceID and SpanID are in W3C trace context byte order. TraceFlags has W3C trace flags: 1
+	// if the span is sampled. It is 0 if the span comes from a slot of layout 1, which has no
+	// flags.
 	TraceID    [16]byte
 	SpanID     [8]byte
 	TraceFlags byte
-	// LocalRootSpanID is the id of the outermost span of the trace in the process, zeros if it is
-	// unknown.
+	// LocalRootSpanID is the id of the outermost span of the trace in the process. It is all
+	// zeros if unknown.
 	LocalRootSpanID [8]byte
 	// Name is the span's name, and Endpoint the name of its local root, if the process publishes
 	// names. Each has at most 255 bytes, which should be UTF-8.
 	Name, Endpoint string
-	// Attributes are the attributes published with the span, each key once, in no particular order.
-	// Attributes whose keys the process does not publish are left out.
+	// Attributes lists the attributes published with the span, each key once, in no particular
+	// order. Attributes whose keys the process does not publish are left out.
 	Attributes []ThreadAttribute
 	// Carrier is the kind of carrier in which the span was found.
 	Carrier CarrierKind
 	// Proven says that at one moment during the read the thread ran Thread.Goroutine and the
 	// process published this span for that goroutine. If it is false, the span is only known to
-	// have been published for the thread: the goroutine may have moved to another thread since. In
-	// slots of layout 1 the span may even be another thread's.
+	// have been published for the thread: the goroutine may have moved to another thread since.
+	// A span from a slot of layout 1 may even belong to another thread.
 	Proven bool
 
 	// encoded holds the attributes in the encoding of OTEP 4947.
@@ -62,7 +63,7 @@ type ThreadAttribute struct {
 	Key, Value string
 }
 
-// threadTarget is the part of the process's kernel interface that only thread reads need.
+// threadTarget is the kernel's interface to a process's threads and their memory.
 type threadTarget interface {
 	ringbuf.Memory
 	// Threads yields the ids of the process's threads.
@@ -88,14 +89,15 @@ type threadState struct {
 	// namespaced says whether the process's own thread ids differ from the caller's. It never
 	// changes during the life of a process.
 	namespaced, namespaceKnown bool
-	// names are the names read so far from nameTable.
+	// names holds the names that have been read from nameTable so far.
 	nameTable *NameTable
 	names     []string
-	// ms maps the threads of the last read, by their own ids, to the address of their runtime m.
+	// ms maps the threads of the last read to the addresses of their runtime m. The keys are
+	// thread ids in the process's own PID namespace.
 	ms map[int]uint64
-	// variables are the thread-local variables of OTEP 4947, resolved for the publication
-	// variablesPublishedAt. unresolved says why other definitions cannot be used. pointers caches
-	// thread pointers by thread id.
+	// variables lists the definitions of OTEP 4947's thread-local variable that were resolved
+	// for the publication at variablesPublishedAt. unresolved says why other definitions cannot
+	// be used. pointers caches thread pointers by thread id.
 	variables            []tlsvar.Variable
 	variablesPublishedAt uint64
 	unresolved           error
@@ -110,25 +112,25 @@ const maxThreads = 1 << 17
 // most 131,072 threads are returned.
 //
 // A span is proven, see [ThreadSpan.Proven], if the identity of the goroutine that published it was
-// verified and nothing read for it changed meanwhile. If the process supports that proof and the
-// proof fails, Threads returns no span: the goroutine may have moved to another thread or exited,
-// or the data changed at each read. Unproven spans are returned only if the process uses slots of
-// layout 1, or does not publish the runtime offsets of its goroutines.
+// verified and nothing read for it changed meanwhile. If the process supports that proof but the
+// proof fails, Threads returns no span for the thread: the goroutine may have moved to another
+// thread or exited, or the data changed at each read. Unproven spans are returned only if the
+// process uses slots of layout 1, or does not publish the runtime offsets of its goroutines.
 //
-// Profilers that interrupt a thread know which goroutine it runs. A reader in another process has
-// to find the thread's runtime m first. Thread slots of layout 2 hold its address. For a thread
-// that has published nothing, Threads follows the goroutines inside a span, which it finds through
-// the goroutine table and the span table, to their threads. This misses only a goroutine that
-// inherited its span and runs on a thread that has published nothing so far.
+// A profiler that interrupts a thread knows which goroutine the thread runs. A reader in another
+// process first has to find the thread's runtime m. Thread slots of layout 2 hold its address.
+// For a thread that has published nothing, Threads follows the goroutines inside a span, which
+// it finds through the goroutine table and the span table, to their threads. This misses only a
+// goroutine that inherited its span and runs on a thread that has published nothing so far.
 //
 // The location of the carriers is cached until the process advertises them again. With a warm
 // cache, a call costs one system call for the process and between one and about eight for each
-// thread. While some threads have no known m, it also reads the live spans and the used pages of
-// the goroutine table. Without an advertisement, each call scans all mappings until it finds a
-// ring.
+// thread. While the m of some threads is unknown, it also reads the live spans and the used
+// pages of the goroutine table. Without an advertisement, each call scans all mappings until it
+// finds a ring.
 //
-// The error wraps [ErrNoThreadContext] if the process publishes no spans in a readable way.
-// Otherwise it wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
+// The error wraps [ErrNoThreadContext] if the process has no readable carrier. Otherwise it
+// wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
 func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	v, err := p.threadView(ctx)
 	if errors.Is(err, ErrNoThreadContext) {
@@ -159,8 +161,9 @@ func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	return threads, nil
 }
 
-// readThreads fills in the goroutines and the spans of threads. A thread whose m is neither in its
-// slot nor known from the last call is read a second time if a goroutine inside a span runs on it.
+// readThreads fills in the goroutines and the spans of threads. If the m of a thread is neither
+// in the thread's slot nor known from the last call, readThreads searches for it among the
+// goroutines inside spans, and reads the thread again if it is found.
 func (p *Process) readThreads(ctx context.Context, v *threadView, threads []Thread) error {
 	cached := p.cachedMs()
 	ms := make(map[int]uint64, len(threads))
@@ -205,7 +208,7 @@ func (p *Process) cachedMs() map[int]uint64 {
 	return p.threads.ms
 }
 
-// listThreads returns the threads with their ids only.
+// listThreads returns the threads. Only their ids are set.
 func (p *Process) listThreads(ctx context.Context) ([]Thread, error) {
 	var threads []Thread
 	for tid, err := range p.threads.source.Threads() {
@@ -251,7 +254,7 @@ func (p *Process) ownTID(tid int) (int, error) {
 	return ids[len(ids)-1], nil
 }
 
-// nameAttributes decodes the attributes of all spans.
+// nameAttributes decodes the attributes of the spans of all threads.
 func (p *Process) nameAttributes(ctx context.Context, v *threadView, threads []Thread) {
 	decode := p.attributeDecoder(ctx, v)
 	for i := range threads {
@@ -262,14 +265,15 @@ func (p *Process) nameAttributes(ctx context.Context, v *threadView, threads []T
 }
 
 // attributeDecoder returns a function that decodes attributes. An unknown key may have been
-// published since the view was made, so the first one refreshes the keys.
+// published since the view was made, so the function reads the keys again at the first unknown
+// key.
 func (p *Process) attributeDecoder(ctx context.Context, v *threadView) func(encoded []byte) []ThreadAttribute {
 	keys, refreshed := v.keys, false
 	return func(encoded []byte) []ThreadAttribute {
 		attributes, complete := decodeAttributes(encoded, keys)
 		if !complete && !refreshed {
 			refreshed = true
-			// If this fails, the attribute stays without a name.
+			// If this fails, attributes with unknown keys are left out.
 			if _, advertisement, _, err := p.published(ctx); err == nil {
 				keys = newAdvertisement(advertisement.message()).keys()
 				attributes, _ = decodeAttributes(encoded, keys)
@@ -279,8 +283,9 @@ func (p *Process) attributeDecoder(ctx context.Context, v *threadView) func(enco
 	}
 }
 
-// decodeAttributes decodes {key u8, length u8, value} entries; the last entry of a key counts. all
-// reports whether every key is in keys. Decoding stops at a truncated entry.
+// decodeAttributes decodes {key u8, length u8, value} entries. If several entries have the same
+// key, the last one counts. all reports whether every key is in keys. Decoding stops at a
+// truncated entry.
 func decodeAttributes(encoded []byte, keys []string) (attributes []ThreadAttribute, all bool) {
 	all = true
 	positions := make(map[string]int)

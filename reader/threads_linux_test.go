@@ -52,7 +52,7 @@ func withSpans(threads []Thread) []Thread {
 	return shown
 }
 
-// proven is the expected thread in theSpan.
+// proven returns the thread that a reader must find in theSpan.
 func proven(id identity, c CarrierKind) Thread {
 	return Thread{
 		TID: id.tid, OwnTID: id.tid, Goroutine: id.goid,
@@ -63,7 +63,7 @@ func proven(id identity, c CarrierKind) Thread {
 	}
 }
 
-// acting starts a child that has set up carriers, see startActors, and opens it.
+// acting starts a child with the given carriers and opens it; see startActors.
 func acting(t *testing.T, carriers string) (*childproc.Child, *Process) {
 	t.Helper()
 	c := startActors(t, carriers)
@@ -78,8 +78,8 @@ func spinIn(t *testing.T, c *childproc.Child) identity {
 	return askf(t, c, "spin a")
 }
 
-// steadily reads the threads several times, and fails the test unless exactly these have spans each
-// time.
+// steadily reads the threads several times. It fails the test unless exactly the threads in want
+// have spans each time.
 func steadily(t *testing.T, p *Process, want ...Thread) {
 	t.Helper()
 	for range 50 {
@@ -133,8 +133,8 @@ func slotHasSpan(t *testing.T, p *Process, tid int) {
 	require.Equal(t, spanIDOf(theSpan.SpanID), s.SpanID)
 }
 
-// waitUntilIdle returns once no goroutine is on a thread: a goroutine reports that it waits just
-// before it does.
+// waitUntilIdle waits until no goroutine is on a thread. This is necessary because goroutines
+// report that they wait just before they do.
 func waitUntilIdle(t *testing.T, p *Process, tid int) {
 	t.Helper()
 	for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {
@@ -166,9 +166,9 @@ func TestWaitingGoroutineIsOnNoThread(t *testing.T) {
 	require.Equal(t, []Thread{proven(who, GoroutineRecord)}, withSpans(threadsOf(t, p)))
 }
 
-// withoutLocalRoot clears the local root of spans from a record: only slots have it, and the thread
-// that the goroutine moved to has published none.
-func withoutLocalRoot(threads []Thread, c CarrierKind) []Thread {
+// fillLocalRoot sets the local root of spans that were found in a record without one. Only slots
+// have a local root, and the thread that the goroutine moved to has published no span.
+func fillLocalRoot(threads []Thread, c CarrierKind) []Thread {
 	for _, t := range threads {
 		if c == GoroutineRecord && t.Span.LocalRootSpanID == [8]byte{} {
 			t.Span.LocalRootSpanID = spanIDOf(theSpan.LocalRootSpanID)
@@ -194,7 +194,7 @@ func TestRecordsAreInherited(t *testing.T) {
 					require.Empty(t, shown)
 					continue
 				}
-				require.Equal(t, []Thread{proven(who, GoroutineRecord)}, withoutLocalRoot(shown, GoroutineRecord))
+				require.Equal(t, []Thread{proven(who, GoroutineRecord)}, fillLocalRoot(shown, GoroutineRecord))
 			}
 			tellf(t, c, "end a")
 			require.Empty(t, withSpans(threadsOf(t, p)))
@@ -250,7 +250,7 @@ func TestThreadLayout(t *testing.T) {
 	assert.False(t, all)
 }
 
-// Of all the calls, only Threads fails if nothing is published.
+// If nothing is published, only Threads fails.
 func TestThreadLayoutWithoutPublication(t *testing.T) {
 	for order, source := range map[string]CarrierSource{"publish": 0, "": 0, "slots": FoundByName} {
 		_, p := acting(t, order)
@@ -310,7 +310,7 @@ func TestUnprovenSpans(t *testing.T) {
 			assert.False(t, found[0].Provable)
 			assert.Equal(t, 1024, found[0].Ring.Capacity)
 			if strings.HasPrefix(carriers, "v1") && found[0].Source == FoundByName {
-				found[0].Source = FoundByMagic // a kernel that can name anonymous memory
+				found[0].Source = FoundByMagic // the kernel can name anonymous memory, so the ring was found by its name
 			}
 			assert.Equal(t, want.Source, found[0].Source)
 
@@ -319,7 +319,7 @@ func TestUnprovenSpans(t *testing.T) {
 			if strings.HasPrefix(carriers, "v1") {
 				span.TraceFlags = 0
 			}
-			if carriers != "slots no-go advertise publish" { // only these slots name cells
+			if carriers != "slots no-go advertise publish" { // the other slots do not refer to cells
 				span.LocalRootSpanID = [8]byte{}
 			}
 			steadily(t, p, Thread{TID: who.tid, OwnTID: who.tid, Span: span})
@@ -357,12 +357,12 @@ func TestThreadsOfExitedProcess(t *testing.T) {
 	c, p := acting(t, "slots advertise publish")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for range 2 { // before and after the first successful read
+	for range 2 { // the first time nothing is cached, the second time the carriers are
 		_, err := p.Threads(ctx)
 		require.ErrorIs(t, err, context.Canceled)
 		threadsOf(t, p)
 	}
-	// A killed process that was not waited for no longer has memory.
+	// A zombie no longer has memory.
 	c.Zombie()
 	_, err := p.Threads(t.Context())
 	require.Truef(t, errors.Is(err, ErrProcessGone) || errors.Is(err, ErrNoThreadContext), "%v", err)
@@ -386,7 +386,7 @@ func assertChurned(t *testing.T, traceID [16]byte, spanID, localRoot [8]byte) (g
 }
 
 // While goroutines block, migrate and exit with spans, a proven span is consistent and belongs to
-// its goroutine. So do all that are listed as live.
+// its goroutine. So does every span that is listed as live.
 func TestProvenUnderChurn(t *testing.T) {
 	for carriers, kind := range map[string]CarrierKind{
 		"slots": ThreadSlots, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,

@@ -17,43 +17,43 @@
 //
 // # What is published
 //
-// All attributes of the resource that the filter keeps (see [WithAttributeFilter]), of every type
-// in the attribute package. A resource without attributes is published empty. [SetAttributes] adds
-// attributes that are not part of the resource. The format has no field for the schema URL; if it
-// is not empty, it is published in the attribute otelctx.resource.schema_url, outside of the
-// resource. The encoded context is at most [MaxPayloadSize] bytes, and its strings are UTF-8.
+// The package publishes all attributes of the resource that the filter keeps (see
+// [WithAttributeFilter]), whatever their type. A resource without attributes is published empty.
+// [SetAttributes] adds attributes that are not part of the resource. The format has no field for
+// the schema URL; if it is not empty, it is published in the attribute otelctx.resource.schema_url,
+// outside of the resource. The encoded context has at most [MaxPayloadSize] bytes, and its strings
+// are valid UTF-8.
 //
 // # One context per process
 //
 // A process has at most one process context (OTEP 4719 treats it as a singleton),
-// whichever library publishes it. The first publisher stays until its Shutdown;
-// [NewPublisher] and [WithResource] describe what happens to a second one. A forked
-// child has no context until it publishes its own.
+// whichever library publishes it. The first publisher stays active until its Shutdown.
+// [NewPublisher] and [WithResource] describe what happens to a second publisher. A forked child
+// process has no context until it publishes its own.
 //
 // Package spanctx advertises the location of spans in attributes whose keys begin with
-// "threadlocal.". These are always published. While this package publishes no process context, they
-// are in a separate mapping, OTELCTX_THREADLOCAL, which has the format of a process context without
-// a resource. So it does not matter whether another library, such as dd-trace-go, publishes the
-// process context, or which of the two publishes first.
+// "threadlocal.". These attributes are always published. While this package publishes no process
+// context, they are in a separate mapping, OTELCTX_THREADLOCAL, which has the format of a process
+// context without a resource. So spans are found even if another library, such as dd-trace-go,
+// publishes the process context, whichever library starts first.
 //
-// If another library publishes a context after this package has, readers find two and trust
-// neither; they still find the spans. Start that library first, or do not use this package: spanctx
-// needs neither.
+// If another library publishes a context after this package did, readers find two contexts and
+// trust neither, but they still find the spans. To avoid this, start that library first, or do not
+// use this package: spanctx works without it.
 //
-// Everything in this package may be called concurrently. The package knows nothing about spans: it
-// treats the attributes that spanctx advertises like any others.
+// Everything in this package may be called concurrently.
 //
 // # Turning it off
 //
-// With the environment variable OTELCTX_PROCESS_CONTEXT_DISABLED=true (default: false) no resource
-// is published. The option [WithEnabled] overrides it. A separate variable controls spans, see
-// package spanctx.
+// If the environment variable OTELCTX_PROCESS_CONTEXT_DISABLED is true, no resource is published.
+// The option [WithEnabled] overrides the variable. A separate variable controls spans, see package
+// spanctx.
 //
 // # Platforms
 //
-// Linux only. Elsewhere [NewPublisher] returns an error that wraps
-// [errors.ErrUnsupported], and [WithResource] reports it and otherwise behaves like
-// the SDK's option.
+// The package works on Linux only. On other platforms [NewPublisher] returns an error that wraps
+// [errors.ErrUnsupported]. [WithResource] reports that error, and otherwise behaves like the SDK's
+// option.
 //
 // [OTEP 4719]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/profiles/4719-process-ctx.md
 package resourcepublisher

@@ -27,11 +27,11 @@ import (
 // the OpenTelemetry eBPF profiler.
 const MaxPayloadSize = wire.MaxProcessContextPayload
 
-// ErrTooLarge is wrapped by the error for a process context of more than
-// [MaxPayloadSize] bytes, and by the report of attributes that are left out for that reason.
+// ErrTooLarge means that a process context would have more than [MaxPayloadSize] bytes. The error
+// that reports attributes left out for that reason wraps it, too.
 var ErrTooLarge = errors.New("process context is too large")
 
-// encoded is a ProcessContext message.
+// encoded is an encoded ProcessContext message.
 type encoded struct {
 	payload []byte
 	// problems lists the attributes of the resource that were left out or changed because the
@@ -41,12 +41,12 @@ type encoded struct {
 	omitted int
 }
 
-// encode encodes the attributes of r that keep accepts, and the extra ones, which are not part of the
-// resource. If they do not fit together, the largest ones of r are left out. The error wraps
-// ErrTooLarge if the extra attributes alone do not fit.
+// encode encodes the attributes of r that keep accepts, and the extra attributes, which are not
+// part of the resource. If they are too large together, the largest attributes of r are left out.
+// The error wraps ErrTooLarge if the extra attributes alone do not fit.
 func encode(r *resource.Resource, keep attribute.Filter, extra ...attributes) (e encoded, err error) {
-	// The message always has a resource, even an empty one: a message without fields
-	// has no bytes, and readers treat an empty payload as no context.
+	// The message always has a resource, even if that is empty. Without it an empty message would
+	// have no bytes, and readers treat an empty payload as a missing context.
 	msg := &processcontextpb.ProcessContext{Resource: &resourcepb.Resource{}}
 	problem := func(err error) {
 		e.problems = errors.Join(e.problems, fmt.Errorf("publish process context: %w", err))
@@ -92,8 +92,8 @@ func encode(r *resource.Resource, keep attribute.Filter, extra ...attributes) (e
 	return e, nil
 }
 
-// fit removes the largest attributes of the resource until the message is at least excess
-// bytes smaller, and returns them.
+// fit removes the largest attributes of the resource until the message has shrunk by at least
+// excess bytes, and returns the removed attributes.
 func fit(msg *processcontextpb.ProcessContext, excess int) (largest []*commonpb.KeyValue) {
 	if excess <= 0 {
 		return nil
@@ -112,14 +112,15 @@ func fit(msg *processcontextpb.ProcessContext, excess int) (largest []*commonpb.
 	return bySize[:n]
 }
 
-// attributes are encoded attributes by key.
+// attributes maps keys to encoded attributes.
 type attributes map[attribute.Key]*commonpb.KeyValue
 
-// keyValue encodes kv. If the format cannot hold kv, the result is nil. Text that is not valid
-// UTF-8 is repaired with U+FFFD. In both cases problem is set; its text begins with the key.
+// keyValue encodes kv. It returns nil and a problem if the format cannot hold kv. Invalid UTF-8 in
+// the value is replaced with U+FFFD, which is a problem, too. The text of a problem begins with the
+// key.
 func keyValue(kv attribute.KeyValue) (_ *commonpb.KeyValue, problem error) {
 	if !utf8.ValidString(string(kv.Key)) {
-		// A repaired key could be that of another attribute.
+		// Replacing invalid bytes in a key could turn it into the key of another attribute.
 		return nil, fmt.Errorf("%q is left out: key is not valid UTF-8", kv.Key)
 	}
 	var e encoder
@@ -135,7 +136,7 @@ func keyValue(kv attribute.KeyValue) (_ *commonpb.KeyValue, problem error) {
 
 // encoder converts one attribute.
 type encoder struct {
-	// repaired is set once text has replaced invalid bytes.
+	// repaired is set once the method text has replaced invalid bytes.
 	repaired bool
 }
 

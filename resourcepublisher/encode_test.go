@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// TestPayloadBytes compares the payload with golden bytes. Attributes are sorted by key, so
+// TestPayloadBytes compares the payload with golden bytes. Attributes must be sorted by key, so
 // that equal contexts have equal bytes.
 func TestPayloadBytes(t *testing.T) {
 	res := resource.NewWithAttributes("https://opentelemetry.io/schemas/1.43.0",
@@ -40,7 +40,7 @@ func TestPayloadBytes(t *testing.T) {
 		extra[kv.Key], err = keyValue(kv)
 		require.NoError(t, err)
 	}
-	for range 20 { // the random order of a Go map must not affect the bytes
+	for range 20 { // repeat, because the random order of a Go map must not affect the bytes
 		e, err := encode(res, attribute.NewDenyKeysFilter("secret"), extra)
 		require.NoError(t, err)
 		golden.Compare(t, "payload.golden", e.payload)

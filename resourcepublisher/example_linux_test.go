@@ -58,7 +58,7 @@ func ExampleNewPublisher() {
 		resourcepublisher.WithAttributeFilter(attribute.NewDenyKeysFilter("api.key")),
 	)
 	if err != nil {
-		fmt.Println(err) // the service runs on without a published resource
+		fmt.Println(err) // the service continues without a published resource
 	}
 	defer func() { _ = pub.Shutdown(context.Background()) }()
 	show()
@@ -71,7 +71,7 @@ func ExampleNewPublisher() {
 	// service.name = checkout-canary
 }
 
-// Attributes that are useful to external readers, but not part of the resource.
+// Publish an attribute that is useful to external readers, but not part of the resource.
 func ExampleSetAttributes() {
 	pub, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.String("service.name", "checkout")))
 	if err != nil {

@@ -25,7 +25,8 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// noMmap denies the publisher's mapping: a header, padded to twice its size, and two payloads.
+// noMmap makes the mmap call of the publisher fail. It recognizes the call by the size: a header,
+// padded to twice its size, and two payloads.
 var noMmap = childproc.NoMmap(2 * (wire.ProcessContextHeaderSize + wire.MaxProcessContextPayload))
 
 // kernelNamesMappings reports whether the kernel can name mappings (CONFIG_ANON_VMA_NAME).
@@ -44,9 +45,9 @@ func TestPublishingUnderSystemCallFilters(t *testing.T) {
 	named := kernelNamesMappings(t)
 	tests := map[string]struct {
 		rules []childproc.Rule
-		// wantErr is a part of the error; empty for success.
+		// wantErr is a part of the expected error, or empty if publishing must succeed.
 		wantErr string
-		// wantName is the name of the mapping if publishing succeeds.
+		// wantName is the expected name of the mapping if publishing succeeds.
 		wantName string
 		// skip is the reason to skip the case.
 		skip string
@@ -216,7 +217,7 @@ func forkAndExec(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// fork forks without exec. The child has a single thread and no working Go runtime:
+// fork forks without exec. The child has a single thread, in which the Go runtime does not work, so
 // it only makes raw system calls until it is killed.
 //
 //go:norace

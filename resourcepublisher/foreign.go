@@ -18,15 +18,15 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// errForeignSpans is returned if another Go runtime in this process already publishes spans, as in
-// a C program that loads two Go libraries. Readers support one Go runtime per process.
+// errForeignSpans means that another Go runtime in this process already publishes spans, as in a C
+// program that loads two Go libraries. Readers support only one Go runtime per process.
 var errForeignSpans = errors.New("another Go runtime in this process publishes its spans: profilers do not see the spans of this one")
 
 // foreignContext returns the name of the mapping in which another library has published a process
 // context. It must be called while this package does not publish one.
 //
-// The result is not certain: a library may publish just after the scan, and the process may not be
-// allowed to read /proc. In the worst case readers find two contexts and trust neither.
+// It can miss a context: another library may publish just after the scan, or /proc may be
+// unreadable. In the worst case readers find two contexts and trust neither.
 func foreignContext() (name string, found bool) {
 	for m := range published(wire.IsProcessContextMapping) {
 		return m.Name, true
@@ -35,8 +35,7 @@ func foreignContext() (name string, found bool) {
 }
 
 // foreignSpans reports whether another Go runtime in this process has advertised spans. It must be
-// called while this runtime does not advertise any. As with foreignContext, the result is not
-// certain.
+// called while this runtime does not advertise any. Like foreignContext, it can miss a mapping.
 func foreignSpans() bool {
 	for m, header := range published(func(name []byte) bool {
 		return wire.IsProcessContextMapping(name) || wire.IsThreadLocalMapping(name)
@@ -73,7 +72,8 @@ func published(match func(name []byte) bool) iter.Seq2[procfs.Mapping, wire.Proc
 			return
 		}
 		defer func() { _ = self.Close() }()
-		// The other library may unmap the header at any time: a plain load could fault.
+		// Read through the kernel, because a plain load would fault if the other library unmaps the
+		// header.
 		memory := remotemem.Of(os.Getpid())
 		for m, err := range self.Maps(match) {
 			if err != nil {

@@ -21,7 +21,7 @@ func (f optionFunc) apply(c config) config { return f(c) }
 
 type config struct {
 	keep attribute.Filter
-	// enabled is nil if the environment decides.
+	// enabled is nil if the option is not given: the environment variable then decides.
 	enabled *bool
 }
 
@@ -47,15 +47,15 @@ func (c config) isEnabled() bool {
 	return !environment.ProcessContextDisabled.Bool()
 }
 
-// WithAttributeFilter publishes only those attributes of the resource for which keep returns true.
-// Anyone who may read the process's memory can read the published attributes: use it to keep
-// secrets out, such as those in process.command_args. [attribute.NewDenyKeysFilter] and
+// WithAttributeFilter publishes only the attributes of the resource for which keep returns true.
+// Use it to leave out secrets, such as those in process.command_args: anyone who is allowed to read
+// the process's memory can read the published attributes. [attribute.NewDenyKeysFilter] and
 // [attribute.NewAllowKeysFilter] return filters.
 //
 // By default all attributes are published except those listed in the environment variable
 // OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS. The filter also applies to every later update. It does not
 // apply to attributes added by [SetAttributes], and does not change the resource of the
-// TracerProvider. keep is called with a lock held: it must not call this package.
+// TracerProvider. keep must not call this package, because a lock is held during the call.
 func WithAttributeFilter(keep attribute.Filter) Option {
 	return optionFunc(func(c config) config {
 		c.keep = keep

@@ -14,8 +14,8 @@ import (
 
 var _ sdktrace.SpanProcessor = (*Publisher)(nil)
 
-// OnStart makes sure that the published resource is the one that spans carry. If the first span
-// carries a different resource, OnStart publishes that one instead, unless the caller has chosen a
+// OnStart makes sure that the published resource is that of the spans. If the first span has a
+// different resource, OnStart publishes the span's resource instead, unless the caller has chosen a
 // resource with Update. A provider's resource never changes, so later calls only compare a pointer.
 //
 // If the publisher is registered with several providers, it publishes the resource of the
@@ -30,11 +30,11 @@ func (p *Publisher) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 	}
 }
 
-// maxOthers bounds how many other providers are checked.
+// maxOthers is the maximum number of other providers whose resources are checked.
 const maxOthers = 16
 
-// isChecked reports whether the resource of another provider has already been checked, or is not
-// checked because maxOthers have been.
+// isChecked reports whether the resource of another provider needs no check: it has been checked,
+// or the limit maxOthers has been reached.
 func (p *Publisher) isChecked(r *resource.Resource) bool {
 	others := p.otherResources.Load()
 	return others != nil && (len(*others) == maxOthers || slices.Contains(*others, r))
@@ -44,14 +44,14 @@ func (p *Publisher) isChecked(r *resource.Resource) bool {
 func (p *Publisher) firstSpan(r *resource.Resource) {
 	defer lock()()
 	if p.firstResource.CompareAndSwap(nil, r) {
-		// Spans may outlive the publisher, whose region is nil after Shutdown.
+		// The region is nil after Shutdown, and spans may start later.
 		if p.region != nil && !p.updated && !sameResource(p.resource, r) {
 			report(p.publish(r, process.userAttributes, process.spanAttributes))
 		}
 		return
 	}
 	if r == p.firstResource.Load() || p.isChecked(r) {
-		return // another goroutine's span was first
+		return // another goroutine has handled the first span
 	}
 	var others []*resource.Resource
 	if checked := p.otherResources.Load(); checked != nil {

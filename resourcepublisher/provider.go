@@ -14,10 +14,9 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// WithResource is [sdktrace.WithResource], and also publishes the resource. Readers see the
-// same resource as the TracerProvider: r merged over
-// OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME. A nil r stands for [resource.Default], as
-// in a provider without the option.
+// WithResource does the same as [sdktrace.WithResource], and also publishes the resource. Readers
+// see the same resource as the TracerProvider: r merged over OTEL_RESOURCE_ATTRIBUTES and
+// OTEL_SERVICE_NAME. If r is nil, that is [resource.Default], as in a provider without the option.
 //
 // It publishes immediately, so that readers see the resource before NewTracerProvider returns. The
 // context stays until the process ends or [Current] is shut down. Current is also a span processor,
@@ -29,9 +28,9 @@ import (
 //	)
 //
 // An option cannot return an error: if publishing fails, the error goes to
-// [otel.Handle] once, and the provider works as usual. If the process
-// already has a publisher, that one stays; this is reported only if its resource
-// differs. Being disabled is not an error.
+// [otel.Handle] once, and the provider works as usual. If the process already has a publisher, it
+// stays active, and an error is reported only if its resource differs. No error is reported if
+// publishing is disabled.
 func WithResource(r *resource.Resource, opts ...Option) sdktrace.TracerProviderOption {
 	if r == nil {
 		r = resource.Default()

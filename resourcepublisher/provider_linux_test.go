@@ -26,7 +26,7 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// providerResources are resources that a service may pass to its TracerProvider.
+// providerResources lists resources that a service may pass to its TracerProvider.
 var providerResources = map[string]*resource.Resource{
 	"nil":        nil,
 	"empty":      resource.Empty(),
@@ -46,7 +46,7 @@ var providerEnvironments = map[string][]string{
 }
 
 // TestPublishedResourceIsTheSpans starts a process for every combination, because the SDK caches
-// its default resource. The child publishes, and this process reads.
+// its default resource. The child process publishes, and this process reads its resource.
 func TestPublishedResourceIsTheSpans(t *testing.T) {
 	for env, vars := range providerEnvironments {
 		for res := range providerResources {
@@ -89,7 +89,7 @@ func buildProvider(parent *childproc.Parent) {
 	want, got := plainAttributes(carried.Attributes()), plainMap(pc.Message.GetResource().GetAttributes())
 	plain := sdktrace.WithResource
 	if res == nil {
-		// The SDK's WithResource is not used at all.
+		// Use any option other than WithResource.
 		plain = func(*resource.Resource) sdktrace.TracerProviderOption { return sdktrace.WithIDGenerator(nil) }
 	}
 	// The option must not change the provider's resource.
@@ -153,10 +153,11 @@ func TestWithResourceWhileDisabled(t *testing.T) {
 	require.NoError(t, tp.Shutdown(context.Background()))
 }
 
-// TestProcessorCorrectsTheResource publishes resource 1 and then executes steps. A step is
-// "span N" (a span of the provider with resource N) or "update N", followed by the resource that is
-// published after it and the outcome: "updated" if the context was updated, "kept" if it was
-// not, "reported" if it was not and the difference was reported. Resource 0 cannot be published.
+// TestProcessorCorrectsTheResource publishes resource 1 and then executes steps. A step is "span
+// N", which starts a span of the provider with resource N, or "update N". Each step is followed by
+// the resource that must be published afterwards and by the outcome: "updated" (the context was
+// updated), "kept" (it was not) or "reported" (it was not, and the difference was reported).
+// Resource 0 cannot be published.
 func TestProcessorCorrectsTheResource(t *testing.T) {
 	numbered := func(n int) *resource.Resource {
 		if n == 0 {

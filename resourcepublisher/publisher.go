@@ -22,14 +22,13 @@ import (
 
 // Sentinel errors.
 var (
-	// ErrAlreadyPublished is returned if this process already has a publisher.
+	// ErrAlreadyPublished means that this process already has a publisher.
 	ErrAlreadyPublished = errors.New("process context is already published")
-	// ErrForeignContext is returned if another library in this process has published a
-	// process context.
+	// ErrForeignContext means that another library in this process has published a process context.
 	ErrForeignContext = errors.New("process context is published by another library")
-	// ErrDisabled is returned if publishing is turned off, see [WithEnabled].
+	// ErrDisabled means that publishing is turned off, see [WithEnabled].
 	ErrDisabled = errors.New("publishing the process context is disabled")
-	// ErrShutdown is returned if the publisher has been shut down.
+	// ErrShutdown means that the publisher has been shut down.
 	ErrShutdown = errors.New("process context publisher is shut down")
 )
 
@@ -40,7 +39,8 @@ var (
 // can keep using the nil Publisher that NewPublisher returned.
 type Publisher struct {
 	config config
-	// pid is the process that published. A forked child does not inherit the mapping.
+	// pid is the id of the process that published. It differs in a forked child, which does not
+	// inherit the mapping.
 	pid int
 
 	// firstResource is the resource of the first span, see OnStart. otherResources are the
@@ -48,7 +48,7 @@ type Publisher struct {
 	firstResource  atomic.Pointer[resource.Resource]
 	otherResources atomic.Pointer[[]*resource.Resource]
 
-	// The rest is guarded by process.mu.
+	// The fields below are guarded by process.mu.
 
 	region *region
 	// resource is the published resource, before the filter.
@@ -59,7 +59,8 @@ type Publisher struct {
 	updated bool
 }
 
-// process is the per-process state. None of it is on the span path, so one lock guards all of it.
+// process is the per-process state. Starting and ending spans does not use it, so one lock is
+// enough.
 var process struct {
 	mu sync.Mutex
 	// active is the publisher whose context readers see, or nil.
@@ -68,14 +69,14 @@ var process struct {
 	// nil if there are none.
 	separate *Publisher
 	// userAttributes (from SetAttributes) and spanAttributes (from advertise.Change) are published
-	// outside of the resource, now or by the next publisher.
+	// outside of the resource, by the current publisher or by the next one.
 	userAttributes, spanAttributes attributes
-	// pending are the errors to report once mu is unlocked, see lock.
+	// pending lists the errors to report once mu is unlocked, see lock.
 	pending []error
 }
 
 // lock locks process.mu. The returned function unlocks it and then passes the pending errors to
-// otel.Handle; it does so without the lock because error handlers may call this package.
+// otel.Handle. The lock is released first because error handlers may call this package.
 func lock() (unlock func()) {
 	process.mu.Lock()
 	return func() {
@@ -95,8 +96,8 @@ func report(err error) {
 	}
 }
 
-// NewPublisher publishes r and the attributes set by [SetAttributes]. A nil r stands for
-// an empty resource. Readers see the context as soon as NewPublisher returns.
+// NewPublisher publishes r and the attributes set by [SetAttributes]. A nil r is treated as an
+// empty resource. Readers see the context as soon as NewPublisher returns.
 //
 // The error wraps [ErrAlreadyPublished] if this process has a publisher,
 // [ErrForeignContext] if another library has published a context,
@@ -105,9 +106,9 @@ func report(err error) {
 // Otherwise it names the system call that failed. After an error nothing is
 // published and nothing has changed.
 //
-// An attribute of r that the format cannot hold is not an error, but is reported to [otel.Handle]:
-// invalid UTF-8 is replaced with U+FFFD, and an attribute that cannot be encoded at all is left
-// out. If not all attributes fit, the largest are left out.
+// Attributes of r that the format cannot hold do not cause an error, but are reported to
+// [otel.Handle]. Invalid UTF-8 is replaced with U+FFFD, an attribute that cannot be encoded at all
+// is left out, and if the attributes are too large together, the largest ones are left out.
 func NewPublisher(r *resource.Resource, opts ...Option) (*Publisher, error) {
 	c := newConfig(opts)
 	if !c.isEnabled() {
@@ -136,8 +137,8 @@ func newPublisher(r *resource.Resource, c config) (*Publisher, error) {
 	report(e.problems)
 	p.config, p.resource, p.omitted = c, r, e.omitted
 	process.active = p
-	// The context contains these attributes now. While both mappings exist readers prefer the
-	// context, so it does no harm if the separate mapping cannot be unmapped.
+	// The context contains the span attributes now. Failing to unmap the separate mapping does no
+	// harm, because readers prefer the context while both exist.
 	_ = publishSeparately(process.spanAttributes)
 	return p, nil
 }
@@ -155,7 +156,7 @@ func publishAs(name string, payload []byte) (*Publisher, error) {
 // one, never a mixture.
 //
 // The error wraps [ErrShutdown] or [ErrTooLarge], or names the system call that failed. After
-// an error the old context is still published. Attributes that the format cannot hold are not
+// an error the old context is still published. Attributes that the format cannot hold do not cause
 // an error, see [NewPublisher].
 func (p *Publisher) Update(r *resource.Resource) error {
 	if p == nil {
@@ -204,7 +205,8 @@ func (p *Publisher) Shutdown(context.Context) error {
 	var err error
 	if process.active == p {
 		process.active = nil
-		// This comes before the context is withdrawn, so that readers can always find the spans.
+		// Advertise spans separately before withdrawing the context, so that readers can always
+		// find them.
 		if p.pid == os.Getpid() {
 			err = publishSeparately(process.spanAttributes)
 		}
@@ -238,8 +240,9 @@ func Current() *Publisher {
 // the same key; if a key occurs more than once in kvs, the last one wins. Values of all types are
 // allowed, including nested ones.
 //
-// The attributes belong to the process. They may be set before there is a publisher, which then
-// publishes them, and they stay set after it shuts down. Readers see all of kvs at once.
+// The attributes belong to the process. If they are set before there is a publisher, the next
+// publisher publishes them, and they stay set after it shuts down. Readers see all of kvs appear at
+// once.
 //
 // The error wraps [ErrTooLarge], or names the attribute that cannot be published or the system call
 // that failed. After an error nothing has changed. Some keys are reserved:
@@ -267,8 +270,8 @@ func SetAttributes(kvs ...attribute.KeyValue) error {
 }
 
 // RemoveAttributes removes attributes set by [SetAttributes]. Readers see all of them
-// disappear at once. Keys that are not set are ignored. The error names the system
-// call that failed; then nothing has changed.
+// disappear at once. Keys that are not set are ignored. The error names the system call that
+// failed. After an error nothing has changed.
 func RemoveAttributes(keys ...attribute.Key) error {
 	defer lock()()
 	remaining := maps.Clone(process.userAttributes)
@@ -285,7 +288,7 @@ func changeAttributes(userAttributes, spanAttributes attributes) error {
 	if p := process.active; p != nil {
 		err = p.publish(p.resource, userAttributes, spanAttributes)
 	} else if err = publishSeparately(spanAttributes); errors.Is(err, errNoMapping) {
-		report(err) // The attributes are set nevertheless, for the next publisher.
+		report(err) // The attributes are still set, for the next publisher.
 		err = nil
 	}
 	if err == nil {

@@ -192,7 +192,7 @@ func TestAttributesThatCannotBeEncoded(t *testing.T) {
 			require.NoError(t, err)
 			check()
 
-			// SetAttributes returns an error instead, because its caller can handle it.
+			// Unlike NewPublisher, SetAttributes returns an error.
 			before := read(t)
 			require.Error(t, resourcepublisher.SetAttributes(append(tt.attributes, long)...))
 			assert.Equal(t, before, read(t))
@@ -239,7 +239,7 @@ func TestOneContextPerProcess(t *testing.T) {
 	require.ErrorIs(t, p.Update(resource.Empty()), resourcepublisher.ErrShutdown)
 
 	second := publish(t, resource.NewSchemaless(attribute.Int("n", 3)))
-	// A late Shutdown of the first must not affect the second.
+	// A late Shutdown of the first publisher must not affect the second.
 	require.NoError(t, p.Shutdown(context.Background()))
 	assert.Same(t, second, resourcepublisher.Current())
 	assert.Equal(t, map[string]any{"n": int64(3)}, attributes(t))
@@ -361,8 +361,8 @@ func TestDisabling(t *testing.T) {
 	}
 }
 
-// A filter keeps secrets out, also at updates. Operators can set one without changing code; the option
-// overrides the environment.
+// A filter keeps secrets out, also when the resource is updated. Operators can set a filter in the
+// environment; the option overrides it.
 func TestFilter(t *testing.T) {
 	for name, tt := range map[string]struct {
 		hidden string
@@ -441,7 +441,7 @@ func TestConcurrentUse(t *testing.T) {
 			assert.NoError(t, err)
 		}
 	}
-	// All goroutines run until this many publishers have been created.
+	// published counts the publishers created so far. All goroutines run until there were enough.
 	var published atomic.Int64
 	wanted := int64(testenv.Rounds(100, 2000))
 	work := []func(int){

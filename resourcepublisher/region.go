@@ -12,16 +12,17 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// region is a mapping in the format of a process context. It lives as long as its publisher, and
-// holds a header and two payload buffers of the maximum payload size. Updates alternate between the
-// buffers, so that a reader that is copying the old payload gets all of it. Pages that are never
-// touched use no memory.
+// region is a mapping in the format of a process context. It exists as long as its publisher, and
+// contains a header and two payload buffers of the maximum payload size. Updates alternate between
+// the buffers, so that a reader that is still copying the old payload gets all of it. Pages that
+// are never written use no memory.
 //
 // The header fields that change while readers read them are stored with sync/atomic. Other
 // processes see each such store after all preceding stores and before the next such store (XCHG on
-// amd64, STLR on arm64). That gives every barrier that OTEP 4719 requires. Plain stores that follow
-// may become visible before it, though: only because the publisher's lock is released and acquired
-// between updates does the payload of one update stay behind the last store of the previous update.
+// amd64, STLR on arm64). That gives every barrier that OTEP 4719 requires. A plain store that
+// follows an atomic store may become visible before it, though. The payload of an update still
+// becomes visible after the last store of the previous update, because the publisher's lock is
+// released and acquired in between.
 type region struct {
 	memory   *vma.Region
 	header   *wire.ProcessContextHeader
@@ -36,9 +37,9 @@ type region struct {
 const firstPayload = 2 * wire.ProcessContextHeaderSize
 
 // newRegion publishes payload in a mapping called name (OTEP 4719, "Publication
-// Protocol"). After an error nothing is left mapped.
+// Protocol"). After an error nothing stays mapped.
 func newRegion(name string, payload []byte) (*region, error) {
-	// This comes first, so that a failure needs no cleanup.
+	// Read the clock first, because a failure then needs no cleanup.
 	now, err := boottime.Now()
 	if err != nil {
 		return nil, err

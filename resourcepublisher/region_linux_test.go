@@ -39,7 +39,7 @@ func TestRegionBytes(t *testing.T) {
 		assert.Equal(t, payload, string(mem[offset:][:len(payload)]))
 		return publishedAt
 	}
-	published := check("first payload", before-1) // the clock may not have advanced since
+	published := check("first payload", before-1) // minus 1, because the clock may not have advanced
 	first := bytes.Clone(mem[firstPayload:][:13])
 	require.NoError(t, r.update([]byte("second")))
 	published = check("second", published)
@@ -54,7 +54,7 @@ func TestTimestampsNeverRepeat(t *testing.T) {
 	r, err := newRegion(wire.ProcessContextName, []byte("x"))
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, r.withdraw()) }()
-	// To the region this looks like a clock that does not advance.
+	// A timestamp in the future has the same effect as a clock that does not advance.
 	ahead := r.publishedAt + uint64(time.Hour)
 	r.publishedAt = ahead
 	for i := range uint64(3) {
@@ -63,8 +63,8 @@ func TestTimestampsNeverRepeat(t *testing.T) {
 	}
 }
 
-// The header must never change without its timestamp: readers trust fields that they read between
-// two equal timestamps.
+// The header must never change without a new timestamp, because readers trust the fields that they
+// read between two equal timestamps.
 func TestHeaderChangesWithoutATimestamp(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // reader and writer must run in parallel
 	r, err := newRegion(wire.ProcessContextName, []byte("x"))
@@ -81,7 +81,7 @@ func TestHeaderChangesWithoutATimestamp(t *testing.T) {
 		}
 		done <- err
 	}()
-	var seen [3]int // by payload size; 0 counts headers without a timestamp
+	var seen [3]int // counts headers by payload size, and at index 0 headers without a timestamp
 	torn := 0
 	wanted := int64(testenv.Rounds(200_000, 2_000_000))
 	enough := func() bool { return updates.Load() >= wanted && min(seen[0], seen[1], seen[2]) > 0 }
@@ -108,7 +108,7 @@ func TestHeaderChangesWithoutATimestamp(t *testing.T) {
 }
 
 // TestForkedPublisherTouchesNothing simulates a forked child that continues to run
-// Go. A child does not have the mapping, so writing to it would crash.
+// Go. The child does not have the mapping, so a write to it would crash the child.
 func TestForkedPublisherTouchesNothing(t *testing.T) {
 	p, err := NewPublisher(nil)
 	require.NoError(t, err)

@@ -14,7 +14,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// errNoMapping is returned if the mapping for span attributes cannot be created.
+// errNoMapping means that the mapping for span attributes cannot be created.
 var errNoMapping = errors.New("spans cannot be advertised")
 
 //nolint:gochecknoinits // spanctx imports both packages, and must not call this one's unexported function
@@ -45,8 +45,8 @@ func advertiseSpans(set []attribute.KeyValue, remove []attribute.Key) error {
 }
 
 // publishSeparately publishes the attributes that advertise spans in a separate mapping while this
-// package publishes no process context, and withdraws that mapping otherwise. It does not depend on
-// another library's context, which may appear and disappear without notice. The caller holds
+// package publishes no process context, and withdraws that mapping otherwise. It ignores the
+// contexts of other libraries, which may appear and disappear at any time. The caller holds
 // process.mu.
 //
 // The error wraps errNoMapping if the mapping cannot be created. After any other error nothing

@@ -72,7 +72,7 @@ func setForTest(t *testing.T, kv attribute.KeyValue) {
 	require.NoError(t, advertise.Change([]attribute.KeyValue{kv}, nil))
 	t.Cleanup(func() {
 		require.NoError(t, advertise.Change(nil, []attribute.Key{kv.Key}))
-		if kv == spanAttribute { // cleanup removes the first attribute last
+		if kv == spanAttribute { // cleanups run in reverse order, so the first attribute is removed last
 			assert.Empty(t, separateMappings(t))
 		}
 	})
@@ -92,7 +92,8 @@ func assertSeparate(t *testing.T, layout *reader.ThreadLayout, want ...attribute
 func TestSpansAreAdvertisedSeparately(t *testing.T) {
 	p := open(t)
 	var layout *reader.ThreadLayout
-	// refresh reads the layout again, and checks that a second read without a change returns the same.
+	// refresh reads the layout again, and checks that another read without a change returns the
+	// same layout.
 	refresh := func() *reader.ThreadLayout {
 		t.Helper()
 		previous := layout
@@ -130,7 +131,7 @@ func TestSpansAreAdvertisedSeparately(t *testing.T) {
 	require.Same(t, refresh().Context, layout.Advertisement)
 	assert.Equal(t, plainAttributes([]attribute.KeyValue{spanAttribute, userAttribute, more}), plainMap(layout.Context.Message.GetAttributes()))
 
-	// Readers trust neither of two contexts, but use the one that advertises spans.
+	// Readers trust the resource of neither context, but use the spans that one of them advertises.
 	withdraw = publishForeign(t)
 	_, err = p.ProcessContext(t.Context())
 	require.NoError(t, err, "a reader that has found a context does not search for another one")
@@ -193,7 +194,7 @@ func TestSpansOfAnotherGoRuntime(t *testing.T) {
 	}
 }
 
-// What cannot be set or removed changes nothing.
+// A failure to set or remove span attributes changes nothing.
 func TestRefusedAttributesOfSpans(t *testing.T) {
 	setForTest(t, spanAttribute)
 	require.ErrorContains(t, resourcepublisher.SetAttributes(attribute.String("threadlocal.schema_version", "other")), "reserved")

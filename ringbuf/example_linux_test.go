@@ -23,7 +23,7 @@ func Example() {
 	info := ring.Info()
 	fmt.Printf("%s: layout %d, %d slots of %d bytes\n", info.Mapping, info.Layout, info.Capacity, info.SlotSize)
 
-	// In a thread's slot, the span is valid while the goroutine stays on that thread.
+	// A span in a thread's slot is valid only while the goroutine stays on that thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	traceID := [16]byte{0x4b, 0xf9, 0x2f, 0x35, 0x77, 0xb3, 0x4d, 0xa6, 0xa3, 0xce, 0x92, 0x9d, 0x0e, 0x0e, 0x47, 0x36}
@@ -64,7 +64,7 @@ func ExampleWithIndex() {
 	// the goroutine's span: 2
 }
 
-// memory is the memory of a process, as debuggers read it through /proc.
+// memory reads the memory of a process through /proc, as debuggers do.
 type memory struct{ file *os.File }
 
 // ReadParts reads one part after the other.
@@ -77,7 +77,7 @@ func (m memory) ReadParts(parts []ringbuf.Part) (int, error) {
 	return len(parts), nil
 }
 
-// A profiler reads the slot of a thread. The process is the example's own.
+// A profiler reads the slot of a thread. For simplicity, the example reads its own process.
 func ExampleView() {
 	ring, err := ringbuf.New(ringbuf.WithCapacity(1024))
 	if err != nil {
@@ -96,7 +96,7 @@ func ExampleView() {
 		return
 	}
 	defer file.Close()
-	info := ring.Info() // the process advertises this
+	info := ring.Info() // the process must tell readers about this
 	view, err := ringbuf.FindView(memory{file}, info.Address, uint64(info.HeaderSize+info.Capacity*info.SlotSize))
 	if err != nil {
 		fmt.Println(err)

@@ -13,7 +13,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Option configures a [Ring]. The last of several options for the same setting counts.
+// Option configures a [Ring]. If several options change the same setting, the last one wins.
 type Option interface {
 	apply(c config) config
 }
@@ -25,17 +25,18 @@ func (f optionFunc) apply(c config) config {
 	return c
 }
 
-// Index selects the id that, modulo the capacity, is the number of a slot.
+// Index selects the kind of id that determines the slot: the slot's index is the id modulo the
+// capacity.
 type Index int
 
 const (
-	// ByThread indexes slots by thread id in the process's own PID namespace.
+	// ByThread indexes slots by thread id, as seen in the process's own PID namespace.
 	ByThread Index = wire.RingByThread
 	// ByGoroutine indexes slots by goroutine id.
 	ByGoroutine Index = wire.RingByGoroutine
 )
 
-// DefaultCapacity is the capacity without [WithCapacity].
+// DefaultCapacity is the capacity of a ring created without [WithCapacity].
 const DefaultCapacity = ring.DefaultCapacity
 
 type config struct {
@@ -88,28 +89,29 @@ func validName(name string) bool {
 
 // WithCapacity sets the number of slots, a power of two up to 16,777,216. The default is 65,536.
 // Threads or goroutines whose ids are equal modulo the capacity share a slot, which then holds the
-// last stored span. Layout 1 requires a power of two as well, although its readers, such as a
-// [View], accept any capacity: a writer that had to divide would take longer for each span.
+// last stored span. Layout 1 requires a power of two as well, because a division would slow down
+// each write. Readers of layout 1, such as a [View], accept any capacity.
 func WithCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
 
 // WithDatadogLayout selects slots of layout 1, for readers of the first design of Datadog's OTEL
-// context storage. They have 32 bytes and no owner. Readers find them as DD_OTEL_CTX, or by the
-// magic number in anonymous memory. It requires ByThread. The default is layout 2.
+// context storage. These slots have 32 bytes and record no owner. Readers find the ring by the
+// mapping name DD_OTEL_CTX, or by the magic number in anonymous memory. The layout requires
+// ByThread. The default is layout 2.
 func WithDatadogLayout() Option {
 	return optionFunc(func(c *config) { c.layout = wire.RingLayout1 })
 }
 
-// WithIndex selects the id that slots are indexed by. The default is [ByThread].
+// WithIndex selects whether slots are indexed by thread or by goroutine. The default is [ByThread].
 func WithIndex(i Index) Option {
 	return optionFunc(func(c *config) { c.index = i })
 }
 
-// WithName sets the name of the mapping, at most 79 bytes. The default is OTELCTX_SLOTS, or
-// OTELCTX_GSLOTS by goroutine, or DD_OTEL_CTX in layout 1. The kernel accepts printable ASCII
-// without [, ], \, $ and `. A name that begins with OTEL_CTX would mislead readers of process
-// contexts and is rejected.
+// WithName sets the name of the mapping, at most 79 bytes. The default is OTELCTX_SLOTS for slots
+// indexed by thread, OTELCTX_GSLOTS for slots indexed by goroutine, and DD_OTEL_CTX for layout 1.
+// The kernel accepts printable ASCII without [, ], \, $ and `. A name that begins with OTEL_CTX
+// would mislead readers of process contexts and is rejected.
 func WithName(name string) Option {
 	return optionFunc(func(c *config) { c.name = name })
 }

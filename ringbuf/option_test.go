@@ -26,7 +26,7 @@ func TestUnsupported(t *testing.T) {
 	assert.Nil(t, r)
 }
 
-// withRuntime replaces the runtime offsets, to test errors.
+// withRuntime replaces the runtime offsets, to provoke errors.
 func withRuntime(r *goruntime.Runtime) Option {
 	return optionFunc(func(c *config) { c.runtime = r })
 }

@@ -12,10 +12,10 @@ import (
 	"github.com/otelctx/otelctx/internal/ring"
 )
 
-// Span is the content of a slot. [SpanOf] makes one. The zero Span is no span.
+// Span is the content of a slot. [SpanOf] makes one. The zero Span stands for no span.
 //
 //   - TraceIDHigh, TraceIDLow and SpanID are uint64: a W3C identifier, or a half of one, read as a big-endian number.
-//   - Ref, a uint64, names the span's cell in a span table. It is 0 without one.
+//   - Ref, a uint64, names the span's cell in a span table. It is 0 if the span has no cell.
 //   - TraceFlags is a byte.
 //   - Attributes is a []byte in the encoding of OTEP 4947. Attributes that do not fit into the ring's attribute space are left out.
 type Span = ring.Span
@@ -30,7 +30,7 @@ func SpanOf(traceID [16]byte, spanID [8]byte, traceFlags byte) Span {
 	}
 }
 
-// Ring is a ring of slots. [New] makes one. It is safe for concurrent use. The methods of a nil or
+// Ring is a ring of slots, created by [New]. It is safe for concurrent use. The methods of a nil or
 // zero Ring do nothing.
 type Ring struct {
 	ring    *ring.Ring
@@ -44,17 +44,17 @@ type Info struct {
 	Mapping string
 	// Address is the address of the ring's header in the process.
 	Address uint64
-	// Layout is 1 or 2, Capacity the number of slots.
+	// Layout is 1 or 2. Capacity is the number of slots.
 	Layout, Capacity int
-	// HeaderSize is the distance from Address to the slots, SlotSize the distance between slots, in
-	// bytes.
+	// HeaderSize is the distance from Address to the first slot, and SlotSize is the distance
+	// between slots, both in bytes.
 	HeaderSize, SlotSize int
-	// Index is the id that slots are indexed by.
+	// Index says whether slots are indexed by thread or by goroutine.
 	Index Index
 }
 
-// New returns an empty ring. Only pages with stored spans use memory. The ring's addresses stay in
-// use until the process ends.
+// New returns an empty ring. Only pages in which spans have been stored use memory. The ring's
+// addresses stay in use until the process ends.
 //
 // The error names the option that cannot be satisfied or the system call that failed, or wraps
 // [errors.ErrUnsupported]. After an error nothing stays mapped.
@@ -88,14 +88,14 @@ func (r *Ring) Info() Info {
 }
 
 // Store publishes s in the slot of the calling thread or goroutine. If another writer holds the
-// slot at that moment, the slot ends up with that writer's span or with none, and never with the
-// previous one. If s is nil, Store does nothing.
+// slot at that moment, the slot ends up with that writer's span or empty, but never with the
+// previous span. If s is nil, Store does nothing.
 //
 // A goroutine that moves to another thread leaves its span in the slot of the previous thread.
-// Readers can tell by the slot's owner.
+// Readers recognize this by the slot's owner.
 func (r *Ring) Store(s *Span) {
 	if r.isNil() || s == nil {
-		return // A panic while pinned would end the process.
+		return // Dereferencing nil while pinned would end the process.
 	}
 	goruntime.Pin()
 	self := r.runtime.Self()
@@ -107,8 +107,8 @@ func (r *Ring) Store(s *Span) {
 func (r *Ring) Clear() { r.Store(new(Span)) }
 
 // Get returns the span, without attributes, that the calling goroutine has published in its slot,
-// and whether there is one. If goroutine ids are unknown, and in layout 1, it returns any
-// goroutine's span in that slot. Get allocates nothing and takes no lock.
+// and whether there is one. If goroutine ids are unknown or the layout is 1, it returns the span in
+// that slot, whichever goroutine published it. Get allocates nothing and takes no lock.
 func (r *Ring) Get() (Span, bool) {
 	if r.isNil() {
 		return Span{}, false
@@ -125,8 +125,9 @@ func (r *Ring) Get() (Span, bool) {
 
 // GetByID returns the span, without attributes, in the slot of the thread or goroutine with this
 // id, and whether there is one. Thread ids are those of the process's own PID namespace. In layout
-// 1 the slot may belong to another thread with an id that is equal modulo the capacity. The
-// goroutine may have moved to another thread since. GetByID allocates nothing and takes no lock.
+// 1 the slot may belong to another thread whose id is equal modulo the capacity. The goroutine that
+// published the span may have moved to another thread since. GetByID allocates nothing and takes no
+// lock.
 func (r *Ring) GetByID(id uint64) (Span, bool) {
 	if r.isNil() {
 		return Span{}, false
@@ -154,7 +155,7 @@ func (r *Ring) id(self *goruntime.Self) uint64 {
 
 // Close unpublishes the ring: readers no longer find it. Its addresses stay mapped to unnamed
 // memory, so that a late writer, or one in the middle of a write, still has valid memory to write
-// to. Closing again does nothing. The error names the system call that failed; the mapping then
+// to. Closing again does nothing. The error names the system call that failed. The old mapping then
 // still exists, but readers no longer recognize it as a ring.
 func (r *Ring) Close() error {
 	if r.isNil() {

@@ -35,7 +35,7 @@ func newRing(t testing.TB, opts ...Option) *Ring {
 	return r
 }
 
-// viewOf returns a view of a ring in a process, found by the address alone.
+// viewOf returns a view of a ring in a process, using FindView with only the ring's address.
 func viewOf(t testing.TB, pid int, i Info) *View {
 	t.Helper()
 	childproc.NeedReading(t)
@@ -68,7 +68,8 @@ func bigEndian(words ...uint64) (b []byte) {
 	return b
 }
 
-// threadID returns the kernel's id of the calling thread. The caller is locked to it.
+// threadID returns the kernel's id of the calling thread. The caller has locked its goroutine to
+// the thread.
 func threadID() uint64 {
 	link, err := os.Readlink("/proc/thread-self")
 	if err != nil {
@@ -168,7 +169,8 @@ func TestStore(t *testing.T) {
 				}
 				assert.Equal(t, want, got)
 			}
-			// Another goroutine runs on another thread, or does not see this one's span.
+			// In a ring indexed by thread, the other goroutine runs on another thread; otherwise it
+			// has its own slot.
 			other := make(chan uint64)
 			go func() { other <- publishedID(r) }()
 			assert.Zero(t, <-other)
@@ -180,7 +182,7 @@ func TestStore(t *testing.T) {
 			_, err := v.Read(id)
 			assert.ErrorIs(t, err, ErrEmpty)
 
-			// A writer that has not noticed Close continues to write.
+			// A writer may continue to write after Close.
 			require.NoError(t, r.Close())
 			assert.ErrorIs(t, v.Verify(), ErrNotRing)
 			span := spanFrom(4)
@@ -196,7 +198,7 @@ func publishedID(r *Ring) uint64 {
 	return s.SpanID
 }
 
-// A read by the process itself returns the span of a single write, or none.
+// A read by the process itself returns the span of a single write or no span, never a mixture.
 func TestGetUnderWriters(t *testing.T) {
 	for name, opts := range map[string][]Option{"layout 1": {WithDatadogLayout()}, "layout 2": nil, "by goroutine": {WithIndex(ByGoroutine)}} {
 		t.Run(name, func(t *testing.T) {
@@ -308,8 +310,8 @@ func TestNothingLeaks(t *testing.T) {
 	}
 }
 
-// Without calibrated runtime offsets, thread slots still work, through a system call and without an
-// owner.
+// Without calibrated runtime offsets, thread slots still work, but a store needs a system call and
+// records no owner.
 func TestWithoutRuntimeOffsets(t *testing.T) {
 	for name, facts := range map[string][]goruntime.Fact{
 		"goroutine ids": {goruntime.GGoid}, "thread ids": {goruntime.MProcid}, "m": {goruntime.GM}, "all": nil,

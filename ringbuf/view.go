@@ -15,9 +15,10 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Errors for readers to branch on. Every other error of a [View] is its [Memory]'s.
+// Readers can branch on these errors. Every other error of a [View] comes from its [Memory].
 var (
-	// ErrNotRing means that memory holds no ring, or that a described layout is impossible.
+	// ErrNotRing means that there is no ring in the memory, or that the layout passed to [NewView]
+	// is impossible.
 	ErrNotRing = errors.New("not a ring")
 	// ErrBusy means that a slot was being written at every attempt.
 	ErrBusy = errors.New("slot is being written")
@@ -25,32 +26,34 @@ var (
 	ErrEmpty = errors.New("slot has no span")
 )
 
-// Memory is the memory of a process that has a ring.
+// Memory reads the memory of a process that has a ring.
 type Memory interface {
 	// ReadParts fills the data of parts from their addresses, one part after the other: every byte
-	// of a part is read before any byte of the next. It returns the number of complete parts, and
-	// an error if that is not all of them.
+	// of a part is read before any byte of the next. It returns the number of completely read
+	// parts, and an error unless that is all of them.
 	ReadParts(parts []Part) (int, error)
 }
 
-// Part is a piece of a process's memory to be read into Data, a []byte: len(Data) bytes at Address,
-// a uint64. A part without bytes is not read.
+// Part is a piece of a process's memory to read. It has an Address (uint64) and Data ([]byte),
+// which receives len(Data) bytes. A part with empty Data is not read.
 type Part = remotemem.Part
 
 // View reads a ring in the memory of another process. It trusts nothing that it finds there, and
 // never writes. It is safe for concurrent use if its memory is.
 //
-// A slot that was never written may be in a page that does not exist yet. Reading it makes the
-// kernel allocate the page at the expense of the process that owns the ring. So read only the slots
-// of existing threads.
+// A slot that was never written may be in a page that does not exist yet. Reading the slot makes
+// the kernel allocate that page in the process that owns the ring. So read only the slots of
+// existing threads.
 type View struct {
 	memory Memory
 	info   Info
-	// fields holds the offset of each field in a slot, negative if slots have none.
+	// fields holds the offset of each field in a slot. The offset is negative if the layout lacks
+	// the field.
 	fields [numFields]int
 }
 
-// field is a field of a slot: an index into wire.SlotFields of layout 2, which has all of them.
+// field identifies a field of a slot. It is an index into wire.SlotFields of layout 2, the layout
+// with all fields.
 type field int
 
 const (
@@ -80,10 +83,10 @@ const (
 	userSpaceEnd = 1 << 63
 )
 
-// NewView returns a view of the ring that info describes; it ignores the mapping's name. fields
-// maps the name of each field, as used in advertisements, to its offset in a slot. Unknown names
-// are ignored. If fields is nil, the offsets are those of the layout. NewView does not read the
-// memory.
+// NewView returns a view of the ring that info describes. The mapping name in info is ignored.
+// fields maps the name of each field, as used in advertisements, to its offset in a slot. Unknown
+// names are ignored. If fields is nil, the offsets are those of the layout. NewView does not read
+// the memory.
 //
 // The error wraps [ErrNotRing] if the described ring is impossible. The layout must be 1 or 2, the
 // capacity a power of two up to 16,777,216, and the slot size 32 to 1,024 bytes with all fields
@@ -105,10 +108,11 @@ func NewView(memory Memory, info Info, fields map[string]int) (*View, error) {
 	return v, nil
 }
 
-// FindView returns a view of the ring whose header is at address, in a mapping that extends for
-// size bytes from there.
+// FindView returns a view of the ring whose header is at address. The mapping extends size bytes
+// beyond that address.
 //
-// The error wraps [ErrNotRing] if there is no header, or if its ring does not fit into the mapping.
+// The error wraps [ErrNotRing] if there is no header, or if the ring that the header describes does
+// not fit into the mapping.
 func FindView(memory Memory, address, size uint64) (*View, error) {
 	info, err := readHeader(memory, address)
 	if err != nil {
@@ -127,7 +131,7 @@ func FindView(memory Memory, address, size uint64) (*View, error) {
 // headerSize is the number of header bytes to read.
 const headerSize = 32
 
-// readHeader decodes the header at an address, which may hold anything.
+// readHeader decodes the header at an address. The memory there may contain anything.
 func readHeader(memory Memory, address uint64) (Info, error) {
 	var b [headerSize]byte
 	if _, err := memory.ReadParts([]Part{{Address: address, Data: b[:]}}); err != nil {
@@ -189,7 +193,7 @@ func (v *View) setFields(fields map[string]int) error {
 	if v.info.Layout == wire.RingLayout2 {
 		required = append(required, fieldSeq)
 	} else {
-		// Layout 1 has no write counter, whatever the fields say.
+		// Layout 1 has no write counter, even if fields contains one.
 		v.fields[fieldSeq] = -1
 	}
 	for _, f := range required {
@@ -218,8 +222,8 @@ func (v *View) Fields() map[string]int {
 	return fields
 }
 
-// Verify reads the ring's header and returns nil if it still describes this ring. The error wraps
-// [ErrNotRing] if there is another header or none.
+// Verify reads the ring's header again and returns nil if it still describes this ring. The error
+// wraps [ErrNotRing] if the header has changed or disappeared.
 func (v *View) Verify() error {
 	found, err := readHeader(v.memory, v.info.Address)
 	if err != nil {
@@ -234,19 +238,19 @@ func (v *View) Verify() error {
 
 // Slot is a snapshot of a slot.
 type Slot struct {
-	// TraceID and SpanID are the published span, zeros if there is none; see [Slot.HasSpan].
-	// TraceFlags are those of W3C trace contexts, 1 for sampled, and 0 in layout 1.
+	// TraceID and SpanID identify the published span, and are zero if there is none; see
+	// [Slot.HasSpan]. TraceFlags are W3C trace flags: 1 for sampled, and always 0 in layout 1.
 	TraceID    [16]byte
 	SpanID     [8]byte
 	TraceFlags byte
-	// Ref names the cell that says whether the span is live; 0 if no cell does.
+	// Ref names the cell that says whether the span is live. It is 0 if the span has no cell.
 	Ref uint64
-	// Attributes are in the encoding of OTEP 4947: entries {key u8, length u8, value}. They are a
-	// copy.
+	// Attributes is a copy of the attributes in the encoding of OTEP 4947: entries {key u8, length
+	// u8, value}.
 	Attributes []byte
 	// Owner is the id of the goroutine that published the span. TID is the id of its thread at that
 	// time, in the process's own PID namespace, and M the address of that thread's m. Each is 0 if
-	// unknown, as always in layout 1.
+	// unknown. In layout 1 they are always unknown.
 	Owner, M uint64
 	TID      uint32
 	// Seq counts the writes to the slot. It is 0 in layout 1.
@@ -256,15 +260,15 @@ type Slot struct {
 // HasSpan reports whether the slot publishes a span with valid ids.
 func (s *Slot) HasSpan() bool { return s.TraceID != [16]byte{} && s.SpanID != [8]byte{} }
 
-// readAttempts bounds the reads of a slot that is being written. A write takes nanoseconds, a read
-// about a microsecond.
+// readAttempts is how often a slot that is being written is read before giving up. A write takes
+// nanoseconds, a read about a microsecond.
 const readAttempts = 8
 
-// Slot returns the slot at index number modulo the capacity, whichever thread or goroutine owns it
-// and even if it has no span.
+// Slot returns the slot whose index is number modulo the capacity. It does not matter who owns the
+// slot or whether it has a span.
 //
-// The error wraps [ErrBusy] if the slot was being written at every attempt, and otherwise is the
-// memory's.
+// The error wraps [ErrBusy] if the slot was being written at every attempt, and otherwise comes
+// from memory.
 func (v *View) Slot(number uint64) (Slot, error) {
 	l := v.NewSlotReader()
 	l.Select(number)
@@ -281,10 +285,10 @@ func (v *View) Slot(number uint64) (Slot, error) {
 }
 
 // Read returns the slot of the thread or goroutine with this id. Slots of layout 1 do not record
-// their owner: the slot may belong to another thread whose id is the same modulo the capacity.
+// their owner, so the slot may belong to another thread whose id is equal modulo the capacity.
 //
-// Read does not check whether the thread still runs the goroutine that published the span: compare
-// [Slot.Owner], see package reader.
+// Read does not check whether the thread still runs the goroutine that published the span. To check
+// that, compare [Slot.Owner] with the running goroutine, as package reader does.
 //
 // The error wraps [ErrEmpty] if the slot has no span or another owner, and [ErrBusy] if it was
 // being written at every attempt. Any other error comes from memory.
@@ -308,20 +312,21 @@ func (v *View) ownedBy(s *Slot, id uint64) bool {
 	return v.fields[fieldTID] < 0 || uint64(s.TID) == id
 }
 
-// SlotReader reads one slot in two halves, between which a reader places its own reads. Read all of
-// it in order, ideally in one call. If [SlotReader.Slot] then returns a slot, its content did not
-// change while everything between the halves was read. A SlotReader is not safe for concurrent use.
+// SlotReader reads a slot before and after other data. Read the parts of Before, then your own
+// parts, then the parts of After, ideally in one call. If [SlotReader.Slot] then returns a slot,
+// its content did not change while your parts were read. A SlotReader is not safe for concurrent
+// use.
 //
 // In layout 2 this is certain, because every write is counted, with one exception: a writer that
-// withdraws a span by clearing the span id may not count that. Then the slot held the span until
-// some moment after the first half. In layout 1 it is not certain: the slot was the same at the
-// beginning and at the end, with no write in progress either time.
+// withdraws a span by clearing the span id may not count that write. The slot then held the span
+// until some moment after the first half was read. In layout 1 it is not certain: the slot had the
+// same content at the beginning and at the end, and no write was in progress at either time.
 type SlotReader struct {
 	view   *View
 	number uint32
 
-	// before and after are the halves. data is the slot as read by the first half. In layout 1,
-	// again is the slot as read by the second.
+	// before and after are the two halves. data is the slot as read in the first half. In layout 1,
+	// again is the slot as read in the second half.
 	before, after []Part
 	data, again   []byte
 	inUse         [2][]byte
@@ -342,8 +347,8 @@ func (v *View) NewSlotReader() *SlotReader {
 	if v.fields[fieldSeq] >= 0 {
 		l.seq = [2][]byte{alloc(4), alloc(4)}
 		// A writer increments seq when it claims the slot, and clears in_use when everything is
-		// written. So the first half reads seq before in_use. In the second half seq alone would
-		// do, since every writer in between has incremented it.
+		// written. So the first half reads seq before in_use. In the second half, seq alone would
+		// be enough, since every writer in between has incremented it.
 		l.before = []Part{{Data: l.seq[0]}, {Data: l.inUse[0]}, {Data: l.data}}
 		l.after = []Part{{Data: l.inUse[1]}, {Data: l.seq[1]}}
 	} else {
@@ -355,7 +360,7 @@ func (v *View) NewSlotReader() *SlotReader {
 	return l
 }
 
-// Select makes the SlotReader read the slot at index number modulo the capacity.
+// Select selects the slot to read: its index is number modulo the capacity.
 func (l *SlotReader) Select(number uint64) {
 	v := l.view
 	l.number = uint32(number % uint64(v.info.Capacity))
@@ -371,20 +376,20 @@ func (l *SlotReader) Select(number uint64) {
 	}
 }
 
-// Before returns the parts to read first, into memory of the SlotReader.
+// Before returns the parts to read first. Their data is stored in the SlotReader.
 func (l *SlotReader) Before() []Part { return slices.Clip(l.before) }
 
 // After returns the parts to read last.
 func (l *SlotReader) After() []Part { return slices.Clip(l.after) }
 
-// Slot returns the slot as it was from the first half to the second. The error wraps [ErrBusy] if
-// the slot was being written.
+// Slot returns the content that the slot had from the first half of the read to the second. The
+// error wraps [ErrBusy] if the slot was being written.
 func (l *SlotReader) Slot() (Slot, error) {
 	v := l.view
 	unchanged := l.inUse[0][0] == 0 && l.inUse[1][0] == 0 && l.data[v.fields[fieldInUse]] == 0
 	if l.again == nil {
-		// Also compare the seq in the copy of the slot: a seq read in the middle of its store would
-		// have to be wrong in the same way all three times.
+		// Also compare the seq in the copy of the slot. If a read overlaps a store of seq, it may
+		// return garbage, but hardly the same garbage all three times.
 		seq := l.data[v.fields[fieldSeq]:][:4]
 		unchanged = unchanged && bytes.Equal(l.seq[0], seq) && bytes.Equal(l.seq[1], seq)
 	} else {
@@ -418,7 +423,7 @@ func (v *View) decode(data []byte) Slot {
 		s.TraceFlags = data[offset]
 	}
 	if offset, size := v.fields[fieldAttrs], v.fields[fieldAttrsSize]; offset >= 0 && size >= 0 {
-		// Ignore attributes that do not fit into the slot.
+		// Ignore the attributes if their size exceeds the slot.
 		if n := int(binary.NativeEndian.Uint16(data[size:])); n > 0 && n <= len(data)-offset {
 			s.Attributes = bytes.Clone(data[offset : offset+n])
 		}

@@ -19,12 +19,12 @@ import (
 
 var errFault = errors.New("fault")
 
-// viewMemory is memory that a script changes between the parts of a read.
+// viewMemory is fake memory whose content callbacks can change between the parts of a read.
 type viewMemory struct {
 	base  uint64
 	bytes []byte
-	// beforePart, if not nil, runs before the nth part is read, from 1; beforeWord
-	// before the nth eight bytes of any part.
+	// beforePart, if not nil, runs before each part is read, and beforeWord before each eight bytes
+	// are read. n counts the calls from 1.
 	beforePart, beforeWord func(n int)
 
 	parts, words, calls int
@@ -109,7 +109,8 @@ func (r *rawSlot) put(b []byte) {
 	copy(b, append(full, r.attrs...))
 }
 
-// raw returns the nth write to a slot of thread 5, in which every value is a multiple of n.
+// raw returns the content of a slot of thread 5 after the nth write. Every value is a multiple of
+// n.
 func raw(n uint64) rawSlot {
 	return rawSlot{
 		high: n * 0x0101, low: n * 0x0202, span: n * 0x0303, flags: 1, seq: uint32(n),
@@ -186,7 +187,7 @@ func TestViewUsesFields(t *testing.T) {
 	require.NoError(t, err)
 	b := m.slot(info, 1)
 	for i := range b {
-		b[i] = 0xee // in bytes that are not fields
+		b[i] = 0xee // fill the bytes that belong to no field
 	}
 	ne := binary.NativeEndian
 	ne.PutUint64(b[40:], 1)
@@ -243,7 +244,7 @@ func TestViewEmptyAndForeignSlots(t *testing.T) {
 // a read.
 func TestViewNeverMixesWrites(t *testing.T) {
 	for _, layout := range []int{1, 2} {
-		// The steps of a writer.
+		// steps are the steps of a writer.
 		info, steps := info2(1, 64, ByThread), []func(b []byte){
 			func(b []byte) { r := raw(1); r.seq, r.inUse = 2, 1; r.put(b) },
 			func(b []byte) { r := raw(1); r.seq, r.inUse, r.high = 2, 1, 2*0x0101; r.put(b) },
@@ -269,7 +270,7 @@ func TestViewNeverMixesWrites(t *testing.T) {
 		for _, p := range append(v.NewSlotReader().Before(), v.NewSlotReader().After()...) {
 			words += (len(p.Data) + 7) / 8
 		}
-		// Each way to place the four steps, in order, between the words.
+		// Try each way to place the four steps, in order, between the words of a read.
 		var at [4]int
 		var try func(step, from int)
 		tried := 0
@@ -323,13 +324,13 @@ func TestViewNeverMixesWrites(t *testing.T) {
 	}
 }
 
-// A complete write between the two reads of in_use leaves it unchanged.
+// The value of in_use alone does not reveal a complete write between its two reads.
 func TestViewDetectsWriteBetweenHalves(t *testing.T) {
 	info := info2(1, 64, ByThread)
 	m := newViewMemory(info)
 	v := mustView(t, m, info)
 	old, next := raw(1), raw(2)
-	// Torn: the first half of the old slot and the second of the new one.
+	// torn consists of the first half of the old slot and the second half of the new slot.
 	torn := old
 	torn.ref, torn.owner, torn.m = next.ref, next.owner, next.m
 	m.beforePart = func(n int) {
@@ -505,7 +506,7 @@ func TestViewMemoryErrors(t *testing.T) {
 	assert.NotErrorIs(t, err, ErrEmpty)
 }
 
-// A view returns the fields of slots, including those at other offsets than the layout's.
+// A view finds the fields of slots, including fields at other offsets than the layout's.
 func TestFieldsOfAView(t *testing.T) {
 	m := newViewMemory(info1(4))
 	v, err := NewView(m, info1(4), nil)
@@ -560,20 +561,20 @@ func FuzzView(f *testing.F) {
 			require.Zero(t, s)
 			return
 		}
-		// The memory changes at most once, so the result was valid before or after that.
+		// The memory changes at most once, so the result must match the memory before or after the
+		// change.
 		n := int(id % uint64(info.Capacity))
 		before := &viewMemory{base: viewBase, bytes: memory}
 		if info.Layout == 2 && string(before.slot(info, n)) != string(m.slot(info, n)) &&
 			string(before.slot(info, n)[0x1c:0x20]) == string(m.slot(info, n)[0x1c:0x20]) {
-			return // A write that was not counted.
+			return // The writer withdrew the span without counting the write.
 		}
 		got := fmt.Sprintf("%x", s)
 		require.Contains(t, []string{oracle(info, before.slot(info, n)), oracle(info, m.slot(info, n))}, got)
 	})
 }
 
-// oracle decodes a slot as the format's documentation says. It returns "" if the slot is being
-// written.
+// oracle decodes a slot as documented. It returns "" if the slot is being written.
 func oracle(i Info, b []byte) string {
 	if b[0x18] != 0 {
 		return ""

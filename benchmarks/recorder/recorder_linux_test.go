@@ -274,8 +274,9 @@ func TestOverhead(t *testing.T) {
 
 // cost is the CPU time of a recording.
 type cost struct {
-	// steady is the CPU time in the window, all that of the whole recording. For perf, named and
-	// written add the time of perf script, with and without function names.
+	// steady is the CPU time in the window, and all is that of the whole recording. For perf,
+	// named and written are all plus the CPU time of perf script, with and without function
+	// names.
 	steady, all, named, written time.Duration
 	samples                     int
 }
@@ -344,7 +345,7 @@ func perfScript(t *testing.T, file, fields string) (samples int, used time.Durat
 // perSample returns CPU time in seconds per sample.
 func perSample(used time.Duration, c cost) float64 { return used.Seconds() / float64(c.samples) }
 
-// record lets the tool record for the window, and ends it.
+// record lets the tool record for the window, and then ends the tool.
 func (r *tool) record() (c cost) {
 	r.t.Helper()
 	time.Sleep(beginning)

@@ -87,7 +87,8 @@ func parse(text []byte) (*table, error) {
 	return t, nil
 }
 
-// cell returns the text of a cell; it is empty if the table has no such column. count returns it as a number.
+// cell returns the text of a cell. The text is empty if the table has no such column. count
+// returns it as a number.
 func (t *table) cell(row []string, column string) string {
 	if i := slices.Index(t.columns, column); i >= 0 {
 		return row[i]
@@ -184,8 +185,9 @@ func renderAll(w io.Writer, t *table) error {
 	return nil
 }
 
-// goroutineProfile is an observer whose faults alone do not put a pattern into the document,
-// because it reads labels some milliseconds after it has collected the goroutines.
+// goroutineProfile is the name of an observer that reads labels some milliseconds after it has
+// collected the goroutines. A pattern is therefore not listed in the document if only this
+// observer has faults.
 const goroutineProfile = "goroutine profile"
 
 // renderSummary writes a row for each publication and observer.
@@ -224,7 +226,7 @@ func renderSummary(w io.Writer, t *table) {
 	markdown(w, columns, summary)
 }
 
-// renderWild writes a summary, and the patterns with a fault.
+// renderWild writes a summary, and lists the patterns with a fault.
 func renderWild(w io.Writer, t *table) error {
 	renderSummary(w, t)
 	observers := t.distinct("observer")
@@ -265,7 +267,7 @@ func bold(wrong int) string {
 	return fmt.Sprintf("**%d wrong**", wrong)
 }
 
-// share formats n as a percentage of another number.
+// share formats n as a percentage of the number of.
 func share(n, of int) string {
 	if of == 0 {
 		return "-"

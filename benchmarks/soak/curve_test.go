@@ -19,7 +19,7 @@ type curve struct {
 	at, value []float64
 }
 
-// unit says how values are printed.
+// unit selects how the values of a curve are printed.
 type unit int
 
 const (
@@ -36,12 +36,12 @@ func (u unit) text(v float64) string {
 	return fmt.Sprintf("%.1f", math.Round(10*v)/10+0) // never -0
 }
 
-// limits are how much a flat curve may change in its second half.
+// limits bounds how much a flat curve may change in its second half.
 type limits struct {
-	// growth is how much a straight line fitted by least squares may rise. It may fall by any
-	// amount.
+	// growth is the maximum rise of a straight line fitted by least squares. The line may fall
+	// by any amount.
 	growth float64
-	// spread is how far the highest point may be above the median.
+	// spread is the maximum distance of the highest point above the median.
 	spread float64
 }
 
@@ -50,7 +50,7 @@ func (c *curve) add(at time.Duration, value float64) {
 	c.value = append(c.value, value)
 }
 
-// leastPoints is the minimum number of points from which to tell whether a curve is flat.
+// leastPoints is the minimum number of points needed to tell whether a curve is flat.
 const leastPoints = 10
 
 // settled summarizes the second half of a curve's time. The first half is for warming up.

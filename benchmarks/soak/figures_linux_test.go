@@ -20,7 +20,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// curves are the curves of the service, and of the reader that runs all the time.
+// curves holds the curves of the service, and of the reader that runs all the time.
 type curves struct {
 	service, reader process
 	// heap and goroutines come from the service's reports.
@@ -29,7 +29,7 @@ type curves struct {
 	collections *curve
 }
 
-// process has curves from /proc.
+// process holds the curves of a process whose values come from /proc.
 type process struct {
 	procfs.Proc
 

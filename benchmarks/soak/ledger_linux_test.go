@@ -127,7 +127,7 @@ func (l *ledger) read(number uint64) (e entry, err error) {
 	return e, err
 }
 
-// shown is a span that a reader found at a moment between two times.
+// shown is a span that a reader found. The reader read it at some moment between two times.
 type shown struct {
 	TraceID [16]byte
 	SpanID  [8]byte
@@ -147,7 +147,8 @@ var (
 	errAnotherLane  = errors.New("the span has another lane")
 )
 
-// check returns an error if the span was not live, or has other properties.
+// check returns an error if the span was not live at that time, or if its properties differ from
+// those in the ledger.
 func (l *ledger) check(s shown) error {
 	number := numberOf(s.SpanID)
 	e, err := l.read(number)
@@ -178,7 +179,7 @@ func (l *ledger) lane(spanID [8]byte) string {
 	return string(bytes.TrimRight(e.Lane[:], "\x00"))
 }
 
-// open returns how many of the first spans, up to the one with the number last, have not ended.
+// open returns how many of the spans with numbers up to last have not ended.
 func (l *ledger) open(last uint64) (n int, err error) {
 	for number := max(last, entries) - entries + 1; number <= last; number++ {
 		e, err := l.read(number)
@@ -192,7 +193,7 @@ func (l *ledger) open(last uint64) (n int, err error) {
 	return n, nil
 }
 
-// TestLedger checks that each kind of wrong statement about a span is rejected.
+// TestLedger checks that the ledger rejects each kind of wrong claim about a span.
 func TestLedger(t *testing.T) {
 	l, err := openLedger(filepath.Join(t.TempDir(), ledgerName))
 	require.NoError(t, err)

@@ -18,7 +18,7 @@ type fate int
 const (
 	finishes    fate = iota // by itself
 	killed                  // by SIGKILL at any moment
-	resumed                 // by itself, after SIGSTOP at any moment and SIGCONT later
+	resumed                 // on its own, after SIGSTOP at any moment and SIGCONT later
 	interrupted             // by SIGINT
 	buried                  // by SIGKILL while it is stopped
 	numFates
@@ -34,11 +34,12 @@ type life struct {
 	fate fate
 	// ready reports whether the reader can be interrupted. It is polled.
 	ready func() bool
-	// after is the time from the start to the first signal, hold the time for which the reader is stopped.
+	// after is the time from the start to the first signal. hold is the time for which the
+	// reader is stopped.
 	after, hold time.Duration
 }
 
-// longest is how long a reader may run. Only a reader that hangs takes that long.
+// longest is the time limit for a reader. Only a reader that hangs takes that long.
 const longest = 2 * time.Minute
 
 // live runs the reader and returns its exit code, or -1 if it was killed on purpose. It returns an error if the
@@ -94,7 +95,7 @@ func (l *life) live() (code int, err error) {
 	return 0, nil
 }
 
-// lines calls each with every complete line that is written to it.
+// lines is a writer that calls each with every complete line.
 type lines struct {
 	each func(line []byte)
 	rest []byte

@@ -31,12 +31,12 @@ const roleReader = "reader"
 // errand is the first line that a reader receives.
 type errand struct {
 	PID int
-	// Visits is the number of visits, 0 for no limit. Pause is the time between them.
+	// Visits is the number of visits, or 0 for no limit. Pause is the time between visits.
 	Visits int
 	Pause  time.Duration
 }
 
-// visit is what a reader finds between opening a process and closing it.
+// visit holds the data that a reader finds between opening a process and closing it.
 type visit struct {
 	Contexts []published
 	Spans    []sight
@@ -51,8 +51,8 @@ type published struct {
 	// By is the name of the reader.
 	By       string
 	From, To int64
-	// Generation is the generation of the resource, Beside that of the attributes published outside
-	// of it.
+	// Generation is the generation of the resource. Beside is the generation of the attributes
+	// published outside of the resource.
 	Generation, Beside int
 }
 
@@ -93,8 +93,8 @@ type visitor struct {
 	found  visit
 }
 
-// looks is how often a visitor reads the threads.
-const looks = 5
+// threadReads is how many times a visitor reads the threads during a visit.
+const threadReads = 5
 
 // visit reads everything.
 func (v *visitor) visit() (err error) {
@@ -118,8 +118,8 @@ func (v *visitor) visit() (err error) {
 	if v.layout, err = v.p.ThreadLayout(ctx); err != nil {
 		return v.busy(err, reader.ErrBusy)
 	}
-	for range looks {
-		if err := v.look(ctx); err != nil {
+	for range threadReads {
+		if err := v.readThreads(ctx); err != nil {
 			return err
 		}
 	}
@@ -140,14 +140,15 @@ func (v *visitor) official(address uint64) error {
 
 // take adds a process context to the visit's findings.
 func (v *visitor) take(p published, message *processcontextpb.ProcessContext) error {
-	err := p.tell(textsOf(message.GetResource().GetAttributes()), textsOf(message.GetAttributes()))
+	err := p.setGenerations(textsOf(message.GetResource().GetAttributes()), textsOf(message.GetAttributes()))
 	if err == nil {
 		v.found.Contexts = append(v.found.Contexts, p)
 	}
 	return err
 }
 
-// busy counts err if it reports a concurrent write, and returns it otherwise.
+// busy counts err if it is the error busy, which reports a concurrent write. It returns any
+// other error.
 func (v *visitor) busy(err, busy error) error {
 	if errors.Is(err, busy) {
 		v.found.Busy++
@@ -156,8 +157,8 @@ func (v *visitor) busy(err, busy error) error {
 	return err
 }
 
-// look reads all threads, and the slot of each.
-func (v *visitor) look(ctx context.Context) error {
+// readThreads reads all threads, and the slot of each.
+func (v *visitor) readThreads(ctx context.Context) error {
 	from := time.Now().UnixNano()
 	threads, err := v.p.Threads(ctx)
 	to := time.Now().UnixNano()
@@ -203,14 +204,14 @@ func (v *visitor) slot(c *reader.Carrier, id uint64) error {
 	}
 	live, localRoot, err := v.cell(s.Ref)
 	if !live || err != nil {
-		return err // the slot names a span that has ended
+		return err // the span in the slot has ended
 	}
 	attributes, all := v.layout.Attributes(s.Attributes)
 	if !all {
 		return fmt.Errorf("%v: unknown attributes: %x", c.Kind, s.Attributes)
 	}
 	v.found.Spans = append(v.found.Spans, sight{
-		shown{s.TraceID, s.SpanID, laneOf(attributes), from, to}, byLook + c.Kind.String(), localRoot,
+		shown{s.TraceID, s.SpanID, laneOf(attributes), from, to}, bySlotIn + c.Kind.String(), localRoot,
 	})
 	return nil
 }
@@ -233,7 +234,7 @@ func (v *visitor) cell(ref uint64) (live bool, localRoot [8]byte, err error) {
 	return binary.NativeEndian.Uint64(version[:]) == ref, localRoot, nil
 }
 
-// laneOf is laneIn for the attributes of package reader.
+// laneOf is like laneIn, but takes the attributes that package reader returns.
 func laneOf(attributes []reader.ThreadAttribute) string {
 	byKey := map[string]string{}
 	for _, a := range attributes {
@@ -242,7 +243,7 @@ func laneOf(attributes []reader.ThreadAttribute) string {
 	return laneIn(byKey)
 }
 
-// textsOf returns the attributes that identify the generation.
+// textsOf returns those attributes in kvs that identify the generation.
 func textsOf(kvs []*commonpb.KeyValue) map[string]any {
 	texts := map[string]any{}
 	for _, kv := range kvs {
@@ -256,8 +257,8 @@ func textsOf(kvs []*commonpb.KeyValue) map[string]any {
 	return texts
 }
 
-// tell sets the generations according to the attributes.
-func (p *published) tell(resource, beside map[string]any) (err error) {
+// setGenerations sets Generation and Beside to the generations of the attributes.
+func (p *published) setGenerations(resource, beside map[string]any) (err error) {
 	if p.Generation, err = generationOf(resource); err != nil {
 		return fmt.Errorf("%s: resource: %w", p.By, err)
 	}
@@ -267,7 +268,8 @@ func (p *published) tell(resource, beside map[string]any) (err error) {
 	return nil
 }
 
-// generationOf returns the generation of attributes, or an error if no generation has them.
+// generationOf returns the generation that has these attributes, or an error if there is no such
+// generation.
 func generationOf(attributes map[string]any) (int, error) {
 	number, ok := attributes[generationKey].(float64)
 	text, isText := attributes[fillerKey].(string)

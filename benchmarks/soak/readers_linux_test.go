@@ -26,8 +26,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
-// exitBusy is otelctx's exit code for a context that was being updated at each attempt to read it.
-// This happens if the process is not scheduled meanwhile.
+// exitBusy is otelctx's exit code for a context that was being updated at each attempt to read
+// it. This happens if the kernel does not run the process during an update.
 const exitBusy = 7
 
 // exitNoSamples is the exit code of otelctx record without samples: the process was idle, or the recording ended before
@@ -37,11 +37,12 @@ const exitNoSamples = 9
 // kind is a kind of reader.
 type kind struct {
 	name string
-	// once runs one reader with a fate. The error says what the reader did wrong.
+	// once runs one reader and ends it according to its fate. It returns an error if the reader
+	// did anything wrong.
 	once func(fate) error
 	// fates are assigned to readers in turn.
 	fates []fate
-	// pause is the maximum time without such a reader.
+	// pause is the maximum time between two readers of this kind.
 	pause time.Duration
 }
 
@@ -57,7 +58,8 @@ func (s *soak) kinds() []kind {
 	}
 }
 
-// comeAndGo runs readers of a kind, one after the other, until ctx is done and one was killed.
+// comeAndGo runs readers of a kind, one after the other, until ctx is done and at least one of
+// them was killed.
 func (s *soak) comeAndGo(ctx context.Context, k kind) {
 	const least = 2
 	for n := 0; ctx.Err() == nil || n < least; n++ {
@@ -136,7 +138,7 @@ func (s *soak) inspect(f fate) error {
 		return err
 	}
 	p := published{By: byInspect, From: from, To: to}
-	if err := p.tell(d.Resource, d.Attributes); err != nil {
+	if err := p.setGenerations(d.Resource, d.Attributes); err != nil {
 		return err
 	}
 	s.judgeContext(p)
@@ -159,7 +161,8 @@ func (s *soak) watch(f fate) error {
 			return
 		}
 		if last != nil {
-			// A frame was complete when the next one began.
+			// The threads were read at some time between the start of their frame and the start
+			// of the next.
 			s.judgeThreads(byWatch, last.Threads, last.TimeUnixNano, next.TimeUnixNano)
 		}
 		last = next
@@ -227,7 +230,7 @@ func (s *soak) record(f fate) error {
 	return s.judgeRecording(b)
 }
 
-// samples reports whether a recorder samples.
+// samples reports whether a recorder has started to sample.
 func samples(pid int) bool {
 	p, err := procfs.NewProc(pid)
 	if err != nil {
@@ -259,7 +262,7 @@ func (s *soak) judgeRecording(b []byte) error {
 	})
 }
 
-// visit runs a process that reads the service with package reader.
+// visit runs a process that reads the service through package reader.
 func (s *soak) visit(f fate) error {
 	out := &lines{each: s.judgeVisit}
 	l, err := s.reader(out, errand{PID: s.child.PID(), Visits: 50})
@@ -271,7 +274,7 @@ func (s *soak) visit(f fate) error {
 	return err
 }
 
-// reader returns a process that reads with package reader. It is not started.
+// reader prepares, but does not start, a process that reads the service through package reader.
 func (s *soak) reader(out *lines, e errand) (*life, error) {
 	cmd, err := childproc.Command(roleReader)
 	if err != nil {

@@ -55,16 +55,17 @@ type report struct {
 	Heap, Goroutines uint64
 	// Collections counts garbage collections.
 	Collections uint64
-	// Requests counts answered requests, Failed the others.
+	// Requests counts the requests that were answered, and Failed those that failed.
 	Requests, Failed uint64
 	Slowest          time.Duration
-	// Spans counts started spans, Exported exported ones, and Correlated exported ones with stack
-	// traces from a profiler.
+	// Spans counts started spans, Exported counts exported spans, and Correlated counts exported
+	// spans with stack traces from a profiler.
 	Spans, Exported, Correlated uint64
-	// Without is the reason why Universal Profiling is off, or empty.
+	// Without is the reason why Universal Profiling is off. It is empty if Universal Profiling
+	// is on.
 	Without string
 	Stats   universalprofiling.Stats
-	// Errors are the first errors reported to otel.Handle. Handled counts all.
+	// Errors holds the first errors reported to otel.Handle. Handled counts all of them.
 	Errors  []string
 	Handled uint64
 }
@@ -87,11 +88,11 @@ type service struct {
 	server *http.Server
 	client *http.Client
 	url    string
-	// ends and jobs are functions for the goroutines of pool.
+	// ends and jobs pass functions to the goroutines of pool.
 	ends, jobs chan func()
-	// over stops the clients, which load waits for. rest waits for goroutines that outlive their
-	// request.
-	over             atomic.Bool
+	// stopping tells the clients to stop, and load waits for them. rest waits for goroutines
+	// that outlive their request.
+	stopping         atomic.Bool
 	load, rest, pool sync.WaitGroup
 
 	requests, failed atomic.Uint64
@@ -217,13 +218,13 @@ func inLane(next http.Handler) http.Handler {
 	})
 }
 
-// ask sends one request after the other, each in a span.
+// ask sends requests one after the other, each in a span.
 func (s *service) ask(client int) {
 	paths := make([]string, 0, len(s.paths()))
 	for path := range s.paths() {
 		paths = append(paths, path)
 	}
-	for n := client; !s.over.Load(); n++ {
+	for n := client; !s.stopping.Load(); n++ {
 		begin := time.Now()
 		if err := s.get(s.url + paths[n%len(paths)]); err != nil {
 			s.failed.Add(1)
@@ -258,7 +259,7 @@ func (s *service) get(url string) (err error) {
 	return err
 }
 
-// paths are different ways to work in spans.
+// paths returns the service's handlers by path. Each works in spans in a different way.
 func (s *service) paths() map[string]http.HandlerFunc {
 	return map[string]http.HandlerFunc{
 		"/children":  s.children,
@@ -286,7 +287,7 @@ func (s *service) started(_ http.ResponseWriter, r *http.Request) {
 		work(ctx)
 		close(done)
 		<-ended
-		workPerhaps(r.Context()) // the request may end at any time
+		workPerhaps(r.Context()) // the request may end during this work
 	})
 	block()
 	<-done
@@ -340,9 +341,9 @@ func onStack(ctx context.Context) uint64 {
 func work(ctx context.Context)        { truth.Burn(onStack(ctx), nil) }
 func workPerhaps(ctx context.Context) { truth.Burn(onStack(ctx)|mayBeMissing, nil) }
 
-// quiet stops the clients and waits until nothing is left to do.
+// quiet stops the clients, and waits until all requests and spans have ended.
 func (s *service) quiet() error {
-	s.over.Store(true)
+	s.stopping.Store(true)
 	s.load.Wait()
 	s.rest.Wait()
 	err := s.server.Shutdown(context.Background())
@@ -391,8 +392,8 @@ func (e *exporter) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan)
 func (*exporter) Shutdown(context.Context) error { return nil }
 
 // Generations of the resource are numbered, and the number determines every byte. The attribute
-// generationKey has the number, and fillerKey a text whose length depends on it. The attributes
-// published outside of the resource have the same two keys.
+// generationKey holds the number, and fillerKey holds a text whose length depends on the number.
+// The attributes published outside of the resource have the same two keys.
 const (
 	generationKey = "soak.generation"
 	fillerKey     = "soak.filler"

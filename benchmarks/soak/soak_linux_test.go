@@ -50,11 +50,11 @@ type soak struct {
 	ledger       *ledger
 	// unit is the approximate run time of a reader.
 	unit time.Duration
-	// sampled are spans for correlate.
+	// sampled passes spans that readers found to correlate.
 	sampled chan sight
 
 	mu sync.Mutex
-	// faults are the first faults. found counts all.
+	// faults holds the first faults. found counts all of them.
 	faults []error
 	found  int
 	counts map[string]uint64
@@ -86,7 +86,7 @@ func (s *soak) lived(name string, f fate) {
 	s.lives[name][f]++
 }
 
-// Names of counts begin with these, followed by the name of a reader.
+// The name of a count is one of these prefixes, followed by the name of a reader.
 const (
 	spansBy    = "spans shown by "
 	lanesBy    = "spans shown with their lane by "
@@ -102,10 +102,10 @@ const (
 	byInspect = "otelctx inspect"
 	byWatch   = "otelctx watch"
 	byRecord  = "otelctx record"
-	// byReaderFrom and byLook are followed by the name of a carrier. byLook is for slots that are read
+	// byReaderFrom and bySlotIn are followed by the name of a carrier. bySlotIn is for slots that are read
 	// without package reader.
 	byReaderFrom = byReader + " from "
-	byLook       = "a look at "
+	bySlotIn     = "a look at "
 	byOfficial   = "the eBPF profiler's packages"
 )
 
@@ -124,7 +124,7 @@ func (s *soak) judge(by string, one shown) {
 	}
 }
 
-// judgeContext checks that the generations that were read were published at that time.
+// judgeContext checks that the generations in p were published at the time of the read.
 func (s *soak) judgeContext(p published) {
 	s.count(contextsBy+p.By, 1)
 	s.mu.Lock()
@@ -167,7 +167,7 @@ func (s *soak) enough(c *curves, r report) bool {
 			return false
 		}
 	}
-	// Fewer collections are not enough to tell whether the heap grows.
+	// With fewer garbage collections, it would be unknown whether the heap grows.
 	if c.collections.settled().rise < leastPoints {
 		return false
 	}
@@ -182,9 +182,9 @@ func (s *soak) enough(c *curves, r report) bool {
 // everyCount lists counts that must not be zero.
 var everyCount = []string{
 	spansBy + byReaderFrom + reader.GoroutineRecord.String(),
-	spansBy + byLook + reader.ThreadSlots.String(),
+	spansBy + bySlotIn + reader.ThreadSlots.String(),
 	lanesBy + byReaderFrom + reader.GoroutineRecord.String(),
-	lanesBy + byLook + reader.ThreadSlots.String(),
+	lanesBy + bySlotIn + reader.ThreadSlots.String(),
 	spansBy + byWatch, spansBy + byRecord, lanesBy + byRecord, contextsBy + byInspect, contextsBy + byReader,
 	contextsBy + byOfficial,
 }
@@ -215,7 +215,7 @@ func TestSoak(t *testing.T) {
 	readers.Go(func() { s.correlate(ctx) })
 	tick := time.NewTicker(min(*duration/100, time.Second))
 	defer tick.Stop()
-	// A busy machine needs longer.
+	// A busy machine may take longer to produce enough data.
 	for enough := false; time.Since(begin) < *duration || !enough && time.Since(begin) < *duration+longest; <-tick.C {
 		s.update()
 		r := s.report(t)
@@ -253,7 +253,7 @@ func (s *soak) start(t *testing.T) {
 	t.Helper()
 	o := order{Directory: s.dir, Capacity: ringbuf.DefaultCapacity}
 	if short() {
-		// So few slots are all used in the first half.
+		// With so few slots, all of them are used in the first half of the run.
 		o.Capacity = 256
 	}
 	line, err := json.Marshal(o)
@@ -272,7 +272,7 @@ func (s *soak) start(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, s.ledger.file.Close()) })
 }
 
-// watched starts a reader that opens, reads and closes the service all the time. It returns the
+// watched starts a reader that repeatedly opens, reads and closes the service. It returns the
 // reader's process id, and a function that ends the reader.
 func (s *soak) watched(t *testing.T) (pid int, end func()) {
 	t.Helper()
@@ -293,7 +293,7 @@ func (s *soak) watched(t *testing.T) (pid int, end func()) {
 func (s *soak) correlate(ctx context.Context) {
 	sockets, _ := filepath.Glob(filepath.Join(s.dir, "*.sock"))
 	if len(sockets) == 0 {
-		return // the report says why
+		return // the service's report contains the reason
 	}
 	for n := 0; ctx.Err() == nil; n++ {
 		// Each connection is a new profiler.
@@ -324,7 +324,8 @@ func (s *soak) correlate(ctx context.Context) {
 	}
 }
 
-// end ends the service step by step, checks that nothing remains published, and returns the last report.
+// end shuts the service down step by step, checks that nothing remains published, and returns
+// the last report.
 func (s *soak) end(t *testing.T) report {
 	t.Helper()
 	s.child.Send("quiet")
@@ -333,7 +334,7 @@ func (s *soak) end(t *testing.T) report {
 	open, err := s.ledger.open(r.Spans)
 	require.NoError(t, err)
 	assert.Zero(t, open, "spans that never ended")
-	s.nothingShown(t)
+	s.nothingPublished(t)
 
 	s.child.Send("shutdown")
 	s.child.Expect("down")
@@ -370,9 +371,10 @@ func (s *soak) exits(t *testing.T, code int, args ...string) {
 	assert.Equal(t, code, got, "%q: %s", args, stderr)
 }
 
-// nothingShown checks that the service, which is in no span, publishes none. It uses package
-// reader, each slot, and otelctx inspect and record. Slots still refer to spans that have ended.
-func (s *soak) nothingShown(t *testing.T) {
+// nothingPublished checks that the service publishes no span once all spans have ended. It uses
+// package reader, each slot, and otelctx inspect and record. Slots still refer to spans that
+// have ended.
+func (s *soak) nothingPublished(t *testing.T) {
 	t.Helper()
 	p, err := reader.Open(s.child.PID())
 	require.NoError(t, err)

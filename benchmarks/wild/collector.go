@@ -47,8 +47,8 @@ service:
       exporters: [file]
 `
 
-// collect starts a Collector with a receiver, which samples the whole machine. It returns once the
-// receiver knows the functions of the process with this id.
+// collect starts a Collector with a receiver that samples the whole machine. It returns once the
+// receiver can name the functions of the process with this id.
 func (b *board) collect(o observer, dir string, pid int) (stopFunc, error) {
 	config := filepath.Join(dir, "collector.yaml")
 	text := fmt.Sprintf(collectorConfig, o.receiver, frequency, reportInterval, filepath.Join(dir, o.profile), o.receiver)
@@ -164,7 +164,8 @@ func functions(d pprofile.ProfilesDictionary, s pprofile.Sample) []string {
 	return names
 }
 
-// given returns the span of a sample's link, or of its labels, which are attributes.
+// given returns the span of a sample: the one in its link or, without a link, the one in its
+// attributes, which hold the labels.
 func given(d pprofile.ProfilesDictionary, s pprofile.Sample) (id, error) {
 	if i := s.LinkIndex(); i != 0 {
 		link := d.LinkTable().At(int(i))

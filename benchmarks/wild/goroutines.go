@@ -30,7 +30,7 @@ type watcher struct {
 
 	mu   sync.Mutex
 	seen map[seen]int
-	// now counts the samples of the current pattern and round, which about names.
+	// now counts the samples of the current pattern and round, which about identifies.
 	now   int
 	about string
 }

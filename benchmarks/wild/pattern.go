@@ -63,7 +63,7 @@ func (r *run) in(ctx context.Context) {
 // out works where no span may be published.
 func (r *run) out() { r.burn(due{}) }
 
-// as is in if ctx has a local, recording span, and out otherwise.
+// as is like in if ctx has a local, recording span, and like out otherwise.
 func (r *run) as(ctx context.Context) {
 	if trace.SpanFromContext(ctx).IsRecording() {
 		r.in(ctx)
@@ -83,7 +83,8 @@ func (r *run) oneOf(a, b trace.SpanContext) {
 	r.burn(due{spans: [2]id{idOf(a), idOf(b)}})
 }
 
-// waitIn is in, followed by a call of wait, during which the span of ctx is due as well.
+// waitIn is like in, but then calls wait. During that call, too, the span of ctx must be
+// published.
 func (r *run) waitIn(ctx context.Context, wait func()) {
 	r.needSpan(ctx)
 	r.burnAndWait(due{spans: [2]id{spanOf(ctx)}}, wait)
@@ -113,7 +114,7 @@ func (r *run) burnAndWait(t due, wait func()) {
 	truth.Burn(r.truths.number(t), wait)
 }
 
-// says lists the verdicts of the contract.
+// says lists the verdicts of the contract that occurred.
 func (r *run) says() string {
 	var says []string
 	for _, s := range []struct {
@@ -150,7 +151,7 @@ func (r *run) elsewhere(f func()) {
 	<-done
 }
 
-// apart is elsewhere on a new goroutine, so that nothing that f leaves behind on the goroutine
+// apart is like elsewhere, but uses a new goroutine, so that nothing that f leaves behind on it
 // affects later work.
 func (r *run) apart(f func()) {
 	done := make(chan struct{})

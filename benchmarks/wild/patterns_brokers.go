@@ -29,8 +29,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// brokerPatterns are about brokers, caches, pools and schedulers: libraries that run code on their
-// own goroutines.
+// brokerPatterns lists patterns with brokers, caches, pools and schedulers, which run code on
+// their own goroutines.
 var brokerPatterns = []pattern{
 	{called: "kafkaProduce4", run: kafkaProduce(4), about: "franz-go with kotel: in the caller's span, after four records that were produced in it"},
 	{called: "kafkaProduce8", run: kafkaProduce(8), about: "the same with eight records"},
@@ -64,7 +64,7 @@ var brokerPatterns = []pattern{
 	{run: coalesced, about: "a batcher that serves several callers at once: in its span with links, and in a caller's after it"},
 }
 
-// kafka starts a broker, and a client whose records have spans.
+// kafka starts a broker, and a client that creates spans for its records.
 func (r *run) kafka(opts ...kgo.Opt) (client *kgo.Client, tracer *kotel.Tracer, stop func()) {
 	cluster := check(kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "wild")))
 	tracer = kotel.NewTracer(kotel.TracerProvider(r.provider), kotel.TracerPropagator(r.propagator))
@@ -77,7 +77,8 @@ func (r *run) kafka(opts ...kgo.Opt) (client *kgo.Client, tracer *kotel.Tracer, 
 	}
 }
 
-// produce returns when the broker has confirmed n records, which ends their spans elsewhere.
+// produce sends n records and waits until the broker has confirmed them. The confirmation ends
+// their spans on another goroutine.
 func (*run) produce(ctx context.Context, client *kgo.Client, n int) {
 	var confirmed sync.WaitGroup
 	confirmed.Add(n)
@@ -223,7 +224,7 @@ func natsRequest(r *run) {
 	stop()
 }
 
-// redis starts a server and a client with spans.
+// redis starts a server, and a client that creates spans.
 func (r *run) redis() (client *redis.Client, stop func()) {
 	server := check(miniredis.Run())
 	client = redis.NewClient(&redis.Options{Addr: server.Addr()})
@@ -440,7 +441,7 @@ func (r *run) pooled(submit func(func()), job func(ctx context.Context)) {
 
 // ants runs jobs in a pool of package ants.
 func (r *run) ants(job func(ctx context.Context)) {
-	workers := check(ants.NewPool(1, ants.WithDisablePurge(true))) // an idle worker stays
+	workers := check(ants.NewPool(1, ants.WithDisablePurge(true))) // keep the worker when it is idle
 	r.pooled(func(f func()) { must(workers.Submit(f)) }, job)
 	workers.Release()
 }

@@ -30,7 +30,7 @@ import (
 	"syscall"
 )
 
-// cgoPatterns are about C code that calls Go.
+// cgoPatterns lists patterns in which C code calls Go.
 var cgoPatterns = []pattern{
 	{run: cgoCallback, about: "a Go function that C calls on the span's goroutine, and after it", single: true},
 	{run: cgoCallbackChild, about: "a child span in such a callback", single: true},

@@ -10,8 +10,8 @@ import (
 	"github.com/DataDog/dd-trace-go/v2/ddtrace/tracer"
 )
 
-// datadogPatterns are about dd-trace-go in the same process. Each needs its own process, because
-// the tracer publishes a process context, too.
+// datadogPatterns lists patterns with dd-trace-go in the same process. Each needs its own
+// process, because the tracer publishes a process context, too.
 var datadogPatterns = []pattern{
 	{run: otherDatadog, about: "dd-trace-go: a Datadog span inside a span", alone: true},
 	{run: otherDatadogAfter, about: "the same: after the Datadog span, in the span", alone: true},

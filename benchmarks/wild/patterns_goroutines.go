@@ -20,8 +20,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// goroutinePatterns are about goroutines that start in spans, outlive them, or work for spans of
-// other goroutines.
+// goroutinePatterns lists patterns with goroutines that start in spans, outlive them, or work
+// for spans of other goroutines.
 var goroutinePatterns = []pattern{
 	{run: startedInside, about: "on a goroutine that the span's goroutine has started"},
 	{run: startedInsideChild, about: "a goroutine started in a child, after the child and before the parent has ended"},
@@ -432,7 +432,7 @@ func iterPull(r *run) {
 	span.End()
 }
 
-// sequence works each time before it yields.
+// sequence returns an iterator that calls work before it yields each value.
 func sequence(work func()) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for i := 0; ; i++ {

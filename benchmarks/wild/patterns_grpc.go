@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// grpcPatterns are about gRPC with otelgrpc.
+// grpcPatterns lists patterns with gRPC and otelgrpc.
 var grpcPatterns = []pattern{
 	{run: grpcUnary, about: "unary: in the server's handler, and in the caller's span after the call"},
 	{run: grpcUnaryWorkers, about: "the same on a server with NumStreamWorkers"},
@@ -85,7 +85,7 @@ func (r *rpc) unary(ctx context.Context) {
 	must(r.conn.Invoke(ctx, "/wild/Unary", new(emptypb.Empty), new(emptypb.Empty)))
 }
 
-// open opens a stream. The client's span starts in it.
+// open opens a stream, which starts the client's span.
 func (r *rpc) open(ctx context.Context, name string, fromServer, fromClient bool) grpc.ClientStream {
 	return check(r.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: fromServer, ClientStreams: fromClient}, "/wild/"+name))
 }
@@ -105,7 +105,7 @@ func receive(stream messages) bool {
 	return err == nil
 }
 
-// needOpen panics with an error, unless it is the end of a stream or its cancellation.
+// needOpen panics if err is an error other than the end or the cancellation of a stream.
 func needOpen(err error) {
 	if code := status.Code(err); code != codes.Canceled && !errors.Is(err, io.EOF) {
 		must(err)
@@ -137,7 +137,7 @@ func idle(_ context.Context, stream grpc.ServerStream) error {
 	return nil
 }
 
-// busy is idle with work before and after.
+// busy is like idle, but works before and after it.
 func (r *run) busy(ctx context.Context, stream grpc.ServerStream) error {
 	r.in(ctx)
 	err := idle(ctx, stream)
@@ -214,7 +214,7 @@ func grpcServerStream(r *run) {
 	})
 }
 
-// busyStream is busy for streams, and idle for the call that connects.
+// busyStream is like busy for streams, and like idle for the call that connects.
 func (r *run) busyStream(ctx context.Context, stream grpc.ServerStream) error {
 	if stream == nil {
 		return nil
@@ -263,8 +263,8 @@ func grpcClientStreamAfter(r *run) {
 }
 
 // talk sends three messages on a new stream, and receives the answers on another goroutine. It
-// returns when that goroutine has received the end of the stream, which ends the client's span
-// there.
+// returns when that goroutine has received the end of the stream, and has thereby ended the
+// client's span.
 func (r *rpc) talk(ctx context.Context, each func(grpc.ClientStream)) {
 	stream := r.open(ctx, "Bidi", true, true)
 	ended := make(chan struct{})

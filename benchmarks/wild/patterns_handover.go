@@ -16,9 +16,9 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// handoverPatterns are about goroutines that start spans which other goroutines end. In some of
-// them the contract cannot yield the span that a user would want. Such a pattern expects the result
-// of the contract, and the pattern after it has the remedy.
+// handoverPatterns lists patterns in which one goroutine starts a span and another ends it. In
+// some of them the contract cannot yield the span that a user would want. Such a pattern expects
+// the result of the contract, and the next pattern shows the remedy.
 var handoverPatterns = []pattern{
 	{called: "siblings4Elsewhere", run: plainSiblings(4), about: "four children in flight: in the last one, and in the parent after all have ended elsewhere"},
 	{called: "siblings8Elsewhere", run: plainSiblings(8), about: "the same with eight"},

@@ -23,7 +23,7 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// httpPatterns are about net/http with otelhttp.
+// httpPatterns lists patterns with net/http and otelhttp.
 var httpPatterns = []pattern{
 	{run: httpServer1, about: "otelhttp handler, HTTP/1"},
 	{run: httpServer1TLS, about: "otelhttp handler, HTTP/1 over TLS"},
@@ -110,7 +110,8 @@ func httpServer1(r *run)    { r.requests(0, r.traced(r.handle)) }
 func httpServer1TLS(r *run) { r.requests(1, r.traced(r.handle)) }
 func httpServer2(r *run)    { r.requests(2, r.traced(r.handle)) }
 
-// around works around a handler with spans.
+// around returns a handler with a span for each request, which works before and after that
+// handler.
 func (r *run) around() http.Handler {
 	inner := r.traced(func(http.ResponseWriter, *http.Request) { block() })
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
@@ -297,7 +298,7 @@ func httpClientCancelled(r *run) {
 	server.Close()
 }
 
-// roundTripper is a function that is a transport.
+// roundTripper makes a function an http.RoundTripper.
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
@@ -359,7 +360,8 @@ func httpDial(r *run) {
 type loopConn struct {
 	net.Conn
 
-	// since is the first request in which the goroutines work, and now the current one.
+	// since is the number of the first request in which the goroutines work, and now is the
+	// number of the current request.
 	since int64
 	now   *atomic.Int64
 	// writes says whether one of the connection's goroutines writes. HTTP/2 writes a request on a
@@ -413,7 +415,8 @@ func (r *run) connLoops(version int, early bool, around func(dialFunc) dialFunc)
 func httpConnLoops1(r *run) { r.connLoops(1, false, plainly) }
 func httpConnLoops2(r *run) { r.connLoops(2, false, plainly) }
 
-// detached dials outside of all spans, and leaves the goroutine there.
+// detached wraps dial so that it dials outside of all spans, and leaves the goroutine outside of
+// them.
 func detached(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		spanctx.Attach(context.Background())

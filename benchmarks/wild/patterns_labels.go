@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// labelPatterns are about profiler labels set by users or by other libraries.
+// labelPatterns lists patterns with profiler labels that users or other libraries set.
 var labelPatterns = []pattern{
 	{run: pprofDo, about: "pprof.Do inside a span: in it"},
 	{run: pprofDoAfter, about: "the same: after it, in the same span"},
@@ -40,7 +40,8 @@ var labelPatterns = []pattern{
 	{run: otherGrafanaDo, about: "the same with pprof.Do in the span"},
 }
 
-// samplingPatterns are about spans that processors do not see, and about providers.
+// samplingPatterns lists patterns with spans that processors do not see, and with several
+// providers.
 var samplingPatterns = []pattern{
 	{run: unsampledRoot, about: "an unsampled root"},
 	{run: unsampledRootInherits, about: "an unsampled root on a goroutine that was started in a span: that is shown"},
@@ -312,8 +313,8 @@ func otherGrafanaDo(r *run) {
 	root.End()
 }
 
-// with returns the tracer of another provider that publishes, with a sampler. The provider is not
-// shut down, because that would affect the first one.
+// with returns a tracer of another provider, which publishes its spans and has the given
+// sampler. The provider is not shut down, because that would affect the first one.
 func (*run) with(sampler sdktrace.Sampler) trace.Tracer {
 	return sdktrace.NewTracerProvider(spanctx.WithPublishing(), sdktrace.WithSampler(sampler)).Tracer("wild")
 }

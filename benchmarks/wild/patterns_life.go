@@ -14,7 +14,7 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// lifePatterns are about how spans start and end.
+// lifePatterns lists patterns in which spans start and end in different ways.
 var lifePatterns = []pattern{
 	{run: noSpan, about: "no span anywhere"},
 	{run: rootSpan, about: "in a root span"},

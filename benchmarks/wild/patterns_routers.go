@@ -29,7 +29,7 @@ import (
 	"gorm.io/gorm/utils/tests"
 )
 
-// routerPatterns are about routers, and protocols and query languages over HTTP.
+// routerPatterns lists patterns with routers, and with protocols and query languages over HTTP.
 var routerPatterns = []pattern{
 	{run: chiRouter, about: "chi: in a handler with a child span by middleware, and in the middleware after it"},
 	{run: chiTimeout, about: "chi's Timeout and Recoverer: in the handler"},
@@ -223,7 +223,7 @@ func (r *run) socket(handle func(ctx context.Context, conn *websocket.Conn)) {
 	server.Close()
 }
 
-// messagesOf works for each message and answers it.
+// messagesOf works for each message of conn, and answers it.
 func messagesOf(conn *websocket.Conn, work func()) {
 	ctx := context.Background()
 	for {

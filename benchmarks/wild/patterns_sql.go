@@ -19,7 +19,7 @@ import (
 	"modernc.org/sqlite"
 )
 
-// sqlPatterns are about database/sql with otelsql and SQLite, and about exporters.
+// sqlPatterns lists patterns with database/sql, otelsql and SQLite, and with exporters.
 var sqlPatterns = []pattern{
 	{run: sqlExec, about: "in the driver's ExecContext, inside of otelsql"},
 	{run: sqlAfterExec, about: "in the caller's span, after Exec"},
@@ -83,7 +83,7 @@ func (r *run) database(c *connector) *sql.DB {
 	if c.connect == nil {
 		c.connect = func(context.Context) {}
 	}
-	// Connect has no span, so the work in it is not in one.
+	// otelsql starts no span for Connect, so the work in Connect is not in a span of its own.
 	return otelsql.OpenDB(c, otelsql.WithTracerProvider(r.provider), otelsql.WithSpanOptions(otelsql.SpanOptions{OmitConnectorConnect: true}))
 }
 

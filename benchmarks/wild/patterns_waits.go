@@ -28,8 +28,9 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// waitPatterns are about goroutines that wait in a span, in each way that Go has. A goroutine
-// profile finds them while they wait, and all observers find them before and after that.
+// waitPatterns lists patterns in which goroutines wait in a span, one for each kind of wait in
+// Go. A goroutine profile samples them while they wait. All observers sample them before and
+// after the wait.
 var waitPatterns = []pattern{
 	{called: "waitMutex", run: waits(waitMutex), waits: "sync.Mutex.Lock", about: "in a span, around a wait for a mutex"},
 	{called: "waitRWMutex", run: waits(waitRWMutex), waits: "sync.RWMutex.RLock", about: "the same, for a reader's lock"},
@@ -55,8 +56,8 @@ var waitPatterns = []pattern{
 	{run: waitAttached, waits: "sleep,chan receive", about: "a pool worker that waits in an attached span"},
 }
 
-// inheritedPatterns are about goroutines that set labels after they have inherited their span. Only
-// their labels identify that span, so it is unknown without them.
+// inheritedPatterns lists patterns in which goroutines inherit a span and then set labels. Only
+// the inherited labels identify that span, so the span is unknown if the labels are lost.
 var inheritedPatterns = []pattern{
 	{run: inheritedDo, about: "pprof.Do on a goroutine that has inherited its span: in it and after it"},
 	{run: inheritedErrGroup, about: "the same in the functions of an errgroup"},
@@ -69,7 +70,7 @@ var inheritedPatterns = []pattern{
 	{run: doChildGoroutines, about: "a child started in pprof.Do, on goroutines that it has started"},
 }
 
-// waits waits in a span until another goroutine wakes it.
+// waits returns a pattern that waits in a span until another goroutine wakes it.
 func waits(wait func() (wait, wake func())) func(*run) {
 	return func(r *run) {
 		ctx, span := r.root("root")

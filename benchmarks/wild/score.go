@@ -34,7 +34,7 @@ const (
 	frequency = 997
 	// wanted is the minimum number of samples of a row.
 	wanted = 300
-	// attempts is how often a pattern is run to get that many.
+	// attempts is the maximum number of runs of a pattern to get the wanted samples.
 	attempts = 5
 )
 
@@ -46,7 +46,7 @@ type board struct {
 	parallel                                      int
 	together                                      bool
 
-	// rows are keyed by pattern, costs by observer. Both are about one publication.
+	// rows are keyed by pattern, costs by observer. Both hold the results for one publication.
 	publication publication
 	rows        map[string]*row
 	costs       map[string]*cost
@@ -106,7 +106,8 @@ type observer struct {
 	read    func(text []byte, pid int) (map[seen]int, error)
 	// factor is how many times more CPU time the observer needs for the same number of samples.
 	factor int
-	// waits says that it is judged by patterns that wait, and by the kinds of wait.
+	// waits says that the observer is measured only with patterns that wait, and must report the
+	// right kind of wait.
 	waits bool
 }
 
@@ -238,7 +239,7 @@ func (b *board) mayRecord() error {
 	return nil
 }
 
-// outside reports whether an observer is another process.
+// outside reports whether an observer runs in a process of its own.
 func (o *observer) outside() bool { return o.args != nil || o.receiver != "" }
 
 // observe runs the patterns under a group of observers, which sample the same process, until every
@@ -258,7 +259,7 @@ func (b *board) observe(group []observer, patterns []pattern) error {
 			switch {
 			case enough:
 			case p.alone:
-				if err := b.look(group, p.name()); err != nil {
+				if err := b.observeOnce(group, p.name()); err != nil {
 					return err
 				}
 			default:
@@ -266,7 +267,7 @@ func (b *board) observe(group []observer, patterns []pattern) error {
 			}
 		}
 		if len(together) > 0 {
-			if err := b.look(group, strings.Join(together, ",")); err != nil {
+			if err := b.observeOnce(group, strings.Join(together, ",")); err != nil {
 				return err
 			}
 		}
@@ -305,8 +306,8 @@ func (b *board) begin(o observer, dir string, pid int) (stopFunc, error) {
 	return b.record(pid, append(o.args, "--output", filepath.Join(dir, o.profile)))
 }
 
-// look runs patterns in one process, once, while observers sample it.
-func (b *board) look(group []observer, patterns string) error {
+// observeOnce runs patterns in one process, once, while observers sample it.
+func (b *board) observeOnce(group []observer, patterns string) error {
 	dir, err := os.MkdirTemp("", "wild")
 	if err != nil {
 		return err
@@ -453,7 +454,8 @@ func (b *board) record(pid int, args []string) (stopFunc, error) {
 		return nil, err
 	}
 	if slices.Contains(args, "--wall") {
-		// It is ready early enough, and opens nothing that says so.
+		// With --wall, the recorder opens nothing from which one could tell that it is sampling.
+		// It starts early enough.
 	} else if err := awaitSampling(cmd.Process.Pid); err != nil {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -527,15 +529,15 @@ func (b *board) add(o observer, dir, path string, pid int) error {
 			continue
 		}
 		if s.wait != "" && !chosen(row.waits, s.wait) {
-			t.spans = [2]id{{trace.TraceID{1}, trace.SpanID{1}}} // no answer is right
+			t.spans = [2]id{{trace.TraceID{1}, trace.SpanID{1}}} // counts every answer as wrong
 		}
 		row.Tallies[o.name].add(t, s.given, times)
 	}
 	return nil
 }
 
-// add counts samples. given is the span that an observer attributed them to; the zero id means
-// none.
+// add counts samples. given is the span that an observer attributed them to. The zero id means
+// no span.
 func (t *tally) add(due due, given id, times int) {
 	switch {
 	case given == id{} && (due.nothing || due.spans[0] == id{}):

@@ -34,7 +34,7 @@ type server struct {
 	cpu      time.Duration
 	rounds   int
 	parallel int
-	// The profiles that the process takes of itself.
+	// cpuProfile and goroutines select the profiles that the process takes of itself.
 	cpuProfile, goroutines bool
 }
 
@@ -49,7 +49,7 @@ func (s *server) flags(f *flag.FlagSet) {
 	f.BoolVar(&s.goroutines, "goroutines", false, "take goroutine profiles of this process all the time")
 }
 
-// Files in a server's directory.
+// These are the names of the files in a server's directory.
 const (
 	truthsFile     = "truths"
 	cpuProfileFile = "cpu.pb.gz"
@@ -134,7 +134,7 @@ func warmUp(enough *atomic.Bool) {
 	}
 }
 
-// together is how many repetitions run at a time for goroutine profiles.
+// together is the number of repetitions that run at a time for goroutine profiles.
 const together = 16
 
 // repeat runs a pattern until enough returns true, each time on a new goroutine that is in no span. Up to parallel

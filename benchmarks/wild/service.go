@@ -27,7 +27,7 @@ type service struct {
 	tracer     trace.Tracer
 	propagator propagation.TextMapPropagator
 	started    *started
-	// orders are functions for goroutines that were started outside of all spans.
+	// orders passes functions to goroutines that were started outside of all spans.
 	orders chan func()
 
 	// another is a provider that outlives sdk.
@@ -41,8 +41,7 @@ type publication struct {
 	options []spanctx.Option
 	// labels says that goroutines in spans have labels.
 	labels bool
-	// peer says that grafana/otel-profiling-go sets the labels, and that nothing else publishes
-	// spans.
+	// peer says that only grafana/otel-profiling-go publishes spans, by setting labels.
 	peer bool
 }
 
@@ -65,7 +64,8 @@ func publicationOf(name string) (publication, error) {
 	return publication{}, fmt.Errorf("invalid -publish %q: use default, record, goroutine_table, thread_slots, datadog, grafana", name)
 }
 
-// seenBy reports whether an observer can see spans of the publication: all but otelctx record read labels.
+// seenBy reports whether an observer can see spans of the publication. All observers except
+// otelctx record need labels for that.
 func (p publication) seenBy(o observer) bool {
 	if o.name == "record" {
 		return !p.peer
@@ -75,7 +75,7 @@ func (p publication) seenBy(o observer) bool {
 
 // newService starts the service. No span may be active.
 func newService(publish publication) *service {
-	sampler := sdktrace.ParentBased(sdktrace.AlwaysSample()) // root spans ask for their own decision
+	sampler := sdktrace.ParentBased(sdktrace.AlwaysSample()) // sample root spans; other spans follow their parent
 	s := &service{
 		started:    newStarted(),
 		propagator: propagation.TraceContext{},

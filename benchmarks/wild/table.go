@@ -64,7 +64,7 @@ func (r *row) says() string {
 	return strings.Join(slices.DeleteFunc([]string{"shown", "nothing", "either"}, func(kind string) bool { return !r.Kinds[kind] }), ", ")
 }
 
-// share formats n as a percentage of another number.
+// share formats n as a percentage of the number of.
 func share(n, of int) string {
 	if of == 0 {
 		return "-"

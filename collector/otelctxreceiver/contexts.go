@@ -24,7 +24,7 @@ const (
 	// up to lastRetry. A retry reads all its mappings.
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = time.Minute
-	// expiry is how long the receiver remembers a process without samples.
+	// expiry is the time after which the receiver forgets a process that had no samples.
 	expiry = 5 * time.Minute
 	// maxProcesses bounds how many processes are tracked.
 	maxProcesses = 16384
@@ -62,9 +62,11 @@ type source interface {
 // process is the state of one tracked process. reading guards its last fields during a read;
 // contexts.mu guards the others.
 type process struct {
-	// attributes are the attributes of the last context that was read, nil if there is none.
+	// attributes holds the attributes of the last context that was read, or nil if there is
+	// none.
 	attributes []*commonpb.KeyValue
-	// seen is the time of the last sample, due the time of the next read. wait is the retry delay.
+	// seen is the time of the last sample, and due is the time of the next read. wait is the
+	// retry delay.
 	seen, due time.Time
 	wait      time.Duration
 	// done is closed when the current read ends; nil if no read is running.
@@ -227,7 +229,7 @@ func (p *process) read(ctx context.Context, open func(int) (source, error), pid 
 	return p.last, nil
 }
 
-// drop closes the source. The caller holds the lock.
+// drop closes the source. The caller holds p.reading.
 func (p *process) drop() {
 	if p.source != nil {
 		_ = p.source.Close()

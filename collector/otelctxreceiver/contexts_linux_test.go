@@ -104,8 +104,9 @@ func (w *world) pass(d time.Duration) {
 	w.time = w.time.Add(d)
 }
 
-// look reports one sample of the process, ends the report and returns the service's name.
-func (w *world) look(t *testing.T, pid int) string {
+// serviceAfterSample records a sample of the process, ends the report, and returns the service
+// name in it.
+func (w *world) serviceAfterSample(t *testing.T, pid int) string {
 	t.Helper()
 	w.sampled(pid)
 	for _, kv := range w.current(t.Context(), []int{pid})[0] {
@@ -154,44 +155,44 @@ func (s *state) Close() error {
 func TestContextsAreKeptCurrent(t *testing.T) {
 	w := newWorld(t)
 	w.publish(1, "shop")
-	assert.Equal(t, "shop", w.look(t, 1))
-	assert.Equal(t, "shop", w.look(t, 1))
+	assert.Equal(t, "shop", w.serviceAfterSample(t, 1))
+	assert.Equal(t, "shop", w.serviceAfterSample(t, 1))
 	assert.Equal(t, int64(1), counted(t, w.set, "otelcol_otelctx_contexts_read"), "unchanged contexts are not read again")
 	w.publish(1, "shop 2")
-	assert.Equal(t, "shop 2", w.look(t, 1))
+	assert.Equal(t, "shop 2", w.serviceAfterSample(t, 1))
 	w.fail(1, reader.ErrBusy)
-	assert.Equal(t, "shop 2", w.look(t, 1), "an update is in progress")
+	assert.Equal(t, "shop 2", w.serviceAfterSample(t, 1), "an update is in progress")
 	w.fail(1, reader.ErrProcessGone)
-	assert.Equal(t, "shop 2", w.look(t, 1), "samples were taken before the end")
+	assert.Equal(t, "shop 2", w.serviceAfterSample(t, 1), "samples were taken before the end")
 	assert.Zero(t, w.states[1].opened)
 	w.publish(1, "another process with this id")
 	w.pass(lastRetry)
-	assert.Equal(t, "another process with this id", w.look(t, 1))
+	assert.Equal(t, "another process with this id", w.serviceAfterSample(t, 1))
 	w.fail(1, reader.ErrNoContext)
-	assert.Empty(t, w.look(t, 1), "the context was withdrawn")
+	assert.Empty(t, w.serviceAfterSample(t, 1), "the context was withdrawn")
 	assert.Zero(t, w.states[1].opened)
 }
 
 func TestProcessesWithoutContextAreRetried(t *testing.T) {
 	w := newWorld(t)
 	w.fail(1, reader.ErrNoContext)
-	assert.Empty(t, w.look(t, 1))
+	assert.Empty(t, w.serviceAfterSample(t, 1))
 	w.publish(1, "late")
-	assert.Empty(t, w.look(t, 1), "not every sample may cause a scan of all mappings")
+	assert.Empty(t, w.serviceAfterSample(t, 1), "not every sample may cause a scan of all mappings")
 	w.pass(2 * firstRetry)
-	assert.Equal(t, "late", w.look(t, 1))
+	assert.Equal(t, "late", w.serviceAfterSample(t, 1))
 }
 
 func TestContextErrorsAreCounted(t *testing.T) {
 	w := newWorld(t)
 	w.publish(1, "shop")
-	assert.Equal(t, "shop", w.look(t, 1))
+	assert.Equal(t, "shop", w.serviceAfterSample(t, 1))
 	w.fail(1, reader.ErrInvalid)
-	assert.Empty(t, w.look(t, 1), "an unreadable context must not be kept")
+	assert.Empty(t, w.serviceAfterSample(t, 1), "an unreadable context must not be kept")
 	w.fail(2, reader.ErrNotPermitted)
-	assert.Empty(t, w.look(t, 2))
+	assert.Empty(t, w.serviceAfterSample(t, 2))
 	w.fail(3, reader.ErrNoContext)
-	assert.Empty(t, w.look(t, 3), "a process without a context is not an error")
+	assert.Empty(t, w.serviceAfterSample(t, 3), "a process without a context is not an error")
 	assert.Equal(t, int64(2), counted(t, w.set, "otelcol_otelctx_context_errors"))
 }
 
@@ -202,7 +203,7 @@ func TestStalledProcessDelaysNoOther(t *testing.T) {
 	w.change(1, func(s *state) { s.stalled = stalled })
 	w.publish(2, "shop")
 	w.sampled(1)
-	assert.Equal(t, "shop", w.look(t, 2))
+	assert.Equal(t, "shop", w.serviceAfterSample(t, 2))
 	w.close()
 	close(stalled)
 	require.Eventually(t, func() bool {
@@ -215,7 +216,7 @@ func TestStalledProcessDelaysNoOther(t *testing.T) {
 func TestProcessesWithoutSamplesAreForgotten(t *testing.T) {
 	w := newWorld(t)
 	w.publish(1, "shop")
-	assert.Equal(t, "shop", w.look(t, 1))
+	assert.Equal(t, "shop", w.serviceAfterSample(t, 1))
 	w.pass(2 * expiry)
 	assert.Empty(t, w.current(t.Context(), nil))
 	w.contexts.mu.Lock()

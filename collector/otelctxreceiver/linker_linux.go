@@ -58,8 +58,8 @@ func link(labels map[libpf.String]libpf.String, meta *samples.TraceEventMeta) bo
 	return true
 }
 
-// decodeID decodes a hexadecimal id and reports whether it is valid: of the right length and not
-// zero.
+// decodeID decodes a hexadecimal id and reports whether it is valid. A valid id has the right
+// length and is not zero.
 func decodeID(id []byte, text string) bool {
 	if len(text) != hex.EncodedLen(len(id)) {
 		return false
@@ -68,8 +68,8 @@ func decodeID(id []byte, text string) bool {
 	return err == nil && slices.ContainsFunc(id, func(b byte) bool { return b != 0 })
 }
 
-// byLabels makes labels part of a sample's identity, because the reporter gives a merged sample the
-// labels of the first one.
+// byLabels makes labels part of a sample's identity. Otherwise the reporter would merge samples
+// with different labels, and give the merged sample the labels of the first one.
 type byLabels struct{}
 
 // CollectExtraSampleMeta implements [samples.SampleAttrProducer]. It returns the same string only

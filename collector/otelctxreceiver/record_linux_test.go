@@ -60,7 +60,8 @@ func TestMain(m *testing.M) {
 
 const frequency = 97
 
-// piece is how long a thread of the service works inside or outside a span: one or two samples.
+// piece is how long a thread of the service works at a time inside or outside a span. It yields
+// one or two samples.
 const piece = 20 * time.Millisecond
 
 // interval is a period that a thread spent in one span, or outside all spans.
@@ -260,7 +261,8 @@ type verdict struct {
 	inSpans, right, none, outside, outsideGiven, noGoroutine, otherThreads, betweenPieces, attributes int
 }
 
-// wantedInFull samples yield at least enoughInSpans samples in spans.
+// wantedInFull is the number of samples to take in a full run. At least enoughInSpans of them
+// must be in spans.
 const wantedInFull, enoughInSpans = 7000, 2000
 
 // margin is how far a sample must be from the ends of an interval, because the clocks of two
@@ -314,8 +316,8 @@ func judge(t *testing.T, samples []sample, truth []interval) (v verdict) {
 	return v
 }
 
-// sampled returns the verdict on a receiver that profiles a service with equal stacks everywhere,
-// and the service's resource.
+// sampled runs a receiver on a service whose stacks are the same inside and outside spans. It
+// returns the verdict and the service's resource.
 func sampled(t *testing.T, factory receiver.Factory, set *componenttest.Telemetry, wanted int) (verdict, map[string]any) {
 	t.Helper()
 	p := startProfiler(t, factory, set)
@@ -345,7 +347,7 @@ func truthOf(t *testing.T, child *childproc.Child) (truth []interval) {
 	return truth
 }
 
-// This records the same service with otelctx record, for comparison.
+// TestRecordOfTheSameService records the same service with otelctx record, for comparison.
 func TestRecordOfTheSameService(t *testing.T) {
 	testenv.NeedAll(t)
 	program := programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
@@ -399,7 +401,7 @@ func TestSamplesAreLinked(t *testing.T) {
 	assert.NotZero(t, counted(t, set, "otelcol_otelctx_samples_linked"))
 }
 
-// This uses upstream's own receiver on the same service, for comparison.
+// TestUpstreamMergesSamples runs upstream's own receiver on the same service, for comparison.
 func TestUpstreamMergesSamples(t *testing.T) {
 	testenv.NeedAll(t)
 	v, resource := sampled(t, upstream.NewFactory(), componenttest.NewTelemetry(), wantedInFull)
@@ -437,9 +439,9 @@ func TestResourcesOfAnyPublisher(t *testing.T) {
 	}
 }
 
-// First a service and then the receiver end and start again. Each time all samples arrive with the
-// resource of their process, except those of the last interval before a Shutdown, as the README
-// says.
+// TestRestarts restarts first a service and then the receiver. It checks that all samples arrive
+// with the resource of their process, except those of the last interval before a Shutdown, as
+// the README says.
 func TestRestarts(t *testing.T) {
 	begin := func() *childproc.Child {
 		child := childproc.Start(t, "service", nil)

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// One process with an invalid name must not spoil the message for all others.
+// TestTextIsValid checks that backends accept a message even if one process has an invalid name.
 func TestTextIsValid(t *testing.T) {
 	profiles := pprofile.NewProfiles()
 	d := profiles.Dictionary()

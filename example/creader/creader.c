@@ -56,7 +56,8 @@ static uint64_t varint(struct field *message) {
 	}
 	return value;
 }
-// Returns the last field with a number; with a key, the last KeyValue that has it.
+// Returns the last field with a number. With a key, it returns the last KeyValue that has this
+// key.
 static struct field get(struct field message, uint64_t number, const char *key) {
 	struct field found = {0};
 	while (message.at < message.end) {
@@ -111,8 +112,8 @@ static uint64_t read_table(struct table *t) {
 	if (!read_at(address, t, sizeof *t) || t->magic != 0x4F545350 || t->layout != 1 || !t->capacity) return 0;
 	return t->cell_size < sizeof(struct cell) ? 0 : address + t->header_size;
 }
-// Reads the cell that a reference names. The span is LIVE or ENDED, or the cell has been REUSED for
-// another span.
+// Reads the cell that a reference leads to. The result says whether the span is LIVE or ENDED,
+// or the cell has been REUSED for another span.
 static enum { REUSED, ENDED, LIVE } read_cell(uint64_t ref, struct cell *c) {
 	struct table t;
 	uint64_t address = read_table(&t);

@@ -72,9 +72,9 @@ func foreign(p *childproc.Parent) {
 	service(p)
 }
 
-// service has three kinds of goroutines: on threads that stay in spans, one with an inner span that
-// was ended on another goroutine; on a thread whose span has ended; and one that is parked in a
-// span and has left its thread.
+// service runs several goroutines. Some stay on their threads inside spans, one of them with an
+// inner span that was ended on another goroutine. One is on a thread whose span has ended. One
+// is parked in a span and has left its thread.
 func service(p *childproc.Parent, opts ...sdktrace.TracerProviderOption) {
 	tp := sdktrace.NewTracerProvider(append(opts, spanctx.WithPublishing())...)
 	tracer := tp.Tracer("creader")
@@ -119,8 +119,8 @@ func service(p *childproc.Parent, opts ...sdktrace.TracerProviderOption) {
 	p.Receive()
 }
 
-// publisher publishes each payload that it receives, in hexadecimal digits, as its context. "too
-// large" keeps the payload and makes its size too large.
+// publisher publishes each payload that it receives, in hexadecimal digits, as its context. The
+// command "too large" keeps the payload, but publishes a size that is too large.
 func publisher(p *childproc.Parent) {
 	region, err := vma.New(wire.ProcessContextName, 2*wire.MaxProcessContextPayload)
 	p.Must(err)
@@ -294,7 +294,7 @@ func withoutContext(t *testing.T, program string) {
 	assert.Equal(t, 1, code)
 }
 
-// A process may publish anything: the reader must not crash.
+// hostilePayloads checks that the reader does not crash, whatever a process publishes.
 func hostilePayloads(t *testing.T, program string) {
 	c := childproc.Start(t, "service", nil)
 	c.Receive()

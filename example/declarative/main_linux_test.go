@@ -21,7 +21,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// configured sets OTEL_CONFIG_FILE to a copy of otel.yaml in which old is replaced.
+// configured sets OTEL_CONFIG_FILE to a copy of otel.yaml in which old is replaced by
+// replacement.
 func configured(t *testing.T, old, replacement string) {
 	t.Helper()
 	text, err := os.ReadFile("otel.yaml")

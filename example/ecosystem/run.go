@@ -77,7 +77,8 @@ func (r *runner) record(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// Stop the service before the collector, because it sends its remaining spans now.
+	// Stop the service before the collector, because the service sends its remaining spans when
+	// it is stopped.
 	defer func() { err = errors.Join(err, service.stop()) }()
 	timeout := time.AfterFunc(patience, service.cancel)
 	pid, err := readPID(stdout)

@@ -52,7 +52,8 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// assertRecorded fails if a demo has neither recorded the service nor explained why not.
+// assertRecorded fails the test if the demo has neither recorded the service nor explained why
+// not.
 func assertRecorded(t *testing.T, out string) {
 	t.Helper()
 	assert.Contains(t, out, "\n$ otelctx record ")

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 // nobody is a user that may not read root's processes.
 const nobody = 65534
 
-// hung is the time limit for events that must happen.
+// hung is the time after which a test stops waiting for an event and fails.
 const hung = 2 * time.Minute
 
 // admit makes a directory of the test readable and writable for every user.
@@ -55,7 +55,7 @@ func quickstart(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// by makes another user run a command that is this test binary, and creates a directory for its
+// by makes cmd, which is this test binary, run as another user, and creates a directory for its
 // files.
 func by(t *testing.T, cmd *exec.Cmd, user uint32) {
 	t.Helper()

@@ -36,7 +36,7 @@ TEXT ·Store(SB), NOSPLIT, $0-48
 	MOVQ R9, 0x30(R12)
 	MOVL R11, 0x38(R12)
 
-	// The count of writes, and the flags.
+	// Increment the count of writes, and store the flags.
 	MOVQ $0x100000000, BX
 	ADDQ 0x18(R12), BX
 	SHRQ $32, BX

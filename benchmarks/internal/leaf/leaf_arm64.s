@@ -37,7 +37,7 @@ TEXT ·Store(SB), NOSPLIT, $0-48
 	MOVD R2, 0x30(R6)
 	MOVW R4, 0x38(R6)
 
-	// The count of writes, and the flags.
+	// Increment the count of writes, and store the flags.
 	MOVD 0x18(R6), R9
 	MOVD $0x100000000, R10
 	ADD  R10, R9, R9

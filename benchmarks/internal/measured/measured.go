@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package measured writes the CSV files from which command results makes a page.
+// Package measured writes the CSV files from which command results generates results.md.
 package measured
 
 import (
@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Write writes rows, of which the first has the names of the columns, to a CSV file. The file begins with comments:
-// the date, the machine, the commit if it is known, and the lines of about.
+// Write writes rows to a CSV file. The first row has the names of the columns. The file begins
+// with comments: the date, the machine, the commit if it is known, and the lines of about.
 func Write(path string, about []string, rows [][]string) error {
 	var text bytes.Buffer
 	lines := []string{"date: " + time.Now().UTC().Format(time.DateOnly), "machine: " + Machine()}

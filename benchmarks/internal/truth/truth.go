@@ -55,8 +55,8 @@ var sink atomic.Uint64
 // Burn uses the CPU with the number on the stack, and then calls wait, unless it is nil. The number
 // must be below [Max].
 //
-// The stack has a frame of Burn, one for each digit, the highest first, and one of bottom. Frames of spell are in
-// between.
+// From the outside in, the stack has a frame of Burn, a frame for each digit beginning with the
+// highest, and a frame of bottom. Frames of spell are in between.
 //
 //go:noinline
 func Burn(number uint64, wait func()) { spell(number, numberDigits, wait) }
@@ -90,7 +90,7 @@ func spell(number uint64, left int, wait func()) {
 	digits[number>>(4*left)&15](number, left, wait)
 }
 
-// digits are the functions that spell a digit.
+// digits lists the functions that represent the hexadecimal digits on the stack.
 var digits [16]func(number uint64, left int, wait func())
 
 func init() { //nolint:gochecknoinits // The functions call each other through the table.

@@ -33,8 +33,8 @@ type service struct {
 type use struct {
 	Service string `json:"service"`
 	Name    string `json:"name"`
-	// Spans is the number of spans in progress while their service was recorded, and Wall the sum
-	// of their times. CPU is their own CPU time.
+	// Spans is the number of spans that were in progress while their service was recorded. Wall
+	// is the sum of their recorded times. CPU is their CPU time, excluding child spans.
 	Spans int           `json:"spans"`
 	Wall  time.Duration `json:"wall_nano"`
 	CPU   time.Duration `json:"cpu_nano"`
@@ -123,8 +123,8 @@ func merge(intervals []interval) []interval {
 	return merged
 }
 
-// overlap returns how much of i is in the intervals, and whether there is any overlap. The overlap
-// of a span of zero length is 0.
+// overlap returns how much of i is in the intervals, and whether i overlaps with any of them.
+// The former is 0 for a span of zero length.
 func overlap(i interval, intervals []interval) (total time.Duration, during bool) {
 	for _, o := range intervals {
 		if i.end.Before(o.start) || !i.start.Before(o.end) {

@@ -36,11 +36,12 @@ type span struct {
 // interval is the time from start, inclusive, to end, exclusive.
 type interval struct{ start, end time.Time }
 
-// recording is the CPU time found in profiles, and the intervals that they cover.
+// recording holds the CPU time found in profiles, and the intervals that the profiles cover.
 type recording struct {
-	// intervals are the times during which instances were recorded, unordered. They may overlap.
+	// intervals holds the times during which each instance was recorded. They are unordered and
+	// may overlap.
 	intervals map[instance][]interval
-	// cpu is the CPU time of spans, noSpan the CPU time of each service outside of spans.
+	// cpu is the CPU time of each span. noSpan is the CPU time of each service outside of spans.
 	cpu    map[spanID]time.Duration
 	noSpan map[string]time.Duration
 }

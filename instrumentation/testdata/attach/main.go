@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command attach attaches contexts without a span while it is in a span. It prints whether its
-// goroutine is labeled with the span: at first, with each context attached, and after each Detach.
+// goroutine is labeled with the span initially, while each context is attached, and after each
+// Detach.
 package main
 
 import (

@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cases creates TracerProviders in the ways that programs do, without any reference to
-// otelctx. Its argument is the name of a case. It prints a line when the providers exist, and exits when
-// its standard input ends.
+// Command cases creates TracerProviders in all the ways that real programs do, without any
+// reference to otelctx. Its argument is the name of a case. It prints a line when the providers
+// exist, and exits when its standard input ends.
 package main
 
 import (
@@ -30,7 +30,8 @@ func start(tp *trace.TracerProvider, name string) {
 }
 
 var cases = map[string]func(){
-	// Without a span, only the rules publish this resource.
+	// No span is started, so only the rules can publish this resource: Options waits for the first
+	// span.
 	"idle": func() { trace.NewTracerProvider(named("idle")) },
 	"span": func() { start(trace.NewTracerProvider(named("span")), "work") },
 	"global": func() {

@@ -23,8 +23,8 @@ var (
 	done = make(chan struct{})
 )
 
-// Begin publishes resource and spans, and returns while a goroutine works in a span. name is the name
-// of both the service and the span.
+// Begin publishes the resource and spans, starts a goroutine that works in a span, and returns.
+// name is the name of both the service and the span.
 //
 //export Begin
 func Begin(name *C.char) {

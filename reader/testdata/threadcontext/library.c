@@ -8,7 +8,8 @@ extern "C" {
 #endif
 __attribute__((visibility("default"))) _Thread_local void *otel_thread_ctx_v1;
 #ifdef LARGE
-// The block does not fit into what the loader reserves for libraries that are loaded later.
+// This block is larger than the space that the loader reserves for the thread-local variables of
+// libraries that are loaded later.
 __attribute__((visibility("default"))) _Thread_local char large[1 << 16] = {1};
 #endif
 void **variable(void) { return &otel_thread_ctx_v1; }
