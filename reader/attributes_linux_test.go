@@ -137,8 +137,8 @@ func (s *scoped) do(order string, words []string) {
 	s.ctx, s.undo = append(s.ctx, ctx), append(s.undo, undo)
 }
 
-// A reader in another process sees the attributes of contexts appear and disappear, including keys
-// published after it started.
+// TestScopedAttributes checks that a reader in another process sees the attributes of contexts
+// appear and disappear, including keys published after it started.
 func TestScopedAttributes(t *testing.T) {
 	for order, carrier := range map[string]CarrierKind{
 		"default": GoroutineRecord, "slots": ThreadSlots, "goroutine-table": GoroutineTable,
@@ -231,7 +231,8 @@ func TestKeysAreRefreshed(t *testing.T) {
 	c.Ask("keys user")
 	c.Ask("start")
 	threads := withSpans(threadsOf(t, p))
-	// Simulates keys published between the reads of the keys and of the span.
+	// Pretend that the key user was published after the keys were read and before the span
+	// was read.
 	threads[0].Span.Attributes = nil
 	p.nameAttributes(t.Context(), old, threads)
 	assert.Equal(t, []ThreadAttribute{{"http.app", "shop"}, {"user", "alice"}}, attributesOf(t, threads))

@@ -262,8 +262,8 @@ const (
 type readTest struct {
 	name   string
 	change func(f *fakeTarget)
-	// want is the expected service. If it is empty, wantErr is the expected kind of error, and says
-	// is a part of the error's text.
+	// want is the expected service. If want is empty, wantErr is the expected kind of error, and
+	// says is a part of the error's text.
 	want    string
 	wantErr error
 	says    string

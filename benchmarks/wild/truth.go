@@ -23,7 +23,7 @@ type id struct {
 
 func idOf(sc trace.SpanContext) id { return id{sc.TraceID(), sc.SpanID()} }
 
-// due describes the spans that an observer may report for a piece of work.
+// due describes which spans an observer may report for a piece of work.
 type due struct {
 	pattern string
 	// spans are the permitted spans. One or both may be missing.
