@@ -44,7 +44,7 @@ type streams struct{ stdout, stderr io.Writer }
 
 func main() {
 	s := streams{os.Stdout, os.Stderr}
-	// Drop capabilities first, so that users cannot use those of the executable file for anything else.
+	// Restrict comes first: it clears the capabilities from the executable file, so that users cannot misuse them.
 	if err := privilege.Restrict(); err != nil {
 		s.complainf("%v", err)
 		os.Exit(exitOther)

@@ -168,7 +168,7 @@ func (c *recordCommand) recordStarted(s streams) error {
 		<-command.Ended()
 		cancel()
 	}()
-	// The command receives the signals, too. Here they only end the wait for files and collectors.
+	// Signals are meant for the command. In this process they only end the wait for files and collectors.
 	interrupted, stop := signal.NotifyContext(context.Background(), interrupts()...)
 	defer stop()
 	resumed := false

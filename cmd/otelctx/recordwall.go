@@ -123,7 +123,7 @@ func (c *recordCommand) recordBoth(ctx context.Context, s streams, out *outputs,
 		cancel()
 	}
 	looking.Wait()
-	recorder.Close(ctx) // The sampler failed to start, so the recorder was not started either.
+	recorder.Close(ctx) // Needed if the sampler failed to start, because Record was not called.
 	if errors.Is(err, sampler.ErrNotPermitted) {
 		err = fmt.Errorf("%w; without --cpu, --wall needs only permission to read the processes", err)
 	}
@@ -183,7 +183,8 @@ type wallNameDocument struct {
 	Service  string `json:"service"`
 	Endpoint string `json:"endpoint"`
 	Name     string `json:"name"`
-	// WallNano is the total wall-clock time. ErrorNano is an upper bound of its standard error.
+	// WallNano is the sum of RunningNano, RunnableNano, UnknownNano and WaitsNano. ErrorNano is an upper
+	// bound of its standard error.
 	WallNano  int64 `json:"wall_nano"`
 	ErrorNano int64 `json:"error_nano"`
 	// CPUNano is the CPU time according to the CPU samples, if there are any.
