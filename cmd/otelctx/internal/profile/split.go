@@ -74,7 +74,7 @@ func extract(data *profilespb.ProfilesData, first, limit int) *profilespb.Profil
 	result := &profilespb.ProfilesData{}
 	position := 0 // number of the next sample
 	for _, r := range data.GetResourceProfiles() {
-		// A Builder makes one scope per resource and one profile per scope.
+		// Data that passes Check has one scope per resource and one profile per scope.
 		scope := r.GetScopeProfiles()[0]
 		p := scope.GetProfiles()[0]
 		var samples []*profilespb.Sample
