@@ -34,15 +34,15 @@ const (
 	rolePublisher = "publisher"
 	// roleWriter publishes a context with arbitrary content, as another library might.
 	roleWriter = "writer"
-	// roleStalling maps memory that looks like a context and blocks every reader of it.
+	// roleStalling maps memory that looks like a context and blocks everyone who reads it.
 	roleStalling = "stalling"
 )
 
 // tick is the interval at which tests poll for a condition.
 const tick = 5 * time.Millisecond
 
-// startPublisher starts a service that publishes these attributes, under a seccomp filter if rules are
-// given.
+// startPublisher starts a service that publishes the given name and instance id. If rules are given, the
+// service runs under a seccomp filter.
 func startPublisher(t *testing.T, name, instance string, rules ...childproc.Rule) *childproc.Child {
 	t.Helper()
 	c := startIdle(t)
@@ -143,7 +143,7 @@ func startForeign(t *testing.T, text string) *childproc.Child {
 	require.NoError(t, prototext.Unmarshal([]byte(text), pc))
 	for _, kv := range pc.GetResource().GetAttributes() {
 		if kv.GetKey() == "value.unknown_type" {
-			// A value of a type that a later version of OTLP may add: field 100,
+			// The value has a type that a later version of OTLP may add: field 100,
 			// length-delimited.
 			kv.GetValue().ProtoReflect().SetUnknown([]byte{0xa2, 0x06, 0x03, 'n', 'e', 'w'})
 		}
@@ -177,8 +177,8 @@ func writerRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// startStalling starts a process that blocks the readers of its context. Given a process id, it answers
-// once that process is blocked.
+// startStalling starts a process that blocks the readers of its context. If asked about a process id, it
+// answers once that process is blocked.
 func startStalling(t *testing.T) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, roleStalling, nil)
@@ -207,7 +207,7 @@ func stallingRole(parent *childproc.Parent) {
 	parent.Must(err)
 	parent.Send("stalling")
 	for pid, ok := parent.Receive(); ok; pid, ok = parent.Receive() {
-		for thread := ""; thread == ""; { // Others may read this process, too.
+		for thread := ""; thread == ""; { // Skip readers other than pid.
 			tid, err := awaitReader()
 			parent.Must(err)
 			if _, err := os.Stat(fmt.Sprintf("/proc/%s/task/%d", pid, tid)); err == nil {

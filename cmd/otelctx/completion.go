@@ -20,7 +20,7 @@ type completionCommand struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: bash, zsh or fish." name:"shell"`
 }
 
-// Help is shown by otelctx completion --help.
+// Help returns the text of otelctx completion --help.
 func (*completionCommand) Help() string {
 	return "Add the line of your shell to its start-up file:\n\n" +
 		"  bash:  source <(otelctx completion bash)\n" +
@@ -40,7 +40,7 @@ func (c *completionCommand) Run(s streams) error {
 // description, or one of the directives.
 const completeCommand = "__complete"
 
-// Directives tell the shell to complete the word itself.
+// These directives tell the shell to complete the word itself.
 const (
 	completeFiles   = ":files"
 	completeProgram = ":command" // the command after --

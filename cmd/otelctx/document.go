@@ -50,7 +50,7 @@ type document struct {
 	SchemaURL string `json:"schema_url"`
 	// Attributes holds the extra attributes, which are published alongside the resource.
 	Attributes map[string]any `json:"attributes"`
-	// Advertisement is null, unless the carriers are advertised outside of the process context.
+	// Advertisement is null if the process context advertises the carriers.
 	Advertisement *advertisementDocument `json:"advertisement"`
 	// Carriers holds the tables and records in which readers find spans.
 	Carriers []carrierDocument `json:"carriers"`

@@ -25,7 +25,8 @@ func TestEncodedJSONPrintsAndMeansTheSame(t *testing.T) {
 	assert.Equal(t, map[string]any{s: s}, got)
 }
 
-// TestMappingNamesAreEscaped: a memfd's name only has to begin like a context's; the rest may be anything.
+// TestMappingNamesAreEscaped checks that unprintable characters in a mapping's name are escaped. The name of a
+// context's memfd only has to begin with a fixed prefix and may continue with any characters.
 func TestMappingNamesAreEscaped(t *testing.T) {
 	pc := &reader.ProcessContext{
 		MappingName: "/memfd:OTEL_CTX\x1b[2J\xff (deleted)",

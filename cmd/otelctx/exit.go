@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Exit codes. Scripts branch on them: they are part of the interface.
+// These exit codes are part of the interface, because scripts depend on them.
 const (
 	exitOK            = 0
 	exitOther         = 1
@@ -67,7 +67,8 @@ func exitCode(err error) int {
 	return exitOther
 }
 
-// exitStatusError is the exit code of a recorded command. otelctx exits with it without printing a message.
+// exitStatusError is the exit code of a recorded command. otelctx exits with the same code and prints no
+// message.
 type exitStatusError int
 
 func (s exitStatusError) Error() string { return fmt.Sprintf("exit status %d", int(s)) }

@@ -146,7 +146,7 @@ func TestExitOtherError(t *testing.T) {
 	}
 }
 
-// TestFewDescriptors checks that a recording without enough file descriptors says so.
+// TestFewDescriptors checks that a recording without enough file descriptors fails with a message that says so.
 func TestFewDescriptors(t *testing.T) {
 	needSampling(t)
 	pid, failed := strconv.Itoa(startIdle(t).PID()), 0
@@ -243,8 +243,8 @@ func TestArgumentErrors(t *testing.T) {
 	}
 }
 
-// TestNotPermitted: only root can read a process that is not dumpable. Other users cannot read even their
-// own.
+// TestNotPermitted checks the errors for a process that is not dumpable. Only root can read such a process,
+// even if it belongs to the reader.
 func TestNotPermitted(t *testing.T) {
 	hidden := startHidden(t)
 	startHidden(t)
@@ -264,7 +264,7 @@ func TestNotPermitted(t *testing.T) {
 	assert.Regexp(t, `(?m)^otelctx: not permitted to read \d+ processes \(.+\): \d+ \(.+\), \d+ \(.+$`, got.stderr)
 	assert.Equal(t, 1, strings.Count(got.stderr, reason))
 
-	// Root without the capability must not be advised to become root.
+	// The advice for root without the capability must not be to become root.
 	if _, err := exec.LookPath("setpriv"); err != nil || os.Geteuid() != 0 {
 		t.Skip("taking CAP_SYS_PTRACE from root needs setpriv, and root")
 	}

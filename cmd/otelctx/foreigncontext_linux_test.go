@@ -18,7 +18,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
 )
 
-// TestSpansBesideAnyProcessContext checks that spans are found whichever library publishes the process
+// TestSpansBesideAnyProcessContext checks that spans are found no matter which library publishes the process
 // context.
 func TestSpansBesideAnyProcessContext(t *testing.T) {
 	t.Parallel()
@@ -29,7 +29,7 @@ func TestSpansBesideAnyProcessContext(t *testing.T) {
 		// advertised in a separate mapping.
 		service  string
 		separate bool
-		// invalid means that there are two contexts.
+		// invalid means that there are two process contexts, which is invalid.
 		invalid bool
 	}{
 		"none":                              {[]string{burner.NoContext}, "", true, false},

@@ -35,7 +35,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// collector answers each attempt with the result of answer. It keeps the last profiles, and the times of
+// collector responds to each request with the result of answer. It keeps the last profiles, and the times of
 // all samples that it has accepted.
 type collector struct {
 	collectorpb.UnimplementedProfilesServiceServer
@@ -75,7 +75,7 @@ func (c *collector) requests() int {
 	return c.taken
 }
 
-// listen returns the collector's URL.
+// listen starts the collector and returns its URL.
 func (c *collector) listen(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -91,14 +91,14 @@ func (c *collector) listen(t *testing.T) string {
 	return "http://" + l.Addr().String()
 }
 
-// account sums up the reports of a recording with --repeat.
+// account holds the totals of all reports of a recording with --repeat.
 type account struct {
 	samples, lost, sent, unsent, waiting uint64
 	documents                            []recordDocument
 }
 
-// accountOf reads the documents of a recording, which must have succeeded. It checks that each period
-// begins where the previous one ended.
+// accountOf adds up the documents of a recording, which must have succeeded. It checks that each period begins
+// when the previous one ends.
 func accountOf(t *testing.T, got result) (a account) {
 	t.Helper()
 	require.Zero(t, got.code, got.stderr)
@@ -120,8 +120,8 @@ func accountOf(t *testing.T, got result) (a account) {
 	return a
 }
 
-// TestRecordWithoutPause checks that sampling continues while the collector does not answer and while it
-// refuses profiles: all samples arrive. The recording ends when the process does.
+// TestRecordWithoutPause checks that sampling continues while the collector does not respond and while it
+// refuses profiles, and that all samples arrive later. The recording must end with the process.
 func TestRecordWithoutPause(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -162,7 +162,7 @@ func TestRecordWithoutPause(t *testing.T) {
 	assert.Zero(t, a.lost+a.unsent+a.waiting)
 	assert.Equal(t, a.samples, a.sent)
 	assert.Len(t, c.times, int(a.samples))
-	if !testenv.Emulated() { // An emulated processor's timer is late.
+	if !testenv.Emulated() { // The timer of an emulated processor fires late.
 		assert.Greater(t, float64(a.samples), 0.9*frequency*(after-before).Seconds(), "there were pauses")
 	}
 	assert.Contains(t, got.stderr, "samples wait to be sent again", "it is told")
@@ -171,7 +171,7 @@ func TestRecordWithoutPause(t *testing.T) {
 
 const roleBrief = "brief"
 
-// briefRole publishes spans on request, and then runs until it has used 400 ms of CPU time.
+// briefRole is a process that publishes spans on request, and then runs until it has used 400 ms of CPU time.
 func briefRole(parent *childproc.Parent) {
 	parent.Send("begun")
 	parent.Receive()
@@ -213,7 +213,8 @@ func needChanges(t *testing.T) {
 }
 
 // TestRecordNoticesAtOnce checks that newly started processes are recorded even if they publish and end
-// before the next poll. If the kernel reports publications, so are older processes.
+// before the next poll. If the kernel reports publications, this must also hold for processes that started
+// before the recording.
 func TestRecordNoticesAtOnce(t *testing.T) {
 	t.Parallel()
 	needChanges(t)
@@ -228,7 +229,7 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 		"that begin":   {func(*testing.T, *exec.Cmd) {}, 8, false},
 		"that publish": {withTracefs, 4, true},
 	} {
-		// If many other processes start at the same time, some are found only by the poll.
+		// If many other processes start at the same time, only the poll finds some of them.
 		recordedAll := func(t *testing.T) bool {
 			var all []*childproc.Child
 			begin := func() *childproc.Child {
@@ -247,7 +248,7 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 			var r *running
 			childproc.First(func() { r = startCommand(t, cmd) })
 			childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
-			// Wait until the recorder has scanned the existing processes and notices new ones.
+			// Wait until the recorder has scanned the existing processes and is notified of new ones.
 			first := startBurner(t, nil, burner.Records)
 			r.awaitRecorded(t, first)
 			for i := range test.processes {
@@ -282,8 +283,8 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 	}
 }
 
-// used is the CPU time that a process had used at some moment, and how long its threads had waited for a
-// processor.
+// used is an observation of a process: the CPU time that it had used by then, and the time that its threads
+// had waited for a CPU.
 type used struct {
 	at          time.Time
 	cpu, waited time.Duration
@@ -291,10 +292,11 @@ type used struct {
 
 // gap is the CPU time that a process used between two samples.
 type gap struct {
-	// least and most bound this CPU time, according to the observations between and around the samples.
+	// least and most are bounds of this CPU time. least comes from the observations between the samples,
+	// most from the last observation before the gap and the first one after it.
 	least, most time.Duration
-	// idle is how long the process neither used a processor nor waited for one, between the last
-	// observation before the gap and the first one after it.
+	// idle is the time between the two observations that determine most, minus the time in which the process
+	// used a CPU or waited for one.
 	idle time.Duration
 }
 
@@ -313,8 +315,8 @@ func gapOf(all []used, from, to uint64) (g gap) {
 	return g
 }
 
-// waited returns how long the threads of a process have been runnable without running, according to the
-// kernel.
+// waited returns the total time that the threads of a process have been runnable without running, according
+// to the kernel.
 func waited(t *testing.T, pid int) (all time.Duration) {
 	t.Helper()
 	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
@@ -330,9 +332,9 @@ func waited(t *testing.T, pid int) (all time.Duration) {
 	return all
 }
 
-// TestRecordMinute records for a minute with a collector that answers after 4 s and then refuses profiles for
-// 20 s. The samples that arrive must match the CPU time that the kernel counted for the service, there must
-// be no gap, and memory must not grow.
+// TestRecordMinute records for a minute with a collector that responds after 4 s and then refuses profiles for
+// 20 s. The samples that arrive must match the CPU time that the kernel counted for the service and must have
+// no gaps, and the recorder's memory must not grow.
 func TestRecordMinute(t *testing.T) {
 	testenv.NeedAll(t)
 	needSampling(t)

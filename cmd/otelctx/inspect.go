@@ -26,7 +26,7 @@ type inspectCommand struct {
 	JSON    bool `help:"Print JSON, nothing truncated."                                      name:"json"`
 }
 
-// Help is shown by otelctx inspect --help.
+// Help returns the text of otelctx inspect --help.
 func (*inspectCommand) Help() string {
 	return "Shows the header of the process context, the resource, the extra attributes, the carriers (the tables and records in " +
 		"which readers find spans), and the threads that are in a span.\n\n" + jsonHelp
@@ -35,7 +35,8 @@ func (*inspectCommand) Help() string {
 // Validate is called by kong.
 func (c *inspectCommand) Validate() error { return validatePID(c.PID) }
 
-// validatePID rejects ids that no process can have. pid is 0 if the command line has none.
+// validatePID rejects ids that no process can have. It accepts 0, which means that the command line has no
+// process id.
 func validatePID(pid int) error {
 	switch {
 	case pid == 0:
@@ -62,8 +63,8 @@ func (c *inspectCommand) Run(s streams) error {
 	return writeInspection(s.stdout, found, c.Verbose)
 }
 
-// readWithoutContext reads the spans of a process whose context cannot be read, because of contextErr. It
-// returns contextErr if the process advertises no spans either.
+// readWithoutContext reads the spans of a process whose context could not be read. contextErr is the reason;
+// readWithoutContext returns it if the process advertises no spans either.
 func readWithoutContext(ctx context.Context, pid int, contextErr error) (publication, error) {
 	return patient.Call(ctx, pid, patient.Limit, func() (publication, error) {
 		p, err := reader.Open(pid)
@@ -127,7 +128,7 @@ func schemaURLText(url string) string {
 // threadLocalPrefix is the prefix of the attributes that say where readers find spans.
 const threadLocalPrefix = "threadlocal."
 
-// appendAttributes appends attributes as text, including threadlocal.* only if all is true.
+// appendAttributes appends attributes as text. It omits threadlocal.* unless all is true.
 func appendAttributes(out []byte, title string, attributes map[string]any, all bool) []byte {
 	if len(attributes) == 0 {
 		return fmt.Appendf(out, "\n%s: none\n", title)

@@ -45,7 +45,7 @@ func TestInspectGolden(t *testing.T) {
 	}
 
 	w := startWorker(t)
-	// The output before the carriers depends on the Go release and the machine.
+	// Only the output from the carriers on is compared: the rest depends on the Go release and the machine.
 	for name, out := range map[string]string{
 		"worker.txt": printed(t, "inspect", w.pid), "worker.json": printed(t, "inspect", w.pid, "--json"),
 	} {
@@ -71,8 +71,8 @@ func TestInspectCutsOnlyWhatPeopleRead(t *testing.T) {
 	assert.Equal(t, long, got.Resource["long"])
 }
 
-// TestInspectEpochTimestamp: publishers that follow the first version of OTEP 4719 use timestamps since the
-// Unix epoch.
+// TestInspectEpochTimestamp checks the age of a context with a timestamp since the Unix epoch, which the first
+// version of OTEP 4719 prescribed.
 func TestInspectEpochTimestamp(t *testing.T) {
 	for publishedAt, want := range map[uint64]string{
 		1_700_000_000_000_000_000: "2023-11-14 22:13:20 UTC",

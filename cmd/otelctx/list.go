@@ -26,7 +26,7 @@ type listCommand struct {
 	JSON bool `help:"Print a JSON array." name:"json"`
 }
 
-// Help is shown by otelctx list --help.
+// Help returns the text of otelctx list --help.
 func (*listCommand) Help() string {
 	return "Shows each process that publishes a process context: its id, service.name, service.instance.id, " +
 		"telemetry.sdk.language/name/version, and how long ago it last published. A - stands for a missing attribute.\n\n" +
@@ -41,7 +41,7 @@ type publication struct {
 	context *reader.ProcessContext
 	// contextErr is the reason why context is nil, for a process that publishes spans.
 	contextErr error
-	// activity is read only on request.
+	// activity is empty unless it was requested.
 	activity activity
 }
 
@@ -75,7 +75,7 @@ func (c *listCommand) write(w io.Writer, publications []publication) error {
 type findings struct {
 	// publications is sorted by pid.
 	publications []publication
-	// unread says why processes that publish, or may publish, could not be read.
+	// unread has an error for each process that publishes, or may publish, but could not be read.
 	unread []error
 	// failure is any other reason why the list is incomplete.
 	failure error
@@ -104,7 +104,7 @@ func survey(ctx context.Context, active bool) findings {
 		if ctx.Err() != nil {
 			break
 		}
-		// A process may block its reader, but not the readers of other processes.
+		// Processes are read concurrently, so that a process that blocks its reader does not delay the others.
 		slots <- struct{}{}
 		reads.Go(func() {
 			defer func() { <-slots }()
@@ -133,7 +133,8 @@ func survey(ctx context.Context, active bool) findings {
 	return f
 }
 
-// maxReads bounds the processes that are read at the same time. It is more than one user can block.
+// maxReads is the maximum number of processes that are read at the same time. One user cannot block that many
+// reads.
 const maxReads = 128
 
 // read reads the context of a process, and if active is true, the spans that its threads are in.
@@ -156,7 +157,7 @@ func read(ctx context.Context, pid int, active bool) (publication, error) {
 func (f *findings) add(pid int, err error) {
 	switch exitCode(err) {
 	case exitNoContext, exitProcessGone:
-		// Most processes publish nothing, and any process may end.
+		// Most processes publish nothing, and any process may exit during the scan. Neither is reported.
 	case exitNotPermitted, exitInvalid, exitBusy, exitNoAnswer:
 		f.unread = append(f.unread, recording.NewProcessError(pid, err))
 	default:

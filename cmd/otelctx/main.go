@@ -44,7 +44,7 @@ type streams struct{ stdout, stderr io.Writer }
 
 func main() {
 	s := streams{os.Stdout, os.Stderr}
-	// This comes first, so that users do not get the capabilities of the file.
+	// Restrict comes first: it clears the capabilities from the executable file, so that users cannot misuse them.
 	if err := privilege.Restrict(); err != nil {
 		s.complainf("%v", err)
 		os.Exit(exitOther)
@@ -76,11 +76,11 @@ func run(args []string, s streams) int {
 	}
 	command, err := parser.Parse(args)
 	if errors.As(err, new(*fs.PathError)) {
-		s.complainf("%v", err) // The help or the version could not be written.
+		s.complainf("%v", err) // Writing the help or the version failed.
 		return exitOther
 	}
 	if err != nil {
-		// kong also lists the empty value, which stands for none.
+		// kong also lists the empty value, which means that no value was given.
 		s.complainf("%s", strings.Replace(err.Error(), `must be one of "",`, "must be one of ", 1))
 		s.complainf("run %s for the commands and flags", helpCommand(err))
 		return exitUsage
@@ -166,6 +166,6 @@ func decodeFilter(ctx *kong.DecodeContext, target reflect.Value) error {
 
 // complainf writes a line to stderr. It escapes the message, which may quote other processes.
 func (s streams) complainf(format string, args ...any) {
-	// If stderr cannot be written to, there is nowhere left to report that.
+	// An error of stderr cannot be reported anywhere.
 	_, _ = fmt.Fprintln(s.stderr, "otelctx:", escape(fmt.Sprintf(format, args...)))
 }

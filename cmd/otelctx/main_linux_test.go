@@ -62,8 +62,8 @@ func otelctxAsNobody(t *testing.T, args ...string) result {
 	if os.Geteuid() != 0 {
 		return otelctx(t, args...)
 	}
-	// The user nobody may not have access to the directory of the binary: start it
-	// through a descriptor, number 3 in the child.
+	// The user nobody may have no access to the directory of the binary, so start the binary
+	// through a descriptor, which is number 3 in the child.
 	binary, err := os.Open(executable(t))
 	require.NoError(t, err)
 	defer func() { _ = binary.Close() }()
@@ -123,7 +123,7 @@ func start(t *testing.T, args ...string) *running {
 	return startCommand(t, exec.Command(executable(t), args...))
 }
 
-// commOf returns the id and the name of a process, in the form used in messages.
+// commOf returns the id and the name of a process as messages show them.
 func commOf(t *testing.T, c *childproc.Child) string {
 	t.Helper()
 	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.PID()))

@@ -27,7 +27,7 @@ func (*manCommand) Run(s streams, model *kong.Application) error {
 func manual(model *kong.Application) []byte {
 	m := &roff{}
 	m.line(`.\" Made by otelctx man.`)
-	m.line(`.TH OTELCTX 1 "" otelctx`) // no date, so that it is reproducible
+	m.line(`.TH OTELCTX 1 "" otelctx`) // The page has no date, so that it is reproducible.
 	m.line(".SH NAME")
 	m.line(`otelctx \- see the spans of processes, and record profiles of them`)
 	m.line(".SH SYNOPSIS")
@@ -122,7 +122,7 @@ func (m *roff) flags(flags []*kong.Flag) {
 	}
 }
 
-// roffText escapes what roff would take for a request or an escape.
+// roffText escapes characters that roff would interpret as a request or an escape.
 func roffText(s string) string {
 	s = strings.NewReplacer(`\`, `\e`, "-", `\-`, "…", "...").Replace(s)
 	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {

@@ -35,8 +35,8 @@ func mapper(t *testing.T, functions ...string) (program string, libraries []stri
 	return program, libraries
 }
 
-// called counts the samples of a recording by in_first or in_second, whichever is on the stack, and by the
-// name of the function called from there, "" if it has none.
+// called counts the samples by the caller and the function that it called. The caller is in_first or
+// in_second, whichever is on the stack. The function is "" if it has no name.
 func called(p *pprof.Profile) map[string]map[string]int64 {
 	samples := map[string]map[string]int64{}
 	for _, s := range p.Sample {

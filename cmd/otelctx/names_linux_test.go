@@ -15,8 +15,8 @@ import (
 	"github.com/otelctx/otelctx/internal/vma"
 )
 
-// TestMappingNames checks that inspect and list find a context under each name that a kernel may give its
-// mapping.
+// TestMappingNames checks that inspect and list find a context under each name that the kernel may give to
+// the context's mapping.
 func TestMappingNames(t *testing.T) {
 	for want, test := range map[string]struct {
 		rules []childproc.Rule
@@ -39,14 +39,14 @@ func TestMappingNames(t *testing.T) {
 	}
 }
 
-// needNaming skips the test where the kernel does not name memory.
+// needNaming skips the test if the kernel does not support names for anonymous memory.
 func needNaming(t *testing.T) {
 	t.Helper()
 	const name = "otelctx-probe"
 	region, err := vma.New(name, 1)
 	require.NoError(t, err)
 	defer region.Close()
-	_ = region.Announce() // The name in maps shows whether it worked.
+	_ = region.Announce() // The name in maps shows whether Announce worked.
 	maps, err := os.ReadFile("/proc/self/maps")
 	require.NoError(t, err)
 	if !strings.Contains(string(maps), "[anon_shmem:"+name+"]") {

@@ -58,7 +58,7 @@ func (c *recordCommand) noSamples(r *recording.Result) error {
 	}
 }
 
-// nothingPassed returns an error with the attributes of the samples that --filter left out.
+// nothingPassed returns the error if --filter left out all samples. It lists attributes of these samples.
 func (c *recordCommand) nothingPassed(r *recording.Result) error {
 	var text strings.Builder
 	_, _ = fmt.Fprintf(&text, "--filter left out all %d", r.Filtered)

@@ -19,11 +19,11 @@ import (
 // --repeat there is a file for each period.
 type outputs struct {
 	streams streams
-	// interrupted is done once the user interrupts the recording. From then on, outputs wait no longer than
-	// necessary.
+	// interrupted is done once the user interrupts the recording. From then on, outputs wait as briefly as
+	// possible.
 	interrupted context.Context //nolint:containedctx // It is about the whole recording.
 	create      func(path string) (*export.File, error)
-	file        *export.File // nil without one, or while a period has no samples
+	file        *export.File // nil if there is no file, or while a period has no samples
 	adding      sync.Mutex   // held while a part is added
 	path        string       // of the file
 	used        bool         // whether the file has content
@@ -36,7 +36,7 @@ type outputs struct {
 	unsent uint64
 }
 
-// openOutputs opens the outputs that the command line names.
+// openOutputs opens the outputs that the command line selects.
 func (c *recordCommand) openOutputs(interrupted context.Context, s streams) (*outputs, error) {
 	o := &outputs{streams: s, interrupted: interrupted, period: time.Now(), warned: map[string]bool{}}
 	o.create = func(path string) (*export.File, error) {
@@ -88,7 +88,7 @@ func (o *outputs) add(data *profilespb.ProfilesData) {
 	}
 }
 
-// fail reports immediately what could not be written in a period.
+// fail immediately reports a write error of a period.
 func (o *outputs) fail(err error) {
 	o.streams.complainf("%v", err)
 	o.failed = errors.New("some of the profiles were not written")
@@ -135,7 +135,7 @@ func (o *outputs) complainOnce(text string) {
 	}
 }
 
-// maxWarned bounds the different warnings of a collector that are printed.
+// maxWarned is the maximum number of different collector warnings that are printed.
 const maxWarned = 1 << 10
 
 // complain prints how many samples were dropped, and how many wait for a retry, with the reasons.
@@ -156,8 +156,9 @@ func deliveryError(d export.Delivery) error {
 	return fmt.Errorf("%d samples were not sent: %w", d.Dropped, errors.Join(d.Reasons...))
 }
 
-// close completes the file and waits until everything is sent or given up. If there are no samples, it
-// discards the file. It returns the path of the file, or "" if none was written, for the reason in err.
+// close completes the file and waits until all samples have been sent or dropped. If there are no samples, it
+// discards the file. It returns the path of the file, or "" if no file was written. err is the reason if
+// writing failed.
 func (o *outputs) close() (written string, err error) {
 	switch {
 	case o.file == nil:

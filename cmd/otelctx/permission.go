@@ -26,7 +26,7 @@ const (
 // credentials are the properties of a process that decide whether it may read another one, or be read. The
 // zero value means unknown.
 type credentials struct {
-	uids, gids           string // real, effective, saved and of the file system
+	uids, gids           string // real, effective, saved and file system ids
 	effective, permitted uint64 // capabilities
 	known                bool
 }
@@ -72,8 +72,8 @@ func (c *credentials) canSample() bool {
 	return c.permitted&both == both || c.permitted&(1<<capSysAdmin) != 0
 }
 
-// readingAdvice says why the kernel does not let otelctx read a process, and what would help. It
-// applies to every process that cannot be read for the same reason.
+// readingAdvice says why the kernel does not let otelctx read a process, and what would help. The text is
+// the same for all processes that cannot be read for the same reason.
 func readingAdvice(proc fs.FS, pid int) string {
 	self, other := credentialsOf(proc, "self"), credentialsOf(proc, strconv.Itoa(pid))
 	yama := yamaScope(proc)
@@ -102,8 +102,8 @@ prctl(PR_SET_DUMPABLE, 0). Run otelctx as root (sudo).`
 	}
 }
 
-// sameFour returns the ids that a process must have to count as the same user's: four times the file system
-// id of the reader.
+// sameFour returns the ids that a process must have so that the reader's user may read it: the file system id
+// of the reader, four times.
 func sameFour(ids string) string {
 	fields := strings.Fields(ids)
 	if len(fields) != 4 {
@@ -112,11 +112,11 @@ func sameFour(ids string) string {
 	return strings.Join([]string{fields[3], fields[3], fields[3], fields[3]}, "\t")
 }
 
-// yamaScope returns what the Yama security module restricts, "" if it restricts nothing or cannot be
+// yamaScope returns the ptrace_scope of the Yama security module, or "" if it restricts nothing or cannot be
 // read. Documentation/admin-guide/LSM/Yama.rst of the kernel describes its modes.
 func yamaScope(proc fs.FS) string { return setting(proc, "yama/ptrace_scope") }
 
-// setting returns a setting of the kernel, "" if there is none.
+// setting returns a setting of the kernel, or "" if there is none.
 func setting(proc fs.FS, name string) string {
 	b, err := fs.ReadFile(proc, "sys/kernel/"+name)
 	if err != nil {
@@ -149,7 +149,7 @@ Each user can then record the processes that they may trace. Those of other user
 	}
 }
 
-// errorPID returns the id of the process that an error is about, 0 if unknown.
+// errorPID returns the id of the process that an error is about, or 0 if it is unknown.
 func errorPID(err error) int {
 	if p, ok := errors.AsType[*recording.ProcessError](err); ok {
 		return p.PID
@@ -165,7 +165,7 @@ func aboutProcess(pid int, err error) error {
 	return recording.NewProcessError(pid, err)
 }
 
-// maxNamed is how many processes a message names.
+// maxNamed is the maximum number of processes that a message names.
 const maxNamed = 8
 
 // reportUnread prints which processes could not be read, and why.

@@ -49,14 +49,14 @@ type recordCommand struct {
 	Top     int    `default:"10"    group:"Report:"                                                                                       help:"Rows of a table; 0: all." name:"top"`
 	JSON    bool   `group:"Report:" help:"Print a JSON object instead of tables."                                                         name:"json"`
 
-	// Frequency is the number of samples per second of CPU time, Snapshots the number of snapshots per second.
+	// Frequency is the number of samples per second of CPU time. Snapshots is the number of snapshots per second.
 	Frequency int `kong:"-"`
 	Snapshots int `kong:"-"`
 	// samples is the number of samples in all periods.
 	samples uint64
 }
 
-// Help is shown by otelctx record --help.
+// Help returns the text of otelctx record --help.
 func (*recordCommand) Help() string {
 	return `Prints which functions, requests and spans used the CPU, and can write a profile or send it to a collector. Any process can ` +
 		`be recorded; those that publish their spans, as Go services with otelctx do, have them in the profile.
@@ -127,7 +127,7 @@ func (c *recordCommand) Validate() error {
 		return errors.New("--keep needs --repeat and --output")
 	}
 	if slices.Contains([]string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}, c.Output) {
-		c.Output = "-" // The report then goes to standard error.
+		c.Output = "-" // In this case the report is written to standard error.
 	}
 	if group, err := groupOf(c.GroupBy); err != nil {
 		return err
@@ -156,7 +156,7 @@ func (c *recordCommand) Validate() error {
 	return nil
 }
 
-// carriers maps the values of --carrier.
+// carriers maps the values of --carrier to carriers.
 var carriers = map[string]sampler.Carrier{
 	"labels":           sampler.Labels,
 	"goroutine_record": sampler.GoroutineRecord,
@@ -164,11 +164,11 @@ var carriers = map[string]sampler.Carrier{
 	"thread_slots":     sampler.ThreadSlots,
 }
 
-// The default sampling frequencies, in Hz.
+// These are the default frequencies in Hz.
 const cpuFrequency, wallFrequency = 99, 20
 
-// rates are numbers separated by commas. If the flag is repeated, the last one counts; kong appends to an
-// ordinary slice.
+// rates is a flag value of numbers separated by commas. If the flag is repeated, the last value counts. With
+// an ordinary slice, kong would append the values.
 type rates []int
 
 // Decode implements [kong.MapperValue].
@@ -188,14 +188,14 @@ func (r *rates) Decode(ctx *kong.DecodeContext) error {
 	return nil
 }
 
-// maxFrequency is the highest frequency at which the kernel has been seen to take all samples.
+// maxFrequency is the highest frequency at which the kernel took all samples in our tests.
 const maxFrequency = 49999
 
 // memoryLimit is the heap size in bytes above which garbage is collected more often. Most recordings stay far
-// below it; symbols and stacks of hostile processes, though bounded, may not.
+// below it, but the symbols and stacks of hostile processes may exceed it, although they are bounded.
 const memoryLimit = 100 << 20
 
-// duration returns how long to record; 0 means until interrupted, or until the processes end.
+// duration returns the time to record. 0 means until the user interrupts or the processes end.
 func (c *recordCommand) duration() time.Duration {
 	const usual = 10 * time.Second
 	switch {
@@ -225,10 +225,10 @@ func (c *recordCommand) Run(s streams) error {
 }
 
 // record records the selected processes until ctx is done, and writes, sends and prints the result. Once
-// interrupted is done, it waits for files and collectors no longer than necessary. ready, if not nil, is called
-// once sampling has started.
+// interrupted is done, it waits for files and collectors as briefly as possible. If ready is not nil, record
+// calls it once sampling has started.
 func (c *recordCommand) record(ctx, interrupted context.Context, s streams, selection recording.Selection, ready func() error) error {
-	// Fail before the recording if an output cannot be opened.
+	// The outputs are opened first, so that errors are reported before the recording.
 	out, err := c.openOutputs(interrupted, s)
 	if err != nil {
 		return err
@@ -260,14 +260,14 @@ func (c *recordCommand) record(ctx, interrupted context.Context, s streams, sele
 	return err
 }
 
-// showWritten prints where the profile is, if one was written.
+// showWritten prints the path of the profile, if a profile was written.
 func (c *recordCommand) showWritten(s streams, path string) {
 	if path != "" && path != "-" && !c.JSON {
 		_, _ = fmt.Fprint(c.reportTo(s), writtenText(path, c.Format))
 	}
 }
 
-// reportTo returns the stream that the report goes to.
+// reportTo returns the stream for the report.
 func (c *recordCommand) reportTo(s streams) io.Writer {
 	if c.Output == "-" || c.Command != nil && !c.JSON {
 		return s.stderr
@@ -311,7 +311,7 @@ func (c *recordCommand) run(ctx context.Context, s streams, out *outputs, select
 			c.showWritten(s, written)
 		}
 	}
-	// A bar would overwrite the output of a command.
+	// A progress bar would overwrite the output of a recorded command.
 	if isTerminal(s.stderr) && c.Command == nil {
 		bar := newProgress(s.stderr, config.Duration)
 		defer bar.done()
@@ -325,7 +325,7 @@ func (c *recordCommand) run(ctx context.Context, s streams, out *outputs, select
 	return recording.Record(ctx, config)
 }
 
-// complain prints what is missing from the result, and why.
+// complain prints warnings about data that is missing from the result, with the reasons.
 func (c *recordCommand) complain(s streams, r *recording.Result) {
 	if r.Ended {
 		ended := "has ended"
@@ -354,7 +354,7 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 	if r.Filtered > 0 && r.Samples > 0 {
 		s.complainf("--filter left out %d samples", r.Filtered)
 	}
-	// If the service was found, the unread processes are probably others.
+	// If the selected service was found, the unread processes probably belong to other services.
 	if len(c.Services) == 0 || r.Recorded == 0 {
 		reportUnread(s, r.Unread)
 	}
@@ -388,7 +388,7 @@ func newProgress(w io.Writer, total time.Duration) *progress {
 
 func (p *progress) show(elapsed time.Duration, samples uint64) {
 	p.bar.Describe(fmt.Sprintf("Recording for %v: %s samples", elapsed.Truncate(time.Second), groupDigits(samples)))
-	// Errors of the bar must not affect the recording.
+	// Errors of the progress bar must not affect the recording.
 	if p.total > 0 {
 		_ = p.bar.Set64(min(elapsed, p.total-time.Millisecond).Milliseconds())
 	} else {

@@ -45,7 +45,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// needSampling skips the test if this user may not sample.
+// needSampling skips the test if this user has no permission to sample.
 func needSampling(t *testing.T) {
 	t.Helper()
 	err := sampling()
@@ -55,7 +55,8 @@ func needSampling(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// sampling returns the reason why this user may not sample, or nil. It is cached because checking takes a while.
+// sampling returns nil if this user has permission to sample, and otherwise an error. The result is cached,
+// because checking takes a while.
 var sampling = sync.OnceValue(func() error {
 	s, err := sampler.Open(sampler.Config{Frequency: 1})
 	if err != nil {
@@ -83,9 +84,9 @@ func recorded(t *testing.T, c *childproc.Child, args ...string) (recordDocument,
 	return decodeRecord(t, got), got
 }
 
-// complaints returns the warnings of a recording, except those about endless stacks: C code may
-// use the frame pointer register for something else, as the C library's clone3 does, and the kernel
-// then follows whatever is in it.
+// complaints returns the warnings of a recording, except those about endless stacks. These occur in correct
+// programs: C code such as the C library's clone3 may use the frame pointer register for other data, which the
+// kernel then follows.
 func (r result) complaints() string {
 	return endlessStacks.ReplaceAllString(r.stderr, "")
 }
@@ -121,7 +122,7 @@ func readOTLP(t *testing.T, file string) (*profilespb.ProfilesData, map[string]s
 	return data, checkedResource(t, data)
 }
 
-// decodeOTLP reads a profile, which must obey all rules.
+// decodeOTLP reads a profile, which must pass profile.Check.
 func decodeOTLP(t *testing.T, file string) *profilespb.ProfilesData {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -148,7 +149,8 @@ func checkedResource(t *testing.T, data *profilespb.ProfilesData) map[string]str
 	return resource
 }
 
-// assertTrue checks the spans in a profile of a burner against the truth on the stacks.
+// assertTrue checks the spans in a profile of a burner against the stacks, on which the burner's functions
+// encode the true spans.
 func assertTrue(t *testing.T, file string) {
 	t.Helper()
 	inside, outside := 0, 0
@@ -240,9 +242,9 @@ func TestRecord(t *testing.T) {
 }
 
 // TestRecordAttributes checks that all samples in a span have the attributes of its context, even if
-// their keys are first published during the recording. Cells and the goroutine table carry no
-// attributes: when a query ends on another goroutine, the request around it has no attributes until
-// its own goroutine continues.
+// their keys are first published during the recording. There is one exception: cells and the goroutine table
+// carry no attributes, so when a query ends on another goroutine, the request around it has no attributes
+// until its own goroutine continues.
 func TestRecordAttributes(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -395,8 +397,8 @@ func TestRecordRollingFiles(t *testing.T) {
 	}
 }
 
-// TestInterruptWhileAFileWaits checks that one signal interrupts a recorder that waits for a FIFO to be
-// opened, or for a reader that reads nothing.
+// TestInterruptWhileAFileWaits checks that one signal interrupts a recorder that waits until a FIFO has a
+// reader, or until the reader reads.
 func TestInterruptWhileAFileWaits(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -465,12 +467,12 @@ func TestRecordWithoutSymbols(t *testing.T) {
 		assert.Empty(t, l.GetLines())
 		m := dictionary.GetMappingTable()[l.GetMappingIndex()]
 		if dictionary.GetStringTable()[m.GetFilenameStrindex()] == executable(t) {
-			own++ // Test binaries have no build ids; package symbols tests those.
+			own++ // Test binaries have no build ids. Package symbols has tests of build ids.
 		}
 	}
 	assert.Positive(t, own)
 
-	// Nothing but the profile is written to standard output.
+	// With --output=/dev/stdout, standard output must contain only the profile.
 	got := otelctx(t, "record", pidOf(c), "--duration=100ms", "--output=/dev/stdout", "--format=otlp")
 	require.NoError(t, proto.Unmarshal([]byte(got.stdout), &profilespb.ProfilesData{}))
 	assert.Contains(t, got.stderr, "Recorded process")
@@ -490,7 +492,7 @@ func TestRecordWithoutSymbols(t *testing.T) {
 }
 
 // TestRecordWithoutContext checks that the profile of a process that publishes nothing has no links,
-// and that its resource has only what the kernel reports.
+// and that its resource has only attributes from the kernel.
 func TestRecordWithoutContext(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -554,10 +556,10 @@ func TestRecordMarksWhatIsNotProven(t *testing.T) {
 	}
 }
 
-// often is an argument for a high sampling rate.
+// often is the argument that selects a high sampling rate.
 var often = "--freq=" + strconv.Itoa(burner.Frequency())
 
-// startRecord starts otelctx record, and returns when it samples. It records until it is
+// startRecord starts otelctx record, and returns once it samples. The command records until it is
 // interrupted, unless the arguments limit the duration.
 func startRecord(t *testing.T, args ...string) *running {
 	t.Helper()
@@ -579,8 +581,8 @@ func (r *running) awaitSample(t *testing.T) {
 	r.awaitSampleOf(t, executable(t))
 }
 
-// awaitSampleOf waits until there is a sample of a program: at the first sample the recorder
-// opens the program's file. If the recorder is the same program, it also opens the file briefly
+// awaitSampleOf waits until there is a sample of a program. It waits for the recorder to open the program's
+// file, which happens at the first sample. If the recorder is the same program, it also opens the file briefly
 // at startup, before it samples.
 func (r *running) awaitSampleOf(t *testing.T, program string) {
 	t.Helper()
@@ -607,7 +609,7 @@ func (r *running) awaitRecordedPID(t *testing.T, pid int) {
 	require.Eventually(t, func() bool {
 		is, err := r.samples(pid)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-			return true // The recorder has ended; the test will notice.
+			return true // The recorder has ended, and the test will fail later.
 		}
 		require.NoError(t, err)
 		return is
@@ -636,7 +638,7 @@ func (r *running) samples(pid int) (bool, error) {
 		}
 		own, err := unix.PidfdGetfd(process, theirs, 0)
 		if errors.Is(err, unix.EBADF) {
-			continue // It has been closed.
+			continue // The descriptor has been closed.
 		}
 		if err != nil {
 			return false, err
@@ -650,7 +652,7 @@ func (r *running) samples(pid int) (bool, error) {
 
 const bpfMap = "anon_inode:bpf-map"
 
-// watches reports whether a descriptor refers to the map of watched processes, and the map
+// watches reports whether a descriptor refers to the recorder's map of watched processes and the map
 // contains the process. It closes the descriptor.
 func watches(fd, pid int) (bool, error) {
 	if is, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); is != bpfMap || err != nil {
@@ -688,7 +690,8 @@ func (r *running) interrupt(t *testing.T, burners ...*childproc.Child) result {
 func TestRecordEnds(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	// Under nohup SIGHUP is ignored, which child processes inherit unless this one handles it.
+	// If the test runs under nohup, SIGHUP is ignored. Child processes would inherit that unless this process
+	// handles the signal.
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
@@ -702,8 +705,8 @@ func TestRecordEnds(t *testing.T) {
 		"hung up": {"0", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(syscall.SIGHUP) }, false},
 		// This is like timeout(1), which signals both the command and its process group.
 		"terminated twice": {"0", func(_ *childproc.Child, command *os.Process) {
-			// A signal after sameSignal would count as a second one. On a busy machine, stay
-			// well below.
+			// A signal after sameSignal would count as a second one. The test stops well before
+			// that, because the machine may be busy.
 			for first := time.Now(); time.Since(first) < sameSignal/2; time.Sleep(time.Millisecond) {
 				_ = command.Signal(syscall.SIGTERM) // The command may have ended already.
 			}
@@ -733,8 +736,8 @@ func TestRecordEnds(t *testing.T) {
 // TestRecordAll checks processes that start, begin to publish, and end during a recording with --all.
 func TestRecordAll(t *testing.T) {
 	needSampling(t)
-	// A process that is scanned between publishing its spans and its resource has no name yet.
-	// The next scan is a second later, or more on a busy machine.
+	// A process that is scanned after it has published its spans, but before its resource, has no name until
+	// the next scan. That is a second later, or more on a busy machine.
 	wait := time.Duration(0)
 	for !recordAll(t, wait) {
 		require.Less(t, wait, testenv.Patience)
@@ -742,8 +745,8 @@ func TestRecordAll(t *testing.T) {
 	}
 }
 
-// recordAll records all processes, and reports whether the samples of those that publish a name are under
-// that name. That depends on whether there was time to scan the last process.
+// recordAll records all processes. It reports whether the samples of all processes that publish a name have
+// that name, which depends on whether there was time to scan the last process.
 func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	t.Helper()
 	early := startBurner(t, nil, burner.Records)
@@ -756,7 +759,7 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	early.Kill()
 	require.Equal(t, "published", later.Ask("publish"))
 	r.awaitRecorded(t, later)
-	// Once a later process has been found, the recorder has noticed the end of this one.
+	// Once the recorder has found a later process, it has also noticed the end of the current one.
 	appeared := startBurner(t, nil, burner.Records)
 	r.awaitRecorded(t, appeared)
 	time.Sleep(wait)
@@ -765,7 +768,7 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	}
 	d := decodeRecord(t, r.interrupt(t, later, appeared, silent, spansOnly))
 	assert.Zero(t, d.PID)
-	attributed := map[int]map[bool]uint64{} // whether the name is right
+	attributed := map[int]map[bool]uint64{} // by process, and by whether the name is right
 	for _, p := range d.Processes {
 		if attributed[p.PID] == nil {
 			attributed[p.PID] = map[bool]uint64{}
@@ -783,8 +786,8 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	return attributed[later.PID()][true] > 10 && attributed[appeared.PID()][true] > 10
 }
 
-// TestRecordNoticesPublication checks that a process that is selected by its id may begin to publish, or
-// publish more, during the recording.
+// TestRecordNoticesPublication checks that the recorder notices when a process selected by its id begins to
+// publish, or publishes more, during the recording.
 func TestRecordNoticesPublication(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -804,7 +807,7 @@ func TestRecordNoticesPublication(t *testing.T) {
 				all = false
 				continue
 			}
-			names := 2 // before and after the publication
+			names := 2 // one before and one after the publication
 			if words != burner.Later {
 				names = 1
 			}
@@ -848,7 +851,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	paranoid, err := os.ReadFile("/proc/sys/kernel/perf_event_paranoid")
 	require.NoError(t, err)
 	t.Logf("kernel.perf_event_paranoid is %s", strings.TrimSpace(string(paranoid)))
-	dir, err := os.MkdirTemp("", "record-test") // other users cannot access t.TempDir
+	dir, err := os.MkdirTemp("", "record-test") // t.TempDir is not accessible to other users.
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(t, os.Chmod(dir, 0o777))
@@ -871,7 +874,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	}
 	got := runCommand(t, record("--duration=1ms"))
 	if level, err := strconv.Atoi(strings.TrimSpace(string(paranoid))); err == nil && level > 2 && got.code == exitNotPermitted {
-		// This is the limit in Debian's and Ubuntu's kernels.
+		// Kernels of Debian and Ubuntu have this additional limit.
 		assert.Contains(t, got.stderr, fmt.Sprintf("kernel.perf_event_paranoid is %d: permission denied", level))
 		assert.Contains(t, got.stderr, fmt.Sprintf("kernel.perf_event_paranoid is %d. ", level))
 		return

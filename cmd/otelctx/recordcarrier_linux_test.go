@@ -14,9 +14,9 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/burner"
 )
 
-// TestRecordByCarrier checks which spans are recorded if another library has set labels: readers of
-// labels see that library's trace, and readers of other carriers see the service's. If the service
-// has records, its labels also appear, before and after.
+// TestRecordByCarrier checks which spans are recorded if another library sets labels for a while. Readers of
+// labels see that library's trace, and readers of other carriers see the service's trace. If the service has
+// records, readers of labels also see the service's trace before and after.
 func TestRecordByCarrier(t *testing.T) {
 	t.Parallel()
 	needSampling(t)

@@ -30,7 +30,7 @@ func TestRecordForPGO(t *testing.T) {
 	require.Equal(t, "burning", c.Receive())
 	file := filepath.Join(t.TempDir(), "default.pgo")
 	r := startRecord(t, pidOf(c), "--output", file, "--format", "pprof")
-	childproc.AwaitOpen(t, r.cmd.Process.Pid, program) // for the names of the first sample
+	childproc.AwaitOpen(t, r.cmd.Process.Pid, program) // The recorder needs the file to symbolize the first sample.
 	burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
 	d := decodeRecord(t, r.interrupt(t))
 	require.Greater(t, d.Samples, uint64(100))
@@ -44,15 +44,14 @@ func TestRecordForPGO(t *testing.T) {
 	assert.Contains(t, compile(t, file), inlined)
 }
 
-// buildPGO returns the output of go build -pgo for the program. Each profile makes it recompile
+// buildPGO returns the output of go build -pgo for the program. With each new profile, go build recompiles
 // the standard library, which takes more than a minute of CPU time.
 func buildPGO(t *testing.T, pgo string) string {
 	t.Helper()
 	return goSays(t, "build", "-o", filepath.Join(t.TempDir(), "pgo"), "-pgo="+pgo, "-gcflags=-m", "./testdata/pgo")
 }
 
-// compilePGO returns the compiler's output for the program's own package. It runs the same
-// commands as go build -pgo.
+// compilePGO returns the compiler's output for the program's own package, compiled as by go build -pgo.
 func compilePGO(t *testing.T, pgo string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -20,7 +20,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 
-// Values of --group-by. groupAttribute may be followed by "=" and a key.
+// These are the values of --group-by. groupAttribute may be followed by "=" and a key.
 const (
 	groupSpan      = "span"
 	groupEndpoint  = "endpoint"
@@ -30,7 +30,7 @@ const (
 	groupAttribute = "attribute"
 )
 
-// groups holds the tables of each group; "" is the default.
+// groups lists the tables that the report shows for each value of --group-by. "" is the default.
 var groups = map[string][]func(*summary){
 	"":             {(*summary).work, (*summary).processes, (*summary).functions, (*summary).endpoints, (*summary).names, (*summary).spans},
 	groupSpan:      {(*summary).names, (*summary).spans},
@@ -41,7 +41,7 @@ var groups = map[string][]func(*summary){
 	groupAttribute: {(*summary).attributes},
 }
 
-// groupOf returns the group that the value of --group-by names.
+// groupOf returns the key in groups for a value of --group-by, without the attribute's key.
 func groupOf(groupBy string) (string, error) {
 	group, key, keyed := strings.Cut(groupBy, "=")
 	if _, ok := groups[group]; !ok || keyed && (group != groupAttribute || key == "") {
@@ -65,7 +65,7 @@ const (
 	columnAttributes   = "ATTRIBUTES"
 )
 
-// columnTexts explain columns, in this order.
+// columnTexts lists explanations of columns, in the order in which they are printed.
 var columnTexts = []struct{ column, text string }{
 	{columnShare, "of the CPU time of all samples"},
 	{columnInSpans, "of the CPU time of the row"},
@@ -86,7 +86,7 @@ type summary struct {
 	colours bool
 	// columns holds the columns of the tables printed so far.
 	columns map[string]bool
-	// several reports that several services were recorded.
+	// several is set if several services were recorded.
 	several bool
 }
 
@@ -110,14 +110,14 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 	}
 	header := s.out.Len()
 	shown := groups[group]
-	if c.Wall { // The times of spans follow in their own table.
+	if c.Wall { // The times of spans are printed later, in their own table.
 		shown = []func(*summary){(*summary).work, (*summary).processes, (*summary).functions}
 	}
 	for _, show := range shown {
 		show(s)
 	}
 	s.explainColumns()
-	if group == "" && r.Attributed > 0 && len(r.Names) == 0 && carriers[c.Carrier] != sampler.Labels { // Labels have no names.
+	if group == "" && r.Attributed > 0 && len(r.Names) == 0 && carriers[c.Carrier] != sampler.Labels { // Labels carry no names.
 		s.out.WriteString("\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n")
 	}
 	if len(r.Endpoints) > 0 && (group == "" || group == groupEndpoint) && isMethod(r.Endpoints[0].Name) {
@@ -157,7 +157,7 @@ func isMethod(name string) bool {
 	}
 }
 
-// rows are the rows of a table. The first two columns show the samples as CPU time and share; cells are the
+// rows holds the rows of a table. The first two columns show the samples as CPU time and share. cells holds the
 // other columns.
 type rows struct {
 	samples []uint64
@@ -206,9 +206,9 @@ const (
 	yellow = "33"
 )
 
-// heat returns the colour of a row with this share of the whole, or "".
+// heat returns the colour of a row that has part of the whole samples, or "" for no colour.
 func heat(part, whole uint64) string {
-	const hot, warm = 10, 50 // the whole divided by these
+	const hot, warm = 10, 50 // A row is hot from 1/hot of the whole, and warm from 1/warm.
 	switch {
 	case part*hot >= whole:
 		return red
@@ -287,7 +287,7 @@ func (s *summary) functions() {
 	s.functionTable("Top functions by their own CPU time", r, columnCum, columnShare)
 }
 
-// callers shows functions by cumulative CPU time.
+// callers writes the table of functions by cumulative CPU time.
 func (s *summary) callers() {
 	all := slices.Clone(s.Functions)
 	slices.SortStableFunc(all, func(a, b recording.FunctionUse) int { return cmp.Compare(b.Cumulative, a.Cumulative) })
@@ -322,10 +322,10 @@ func (s *summary) nameTable(title string, names []recording.NameUse, heads ...st
 	s.table(title, s.service(columnService, heads...), r)
 }
 
-// eachText returns the average CPU time of a span or request. Those without samples are not counted, so the
-// average is an upper bound if most have few samples.
+// eachText returns the average CPU time of a span or request. Spans without samples are not counted, so the
+// average is too high if most spans have few samples. In that case it is marked as an upper bound.
 func (s *summary) eachText(u recording.NameUse) string {
-	const many = 5 // with so many samples each, hardly any span has none
+	const many = 5 // If spans have this many samples on average, hardly any span has none.
 	each := s.cpu(u.Samples) / time.Duration(u.Count)
 	text := fmt.Sprintf("%.1fms", float64(each)/float64(time.Millisecond))
 	if u.Samples < many*uint64(u.Count) {
@@ -388,7 +388,7 @@ func (s *summary) attributes() {
 
 func cpuText(d time.Duration) string { return fmt.Sprintf("%.3fs", d.Seconds()) }
 
-// shareText returns a share of the whole in percent.
+// shareText returns part as a percentage of whole.
 func shareText(part, whole uint64) string {
 	if whole == 0 {
 		return "-"

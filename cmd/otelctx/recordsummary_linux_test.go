@@ -56,7 +56,7 @@ func TestSummary(t *testing.T) {
 		"  CPU     SHARE  SERVICE  REQUESTS SEEN  CPU/REQUEST  ENDPOINT\n" +
 		"  5.000s  50.0%  shop     10             500.0ms      \"GET /\\x1b[31m\"\n" +
 		"  2.000s  20.0%  cart     200            ≤ 10.0ms     -\n"
-	// columns are the columns with an explanation, besides CPU and SHARE.
+	// columns lists the columns that are explained, besides CPU and SHARE.
 	columns := map[string][]string{
 		"":          {columnInSpans, columnCum, columnRequestsSeen, columnCPURequest, columnSpansSeen, columnCPUSpan},
 		"span":      {columnSpansSeen, columnCPUSpan},

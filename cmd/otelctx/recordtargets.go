@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 
-// recordTargets are the flags and arguments that select processes.
+// recordTargets holds the flags and arguments that select processes.
 type recordTargets struct {
 	PIDArgs  []processID `arg:""             help:"Processes to record."                                                                                 name:"pid"     optional:""`
 	PIDList  []processID `group:"Processes:" help:"The same as the PID arguments."                                                                       name:"pid"     placeholder:"PID"       short:"p"`
@@ -26,7 +26,7 @@ type recordTargets struct {
 	Cgroups  []string    `group:"Processes:" help:"Processes in one of these control groups: a path, a name, or at least 12 digits of a container's id." name:"cgroup"  placeholder:"GROUP,…"   sep:"none"`
 	// PIDs joins PIDArgs and PIDList.
 	PIDs []int `kong:"-"`
-	// Command is the command after --, and started its process id once it is running.
+	// Command is the command after --. started is its process id once it is running.
 	Command []string `kong:"-"`
 	started int
 }
@@ -106,7 +106,8 @@ func (t *recordTargets) selection() recording.Selection {
 	return recording.Selection{PIDs: t.PIDs, Names: t.Names, Services: t.Services, Cgroups: t.Cgroups}
 }
 
-// pid returns the id of the only process to record, or of the command; 0 if there are several.
+// pid returns the id of the only process to record, or of the command. It returns 0 if several processes are
+// selected.
 func (t *recordTargets) pid() int {
 	if len(t.PIDs) != 1 {
 		return t.started
@@ -114,7 +115,7 @@ func (t *recordTargets) pid() int {
 	return t.PIDs[0]
 }
 
-// maxCommandText is how many characters of a command are printed.
+// maxCommandText is the maximum number of characters of a command that are printed.
 const maxCommandText = 60
 
 // String describes the processes to record.
@@ -153,7 +154,7 @@ func (t *recordTargets) String() string {
 	return "processes of " + strings.Join(by, " and ")
 }
 
-// recordStarted starts the command, records it from its first instruction, and waits for its end.
+// recordStarted starts the command, records it from its first instruction, and waits until it exits.
 func (c *recordCommand) recordStarted(s streams) error {
 	command, err := launch.Start(c.Command)
 	if err != nil {
@@ -167,7 +168,7 @@ func (c *recordCommand) recordStarted(s streams) error {
 		<-command.Ended()
 		cancel()
 	}()
-	// Signals are meant for the command. They also make this program stop waiting for anything else.
+	// Signals are meant for the command. In this process they only end the wait for files and collectors.
 	interrupted, stop := signal.NotifyContext(context.Background(), interrupts()...)
 	defer stop()
 	resumed := false

@@ -30,8 +30,8 @@ import (
 // shortLived is the argument that makes the test binary call burnShortly.
 const shortLived = "short-lived"
 
-// burnShortly uses a tenth of a second of CPU time, right from the start of the program. An emulated
-// processor needs more, because its timer fires late.
+// burnShortly uses a tenth of a second of CPU time, beginning at the start of the program. On an emulated
+// processor it uses more, because the timer fires late.
 func burnShortly() {
 	enough := 100 * time.Millisecond
 	if testenv.Emulated() {
@@ -74,7 +74,7 @@ func TestRecordCommand(t *testing.T) {
 // TestRecordChildrenOfCommand checks that the children of a command are recorded too.
 func TestRecordChildrenOfCommand(t *testing.T) {
 	needSampling(t)
-	// The child runs until the test creates a file, after it has been recorded.
+	// The child runs until the test creates a file. The test does so after the child has been recorded.
 	marks := t.TempDir()
 	script := fmt.Sprintf(`(while [ ! -e %[1]s/end ]; do :; done; exit 0) & echo $! >%[1]s/pid.new; mv %[1]s/pid.new %[1]s/pid; wait; exit 3`, marks)
 	r := start(t, "record", "--json", "-F", "997", "--", "sh", "-c", script)
@@ -137,7 +137,7 @@ func TestRecordCommandPassesOn(t *testing.T) {
 	assert.Equal(t, 9, r.wait(t).code)
 }
 
-// TestRecordFiltered checks that filters keep only the samples that have all of the attributes.
+// TestRecordFiltered checks that --filter keeps only the samples that have all of the given attributes.
 func TestRecordFiltered(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -175,7 +175,7 @@ func TestRecordWithoutSamples(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
 	idle := childproc.Run(t, exec.Command("sleep", "1000"))
-	idle.Stop() // It may still be on its way to sleep.
+	idle.Stop() // Before the process sleeps, it may still use the CPU.
 	busy := startBurner(t, nil, burner.Records, burner.Keyed)
 	for args, want := range map[string][]string{
 		"--service nosuch": {"no samples: there were no processes of service nosuch\n", "otelctx list"},

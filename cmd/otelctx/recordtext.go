@@ -15,9 +15,9 @@ import (
 
 // recordDocument is the JSON of a recording. The schema is as stable as that of [document].
 type recordDocument struct {
-	// PID is the recorded process, or the command; 0 if several processes were chosen.
+	// PID is the id of the recorded process or command, or 0 if several processes were selected.
 	PID int `json:"pid"`
-	// StartTimeUnixNano is the start of the recording in nanoseconds since the epoch, DurationNano its
+	// StartTimeUnixNano is the start of the recording in nanoseconds since the epoch. DurationNano is its
 	// duration in nanoseconds.
 	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
 	DurationNano      int64 `json:"duration_nano"`
@@ -39,7 +39,7 @@ type recordDocument struct {
 	// Unsymbolized counts samples that lack function names because looking them up took too much time or
 	// memory, or because the mappings of their process were unknown.
 	Unsymbolized uint64 `json:"unsymbolized"`
-	// SpansLeftOut is an upper bound of the spans that are missing from Spans because there are too many.
+	// SpansLeftOut is an upper bound of the number of spans that are missing because there are too many.
 	SpansLeftOut uint64 `json:"spans_left_out"`
 	// DroppedAttributes counts attributes that profiles cannot represent.
 	DroppedAttributes uint64 `json:"dropped_attributes"`
@@ -47,8 +47,8 @@ type recordDocument struct {
 	Filtered uint64 `json:"filtered"`
 	// NotExamined counts processes that were not examined before the recording ended.
 	NotExamined int `json:"processes_not_examined"`
-	// Sent counts the samples that the collector accepted since the last document, SendFailed those that
-	// were dropped since then, and Queued those that are still to be sent.
+	// Sent counts the samples that the collector accepted since the last document. SendFailed counts the
+	// samples dropped since then, and Queued the samples that are still waiting.
 	Sent       uint64 `json:"sent"`
 	SendFailed uint64 `json:"send_failed"`
 	Queued     uint64 `json:"queued"`
@@ -61,7 +61,7 @@ type recordDocument struct {
 	Traces    []traceUseDocument   `json:"traces"`
 	// Work breaks down the samples by kind of work. It is empty with --no-symbols.
 	Work []workUseDocument `json:"work"`
-	// Functions are sorted by their own CPU time. It is empty with --no-symbols.
+	// Functions is sorted by the functions' own CPU time. It is empty with --no-symbols.
 	Functions []functionUseDocument `json:"functions"`
 	// Endpoints and SpanNames are empty if no span has a name.
 	Endpoints []endpointUseDocument `json:"endpoints"`
@@ -121,7 +121,7 @@ type processUseDocument struct {
 
 type spanUseDocument struct {
 	Service string `json:"service"`
-	// Name is empty if the process does not publish it.
+	// Name is empty if the process does not publish span names.
 	Name string `json:"name"`
 	// TraceID and SpanID are lower-case hexadecimal.
 	TraceID  string `json:"trace_id"`
@@ -148,7 +148,7 @@ func (c *recordCommand) cpu(samples uint64) time.Duration {
 	return time.Duration(samples) * (time.Second / time.Duration(c.Frequency))
 }
 
-// top returns as many of the first elements as --top says.
+// top returns the first elements of all, at most as many as --top says.
 func top[T any](c *recordCommand, all []T) []T {
 	if c.Top == 0 {
 		return all

@@ -24,7 +24,7 @@ import (
 
 // validateWall rejects options that --wall does not support.
 func (c *recordCommand) validateWall() error {
-	const most = 1000 // With more, snapshots take longer than the time between them.
+	const most = 1000 // At a higher frequency, a snapshot takes longer than the interval.
 	switch {
 	case c.Command != nil:
 		return errors.New("--wall cannot start a command: start it first, and select it by --name or its process id")
@@ -116,8 +116,8 @@ func (c *recordCommand) noSpans() error {
 	return &noSamplesError{reason, "Run otelctx list to see the processes that publish. otelctx inspect PID shows why the spans of one cannot be read."}
 }
 
-// recordBoth records CPU time with the sampler and wall-clock time with recorder, which it releases. Both
-// begin when the sampler is ready.
+// recordBoth records CPU time with the sampler and wall-clock time with recorder. Both recordings begin when
+// the sampler is ready. recordBoth closes the recorder.
 func (c *recordCommand) recordBoth(ctx context.Context, s streams, out *outputs, recorder *wall.Recorder) (*recording.Result, *wall.Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -138,7 +138,7 @@ func (c *recordCommand) recordBoth(ctx context.Context, s streams, out *outputs,
 		cancel()
 	}
 	looking.Wait()
-	recorder.Close(ctx) // It has not begun, because the sampler did not start.
+	recorder.Close(ctx) // Needed if the sampler failed to start, because Record was not called.
 	if errors.Is(err, sampler.ErrNotPermitted) {
 		err = fmt.Errorf("%w; without --cpu, --wall needs only permission to read the processes", err)
 	}
@@ -173,11 +173,11 @@ type bothDocument struct {
 type wallDocument struct {
 	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
 	DurationNano      int64 `json:"duration_nano"`
-	// Frequency is the intended number of snapshots per second, Snapshots the total number of snapshots.
-	// MeanDelayNano is their average delay, MaxDelayNano the largest.
+	// Frequency is the intended number of snapshots per second. Snapshots is the number of snapshots
+	// taken. MeanDelayNano is their average delay, and MaxDelayNano the largest delay.
 	Frequency int    `json:"frequency"`
 	Snapshots uint64 `json:"snapshots"`
-	// Overloaded reports that the delay makes times less exact than their standard errors suggest.
+	// Overloaded reports that the delays make the times less accurate than their standard errors suggest.
 	MeanDelayNano int64 `json:"mean_delay_nano"`
 	MaxDelayNano  int64 `json:"max_delay_nano"`
 	Overloaded    bool  `json:"overloaded"`
@@ -188,8 +188,8 @@ type wallDocument struct {
 	Torn       uint64 `json:"torn"`
 	Lost       uint64 `json:"lost"`
 	Ended      bool   `json:"ended"`
-	// SpanNames and Functions are the times of spans by name and of waits by function: at most --top of
-	// each, the most first.
+	// SpanNames holds the times of spans by name, and Functions the times of waits by function. Each has at
+	// most --top elements, the largest times first.
 	SpanNames []wallNameDocument     `json:"span_names"`
 	Functions []wallFunctionDocument `json:"functions"`
 }
@@ -198,7 +198,8 @@ type wallNameDocument struct {
 	Service  string `json:"service"`
 	Endpoint string `json:"endpoint"`
 	Name     string `json:"name"`
-	// WallNano is the sum of the times that follow, and ErrorNano an upper bound of its standard error.
+	// WallNano is the sum of RunningNano, RunnableNano, UnknownNano and WaitsNano. ErrorNano is an upper
+	// bound of its standard error.
 	WallNano  int64 `json:"wall_nano"`
 	ErrorNano int64 `json:"error_nano"`
 	// CPUNano is the CPU time according to the CPU samples, if there are any.
@@ -225,7 +226,7 @@ type wallRow struct {
 	cpu time.Duration
 }
 
-// wallRows returns the rows of a recording, those without wall-clock time last.
+// wallRows returns the rows of a recording. Rows without wall-clock time are last.
 func (c *recordCommand) wallRows(r *wall.Result, cpu *recording.Result) (rows []wallRow) {
 	samples := map[recording.SpanName]uint64{}
 	if cpu != nil {
@@ -236,7 +237,7 @@ func (c *recordCommand) wallRows(r *wall.Result, cpu *recording.Result) (rows []
 		rows = append(rows, wallRow{row, c.cpu(samples[key])})
 		delete(samples, key)
 	}
-	// These spans were too short for any snapshot.
+	// Spans that were too short for any snapshot have only CPU time.
 	for _, key := range slices.SortedFunc(maps.Keys(samples), func(a, b recording.SpanName) int {
 		return cmp.Or(cmp.Compare(samples[b], samples[a]), strings.Compare(a.Service, b.Service), strings.Compare(a.Endpoint, b.Endpoint), strings.Compare(a.Name, b.Name))
 	}) {

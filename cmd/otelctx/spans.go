@@ -32,7 +32,7 @@ type spansCommand struct {
 	JSON     bool          `help:"Print JSON, nothing truncated."                                     name:"json"`
 }
 
-// Help is shown by otelctx spans --help.
+// Help returns the text of otelctx spans --help.
 func (*spansCommand) Help() string {
 	return "Shows the spans of the process that have started and not ended, the oldest first, and what each one waits for. A hung " +
 		"request is the first line. otelctx neither stops the process nor needs its help: it may be stopped, deadlocked, or out of threads " +
@@ -138,7 +138,7 @@ func openSpans(ctx context.Context, pid int) (*spansLook, error) {
 	return &spansLook{pid, p, p.Service(ctx)}, nil
 }
 
-// close releases the process, unless a call for it has not returned.
+// close releases the process, unless a call that reads it is still blocked.
 func (l *spansLook) close(ctx context.Context) {
 	_, _ = patient.Call(ctx, l.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, l.process.Close() })
 }
@@ -158,17 +158,17 @@ func (c *spansCommand) look(ctx context.Context, l *spansLook) (spansDocument, e
 type spansDocument struct {
 	PID     int    `json:"pid"`
 	Service string `json:"service"`
-	// TimeUnixNano is the time at which all spans had been read, in nanoseconds since the epoch.
+	// TimeUnixNano is the time at the end of the read, in nanoseconds since the epoch.
 	TimeUnixNano int64 `json:"time_unix_nano"`
-	// Torn counts reads that were repeated because a goroutine changed during the read, and Lost the
+	// Torn counts reads that were repeated because a goroutine changed during the read. Lost counts the
 	// goroutines that changed at every attempt.
 	Torn int `json:"torn"`
 	Lost int `json:"lost"`
 	// Missing holds the reasons why some of the data could not be read.
 	Missing []string `json:"missing"`
-	// Spans holds the live spans, the oldest first; none with --group.
+	// Spans holds the live spans, the oldest first. It is empty with --group.
 	Spans []spanDocument `json:"spans"`
-	// Groups holds the stacks, the most frequent first; none without --group.
+	// Groups holds the groups of goroutines with equal stacks, the largest first. It is empty without --group.
 	Groups []groupDocument `json:"groups"`
 }
 
@@ -178,27 +178,27 @@ type spanDocument struct {
 	TraceID         string `json:"trace_id"`
 	SpanID          string `json:"span_id"`
 	LocalRootSpanID string `json:"local_root_span_id"`
-	// Name is the span's name, Endpoint that of its local root; "" if unknown.
+	// Name is the span's name, and Endpoint the name of its local root. Unknown names are "".
 	Name       string `json:"name"`
 	Endpoint   string `json:"endpoint"`
 	TraceFlags byte   `json:"trace_flags"`
 	// Sampled is the lowest bit of TraceFlags.
 	Sampled bool `json:"sampled"`
-	// Goroutine is the id of the goroutine that started the span, 0 if unknown.
+	// Goroutine is the id of the goroutine that started the span, or 0 if it is unknown.
 	Goroutine uint64 `json:"goroutine"`
-	// StartTimeUnixNano is the start of the span in nanoseconds since the epoch. AgeNano is the time from
-	// then to TimeUnixNano, 0 if the start lies in the future.
+	// StartTimeUnixNano is the start of the span in nanoseconds since the epoch. AgeNano is the time from the
+	// start to TimeUnixNano, or 0 if the start is later.
 	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
 	AgeNano           int64 `json:"age_nano"`
 
 	goroutineDocument
 
-	// Attributes are the published attributes of the span, if the goroutine is in it. Invalid UTF-8 in values
-	// becomes U+FFFD.
+	// Attributes holds the published attributes of the span. It is empty unless the goroutine is in the span.
+	// Invalid UTF-8 in values becomes U+FFFD.
 	Attributes map[string]string `json:"attributes"`
-	// Joined holds the other goroutines that are in the span.
+	// Joined holds the goroutines in the span other than the one that started it.
 	Joined []joinedDocument `json:"joined"`
-	// Leaked is "exited", "moved_on" or "".
+	// Leaked says why the span leaks: its goroutine has "exited" or "moved_on". Otherwise it is "".
 	Leaked string `json:"leaked"`
 }
 
@@ -218,20 +218,20 @@ type goroutineDocument struct {
 	// do not wait.
 	State      string `json:"state"`
 	WaitingFor string `json:"waiting_for"`
-	// WaitedAtLeastNano is a lower bound of the time the goroutine has waited, 0 if unknown.
+	// WaitedAtLeastNano is a lower bound of the time that the goroutine has waited, or 0 if it is unknown.
 	WaitedAtLeastNano int64 `json:"waited_at_least_nano"`
 	// OwnTID is the id, in the process's own PID namespace, of the thread that runs the goroutine, or 0.
 	OwnTID int `json:"own_tid"`
-	// Frame is the innermost frame of the user's own code, nil if there is none.
+	// Frame is the innermost frame of the user's own code, or nil if there is none.
 	Frame *codeDocument `json:"frame"`
-	// Stack is the stack, innermost frame first. StackError is the reason if it is incomplete.
+	// Stack holds the frames, the innermost first. If it is incomplete, StackError is the reason.
 	Stack      []codeDocument `json:"stack"`
 	StackError string         `json:"stack_error"`
 
 	visible []codeDocument
 }
 
-// codeDocument is a position in the program's code; unknown fields are "" or 0.
+// codeDocument is a position in the program's code. Unknown fields are "" or 0.
 type codeDocument struct {
 	Function string `json:"function"`
 	File     string `json:"file"`
@@ -354,7 +354,7 @@ func (c *spansCommand) goroutine(p *waiting.Process, g *waiting.Goroutine) *goro
 
 func codeOf(f waiting.Frame) codeDocument { return codeDocument{f.Function, f.File, f.Line} }
 
-// addToGroup adds a goroutine in a span to the group of its stack; groups holds the indexes of the existing
+// addToGroup adds a goroutine in a span to the group of its stack. groups maps stacks to the indexes of their
 // groups.
 func (d *spansDocument) addToGroup(groups map[string]int, stack []uint64, s *spanDocument, described *goroutineDocument) {
 	key := fmt.Sprint(described.State, described.WaitingFor, stack)

@@ -21,8 +21,8 @@ var (
 	spanColumns  = regexp.MustCompile(`(?m)^  AGE +STATE +WAITING FOR +GOROUTINE `)
 )
 
-// TestSpansGolden compares the output of spans for a running process with golden text, and expects the same
-// spans when the process is stopped.
+// TestSpansGolden compares the output of spans for a running process with golden files. When the process is
+// stopped, the output must contain the same spans.
 func TestSpansGolden(t *testing.T) {
 	w := startWorker(t)
 	for name, args := range map[string][]string{"spans.txt": {"spans", w.pid}, "spans.json": {"spans", w.pid, "--json"}} {

@@ -186,7 +186,7 @@ func (g *goroutineDocument) appendStack(out []byte) []byte {
 	return out
 }
 
-// appendSpanStacks appends each span with the stacks of its goroutines, each stack once.
+// appendSpanStacks appends each span with the stacks of its goroutines. Equal stacks appear once.
 func appendSpanStacks(out []byte, spans []spanDocument) []byte {
 	shown := map[uint64]bool{}
 	for i := range spans {
@@ -275,7 +275,7 @@ func appendGroup(out []byte, g *groupDocument) []byte {
 	return g.appendStack(out)
 }
 
-// spanAgeText is ageText with milliseconds below a second.
+// spanAgeText is like ageText, but returns an age below a second in milliseconds.
 func spanAgeText(d time.Duration) string {
 	if d < time.Second {
 		return d.Truncate(time.Millisecond).String()

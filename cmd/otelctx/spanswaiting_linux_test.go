@@ -27,8 +27,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// parker is a program whose goroutines are parked in different ways, each in a span named after the way. It
-// reports what they do by printing the runtime's own stack traces.
+// parker is a program whose goroutines wait in different ways, each in a span named after its kind of wait.
+// On request it prints the runtime's own stack traces of the goroutines.
 type parker struct {
 	*childproc.Child
 
@@ -170,7 +170,7 @@ func TestSpansWaitForWhatGoSays(t *testing.T) {
 	for _, tt := range []struct {
 		programs.Variant
 		count int
-		usual bool // The other variants combine properties of these.
+		usual bool // Only usual variants run by default. The others combine their properties.
 	}{
 		{programs.Static, testenv.Rounds(2000, 10_000), true},
 		{programs.Stripped, 100, false},
@@ -206,8 +206,8 @@ func TestSpansWaitForWhatGoSays(t *testing.T) {
 	}
 }
 
-// TestSpansOfOneGoroutine checks that a single goroutine suffices to find the runtime's fields, whatever it
-// waits for.
+// TestSpansOfOneGoroutine checks that otelctx can locate the runtime's fields with a single goroutine, whatever
+// the goroutine waits for.
 func TestSpansOfOneGoroutine(t *testing.T) {
 	childproc.NeedReading(t)
 	exe := buildParker(t, programs.Static)
@@ -231,8 +231,8 @@ func TestSpansOfOneGoroutine(t *testing.T) {
 	}
 }
 
-// TestSpansOfStoppedProcess checks that the stack of a running goroutine is reported if the process is
-// stopped, and otherwise its thread. The goroutine's loop has no stack frame.
+// TestSpansOfStoppedProcess checks that the thread of a running goroutine is reported, and after the process
+// is stopped the goroutine's stack. The goroutine loops in a function without a stack frame.
 func TestSpansOfStoppedProcess(t *testing.T) {
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "1", "running")
@@ -247,13 +247,13 @@ func TestSpansOfStoppedProcess(t *testing.T) {
 		s := running()
 		return s.State == "running" && s.OwnTID != 0 && s.StackError != "" && len(s.Stack) == 0
 	}, testenv.Patience, 10*time.Millisecond)
-	require.Eventually(t, func() bool { // It may be stopped inside the runtime.
+	require.Eventually(t, func() bool { // The goroutine may have stopped inside the runtime.
 		p.Stop()
 		defer p.Continue()
 		s := running()
 		for i, f := range s.Stack {
 			if f.Function == "main.spinLeaf" && runtime.GOARCH == "arm64" {
-				// The kernel does not report the link register, which has the return address.
+				// The return address is in the link register, which the kernel does not report.
 				return len(s.Stack) == 1 && s.StackError != ""
 			}
 			if f.Function == "main.spinLeaf" && i+2 < len(s.Stack) {
@@ -332,7 +332,8 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 					require.Equal(t, "main."+name, frames[i+1].Function, frames)
 				}
 			}
-			// The wait's own frame comes from g, its callers from the stack. Only rest waits in these ways.
+			// The frame of the wait comes from g, and its callers from the stack, so the two could differ. Only
+			// the function rest waits in these ways.
 			if kind := waiting.Kind(g, frames); kind == "sleep" || kind == "chan receive" {
 				require.Equal(t, 1, rests, "%s: %s: %v", name, kind, frames)
 			}
@@ -345,8 +346,9 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 	child.Kill()
 }
 
-// TestSpansEqualLedger compares the live spans with the service's own ledger. Between snapshots its goroutines start
-// and end spans, end those of others, attach and detach spans, leave them open, and exit.
+// TestSpansEqualLedger compares the live spans with the service's own ledger. Between snapshots the service's
+// goroutines start and end spans, end spans of other goroutines, attach and detach spans, leave spans open, and
+// exit.
 func TestSpansEqualLedger(t *testing.T) {
 	childproc.NeedReading(t)
 	// ledgerEntry holds the properties of a span that the service knows.
@@ -408,7 +410,8 @@ func TestSpansEqualLedger(t *testing.T) {
 	}
 }
 
-// TestSpansLeaked checks that a span leaks if its goroutine has exited or moved on to another trace.
+// TestSpansLeaked checks that a span is reported as leaked if its goroutine has exited or moved on to another
+// trace.
 func TestSpansLeaked(t *testing.T) {
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "1", "chan receive")
@@ -423,8 +426,8 @@ func TestSpansLeaked(t *testing.T) {
 	p.Done()
 }
 
-// TestSpansOfJoinedGoroutines checks that goroutines that have attached a span are shown with it, and that
-// spans leak only if no goroutine works on them any longer.
+// TestSpansOfJoinedGoroutines checks that goroutines that have attached a span are shown with it, and that a
+// span is reported as leaked only if no goroutine works on it any longer.
 func TestSpansOfJoinedGoroutines(t *testing.T) {
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "attach")
@@ -489,8 +492,8 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 	p.Done()
 }
 
-// TestUserFrame checks which frame counts as the user's own: package main or the main module comes first,
-// then whatever is not in the standard library.
+// TestUserFrame checks which frame counts as the user's own. Frames in package main or the main module take
+// precedence over other frames outside the standard library.
 func TestUserFrame(t *testing.T) {
 	p, err := waiting.Open(os.Getpid())
 	require.NoError(t, err)

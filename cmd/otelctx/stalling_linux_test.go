@@ -21,7 +21,7 @@ import (
 const noAnswer = "reading timed out (its memory may be backed by userfaultfd or FUSE): no answer within 5s"
 
 // TestNoAnswer checks that a process that blocks its readers does not delay the reading of other
-// processes. All commands wait at the same time.
+// processes. The test runs all commands at the same time, because each waits for the timeout.
 func TestNoAnswer(t *testing.T) {
 	t.Parallel()
 	before, stalling, behind := startPublisher(t, "checkout", "a"), startStalling(t), startPublisher(t, "cart", "b")
@@ -33,7 +33,7 @@ func TestNoAnswer(t *testing.T) {
 	t.Run("record", func(t *testing.T) {
 		needSampling(t)
 		c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
-		// Stop it until the recording, so that it takes no CPU time from other tests.
+		// The process is stopped until the recording, so that it takes no CPU time from other tests.
 		require.NoError(t, syscall.Kill(c.PID(), syscall.SIGSTOP))
 		all := start(t, "record", "--json", "--all", "--duration=0")
 		// The code that the process runs does not touch the blocking memory.
@@ -84,7 +84,7 @@ func TestInterruptWithoutAnAnswer(t *testing.T) {
 	require.Equal(t, "waits", c.Ask("%d", interrupted.cmd.Process.Pid))
 	require.NoError(t, interrupted.cmd.Process.Signal(os.Interrupt))
 	got := interrupted.wait(t)
-	// The command succeeds: it did not time out.
+	// If the command had timed out, it would have failed.
 	assert.Zero(t, got.code)
 	assert.Empty(t, got.stderr)
 }

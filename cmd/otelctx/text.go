@@ -15,8 +15,8 @@ import (
 	"unicode/utf8"
 )
 
-// escape replaces everything in s that is not printable with escapes such as \x1b: control characters, line
-// breaks, bidirectional overrides and invalid UTF-8.
+// escape replaces unprintable characters and bytes with escapes such as \x1b. These include control
+// characters, line breaks, bidirectional overrides and invalid UTF-8.
 func escape(s string) string {
 	var b strings.Builder
 	for len(s) > 0 {
@@ -32,7 +32,7 @@ func escape(s string) string {
 	return b.String()
 }
 
-// Heads of columns that occur in several tables.
+// These are the heads of columns that occur in several tables.
 const (
 	columnService    = "SERVICE"
 	columnTraceID    = "TRACE ID"
@@ -45,7 +45,7 @@ const (
 	columnEndpoint   = "ENDPOINT"
 )
 
-// The maximum number of characters of a key and of a value in text output.
+// These are the maximum numbers of characters of a key and of a value in text output.
 const (
 	maxKeyText   = 60
 	maxValueText = 200
@@ -113,7 +113,7 @@ func ageText(d time.Duration) string {
 	}
 }
 
-// table aligns the cells of rows in columns. Cells have no tabs and line breaks.
+// table aligns the cells of rows in columns. Cells must not contain tabs or line breaks.
 func table(rows [][]string) []byte {
 	var b bytes.Buffer
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)

@@ -20,13 +20,14 @@ import (
 // activity is what a process publishes about the spans of its threads.
 type activity struct {
 	carriers []carrierDocument
-	// advertisement is the message that advertises the carriers, or nil if the process context does.
+	// advertisement is the separate message that advertises the carriers, or nil if the process context
+	// advertises them.
 	advertisement *reader.ProcessContext
 	// threads holds all threads, including those in no span. It is nil if no carrier can be read.
 	threads []reader.Thread
 }
 
-// observe reads the activity of a process. It is not an error if there is none.
+// observe reads the activity of a process. If the process publishes no spans, observe returns no error.
 func observe(ctx context.Context, p *reader.Process) (activity, error) {
 	layout, err := p.ThreadLayout(ctx)
 	if err != nil {
@@ -61,8 +62,8 @@ type carrierDocument struct {
 	Kind string `json:"kind"`
 	// Source is advertised, found_by_name or found_by_magic.
 	Source string `json:"source"`
-	// Mapping, Address, Layout, Capacity, HeaderSize and SlotSize describe a ring of slots or the goroutine table, with sizes in
-	// bytes. Other kinds have "" and 0.
+	// Mapping, Address, Layout, Capacity, HeaderSize and SlotSize describe a ring of slots or the goroutine
+	// table, with sizes in bytes. Other kinds have "" and 0.
 	Mapping    string `json:"mapping"`
 	Address    uint64 `json:"address"`
 	Layout     int    `json:"layout"`
@@ -74,7 +75,7 @@ type carrierDocument struct {
 	Schema string `json:"schema"`
 	// RecordOffset is the offset of a goroutine_record from the label pointer in bytes. Other kinds have 0.
 	RecordOffset int `json:"record_offset"`
-	// Provable reports whether readers can prove that a span found there is the right one.
+	// Provable reports whether readers can prove that a span in the carrier is the right one.
 	Provable bool `json:"provable"`
 	// Error is the reason why the carrier cannot be read, or "".
 	Error string `json:"error"`
@@ -82,22 +83,23 @@ type carrierDocument struct {
 
 // threadDocument is the JSON of a thread in a span.
 type threadDocument struct {
-	// TID is the thread's id in the PID namespace of otelctx, OwnTID in that of the process.
+	// TID is the thread's id in the PID namespace of otelctx. OwnTID is its id in the PID namespace of the
+	// process.
 	TID    int `json:"tid"`
 	OwnTID int `json:"own_tid"`
-	// Goroutine is the id of the goroutine on the thread, 0 if unknown.
+	// Goroutine is the id of the goroutine that runs on the thread, or 0 if it is unknown.
 	Goroutine uint64 `json:"goroutine"`
 	// TraceID, SpanID and LocalRootSpanID are lower-case hexadecimal. The last is "" if unknown.
 	TraceID         string `json:"trace_id"`
 	SpanID          string `json:"span_id"`
 	TraceFlags      uint8  `json:"trace_flags"`
 	LocalRootSpanID string `json:"local_root_span_id"`
-	// Name is the span's name, Endpoint that of the local root; "" if unknown.
+	// Name is the span's name, and Endpoint the name of its local root. Unknown names are "".
 	Name     string `json:"name"`
 	Endpoint string `json:"endpoint"`
 	// Carrier is the kind of carrier that the span was read from.
 	Carrier string `json:"carrier"`
-	// Proven reports that the span is known to be that of the goroutine on the thread.
+	// Proven reports whether the span is certainly the current span of the goroutine on the thread.
 	Proven bool `json:"proven"`
 	// Attributes are the attributes published with the span. Invalid UTF-8 in values becomes U+FFFD.
 	Attributes map[string]string `json:"attributes"`
@@ -229,7 +231,7 @@ func carrierState(d *carrierDocument) string {
 	}
 }
 
-// appendThreads appends the threads that are in a span as text, but no more than most.
+// appendThreads appends the threads that are in a span as text, at most as many as most.
 func appendThreads(out []byte, threads []reader.Thread, most int) []byte {
 	shown := threadDocuments(threads)
 	if len(shown) == 0 {

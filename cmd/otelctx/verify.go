@@ -52,7 +52,7 @@ func (c *verifyCommand) Validate() error {
 	return validatePID(c.PID)
 }
 
-// errNotConforming means that a rule is broken. The report says which.
+// errNotConforming means that the publisher breaks rules. The report says which.
 var errNotConforming = errors.New("not conforming")
 
 // Run is called by kong.
@@ -62,7 +62,8 @@ func (c *verifyCommand) Run(s streams) error {
 	}
 	ctx, stop := untilInterrupted()
 	defer stop()
-	// An interrupt ends the check with a report, but a process that blocks its readers does not notice one.
+	// An interrupt ends the check early with a report. If the process blocks its readers, the check cannot notice
+	// the interrupt, and the limit ends it.
 	results, err := patient.Call(context.WithoutCancel(ctx), c.PID, c.Duration+patient.Limit, func() ([]conformance.Result, error) {
 		return conformance.Process(ctx, c.PID, c.Duration)
 	})
@@ -141,11 +142,11 @@ func (c *verifyCommand) verifyProfile(s streams) error {
 	return err
 }
 
-// maxProfileSize bounds the file that verify --profile reads. Decoded messages can be many times as
-// large, because an empty message takes two bytes in a file.
+// maxProfileSize is the maximum size of the file that verify --profile reads. Decoded messages can be many times
+// as large, because an empty message takes two bytes in a file.
 const maxProfileSize = 64 << 20
 
-// readProfile reads a regular file, because others, such as /dev/zero, may have no end.
+// readProfile reads a regular file. It rejects other files, which, like /dev/zero, may have no end.
 func readProfile(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	switch {
@@ -161,5 +162,5 @@ func readProfile(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	return io.ReadAll(io.LimitReader(f, maxProfileSize)) // it may be growing
+	return io.ReadAll(io.LimitReader(f, maxProfileSize)) // The file may be growing.
 }

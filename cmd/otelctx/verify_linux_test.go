@@ -18,7 +18,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// TestVerify checks that the exit code tells a correct publisher from a broken one, and that the rule is named.
+// TestVerify checks that the exit code distinguishes a correct publisher from a broken one, and that the report
+// names the broken rule.
 func TestVerify(t *testing.T) {
 	t.Parallel()
 	program := programs.C(t, "../../reader/testdata/threadcontext/publisher.c", "-pthread", "-rdynamic")
@@ -53,8 +54,8 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestVerifyProfile checks that what otelctx records conforms in every OTLP format, and that a broken file
-// does not.
+// TestVerifyProfile checks that recordings of otelctx conform in every OTLP format, and that a broken file does
+// not.
 func TestVerifyProfile(t *testing.T) {
 	for _, name := range []string{"p.otlp", "p.json", "p.jsonl"} {
 		path := filepath.Join(t.TempDir(), name)

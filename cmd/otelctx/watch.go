@@ -24,7 +24,7 @@ type watchCommand struct {
 	JSON     bool          `help:"Print a line of JSON for each update." name:"json"`
 }
 
-// Help is shown by otelctx watch --help.
+// Help returns the text of otelctx watch --help.
 func (*watchCommand) Help() string {
 	return "Shows which spans the threads of the process are in, and keeps updating: in place on a terminal, otherwise as one table " +
 		"after another. Threads in no span are only counted. The process keeps running, so the lines of a table are not all " +
@@ -127,7 +127,7 @@ func (w *watch) run(ctx context.Context) (ended bool, err error) {
 		case !errors.Is(err, reader.ErrBusy):
 			return false, aboutProcess(w.pid, err)
 		}
-		// If the context is just being updated, try again at the next tick.
+		// If the process is updating its context, try again at the next tick.
 		if err == nil || f.unpublished {
 			if err := w.write(w.out, f); err != nil {
 				return false, err
@@ -144,7 +144,8 @@ func (w *watch) run(ctx context.Context) (ended bool, err error) {
 	}
 }
 
-// maxInPlace bounds the threads shown in place. Lines that scroll off the terminal cannot be overwritten.
+// maxInPlace is the maximum number of threads shown on a terminal, because lines that scroll off the screen
+// cannot be overwritten.
 const maxInPlace = 40
 
 func writeFrameInPlace(w io.Writer, f frame) error {
@@ -170,9 +171,9 @@ func appendFrame(out []byte, f frame, most int) []byte {
 // frameDocument is the JSON of an update.
 type frameDocument struct {
 	PID int `json:"pid"`
-	// TimeUnixNano is the start of the reading in nanoseconds since the epoch.
+	// TimeUnixNano is the start of the read in nanoseconds since the epoch.
 	TimeUnixNano int64 `json:"time_unix_nano"`
-	// ThreadCount counts all threads, Threads holds those in a span.
+	// ThreadCount is the number of all threads. Threads holds the threads that are in a span.
 	ThreadCount int              `json:"thread_count"`
 	Threads     []threadDocument `json:"threads"`
 }

@@ -70,14 +70,14 @@ func workerRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// load is an atomic load that the race detector does not turn into a call, because a goroutine
-// may be preempted at calls.
+// load is an atomic load. The race detector must not turn it into a call, because a goroutine may be
+// preempted at calls.
 //
 //go:norace
 //go:noinline
 func load(p *uint32) uint32 { return *p }
 
-// spinWhileZero does not let go of its thread: see startWorker.
+// spinWhileZero spins and keeps its thread, as startWorker explains.
 //
 //go:norace
 func spinWhileZero(p *uint32) {
@@ -224,8 +224,8 @@ func TestThreadsForPeople(t *testing.T) {
 	assert.NotContains(t, string(many), "own 3")
 }
 
-// TestWatchGoesOn checks that watch continues when the process stops publishing for a while, or when a
-// read finds it busy.
+// TestWatchGoesOn checks that watch continues if the process stops publishing for a while, or updates its
+// context during a read.
 func TestWatchGoesOn(t *testing.T) {
 	other := errors.New("other")
 	for _, test := range []struct {

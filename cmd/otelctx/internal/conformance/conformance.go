@@ -15,10 +15,10 @@ import (
 )
 
 // Process checks the process with id pid for the duration d, and returns the result of every rule,
-// in the order in which the specifications state them. It ends early, without an error, when ctx is
-// done or the process exits.
+// in the order of the specifications. If ctx is done or the process exits, it ends early and returns
+// the results so far without an error.
 //
-// It needs permission to read the process. Calls of prctl are counted only if the caller may use
+// Process needs permission to read the process. It counts calls of prctl only if the caller may use
 // tracepoints. The error wraps [reader.ErrNoContext] if the process published no context, or is
 // another error of package reader.
 func Process(ctx context.Context, pid int, d time.Duration) ([]Result, error) {

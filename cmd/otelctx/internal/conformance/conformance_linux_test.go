@@ -35,7 +35,8 @@ func TestMain(m *testing.M) {
 
 const source = "../../../../reader/testdata/threadcontext/publisher.c"
 
-// broken maps each defect of a publisher to rules that must be reported as broken; others may be too.
+// broken maps each defect of a publisher to the rules that must be reported as broken. A defect may break
+// other rules as well.
 var broken = map[string][]string{
 	"another signature":                     {"4719-H1"},
 	"no signature":                          {"4719-H1", "4719-P9"},
@@ -96,7 +97,7 @@ func verify(t *testing.T, program, defect string, d time.Duration) map[conforman
 	cmd.Env = append(os.Environ(), "BREAK="+defect)
 	child := childproc.Run(t, cmd)
 	if defect == "the timestamp comes first" {
-		child.Send("go") // it publishes while it is watched
+		child.Send("go") // The publisher must publish during the check.
 	} else {
 		for child.Receive() != "ready" {
 		}
@@ -111,7 +112,7 @@ func verify(t *testing.T, program, defect string, d time.Duration) map[conforman
 		r, err := conformance.Process(t.Context(), child.PID(), d)
 		done <- outcome{r, err}
 	}()
-	// Update it until the check ends.
+	// Update the context until the check ends.
 	var got outcome
 	for waiting := true; waiting; {
 		select {

@@ -26,7 +26,7 @@ var kernelNamesMappings = sync.OnceValue(func() bool {
 	}
 	defer func() { _ = unix.Munmap(page) }()
 	name := []byte("otelctx\x00")
-	// Sound: the kernel copies the name, and the page outlives the call.
+	// This is sound because the kernel copies the name, and the page outlives the call.
 	err = unix.Prctl(unix.PR_SET_VMA, unix.PR_SET_VMA_ANON_NAME,
 		uintptr(unsafe.Pointer(&page[0])), uintptr(len(page)), uintptr(unsafe.Pointer(&name[0])))
 	return err == nil
@@ -54,8 +54,8 @@ func newNamingCounter(threads []int) *namingCounter {
 	return n
 }
 
-// checkCounting checks that calls are counted, by making one. The kernel counts none while any tool has
-// attached a BPF program that returns 0 to the tracepoint.
+// checkCounting makes a call and returns an error if the tracepoint does not count it. The kernel counts no
+// calls while a BPF program that returns 0 is attached to the tracepoint.
 func checkCounting() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -64,7 +64,7 @@ func checkCounting() error {
 	if err := self.add(unix.Gettid()); err != nil {
 		return err
 	}
-	// It names nothing: the range is empty.
+	// The range is empty, so this call names no memory.
 	_ = unix.Prctl(unix.PR_SET_VMA, unix.PR_SET_VMA_ANON_NAME, 0, 0, 0)
 	if calls, err := self.count(); err != nil || calls > 0 {
 		return err
@@ -92,7 +92,7 @@ func (n *namingCounter) add(tid int) error {
 	}
 	n.fds = append(n.fds, fd)
 	filter := fmt.Appendf(nil, "option == %d\x00", unix.PR_SET_VMA)
-	// Sound: the kernel copies the filter during the call.
+	// This is sound because the kernel copies the filter during the call.
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.PERF_EVENT_IOC_SET_FILTER, uintptr(unsafe.Pointer(&filter[0]))); errno != 0 {
 		return errno
 	}

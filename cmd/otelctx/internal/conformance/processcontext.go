@@ -30,14 +30,14 @@ import (
 
 const (
 	// interval is the time between two reads of the header. An update takes microseconds, so most
-	// are seen only by their result.
+	// updates are noticed only by their result.
 	interval = 200 * time.Microsecond
 	// scanInterval is the time between two scans of the mappings, children and threads.
 	scanInterval = time.Second
-	// stuckAfter is the time limit of an update, far more than a descheduled publisher needs.
+	// stuckAfter is the time limit for an update. Even a descheduled publisher needs far less.
 	stuckAfter  = 5 * time.Second
 	maxChildren = 1024     // maximum number of children examined
-	maxPayload  = 16 << 20 // bytes; readers stop far below
+	maxPayload  = 16 << 20 // bytes; the limits of readers are far lower
 	maxSmaps    = 64 << 20 // bytes
 )
 
@@ -48,8 +48,8 @@ type contextChecker struct {
 	memory  remotemem.Memory
 	process *procfs.Process
 
-	mapping     procfs.Mapping // contains the header; has no name until one is found
-	lastAddress uint64         // of the header before it was withdrawn or moved, 0 if none
+	mapping     procfs.Mapping // the mapping with the header, or the zero value if it is unknown
+	lastAddress uint64         // last address of a header that was withdrawn or moved, or 0
 	found       bool           // whether a header was ever found
 	zero        time.Time      // when the timestamp became zero
 	last        *observedPublication
@@ -72,7 +72,7 @@ func (c *contextChecker) step() {
 	}
 	var before, after [wire.ProcessContextHeaderSize]byte
 	if _, err := c.memory.ReadAt(before[:], int64(c.mapping.Start)); err != nil {
-		// Withdrawn or moved. If it was moved, the next scan, which follows at once, finds it.
+		// The context was withdrawn or moved. The next scan, which follows at once, finds a moved context.
 		c.mapping, c.lastAddress = procfs.Mapping{}, c.mapping.Start
 		return
 	}
@@ -102,7 +102,7 @@ func (c *contextChecker) step() {
 func (c *contextChecker) published(h wire.ProcessContextHeader, raw [wire.ProcessContextHeaderSize]byte, body []byte, bodyErr error) {
 	digest := sha256.Sum256(body)
 	if c.last != nil && c.last.header.PublishedAtNS == h.PublishedAtNS {
-		// The same timestamp is the same publication.
+		// With the same timestamp this must be the same publication.
 		c.check("4719-U2", c.last.header == h && (bodyErr != nil || c.last.digest == digest),
 			"timestamp %d: header % x, then % x; payload %s, then %s", h.PublishedAtNS,
 			encode(c.last.header), raw, hex.EncodeToString(c.last.digest[:8]), hex.EncodeToString(digest[:8]))
@@ -126,7 +126,7 @@ func (c *contextChecker) published(h wire.ProcessContextHeader, raw [wire.Proces
 	}
 }
 
-// checkClock checks that a timestamp is a plausible time since boot, that is, not in the future.
+// checkClock checks that a timestamp is a plausible time since boot: it must not be in the future.
 func (c *contextChecker) checkClock(timestamp uint64) {
 	now, err := boottime.Now()
 	offset, offsetErr := boottimeOffset(c.pid)
@@ -134,7 +134,7 @@ func (c *contextChecker) checkClock(timestamp uint64) {
 		c.skip("4719-H4", "%v", err)
 		return
 	}
-	// Each update sets the timestamp at least a nanosecond later than the last one, which may get ahead of
+	// Each update advances the timestamp by at least a nanosecond, so frequent updates may get ahead of
 	// the clock.
 	const slack = uint64(time.Second)
 	c.check("4719-H4", timestamp <= now+offset+slack, "timestamp %d, while CLOCK_BOOTTIME of the process is %d", timestamp, now+offset)
@@ -335,7 +335,7 @@ func (c *contextChecker) finish() {
 		}
 		return
 	}
-	// The publisher names the mapping after it stores the timestamp, so its last call may still be to come.
+	// The publisher names the mapping after it stores the timestamp, so its last call may still be missing.
 	named, err := c.naming.count()
 	for end := time.Now().Add(stuckAfter); err == nil && named < c.updates && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
@@ -354,7 +354,7 @@ func (c *contextChecker) finish() {
 func decode(raw [wire.ProcessContextHeaderSize]byte) wire.ProcessContextHeader {
 	h, err := wire.DecodeProcessContextHeader(&raw)
 	if err != nil {
-		// Readers reject this header, but its fields are still evidence.
+		// Readers reject this header, but the report still quotes its fields.
 		h = *wire.ProcessContextHeaderIn(slices.Clone(raw[:]))
 	}
 	return h

@@ -5,8 +5,8 @@
 // (process context), OTEP 4947 (thread context) and otelctx's own wire format. It reads the process
 // like any reader and never writes to it.
 //
-// The published bytes can prove that a rule is broken, but not that it is kept. A rule passes if it
-// was exercised and no violation was seen during the check. A rule that was never exercised is
+// The published bytes can prove that a publisher breaks a rule, but not that it always follows the rule.
+// A rule passes if it was exercised and no violation was seen during the check. A rule that was never exercised is
 // reported as such.
 package conformance
 
@@ -51,7 +51,7 @@ const (
 	ownTables   = "otelctx wire format"
 )
 
-// rules are all rules, in the order of the report.
+// rules lists all rules in the order of the report.
 var rules = []Rule{
 	{"4719-H1", Must, header, "The signature is OTEL_CTX."},
 	{"4719-H2", Must, header, "The version is 2 (1 in development)."},
@@ -120,7 +120,8 @@ type Result struct {
 	Evidence []string `json:"evidence"`
 }
 
-// maxEvidence bounds the failures described for a rule, and maxText their length.
+// maxEvidence is the maximum number of failures described for a rule, and maxText the maximum length of each
+// description in bytes.
 const (
 	maxEvidence = 3
 	maxText     = 300
@@ -146,11 +147,11 @@ func (r report) results() []Result {
 	return out
 }
 
-// check records a check of a rule and, if it failed, the evidence. It returns ok.
+// check records that a rule was checked, with the formatted evidence unless ok is true. It returns ok.
 func (r report) check(id string, ok bool, format string, args ...any) bool {
 	result := r[id]
 	if result.Checks++; result.Checks == 1 {
-		result.Evidence = []string{} // drop the reason why it was not exercised
+		result.Evidence = []string{} // remove the reason why the rule was not exercised
 	}
 	if ok {
 		if result.Status == NotExercised {
@@ -172,7 +173,7 @@ func (r report) skip(id, format string, args ...any) {
 	}
 }
 
-// cut shortens a text that the process may have chosen.
+// cut shortens text that may come from the process.
 func cut(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText] + "…"

@@ -46,8 +46,8 @@ func (c *contextChecker) checkReference(attributes []*commonpb.KeyValue) {
 	}
 	c.keys = keys
 	if goSchema {
-		// otelctx's records may have attributes, like those of other languages, although the
-		// OTEP does not ask for any.
+		// The OTEP requires no attributes for Go, but otelctx's own records may have them, like
+		// records of other languages.
 		own := slices.ContainsFunc(attributes, func(kv *commonpb.KeyValue) bool { return kv.GetKey() == wire.KeyGo+wire.GoKeyRecordOffset })
 		c.check("4947-G1", len(keys) == 0 || own, "the key map is %q", keys)
 	}
@@ -71,7 +71,7 @@ func checkThreads(ctx context.Context, r report, p *reader.Process) {
 	attached := false
 	for _, t := range contexts.Threads {
 		if t.Record == 0 || errors.Is(t.Err, reader.ErrBusy) {
-			// Another tracer, such as a debugger, may keep us from reading the thread.
+			// A debugger that traces the thread may prevent us from reading it.
 			if t.Err != nil {
 				r.skip("4947-C1", "thread %d: %v", t.TID, t.Err)
 			}
@@ -93,7 +93,7 @@ func checkRecord(r report, t reader.ThreadContext, keys int) {
 	r.check("4947-C2", t.Record%2 == 0, "thread %d: record at %#x", t.TID, t.Record)
 	r.check("4947-C3", b[24] <= 1, "thread %d: valid is %d", t.TID, b[24])
 	if b[24] != 1 {
-		return // an invalid record may be half written
+		return // the publisher may be writing the record
 	}
 	zero := func(b []byte) bool { return !slices.ContainsFunc(b, func(x byte) bool { return x != 0 }) }
 	trace, span := b[:16], b[16:24]
@@ -149,7 +149,7 @@ func checkTables(ctx context.Context, r report, p *reader.Process) {
 		r.skip("otelctx-4", "%v", err)
 		return
 	}
-	// A span that a thread was in both before and after the table was read was live in between.
+	// If a thread was in a span both before and after we read the table, the span was live at the time of the read.
 	active := map[[8]byte]bool{}
 	for _, t := range before {
 		if t.Span != nil && t.Span.Proven {

@@ -1,13 +1,13 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostile tests otelctx against hostile programs that attack its user while they are
-// recorded. It contains only tests.
+// Package hostile tests otelctx against hostile programs, which attack the user of otelctx while it
+// records them. The package contains only tests.
 //
-// OTELCTX_TEST_COMMAND is the path of another otelctx to attack. Each attack succeeded against
-// otelctx before the recorder was hardened (commit 5c28b4b):
+// OTELCTX_TEST_COMMAND is the path of another otelctx to attack, instead of the current one. Each attack
+// succeeded against the otelctx from before the recorder was hardened (commit 5c28b4b):
 //
-//	test                  behaviour of that otelctx
+//	test                  behaviour of the old otelctx
 //	TestSetuidExec        leaked 24 bytes of the privileged program as a trace id
 //	TestKernelAddresses   disclosed kernel addresses to an ordinary user
 //	TestExec              attributed the next program's memory and stacks to the previous service
@@ -27,6 +27,6 @@
 //	TestOutputs           used up to 2,025 MiB (before attributes counted, commit 2905e87)
 //	TestForeignCapacity   found no span in a ring whose capacity is not a power of two
 //
-// TestGoroutines and TestManyGoroutines attack commands that it did not have, TestGoroutinesExec the reader.
-// TestDenied tests the library in the service and passes with any otelctx.
+// TestGoroutines and TestManyGoroutines attack commands that the old otelctx did not have. TestGoroutinesExec
+// attacks package reader. TestDenied tests the library in the service and passes with any otelctx.
 package hostile

@@ -43,7 +43,8 @@ type image struct {
 	content                   []byte
 	spans, goroutines, goexit uint64
 	capacity                  int
-	// gs are the goroutines. Number i has the id i+1 and has started the span in cell i.
+	// gs holds the address of the g of each goroutine. Goroutine i has the id i+1 and has started the
+	// span in cell i.
 	gs []uint64
 }
 
@@ -54,14 +55,14 @@ func (m *image) alloc(size int) uint64 {
 	return imageAt + uint64(at)
 }
 
-// set stores words from an address on.
+// set stores consecutive words, the first at the given address.
 func (m *image) set(address uint64, words ...uint64) {
 	for i, w := range words {
 		binary.NativeEndian.PutUint64(m.content[address-imageAt+uint64(8*i):], w)
 	}
 }
 
-// header sets the header of a table.
+// header stores the header of a table at the given address.
 func (m *image) header(address uint64, words ...uint32) {
 	for i, w := range words {
 		binary.NativeEndian.PutUint32(m.content[address-imageAt+uint64(4*i):], w)
@@ -81,7 +82,7 @@ func newImage(goroutines int) *image {
 	code := m.alloc(64)
 	copy(m.content[code-imageAt:], []byte{0x90, 0xe8, 0, 0, 0, 0, 0x90}) // of runtime.goexit
 	m.goexit = code + 1
-	const stackSize, used = 2048, 128 // The stacks overlap, but not where they are used.
+	const stackSize, used = 2048, 128 // The stacks overlap, but their used parts do not.
 	stacks, gs := m.alloc(goroutines*used+stackSize), m.alloc(goroutines*gSize)
 	for i := range goroutines {
 		g, low := gs+uint64(i*gSize), stacks+uint64(i*used)
@@ -106,7 +107,7 @@ func (m *image) entry(i int, ref uint64) {
 	m.set(at, ref, wire.GoroutineCheck(id, m.gs[min(i, len(m.gs)-1)], wire.Position(ref)))
 }
 
-// stack gives a goroutine a stack with this many frames, which begins at low.
+// stack gives a goroutine a stack that begins at low and has the given number of frames.
 func (m *image) stack(g, low uint64, frames int) {
 	m.set(g+gSP, low)
 	m.set(g+gPC, m.goexit+64)
@@ -158,7 +159,7 @@ func TestGoroutines(t *testing.T) {
 	const goroutines, spoiled = 500, 40
 	for _, tt := range []struct {
 		name string
-		// spoil changes the goroutines from number first on.
+		// spoil corrupts the goroutines whose numbers are at least first.
 		spoil func(m *image, first int)
 		more  []string
 	}{
@@ -263,8 +264,8 @@ func checkGoroutines(t *testing.T, output []byte, all, good int) {
 	t.Log(d.Missing, seen)
 }
 
-// TestGoroutinesExec reads a process that repeatedly executes a program with a secret at the addresses of its
-// former spans.
+// TestGoroutinesExec reads a process that executes its program again and again. Every second execution has
+// no spans, but a secret at the addresses where the other executions have their spans.
 func TestGoroutinesExec(t *testing.T) {
 	attacker := attacker(t)
 	const goroutines = 1000
@@ -279,7 +280,7 @@ func TestGoroutinesExec(t *testing.T) {
 	defer func() { assert.NoError(t, p.Close()) }()
 	read := 0
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
-		for spans := range p.SpanBatches(t.Context()) { // Errors are expected: half of the time there are no spans.
+		for spans := range p.SpanBatches(t.Context()) { // Errors are expected, because half of the executions have no spans.
 			for _, s := range spans {
 				require.NotEqual(t, stolen, hex.EncodeToString(s.TraceID[:]))
 			}

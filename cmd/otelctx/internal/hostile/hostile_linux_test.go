@@ -36,7 +36,7 @@ import (
 // Roles of children.
 const (
 	roleStalling = "stalling"
-	// roleDenied is a burner that may not use the system calls that its parent names.
+	// roleDenied is a burner under a filter that denies the system calls named by its parent.
 	roleDenied = "denied"
 )
 
@@ -111,15 +111,15 @@ func TestKernelAddresses(t *testing.T) {
 		require.Less(t, l.Address, uint64(0xffff_8000_0000_0000), "an address of the kernel's")
 	}
 
-	// Nor may CAP_SYS_PTRACE in the file let its user read other users' processes.
+	// The file has CAP_SYS_PTRACE, but the user must still not be able to read other users' processes.
 	service := startService(t, self)
 	message, err := nobody.command(otelctx, "record", "--duration=1s", strconv.Itoa(service.PID())).CombinedOutput()
 	require.Error(t, err)
 	assert.Contains(t, string(message), "not permitted")
 }
 
-// TestExec makes a service's process run another program, nothing of which must be attributed to the
-// service.
+// TestExec makes a service's process execute another program. The other program's memory and stacks must not
+// be attributed to the service.
 func TestExec(t *testing.T) {
 	otelctx, attacker := recordingCommand(t), attacker(t)
 	r := self.record(t, otelctx, "--all")
@@ -137,7 +137,7 @@ func TestExec(t *testing.T) {
 	requireNoSecret(t, d, profile)
 }
 
-// TestReusedPID reuses the id of a service that has just ended for another process.
+// TestReusedPID starts another process with the process id of a service that has just ended.
 func TestReusedPID(t *testing.T) {
 	needRoot(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
@@ -168,9 +168,9 @@ func TestReusedPID(t *testing.T) {
 // attack is an attack that runs beside a recorded service.
 type attack struct {
 	name string
-	// said is otelctx's expected message about it, if any.
+	// said is the message that otelctx must print about the attack, or "".
 	said string
-	// begin starts the attack with a user's programs.
+	// begin starts the attack as the user u.
 	begin func(t *testing.T, u user, attacker string)
 }
 
@@ -265,8 +265,8 @@ func (u user) requireRecordedBeside(t *testing.T, said string) {
 	}
 	r := u.record(t, otelctx, "--all")
 	service := startService(t, u)
-	// Each recorder starts up and reads a million symbols. If system calls are slow, that alone may take as
-	// long as half a second of recording.
+	// The recorder starts up and reads a million symbols, which may take half a second of CPU time if system
+	// calls are slow. So the service runs for a while before the recorder's CPU time is compared with its.
 	r.recorded(service.PID())
 	burner.AwaitUse(t, service, 2*time.Second)
 	d := r.requireRecorded(service)
@@ -276,7 +276,8 @@ func (u user) requireRecordedBeside(t *testing.T, said string) {
 	assert.Contains(t, r.stderr.String(), said)
 }
 
-// jit starts a program that runs code generated in the given number of pages, and gives it this perf map.
+// jit starts a program that generates code in the given number of pages and runs it. perfMap is the content
+// of the program's perf map.
 func (u user) jit(t *testing.T, attacker string, pages int, perfMap string) {
 	t.Helper()
 	c := childproc.Run(t, u.command(attacker, append(publish(t, attacker, text("service.name", "hostile")), "jit", strconv.Itoa(pages))...))
@@ -291,7 +292,8 @@ func (u user) jit(t *testing.T, attacker string, pages int, perfMap string) {
 }
 
 // TestNamesBesideOthers records a service beside processes of another user whose symbolization is
-// expensive. The service must have as many samples for its CPU time as without them, and its names.
+// expensive. The service must get as many samples per second of CPU time as without them, and the samples
+// must be symbolized.
 func TestNamesBesideOthers(t *testing.T) {
 	needRoot(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
@@ -365,8 +367,8 @@ func samplesBetween(t *testing.T, content []byte, pid int, begun, ended time.Tim
 	return samples, named
 }
 
-// TestStalled lists and records a service although many processes block their readers, and verifies one of
-// them. The CPU time of the service is recorded as well as its wall-clock time.
+// TestStalled lists and records a service while many processes block their readers, its wall-clock time as well as
+// its CPU time. It also runs verify on one of the blocking processes.
 func TestStalled(t *testing.T) {
 	otelctx := recordingCommand(t)
 	pids := stall(t)
@@ -408,7 +410,7 @@ func TestStalled(t *testing.T) {
 	}
 }
 
-// TestPlantedOutput lets another user plant a file at the profile's path in a world-writable directory.
+// TestPlantedOutput records to a path in a world-writable directory where another user has planted a file.
 func TestPlantedOutput(t *testing.T) {
 	needRoot(t)
 	otelctx, service := recordingCommand(t), startService(t, self)
@@ -469,7 +471,7 @@ func TestFilesAreNotOpened(t *testing.T) {
 	require.ErrorIs(t, err, unix.EAGAIN, "the pipe was opened")
 }
 
-// TestStalledFile maps a file on a file system that does not answer when the file is opened.
+// TestStalledFile maps a file on a file system that blocks whoever opens the file.
 func TestStalledFile(t *testing.T) {
 	needRoot(t)
 	otelctx := recordingCommand(t)
@@ -497,7 +499,8 @@ func TestStalledFile(t *testing.T) {
 	self.record(t, otelctx, "--all").requireRecorded(service)
 }
 
-// TestCrowd starts more idle publishers than can be recorded, and expects that a later service is recorded.
+// TestCrowd starts more idle publishers than can be recorded. A service that starts later must still be
+// recorded.
 func TestCrowd(t *testing.T) {
 	testenv.NeedAll(t)
 	const most = 4095
@@ -512,12 +515,12 @@ func TestCrowd(t *testing.T) {
 		}
 		return n >= most
 	}, testenv.Patience, 100*time.Millisecond, "all places are taken")
-	crowd(most / 8) // They wait until other processes end and their places become free.
+	crowd(most / 8) // These wait until a recorded process ends and frees its place.
 	r.requireRecorded(startService(t, self))
 }
 
-// TestIdlePublishers starts more publishers of another user than can be examined while a busy service is
-// recorded. The service must have as many samples for its CPU time as without them.
+// TestIdlePublishers records a busy service while another user runs more publishers than can be examined.
+// The service must get as many samples per second of CPU time as without them.
 func TestIdlePublishers(t *testing.T) {
 	testenv.NeedAll(t)
 	needRoot(t)
@@ -530,8 +533,8 @@ func TestIdlePublishers(t *testing.T) {
 	assert.InEpsilon(t, alone, beside, 0.05)
 }
 
-// samplesPerUse records all processes, and returns the number of a service's samples per second of its CPU
-// time in the recording.
+// samplesPerUse records all processes, and returns the number of samples of a service per second of the CPU
+// time that it used during the recording.
 func samplesPerUse(t *testing.T, otelctx string, service *childproc.Child) float64 {
 	t.Helper()
 	type moment struct {

@@ -40,11 +40,11 @@ import (
 
 const (
 	frequency = 997
-	// maxMemory bounds the memory of a recorder, whatever it records.
+	// maxMemory is the maximum memory of a recorder in bytes, whatever it records.
 	maxMemory = 150 << 20
-	// maxOutput bounds the memory of a command that keeps all of its output in memory.
+	// maxOutput is the maximum memory in bytes of a command that keeps all of its output in memory.
 	maxOutput = 400 << 20
-	// maxTime bounds the CPU time of a command that reads a process for at most a second.
+	// maxTime is the maximum CPU time of a command that reads a process for at most a second.
 	maxTime = 10 * time.Second
 )
 
@@ -81,7 +81,8 @@ func (u user) start(t *testing.T, want, path string, args ...string) *childproc.
 	return c
 }
 
-// needRoot skips tests that need root, to run programs as another user or to set file capabilities.
+// needRoot skips the test unless it runs as root. Tests need root to run programs as another user or to set
+// file capabilities.
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -89,7 +90,8 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// recordingCommand returns the path of the otelctx to attack.
+// recordingCommand returns the path of the otelctx to attack. It skips the test if recording is not
+// permitted.
 func recordingCommand(t *testing.T) string {
 	t.Helper()
 	if !childproc.Capable(t, unix.CAP_BPF) || !childproc.Capable(t, unix.CAP_PERFMON) {
@@ -98,7 +100,7 @@ func recordingCommand(t *testing.T) string {
 	return builtCommand(t)
 }
 
-// builtCommand is like recordingCommand, for commands that only read processes.
+// builtCommand is like recordingCommand, but for tests that only read processes and do not record.
 func builtCommand(t *testing.T) string {
 	t.Helper()
 	childproc.NeedReading(t)
@@ -109,7 +111,8 @@ func builtCommand(t *testing.T) string {
 	return programs.Public(t, path, "otelctx")
 }
 
-// installedCommand returns the path of an otelctx with the documented file capabilities and those in more.
+// installedCommand returns the path of an otelctx that has the documented file capabilities and the
+// additional capabilities in more.
 func installedCommand(t *testing.T, more ...int) string {
 	t.Helper()
 	needRoot(t)
@@ -156,8 +159,8 @@ type recorder struct {
 	stdout bytes.Buffer
 	stderr output
 	file   string
-	// memory is the recorder's peak memory in bytes. The kernel's own peak would include the memory of this
-	// process when it started the recorder.
+	// memory is the recorder's peak memory in bytes. It is sampled, because the peak that the kernel reports
+	// would include the memory that this process had when it started the recorder.
 	memory atomic.Int64
 }
 
@@ -209,7 +212,7 @@ func (r *recorder) begin() {
 	go r.watchMemory()
 }
 
-// run runs a command to its end. It must succeed within limits.
+// run runs an otelctx command, which must succeed within the given memory and maxTime.
 func (u user) run(t *testing.T, memory int64, otelctx string, args ...string) (stdout []byte) {
 	t.Helper()
 	r := &recorder{t: t, cmd: u.command(otelctx, args...)}
@@ -222,7 +225,7 @@ func (u user) run(t *testing.T, memory int64, otelctx string, args ...string) (s
 	return r.stdout.Bytes()
 }
 
-// document is the part of record --json that the tests use.
+// document holds the fields of the output of record --json that the tests use.
 type document struct {
 	Samples, Attributed, Lost uint64
 	Ended                     bool
@@ -281,7 +284,8 @@ func (r *recorder) interrupt() *document {
 	return d
 }
 
-// exits yields the recorded processes: the recorder has a pidfd of each, to notice its exit.
+// exits yields the ids of the recorded processes. It reads them from the recorder's pidfds: the recorder
+// opens one for each process, to notice when the process exits.
 func (r *recorder) exits(yield func(pid int) bool) {
 	dir := fmt.Sprintf("/proc/%d/fdinfo/", r.cmd.Process.Pid)
 	fds, _ := os.ReadDir(dir)
@@ -295,7 +299,7 @@ func (r *recorder) exits(yield func(pid int) bool) {
 	}
 }
 
-// recorded waits until a process is recorded.
+// recorded waits until the recorder records the process pid.
 func (r *recorder) recorded(pid int) *recorder {
 	r.t.Helper()
 	require.Eventually(r.t, func() bool {
@@ -309,14 +313,14 @@ func (r *recorder) recorded(pid int) *recorder {
 	return r
 }
 
-// requireRecorded ends the recording when a service has used the CPU for half a second during it. No sample
-// of the service may be lost, and some must be in spans.
+// requireRecorded ends the recording after the service has used half a second of CPU time. No samples may be
+// lost, and some samples of the service must be in spans.
 func (r *recorder) requireRecorded(service *childproc.Child) *document {
 	r.t.Helper()
 	r.recorded(service.PID())
 	program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", service.PID()))
 	require.NoError(r.t, err)
-	childproc.AwaitOpen(r.t, r.cmd.Process.Pid, program) // for the names of its first sample
+	childproc.AwaitOpen(r.t, r.cmd.Process.Pid, program) // The recorder needs the file to symbolize the first sample.
 	const d = time.Second / 2
 	burner.AwaitUse(r.t, service, d+d/10)
 	service.Stop() // Leave the processors to the recorder.
@@ -334,13 +338,14 @@ func (r *recorder) requireRecorded(service *childproc.Child) *document {
 	return doc
 }
 
-// startService starts a user's service that publishes correctly. No other process runs its program.
+// startService starts a service that publishes correctly, as the user u. No other process runs the same
+// program file.
 func startService(t *testing.T, u user) *childproc.Child {
 	t.Helper()
 	return startBurner(t, u, burner.Records)
 }
 
-// startBurner starts a user's burner, whose program no other process runs.
+// startBurner starts a burner as the user u. No other process runs the same program file.
 func startBurner(t *testing.T, u user, words ...string) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, burner.Role, func(cmd *exec.Cmd) {
@@ -361,10 +366,10 @@ func number(key string, n int64) *commonpb.KeyValue {
 	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: n}}}
 }
 
-// capacity is the capacity of the attacker's ring.
+// capacity is the number of slots in the attacker's ring.
 const capacity = 65536
 
-// publish returns the arguments that make the attacker publish a resource, and a ring at its fixed
+// publish returns the arguments that make the attacker publish a resource, and the ring at its fixed
 // address.
 func publish(t *testing.T, exe string, attributes ...*commonpb.KeyValue) []string {
 	t.Helper()
@@ -390,7 +395,7 @@ func publishRing(t *testing.T, exe string, capacity int, attributes ...*commonpb
 	)
 }
 
-// offsets returns an attribute with the offsets of fields.
+// offsets returns an attribute whose value lists the offsets of fields.
 func offsets(key string, fields []wire.Field) *commonpb.KeyValue {
 	list := &commonpb.KeyValueList{}
 	for _, f := range fields {
@@ -411,7 +416,7 @@ func advertise(t *testing.T, ring []byte, resource []*commonpb.KeyValue, adverti
 // codeOffset is the offset of the code in a codeFile.
 const codeOffset = "4096"
 
-// codeFile writes an ELF file with a number of symbols at one address, whose code counts down and returns.
+// codeFile writes an ELF file whose symbols all have the same address. The code there counts down and returns.
 func codeFile(t *testing.T, symbols int) string {
 	t.Helper()
 	const (

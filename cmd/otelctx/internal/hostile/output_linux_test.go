@@ -20,8 +20,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/burner"
 )
 
-// TestOutputs records a process whose attributes change all the time, to files of all formats. Short
-// attributes take the most memory: each has its own table entries.
+// TestOutputs records a process whose attributes change all the time, to files of all formats. The attributes
+// are short, which takes the most memory, because each attribute needs its own table entries.
 func TestOutputs(t *testing.T) {
 	otelctx := recordingCommand(t)
 	attacker := startBurner(t, self, burner.Records, burner.VariedMany)

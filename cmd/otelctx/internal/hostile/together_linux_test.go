@@ -30,8 +30,8 @@ var (
 )
 
 // TestTogether records a service beside all attackers at once. No sample of the service may be lost, and
-// each process that is left out must be reported once. It logs the ratio of the service's samples to its
-// CPU time.
+// each process that is not recorded must be reported once. The test logs how many of the expected samples
+// the service got.
 func TestTogether(t *testing.T) {
 	testenv.NeedAll(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
@@ -46,8 +46,8 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// recordTogether records a service that has a CPU to itself, if there are two, while attackers and the
-// recorder share the other one.
+// recordTogether records a service that has one CPU to itself, while the attackers and the recorder share
+// another. If there is only one CPU, all share it.
 func recordTogether(t *testing.T, otelctx string, attackers []int) {
 	const frequency = 99
 	service := startService(t, self)
@@ -60,7 +60,7 @@ func recordTogether(t *testing.T, otelctx string, attackers []int) {
 	require.NoError(t, unix.Kill(service.PID(), unix.SIGCONT))
 	burner.AwaitUse(t, service, *togetherUse)
 	require.NoError(t, unix.Kill(service.PID(), unix.SIGSTOP))
-	d, _ := r.end() // with exit code 0, a valid profile, and memory within its bound
+	d, _ := r.end() // also checks the exit code, the profile and the memory
 	after, err := burner.Used(service)
 	require.NoError(t, err)
 
@@ -69,7 +69,7 @@ func recordTogether(t *testing.T, otelctx string, attackers []int) {
 		samples, samples/expected, d.Samples, d.Lost, r.memory.Load()>>20,
 		r.cmd.ProcessState.UserTime()+r.cmd.ProcessState.SystemTime(), r.stderr.String())
 	assert.Zero(t, d.Lost)
-	// On a busy CPU sampling varies by a few percent.
+	// The number of samples varies by a few percent on a busy CPU.
 	assert.Greater(t, samples, expected*0.9)
 	said := map[string]bool{}
 	for line := range strings.Lines(r.stderr.String()) {
@@ -84,7 +84,7 @@ func recordTogether(t *testing.T, otelctx string, attackers []int) {
 	}
 }
 
-// children returns the child processes of this one.
+// children returns the child processes of this process.
 func children(t *testing.T) (pids []int) {
 	t.Helper()
 	lists, err := filepath.Glob("/proc/self/task/*/children")

@@ -10,8 +10,8 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 )
 
-// BenchmarkAdd adds samples of two processes with stacks of about ten frames. As in a recorder, they have
-// two attributes, and a span for every ten of them.
+// BenchmarkAdd adds samples of two processes with stacks of about ten frames. As in a recorder, each sample has
+// two attributes, and ten samples share a span.
 func BenchmarkAdd(b *testing.B) {
 	all := stacks(b)
 	resource := mustResource(b, StringAttribute("service.name", "shop"), IntAttribute("process.pid", 7))

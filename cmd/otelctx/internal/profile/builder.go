@@ -23,10 +23,10 @@ import (
 // ScopeName is the instrumentation scope of the profiles.
 const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
 
-// Types and units of values. The value of a sample is the number of its timestamps, each of which stands for
-// one period of CPU time. The OpenTelemetry eBPF profiler writes the same, so backends understand it. In
-// profiles of wall-clock time the value of a sample is a duration instead, and there are no timestamps.
-// [TimeOf] distinguishes them.
+// These are the types and units of values. In a profile of CPU time, the value of a sample is the number of its
+// timestamps, each of which stands for one period of CPU time. The OpenTelemetry eBPF profiler writes the same,
+// so backends understand it. In a profile of wall-clock time, the value of a sample is a duration, and there are
+// no timestamps. [TimeOf] distinguishes the two kinds of profile.
 const (
 	TypeCPU         = "cpu"
 	TypeSamples     = "samples"
@@ -54,17 +54,17 @@ type Options struct {
 	Frequency int
 	// Version is the version of the instrumentation scope; it may be empty.
 	Version string
-	// Wall makes profiles of wall-clock time: samples are added with [Builder.AddTime] only.
+	// Wall selects profiles of wall-clock time. Samples must then be added with [Builder.AddTime] only.
 	Wall bool
 }
 
 // Resource is the resource of a profile. Resources with the same attributes, schema URL and number of
-// dropped attributes are equal (==), whatever the order of the attributes.
+// dropped attributes are equal (==). The order of the attributes does not matter.
 type Resource struct{ encoded, schemaURL string }
 
-// NewResource returns the resource with these attributes, which need not be trusted, and the number of
-// attributes that were dropped, which the resource records as well. The last of several attributes with one
-// key counts.
+// NewResource returns the resource with the given attributes, which need not be trusted. If several attributes
+// have the same key, the last one counts. NewResource also returns the number of attributes that it dropped,
+// which is part of the resource.
 func NewResource(attributes []*commonpb.KeyValue, schemaURL string) (_ Resource, dropped int) {
 	valid, dropped := validAttributes(attributes, 0)
 	encoded, err := marshal.Marshal(&resourcepb.Resource{Attributes: valid, DroppedAttributesCount: uint32(dropped)})
@@ -77,7 +77,7 @@ func NewResource(attributes []*commonpb.KeyValue, schemaURL string) (_ Resource,
 // marshal encodes equal messages to equal bytes.
 var marshal = proto.MarshalOptions{Deterministic: true}
 
-// unique returns attributes sorted by key, the last one of each key.
+// unique returns attributes sorted by key, with only the last attribute of each key.
 func unique(attributes []*commonpb.KeyValue) []*commonpb.KeyValue {
 	if len(attributes) < 2 {
 		return attributes
@@ -106,7 +106,7 @@ type resourceSamples struct {
 	id       []byte
 	byKey    map[sampleKey]*combined
 	samples  []*combined
-	weight   int64 // number of all samples, or their total time
+	weight   int64 // number of all samples, or for wall-clock time their total time
 	dropped  uint32
 }
 
@@ -130,11 +130,11 @@ func New(options Options) *Builder {
 	}
 }
 
-// Add adds samples that were taken at the given times. It may be called repeatedly for equal samples.
+// Add adds equal samples that were taken at the given times. It may be called repeatedly for equal samples.
 //
-// The stack has the innermost frame first. The ids are those of the span, zeros without one. The attributes
-// need not be trusted: those that profiles cannot represent are dropped, and the last of several with one
-// key counts. The arguments are not retained.
+// The stack has the innermost frame first. The ids are those of the span, or zeros if there is no span. The
+// attributes need not be trusted: Add drops attributes that profiles cannot represent, and if several have the
+// same key, the last one counts. Add does not retain the arguments.
 func (b *Builder) Add(resource Resource, stack []*symbols.Location, traceID [16]byte, spanID [8]byte,
 	attributes []*commonpb.KeyValue, times ...time.Time,
 ) {
@@ -149,7 +149,7 @@ func (b *Builder) Add(resource Resource, stack []*symbols.Location, traceID [16]
 	}
 }
 
-// AddTime adds wall-clock time like [Builder.Add], for a builder with [Options.Wall].
+// AddTime is like [Builder.Add], but adds wall-clock time to a builder with [Options.Wall].
 func (b *Builder) AddTime(resource Resource, stack []*symbols.Location, traceID [16]byte, spanID [8]byte,
 	attributes []*commonpb.KeyValue, d time.Duration,
 ) {
@@ -194,10 +194,10 @@ func newProfileID() []byte {
 	return id
 }
 
-// Data returns a profile for each resource with all samples so far, the resource with the most samples
-// first, and the samples in the order of their first occurrence. end is the end of the recording; samples
-// before its start or after its end, due to clock differences, widen the range. More samples may be added
-// afterwards without changing what was returned. The dictionary's messages are shared between calls and
+// Data returns a profile for each resource with all samples so far. The resource with the most samples comes
+// first, and samples are in the order of their first occurrence. end is the end of the recording. Clock
+// differences may cause samples before the start or after the end; these widen the range of the profile. Adding
+// more samples later does not change the returned data. The dictionary's messages are shared between calls and
 // must not be changed.
 func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 	start, limit := b.options.Start.UnixNano(), end.UnixNano()
@@ -250,7 +250,8 @@ func (r Resource) message() *resourcepb.Resource {
 	return m
 }
 
-// messages returns the samples with their timestamps, each of which counts as 1, or with their values.
+// messages returns the samples as messages. Samples of CPU time have timestamps, and samples of wall-clock time
+// have values.
 func (r *resourceSamples) messages(d *dictionary) []*profilespb.Sample {
 	samples := make([]*profilespb.Sample, len(r.samples))
 	for i, c := range r.samples {

@@ -38,8 +38,8 @@ func attributes(d *profilespb.ProfilesDictionary, indices []int32) map[string]st
 	return found
 }
 
-// TestForgottenLocations adds equal locations with different pointers, as package symbols creates after
-// evictions.
+// TestForgottenLocations adds equal locations with different pointers. Package symbols creates such locations
+// when it evicts one and later looks up the same address.
 func TestForgottenLocations(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	for range 2 {
@@ -86,7 +86,8 @@ func TestDataAgain(t *testing.T) {
 	assert.True(t, proto.Equal(before, data), "times are sorted in a copy")
 }
 
-// TestRange adds samples taken before the start and after the end of the recording.
+// TestRange checks that samples from before the start and after the end of the recording widen the range of
+// the profile.
 func TestRange(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	b.Add(mustResource(t), nil, [16]byte{}, [8]byte{}, nil, start.Add(-time.Second), start.Add(duration))
@@ -97,7 +98,7 @@ func TestRange(t *testing.T) {
 	assert.EqualValues(t, duration+time.Second+1, p.GetDurationNano())
 }
 
-// TestOrder expects the resource with the most samples first.
+// TestOrder checks that resources are ordered by their number of samples, the largest first.
 func TestOrder(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	for n, service := range []string{"few", "most", "many"} {
@@ -140,7 +141,7 @@ func TestOdd(t *testing.T) {
 	assert.Equal(t, map[string]string{"k": "2", "�": ""}, attributes(data.GetDictionary(), s.GetAttributeIndices()))
 }
 
-// TestNoRoom adds more names and attributes than a builder holds.
+// TestNoRoom checks that a builder keeps all samples, but drops further names and attributes, once it is full.
 func TestNoRoom(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	b.dictionary.text = maxText - 1000
@@ -220,7 +221,7 @@ func TestSplit(t *testing.T) {
 	_, err = collect(data, 300)
 	require.Error(t, err)
 
-	// One sample with many timestamps, and so one profile in each part.
+	// A single sample with many timestamps is divided, so each part has one profile.
 	b := New(Options{Start: start, Frequency: frequency})
 	for i := range 1000 {
 		b.Add(mustResource(t), nil, linkA.traceID, linkA.spanID, nil, start.Add(time.Duration(i)))
@@ -235,7 +236,7 @@ func TestSplit(t *testing.T) {
 	assert.Greater(t, len(parts), 2)
 	assert.Len(t, ids, len(parts))
 
-	// Wall-clock time, which has no timestamps.
+	// Samples of wall-clock time have no timestamps.
 	b = New(Options{Start: start, Frequency: frequency, Wall: true})
 	for i := range 1000 {
 		b.AddTime(mustResource(t), nil, [16]byte{1}, [8]byte{byte(i), byte(i >> 8), 1}, nil, time.Duration(i+1))
@@ -253,7 +254,8 @@ func TestSplit(t *testing.T) {
 	assert.EqualValues(t, 1000*1001/2, sum)
 }
 
-// TestLongKeysAreHeldOnce checks that keys take up room once, however many values they have.
+// TestLongKeysAreHeldOnce checks that each attribute key takes up memory only once, no matter how many values
+// it has.
 func TestLongKeysAreHeldOnce(t *testing.T) {
 	d := newDictionary()
 	const values = 1000

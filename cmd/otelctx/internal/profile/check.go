@@ -23,9 +23,9 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
-// Check returns an error for each way, up to a limit, in which data differs from what a [Builder] makes. It
-// checks what the format requires or recommends (MUST and SHOULD in profiles.proto v0.4.0) and what this
-// package additionally guarantees. data need not be trusted.
+// Check returns an error that lists the problems in data, up to a limit. It checks the rules of the format (MUST
+// and SHOULD in profiles.proto v0.4.0), and the additional guarantees of this package for data made by a
+// [Builder]. data need not be trusted.
 //
 // The rules of the format: Index 0 of each table is the zero value, and indices are within their table.
 // Tables have neither duplicates nor unused entries. Keys of attributes are unique, and ids have the right
@@ -42,9 +42,9 @@ func Check(data *profilespb.ProfilesData) error {
 	return errors.Join(check(data, true)...)
 }
 
-// CheckFormat returns an error for each way, up to a limit, in which data violates the format alone: what
-// profiles.proto v0.4.0 requires or recommends of any writer. Each error names the position and the rule.
-// data need not be trusted.
+// CheckFormat returns an error for each violation of the format, up to a limit. It checks only the rules that
+// profiles.proto v0.4.0 has for every writer, whether required or recommended. Each error names the position and
+// the rule. data need not be trusted.
 func CheckFormat(data *profilespb.ProfilesData) []error { return check(data, false) }
 
 func check(data *profilespb.ProfilesData, promises bool) []error {
@@ -90,8 +90,9 @@ func CheckFile(ext string, content []byte) ([]error, error) {
 	return problems, nil
 }
 
-// unmarshalJSON decodes OTLP's JSON, which differs from protobuf's by having ids in hexadecimal. Package
-// protojson decodes these digits as base64; encoding them again restores the digits.
+// unmarshalJSON decodes OTLP's JSON, which differs from protobuf's JSON in that ids are hexadecimal. Package
+// protojson decodes the hexadecimal digits as base64, so unmarshalJSON encodes the result as base64 to get the
+// digits back.
 func unmarshalJSON(b []byte, data *profilespb.ProfilesData) error {
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(b, data); err != nil {
 		return err
@@ -115,7 +116,7 @@ func unmarshalJSON(b []byte, data *profilespb.ProfilesData) error {
 	return failed
 }
 
-// maxProblems bounds the returned errors.
+// maxProblems is the maximum number of problems that are returned.
 const maxProblems = 100
 
 // checker collects problems.
@@ -152,9 +153,8 @@ func (c *checker) inside(used []bool, index int32, what string, args ...any) boo
 	return true
 }
 
-// tables checks the dictionary on its own: zero values, indices and duplicates.
-//
-// Entries that differ only in the order of their attributes are duplicates.
+// tables checks the dictionary by itself: zero values, indices and duplicates. Entries that differ only in the
+// order of their attributes count as duplicates.
 func (c *checker) tables() {
 	d := c.dictionary
 	if d == nil {
@@ -208,7 +208,7 @@ func checkTable[T any](c *checker, name string, table []T, zero func(T) bool, ke
 	}
 }
 
-// zeroLink reports whether a link is the zero value. The format also allows ids of zeros.
+// zeroLink reports whether a link is the zero value. The format allows both the empty message and ids of zeros.
 func (c *checker) zeroLink(l *profilespb.Link) bool {
 	return zeroMessage(l) || !c.promises && len(l.GetTraceId()) == 16 && len(l.GetSpanId()) == 8 && allZero(l.GetTraceId()) && allZero(l.GetSpanId())
 }
@@ -219,15 +219,15 @@ func allZero(b []byte) bool {
 	return !slices.ContainsFunc(b, func(x byte) bool { return x != 0 })
 }
 
-// encode returns equal strings for equal messages. Messages that cannot be encoded, because of strings that
-// are not UTF-8, are reported elsewhere.
+// encode returns equal strings for equal messages. Messages with invalid UTF-8 cannot be encoded; other checks
+// report them.
 func encode[T proto.Message](m T) string {
 	b, _ := marshal.Marshal(m)
 	return string(b)
 }
 
-// The checks of single entries follow only the entry's own indices, so that they work even if other entries
-// are wrong.
+// The checks of single entries look only at the indices in the entry itself, so that they work even if other
+// entries are wrong.
 
 func (c *checker) string(name, s string) {
 	if !utf8.ValidString(s) {
@@ -298,7 +298,7 @@ func (c *checker) stack(name string, s *profilespb.Stack) {
 	}
 }
 
-// value checks an attribute's value. It may be unset.
+// value checks an attribute's value, which may be unset.
 func (c *checker) value(name string, v *commonpb.AnyValue) {
 	switch v := v.GetValue().(type) {
 	case *commonpb.AnyValue_StringValueStrindex:
@@ -372,7 +372,7 @@ func (c *checker) wellKnown(name, key string, v *commonpb.AnyValue) {
 	}
 }
 
-// frameTypes are the values of profile.frame.type that package symbols produces.
+// frameTypes lists the values of profile.frame.type that package symbols produces.
 var frameTypes = []string{symbols.TypeGo, symbols.TypeNative, symbols.TypeKernel}
 
 // profiles checks everything outside the dictionary.
@@ -493,7 +493,8 @@ func identity(s *profilespb.Sample) string {
 	return string(key)
 }
 
-// The use functions follow indices of the dictionary that are known to be within their tables, each once.
+// The use functions mark dictionary entries as used, and follow the indices in each entry once. All indices have
+// been checked to be within their tables.
 
 func (c *checker) useStack(i int32) {
 	if c.used.stacks[i] {

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// parts are the messages that mutations change.
+// parts holds the messages that the mutations in TestCheck change.
 type parts struct {
 	data       *profilespb.ProfilesData
 	dictionary *profilespb.ProfilesDictionary
@@ -25,7 +25,7 @@ type parts struct {
 	sample     *profilespb.Sample // with a link and attributes
 }
 
-// The entries that mutations change: index 1 is the first.
+// These methods return the entries that mutations change, such as the first nonzero entry of a table.
 func (p parts) mapping() *profilespb.Mapping   { return p.dictionary.GetMappingTable()[1] }
 func (p parts) location() *profilespb.Location { return p.dictionary.GetLocationTable()[1] }
 func (p parts) function() *profilespb.Function { return p.dictionary.GetFunctionTable()[1] }
@@ -52,7 +52,7 @@ func partsOf(t *testing.T, data *profilespb.ProfilesData) parts {
 // far is an index outside all tables.
 const far = 1 << 20
 
-// TestCheckChangesNothing has attributes whose order Check ignores.
+// TestCheckChangesNothing checks that Check does not modify data whose attributes it has to sort for comparison.
 func TestCheckChangesNothing(t *testing.T) {
 	data := record(t)
 	data.GetDictionary().GetMappingTable()[1].AttributeIndices = []int32{2, 1}
@@ -61,7 +61,7 @@ func TestCheckChangesNothing(t *testing.T) {
 	assert.True(t, proto.Equal(before, data))
 }
 
-// promises are the test cases that violate this package's guarantees but not the format.
+// promises lists the test cases that violate this package's guarantees but not the format.
 var promises = map[string]bool{
 	"zero link": true, "trace id is valid": true, "span id is valid": true, "line of a function": true, "function's name is set": true,
 	"attribute's value is none of strings": true, "resource's keys are none of strings": true, "frame type is known": true,
@@ -212,7 +212,7 @@ func TestCheck(t *testing.T) {
 			data := proto.CloneOf(good)
 			m.mutate(partsOf(t, data))
 			assert.ErrorContains(t, Check(data), m.want)
-			// Violations of guarantees alone do not violate the format.
+			// CheckFormat must accept data that violates only this package's guarantees.
 			problems := CheckFormat(data)
 			if promises[m.rule] {
 				assert.NotContains(t, fmt.Sprint(problems), m.want)
@@ -237,7 +237,8 @@ func TestCheckHostile(t *testing.T) {
 	}))
 }
 
-// FuzzCheck decodes arbitrary messages. Check must not crash, and messages that it accepts can be split.
+// FuzzCheck decodes arbitrary messages. Check must not crash, and Split must work for messages that Check
+// accepts.
 func FuzzCheck(f *testing.F) {
 	for _, data := range []*profilespb.ProfilesData{fixed(f).Data(start.Add(duration)), record(f)} {
 		encoded, err := proto.Marshal(data)

@@ -16,15 +16,15 @@ import (
 )
 
 const (
-	// maxCachedLocations bounds the locations cached by pointer. Others are found by content.
+	// maxCachedLocations is the maximum number of locations cached by pointer. Others are found by content.
 	maxCachedLocations = 1 << 17
-	// maxText bounds the bytes of strings and attributes, which come from processes and their files. Beyond
-	// it, new ones are dropped, and functions become unknown.
+	// maxText is the maximum number of bytes in strings and attributes, which come from processes and their
+	// files. Beyond it, new attributes are dropped and new functions become unknown.
 	maxText = 64 << 20
 )
 
-// dictionary holds the tables that profiles refer to. Its methods return the index of an entry, which they
-// add on first use; callers must use the index. Index 0 of each table is the zero value.
+// dictionary holds the tables that profiles refer to. Its methods return the index of an entry and add the entry
+// on first use, so the caller must use the index. Index 0 of each table is the zero value.
 type dictionary struct {
 	tables profilespb.ProfilesDictionary
 
@@ -37,7 +37,7 @@ type dictionary struct {
 	links      map[linkKey]int32
 	attributes map[attributeKey]int32
 
-	// attributeSets are the sets of attributes by number, the empty set first.
+	// attributeSets lists the sets of attributes by number. Set 0 is empty.
 	attributeSets [][]int32
 	setNumbers    map[string]int32
 
@@ -58,8 +58,8 @@ type linkKey struct {
 	spanID  [8]byte
 }
 
-// attributeKey separates the key from the encoded value, because a process has few keys, which may be long,
-// but many values.
+// attributeKey is an attribute's key and encoded value. They are separate strings so that attributes with the
+// same key share it: a process has few keys, which may be long, but many values.
 type attributeKey struct{ key, value string }
 
 func newDictionary() *dictionary {
@@ -81,8 +81,8 @@ func newDictionary() *dictionary {
 	d.tables.MappingTable = []*profilespb.Mapping{{}}
 	d.tables.LocationTable = []*profilespb.Location{{}}
 	d.tables.StackTable = []*profilespb.Stack{{}}
-	// The format prefers ids of zeros here. Parca, and profcheck of the profiling special interest group,
-	// accept only the empty message, which the eBPF profiler writes.
+	// The format prefers ids of zeros for the zero link. However, Parca and the profiling group's profcheck
+	// accept only the empty message, which the eBPF profiler writes, too.
 	d.tables.LinkTable = []*profilespb.Link{{}}
 	d.tables.AttributeTable = []*profilespb.KeyValueAndUnit{{}}
 	return d
@@ -110,7 +110,7 @@ func add[T any](table *[]T, value T) int32 {
 // room reports whether new strings and attributes of size bytes fit.
 func (d *dictionary) room(size int) bool { return d.text+size <= maxText }
 
-// string returns the index of s, which it makes valid: names come from untrusted files.
+// string returns the index of s. It first makes s valid, because names come from untrusted files.
 func (d *dictionary) string(s string) int32 {
 	if i, ok := d.strings[s]; ok {
 		return i
@@ -120,7 +120,7 @@ func (d *dictionary) string(s string) int32 {
 		return i
 	}
 	d.text += len(valid)
-	valid = strings.Clone(valid) // do not retain a larger string
+	valid = strings.Clone(valid) // Do not retain the larger string that valid may be part of.
 	i := add(&d.tables.StringTable, valid)
 	d.strings[valid] = i
 	return i
@@ -130,7 +130,7 @@ func (d *dictionary) valueType(name, unit string) *profilespb.ValueType {
 	return &profilespb.ValueType{TypeStrindex: d.string(name), UnitStrindex: d.string(unit)}
 }
 
-// stack returns the index of a stack, without locations that have no content, not even an address.
+// stack returns the index of a stack. It omits locations without any content, not even an address.
 func (d *dictionary) stack(stack []*symbols.Location) int32 {
 	d.key = d.key[:0]
 	for _, l := range stack {
@@ -172,8 +172,8 @@ func (d *dictionary) location(l *symbols.Location) int32 {
 	return i
 }
 
-// locationByContent returns the index of a location with the content of m: package symbols may have evicted
-// a location and created it again. It returns 0 if m has no content.
+// locationByContent returns the index of a location with the content of m, or 0 if m has no content. The lookup
+// by content is needed because package symbols may evict a location and create it again.
 func (d *dictionary) locationByContent(m *profilespb.Location) int32 {
 	if m.GetMappingIndex() == 0 && m.GetAddress() == 0 && len(m.GetLines()) == 0 && len(m.GetAttributeIndices()) == 0 {
 		return 0
@@ -196,7 +196,8 @@ func (d *dictionary) locationByContent(m *profilespb.Location) int32 {
 	return i
 }
 
-// canName reports whether all lines have names that fit. Otherwise the chain of inlined calls would have gaps.
+// canName reports whether all lines have names and there is room for all of them. If only some lines were named,
+// the chain of inlined calls would have gaps.
 func (d *dictionary) canName(lines []symbols.Line) bool {
 	size := 0
 	for _, line := range lines {
@@ -250,7 +251,7 @@ func (d *dictionary) mapping(raw *symbols.Mapping) int32 {
 	return i
 }
 
-// link returns the index of a link, 0 if an id is invalid.
+// link returns the index of a link, or 0 if one of its ids is invalid.
 func (d *dictionary) link(key linkKey) int32 {
 	if key.traceID == [16]byte{} || key.spanID == [8]byte{} {
 		return 0
@@ -263,7 +264,7 @@ func (d *dictionary) link(key linkKey) int32 {
 	return i
 }
 
-// attributeSet returns the number of a set of attributes. They must be valid and sorted by key.
+// attributeSet returns the number of a set of attributes. The attributes must be valid and sorted by key.
 func (d *dictionary) attributeSet(attributes []*commonpb.KeyValue) int32 {
 	if len(attributes) == 0 {
 		return 0
@@ -285,7 +286,7 @@ func (d *dictionary) attributeSet(attributes []*commonpb.KeyValue) int32 {
 	return i
 }
 
-// appendAttribute appends the index of a, unless it does not fit.
+// appendAttribute appends the index of a, unless there is no room for it.
 func (d *dictionary) appendAttribute(indices []int32, a *commonpb.KeyValue) []int32 {
 	if i := d.attribute(a); i != 0 {
 		return append(indices, i)
@@ -293,7 +294,7 @@ func (d *dictionary) appendAttribute(indices []int32, a *commonpb.KeyValue) []in
 	return indices
 }
 
-// attribute returns the index of a valid attribute, or 0 if it does not fit.
+// attribute returns the index of a valid attribute, or 0 if there is no room for it.
 func (d *dictionary) attribute(a *commonpb.KeyValue) int32 {
 	var err error
 	if d.inner, err = marshal.MarshalAppend(d.inner[:0], a.GetValue()); err != nil {

@@ -13,14 +13,14 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
-// All data from other processes and their files enters profiles here: text is made valid, and data that
-// profiles cannot represent is dropped. All tables are keyed by the result.
+// The functions in this file sanitize all data from other processes and their files before it enters profiles.
+// They make text valid and drop data that profiles cannot represent. All tables are keyed by sanitized data.
 
 const (
-	// maxForeignText bounds a text in bytes. Longer ones are cut.
+	// maxForeignText is the maximum size of a text in bytes. Longer texts are cut.
 	maxForeignText = 16 << 10
-	// maxForeignAttributes bounds the attributes of a resource or a sample, and maxDepth the nesting of
-	// their values.
+	// maxForeignAttributes is the maximum number of attributes of a resource or a sample, and maxDepth the
+	// maximum nesting of their values.
 	maxForeignAttributes = 1 << 10
 	maxDepth             = 16
 )
@@ -55,9 +55,9 @@ func validMapping(m symbols.Mapping) symbols.Mapping {
 	return m
 }
 
-// validAttributes returns the attributes that profiles can represent, the last one of each key, sorted by
-// key, and the number of dropped ones. Attributes that refer to a dictionary of strings are dropped, because
-// these strings are in the sender's dictionary.
+// validAttributes returns the attributes that profiles can represent, sorted by key, with only the last
+// attribute of each key. It also returns the number of attributes that it dropped. It drops attributes that refer
+// to a dictionary of strings, because the dictionary is the sender's.
 func validAttributes(attributes []*commonpb.KeyValue, depth int) (valid []*commonpb.KeyValue, dropped int) {
 	if len(attributes) > maxForeignAttributes {
 		dropped = len(attributes) - maxForeignAttributes

@@ -56,7 +56,7 @@ func stacks(t testing.TB) [][]*symbols.Location {
 		return region.Locate(address)
 	}
 	var found [][]*symbols.Location
-	record := func() { // the whole stack of this goroutine
+	record := func() { // adds the whole stack of this goroutine
 		pcs := make([]uintptr, 32)
 		var stack []*symbols.Location
 		for _, pc := range pcs[:runtime.Callers(1, pcs)] {
@@ -86,8 +86,8 @@ func mustResource(t testing.TB, attributes ...*commonpb.KeyValue) Resource {
 	return r
 }
 
-// record returns a recording of two processes: samples with and without a span, with and without
-// attributes, and several with one identity.
+// record returns a recording of two processes. It has samples with and without a span, with and without
+// attributes, and several samples with the same identity.
 func record(t testing.TB) *profilespb.ProfilesData {
 	t.Helper()
 	b := New(Options{Start: start, Frequency: frequency, Version: "test"})

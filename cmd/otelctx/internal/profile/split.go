@@ -12,11 +12,11 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Split divides data, made by a [Builder], into parts of at most limit bytes as protobuf. Each part is
-// complete, with a dictionary of the entries that its samples use, and its profiles have new ids. If data
-// is small enough it is the only part. A sample that is too large is divided by time. For samples that
-// cannot be divided Split yields an error; all others are in the parts. Parts are made on demand and not
-// retained, because together they may take more memory than data.
+// Split divides data, made by a [Builder], into parts that encode to at most limit bytes of protobuf. Each part
+// is complete: its dictionary has the entries that its samples use, and its profiles have new ids. If data is
+// small enough, Split yields only data itself. It divides a sample that is too large by time. If a large sample
+// cannot be divided, Split yields an error for it, and the parts contain all other samples. Parts are made on
+// demand and not retained, because together they may take more memory than data.
 func Split(data *profilespb.ProfilesData, limit int) iter.Seq2[*profilespb.ProfilesData, error] {
 	return func(yield func(*profilespb.ProfilesData, error) bool) { split(data, limit, yield) }
 }
@@ -49,7 +49,7 @@ func Samples(data *profilespb.ProfilesData) (n uint64) {
 	return n
 }
 
-// occurrences returns how many samples s stands for: one for each timestamp, or one without timestamps.
+// occurrences returns the number of samples that s stands for: one per timestamp, or 1 if it has no timestamps.
 func occurrences(s *profilespb.Sample) int { return max(len(s.GetTimestampsUnixNano()), 1) }
 
 // Each yields all profiles of data with their resources.
@@ -67,14 +67,14 @@ func Each(data *profilespb.ProfilesData) iter.Seq2[*resourcepb.Resource, *profil
 	}
 }
 
-// extract returns data with only the samples numbered first to limit-1, counted as [Samples] does, and only
-// the entries that they need.
+// extract returns data with only the samples numbered first to limit-1, and only the dictionary entries that they
+// need. Samples are counted as [Samples] does.
 func extract(data *profilespb.ProfilesData, first, limit int) *profilespb.ProfilesData {
 	e := extractor{from: data.GetDictionary(), to: newDictionary()}
 	result := &profilespb.ProfilesData{}
 	position := 0 // number of the next sample
 	for _, r := range data.GetResourceProfiles() {
-		// Check guarantees that there is one of each.
+		// Data that passes Check has one scope per resource and one profile per scope.
 		scope := r.GetScopeProfiles()[0]
 		p := scope.GetProfiles()[0]
 		var samples []*profilespb.Sample

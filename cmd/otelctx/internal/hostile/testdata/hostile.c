@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Programs that attack a recorder in ways that Go programs do not. The first argument selects
-// the attack; "publish" and what to publish may precede it. Each attack prints a line when it is
-// ready, and then uses the CPU until its standard input ends.
+// These programs attack a recorder in ways that Go programs do not. The arguments are the name of the
+// attack, optionally preceded by "publish" and the data to publish. Each attack prints a line when it
+// is ready, and then uses the CPU until its standard input ends.
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -22,8 +22,8 @@
 #define SLOT 32
 #define SLOTS 65536
 
-// The memory of a ring, at the same address in each process of this program, which is linked
-// at fixed addresses.
+// ring is the memory of a ring. This program is linked at fixed addresses, so the ring has the same
+// address in each process.
 static unsigned char ring[RING_HEADER + SLOTS * SLOT] __attribute__((aligned(4096)));
 
 static void __attribute__((noreturn)) fail(const char *what)
@@ -63,7 +63,7 @@ static size_t unhex(const char *hex, unsigned char **to)
 	return size;
 }
 
-// publish publishes a process context, and the start of a ring at the fixed address.
+// publish publishes a process context, and stores the start of a ring at the fixed address.
 static void publish(const char *version, const char *payload_hex, const char *ring_hex)
 {
 	struct {
@@ -92,7 +92,7 @@ static void publish(const char *version, const char *payload_hex, const char *ri
 	header->published_at = now.tv_sec * 1000000000ULL + now.tv_nsec;
 }
 
-// become waits for the path of another program and executes it.
+// become reads the path of another program from standard input and executes it.
 static void become(void)
 {
 	char path[4096];
@@ -107,7 +107,7 @@ static void become(void)
 	fail(path);
 }
 
-// crowd starts processes that use the CPU once and then never again.
+// crowd starts processes that use the CPU once and then sleep forever.
 static void crowd(int processes)
 {
 	for (int i = 0; i < processes; i++) {
@@ -126,7 +126,7 @@ static void crowd(int processes)
 		;
 }
 
-// slot publishes a span in the slot of its thread in a ring of this capacity.
+// slot publishes a span in the current thread's slot of a ring with the given capacity.
 static void slot(int capacity)
 {
 	memset(ring + RING_HEADER + gettid() % capacity * SLOT, 'F', 24);
@@ -135,7 +135,8 @@ static void slot(int capacity)
 		spin();
 }
 
-// secret stores a secret at the address of the ring. Samples of it can be told by its name.
+// secret stores a secret at the address of the ring. The function's name identifies samples of this
+// program.
 static void __attribute__((noinline, noclone)) secret(void)
 {
 	for (size_t at = RING_HEADER; at < sizeof(ring); at += SLOT)
@@ -145,8 +146,8 @@ static void __attribute__((noinline, noclone)) secret(void)
 		spin();
 }
 
-// map maps a file the given number of times, and runs the code at an offset in one mapping after
-// the other.
+// map maps a file the given number of times, and runs the code at the given offset of each mapping in
+// turn.
 static void map(const char *path, int times, long offset)
 {
 	void **places = calloc(times, sizeof(*places));
@@ -165,8 +166,8 @@ static void map(const char *path, int times, long offset)
 		((void (*)(void))((char *)places[i] + offset))();
 }
 
-// jit runs generated code, with a different function in each page. When it has generated the code,
-// it waits for a line, so that a perf map can be written.
+// jit generates code, with a different function in each page, and runs it. In between it waits for a
+// line of input, so that the caller can write a perf map.
 static void jit(int pages)
 {
 	//	mov $200000, %ecx; 1: dec %ecx; jnz 1b; ret
@@ -176,7 +177,7 @@ static void jit(int pages)
 
 	if (all == MAP_FAILED)
 		fail("mmap");
-	// Every second page, so that each is a separate mapping.
+	// Only every second page is used, so that each page is a separate mapping.
 	for (int i = 0; i < pages; i++) {
 		memcpy(all + i * 8192L, code, sizeof(code));
 		if (mprotect(all + i * 8192L, 4096, PROT_READ | PROT_EXEC))
@@ -191,7 +192,8 @@ static void jit(int pages)
 		((void (*)(void))(all + i * 8192L))();
 }
 
-// frames varies the chain of frame pointers each time, with mapped and unmapped addresses.
+// frames uses the CPU with a chain of frame pointers whose random return addresses change each time. Some of
+// them are mapped and others are not.
 static void frames(void)
 {
 	static struct frame {
@@ -223,8 +225,8 @@ static void frames(void)
 	}
 }
 
-// shake replaces a few of the nonzero words at a time by zero, by random values or by other words, and restores
-// them soon after.
+// shake repeatedly replaces a few nonzero words by zero, by random values or by other words, and soon restores
+// them.
 static void shake(volatile uint64_t *words, size_t count)
 {
 	enum { changed = 8 };
@@ -286,8 +288,8 @@ static void memory(const char *path, const char *address, int changes)
 		;
 }
 
-// alternate executes this program again and again. Every second time it publishes nothing and maps another file
-// instead.
+// alternate executes this program again and again. Every second execution publishes nothing and maps the file
+// other instead.
 static void alternate(const char *path, const char *other, const char *address, char **argv)
 {
 	const char *secret = getenv("SECRET");

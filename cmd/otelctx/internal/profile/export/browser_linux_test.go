@@ -28,7 +28,7 @@ type browser struct {
 	receive *bufio.Reader
 	session string
 	calls   int
-	// complaints are uncaught exceptions of the page's script, and the browser's refusals.
+	// complaints lists uncaught exceptions of the page's script and the browser's security errors.
 	complaints []string
 }
 
@@ -138,7 +138,7 @@ func evaluate[T any](b *browser, expression string) (value T) {
 	return value
 }
 
-// TestFlameGraphInBrowser searches, zooms and filters the graph, and checks that hostile names of
+// TestFlameGraphInBrowser checks searching, zooming and filtering of the graph, and that hostile names of
 // functions, spans and services do no harm.
 func TestFlameGraphInBrowser(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.html")
@@ -171,7 +171,7 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	}
 	summary := func() string { return evaluate[string](b, `document.getElementById("summary").textContent`) }
 
-	// The whole graph is shown, and nothing in it has run as a script.
+	// The page must show the whole graph, and no name must have run as a script.
 	assert.Equal(t, "100 samples, 1.000 s of CPU time", summary())
 	everything := map[string]box{
 		"all":                    {Width: 100},
@@ -220,7 +220,7 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	click("all")
 	assert.Equal(t, everything, boxes())
 
-	// Endpoints, span names and traces.
+	// Filter by endpoint, span name and trace.
 	for _, test := range []struct{ endpoint, name, trace, want string }{
 		{"all", "inside", "", "80 samples, 0.800 s of CPU time"},
 		{"all", "outside", "", "20 samples, 0.200 s of CPU time"},
@@ -245,12 +245,12 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	assert.Equal(t, everything, boxes())
 
 	assert.Empty(t, b.complaints)
-	// No other script would run, however it were injected.
+	// The page's policy must also block scripts that are injected in other ways.
 	evaluate[bool](b, `(() => { const s = document.createElement("script"); s.textContent = "document.title = 'harmed'";
 		document.body.append(s); return true; })()`)
 	assert.Equal(t, "Flame graph", evaluate[string](b, "document.title"))
 
-	// With one kind of time there is nothing to choose.
+	// If there is only one kind of time, the choice is hidden.
 	kinds := `document.getElementById("kinds").hidden`
 	assert.True(t, evaluate[bool](b, kinds))
 	require.NoError(t, write(path, HTML, requests(t), waited(t)))

@@ -26,8 +26,8 @@ import (
 // servers, including collectors, minus some room for the request's frame.
 const maxRequest = 4<<20 - 4<<10
 
-// The version of the profiles schema. OTLP requires clients to send it with each request while the schema
-// may change.
+// OTLP requires clients to send the version of the profiles schema in this header of each request, as long as the
+// schema may change.
 const (
 	schemaVersionHeader = "otlp-profiles-development-version"
 	schemaVersion       = "1"
@@ -48,19 +48,19 @@ type transport interface {
 }
 
 // NewClient returns a client of the collector at endpoint. OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL or
-// OTEL_EXPORTER_OTLP_PROTOCOL select OTLP/gRPC (grpc, the default) or OTLP/HTTP (http/protobuf). If
-// endpoint is empty, it is OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT, and
-// otherwise port 4317 or 4318 of localhost, without TLS.
+// OTEL_EXPORTER_OTLP_PROTOCOL select OTLP/gRPC (grpc, the default) or OTLP/HTTP (http/protobuf). If endpoint is
+// empty, OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT is used. If these are also empty, the
+// client uses localhost without TLS, with port 4317 for gRPC or 4318 for HTTP.
 //
-// For gRPC an endpoint is a URL, in which http means without and https with TLS and the path is ignored, or
-// a gRPC target. For HTTP it is a URL. /v1development/profiles is appended to the endpoint for all signals,
-// and to an argument without a path.
+// For gRPC an endpoint is a gRPC target or a URL. The scheme http means without TLS, https means with TLS, and the
+// path is ignored. For HTTP an endpoint is a URL. NewClient appends /v1development/profiles to
+// OTEL_EXPORTER_OTLP_ENDPOINT, and to the argument if that has no path.
 //
 // The other variables of the OTLP exporter's specification are always used, each as
 // OTEL_EXPORTER_OTLP_PROFILES_x or else OTEL_EXPORTER_OTLP_x: HEADERS, TIMEOUT (in milliseconds, for all
 // attempts; 10000), COMPRESSION (gzip or none), CERTIFICATE, CLIENT_CERTIFICATE and CLIENT_KEY. INSECURE
-// applies to gRPC endpoints without a scheme. The client connects when there is something to send, and
-// reconnects after a failure. The returned error is about one of the settings.
+// applies to gRPC endpoints without a scheme. The client connects when it first sends a request, and reconnects
+// after a failure. NewClient fails only if a setting is invalid.
 func NewClient(endpoint string) (*Client, error) {
 	c, err := newConfig(endpoint, os.Getenv)
 	if err != nil {
@@ -106,11 +106,11 @@ type request struct {
 	samples uint64
 	// number increases with each request.
 	number uint64
-	// answer is the error of the last attempt that got a response.
+	// answer is the error in the collector's last response to the request.
 	answer error
 }
 
-// requests yields data as consecutive requests. For samples that cannot be sent it yields an error.
+// requests divides data into consecutive requests. It yields an error for samples that cannot be sent.
 func (c *Client) requests(data *profilespb.ProfilesData) iter.Seq2[request, error] {
 	return func(yield func(request, error) bool) {
 		for part, err := range profile.Split(data, c.maxRequest) {
@@ -126,8 +126,8 @@ func (c *Client) requests(data *profilespb.ProfilesData) iter.Seq2[request, erro
 	}
 }
 
-// Pauses between attempts grow from firstPause to longestPause. A pause that the collector asks for is used
-// instead, up to longestAsked.
+// Pauses between attempts grow from firstPause to longestPause. If the collector asks for a pause, that pause is
+// used instead, up to longestAsked.
 const (
 	firstPause   = 500 * time.Millisecond
 	longestPause = 10 * time.Second
@@ -163,8 +163,8 @@ func (c *Client) try(ctx context.Context, r *request) (warning string, err error
 	return foreignText(p.GetErrorMessage()), nil
 }
 
-// maxResponse bounds the headers and the body of a collector's response, each, and maxForeignText the text
-// taken from it, in bytes.
+// maxResponse is the maximum size of the headers, and likewise of the body, of a collector's response.
+// maxForeignText is the maximum size of text from a response. Both are in bytes.
 const (
 	maxResponse    = 64 << 10
 	maxForeignText = 1 << 10
@@ -178,7 +178,7 @@ func foreignText(s string) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// shortError is an error with truncated text, because a collector may have chosen the text.
+// shortError is an error with truncated text. The text may come from a collector and be long.
 type shortError struct {
 	error
 
@@ -190,7 +190,7 @@ func (e *shortError) Unwrap() error { return e.error }
 
 func shortened(err error) error { return &shortError{err, foreignText(err.Error())} }
 
-// failed returns the error for a request that could not be sent; err is the error of the last attempt.
+// failed returns the error for a request that could not be sent. err is the error of the last attempt.
 func (c *Client) failed(r request, err error) error {
 	var rejected *RejectedError
 	if err == nil || errors.As(err, &rejected) {
@@ -203,7 +203,7 @@ func (c *Client) failed(r request, err error) error {
 type failure struct {
 	error
 
-	// again reports that another attempt may succeed, after the given time if that is not 0.
+	// again is set if another attempt may succeed. after is the pause that the collector asks for, or 0.
 	again bool
 	after time.Duration
 }

@@ -48,7 +48,7 @@ type server struct {
 	collectorpb.UnimplementedProfilesServiceServer
 
 	mu       sync.Mutex
-	answers  []error // one for each request; then success
+	answers  []error // one for each request; later requests succeed
 	partial  *collectorpb.ExportProfilesPartialSuccess
 	requests []*collectorpb.ExportProfilesServiceRequest
 	headers  metadata.MD
@@ -184,7 +184,7 @@ func send(t *testing.T, endpoint string) error {
 	return errors.Join(d.Reasons...)
 }
 
-// sendBy sends data with a client and returns the Delivery.
+// sendBy sends data with the given client and returns the Delivery.
 func sendBy(t *testing.T, c *Client, data *profilespb.ProfilesData) Delivery {
 	t.Helper()
 	q := NewQueue(c)
@@ -351,7 +351,7 @@ func TestExportTLS(t *testing.T) {
 	})
 }
 
-// newCertificate returns a self-signed certificate with its files.
+// newCertificate returns a self-signed certificate and the paths of its certificate and key files.
 func newCertificate(t *testing.T) (certificate tls.Certificate, certificatePath, keyPath string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

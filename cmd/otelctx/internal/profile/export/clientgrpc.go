@@ -50,7 +50,7 @@ func (t *grpcTransport) Close() error {
 
 const exportMethod = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
 
-// encoded is a gRPC codec for protobuf messages whose requests are already encoded.
+// encoded is a gRPC codec for protobuf messages. Requests are passed to it already encoded.
 type encoded struct{}
 
 func (encoded) Name() string { return "proto" }
@@ -80,12 +80,12 @@ func (t *grpcTransport) send(ctx context.Context, encoded []byte) (*collectorpb.
 	return response, nil
 }
 
-// grpcFailure decides by an error's status code whether another attempt may succeed, as the OTLP
-// specification requires.
+// grpcFailure returns the failure for an error. As the OTLP specification requires, the status code determines
+// whether another attempt may succeed.
 func grpcFailure(err error) *failure {
 	f := &failure{error: err}
 	s := status.Convert(err)
-	f.error = status.Error(s.Code(), foreignText(s.Message())) // without the details, which may be large
+	f.error = status.Error(s.Code(), foreignText(s.Message())) // omits the details, which may be large
 	mayRetry := false
 	for _, detail := range s.Details() {
 		if info, ok := detail.(*errdetails.RetryInfo); ok {

@@ -43,7 +43,7 @@ func newHTTPTransport(c config) *httpTransport {
 		t.headers.Set("Content-Encoding", "gzip")
 	}
 	t.client.Transport = &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: c.tls, ForceAttemptHTTP2: true, MaxResponseHeaderBytes: maxResponse}
-	// Headers may contain secrets, which must reach only the endpoint, so redirects are not followed.
+	// Do not follow redirects: headers may contain secrets, which must be sent only to the endpoint.
 	t.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return t
 }
@@ -92,8 +92,8 @@ func (t *httpTransport) body(encoded []byte) []byte {
 	return b.Bytes()
 }
 
-// httpFailure decides by a response's status whether another attempt may succeed, as the OTLP specification
-// requires.
+// httpFailure returns the failure for a response. As the OTLP specification requires, the status determines
+// whether another attempt may succeed.
 func httpFailure(answer *http.Response, content []byte) *failure {
 	err := fmt.Errorf("the answer was %s", answer.Status)
 	status := &statuspb.Status{}

@@ -53,8 +53,8 @@ type environment func(name string) string
 // variableForProfiles is the prefix of variables that apply to profiles only.
 const variableForProfiles = "OTEL_EXPORTER_OTLP_PROFILES_"
 
-// setting returns the value of the OTLP exporter's variable for profiles or else that for all signals, and
-// the variable's name.
+// setting returns the value and the full name of a variable of the OTLP exporter. The variable for profiles takes
+// precedence over the variable for all signals.
 func (e environment) setting(name string) (value, variable string) {
 	for _, variable := range []string{variableForProfiles + name, "OTEL_EXPORTER_OTLP_" + name} {
 		if value := strings.TrimSpace(e(variable)); value != "" {
@@ -108,8 +108,8 @@ func newConfig(endpoint string, env environment) (config, error) {
 	return c, nil
 }
 
-// setTarget sets the target and reports whether to use TLS. A scheme of http or https decides that,
-// otherwise the environment, with TLS as the default.
+// setTarget sets the target and reports whether to use TLS. The scheme http or https determines that. Without a
+// scheme the environment does, and TLS is the default.
 func (c *config) setTarget(endpoint string, env environment) (secure bool, err error) {
 	if endpoint == "" {
 		endpoint, _ = env.setting("ENDPOINT")
@@ -126,7 +126,7 @@ func (c *config) setTarget(endpoint string, env environment) (secure bool, err e
 		}
 		c.target = u.Host
 		if u.Port() == "" {
-			// gRPC's own default is port 443, with or without TLS.
+			// Set the port here, because gRPC's own default is port 443, with or without TLS.
 			c.target = net.JoinHostPort(u.Hostname(), defaultPort)
 		}
 		return scheme == schemeTLS, nil
@@ -143,15 +143,14 @@ func (c *config) setTarget(endpoint string, env environment) (secure bool, err e
 	}
 }
 
-// setURL is setTarget for HTTP, where endpoints are URLs. The path of profiles is appended to the endpoint
-// for all signals. The endpoint for profiles is used unchanged, and so is the one from the command line,
-// unless it has no path.
+// setURL is like setTarget, but for HTTP, where endpoints are URLs. It appends profilesPath to the endpoint for all
+// signals, and to an endpoint from the command line that has no path. Other endpoints are used unchanged.
 func (c *config) setURL(endpoint string, env environment) (secure bool, err error) {
 	named, variable := env.setting("ENDPOINT")
 	forAll := endpoint == "" && variable != variableForProfiles+"ENDPOINT"
 	u, err := url.Parse(cmp.Or(endpoint, named, defaultHTTPEndpoint))
 	if err != nil {
-		return false, errors.New("endpoint: not a URL") // The original error would repeat a password.
+		return false, errors.New("endpoint: not a URL") // The original error would contain a password.
 	}
 	if u.Scheme != "http" && u.Scheme != schemeTLS || u.Hostname() == "" {
 		return false, fmt.Errorf("endpoint %q is not a URL that begins with http:// or https:// and a host, as %s takes", u.Redacted(), protocolHTTP)
@@ -163,8 +162,8 @@ func (c *config) setURL(endpoint string, env environment) (secure bool, err erro
 	return u.Scheme == schemeTLS, nil
 }
 
-// tlsConfig returns the TLS settings: the authorities in CERTIFICATE or else the system's, and the client's
-// certificate, if there is one.
+// tlsConfig returns the TLS settings. They trust the authorities in CERTIFICATE or, if it is unset, the system's
+// authorities. They include the client's certificate, if it has one.
 func tlsConfig(env environment) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if path, variable := env.setting("CERTIFICATE"); path != "" {
@@ -203,7 +202,7 @@ func parseHeaders(text, protocol string) (metadata.MD, error) {
 		key, value, ok := strings.Cut(pair, "=")
 		key = strings.TrimSpace(key)
 		value, err := url.PathUnescape(strings.TrimSpace(value))
-		// Headers may contain secrets, so errors do not repeat them.
+		// Errors do not quote headers, because these may contain secrets.
 		if !ok || key == "" || err != nil {
 			return nil, errors.New("not key=value pairs between commas, with the values percent-encoded")
 		}
@@ -216,8 +215,8 @@ func parseHeaders(text, protocol string) (metadata.MD, error) {
 	return headers, nil
 }
 
-// validHeader reports whether a header is valid in gRPC ("Custom-Metadata" in its documentation of HTTP/2)
-// and in HTTP. The libraries would report an error only when something is sent.
+// validHeader reports whether a header is valid in HTTP and in gRPC ("Custom-Metadata" in gRPC's documentation of
+// HTTP/2). The libraries themselves would report an invalid header only when the first request is sent.
 func validHeader(key, value, protocol string) bool {
 	if strings.HasPrefix(key, "grpc-") || strings.Trim(key, "0123456789abcdefghijklmnopqrstuvwxyz-_.") != "" {
 		return false

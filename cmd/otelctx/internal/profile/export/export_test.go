@@ -37,7 +37,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// recording returns a recording of n stacks with two samples each.
+// recording returns a recording of n different stacks, with two samples of each.
 func recording(t *testing.T, n int) *profilespb.ProfilesData {
 	t.Helper()
 	start := time.Unix(1700000000, 0)
@@ -72,7 +72,7 @@ func write(path string, format Format, parts ...*profilespb.ProfilesData) error 
 	return f.Close()
 }
 
-// TestFormats writes a recording at once and in two parts, and expects the same result.
+// TestFormats writes a recording as a whole and in two parts, and checks that the results are equivalent.
 func TestFormats(t *testing.T) {
 	whole, other := recording(t, 3), recording(t, 2)
 	dir := t.TempDir()
@@ -111,13 +111,13 @@ func TestFormats(t *testing.T) {
 	decoded.Reset()
 	require.NoError(t, proto.Unmarshal(read(OTLP, whole, other), decoded))
 	require.Len(t, decoded.GetResourceProfiles(), 2)
-	// The samples refer to equal entries.
+	// The samples of both parts must refer to the same data as before.
 	for i, want := range []*pprof.Profile{want, second} {
 		one := &profilespb.ProfilesData{ResourceProfiles: decoded.GetResourceProfiles()[i : i+1], Dictionary: decoded.GetDictionary()}
 		assert.Equal(t, sorted(t, want).String(), sorted(t, asPprof(t, one)).String())
 	}
 
-	// Entries that both parts have are in the tables once, as in one recording.
+	// Entries that occur in both parts must be in the tables once, as if the recording had one part.
 	assert.True(t, proto.Equal(whole.GetDictionary(), decoded.GetDictionary()))
 	for _, s := range decoded.GetResourceProfiles()[1].GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
 		assert.EqualValues(t, 1, s.GetLinkIndex())
@@ -202,7 +202,7 @@ func TestKindsOfTime(t *testing.T) {
 	}
 }
 
-// TestManyEntries writes more different entries than an encoder remembers.
+// TestManyEntries writes more different entries than an encoder remembers for deduplication.
 func TestManyEntries(t *testing.T) {
 	var all table
 	for i := range 3 * maxKnownEntries {
@@ -281,7 +281,7 @@ func TestFileFails(t *testing.T) {
 	assert.Equal(t, "before", string(content))
 	require.Error(t, write(filepath.Join(dir, "new.pprof"), Pprof, both))
 	require.Error(t, write(filepath.Join(path, "no directory"), OTLP, recording(t, 1)))
-	// The second name is too long to become a longer temporary name.
+	// The second name is so long that the temporary file, whose name is longer, cannot be created.
 	for _, name := range []string{"discarded", strings.Repeat("n", 255)} {
 		f, err := Create(t.Context(), filepath.Join(dir, name), OTLP, nil)
 		require.NoError(t, err)
@@ -297,8 +297,8 @@ func TestFileFails(t *testing.T) {
 	assert.EqualValues(t, 0o600, info.Mode().Perm(), "profiles are private to their owner")
 }
 
-// TestFileElsewhere writes through a symbolic link, to a file with a second hard link, to a file that is
-// not regular, and to standard output.
+// TestFileElsewhere writes to destinations that must not be replaced by a new file: a symbolic link, a file with a
+// second hard link, a file that is not regular, and standard output.
 func TestFileElsewhere(t *testing.T) {
 	dir := t.TempDir()
 	target := filepath.Join(dir, "target.json")
@@ -360,8 +360,8 @@ func TestPlanted(t *testing.T) {
 	require.NoError(t, write(path, Pprof, recording(t, 1)), "again")
 }
 
-// TestJSON compares the output with a reviewed file in which OTLP's JSON differs from protobuf's: field names,
-// hexadecimal ids and large numbers in quotes.
+// TestJSON compares the output with a reviewed file. It covers field names, hexadecimal ids and large numbers in
+// quotes, in which OTLP's JSON has special rules.
 func TestJSON(t *testing.T) {
 	data := recording(t, 1)
 	data.ResourceProfiles[0].ScopeProfiles[0].Profiles[0].ProfileId = []byte("0123456789abcdef")
@@ -404,8 +404,8 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// TestNoDirectoryForTemporaryFiles checks that temporary data is stored next to the recording if there is
-// no directory for it.
+// TestNoDirectoryForTemporaryFiles checks that temporary data is stored next to the recording if the system has no
+// directory for temporary files.
 func TestNoDirectoryForTemporaryFiles(t *testing.T) {
 	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
 	dir := t.TempDir()

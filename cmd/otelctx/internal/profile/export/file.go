@@ -25,9 +25,9 @@ const filePerms = 0o600
 
 // File writes profiles to a file. It is not safe for concurrent use.
 //
-// Operations that wait for the file system or for the reader of a pipe end after an interrupt: opening
-// immediately, and writing when nothing could be written for maxStall. The file is lost then, and the
-// blocked goroutine and its descriptors are leaked.
+// Operations may block on the file system or on the reader of a pipe. After an interrupt they give up: opening
+// after openTime, and writing when no data could be written for maxStall. In that case the file is lost, and the
+// blocked goroutine and its descriptors leak.
 type File struct {
 	interrupted context.Context //nolint:containedctx // It applies to each call.
 	path        string
@@ -37,7 +37,7 @@ type File struct {
 	encoder     encoder
 	spools      []*os.File // temporary files of the encoder
 	err         error
-	// stuck reports that a call is still blocked. The call owns the other fields then.
+	// stuck is set if a call that was given up is still blocked. That call then owns the other fields.
 	stuck bool
 }
 
@@ -58,28 +58,27 @@ type output interface {
 	discard() error
 }
 
-// openTime is how long opening a file may take after an interrupt: an ordinary file takes much less, and a
-// pipe without a reader never opens.
+// openTime is how long opening a file may take after an interrupt. Opening an ordinary file takes much less time,
+// and a pipe without a reader would block forever.
 const openTime = time.Second
 
-// openingLimit returns a channel that tells when to give up opening a file.
+// openingLimit returns a channel that is closed when it is time to give up opening a file.
 func openingLimit(interrupted context.Context) <-chan struct{} {
 	limit := make(chan struct{})
 	context.AfterFunc(interrupted, func() { time.AfterFunc(openTime, func() { close(limit) }) })
 	return limit
 }
 
-// Create starts writing a file, or to stdout if path is "-". It opens an existing file as a shell does,
-// before there is anything to lose, so that the kernel's rules for links and other users' files apply. It
-// stops waiting when interrupted is done, for example for the reader of a FIFO.
+// Create starts writing a file, or to stdout if path is "-". It opens an existing file for writing as a shell does,
+// so that the kernel's rules for links and other users' files apply, and so that errors occur before anything is
+// recorded. If opening blocks, for example until a FIFO has a reader, Create gives up soon after interrupted is done.
 //
-// A regular file gets its content when it is complete and closed. Until then a new file is empty, and an
-// existing one keeps its content, even if the program is killed. An existing file that is a symbolic link,
-// has several hard links or belongs to another user is overwritten at that moment; others are replaced.
-// Files that are not regular, such as pipes, receive the profiles as they come. New files are accessible
-// only to the caller (0600).
+// A regular file gets its content when it is closed. Until then a new file is empty, and an existing file keeps its
+// content, even if the program is killed. Close replaces an existing file, unless it is a symbolic link, has several
+// hard links or belongs to another user; these are overwritten in place. Files that are not regular, such as pipes,
+// receive the profiles immediately. New files are accessible only to the caller (0600).
 //
-// The kinds of time that the profiles will contain are profile.TypeCPU, the default, and profile.TypeWall.
+// kinds lists the kinds of time in the profiles, profile.TypeCPU and profile.TypeWall. The default is CPU time.
 func Create(interrupted context.Context, path string, format Format, stdout io.Writer, kinds ...string) (*File, error) {
 	if len(kinds) == 0 {
 		kinds = []string{profile.TypeCPU}
@@ -135,8 +134,7 @@ func (w *countingWriter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// do calls a function that may block. After an interrupt it gives up when nothing could be written for
-// maxStall.
+// do calls a function that may block. After an interrupt it gives up when no data could be written for maxStall.
 func (f *File) do(what func() error) error {
 	if f.stuck {
 		return f.err
@@ -164,8 +162,8 @@ func (f *File) do(what func() error) error {
 	}
 }
 
-// newEncoder returns an encoder. It keeps data that must be written later in files created by spool, which
-// the caller closes.
+// newEncoder returns an encoder that writes to to. Data that must be written later is kept in files created by
+// spool, which the caller closes.
 func newEncoder(format Format, kinds []string, to *bufio.Writer, spool func() (*os.File, error)) (encoder, error) {
 	switch format {
 	case Pprof:
@@ -235,7 +233,7 @@ func open(path string, stdout io.Writer) (output, error) {
 		if err := refusePlanted(path); err != nil {
 			return nil, err
 		}
-		// With O_CREATE the kernel also refuses such files when opening them, if it is configured to
+		// With O_CREATE the kernel also refuses to open planted files, if it is configured to do so
 		// (fs.protected_symlinks, fs.protected_regular, fs.protected_fifos).
 		f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE, filePerms) //nolint:gosec // G304
 	}
@@ -269,8 +267,8 @@ func open(path string, stdout io.Writer) (output, error) {
 	return &inPlace{File: spool, target: f, path: path, created: created}, nil
 }
 
-// newSpool returns a temporary file. Where possible it has no name, and so disappears with this process. It
-// is in dir if there is no directory for temporary files, as in minimal containers.
+// newSpool returns a temporary file. If possible, the file has no name, so that it disappears with this process. If
+// there is no directory for temporary files, as in minimal containers, the file is created in dir.
 func newSpool(dir string) (*os.File, error) {
 	f, err := os.CreateTemp("", "otelctx-")
 	if err != nil {
@@ -343,8 +341,8 @@ func (p *inPlace) finish() error {
 	return errors.Join(p.target.Close(), closeSpool(p.File))
 }
 
-// overwrite overwrites the target. It writes data beyond the target's end first: if there is no space, the
-// target is unchanged.
+// overwrite overwrites the target. It writes the data beyond the target's current end first, so that the target
+// is unchanged if there is no space.
 func (p *inPlace) overwrite() error {
 	size, err := p.Seek(0, io.SeekEnd)
 	if err != nil {

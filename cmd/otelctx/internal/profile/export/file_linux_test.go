@@ -15,7 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestWrittenOverOnFullDisk checks that a file overwritten in place is unchanged if there is no space.
+// TestWrittenOverOnFullDisk checks that a file that would be overwritten in place stays unchanged if there is no
+// space.
 func TestWrittenOverOnFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {

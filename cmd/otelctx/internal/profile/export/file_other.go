@@ -10,10 +10,10 @@ import (
 	"io/fs"
 )
 
-// refusePlanted returns nil: there are no world-writable directories.
+// refusePlanted returns nil, because these systems have no world-writable directories.
 func refusePlanted(string) error { return nil }
 
-// mayReplace returns false: not every system can replace open files.
+// mayReplace returns false, because not every system can replace open files.
 func mayReplace(fs.FileInfo) bool { return false }
 
 func newPending(string) (pending, error) { return nil, errors.ErrUnsupported }

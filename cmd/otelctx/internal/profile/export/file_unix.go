@@ -46,7 +46,7 @@ func ownerOf(info fs.FileInfo) (int, bool) {
 	return int(st.Uid), true
 }
 
-// mayReplace reports whether a file may be replaced: it belongs to this user and has no other hard links.
+// mayReplace reports whether a file may be replaced. It must belong to this user and have no other hard links.
 func mayReplace(info fs.FileInfo) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	return ok && int(st.Uid) == os.Geteuid() && st.Nlink == 1

@@ -23,10 +23,10 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// hostile is a name that would do harm in a page and break lines of stacks.
+// hostile is a name that would run a script in a page and break the lines of folded stacks if it were not escaped.
 const hostile = `</script><img src=x onerror="document.title='harmed'"><!--;&amp; "' \u2028`
 
-// endpoints are the endpoints of the recording's spans, by span name.
+// endpoints maps the names of the recording's spans to their endpoints.
 var endpoints = map[string]string{"GET /cart": "GET /cart", "SELECT": "GET /cart", hostile: hostile}
 
 // requests returns a recording of a shop with two kinds of spans in three traces, and of a hostile process.
@@ -100,7 +100,7 @@ func documentsOf(t *testing.T, path string) (d []flameDocument) {
 	return d
 }
 
-// TestFlameGraph merges two parts into one graph.
+// TestFlameGraph checks that two parts are merged into one graph.
 func TestFlameGraph(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.html")
 	data := requests(t)
@@ -134,8 +134,8 @@ func TestFlameGraph(t *testing.T) {
 	assert.Equal(t, []int32{0, 0}, documentsOf(t, path)[0].Nodes)
 }
 
-// TestFlameGraphIsBounded checks that a page is bounded and includes all samples: those of rare stacks
-// count for callers, and rare traces and names are merged.
+// TestFlameGraphIsBounded checks that the size of a page is bounded and that it includes all samples. Samples of
+// rare stacks are attributed to their callers, and rare traces and names are merged.
 func TestFlameGraphIsBounded(t *testing.T) {
 	bounds := flameBounds{nodes: 1 << 10, samples: 1 << 12, names: 1 << 4, traces: 1 << 9, text: 1 << 16}
 	f, total := newFlame(profile.TypeCPU, bounds), int64(0)

@@ -14,8 +14,8 @@ import (
 )
 
 // foldedEncoder writes a line for each stack: the service and the functions, the outermost first, separated
-// by semicolons, then a space and the number of samples. Several parts may have lines for the same stack,
-// which readers of the format sum up.
+// by semicolons, then a space and the number of samples. If several parts have the same stack, the file has several
+// lines for it, which readers of the format add up.
 type foldedEncoder struct{ to io.Writer }
 
 func (e *foldedEncoder) add(data *profilespb.ProfilesData) error {

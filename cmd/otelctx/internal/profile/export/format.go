@@ -29,7 +29,7 @@ const (
 	HTML Format = "html"
 )
 
-// endings are the file name endings of the formats.
+// endings lists the file name endings of the formats.
 var endings = []struct {
 	ending string
 	format Format

@@ -21,8 +21,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// The page loads nothing: its script and style are embedded, and it forbids the browser to run any other
-// script.
+// The page loads no other resources: its script and style are embedded, and its policy forbids any other script.
 var (
 	//go:embed flamegraph/page.html
 	flamePage string
@@ -36,7 +35,7 @@ var (
 // innermost functions of stacks into their callers, and traces, endpoints and span names into "others".
 type flameBounds struct {
 	nodes, samples, traces int
-	names                  int // of spans, and likewise of endpoints
+	names                  int // maximum number of span names, and likewise of endpoints
 	text                   int // bytes of the functions' names
 }
 
@@ -95,7 +94,7 @@ type flame struct {
 	functions *words
 	nodes     []flameNode
 	index     map[flameNode]int32
-	// The first two entries of each are "none" and "several that were merged".
+	// The first two entries of each are reserved: flameNone and flameOthers.
 	names, endpoints, traces *words
 
 	samples map[flameSample]int64
@@ -103,13 +102,13 @@ type flame struct {
 	cut     bool  // whether stacks lack their innermost functions
 }
 
-// flameNode is a function called by its parent. The first node is the root, and parents precede their
-// children.
+// flameNode is a node of the tree: a function called by its parent node. The first node is the root, and parents
+// precede their children.
 type flameNode struct{ parent, function int32 }
 
 type flameSample struct{ node, name, endpoint, trace int32 }
 
-// Reserved entries of names, endpoints and traces.
+// These are the reserved entries of names, endpoints and traces: no value, and merged values.
 const (
 	flameNone   = 0
 	flameOthers = 1
@@ -126,8 +125,8 @@ func newFlame(kind string, bounds flameBounds) *flame {
 // words assigns numbers to strings.
 type words struct {
 	all   []string
-	index map[string]int32 // without the reserved ones
-	first int              // index after the reserved ones
+	index map[string]int32 // numbers of all strings except the reserved ones
+	first int              // number of the first string that is not reserved
 	size  int              // bytes
 }
 
@@ -176,7 +175,7 @@ func (f *flame) child(parent int32, function string) int32 {
 	return n
 }
 
-// shrink merges entries if there are more than the bounds allow, and leaves room for many more.
+// shrink merges entries if the flame graph exceeds its bounds. It merges many at once, so that it is rarely needed.
 func (f *flame) shrink() {
 	for len(f.nodes) > f.bounds.nodes || f.functions.size > f.bounds.text {
 		f.cutStacks()
@@ -220,7 +219,8 @@ func (f *flame) cutStacks() {
 		order[n] = int32(n)
 		totals[f.nodes[n].parent] += totals[n]
 	}
-	// A node has at most as many samples as its parent, which precedes it if they are equal.
+	// A node never has more samples than its parent. The parent precedes it if both have the same number, so a
+	// kept node's parent is kept, too.
 	slices.SortStableFunc(order[1:], func(a, b int32) int { return cmp.Compare(totals[b], totals[a]) })
 	kept := order[:max(1, len(order)/2)]
 	slices.Sort(kept)
@@ -251,7 +251,7 @@ func (f *flame) mergeEndpoints() {
 	f.endpoints = f.merge(f.endpoints, func(s *flameSample) *int32 { return &s.endpoint })
 }
 
-// merge merges the half of the words with the fewest samples, and returns the rest.
+// merge merges the half of the words with the fewest samples into "others", and returns the remaining words.
 func (f *flame) merge(old *words, field func(*flameSample) *int32) *words {
 	totals := make([]int64, len(old.all))
 	for s, n := range f.samples {

@@ -17,16 +17,16 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// hexFields are encoded in hexadecimal, all other bytes in base64.
+// hexFields lists the fields that are encoded in hexadecimal. All other bytes fields are encoded in base64.
 var hexFields = map[protoreflect.Name]bool{"trace_id": true, "span_id": true, "profile_id": true}
 
 // jsonWriter writes messages in OTLP's JSON encoding: protobuf's own, except that trace, span and profile
-// ids are hexadecimal and enums are numbers. Equal messages give equal bytes. It writes value by value;
-// package protojson would build the text of the whole message in memory, several times the message's size.
-// Errors are returned by failure and Flush.
+// ids are hexadecimal and enums are numbers. Equal messages have equal encodings. jsonWriter writes value by
+// value, because package protojson would build the text of the whole message in memory, at several times the
+// message's size. The methods failure and Flush return errors.
 type jsonWriter struct{ *bufio.Writer }
 
-// failure returns the first error of the data written so far, without the data still in the buffer.
+// failure returns the first write error so far. It does not flush the buffer.
 func (w jsonWriter) failure() error {
 	_, err := w.Write(nil)
 	return err
@@ -87,12 +87,12 @@ func (w jsonWriter) value(f protoreflect.FieldDescriptor, v protoreflect.Value) 
 func jsonValue(f protoreflect.FieldDescriptor, v any) any {
 	switch n := v.(type) {
 	case int64, uint64:
-		return fmt.Sprint(n) // Many readers lose precision of JSON numbers.
+		return fmt.Sprint(n) // In a JSON number, many readers would lose precision.
 	case []byte:
 		if hexFields[f.Name()] {
 			return hex.EncodeToString(n)
 		}
-		return base64.StdEncoding.EncodeToString(n) // not null for nil bytes
+		return base64.StdEncoding.EncodeToString(n) // nil bytes become "", not null
 	case float64:
 		switch {
 		case math.IsNaN(n):

@@ -40,17 +40,18 @@ func (e *otlpEncoder) add(data *profilespb.ProfilesData) error {
 
 func (*otlpEncoder) close() error { return nil }
 
-// jsonEncoder writes one ProfilesData message in OTLP's JSON encoding. An object has each field once, so
-// the tables are kept in files until the end: at most one part is in memory.
+// jsonEncoder writes one ProfilesData message in OTLP's JSON encoding. A JSON object has each field only once, so
+// the tables of all parts must be written together at the end. Until then they are kept in files, so that at most
+// one part is in memory.
 type jsonEncoder struct {
 	to     jsonWriter
 	tables tables
 	begun  bool
-	// waiting are the tables of the dictionary, sorted by name.
+	// waiting lists the tables of the dictionary, sorted by name.
 	waiting []*waitingTable
 }
 
-// waitingTable is a table whose entries are in a file, separated by commas.
+// waitingTable is a table whose encoded entries are kept in a file, separated by commas.
 type waitingTable struct {
 	field protoreflect.FieldDescriptor
 	file  *os.File
@@ -140,12 +141,12 @@ func (e *linesEncoder) add(data *profilespb.ProfilesData) error {
 
 func (*linesEncoder) close() error { return nil }
 
-// tables assigns the entries of all parts indices in one dictionary, without duplicates.
+// tables assigns indices in one dictionary to the entries of all parts. Equal entries get the same index.
 type tables struct{ mappings, locations, functions, links, strings, attributes, stacks table }
 
-// maxKnownEntries bounds the entries of a table that are recognized. Beyond it entries are forgotten and may
-// be in the table twice, which the format allows. A program's code has fewer entries. There are many links,
-// but few of them are in more than one part.
+// maxKnownEntries is the maximum number of entries of a table that are remembered. Beyond it all are forgotten, so an
+// entry may be in the table twice, which the format allows. A program's code has fewer entries. Links may exceed the
+// limit, but few of them occur in more than one part.
 const maxKnownEntries = 1 << 15
 
 // table indexes the entries of a table of all parts by content.
@@ -154,14 +155,14 @@ type table struct {
 	count int32
 }
 
-// entryHash identifies the content of an entry. It is wide and randomly seeded, which rules out collisions
-// in practice.
+// entryHash identifies the content of an entry. It has 128 bits and random seeds, so collisions do not occur in
+// practice.
 type entryHash [2]uint64
 
 var entrySeeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
 
-// place returns the index of an entry with this content, and whether it is new. The content of the zero
-// value is empty.
+// place returns the index of an entry with the given content, and whether the entry is new. The zero value has
+// empty content.
 func (t *table) place(content []byte) (index int32, isNew bool) {
 	hash := entryHash{maphash.Bytes(entrySeeds[0], content), maphash.Bytes(entrySeeds[1], content)}
 	if index, ok := t.known[hash]; ok {
@@ -179,7 +180,7 @@ func (t *table) place(content []byte) (index int32, isNew bool) {
 	return index, true
 }
 
-// places removes known entries from a part's table, and returns the new index of each entry.
+// places removes entries that are already known from a part's table, and returns the new index of each entry.
 func places[T any](t *table, entries *[]T, content func(T) []byte) []int32 {
 	indices, left := make([]int32, len(*entries)), (*entries)[:0]
 	for i, e := range *entries {
@@ -203,7 +204,7 @@ func (t *tables) append(data *profilespb.ProfilesData) (*profilespb.ProfilesData
 		err = cmp.Or(err, failed)
 		return b
 	}
-	// Each table comes after the tables that it refers to.
+	// A table must be processed after the tables that it refers to.
 	strings := places(&t.strings, &d.StringTable, func(s string) []byte { return []byte(s) })
 	attributes := places(&t.attributes, &d.AttributeTable, func(a *profilespb.KeyValueAndUnit) []byte {
 		remap(strings, &a.KeyStrindex, &a.UnitStrindex)

@@ -18,7 +18,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
-// The fields of pprof's messages, profile.proto of github.com/google/pprof.
+// These are the field numbers of pprof's messages, as in profile.proto of github.com/google/pprof.
 const (
 	profileSampleType        = 1
 	profileSample            = 2
@@ -69,23 +69,24 @@ const (
 	functionStartLine  = 5
 )
 
-// pprofEncoder writes one pprof profile incrementally, without retaining what has been written. The fields
-// of a message may be in any order, so each part has its own tables, whose ids continue those of the
-// previous part. Strings are written once per part: most are span ids, and those of a long recording would
-// fill the memory. The package that reads the format can only write profiles that are in memory as a whole.
+// pprofEncoder writes one pprof profile incrementally, and does not retain written data. This is possible because
+// the fields of a message may be in any order: each part has its own tables, whose ids continue those of the
+// previous part. Strings are deduplicated only within a part, because most strings are span ids, and those of a
+// long recording would take too much memory. pprof's own package can write only profiles that are in memory as a
+// whole.
 //
-// The values of a sample are the number of samples, their CPU time and their wall-clock time, as far as the
-// file has these kinds of time. The format cannot represent timestamps of samples.
+// The values of a sample are the number of samples, their CPU time and their wall-clock time, except for kinds of
+// time that the file does not have. The format cannot represent timestamps of samples.
 //
-// `go tool pprof -tagfocus='span_id=^ID$'` selects one span. Without ^ and $ the tool takes about one id in
-// 700 for a number with a unit and finds nothing.
+// `go tool pprof -tagfocus='span_id=^ID$'` selects one span. Without ^ and $, the tool would parse about one id in
+// 700 as a number with a unit and find no samples.
 type pprofEncoder struct {
 	to         *gzip.Writer
 	kinds      []string                       // of time
 	dictionary *profilespb.ProfilesDictionary // of the current part
 	strings    map[string]int64
-	// Numbers of entries so far. Strings include the empty one, the first. An entry's id is its index in
-	// the part's dictionary, which starts at 1, plus the number of entries in previous parts.
+	// These are the numbers of entries in previous parts. The empty string counts as the first string. An
+	// entry's id is its index in the part's dictionary, which starts at 1, plus the number in previous parts.
 	numStrings, numMappings, numLocations, numFunctions int64
 
 	start, limit int64
@@ -165,7 +166,7 @@ func (e *pprofEncoder) close() error {
 	return e.to.Close()
 }
 
-// string returns the number of s, which it writes if it is new.
+// string returns the number of s. It writes s if s is new.
 func (e *pprofEncoder) string(s string) int64 {
 	if n, ok := e.strings[s]; ok {
 		return n
@@ -204,11 +205,12 @@ func (e *pprofEncoder) valueType(name, unit string) []byte {
 	return appendNumber(appendNumber(nil, valueTypeType, e.string(name)), valueTypeUnit, e.string(unit))
 }
 
-// content says what information the locations of a mapping have, so that pprof does not search for the file.
+// content describes the information that the locations of a mapping have. It tells pprof not to search for the
+// file of a symbolized mapping.
 type content struct{ functions, files, lines, inlined bool }
 
-// writeMappings writes the mappings of files first: pprof assumes that the first mapping is the program's,
-// but the kernel may have been sampled first.
+// writeMappings writes the mappings, those of files first. pprof assumes that the first mapping is the program's,
+// but the first sample may be of the kernel.
 func (e *pprofEncoder) writeMappings() {
 	contents := make([]content, len(e.dictionary.GetMappingTable()))
 	for _, l := range entries(e.dictionary.GetLocationTable()) {
@@ -226,7 +228,7 @@ func (e *pprofEncoder) writeMappings() {
 	for _, files := range []bool{true, false} {
 		for i, m := range entries(e.dictionary.GetMappingTable()) {
 			name := e.text(m.GetFilenameStrindex())
-			if files == (name != "" && !strings.HasPrefix(name, "[")) { // not [vdso] or the kernel's
+			if files == (name != "" && !strings.HasPrefix(name, "[")) { // This excludes [vdso] and the kernel.
 				e.message(profileMapping, e.mapping(i, m, contents[i]))
 			}
 		}
@@ -246,9 +248,9 @@ func (e *pprofEncoder) mapping(i int64, m *profilespb.Mapping, c content) []byte
 	return appendBool(b, mappingHasInlineFrames, c.inlined)
 }
 
-// buildID returns the GNU build id of m, or else Go's. pprof compares it with the GNU build id of the file
-// that it would symbolize with, and symbolizes nothing if they differ. So a mapping without names must not
-// get Go's.
+// buildID returns the GNU build id of m or, if there is none and named is true, the Go build id. A mapping without
+// names must not get the Go build id: pprof would compare it with the GNU build id of the file, find a difference,
+// and not symbolize the mapping.
 func (e *pprofEncoder) buildID(m *profilespb.Mapping, named bool) string {
 	ids := map[string]string{}
 	for _, i := range m.GetAttributeIndices() {

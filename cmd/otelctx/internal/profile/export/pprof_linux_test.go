@@ -33,14 +33,14 @@ func fixed(t testing.TB) *profilespb.ProfilesData {
 	return data
 }
 
-// TestPprof compares a conversion with a reviewed file.
+// TestPprof compares a converted recording with a reviewed file.
 func TestPprof(t *testing.T) {
 	p := asPprof(t, fixed(t))
 	golden.Compare(t, "pprof.golden", p.String())
 	for i, m := range p.Mapping {
 		assert.True(t, m.HasFunctions, "mapping %d", i)
 	}
-	// pprof's main mapping is the program's, whatever was sampled first.
+	// The first mapping must be the program's, even if the first sample was of the kernel.
 	assert.NotEqual(t, "[kernel.kallsyms]", p.Mapping[0].File)
 }
 
@@ -62,7 +62,7 @@ func TestPprofBuildID(t *testing.T) {
 	}
 }
 
-// TestPprofTool filters by span, trace, service and thread with the Go distribution's tool.
+// TestPprofTool checks that go tool pprof can filter by span, trace, service and thread.
 func TestPprofTool(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cpu.pb.gz")
 	require.NoError(t, write(path, Pprof, fixed(t)))
@@ -78,7 +78,7 @@ func TestPprofTool(t *testing.T) {
 		{"-tagfocus=span_id=0b00000000000002", "4"},
 		{"-tagignore=span_id=0b00000000000002", "6"},
 		{"-tagfocus=trace_id=0a000000000000000000000000000001", "8"},
-		{"-tagfocus=span_id=^1234567890abcdef$", "4"}, // parsed as a number with a unit otherwise
+		{"-tagfocus=span_id=^1234567890abcdef$", "4"}, // Without ^ and $ this id would be parsed as a number with a unit.
 		{"-tagfocus=service.name=other", "1"},
 		{"-tagfocus=process.pid=7", "9"},
 		{"-tagfocus=thread.id=9", "4"},
@@ -100,7 +100,7 @@ func TestPprofTool(t *testing.T) {
 	assert.NotContains(t, string(output), "secret", "an attribute that does not distinguish services")
 }
 
-// FuzzPprof converts arbitrary messages that Check accepts, and expects as many samples of CPU time.
+// FuzzPprof converts arbitrary messages that Check accepts, and checks that no samples of CPU time are lost.
 func FuzzPprof(f *testing.F) {
 	encoded, err := proto.Marshal(fixed(f))
 	require.NoError(f, err)

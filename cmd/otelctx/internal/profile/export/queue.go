@@ -17,18 +17,18 @@ import (
 )
 
 const (
-	// queueBytes bounds the requests that are waiting or being sent.
+	// queueBytes is the maximum total size of the requests that are waiting or being sent.
 	queueBytes = 32 << 20
-	// senders is the number of concurrent requests: a collector may take some seconds for each.
+	// senders is the number of concurrent requests. Several are needed because a collector may take some seconds
+	// to respond.
 	senders = 8
-	// maxReasons bounds the messages in a [Delivery].
+	// maxReasons is the maximum number of messages in each list of a [Delivery].
 	maxReasons = 8
 )
 
-// Queue sends profiles to a collector in the background. Requests that the collector does not accept now
-// are retried after growing pauses and behind all waiting ones, so that a request that is never accepted
-// does not block the others. When the queue is full, the oldest requests are dropped and counted. It is
-// safe for concurrent use.
+// Queue sends profiles to a collector in the background. A failed request that may succeed later is retried after
+// all waiting requests, with growing pauses, so that a request that is never accepted does not block the others. When
+// the queue is full, the oldest requests are dropped and counted. A Queue is safe for concurrent use.
 type Queue struct {
 	client  *Client
 	limit   int // bytes
@@ -49,14 +49,14 @@ type Queue struct {
 
 // Delivery describes the delivery of samples.
 type Delivery struct {
-	// Sent counts samples that the collector has accepted. Dropped counts samples that will not be
-	// delivered, or that the collector has not accepted completely.
+	// Sent counts samples that the collector has accepted. Dropped counts samples that were given up, including
+	// those that the collector rejected.
 	Sent, Dropped uint64
 	// Waiting counts samples still to be sent.
 	Waiting uint64
-	// Reasons are the errors because of which samples were dropped, Retried the errors because of which
-	// waiting samples have not been accepted yet, and Warnings the messages of a collector that accepted
-	// everything. Each has only a few different ones.
+	// Reasons lists errors that caused samples to be dropped. Retried lists errors of requests that will be
+	// retried. Warnings lists messages of a collector that accepted all samples. Each list has only a few entries,
+	// which are all different.
 	Reasons, Retried []error
 	Warnings         []string
 }
@@ -94,7 +94,7 @@ func (q *Queue) Add(data *profilespb.ProfilesData) {
 	q.delivery.Dropped += unsent
 }
 
-// add queues a request, or records the error if there is none.
+// add queues r, or records err if it is not nil.
 func (q *Queue) add(r request, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -133,7 +133,7 @@ func (q *Queue) finish(r request, err error) {
 	q.delivery.Reasons = note(q.delivery.Reasons, err)
 }
 
-// note appends an error unless there is an equal one, or too many.
+// note appends err, unless errs has an equal error or is full.
 func note(errs []error, err error) []error {
 	same := func(e error) bool { return e.Error() == err.Error() }
 	if len(errs) >= maxReasons || slices.ContainsFunc(errs, same) {
@@ -142,7 +142,7 @@ func note(errs []error, err error) []error {
 	return append(errs, err)
 }
 
-// send sends requests until the queue is closed and empty. When ctx is done it drops the rest.
+// send sends requests until the queue is closed and empty. When ctx is done, it drops the remaining requests.
 func (q *Queue) send(ctx context.Context) {
 	pauses := newPauses()
 	q.mu.Lock()
@@ -171,8 +171,8 @@ func (q *Queue) send(ctx context.Context) {
 	}
 }
 
-// try makes an attempt to send a request. If it fails and another one may succeed, try pauses before it
-// returns: longer after each consecutive failure, or as long as the collector asks.
+// try makes one attempt to send a request. If the attempt fails and another may succeed, try pauses before it
+// returns. The pause grows with each consecutive failure, unless the collector asks for a certain pause.
 func (q *Queue) try(ctx context.Context, r *request, pauses *backoff.ExponentialBackOff) (warning string, again bool, err error) {
 	if ctx.Err() != nil {
 		return "", false, q.client.failed(*r, context.Cause(ctx))
@@ -203,7 +203,7 @@ func (q *Queue) retried(err error) {
 	q.delivery.Retried = note(q.delivery.Retried, err)
 }
 
-// Delivery returns what has changed since the last call, and the samples still waiting.
+// Delivery returns the changes since the last call, and the number of samples that are still waiting.
 func (q *Queue) Delivery() Delivery {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -212,9 +212,9 @@ func (q *Queue) Delivery() Delivery {
 	return d
 }
 
-// Close sends the waiting requests as long as the collector accepts some within the timeout, drops the
-// rest, and closes the client. If ctx is done meanwhile, the rest is dropped immediately. If it was done
-// before, all waiting requests share one timeout.
+// Close sends the waiting requests and closes the client. It gives up and drops the remaining requests when the
+// collector has accepted none of them for the client's timeout, or when ctx is done. If ctx is already done when
+// Close is called, all waiting requests share one timeout.
 func (q *Queue) Close(ctx context.Context) error {
 	interrupted := ctx.Err() != nil
 	q.mu.Lock()
@@ -235,7 +235,7 @@ func (q *Queue) Close(ctx context.Context) error {
 	}
 	for before := -1; ctx.Err() == nil && q.progressed(&before); {
 		select {
-		case <-sent: // The next check finds no progress.
+		case <-sent: // All requests have been sent, so the next check finds no progress.
 		case <-ctx.Done():
 		case <-time.After(timeout):
 		}
@@ -245,7 +245,7 @@ func (q *Queue) Close(ctx context.Context) error {
 	return q.client.Close()
 }
 
-// progressed reports whether the collector has accepted requests since before, which it updates.
+// progressed reports whether the collector has accepted more requests than *before, and updates *before.
 func (q *Queue) progressed(before *int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -30,7 +30,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// sendAll sends everything through a queue and closes the queue.
+// sendAll sends all data through a queue and closes the queue.
 func sendAll(t *testing.T, endpoint string, all ...*profilespb.ProfilesData) Delivery {
 	t.Helper()
 	c, err := NewClient(endpoint)
@@ -43,7 +43,7 @@ func sendAll(t *testing.T, endpoint string, all ...*profilespb.ProfilesData) Del
 	return q.Delivery()
 }
 
-// TestQueueRetries checks that a collector that is not ready yet gets everything later.
+// TestQueueRetries checks that a collector that is not ready at first gets all samples later.
 func TestQueueRetries(t *testing.T) {
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
 		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000") // The machine may be busy.
@@ -92,7 +92,7 @@ func TestQueueCountsWhatIsTooLarge(t *testing.T) {
 	assert.ErrorContains(t, d.Reasons[0], "one sample takes")
 }
 
-// picky is a collector that does not accept recordings with this number of samples.
+// picky is a collector that refuses recordings with a certain number of samples.
 type picky struct {
 	*server
 	refused uint64
@@ -128,14 +128,14 @@ func TestQueueGoesOnBehindWhatIsRefused(t *testing.T) {
 	d := q.Delivery()
 	assert.EqualValues(t, 6*2*senders, d.Dropped)
 	assert.Zero(t, d.Sent+d.Waiting)
-	// Requests that have had no response yet have a different reason.
+	// Requests without a response so far were dropped for a different reason.
 	reasons := slices.DeleteFunc(d.Reasons, func(reason error) bool { return errors.Is(reason, errNoTime) })
 	require.Len(t, reasons, 1)
 	assert.ErrorContains(t, reasons[0], "not this one")
 }
 
-// TestQueueEnds checks that closing waits for an unresponsive collector no longer than the timeout, and
-// that unsent samples are counted.
+// TestQueueEnds checks that Close waits for an unresponsive collector no longer than the timeout, and that
+// unsent samples are counted.
 func TestQueueEnds(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
 	d := sendAll(t, "http://127.0.0.1:1", recording(t, 3), recording(t, 4))
@@ -166,7 +166,8 @@ func TestQueueEndsWhenInterrupted(t *testing.T) {
 	assert.EqualValues(t, 6, q.Delivery().Dropped)
 }
 
-// TestForeignAnswers checks that the collector's text is cut and the pause it may ask for is bounded.
+// TestForeignAnswers checks that long text from the collector is cut, and that a long pause that it asks for is
+// shortened.
 func TestForeignAnswers(t *testing.T) {
 	long := strings.Repeat("x", maxResponse/2)
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {

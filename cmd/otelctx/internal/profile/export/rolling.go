@@ -22,8 +22,8 @@ type Rolling struct {
 // stamp is the format of the time in a file name. Names sort chronologically.
 const stamp = "20060102T150405.000000Z"
 
-// NewRolling returns the names of files based on path. Only the newest keep files are kept, or all if keep
-// is 0.
+// NewRolling returns a Rolling for file names based on path. Prune keeps the newest keep files, or all files if
+// keep is 0.
 func NewRolling(path string, keep int) Rolling {
 	ending := filepath.Ext(path)
 	for _, e := range endings {
@@ -60,7 +60,7 @@ func (r Rolling) Prune() error {
 		}
 		info, err := e.Info()
 		if err != nil {
-			continue // It has been removed.
+			continue // The file has been removed.
 		}
 		if owner, ok := ownerOf(info); ok && owner != os.Geteuid() {
 			continue

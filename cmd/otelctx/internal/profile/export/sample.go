@@ -20,15 +20,15 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
-// Labels with the ids of the span in lower-case hexadecimal. A goroutine record's labels, and so a Go
-// service's own profiles, use the same keys.
+// These labels contain the ids of the span in lower-case hexadecimal. The labels of a goroutine record, which also
+// appear in a Go service's own profiles, have the same keys.
 const (
 	labelTraceID = "trace_id"
 	labelSpanID  = "span_id"
 )
 
-// resourceLabels are the resource attributes that become labels of samples: those that distinguish services
-// and processes.
+// resourceLabels lists the resource attributes that become labels of samples. They distinguish services and
+// processes.
 var resourceLabels = []string{
 	string(semconv.ServiceNameKey),
 	string(semconv.ServiceNamespaceKey),
@@ -43,16 +43,17 @@ var resourceLabels = []string{
 type sample struct {
 	dictionary *profilespb.ProfilesDictionary
 	locations  []int32 // the innermost first
-	// labels are the ids of the span, the sample's attributes and those in resourceLabels, sorted by key,
-	// numbers after texts. An attribute of the sample takes precedence over one of the resource.
+	// labels holds the ids of the span, the sample's attributes and the attributes in resourceLabels. Texts
+	// precede numbers, and both are sorted by key. If a key occurs twice, the sample's attribute takes precedence
+	// over the resource's.
 	labels []label
-	// kind is the kind of time, and value how much of it, in units of unit nanoseconds: the number of samples
-	// of CPU time, or nanoseconds of wall-clock time.
+	// kind is the kind of time. value is the number of samples for CPU time, or nanoseconds for wall-clock time.
+	// unit is the number of nanoseconds that a value of 1 stands for.
 	kind        string
 	value, unit int64
 }
 
-// label is an attribute as text or as a number. Values of other types become text, lists become JSON.
+// label is an attribute as text or as a number. Values of other types become text, and lists become JSON text.
 type label struct {
 	key, text string
 	number    int64
@@ -119,7 +120,7 @@ func newLabel(key string, value *commonpb.AnyValue) label {
 	return l
 }
 
-// uniqueLabels sorts labels, and keeps the last one of each key unless it is empty.
+// uniqueLabels sorts labels and keeps only the last label of each key. It then drops labels with empty text.
 func uniqueLabels(labels []label) []label {
 	slices.Reverse(labels)
 	slices.SortStableFunc(labels, func(a, b label) int { return cmp.Compare(a.key, b.key) })
@@ -138,7 +139,7 @@ func uniqueLabels(labels []label) []label {
 	return labels
 }
 
-// label returns the text of a label, "" if there is none.
+// label returns the text of a label, or "" if there is none.
 func (s *sample) label(key string) string {
 	for _, l := range s.labels {
 		if l.key == key {
@@ -148,8 +149,8 @@ func (s *sample) label(key string) string {
 	return ""
 }
 
-// frames yields the service or else the executable of a sample's process, then the functions, the outermost
-// first.
+// frames yields the service of a sample's process, or its executable if it has no service name, and then the
+// functions, the outermost first.
 func (s *sample) frames() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		process := cmp.Or(s.label(string(semconv.ServiceNameKey)), s.label(string(semconv.ProcessExecutableNameKey)), "[unknown]")
@@ -171,7 +172,7 @@ func (s *sample) frames() iter.Seq[string] {
 	}
 }
 
-// unnamed returns the placeholder for a function without a name: the file that contains it.
+// unnamed returns a placeholder for a function without a name, made of the file that contains the function.
 func (s *sample) unnamed(l *profilespb.Location) string {
 	m := s.dictionary.GetMappingTable()[l.GetMappingIndex()]
 	file := s.dictionary.GetStringTable()[m.GetFilenameStrindex()]

@@ -12,23 +12,23 @@ import (
 // debugDirectory contains the separate debug files of stripped files.
 const debugDirectory = "/usr/lib/debug"
 
-// debugFile names the functions of another file, with which it shares addresses. It belongs to a region,
-// not to that file: a process's debug files affect only the names of its own samples.
+// debugFile is a file with the symbols of another, stripped file. Both have the same addresses. A debugFile belongs
+// to a region instead of the stripped file, so that a process's debug files affect only its own samples.
 type debugFile struct {
 	file *file
-	// segments are the segments of the other file, which map offsets to addresses.
+	// segments holds the segments of the stripped file, which map offsets to addresses.
 	segments []elf.Prog64
 }
 
-// lacking describes a file without symbols, as needed to find its debug file.
+// lacking holds the data of a file without symbols that is needed to find and use its debug file.
 type lacking struct {
-	// link is the name of the debug file, if there is one.
+	// link is the name of the debug file in .gnu_debuglink, or "".
 	link string
-	// segments are the segments of the file itself.
+	// segments holds the segments of the file without symbols.
 	segments []elf.Prog64
 }
 
-// lacks returns nil if the file has symbols, and otherwise how to find its debug file.
+// lacks returns nil if the file has symbols, and otherwise the data for finding its debug file.
 func (f *elfFile) lacks() *lacking {
 	for i := range f.sections {
 		if elf.SectionType(f.sections[i].Type) == elf.SHT_SYMTAB {
@@ -43,8 +43,8 @@ func (f *elfFile) lacks() *lacking {
 }
 
 // openDebug returns the debug file of a region's file, or nil. It searches by build id and by the name in
-// .gnu_debuglink, among this process's files and the recorded process's, and accepts only a file with the
-// same build id.
+// .gnu_debuglink, first in this process's file system and then in the recorded process's. It accepts only a file
+// with the same build id.
 func (f *Files) openDebug(r *Region, of *file) *debugFile {
 	if of == nil || of.gnuBuildID == "" || of.lacks == nil {
 		return nil
@@ -73,7 +73,7 @@ func debugNames(filePath, link, buildID string) []string {
 	return append(names, path.Join(debugDirectory, dir, link), path.Join(dir, ".debug", link), path.Join(dir, link))
 }
 
-// openDebugNamed opens a file at a path of this process or of a region's process.
+// openDebugNamed opens the file at a path in the file system of this process (own) or of the region's process.
 func (f *Files) openDebugNamed(r *Region, own bool, name string) *file {
 	named, id, err := r.process.openDebugFile(own, name)
 	if err != nil {
@@ -83,7 +83,7 @@ func (f *Files) openDebugNamed(r *Region, own bool, name string) *file {
 	return f.openNamed(r.process.user, named, id)
 }
 
-// locate returns the function at an offset of the other file.
+// locate returns the function at an offset of the stripped file.
 func (d *debugFile) locate(offset uint64) []Line {
 	address, ok := (&elfFile{segments: d.segments}).address(offset)
 	if !ok {

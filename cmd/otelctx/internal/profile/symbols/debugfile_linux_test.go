@@ -126,7 +126,7 @@ func TestAttachedWhileRead(t *testing.T) {
 	}
 }
 
-// TestForgottenLater checks that the symbols of a file that is being read are dropped later.
+// TestForgottenLater checks that symbols that should be dropped while the file is being read are dropped later.
 func TestForgottenLater(t *testing.T) {
 	f := NewFiles()
 	files := make([]*file, maxTables+2)

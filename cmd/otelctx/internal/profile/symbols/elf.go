@@ -14,7 +14,7 @@ import (
 	"unicode"
 )
 
-// Caps for ELF files, far above what linkers produce.
+// These caps for ELF files are far higher than the sizes that linkers produce.
 const (
 	maxSegments = 256
 	maxSections = 1 << 14
@@ -25,8 +25,8 @@ const (
 
 var errNotELF = errors.New("not an ELF file of a 64-bit little-endian machine")
 
-// elfFile holds the headers of an ELF file. debug/elf would read them too, but allocates as much memory as
-// the file asks for.
+// elfFile holds the headers of an ELF file. Package debug/elf is not used, because it allocates as much memory as
+// the headers of an untrusted file claim.
 type elfFile struct {
 	file     part
 	segments []elf.Prog64
@@ -39,7 +39,7 @@ type section struct {
 	name string
 }
 
-// The sections that are found by name.
+// sectionNames lists the sections that are looked up by name.
 var sectionNames = map[string]bool{
 	".gopclntab": true, ".data.rel.ro.gopclntab": true, ".go.module": true,
 	".data": true, ".noptrdata": true, ".data.rel.ro": true,
@@ -74,8 +74,7 @@ func parseELF(file part) (*elfFile, error) {
 	return f, nil
 }
 
-// readSections reads as many section headers as possible: a file without any and one whose headers are cut
-// off are equivalent.
+// readSections reads as many section headers as possible. Section headers that are cut off are treated as missing.
 func (f *elfFile) readSections(header *elf.Header64) {
 	if header.Shoff == 0 {
 		return
@@ -85,7 +84,7 @@ func (f *elfFile) readSections(header *elf.Header64) {
 	if !decode(f.file, header.Shoff, &first) {
 		return
 	}
-	if count == 0 { // too many for the field
+	if count == 0 { // the number is too large for the field and is in the first section header
 		count = first.Size
 	}
 	if names == uint64(elf.SHN_XINDEX) {
@@ -119,7 +118,7 @@ func decode(p part, offset uint64, to any) bool {
 	return err == nil
 }
 
-// content returns the contents of a section, nothing if it is compressed.
+// content returns the contents of a section, which are empty if the section is compressed.
 func (f *elfFile) content(s *section) part {
 	if elf.SectionType(s.Type) == elf.SHT_NOBITS || elf.SectionFlag(s.Flags)&elf.SHF_COMPRESSED != 0 {
 		return f.file.sub(0, 0)
@@ -157,11 +156,11 @@ func (f *elfFile) memory(address uint64) part {
 	return f.file.sub(0, 0)
 }
 
-// buildIDs returns the GNU build id, in hexadecimal, and the Go build id; "" if missing. In a program
-// linked by Go itself, no segment contains the GNU build id, only a section.
+// buildIDs returns the GNU build id in hexadecimal and the Go build id. A missing id is "". In a program linked by
+// Go's own linker, only a section contains the GNU build id, and no segment does.
 func (f *elfFile) buildIDs() (gnu, golang string) {
 	add := func(offset, size, align uint64) {
-		// Notes with an alignment of 8 are of another kind and layout.
+		// Notes with an alignment of 8 have another layout and contain no build ids.
 		content := make([]byte, min(size, maxNotes))
 		if align == 8 || !f.file.read(offset, content) {
 			return

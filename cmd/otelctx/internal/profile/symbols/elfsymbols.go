@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	// maxSymbols bounds the functions held of a file: 16 bytes each.
+	// maxSymbols is the maximum number of functions held for a file, at 16 bytes each.
 	maxSymbols = 1 << 20
-	// maxSymbolEntries bounds the entries of symbol tables that are read.
+	// maxSymbolEntries is the maximum number of symbol table entries that are read.
 	maxSymbolEntries = 1 << 22
-	// maxAliases bounds the names of one address that are compared.
+	// maxAliases is the maximum number of names of one address that are compared.
 	maxAliases = 64
-	// maxOverlap bounds the functions before an address that are examined.
+	// maxOverlap is the maximum number of functions before an address that are examined.
 	maxOverlap = 16
-	// maxMangled and maxDemangledBits bound the input, in bytes, and the output, as a power of two, of
-	// demangling: the output can be much longer than the input.
+	// maxMangled is the maximum length of a mangled name in bytes. The demangled name can be much longer, so
+	// its length is limited to 1<<maxDemangledBits bytes.
 	maxMangled       = 1 << 10
 	maxDemangledBits = 12
 )
@@ -38,12 +38,13 @@ type elfSymbols struct {
 type elfFunction struct {
 	address uint64
 	name    uint32 // offset
-	// sizeAndKind is the size in the file, at most maxSize, above the bits described below.
+	// sizeAndKind is the function's size, at most maxSize, shifted left by kindBits. The lower bits contain the
+	// rank and dynamicBit.
 	sizeAndKind uint32
 }
 
 const (
-	rankBits   = 3      // lowest for a global symbol
+	rankBits   = 3      // mask of the rank, which is lowest for a global symbol
 	dynamicBit = 1 << 2 // the name is in names[1]
 	kindBits   = 3
 	maxSize    = 1<<(32-kindBits) - 1
@@ -52,7 +53,7 @@ const (
 func (f elfFunction) size() uint64 { return uint64(f.sizeAndKind >> kindBits) }
 func (f elfFunction) rank() uint32 { return f.sizeAndKind & rankBits }
 
-// readSymbols reads the functions in .symtab and .dynsym. It skips those without a size, whose end is
+// readSymbols reads the functions in .symtab and .dynsym. It skips functions without a size, because their end is
 // unknown.
 func (f *elfFile) readSymbols() *elfSymbols {
 	symbols := &elfSymbols{}
@@ -79,10 +80,10 @@ func (f *elfFile) readSymbols() *elfSymbols {
 	return symbols
 }
 
-// read reads at most left entries of a table, and returns how many may still be read from others.
+// read reads at most left entries of a table, and returns the number of entries that may be read from later tables.
 func (s *elfSymbols) read(table part, dynamic bool, left uint64) uint64 {
 	var b [elf.Sym64Size]byte
-	// Growing step by step would take several times the memory.
+	// Allocate in one step, because growing step by step would take several times the memory.
 	s.functions = slices.Grow(s.functions, min(int(min(table.size, maxSymbols*elf.Sym64Size)/elf.Sym64Size), maxSymbols-len(s.functions)))
 	for i := range left {
 		if !table.read(i*elf.Sym64Size, b[:]) || len(s.functions) >= maxSymbols {
@@ -114,9 +115,9 @@ func (s *elfSymbols) read(table part, dynamic bool, left uint64) uint64 {
 	return 0
 }
 
-// lookup returns the name of the function that contains address. If there are several, it prefers the one
-// with the highest start, then global over weak over local binding, then the name with the fewest leading
-// underscores (malloc over __libc_malloc).
+// lookup returns the name of the function that contains address. If several functions contain it, lookup prefers
+// the highest start, then global over weak over local binding, and then the fewest leading underscores (malloc over
+// __libc_malloc).
 func (s *elfSymbols) lookup(address uint64) (string, bool) {
 	i, _ := slices.BinarySearchFunc(s.functions, address, func(f elfFunction, a uint64) int {
 		if f.address <= a {
@@ -172,7 +173,7 @@ func (s *elfSymbols) name(f elfFunction) (string, bool) {
 	return name, ok
 }
 
-// demangled returns name as in its C++ or Rust source, or unchanged.
+// demangled returns a C++ or Rust name as in the source. It returns other names unchanged.
 func demangled(name string) string {
 	if len(name) > maxMangled {
 		return name

@@ -16,29 +16,29 @@ import (
 )
 
 const (
-	// maxFiles bounds the open files. Users share it: a user may hold as many files as are still
-	// free, which leaves room for others. Beyond that the user's least recently used file is
-	// evicted. A file that no user holds is closed and its symbols are no longer available.
+	// maxFiles is the maximum number of open files, which all users share. A user may hold at most as many files
+	// as are still free, which leaves room for other users. Beyond that, the user's least recently used
+	// file is evicted. A file that no user holds is closed, and its symbols are no longer available.
 	maxFiles = 1024
-	// maxTables bounds the files whose symbols are held, about 16 MB each at most. An address may be looked
-	// up in a program and in its debug file.
+	// maxTables is the maximum number of files whose symbols are held, at about 16 MB each at most. Two are
+	// needed because an address may be looked up in a program and in its debug file.
 	maxTables = 2
-	// maxNamed and maxNamedBytes bound the cached addresses of a file. Beyond either the cache is cleared.
+	// maxNamed and maxNamedBytes limit the cached addresses of a file. Beyond either limit, the cache is cleared.
 	maxNamed      = 1 << 14
 	maxNamedBytes = 4 << 20
-	// maxBusy is how long to wait for a file that another goroutine reads. A longer wait means that the
-	// file system does not answer.
+	// maxBusy is the maximum time to wait for a file that another goroutine reads. A longer wait means that the
+	// file system does not respond.
 	maxBusy = 100 * time.Millisecond
 )
 
-// Files holds the files that processes have mapped, each once, however often and by however many processes
-// it is mapped. It is safe for concurrent use.
+// Files holds the files that processes have mapped. It holds each file once, even if several processes map it. It
+// is safe for concurrent use.
 type Files struct {
-	// unnamed reports that only build ids are read, and that files do not stay open.
+	// unnamed is set if only build ids are needed. Files do not stay open then.
 	unnamed bool
 
-	// missed is the latest time of a mapping that may not have been reported, and misses the number of such
-	// events. untold reports that mappings are not reported at all.
+	// missed is the latest time at which a new mapping may not have been reported, and misses the number of calls
+	// of Missed. untold is set if not all mappings are reported.
 	missed atomic.Pointer[time.Time]
 	misses atomic.Uint64
 	untold atomic.Bool
@@ -46,9 +46,9 @@ type Files struct {
 	mu    sync.Mutex
 	byID  map[fileID]*file
 	users map[int][]*file // the files of each user, most recently used last
-	// processes are the open processes by id.
+	// processes holds the open processes by id.
 	processes map[int][]*Process
-	// tables are the files that hold symbols, the most recently used last.
+	// tables lists the files that hold symbols, the most recently used last.
 	tables []*file
 }
 
@@ -59,9 +59,8 @@ func (f *Files) Maps(pid int) bool {
 	return len(f.processes[pid]) > 0
 }
 
-// Mapped notes that a process has mapped code, as reported by the kernel: m replaces the previous mappings
-// at its addresses. Without it the mapping is found by the next [Process.Refresh]. Times need not be in
-// order.
+// Mapped records the kernel's report that a process has mapped code: m replaces the previous mappings at its
+// addresses. Mappings that are not reported are found by the next [Process.Refresh]. Times need not be in order.
 func (f *Files) Mapped(pid int, at time.Time, m procfs.Mapping) {
 	f.mu.Lock()
 	processes := slices.Clone(f.processes[pid])
@@ -71,13 +70,13 @@ func (f *Files) Mapped(pid int, at time.Time, m procfs.Mapping) {
 	}
 }
 
-// Missed notes that before a time processes may have mapped code without a call of [Files.Mapped].
+// Missed records that processes may have mapped code before the given time without a call of [Files.Mapped].
 func (f *Files) Missed(before time.Time) {
 	f.missed.Store(&before)
 	f.misses.Add(1)
 }
 
-// Untold notes that [Files.Mapped] is not called for all mappings.
+// Untold records that [Files.Mapped] is not called for all mappings.
 func (f *Files) Untold() { f.untold.Store(true) }
 
 func (f *Files) register(p *Process) {
@@ -108,17 +107,16 @@ type file struct {
 	id    fileID
 	// holders is the number of users that hold the file. It is guarded by files.mu.
 	holders int
-	// The build ids are immutable, and so is kind: the frame type of all code in the file if nothing is
-	// symbolized.
+	// These fields are immutable. kind is the frame type of all code in the file if nothing is symbolized.
 	gnuBuildID, goBuildID, htlHash, kind string
-	// lacks describes the debug file that may name the functions if this file cannot.
+	// lacks is used to find a debug file if this file has no symbols, and nil otherwise.
 	lacks *lacking
 
-	// reading is a lock held by the goroutine that reads the file. It is a channel, so that waiting can
+	// reading is a lock held by the goroutine that reads the file. It is a channel, so that waiting for it can
 	// time out.
 	reading chan struct{}
 	closer  io.Closer // nil for data in memory
-	elf     *elfFile  // nil if it is not ELF, unreadable or closed
+	elf     *elfFile  // nil if the file is closed, unreadable or not ELF
 	golang  *goTable  // nil if missing
 	symbols *elfSymbols
 	named   map[uint64]named
@@ -136,8 +134,8 @@ func NewFiles() *Files {
 	return &Files{byID: map[fileID]*file{}, users: map[int][]*file{}, processes: map[int][]*Process{}}
 }
 
-// NewUnnamedFiles is NewFiles for callers that need build ids but no names. Only the build ids are read, and
-// only when a file is attached.
+// NewUnnamedFiles is like NewFiles, for callers that need build ids but no names. It reads only the build ids, when
+// a file is attached.
 func NewUnnamedFiles() *Files {
 	f := NewFiles()
 	f.unnamed = true
@@ -191,7 +189,8 @@ func (f *Files) openNamed(user int, path *os.File, id fileID) *file {
 	return f.add(user, newFile(f, id, content, content))
 }
 
-// add adds a file for a user, or closes it and returns the known one.
+// add adds a file for a user and returns it. If the same file is already known, add closes o and returns the known
+// file.
 func (f *Files) add(user int, o *file) *file {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -221,7 +220,7 @@ func (f *Files) hold(user int, o *file) {
 	f.users[user] = held
 }
 
-// use makes o the last of a list, and returns the first.
+// use moves or adds o to the end of a list, and returns the first file of the list.
 func use(list *[]*file, o *file) *file {
 	if i := slices.Index(*list, o); i >= 0 {
 		*list = slices.Delete(*list, i, i+1)
@@ -239,7 +238,7 @@ func newFile(f *Files, id fileID, content io.ReaderAt, closer io.Closer) *file {
 	o.htlHash = htlHash(all, id.size)
 	e, err := parseELF(all)
 	if err != nil {
-		return o // another kind of file, without symbols
+		return o // The file is not ELF and has no symbols.
 	}
 	o.elf = e
 	o.gnuBuildID, o.goBuildID = e.buildIDs()
@@ -257,7 +256,7 @@ func newUnnamedFile(f *Files, id fileID, content io.ReaderAt) *file {
 	o.htlHash = htlHash(all, id.size)
 	if e, err := parseELF(all); err == nil {
 		o.gnuBuildID, o.goBuildID = e.buildIDs()
-		o.kind = TypeNative // Only the tables tell Go code from C code.
+		o.kind = TypeNative // Without the tables, Go code cannot be distinguished from C code.
 	}
 	return o
 }
@@ -280,8 +279,8 @@ const vdso = "[vdso]"
 // kernelUser is the user that holds the kernel's files.
 const kernelUser = -1
 
-// ownVDSO returns the vDSO of this process; the kernel has one for each architecture. The memory of other
-// processes could be modified.
+// ownVDSO returns the vDSO of this process. It is the same in all processes of an architecture, and unlike the
+// memory of other processes it can be trusted.
 func (f *Files) ownVDSO() *file {
 	id := fileID{size: -1}
 	f.mu.Lock()
@@ -307,7 +306,7 @@ func (o *file) locate(offset uint64) ([]Line, string) {
 	return o.find(offset, func() (uint64, bool) { return o.elf.address(offset) })
 }
 
-// locateAddress is locate for a virtual address in the file.
+// locateAddress is like locate, for a virtual address in the file.
 func (o *file) locateAddress(address uint64) ([]Line, string) {
 	const isAddress = 1 << 63 // larger than any offset
 	return o.find(address|isAddress, func() (uint64, bool) { return address, true })
@@ -328,8 +327,7 @@ func (o *file) read() bool {
 		return true
 	case <-timer.C:
 	}
-	// This goroutine may have been descheduled while both channels became ready, in which case select chose
-	// at random.
+	// If this goroutine was descheduled until both channels were ready, select chose one at random. So try once more.
 	select {
 	case o.reading <- struct{}{}:
 		return true
@@ -338,7 +336,7 @@ func (o *file) read() bool {
 	}
 }
 
-// find returns the functions at an address, and the frame type. It caches the result by key.
+// find returns the functions at an address, and the frame type. It caches the result under key.
 func (o *file) find(key uint64, address func() (uint64, bool)) ([]Line, string) {
 	if !o.read() {
 		return nil, ""
@@ -390,7 +388,8 @@ func (o *file) lookup(address uint64) ([]Line, string) {
 	return nil, TypeNative
 }
 
-// holds notes that a file holds its symbols, and makes the least recently used file drop its symbols.
+// holds records that a file holds its symbols. If too many files do, it drops the symbols of the least recently
+// used file.
 func (f *Files) holds(o *file) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -403,7 +402,7 @@ func (f *Files) holds(o *file) {
 			<-oldest.reading
 			f.tables = slices.Delete(f.tables, i, i+1)
 		default:
-			i++ // It is being read: try again next time.
+			i++ // The file is being read, so drop its symbols next time.
 		}
 	}
 }

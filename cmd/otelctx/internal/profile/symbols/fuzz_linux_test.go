@@ -34,9 +34,9 @@ func (p *patched) ReadAt(b []byte, offset int64) (int, error) {
 	return n, err
 }
 
-// FuzzImage changes the structures of this test program's file, or truncates it, and looks up addresses.
-// Nothing may crash or read without limit. A function's name must be in the file as read by debug/elf, or
-// come from the Go table within its limits. Without a change the results must be correct.
+// FuzzImage changes the structures of this test program's file, or truncates it, and looks up addresses. Lookups
+// must not crash or read without limit. A function's name must be in the symbols that debug/elf reads, or come from
+// the Go table within its limits. If nothing was changed, the results must be correct.
 func FuzzImage(f *testing.F) {
 	base, err := os.ReadFile("/proc/self/exe")
 	require.NoError(f, err)

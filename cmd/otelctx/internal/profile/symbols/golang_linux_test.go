@@ -24,8 +24,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// goBuilds are ways to build a Go program that place its code and its table differently and require
-// different means to find them. TestNative has one that a C compiler links.
+// goBuilds lists ways to build a Go program. They place its code and its table differently, and require different
+// methods to find them. TestNative has another one, in which a C compiler links the program.
 var goBuilds = []struct {
 	programs.Variant
 
@@ -41,7 +41,7 @@ var goBuilds = []struct {
 	{programs.Variant{Name: "not-inlined", Flags: []string{"-gcflags=all=-l"}}, false},
 }
 
-// TestGo compares the results with what the runtime of each program reports.
+// TestGo compares the results with the reports of each program's own runtime.
 func TestGo(t *testing.T) {
 	for _, b := range goBuilds {
 		t.Run(b.Name, func(t *testing.T) {
@@ -64,8 +64,8 @@ func TestGo(t *testing.T) {
 	}
 }
 
-// withoutStarts returns lines without the start lines, which the runtime does not report: TestLLVM compares
-// them.
+// withoutStarts returns lines without the start lines. The runtime does not report start lines, so TestLLVM
+// compares them.
 func withoutStarts(lines []Line) []Line {
 	lines = slices.Clone(lines)
 	for i := range lines {
@@ -106,7 +106,7 @@ func requireText(t *testing.T, process opened, text [][]frame) {
 		}
 		got := withoutStarts(process.Locate(frames[0].PC, true).Lines)
 		if len(want) == 1 && want[0].Function == "" {
-			// The runtime treats the first name in its table as missing.
+			// The runtime reports no name for the function whose name is the first in its table.
 			require.Len(t, got, 1)
 			require.NotEmpty(t, got[0].Function)
 			want[0].Function = got[0].Function
@@ -165,7 +165,7 @@ func TestGoContainer(t *testing.T) {
 	process := p.open()
 	requireStack(t, process, r.Stack)
 
-	// It must also work without map_files.
+	// The file must also be found without map_files.
 	requireFoundByPath(t, process.Process, process.Find(r.Stack[0].PC))
 }
 
@@ -180,7 +180,7 @@ func TestGoMachines(t *testing.T) {
 		}{
 			{programs.Static, "empty", true},
 			{programs.Static, "prog", false},
-			// As a flag it would require a C compiler for the other architecture.
+			// -buildmode=pie as a flag would require a C compiler for the other architecture.
 			{programs.Variant{Name: "pie", Env: []string{"GOFLAGS=-buildmode=pie"}}, "prog", false},
 		} {
 			t.Run(arch+" "+b.Name+" "+b.source, func(t *testing.T) {
@@ -237,7 +237,7 @@ func TestNoMapping(t *testing.T) {
 	assert.Equal(t, &Location{Address: 16}, l)
 	assert.Equal(t, &Location{}, process.Locate(0, false))
 
-	// Mapped after the first scan.
+	// Look up memory that was mapped after the first scan.
 	code, err := strconv.ParseUint(p.Ask("map"), 10, 64)
 	require.NoError(t, err)
 	require.NoError(t, process.Refresh())
@@ -248,7 +248,8 @@ func TestNoMapping(t *testing.T) {
 	assert.Empty(t, l.Mapping.Path)
 }
 
-// TestSameRegion scans the mappings again: unchanged regions keep their identity and their file.
+// TestSameRegion checks that unchanged regions keep their identity and their file when the mappings are scanned
+// again.
 func TestSameRegion(t *testing.T) {
 	process := openProcess(t, os.Getpid())
 	pc := uint64(here())
@@ -259,8 +260,8 @@ func TestSameRegion(t *testing.T) {
 	assert.Same(t, l.Mapping, process.Locate(pc, true).Mapping)
 }
 
-// TestMapped checks that the kernel's reports of mappings are used until a scan finds something else, and
-// that nothing is certain without them or if there are too many.
+// TestMapped checks that the kernel's reports of mappings are used until a scan finds other mappings. Without
+// reports, or after too many, no result may be certain.
 func TestMapped(t *testing.T) {
 	code, err := syscall.Mmap(-1, 0, 2*os.Getpagesize(), syscall.PROT_READ|syscall.PROT_EXEC, syscall.MAP_PRIVATE|syscall.MAP_ANON)
 	require.NoError(t, err)

@@ -10,20 +10,20 @@ import (
 	"strings"
 )
 
-// The layout of the runtime's table since Go 1.20: the structures pcHeader, functab, _func and inlinedCall
-// of package runtime.
+// These constants describe the layout of the runtime's table since Go 1.20: the structures pcHeader, functab, _func
+// and inlinedCall of package runtime.
 const (
 	goTableMagic   = 0xfffffff1
 	goHeaderSize   = 8 + 8*8
 	goFuncSize     = 44
 	goFuncTabEntry = 8
-	// Indices of the tables that a function refers to.
+	// These are indices of the tables that a function refers to.
 	goPCDataInlTreeIndex = 2
 	goFuncDataInlTree    = 3
 	goInlinedCallSize    = 16
 )
 
-// Caps for following the table.
+// These caps limit the work and the size of results when the table is read.
 const (
 	maxGoFunctions   = 1 << 24
 	maxGoSteps       = 1 << 18 // of one function's table by program counter
@@ -32,8 +32,8 @@ const (
 
 var errNoGoTable = errors.New("no known table of Go functions")
 
-// goTable is the Go runtime's own table of functions, files and lines, used for tracebacks. debug/gosym
-// reads it as well, but without inlined calls, and holds all functions in memory.
+// goTable is the table of functions, files and lines that the Go runtime uses for tracebacks. Package debug/gosym is
+// not used to read it, because it does not support inlined calls and holds all functions in memory.
 type goTable struct {
 	table     part // the whole table
 	functions part // functab, and the functions behind it
@@ -44,10 +44,9 @@ type goTable struct {
 	count     uint64
 	quantum   uint64
 
-	// text is the address to which program counters in the table are relative, and limit the end of the
-	// last function.
+	// text is the base address of the program counters in the table. limit is the end of the last function.
 	text, limit uint64
-	// inlineTrees contains the functions' inline trees; without pieces if unknown.
+	// inlineTrees contains the functions' inline trees. It is the zero value if they are unknown.
 	inlineTrees part
 }
 
@@ -55,11 +54,11 @@ type goTable struct {
 type goFunction struct {
 	entry, limit   uint64
 	name           uint32
-	pcsp           uint32 // in byPC, like those below: the size of the stack frame
+	pcsp           uint32 // offset in byPC of the stack frame's size; the next two are also in byPC
 	pcfile, pcline uint32
 	unit           uint32
 	start          int32  // line
-	inlineIndex    uint32 // in byPC; 0 for none
+	inlineIndex    uint32 // offset in byPC, or 0 if there is none
 	inlineTree     uint64 // in inlineTrees
 	inlines        bool
 }
@@ -81,7 +80,7 @@ func (f *elfFile) goTable() (*goTable, error) {
 			return t, nil
 		}
 	}
-	// Without moduledata any base address would be a guess, and so would every name.
+	// Without moduledata the base address, and therefore every name, would be a guess.
 	return nil, errNoGoTable
 }
 
@@ -104,10 +103,10 @@ func parseGoTable(content part) (*goTable, error) {
 	return t, nil
 }
 
-// moduleWordCount is how many words of the runtime's moduledata are read.
+// moduleWordCount is the number of words of the runtime's moduledata that are read.
 const moduleWordCount = 64
 
-// Positions of words in moduledata that have been the same since Go 1.18.
+// These are positions of words in moduledata. They have not changed since Go 1.18.
 const (
 	moduleHeader  = 0
 	moduleNames   = 1 // a slice, like those below
@@ -122,8 +121,8 @@ const (
 	moduleEndText = 23
 )
 
-// adopt takes the base address from words if they are moduledata: if they agree with the table at address
-// in the way that the runtime's own check requires.
+// adopt checks whether words are moduledata: they must agree with the table at address, as the runtime's own check
+// requires. If so, adopt takes the base address from them and returns true.
 func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 	first, ok := t.functions.uint32(0)
 	last, ok2 := t.functions.uint32(t.count * goFuncTabEntry)
@@ -135,8 +134,8 @@ func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 		words[moduleFuncTab+1] != t.count+1 {
 		return false
 	}
-	// Text that the linker has divided, because it exceeds 32 bits, is relocated by a list; in that case
-	// the last of these conditions fails.
+	// If the linker has divided the text, because it is too large for 32 bits, a list of sections determines the
+	// addresses. Such programs are not supported: the last of these conditions fails for them.
 	text := words[moduleText]
 	if words[moduleMinPC] != text+uint64(first) || words[moduleMaxPC] != text+uint64(last) ||
 		words[moduleMinPC] >= words[moduleMaxPC] || words[moduleMaxPC] > words[moduleEndText] {
@@ -146,8 +145,8 @@ func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 	return true
 }
 
-// moduleCandidates returns the addresses where moduledata may be: the start of its section since Go 1.26,
-// or else every place that contains the address of the table s.
+// moduleCandidates returns the possible addresses of moduledata. Since Go 1.26 that is the start of its section. In
+// other files it is every place that contains the address of the table s.
 func (f *elfFile) moduleCandidates(s *section, relocations []relocation) []uint64 {
 	if module := f.named(".go.module"); module != nil {
 		return []uint64{module.Addr}
@@ -163,9 +162,9 @@ func (f *elfFile) moduleCandidates(s *section, relocations []relocation) []uint6
 
 const (
 	maxModuleCandidates = 64
-	// maxModuleSearch bounds the bytes in which moduledata is searched.
+	// maxModuleSearch is the maximum number of bytes that are searched for moduledata.
 	maxModuleSearch = 64 << 20
-	// maxRelocations bounds the relocations held while a file is opened: 16 bytes each.
+	// maxRelocations is the maximum number of relocations held while a file is opened, at 16 bytes each.
 	maxRelocations = 1 << 21
 )
 
@@ -193,7 +192,7 @@ func (f *elfFile) pointersTo(target uint64) []uint64 {
 	return found
 }
 
-// relocation stores addend, relative to the load address, at address.
+// relocation makes the loader store addend plus the load address at address.
 type relocation struct{ address, addend uint64 }
 
 // relocations returns the relative relocations of a position-independent file, which only add the load
@@ -238,11 +237,11 @@ func (f *elfFile) moduleWords(address uint64, relocations []relocation) (*[modul
 }
 
 const (
-	// inlineProbe is how many functions with inlined calls are checked against candidate inline trees.
-	// inlineSearch is how many functions are searched for them.
+	// inlineProbe is the number of functions with inlined calls that are checked against candidate inline trees.
+	// inlineSearch is the number of functions that are searched for functions with inlined calls.
 	inlineProbe  = 32
 	inlineSearch = 1 << 16
-	// maxInlined bounds the calls that are checked in one function.
+	// maxInlined is the maximum number of calls that are checked in one function.
 	maxInlined = 1 << 12
 )
 
@@ -252,9 +251,9 @@ type probe struct {
 	count int32 // of inlined calls
 }
 
-// findInlineTrees finds the word after the known words of moduledata that is the address of the inline
-// trees (gofunc). Its position has changed between Go versions: it is the word with which the functions'
-// references are plausible. If there is none, inlined calls stay unknown.
+// findInlineTrees finds the address of the inline trees (gofunc) among the words of moduledata. The position of this
+// word differs between Go versions, so findInlineTrees takes the first word after the known ones with which the
+// functions' inline trees are plausible. If there is none, inlined calls remain unknown.
 func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
 	var probes []probe
 	for i := range min(t.count, inlineSearch) {
@@ -292,8 +291,8 @@ func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
 	}
 }
 
-// plausible reports whether trees could be the inline trees: for the function of p, they must yield calls
-// whose names begin right after another name and whose offsets lie inside the function.
+// plausible reports whether trees could be the inline trees. For the function of p, they must yield calls whose names
+// begin right after another name and whose offsets are inside the function.
 func (t *goTable) plausible(p probe, trees part) bool {
 	for i := range p.count {
 		call, ok := inlinedCall(p.goFunction, trees, i)
@@ -310,8 +309,8 @@ func (t *goTable) plausible(p probe, trees part) bool {
 	return true
 }
 
-// goCall is the runtime's inlinedCall: a call of the function called name, which begins at line start.
-// parent is the call's offset in the function that it is inlined into.
+// goCall is the runtime's inlinedCall. name and start are the name and the first line of the called function. parent
+// is the call's offset in the function that it is inlined into.
 type goCall struct {
 	name, parent uint32
 	start        int32
@@ -361,7 +360,7 @@ func (t *goTable) find(address uint64) (goFunction, bool) {
 		return goFunction{}, false
 	}
 	offset := address - t.text
-	low, high := uint64(0), t.count // functions before low begin at or before address
+	low, high := uint64(0), t.count // invariant: all functions before low begin at or before address
 	for low < high {
 		middle := (low + high) / 2
 		entry, ok := t.functions.uint32(middle * goFuncTabEntry)
@@ -478,7 +477,7 @@ func (t *goTable) lookup(address uint64) ([]Line, bool) {
 	return []Line{{Function: printable(outer), Start: startLine(fn.start)}}, true
 }
 
-// startLine returns a line of the table, 0 if it is negative: the file is not trusted.
+// startLine returns a line of the table as an int. It replaces negative lines, which untrusted files may have, by 0.
 func startLine(line int32) int { return int(max(line, 0)) }
 
 // place returns the file and line of the instruction at address, or "" and 0.
@@ -497,7 +496,7 @@ func (t *goTable) place(fn goFunction, address uint64) (file string, line int) {
 	return file, int(lineNumber)
 }
 
-// printable returns a function's name as the runtime prints it: without type arguments, the text between
+// printable returns a function's name as the runtime prints it. It removes type arguments, which are the text between
 // the outermost brackets.
 func printable(name string) string {
 	i, j := strings.IndexByte(name, '['), strings.LastIndexByte(name, ']')

@@ -48,7 +48,7 @@ func TestEndless(t *testing.T) {
 			Type:  uint16(elf.ET_DYN), Machine: uint16(elf.EM_X86_64),
 			Phoff: 64, Phentsize: 56, Phnum: 0xffff, Shoff: 64, Shentsize: 64, Shnum: 0xffff, Shstrndx: 1,
 		}
-		// Two tables of symbols, one of relocations.
+		// The file has two tables of symbols and one of relocations.
 		all := elf.Section64{Size: 1 << 62, Flags: uint64(elf.SHF_ALLOC)}
 		var b bytes.Buffer
 		require.NoError(t, binary.Write(&b, binary.LittleEndian, header))
@@ -72,8 +72,8 @@ func TestEndless(t *testing.T) {
 	}
 }
 
-// TestOlderGo finds moduledata in files as before Go 1.26, without a section for it: by the address of the
-// table in the data, or by its relocation.
+// TestOlderGo checks that moduledata is found in files from before Go 1.26, which have no section for it: by the
+// address of the table in the data, or by the relocation of this address.
 func TestOlderGo(t *testing.T) {
 	for _, v := range []programs.Variant{programs.Stripped, pieStripped} {
 		file, err := os.Open(build(t, v, "prog"))
@@ -114,8 +114,8 @@ func TestNotELF(t *testing.T) {
 	require.ErrorIs(t, err, errNotELF)
 }
 
-// TestRelocated opens files in which the addresses in moduledata are only in the relocations, as some
-// linkers produce them.
+// TestRelocated opens files in which only the relocations contain the addresses in moduledata, as some linkers
+// produce them.
 func TestRelocated(t *testing.T) {
 	content, err := os.ReadFile(build(t, pieStripped, "prog"))
 	require.NoError(t, err)
@@ -140,8 +140,8 @@ func TestRelocated(t *testing.T) {
 	assert.Equal(t, want.inlineTrees.start, got.inlineTrees.start)
 }
 
-// TestWrongModule opens files whose moduledata differs from the table in one word, and expects no names
-// rather than wrong ones.
+// TestWrongModule opens files in which one word of moduledata disagrees with the table. There must be no names,
+// because they could be wrong.
 func TestWrongModule(t *testing.T) {
 	content, err := os.ReadFile("/proc/self/exe")
 	require.NoError(t, err)
@@ -160,8 +160,8 @@ func TestWrongModule(t *testing.T) {
 	}
 }
 
-// TestNoModule opens a file with a table but without moduledata, so without a base address, and expects no
-// names.
+// TestNoModule opens a file with a table but without moduledata. There must be no names, because the base address is
+// unknown.
 func TestNoModule(t *testing.T) {
 	file, err := os.Open("/proc/self/exe")
 	require.NoError(t, err)
@@ -177,7 +177,7 @@ func TestNoModule(t *testing.T) {
 	require.ErrorIs(t, err, errNoGoTable)
 }
 
-// TestBoundedCache looks up more addresses than are cached.
+// TestBoundedCache looks up more addresses than fit into the cache.
 func TestBoundedCache(t *testing.T) {
 	self, err := os.Open("/proc/self/exe")
 	require.NoError(t, err)
@@ -281,11 +281,11 @@ func TestKallsyms(t *testing.T) {
 	}
 }
 
-// TestKallsymsUnnamed expects the same range of the kernel's code as with names, and no names.
+// TestKallsymsUnnamed checks that without names the range of the kernel's code is the same as with names.
 func TestKallsymsUnnamed(t *testing.T) {
 	named, k := &Kernel{locations: map[uint64]*Location{}}, &Kernel{locations: map[uint64]*Location{}}
 	require.NoError(t, named.parse(strings.NewReader(kallsyms)))
-	// Lines after the end of the code are not even read.
+	// Lines after the end of the code must not be read.
 	require.NoError(t, k.parseRange(strings.NewReader(kallsyms+"malformed\n")))
 	require.NotNil(t, k.mapping)
 	assert.Equal(t, named.mapping, k.mapping)

@@ -20,9 +20,9 @@ import (
 var ErrKernelHidden = fmt.Errorf("kernel addresses are hidden (kernel.kptr_restrict): %w", fs.ErrPermission)
 
 const (
-	// maxKallsyms is far above the number of symbols in kernels.
+	// maxKallsyms is the maximum number of symbols, far more than kernels have.
 	maxKallsyms = 1 << 22
-	// maxKernelLocations bounds the cached locations.
+	// maxKernelLocations is the maximum number of cached locations.
 	maxKernelLocations = 1 << 16
 )
 
@@ -33,7 +33,7 @@ type Kernel struct {
 	locations map[uint64]*Location
 }
 
-// kernelSymbol is a symbol that extends to the next one.
+// kernelSymbol is a symbol, whose code extends to the next symbol.
 type kernelSymbol struct {
 	address uint64
 	name    string // empty for data and other non-functions
@@ -44,8 +44,8 @@ type kernelSymbol struct {
 // and a Kernel that names nothing. The Kernel is never nil.
 func OpenKernel() (*Kernel, error) { return openKernel((*Kernel).parse) }
 
-// OpenUnnamedKernel is OpenKernel for callers that need no names. It reads only the symbols around the
-// kernel's code and retains none.
+// OpenUnnamedKernel is like OpenKernel, for callers that need no names. It reads only the symbols that delimit the
+// kernel's code, and does not retain them.
 func OpenUnnamedKernel() (*Kernel, error) { return openKernel((*Kernel).parseRange) }
 
 func openKernel(parse func(*Kernel, io.Reader) error) (*Kernel, error) {
@@ -92,14 +92,14 @@ func (k *Kernel) parse(kallsyms io.Reader) error {
 	return nil
 }
 
-// parseRange is parse without the symbols.
+// parseRange is like parse, but does not retain the symbols.
 func (k *Kernel) parseRange(kallsyms io.Reader) error {
 	return k.scan(kallsyms, func(_ uint64, _ byte, name, module string) (more bool) {
 		return name != endOfCode || module != ""
 	})
 }
 
-// The symbols around the kernel's own code.
+// These symbols delimit the kernel's own code.
 const (
 	startOfCode = "_stext"
 	endOfCode   = "_etext"
@@ -146,8 +146,8 @@ func (k *Kernel) scan(kallsyms io.Reader, each func(address uint64, kind byte, n
 }
 
 // Locate symbolizes the address of an instruction in the kernel. For a return address the caller passes the
-// preceding byte, which belongs to the call. The same address returns the same pointer until the cache is
-// cleared. It never returns nil.
+// preceding byte, which belongs to the call. Until the cache is cleared, the same address returns the same
+// pointer. Locate never returns nil.
 func (k *Kernel) Locate(address uint64) *Location {
 	if l, ok := k.locations[address]; ok {
 		return l
@@ -166,7 +166,7 @@ func (k *Kernel) Locate(address uint64) *Location {
 	return l
 }
 
-// name returns the function that contains address, or "". Of several names for one address it returns the
+// name returns the name of the function that contains address, or "". If there are several names, it returns the
 // first in kallsyms.
 func (k *Kernel) name(address uint64) string {
 	i, exact := slices.BinarySearchFunc(k.symbols, address, func(s kernelSymbol, a uint64) int { return cmp.Compare(s.address, a) })

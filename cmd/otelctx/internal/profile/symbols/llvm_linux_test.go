@@ -19,8 +19,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// TestLLVM compares all calls, including the start lines of functions, at addresses throughout the code
-// with what llvm-symbolizer reads from DWARF.
+// TestLLVM compares the lines at addresses throughout the code, including inlined calls and the start lines of
+// functions, with the results of llvm-symbolizer, which reads DWARF.
 func TestLLVM(t *testing.T) {
 	tool, err := exec.LookPath("llvm-symbolizer")
 	if err != nil {
@@ -45,7 +45,7 @@ func TestLLVM(t *testing.T) {
 			path, dwarf := build(t, c.file, c.source), build(t, c.dwarf, c.source)
 			start, size := textOf(t, path)
 			otherStart, otherSize := textOf(t, dwarf)
-			// Stripping moves data, but no code.
+			// The stripped file must have its code at the same addresses as the file with DWARF.
 			require.Equal(t, []uint64{otherStart, otherSize}, []uint64{start, size})
 
 			f, err := os.Open(path)
@@ -113,7 +113,7 @@ func textOf(t *testing.T, path string) (start, size uint64) {
 	return f.Section(".text").Addr, f.Section(".text").Size
 }
 
-// symbolize returns LLVM's lines for addresses, nil where there are none.
+// symbolize returns LLVM's lines for each address, or nil if it has none.
 func symbolize(t *testing.T, tool, path string, addresses []uint64) [][]Line {
 	t.Helper()
 	var input strings.Builder

@@ -3,8 +3,8 @@
 
 package symbols
 
-// Frame types: the values of the attribute profile.frame.type of OpenTelemetry's semantic conventions that
-// this package distinguishes.
+// These are the frame types that this package distinguishes: values of the attribute profile.frame.type of
+// OpenTelemetry's semantic conventions.
 const (
 	TypeGo     = "go"
 	TypeNative = "native"
@@ -20,7 +20,7 @@ type Mapping struct {
 	// Path is the file's path in the process's own mount namespace, without the suffix of a deleted file.
 	// It may be a pseudo-path such as [vdso], or empty for anonymous memory.
 	Path string
-	// GNUBuildID is in lower-case hexadecimal, GoBuildID as `go tool buildid` prints it. They are empty if
+	// GNUBuildID is in lower-case hexadecimal. GoBuildID is the id that `go tool buildid` prints. They are empty if
 	// missing or unreadable.
 	GNUBuildID, GoBuildID string
 	// HTLHash identifies files without a build id: see [htlHash]. It is empty if there is no readable file.
@@ -30,14 +30,14 @@ type Mapping struct {
 // Line is a function and a position in it.
 type Line struct {
 	Function string
-	// File and Line are empty and 0 if unknown.
+	// File is empty and Line is 0 if they are unknown.
 	File string
 	Line int
-	// Start is the first line of the function, 0 if unknown.
+	// Start is the first line of the function, or 0 if it is unknown.
 	Start int
 }
 
-// Bytes estimates the memory that lines take, in bytes.
+// Bytes estimates the size of lines in memory, in bytes.
 func Bytes(lines []Line) int {
 	const line = 50
 	size := 0
@@ -51,13 +51,13 @@ func Bytes(lines []Line) int {
 type Location struct {
 	// Mapping is nil if the address is in no known mapping. Locations in one mapping share it.
 	Mapping *Mapping
-	// Address is a virtual address of the process: that of the interrupted instruction, or a byte of a call
+	// Address is a virtual address of the process, either of the interrupted instruction or of a byte of a call
 	// instruction.
 	Address uint64
-	// Lines are the function that contains the address, preceded by the calls inlined there, the innermost
+	// Lines lists the function that contains the address, preceded by the calls inlined there, the innermost
 	// first. It is empty if the function is unknown.
 	Lines []Line
-	// Type is TypeGo, TypeNative or TypeKernel. It is empty for code of no known file, which may have been
-	// compiled at run time.
+	// Type is TypeGo, TypeNative or TypeKernel. It is empty if the file of the code is unknown. Such code may have
+	// been compiled at run time.
 	Type string
 }

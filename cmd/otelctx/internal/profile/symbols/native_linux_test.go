@@ -139,7 +139,7 @@ func TestUnnamedReadsNoSymbols(t *testing.T) {
 	}
 }
 
-// TestVDSO symbolizes the functions that the kernel maps into each process.
+// TestVDSO symbolizes functions of the vDSO, which the kernel maps into each process.
 func TestVDSO(t *testing.T) {
 	process := openProcess(t, os.Getpid())
 	var names []string
@@ -158,7 +158,7 @@ func TestVDSO(t *testing.T) {
 	assert.Contains(t, strings.Join(names, " "), "clock_gettime")
 }
 
-// requireFoundByPath opens a region's file without map_files, as for users other than root.
+// requireFoundByPath opens a region's file without map_files, as happens for users other than root.
 func requireFoundByPath(t *testing.T, p *Process, r *Region) {
 	t.Helper()
 	f, _, err := p.openFirst(p.candidates(r)[1:])
@@ -194,7 +194,7 @@ func mustExecutable(t *testing.T) string {
 	return path
 }
 
-// TestOverlap has nested functions, and several at one address.
+// TestOverlap looks up addresses in nested functions, and in several functions with the same address.
 func TestOverlap(t *testing.T) {
 	names := "\x00outer\x00inner\x00__alias\x00_local\x00weak@@VERSION_1\x00"
 	at := func(name string) uint32 { return uint32(strings.Index(names, "\x00"+name) + 1) }

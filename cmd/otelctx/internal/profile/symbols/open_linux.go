@@ -19,14 +19,14 @@ import (
 	"github.com/otelctx/otelctx/internal/remotemem"
 )
 
-// openFile finds the file of a region. It does not open it for reading yet, since opening a device may have
-// side effects.
+// openFile finds the file of a region and returns a handle. It does not open the file for reading yet, because
+// opening a device may have side effects.
 //
-// With CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE the kernel provides the file that is mapped now, deleted or
-// not. Otherwise it is the process's executable, or the file at the mapping's path as the process sees it.
-// Another file may have been mapped or may have taken the path meanwhile. So the file must have the inode
-// of the mapping or its build ids: file systems such as overlayfs and btrfs report other inodes for files
-// than for their mappings.
+// With CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, the kernel provides the file that is mapped now, even if it has been
+// deleted. Otherwise openFile uses the process's executable, or the file at the mapping's path as the process sees it.
+// Since another file may have been mapped, or the path may lead to another file, openFile checks that the file has
+// the inode of the mapping or its build ids. The build ids are needed on file systems such as overlayfs and btrfs,
+// where the inode of a file differs from that of its mapping.
 func (p *Process) openFile(r *Region) (*os.File, fileID, error) { return p.openFirst(p.candidates(r)) }
 
 // candidate is a way to find a file, with a check that it is the right one.
@@ -98,7 +98,7 @@ func (p *Process) isExecutable(r *Region) bool {
 	return err == nil && strings.TrimSuffix(path, " (deleted)") == r.mapping.Path
 }
 
-// buildIDs are the build ids of a mapped file, empty if unknown.
+// buildIDs holds the build ids of a mapped file. Unknown ids are empty.
 type buildIDs struct{ gnu, golang string }
 
 // match reports whether a file has the same build ids, at least one of which must be known.
@@ -137,7 +137,7 @@ func (p *Process) mappedBuildIDs(r *Region) *buildIDs {
 	return ids
 }
 
-// mappedFile reads a file as far as a process has mapped it.
+// mappedFile reads the parts of a file that a process has mapped.
 type mappedFile struct {
 	pid      int
 	mappings []procfs.Mapping
@@ -158,7 +158,7 @@ func (f mappedFile) ReadAt(b []byte, offset int64) (int, error) {
 	return 0, io.EOF
 }
 
-// openDebugFile finds the file at a path in this process's file system (own) or in that of p.
+// openDebugFile finds the file at a path in this process's file system (own) or in the file system of p.
 func (p *Process) openDebugFile(own bool, path string) (*os.File, fileID, error) {
 	root := "/"
 	if !own {
@@ -216,8 +216,8 @@ func (p *Process) self() (pid int, user uint32, err error) {
 	return pid, user, nil
 }
 
-// check fails and closes f unless it is a regular file and the right one, and the process still exists.
-// Otherwise the file may be another process's.
+// check checks that f is a regular file and the right one, and that the process still exists, because otherwise the
+// file may belong to another process. If a check fails, it closes f and returns an error.
 func (p *Process) check(f *os.File, isRight func(*os.File, fileID) bool) (*os.File, fileID, error) {
 	id, err := identify(f)
 	if err == nil && !isRight(f, id) {

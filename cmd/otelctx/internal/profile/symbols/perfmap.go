@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// maxPerfMap and maxPerfLines bound the part of a perf map that is searched, counted from its end, in
-	// bytes and in lines, valid or not.
+	// maxPerfMap and maxPerfLines limit the part of a perf map that is searched, in bytes and in lines. The limits
+	// count from the end of the file and include invalid lines.
 	maxPerfMap   = 64 << 20
 	maxPerfLines = 1 << 21
-	// maxPerfLine bounds a line. Longer ones are ignored.
+	// maxPerfLine is the maximum length of a line. Longer lines are ignored.
 	maxPerfLine = maxName + 64
-	// perfChunk is how many bytes of a perf map are read at a time.
+	// perfChunk is the number of bytes of a perf map that are read at a time.
 	perfChunk = 256 << 10
 )
 
@@ -26,11 +26,11 @@ const (
 // compiles at run time, with its start and size in hexadecimal and its name
 // (linux/tools/perf/Documentation/jit-interface.txt). The file stays open until the Process is closed.
 type perfMap struct {
-	// reading is a lock held by the goroutine that opens or searches the file. The file system may never
-	// answer.
+	// reading is a lock held by the goroutine that opens or searches the file. It is a channel, because the file
+	// system may block forever.
 	reading chan struct{}
 	file    *os.File
-	// sizes are the sizes of the file at the last two searches, the older one first.
+	// sizes holds the sizes of the file at the last two searches, the older one first.
 	sizes [2]int64
 }
 
@@ -51,7 +51,7 @@ func (p *Process) openPerfMapOnce() {
 	}
 	named, err := p.openPerfMap()
 	if err != nil {
-		return // Most processes have none.
+		return // Most processes have no perf map.
 	}
 	defer func() { _ = named.Close() }()
 	f, err := reopen(named)
@@ -65,13 +65,13 @@ func (p *Process) openPerfMapOnce() {
 }
 
 // NameCompiled sets the lines of locations in code compiled at run time, from the process's perf map. The
-// locations must not be shared yet. If several functions cover an address, it is named by the last one
-// written, with one exception: a function written since the call before the last one may be newer than the
-// samples, and if it replaces another function, the location stays unnamed.
+// locations must not be shared yet. If the map has several functions at an address, the last one names it. There is
+// one exception: a function that was written since the call before the last one may be newer than the samples. If
+// such a function replaces another one, the location stays unnamed.
 //
-// NameCompiled reads the last 64 MiB or two million lines of the file, from the end, until all locations
-// are found, the names take more than most bytes, or goOn returns false. It reports whether the search was
-// completed. It may block on a file system.
+// NameCompiled searches at most the last 64 MiB or two million lines of the file, backwards from the end. It stops
+// when all locations are found, when the names take more than most bytes, or when goOn returns false. It reports
+// whether the search was completed. It may block on a file system.
 func (p *Process) NameCompiled(locations []*Location, most int, goOn func() bool) bool {
 	if len(locations) == 0 || p.files.unnamed {
 		return true
@@ -80,7 +80,7 @@ func (p *Process) NameCompiled(locations []*Location, most int, goOn func() bool
 	case p.perf.reading <- struct{}{}:
 		defer func() { <-p.perf.reading }()
 	default:
-		return false // The file system does not answer.
+		return false // The file system does not respond.
 	}
 	p.openPerfMapOnce()
 	if p.perf.file == nil {
@@ -98,7 +98,7 @@ func (p *Process) NameCompiled(locations []*Location, most int, goOn func() bool
 // closePerfMap closes the perf map as soon as no goroutine reads it.
 func (p *Process) closePerfMap() {
 	go func() {
-		p.perf.reading <- struct{}{} // never released, so that it is not opened again
+		p.perf.reading <- struct{}{} // The lock is never released, so that the perf map is not opened again.
 		if p.perf.file != nil {
 			_ = p.perf.file.Close() // read only
 		}
@@ -107,11 +107,11 @@ func (p *Process) closePerfMap() {
 
 // perfSearch searches a perf map for the functions at some addresses.
 type perfSearch struct {
-	open []perfAddress // by address; may include some that are done
+	open []perfAddress // sorted by address; includes addresses that are done
 	done int
 	// old is the size of the file before the first of the addresses was sampled.
 	old int64
-	// left is how many more bytes names may take.
+	// left is the number of bytes that further names may take.
 	left  int
 	goOn  func() bool
 	steps int
@@ -139,8 +139,8 @@ func newPerfSearch(locations []*Location, old int64, most int, goOn func() bool)
 	return s
 }
 
-// search searches the lines before size, from the last to the first. Text after the last newline is still
-// being written. It reports whether the search was completed.
+// search searches the first size bytes of the file, from the last line to the first. It ignores text after the last
+// newline, because that line is still being written. It reports whether the search was completed.
 func (s *perfSearch) search(file io.ReaderAt, size int64) bool {
 	defer s.settle()
 	buffer := make([]byte, perfChunk+maxPerfLine)
@@ -199,7 +199,7 @@ func (s *perfSearch) line(line []byte, offset int64) bool {
 	return true
 }
 
-// found notes a function at an address. The search goes backwards, so newer functions were found before.
+// found records a function at an address. The search goes backwards, so newer functions have been found before.
 func (s *perfSearch) found(a *perfAddress, name []byte, offset int64) {
 	switch {
 	case a.done:
@@ -208,7 +208,7 @@ func (s *perfSearch) found(a *perfAddress, name []byte, offset int64) {
 		s.left -= len(name)
 		a.name = string(name)
 		if offset >= s.old {
-			return // It may replace another function.
+			return // The function may replace another one, which may be the right one.
 		}
 		a.setName(a.name)
 	case a.name == string(name) && offset >= s.old:
@@ -220,7 +220,7 @@ func (s *perfSearch) found(a *perfAddress, name []byte, offset int64) {
 	s.done++
 }
 
-// settle names addresses for which only new functions were found.
+// settle names the addresses for which only one name was found, in text newer than old.
 func (s *perfSearch) settle() {
 	for i := range s.open {
 		if a := &s.open[i]; !a.done && a.name != "" {

@@ -37,8 +37,8 @@ func names(locations []*Location) (names []string) {
 	return names
 }
 
-// TestPerfMap checks that addresses are named by the process's perf map. It writes a map for this process,
-// which compiles no code at run time and so has no map of its own.
+// TestPerfMap checks that the process's perf map names addresses. It writes a map for this process, which has none
+// because it compiles no code at run time.
 func TestPerfMap(t *testing.T) {
 	path := fmt.Sprintf("/tmp/perf-%d.map", os.Getpid()) // The name contains the process's id.
 	t.Cleanup(func() { _ = os.Remove(path) })
@@ -53,7 +53,8 @@ func TestPerfMap(t *testing.T) {
 		return strings.Repeat(strings.Repeat("x", size-1)+"\n", lines)
 	}
 	for name, c := range map[string]struct {
-		// before is written before the process is opened, and each element of after before the next search.
+		// before is written to the map before the process is opened. Each element of after is written before the
+		// next search.
 		before string
 		after  []string
 		want   map[uint64]string
@@ -90,7 +91,7 @@ func TestPerfMap(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			write(c.before)
 			process := openProcess(t, os.Getpid())
-			process.attachPerfMap() // as if there were such code
+			process.attachPerfMap() // as for a process with such code
 			var locations []*Location
 			for _, text := range append(c.after, "")[:max(1, len(c.after))] {
 				write(text)
@@ -108,8 +109,8 @@ func TestPerfMap(t *testing.T) {
 	}
 }
 
-// TestPerfMapIsTheProcessesOwn checks that only the process's own regular file names its code, even if it
-// is removed meanwhile.
+// TestPerfMapIsTheProcessesOwn checks that a perf map is used only if it is a regular file of the process's user. It
+// must also be used after it has been removed.
 func TestPerfMapIsTheProcessesOwn(t *testing.T) {
 	path := fmt.Sprintf("/tmp/perf-%d.map", os.Getpid())
 	t.Cleanup(func() { _ = os.Remove(path) })
@@ -144,8 +145,8 @@ func TestPerfMapIsTheProcessesOwn(t *testing.T) {
 	}
 }
 
-// TestPerfMapIsBounded checks that the cost stays within the caller's limits if a process writes many
-// lines, long names or lines that cover everything.
+// TestPerfMapIsBounded checks that a search stays within the caller's limits if a process writes many lines, long
+// names or lines that cover all addresses.
 func TestPerfMapIsBounded(t *testing.T) {
 	path := fmt.Sprintf("/tmp/perf-%d.map", os.Getpid())
 	t.Cleanup(func() { _ = os.Remove(path) })

@@ -13,7 +13,7 @@ import (
 const (
 	blockSize  = 4 << 10
 	blockCount = 64
-	// maxName bounds the length of a name in a file, in bytes. Longer names are ignored.
+	// maxName is the maximum length of a name in bytes. Longer names are ignored.
 	maxName = 4 << 10
 )
 
@@ -24,7 +24,7 @@ type pieces struct {
 	blocks [blockCount]block
 }
 
-// block is blockSize bytes at number*blockSize of a file, fewer at its end.
+// block holds blockSize bytes at offset number*blockSize of a file. The last block of a file is shorter.
 type block struct {
 	number uint64
 	data   []byte // nil if there is none
@@ -37,7 +37,7 @@ type part struct {
 	start, size uint64
 }
 
-// whole returns the whole file as a part. Its size need not be known.
+// whole returns the whole file as a part. The size of the file need not be known.
 func whole(file io.ReaderAt) part {
 	return part{pieces: &pieces{file: file}, size: math.MaxInt64}
 }

@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	// maxRegions bounds the known executable mappings of a process. Mappings of files come first: others
-	// can only be named by a perf map.
+	// maxRegions is the maximum number of executable mappings known for a process. Mappings of files take
+	// precedence, because only a perf map can name code in other mappings.
 	maxRegions = 1 << 14
-	// maxChanges bounds the mapping changes of a process that are tracked between two scans. If there are
-	// more, no address in the process can be named until the next scan.
+	// maxChanges is the maximum number of mapping changes of a process that are tracked between two scans. After
+	// more changes, no address in the process can be named until the next scan.
 	maxChanges = 1 << 12
 )
 
@@ -32,7 +32,7 @@ type Process struct {
 	perf  perfMap
 	// refresh is held while the mappings are scanned.
 	refresh sync.Mutex
-	// generation counts the changes of the results of Find and Regions.
+	// generation increases whenever the results of Find and Regions change.
 	generation atomic.Uint64
 	// leftOut is the number of executable mappings beyond maxRegions.
 	leftOut atomic.Int64
@@ -41,8 +41,8 @@ type Process struct {
 	timeline timeline
 	// changes is the number of the kernel's reports since the last scan.
 	changes int
-	// scanned is the start of the last scan, and ignored the time of the last report that was ignored
-	// because there were too many.
+	// scanned is the start of the last scan. ignored is the time of the last report that was ignored because there
+	// were too many reports.
 	scanned, ignored time.Time
 }
 
@@ -56,12 +56,12 @@ type Region struct {
 	wanted     atomic.Bool
 	attachOnce sync.Once
 	attached   atomic.Pointer[attached]
-	// gone reports that a scan did not find the region, which the kernel may have replaced at any time before
-	// the scan.
+	// gone is set if a scan did not find the region. It may have been replaced at any time before the scan.
 	gone atomic.Bool
 }
 
-// attached is a region's file, nil if it is not readable, and its debug file, nil if there is none.
+// attached holds a region's file, which is nil if it is not readable, and its debug file, which is nil if there is
+// none.
 type attached struct {
 	file    *file
 	debug   *debugFile
@@ -69,15 +69,15 @@ type attached struct {
 }
 
 // Open scans the mappings of a process. It requires permission to read them; the error wraps
-// procfs.ErrProcessGone if the process does not exist, and may wrap fs.ErrPermission. It may block on the
-// process. Close releases it.
+// procfs.ErrProcessGone if the process does not exist, and may wrap fs.ErrPermission. Open may block on the
+// process. Close releases the result.
 func (f *Files) Open(pid int) (*Process, error) {
 	proc, err := procfs.NewFS("/proc").Process(pid)
 	if err != nil {
 		return nil, err
 	}
 	p := &Process{pid: pid, proc: proc, files: f, perf: perfMap{reading: make(chan struct{}, 1)}}
-	f.register(p) // before the first scan, so that no report is missed
+	f.register(p) // Register before the first scan, so that no report is missed.
 	if p.user, err = procfs.NewFS("/proc").User(pid); err == nil {
 		err = p.Refresh()
 	}
@@ -182,8 +182,8 @@ func (p *Process) Find(address uint64) *Region {
 // Generation changes whenever the results of [Process.Regions] may change.
 func (p *Process) Generation() uint64 { return p.generation.Load() + p.files.misses.Load() }
 
-// Regions returns the region that contained each address at the given time, nil where unknown. If certain
-// is false, a region whose [Region.Gone] returns true may have been replaced before that time.
+// Regions returns the region that contained each address at the given time. It is nil if it is unknown. If certain is
+// false, a region whose [Region.Gone] returns true may have been replaced before the given time.
 func (p *Process) Regions(addresses []uint64, at time.Time) (regions []*Region, certain bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -214,14 +214,14 @@ func newRegion(p *Process, m procfs.Mapping) *Region {
 	}}
 }
 
-// same reports whether r and o are the same mapping. Paths may differ: they depend on the process's root
-// directory, and files are renamed.
+// same reports whether r and o are the same mapping. Their paths may differ, because paths depend on the process's
+// root directory and files may be renamed.
 func (r *Region) same(o *Region) bool {
 	return r.mapping.Start == o.mapping.Start && r.mapping.Limit == o.mapping.Limit && r.mapping.FileOffset == o.mapping.FileOffset &&
 		r.inode == o.inode && r.major == o.major && r.minor == o.minor
 }
 
-// continues reports whether r and o have the same contents at each address that is in both.
+// continues reports whether r and o have the same contents at all addresses that both contain.
 func (r *Region) continues(o *Region) bool {
 	return r.inode == o.inode && r.major == o.major && r.minor == o.minor &&
 		(r.anonymous() || r.mapping.Start-r.mapping.FileOffset == o.mapping.Start-o.mapping.FileOffset)
@@ -233,11 +233,12 @@ func (r *Region) anonymous() bool { return r.inode == 0 }
 // Gone reports whether a scan did not find the region although the kernel had not reported its replacement.
 func (r *Region) Gone() bool { return r.gone.Load() }
 
-// Want reports whether the region should be attached. It returns true once.
+// Want reports whether the caller should attach the region. It returns true once, and once more after each call of
+// [Region.Unwant].
 func (r *Region) Want() bool { return !r.Attached() && r.wanted.CompareAndSwap(false, true) }
 
 // Attach opens the file of the region. It must be called while the process exists, and may block on the
-// process or a file system. If another goroutine is doing so, Attach waits for it.
+// process or a file system. If another goroutine is attaching the region, Attach waits for it.
 func (r *Region) Attach() { r.attachOnce.Do(r.attach) }
 
 // Attached reports whether [Region.Attach] has returned.
@@ -257,7 +258,7 @@ func (r *Region) attach() {
 	r.attached.Store(a)
 }
 
-// Locate symbolizes the address of an instruction in the region. It never returns nil. It may block on a
+// Locate symbolizes the address of an instruction in the region. Locate never returns nil. It may block on a
 // file system. Code compiled at run time has no lines until [Process.NameCompiled] sets them.
 func (r *Region) Locate(address uint64) *Location {
 	a := r.attached.Load()
@@ -278,7 +279,7 @@ func (r *Region) Locate(address uint64) *Location {
 	return l
 }
 
-// Compiled reports whether the region contains code compiled at run time: it has no named file.
+// Compiled reports whether the region contains code compiled at run time. Such a region has no named file.
 func (r *Region) Compiled() bool {
 	return r.inode == 0 && !strings.HasPrefix(r.mapping.Path, "[v") || strings.HasPrefix(r.mapping.Path, "/memfd:")
 }

@@ -23,16 +23,16 @@ type program struct {
 	path string
 }
 
-// pieStripped has only relocations for finding the table of functions.
+// pieStripped is a program in which the table of functions can be found only by relocations.
 var pieStripped = programs.Variant{Name: "pie-stripped", Flags: []string{"-buildmode=pie", "-ldflags=-s -w"}}
 
-// build builds a program of testdata.
+// build builds a program of testdata into a directory that only this test uses.
 func build(t testing.TB, v programs.Variant, source string) string {
 	t.Helper()
 	return programs.Build(t, v, ".", "./testdata/"+source)
 }
 
-// start runs a program until the end of the test, and decodes its report.
+// start starts a program that runs until the end of the test, and decodes its report.
 func start(t testing.TB, path string, report any, prepare ...func(*exec.Cmd)) *program {
 	t.Helper()
 	cmd := exec.Command(path)
@@ -53,7 +53,7 @@ func openProcess(t testing.TB, pid int) opened {
 	return openWith(t, NewFiles(), pid)
 }
 
-// openWith is openProcess with a given set of files.
+// openWith is like openProcess, but uses the given set of files.
 func openWith(t testing.TB, files *Files, pid int) opened {
 	t.Helper()
 	process, err := files.Open(pid)

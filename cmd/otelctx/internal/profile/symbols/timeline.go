@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// maxPast is how many replaced address ranges a timeline remembers. Samples that have not been read yet may
+// maxPast is the number of replaced address ranges that a timeline remembers. Samples that have not been read yet may
 // need them.
 const maxPast = 256
 
@@ -18,7 +18,8 @@ type timeline struct {
 	past []span // former spans, the latest last
 }
 
-// span is a range of addresses that belongs to a region, possibly a larger one, from since to before until.
+// span is a range of addresses that belonged to a region from since until just before until. The region may be
+// larger than the range.
 type span struct {
 	start, limit uint64
 	region       *Region
@@ -51,8 +52,9 @@ func (t *timeline) find(address uint64, at time.Time) *Region {
 	return nil
 }
 
-// insert notes that a region was mapped at a time and replaced the previous mappings. It reports whether
-// the timeline changed. It does not change if the region is known or if a later mapping is there.
+// insert records that a region was mapped at the given time and replaced the previous mappings. It reports whether
+// the timeline changed. The timeline does not change if the region is already known or has been replaced by a later
+// mapping.
 func (t *timeline) insert(r *Region, at time.Time) bool {
 	start, limit := r.mapping.Start, r.mapping.Limit
 	i := t.index(start)
@@ -87,7 +89,7 @@ func (t *timeline) insert(r *Region, at time.Time) bool {
 	return true
 }
 
-// retire notes that a span was mapped until a time.
+// retire records that a span was mapped until the given time.
 func (t *timeline) retire(s span, until time.Time) {
 	if s.until = until; !s.since.Before(until) {
 		return
@@ -99,7 +101,7 @@ func (t *timeline) retire(s span, until time.Time) {
 }
 
 // replace replaces the current spans with the regions that a scan found, sorted by address. at is the time
-// of the scan; mappings made after it stay. It calls gone for regions that were not found.
+// of the scan. Mappings made after the scan stay. replace calls gone for each region that was not found.
 func (t *timeline) replace(found []*Region, at time.Time, gone func(*Region)) {
 	now := make([]span, 0, len(found))
 	kept := make([]bool, len(t.now))
@@ -111,7 +113,7 @@ func (t *timeline) replace(found []*Region, at time.Time, gone func(*Region)) {
 				s = *old
 				kept[i] = true
 			case old.region.continues(r):
-				s.since = old.since // Its size has changed.
+				s.since = old.since // The size of the region has changed.
 			}
 		}
 		now = append(now, s)

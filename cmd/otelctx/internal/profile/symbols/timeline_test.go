@@ -13,9 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestTimeline runs steps: "1 a:0-4" means that file a was mapped at addresses 0 to 4 at time 1, "3 scan
-// a:0-4 b:6-8" that a scan at time 3 found exactly this. "-:0-4" is anonymous memory. The expected text is
-// the contents of the addresses 0 to 9 at a time, with "." for nothing or unknown.
+// TestTimeline runs steps. "1 a:0-4" means that file a was mapped at addresses 0 to 4 at time 1. "3 scan a:0-4 b:6-8"
+// means that a scan at time 3 found exactly these mappings. "-:0-4" is anonymous memory. The expected text has the
+// file at each of the addresses 0 to 9, with "." for no mapping or an unknown one.
 func TestTimeline(t *testing.T) {
 	for name, c := range map[string]struct {
 		steps []string
@@ -80,7 +80,8 @@ func TestTimeline(t *testing.T) {
 	}
 }
 
-// TestTimelineIsBounded checks that the remembered mappings are bounded, however many a process makes.
+// TestTimelineIsBounded checks that the number of remembered mappings is bounded, no matter how many mappings a
+// process makes.
 func TestTimelineIsBounded(t *testing.T) {
 	var line timeline
 	epoch := time.Now()

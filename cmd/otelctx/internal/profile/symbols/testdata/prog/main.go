@@ -60,7 +60,7 @@ func (n number) do(s *stack) {
 	f()
 }
 
-// leaf has no stack frame, so it ends right after its first instructions.
+// leaf has no stack frame, so it consists of only a few instructions.
 //
 //go:noinline
 func leaf(a, b int) int { return a + b }
@@ -69,7 +69,7 @@ func main() {
 	s := &stack{pcs: make([]uintptr, 64)}
 	var r recorder = number(leaf(1, 2))
 	values := []int{2, 1}
-	sort.Slice(values, func(i, j int) bool { // through the standard library
+	sort.Slice(values, func(i, j int) bool { // calls back through the standard library
 		r.do(s)
 		return values[i] < values[j]
 	})
