@@ -14,15 +14,15 @@
 //
 // The word must be at the same offset from the thread pointer on all threads. With cgo it is a C
 // variable (package cgoword). Without cgo, on amd64, the Go runtime makes the thread pointer point
-// into m.tls, an array in its own structure of each thread. The runtime uses only the first word of
-// m.tls, below the thread pointer, for g. The word at the thread pointer is unused. This is
-// verified on each thread before its word is written for the first time, see [Records]. On other
-// platforms there is no such word, and Install returns an error.
+// into m.tls, an array in m, its own structure for each thread. The runtime keeps g in the first word
+// of m.tls, just below the thread pointer, and does not use the second word, which is at the thread
+// pointer. [Records] verifies that the word is unused on each thread before it first writes to it.
+// On other platforms there is no such word, and Install returns an error.
 //
 // # One library
 //
-// A profiler that finds a second library in a process drops the first. So there is one mapping for
-// the life of the process. It stays when nothing is published, and is reused later.
+// A profiler that finds a second library in a process drops the first. So a process maps the library
+// only once. The mapping stays when nothing is published anymore, and later publications reuse it.
 //
 // The package does not depend on spans: its caller provides the contents of storage and records.
 package apmlib
