@@ -19,8 +19,9 @@ var (
 )
 
 // Outside calls f and waits for it to return. When called in a bubble, it runs f on a goroutine
-// outside, so that goroutines, channels and timers created by f are outside, too. For that it runs
-// the garbage collector, because cleanup functions run outside any bubble.
+// outside the bubble, so that goroutines, channels and timers created by f are outside, too. It does
+// so by registering f as a cleanup function, which runs outside any bubble, and then runs the
+// garbage collector.
 func Outside(f func()) {
 	if !In() {
 		f()

@@ -28,8 +28,8 @@ type Scope struct {
 // used is set if the program links a package that uses the attributes.
 var used atomic.Bool
 
-// Use enables [With], and returns true. Packages that use the attributes call it
-// during initialization.
+// Use enables [With]. Packages that use the attributes call it during initialization. It returns
+// true, so that it can initialize a variable.
 func Use() bool {
 	used.Store(true)
 	return true
