@@ -20,8 +20,9 @@
 //
 // Each P has a small stack of free cells (last in, first out), which are likely to be in the CPU
 // cache. All other free cells are in a shared queue (first in, first out), so that the cell of a
-// span that ended on another goroutine still describes that span for a while. When no cell is free,
-// the oldest of eight spans is evicted. Spans whose starter is still in them are evicted last.
+// span that another goroutine ended still describes that span for a while. When no cell is free,
+// the table compares eight spans and evicts the oldest. It evicts a span last if the goroutine that
+// started it is still in it.
 //
 // # Lookup by id
 //
