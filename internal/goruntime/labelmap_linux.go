@@ -38,10 +38,10 @@ func (c *labelContext) Value(key any) any {
 	return nil
 }
 
-// checkLabelMap returns an error unless runtime/pprof's label map has the layout of LabelMap. It
-// first compares the types by reflection, before it reads anything through them. Then it checks
-// both directions: it reads labels set by pprof as a LabelMap, and lets pprof read a LabelMap. It
-// leaves the calling goroutine without labels.
+// checkLabelMap returns an error unless runtime/pprof's label map has the layout of LabelMap. Before
+// it reads anything through the types, it compares them by reflection. Then it checks both
+// directions: it reads labels set by pprof as a LabelMap, and lets pprof read a LabelMap. It leaves
+// the calling goroutine without labels.
 func checkLabelMap() error {
 	defer pprof.SetGoroutineLabels(context.Background())
 
