@@ -101,7 +101,7 @@ func podOf(o metav1.Object) (selector *metav1.LabelSelector, template *corev1.Po
 	}
 }
 
-// Every reference must have a target.
+// Every reference in the manifests must have a target.
 func TestKubernetes(t *testing.T) {
 	t.Run("record", func(t *testing.T) {
 		recorder := testManifests(t, record)
@@ -206,8 +206,9 @@ func assertReaches(t *testing.T, endpoint string, s *corev1.Service) {
 	assert.True(t, slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return strconv.Itoa(int(p.Port)) == u.Port() }), endpoint)
 }
 
-// TestPodSecurity checks the pod security standards with the API server's code. All pods are
-// restricted except the recorder, which is privileged for exactly these reasons.
+// TestPodSecurity checks pods against the pod security standards, with the API server's code. All pods
+// meet the restricted standard except the recorder, which violates it only for the reasons listed
+// here.
 func TestPodSecurity(t *testing.T) {
 	reasons := []string{"host namespaces", "unrestricted capabilities", "runAsNonRoot != true", "runAsUser=0"}
 	t.Run("record", func(t *testing.T) { testPodSecurity(t, record, reasons) })
