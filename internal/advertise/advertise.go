@@ -10,7 +10,7 @@ import "go.opentelemetry.io/otel/attribute"
 
 // Change publishes the attributes in set and removes those with the keys in remove, as one atomic
 // change for readers. The attributes are published in the process context or, while there is none, in
-// a separate mapping. Package resourcepublisher sets Change; callers must import that package.
+// a separate mapping. Package resourcepublisher sets Change, so callers must import that package.
 //
 // Change fails, and changes nothing, if an attribute cannot be published, if there is no room, if
 // another Go runtime in this process advertises its spans, or if a system call fails. Two problems

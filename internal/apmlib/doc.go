@@ -5,10 +5,9 @@
 // Profiling integration find a process's data. The library has two symbols: one points to the
 // process storage, and a thread-local one to the record of each thread.
 //
-// otelctx ships no such library file. [Generate] creates the file, complete enough for every
-// loader. [Install] maps it by hand, as a loader would, and stores the two words that a loader
-// would have stored: the address of the storage, and the offset of the thread-local word from the
-// thread pointer.
+// otelctx does not ship this library as a file. [Generate] creates it, complete enough for every
+// loader. [Install] does the work of a loader: it maps the file, and stores the address of the
+// storage and the offset of the thread-local word from the thread pointer.
 //
 // # The thread-local word
 //

@@ -19,8 +19,8 @@ type Image struct {
 	// second part of the same size follows, mapped readable and writable. Each part is one page.
 	Text int
 	// Storage is the address of the pointer to the process storage, and Descriptor that of the
-	// thread-local symbol's descriptor. A descriptor has two words; the second is the offset from
-	// the thread pointer.
+	// thread-local symbol's descriptor. The second of a descriptor's two words is the offset from the
+	// thread pointer.
 	Storage, Descriptor int
 }
 

@@ -43,10 +43,10 @@ func (s *Span) Hide() { s.state = wire.ProfilingValid }
 // noSpan publishes the absence of a span.
 var noSpan = Span{state: wire.ProfilingValid}
 
-// Place is the number of a record, starting at 1; 0 stands for none.
+// Place is the number of a record, starting at 1. The value 0 means no record.
 type Place uint32
 
-// Records are the records of all threads. A thread gets its record with the first span that it
+// Records holds the records of all threads. A thread gets its record with the first span that it
 // publishes, and finds it through its thread-local word. Only that thread fills the record, but
 // other threads may clear it, in one atomic step.
 //
@@ -290,7 +290,7 @@ func (r *Records) bind(place Place) error {
 func (r *Records) allocate(tid uint32) (Place, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// This may be the record of a dead thread with the same id, which can be reused.
+	// A dead thread may have had the same id. Its record can be reused.
 	if place, ok := r.records[tid]; ok {
 		return place, nil
 	}

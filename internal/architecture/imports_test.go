@@ -45,8 +45,8 @@ var never = []struct{ importers, imported, reason string }{
 	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling instrumentation reader cmd/otelctx", "stretchr/testify go.uber.org/goleak", "these are only for tests"},
 }
 
-// layers lists what packages of the command line tool must not import. The kernel and profile
-// layers do not import each other; package recording joins them.
+// layers lists the imports that are forbidden in packages of the command line tool. The kernel and
+// profile layers do not import each other. Package recording joins them.
 var layers = map[string][]string{
 	"cmd/otelctx/internal/kernel/":   {"profile", "recording"},
 	"cmd/otelctx/internal/profile/":  {"kernel", "recording"},
@@ -92,7 +92,7 @@ func TestTestKit(t *testing.T) {
 	}
 }
 
-// Examples demonstrate the public API; only their tests may use internal packages.
+// Examples demonstrate the public API, so only their tests may use internal packages.
 func TestExamplesUseThePublicAPI(t *testing.T) {
 	for _, f := range readTree(t).files {
 		if strings.HasPrefix(f.dir, "example") && !f.test {

@@ -11,8 +11,8 @@ import (
 	"sync"
 )
 
-// leaving serializes calls of Outside from bubbles. left signals that f has returned; the channel
-// is created outside any bubble, so both sides may use it.
+// leaving serializes calls of Outside from bubbles. left signals that f has returned. The channel is
+// created outside any bubble, so goroutines inside and outside may use it.
 var (
 	leaving sync.Mutex
 	left    = make(chan struct{})

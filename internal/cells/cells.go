@@ -21,7 +21,7 @@ import (
 // Capacity is the maximum number of live spans.
 const Capacity = 1 << 16
 
-// Ref names the cell of one span. The zero Ref names nothing.
+// Ref names the cell of one span. The zero Ref names no span.
 type Ref = wire.Ref
 
 // Ancestors are the parent, grandparent and great-grandparent of a span, according to the context
@@ -59,7 +59,7 @@ func packNames(r Ref, name, endpoint uint16) uint64 {
 type Table struct {
 	header *wire.SpansHeader
 	// cells has length [Capacity]. It is not a pointer to an array, because the nil check of such a
-	// pointer reads the first word: that is cell 0, which another CPU may be writing to.
+	// pointer would read from cell 0, to which another CPU may be writing.
 	cells  []wire.Cell
 	region *vma.Region
 
@@ -163,7 +163,7 @@ func (t *Table) Live(r Ref) bool {
 	return r != 0 && atomic.LoadUint64(&t.cell(r).Version) == uint64(r)
 }
 
-// End ends a span. It reports whether this call ended it; if so, the caller must free the cell.
+// End ends a span, and reports whether this call ended it. If so, the caller must free the cell.
 func (t *Table) End(r Ref) bool {
 	return r != 0 && atomic.CompareAndSwapUint64(&t.cell(r).Version, uint64(r), uint64(r)|wire.CellOver)
 }

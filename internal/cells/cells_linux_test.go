@@ -189,7 +189,7 @@ func TestOneEndsASpan(t *testing.T) {
 	}
 }
 
-// All live spans are found by their ids, for any distribution of ids.
+// Find finds every live span by its id, for any distribution of ids.
 func TestFindWithIDsOfAllKinds(t *testing.T) {
 	random := func(n int) uint64 { return mix(uint64(n) + 1) }
 	for name, id := range map[string]func(n int) uint64{

@@ -46,7 +46,7 @@ func (t *Table) FreeWarm(p int, r Ref) bool {
 	return true
 }
 
-// take returns a cell from the free queue or an unused one. If there is none, it evicts a span.
+// take returns a cell from the free queue, or an unused one. If there is neither, it evicts a span.
 func (t *Table) take() (uint32, bool) {
 	if t.free.len() > minQueued {
 		if i, ok := t.free.pop(); ok {

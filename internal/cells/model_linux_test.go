@@ -173,7 +173,7 @@ func (t *Table) checkDead(r Ref) error {
 			return fmt.Errorf("%#x has ended: wrong answer of %s", r, what)
 		}
 	}
-	// Its ancestors are known until the cell is reused.
+	// The ancestors of an ended span are known until its cell is reused.
 	if e := t.ancestorsOf(r); e != was.Ancestors && e != (Ancestors{}) {
 		return fmt.Errorf("%#x, which has ended, has ancestors %x", r, e)
 	}

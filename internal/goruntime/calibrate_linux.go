@@ -306,7 +306,8 @@ func (c *calibrator) findM() {
 	}
 }
 
-// look copies the words of m, given the words of the running g. It may be called while pinned.
+// look copies the words of the m to which the candidate points, given the words of the running g. It
+// may be called while pinned.
 func (c *calibrator) look(m *mCandidate, gwords []uintptr) {
 	m.ok = false
 	if m.index >= len(gwords) {

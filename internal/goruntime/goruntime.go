@@ -62,9 +62,9 @@ type fact struct {
 }
 
 // Calibrate returns the facts about the running Go runtime, never nil. The first call in a process
-// establishes them, in well under a millisecond on an idle machine; concurrent calls wait for it. All
-// calls return the same result. For facts that could not be established, [Runtime.Offset] and
-// [Runtime.Err] return the reason.
+// establishes them, in well under a millisecond on an idle machine. Concurrent calls wait for the
+// first. All calls return the same result. For facts that could not be established, [Runtime.Offset]
+// and [Runtime.Err] return the reason.
 //
 // Call it when a component is constructed, not when a span starts. It starts a few goroutines and waits
 // for them to end, so it must not be called between [Pin] and [Unpin]. The caller's goroutine is
@@ -133,8 +133,8 @@ type Self struct {
 	TID  uint32         // thread id in the process's own PID namespace; 0 only on unsupported platforms
 }
 
-// Self returns the running goroutine and thread. The result is valid between [Pin] and [Unpin];
-// otherwise the goroutine may already be on another thread when Self returns. It costs a few loads,
+// Self returns the running goroutine and thread. The result is valid between [Pin] and [Unpin].
+// Otherwise the goroutine may already be on another thread when Self returns. Self costs a few loads,
 // and a system call only if the fact [MProcid] was refused. It does not allocate and may be called
 // while pinned.
 func (r *Runtime) Self() Self {

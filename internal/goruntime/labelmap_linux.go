@@ -20,8 +20,9 @@ var (
 	errLabelPointer = errors.New("the goroutine's label pointer is not the context's labelMap")
 )
 
-// A labelContext intercepts the value that runtime/pprof stores in contexts. pprof does not export
-// the value's key and type, but looks up the key in its parent context, and uses the result.
+// A labelContext intercepts the value that runtime/pprof stores in contexts. pprof does not export the
+// value's key or type. But it looks up the key in the parent context, which can be a labelContext, and
+// uses the result.
 type labelContext struct {
 	context.Context //nolint:containedctx // it is a context
 

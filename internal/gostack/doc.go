@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gostack understands goroutines of another process from copies of their memory: the state
-// of a goroutine, what it waits for, and its stack.
+// Package gostack decodes goroutines of another process from copies of their memory. It finds the
+// state of a goroutine, the reason why it waits, and its stack.
 //
 // The package makes no system call and does not trust its input. Every function works on bytes that
 // the caller has read, so it can be tested and fuzzed without a process.

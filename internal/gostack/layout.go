@@ -88,7 +88,7 @@ type Layout struct {
 	BP int
 	// Goexit is the address to which the outermost function of every goroutine returns.
 	Goexit uint64
-	// ARM64 says that the program is for arm64; otherwise it is for amd64.
+	// ARM64 is true if the program is for arm64, and false if it is for amd64.
 	ARM64 bool
 }
 

@@ -43,7 +43,8 @@ func FindReasons(data []byte, read func(address uint64, b []byte) bool) []string
 	return nil
 }
 
-// text returns a string of printable ASCII characters, or "" if there is none.
+// text reads a string from the program's memory. It returns "" unless the string consists of printable
+// ASCII characters.
 func text(address uint64, size int, read func(uint64, []byte) bool) string {
 	b := make([]byte, size)
 	if !read(address, b) {

@@ -265,8 +265,9 @@ func (u *unwinder) function(pc uint64) string {
 }
 
 // enter appends the instruction pc, at which a function was interrupted, and its callers up to the
-// first one with a frame. sp and, on arm64, lr are the stack pointer and the link register at that
-// moment; lr is 0 if unknown. enter returns the address of the frame and the pc in its function.
+// first one with a frame. sp is the stack pointer at that moment. lr is the link register on arm64, or
+// 0 if it is unknown. enter returns the address of the frame, and the pc in the function to which the
+// frame belongs.
 func (u *unwinder) enter(pc, sp, lr uint64) (bp, last uint64, ok bool) {
 	for at := pc; !u.full(); {
 		_, size, ok := u.code.Frame(at)

@@ -240,7 +240,7 @@ func TestContainers(t *testing.T) {
 	joined, err := exec.Command(programs.Build(t, programs.Static, filepath.Join(root, "example"), "./ecosystem/join"), filepath.Join(dir, "traces.jsonl"), profiles).CombinedOutput()
 	require.NoError(t, err, string(joined))
 	t.Logf("%s", joined)
-	// Other processes of this host may be in the profile too; their spans are exported elsewhere.
+	// Other processes of this host may be in the profile, too, but export their spans elsewhere.
 	assert.Regexp(t, `(?m)^contained +digests +[1-9]\d+ +\S+ +\S+ +(0\.\d*[1-9]|[1-9]\d*\.)\d*s `, string(joined))
 	assert.NotRegexp(t, `(?m)^contained +\(not exported\)`, string(joined))
 }

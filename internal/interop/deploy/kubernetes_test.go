@@ -88,8 +88,8 @@ func find[T metav1.Object](t *testing.T, objects []metav1.Object, name string) T
 	return none
 }
 
-// podOf returns the selector and template of the pods that an object creates, nil if it creates
-// none.
+// podOf returns the selector and template of the pods that an object creates, or nil if the object
+// creates no pods.
 func podOf(o metav1.Object) (selector *metav1.LabelSelector, template *corev1.PodTemplateSpec) {
 	switch o := o.(type) {
 	case *appsv1.Deployment:
@@ -171,7 +171,7 @@ func testManifests(t *testing.T, r recorder) corev1.PodSpec {
 }
 
 // assertPod fails if a pod has more rights than it needs. hostPath is the only directory of the
-// host that the pod may mount; "" permits none.
+// host that the pod may mount. If it is "", the pod may not mount any.
 func assertPod(t *testing.T, name string, pod *corev1.PodSpec, hostPath string) {
 	t.Helper()
 	assert.False(t, *pod.AutomountServiceAccountToken, name)

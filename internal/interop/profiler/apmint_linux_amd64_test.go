@@ -174,8 +174,8 @@ func TestProfilerReadsUniversalProfiling(t *testing.T) {
 	defer collector.Close()
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
-	// Not t.TempDir, whose path is long: a socket's name is limited to 107 bytes, and the profiler
-	// prepends /proc/PID/root.
+	// The path from t.TempDir would be too long. A socket's name is limited to 107 bytes, and the
+	// profiler prepends /proc/PID/root.
 	sockets, err := os.MkdirTemp("", "")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(sockets)) })

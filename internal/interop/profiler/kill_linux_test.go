@@ -45,10 +45,10 @@ func TestKilledPublisher(t *testing.T) {
 	})
 }
 
-// readUntilKilled reads child until it has been killed and reaped. It kills the child at a random time, at
-// most spread after a read first has the outcome named by first, or after the start if first is empty.
-// Each read must return a complete publication or a documented error. outcomes counts the reads by
-// outcome.
+// readUntilKilled reads child until it has been killed and reaped. It waits until a read has the
+// outcome first, unless first is empty, and then kills the child after a random time of at most
+// spread. Each read must return a complete publication or a documented error. outcomes counts the
+// reads by outcome.
 func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread time.Duration, outcomes map[string]int) {
 	t.Helper()
 	p, err := reader.Open(child.PID())

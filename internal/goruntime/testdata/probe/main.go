@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command probe calibrates, compares the result with public sources, and prints a report. Tests
-// build it in many ways. It exits with 1 if anything is wrong; a refused fact is reported, but does
-// not count as wrong.
+// build it in many ways. It exits with 1 if anything is wrong. It reports refused facts, which do not
+// count as wrong.
 package main
 
 import (
