@@ -36,8 +36,8 @@ func Use() bool {
 }
 
 // With returns a context derived from ctx that has attrs in addition to the attributes of ctx.
-// For equal keys attrs win over ctx, and later attrs over earlier ones. ctx itself does not
-// change.
+// If keys are equal, attrs take precedence over ctx, and later attrs over earlier ones. ctx itself
+// does not change.
 //
 // Attributes without a key are dropped. If no attribute is left, ctx is returned. A nil ctx stands
 // for [context.Background]. attrs may be reused after the call. Until [Use] is called, With returns

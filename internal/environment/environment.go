@@ -164,7 +164,8 @@ func (v Variable) List() (list []string) {
 }
 
 // Members returns the members of the list v that are in names, and reports all others. If v has no
-// valid member, Members returns all names, as if v were not set. If v is "none", it returns nothing.
+// valid member, Members returns all names, as if v were not set, except that "none" stands for an
+// empty list.
 func (v Variable) Members(names ...string) (members []string) {
 	set := false
 	for _, member := range v.List() {

@@ -37,7 +37,7 @@ const (
 // idLabels is the number of labels for the ids.
 const idLabels = 2
 
-// UserLabels is a label pointer to the user's labels, nil if there are none.
+// UserLabels is a label pointer to the user's labels, or nil if the user has set none.
 type UserLabels = unsafe.Pointer
 
 // Record is the target of the label pointer of a goroutine in a span. Once installed, it does not
@@ -220,8 +220,8 @@ func (r *Record) SetCell(ref wire.Ref, ancestors *[wire.Ancestors]wire.Ref, outs
 
 // setIDLabels stores the labels span_id and trace_id at the start of list.
 func (r *Record) setIDLabels(list []goruntime.Label) {
-	// Sound: nothing writes to the text once the record is installed, and the strings keep the
-	// record alive.
+	// Sound: the text does not change once the record is installed, and the strings keep the record
+	// alive.
 	list[0] = goruntime.Label{Key: spanIDKey, Value: unsafe.String(&r.text[32], 16)}
 	list[1] = goruntime.Label{Key: traceIDKey, Value: unsafe.String(&r.text[0], 32)}
 }
@@ -254,8 +254,8 @@ func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names, others 
 	return append(kept, ours...)
 }
 
-// HideLabels hides our labels from label readers, which then see the user's labels, or none if our
-// labels come first. It is safe while a profiler in this process reads the labels: only the length of
+// HideLabels hides our labels from label readers. They then see the user's labels, or no labels at all
+// if ours come first. It is safe while a profiler in this process reads the labels: only the length of
 // the list changes, so the profiler sees either the old list or the new one.
 func (r *Record) HideLabels() {
 	// Sound: the second word of a slice is its length.
@@ -290,8 +290,8 @@ func (r *Record) Ancestors() (ancestors [wire.Ancestors]wire.Ref, outsider uint6
 	return ancestors, atomic.LoadUint64(&r.outsider)
 }
 
-// Outer returns the record to which the goroutine returns. It returns nil if there is none, if the
-// span has ended, or if r is nil.
+// Outer returns the record to which the goroutine returns at the end of the span. It returns nil if
+// there is no such record, if the span has ended, or if r is nil.
 func (r *Record) Outer() *Record {
 	if r == nil {
 		return nil
