@@ -9,11 +9,11 @@ package advertise
 import "go.opentelemetry.io/otel/attribute"
 
 // Change publishes the attributes in set and removes those with the keys in remove, as one atomic
-// change for readers. They are published in the process context or, while there is none, in a
-// separate mapping. Package resourcepublisher sets Change; callers must import that package.
+// change for readers. The attributes are published in the process context or, while there is none, in
+// a separate mapping. Package resourcepublisher sets Change, so callers must import that package.
 //
 // Change fails, and changes nothing, if an attribute cannot be published, if there is no room, if
-// another Go runtime in this process advertises its spans, or if a system call fails. If readers
-// cannot find the mapping, or if invalid UTF-8 in a value was replaced, that goes to [otel.Handle]
-// instead.
+// another Go runtime in this process advertises its spans, or if a system call fails. Two problems
+// are only reported to [otel.Handle]: readers cannot find the mapping, or a value contained invalid
+// UTF-8, which was replaced.
 var Change func(set []attribute.KeyValue, remove []attribute.Key) error

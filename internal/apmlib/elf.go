@@ -15,12 +15,12 @@ import (
 // offsets in the file.
 type Image struct {
 	File []byte
-	// Text is the number of bytes at the start that are mapped readable and executable. The same
-	// number of bytes after them is mapped readable and writable. Both are one page.
+	// Text is the size of the first part of the file, which is mapped readable and executable. A
+	// second part of the same size follows, mapped readable and writable. Each part is one page.
 	Text int
 	// Storage is the address of the pointer to the process storage, and Descriptor that of the
-	// thread-local symbol's descriptor. A descriptor has two words; the second is the offset from
-	// the thread pointer.
+	// thread-local symbol's descriptor. The second of a descriptor's two words is the offset from the
+	// thread pointer.
 	Storage, Descriptor int
 }
 
@@ -79,8 +79,8 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 
 	const segments = 5
 	var sections [numSections]elf.Section64
-	// Read-only data is in the executable page, although that contains no code: it saves a page, and
-	// profilers search executable mappings.
+	// The executable page contains no code, only the read-only data. Profilers search only
+	// executable mappings, and a separate page for the data would be wasted.
 	offset := uint64(headerSize + segments*segmentSize)
 	place := func(n int, size, align uint64) {
 		offset = (offset + align - 1) &^ (align - 1)

@@ -22,7 +22,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// libraryPath is the expression that profilers match the library's path with.
+// libraryPath is the regular expression by which profilers recognize the library's path.
 var libraryPath = regexp.MustCompile(`.*/elastic-jvmti-linux-([\w-]*)\.so`)
 
 func machines(t *testing.T, f func(t *testing.T, machine elf.Machine, pageSize int)) {
@@ -46,7 +46,8 @@ func TestGenerateRefuses(t *testing.T) {
 	}
 }
 
-// TestGenerateForReaders reads the file with debug/elf, and checks what the specification and profilers require.
+// TestGenerateForReaders reads the file with debug/elf, and checks that it meets the requirements of the
+// specification and of profilers.
 func TestGenerateForReaders(t *testing.T) {
 	machines(t, func(t *testing.T, machine elf.Machine, pageSize int) {
 		image, err := Generate(machine, pageSize)

@@ -24,8 +24,8 @@ import (
 // Library is the library mapped in this process.
 type Library struct {
 	records *Records
-	// storages hold the process storage in turn, so that a concurrent reader can finish reading the
-	// old one.
+	// SetStorage alternates between the two storages, so that a concurrent reader can finish reading
+	// the old one.
 	storages [2][]byte
 	current  int
 	// pointer is the value of the storage symbol.
@@ -86,7 +86,7 @@ func install(dirs []string, storage []byte, r *goruntime.Runtime) (*Library, err
 		return nil, errors.Join(err, region.Close())
 	}
 	l.image.Signal(wire.ProcessContextName)
-	// The name is only informative, so it may fail.
+	// Ignore the error: the mapping works without a name, which is only informative.
 	_ = region.Announce()
 	return l, nil
 }

@@ -6,9 +6,9 @@
 #include "go_asm.h"
 #include "textflag.h"
 
-// Offsets from wire.ProfilingThreadRecord of its fields, and of those around it in
-// wire.ProfilingThread, which asserts them. Each is an 8-byte word here: neither the ids
-// nor the flags are aligned. None of them leaves the cache line.
+// Offsets of fields from the start of wire.ProfilingThreadRecord. They include the fields around the
+// record in wire.ProfilingThread, which asserts the offsets. store accesses most fields as 8-byte
+// words. The ids and flags are unaligned, but no access crosses a cache line.
 #define record_state -4
 #define record_flags 4
 #define record_traceIDHigh 5
@@ -18,7 +18,7 @@
 #define record_key 44
 #define record_owner 52
 
-// A segment prefix: the next instruction's address counts from the FS base.
+// FS is a segment prefix: the next instruction's address is relative to the FS base.
 #define FS BYTE $0x64
 
 // func threadWord(offset int64) uintptr
@@ -45,7 +45,7 @@ TEXT ·store(SB), NOSPLIT, $0-40
 	FS
 	MOVQ (AX), R12
 
-	// Should another owner have changed the word, it must still point to a record.
+	// Other code may have changed the word. Check that it points to a record.
 	MOVQ R12, R13
 	SUBQ Records_first(DI), R13
 	CMPQ R13, Records_size(DI)

@@ -37,16 +37,16 @@ type Span struct {
 // Show makes a record publish s when s is stored in it.
 func (s *Span) Show() { s.state = wire.ProfilingValid | wire.ProfilingTracePresent }
 
-// Hide makes a record publish no span when s is stored in it. The Ref is stored nevertheless.
+// Hide makes a record publish no span when s is stored in it. Store still remembers the Ref.
 func (s *Span) Hide() { s.state = wire.ProfilingValid }
 
 // noSpan publishes the absence of a span.
 var noSpan = Span{state: wire.ProfilingValid}
 
-// Place is the number of a record, starting at 1; 0 stands for none.
+// Place is the number of a record, starting at 1. The value 0 means no record.
 type Place uint32
 
-// Records are the records of all threads. A thread gets its record with the first span that it
+// Records holds the records of all threads. A thread gets its record with the first span that it
 // publishes, and finds it through its thread-local word. Only that thread fills the record, but
 // other threads may clear it, in one atomic step.
 //
@@ -83,7 +83,7 @@ type Records struct {
 // record.
 type home struct {
 	goid, ref, place uint64
-	// check is goid XOR ref. It does not match if two goroutines have written concurrently.
+	// check is goid XOR ref. A mismatch means that two goroutines have written concurrently.
 	check uint64
 	// This pads to a cache line, because goroutines that run at the same time often have
 	// consecutive ids.
@@ -99,7 +99,7 @@ const (
 	attempts = 64
 )
 
-// newRecords returns the records in mem, which stays mapped forever. The error says
+// newRecords returns the records in mem, which must stay mapped forever. The error says
 // why threads cannot have records.
 func newRecords(mem []byte, runtime *goruntime.Runtime) (*Records, error) {
 	goid, err := runtime.Offset(goruntime.GGoid)
@@ -209,17 +209,18 @@ func (r *Records) SpanID(goid uint64) uint64 {
 	return 0
 }
 
-// evict clears a record if it was filled by the goroutine, or by one with the same home.
+// evict clears a record if it was filled by the goroutine with this id, or by one that shares its
+// home.
 func (r *Records) evict(place Place, goid uint64) {
 	t := r.record(place)
 	r.clearIf(t, func() bool { return (atomic.LoadUint64(&t.Owner)^goid)&r.homeMask == 0 })
 }
 
-// clearIf clears a record if the condition holds for its content. It does so with one
-// compare-and-swap of the state, which counts the writes. If the thread has begun another write
-// since the condition was checked, the swap fails: the record no longer holds that content. If
-// every attempt finds a write in progress, a newer span is being stored, and the goroutine that
-// publishes it checks afterwards whether the span has ended.
+// clearIf clears a record if the condition holds for its content. It uses one compare-and-swap of
+// the state, which includes the write count. If the thread has begun another write since the
+// condition was checked, the swap fails, because the record no longer holds that content. clearIf
+// gives up if every attempt finds a write in progress: then a newer span is being stored, and the
+// goroutine that publishes it checks afterwards whether the span has ended.
 func (r *Records) clearIf(t *wire.ProfilingThread, condition func() bool) {
 	for range attempts {
 		state := atomic.LoadUint64(stateOf(t))
@@ -250,7 +251,8 @@ func stateOf(t *wire.ProfilingThread) *uint64 {
 
 func (r *Records) home(goid uint64) *home { return &r.memory[goid&r.homeMask] }
 
-// assign gives a record to the calling thread, or to another one if the goroutine moves meanwhile.
+// assign gives a record to the calling thread, or to another thread if the goroutine moves to it in
+// the meantime.
 func (r *Records) assign() error {
 	for range attempts {
 		tid := r.runtime.Self().TID
@@ -288,7 +290,7 @@ func (r *Records) bind(place Place) error {
 func (r *Records) allocate(tid uint32) (Place, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// This may be the record of a dead thread with the same id, which can be reused.
+	// A dead thread may have had the same id. Its record can be reused.
 	if place, ok := r.records[tid]; ok {
 		return place, nil
 	}

@@ -66,8 +66,8 @@ func (r *Records) self() uint64 { return r.runtime.Goroutine().Goid }
 // ownPlace returns the place of the record to which the calling goroutine last stored.
 func (r *Records) ownPlace() Place { return Place(r.home(r.self()).place) }
 
-// shown returns the last Ref that the calling goroutine stored. The goroutine does not share its
-// home.
+// shown returns the last Ref that the calling goroutine stored. The goroutine must not share its
+// home with another one.
 func (r *Records) shown(t testing.TB) uint64 {
 	t.Helper()
 	ref, known := r.Shown(r.self())
@@ -121,7 +121,7 @@ func TestRecordsShowWhatIsStored(t *testing.T) {
 			assertSeen(t, r, nil)
 			assert.Zero(t, r.shown(t))
 			assert.Zero(t, r.SpanID(r.self()))
-			// Ask for a goroutine that shares the home.
+			// This id shares the goroutine's home.
 			_, known := r.Shown(r.self() + numHomes)
 			assert.False(t, known)
 			assert.Zero(t, r.SpanID(r.self()+1<<15), "a goroutine that has stored nothing")
@@ -184,7 +184,7 @@ func TestAGoroutineOwnsOneRecord(t *testing.T) {
 	first = r.ownPlace()
 	tid := syscall.Gettid()
 	runtime.UnlockOSThread()
-	// Have another goroutine take this thread.
+	// Let another goroutine run on this thread.
 	for range 1000 {
 		got := make(chan bool)
 		go func() {
@@ -255,7 +255,7 @@ func TestStoreDoesNotAllocate(t *testing.T) {
 	r.Store(nil)
 }
 
-// A word that other code uses is not changed, and spans are no longer published.
+// If other code uses the word, Store leaves it unchanged, and spans are no longer published.
 func TestAForeignWordIsLeftAlone(t *testing.T) {
 	l := library(t)
 	fresh := func() *Records {
@@ -301,8 +301,8 @@ func TestWhatIsNotKnownIsRefused(t *testing.T) {
 	}
 }
 
-// A record is consistent whenever its thread is interrupted: while other threads clear and read it,
-// a valid record is never a mixture.
+// A record is consistent whenever its thread is interrupted. Even while other threads clear and read
+// it, a valid record never mixes two spans.
 func TestRecordsAreWhole(t *testing.T) {
 	r := library(t).Records()
 	var place atomic.Uint32
@@ -428,7 +428,7 @@ func BenchmarkStore(b *testing.B) {
 	r.Store(nil)
 }
 
-// A home that two goroutines wrote concurrently is not used.
+// Shown detects a home that two goroutines wrote concurrently.
 func TestMixedHome(t *testing.T) {
 	r := library(t).Records()
 	locked(func() {

@@ -9,8 +9,8 @@ package apmlib
 // which the goroutine stored before, and the goroutine id. A place of 0 means that the thread has
 // no record yet.
 //
-// Sound for the reasons that goruntime gives for its own loads through these offsets.
-// Whatever the word holds, the record is inside r's memory, which stays mapped. Go
+// The loads are sound for the reasons given in goruntime, which loads through the same offsets.
+// Whatever the word holds, store writes only to records inside r's memory, which stays mapped. Go
 // does not preempt assembly, so the goroutine stays on the same thread from the first
 // instruction to the last.
 //

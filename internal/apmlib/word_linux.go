@@ -27,22 +27,22 @@ const Supported = true
 var iscgo bool
 
 // threadWord loads the word at an offset from the thread pointer, and setThreadWord stores to it.
-// They are sound only if the word is known to exist, see findWord; callers must be pinned. Both
-// stay on the thread on which they start, because Go does not preempt assembly.
+// They are sound only if findWord has found that word. Callers must be pinned. Each call stays on
+// one thread, because Go does not preempt assembly.
 func threadWord(offset int64) uintptr
 
 func setThreadWord(offset int64, v uintptr)
 
 // wordLocation is the location of each thread's word.
 type wordLocation struct {
-	// offset from the thread pointer.
+	// offset is the word's offset from the thread pointer.
 	offset int64
-	// inM is the offset of the thread pointer within the runtime's structure of the thread, or 0 if
-	// it is not inside of that.
+	// inM is the offset of the thread pointer within m, the runtime's structure of the thread, or 0
+	// if the thread pointer is outside m.
 	inM uintptr
 }
 
-// These are preallocated because pinned goroutines return them.
+// These errors are preallocated, because pinned goroutines return them and must not allocate.
 var (
 	errWordInUse       = errors.New("the thread-local word is in use")
 	errNotInM          = errors.New("the thread pointer does not point into the runtime's structure of the thread")
@@ -108,7 +108,8 @@ func onThreads(n int, f func(n int) error) error {
 	all.Add(n)
 	for i := range n {
 		done.Go(func() {
-			// The thread is unlocked later, so that it survives: C may have created it.
+			// Unlock the thread at the end. Otherwise the runtime would destroy the thread, which C
+			// may have created.
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			all.Done()

@@ -26,13 +26,13 @@ func threadPointer() (tp uintptr, err error) {
 	return tp, nil
 }
 
-// maxInM is the maximum offset of the thread-local storage in an m. It is usually about
-// 130, after the field procid, whose offset calibration knows.
+// maxInM is the maximum offset of the thread-local storage in an m. The actual offset is usually
+// about 130. The minimum is that of the field procid, which calibration knows.
 const maxInM = 512
 
 // wordOfGo returns the word that the Go runtime leaves unused: m.tls[1], at the thread
-// pointer. The thread pointer must point into m, one word above g.
-// Calibration has verified this on several threads.
+// pointer. This works only if the thread pointer points into m, one word above g, as calibration
+// has verified on several threads.
 func wordOfGo(r *goruntime.Runtime) (wordLocation, error) {
 	g, err := r.Offset(goruntime.TLSG)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// tpidr returns the thread pointer, TPIDR_EL0. User code may read it; it is set only on
+// tpidr returns the thread pointer, TPIDR_EL0. User code may read it, but it is set only on
 // threads created by a C library.
 func tpidr() uintptr
 

@@ -35,8 +35,8 @@ var linked = map[string]string{
 		"schollz/progressbar/v3 x/net x/sys x/term x/text",
 }
 
-// never lists packages that must not be linked into others, directly or indirectly, even if the
-// tables allow it.
+// never lists imports that are forbidden, directly or indirectly, even if the tables allow the
+// imported module.
 var never = []struct{ importers, imported, reason string }{
 	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler must not get the SDK with its reader"},
 	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "readers share only formats and the ring with writers"},
@@ -45,8 +45,8 @@ var never = []struct{ importers, imported, reason string }{
 	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling instrumentation reader cmd/otelctx", "stretchr/testify go.uber.org/goleak", "these are only for tests"},
 }
 
-// layers lists what packages of the command line tool must not import. The kernel and profile
-// layers do not import each other; package recording joins them.
+// layers lists the imports that are forbidden in packages of the command line tool. The kernel and
+// profile layers do not import each other. Package recording joins them.
 var layers = map[string][]string{
 	"cmd/otelctx/internal/kernel/":   {"profile", "recording"},
 	"cmd/otelctx/internal/profile/":  {"kernel", "recording"},
@@ -92,7 +92,7 @@ func TestTestKit(t *testing.T) {
 	}
 }
 
-// Examples demonstrate the public API; only their tests may use internal packages.
+// Examples demonstrate the public API, so only their tests may use internal packages.
 func TestExamplesUseThePublicAPI(t *testing.T) {
 	for _, f := range readTree(t).files {
 		if strings.HasPrefix(f.dir, "example") && !f.test {
@@ -103,7 +103,8 @@ func TestExamplesUseThePublicAPI(t *testing.T) {
 	}
 }
 
-// Each public package has an example, and every example has an output, so that it is run.
+// Each public package has an example, and every example has an Output comment, so that go test
+// runs it.
 func TestPublicPackagesHaveExamples(t *testing.T) {
 	examples := map[string][]*doc.Example{}
 	for _, f := range readTree(t).files {
@@ -174,7 +175,7 @@ var dependenciesOnce = sync.OnceValues(func() (map[string]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The packages of the library, and the command, which has its own module.
+	// The command has its own module. All other packages are in the library's.
 	patterns := map[string][]string{"cmd/otelctx": {"."}}
 	for name := range linked {
 		if patterns[name] == nil {

@@ -62,8 +62,8 @@ func (tr tree) moduleDir(dir string) string {
 	return dir
 }
 
-// Nested modules replace the project's other modules by directories of this tree, and replace
-// nothing else. So builds use only this tree and the versions in go.sum.
+// Nested modules replace the project's other modules by directories of this tree, and have no other
+// replacements. So builds use only this tree and the versions in go.sum.
 func TestReplacements(t *testing.T) {
 	tr := readTree(t)
 	modules := tr.modules(t)

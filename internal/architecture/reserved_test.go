@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// reserved lists where code that the compiler cannot check is allowed, tests included. Each use
-// must explain why it is sound.
+// reserved lists the features that the compiler cannot check, and the packages that may use them,
+// tests included. Each use must explain why it is sound.
 var reserved = map[string]string{
 	"unsafe": "internal/wire internal/vma internal/ordered internal/cells internal/ring internal/gorecord internal/goruntime internal/apmlib " +
 		"internal/profilersocket internal/sdkspan internal/goroutines internal/tlsvar spanctx cmd/otelctx/internal/kernel/privilege " +
@@ -23,16 +23,17 @@ var reserved = map[string]string{
 		"cmd/otelctx/internal/recording cmd/otelctx/internal/profile/symbols cmd/otelctx/internal/profile/symbols/testdata/prog benchmarks/internal/leaf",
 	// Assembly.
 	".s": "internal/goruntime internal/apmlib benchmarks/internal/leaf",
-	// C: a thread-local variable for programs that use cgo anyway, and programs that tests run.
+	// Cgo is allowed for a thread-local variable in programs that use cgo anyway, and in programs
+	// that tests run.
 	"C": "internal/apmlib/cgoword instrumentation/testdata/library internal/goruntime/testdata/probe spanctx/testdata/cgo " +
 		"internal/testing/burner/service internal/testing/parker cmd/otelctx/internal/profile/symbols/testdata/cgo benchmarks/wild",
-	// C files: the programs above, the BPF program, and a reader for C programmers.
+	// The C files belong to the packages above, to the BPF program, and to an example reader in C.
 	".c": "instrumentation/testdata/library internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/kernel/sampler example/creader " +
 		"cmd/otelctx/internal/hostile/testdata collector/otelctxreceiver/testdata cmd/otelctx/testdata/mapper " +
 		// Publishers in C.
 		"internal/interop/publishers reader/testdata/threadcontext",
 	".h": "cmd/otelctx/internal/kernel/sampler",
-	// Tests that make system calls missing from package syscall. For other code see linked.
+	// These tests make system calls that package syscall lacks. The table linked covers other code.
 	"x/sys in tests": "internal/apmlib internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
 		"internal/patient internal/vma reader universalprofiling internal/interop/backends internal/interop/otlp cmd/otelctx cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/hostile",
 }
@@ -41,7 +42,8 @@ var reserved = map[string]string{
 // runtime's consent.
 var linknames = map[string]string{
 	"internal/apmlib": "runtime.iscgo",
-	// The function is injected into a package that this one imports; NewTracerProvider calls it.
+	// Package instrumentation defines this function for a package that it imports, whose
+	// NewTracerProvider calls it.
 	"instrumentation":    "github.com/otelctx/otelctx/instrumentation.provider",
 	"internal/goruntime": "runtime.procPin runtime.procUnpin runtime/pprof.runtime_getProfLabel runtime/pprof.runtime_setProfLabel",
 }
@@ -51,13 +53,14 @@ var linknames = map[string]string{
 var memoryCalls = map[string]string{
 	"internal/vma":       "Madvise MemfdCreate Mmap MmapPtr Munmap SYS_PRCTL",
 	"internal/remotemem": "ProcessVMReadv",
-	// This is not about memory: it resumes a command that was stopped before its first instruction.
+	// These calls do not access memory. They resume a command that was stopped before its first
+	// instruction.
 	"cmd/otelctx/internal/kernel/launch": "PtraceCont PtraceDetach",
 	// Perf event buffers.
 	"cmd/otelctx/internal/kernel/sampler": "Mmap Munmap",
-	// A page of the command itself tests whether the kernel names mappings.
+	// The command maps a page of its own to test whether the kernel can name mappings.
 	"cmd/otelctx/internal/conformance": "Mmap Munmap Prctl",
-	// Stops a thread to read its thread pointer.
+	// These calls stop a thread to read its thread pointer.
 	"internal/tlsvar": "PTRACE_EVENT_STOP PTRACE_GETREGSET PtraceCont PtraceDetach PtraceInterrupt PtraceSeize SYS_PTRACE",
 	// For tests.
 	"internal/testing/childproc": "MemfdCreate Mmap Mprotect Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV SYS_USERFAULTFD",

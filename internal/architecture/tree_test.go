@@ -31,7 +31,7 @@ const modulePath = "github.com/otelctx/otelctx"
 type tree struct {
 	root  string
 	files []file
-	// others are the slash-separated paths, relative to root, of all other files.
+	// others lists the paths of all other files, slash-separated and relative to root.
 	others []string
 }
 

@@ -30,8 +30,8 @@ func Now() (uint64, error) {
 
 // Offset returns how far CLOCK_BOOTTIME of a process is ahead of the kernel's own: the offset of
 // the process's time namespace, see time_namespaces(7). process is the process's directory in
-// /proc. The result is wrong for a process that has itself called unshare: the kernel reports the
-// offset of its children.
+// /proc. The result is wrong for a process that has itself called unshare, because the kernel then
+// reports the offset of the process's children.
 func Offset(process string) (time.Duration, error) {
 	name := process + "/timens_offsets"
 	content, err := os.ReadFile(name) //nolint:gosec // G304: the name of a process's directory, and a constant

@@ -57,7 +57,7 @@ func TestNowIsUptime(t *testing.T) {
 	if fs.Type != 0x9fa0 { // PROC_SUPER_MAGIC
 		t.Skip("/proc/uptime is not the kernel's: the container replaces it")
 	}
-	const tolerance = 20 * time.Millisecond // two units of /proc/uptime
+	const tolerance = 20 * time.Millisecond // twice the resolution of /proc/uptime
 	before := uptime(t)
 	boot := now(t)
 	assert.Greater(t, boot, before-tolerance)

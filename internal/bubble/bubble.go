@@ -11,16 +11,17 @@ import (
 	"sync"
 )
 
-// leaving serializes calls of Outside from bubbles. left signals that f has returned; the channel
-// is created outside any bubble, so both sides may use it.
+// leaving serializes calls of Outside from bubbles. left signals that f has returned. The channel is
+// created outside any bubble, so goroutines inside and outside may use it.
 var (
 	leaving sync.Mutex
 	left    = make(chan struct{})
 )
 
 // Outside calls f and waits for it to return. When called in a bubble, it runs f on a goroutine
-// outside, so that goroutines, channels and timers created by f are outside, too. For that it runs
-// the garbage collector, because cleanup functions run outside any bubble.
+// outside the bubble, so that goroutines, channels and timers created by f are outside, too. It does
+// so by registering f as a cleanup function, which runs outside any bubble, and then runs the
+// garbage collector.
 func Outside(f func()) {
 	if !In() {
 		f()

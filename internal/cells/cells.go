@@ -21,7 +21,7 @@ import (
 // Capacity is the maximum number of live spans.
 const Capacity = 1 << 16
 
-// Ref names the cell of one span. The zero Ref names nothing.
+// Ref names the cell of one span. The zero Ref names no span.
 type Ref = wire.Ref
 
 // Ancestors are the parent, grandparent and great-grandparent of a span, according to the context
@@ -44,7 +44,7 @@ type Span struct {
 	TraceFlags  uint8
 	StartUnixNS uint64
 	G           uintptr
-	// TID is the id of the thread whose slot publishes the span for that goroutine, 0 if none does.
+	// TID is the id of the thread whose slot publishes the span for that goroutine, or 0.
 	TID uint32
 	// Name and Endpoint are the numbers of the span's name and of its local root's name.
 	Name, Endpoint uint16
@@ -59,7 +59,7 @@ func packNames(r Ref, name, endpoint uint16) uint64 {
 type Table struct {
 	header *wire.SpansHeader
 	// cells has length [Capacity]. It is not a pointer to an array, because the nil check of such a
-	// pointer reads the first word: that is cell 0, which another CPU may be writing to.
+	// pointer would read from cell 0, to which another CPU may be writing.
 	cells  []wire.Cell
 	region *vma.Region
 
@@ -69,7 +69,7 @@ type Table struct {
 	hand   atomic.Uint32
 	// limit is the number of cells that may be used: Capacity, or less in tests.
 	limit uint32
-	// base is the version from which unused cells count.
+	// base is the version at which unused cells start.
 	base uint64
 
 	isPublished func(Ref, uint64, uintptr) bool
@@ -80,8 +80,9 @@ type Table struct {
 // never repeats a Ref of a closed table that a goroutine may still hold.
 var generations atomic.Uint64
 
-// lateGenerations is the distance between that version and the next table's: spans that start while
-// their table is being closed may still use some versions.
+// lateGenerations is the gap between the highest version of a closed table and the first version of
+// the next table. Spans that start while their table is being closed may still use versions in the
+// gap.
 const lateGenerations = 1 << 16 * wire.RefGeneration
 
 // local is the part of the table that belongs to one P: only a goroutine pinned to that P stores to it.
@@ -162,7 +163,7 @@ func (t *Table) Live(r Ref) bool {
 	return r != 0 && atomic.LoadUint64(&t.cell(r).Version) == uint64(r)
 }
 
-// End ends a span. It reports whether this call ended it; if so, the caller must free the cell.
+// End ends a span, and reports whether this call ended it. If so, the caller must free the cell.
 func (t *Table) End(r Ref) bool {
 	return r != 0 && atomic.CompareAndSwapUint64(&t.cell(r).Version, uint64(r), uint64(r)|wire.CellOver)
 }
@@ -245,7 +246,7 @@ func (t *Table) Rename(r Ref, name uint16) {
 		endpoint = name
 	}
 	// The swap fails if the cell now describes another span, since the word includes the generation.
-	// It also fails if another goroutine has renamed the span, which is fine.
+	// It also fails if another goroutine has renamed the span in the meantime. Then that name stays.
 	atomic.CompareAndSwapUint64(&t.cell(r).Names, packNames(r, s.Name, s.Endpoint), packNames(r, name, endpoint))
 }
 
@@ -303,7 +304,7 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 		t.share(r, s.SpanID) // GOMAXPROCS was raised.
 		return
 	}
-	// From here on Find returns it.
+	// From here on, Find returns the span.
 	entry := &t.locals[p].index[hash(s.SpanID, localBits)]
 	if old := Ref(atomic.LoadUint64(entry)); t.Live(old) {
 		t.share(old, atomic.LoadUint64(&t.cell(old).SpanID))
@@ -325,8 +326,8 @@ func (t *Table) Free(r Ref) {
 	goruntime.Unpin()
 }
 
-// closed reports whether the table is withdrawn or is being withdrawn. Its memory may then have been
-// replaced, so that the state of cells is lost.
+// closed reports whether the table has been closed or is being closed. The state of its cells may
+// then be lost, because Close replaces the memory.
 func (t *Table) closed() bool { return atomic.LoadUint32(&t.header.Magic) == 0 }
 
 // checkEnded checks that a cell is freed only once, after its span has ended.
@@ -346,10 +347,10 @@ func (t *Table) All(f func(Ref)) {
 	}
 }
 
-// SetThread stores the thread whose slot publishes a span for the calling goroutine, which has this
-// id, or 0 if the goroutine has published another span. Slots of other threads that name the span
-// are then outdated. SetThread does nothing if another goroutine started the span, or if the cell
-// describes another span. The span may have ended.
+// SetThread stores the id of the thread whose slot publishes a span for the calling goroutine, or 0
+// once the goroutine has published another span. goid is the goroutine's id. If the slot of any
+// other thread still names the span, that slot is outdated. SetThread does nothing if another
+// goroutine started the span, or if the cell describes another span. The span may have ended.
 func (t *Table) SetThread(r Ref, goid uint64, tid uint32) {
 	if r == 0 {
 		return

@@ -42,7 +42,7 @@ func TestEmptyTable(t *testing.T) {
 
 // A reserved cell describes no span until it is committed, and cannot be reserved again.
 func TestReserveShowsNothing(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // warm cells are those of a P
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // each P has its own warm cells
 	table, _ := newTable(t, true, nil)
 	first := table.start()
 	require.True(t, table.end(first, true))
@@ -66,7 +66,7 @@ func TestReserveShowsNothing(t *testing.T) {
 
 // A Ref never names a later span in the same cell, however often the cell is reused.
 func TestRefsNeverNameAnotherSpan(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // warm cells are those of a P
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // each P has its own warm cells
 	table, _ := newTable(t, true, nil)
 	table.limit = 1
 	refs := map[Ref]bool{}
@@ -101,7 +101,7 @@ func TestNextTableRepeatsNoRef(t *testing.T) {
 			table.end(last, n%2 == 0)
 		}
 		require.NoError(t, table.Close())
-		late := table.start() // by a goroutine that has not noticed Close
+		late := table.start() // as if by a goroutine that still uses the closed table
 		require.False(t, refs[late])
 		refs[late] = true
 	}
@@ -123,7 +123,7 @@ func TestLateStartAndEnd(t *testing.T) {
 	}
 }
 
-// A span that ends while it is being evicted frees its cell once.
+// The cell of a span that ends while it is being evicted is freed only once.
 func TestEndedMeanwhileIsNotEvicted(t *testing.T) {
 	var table *Table
 	var asked []Ref
@@ -169,7 +169,7 @@ func TestFreeCellsRest(t *testing.T) {
 	assert.LessOrEqual(t, int(table.Used()), minQueued+2, "cells are reused")
 }
 
-// If two goroutines end a span at the same time, one of them frees its cell.
+// If two goroutines end a span at the same time, only one of them frees its cell.
 func TestOneEndsASpan(t *testing.T) {
 	moreProcessors(t)
 	table, _ := newTable(t, true, nil)
@@ -189,7 +189,7 @@ func TestOneEndsASpan(t *testing.T) {
 	}
 }
 
-// All live spans are found by their ids, for any distribution of ids.
+// Find finds every live span by its id, for any distribution of ids.
 func TestFindWithIDsOfAllKinds(t *testing.T) {
 	random := func(n int) uint64 { return mix(uint64(n) + 1) }
 	for name, id := range map[string]func(n int) uint64{
@@ -253,7 +253,7 @@ func TestFindAcrossProcessors(t *testing.T) {
 	}
 }
 
-// There are more goroutines than Ps, and more Ps than when the table was created.
+// Find works with more Ps than when the table was created, and with more goroutines than Ps.
 func TestFindAfterGOMAXPROCSWasRaised(t *testing.T) {
 	table, _ := newTable(t, true, nil)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(len(table.locals) + 4))
@@ -306,7 +306,7 @@ func TestLeakedSpans(t *testing.T) {
 		return int64(m.HeapAlloc)
 	}
 	const leaked, shownSpans = 200_000, 100
-	spared := map[Ref]bool{} // constant once spans are evicted
+	spared := map[Ref]bool{} // read during evictions, so it must not change then
 	table, evicted := newTable(t, false, func(r Ref, goid uint64, _ uintptr) bool {
 		if s := spanOf(r); goid != s.Goid {
 			t.Errorf("Spare was called for %#x with goroutine %d", r, goid)
@@ -319,7 +319,7 @@ func TestLeakedSpans(t *testing.T) {
 		s.StartUnixNS = clock
 	}
 	for range shownSpans {
-		spared[table.start(next)] = true // the oldest of all
+		spared[table.start(next)] = true // these spans are the oldest
 	}
 	before := heap()
 	for range leaked {
@@ -358,7 +358,7 @@ func TestLeakedSpans(t *testing.T) {
 	assert.EqualValues(t, table.Used(), len(table.live())+len(table.takeFree(t)), "no cell is lost")
 }
 
-// If all spans are published by their starters, the oldest are evicted.
+// If all spans are still published by their starters, the oldest ones are evicted nevertheless.
 func TestShownSpansAreEvicted(t *testing.T) {
 	table, evicted := newTable(t, true, func(Ref, uint64, uintptr) bool { return true })
 	for range Capacity + 1000 {
@@ -369,7 +369,7 @@ func TestShownSpansAreEvicted(t *testing.T) {
 	assert.GreaterOrEqual(t, len(evicted.all(t)), 1000)
 }
 
-// Without a free cell, and without a span to evict, there is no Ref.
+// Reserve returns 0 if there is neither a free cell nor a span to evict.
 func TestNoCell(t *testing.T) {
 	table, _ := newTable(t, true, nil)
 	table.limit = 0
@@ -398,13 +398,13 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// Concurrent push and pop neither lose nor duplicate numbers.
+// Concurrent pushes and pops neither lose nor duplicate numbers.
 func TestQueueUnderContention(t *testing.T) {
 	moreProcessors(t)
 	var q queue
 	const capacity = 64
 	q.init(capacity)
-	q.head.Store(1<<32 - 1000*capacity) // the turns wrap around during the test
+	q.head.Store(1<<32 - 1000*capacity) // makes the turns wrap around during the test
 	q.tail.Store(1<<32 - 1000*capacity)
 	for n := range uint32(capacity) {
 		q.entries[n].sequence.Store(uint32(1<<32-1000*capacity) + n)
@@ -445,7 +445,7 @@ func TestQueueUnderContention(t *testing.T) {
 	assert.Len(t, all, capacity)
 }
 
-// Load returns the content of one span, while a few cells are reused all the time.
+// Load never mixes the contents of two spans, even while a few cells are reused all the time.
 func TestLoadUnderFire(t *testing.T) {
 	for _, heap := range []bool{true, false} {
 		moreProcessors(t)
@@ -518,7 +518,7 @@ func startAndEnd(p *childproc.Parent) {
 	p.Receive()
 }
 
-// Another process that reads a cell by the protocol sees a complete span or none.
+// Another process that follows the protocol for reading a cell sees a complete span or none.
 func TestNothingTornFromOutside(t *testing.T) {
 	childproc.NeedReading(t)
 	_, _ = newTable(t, true, nil)
@@ -567,7 +567,7 @@ func TestNothingTornFromOutside(t *testing.T) {
 	}
 }
 
-// The table is found by its name until it is closed.
+// Other processes find the table by its name until it is closed.
 func TestMapping(t *testing.T) {
 	mappings := func() int {
 		found, err := resources.Mappings("OTELCTX_SPANS")
@@ -596,7 +596,7 @@ func TestMapping(t *testing.T) {
 	require.NoError(t, table.Close(), "again")
 }
 
-// If nothing can be mapped, the table works, and New returns the reason.
+// If nothing can be mapped, New returns the reason and a table that works.
 func TestWithoutMemory(t *testing.T) {
 	if !goruntime.Supported {
 		t.Skip("nothing can be mapped on this platform")

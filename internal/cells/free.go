@@ -46,7 +46,7 @@ func (t *Table) FreeWarm(p int, r Ref) bool {
 	return true
 }
 
-// take returns a cell from the free queue or an unused one. If there is none, it evicts a span.
+// take returns a cell from the free queue, or an unused one. If there is neither, it evicts a span.
 func (t *Table) take() (uint32, bool) {
 	if t.free.len() > minQueued {
 		if i, ok := t.free.pop(); ok {
@@ -69,7 +69,8 @@ func (t *Table) take() (uint32, bool) {
 }
 
 const (
-	// bucketSize is the number of spans compared for one eviction, and of entries in a bucket.
+	// bucketSize is the number of spans compared for one eviction, and the number of entries in a
+	// bucket.
 	bucketSize = 8
 	// evictAttempts bounds the search for a span to evict.
 	evictAttempts = 16
@@ -91,7 +92,7 @@ func (t *Table) evictOldest() (uint32, bool) {
 			}
 		}
 		if least&publishedBit != 0 && attempt < evictAttempts-1 {
-			continue // All eight are published. Try the next eight.
+			continue // All eight are still published. Try the next eight.
 		}
 		if victim != 0 && t.evict(victim) {
 			return victim.Index(), true
@@ -100,7 +101,8 @@ func (t *Table) evictOldest() (uint32, bool) {
 	return 0, false
 }
 
-// publishedBit is a bit of age that makes a span one of the last to be evicted.
+// publishedBit is set in the age of a span that its starter still publishes. Such spans are evicted
+// last.
 const publishedBit = 1 << 63
 
 // age returns the order of eviction: the span with the lowest value is evicted first. The value is
@@ -114,8 +116,8 @@ func (t *Table) age(r Ref) uint64 {
 	return age
 }
 
-// queue is a bounded FIFO queue of numbers for concurrent producers and consumers, after Dmitry
-// Vyukov. The sequence of an entry tells whether the entry is empty or full.
+// queue is a bounded FIFO queue of numbers for concurrent producers and consumers, based on Dmitry
+// Vyukov's MPMC queue. The sequence of an entry tells whether the entry is empty or full.
 type queue struct {
 	entries    []queueEntry
 	head, tail atomic.Uint64

@@ -76,7 +76,7 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// spanOf returns the span that tests start in a cell. It is a function of the Ref, so a goroutine
+// spanOf returns the span that tests start with a Ref. It depends only on the Ref, so a goroutine
 // that has the Ref can compute the expected content of the cell. There are only two goroutine ids,
 // so that consecutive spans in a cell often have the same one.
 func spanOf(r Ref) Span {
@@ -91,7 +91,7 @@ func spanOf(r Ref) Span {
 	}
 }
 
-// start starts the span that spanOf describes, modified by change, if a cell is available.
+// start starts the span that spanOf returns, modified by change, if a cell is available.
 func (t *Table) start(change ...func(*Span)) Ref {
 	p := goruntime.Pin()
 	defer goruntime.Unpin()
@@ -131,7 +131,8 @@ func (t *Table) freeCell(r Ref, warm bool) {
 	}
 }
 
-// rounds is [testenv.Rounds], reduced with the race detector, which makes these tests slower.
+// rounds is like [testenv.Rounds], but returns less under the race detector, which slows these tests
+// down.
 func rounds(usually, all int) int {
 	n := testenv.Rounds(usually, all)
 	if testenv.Race {
@@ -148,7 +149,7 @@ func moreProcessors(t *testing.T) {
 	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }
 
-// ancestorsOf returns the ancestors of a span, zeros if its cell was reused.
+// ancestorsOf returns the ancestors of a span, or zeros if its cell was reused.
 func (t *Table) ancestorsOf(r Ref) Ancestors {
 	var l lineage
 	if !t.lineage(r, &l) {

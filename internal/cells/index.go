@@ -10,8 +10,8 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// hash returns a hash of id with this number of bits, to which all bits of id contribute. W3C ids
-// are random; the multiplication is for id generators that count.
+// hash returns a hash of id with size bits. All bits of id contribute to it, because not all ids are
+// random: some id generators count.
 func hash(id uint64, size uint) uint64 { return id * 0x9E3779B97F4A7C15 >> (64 - size) }
 
 // Find returns the live span with key k, or 0.
@@ -19,12 +19,12 @@ func (t *Table) Find(k sdkspan.Key) Ref {
 	p := goruntime.Pin()
 	goruntime.Unpin()
 	h := hash(k.SpanID, localBits)
-	for i := range t.locals { // this P's index comes first
+	for i := range t.locals { // starting with the index of this P
 		if r := Ref(atomic.LoadUint64(&t.locals[(p+i)%len(t.locals)].index[h])); t.Is(r, k) {
 			return r
 		}
 	}
-	// Search the shared index last: a span may have moved there during the search.
+	// Search the shared index last, because a span may have moved there during the search.
 	b := t.shared.bucket(k.SpanID)
 	for i := range b {
 		if r := Ref(b[i].Load()); t.Is(r, k) {
@@ -34,8 +34,8 @@ func (t *Table) Find(k sdkspan.Key) Ref {
 	return 0
 }
 
-// sharedIndex finds the spans that are not in the index of the P that started them. It has buckets of
-// bucketSize entries, in total twice as many as there are cells.
+// sharedIndex finds the spans that are no longer in the index of the P on which they started. It
+// consists of buckets with bucketSize entries each, in total two entries per cell.
 type sharedIndex []bucket
 
 type bucket [bucketSize]atomic.Uint64
@@ -66,7 +66,7 @@ func (t *Table) share(r Ref, id uint64) {
 				oldest, least = old, age
 			}
 		}
-		// The entry may have changed. Evict the span whose age was compared.
+		// Evict the span whose age was compared, even if its entry in the bucket has changed since.
 		if oldest != 0 && t.evict(oldest) {
 			t.free.push(oldest.Index())
 		}

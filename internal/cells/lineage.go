@@ -9,11 +9,11 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Position names the span that a goroutine is in, and whether it is there by Attach.
+// Position names the span that a goroutine is in, and says whether the goroutine entered it by Attach.
 type Position = wire.Position
 
-// lineage is the part of a cell that determines where goroutines go when its span ends. It stays valid
-// after the end until the cell is reused.
+// lineage is the part of a cell that determines to which span goroutines move when the cell's span
+// ends. It stays valid after the end, until the cell is reused.
 type lineage struct {
 	goid      uint64
 	ancestors Ancestors
@@ -40,8 +40,8 @@ func (t *Table) describes(c *wire.Cell, r Ref) bool {
 	return atomic.LoadUint64(&c.Version)&^wire.CellOver == uint64(r)
 }
 
-// SetLineage fills in the lineage of a span that is being started by a goroutine at a position. parent
-// is the nearest live span of the context passed to Start, or 0.
+// SetLineage fills in the lineage of a span that is being started. position is that of the starting
+// goroutine. parent is the nearest live span of the context passed to Start, or 0.
 func (t *Table) SetLineage(s *Span, parent Ref, position Position) {
 	s.Before = position
 	if parent != 0 {
@@ -62,8 +62,8 @@ func (t *Table) setAncestors(s *Span, parent Ref, position Position) {
 	}
 }
 
-// isOutside reports whether a goroutine at a position is in none of spans. It is in a span if the span
-// is its position, or is an ancestor of its position that the goroutine was in as well.
+// isOutside reports whether a goroutine at this position is in none of the spans. The goroutine is in
+// the span of its position, and in those ancestors of that span that it was in before.
 //
 //go:noinline
 func (t *Table) isOutside(spans *Ancestors, position Position) bool {
@@ -86,9 +86,9 @@ func contains(refs *Ancestors, r Ref) bool {
 	return r != 0 && (refs[0] == r || refs[1] == r || refs[2] == r)
 }
 
-// Nearest returns the current position of a goroutine that was at a position: that same position
-// while its span is live, otherwise the nearest live ancestor, or 0. known is false if the cell was
-// reused for another span.
+// Nearest returns the current position of a goroutine, given its last stored position. While the span
+// of that position is live, the position is unchanged. Otherwise it is the nearest live ancestor,
+// or 0. known is false if the cell was reused for another span.
 func (t *Table) Nearest(position Position, goid uint64) (next Position, known bool) {
 	if position == 0 || t.Live(position.Ref()) {
 		return position, true
@@ -108,8 +108,8 @@ func (t *Table) Nearest(position Position, goid uint64) (next Position, known bo
 	return next, true
 }
 
-// NearestOf returns the first live ancestor as the position of a goroutine that leaves the span at its
-// position, or 0 if no ancestor is live.
+// NearestOf returns the new position of a goroutine that leaves the span of its position, whose
+// ancestors are given: the first live ancestor, or 0 if there is none.
 func (t *Table) NearestOf(ancestors *Ancestors, position Position) Position {
 	for _, r := range ancestors {
 		if t.Live(r) {
@@ -122,8 +122,8 @@ func (t *Table) NearestOf(ancestors *Ancestors, position Position) Position {
 // Leave returns the new position of a goroutine that has just ended a span, and whether the goroutine
 // was in that span or in a descendant of it that it had started.
 func (t *Table) Leave(position Position, span Ref, goid uint64) (next Position, left bool) {
-	// In the usual case, the goroutine started the span that it is in, and returns to a live span
-	// or to none.
+	// Usually, the goroutine ends the span that it is in and that it started, and returns to a live
+	// span or to none.
 	if c := t.cell(span); position == Position(span) && atomic.LoadUint64(&c.Goid) == goid {
 		if next = Position(atomic.LoadUint64(&c.Before)); next == 0 || t.Live(next.Ref()) {
 			return next, true
@@ -146,14 +146,14 @@ func (t *Table) leave(position Position, span Ref, goid uint64) (next Position, 
 		}
 		within, known := t.descends(l.ancestors, span)
 		if !known {
-			return 0, true // It may be in a descendant of span: a missing span is better than a wrong one.
+			return 0, true // position may be in a descendant of span. No position is better than a wrong one.
 		}
 		if !within {
 			break
 		}
 		left = true
 		if position = l.before; position != 0 && !t.describes(t.cell(position.Ref()), position.Ref()) {
-			position = Position(span) // The cell of before was reused: continue with rule 3 from span.
+			position = Position(span) // The cell of before was reused, so leave span itself next.
 		}
 	}
 	next, _ = t.Nearest(position, goid)
@@ -176,8 +176,8 @@ func (t *Table) leaveEnded(position Position, l *lineage, goid uint64) Position 
 	return t.NearestOf(&l.ancestors, position)
 }
 
-// descends reports whether a span with these ancestors is a descendant of another span. known is
-// false if cells between the two were reused.
+// descends reports whether a span with these ancestors is a descendant of the span other. known is
+// false if cells between the two spans were reused.
 func (t *Table) descends(ancestors Ancestors, other Ref) (is, known bool) {
 	const maxDepth, outermost = 64, len(ancestors) - 1
 	for range maxDepth {

@@ -20,8 +20,8 @@ import (
 var seed = flag.Uint64("seed", 0, "seed of TestModel; 0 is a random one")
 
 // TestModel runs goroutines that start, end, look up and hand over spans in a random order
-// determined by the seed. It compares each answer of the table with a map of the spans of each
-// goroutine.
+// determined by the seed. Each goroutine keeps lists of its live and ended spans, and compares every
+// answer of the table with them.
 func TestModel(t *testing.T) {
 	for _, tt := range []struct {
 		workers int
@@ -79,7 +79,7 @@ const maxLive = 500
 
 type model struct {
 	table *Table
-	// passed are live spans on their way from one goroutine to another.
+	// passed hands live spans from one goroutine to another.
 	passed chan Ref
 }
 
@@ -87,7 +87,7 @@ type modelWorker struct {
 	*model
 
 	random *rand.Rand
-	// live are the spans that only this goroutine ends. dead are some spans that have ended.
+	// live lists the spans that only this goroutine ends, and dead some spans that have ended.
 	live, dead []Ref
 }
 
@@ -173,7 +173,7 @@ func (t *Table) checkDead(r Ref) error {
 			return fmt.Errorf("%#x has ended: wrong answer of %s", r, what)
 		}
 	}
-	// Its ancestors are known until the cell is reused.
+	// The ancestors of an ended span are known until its cell is reused.
 	if e := t.ancestorsOf(r); e != was.Ancestors && e != (Ancestors{}) {
 		return fmt.Errorf("%#x, which has ended, has ancestors %x", r, e)
 	}

@@ -28,16 +28,16 @@ type Scope struct {
 // used is set if the program links a package that uses the attributes.
 var used atomic.Bool
 
-// Use enables [With], and returns true. Packages that use the attributes call it
-// during initialization.
+// Use enables [With]. Packages that use the attributes call it during initialization. It returns
+// true, so that it can initialize a variable.
 func Use() bool {
 	used.Store(true)
 	return true
 }
 
 // With returns a context derived from ctx that has attrs in addition to the attributes of ctx.
-// For equal keys attrs win over ctx, and later attrs over earlier ones. ctx itself does not
-// change.
+// If keys are equal, attrs take precedence over ctx, and later attrs over earlier ones. ctx itself
+// does not change.
 //
 // Attributes without a key are dropped. If no attribute is left, ctx is returned. A nil ctx stands
 // for [context.Background]. attrs may be reused after the call. Until [Use] is called, With returns

@@ -28,11 +28,11 @@ const root = "../.."
 // block matches a block of Go code, which may be indented as part of a list.
 var block = regexp.MustCompile("(?ms)^ *```go\n(.*?)^ *```$")
 
-// benchmarks is the module that requires the libraries of real services.
+// benchmarks is the module that depends on the libraries of real services.
 const benchmarks = "benchmarks"
 
-// modules says in which module a document's code is compiled, if that is not the library's. The
-// declarations that the code relies on are in testdata, in a directory with the module's name.
+// modules maps documents to the module in which their code is compiled, if that is not the library's.
+// The declarations that the code relies on are in testdata, in a directory with the module's name.
 var modules = map[string]string{
 	"docs/getting-started.md": benchmarks,
 	"docs/migration.md":       benchmarks,
@@ -69,7 +69,7 @@ func function(t *testing.T, name, code string) string {
 	fmt.Fprintf(&f, "func %s() error {\n%s\n", name, code)
 	file, err := parser.ParseFile(token.NewFileSet(), name, "package p\n"+f.String()+"return nil\n}", 0)
 	require.NoError(t, err, code)
-	// Variables that the code declares may stay unused.
+	// Use each variable that the code declares, since the compiler rejects unused ones.
 	for _, statement := range file.Decls[0].(*ast.FuncDecl).Body.List {
 		if assign, ok := statement.(*ast.AssignStmt); ok && assign.Tok == token.DEFINE {
 			for _, left := range assign.Lhs {
@@ -82,7 +82,7 @@ func function(t *testing.T, name, code string) string {
 }
 
 // vet type-checks and vets a file in a module, without linking. Code that needs the libraries of
-// real services takes long to compile, so only make test-all checks it.
+// real services takes a long time to compile, so only make test-all checks it.
 func vet(t *testing.T, module, name, code string) {
 	t.Helper()
 	if module == benchmarks && !testenv.All() {
@@ -96,8 +96,8 @@ func vet(t *testing.T, module, name, code string) {
 	assert.NoError(t, err, "%s\n%s", out, code)
 }
 
-// A block of Go code that is in package main is a program. Any other block is the body of a
-// function.
+// Every block of Go code must compile: as a program if it declares package main, otherwise as the
+// body of a function.
 func TestCodeCompiles(t *testing.T) {
 	functions := map[string]*strings.Builder{}
 	blocks := 0
@@ -190,8 +190,8 @@ var identifier = regexp.MustCompile("`((?:internal|cmd|benchmarks|collector|docs
 // release matches the URL path of a release that may not exist yet.
 var release = regexp.MustCompile(`/v(?:X\.Y\.Z|\d+\.\d+\.\d+)`)
 
-// Files and packages that documents name must exist. The changelog is exempt because it names
-// removed ones.
+// Files and packages that documents name must exist. The changelog is exempt, because it also names
+// files that were removed.
 func TestPaths(t *testing.T) {
 	paths := 0
 	for document, text := range readDocuments(t) {

@@ -5,8 +5,8 @@
 // holds their names and descriptions, and parses their values. The table in docs/no-code.md is
 // generated from [All].
 //
-// An invalid value is reported to [otel.Handle] once per process, regardless of how many providers
-// read it, and otherwise ignored.
+// An invalid value is ignored, and reported to [otel.Handle] once per process, regardless of how many
+// providers read it.
 //
 // The package does not know what otelctx does with a value.
 package environment

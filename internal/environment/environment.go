@@ -109,7 +109,7 @@ func All() []Variable {
 	}
 }
 
-// text returns the value without surrounding spaces, "" if the variable is not set.
+// text returns the value without surrounding spaces, or "" if the variable is not set.
 func (v Variable) text() string { return strings.TrimSpace(os.Getenv(v.Name)) }
 
 // Bool reports whether v is set to true.
@@ -163,8 +163,9 @@ func (v Variable) List() (list []string) {
 	return list
 }
 
-// Members returns the members of v that are in names, and reports all others. If v has no valid member
-// and is not "none", it counts as not set, and Members returns all names.
+// Members returns the members of the list v that are in names, and reports all others. If v has no
+// valid member, Members returns all names, as if v were not set, except that "none" stands for an
+// empty list.
 func (v Variable) Members(names ...string) (members []string) {
 	set := false
 	for _, member := range v.List() {

@@ -133,7 +133,7 @@ func TestList(t *testing.T) {
 	assert.Empty(t, variable.List())
 }
 
-// A value is used only if it has a valid member.
+// A list without a valid member counts as not set.
 func TestMembers(t *testing.T) {
 	handled(t)
 	for value, want := range map[string][]string{
@@ -144,7 +144,7 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// An error is reported once, and each invalid member of a list separately.
+// Each error is reported once, and each invalid member of a list is an error of its own.
 func TestReportedOnce(t *testing.T) {
 	errs := handled(t)
 	variable.Unknown("x")

@@ -17,12 +17,12 @@ type Attribute struct {
 	Key, Value string
 }
 
-// Attributes are the encoded attributes of a span, ready to be copied into records. They are
-// immutable and may be shared by spans. nil means none.
+// Attributes holds the encoded attributes of a span, ready to be copied into records. It is
+// immutable, and spans may share it. nil means no attributes.
 type Attributes struct {
 	// encoded is the encoding of OTEP 4947. Its capacity is at least shortAttributes.
 	encoded []byte
-	// labels are the attributes that are also labels, in order.
+	// labels lists the attributes that become labels, too, in order.
 	labels []goruntime.Label
 }
 
@@ -35,9 +35,9 @@ const (
 	maxLabels, maxLabelKey, maxLabelValue = 10, 15, 47
 )
 
-// NewAttributes encodes attributes in order, as far as 612 bytes allow, and returns nil if there
-// are none. At most 8 of them become labels: those with keys of at most 15 bytes, other than
-// trace_id and span_id. Values are cut to 255 bytes, and in labels to 47 (see [Cut]).
+// NewAttributes encodes attributes in order, and skips those that do not fit into 612 bytes. It
+// returns nil if there are none. The first 8 attributes with keys of at most 15 bytes also become
+// labels, except trace_id and span_id. Values are cut to 255 bytes, and in labels to 47 (see [Cut]).
 func NewAttributes(attributes []Attribute) *Attributes {
 	a := &Attributes{encoded: make([]byte, 0, maxEncoded)}
 	for _, attribute := range attributes {

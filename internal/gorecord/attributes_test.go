@@ -82,7 +82,7 @@ func manyAttributes(n int) (a *Attributes, labels []string) {
 	return attributesOf(kvs...), kvs
 }
 
-// Attributes are labels in addition to ours and the user's, within the limits of profilers.
+// Attributes become labels in addition to ours and the user's, within the limits of profilers.
 func TestAttributeLabels(t *testing.T) {
 	needRecords(t)
 	eight, eightLabels := manyAttributes(8)
@@ -163,7 +163,7 @@ func TestAllocations(t *testing.T) {
 					create()
 				}
 				runtime.ReadMemStats(&after)
-				// A garbage collection that starts allocates as well: less than 8 bytes per record.
+				// If a garbage collection starts, it allocates, too: less than 8 bytes per record.
 				assert.LessOrEqual(t, (after.TotalAlloc-before.TotalAlloc)/runs, tt.bytes+8)
 			})
 		})

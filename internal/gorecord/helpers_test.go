@@ -52,7 +52,7 @@ func newOf(id uint64, a *Attributes) *Record {
 	return r
 }
 
-// newIn is [New] inside the span of outer, if outer is not nil.
+// newIn is [New] for a span that starts inside the span of outer, unless outer is nil.
 func newIn(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, user UserLabels, outer *Record) *Record {
 	r := New(traceIDHigh, traceIDLow, spanID, traceFlags, a, &Names{}, user)
 	ancestors := ancestorsIn(outer)
@@ -61,7 +61,7 @@ func newIn(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attribut
 	return r
 }
 
-// variantIn is [Record.Variant] without names.
+// variantIn calls [Record.Variant] without names.
 func (r *Record) variantIn(a *Attributes, user UserLabels, outer *Record) *Record {
 	return r.Variant(a, &Names{}, 0, user, outer)
 }
@@ -74,7 +74,7 @@ func ancestorsIn(r *Record) (a [wire.Ancestors]wire.Ref) {
 	return a
 }
 
-// user returns the label pointer to the user's labels.
+// user returns the calling goroutine's label pointer to the user's labels.
 func user() UserLabels {
 	labels, _ := User()
 	return labels

@@ -28,14 +28,14 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// read returns memory of this process as a profiler reads it.
+// read reads memory of this process in the same way as a profiler.
 func read(t *testing.T, address uint64, size int) []byte {
 	t.Helper()
 	b := make([]byte, size)
 	_, err := remotemem.Of(os.Getpid()).ReadAt(b, int64(address))
 	if errors.Is(err, syscall.ENOSYS) {
-		// Under an emulator the process has other addresses for the kernel, so read the memory
-		// directly.
+		// Under an emulator, the kernel sees the process's memory at different addresses. Read the
+		// memory directly.
 		return bytes.Clone(unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(nil), address)), size))
 	}
 	require.NoError(t, err)
@@ -67,8 +67,8 @@ func labelsSeen(t *testing.T, address uint64) (got [][2]string) {
 	return got
 }
 
-// A profiler finds everything behind the label pointer by the advertised offsets, without this
-// package's types.
+// With only the label pointer and the advertised offsets, a profiler finds everything in a record.
+// The test does not use this package's types.
 func TestLayout(t *testing.T) {
 	needRecords(t)
 	users, ours := [][2]string{{"abc", ""}, {"user", "x"}}, [][2]string{
@@ -104,7 +104,7 @@ func TestLayout(t *testing.T) {
 			} else {
 				assert.Equal(t, slices.Concat(users, ours), labelsSeen(t, address))
 			}
-			runtime.KeepAlive(r) // its memory was read by address
+			runtime.KeepAlive(r) // The test reads its memory by address.
 		})
 	}
 }
@@ -112,7 +112,7 @@ func TestLayout(t *testing.T) {
 func TestText(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for n := range 16*256 + 10_000 {
-		// These are each byte value at each position, and various numbers.
+		// First test each byte value at each position, then random numbers.
 		v := uint64(n%256) << (8 * (n / 256 % 8))
 		if n >= 8*256 {
 			v = random.Uint64()

@@ -17,8 +17,8 @@ type Names struct {
 	NameLabel, EndpointLabel string
 }
 
-// The keys of dd-trace-go's labels. Versions before 2.11 set DatadogRootKey, later ones
-// DatadogTraceKey instead. Readers may look for either.
+// These are the keys of dd-trace-go's labels. Versions before 2.11 set DatadogRootKey, and later
+// versions set DatadogTraceKey instead. Readers may look for either.
 const (
 	DatadogSpanKey     = "span id"
 	DatadogTraceKey    = "trace id"

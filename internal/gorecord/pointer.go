@@ -10,7 +10,7 @@ import (
 	"github.com/otelctx/otelctx/internal/ordered"
 )
 
-// Pointer is an atomic pointer to a Record. One goroutine at a time may store; any goroutine
+// Pointer is an atomic pointer to a Record. Only one goroutine at a time may store, but any goroutine
 // may load.
 type Pointer struct{ p unsafe.Pointer }
 

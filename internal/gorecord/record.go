@@ -22,11 +22,12 @@ import (
 // Keys of the labels.
 const traceIDKey = "trace_id"
 
-// spanIDKey is "span_id", at an address that no other string has: see recordFromLabels.
+// spanIDKey is "span_id", stored at an address that no other string has. recordFromLabels recognizes
+// our labels by that address.
 var spanIDKey = string(append([]byte(nil), "span_id"...))
 
-// Offsets in a Record: of the record of OTEP 4947, of the ref of the span's cell, and of the refs
-// of the span's ancestors, which are followed by the outsider.
+// These are offsets in a Record. Offset is that of the OTEP 4947 record, RefOffset that of the ref of
+// the span's cell, and AncestorsOffset that of the refs of its ancestors, which the outsider follows.
 const (
 	Offset          = unsafe.Offsetof(Record{}.traceID)
 	RefOffset       = unsafe.Offsetof(Record{}.ref)
@@ -36,7 +37,7 @@ const (
 // idLabels is the number of labels for the ids.
 const idLabels = 2
 
-// UserLabels is a label pointer to the user's labels, nil if there are none.
+// UserLabels is a label pointer to the user's labels, or nil if the user has set none.
 type UserLabels = unsafe.Pointer
 
 // Record is the target of the label pointer of a goroutine in a span. Once installed, it does not
@@ -52,7 +53,7 @@ type Record struct {
 	outer Pointer
 	// variant is another record of the same span, see Variant.
 	variant atomic.Pointer[Record]
-	// ref names the span's cell, ancestors the cells of its ancestors.
+	// ref names the span's cell, and ancestors names the cells of its ancestors.
 	ref       wire.Ref
 	ancestors [wire.Ancestors]wire.Ref
 	// outsider is the id of the goroutine that started the span without being in any of its
@@ -61,7 +62,7 @@ type Record struct {
 	// text is the trace id and the span id in hexadecimal.
 	text [2 * idBytes]byte
 	// name and endpoint are the numbers of the span's name and of its local root's name in the name
-	// table, 0 for none.
+	// table, or 0 for no name.
 	name, endpoint uint16
 
 	// The record of OTEP 4947 is last, because attributes follow it.
@@ -75,9 +76,9 @@ type Record struct {
 // idBytes is the size of a trace id and the span id that follows it.
 const idBytes = 16 + 8
 
-// A Record is the first field of one of these types, which add room for attributes and labels.
-// Goroutines rarely have user labels, and few attributes if any. Most of the cost of a record is its
-// memory.
+// Every Record from New is the first field of one of these types, which add room for attributes and
+// labels. Each type is only as large as necessary, because most of the cost of a record is its memory.
+// The usual case is a goroutine without user labels, and a span with few attributes or none.
 type (
 	bare struct {
 		Record
@@ -142,9 +143,9 @@ func Available(r *goruntime.Runtime) error {
 
 // New returns a record of a span with attributes, names and the user's labels. It does not install
 // the record. Ids are big-endian numbers. If the user's labels leave room, first names and then
-// attributes become labels, and replace user labels with the same keys. New allocates once, or more
-// often if the user has labels, if there are many attributes, or if there are names and more than
-// one attribute. Call New only if [Available] returns nil.
+// attributes become labels, which replace user labels with the same keys. New usually allocates once.
+// It allocates more often if the user has labels, if there are many attributes, or if there are names
+// and more than one attribute. Call New only if [Available] returns nil.
 func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, n *Names, user UserLabels) (r *Record) {
 	users := labelsAt(user)
 	merge := len(users) > 0
@@ -219,16 +220,16 @@ func (r *Record) SetCell(ref wire.Ref, ancestors *[wire.Ancestors]wire.Ref, outs
 
 // setIDLabels stores the labels span_id and trace_id at the start of list.
 func (r *Record) setIDLabels(list []goruntime.Label) {
-	// Sound: nothing writes to the text once the record is installed, and the strings keep the
-	// record alive.
+	// Sound: the text does not change once the record is installed, and the strings keep the record
+	// alive.
 	list[0] = goruntime.Label{Key: spanIDKey, Value: unsafe.String(&r.text[32], 16)}
 	list[1] = goruntime.Label{Key: traceIDKey, Value: unsafe.String(&r.text[0], 32)}
 }
 
-// merge returns the user's labels and our labels: the ids, and as many of the others, names and
-// attributes as fit. Profilers read at most ten labels. Our labels come last, so that HideLabels
-// can cut them off. If the user's labels leave no room for the ids, ours come first. Our labels
-// replace user labels with the same keys.
+// merge returns the user's labels together with ours: the ids, and then as many of others, names and
+// attributes as fit, since profilers read at most ten labels. Our labels come last, so that
+// HideLabels can cut them off. If the user's labels leave no room for the ids, our labels come first.
+// Our labels replace user labels with the same keys.
 func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names, others []goruntime.Label) []goruntime.Label {
 	ours := make([]goruntime.Label, idLabels, maxLabels)
 	r.setIDLabels(ours)
@@ -253,8 +254,8 @@ func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names, others 
 	return append(kept, ours...)
 }
 
-// HideLabels hides our labels from label readers, which then see the user's labels, or none if our
-// labels come first. It is safe while a profiler in this process reads the labels: only the length of
+// HideLabels hides our labels from label readers. They then see the user's labels, or no labels at all
+// if ours come first. It is safe while a profiler in this process reads the labels: only the length of
 // the list changes, so the profiler sees either the old list or the new one.
 func (r *Record) HideLabels() {
 	// Sound: the second word of a slice is its length.
@@ -289,8 +290,8 @@ func (r *Record) Ancestors() (ancestors [wire.Ancestors]wire.Ref, outsider uint6
 	return ancestors, atomic.LoadUint64(&r.outsider)
 }
 
-// Outer returns the record to which the goroutine returns. It returns nil if there is none, if the
-// span has ended, or if r is nil.
+// Outer returns the record to which the goroutine returns at the end of the span. It returns nil if
+// there is no such record, if the span has ended, or if r is nil.
 func (r *Record) Outer() *Record {
 	if r == nil {
 		return nil
@@ -329,8 +330,8 @@ func (r *Record) Install() { goruntime.SetLabels(unsafe.Pointer(r)) }
 // Restore installs the user's labels on the calling goroutine, without a record.
 func Restore(user UserLabels) { goruntime.SetLabels(user) }
 
-// User returns the user's label pointer on the calling goroutine, and the record installed in front of
-// it, or nil. The record's span may have ended.
+// User returns the user's label pointer on the calling goroutine, and the record installed there, or
+// nil. The record's span may have ended.
 func User() (UserLabels, *Record) {
 	labels := goruntime.Labels()
 	if r := recordFromLabels(labels); r != nil {
@@ -339,9 +340,9 @@ func User() (UserLabels, *Record) {
 	return labels, nil
 }
 
-// End invalidates r and all variants, wherever they are installed. Readers of the record see that
-// at once, and if withdraw is true, so do label readers. It may be called more than once, on any
-// goroutine. It does nothing if r is nil.
+// End invalidates r and all its variants, wherever they are installed. Readers of records notice at
+// once. If withdraw is true, End also hides the labels, so that label readers notice as well. End may
+// be called more than once, on any goroutine. It does nothing if r is nil.
 func (r *Record) End(withdraw bool) {
 	for ; r != nil; r = r.variant.Load() {
 		// All concurrent writers store the same value.
@@ -362,14 +363,15 @@ func (r *Record) Ended() bool { return atomic.LoadUint32(&r.state)&stateValid ==
 const maxVariants = 64
 
 // Variant returns a record of the same span as r, with these attributes, names, user labels and outer
-// record. r must come from [New]. If outer is nil, any outer record will do. Variant allocates if
-// there is no such record yet. If there are already 64 records, it retires the oldest variant.
+// record. r must come from [New]. If outer is nil, any outer record will do. Variant allocates a
+// record if the span has no such record yet. If the span already has 64 records, it retires the
+// oldest variant.
 //
-// A concurrent End may miss the new record. So after Variant the caller must check whether the span
-// has ended, by the word that the ending goroutine changes with a compare-and-swap before it calls
-// End. If it has ended, the caller must call [Record.End] on the result. Variant also adds the
-// record with a compare-and-swap: if that came first, End sees the record; otherwise the caller
-// sees that the span has ended.
+// A concurrent End may miss the new record. So the caller must check after Variant whether the span
+// has ended, and if so call [Record.End] on the result. The check must read a word that the ending
+// goroutine changes with a compare-and-swap before it calls End. Variant also adds the record with a
+// compare-and-swap. If Variant's came first, End sees the record. Otherwise the caller sees that the
+// span has ended.
 func (r *Record) Variant(a *Attributes, n *Names, datadogRoot uint64, user UserLabels, outer *Record) *Record {
 	for {
 		newest, have := r.variant.Load(), 1
@@ -398,18 +400,19 @@ func (r *Record) Variant(a *Attributes, n *Names, datadogRoot uint64, user UserL
 	}
 }
 
-// retire invalidates a record although its span is live. Goroutines may still have it installed: on
-// these, label readers see no span. For other readers, retire makes the record look like that of an
-// ended child of the span: they find the span while it is live, and then its ancestors.
+// retire invalidates a record although its span is live. Some goroutines may still have it installed.
+// On these, label readers no longer see a span. For other readers, retire makes the record look like
+// that of an ended child of the span, so that they find the span while it is live, and later its
+// ancestors.
 func (r *Record) retire() {
 	if r.Ended() {
 		return
 	}
 	second, third := r.ancestors[0], r.ancestors[1]
 	if r.outsider != 0 {
-		second, third = 0, 0 // The outsider may have the record, and does not move to ancestors.
+		second, third = 0, 0 // The outsider may have this record, and must not move to ancestors.
 	}
-	// From last to first, so that a concurrent reader sees only the span and its ancestors.
+	// Store from last to first, so that a concurrent reader sees only the span and its ancestors.
 	ordered.PutLast((*uint64)(&r.ancestors[2]), uint64(third))
 	ordered.PutLast((*uint64)(&r.ancestors[1]), uint64(second))
 	ordered.PutLast((*uint64)(&r.ancestors[0]), uint64(r.ref))
@@ -437,7 +440,7 @@ func (r *Record) copy(a *Attributes, n *Names, datadogRoot uint64, user UserLabe
 	return c
 }
 
-// labelsAt returns the labels at a label pointer that is not a record's.
+// labelsAt returns the labels at a label pointer, which must not point to a record.
 func labelsAt(user UserLabels) []goruntime.Label {
 	if user == nil {
 		return nil
@@ -447,13 +450,14 @@ func labelsAt(user UserLabels) []goruntime.Label {
 	return (*goruntime.LabelMap)(user).List
 }
 
-// recordFromLabels returns the record that a label pointer points to, or nil if it is not a record's.
+// recordFromLabels returns the record that a label pointer points to, or nil if it does not point to
+// a record.
 //
 // It recognizes a record by our span_id label: the key is at an address that no other string has,
-// and the value is inside the record. Other packages can have that key only in a copy of our label,
-// whose value is still inside the original record. Hidden labels are still within the list's
-// capacity. This is sound: labels is nil or points to a label map, and everything within the
-// capacity of its list is a label, possibly zero.
+// and the value is inside the record. If another package has copied our label, the value of the copy
+// is inside the original record, not behind the label pointer. Hidden labels are found, too, because
+// they are still within the list's capacity. This is sound: labels is nil or points to a label map,
+// and everything within the capacity of its list is a label, possibly zero.
 func recordFromLabels(labels unsafe.Pointer) *Record {
 	if labels == nil {
 		return nil
@@ -481,7 +485,7 @@ var digits = func() (pairs [256]uint16) {
 func (r *Record) putText() {
 	ids, text := unsafe.Pointer(&r.traceID), unsafe.Pointer(&r.text)
 	// Sound: the ids are adjacent, and so are their texts, which are twice as long and start at an
-	// even address. The loop handles eight bytes at a time, with three instructions for each byte.
+	// even address. Each round converts eight bytes, with three instructions per byte.
 	for range idBytes / 8 {
 		id, to := (*[8]byte)(ids), (*[8]uint16)(text)
 		to[0], to[1], to[2], to[3] = digits[id[0]], digits[id[1]], digits[id[2]], digits[id[3]]

@@ -36,8 +36,8 @@ func TestAvailable(t *testing.T) {
 	assert.ErrorIs(t, Available(known.Without(refused)), refused)
 }
 
-// The user's labels come before ours while profilers can read both. Once ours are hidden, only the
-// user's are left.
+// The user's labels come before ours if profilers can read both. After HideLabels, only the user's
+// labels are visible.
 func TestUsersLabels(t *testing.T) {
 	needRecords(t)
 	for name, tt := range map[string]struct {
@@ -115,7 +115,7 @@ func TestHideLabels(t *testing.T) {
 	})
 }
 
-// Variant returns the same record for the same content, and each record has the requested content.
+// Variant returns a record with the requested content, and always the same record for the same content.
 func TestVariant(t *testing.T) {
 	needRecords(t)
 	apart(func() {
@@ -180,7 +180,7 @@ func TestVariant(t *testing.T) {
 	assert.Zero(t, (*Record)(nil).Ref())
 }
 
-// A span has at most 64 records in use. A retired one has no labels, and names its own span as
+// A span has at most 64 records in use. A retired record has no labels, and names its own span as
 // its first ancestor.
 func TestVariantsAreBounded(t *testing.T) {
 	needRecords(t)
@@ -218,7 +218,7 @@ func TestVariantsAreBounded(t *testing.T) {
 
 // An ended record keeps no other record alive. An idle goroutine keeps its inherited record forever,
 // and must not keep a chain of records.
-func TestRecordsThatAreOverKeepNoOthers(t *testing.T) {
+func TestEndedRecordsKeepNoOthers(t *testing.T) {
 	needRecords(t)
 	apart(func() {
 		outer := newOf(1, nil)

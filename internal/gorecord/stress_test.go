@@ -37,7 +37,7 @@ func moreProcessors(t *testing.T) {
 	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }
 
-// A goroutine that reads the labels while they are withdrawn finds either all of them or only the user's.
+// A goroutine that reads the labels while End hides ours finds either all labels or only the user's.
 func TestWithdrawUnderReaders(t *testing.T) {
 	needRecords(t)
 	moreProcessors(t)
@@ -92,7 +92,7 @@ func TestWithdrawUnderReaders(t *testing.T) {
 	}
 }
 
-// End and Variant run concurrently. In either order, no record stays valid.
+// If End and Variant run concurrently, no record stays valid, whichever comes first.
 func TestVariantWhileItEnds(t *testing.T) {
 	needRecords(t)
 	moreProcessors(t)
@@ -103,8 +103,8 @@ func TestVariantWhileItEnds(t *testing.T) {
 	var done sync.WaitGroup
 	for w := range workers {
 		done.Go(func() {
-			// Each worker has its own labels, so that each span needs a record for them, and so
-			// many of them that making the record takes a while.
+			// Each worker has its own labels, so that Variant must create a record. There are many
+			// labels, so that this takes a while.
 			setUser(append(manyLabels(200), "w", strconv.Itoa(w))...)
 			for n := int64(1); n <= int64(rounds); n++ {
 				for round.Load() < n {

@@ -22,8 +22,8 @@ type Table struct {
 }
 
 // New returns an empty table. If heap is true, the table is on the heap, where other processes do
-// not find it. If its memory cannot be mapped, New also uses the heap, and returns an error as
-// well.
+// not find it. If the memory of the table cannot be mapped, New returns an error together with a
+// table on the heap.
 func New(heap bool) (t *Table, err error) {
 	t = new(Table)
 	t.region, err = vma.NewOrHeap(wire.GoroutinesName, wire.GoroutinesHeaderSize+wire.GoroutinesCapacity*wire.GoroutineEntrySize, heap)

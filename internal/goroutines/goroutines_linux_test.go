@@ -18,7 +18,7 @@ import (
 
 const size = wire.GoroutinesCapacity
 
-// gs stand for the g structures of two goroutines; only their addresses matter.
+// gs stands for the g structures of two goroutines. Only their addresses matter.
 var gs [2]uint64
 
 func store(t *Table, goid uint64, g int, p wire.Position) { t.Store(goid, unsafe.Pointer(&gs[g]), p) }

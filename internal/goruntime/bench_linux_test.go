@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The benchmarks compare each load with the alternative source of the same value. Each iteration also
+// compare benchmarks each of ways to do the same thing or to get the same value. Each iteration also
 // includes a function call.
 func compare(b *testing.B, ways map[string]func()) {
 	b.Helper()

@@ -23,17 +23,18 @@ import (
 )
 
 const (
-	// These are the numbers of words of g and m to search. Both structures may be smaller: the
-	// memory that follows does not match on other goroutines and threads. The last field of
-	// interest ends at about byte 360 of g and 190 of m.
+	// gWords and mWords are the numbers of words of g and m to search. The structures may be smaller.
+	// That does no harm, because the memory that follows does not match on other goroutines and
+	// threads. The last field of interest ends at about byte 360 of g and 190 of m.
 	gWords = 768 / 8
 	mWords = 1024 / 8
 
-	// A round makes four observations, normally on at least two threads. Then one round is enough.
+	// A round makes four observations. One round is enough if they are on at least two threads, as
+	// they normally are.
 	maxRounds = 5
 
-	// maxWait bounds the time that a goroutine spins to make another start on another thread. Waking a
-	// thread takes 50 to 150 µs.
+	// maxWait bounds the time that a goroutine spins, so that the next goroutine starts on another
+	// thread. Waking a thread takes 50 to 150 µs.
 	maxWait = 200 * time.Microsecond
 )
 
@@ -64,8 +65,8 @@ func (s *search) narrow(words []uintptr, known uintptr) {
 // settled reports whether more observations cannot help.
 func (s *search) settled() bool { return len(s.candidates) < 2 }
 
-// fact returns the only candidate as an offset in bytes, with first added, or the reason why there
-// is none.
+// fact returns the only candidate as an offset in bytes, with first added, or the reason why f is
+// refused.
 func (s *search) fact(f Fact, first int64) fact {
 	switch len(s.candidates) {
 	case 0:
@@ -142,7 +143,7 @@ func calibrate() *Runtime {
 			}
 		})
 	}
-	confirm() // the first confirmation if no round settled all searches, otherwise one more
+	confirm() // This is the first confirmation if no round has settled all searches, otherwise another one.
 	return r
 }
 
@@ -156,17 +157,18 @@ func (c *calibrator) fresh(f func()) {
 	<-done
 }
 
-// pair runs f on two new goroutines, one after the other and on different threads. Then each of them
-// runs then, the second first.
+// pair runs f on two new goroutines, one after the other and on different threads. Then both run
+// then, the second goroutine first.
 //
-// To get the second goroutine onto another thread, the first one keeps its own thread. The cheap
-// way is to spin. That works if a P is idle and nothing preempts, and it costs no more threads than
-// starting any goroutine. The reliable way is to lock the thread. That is the second choice,
-// because it costs threads that stay: the runtime's template thread, started with the first
-// LockOSThread of a program without cgo, and perhaps one for the second goroutine. The first
-// goroutine unlocks before it ends. Ending while locked would destroy a thread that may be in use
-// by others, together with C's thread-local state and the children that asked to die with it
-// (Pdeathsig). And the main thread cannot end at all.
+// To get the second goroutine onto another thread, the first one must not release its own. The cheap
+// way is to spin. That works if a P is idle and the goroutine is not preempted, and it costs no more
+// threads than starting any goroutine. The reliable way is to lock the thread. That is the second
+// choice, because it costs threads that stay: the runtime's template thread, which the first
+// LockOSThread of a program without cgo starts, and perhaps a thread for the second goroutine.
+//
+// The first goroutine unlocks its thread before it ends, because the runtime destroys the thread of a
+// goroutine that ends while locked. Others may rely on that thread: C has thread-local state there,
+// and child processes with Pdeathsig die with it. The main thread cannot end at all.
 func (c *calibrator) pair(lock bool, f, then func()) {
 	c.fresh(func() {
 		if lock {
@@ -191,12 +193,12 @@ func (c *calibrator) pair(lock bool, f, then func()) {
 	})
 }
 
-// now returns the monotonic time. It asks the kernel, because the clock of package time stands still in
-// a synctest bubble while a goroutine runs.
+// now returns the monotonic time from the kernel. In a synctest bubble, the clock of package time
+// stands still while a goroutine runs.
 func now() time.Duration {
 	var ts unix.Timespec
 	if _, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&ts)), 0); errno != 0 {
-		return math.MaxInt64 // later than any deadline, so that no loop waits without a clock
+		return math.MaxInt64 // later than any deadline, so that loops end even without a clock
 	}
 	return time.Duration(ts.Nano())
 }
@@ -220,8 +222,8 @@ func (c *calibrator) observe() {
 		c.findM()
 	}
 
-	// While pinned, g, m and thread stay together. In between, only raw system calls are allowed,
-	// into memory allocated before.
+	// While pinned, g, m and thread stay together. Until Unpin, only raw system calls are allowed,
+	// and they may write only to memory allocated before.
 	Pin()
 	g := uintptr(getg())
 	tid := uintptr(gettid())
@@ -246,8 +248,8 @@ func (c *calibrator) observe() {
 	for _, m := range c.ms {
 		words := m.words[:m.n]
 		m.procid.narrow(words, tid)
-		// Without cgo, amd64's thread-local storage is a field of m. Its slot for g equals m.curg here:
-		// exclude it.
+		// Without cgo, the thread-local storage on amd64 is a field of m. Exclude its slot for g, which
+		// equals m.curg here.
 		if i := (c.tp + uintptr(tlsFirst()) - m.m) / wordSize; !c.noTP && i < uintptr(len(words)) {
 			clear(words[i:min(i+tlsWords, uintptr(len(words)))])
 		}
@@ -258,11 +260,11 @@ func (c *calibrator) observe() {
 	}
 }
 
-// tellNumbers chooses between several candidates for m.procid. It keeps the one that is followed by
-// m.gsignal: a pointer to a g other than m.g0 that has the same m. The other candidate is m.id: the
-// runtime numbers its ms in the same way as a new PID namespace numbers threads. If one of the
-// first ms has no thread, such as the one for C's threads, both numbers are equal for all later
-// ones.
+// tellNumbers chooses between several candidates for m.procid. It keeps the candidate that is
+// followed by m.gsignal, a pointer to a g other than m.g0 that has the same m. The other candidate is
+// m.id. It can equal m.procid in a new PID namespace, where the kernel numbers threads in the same way
+// as the runtime numbers its ms: if one of the first ms has no thread, such as the one for C's
+// threads, both numbers are equal for all later ms.
 func (c *calibrator) tellNumbers(m *mCandidate) {
 	if m.procid.settled() {
 		return
@@ -279,10 +281,10 @@ func (c *calibrator) tellNumbers(m *mCandidate) {
 	}
 }
 
-// findM collects the words of the calling goroutine's g that may be g.m. The first word of m is m.g0,
-// which points to another g with the same m. That remains true if the goroutine moves to another thread
-// during the search. Pointers to the goroutine's own stack, which changes during the search, are skipped
-// if g begins with the stack bounds.
+// findM collects the words of the calling goroutine's g that may be g.m. It recognizes m by its first
+// word, m.g0, which points to another g with the same m. That remains true if the goroutine moves to
+// another thread during the search. If g begins with the stack bounds, findM skips pointers to the
+// goroutine's own stack, which changes during the search.
 func (c *calibrator) findM() {
 	c.ms = []*mCandidate{}
 	var here byte
@@ -304,7 +306,8 @@ func (c *calibrator) findM() {
 	}
 }
 
-// look copies the words of m, given the words of the running g. It may be called while pinned.
+// look copies the words of the m to which the candidate points, given the words of the running g. It
+// may be called while pinned.
 func (c *calibrator) look(m *mCandidate, gwords []uintptr) {
 	m.ok = false
 	if m.index >= len(gwords) {
@@ -349,7 +352,7 @@ func (c *calibrator) conclude() (facts [numFacts]fact) {
 	facts[GGoid] = c.goid.fact(GGoid, 0)
 	facts[GLabels] = c.labels.fact(GLabels, 0)
 
-	// Facts about threads need observations on different threads.
+	// Facts about threads require observations on different threads.
 	var err error
 	switch {
 	case len(c.tids) < 2:
@@ -378,9 +381,9 @@ func (c *calibrator) conclude() (facts [numFacts]fact) {
 	return facts
 }
 
-// confirm returns the facts of r, and rejects those that are wrong for the calling goroutine and
-// thread. It uses the same loads as callers will. That is sound, because the peeker has already
-// read the same offsets in such objects.
+// confirm returns the facts of r, and refuses those that are wrong for the calling goroutine and
+// thread. It loads values in the same way as callers will. That is sound, because the peeker has
+// already read the same offsets of other gs and ms.
 func (c *calibrator) confirm(r *Runtime) [numFacts]fact {
 	goid, err := stackGoid()
 	if err != nil {
@@ -427,8 +430,8 @@ func (c *calibrator) confirm(r *Runtime) [numFacts]fact {
 	return facts
 }
 
-// setCalibrationLabels gives the calling goroutine a unique label set, until it ends. The set is empty,
-// so that it does not appear in profiles.
+// setCalibrationLabels gives the calling goroutine a unique label set. The set is empty, so that it
+// does not appear in profiles.
 func setCalibrationLabels() {
 	pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels()))
 }

@@ -37,20 +37,20 @@ func calibrated(t testing.TB) *Runtime {
 	return r
 }
 
-// world is memory that never moves, because its addresses are used as numbers.
+// world is a global variable, because tests use its addresses as numbers, so the memory must not move.
 var world struct {
 	gsignal, g0 [8]uintptr
 	m           mCandidate
 }
 
 // In a new PID namespace, a thread id may equal the id of the thread's m.
-func TestThreadsWithTheNumbersOfTheirMs(t *testing.T) {
+func TestThreadIDsEqualToMIDs(t *testing.T) {
 	const tid, procid, id, at = 5, 9, 20, 6
 	gsignal, g0 := uintptr(unsafe.Pointer(&world.gsignal)), uintptr(unsafe.Pointer(&world.g0))
 	for name, tt := range map[string]struct {
-		behind uintptr // procid
-		of     bool    // whether gsignal has this m
-		want   []int
+		next  uintptr // word that follows procid
+		sameM bool    // whether gsignal points to the same m
+		want  []int
 	}{
 		"gsignal":           {gsignal, true, []int{procid}},
 		"g0":                {g0, true, []int{procid, id}},
@@ -61,10 +61,10 @@ func TestThreadsWithTheNumbersOfTheirMs(t *testing.T) {
 		c := &calibrator{peeker: peekerFor(t)}
 		m := &world.m
 		*m = mCandidate{index: at, m: uintptr(unsafe.Pointer(&m.words)), n: mWords}
-		m.words[0], m.words[procid], m.words[procid+1] = g0, tid, tt.behind
+		m.words[0], m.words[procid], m.words[procid+1] = g0, tid, tt.next
 		m.words[id], m.words[id+1] = tid, 1
 		world.gsignal[at], world.g0[at] = 0, m.m
-		if tt.of {
+		if tt.sameM {
 			world.gsignal[at] = m.m
 		}
 		m.procid.narrow(m.words[:], tid)
@@ -104,7 +104,7 @@ func (r *Runtime) withTLSG() *Runtime {
 	return newRuntime(facts)
 }
 
-// trueGoid is independent of stackGoid, which is under test.
+// trueGoid returns the calling goroutine's id. It does not use stackGoid, which is under test.
 func trueGoid(t testing.TB) uint64 {
 	buf := make([]byte, 100)
 	var goid uint64
@@ -167,7 +167,7 @@ func TestCalibrateAgain(t *testing.T) {
 			wg.Wait()
 		},
 		"locked thread": func(t *testing.T) {
-			runtime.LockOSThread() // the observing goroutines are not locked
+			runtime.LockOSThread() // The observing goroutines are still unlocked.
 			defer runtime.UnlockOSThread()
 			again(t)
 		},
@@ -273,7 +273,7 @@ func TestLockedThreads(t *testing.T) {
 		wg.Go(func() {
 			runtime.LockOSThread()
 			if i%2 == 0 {
-				defer runtime.UnlockOSThread() // the others end with their threads
+				defer runtime.UnlockOSThread() // Every other goroutine ends locked, and with it its thread.
 			}
 			tid, m := checkSelf(t, r), r.Self().M
 			mu.Lock()
@@ -309,7 +309,7 @@ func TestOwner(t *testing.T) {
 		defer runtime.UnlockOSThread()
 		running <- r.Self()
 		for !stop.Load() {
-			r.Self() // a call is a preemption point even without signals
+			r.Self() // The call is a preemption point, even without signals.
 		}
 		running <- r.Self()
 		<-running // blocks, while locked to its thread
@@ -503,7 +503,7 @@ func TestSearch(t *testing.T) {
 	assert.Empty(t, s.candidates, "dropped candidates do not return")
 }
 
-// Each kind of incomplete observation must refuse exactly the facts that depend on it.
+// For each kind of incomplete observation, exactly the facts that depend on it must be refused.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	one, two := search{true, []int{5}}, search{true, []int{5, 6}}
@@ -553,8 +553,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A wrong result must not pass confirmation. The offsets are those of other fields, which are safe
-// to read.
+// A wrong offset must not pass confirmation. The test uses the offsets of other fields, which are
+// safe to read.
 func TestConfirm(t *testing.T) {
 	t.Parallel()
 	whole := calibrated(t)

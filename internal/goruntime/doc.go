@@ -10,7 +10,7 @@
 // sources: the goroutine id from [runtime.Stack], the thread id from gettid, and the label pointer
 // from runtime/pprof. It accepts an offset only if that is the only candidate left after
 // observations of several goroutines on several threads, and if further goroutines have then
-// confirmed it. Every other fact is refused, each with its own reason. Nothing is guessed.
+// confirmed it. Every other fact is refused, with its own reason. Nothing is guessed.
 //
 // The package supports linux/amd64 and linux/arm64. On other platforms it compiles, and every fact is
 // refused with an error that wraps [errors.ErrUnsupported].

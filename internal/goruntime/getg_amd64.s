@@ -7,7 +7,7 @@
 
 // func getg() unsafe.Pointer
 //
-// The toolchain gives (TLS) the offset, relocation or load that the build mode calls for.
+// The toolchain replaces (TLS) by the offset, relocation or load that the build mode requires.
 TEXT ·getg(SB),NOSPLIT,$0-8
 	MOVQ	(TLS), AX
 	MOVQ	AX, ret+0(FP)
@@ -15,8 +15,8 @@ TEXT ·getg(SB),NOSPLIT,$0-8
 
 // func tlsgOffset() int64
 //
-// The address computation of the load in getg, without the load. Address computations ignore the segment, so what is left
-// is the distance of g from the thread pointer that this very program was linked with.
+// tlsgOffset computes the address from which getg loads, but does not load. LEAQ ignores the segment
+// base, so the result is the distance from the thread pointer to g with which the program was linked.
 TEXT ·tlsgOffset(SB),NOSPLIT,$0-8
 	MOVQ	TLS, CX
 	LEAQ	0(CX)(TLS*1), AX

@@ -7,7 +7,7 @@
 
 // func getg() unsafe.Pointer
 //
-// Go code keeps its g in a register that the assembler calls g (R28).
+// Go code keeps g in R28, a register that the assembler calls g.
 TEXT ·getg(SB),NOSPLIT,$0-8
 	MOVD	g, ret+0(FP)
 	RET

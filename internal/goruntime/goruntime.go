@@ -10,7 +10,7 @@ import (
 	"unsafe"
 )
 
-// A Fact is something about the Go runtime that calibration establishes or refuses.
+// A Fact identifies a property of the Go runtime that calibration establishes or refuses.
 type Fact uint8
 
 // The facts. All but the last two are offsets in bytes from the beginning of the runtime's structure.
@@ -24,11 +24,11 @@ const (
 	// TLSG is the distance from the thread pointer (FS base, TPIDR_EL0) to the word that holds the
 	// address of the current g. It depends on how the program was linked, and may be negative.
 	// While the thread is on its system stack or in a signal handler, that g is not the user
-	// goroutine's; m.curg always is.
+	// goroutine's. m.curg always is.
 	TLSG
 
-	// LabelList is the offset of the []Label in the object that g.labels points at. Calibration accepts only 0: the
-	// object must be laid out like LabelMap.
+	// LabelList is the offset of the []Label in the object that g.labels points to. Calibration accepts
+	// only 0, because the object must be laid out like LabelMap.
 	LabelList
 
 	numFacts
@@ -48,9 +48,9 @@ func Facts() []Fact { return []Fact{GM, GGoid, GLabels, MProcid, MCurg, TLSG, La
 // A Runtime holds the facts about the Go runtime of this process. [Calibrate] returns it. It is
 // immutable and safe for concurrent use.
 type Runtime struct {
-	// The offsets used on the hot path, adjacent so that they share a cache line. 0 means refused: none of
-	// these fields is the first of its structure. They must come from a calibration, because a load
-	// through a wrong offset is unsafe.
+	// These offsets are used on the hot path, and adjacent so that they share a cache line. 0 means that
+	// the fact was refused, since none of these fields is the first of its structure. The offsets must
+	// come from a calibration, because a load through a wrong offset is unsafe.
 	gm, goid, procid uintptr
 
 	facts [numFacts]fact
@@ -62,9 +62,9 @@ type fact struct {
 }
 
 // Calibrate returns the facts about the running Go runtime, never nil. The first call in a process
-// establishes them, in well under a millisecond on an idle machine; concurrent calls wait for it. All
-// calls return the same result. For facts that could not be established, [Runtime.Offset] and
-// [Runtime.Err] return the reason.
+// establishes them, in well under a millisecond on an idle machine. Concurrent calls wait for the
+// first. All calls return the same result. For facts that could not be established, [Runtime.Offset]
+// and [Runtime.Err] return the reason.
 //
 // Call it when a component is constructed, not when a span starts. It starts a few goroutines and waits
 // for them to end, so it must not be called between [Pin] and [Unpin]. The caller's goroutine is
@@ -109,8 +109,8 @@ func (r *Runtime) Err() error {
 	return errors.Join(errs...)
 }
 
-// Without returns a copy of r in which the given facts, or all if none are given, are refused with
-// reason, and so are the facts that depend on them. Tests use it for partial results; it cannot
+// Without returns a copy of r in which the given facts and those that depend on them are refused with
+// reason. If no facts are given, all are refused. Tests use Without to get partial results. It cannot
 // invent an offset.
 func (r *Runtime) Without(reason error, facts ...Fact) *Runtime {
 	if len(facts) == 0 {
@@ -133,8 +133,8 @@ type Self struct {
 	TID  uint32         // thread id in the process's own PID namespace; 0 only on unsupported platforms
 }
 
-// Self returns the running goroutine and thread. The result is valid between [Pin] and [Unpin];
-// otherwise the goroutine may already be on another thread when Self returns. It costs a few loads,
+// Self returns the running goroutine and thread. The result is valid between [Pin] and [Unpin].
+// Otherwise the goroutine may already be on another thread when Self returns. Self costs a few loads,
 // and a system call only if the fact [MProcid] was refused. It does not allocate and may be called
 // while pinned.
 func (r *Runtime) Self() Self {
@@ -159,11 +159,11 @@ func (r *Runtime) Goroutine() (s Self) {
 	return s
 }
 
-// Is reports whether the goroutine with this id is still running. g is the address of its g, as
+// Is reports whether the goroutine with this id has not ended. g is the address of its g, as
 // returned by [Runtime.Goroutine] on that goroutine. Is may report true for a goroutine that has ended,
 // until another one reuses its g. It may be called while pinned.
 //
-// The load is sound: the runtime never frees a g, and stores the id as a whole.
+// The load is sound: the runtime never frees a g, and writes the id in a single store.
 //
 //go:norace
 func (r *Runtime) Is(g uintptr, goid uint64) bool {

@@ -15,8 +15,8 @@ import (
 
 var errTest = errors.New("refused by a test")
 
-// supported says where calibration must succeed. A refusal there is a failure, not a reason to
-// skip.
+// supported says whether calibration must succeed on this platform. If so, a refused fact is a
+// failure, not a reason to skip a test.
 const supported = runtime.GOOS == "linux" && (runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64")
 
 func TestUnsupported(t *testing.T) {
@@ -73,7 +73,7 @@ func TestWithout(t *testing.T) {
 	}
 }
 
-// fakeRuntime returns a Runtime through which nothing may be loaded.
+// fakeRuntime returns a Runtime with invented offsets, through which nothing may be loaded.
 func fakeRuntime() *Runtime {
 	var facts [numFacts]fact
 	for f := range numFacts {

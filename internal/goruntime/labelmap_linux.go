@@ -20,8 +20,9 @@ var (
 	errLabelPointer = errors.New("the goroutine's label pointer is not the context's labelMap")
 )
 
-// A labelContext intercepts the value that runtime/pprof stores in contexts. pprof does not export
-// the value's key and type, but looks up the key in its parent context, and uses the result.
+// A labelContext intercepts the value that runtime/pprof stores in contexts. pprof does not export the
+// value's key or type. But it looks up the key in the parent context, which can be a labelContext, and
+// uses the result.
 type labelContext struct {
 	context.Context //nolint:containedctx // it is a context
 
@@ -38,10 +39,10 @@ func (c *labelContext) Value(key any) any {
 	return nil
 }
 
-// checkLabelMap returns an error unless runtime/pprof's label map has the layout of LabelMap. It
-// first compares the types by reflection, before it reads anything through them. Then it checks
-// both directions: it reads labels set by pprof as a LabelMap, and lets pprof read a LabelMap. It
-// leaves the calling goroutine without labels.
+// checkLabelMap returns an error unless runtime/pprof's label map has the layout of LabelMap. Before
+// it reads anything through the types, it compares them by reflection. Then it checks both
+// directions: it reads labels set by pprof as a LabelMap, and lets pprof read a LabelMap. It leaves
+// the calling goroutine without labels.
 func checkLabelMap() error {
 	defer pprof.SetGoroutineLabels(context.Background())
 

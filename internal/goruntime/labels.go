@@ -11,9 +11,9 @@ type Label struct {
 }
 
 // LabelMap has the layout of the object that a goroutine's label pointer points to, provided that the
-// fact [LabelList] is known. List is sorted by key and has no duplicates, which runtime/pprof relies
-// on. It must not change once it is installed: goroutines started meanwhile share it, and
-// profiles read it at any time.
+// fact [LabelList] is known. List must be sorted by key and have no duplicates, because runtime/pprof
+// relies on that. A LabelMap must not change once it is installed: goroutines started in the meantime
+// share it, and profiles read it at any time.
 //
 // A larger object that begins with a LabelMap is also a valid target of [SetLabels].
 type LabelMap struct {

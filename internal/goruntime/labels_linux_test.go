@@ -34,7 +34,8 @@ func newRecord(n uint64) *record {
 	return &record{LabelMap{[]Label{{"otelctx.a", value}, {"otelctx.b", value + value}}}, [4]uint64{n, n, n, n}}
 }
 
-// intact reports whether the running goroutine's labels are newRecord(n), whatever the collector did meanwhile.
+// intact reports whether the running goroutine's labels are equal to newRecord(n). If the collector has
+// freed them, they may not be.
 func intact(n uint64) bool {
 	want, got := newRecord(n), (*record)(Labels())
 	return got != nil && got.n == want.n && len(got.List) == 2 && got.List[0] == want.List[0] && got.List[1] == want.List[1]
@@ -66,8 +67,8 @@ func TestLabelsOfPprof(t *testing.T) {
 	})
 }
 
-// A profile by runtime/pprof must contain the labels of our record on its goroutine and on those
-// that it starts.
+// A profile by runtime/pprof must show the labels of our record for its goroutine, and for the
+// goroutines that it starts.
 func TestLabelsInProfile(t *testing.T) {
 	t.Parallel()
 	calibrated(t)
@@ -100,8 +101,9 @@ func TestLabelsInProfile(t *testing.T) {
 	})
 }
 
-// Only g.labels and an already scanned stack keep these records alive, in turn, while the garbage
-// collector runs continuously and memory is reused quickly. Without write barriers, it frees them.
+// The garbage collector runs continuously, and memory is reused quickly. These records are referenced
+// alternately by g.labels and by a stack that the collector has already scanned. Without write
+// barriers, the collector would free them.
 func TestLabelsDuringGC(t *testing.T) {
 	t.Parallel()
 	calibrated(t)

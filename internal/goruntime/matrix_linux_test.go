@@ -34,15 +34,15 @@ type probeReport struct {
 	Wrong       []string
 }
 
-// mostCalls is the maximum number of reads and writes of a calibration with two rounds. The second
-// round settles the searches that the first one left open.
+// mostCalls is the maximum number of reads and writes of a calibration. It allows for two rounds, of
+// which the second settles the searches that the first one left open.
 const mostCalls = 120
 
 // A mode is a way to build the probe.
 type mode struct {
 	programs.Variant
-	// usual is set for modes that are part of make test, not only of make test-all, because they
-	// compile little that other tests do not compile.
+	// usual is set for modes that make test runs, too, because they need few packages compiled beyond
+	// those of other tests. make test-all runs all modes.
 	usual   bool
 	run     []string             // the command that runs the program, such as an emulator
 	refused map[string]string    // facts that are refused in this mode, and a part of the reason
@@ -54,13 +54,13 @@ func variant(name string, flags ...string) programs.Variant {
 	return programs.Variant{Name: name, Flags: flags}
 }
 
-// TestMatrix builds testdata/probe in every mode that this machine has the tools for, and runs it
-// in several environments. The probe itself compares everything with the truth.
+// TestMatrix builds testdata/probe in every mode for which this machine has the tools, and runs it
+// in several environments. The probe itself compares its results with public sources.
 func TestMatrix(t *testing.T) {
 	var (
 		noTLS   = map[string]string{TLSG.String(): "no cgo"}
 		nearest = func(off int64) bool { return off == -8 }
-		// C's thread-local variables are in between.
+		// C's thread-local variables lie between g and the thread pointer.
 		beyond   = func(off int64) bool { return off < -256 }
 		above    = func(off int64) bool { return off >= 16 }
 		race     = programs.Variant{Name: "race", Cgo: true, Flags: []string{"-race"}}
@@ -100,7 +100,7 @@ func TestMatrix(t *testing.T) {
 			mode{Variant: programs.Static.For("arm64"), run: static, refused: noTLS},
 			mode{
 				Variant: variant("trimmed-pie", "-buildmode=pie", "-trimpath", "-ldflags=-s -w").For("arm64"), run: dynamic,
-				// The dynamic linker sets up thread-local storage, which Go without cgo ignores.
+				// Go without cgo ignores the thread-local storage that the dynamic linker sets up.
 				refused: map[string]string{TLSG.String(): errNotFound.Error()},
 			},
 			mode{Variant: programs.Cgo.For("arm64"), run: dynamic, tls: above},
@@ -145,13 +145,13 @@ func (m *mode) test(t *testing.T) {
 		if offset, ok := rep.Offsets[TLSG.String()]; ok {
 			assert.True(t, m.tls(offset), "%s: tls.g %d", env, offset)
 		}
-		// These are the template thread, and the threads that the scheduler starts for any
-		// goroutine.
+		// Up to four threads may remain: the template thread, and those that the scheduler starts for
+		// any goroutine.
 		assert.LessOrEqual(t, rep.ThreadsLeft, 4, env)
 		assert.Greater(t, rep.Threads, 7, env)
 		t.Logf("%s %s: %v by %d reads and writes", rep.Version, env, rep.Offsets, rep.Calls)
 	}
-	// These calls are nearly all of the time that calibration takes, during which a service waits.
+	// Calibration spends nearly all of its time in these calls, and a service waits for it.
 	assert.LessOrEqual(t, fewest, mostCalls)
 
 	rep := m.probe(t, exe, "", "nofiles")

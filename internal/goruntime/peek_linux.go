@@ -21,14 +21,14 @@ const (
 
 // A peeker copies memory of this process that may be unmapped. It lets the kernel copy the memory
 // into a pipe: for unmapped memory, write returns EFAULT instead of raising a signal. A pipe needs
-// only the most common system calls, which sandboxes allow; some of them forbid process_vm_readv,
-// and qemu-user does not have it.
+// only the most common system calls, which every sandbox allows. Some sandboxes forbid
+// process_vm_readv, and qemu-user does not implement it.
 type peeker struct {
 	r, w int
 	one  [1]uintptr
 
-	// failed is the error after which the pipe can no longer be used, because its contents are out of
-	// step, or 0.
+	// failed is the error that made the pipe unusable, or 0. After a failed read, the pipe may still
+	// contain old data.
 	failed unix.Errno
 }
 

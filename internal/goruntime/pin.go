@@ -10,13 +10,13 @@ import _ "unsafe" // for linkname
 //
 // The runtime's procPin increments a counter of its thread structure that disables preemption, by the
 // scheduler and by signal. sync.Pool and sync/atomic are built on it. A goroutine that is not
-// preempted and does not block stays on its thread. But stopping the world, for example for a garbage
-// collection, waits for it, so stay pinned for nanoseconds only.
+// preempted and does not block stays on its thread. But a garbage collection, or anything else that
+// stops the world, waits for pinned goroutines, so stay pinned for nanoseconds only.
 //
 // Only code that never blocks may run while pinned: loads, stores, atomics, raw system calls that
 // do not block. Allocation is forbidden (it may have to assist the garbage collector), and so are
 // locks, channels, map writes, fmt, ordinary system calls, and every function that may do one of
-// these. A single os.Getenv killed a process with "schedule: holding locks". A panic must not leave
+// these. Even os.Getenv can crash the process with "schedule: holding locks". A panic must not leave
 // the pinned section.
 //
 // Pin returns the number of the P.

@@ -17,8 +17,8 @@ const archGetFS = 0x1003 // ARCH_GET_FS, asm/prctl.h
 // tlsWords is 1: the linker provides the offset of the g slot, and calibration only confirms it.
 const tlsWords = 1
 
-// tlsgOffset returns the distance from the FS base to g that this program was linked with. It reads no memory but its own
-// code and, in some build modes, the global offset table.
+// tlsgOffset returns the distance from the FS base to g with which this program was linked. It reads
+// no memory except the global offset table, in some build modes.
 func tlsgOffset() int64
 
 // tlsFirst returns the distance from the thread pointer to the first word that may hold g.

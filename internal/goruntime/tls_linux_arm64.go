@@ -12,7 +12,7 @@ import "errors"
 // 16 bytes at the thread pointer.
 const tlsWords = 4096 / 8
 
-// tpidr returns the thread pointer, TPIDR_EL0, which user code may read and only threads with a C library set.
+// tpidr returns the thread pointer, TPIDR_EL0. User code may read it, but only a C library sets it.
 func tpidr() uintptr
 
 // tlsFirst returns the distance from the thread pointer to the first word that may hold g.
@@ -20,8 +20,8 @@ func tlsFirst() int64 { return 0 }
 
 var errNoThreadPointer = errors.New("this program has no thread-local storage (no cgo): g is in R28 only")
 
-// threadPointer stores the thread pointer of the running thread, and reports whether there is one. It may be called while
-// pinned.
+// threadPointer stores the thread pointer of the running thread, and reports whether there is one. It
+// may be called while pinned.
 func threadPointer(tp *uintptr) bool {
 	*tp = tpidr()
 	return *tp != 0

@@ -13,12 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fake is a fake program: the offsets of its goroutines' fields, and its code. The offsets are not
-// those of any release of Go.
+// fake describes a fake program: its architecture, and the offsets of the fields in its gs, which need
+// not be those of any release of Go.
 type fake struct {
 	self, bp, status, goid int
 	arm64                  bool
-	// heap is the address of the goroutines and their stacks, firstG if 0.
+	// heap is the address of the goroutines and their stacks, or 0 for the default, firstG.
 	heap uint64
 }
 
@@ -27,7 +27,7 @@ var fakes = map[string]fake{
 	"other":   {self: 48, bp: 56, status: 88, goid: 96},
 	"arm64":   {self: 72, bp: 96, status: 144, goid: 152, arm64: true},
 	"go 1.26": {self: 72, bp: 96, status: 144, goid: 152},
-	// The runtime randomizes the address of the heap. Here its upper half looks like a status.
+	// The runtime randomizes the address of the heap. The upper half of this one looks like a status.
 	"low heap":  {self: 72, bp: 96, status: 144, goid: 152, heap: StatusWaiting << 32},
 	"far apart": {self: 200, bp: 288, status: 304, goid: 312},
 }
@@ -83,7 +83,7 @@ func (f fake) goroutine(id uint64, status uint32, returns ...uint64) G {
 
 func (g *G) put(offset int, v uint64) { binary.NativeEndian.PutUint64(g.Data[offset:], v) }
 
-// known returns the layout as found by calibration with some parked goroutines.
+// known returns the layout that calibration finds with a few parked goroutines.
 func (f fake) known(t testing.TB) Layout {
 	t.Helper()
 	var gs []G
@@ -107,7 +107,7 @@ func TestCalibrate(t *testing.T) {
 	}
 }
 
-// Ambiguous or missing fields are an error.
+// Calibrate returns an error if a field is missing or ambiguous.
 func TestCalibrateRefuses(t *testing.T) {
 	f := fakes["go 1.26"]
 	parked := func() []G {
@@ -169,7 +169,7 @@ func TestCalibrateRefuses(t *testing.T) {
 	}
 }
 
-// The frame pointer of an earlier system call does no harm.
+// FindFramePointer is not misled by the frame pointer that an earlier system call has left in g.
 func TestCalibrateAfterSyscall(t *testing.T) {
 	for name, f := range fakes {
 		g := f.goroutine(1, StatusWaiting, 0x40_3003, fakeGoexit)
@@ -253,7 +253,7 @@ func TestUnwindBeforeTheFirstInstruction(t *testing.T) {
 	}
 }
 
-// frameSizes has the frames of functions by instructions in them.
+// frameSizes maps instructions to the name and the frame size of their function.
 type frameSizes map[uint64]struct {
 	function string
 	size     int
@@ -264,7 +264,7 @@ func (c frameSizes) Frame(pc uint64) (string, int, bool) {
 	return f.function, f.size, ok
 }
 
-// A signal has interrupted a function without a frame.
+// The stack continues where a signal has interrupted a function without a frame.
 func TestUnwindSignal(t *testing.T) {
 	code := frameSizes{0x40_6000: {sigpanic, 32}, 0x40_5000: {"main.leaf", 0}, 0x40_3002: {"main.f", 48}}
 	for name, f := range fakes {
@@ -278,7 +278,7 @@ func TestUnwindSignal(t *testing.T) {
 		g.Stack.put(handler, handler+32)
 		g.Stack.put(handler+8, 0x40_5000)
 		link, frame := handler+16, handler+24+40
-		if f.arm64 { // The handler's frame, and the link register in 16 bytes.
+		if f.arm64 { // The link register is in 16 bytes above the handler's frame.
 			link = handler + 8 + 32
 			frame = link + 16 - 8
 		}
@@ -297,7 +297,7 @@ func TestSameAs(t *testing.T) {
 	for offset := range g.Data {
 		other := append([]byte(nil), g.Data...)
 		other[offset] ^= 0x10
-		// The garbage collector's mark is the only bit that may differ.
+		// Only the byte with the garbage collector's mark may differ.
 		assert.Equal(t, offset == f.status+1, l.SameAs(g.Data, other), offset)
 	}
 	assert.False(t, l.SameAs(g.Data, g.Data[:100]))
@@ -308,7 +308,7 @@ func TestFindReasons(t *testing.T) {
 	texts := []string{"GC assist marking", "IO wait", "chan receive (nil chan)", "sleep"}
 	const at = 0x50_0000
 	var names, table []byte
-	table = append(table, make([]byte, 40)...) // other data and the empty reason
+	table = append(table, make([]byte, 40)...) // other data, followed by the empty first reason
 	for _, s := range texts {
 		table = binary.NativeEndian.AppendUint64(table, at+uint64(len(names)))
 		table = binary.NativeEndian.AppendUint64(table, uint64(len(s)))
@@ -322,14 +322,14 @@ func TestFindReasons(t *testing.T) {
 	names[3] ^= 1
 	assert.Nil(t, FindReasons(table, read))
 	names[3] ^= 1
-	names[30] = '\n' // The third is not text.
+	names[30] = '\n' // Now the third string is not text.
 	assert.Equal(t, []string{"", texts[0], texts[1]}, FindReasons(table, read))
 	for size := range 60 {
 		FindReasons(table[:size], read)
 	}
 }
 
-// fakeCode describes a fuzzed function.
+// fakeCode implements Code. The fuzzer chooses the function and the frame size at each instruction.
 type fakeCode []byte
 
 func (c fakeCode) Frame(pc uint64) (string, int, bool) {

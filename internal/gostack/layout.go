@@ -10,8 +10,8 @@ import (
 	"slices"
 )
 
-// These are statuses of a goroutine, the runtime's _Grunnable and so on. They have kept their
-// numbers since Go 1.0, because debuggers know them.
+// These are statuses of a goroutine, the runtime's _Grunnable and so on. Their numbers have not
+// changed since Go 1.0, because debuggers rely on them.
 const (
 	StatusRunnable  = 1
 	StatusRunning   = 2
@@ -20,7 +20,7 @@ const (
 	StatusDead      = 6
 	StatusCopying   = 8
 	StatusPreempted = 9
-	// StatusLeaked is the status of a waiting goroutine that, as the garbage collector has found,
+	// StatusLeaked is the status of a waiting goroutine if the garbage collector has found that it
 	// will wait forever.
 	StatusLeaked    = 10
 	StatusDeadExtra = 11
@@ -31,8 +31,8 @@ const (
 
 const wordSize = 8
 
-// G is a copy of the first bytes of a goroutine's g and, if that has been read, of the used part of
-// its stack.
+// G is a copy of the first bytes of a goroutine's g. It may also hold a copy of the used part of the
+// goroutine's stack.
 type G struct {
 	// Address is the address of g, and ID the id of the goroutine that is expected there.
 	Address, ID uint64
@@ -50,14 +50,14 @@ type Stack struct {
 
 // word returns the word at an address. It returns false unless all of the word has been copied.
 func (s Stack) word(address uint64) (uint64, bool) {
-	offset := address - s.Low // huge if address is lower
+	offset := address - s.Low // wraps around to a huge number if address is below Low
 	if size := uint64(len(s.Data)); offset >= size || size-offset < wordSize {
 		return 0, false
 	}
 	return binary.NativeEndian.Uint64(s.Data[offset:]), true
 }
 
-// word returns the word at an offset of g, 0 if that has not been read.
+// word returns the word at an offset of g, or 0 if the copy does not include it.
 func (g *G) word(offset int) uint64 {
 	if offset < 0 || offset > len(g.Data)-wordSize {
 		return 0
@@ -73,8 +73,8 @@ func (g *G) Bounds() (low, high uint64, ok bool) {
 	return low, high, low != 0 && low < high && high-low >= smallest && high-low <= largest && low%wordSize == 0 && high%wordSize == 0
 }
 
-// Layout holds the offsets in g of the fields that this package needs, in bytes from the start of
-// g. It is for one program.
+// Layout holds the offsets of the fields of g that this package needs, in bytes from the start of g.
+// A Layout is valid for one program.
 type Layout struct {
 	// Goid is the offset of the goroutine's id.
 	Goid int
@@ -88,7 +88,7 @@ type Layout struct {
 	BP int
 	// Goexit is the address to which the outermost function of every goroutine returns.
 	Goexit uint64
-	// ARM64 says that the program is for arm64; otherwise it is for amd64.
+	// ARM64 is true if the program is for arm64, and false if it is for amd64.
 	ARM64 bool
 }
 
@@ -104,14 +104,14 @@ var ErrNoSamples = errors.New("no goroutine to derive the layout from")
 // running.
 var ErrNotParked = errors.New("no goroutine with a stack that can be read")
 
-// Calibrate finds the fields of g, except for the frame pointer, by what the given goroutines have
-// in common. goid is the offset of their ids. All of them must be alive.
+// Calibrate finds the fields of g, except for the frame pointer, by properties that all given
+// goroutines have in common. goid is the offset of their ids. All of them must be alive.
 //
 // g.sched contains a pointer to g itself, preceded by a stack pointer and a program counter. The
 // status is the only 32-bit number between g.sched and the id that is a possible status in every
-// goroutine. The fields that follow the id have kept their order since Go 1.4: the next g of a
-// list, the time since when the goroutine waits, and the reason. Callers verify the reason by its
-// texts.
+// goroutine. Three fields follow the id, in the same order since Go 1.4: the next g of a list, the
+// time since when the goroutine has been waiting, and the reason. Callers must verify the reason by
+// its texts.
 func Calibrate(goid int, goroutines []G) (Layout, error) {
 	l := Layout{Goid: goid, WaitSince: goid + 2*wordSize, WaitReason: goid + 3*wordSize}
 	gs := slices.DeleteFunc(slices.Clone(goroutines), func(g G) bool {
@@ -142,7 +142,7 @@ func Calibrate(goid int, goroutines []G) (Layout, error) {
 	if err != nil {
 		return Layout{}, err
 	}
-	// The saved stack pointer is valid only in a goroutine that does not run.
+	// The saved stack pointer is valid only while the goroutine is not running.
 	for i := range gs {
 		low, high, _ := gs[i].Bounds()
 		if sp := gs[i].word(l.SP); l.Saved(&gs[i]) && (sp < low || sp >= high) {
@@ -179,7 +179,7 @@ func only(what string, offsets []int) (int, error) {
 	}
 }
 
-// StatusOf returns a goroutine's status. scanned says that the garbage collector holds the
+// StatusOf returns a goroutine's status. scanned is true if the garbage collector holds the
 // goroutine, and may be moving its stack.
 func (l *Layout) StatusOf(g *G) (status uint32, scanned bool) {
 	if l.Status > len(g.Data)-4 {
@@ -218,8 +218,8 @@ func (l *Layout) SameAs(before, after []byte) bool {
 		string(before[:l.Status]) == string(after[:l.Status]) && string(before[l.Status+4:]) == string(after[l.Status+4:])
 }
 
-// UsedStack returns the address range of the used part of the stack of a goroutine that does not
-// run. It returns false if there is no plausible range.
+// UsedStack returns the address range of the used part of a goroutine's stack. The goroutine must not
+// be running. UsedStack returns false if the range would be implausible.
 func (l *Layout) UsedStack(g *G) (low, high uint64, ok bool) {
 	low, high, ok = g.Bounds()
 	sp := g.word(l.SP)

@@ -14,9 +14,9 @@ const (
 )
 
 // FindReasons searches a part of the program's data for the runtime's texts of wait reasons. The
-// data begins at an address that is divisible by 8. read reads memory of the program. The result is
-// indexed by the number of the reason. FindReasons recognizes the array by its first texts; it ends
-// at the first string that is not a text.
+// data must begin at an address that is divisible by 8. read reads memory of the program. The result
+// is indexed by the number of the reason. FindReasons recognizes the array by its first texts, and
+// reads it up to the first string that is not a text.
 func FindReasons(data []byte, read func(address uint64, b []byte) bool) []string {
 	word := func(i int) uint64 { return binary.NativeEndian.Uint64(data[i*wordSize:]) }
 	for i := range max(0, len(data)/wordSize-5) {
@@ -43,7 +43,8 @@ func FindReasons(data []byte, read func(address uint64, b []byte) bool) []string
 	return nil
 }
 
-// text returns a string of printable ASCII characters, or "" if there is none.
+// text reads a string from the program's memory. It returns "" unless the string consists of printable
+// ASCII characters.
 func text(address uint64, size int, read func(uint64, []byte) bool) string {
 	b := make([]byte, size)
 	if !read(address, b) {

@@ -10,12 +10,12 @@ import (
 	"slices"
 )
 
-// Code describes the machine code of the program. It completes stacks where frame pointers do not
-// lead to the caller: below signals, and where C has called back into Go.
+// Code describes the machine code of the program. Unwinding needs it where frame pointers do not lead
+// to the caller: in functions interrupted by a signal, and where C has called back into Go.
 type Code interface {
-	// Frame returns the name of the Go function that contains the instruction at pc, and the number
-	// of bytes that its frame has on the stack when that instruction is executed, on amd64 without
-	// the return address. ok is false if the address is not in a Go function.
+	// Frame returns the name of the Go function that contains the instruction at pc, and the size of
+	// its frame in bytes when that instruction is executed. On amd64 the size excludes the return
+	// address. ok is false if the address is not in a Go function.
 	Frame(pc uint64) (function string, size int, ok bool)
 }
 
@@ -37,18 +37,18 @@ type Result int
 const (
 	// Complete stacks end at the goroutine's outermost function.
 	Complete Result = iota
-	// Short stacks have the innermost frames: the copy of the stack ends there, or there are more
-	// than [MaxFrames].
+	// Short stacks have only the innermost frames, because the copy of the stack ends too early or
+	// the stack has more than [MaxFrames] frames.
 	Short
 	// Broken stacks end where no caller could be found.
 	Broken
 )
 
 // FindFramePointer finds the frame pointer of g.sched with the help of the goroutines' stacks. It
-// is the only word between g.sched and the status whose chain of frames, in at least nine of ten
-// parked goroutines, ends at the same return address with no frame behind it. That address must be
-// in runtime.goexit. code reads bytes of the program; goexit is recognized by its instructions, a
-// no-operation and a call.
+// searches the words between g.sched and the status. In at least nine of ten parked goroutines, the
+// chain of frames that starts at the frame pointer ends at the same return address, with no frame
+// behind it. That address must be in runtime.goexit, which is recognized by its instructions, a
+// no-operation and a call. code reads bytes of the program.
 func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []byte) bool) error {
 	var gs []G
 	for i := range goroutines {
@@ -98,8 +98,8 @@ func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []
 	return nil
 }
 
-// fresh reports whether a goroutine apparently has not run yet: it is runnable, and has no frame
-// pointer anywhere.
+// fresh reports whether a goroutine has apparently not run yet: it is runnable, and its stack is
+// almost empty.
 func (l *Layout) fresh(g *G) bool {
 	status, _ := l.StatusOf(g)
 	_, high, _ := g.Bounds()
@@ -125,9 +125,9 @@ func chainEnd(s Stack, bp uint64) (uint64, bool) {
 	return 0, false
 }
 
-// isGoexit reports whether an address is the second instruction of runtime.goexit. That function is
-// written in assembly: a no-operation and a call, so that the address appears to be inside a
-// function that has been entered.
+// isGoexit reports whether an address is that of the second instruction of runtime.goexit. That
+// function is written in assembly and consists of a no-operation and a call. It has the no-operation
+// so that the return address appears to follow a call in goexit.
 func isGoexit(address uint64, code func(uint64, []byte) bool) bool {
 	return isGoexitAMD64(address, code) || isGoexitARM64(address, code)
 }
@@ -200,8 +200,8 @@ func (u *unwinder) follow(pc, bp uint64) Result {
 	for !u.full() {
 		function := u.function(pc)
 		if function == cgocallback && sp != 0 {
-			// C has its own frame pointers. The runtime has left a return address from which the
-			// stack continues.
+			// C has frame pointers of its own. The stack continues at a return address that the
+			// runtime has stored.
 			if bp, pc, ok = u.leaveCallback(pc, sp); !ok {
 				return Broken
 			}
@@ -219,11 +219,11 @@ func (u *unwinder) follow(pc, bp uint64) Result {
 		}
 		sp = bp + 2*wordSize
 		if function == asyncPreempt || function == sigpanic {
-			// A signal has made the call. The function that was interrupted may not have had a frame
-			// yet, or none at all.
+			// A signal has interrupted the calling function, which may not have set up its frame
+			// yet, or may be without one.
 			var lr uint64
 			if u.ARM64 {
-				// The handler has pushed the link register, in 16 bytes.
+				// The link register is in the 16 bytes above the handler's frame.
 				_, size, ok := u.code.Frame(pc)
 				pushed := bp + wordSize + uint64(size)
 				if lr, _ = u.stack.word(pushed); !ok || size < 0 || lr == 0 {
@@ -265,8 +265,9 @@ func (u *unwinder) function(pc uint64) string {
 }
 
 // enter appends the instruction pc, at which a function was interrupted, and its callers up to the
-// first one with a frame. sp and, on arm64, lr are the stack pointer and the link register at that
-// moment; lr is 0 if unknown. enter returns the address of the frame and the pc in its function.
+// first one with a frame. sp is the stack pointer at that moment. lr is the link register on arm64, or
+// 0 if it is unknown. enter returns the address of the frame, and the pc in the function to which the
+// frame belongs.
 func (u *unwinder) enter(pc, sp, lr uint64) (bp, last uint64, ok bool) {
 	for at := pc; !u.full(); {
 		_, size, ok := u.code.Frame(at)
@@ -294,7 +295,7 @@ func (u *unwinder) enter(pc, sp, lr uint64) (bp, last uint64, ok bool) {
 		}
 		at = ret - 1
 		if u.isGoexit(ret) {
-			if u.ARM64 { // where the handler has pushed it
+			if u.ARM64 { // The pushed link register holds the address in goexit.
 				return sp - 3*wordSize, at, true
 			}
 			return sp - 2*wordSize, at, true
@@ -303,8 +304,8 @@ func (u *unwinder) enter(pc, sp, lr uint64) (bp, last uint64, ok bool) {
 	return 0, 0, false
 }
 
-// leaveCallback appends the frames above runtime.cgocallback, whose instruction is pc and whose
-// stack pointer is sp, up to the first one with a frame pointer.
+// leaveCallback appends the callers of runtime.cgocallback, up to the first one with a frame pointer.
+// pc and sp are the program counter and the stack pointer in cgocallback.
 func (u *unwinder) leaveCallback(pc, sp uint64) (bp, last uint64, ok bool) {
 	_, size, ok := u.code.Frame(pc)
 	if !ok || size < 0 {

@@ -17,8 +17,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Publishers in other languages, written from the OTEPs, are read correctly: the service's name,
-// and the span of each thread, which follows from the thread's number.
+// The reader understands publishers in other languages, which were written from the OTEPs. It finds
+// the service's name, and the span of each thread, whose ids follow from the thread's number.
 func TestPublishers(t *testing.T) {
 	source := func(name string) string { return filepath.Join("publishers", name) }
 	for _, tt := range []struct {

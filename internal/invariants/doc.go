@@ -4,5 +4,5 @@
 // Package invariants enables checks of the span path's invariants in programs built with -race or
 // with the tag invariants. In other programs the checks are not compiled in.
 //
-// The package does not know what is checked, and imports nothing from otelctx.
+// The package does not know the invariants that its callers check, and imports nothing from otelctx.
 package invariants

@@ -8,7 +8,7 @@ package invariants
 // Enabled reports whether checks are compiled in.
 const Enabled = true
 
-// Check panics if holds is false. what states the invariant.
+// Check panics if holds is false. what describes the invariant.
 func Check(holds bool, what string) {
 	if !holds {
 		panic("otelctx: invariant: " + what)

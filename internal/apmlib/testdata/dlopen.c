@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Loads the library that is its argument and uses both of its symbols, the
+// This program loads the library given as its argument and uses both symbols, the
 // thread-local one on two threads.
 #include <dlfcn.h>
 #include <pthread.h>

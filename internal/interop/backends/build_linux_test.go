@@ -22,7 +22,7 @@ const (
 // server is a program built from its Go module.
 type server struct {
 	name, module, version string
-	// prepare modifies a copy of the module's source so that it can be built.
+	// prepare makes a copy of the module's source buildable.
 	prepare func(t *testing.T, source string)
 }
 
@@ -34,7 +34,7 @@ func needBackends(t *testing.T) {
 	}
 }
 
-// cacheDir returns the directory of built and downloaded programs.
+// cacheDir returns the directory that keeps built and downloaded programs between test runs.
 func cacheDir(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv(cacheKey)
@@ -47,7 +47,8 @@ func cacheDir(t *testing.T) string {
 	return dir
 }
 
-// cached returns the directory of this name in the cache. If it is missing, fill creates it.
+// cached returns the directory of this name in the cache. If the directory is missing, cached calls
+// fill to create it.
 func cached(t *testing.T, name string, fill func(dir string)) (dir string) {
 	t.Helper()
 	dir = filepath.Join(cacheDir(t), name)

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// collectorVersion is the version in the manifest, and of the builder.
+// collectorVersion is the version of the Collector in the manifest, and of the builder.
 const collectorVersion = "v0.161.0"
 
 // buildCollector builds a Collector with the ClickHouse exporter and returns the program's path.
@@ -47,7 +47,7 @@ func startClickHouse(t *testing.T) (address string) {
 			t.Skipf("cannot install chDB: %v: %s", err, output)
 		}
 	})
-	// Node searches for packages next to the script.
+	// Copy the script to the packages: Node searches for them next to the script.
 	script, err := os.ReadFile(filepath.Join("testdata", "clickhouse", "server.js"))
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "server.js"), script, 0o600))
@@ -58,7 +58,8 @@ func startClickHouse(t *testing.T) (address string) {
 	})[0]
 }
 
-// query returns the rows of a result, each of which is a name and a number of samples.
+// query runs a statement whose rows consist of a name and a number of samples, and returns the numbers
+// by name.
 func query(t *testing.T, address, statement string) map[string]int {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/?default_format=JSON", strings.NewReader(statement))

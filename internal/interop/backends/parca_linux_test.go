@@ -52,7 +52,8 @@ func (c parcaClient) end() string { return c.of.last.Add(time.Second).UTC().Form
 // parcaType is the profile type that Parca assigns to the recording. It contains the scope's name.
 const parcaType = "github_com_otelctx_otelctx_cmd_otelctx:samples:count:cpu:nanoseconds:delta"
 
-// total returns the number of samples with a label. Parca converts samples to nanoseconds.
+// total returns the number of samples with this value of a label. Parca returns nanoseconds, which
+// total converts back to samples.
 func (c parcaClient) total(t *testing.T, label, value string) int {
 	t.Helper()
 	var answer struct {
@@ -84,7 +85,8 @@ func startParca(t *testing.T) (address string) {
 	})[0]
 }
 
-// Parca finds a recording's samples by service and span name. It drops links and stores no spans.
+// Parca finds a recording's samples by service and span name. It cannot find them by span, because it
+// drops links.
 func TestParca(t *testing.T) {
 	needBackends(t)
 	address := startParca(t)

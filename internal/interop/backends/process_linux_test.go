@@ -22,7 +22,8 @@ import (
 const (
 	// readyWithin bounds how long a server takes to start on a busy machine.
 	readyWithin = 2 * time.Minute
-	// attempts is how often to try to start a server: another process may take its port first.
+	// attempts is the maximum number of attempts to start a server. An attempt fails if another
+	// process takes the port first.
 	attempts = 3
 )
 
@@ -72,7 +73,7 @@ func freeAddresses(t *testing.T, n int) (addresses []string) {
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
-		defer func() { require.NoError(t, l.Close()) }() // only after all are open, so that the ports differ
+		defer func() { require.NoError(t, l.Close()) }() // All listeners are open at once, so that the ports differ.
 		addresses = append(addresses, l.Addr().String())
 	}
 	return addresses

@@ -26,7 +26,7 @@ var pyroscope = server{
 	name: "pyroscope", module: "github.com/grafana/pyroscope", version: "v1.21.1",
 	prepare: func(t *testing.T, source string) {
 		t.Helper()
-		// The module replaces its API by a directory that it does not contain.
+		// go.mod replaces the API module by a directory that is not part of the download.
 		run(t, goCommand(source, "mod", "edit", "-replace", "github.com/grafana/pyroscope/api=github.com/grafana/pyroscope/api@v1.5.0"))
 	},
 }
@@ -150,7 +150,7 @@ func startPyroscope(t *testing.T, config string) (address string) {
 			"-pyroscopedb.data-path=" + filepath.Join(dir, "data"),
 			"-storage.backend=filesystem", "-storage.filesystem.dir=" + filepath.Join(dir, "bucket"),
 		}
-		// By default its components connect through the machine's address.
+		// By default, Pyroscope's components connect to each other through the machine's address.
 		for _, part := range []string{
 			"compactor.ring.instance-addr", "distributor.ring.instance-addr", "ingester.lifecycler.addr",
 			"overrides-exporter.ring.instance-addr", "query-frontend.instance-addr", "query-scheduler.ring.instance-addr",
@@ -159,7 +159,7 @@ func startPyroscope(t *testing.T, config string) (address string) {
 			arguments = append(arguments, "-"+part+"=127.0.0.1")
 		}
 		cmd := exec.Command(program, arguments...)
-		cmd.Dir = dir // It also writes to its working directory.
+		cmd.Dir = dir // Pyroscope also writes to its working directory.
 		return cmd
 	})[0]
 }

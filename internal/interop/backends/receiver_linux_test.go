@@ -26,7 +26,7 @@ const collectorKey = "OTELCTX_TEST_COLLECTOR"
 const (
 	// receiverPeriod is the period of the example configurations: 97 Hz.
 	receiverPeriod = int64(time.Second) / 97
-	// enough is how many samples in spans of one service a backend must have.
+	// enough is the number of samples in spans that a backend must have of one service.
 	enough = 300
 )
 
@@ -132,14 +132,14 @@ func TestReceiverParca(t *testing.T) {
 	r := receive(t, "parca.yaml", []string{"PARCA_ENDPOINT=" + address}, func(r recording) int {
 		c := parcaClient{address, r}
 		ids = c.labelValues(t, "process_context_label_trace_id")
-		return len(ids) * enough / requests // one round's traces, or the same number from several rounds
+		return len(ids) * enough / requests // This is enough once there are as many traces as in one round.
 	})
 	r.checkTraces(t, ids)
 	c := parcaClient{address, r}
 	assert.Contains(t, c.labelValues(t, "service_name"), serviceName)
 }
 
-// ClickHouse has the receiver's samples, with links.
+// ClickHouse stores the receiver's samples with their links.
 func TestReceiverClickHouse(t *testing.T) {
 	needBackends(t)
 	clickHouse := startClickHouse(t)

@@ -29,7 +29,7 @@ import (
 // requests is how many requests the service handles while it is recorded.
 const requests = 50
 
-// recording is the content of a service's profile, with the spans that the service exported.
+// recording holds the content of a service's profile, and the spans that the service exported.
 type recording struct {
 	period      int64 // nanoseconds
 	samples     int   // total number
@@ -57,8 +57,8 @@ func record(t *testing.T, endpoint, spans string, options ...string) recording {
 	cmd.Stdout, cmd.Stderr = &output, &output
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	// The recorder opens the service's program before it samples, so that the first sample has
-	// names.
+	// Once the recorder has the service's program open, it starts to sample, and even the first sample
+	// has names.
 	service, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", child.PID()))
 	require.NoError(t, err)
 	childproc.AwaitOpen(t, cmd.Process.Pid, service)
@@ -113,7 +113,7 @@ func readRecording(t *testing.T, file string) recording {
 	return r
 }
 
-// innermost returns the name of the innermost function with a name.
+// innermost returns the name of a sample's innermost function that has a name.
 func innermost(d *profilespb.ProfilesDictionary, s *profilespb.Sample) string {
 	for _, location := range d.GetStackTable()[s.GetStackIndex()].GetLocationIndices() {
 		for _, line := range d.GetLocationTable()[location].GetLines() {

@@ -98,7 +98,7 @@ func serve(ctx context.Context, tracer trace.Tracer, parent *childproc.Parent) {
 
 var burned int
 
-// burn uses d of CPU time, however busy the machine is.
+// burn spins until the process has used d of CPU time, which takes longer on a busy machine.
 //
 //go:noinline
 func burn(d time.Duration) error {
@@ -131,7 +131,7 @@ type exportedSpan struct {
 	profileID string
 }
 
-// spans are the spans that a service has exported.
+// spans collects the spans that a service has exported.
 type spans struct {
 	tracepb.UnimplementedTraceServiceServer
 

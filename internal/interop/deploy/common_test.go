@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// recorder samples on each node. Both recorders have the same name, so deploying one replaces the
-// other.
+// recorder is one of the two programs that sample on each node. Both are deployed under the same name,
+// so deploying one replaces the other.
 type recorder struct {
 	manifest string
 	// capabilities are exactly the capabilities that the recorder needs.
@@ -37,7 +37,7 @@ var (
 	}
 )
 
-// root is the repository's root directory; files is the directory of the deployment files.
+// root is the repository's root directory, and files is the directory of the deployment files.
 const (
 	root  = "../../.."
 	files = root + "/example/ecosystem/deploy"
@@ -56,7 +56,8 @@ func readFile(t *testing.T, path string) []byte {
 	return b
 }
 
-// TestBrokenFiles makes each mistake of testdata/broken.yaml on its own. Each must be detected.
+// TestBrokenFiles makes the mistakes of testdata/broken.yaml one at a time, and checks that each is
+// detected.
 func TestBrokenFiles(t *testing.T) {
 	var mistakes map[string]map[string]string
 	require.NoError(t, yaml.UnmarshalStrict(readFile(t, "testdata/broken.yaml"), &mistakes))
@@ -91,7 +92,7 @@ func assertPinned(t *testing.T, image string) {
 	assert.Regexp(t, `^\d+\.\d+`, tag, image)
 }
 
-// assertCollectorArgs fails if the Collector would not read the configuration at path.
+// assertCollectorArgs fails unless args make the Collector read the configuration at path.
 func assertCollectorArgs(t *testing.T, args []string, path string) {
 	t.Helper()
 	assert.ElementsMatch(t, []string{"--config=" + path, "--feature-gates=service.profilesSupport"}, args)

@@ -80,7 +80,7 @@ func assertCapabilities(t *testing.T, want recorder, got types.ServiceConfig) {
 	}
 }
 
-// The Collector replaces the recorder; everything else stays the same.
+// The agent's Compose file replaces the recorder by a Collector, and changes nothing else.
 func TestComposeAgent(t *testing.T) {
 	before, err := loadCompose(t.Context(), read(t, "compose.yaml"))
 	require.NoError(t, err)

@@ -71,7 +71,7 @@ func containerSpec(t *testing.T, pod *corev1.PodSpec, args, environ []string) *s
 		added = append(added, "CAP_"+string(capability))
 	}
 	if *user == 0 {
-		counting = added // Runtimes set no ambient capabilities.
+		counting = added // Runtimes set no ambient capabilities, so only root has the added ones.
 	}
 	s := &specs.Spec{
 		Version: specs.Version,
@@ -105,7 +105,7 @@ func containerSpec(t *testing.T, pod *corev1.PodSpec, args, environ []string) *s
 	return s
 }
 
-// container returns the command that runs a container which contains a single program.
+// container returns a command that runs a container with a single program in it.
 func container(t *testing.T, spec *specs.Spec, program string) *exec.Cmd {
 	t.Helper()
 	bundle := t.TempDir()
@@ -147,7 +147,7 @@ func start(t *testing.T, cmd *exec.Cmd) *started {
 	return s
 }
 
-// stop shuts the process down in an orderly way.
+// stop shuts the process down gracefully.
 func (s *started) stop() {
 	s.t.Helper()
 	require.NoError(s.t, s.cmd.Process.Signal(syscall.SIGTERM))
@@ -179,7 +179,7 @@ func startCollector(t *testing.T, program, dir string) (collector *started, grpc
 	return start(t, exec.Command(program, "--feature-gates=service.profilesSupport", "--config="+path)), addresses[0], addresses[1]
 }
 
-// startService starts the service in a container and returns once it serves.
+// startService starts the service in a container and returns once the service accepts requests.
 func startService(t *testing.T, program string, pod *corev1.PodSpec, environ ...string) *started {
 	t.Helper()
 	cmd := container(t, containerSpec(t, pod, []string{"/quickstart", "-serve"}, environ), program)
@@ -193,8 +193,8 @@ func startService(t *testing.T, program string, pod *corev1.PodSpec, environ ...
 	return service
 }
 
-// The pods of the manifests run as containers. The recorder, with exactly the privileges of its
-// manifest, sees the service's spans and functions, and sends them to the Collector.
+// TestContainers runs the pods of the manifests as containers. With exactly the privileges of its
+// manifest, the recorder must find the service's spans and functions, and send them to the Collector.
 func TestContainers(t *testing.T) {
 	testenv.NeedAll(t)
 	needContainers(t)
@@ -225,7 +225,7 @@ func TestContainers(t *testing.T) {
 		return err == nil && bytes.Count(content, []byte("\n")) >= 2
 	}, patience, 100*time.Millisecond) {
 		if strings.Contains(recorder.stderr.String(), "not permitted to sample") {
-			t.Skip(recorder.stderr.String()) // Root lacks capabilities here.
+			t.Skip(recorder.stderr.String()) // Root lacks capabilities on this machine.
 		}
 		require.FailNow(t, "no profiles", recorder.stderr.String())
 	}
@@ -240,13 +240,13 @@ func TestContainers(t *testing.T) {
 	joined, err := exec.Command(programs.Build(t, programs.Static, filepath.Join(root, "example"), "./ecosystem/join"), filepath.Join(dir, "traces.jsonl"), profiles).CombinedOutput()
 	require.NoError(t, err, string(joined))
 	t.Logf("%s", joined)
-	// Other processes of this host may be in the profile too; their spans are exported elsewhere.
+	// Other processes of this host may be in the profile, too, but export their spans elsewhere.
 	assert.Regexp(t, `(?m)^contained +digests +[1-9]\d+ +\S+ +\S+ +(0\.\d*[1-9]|[1-9]\d*\.)\d*s `, string(joined))
 	assert.NotRegexp(t, `(?m)^contained +\(not exported\)`, string(joined))
 }
 
-// If any privilege is missing, the recorder sees nothing of the service and reports the missing
-// privilege.
+// If any privilege is missing, the recorder cannot record the service, and reports which privilege is
+// missing.
 func TestContainersWithLess(t *testing.T) {
 	needContainers(t)
 	quickstart, otelctx := buildQuickstart(t), buildRecorder(t)
@@ -266,7 +266,7 @@ func TestContainersWithLess(t *testing.T) {
 	const notPermitted = 4
 	stdout, stderr, code := recordWith(t, nil, "")
 	if code == notPermitted {
-		t.Skip(stderr) // Root lacks capabilities here.
+		t.Skip(stderr) // Root lacks capabilities on this machine.
 	}
 	require.Zero(t, code, stderr)
 	require.Contains(t, stdout, "contained")
@@ -290,7 +290,7 @@ func TestContainersWithLess(t *testing.T) {
 			has.Add = slices.DeleteFunc(has.Add, func(c corev1.Capability) bool { return c == capability })
 		}
 		test.message = "CAP_" + string(capability)
-		if capability != "SYS_PTRACE" { // without SYS_PTRACE the recorder still records the processes that it may read
+		if capability != "SYS_PTRACE" { // Without SYS_PTRACE the recorder still records processes that it may read.
 			test.code = notPermitted
 		}
 		tests["no "+string(capability)] = test
@@ -400,8 +400,9 @@ func TestContainersAgent(t *testing.T) {
 	collector.stop()
 }
 
-// Without one of the required capabilities the Collector fails to start and reports why. Without
-// the others it samples the processes of other users without names, spans or resources.
+// If a required capability is missing, the Collector fails to start and reports why. If one of the
+// other capabilities is missing, its samples of other users' processes have no names, spans or
+// resources.
 func TestContainersAgentWithLess(t *testing.T) {
 	needContainers(t)
 	program := buildAgent(t)

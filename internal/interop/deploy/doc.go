@@ -2,6 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package deploy tests the files of example/ecosystem/deploy: the Dockerfile, compose.yaml and the
-// Kubernetes manifests. The code of Docker and Kubernetes parses them, and their pods run as
+// Kubernetes manifests. It parses them with the code of Docker and Kubernetes, and runs their pods as
 // containers.
 package deploy

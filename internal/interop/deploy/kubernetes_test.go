@@ -88,8 +88,8 @@ func find[T metav1.Object](t *testing.T, objects []metav1.Object, name string) T
 	return none
 }
 
-// podOf returns the selector and template of the pods that an object creates, nil if it creates
-// none.
+// podOf returns the selector and template of the pods that an object creates, or nil if the object
+// creates no pods.
 func podOf(o metav1.Object) (selector *metav1.LabelSelector, template *corev1.PodTemplateSpec) {
 	switch o := o.(type) {
 	case *appsv1.Deployment:
@@ -101,7 +101,7 @@ func podOf(o metav1.Object) (selector *metav1.LabelSelector, template *corev1.Po
 	}
 }
 
-// Every reference must have a target.
+// Every reference in the manifests must have a target.
 func TestKubernetes(t *testing.T) {
 	t.Run("record", func(t *testing.T) {
 		recorder := testManifests(t, record)
@@ -171,7 +171,7 @@ func testManifests(t *testing.T, r recorder) corev1.PodSpec {
 }
 
 // assertPod fails if a pod has more rights than it needs. hostPath is the only directory of the
-// host that the pod may mount; "" permits none.
+// host that the pod may mount. If it is "", the pod may not mount any.
 func assertPod(t *testing.T, name string, pod *corev1.PodSpec, hostPath string) {
 	t.Helper()
 	assert.False(t, *pod.AutomountServiceAccountToken, name)
@@ -206,8 +206,9 @@ func assertReaches(t *testing.T, endpoint string, s *corev1.Service) {
 	assert.True(t, slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return strconv.Itoa(int(p.Port)) == u.Port() }), endpoint)
 }
 
-// TestPodSecurity checks the pod security standards with the API server's code. All pods are
-// restricted except the recorder, which is privileged for exactly these reasons.
+// TestPodSecurity checks pods against the pod security standards, with the API server's code. All pods
+// meet the restricted standard except the recorder, which violates it only for the reasons listed
+// here.
 func TestPodSecurity(t *testing.T) {
 	reasons := []string{"host namespaces", "unrestricted capabilities", "runAsNonRoot != true", "runAsUser=0"}
 	t.Run("record", func(t *testing.T) { testPodSecurity(t, record, reasons) })

@@ -20,7 +20,7 @@ import (
 
 var configurations = []string{"../collector/config.yaml", root + "/example/ecosystem/deploy/collector.yaml"}
 
-// Pipelines use only configured components, and all of them.
+// Pipelines use all configured components, and no others.
 func TestPipelines(t *testing.T) {
 	for _, path := range configurations {
 		text, err := os.ReadFile(path)
@@ -51,7 +51,7 @@ func TestPipelines(t *testing.T) {
 	}
 }
 
-// The Collector itself validates its configurations and detects mistakes in them.
+// The Collector accepts the configurations, and detects mistakes in them.
 func TestConfigurations(t *testing.T) {
 	testenv.NeedAll(t)
 	collector := programs.Build(t, programs.Static, "..", "./collector")

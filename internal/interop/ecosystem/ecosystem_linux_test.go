@@ -20,8 +20,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// These types have the fields of the files that the test needs. They are independent of the code
-// that writes the files.
+// These types have the fields that the test needs from each file. The code that writes the files does
+// not use them.
 type (
 	tracesLine struct {
 		ResourceSpans []struct {
@@ -141,8 +141,8 @@ func readSamples(t *testing.T, path string) (samples []sample, start, end int64)
 	return samples, p.TimeUnixNano, p.TimeUnixNano + p.DurationNano
 }
 
-// TestEcosystem tests the whole chain: the Collector's data from a service and from its recorder
-// match, and together tell CPU time from waiting.
+// TestEcosystem tests the whole chain. The spans that the Collector receives from a service match the
+// samples that it receives from the recorder, and together they tell CPU time from waiting.
 func TestEcosystem(t *testing.T) {
 	testenv.NeedAll(t)
 	join := programs.Build(t, programs.Static, root+"/example", "./ecosystem/join")
@@ -159,13 +159,13 @@ func TestEcosystem(t *testing.T) {
 		samples                  []sample
 		start, end               int64
 	)
-	// A busy machine needs longer.
+	// Record longer if the machine was too busy.
 	for duration := 4 * time.Second; len(samples) <= enoughSamples || len(spans) <= enoughSpans; duration *= 2 {
 		require.Less(t, duration, 5*time.Minute, "%d samples, %d spans", len(samples), len(spans))
 		dir := t.TempDir()
 		out, stderr, code := programs.Run(t, exec.Command(command, append(commands, "-duration", duration.String(), "-dir", dir)...))
 		if code == notPermitted {
-			t.Skip(stderr) // The message names what is missing.
+			t.Skip(stderr) // The message names the missing capability.
 		}
 		require.Zero(t, code, stderr)
 		stdout, traces, profiles = out, filepath.Join(dir, "traces.jsonl"), filepath.Join(dir, "profiles.jsonl")
@@ -188,15 +188,15 @@ func TestEcosystem(t *testing.T) {
 			continue
 		}
 		byName[of.name] += s.nano
-		// The service and the recorder read the same clock in different ways.
+		// The service and the recorder read the clock in different ways, so the times can differ slightly.
 		const apart = int64(time.Millisecond)
 		assert.Greater(t, s.at, of.start-apart, "a sample precedes its span")
 		if s.at >= of.end+apart {
 			late++
 		}
 	}
-	// A span ends when End is called. A goroutine that is preempted inside End is found in the span
-	// once more.
+	// A span's end time is taken at the start of End. If the goroutine is preempted inside End, one
+	// more sample may still find it in the span.
 	assert.LessOrEqual(t, late, 2, "samples follow the end of their spans")
 
 	out, err := exec.Command(join, "-json", traces, profiles).Output()

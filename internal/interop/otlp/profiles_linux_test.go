@@ -20,8 +20,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// recorder returns a command that records the service and sends the profile to the Collector. It skips the test
-// where otelctx may not record.
+// recorder returns a command that records the service and sends the profile to the Collector. It skips
+// the test if otelctx may not record.
 func recorder(t *testing.T, service *childproc.Child, c *collector, args ...string) *exec.Cmd {
 	t.Helper()
 	program := programs.Build(t, programs.Static, filepath.Join("..", "..", "..", "cmd", "otelctx"), ".")
@@ -33,8 +33,8 @@ func recorder(t *testing.T, service *childproc.Child, c *collector, args ...stri
 	return exec.Command(program, append([]string{"record", pid, "--otlp-endpoint", c.endpoint}, args...)...)
 }
 
-// The Collector receives exactly what otelctx record writes to a file, by each protocol, and its own code reads both kinds
-// of files.
+// Over each protocol, the Collector receives exactly the profile that otelctx record also writes to a
+// file. The Collector's own code can read both kinds of files.
 func TestProfiles(t *testing.T) {
 	for _, test := range []struct{ protocol, compression, file string }{
 		{grpcProtobuf, "none", "a.otlp"},

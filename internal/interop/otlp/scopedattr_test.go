@@ -23,8 +23,8 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// TestReceived sends each signal over OTLP, from two applications in one process and outside both,
-// and checks what the Collector receives: one attribute of each type, one that the signal
+// TestReceived sends each signal over OTLP from two applications in one process, and from code outside
+// both. It checks the attributes that the Collector receives: one of each type, one that the signal
 // overrides, and one of the signal itself.
 func TestReceived(t *testing.T) {
 	c := startCollector(t, grpcProtobuf)

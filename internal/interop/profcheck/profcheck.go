@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package profcheck stands in for a package that a test of the OpenTelemetry eBPF profiler imports
-// and that is missing on the module proxy. No code compiled here uses it, but go mod tidy fails
-// without it.
+// Package profcheck replaces a package that a test of the OpenTelemetry eBPF profiler imports, but
+// that is missing on the module proxy. No code compiled here uses it, but go mod tidy fails without
+// it.
 package profcheck

@@ -31,8 +31,8 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// Commands for a child. It answers with the published message in base64, or with an empty line if
-// it has withdrawn the message.
+// These are the commands for a child. The child answers with the published message in base64, or with
+// an empty line if it has withdrawn the message.
 const (
 	cmdPublish  = "publish"  // a resource with every type of attribute and a schema URL
 	cmdUpdate   = "update "  // a resource; followed by the size of the message
@@ -43,8 +43,8 @@ const (
 	cmdShutdown = "shutdown" // the publisher
 )
 
-// attr is an attribute and the value that readers must see, written by hand as protobuf text,
-// because the publisher's conversion is under test.
+// attr is an attribute and the value that readers must see. The value is written by hand as protobuf
+// text, because the publisher's conversion is under test.
 type attr struct {
 	kv   attribute.KeyValue
 	want string
@@ -112,13 +112,13 @@ func split(attrs []attr) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	return kvs, want
 }
 
-// sized returns attributes whose message has the given size, or up to 6 bytes less where a length
-// prefix would grow by a byte.
+// sized returns attributes whose message has the given size, or up to 6 bytes less if longer length
+// prefixes rule out the exact size.
 func sized(size int) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	if size > 1000 {
 		kvs, want = split(everyType)
 	}
-	// The key sorts after the others.
+	// The key z.fill sorts after the others.
 	filled := func(n int) []*commonpb.KeyValue {
 		return append(slices.Clip(want), keyValue("z.fill", str(strings.Repeat("z", n))))
 	}
@@ -132,8 +132,8 @@ func sized(size int) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	return append(kvs, attribute.String("z.fill", strings.Repeat("z", n))), filled(n)
 }
 
-// publishAsTold is the role of a child that executes the test's commands.
-func publishAsTold(parent *childproc.Parent) {
+// executeCommands is the role of a child that publishes as the test's commands say.
+func executeCommands(parent *childproc.Parent) {
 	var (
 		pub  *resourcepublisher.Publisher
 		want processcontextpb.ProcessContext
@@ -190,7 +190,7 @@ type subject struct {
 	child  *childproc.Child
 	memory remotememory.RemoteMemory
 	ours   *reader.Process
-	// publishedAtNS is the timestamp that both readers saw last, address the mapping's address.
+	// publishedAtNS is the last timestamp that both readers saw, and address is the mapping's address.
 	publishedAtNS uint64
 	address       libpf.Address
 }
@@ -292,7 +292,7 @@ func TestReadersAgreeOnEveryUpdate(t *testing.T) {
 	_, err = s.ours.ProcessContext(t.Context())
 	require.ErrorIs(t, err, reader.ErrNoContext)
 
-	// The child may publish at another address again.
+	// After withdrawing, the child may publish at another address.
 	s.address = 0
 	s.do(cmdPublish)
 	s.child.Ask(cmdShutdown)

@@ -51,7 +51,7 @@ const roleIntegrated = "integrated service"
 // moreRoles are the roles of tests for this platform.
 var moreRoles = map[string]func(*childproc.Parent){roleIntegrated: serveIntegrated}
 
-// The format of the child's answer.
+// shown is the child's answer.
 type shown struct {
 	TID                            int
 	TraceID, SpanID, TransactionID []byte
@@ -87,7 +87,7 @@ func serveIntegrated(parent *childproc.Parent) {
 	}
 	transaction.End()
 	parent.Send("ended")
-	// The result of an export does not matter: the parent checks it.
+	// Wait for two correlations, even if they are invalid. The parent checks them.
 	for taken := uint64(0); taken < 2; runtime.Gosched() {
 		s := integration.Stats()
 		taken = s.Correlations + s.Malformed + s.UnknownTransactions + s.Early
@@ -130,7 +130,7 @@ func libraryMapping(t *testing.T, pid int) (path, addresses string, start uint64
 // threadPointer returns a thread's thread pointer. It stops the thread briefly.
 func threadPointer(t *testing.T, tid int) uint64 {
 	t.Helper()
-	// A tracer is a thread, not a process.
+	// All ptrace calls must come from the thread that attached.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	require.NoError(t, syscall.PtraceAttach(tid))
@@ -142,8 +142,9 @@ func threadPointer(t *testing.T, tid int) uint64 {
 	return regs.Fs_base
 }
 
-// register makes the only service with a socket in dir wait for the profiler's correlations of its
-// transactions. The delay it requests is longer than even a busy machine needs.
+// register sends a registration to the only service with a socket in dir. The service then delays its
+// transactions to wait for the profiler's correlations. The requested delay is long enough even for a
+// busy machine.
 func register(t *testing.T, dir string) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, "*"))
@@ -173,8 +174,8 @@ func TestProfilerReadsUniversalProfiling(t *testing.T) {
 	defer collector.Close()
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
-	// Not t.TempDir, whose path is long: a socket's name is limited to 107 bytes, and the profiler
-	// prepends /proc/PID/root.
+	// The path from t.TempDir would be too long. A socket's name is limited to 107 bytes, and the
+	// profiler prepends /proc/PID/root.
 	sockets, err := os.MkdirTemp("", "")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(sockets)) })

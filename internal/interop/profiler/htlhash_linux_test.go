@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// Every file in a recording has the hash that the eBPF profiler computes for it.
+// Every file in a recording has the same hash that the eBPF profiler computes for it.
 func TestRecordedHashes(t *testing.T) {
 	otelctx := programs.Build(t, programs.Static, "../../../cmd/otelctx", ".")
 	burn := exec.Command("sh", "-c", "while :; do :; done")

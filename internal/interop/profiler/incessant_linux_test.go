@@ -25,19 +25,18 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// The publications of an incessant publisher are numbered, and every byte of a publication follows
-// from its number. Each has three attributes: "a" is text that readers can check completely, "n" is
-// the number, and service.name is the number again, so that the number is at both ends of the
-// message.
+// The publications of an incessant publisher are numbered, and the number determines every byte of a
+// publication. Each has three attributes. "a" is a text that readers can check completely, "n" is the
+// number, and service.name repeats the number, so that it is at both ends of the message.
 
-// Message sizes, for numbers from 128 to 16,383.
+// These are the extreme message sizes of publications with numbers from 128 to 16,383.
 const (
 	smallestMessage = 50
 	largestMessage  = 60 << 10
 )
 
-// noise is the source of the texts, which start at a different offset for each of noiseOffsets
-// successive numbers. A mixture of two texts is therefore detected.
+// noise contains all texts. The texts of noiseOffsets successive numbers start at different offsets in
+// it, so that tests detect a mixture of two texts.
 var noise = func() string {
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 	random := rand.New(rand.NewPCG(1, 2))
@@ -50,8 +49,8 @@ var noise = func() string {
 
 const noiseOffsets = 8191
 
-// text returns the text of publication n. Its length is the minimum, the maximum, or any length in
-// between; half of those are shorter than 2 KiB.
+// text returns the text of publication n. Some texts have the minimum or the maximum length. The
+// others have lengths in between, half of them less than 2 KiB.
 func text(n int) string {
 	random := rand.New(rand.NewPCG(3, uint64(n)))
 	const shortest, longest = smallestMessage - 46, largestMessage - 54
@@ -176,11 +175,11 @@ func TestNumberedPublicationsDiffer(t *testing.T) {
 		if got, err := numberOf(o); err != nil || got != n {
 			t.Fatalf("publication %d is identified as %d, %v", n, got, err)
 		}
-		// These are mixtures as seen by a reader that reads during the next update.
+		// Mix two texts, as a reader would find them that reads during the next update.
 		a, b := text(n), text(n+1)
 		half := min(len(a), len(b)) / 2
 		if half < 8 {
-			continue // texts may be equal by chance; the numbers differ
+			continue // Such short texts may be equal by chance.
 		}
 		o.message.Resource.Attributes[0] = keyValue("a", str(strings.Join([]string{b[:half], a[half:]}, "")))
 		if _, err := numberOf(o); err == nil {

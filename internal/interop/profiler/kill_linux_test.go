@@ -34,7 +34,7 @@ func TestKilledPublisher(t *testing.T) {
 	})
 	t.Run("killed from its start on", func(t *testing.T) {
 		outcomes := map[string]int{}
-		// On a busy machine the child may have published before the first read.
+		// On a busy machine, the child may have published before the first read. Then try again.
 		for round := 0; round < killRounds || outcomes[reader.ErrNoContext.Error()] == 0; round++ {
 			require.Less(t, round, 1000, "no read preceded the first publication")
 			child := start(t, roleIncessant)
@@ -45,10 +45,10 @@ func TestKilledPublisher(t *testing.T) {
 	})
 }
 
-// readUntilKilled reads child until it has been killed and reaped. It kills the child at a random time, at
-// most spread after a read first has the outcome named by first, or after the start if first is empty.
-// Each read must return a complete publication or a documented error. outcomes counts the reads by
-// outcome.
+// readUntilKilled reads child until it has been killed and reaped. It waits until a read has the
+// outcome first, unless first is empty, and then kills the child after a random time of at most
+// spread. Each read must return a complete publication or a documented error. outcomes counts the
+// reads by outcome.
 func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread time.Duration, outcomes map[string]int) {
 	t.Helper()
 	p, err := reader.Open(child.PID())
@@ -82,7 +82,7 @@ func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread 
 		}
 		o, err := read()
 		if err != nil {
-			// A process that is dying has no memory and no mappings.
+			// The error must be documented. A dying process has no memory and no mappings.
 			kind := errorKind(err)
 			require.NotEmpty(t, kind, "%v", err)
 			meet(kind)
@@ -125,7 +125,7 @@ func TestKilledReader(t *testing.T) {
 		time.Sleep(rand.N(4 * time.Millisecond))
 		victim.Kill()
 
-		// The publisher continues, and its context is complete.
+		// The publisher continues although its reader was killed, and its context is complete.
 		before := last
 		for deadline := time.Now().Add(testenv.Patience); last <= before; {
 			require.True(t, time.Now().Before(deadline), "no update since publication %d", before)

@@ -19,7 +19,7 @@ const (
 
 func TestMain(m *testing.M) {
 	roles := map[string]func(*childproc.Parent){
-		roleObedient:  publishAsTold,
+		roleObedient:  executeCommands,
 		roleIncessant: publishIncessantly,
 		roleReader:    readIncessantly,
 	}

@@ -40,8 +40,8 @@ func ourReader(t *testing.T, p *reader.Process) readFunc {
 	}
 }
 
-// officialReader reads process pid with the eBPF profiler's packages. It looks up the mapping
-// immediately.
+// officialReader reads process pid with the eBPF profiler's packages. It looks up the mapping once,
+// before it returns.
 func officialReader(t *testing.T, pid int) readFunc {
 	t.Helper()
 	address := officialAddress(t, pid)
@@ -73,7 +73,7 @@ func officialAddress(t *testing.T, pid int) libpf.Address {
 	return addresses[0]
 }
 
-// officialAddresses is independent of internal/procfs.
+// officialAddresses does not use internal/procfs, so that the result is independent of our code.
 func officialAddresses(t *testing.T, pid int) []libpf.Address {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/maps")

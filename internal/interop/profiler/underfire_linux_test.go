@@ -23,8 +23,8 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// Thresholds. A reader that misses updates, or a publisher that overwrites memory while it is read,
-// is detected within a few hundred reads.
+// These thresholds are generous: a few hundred reads suffice to detect a reader that misses updates,
+// or a publisher that overwrites memory while it is read.
 var (
 	wantReads   = testenv.Rounds(4_000, 50_000)
 	wantUpdates = testenv.Rounds(2_000, 20_000)
@@ -33,14 +33,14 @@ var (
 	wantDistinct = testenv.Rounds(400, 2_000)
 )
 
-// A reader must have seen a text smaller than the first size and one larger than the second.
+// A reader must have seen a text of at most small bytes and one of at least large bytes.
 const (
 	small = 50
 	large = 50_000
 )
 
-// fire counts a reader's results.
-type fire struct {
+// readStats counts a reader's results.
+type readStats struct {
 	reads    int // complete reads
 	distinct int // distinct publications
 	busy     int // calls in which every attempt coincided with an update
@@ -49,12 +49,12 @@ type fire struct {
 	largest  int
 }
 
-// under reads in a tight loop until it has seen enough. Each result must be a publication that is
-// not older than the previous one; the only permitted error is busy.
-func under(t *testing.T, read readFunc, busy error) fire {
+// readUnderFire reads in a tight loop until it has seen enough. Each result must be a publication that
+// is not older than the previous one. The only permitted error is busy.
+func readUnderFire(t *testing.T, read readFunc, busy error) readStats {
 	t.Helper()
 	var (
-		f           = fire{last: -1, smallest: math.MaxInt}
+		f           = readStats{last: -1, smallest: math.MaxInt}
 		publishedAt uint64
 		start       = time.Now()
 	)
@@ -104,7 +104,7 @@ func TestUnderFireFromChild(t *testing.T) {
 			child.Expect("published")
 			read := test.read(t, child.PID())
 			child.Send("go")
-			f := under(t, read, test.busy)
+			f := readUnderFire(t, read, test.busy)
 			last, err := strconv.Atoi(child.Ask("stop"))
 			require.NoError(t, err)
 			assert.GreaterOrEqual(t, last, f.last, "the number of a publication that does not exist")
@@ -143,7 +143,7 @@ func TestUnderFireInOneProcess(t *testing.T) {
 		}
 	}()
 
-	f := under(t, ourReader(t, open(t, os.Getpid())), reader.ErrBusy)
+	f := readUnderFire(t, ourReader(t, open(t, os.Getpid())), reader.ErrBusy)
 	require.NoError(t, stopped())
 	assert.GreaterOrEqual(t, last, f.last)
 }

@@ -1,10 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// The parts of a publisher of process contexts (OTEP 4719) and thread contexts (OTEP 4947) that
-// other languages need C for: the mapping, the order of writes, and the thread-local variable. The
-// languages encode payloads and records themselves. -DJNI builds a library for Java, -DNAPI one for
-// Node.js.
+// This file publishes process contexts (OTEP 4719) and thread contexts (OTEP 4947) for programs in
+// other languages. It does the parts that require C: the mapping, the order of writes, and the
+// thread-local variable. The programs encode payloads and records themselves. -DJNI builds a library
+// for Java, and -DNAPI builds one for Node.js.
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stdint.h>

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command probe calibrates, compares the result with public sources, and prints a report. Tests
-// build it in many ways. It exits with 1 if anything is wrong; a refused fact is reported, but does
-// not count as wrong.
+// build it in many ways. It exits with 1 if anything is wrong. It reports refused facts, which do not
+// count as wrong.
 package main
 
 import (
@@ -44,7 +44,7 @@ func main() {
 
 func run(ctx context.Context) {
 	rep := report{Version: runtime.Version(), Offsets: map[string]int64{}, Refused: map[string]string{}}
-	before := calls() // also opens the runtime's poller
+	before := calls() // Opening the file here also starts the runtime's poller.
 	labels, files, threads := goruntime.Labels(), count("/proc/self/fd"), count("/proc/self/task")
 	restore := func() {}
 	if slices.Contains(os.Args, "nofiles") {
@@ -191,7 +191,7 @@ func (c *checker) labels() {
 	if !c.known(goruntime.LabelList) {
 		return
 	}
-	// Inheritance is up to the runtime, but this checks the pointer on a goroutine that never set it.
+	// The runtime is responsible for inheritance. This checks Labels on a goroutine that never set any.
 	if list := (*goruntime.LabelMap)(goruntime.Labels()).List; len(list) != 1 || list[0] != (goruntime.Label{Key: "main", Value: "kept"}) {
 		c.equal("inherited labels", fmt.Sprint(list), "main=kept")
 	}
@@ -205,7 +205,7 @@ func (c *checker) labels() {
 	if goruntime.Labels() != unsafe.Pointer(rec) {
 		c.equal("label pointer", goruntime.Labels(), unsafe.Pointer(rec))
 	}
-	c.mu.Lock() // one profile at a time is enough
+	c.mu.Lock()
 	first := len(c.tids) > 0 && c.rt.Self().TID%4 == 0
 	c.mu.Unlock()
 	if first {
