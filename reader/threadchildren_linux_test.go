@@ -404,7 +404,7 @@ func (a *actor) run() {
 			a.spinning()
 		case "advertise-now":
 			a.answers <- answer(a.service.advertise(true))
-		case "start-known": // start a goroutine that spins until the next order, and make its m known through its thread's slot, if there are slots
+		case "start-known": // start a goroutine that spins until the next order, and publish its m in the slot of its thread
 			atomic.StoreUint32(&a.spin, 1)
 			go func() {
 				runtime.LockOSThread()
