@@ -173,7 +173,7 @@ func (r *run) step(a *Actor, what, name, how, parent, attributes string) {
 		case "?":
 			ctx = identity(parent)
 		}
-		r.ctxs[name], r.spans[name] = r.Tracer.Start(with(ctx), "span", opts...) //nolint:fatcontext // Each span has its own.
+		r.ctxs[name], r.spans[name] = r.Tracer.Start(with(ctx), "span", opts...) //nolint:fatcontext,spancheck // Each span has its own context, and later steps end it.
 	case "-":
 		r.spans[name].End()
 		if r.ended[name] {
