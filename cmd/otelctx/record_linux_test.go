@@ -79,7 +79,7 @@ func recorded(t *testing.T, c *childproc.Child, args ...string) (recordDocument,
 	t.Helper()
 	r := startRecord(t, append([]string{pidOf(c)}, args...)...)
 	r.awaitSamples(t, c)
-	got := r.interrupt(t)
+	got := r.interrupt(t, c)
 	return decodeRecord(t, got), got
 }
 
@@ -260,7 +260,7 @@ func TestRecordAttributes(t *testing.T) {
 				key, err := strconv.Atoi(c.Ask("keys"))
 				return err != nil || key >= enough
 			}, testenv.Patience, tick)
-			d := decodeRecord(t, r.interrupt(t))
+			d := decodeRecord(t, r.interrupt(t, c))
 			require.Greater(t, d.Attributed, uint64(30))
 			for _, u := range d.Spans {
 				if len(u.Attributes) > 0 || !isRequest(t, u.TraceID, u.SpanID) {
@@ -314,7 +314,7 @@ func TestRecordForPeople(t *testing.T) {
 	r := startRecordText(t, pidOf(c), "-o", file, "--top=3", "--kernel")
 	r.awaitSample(t)
 	burner.AwaitUse(t, c, 400*time.Millisecond) // some 40 samples
-	got := r.interrupt(t)
+	got := r.interrupt(t, c)
 	require.Zero(t, got.code, got.stderr)
 	assert.Regexp(t, `^Recorded process \d+, burner for [\d.]+m?s at 99 Hz\n  CPU time +\d\.\d{3}s  \d+ samples\n  In spans +\d\.\d{3}s  \d+\.\d%\n  Lost +0\.000s  0 samples\n`, got.stdout)
 	assert.Regexp(t, `(?m)^What the CPU time was used for\n  CPU +SHARE +IN SPANS +WORK\n  \d\.\d{3}s +\d+\.\d% +\d+\.\d% +application\n`, got.stdout)
@@ -440,7 +440,7 @@ func TestRecordWithoutSymbols(t *testing.T) {
 		r := startRecord(t, pidOf(c), "--no-symbols", "--output", file)
 		r.awaitRecorded(t, c)
 		burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
-		got := r.interrupt(t)
+		got := r.interrupt(t, c)
 		assert.Empty(t, got.complaints())
 		return decodeRecord(t, got)
 	}
@@ -532,7 +532,7 @@ func TestRecordToCollector(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "500")
 	record := startRecordText(t, pidOf(c), often, "--otlp-endpoint=http://127.0.0.1:1", "--output", file)
 	record.awaitSamples(t, c)
-	got := record.interrupt(t)
+	got := record.interrupt(t, c)
 	assert.Equal(t, exitOther, got.code)
 	assert.Contains(t, got.stderr, "export to ")
 	assert.Contains(t, got.stdout, "Top spans by CPU time")
@@ -672,9 +672,14 @@ func watches(fd, pid int) (bool, error) {
 	return err == nil, err
 }
 
-// interrupt ends a recording.
-func (r *running) interrupt(t *testing.T) result {
+// interrupt ends a recording. The burners pause meanwhile, so that the recorder, which looks up
+// the names in their stacks, does not compete with them for the processors.
+func (r *running) interrupt(t *testing.T, burners ...*childproc.Child) result {
 	t.Helper()
+	for _, c := range burners {
+		c.Stop()
+		defer c.Continue()
+	}
 	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
 	return r.wait(t)
 }
@@ -712,6 +717,9 @@ func TestRecordEnds(t *testing.T) {
 			r := startRecord(t, pidOf(c), "--duration", test.duration, "-o", file)
 			r.awaitSamples(t, c)
 			test.end(c, r.cmd.Process)
+			if !test.ended {
+				c.Stop() // leave the processors to the recorder
+			}
 			got := r.wait(t)
 			d := decodeRecord(t, got)
 			assert.Equal(t, test.ended, d.Ended)
@@ -755,7 +763,7 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	for _, c := range []*childproc.Child{later, appeared} {
 		r.awaitSamples(t, c)
 	}
-	d := decodeRecord(t, r.interrupt(t))
+	d := decodeRecord(t, r.interrupt(t, later, appeared, silent, spansOnly))
 	assert.Zero(t, d.PID)
 	attributed := map[int]map[bool]uint64{} // whether the name is right
 	for _, p := range d.Processes {
@@ -872,7 +880,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	r := startCommand(t, record("--duration=0", often, "--output", file))
 	r.awaitSampleOf(t, binary)
 	burner.AwaitUse(t, theirs, 400*time.Second/time.Duration(burner.Frequency()))
-	got = r.interrupt(t)
+	got = r.interrupt(t, theirs)
 	require.Zero(t, got.code, got.stderr)
 	t.Log(got.stdout, got.stderr)
 	assertTrue(t, file)

@@ -196,7 +196,7 @@ func TestRecordWithoutSamples(t *testing.T) {
 			} else if args == pidOf(idle) {
 				r.awaitRecorded(t, idle)
 			}
-			got := r.interrupt(t)
+			got := r.interrupt(t, busy)
 			assert.Equal(t, exitNoSamples, got.code, got.stderr)
 			for _, text := range append(want, file+" was not written\n") {
 				assert.Contains(t, got.stderr, text)

@@ -26,8 +26,8 @@ import (
 func (c *recordCommand) validateWall() error {
 	const most = 1000 // With more, snapshots take longer than the time between them.
 	switch {
-	case len(c.PIDs) == 0:
-		return errors.New("--wall needs the ids of the processes to record")
+	case c.Command != nil:
+		return errors.New("--wall cannot start a command: start it first, and select it by --name or its process id")
 	case c.Snapshots > most:
 		return fmt.Errorf("--wall: --freq %d is more than %d: a snapshot would take longer than the time until the next", c.Snapshots, most)
 	case c.Repeat, c.NoSymbols, c.IDs, c.GroupBy != "", len(c.Filters) > 0:
@@ -61,6 +61,9 @@ func (c *recordCommand) recordWall(s streams) error {
 		return err
 	}
 	config := wall.Config{PIDs: c.PIDs, Frequency: c.Snapshots, Duration: c.duration(), Version: moduleVersion()}
+	if selection := c.selection(); len(c.PIDs) == 0 {
+		config.Select = selection.SelectsPublisher
+	}
 	if c.Output != "" || c.Endpoint != nil {
 		config.Part = out.add
 	}
@@ -98,7 +101,19 @@ func (c *recordCommand) recordWall(s streams) error {
 	}
 	err = errors.Join(err, c.showWall(s, cpu, result, delivery))
 	c.showWritten(s, written)
+	if result.Processes == 0 {
+		err = errors.Join(err, c.noSpans())
+	}
 	return err
+}
+
+// noSpans returns the error of a recording without processes.
+func (c *recordCommand) noSpans() error {
+	reason := "no process publishes its live spans, or can be read"
+	if c.selecting() {
+		reason = fmt.Sprintf("there were no %v that publish their live spans and can be read", &c.recordTargets)
+	}
+	return &noSamplesError{reason, "Run otelctx list to see the processes that publish. otelctx inspect PID shows why the spans of one cannot be read."}
 }
 
 // recordBoth records CPU time with the sampler and wall-clock time with recorder, which it releases. Both
@@ -266,8 +281,12 @@ func (c *recordCommand) wallText(r *wall.Result, cpu *recording.Result) []byte {
 			kinds[kind] += t
 		}
 	}
-	out := fmt.Appendf(nil, "Took %d snapshots of goroutines in spans in %v: %s of wall-clock time, %s of it waiting\n",
-		r.Looks, r.End.Sub(r.Start).Round(time.Millisecond), cpuText(total.Total), shareOf(total.Waiting(), total.Total))
+	processes := ""
+	if r.Processes > 1 {
+		processes = fmt.Sprintf(" of %d processes", r.Processes)
+	}
+	out := fmt.Appendf(nil, "Took %d snapshots of goroutines in spans%s in %v: %s of wall-clock time, %s of it waiting\n",
+		r.Looks, processes, r.End.Sub(r.Start).Round(time.Millisecond), cpuText(total.Total), shareOf(total.Waiting(), total.Total))
 	out = fmt.Appendf(out, "Snapshots were late by %v on average, %v at most\n", r.Late.Round(10*time.Microsecond), r.Latest.Round(10*time.Microsecond))
 	if r.Overloaded {
 		out = append(out, "The machine is overloaded: times are less exact than they seem\n"...)
@@ -285,16 +304,23 @@ func (c *recordCommand) wallText(r *wall.Result, cpu *recording.Result) []byte {
 		busy, busyText = columnCPU, "CPU time inside the spans, according to the samples"
 		waits, waitsText = columnWaitingFor, "what the spans waited for, and for how long"
 	}
-	rows := [][]string{{columnWall, "±", busy, "RUNNABLE", "WAITING", waits, columnName, columnEndpoint}}
+	several := slices.ContainsFunc(all, func(row wallRow) bool { return row.Service != all[0].Service })
+	// withService inserts a cell before the last columns of a row.
+	withService := func(service string, row []string, last ...string) []string {
+		if several {
+			row = append(row, service)
+		}
+		return append(row, last...)
+	}
+	rows := [][]string{withService(columnService, []string{columnWall, "±", busy, "RUNNABLE", "WAITING", waits}, columnName, columnEndpoint)}
 	for _, row := range top(c, all) {
 		running, waited := shareOf(row.Running, row.Total), mainWait(row.Waits)
 		if cpu != nil {
 			running, waited = cpuText(row.cpu), allWaits(row.Waits)
 		}
-		rows = append(rows, []string{
-			"  " + cpuText(row.Total), cpuText(row.Error()), running, shareOf(row.Runnable, row.Total), shareOf(row.Waiting(), row.Total),
-			waited, nameText(row.Name), nameText(row.Endpoint),
-		})
+		rows = append(rows, withService(keyText(row.Service), []string{
+			"  " + cpuText(row.Total), cpuText(row.Error()), running, shareOf(row.Runnable, row.Total), shareOf(row.Waiting(), row.Total), waited,
+		}, nameText(row.Name), nameText(row.Endpoint)))
 	}
 	out = appendWallTable(out, "Top span names by wall-clock time, without their children", rows)
 	rows = [][]string{{columnWall, columnShare, columnWaitingFor}}
@@ -302,9 +328,9 @@ func (c *recordCommand) wallText(r *wall.Result, cpu *recording.Result) []byte {
 		rows = append(rows, []string{"  " + cpuText(kinds[kind]), shareOf(kinds[kind], total.Total), escape(kind)})
 	}
 	out = appendWallTable(out, "What spans wait for", rows)
-	rows = [][]string{{columnWall, columnShare, columnWaitingFor, "FUNCTION"}}
+	rows = [][]string{withService(columnService, []string{columnWall, columnShare, columnWaitingFor}, "FUNCTION")}
 	for _, f := range top(c, r.Functions) {
-		rows = append(rows, []string{"  " + cpuText(f.Time), shareOf(f.Time, total.Total), escape(f.Kind), functionText(f.Function)})
+		rows = append(rows, withService(keyText(f.Service), []string{"  " + cpuText(f.Time), shareOf(f.Time, total.Total), escape(f.Kind)}, functionText(f.Function)))
 	}
 	out = appendWallTable(out, "Top functions by time waited", rows)
 	return append(append(out, '\n'), table([][]string{

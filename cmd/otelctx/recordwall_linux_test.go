@@ -230,15 +230,43 @@ func TestRecordWallFormats(t *testing.T) {
 	readOTLP(t, filepath.Join(dir, "wall.otlp"))
 
 	// Nothing listens on this port, so the profile is lost, which is an error.
-	run := otelctx(t, "record", "--wall", "-d", "300ms", "--otlp-endpoint", "http://127.0.0.1:9", p.pid)
+	run := runCommand(t, exec.Command("env", "OTEL_EXPORTER_OTLP_TIMEOUT=500", executable(t), "record", "--wall", "-d", "300ms",
+		"--otlp-endpoint", "http://127.0.0.1:9", p.pid))
 	assert.Equal(t, exitOther, run.code, run.stdout)
 	assert.Contains(t, run.stderr, "were not sent")
 	p.Done()
 }
 
+// TestRecordWallOfServices records two services by name, of which one starts later, beside a third one.
+func TestRecordWallOfServices(t *testing.T) {
+	t.Parallel()
+	childproc.NeedReading(t)
+	exe := buildParker(t, programs.Static)
+	serve := func(name string) {
+		cmd := exec.Command(exe, "work", "8")
+		cmd.Env = append(os.Environ(), "OTEL_SERVICE_NAME="+name)
+		childproc.Run(t, cmd).Expect("started")
+	}
+	serve("checkout")
+	serve("cart")
+	r := start(t, "record", "--wall", "--service", "checkout,payment", "--duration=7s") // It searches every five seconds.
+	serve("payment")
+	got := r.wait(t)
+	require.Zero(t, got.code, got.stderr)
+	assert.Regexp(t, `^Took \d+ snapshots of goroutines in spans of 2 processes`, got.stdout)
+	assert.Regexp(t, `(?m)^  WALL +± .* SERVICE +NAME`, got.stdout)
+	assert.Contains(t, got.stdout, " checkout ")
+	assert.Contains(t, got.stdout, " payment ")
+	assert.NotContains(t, got.stdout, "cart")
+
+	got = otelctx(t, "record", "--wall", "--service", "nosuch", "--duration=100ms")
+	assert.Equal(t, exitNoSamples, got.code)
+	assert.Contains(t, got.stderr, "no samples: there were no processes of service nosuch that publish")
+}
+
 func TestRecordWallArguments(t *testing.T) {
 	for _, args := range []string{
-		"--all", "1 --repeat --otlp-endpoint=http://localhost", "1 --kernel", "1 -F 2000", "1 -F 99,20",
+		"-- true", "1 --repeat --otlp-endpoint=http://localhost", "1 --kernel", "1 -F 2000", "1 -F 99,20",
 		"1 --cpu -F 99,2000", "1 --cpu -F 99,20,1", "1 --cpu -o x.folded",
 	} {
 		run := otelctx(t, append([]string{"record", "--wall"}, strings.Fields(args)...)...)

@@ -79,10 +79,10 @@ func TestCompletion(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Symlink(executable(t), filepath.Join(dir, "otelctx")))
 	pid := strconv.Itoa(startPublisher(t, "checkout", "1").PID())
-	t.Setenv(asCommandKey, "1")
-	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	env := append(os.Environ(), asCommandKey+"=1", "PATH="+dir+":"+os.Getenv("PATH"), "TERM=dumb", "HOME="+dir)
 	for shell, ask := range completers {
 		t.Run(shell, func(t *testing.T) {
+			t.Parallel()
 			path, err := exec.LookPath(shell)
 			if err != nil {
 				t.Skip("no " + shell)
@@ -112,7 +112,7 @@ func TestCompletion(t *testing.T) {
 				args = append([]string{"--no-config", "-c", ask, script}, lines...)
 			}
 			cmd := exec.Command(path, args...)
-			cmd.Env = append(os.Environ(), "TERM=dumb", "HOME="+dir)
+			cmd.Env = env
 			out, err := cmd.CombinedOutput()
 			require.NoError(t, err, string(out))
 			answers := strings.Split(string(out), "\n==\n")[1:]

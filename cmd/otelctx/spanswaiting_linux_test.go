@@ -164,6 +164,7 @@ func (p *parker) settle(t *testing.T) {
 
 // TestSpansWaitForWhatGoSays compares waits and positions with the Go runtime's own.
 func TestSpansWaitForWhatGoSays(t *testing.T) {
+	t.Parallel()
 	childproc.NeedReading(t)
 	const oldestGo = "go1.25.0"
 	for _, tt := range []struct {
@@ -185,6 +186,7 @@ func TestSpansWaitForWhatGoSays(t *testing.T) {
 			if !tt.usual {
 				testenv.NeedAll(t)
 			}
+			t.Parallel()
 			p := startParker(t, buildParker(t, tt.Variant), strconv.Itoa(tt.count))
 			p.settle(t)
 			var total int
@@ -213,6 +215,7 @@ func TestSpansOfOneGoroutine(t *testing.T) {
 		"chan receive", "select empty", "mutex", "cond", "sleep", "network read", "pipe", "system call", "raw system call", "after a panic", "iterator", "big frame",
 	} {
 		t.Run(way, func(t *testing.T) {
+			t.Parallel()
 			p := startParker(t, exe, "1", way)
 			for n := range 2 { // End the other spans.
 				require.Equal(t, "done", p.Ask("end leave%d", n))

@@ -20,31 +20,36 @@ import (
 
 // TestVerify checks that the exit code tells a correct publisher from a broken one, and that the rule is named.
 func TestVerify(t *testing.T) {
+	t.Parallel()
 	program := programs.C(t, "../../reader/testdata/threadcontext/publisher.c", "-pthread", "-rdynamic")
 	for way, code := range map[string]int{"": exitOK, "no service.name": exitNotConforming} {
-		cmd := exec.Command(program, "2")
-		cmd.Env = append(os.Environ(), "BREAK="+way)
-		child := childproc.Run(t, cmd)
-		for child.Receive() != "ready" {
-		}
-		pid := strconv.Itoa(child.PID())
-		got := otelctx(t, "verify", pid, "-d", "1s", "--json")
-		assert.Equal(t, code, got.code, got.stderr)
-		var d verifyDocument
-		require.NoError(t, json.Unmarshal([]byte(got.stdout), &d))
-		assert.Equal(t, child.PID(), d.PID)
-		got = otelctx(t, "verify", pid, "-d", "1s", "-v")
-		assert.Contains(t, got.stdout, "passed        4947-C1")
-		if way != "" {
-			assert.Equal(t, 1, d.Failed)
-			assert.Contains(t, got.stdout, "failed        4719-D3")
-			assert.Contains(t, got.stdout, "the resource has no service.name")
-			assert.Contains(t, got.stderr, "1 of 39 rules are broken")
-		}
-		got = otelctx(t, "watch", pid, "--count", "1")
-		assert.Contains(t, got.stdout, "threads in a span: 2 of 3")
-		got = otelctx(t, "inspect", pid)
-		assert.Contains(t, got.stdout, "thread_context  tlsdesc_v1_dev, otel_thread_ctx_v1 in "+program)
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(program, "2")
+			cmd.Env = append(os.Environ(), "BREAK="+way)
+			child := childproc.Run(t, cmd)
+			for child.Receive() != "ready" {
+			}
+			pid := strconv.Itoa(child.PID())
+			inWords := start(t, "verify", pid, "-d", "1s", "-v")
+			got := otelctx(t, "verify", pid, "-d", "1s", "--json")
+			assert.Equal(t, code, got.code, got.stderr)
+			var d verifyDocument
+			require.NoError(t, json.Unmarshal([]byte(got.stdout), &d))
+			assert.Equal(t, child.PID(), d.PID)
+			got = inWords.wait(t)
+			assert.Contains(t, got.stdout, "passed        4947-C1")
+			if way != "" {
+				assert.Equal(t, 1, d.Failed)
+				assert.Contains(t, got.stdout, "failed        4719-D3")
+				assert.Contains(t, got.stdout, "the resource has no service.name")
+				assert.Contains(t, got.stderr, "1 of 39 rules are broken")
+			}
+			got = otelctx(t, "watch", pid, "--count", "1")
+			assert.Contains(t, got.stdout, "threads in a span: 2 of 3")
+			got = otelctx(t, "inspect", pid)
+			assert.Contains(t, got.stdout, "thread_context  tlsdesc_v1_dev, otel_thread_ctx_v1 in "+program)
+		})
 	}
 }
 

@@ -24,6 +24,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -315,7 +316,7 @@ func main() {
 
 // newTracer returns a tracer whose spans are published. The processor, if not nil, sees them too.
 func newTracer(processor sdktrace.SpanProcessor, options ...spanctx.Option) trace.Tracer {
-	resource := sdkresource.NewSchemaless(attribute.String("service.name", "parker"))
+	resource := sdkresource.NewSchemaless(attribute.String("service.name", cmp.Or(os.Getenv("OTEL_SERVICE_NAME"), "parker")))
 	publishing := spanctx.WithPublishing(append(options, spanctx.WithSpanNames(true))...)
 	all := []sdktrace.TracerProviderOption{resourcepublisher.WithResource(resource), publishing}
 	if processor != nil {

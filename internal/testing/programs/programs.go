@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 )
@@ -64,30 +65,23 @@ func (v Variant) For(arch string) Variant {
 	return v
 }
 
-// Build builds a program and returns its path. pkg is relative to the module's directory. The
-// program is removed at the end of the test. If this machine cannot build the variant, Build skips
-// the test and names what is missing.
+// built contains the paths in the cache of the programs that this process has built.
+var built sync.Map
+
+// Build builds a program and returns its path. pkg is relative to the module's directory, whose files
+// must not change while the test binary runs. The program is removed at the end of the test. If this
+// machine cannot build the variant, Build skips the test and names what is missing.
 func Build(t testing.TB, v Variant, module, pkg string) string {
 	t.Helper()
-	if err := v.missing(); err != nil {
-		t.Skip(err)
-	}
 	dir, err := filepath.Abs(module)
 	if err != nil {
 		t.Fatal(err)
 	}
 	name := filepath.Base(filepath.Join(dir, pkg))
-	// The go command does not relink an up-to-date program.
-	cached := cache(t)
-	kept := filepath.Join(cached, v.key(dir, pkg), name)
-	cmd := exec.Command("go", append(append([]string{"build", "-o", kept}, v.Flags...), pkg)...) //nolint:gosec // G204: the arguments come from the test
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), v.env()...)
-	// With GOTMPDIR on the same file system, the program is renamed into place, so that no reader
-	// sees part of it. Across file systems it would be copied.
-	cmd.Env = append(cmd.Env, "GOTMPDIR="+cached)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		skipWithoutStaticC(t, out)
-		t.Fatalf("%s: %v\n%s", cmd, err, out)
+	kept := filepath.Join(cache(t), v.key(dir, pkg), name)
+	if _, ok := built.Load(kept); !ok {
+		v.build(t, dir, pkg, kept)
+		built.Store(kept, true)
 	}
 	// Another test may rebuild it at any time.
 	exe := filepath.Join(t.TempDir(), name)
@@ -100,6 +94,24 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 	}
 	Write(t, exe, content)
 	return exe
+}
+
+// build builds a program, which it stores in a subdirectory of the cache.
+func (v Variant) build(t testing.TB, dir, pkg, kept string) {
+	t.Helper()
+	if err := v.missing(); err != nil {
+		t.Skip(err)
+	}
+	// The go command does not relink an up-to-date program.
+	cmd := exec.Command("go", append(append([]string{"build", "-o", kept}, v.Flags...), pkg)...) //nolint:gosec // G204: the arguments come from the test
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), v.env()...)
+	// With GOTMPDIR on the same file system, the program is renamed into place, so that no reader
+	// sees part of it. Across file systems it would be copied.
+	cmd.Env = append(cmd.Env, "GOTMPDIR="+filepath.Dir(filepath.Dir(kept)))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		skipWithoutStaticC(t, out)
+		t.Fatalf("%s: %v\n%s", cmd, err, out)
+	}
 }
 
 // C compiles a C program with these additional flags and returns its path. The program is removed

@@ -366,7 +366,7 @@ func samplesBetween(t *testing.T, content []byte, pid int, begun, ended time.Tim
 }
 
 // TestStalled lists and records a service although many processes block their readers, and verifies one of
-// them.
+// them. The CPU time of the service is recorded as well as its wall-clock time.
 func TestStalled(t *testing.T) {
 	otelctx := recordingCommand(t)
 	pids := stall(t)
@@ -383,6 +383,18 @@ func TestStalled(t *testing.T) {
 	require.True(t, hung.Stop(), "verify has hung")
 	require.Error(t, err)
 	assert.Contains(t, string(out), "timed out")
+
+	snapshots := self.command(otelctx, "record", "--wall", "--all", "--duration=2s", "--json")
+	snapshots.Stderr = &said
+	out, err = snapshots.Output()
+	require.NoError(t, err, "%s", &said)
+	var wall struct {
+		Snapshots int
+		Names     []any `json:"span_names"`
+	}
+	require.NoError(t, json.Unmarshal(out, &wall))
+	assert.NotEmpty(t, wall.Names)
+	assert.Greater(t, wall.Snapshots, 20) // of about 40
 
 	r := self.record(t, otelctx, "--all").recorded(service.PID())
 	burner.AwaitUse(t, service, 300*time.Millisecond)

@@ -319,6 +319,8 @@ func (r *recorder) requireRecorded(service *childproc.Child) *document {
 	childproc.AwaitOpen(r.t, r.cmd.Process.Pid, program) // for the names of its first sample
 	const d = time.Second / 2
 	burner.AwaitUse(r.t, service, d+d/10)
+	service.Stop() // Leave the processors to the recorder.
+	defer service.Continue()
 	doc, profile := r.end()
 	assert.Zero(r.t, doc.Lost)
 	assert.Greater(r.t, doc.samples(service.PID()), uint64(d.Seconds()*frequency*9/10))

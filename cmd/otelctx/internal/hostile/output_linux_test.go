@@ -29,6 +29,8 @@ func TestOutputs(t *testing.T) {
 		t.Run(ending, func(t *testing.T) {
 			r := self.recordTo(t, "p"+ending, otelctx, "--all").recorded(attacker.PID())
 			burner.AwaitUse(t, attacker, 5*time.Second)
+			attacker.Stop() // The recorder now writes the file: leave it the processors.
+			defer attacker.Continue()
 			d := r.interrupt()
 			t.Logf("%v of the processor, %d MB, %d samples; said: %s",
 				r.cmd.ProcessState.UserTime()+r.cmd.ProcessState.SystemTime(), r.memory.Load()>>20, d.Samples, r.stderr.String())

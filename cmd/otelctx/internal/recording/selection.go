@@ -46,9 +46,13 @@ func (s *Selection) selects(pid int) bool {
 	return s.selectsName(pid) && s.selectsCgroup(pid)
 }
 
-// selectsPublished reports whether a process is selected by what it publishes.
-func (s *Selection) selectsPublished(p *published) bool {
-	return len(s.Services) == 0 || slices.Contains(s.Services, p.service)
+// SelectsPublisher reports whether a process that publishes is selected. service is its service name.
+func (s *Selection) SelectsPublisher(pid int, service string) bool {
+	return s.selects(pid) && s.selectsService(service)
+}
+
+func (s *Selection) selectsService(service string) bool {
+	return len(s.Services) == 0 || slices.Contains(s.Services, service)
 }
 
 // selected reports whether a process is certainly selected by what the kernel reports about it, and whether

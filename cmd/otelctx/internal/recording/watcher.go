@@ -419,7 +419,7 @@ func (w *watcher) open(ctx context.Context, image sampler.Image) (_ *target, err
 		return nil, errors.Join(err, p.Close())
 	}
 	published := newPublished(image.PID, layout)
-	if !w.config.selectsPublished(published) {
+	if !w.config.selectsService(published.service) {
 		return nil, errors.Join(errNotSelected, p.Close())
 	}
 	if unreadable != nil {

@@ -2,10 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package wall records the wall-clock time of spans. It repeatedly takes a snapshot of the goroutines of
-// processes, called a look, and attributes the time since the previous look to what each goroutine is doing.
+// a process, called a look, and attributes the time since the previous look to what each goroutine is doing.
 //
 // Each goroutine counts once, for the span that it is in. Recording only needs the permission
-// to read the processes, and runs nothing in them.
+// to read the processes, and runs nothing in them. Each process has its own schedule of looks, because a
+// process can block its readers.
 package wall
 
 import (
@@ -17,6 +18,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
@@ -27,6 +29,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
 	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -34,10 +37,15 @@ import (
 // Config selects what to record.
 type Config struct {
 	PIDs []int
-	// Frequency is the average number of looks per second. The intervals are random, so that looks are not
+	// Select, if not nil, selects further processes by their ids and service names. Processes that publish their
+	// live spans and can be read are recorded, at most 64 at a time. Those that start during the recording are
+	// found within five seconds. Select must be safe for concurrent use.
+	Select func(pid int, service string) bool
+	// Frequency is the average number of looks per second and process. The intervals are random, so that looks are not
 	// in step with the process's own periods.
 	Frequency int
-	// Duration limits the recording; 0 records until the processes end or the context is done.
+	// Duration limits the recording; 0 records until the context is done or, without Select, until the
+	// processes end.
 	Duration time.Duration
 	// Version is the version of the recording program.
 	Version string
@@ -50,7 +58,9 @@ type Config struct {
 // Result is a recording.
 type Result struct {
 	Start, End time.Time
-	// Looks counts the looks, each at all processes, and Goroutines the goroutines read in all looks. Torn
+	// Processes counts the recorded processes.
+	Processes int
+	// Looks counts the looks, and Goroutines the goroutines read in all looks. Torn
 	// counts reads that were repeated because a goroutine changed meanwhile, Lost goroutines that changed
 	// each time. Sampled reports that there were so many goroutines that each look read only a random part of
 	// them.
@@ -68,7 +78,7 @@ type Result struct {
 	Functions []FunctionTime
 	// Missing holds the reasons why some of the data could not be read.
 	Missing []error
-	// Ended reports that all processes have ended.
+	// Ended reports that the recording ended with its last process.
 	Ended bool
 }
 
@@ -113,6 +123,14 @@ const (
 	others  = "(others)"
 	// partTime is the length of a part of a profile.
 	partTime = 10 * time.Second
+	// findInterval is the time between two searches for processes, and maxProcesses bounds the processes
+	// that are recorded at the same time without having been asked for by id.
+	findInterval = 5 * time.Second
+	maxProcesses = 64
+	// maxOpening bounds the processes that are opened at the same time. It is more than one user can block.
+	maxOpening = 128
+	// maxMissing bounds Result.Missing.
+	maxMissing = 8
 )
 
 // rowKey identifies a row of spans, or a wait in a function.
@@ -125,36 +143,42 @@ type target struct {
 	resource profile.Resource
 	service  string
 	last     time.Time // the last look
+	looks    int
 	// probability is the probability of reading each goroutine.
 	probability float64
 	// exited are the spans whose goroutine had exited at the last look.
-	exited map[[8]byte]bool
-	stacks map[string]*stack
-	key    []byte // scratch space
-	gone   bool
+	exited  map[[8]byte]bool
+	missing []error // from the last look
+	// described, tops and key are used only by the function that looks at the process.
+	described map[string]*stack
+	tops      map[string]*symbols.Location
+	key       []byte // scratch space
 }
 
-// Recorder records processes. It is not safe for concurrent use.
+// Recorder records processes. Its methods must not be called concurrently.
 type Recorder struct {
 	Config
 
-	targets   []*target
+	targets []*target // those of PIDs
+
+	mu        sync.Mutex // guards the rest
 	result    Result
 	rows      map[rowKey]*Row
 	functions map[rowKey]*FunctionTime
 	builder   *profile.Builder
-	tops      map[string]*symbols.Location
 	begun     time.Time // start of the current part
 	late      time.Duration
+	recorded  map[int]bool // the processes that are being recorded
+	ended     int
 }
 
-// Open prepares a recording: it opens the processes and reads their symbols. Record or Close releases them.
-// The error is about a process that cannot be read: see [waiting.Open] and [waiting.Process.Look].
+// Open prepares a recording: it opens the processes of PIDs and reads their symbols. Record or Close releases
+// them. The error is about a process that cannot be read: see [waiting.Open] and [waiting.Process.Look].
 func Open(ctx context.Context, c Config) (*Recorder, error) {
 	raisePriority()
-	r := &Recorder{Config: c, rows: map[rowKey]*Row{}, functions: map[rowKey]*FunctionTime{}, tops: map[string]*symbols.Location{}}
+	r := &Recorder{Config: c, rows: map[rowKey]*Row{}, functions: map[rowKey]*FunctionTime{}, recorded: map[int]bool{}}
 	for _, pid := range c.PIDs {
-		t, err := patient.Call(ctx, pid, patient.Limit, func() (*target, error) { return open(ctx, pid) })
+		t, err := patient.Call(ctx, pid, patient.Limit, func() (*target, error) { return open(ctx, pid, nil) })
 		if err != nil {
 			r.Close(ctx)
 			return nil, err
@@ -167,48 +191,155 @@ func Open(ctx context.Context, c Config) (*Recorder, error) {
 // Close releases the processes, if Record has not done so.
 func (r *Recorder) Close(ctx context.Context) {
 	for _, t := range r.targets {
-		_, _ = patient.Call(context.WithoutCancel(ctx), t.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, t.process.Close() })
+		t.close(ctx)
 	}
 	r.targets = nil
 }
 
-// Record records until the duration has passed, ctx is done or all processes have ended; none of these is
-// an error. The error is about a process that cannot be read at the first look.
+func (t *target) close(ctx context.Context) {
+	_, _ = patient.Call(context.WithoutCancel(ctx), t.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, t.process.Close() })
+}
+
+// Record records until the duration has passed, ctx is done or, without Select, all processes have ended; none
+// of these is an error. The error is about a process of PIDs that cannot be read at the first look.
 func (r *Recorder) Record(ctx context.Context) (*Result, error) {
-	defer r.Close(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	r.result.Start = time.Now()
-	for _, t := range r.targets {
-		t.last = r.result.Start
-	}
 	r.newPart()
-	if err := r.run(ctx); err != nil {
-		return nil, err
+	var recording sync.WaitGroup
+	for _, t := range r.targets {
+		r.admit(t)
 	}
+	for _, t := range r.targets {
+		recording.Go(func() {
+			if err := r.record(ctx, t); err != nil {
+				cancel(&failure{err})
+			}
+		})
+	}
+	r.targets = nil
+	if r.Select != nil {
+		recording.Go(func() { r.find(ctx, &recording) })
+	}
+	recording.Wait()
+	if failed, ok := errors.AsType[*failure](context.Cause(ctx)); ok {
+		return nil, failed.error
+	}
+	r.result.Ended = r.Select == nil && r.ended == r.result.Processes
 	r.endPart()
 	return r.finish(), nil
 }
 
-func open(ctx context.Context, pid int) (*target, error) {
+// failure is an error that ends the recording.
+type failure struct{ error }
+
+// open opens a process and takes a first look, which reads the symbols and whose time does not count. It returns
+// nil if selected is not nil and does not select the process.
+func open(ctx context.Context, pid int, selected func(pid int, service string) bool) (*target, error) {
 	p, err := waiting.Open(pid)
 	if err != nil {
 		return nil, err
 	}
+	service := p.Service(ctx)
+	if selected != nil && !selected(pid, service) {
+		return nil, p.Close()
+	}
 	attributes, schema := p.Resource(ctx)
-	t := &target{pid: pid, process: p, service: p.Service(ctx), probability: 1, stacks: map[string]*stack{}}
+	t := &target{pid: pid, process: p, service: service, probability: 1, described: map[string]*stack{}, tops: map[string]*symbols.Location{}}
 	if t.service == "" {
 		t.service = "unknown_service"
 		attributes = append(slices.Clip(attributes), profile.StringAttribute(string(semconv.ServiceNameKey), t.service))
 	}
 	t.resource, _ = profile.NewResource(attributes, schema)
-	// The first look reads the symbols, and its time does not count.
 	if _, err = p.Look(ctx); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return t, nil
 }
 
-// run looks at the processes until the recording ends. The last look covers the rest of the time.
-func (r *Recorder) run(ctx context.Context) error {
+// find searches for processes that Select selects, and records them, until the recording ends.
+func (r *Recorder) find(ctx context.Context, recording *sync.WaitGroup) {
+	if r.Duration > 0 {
+		var cancel func()
+		ctx, cancel = context.WithDeadline(ctx, r.result.Start.Add(r.Duration))
+		defer cancel()
+	}
+	search := time.NewTicker(findInterval)
+	defer search.Stop()
+	for {
+		var opening sync.WaitGroup
+		slots := make(chan struct{}, maxOpening)
+		for pid, err := range procfs.NewFS("/proc").PIDs() {
+			if err != nil || ctx.Err() != nil {
+				break
+			}
+			r.mu.Lock()
+			known := r.recorded[pid]
+			r.mu.Unlock()
+			if known {
+				continue
+			}
+			slots <- struct{}{}
+			opening.Go(func() {
+				defer func() { <-slots }()
+				t, err := patient.Call(ctx, pid, patient.Limit, func() (*target, error) { return open(ctx, pid, r.Select) })
+				switch {
+				case err != nil || t == nil:
+				case r.admit(t):
+					recording.Go(func() { _ = r.record(ctx, t) })
+				default:
+					t.close(ctx)
+				}
+			})
+		}
+		opening.Wait()
+		select {
+		case <-ctx.Done():
+			return
+		case <-search.C:
+		}
+	}
+}
+
+// admit adds a process to those that are being recorded, and reports whether there was room.
+func (r *Recorder) admit(t *target) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.recorded) >= len(r.PIDs)+maxProcesses {
+		r.miss(errTooManyProcesses)
+		return false
+	}
+	r.recorded[t.pid] = true
+	r.result.Processes++
+	t.last = time.Now()
+	return true
+}
+
+var errTooManyProcesses = fmt.Errorf("further processes: %d are being recorded", maxProcesses)
+
+// miss adds a reason why data is missing.
+func (r *Recorder) miss(err error) {
+	known := slices.ContainsFunc(r.result.Missing, func(m error) bool { return m.Error() == err.Error() })
+	if !known && len(r.result.Missing) < maxMissing {
+		r.result.Missing = append(r.result.Missing, err)
+	}
+}
+
+// record looks at a process until the recording or the process ends. The last look covers the rest of the time.
+// An error is returned only for the first look.
+func (r *Recorder) record(ctx context.Context, t *target) error {
+	defer func() {
+		if ctx.Err() == nil { // Otherwise a look may still be running, and this program is about to end.
+			t.close(ctx)
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.recorded, t.pid)
+		for _, m := range t.missing {
+			r.miss(m)
+		}
+	}()
 	period := time.Second / time.Duration(r.Frequency)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -226,62 +357,66 @@ func (r *Recorder) run(ctx context.Context) error {
 			return nil
 		case <-timer.C:
 		}
-		late := max(time.Since(due), 0)
-		r.late += late
-		r.result.Latest = max(r.result.Latest, late)
-		if err := r.look(ctx); err != nil {
+		now := time.Now()
+		look, err := patient.Call(ctx, t.pid, patient.Limit, func() (*described, error) { return t.look(ctx) })
+		switch {
+		case errors.Is(err, reader.ErrProcessGone):
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.ended++
+			return nil
+		case err == nil:
+			r.add(t, look, now, max(now.Sub(due), 0))
+		case t.looks == 0 && !errors.Is(err, reader.ErrBusy) && ctx.Err() == nil:
 			return err
+		} // After another error, the next look covers this time too.
+		if last {
+			return nil
 		}
 		if now := time.Now(); now.After(due.Add(period)) {
 			due = now // Missed looks are not made up for.
 		}
-		if r.Progress != nil {
-			r.Progress(time.Since(r.result.Start), r.result.Goroutines)
-		}
-		if last || r.result.Ended {
-			return nil
-		}
-		if time.Since(r.begun) > partTime {
-			r.endPart()
-			r.newPart()
-		}
 	}
 }
 
-// look looks once at all processes.
-func (r *Recorder) look(ctx context.Context) error {
-	r.result.Looks++
-	r.result.Ended = true
-	for _, t := range r.targets {
-		if t.gone {
-			continue
-		}
-		now := time.Now()
-		look, err := patient.Call(ctx, t.pid, patient.Limit, func() (*waiting.Look, error) {
-			return t.process.Sample(ctx, waiting.Options{Stacks: true, Probability: t.probability})
-		})
-		switch {
-		case errors.Is(err, reader.ErrProcessGone):
-			t.gone = true
-			continue
-		case err != nil && !errors.Is(err, reader.ErrBusy) && ctx.Err() == nil && r.result.Looks == 1:
-			return err
-		case err != nil: // The next look covers this time too.
-			r.result.Ended = false
-			continue
-		}
-		r.result.Ended = false
-		r.add(t, look, now.Sub(t.last))
-		t.last = now
+// described is a look with the descriptions of its goroutines' stacks.
+type described struct {
+	*waiting.Look
+
+	stacks []*stack
+}
+
+// look looks at the process. The process may block it.
+func (t *target) look(ctx context.Context) (*described, error) {
+	look, err := t.process.Sample(ctx, waiting.Options{Stacks: true, Probability: t.probability})
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	d := &described{look, make([]*stack, len(look.Goroutines))}
+	for i := range look.Goroutines {
+		if g := &look.Goroutines[i]; g.In >= 0 {
+			d.stacks[i] = t.describe(g)
+		}
+	}
+	return d, nil
 }
 
 // add adds the time since the previous look.
-func (r *Recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
+func (r *Recorder) add(t *target, look *described, now time.Time, late time.Duration) {
+	elapsed := now.Sub(t.last)
+	t.last, t.missing = now, look.Missing
+	t.looks++
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.result.Looks++
+	r.late += late
+	r.result.Latest = max(r.result.Latest, late)
+	if now.Sub(r.begun) > partTime {
+		r.endPart()
+		r.newPart()
+	}
 	weighted := time.Duration(float64(elapsed) / t.probability)
 	r.result.Torn, r.result.Lost = r.result.Torn+uint64(look.Torn), r.result.Lost+uint64(look.Lost)
-	r.result.Missing = look.Missing
 	r.result.Goroutines += uint64(len(look.Goroutines))
 	r.result.Sampled = r.result.Sampled || t.probability < 1
 	expected := float64(len(look.Goroutines)) / t.probability
@@ -301,7 +436,7 @@ func (r *Recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
 				continue
 			}
 		}
-		known := t.stack(r, g)
+		known := look.stacks[i]
 		row := r.row(t.service, s.Endpoint, s.Name)
 		row.add(g.State, known.kind, weighted)
 		met[row] = true
@@ -316,6 +451,9 @@ func (r *Recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
 	for row := range met {
 		row.Looks++
 	}
+	if r.Progress != nil {
+		r.Progress(time.Since(r.result.Start), r.result.Goroutines)
+	}
 }
 
 // stack describes goroutines with equal stacks.
@@ -329,13 +467,13 @@ type stack struct {
 // maxStacks bounds the cached stacks of a process.
 const maxStacks = 1 << 14
 
-// stack returns the description of a goroutine's stack, from the cache if possible.
-func (t *target) stack(r *Recorder, g *waiting.Goroutine) *stack {
+// describe returns the description of a goroutine's stack, from the cache if possible.
+func (t *target) describe(g *waiting.Goroutine) *stack {
 	t.key = append(append(t.key[:0], byte(g.State)), g.WaitReason...)
 	for _, pc := range g.Stack {
 		t.key = binary.NativeEndian.AppendUint64(t.key, pc)
 	}
-	known, ok := t.stacks[string(t.key)]
+	known, ok := t.described[string(t.key)]
 	if ok {
 		return known
 	}
@@ -344,27 +482,27 @@ func (t *target) stack(r *Recorder, g *waiting.Goroutine) *stack {
 	if i := t.process.User(frames); i >= 0 {
 		known.function = frames[i].Function
 	}
-	known.locations = r.locations(t.process, g, known.kind)
-	if len(t.stacks) >= maxStacks {
-		clear(t.stacks)
+	known.locations = t.locations(g, known.kind)
+	if len(t.described) >= maxStacks {
+		clear(t.described)
 	}
-	t.stacks[string(t.key)] = known
+	t.described[string(t.key)] = known
 	return known
 }
 
-func (r *Recorder) locations(p *waiting.Process, g *waiting.Goroutine, kind string) []*symbols.Location {
+func (t *target) locations(g *waiting.Goroutine, kind string) []*symbols.Location {
 	name := "[" + g.State.String() + "]"
 	if g.State == reader.GoroutineWaiting {
 		name = "[waiting: " + kind + "]"
 	} else if kind != "" {
 		name = "[" + kind + "]"
 	}
-	top, ok := r.tops[name]
+	top, ok := t.tops[name]
 	if !ok {
 		top = &symbols.Location{Lines: []symbols.Line{{Function: name}}}
-		r.tops[name] = top
+		t.tops[name] = top
 	}
-	stack := p.Locations(g)
+	stack := t.process.Locations(g)
 	for len(stack) > 1 && len(stack[0].Lines) > 0 && inRuntime(stack[0].Lines) {
 		stack = stack[1:]
 	}

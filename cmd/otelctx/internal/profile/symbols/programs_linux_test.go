@@ -6,9 +6,7 @@ package symbols
 import (
 	"encoding/json"
 	"io"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -28,15 +26,10 @@ type program struct {
 // pieStripped has only relocations for finding the table of functions.
 var pieStripped = programs.Variant{Name: "pie-stripped", Flags: []string{"-buildmode=pie", "-ldflags=-s -w"}}
 
-// build builds a program of testdata for this test alone.
+// build builds a program of testdata.
 func build(t testing.TB, v programs.Variant, source string) string {
 	t.Helper()
-	kept, path := filepath.Join(shared, v.Name+"-"+source), filepath.Join(t.TempDir(), source)
-	if os.Link(kept, path) != nil {
-		path = programs.Build(t, v, ".", "./testdata/"+source)
-		_ = os.Link(path, kept)
-	}
-	return path
+	return programs.Build(t, v, ".", "./testdata/"+source)
 }
 
 // start runs a program until the end of the test, and decodes its report.
