@@ -56,7 +56,7 @@ func (s *Selection) selectsService(service string) bool {
 }
 
 // selected decides from the kernel's information about a process. selected reports that the process is
-// selected whatever it publishes, maybe that this depends on what it publishes.
+// selected whatever it publishes. maybe reports that it is not ruled out.
 func (s *Selection) selected(pid int) (selected, maybe bool) {
 	maybe = s.selects(pid)
 	return maybe && len(s.Services) == 0, maybe

@@ -27,7 +27,7 @@ type target struct {
 	user int
 
 	// The registry guards these fields. used is the process's CPU time at the last scan, and active is the
-	// time at which it last changed. retired is the time at which the recording of the program ended, or
+	// time of the last change of used. retired is the time at which the recording of the program ended, or
 	// zero.
 	used            uint64
 	active, retired time.Time
