@@ -24,9 +24,9 @@ import (
 const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
 
 // Types and units of values. The value of a sample is the number of its timestamps, each of which stands for
-// one period of CPU time. The OpenTelemetry eBPF profiler writes the same, so backends understand it. In
-// profiles of wall-clock time the value of a sample is a duration instead, and there are no timestamps.
-// [TimeOf] distinguishes them.
+// one period of CPU time. The OpenTelemetry eBPF profiler uses the same types and units, so backends
+// understand them. In profiles of wall-clock time the value of a sample is a duration instead, and there
+// are no timestamps. [TimeOf] distinguishes them.
 const (
 	TypeCPU         = "cpu"
 	TypeSamples     = "samples"
@@ -54,7 +54,7 @@ type Options struct {
 	Frequency int
 	// Version is the version of the instrumentation scope; it may be empty.
 	Version string
-	// Wall makes profiles of wall-clock time: samples are added with [Builder.AddTime] only.
+	// Wall selects profiles of wall-clock time, whose samples may be added only with [Builder.AddTime].
 	Wall bool
 }
 
@@ -62,9 +62,9 @@ type Options struct {
 // dropped attributes are equal (==), whatever the order of the attributes.
 type Resource struct{ encoded, schemaURL string }
 
-// NewResource returns the resource with these attributes, which need not be trusted, and the number of
-// attributes that were dropped, which the resource records as well. The last of several attributes with one
-// key counts.
+// NewResource returns the resource with these attributes, which need not be trusted. It also returns the
+// number of dropped attributes, which the resource records as well. If a key occurs more than once, the
+// last value wins.
 func NewResource(attributes []*commonpb.KeyValue, schemaURL string) (_ Resource, dropped int) {
 	valid, dropped := validAttributes(attributes, 0)
 	encoded, err := marshal.Marshal(&resourcepb.Resource{Attributes: valid, DroppedAttributesCount: uint32(dropped)})
@@ -77,7 +77,7 @@ func NewResource(attributes []*commonpb.KeyValue, schemaURL string) (_ Resource,
 // marshal encodes equal messages to equal bytes.
 var marshal = proto.MarshalOptions{Deterministic: true}
 
-// unique returns attributes sorted by key, the last one of each key.
+// unique returns the last attribute of each key, sorted by key.
 func unique(attributes []*commonpb.KeyValue) []*commonpb.KeyValue {
 	if len(attributes) < 2 {
 		return attributes
@@ -132,9 +132,9 @@ func New(options Options) *Builder {
 
 // Add adds samples that were taken at the given times. It may be called repeatedly for equal samples.
 //
-// The stack has the innermost frame first. The ids are those of the span, zeros without one. The attributes
-// need not be trusted: those that profiles cannot represent are dropped, and the last of several with one
-// key counts. The arguments are not retained.
+// The stack has the innermost frame first. traceID and spanID identify the span and are zero if there is
+// none. The attributes need not be trusted: attributes that profiles cannot represent are dropped, and if a
+// key occurs more than once, the last value wins. The arguments are not retained.
 func (b *Builder) Add(resource Resource, stack []*symbols.Location, traceID [16]byte, spanID [8]byte,
 	attributes []*commonpb.KeyValue, times ...time.Time,
 ) {
@@ -184,8 +184,8 @@ func (b *Builder) combined(resource Resource, stack []*symbols.Location, traceID
 	return c
 }
 
-// Dropped returns the number of attributes that profiles cannot represent and that were dropped, counted
-// once per call of Add.
+// Dropped returns the number of attributes that were dropped because profiles cannot represent them,
+// counted in each call of Add.
 func (b *Builder) Dropped() uint64 { return b.dropped }
 
 func newProfileID() []byte {
@@ -250,7 +250,7 @@ func (r Resource) message() *resourcepb.Resource {
 	return m
 }
 
-// messages returns the samples with their timestamps, each of which counts as 1, or with their values.
+// messages returns the samples, either with timestamps, each of which counts as 1, or with values.
 func (r *resourceSamples) messages(d *dictionary) []*profilespb.Sample {
 	samples := make([]*profilespb.Sample, len(r.samples))
 	for i, c := range r.samples {

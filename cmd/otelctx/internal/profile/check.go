@@ -227,7 +227,7 @@ func encode[T proto.Message](m T) string {
 }
 
 // The checks of single entries follow only the entry's own indices, so that they work even if other entries
-// are wrong.
+// are invalid.
 
 func (c *checker) string(name, s string) {
 	if !utf8.ValidString(s) {

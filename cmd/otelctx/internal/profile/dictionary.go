@@ -110,7 +110,7 @@ func add[T any](table *[]T, value T) int32 {
 // room reports whether new strings and attributes of size bytes fit.
 func (d *dictionary) room(size int) bool { return d.text+size <= maxText }
 
-// string returns the index of s, which it makes valid: names come from untrusted files.
+// string returns the index of s as valid UTF-8. Names come from untrusted files.
 func (d *dictionary) string(s string) int32 {
 	if i, ok := d.strings[s]; ok {
 		return i
@@ -130,7 +130,7 @@ func (d *dictionary) valueType(name, unit string) *profilespb.ValueType {
 	return &profilespb.ValueType{TypeStrindex: d.string(name), UnitStrindex: d.string(unit)}
 }
 
-// stack returns the index of a stack, without locations that have no content, not even an address.
+// stack returns the index of a stack. It leaves out locations without any content, not even an address.
 func (d *dictionary) stack(stack []*symbols.Location) int32 {
 	d.key = d.key[:0]
 	for _, l := range stack {
@@ -150,7 +150,8 @@ func (d *dictionary) stack(stack []*symbols.Location) int32 {
 	return i
 }
 
-// location returns the index of a location. It must not use the scratch space, which its caller stack uses.
+// location returns the index of a location. It must not use the scratch space, because its caller, stack,
+// is using it.
 func (d *dictionary) location(l *symbols.Location) int32 {
 	if i, ok := d.byPointer[l]; ok {
 		return i
@@ -250,7 +251,7 @@ func (d *dictionary) mapping(raw *symbols.Mapping) int32 {
 	return i
 }
 
-// link returns the index of a link, 0 if an id is invalid.
+// link returns the index of a link, or 0 if one of its ids is invalid.
 func (d *dictionary) link(key linkKey) int32 {
 	if key.traceID == [16]byte{} || key.spanID == [8]byte{} {
 		return 0

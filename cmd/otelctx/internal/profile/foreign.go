@@ -17,10 +17,10 @@ import (
 // profiles cannot represent is dropped. All tables are keyed by the result.
 
 const (
-	// maxForeignText bounds a text in bytes. Longer ones are cut.
+	// maxForeignText bounds a text in bytes. Longer texts are truncated.
 	maxForeignText = 16 << 10
-	// maxForeignAttributes bounds the attributes of a resource or a sample, and maxDepth the nesting of
-	// their values.
+	// maxForeignAttributes bounds the number of attributes of a resource or a sample. maxDepth bounds the
+	// nesting of their values.
 	maxForeignAttributes = 1 << 10
 	maxDepth             = 16
 )

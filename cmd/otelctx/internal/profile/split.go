@@ -49,7 +49,8 @@ func Samples(data *profilespb.ProfilesData) (n uint64) {
 	return n
 }
 
-// occurrences returns how many samples s stands for: one for each timestamp, or one without timestamps.
+// occurrences returns how many samples s stands for: one for each timestamp, or 1 if there are no
+// timestamps.
 func occurrences(s *profilespb.Sample) int { return max(len(s.GetTimestampsUnixNano()), 1) }
 
 // Each yields all profiles of data with their resources.
@@ -74,7 +75,7 @@ func extract(data *profilespb.ProfilesData, first, limit int) *profilespb.Profil
 	result := &profilespb.ProfilesData{}
 	position := 0 // number of the next sample
 	for _, r := range data.GetResourceProfiles() {
-		// Check guarantees that there is one of each.
+		// A Builder's data has exactly one scope and one profile for each resource.
 		scope := r.GetScopeProfiles()[0]
 		p := scope.GetProfiles()[0]
 		var samples []*profilespb.Sample
@@ -148,7 +149,7 @@ func (e *extractor) valueType(t *profilespb.ValueType) *profilespb.ValueType {
 	return &profilespb.ValueType{TypeStrindex: e.string(t.GetTypeStrindex()), UnitStrindex: e.string(t.GetUnitStrindex())}
 }
 
-// sample returns s with its timestamps, if it has any, from first to before limit.
+// sample returns a copy of s. If s has timestamps, the copy has those from index first to limit-1.
 func (e *extractor) sample(s *profilespb.Sample, first, limit int) *profilespb.Sample {
 	times := s.GetTimestampsUnixNano()
 	return &profilespb.Sample{

@@ -33,14 +33,14 @@ const (
 	schemaVersion       = "1"
 )
 
-// Client sends profiles to a collector by OTLP. It is safe for concurrent use.
+// Client sends profiles to a collector with OTLP. It is safe for concurrent use.
 type Client struct {
 	config     config
 	transport  transport
 	maxRequest int
 }
 
-// transport is a protocol of OTLP.
+// transport is one of OTLP's protocols, gRPC or HTTP.
 type transport interface {
 	// send makes one attempt to send an encoded ExportProfilesServiceRequest. Errors wrap a *failure.
 	send(ctx context.Context, encoded []byte) (*collectorpb.ExportProfilesServiceResponse, error)
@@ -110,7 +110,7 @@ type request struct {
 	answer error
 }
 
-// requests yields data as consecutive requests. For samples that cannot be sent it yields an error.
+// requests yields data as consecutive requests. It yields an error for samples that cannot be sent.
 func (c *Client) requests(data *profilespb.ProfilesData) iter.Seq2[request, error] {
 	return func(yield func(request, error) bool) {
 		for part, err := range profile.Split(data, c.maxRequest) {
@@ -163,8 +163,8 @@ func (c *Client) try(ctx context.Context, r *request) (warning string, err error
 	return foreignText(p.GetErrorMessage()), nil
 }
 
-// maxResponse bounds the headers and the body of a collector's response, each, and maxForeignText the text
-// taken from it, in bytes.
+// maxResponse bounds the headers of a collector's response, and separately its body. maxForeignText bounds
+// the text taken from a response. Both are in bytes.
 const (
 	maxResponse    = 64 << 10
 	maxForeignText = 1 << 10
@@ -178,7 +178,7 @@ func foreignText(s string) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// shortError is an error with truncated text, because a collector may have chosen the text.
+// shortError is an error whose text is truncated, because the text may come from a collector.
 type shortError struct {
 	error
 
@@ -203,7 +203,7 @@ func (c *Client) failed(r request, err error) error {
 type failure struct {
 	error
 
-	// again reports that another attempt may succeed, after the given time if that is not 0.
+	// again reports that another attempt may succeed. If after is not 0, the attempt must wait that long.
 	again bool
 	after time.Duration
 }

@@ -53,8 +53,8 @@ type environment func(name string) string
 // variableForProfiles is the prefix of variables that apply to profiles only.
 const variableForProfiles = "OTEL_EXPORTER_OTLP_PROFILES_"
 
-// setting returns the value of the OTLP exporter's variable for profiles or else that for all signals, and
-// the variable's name.
+// setting returns the value and the name of the OTLP exporter's variable for profiles, or of the variable
+// for all signals if the former is unset.
 func (e environment) setting(name string) (value, variable string) {
 	for _, variable := range []string{variableForProfiles + name, "OTEL_EXPORTER_OTLP_" + name} {
 		if value := strings.TrimSpace(e(variable)); value != "" {
@@ -108,8 +108,8 @@ func newConfig(endpoint string, env environment) (config, error) {
 	return c, nil
 }
 
-// setTarget sets the target and reports whether to use TLS. A scheme of http or https decides that,
-// otherwise the environment, with TLS as the default.
+// setTarget sets the target and reports whether to use TLS. The scheme http or https decides. Without a
+// scheme the environment decides, and TLS is the default.
 func (c *config) setTarget(endpoint string, env environment) (secure bool, err error) {
 	if endpoint == "" {
 		endpoint, _ = env.setting("ENDPOINT")
@@ -143,9 +143,9 @@ func (c *config) setTarget(endpoint string, env environment) (secure bool, err e
 	}
 }
 
-// setURL is setTarget for HTTP, where endpoints are URLs. The path of profiles is appended to the endpoint
-// for all signals. The endpoint for profiles is used unchanged, and so is the one from the command line,
-// unless it has no path.
+// setURL is setTarget for HTTP, where endpoints are URLs. The path for profiles is appended to the endpoint
+// for all signals, and to an endpoint from the command line without a path. Other endpoints are used
+// unchanged.
 func (c *config) setURL(endpoint string, env environment) (secure bool, err error) {
 	named, variable := env.setting("ENDPOINT")
 	forAll := endpoint == "" && variable != variableForProfiles+"ENDPOINT"
@@ -217,7 +217,7 @@ func parseHeaders(text, protocol string) (metadata.MD, error) {
 }
 
 // validHeader reports whether a header is valid in gRPC ("Custom-Metadata" in its documentation of HTTP/2)
-// and in HTTP. The libraries would report an error only when something is sent.
+// and in HTTP. The libraries would report an invalid header only when sending a request.
 func validHeader(key, value, protocol string) bool {
 	if strings.HasPrefix(key, "grpc-") || strings.Trim(key, "0123456789abcdefghijklmnopqrstuvwxyz-_.") != "" {
 		return false

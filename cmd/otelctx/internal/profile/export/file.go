@@ -25,9 +25,9 @@ const filePerms = 0o600
 
 // File writes profiles to a file. It is not safe for concurrent use.
 //
-// Operations that wait for the file system or for the reader of a pipe end after an interrupt: opening
-// immediately, and writing when nothing could be written for maxStall. The file is lost then, and the
-// blocked goroutine and its descriptors are leaked.
+// After an interrupt, operations that wait for the file system or for the reader of a pipe give up: opening
+// after openTime at most, and writing when no data has been accepted for maxStall. The file is then lost,
+// and the blocked goroutine and its descriptors are leaked.
 type File struct {
 	interrupted context.Context //nolint:containedctx // It applies to each call.
 	path        string
@@ -37,7 +37,7 @@ type File struct {
 	encoder     encoder
 	spools      []*os.File // temporary files of the encoder
 	err         error
-	// stuck reports that a call is still blocked. The call owns the other fields then.
+	// stuck reports that a call is still blocked. Only that call may then use the other fields.
 	stuck bool
 }
 
@@ -58,26 +58,26 @@ type output interface {
 	discard() error
 }
 
-// openTime is how long opening a file may take after an interrupt: an ordinary file takes much less, and a
-// pipe without a reader never opens.
+// openTime is how long opening a file may still take after an interrupt. Opening an ordinary file takes
+// much less time, and opening a pipe without a reader never ends.
 const openTime = time.Second
 
-// openingLimit returns a channel that tells when to give up opening a file.
+// openingLimit returns a channel that is closed when it is time to give up opening a file.
 func openingLimit(interrupted context.Context) <-chan struct{} {
 	limit := make(chan struct{})
 	context.AfterFunc(interrupted, func() { time.AfterFunc(openTime, func() { close(limit) }) })
 	return limit
 }
 
-// Create starts writing a file, or to stdout if path is "-". It opens an existing file as a shell does,
-// before there is anything to lose, so that the kernel's rules for links and other users' files apply. It
-// stops waiting when interrupted is done, for example for the reader of a FIFO.
+// Create starts writing a file, or to stdout if path is "-". Create opens an existing file as a shell does,
+// so that the kernel's rules for links and other users' files apply and errors occur before there is data
+// to lose. When interrupted is done, Create stops waiting, for example for the reader of a FIFO.
 //
-// A regular file gets its content when it is complete and closed. Until then a new file is empty, and an
-// existing one keeps its content, even if the program is killed. An existing file that is a symbolic link,
-// has several hard links or belongs to another user is overwritten at that moment; others are replaced.
-// Files that are not regular, such as pipes, receive the profiles as they come. New files are accessible
-// only to the caller (0600).
+// A regular file gets its content only when it is closed. Until then a new file is empty, and an existing
+// file keeps its content, even if the program is killed. On closing, an existing file that is a symbolic
+// link, has several hard links or belongs to another user is overwritten. Any other existing file is
+// replaced. Files that are not regular, such as pipes, receive the profiles as they come. New files are
+// accessible only to the caller (0600).
 //
 // The kinds of time that the profiles will contain are profile.TypeCPU, the default, and profile.TypeWall.
 func Create(interrupted context.Context, path string, format Format, stdout io.Writer, kinds ...string) (*File, error) {
@@ -269,8 +269,9 @@ func open(path string, stdout io.Writer) (output, error) {
 	return &inPlace{File: spool, target: f, path: path, created: created}, nil
 }
 
-// newSpool returns a temporary file. Where possible it has no name, and so disappears with this process. It
-// is in dir if there is no directory for temporary files, as in minimal containers.
+// newSpool returns a temporary file. Where possible the file has no name, so it disappears when this
+// process ends. If there is no directory for temporary files, as in minimal containers, the file is created
+// in dir.
 func newSpool(dir string) (*os.File, error) {
 	f, err := os.CreateTemp("", "otelctx-")
 	if err != nil {
@@ -343,8 +344,8 @@ func (p *inPlace) finish() error {
 	return errors.Join(p.target.Close(), closeSpool(p.File))
 }
 
-// overwrite overwrites the target. It writes data beyond the target's end first: if there is no space, the
-// target is unchanged.
+// overwrite overwrites the target. It first writes the data beyond the target's end, so that the existing
+// content is intact if there is not enough space.
 func (p *inPlace) overwrite() error {
 	size, err := p.Seek(0, io.SeekEnd)
 	if err != nil {

@@ -40,8 +40,7 @@ type flameBounds struct {
 	text                   int // bytes of the functions' names
 }
 
-// pageBounds keeps a page below about 16 MiB. Merging takes time proportional to the number of samples, so
-// each merge frees half of the space.
+// pageBounds keeps a page below about 16 MiB.
 var pageBounds = flameBounds{nodes: 1 << 16, samples: 1 << 18, names: 1 << 10, traces: 1 << 15, text: 1 << 20}
 
 // htmlEncoder writes a page with a flame graph for each kind of time.
@@ -95,7 +94,7 @@ type flame struct {
 	functions *words
 	nodes     []flameNode
 	index     map[flameNode]int32
-	// The first two entries of each are "none" and "several that were merged".
+	// The first two entries of each list are reserved for "none" and for merged entries.
 	names, endpoints, traces *words
 
 	samples map[flameSample]int64
@@ -126,7 +125,7 @@ func newFlame(kind string, bounds flameBounds) *flame {
 // words assigns numbers to strings.
 type words struct {
 	all   []string
-	index map[string]int32 // without the reserved ones
+	index map[string]int32 // without the reserved entries
 	first int              // index after the reserved ones
 	size  int              // bytes
 }
@@ -176,7 +175,8 @@ func (f *flame) child(parent int32, function string) int32 {
 	return n
 }
 
-// shrink merges entries if there are more than the bounds allow, and leaves room for many more.
+// shrink merges entries if there are more than the bounds allow. Merging takes time proportional to the
+// number of samples, so each merge frees half of the space.
 func (f *flame) shrink() {
 	for len(f.nodes) > f.bounds.nodes || f.functions.size > f.bounds.text {
 		f.cutStacks()
@@ -220,7 +220,8 @@ func (f *flame) cutStacks() {
 		order[n] = int32(n)
 		totals[f.nodes[n].parent] += totals[n]
 	}
-	// A node has at most as many samples as its parent, which precedes it if they are equal.
+	// A node has at most as many samples as its parent. If the numbers are equal, the stable sort keeps the
+	// parent first.
 	slices.SortStableFunc(order[1:], func(a, b int32) int { return cmp.Compare(totals[b], totals[a]) })
 	kept := order[:max(1, len(order)/2)]
 	slices.Sort(kept)

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// hexFields are encoded in hexadecimal, all other bytes in base64.
+// hexFields lists the fields encoded in hexadecimal. All other bytes fields are encoded in base64.
 var hexFields = map[protoreflect.Name]bool{"trace_id": true, "span_id": true, "profile_id": true}
 
 // jsonWriter writes messages in OTLP's JSON encoding: protobuf's own, except that trace, span and profile
@@ -26,7 +26,8 @@ var hexFields = map[protoreflect.Name]bool{"trace_id": true, "span_id": true, "p
 // Errors are returned by failure and Flush.
 type jsonWriter struct{ *bufio.Writer }
 
-// failure returns the first error of the data written so far, without the data still in the buffer.
+// failure returns the first error of the writes so far. Data that is still in the buffer has not been
+// written.
 func (w jsonWriter) failure() error {
 	_, err := w.Write(nil)
 	return err
@@ -87,7 +88,7 @@ func (w jsonWriter) value(f protoreflect.FieldDescriptor, v protoreflect.Value) 
 func jsonValue(f protoreflect.FieldDescriptor, v any) any {
 	switch n := v.(type) {
 	case int64, uint64:
-		return fmt.Sprint(n) // Many readers lose precision of JSON numbers.
+		return fmt.Sprint(n) // 64-bit integers are strings, because many readers lose the precision of JSON numbers.
 	case []byte:
 		if hexFields[f.Name()] {
 			return hex.EncodeToString(n)

@@ -18,8 +18,8 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
-// otlpEncoder writes one ProfilesData message in parts. In protobuf, concatenated encodings are one message
-// with the elements of all. Each part continues the tables of the previous one.
+// otlpEncoder writes one ProfilesData message in parts. In protobuf, concatenated encodings are equivalent
+// to one message with the elements of all of them. Each part continues the tables of the previous part.
 type otlpEncoder struct {
 	to     io.Writer
 	tables tables
@@ -40,13 +40,13 @@ func (e *otlpEncoder) add(data *profilespb.ProfilesData) error {
 
 func (*otlpEncoder) close() error { return nil }
 
-// jsonEncoder writes one ProfilesData message in OTLP's JSON encoding. An object has each field once, so
-// the tables are kept in files until the end: at most one part is in memory.
+// jsonEncoder writes one ProfilesData message in OTLP's JSON encoding. A JSON object contains each field
+// only once, so the tables are kept in temporary files until the end. At most one part is in memory.
 type jsonEncoder struct {
 	to     jsonWriter
 	tables tables
 	begun  bool
-	// waiting are the tables of the dictionary, sorted by name.
+	// waiting holds the tables of the dictionary, sorted by name.
 	waiting []*waitingTable
 }
 
@@ -143,9 +143,9 @@ func (*linesEncoder) close() error { return nil }
 // tables assigns the entries of all parts indices in one dictionary, without duplicates.
 type tables struct{ mappings, locations, functions, links, strings, attributes, stacks table }
 
-// maxKnownEntries bounds the entries of a table that are recognized. Beyond it entries are forgotten and may
-// be in the table twice, which the format allows. A program's code has fewer entries. There are many links,
-// but few of them are in more than one part.
+// maxKnownEntries bounds the entries of a table that are recognized when they occur again. Beyond the
+// bound, entries are forgotten and may be in the table twice, which the format allows. The code of a
+// program has fewer entries. There can be more links, but few of them are in more than one part.
 const maxKnownEntries = 1 << 15
 
 // table indexes the entries of a table of all parts by content.

@@ -74,8 +74,8 @@ const (
 // previous part. Strings are written once per part: most are span ids, and those of a long recording would
 // fill the memory. The package that reads the format can only write profiles that are in memory as a whole.
 //
-// The values of a sample are the number of samples, their CPU time and their wall-clock time, as far as the
-// file has these kinds of time. The format cannot represent timestamps of samples.
+// The values of a sample are the number of samples, their CPU time and their wall-clock time, for the kinds
+// of time in the file. The format cannot represent timestamps of samples.
 //
 // `go tool pprof -tagfocus='span_id=^ID$'` selects one span. Without ^ and $ the tool takes about one id in
 // 700 for a number with a unit and finds nothing.
@@ -84,8 +84,8 @@ type pprofEncoder struct {
 	kinds      []string                       // of time
 	dictionary *profilespb.ProfilesDictionary // of the current part
 	strings    map[string]int64
-	// Numbers of entries so far. Strings include the empty one, the first. An entry's id is its index in
-	// the part's dictionary, which starts at 1, plus the number of entries in previous parts.
+	// These are the numbers of entries so far. The first string is empty and is included. An entry's id is
+	// its index in the part's dictionary, which starts at 1, plus the number of entries in previous parts.
 	numStrings, numMappings, numLocations, numFunctions int64
 
 	start, limit int64
@@ -165,7 +165,7 @@ func (e *pprofEncoder) close() error {
 	return e.to.Close()
 }
 
-// string returns the number of s, which it writes if it is new.
+// string returns the number of s. It writes s if it is new.
 func (e *pprofEncoder) string(s string) int64 {
 	if n, ok := e.strings[s]; ok {
 		return n
@@ -247,8 +247,8 @@ func (e *pprofEncoder) mapping(i int64, m *profilespb.Mapping, c content) []byte
 }
 
 // buildID returns the GNU build id of m, or else Go's. pprof compares it with the GNU build id of the file
-// that it would symbolize with, and symbolizes nothing if they differ. So a mapping without names must not
-// get Go's.
+// that it would symbolize with, and symbolizes nothing if the two differ. A mapping without names must
+// therefore not have Go's build id.
 func (e *pprofEncoder) buildID(m *profilespb.Mapping, named bool) string {
 	ids := map[string]string{}
 	for _, i := range m.GetAttributeIndices() {

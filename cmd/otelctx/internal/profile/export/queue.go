@@ -25,10 +25,10 @@ const (
 	maxReasons = 8
 )
 
-// Queue sends profiles to a collector in the background. Requests that the collector does not accept now
-// are retried after growing pauses and behind all waiting ones, so that a request that is never accepted
-// does not block the others. When the queue is full, the oldest requests are dropped and counted. It is
-// safe for concurrent use.
+// Queue sends profiles to a collector in the background. Requests that the collector does not accept yet
+// are retried after growing pauses and behind all waiting requests, so that a request that is never
+// accepted does not block the others. When the queue is full, the oldest requests are dropped and counted.
+// It is safe for concurrent use.
 type Queue struct {
 	client  *Client
 	limit   int // bytes
@@ -54,9 +54,9 @@ type Delivery struct {
 	Sent, Dropped uint64
 	// Waiting counts samples still to be sent.
 	Waiting uint64
-	// Reasons are the errors because of which samples were dropped, Retried the errors because of which
-	// waiting samples have not been accepted yet, and Warnings the messages of a collector that accepted
-	// everything. Each has only a few different ones.
+	// Reasons holds the errors that caused samples to be dropped. Retried holds the errors of failed
+	// attempts to send samples that are still waiting. Warnings holds messages from a collector that
+	// accepted everything. Each list contains at most a few different entries.
 	Reasons, Retried []error
 	Warnings         []string
 }
@@ -94,7 +94,7 @@ func (q *Queue) Add(data *profilespb.ProfilesData) {
 	q.delivery.Dropped += unsent
 }
 
-// add queues a request, or records the error if there is none.
+// add queues a request. If err is not nil, there is no request and add records the error.
 func (q *Queue) add(r request, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -212,9 +212,9 @@ func (q *Queue) Delivery() Delivery {
 	return d
 }
 
-// Close sends the waiting requests as long as the collector accepts some within the timeout, drops the
-// rest, and closes the client. If ctx is done meanwhile, the rest is dropped immediately. If it was done
-// before, all waiting requests share one timeout.
+// Close sends the waiting requests as long as the collector accepts some within each timeout. It then drops
+// the rest and closes the client. If ctx becomes done during Close, the rest is dropped immediately. If ctx
+// was already done, all waiting requests share one timeout.
 func (q *Queue) Close(ctx context.Context) error {
 	interrupted := ctx.Err() != nil
 	q.mu.Lock()

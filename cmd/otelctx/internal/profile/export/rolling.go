@@ -60,7 +60,7 @@ func (r Rolling) Prune() error {
 		}
 		info, err := e.Info()
 		if err != nil {
-			continue // It has been removed.
+			continue // The file has already been removed.
 		}
 		if owner, ok := ownerOf(info); ok && owner != os.Geteuid() {
 			continue

@@ -27,8 +27,8 @@ const (
 	labelSpanID  = "span_id"
 )
 
-// resourceLabels are the resource attributes that become labels of samples: those that distinguish services
-// and processes.
+// resourceLabels lists the resource attributes that become labels of samples, because they distinguish
+// services and processes.
 var resourceLabels = []string{
 	string(semconv.ServiceNameKey),
 	string(semconv.ServiceNamespaceKey),
@@ -43,11 +43,12 @@ var resourceLabels = []string{
 type sample struct {
 	dictionary *profilespb.ProfilesDictionary
 	locations  []int32 // the innermost first
-	// labels are the ids of the span, the sample's attributes and those in resourceLabels, sorted by key,
-	// numbers after texts. An attribute of the sample takes precedence over one of the resource.
+	// labels holds the ids of the span, the sample's attributes and the resource attributes in
+	// resourceLabels. They are sorted by key, numbers after texts. An attribute of the sample takes
+	// precedence over one of the resource.
 	labels []label
-	// kind is the kind of time, and value how much of it, in units of unit nanoseconds: the number of samples
-	// of CPU time, or nanoseconds of wall-clock time.
+	// kind is the kind of time. value is the time in multiples of unit nanoseconds: for CPU time the number
+	// of samples, for wall-clock time the nanoseconds.
 	kind        string
 	value, unit int64
 }
@@ -148,8 +149,8 @@ func (s *sample) label(key string) string {
 	return ""
 }
 
-// frames yields the service or else the executable of a sample's process, then the functions, the outermost
-// first.
+// frames yields the service name of a sample's process, or else its executable, and then the functions, the
+// outermost first.
 func (s *sample) frames() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		process := cmp.Or(s.label(string(semconv.ServiceNameKey)), s.label(string(semconv.ProcessExecutableNameKey)), "[unknown]")
