@@ -12,15 +12,15 @@ import (
 // debugDirectory contains the separate debug files of stripped files.
 const debugDirectory = "/usr/lib/debug"
 
-// debugFile names the functions of another file, with which it shares addresses. It belongs to a region,
-// not to that file: a process's debug files affect only the names of its own samples.
+// debugFile contains the symbols of another file, at the same addresses. It belongs to a region and not to
+// the other file, so that a process's debug files affect only the names of its own samples.
 type debugFile struct {
 	file *file
 	// segments are the segments of the other file, which map offsets to addresses.
 	segments []elf.Prog64
 }
 
-// lacking describes a file without symbols, as needed to find its debug file.
+// lacking describes a file without symbols. It holds the data needed to find the debug file.
 type lacking struct {
 	// link is the name of the debug file, if there is one.
 	link string
@@ -28,7 +28,7 @@ type lacking struct {
 	segments []elf.Prog64
 }
 
-// lacks returns nil if the file has symbols, and otherwise how to find its debug file.
+// lacks returns nil if the file has symbols. Otherwise it returns the data needed to find the debug file.
 func (f *elfFile) lacks() *lacking {
 	for i := range f.sections {
 		if elf.SectionType(f.sections[i].Type) == elf.SHT_SYMTAB {

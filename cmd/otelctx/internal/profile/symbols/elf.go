@@ -39,7 +39,7 @@ type section struct {
 	name string
 }
 
-// The sections that are found by name.
+// sectionNames lists the sections that are found by name.
 var sectionNames = map[string]bool{
 	".gopclntab": true, ".data.rel.ro.gopclntab": true, ".go.module": true,
 	".data": true, ".noptrdata": true, ".data.rel.ro": true,
@@ -74,8 +74,8 @@ func parseELF(file part) (*elfFile, error) {
 	return f, nil
 }
 
-// readSections reads as many section headers as possible: a file without any and one whose headers are cut
-// off are equivalent.
+// readSections reads as many section headers as possible. It does not fail if the headers are missing or
+// cut off.
 func (f *elfFile) readSections(header *elf.Header64) {
 	if header.Shoff == 0 {
 		return
@@ -85,7 +85,7 @@ func (f *elfFile) readSections(header *elf.Header64) {
 	if !decode(f.file, header.Shoff, &first) {
 		return
 	}
-	if count == 0 { // too many for the field
+	if count == 0 { // the number does not fit into the field
 		count = first.Size
 	}
 	if names == uint64(elf.SHN_XINDEX) {
@@ -119,7 +119,7 @@ func decode(p part, offset uint64, to any) bool {
 	return err == nil
 }
 
-// content returns the contents of a section, nothing if it is compressed.
+// content returns the contents of a section. It returns an empty part if the section is compressed.
 func (f *elfFile) content(s *section) part {
 	if elf.SectionType(s.Type) == elf.SHT_NOBITS || elf.SectionFlag(s.Flags)&elf.SHF_COMPRESSED != 0 {
 		return f.file.sub(0, 0)
@@ -161,7 +161,7 @@ func (f *elfFile) memory(address uint64) part {
 // linked by Go itself, no segment contains the GNU build id, only a section.
 func (f *elfFile) buildIDs() (gnu, golang string) {
 	add := func(offset, size, align uint64) {
-		// Notes with an alignment of 8 are of another kind and layout.
+		// Skip notes with an alignment of 8, which have a different layout and contain no build ids.
 		content := make([]byte, min(size, maxNotes))
 		if align == 8 || !f.file.read(offset, content) {
 			return

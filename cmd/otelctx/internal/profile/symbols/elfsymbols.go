@@ -18,7 +18,7 @@ const (
 	maxSymbols = 1 << 20
 	// maxSymbolEntries bounds the entries of symbol tables that are read.
 	maxSymbolEntries = 1 << 22
-	// maxAliases bounds the names of one address that are compared.
+	// maxAliases bounds the number of names that are compared for one address.
 	maxAliases = 64
 	// maxOverlap bounds the functions before an address that are examined.
 	maxOverlap = 16
@@ -52,8 +52,8 @@ const (
 func (f elfFunction) size() uint64 { return uint64(f.sizeAndKind >> kindBits) }
 func (f elfFunction) rank() uint32 { return f.sizeAndKind & rankBits }
 
-// readSymbols reads the functions in .symtab and .dynsym. It skips those without a size, whose end is
-// unknown.
+// readSymbols reads the functions in .symtab and .dynsym. It skips functions without a size, because their
+// end is unknown.
 func (f *elfFile) readSymbols() *elfSymbols {
 	symbols := &elfSymbols{}
 	left := uint64(maxSymbolEntries)
@@ -79,10 +79,11 @@ func (f *elfFile) readSymbols() *elfSymbols {
 	return symbols
 }
 
-// read reads at most left entries of a table, and returns how many may still be read from others.
+// read reads at most left entries of a table. It returns how many entries may still be read from other
+// tables.
 func (s *elfSymbols) read(table part, dynamic bool, left uint64) uint64 {
 	var b [elf.Sym64Size]byte
-	// Growing step by step would take several times the memory.
+	// Allocate the slice at once, because growing it step by step would take several times the memory.
 	s.functions = slices.Grow(s.functions, min(int(min(table.size, maxSymbols*elf.Sym64Size)/elf.Sym64Size), maxSymbols-len(s.functions)))
 	for i := range left {
 		if !table.read(i*elf.Sym64Size, b[:]) || len(s.functions) >= maxSymbols {
@@ -172,7 +173,7 @@ func (s *elfSymbols) name(f elfFunction) (string, bool) {
 	return name, ok
 }
 
-// demangled returns name as in its C++ or Rust source, or unchanged.
+// demangled returns a mangled C++ or Rust name as written in the source, and any other name unchanged.
 func demangled(name string) string {
 	if len(name) > maxMangled {
 		return name

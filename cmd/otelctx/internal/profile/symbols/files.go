@@ -31,14 +31,14 @@ const (
 	maxBusy = 100 * time.Millisecond
 )
 
-// Files holds the files that processes have mapped, each once, however often and by however many processes
-// it is mapped. It is safe for concurrent use.
+// Files holds the files that processes have mapped. Each file is held once, even if several processes have
+// mapped it. It is safe for concurrent use.
 type Files struct {
 	// unnamed reports that only build ids are read, and that files do not stay open.
 	unnamed bool
 
-	// missed is the latest time of a mapping that may not have been reported, and misses the number of such
-	// events. untold reports that mappings are not reported at all.
+	// missed is the latest time of a mapping that may not have been reported, and misses counts the calls
+	// of Missed. untold reports that the kernel does not report all mappings.
 	missed atomic.Pointer[time.Time]
 	misses atomic.Uint64
 	untold atomic.Bool
@@ -59,9 +59,9 @@ func (f *Files) Maps(pid int) bool {
 	return len(f.processes[pid]) > 0
 }
 
-// Mapped notes that a process has mapped code, as reported by the kernel: m replaces the previous mappings
-// at its addresses. Without it the mapping is found by the next [Process.Refresh]. Times need not be in
-// order.
+// Mapped records that a process has mapped code, as reported by the kernel: m replaces the previous
+// mappings at its addresses. Mappings that are not reported are found by the next [Process.Refresh]. Times
+// need not be in order.
 func (f *Files) Mapped(pid int, at time.Time, m procfs.Mapping) {
 	f.mu.Lock()
 	processes := slices.Clone(f.processes[pid])
@@ -71,13 +71,13 @@ func (f *Files) Mapped(pid int, at time.Time, m procfs.Mapping) {
 	}
 }
 
-// Missed notes that before a time processes may have mapped code without a call of [Files.Mapped].
+// Missed records that processes may have mapped code before a given time without a call of [Files.Mapped].
 func (f *Files) Missed(before time.Time) {
 	f.missed.Store(&before)
 	f.misses.Add(1)
 }
 
-// Untold notes that [Files.Mapped] is not called for all mappings.
+// Untold records that [Files.Mapped] is not called for all mappings.
 func (f *Files) Untold() { f.untold.Store(true) }
 
 func (f *Files) register(p *Process) {
@@ -191,7 +191,8 @@ func (f *Files) openNamed(user int, path *os.File, id fileID) *file {
 	return f.add(user, newFile(f, id, content, content))
 }
 
-// add adds a file for a user, or closes it and returns the known one.
+// add adds a file for a user. If the same file is already open, add closes the new one and returns the
+// existing one.
 func (f *Files) add(user int, o *file) *file {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -257,7 +258,7 @@ func newUnnamedFile(f *Files, id fileID, content io.ReaderAt) *file {
 	o.htlHash = htlHash(all, id.size)
 	if e, err := parseELF(all); err == nil {
 		o.gnuBuildID, o.goBuildID = e.buildIDs()
-		o.kind = TypeNative // Only the tables tell Go code from C code.
+		o.kind = TypeNative // Without reading the tables, Go code cannot be told from C code.
 	}
 	return o
 }
@@ -280,8 +281,8 @@ const vdso = "[vdso]"
 // kernelUser is the user that holds the kernel's files.
 const kernelUser = -1
 
-// ownVDSO returns the vDSO of this process; the kernel has one for each architecture. The memory of other
-// processes could be modified.
+// ownVDSO returns the vDSO of this process. The kernel maps the same vDSO into all processes of an
+// architecture, and another process could have modified its copy.
 func (f *Files) ownVDSO() *file {
 	id := fileID{size: -1}
 	f.mu.Lock()
@@ -390,7 +391,8 @@ func (o *file) lookup(address uint64) ([]Line, string) {
 	return nil, TypeNative
 }
 
-// holds notes that a file holds its symbols, and makes the least recently used file drop its symbols.
+// holds registers a file whose symbols are in memory. If there are too many such files, the least recently
+// used one drops its symbols.
 func (f *Files) holds(o *file) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -403,7 +405,7 @@ func (f *Files) holds(o *file) {
 			<-oldest.reading
 			f.tables = slices.Delete(f.tables, i, i+1)
 		default:
-			i++ // It is being read: try again next time.
+			i++ // The file is being read, so try again next time.
 		}
 	}
 }

@@ -4,8 +4,9 @@
 package symbols
 
 // GoFrame returns the name of the Go function at an instruction, as in the runtime's table, and the size of
-// its stack frame there: by how many bytes the stack pointer has moved since the function's entry. ok is
-// false if the region is not attached or has no Go function there. It may block on a file system.
+// its stack frame there, which is the number of bytes that the stack pointer has moved since the function's
+// entry. ok is false if the region is not attached or has no Go function there. It may block on a file
+// system.
 func (r *Region) GoFrame(address uint64) (function string, size int, ok bool) {
 	a := r.attached.Load()
 	if a == nil || a.file == nil || !a.file.read() {

@@ -44,10 +44,10 @@ type goTable struct {
 	count     uint64
 	quantum   uint64
 
-	// text is the address to which program counters in the table are relative, and limit the end of the
-	// last function.
+	// text is the address to which program counters in the table are relative. limit is the end of the last
+	// function.
 	text, limit uint64
-	// inlineTrees contains the functions' inline trees; without pieces if unknown.
+	// inlineTrees contains the functions' inline trees. It is the zero part if their position is unknown.
 	inlineTrees part
 }
 
@@ -122,8 +122,8 @@ const (
 	moduleEndText = 23
 )
 
-// adopt takes the base address from words if they are moduledata: if they agree with the table at address
-// in the way that the runtime's own check requires.
+// adopt takes the base address from words and returns true if words are moduledata. To be moduledata, they
+// must agree with the table at address in the way that the runtime's own check requires.
 func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 	first, ok := t.functions.uint32(0)
 	last, ok2 := t.functions.uint32(t.count * goFuncTabEntry)
@@ -252,9 +252,9 @@ type probe struct {
 	count int32 // of inlined calls
 }
 
-// findInlineTrees finds the word after the known words of moduledata that is the address of the inline
-// trees (gofunc). Its position has changed between Go versions: it is the word with which the functions'
-// references are plausible. If there is none, inlined calls stay unknown.
+// findInlineTrees finds the address of the inline trees (gofunc) in moduledata. Its position has changed
+// between Go versions, so findInlineTrees tries the words after the known ones and takes the word with
+// which the functions' references are plausible. If there is none, inlined calls stay unknown.
 func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
 	var probes []probe
 	for i := range min(t.count, inlineSearch) {
@@ -478,7 +478,7 @@ func (t *goTable) lookup(address uint64) ([]Line, bool) {
 	return []Line{{Function: printable(outer), Start: startLine(fn.start)}}, true
 }
 
-// startLine returns a line of the table, 0 if it is negative: the file is not trusted.
+// startLine returns a line of the table, or 0 for a negative line, which an untrusted file may contain.
 func startLine(line int32) int { return int(max(line, 0)) }
 
 // place returns the file and line of the instruction at address, or "" and 0.

@@ -17,7 +17,7 @@ const (
 
 // htlHash returns the hash of a file's head, tail and length in lower-case hexadecimal, as in the attribute
 // process.executable.build_id.htlhash of OpenTelemetry's semantic conventions. Head and tail of small files
-// overlap. It returns "" if the file does not have this size or cannot be read.
+// overlap. It returns "" if the file is shorter than size or cannot be read.
 func htlHash(file part, size int64) string {
 	if size < 0 {
 		return ""

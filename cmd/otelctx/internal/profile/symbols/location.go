@@ -3,8 +3,8 @@
 
 package symbols
 
-// Frame types: the values of the attribute profile.frame.type of OpenTelemetry's semantic conventions that
-// this package distinguishes.
+// Frame types that this package distinguishes. They are values of the attribute profile.frame.type of
+// OpenTelemetry's semantic conventions.
 const (
 	TypeGo     = "go"
 	TypeNative = "native"
@@ -54,8 +54,8 @@ type Location struct {
 	// Address is a virtual address of the process: that of the interrupted instruction, or a byte of a call
 	// instruction.
 	Address uint64
-	// Lines are the function that contains the address, preceded by the calls inlined there, the innermost
-	// first. It is empty if the function is unknown.
+	// Lines lists the calls inlined at the address, the innermost first, followed by the function that
+	// contains the address. It is empty if the function is unknown.
 	Lines []Line
 	// Type is TypeGo, TypeNative or TypeKernel. It is empty for code of no known file, which may have been
 	// compiled at run time.

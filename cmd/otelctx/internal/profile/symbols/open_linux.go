@@ -24,9 +24,9 @@ import (
 //
 // With CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE the kernel provides the file that is mapped now, deleted or
 // not. Otherwise it is the process's executable, or the file at the mapping's path as the process sees it.
-// Another file may have been mapped or may have taken the path meanwhile. So the file must have the inode
-// of the mapping or its build ids: file systems such as overlayfs and btrfs report other inodes for files
-// than for their mappings.
+// In the meantime, another file may have been mapped or may have taken the path. The file must therefore
+// have the same inode as the mapping, or the same build ids, since file systems such as overlayfs and btrfs
+// report different inodes for a file and its mapping.
 func (p *Process) openFile(r *Region) (*os.File, fileID, error) { return p.openFirst(p.candidates(r)) }
 
 // candidate is a way to find a file, with a check that it is the right one.
@@ -216,8 +216,8 @@ func (p *Process) self() (pid int, user uint32, err error) {
 	return pid, user, nil
 }
 
-// check fails and closes f unless it is a regular file and the right one, and the process still exists.
-// Otherwise the file may be another process's.
+// check fails and closes f unless f is a regular file, isRight accepts it, and the process still exists. If
+// the process has ended, the file may belong to another process with the same id.
 func (p *Process) check(f *os.File, isRight func(*os.File, fileID) bool) (*os.File, fileID, error) {
 	id, err := identify(f)
 	if err == nil && !isRight(f, id) {

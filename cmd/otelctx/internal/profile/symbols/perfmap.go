@@ -16,7 +16,7 @@ const (
 	// bytes and in lines, valid or not.
 	maxPerfMap   = 64 << 20
 	maxPerfLines = 1 << 21
-	// maxPerfLine bounds a line. Longer ones are ignored.
+	// maxPerfLine bounds a line. Longer lines are ignored.
 	maxPerfLine = maxName + 64
 	// perfChunk is how many bytes of a perf map are read at a time.
 	perfChunk = 256 << 10
@@ -30,7 +30,7 @@ type perfMap struct {
 	// answer.
 	reading chan struct{}
 	file    *os.File
-	// sizes are the sizes of the file at the last two searches, the older one first.
+	// sizes holds the sizes of the file at the last two searches, the older size first.
 	sizes [2]int64
 }
 
@@ -111,7 +111,7 @@ type perfSearch struct {
 	done int
 	// old is the size of the file before the first of the addresses was sampled.
 	old int64
-	// left is how many more bytes names may take.
+	// left is the number of bytes still available for names.
 	left  int
 	goOn  func() bool
 	steps int
@@ -208,7 +208,7 @@ func (s *perfSearch) found(a *perfAddress, name []byte, offset int64) {
 		s.left -= len(name)
 		a.name = string(name)
 		if offset >= s.old {
-			return // It may replace another function.
+			return // The function may have replaced an older one.
 		}
 		a.setName(a.name)
 	case a.name == string(name) && offset >= s.old:

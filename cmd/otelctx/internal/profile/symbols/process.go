@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// maxRegions bounds the known executable mappings of a process. Mappings of files come first: others
-	// can only be named by a perf map.
+	// maxRegions bounds the known executable mappings of a process. Mappings of files take precedence,
+	// since the code in other mappings can be named only by a perf map.
 	maxRegions = 1 << 14
 	// maxChanges bounds the mapping changes of a process that are tracked between two scans. If there are
 	// more, no address in the process can be named until the next scan.
@@ -41,7 +41,7 @@ type Process struct {
 	timeline timeline
 	// changes is the number of the kernel's reports since the last scan.
 	changes int
-	// scanned is the start of the last scan, and ignored the time of the last report that was ignored
+	// scanned is the start of the last scan. ignored is the time of the last report that was ignored
 	// because there were too many.
 	scanned, ignored time.Time
 }
@@ -61,7 +61,8 @@ type Region struct {
 	gone atomic.Bool
 }
 
-// attached is a region's file, nil if it is not readable, and its debug file, nil if there is none.
+// attached holds a region's file, which is nil if it is not readable, and the debug file, which is nil if
+// there is none.
 type attached struct {
 	file    *file
 	debug   *debugFile

@@ -111,7 +111,7 @@ func (t *timeline) replace(found []*Region, at time.Time, gone func(*Region)) {
 				s = *old
 				kept[i] = true
 			case old.region.continues(r):
-				s.since = old.since // Its size has changed.
+				s.since = old.since // The region's size has changed.
 			}
 		}
 		now = append(now, s)
