@@ -18,7 +18,7 @@ import (
 type Set uint64
 
 // recording is the set that [Do] raises: the capabilities for sampling, and the capabilities that include
-// or replace them.
+// or replace them. None of them by itself lets the program read what its user may not read.
 const recording Set = 1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SYS_RESOURCE
 
 // restricted reports whether [Restrict] has cleared the effective capabilities.

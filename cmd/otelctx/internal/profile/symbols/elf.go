@@ -161,7 +161,7 @@ func (f *elfFile) memory(address uint64) part {
 // linked by Go itself, no segment contains the GNU build id, only a section.
 func (f *elfFile) buildIDs() (gnu, golang string) {
 	add := func(offset, size, align uint64) {
-		// Skip notes with an alignment of 8, which have a different layout and contain no build ids.
+		// Skip notes with an alignment of 8, which are of a different kind and layout.
 		content := make([]byte, min(size, maxNotes))
 		if align == 8 || !f.file.read(offset, content) {
 			return
