@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// parts are the messages that mutations change.
+// parts holds the messages that mutations change.
 type parts struct {
 	data       *profilespb.ProfilesData
 	dictionary *profilespb.ProfilesDictionary
@@ -61,7 +61,7 @@ func TestCheckChangesNothing(t *testing.T) {
 	assert.True(t, proto.Equal(before, data))
 }
 
-// promises are the test cases that violate this package's guarantees but not the format.
+// promises lists the test cases that violate this package's guarantees but not the format.
 var promises = map[string]bool{
 	"zero link": true, "trace id is valid": true, "span id is valid": true, "line of a function": true, "function's name is set": true,
 	"attribute's value is none of strings": true, "resource's keys are none of strings": true, "frame type is known": true,

@@ -105,7 +105,7 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 		return r.Lost
 	}
 	assert.Zero(t, check(0))
-	// A small buffer overflows if the reader is late, so lost samples do not fail this test.
+	// A small buffer overflows only if the reader is late, so repeat the recording until samples are lost.
 	lost := uint64(0)
 	for range 100 {
 		if lost = check(os.Getpagesize()); lost > 0 {

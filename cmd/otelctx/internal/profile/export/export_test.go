@@ -117,7 +117,7 @@ func TestFormats(t *testing.T) {
 		assert.Equal(t, sorted(t, want).String(), sorted(t, asPprof(t, one)).String())
 	}
 
-	// Entries that both parts have are in the tables once, as in one recording.
+	// Entries that occur in both parts are in the tables once, as in one recording.
 	assert.True(t, proto.Equal(whole.GetDictionary(), decoded.GetDictionary()))
 	for _, s := range decoded.GetResourceProfiles()[1].GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
 		assert.EqualValues(t, 1, s.GetLinkIndex())

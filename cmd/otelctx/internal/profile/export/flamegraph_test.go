@@ -23,7 +23,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// hostile is a name that would do harm in a page and break lines of stacks.
+// hostile is a name that would do harm in a page if it were not escaped, and would break the lines of
+// stacks.
 const hostile = `</script><img src=x onerror="document.title='harmed'"><!--;&amp; "' \u2028`
 
 // endpoints are the endpoints of the recording's spans, by span name.
