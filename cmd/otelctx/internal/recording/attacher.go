@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// attachers is the number of files opened concurrently, attachQueue the number of requests that may
-	// wait.
+	// attachers is the number of files opened concurrently. attachQueue is the maximum number of queued
+	// requests.
 	attachers   = 4
 	attachQueue = 1 << 10
 )
@@ -29,7 +29,8 @@ func newAttacher(w *warnings) *attacher {
 	return &attacher{wanted: make(chan *symbols.Region, attachQueue), warnings: w}
 }
 
-// request asks for the file of a region to be opened. It does not block.
+// request queues the file of a region for opening. It does not block; if the queue is full, it drops the
+// request.
 func (a *attacher) request(r *symbols.Region) {
 	if !r.Want() {
 		return

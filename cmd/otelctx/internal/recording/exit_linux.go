@@ -14,12 +14,12 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// exit reports whether a process has ended, even if it has not been reaped yet. It wraps an os.File, whose
-// finalizer closes a descriptor that is no longer referenced.
+// exit reports whether a process has ended, even if it has not been reaped yet. It holds a pidfd in an
+// os.File, whose finalizer closes the descriptor once the exit is no longer referenced.
 type exit struct{ process *os.File }
 
-// watchExit watches for the exit of the process that has this id now. The error wraps
-// [reader.ErrProcessGone] if there is none.
+// watchExit watches for the exit of the process with this id. The error wraps [reader.ErrProcessGone] if
+// there is no such process.
 func watchExit(pid int) (exit, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {

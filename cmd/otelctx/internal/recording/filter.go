@@ -13,9 +13,9 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 )
 
-// Filter passes only samples with an attribute of this value: of the process's resource, the span or the
-// sample. Numbers and booleans are compared as text. The keys trace_id and span_id match the ids in
-// lower-case hexadecimal.
+// Filter passes only samples that have an attribute with this key and value, either on the sample itself,
+// on its span or on the process's resource. Numbers and booleans are compared as text. The keys trace_id
+// and span_id match the ids in lower-case hexadecimal.
 type Filter struct{ Key, Value string }
 
 // passes reports whether a sample passes all filters.

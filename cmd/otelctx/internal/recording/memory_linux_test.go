@@ -28,7 +28,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// load generates samples of many processes, whose stacks are in this test program.
+// load generates samples of many processes. The addresses of their stacks are in this test program.
 type load struct {
 	all  []*target
 	code uint64

@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// namingLimit bounds the time for naming a part, as measured by a [patient.Stopwatch], and
-	// maxNamedBytes the memory for the names. Both are shared between the users, and a user's share between
-	// the user's processes. Addresses beyond the limits stay without names.
+	// namingLimit bounds the time for naming a part, as measured by a [patient.Stopwatch]. maxNamedBytes
+	// bounds the memory for the names. Each user gets an equal share of both, divided equally among the
+	// user's processes. Addresses beyond the limits stay without names.
 	namingLimit   = 5 * time.Second
 	maxNamedBytes = 128 << 20
 	// processLimit is the limit of a [patient.Call] for one process.
@@ -39,11 +39,10 @@ type budget struct {
 	bytes int
 }
 
-// share returns one of n equal shares of b. What the first ones do not use is left to the others.
+// share returns one of n equal shares of b. Processes named later can use what earlier ones have left over.
 func (b *budget) share(n int) budget { return budget{b.time / time.Duration(n), b.bytes / n} }
 
-// spend subtracts from b what has been used of one of its shares; rest is the unused remainder of the
-// share.
+// spend subtracts the used part of a share from b. rest is the part of the share that is still unused.
 func (b *budget) spend(share, rest budget) {
 	b.time -= share.time - rest.time
 	b.bytes -= share.bytes - rest.bytes
@@ -54,14 +53,14 @@ type nameResolver struct {
 	config *Config
 	kernel *symbols.Kernel
 	tally  *tally
-	// asked holds the publications whose process has been checked for new attribute names during this part.
+	// asked holds the publications that have already been checked for new attribute names during this part.
 	asked map[*published]bool
 	// left is the remaining budget of the process whose samples are being named.
 	left budget
 }
 
-// ask calls f, which reads a process or the files that it has mapped, within the process's time limit. f
-// must return when goOn returns false.
+// ask calls f with the process's time limit. f reads the process or the files that it has mapped, and must
+// return once goOn returns false.
 func ask[T any](ctx context.Context, n *nameResolver, pid int, f func(goOn func() bool) (T, error)) (T, error) {
 	limit := min(n.left.time, processLimit)
 	if limit <= 0 {
@@ -77,7 +76,8 @@ func ask[T any](ctx context.Context, n *nameResolver, pid int, f func(goOn func(
 		return value, err
 	})
 	if errors.Is(err, patient.ErrNoAnswer) || ctx.Err() != nil {
-		// f may still be running. A refused call takes no time.
+		// f may still be running, so took is not valid. The elapsed time is close to 0 if the call was
+		// refused.
 		n.left.time -= min(limit, time.Since(began))
 	} else {
 		n.left.time -= took
@@ -115,7 +115,7 @@ func (n *nameResolver) name(ctx context.Context, p *part) {
 }
 
 // byUser groups the samples by user. Users and processes with the fewest different samples come first,
-// since the others may use the rest of their shares.
+// because those that follow may use what is left of the earlier shares.
 func byUser(targets map[*target]*targetSamples) [][]*targetSamples {
 	users := map[int][]*targetSamples{}
 	count := map[int]int{}
@@ -200,7 +200,7 @@ func (n *nameResolver) readNames(ctx context.Context, samples *targetSamples) {
 	}
 }
 
-// namedStack is a symbolized stack with the number of its samples, and of those in a span.
+// namedStack is a symbolized stack with its number of samples, in total and inside a span.
 type namedStack struct {
 	locations           []*symbols.Location
 	samples, attributed uint64
@@ -214,7 +214,7 @@ type frame struct {
 	address uint64
 }
 
-// frame returns the i-th frame of the user stack. Its region is nil if it is unknown.
+// frame returns the i-th frame of the user stack. The frame's region is nil if it is unknown.
 func (s *rawStack) frame(i int) frame {
 	f := frame{s.regions[i], s.user[i]}
 	if f.region != nil && !s.certain && f.region.Gone() {
@@ -223,8 +223,8 @@ func (s *rawStack) frame(i int) frame {
 	return f
 }
 
-// names symbolizes the addresses in the stacks of a process. Files may be on file systems that do not
-// answer.
+// names symbolizes the addresses in the stacks of a process. Opening a file may block if its file system
+// does not answer.
 func (n *nameResolver) names(ctx context.Context, samples *targetSamples) map[frame]*symbols.Location {
 	if slices.ContainsFunc(samples.order, func(s *rawSamples) bool { return !s.stack.certain }) {
 		// Check which regions are still mapped.
@@ -250,8 +250,8 @@ func (n *nameResolver) names(ctx context.Context, samples *targetSamples) map[fr
 	}
 	named := make(map[frame]*symbols.Location, len(asked))
 	n.locate(ctx, samples, open, named)
-	// The recording may end while a file is being opened. Files that are not open yet come last, so that
-	// one that does not answer delays no others.
+	// Files that are not open yet come last, so that a file system that does not answer cannot delay the
+	// frames whose files are open.
 	n.locate(ctx, samples, others, named)
 	return named
 }
@@ -261,7 +261,8 @@ func (n *nameResolver) locate(ctx context.Context, samples *targetSamples, frame
 	if len(frames) == 0 {
 		return
 	}
-	// Sorted by address, since only the symbols of a few files are held in memory at a time.
+	// Sort by address to group the frames of a file: only the symbols of a few files are in memory at a
+	// time.
 	slices.SortFunc(frames, func(a, b frame) int { return cmp.Compare(a.address, b.address) })
 	type answer struct {
 		found map[frame]*symbols.Location
@@ -298,8 +299,8 @@ func (n *nameResolver) locate(ctx context.Context, samples *targetSamples, frame
 	}
 }
 
-// stack returns a symbolized stack, and whether the names of some frames are missing because they could not
-// be looked up, or may be wrong. Equal addresses have the same pointer.
+// stack returns a symbolized stack. unnamed reports that the names of some frames could not be looked up or
+// may be wrong. Equal addresses yield the same pointer.
 func (n *nameResolver) stack(names map[frame]*symbols.Location, raw *rawStack) (_ []*symbols.Location, unnamed bool) {
 	stack := make([]*symbols.Location, 0, len(raw.kernel)+len(raw.user))
 	for i, address := range raw.kernel {
@@ -337,7 +338,7 @@ func (n *nameResolver) attributes(ctx context.Context, t *target, same *rawSampl
 	if all || layout.Advertisement == nil || n.asked[same.published] {
 		return spanAttributes
 	}
-	n.asked[same.published] = true // Not for each span: the check may take a while.
+	n.asked[same.published] = true // Check only once per part, because the check may take a while.
 	now, err := ask(ctx, n, t.image.PID, func(goOn func() bool) (*reader.ThreadLayout, error) {
 		return layoutSince(ctx, t.reader, layout, goOn)
 	})

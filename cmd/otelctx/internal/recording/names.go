@@ -20,7 +20,7 @@ import (
 // number, since the program may end before the part is named. A nil nameTable has no names.
 type nameTable struct {
 	table *reader.NameTable
-	// names holds the names by number. mu is held while more are read.
+	// names holds the names by number. mu is held while new names are read.
 	names atomic.Pointer[[]string]
 	mu    sync.Mutex
 	// requested reports that a read is pending. after is the earliest time of the next read.
@@ -28,12 +28,12 @@ type nameTable struct {
 	after     time.Time
 }
 
-// readNamesAfter is the minimum time between two reads: a hostile process may use numbers that have no
-// name.
+// readNamesAfter is the minimum time between two reads. Without it, a hostile process could cause a read
+// with each sample by using numbers that have no name.
 const readNamesAfter = 50 * time.Millisecond
 
-// newNameTable returns the name table that a program advertises: previous if it is at the same place, nil
-// if none is advertised.
+// newNameTable returns the name table that a program advertises, or nil if it advertises none. It returns
+// previous if the table is at the same address.
 func newNameTable(layout *reader.ThreadLayout, previous *nameTable) *nameTable {
 	switch {
 	case layout == nil || layout.Names == nil:
@@ -83,8 +83,8 @@ func (n *nameTable) appendTo(attributes []reader.ThreadAttribute, s *sampler.Spa
 	return attributes
 }
 
-// request starts a goroutine of working that reads new names, unless a read is pending or the last one was
-// less than readNamesAfter ago. It does not block.
+// request starts a goroutine, counted by working, that reads new names, unless a read is pending or the
+// last one was less than readNamesAfter ago. It does not block.
 func (n *nameTable) request(working *sync.WaitGroup, t *target) {
 	if !n.requested.CompareAndSwap(false, true) {
 		return

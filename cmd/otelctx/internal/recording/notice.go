@@ -17,11 +17,11 @@ const (
 	// firstDelay is the delay before a changed process is scanned again, since it has probably just
 	// started. It doubles with each scan, up to pollInterval.
 	firstDelay = 25 * time.Millisecond
-	// suspendTime is how long further changes of a process are left to the poll. So a process that changes
-	// all the time costs at most six more scans in this time than others.
+	// suspendTime is how long the reports about a process that keeps changing are ignored. In this time
+	// only the poll detects its changes, so such a process causes at most six scans more than others.
 	suspendTime = 5 * time.Second
-	// maxNoticed bounds the processes that are scanned again or suspended, and maxNoticeScans the scans of
-	// all of them within pollInterval. The rest is left to the poll.
+	// maxNoticed bounds the number of scheduled or suspended processes. maxNoticeScans bounds the number of
+	// their scans within pollInterval. The poll detects any further changes.
 	maxNoticed     = 1 << 10
 	maxNoticeScans = 256
 	// attachFirst is the number of a program's files opened before its first sample is read.
@@ -31,10 +31,10 @@ const (
 // noticed is a process that has changed.
 type noticed struct {
 	image sampler.Image
-	// due is the time of the next scan, and delay the time between that scan and the following one.
+	// due is the time of the next scan. delay is the time between that scan and the following one.
 	due   time.Time
 	delay time.Duration
-	// suspended reports that the process is left to the poll until due.
+	// suspended reports that only the poll scans the process until due.
 	suspended bool
 }
 
@@ -75,16 +75,16 @@ func (p *pacer) end(pid int) {
 	p.rearm(pid)
 }
 
-// gone notes that a program no longer ran when it was scanned. If its process runs another program now, that
-// program has already been reported.
+// gone notes that a program had ended before its scan. If its process runs another program now, the kernel
+// has already reported that program.
 func (p *pacer) gone(image sampler.Image) {
 	if n := p.all[image.PID]; n != nil && n.image == image {
 		p.end(image.PID)
 	}
 }
 
-// due returns the programs to scan now, and when to call it next. Their processes are rearmed, so changes
-// during the scan are reported. The first change after a suspension restarts the schedule.
+// due returns the programs to scan now, and the time of the next call of due. It rearms their processes, so
+// that changes during the scan are reported. The first change after a suspension restarts the schedule.
 func (p *pacer) due(now time.Time) (images []sampler.Image, next time.Time) {
 	if now.Sub(p.counted) >= pollInterval {
 		p.counted, p.scans = now, 0
@@ -155,7 +155,7 @@ func (w *watcher) readChanges(ctx context.Context, to chan<- sampler.Change) {
 	for {
 		var c sampler.Change
 		if err := w.changes.Next(&c); err != nil {
-			return // From here on the poll finds changes.
+			return // From here on only the poll detects changes.
 		}
 		select {
 		case to <- c:
@@ -178,8 +178,8 @@ func (w *watcher) end(image sampler.Image) {
 	}
 }
 
-// scanNow queues a scan of a process that has just changed, before the other processes of its user. If the
-// program no longer runs when the scan starts, its image is sent to gone.
+// scanNow queues a scan of a process that has just changed, ahead of the other processes of the same user.
+// If the program no longer runs when the scan starts, its image is sent to gone.
 func (w *watcher) scanNow(ctx context.Context, image sampler.Image, gone chan<- sampler.Image) {
 	recorded := w.registry.find(image) != nil
 	after := func(err error) {

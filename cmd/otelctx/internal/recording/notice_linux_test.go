@@ -67,7 +67,7 @@ func startShell(t *testing.T) *childproc.Child {
 	return c
 }
 
-// state returns how many programs of a process are recorded, and how many were but no longer are.
+// state returns how many programs of a process are being recorded, and how many are no longer recorded.
 func (w *watcher) state(pid int) (recorded, gone int) {
 	w.registry.mu.Lock()
 	defer w.registry.mu.Unlock()
@@ -89,8 +89,8 @@ func (w *watcher) await(t *testing.T, pid, recorded, gone int) {
 	}, testenv.Patience, time.Millisecond)
 }
 
-// retry repeats an attempt, because the kernel's reports leave some changes to the poll, which these tests do
-// not run: if many processes change, or one process changes often.
+// retry repeats an attempt. Some changes are left to the poll, which these tests do not run: if many
+// processes change, or if one process changes often.
 func retry(t *testing.T, attempt func() bool) {
 	t.Helper()
 	for range 30 {

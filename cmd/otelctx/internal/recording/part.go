@@ -16,8 +16,9 @@ const (
 	// partDuration and partSamples are the approximate size of a part.
 	partDuration = 30 * time.Second
 	partSamples  = 1 << 16
-	// partBytes of different stacks, spans and attributes end a part early. Naming and encoding a part
-	// takes a multiple of its own memory, so this limit determines most of the memory use.
+	// partBytes limits the memory of different stacks, spans and attributes; a part that exceeds it ends
+	// early. Naming and encoding a part takes a multiple of its own memory, so this limit determines most
+	// of the memory use.
 	partBytes = 8 << 20
 	// maxPartSamples and maxPartBytes bound a part that has to wait until the previous one is named. Both
 	// are shared between the users: see [part.room].
@@ -31,19 +32,19 @@ type part struct {
 	begun, end time.Time
 	// earliest is the end of the previous part, zero for the first.
 	earliest time.Time
-	// closes reports that a period ends with this part.
+	// closes reports that this part is the last of its period.
 	closes  bool
 	targets map[*target]*targetSamples
 	usage   // of all users
 	users   map[int]*usage
-	// goroutines counts the samples of different goroutines separately.
+	// goroutines reports that the samples of different goroutines are counted separately.
 	goroutines bool
-	// cut counts samples that were reduced to the innermost frame without attributes, lost those that were
-	// dropped.
+	// cut counts samples that were reduced to the innermost frame without attributes. lost counts dropped
+	// samples.
 	cut, lost uint64
 }
 
-// usage is how much of a part's room is in use.
+// usage is the number of samples and bytes that are in use in a part.
 type usage struct{ samples, bytes int }
 
 // targetSamples are the samples of one process.
@@ -61,11 +62,11 @@ type targetSamples struct {
 // rawStack is a stack of addresses.
 type rawStack struct {
 	user, kernel []uint64
-	// regions are the regions of the user addresses. Unless certain, some may have been replaced before the
-	// lookup.
+	// regions holds the regions of the user addresses. Unless certain is true, some regions may have been
+	// replaced between the sample and the lookup.
 	regions []*symbols.Region
 	certain bool
-	// generation is the process's generation at the lookup of the regions.
+	// generation is the process's generation when the regions were looked up.
 	generation uint64
 }
 
@@ -109,11 +110,12 @@ func (p *part) full(now time.Time) bool {
 	return p.samples >= partSamples || p.bytes >= partBytes || p.samples > 0 && now.Sub(p.begun) >= partDuration
 }
 
-// room reports whether a sample of a process fits into the part if it is reduced to the innermost frames
-// without attributes, and whether it fits as a whole.
+// room reports whether another sample of a process fits into the part. fits is for a sample reduced to the
+// innermost frames without attributes, whole for the complete sample.
 //
-// A user may take as much room as is free. So a single user takes at most half, two take a third each, and
-// there is always room for another. Likewise a process may not take all of its user's room.
+// A user may use as much room as remains free. A single user therefore uses at most half of the part, two
+// users a third each, and there is always room for another one. Likewise, a process cannot use all of its
+// user's room.
 func (p *part) room(samples *targetSamples) (fits, whole bool) {
 	free := maxPartBytes - p.bytes
 	// Reduced samples take little room, but a process can have many different ones.
@@ -121,7 +123,8 @@ func (p *part) room(samples *targetSamples) (fits, whole bool) {
 	return fits, fits && samples.user.bytes+samples.bytes <= free
 }
 
-// samplesOf returns the samples of a process, which it creates and holds if necessary.
+// samplesOf returns the samples of a process. For the first sample of a process it creates the entry and
+// holds the target.
 func (p *part) samplesOf(t *target) *targetSamples {
 	samples := p.targets[t]
 	if samples == nil {
@@ -171,7 +174,7 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 	}
 	sampleTime := s.Time
 	if sampleTime.Before(p.earliest) {
-		sampleTime = p.earliest // It was being handed over when the previous part ended.
+		sampleTime = p.earliest // The sample was still being handed over when the previous part ended.
 	}
 	same.times = append(same.times, sampleTime)
 	p.extend(sampleTime.Add(1))
@@ -182,7 +185,8 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 	return stack, first
 }
 
-// stack returns the interned stack of these addresses at a time, and whether it is new.
+// stack returns the interned stack with these addresses, looked up in the mappings of that time, and
+// whether it is new.
 func (s *targetSamples) stack(user, kernel []uint64, at time.Time) (_ *rawStack, first bool) {
 	key := make([]byte, 0, 8*(1+len(user)+len(kernel)))
 	key = binary.NativeEndian.AppendUint64(key, uint64(len(user)))
@@ -225,8 +229,8 @@ func (s *targetSamples) internAttributes(encoded string) string {
 	return interned
 }
 
-// attributesSize estimates the size of attributes in a profile, in bytes. Even a short attribute has
-// entries in tables: a record with 153 of them takes 75 times its own size.
+// attributesSize estimates the size of attributes in a profile, in bytes. Even a short attribute needs
+// several table entries: an encoded record of 153 short attributes takes 75 times its own size.
 func attributesSize(encoded string) int {
 	const size = 300 // approximate bytes of an attribute
 	bytes := len(encoded)

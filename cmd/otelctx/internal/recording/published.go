@@ -19,12 +19,12 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// published is what a process publishes, combined with what the kernel reports about the process. It does not
-// change, except for names.
+// published holds the publication of a process and the attributes that the kernel reports about the
+// process. Only names changes after construction.
 type published struct {
 	// layout is nil if the publication cannot be read.
 	layout *reader.ThreadLayout
-	// names is the layout with the newest attribute names, nil if that is layout.
+	// names is the layout with the newest attribute names, or nil if layout still has them.
 	names atomic.Pointer[reader.ThreadLayout]
 	// spanNames are the names of the process's spans.
 	spanNames *nameTable
@@ -49,7 +49,7 @@ func newPublished(pid int, layout *reader.ThreadLayout) *published {
 		attributes = layout.Context.Message.GetResource().GetAttributes()
 		schemaURL = layout.Context.SchemaURL()
 	}
-	// Published attributes take precedence, so that the resource is the same as that of the exported spans.
+	// Published attributes take precedence, so that profiles have the same resource as the exported spans.
 	for _, kv := range processAttributes(pid) {
 		if !slices.ContainsFunc(attributes, func(a *commonpb.KeyValue) bool { return a.GetKey() == kv.GetKey() }) {
 			attributes = append(slices.Clip(attributes), kv)
@@ -73,7 +73,7 @@ func newPublished(pid int, layout *reader.ThreadLayout) *published {
 	return p
 }
 
-// processAttributes returns what the kernel reports about a process.
+// processAttributes returns the resource attributes that the kernel reports about a process.
 func processAttributes(pid int) []*commonpb.KeyValue {
 	kvs := []*commonpb.KeyValue{profile.IntAttribute(string(semconv.ProcessPIDKey), int64(pid))}
 	// Kernel threads have no executable.
@@ -122,7 +122,7 @@ func containerAttributes(groups string) []*commonpb.KeyValue {
 
 // Attributes of samples. They are listed in docs/profile-attributes.md.
 const (
-	// unprovenKey is true if the span may not be the one that the thread was in.
+	// unprovenKey is true if the thread may have been in another span.
 	unprovenKey = "otelctx.span.unproven"
 	// sampledKey is false if the span is not sampled and therefore not exported.
 	sampledKey = "otelctx.span.sampled"
@@ -143,7 +143,8 @@ const (
 // with ids, the ids of the span.
 func sampleAttributes(s *rawKey, spanAttributes []reader.ThreadAttribute, ids bool) []*commonpb.KeyValue {
 	var kvs []*commonpb.KeyValue
-	// First, because the last of equal keys counts: a process must not override what was observed.
+	// Span attributes come first because the last of equal keys wins: a process must not override observed
+	// values.
 	for _, a := range spanAttributes {
 		kvs = append(kvs, profile.StringAttribute(a.Key, a.Value))
 	}

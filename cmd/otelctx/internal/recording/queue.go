@@ -13,12 +13,13 @@ import (
 	"github.com/otelctx/otelctx/internal/patient"
 )
 
-// queue schedules the scans of processes. Users share the places: the next scan goes to the user with the
-// fewest running scans, then to the one with the fewest scans so far, then to the one with the busiest
-// process. Within a user the busiest process comes first. A user may take a place only while as many remain
-// free as they hold, so that one user never fills all of them. A scan that takes longer than quickScan is
-// probably blocked by its process. Scans that are not blocked are limited to a few at a time: more would
-// delay each other and take CPU from the recorded processes.
+// queue schedules the scans of processes. A fixed number of places bounds the concurrent scans, and the
+// users share them. The next scan goes to the user with the fewest running scans; ties go to the user with
+// the fewest scans so far, then to the user with the busiest process. Within a user the busiest process
+// comes first. A user may take another place only while at least as many places are free as the user holds,
+// so that one user never fills all of them. A scan that takes longer than quickScan is probably blocked by
+// its process. Only a few unblocked scans run at a time, because more would delay each other and take CPU
+// from the recorded processes.
 //
 // There is at most one scan of each process. queue is safe for concurrent use.
 type queue struct {
@@ -32,7 +33,7 @@ type queue struct {
 	settled chan struct{}
 }
 
-// quickScan is longer than a scan usually takes.
+// quickScan is the time after which a scan counts as blocked. Scans usually take less.
 const quickScan = 50 * time.Millisecond
 
 // scan is a waiting or running scan of a process.
@@ -41,12 +42,12 @@ type scan struct {
 	user    int
 	// recent is the CPU time that the process has used lately, in nanoseconds.
 	recent uint64
-	// after, if not nil, is called with the result. The position of such a scan in the queue does not
-	// change.
+	// after, if not nil, is called with the result of the scan. A scan with after keeps its position in the
+	// queue.
 	after func(error)
 	// started is when the scan got its place.
 	started time.Time
-	// watch measures the reading of the process; nil before it begins.
+	// watch measures the time spent reading the process. It is nil until reading begins.
 	watch *patient.Stopwatch
 }
 
@@ -64,7 +65,8 @@ func newQueue(places, quick int) *queue {
 	return &queue{places: places, quick: quick, scans: map[int]*scan{}, users: map[int]*userScans{}, settled: make(chan struct{}, 1)}
 }
 
-// add queues a scan and returns true, unless there is one for the process.
+// add queues a scan and returns true. It returns false if a scan of the process is already waiting or
+// running.
 func (q *queue) add(l *scan) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -83,8 +85,8 @@ func (q *queue) add(l *scan) bool {
 	return true
 }
 
-// leastServed returns the lowest number of scans that a user has had. A new user starts there: having been
-// absent earns no turns.
+// leastServed returns the lowest number of scans that any user has had. A new user starts with this number,
+// so that it does not overtake the others for having been absent.
 func (q *queue) leastServed() (least uint64) {
 	first := true
 	for _, u := range q.users {
@@ -95,7 +97,7 @@ func (q *queue) leastServed() (least uint64) {
 	return least
 }
 
-// begin notes a scan that starts without queueing. finish ends it.
+// begin registers a scan that starts without queueing. finish unregisters it.
 func (q *queue) begin(pid int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -172,7 +174,7 @@ func (q *queue) done(l *scan) {
 	q.settle()
 }
 
-// finish ends a scan that was noted by begin.
+// finish unregisters a scan that was registered by begin.
 func (q *queue) finish(pid int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -191,8 +193,8 @@ func (q *queue) settle() {
 	}
 }
 
-// update replaces the program and the recent CPU time of the waiting processes. Those that have ended leave
-// the queue.
+// update replaces the program and the recent CPU time of the waiting processes, and removes processes that
+// have ended.
 func (q *queue) update(processes map[int]sampler.Process, recent func(sampler.Process) uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -23,8 +23,8 @@ import (
 type Config struct {
 	Selection
 
-	// Ready, if not nil, is called once the processes of PIDs are being recorded: their CPU use is sampled
-	// from then on. An error ends the recording.
+	// Ready, if not nil, is called once all processes of PIDs are being sampled. An error ends the
+	// recording.
 	Ready func() error
 	// Duration limits the recording; 0 records until the processes of PIDs end or the context is done.
 	Duration time.Duration
@@ -60,14 +60,14 @@ type Config struct {
 type Result struct {
 	// Start and End bound the time in which samples could be taken.
 	Start, End time.Time
-	// Samples counts all samples. Attributed counts those with a span; in Unproven of these the span may be
-	// wrong. Lost counts samples that were taken but not read in time. Replaced counts samples that were not
-	// taken because the process already ran another program that had not been scanned yet.
+	// Samples counts all samples. Attributed counts samples with a span, and Unproven those whose span may
+	// be wrong. Lost counts samples that were taken but not read in time. Replaced counts samples that were
+	// not taken because the process already ran another program that had not been scanned yet.
 	Samples, Attributed, Unproven, Lost, Replaced uint64
 	// Cut counts samples reduced to the innermost frame, without attributes, because their process had too
-	// many different ones. SpansLeftOut is an upper bound of the spans missing from Spans: if there are too
-	// many, those with the fewest samples are dropped. Dropped counts attributes that profiles cannot
-	// represent.
+	// many different ones. SpansLeftOut is an upper bound for the number of spans missing from Spans: if
+	// there are too many spans, those with the fewest samples are dropped. Dropped counts attributes that
+	// profiles cannot represent.
 	Cut, SpansLeftOut, Dropped uint64
 	// Truncated counts samples that lack the outermost frames of their stack, including those counted by
 	// Cut.
@@ -80,8 +80,9 @@ type Result struct {
 	Filtered uint64
 	// Work counts samples by kind of work, in the order of the constants.
 	Work []WorkUse
-	// The following lists are sorted by samples, the most first; Functions by their own samples. Names and
-	// Endpoints are nil if no span has a name. Attributes is nil without Config.Attributes.
+	// The following lists are sorted by samples in descending order, Functions by the samples in the
+	// function itself. Names and Endpoints are nil if no span has a name. Attributes is nil without
+	// Config.Attributes.
 	Processes []ProcessUse
 	Functions []FunctionUse
 	Endpoints []NameUse
@@ -96,8 +97,9 @@ type Result struct {
 	// Unread holds the reasons why processes that may be selected could not be read, without the errors
 	// passed to Warn.
 	Unread []error
-	// FilteredAttributes holds attributes of the samples that Config.Filters dropped, as long as no sample
-	// has passed: all keys, and values only for the keys of the filters. Both are bounded.
+	// FilteredAttributes holds attributes of the samples that Config.Filters dropped. They are collected
+	// only until a sample passes. All keys are included, but values only for the keys of the filters. The
+	// numbers of keys and values are bounded.
 	FilteredAttributes map[string][]string
 	// NotExamined counts processes that may be selected but were not scanned before the recording ended,
 	// because there were too many.
@@ -110,8 +112,8 @@ type Result struct {
 const (
 	// pollInterval is the interval at which new processes and new publications are detected.
 	pollInterval = time.Second
-	// tickInterval is the interval at which progress is reported and the end of the only process is
-	// detected.
+	// tickInterval is the interval at which progress is reported and the end of the processes of
+	// Config.PIDs is detected.
 	tickInterval = 250 * time.Millisecond
 	// firstPollInterval is the first polling interval of a program that has just started and its children.
 	// It doubles up to tickInterval.
@@ -149,7 +151,7 @@ type recording struct {
 	watcher  *watcher
 	warnings *warnings
 	kernel   *symbols.Kernel
-	// clock is the reference time of now.
+	// clock is the reference from which now computes the time.
 	clock time.Time
 	// stopped receives the time at which sampling stopped.
 	stopped chan time.Time
@@ -161,7 +163,7 @@ type recording struct {
 	period time.Time
 	// unknown counts samples of programs that are no longer recorded.
 	unknown atomic.Uint64
-	// reported is the end of the last reported period, and missing the sampler's counts at that time.
+	// reported is the end of the last reported period. missing holds the sampler's counts at that time.
 	reported time.Time
 	missing  sampler.Counts
 }
@@ -211,7 +213,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 			}
 		}
 	})
-	// The samples taken before the end are still read.
+	// Read the samples that were taken before the end.
 	err := r.read() //nolint:contextcheck // Reading names has its own limit.
 	cancel()
 	// On a busy machine reading may end long after sampling.
@@ -276,8 +278,8 @@ func (r *recording) startPeriod(now time.Time) {
 	r.reported = now
 }
 
-// rotate passes the part on to be named if it is complete, and begins the next one. Samples from before now
-// have been read, except those that other CPUs are handing over at this moment.
+// rotate hands a complete part to the goroutine that names it, and begins the next part. Samples from
+// before now have been read, except those that other CPUs are handing over at this moment.
 func (r *recording) rotate(now time.Time) {
 	p := r.part
 	p.closes = r.config.Period > 0 && !now.Before(r.period)
@@ -303,7 +305,7 @@ func (r *recording) add(t *target, s *sampler.Sample) {
 		names.request(&r.watcher.working, t)
 	}
 	if stack, first := r.part.add(t, s); first {
-		// The process may end, so its files are opened now.
+		// Open the files now, because the process may end at any time.
 		for i := range stack.user {
 			if f := stack.frame(i); f.region != nil {
 				r.watcher.attacher.request(f.region)
@@ -331,7 +333,7 @@ func (r *recording) supervise(ctx, looking context.Context, began time.Time) (en
 	tick := time.NewTicker(tickInterval)
 	defer tick.Stop()
 	if !r.config.exact() && r.config.Progress == nil {
-		tick.Stop() // No tick is needed; each one would wake threads.
+		tick.Stop() // Ticks are not needed, and each one would wake threads.
 	}
 	for {
 		select {

@@ -57,7 +57,7 @@ type recorded struct {
 	parts []*profilespb.ProfilesData
 }
 
-// record records, and skips the test if this user may not.
+// record runs a recording. It skips the test if this user is not permitted to record.
 func record(t *testing.T, ctx context.Context, c Config) recorded {
 	t.Helper()
 	var parts []*profilespb.ProfilesData
@@ -73,7 +73,7 @@ func record(t *testing.T, ctx context.Context, c Config) recorded {
 	return recorded{r, parts}
 }
 
-// samples returns how many samples the profiles have.
+// samples returns the number of samples in the profiles.
 func (r recorded) samples() (n uint64) {
 	for _, data := range r.parts {
 		for _, rp := range data.GetResourceProfiles() {
@@ -105,7 +105,7 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 		return r.Lost
 	}
 	assert.Zero(t, check(0))
-	// A small buffer overflows if the reader is late. This test does not fail because of that.
+	// A small buffer overflows only if the reader is late, so repeat the recording until samples are lost.
 	lost := uint64(0)
 	for range 100 {
 		if lost = check(os.Getpagesize()); lost > 0 {
@@ -235,7 +235,8 @@ func TestNamesOfAttributes(t *testing.T) {
 	assert.Empty(t, ask())
 }
 
-// publicationTime returns the memory of this process, and the address in it of the time of its publication.
+// publicationTime returns the memory of this process, and the address at which the time of its publication
+// is stored.
 func publicationTime(t *testing.T) (memory *os.File, address int64) {
 	t.Helper()
 	p, err := reader.Open(os.Getpid())

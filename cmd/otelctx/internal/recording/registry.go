@@ -24,14 +24,14 @@ type registry struct {
 	selection *Selection
 
 	mu sync.Mutex
-	// polled is when the CPU use of all processes was last compared.
+	// polled is the time of the last comparison of all processes' CPU use.
 	polled time.Time
 	// programs holds the recorded programs, and those retired less than keepRetired ago.
 	programs map[sampler.Image]*target
 	// others holds the examined processes that are not recorded, by process id.
 	others map[int]other
-	// ended holds the processes of Selection.PIDs that can no longer be recorded: they run another program
-	// or may not be read.
+	// ended holds the processes of Selection.PIDs that can no longer be recorded, for example because this
+	// user may not read them.
 	ended map[int]bool
 	// pids holds all processes recorded so far.
 	pids map[int]bool
@@ -77,8 +77,8 @@ func (r *registry) add(t *target) {
 	delete(r.others, t.image.PID)
 }
 
-// retire ends the recording of a program. It reports whether the sampler must unwatch the process. It must
-// not if the process runs another recorded program.
+// retire ends the recording of a program. unwatch reports whether the sampler must stop watching the
+// process; it is false if the process already runs another recorded program.
 func (r *registry) retire(t *target) (unwatch bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,9 +101,9 @@ func (r *registry) isRetired(t *target) bool {
 	return !t.retired.IsZero()
 }
 
-// sweep returns the programs that no longer run, which the caller must retire, and the programs retired a
-// while ago, which it removes and the caller must release. It also forgets processes that have ended or run
-// another program.
+// sweep returns the programs that no longer run, which the caller must retire. It also removes and returns
+// the programs retired at least keepRetired ago, which the caller must release. Finally it forgets
+// processes that have ended or run another program.
 func (r *registry) sweep(processes map[int]sampler.Process) (over, forgotten []*target) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -167,8 +167,8 @@ func (r *registry) hasChanged(p sampler.Process) bool {
 
 // makeRoom removes and returns a program to make room for one of the given user, or returns nil. It chooses
 // the program that has been idle the longest. If none is idle, it chooses the least recently active program
-// of the user with the most programs, provided that the given user has fewer. The caller retires it; it is
-// scanned again once it has used the CPU.
+// of the user with the most programs, provided that the given user has fewer. The caller retires that
+// program. Its process is scanned again once it has used the CPU.
 func (r *registry) makeRoom(user int) *target {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -182,7 +182,7 @@ func (r *registry) makeRoom(user int) *target {
 	for _, t := range r.programs {
 		switch {
 		case !t.retired.IsZero():
-		// Since the last poll, only samples show whether a program is active.
+		// active is only as recent as the last poll. Later activity shows in seen, which each sample sets.
 		case r.polled.Sub(t.active) > pollInterval && !t.seen.Load():
 			if idle == nil || t.active.Before(idle.active) {
 				idle = t

@@ -30,8 +30,8 @@ func TestWarnings(t *testing.T) {
 	assert.Len(t, got, 5, "%q", got)
 }
 
-// TestQueue checks the order of scans. A waiting process is written as its user, name and recent CPU time. "+"
-// adds one; "<" starts the scans whose turn it is and ends one of them.
+// TestQueue checks the order of scans. A waiting process is written as its user, name and recent CPU time.
+// "+" adds a waiting process. "<" starts the scans whose turn it is and ends one of them.
 func TestQueue(t *testing.T) {
 	for name, test := range map[string]struct {
 		places int

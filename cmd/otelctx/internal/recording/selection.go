@@ -38,7 +38,7 @@ func (s *Selection) publishing() bool {
 	return len(s.PIDs) == 0 && len(s.Names) == 0 && len(s.Cgroups) == 0
 }
 
-// selects reports whether a process may be selected, by what the kernel reports about it.
+// selects reports whether the kernel's information about a process allows it to be selected.
 func (s *Selection) selects(pid int) bool {
 	if len(s.PIDs) > 0 {
 		return s.descends(pid)
@@ -55,8 +55,8 @@ func (s *Selection) selectsService(service string) bool {
 	return len(s.Services) == 0 || slices.Contains(s.Services, service)
 }
 
-// selected reports whether a process is certainly selected by what the kernel reports about it, and whether
-// it may be selected, depending on what it publishes.
+// selected decides from the kernel's information about a process. selected reports that the process is
+// selected whatever it publishes. maybe reports that it is not ruled out.
 func (s *Selection) selected(pid int) (selected, maybe bool) {
 	maybe = s.selects(pid)
 	return maybe && len(s.Services) == 0, maybe

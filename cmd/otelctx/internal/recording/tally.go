@@ -83,16 +83,16 @@ type TraceUse struct {
 	Samples uint64
 }
 
-// Bounds of the individual counts. Beyond them the spans, span names, functions and attributes with the
-// fewest samples are dropped from the report. Processes beyond their limit are not counted individually. A
-// span takes about 140 bytes, and the garbage collector lets the heap grow to twice that.
+// These constants bound the entries of the report. Beyond a bound, the spans, span names, functions or
+// attributes with the fewest samples are dropped. Processes beyond their bound are not listed. A span takes
+// about 140 bytes, and the garbage collector lets the heap grow to twice that.
 const (
 	maxSpans      = 1 << 14
 	maxSpanNames  = 1 << 12
 	maxFunctions  = 1 << 13
 	maxAttributes = 1 << 12
 	maxProcesses  = 1 << 13
-	// maxAttributeBytes bounds the attributes of all spans: a span may have hundreds.
+	// maxAttributeBytes bounds the total size of the spans' attributes, since a span may have hundreds.
 	maxAttributeBytes = 8 << 20
 	// maxNameBytes bounds the name of a function. Longer names are truncated.
 	maxNameBytes = 1 << 9
@@ -103,7 +103,7 @@ type tally struct {
 	processes  map[processKey]*ProcessUse
 	spans      map[spanKey]spanCount
 	functions  map[functionKey]*functionCount
-	attributes map[attributeKey]uint64 // nil if they are not counted
+	attributes map[attributeKey]uint64 // nil if attributes are not counted
 	work       [numWorks]WorkUse
 	nameCounts // of the spans that were dropped from spans
 
@@ -134,7 +134,8 @@ type spanKey struct {
 	spanID  [8]byte
 }
 
-// spanCount is small: in a long recording there are about maxSpans at all times.
+// spanCount counts the samples of a span. Keep it small: a long recording always holds about maxSpans of
+// them.
 type spanCount struct {
 	samples, unproven uint32
 	localRoot         [8]byte                   // zeros if unknown
@@ -204,14 +205,14 @@ func (t *tally) add(pid int, s *rawSamples, attributes []reader.ThreadAttribute)
 	}
 	count := t.spans[key]
 	count.samples += uint32(n)
-	if s.span.LocalRootSpanID != [8]byte{} { // not every carrier has it
+	if s.span.LocalRootSpanID != [8]byte{} { // not every carrier publishes the local root
 		count.localRoot = s.span.LocalRootSpanID
 	}
 	if !s.span.Proven {
 		count.unproven += uint32(n)
 		t.unproven += n
 	}
-	if len(attributes) > 0 { // An ended span has none until its goroutine continues.
+	if len(attributes) > 0 { // The attributes of an ended span are missing until its goroutine continues.
 		t.attributeBytes += attributesMemory(attributes) - attributesMemory(count.list())
 		count.attributes = &attributes
 	}
@@ -231,7 +232,7 @@ func (t *tally) addAttributes(attributes []reader.ThreadAttribute, samples uint6
 	}
 }
 
-// addStack counts samples with one stack, attributed of them in a span.
+// addStack counts samples with the same stack. attributed is the number of them that are in a span.
 func (t *tally) addStack(service string, stack []*symbols.Location, samples, attributed uint64) {
 	w := &t.work[workOf(stack)]
 	w.Samples += samples
@@ -289,7 +290,8 @@ func unnamed(l *symbols.Location) string {
 	return "[" + strings.Trim(name[:min(len(name), maxNameBytes)], "[]") + "]"
 }
 
-// thinSpans drops the half of the spans with the fewest samples. Their samples still count for their names.
+// thinSpans drops the half of the spans with the fewest samples. The dropped samples still count for the
+// names of their spans.
 func (t *tally) thinSpans() {
 	removed := thin(t.spans, func(c spanCount) uint64 { return uint64(c.samples) })
 	t.spansLeftOut += uint64(len(removed))
@@ -308,7 +310,7 @@ func attributesMemory(attributes []reader.ThreadAttribute) (bytes int) {
 	return bytes
 }
 
-// thin removes the half of counts with the smallest weights, and returns it.
+// thin removes the half of the counts with the smallest weights and returns the removed half.
 func thin[K comparable, C any](counts map[K]C, weight func(C) uint64) map[K]C {
 	all := slices.SortedFunc(maps.Keys(counts), func(a, b K) int { return cmp.Compare(weight(counts[a]), weight(counts[b])) })
 	removed := make(map[K]C, len(all)/2)
@@ -335,7 +337,7 @@ func (n *nameCounts) add(spans map[spanKey]spanCount) {
 			endpoint = name
 		}
 		r := requests[root]
-		r.endpoint = cmp.Or(r.endpoint, endpoint) // not every span has it
+		r.endpoint = cmp.Or(r.endpoint, endpoint) // not every span has the endpoint
 		r.samples += uint64(count.samples)
 		requests[root] = r
 	}
@@ -394,7 +396,7 @@ func (t *tally) report(r *Result) {
 	for key, samples := range t.attributes {
 		r.Attributes = append(r.Attributes, AttributeUse{key.key, key.value, samples})
 	}
-	// Most samples first, ties in a fixed order.
+	// Sort by samples in descending order and break ties in a fixed order.
 	slices.SortFunc(r.Processes, func(a, b ProcessUse) int {
 		return cmp.Or(cmp.Compare(b.Samples, a.Samples), cmp.Compare(a.PID, b.PID), cmp.Compare(a.Service, b.Service))
 	})

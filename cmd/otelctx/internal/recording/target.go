@@ -26,21 +26,22 @@ type target struct {
 	// user is the user who started the process.
 	user int
 
-	// Guarded by the registry: used is the process's CPU time at the last scan, active the time of its last
-	// change, and retired the end of the program's recording, zero before.
+	// The registry guards these fields. used is the process's CPU time at the last scan, and active is the
+	// time of the last change of used. retired is the time at which the recording of the program ended, or
+	// zero.
 	used            uint64
 	active, retired time.Time
 
-	// For the scan of the process, of which there is one at a time: refreshAfter is the earliest time to
-	// read the mappings again.
+	// refreshAfter is the earliest time to read the mappings again. Only the scan of the process uses it,
+	// and there is at most one at a time.
 	refreshAfter time.Time
 
-	// Guarded by watcher.watching: unadvertised is when a ring without advertisement was found, zero if
-	// there is none. readAnyway reports that the ring is read in spite of that.
+	// watcher.watching guards these fields. unadvertised is the time at which a ring without advertisement
+	// was found, or zero. readAnyway reports that the ring is read although it has not been advertised.
 	unadvertised time.Time
 	readAnyway   bool
 
-	// users counts the references of the registry, scans and parts.
+	// users counts the references held by the registry, scans and parts.
 	users atomic.Int32
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// warnings passes on each warning once. Calls do not overlap. It is safe for concurrent use.
+// warnings reports each warning once. Calls do not overlap. It is safe for concurrent use.
 type warnings struct {
 	mu       sync.Mutex
 	reported map[warning]bool
@@ -28,8 +28,9 @@ func newWarnings(sink func(error)) *warnings {
 	return &warnings{reported: map[warning]bool{}, sink: sink}
 }
 
-// warn passes err on, unless it was reported for the process before. Errors of the kinds below are equal
-// whatever their text, so that a process that varies the text fills neither memory nor screen.
+// warn reports err unless it has been reported for the process before. Errors of the kinds below count as
+// equal whatever their text, so that a process that varies the text can fill neither the memory nor the
+// screen.
 func (w *warnings) warn(pid int, err error) {
 	if w.sink == nil {
 		return

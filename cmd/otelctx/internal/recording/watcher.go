@@ -34,9 +34,10 @@ const (
 	firstScanWait = time.Second
 	// firstUse is how long the processes are observed at the start to find the busy ones.
 	firstUse = 50 * time.Millisecond
-	// shortScan is how long a scan may have taken at the end of the recording without causing a warning.
+	// shortScan is the longest time that a scan may have been running at the end of the recording without
+	// causing a warning.
 	shortScan = 100 * time.Millisecond
-	// refreshShare bounds the time for reading the mappings of a process to one part in refreshShare.
+	// refreshShare limits reading the mappings of a process to 1/refreshShare of the time.
 	refreshShare = 50
 	// advertisedWithin is how long a new ring may take to be advertised. A service advertises its rings
 	// right after creating them.
@@ -59,7 +60,7 @@ type watcher struct {
 	working  sync.WaitGroup
 	// watching is held while the registry and the kernel's table of watched processes change together.
 	watching sync.Mutex
-	// began is when the first process was watched, nil before.
+	// began is the time at which the first process was watched, or nil before that.
 	began atomic.Pointer[time.Time]
 	// slow is signalled when a scan takes long, so that other scans may begin.
 	slow chan struct{}
@@ -75,8 +76,8 @@ type watcher struct {
 // newWatcher opens the sampler. The errors are those of [Record].
 func newWatcher(c *Config, w *warnings) (*watcher, error) {
 	for _, pid := range c.PIDs {
-		// Checked before the sampler, because reporting that a process does not exist needs no permission
-		// to sample. Threads exist but are not listed.
+		// Check this before opening the sampler, because reporting a wrong process id needs no permission
+		// to sample. Thread ids exist in /proc but are not listed there.
 		if leader, err := procfs.NewFS("/proc").Leader(pid); err == nil && leader != pid {
 			return nil, fmt.Errorf("%d is a thread of process %d, and only processes are recorded", pid, leader)
 		}
@@ -103,13 +104,13 @@ func newWatcher(c *Config, w *warnings) (*watcher, error) {
 		config: c, sampler: s, files: files, registry: newRegistry(&c.Selection), queue: newQueue(maxScans, maxQuickScans),
 		attacher: newAttacher(w), warnings: w, slow: make(chan struct{}, 1), exits: make(chan struct{}, 1), selectedExits: map[int]exit{},
 	}
-	// Without it the poll finds changes.
+	// If this fails, only the poll detects changes.
 	watcher.changes, _ = s.Changes(sampler.ChangesConfig{Publications: c.publishing(), Watched: c.exact()})
 	return watcher, nil
 }
 
-// start begins to watch the processes, until ctx is done. It returns when the existing ones are recorded,
-// or after wait. The error is about one of Config.PIDs.
+// start watches the processes until ctx is done. It returns once the existing processes are recorded, or
+// after wait at the latest. The error is about one of Config.PIDs.
 func (w *watcher) start(ctx context.Context, wait time.Duration) error {
 	for range attachers {
 		w.working.Go(func() { w.attacher.run(ctx) })
@@ -125,7 +126,7 @@ func (w *watcher) start(ctx context.Context, wait time.Duration) error {
 		}
 	})
 	for _, pid := range w.config.PIDs {
-		// First, because another process may get the id of one that ends.
+		// Do this first, because the id of a process that ends may be reused.
 		process, err := watchExit(pid)
 		if err != nil {
 			return NewProcessError(pid, err)
@@ -190,8 +191,8 @@ func (w *watcher) scanFirst(ctx context.Context, pid int) (image sampler.Image, 
 	return image, nil
 }
 
-// unlisted explains why the kernel does not list one of Config.PIDs. err says that the process does not
-// exist, but some kernels hide unreadable processes from BPF programs.
+// unlisted returns the reason why the kernel does not list one of Config.PIDs. err says that the process
+// does not exist, but it may exist: some kernels hide unreadable processes from BPF programs.
 func (w *watcher) unlisted(ctx context.Context, pid int, err error) error {
 	if !errors.Is(err, reader.ErrProcessGone) {
 		return err
@@ -232,7 +233,7 @@ func (w *watcher) attachNow(ctx context.Context, image sampler.Image, most int) 
 		return
 	}
 	defer t.release()
-	// The files that the program maps next are read soon as well.
+	// Make the next scan read the mappings again, for the files that the program maps next.
 	t.seen.Store(true)
 	_, err := patient.Call(ctx, image.PID, processLimit, func() (struct{}, error) {
 		t.symbols.Attach(most)
@@ -293,8 +294,8 @@ func (w *watcher) poll(ctx context.Context) {
 
 // userOf returns the user who started a process, -1 if unknown.
 func userOf(pid int) int {
-	// Cheaper than reading the status file. But the files of processes that are not dumpable belong to
-	// root, whoever started them.
+	// This is cheaper than reading the status file. However, the files of a process that is not dumpable
+	// belong to root, whoever started the process.
 	info, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
 	if err != nil {
 		return -1
@@ -345,7 +346,7 @@ func (w *watcher) retire(t *target) {
 	w.unwatch(t)
 }
 
-// unwatch is retire; w.watching is held.
+// unwatch ends the recording of a program. The caller must hold w.watching.
 func (w *watcher) unwatch(t *target) {
 	if !w.registry.retire(t) {
 		return
@@ -395,7 +396,8 @@ func (w *watcher) checkMappings(t *target) {
 	}
 }
 
-// checkCarrier warns if a program does not publish spans by the only carrier to be read.
+// checkCarrier warns if the configuration selects a single carrier and the program does not publish its
+// spans with it.
 func (w *watcher) checkCarrier(t *target) {
 	carrier := w.config.Sampler.Carrier
 	if err := carrier.Check(t.published.Load().layout); err != nil {
@@ -403,9 +405,9 @@ func (w *watcher) checkCarrier(t *target) {
 	}
 }
 
-// open reads everything needed to record a program, with the caller's own permissions. The process may
-// execute another program meanwhile. Then no more samples of image are taken, because the sampler compares
-// the image each time, and the next scan reads the other program.
+// open reads everything needed to record a program, with the caller's own permissions. If the process
+// executes another program meanwhile, the sampler takes no more samples, because it compares the image each
+// time. The next scan then reads the new program.
 func (w *watcher) open(ctx context.Context, image sampler.Image) (_ *target, err error) {
 	if !w.config.selects(image.PID) {
 		return nil, errNotSelected
@@ -449,8 +451,8 @@ func (w *watcher) checkImage(image sampler.Image) error {
 	return err
 }
 
-// layout returns the layout that a process publishes: nil if there is none or it cannot be read, and the
-// process is recorded anyway. In the latter case unreadable is the reason.
+// layout returns the layout that a process publishes. It is nil if the process is recorded although it
+// publishes no layout or its layout cannot be read; unreadable is the reason in the second case.
 func (w *watcher) layout(ctx context.Context, p *reader.Process) (layout *reader.ThreadLayout, unreadable, err error) {
 	layout, err = p.ThreadLayout(ctx)
 	switch {
@@ -472,7 +474,7 @@ func (w *watcher) layout(ctx context.Context, p *reader.Process) (layout *reader
 	}
 }
 
-// openSymbols is [symbols.Files.Open] with errors of package reader.
+// openSymbols calls [symbols.Files.Open] and converts its errors to those of package reader.
 func openSymbols(files *symbols.Files, pid int) (*symbols.Process, error) {
 	p, err := files.Open(pid)
 	switch {
@@ -532,14 +534,14 @@ func (w *watcher) refresh(ctx context.Context, t *target) error {
 	})
 	switch {
 	case errors.Is(err, reader.ErrNotPermitted):
-		// The caller may no longer read it.
+		// The caller is no longer permitted to read the process.
 		w.retire(t)
 		if w.config.exact() {
 			w.registry.end(t.image.PID)
 		}
 		return err
 	case errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone):
-		return nil // It is changing or has changed: the next scan handles that.
+		return nil // The publication is changing or the process has changed; the next scan handles that.
 	case err != nil:
 		return err
 	}
@@ -587,9 +589,9 @@ func (w *watcher) explain(p sampler.Process, err error) {
 	}
 }
 
-// notExamined returns the number of processes that were not scanned before the recording ended, and warns
-// of processes that did not answer their first scan. For a recorded process at most the latest change is
-// missing.
+// notExamined returns the number of processes that were not scanned before the recording ended. It also
+// warns about processes that did not answer their first scan. It ignores recorded processes, which miss at
+// most their latest change.
 func (w *watcher) notExamined() (n int) {
 	waiting, running := w.queue.unfinished()
 	for _, l := range waiting {
@@ -658,7 +660,7 @@ func (t *target) readable(layout *reader.ThreadLayout, now time.Time) *reader.Th
 	return nil
 }
 
-// waits reports whether the program's spans are not read because its ring may still be advertised.
+// waits reports whether the program's spans are not read yet because its ring may still be advertised.
 func (t *target) waits() bool { return !t.unadvertised.IsZero() && !t.readAnyway }
 
 // unadvertised reports whether a process has a ring of layout 2 that is not advertised.

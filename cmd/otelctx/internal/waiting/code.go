@@ -20,7 +20,7 @@ const maxCached = 1 << 16
 type code struct {
 	pid     int
 	files   *symbols.Files
-	process *symbols.Process // nil until it is needed, or if it cannot be opened
+	process *symbols.Process // nil until it is needed, or if opening it failed
 	failed  bool
 	sizes   map[uint64]frameSize
 	lines   map[uint64]*symbols.Location

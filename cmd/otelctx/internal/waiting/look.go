@@ -21,15 +21,16 @@ import (
 type Process struct {
 	process *reader.Process
 	code    *code
-	// spans and goroutines are their numbers in the last look, for allocating the next one.
+	// spans and goroutines are the numbers of spans and goroutines in the last snapshot. They size the next
+	// one.
 	spans, goroutines int
 }
 
 // Look is a snapshot of what a process is doing.
 type Look struct {
-	// Spans are the live spans, in no particular order.
+	// Spans lists the live spans in no particular order.
 	Spans []Span
-	// Goroutines are the goroutines that started these spans or are in one of them, each once.
+	// Goroutines lists each goroutine that started one of these spans or is in one of them.
 	Goroutines []Goroutine
 	// Torn and Lost count goroutines that changed while they were read: see [reader.Goroutines].
 	Torn, Lost int
@@ -44,15 +45,17 @@ type Span struct {
 	// Goroutine is the index in [Look.Goroutines] of the goroutine that started the span, negative if
 	// unknown.
 	Goroutine int
-	// Joined are the indexes of the other goroutines that are in the span, for example because they have
+	// Joined holds the indexes of the other goroutines that are in the span, for example because they have
 	// attached it.
 	Joined []int
-	// Leaked says how the goroutine that started the span has left it. It is "" if the goroutine has not, or
-	// if another goroutine is known to be in the span or in one of its descendants.
+	// Leaked says how the goroutine that started the span left it without ending it. It is "" if that
+	// goroutine has not left the span, or if another goroutine is known to be in the span or in one of its
+	// descendants.
 	Leaked Leak
 }
 
-// Leak is the way in which a goroutine has left a live span that it started. "" means that it has not.
+// Leak is the way in which a goroutine left a live span that it started. "" means that the span has not
+// leaked.
 type Leak string
 
 const (
@@ -66,13 +69,14 @@ const (
 type Goroutine struct {
 	reader.Goroutine
 
-	// Started are the indexes in [Look.Spans] of the live spans that the goroutine started, the latest last.
+	// Started holds the indexes in [Look.Spans] of the live spans that the goroutine started, the latest
+	// last.
 	Started []int
-	// In is the index of the span that the goroutine is in, negative if none. If the process does not
-	// publish it, In is the live span that the goroutine started last.
+	// In is the index of the span that the goroutine is in, or negative if it is in none. If the process
+	// does not publish which span a goroutine is in, In is the live span that the goroutine started last.
 	In int
 
-	// read is a time just before the goroutine was read.
+	// read is the time just before the goroutine was read.
 	read time.Time
 }
 
@@ -85,7 +89,7 @@ func Open(pid int) (*Process, error) {
 	return &Process{process: process, code: newCode(pid)}, nil
 }
 
-// Close closes the process. The looks stay valid.
+// Close closes the process. Its snapshots stay valid.
 func (p *Process) Close() error {
 	p.code.close()
 	return p.process.Close()
@@ -122,9 +126,9 @@ type Options struct {
 
 // Look takes a snapshot and confirms leaks. The errors are those of [reader.Process.Spans].
 //
-// A span is read before its goroutines are. Meanwhile it may end, or its goroutine may not yet have
-// published that it is in the span. Both resemble a leak, so a leak is reported only if a second snapshot
-// confirms it. Spans that have ended by the second one are left out.
+// Spans are read before their goroutines. In between, a span may end, or its goroutine may not yet have
+// published that it is in the span. Both cases resemble a leak, so a leak is reported only if a second
+// snapshot confirms it. Spans that have ended by the time of the second snapshot are left out.
 func (p *Process) Look(ctx context.Context) (*Look, error) {
 	look, err := p.Sample(ctx, Options{Stacks: true, Attributes: true})
 	if err != nil {
@@ -175,7 +179,7 @@ func (l *Look) index() {
 		}
 		g := &l.Goroutines[s.Goroutine]
 		g.Started = append(g.Started, i)
-		// Move the latest to the end. Few goroutines have many spans.
+		// Keep Started sorted by start time. An insertion is cheap, because few goroutines have many spans.
 		for j := len(g.Started) - 1; j > 0 && l.Spans[g.Started[j-1]].Start.After(s.Start); j-- {
 			g.Started[j-1], g.Started[j] = g.Started[j], g.Started[j-1]
 		}
@@ -199,7 +203,7 @@ func (l *Look) place() {
 		if !g.SpanKnown {
 			continue
 		}
-		// A span that is not in the look started after the spans were read.
+		// A span that is not in the snapshot started after the spans were read.
 		if in, ok := byRef[g.Span]; ok {
 			g.In = in
 		} else if g.Span == 0 {
@@ -251,27 +255,28 @@ func (l *Look) findLeaks() {
 		case g.State == reader.GoroutineGone:
 			s.Leaked = Exited
 		case g.State == reader.GoroutineUnknown:
-		// A goroutine that is in a sibling of the span may come back.
+		// A goroutine in a sibling of the span may still return to the span, so it does not count as moved
+		// on.
 		case g.In < 0 || l.Spans[g.In].TraceID != s.TraceID || slices.Contains(s.Ancestors[:], l.Spans[g.In].Ref):
 			s.Leaked = MovedOn
 		}
 	}
 }
 
-// maxFrames bounds the frames of all stacks in a look, so that a process with millions of made-up frames cannot
-// exhaust the reader's memory. Ordinary programs have a few dozen frames per goroutine.
+// maxFrames bounds the frames of all stacks in a snapshot, so that a process with millions of forged frames
+// cannot exhaust the reader's memory. Ordinary programs have a few dozen frames per goroutine.
 const maxFrames = 1 << 19
 
 var errTooManyFrames = fmt.Errorf("stacks of further goroutines: there are more than %d frames", maxFrames)
 
 // Sample takes a snapshot without confirming leaks.
 func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
-	const spare = 16 // more than in the last look
+	const spare = 16 // room for more entries than in the last snapshot
 	look := &Look{Spans: make([]Span, 0, p.spans+spare), Goroutines: make([]Goroutine, 0, p.goroutines+spare)}
 	const leftOut = -1
 	known := make(map[reader.GoroutineRef]int, p.goroutines)
 	var refs []reader.GoroutineRef
-	// want returns the index that a goroutine will have in the look.
+	// want returns the index that a goroutine will have in the snapshot.
 	want := func(ref reader.GoroutineRef) int {
 		i, ok := known[ref]
 		if !ok {
@@ -321,7 +326,7 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
 			}
 			look.Spans = append(look.Spans, span)
 		}
-		if err := read(); err != nil { // Immediately, because goroutines move on.
+		if err := read(); err != nil { // Read immediately, because goroutines move on.
 			return nil, err
 		}
 	}
@@ -345,9 +350,10 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
 	return look, nil
 }
 
-// forgetMoves corrects goroutines that left the span that they started last while the look was taken: if that
-// span ended by the end of the look, or started after the goroutine was read, the goroutine counts as still in
-// it. Otherwise the goroutine would count for an enclosing span, because its next span may be unknown.
+// forgetMoves corrects goroutines that moved to another span while the snapshot was taken. If the span that
+// a goroutine started last ended before the snapshot was complete, or started after the goroutine was read,
+// the goroutine counts as still in that span. Otherwise it would count for an enclosing span, because its
+// next span may be unknown.
 func (p *Process) forgetMoves(ctx context.Context, look *Look) error {
 	live := map[reader.SpanRef]bool{}
 	moved := func(g *Goroutine) *Span {
@@ -384,8 +390,8 @@ func (p *Process) forgetMoves(ctx context.Context, look *Look) error {
 	return nil
 }
 
-// Frames returns the stack of a goroutine, the innermost frame first, including inlined functions. A frame whose
-// function is unknown has its address as the name.
+// Frames returns the stack of a goroutine, the innermost frame first, including inlined functions. The name
+// of an unknown function is its address.
 func (p *Process) Frames(g *Goroutine) []Frame {
 	frames := make([]Frame, 0, len(g.Stack)+8)
 	for _, pc := range g.Stack {

@@ -10,11 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// raisePriority raises the scheduling priority of this process, so that looks are on time on a busy
-// machine. Without CAP_SYS_NICE it has no effect, and looks may be late, which the result reports.
+// raisePriority raises the scheduling priority of this process, so that snapshots are on time on a busy
+// machine. Without CAP_SYS_NICE it has no effect; snapshots may then be late, which the result reports.
 func raisePriority() {
 	const priority = -10
-	// New threads inherit the priority of the thread that starts them, which may not have it yet.
+	// Repeat until there are no new threads: a thread inherits the priority of its creator, which may not
+	// have been raised yet.
 	raised := map[string]bool{}
 	for more := true; more; {
 		more = false

@@ -1,12 +1,13 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wall records the wall-clock time of spans. It repeatedly takes a snapshot of the goroutines of
-// a process, called a look, and attributes the time since the previous look to what each goroutine is doing.
+// Package wall records the wall-clock time of spans. It repeatedly takes a snapshot of the goroutines of a
+// process, called a look, and attributes the time since the previous snapshot to the current state of each
+// goroutine.
 //
 // Each goroutine counts once, for the span that it is in. Recording only needs the permission
-// to read the processes, and runs nothing in them. Each process has its own schedule of looks, because a
-// process can block its readers.
+// to read the processes, and runs nothing in them. Each process has its own schedule of snapshots, because
+// a process can block its readers.
 package wall
 
 import (
@@ -41,15 +42,15 @@ type Config struct {
 	// live spans and can be read are recorded, at most 64 at a time. Those that start during the recording are
 	// found within five seconds. Select must be safe for concurrent use.
 	Select func(pid int, service string) bool
-	// Frequency is the average number of looks per second and process. The intervals are random, so that looks are not
-	// in step with the process's own periods.
+	// Frequency is the average number of snapshots per second and process. The intervals are random, so
+	// that the snapshots do not run in step with periodic work of the process.
 	Frequency int
 	// Duration limits the recording; 0 records until the context is done or, without Select, until the
 	// processes end.
 	Duration time.Duration
 	// Version is the version of the recording program.
 	Version string
-	// Progress, if not nil, is called with the elapsed time and the number of goroutines looked at so far.
+	// Progress, if not nil, is called with the elapsed time and the number of goroutines read so far.
 	Progress func(elapsed time.Duration, goroutines uint64)
 	// Part, if not nil, is called with profiles of about ten seconds each.
 	Part func(*profilespb.ProfilesData)
@@ -60,21 +61,21 @@ type Result struct {
 	Start, End time.Time
 	// Processes counts the recorded processes.
 	Processes int
-	// Looks counts the looks, and Goroutines the goroutines read in all looks. Torn
-	// counts reads that were repeated because a goroutine changed meanwhile, Lost goroutines that changed
-	// each time. Sampled reports that there were so many goroutines that each look read only a random part of
-	// them.
+	// Looks counts the snapshots, and Goroutines the goroutines read in all of them. Torn counts reads that
+	// were repeated because the goroutine changed meanwhile. Lost counts goroutines that changed during
+	// every attempt. Sampled reports that there were so many goroutines that each snapshot contains only a
+	// random part of them.
 	Looks, Goroutines uint64
 	Torn, Lost        uint64
 	Sampled           bool
-	// Late is the average delay of looks, Latest the largest.
+	// Late is the average delay of the snapshots, and Latest the largest.
 	Late, Latest time.Duration
-	// Overloaded reports that looks were late by more than a tenth of their interval on average, so the
+	// Overloaded reports that snapshots were late by more than a tenth of their interval on average, so the
 	// times are less exact than their standard errors suggest.
 	Overloaded bool
-	// Rows holds the time of spans by name, the most first.
+	// Rows holds the time of spans by name, in descending order.
 	Rows []Row
-	// Functions holds the time of waits by the function of the user's code that waits, the most first.
+	// Functions holds the time of waits by the waiting function in the user's code, in descending order.
 	Functions []FunctionTime
 	// Missing holds the reasons why some of the data could not be read.
 	Missing []error
@@ -86,18 +87,18 @@ type Result struct {
 type Times struct {
 	Total, Running, Runnable, Unknown time.Duration
 	Waits                             map[string]time.Duration
-	// Looks counts the looks at which the span was found.
+	// Looks counts the snapshots in which the span was found.
 	Looks uint64
 	// squares is the sum of the squared increments, in seconds squared.
 	squares float64
 }
 
-// Waiting returns the time of all waits.
+// Waiting returns the total time of waits and system calls.
 func (t *Times) Waiting() time.Duration { return t.Total - t.Running - t.Runnable - t.Unknown }
 
-// Error returns the standard error of the total, under the assumption that at each look every goroutine is in
-// a different span and all are independent. The real error is smaller for spans longer than the interval
-// between looks, and does not include the effect of late looks.
+// Error returns the standard error of the total. It assumes that in each snapshot every goroutine is in a
+// different span and all spans are independent. For spans longer than the interval between snapshots the
+// real error is smaller. The effect of late snapshots is not included.
 func (t *Times) Error() time.Duration {
 	return time.Duration(math.Sqrt(t.squares) * float64(time.Second))
 }
@@ -115,16 +116,16 @@ type FunctionTime struct {
 }
 
 const (
-	// maxGoroutines is how many goroutines of a process are read at a look. If there are more, a random
-	// part is read.
+	// maxGoroutines bounds the goroutines of a process that are read for a snapshot. If there are more, a
+	// random part is read.
 	maxGoroutines = 512
 	// maxRows bounds rows and functions. Beyond it, time is counted under the name others.
 	maxRows = 1 << 14
 	others  = "(others)"
 	// partTime is the length of a part of a profile.
 	partTime = 10 * time.Second
-	// findInterval is the time between two searches for processes, and maxProcesses bounds the processes
-	// that are recorded at the same time without having been asked for by id.
+	// findInterval is the time between two searches for processes. maxProcesses bounds the processes found
+	// by Config.Select that are recorded at the same time.
 	findInterval = 5 * time.Second
 	maxProcesses = 64
 	// maxOpening bounds the processes that are opened at the same time. It is more than one user can block.
@@ -146,10 +147,10 @@ type target struct {
 	looks    int
 	// probability is the probability of reading each goroutine.
 	probability float64
-	// exited are the spans whose goroutine had exited at the last look.
+	// exited holds the spans whose goroutine had exited at the last snapshot.
 	exited  map[[8]byte]bool
-	missing []error // from the last look
-	// described, tops and key are used only by the function that looks at the process.
+	missing []error // from the last snapshot
+	// described, tops and key are used only by the method look.
 	described map[string]*stack
 	tops      map[string]*symbols.Location
 	key       []byte // scratch space
@@ -201,7 +202,7 @@ func (t *target) close(ctx context.Context) {
 }
 
 // Record records until the duration has passed, ctx is done or, without Select, all processes have ended; none
-// of these is an error. The error is about a process of PIDs that cannot be read at the first look.
+// of these is an error. The error is about a process of PIDs that cannot be read for the first snapshot.
 func (r *Recorder) Record(ctx context.Context) (*Result, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -234,7 +235,7 @@ func (r *Recorder) Record(ctx context.Context) (*Result, error) {
 // failure is an error that ends the recording.
 type failure struct{ error }
 
-// open opens a process and takes a first look, which reads the symbols and whose time does not count. It returns
+// open opens a process and takes a first snapshot, which is not counted, to load the symbols. It returns
 // nil if selected is not nil and does not select the process.
 func open(ctx context.Context, pid int, selected func(pid int, service string) bool) (*target, error) {
 	p, err := waiting.Open(pid)
@@ -326,11 +327,11 @@ func (r *Recorder) miss(err error) {
 	}
 }
 
-// record looks at a process until the recording or the process ends. The last look covers the rest of the time.
-// An error is returned only for the first look.
+// record takes snapshots of a process until the recording or the process ends. The last snapshot covers the
+// rest of the time. An error is returned only if the first snapshot fails.
 func (r *Recorder) record(ctx context.Context, t *target) error {
 	defer func() {
-		if ctx.Err() == nil { // Otherwise a look may still be running, and this program is about to end.
+		if ctx.Err() == nil { // Otherwise t.look may still be running, and this program is about to end.
 			t.close(ctx)
 		}
 		r.mu.Lock()
@@ -369,24 +370,24 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 			r.add(t, look, now, max(now.Sub(due), 0))
 		case t.looks == 0 && !errors.Is(err, reader.ErrBusy) && ctx.Err() == nil:
 			return err
-		} // After another error, the next look covers this time too.
+		} // After any other error, the next snapshot covers this time too.
 		if last {
 			return nil
 		}
 		if now := time.Now(); now.After(due.Add(period)) {
-			due = now // Missed looks are not made up for.
+			due = now // Skip missed snapshots.
 		}
 	}
 }
 
-// described is a look with the descriptions of its goroutines' stacks.
+// described is a snapshot with the descriptions of its goroutines' stacks.
 type described struct {
 	*waiting.Look
 
 	stacks []*stack
 }
 
-// look looks at the process. The process may block it.
+// look takes a snapshot of the process. The process may block it.
 func (t *target) look(ctx context.Context) (*described, error) {
 	look, err := t.process.Sample(ctx, waiting.Options{Stacks: true, Probability: t.probability})
 	if err != nil {
@@ -401,7 +402,7 @@ func (t *target) look(ctx context.Context) (*described, error) {
 	return d, nil
 }
 
-// add adds the time since the previous look.
+// add attributes the time since the previous snapshot.
 func (r *Recorder) add(t *target, look *described, now time.Time, late time.Duration) {
 	elapsed := now.Sub(t.last)
 	t.last, t.missing = now, look.Missing
@@ -430,8 +431,8 @@ func (r *Recorder) add(t *target, look *described, now time.Time, late time.Dura
 		}
 		s := &look.Spans[g.In]
 		if g.State == reader.GoroutineGone {
-			// Either the goroutine exited after the span was read and before the goroutine was, or it exited long
-			// ago and has left the span, which another goroutine may own now.
+			// The goroutine exited either between the reading of the span and of the goroutine, or long
+			// ago. In the latter case another goroutine may own the span now.
 			if exited[s.SpanID] = true; t.exited[s.SpanID] {
 				continue
 			}
@@ -459,8 +460,8 @@ func (r *Recorder) add(t *target, look *described, now time.Time, late time.Dura
 // stack describes goroutines with equal stacks.
 type stack struct {
 	kind, function string
-	// locations is the stack, in which a frame that names the wait replaces the runtime functions that
-	// implement it.
+	// locations is the symbolized stack. A single frame with the kind of wait replaces the runtime
+	// functions that implement the wait.
 	locations []*symbols.Location
 }
 
@@ -602,7 +603,7 @@ func (r *Recorder) finish() *Result {
 	return &r.result
 }
 
-// compare orders by time, the most first, and then by name.
+// compare orders by descending time and then by name.
 func compare(a, b time.Duration, nameA, nameB string) int {
 	if a != b {
 		if a > b {

@@ -143,8 +143,8 @@ func (c *Command) ExitCode() int {
 var forwarded = []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2}
 
 // PassSignals passes signals on to the program until stop is called. Signals that this process ignores stay
-// ignored by both. In the foreground, SIGINT and SIGQUIT are not passed on, because the terminal sends them
-// to the program as well.
+// ignored, also by the program. In the foreground, SIGINT and SIGQUIT are not passed on, because the
+// terminal sends them to the program as well.
 func (c *Command) PassSignals() (stop func()) {
 	signals := make(chan os.Signal, len(forwarded))
 	for _, s := range forwarded {
@@ -178,7 +178,7 @@ func (c *Command) PassSignals() (stop func()) {
 func inForeground() bool {
 	tty, err := os.Open("/dev/tty")
 	if err != nil {
-		return false // There is no terminal.
+		return false // This process has no terminal.
 	}
 	defer func() { _ = tty.Close() }()
 	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)

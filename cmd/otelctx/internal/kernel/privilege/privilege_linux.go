@@ -17,8 +17,8 @@ import (
 // Set is a set of capabilities: bit n is capability n of linux/capability.h.
 type Set uint64
 
-// recording is the set that [Do] raises: the capabilities for sampling, and those that include or replace
-// them. None of them by itself lets the program read what its user may not read.
+// recording is the set that [Do] raises: the capabilities for sampling, and the capabilities that include
+// or replace them. None of them by itself lets the program read what its user may not read.
 const recording Set = 1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SYS_RESOURCE
 
 // restricted reports whether [Restrict] has cleared the effective capabilities.
@@ -42,8 +42,8 @@ func Restrict() error {
 	}
 	sets.keepEffective(0)
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	// Both stay alive until the call has returned, by rule 4 of package unsafe: the conversions are in the
-	// argument list of syscall.AllThreadsSyscall.
+	// Rule 4 of package unsafe keeps header and sets alive until the call has returned, because the
+	// conversions are in the argument list of syscall.AllThreadsSyscall.
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&sets[0])), 0)
 	if errno == syscall.ENOTSUP {
 		return errors.New("a program built with cgo cannot give up the capabilities of its file: build it with CGO_ENABLED=0")
@@ -62,7 +62,8 @@ func Do(f func() error) error {
 	if !restricted.Load() {
 		return f()
 	}
-	// No other goroutine uses the thread meanwhile, and the runtime does not clone threads from it.
+	// While the thread is locked, no other goroutine uses it, and the runtime does not clone threads from
+	// it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	sets, err := get()

@@ -23,8 +23,8 @@ const (
 	GoroutineTable = Carrier(reader.GoroutineTable)
 	// GoroutineRecord is [reader.GoroutineRecord].
 	GoroutineRecord = Carrier(reader.GoroutineRecord)
-	// Labels are the goroutine's pprof labels, whoever set them, read as the OpenTelemetry eBPF
-	// profiler reads them: the values of trace_id and span_id.
+	// Labels reads the values of trace_id and span_id from the goroutine's pprof labels, like the
+	// OpenTelemetry eBPF profiler. It does not matter who set the labels.
 	Labels Carrier = 4
 )
 
@@ -73,7 +73,7 @@ func labelsError(layout *reader.ThreadLayout) error {
 	return fmt.Errorf("the layout of labels is known for Go 1.24 to 1.27, and not for %q", text)
 }
 
-// goVersion returns the Go version that a process publishes, "" if none.
+// goVersion returns the Go version that a process publishes, or "" if it publishes none.
 func goVersion(c *reader.ProcessContext) string {
 	if c == nil {
 		return ""

@@ -179,7 +179,7 @@ func TestLabelsAsProfilersReadThem(t *testing.T) {
 	}
 }
 
-// TestLabelsThatChange checks that nothing remains of longer labels read before.
+// TestLabelsThatChange checks that a sample contains nothing of longer labels in earlier samples.
 func TestLabelsThatChange(t *testing.T) {
 	const trace, span = "0123456789abcdef0123456789abcdef", "fedcba9876543210"
 	s := open(t, Config{Frequency: burner.Frequency(), Carrier: Labels})

@@ -63,7 +63,8 @@ func (c *Changes) open(watched *ebpf.Map, config ChangesConfig) error {
 		return fmt.Errorf("ring buffer: %w", err)
 	}
 	if config.Publications {
-		// The number of this tracepoint is only in tracefs, which only root may read.
+		// Attaching to a tracepoint needs its number, which is only in tracefs, and only root may read
+		// tracefs.
 		if l, err := link.Tracepoint("syscalls", "sys_enter_prctl", c.objects.Publishes, nil); err == nil {
 			c.links = append(c.links, l)
 			c.publications = true
@@ -110,7 +111,7 @@ func (c *Changes) Again(pid int) {
 	if c.closed {
 		return
 	}
-	// If it is missing, no change has been reported.
+	// Deleting fails if no change of the process has been reported, which is not an error.
 	_ = privilege.Do(func() error { return c.objects.Told.Delete(uint32(pid)) })
 }
 

@@ -33,7 +33,7 @@ func startShell(t *testing.T) *childproc.Child {
 	return c
 }
 
-// openChanges returns the changes of this machine's processes.
+// openChanges starts reporting the changes of all processes.
 func openChanges(t *testing.T, s *Sampler, config ChangesConfig) *Changes {
 	t.Helper()
 	changes, err := s.Changes(config)

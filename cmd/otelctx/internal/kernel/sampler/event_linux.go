@@ -55,8 +55,8 @@ func (s *Sample) decode(b []byte) (bootNS uint64, err error) {
 
 func newImage(i programImage) Image { return Image{PID: int(i.Pid), start: i.Start, execs: i.Execs} }
 
-// addresses appends the frames in b to frames. The kernel fills the rest of a stack that it cannot follow
-// with zeros.
+// addresses appends the frames in b to frames. If the kernel cannot unwind a stack completely, it fills the
+// rest with zeros.
 func addresses(frames []uint64, b []byte) []uint64 {
 	for ; len(b) >= 8; b = b[8:] {
 		if address := binary.NativeEndian.Uint64(b); address != 0 {

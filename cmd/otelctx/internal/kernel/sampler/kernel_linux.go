@@ -60,7 +60,7 @@ func (t *timers) adjust() error {
 		}
 		fd, err := t.open(cpu)
 		if errors.Is(err, unix.ENODEV) {
-			continue // It went offline meanwhile.
+			continue // The CPU has gone offline meanwhile.
 		}
 		if err != nil {
 			return errors.Join(append(errs, err)...)
@@ -71,7 +71,7 @@ func (t *timers) adjust() error {
 		}
 		added = append(added, fd)
 	}
-	// Enabled together, so that no CPU starts earlier than the others.
+	// Enable all events together, so that no CPU starts much earlier than the others.
 	for _, fd := range added {
 		if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_ENABLE, 0); err != nil {
 			errs = append(errs, fmt.Errorf("PERF_EVENT_IOC_ENABLE: %w", err))
@@ -153,7 +153,7 @@ func (t *timers) close(cpu, fd int) error {
 // initPIDNamespace is the inode number of the initial PID namespace (PROC_PID_INIT_INO).
 const initPIDNamespace = 0xEFFFFFFC
 
-// pidNamespace returns the inode number of this process's PID namespace, 0 for the initial one.
+// pidNamespace returns the inode number of this process's PID namespace, or 0 for the initial namespace.
 func pidNamespace() (uint32, error) {
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
@@ -176,9 +176,9 @@ func kernelBoottime() (uint64, error) {
 	return now - uint64(offset), err
 }
 
-// sameMoment reads the wall clock and [kernelBoottime] at the same moment. This process may be preempted
-// between the two, which would shift all samples, so it reads both several times and returns the fastest
-// pair.
+// sameMoment reads the wall clock and [kernelBoottime] at the same moment. A preemption between the two
+// readings would shift the times of all samples, so sameMoment reads both clocks several times and returns
+// the pair that took the least time.
 func sameMoment() (now time.Time, boot uint64, err error) {
 	const attempts = 5
 	shortest := time.Duration(math.MaxInt64)
@@ -204,7 +204,7 @@ var needed = []struct {
 	{"CAP_PERFMON", unix.CAP_PERFMON},
 }
 
-// permitted returns an error that names the missing capabilities, nil if none is missing.
+// permitted returns an error that names the missing capabilities, or nil if none is missing.
 func permitted() error {
 	usable, err := privilege.Usable()
 	if err != nil {
@@ -231,7 +231,8 @@ func unlockMemory() error {
 	return unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 }
 
-// explain wraps an error of the kernel in ErrNotPermitted or errors.ErrUnsupported if that is the cause.
+// explain wraps an error of the kernel in ErrNotPermitted or errors.ErrUnsupported if missing permission or
+// support is the cause.
 func explain(err error) error {
 	var refused *ebpf.VerifierError
 	switch {

@@ -68,7 +68,7 @@ func newLayout(image Image, layout *reader.ThreadLayout, chosen Carrier) program
 	return l
 }
 
-// cellSize is how many bytes of a cell the BPF program reads.
+// cellSize is the number of bytes that the BPF program reads of a cell.
 const cellSize = 128
 
 // setSpans stores the position and the layout of the cells of live spans.

@@ -36,9 +36,9 @@ type mappings struct {
 
 	mu    sync.Mutex
 	rings map[int][]byte // memory shared with the kernel, by CPU
-	// waiting are mappings that may be newer than samples still to be read.
+	// waiting holds mappings that may be newer than samples still to be read.
 	waiting []mapped
-	// lost reports that records were not read, incomplete that a ring could not be allocated.
+	// lost reports that some records were not read. incomplete reports that a ring could not be allocated.
 	lost, incomplete bool
 }
 

@@ -44,8 +44,9 @@ type Config struct {
 	Mappings Mappings
 }
 
-// Mappings receives new executable mappings of processes. The goroutine that reads samples calls it: before
-// a sample is returned, with all mappings made before that sample was taken, in order.
+// Mappings receives new executable mappings of processes. Its methods are called by the goroutine that
+// reads samples. Before a sample is returned, all mappings made before the sample was taken are reported,
+// in order.
 type Mappings interface {
 	// Maps reports whether the mappings of a process are of interest.
 	Maps(pid int) bool
@@ -57,7 +58,7 @@ type Mappings interface {
 }
 
 // Image identifies a program that a process runs, from one exec to the next. Images are comparable with ==.
-// The zero value is no program.
+// The zero value stands for no program.
 type Image struct {
 	// PID is the process's id in the caller's PID namespace.
 	PID int
@@ -92,7 +93,7 @@ type Sample struct {
 	Time time.Time
 	// Image is the program that the process ran.
 	Image Image
-	// TID is the id of the thread; OwnTID is its id in the innermost PID namespace of the thread itself.
+	// TID is the id of the thread. OwnTID is its id in the thread's own PID namespace.
 	TID, OwnTID int
 	// CPU is the CPU number.
 	CPU int
@@ -106,9 +107,10 @@ type Sample struct {
 	// outermost ones.
 	Truncated bool
 	// Goroutine is the id of the user goroutine that the thread ran, or for which it was in a system call.
-	// It is 0 if there was none or it is unknown.
+	// It is 0 if there was no such goroutine or its id is unknown.
 	Goroutine uint64
-	// Span is the span that the thread was in, zero if there was none or it is unknown.
+	// Span is the span that the thread was in. It is zero if the thread was in no span or the span is
+	// unknown.
 	Span Span
 }
 
@@ -117,11 +119,12 @@ type Sample struct {
 type Span struct {
 	TraceID [16]byte
 	SpanID  [8]byte
-	// LocalRootSpanID is the id of the outermost span of the trace in the process; zeros if unknown.
+	// LocalRootSpanID is the id of the outermost span of the trace in the process, or zero if it is
+	// unknown.
 	LocalRootSpanID [8]byte
 	TraceFlags      byte
-	// Name and Endpoint are the numbers of the names of the span and of its local root, which
-	// [reader.Process.Names] returns; 0 if unknown.
+	// Name and Endpoint are the numbers of the names of the span and of its local root.
+	// [reader.Process.Names] returns the names. A number is 0 if the name is unknown.
 	Name, Endpoint uint16
 	// Attributes are the attributes of the span, encoded as in OTEP 4947. [reader.ThreadLayout.Attributes]
 	// decodes them.

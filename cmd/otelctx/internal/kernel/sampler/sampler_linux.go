@@ -42,12 +42,12 @@ type Sampler struct {
 	bootBase uint64
 
 	mu sync.Mutex
-	// places maps watched processes to the index of their layout. free lists the unused layouts, the one
-	// unused for the longest time first, since a sample being taken may still read a layout that has just
-	// been freed.
+	// places maps watched processes to the index of their layout. free lists the unused layouts. Layouts
+	// that have been unused for the longest time are reused first, because a sample being taken may still
+	// read a layout that has just been freed.
 	places map[int]uint32
 	free   []uint32
-	// counts are the last known counts.
+	// counts holds the last known counts.
 	counts  Counts
 	stopped bool
 	closed  bool
@@ -58,12 +58,13 @@ type Sampler struct {
 	// it.
 	listing sync.Mutex
 	nextMu  sync.Mutex
-	// next makes the next list of processes, shared by the concurrent callers of Image; nil if no caller is
-	// waiting.
+	// next makes the next list of processes. All concurrent callers of Image share it. It is nil if no
+	// caller is waiting.
 	next func() (map[int]Process, error)
 }
 
-// pollInterval is how long samples may wait to be read. Waking up costs more than many samples do.
+// pollInterval is how long samples may wait to be read. Waking the reader costs more than reading many
+// samples.
 const pollInterval = 250 * time.Millisecond
 
 // Open starts sampling. No process is watched yet.
@@ -220,7 +221,7 @@ func (s *Sampler) Processes() (map[int]Process, error) {
 	return s.processes()
 }
 
-// processes is Processes; s.listing is held.
+// processes implements Processes. The caller must hold s.listing.
 func (s *Sampler) processes() (map[int]Process, error) {
 	s.mu.Lock()
 	closed := s.closed
@@ -282,7 +283,7 @@ func (s *Sampler) nextProcesses() (map[int]Process, error) {
 	s.listing.Lock()
 	defer s.listing.Unlock()
 	s.nextMu.Lock()
-	s.next = nil // Later callers need a newer list.
+	s.next = nil // Later callers need a list that starts after their call.
 	s.nextMu.Unlock()
 	return s.processes()
 }
@@ -299,8 +300,9 @@ func (s *Sampler) Processors() error {
 }
 
 // Read waits for a sample and stores it in to, reusing the memory of its stacks. Samples arrive up to a
-// quarter of a second late. If there is none for that long, Read returns [ErrNoSample]: all samples taken
-// before the call have been read. After [Sampler.Stop] it returns [io.EOF] once all samples have been read.
+// quarter of a second late. If no sample arrives in that time, Read returns [ErrNoSample]; all samples
+// taken before the call have then been read. After [Sampler.Stop] it returns [io.EOF] once all samples have
+// been read.
 func (s *Sampler) Read(to *Sample) error {
 	if s.drained {
 		return io.EOF
@@ -371,7 +373,7 @@ func (s *Sampler) Counts() Counts {
 	return s.counts
 }
 
-// count updates the counts from the BPF program's.
+// count updates the counts from the BPF program's counters.
 func (s *Sampler) count() {
 	var counts []programCounts
 	if s.objects.Counted == nil || privilege.Do(func() error { return s.objects.Counted.Lookup(uint32(0), &counts) }) != nil {

@@ -53,7 +53,8 @@ func needSampling(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// sampling returns why this user may not sample. Finding out takes a while.
+// sampling returns the reason why this user may not sample, or nil. The result is cached, because the check
+// takes a while.
 var sampling = sync.OnceValue(func() error {
 	s, err := Open(Config{Frequency: 1})
 	if err != nil {
@@ -121,8 +122,8 @@ func rest(t testing.TB, s *Sampler) []Sample {
 type verdict struct {
 	// undecided counts samples whose stack does not reveal the true span.
 	samples, undecided int
-	// inside and outside count the samples that were truly in a span and in none. Of those inside, found
-	// have the right span and wrong have another one. Of those outside, stray have a span.
+	// inside counts samples that were truly in a span: found of them have the right span, and wrong have
+	// another span. outside counts samples that were truly in no span: stray of them have a span.
 	inside, found, wrong int
 	outside, stray       int
 }
@@ -557,7 +558,7 @@ func TestWatchAgain(t *testing.T) {
 		require.Zero(t, one.Goroutine)
 		require.NotEmpty(t, one.User)
 	}
-	watch(t, s, c.PID(), layoutOf(t, c.PID())) // It publishes nothing yet.
+	watch(t, s, c.PID(), layoutOf(t, c.PID())) // The process publishes nothing yet.
 	assert.Equal(t, "published", c.Ask("publish"))
 	watch(t, s, c.PID(), layoutOf(t, c.PID()))
 	for start := time.Now(); !take(t, s, 1)[0].Span.Exists(); {
