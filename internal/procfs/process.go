@@ -96,8 +96,8 @@ func (p *Process) Thread(tid int) (*Process, error) {
 	return &Process{dir: dir}, nil
 }
 
-// MaxThreadsTried is the maximum number of other threads that [Process.Maps] tries if the first
-// thread has exited. The limit is needed because a process may keep any number of exited threads.
+// MaxThreadsTried is the maximum number of other threads to try if the first thread of a process
+// has exited. The limit is needed because a process may keep any number of exited threads.
 const MaxThreadsTried = 64
 
 // Maps yields the mappings of the process, like [Maps]. That requires the permission for a ptrace
