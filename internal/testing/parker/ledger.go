@@ -97,7 +97,7 @@ type staff struct {
 	abandoned []*entry
 }
 
-// member is one of the goroutines. It is in the span of the last element of its places.
+// member is one of the goroutines. It is in the span of the last element of places.
 type member struct {
 	id     uint64
 	places []place
