@@ -11,10 +11,9 @@ import (
 	"time"
 )
 
-// alternate compares a candidate with its baseline. It runs the two alternately, in batches of up
-// to batch operations, b.N operations of each in total, so that other load on the machine affects
-// both. It reports the candidate's usual benchmark results, with the median of the batches as the
-// time, and:
+// alternate compares a candidate with its baseline. It runs b.N operations of each, alternating
+// between the two after up to batch operations, so that other load on the machine affects both. It
+// reports the candidate's usual benchmark results, with the median of the batches as the time, and:
 //
 //   - cpu-ns/op, the CPU time of all threads including the garbage collector, which is steadier than wall time on a busy machine;
 //   - x-base, the ratio to the baseline's CPU time: the median of the rounds.
@@ -76,8 +75,8 @@ func median(v []float64) float64 {
 	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
-// ballast is as much memory as a small service uses. Without it the garbage collector would run
-// every 4 MB, and less often for a candidate that itself needs more memory.
+// ballast occupies as much memory as a small service uses. Without it the garbage collector would
+// run every 4 MB, and less often for a candidate that itself needs more memory.
 var ballast = make([]byte, 64<<20)
 
 func TestMedian(t *testing.T) {

@@ -26,10 +26,10 @@ import (
 )
 
 // roleDatadog is a child process in which dd-trace-go sets labels. It is a separate process because
-// dd-trace-go publishes a process context, which stays.
+// dd-trace-go publishes a process context and never removes it.
 const roleDatadog = "datadog"
 
-// labels are the labels of a span in a profile, and those required by dd-trace-go's rules.
+// labels holds the labels of a span in a profile (Got), and those that dd-trace-go's rules require.
 type labels struct{ Got, Rules map[string]string }
 
 // spanLabels starts a request and a span in it, and writes a profile to a file.
@@ -67,7 +67,7 @@ func spanLabels(file string, tracer trace.Tracer) (l labels, err error) {
 	return l, nil
 }
 
-// setDatadogLabels is the child's part.
+// setDatadogLabels is the body of roleDatadog.
 func setDatadogLabels(parent *childproc.Parent) {
 	provider, err := byDatadog(true)()
 	parent.Must(err)

@@ -15,8 +15,8 @@ import (
 )
 
 // BenchmarkExecutionTrace starts and ends spans whose ids are logged in execution traces. The
-// baseline is spans of the same provider whose ids are not. It measures without an execution trace
-// and in one, where the SDK makes both kinds of spans user tasks.
+// baseline is the same provider without this logging. The benchmark runs without an execution trace
+// and during one, when the SDK creates a user task for every span.
 func BenchmarkExecutionTrace(b *testing.B) {
 	for _, traced := range []string{"no", "yes"} {
 		for _, s := range shapes {

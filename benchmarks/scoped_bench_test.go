@@ -21,12 +21,12 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// three are the attributes that a context has, or that are passed explicitly.
+// three lists the attributes that are set on the context or passed explicitly.
 var three = []attribute.KeyValue{
 	attribute.String("http.app", "shop"), attribute.String("tenant.class", "gold"), attribute.Int("shard", 7),
 }
 
-// own are attributes of the span, the record or the measurement itself.
+// own lists attributes of the span, the record or the measurement itself.
 var own = []attribute.KeyValue{
 	attribute.String("http.request.method", "GET"), attribute.String("http.route", "/cart/{id}"),
 	attribute.Int("http.response.status_code", 200), attribute.Bool("cached", true),
@@ -35,7 +35,7 @@ var own = []attribute.KeyValue{
 // layer is the key of another value in a context.
 type layer int
 
-// owns are the tested numbers of own attributes of a span, record or measurement.
+// owns lists the tested numbers of own attributes of a span, record or measurement.
 var owns = []struct {
 	own  string
 	list []attribute.KeyValue

@@ -59,7 +59,7 @@ func storeLeaf(s *leaf.Slots) func(n int) {
 	}
 }
 
-// rings are all kinds of rings.
+// rings lists all kinds of rings.
 var rings = []struct {
 	layout      int
 	index       string

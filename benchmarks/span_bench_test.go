@@ -28,7 +28,7 @@ import (
 // noop is the baseline's processor, because the SDK records no spans without a processor.
 var noop = oteltest.SpanProcessor{}
 
-// published are the options that leave a single carrier.
+// published maps the name of each configuration to the options that enable only its carrier.
 var published = map[string][]spanctx.Option{
 	"slots":  {spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false)},
 	"gslots": {spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false)},
@@ -110,7 +110,8 @@ func newIntegration(tb testing.TB, mode universalprofiling.Mode) *universalprofi
 	return i
 }
 
-// shapes are the patterns in which spans are nested. Each starts and ends n spans, times its depth.
+// shapes lists the patterns in which spans are nested. Each pattern starts and ends n spans on every
+// level.
 var shapes = []struct {
 	shape string
 	run   func(ctx context.Context, tracer trace.Tracer, n int)

@@ -185,7 +185,7 @@ func TestMemory(t *testing.T) {
 		kB = append(kB, r.resident())
 	}
 	r.end()
-	// Take the median of a minute, because memory rises and falls with each file that is written.
+	// Take the median over a minute, because memory rises and falls with each file that is written.
 	const minute = int(time.Minute / step)
 	first, last := median(kB[:min(minute, len(kB))]), median(kB[max(0, len(kB)-minute):])
 	t.Logf("%d samples; KiB each %v: %v; the median of the first minute %d, of the last %d, %+.1f %%",
@@ -274,8 +274,8 @@ func TestOverhead(t *testing.T) {
 
 // cost is the CPU time of a recording.
 type cost struct {
-	// steady is the CPU time in the window, all that of the whole recording. For perf, named and
-	// written add the time of perf script, with and without function names.
+	// steady is the CPU time in the window, and all that of the whole recording. For perf, named and
+	// written also include the time of perf script, with and without function names.
 	steady, all, named, written time.Duration
 	samples                     int
 }

@@ -184,8 +184,8 @@ func renderAll(w io.Writer, t *table) error {
 	return nil
 }
 
-// goroutineProfile is an observer whose faults alone do not put a pattern into the document,
-// because it reads labels some milliseconds after it has collected the goroutines.
+// goroutineProfile is an observer that reads labels some milliseconds after it has collected the
+// goroutines. Patterns in which only this observer has faults are therefore not listed.
 const goroutineProfile = "goroutine profile"
 
 // renderSummary writes a row for each publication and observer.

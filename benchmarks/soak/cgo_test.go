@@ -5,6 +5,6 @@
 
 package soak
 
-// threadMappings is how many mappings a thread of the C library has: its stack, its heap, and their
-// guard pages.
+// threadMappings is the number of mappings of a thread of the C library: its stack, its heap, and
+// their guard pages.
 const threadMappings = 4

@@ -36,7 +36,7 @@ func (u unit) text(v float64) string {
 	return fmt.Sprintf("%.1f", math.Round(10*v)/10+0) // never -0
 }
 
-// limits are how much a flat curve may change in its second half.
+// limits bounds the change of a flat curve in its second half.
 type limits struct {
 	// growth is how much a straight line fitted by least squares may rise. It may fall by any
 	// amount.
@@ -98,7 +98,7 @@ func mean(values []float64) (mean float64) {
 // spread returns how far the highest point is above the median.
 func (s settled) spread() float64 { return s.max - s.median }
 
-// problems says why a curve is not flat, or has too few points.
+// problems returns the reasons why a curve is not flat, or reports that it has too few points.
 func (c *curve) problems() []string {
 	s := c.settled()
 	if s.points < leastPoints {

@@ -20,7 +20,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// curves are the curves of the service, and of the reader that runs all the time.
+// curves holds the curves of the service, and of the reader that runs all the time.
 type curves struct {
 	service, reader process
 	// heap and goroutines come from the service's reports.

@@ -178,7 +178,7 @@ func (l *ledger) lane(spanID [8]byte) string {
 	return string(bytes.TrimRight(e.Lane[:], "\x00"))
 }
 
-// open returns how many of the first spans, up to the one with the number last, have not ended.
+// open returns the number of spans that have not ended, among the spans with numbers up to last.
 func (l *ledger) open(last uint64) (n int, err error) {
 	for number := max(last, entries) - entries + 1; number <= last; number++ {
 		e, err := l.read(number)

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// fate is how a reader ends.
+// fate is the way in which a reader ends.
 type fate int
 
 const (
@@ -38,7 +38,7 @@ type life struct {
 	after, hold time.Duration
 }
 
-// longest is how long a reader may run. Only a reader that hangs takes that long.
+// longest is the time limit for a reader. Only a reader that hangs takes that long.
 const longest = 2 * time.Minute
 
 // live runs the reader and returns its exit code, or -1 if it was killed on purpose. It returns an error if the

@@ -36,7 +36,7 @@ type errand struct {
 	Pause  time.Duration
 }
 
-// visit is what a reader finds between opening a process and closing it.
+// visit holds the findings of a reader between opening a process and closing it.
 type visit struct {
 	Contexts []published
 	Spans    []sight
@@ -51,8 +51,8 @@ type published struct {
 	// By is the name of the reader.
 	By       string
 	From, To int64
-	// Generation is the generation of the resource, Beside that of the attributes published outside
-	// of it.
+	// Generation is the generation of the resource. Beside is the generation of the attributes
+	// published outside of the resource.
 	Generation, Beside int
 }
 
@@ -93,7 +93,7 @@ type visitor struct {
 	found  visit
 }
 
-// looks is how often a visitor reads the threads.
+// looks is the number of times that a visitor reads the threads.
 const looks = 5
 
 // visit reads everything.

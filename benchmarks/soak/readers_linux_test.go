@@ -57,7 +57,8 @@ func (s *soak) kinds() []kind {
 	}
 }
 
-// comeAndGo runs readers of a kind, one after the other, until ctx is done and one was killed.
+// comeAndGo runs readers of a kind, one after the other, until ctx is done and at least one reader was
+// killed.
 func (s *soak) comeAndGo(ctx context.Context, k kind) {
 	const least = 2
 	for n := 0; ctx.Err() == nil || n < least; n++ {
@@ -159,7 +160,7 @@ func (s *soak) watch(f fate) error {
 			return
 		}
 		if last != nil {
-			// A frame was complete when the next one began.
+			// The spans of a frame were read before the next frame began.
 			s.judgeThreads(byWatch, last.Threads, last.TimeUnixNano, next.TimeUnixNano)
 		}
 		last = next

@@ -41,7 +41,7 @@ const roleService = "service"
 
 // order is the first line that the service receives.
 type order struct {
-	// Directory is for the ledger and the socket.
+	// Directory is the directory of the ledger and the socket.
 	Directory string
 	// Capacity is the number of thread slots.
 	Capacity int
@@ -49,7 +49,7 @@ type order struct {
 
 const ledgerName = "ledger"
 
-// report is what the service knows about itself.
+// report describes the state of the service, as measured by the service itself.
 type report struct {
 	// Heap is the live heap at the last garbage collection, in bytes.
 	Heap, Goroutines uint64
@@ -58,8 +58,8 @@ type report struct {
 	// Requests counts answered requests, Failed the others.
 	Requests, Failed uint64
 	Slowest          time.Duration
-	// Spans counts started spans, Exported exported ones, and Correlated exported ones with stack
-	// traces from a profiler.
+	// Spans counts started spans, Exported counts exported spans, and Correlated counts exported spans
+	// with stack traces from a profiler.
 	Spans, Exported, Correlated uint64
 	// Without is the reason why Universal Profiling is off, or empty.
 	Without string
@@ -89,8 +89,8 @@ type service struct {
 	url    string
 	// ends and jobs are functions for the goroutines of pool.
 	ends, jobs chan func()
-	// over stops the clients, which load waits for. rest waits for goroutines that outlive their
-	// request.
+	// over tells the clients to stop, and load waits for them. rest waits for goroutines that outlive
+	// their request.
 	over             atomic.Bool
 	load, rest, pool sync.WaitGroup
 
@@ -329,8 +329,8 @@ func (s *service) elsewhere(_ http.ResponseWriter, r *http.Request) {
 // block blocks for a moment, so that other goroutines use the thread.
 func block() { time.Sleep(rand.N(2 * time.Millisecond)) }
 
-// The number on the stack of the work is the span's number in the ledger, shifted by one. The lowest bit means that
-// the span may also be missing, because it may end during the work.
+// While work is done in a span, the number on the stack is the span's number in the ledger, shifted left by one bit. The
+// lowest bit is set if samples may also be in no span, because the span may end during the work.
 const mayBeMissing = 1
 
 func onStack(ctx context.Context) uint64 {
@@ -391,8 +391,8 @@ func (e *exporter) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan)
 func (*exporter) Shutdown(context.Context) error { return nil }
 
 // Generations of the resource are numbered, and the number determines every byte. The attribute
-// generationKey has the number, and fillerKey a text whose length depends on it. The attributes
-// published outside of the resource have the same two keys.
+// generationKey holds the number, and fillerKey holds a text whose length depends on the number. The
+// attributes published outside of the resource have the same two keys.
 const (
 	generationKey = "soak.generation"
 	fillerKey     = "soak.filler"

@@ -50,17 +50,17 @@ type soak struct {
 	ledger       *ledger
 	// unit is the approximate run time of a reader.
 	unit time.Duration
-	// sampled are spans for correlate.
+	// sampled passes spans that readers have found to correlate.
 	sampled chan sight
 
 	mu sync.Mutex
-	// faults are the first faults. found counts all.
+	// faults holds the first faults. found counts all faults.
 	faults []error
 	found  int
 	counts map[string]uint64
 	// lives counts readers by kind and fate.
 	lives map[string]*[numFates]int
-	// begun and done are the times before and after the publication of each generation.
+	// begun and done hold the times before and after the publication of each generation.
 	begun, done []int64
 }
 
@@ -167,7 +167,7 @@ func (s *soak) enough(c *curves, r report) bool {
 			return false
 		}
 	}
-	// Fewer collections are not enough to tell whether the heap grows.
+	// With fewer collections, it is impossible to tell whether the heap grows.
 	if c.collections.settled().rise < leastPoints {
 		return false
 	}
@@ -253,7 +253,7 @@ func (s *soak) start(t *testing.T) {
 	t.Helper()
 	o := order{Directory: s.dir, Capacity: ringbuf.DefaultCapacity}
 	if short() {
-		// So few slots are all used in the first half.
+		// With so few slots, all of them are used in the first half.
 		o.Capacity = 256
 	}
 	line, err := json.Marshal(o)

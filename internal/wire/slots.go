@@ -117,7 +117,7 @@ const (
 )
 
 // Offsets of the parts of Slot2.State, which readers access as bytes. They are correct only on
-// little-endian machines, such as amd64 and arm64, the only ones that otelctx supports.
+// little-endian machines, such as amd64 and arm64, the only Linux ports with a calibrated runtime.
 const (
 	_ = -(unsafe.Sizeof(RingHeader{}) ^ 32)
 	_ = -(unsafe.Offsetof(RingHeader{}.Layout) ^ 4)

@@ -17,11 +17,12 @@ import (
 
 const (
 	numberDigits = 6
-	// Max is the largest number plus 1.
+	// Max is the exclusive upper bound of numbers.
 	Max = 1 << (4 * numberDigits)
 )
 
-// Burn takes a few hundred microseconds: long enough to be sampled, and short enough for many repetitions.
+// These constants make Burn take a few hundred microseconds: long enough to be sampled, and short enough for many
+// repetitions.
 const (
 	pieces     = 16
 	iterations = 10_000
@@ -90,7 +91,7 @@ func spell(number uint64, left int, wait func()) {
 	digits[number>>(4*left)&15](number, left, wait)
 }
 
-// digits are the functions that spell a digit.
+// digits holds the function for each digit.
 var digits [16]func(number uint64, left int, wait func())
 
 func init() { //nolint:gochecknoinits // The functions call each other through the table.

@@ -83,7 +83,7 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 		v.build(t, dir, pkg, kept)
 		built.Store(kept, true)
 	}
-	// Copy the program, because another test may rebuild the cached one at any time.
+	// Link or copy the program, because another test may rebuild the cached one at any time.
 	exe := filepath.Join(t.TempDir(), name)
 	if err := os.Link(kept, exe); err == nil {
 		return exe
