@@ -329,7 +329,7 @@ func (s *service) elsewhere(_ http.ResponseWriter, r *http.Request) {
 // block blocks for a moment, so that other goroutines use the thread.
 func block() { time.Sleep(rand.N(2 * time.Millisecond)) }
 
-// While work is done in a span, the number on the stack is the span's number in the ledger, shifted left by one bit. The
+// During work in a span, the number on the stack is the span's number in the ledger, shifted left by one bit. The
 // lowest bit is set if samples may also be in no span, because the span may end during the work.
 const mayBeMissing = 1
 

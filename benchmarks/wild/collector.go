@@ -23,7 +23,7 @@ import (
 	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
 
-// reportInterval is how often a receiver reports.
+// reportInterval is the time between two reports of a receiver.
 const reportInterval = time.Second
 
 // collectorConfig makes a Collector write the profiles of a receiver to a file, each message preceded by its size.
@@ -164,7 +164,7 @@ func functions(d pprofile.ProfilesDictionary, s pprofile.Sample) []string {
 	return names
 }
 
-// given returns the span of a sample's link, or of its labels, which are attributes.
+// given returns the span that a sample names by its link, or otherwise by the attributes made from its labels.
 func given(d pprofile.ProfilesDictionary, s pprofile.Sample) (id, error) {
 	if i := s.LinkIndex(); i != 0 {
 		link := d.LinkTable().At(int(i))

@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
 
-// seen is a sample as an observer shows it: the number on its stack, the span, and the kind of wait if it is known.
+// seen is a sample as reported by an observer: the number on its stack, the span, and the kind of wait if it is known.
 type seen struct {
 	number uint64
 	given  id
@@ -30,7 +30,7 @@ type watcher struct {
 
 	mu   sync.Mutex
 	seen map[seen]int
-	// now counts the samples of the current pattern and round, which about names.
+	// now counts the samples of the current pattern and round. about identifies the two.
 	now   int
 	about string
 }

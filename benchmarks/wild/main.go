@@ -1,15 +1,15 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command wild is the scoreboard of attribution. It runs patterns of real services, with real libraries, and counts
-// how often profilers attribute a sample to the right span.
+// Command wild measures how often profilers attribute a sample to the right span. It runs patterns of real services
+// with real libraries.
 //
 //	wild serve   runs the patterns, one after the other
-//	wild score   runs wild serve under observers, and prints how often each is right
+//	wild score   runs wild serve under profilers (observers), and prints how often each of them is right
 //
 // While a pattern works, its stack contains a number. The number stands for the span that must be
 // published at that moment according to the rules of package spanctx: the span of the context that
-// the code was given, or none. So each sample contains the truth, whichever observer took it.
+// the code was given, or none. So every sample contains the expected result, whichever observer took it.
 package main
 
 import (

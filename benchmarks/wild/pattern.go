@@ -31,7 +31,7 @@ type pattern struct {
 	env string
 	// single means that only one repetition may run at a time.
 	single bool
-	// waits are the kinds of wait in which the pattern's goroutines may be seen, separated by commas.
+	// waits lists the kinds of wait in which the pattern's goroutines may be seen, separated by commas.
 	waits string
 }
 
@@ -49,7 +49,7 @@ type run struct {
 
 	pattern string
 	truths  *truths
-	// burned counts pieces of work. The other fields count them by the verdict of the contract.
+	// burned counts pieces of work. The other fields count them by the span that the contract requires.
 	burned                                atomic.Int64
 	shownCount, nothingCount, eitherCount atomic.Int64
 }
@@ -63,7 +63,7 @@ func (r *run) in(ctx context.Context) {
 // out works where no span may be published.
 func (r *run) out() { r.burn(due{}) }
 
-// as is in if ctx has a local, recording span, and out otherwise.
+// as calls in if ctx has a local, recording span, and otherwise out.
 func (r *run) as(ctx context.Context) {
 	if trace.SpanFromContext(ctx).IsRecording() {
 		r.in(ctx)
@@ -83,7 +83,7 @@ func (r *run) oneOf(a, b trace.SpanContext) {
 	r.burn(due{spans: [2]id{idOf(a), idOf(b)}})
 }
 
-// waitIn is in, followed by a call of wait, during which the span of ctx is due as well.
+// waitIn calls in, and then wait. The span of ctx must be published during wait as well.
 func (r *run) waitIn(ctx context.Context, wait func()) {
 	r.needSpan(ctx)
 	r.burnAndWait(due{spans: [2]id{spanOf(ctx)}}, wait)
@@ -150,8 +150,8 @@ func (r *run) elsewhere(f func()) {
 	<-done
 }
 
-// apart is elsewhere on a new goroutine, so that nothing that f leaves behind on the goroutine
-// affects later work.
+// apart is like elsewhere, but uses a new goroutine, so that nothing that f leaves behind on the
+// goroutine affects later work.
 func (r *run) apart(f func()) {
 	done := make(chan struct{})
 	r.elsewhere(func() {

@@ -145,7 +145,7 @@ func (r *run) own() {
 	r.out()
 }
 
-// inPast calls f in a span, and then ends the span.
+// inPast calls f in a span and then ends the span, so that things created by f outlive it.
 func (r *run) inPast(f func()) {
 	_, span := r.root("past")
 	f()
@@ -309,7 +309,7 @@ func (a actor) ask(message func()) {
 	<-handled
 }
 
-// telling starts an actor in a span that has ended by the time the actor gets messages.
+// telling starts an actor in a span. The span has ended when the actor gets messages.
 func (r *run) telling(message func(sender context.Context)) {
 	var a actor
 	r.inPast(func() { a = spawn() })

@@ -137,7 +137,7 @@ func idle(_ context.Context, stream grpc.ServerStream) error {
 	return nil
 }
 
-// busy is idle with work before and after.
+// busy works, calls idle, and works again.
 func (r *run) busy(ctx context.Context, stream grpc.ServerStream) error {
 	r.in(ctx)
 	err := idle(ctx, stream)
@@ -174,7 +174,7 @@ func grpcUnaryWorkers(r *run) {
 	})
 }
 
-// afterEnd is a stats.Handler that works when a call has ended.
+// afterEnd is a stats.Handler that does work when a call has ended.
 type afterEnd struct {
 	r    *run
 	done chan struct{}
@@ -214,7 +214,7 @@ func grpcServerStream(r *run) {
 	})
 }
 
-// busyStream is busy for streams, and idle for the call that connects.
+// busyStream calls busy for streams, and idle for the call that connects.
 func (r *run) busyStream(ctx context.Context, stream grpc.ServerStream) error {
 	if stream == nil {
 		return nil

@@ -16,9 +16,9 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// handoverPatterns are about goroutines that start spans which other goroutines end. In some of
-// them the contract cannot yield the span that a user would want. Such a pattern expects the result
-// of the contract, and the pattern after it has the remedy.
+// handoverPatterns are about spans that are started by one goroutine and ended by another. In some
+// of the patterns, the rules of spanctx cannot yield the span that a user would want. Such a pattern
+// expects the result according to the rules, and the next pattern shows the remedy.
 var handoverPatterns = []pattern{
 	{called: "siblings4Elsewhere", run: plainSiblings(4), about: "four children in flight: in the last one, and in the parent after all have ended elsewhere"},
 	{called: "siblings8Elsewhere", run: plainSiblings(8), about: "the same with eight"},
@@ -456,7 +456,7 @@ func rootInsideElsewhereRefresh(r *run) {
 	r.inSpan([]context.Context{context.Background()}, r.refreshed)
 }
 
-// forUnsampled starts an unsampled root inside a span. The function gets both contexts.
+// forUnsampled starts an unsampled root inside a span, and passes both contexts to f.
 func (r *run) forUnsampled(sampler sdktrace.Sampler, f func(outer, unsampled context.Context)) {
 	outer, root := r.root("outer")
 	ctx, span := r.with(sampler).Start(context.Background(), "unsampled")

@@ -413,7 +413,7 @@ func (r *run) connLoops(version int, early bool, around func(dialFunc) dialFunc)
 func httpConnLoops1(r *run) { r.connLoops(1, false, plainly) }
 func httpConnLoops2(r *run) { r.connLoops(2, false, plainly) }
 
-// detached dials outside of all spans, and leaves the goroutine there.
+// detached dials outside of all spans, and does not return the goroutine to its span.
 func detached(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		spanctx.Attach(context.Background())

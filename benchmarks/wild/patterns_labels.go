@@ -215,7 +215,7 @@ func setLabelsChild(r *run) {
 	root.End()
 }
 
-// labels returns labels of the user, with keys that sort before and after ours.
+// labels returns labels of the user. Some of their keys sort before the keys of otelctx, others after.
 func labels(n int) pprof.LabelSet {
 	var pairs []string
 	for i := range n {

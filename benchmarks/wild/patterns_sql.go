@@ -83,7 +83,7 @@ func (r *run) database(c *connector) *sql.DB {
 	if c.connect == nil {
 		c.connect = func(context.Context) {}
 	}
-	// Connect has no span, so the work in it is not in one.
+	// Omit the span for connecting, so that work in Connect is outside of all spans.
 	return otelsql.OpenDB(c, otelsql.WithTracerProvider(r.provider), otelsql.WithSpanOptions(otelsql.SpanOptions{OmitConnectorConnect: true}))
 }
 
@@ -128,9 +128,9 @@ func sqlAfterExec(r *run) {
 func sqlRows(r *run) {
 	r.querying(new(connector), func(db *sql.DB, ctx context.Context) {
 		each(check(db.QueryContext(ctx, query)), func() {
-			// otelsql starts sql.rows inside of its sql.conn.query, which then ends. By
-			// rule 2 the goroutine is in the caller's span again, although the context
-			// says that sql.rows is a child of that.
+			// otelsql starts sql.rows while its span sql.conn.query is live, which then
+			// ends. By rule 2 the goroutine is in the caller's span again, although the
+			// context of sql.rows says that it is a child of the caller's span.
 			r.oneOf(trace.SpanContextFromContext(ctx), r.started.named("sql.rows"))
 		})
 	})
@@ -221,7 +221,7 @@ func sqlOpener(r *run) {
 	must(db.Close())
 }
 
-// logWork is a log processor, and an exporter, that works.
+// logWork is a log processor and exporter that calls work.
 type logWork struct{ work func(context.Context) }
 
 func (l logWork) OnEmit(ctx context.Context, _ *sdklog.Record) error {
@@ -262,7 +262,7 @@ func logExporter(r *run) {
 	must(provider.Shutdown(context.Background()))
 }
 
-// spanWork is an exporter that works.
+// spanWork is a span exporter that calls work.
 type spanWork struct{ work func() }
 
 func (s spanWork) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) error {

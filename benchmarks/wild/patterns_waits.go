@@ -89,7 +89,7 @@ func waits(wait func() (wait, wake func())) func(*run) {
 	}
 }
 
-// waitTime is how long a pattern waits.
+// waitTime is the time for which a pattern waits.
 const waitTime = 3 * time.Millisecond
 
 func waitMutex() (wait, wake func()) {
@@ -213,7 +213,8 @@ func waitIOPipe() (wait, wake func()) {
 	return func() { _, _ = io.ReadAll(reader) }, func() { _ = writer.Close() }
 }
 
-// slowServer returns a server that answers when it is told to, with or without sending its headers first.
+// slowServer returns a server that answers only after a call of answer. If headers is true, it sends its headers
+// before.
 func slowServer(headers bool) (address string, answer, closeServer func()) {
 	c := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -34,7 +34,7 @@ const (
 	frequency = 997
 	// wanted is the minimum number of samples of a row.
 	wanted = 300
-	// attempts is how often a pattern is run to get that many.
+	// attempts is the number of times that a pattern is run to get that many samples.
 	attempts = 5
 )
 
@@ -46,7 +46,7 @@ type board struct {
 	parallel                                      int
 	together                                      bool
 
-	// rows are keyed by pattern, costs by observer. Both are about one publication.
+	// rows holds results by pattern, and costs holds costs by observer. Both are for one publication.
 	publication publication
 	rows        map[string]*row
 	costs       map[string]*cost
@@ -71,8 +71,8 @@ type row struct {
 // tally counts samples.
 type tally struct {
 	Right, None, Wrong int
-	// Shown is the part of Right that has a span. Outside is the part of Wrong in which no span is
-	// due.
+	// Shown counts the samples in Right that have a span. Outside counts the samples in Wrong that
+	// must not have a span.
 	Shown, Outside int
 }
 
@@ -93,7 +93,7 @@ func (b *board) flags(f *flag.FlagSet) {
 
 // observer is a profiler that samples the service.
 type observer struct {
-	// name is for the command line, title for tables.
+	// name identifies the observer on the command line, and title in tables.
 	name, title string
 	// args are arguments of otelctx record, nil for another observer.
 	args []string
@@ -106,7 +106,7 @@ type observer struct {
 	read    func(text []byte, pid int) (map[seen]int, error)
 	// factor is how many times more CPU time the observer needs for the same number of samples.
 	factor int
-	// waits says that it is judged by patterns that wait, and by the kinds of wait.
+	// waits is set if the observer is measured only with patterns that wait, including their kind of wait.
 	waits bool
 }
 
@@ -453,7 +453,7 @@ func (b *board) record(pid int, args []string) (stopFunc, error) {
 		return nil, err
 	}
 	if slices.Contains(args, "--wall") {
-		// It is ready early enough, and opens nothing that says so.
+		// This recorder opens no file that shows when it samples, but it is ready early enough.
 	} else if err := awaitSampling(cmd.Process.Pid); err != nil {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -527,7 +527,7 @@ func (b *board) add(o observer, dir, path string, pid int) error {
 			continue
 		}
 		if s.wait != "" && !chosen(row.waits, s.wait) {
-			t.spans = [2]id{{trace.TraceID{1}, trace.SpanID{1}}} // no answer is right
+			t.spans = [2]id{{trace.TraceID{1}, trace.SpanID{1}}} // this span does not exist, so every answer is wrong
 		}
 		row.Tallies[o.name].add(t, s.given, times)
 	}

@@ -36,7 +36,7 @@ func TestScore(t *testing.T) {
 	otelctx := programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
 	for _, tt := range []struct {
 		publish, observer, patterns string
-		// exact says that no span is missing.
+		// exact is set if no span may be missing.
 		exact bool
 	}{
 		{"default", "record", always + "," + inherited + "," + rings, true},

@@ -143,7 +143,7 @@ func (r *run) repeat(p pattern, parallel int, enough func() bool) {
 	if p.single || p.alone {
 		parallel = 1
 	}
-	// A pattern that hardly uses the CPU ends at the deadline.
+	// The deadline is for patterns that hardly use the CPU.
 	for deadline := time.Now().Add(time.Minute); !enough() && time.Now().Before(deadline); {
 		var group sync.WaitGroup
 		for range parallel {

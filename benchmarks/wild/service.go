@@ -39,10 +39,9 @@ type service struct {
 type publication struct {
 	name    string
 	options []spanctx.Option
-	// labels says that goroutines in spans have labels.
+	// labels is set if goroutines in spans have labels.
 	labels bool
-	// peer says that grafana/otel-profiling-go sets the labels, and that nothing else publishes
-	// spans.
+	// peer is set if grafana/otel-profiling-go sets the labels, and nothing else publishes spans.
 	peer bool
 }
 
@@ -65,7 +64,7 @@ func publicationOf(name string) (publication, error) {
 	return publication{}, fmt.Errorf("invalid -publish %q: use default, record, goroutine_table, thread_slots, datadog, grafana", name)
 }
 
-// seenBy reports whether an observer can see spans of the publication: all but otelctx record read labels.
+// seenBy reports whether an observer can see spans of the publication. All observers except otelctx record need labels.
 func (p publication) seenBy(o observer) bool {
 	if o.name == "record" {
 		return !p.peer

@@ -28,7 +28,7 @@ type due struct {
 	pattern string
 	// spans are the permitted spans. One or both may be missing.
 	spans [2]id
-	// nothing permits the absence of a span although there is one.
+	// nothing is set if an observer may also report no span.
 	nothing bool
 }
 
@@ -44,7 +44,7 @@ func (t due) kind() string {
 	}
 }
 
-// truths assigns numbers to dues, for the stacks of the work.
+// truths assigns to each due the number that is on the stack during the work.
 type truths struct {
 	mu      sync.Mutex
 	numbers map[due]uint64

@@ -81,7 +81,7 @@ func TestSpansBesideDatadogsProcessContext(t *testing.T) {
 	childproc.NeedReading(t)
 	const foreign = "okprocess context is published by another library"
 	for name, test := range map[string]struct {
-		// words are the commands, and said the answers of the service.
+		// words lists the commands, and said lists the answers of the service.
 		words, said []string
 		// service is the service name in the process context, "" if there are two contexts.
 		service string
