@@ -17,20 +17,20 @@ import (
 )
 
 const (
-	// refresh is how often a sampled process's context is checked for changes. A check costs one
-	// system call.
+	// refresh is the interval at which the context of a sampled process is checked for changes. A
+	// check takes one system call.
 	refresh = time.Second
-	// A process without a context is retried after firstRetry, then after twice as long each time,
-	// up to lastRetry. A retry reads all its mappings.
+	// A process without a context is retried after firstRetry. The delay doubles with every retry, up
+	// to lastRetry, because a retry reads all mappings of the process.
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = time.Minute
-	// expiry is how long the receiver remembers a process without samples.
+	// expiry is the time for which the receiver remembers a process without samples.
 	expiry = 5 * time.Minute
-	// maxProcesses bounds how many processes are tracked.
+	// maxProcesses is the maximum number of tracked processes.
 	maxProcesses = 16384
-	// maxReads bounds how many processes are read at the same time.
+	// maxReads is the maximum number of processes that are read at the same time.
 	maxReads = 16
-	// settleTime bounds how long profiles wait for contexts that are still being read.
+	// settleTime is the maximum time for which profiles wait for contexts that are still being read.
 	settleTime = 2 * time.Second
 )
 
@@ -59,15 +59,15 @@ type source interface {
 	Close() error
 }
 
-// process is the state of one tracked process. reading guards its last fields during a read;
-// contexts.mu guards the others.
+// process is the state of one tracked process. reading guards the last fields, which are used during
+// a read; contexts.mu guards the others.
 type process struct {
-	// attributes are the attributes of the last context that was read, nil if there is none.
+	// attributes holds the attributes of the last context that was read, or nil if there is none.
 	attributes []*commonpb.KeyValue
-	// seen is the time of the last sample, due the time of the next read. wait is the retry delay.
+	// seen is the time of the last sample, and due the time of the next read. wait is the retry delay.
 	seen, due time.Time
 	wait      time.Duration
-	// done is closed when the current read ends; nil if no read is running.
+	// done is closed when the current read ends. It is nil if no read is running.
 	done chan struct{}
 
 	reading   sync.Mutex
@@ -162,7 +162,7 @@ func (c *contexts) finish(pid int, p *process, attributes []*commonpb.KeyValue, 
 	case err == nil:
 		p.attributes, p.wait = attributes, refresh
 	case errors.Is(err, reader.ErrProcessGone), errors.Is(err, reader.ErrBusy):
-		// Samples taken before the process ended keep the last context.
+		// Keep the last attributes: they belong to samples taken before the process ended.
 		p.wait = min(max(2*p.wait, firstRetry), lastRetry)
 	default:
 		if p.attributes != nil {

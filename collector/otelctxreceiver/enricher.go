@@ -35,8 +35,9 @@ func (e *enricher) ConsumeProfiles(ctx context.Context, profiles pprofile.Profil
 	return e.Profiles.ConsumeProfiles(ctx, profiles)
 }
 
-// addAttributes adds the published attributes. It keeps attributes that the profiler has set: a
-// process in a container has another pid for itself, and a process could claim anything.
+// addAttributes adds the published attributes. It does not replace attributes that the profiler has
+// set, because a process in a container knows only its pid in the container, and because a process
+// can publish false attributes.
 func addAttributes(to pcommon.Map, published []*commonpb.KeyValue) {
 	seen := pcommon.NewMap()
 	to.CopyTo(seen)

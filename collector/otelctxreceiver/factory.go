@@ -9,12 +9,12 @@ import (
 	"go.opentelemetry.io/collector/receiver/xreceiver"
 )
 
-// componentType is the receiver's name in configurations, scopeName that of its own telemetry.
+// componentType is the receiver's name in configurations. scopeName is the scope of its own telemetry.
 var componentType = component.MustNewType("otelctx")
 
 const scopeName = "github.com/otelctx/otelctx/collector/otelctxreceiver"
 
-// NewFactory returns the factory of the receiver. Its type is otelctx and its signal profiles.
+// NewFactory returns the factory of the receiver. Its type is otelctx, and its signal is profiles.
 func NewFactory() receiver.Factory {
 	return xreceiver.NewFactory(componentType, defaultConfig,
 		xreceiver.WithProfiles(createProfiles, component.StabilityLevelDevelopment))

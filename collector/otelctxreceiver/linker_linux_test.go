@@ -73,7 +73,7 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// reportInterval is short because each test waits for one report.
+// reportInterval is the time between reports. It is short because each test waits for a report.
 const reportInterval = 100 * time.Millisecond
 
 // reported returns upstream's report of samples that differ only in their labels.

@@ -60,7 +60,8 @@ func TestMain(m *testing.M) {
 
 const frequency = 97
 
-// piece is how long a thread of the service works inside or outside a span: one or two samples.
+// piece is the time for which a thread of the service works inside or outside a span. It is long enough
+// for one or two samples.
 const piece = 20 * time.Millisecond
 
 // interval is a period that a thread spent in one span, or outside all spans.
@@ -260,11 +261,11 @@ type verdict struct {
 	inSpans, right, none, outside, outsideGiven, noGoroutine, otherThreads, betweenPieces, attributes int
 }
 
-// wantedInFull samples yield at least enoughInSpans samples in spans.
+// wantedInFull is the number of samples in a full run. At least enoughInSpans of them are in spans.
 const wantedInFull, enoughInSpans = 7000, 2000
 
-// margin is how far a sample must be from the ends of an interval, because the clocks of two
-// processes are compared.
+// margin is the minimum time between a sample and the ends of its interval. It is needed because the
+// clocks of two processes are compared.
 const margin = time.Millisecond
 
 func judge(t *testing.T, samples []sample, truth []interval) (v verdict) {
@@ -314,8 +315,8 @@ func judge(t *testing.T, samples []sample, truth []interval) (v verdict) {
 	return v
 }
 
-// sampled returns the verdict on a receiver that profiles a service with equal stacks everywhere,
-// and the service's resource.
+// sampled profiles a service whose stacks are all equal with a receiver. It returns the verdict on the
+// receiver, and the service's resource.
 func sampled(t *testing.T, factory receiver.Factory, set *componenttest.Telemetry, wanted int) (verdict, map[string]any) {
 	t.Helper()
 	p := startProfiler(t, factory, set)
@@ -345,7 +346,7 @@ func truthOf(t *testing.T, child *childproc.Child) (truth []interval) {
 	return truth
 }
 
-// This records the same service with otelctx record, for comparison.
+// For comparison, otelctx record records the same service.
 func TestRecordOfTheSameService(t *testing.T) {
 	testenv.NeedAll(t)
 	program := programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
@@ -399,7 +400,7 @@ func TestSamplesAreLinked(t *testing.T) {
 	assert.NotZero(t, counted(t, set, "otelcol_otelctx_samples_linked"))
 }
 
-// This uses upstream's own receiver on the same service, for comparison.
+// For comparison, upstream's own receiver profiles the same service.
 func TestUpstreamMergesSamples(t *testing.T) {
 	testenv.NeedAll(t)
 	v, resource := sampled(t, upstream.NewFactory(), componenttest.NewTelemetry(), wantedInFull)
@@ -437,9 +438,8 @@ func TestResourcesOfAnyPublisher(t *testing.T) {
 	}
 }
 
-// First a service and then the receiver end and start again. Each time all samples arrive with the
-// resource of their process, except those of the last interval before a Shutdown, as the README
-// says.
+// First a service and then the receiver are restarted. Each time all samples arrive with the resource
+// of their process, except those of the last interval before a Shutdown (see the README).
 func TestRestarts(t *testing.T) {
 	begin := func() *childproc.Child {
 		child := childproc.Start(t, "service", nil)
@@ -479,7 +479,7 @@ func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end fu
 	if end != nil {
 		end()
 	}
-	// A report covers samples taken before its interval.
+	// A report may contain samples taken before its interval.
 	seen := len(p.sink.AllProfiles())
 	require.Eventually(t, func() bool { return len(p.sink.AllProfiles()) >= seen+2 }, testenv.Patience, 10*time.Millisecond)
 	all, _ := p.samples(service.PID())

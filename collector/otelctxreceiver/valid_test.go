@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// One process with an invalid name must not spoil the message for all others.
+// A process with an invalid name does not make the message invalid for all others.
 func TestTextIsValid(t *testing.T) {
 	profiles := pprofile.NewProfiles()
 	d := profiles.Dictionary()
