@@ -72,9 +72,9 @@ func foreign(p *childproc.Parent) {
 	service(p)
 }
 
-// service has three kinds of goroutines: on threads that stay in spans, one with an inner span that
-// was ended on another goroutine; on a thread whose span has ended; and one that is parked in a
-// span and has left its thread.
+// service has goroutines on threads that stay in spans, one of which had an inner span that was ended
+// on another goroutine. It also has a goroutine on a thread whose span has ended, and a goroutine that
+// is parked in a span and has left its thread.
 func service(p *childproc.Parent, opts ...sdktrace.TracerProviderOption) {
 	tp := sdktrace.NewTracerProvider(append(opts, spanctx.WithPublishing())...)
 	tracer := tp.Tracer("creader")
@@ -119,8 +119,8 @@ func service(p *childproc.Parent, opts ...sdktrace.TracerProviderOption) {
 	p.Receive()
 }
 
-// publisher publishes each payload that it receives, in hexadecimal digits, as its context. "too
-// large" keeps the payload and makes its size too large.
+// publisher publishes each payload that it receives, in hexadecimal digits, as its context. When it
+// receives "too large", it keeps the payload and makes the size in the header too large.
 func publisher(p *childproc.Parent) {
 	region, err := vma.New(wire.ProcessContextName, 2*wire.MaxProcessContextPayload)
 	p.Must(err)
@@ -203,14 +203,14 @@ func liveSpans(t *testing.T, p *reader.Process) (lines []string) {
 	return lines
 }
 
-// blocked returns the number of threads that block reading anything but standard input.
+// blocked returns the number of threads that are blocked in a read of a file other than standard input.
 func blocked(t *testing.T, pid int) (n int) {
 	t.Helper()
 	calls, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
 	require.NoError(t, err)
 	for _, path := range calls {
-		// The file has the call's number and its first argument; it is empty if the thread has
-		// exited.
+		// The file contains the number of the system call and its arguments. It is empty if the
+		// thread has exited.
 		call, _ := os.ReadFile(path)
 		if rest, ok := strings.CutPrefix(string(call), fmt.Sprintf("%d ", syscall.SYS_READ)); ok && !strings.HasPrefix(rest, "0x0 ") {
 			n++
@@ -274,7 +274,7 @@ func agreesWithTheGoReader(t *testing.T, program string) {
 	}
 }
 
-// The documentation states this limit.
+// TestLinesOfCode checks the number of lines that the documentation states.
 func TestLinesOfCode(t *testing.T) {
 	source, err := os.ReadFile("creader.c")
 	require.NoError(t, err)

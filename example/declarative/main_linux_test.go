@@ -69,7 +69,7 @@ func TestPublishesConfiguredResource(t *testing.T) {
 	require.ErrorIs(t, err, reader.ErrNoContext, "withdrawn with the provider")
 }
 
-// If this test fails, otelconf has gained a registry: see docs/upstream.md.
+// This test fails once otelconf has a registry of processors. Then see docs/upstream.md.
 func TestFileCannotNameProcessors(t *testing.T) {
 	configured(t, "    - batch:", "    - otelctx: {}\n    - batch:")
 	_, err := otelconf.NewSDK()

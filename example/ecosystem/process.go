@@ -22,7 +22,7 @@ type process struct {
 	name    string
 	command *exec.Cmd
 	cancel  context.CancelFunc
-	// stopping is set when the process is told to end, ended is closed when it has ended.
+	// stopping is set when the process is told to end. ended is closed when it has ended.
 	stopping atomic.Bool
 	ended    chan struct{}
 }

@@ -37,7 +37,7 @@ func (r *runner) run(ctx context.Context) (err error) {
 		}
 		defer func() {
 			if err != nil {
-				_ = os.RemoveAll(r.dir) // Leave nothing but results behind.
+				_ = os.RemoveAll(r.dir) // Leave no files behind.
 			}
 		}()
 	}
@@ -77,7 +77,7 @@ func (r *runner) record(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// Stop the service before the collector, because it sends its remaining spans now.
+	// Stop the service before the collector, because the service sends its remaining spans when it stops.
 	defer func() { err = errors.Join(err, service.stop()) }()
 	timeout := time.AfterFunc(patience, service.cancel)
 	pid, err := readPID(stdout)

@@ -102,7 +102,7 @@ func (d *demo) record(ctx context.Context, pid int) error {
 		if err != nil {
 			return err
 		}
-		// Leave nothing but a profile behind.
+		// Remove the directory unless it contains a profile.
 		defer func() { _ = os.Remove(dir) }()
 		file = filepath.Join(dir, "profile.pb.gz")
 	}

@@ -80,8 +80,8 @@ func (f *fallback) explain() {
 		"profilers run.", strings.TrimSpace(string(scope)))
 }
 
-// showMapping prints the mapping by which readers find the context: the names of mappings are
-// visible to more processes than memory is.
+// showMapping prints the mapping by which readers find the context. More processes may read the names
+// of mappings than may read memory.
 func (f *fallback) showMapping(pid int) error {
 	maps, err := f.maps(pid)
 	if err != nil {

@@ -22,8 +22,8 @@ const mappings = `00400000-00401000 r-xp 00000000 00:00 0   /bin/service
 7f0000000000-7f0000001000 rw-p 00000000 00:01 9   /memfd:OTEL_CTX (deleted)
 `
 
-// refusedBy returns a fallback that may not read memory, with a list of mappings or an error
-// instead of it.
+// refusedBy returns a fallback that may not read memory. Its list of mappings is maps, or fails with
+// mapsErr.
 func refusedBy(scope, maps string, mapsErr error) (*fallback, *strings.Builder) {
 	var out strings.Builder
 	return &fallback{

@@ -18,7 +18,7 @@ func load(ctx context.Context, url string, clients int) {
 	const (
 		// pause is the think time, so that a forgotten service uses little of the machine.
 		pause = 10 * time.Millisecond
-		// heavy: one of this many requests is for much more work.
+		// One of every heavy requests asks for much more work.
 		heavy = 50
 	)
 	var running sync.WaitGroup

@@ -6,7 +6,7 @@
 // context. It then appears on all spans, log records and measurements of the request, whichever
 // library makes them. It is also published with each span, for profilers.
 //
-//	twoapps              # answers 2 requests for one, 1 for the other, and ends
+//	twoapps              # answers 2 requests for one application and 1 for the other, then ends
 //	twoapps -requests 10 # 10 times as many
 //	twoapps -requests 0  # runs until it is interrupted: something to profile
 //

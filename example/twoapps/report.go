@@ -37,7 +37,7 @@ func newReport() *report {
 	return &report{reader: sdkmetric.NewManualReader(), count: map[row]uint64{}}
 }
 
-// add adds n to the count of a signal and name, by the attributes that hosted sets.
+// add adds n to the count for a signal, a name and the values of the attributes that hosted sets.
 func (r *report) add(signal, name string, list []attribute.KeyValue, n uint64) {
 	set := attribute.NewSet(list...)
 	app, _ := set.Value(appKey)

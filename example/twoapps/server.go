@@ -21,8 +21,8 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// These are the keys of the application and the user of a request. There are few applications, so
-// metrics have that attribute, too.
+// Attribute keys of the application and the user of a request. Metrics also have the attribute of the
+// application, because there are few applications.
 const (
 	appKey  = attribute.Key("http.app")
 	userKey = attribute.Key("enduser.id")
@@ -111,7 +111,7 @@ func (a *application) shop(ctx context.Context) string {
 	var found [2][]byte
 	var searching sync.WaitGroup
 	for i := range found {
-		// A goroutine inherits the span of the one that starts it.
+		// A goroutine inherits the span of the goroutine that starts it.
 		searching.Go(func() { found[i] = work("warehouse") })
 	}
 	searching.Wait()

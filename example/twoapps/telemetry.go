@@ -37,8 +37,8 @@ type telemetry struct {
 	shutdown func(context.Context) error
 }
 
-// newTelemetry returns providers of all three signals that record the context's attributes and
-// publish them for profilers: one line for each.
+// newTelemetry returns providers of all three signals. They record the context's attributes and publish
+// them for profilers. Each of these features takes one line below.
 func newTelemetry(ctx context.Context) (*telemetry, error) {
 	r, res := newReport(), resource.NewSchemaless(semconv.ServiceName("twoapps"))
 	spans := []sdktrace.TracerProviderOption{
@@ -75,7 +75,7 @@ func newTelemetry(ctx context.Context) (*telemetry, error) {
 	return &telemetry{
 		tracers: tp,
 		loggers: scopedattr.NewLoggerProvider(lp),
-		// Only the application is allowed: each user would be a time series.
+		// Allow only the application's key: with the user's, each user would be a time series.
 		meters:     scopedattr.NewMeterProvider(mp, appKey),
 		propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),
 		report:     r,

@@ -20,8 +20,8 @@ type result struct {
 	Spans    []use         `json:"spans"`
 }
 
-// service is the CPU time of a service: in total, NoSpan outside of spans, and NotExported in
-// unknown spans.
+// service holds the CPU time of a service: the total, the part outside of spans (NoSpan) and the part
+// in unknown spans (NotExported).
 type service struct {
 	Service     string        `json:"service"`
 	CPU         time.Duration `json:"cpu_nano"`
@@ -29,12 +29,12 @@ type service struct {
 	NotExported time.Duration `json:"not_exported_cpu_nano"`
 }
 
-// use is the time of the spans with one name.
+// use holds the times of all spans with the same name.
 type use struct {
 	Service string `json:"service"`
 	Name    string `json:"name"`
-	// Spans is the number of spans in progress while their service was recorded, and Wall the sum
-	// of their times. CPU is their own CPU time.
+	// Spans is the number of spans in progress while their service was recorded. Wall is the sum of
+	// their durations. CPU is their CPU time without child spans.
 	Spans int           `json:"spans"`
 	Wall  time.Duration `json:"wall_nano"`
 	CPU   time.Duration `json:"cpu_nano"`
@@ -123,8 +123,8 @@ func merge(intervals []interval) []interval {
 	return merged
 }
 
-// overlap returns how much of i is in the intervals, and whether there is any overlap. The overlap
-// of a span of zero length is 0.
+// overlap returns the part of i that is in the intervals. during reports whether i is in any of them,
+// which may be true even if i has zero length.
 func overlap(i interval, intervals []interval) (total time.Duration, during bool) {
 	for _, o := range intervals {
 		if i.end.Before(o.start) || !i.start.Before(o.end) {

@@ -152,7 +152,7 @@ func joined(t *testing.T, traces, profiles string, asJSON bool) string {
 	return out.String()
 }
 
-// A service may use and export another service's ids: its CPU time is attributed to itself.
+// A service may use and export another service's ids, but its CPU time is attributed to itself.
 func TestForeignSpanIDs(t *testing.T) {
 	traces := write(t,
 		tracesOf(t, "shop", "a", testSpan{1, "request", 0, 1000}),

@@ -40,7 +40,7 @@ type interval struct{ start, end time.Time }
 type recording struct {
 	// intervals are the times during which instances were recorded, unordered. They may overlap.
 	intervals map[instance][]interval
-	// cpu is the CPU time of spans, noSpan the CPU time of each service outside of spans.
+	// cpu is the CPU time of each span. noSpan is the CPU time of each service outside of spans.
 	cpu    map[spanID]time.Duration
 	noSpan map[string]time.Duration
 }
