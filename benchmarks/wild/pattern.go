@@ -49,7 +49,8 @@ type run struct {
 
 	pattern string
 	truths  *truths
-	// burned counts pieces of work. The other fields count them by the span that the contract requires.
+	// burned counts pieces of work. The other fields count them by verdict: the contract requires a span, no
+	// span, or permits either.
 	burned                                atomic.Int64
 	shownCount, nothingCount, eitherCount atomic.Int64
 }

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command nocode is a traced HTTP service without any code for otelctx. The Dockerfiles in this
-// directory build it in three ways: without changes, with otelc and with Orchestrion. See
-// docs/no-code.md.
+// directory build it unchanged, with otelc, or with Orchestrion. See docs/no-code.md.
 package main
 
 import (

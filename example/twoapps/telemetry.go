@@ -37,8 +37,8 @@ type telemetry struct {
 	shutdown func(context.Context) error
 }
 
-// newTelemetry returns providers of all three signals. They record the context's attributes and publish
-// them for profilers. Each of these features takes one line below.
+// newTelemetry returns providers of all three signals that record the context's attributes and publish
+// them for profilers. Each of these features takes one line of code.
 func newTelemetry(ctx context.Context) (*telemetry, error) {
 	r, res := newReport(), resource.NewSchemaless(semconv.ServiceName("twoapps"))
 	spans := []sdktrace.TracerProviderOption{
