@@ -29,9 +29,9 @@ type Table struct {
 	// index finds a name by its hash. An entry consists of the upper bits of the hash and the
 	// number, or is 0 if it is empty.
 	index [1 << indexBits]atomic.Uint64
-	// texts are the names by number. Storing a name claims the number.
+	// texts holds the names by number. Storing a name claims its number.
 	texts [Capacity]atomic.Pointer[text]
-	// used is the count of numbers that are claimed, complete in entries, and in the index.
+	// used counts the numbers whose name is complete: it is in texts, in the entries and in the index.
 	used atomic.Uint32
 
 	header  *wire.NamesHeader
@@ -48,8 +48,8 @@ type text struct {
 }
 
 // New returns an empty table. If heap is true, the table is on the heap, where other processes do
-// not find it. If its memory cannot be mapped, New also uses the heap, and returns an error as
-// well.
+// not find it. If the memory cannot be mapped, New returns a table on the heap together with an
+// error.
 func New(heap bool) (t *Table, err error) {
 	t = &Table{seed: maphash.Bytes(maphash.MakeSeed(), nil) | 1}
 	t.region, err = vma.NewOrHeap(wire.NamesName, wire.NamesHeaderSize+Capacity*wire.NameEntrySize, heap)
@@ -69,7 +69,7 @@ func New(heap bool) (t *Table, err error) {
 // Address returns the address of the table's header.
 func (t *Table) Address() uint64 { return t.region.Address() }
 
-// Close withdraws the table from other processes. Names keep their numbers.
+// Close unpublishes the table: other processes no longer find it. Names keep their numbers.
 func (t *Table) Close() error {
 	if t == nil {
 		return nil
@@ -95,8 +95,8 @@ func (t *Table) Number(name string) uint16 {
 	return number
 }
 
-// hash returns a hash of a name. Only its upper bits depend on every bit of the name. Package maphash
-// takes three times as long.
+// hash returns a hash of a name. Only the upper bits of the hash depend on every bit of the name.
+// It takes a third of the time of package maphash.
 func (t *Table) hash(name string) uint64 {
 	n := len(name)
 	h := uint64(n) * t.seed
@@ -115,20 +115,20 @@ func (t *Table) hash(name string) uint64 {
 	return h
 }
 
-// half returns the first 4 bytes of s as a number.
+// half returns the first 4 bytes of s as an integer.
 func half(s string) uint32 {
 	s = s[:4]
 	return uint32(s[0]) | uint32(s[1])<<8 | uint32(s[2])<<16 | uint32(s[3])<<24
 }
 
-// word returns the first 8 bytes of s as a number.
+// word returns the first 8 bytes of s as an integer.
 func word(s string) uint64 {
 	s = s[:8]
 	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 | uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
-// find returns the number of a name, or 0 and the empty index entry where it belongs. There is
-// always an empty entry, because at least half of them are.
+// find returns the number of a name, or 0 and the empty index entry where the name belongs. It
+// always finds one of the two, because at least half of the index is empty.
 func (t *Table) find(name string, hash uint64) (number uint16, empty *atomic.Uint64) {
 	for i := hash >> (64 - indexBits); ; i++ {
 		slot := &t.index[i%uint64(len(t.index))]
@@ -142,7 +142,7 @@ func (t *Table) find(name string, hash uint64) (number uint16, empty *atomic.Uin
 	}
 }
 
-// text returns the name with this number, "" if there is none.
+// text returns the name with this number, or "" if there is none.
 func (t *Table) text(number uint16) string {
 	if text := t.texts[number%Capacity].Load(); text != nil {
 		return text.name
@@ -177,12 +177,12 @@ func (t *Table) add(name string, hash uint64) uint16 {
 	}
 }
 
-// complete publishes a name that has claimed a number. Any number of goroutines may do so
-// concurrently, even if it has already been published.
+// complete publishes a name that has claimed a number. Several goroutines may complete the same
+// name concurrently, or again after it has been published.
 func (t *Table) complete(n uint32, claimed *text) {
 	t.entries[n].Put(claimed.name)
-	// Readers check Used first. A reader gets the number from a cell or record, which is stored
-	// after this.
+	// Used is incremented before the number is stored in a cell or record, so a reader that finds
+	// the number there also finds it below Used.
 	atomic.CompareAndSwapUint32(&t.header.Used, n, n+1)
 	for {
 		number, empty := t.find(claimed.name, claimed.hash)

@@ -58,7 +58,7 @@ func TestNumber(t *testing.T) {
 	assert.Zero(t, testing.AllocsPerRun(100, func() { table.Number(long) }))
 }
 
-// The memory is bounded: names beyond the capacity are omitted, and earlier names stay.
+// Once the table is full, new names are left out and earlier names stay.
 func TestTooManyNames(t *testing.T) {
 	table := newTable(t)
 	for i := range 4 * Capacity {

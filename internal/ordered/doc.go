@@ -8,8 +8,8 @@
 // On amd64 the CPU makes stores visible in program order, and the compiler moves no store across an
 // atomic operation. So plain stores between two atomic operations are enough: [PutFirst] ends with
 // an atomic load, and [PutLast] begins with one. Function calls do not count as barriers, because
-// the compiler may inline them. On other architectures, and with the race detector, all of them are
-// atomic stores. There must be no concurrent store to the same place, except of the same value.
+// the compiler may inline them. On other architectures, and with the race detector, all functions
+// make atomic stores. Concurrent stores to the same field must store the same value.
 //
 // Unlike atomic stores, these stores may be overtaken by later loads. A writer that stores and then
 // loads a reader's answer needs an atomic read-modify-write operation in between.

@@ -18,18 +18,18 @@ import (
 var (
 	// ErrNoAnswer means that reading a process took too long.
 	ErrNoAnswer = errors.New("reading timed out (its memory may be backed by userfaultfd or FUSE)")
-	// ErrTooMany means that too many processes have timed out to read any more.
+	// ErrTooMany means that reading was refused because too many processes have timed out.
 	ErrTooMany = errors.New("reading has timed out for too many processes")
 
 	errStillWaiting = fmt.Errorf("%w: still no answer", ErrNoAnswer)
 )
 
-// Limit is the time limit for large reads of a process, about ten times as long as reading tens of
-// thousands of threads takes.
+// Limit is the time limit for large reads of a process. Reading tens of thousands of threads takes
+// about a tenth of it.
 const Limit = 5 * time.Second
 
-// maxAbandoned bounds the processes with abandoned calls, and maxPerUser those of one user, so that
-// no user can prevent reads of other users' processes.
+// maxAbandoned bounds the number of processes with abandoned calls. maxPerUser bounds it for one
+// user, so that no user can prevent reads of other users' processes.
 const (
 	maxAbandoned = 256
 	maxPerUser   = 64
@@ -45,15 +45,15 @@ var abandoned = struct {
 }{byPID: make(map[int]abandonedCalls)}
 
 // Call calls f, which reads the process with id pid, and returns f's results. If f takes longer
-// than limit, the error wraps [ErrNoAnswer]; if ctx is done first, it wraps ctx's error. Time
-// during which f runs, is ready to run or waits for a lock counts only a tenth, because then this
-// process or the machine is busy.
+// than limit, the error wraps [ErrNoAnswer]. If ctx is done first, the error wraps ctx's error. Time
+// during which f runs, is ready to run or waits for a lock counts only a tenth, because then the
+// delay is due to this process or a busy machine.
 //
 // An abandoned f continues on its goroutine until the process lets it return, and its results are
-// dropped. Until a call that timed out has returned, further calls for the same process fail at
-// once, and so do those that wait for a lock. While 64 processes of a user have such calls, calls
-// for any process of that user fail with an error that wraps [ErrTooMany]; while 256 processes in
-// total have such calls, all calls do.
+// dropped. Until a call that timed out has returned, new calls for the same process fail at once,
+// and so do running calls that wait for a lock. While 64 processes of a user have such calls, calls
+// for any process of that user fail with an error that wraps [ErrTooMany]. While 256 processes in
+// total have such calls, all calls fail that way.
 //
 // Signals to this process are handled on threads other than f's, and do not wait for f. Call is
 // safe for concurrent use; everything that f accesses must be safe for concurrent use, too.
@@ -89,8 +89,8 @@ func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T,
 	return none, fmt.Errorf("pid %d: %w", pid, reason)
 }
 
-// The thread of a call is checked this many times within its limit. A check that finds the thread
-// busy, and not blocked on the process, counts a tenth.
+// The thread of a call is checked this many times within its limit. A check counts only a tenth if
+// it finds the thread busy instead of blocked on the process.
 const (
 	checks     = 5
 	busyFactor = 10
@@ -162,7 +162,7 @@ func admit(pid int) error {
 	return nil
 }
 
-// userOf returns the user that started a process, -1 if unknown.
+// userOf returns the user that started a process, or -1 if unknown.
 func userOf(pid int) int {
 	user, err := procfs.NewFS("/proc").User(pid)
 	if err != nil {

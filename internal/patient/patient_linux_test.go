@@ -152,7 +152,7 @@ func TestTooManyCalls(t *testing.T) {
 	settle(t)
 }
 
-// A call that does not wait for the process has ten times the limit.
+// A call that is busy itself, without waiting for the process, may take ten times the limit.
 func TestWaitDiscountsOwnTime(t *testing.T) {
 	for _, c := range []struct {
 		name    string

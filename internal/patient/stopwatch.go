@@ -18,8 +18,8 @@ import (
 // is safe for concurrent use.
 type Stopwatch struct {
 	began time.Time
-	// schedstat is the path of the thread's schedstat file, and waited the waiting time in it at
-	// the start.
+	// schedstat is the path of the thread's schedstat file. waited is the waiting time that the
+	// file contained at the start.
 	schedstat string
 	waited    time.Duration
 	// syscall and stat are the paths of the thread's files with its system call and its state.
@@ -49,8 +49,9 @@ func (s *Stopwatch) wait() time.Duration {
 
 // Elapsed returns the time since Start.
 func (s *Stopwatch) Elapsed() time.Duration {
-	// A wait between reading the clock and reading the file would be counted wrongly. A thread that
-	// has just got a CPU keeps it for longer than all three reads take.
+	// If the thread waits for a CPU between reading the clock and reading the file, the wait is
+	// counted wrongly, so try again. A thread that has just got a CPU keeps it for longer than all
+	// three reads take.
 	for before := s.wait(); ; {
 		elapsed := time.Since(s.began)
 		after := s.wait()
@@ -69,8 +70,8 @@ func (s *Stopwatch) Past(limit time.Duration) bool {
 
 // Blocked reports whether the thread is waiting for something other than a CPU or another thread of
 // this process. It waits for another thread if it needs a lock, or if GOMAXPROCS other threads run
-// Go code already. For a program with file capabilities, the kernel only reports whether a thread
-// waits: then any wait counts as blocked.
+// Go code already. For a program with file capabilities, the kernel does not report the reason for
+// a wait: then every wait counts as blocked.
 func (s *Stopwatch) Blocked() bool {
 	if text, err := os.ReadFile(s.syscall); err == nil {
 		call, _, _ := strings.Cut(strings.TrimSpace(string(text)), " ")

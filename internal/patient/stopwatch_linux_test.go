@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// onThread runs f on a new thread that ends with it.
+// onThread runs f on a new thread, which exits when f returns.
 func onThread(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -28,7 +28,7 @@ func onThread(f func()) {
 	<-done
 }
 
-// pin pins the calling thread to one processor, the same one for all.
+// pin pins the calling thread to one CPU, the same for all callers.
 func pin(t *testing.T) {
 	var set unix.CPUSet
 	if !assert.NoError(t, unix.SchedGetaffinity(0, &set)) {
@@ -87,9 +87,9 @@ func TestStopwatchExcludesWaiting(t *testing.T) {
 	assert.Less(t, elapsed, all/2)
 }
 
-// Time asleep counts. The kernel's clock for waiting is not Go's, so no numbers are compared: the
-// thread sleeps until its stopwatch is past the limit. If sleep did not count, the limit would be a
-// hundred times the time of the loop itself.
+// Time asleep counts. The kernel measures waiting with another clock than Go, so the test compares
+// no times: the thread sleeps until its stopwatch is past the limit. Without the sleep, the loop
+// would take only about a hundredth of the limit.
 func TestStopwatchCountsSleep(t *testing.T) {
 	const (
 		nap    = 10 * time.Millisecond
@@ -109,7 +109,7 @@ func TestStopwatchCountsSleep(t *testing.T) {
 	})
 }
 
-// Only a thread that waits for others is blocked.
+// Blocked is true only for a thread that waits for something outside its process.
 func TestBlocked(t *testing.T) {
 	read, answer := waiting(t)
 	var stop atomic.Bool
@@ -137,7 +137,7 @@ func TestBlocked(t *testing.T) {
 				})
 			}()
 			watch := <-started
-			// With file capabilities the kernel reports less.
+			// For a program with file capabilities, the kernel does not report the system call.
 			untold := *watch
 			untold.syscall = ""
 			waits := name != "runs"

@@ -13,9 +13,8 @@ import (
 	"strconv"
 )
 
-// Limits of a maps file. The kernel writes at most PATH_MAX (4096) bytes of a name,
-// each of them escaped by up to four. vm.max_map_count is 1,048,576 where distributions
-// have raised it.
+// Limits of a maps file. The kernel writes at most PATH_MAX (4096) bytes of a name, and escapes
+// each of them by up to four bytes. Some distributions have raised vm.max_map_count to 1,048,576.
 const (
 	maxMapsLine  = 32 << 10
 	maxMapsLines = 1 << 22
@@ -42,9 +41,9 @@ type Mapping struct {
 // Perms are the permissions of a mapping.
 type Perms struct{ Read, Write, Exec, Shared bool }
 
-// Maps yields the mappings in r, in address order, for whose name keep returns true. keep must not
-// retain the name; the mappings own theirs. Lines that keep declines are not parsed and cost no
-// allocation.
+// Maps yields the mappings in r for whose name keep returns true, in address order. keep must not
+// retain its argument, but the Name of a yielded mapping may be retained. Lines for which keep
+// returns false are not parsed and cost no allocation.
 //
 // It reads at most 4,194,304 lines of at most 32 KiB, one at a time. It ends after the first error:
 // r's error, or one that wraps [ErrMalformed].
@@ -81,7 +80,7 @@ func Maps(r io.Reader, keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 	}
 }
 
-// scanLines is bufio.ScanLines, but keeps carriage returns, with which a name may end.
+// scanLines is like bufio.ScanLines, but does not strip carriage returns: a name may end with one.
 func scanLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	if i := bytes.IndexByte(data, '\n'); i >= 0 {
 		return i + 1, data[:i], nil
@@ -111,7 +110,7 @@ func cutName(line []byte) (fields, name []byte) {
 }
 
 func parseFields(line []byte) (Mapping, error) {
-	// bytes.Fields would accept other separators: the kernel separates fields by exactly one space.
+	// The kernel separates fields by exactly one space. bytes.Fields would accept other separators.
 	var f [mapsFields][]byte
 	rest := line
 	for i := range f {

@@ -45,7 +45,7 @@ func collect(t testing.TB, seq iter.Seq2[Mapping, error]) ([]Mapping, error) {
 	return mappings, failed
 }
 
-// goodLine is a valid line to surround others.
+// goodLine is a valid line for tests to put before and after others.
 const goodLine = "1000-2000 rw-p 00000000 00:00 0                          [heap]\n"
 
 type lineTest struct {
@@ -227,10 +227,10 @@ func TestPermsString(t *testing.T) {
 	assert.Equal(t, "rwxs", Perms{true, true, true, true}.String())
 }
 
-// reference parses a whole line with one expression, independently of the package.
+// reference is a second implementation of the parser: one regular expression for a whole line.
 var reference = regexp.MustCompile(`(?s)^([0-9a-fA-F]+)-([0-9a-fA-F]+) ([r-][w-][x-][sp]) ([0-9a-fA-F]+) ([0-9a-fA-F]+):([0-9a-fA-F]+) ([0-9]+)(?: +(.*))?$`)
 
-// parseReference returns the mapping of a line, or false.
+// parseReference parses a line with reference. It returns false if the line is malformed.
 func parseReference(line string) (Mapping, bool) {
 	f := reference.FindStringSubmatch(line)
 	if f == nil {

@@ -30,8 +30,8 @@ func (p *Process) Pagemap() (*Pagemap, error) {
 // Close closes the file.
 func (p *Pagemap) Close() error { return p.file.Close() }
 
-// AppendPresent appends the addresses of the pages from start to end, both multiples of the page
-// size, that are in memory. Reading those allocates no pages in the process.
+// AppendPresent appends the addresses of the pages from start to end that are in memory. start and
+// end must be multiples of the page size. Reading present pages allocates no memory in the process.
 func (p *Pagemap) AppendPresent(pages []uint64, start, end uint64) ([]uint64, error) {
 	const entrySize, present = 8, 1 << 63
 	page := uint64(os.Getpagesize())

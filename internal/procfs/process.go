@@ -96,8 +96,8 @@ func (p *Process) Thread(tid int) (*Process, error) {
 	return &Process{dir: dir}, nil
 }
 
-// MaxThreadsTried is the number of other threads to try if the first one has exited. A process may
-// also keep any number of exited threads, and each costs the reader time.
+// MaxThreadsTried is the maximum number of other threads to try if the first thread of a process
+// has exited. The limit is needed because a process may keep any number of exited threads.
 const MaxThreadsTried = 64
 
 // Maps yields the mappings of the process, like [Maps]. That requires the permission for a ptrace
@@ -161,8 +161,8 @@ func (d *readDetector) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// goneError wraps the errors by which the kernel reports an exited process with ErrProcessGone. The
-// entries of a process vanish when it exits, and reading open ones returns ESRCH.
+// goneError adds ErrProcessGone to errors with which the kernel reports an exited process: the
+// process's files no longer exist, or reading an open one returns ESRCH.
 func goneError(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("%w: %w", ErrProcessGone, err)

@@ -164,7 +164,7 @@ func TestMapsAfterFirstThreadExited(t *testing.T) {
 	require.ErrorIs(t, err, ErrProcessGone)
 }
 
-// The number of exited threads that are tried is bounded.
+// Maps tries a bounded number of exited threads.
 func TestMapsOfManyExitedThreads(t *testing.T) {
 	root := t.TempDir()
 	of := func(tid int) string { return filepath.Join(root, "7", "task", strconv.Itoa(tid)) }
@@ -174,7 +174,7 @@ func TestMapsOfManyExitedThreads(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(root, "7", "maps"), nil, 0o600))
 	p := openIn(t, root, 7)
-	var order []int // in the order of reading
+	var order []int // thread ids in the order of the directory
 	for tid, err := range p.Threads() {
 		require.NoError(t, err)
 		order = append(order, tid)

@@ -68,7 +68,7 @@ func TestIDs(t *testing.T) {
 		require.NoError(t, err, name)
 		assert.Equal(t, want, got, name)
 		for range ids {
-			break // The caller may have seen enough.
+			break // A caller may stop early.
 		}
 	}
 	_, err := collectIDs(NewFS(filepath.Join(root, "absent")).PIDs())

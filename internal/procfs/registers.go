@@ -15,7 +15,7 @@ import (
 // ErrRunning means that the registers are unknown because the thread is running.
 var ErrRunning = errors.New("the thread is running")
 
-// Registers are the stack pointer and the program counter of a thread that does not run.
+// Registers holds the stack pointer and the program counter of a thread that is not running.
 type Registers struct{ SP, PC uint64 }
 
 // Stopped returns the registers of the thread tid if it is stopped or in a system call, from the

@@ -45,7 +45,7 @@ func (p *Process) Threads() iter.Seq2[int, error] {
 // if there is no such process.
 func (f FS) User(pid int) (int, error) { return f.status(pid, "Uid") }
 
-// Leader returns the id of the process of a thread, which is the id of the process's first thread.
+// Leader returns the id of the process to which a thread belongs: the id of its first thread.
 // The error wraps [ErrProcessGone] if there is no such thread.
 func (f FS) Leader(tid int) (int, error) { return f.status(tid, "Tgid") }
 

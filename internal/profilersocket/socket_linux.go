@@ -33,8 +33,8 @@ const (
 	// maxBurst is the maximum time during which messages are received before they are handled. It
 	// is much shorter than the delay of transactions.
 	maxBurst = 100 * time.Millisecond
-	// idleRounds is the number of quiet periods after which the reader waits without a timeout. They
-	// last ten seconds, longer than the interval between the bursts of profilers.
+	// idleRounds is the number of quiet periods after which the reader waits without a timeout.
+	// Together they last ten seconds, longer than the interval between the bursts of profilers.
 	idleRounds = 200
 	// receiveBuffer is the requested SO_RCVBUF. The kernel may limit it.
 	receiveBuffer = 1 << 20
@@ -53,8 +53,8 @@ type Socket struct {
 	wakeFD      int
 	wakeMessage []byte
 	// drains holds the channel for the next drain. Serve replaces it, handles all messages that are
-	// in the socket, and then closes the old channel. drainWanted is set if a goroutine waits for
-	// that.
+	// in the socket, and then closes the old channel. drainWanted is set while a goroutine waits
+	// for a drain.
 	drains      atomic.Pointer[chan struct{}]
 	drainWanted atomic.Bool
 	served      chan struct{} // closed when Serve has returned
@@ -93,7 +93,8 @@ func Listen(dir, name string) (*Socket, error) {
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 		return nil, errors.Join(fmt.Errorf("setsockopt SO_RCVTIMEO: %w", err), os.Remove(path), unix.Close(fd))
 	}
-	// This helps if the limit is the size of the messages, not their number.
+	// A larger buffer helps where the queue is limited by the size of the messages instead of their
+	// number.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
 	if s.wakeFD, err = connect(path); err != nil {
 		return nil, errors.Join(err, os.Remove(path), unix.Close(fd))
@@ -102,8 +103,8 @@ func Listen(dir, name string) (*Socket, error) {
 }
 
 // Sweep removes sockets that killed processes have left in a directory. A socket's name consists of
-// prefix, a process id, a hyphen and any suffix. Sweep removes only sockets of this user for which
-// no process with the id exists and which no process has open, in any container.
+// prefix, a process id, a hyphen and any suffix. Sweep removes a socket only if it belongs to this
+// user, no process with the id exists, and no process in any container has the socket open.
 func Sweep(dir, prefix string) {
 	d, err := os.Open(filepath.Clean(dir))
 	if err != nil {
@@ -154,7 +155,8 @@ func (s *Socket) nextDrain() *chan struct{} {
 // or Serve has returned. If ctx ends first, it returns ctx's error. It must not be
 // called by Serve's handle.
 func (s *Socket) Drain(ctx context.Context) error {
-	// This drain cannot have started, because Serve replaces the channel when it starts one.
+	// The drain for this channel has not started yet, because Serve replaces the channel when it
+	// starts a drain.
 	drained := *s.drains.Load()
 	s.drainWanted.Store(true)
 	s.wakeReader()
@@ -178,8 +180,8 @@ type message struct {
 	_      [4]byte
 }
 
-// wakeReader makes Serve return from the kernel as soon as the socket is empty. A wake message ends
-// a wait that is in progress. If the queue is full, the write fails, but then Serve is not waiting.
+// wakeReader makes Serve return from the kernel as soon as the socket is empty. It sends a message
+// that ends a wait in progress. If the queue is full, the write fails, but then Serve is not waiting.
 func (s *Socket) wakeReader() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,7 +194,7 @@ func (s *Socket) wakeReader() {
 
 // Serve calls handle for each message, with up to size bytes of it, until [Socket.Stop]
 // or an error, which it returns. b is valid until handle returns; whole is
-// false if the message was truncated. Serve must be called once.
+// false if the message was truncated. Serve must be called only once.
 func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 	// Lock the thread, so that the thread that waits in the kernel is ready to run when a message
 	// arrives.
@@ -237,8 +239,8 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 	}
 	silent := idleRounds
 	for !s.closed.Load() {
-		// Do this before the flag is read: Drain sets the flag first and then makes the socket
-		// non-blocking.
+		// Make the socket blocking before reading the flag, because Drain sets the flag before it
+		// makes the socket non-blocking.
 		_ = unix.SetNonblock(s.fd, false)
 		if s.drainWanted.Swap(false) {
 			drained := s.nextDrain()

@@ -186,7 +186,7 @@ func waitUntilItPolls(t *testing.T, tid int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", tid))
-		// Kernels may be built without that file: then the socket is stopped at any time.
+		// Some kernels are built without that file. Then do not wait.
 		return err != nil || strings.HasPrefix(string(b), fmt.Sprint(unix.SYS_PPOLL, " "))
 	}, testenv.Patience, time.Millisecond)
 }

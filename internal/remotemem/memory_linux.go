@@ -34,19 +34,20 @@ func (m Memory) ReadAt(p []byte, off int64) (int, error) {
 }
 
 const (
-	// maxParts is the number of parts that one system call takes: the kernel's IOV_MAX.
+	// maxParts is the maximum number of parts in one system call, the kernel's IOV_MAX.
 	maxParts = 1024
-	// fewParts is the number of parts up to which the call's arguments are not allocated.
+	// fewParts is the maximum number of parts for which the arguments are on the stack.
 	fewParts = 24
 )
 
 // ReadParts fills parts, one after the other: every byte of a part is read before any byte of the
-// next. So a part that is equal to an earlier one proves that nothing changed in between. Up to
-// 1024 parts take one system call.
+// next. So the caller can read the same memory twice to detect a change in between. Up to 1024
+// parts take one system call.
 //
-// It stops at the first part that cannot be read completely and returns the number of complete
-// parts. That part may be partly filled; the parts after it are unchanged. The error, nil only if
-// all parts are complete, is about that part and wraps the same errors as that of [Memory.ReadAt].
+// ReadParts stops at the first part that cannot be read completely and returns the number of
+// complete parts. The incomplete part may be partly filled; the parts after it are unchanged. The
+// error is nil only if all parts are complete, and wraps the same errors as that of
+// [Memory.ReadAt].
 //
 // The order also holds on machines that reorder loads. The kernel copies the parts in order, and
 // takes and releases references to the pages of each. Those are atomic operations, which order the
@@ -93,8 +94,8 @@ func (m Memory) readParts(parts []Part) (int, error) {
 		return len(parts), nil
 	}
 	if err == nil {
-		// The kernel reports the cause only if it has read nothing; the cause of a partial read is
-		// an unreadable page.
+		// The kernel returns an error only if it has read nothing. A partial read is always caused
+		// by an unreadable page.
 		err = unix.EFAULT
 	}
 	for i := range parts {

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){"pages": pages, "nobody": nobody, "undumpable": undumpable})
 }
 
-// pattern does not repeat within a long distance.
+// pattern returns n bytes without a short period.
 func pattern(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -248,7 +248,7 @@ func TestReadPartsStopsAtUnreadablePart(t *testing.T) {
 	}
 }
 
-// A part is read before the ones behind it: an increasing counter is never lower in a later part.
+// Parts are read in order: an increasing counter is never lower in a later part.
 func TestReadPartsInOrder(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // one goroutine counts while the other reads
 	mem, at := mapReadable(t, 1)
@@ -271,7 +271,7 @@ func TestReadPartsInOrder(t *testing.T) {
 	for i := range parts {
 		parts[i] = remotemem.Part{Address: at, Data: data[i][:]}
 	}
-	// The kernel may run both on one CPU for a long time, where neither sees the other.
+	// The kernel may run both threads on one CPU for a long time, so that reads see no change.
 	start := time.Now()
 	for n := 0; n < testenv.Rounds(1000, 20_000) || changes == 0 && time.Since(start) < time.Minute; n++ {
 		_, err := self().ReadParts(parts)

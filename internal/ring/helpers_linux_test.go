@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// layouts returns configurations of every layout, with few slots, by name.
+// layouts returns a configuration with few slots for each layout, by name.
 func layouts() map[string]Config {
 	all := map[string]Config{"layout 1": {Name: "DD_OTEL_CTX", Layout: 1, Capacity: 4}}
 	for _, space := range []int{0, 1, 65, 612} {
@@ -69,8 +69,9 @@ func (r *Ring) randomize(seed uint64) {
 	}
 }
 
-// want returns the expected content of a slot after s was stored over old, by the offsets of the
-// format instead of the code's. The bytes after the attributes' last word are unchanged.
+// want returns the expected content of a slot after s was stored over old. It uses the offsets in
+// the documentation of the format, not those in the code. The bytes after the last word of the
+// attributes are unchanged.
 func (r *Ring) want(old []byte, s *Span, self *goruntime.Self) []byte {
 	b := bytes.Clone(old)
 	put := binary.LittleEndian
@@ -102,7 +103,7 @@ func (r *Ring) want(old []byte, s *Span, self *goruntime.Self) []byte {
 	return b
 }
 
-// store stores as all callers do.
+// store calls Store while pinned, as all callers must.
 func (r *Ring) store(id uint64, s *Span, self *goruntime.Self) {
 	goruntime.Pin()
 	r.Store(id, s, self)
@@ -128,7 +129,8 @@ func spanOf(x uint64, space int) (Span, goruntime.Self) {
 	return s, goruntime.Self{Goid: mix(x + 7), M: uintptr(mix(x + 8)), TID: uint32(mix(x + 9))}
 }
 
-// moreProcessors makes the kernel switch between writers, in addition to the scheduler.
+// moreProcessors raises GOMAXPROCS, so that the kernel also switches between writers, not only Go's
+// scheduler.
 func moreProcessors(t *testing.T) {
 	t.Helper()
 	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))

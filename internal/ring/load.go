@@ -14,8 +14,8 @@ func (r *Ring) Layout1() bool { return r.layout1 }
 
 // Load returns the span in the slot with this id, without attributes, and the slot's owner. ok is
 // false if there is no span, or if the slot is being written. Slots of layout 1 do not record their
-// owner: owner and tid are 0. All fields belong to one write: in layout 2 writes are counted, and
-// in layout 1 two reads are equal.
+// owner: owner and tid are 0. All fields belong to one write. Load checks that with the counter of
+// writes in layout 2, and by reading twice in layout 1.
 func (r *Ring) Load(id uint64) (s Span, owner uint64, tid uint32, ok bool) {
 	slot := r.slot(id)
 	for range attempts {
@@ -33,7 +33,7 @@ func (r *Ring) Load(id uint64) (s Span, owner uint64, tid uint32, ok bool) {
 			owner, tid, ok = atomic.LoadUint64(&slot.Owner), atomic.LoadUint32(&slot.TID), true
 		}
 		if ok && atomic.LoadUint64(&slot.State) == state {
-			// A writer that gave up has cleared only the span id.
+			// A writer that failed to claim the slot has cleared only the span id.
 			return s, owner, tid, s.SpanID != 0
 		}
 	}

@@ -22,8 +22,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
-// storeForever is a child whose goroutines store all the time. The slot that a goroutine uses
-// follows from its thread.
+// storeForever is a child whose goroutines store all the time. A goroutine uses the slot of its
+// thread.
 func storeForever(p *childproc.Parent) {
 	line, _ := p.Receive()
 	var c Config
@@ -55,8 +55,7 @@ func storeForever(p *childproc.Parent) {
 	p.Receive()
 }
 
-// Another process that follows the protocol reads only complete writes, even where threads share
-// slots.
+// Another process that follows the protocol reads only complete writes, even if threads share slots.
 func TestNothingTornFromOutside(t *testing.T) {
 	childproc.NeedReading(t)
 	newRing(t, Config{Layout: 2, Capacity: 1, Heap: true})
@@ -92,8 +91,8 @@ func TestNothingTornFromOutside(t *testing.T) {
 	}
 }
 
-// faults are the system calls that fail in a child: from before it creates its ring, or from before
-// it closes the ring.
+// faults lists the system calls that fail in a child. Some fail before the child creates its ring,
+// the others only before it closes the ring.
 type faults struct {
 	Layout        int
 	Before, After []childproc.Rule
@@ -136,8 +135,8 @@ func workUnderFilters(p *childproc.Parent) {
 	say("closed", r.Close())
 }
 
-// found returns the addresses of a process's rings: by name, and by the header at the start of
-// anonymous memory, as layout 1 readers find them.
+// found returns the addresses of a process's rings: those that have the name, and those that readers
+// of layout 1 find by the header at the start of anonymous memory.
 func found(t *testing.T, pid int) (named, searched []uint64) {
 	t.Helper()
 	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
@@ -166,8 +165,8 @@ func TestFaults(t *testing.T) {
 		faults
 
 		wantNew, wantClose string
-		// found and searched are whether another process finds the ring: by name, and by a
-		// search.
+		// found and searched report whether another process finds the ring by its name and by
+		// searching memory.
 		found, searched bool
 	}{
 		"no memfd, no names": {

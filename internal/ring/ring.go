@@ -23,7 +23,7 @@ type Span struct {
 	// TraceIDHigh, TraceIDLow and SpanID are W3C identifiers, or halves of them, read as
 	// big-endian numbers.
 	TraceIDHigh, TraceIDLow, SpanID uint64
-	// Ref names the span's cell in the span table of the process, 0 if it has none.
+	// Ref refers to the span's cell in the span table of the process. It is 0 if there is no cell.
 	Ref        uint64
 	TraceFlags uint8
 	// Attributes are in the encoding of OTEP 4947. Attributes that do not fit into a slot are left
@@ -84,8 +84,8 @@ type Ring struct {
 	region *vma.Region
 }
 
-// New returns an empty ring. Pages without stores cost no memory. Its addresses stay in use until
-// the process ends, because writers do not check whether the ring is closed.
+// New returns an empty ring. Pages that are never stored to use no memory. The ring's addresses stay
+// in use until the process ends, because writers do not check whether the ring is closed.
 //
 // The error names the system call that failed; then nothing is left behind.
 func New(c Config) (*Ring, error) {
@@ -115,7 +115,8 @@ func New(c Config) (*Ring, error) {
 	size := l.HeaderSize + c.Capacity*l.SlotSize
 	var err error
 	if c.Heap {
-		// Add space behind the last slot of layout 1, which is accessed as one of layout 2.
+		// Slots of layout 1 are accessed as slots of layout 2, which are longer. So the last slot
+		// needs space behind it.
 		r.region = vma.NewHeap(size + wire.SlotSize2)
 	} else if r.region, err = allocate(c.Name, size); err != nil {
 		return nil, err
@@ -167,13 +168,13 @@ func (r *Ring) slot(id uint64) *wire.Slot2 {
 	return (*wire.Slot2)(unsafe.Add(r.base, (id&r.mask)<<(r.shift&63)))
 }
 
-// attempts is how often a writer tries to claim a slot. A claim is held for nanoseconds, unless the
-// kernel preempts the holder.
+// attempts is the number of times that a writer tries to claim a slot. A claim is held for
+// nanoseconds, unless the kernel preempts the holder.
 const attempts = 64
 
-// Store publishes s in the slot of the thread or goroutine with this id, for the running goroutine,
-// which self describes. If another writer holds the slot, the slot ends up with that writer's span
-// or with none. The caller is pinned. Store does nothing if r is nil.
+// Store publishes s in the slot of the thread or goroutine with this id. self describes the running
+// goroutine. If another writer holds the slot, the slot ends up with that writer's span or with
+// none. The caller must be pinned. Store does nothing if r is nil.
 func (r *Ring) Store(id uint64, s *Span, self *goruntime.Self) {
 	if r == nil {
 		return
@@ -255,7 +256,7 @@ func (r *Ring) putFitting(slot *wire.Slot2, attributes []byte) int {
 	return r.putAttributes(slot, buffer[:n])
 }
 
-// Shown returns the id and the Ref of the span in the slot with this id of a thread or goroutine.
+// Shown returns the id and the Ref of the span in the slot of the thread or goroutine with this id.
 // owned is false if the slot does not belong to the goroutine goid, or is being written. In layout
 // 1, which does not record owners, owned is always true and there is no Ref.
 func (r *Ring) Shown(id, goid uint64) (spanID, ref uint64, owned bool) {
@@ -270,7 +271,7 @@ func (r *Ring) Shown(id, goid uint64) (spanID, ref uint64, owned bool) {
 			continue
 		}
 		if spanID, ref = atomic.LoadUint64(&slot.SpanID), atomic.LoadUint64(&slot.Ref); atomic.LoadUint64(&slot.State) == state {
-			// A writer that gave up has cleared the span id and not the Ref.
+			// A writer that failed to claim the slot has cleared the span id but not the Ref.
 			return spanID, ref, owner == goid && (spanID != 0 || ref == 0)
 		}
 	}

@@ -88,7 +88,7 @@ func TestStoreBytes(t *testing.T) {
 				id := mix(x + 10)
 				r.randomize(x)
 				at := int(id%4) * r.layout.SlotSize
-				if x == 1 && !r.layout1 { // The counter of writes overflows into no other field.
+				if x == 1 && !r.layout1 { // When the counter of writes overflows, no other field changes.
 					binary.LittleEndian.PutUint32(r.slots()[at+0x1C:], math.MaxUint32)
 				}
 				want := bytes.Clone(r.slots())
@@ -128,7 +128,7 @@ func TestAttributes(t *testing.T) {
 					}
 					s, self := spanOf(uint64(size), 0)
 					s.Attributes = bytes.Repeat([]byte{0xA7}, size)
-					// Use entries of many sizes: some fit where others do not.
+					// Use entries of many sizes, so that short ones fit where long ones do not.
 					for at, n := 0, length; at+1 < size; at, n = at+2+int(n), n-7 {
 						s.Attributes[at+1] = n
 					}
@@ -168,9 +168,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// A slot that another writer holds is not written, and the writer does not wait: a hang fails the
-// test. Only the previous span is cleared, so that it does not reappear if the holder releases the
-// slot without storing.
+// A writer neither waits for a slot that another writer holds nor writes it. It only clears the
+// previous span, so that the span does not reappear if the holder releases the slot without storing.
 func TestHeldSlot(t *testing.T) {
 	for name, c := range layouts() {
 		t.Run(name, func(t *testing.T) {
@@ -218,7 +217,8 @@ func checkSlot(slot []byte, layout Layout) error {
 	return nil
 }
 
-// Goroutines that share slots store all the time. Readers find the span of one of them or none.
+// Goroutines that share a slot store to it all the time. Readers find the span of one goroutine, or
+// none.
 func TestOneWriterAtATime(t *testing.T) {
 	for _, heap := range []bool{true, false} {
 		for name, c := range layouts() {
@@ -311,7 +311,7 @@ func TestClose(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, make([]byte, len(got)), got, "the memory must be cleared")
 
-			// Late writers do not fail.
+			// Writing after Close does no harm.
 			r.store(1, &s, &self)
 			spanID, _, owned := r.Shown(1, self.Goid)
 			assert.True(t, owned)
@@ -365,7 +365,7 @@ func TestCloseUnderWriters(t *testing.T) {
 	}
 }
 
-// A ring uses only the pages that are stored to, and its header's.
+// A ring uses memory only for its header and for pages that have been stored to.
 func TestMemory(t *testing.T) {
 	page := os.Getpagesize()
 	for name, c := range layouts() {

@@ -4,5 +4,5 @@
 // Package scope encodes the context-scoped attributes that are published with spans, as OTEP 4947
 // defines.
 //
-// The package does not know the spans.
+// The package does not depend on spans.
 package scope

@@ -61,8 +61,8 @@ func TestAppend(t *testing.T) {
 	assert.Equal(t, 1, refused)
 }
 
-// Values of every type follow an independent rule: strings are unchanged, and other types follow
-// OpenTelemetry's rule for attributes outside OTLP.
+// Strings are encoded unchanged. Values of other types are encoded by OpenTelemetry's rule for
+// attributes outside OTLP.
 func TestValues(t *testing.T) {
 	long := strings.Repeat("ä", 200) // 400 bytes
 	for _, tt := range []struct {

@@ -9,5 +9,5 @@
 // at offsets found by reflection. For all other types, or if the SDK renames its fields, the
 // methods are called.
 //
-// The package does not know what is done with spans, and imports nothing from otelctx.
+// The package does not depend on how spans are published, and imports nothing from otelctx.
 package sdkspan

@@ -59,7 +59,7 @@ func Recording(ctx context.Context) (k Key, ok bool) {
 		return Key{}, false
 	}
 	if _, ok := s.(sdktrace.ReadOnlySpan); !ok && !s.IsRecording() {
-		return Key{}, false // IsRecording of the SDK's own spans takes a lock: do not call it.
+		return Key{}, false // The SDK's own spans skip this call, because their IsRecording takes a lock.
 	}
 	return Of(s.SpanContext()), true
 }
@@ -71,7 +71,7 @@ var spanKey = func() any {
 	return spy.key
 }()
 
-// keyOfSpan is a context that records the key of the last lookup.
+// keyOfSpan is a context whose Value method records the key that it was called with.
 type keyOfSpan struct {
 	context.Context //nolint:containedctx // It is a context.
 
@@ -147,10 +147,9 @@ func endedOther(s sdktrace.ReadOnlySpan, table unsafe.Pointer) (k Key, traceFlag
 	return Of(sc), byte(sc.TraceFlags()), s.EndTime()
 }
 
-// value is the layout of a variable of an interface type with methods. The first word points to the
-// method table of the dynamic type, of which the runtime has one for each pair of interface type
-// and dynamic type. The second is the value or a pointer to it. This holds for both Go compilers in
-// all of their releases.
+// value is the layout of a variable of an interface type with methods. The first word points to a
+// method table; the runtime has one for each pair of interface type and dynamic type. The second
+// word is the value or a pointer to it. This holds for both Go compilers in all of their releases.
 type value struct{ table, data unsafe.Pointer }
 
 // layout holds the offsets of the fields in values with a method table.
@@ -216,7 +215,7 @@ func learn(to *atomic.Pointer[layout], span sdktrace.ReadOnlySpan, table unsafe.
 		!field[trace.SpanContext](t.Elem(), &l.parent, "parent") || !field[time.Time](t.Elem(), &l.start, "startTime") || !field[time.Time](t.Elem(), &l.end, "endTime") {
 		return
 	}
-	v := (*value)(unsafe.Pointer(&span)) // Another interface type has another table, but the same value.
+	v := (*value)(unsafe.Pointer(&span)) // The data word is the same for every interface type.
 	if v.spanContext(l.spanContext).key() == Of(span.SpanContext()) && v.spanContext(l.parent).key() == Of(span.Parent()) &&
 		v.time(l.start).Equal(span.StartTime()) && v.time(l.end).Equal(span.EndTime()) {
 		to.CompareAndSwap(nil, &l)

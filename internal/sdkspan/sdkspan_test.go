@@ -160,7 +160,7 @@ type foreign struct {
 	spanContext trace.SpanContext //nolint:unused // what learn looks for
 }
 
-// lookalike has the fields of the SDK's spans, and the methods of one.
+// lookalike has the same fields as the SDK's spans, and the methods of an embedded SDK span.
 type lookalike struct {
 	sdktrace.ReadWriteSpan
 
@@ -168,7 +168,7 @@ type lookalike struct {
 	startTime, endTime  time.Time
 }
 
-// The offsets of the fields are learned only if the fields hold what the methods return.
+// The offsets of fields are used only if the fields contain the values that the methods return.
 func TestLearnComparesWithTheMethods(t *testing.T) {
 	old := sdk
 	t.Cleanup(func() { sdk = old; forget(t) })

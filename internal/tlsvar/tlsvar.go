@@ -4,10 +4,10 @@
 // Package tlsvar finds a thread-local variable of another process by the name of its dynamic
 // symbol, as OTEP 4947 requires of readers ("Thread-Local Variable Resolution").
 //
-// Everything is read from the process's memory: program headers, dynamic section, symbols and
-// relocations are mapped, so no file has to be opened or trusted. It supports the access models
-// global dynamic (TLSDESC and traditional), initial exec and local exec, with glibc and musl, on
-// amd64 and arm64.
+// The package reads everything from the process's memory, where program headers, dynamic section,
+// symbols and relocations are mapped. So no file has to be opened or trusted. It supports the access
+// models global dynamic (TLSDESC and traditional), initial exec and local exec, with glibc and musl,
+// on amd64 and arm64.
 package tlsvar
 
 import (
@@ -73,7 +73,7 @@ const (
 // variable.
 var ErrUnresolved = errors.New("no relocation for the symbol")
 
-// Bounds of the data read from a module. Real modules stay far below.
+// Bounds of the data read from a module. Real modules stay far below these bounds.
 const (
 	maxProgramHeaders = 128
 	maxDynamic        = 1024
@@ -85,8 +85,8 @@ const (
 )
 
 // Find returns the variables with this name, one for each module that defines it. It skips modules
-// that are not ELF files or are malformed; err reports modules that define the symbol but cannot be
-// resolved, and wraps [ErrUnresolved].
+// that are not ELF files or are malformed. err reports modules that define the symbol but whose
+// variable cannot be located; it wraps [ErrUnresolved].
 func (p *Process) Find(name string) (found []Variable, err error) {
 	for _, m := range p.Modules {
 		v, defined, merr := p.find(m, name)
@@ -305,8 +305,8 @@ func (f *image) relocated(v *Variable, kind uint32, address, value uint64, anony
 		if err := read(f.mem, address, &words); err != nil {
 			return false, err
 		}
-		// The second word is a distance from the thread pointer, or the address of the module's number and the
-		// variable's offset, if its block is allocated on demand.
+		// The second word is a distance from the thread pointer. If the module's block is allocated on demand, it
+		// is instead the address of the module's number and the variable's offset.
 		v.Model, v.offset = Static, int64(words[1])
 		var dynamic struct{ Module, Offset uint64 }
 		if words[1] >= 1<<16 && words[1] < math.MaxInt64 && read(f.mem, words[1], &dynamic) == nil &&

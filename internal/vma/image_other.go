@@ -11,7 +11,7 @@ import (
 	"os"
 )
 
-// Image cannot be made on this platform.
+// Image is not supported on this platform.
 type Image struct{}
 
 // MapImage returns an error that wraps [errors.ErrUnsupported].

@@ -46,8 +46,9 @@ func (r *Region) Address() uint64 {
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(r.mem))))
 }
 
-// Publish makes the memory visible to readers: it stores magic, which they search for, in the first
-// word, then calls [Region.Announce] and returns the error of that call. Write the contents first.
+// Publish makes the memory visible to readers: it stores magic, the number that readers search for,
+// in the first word, then calls [Region.Announce] and returns the error of that call. Write the
+// contents before calling Publish.
 func (r *Region) Publish(magic uint32) error {
 	atomic.StoreUint32(r.magic(), magic)
 	return r.Announce()

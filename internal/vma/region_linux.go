@@ -62,7 +62,8 @@ func newRegion(name string, size, fd int) (*Region, error) {
 	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
 		return nil, errors.Join(fmt.Errorf("madvise MADV_DONTFORK: %w", err), munmap(mem))
 	}
-	// Huge pages would use memory for untouched pages. Kernels without huge pages return an error.
+	// A huge page would also use memory for the parts that are never touched. Ignore the error: kernels
+	// without huge pages reject the call.
 	_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
 	return &Region{mem: mem, mapped: true, name: name}, nil
 }
@@ -140,9 +141,9 @@ func (r *Region) Announce() error {
 	return nil
 }
 
-// Retire replaces the mapping by an unnamed, zeroed one at the same addresses, which is never unmapped,
-// so that late writers do no harm. Use it if it is impossible to wait for writers. The region cannot be
-// used afterwards. Memory on the heap is released to the garbage collector.
+// Retire replaces the mapping with an unnamed, zeroed mapping at the same addresses that is never
+// unmapped, so that late writers do no harm. Use it if it is impossible to wait for writers. The region
+// cannot be used afterwards. Memory on the heap is released to the garbage collector.
 func (r *Region) Retire() error {
 	mem := r.mem
 	r.mem = nil

@@ -105,7 +105,7 @@ func TestRegion(t *testing.T) {
 				files := resources.OpenFiles(t)
 				r := newRegionOf(t, allocate, size)
 				require.NoError(t, r.memfdErr)
-				for range 2 { // as with every update
+				for range 2 { // publishers call Announce again with every update
 					require.NoError(t, r.Announce())
 				}
 				b := r.Bytes()
@@ -209,7 +209,7 @@ func TestNames(t *testing.T) {
 		desc, name string
 		// memfd is the name in maps if the mapping can be a memfd.
 		memfd string
-		// announced is set if the mapping can be found.
+		// announced is set if readers can find the mapping by its name.
 		announced bool
 	}{
 		{"usual", testName, "/memfd:" + testName + " (deleted)", true},
@@ -264,14 +264,14 @@ func withoutMemfd(denied func(func() error) error) func(p *childproc.Parent) {
 		left, err := resources.Mappings(testName)
 		p.Must(err)
 		p.Send("%d", len(left))
-		// A SIGXFSZ would arrive before this signal: it is sent earlier and has the lower number,
-		// and os/signal delivers in the order of numbers.
+		// A SIGXFSZ would arrive before this SIGWINCH, because it is sent earlier, has a lower number,
+		// and os/signal delivers signals in the order of their numbers.
 		p.Must(syscall.Kill(os.Getpid(), syscall.SIGWINCH))
 		p.Send("%v", <-signals)
 	}
 }
 
-// withSmallFiles calls f while files have at most two pages.
+// withSmallFiles calls f while this process may not make files larger than two pages.
 func withSmallFiles(f func() error) error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {

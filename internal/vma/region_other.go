@@ -23,7 +23,7 @@ func NewAnonymous(string, int) (*Region, error) {
 // CheckFileSize returns nil: no files are created on this platform.
 func CheckFileSize(int) error { return nil }
 
-// Announce does nothing: memory is on the heap here.
+// Announce does nothing: on this platform, memory is always on the heap.
 func (*Region) Announce() error { return nil }
 
 // Retire releases the memory.

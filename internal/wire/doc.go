@@ -7,5 +7,5 @@
 //
 // All multi-byte fields are in the byte order of the machine, which writer and reader always share.
 //
-// The package does not depend on goroutines or the SDK, and does not schedule reads or writes.
+// The package does not depend on the SDK or the Go runtime. Callers decide when to read and write.
 package wire

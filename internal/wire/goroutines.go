@@ -19,7 +19,7 @@ const (
 	GoroutinesHeaderSize = 128
 	GoroutineEntrySize   = 16
 	// GoroutinesCapacity is the number of entries in this layout. Goroutines whose ids are equal
-	// modulo the capacity share one.
+	// modulo the capacity share an entry.
 	GoroutinesCapacity = 1 << 16
 
 	// GoroutinesName names the mapping.
@@ -41,7 +41,8 @@ type GoroutinesHeader struct {
 }
 
 // GoroutineEntry is the active span of a goroutine. Only that goroutine stores to the entry, unless
-// two goroutines share it. An entry with one word from each of two goroutines belongs to neither.
+// two goroutines share it. If they write it at the same time, it may have one word from each; readers
+// then detect that it belongs to neither.
 type GoroutineEntry struct {
 	_ structs.HostLayout
 
@@ -84,7 +85,7 @@ const (
 	// often have consecutive ids; their entries are this far apart to avoid false sharing.
 	spread = 8
 	groups = GoroutinesCapacity / spread
-	// addressBits is the number of bits of an address without the lowest three, which are 0.
+	// addressBits is the number of bits of an address, excluding the lowest three, which are 0.
 	addressBits = 45
 	// checkFactor spreads the bits of a position over the check word.
 	checkFactor = 0x9E3779B97F4A7C15
@@ -95,15 +96,15 @@ func GoroutineIndex(goid uint64) int {
 	return int(goid%groups*spread + goid/groups%spread)
 }
 
-// GoroutineCheck returns the check word of a goroutine with this id and this address of its g. It
-// holds all of the address and 19 bits of the id, which together with the index of the entry give
-// the id modulo 2^35.
+// GoroutineCheck returns the check word of the goroutine with this id whose g is at this address. The
+// word holds the whole address and 19 bits of the id. Together with the index of the entry, these bits
+// give the id modulo 2^35.
 func GoroutineCheck(goid, g uint64, p Position) uint64 {
 	return ^(g>>3&(1<<addressBits-1) | goid/GoroutinesCapacity<<addressBits) ^ uint64(p)*checkFactor
 }
 
 // Goroutine returns the goroutine that owns entry number index: the address of its g, and its id
-// modulo 2^35. If two goroutines share the entry, the result may be neither of them, so the caller
+// modulo 2^35. If two goroutines share the entry, the result may match neither of them, so the caller
 // must check whether the g has such an id.
 func (e *GoroutineEntry) Goroutine(index int) (goid, g uint64) {
 	owner := ^(e.Check ^ e.Position*checkFactor)

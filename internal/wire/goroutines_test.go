@@ -33,8 +33,8 @@ func TestGoroutineTableGolden(t *testing.T) {
 	assert.False(t, IsProcessContextMapping([]byte("/memfd:"+GoroutinesName+" (deleted)")))
 }
 
-// Entries identify their goroutines, each goroutine has its own, and neighbours are two cache lines
-// apart.
+// Each goroutine has its own entry, which identifies the goroutine. The entries of goroutines with
+// consecutive ids are two cache lines apart.
 func TestGoroutineEntries(t *testing.T) {
 	used := map[int]bool{}
 	for low := range uint64(GoroutinesCapacity) {

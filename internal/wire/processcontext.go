@@ -29,7 +29,7 @@ const (
 	ProcessContextHeaderSize = 32
 	// MaxProcessContextPayload is the maximum size in bytes of a payload that readers accept. The
 	// OTEP does not give a limit; the OpenTelemetry eBPF profiler and opentelemetry-go's proposed
-	// publisher share this one.
+	// publisher use the same limit.
 	MaxProcessContextPayload = 65536
 )
 
@@ -49,8 +49,8 @@ type ProcessContextHeader struct {
 	Payload uint64
 }
 
-// The layout is a contract with readers in other languages. The build fails if it changes, since
-// the negative of any difference but 0 overflows a uintptr constant.
+// The layout is a contract with readers in other languages. The build fails if it changes, because a
+// uintptr constant cannot hold the negative of a difference other than 0.
 const (
 	_ = -(unsafe.Sizeof(ProcessContextHeader{}) ^ ProcessContextHeaderSize)
 	_ = -unsafe.Offsetof(ProcessContextHeader{}.Signature)
@@ -108,8 +108,8 @@ func headerIn(b []byte, size uintptr) unsafe.Pointer {
 
 // DecodeProcessContextHeader decodes a header from a copy of its bytes. It verifies the signature
 // and the version, as step 2 of the OTEP's reading protocol requires. It does not check the other
-// fields, which an update in progress may leave in any state;
-// [ProcessContextHeader.ValidatePayload] does.
+// fields, which an update in progress may leave in any state. To check them, call
+// [ProcessContextHeader.ValidatePayload].
 //
 // The error wraps [ErrProcessContextHeader], and may be [ErrProcessContextUnsigned].
 func DecodeProcessContextHeader(b *[ProcessContextHeaderSize]byte) (ProcessContextHeader, error) {
@@ -155,7 +155,7 @@ func (h *ProcessContextHeader) ValidatePayload() error {
 //   - [anon_shmem:OTEL_CTX]: a memfd named by prctl
 //   - [anon:OTEL_CTX]: anonymous memory named by prctl
 //
-// Like the OTEP's reading protocol, it matches a prefix; the header decides.
+// Like the OTEP's reading protocol, it matches only a prefix, so the caller must also check the header.
 func IsProcessContextMapping(name []byte) bool { return isMapping(name, &processContextMappings) }
 
 // IsThreadLocalMapping is [IsProcessContextMapping] for [ThreadLocalName].
@@ -180,7 +180,7 @@ func mappingNames(name string) [3]string {
 }
 
 // MaxValueNesting is the maximum number of arrays and maps around an attribute's value. OTLP sets
-// no limit; OpenTelemetry SDKs cut values at this one.
+// no limit, but OpenTelemetry SDKs cut values at this depth.
 const MaxValueNesting = 64
 
 // AttributeSchemaURL is the key of the process context attribute with the schema URL of the

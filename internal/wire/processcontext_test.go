@@ -53,7 +53,7 @@ func TestPublishStoresTimeLast(t *testing.T) {
 			atomic.StoreUint64(signature, 0)
 		}
 	}()
-	// Reader and writer ran at the same time if the time changed between two reads.
+	// If the published time changes between two reads, reader and writer have run at the same time.
 	changes, unsigned, last := 0, 0, uint64(0)
 	for end := time.Now().Add(time.Minute); changes < 20_000 && time.Now().Before(end); {
 		for range 1000 {

@@ -8,10 +8,10 @@ import (
 	"unsafe"
 )
 
-// The slot ring: a header and a power of two of slots. Each thread has the slot at its id modulo
-// the capacity; in layout 2 slots may belong to goroutines instead. Layout 1 is that of the
-// OTEL-compatible context storage of Datadog's Java profiler, byte for byte. Layout 2 begins each
-// slot with the same 25 bytes.
+// The slot ring consists of a header and slots, whose number is a power of two. Each thread has the
+// slot at its id modulo the capacity; in layout 2 slots may belong to goroutines instead. Layout 1
+// equals that of the OTEL-compatible context storage of Datadog's Java profiler, byte for byte. In
+// layout 2 each slot begins with the same 25 bytes.
 const (
 	// RingMagic opens every ring: "OTEL", most significant byte first.
 	RingMagic = 0x4F54454C
@@ -48,7 +48,7 @@ type RingHeader struct {
 	SlotSize uint32
 	// HeaderSize is the distance from the header to the slots.
 	HeaderSize uint32
-	// Index is the id that slots are indexed by: RingByThread or RingByGoroutine.
+	// Index tells whose ids select the slots: RingByThread or RingByGoroutine.
 	Index uint32
 	_     [8]byte
 }
@@ -116,8 +116,8 @@ const (
 	OffsetTID         = unsafe.Offsetof(Slot2{}.TID)
 )
 
-// Readers access the parts of Slot2.State as bytes. The offsets are right on little-endian
-// machines, which all Go Linux ports with a calibrated runtime (amd64, arm64) are.
+// Offsets of the parts of Slot2.State, which readers access as bytes. They are correct only on
+// little-endian machines, such as amd64 and arm64, the only Linux ports with a calibrated runtime.
 const (
 	_ = -(unsafe.Sizeof(RingHeader{}) ^ 32)
 	_ = -(unsafe.Offsetof(RingHeader{}.Layout) ^ 4)

@@ -21,8 +21,8 @@ func mapped(size int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), size)
 }
 
-// Headers and tables are the memory itself, with as many whole entries as fit. Memory that is too small for the
-// header or not aligned is a mistake.
+// The functions return views of the memory, with as many whole entries as fit. They panic if the memory is too small
+// for the header or not aligned.
 func TestViewsOfMemory(t *testing.T) {
 	for name, tt := range map[string]struct {
 		header, entry int // sizes; 0 for a header alone

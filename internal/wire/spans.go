@@ -34,7 +34,7 @@ type SpansHeader struct {
 	Capacity   uint32
 	CellSize   uint32
 	HeaderSize uint32
-	// Used is the number of cells ever used: the cells behind them are empty.
+	// Used is the number of cells that have ever been used. Cells from this index on are empty.
 	Used uint32
 	_    [8]byte
 }
@@ -74,7 +74,7 @@ type Cell struct {
 }
 
 // CellOutside is set in Cell.Flags if the goroutine that started the span was in none of the span's
-// ancestors. If another goroutine ends the span, the starter is then in no span.
+// ancestors at that time. If another goroutine ends such a span, the starter is in no span afterwards.
 const CellOutside = 1 << 8
 
 // The parts of Cell.Names.
@@ -93,7 +93,7 @@ const (
 	RefIndexShift = 1
 	// RefGeneration is added to a cell's version by each use.
 	RefGeneration = 1 << (RefIndexBits + RefIndexShift)
-	// CellOver, the lowest bit of a version, is set once the span has ended.
+	// CellOver is the lowest bit of a version. It is set once the span has ended.
 	CellOver = 1
 )
 

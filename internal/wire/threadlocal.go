@@ -3,11 +3,11 @@
 
 package wire
 
-// Keys of the process context attributes that locate a process's active spans. The first two are
-// OTEP 4947's. The others are ours, under the same prefix because that is where readers look for
-// the layout. They cannot be mistaken for those of another schema: readers choose by
-// [KeySchemaVersion], and our keys have a second segment (slots, goroutines, spans, names or go),
-// whereas those of other schemas are flat, such as threadlocal.js_map_table_offset of
+// Keys of the process context attributes that locate a process's active spans. OTEP 4947 defines the
+// first two. The others belong to otelctx, and have the same prefix because readers look for the
+// layout there. They do not conflict with the keys of other schemas: readers select the schema by
+// [KeySchemaVersion], and the keys of otelctx have a second segment (slots, goroutines, spans, names
+// or go), whereas those of other schemas are flat, such as threadlocal.js_map_table_offset of
 // nodejs_v1_dev.
 const (
 	// ThreadLocalPrefix is the prefix of all keys below.
@@ -79,7 +79,7 @@ const (
 	// GoKeyRefOffset is the distance from the label pointer to the reference to the span's cell.
 	GoKeyRefOffset = "record_ref_offset"
 	// GoKeyAncestorsOffset is the distance from the label pointer to the references to the span's
-	// ancestors. After the references comes the id of the one goroutine that must not fall back to them: see
+	// ancestors. They are followed by the id of the only goroutine that must not fall back to them: see
 	// [Cell.Flags].
 	GoKeyAncestorsOffset = "record_ancestors_offset"
 	// GoKeyNamesOffset is the distance from the label pointer to the numbers of the names.

@@ -12,9 +12,9 @@ import (
 	"unsafe"
 )
 
-// The formats of Elastic's Universal Profiling integration. Two symbols of a library point at a
-// process storage and at a record of each thread, and a socket receives messages. Numbers are in
-// the machine's byte order; strings are UTF-8, preceded by their length, a u32.
+// The formats of Elastic's Universal Profiling integration. A library defines two symbols: one points
+// at a process storage, the other at a record for each thread. A socket receives messages. Numbers are
+// in the machine's byte order. Strings are in UTF-8, preceded by their length as a u32.
 const (
 	// ProfilingProcessSymbol is a pointer to the process storage.
 	ProfilingProcessSymbol = "elastic_apm_profiling_correlation_process_storage_v1"
@@ -38,7 +38,7 @@ type ProfilingThreadRecord struct {
 	_ structs.HostLayout
 
 	LayoutMinorVersion [2]byte
-	// Valid is 0 while the thread writes the rest.
+	// Valid is 0 while the thread writes the other fields.
 	Valid        uint8
 	TracePresent uint8
 	TraceFlags   uint8
@@ -151,7 +151,7 @@ const MaxProfilingMessage = 4096
 type ProfilingRegistration struct {
 	// SamplesDelayMS is the usual maximum time from a sample to its message, in milliseconds.
 	SamplesDelayMS uint32
-	// HostID is the host.id that the profiler reports with.
+	// HostID is the profiler's host.id.
 	HostID string
 }
 

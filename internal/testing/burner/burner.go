@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package burner is a service that burns CPU inside and outside spans. At every moment its stack
-// encodes the current span, which tests of samplers use as the truth.
+// Package burner is a service that burns CPU inside and outside spans. Its stack always encodes the
+// current span, so tests of samplers can compare each sample with the stack.
 //
 // It imports spanctx, scopedattr and resourcepublisher, which are above it, because it must publish spans as
 // services do. It stays here because the tests of four modules run it (cmd/otelctx, the collector, interop and the
@@ -57,11 +57,11 @@ const (
 	Started = "started"
 	// FewSlots makes goroutines and threads share slots.
 	FewSlots = "few-slots"
-	// Forged makes goroutines outside spans point at memory that looks like a span's record except
-	// for its labels.
+	// Forged makes the label pointers of goroutines outside spans point at memory that looks like a
+	// span's record, but has other labels.
 	Forged = "forged"
-	// Foreign adds work in spans under labels that another library has set by pprof.Do:
-	// ForeignTrace and the span's id.
+	// Foreign adds work in spans whose labels another library has set by pprof.Do: ForeignTrace and
+	// the span's id.
 	Foreign = "foreign"
 	// Crafted adds a goroutine that burns in CraftedSpan, published by a record with attributes.
 	Crafted = "crafted"
@@ -69,19 +69,19 @@ const (
 	// attributes: a few long ones, or many short ones.
 	VariedLong = "varied-long"
 	VariedMany = "varied-many"
-	// InC adds work in C, if the program can run it.
+	// InC adds work in C, if the program is built with cgo.
 	InC = "in-c"
 	// Keyed publishes spans with one attribute, key.0=0. After the line "keys" the key changes
 	// every few requests: key.1=1 and so on.
 	Keyed = "keyed"
 	// Silent publishes nothing.
 	Silent = "silent"
-	// Later publishes nothing before the line "publish" arrives, except the resource with
-	// ResourceFirst.
+	// Later publishes nothing before the line "publish" arrives. With ResourceFirst it publishes
+	// only the resource before.
 	Later         = "later"
 	ResourceFirst = "resource-first"
-	// NoContext publishes no resource. With Context another library publishes one before spans are
-	// published, with ContextAfter afterwards.
+	// NoContext publishes no resource. With Context, another library publishes a resource before
+	// spans are published; with ContextAfter, it does so afterwards.
 	NoContext    = "no-context"
 	Context      = "context"
 	ContextAfter = "context-after"
@@ -146,8 +146,8 @@ func Start(words ...string) (*Burner, error) {
 	return b, nil
 }
 
-// CraftedSpan is the id of a span that no burner starts. CraftedAttributes are its attributes as
-// encoded by OTEP 4947, the maximum that a record may have.
+// CraftedSpan is the id of a span that no burner starts. CraftedAttributes holds its attributes in
+// the encoding of OTEP 4947. They have the maximum size for a record.
 var (
 	CraftedSpan       = [8]byte{0xCF, 1, 2, 3, 4, 5, 6, 7}
 	CraftedAttributes = bytes.Repeat([]byte{0, 100 - 2, 'x', 'y'}, MaxAttributes/4)
@@ -222,7 +222,7 @@ var forged = &struct {
 	ThreadContextRecord: wire.ThreadContextRecord{TraceID: [16]byte{1}, SpanID: [8]byte{2}, Valid: 1},
 }
 
-// between fills the space between a record's labels and its advertised position.
+// between is padding between a record's labels and the advertised position of the record.
 type between [gorecord.Offset - unsafe.Sizeof(goruntime.LabelMap{})]byte
 
 type tracer struct {
@@ -299,8 +299,8 @@ func Name(address uint64) string {
 	return "?"
 }
 
-// ids numbers spans from 1. The number is in the last bytes of the span id, and the number of a
-// trace's first span is also in those of the trace id.
+// ids numbers spans from 1. The last bytes of a span id are the span's number, and the last bytes of
+// a trace id are the number of the trace's first span.
 type ids struct{ last atomic.Uint64 }
 
 func (i *ids) NewIDs(context.Context) (trace.TraceID, trace.SpanID) {
@@ -321,7 +321,7 @@ func spanID(n uint64) (id trace.SpanID) {
 	return id
 }
 
-// Number returns the number of the span with this id, 0 for none.
+// Number returns the number of the span with this id, or 0 for no span.
 func Number(id [8]byte) uint64 { return binary.BigEndian.Uint64(id[:]) &^ mark }
 
 // work serves requests: inside a span, inside its child, and outside spans, yielding the thread in
@@ -391,7 +391,7 @@ func (b *Burner) pause() {
 	time.Sleep(time.Duration(b.ids.last.Load()*7%most) * time.Microsecond)
 }
 
-// pathBits is how many bits of a span's number the stack encodes.
+// pathBits is the number of bits of a span's number that the stack encodes.
 const pathBits = 20
 
 // burn burns inside a span, or outside spans.
@@ -416,8 +416,9 @@ func (b *Burner) burn(sc trace.SpanContext) {
 	burn(context.Background())
 }
 
-// The stack encodes a number, its lowest bit first: a frame of top, pathBits frames of zero or one,
-// and a frame of bottom, with frames of path in between. Frames below bottom do the work.
+// The stack encodes a number with its lowest bit first: a frame of top, pathBits frames of zero or
+// one, and a frame of bottom, with frames of path in between. The functions that bottom calls do the
+// work.
 //
 //go:noinline
 func top(number uint64, spin func()) {
@@ -475,8 +476,8 @@ func burnElsewhere() { Work(iterations) }
 
 const pkg = "github.com/otelctx/otelctx/internal/testing/burner."
 
-// Truth returns the number of the span that a stack encodes, 0 for none. names are the stack's
-// functions, innermost first. ok reports whether the stack encodes a number.
+// Truth returns the number of the span that a stack encodes, or 0 for no span. names lists the
+// stack's functions, innermost first. ok reports whether the stack encodes a number.
 func Truth(names []string) (number uint64, ok bool) {
 	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == pkg+"path" })
 	last := slices.Index(names, pkg+"top")
@@ -497,7 +498,7 @@ func Truth(names []string) (number uint64, ok bool) {
 	return number, true
 }
 
-// InCrafted reports whether a stack was in CraftedSpan. names are its functions, innermost first.
+// InCrafted reports whether a stack was in CraftedSpan. names lists its functions, innermost first.
 func InCrafted(names []string) bool {
 	// A function without a frame hides its caller.
 	return len(names) > 1 && names[0] == pkg+"burnGo" && (names[1] == pkg+"burnCrafted" || names[1] == "runtime.goexit")

@@ -15,10 +15,10 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// Frequency returns how many samples per second of CPU time tests take of a burner. It is higher
-// than usual, so that tests take less time, and is not a divisor of anything regular, so that
-// samples do not fall into step with it. On an emulated CPU samples take far longer, and the kernel
-// may allow fewer.
+// Frequency returns the number of samples that tests take of a burner per second of CPU time. It is
+// higher than usual, so that tests take less time. It is not a round number, so that samples do not
+// fall into step with regular events. On an emulated CPU samples take far longer, and the kernel may
+// allow fewer.
 func Frequency() int {
 	const usual, fewer = 4999, 1499
 	setting, _ := os.ReadFile("/proc/sys/kernel/perf_event_max_sample_rate")

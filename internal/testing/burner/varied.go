@@ -40,8 +40,8 @@ func (*Burner) vary(size int) {
 	}
 }
 
-// varied is the target of a goroutine's label pointer. Sound: it begins with a label map, which
-// lives as long as its goroutine.
+// varied is the target of a goroutine's label pointer. Sound: it begins with a label map, and lives
+// as long as its goroutine.
 type varied struct {
 	goruntime.LabelMap
 	between
@@ -63,8 +63,8 @@ func newVaried(seed uint64, size int) *varied {
 	return v
 }
 
-// burn changes the record repeatedly, and burns several times as long in between. A sample taken
-// during a change is in no span, because the record is then invalid.
+// burn changes the record again and again. Between changes it burns for several times as long as a
+// change takes. A sample taken during a change is in no span, because the record is then invalid.
 func (v *varied) burn() {
 	goruntime.SetLabels(unsafe.Pointer(v))
 	for {

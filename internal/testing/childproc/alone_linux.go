@@ -19,7 +19,8 @@ import (
 // namespace.
 const aloneKey = "OTELCTX_TEST_ALONE"
 
-// notAlone is the exit code of a test binary that may not mount what the namespace needs.
+// notAlone is the exit code of a test binary that lacks the permission to mount file systems in its
+// namespace.
 const notAlone = 86
 
 // MainAlone is [Main] for tests that examine all processes. As root they run in a PID namespace

@@ -1,10 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package childproc runs parts of a test in other processes, because otelctx is about one process
-// reading what another one has written. The test binary starts itself again, and the two exchange
-// lines. A child can also restrict itself: [Deny] makes system calls fail as they do under the
-// filters that services run under, and [Stall] returns memory that blocks its readers.
+// Package childproc runs parts of a test in other processes, so that tests can read the memory of
+// another process. The test binary starts itself again, and parent and child exchange lines. A child
+// can also restrict itself: [Deny] makes system calls fail as the filters of some services do, and
+// [Stall] returns memory that blocks its readers.
 //
 // The package is for tests only.
 package childproc
@@ -31,7 +31,7 @@ const roleKey = "OTELCTX_TEST_CHILD"
 const maxLine = 64 << 20
 
 // Main is the body of TestMain. In a child it runs the child's role. In the parent it runs the
-// tests and fails if they leak goroutines, except those that match ignore. It does not return.
+// tests, and fails if they leak goroutines that do not match ignore. It does not return.
 func Main(m *testing.M, roles map[string]func(*Parent), ignore ...goleak.Option) {
 	name, isChild := os.LookupEnv(roleKey)
 	if !isChild {
@@ -88,8 +88,8 @@ type Child struct {
 	exited bool
 }
 
-// Command returns the command that runs a role in another process, for tests that communicate with
-// it in a way other than [Child] does.
+// Command returns the command that runs a role in another process. It is for tests that do not
+// communicate with that process through a [Child].
 func Command(role string) (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -115,8 +115,8 @@ func Start(t testing.TB, role string, prepare func(*exec.Cmd)) *Child {
 	return Run(t, cmd)
 }
 
-// Run starts a command that exchanges lines with the test like a child. It is killed at the end of
-// the test.
+// Run starts a command that exchanges lines with the test like a child. The process is killed at the
+// end of the test.
 func Run(t testing.TB, cmd *exec.Cmd) *Child {
 	t.Helper()
 	if cmd.Stderr == nil {

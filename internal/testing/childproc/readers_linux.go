@@ -178,13 +178,13 @@ func AsNobody(cmd *exec.Cmd, capabilities ...uintptr) {
 }
 
 // AdmitReaders allows processes of the same user, such as other children of the test, to read this
-// one even if Yama restricts that to ancestors.
+// process, even if Yama allows only ancestors to do so.
 func (p *Parent) AdmitReaders() {
 	const (
 		prSetPtracer    = 0x59616d61
 		prSetPtracerAny = ^uintptr(0)
 	)
-	// A kernel without Yama rejects the call and does not need it.
+	// Ignore the error: a kernel without Yama rejects the call, but does not restrict readers either.
 	_, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetPtracer, prSetPtracerAny, 0)
 	if errno != 0 && errno != syscall.EINVAL {
 		p.Must(errno)

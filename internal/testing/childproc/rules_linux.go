@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// These are rules for the system calls that otelctx makes. Conditions exclude the calls of the Go
+// Rules for the system calls that otelctx makes. Their conditions do not match the calls of the Go
 // runtime.
 var (
 	// NoMemfd denies memory files, as strict profiles do.
@@ -42,8 +42,8 @@ var (
 	NoReadv = Rule{Call: unix.SYS_PROCESS_VM_READV, Errno: unix.EPERM}
 )
 
-// NoMmap fails mappings of size bytes, rounded up to pages, that are readable and writable from the
-// start, with ENOMEM. It does not affect thread stacks, which may have the same size.
+// NoMmap makes mmap fail with ENOMEM for mappings of size bytes, rounded up to pages, that are
+// readable and writable from the start. It does not affect thread stacks of the same size.
 func NoMmap(size int) Rule {
 	page := os.Getpagesize()
 	return Rule{Call: unix.SYS_MMAP, Errno: unix.ENOMEM, Args: []Arg{

@@ -22,14 +22,14 @@ type Rule struct {
 	Errno syscall.Errno
 }
 
-// Arg is a condition on the lower 32 bits of an argument: those in Mask equal Value.
+// Arg is a condition on the lower 32 bits of an argument: the bits in Mask must equal Value.
 type Arg struct {
 	Index       int
 	Mask, Value uint32
 }
 
-// Deny makes system calls that match a rule fail in this process and its future children. A filter
-// cannot be removed, so only children use it.
+// Deny makes system calls that match a rule fail in this process and its future children. Call it
+// only in a child, because a filter cannot be removed.
 func Deny(rules ...Rule) error {
 	var program []unix.SockFilter
 	for _, r := range rules {

@@ -24,7 +24,7 @@ const Service = "another library's"
 // Publish publishes a process context until withdraw is called.
 func Publish() (withdraw func() error, err error) { return PublishAs(wire.ProcessContextName) }
 
-// PublishAs is Publish with a name for the mapping, and with attributes outside of the resource.
+// PublishAs is like Publish, but names the mapping, and adds attributes outside of the resource.
 func PublishAs(mapping string, attributes ...*commonpb.KeyValue) (withdraw func() error, err error) {
 	payload, err := proto.Marshal(&processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{
 		{Key: "service.name", Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: Service}}},

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package oteltest has OpenTelemetry helpers for tests and benchmarks: processors that do nothing,
-// providers that are shut down at the end, all kinds of instruments, and a collector of the errors
-// passed to otel.Handle.
+// providers that are shut down at the end of the test, all kinds of instruments, and a collector of
+// the errors passed to otel.Handle.
 //
 // The package is for tests only.
 package oteltest

@@ -19,8 +19,9 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// attach leaves spans to other goroutines, or to none, and waits. A span's name says where it was
-// left. For each line "let go" the goroutine that has attached "exited, attached" detaches it.
+// attach starts goroutines that leave their spans live, some with other goroutines attached, and
+// waits. The name of a span says what happened to it. For each line "let go", the goroutine that has
+// attached the span "exited, attached" detaches it.
 func attach() {
 	tracer := newTracer(nil, spanctx.WithAttributeKeys("tenant"))
 	ctx := scopedattr.ContextWithAttributes(context.Background(), attribute.String("tenant", "starter's"))
@@ -28,7 +29,7 @@ func attach() {
 	var ready sync.WaitGroup
 	release := make(chan struct{})
 	released := make(chan struct{})
-	// in waits in a span.
+	// in starts a goroutine that attaches a span and waits.
 	in := func(ctx context.Context, span trace.Span, wait func()) {
 		ready.Add(1)
 		go func() {

@@ -17,7 +17,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// churners each run in one goroutine, inside a span with the function's name.
+// churners lists functions that each run in one goroutine, inside a span with the function's name.
 var churners = map[string]func(depth int){"churnA": churnA, "churnB": churnB, "churnC": churnC, "churnD": churnD}
 
 // churn runs until standard input ends.

@@ -32,10 +32,12 @@ type entry struct {
 	Name            string `json:"name"`
 	Endpoint        string `json:"endpoint"`
 	Start           int64  `json:"start_time_unix_nano"`
-	// Goroutine has started the span. Joined are the other goroutines that are in it.
+	// Goroutine is the id of the goroutine that started the span. Joined lists the ids of the other
+	// goroutines that are in it.
 	Goroutine uint64   `json:"goroutine"`
 	Joined    []uint64 `json:"joined"`
-	// Leaked is how the goroutine has left the span if nobody is in it or in a descendant: exited or moved_on.
+	// Leaked tells how the goroutine left the span, if no goroutine is in the span or a descendant: exited or
+	// moved_on.
 	Leaked string `json:"leaked"`
 
 	span   trace.Span
@@ -73,7 +75,7 @@ func (*ledger) Shutdown(context.Context) error { return nil }
 // ForceFlush does nothing.
 func (*ledger) ForceFlush(context.Context) error { return nil }
 
-// goroutineID returns the id of the calling goroutine, as its stack trace has it.
+// goroutineID returns the id of the calling goroutine, from its stack trace.
 func goroutineID() uint64 {
 	text := make([]byte, 64)
 	text = text[:runtime.Stack(text, false)]
@@ -82,7 +84,7 @@ func goroutineID() uint64 {
 	return id
 }
 
-// staff are goroutines that start, end, hand over and leak spans at random.
+// staff is a group of goroutines that start, end, hand over and leak spans at random.
 type staff struct {
 	ledger
 	tracer  trace.Tracer
@@ -91,11 +93,11 @@ type staff struct {
 	// turn is locked during an action, and protects the fields below and the ledger.
 	turn    sync.Mutex
 	members map[uint64]*member
-	// abandoned are live spans whose goroutines will not end them.
+	// abandoned lists live spans that their goroutines will not end.
 	abandoned []*entry
 }
 
-// member is one of the goroutines. It is in the span of its last place.
+// member is one of the goroutines. It is in the span of the last element of places.
 type member struct {
 	id     uint64
 	places []place
@@ -149,8 +151,8 @@ func (s *staff) work(hired func()) {
 	}
 }
 
-// act takes one action. It returns true if the goroutine must exit. A span does not end while somebody has attached it:
-// once its cell is reused, readers cannot know where such a goroutine goes.
+// act takes one action. It returns true if the goroutine must exit. It does not end a span that a goroutine has
+// attached: once the span's cell is reused, readers cannot tell which span that goroutine is in.
 func (s *staff) act(m *member) (exits bool) {
 	const most = 3 // levels of spans, as many as a cell has ancestors
 	s.turn.Lock()

@@ -3,8 +3,9 @@
 
 //go:build linux
 
-// Command parker parks goroutines in every way in which goroutines can wait. Each is in its own
-// span, which is named after the way. Tests compare it with what readers see from outside.
+// Command parker parks goroutines in every way in which goroutines can wait. Each goroutine is in its
+// own span, whose name is that way to wait. Tests compare the spans with the results of readers in
+// other processes.
 //
 //	parker COUNT [WAY]
 //	parker attach
@@ -52,8 +53,8 @@ import (
 // forever is longer than any test.
 const forever = 24 * time.Hour
 
-// way is a way to wait. most bounds the number of goroutines that wait this way, 0 for no bound:
-// ways that hold a thread or a CPU are expensive.
+// way is a way to wait. most is the maximum number of goroutines that wait this way, 0 for no limit.
+// Ways that hold a thread or a CPU have a limit because they are expensive.
 type way struct {
 	park func()
 	most int
@@ -314,7 +315,7 @@ func main() {
 	serve()
 }
 
-// newTracer returns a tracer whose spans are published. The processor, if not nil, sees them too.
+// newTracer returns a tracer whose spans are published, and also passed to processor if it is not nil.
 func newTracer(processor sdktrace.SpanProcessor, options ...spanctx.Option) trace.Tracer {
 	resource := sdkresource.NewSchemaless(attribute.String("service.name", cmp.Or(os.Getenv("OTEL_SERVICE_NAME"), "parker")))
 	publishing := spanctx.WithPublishing(append(options, spanctx.WithSpanNames(true))...)

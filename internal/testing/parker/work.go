@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stage is a part of a request: the self time of a span with this name, during which the request
-// waits in this way.
+// stage is a part of a request. It is the self time of the span called name, during which the request
+// waits as waitsFor says.
 type stage struct{ name, waitsFor string }
 
 // worker serves one request after another and records how long it was in each stage.
@@ -47,15 +47,16 @@ func (w *worker) enter(s stage) {
 	w.in, w.since = s, now
 }
 
-// totals are the times that all workers have spent in each stage until a moment, and the CPU time of the
-// spans "compute".
+// totals holds the times that all workers have spent in each stage until a point in time, and the CPU time of
+// the spans "compute".
 type totals struct {
 	at       time.Time
 	stages   map[stage]time.Duration
 	computed time.Duration
 }
 
-// totalsOf returns the totals until now. ok reports whether reading them all was quick enough to be one moment.
+// totalsOf returns the totals until now. ok is false if reading them took so long that they belong to different
+// points in time.
 func totalsOf(workers []*worker) (all totals, ok bool) {
 	const quick = 5 * time.Millisecond
 	all = totals{at: time.Now(), stages: map[stage]time.Duration{}}
@@ -73,9 +74,9 @@ func totalsOf(workers []*worker) (all totals, ok bool) {
 	return all, time.Since(all.at) < quick
 }
 
-// work serves with count workers. Each request waits for four times pause on average, and if compute is not
-// 0, uses that much CPU time in a span "compute". It answers each line "START END", two times in nanoseconds
-// since the epoch, with what all workers have spent in between:
+// work runs count workers that serve requests. Each request waits for four times pause on average, and if
+// compute is not 0, uses that much CPU time in a span "compute". work answers each line "START END", two times
+// in nanoseconds since the epoch, with the time that all workers have spent in each stage in between:
 // {"compute_nano": N, "stages": [{"name", "waits_for", "nano"}]}.
 func work(count int, pause, compute time.Duration) {
 	const often = 20 * time.Millisecond
@@ -133,7 +134,7 @@ func work(count int, pause, compute time.Duration) {
 	}
 }
 
-// interpolate returns the totals at a moment that the history encloses.
+// interpolate returns the totals at a point in time between two entries of the history.
 func interpolate(history []totals, at time.Time) totals {
 	i := sort.Search(len(history)-1, func(i int) bool { return !history[i].at.Before(at) })
 	before, after := history[max(i-1, 0)], history[i]
@@ -177,7 +178,7 @@ func (w *worker) serve(tracer trace.Tracer, pause, compute time.Duration) {
 func (w *worker) compute(d time.Duration) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	start, used := threadTime(), time.Duration(0) // each a system call, of which there should be few
+	start, used := threadTime(), time.Duration(0) // threadTime makes a system call, so call it rarely
 	for sum := uint64(1); used < d; used = threadTime() - start {
 		for i := range uint64(50_000) {
 			sum = sum*31 + i

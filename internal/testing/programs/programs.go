@@ -83,7 +83,7 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 		v.build(t, dir, pkg, kept)
 		built.Store(kept, true)
 	}
-	// Another test may rebuild it at any time.
+	// Link or copy the program, because another test may rebuild the cached one at any time.
 	exe := filepath.Join(t.TempDir(), name)
 	if err := os.Link(kept, exe); err == nil {
 		return exe
@@ -182,8 +182,8 @@ func Script(t testing.TB, body string) string {
 	return path
 }
 
-// Write writes a program. Meanwhile it blocks the start of other processes: until exec, a new
-// process would hold the file open for writing, and such a file cannot be executed (ETXTBSY).
+// Write writes a program. Meanwhile it blocks the start of other processes. Otherwise a new process
+// would hold the file open for writing until its exec, and such a file cannot be executed (ETXTBSY).
 func Write(t testing.TB, path string, content []byte) {
 	t.Helper()
 	syscall.ForkLock.RLock()

@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// hung bounds how long a command may run; no command in a test takes that long.
+// hung is the time after which a command is considered hung. No command in a test takes that long.
 const hung = 2 * time.Minute
 
-// Run runs a command to its end and returns its output and exit code, -1 if a signal ended it. It
-// skips the test if the command runs as another user and this user may not start it.
+// Run runs a command to its end and returns its output and exit code, which is -1 if a signal ended
+// it. Run skips the test if the command runs as another user and this user may not start it.
 func Run(t testing.TB, cmd *exec.Cmd) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer

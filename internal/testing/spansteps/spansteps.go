@@ -1,7 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package spansteps runs programs in a small language that describe which span goroutines are in.
+// Package spansteps runs test programs written in a small language. A program starts, ends and
+// attaches spans on several goroutines, and states which span each goroutine is in afterwards.
 //
 // It is for tests only.
 package spansteps
@@ -25,18 +26,19 @@ import (
 type Actor struct {
 	do   chan func()
 	done chan struct{}
-	// attached are the functions that undo what a program has attached on the goroutine.
+	// attached holds a detach function for each span that the program has attached on the goroutine.
 	attached []func()
 }
 
-// NewActor returns an actor that inherits the span of the goroutine on which on runs start.
+// NewActor returns an actor whose goroutine is started by start. on must call start on the goroutine
+// whose span the actor inherits.
 func NewActor(on func(start func())) *Actor {
 	a := &Actor{do: make(chan func()), done: make(chan struct{})}
 	on(func() { go a.loop() })
 	return a
 }
 
-// InNothing starts an actor that inherits no span.
+// InNothing is an argument for [NewActor]. It calls start on a goroutine that is in no span.
 func InNothing(start func()) {
 	goruntime.SetLabels(nil)
 	start()
@@ -70,17 +72,17 @@ type Publisher struct {
 	// Attach returns a function that detaches.
 	Attach  func(ctx context.Context) (detach func())
 	Refresh func(ctx context.Context)
-	// Go starts a goroutine that is in the span of ctx; nil if there is no such function.
+	// Go starts a goroutine that is in the span of ctx. It is nil if the publisher has no such function.
 	Go func(ctx context.Context, f func(context.Context))
 	// EndAgain ends a span that has ended already.
 	EndAgain func(trace.Span)
-	// Evict ends the span of ctx as another goroutine's Start does that needs its cell.
+	// Evict ends the span of ctx in the same way as Start does on another goroutine that needs the span's cell.
 	Evict func(ctx context.Context)
 	// Active returns the id of the span that the goroutine is in, or 0. If that is the span of ctx, it also
 	// returns the id of its local root, 0 if it is unknown.
 	Active func(ctx context.Context) (span, localRoot uint64)
-	// With returns a context with attributes, as a program writes them between braces, and CheckAttributes
-	// checks those that the span is published with. They are nil if programs have no braces.
+	// With returns a context with the attributes that a program writes between braces. CheckAttributes checks that
+	// the span is published with these attributes. Both are nil if programs have no braces.
 	With            func(ctx context.Context, attributes string) context.Context
 	CheckAttributes func(span trace.Span, attributes string)
 	// Operations are further operations by character. The characters are % # $ _ | ( and ).
