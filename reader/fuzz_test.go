@@ -206,8 +206,8 @@ func FuzzProcessContext(f *testing.F) {
 		}
 		if err != nil {
 			assertDocumented(t, err, fakePID)
-			// Everything that was ever published has a valid header, so only an invalid payload
-			// explains an error.
+			// In these layouts every publication has a valid header, so only an invalid payload can explain
+			// an error.
 			if layout&(layoutSecond|layoutTimed|layoutWithdrawn) == 0 && layout&layoutRepoint != 0 &&
 				len(payload) <= 65536 && validHeader(memory) && original != 0 {
 				checkDecoded(t, payload, nil, err)

@@ -125,7 +125,8 @@ type world struct {
 	lastSpan uint64
 	heap     uint64
 
-	// truths holds the running goroutine and its span, "id span", for each moment.
+	// truths is the set of reports that are right: "goid spanID" for each span that a reader may report
+	// for a running goroutine.
 	truths map[string]bool
 }
 

@@ -80,7 +80,7 @@ func (c *cost) String() string {
 	return fmt.Sprintf("%.1f %% | %d MB", 100*c.Used.Seconds()/c.Service.Seconds(), c.Memory>>20)
 }
 
-// String returns a cell of a table.
+// String formats t as a table cell, "samples: right / none / wrong".
 func (t *tally) String() string {
 	short := ""
 	if t.samples() < wanted {

@@ -156,7 +156,7 @@ func (c *recordCommand) Validate() error {
 	return nil
 }
 
-// carriers maps the values of --carrier to carriers.
+// carriers contains the values that --carrier accepts.
 var carriers = map[string]sampler.Carrier{
 	"labels":           sampler.Labels,
 	"goroutine_record": sampler.GoroutineRecord,

@@ -53,7 +53,7 @@ func MapImage(f *os.File, text int, prepare func(mem []byte)) (*Image, error) {
 	return &Image{mem: mem}, nil
 }
 
-// Bytes returns the memory, all of which may be read.
+// Bytes returns the image. All of it is readable, but only the data after the text is writable.
 func (i *Image) Bytes() []byte { return i.mem }
 
 // Signal makes the prctl call that names process contexts, on the executable part of the image. The

@@ -20,7 +20,8 @@ import (
 // churners lists functions that each run in one goroutine, inside a span with the function's name.
 var churners = map[string]func(depth int){"churnA": churnA, "churnB": churnB, "churnC": churnC, "churnD": churnD}
 
-// churn runs until standard input ends.
+// churn runs each of the churners in a goroutine, while other goroutines start and exit and the
+// garbage collector shrinks stacks. It returns when standard input is closed or has data.
 func churn() {
 	tracer := newTracer(nil)
 	for name, f := range churners {

@@ -133,8 +133,8 @@ func (*repeating) NewSpanID(context.Context, trace.TraceID) (id trace.SpanID) {
 	return id
 }
 
-// some is a sampler that samples half of the traces and all spans of spin. It records all other
-// spans.
+// some is a sampler that samples half of the traces, except spans named "spin". All other spans are
+// recorded, but not sampled.
 type some struct{}
 
 func (some) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {

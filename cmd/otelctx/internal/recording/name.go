@@ -24,7 +24,7 @@ const (
 	// user's processes. Addresses beyond the limits stay without names.
 	namingLimit   = 5 * time.Second
 	maxNamedBytes = 128 << 20
-	// processLimit is the limit of a [patient.Call] for one process.
+	// processLimit is the timeout of each [patient.Call], which reads a single process.
 	processLimit = 2 * time.Second
 	// maxNames bounds the addresses of a process that are named in a part.
 	maxNames = 1 << 16

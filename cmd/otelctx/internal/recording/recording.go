@@ -41,7 +41,7 @@ type Config struct {
 	// IDAttributes also adds the ids of the span, the trace and the local root to each sample as
 	// attributes.
 	IDAttributes bool
-	// Attributes counts samples by span attribute.
+	// Attributes enables Result.Attributes, the number of samples by span attribute.
 	Attributes bool
 	// Version is the version of the recording program.
 	Version string

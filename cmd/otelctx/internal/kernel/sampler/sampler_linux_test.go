@@ -133,7 +133,7 @@ func judge(c *childproc.Child, samples []Sample) verdict {
 	return judgeBy(namesOf(c, samples), samples)
 }
 
-// namesOf returns a function that symbolizes the stack of each of these samples of a child.
+// namesOf returns a function that symbolizes the stack of any of the given samples.
 func namesOf(c *childproc.Child, samples []Sample) func(Sample) []string {
 	unique := map[uint64]bool{}
 	for _, s := range samples {
