@@ -165,9 +165,9 @@ func outcome(t *testing.T, err error, pid int, good string) string {
 }
 
 // TestPublisherScripts runs testdata/publishers.txt: paragraphs of publisher steps, and questions
-// with the expected answers. A question is asked about the process opened at the start, about
-// the process opened anew, or about both. The questions are "read" and "changed", which means
-// changed since the last read.
+// with the expected answers. A question goes to a Process that was opened at the start,
+// to one that is opened for the question, or to both. The questions are "read" and "changed", which
+// asks whether the context has changed since the last read.
 func TestPublisherScripts(t *testing.T) {
 	childproc.NeedReading(t)
 	text, err := os.ReadFile("testdata/publishers.txt")

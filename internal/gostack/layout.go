@@ -206,9 +206,9 @@ func (l *Layout) Is(g *G) bool {
 	return g.word(l.Goid) == g.ID && g.ID != 0 && status != StatusDead && status != StatusDeadExtra && status != 0
 }
 
-// SameAs reports whether two copies of the same g are equal except for the mark of the garbage
-// collector. If so, the goroutine has not run in between, and everything read between them is
-// consistent: the runtime changes several fields of g whenever a goroutine stops.
+// SameAs reports whether two copies of the same g are equal except for the garbage collector's scan
+// bit. If they are, the goroutine did not run in between, because the runtime changes several fields
+// of g whenever a goroutine stops. So everything read between the copies is consistent.
 func (l *Layout) SameAs(before, after []byte) bool {
 	if len(before) != len(after) || l.Status > len(before)-4 {
 		return false

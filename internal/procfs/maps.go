@@ -13,8 +13,8 @@ import (
 	"strconv"
 )
 
-// Limits of a maps file. The kernel writes at most PATH_MAX (4096) bytes of a name, and escapes
-// each of them by up to four bytes. Some distributions have raised vm.max_map_count to 1,048,576.
+// Limits of a maps file. A name has at most PATH_MAX (4096) bytes, each of which takes up to four
+// when it is escaped. Some distributions have raised vm.max_map_count to 1,048,576.
 const (
 	maxMapsLine  = 32 << 10
 	maxMapsLines = 1 << 22

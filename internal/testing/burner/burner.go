@@ -76,8 +76,8 @@ const (
 	Keyed = "keyed"
 	// Silent publishes nothing.
 	Silent = "silent"
-	// Later publishes nothing before the line "publish" arrives. With ResourceFirst it publishes
-	// only the resource before.
+	// Later publishes nothing until the line "publish" arrives. With ResourceFirst, the resource is
+	// published at the start, and only the spans wait for the line.
 	Later         = "later"
 	ResourceFirst = "resource-first"
 	// NoContext publishes no resource. With Context, another library publishes a resource before

@@ -143,8 +143,8 @@ type target struct {
 	process  *waiting.Process
 	resource profile.Resource
 	service  string
-	last     time.Time // the last look
-	looks    int
+	last     time.Time // the last snapshot
+	looks    int       // the number of snapshots
 	// probability is the probability of reading each goroutine.
 	probability float64
 	// exited holds the spans whose goroutine had exited at the last snapshot.
@@ -319,7 +319,7 @@ func (r *Recorder) admit(t *target) bool {
 
 var errTooManyProcesses = fmt.Errorf("further processes: %d are being recorded", maxProcesses)
 
-// miss adds a reason why data is missing.
+// miss adds a reason why data is missing. The caller holds r.mu.
 func (r *Recorder) miss(err error) {
 	known := slices.ContainsFunc(r.result.Missing, func(m error) bool { return m.Error() == err.Error() })
 	if !known && len(r.result.Missing) < maxMissing {
