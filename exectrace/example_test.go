@@ -16,8 +16,8 @@ import (
 	"github.com/otelctx/otelctx/exectrace"
 )
 
-// A flight recorder keeps the last few seconds of the execution trace. The service writes them to a
-// file when a request was slow.
+// The flight recorder keeps the last few seconds of the execution trace in memory. The service
+// writes them to a file after a slow request.
 func ExampleNewTracerProvider() {
 	tp := sdktrace.NewTracerProvider()
 	defer func() { _ = tp.Shutdown(context.Background()) }()

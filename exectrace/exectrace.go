@@ -1,19 +1,20 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package exectrace adds the ids of spans to execution traces, so that go tool trace and gotraceui find
-// the part of a trace that belongs to a request:
+// Package exectrace adds the ids of spans to execution traces, so that the part of a trace that
+// belongs to a request can be found in go tool trace and gotraceui:
 //
 //	otel.SetTracerProvider(exectrace.NewTracerProvider(tp))
 //
-// While an execution trace is recorded, OpenTelemetry's SDK makes each sampled span a user task.
-// The task has the span's name as its type and ends with the span, but does not contain its ids.
-// This package logs the ids in the task under the category "traceparent", in W3C Trace Context
-// format, such as
+// While an execution trace is being recorded, OpenTelemetry's SDK creates a user task for each
+// sampled span. The task has the span's name as its type and ends with the span, but does not
+// contain the span's ids. This package logs the ids in the task under the category "traceparent",
+// in W3C Trace Context format, such as
+// 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01.
 //
-// A running [runtime/trace.FlightRecorder] counts as a recorded trace. If no trace is recorded, a
-// span costs one atomic load. A span that started before the trace has no task. A flight recorder
-// that has already discarded the start of a span has lost the span's ids, too.
+// This also works while a [runtime/trace.FlightRecorder] is running. If nothing is being recorded,
+// a span costs one more atomic load. A span that started before the recording has no task. Once a
+// flight recorder discards the start of a span, the span's ids are lost, too.
 //
 // A span processor cannot do this, because the SDK creates the task after it has called all
 // processors. So this package wraps the provider. It works on all platforms and does not need

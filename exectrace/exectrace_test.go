@@ -24,7 +24,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
-// task is a task in an execution trace. parent is the type of its parent.
+// task is a user task parsed from an execution trace. parent is the type of its parent task.
 type task struct {
 	traceparent, parent string
 	ended               bool
@@ -43,7 +43,7 @@ var (
 	taskLog   = regexp.MustCompile(` Log .* Task=(\d+) Category="traceparent" Message="(.*)"`)
 )
 
-// tasks returns the tasks in a trace by type, as go tool trace parses them.
+// tasks parses a trace with go tool trace and returns the tasks by type.
 func tasks(t *testing.T, traced []byte) map[string]task {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "trace")
@@ -135,7 +135,8 @@ func TestIDsInTasks(t *testing.T) {
 			})
 			assert.Equal(t, want, tasks(t, traced))
 
-			// The next trace has none of these tasks.
+			// The next trace contains no task for a span that started before it, even if the span
+			// ends during the trace.
 			_, late := tracer.Start(context.Background(), "late")
 			late.End()
 			assert.Empty(t, tasks(t, record(t, func() { live.End() })))

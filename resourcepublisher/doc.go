@@ -1,10 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package resourcepublisher publishes a service's OpenTelemetry resource for
-// profilers and other external readers. It uses the process context of [OTEP
-// 4719], a small named mapping in the service's own memory. Readers need no help from
-// the service: they can read the resource while it is idle, blocked or deadlocked.
+// Package resourcepublisher publishes a service's OpenTelemetry resource for profilers and other
+// external readers. It uses the process context of [OTEP 4719], a small named mapping in the
+// service's own memory. Readers need no help from the service: they can read the resource while it
+// is idle, blocked or deadlocked.
 //
 // One option turns it on:
 //
@@ -18,7 +18,7 @@
 // # What is published
 //
 // The package publishes all attributes of the resource that the filter keeps (see
-// [WithAttributeFilter]), whatever their type. A resource without attributes is published empty.
+// [WithAttributeFilter]), whatever their type. A resource without attributes is published, too.
 // [SetAttributes] adds attributes that are not part of the resource. The format has no field for
 // the schema URL; if it is not empty, it is published in the attribute otelctx.resource.schema_url,
 // outside of the resource. The encoded context has at most [MaxPayloadSize] bytes, and its strings
@@ -26,15 +26,15 @@
 //
 // # One context per process
 //
-// A process has at most one process context (OTEP 4719 treats it as a singleton),
-// whichever library publishes it. The first publisher stays active until its Shutdown.
-// [NewPublisher] and [WithResource] describe what happens to a second publisher. A forked child
-// process has no context until it publishes its own.
+// A process has at most one process context (OTEP 4719 treats it as a singleton), whichever library
+// publishes it. The first publisher stays active until its Shutdown. [NewPublisher] and
+// [WithResource] describe what happens to a second publisher. A forked child process has no context
+// until it publishes its own.
 //
-// Package spanctx advertises the location of spans in attributes whose keys begin with
+// Package spanctx tells readers where to find spans, in attributes whose keys begin with
 // "threadlocal.". These attributes are always published. While this package publishes no process
 // context, they are in a separate mapping, OTELCTX_THREADLOCAL, which has the format of a process
-// context without a resource. So spans are found even if another library, such as dd-trace-go,
+// context without a resource. So readers find spans even if another library, such as dd-trace-go,
 // publishes the process context, whichever library starts first.
 //
 // If another library publishes a context after this package did, readers find two contexts and

@@ -27,26 +27,28 @@ import (
 // the OpenTelemetry eBPF profiler.
 const MaxPayloadSize = wire.MaxProcessContextPayload
 
-// ErrTooLarge means that a process context would have more than [MaxPayloadSize] bytes. The error
-// that reports attributes left out for that reason wraps it, too.
+// ErrTooLarge means that an encoded process context would exceed [MaxPayloadSize]. The error that
+// reports attributes omitted to stay within the limit wraps it, too.
 var ErrTooLarge = errors.New("process context is too large")
 
 // encoded is an encoded ProcessContext message.
 type encoded struct {
 	payload []byte
-	// problems lists the attributes of the resource that were left out or changed because the
-	// format cannot hold them. The other attributes are published regardless.
+	// problems joins one error for each attribute that was left out or changed because the format
+	// cannot hold it. The other attributes are published regardless.
 	problems error
-	// omitted counts the attributes of the resource that are left out because they do not fit.
+	// omitted is the number of resource attributes that were left out to stay within
+	// MaxPayloadSize.
 	omitted int
 }
 
-// encode encodes the attributes of r that keep accepts, and the extra attributes, which are not
-// part of the resource. If they are too large together, the largest attributes of r are left out.
-// The error wraps ErrTooLarge if the extra attributes alone do not fit.
+// encode encodes a process context. Its resource has the attributes of r that keep accepts. The
+// extra attributes are published outside of the resource. If the result would be too large, encode
+// leaves out the largest attributes of r. The error wraps ErrTooLarge if the extra attributes alone
+// do not fit.
 func encode(r *resource.Resource, keep attribute.Filter, extra ...attributes) (e encoded, err error) {
-	// The message always has a resource, even if that is empty. Without it an empty message would
-	// have no bytes, and readers treat an empty payload as a missing context.
+	// Always set the resource, even if it has no attributes: a message without fields has no bytes,
+	// and readers treat an empty payload as a missing context.
 	msg := &processcontextpb.ProcessContext{Resource: &resourcepb.Resource{}}
 	problem := func(err error) {
 		e.problems = errors.Join(e.problems, fmt.Errorf("publish process context: %w", err))
@@ -93,7 +95,7 @@ func encode(r *resource.Resource, keep attribute.Filter, extra ...attributes) (e
 }
 
 // fit removes the largest attributes of the resource until the message has shrunk by at least
-// excess bytes, and returns the removed attributes.
+// excess bytes. It returns the removed attributes, largest first.
 func fit(msg *processcontextpb.ProcessContext, excess int) (largest []*commonpb.KeyValue) {
 	if excess <= 0 {
 		return nil
@@ -115,9 +117,9 @@ func fit(msg *processcontextpb.ProcessContext, excess int) (largest []*commonpb.
 // attributes maps keys to encoded attributes.
 type attributes map[attribute.Key]*commonpb.KeyValue
 
-// keyValue encodes kv. It returns nil and a problem if the format cannot hold kv. Invalid UTF-8 in
-// the value is replaced with U+FFFD, which is a problem, too. The text of a problem begins with the
-// key.
+// keyValue encodes kv. If the format cannot hold kv, keyValue returns nil and a problem. If the
+// value contains invalid UTF-8, keyValue replaces it with U+FFFD and returns a problem, too. The
+// text of a problem begins with the key.
 func keyValue(kv attribute.KeyValue) (_ *commonpb.KeyValue, problem error) {
 	if !utf8.ValidString(string(kv.Key)) {
 		// Replacing invalid bytes in a key could turn it into the key of another attribute.
@@ -136,7 +138,7 @@ func keyValue(kv attribute.KeyValue) (_ *commonpb.KeyValue, problem error) {
 
 // encoder converts one attribute.
 type encoder struct {
-	// repaired is set once the method text has replaced invalid bytes.
+	// repaired is true once text has replaced invalid UTF-8.
 	repaired bool
 }
 
@@ -147,8 +149,8 @@ func (e *encoder) text(s string) string {
 	return valid
 }
 
-// value converts v, which is nested depth levels deep. Every value of the attribute package
-// has an equivalent in OTLP.
+// value converts v to OTLP, which has an equivalent for every type of the attribute package. depth
+// is the number of slices and maps that enclose v.
 func (e *encoder) value(v attribute.Value, depth int) (*commonpb.AnyValue, error) {
 	if depth > wire.MaxValueNesting {
 		return nil, fmt.Errorf("value nests deeper than %d levels", wire.MaxValueNesting)
@@ -212,8 +214,8 @@ func arrayValue[T any](vs []T, element func(T) (*commonpb.AnyValue, error)) (*co
 	return &commonpb.AnyValue{Value: &commonpb.AnyValue_ArrayValue{ArrayValue: array}}, nil
 }
 
-// mapValue keeps the last entry for each key, as the SDK does in resources, because keys must be
-// unique at every level.
+// mapValue converts a map. Keys must be unique at every level, so it keeps only the last entry for
+// each key, as the SDK does for resources.
 func (e *encoder) mapValue(kvs []attribute.KeyValue, depth int) (*commonpb.AnyValue, error) {
 	list := &commonpb.KeyValueList{}
 	positions := make(map[string]int, len(kvs))

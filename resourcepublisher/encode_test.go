@@ -16,8 +16,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// TestPayloadBytes compares the payload with golden bytes. Attributes must be sorted by key, so
-// that equal contexts have equal bytes.
+// TestPayloadBytes checks the payload against golden bytes. Equal contexts must have equal bytes,
+// so attributes must be sorted by key.
 func TestPayloadBytes(t *testing.T) {
 	res := resource.NewWithAttributes("https://opentelemetry.io/schemas/1.43.0",
 		attribute.String("service.name", "checkout"),

@@ -25,8 +25,8 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// noMmap makes the mmap call of the publisher fail. It recognizes the call by the size: a header,
-// padded to twice its size, and two payloads.
+// noMmap makes the publisher's mmap call fail. It recognizes the call by its length argument: a
+// header, padded to twice its size, and two payload buffers.
 var noMmap = childproc.NoMmap(2 * (wire.ProcessContextHeaderSize + wire.MaxProcessContextPayload))
 
 // kernelNamesMappings reports whether the kernel can name mappings (CONFIG_ANON_VMA_NAME).
@@ -124,8 +124,8 @@ func publishUnderFilter(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// TestAnonymousMapping tests the fallback to an anonymous mapping on kernels that cannot
-// name mappings: the filter makes prctl return success without naming anything.
+// TestAnonymousMapping checks that the context is published even if no memfd can be created and the
+// mapping gets no name. The system call filter makes prctl return success without naming anything.
 func TestAnonymousMapping(t *testing.T) {
 	child := startUnder(t, childproc.NoMemfd, childproc.SeemingNaming)
 	child.Receive()

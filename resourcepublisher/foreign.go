@@ -63,8 +63,8 @@ func advertisesGo(h *wire.ProcessContextHeader) bool {
 	})
 }
 
-// published yields the mappings of this process whose name matches and that begin with the header
-// of a published process context.
+// published yields each mapping of this process whose name matches and which begins with the header
+// of a published process context, together with the header.
 func published(match func(name []byte) bool) iter.Seq2[procfs.Mapping, wire.ProcessContextHeader] {
 	return func(yield func(procfs.Mapping, wire.ProcessContextHeader) bool) {
 		self, err := procfs.NewFS("/proc").Process(os.Getpid())

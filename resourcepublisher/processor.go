@@ -14,13 +14,14 @@ import (
 
 var _ sdktrace.SpanProcessor = (*Publisher)(nil)
 
-// OnStart makes sure that the published resource is that of the spans. If the first span has a
-// different resource, OnStart publishes the span's resource instead, unless the caller has chosen a
-// resource with Update. A provider's resource never changes, so later calls only compare a pointer.
+// OnStart ensures that readers see the resource that spans are exported with. If the first span's
+// resource differs from the published one, OnStart publishes it instead, unless the caller has
+// chosen a resource with Update. A provider's resource never changes, so for later spans OnStart
+// only compares a pointer.
 //
-// If the publisher is registered with several providers, it publishes the resource of the
-// first span's provider. Up to 16 other providers whose resource differs are reported to
-// [otel.Handle], each once.
+// If the publisher is registered with several providers, it publishes the resource of the first
+// span's provider. Up to 16 other providers whose resource differs are reported to [otel.Handle],
+// each once.
 func (p *Publisher) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 	if p == nil || s == nil {
 		return
@@ -33,18 +34,18 @@ func (p *Publisher) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 // maxOthers is the maximum number of other providers whose resources are checked.
 const maxOthers = 16
 
-// isChecked reports whether the resource of another provider needs no check: it has been checked,
-// or the limit maxOthers has been reached.
+// isChecked reports whether firstSpan can be skipped for r, the resource of another provider: it
+// has been checked, or maxOthers resources have been.
 func (p *Publisher) isChecked(r *resource.Resource) bool {
 	others := p.otherResources.Load()
 	return others != nil && (len(*others) == maxOthers || slices.Contains(*others, r))
 }
 
-// firstSpan handles the first span of each provider. r is the provider's resource.
+// firstSpan handles the first span of each provider, whose resource is r.
 func (p *Publisher) firstSpan(r *resource.Resource) {
 	defer lock()()
 	if p.firstResource.CompareAndSwap(nil, r) {
-		// The region is nil after Shutdown, and spans may start later.
+		// Spans may start after Shutdown, when the region is nil.
 		if p.region != nil && !p.updated && !sameResource(p.resource, r) {
 			report(p.publish(r, process.userAttributes, process.spanAttributes))
 		}

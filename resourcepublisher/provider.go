@@ -16,7 +16,7 @@ import (
 
 // WithResource does the same as [sdktrace.WithResource], and also publishes the resource. Readers
 // see the same resource as the TracerProvider: r merged over OTEL_RESOURCE_ATTRIBUTES and
-// OTEL_SERVICE_NAME. If r is nil, that is [resource.Default], as in a provider without the option.
+// OTEL_SERVICE_NAME. A nil r stands for [resource.Default], as in a provider without the option.
 //
 // It publishes immediately, so that readers see the resource before NewTracerProvider returns. The
 // context stays until the process ends or [Current] is shut down. Current is also a span processor,
@@ -27,10 +27,10 @@ import (
 //		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
 //	)
 //
-// An option cannot return an error: if publishing fails, the error goes to
-// [otel.Handle] once, and the provider works as usual. If the process already has a publisher, it
-// stays active, and an error is reported only if its resource differs. No error is reported if
-// publishing is disabled.
+// An option cannot return an error: if publishing fails, the error goes to [otel.Handle] once, and
+// the provider works as usual. If the process already has a publisher, that publisher stays active,
+// and an error is reported only if its resource differs from r. No error is reported if publishing
+// is disabled.
 func WithResource(r *resource.Resource, opts ...Option) sdktrace.TracerProviderOption {
 	if r == nil {
 		r = resource.Default()
@@ -41,7 +41,7 @@ func WithResource(r *resource.Resource, opts ...Option) sdktrace.TracerProviderO
 	return sdktrace.WithResource(r)
 }
 
-// providerResource returns the resource of a TracerProvider that was given r. It ignores errors
+// providerResource returns the resource that a TracerProvider makes from r. It ignores errors
 // because the provider reports them.
 func providerResource(r *resource.Resource) *resource.Resource {
 	env, _ := resource.New(context.Background(), resource.WithFromEnv())
@@ -49,7 +49,8 @@ func providerResource(r *resource.Resource) *resource.Resource {
 	return merged
 }
 
-// publishOnce publishes r unless it is already published.
+// publishOnce publishes r. If publishing is disabled or an equal resource is already published, it
+// does nothing and returns nil.
 func publishOnce(r *resource.Resource, c config) error {
 	if !c.isEnabled() {
 		return nil

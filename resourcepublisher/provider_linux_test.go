@@ -45,8 +45,9 @@ var providerEnvironments = map[string][]string{
 	"instance":   {"OTEL_GO_X_RESOURCE=true"},
 }
 
-// TestPublishedResourceIsTheSpans starts a process for every combination, because the SDK caches
-// its default resource. The child process publishes, and this process reads its resource.
+// TestPublishedResourceIsTheSpans checks that readers see the resource that spans carry, for every
+// environment and every argument of WithResource. Each case runs in its own child process, because
+// the SDK caches its default resource.
 func TestPublishedResourceIsTheSpans(t *testing.T) {
 	for env, vars := range providerEnvironments {
 		for res := range providerResources {
@@ -74,7 +75,7 @@ func buildProvider(parent *childproc.Parent) {
 		parent.Must(err)
 		return pc
 	}
-	// The SDK reports a malformed environment each time it reads it.
+	// Ignore errors: the SDK reports a malformed environment variable each time it reads it.
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {}))
 
 	spans := tracetest.NewInMemoryExporter()
@@ -89,10 +90,10 @@ func buildProvider(parent *childproc.Parent) {
 	want, got := plainAttributes(carried.Attributes()), plainMap(pc.Message.GetResource().GetAttributes())
 	plain := sdktrace.WithResource
 	if res == nil {
-		// Use any option other than WithResource.
+		// Compare with a provider without WithResource. WithIDGenerator(nil) has no effect.
 		plain = func(*resource.Resource) sdktrace.TracerProviderOption { return sdktrace.WithIDGenerator(nil) }
 	}
-	// The option must not change the provider's resource.
+	// resourcepublisher.WithResource must give the provider the same resource as the SDK's option.
 	bare := tracetest.NewInMemoryExporter()
 	_, span = sdktrace.NewTracerProvider(plain(res), sdktrace.WithSyncer(bare)).Tracer("").
 		Start(context.Background(), "span")
@@ -153,10 +154,11 @@ func TestWithResourceWhileDisabled(t *testing.T) {
 	require.NoError(t, tp.Shutdown(context.Background()))
 }
 
-// TestProcessorCorrectsTheResource publishes resource 1 and then executes steps. A step is "span
-// N", which starts a span of the provider with resource N, or "update N". Each step is followed by
-// the resource that must be published afterwards and by the outcome: "updated" (the context was
-// updated), "kept" (it was not) or "reported" (it was not, and the difference was reported).
+// TestProcessorCorrectsTheResource checks that the resource of the first span is published, unless
+// Update has chosen another one. It publishes resource 1 and then executes steps: "span N" starts a
+// span of the provider with resource N, and "update N" calls Update with resource N. Each step is
+// followed by the resource that must then be published and by the outcome: "updated" (the context
+// was updated), "kept" (it was not) or "reported" (it was not, and the difference was reported).
 // Resource 0 cannot be published.
 func TestProcessorCorrectsTheResource(t *testing.T) {
 	numbered := func(n int) *resource.Resource {
@@ -205,7 +207,8 @@ func TestProcessorCorrectsTheResource(t *testing.T) {
 	}
 }
 
-// TestManyProvidersAreReported uses providers whose resources differ from the published one.
+// TestManyProvidersAreReported checks that each provider whose resource differs from the published
+// one is reported once, up to the limit.
 func TestManyProvidersAreReported(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
 	numbered := func(n int) *resource.Resource { return resource.NewSchemaless(attribute.Int("n", n)) }
@@ -235,7 +238,7 @@ func TestProviderShutdownWithdraws(t *testing.T) {
 	assert.Len(t, contextMappings(t, os.Getpid()), 1)
 	require.NoError(t, tp.Shutdown(context.Background()))
 	assert.Empty(t, contextMappings(t, os.Getpid()))
-	// A span that was started before the Shutdown ends after it.
+	// Spans may end and start after Shutdown.
 	p.OnEnd(nil)
 	p.OnStart(context.Background(), &startedSpan{resource: resource.Default()})
 	assert.Empty(t, contextMappings(t, os.Getpid()))

@@ -39,12 +39,13 @@ var (
 // can keep using the nil Publisher that NewPublisher returned.
 type Publisher struct {
 	config config
-	// pid is the id of the process that published. It differs in a forked child, which does not
+	// pid is the id of the process that published. A forked child has another id, and does not
 	// inherit the mapping.
 	pid int
 
-	// firstResource is the resource of the first span, see OnStart. otherResources are the
-	// resources of other providers' spans; the slice is replaced with process.mu held.
+	// firstResource is the resource of the first span. otherResources lists the different resources
+	// of other providers, see OnStart. The slice is never modified, only replaced while process.mu
+	// is held.
 	firstResource  atomic.Pointer[resource.Resource]
 	otherResources atomic.Pointer[[]*resource.Resource]
 
@@ -53,9 +54,10 @@ type Publisher struct {
 	region *region
 	// resource is the published resource, before the filter.
 	resource *resource.Resource
-	// omitted counts the attributes of resource that are left out because they do not fit.
+	// omitted is the number of attributes of resource that were left out to stay within
+	// MaxPayloadSize.
 	omitted int
-	// updated is set once Update has chosen the resource.
+	// updated is true once Update has chosen the resource.
 	updated bool
 }
 
@@ -63,10 +65,10 @@ type Publisher struct {
 // enough.
 var process struct {
 	mu sync.Mutex
-	// active is the publisher whose context readers see, or nil.
+	// active publishes the process context. It is nil if this package publishes none.
 	active *Publisher
-	// separate publishes spanAttributes while active is nil, see publishSeparately. It is
-	// nil if there are none.
+	// separate publishes spanAttributes in a separate mapping while active is nil, see
+	// publishSeparately. It is nil if there is no such mapping.
 	separate *Publisher
 	// userAttributes (from SetAttributes) and spanAttributes (from advertise.Change) are published
 	// outside of the resource, by the current publisher or by the next one.
@@ -89,7 +91,7 @@ func lock() (unlock func()) {
 	}
 }
 
-// report queues err for otel.Handle unless err is nil. The caller has called lock.
+// report queues err for otel.Handle unless err is nil. The caller must have called lock.
 func report(err error) {
 	if err != nil {
 		process.pending = append(process.pending, err)
@@ -118,7 +120,7 @@ func NewPublisher(r *resource.Resource, opts ...Option) (*Publisher, error) {
 	return newPublisher(r, c)
 }
 
-// newPublisher must be called with process.mu held.
+// newPublisher implements NewPublisher. The caller must have called lock.
 func newPublisher(r *resource.Resource, c config) (*Publisher, error) {
 	if process.active != nil && process.active.pid == os.Getpid() {
 		return nil, ErrAlreadyPublished
@@ -137,8 +139,8 @@ func newPublisher(r *resource.Resource, c config) (*Publisher, error) {
 	report(e.problems)
 	p.config, p.resource, p.omitted = c, r, e.omitted
 	process.active = p
-	// The context contains the span attributes now. Failing to unmap the separate mapping does no
-	// harm, because readers prefer the context while both exist.
+	// The context now contains the span attributes, so withdraw the separate mapping. A failure
+	// does no harm, because readers prefer the context while both exist.
 	_ = publishSeparately(process.spanAttributes)
 	return p, nil
 }
@@ -170,7 +172,8 @@ func (p *Publisher) Update(r *resource.Resource) error {
 	return nil
 }
 
-// publish must be called after lock, with process.mu held.
+// publish replaces the published resource and the extra attributes. The caller must have called
+// lock.
 func (p *Publisher) publish(r *resource.Resource, extra ...attributes) error {
 	if p.region == nil {
 		return ErrShutdown
@@ -214,7 +217,8 @@ func (p *Publisher) Shutdown(context.Context) error {
 	return errors.Join(err, p.withdraw())
 }
 
-// withdraw must be called with process.mu held.
+// withdraw unpublishes the context. In a forked child, which does not have the mapping, it does
+// nothing. The caller holds process.mu.
 func (p *Publisher) withdraw() error {
 	region := p.region
 	p.region = nil
@@ -227,8 +231,8 @@ func (p *Publisher) withdraw() error {
 	return nil
 }
 
-// Current returns the publisher whose context readers see now, such as the one
-// created by [WithResource], or nil. It remains safe to use after its Shutdown.
+// Current returns the active publisher of this process, for example the one created by
+// [WithResource], or nil if there is none. The Publisher may be used after its Shutdown.
 func Current() *Publisher {
 	process.mu.Lock()
 	defer process.mu.Unlock()
@@ -282,13 +286,13 @@ func RemoveAttributes(keys ...attribute.Key) error {
 }
 
 // changeAttributes replaces the attributes that are published outside of the resource. The caller
-// has called lock.
+// must have called lock.
 func changeAttributes(userAttributes, spanAttributes attributes) error {
 	var err error
 	if p := process.active; p != nil {
 		err = p.publish(p.resource, userAttributes, spanAttributes)
 	} else if err = publishSeparately(spanAttributes); errors.Is(err, errNoMapping) {
-		report(err) // The attributes are still set, for the next publisher.
+		report(err) // The attributes stay set for the next publisher.
 		err = nil
 	}
 	if err == nil {

@@ -117,7 +117,7 @@ func TestUpdateReplacesAtOnce(t *testing.T) {
 	assert.Len(t, contextMappings(t, os.Getpid()), 1)
 }
 
-// An attribute that the format cannot hold does not affect the rest of the resource.
+// TestAttributesThatCannotBeEncoded checks that such an attribute does not affect the others.
 func TestAttributesThatCannotBeEncoded(t *testing.T) {
 	long := attribute.String("long", strings.Repeat("x", 64_000))
 	tests := map[string]struct {
@@ -311,7 +311,7 @@ func TestExtraAttributes(t *testing.T) {
 	require.NoError(t, resourcepublisher.RemoveAttributes("nested", "b", "unknown"))
 	assert.Equal(t, map[string]any{"a": int64(2)}, extra())
 
-	// Attributes that cannot be published change nothing, neither now nor later.
+	// A failed call changes nothing, neither now nor later.
 	require.ErrorIs(t, resourcepublisher.SetAttributes(
 		attribute.Int("a", 3), attribute.String("b", strings.Repeat("x", 70_000)),
 	), resourcepublisher.ErrTooLarge)
@@ -351,7 +351,7 @@ func TestDisabling(t *testing.T) {
 			} else {
 				require.ErrorIs(t, err, resourcepublisher.ErrDisabled)
 				assert.Nil(t, p)
-				// Packages that set attributes need not know that publishing is disabled.
+				// SetAttributes succeeds even if publishing is disabled.
 				require.NoError(t, resourcepublisher.SetAttributes(attribute.Int("a", 1)))
 				require.NoError(t, resourcepublisher.RemoveAttributes("a"))
 			}
@@ -361,8 +361,8 @@ func TestDisabling(t *testing.T) {
 	}
 }
 
-// A filter keeps secrets out, also when the resource is updated. Operators can set a filter in the
-// environment; the option overrides it.
+// TestFilter checks that filtered attributes are not published, even when the resource is updated,
+// and that the option overrides the filter in the environment.
 func TestFilter(t *testing.T) {
 	for name, tt := range map[string]struct {
 		hidden string
@@ -441,7 +441,7 @@ func TestConcurrentUse(t *testing.T) {
 			assert.NoError(t, err)
 		}
 	}
-	// published counts the publishers created so far. All goroutines run until there were enough.
+	// published counts the publishers created so far. All goroutines run until it is large enough.
 	var published atomic.Int64
 	wanted := int64(testenv.Rounds(100, 2000))
 	work := []func(int){

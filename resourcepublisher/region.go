@@ -13,16 +13,16 @@ import (
 )
 
 // region is a mapping in the format of a process context. It exists as long as its publisher, and
-// contains a header and two payload buffers of the maximum payload size. Updates alternate between
-// the buffers, so that a reader that is still copying the old payload gets all of it. Pages that
-// are never written use no memory.
+// contains a header and two payload buffers, each of the maximum payload size. Updates alternate
+// between the buffers, so that a reader that is still copying the old payload gets all of it. Pages
+// that are never written use no memory.
 //
-// The header fields that change while readers read them are stored with sync/atomic. Other
-// processes see each such store after all preceding stores and before the next such store (XCHG on
-// amd64, STLR on arm64). That gives every barrier that OTEP 4719 requires. A plain store that
-// follows an atomic store may become visible before it, though. The payload of an update still
-// becomes visible after the last store of the previous update, because the publisher's lock is
-// released and acquired in between.
+// Readers may read the header during an update, so update stores its fields with sync/atomic. Other
+// processes see an atomic store after all stores that precede it, and before the next atomic store
+// (XCHG on amd64, STLR on arm64). This provides every barrier that OTEP 4719 requires. A plain
+// store, however, may become visible before an atomic store that precedes it. This does not affect
+// the payload of an update: it becomes visible after the last atomic store of the previous update,
+// because the publisher's lock is released and acquired in between.
 type region struct {
 	memory   *vma.Region
 	header   *wire.ProcessContextHeader

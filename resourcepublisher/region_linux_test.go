@@ -21,7 +21,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// TestRegionBytes compares the memory with the layout in OTEP 4719, not with Go structs.
+// TestRegionBytes checks the bytes of the mapping against the layout in OTEP 4719, without using Go
+// structs.
 func TestRegionBytes(t *testing.T) {
 	before, err := boottime.Now()
 	require.NoError(t, err)
@@ -63,8 +64,8 @@ func TestTimestampsNeverRepeat(t *testing.T) {
 	}
 }
 
-// The header must never change without a new timestamp, because readers trust the fields that they
-// read between two equal timestamps.
+// TestHeaderChangesWithoutATimestamp checks that the header never changes without a new timestamp:
+// readers trust the fields that they read between two equal timestamps.
 func TestHeaderChangesWithoutATimestamp(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // reader and writer must run in parallel
 	r, err := newRegion(wire.ProcessContextName, []byte("x"))

@@ -78,7 +78,8 @@ func setForTest(t *testing.T, kv attribute.KeyValue) {
 	})
 }
 
-// assertSeparate asserts that spans are advertised in the separate mapping.
+// assertSeparate asserts that spans are advertised in the separate mapping, with exactly these
+// attributes.
 func assertSeparate(t *testing.T, layout *reader.ThreadLayout, want ...attribute.KeyValue) {
 	t.Helper()
 	assert.Len(t, separateMappings(t), 1)
@@ -92,7 +93,7 @@ func assertSeparate(t *testing.T, layout *reader.ThreadLayout, want ...attribute
 func TestSpansAreAdvertisedSeparately(t *testing.T) {
 	p := open(t)
 	var layout *reader.ThreadLayout
-	// refresh reads the layout again, and checks that another read without a change returns the
+	// refresh reads the layout again, and checks that a further read without a change returns the
 	// same layout.
 	refresh := func() *reader.ThreadLayout {
 		t.Helper()
@@ -175,7 +176,8 @@ func TestInvalidTextOfSpans(t *testing.T) {
 	assert.ErrorContains(t, errs[0], `"threadlocal.attribute_key_map" is changed`)
 }
 
-// Readers support one Go runtime per process: the first one that publishes.
+// TestSpansOfAnotherGoRuntime checks that only the first Go runtime of a process advertises spans:
+// readers do not support several.
 func TestSpansOfAnotherGoRuntime(t *testing.T) {
 	goVersion := &commonpb.KeyValue{Key: "threadlocal.go.version", Value: &commonpb.AnyValue{}}
 	for name, mapping := range map[string]string{"in its process context": "OTEL_CTX", "beside one": "OTELCTX_THREADLOCAL"} {
@@ -194,7 +196,8 @@ func TestSpansOfAnotherGoRuntime(t *testing.T) {
 	}
 }
 
-// A failure to set or remove span attributes changes nothing.
+// TestRefusedAttributesOfSpans checks that a failure to set or remove span attributes changes
+// nothing.
 func TestRefusedAttributesOfSpans(t *testing.T) {
 	setForTest(t, spanAttribute)
 	require.ErrorContains(t, resourcepublisher.SetAttributes(attribute.String("threadlocal.schema_version", "other")), "reserved")
