@@ -21,8 +21,8 @@ func ContextWithAttributes(ctx context.Context, attrs ...attribute.KeyValue) con
 }
 
 // AttributesFromContext returns the attributes set on ctx by [ContextWithAttributes]. The set is
-// empty if there are none or ctx is nil. It is meant for extensions of the SDK, such as processors.
-// Adding the attributes to signals does not require it.
+// empty if ctx has none or is nil. AttributesFromContext is meant for extensions of the SDK, such
+// as processors. Signals get the attributes without it.
 func AttributesFromContext(ctx context.Context) attribute.Set {
 	return contextattr.Attributes(ctx)
 }

@@ -70,8 +70,8 @@ func TestImmutable(t *testing.T) {
 	}
 }
 
-// TestNotPropagated injects a context into a carrier and extracts it again. The attributes must be
-// gone.
+// TestNotPropagated checks that a context's attributes are neither injected into a carrier nor
+// extracted from it.
 func TestNotPropagated(t *testing.T) {
 	ctx := trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled,
@@ -89,7 +89,8 @@ func TestNotPropagated(t *testing.T) {
 	assert.Zero(t, got.Len())
 }
 
-// FuzzContext compares a context with a map to which the same attributes are added.
+// FuzzContext checks the attributes of contexts against a map to which the same attributes are
+// added.
 func FuzzContext(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 0xff, 1, 31, 12, 0x80, 0xe0, 0xff})
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -10,7 +10,7 @@
 //
 // # Turning it on
 //
-// Each signal has to be enabled by one call:
+// Each signal is enabled by one call:
 //
 //	tp := sdktrace.NewTracerProvider(
 //		scopedattr.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(0.1))),
@@ -25,24 +25,24 @@
 //
 // # Precedence
 //
-// An attribute of the span, log record or measurement itself wins over an attribute of the
-// context with the same key. On a context, an attribute that was set later wins over an earlier
-// one.
+// An attribute of the span, log record or measurement itself wins over an attribute of the context
+// with the same key. On a context, an attribute that was set later wins over an earlier one.
 //
 //   - Spans: attributes given at Start, added by the sampler or set later win. The sampler sees the
-//     context's attributes as well as those given at Start. A span keeps the attributes that the
-//     context had when it was started. If the attribute count limit is reached, attributes given at
-//     Start and those of the sampler come first, then the context's, then attributes that are set
-//     later: SetAttributes changes the values of existing keys, but adds no key to a full span.
+//     context's attributes as well as those given at Start. A span gets the attributes that the
+//     context has at Start; contexts derived later do not change it. If the attribute count limit
+//     is reached, attributes given at Start and those of the sampler come first, then the
+//     context's, then attributes that are set later: SetAttributes changes the values of existing
+//     keys, but adds no key to a full span.
 //   - Log records: attributes of the record win, and come first if the limit is reached.
-//   - Measurements: attributes of the call win. Views, the instrument's advice and
-//     cardinality limits see the merged attributes, as if all had been given by the call.
-//     Asynchronous instruments have no context, so they never get any.
+//   - Measurements: attributes of the call win. Views, the instrument's advice and cardinality
+//     limits see the merged attributes, as if all had been given by the call. Asynchronous
+//     instruments have no context, so they never get any.
 //
 // # Concurrency
 //
-// Everything in this package may be called concurrently. A wrapped sampler or provider is as
-// safe for concurrent use as the original, and those of the SDK are safe.
+// Everything in this package may be called concurrently. A wrapped sampler or provider is as safe
+// for concurrent use as the original. The SDK's samplers and providers are safe.
 //
 // # Scope
 //
@@ -51,9 +51,9 @@
 // not publish anything to profilers; package spanctx does.
 //
 // Usually applications set the attributes, because they know which cardinality their signals can
-// afford. According to OTEP 4931, a library must make them opt-in, and document the keys and the
-// number of values of each. Libraries call [contextattr.ContextWithAttributes], which imports no
-// SDK.
+// afford. According to OTEP 4931, a library must make its attributes opt-in, and document their
+// keys and how many values each key can have. Libraries call [contextattr.ContextWithAttributes],
+// which imports no SDK.
 //
 // [contextattr.ContextWithAttributes]: https://pkg.go.dev/github.com/otelctx/otelctx/scopedattr/contextattr
 // [OTEP 4931]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/4931-context-scoped-attributes.md

@@ -24,7 +24,7 @@ import (
 func ExampleContextWithAttributes() {
 	ctx := scopedattr.ContextWithAttributes(context.Background(),
 		attribute.String("http.app", "shop"), attribute.String("tenant", "unknown"))
-	// Set the tenant as soon as it is known. ctx does not change.
+	// Add the tenant as soon as it is known. ContextWithAttributes does not change ctx.
 	inner := scopedattr.ContextWithAttributes(ctx, attribute.String("tenant", "acme"))
 
 	for _, ctx := range []context.Context{ctx, inner} {

@@ -14,16 +14,16 @@ import (
 	"go.opentelemetry.io/otel"
 )
 
-// globalPackages lists the packages of the providers that package otel, and package log/global
-// before v1.47.0, return until an SDK is set. These providers hold a lock while they delegate calls
-// to the provider that becomes the global one.
+// globalPackages lists the packages that implement the global providers. Package otel, and package
+// log/global before v1.47.0, return these providers until an SDK is set. They hold a lock while
+// they delegate to the provider that is being set as the global one.
 var globalPackages = []string{"go.opentelemetry.io/otel/internal/global", "go.opentelemetry.io/otel/log/internal/global"}
 
-// cycle detects a provider that wraps the global provider and has been set as the global provider
-// itself. The two would call each other forever, and the second call would deadlock on the lock
-// held by the first.
+// cycle detects a wrapper of the global provider that has itself been set as the global provider.
+// The two would call each other forever, and the second call would deadlock on the lock held by the
+// first.
 type cycle struct {
-	// global is the package of the wrapped provider if that is a global provider, otherwise "".
+	// global is the package of the wrapped provider if it is a global provider, and "" otherwise.
 	global string
 	report sync.Once
 }
@@ -34,9 +34,10 @@ func (c *cycle) init(wrapped any) {
 	}
 }
 
-// entered reports whether the global provider is calling the provider that wraps it. It must be
-// called before each call of the wrapped provider. It walks the stack, which costs little overall:
-// meters and loggers are rarely created, and few programs wrap the global provider.
+// entered reports whether the wrapper is being called by the global provider that it wraps. If so,
+// the wrapper must not call the global provider, and the mistake is reported once. entered walks
+// the stack, which costs little overall: meters and loggers are rarely created, and few programs
+// wrap the global provider.
 func (c *cycle) entered(kind string) bool {
 	if c.global == "" || !calledFrom(c.global+".(*") {
 		return false

@@ -17,8 +17,8 @@ import (
 
 const roleWrapped = "wrapped"
 
-// runWrapped wraps the global providers and sets the results as the global ones. Its parent chooses
-// whether the providers are used before that.
+// runWrapped wraps the global providers and sets the wrappers as the global providers. The parent
+// chooses whether the global providers are used before that.
 func runWrapped(parent *childproc.Parent) {
 	var reported []string
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { reported = append(reported, err.Error()) }))
@@ -38,7 +38,8 @@ func runWrapped(parent *childproc.Parent) {
 	parent.Send("%s", strings.Join(reported, "; "))
 }
 
-// TestGlobalWrapsItself sets wrappers of the unset global providers as the global ones.
+// TestGlobalWrapsItself checks that setting a wrapper of the global provider as the global provider
+// is reported once, and neither deadlocks nor recurses.
 func TestGlobalWrapsItself(t *testing.T) {
 	for _, used := range []string{"before", "after"} {
 		reported := childproc.Start(t, roleWrapped, nil).Ask("%s", used)
@@ -48,7 +49,8 @@ func TestGlobalWrapsItself(t *testing.T) {
 	}
 }
 
-// TestGlobalWrapped wraps the global provider without setting the result as the global one.
+// TestGlobalWrapped checks that the global provider can be wrapped if the wrapper is not set as the
+// global provider.
 func TestGlobalWrapped(t *testing.T) {
 	wrapped := NewMeterProvider(otel.GetMeterProvider(), "a")
 	assert.NotNil(t, wrapped.Meter("test"))

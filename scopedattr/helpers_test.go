@@ -38,7 +38,7 @@ func list(text string) []attribute.KeyValue {
 	return list
 }
 
-// set parses the text of an attribute list into a set.
+// set is list as a set.
 func set(text string) attribute.Set { return attribute.NewSet(list(text)...) }
 
 // some returns the text of n attributes whose keys begin with prefix.
@@ -53,7 +53,8 @@ func some(prefix string, n int) string {
 // own returns n attributes to give to a span, record or measurement itself.
 func own(n int) []attribute.KeyValue { return list(some("own", n)) }
 
-// with returns a context to which the attributes of each layer are added in turn.
+// with returns a context derived from ctx to which the attributes of each layer have been added in
+// turn.
 func with(ctx context.Context, layers ...string) context.Context {
 	for _, l := range layers {
 		ctx = ContextWithAttributes(ctx, list(l)...)
@@ -69,8 +70,8 @@ func withLists(ctx context.Context, lists [][]attribute.KeyValue) context.Contex
 	return ctx
 }
 
-// equal fails the test unless got contains the attributes of the text want, in any
-// order, and no key twice.
+// equal fails the test unless got has exactly the attributes in want, an attribute list as text.
+// The order does not matter, but no key may occur twice.
 func equal(t testing.TB, want string, got []attribute.KeyValue, msgAndArgs ...any) {
 	t.Helper()
 	var fields []string
@@ -95,7 +96,8 @@ func endedSpan(t testing.TB, ctx context.Context, own []attribute.KeyValue, opts
 	return spans.Ended()[0]
 }
 
-// emitted emits record with a wrapped provider and returns the record that its processor gets.
+// emitted emits record with the provider that wrap returns, and returns the record that the SDK's
+// processor gets.
 func emitted(t testing.TB, wrap func(log.LoggerProvider) log.LoggerProvider, ctx context.Context, record log.Record, opts ...sdklog.LoggerProviderOption) (got sdklog.Record) {
 	t.Helper()
 	keep := oteltest.LogProcessor{Emit: func(r *sdklog.Record) { got = r.Clone() }}
@@ -114,7 +116,7 @@ func newRecord(list ...attribute.KeyValue) log.Record {
 	return r
 }
 
-// recordAttributes returns the attributes of a record of the API or the SDK.
+// recordAttributes returns the attributes of a log record, of either the API's or the SDK's type.
 func recordAttributes(r interface {
 	WalkAttributes(visit func(attribute.KeyValue) bool)
 },
@@ -145,8 +147,8 @@ func everyType() []attribute.KeyValue {
 	}
 }
 
-// sequence decodes fuzzer input into attribute lists. It uses few different keys, one of them
-// empty, so that keys collide.
+// sequence decodes fuzzer input into attribute lists. It uses few keys, including the empty one, so
+// that keys often collide.
 func sequence(data []byte) [][]attribute.KeyValue {
 	lists := [][]attribute.KeyValue{nil}
 	for i, b := range data {

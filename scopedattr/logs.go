@@ -14,10 +14,9 @@ import (
 	"github.com/otelctx/otelctx/internal/contextattr"
 )
 
-// NewLoggerProvider returns a provider that wraps next. Its loggers add to each record the
-// attributes of the context that it is emitted with, except for keys that the record already has.
-// Pass the result to log bridges or to [global.SetLoggerProvider]; call ForceFlush and Shutdown on
-// next.
+// NewLoggerProvider returns a provider that wraps next. Its loggers add the attributes of the
+// context passed to Emit to each record, except for keys that the record already has. Pass the
+// result to log bridges or to [global.SetLoggerProvider]; call ForceFlush and Shutdown on next.
 //
 // The attributes are added before any processor of next runs, so a processor that removes or
 // replaces attributes acts on them, too. They come after the record's own attributes: if the
@@ -27,9 +26,9 @@ import (
 // Enabled is delegated to next. The caller's record is not modified. A nil next stands for a no-op
 // provider.
 //
-// next may be the global provider while no SDK is set. Setting the result as the global
-// provider is then a mistake, because the two would pass records to each other. The
-// records are dropped, and the mistake is reported to [otel.Handle].
+// If next is the global provider and no SDK has been set, do not set the result as the global
+// provider: the two would pass records to each other. In this case the records are dropped, and the
+// mistake is reported to [otel.Handle].
 //
 // [global.SetLoggerProvider]: https://pkg.go.dev/go.opentelemetry.io/otel/log/global#SetLoggerProvider
 func NewLoggerProvider(next log.LoggerProvider) log.LoggerProvider {
@@ -42,7 +41,7 @@ func NewLoggerProvider(next log.LoggerProvider) log.LoggerProvider {
 }
 
 // loggerProvider embeds the wrapped provider, as all wrappers in this package do, so that methods
-// that are added to the API later are delegated.
+// added to the API later are delegated to it.
 type loggerProvider struct {
 	log.LoggerProvider
 
@@ -67,10 +66,10 @@ func (l *logger) Emit(ctx context.Context, record log.Record) {
 	l.Logger.Emit(ctx, record)
 }
 
-// withAttributes returns a copy of record with the attributes of scoped whose keys record does not
-// have. It copies because a record keeps attributes that do not fit into the struct in a slice.
-// Records that are copied by value share this slice and its spare capacity, so adding to one of
-// them would change the others.
+// withAttributes returns a copy of record with the attributes of scoped added, except for keys that
+// record already has. It must copy: attributes that do not fit into the struct are in a slice,
+// which records copied by value share, including its spare capacity. Adding to one record would
+// change the others.
 func withAttributes(record log.Record, scoped []attribute.KeyValue) log.Record {
 	var buf [32]attribute.KeyValue
 	all := buf[:0]
@@ -89,7 +88,8 @@ func withAttributes(record log.Record, scoped []attribute.KeyValue) log.Record {
 		record.AddAttributes(all[n:]...)
 		return record
 	}
-	// This is Clone and AddAttributes, but with one allocation for all attributes that do not fit.
+	// Do the same as Clone and AddAttributes, but allocate only once for the attributes that do not
+	// fit into the struct.
 	var added log.Record
 	added.SetEventName(record.EventName())
 	added.SetTimestamp(record.Timestamp())
@@ -102,6 +102,7 @@ func withAttributes(record log.Record, scoped []attribute.KeyValue) log.Record {
 	return added
 }
 
-// knowsAllFields reports whether withAttributes copies all fields of a record: the seven that it sets,
-// and the four that hold attributes. If a newer API adds fields, Clone preserves them.
+// knowsAllFields is true if log.Record has only the fields that withAttributes copies: the seven
+// that it sets, and the four that hold attributes. If a newer API has more fields, withAttributes
+// uses Clone, which copies them all.
 var knowsAllFields = reflect.TypeFor[log.Record]().NumField() == 7+4

@@ -76,8 +76,8 @@ func TestLogDuplicates(t *testing.T) {
 	equal(t, "a=2 b=ctx", recordAttributes(&got))
 }
 
-// TestLogRecordKept emits one record from many goroutines, because copies of a record share the
-// attributes that do not fit into the struct. The record must not change.
+// TestLogRecordKept checks that emitting a record from many goroutines does not change it, even
+// though copies of a record share the attributes that do not fit into the struct.
 func TestLogRecordKept(t *testing.T) { withAndWithoutClone(t, testLogRecordKept) }
 
 func testLogRecordKept(t *testing.T) {
@@ -111,7 +111,7 @@ func testLogRecordKept(t *testing.T) {
 	}
 }
 
-// keepingProvider keeps the records that it gets, as the API allows.
+// keepingProvider stores the records that it gets, which the API allows.
 type keepingProvider struct {
 	embedded.LoggerProvider
 
@@ -152,8 +152,8 @@ func TestLoggerProviderNil(t *testing.T) {
 	assert.False(t, logger.Enabled(t.Context(), log.EnabledParameters{}))
 }
 
-// FuzzLog compares a wrapped provider with the bare SDK, to which the same attributes are passed
-// explicitly.
+// FuzzLog checks that a wrapped provider produces the same records as the bare SDK with the same
+// attributes passed explicitly.
 func FuzzLog(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 31, 0xff, 1, 2, 3}, uint8(3))
 	f.Fuzz(func(t *testing.T, data []byte, limit uint8) {

@@ -15,16 +15,15 @@ import (
 	"github.com/otelctx/otelctx/internal/contextattr"
 )
 
-// measurer merges the allowed attributes of contexts into those of measurements, on behalf of one
-// MeterProvider.
+// measurer adds the allowed attributes of contexts to the measurements of one MeterProvider.
 type measurer struct {
-	// id is unique. Scopes refer to measurers by id, because contexts may outlive measurers and must
-	// not keep them in memory.
+	// id is unique. Scopes refer to measurers by id instead of by pointer, because contexts may
+	// outlive measurers and must not keep them in memory.
 	id      uint64
 	allowed attribute.Filter
 	seed    maphash.Seed
-	// merged is a two-way cache of results: a new entry goes to the index given by its hash, and
-	// the entry previously there moves to the neighbor.
+	// merged caches results in sets of two: a new entry goes to the index given by its hash, and
+	// the entry that was there moves to the neighboring index.
 	merged [1024]atomic.Pointer[mergedSets]
 }
 
@@ -38,7 +37,7 @@ func newMeasurer(keys []attribute.Key) *measurer {
 	return &measurer{id: measurers.Add(1), allowed: allowed, seed: maphash.MakeSeed()}
 }
 
-// options holds ready-made options for a measurement with one set of attributes.
+// options holds ready-made options that set the attributes of a measurement.
 type options struct {
 	add    [1]metric.AddOption
 	record [1]metric.RecordOption
@@ -49,8 +48,8 @@ func newOptions(set attribute.Set) options {
 	return options{[1]metric.AddOption{o}, [1]metric.RecordOption{o}}
 }
 
-// allowedSet holds the attributes of one scope that one measurer adds. A scope caches a linked list
-// of allowedSets, one for each measurer that has used it.
+// allowedSet holds the attributes that one measurer adds for one scope. A scope caches a linked
+// list of allowedSets, one for each measurer that has used it.
 type allowedSet struct {
 	options
 
@@ -66,14 +65,16 @@ type allowedSet struct {
 // by a new one. Each MeterProvider has one measurer, so a list rarely has more than one element.
 const maxAllowedSets = 8
 
-// mergedSets caches the options for one call's set merged over one scope's set.
+// mergedSets caches the options for the attributes of a call merged over the attributes that a
+// scope adds.
 type mergedSets struct {
 	options
 
 	scoped, call attribute.Set
 }
 
-// addOptions returns the options to use instead of opts: opts itself if ctx has no attributes.
+// addOptions returns the options to use instead of opts. If m adds no attributes of ctx, it returns
+// opts.
 func (m *measurer) addOptions(ctx context.Context, opts []metric.AddOption) []metric.AddOption {
 	if s := contextattr.From(ctx); s != nil {
 		return m.addScoped(s, opts)
@@ -81,7 +82,7 @@ func (m *measurer) addOptions(ctx context.Context, opts []metric.AddOption) []me
 	return opts
 }
 
-// addScoped returns opts with the attributes of s that m adds.
+// addScoped returns opts, with the attributes of s that m adds. For equal keys, opts win.
 func (m *measurer) addScoped(s *contextattr.Scope, opts []metric.AddOption) []metric.AddOption {
 	scoped := m.allowedSet(s)
 	switch {
@@ -119,8 +120,8 @@ func (m *measurer) recordScoped(s *contextattr.Scope, opts []metric.RecordOption
 	return m.merge(c.Attributes(), scoped).record[:]
 }
 
-// isExperimental reports whether opt is an experimental option, which only the SDK understands. The
-// API's configuration does not contain the attributes of such an option.
+// isExperimental reports whether opt is an experimental option. Only the SDK understands such
+// options: metric.NewAddConfig and metric.NewRecordConfig ignore their attributes.
 func isExperimental[O any](opt O) bool {
 	_, ok := any(opt).(interface{ Experimental() })
 	return ok
@@ -144,7 +145,7 @@ func (m *measurer) allowedSet(s *contextattr.Scope) *allowedSet {
 		if !found.empty {
 			found.options = newOptions(set)
 		}
-		// If another goroutine was faster, its list stays and this result is not cached.
+		// If another goroutine has replaced the list in the meantime, this result is not cached.
 		s.Measured.CompareAndSwap(cached, found)
 	}
 	if found.empty {
@@ -172,11 +173,11 @@ func (m *measurer) merge(call attribute.Set, scoped *allowedSet) *options {
 	return &e.options
 }
 
-// mergeSets returns the union of both sets; over wins where keys are equal.
+// mergeSets returns the union of both sets. For equal keys, over wins.
 func mergeSets(over, under attribute.Set) attribute.Set {
 	var buf [16]attribute.KeyValue
 	merged := buf[:0]
-	// The iterator takes the first set's attribute where keys are equal.
+	// For equal keys, the iterator returns the attribute of its first argument.
 	for it := attribute.NewMergeIterator(&over, &under); it.Next(); {
 		merged = append(merged, it.Attribute())
 	}

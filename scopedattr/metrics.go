@@ -14,27 +14,27 @@ import (
 // AllKeys is a wildcard key for [NewMeterProvider]: it adds all attributes of a context.
 const AllKeys attribute.Key = "*"
 
-// NewMeterProvider returns a provider that wraps next. Its synchronous instruments add to each
-// measurement the attributes of its context whose keys are in keys, except for keys that the call
-// gives itself. Pass the result to instrumentation or to [otel.SetMeterProvider]; call ForceFlush
-// and Shutdown on next.
+// NewMeterProvider returns a provider that wraps next. Its synchronous instruments add the
+// attributes of the context to each measurement, for the given keys. If the call itself has an
+// attribute with the same key, that one wins. Pass the result to instrumentation or to
+// [otel.SetMeterProvider]; call ForceFlush and Shutdown on next.
 //
-// keys is the allow list for metrics: without keys no attribute is added, and with [AllKeys] all
-// are, as OTEP 207 specifies for the other signals. Each value of an attribute adds a time series
-// to every instrument. So allow only keys with few values: the name of an application or the class
+// keys is an allow list: if it is empty, no attribute is added. With [AllKeys], all attributes are
+// added, as OTEP 207 specifies for the other signals. Each value of an attribute adds a time series
+// to every instrument, so allow only keys with few values: the name of an application or the class
 // of a tenant, not a user or a request.
 //
 // Views, the instrument's advice and cardinality limits apply after the attributes are added.
 // Enabled, asynchronous instruments and callbacks are those of next. A nil context is passed to
-// next unchanged. Methods of next's instruments beyond the API's interfaces are not available; in
-// SDK v1.47.0 there are none. A nil next stands for a no-op provider.
+// next unchanged. If next's instruments have methods beyond the API's interfaces, these are not
+// available. In SDK v1.47.0 there are none. A nil next stands for a no-op provider.
 //
-// next may be the global provider while no SDK is set. Setting the result as the global
-// provider is then a mistake, because the two would pass measurements to each other. The
-// measurements are dropped, and the mistake is reported to [otel.Handle].
+// If next is the global provider and no SDK has been set, do not set the result as the global
+// provider: the two would pass measurements to each other. In this case the measurements are
+// dropped, and the mistake is reported to [otel.Handle].
 //
-// Adding attributes does not allocate for frequent combinations of context attributes and
-// call attributes: up to 1,024 combinations are cached.
+// Adding attributes does not allocate for frequent combinations of context attributes and call
+// attributes: up to 1,024 combinations are cached.
 //
 // [otel.SetMeterProvider]: https://pkg.go.dev/go.opentelemetry.io/otel#SetMeterProvider
 func NewMeterProvider(next metric.MeterProvider, keys ...attribute.Key) metric.MeterProvider {
@@ -62,8 +62,8 @@ func (p *meterProvider) Meter(name string, opts ...metric.MeterOption) metric.Me
 	return &meter{p.MeterProvider.Meter(name, opts...), p.measurer}
 }
 
-// meter wraps the synchronous instruments. Observable instruments are those of the wrapped meter,
-// because RegisterCallback depends on their types.
+// meter wraps synchronous instruments. It returns the observable instruments of the wrapped meter
+// unchanged, because RegisterCallback depends on their types.
 type meter struct {
 	metric.Meter
 

@@ -22,8 +22,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
-// collect returns, for each metric name, the value of each attribute set: the sum, the last value, or
-// the sum of a histogram.
+// collect returns the values of all metrics, by metric name and attribute set. The value is a sum,
+// a last value, or the sum of a histogram.
 func collect(t *testing.T, reader *sdkmetric.ManualReader) map[string]map[attribute.Set]float64 {
 	t.Helper()
 	var rm metricdata.ResourceMetrics
@@ -68,7 +68,8 @@ func sums[N int64 | float64](points []metricdata.HistogramDataPoint[N]) map[attr
 	return m
 }
 
-// newCounter returns a counter of a wrapped provider, and a function that returns its values.
+// newCounter returns a counter of a wrapped provider, and a function that collects its values by
+// attribute set.
 func newCounter(t *testing.T, keys []attribute.Key, opts ...sdkmetric.Option) (metric.Int64Counter, func() map[attribute.Set]float64) {
 	t.Helper()
 	mp, reader := oteltest.MeterProvider(t, opts...)
@@ -105,7 +106,7 @@ func TestMetrics(t *testing.T) {
 				for _, c := range tt.call {
 					opts = append(opts, option(c))
 				}
-				for range 3 { // the first fills the cache
+				for range 3 { // the first measurement fills the cache
 					measure(ctx, 7, opts...)
 				}
 				want := 21.0
@@ -145,8 +146,8 @@ func TestMetricsBeforeViews(t *testing.T) {
 	})
 }
 
-// adviseKeys is the experimental advice about the attributes that an instrument keeps, from
-// go.opentelemetry.io/otel/metric/x.
+// adviseKeys is an experimental instrument option of go.opentelemetry.io/otel/metric/x. It lists
+// the attribute keys that the instrument keeps.
 type adviseKeys struct {
 	metric.InstrumentOption
 
@@ -156,7 +157,7 @@ type adviseKeys struct {
 func (adviseKeys) Experimental()                  {}
 func (a adviseKeys) AllowedKeys() []attribute.Key { return a.keys }
 
-// rawAttributes is the experimental measurement option of the same module.
+// rawAttributes is an experimental measurement option of the same module.
 type rawAttributes struct {
 	metric.MeasurementOption
 
@@ -166,7 +167,8 @@ type rawAttributes struct {
 func (rawAttributes) Experimental()                         {}
 func (r rawAttributes) RawAttributes() []attribute.KeyValue { return r.attrs }
 
-// TestMetricsExperimentalOptions passes options that only the SDK understands.
+// TestMetricsExperimentalOptions checks that attributes are added beside options that only the SDK
+// understands.
 func TestMetricsExperimentalOptions(t *testing.T) {
 	for kind, instrument := range oteltest.Instruments {
 		mp, reader := oteltest.MeterProvider(t)
@@ -177,7 +179,8 @@ func TestMetricsExperimentalOptions(t *testing.T) {
 	}
 }
 
-// TestMetricsReusedOption modifies an option between measurements, which the API allows.
+// TestMetricsReusedOption checks that an option may be modified between measurements, which the API
+// allows.
 func TestMetricsReusedOption(t *testing.T) {
 	counter, counted := newCounter(t, []attribute.Key{"a"})
 	ctx := with(t.Context(), "a=ctx")
@@ -247,7 +250,8 @@ func TestInstrumentEnabled(t *testing.T) {
 	}
 }
 
-// TestTwoMeterProviders uses one context with two MeterProviders that have different allow lists.
+// TestTwoMeterProviders checks that two MeterProviders with different allow lists can use the same
+// context.
 func TestTwoMeterProviders(t *testing.T) {
 	ctx := with(t.Context(), "a=ctx b=ctx")
 	var wg sync.WaitGroup
@@ -263,11 +267,12 @@ func TestTwoMeterProviders(t *testing.T) {
 	wg.Wait()
 }
 
-// globalSet is true once the global provider has been set. Only the first one adopts instruments
-// that were created before it.
+// globalSet is true once the global provider has been set. Only the first global provider adopts
+// instruments that were created before.
 var globalSet bool
 
-// TestGlobalMeterProvider creates instruments before the global provider is set.
+// TestGlobalMeterProvider checks that attributes are added even if instruments were created before
+// the global provider was set.
 func TestGlobalMeterProvider(t *testing.T) {
 	if globalSet {
 		t.Skip("the global provider can be set for older instruments once in a process")
@@ -290,8 +295,8 @@ func TestGlobalMeterProvider(t *testing.T) {
 	assert.Equal(t, map[string]map[attribute.Set]float64{"x": {set("a=ctx"): 1}, "y": {attribute.NewSet(): 5}}, collect(t, reader))
 }
 
-// TestDroppedMeasurers uses one context with many MeterProviders. The list that the context caches
-// must not grow without bound.
+// TestDroppedMeasurers checks that a context used with many MeterProviders caches a bounded number
+// of allowed sets.
 func TestDroppedMeasurers(t *testing.T) {
 	ctx := with(t.Context(), "a=ctx")
 	for i := range 3 * maxAllowedSets {
@@ -308,8 +313,8 @@ func TestDroppedMeasurers(t *testing.T) {
 	assert.Equal(t, maxAllowedSets, n)
 }
 
-// TestMetricsManySets measures with more combinations than the cache holds, from many
-// goroutines.
+// TestMetricsManySets checks that concurrent measurements with more combinations than the cache
+// holds get the correct attributes.
 func TestMetricsManySets(t *testing.T) {
 	counter, counted := newCounter(t, []attribute.Key{"a"}, sdkmetric.WithCardinalityLimit(-1))
 	const contexts, calls, rounds = 60, 60, 2
@@ -337,8 +342,8 @@ func TestMetricsManySets(t *testing.T) {
 	assert.Equal(t, want, counted())
 }
 
-// FuzzMeasurement compares the attributes of measurements with a map. It measures twice, first with
-// an empty and then with a filled cache.
+// FuzzMeasurement checks the attributes of measurements against a map. It measures twice: first
+// with an empty cache, then with a filled one.
 func FuzzMeasurement(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 31, 0xff, 1, 2, 3, 0xff, 0x65})
 	m := newMeasurer([]attribute.Key{"a", "b", "c", "d", "e", "f"})

@@ -11,17 +11,17 @@ import (
 	"github.com/otelctx/otelctx/internal/contextattr"
 )
 
-// NewSpanProcessor returns a processor that adds to each span the attributes of the context that it
-// is started with, except for keys that the span already has. Use it for a TracerProvider that
-// already exists, whose sampler can no longer be chosen:
+// NewSpanProcessor returns a processor that adds the attributes of the context passed to Start to
+// each span, except for keys that the span already has. Use it for a TracerProvider that already
+// exists, and whose sampler can no longer be changed:
 //
 //	tp.RegisterSpanProcessor(scopedattr.NewSpanProcessor())
 //
 // It does less than [NewSampler]. Neither samplers nor processors that were registered earlier see
-// the attributes. Spans that were started before it was registered do not get any. If the
-// provider's attribute count limit is reached, attributes of the sampler and those given at Start
-// come first, then the context's, then attributes that are set later. It is not needed together
-// with NewSampler.
+// the attributes. Spans that were started before the processor was registered do not get the
+// attributes. If the provider's attribute count limit is reached, attributes of the sampler and
+// those given at Start come first, then the context's, then attributes that are set later. It is
+// not needed together with NewSampler.
 //
 // It is safe for concurrent use. Shutdown and ForceFlush do nothing.
 func NewSpanProcessor() sdktrace.SpanProcessor { return spanProcessor{} }

@@ -13,28 +13,27 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// WithSampler is [sdktrace.WithSampler] with s wrapped by [NewSampler]: spans of the
-// TracerProvider get the attributes of the context that they are started with. Use it instead of
-// [sdktrace.WithSampler]. As usual, the last sampler option wins.
+// WithSampler is [sdktrace.WithSampler] for s wrapped by [NewSampler]. Use it instead of
+// [sdktrace.WithSampler]: spans of the TracerProvider then get the attributes of the context passed
+// to Start. As usual, the last sampler option wins.
 func WithSampler(s sdktrace.Sampler) sdktrace.TracerProviderOption {
 	return sdktrace.WithSampler(NewSampler(s))
 }
 
-// NewSampler returns a sampler that decides like s and adds to spans the attributes
-// of the context that they are started with. s sees these attributes after those given at
-// Start, which win where keys are equal. Attributes given at Start also come first if
-// the provider's attribute count limit is reached; attributes of the context that do not fit
-// are counted as dropped. (This holds for limits below 8 only if they come from the
-// environment. If the attributes given at Start exceed the limit by themselves, the SDK counts the
-// excess twice.)
+// NewSampler returns a sampler that decides like s, and adds the attributes of the context passed
+// to Start to each span. s sees these attributes, too, after the attributes given at Start. For
+// equal keys, the attributes given at Start win. They also come first if the provider's attribute
+// count limit is reached; attributes of the context that do not fit are counted as dropped. (For a
+// limit below 8 this is true only if the limit comes from the environment. If the attributes given
+// at Start exceed the limit by themselves, the SDK counts the excess twice.)
 //
 // The decision of s, its trace state and its attributes are preserved. NewSampler should be the
 // outermost sampler: a sampler around it does not see the attributes, and may drop them from the
 // result. Spans that do not record have no attributes.
 //
 // A nil s stands for the sampler of a provider without a sampler option, which OTEL_TRACES_SAMPLER
-// and OTEL_TRACES_SAMPLER_ARG choose. By default, that samples root spans and otherwise follows the
-// parent.
+// and OTEL_TRACES_SAMPLER_ARG choose. By default, that sampler samples root spans, and child spans
+// like their parent.
 //
 // The sampler is safe for concurrent use if s is.
 func NewSampler(s sdktrace.Sampler) sdktrace.Sampler {
@@ -48,8 +47,8 @@ func NewSampler(s sdktrace.Sampler) sdktrace.Sampler {
 	return &sampler{s, few}
 }
 
-// fewAttributes is a number of attributes that is assumed to fit into any span. A sampler cannot
-// know a limit set by an option of the provider.
+// fewAttributes is the number of attributes that is assumed to fit into any span. A sampler cannot
+// know the attribute count limit if it was set by an option of the provider.
 const fewAttributes = 8
 
 type sampler struct {
@@ -68,9 +67,9 @@ func (s *sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingR
 
 // shouldSample is ShouldSample for a context with attributes.
 //
-// The SDK sets the attributes of the result before those given at Start. If there may be too many,
-// the result also contains those given at Start, before the context's, so that the context's are
-// the ones that get dropped.
+// The SDK sets the attributes of the result before the attributes given at Start. If there may be
+// too many, the attributes of the context must be the ones that are dropped. So shouldSample then
+// adds the attributes given at Start to the result, too, before those of the context.
 func (s *sampler) shouldSample(p sdktrace.SamplingParameters, scoped []attribute.KeyValue) sdktrace.SamplingResult {
 	all, missing := below(p.Attributes, scoped)
 	p.Attributes = all
@@ -89,9 +88,9 @@ func (s *sampler) shouldSample(p sdktrace.SamplingParameters, scoped []attribute
 	return result
 }
 
-// below returns two lists: all is over followed by the attributes of under whose keys over does not
-// have, and missing contains only the latter. The lists share no memory with each other or with
-// over, because samplers may sort the attributes they get.
+// below adds the attributes of under to those of over, except for keys that over already has. It
+// returns the complete list, all, and the added attributes, missing. The two share no memory with
+// each other or with over, because samplers may sort the attributes they get.
 func below(over, under []attribute.KeyValue) (all, missing []attribute.KeyValue) {
 	list := make([]attribute.KeyValue, len(over), len(over)+2*len(under))
 	copy(list, over)
@@ -105,7 +104,8 @@ func below(over, under []attribute.KeyValue) (all, missing []attribute.KeyValue)
 	return list[:n:n], list[n:]
 }
 
-// merge returns over, followed by the valid attributes of under whose keys over does not have.
+// merge returns over, followed by the valid attributes of under, except for keys that over already
+// has.
 func merge(over, under []attribute.KeyValue) []attribute.KeyValue {
 	merged := make([]attribute.KeyValue, len(over), len(over)+len(under))
 	copy(merged, over)
@@ -117,7 +117,7 @@ func merge(over, under []attribute.KeyValue) []attribute.KeyValue {
 	return merged
 }
 
-// Description names the wrapper and the wrapped sampler.
+// Description returns ContextScopedAttributes{...} around the description of the wrapped sampler.
 func (s *sampler) Description() string {
 	return fmt.Sprintf("ContextScopedAttributes{%s}", s.Sampler.Description())
 }

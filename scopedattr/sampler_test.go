@@ -26,7 +26,7 @@ func (f samplerFunc) ShouldSample(p sdktrace.SamplingParameters) sdktrace.Sampli
 
 func (samplerFunc) Description() string { return "Func{7}" }
 
-// adding returns a sampler that adds attributes and a trace state.
+// adding returns a sampler that makes the given decision and adds attributes and a trace state.
 func adding(decision sdktrace.SamplingDecision, attributes ...attribute.KeyValue) samplerFunc {
 	state, _ := trace.ParseTraceState("custom=1")
 	return func(sdktrace.SamplingParameters) sdktrace.SamplingResult {
@@ -36,7 +36,7 @@ func adding(decision sdktrace.SamplingDecision, attributes ...attribute.KeyValue
 
 // byAttribute samples spans with the attribute sample=yes.
 var byAttribute samplerFunc = func(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
-	// NewSet sorts its arguments in place.
+	// NewSet sorts p.Attributes in place, which a sampler is allowed to do.
 	set := attribute.NewSet(p.Attributes...)
 	if v, ok := set.Value("sample"); ok && v.AsString() == "yes" {
 		return sdktrace.SamplingResult{Decision: sdktrace.RecordAndSample}
@@ -92,7 +92,7 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// TestSpanScope starts spans with contexts at different levels.
+// TestSpanScope checks that a span has the attributes of its own context only.
 func TestSpanScope(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	tracer := oteltest.Tracer(t, WithSampler(nil), sdktrace.WithSpanProcessor(spans))
@@ -168,8 +168,8 @@ func TestSamplersDecide(t *testing.T) {
 	}
 }
 
-// TestSamplerByAttribute uses a sampler that decides by an attribute of the context, from many
-// goroutines that share the context.
+// TestSamplerByAttribute checks that a sampler can decide by an attribute of the context, even if
+// many goroutines share the context.
 func TestSamplerByAttribute(t *testing.T) {
 	tracer := oteltest.Tracer(t, WithSampler(byAttribute), sdktrace.WithSpanProcessor(tracetest.NewSpanRecorder()))
 	yes, no := with(t.Context(), "z= sample=yes b="), with(t.Context(), "sample=no")
@@ -189,7 +189,7 @@ func TestSamplerByAttribute(t *testing.T) {
 	wg.Wait()
 }
 
-// TestSamplerWrites uses a sampler that overwrites the attributes it gets. This must change neither
+// TestSamplerWrites checks that a sampler that overwrites the attributes it gets changes neither
 // spans nor the context.
 func TestSamplerWrites(t *testing.T) {
 	ctx := with(t.Context(), "a=1 b=2")
@@ -205,7 +205,8 @@ func TestSamplerWrites(t *testing.T) {
 	}
 }
 
-// TestSamplerNilContext samples without a context, which the SDK never does.
+// TestSamplerNilContext checks that sampling works without a context, even though the SDK always
+// passes one.
 func TestSamplerNilContext(t *testing.T) {
 	s := NewSampler(sdktrace.AlwaysSample())
 	assert.Equal(t, sdktrace.RecordAndSample, s.ShouldSample(sdktrace.SamplingParameters{}).Decision)
@@ -217,7 +218,8 @@ type fixedID struct{ id trace.TraceID }
 func (f fixedID) NewIDs(context.Context) (trace.TraceID, trace.SpanID)  { return f.id, trace.SpanID{1} }
 func (f fixedID) NewSpanID(context.Context, trace.TraceID) trace.SpanID { return trace.SpanID{1} }
 
-// TestSamplerFromEnvironment compares WithSampler(nil) with a provider without a sampler option.
+// TestSamplerFromEnvironment checks that WithSampler(nil) samples like a provider without a sampler
+// option.
 func TestSamplerFromEnvironment(t *testing.T) {
 	oteltest.HandledErrors(t) // Each provider reports the errors in the environment.
 	for _, env := range [][2]string{
@@ -273,9 +275,9 @@ func TestWithSamplerLast(t *testing.T) {
 	equal(t, "a=1", endedSpan(t, ctx, nil, sdktrace.WithSampler(sdktrace.NeverSample()), WithSampler(sdktrace.AlwaysSample())).Attributes())
 }
 
-// FuzzSpan compares a wrapped sampler with the bare SDK. The bare SDK gets the same attributes
-// explicitly: those given at Start, then those of the context that neither Start nor the sampler
-// sets.
+// FuzzSpan checks that a wrapped sampler produces the same spans as the bare SDK with the same
+// attributes passed explicitly: those given at Start, then those of the context that neither Start
+// nor the sampler sets.
 func FuzzSpan(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 0xff, 1, 2, 0xff, 3, 4, 31, 0xff, 0x81, 0xff, 6}, uint8(3))
 	f.Fuzz(func(t *testing.T, data []byte, limit uint8) {

@@ -18,9 +18,9 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
-// signal makes a span, a log record or a measurement with the context ctx, and passes the
-// attributes own to the call. It returns the resulting attributes. If wrapped is false, it uses the
-// bare SDK provider. Metrics allow all attributes of the context.
+// signal makes a span, a log record or a measurement with the context ctx and the attributes own,
+// and returns the resulting attributes. If wrapped is false, it uses the bare SDK provider. Metrics
+// allow all attributes of the context.
 type signal func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue
 
 // signals returns every kind of signal by name.
@@ -118,7 +118,8 @@ func TestEachSignalWithoutContext(t *testing.T) {
 	}
 }
 
-// TestCountLimits exceeds the attribute count limit of spans and records.
+// TestCountLimits checks which attributes of spans and records are dropped when the attribute count
+// limit is exceeded.
 func TestCountLimits(t *testing.T) {
 	for name, tt := range map[string]struct {
 		limit                   int

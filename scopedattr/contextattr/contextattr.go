@@ -15,15 +15,15 @@ import (
 // attributes of ctx. For equal keys attrs win over ctx, and later attrs over earlier ones. ctx
 // itself does not change.
 //
-// Attributes without a key are dropped. If no attribute is left, ctx is returned. A
-// nil ctx stands for [context.Background].
+// Attributes without a key are dropped. If no attribute remains, ContextWithAttributes returns ctx.
+// A nil ctx stands for [context.Background].
 //
 // ContextWithAttributes merges the attributes once, regardless of how many spans, records and
 // measurements use the context. attrs may be reused after the call. ContextWithAttributes may be
 // called concurrently.
 //
-// In programs that import neither package scopedattr nor package spanctx it returns ctx
-// unchanged: nothing would use the attributes.
+// In a program that imports neither package scopedattr nor package spanctx, ContextWithAttributes
+// returns ctx unchanged, because nothing would use the attributes.
 func ContextWithAttributes(ctx context.Context, attrs ...attribute.KeyValue) context.Context {
 	return contextattr.With(ctx, attrs...)
 }

@@ -5,8 +5,8 @@
 // imports the OpenTelemetry API but no SDK. In a program in which nothing uses the attributes, it
 // does nothing.
 //
-// Applications use package [github.com/otelctx/otelctx/scopedattr] to choose which signals carry
-// the attributes. It has the same function.
+// Applications use package [github.com/otelctx/otelctx/scopedattr] instead. It has the same
+// function, and also chooses which signals carry the attributes.
 //
 // [OTEP 4931]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/4931-context-scoped-attributes.md
 package contextattr
