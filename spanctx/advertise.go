@@ -27,7 +27,7 @@ func (p *SpanProcessor) withdrawAdvertisement() error {
 	return advertise.Change(nil, keys)
 }
 
-// advertisement returns the attributes that tell readers where spans are published, and in which
+// advertisement returns the attributes that tell readers where spans are published and in which
 // layout.
 func (p *SpanProcessor) advertisement() []attribute.KeyValue {
 	schema := wire.SchemaSlots
@@ -49,8 +49,8 @@ func (p *SpanProcessor) advertisement() []attribute.KeyValue {
 	return append(kvs, p.goAttributes()...)
 }
 
-// keyMapAttribute returns the list of published attribute keys. The index of a key in the list is
-// its number in encoded attributes.
+// keyMapAttribute returns the attribute that lists the published attribute keys. Encoded attributes
+// refer to a key by its index in this list.
 func keyMapAttribute(m *scope.KeyMap) attribute.KeyValue {
 	keys := make([]string, len(m.Keys()))
 	for i, key := range m.Keys() {
@@ -61,7 +61,7 @@ func keyMapAttribute(m *scope.KeyMap) attribute.KeyValue {
 
 func ringAttributes(prefix string, l ring.Layout) []attribute.KeyValue {
 	fields := slices.DeleteFunc(wire.SlotFields(l.Layout), func(f wire.Field) bool {
-		return int(f.Offset) >= l.SlotSize // a slot without room for attributes ends before this field
+		return int(f.Offset) >= l.SlotSize // without room for attributes, a slot ends before this field
 	})
 	return append(memoryAttributes(prefix, l.Name, l.Address, l.Layout, l.Capacity, l.HeaderSize),
 		attribute.Int(prefix+wire.RingKeySlotSize, l.SlotSize),

@@ -20,8 +20,8 @@ import (
 // Attachment restores what the goroutine published before [Attach]: see [Attachment.Detach].
 type Attachment struct {
 	p *SpanProcessor
-	// self identifies the attached goroutine. before is its position before Attach, and record is
-	// its record for that position.
+	// self identifies the goroutine that called Attach. before is its position before that call,
+	// and record is its record for that position.
 	self   goruntime.Self
 	before wire.Position
 	record *gorecord.Record
@@ -36,10 +36,10 @@ type Attachment struct {
 // Attach([context.Background]()) takes a goroutine out of an inherited span that it does not work
 // for.
 //
-// Attach publishes the context-scoped attributes of ctx with the span, for the keys chosen by
-// [WithAttributeKeys], even if the goroutine is in that span already. So it also publishes attributes
-// that were added to a context after Start. With [WithSpanNames] it publishes the span's current
-// name, which SetName may have changed.
+// With the span, Attach publishes the context-scoped attributes of ctx for the keys chosen by
+// [WithAttributeKeys], even if the goroutine is already in that span. So Attach can publish
+// attributes that were added to the context after Start. With [WithSpanNames], Attach also
+// publishes the span's current name, which SetName may have changed.
 //
 // If the span ends before Detach, the goroutine moves to the span's nearest live ancestor. Attach
 // does nothing if no SpanProcessor is active.
@@ -80,9 +80,9 @@ func (p *SpanProcessor) rename(ctx context.Context, ref cells.Ref) {
 	}
 }
 
-// Detach publishes the span that the goroutine was in before [Attach], or the nearest live ancestor
-// of that span. Call it on the goroutine that called Attach, and detach nested attachments in reverse
-// order. On another goroutine, or on the zero Attachment, it does nothing.
+// Detach publishes the span that the goroutine was in before [Attach] or, if that span has ended,
+// its nearest live ancestor. Call it on the goroutine that called Attach, and detach nested
+// attachments in reverse order. On another goroutine, or on the zero Attachment, it does nothing.
 func (a Attachment) Detach() {
 	if a.p == nil || a.p.stopped.Load() {
 		return
@@ -99,8 +99,9 @@ func (a Attachment) Detach() {
 	a.p.publish(&g, a.p.attributes(&g), 0)
 }
 
-// Go starts a goroutine that runs fn(ctx), attached to ctx (see [Attach]) until fn returns. For work
-// that outlives the current span, pass a context without a span: the goroutine is then in no span.
+// Go starts a goroutine that runs fn(ctx), attached to ctx (see [Attach]) until fn returns. For
+// work that outlives the current span, pass a context without a span. The goroutine is then in no
+// span.
 func Go(ctx context.Context, fn func(context.Context)) {
 	go func() {
 		defer Attach(ctx).Detach()
@@ -108,9 +109,9 @@ func Go(ctx context.Context, fn func(context.Context)) {
 	}()
 }
 
-// Do is [pprof.Do] for a goroutine that is in a span. pprof.Do alone replaces all labels, including
-// those of the span. Do sets the labels of the span again, for label readers and for goroutines that
-// fn starts.
+// Do is [pprof.Do] for a goroutine that is in a span. pprof.Do replaces all labels, including those
+// of the span. Do adds the span's labels again, so that label readers still see the span, and
+// goroutines that fn starts inherit it.
 func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
 	refresh(ctx, true) // Publish first: an inherited span is only in the labels, which pprof.Do replaces.
 	defer refresh(ctx, true)
@@ -120,10 +121,10 @@ func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
 	})
 }
 
-// DialContext wraps dial for http.Transport and other clients that dial on a goroutine which later
-// serves the connection for other requests. It takes such a goroutine out of the span that it
-// inherited from the first request. A goroutine that has started or attached a span itself returns
-// to that span when dial returns.
+// DialContext wraps a dial function for clients such as http.Transport, which start goroutines to
+// dial and then use them to serve other requests on the same connection. The wrapper takes such a
+// goroutine out of the span that it inherited from the first request. A goroutine that has started
+// or attached a span itself returns to that span when dial returns.
 func DialContext(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		if p := active.Load(); p != nil {
@@ -137,23 +138,23 @@ func DialContext(dial func(ctx context.Context, network, address string) (net.Co
 	}
 }
 
-// Refresh publishes the span of ctx again if the calling goroutine is in it. It updates the slot of
-// the current thread and the goroutine's labels. Call it
+// Refresh publishes the span of ctx again, provided that the calling goroutine is in that span. It
+// updates the slot of the current thread and the goroutine's labels. Call it
 //
 //   - after a call that blocked: Go may have moved the goroutine to another thread, whose slot does
 //     not name the span until a span starts or ends there;
 //   - after pprof.SetGoroutineLabels, which replaces all labels. If the goroutine had inherited its
-//     span, its position is then unknown, and Refresh publishes the span of ctx;
-//   - after another goroutine ended a span whose context does not lead back to the span of ctx,
-//     such as a root that was started in it: the goroutine is then in no span, and Refresh
-//     publishes the span of ctx.
+//     span, nothing else records it, so Refresh publishes the span of ctx;
+//   - after another goroutine ended the goroutine's span, if the span of ctx is not an ancestor of
+//     that span. The goroutine is then in no span, and Refresh publishes the span of ctx.
 //
 // Refresh keeps the attributes that are published with the span. If they are unknown, it publishes
-// those of ctx. With [WithSpanNames] it publishes the span's current name, which SetName may have
-// changed.
+// those of ctx. With [WithSpanNames], it also publishes the span's current name, which SetName may
+// have changed.
 func Refresh(ctx context.Context) { refresh(ctx, false) }
 
-// refresh is Refresh. If anySpan is true, it publishes the goroutine's span even if ctx has another.
+// refresh implements Refresh. If anySpan is true, it publishes the goroutine's span even if ctx has
+// a different one.
 func refresh(ctx context.Context, anySpan bool) {
 	p := active.Load()
 	if p == nil || p.stopped.Load() {
@@ -161,8 +162,8 @@ func refresh(ctx context.Context, anySpan bool) {
 	}
 	var g goroutine
 	p.locateLive(&g)
-	// The goroutine's span is unknown if the goroutine has published nothing so far, or if the last
-	// span that it published has ended without a live ancestor.
+	// The goroutine's span is unknown if the goroutine has published nothing yet, or if the span it
+	// published last has ended without a live ancestor.
 	if (g.unknown || g.position == 0 && g.published != 0) && !anySpan {
 		g.position = wire.Position(p.find(ctx))
 	}
@@ -174,7 +175,7 @@ func refresh(ctx context.Context, anySpan bool) {
 	}
 	attributes := p.attributes(&g)
 	if attributes == nil && g.record == nil && g.position.Ref() == p.find(ctx) {
-		attributes = p.keys.Load().Of(ctx).Encoded() // The attributes set by Attach are unknown.
+		attributes = p.keys.Load().Of(ctx).Encoded() // the attributes set by Attach are unknown
 	}
 	p.publish(&g, attributes, 0)
 }

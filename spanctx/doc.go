@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package spanctx publishes the active span of each goroutine for external profilers, so that
-// they can attribute each sample to a span, even though Go moves goroutines between threads.
-// It is a span processor, enabled by one option:
+// Package spanctx publishes the active span of each goroutine for external profilers, so that they
+// can attribute each sample to a span, even though Go moves goroutines between threads. It is a
+// span processor, enabled by one option:
 //
 //	tp := sdktrace.NewTracerProvider(
 //		resourcepublisher.WithResource(res),
@@ -11,63 +11,64 @@
 //		sdktrace.WithBatcher(exporter),
 //	)
 //
-// docs/where-your-samples-go.md shows, pattern by pattern, what profilers see and how to
-// change it. docs/design/0001-span-path.md says how it works.
+// docs/where-your-samples-go.md shows, pattern by pattern, what profilers see and how to change it.
+// docs/design/0001-span-path.md says how it works.
 //
-// The package does not detect profilers: it publishes the same whether or not one is reading.
+// The package does not know whether a profiler is reading: it always publishes the same.
 //
 // # Carriers
 //
 // A carrier is a place where the span of a goroutine is published. All three are on by default:
 //
-//   - The goroutine record is stored behind the goroutine's profiler labels. Goroutines that
-//     are started inside the span inherit it. Label readers, such as runtime/pprof, see
-//     the ordinary labels trace_id and span_id. It costs one allocation per span. See
+//   - The goroutine record is stored next to the goroutine's profiler labels, so goroutines that
+//     are started inside the span inherit it. Label readers, such as runtime/pprof, see the
+//     ordinary labels trace_id and span_id. The record costs one allocation per span. See
 //     [OTEP 4947].
 //   - The goroutine table has an entry for each goroutine, which names its span. The entry stays
 //     correct when the user sets other labels, as in pprof.Do. Goroutines do not inherit it.
 //   - Thread slots are an array indexed by thread id, for readers that know nothing about
-//     goroutines. Go moves goroutines between threads when they block. A slot names its
-//     goroutine, so a reader that knows Go can tell when the slot is out of date.
+//     goroutines. Go moves goroutines between threads when they block. A slot names its goroutine,
+//     so a reader that knows Go can tell when the slot is out of date.
 //
-// Slots, entries and records refer to a cell of the span table, which tells whether the span
-// has ended. Attributes with the prefix "threadlocal." advertise the addresses and layouts of all
-// of these: in the process context if package resourcepublisher publishes one, otherwise in a
-// separate mapping. So readers find spans even if another library, such as dd-trace-go, publishes
-// the process context, or if no library does.
+// Each live span has a cell in the span table, which tells readers whether the span has ended.
+// Slots, entries and records refer to that cell. Attributes with the prefix "threadlocal."
+// advertise the addresses and layouts of the carriers and the span table: in the process context if
+// package resourcepublisher publishes one, otherwise in a separate mapping. So readers find spans
+// even if another library, such as dd-trace-go, publishes the process context, or if no library
+// does.
 //
-// A process has at most one SpanProcessor at a time. Everything in this package may be
-// called concurrently, on any goroutine, except that Detach must run on the goroutine that called
-// Attach.
+// A process has at most one SpanProcessor at a time. Everything in this package may be called
+// concurrently, on any goroutine, except that Detach must run on the goroutine that called Attach.
 //
 // # Which span a goroutine is in
 //
 //  1. A goroutine is in a span from the span's Start on it, from [Attach], or because it was
 //     started by a goroutine that was in the span.
-//  2. It leaves the span when the span ends, on whichever goroutine End runs, and at Detach. When a
-//     goroutine ends a span, it also leaves the span's descendants, by context, that it started and
-//     has not ended. For example, the span of a stream that was left open is not published after
-//     the job that opened it. The goroutine stays in a sibling that overlaps.
+//  2. It leaves the span when the span ends, no matter which goroutine calls End, and at Detach.
+//     When a goroutine ends a span, it also leaves those descendants of that span (by context) that
+//     it has started and not ended. For example, if a job leaves the span of a stream open, that
+//     span is not published after the job's span has ended. The goroutine does not leave an
+//     overlapping sibling.
 //  3. A goroutine that ends a span which it started returns to its position before that Start or,
 //     if that span has ended, to its nearest live ancestor. In all other cases (another goroutine
 //     ended the span, or this goroutine had inherited or attached it), the goroutine goes to the
 //     nearest live ancestor of the span: the parent, grandparent or great-grandparent by the
 //     context that the span was started with. If none is live, the goroutine is in no span. A
-//     goroutine that started the span without being in any of those ancestors, such as a
+//     goroutine that started the span while it was in none of those ancestors, such as a
 //     dispatcher, is also in no span.
-//  4. [Attach] publishes exactly the span of its context and its attributes: the live, recording,
-//     local span of ctx, or none. Rule 3 applies if the span ends before Detach. Detach publishes
-//     the previous span again, if that is still live.
-//  5. A span that has ended is never published. Slots and records stop naming it at once, and its
-//     labels are withdrawn: see [Labels].
-//  6. A remote parent is never published, since it is not active in this process. Processors do
-//     not see unsampled spans: inside one, the enclosing span stays published.
+//  4. [Attach] publishes the span of its context if that is live, recording and local, and
+//     otherwise none, with the attributes of the context. Rule 3 applies if the span ends before
+//     Detach. Detach publishes the previous span again, if that is still live.
+//  5. A span that has ended is never published. Slots and records that name it become invalid at
+//     once, and its labels are withdrawn: see [Labels].
+//  6. A remote parent is never published, since it is not active in this process. The SDK does not
+//     call processors for unsampled spans: inside one, the enclosing span stays published.
 //  7. If the span cannot be determined, none is published: a missing span is better than a wrong
 //     one.
 //
-// Readers of the span table apply rule 3 themselves. Label readers cannot: when another goroutine
-// has ended the span of a goroutine, they see no span there until that goroutine starts or ends a
-// span or calls [Attach] or [Refresh].
+// Readers of the span table apply rule 3 themselves. Label readers cannot: if another goroutine
+// ends a goroutine's span, they see no span on the latter goroutine until it starts or ends a span
+// or calls [Attach] or [Refresh].
 //
 // # Work that moves
 //
@@ -77,25 +78,25 @@
 //     leaves that span with spanctx.Attach(context.Background()).
 //   - [Go] starts a goroutine in the span of a context instead of the span of its starter.
 //   - [Do] is pprof.Do, except that it keeps the span for label readers.
-//   - [DialContext] takes connection goroutines, such as those of http.Transport, out of the
-//     span of the request that dials.
+//   - [DialContext] takes connection goroutines, such as those of http.Transport, out of the span
+//     of the request that dials.
 //   - [Refresh] publishes the span again after pprof.SetGoroutineLabels, or on the current thread
 //     after a call that blocked.
 //
 // # Attributes
 //
-// [WithAttributeKeys] publishes context-scoped attributes (package scopedattr, OTEP 4931)
-// with each span: those in the context passed to Start, for the chosen keys. They are encoded as
-// in OTEP 4947, in the goroutine record and in slots, and are also profiler labels. Each context
-// that adds attributes is encoded once. To publish attributes that were added later, call
-// [Attach] with the new context. Detach, and the end of a child span, restore the attributes that
-// were published before.
+// [WithAttributeKeys] publishes the context-scoped attributes (package scopedattr, OTEP 4931) in
+// the context passed to Start with each span, for the chosen keys. They are stored in the goroutine
+// record and in slots, encoded as in OTEP 4947, and are also profiler labels. The attributes of a
+// context are encoded only once. To publish attributes that were added later, call [Attach] with
+// the new context. Detach, and the end of a child span, restore the attributes that were published
+// before.
 //
 // # Names
 //
-// [WithSpanNames] publishes each span's name, and the name of its local root as its endpoint.
-// They are also the profiler labels span_name and endpoint. Each name is stored once,
-// and cells and goroutine records contain its number. docs/design/0002-names.md says how it works.
+// [WithSpanNames] publishes each span's name, and the name of its local root as its endpoint. They
+// are also the profiler labels span_name and endpoint. Each name is stored once, and cells and
+// goroutine records contain its number. docs/design/0002-names.md says how it works.
 //
 // # Unsampled spans
 //
@@ -104,24 +105,24 @@
 //
 // # Labels
 //
-// eBPF profilers read a goroutine's labels at the moment of a sample. Package runtime/pprof
-// stores the label pointer, and reads the labels when it writes the profile. So labels are withdrawn
-// when the span ends, unless the process is taking a CPU profile of itself, or did so less than three
-// seconds ago. Spans that end during that time keep their labels on goroutines that have
-// inherited them. Programs built with the race detector always keep them. [WithLabels]
-// chooses another policy.
+// eBPF profilers read a goroutine's labels at the moment of a sample. Package runtime/pprof stores
+// the label pointer, and reads the labels when it writes the profile. So labels are withdrawn when
+// the span ends, unless the process is taking a CPU profile of itself, or did so less than three
+// seconds ago. If a span ends during that time, goroutines that have inherited its labels keep
+// them. Programs built with the race detector never withdraw labels. [WithLabels] chooses another
+// policy.
 //
 // Labels make goroutine profiles larger, because those profiles group goroutines by label.
-// [LabelsNone] avoids that: then only readers of the record see the span.
+// [LabelsNone] avoids that: label readers then see no span, but readers of the record still do.
 //
 // [WithDatadogLabels] also publishes the labels of dd-trace-go, for Datadog's readers.
 //
 // # Environment variables
 //
-// Operators can set most options by environment variables OTELCTX_SPAN_*: see the [table].
-// Options in the code override them. OTELCTX_SPANS_DISABLED=true makes [WithPublishing] do
-// nothing; [NewSpanProcessor] ignores it. An invalid value is reported to [otel.Handle] once and
-// otherwise ignored.
+// Operators can set most options by environment variables OTELCTX_SPAN_*: see the [table]. Options
+// in the code override them. OTELCTX_SPANS_DISABLED=true makes [WithPublishing] do nothing;
+// [NewSpanProcessor] ignores it. An invalid value is reported to [otel.Handle] once and otherwise
+// ignored.
 //
 // # Several providers
 //
@@ -134,8 +135,8 @@
 //
 // The span table has room for 65,536 live spans. When it is full, a new span evicts an old one,
 // which is then no longer published. From about 30,000 live spans on, a few spans are evicted
-// earlier. Spans whose starter is still in them are evicted last. A span that never ends occupies
-// its cell and nothing else.
+// earlier. Spans whose starting goroutine is still in them are evicted last. A span that never ends
+// occupies its cell and nothing else.
 //
 // A span refers to its three nearest ancestors. If all three end before the span does, no span is
 // published after it.
@@ -146,24 +147,25 @@
 // inherited the span: then its span is unknown. [Do] keeps the span in both cases, and [Refresh]
 // publishes it again.
 //
-// Readers that know only thread ids see the span of the goroutine that last published one on
-// the thread, until that span ends. Slots of [WithDatadogLayout] cannot refer to a cell: they name
-// the span until a span starts or ends on that thread.
+// Readers that know only thread ids see the span of the goroutine that last published one on the
+// thread, until that span ends. With [WithDatadogLayout], slots cannot refer to a cell, so a slot
+// names the span until another span starts or any span ends on that thread.
 //
-// Go reuses the goroutines on which it runs callbacks from C threads, including their labels. A
+// Go reuses the goroutines on which it runs callbacks from C threads, together with their labels. A
 // span that a callback leaves open stays published on its thread until it ends, and also on any
 // other thread that later gets the goroutine.
 //
-// A span has at most 64 records, one for each set of attributes and user labels. Any further record
-// retires the oldest: label readers see no span on goroutines that still have that record. Without
-// the goroutine record, a goroutine that returns to a span which it had attached with other
-// attributes publishes the span's own attributes.
+// A span has at most 64 records, one for each set of attributes and user labels. A further record
+// invalidates the oldest one, so readers of labels and records see no span on goroutines that still
+// have it. If goroutine records are off, the attributes set by Attach are not remembered: a
+// goroutine that returns to an attached span publishes the attributes that the span was started
+// with.
 //
 // # Platforms
 //
 // Linux on amd64 and arm64. Elsewhere [NewSpanProcessor] returns an error that wraps
-// [errors.ErrUnsupported], [WithPublishing] reports it, and the other functions publish
-// nothing. [Go], [Do] and [DialContext] still call the function passed to them.
+// [errors.ErrUnsupported], [WithPublishing] reports it, and the other functions publish nothing.
+// [Go], [Do] and [DialContext] still call the function passed to them.
 //
 // [table]: https://github.com/otelctx/otelctx/blob/main/docs/no-code.md#environment-variables
 // [OTEP 4947]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/profiles/4947-thread-ctx.md

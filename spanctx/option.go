@@ -18,8 +18,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Option configures a [SpanProcessor]. If an option is given twice, the last one wins, except that
-// the keys of all [WithAttributeKeys] are combined.
+// Option configures a [SpanProcessor]. If an option is given more than once, the last one wins,
+// except that the keys of all [WithAttributeKeys] are combined.
 //
 // Options that turn something on or off take a bool, because they can override an environment
 // variable in either direction.
@@ -42,14 +42,13 @@ type config struct {
 	capacity int
 	labels   Labels
 	keys     []attribute.Key
-	// space is the number of bytes for attributes in each slot. A negative number stands for the
-	// default.
+	// space is the number of bytes for attributes in each slot, negative for the default.
 	space int
-	// Tests set runtime to replace the result of calibration, and heap to keep all memory on the
-	// heap.
+	// runtime and heap are set by tests only. runtime replaces the result of calibration. heap
+	// keeps all memory on the heap.
 	runtime *goruntime.Runtime
 	heap    bool
-	// datadogLabels adds the labels of dd-trace-go.
+	// datadogLabels adds the profiler labels of dd-trace-go.
 	datadogLabels bool
 	// profileIDs sets the attribute profileIDKey on spans.
 	profileIDs bool
@@ -57,7 +56,7 @@ type config struct {
 	enabled bool
 }
 
-// defaultSpace makes slots of 256 bytes.
+// defaultSpace leads to slots of 256 bytes.
 const defaultSpace = 192
 
 func newConfig(opts []Option) config {
@@ -76,7 +75,8 @@ func newConfig(opts []Option) config {
 	return c
 }
 
-// ownKeys returns the keys that are not used by other published labels.
+// ownKeys returns the keys that do not conflict with other published labels, whose keys this
+// package uses itself.
 func (c config) ownKeys(keys []attribute.Key) []attribute.Key {
 	var own []attribute.Key
 	if c.names {
@@ -88,7 +88,7 @@ func (c config) ownKeys(keys []attribute.Key) []attribute.Key {
 	return slices.DeleteFunc(slices.Clone(keys), func(k attribute.Key) bool { return slices.Contains(own, k) })
 }
 
-// noCarrier reports whether no carrier is requested.
+// noCarrier reports whether all carriers are off.
 func (c config) noCarrier() bool { return !c.threadSlots && !c.goroutineTable && !c.goroutineRecord }
 
 func (c config) check() error {
@@ -98,7 +98,7 @@ func (c config) check() error {
 	return ring.Check(c.capacity, c.space)
 }
 
-// The names of the carriers, in the environment and in [SpanProcessor.Carriers].
+// The names of the carriers in the environment and in the result of [SpanProcessor.Carriers].
 const (
 	// CarrierThreadSlots is the name of the slots indexed by thread id.
 	CarrierThreadSlots = "thread_slots"
@@ -111,8 +111,8 @@ const (
 // allCarriers lists the names of all carriers.
 var allCarriers = []string{CarrierThreadSlots, CarrierGoroutineTable, CarrierGoroutineRecord}
 
-// fromEnvironment returns c with the settings of the OTELCTX_SPAN_* environment variables. Unless
-// OTELCTX_SPAN_CARRIERS chooses carriers, all are on.
+// fromEnvironment returns c with the settings of the OTELCTX_SPAN_* environment variables applied.
+// All carriers are on unless OTELCTX_SPAN_CARRIERS chooses some.
 func (c config) fromEnvironment() config {
 	for _, name := range environment.SpanCarriers.Members(allCarriers...) {
 		c.threadSlots = c.threadSlots || name == CarrierThreadSlots
@@ -144,11 +144,11 @@ func (c config) fromEnvironment() config {
 	return c
 }
 
-// labelNames lists the values of OTELCTX_SPAN_LABELS.
+// labelNames lists the values of OTELCTX_SPAN_LABELS, indexed by Labels.
 var labelNames = []string{LabelsAuto: "auto", LabelsWithdrawn: "withdrawn", LabelsKept: "kept", LabelsNone: "none"}
 
-// differs compares the options that cannot be changed once the SpanProcessor exists. It returns an
-// error that names those that differ between c and other, or nil if all are equal.
+// differs compares the options that cannot be changed once the SpanProcessor exists. If any differ
+// between c and other, the error names them.
 func (c config) differs(other config) error {
 	var names []string
 	for _, option := range []struct {
@@ -187,8 +187,8 @@ func WithThreadSlots(on bool) Option {
 	return optionFunc(func(c *config) { c.threadSlots = on })
 }
 
-// WithGoroutineTable chooses whether to advertise the goroutine table. The default is true. Even if
-// it is false, the package uses the table internally.
+// WithGoroutineTable chooses whether readers can find the goroutine table. The default is true. If
+// it is false, the table is only used internally.
 func WithGoroutineTable(on bool) Option {
 	return optionFunc(func(c *config) { c.goroutineTable = on })
 }
@@ -200,22 +200,21 @@ func WithGoroutineRecord(on bool) Option {
 
 // WithSpanNames publishes each span with its name and its endpoint, the name of its local root. The
 // local root is the outermost span of the trace in the process: the request that the process
-// serves. The default is off, unless the environment variable OTELCTX_SPAN_NAMES=true says
-// otherwise.
+// serves. The default is off, or on if the environment variable OTELCTX_SPAN_NAMES=true is set.
 //
-// The published name is the name at Start. After SetName, call [Refresh] or [Attach] with the span's
-// context to publish the new name. If the span is the local root, the new name is also the endpoint of
-// spans that start in it afterwards. A name that is set when the work is done, such as otelhttp's for
-// a whole http.ServeMux, is never published.
+// The published name is the name at Start. After SetName, call [Refresh] or [Attach] with the
+// span's context to publish the new name. If the span is the local root, the new name is also the
+// endpoint of spans that start in it afterwards. A name that is set when the work is done, such as
+// otelhttp's for a whole http.ServeMux, is never published.
 //
-// Names are cut to 255 bytes, at a character boundary. Name and endpoint are also the profiler
-// labels span_name and endpoint, cut to 47 bytes. They replace user labels with the same keys, and
-// are omitted if the user's labels leave no room for them; labels of [WithAttributeKeys] are
-// omitted before them. [WithAttributeKeys] ignores these two keys.
+// Names are cut to 255 bytes, at a character boundary. Name and endpoint are also published as the
+// profiler labels span_name and endpoint, cut to 47 bytes. These labels replace user labels with
+// the same keys. If the user's labels do not leave enough room, the labels of [WithAttributeKeys]
+// are omitted first, then span_name and endpoint. [WithAttributeKeys] ignores these two keys.
 //
-// There is room for 4,095 names in at most 2 MiB. Spans with further names are published without a
-// name and counted: see [SpanProcessor.SpansWithoutName]. Keep the number of distinct names small,
-// and put ids into attributes.
+// There is room for 4,095 names, which take at most 2 MiB. Spans with further names are published
+// without a name, and counted by [SpanProcessor.SpansWithoutName]. Keep the number of distinct
+// names small, and put ids into attributes.
 func WithSpanNames(on bool) Option {
 	return optionFunc(func(c *config) { c.names = on })
 }
@@ -228,43 +227,46 @@ func WithDatadogLayout() Option {
 	return optionFunc(func(c *config) { c.layout1 = true })
 }
 
-// WithDatadogLabels also publishes the profiler labels of dd-trace-go, beside trace_id and span_id, for
-// dd-trace-go's profiler and other readers of Datadog:
+// WithDatadogLabels also publishes the profiler labels of dd-trace-go, beside trace_id and span_id,
+// for dd-trace-go's profiler and other readers of Datadog:
 //
 //   - "span id", the span id as a decimal number;
 //   - "trace id", the trace id in hexadecimal;
-//   - "local root span id", the id of the local root as a decimal number, for readers of dd-trace-go
-//     before v2.11;
+//   - "local root span id", the id of the local root as a decimal number, for readers of
+//     dd-trace-go before v2.11;
 //   - "trace endpoint", the name of the local root, with [WithSpanNames] only.
 //
-// They replace user labels with the same keys and are omitted if the user's labels leave no room for
-// them; with [WithSpanNames] they leave room for two others. [WithAttributeKeys] ignores these keys.
-// [WithLabels] applies to them. The default is off, unless the environment variable
-// OTELCTX_SPAN_DATADOG_LABELS=true says otherwise. Without the goroutine record there are no labels.
+// These labels replace user labels with the same keys, and are omitted if the user's labels leave
+// no room for them; with [WithSpanNames] they leave room for span_name and endpoint.
+// [WithAttributeKeys] ignores these keys. [WithLabels] applies to these labels, too. The default is
+// off, or on if the environment variable OTELCTX_SPAN_DATADOG_LABELS=true is set. If the goroutine
+// record is off, there are no labels.
 func WithDatadogLabels(on bool) Option {
 	return optionFunc(func(c *config) { c.datadogLabels = on })
 }
 
 // WithSlotCapacity sets the number of thread slots, a power of two. Threads whose ids are equal
 // modulo that number share a slot. The default is 65,536, unless the environment variable
-// OTELCTX_SPAN_SLOT_CAPACITY sets another. The capacity does not limit the number of live spans.
+// OTELCTX_SPAN_SLOT_CAPACITY sets another number. The capacity does not limit the number of live
+// spans.
 func WithSlotCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
 
-// WithAttributeKeys publishes with each span the context-scoped attributes that have these keys and
-// are in the span's context at Start. The keys of repeated options are combined. The default is no
-// keys, which costs nothing, or the keys in the environment variable OTELCTX_SPAN_ATTRIBUTE_KEYS.
+// WithAttributeKeys publishes the context-scoped attributes with these keys, as they are in the
+// context passed to Start, with each span. The keys of repeated options are combined. The default
+// is the list in the environment variable OTELCTX_SPAN_ATTRIBUTE_KEYS. Without keys, attributes
+// cost nothing.
 //
-// Strings are published as they are, other values as formatted by [attribute.Value.String]. Values
-// are cut to 255 bytes, at a character boundary. The attributes of a span take at most 612 bytes in
-// the goroutine record, and at most [WithSlotAttributeSpace] bytes in slots; each takes two bytes more
-// than its value. Attributes are added in the order of the keys, and those that do not fit are
-// omitted.
+// Strings are published unchanged, and other values as formatted by [attribute.Value.String].
+// Values are cut to 255 bytes, at a character boundary. The attributes of a span take at most 612
+// bytes in the goroutine record, and at most [WithSlotAttributeSpace] bytes in slots; each
+// attribute takes two bytes more than its value. Attributes are added in the order of the keys, and
+// those that do not fit are omitted.
 //
 // Attributes in the goroutine record are also profiler labels, within the limits of profilers: keys
-// of at most 15 bytes, values cut to 47 bytes, and at most ten labels including trace_id, span_id and
-// the user's. An attribute replaces a user label with the same key.
+// of at most 15 bytes, values cut to 47 bytes, and at most ten labels including trace_id, span_id
+// and the user's. An attribute replaces a user label with the same key.
 //
 // Readers get the keys from the process context. A process has at most 256 keys, and their order
 // does not change. Further keys are rejected, reported to [otel.Handle] once, and counted by
@@ -275,10 +277,11 @@ func WithAttributeKeys(keys ...attribute.Key) Option {
 	return optionFunc(func(c *config) { c.keys = append(slices.Clip(c.keys), keys...) })
 }
 
-// WithSlotAttributeSpace sets the number of bytes for attributes in each thread slot, at most 612. The
-// goroutine record always has room for 612. Slot sizes are rounded up to a power of two. Slots of
-// layout 1 have no attributes. The default is 192 with [WithAttributeKeys] and otherwise 0, even if
-// keys are added later, unless the environment variable OTELCTX_SPAN_SLOT_ATTRIBUTE_SPACE sets another.
+// WithSlotAttributeSpace sets the number of bytes for attributes in each thread slot, at most 612.
+// The goroutine record always has room for 612 bytes. Slot sizes are rounded up to a power of two.
+// Slots of layout 1 have no attributes. The default is 192 if [WithAttributeKeys] is used, and
+// otherwise 0, even if keys are added later. The environment variable
+// OTELCTX_SPAN_SLOT_ATTRIBUTE_SPACE sets another default.
 func WithSlotAttributeSpace(bytes int) Option {
 	return optionFunc(func(c *config) { c.space = max(bytes, 0) })
 }
@@ -288,22 +291,23 @@ type Labels int
 
 const (
 	// LabelsAuto withdraws the labels trace_id and span_id when the span ends, as LabelsWithdrawn
-	// does, but keeps those of spans that end while the process takes a CPU profile of itself, or
-	// within three seconds after it, because runtime/pprof reads a sample's labels when it writes
-	// the profile. Programs built with the race detector keep them too.
+	// does. However, spans that end while the process takes a CPU profile of itself, or within three
+	// seconds after it, keep their labels, because runtime/pprof reads a sample's labels only when it
+	// writes the profile. Programs built with the race detector never withdraw labels.
 	LabelsAuto Labels = iota
 	// LabelsWithdrawn withdraws the labels when the span ends, even during a CPU profile.
 	LabelsWithdrawn
-	// LabelsKept leaves labels as they are when the span ends. On goroutines that have
-	// inherited them, or whose span was ended elsewhere, label readers then see ended spans.
+	// LabelsKept leaves labels unchanged when the span ends. Label readers then see ended spans on
+	// goroutines that have inherited the labels, and on goroutines whose span was ended by another
+	// goroutine.
 	LabelsKept
-	// LabelsNone sets no labels. Readers of the record still see the span. Goroutine
-	// profiles stay small: with labels they list the goroutines of each span separately.
+	// LabelsNone sets no labels, but readers of the record still see the span. Goroutine profiles
+	// stay small: with labels they list the goroutines of each span separately.
 	LabelsNone
 )
 
 // WithLabels chooses how long labels are published. The default is [LabelsAuto], unless the
-// environment variable OTELCTX_SPAN_LABELS sets another.
+// environment variable OTELCTX_SPAN_LABELS sets another policy.
 func WithLabels(l Labels) Option {
 	return optionFunc(func(c *config) { c.labels = l })
 }

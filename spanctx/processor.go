@@ -28,30 +28,31 @@ import (
 	_ "github.com/otelctx/otelctx/resourcepublisher" // publishes the advertisement
 )
 
-// ErrProcessorExists is returned if this process already has a SpanProcessor.
+// ErrProcessorExists means that this process already has a SpanProcessor.
 var ErrProcessorExists = errors.New("active spans are already published")
 
 // SpanProcessor publishes the active span of each goroutine. It may be registered with several
-// TracerProviders: one from [NewSpanProcessor] stops when the first of them is shut down, one from
-// [ForProvider] when the last of them is. It is safe for concurrent use.
+// TracerProviders. A SpanProcessor from [NewSpanProcessor] stops when the first of them is shut
+// down. One from [ForProvider] is shared by several calls, and stops when the last provider that
+// shares it is shut down. It is safe for concurrent use.
 type SpanProcessor struct {
 	config
 
 	cells *cells.Table
-	// cellsPublished and namesPublished report whether other processes can find the span table and the name
-	// table.
+	// cellsPublished and namesPublished are true if other processes can find the span table and the
+	// name table, respectively.
 	cellsPublished, namesPublished bool
 	data                           liveSpanData
 	// threads is nil if the thread slots are off.
 	threads *ring.Ring
-	// goroutines is the goroutine table. tablePublished reports whether other processes can find it.
+	// goroutines is the goroutine table. tablePublished is true if other processes can find it.
 	goroutines     *goroutines.Table
 	tablePublished bool
 	records        bool
 	// names is the name table, nil if names are not published.
 	names   *names.Table
 	profile ownProfile
-	// keys are the attribute keys to publish, nil for none. Hold building to change them.
+	// keys lists the attribute keys to publish, nil for none. Hold building to change it.
 	keys atomic.Pointer[scope.KeyMap]
 	// carrierErr joins the reasons why requested carriers are off.
 	carrierErr error
@@ -67,12 +68,12 @@ type SpanProcessor struct {
 
 var _ sdktrace.SpanProcessor = (*SpanProcessor)(nil)
 
-// active is the SpanProcessor of this process, or nil. There is at most one, because a process has one
-// advertisement and a goroutine has one label pointer.
+// active is the SpanProcessor of this process, or nil. There can be only one, because a process has
+// one advertisement and a goroutine has one label pointer.
 var active atomic.Pointer[SpanProcessor]
 
-// building serializes the construction and shutdown of SpanProcessors, so that no caller sees one
-// half built.
+// building serializes the construction and shutdown of SpanProcessors, so that nobody uses one that
+// is half built.
 var building sync.Mutex
 
 // NewSpanProcessor returns a SpanProcessor that publishes the active span through the carriers
@@ -102,8 +103,8 @@ func newSpanProcessor(c config) (*SpanProcessor, error) {
 	return p, nil
 }
 
-// build creates a SpanProcessor and makes it active. It also returns the number of attribute keys
-// that exceed the limit [scope.MaxKeys].
+// build creates a SpanProcessor and makes it active. refusedKeys is the number of attribute keys
+// above the limit [scope.MaxKeys].
 func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	building.Lock()
 	defer building.Unlock()
@@ -151,7 +152,7 @@ func (p *SpanProcessor) openCarriers() {
 	c := p.config
 	var noSpanTable error
 	if !p.cellsPublished {
-		// Slots and entries may name ended spans: without the span table, readers cannot tell.
+		// Slots and entries may name ended spans, which readers detect by the span table.
 		noSpanTable = errors.New("there is no span table")
 	}
 	p.openGoroutineTable(c.goroutineTable, noSpanTable)
@@ -172,8 +173,8 @@ func (p *SpanProcessor) openCarriers() {
 	}
 }
 
-// openGoroutineTable makes the goroutine table, which this package always needs. Other processes can
-// find it only if it was requested and noSpanTable is nil.
+// openGoroutineTable creates the goroutine table, which this package always needs. Other processes
+// can find it only if asked is true and noSpanTable is nil.
 func (p *SpanProcessor) openGoroutineTable(asked bool, noSpanTable error) {
 	err := noSpanTable
 	if _, unknown := p.runtime.Offset(goruntime.GGoid); err == nil {
@@ -219,19 +220,19 @@ func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 	return sdktrace.WithSpanProcessor(ForProvider(opts...))
 }
 
-// ForProvider returns the SpanProcessor to register with one TracerProvider, whose Shutdown releases
-// it. It creates one like [NewSpanProcessor], or shares the one that the process already has. Use it
-// with an existing provider:
+// ForProvider returns a SpanProcessor to register with one TracerProvider, which also shuts it
+// down. If the process already has a SpanProcessor, the provider shares it. Otherwise ForProvider
+// creates one, like [NewSpanProcessor]. Use ForProvider for a provider that already exists:
 //
 //	tp.RegisterSpanProcessor(spanctx.ForProvider())
 //
-// ForProvider returns no error: errors go to [otel.Handle], and so does the reason for each carrier
-// that stays off. The provider works in any case. If nothing can be published, the result is nil;
-// the methods of a nil SpanProcessor do nothing.
+// Errors go to [otel.Handle], and so does the reason for each carrier that stays off. The provider
+// works in any case. If nothing can be published, the result is nil; the methods of a nil
+// SpanProcessor do nothing.
 //
 // A shared SpanProcessor stops with the Shutdown of the last provider that shares it. Keys of
-// [WithAttributeKeys] are added to it. Other options that differ from its own have no effect, which is
-// reported to [otel.Handle].
+// [WithAttributeKeys] are added to it. Other options that differ from its own have no effect, which
+// is reported to [otel.Handle].
 //
 // ForProvider returns nil if the environment variable OTELCTX_SPANS_DISABLED=true is set, unless
 // [WithEnabled] overrides it, and if OTELCTX_SPAN_CARRIERS=none is set, unless an option turns a
@@ -245,7 +246,7 @@ func ForProvider(opts ...Option) *SpanProcessor {
 		p, err := newSpanProcessor(c)
 		if errors.Is(err, ErrProcessorExists) {
 			if p, err = share(opts); p == nil {
-				continue // It was shut down meanwhile.
+				continue // it was shut down in the meantime
 			}
 		} else if err == nil {
 			err = p.Err()
@@ -257,9 +258,9 @@ func ForProvider(opts ...Option) *SpanProcessor {
 	}
 }
 
-// share adds a provider to the SpanProcessor of this process and returns it, or nil if it has been
-// shut down. The error names the options in opts that have no effect and the keys that cannot be
-// added.
+// share adds a provider to those that share the SpanProcessor of this process, and returns the
+// SpanProcessor, or nil if it has been shut down. The error names the options in opts that have no
+// effect and the keys that cannot be added.
 func share(opts []Option) (*SpanProcessor, error) {
 	building.Lock()
 	p := active.Load()
@@ -277,7 +278,8 @@ func share(opts []Option) (*SpanProcessor, error) {
 	return p, errors.Join(p.differs(asked), p.AddAttributeKeys(asked.keys[len(p.config.keys):]...))
 }
 
-// Err returns the reasons why requested carriers are off, joined, or nil.
+// Err returns the reasons why requested carriers are off, joined into one error. It is nil if all
+// of them are on.
 func (p *SpanProcessor) Err() error {
 	if p == nil {
 		return nil
@@ -285,10 +287,10 @@ func (p *SpanProcessor) Err() error {
 	return p.carrierErr
 }
 
-// AddAttributeKeys adds keys to those of [WithAttributeKeys], for spans that start from now on. It
-// advertises the new keys before it publishes attributes with them, skips duplicates, and does
-// nothing after Shutdown. Keys cannot be removed. The space for attributes in slots is fixed at
-// construction: see [WithSlotAttributeSpace].
+// AddAttributeKeys adds keys to those of [WithAttributeKeys]. They apply to spans that start
+// afterwards. New keys are advertised before attributes are published with them, and duplicates are
+// ignored. Keys cannot be removed. The space for attributes in slots is fixed at construction: see
+// [WithSlotAttributeSpace]. After Shutdown, AddAttributeKeys does nothing.
 //
 // If the keys cannot be advertised, AddAttributeKeys returns an error, such as
 // [resourcepublisher.ErrTooLarge], and changes nothing. Keys above the limit of 256 are not an
@@ -321,7 +323,7 @@ func (p *SpanProcessor) addKeys(keys []attribute.Key) (refused int, err error) {
 	return refused, nil
 }
 
-// countRefusedKeys counts keys above the limit, and reports the first ones to [otel.Handle].
+// countRefusedKeys counts keys above the limit. It reports them to [otel.Handle] the first time.
 func (p *SpanProcessor) countRefusedKeys(keys int) {
 	if keys != 0 && p.refusedKeys.Add(int64(keys)) == int64(keys) {
 		otel.Handle(fmt.Errorf("publish attribute keys: %d rejected, there are already %d", keys, scope.MaxKeys))
@@ -329,7 +331,7 @@ func (p *SpanProcessor) countRefusedKeys(keys int) {
 }
 
 // RefusedAttributeKeys returns how many keys were rejected because there were already 256. A key
-// counts each time it is rejected.
+// that is rejected repeatedly counts each time.
 func (p *SpanProcessor) RefusedAttributeKeys() int {
 	if p == nil {
 		return 0
@@ -337,8 +339,8 @@ func (p *SpanProcessor) RefusedAttributeKeys() int {
 	return int(p.refusedKeys.Load())
 }
 
-// SpansWithoutName returns how many spans started without a published name or endpoint because
-// there were already 4,095 other names. See [WithSpanNames].
+// SpansWithoutName returns how many spans started without a published name or endpoint because the
+// limit of 4,095 names had been reached. See [WithSpanNames].
 func (p *SpanProcessor) SpansWithoutName() int64 {
 	if p == nil {
 		return 0
@@ -349,10 +351,10 @@ func (p *SpanProcessor) SpansWithoutName() int64 {
 // ForceFlush does nothing, because nothing is buffered.
 func (p *SpanProcessor) ForceFlush(context.Context) error { return nil }
 
-// Shutdown withdraws the advertisement, ends the published spans, and closes the slots and tables. If
-// several providers share the SpanProcessor through [ForProvider], only the last Shutdown does so.
-// ctx is not used, because Shutdown does not wait. Spans may start and end during and after Shutdown;
-// they are not published. Later calls return the result of the one that did the work.
+// Shutdown withdraws the advertisement, ends the published spans, and closes the slots and tables.
+// If several providers share the SpanProcessor through [ForProvider], only the last Shutdown does
+// so. ctx is not used, because Shutdown does not wait. Spans may start and end during and after
+// Shutdown; they are not published. Later calls return the same result.
 func (p *SpanProcessor) Shutdown(context.Context) error {
 	if p == nil {
 		return nil
@@ -374,7 +376,7 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 	return p.shutdownErr
 }
 
-// closeMemory closes all memory that readers can find.
+// closeMemory closes the thread slots and all tables.
 func (p *SpanProcessor) closeMemory() error {
 	return errors.Join(p.cells.Close(), p.names.Close(), p.goroutines.Close(), p.threads.Close())
 }

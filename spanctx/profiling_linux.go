@@ -10,18 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownProfile detects whether the process is taking a CPU profile of itself, or has just stopped
-// one. Labels of ended spans are kept during that time, because runtime/pprof stores only the label
-// pointer of each sample and reads the labels when it writes the profile.
+// ownProfile detects whether the process is taking a CPU profile of itself, or has done so until
+// recently. Labels of ended spans are kept during that time, because runtime/pprof stores only the
+// label pointer of each sample and reads the labels when it writes the profile.
 //
 // Go sets the process's ITIMER_PROF while it profiles.
 type ownProfile struct{ lastAsked, keepUntil atomic.Uint64 }
 
 const (
-	// askEvery is the minimum time between two getitimer calls, which take a few hundred nanoseconds
-	// each. The first sample of a profile comes some milliseconds after its start.
+	// askEvery is the minimum time between two getitimer calls, each of which takes a few hundred
+	// nanoseconds. The first sample of a profile comes some milliseconds after the profile has
+	// started.
 	askEvery = uint64(5 * time.Millisecond)
-	// writeTimeout is the time allowed for writing a profile after it was stopped.
+	// writeTimeout is the time allowed for writing a profile after it has been stopped.
 	writeTimeout = uint64(3 * time.Second)
 )
 
@@ -30,7 +31,7 @@ const (
 func (o *ownProfile) running(ended time.Time) bool {
 	last, now := o.lastAsked.Load(), uint64(ended.UnixNano())
 	if now-last >= askEvery {
-		now = uint64(time.Now().UnixNano()) // End times are set by users: check the clock.
+		now = uint64(time.Now().UnixNano()) // End was given a time, which may be wrong: check the clock.
 	}
 	if now-last < askEvery {
 		return now < o.keepUntil.Load()

@@ -5,6 +5,7 @@
 
 package spanctx
 
-// raceEnabled is true in programs built with the race detector. The race detector reports a race
-// between the withdrawal of labels and a profile that reads them, so these programs keep labels.
+// raceEnabled is true in programs built with the race detector. Such programs keep labels:
+// otherwise the race detector would report races between the withdrawal of labels and profiles that
+// read them.
 const raceEnabled = true

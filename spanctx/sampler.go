@@ -11,15 +11,15 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// RecordUnsampled returns a sampler that records the spans that s drops, so that these are
-// published, too. Otherwise it decides like s: the sampled flag of these spans stays off, they are
-// not exported, and their children are sampled as before.
+// RecordUnsampled returns a sampler that records the spans that s drops, so that they are
+// published, too. Nothing else changes: these spans still have no sampled flag and are not
+// exported, and their children are sampled as before.
 //
 // Such a span costs as much as a sampled span, minus the export (figures in benchmarks/README.md).
-// Profiles then contain the ids of spans that no backend has.
+// Profiles will contain the ids of spans that are in no tracing backend.
 //
-// If s is nil, RecordUnsampled wraps the provider's default sampler, as chosen by OTEL_TRACES_SAMPLER
-// and OTEL_TRACES_SAMPLER_ARG.
+// If s is nil, RecordUnsampled wraps the provider's default sampler, as chosen by
+// OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG.
 func RecordUnsampled(s sdktrace.Sampler) sdktrace.Sampler {
 	if s == nil {
 		s = sdkspan.DefaultSampler()

@@ -17,12 +17,12 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Every live span has a cell. The goroutine's entry in the goroutine table, the record behind its
-// labels and the slot of its thread all refer to that cell.
+// Every live span has a cell. Three places refer to that cell: the goroutine's entry in the
+// goroutine table, the record behind the goroutine's labels, and the slot of its thread.
 //
 // Start, End and Attach follow the same steps: locate finds the position of the calling goroutine,
-// the caller computes the new position, and publish (in Start: begin) stores it in entry, record and
-// slot.
+// the caller computes the new position, and publish (in Start: begin) stores it in the entry, the
+// record and the slot.
 
 // goroutine is the state of the calling goroutine.
 type goroutine struct {
@@ -34,17 +34,17 @@ type goroutine struct {
 	record   *gorecord.Record
 	// published is the last span that the goroutine published or inherited. It may have ended.
 	published cells.Ref
-	// unknown is true if the goroutine id is known, but the position is not: the goroutine owns no
-	// entry in the table (it never published, or another goroutine took the entry), and no record is
-	// installed.
+	// unknown is true if the goroutine id is known, but the position is not: no record is
+	// installed, and the goroutine owns no entry in the table, because it never published or
+	// another goroutine took the entry.
 	unknown bool
 	// user is the user's label pointer. installed is the record installed in front of it, or nil.
 	user      gorecord.UserLabels
 	installed *gorecord.Record
 }
 
-// locate fills g with the state of the calling goroutine, as it last published or inherited it. The
-// span that it finds may have ended.
+// locate sets g to the state that the calling goroutine last published or inherited. The span may
+// have ended.
 func (p *SpanProcessor) locate(g *goroutine) {
 	g.Self = p.runtime.Goroutine()
 	var known bool
@@ -66,9 +66,9 @@ func (p *SpanProcessor) locate(g *goroutine) {
 	g.published, g.unknown = g.position.Ref(), !known && g.Goid != 0
 }
 
-// locateThread is the fallback if goroutine ids cannot be read in this Go runtime. With records,
-// only the record counts. Without records, locateThread returns the last position published on the
-// thread.
+// locateThread replaces the goroutine table if goroutine ids cannot be read in this Go runtime. If
+// records are on, they are used instead, and locateThread finds nothing. Otherwise it returns the
+// last position published on the thread.
 //
 //go:noinline
 func (p *SpanProcessor) locateThread() (position wire.Position, known bool) {
@@ -78,7 +78,7 @@ func (p *SpanProcessor) locateThread() (position wire.Position, known bool) {
 	return p.goroutines.Load(uint64(p.runtime.Self().TID), 0)
 }
 
-// locateLive is locate followed by moveToNearest if the span has ended.
+// locateLive is locate, followed by moveToNearest if the span has ended.
 func (p *SpanProcessor) locateLive(g *goroutine) {
 	p.locate(g)
 	if g.position != 0 && !p.cells.Live(g.position.Ref()) {
@@ -86,8 +86,8 @@ func (p *SpanProcessor) locateLive(g *goroutine) {
 	}
 }
 
-// moveToNearest sets the position of a goroutine whose span has ended to the nearest live ancestor,
-// or to no span.
+// moveToNearest moves g, whose span has ended, to the nearest live ancestor of that span, or to no
+// span.
 //
 //go:noinline
 func (p *SpanProcessor) moveToNearest(g *goroutine) {
@@ -100,8 +100,8 @@ func (p *SpanProcessor) moveToNearest(g *goroutine) {
 	g.moveTo(nearest)
 }
 
-// moveTo sets the position of a goroutine, and looks up its earlier record for that position in the
-// chain of outer records. The record is nil if there is none.
+// moveTo moves g to position. It looks up the earlier record for that position in the chain of
+// outer records, and sets g.record to nil if there is none.
 func (g *goroutine) moveTo(position wire.Position) {
 	outer := g.record.Outer()
 	for outer != nil && outer.Ref() != position.Ref() {
@@ -110,8 +110,7 @@ func (g *goroutine) moveTo(position wire.Position) {
 	g.position, g.record = position, outer
 }
 
-// OnStart publishes the span for the calling goroutine. ctx is the context that the span was
-// started with.
+// OnStart publishes the span for the calling goroutine. ctx is the context passed to Start.
 func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if p == nil || s == nil || p.stopped.Load() {
 		return
@@ -151,8 +150,8 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	}
 }
 
-// setLineage fills in the local root and the ancestors of a starting span. They come from the span
-// in the context passed to Start or, if that has ended, from its parent.
+// setLineage sets the local root and the ancestors of n, a starting span. They come from the parent
+// in the context passed to Start or, if the parent has ended, from the grandparent.
 func (p *SpanProcessor) setLineage(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, g *goroutine) {
 	var parent cells.Ref
 	if !child {
@@ -171,9 +170,9 @@ func (p *SpanProcessor) setLineage(ctx context.Context, s sdktrace.ReadWriteSpan
 	p.cells.SetLineage(n, parent, g.position)
 }
 
-// newRootParent returns the ancestor of a span without a parent: the span of ctx or, if that has
-// ended, its parent. It returns 0 if neither is live. Such a span has an ancestor only with
-// trace.WithNewRoot.
+// newRootParent returns the closest ancestor for a span without a parent: the span of ctx or, if
+// that has ended, its parent. It returns 0 if neither is live. A span without a parent has an
+// ancestor only if it was started with trace.WithNewRoot.
 func (p *SpanProcessor) newRootParent(ctx context.Context) cells.Ref {
 	k, ok := sdkspan.Local(ctx)
 	if !ok {
@@ -186,8 +185,8 @@ func (p *SpanProcessor) newRootParent(ctx context.Context) cells.Ref {
 	return grandparent
 }
 
-// setEndedParent fills in the local root of a span whose parent, the span of ctx, has ended. It
-// returns the grandparent if it is live, or 0.
+// setEndedParent sets the local root of n, a span whose parent has ended. The parent is the span of
+// ctx. setEndedParent returns the grandparent if it is live, otherwise 0.
 //
 //go:noinline
 func (p *SpanProcessor) setEndedParent(ctx context.Context, k sdkspan.Key, n *cells.Span) cells.Ref {
@@ -199,16 +198,16 @@ func (p *SpanProcessor) setEndedParent(ctx context.Context, k sdkspan.Key, n *ce
 		n.LocalRootSpanID, n.Endpoint = p.cells.LocalRoot(grandparent)
 		return grandparent
 	}
-	n.LocalRootSpanID = k.SpanID // The parent was the local root.
+	n.LocalRootSpanID = k.SpanID // the parent was the local root
 	if p.names != nil {
 		n.Endpoint = p.names.Number(parent.Name())
 	}
 	return 0
 }
 
-// grandparent returns the span of ctx, which is the parent of a starting span, and the ref of that
-// parent's own parent. parent is nil if the key of the span of ctx is not k. grandparent is 0
-// unless it is live and local.
+// grandparent returns the parent of a starting span, and the ref of the parent's own parent. The
+// parent is the span of ctx. It is nil if its key is not k. The grandparent is 0 unless it is live
+// and local.
 func (p *SpanProcessor) grandparent(ctx context.Context, k sdkspan.Key) (parent sdktrace.ReadOnlySpan, grandparent cells.Ref) {
 	parent, ok := sdkspan.FromContext(ctx).(sdktrace.ReadOnlySpan)
 	if !ok || sdkspan.Of(parent.SpanContext()) != k {
@@ -241,7 +240,7 @@ func (p *SpanProcessor) newRecord(n *cells.Span, attributes *gorecord.Attributes
 }
 
 // begin makes a span live and publishes it for the calling goroutine. It returns 0 if no cell is
-// available.
+// free.
 func (p *SpanProcessor) begin(n *cells.Span, record *gorecord.Record, attributes *gorecord.Attributes, g *goroutine) cells.Ref {
 	// Assign the fields one by one: copying a struct just after storing its words one by one would
 	// stall the CPU.
@@ -275,7 +274,8 @@ func (p *SpanProcessor) begin(n *cells.Span, record *gorecord.Record, attributes
 	return ref
 }
 
-// storePosition stores the position of the calling goroutine in its entry. The caller is pinned.
+// storePosition stores the position of the calling goroutine in its entry. The caller must be
+// pinned.
 func (p *SpanProcessor) storePosition(self *goruntime.Self, position wire.Position) {
 	if self.Goid != 0 {
 		p.goroutines.Store(self.Goid, self.G, position)
@@ -284,8 +284,8 @@ func (p *SpanProcessor) storePosition(self *goruntime.Self, position wire.Positi
 	}
 }
 
-// endLate ends a span that started while Shutdown ran. Shutdown may have missed the span and
-// replaced the memory of its cell, so endLate always ends the record.
+// endLate ends a span that started during Shutdown. Shutdown may have missed the span and replaced
+// the memory of its cell, so endLate ends the record in any case.
 func (p *SpanProcessor) endLate(ref cells.Ref, record *gorecord.Record) {
 	if ref != 0 {
 		p.evict(ref)
@@ -325,18 +325,18 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		g.moveTo(next)
 	}
 	if base := p.data.record(ref); base != nil {
-		// running may make a system call: ask only if the answer matters.
+		// Call running only if the answer matters, because it may make a system call.
 		base.End(p.withdrawsLabels(p.labels == LabelsAuto && !raceEnabled && p.profile.running(end)))
 	}
 	if !inSpan {
-		// A thread's slot still names the span. Unless the cell's thread id is cleared, readers
+		// A thread's slot still names the span. Clear the cell's thread id: otherwise readers would
 		// consider that slot current and report an ancestor.
 		p.cells.SetThread(ref, g.Goid, 0)
 	}
 	if !left {
 		p.leaveEnded(&g)
 	} else if p.publish(&g, p.attributes(&g), warm) {
-		return // The next span reuses the cell, and overwrites the live span data.
+		return // the next span reuses the cell and overwrites the live span data
 	}
 	p.data.drop(ref)
 	p.cells.Free(ref)
@@ -353,20 +353,21 @@ func (p *SpanProcessor) leaveEnded(g *goroutine) {
 	p.publish(g, p.attributes(g), 0)
 }
 
-// withdrawsLabels reports whether to withdraw the labels of an ended span. profiled says whether
+// withdrawsLabels reports whether to withdraw the labels of an ended span. profiled is true while
 // the process is taking a CPU profile of itself.
 func (p *SpanProcessor) withdrawsLabels(profiled bool) bool {
 	return p.labels == LabelsWithdrawn || p.labels == LabelsAuto && !raceEnabled && !profiled
 }
 
 // evict ends a live span and its records, to make room or at Shutdown. It returns false if another
-// goroutine ended the span first. It publishes no other span instead, because only the goroutines
-// in the span may store their positions. It may be called while pinned.
+// goroutine ended the span first. The goroutines in the span do not return to an ancestor yet,
+// because each of them stores its own position. evict may be called while pinned.
 func (p *SpanProcessor) evict(ref cells.Ref) bool {
 	record, withdraw := p.data.record(ref), p.withdrawsLabels(p.profile.wasRunning())
-	// End the records before the cell: once the cell has ended, a concurrent OnEnd of the span returns
-	// at once, and no reader may see the span after that. The second record.End finds variants added
-	// before the first one; a variant added later finds that the base record has ended.
+	// End the records before the cell: once the cell has ended, a concurrent OnEnd of the span
+	// returns at once, and no reader may see the span after that. The second record.End finds
+	// variants that were added before the first one. A variant that is added later finds that the
+	// base record has ended.
 	record.End(withdraw)
 	p.cells.Barrier(ref)
 	record.End(withdraw)
@@ -378,17 +379,17 @@ func (p *SpanProcessor) evict(ref cells.Ref) bool {
 	return true
 }
 
-// isPublished reports whether the goroutine that started a span is still running with that span as its
+// isPublished reports whether the goroutine that started a span still runs and has that span as its
 // position. It may be called while pinned.
 func (p *SpanProcessor) isPublished(ref cells.Ref, goid uint64, g uintptr) bool {
 	position, known := p.goroutines.Load(goid, g)
 	return known && position.Ref() == ref && p.runtime.Is(g, goid)
 }
 
-// attributes returns the attributes to publish with the goroutine's span, encoded as in OTEP 4947:
-// those of its record or, without a record, those that the span was started with. If the goroutine
-// has attached the span and its record no longer exists, attributes returns none, because Attach
-// may have set others.
+// attributes returns the attributes to publish with the goroutine's span, encoded as in OTEP 4947.
+// They come from the goroutine's record or, without a record, from the start of the span. If the
+// goroutine has attached the span and its record no longer exists, there are none, because Attach
+// may have set different ones.
 func (p *SpanProcessor) attributes(g *goroutine) []byte {
 	if g.position == 0 || p.keys.Load() == nil {
 		return nil
@@ -403,12 +404,12 @@ func (p *SpanProcessor) attributes(g *goroutine) []byte {
 }
 
 // publish publishes g.position, with attributes, for the calling goroutine. If ended is not 0,
-// publish also puts the cell of that span on the free stack of the P, and reports whether the stack
-// had room.
+// publish also puts that span's cell on the free stack of the P, and reports whether there was
+// room.
 func (p *SpanProcessor) publish(g *goroutine, attributes []byte, ended cells.Ref) (freed bool) {
 	ref := g.position.Ref()
-	// IDs returns zeros if the span has just ended elsewhere. The slot still needs the ref, which
-	// leads readers to the ancestors.
+	// IDs returns zeros if another goroutine has just ended the span. The slot still needs the ref,
+	// which leads readers to the ancestors.
 	slot := ring.Span{Ref: uint64(ref)}
 	if k, flags := p.cells.IDs(ref); k.SpanID != 0 {
 		slot.TraceIDHigh, slot.TraceIDLow, slot.SpanID, slot.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, flags
@@ -430,9 +431,9 @@ func (p *SpanProcessor) publish(g *goroutine, attributes []byte, ended cells.Ref
 	return freed
 }
 
-// install installs the record of the goroutine's span: g.record or, if that is nil, has ended, or
-// has outdated user labels or names, a variant with attributes. If the goroutine is in no span,
-// install restores the user's labels.
+// install installs g.record. If that is nil, has ended, or has outdated user labels or names,
+// install creates a variant of the span's record with attributes, and installs the variant. If the
+// goroutine is in no span, install restores the user's labels.
 func (p *SpanProcessor) install(g *goroutine, attributes []byte) {
 	record, ref := g.record, g.position.Ref()
 	if ref != 0 && (record == nil || record.Ended() || !record.HasLabels(g.user) || p.names != nil && !record.HasNames(p.cells.Names(ref))) {
@@ -454,8 +455,8 @@ func (p *SpanProcessor) install(g *goroutine, attributes []byte) {
 	}
 }
 
-// variant returns a record of the same span as base, with the given attributes, user labels and outer
-// record. If outer is nil, any outer record will do.
+// variant returns a record for the same span as base, with the given attributes, user labels and
+// outer record. If outer is nil, the variant may have any outer record.
 func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record) *gorecord.Record {
 	var names gorecord.Names
 	name, endpoint := p.cells.Names(base.Ref())

@@ -10,9 +10,9 @@ import (
 	"github.com/otelctx/otelctx/internal/gorecord"
 )
 
-// liveSpanData holds the heap pointers of live spans by cell number, because cells are outside the
-// heap and cannot hold pointers. With goroutine records it holds the record of each span, otherwise
-// the attributes that the span was started with.
+// liveSpanData holds heap pointers for live spans, because cells are outside the heap and cannot
+// hold pointers. Both slices are indexed by dataIndex. With goroutine records, liveSpanData holds
+// each span's record, otherwise the attributes that the span was started with.
 type liveSpanData struct {
 	records    []gorecord.Pointer
 	attributes []atomic.Pointer[gorecord.Attributes]
@@ -25,8 +25,8 @@ func newLiveSpanData(records bool) liveSpanData {
 	return liveSpanData{attributes: make([]atomic.Pointer[gorecord.Attributes], cells.Capacity)}
 }
 
-// dataIndex returns the index of a span in either slice. It scatters neighbouring cells to avoid false
-// sharing between CPUs.
+// dataIndex returns the index of a span in records or attributes. It scatters neighboring cells to
+// avoid false sharing between CPUs.
 func dataIndex(r cells.Ref) uint32 { return r.Index() * 0x9E3779B1 % cells.Capacity }
 
 // set stores the record or attributes of a span that is about to become live. It may be called while
@@ -49,7 +49,7 @@ func (d *liveSpanData) record(r cells.Ref) *gorecord.Record {
 	return nil
 }
 
-// attributesOf returns the attributes of a span at its start, encoded as in OTEP 4947.
+// attributesOf returns the attributes that a span was started with, encoded as in OTEP 4947.
 func (d *liveSpanData) attributesOf(r cells.Ref) []byte {
 	if d.attributes != nil {
 		return d.attributes[dataIndex(r)].Load().Encoded()
