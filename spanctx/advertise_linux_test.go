@@ -35,13 +35,13 @@ import (
 )
 
 // advertiser is a child process that starts and stops the SpanProcessor and the resource publisher.
-// Its parent sends the commands, one word each.
+// The parent sends one-word commands.
 type advertiser struct {
 	opts      []Option
 	processor *SpanProcessor
 	publisher *resourcepublisher.Publisher
 	provider  *sdktrace.TracerProvider
-	// wake is the write end of a pipe. A byte written to it makes show end its spans and answer.
+	// wake is the write end of a pipe. A byte written to it makes show end its spans and return.
 	wake   int
 	answer chan string
 	errs   []error
@@ -76,7 +76,7 @@ func (a *advertiser) do(word string) (answer string, err error) {
 	name, value, _ := strings.Cut(word, "=")
 	on := value == "on"
 	switch name {
-	// Options of the processor that is created next.
+	// The following words set options of the processor that is created next.
 	case "thread":
 		a.opts = append(a.opts, WithThreadSlots(on))
 	case "goroutine":
@@ -142,7 +142,7 @@ func (a *advertiser) do(word string) (answer string, err error) {
 }
 
 // show publishes a span inside another one. It answers with the ids of the thread, the goroutine
-// and the spans, as the kernel, the runtime and the SDK report them, and then blocks in the kernel
+// and the spans, obtained from the kernel, the runtime and the SDK. Then it blocks in the kernel
 // until it is woken.
 func (a *advertiser) show() {
 	runtime.LockOSThread()
@@ -164,7 +164,7 @@ func (a *advertiser) show() {
 	_, _ = syscall.Close(pipe[0]), syscall.Close(pipe[1])
 }
 
-// truth holds the ids from an answer of show.
+// truth holds the ids that show has answered.
 type truth struct {
 	tid, goid   uint64
 	traceID     [16]byte
@@ -185,7 +185,8 @@ func showIn(t *testing.T, c *childproc.Child) (is truth) {
 		_, err := hex.Decode(id.to, []byte(id.from))
 		require.NoError(t, err)
 	}
-	// The goroutine answers before it blocks in read. Until then it may be between threads.
+	// The child answers before its goroutine blocks in read. Until then the goroutine may be
+	// between threads.
 	require.Eventually(t, func() bool {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), is.tid))
 		require.NoError(t, err)
@@ -205,8 +206,8 @@ var (
 
 const goOffsets = 6 // the number of advertised runtime offsets if calibration finds all of them
 
-// For every choice of carriers, another process finds everything that is advertised, until the
-// advertisement is withdrawn.
+// TestAdvertisement checks that another process finds everything that is advertised, for every
+// choice of carriers, and nothing after the advertisement is withdrawn.
 func TestAdvertisement(t *testing.T) {
 	ring := func(layout, capacity, headerSize, slotSize uint64, fields map[string]uint64) *wantRing {
 		return &wantRing{layout, capacity, headerSize, slotSize, fields}
@@ -223,8 +224,8 @@ func TestAdvertisement(t *testing.T) {
 		"layout 1":        {"layout1", schemaLabels, ring(1, 65536, 32, 32, fields1), false, goOffsets, ""},
 		"layout 1 alone":  {"layout1 record=off", schemaSlots, ring(1, 65536, 32, 32, fields1), false, goOffsets, ""},
 		"capacity":        {"capacity=8 goroutine=on", schemaLabels, ring(2, 8, 64, 64, fields2), true, goOffsets, ""},
-		// Offsets that calibration does not find are not advertised. Without the offset of the thread
-		// id, the processor gets thread ids from a system call.
+		// Offsets that calibration does not find are not advertised. Without the offset of the
+		// thread id, the SpanProcessor gets thread ids by a system call.
 		"nothing known":  {"goroutine=on without=", schemaSlots, ring2, false, 0, "goroutine record is off"},
 		"no goid":        {"goroutine=on without=g.goid", schemaLabels, ring2, false, goOffsets - 1, "goroutine table is off"},
 		"no labels":      {"goroutine=on without=g.labels", schemaSlots, ring2, true, goOffsets - 1, "goroutine record is off"},
@@ -262,7 +263,7 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	}
 	o.readAdvertisement(t)
 
-	// Exactly the expected keys must be advertised.
+	// Check that exactly the expected keys are advertised.
 	assert.Equal(t, tt.schema, o.ad["threadlocal.schema_version"].GetStringValue())
 	keyMap, ok := o.ad["threadlocal.attribute_key_map"].GetValue().(*commonpb.AnyValue_ArrayValue)
 	require.True(t, ok, "attribute_key_map")
@@ -298,7 +299,8 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	for _, c := range carriers {
 		assert.Equal(t, reader.Advertised, c.Source)
 		if c.Kind != reader.ThreadSlots {
-			// Readers can use these carriers only if they can find the current goroutine of a thread.
+			// To use these carriers, readers must be able to find the current goroutine of a
+			// thread.
 			readable := known("m_curg") && known("g_goid")
 			assert.Equal(t, readable, c.Err == nil, "%v: %v", c.Kind, c.Err)
 		}
@@ -343,7 +345,7 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	c.Done()
 }
 
-// goldenOffsets contains the runtime offsets of released Go versions, entered by hand.
+// goldenOffsets contains the runtime offsets of released Go versions, copied by hand.
 var goldenOffsets = map[string]map[string]uint64{
 	"go1.26 amd64": {"g_m": 48, "g_goid": 152, "g_labels": 352, "m_procid": 64, "m_curg": 184},
 }
@@ -359,7 +361,7 @@ func (o *outside) assertKnownOffsets(t *testing.T) {
 	}
 }
 
-// assertRing compares the advertisement of a ring with its header and its mapping.
+// assertRing checks the advertisement of a ring against its mapping and the header in it.
 func (o *outside) assertRing(t *testing.T, prefix, name string, want *wantRing) {
 	t.Helper()
 	assert.Equal(t, want.layout, o.integer(t, prefix+"layout"))
@@ -453,8 +455,7 @@ func (o *outside) assertSlot(t *testing.T, prefix string, id uint64, is *truth) 
 	assert.Equal(t, want, got, prefix)
 }
 
-// assertGo starts from the m in the thread's slot, and follows the advertised offsets of the Go
-// runtime.
+// assertGo checks the advertised runtime offsets by following them from the m in the thread's slot.
 func (o *outside) assertGo(t *testing.T, is *truth, record bool) {
 	t.Helper()
 	offset := func(name string) uint64 { return o.integer(t, "threadlocal.go."+name+"_offset") }
@@ -472,7 +473,7 @@ func (o *outside) assertGo(t *testing.T, is *truth, record bool) {
 		return
 	}
 	assert.Equal(t, &goRecord{is.traceID, is.span, true, is.flags}, o.record(t, g))
-	// These labels are what every profiler of Go programs reads.
+	// Every profiler of Go programs reads labels in this way.
 	text := func(at uint64) string { return string(o.bytes(t, o.word(t, at), int(o.word(t, at+8)))) }
 	list := o.word(t, labels)
 	require.EqualValues(t, 2, o.word(t, labels+8))
@@ -480,7 +481,7 @@ func (o *outside) assertGo(t *testing.T, is *truth, record bool) {
 		[]string{text(list), text(list + 16), text(list + 32), text(list + 48)})
 }
 
-// assertThreads checks the threads that package reader returns.
+// assertThreads checks the result of Threads in package reader.
 func (o *outside) assertThreads(t *testing.T, is *truth, tt *wantAdvertised) {
 	t.Helper()
 	threads, err := o.Threads(t.Context())
@@ -544,8 +545,8 @@ func TestNothingToAdvertise(t *testing.T) {
 	}
 }
 
-// assertThreads checks that a reader finds the span that the child's goroutine is in, and that the
-// span is proven.
+// assertThreads checks that a reader finds the span of the child's goroutine, and that the span is
+// proven.
 func assertThreads(t *testing.T, p *reader.Process, c *childproc.Child) {
 	t.Helper()
 	is := showIn(t, c)

@@ -22,7 +22,7 @@ func (idle) OnEnd(sdktrace.ReadOnlySpan)                     {}
 func (idle) Shutdown(context.Context) error                  { return nil }
 func (idle) ForceFlush(context.Context) error                { return nil }
 
-// allocations returns how many objects are allocated when three nested spans start and end.
+// allocations returns the number of objects allocated when three nested spans start and end.
 func allocations(tracer trace.Tracer) float64 {
 	return testing.AllocsPerRun(testenv.Rounds(200, 2000), func() {
 		ctx, a := tracer.Start(context.Background(), "a")
@@ -34,7 +34,8 @@ func allocations(tracer trace.Tracer) float64 {
 	})
 }
 
-// Publishing a span does not allocate with slots alone, and allocates one object with the record.
+// TestAllocations checks that publishing a span does not allocate with slots alone, and allocates
+// one object with the goroutine record.
 func TestAllocations(t *testing.T) {
 	const spans = 3
 	runs := testenv.Rounds(100, 1000)

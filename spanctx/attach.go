@@ -113,7 +113,7 @@ func Go(ctx context.Context, fn func(context.Context)) {
 // of the span. Do adds the span's labels again, so that label readers still see the span, and
 // goroutines that fn starts inherit it.
 func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
-	refresh(ctx, true) // Publish first: an inherited span is only in the labels, which pprof.Do replaces.
+	refresh(ctx, true) // Publish first: an inherited span is known only from the labels, which pprof.Do replaces.
 	defer refresh(ctx, true)
 	pprof.Do(ctx, labels, func(ctx context.Context) {
 		refresh(ctx, true)

@@ -17,8 +17,8 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// A goroutine that attaches spans alternately without ever detaching does not use more and more
-// memory.
+// TestAttachInTurnWithoutDetach checks that memory does not grow if a goroutine keeps attaching two
+// spans in turn and never detaches them.
 func TestAttachInTurnWithoutDetach(t *testing.T) {
 	s := serve(t)
 	ctxA, a := s.root()
@@ -46,8 +46,8 @@ func TestAttachInTurnWithoutDetach(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// DialContext passes its arguments and results through, with and without a SpanProcessor. TestSteps
-// checks which span is published meanwhile.
+// TestDialContext checks that DialContext passes its arguments and results through, with and
+// without a SpanProcessor. TestSteps checks which span is published while dialing.
 func TestDialContext(t *testing.T) {
 	for _, publishing := range []bool{false, true} {
 		if publishing {
@@ -68,7 +68,8 @@ func TestDialContext(t *testing.T) {
 	}
 }
 
-// Without goroutine ids and records, positions belong to threads. Nested spans still work.
+// TestWithoutGoroutineIDs checks that nested spans are published even if goroutine ids are unknown
+// and records are off. Positions then belong to threads.
 func TestWithoutGoroutineIDs(t *testing.T) {
 	refused := errors.New("refused for a test")
 	s := serve(t, withRuntime(goruntime.Calibrate().Without(refused)))

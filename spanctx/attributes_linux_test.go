@@ -32,7 +32,8 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// with returns a context with these attributes. Keys and values alternate in kvs.
+// with returns a context derived from ctx with these attributes added. kvs alternates between keys
+// and values.
 func with(ctx context.Context, kvs ...string) context.Context {
 	for i := 0; i < len(kvs); i += 2 {
 		ctx = contextattr.With(ctx, attribute.String(kvs[i], kvs[i+1]))
@@ -64,8 +65,8 @@ func decoded(t testing.TB, keys []attribute.Key, encoded string) map[string]stri
 	return m
 }
 
-// labelsInSpan returns the labels of each goroutine that has the ids of a span, without these ids,
-// as reported by runtime/pprof.
+// labelsInSpan returns the labels of each goroutine whose labels contain the ids of span. It omits
+// these ids. The labels come from runtime/pprof.
 func labelsInSpan(t testing.TB, span trace.Span) (all []map[string]string) {
 	t.Helper()
 	var b bytes.Buffer
@@ -113,8 +114,8 @@ func carriers() map[string][]Option {
 	}
 }
 
-// After the user has replaced the labels of an attached goroutine, readers see it in its span or in
-// none.
+// TestAttachedAttributesUnderUserLabels checks that a goroutine that has attached a span stays in
+// that span or in none after the user replaces its labels.
 func TestAttachedAttributesUnderUserLabels(t *testing.T) {
 	s := serve(t, WithAttributeKeys("tenant"))
 	apart(func() {
@@ -143,8 +144,8 @@ func TestAttachedAttributesUnderUserLabels(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// A goroutine attaches a span with other attributes while another goroutine ends the span. In
-// either order, no record of the span stays valid.
+// TestAttachAttributesWhileItEnds checks that no record of a span stays valid if a goroutine
+// attaches the span with different attributes while another goroutine ends it.
 func TestAttachAttributesWhileItEnds(t *testing.T) {
 	s := serve(t, WithSlotCapacity(64), WithAttributeKeys("app"))
 	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
@@ -157,7 +158,7 @@ func TestAttachAttributesWhileItEnds(t *testing.T) {
 	rounds := make(chan *round)
 	var worker sync.WaitGroup
 	worker.Go(func() {
-		// Many labels make the creation of a record slow.
+		// Creating a record with many labels takes long.
 		var kvs []string
 		for i := range 200 {
 			kvs = append(kvs, fmt.Sprint("key", i), "value")
@@ -207,7 +208,8 @@ func isValid(t testing.TB, r *gorecord.Record) bool {
 	return valid[0] == 1
 }
 
-// An attribute that does not fit is omitted, and shorter ones after it are still published.
+// TestAttributesThatDoNotFit checks that an attribute that does not fit is omitted, and that
+// shorter ones after it are still published.
 func TestAttributesThatDoNotFit(t *testing.T) {
 	long := strings.Repeat("x", 200)
 	s := serve(t, WithAttributeKeys("a", "b", "c", "d"))
@@ -237,7 +239,8 @@ func TestAttributesThatDoNotFit(t *testing.T) {
 	})
 }
 
-// Without keys, contexts are not searched for attributes, and slots are no larger.
+// TestNoAttributeKeys checks that without keys contexts are not searched for attributes and slots
+// have no room for them.
 func TestNoAttributeKeys(t *testing.T) {
 	s := serve(t, WithAttributeKeys())
 	assert.Equal(t, []string{}, advertisedKeys(t, s.p))
@@ -278,7 +281,8 @@ func TestAttributesWithLayout1(t *testing.T) {
 	})
 }
 
-// Keys can be added later. Spans that start afterwards are published with their attributes.
+// TestAddAttributeKeys checks that spans are published with the attributes for keys that were added
+// before they started.
 func TestAddAttributeKeys(t *testing.T) {
 	errs := handled(t)
 	s := serve(t, WithAttributeKeys("a"))
@@ -294,7 +298,7 @@ func TestAddAttributeKeys(t *testing.T) {
 		young.End()
 		old.End()
 
-		// A provider that shares the processor adds its keys.
+		// A provider that shares the SpanProcessor adds its keys.
 		tp := sdktrace.NewTracerProvider(WithPublishing(WithAttributeKeys("c", "b")))
 		assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p))
 		_, span := tp.Tracer("").Start(ctx, "span")
@@ -380,8 +384,8 @@ func TestAttributesAllocateNothingMore(t *testing.T) {
 	}
 }
 
-// Spans with attributes start and end on many goroutines. No span is published with the attributes
-// of another.
+// TestAttributesUnderLoad checks that no span is published with the attributes of another while
+// many goroutines start and end spans with attributes.
 func TestAttributesUnderLoad(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"everything": {WithSlotCapacity(16)},

@@ -35,12 +35,12 @@ func startCgo(t *testing.T, exe, carriers string, kind reader.CarrierKind) *cgoC
 		cmd.Path, cmd.Args = exe, append([]string{exe}, strings.Fields(carriers)...)
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=4")
 	})
-	child.Ask("who is it") // The child answers this when it is ready.
+	child.Ask("who is it") // answered when the child is ready
 	return &cgoChild{child, openOutside(t, child.PID()), kind}
 }
 
-// cgoIdentity identifies the thread and goroutine that answered, and the span that must be
-// published.
+// cgoIdentity identifies the thread and the goroutine that answered, and the span that must be
+// published for them.
 type cgoIdentity struct {
 	tid  int
 	goid uint64
@@ -58,10 +58,10 @@ func (c *cgoChild) ask(t *testing.T, order string) (is cgoIdentity) {
 	return is
 }
 
-// shows reads the threads until one is in the span, and checks each time that no other span is
-// published. A goroutine that is not locked to its thread may move at any time to a thread that has
-// published nothing yet. Readers cannot find the goroutine there until it executes the command
-// refresh, which is empty if the goroutine cannot move.
+// shows reads the threads repeatedly until one has been seen in the span often enough, and checks
+// that no other span is published. A goroutine that is not locked to its thread may move to a
+// thread that has published nothing yet, where readers cannot find it. The command refresh
+// publishes the span there. It is empty if the goroutine is locked.
 func (c *cgoChild) shows(t *testing.T, is cgoIdentity, refresh string) {
 	t.Helper()
 	seen, enough := 0, testenv.Rounds(5, 20)
@@ -76,8 +76,9 @@ func (c *cgoChild) shows(t *testing.T, is cgoIdentity, refresh string) {
 	require.Equal(t, enough, seen, "not seen")
 }
 
-// showsNow reads the threads once, and reports whether one of them is in the span. The goroutine may
-// move between threads during the read, unless the process is stopped.
+// showsNow reads the threads once, and reports whether one of them is in the span. If the goroutine
+// seems to be on several threads, because it moved during the read, showsNow stops the process and
+// reads again.
 func (c *cgoChild) showsNow(t *testing.T, is cgoIdentity) (seen bool) {
 	t.Helper()
 	threads, err := c.Threads(t.Context())
@@ -105,7 +106,7 @@ func (c *cgoChild) showsNow(t *testing.T, is cgoIdentity) (seen bool) {
 	return seen
 }
 
-// inSpan returns the number of threads in a span.
+// inSpan returns the number of threads that are in a span.
 func inSpan(threads []reader.Thread) (n int) {
 	for _, thread := range threads {
 		if thread.Span != nil {
@@ -115,7 +116,7 @@ func inSpan(threads []reader.Thread) (n int) {
 	return n
 }
 
-// showsNothing reads the threads several times, and checks that none is in a span.
+// showsNothing reads the threads repeatedly, and checks that none is in a span.
 func (c *cgoChild) showsNothing(t *testing.T) {
 	t.Helper()
 	for range testenv.Rounds(10, 50) {
@@ -123,8 +124,8 @@ func (c *cgoChild) showsNothing(t *testing.T) {
 	}
 }
 
-// Spans are published before, during and after calls into C, and on threads that C creates and that
-// call back into Go.
+// TestCgo checks that spans are published before, during and after calls of C functions, and on
+// threads created by C that call back into Go.
 func TestCgo(t *testing.T) {
 	exe := programs.Build(t, programs.Cgo, ".", "./testdata/cgo")
 	for carriers, kind := range map[string]reader.CarrierKind{
@@ -150,7 +151,7 @@ func testCallsOfC(t *testing.T, c *cgoChild, locked bool) {
 	for _, order := range []string{"sleep in C", "spin in C"} {
 		is := c.ask(t, "start")
 		if !locked {
-			is.tid = 0 // The goroutine may move to another thread.
+			is.tid = 0 // the goroutine may move to another thread
 		}
 		c.shows(t, is, refresh)
 		during := false

@@ -28,14 +28,14 @@ var (
 	firstSeed    = flag.Uint64("seed", 1, "seed of the first of them")
 )
 
-// The types below model the contract of attribution (docs/design/0001-span-path.md). A span or a
-// goroutine is an index into the slices of model.
+// The types below model which span a goroutine is in, according to docs/design/0001-span-path.md.
+// Spans and goroutines are identified by their indices in the slices of model.
 
-// none stands for no span.
+// none is the index for no span.
 const none = -1
 
-// in is the position of a goroutine: the span that it is in, or none, and whether it got there by
-// Attach.
+// in is the position of a goroutine: the span that it is in, or none. attached is true if the
+// goroutine got there by Attach.
 type in struct {
 	span     int
 	attached bool
@@ -46,24 +46,25 @@ var nothing = in{span: none}
 type modelSpan struct {
 	live    bool
 	starter int
-	// parent is the parent that the SDK sees. ancestors are the ancestors by the context passed to
-	// Start, nearest first.
+	// parent is the parent according to the SDK. ancestors are the ancestors by the context passed
+	// to Start, nearest first.
 	parent    int
 	depth     int
 	ancestors []int
-	// before is the position of the starter at Start. outside is set if the starter was then in none
-	// of the ancestors.
+	// before is the position of the starting goroutine at Start. outside is true if it was then in
+	// none of the ancestors.
 	before  in
 	outside bool
 }
 
 type modelGoroutine struct {
-	// at is the position that the goroutine published last, if published is set.
+	// at is the last published position. It is valid if published is true.
 	at        in
 	published bool
-	// record is the span of the installed record, which the goroutine has published or inherited.
+	// record is the span of the installed record, which the goroutine has either published or
+	// inherited.
 	record int
-	// saved holds, for each element of attached, the position that its Detach restores.
+	// saved holds, for each element of attached, the position that Detach restores.
 	saved    []saved
 	attached []Attachment
 }
@@ -78,7 +79,7 @@ type model struct {
 	goroutines []modelGoroutine
 }
 
-// position returns the last position of a goroutine, and whether it is known.
+// position returns the last position of goroutine g, and whether it is known.
 func (m *model) position(g int) (at in, known bool) {
 	switch a := &m.goroutines[g]; {
 	case a.published:
@@ -90,7 +91,8 @@ func (m *model) position(g int) (at in, known bool) {
 	}
 }
 
-// nearest applies rule 3 to a goroutine at a position whose span another goroutine may have ended.
+// nearest returns the position of goroutine g according to rule 3, if at is its last position and
+// another goroutine may have ended that span.
 func (m *model) nearest(g int, at in) in {
 	if at.span == none || m.spans[at.span].live {
 		return at
@@ -115,7 +117,7 @@ func (m *model) publish(g int, at in) {
 	a.at, a.published, a.record = at, true, at.span
 }
 
-// starts applies rule 1. parent is the span of the context, or none.
+// starts applies rule 1 when goroutine g starts a span. parent is the span of the context, or none.
 func (m *model) starts(g, parent int, newRoot bool) {
 	at, _ := m.position(g)
 	at = m.nearest(g, at)
@@ -138,8 +140,8 @@ func (m *model) starts(g, parent int, newRoot bool) {
 	m.publish(g, in{span: len(m.spans) - 1})
 }
 
-// isIn reports whether a goroutine with the position span is in one of spans, directly or by
-// ancestry.
+// isIn reports whether a goroutine whose position is span is in one of spans, either directly or
+// because span is a descendant.
 func (m *model) isIn(span int, spans []int) bool {
 	if span == none || slices.Contains(spans, span) {
 		return span != none
@@ -147,7 +149,7 @@ func (m *model) isIn(span int, spans []int) bool {
 	return !m.spans[span].outside && slices.ContainsFunc(m.spans[span].ancestors, func(a int) bool { return slices.Contains(spans, a) })
 }
 
-// ends applies rules 2 and 3.
+// ends applies rules 2 and 3 when goroutine g ends span.
 func (m *model) ends(g, span int) {
 	ended := &m.spans[span]
 	ended.live = false
@@ -167,15 +169,15 @@ func (m *model) ends(g, span int) {
 	}
 }
 
-// endsHere reports whether the goroutine that ends the span is in it and has started it. The next
-// span may then reuse the cell at once.
+// endsHere reports whether goroutine g, which ends span, has started it and is in it. The next span
+// may then reuse the cell at once.
 func (m *model) endsHere(g, span int) bool {
 	at, _ := m.position(g)
 	return at == in{span: span} && m.spans[span].starter == g
 }
 
-// needed reports whether some goroutine still needs the ancestors in the cell of an ended span: a
-// goroutine that did not start the span, and has no record that names the ancestors.
+// needed reports whether some goroutine still needs the ancestors in the cell of an ended span: it
+// did not start the span, and has no record that lists the ancestors.
 func (m *model) needed(span int) bool {
 	for i := range m.goroutines {
 		a := &m.goroutines[i]
@@ -187,7 +189,7 @@ func (m *model) needed(span int) bool {
 	return slices.ContainsFunc(m.spans, func(s modelSpan) bool { return s.live && s.before.span == span && s.before.attached })
 }
 
-// program is a random sequence of operations, with the model of their effects.
+// program is a random sequence of operations, together with the model of their effects.
 type program struct {
 	*service
 	model
@@ -195,13 +197,13 @@ type program struct {
 	random *rand.Rand
 	traced []trace.Span
 	ctxs   []context.Context
-	// reused contains the ended spans whose cells may have been reused.
+	// reused is true for the ended spans whose cells may have been reused.
 	reused map[int]bool
 	actors []*spansteps.Actor
 	log    []string
 }
 
-// check compares the span that each carrier publishes for each goroutine with the model.
+// check compares what each carrier publishes for each goroutine with the model.
 func (p *program) check(t *testing.T) bool {
 	t.Helper()
 	for n, a := range p.actors {
@@ -223,7 +225,7 @@ func (p *program) check(t *testing.T) bool {
 		}
 		var got shown
 		a.Run(func() { got = p.shown(t) })
-		if p.reused[at.span] { // only the record still names the ancestors
+		if p.reused[at.span] { // only the record still lists the ancestors
 			for _, carrier := range []struct{ want, got *uint64 }{{&want.thread, &got.thread}, {&want.goroutine, &got.goroutine}} {
 				if *carrier.got == 0 {
 					*carrier.want = 0
@@ -237,7 +239,7 @@ func (p *program) check(t *testing.T) bool {
 	return true
 }
 
-// maxDepth bounds the nesting of contexts, so that all ancestors of a span fit into its cell.
+// maxDepth limits the nesting of contexts, so that a span's cell has room for all ancestors.
 const maxDepth = wire.Ancestors
 
 // step runs one random operation.
@@ -328,7 +330,7 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 	switch what := p.random.IntN(4); what {
 	case 0, 1:
 		if p.reused[at.span] {
-			return // The goroutine's position would become unknown.
+			return // the goroutine's position would become unknown
 		}
 		say("labels %d", what)
 		g.record = none
@@ -358,8 +360,8 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 	}
 }
 
-// After each step of a random program, every carrier publishes the span that the contract requires
-// for every goroutine. The seed of a failed program reproduces it.
+// TestContract runs random programs and checks after each step that every carrier publishes the
+// span that the contract requires for every goroutine. To repeat a failed program, pass its seed.
 func TestContract(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"mapped": nil,

@@ -21,8 +21,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// show prints which carrier names a span on the calling thread for profilers, and whether that is
-// the given span.
+// show prints the carrier in which a profiler finds a span for the calling thread, and whether it
+// is the given span.
 func show(span trace.Span) {
 	p, err := reader.Open(os.Getpid())
 	if err != nil {
@@ -80,7 +80,7 @@ func ExampleWithPublishing() {
 func ExampleNewSpanProcessor() {
 	p, err := spanctx.NewSpanProcessor(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(true))
 	if err != nil {
-		fmt.Println(err) // The service continues without publishing.
+		fmt.Println(err) // the service continues without publishing
 		return
 	}
 	fmt.Println("requested carriers that are off:", p.Err())
@@ -152,7 +152,7 @@ func ExampleRecordUnsampled() {
 	// goroutine_record: the span: true, proven: true, sampled: false
 }
 
-// Spans are published with the context-scoped attributes of the contexts that they start in.
+// Profilers also see the context-scoped attributes of spans.
 func ExampleWithAttributeKeys() {
 	tp := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "checkout"))),

@@ -33,8 +33,8 @@ func beWithoutMappings(parent *childproc.Parent) {
 	span.End()
 }
 
-// TestWithoutMappings checks that the goroutine record, which needs no mapping, is on even if no
-// mapping can be made.
+// TestWithoutMappings checks that the goroutine record, which needs no mapping, is published even
+// if the process cannot create mappings.
 func TestWithoutMappings(t *testing.T) {
 	said := childproc.Start(t, roleWithoutMappings, nil).Receive()
 	assert.Contains(t, said, "record true: ")
@@ -54,8 +54,8 @@ func beWithoutSpanTable(parent *childproc.Parent) {
 	parent.Send("%v: %s", p.Carriers(), strings.ReplaceAll(fmt.Sprint(p.Err()), "\n", "; "))
 }
 
-// startThreads makes the process start its threads early. With cgo, a thread's stack is a mapping
-// of about the size of the span table, which must not be denied.
+// startThreads makes the process start its threads early. With cgo, the stack of a thread is a
+// mapping of about the same size as the span table, and must not be denied.
 func startThreads() {
 	var running, started sync.WaitGroup
 	const threads = 8
@@ -70,8 +70,9 @@ func startThreads() {
 	running.Wait()
 }
 
-// Without the span table, readers cannot tell whether the span of a slot has ended. So only the
-// record is published, which has a valid flag of its own.
+// TestWithoutSpanTable checks that only the goroutine record, which has its own valid flag, is
+// published without the span table: readers of the other carriers could not tell whether a span has
+// ended.
 func TestWithoutSpanTable(t *testing.T) {
 	said := childproc.Start(t, roleWithoutSpanTable, nil).Receive()
 	assert.Contains(t, said, "[goroutine_record]: ")

@@ -47,8 +47,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// long returns n, or a twentieth of it with the race detector, which slows tests down about
-// twentyfold.
+// long returns n, or a twentieth of n with the race detector, which makes tests about twenty times
+// slower.
 func long(n int) int {
 	if testenv.Race {
 		n /= 20
@@ -56,15 +56,15 @@ func long(n int) int {
 	return n
 }
 
-// mix scrambles the bits of x. Different numbers have different results.
+// mix scrambles the bits of x. It is a bijection.
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
 }
 
-// derivedIDs generates ids whose consistency can be checked. The upper bits of a span id are the
-// number of its trace, and the trace id is computed from that number.
+// derivedIDs generates ids that can be checked for consistency. The upper bits of a span id are the
+// number of its trace, from which the trace id is computed.
 type derivedIDs struct{ traces, spans atomic.Uint64 }
 
 const spanBits = 24
@@ -81,20 +81,20 @@ func (d *derivedIDs) NewSpanID(_ context.Context, t trace.TraceID) trace.SpanID 
 	return id
 }
 
-// traceID returns the trace id for the number of a trace.
+// traceID returns the trace id of trace number n.
 func traceID(n uint64) (id trace.TraceID) {
 	binary.BigEndian.PutUint64(id[:8], mix(n))
 	binary.BigEndian.PutUint64(id[8:], n)
 	return id
 }
 
-// number returns the id of a span as the number that slots contain.
+// number returns a span's id as a number, as slots contain it.
 func number(s trace.Span) uint64 {
 	id := s.SpanContext().SpanID()
 	return binary.BigEndian.Uint64(id[:])
 }
 
-// service is this process as the service under test, with tracing set up.
+// service is the service under test, which runs in this process.
 type service struct {
 	t      testing.TB
 	p      *SpanProcessor
@@ -103,7 +103,7 @@ type service struct {
 	threads *memory
 }
 
-// serve sets up tracing with a new SpanProcessor for the length of the test.
+// serve sets up tracing with a new SpanProcessor until the end of the test.
 func serve(t testing.TB, opts ...Option) *service {
 	t.Helper()
 	p, err := NewSpanProcessor(opts...)
@@ -113,17 +113,18 @@ func serve(t testing.TB, opts ...Option) *service {
 	return observe(t, p, tp)
 }
 
-// withRuntime replaces the result of calibration, for tests with unknown runtime facts.
+// withRuntime replaces the result of calibration, for tests in which offsets of the Go runtime are
+// unknown.
 func withRuntime(r *goruntime.Runtime) Option {
 	return optionFunc(func(c *config) { c.runtime = r })
 }
 
-// withHeap puts slots and cells on the heap, where the race detector watches them.
+// withHeap allocates slots and cells on the heap, where the race detector sees accesses.
 func withHeap() Option {
 	return optionFunc(func(c *config) { c.heap = true })
 }
 
-// observe returns a service that traces with tp, where p is a processor of tp.
+// observe returns a service whose provider is tp. p must be registered with tp.
 func observe(t testing.TB, p *SpanProcessor, tp trace.TracerProvider) *service {
 	t.Helper()
 	s := &service{t: t, p: p, tracer: tp.Tracer("test")}
@@ -151,8 +152,8 @@ type slot struct {
 	attributes                      string
 }
 
-// memory reads the thread slots and the cells that they name, as a profiler does. The test repeats
-// the formats with literal offsets, independently of the code.
+// memory reads the thread slots and the cells that they name, as a profiler does. It does not use
+// the code under test: all offsets are literals.
 type memory struct {
 	remotemem.Memory
 	info  ring.Layout
@@ -181,7 +182,7 @@ type cell struct {
 	tid                     uint32
 }
 
-// readCell reads the cell named by a ref.
+// readCell reads the cell that ref names.
 func readCell(t testing.TB, table, ref uint64) (c cell) {
 	t.Helper()
 	if ref == 0 {
@@ -213,9 +214,9 @@ func nearest(t testing.TB, table uint64, refs [3]uint64) uint64 {
 	return 0
 }
 
-// resolve returns the id of the span that readers find for a goroutine that published the span of a
-// ref last: that span if it is live, otherwise its nearest live ancestor. decided is false if the
-// cell was reused, so that readers cannot tell.
+// resolve returns the id of the span that readers find if ref names the span that a goroutine has
+// published last. It is that span if it is live, otherwise its nearest live ancestor. decided is
+// false if the cell has been reused, so that readers cannot tell.
 func resolve(t testing.TB, table, ref, goid uint64) (id uint64, decided bool) {
 	t.Helper()
 	c := readCell(t, table, ref)
@@ -237,7 +238,7 @@ func (m *memory) address(n int) uint64 {
 	return m.info.Address + uint64(m.info.HeaderSize) + uint64(n)*uint64(m.info.SlotSize)
 }
 
-// at reads slot n, modulo the capacity. Nobody may be writing to the slot.
+// at reads slot n, modulo the capacity. No goroutine may be writing to it.
 func (m *memory) at(t testing.TB, n uint64) slot {
 	t.Helper()
 	b := make([]byte, m.info.SlotSize)
@@ -248,7 +249,7 @@ func (m *memory) at(t testing.TB, n uint64) slot {
 	return s
 }
 
-// each calls f for every slot that has a span id, even if it is being written.
+// each calls f for every slot that contains a span id, even if the slot is being written.
 func (m *memory) each(f func(n int, s slot)) error {
 	if m.buf == nil {
 		m.buf = make([]byte, m.info.Capacity*m.info.SlotSize)
@@ -266,7 +267,7 @@ func (m *memory) each(f func(n int, s slot)) error {
 	return nil
 }
 
-// places returns the number of slots that name the span with this id while it is live.
+// places returns the number of slots that name the live span with this id.
 func (s *service) places(id uint64) (n int) {
 	if m := s.threads; m != nil {
 		require.NoError(s.t, m.each(func(_ int, at slot) {
@@ -278,7 +279,7 @@ func (s *service) places(id uint64) (n int) {
 	return n
 }
 
-// assertNowhere checks that no slot names a live span and that no cell contains one.
+// assertNowhere checks that no slot names a live span and that no span is live.
 func (s *service) assertNowhere(t testing.TB) {
 	t.Helper()
 	if m := s.threads; m != nil {
@@ -315,8 +316,8 @@ func goid() uint64 {
 	return id
 }
 
-// shown holds the id of the span that each carrier publishes for the calling goroutine, which is
-// locked to its thread.
+// shown holds the id of the span that each carrier publishes for the calling goroutine. The
+// goroutine must be locked to its thread.
 type shown struct{ thread, goroutine, record uint64 }
 
 func (s *service) shown(t testing.TB) (is shown) {
@@ -341,9 +342,8 @@ func (s *service) shown(t testing.TB) (is shown) {
 	return is
 }
 
-// entry reads the calling goroutine's entry of the goroutine table. It returns the ref of the
-// position, and whether the goroutine owns the entry. It decodes the format independently of the
-// code.
+// entry returns the ref in the calling goroutine's entry of the goroutine table, and whether the
+// goroutine owns that entry. It does not use the code under test to decode the entry.
 func (s *service) entry(t testing.TB) (ref uint64, owned bool) {
 	t.Helper()
 	if !s.p.tablePublished {
@@ -359,7 +359,7 @@ func (s *service) entry(t testing.TB) (ref uint64, owned bool) {
 	return position &^ 1, owner<<19>>16 == uint64(uintptr(self.G)) && owner>>45 == self.Goid>>16&(1<<19-1)
 }
 
-// current returns the id of the span that readers find for the calling goroutine if they know Go:
+// current returns the id of the span that a reader that knows Go finds for the calling goroutine:
 // in its entry, in its record, or in the slot of its thread.
 func (s *service) current(t testing.TB) uint64 {
 	t.Helper()
@@ -382,8 +382,8 @@ func installed() *gorecord.Record {
 	return r
 }
 
-// recorded returns the id of the span in the calling goroutine's record, or of its nearest live
-// ancestor if it has ended.
+// recorded returns the id of the span in the calling goroutine's record. If that span has ended, it
+// returns the id of its nearest live ancestor.
 func recorded(t testing.TB, table, goid uint64) uint64 {
 	t.Helper()
 	if installed() == nil {
@@ -406,8 +406,8 @@ func recorded(t testing.TB, table, goid uint64) uint64 {
 	return nearest(t, table, [3]uint64{at.Uint64(lineage[:]), at.Uint64(lineage[8:]), at.Uint64(lineage[16:])})
 }
 
-// assertShows checks that all carriers publish the span, with its data, for the calling goroutine,
-// which is locked to its thread. If span is nil, they must publish none.
+// assertShows checks that all carriers publish span, with the correct data, for the calling
+// goroutine. If span is nil, they must publish no span. The goroutine must be locked to its thread.
 func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) {
 	t.Helper()
 	if span == nil {

@@ -21,14 +21,14 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// labelled reports whether any goroutine has the label span_id of a span.
+// labelled reports whether any goroutine has the label span_id with the id of span.
 func labelled(t *testing.T, span trace.Span) bool {
 	t.Helper()
 	return strings.Contains(goroutineLabels(t), `"span_id":"`+span.SpanContext().SpanID().String()+`"`)
 }
 
-// outlived starts a span, and inside it a goroutine that outlives the span. It reports whether that
-// goroutine has the span's labels while the span is live and after its end.
+// outlived starts a span, and inside it a goroutine that outlives the span. It reports whether the
+// goroutine has the span's labels before and after the span ends.
 func (s *service) outlived(t *testing.T) (live, ended bool) {
 	t.Helper()
 	apart(func() {
@@ -39,18 +39,18 @@ func (s *service) outlived(t *testing.T) (live, ended bool) {
 		span.End()
 		ended = labelled(t, span)
 		close(end)
-		// Wait until the goroutine is gone, because another test may use the same span ids.
+		// Wait until the goroutine has exited, because another test may use the same span ids.
 		assert.Eventually(t, func() bool { return !labelled(t, span) }, testenv.Patience, time.Millisecond)
 	})
 	return live, ended
 }
 
-// For each label policy, label readers see live and ended spans as documented.
+// TestLabels checks what label readers see of live and ended spans with each label policy.
 func TestLabels(t *testing.T) {
 	for name, tt := range map[string]struct {
 		labels      Labels
 		live, ended bool
-		// profiled says whether a span that ends during a CPU profile of the process keeps its
+		// profiled is true if a span that ends during a CPU profile of the process must keep its
 		// labels.
 		profiled bool
 	}{
@@ -71,7 +71,7 @@ func TestLabels(t *testing.T) {
 			})
 			require.NoError(t, pprof.StartCPUProfile(io.Discard))
 			defer pprof.StopCPUProfile()
-			time.Sleep(time.Duration(askEvery)) // The SpanProcessor asks the kernel only that often.
+			time.Sleep(time.Duration(askEvery)) // the SpanProcessor does not ask the kernel more often
 			live, ended = s.outlived(t)
 			assert.Equal(t, tt.live, live)
 			assert.Equal(t, tt.profiled, ended)
@@ -79,8 +79,9 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// While the process takes a CPU profile of itself, and for two seconds afterwards, spans that end
-// keep their labels. Later, labels are withdrawn again.
+// TestLabelsAreKeptForTheOwnProfile checks that spans that end while the process takes a CPU
+// profile of itself, or up to two seconds later, keep their labels, and that labels are withdrawn
+// again afterwards.
 func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector keeps labels anyway")
@@ -109,8 +110,9 @@ func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
 	}
 }
 
-// A goroutine profile merges goroutines with equal stacks into one sample. With labels, the
-// goroutines of each span have a sample of their own, unless the labels are hidden.
+// TestGoroutineProfileWithoutLabels checks that LabelsNone keeps goroutine profiles small:
+// goroutines with equal stacks share one sample. With labels, the goroutines of each span have a
+// separate sample.
 func TestGoroutineProfileWithoutLabels(t *testing.T) {
 	for labels, samples := range map[Labels]int{LabelsAuto: 100, LabelsNone: 1} {
 		s := serve(t, WithLabels(labels))
@@ -149,8 +151,8 @@ func waitInSpan(started chan<- trace.Span, end <-chan struct{}, span trace.Span)
 	<-end
 }
 
-// Labels may change any number of times during a span. For readers of cells, a goroutine with
-// outdated labels is still in the span.
+// TestDoWithManyLabels checks that labels may change any number of times during a span. Readers of
+// cells must find the span even on a goroutine with outdated labels.
 func TestDoWithManyLabels(t *testing.T) {
 	s := serve(t)
 	apart(func() {
@@ -186,8 +188,9 @@ func TestDoWithManyLabels(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Shutdown keeps the labels of live spans only if the process is taking a CPU profile of itself at
-// that time. The result of the check at the last end of a span does not matter.
+// TestLabelsAtShutdown checks that Shutdown keeps the labels of live spans only if the process is
+// taking a CPU profile of itself at that time, even if the check for the last ended span had a
+// different result.
 func TestLabelsAtShutdown(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector keeps labels anyway")
@@ -202,9 +205,9 @@ func TestLabelsAtShutdown(t *testing.T) {
 				if profiled {
 					require.NoError(t, pprof.StartCPUProfile(io.Discard))
 					defer pprof.StopCPUProfile()
-					time.Sleep(time.Duration(askEvery)) // The SpanProcessor asks the kernel only that often.
+					time.Sleep(time.Duration(askEvery)) // the SpanProcessor does not ask the kernel more often
 				} else {
-					s.p.profile.keepUntil.Store(s.p.profile.lastAsked.Load() + 1) // as when a profile has just ended
+					s.p.profile.keepUntil.Store(s.p.profile.lastAsked.Load() + 1) // as if a profile had just ended
 					time.Sleep(time.Duration(askEvery))
 				}
 				require.NoError(t, s.p.Shutdown(context.Background()))
@@ -215,15 +218,15 @@ func TestLabelsAtShutdown(t *testing.T) {
 	}
 }
 
-// The labels of dd-trace-go have the ids in the form that its readers expect. Every goroutine in
-// the span has them, and the user's labels do not change.
+// TestDatadogLabels checks that dd-trace-go's labels have the form that its readers expect, that
+// every goroutine in the span has them, and that the user's labels do not change.
 func TestDatadogLabels(t *testing.T) {
 	id := func(span trace.Span) string { return strconv.FormatUint(number(span), 10) }
 	for name, tt := range map[string]struct {
 		opts     []Option
 		names    bool
 		user     int
-		fits     int // how many published labels fit besides the ids
+		fits     int // the number of published labels that fit in addition to the ids
 		replaced string
 	}{
 		"ids":                         {nil, false, 0, 4, ""},

@@ -21,8 +21,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// A goroutine follows the links between records of spans that it started, while another goroutine
-// ends these spans and thereby clears the links.
+// TestLeaveWhileOthersEnd checks that a goroutine can follow the links between the records of its
+// spans while another goroutine ends these spans, which clears the links.
 func TestLeaveWhileOthersEnd(t *testing.T) {
 	p, err := NewSpanProcessor()
 	require.NoError(t, err)
@@ -46,21 +46,21 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 		for !ended.Load() {
 			moved := g
 			p.moveToNearest(&moved)
-			p.cells.Leave(g.position, ^cells.Ref(1), g.Goid) // This ref names no span of the goroutine.
+			p.cells.Leave(g.position, ^cells.Ref(1), g.Goid) // a ref that names no span
 		}
 	}
 }
 
-// collide takes the calling goroutine's entry away, as another goroutine does when its id is equal
-// modulo 65,536 and it starts and ends a span.
+// collide makes another goroutine take the calling goroutine's entry. This happens if the two
+// goroutine ids are equal modulo 65,536 and the other goroutine starts and ends a span.
 func (s *service) collide() {
 	goruntime.Pin()
 	s.p.goroutines.Store(goid()+1<<16, s.p.runtime.Self().G, 0)
 	goruntime.Unpin()
 }
 
-// When cells run out, spans left open by goroutines that no longer exist are evicted before the
-// spans of a long request.
+// TestSpansOfGoroutinesThatAreGone checks that spans left open by goroutines that have exited are
+// evicted before the spans of a long request.
 func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"thread slots": {WithGoroutineRecord(false), WithGoroutineTable(false)},
@@ -88,8 +88,8 @@ func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 	}
 }
 
-// Another goroutine may end a span while a goroutine returns to it. The slot must still lead
-// readers to the ancestors.
+// TestReturnToEndingSpan checks that the slot still leads readers to the ancestors if another
+// goroutine ends a span while a goroutine returns to it.
 func TestReturnToEndingSpan(t *testing.T) {
 	s := serve(t)
 	apart(func() {

@@ -22,7 +22,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// An id generator may use the same span id in two traces.
+// TestSpanIDInTwoTraces checks that spans of two traces may have the same span id, which an id
+// generator may produce.
 func TestSpanIDInTwoTraces(t *testing.T) {
 	s := serve(t)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.p), sdktrace.WithIDGenerator(new(sameSpanID)))
@@ -50,8 +51,8 @@ func (d *sameSpanID) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 
 func (*sameSpanID) NewSpanID(context.Context, trace.TraceID) trace.SpanID { return trace.SpanID{7: 7} }
 
-// An id generator may return zero ids. Such a span cannot be found at its end, so it is not
-// published.
+// TestWithoutSpanID checks that a span with a zero id is not published: it could not be found at
+// its end.
 func TestWithoutSpanID(t *testing.T) {
 	s := serve(t)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.p), sdktrace.WithIDGenerator(new(noSpanID)))
@@ -70,14 +71,16 @@ func (d *noSpanID) NewIDs(context.Context) (trace.TraceID, trace.SpanID) {
 	return traceID(d.traces.Add(1)), trace.SpanID{}
 }
 
-// A SpanProcessor that is registered twice with a provider gets two calls for each start and end.
+// TestRegisteredTwice checks that a SpanProcessor may be registered twice with a provider, which
+// then calls it twice for each start and end.
 func TestRegisteredTwice(t *testing.T) {
 	tp := sdktrace.NewTracerProvider(WithPublishing(), WithPublishing(), sdktrace.WithIDGenerator(new(derivedIDs)))
 	t.Cleanup(func() { require.NoError(t, tp.Shutdown(context.Background())) })
 	runSteps(t, observe(t, active.Load(), tp), "+a=a +b<a=b/a -b=a -a=")
 }
 
-// A span stays live until it ends, even if its goroutine or the goroutine's thread exits.
+// TestExitInSpan checks that a span stays live until it ends, even if its goroutine or that
+// goroutine's thread exits.
 func TestExitInSpan(t *testing.T) {
 	s := serve(t, WithSlotCapacity(1<<12))
 	var spans []trace.Span
@@ -102,7 +105,7 @@ func TestExitInSpan(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// bareSpan is a span with only the methods that the processor calls.
+// bareSpan is a span with only the methods that the SpanProcessor calls.
 type bareSpan struct {
 	sdktrace.ReadWriteSpan
 	sc trace.SpanContext
@@ -132,8 +135,8 @@ func (s *bareSpan) set(n uint64) {
 	})
 }
 
-// A span that never ends uses no memory besides its cell and its record, and does not prevent other
-// spans from being published.
+// TestNeverEnded checks that a span that never ends uses no memory except its cell and its record,
+// and does not prevent other spans from being published.
 func TestNeverEnded(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"slots": {WithGoroutineRecord(false)}, "everything": nil,
@@ -172,7 +175,7 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 	fill(warm, warm+spans)
 	assert.Less(t, heap()-before, int64(1<<20))
 
-	Attach(context.Background()) // leave all those spans
+	Attach(context.Background()) // leave all of those spans
 	ctx, a := s.root()
 	s.assertShows(t, a, a)
 	_, b := s.start(ctx)
@@ -184,7 +187,7 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 	assert.Zero(t, s.places(number(a))+s.places(number(b)))
 }
 
-// Many threads share few slots, and no slot names a span that has ended.
+// TestFewSlots checks that no slot names an ended span if many threads share few slots.
 func TestFewSlots(t *testing.T) {
 	for _, capacity := range []int{1, 4} {
 		s := serve(t, WithSlotCapacity(capacity))
@@ -248,7 +251,7 @@ func TestRecordUnsampled(t *testing.T) {
 			switch {
 			case !tt.recorded:
 				shows = "+a= +b<a= -b -a="
-			case name == "parent, inside": // ParentBased calls RecordUnsampled for root spans only
+			case name == "parent, inside": // ParentBased calls RecordUnsampled only for root spans
 				shows = "+a=a +b<a=a -b=a -a="
 			}
 			runSteps(t, s, shows)
@@ -262,8 +265,8 @@ func TestRecordUnsampled(t *testing.T) {
 	assert.Equal(t, "RecordUnsampled{AlwaysOffSampler}", RecordUnsampled(sdktrace.NeverSample()).Description())
 }
 
-// RecordUnsampled around a sampler that follows a remote parent's decision does not change that
-// decision.
+// TestRecordUnsampledBelowRemote checks that RecordUnsampled does not override a sampler that
+// follows a remote parent's decision.
 func TestRecordUnsampledBelowRemote(t *testing.T) {
 	s := serve(t)
 	tp := sdktrace.NewTracerProvider(

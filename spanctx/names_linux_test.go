@@ -25,7 +25,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// advertised returns the integer that is advertised under key.
+// advertised returns the integer advertised under key.
 func advertised(t testing.TB, p *SpanProcessor, key string) uint64 {
 	t.Helper()
 	for _, kv := range p.advertisement() {
@@ -37,7 +37,7 @@ func advertised(t testing.TB, p *SpanProcessor, key string) uint64 {
 	return 0
 }
 
-// namesOf returns the name and the endpoint whose encoded numbers are given.
+// namesOf returns the name and the endpoint for two encoded name numbers.
 func namesOf(t testing.TB, p *SpanProcessor, numbers []byte) [2]string {
 	t.Helper()
 	var names [2]string
@@ -51,8 +51,8 @@ func namesOf(t testing.TB, p *SpanProcessor, numbers []byte) [2]string {
 	return names
 }
 
-// assertRead checks that package reader finds the span, with this name and endpoint, among the live
-// spans and on the calling thread.
+// assertRead checks that package reader finds the span with this name and endpoint, both among the
+// live spans and on the calling thread.
 func assertRead(t testing.TB, span trace.Span, name, endpoint string) {
 	t.Helper()
 	p, err := reader.Open(os.Getpid())
@@ -108,8 +108,8 @@ func (s *service) assertNames(t testing.TB, span trace.Span, name, endpoint stri
 	assert.Contains(t, labelsInSpan(t, span), labels, "labels")
 }
 
-// Spans are published with their names and endpoints. When their children end, they are published
-// with the same ones again.
+// TestNamesOfSpans checks that spans are published with their names and endpoints, and are
+// published with the same ones again after their children end.
 func TestNamesOfSpans(t *testing.T) {
 	for name, opts := range carriers() {
 		t.Run(name, func(t *testing.T) {
@@ -140,7 +140,8 @@ func TestNamesOfSpans(t *testing.T) {
 	}
 }
 
-// A child that starts after a request has ended has the request's final name as its endpoint.
+// TestNamesAfterTheEnd checks that a child that starts after its request has ended has the final
+// name of the request as its endpoint.
 func TestNamesAfterTheEnd(t *testing.T) {
 	s := serve(t, WithSpanNames(true))
 	apart(func() {
@@ -156,8 +157,9 @@ func TestNamesAfterTheEnd(t *testing.T) {
 	})
 }
 
-// Refresh and Attach publish a name changed by SetName. The goroutine returns to the span with the
-// new name, which is also the endpoint of spans that start later.
+// TestNamesFollowSetName checks that Refresh and Attach publish a name changed by SetName. A
+// goroutine that returns to the span must publish the new name, and spans that start later must
+// have it as their endpoint.
 func TestNamesFollowSetName(t *testing.T) {
 	for name, opts := range carriers() {
 		t.Run(name, func(t *testing.T) {
@@ -189,8 +191,9 @@ func TestNamesFollowSetName(t *testing.T) {
 	}
 }
 
-// Names replace user labels with the same keys and leave room for all others. Attributes with the
-// keys of names are not published.
+// TestNamesBesideOtherLabels checks that names replace user labels with the same keys and leave
+// room for all other user labels, and that attributes with the same keys as names are not
+// published.
 func TestNamesBesideOtherLabels(t *testing.T) {
 	s := serve(t, WithSpanNames(true), WithAttributeKeys("endpoint", "tenant", "span_name", "zone"))
 	require.NoError(t, s.p.AddAttributeKeys("endpoint"))

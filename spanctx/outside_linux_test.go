@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// outside reads another process as a profiler does, using only what the process advertises.
+// outside reads another process as a profiler does, and uses only what that process advertises.
 type outside struct {
 	*reader.Process
 	memory remotemem.Memory
@@ -31,7 +31,8 @@ type outside struct {
 	threads *ringbuf.View
 }
 
-// openOutside opens a process that publishes a process context, for the length of the test.
+// openOutside opens a process that publishes a process context. It closes it at the end of the
+// test.
 func openOutside(t testing.TB, pid int) *outside {
 	t.Helper()
 	p, err := reader.Open(pid)
@@ -75,7 +76,7 @@ func (o *outside) integer(t testing.TB, key string) uint64 {
 	return uint64(v.IntValue)
 }
 
-// word reads eight bytes of the process's memory as a number.
+// word reads a 64-bit word from the memory of the process.
 func (o *outside) word(t testing.TB, address uint64) uint64 {
 	t.Helper()
 	return binary.NativeEndian.Uint64(o.bytes(t, address, 8))
@@ -89,15 +90,15 @@ func (o *outside) bytes(t testing.TB, address uint64, n int) []byte {
 	return b
 }
 
-// live reports whether the span named by a ref is live.
+// live reports whether ref names a live span.
 func (o *outside) live(t testing.TB, ref uint64) bool {
 	t.Helper()
 	table := o.integer(t, "threadlocal.spans.address") + o.integer(t, "threadlocal.spans.header_size")
 	return ref != 0 && o.word(t, table+o.integer(t, "threadlocal.spans.cell_size")*(ref>>1&(1<<19-1))) == ref
 }
 
-// settled waits until no thread slot is being written, and then calls f for each. A test cannot
-// wait for the end of a goroutine started by [Go], which may still be writing its slot.
+// settled waits until no thread slot is being written, and then calls f for each slot. A goroutine
+// started by [Go] may still be writing its slot, because a test cannot wait until it has exited.
 func (o *outside) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
 	t.Helper()
 	slots := make([]ringbuf.Slot, o.threads.Info().Capacity)
@@ -124,8 +125,8 @@ type goRecord struct {
 	flags   byte
 }
 
-// record reads the record of a goroutine, given the address of its g and the advertised offsets. It
-// returns nil if the goroutine has no labels: in these tests, all labels belong to records.
+// record reads the record of a goroutine, given the address of its g, by the advertised offsets. It
+// returns nil if the goroutine has no labels: in these tests all labels belong to records.
 func (o *outside) record(t testing.TB, g uint64) *goRecord {
 	t.Helper()
 	labels := o.word(t, g+o.integer(t, "threadlocal.go.g_labels_offset"))
@@ -140,8 +141,8 @@ func (o *outside) record(t testing.TB, g uint64) *goRecord {
 	return r
 }
 
-// currentG returns the address of the g of the calling goroutine, which must be locked to its
-// thread. The address never changes.
+// currentG returns the address of the calling goroutine's g, which never changes. The goroutine
+// must be locked to its thread.
 func currentG() (uint64, error) {
 	rt := goruntime.Calibrate()
 	curg, err := rt.Offset(goruntime.MCurg)

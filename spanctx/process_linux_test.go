@@ -25,10 +25,10 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// In these tests a child process starts spans, and the test reads its memory. Every id encodes its
-// origin. A trace has a number, which combines the worker that started it with that worker's count
-// of traces. The trace id is computed from the trace's number, and the span id from the number and
-// the depth of the span in the trace, starting at 1.
+// In these tests a child process starts spans, and the test reads its memory. The ids of a span
+// show where it comes from. The number of a trace combines the number of the worker that started it
+// and the worker's count of traces. The trace id is computed from the number of the trace. The span
+// id combines that number and the depth of the span in the trace, which starts at 1.
 
 const (
 	roundBits = 26
@@ -36,7 +36,7 @@ const (
 	kinds = 3
 )
 
-// ownIDs generates such ids for spans that are started by a worker.
+// ownIDs generates these ids. The context must contain the worker that starts the span.
 type ownIDs struct{}
 
 type workerKey struct{}
@@ -56,7 +56,7 @@ func (ownIDs) NewSpanID(ctx context.Context, t trace.TraceID) (id trace.SpanID) 
 	return id
 }
 
-// worker is a goroutine of the child process that starts spans.
+// worker is a goroutine in the child process that starts spans.
 type worker struct {
 	number        int
 	traces, spans uint64
@@ -70,7 +70,7 @@ func newWorker(number int, tracer trace.Tracer) *worker {
 	return w
 }
 
-// trace starts the spans of a new trace, each inside the previous one.
+// trace starts the spans of a new trace, each as a child of the previous one.
 func (w *worker) trace() (ctxs [kinds]context.Context, spans [kinds]trace.Span) {
 	ctx := w.ctx
 	for i := range spans {
@@ -80,7 +80,8 @@ func (w *worker) trace() (ctxs [kinds]context.Context, spans [kinds]trace.Span) 
 	return ctxs, spans
 }
 
-// newTracer sets up a child process with all carriers on.
+// newTracer publishes the resource, turns on all carriers, and returns a tracer, in a child
+// process.
 func newTracer(parent *childproc.Parent, capacity int) trace.Tracer {
 	_, err := resourcepublisher.NewPublisher(resource.Empty())
 	parent.Must(err)
@@ -90,7 +91,7 @@ func newTracer(parent *childproc.Parent, capacity int) trace.Tracer {
 	return sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p), sdktrace.WithIDGenerator(ownIDs{})).Tracer("test")
 }
 
-// id is the decoded id of a span.
+// id is what the ids of a span encode.
 type id struct {
 	worker int
 	round  uint64
@@ -108,7 +109,7 @@ func idOf(traceID [16]byte, spanID [8]byte) (id, error) {
 	return i, nil
 }
 
-// idOfSlot is idOf for the span in a slot.
+// idOfSlot decodes the ids of the span in a slot, and returns an error if the slot is inconsistent.
 func idOfSlot(number uint64, capacity int, s *ringbuf.Slot) (id, error) {
 	i, err := idOf(s.TraceID, s.SpanID)
 	if err != nil || s.TraceFlags != byte(trace.FlagsSampled) ||
@@ -121,20 +122,20 @@ func idOfSlot(number uint64, capacity int, s *ringbuf.Slot) (id, error) {
 const (
 	lockstepWorkers  = 32
 	lockstepCapacity = 64
-	// inheritors is the number of live goroutines that each worker has started inside its spans: one
-	// in the current round and one in the previous round.
+	// inheritors is the number of live goroutines that each worker has started inside its spans:
+	// one in the current round and one in the previous round.
 	inheritors = 2
 )
 
-// lockstep is a child process that runs one round for each command, and answers when the round is
-// complete. In a round, every worker ends the root of its previous trace, starts a new trace, and
-// ends all spans of the new trace except its root.
+// lockstep is a child process that runs a round for each command, and answers when the round is
+// complete. In a round, every worker ends the root span of its previous trace, starts a new trace,
+// and ends all spans of that trace except the root.
 type lockstep struct {
 	workers [lockstepWorkers]*worker
 	// roots holds the context of each worker's open root span.
 	roots [lockstepWorkers]atomic.Pointer[context.Context]
-	// gs holds the address of each worker's g, followed by those of the goroutines that were started
-	// inside its spans.
+	// gs holds the address of each worker's g, followed by the addresses of the gs of the
+	// goroutines that were started inside its spans.
 	gs     [lockstepWorkers * (1 + inheritors)]atomic.Uint64
 	round  atomic.Uint64
 	done   sync.WaitGroup
@@ -177,11 +178,11 @@ func beLockstep(parent *childproc.Parent) {
 	}
 }
 
-// waitsBusily reports whether the first worker spins at the end of a round, to keep its thread
-// running.
+// waitsBusily reports whether the first worker spins instead of blocking at the end of a round,
+// which keeps its thread running.
 func waitsBusily(round uint64) bool { return round%8 == 0 }
 
-// note stores the address of the calling goroutine's g in l.gs.
+// note stores the address of the calling goroutine's g at index at of l.gs.
 func (l *lockstep) note(at int) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -204,7 +205,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 		attached Attachment
 		release  [inheritors]chan struct{}
 	)
-	// anywhere ends a span on this goroutine or on another one, at random.
+	// anywhere ends a span on this goroutine or a different one, at random.
 	anywhere := func(ctx context.Context, span trace.Span) {
 		switch random.IntN(4) {
 		case 0:
@@ -245,7 +246,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 		if r := release[round%inheritors]; r != nil {
 			close(r)
 		}
-		// This goroutine starts inside all three spans and inherits the innermost.
+		// This goroutine is started inside all three spans, and inherits the innermost.
 		r, started := make(chan struct{}), make(chan struct{})
 		release[round%inheritors] = r
 		go func() {
@@ -266,8 +267,8 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 		}
 		attached = Attachment{}
 		if random.IntN(3) == 0 {
-			// This root span may be another worker's, which has ended it or ends it while it is
-			// attached here.
+			// The root span may belong to another worker, which may have ended it, or may end it
+			// while it is attached here.
 			if ctx := l.roots[random.IntN(lockstepWorkers)].Load(); ctx != nil {
 				attached = Attach(*ctx)
 			}
@@ -276,8 +277,8 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 	}
 }
 
-// After a span has ended, another process finds it in no slot, in no record and on no thread. The
-// child process is idle while it is read.
+// TestNoProcessSeesEndedSpans checks that another process finds ended spans in no slot, in no
+// record and on no thread. The child is idle while it is read.
 func TestNoProcessSeesEndedSpans(t *testing.T) {
 	c := childproc.Start(t, roleLockstep, nil)
 	var gsAt uint64
@@ -348,7 +349,7 @@ func TestNoProcessSeesEndedSpans(t *testing.T) {
 	}
 	t.Logf("%d spans ended; roots were found %d times by slots, %d by records, %d by threads; %d records of ended spans",
 		ended, bySlot, byRecord, byThread, invalid)
-	// The reader must have found spans.
+	// Check that the reader has found spans at all.
 	assert.Greater(t, bySlot, int(rounds)*lockstepWorkers/8)
 	assert.Greater(t, byRecord, int(rounds)*lockstepWorkers/16)
 	assert.Positive(t, byThread)

@@ -23,8 +23,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// Each sample shows its expected labels by the functions on its stack: burner0 to burner3 identify
-// the goroutine, and functions such as burnSpan stand for the labels that it has at that time.
+// The functions on the stack of a sample tell which labels the sample must have: burner0 to burner3
+// identify the goroutine, and functions such as burnSpan stand for its labels at that time.
 
 var burners = []func(func()){burner0, burner1, burner2, burner3}
 
@@ -53,10 +53,10 @@ func burnSpan() { burn() } // the burner's label and those of a span
 func burnChild() { burn() } // the burner's label and those of a nested span
 
 //go:noinline
-func burnAttached() { burn() } // the labels of a span started by another goroutine
+func burnAttached() { burn() } // the labels of an attached span, which another goroutine started
 
 //go:noinline
-func burnInner() { burn() } // a label set inside of a span
+func burnInner() { burn() } // a label set inside a span
 
 //go:noinline
 func burnInnerSpan() { burn() } // the inner label and those of the outer span, to which the goroutine has returned
@@ -77,20 +77,20 @@ func burn() {
 
 var sink atomic.Uint64
 
-// burning is the data that the starter of a span keeps about it.
+// burning describes a span that was started by a burner.
 type burning struct {
 	burner, function, traceID string
 	ended                     atomic.Pointer[time.Time]
 }
 
-// fire holds the service and the spans of all burners.
+// fire is a service with the spans of all burners.
 type fire struct {
 	*service
 	// spans maps span ids, as text, to *burning.
 	spans sync.Map
 }
 
-// in starts a span for a burner, and returns a function that ends it.
+// in starts a span in which burner runs function, and returns a function that ends it.
 func (f *fire) in(ctx context.Context, burner, function string) (context.Context, func()) {
 	ctx, span := f.start(ctx)
 	b := &burning{burner: burner, function: function, traceID: span.SpanContext().TraceID().String()}
@@ -102,7 +102,7 @@ func (f *fire) in(ctx context.Context, burner, function string) (context.Context
 	}
 }
 
-// burnOnce uses CPU time once in each situation.
+// burnOnce uses CPU time with each combination of labels, once.
 func (f *fire) burnOnce(name string) {
 	burnBare()
 	pprof.Do(context.Background(), pprof.Labels("own", name), func(ctx context.Context) {
@@ -129,7 +129,7 @@ func (f *fire) burnOnce(name string) {
 		burnOwn()
 	})
 	burnBare()
-	// The first worker works for a span that it does not inherit. The second one inherits the span.
+	// The first worker does not inherit the span that it works for. The second one inherits it.
 	work, done := make(chan func()), make(chan struct{})
 	worker := func() {
 		burners[name[0]-'0'](func() { (<-work)() })
@@ -151,7 +151,8 @@ func (f *fire) burnOnce(name string) {
 	burnBare()
 }
 
-// The kernel is not asked again for each span whose end time is in the past.
+// TestProfileAskedOnceForOldSpans checks that the kernel is not asked again for each of many spans
+// whose end time is in the past.
 func TestProfileAskedOnceForOldSpans(t *testing.T) {
 	var o ownProfile
 	before := time.Now()
@@ -163,7 +164,8 @@ func TestProfileAskedOnceForOldSpans(t *testing.T) {
 	assert.LessOrEqual(t, len(asked), int(time.Since(before)/time.Duration(askEvery))+1)
 }
 
-// The kernel is asked whether a profile is running only if the label policy depends on the answer.
+// TestProfileAskedForLabelsAutoOnly checks that the kernel is asked for a running profile only if
+// the label policy depends on the answer.
 func TestProfileAskedForLabelsAutoOnly(t *testing.T) {
 	for _, labels := range []Labels{LabelsAuto, LabelsWithdrawn, LabelsKept, LabelsNone} {
 		t.Run(labelNames[labels], func(t *testing.T) {
@@ -177,9 +179,9 @@ func TestProfileAskedForLabelsAutoOnly(t *testing.T) {
 	}
 }
 
-// While spans run, CPU profiles and goroutine profiles are taken as services do. Each sample has
-// the labels of the span that its code works for and the labels that the code has set, and none of
-// an ended span.
+// TestProfiles takes CPU profiles and goroutine profiles of a busy service. It checks that each
+// sample has the labels of the span that its code works for and the labels that the code has set,
+// but no labels of an ended span.
 func TestProfiles(t *testing.T) {
 	for name, locked := range map[string]bool{"goroutines": false, "locked to threads": true} {
 		t.Run(name, func(t *testing.T) {
@@ -251,9 +253,8 @@ func (f *fire) profileCPU(t *testing.T, cpu, goroutines map[string]int) {
 	}
 }
 
-// check compares the labels of all samples of burners with the labels that the burners had, and
-// counts the samples by function. keeps says that ended spans keep their labels until the profile
-// is written.
+// check compares the labels of the burners' samples with the expected labels, and counts the
+// samples by function. keeps is true if ended spans keep their labels until the profile is written.
 func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts map[string]int, keeps bool) {
 	t.Helper()
 	p, err := profile.Parse(encoded)
@@ -261,7 +262,7 @@ func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts
 	for _, s := range p.Sample {
 		burner, function := burnerOf(s)
 		if burner == "" || function == "" {
-			continue // the burner was between two situations
+			continue // the burner was between two functions
 		}
 		counts[function]++
 		got := make(map[string]string)
@@ -279,7 +280,7 @@ func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts
 		switch function {
 		case "burnSpan", "burnChild", "burnAttached", "burnInnerSpan", "burnInnerChild":
 			if got["span_id"] == "" && !keeps {
-				break // The span had ended when the profile was written.
+				break // the span had ended when the profile was written
 			}
 			known, ok := f.spans.Load(got["span_id"])
 			require.True(t, ok, "%s of %s has labels %v", function, burner, got)
@@ -298,7 +299,7 @@ func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts
 	}
 }
 
-// burnerOf returns the burner and its situation, from the functions on a sample's stack.
+// burnerOf returns the burner and the burn function on the stack of a sample.
 func burnerOf(s *profile.Sample) (burner, function string) {
 	for _, l := range s.Location {
 		for _, line := range l.Line {
@@ -313,8 +314,9 @@ func burnerOf(s *profile.Sample) (burner, function string) {
 	return burner, function
 }
 
-// A span that starts on a goroutine with user labels keeps them and restores them later, however
-// they were set. User labels with our keys are hidden meanwhile.
+// TestUsersLabels checks that a span keeps the user labels of the goroutine on which it starts, and
+// restores them later, no matter how they were set. User labels with our keys are hidden during the
+// span.
 func TestUsersLabels(t *testing.T) {
 	s := serve(t)
 	labelsOf := func() map[string][]string {

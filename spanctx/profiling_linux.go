@@ -31,7 +31,7 @@ const (
 func (o *ownProfile) running(ended time.Time) bool {
 	last, now := o.lastAsked.Load(), uint64(ended.UnixNano())
 	if now-last >= askEvery {
-		now = uint64(time.Now().UnixNano()) // End was given a time, which may be wrong: check the clock.
+		now = uint64(time.Now().UnixNano()) // ended may be any time set by trace.WithTimestamp: check the clock.
 	}
 	if now-last < askEvery {
 		return now < o.keepUntil.Load()

@@ -25,8 +25,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// TestAlreadyPublishing also creates SpanProcessors concurrently. Exactly one attempt succeeds, and
-// none returns a half-built SpanProcessor.
+// TestAlreadyPublishing checks that a second SpanProcessor is refused. If several are created
+// concurrently, exactly one call must succeed, and none may return a half-built SpanProcessor.
 func TestAlreadyPublishing(t *testing.T) {
 	for range 20 {
 		var won atomic.Int32
@@ -110,7 +110,8 @@ func TestWithPublishing(t *testing.T) {
 	assert.Empty(t, *errs)
 }
 
-// Options that a later provider does not set are not compared with those of the first provider.
+// TestOptionsOfALaterProvider checks that a later provider may omit options of the first one. Only
+// the options that it sets are compared.
 func TestOptionsOfALaterProvider(t *testing.T) {
 	errs := handled(t)
 	first := sdktrace.NewTracerProvider(WithPublishing(WithSpanNames(true), WithSlotCapacity(64)))
@@ -136,7 +137,8 @@ func TestOptionsOfALaterProvider(t *testing.T) {
 	require.NoError(t, first.Shutdown(context.Background()))
 }
 
-// A provider that is created while the last one shuts down still publishes spans.
+// TestProviderDuringShutdown checks that a provider created while the last one shuts down still
+// publishes spans.
 func TestProviderDuringShutdown(t *testing.T) {
 	for range 300 {
 		first := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
@@ -150,7 +152,8 @@ func TestProviderDuringShutdown(t *testing.T) {
 	}
 }
 
-// An invalid attribute key in the environment is omitted, and does not affect the other keys.
+// TestInvalidAttributeKeyOfEnvironment checks that an invalid attribute key in the environment is
+// omitted without affecting the other keys.
 func TestInvalidAttributeKeyOfEnvironment(t *testing.T) {
 	t.Setenv("OTELCTX_SPAN_ATTRIBUTE_KEYS", "a,b\xff,c")
 	environment.Forget()
@@ -358,7 +361,7 @@ func TestShutdown(t *testing.T) {
 	serve(t)
 }
 
-// assertNoRecord checks that the calling goroutine has no record of a live span installed.
+// assertNoRecord checks that no record of a live span is installed on the calling goroutine.
 func assertNoRecord(t testing.TB) {
 	t.Helper()
 	if r := installed(); r != nil {
@@ -366,7 +369,8 @@ func assertNoRecord(t testing.TB) {
 	}
 }
 
-// Shutdown runs while many goroutines start, attach and end spans.
+// TestShutdownUnderLoad checks that Shutdown may be called while many goroutines start, attach and
+// end spans.
 func TestShutdownUnderLoad(t *testing.T) {
 	for range testenv.Rounds(2, max(3, long(20))) {
 		p, err := NewSpanProcessor(WithSlotCapacity(256))

@@ -20,19 +20,19 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/spansteps"
 )
 
-// runSteps runs a program of package spansteps, with these operations added:
+// runSteps runs a program in the notation of package spansteps, with these additional operations:
 //
 //	%   replace all labels, as pprof.SetGoroutineLabels does
-//	#   Do something else with labels
-//	_   another goroutine takes over the slot of the thread
+//	#   call Do with other labels
+//	_   another goroutine overwrites the slot of the thread
 //	$   another goroutine takes the goroutine's entry
 //	(   move to another thread, which has another slot
-//	)   move back to the first thread, whose slot still has its content from before
-//	|   dial, during which the goroutine must be in no span
+//	)   move back to the first thread, whose slot is unchanged
+//	|   dial; during the call, the goroutine must be in no span
 func runSteps(t *testing.T, s *service, program string) {
 	t.Helper()
 	user := pprof.Labels("user", "label")
-	left := map[uint64]*ring.Span{} // by goroutine; one step runs at a time
+	left := map[uint64]*ring.Span{} // the saved slots, by goroutine; only one step runs at a time
 	spansteps.Run(t, spansteps.Publisher{
 		Tracer: s.tracer, Refresh: Refresh, Go: Go,
 		Attach:   func(ctx context.Context) func() { return Attach(ctx).Detach },
@@ -82,7 +82,7 @@ func runSteps(t *testing.T, s *service, program string) {
 	s.assertNowhere(t)
 }
 
-// slot returns the span that the slot of the calling thread names for the calling goroutine.
+// slot returns the span that the calling thread's slot names, if the slot belongs to the calling goroutine.
 func (s *service) slot() *ring.Span {
 	goruntime.Pin()
 	defer goruntime.Unpin()
@@ -91,7 +91,7 @@ func (s *service) slot() *ring.Span {
 	return &ring.Span{SpanID: spanID, Ref: ref}
 }
 
-// storeSlot stores span in the slot of the calling thread. It adds another to the goroutine id, so that 1 stands for a
+// storeSlot stores span in the calling thread's slot, for the calling goroutine if another is 0, and otherwise for a
 // different goroutine.
 func (s *service) storeSlot(span *ring.Span, another uint64) {
 	if s.p.threads == nil {
@@ -170,8 +170,8 @@ func TestSteps(t *testing.T) {
 		"ended while attached":            "+a +b<a @a 2-b !=a -a=",
 		"attached and siblings":           "2+a @a +b<a +c<a +d<a 2-d 1=a 2-b 2-c 1=a !=",
 		"refresh on another thread":       "+a=a _ ~a=a ~a=a ~=a 2@a=a 2~a=a 2!= -a= ~a=",
-		// After its entry is lost, the goroutine may have left the span of the context, so no span is published. A child
-		// that it then starts is known.
+		// After the goroutine has lost its entry, it may have left the span of the context, so no span is published. A
+		// child that it starts then is known.
 		"lost position":             "+a +b<a=b/a $ -a= -b=",
 		"lost position, then child": "+a $ +b<a=b/a -b=a -a=",
 		"dial":                      "|= +a |=a +b<a |=b/a -b=a -a= |=",
@@ -214,8 +214,8 @@ func TestSteps(t *testing.T) {
 			runSteps(t, serve(t, append(opts, WithSlotCapacity(1))...), "+o 2+s=s 2-s= 1-o=")
 		})
 	}
-	// With thread slots alone, a goroutine returns to a thread whose slot still names an earlier span of the goroutine.
-	// The cell tells readers that the slot is out of date, until the goroutine publishes there again.
+	// With thread slots alone, a goroutine returns to a thread whose slot still names an earlier span of that goroutine.
+	// The cell tells readers that the slot is out of date until the goroutine publishes there again.
 	for name, text := range map[string]string{
 		"another span":           "+f ( -f +o )= +i<o=i/o -i=o -o=",
 		"in a live one":          "+o ( +m<o )= +i<m=i/o -i=m/o -m=o -o=",
@@ -227,15 +227,15 @@ func TestSteps(t *testing.T) {
 			runSteps(t, serve(t, WithGoroutineRecord(false), WithGoroutineTable(false)), text)
 		})
 	}
-	// Without goroutine ids, only records belong to a goroutine: its thread's slot may be another goroutine's.
+	// Without goroutine ids, only records belong to a goroutine. The slot of its thread may belong to another goroutine.
 	t.Run("without goroutine ids", func(t *testing.T) {
 		withoutIDs := withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), goruntime.GGoid))
 		runSteps(t, serve(t, withoutIDs), "+a=a +b<a -b=a 2+d<a=d/a 2-d= 1=a >3 3|= 1@= 2!1= 1= !=a -a=")
 	})
 }
 
-// Spans are published with the attributes of the contexts passed to Start and Attach. A goroutine that returns to a
-// span publishes the same attributes as before.
+// TestStepsWithAttributes checks that spans are published with the attributes of the contexts passed to Start and
+// Attach, and that a goroutine that returns to a span publishes the same attributes as before.
 func TestStepsWithAttributes(t *testing.T) {
 	for name, tt := range map[string]struct {
 		program string
@@ -248,7 +248,8 @@ func TestStepsWithAttributes(t *testing.T) {
 		"worker, back":            {"+a{k=1} 2@a{l=2} 2+w<a{k=3} 2-w=a{k=1,l=2} 2!= -a=", "records"},
 		"attached, ends":          {"+a @a{k=1} @a{k=2}=a{k=2} 2-a 1= != !=", ""},
 		"own span attached, ends": {"+a{k=1} @a{l=2} -a= !=", ""},
-		// Without records the attributes set by Attach are forgotten, and those of the span are published instead.
+		// Without records, the attributes set by Attach are not remembered. The span's own attributes are published
+		// instead.
 		"attached, no record": {"+a{k=1} @a{l=2}=a{k=1,l=2} @a{l=3}=a{k=1,l=3} !=a{k=1} !=a{k=1} -a=", "slots"},
 	} {
 		for carrier, opts := range carriers() {

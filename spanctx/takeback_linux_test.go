@@ -21,8 +21,8 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// A goroutine that is in a span during Shutdown keeps the record of that span. The refs in the
-// record must not name spans of the next SpanProcessor.
+// TestRecordOfFormerProcessorNamesNoSpan checks that a record which a goroutine still has after
+// Shutdown does not name spans of the next SpanProcessor.
 func TestRecordOfFormerProcessorNamesNoSpan(t *testing.T) {
 	former, err := NewSpanProcessor()
 	require.NoError(t, err)
@@ -35,7 +35,7 @@ func TestRecordOfFormerProcessorNamesNoSpan(t *testing.T) {
 
 		s := serve(t)
 		var x, y trace.Span
-		apart(func() { // these spans use the same cells as a and b
+		apart(func() { // x and y use the same cells as a and b
 			var ctx context.Context
 			ctx, x = s.root()
 			_, y = s.start(ctx)
@@ -52,7 +52,8 @@ func TestRecordOfFormerProcessorNamesNoSpan(t *testing.T) {
 	})
 }
 
-// A span that starts while Shutdown replaces the memory of its cell is withdrawn, too.
+// TestSpanStartedDuringShutdownIsWithdrawn checks that a span that starts during Shutdown is
+// withdrawn, even if Shutdown has replaced the memory of its cell.
 func TestSpanStartedDuringShutdownIsWithdrawn(t *testing.T) {
 	for _, replaced := range []bool{false, true} {
 		t.Run(fmt.Sprintf("replaced=%v", replaced), func(t *testing.T) {
@@ -72,8 +73,8 @@ func TestSpanStartedDuringShutdownIsWithdrawn(t *testing.T) {
 	}
 }
 
-// End returns at once if the span is being evicted. So eviction must invalidate the record before
-// it ends the cell.
+// TestEvictedRecordEndsBeforeCell checks that eviction invalidates the record before it ends the
+// cell: End returns at once if the cell has ended.
 func TestEvictedRecordEndsBeforeCell(t *testing.T) {
 	s := serve(t)
 	apart(func() {
@@ -91,7 +92,7 @@ func TestEvictedRecordEndsBeforeCell(t *testing.T) {
 				if ref := cells.Ref(round.Load()); ref != last {
 					last = ref
 					if s.p.evict(last) {
-						s.p.cells.Free(last) // otherwise the cells would be exhausted
+						s.p.cells.Free(last) // otherwise the cells would run out
 					}
 				}
 			}
@@ -110,7 +111,8 @@ func TestEvictedRecordEndsBeforeCell(t *testing.T) {
 	})
 }
 
-// End of an evicted span makes all carriers publish the nearest live ancestor again.
+// TestEndOfEvictedSpanPublishesAncestor checks that all carriers publish the nearest live ancestor
+// again when an evicted span ends.
 func TestEndOfEvictedSpanPublishesAncestor(t *testing.T) {
 	for name, opts := range map[string][]Option{"everything": nil, "slots": {WithGoroutineRecord(false)}} {
 		t.Run(name, func(t *testing.T) {
@@ -129,8 +131,8 @@ func TestEndOfEvictedSpanPublishesAncestor(t *testing.T) {
 	}
 }
 
-// assertPublished checks that the slot, the entry and the record of the calling goroutine name a
-// span themselves, and not only through an ancestor of another span.
+// assertPublished checks that the slot, the entry and the record of the calling goroutine name span
+// itself, instead of a descendant of it.
 func (s *service) assertPublished(t *testing.T, span trace.Span) {
 	t.Helper()
 	s.assertShows(t, span, span)
@@ -142,8 +144,9 @@ func (s *service) assertPublished(t *testing.T, span trace.Span) {
 	}
 }
 
-// Ending a span after Shutdown removes its labels from the goroutine, whatever the label policy,
-// but not the labels of a later SpanProcessor.
+// TestEndAfterShutdownRestoresLabels checks that ending a span after Shutdown removes the span's
+// labels from the goroutine, whatever the label policy, but does not remove the labels of a later
+// SpanProcessor.
 func TestEndAfterShutdownRestoresLabels(t *testing.T) {
 	former, err := NewSpanProcessor(WithLabels(LabelsKept))
 	require.NoError(t, err)
@@ -165,8 +168,8 @@ func TestEndAfterShutdownRestoresLabels(t *testing.T) {
 	})
 }
 
-// After a burst of spans, the number of records that stay in memory is at most the number of free
-// cells that the Ps keep.
+// TestRecordsAreNotKeptAfterABurst checks that after a burst of spans, no more records stay in
+// memory than the number of free cells that the Ps keep.
 func TestRecordsAreNotKeptAfterABurst(t *testing.T) {
 	s := serve(t)
 	kept := 64 * max(runtime.GOMAXPROCS(0), runtime.NumCPU())

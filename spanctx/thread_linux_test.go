@@ -18,8 +18,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Readers find a goroutine in its span even on a thread whose slot was never written, whether it
-// started or attached the span.
+// TestThreadIsFoundThroughItsGoroutine checks that readers find a goroutine in a span that it
+// started or attached, even on a thread whose slot was never written.
 func TestThreadIsFoundThroughItsGoroutine(t *testing.T) {
 	s := serve(t)
 	elsewhere, other := s.root()
@@ -36,9 +36,9 @@ func TestThreadIsFoundThroughItsGoroutine(t *testing.T) {
 				}
 				tid := syscall.Gettid()
 				goruntime.Pin()
-				s.p.threads.Store(uint64(tid), new(ring.Span), new(goruntime.Self)) // clear the slot, including the m
+				s.p.threads.Store(uint64(tid), new(ring.Span), new(goruntime.Self)) // clears the slot, including the m
 				goruntime.Unpin()
-				o, err := reader.Open(os.Getpid()) // this reader has not seen the thread before
+				o, err := reader.Open(os.Getpid()) // has not seen the thread before
 				require.NoError(t, err)
 				defer func() { assert.NoError(t, o.Close()) }()
 				threads, err := o.Threads(t.Context())

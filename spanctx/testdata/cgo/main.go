@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command cgo publishes spans on goroutines that call C, and on threads that C has created. It
-// executes orders from standard input, one per line. It answers each with a line that contains the
-// ids of the thread, the goroutine and the span.
+// reads orders from standard input, one per line, and answers each with the ids of the thread, the
+// goroutine and the span.
 package main
 
 /*
@@ -68,8 +68,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// actor executes orders on one goroutine. It spins while it waits for the next order, so that
-// readers find the goroutine on a thread.
+// actor is a goroutine that executes orders. It spins while it waits for the next one, so that
+// readers find it on a thread.
 type actor struct {
 	orders, answers chan string
 	ordered         atomic.Bool
@@ -117,7 +117,7 @@ func direct(a *actor, order string) string {
 	switch order {
 	case "spin in C", "sleep in C":
 		_, who, _ := strings.Cut(a.tell(order), " ")
-		return waitForC() + " " + who // the actor may have answered on another thread
+		return waitForC() + " " + who // the actor may have answered on a different thread
 	case "leave C":
 		C.leave_c(1)
 		return <-a.answers
@@ -164,7 +164,7 @@ func (a *actor) act() {
 	}
 }
 
-// once executes one order. It returns false if the actor must stop.
+// once executes one order. It returns false if the order is to stop.
 func (a *actor) once(order string) bool {
 	a.ordered.Store(false)
 	switch order {
