@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// Attachment restores the span that was published before an [Attach]: see [Attachment.Detach].
+// Attachment restores the span that was published before [Attach]: see [Attachment.Detach].
 type Attachment struct {
 	i            *Integration
 	goid         uint64
@@ -23,13 +23,13 @@ type Attachment struct {
 }
 
 // Attach publishes the span of ctx on the calling goroutine's thread until [Attachment.Detach]. If
-// ctx has no live span that records in this process, it publishes that there is no span. Use it in
-// goroutines that work for a span started by another goroutine, such as those of a pool:
+// ctx has no live span that records in this process, it publishes no span. Use it on goroutines
+// that work for a span started by another goroutine, such as the workers of a pool:
 //
 //	defer universalprofiling.Attach(ctx).Detach()
 //
-// Once the span has ended, on any goroutine, it is no longer published. Spans that the goroutine
-// starts while it is attached are inside that span. Attach does nothing if there is no Integration.
+// Once the span has ended, on any goroutine, it is no longer published. Attach does nothing if
+// there is no Integration.
 func Attach(ctx context.Context) Attachment {
 	i := active.Load()
 	if i.inactive() {
@@ -43,8 +43,8 @@ func Attach(ctx context.Context) Attachment {
 }
 
 // Detach publishes the span that the goroutine was in before [Attach] or, if that has ended, its
-// nearest live ancestor. It must be called on the same goroutine; attachments must be detached in
-// reverse order. On another goroutine it publishes nothing. Detach of the zero Attachment does
+// nearest live ancestor. Call it on the goroutine that called Attach, and detach nested attachments
+// in reverse order. On another goroutine it publishes nothing. On the zero Attachment it does
 // nothing.
 func (a Attachment) Detach() {
 	if a.i == nil {
@@ -56,13 +56,13 @@ func (a Attachment) Detach() {
 	a.i.attachCounts.add(a.span, -1)
 }
 
-// Refresh publishes the calling goroutine's span again, on the thread on which the goroutine runs
-// now: the last span that it has started or attached, or the nearest live ancestor of that span. If
-// ctx has no live span that records in this process, Refresh publishes that there is no span, until
+// Refresh publishes the calling goroutine's span again, on the thread that the goroutine is running
+// on now. That span is the one that the goroutine started or attached last, or its nearest live
+// ancestor. If ctx has no live span that records in this process, Refresh publishes no span until
 // the goroutine starts or ends a span or calls Refresh again.
 //
 // Call it after blocking calls: Go may have moved the goroutine to a thread that publishes another
-// goroutine's span. It does nothing if there is no Integration.
+// goroutine's span. Refresh does nothing if there is no Integration.
 func Refresh(ctx context.Context) {
 	i := active.Load()
 	if i.inactive() {
@@ -87,9 +87,10 @@ func (i *Integration) find(ctx context.Context) cells.Ref {
 	return 0
 }
 
-// attachCounts holds, for each cell, the number of goroutines that have attached its span. While
-// the number is not zero, records of other goroutines than the starter may contain the span, and
-// must be cleared at its end. A number may stay above zero for some time after the end of the span.
+// attachCounts holds, for each cell, the number of goroutines that have attached its span. While it
+// is not zero, other goroutines than the one that started the span may have the span in their
+// records, which must be cleared when the span ends. A count may stay above zero for some time
+// after that.
 type attachCounts [cells.Capacity]atomic.Int32
 
 func (g *attachCounts) any(ref cells.Ref) bool { return g[ref.Index()%cells.Capacity].Load() != 0 }
@@ -100,10 +101,10 @@ func (g *attachCounts) add(ref cells.Ref, n int32) {
 	}
 }
 
-// NewSampler returns a sampler that decides like next, and calls [Refresh] for each span
-// that next drops. Processors are not called for such a span, so without Refresh the thread would
-// keep publishing its previous span, which may belong to another goroutine's transaction. A dropped
-// child of a live span is attributed to that span.
+// NewSampler returns a sampler that decides like next, and calls [Refresh] for each span that next
+// drops. The SDK does not call processors for such a span, so without Refresh the thread would keep
+// publishing its previous span, which may belong to another goroutine's transaction. Samples in a
+// dropped child of a live span are attributed to the live span.
 //
 // A nil next stands for the sampler of a provider without a sampler option, which
 // OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG choose.
@@ -125,7 +126,7 @@ func (s sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingRe
 	return r
 }
 
-// Description names the wrapper and the wrapped sampler.
+// Description returns UniversalProfiling{...} around the description of the wrapped sampler.
 func (s sampler) Description() string {
 	return fmt.Sprintf("UniversalProfiling{%s}", s.Sampler.Description())
 }

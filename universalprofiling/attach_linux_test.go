@@ -13,7 +13,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// A span ends while goroutines attach it. Afterwards no goroutine publishes it.
+// TestEndWhileGoroutinesAttach checks that no goroutine publishes a span that ends while several
+// goroutines attach it.
 func TestEndWhileGoroutinesAttach(t *testing.T) {
 	s := newService(t)
 	const workers = 3
@@ -24,7 +25,7 @@ func TestEndWhileGoroutinesAttach(t *testing.T) {
 		go locked(func() {
 			for ctx := range contexts[n] {
 				a := Attach(ctx)
-				attached <- true // the span ends at about the same time
+				attached <- true // the span ends at about this time
 				<-over
 				s.shownHere(nil)
 				a.Detach()
@@ -59,7 +60,7 @@ func TestEndWhileGoroutinesAttach(t *testing.T) {
 	s.nothingAttached(t)
 }
 
-// A nil sampler stands for the default sampler of a provider.
+// TestNilSampler checks that a nil sampler stands for the provider's default sampler.
 func TestNilSampler(t *testing.T) {
 	for env, sampled := range map[string]bool{"parentbased_always_on": true, "always_off": false} {
 		t.Setenv("OTEL_TRACES_SAMPLER", env)

@@ -26,8 +26,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// A profiler sends the example of the specification through the socket. Each exporter gets the
-// stack traces.
+// TestStackTraceIDs checks that every exporter gets the stack traces that a profiler sends through
+// the socket. The messages are the example of the specification.
 func TestStackTraceIDs(t *testing.T) {
 	s := newService(t)
 	second, _ := s.second()
@@ -61,7 +61,8 @@ func TestStackTraceIDs(t *testing.T) {
 	assert.Zero(t, transactions+samples, "state of an exported transaction must be removed")
 }
 
-// A correlation that arrives while transactions wait adds stack traces to its own transaction only.
+// TestCorrelationsAfterTheEnd checks that a correlation adds its stack traces to its own
+// transaction only, even if several transactions are waiting.
 func TestCorrelationsAfterTheEnd(t *testing.T) {
 	s := newService(t)
 	s.hold()
@@ -83,8 +84,9 @@ func TestCorrelationsAfterTheEnd(t *testing.T) {
 	assert.EqualValues(t, 2, s.Stats().UnknownTransactions)
 }
 
-// The last registration determines the delay of transactions, even of those that already wait.
-// Without a registration it is one second, and it never exceeds the limit.
+// TestDelay checks that the last registration determines the delay of transactions, even of those
+// that are already waiting. The delay is one second without a registration, and never exceeds the
+// limit.
 func TestDelay(t *testing.T) {
 	t.Run("default", func(t *testing.T) { testDelay(t, 30*time.Second) })
 	t.Run("option", func(t *testing.T) { testDelay(t, 90*time.Second, WithMaxDelay(90*time.Second)) })
@@ -94,8 +96,8 @@ func testDelay(t *testing.T, limit time.Duration, opts ...Option) {
 	t.Helper()
 	handled := oteltest.HandledErrors(t)
 	s := newService(t, opts...)
-	// Create the Integration outside of the bubble: its goroutines block in system calls, which
-	// would stop the clock of the bubble.
+	// Create the Integration outside the bubble: its goroutines block in system calls, which would
+	// stop the bubble's clock.
 	synctest.Test(t, func(t *testing.T) {
 		var from time.Time
 		end := func() {
@@ -218,8 +220,8 @@ func TestDisabledDoesNothing(t *testing.T) {
 	require.NoError(t, s.ForceFlush(t.Context()))
 }
 
-// The profiler's host id is added to all spans whose resource has none, and a mismatch is
-// reported once.
+// TestHostID checks that the profiler's host id is added to all spans whose resource has none, and
+// that a mismatch is reported once.
 func TestHostID(t *testing.T) {
 	hostIDs := func(s *service) (ids []string) {
 		for _, span := range s.exported.GetSpans() {
@@ -280,7 +282,7 @@ func TestMessagesThatAreOfNoUse(t *testing.T) {
 	valid := correlation(transaction, 0, 1)
 	send := sender(t, s.socket.Path())
 	for _, m := range [][]byte{
-		{}, valid.Encode()[:20], append(valid.Encode(), 1), make([]byte, 10_000), // the last one is larger than any message
+		{}, valid.Encode()[:20], append(valid.Encode(), 1), make([]byte, 10_000), // the last one is longer than any valid message
 	} {
 		require.NoError(t, send(m))
 	}
@@ -302,8 +304,8 @@ func TestMessagesThatAreOfNoUse(t *testing.T) {
 	assert.Equal(t, want, s.Stats())
 }
 
-// A malicious sender that knows a transaction can neither exhaust the memory nor use up the limits of
-// other transactions.
+// TestAHostileSender checks that a malicious sender that knows one transaction can neither exhaust
+// the memory nor use up the limits of other transactions.
 func TestAHostileSender(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
 	s := newService(t)
@@ -334,7 +336,7 @@ func TestAHostileSender(t *testing.T) {
 	assert.Positive(t, s.Stats().Dropped)
 	requireReported(t, handled, "too many samples")
 
-	// Unknown transactions use no memory.
+	// Correlations of unknown transactions must not use memory.
 	for n := range byte(200) {
 		s.send(wire.ProfilingCorrelation{TraceID: [16]byte{n, 1}, Count: 1})
 	}
@@ -350,7 +352,8 @@ func TestAHostileSender(t *testing.T) {
 	assert.Equal(t, []string{"BwAAAAAAAAAAAAAAAAAAAA", "BwAAAAAAAAAAAAAAAAAAAA", "BwAAAAAAAAAAAAAAAAAAAA"}, stackTraceIDs(spans[1]))
 }
 
-// An error handler may start a span and export it at once.
+// TestWarningsAreReportedWithoutLocks checks that an error handler may start a span and export it
+// at once.
 func TestWarningsAreReportedWithoutLocks(t *testing.T) {
 	s := newService(t)
 	s.send(registration(0))
@@ -362,7 +365,7 @@ func TestWarningsAreReportedWithoutLocks(t *testing.T) {
 	}))
 	span := s.start("transaction")
 	defer span.End()
-	go func() { // would deadlock if the error handler were called with a lock held
+	go func() { // would deadlock if the error handler were called while a lock is held
 		for n := range byte(2) {
 			s.send(correlation(span, n, maxSamples-1))
 		}
@@ -371,7 +374,8 @@ func TestWarningsAreReportedWithoutLocks(t *testing.T) {
 	assert.Equal(t, []string{"what is wrong"}, s.exported.names())
 }
 
-// If there are many, the samples of transactions that are never exported are removed.
+// TestSamplesOfTransactionsThatAreNeverExported checks that these samples are removed once there
+// are many of them.
 func TestSamplesOfTransactionsThatAreNeverExported(t *testing.T) {
 	s := newService(t)
 	c := &s.correlations
@@ -386,7 +390,8 @@ func TestSamplesOfTransactionsThatAreNeverExported(t *testing.T) {
 	assert.Equal(t, transactions, samples)
 }
 
-// If too many ended transactions are never exported, the oldest are evicted first.
+// TestEndedTransactionsThatAreNeverExported checks that the oldest of these transactions are
+// evicted first.
 func TestEndedTransactionsThatAreNeverExported(t *testing.T) {
 	const room = 100
 	// Use a single shard. With several, a shard that gets few transactions evicts late.

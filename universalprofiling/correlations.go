@@ -25,15 +25,15 @@ import (
 const (
 	// defaultDelay is the delay of transactions until a registration sets it.
 	defaultDelay = time.Second
-	// maxSamples limits the samples of one transaction, and maxAllSamples those of all transactions.
-	// Every transaction may have fewSamples even if maxAllSamples is reached, so that a flood of
-	// samples for some transactions leaves room for others.
+	// maxSamples limits the number of samples of one transaction, and maxAllSamples the number of
+	// samples of all transactions. Even if maxAllSamples is reached, every transaction may have
+	// fewSamples, so that a flood of samples for some transactions leaves room for others.
 	maxSamples    = 1 << 16
 	maxAllSamples = 1 << 20
 	fewSamples    = 1 << 6
 )
 
-// stackTraceIDsKey is the attribute of transactions that holds their stack trace ids.
+// stackTraceIDsKey is the attribute for the stack trace ids of a transaction.
 const stackTraceIDsKey = attribute.Key("elastic.profiler_stack_trace_ids")
 
 const hostIDKey = attribute.Key("host.id")
@@ -41,26 +41,27 @@ const hostIDKey = attribute.Key("host.id")
 // startTime is when the package was initialized.
 var startTime = time.Now()
 
-// now returns the nanoseconds since startTime, at least 1.
+// now returns the time since startTime in nanoseconds, plus 1 so that it is never 0.
 func now() uint64 { return uint64(time.Since(startTime)) + 1 }
 
-// Stats counts the messages received from a profiler, and losses. A message is counted after it
-// has taken effect.
+// Stats counts messages from the profiler, and losses. A message is counted after it has been
+// handled.
 type Stats struct {
-	// Registrations and Correlations count messages that took effect.
+	// Registrations and Correlations count valid messages that were applied.
 	Registrations, Correlations uint64
 	// Malformed counts messages that were truncated or otherwise invalid, and UnknownTypes counts
 	// messages of unknown types.
 	Malformed, UnknownTypes uint64
-	// UnknownTransactions counts correlations of transactions that are unknown or have already been
-	// exported. Early counts correlations that arrived before a registration in mode Auto, or while
-	// there was no exporter.
+	// UnknownTransactions counts correlations whose transaction is unknown or has already been
+	// exported. Early counts correlations that arrived while there was no exporter or, in mode
+	// Auto, before a registration.
 	UnknownTransactions, Early uint64
-	// Dropped counts samples beyond the limits for one transaction or for all.
+	// Dropped counts samples that were discarded because of the limits for one transaction or for
+	// all.
 	Dropped uint64
 	// NotDeferred counts transactions that were exported at once because the queue was full.
 	NotDeferred uint64
-	// Evicted counts live spans that are no longer published because too many were live.
+	// Evicted counts live spans that are no longer published because there were too many.
 	Evicted uint64
 }
 
@@ -84,33 +85,34 @@ func (i *Integration) Stats() Stats {
 	}
 }
 
-// correlations holds the state received from a profiler: its registration, and the samples of
+// correlations holds the data received from a profiler: its registration, and the samples of
 // transactions.
 type correlations struct {
 	counters counters
 	table    *cells.Table
-	// registered is set once a profiler has registered, or from the start in mode Enabled.
+	// registered is true once a profiler has registered. In mode Enabled it is true from the start.
 	registered atomic.Bool
 	// delay is how long transactions wait, in nanoseconds.
 	delay atomic.Int64
-	// flushed is the time of the last flush: transactions that ended before it do not wait.
+	// flushed is the time of the last flush. Transactions that ended before it are exported without
+	// a delay.
 	flushed atomic.Uint64
 	// hostID is the host.id of the profiler, or nil.
 	hostID atomic.Pointer[string]
-	// completed caches the last resource to which the host id was added.
+	// completed caches the last resource that was completed with the host id.
 	completed atomic.Pointer[completedResource]
 	ended     *endedTransactions
 
 	mu sync.Mutex
-	// samples holds the samples of the transactions that have any, and totalSamples their number.
+	// samples holds the samples of each transaction that has any. totalSamples is the total number
+	// of samples.
 	samples      map[sdkspan.Key]*samples
 	totalSamples int
-	// sweepAt is the number of entries in samples at which the entries of unknown transactions are
-	// removed.
+	// sweepAt is the size of samples at which sweep is called.
 	sweepAt int
 }
 
-// samples counts the samples of a transaction by stack trace.
+// samples counts the samples of one transaction by stack trace.
 type samples struct {
 	counts map[[16]byte]int
 	total  int
@@ -125,8 +127,8 @@ func (c *correlations) start(t *cells.Table, s settings) {
 	c.registered.Store(s.mode == Enabled)
 	c.delay.Store(int64(min(defaultDelay, s.maxDelay)))
 	c.samples, c.sweepAt = map[sdkspan.Key]*samples{}, firstSweep
-	// Use twice the size of the queue: as many transactions again may be on their way to the
-	// exporter.
+	// Use twice the size of the queue, because as many transactions again may be on their way to
+	// the exporter.
 	c.ended = newEndedTransactions(2 * max(DefaultBufferSize, s.bufferSize))
 }
 
@@ -141,7 +143,7 @@ func (i *Integration) receive() {
 	}
 }
 
-// handleMessage parses a message and acts on it. whole is false if the message was truncated.
+// handleMessage parses a message and acts on it. If whole is false, the message was truncated.
 func (i *Integration) handleMessage(b []byte, whole bool) {
 	c := &i.correlations
 	if !whole {
@@ -174,7 +176,7 @@ func (i *Integration) register(m wire.ProfilingRegistration) {
 	}
 	c.delay.Store(int64(delay))
 	if m.HostID != "" {
-		// The first host id stays, because resources are immutable.
+		// Keep the first host id, because resources are immutable.
 		if !c.hostID.CompareAndSwap(nil, &m.HostID) && *c.hostID.Load() != m.HostID {
 			i.warnHostID(m.HostID, *c.hostID.Load())
 		}
@@ -212,13 +214,14 @@ func (i *Integration) correlate(m wire.ProfilingCorrelation) {
 	}
 	if !added {
 		c.counters.dropped.Add(uint64(m.Count))
-		// The lock is released first: the error handler may start a span, and export it at once.
+		// Report this only after the lock has been released: the error handler may start and export
+		// a span.
 		i.warned.once("too many samples: some are missing from transactions")
 	}
 	c.counters.correlations.Add(1)
 }
 
-// addIfKnown adds count samples of a stack trace to a transaction, if it is known and
+// addIfKnown adds count samples of a stack trace to a transaction if the transaction is known and
 // the limits allow it.
 func (c *correlations) addIfKnown(k sdkspan.Key, stackTrace [16]byte, count int) (known, added bool) {
 	c.mu.Lock()
@@ -236,22 +239,22 @@ func (c *correlations) end(k sdkspan.Key) {
 	}
 }
 
-// endOf returns the time at which a transaction ended, and whether the transaction is known. If the
-// exporter's processor is registered before the Integration, the transaction may still be live
-// here. endOf then returns the current time.
+// endOf returns the time at which a transaction ended. known is true if the transaction is known.
+// If the exporter's processor is registered before the Integration, the transaction may still be
+// live, and endOf returns the current time.
 func (c *correlations) endOf(k sdkspan.Key) (endedAt uint64, known bool) {
 	t, known := c.ended.find(k, false)
 	if !known {
 		if c.isLive(k) {
 			return now(), true
 		}
-		t, known = c.ended.find(k, false) // it may have ended since the first lookup
+		t, known = c.ended.find(k, false) // the transaction may have ended since the first lookup
 	}
 	return t.endedAt, known
 }
 
-// isKnown reports whether k is a sampled transaction that is live or has not been exported by all
-// exporters.
+// isKnown reports whether k is a sampled transaction that is live, or that some exporter has yet to
+// export.
 func (c *correlations) isKnown(k sdkspan.Key) bool {
 	_, ok := c.ended.find(k, false)
 	return ok || c.isLive(k)
@@ -263,7 +266,8 @@ func (c *correlations) isLive(k sdkspan.Key) bool {
 	return c.table.Load(c.table.Find(k), &n) && n.LocalRootSpanID == k.SpanID && n.TraceFlags&sampled != 0
 }
 
-// add adds all count samples or none. The caller holds mu.
+// add adds all count samples, or none if that would exceed a limit. It reports whether it did. The
+// caller holds mu.
 func (c *correlations) add(k sdkspan.Key, stackTrace [16]byte, count int) bool {
 	if count == 0 {
 		return true
@@ -307,8 +311,8 @@ func keyOf(s sdktrace.ReadOnlySpan) sdkspan.Key {
 	return k
 }
 
-// collect returns the stack trace ids of a transaction for an exporter. After the call for the last
-// exporter, it removes the samples.
+// collect returns the stack trace ids of a transaction to an exporter. The last exporter's call
+// removes the samples.
 func (c *correlations) collect(k sdkspan.Key) (ids []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -321,7 +325,7 @@ func (c *correlations) collect(k sdkspan.Key) (ids []string) {
 				ids = append(ids, id)
 			}
 		}
-		slices.Sort(ids) // so that all exporters get the same order
+		slices.Sort(ids) // all exporters get the same order
 	}
 	if t.exports <= 0 && !c.isLive(k) {
 		c.forget(k)
@@ -329,8 +333,8 @@ func (c *correlations) collect(k sdkspan.Key) (ids []string) {
 	return ids
 }
 
-// complete returns the resource with which to export spans of resource r: r with the profiler's
-// host.id, unless r already has one.
+// complete returns the resource to export instead of r: r with the profiler's host.id added. If r
+// already has a host.id, or the profiler's is unknown, it returns r.
 func (i *Integration) complete(r *resource.Resource) *resource.Resource {
 	c := &i.correlations
 	id := c.hostID.Load()
@@ -351,8 +355,8 @@ func (i *Integration) complete(r *resource.Resource) *resource.Resource {
 	return to
 }
 
-// wake rearms the exporters' timers after the delay has changed. An exporter in a synctest bubble waits
-// for the old delay, because the caller is outside the bubble.
+// wake rearms the exporters' timers after the delay has changed. It skips exporters in a synctest
+// bubble, which wait for the old delay, because the caller is outside the bubble.
 func (c *correlations) wake() {
 	for _, e := range exporters.each() {
 		if !e.bubbled {

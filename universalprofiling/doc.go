@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package universalprofiling implements the service side of Elastic's [Universal Profiling
-// integration]. A profiler that supports it, such as the OpenTelemetry eBPF profiler, links
-// its samples to the spans in which they were taken. It also sends the ids of their
+// Package universalprofiling implements the service side of Elastic's
+// [Universal Profiling integration]. A profiler that supports it, such as the OpenTelemetry eBPF
+// profiler, links its samples to the spans in which they were taken. It also sends the ids of their
 // stack traces to the service, which exports them with its transactions:
 //
 //	tp := sdktrace.NewTracerProvider(
@@ -12,41 +12,41 @@
 //		sdktrace.WithBatcher(universalprofiling.NewExporter(exporter)),
 //	)
 //
-// It needs neither cgo nor a shared library next to the program. It is independent of package
-// spanctx; a service may use either package, or both.
+// The package needs neither cgo nor a shared library next to the program (except on arm64, see
+// below). It is independent of package spanctx: a service may use either package, or both.
 //
 // # What a profiler sees
 //
-// A span is published on the thread of the goroutine that started it, as soon as Start returns. It
-// is published with its transaction, which is the local root span: the span without a parent in
-// this process. A span whose parent has ended gets the parent's transaction, or none if that is
-// unknown; profilers ignore samples without a transaction.
+// Start publishes a span on the current thread, together with the span's transaction. The
+// transaction is the local root: the outermost span of the trace in this process. A span whose
+// parent has ended belongs to the parent's transaction. If that is unknown, the span is published
+// without a transaction, and profilers ignore its samples.
 //
-// When a goroutine ends a span, it leaves that span and all spans that it has started inside it,
-// and the nearest live ancestor is published instead. An ended span is not published on any thread,
-// regardless of which goroutine called End. If another goroutine did, the ancestor is published
-// when the span's goroutine starts or ends its next span.
+// When a goroutine ends a span that it is in, it leaves that span and all spans that it has started
+// inside it. The nearest live ancestor is published instead. An ended span is not published on any
+// thread, regardless of which goroutine called End. If it was another goroutine, the ancestor is
+// published when the span's goroutine starts or ends its next span.
 //
 // The format has no notion of goroutines. Go moves a goroutine between threads when it blocks, and
-// runs others on the thread meanwhile. Until a span starts or ends on that thread, it still
+// runs others on the thread meanwhile. Until a span starts or ends on that thread, the thread still
 // publishes the span of the previous goroutine. Only goroutines that are locked to their thread are
 // always attributed correctly. Three functions reduce the error: [Refresh], after calls that block;
 // [Attach], on goroutines that work for a span of another goroutine; and [NewSampler], for spans
-// that are not sampled. Package spanctx has carriers that are always exact, for readers that
-// support them.
+// that are not sampled. For readers that support them, package spanctx has carriers that are always
+// exact.
 //
 // # Messages from the profiler
 //
 // A profiler reads the path of a socket from the process, and sends messages to it. A registration
 // contains the delay of the profiler's samples and its host.id, which is added to exported spans
 // whose resource has none. A correlation contains the id of a transaction, the id of a stack trace,
-// and the number of samples with that stack trace. All these stack trace ids become the attribute
-// elastic.profiler_stack_trace_ids of the transaction.
+// and the number of samples with that stack trace. The transaction is exported with all its stack
+// trace ids in the attribute elastic.profiler_stack_trace_ids.
 //
-// To give these messages time to arrive, sampled transactions are exported some time after their
-// end: the delay of the registration, or one second. No other span is delayed. They wait in a queue
-// of fixed size; if it is full, a transaction is exported at once. ForceFlush and Shutdown export
-// all waiting transactions, including the stack traces that the profiler has sent until then.
+// To give these messages time to arrive, the export of sampled transactions is delayed, by the
+// delay in the registration or one second. Other spans are not delayed. Transactions wait in a
+// queue of fixed size; if it is full, a transaction is exported at once. ForceFlush and Shutdown
+// export all waiting transactions, with the stack traces that the profiler has sent by then.
 // Exporters, the integration and other span processors may be created and registered in any order.
 //
 // # Configuration
@@ -56,7 +56,7 @@
 //     nothing is correlated or delayed until a registration arrives. The OpenTelemetry eBPF
 //     profiler does not send registrations yet: use true with it.
 //   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR: the directory of the socket;
-//     [WithSocketDir] overrides it. The default is the first usable one of XDG_RUNTIME_DIR and
+//     [WithSocketDir] overrides it. The default is XDG_RUNTIME_DIR or, if that cannot be used,
 //     [os.TempDir]. The profiler must be able to access it through the file system of the process,
 //     which also works in containers. The socket's path may be up to 107 bytes long; a profiler
 //     that prefixes it with /proc/PID/root needs about 18 of them.
@@ -68,9 +68,9 @@
 // # Losses
 //
 // The kernel queues net.unix.max_dgram_qlen messages for a socket, 10 by default, until they are
-// read. Messages beyond that are lost on the profiler's side, where this package cannot count them.
-// On hosts whose profiler sends in large bursts, a higher limit helps. It applies to sockets
-// created afterwards:
+// read. Further messages are lost in the profiler, where this package cannot count them. On hosts
+// whose profiler sends in large bursts, a higher limit helps. It applies to sockets created
+// afterwards:
 //
 //	sysctl -w net.unix.max_dgram_qlen=512
 //
@@ -79,8 +79,8 @@
 // # Limits
 //
 //   - A profiler can delay transactions by at most 30 seconds, or by [WithMaxDelay].
-//   - A transaction has at most 65,536 samples. All waiting transactions together have at most
-//     1,048,576 samples, plus 64 each. Correlations beyond that are dropped, and the counts of
+//   - A transaction has at most 65,536 samples. All transactions together have at most 1,048,576
+//     samples, plus up to 64 for each transaction. Further samples are dropped, so the counts of
 //     stack traces are too low.
 //   - At most 65,536 live spans are published. If there are more, the oldest are not published, and
 //     have no stack traces.
@@ -88,7 +88,7 @@
 //     longer than 1,024 bytes is malformed.
 //
 // All losses due to these limits are counted or reported. When an integration starts, it removes
-// sockets that were left in the directory by killed processes of the same user.
+// sockets that killed processes of the same user have left in the directory.
 //
 // # Where it works
 //

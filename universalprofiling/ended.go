@@ -11,8 +11,8 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// endedTransactions holds the transactions that have ended but have not been exported by all
-// exporters. Some are never exported: a shard that is full evicts the older half of its transactions.
+// endedTransactions holds transactions that have ended but have not been exported by all exporters
+// yet. Some are never exported, so a full shard evicts the older half of its transactions.
 //
 // Ps add to different shards, so that they rarely share a lock. If two Ps do nothing but start and
 // end transactions, each transaction takes 1.8 times as long as with a no-op processor. With a
@@ -28,8 +28,8 @@ type endedShard struct {
 	_             [40]byte
 }
 
-// endedTransaction is the time at which a transaction ended, and the number of exporters that have
-// yet to export it, at least 1.
+// endedTransaction holds the time at which a transaction ended, and the number of exporters, at
+// least 1, that have yet to export it.
 type endedTransaction struct {
 	endedAt uint64
 	exports int64
@@ -59,9 +59,8 @@ func (e *endedTransactions) add(k sdkspan.Key, t endedTransaction) {
 	p.newest[k] = t
 }
 
-// find returns a transaction, if it is known. exported says that the caller exports the
-// transaction: find then decrements the number of outstanding exports, and removes the transaction
-// after the last one.
+// find looks up a transaction. If exported is true, the caller is about to export it: find then
+// decrements the number of outstanding exports, and removes the transaction after the last one.
 func (e *endedTransactions) find(k sdkspan.Key, exported bool) (t endedTransaction, ok bool) {
 	for i := range e.shards {
 		if t, ok = e.shards[i].find(k, exported); ok {

@@ -32,8 +32,8 @@ func (printer) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) err
 
 func (printer) Shutdown(context.Context) error { return nil }
 
-// The service publishes its spans to profilers, and exports the stack traces that they send for its
-// transactions.
+// This service publishes its spans to profilers. It exports its transactions with the stack traces
+// that profilers send.
 func Example() {
 	res := resource.NewSchemaless(attribute.String("service.name", "checkout"))
 	tp := sdktrace.NewTracerProvider(
@@ -54,8 +54,8 @@ func Example() {
 	// request items 3
 }
 
-// New returns errors to its caller. This example also plays the role of the profiler: it
-// sends messages to the socket.
+// New returns errors to its caller. This example also plays the part of the profiler: it sends
+// messages to the socket.
 func ExampleNew() {
 	dir, err := os.MkdirTemp("", "")
 	if err != nil {

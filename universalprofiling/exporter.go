@@ -23,21 +23,21 @@ import (
 const (
 	// maxBatch is the maximum number of transactions per export.
 	maxBatch = 512
-	// exportTimeout limits the export of waiting transactions. It is the default of the SDK's
-	// batch processor.
+	// exportTimeout limits the time to export waiting transactions. It equals the default of the
+	// SDK's batch processor.
 	exportTimeout = 30 * time.Second
 )
 
-// NewExporter returns an exporter that wraps next. It exports sampled transactions after their
-// delay, with the stack trace ids that the profiler has sent. All other spans are exported at once.
-// It works with the process's [Integration], which may be created before or after it, and with the
-// span processors of a provider in any order.
+// NewExporter returns an exporter that wraps next. It delays sampled transactions, and exports them
+// with the stack trace ids that the profiler has sent. All other spans are exported at once. It
+// works with the process's [Integration], which may be created before or after it. The span
+// processors of a provider may be registered in any order.
 //
 // While there is no Integration, it exports everything at once. If neither [New] nor
-// [WithIntegration] has been called when it exports its first span, that is reported once to
-// [otel.Handle]. If next was returned by NewExporter, it is returned unchanged. The exporter never
-// calls next concurrently; its own methods may be called concurrently. The exporter must be shut
-// down, which its provider does.
+// [WithIntegration] has been called by then, that is reported once to [otel.Handle]. If next was
+// returned by NewExporter, it is returned unchanged. The exporter never calls next concurrently;
+// its own methods may be called concurrently. The exporter must be shut down, which its provider
+// does.
 //
 // NewExporter returns nil if next is nil; the SDK's batch processor then exports nothing.
 func NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
@@ -90,7 +90,7 @@ func (l *exporterList) each() []*exporter {
 	return slices.Clone(l.all)
 }
 
-// reportedMissing is set once it has been reported that there is an exporter but no Integration.
+// reportedMissing is true once it has been reported that there is an exporter but no Integration.
 var reportedMissing atomic.Bool
 
 // exporter delays transactions.
@@ -98,8 +98,8 @@ type exporter struct {
 	next sdktrace.SpanExporter
 	// sem is held by the goroutine that calls next.
 	sem chan struct{}
-	// bubbled is set if the exporter was created in a testing/synctest bubble. Its timer must not be
-	// used outside the bubble.
+	// bubbled is true if the exporter was created in a testing/synctest bubble. Its timer must not
+	// be used outside the bubble.
 	bubbled bool
 
 	mu sync.Mutex
@@ -118,7 +118,7 @@ type deferred struct {
 	endedAt     uint64
 }
 
-// due returns the time at which the transaction may be exported.
+// due returns the time from which the transaction may be exported.
 func (d *deferred) due() uint64 {
 	if d.endedAt <= d.integration.correlations.flushed.Load() {
 		return 0
@@ -128,8 +128,8 @@ func (d *deferred) due() uint64 {
 
 var _ sdktrace.SpanExporter = (*exporter)(nil)
 
-// ExportSpans exports spans, except for transactions that have to wait. If the later export of
-// these fails, the error goes to [otel.Handle].
+// ExportSpans exports spans, except for transactions that have to wait. If they cannot be exported
+// later, the error goes to [otel.Handle].
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	i := latest.Load()
 	if i == nil && !requested.Load() && !reportedMissing.Swap(true) {
@@ -151,7 +151,7 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpa
 	}
 	defer e.unlock()
 	if due {
-		// If ctx ends first, stack traces may be missing; the spans are exported anyway.
+		// If ctx ends first, export the spans anyway. Stack traces may be missing.
 		_ = i.socket.Drain(ctx)
 	}
 	return e.export(ctx, out)
@@ -162,8 +162,8 @@ func isTransaction(s sdktrace.ReadOnlySpan) bool {
 	return !s.Parent().IsValid() || s.Parent().IsRemote()
 }
 
-// delay queues s if it has to wait, and reports whether it did. It also reports
-// whether s is a transaction for which the profiler may send stack traces.
+// delay queues s if it has to wait. delayed is true if it did so, and transaction is true if s is a
+// transaction for which the profiler may send stack traces.
 func (e *exporter) delay(i *Integration, s sdktrace.ReadOnlySpan) (delayed, transaction bool) {
 	if i == nil || !i.correlations.registered.Load() || !s.SpanContext().IsSampled() || !isTransaction(s) {
 		return false, false
@@ -181,12 +181,12 @@ func (e *exporter) delay(i *Integration, s sdktrace.ReadOnlySpan) (delayed, tran
 	return delayed, true
 }
 
-// enqueue adds d to the queue, unless that is full, closed, or was flushed after d ended.
+// enqueue adds d to the queue unless the queue is full or closed, or was flushed after d ended.
 func (e *exporter) enqueue(d deferred) (queued, full bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// A flush first sets the time and then empties the queue, so a transaction that ended before
-	// that time must not be added.
+	// A flush sets the time before it empties the queue. So a transaction that ended before that
+	// time must not be added.
 	if e.closed || d.endedAt <= d.integration.correlations.flushed.Load() {
 		return false, false
 	}
@@ -231,8 +231,8 @@ func (e *exporter) rearm() {
 	e.arm()
 }
 
-// release exports the transactions that are due, or all. If ctx ends first, the rest stays
-// in the queue.
+// release exports all transactions, or those that are due if all is false. If ctx ends first, the
+// rest stays in the queue.
 func (e *exporter) release(ctx context.Context, all bool) error {
 	if err := e.lock(ctx); err != nil {
 		e.rearm() //nolint:contextcheck // as above
@@ -240,8 +240,8 @@ func (e *exporter) release(ctx context.Context, all bool) error {
 	}
 	defer e.unlock()
 	defer e.rearm() //nolint:contextcheck // as above
-	// Export only transactions that are due now. All messages that the profiler has sent for them
-	// are already in the socket, so Drain reads them.
+	// Export only transactions that are due now. The messages that the profiler has sent for them
+	// are already in the socket, so Drain reads all of them.
 	until := now()
 	var errs []error
 	if i := latest.Load(); i != nil {
@@ -257,8 +257,8 @@ func (e *exporter) release(ctx context.Context, all bool) error {
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// due removes and returns a batch of transactions: those that are due at the time until, or any if
-// all is set.
+// due removes a batch of transactions from the queue and returns it. If all is false, the batch
+// contains only transactions that are due at the time until.
 func (e *exporter) due(all bool, until uint64) (spans []sdktrace.ReadOnlySpan) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -296,7 +296,8 @@ func (e *exporter) lock(ctx context.Context) error {
 
 func (e *exporter) unlock() { <-e.sem }
 
-// Shutdown exports all waiting transactions, and shuts next down. It gives up when ctx is done.
+// Shutdown exports all waiting transactions, and shuts next down. It stops waiting when ctx is
+// done.
 func (e *exporter) Shutdown(ctx context.Context) error {
 	e.mu.Lock()
 	closed := e.closed
@@ -329,7 +330,7 @@ func (e *exporter) MarshalLog() any {
 // enrich returns s with the profiler's stack trace ids and host id.
 func (i *Integration) enrich(s sdktrace.ReadOnlySpan) sdktrace.ReadOnlySpan {
 	if _, ok := s.(*enrichedSpan); ok {
-		return s // enriched by another exporter that wraps this one
+		return s // enriched by an exporter that wraps this one
 	}
 	var ids []string
 	if s.SpanContext().IsSampled() && isTransaction(s) {
@@ -351,7 +352,7 @@ type enrichedSpan struct {
 	resource *resource.Resource
 }
 
-// Attributes returns the attributes of the span and its stack trace ids.
+// Attributes returns the attributes of the span and the stack trace ids.
 func (f *enrichedSpan) Attributes() []attribute.KeyValue {
 	attributes := f.ReadOnlySpan.Attributes()
 	if len(f.ids) == 0 {
@@ -360,5 +361,5 @@ func (f *enrichedSpan) Attributes() []attribute.KeyValue {
 	return append(slices.Clip(attributes), stackTraceIDsKey.StringSlice(f.ids))
 }
 
-// Resource returns the resource of the span with a host id.
+// Resource returns the resource of the span, completed with the host id.
 func (f *enrichedSpan) Resource() *resource.Resource { return f.resource }

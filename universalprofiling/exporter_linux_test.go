@@ -19,7 +19,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// NewExporter(nil) returns nil, and the SDK's batch processor then exports nothing.
+// TestNoExporter checks that NewExporter(nil) returns nil. The SDK's batch processor then exports
+// nothing.
 func TestNoExporter(t *testing.T) {
 	assert.Nil(t, NewExporter(nil))
 	tp := sdktrace.NewTracerProvider(sdktrace.WithBatcher(NewExporter(nil)))
@@ -28,8 +29,9 @@ func TestNoExporter(t *testing.T) {
 	require.NoError(t, tp.Shutdown(t.Context()))
 }
 
-// ForceFlush and Shutdown export all waiting transactions, even if one export cannot take all of
-// them. TestEveryOrder does the same with one transaction, for every order of processors.
+// TestManyTransactionsAreFlushed checks that ForceFlush and Shutdown export all waiting
+// transactions, even if that takes several batches. TestEveryOrder does the same with one
+// transaction, for every order of processors.
 func TestManyTransactionsAreFlushed(t *testing.T) {
 	s := newService(t)
 	s.hold()
@@ -45,8 +47,9 @@ func TestManyTransactionsAreFlushed(t *testing.T) {
 	assert.True(t, s.exported.closed.Load())
 }
 
-// An export that hangs ends with its context. The remaining transactions are exported later, or
-// Shutdown reports that they are not exported.
+// TestFlushingHonoursItsContext checks that an export that hangs ends with its context. The
+// remaining transactions must be exported later, or Shutdown must report that they were not
+// exported.
 func TestFlushingHonoursItsContext(t *testing.T) {
 	s := newService(t)
 	s.hold()
@@ -91,7 +94,8 @@ func TestErrorsOfExportsThatWaitedAreReported(t *testing.T) {
 	s.wait(1) // the other exporter is not affected
 }
 
-// Spans end, wait, and are correlated and flushed concurrently. No span is lost or exported twice.
+// TestExportersUnderFire checks that no span is lost or exported twice while spans end, wait, and
+// are correlated and flushed concurrently.
 func TestExportersUnderFire(t *testing.T) {
 	s := newService(t, WithBufferSize(50))
 	s.send(registration(time.Millisecond))

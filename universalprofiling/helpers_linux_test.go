@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){roleRefused: refuse})
 }
 
-// supported skips the test on platforms without a usable thread-local word.
+// supported skips the test on platforms where spans cannot be published.
 func supported(t testing.TB) {
 	t.Helper()
 	if runtime.GOARCH == "arm64" && !cgoEnabled {
@@ -45,7 +45,7 @@ func supported(t testing.TB) {
 	}
 }
 
-// recorder is an exporter that keeps all spans. Its field export can block or fail.
+// recorder is an exporter that stores all spans. Its field export can be set to block or fail.
 type recorder struct {
 	*tracetest.InMemoryExporter
 
@@ -84,8 +84,7 @@ func (r *recorder) names() (names []string) {
 	return names
 }
 
-// service is a TracerProvider with an Integration. The test sends messages to it as a profiler
-// does.
+// service is a TracerProvider with an Integration. Tests send messages to it as a profiler does.
 type service struct {
 	*Integration
 
@@ -118,7 +117,7 @@ func newServiceWith(t testing.TB, more []sdktrace.TracerProviderOption, opts ...
 	return s
 }
 
-// second adds a second exporter.
+// second registers a second exporter.
 func (s *service) second() (*recorder, sdktrace.SpanExporter) {
 	r := newRecorder()
 	e := s.NewExporter(r)
@@ -135,7 +134,7 @@ func (s *service) start(name string) trace.Span {
 // send passes a message to the integration as if it had arrived on the socket.
 func (s *service) send(m interface{ Encode() []byte }) { s.handleMessage(m.Encode(), true) }
 
-// hold makes transactions wait for longer than any test takes.
+// hold makes transactions wait longer than any test takes.
 func (s *service) hold() {
 	s.send(registration(0))
 	s.correlations.delay.Store(int64(time.Hour))
@@ -146,7 +145,7 @@ func registration(delay time.Duration) wire.ProfilingRegistration {
 	return wire.ProfilingRegistration{SamplesDelayMS: uint32(delay / time.Millisecond), HostID: "host-1"}
 }
 
-// correlation returns a correlation of a transaction with count samples of a stack trace.
+// correlation returns a message that adds count samples of a stack trace to a transaction.
 func correlation(transaction trace.Span, stackTrace byte, count uint16) wire.ProfilingCorrelation {
 	sc := transaction.SpanContext()
 	return wire.ProfilingCorrelation{
@@ -154,7 +153,7 @@ func correlation(transaction trace.Span, stackTrace byte, count uint16) wire.Pro
 	}
 }
 
-// sender returns a function that sends to a socket, as a profiler does.
+// sender returns a function that sends messages to the socket at path, as a profiler does.
 func sender(t testing.TB, path string) func([]byte) error {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -179,7 +178,7 @@ func (s *service) wait(n int) tracetest.SpanStubs {
 	return spans
 }
 
-// value returns an attribute of an exported span, or of its resource.
+// value returns the value of key in a list of attributes.
 func value(list []attribute.KeyValue, key attribute.Key) attribute.Value {
 	set := attribute.NewSet(list...)
 	value, _ := set.Value(key)
@@ -191,8 +190,9 @@ func stackTraceIDs(s tracetest.SpanStub) []string {
 	return value(s.Attributes, "elastic.profiler_stack_trace_ids").AsStringSlice()
 }
 
-// samplesOf returns the number of samples with a stack trace of [correlation] that an exported span
-// has. A real profiler on the same machine may add samples with other stack traces.
+// samplesOf returns the number of samples in an exported span that have this stack trace of
+// [correlation]. It ignores other stack traces, because a real profiler may be running on the
+// machine.
 func samplesOf(s tracetest.SpanStub, stackTrace byte) (n int) {
 	id := [16]byte{stackTrace}
 	for _, got := range stackTraceIDs(s) {
@@ -203,8 +203,8 @@ func samplesOf(s tracetest.SpanStub, stackTrace byte) (n int) {
 	return n
 }
 
-// requireReported fails the test unless exactly one error has been handled, and its text contains
-// all of says. If says is empty, no error may have been handled.
+// requireReported fails the test unless exactly one error has been handled and its text contains
+// every string in says. If says is empty, no error may have been handled.
 func requireReported(t testing.TB, handled *oteltest.Errors, says ...string) {
 	t.Helper()
 	var errs []error
@@ -239,8 +239,8 @@ func serviceResource(kvs ...attribute.KeyValue) *resource.Resource {
 	return resource.NewSchemaless(append([]attribute.KeyValue{attribute.String("service.name", "shop")}, kvs...)...)
 }
 
-// shownHere checks that the thread of the calling goroutine, which is locked to it, publishes a
-// span. If span is nil, it must publish none.
+// shownHere checks that the current thread publishes span, or no span if span is nil. The calling
+// goroutine must be locked to its thread.
 func (s *service) shownHere(span trace.Span) {
 	s.t.Helper()
 	want := uint64(0)
@@ -250,7 +250,7 @@ func (s *service) shownHere(span trace.Span) {
 	assert.Equal(s.t, want, s.records.SpanID(s.runtime.Goroutine().Goid))
 }
 
-// transactionOf returns the id of the transaction with which a live span is published.
+// transactionOf returns the id of a live span's transaction.
 func (s *service) transactionOf(span trace.Span) uint64 {
 	s.t.Helper()
 	var n cells.Span
