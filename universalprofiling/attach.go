@@ -28,7 +28,8 @@ type Attachment struct {
 //
 //	defer universalprofiling.Attach(ctx).Detach()
 //
-// Once the span has ended, on any goroutine, it is no longer published. Attach does nothing if
+// Once the span has ended, on any goroutine, it is no longer published. When a span that the
+// attached goroutine has started ends, the attached span is published again. Attach does nothing if
 // there is no Integration.
 func Attach(ctx context.Context) Attachment {
 	i := active.Load()

@@ -47,7 +47,7 @@ func now() uint64 { return uint64(time.Since(startTime)) + 1 }
 // Stats counts messages from the profiler, and losses. A message is counted after it has been
 // handled.
 type Stats struct {
-	// Registrations and Correlations count valid messages that were applied.
+	// Registrations counts registrations, and Correlations counts correlations of known transactions.
 	Registrations, Correlations uint64
 	// Malformed counts messages that were truncated or otherwise invalid, and UnknownTypes counts
 	// messages of unknown types.

@@ -34,10 +34,10 @@ const (
 // processors of a provider may be registered in any order.
 //
 // While there is no Integration, it exports everything at once. If neither [New] nor
-// [WithIntegration] has been called by then, that is reported once to [otel.Handle]. If next was
-// returned by NewExporter, it is returned unchanged. The exporter never calls next concurrently;
-// its own methods may be called concurrently. The exporter must be shut down, which its provider
-// does.
+// [WithIntegration] has been called when it exports its first span, that is reported once to
+// [otel.Handle]. If next was returned by NewExporter, it is returned unchanged. The exporter never
+// calls next concurrently; its own methods may be called concurrently. The exporter must be shut
+// down, which its provider does.
 //
 // NewExporter returns nil if next is nil; the SDK's batch processor then exports nothing.
 func NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {

@@ -33,24 +33,24 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// hostAgent is a reader that follows the specification, with its own definitions of formats and
-// names. It uses this module only to read memory and the list of mappings.
+// hostAgent is a reader that is written from the specification, with its own definitions of formats
+// and names. It uses this module only to read memory and the list of mappings.
 type hostAgent struct {
 	t      *testing.T
 	pid    int
 	memory remotemem.Memory
-	// storage is the address of the pointer to the process storage. The pointer to a thread's record
-	// is at the offset tls from the thread pointer.
+	// storage is the address of the pointer to the process storage. tls is the offset of the
+	// pointer to a thread's record from the thread pointer.
 	storage uint64
 	tls     int64
-	// bases caches the thread pointers by thread id.
+	// bases caches thread pointers by thread id.
 	bases map[int]uint64
 }
 
 var libraryPath = regexp.MustCompile(`.*/elastic-jvmti-linux-([\w-]*)\.so`)
 
-// attach finds the library in a process. It reads the mapped file, which the process has already
-// deleted.
+// attach finds the library in a process. It reads the mapped file, even though the process has
+// deleted it.
 func attach(t *testing.T, pid int) *hostAgent {
 	t.Helper()
 	process, err := procfs.NewFS("/proc").Process(pid)
@@ -142,7 +142,7 @@ func (a *hostAgent) process() (name, environment, socket string, ok bool) {
 	return text(), text(), text(), true
 }
 
-// interrupted stops a thread, calls f and resumes the thread.
+// interrupted stops a thread, calls f, and resumes the thread.
 func (a *hostAgent) interrupted(tid int, f func()) {
 	a.t.Helper()
 	// All ptrace calls must come from the same thread.
@@ -160,8 +160,8 @@ func (a *hostAgent) interrupted(tid int, f func()) {
 	f()
 }
 
-// base returns the thread pointer of a thread. The first call for a thread stops it to read its
-// registers.
+// base returns the thread pointer of a thread. To read the registers, it stops the thread on the
+// first call.
 func (a *hostAgent) base(tid int) uint64 {
 	a.t.Helper()
 	if _, ok := a.bases[tid]; !ok {
@@ -174,7 +174,7 @@ func (a *hostAgent) base(tid int) uint64 {
 	return a.bases[tid]
 }
 
-// thread returns the span that a thread publishes, formatted like the service's answers.
+// thread returns the span that a thread publishes, in the format of the service's answers.
 func (a *hostAgent) thread(tid int) string {
 	a.t.Helper()
 	at := a.word(a.base(tid) + uint64(a.tls))
@@ -206,7 +206,7 @@ func startService(t *testing.T, v programs.Variant, env ...string) (child *child
 	return child, version
 }
 
-// answer returns the next line from the service that answers an order.
+// answer returns the service's answer to an order. It skips the lines that report exported spans.
 func answer(child *childproc.Child) string {
 	for {
 		if line := child.Receive(); !strings.HasPrefix(line, "exported ") {
@@ -223,7 +223,8 @@ func startThread(t *testing.T, child *childproc.Child, kind string) int {
 	return tid
 }
 
-// The host agent sees the correct span of each thread, however the service is built.
+// TestHostAgentSeesSpans checks that the host agent sees the correct span of each thread, however
+// the service was built.
 func TestHostAgentSeesSpans(t *testing.T) {
 	t.Parallel()
 	variants := []programs.Variant{programs.Static, programs.Cgo}
@@ -263,8 +264,8 @@ func TestHostAgentSeesSpans(t *testing.T) {
 	}
 }
 
-// At any instruction, a thread publishes one whole span or none, or its record says that it is
-// being changed.
+// TestHostAgentInterruptsThreads checks that at any instruction a thread publishes one whole span
+// or none, or its record says that it is being changed.
 func TestHostAgentInterruptsThreads(t *testing.T) {
 	t.Parallel()
 	child, _ := startService(t, programs.Static, "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=auto")
@@ -276,7 +277,7 @@ func TestHostAgentInterruptsThreads(t *testing.T) {
 	counts := map[string]int{}
 	agent.interrupted(tid, func() {
 		b := make([]byte, 37)
-		// From the first end of a span on, each further end completes a pass through all instructions
+		// After the first end of a span, each further end completes a pass through all instructions
 		// that publish and clear a span.
 		for last, ends := "", 0; ends < testenv.Rounds(2, 5); {
 			if _, err := agent.memory.ReadAt(b, int64(at)); err != nil {
@@ -309,7 +310,8 @@ func TestHostAgentInterruptsThreads(t *testing.T) {
 	assert.Len(t, counts, 3)
 }
 
-// A profiler finds the service's socket, registers, and sends correlations.
+// TestHostAgentTellsTheService checks that a profiler can find the service's socket, register, and
+// send correlations.
 func TestHostAgentTellsTheService(t *testing.T) {
 	t.Parallel()
 	child, _ := startService(t, programs.Static)
@@ -323,8 +325,8 @@ func TestHostAgentTellsTheService(t *testing.T) {
 	assert.Equal(t, os.ModeSocket|0o600, stat.Mode())
 
 	send := sender(t, socket)
-	// handled waits until the service has handled this many messages. It asks repeatedly, because
-	// the service does not acknowledge messages.
+	// handled waits until the service has handled this number of messages. It polls, because the
+	// service does not acknowledge messages.
 	handled := func(messages int) {
 		t.Helper()
 		for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {

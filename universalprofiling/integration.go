@@ -29,12 +29,12 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// ErrAlreadyIntegrated is returned if this process already has an Integration.
+// ErrAlreadyIntegrated means that this process already has an Integration.
 var ErrAlreadyIntegrated = errors.New("this process already has an integration")
 
-// Integration publishes spans to profilers and receives their messages, see [New].
-// It is a span processor that may be registered with several TracerProviders, and is
-// safe for concurrent use. A nil or disabled Integration does nothing.
+// Integration publishes spans to profilers and receives messages from them, see [New]. It is a span
+// processor that may be registered with several TracerProviders. It is safe for concurrent use. A
+// nil or disabled Integration does nothing.
 type Integration struct {
 	settings     settings
 	runtime      *goruntime.Runtime
@@ -46,8 +46,8 @@ type Integration struct {
 	socket       *profilersocket.Socket
 	received     chan struct{} // closed when the socket is no longer read
 
-	// service is the resource in the process storage. It is nil until the first span unless
-	// WithResource sets it.
+	// service is the resource in the process storage. Without WithResource, it is nil until the
+	// first span starts.
 	service      atomic.Pointer[resource.Resource]
 	correlations correlations
 	warned       warnings
@@ -62,28 +62,31 @@ type Integration struct {
 
 var _ sdktrace.SpanProcessor = (*Integration)(nil)
 
-// active is the Integration of this process, or nil. There is at most one, because they would all
+// active is the Integration of this process, or nil. There can be only one, because they would all
 // publish through the same library.
 var active atomic.Pointer[Integration]
 
-// latest is the Integration that was created last. It stays set after its Shutdown, because spans
-// may still be on their way to an exporter.
+// latest is the Integration that was created last. It stays set after Shutdown, because spans may
+// still be on their way to an exporter.
 var latest atomic.Pointer[Integration]
 
-// requested is set once an Integration has been requested, even if it is disabled or failed.
+// requested is true once an Integration has been requested, even if it is disabled or could not be
+// created.
 var requested atomic.Bool
 
-// Current returns the Integration of the process, such as the one created by [WithIntegration], for
-// its [Integration.Stats]. It returns nil if there is none; Stats of a nil Integration are zero.
+// Current returns the Integration of this process, for example the one created by
+// [WithIntegration], or nil if there is none. Use it to call [Integration.Stats], which returns
+// zero counts for a nil Integration.
 func Current() *Integration { return active.Load() }
 
 // building is held while an Integration starts or shuts down.
 var building sync.Mutex
 
-// New creates an Integration, for callers that handle its errors; [WithIntegration] also registers
-// it. The error wraps [ErrAlreadyIntegrated], or [errors.ErrUnsupported] on other platforms.
-// Otherwise it says why the Go runtime is not supported, or what failed in which directories. After
-// an error everything has been cleaned up. Being disabled is not an error.
+// New creates an Integration. Callers must register it and handle the error; [WithIntegration] does
+// both. The error wraps [ErrAlreadyIntegrated], or [errors.ErrUnsupported] on unsupported
+// platforms. Otherwise it says why the Go runtime is not supported, or what failed in which
+// directories. New cleans up after an error. If the integration is disabled, New returns an
+// Integration that does nothing.
 func New(opts ...Option) (*Integration, error) {
 	return newWith(newSettings(opts))
 }
@@ -107,13 +110,16 @@ func WithIntegration(opts ...Option) sdktrace.TracerProviderOption {
 	return sdktrace.WithSpanProcessor(ForProvider(opts...))
 }
 
-// ForProvider is like [New], but for one TracerProvider, which shuts the Integration down. It also
-// works for a provider that already exists. An error goes to [otel.Handle], and the provider works
-// as usual. If the process already has an Integration, the provider shares it, and the Integration
-// lasts until the last of these providers is shut down. In this case opts are ignored, which is reported if
-// they differ.
+// ForProvider returns an Integration to register with one TracerProvider, which also shuts it down:
 //
-// Without [NewExporter] spans are published, but stack traces are not exported. If a profiler sends
+//	tp.RegisterSpanProcessor(universalprofiling.ForProvider())
+//
+// If the process already has an Integration, the provider shares it, and the Integration stops when
+// the last provider that shares it is shut down. In this case opts are ignored, which is reported
+// if they differ. Otherwise ForProvider creates an Integration, like [New]. Errors go to
+// [otel.Handle], and the provider works as usual.
+//
+// Without [NewExporter], spans are published, but stack traces are not exported. If a profiler sends
 // stack traces, that is reported.
 func ForProvider(opts ...Option) *Integration {
 	s := newSettings(opts)
@@ -121,7 +127,7 @@ func ForProvider(opts ...Option) *Integration {
 		i, err := newWith(s)
 		if errors.Is(err, ErrAlreadyIntegrated) {
 			if i, err = share(s); i == nil {
-				continue // It has been shut down in the meantime.
+				continue // it has been shut down in the meantime
 			}
 		}
 		if err != nil {
@@ -131,8 +137,8 @@ func ForProvider(opts ...Option) *Integration {
 	}
 }
 
-// share returns the Integration of this process for one more provider, with an error if s differs
-// from its settings. It returns nil if the Integration has been or is being shut down.
+// share returns the Integration of this process for one more provider, or nil if it has been shut
+// down. The error is not nil if s differs from the settings of the Integration.
 func share(s settings) (*Integration, error) {
 	building.Lock()
 	defer building.Unlock()
@@ -165,7 +171,7 @@ func newIntegration(s settings) (_ *Integration, err error) {
 		return nil, err
 	}
 	i.correlations.start(i.table, s)
-	// The socket comes first, because the process storage contains its path.
+	// Create the socket first, because the process storage contains its path.
 	if i.socket, err = listen(socketDirs(s.socketDir)); err != nil {
 		return nil, err
 	}
@@ -182,9 +188,8 @@ func newIntegration(s settings) (_ *Integration, err error) {
 	return i, nil
 }
 
-// socketName returns the name of the socket's file. It never changes during the life of the
-// process, because a profiler that has read it continues to send there even if a new Integration is
-// created.
+// socketName returns the file name of the socket. It never changes during the life of the process:
+// a profiler that has read the name continues to send there, even if a new Integration is created.
 var socketName = sync.OnceValue(func() string {
 	return fmt.Sprintf("%s%d-%s.sock", socketPrefix, os.Getpid(), rand.Text()[:8])
 })
@@ -196,8 +201,8 @@ func socketDirs(chosen string) []string {
 	return distinct(chosen, os.Getenv("XDG_RUNTIME_DIR"), os.TempDir())
 }
 
-// libraryDirs returns the directories to try for the library, in order. The directory must permit
-// mapping code.
+// libraryDirs returns the directories to try for the library, in order. The library needs a
+// directory from which code can be mapped.
 func libraryDirs(chosen string) []string {
 	return distinct(chosen, os.Getenv("XDG_RUNTIME_DIR"), os.TempDir(), "/dev/shm", "/var/tmp")
 }
@@ -212,8 +217,8 @@ func distinct(dirs ...string) (all []string) {
 	return all
 }
 
-// listen creates the socket in the first suitable directory. If that is not the first of dirs, it
-// reports why the directories before it are not suitable.
+// listen creates the socket in the first suitable directory, and reports why the directories before
+// it are not suitable.
 func listen(dirs []string) (*profilersocket.Socket, error) {
 	var errs []error
 	for _, dir := range dirs {
@@ -251,7 +256,7 @@ func (i *Integration) storage() []byte {
 	}
 	return wire.ProfilingProcessStorage{
 		ServiceName: value("service.name"),
-		// Many services still use the older name.
+		// Many services still use the older key.
 		ServiceEnvironment: value("deployment.environment.name", "deployment.environment"),
 		SocketPath:         i.socket.Path(),
 	}.Encode()
@@ -260,8 +265,7 @@ func (i *Integration) storage() []byte {
 // inactive reports whether the Integration publishes no spans: it is nil, disabled or shut down.
 func (i *Integration) inactive() bool { return i == nil || i.records == nil || i.stopped.Load() }
 
-// OnStart publishes the span on the calling goroutine's thread. ctx is the context that the
-// span was started with.
+// OnStart publishes the span on the calling goroutine's thread. ctx is the context passed to Start.
 func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if i.inactive() || s == nil {
 		return
@@ -273,14 +277,14 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	var child bool
 	n.Key, n.TraceFlags, child, n.StartUnixNS = sdkspan.Started(s)
 	if n.SpanID == 0 {
-		return // An earlier processor has ended the span.
+		return // an earlier processor has ended the span
 	}
 	self := i.runtime.Goroutine()
 	goid := self.Goid
 	n.G = uintptr(self.G)
 	current, known := i.position(goid)
 	if i.table.Is(current, n.Key) {
-		return // The processor is registered twice.
+		return // the processor is registered twice
 	}
 	n.Goid, n.LocalRootSpanID = goid, n.SpanID
 	parent := i.parent(ctx, s, &n, child, current)
@@ -305,18 +309,18 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	}
 }
 
-// parent returns the span of ctx, in which s starts. If that has ended, it returns its parent, and
-// if that is not live either, 0. If the parent of s is local, parent sets the local root in n.
-// likely is the span that is probably the parent.
+// parent returns the span of ctx, in which s starts. If that has ended, it returns the parent of
+// that span, or 0 if that is not live either. If s has a local parent, the method sets the local
+// root in n. likely is a guess of the parent, which saves a lookup.
 func (i *Integration) parent(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, likely cells.Ref) cells.Ref {
 	k, remote := sdkspan.Parent(s)
-	if !child { // With trace.WithNewRoot, ctx may have a span although s has no parent.
+	if !child { // with trace.WithNewRoot, ctx may have a span even though s has no parent
 		var local bool
 		if k, local = sdkspan.Local(ctx); !local {
 			return 0
 		}
 	} else if remote || k.TraceIDHigh != n.TraceIDHigh || k.TraceIDLow != n.TraceIDLow {
-		return 0 // A remote parent is in another process, even if a span with its id exists here.
+		return 0 // a remote parent is in another process, even if a span with its id exists here
 	}
 	parent := likely
 	if !i.table.Is(likely, k) {
@@ -339,10 +343,10 @@ func (i *Integration) parent(ctx context.Context, s sdktrace.ReadWriteSpan, n *c
 	return grandparent
 }
 
-// rootOfEnded returns the local root of the ended span s with key k: the span itself, the local
-// root of its live parent, or the one remembered in i.roots, which is the slowest lookup. If the
-// local root is unknown, it returns 0: profilers do not report samples without a transaction, and a
-// wrong transaction is worse than none.
+// rootOfEnded returns the local root of s, a span with key k that has ended. It is the span itself,
+// the local root of its live parent, or the local root remembered in i.roots, which is the slowest
+// lookup. If the local root is unknown, rootOfEnded returns 0: profilers ignore samples without a
+// transaction, and no transaction is better than a wrong one.
 func (i *Integration) rootOfEnded(s sdktrace.ReadOnlySpan, parent cells.Ref, k sdkspan.Key) uint64 {
 	if s != nil && isTransaction(s) {
 		return k.SpanID
@@ -356,35 +360,37 @@ func (i *Integration) rootOfEnded(s sdktrace.ReadOnlySpan, parent cells.Ref, k s
 // sampled is the trace flag of sampled spans.
 const sampled = uint8(trace.FlagsSampled)
 
-// stored converts an id from a big-endian number to the word whose bytes in memory are those of the
-// id.
+// stored converts an id from a big-endian number to the word that has the bytes of the id in
+// memory.
 func stored(id uint64) uint64 {
 	var b [8]byte
 	binary.BigEndian.PutUint64(b[:], id)
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// adoptResource uses the resource of the first span for the process storage, unless one was given.
+// adoptResource stores the first span's resource in the process storage, unless another one is
+// there.
 func (i *Integration) adoptResource(r *resource.Resource) {
 	if i.service.CompareAndSwap(nil, r) {
 		i.library.SetStorage(i.storage())
 	}
 }
 
-// nearest returns ref if that span is live, and otherwise its nearest live ancestor, or 0.
+// nearest returns ref if its span is live, otherwise its nearest live ancestor, or 0 if there is
+// none.
 func (i *Integration) nearest(ref cells.Ref, goid uint64) cells.Ref {
 	position, _ := i.table.Nearest(wire.Position(ref), goid)
 	return position.Ref()
 }
 
-// position returns the live span that a goroutine is in, or 0, and whether that is known.
+// position returns the live span that a goroutine is in, or 0, and whether the position is known.
 func (i *Integration) position(goid uint64) (current cells.Ref, known bool) {
 	ref, known := i.records.Shown(goid)
 	return i.nearest(cells.Ref(ref), goid), known
 }
 
-// publish publishes a live span on the calling goroutine's thread, or its nearest live ancestor if
-// the span has ended in the meantime. It reports whether it succeeded.
+// publish publishes a live span on the calling goroutine's thread. If the span has ended in the
+// meantime, it publishes the nearest live ancestor. It reports whether it succeeded.
 func (i *Integration) publish(ref cells.Ref, n *cells.Span, goid uint64) bool {
 	// Assign the fields one by one: building a struct elsewhere and copying it at once would stall
 	// the CPU.
@@ -404,8 +410,7 @@ func (i *Integration) publish(ref cells.Ref, n *cells.Span, goid uint64) bool {
 	return i.table.Live(ref) || i.publishRef(i.nearest(ref, goid), goid)
 }
 
-// publishRef is publish for a span that is already in the table. A ref of 0 publishes that there is
-// no span.
+// publishRef is publish for a span in the table. If ref is 0, it publishes no span.
 func (i *Integration) publishRef(ref cells.Ref, goid uint64) bool {
 	for ; ref != 0; ref = i.nearest(ref, goid) {
 		var n cells.Span
@@ -416,14 +421,14 @@ func (i *Integration) publishRef(ref cells.Ref, goid uint64) bool {
 	return i.records.Store(nil)
 }
 
-// isPublished reports whether the goroutine that started a span still exists and has published that
+// isPublished reports whether the goroutine that started a span still exists and published that
 // span last.
 func (i *Integration) isPublished(ref cells.Ref, goid uint64, g uintptr) bool {
 	shown, _ := i.records.Shown(goid)
 	return cells.Ref(shown) == ref && i.runtime.Is(g, goid)
 }
 
-// clear clears the records that contain an ended span. It may be called while pinned.
+// clear clears all records that contain an ended span. It may be called while pinned.
 func (i *Integration) clear(ref cells.Ref) {
 	var n cells.Span
 	i.table.Load(ref, &n)
@@ -434,7 +439,7 @@ func (i *Integration) clear(ref cells.Ref) {
 	}
 }
 
-// evict ends a span to make room for another one, and clears the records that contain it. It
+// evict ends a span to make room for another one, and clears the records that contain the span. It
 // returns false if the span had already ended. It may be called while pinned.
 func (i *Integration) evict(ref cells.Ref) bool {
 	if !i.table.End(ref) {
@@ -445,10 +450,10 @@ func (i *Integration) evict(ref cells.Ref) bool {
 	return true
 }
 
-// OnEnd ends the span. If the calling goroutine is in it, the nearest live ancestor is
-// published instead. If another goroutine is in it, the record of that goroutine is
-// cleared, and the ancestor is published when that goroutine starts or ends its next span, because
-// no other thread may store to its record.
+// OnEnd ends the span. If the calling goroutine is in it, the nearest live ancestor is published
+// instead. If another goroutine is in it, the record of that goroutine's thread is cleared. Only
+// that thread may publish the ancestor, so this happens when the goroutine starts or ends its next
+// span.
 func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	if i == nil || i.records == nil || s == nil {
 		return
@@ -467,8 +472,8 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 			return
 		}
 	}
-	// Record the end and the local root before the span ends in the table, because correlations and
-	// children may arrive at any time.
+	// Store the end and the local root before the span ends in the table, because correlations and
+	// child spans may arrive at any time.
 	switch root, _ := i.table.LocalRoot(ref); root {
 	case 0:
 	case k.SpanID:
@@ -484,7 +489,7 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	}
 	if !i.table.End(ref) {
 		i.dropEnded(cells.Ref(shown), goid)
-		return // Another goroutine has ended it.
+		return // another goroutine has ended it
 	}
 	next, inside := i.table.Leave(position, ref, goid)
 	if !inside || !i.publishRef(next.Ref(), goid) || i.attachCounts.any(ref) {
@@ -494,8 +499,9 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 		i.dropEnded(cells.Ref(shown), goid)
 	}
 	p := goruntime.Pin()
-	// The next span on this P may reuse the cell at once if no goroutine needs the lineage: the
-	// goroutine that started the span was in this span, not in an inner one that may outlive it.
+	// The next span on this P may reuse the cell at once if no goroutine needs the lineage. This is
+	// so if the goroutine that ends the span has started it, and is in the span itself instead of
+	// in an inner one that may outlive it.
 	reused := inside && own && position == wire.Position(ref) && i.table.FreeWarm(p, ref)
 	goruntime.Unpin()
 	if !reused {
@@ -503,17 +509,18 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	}
 }
 
-// dropEnded publishes the nearest live ancestor if the last span that the calling goroutine
-// published has ended. After Shutdown it does nothing: a later Integration may be using the record.
+// dropEnded publishes the nearest live ancestor if the span that the calling goroutine published
+// last has ended. After Shutdown it does nothing, because a later Integration may be using the
+// record.
 func (i *Integration) dropEnded(shown cells.Ref, goid uint64) {
 	if shown != 0 && !i.table.Live(shown) && !i.stopped.Load() {
 		i.publishRef(i.nearest(shown, goid), goid)
 	}
 }
 
-// ForceFlush exports all waiting transactions, with the stack traces that the profiler has sent
-// until then, unless ctx is done first. Transactions that have ended but have not yet reached an
-// exporter will be exported without a delay.
+// ForceFlush exports all waiting transactions, with the stack traces that the profiler has sent by
+// then. It stops when ctx is done. Transactions that have ended but have not reached an exporter
+// yet will be exported without a delay.
 func (i *Integration) ForceFlush(ctx context.Context) error {
 	if i == nil || i.records == nil {
 		return nil
@@ -522,12 +529,13 @@ func (i *Integration) ForceFlush(ctx context.Context) error {
 	return i.correlations.release(ctx)
 }
 
-// Shutdown unpublishes all spans and the process storage, and removes the
-// socket. It exports all waiting transactions, with the stack traces that the profiler has sent
-// until then, unless ctx is done first. Spans may start and end during and after Shutdown;
-// they are neither published nor delayed. Later calls return the result of the first.
+// Shutdown unpublishes all spans and the process storage, and removes the socket. It exports all
+// waiting transactions, with the stack traces that the profiler has sent by then, but stops
+// exporting when ctx is done. Spans may start and end during and after Shutdown. They are neither
+// published nor delayed. Later calls return the result of the first.
 //
-// If providers share the Integration by [WithIntegration], only the last call has an effect.
+// If several providers share the Integration through [ForProvider], only the last Shutdown has an
+// effect.
 func (i *Integration) Shutdown(ctx context.Context) error {
 	if i == nil || i.records == nil {
 		return nil
@@ -545,8 +553,8 @@ func (i *Integration) Shutdown(ctx context.Context) error {
 		i.stopped.Store(true)
 		i.correlations.flushed.Store(^uint64(0))
 		i.library.Withdraw()
-		// Drain reads the messages that are already in the socket. They count even for spans that
-		// reach an exporter later.
+		// Drain reads the messages that are already in the socket. They are also used for spans
+		// that reach an exporter later.
 		err := errors.Join(i.socket.Drain(ctx), i.correlations.release(ctx), i.socket.Stop())
 		<-i.received
 		i.table.All(func(r cells.Ref) {
@@ -560,17 +568,18 @@ func (i *Integration) Shutdown(ctx context.Context) error {
 	return i.shutdownErr
 }
 
-// warnings remembers the texts of the warnings that have been reported.
+// warnings remembers which warnings have been reported.
 type warnings struct {
 	mu    sync.Mutex
 	given map[string]bool
 }
 
-// maxWarnings limits the number of warnings, because texts may contain data from a profiler.
+// maxWarnings limits the number of warnings, because their texts may contain data from a profiler.
 const maxWarnings = 64
 
-// once reports an error the first time that its text occurs. It does not wait for the handler,
-// which may start and export spans, and thus wait until the socket is drained.
+// once reports an error unless an error with the same text has been reported before. It does not
+// wait for the error handler: the handler may start and export spans, and thus wait until the
+// socket is drained.
 func (w *warnings) once(format string, args ...any) {
 	err := fmt.Errorf("universal profiling: "+format, args...)
 	w.mu.Lock()

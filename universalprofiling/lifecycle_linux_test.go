@@ -31,8 +31,8 @@ import (
 
 const roleRefused = "refused"
 
-// refuse runs in a child process that has not installed the library yet. It reports why the
-// integration cannot work.
+// refuse runs in a child process that has not installed the library yet. It creates integrations
+// that cannot work, and sends the reported reasons to its parent.
 func refuse(parent *childproc.Parent) {
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
 		parent.Send("handled %s", strings.ReplaceAll(err.Error(), "\n", "; "))
@@ -55,11 +55,12 @@ func refuse(parent *childproc.Parent) {
 	}
 }
 
-// If the integration cannot work, the service continues and the reason is reported once.
+// TestRefusals checks that the service continues and the reason is reported if the integration
+// cannot work.
 func TestRefusals(t *testing.T) {
 	supported(t)
 	child := childproc.Start(t, roleRefused, nil)
-	// The order matters: the directories stay missing.
+	// The order matters, because the directories remain missing.
 	for _, want := range [][]string{
 		{"runtime", errReason.Error()},
 		{"directories", "/missing", "/missing/TMPDIR", "/missing/XDG_RUNTIME_DIR"},
@@ -97,7 +98,8 @@ func TestThereIsOneIntegration(t *testing.T) {
 	s.shownHere(nil)
 	span.End()
 
-	// After Shutdown another Integration can be created, with the same library and the same socket.
+	// After Shutdown, another Integration can be created. It uses the same library and the same
+	// socket.
 	path := s.socket.Path()
 	next, err := New(WithSocketDir(filepath.Dir(path)))
 	require.NoError(t, err)
@@ -107,7 +109,8 @@ func TestThereIsOneIntegration(t *testing.T) {
 	require.NoError(t, next.Shutdown(t.Context()))
 }
 
-// A provider that is created while the last one shuts down gets a working Integration.
+// TestProvidersStartAndShutDown checks that a provider created while the last one shuts down gets a
+// working Integration.
 func TestProvidersStartAndShutDown(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
 	var all sync.WaitGroup
@@ -127,8 +130,8 @@ func TestProvidersStartAndShutDown(t *testing.T) {
 	assert.Empty(t, handled.Take())
 }
 
-// A span ends on another goroutine while its own goroutine is about to publish it again. It is not
-// published afterwards.
+// TestEndWhileTheSpanIsPublishedAgain checks that a span is not published after another goroutine
+// has ended it, even if its own goroutine was about to publish it again.
 func TestEndWhileTheSpanIsPublishedAgain(t *testing.T) {
 	s := newService(t)
 	parents, done := make(chan trace.Span), make(chan struct{})
@@ -156,8 +159,8 @@ func TestEndWhileTheSpanIsPublishedAgain(t *testing.T) {
 	<-done
 }
 
-// Each end of a span frees one cell, whichever goroutine ends it: cells are neither leaked nor used
-// twice.
+// TestCells checks that each end of a span frees exactly one cell, whichever goroutine ends it:
+// cells must be neither leaked nor used twice.
 func TestCells(t *testing.T) {
 	s := newService(t)
 	const many = 5_000
@@ -185,7 +188,7 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 		running.Add(1)
 		wg.Go(func() {
 			locked(func() {
-				// Only Shutdown frees the cell of this span.
+				// Shutdown must free the cell of this span.
 				ctx, held := s.tracer.Start(context.Background(), "held")
 				defer held.End()
 				for n := 0; ; n++ {
@@ -254,7 +257,8 @@ func TestConfiguration(t *testing.T) {
 	}
 }
 
-// An unusable directory is reported, and the default is used.
+// TestUnusableSocketDirectory checks that an unusable directory is reported and the default is
+// used.
 func TestUnusableSocketDirectory(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
 	s := newService(t, WithSocketDir("/missing"))

@@ -19,7 +19,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// No transaction is lost if the queue is larger than the maximum number of live spans.
+// TestALargeQueue checks that no transaction is lost if the queue is larger than the maximum number
+// of live spans.
 func TestALargeQueue(t *testing.T) {
 	testenv.NeedAll(t)
 	const many = cells.Capacity + 5_000
@@ -37,7 +38,7 @@ func TestALargeQueue(t *testing.T) {
 	}
 }
 
-// It is reported if too many spans are live.
+// TestTooManyLiveSpans checks that the eviction of live spans is reported.
 func TestTooManyLiveSpans(t *testing.T) {
 	testenv.NeedAll(t)
 	handled := oteltest.HandledErrors(t)
@@ -53,7 +54,7 @@ func TestTooManyLiveSpans(t *testing.T) {
 	requireReported(t, handled, "65536 spans are live")
 }
 
-// Providers that are created and shut down leak nothing.
+// TestManyProviders checks that providers that are created and shut down leak nothing.
 func TestManyProviders(t *testing.T) {
 	supported(t)
 	dir := t.TempDir()
@@ -89,7 +90,8 @@ func TestManyProviders(t *testing.T) {
 	for end := time.Now().Add(testenv.Patience); runtime.NumGoroutine() > goroutines || descriptors() > open; time.Sleep(time.Millisecond) {
 		require.True(t, time.Now().Before(end), "%d goroutines of %d, %d descriptors of %d", runtime.NumGoroutine(), goroutines, descriptors(), open)
 	}
-	// The last Integration stays in memory at both measurements. A second one would add 8 MB.
+	// Both measurements include the last Integration, which stays in memory. If another one had
+	// leaked, it would add 8 MB.
 	assert.Less(t, heap(), memory+4<<20)
 	files, err := os.ReadDir(dir)
 	require.NoError(t, err)

@@ -20,7 +20,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// deliver sends a message to a socket, and retries while the queue of the socket is full.
+// deliver sends a message to a socket, and retries while the socket's queue is full.
 func deliver(t testing.TB, send func([]byte) error, m []byte) {
 	t.Helper()
 	err := send(m)
@@ -30,7 +30,7 @@ func deliver(t testing.TB, send func([]byte) error, m []byte) {
 	require.NoError(t, err)
 }
 
-// trickle keeps sending correlations of a transaction until the end of the test.
+// trickle keeps sending correlations of another transaction until the end of the test.
 func (s *service) trickle() {
 	send, m := sender(s.t, s.socket.Path()), correlation(s.start("another"), 9, 1).Encode()
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -48,8 +48,9 @@ func (s *service) trickle() {
 	s.t.Cleanup(func() { close(stop); <-done })
 }
 
-// Messages that the profiler has written before a transaction is due are exported with the
-// transaction. Writes that a busy machine delays beyond that time are not checked.
+// TestSamplesWrittenUpToTheDeadline checks that messages that the profiler has written before a
+// transaction is due are exported with it. It ignores messages that were written later because the
+// machine was busy.
 func TestSamplesWrittenUpToTheDeadline(t *testing.T) {
 	const delay, before, wave = 20 * time.Millisecond, time.Millisecond, 10
 	for name, trickle := range map[string]bool{"alone": false, "with a trickle of others": true} {
@@ -66,7 +67,7 @@ func TestSamplesWrittenUpToTheDeadline(t *testing.T) {
 				var deadlines [wave]time.Time
 				for n := range wave {
 					spans[n] = s.start("transaction")
-					deadlines[n] = time.Now().Add(delay) // the transaction is due at this time or later
+					deadlines[n] = time.Now().Add(delay) // the transaction is not due before this time
 					spans[n].End()
 				}
 				wrote := map[trace.SpanID]bool{}
@@ -86,7 +87,7 @@ func TestSamplesWrittenUpToTheDeadline(t *testing.T) {
 	}
 }
 
-// exportTriggers contains the ways to make a provider export a transaction.
+// exportTriggers contains the ways to make a provider export its transactions.
 var exportTriggers = map[string]func(*sdktrace.TracerProvider) error{
 	"ForceFlush": func(tp *sdktrace.TracerProvider) error { return tp.ForceFlush(context.Background()) },
 	"Shutdown":   func(tp *sdktrace.TracerProvider) error { return tp.Shutdown(context.Background()) },
@@ -97,11 +98,12 @@ var exportTriggers = map[string]func(*sdktrace.TracerProvider) error{
 	},
 }
 
-// Messages that the profiler has sent before the export of a transaction are exported with it,
-// whatever the order of exporter, integration and processors, and whatever triggers the export.
+// TestEveryOrder checks that messages that the profiler has sent before the export of a transaction
+// are exported with it, whatever triggers the export and in whatever order exporter, integration
+// and processors are set up.
 func TestEveryOrder(t *testing.T) {
 	supported(t)
-	dir := t.TempDir() // once, because the path of a socket must be short
+	dir := t.TempDir() // shared by all cases, because the path of a socket must be short
 	for trigger, export := range exportTriggers {
 		for n := range 16 {
 			exporterFirst, processorFirst, twice, syncer := n&1 != 0, n&2 != 0, n&4 != 0, n&8 != 0
@@ -156,8 +158,8 @@ func TestEveryOrder(t *testing.T) {
 	}
 }
 
-// Incomplete setups are reported: an exporter without an integration, and stack traces without
-// an exporter.
+// TestMissingHalves checks that incomplete setups are reported: an exporter without an integration,
+// and stack traces without an exporter.
 func TestMissingHalves(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
 	latest.Store(nil)

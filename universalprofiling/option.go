@@ -25,14 +25,14 @@ type optionFunc func(config) config
 
 func (f optionFunc) apply(c config) config { return f(c) }
 
-// Mode turns the integration on or off.
+// Mode says whether the integration is on.
 type Mode int
 
 const (
-	// Auto publishes spans, and waits for a profiler's registration before it correlates
-	// and delays transactions.
+	// Auto publishes spans at once, but correlates and delays transactions only after a profiler
+	// has registered.
 	Auto Mode = iota
-	// Enabled publishes spans, and correlates and delays transactions from the start.
+	// Enabled publishes spans, and correlates and delays transactions, from the start.
 	Enabled
 	// Disabled does nothing.
 	Disabled
@@ -41,11 +41,10 @@ const (
 // DefaultBufferSize is the default maximum number of waiting transactions, see [WithBufferSize].
 const DefaultBufferSize = 8096
 
-// DefaultMaxDelay is the default maximum delay of transactions, see [WithMaxDelay].
+// DefaultMaxDelay is the default limit for the delay of transactions, see [WithMaxDelay].
 const DefaultMaxDelay = 30 * time.Second
 
-// maxBufferSize guards against mistakes: each waiting transaction takes at least a kilobyte of
-// memory.
+// maxBufferSize guards against mistakes: each waiting transaction takes at least a kilobyte.
 const maxBufferSize = 1 << 20
 
 type config struct {
@@ -76,8 +75,8 @@ type settings struct {
 	runtime    *goruntime.Runtime
 }
 
-// newSettings applies the options and the environment. It reports invalid values and uses the
-// defaults instead.
+// newSettings applies the options and the environment. It reports invalid values, and uses the
+// defaults instead of them.
 func newSettings(opts []Option) settings {
 	var c config
 	for _, o := range opts {
@@ -85,7 +84,7 @@ func newSettings(opts []Option) settings {
 	}
 	s := settings{mode: Auto, bufferSize: DefaultBufferSize, maxDelay: DefaultMaxDelay, runtime: c.runtime}
 	if c.resource != nil {
-		// The TracerProvider merges resources in the same way, and reports the same errors.
+		// The TracerProvider merges resources in the same way, and reports the error.
 		s.resource, _ = resource.Merge(resource.Environment(), c.resource)
 	}
 	invalid := func(name string, value any, want string, instead any) {
@@ -139,7 +138,7 @@ func newSettings(opts []Option) settings {
 	return s
 }
 
-// WithMode turns the integration on or off. It overrides the environment variable
+// WithMode chooses the mode of the integration. It overrides the environment variable
 // ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED.
 func WithMode(m Mode) Option {
 	return optionFunc(func(c config) config {
@@ -149,8 +148,7 @@ func WithMode(m Mode) Option {
 }
 
 // WithSocketDir sets the directory of the socket. It overrides the environment variable
-// ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR. "" stands for the
-// default.
+// ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR. If dir is empty, the default is used.
 func WithSocketDir(dir string) Option {
 	return optionFunc(func(c config) config {
 		c.socketDir = &dir
@@ -167,9 +165,9 @@ func WithBufferSize(transactions int) Option {
 	})
 }
 
-// WithMaxDelay sets the maximum time that transactions wait for stack traces. If a profiler asks
-// for a longer delay, they wait this long, and that is reported to [otel.Handle] once. The limit
-// exists because any process of the user can ask for a delay. 0 stands for the default,
+// WithMaxDelay limits the time that transactions wait for stack traces. If a profiler asks for a
+// longer delay, they wait for d, which is reported to [otel.Handle] once. The limit protects
+// against other processes of the same user, any of which can ask for a delay. 0 stands for
 // [DefaultMaxDelay].
 func WithMaxDelay(d time.Duration) Option {
 	return optionFunc(func(c config) config {
@@ -178,10 +176,9 @@ func WithMaxDelay(d time.Duration) Option {
 	})
 }
 
-// WithResource sets the resource that identifies the service. A running profiler can read it as
-// soon as the integration starts, before the first span. Without this option the integration
-// uses [resource.Default], which includes OTEL_SERVICE_NAME and
-// OTEL_RESOURCE_ATTRIBUTES, until the first span provides its resource.
+// WithResource sets the resource that identifies the service to profilers. They can read it as soon
+// as the integration starts. Without this option they read [resource.Default], which includes
+// OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, until the first span provides its resource.
 func WithResource(r *resource.Resource) Option {
 	return optionFunc(func(c config) config {
 		c.resource = r
@@ -189,7 +186,7 @@ func WithResource(r *resource.Resource) Option {
 	})
 }
 
-// withRuntime replaces the calibration of the Go runtime, for tests of unsupported runtimes.
+// withRuntime replaces the result of calibration, for tests of unsupported Go runtimes.
 func withRuntime(r *goruntime.Runtime) Option {
 	return optionFunc(func(c config) config {
 		c.runtime = r

@@ -12,12 +12,13 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// roots remembers the local roots of recently ended spans that are not local roots themselves,
-// because a context may be used after the end of its span. Each P has a ring of the spans that
-// ended on it most recently. A hash table would cost a CPU cache miss at the end of each span.
+// roots remembers the local roots of spans that have ended recently, because a context may be used
+// after the end of its span. It contains no spans that are local roots themselves. Each P has a
+// ring of the spans that ended on it most recently. A hash table would cost a CPU cache miss at the
+// end of each span.
 //
-// All methods may be called concurrently. find skips an entry that is being written, because its
-// checksum does not match.
+// All methods may be called concurrently. If an entry is being written, its checksum does not
+// match, and find skips it.
 type roots []rootRing
 
 // rootEntries is the number of spans that each P remembers.
@@ -31,14 +32,14 @@ type rootRing struct {
 
 func newRoots() roots { return make(roots, max(runtime.GOMAXPROCS(0), runtime.NumCPU())) }
 
-// rootCheck returns a checksum of an entry's trace id, span id and root. Ids are random, so a sum with
-// odd factors is good enough.
+// rootCheck returns a checksum of an entry's trace id, span id and root. Because ids are random, a
+// sum weighted with odd factors is good enough.
 func rootCheck(k sdkspan.Key, root uint64) uint64 {
 	return k.TraceIDHigh*0x9E3779B97F4A7C15 + k.TraceIDLow*0xC2B2AE3D27D4EB4F + k.SpanID*0x165667B19E3779F9 + root
 }
 
 func (r roots) add(k sdkspan.Key, root uint64) {
-	// Pin, so that no other goroutine writes to this ring, unless GOMAXPROCS has grown.
+	// Pin, so that no other goroutine writes to this ring (unless GOMAXPROCS has grown).
 	ring := &r[goruntime.Pin()%len(r)]
 	n := atomic.LoadUint64(&ring.next)
 	ordered.Put(&ring.next, n+1)
@@ -49,8 +50,8 @@ func (r roots) add(k sdkspan.Key, root uint64) {
 	goruntime.Unpin()
 }
 
-// find returns the local root of a span that has ended, or 0. It searches the ring of the caller's P
-// first, and in each ring the latest entries first.
+// find returns the local root of an ended span, or 0. It searches the ring of the caller's P first,
+// and the latest entries of each ring first.
 func (r roots) find(k sdkspan.Key) uint64 {
 	p := goruntime.Pin()
 	goruntime.Unpin()

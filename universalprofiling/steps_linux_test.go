@@ -16,10 +16,10 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/spansteps"
 )
 
-// runSteps runs a program of package spansteps, with these operations added:
+// runSteps runs a program in the notation of package spansteps, with these additional operations:
 //
 //	%   the goroutine moves to a thread that publishes no span
-//	#   forget the local roots of spans that have ended
+//	#   forget the local roots of ended spans
 //
 // A goroutine is in the span that its thread's record publishes. Local roots are transactions.
 func runSteps(t *testing.T, s *service, program string) {
@@ -54,9 +54,9 @@ func runSteps(t *testing.T, s *service, program string) {
 	s.table.All(func(r cells.Ref) { assert.Fail(t, "live", "cell %d", r.Index()) })
 }
 
-// The record of a thread publishes the last span that its goroutine has started or attached. When another goroutine
-// ends that span, the record is cleared. The nearest live ancestor is published when the first goroutine starts or ends
-// its next span.
+// TestSteps checks that the record of a thread publishes the span that its goroutine started or attached last. When
+// another goroutine ends that span, the record must be cleared. The nearest live ancestor must be published when the
+// first goroutine starts or ends its next span.
 func TestSteps(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
 	s := newService(t)
@@ -72,7 +72,7 @@ func TestSteps(t *testing.T) {
 		"ended twice":          "+r +c<r -c -c=r -r=",
 		"evicted":              "+r +c<r +g<c=g/r *c=g/r -c=g/r 2*g 1= -g=r +n=n -n=r -r=",
 
-		// The transaction is the local root, even if the local root has ended. It is never the child itself.
+		// The transaction is the local root, even if that has ended. It is never the child itself.
 		"below an ended span":          "+r=r +c<r=c/r -c=r +l<c=l/r -l=r -r=",
 		"below an ended root":          "+r -r= +l<r=l/r -l=",
 		"in an ended trace":            "+r +c<r -c -r +l<c=l/r # +n<c=n/0 -n=l/r -l=",
@@ -96,7 +96,8 @@ func TestSteps(t *testing.T) {
 	requireReported(t, handled, "65536 spans are live")
 }
 
-// isPublished protects the span that a goroutine has published last from eviction, but not the ancestors of that span.
+// TestIsPublished checks that isPublished protects the span that a goroutine published last from eviction, but not the
+// ancestors of that span.
 func TestIsPublished(t *testing.T) {
 	s := newService(t)
 	locked(func() {
@@ -111,8 +112,8 @@ func TestIsPublished(t *testing.T) {
 	})
 }
 
-// The sampler calls Refresh for a dropped span, because the thread may still publish another goroutine's span. A
-// dropped child of a live span is attributed to its parent.
+// TestSampler checks that the sampler calls Refresh for a dropped span, because the thread may still publish another
+// goroutine's span. Inside a dropped child of a live span, the live span must stay published.
 func TestSampler(t *testing.T) {
 	s := newService(t)
 	dropping, keeping := NewSampler(sdktrace.NeverSample()), NewSampler(sdktrace.AlwaysSample())
@@ -128,7 +129,7 @@ func TestSampler(t *testing.T) {
 		dropping.ShouldSample(sdktrace.SamplingParameters{ParentContext: ctx})
 		s.shownHere(root)
 	})
-	// After Shutdown these calls do nothing.
+	// After Shutdown, these calls must do nothing.
 	assert.NoError(t, s.Shutdown(t.Context()))
 	dropping.ShouldSample(sdktrace.SamplingParameters{ParentContext: t.Context()})
 	Attach(t.Context()).Detach()

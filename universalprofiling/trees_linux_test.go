@@ -19,8 +19,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// node is a span in the model, with its transaction, its parent, its ancestors by context, and the
-// span that its goroutine was in before it started.
+// node is a span in the model. before is the span that its goroutine was in before it started, and
+// ancestors are its ancestors by context.
 type node struct {
 	ctx         context.Context
 	span        trace.Span
@@ -33,8 +33,8 @@ type node struct {
 	over        bool
 }
 
-// nearest returns the span that must be published for a goroutine in n: n itself while it is live,
-// otherwise its nearest live ancestor, or nil.
+// nearest returns the span that must be published for a goroutine whose position is n: n itself if
+// it is live, otherwise its nearest live ancestor, or nil.
 func nearest(n *node) *node {
 	if n == nil || !n.over {
 		return n
@@ -47,7 +47,7 @@ func nearest(n *node) *node {
 	return nil
 }
 
-// setLineage sets the fields that are derived from the span of the context.
+// setLineage sets the fields that depend on parent, the span of the context.
 func (n *node) setLineage(parent *node) {
 	if n.depth = parent.depth + 1; parent.over {
 		parent = parent.parent
@@ -61,9 +61,9 @@ func (n *node) setLineage(parent *node) {
 		(n.before.outside || !slices.ContainsFunc(n.before.ancestors, func(a *node) bool { return slices.Contains(n.ancestors, a) }))
 }
 
-// Spans are started in contexts of live and ended spans, as roots, and in remote contexts of the
-// same trace, and end in any order. The transactions and published spans must agree with the
-// model.
+// TestRandomTrees checks transactions and published spans against the model. It starts spans in
+// contexts of live and ended spans, as roots, and in remote contexts of the same trace, and ends
+// them in any order.
 func TestRandomTrees(t *testing.T) {
 	s := newService(t)
 	seed := rand.Uint64()
@@ -88,7 +88,7 @@ func (s *service) tree(random *rand.Rand) {
 		ctx, opts := s.t.Context(), []trace.SpanStartOption(nil)
 		local := false
 		if len(nodes) > 0 {
-			// Nest contexts only so deep that all ancestors are known.
+			// Limit the nesting of contexts, so that all ancestors are known.
 			if parent := nodes[random.IntN(len(nodes))]; parent.depth < 3 {
 				ctx, n.transaction = parent.ctx, parent.transaction
 				switch local = random.IntN(8) > 0; {
@@ -143,7 +143,8 @@ func (s *service) tree(random *rand.Rand) {
 	s.shownHere(nil)
 }
 
-// If several goroutines write the same entry at once, readers find no entry that mixes their data.
+// TestRootsConcurrently checks that find returns no mixture of entries if several goroutines write
+// the same entry at once.
 func TestRootsConcurrently(t *testing.T) {
 	r := newRoots()
 	var ids []uint64

@@ -30,7 +30,7 @@ import (
 // printer is an exporter that prints spans.
 type printer struct{}
 
-// exported is the form in which spans are printed.
+// exported is the JSON form in which spans are printed.
 type exported struct {
 	Name        string
 	HostID      string
@@ -100,7 +100,7 @@ func main() {
 			tid := make(chan int)
 			go spin(tp.Tracer("spin"), tid)
 			fmt.Println(<-tid)
-		case "handled": // the number of handled messages from the profiler
+		case "handled": // prints the number of messages handled so far
 			stats := integration.Stats()
 			fmt.Println("handled", stats.Registrations+stats.Correlations)
 		case "shutdown":
@@ -119,8 +119,8 @@ func spin(tracer trace.Tracer, tid chan<- int) {
 	}
 }
 
-// repeating generates related ids for local roots: the trace id is the span id repeated
-// twice.
+// repeating generates ids that reveal mixed-up records: the trace id of a local root is its span
+// id, repeated twice.
 type repeating struct{}
 
 func (g *repeating) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
@@ -133,8 +133,8 @@ func (*repeating) NewSpanID(context.Context, trace.TraceID) (id trace.SpanID) {
 	return id
 }
 
-// some is a sampler that samples half of the traces, except spans named "spin". All other spans are
-// recorded, but not sampled.
+// some is a sampler that samples half of the traces. It records all other spans without sampling
+// them. Spans named "spin" are never sampled.
 type some struct{}
 
 func (some) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
@@ -146,9 +146,9 @@ func (some) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult 
 
 func (some) Description() string { return "some" }
 
-// act reports its thread id and then executes orders: start a span, or end the innermost one. It
-// answers with the span that must be published after the order: none, or its trace id, span id,
-// transaction id and flags.
+// act reports its thread id and then executes orders, each of which starts a span or ends the
+// innermost one. After each order it answers with the span that must now be published: none, or its
+// trace id, span id, transaction id and flags.
 func (a *actor) act() {
 	runtime.LockOSThread()
 	a.answers <- strconv.Itoa(syscall.Gettid())
@@ -170,7 +170,8 @@ func (a *actor) act() {
 			end := open[depth-1].span
 			open = open[:depth-1]
 			if rand.IntN(20) == 0 {
-				// End the span on another goroutine, which does not know the parent.
+				// End the span on another goroutine. This clears the record of this thread, but
+				// does not publish the parent. So end the outer spans, too.
 				done := make(chan struct{})
 				go func() { end.End(); close(done) }()
 				<-done
