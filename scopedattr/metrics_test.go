@@ -268,7 +268,7 @@ func TestTwoMeterProviders(t *testing.T) {
 }
 
 // globalSet is true once the global provider has been set. Only the first global provider adopts
-// instruments that were created before.
+// instruments that were created before it was set.
 var globalSet bool
 
 // TestGlobalMeterProvider checks that attributes are added even if instruments were created before

@@ -120,8 +120,8 @@ func TestSpanScope(t *testing.T) {
 	}
 }
 
-// TestSpanInvalidAttributes checks that an invalid attribute is counted as dropped only once, as
-// without attributes in the context.
+// TestSpanInvalidAttributes checks that an invalid attribute is counted as dropped only once, even
+// if the context has attributes.
 func TestSpanInvalidAttributes(t *testing.T) {
 	for _, n := range []int{1, fewAttributes} {
 		span := endedSpan(t, with(t.Context(), "a=1"), list(some("s", n)+" =x"), WithSampler(nil))

@@ -70,7 +70,7 @@ func (p *SpanProcessor) find(ctx context.Context) cells.Ref {
 	return 0
 }
 
-// rename publishes the current name of the live local span of ctx.
+// rename publishes the current name of the span of ctx, which ref names.
 func (p *SpanProcessor) rename(ctx context.Context, ref cells.Ref) {
 	if p.names == nil {
 		return

@@ -65,7 +65,7 @@ func newConfig(opts []Option) config {
 	for _, o := range opts {
 		c = o.apply(c)
 	}
-	c.keys = c.ownKeys(c.keys)
+	c.keys = c.removeReservedKeys(c.keys)
 	if c.space < 0 {
 		c.space = 0
 		if len(c.keys) > 0 {
@@ -75,17 +75,17 @@ func newConfig(opts []Option) config {
 	return c
 }
 
-// ownKeys returns the keys that do not conflict with other published labels, whose keys this
-// package uses itself.
-func (c config) ownKeys(keys []attribute.Key) []attribute.Key {
-	var own []attribute.Key
+// removeReservedKeys returns keys without those that this package uses for labels that it publishes
+// itself.
+func (c config) removeReservedKeys(keys []attribute.Key) []attribute.Key {
+	var reserved []attribute.Key
 	if c.names {
-		own = append(own, wire.NameKey, wire.EndpointKey)
+		reserved = append(reserved, wire.NameKey, wire.EndpointKey)
 	}
 	if c.datadogLabels {
-		own = append(own, gorecord.DatadogSpanKey, gorecord.DatadogTraceKey, gorecord.DatadogRootKey, gorecord.DatadogEndpointKey)
+		reserved = append(reserved, gorecord.DatadogSpanKey, gorecord.DatadogTraceKey, gorecord.DatadogRootKey, gorecord.DatadogEndpointKey)
 	}
-	return slices.DeleteFunc(slices.Clone(keys), func(k attribute.Key) bool { return slices.Contains(own, k) })
+	return slices.DeleteFunc(slices.Clone(keys), func(k attribute.Key) bool { return slices.Contains(reserved, k) })
 }
 
 // noCarrier reports whether all carriers are off.

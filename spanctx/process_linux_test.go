@@ -80,8 +80,8 @@ func (w *worker) trace() (ctxs [kinds]context.Context, spans [kinds]trace.Span) 
 	return ctxs, spans
 }
 
-// newTracer publishes the resource, turns on all carriers, and returns a tracer, in a child
-// process.
+// newTracer sets up a child process: it publishes a resource, turns on all carriers and returns a
+// tracer.
 func newTracer(parent *childproc.Parent, capacity int) trace.Tracer {
 	_, err := resourcepublisher.NewPublisher(resource.Empty())
 	parent.Must(err)
@@ -91,7 +91,7 @@ func newTracer(parent *childproc.Parent, capacity int) trace.Tracer {
 	return sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p), sdktrace.WithIDGenerator(ownIDs{})).Tracer("test")
 }
 
-// id is what the ids of a span encode.
+// id is the result of decoding the ids of a span.
 type id struct {
 	worker int
 	round  uint64

@@ -78,12 +78,12 @@ var building sync.Mutex
 
 // NewSpanProcessor returns a SpanProcessor that publishes the active span through the carriers
 // chosen by opts, and advertises them: in the process context of package resourcepublisher or,
-// while there is no process context, in a separate mapping. If readers cannot find that mapping,
-// the reason goes to [otel.Handle].
+// while there is no process context, in a separate mapping. If that mapping cannot be created, the
+// reason goes to [otel.Handle].
 //
 // A process has at most one SpanProcessor. If it already has one, NewSpanProcessor changes nothing
-// and returns [ErrProcessorExists]. Use [SpanProcessor.AddAttributeKeys] to add attribute keys to the
-// existing one.
+// and returns [ErrProcessorExists]. Use [SpanProcessor.AddAttributeKeys] to add attribute keys to
+// the existing one.
 //
 // A carrier stays off if this Go runtime does not support it or if the kernel refuses to map its
 // memory; [SpanProcessor.Err] returns the reason. Slots of layout 2 also need the span table. If no
@@ -313,7 +313,7 @@ func (p *SpanProcessor) addKeys(keys []attribute.Key) (refused int, err error) {
 	if p.stopped.Load() {
 		return 0, nil
 	}
-	more, refused := p.keys.Load().Append(p.ownKeys(keys)...)
+	more, refused := p.keys.Load().Append(p.removeReservedKeys(keys)...)
 	if more != p.keys.Load() {
 		if err := advertise.Change([]attribute.KeyValue{keyMapAttribute(more)}, nil); err != nil {
 			return 0, err

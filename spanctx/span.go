@@ -360,8 +360,8 @@ func (p *SpanProcessor) withdrawsLabels(profiled bool) bool {
 }
 
 // evict ends a live span and its records, to make room or at Shutdown. It returns false if another
-// goroutine ended the span first. The goroutines in the span do not return to an ancestor yet,
-// because each of them stores its own position. evict may be called while pinned.
+// goroutine ended the span first. It does not publish an ancestor instead, because only the
+// goroutines in the span may store their positions. It may be called while pinned.
 func (p *SpanProcessor) evict(ref cells.Ref) bool {
 	record, withdraw := p.data.record(ref), p.withdrawsLabels(p.profile.wasRunning())
 	// End the records before the cell: once the cell has ended, a concurrent OnEnd of the span

@@ -38,7 +38,7 @@ func TestThreadIsFoundThroughItsGoroutine(t *testing.T) {
 				goruntime.Pin()
 				s.p.threads.Store(uint64(tid), new(ring.Span), new(goruntime.Self)) // clears the slot, including the m
 				goruntime.Unpin()
-				o, err := reader.Open(os.Getpid()) // has not seen the thread before
+				o, err := reader.Open(os.Getpid()) // this reader has not seen the thread before
 				require.NoError(t, err)
 				defer func() { assert.NoError(t, o.Close()) }()
 				threads, err := o.Threads(t.Context())

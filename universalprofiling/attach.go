@@ -89,9 +89,8 @@ func (i *Integration) find(ctx context.Context) cells.Ref {
 }
 
 // attachCounts holds, for each cell, the number of goroutines that have attached its span. While it
-// is not zero, other goroutines than the one that started the span may have the span in their
-// records, which must be cleared when the span ends. A count may stay above zero for some time
-// after that.
+// is not zero, goroutines other than the one that started the span may have published it, and their
+// records must be cleared when the span ends. A count may stay above zero for some time after that.
 type attachCounts [cells.Capacity]atomic.Int32
 
 func (g *attachCounts) any(ref cells.Ref) bool { return g[ref.Index()%cells.Capacity].Load() != 0 }

@@ -266,8 +266,8 @@ func (c *correlations) isLive(k sdkspan.Key) bool {
 	return c.table.Load(c.table.Find(k), &n) && n.LocalRootSpanID == k.SpanID && n.TraceFlags&sampled != 0
 }
 
-// add adds all count samples, or none if that would exceed a limit. It reports whether it did. The
-// caller holds mu.
+// add adds all count samples, or none if that would exceed a limit. It reports whether it added
+// them. The caller holds mu.
 func (c *correlations) add(k sdkspan.Key, stackTrace [16]byte, count int) bool {
 	if count == 0 {
 		return true

@@ -33,13 +33,13 @@ const (
 // works with the process's [Integration], which may be created before or after it. The span
 // processors of a provider may be registered in any order.
 //
-// While there is no Integration, it exports everything at once. If neither [New] nor
+// While there is no Integration, the exporter exports everything at once. If neither [New] nor
 // [WithIntegration] has been called when it exports its first span, that is reported once to
-// [otel.Handle]. If next was returned by NewExporter, it is returned unchanged. The exporter never
-// calls next concurrently; its own methods may be called concurrently. The exporter must be shut
-// down, which its provider does.
+// [otel.Handle]. The exporter never calls next concurrently; its own methods may be called
+// concurrently. It must be shut down, which its provider does.
 //
-// NewExporter returns nil if next is nil; the SDK's batch processor then exports nothing.
+// If next was returned by NewExporter, NewExporter returns it unchanged. If next is nil,
+// NewExporter returns nil, with which the SDK's batch processor exports nothing.
 func NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
 	if next == nil {
 		return nil

@@ -25,7 +25,7 @@ type optionFunc func(config) config
 
 func (f optionFunc) apply(c config) config { return f(c) }
 
-// Mode says whether the integration is on.
+// Mode is the mode of the integration: [Auto], [Enabled] or [Disabled].
 type Mode int
 
 const (
