@@ -17,9 +17,9 @@ import (
 // between the buffers, so that a reader that is still copying the old payload gets all of it. Pages
 // that are never written use no memory.
 //
-// Readers may read the header during an update, so update stores its fields with sync/atomic. Other
-// processes see an atomic store after all stores that precede it, and before the next atomic store
-// (XCHG on amd64, STLR on arm64). This provides every barrier that OTEP 4719 requires. A plain
+// Readers may read the header during an update, so update stores the fields that change with
+// sync/atomic. Other processes see an atomic store after all stores that precede it, and before the
+// next atomic store (XCHG on amd64, STLR on arm64). This provides every barrier that OTEP 4719 requires. A plain
 // store, however, may become visible before an atomic store that precedes it. This does not affect
 // the payload of an update: it becomes visible after the last atomic store of the previous update,
 // because the publisher's lock is released and acquired in between.

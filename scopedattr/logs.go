@@ -67,9 +67,8 @@ func (l *logger) Emit(ctx context.Context, record log.Record) {
 }
 
 // withAttributes returns a copy of record with the attributes of scoped added, except for keys that
-// record already has. It must copy: attributes that do not fit into the struct are in a slice,
-// which records copied by value share, including its spare capacity. Adding to one record would
-// change the others.
+// record already has. It must not add to record itself: attributes that do not fit into the struct
+// are in a slice, and copies of a record share that slice and its spare capacity.
 func withAttributes(record log.Record, scoped []attribute.KeyValue) log.Record {
 	var buf [32]attribute.KeyValue
 	all := buf[:0]

@@ -146,7 +146,8 @@ func DialContext(dial func(ctx context.Context, network, address string) (net.Co
 //   - after pprof.SetGoroutineLabels, which replaces all labels. If the goroutine had inherited its
 //     span, nothing else records it, so Refresh publishes the span of ctx;
 //   - after another goroutine ended the goroutine's span, if the span of ctx is not an ancestor of
-//     that span. The goroutine is then in no span, and Refresh publishes the span of ctx.
+//     that span, for example because that span is a root. The goroutine is then in no span, and
+//     Refresh publishes the span of ctx.
 //
 // Refresh keeps the attributes that are published with the span. If they are unknown, it publishes
 // those of ctx. With [WithSpanNames], it also publishes the span's current name, which SetName may

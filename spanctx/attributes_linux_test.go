@@ -158,7 +158,7 @@ func TestAttachAttributesWhileItEnds(t *testing.T) {
 	rounds := make(chan *round)
 	var worker sync.WaitGroup
 	worker.Go(func() {
-		// Creating a record with many labels takes long.
+		// With many labels, it takes a long time to create a record.
 		var kvs []string
 		for i := range 200 {
 			kvs = append(kvs, fmt.Sprint("key", i), "value")

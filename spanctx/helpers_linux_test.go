@@ -88,7 +88,7 @@ func traceID(n uint64) (id trace.TraceID) {
 	return id
 }
 
-// number returns a span's id as a number, as slots contain it.
+// number returns the id of a span in the form in which slots contain it.
 func number(s trace.Span) uint64 {
 	id := s.SpanContext().SpanID()
 	return binary.BigEndian.Uint64(id[:])

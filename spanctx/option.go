@@ -253,9 +253,9 @@ func WithSlotCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
 
-// WithAttributeKeys publishes the context-scoped attributes with these keys, as they are in the
-// context passed to Start, with each span. The keys of repeated options are combined. The default
-// is the list in the environment variable OTELCTX_SPAN_ATTRIBUTE_KEYS. Without keys, attributes
+// WithAttributeKeys publishes context-scoped attributes with each span: the attributes with these
+// keys in the context passed to Start. The keys of repeated options are combined. The default is the
+// list in the environment variable OTELCTX_SPAN_ATTRIBUTE_KEYS. Without keys, attributes
 // cost nothing.
 //
 // Strings are published unchanged, and other values as formatted by [attribute.Value.String].

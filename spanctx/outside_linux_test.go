@@ -31,8 +31,7 @@ type outside struct {
 	threads *ringbuf.View
 }
 
-// openOutside opens a process that publishes a process context. It closes it at the end of the
-// test.
+// openOutside opens a process that publishes a process context. The test closes it at its end.
 func openOutside(t testing.TB, pid int) *outside {
 	t.Helper()
 	p, err := reader.Open(pid)

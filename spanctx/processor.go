@@ -215,7 +215,8 @@ func (p *SpanProcessor) Carriers() (names []string) {
 	return names
 }
 
-// WithPublishing is [sdktrace.WithSpanProcessor] with [ForProvider].
+// WithPublishing publishes the spans of a TracerProvider. It is short for
+// [sdktrace.WithSpanProcessor] with the result of [ForProvider].
 func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 	return sdktrace.WithSpanProcessor(ForProvider(opts...))
 }

@@ -66,9 +66,9 @@ func (p *SpanProcessor) locate(g *goroutine) {
 	g.published, g.unknown = g.position.Ref(), !known && g.Goid != 0
 }
 
-// locateThread replaces the goroutine table if goroutine ids cannot be read in this Go runtime. If
-// records are on, they are used instead, and locateThread finds nothing. Otherwise it returns the
-// last position published on the thread.
+// locateThread looks up the position if goroutine ids cannot be read in this Go runtime. If records
+// are on, it finds nothing, because only the record counts. Otherwise it returns the last position
+// published on the thread.
 //
 //go:noinline
 func (p *SpanProcessor) locateThread() (position wire.Position, known bool) {

@@ -105,7 +105,8 @@ func newWith(s settings) (*Integration, error) {
 	return i, nil
 }
 
-// WithIntegration is [sdktrace.WithSpanProcessor] with [ForProvider].
+// WithIntegration registers an Integration with a TracerProvider. It is short for
+// [sdktrace.WithSpanProcessor] with the result of [ForProvider].
 func WithIntegration(opts ...Option) sdktrace.TracerProviderOption {
 	return sdktrace.WithSpanProcessor(ForProvider(opts...))
 }

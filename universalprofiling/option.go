@@ -75,8 +75,8 @@ type settings struct {
 	runtime    *goruntime.Runtime
 }
 
-// newSettings applies the options and the environment. It reports invalid values, and uses the
-// defaults instead of them.
+// newSettings applies the options and the environment. It reports invalid values, and replaces them
+// with the defaults.
 func newSettings(opts []Option) settings {
 	var c config
 	for _, o := range opts {

@@ -164,7 +164,7 @@ func (a *actor) act() {
 	}
 }
 
-// once executes one order. It returns false if the order is to stop.
+// once executes one order. It returns false if the actor must stop.
 func (a *actor) once(order string) bool {
 	a.ordered.Store(false)
 	switch order {
