@@ -60,7 +60,7 @@ func (c *watchCommand) Run(s streams) error {
 	defer func() { _ = p.Close() }()
 	w := watch{
 		pid: c.PID, interval: c.Interval, count: c.Count, out: s.stdout, write: writeFrame,
-		look: func(ctx context.Context) ([]reader.Thread, error) {
+		read: func(ctx context.Context) ([]reader.Thread, error) {
 			return patient.Call(ctx, c.PID, patient.Limit, func() ([]reader.Thread, error) { return p.Threads(ctx) })
 		},
 	}
@@ -103,7 +103,7 @@ type watch struct {
 	count    int // 0: no limit
 	out      io.Writer
 	write    func(io.Writer, frame) error
-	look     func(context.Context) ([]reader.Thread, error)
+	read     func(context.Context) ([]reader.Thread, error)
 }
 
 // run reads until ctx is done, count is reached or the process ends. ended reports that the process ended after
@@ -113,7 +113,7 @@ func (w *watch) run(ctx context.Context) (ended bool, err error) {
 	defer tick.Stop()
 	for n := 0; ; {
 		f := frame{pid: w.pid, time: time.Now()}
-		f.threads, err = w.look(ctx)
+		f.threads, err = w.read(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return false, nil

@@ -172,7 +172,7 @@ type recording struct {
 func (r *recording) run(ctx context.Context) (*Result, error) {
 	// Scanning has its own context: if ctx ends before the first sample, the recording is empty, which is
 	// not an error.
-	looking, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	scanning, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer r.watcher.close()
 	defer cancel()
 	stop := context.AfterFunc(ctx, cancel)
@@ -181,7 +181,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	if r.config.Duration > 0 {
 		wait = min(wait, r.config.Duration)
 	}
-	if err := r.watcher.start(looking, wait); err != nil && ctx.Err() == nil {
+	if err := r.watcher.start(scanning, wait); err != nil && ctx.Err() == nil {
 		return nil, err
 	}
 	began := r.now()
@@ -203,8 +203,8 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	n := &nameResolver{config: r.config, kernel: r.kernel, tally: newTally(r.config.Attributes)}
 	var working sync.WaitGroup
 	ended := false
-	working.Go(func() { ended = r.supervise(ctx, looking, began) })
-	working.Go(func() { r.watcher.notice(looking) })
+	working.Go(func() { ended = r.supervise(ctx, scanning, began) })
+	working.Go(func() { r.watcher.notice(scanning) })
 	working.Go(func() {
 		for p := range r.parts {
 			n.name(context.WithoutCancel(ctx), p)
@@ -317,7 +317,7 @@ func (r *recording) add(t *target, s *sampler.Sample) {
 
 // supervise polls the processes and stops the sampling when the duration, the context or the processes end.
 // It reports whether the processes have ended.
-func (r *recording) supervise(ctx, looking context.Context, began time.Time) (ended bool) {
+func (r *recording) supervise(ctx, scanning context.Context, began time.Time) (ended bool) {
 	defer func() {
 		r.stopped <- r.now()
 		if err := r.watcher.sampler.Stop(); err != nil {
@@ -339,14 +339,14 @@ func (r *recording) supervise(ctx, looking context.Context, began time.Time) (en
 		select {
 		case <-ctx.Done():
 			return false
-		case <-looking.Done():
+		case <-scanning.Done():
 			return false
 		case <-r.watcher.exits:
 			if r.watcher.hasEnded() {
 				return true
 			}
 		case <-poll.C:
-			r.watcher.poll(looking)
+			r.watcher.poll(scanning)
 			if interval < tickInterval {
 				interval = min(2*interval, tickInterval)
 				poll.Reset(interval)
