@@ -13,13 +13,13 @@ import (
 	"github.com/otelctx/otelctx/internal/patient"
 )
 
-// queue schedules the scans of processes. A fixed number of places bounds the concurrent scans, and the
-// users share them. The next scan goes to the user with the fewest running scans; ties go to the user with
-// the fewest scans so far, then to the user with the busiest process. Within a user the busiest process
-// comes first. A user may take another place only while at least as many places are free as the user holds,
-// so that one user never fills all of them. A scan that takes longer than quickScan is probably blocked by
-// its process. Only a few unblocked scans run at a time, because more would delay each other and take CPU
-// from the recorded processes.
+// queue schedules the scans of processes. A fixed number of places bounds the concurrent scans, and the users
+// share them. The next scan goes to the user with the fewest running scans; ties go to the user with the
+// fewest scans so far, then to the user with the busiest process. Within a user the busiest process comes
+// first. A user may take another place only while more places are free than the user holds, so that one user
+// never fills all of them. A scan that takes longer than quickScan is probably blocked by its process. Only a
+// few unblocked scans run at a time, because more would delay each other and take CPU from the recorded
+// processes.
 //
 // There is at most one scan of each process. queue is safe for concurrent use.
 type queue struct {
@@ -86,7 +86,7 @@ func (q *queue) add(l *scan) bool {
 }
 
 // leastServed returns the lowest number of scans that any user has had. A new user starts with this number,
-// so that it does not overtake the others for having been absent.
+// because otherwise its scans would come first until it had caught up with the others.
 func (q *queue) leastServed() (least uint64) {
 	first := true
 	for _, u := range q.users {
@@ -112,7 +112,8 @@ func (q *queue) has(pid int) bool {
 }
 
 // next returns the scan to start now, nil if none waits or no place is free. The caller calls done when the
-// scan has ended, and next again after quickScan.
+// scan has ended. If the scan takes longer than quickScan, it calls next again, because the scan no longer
+// counts as quick.
 func (q *queue) next(now time.Time) *scan {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -181,7 +182,7 @@ func (q *queue) finish(pid int) {
 	delete(q.scans, pid)
 }
 
-// settle signals settled and forgets the users if no scan is left. q.mu is held.
+// settle signals settled and forgets the users if no scan is left. The caller must hold q.mu.
 func (q *queue) settle() {
 	if len(q.scans) > 0 {
 		return
@@ -193,8 +194,8 @@ func (q *queue) settle() {
 	}
 }
 
-// update replaces the program and the recent CPU time of the waiting processes, and removes processes that
-// have ended.
+// update updates the programs and recent CPU times of the waiting scans, and removes the scans of processes
+// that have ended.
 func (q *queue) update(processes map[int]sampler.Process, recent func(sampler.Process) uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -215,7 +216,7 @@ func (q *queue) update(processes map[int]sampler.Process, recent func(sampler.Pr
 	q.settle()
 }
 
-// reading notes that the calling thread begins to read a process.
+// reading starts the stopwatch of a process's scan. It must be called on the thread that reads the process.
 func (q *queue) reading(pid int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -224,7 +225,7 @@ func (q *queue) reading(pid int) {
 	}
 }
 
-// unfinished returns the scans that wait and those that have begun to read their process.
+// unfinished returns the scans that have not begun to read their process, and the scans that have.
 func (q *queue) unfinished() (waiting, running []*scan) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

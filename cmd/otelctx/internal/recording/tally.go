@@ -45,7 +45,7 @@ type NameUse struct {
 	Service string
 	// Name is empty for spans without a name.
 	Name string
-	// Count is the number of sampled spans or requests. Those without a sample are not counted.
+	// Count is the number of spans or requests that have samples.
 	Count   int
 	Samples uint64
 }
@@ -70,7 +70,7 @@ type SpanUse struct {
 	Samples uint64
 	// Unproven counts samples that may belong to another span.
 	Unproven uint64
-	// Attributes are the attributes of the last sample that had any, without the span's name and endpoint.
+	// Attributes holds the attributes of the last sample that had any, except the span's name and endpoint.
 	Attributes []reader.ThreadAttribute
 }
 
@@ -112,7 +112,8 @@ type tally struct {
 	stacks uint64
 	// attributeBytes is the size of the attributes in spans.
 	attributeBytes int
-	// spansLeftOut counts removals from spans. A span that is sampled again is added again.
+	// spansLeftOut counts removals from spans. It may count a span more than once, because a removed span is
+	// added again when it is sampled again.
 	spansLeftOut uint64
 	// filtered counts samples that did not pass the filters. They are counted nowhere else.
 	filtered uint64
@@ -441,7 +442,7 @@ func (t *tally) reportSpans(r *Result) {
 	})
 }
 
-// mostUsed returns names sorted by samples, or nil if all are empty.
+// mostUsed returns names sorted by samples, or nil if all names are empty.
 func mostUsed(names map[nameKey]*NameUse) []NameUse {
 	var all []NameUse
 	some := false
