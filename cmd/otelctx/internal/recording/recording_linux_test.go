@@ -155,7 +155,7 @@ func TestExit(t *testing.T) {
 	defer e.close()
 	assert.False(t, e.happened())
 	require.NoError(t, cmd.Process.Kill())
-	// Before the process has been reaped.
+	// The process has not been reaped yet.
 	assert.Eventually(t, e.happened, testenv.Patience, time.Millisecond)
 	_ = cmd.Wait()
 	assert.True(t, e.happened())
@@ -198,8 +198,8 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// asking returns a function that decodes attributes as a nameResolver does, for this test process, and its
-// publication, which is out of date.
+// asking returns a function that decodes span attributes of this test process like a nameResolver. It also
+// returns the publication that the function uses, which is out of date.
 func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p *published) {
 	t.Helper()
 	r, err := reader.Open(os.Getpid())
@@ -223,7 +223,8 @@ func publishNames(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, advertise.Change(nil, []attribute.Key{"threadlocal.attribute_key_map"})) })
 }
 
-// TestNamesOfAttributes checks that unknown names are looked up if the process has published since.
+// TestNamesOfAttributes checks that a missing attribute name is found if the process has published it in the
+// meantime.
 func TestNamesOfAttributes(t *testing.T) {
 	publishNames(t)
 	ask, p := asking(t)
@@ -250,7 +251,8 @@ func publicationTime(t *testing.T) (memory *os.File, address int64) {
 	return memory, int64(pc.MappingAddress) + int64(unsafe.Offsetof(wire.ProcessContextHeader{}.PublishedAtNS))
 }
 
-// TestNamesOfAttributesWhilePublishing interrupts the publishing thread for longer than a scan takes.
+// TestNamesOfAttributesWhilePublishing checks that attribute names are found even if the publishing thread is
+// interrupted for longer than a read takes.
 func TestNamesOfAttributesWhilePublishing(t *testing.T) {
 	publishNames(t)
 	memory, at := publicationTime(t)
@@ -277,7 +279,8 @@ func TestNamesOfAttributesWhilePublishing(t *testing.T) {
 	}
 }
 
-// TestContainerAttributes covers the paths that container runtimes and the kubelet create.
+// TestContainerAttributes checks the ids found in the cgroup paths that container runtimes and the kubelet
+// create.
 func TestContainerAttributes(t *testing.T) {
 	const (
 		id  = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"

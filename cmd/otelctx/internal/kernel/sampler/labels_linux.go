@@ -20,9 +20,9 @@ const (
 // spanOfLabels returns the span named by labels that the BPF program has read, or the zero Span. If two
 // labels have the same key after truncation, the last one wins.
 //
-// The conversion of bytes to text follows the OpenTelemetry eBPF profiler (tracer/labels.go): strings end
-// at the first zero byte. Values also end before the first invalid UTF-8 byte, unless nothing would be
-// left.
+// The conversion of bytes to text follows the OpenTelemetry eBPF profiler (tracer/labels.go): strings end at
+// the first zero byte. Values also end before the first invalid UTF-8 byte. A label is ignored if that leaves
+// nothing of its value.
 func spanOfLabels(labels []byte) Span {
 	var trace, span []byte
 	for ; len(labels) >= labelSize; labels = labels[labelSize:] {
