@@ -52,7 +52,7 @@ type recordDocument struct {
 	Sent       uint64 `json:"sent"`
 	SendFailed uint64 `json:"send_failed"`
 	Queued     uint64 `json:"queued"`
-	// Ended reports that all processes that were selected by id ended during the recording.
+	// Ended reports whether all processes that were selected by id ended during the recording.
 	Ended bool `json:"ended"`
 	// Processes, Spans and Traces are sorted by CPU time. Spans, Traces and the lists below have at most
 	// --top elements.

@@ -52,7 +52,7 @@ func (c *recordCommand) kinds() []string {
 
 // recordWall records wall-clock time, and with --cpu CPU time at the same time.
 func (c *recordCommand) recordWall(s streams) error {
-	const less = 400 // Each snapshot leaves garbage, and there is little else in memory.
+	const less = 400 // Snapshots leave much garbage. Collecting it less often costs little memory.
 	debug.SetGCPercent(less)
 	ctx, release := untilInterrupted()
 	defer release()
@@ -177,12 +177,12 @@ type wallDocument struct {
 	// taken. MeanDelayNano is their average delay, and MaxDelayNano the largest delay.
 	Frequency int    `json:"frequency"`
 	Snapshots uint64 `json:"snapshots"`
-	// Overloaded reports that the delays make the times less accurate than their standard errors suggest.
+	// Overloaded reports whether the delays make the times less accurate than their standard errors suggest.
 	MeanDelayNano int64 `json:"mean_delay_nano"`
 	MaxDelayNano  int64 `json:"max_delay_nano"`
 	Overloaded    bool  `json:"overloaded"`
-	// Goroutines is the number of goroutines in all snapshots. Subsampled reports that only a random part
-	// was read for each snapshot.
+	// Goroutines is the number of goroutines in all snapshots. Subsampled reports whether some snapshots contain
+	// only a random part of the goroutines.
 	Goroutines uint64 `json:"goroutines"`
 	Subsampled bool   `json:"subsampled"`
 	Torn       uint64 `json:"torn"`

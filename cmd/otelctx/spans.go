@@ -327,7 +327,7 @@ func (c *spansCommand) wants(s *spanDocument) bool {
 	return strings.HasPrefix(s.TraceID, strings.ToLower(c.Trace)) && (strings.Contains(s.Name, c.Name) || strings.Contains(s.Endpoint, c.Name))
 }
 
-// goroutine describes a goroutine.
+// goroutine returns the document of a goroutine.
 func (c *spansCommand) goroutine(p *waiting.Process, g *waiting.Goroutine) *goroutineDocument {
 	frames := p.Frames(g)
 	d := &goroutineDocument{

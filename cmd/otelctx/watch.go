@@ -92,7 +92,7 @@ type frame struct {
 	pid     int
 	time    time.Time
 	threads []reader.Thread
-	// unpublished reports that the process no longer publishes spans.
+	// unpublished reports whether the process no longer publishes spans.
 	unpublished bool
 }
 
@@ -106,8 +106,8 @@ type watch struct {
 	read     func(context.Context) ([]reader.Thread, error)
 }
 
-// run reads until ctx is done, count is reached or the process ends. ended reports that the process ended after
-// at least one read.
+// run reads until ctx is done, count is reached or the process ends. ended reports whether the process ended
+// after at least one read.
 func (w *watch) run(ctx context.Context) (ended bool, err error) {
 	tick := time.NewTicker(w.interval)
 	defer tick.Stop()

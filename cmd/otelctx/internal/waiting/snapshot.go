@@ -26,7 +26,7 @@ type Process struct {
 	spans, goroutines int
 }
 
-// A Snapshot is a snapshot of what a process is doing.
+// Snapshot holds the live spans of a process and the goroutines that started them or are in them.
 type Snapshot struct {
 	// Spans lists the live spans in no particular order.
 	Spans []Span
@@ -276,7 +276,8 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Snapshot, error
 	const leftOut = -1
 	known := make(map[reader.GoroutineRef]int, p.goroutines)
 	var refs []reader.GoroutineRef
-	// want returns the index that a goroutine will have in the snapshot.
+	// want requests a goroutine. It returns the index that the goroutine will have in the snapshot, or leftOut if
+	// it is not read.
 	want := func(ref reader.GoroutineRef) int {
 		i, ok := known[ref]
 		if !ok {
@@ -414,5 +415,5 @@ func (p *Process) Locations(g *Goroutine) []*symbols.Location {
 	return stack
 }
 
-// Frame is a function of a stack.
+// Frame is a function in a stack.
 type Frame = symbols.Line

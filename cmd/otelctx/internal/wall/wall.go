@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package wall records the wall-clock time of spans. It repeatedly takes a snapshot of the goroutines of a
-// process and attributes the time since the previous snapshot to the current state of each
-// goroutine.
+// process and attributes the time since the previous snapshot to the current state of each goroutine.
 //
 // Each goroutine counts once, for the span that it is in. Recording only needs the permission
 // to read the processes, and runs nothing in them. Each process has its own schedule of snapshots, because
@@ -35,7 +34,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Config selects what to record.
+// Config is the configuration of a recording.
 type Config struct {
 	PIDs []int
 	// Select, if not nil, selects further processes by their ids and service names. Processes that publish their
@@ -62,24 +61,25 @@ type Result struct {
 	// Processes counts the recorded processes.
 	Processes int
 	// Snapshots counts the snapshots, and Goroutines the goroutines read in all of them. Torn counts reads that
-	// were repeated because the goroutine changed meanwhile. Lost counts goroutines that changed during
-	// every attempt. Sampled reports that there were so many goroutines that each snapshot contains only a
-	// random part of them.
+	// were repeated because the goroutine changed meanwhile. Lost counts goroutines that changed during every
+	// attempt. Sampled reports whether there were so many goroutines that some snapshots contain only a random
+	// part of them.
 	Snapshots, Goroutines uint64
 	Torn, Lost            uint64
 	Sampled               bool
 	// Late is the average delay of the snapshots, and Latest the largest.
 	Late, Latest time.Duration
-	// Overloaded reports that snapshots were late by more than a tenth of their interval on average, so the
-	// times are less exact than their standard errors suggest.
+	// Overloaded reports whether snapshots were late by more than a tenth of their interval on average. The times
+	// are then less exact than their standard errors suggest.
 	Overloaded bool
 	// Rows holds the time of spans by name, in descending order.
 	Rows []Row
-	// Functions holds the time of waits by the waiting function in the user's code, in descending order.
+	// Functions holds the time of waits by kind and by the function of the user's code that waits, in descending
+	// order.
 	Functions []FunctionTime
 	// Missing holds the reasons why some of the data could not be read.
 	Missing []error
-	// Ended reports that the recording ended with its last process.
+	// Ended reports whether the recording ended because all processes had ended.
 	Ended bool
 }
 
@@ -128,7 +128,7 @@ const (
 	// by Config.Select that are recorded at the same time.
 	findInterval = 5 * time.Second
 	maxProcesses = 64
-	// maxOpening bounds the processes that are opened at the same time. It is more than one user can block.
+	// maxOpening bounds the processes that are opened at the same time. One user cannot block that many.
 	maxOpening = 128
 	// maxMissing bounds Result.Missing.
 	maxMissing = 8
@@ -160,7 +160,7 @@ type target struct {
 type Recorder struct {
 	Config
 
-	targets []*target // those of PIDs
+	targets []*target // the processes of PIDs
 
 	mu        sync.Mutex // guards the rest
 	result    Result
@@ -303,7 +303,8 @@ func (r *Recorder) find(ctx context.Context, recording *sync.WaitGroup) {
 	}
 }
 
-// admit adds a process to those that are being recorded, and reports whether there was room.
+// admit registers a process as recorded, and returns true. It returns false if too many processes are being
+// recorded.
 func (r *Recorder) admit(t *target) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -402,7 +403,8 @@ func (t *target) snapshot(ctx context.Context) (*described, error) {
 	return d, nil
 }
 
-// add attributes the time since the previous snapshot.
+// add attributes the time since the previous snapshot to the spans and states of the goroutines in this one. late
+// is the delay of the snapshot.
 func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.Duration) {
 	elapsed := now.Sub(t.last)
 	t.last, t.missing = now, snapshot.Missing
