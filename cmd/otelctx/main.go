@@ -44,7 +44,7 @@ type streams struct{ stdout, stderr io.Writer }
 
 func main() {
 	s := streams{os.Stdout, os.Stderr}
-	// Restrict comes first: it gives up the capabilities that the executable file grants, so that users cannot
+	// Restrict comes first: it disables the capabilities that the executable file grants, so that users cannot
 	// misuse them.
 	if err := privilege.Restrict(); err != nil {
 		s.complainf("%v", err)

@@ -24,8 +24,8 @@ func bits(features ...programFeature) (has uint32) {
 	return has
 }
 
-// TestLayouts checks that the layout for the BPF program leaves out carriers that are not provable if another
-// carrier is.
+// TestLayouts checks that the BPF program reads all carriers that it can, and only provable carriers if there are
+// any.
 func TestLayouts(t *testing.T) {
 	runtime := reader.RuntimeOffsets{GM: 48, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: 64, TLSG: -8, TLSGKnown: true}
 	unknown := reader.RuntimeOffsets{GM: -1, GGoid: -1, GLabels: -1, MCurg: -1, MProcid: -1}
