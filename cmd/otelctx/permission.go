@@ -157,7 +157,7 @@ func errorPID(err error) int {
 	return 0
 }
 
-// aboutProcess adds the process that err is about to its message.
+// aboutProcess adds the id and the name of a process to the message of err. It returns nil if err is nil.
 func aboutProcess(pid int, err error) error {
 	if err == nil {
 		return nil

@@ -148,7 +148,7 @@ func (c *recordCommand) cpu(samples uint64) time.Duration {
 	return time.Duration(samples) * (time.Second / time.Duration(c.Frequency))
 }
 
-// top returns the first elements of all, at most as many as --top says.
+// top returns the first --top elements of all, or all of them if --top is 0.
 func top[T any](c *recordCommand, all []T) []T {
 	if c.Top == 0 {
 		return all

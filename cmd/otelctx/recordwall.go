@@ -173,14 +173,14 @@ type bothDocument struct {
 type wallDocument struct {
 	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
 	DurationNano      int64 `json:"duration_nano"`
-	// Frequency is the intended number of snapshots per second. Snapshots is the number of snapshots
-	// taken. MeanDelayNano is their average delay, and MaxDelayNano the largest delay.
+	// Frequency is the intended number of snapshots per second. Snapshots is the number of snapshots taken.
 	Frequency int    `json:"frequency"`
 	Snapshots uint64 `json:"snapshots"`
-	// Overloaded reports whether the delays make the times less accurate than their standard errors suggest.
+	// MeanDelayNano is the average delay of the snapshots, and MaxDelayNano the largest delay.
 	MeanDelayNano int64 `json:"mean_delay_nano"`
 	MaxDelayNano  int64 `json:"max_delay_nano"`
-	Overloaded    bool  `json:"overloaded"`
+	// Overloaded reports whether the delays make the times less accurate than their standard errors suggest.
+	Overloaded bool `json:"overloaded"`
 	// Goroutines is the number of goroutines in all snapshots. Subsampled reports whether some snapshots contain
 	// only a random part of the goroutines.
 	Goroutines uint64 `json:"goroutines"`

@@ -45,7 +45,7 @@ func newLoad(t *testing.T, processes int) *load {
 		t.Cleanup(func() { _ = p.Close() })
 		p.Attach(1)
 		one := &target{symbols: p}
-		one.references.Add(1 << 30) // The test closes it.
+		one.references.Add(1 << 30) // Keep it open: the test closes it.
 		one.published.Store(newPublished(os.Getpid(), nil))
 		l.all = append(l.all, one)
 	}
@@ -220,7 +220,7 @@ func TestUsersShareAPart(t *testing.T) {
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = p.Close() })
 		one := &target{symbols: p}
-		one.references.Add(1 << 30) // The test closes it.
+		one.references.Add(1 << 30) // Keep it open: the test closes it.
 		one.published.Store(newPublished(os.Getpid(), nil))
 		l.all = append(l.all, one)
 	}

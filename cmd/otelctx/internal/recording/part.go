@@ -105,7 +105,7 @@ func (p *part) extend(now time.Time) {
 	}
 }
 
-// full reports whether the part has reached its intended size.
+// full reports whether the part has reached its intended size or duration.
 func (p *part) full(now time.Time) bool {
 	return p.samples >= partSamples || p.bytes >= partBytes || p.samples > 0 && now.Sub(p.begun) >= partDuration
 }

@@ -24,7 +24,7 @@ import (
 type published struct {
 	// layout is nil if the publication cannot be read.
 	layout *reader.ThreadLayout
-	// names is the layout with the newest attribute names, or nil if layout still has them.
+	// names is the layout with the newest attribute names, or nil if they are those of layout.
 	names atomic.Pointer[reader.ThreadLayout]
 	// spanNames holds the names of the process's spans.
 	spanNames *nameTable

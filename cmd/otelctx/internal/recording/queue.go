@@ -13,15 +13,18 @@ import (
 	"github.com/otelctx/otelctx/internal/patient"
 )
 
-// queue schedules the scans of processes. A fixed number of places bounds the concurrent scans, and the users
-// share them. The next scan goes to the user with the fewest running scans; ties go to the user with the
-// fewest scans so far, then to the user with the busiest process. Within a user the busiest process comes
-// first. A user may take another place only while more places are free than the user holds, so that one user
-// never fills all of them. A scan that takes longer than quickScan is probably blocked by its process. Only a
-// few unblocked scans run at a time, because more would delay each other and take CPU from the recorded
-// processes.
+// queue schedules the scans of processes. A fixed number of places bounds the concurrent scans. There is at
+// most one scan of each process.
 //
-// There is at most one scan of each process. queue is safe for concurrent use.
+// The next scan goes to the user with the fewest running scans. Ties go to the user with the fewest scans so
+// far, then to the user with the busiest process. Among the processes of a user, the busiest comes first. A
+// user may take another place only while more places are free than the user holds, so that one user never
+// fills all of them.
+//
+// A scan that takes longer than quickScan is probably blocked by its process. Only a few other scans run at a
+// time, because more would delay each other and take CPU from the recorded processes.
+//
+// queue is safe for concurrent use.
 type queue struct {
 	places, quick int
 
@@ -159,7 +162,8 @@ func (u *userScans) before(other *userScans) bool {
 	return cmp.Or(cmp.Compare(u.running, other.running), cmp.Compare(u.served, other.served), compareScans(a, b)) < 0
 }
 
-// compareScans returns a negative number if a's process is busier than b's, and never 0.
+// compareScans returns a negative number if a's process is busier than b's. It never returns 0 for different
+// processes.
 func compareScans(a, b *scan) int {
 	return cmp.Or(cmp.Compare(b.recent, a.recent), cmp.Compare(b.process.Used, a.process.Used), cmp.Compare(a.process.Image.PID, b.process.Image.PID))
 }

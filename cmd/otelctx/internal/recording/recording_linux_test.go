@@ -371,7 +371,7 @@ func TestNamesOfAttributesWhilePublishingForEver(t *testing.T) {
 	assert.NoError(t, err)
 }
 
-// keepWaiting makes this process count as one that does not answer its readers, until the end of the test.
+// keepWaiting makes package patient believe that this process blocks its readers, until the end of the test.
 func keepWaiting(t *testing.T) {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -481,8 +481,8 @@ func TestStartingService(t *testing.T) {
 	assert.Zero(t, unproven)
 }
 
-// TestDuration checks that the duration counts from when the processes are recorded, not from the
-// recorder's start.
+// TestDuration checks that the duration begins when all processes are being recorded, not when the recorder
+// starts.
 func TestDuration(t *testing.T) {
 	c := childproc.Start(t, burner.Role, nil)
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))

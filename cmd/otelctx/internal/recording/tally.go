@@ -160,7 +160,7 @@ type nameCounts struct {
 	spanNames        map[SpanName]uint64
 }
 
-// newTally returns an empty tally. It counts attributes only if asked to.
+// newTally returns an empty tally. It counts attributes only if attributes is true.
 func newTally(attributes bool) *tally {
 	t := &tally{
 		processes: map[processKey]*ProcessUse{},
@@ -213,7 +213,7 @@ func (t *tally) add(pid int, s *rawSamples, attributes []reader.ThreadAttribute)
 		count.unproven += uint32(n)
 		t.unproven += n
 	}
-	if len(attributes) > 0 { // The attributes of an ended span are missing until its goroutine continues.
+	if len(attributes) > 0 { // Otherwise keep the previous ones: samples of a span that has just ended have none.
 		t.attributeBytes += attributesMemory(attributes) - attributesMemory(count.list())
 		count.attributes = &attributes
 	}
@@ -322,7 +322,7 @@ func thin[K comparable, C any](counts map[K]C, weight func(C) uint64) map[K]C {
 	return removed
 }
 
-// add adds the samples of spans to their names and to the endpoints of their requests.
+// add adds the samples of spans to the counts of their names and of the endpoints of their requests.
 func (n *nameCounts) add(spans map[spanKey]spanCount) {
 	type request struct {
 		endpoint string

@@ -18,7 +18,7 @@ type warnings struct {
 	sink     func(error) // nil drops them
 }
 
-// warning identifies a warning: the process it is about, or 0, and the reason.
+// warning identifies a warning by the id of its process, or 0, and the reason.
 type warning struct {
 	pid    int
 	reason string

@@ -387,7 +387,7 @@ func (w *watcher) scan(ctx context.Context, l *scan) error {
 	return nil
 }
 
-// errMappings is returned for a process with too many executable mappings.
+// errMappings is the warning about a process with too many executable mappings.
 var errMappings = errors.New("too many executable mappings")
 
 // checkMappings warns if a program has more executable mappings than are symbolized.
@@ -578,7 +578,7 @@ func (w *watcher) explain(p sampler.Process, err error) {
 		return
 	}
 	selected, maybe := w.config.selected(pid)
-	// Unless processes are selected by id, most of other users' processes are refused, which is expected.
+	// Unless processes are selected by id, it is no surprise that most processes of other users cannot be read.
 	refused := errors.Is(err, reader.ErrNotPermitted) && len(w.config.PIDs) == 0
 	warn := (selected || w.registry.find(p.Image) != nil) && !refused
 	var unread error

@@ -160,7 +160,7 @@ func (p *Process) Snapshot(ctx context.Context) (*Snapshot, error) {
 	return snapshot, nil
 }
 
-// index fills in which spans each goroutine has started and which one it is in.
+// index fills in [Goroutine.Started], [Goroutine.In] and [Span.Joined].
 func (snap *Snapshot) index() {
 	counts := make([]int, len(snap.Goroutines))
 	for i := range snap.Spans {
@@ -187,7 +187,7 @@ func (snap *Snapshot) index() {
 	snap.place()
 }
 
-// place fills in which span each goroutine is in.
+// place fills in [Goroutine.In] and [Span.Joined].
 func (snap *Snapshot) place() {
 	byRef := make(map[reader.SpanRef]int, len(snap.Spans))
 	for i := range snap.Spans {

@@ -320,7 +320,7 @@ func (r *Recorder) admit(t *target) bool {
 
 var errTooManyProcesses = fmt.Errorf("further processes: %d are being recorded", maxProcesses)
 
-// miss adds a reason why data is missing. The caller holds r.mu.
+// miss adds a reason why data is missing. The caller must hold r.mu.
 func (r *Recorder) miss(err error) {
 	known := slices.ContainsFunc(r.result.Missing, func(m error) bool { return m.Error() == err.Error() })
 	if !known && len(r.result.Missing) < maxMissing {

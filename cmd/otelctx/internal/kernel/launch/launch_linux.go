@@ -121,7 +121,7 @@ func (c *Command) Resume() error {
 
 // Kill ends the program and waits for its end.
 func (c *Command) Kill() {
-	_ = c.process.Kill() // unless it has ended
+	_ = c.process.Kill() // fails if the program has ended
 	c.once.Do(func() { close(c.resume) })
 	<-c.ended
 }
@@ -163,7 +163,7 @@ func (c *Command) PassSignals() (stop func()) {
 				if (s == unix.SIGINT || s == unix.SIGQUIT) && inForeground() {
 					continue
 				}
-				_ = c.process.Signal(s) // unless it has ended
+				_ = c.process.Signal(s) // fails if the program has ended
 			}
 		}
 	}()

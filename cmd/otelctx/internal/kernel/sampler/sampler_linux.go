@@ -54,8 +54,8 @@ type Sampler struct {
 	// drained reports whether all samples have been read after Stop. Only the reading goroutine uses it.
 	drained bool
 
-	// listing is held while the kernel lists the processes. It is locked before mu. Watch does not wait for
-	// it.
+	// listing is held while the kernel lists the processes. It must not be locked while mu is held. Watch locks
+	// only mu, so it does not wait for a list.
 	listing sync.Mutex
 	nextMu  sync.Mutex
 	// next makes the next list of processes. All concurrent callers of Image share it. It is nil if no
@@ -334,7 +334,7 @@ func (s *Sampler) Read(to *Sample) error {
 // time converts a time of CLOCK_BOOTTIME to the time of a sample.
 func (s *Sampler) time(boot uint64) time.Time { return s.base.Add(time.Duration(boot - s.bootBase)) }
 
-// reportMappings passes the mappings made up to a time of CLOCK_BOOTTIME to Config.Mappings.
+// reportMappings passes the mappings made up to boot, a time of CLOCK_BOOTTIME, to Config.Mappings.
 func (s *Sampler) reportMappings(boot uint64) {
 	if s.mappings.listener == nil {
 		return

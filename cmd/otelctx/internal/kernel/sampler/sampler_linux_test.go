@@ -186,8 +186,8 @@ func judgeBy(names func(Sample) []string, samples []Sample) verdict {
 	return v
 }
 
-// assertDecided fails if too few samples are decided. Under emulation, the runtime spends a larger share of
-// the time on its own work.
+// assertDecided fails if too few samples are decided. Under emulation fewer suffice, because the runtime spends
+// a larger share of the time on its own work.
 func assertDecided(t *testing.T, v verdict) {
 	t.Helper()
 	most := v.samples / 4
@@ -530,8 +530,8 @@ func TestBuildModes(t *testing.T) {
 	for name, test := range map[string]struct {
 		variant programs.Variant
 		words   []string
-		// always reports whether the variant is tested in every run. That is the one that differs the most from
-		// this test's own program.
+		// always reports whether the variant is tested in every run. Only the variant that differs the most
+		// from this test's own program is.
 		always bool
 	}{
 		"pie":            {programs.PIE, []string{burner.Records}, false},
@@ -842,8 +842,8 @@ func TestTimesInTimeNamespace(t *testing.T) {
 	c.Done()
 }
 
-// TestExplain checks that errors after the verifier's acceptance are not attributed to it, even though its
-// log is present.
+// TestExplain checks that an error is not blamed on the verifier if the verifier has accepted the program, even
+// if the error contains its log.
 func TestExplain(t *testing.T) {
 	log := []string{"Func#3 ('read_slot') is safe for any args that match its prototype"}
 	for _, cause := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
