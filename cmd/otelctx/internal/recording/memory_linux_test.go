@@ -166,8 +166,9 @@ func TestMemoryOfManyProcessors(t *testing.T) {
 	assert.Less(t, largest, uint64(354<<20)) // Everything else in the document sums up to less than 158 MiB.
 }
 
-// TestAttributesOfAPartAreBounded checks that each attribute counts once, with its size in the profile. A
-// process that has used up its share of a part gets no more attributes; others still do.
+// TestAttributesOfAPartAreBounded checks that equal attributes count only once for the size of a part, with
+// their size in the profile. If a process has used up its share, its further samples have no attributes, but
+// the samples of other processes still do.
 func TestAttributesOfAPartAreBounded(t *testing.T) {
 	const attributes = 150 // of a sample
 	l := newLoad(t, 2)

@@ -81,7 +81,7 @@ func TestRequestNames(t *testing.T) {
 	defer func() { require.NoError(t, p.Close()) }()
 	layout, err := p.ThreadLayout(t.Context())
 	require.NoError(t, err)
-	for spans := []reader.LiveSpan(nil); len(spans) == 0; { // The spans use the first names.
+	for spans := []reader.LiveSpan(nil); len(spans) == 0; { // Wait for spans, which use the first names.
 		spans, err = p.Spans(t.Context())
 		require.NoError(t, err)
 	}

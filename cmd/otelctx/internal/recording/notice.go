@@ -49,7 +49,7 @@ type pacer struct {
 	// overflow holds processes for which there was no room. They are rearmed only after pollInterval, which
 	// limits the rate of reports.
 	overflow []int
-	// scans is the number of scans since countedSince.
+	// scans counts the scans since countedSince.
 	scans        int
 	countedSince time.Time
 }

@@ -287,8 +287,8 @@ func TestPacer(t *testing.T) {
 	assert.Empty(t, due)
 }
 
-// TestPacerOfTwoPrograms checks that a program that no longer runs when it is scanned does not remove its
-// process's next program.
+// TestPacerOfTwoPrograms checks that the next program of a process stays scheduled even if the previous program
+// ended before its scan.
 func TestPacerOfTwoPrograms(t *testing.T) {
 	w := opened(t, Selection{})
 	t.Cleanup(w.close)

@@ -62,29 +62,29 @@ type userScans struct {
 	served  uint64
 }
 
-// newQueue returns a queue with the given number of places, at most quick of which are taken by scans that
-// are not blocked.
+// newQueue returns a queue with the given number of places. At most quick scans that are not blocked run at the
+// same time.
 func newQueue(places, quick int) *queue {
 	return &queue{places: places, quick: quick, scans: map[int]*scan{}, users: map[int]*userScans{}, settled: make(chan struct{}, 1)}
 }
 
 // add queues a scan and returns true. It returns false if a scan of the process is already waiting or
 // running.
-func (q *queue) add(l *scan) bool {
+func (q *queue) add(s *scan) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	pid := l.process.Image.PID
+	pid := s.process.Image.PID
 	if q.scans[pid] != nil {
 		return false
 	}
-	q.scans[pid] = l
-	u := q.users[l.user]
+	q.scans[pid] = s
+	u := q.users[s.user]
 	if u == nil {
 		u = &userScans{served: q.leastServed()}
-		q.users[l.user] = u
+		q.users[s.user] = u
 	}
-	u.sorted = len(u.waiting) == 0 || u.sorted && compareScans(u.waiting[len(u.waiting)-1], l) < 0
-	u.waiting = append(u.waiting, l)
+	u.sorted = len(u.waiting) == 0 || u.sorted && compareScans(u.waiting[len(u.waiting)-1], s) < 0
+	u.waiting = append(u.waiting, s)
 	return true
 }
 
@@ -121,8 +121,8 @@ func (q *queue) next(now time.Time) *scan {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	quick := 0
-	for _, l := range q.running {
-		if now.Sub(l.started) < quickScan {
+	for _, s := range q.running {
+		if now.Sub(s.started) < quickScan {
 			quick++
 		}
 	}
@@ -138,13 +138,13 @@ func (q *queue) next(now time.Time) *scan {
 	if best == nil {
 		return nil
 	}
-	l := best.busiest()
+	s := best.busiest()
 	best.waiting = best.waiting[1:]
 	best.running++
 	best.served++
-	l.started = now
-	q.running = append(q.running, l)
-	return l
+	s.started = now
+	q.running = append(q.running, s)
+	return s
 }
 
 // busiest returns the user's first waiting scan.
@@ -169,12 +169,12 @@ func compareScans(a, b *scan) int {
 }
 
 // done frees the place of a scan.
-func (q *queue) done(l *scan) {
+func (q *queue) done(s *scan) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	delete(q.scans, l.process.Image.PID)
-	q.running = slices.DeleteFunc(q.running, func(other *scan) bool { return other == l })
-	u := q.users[l.user]
+	delete(q.scans, s.process.Image.PID)
+	q.running = slices.DeleteFunc(q.running, func(other *scan) bool { return other == s })
+	u := q.users[s.user]
 	u.running--
 	q.settle()
 }
@@ -204,14 +204,14 @@ func (q *queue) update(processes map[int]sampler.Process, recent func(sampler.Pr
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, u := range q.users {
-		u.waiting = slices.DeleteFunc(u.waiting, func(l *scan) bool {
-			p, exists := processes[l.process.Image.PID]
+		u.waiting = slices.DeleteFunc(u.waiting, func(s *scan) bool {
+			p, exists := processes[s.process.Image.PID]
 			if !exists {
-				delete(q.scans, l.process.Image.PID)
+				delete(q.scans, s.process.Image.PID)
 				return true
 			}
-			if l.process = p; l.after == nil {
-				l.recent = recent(p)
+			if s.process = p; s.after == nil {
+				s.recent = recent(p)
 			}
 			return false
 		})
@@ -224,8 +224,8 @@ func (q *queue) update(processes map[int]sampler.Process, recent func(sampler.Pr
 func (q *queue) reading(pid int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l := q.scans[pid]; l != nil {
-		l.watch = patient.Start()
+	if s := q.scans[pid]; s != nil {
+		s.watch = patient.Start()
 	}
 }
 
@@ -233,11 +233,11 @@ func (q *queue) reading(pid int) {
 func (q *queue) unfinished() (waiting, running []*scan) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, l := range q.scans {
-		if l.watch == nil {
-			waiting = append(waiting, l)
+	for _, s := range q.scans {
+		if s.watch == nil {
+			waiting = append(waiting, s)
 		} else {
-			running = append(running, l)
+			running = append(running, s)
 		}
 	}
 	return waiting, running

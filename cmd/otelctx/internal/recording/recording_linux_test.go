@@ -115,7 +115,8 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 	assert.Positive(t, lost)
 }
 
-// TestProgress checks that progress is reported until the context ends, and that this ends the recording.
+// TestProgress checks that progress is reported until the context ends, and that the recording ends with the
+// context.
 func TestProgress(t *testing.T) {
 	c := childproc.Start(t, burner.Role, nil)
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Silent)))
@@ -134,7 +135,7 @@ func TestProgress(t *testing.T) {
 			}
 		},
 	}
-	// A recording that hangs is ended by killing the process.
+	// If the recording hangs, killing the process ends it.
 	hung := time.AfterFunc(testenv.Patience, func() { _ = syscall.Kill(c.PID(), syscall.SIGKILL) })
 	defer hung.Stop()
 	r := record(t, ctx, config)

@@ -18,8 +18,8 @@ import (
 // read yet.
 const keepRetired = 3 * time.Second
 
-// registry is the set of recorded programs, and of the processes that were examined and are not recorded. It
-// does no I/O and never blocks, because it is queried for each sample. It is safe for concurrent use.
+// registry holds the recorded programs, and the processes that were examined but are not recorded. It does no
+// I/O and never blocks, because it is queried for each sample. It is safe for concurrent use.
 type registry struct {
 	selection *Selection
 
@@ -166,10 +166,10 @@ func (r *registry) hasChanged(p sampler.Process) bool {
 	return p.Used != 0 && (o.image != p.Image || o.used != p.Used)
 }
 
-// makeRoom removes and returns a program to make room for one of the given user, or returns nil. It chooses
-// the program that has been idle the longest. If none is idle, it chooses the least recently active program
-// of the user with the most programs, provided that the given user has fewer. The caller retires that
-// program. Its process is scanned again once it has used the CPU.
+// makeRoom removes and returns a program to make room for a program of the given user. It returns nil if none
+// can be removed. It chooses the program that has been idle the longest. If none is idle, it chooses the least
+// recently active program of the user with the most programs, provided that the given user has fewer. The
+// caller retires that program. Its process is scanned again once it has used the CPU.
 func (r *registry) makeRoom(user int) *target {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// warnings reports each warning once. Calls do not overlap. It is safe for concurrent use.
+// warnings passes each warning to sink once. Calls of sink do not overlap. It is safe for concurrent use.
 type warnings struct {
 	mu       sync.Mutex
 	reported map[warning]bool

@@ -27,7 +27,7 @@ import (
 const (
 	// maxScans bounds the concurrent scans of processes.
 	maxScans = 128
-	// maxQuickScans bounds the scans that are not blocked by their processes.
+	// maxQuickScans bounds the concurrent scans that are not blocked by their processes.
 	maxQuickScans = 4
 	// firstScanWait is how long the start of a recording waits for the scans of existing processes. Most
 	// scans take much less.
@@ -285,9 +285,9 @@ func (w *watcher) poll(ctx context.Context) {
 	}
 	// Finding the users of thousands of processes takes a while, so the busiest processes start first.
 	slices.SortFunc(changed, compareScans)
-	for _, l := range changed {
-		l.user = userOf(l.process.Image.PID)
-		w.queue.add(l)
+	for _, s := range changed {
+		s.user = userOf(s.process.Image.PID)
+		w.queue.add(s)
 		w.dispatch(ctx)
 	}
 	w.last = processes
@@ -314,8 +314,8 @@ func userOf(pid int) int {
 // dispatch starts the scans whose turn it is.
 func (w *watcher) dispatch(ctx context.Context) {
 	for ctx.Err() == nil {
-		l := w.queue.next(time.Now())
-		if l == nil {
+		s := w.queue.next(time.Now())
+		if s == nil {
 			return
 		}
 		late := time.AfterFunc(quickScan, func() {
@@ -326,15 +326,15 @@ func (w *watcher) dispatch(ctx context.Context) {
 		})
 		w.working.Go(func() {
 			defer late.Stop()
-			err := w.scan(ctx, l)
+			err := w.scan(ctx, s)
 			if ctx.Err() != nil {
 				return // The scan stays in the queue: see notExamined.
 			}
-			w.explain(l.process, err)
-			if l.after != nil {
-				l.after(err)
+			w.explain(s.process, err)
+			if s.after != nil {
+				s.after(err)
 			}
-			w.queue.done(l)
+			w.queue.done(s)
 			w.dispatch(ctx)
 		})
 	}
@@ -358,8 +358,8 @@ func (w *watcher) unwatch(t *target) {
 }
 
 // scan scans a process, and records it if it is selected.
-func (w *watcher) scan(ctx context.Context, l *scan) error {
-	p := l.process
+func (w *watcher) scan(ctx context.Context, s *scan) error {
+	p := s.process
 	if t := w.registry.hold(p.Image); t != nil {
 		defer t.release()
 		was := t.published.Load()
@@ -377,7 +377,7 @@ func (w *watcher) scan(ctx context.Context, l *scan) error {
 	if err != nil {
 		return err
 	}
-	t.user, t.used, t.active = l.user, p.Used, time.Now()
+	t.user, t.used, t.active = s.user, p.Used, time.Now()
 	if err := w.watch(t); err != nil {
 		t.release()
 		return err
@@ -596,13 +596,13 @@ func (w *watcher) explain(p sampler.Process, err error) {
 // most their latest change.
 func (w *watcher) notExamined() (n int) {
 	waiting, running := w.queue.unfinished()
-	for _, l := range waiting {
-		if _, maybe := w.config.selected(l.process.Image.PID); maybe && !w.registry.knows(l.process.Image) {
+	for _, s := range waiting {
+		if _, maybe := w.config.selected(s.process.Image.PID); maybe && !w.registry.knows(s.process.Image) {
 			n++
 		}
 	}
-	for _, l := range running {
-		pid, long := l.process.Image.PID, shortScan
+	for _, s := range running {
+		pid, long := s.process.Image.PID, shortScan
 		if slices.Contains(w.config.PIDs, pid) {
 			long = 0
 		}
@@ -610,12 +610,12 @@ func (w *watcher) notExamined() (n int) {
 		switch {
 		case w.registry.records(pid), !maybe:
 		// Time spent waiting for a CPU or a lock does not count against the process.
-		case l.watch.Past(long) && l.watch.Blocked():
+		case s.watch.Past(long) && s.watch.Blocked():
 			err := fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer)
 			if selected {
 				w.warnings.warn(pid, err)
 			} else {
-				w.registry.refuse(l.process, err, NewProcessError(pid, err))
+				w.registry.refuse(s.process, err, NewProcessError(pid, err))
 			}
 		default:
 			n++

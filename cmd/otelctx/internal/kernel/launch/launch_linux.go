@@ -142,9 +142,9 @@ func (c *Command) ExitCode() int {
 // forwarded lists the signals that are passed on.
 var forwarded = []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2}
 
-// PassSignals passes signals on to the program until stop is called. Signals that this process ignores are
-// not passed on; the program has inherited that they are ignored. In the foreground, SIGINT and SIGQUIT are
-// not passed on, because the terminal sends them to the program as well.
+// PassSignals passes signals on to the program until stop is called. Signals that this process ignores are not
+// passed on, and the program inherits this setting. In the foreground, SIGINT and SIGQUIT are not passed on,
+// because the terminal sends them to the program as well.
 func (c *Command) PassSignals() (stop func()) {
 	signals := make(chan os.Signal, len(forwarded))
 	for _, s := range forwarded {

@@ -125,7 +125,7 @@ func TestDecode(t *testing.T) {
 		},
 	}, s)
 
-	// The memory of the stacks is reused, and nothing else is left over.
+	// decode reuses the memory of the stacks, and keeps nothing else of the previous sample.
 	stack := &s.User[0]
 	_, err = s.decode(encodeEvent(t, programHeader{UserSize: 8}, 9, 0, 0, 0, 0, 0, 0, 0))
 	require.NoError(t, err)

@@ -43,7 +43,7 @@ type mappings struct {
 	lost, incomplete bool
 }
 
-// mapped is a mapping that a process made, at a time of CLOCK_BOOTTIME.
+// mapped is a new mapping of a process. boot is its time on CLOCK_BOOTTIME.
 type mapped struct {
 	pid  int
 	boot uint64

@@ -53,7 +53,7 @@ type Mappings interface {
 	// Mapped is called when a process has mapped m, which replaces the previous mappings at these
 	// addresses. The time is comparable with that of a [Sample].
 	Mapped(pid int, at time.Time, m procfs.Mapping)
-	// Missed is called if mappings made before a time may never be reported.
+	// Missed is called if mappings made before the given time may never be reported.
 	Missed(before time.Time)
 }
 

@@ -331,7 +331,7 @@ func (s *Sampler) Read(to *Sample) error {
 	}
 }
 
-// time converts a time of CLOCK_BOOTTIME to the time of a sample.
+// time converts boot, a time of CLOCK_BOOTTIME, to wall-clock time as in [Sample.Time].
 func (s *Sampler) time(boot uint64) time.Time { return s.base.Add(time.Duration(boot - s.bootBase)) }
 
 // reportMappings passes the mappings made up to boot, a time of CLOCK_BOOTTIME, to Config.Mappings.

@@ -680,7 +680,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestProcesses checks that all processes are listed, and that those with memory have a CPU time.
+// TestProcesses checks that all processes are listed with their CPU time, which is 0 for ended processes and
+// kernel threads.
 func TestProcesses(t *testing.T) {
 	s := open(t, Config{Frequency: 1})
 	c := startBurner(t, nil, burner.Silent)
