@@ -49,16 +49,16 @@
 //     it has started and not ended. For example, if a job leaves the span of a stream open, that
 //     span is not published after the job's span has ended. The goroutine does not leave an
 //     overlapping sibling.
-//  3. A goroutine that ends a span which it started returns to its position before that Start or,
-//     if that span has ended, to its nearest live ancestor. In all other cases (another goroutine
-//     ended the span, or this goroutine had inherited or attached it), the goroutine goes to the
-//     nearest live ancestor of the span: the parent, grandparent or great-grandparent by the
-//     context that the span was started with. If none is live, the goroutine is in no span. A
-//     goroutine that started the span while it was in none of those ancestors, such as a
-//     dispatcher, is also in no span.
-//  4. [Attach] publishes the span of its context if that is live, recording and local, and
-//     otherwise none, with the attributes of the context. Rule 3 applies if the span ends before
-//     Detach. Detach publishes the previous span again, if that is still live.
+//  3. A goroutine that ends a span which it started returns to the span that it was in before or,
+//     if that has ended, to the nearest live ancestor of that span. In all other cases (another
+//     goroutine ended the span, or this goroutine had inherited or attached it), the goroutine
+//     moves to the nearest live ancestor of the ended span: the parent, grandparent or
+//     great-grandparent by the context that the span was started with. If none is live, the
+//     goroutine is in no span. A goroutine that started the span while it was in none of those
+//     ancestors, such as a dispatcher, is also in no span.
+//  4. [Attach] publishes the span of its context, with the attributes of the context, if that span
+//     is live, recording and local. Otherwise it publishes no span. Rule 3 applies if the span ends
+//     before Detach. Detach publishes the previous span again, if that is still live.
 //  5. A span that has ended is never published. Slots and records that name it become invalid at
 //     once, and its labels are withdrawn: see [Labels].
 //  6. A remote parent is never published, since it is not active in this process. The SDK does not
@@ -66,9 +66,9 @@
 //  7. If the span cannot be determined, none is published: a missing span is better than a wrong
 //     one.
 //
-// Readers of the span table apply rule 3 themselves. Label readers cannot: if another goroutine
-// ends a goroutine's span, they see no span on the latter goroutine until it starts or ends a span
-// or calls [Attach] or [Refresh].
+// Readers of the span table apply rule 3 themselves. Label readers cannot: if a goroutine's span is
+// ended by another goroutine, they see no span on the first goroutine until it starts or ends a
+// span or calls [Attach] or [Refresh].
 //
 // # Work that moves
 //

@@ -254,9 +254,9 @@ func WithSlotCapacity(slots int) Option {
 }
 
 // WithAttributeKeys publishes context-scoped attributes with each span: the attributes with these
-// keys in the context passed to Start. The keys of repeated options are combined. The default is the
-// list in the environment variable OTELCTX_SPAN_ATTRIBUTE_KEYS. Without keys, attributes
-// cost nothing.
+// keys in the context passed to Start. The keys of repeated options are combined. The default is
+// the list in the environment variable OTELCTX_SPAN_ATTRIBUTE_KEYS. Without keys, attributes cost
+// nothing.
 //
 // Strings are published unchanged, and other values as formatted by [attribute.Value.String].
 // Values are cut to 255 bytes, at a character boundary. The attributes of a span take at most 612
