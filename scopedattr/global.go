@@ -34,11 +34,11 @@ func (c *cycle) init(wrapped any) {
 	}
 }
 
-// entered reports whether the wrapper is being called by the global provider that it wraps. If so,
-// the wrapper must not call the global provider, and the mistake is reported once. entered walks
-// the stack, which costs little overall: meters and loggers are rarely created, and few programs
-// wrap the global provider.
-func (c *cycle) entered(kind string) bool {
+// calledByWrapped reports whether the wrapper is being called by the global provider that it wraps.
+// If so, the wrapper must not call the global provider, and the mistake is reported once.
+// calledByWrapped walks the stack, which costs little overall: meters and loggers are rarely
+// created, and few programs wrap the global provider.
+func (c *cycle) calledByWrapped(kind string) bool {
 	if c.global == "" || !calledFrom(c.global+".(*") {
 		return false
 	}

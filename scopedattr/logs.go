@@ -50,7 +50,7 @@ type loggerProvider struct {
 
 // Logger returns a logger that adds the attributes of the context to each record.
 func (p *loggerProvider) Logger(name string, opts ...log.LoggerOption) log.Logger {
-	if p.cycle.entered("LoggerProvider") {
+	if p.cycle.calledByWrapped("LoggerProvider") {
 		return lognoop.Logger{}
 	}
 	return &logger{p.LoggerProvider.Logger(name, opts...)}

@@ -56,7 +56,7 @@ type meterProvider struct {
 
 // Meter returns a meter whose synchronous instruments add the attributes of the context.
 func (p *meterProvider) Meter(name string, opts ...metric.MeterOption) metric.Meter {
-	if p.cycle.entered("MeterProvider") {
+	if p.cycle.calledByWrapped("MeterProvider") {
 		return metricnoop.Meter{}
 	}
 	return &meter{p.MeterProvider.Meter(name, opts...), p.measurer}

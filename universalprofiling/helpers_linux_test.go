@@ -245,7 +245,7 @@ func (s *service) shownHere(span trace.Span) {
 	s.t.Helper()
 	want := uint64(0)
 	if span != nil {
-		want = stored(idOf(span).SpanID)
+		want = memoryOrder(idOf(span).SpanID)
 	}
 	assert.Equal(s.t, want, s.records.SpanID(s.runtime.Goroutine().Goid))
 }

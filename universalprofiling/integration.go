@@ -361,9 +361,9 @@ func (i *Integration) rootOfEnded(s sdktrace.ReadOnlySpan, parent cells.Ref, k s
 // sampled is the trace flag of sampled spans.
 const sampled = uint8(trace.FlagsSampled)
 
-// stored converts an id from a big-endian number to the word that has the bytes of the id in
-// memory.
-func stored(id uint64) uint64 {
+// memoryOrder converts an id, a big-endian number, to the number that is stored in memory as the
+// bytes of the id.
+func memoryOrder(id uint64) uint64 {
 	var b [8]byte
 	binary.BigEndian.PutUint64(b[:], id)
 	return binary.NativeEndian.Uint64(b[:])
@@ -396,8 +396,8 @@ func (i *Integration) publish(ref cells.Ref, n *cells.Span, goid uint64) bool {
 	// Assign the fields one by one: building a struct elsewhere and copying it at once would stall
 	// the CPU.
 	var s apmlib.Span
-	s.TraceIDHigh, s.TraceIDLow = stored(n.TraceIDHigh), stored(n.TraceIDLow)
-	s.SpanID, s.TransactionID, s.TraceFlags = stored(n.SpanID), stored(n.LocalRootSpanID), n.TraceFlags
+	s.TraceIDHigh, s.TraceIDLow = memoryOrder(n.TraceIDHigh), memoryOrder(n.TraceIDLow)
+	s.SpanID, s.TransactionID, s.TraceFlags = memoryOrder(n.SpanID), memoryOrder(n.LocalRootSpanID), n.TraceFlags
 	s.Ref = uint64(ref)
 	s.Show()
 	if !i.records.Store(&s) {
@@ -434,9 +434,9 @@ func (i *Integration) clear(ref cells.Ref) {
 	var n cells.Span
 	i.table.Load(ref, &n)
 	if i.attachCounts.any(ref) {
-		i.records.ClearAll(stored(n.SpanID))
+		i.records.ClearAll(memoryOrder(n.SpanID))
 	} else {
-		i.records.Clear(n.Goid, stored(n.SpanID))
+		i.records.Clear(n.Goid, memoryOrder(n.SpanID))
 	}
 }
 

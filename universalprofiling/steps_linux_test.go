@@ -24,7 +24,7 @@ import (
 // A goroutine is in the span that its thread's record publishes. Local roots are transactions.
 func runSteps(t *testing.T, s *service, program string) {
 	t.Helper()
-	shown := func() uint64 { return stored(s.records.SpanID(s.runtime.Goroutine().Goid)) }
+	shown := func() uint64 { return memoryOrder(s.records.SpanID(s.runtime.Goroutine().Goid)) }
 	spansteps.Run(t, spansteps.Publisher{
 		Tracer: s.tracer, Refresh: Refresh,
 		Attach:   func(ctx context.Context) func() { return Attach(ctx).Detach },
@@ -44,7 +44,7 @@ func runSteps(t *testing.T, s *service, program string) {
 		Operations: map[string]func(){
 			"%": func() {
 				for id := shown(); id != 0; id = shown() {
-					s.records.Clear(s.runtime.Goroutine().Goid, stored(id))
+					s.records.Clear(s.runtime.Goroutine().Goid, memoryOrder(id))
 				}
 			},
 			"#": func() { clear(s.roots) },
