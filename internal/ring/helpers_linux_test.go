@@ -119,7 +119,7 @@ func mix(x uint64) uint64 {
 }
 
 // spanOf derives from x a span, with up to space bytes of attributes, and the goroutine that stores
-// it. TraceIDLow is x itself, so checkSlot can derive them again.
+// it. TraceIDLow is x itself, from which checkSlot derives both again.
 func spanOf(x uint64, space int) (Span, goruntime.Self) {
 	s := Span{TraceIDHigh: mix(x + 1), TraceIDLow: x, SpanID: mix(x + 2), Ref: mix(x + 3), TraceFlags: byte(mix(x + 4))}
 	if n := mix(x+5) % 4 * uint64(space) / 3; n > 0 {

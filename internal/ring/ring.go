@@ -161,8 +161,8 @@ func (r *Ring) Close() error {
 	return nil
 }
 
-// slot returns the slot of a thread or goroutine. In layout 1 only the fields up to State may be
-// accessed: they have the same offsets in both layouts.
+// slot returns the slot of a thread or goroutine. In layout 1 callers may access only the fields
+// from TraceIDHigh through State, which both layouts have at the same offsets.
 func (r *Ring) slot(id uint64) *wire.Slot2 {
 	// Sound: the index is at most mask, and the memory is never unmapped. The mask of 63 tells the
 	// compiler that the shift is in range, which saves a check.
