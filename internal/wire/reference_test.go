@@ -25,8 +25,8 @@ import (
 // reference is the path of the documentation of the formats.
 const reference = "../../docs/wire-format.md"
 
-// documented returns the rows of a table in docs/wire-format.md. Each row is reduced to its first
-// columns, whose number is cells, joined by spaces.
+// documented returns the rows of a table in docs/wire-format.md, each cut to this number of cells,
+// which are joined by spaces.
 func documented(t *testing.T, table string, cells int) (rows []string) {
 	t.Helper()
 	for _, row := range golden.Rows(t, reference, table) {

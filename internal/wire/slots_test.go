@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// mapped returns size bytes that are aligned like a mapping needs to be: to 8 bytes.
+// mapped returns size zero bytes with 8-byte alignment, in place of a mapping.
 func mapped(size int) []byte {
 	words := make([]uint64, (size+7)/8)
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), size)

@@ -100,8 +100,8 @@ type ProfilingProcessStorage struct {
 	ServiceName, ServiceEnvironment, SocketPath string
 }
 
-// MaxProfilingProcessStorage is the maximum size of an encoded storage. It assumes that SocketPath
-// is valid, that is, at most maxSocketPath bytes long.
+// MaxProfilingProcessStorage is the maximum size of an encoded storage whose SocketPath is a valid
+// path of a Unix socket.
 const MaxProfilingProcessStorage = 2 + 3*4 + 2*MaxProfilingString + maxSocketPath
 
 // maxSocketPath is the maximum size of the path of a Unix socket (sockaddr_un), without the
