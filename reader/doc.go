@@ -25,7 +25,7 @@
 // Reading requires permission to ptrace-attach. Processes of the same user have it if the kernel's
 // Yama module allows that; otherwise the caller needs CAP_SYS_PTRACE. Process ids are those of the
 // caller's PID namespace. Process contexts exist only on Linux: elsewhere [Open] and [Publishers]
-// return an error that wraps [errors.ErrUnsupported].
+// fail with an error that wraps [errors.ErrUnsupported].
 //
 // All functions and methods may be called concurrently. Unless stated otherwise, returned values
 // belong to the caller, who may keep and modify them.
