@@ -143,7 +143,8 @@ func Open(pid int) (*Process, error) {
 // PID returns the process's id in the caller's PID namespace.
 func (p *Process) PID() int { return p.pid }
 
-// Close releases the file descriptor. Only Close may be called afterwards, and does nothing.
+// Close releases the file descriptor. The Process must not be used after Close, except that calling
+// Close again does nothing.
 func (p *Process) Close() error { return p.target.Close() }
 
 // Publishers yields every process of the caller's PID namespace that publishes a process context
