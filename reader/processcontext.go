@@ -149,8 +149,8 @@ const (
 
 	// maxMessageNesting is the maximum depth of protobuf messages in a payload. Each level of
 	// nesting in a value takes up to three messages: a map, an entry and its value. One level is
-	// added for an innermost list or map that is empty. Four messages enclose the nested value: the
-	// process context, its resource, an attribute and its value.
+	// added because the innermost value may itself be a list or a map. Four messages enclose the
+	// nested value: the process context, its resource, an attribute and its value.
 	maxMessageNesting = 3*(wire.MaxValueNesting+1) + 4
 )
 

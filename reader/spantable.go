@@ -306,7 +306,7 @@ type position struct {
 	// goroutine is in no span.
 	span SpanRef
 	// known is set by resolve. It is false if the active span is unknown, because the cell of the
-	// published span has been reused for another span.
+	// published span has been reused or was changing.
 	known bool
 	// starter is set by resolve. It is the id of the goroutine that started the active span.
 	starter uint64
@@ -321,9 +321,9 @@ type cellState struct {
 }
 
 // resolve replaces each published span by the goroutine's active span. If the published span has
-// ended, the active span is its nearest live ancestor. There is none if the goroutine was outside
-// of these ancestors when it started the span. resolve reads only the cells of these spans. The
-// error wraps [errNoSpanTable] or comes from memory.
+// ended, the active span is its nearest live ancestor. There is none if the goroutine started the
+// span itself while it was in none of these ancestors. resolve reads only the cells of these spans.
+// The error wraps [errNoSpanTable] or comes from memory.
 func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 	used, err := t.used(memory)
 	if err != nil {

@@ -183,8 +183,9 @@ func mappingNames(name string) [3]string {
 	return [3]string{"/memfd:" + name, "[anon_shmem:" + name + "]", "[anon:" + name + "]"}
 }
 
-// MaxValueNesting is the maximum depth to which arrays and maps may be nested in an attribute's
-// value. OTLP sets no limit, but OpenTelemetry SDKs cut off values at this depth.
+// MaxValueNesting is the maximum number of arrays and maps that may enclose a value in an
+// attribute. The innermost value may itself be an array or a map. OTLP sets no limit, but
+// OpenTelemetry SDKs cut off values at this depth.
 const MaxValueNesting = 64
 
 // AttributeSchemaURL is the key of the process context attribute that holds the resource's schema
