@@ -195,7 +195,7 @@ func payloads(t testing.TB) []payloadTest {
 		{"reserved wire type", []byte{0x0f, 0, 0, 0}, noMessage},
 		{"field number 0", []byte{0x02, 0}, noMessage},
 		{"end of a group not started", []byte{0x0c}, noMessage},
-		// Groups have no length, so they can be nested most deeply.
+		// Groups have no length prefix, so they allow the deepest nesting.
 		{"groups without an end", bytes.Repeat([]byte{groupStart}, wire.MaxProcessContextPayload), noMessage},
 		{"groups in groups", groups(30_000), noMessage},
 	}
