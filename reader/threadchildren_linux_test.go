@@ -504,8 +504,7 @@ func churn(p *childproc.Parent) {
 	s, err := setUp(order)
 	p.Must(err)
 	var stop atomic.Bool
-	// This goroutine ends spans for others. It has started without labels, so it has none that it
-	// could have inherited.
+	// This goroutine, which has inherited no labels, ends spans for the others.
 	elsewhere := make(chan func())
 	go func() {
 		for do := range elsewhere {
