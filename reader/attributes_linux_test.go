@@ -66,8 +66,8 @@ func scopedService(p *childproc.Parent) {
 type scoped struct {
 	tracer    trace.Tracer
 	processor *spanctx.SpanProcessor
-	// ctx is a stack of contexts. Each order pushes one, and pushes to undo the function that ends
-	// its effect.
+	// ctx is a stack of contexts. undo has a function for each context except the first: it ends
+	// the span or the attachment that came with the context.
 	ctx  []context.Context
 	undo []func()
 
@@ -198,15 +198,15 @@ func startScoped(t *testing.T, order string) (*childproc.Child, *Process, identi
 	return c, open(t, c.PID()), who
 }
 
-// attributesOf returns the attributes of the span in threads, which must be only one thread.
+// attributesOf returns the attributes of the only span in threads.
 func attributesOf(t *testing.T, threads []Thread) []ThreadAttribute {
 	t.Helper()
 	require.Len(t, threads, 1)
 	return threads[0].Span.Attributes
 }
 
-// TestAllKeys checks that a process can publish attributes with 256 keys, and that attributes with
-// another key are left out.
+// TestAllKeys checks that a process can publish 256 keys of attributes, and that an attribute with
+// one more key is left out.
 func TestAllKeys(t *testing.T) {
 	c, p, _ := startScoped(t, "default")
 	c.Ask("scope http.app=shop key.2=third key.255=last key.256=refused")

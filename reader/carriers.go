@@ -59,9 +59,10 @@ const (
 	// Advertised means that the process context describes the carrier, or a separate mapping does
 	// because another library publishes the process context.
 	Advertised CarrierSource = iota + 1
-	// FoundByName means that the carrier is a ring whose mapping has the name of a ring.
+	// FoundByName means that the carrier is a ring that was found by the name of its mapping.
 	FoundByName
-	// FoundByMagic means that the carrier is a ring found by its magic number in anonymous memory.
+	// FoundByMagic means that the carrier is a ring that was found by its magic number in anonymous
+	// memory.
 	FoundByMagic
 )
 
@@ -79,7 +80,7 @@ func (s CarrierSource) String() string {
 	}
 }
 
-// Carrier locates the spans that a process publishes.
+// Carrier describes one of the formats and places in which a process publishes spans.
 type Carrier struct {
 	// Kind is the format of the carrier. Source is how it was found.
 	Kind   CarrierKind

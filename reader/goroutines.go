@@ -198,7 +198,8 @@ type goroutineLayout struct {
 // Goroutines does not depend on the Go version. It derives all other runtime offsets from the
 // memory of the goroutines in refs, verifies them, and caches them for later calls. If it cannot
 // verify where some data is located, it leaves out that data, sets the corresponding error of the
-// result, and tries again in the next call.
+// result, and tries again in the next call. Only the texts of wait reasons are not searched for
+// again.
 //
 // Each goroutine is a snapshot of a different moment. Goroutines reads the g before and after the
 // stack. If the two differ, it discards the data and reads the goroutine again, up to four times in
@@ -266,8 +267,8 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 	return call.result, nil
 }
 
-// resolveSpans replaces the span that each goroutine published last by its active span, which may
-// be an ancestor if that span has ended.
+// resolveSpans replaces the span that each goroutine published last with its active span. The
+// active span is an ancestor if the published span has ended.
 func (c *goroutineCall) resolveSpans(v *threadView) error {
 	if c.entries == nil {
 		return nil
@@ -433,14 +434,14 @@ func (c *goroutineCall) read(address uint64, b []byte) bool {
 	return err == nil
 }
 
-// goroutineRun is a range of consecutive goroutines whose gs begin on the same page. They are read
-// as one part, because the kernel's cost is mostly per page.
+// goroutineRun is a range of consecutive goroutines whose g structs begin on the same page. They
+// are read as one part, because the kernel's cost is mostly per page.
 type goroutineRun struct{ first, end int }
 
 // readGs reads the g of each goroutine. The Data of an unreadable g is nil. readGs is fastest if
 // refs are sorted by address.
 func (c *goroutineCall) readGs(refs []GoroutineRef) ([]gostack.G, error) {
-	const page = 4096 // or a fraction of the page size
+	const page = 4096 // no machine has smaller pages
 	s := c.scratch
 	s.gs, s.runs = sized(s.gs, len(refs)), s.runs[:0]
 	parts, gs := s.parts[:0], s.gs
@@ -850,7 +851,7 @@ func (c *goroutineCall) setStack(out *Goroutine, pcs []uint64, result gostack.Re
 
 // unwindStopped unwinds the stack of a goroutine that was running when its process was stopped. The
 // kernel reports the registers of stopped threads. If the process is not stopped, unwindStopped
-// leaves out unchanged. It returns false if the goroutine must be read again.
+// does nothing. It returns false if the goroutine must be read again.
 func (c *goroutineCall) unwindStopped(out *Goroutine, r *goroutineReading) bool {
 	low, high, ok := r.g.Bounds()
 	if out.OwnTID == 0 || c.options.Code == nil || !ok {

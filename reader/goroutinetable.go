@@ -188,10 +188,10 @@ func readEach(memory ringbuf.Memory, parts []ringbuf.Part) error {
 // maxGoroutines limits the number of pointers that one call of follow reads.
 const maxGoroutines = 1 << 16
 
-// findMs searches for the ms of threads and returns their addresses by thread id of the process's
-// own PID namespace. It follows pointers from goroutines to their ms. It starts from the goroutines
-// that are in a span according to the goroutine table, and from those that have started a live
-// span. The result is only a guess, which threadReader verifies.
+// findMs returns the addresses of the m structs of threads, by thread id in the process's own PID
+// namespace. It follows the pointers from goroutines to the m structs of their threads. The
+// goroutines are those that are in a span according to the goroutine table, and those that have
+// started a live span. The result is only a guess, which threadReader verifies.
 func (p *Process) findMs(v *threadView) map[uint64]uint64 {
 	if v.runtime.GM < 0 || v.runtime.MProcid < 0 {
 		return nil // without these offsets nothing leads from a goroutine to its thread

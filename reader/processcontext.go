@@ -99,8 +99,8 @@ func (p *Process) clockOffset() time.Duration {
 	const own = "/proc/self"
 	other := "/proc/" + strconv.Itoa(p.pid)
 	current := namespace(other, "time")
-	// The kernel reports only the offsets for a process's future children. They apply to the
-	// process itself if it is in the same time namespace.
+	// The kernel reports only the offsets of the time namespace for a process's future children.
+	// They are valid for the process itself if it is in that namespace, too.
 	if current == "" || current == namespace(own, "time") || current != namespace(other, "time_for_children") {
 		return 0
 	}

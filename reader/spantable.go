@@ -225,8 +225,8 @@ func (t *SpanTable) ancestors(data []byte) (refs [wire.Ancestors]SpanRef) {
 	return refs
 }
 
-// batches yields the live spans without their names, in batches from [cellBatch] cells each. It
-// yields at least one batch, which may be empty. The error wraps [errNoSpanTable] or comes from
+// batches yields the live spans without their names, one batch for every [cellBatch] cells. It
+// yields at least one batch. Batches may be empty. The error wraps [errNoSpanTable] or comes from
 // memory.
 func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
@@ -298,7 +298,7 @@ func (t *SpanTable) read(memory ringbuf.Memory, scratch *cellScratch, first, cou
 	return cells, nil
 }
 
-// position is the span that a goroutine published last. [SpanTable.resolve] replaces it by the
+// position is the span that a goroutine published last. [SpanTable.resolve] replaces it with the
 // goroutine's active span.
 type position struct {
 	goid uint64
@@ -320,7 +320,7 @@ type cellState struct {
 	ancestors     [wire.Ancestors]SpanRef
 }
 
-// resolve replaces each published span by the goroutine's active span. If the published span has
+// resolve replaces each published span with the goroutine's active span. If the published span has
 // ended, the active span is its nearest live ancestor. There is none if the goroutine started the
 // span itself while it was in none of these ancestors. resolve reads only the cells of these spans.
 // The error wraps [errNoSpanTable] or comes from memory.
@@ -364,7 +364,7 @@ func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 			}
 		}
 	}
-	if ended { // Their ancestors must be read after them.
+	if ended { // Ancestors must be read after the spans that have ended.
 		if err := t.load(memory, scratch); err != nil {
 			return err
 		}

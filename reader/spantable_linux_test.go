@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// inner returns the thread that a reader must find in a nested span: see the order nest of actors.
+// inner returns the Thread that a reader must return for an actor in a nested span. more is the
+// argument of the actor's order nest.
 func inner(id identity, more uint64, c CarrierKind) Thread {
 	thread := proven(id, c)
 	thread.Span.SpanID = spanIDOf(theSpan.SpanID + more)

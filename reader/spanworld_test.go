@@ -23,8 +23,8 @@ const (
 )
 
 // spanWorld is a world in which goroutines start and end spans, on the observed thread and
-// elsewhere. It changes in small steps, and records after each step which span is true for the
-// running goroutine.
+// elsewhere. It changes in small steps, and records after each step which span is the true active
+// span of the running goroutine.
 //
 // Its memory changes as that of spanctx does. Ending a span changes its cell and its records. Only
 // the goroutine that ends a span may then change its own slot, entry and labels; those of other

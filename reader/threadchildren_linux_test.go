@@ -71,9 +71,9 @@ type service struct {
 }
 
 // setUp executes order, a list of words. "slots", "v1", "named-v1", "goroutine-table" and "record"
-// create carriers, and "keys=a+b" sets the names of attributes. "advertise" advertises all of them,
-// without the runtime offsets after "no-go", and without the span table after "no-cells". "publish"
-// publishes a process context.
+// create carriers, and "keys=a+b" sets the names of attributes. "advertise" advertises all of them
+// and the span table. Before it, "no-go" leaves out the runtime offsets, and "no-cells" the span
+// table. "publish" publishes a process context.
 func setUp(order string) (*service, error) {
 	table, err := cells.New(cells.Options{Spare: func(cells.Ref, uint64, uintptr) bool { return true }})
 	if err != nil {
@@ -409,7 +409,7 @@ func (a *actor) run() {
 			a.spinning()
 		case "advertise-now":
 			a.answers <- answer(a.service.advertise(true))
-		case "start-known": // start a goroutine that spins until the next order, on a thread whose slot has the m
+		case "start-known": // start a goroutine that spins until the next order, on a thread whose slot has the address of its m
 			atomic.StoreUint32(&a.spin, 1)
 			go func() {
 				runtime.LockOSThread()

@@ -70,7 +70,7 @@ var errChanging = fmt.Errorf("%w: the record changed at each read", ErrBusy)
 // After that it reads the thread's record while the thread runs. It reads the variable and the
 // whole record twice and uses them only if both reads are equal, so it never uses a record that is
 // being written. The OTEP describes only how to read stopped threads, but stopping a thread for
-// every read could fail the service's system calls with EINTR again and again.
+// every read would keep interrupting the service's system calls with EINTR.
 //
 // The error wraps [ErrNoThreadContext] if the process does not publish such contexts. The other
 // errors are those of [Process.ProcessContext].
@@ -120,8 +120,9 @@ func (p *Process) ThreadContexts(ctx context.Context) (*ThreadContexts, error) {
 	return out, p.checkAlive()
 }
 
-// threadVariables returns the definitions of the variable. They are cached for one publication, at
-// publishedAtNS. The error is the reason why definitions are unusable.
+// threadVariables returns the definitions of the variable. It caches them until the process
+// publishes again; publishedAtNS is the time of the current publication. The error is the reason
+// why definitions are unusable.
 func (p *Process) threadVariables(ctx context.Context, publishedAtNS uint64) ([]tlsvar.Variable, error) {
 	s := &p.threads
 	s.mu.Lock()

@@ -174,8 +174,8 @@ func TestThreadContextsUnderUpdates(t *testing.T) {
 	assert.Greater(t, len(values), 10)
 }
 
-// compile compiles source and returns the path of the result. The compiler is the first of flags
-// unless that begins with "-"; otherwise it is cc.
+// compile compiles source and returns the path of the result. The compiler is the first element of
+// flags if that does not begin with "-", and cc otherwise.
 func compile(t *testing.T, source string, flags []string, more ...string) string {
 	t.Helper()
 	compiler := "cc"

@@ -95,8 +95,8 @@ type threadState struct {
 	// names holds the names that have been read from nameTable so far, by number.
 	nameTable *NameTable
 	names     []string
-	// ms holds the addresses of the ms found in the last call of Threads, by thread id in the
-	// process's own PID namespace.
+	// ms holds the addresses of the m structs that the last call of Threads has found, by thread id
+	// in the process's own PID namespace.
 	ms map[int]uint64
 	// variables and unresolved are the cached result of threadVariables for the publication at
 	// variablesPublishedAt. pointers caches thread pointers by thread id.
@@ -121,9 +121,9 @@ const maxThreads = 1 << 17
 //
 // To find a thread's goroutine, Threads must know the address of the thread's m, the Go runtime's
 // struct for a thread. Thread slots of layout 2 contain it. For threads that have published
-// nothing, Threads takes the goroutines in the goroutine table and the span table and follows their
-// pointers to the ms of their threads. This misses only a goroutine that has inherited its span and
-// runs on a thread that has published nothing.
+// nothing, Threads takes the goroutines in the goroutine table and the span table, and follows
+// their pointers to the m structs of their threads. This misses only a goroutine that has inherited
+// its span and runs on a thread that has published nothing.
 //
 // Threads caches the location of the carriers until the process advertises them again. With a warm
 // cache, a call costs one system call for the process and between one and about eight for each

@@ -157,7 +157,7 @@ func (r *Ring) id(self *goruntime.Self) uint64 {
 	return uint64(self.TID)
 }
 
-// Close unpublishes the ring: readers no longer find it. Close replaces the memory by unnamed
+// Close unpublishes the ring: readers no longer find it. Close replaces the memory with unnamed
 // memory at the same addresses, so that writes during and after Close do no harm. The error names
 // the system call that failed. In that case the old mapping remains, but readers no longer
 // recognize it as a ring. Closing a ring twice does nothing.

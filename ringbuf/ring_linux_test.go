@@ -34,7 +34,8 @@ func newRing(t testing.TB, opts ...Option) *Ring {
 	return r
 }
 
-// viewOf returns a view of the ring in the process pid that i describes, found by its header alone.
+// viewOf returns a view of the ring at i.Address in the process pid. The view takes the layout from
+// the ring's header.
 func viewOf(t testing.TB, pid int, i Info) *View {
 	t.Helper()
 	childproc.NeedReading(t)

@@ -22,7 +22,7 @@ var (
 	ErrNotRing = errors.New("not a ring")
 	// ErrBusy means that a slot was being written at every attempt.
 	ErrBusy = errors.New("slot is being written")
-	// ErrEmpty means that the slot has no span.
+	// ErrEmpty means that the slot has no span, or that it belongs to another thread or goroutine.
 	ErrEmpty = errors.New("slot has no span")
 )
 

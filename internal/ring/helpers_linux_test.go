@@ -25,8 +25,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// layouts returns small rings to test, by name: one of layout 1, and rings of layout 2 that differ
-// in index and attribute space.
+// layouts returns configurations of small rings, by name: one of layout 1, and several of layout 2
+// that differ in index and attribute space.
 func layouts() map[string]Config {
 	all := map[string]Config{"layout 1": {Name: "DD_OTEL_CTX", Layout: 1, Capacity: 4}}
 	for _, space := range []int{0, 1, 65, 612} {
@@ -139,7 +139,7 @@ func moreProcessors(t *testing.T) {
 	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }
 
-// rounds returns a tenth of [testenv.Rounds] under the race detector, which is slow.
+// rounds returns [testenv.Rounds], or a tenth of it under the race detector, which is slow.
 func rounds(usually, all int) int {
 	n := testenv.Rounds(usually, all)
 	if testenv.Race {

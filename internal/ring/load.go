@@ -35,7 +35,7 @@ func (r *Ring) Load(id uint64) (s Span, owner uint64, tid uint32, ok bool) {
 			owner, tid, ok = atomic.LoadUint64(&slot.Owner), atomic.LoadUint32(&slot.TID), true
 		}
 		if ok && atomic.LoadUint64(&slot.State) == state {
-			// The span id alone is 0 if a writer could not claim the slot and cleared it.
+			// A writer that could not claim the slot may have cleared only the span id.
 			return s, owner, tid, s.SpanID != 0
 		}
 	}

@@ -145,7 +145,7 @@ func New(c Config) (*Ring, error) {
 // Layout returns the location and layout of the ring.
 func (r *Ring) Layout() Layout { return r.layout }
 
-// Close unpublishes the ring: readers no longer find it. Close replaces the memory by unnamed
+// Close unpublishes the ring: readers no longer find it. Close replaces the memory with unnamed
 // memory at the same addresses, so that late writers do not crash. The error names the system call
 // that failed. In that case the old mapping remains, but readers no longer recognize it as a ring.
 // Closing a ring twice, or a nil ring, does nothing.

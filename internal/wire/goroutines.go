@@ -11,7 +11,7 @@ import (
 // The goroutine table: a header and one entry for each goroutine, indexed by its id, with the
 // goroutine's active span.
 const (
-	// GoroutinesMagic opens a goroutine table: "OTGT", most significant byte first.
+	// GoroutinesMagic is the first word of a goroutine table: "OTGT", most significant byte first.
 	GoroutinesMagic   = 0x4F544754
 	GoroutinesLayout1 = 1
 

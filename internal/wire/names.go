@@ -23,7 +23,7 @@ const (
 // The name table: a header and one entry for each span name. Cells and goroutine records refer to
 // entries by number. Number 0 means that there is no name, and its entry is empty.
 const (
-	// NamesMagic opens a name table: "OTNM", most significant byte first.
+	// NamesMagic is the first word of a name table: "OTNM", most significant byte first.
 	NamesMagic   = 0x4F544E4D
 	NamesLayout1 = 1
 

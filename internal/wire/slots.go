@@ -8,10 +8,10 @@ import (
 	"unsafe"
 )
 
-// The slot ring: a header and a power of two of slots. A thread uses the slot whose number is its
-// id modulo the capacity. Rings of layout 2 can have slots for goroutines instead of threads.
-// Layout 1 is identical to the OTEL-compatible context storage of Datadog's Java profiler. The
-// first 25 bytes of a slot are the same in both layouts.
+// The slot ring: a header and slots, whose number is a power of two. A thread uses the slot at its
+// id modulo the capacity. In layout 2, slots can belong to goroutines instead of threads. Layout 1
+// is identical to the OTEL-compatible context storage of Datadog's Java profiler. The first 25
+// bytes of a slot are the same in both layouts.
 const (
 	// RingMagic is the first word of every ring: "OTEL", most significant byte first.
 	RingMagic = 0x4F54454C
@@ -87,7 +87,7 @@ type Slot2 struct {
 	Owner uint64
 	// Ref is the reference to the span's cell in the span table, or 0 if the span has no cell.
 	Ref uint64
-	// M is the address of the m, the Go runtime's struct for a thread, of the thread that published
+	// M is the address of the m (the Go runtime's struct for a thread) of the thread that published
 	// the span.
 	M   uint64
 	TID uint32

@@ -10,7 +10,7 @@ import (
 
 // The span table: a header and one cell for each live span of the process.
 const (
-	// SpansMagic opens a span table: "OTSP", most significant byte first.
+	// SpansMagic is the first word of a span table: "OTSP", most significant byte first.
 	SpansMagic   = 0x4F545350
 	SpansLayout1 = 1
 
@@ -57,7 +57,7 @@ type Cell struct {
 	Flags uint64
 	// Start is the start time of the span in nanoseconds since the Unix epoch.
 	Start uint64
-	// G is the address of the g, the Go runtime's struct for a goroutine, of the goroutine that
+	// G is the address of the g (the Go runtime's struct for a goroutine) of the goroutine that
 	// started the span.
 	G uint64
 	// TID is the id of the thread in whose slot the goroutine that started the span last published
@@ -86,8 +86,8 @@ const (
 	CellGenerationShift = 32
 )
 
-// A reference identifies a cell as long as it belongs to one span. Its upper 44 bits are a
-// generation, the next 19 bits the index of the cell, and the lowest bit is 0. A reference of 0
+// A reference identifies a cell for as long as the cell belongs to one span. Its upper 44 bits are
+// a generation, the next 19 bits the index of the cell, and the lowest bit is 0. A reference of 0
 // means that there is no cell.
 //
 // While the span is live, the cell's version equals the reference. The lowest bit of the version is

@@ -138,7 +138,8 @@ const (
 	profilingRegistrationType = 2
 )
 
-// Sizes of messages of minor version 1. The host id follows the minimum size of a registration.
+// Sizes of messages of minor version 1. profilingRegistrationMin is the size of a registration with
+// an empty host id.
 const (
 	profilingMessageHeader   = 4
 	profilingCorrelationSize = profilingMessageHeader + 16 + 8 + 16 + 2
