@@ -87,7 +87,8 @@ func (a advertisement) spanTable(memory ringbuf.Memory) (*SpanTable, error) {
 	return t, nil
 }
 
-// errNoSpanTable means that there is no span table at the advertised address, or no longer.
+// errNoSpanTable means that there is no span table at the advertised address, for example because
+// it has been closed.
 var errNoSpanTable = errors.New("not a span table")
 
 // used returns the number of cells that have ever been used. The error wraps [errNoSpanTable] if

@@ -126,8 +126,8 @@ type world struct {
 	lastSpan uint64
 	heap     uint64
 
-	// truths is the set of right results of the current read: "goid spanID" for each span that was
-	// the active span of a running goroutine at some moment.
+	// truths is the set of correct results of the current read: "goid spanID" for each span that
+	// was the active span of a running goroutine at some moment.
 	truths map[string]bool
 }
 
@@ -227,8 +227,8 @@ func (w *world) schedule(g *worldGoroutine) {
 	put64(w.pieces[fakeM][fakeOffsets.MCurg:], curg)
 }
 
-// view returns a view with the carriers in which: t for thread slots, g for the goroutine table, r
-// for records.
+// view returns a view of the world. Each letter of which adds a carrier: t thread slots, g the
+// goroutine table, r goroutine records.
 func (w *world) view(t testing.TB, which string) *threadView {
 	t.Helper()
 	v := &threadView{recordOffset: -1, refOffset: -1, ancestorsOffset: -1, namesOffset: -1, runtime: fakeOffsets}
@@ -656,7 +656,7 @@ func FuzzThreads(f *testing.F) {
 		a[wire.KeyGo+wire.GoKeyGGoidOffset] = intValue(int64(offset) / 2)
 		a[wire.KeyGo+wire.GoKeyRecordOffset] = intValue(int64(record))
 		v := newThreadView(headed(t), contextOf(a))
-		// Read the fuzzed memory with the carriers that which selects.
+		// Read the fuzzed memory through the selected carriers.
 		w := world{fakeMemory: memory}
 		var names []rune
 		for i, c := range "tgr" {

@@ -241,8 +241,8 @@ func TestGetUnderWriters(t *testing.T) {
 	}
 }
 
-// TestNoRing checks that a nil ring, which New returns with an error, a zero ring and a nil span
-// are safe to use.
+// TestNoRing checks that nil rings, which New returns if it fails, zero rings and nil spans are
+// safe to use.
 func TestNoRing(t *testing.T) {
 	for _, r := range []*Ring{nil, {}} {
 		r.Store(&Span{SpanID: 1})

@@ -355,8 +355,8 @@ func (v *View) NewSlotReader() *SlotReader {
 	if v.fields[fieldSeq] >= 0 {
 		l.seq = [2][]byte{alloc(4), alloc(4)}
 		// A writer increments seq when it claims the slot, and clears in_use after it has written
-		// everything. So seq must be read before in_use at first. In the end seq alone would be
-		// enough, because every writer since has incremented it.
+		// everything. So the parts of Before read seq before in_use. In those of After, seq alone
+		// would be enough, because every writer since then has incremented it.
 		l.before = []Part{{Data: l.seq[0]}, {Data: l.inUse[0]}, {Data: l.data}}
 		l.after = []Part{{Data: l.inUse[1]}, {Data: l.seq[1]}}
 	} else {

@@ -527,8 +527,8 @@ func TestFieldsOfAView(t *testing.T) {
 	assert.Nil(t, (*View)(nil).Fields())
 }
 
-// FuzzView reads a slot from arbitrary memory that changes once during the read. It compares the
-// result with that of an independent decoder.
+// FuzzView checks that the slot read from arbitrary memory, which may change once during the read,
+// is what an independent decoder finds before or after the change.
 func FuzzView(f *testing.F) {
 	header := func(i Info) []byte { return newViewMemory(i).bytes }
 	f.Add(header(info2(2, 128, ByThread)), uint64(5), byte(0), []byte{}, uint16(0))
