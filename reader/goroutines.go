@@ -441,7 +441,7 @@ type goroutineRun struct{ first, end int }
 // readGs reads the g of each goroutine. The Data of an unreadable g is nil. readGs is fastest if
 // refs are sorted by address.
 func (c *goroutineCall) readGs(refs []GoroutineRef) ([]gostack.G, error) {
-	const page = 4096 // no machine has smaller pages
+	const page = 4096 // the smallest page size
 	s := c.scratch
 	s.gs, s.runs = sized(s.gs, len(refs)), s.runs[:0]
 	parts, gs := s.parts[:0], s.gs

@@ -43,7 +43,7 @@ func mergedRing(p *childproc.Parent) {
 		p.Must(r.Close())
 	}
 	ring.Store(&ringbuf.Span{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3})
-	for _, advice := range []uintptr{unix.MADV_DONTFORK, unix.MADV_NOHUGEPAGE} { // merging requires the flags of the ring
+	for _, advice := range []uintptr{unix.MADV_DONTFORK, unix.MADV_NOHUGEPAGE} { // the kernel merges mappings only if their flags are equal
 		if _, _, errno := syscall.Syscall(syscall.SYS_MADVISE, start, size, advice); errno != 0 {
 			p.Must(errno)
 		}

@@ -67,7 +67,7 @@ type service struct {
 	cells        *cells.Table
 	withoutCells bool
 	attributes   []attribute.KeyValue
-	others       []any // prevents garbage collection
+	others       []any // values to keep reachable
 }
 
 // setUp executes order, a list of words. "slots", "v1", "named-v1", "goroutine-table" and "record"
