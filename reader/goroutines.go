@@ -36,7 +36,7 @@ const (
 	GoroutineUnknown GoroutineState = iota
 	// GoroutineRunning means that the goroutine is executing Go code on a thread.
 	GoroutineRunning
-	// GoroutineRunnable means that the goroutine is ready to run but has no thread yet.
+	// GoroutineRunnable means that the goroutine is ready to run and is waiting for a processor.
 	GoroutineRunnable
 	// GoroutineWaiting means that the goroutine is blocked in the Go runtime, for example in a
 	// channel operation, a lock, a sleep or network I/O.
@@ -112,9 +112,9 @@ var (
 )
 
 // GoCode describes the machine code of a Go program. [Process.Goroutines] needs it to unwind where
-// frame pointers do not lead to the caller: in functions that a signal has interrupted (by
-// preemption, or by a nil dereference that panics), in Go functions called by C code, and in
-// running goroutines of a stopped process.
+// frame pointers do not lead to the caller: in functions interrupted by a signal (preemption, or a
+// nil dereference that panics), in Go functions called by C code, and in running goroutines of a
+// stopped process.
 type GoCode interface {
 	// Frame returns the function that contains the instruction at pc, by its name in the runtime's
 	// function table, and the size of the stack frame at that instruction: the number of bytes by

@@ -166,8 +166,8 @@ func (p *Process) ProcessContext(ctx context.Context) (*ProcessContext, error) {
 
 // published returns the process context and the message that advertises where spans are published.
 // These may be the same message, and either may be nil. contextErr is the reason why pc is nil. If
-// the process has several contexts, pc is nil, and advertisement is the only context that
-// advertises spans; if there is no such context, err is set.
+// the process has several contexts, pc is nil, and err is not nil unless one of them, or a separate
+// message, advertises spans.
 func (p *Process) published(ctx context.Context) (pc, advertisement *ProcessContext, contextErr, err error) {
 	pc, contextErr = p.read(ctx, contextPublication)
 	several := errors.Is(contextErr, errSeveral)
@@ -219,7 +219,8 @@ func (p *Process) read(ctx context.Context, k publication) (*ProcessContext, err
 
 // Changed reports whether the process context is no longer the publication with this PublishedAtNS:
 // the process has published a newer one, is updating it, has withdrawn it, or has made it invalid.
-// Once [Process.ProcessContext] has found the context, Changed costs one system call.
+// Changed also returns true if [Process.ProcessContext] has not found a context yet. Once it has,
+// Changed costs one system call.
 //
 // The error wraps [ErrProcessGone] or [ErrNotPermitted].
 func (p *Process) Changed(publishedAtNS uint64) (bool, error) {

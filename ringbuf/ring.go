@@ -95,7 +95,7 @@ func (r *Ring) Info() Info {
 // previous span. If s is nil, Store does nothing.
 //
 // In a ring indexed by thread, a goroutine that moves to another thread leaves its span in the slot
-// of the previous thread. Readers notice this, because the slot records the goroutine.
+// of the previous thread. In layout 2 readers notice this, because the slot records the goroutine.
 func (r *Ring) Store(s *Span) {
 	if r.isNil() || s == nil {
 		return // a nil dereference while pinned would crash the process

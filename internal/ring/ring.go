@@ -225,7 +225,7 @@ func (r *Ring) putAttributes(slot *wire.Slot2, attributes []byte) int {
 	if len(attributes) > r.attributes {
 		return r.putFitting(slot, attributes)
 	}
-	// The stores of the attributes, like those of the fields, must not be reordered before the
+	// The stores of the attributes, like those of the fields, must not become visible before the
 	// claim, so they are ordered stores of whole words. Sound: r.attributes bytes follow the fields
 	// of the slot, and r.attributes is a multiple of 8.
 	target, whole := unsafe.Add(unsafe.Pointer(slot), wire.SlotAttributes), len(attributes)&^7

@@ -7,6 +7,6 @@
 //
 // All multi-byte fields are in the byte order of the machine, which writer and reader always share.
 //
-// The package depends neither on the SDK nor on runtime internals. Unless stated otherwise, callers
-// must synchronize access to the memory.
+// The package does not depend on the SDK or on Go's runtime internals. It only describes memory:
+// callers decide when to read and write it.
 package wire

@@ -20,7 +20,7 @@ const (
 	// SpansName is the name of the mapping.
 	SpansName = "OTELCTX_SPANS"
 
-	// Ancestors is the number of references to ancestors in a span's cell and in its thread context
+	// Ancestors is the number of references to ancestors in a span's cell and in its goroutine
 	// record.
 	Ancestors = 3
 )
