@@ -108,8 +108,8 @@ func bubbled() []string {
 	})
 }
 
-// A synctest bubble ends only when all of its goroutines have ended, so otelctx must not leave any
-// running in it.
+// A synctest bubble ends only after all of its goroutines have ended, so otelctx must not leave a
+// goroutine running in it.
 func TestInBubble(t *testing.T) {
 	for name, provide := range allOptions() {
 		t.Run(name, func(t *testing.T) {
@@ -120,16 +120,16 @@ func TestInBubble(t *testing.T) {
 				ctx := scopedattr.ContextWithAttributes(t.Context(), attribute.Int("key", 1))
 				_, span := tp.Tracer("").Start(ctx, "span")
 				span.End()
-				synctest.Wait() // lets exiting goroutines finish
+				synctest.Wait() // let exiting goroutines finish
 				assert.Len(t, bubbled(), len(before), "%q", bubbled())
-				time.Sleep(time.Hour) // on the bubble's fake clock, so all timers fire
+				time.Sleep(time.Hour) // advances the bubble's fake clock, so that all timers fire
 				require.NoError(t, tp.Shutdown(t.Context()))
 			})
 		})
 	}
 }
 
-// A nil span must not make the service panic.
+// Passing a nil span to a span processor must not make the service panic.
 func TestNilSpan(t *testing.T) {
 	ctx := scopedattr.ContextWithAttributes(t.Context(), attribute.Int("key", 1))
 	publisher, err := resourcepublisher.NewPublisher(nil)
