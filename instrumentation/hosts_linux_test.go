@@ -29,7 +29,8 @@ import (
 
 type options []sdktrace.TracerProviderOption
 
-// allOptions returns functions that together use every option of every public package.
+// allOptions returns functions that create provider options. Together they use every option of
+// every public package.
 func allOptions() map[string]func(*testing.T) options {
 	all := map[string]func(*testing.T) options{
 		"instrumentation.Options": func(*testing.T) options { return Options() },
@@ -98,7 +99,7 @@ func allOptions() map[string]func(*testing.T) options {
 	return all
 }
 
-// bubbled returns the stacks of the goroutines in the caller's synctest bubble.
+// bubbled returns the stack traces of all goroutines in the caller's synctest bubble.
 func bubbled() []string {
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
