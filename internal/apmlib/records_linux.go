@@ -124,10 +124,10 @@ func newRecords(mem []byte, runtime *goruntime.Runtime) (*Records, error) {
 	return r, nil
 }
 
-// Store fills the record of the calling thread with s, or with no span if s is nil, and reports
-// whether it succeeded. A goroutine publishes on one thread at a time: Store clears the record that
-// it filled on another thread. It is a full memory barrier between the stores to the record and
-// the caller's next operations.
+// Store stores s in the record of the calling thread, or no span if s is nil, and reports whether
+// it succeeded. If the goroutine has last stored on another thread, Store clears that thread's
+// record. Store is a full memory barrier: the record is visible before any later operation of the
+// caller.
 func (r *Records) Store(s *Span) bool {
 	if s == nil {
 		s = &noSpan
