@@ -42,7 +42,7 @@ func TestEmptyTable(t *testing.T) {
 
 // A reserved cell describes no span until Commit, and cannot be reserved again.
 func TestReserveShowsNothing(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // each P has its own warm cells
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // each P has its own stack of free cells
 	table, _ := newTable(t, true, nil)
 	first := table.start()
 	require.True(t, table.end(first, true))
@@ -66,7 +66,7 @@ func TestReserveShowsNothing(t *testing.T) {
 
 // No matter how often a cell is reused, an old Ref never refers to a new span.
 func TestRefsNeverNameAnotherSpan(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // each P has its own warm cells
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // each P has its own stack of free cells
 	table, _ := newTable(t, true, nil)
 	table.limit = 1
 	refs := map[Ref]bool{}
