@@ -217,8 +217,8 @@ func TestVariantsAreBounded(t *testing.T) {
 	})
 }
 
-// An ended record keeps no other record alive. An idle goroutine keeps its inherited record forever,
-// and must not keep a chain of records.
+// A record of an ended span keeps no other record alive. An idle goroutine may keep an inherited
+// record forever, but must not keep a chain of records.
 func TestEndedRecordsKeepNoOthers(t *testing.T) {
 	needRecords(t)
 	apart(func() {

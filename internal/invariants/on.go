@@ -5,10 +5,10 @@
 
 package invariants
 
-// Enabled reports whether checks are compiled in.
+// Enabled is true if checks are compiled in.
 const Enabled = true
 
-// Check panics if holds is false. what describes the invariant.
+// Check panics if holds is false. The panic says which invariant is violated: what.
 func Check(holds bool, what string) {
 	if !holds {
 		panic("otelctx: invariant: " + what)
