@@ -121,11 +121,11 @@ func Parent(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
 		sc := v.spanContext(l.parent)
 		return sc.key(), sc.remote
 	}
-	return otherParent(s)
+	return parentOther(s)
 }
 
 //go:noinline
-func otherParent(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
+func parentOther(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
 	sc := s.Parent()
 	return Of(sc), sc.IsRemote()
 }
