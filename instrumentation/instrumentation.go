@@ -15,8 +15,8 @@ import (
 )
 
 // Options returns options that make a TracerProvider publish its spans. Its resource is published
-// with the first recorded span. Use each result for one provider only. They can be mixed with other
-// options in any order.
+// with the first recorded span. Use each result for one provider only. The options can be combined
+// with other options, in any order.
 //
 //	sdktrace.NewTracerProvider(append(opts, instrumentation.Options()...)...)
 func Options() []sdktrace.TracerProviderOption {
@@ -27,8 +27,8 @@ func Options() []sdktrace.TracerProviderOption {
 	return opts
 }
 
-// processors returns the processors to add to a provider whose present processors are existing. r
-// is the provider's resource, or nil if it is not known yet.
+// processors returns the span processors to add to a provider. existing are the processors that the
+// provider already has. r is its resource, or nil if that is not known yet.
 func processors(existing []sdktrace.SpanProcessor, r *resource.Resource) []sdktrace.SpanProcessor {
 	var add []sdktrace.SpanProcessor
 	// The resource processor comes first, so that the process context exists when spans are

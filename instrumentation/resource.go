@@ -74,8 +74,9 @@ func (p *resourceProcessor) adopt(r *resource.Resource) {
 	}
 }
 
-// publish publishes the resource of the first live provider, or returns errDiffers if another
-// resource than the last provider's is already published. The caller holds process.mu.
+// publish publishes the resource of the first live provider. If that resource is already published
+// and the last provider has a different one, publish returns errDiffers. The caller holds
+// process.mu.
 func publish() error {
 	first, last := process.live[0].resource, process.live[len(process.live)-1].resource
 	if process.publisher == nil {

@@ -80,8 +80,9 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 
 	const segments = 5
 	var sections [numSections]elf.Section64
-	// The executable page contains only read-only data, no code. The data must be there because
-	// profilers search only executable mappings for the library; a page of its own would be wasted.
+	// The executable page contains no code, only the read-only data. Profilers search only
+	// executable mappings for the library, so the page must exist, and another page for the data
+	// would be wasted.
 	offset := uint64(headerSize + segments*segmentSize)
 	place := func(n int, size, align uint64) {
 		offset = (offset + align - 1) &^ (align - 1)

@@ -173,7 +173,7 @@ func TestClear(t *testing.T) {
 }
 
 // If a goroutine stores on a new thread, the record of its previous thread is cleared.
-func TestAGoroutineOwnsOneRecord(t *testing.T) {
+func TestGoroutineOwnsOneRecord(t *testing.T) {
 	r := library(t).Records()
 	var first Place
 	s := random()
@@ -255,7 +255,7 @@ func TestStoreDoesNotAllocate(t *testing.T) {
 }
 
 // If other code uses the word, Store leaves it unchanged, and spans are no longer published.
-func TestAForeignWordIsLeftAlone(t *testing.T) {
+func TestWordUsedByOtherCode(t *testing.T) {
 	l := library(t)
 	fresh := func() *Records {
 		r := l.Records()
@@ -289,7 +289,7 @@ func TestAForeignWordIsLeftAlone(t *testing.T) {
 	})
 }
 
-func TestWhatIsNotKnownIsRefused(t *testing.T) {
+func TestRecordsNeedEveryFact(t *testing.T) {
 	reason := errors.New("the reason")
 	for _, f := range []goruntime.Fact{goruntime.GGoid, goruntime.MProcid, goruntime.GM, goruntime.TLSG} {
 		if _, ok := cWord(); ok && f == goruntime.TLSG {
@@ -302,7 +302,7 @@ func TestWhatIsNotKnownIsRefused(t *testing.T) {
 
 // If a thread is interrupted at any point, its record contains one complete span or is not valid,
 // even while other threads clear and read it.
-func TestRecordsAreWhole(t *testing.T) {
+func TestRecordsAreConsistent(t *testing.T) {
 	r := library(t).Records()
 	var place atomic.Uint32
 	var id, writer atomic.Uint64
@@ -357,8 +357,8 @@ func TestRecordsAreWhole(t *testing.T) {
 	wg.Wait()
 }
 
-// Calling Install again does not map the library again, its two parts have the right permissions,
-// and its file is removed.
+// Install maps the library only once, even if it is called again. The two parts have the right
+// permissions, and the file is removed.
 func TestInstall(t *testing.T) {
 	l := library(t)
 	again, err := Install(nil, wire.ProfilingProcessStorage{ServiceName: "again"}.Encode(), nil)
@@ -429,7 +429,7 @@ func BenchmarkStore(b *testing.B) {
 }
 
 // If two goroutines have written their home at the same time, Shown notices and returns false.
-func TestMixedHome(t *testing.T) {
+func TestHomeWrittenConcurrently(t *testing.T) {
 	r := library(t).Records()
 	locked(func() {
 		s := random()

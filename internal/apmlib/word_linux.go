@@ -42,7 +42,8 @@ type wordLocation struct {
 	inM uintptr
 }
 
-// Pinned goroutines return these errors and must not allocate, so the errors exist in advance.
+// These errors are allocated in advance, because pinned goroutines return them and must not
+// allocate.
 var (
 	errWordInUse       = errors.New("the thread-local word is in use")
 	errNotInM          = errors.New("the thread pointer does not point into the runtime's structure of the thread")

@@ -35,8 +35,8 @@ var linked = map[string]string{
 		"schollz/progressbar/v3 x/net x/sys x/term x/text",
 }
 
-// never lists forbidden imports. Neither the importers nor packages that they depend on may import
-// the packages, even if the tables allow the module.
+// never lists imports that are forbidden even if the tables allow the module. The importers must
+// not depend on the imported packages, directly or indirectly.
 var never = []struct{ importers, imported, reason string }{
 	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler must not get the SDK with its reader"},
 	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "readers share only formats and the ring with writers"},

@@ -102,8 +102,8 @@ func TestModulesAreTested(t *testing.T) {
 		tested = append(tested, strings.Fields(string(list[1]))...)
 	}
 	for _, m := range tr.modules(t) {
-		// Two kinds of modules have no tests: one only lists tools, and others fake a module of
-		// another project.
+		// Some modules have no tests: internal/tools only lists tools, and others are fakes of
+		// modules of other projects.
 		if m.dir != "internal/tools" && strings.HasPrefix(m.Module.Path, modulePath) {
 			assert.Contains(t, tested, m.dir, "the Makefile's MODULES")
 		}

@@ -78,8 +78,8 @@ type Table struct {
 	evict       func(Ref) bool
 }
 
-// generations is the highest version that a closed table has used. A new table starts above it. So
-// it never issues a Ref of a closed table, which a goroutine may still hold.
+// generations is the base of the next table. It is above all versions that closed tables have used.
+// So a new table never issues a Ref of a closed table, which a goroutine may still hold.
 var generations atomic.Uint64
 
 // lateGenerations is the gap between the versions of a closed table and those of the next table.
@@ -104,7 +104,7 @@ const (
 // Options connect a table to the code that publishes its spans.
 type Options struct {
 	// Spare reports whether the goroutine that started the span still publishes it. goid and g
-	// identify the goroutine. Such spans are evicted last.
+	// identify the goroutine. The table evicts such a span only if it finds no other.
 	Spare func(r Ref, goid uint64, g uintptr) bool
 	// Evict ends a live span by [Table.End] to make room. It returns false if another goroutine
 	// ended the span first. If readers use some data of the span without checking the cell, Evict
@@ -181,8 +181,8 @@ func (t *Table) Is(r Ref, k sdkspan.Key) bool {
 		atomic.LoadUint64(&c.TraceIDLow) == k.TraceIDLow && atomic.LoadUint64(&c.Version) == uint64(r)
 }
 
-// Load fills s with the content of a span's cell, and reports whether the span is live. If it is not,
-// s may be that of another span.
+// Load fills s with the content of a span's cell, and reports whether the span is live. If it is
+// not live, s may describe another span.
 func (t *Table) Load(r Ref, s *Span) bool {
 	if r == 0 {
 		return false
@@ -249,8 +249,8 @@ func (t *Table) Rename(r Ref, name uint16) {
 		endpoint = name
 	}
 	// The word includes the generation, so the swap fails if the cell now describes another span.
-	// It also fails if another goroutine has renamed the span in the meantime, whose name then
-	// stays.
+	// It also fails if another goroutine has renamed the span in the meantime. The name from that
+	// goroutine then stays.
 	atomic.CompareAndSwapUint64(&t.cell(r).Names, packNames(r, s.Name, s.Endpoint), packNames(r, name, endpoint))
 }
 

@@ -41,7 +41,7 @@ func TestEmptyTable(t *testing.T) {
 }
 
 // A reserved cell describes no span until Commit, and cannot be reserved again.
-func TestReserveShowsNothing(t *testing.T) {
+func TestReservedCellHasNoSpan(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // each P has its own stack of free cells
 	table, _ := newTable(t, true, nil)
 	first := table.start()
@@ -124,7 +124,7 @@ func TestLateStartAndEnd(t *testing.T) {
 }
 
 // If a span ends while it is being evicted, its cell is freed only once.
-func TestEndedMeanwhileIsNotEvicted(t *testing.T) {
+func TestSpanEndsDuringEviction(t *testing.T) {
 	var table *Table
 	var asked []Ref
 	endsMeanwhile := false
@@ -153,7 +153,7 @@ func TestEndedMeanwhileIsNotEvicted(t *testing.T) {
 
 // If another goroutine ends a span, its cell keeps its contents while many other spans start and
 // end.
-func TestFreeCellsRest(t *testing.T) {
+func TestFreedCellsKeepContents(t *testing.T) {
 	table, _ := newTable(t, true, nil)
 	r := table.start()
 	was := spanOf(r)
@@ -170,7 +170,7 @@ func TestFreeCellsRest(t *testing.T) {
 }
 
 // If two goroutines end a span at the same time, only one of them frees its cell.
-func TestOneEndsASpan(t *testing.T) {
+func TestSpanEndsOnce(t *testing.T) {
 	moreProcessors(t)
 	table, _ := newTable(t, true, nil)
 	for range testenv.Rounds(500, 20_000) {
@@ -190,7 +190,7 @@ func TestOneEndsASpan(t *testing.T) {
 }
 
 // Find finds every live span, whether ids are random or follow a pattern.
-func TestFindWithIDsOfAllKinds(t *testing.T) {
+func TestFindWithAnyIDs(t *testing.T) {
 	random := func(n int) uint64 { return mix(uint64(n) + 1) }
 	for name, id := range map[string]func(n int) uint64{
 		"random":                      random,
@@ -223,7 +223,7 @@ func TestFindWithIDsOfAllKinds(t *testing.T) {
 }
 
 // Find distinguishes spans of different traces that have the same span id.
-func TestFindTellsTracesApart(t *testing.T) {
+func TestFindDistinguishesTraces(t *testing.T) {
 	table, _ := newTable(t, true, nil)
 	a := table.start(func(s *Span) { s.SpanID = 7 })
 	b := table.start(func(s *Span) { s.SpanID = 7 })
@@ -362,7 +362,7 @@ func TestLeakedSpans(t *testing.T) {
 
 // If every span is still published by the goroutine that started it, old spans are evicted
 // nevertheless.
-func TestShownSpansAreEvicted(t *testing.T) {
+func TestPublishedSpansAreEvicted(t *testing.T) {
 	table, evicted := newTable(t, true, func(Ref, uint64, uintptr) bool { return true })
 	for range Capacity + 1000 {
 		if table.start() == 0 {
@@ -449,7 +449,7 @@ func TestQueueUnderContention(t *testing.T) {
 }
 
 // Load never mixes two spans, even while a few cells are reused continuously.
-func TestLoadUnderFire(t *testing.T) {
+func TestLoadWhileCellsAreReused(t *testing.T) {
 	for _, heap := range []bool{true, false} {
 		moreProcessors(t)
 		table, _ := newTable(t, heap, nil)
@@ -522,7 +522,7 @@ func startAndEnd(p *childproc.Parent) {
 }
 
 // Another process that reads a cell as documented sees a complete span or none.
-func TestNothingTornFromOutside(t *testing.T) {
+func TestReadByOtherProcess(t *testing.T) {
 	childproc.NeedReading(t)
 	_, _ = newTable(t, true, nil)
 	for _, cells := range []int{1, 8} {
@@ -591,7 +591,8 @@ func TestMapping(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, make([]byte, 4), magic)
 
-	// A goroutine may still use the table after Close, but has no effect.
+	// A goroutine may still use the table after Close. It finds empty cells, and can start and end
+	// spans.
 	table.End(r)
 	next := table.start()
 	assert.NoError(t, table.checkLive(next))

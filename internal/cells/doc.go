@@ -18,10 +18,10 @@
 // # Allocation
 //
 // Each P has a small stack of free cells (last in, first out), which are likely to be in the CPU
-// cache. All other free cells are in a shared queue (first in, first out). If another goroutine
-// than the starter ends a span, its cell goes to the queue, so that it still describes the ended
-// span for a while. When no cell is free, the table compares eight spans and evicts the oldest.
-// Spans are evicted last if the goroutine that started them is still in them.
+// cache. All other free cells are in a shared queue (first in, first out). If a span is ended by a
+// goroutine other than its starter, the cell goes to the queue, so that it still describes the span
+// for a while. When no cell is free, the table compares eight spans and evicts the oldest. Spans
+// are evicted last if the goroutine that started them is still in them.
 //
 // # Lookup by id
 //

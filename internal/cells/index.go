@@ -66,7 +66,7 @@ func (t *Table) share(r Ref, id uint64) {
 				oldest, least = old, age
 			}
 		}
-		// Evict this span even if its entry has changed since then.
+		// Evict the span whose age was compared, even if its entry in the bucket has changed since.
 		if oldest != 0 && t.evict(oldest) {
 			t.free.push(oldest.Index())
 		}

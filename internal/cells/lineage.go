@@ -63,8 +63,9 @@ func (t *Table) setAncestors(s *Span, parent Ref, position Position) {
 	}
 }
 
-// isOutside reports whether a goroutine at this position is in none of the spans. It is in the span
-// of its position and in that span's ancestors, unless that span was started outside of them.
+// isOutside reports whether a goroutine at this position is in none of the spans. The goroutine is
+// in the span of its position. It is also in that span's ancestors, unless the span was started
+// outside of them.
 //
 //go:noinline
 func (t *Table) isOutside(spans *Ancestors, position Position) bool {
@@ -110,8 +111,8 @@ func (t *Table) Nearest(position Position, goid uint64) (next Position, known bo
 	return next, true
 }
 
-// NearestOf returns the new position of a goroutine that leaves the span of its position, whose
-// ancestors are given: the first live ancestor, or 0 if there is none.
+// NearestOf returns the new position of a goroutine that leaves its span: the first of the span's
+// ancestors that is live, or 0 if there is none. position is the goroutine's old position.
 func (t *Table) NearestOf(ancestors *Ancestors, position Position) Position {
 	for _, r := range ancestors {
 		if t.Live(r) {

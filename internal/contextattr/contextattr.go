@@ -35,8 +35,9 @@ func Use() bool {
 	return true
 }
 
-// With returns a copy of ctx that has attrs in addition to the attributes of ctx. An attribute in
-// attrs replaces one of ctx with the same key, and a later one in attrs replaces an earlier one.
+// With returns a context derived from ctx that has attrs in addition to the attributes of ctx. An
+// attribute in attrs replaces one of ctx with the same key, and a later one in attrs replaces an
+// earlier one.
 //
 // Attributes without a key are dropped. If no attribute is left, With returns ctx. A nil ctx means
 // [context.Background]. The caller may reuse attrs. Until [Use] is called, With returns ctx

@@ -31,8 +31,9 @@ var block = regexp.MustCompile("(?ms)^ *```go\n(.*?)^ *```$")
 // benchmarks is the module that depends on the libraries of real services.
 const benchmarks = "benchmarks"
 
-// modules maps each document whose code needs another module than the library's to that module.
-// testdata has a directory for each module, with the declarations that the code needs.
+// modules lists documents whose code is compiled as part of a module other than the library's, with
+// the name of that module. The declarations that the code needs are in testdata, in one directory
+// per module.
 var modules = map[string]string{
 	"docs/getting-started.md": benchmarks,
 	"docs/migration.md":       benchmarks,

@@ -141,7 +141,8 @@ func (v Variable) Int(valid func(int) bool) (n int, ok bool) {
 	return n, true
 }
 
-// Choice returns the index in names of the value of v. ok is false if v is not set or invalid.
+// Choice looks up the value of v in names and returns its index. ok is false if v is not set or
+// invalid.
 func (v Variable) Choice(names ...string) (index int, ok bool) {
 	text := v.text()
 	if text == "" {
@@ -166,8 +167,8 @@ func (v Variable) List() (list []string) {
 }
 
 // Members returns the members of the list v that are in names, and reports each other member. If no
-// member is in names, Members returns all names, as if v were not set. The value "none" is an empty
-// list.
+// member is in names, Members returns all names, as if v were not set. The value "none" stands for
+// an empty list.
 func (v Variable) Members(names ...string) (members []string) {
 	set := false
 	for _, member := range v.List() {
@@ -206,5 +207,5 @@ func report(err error) {
 	}
 }
 
-// Forget makes errors be reported again, for tests.
+// Forget forgets which errors have been reported, so that they are reported again. It is for tests.
 func Forget() { reported.Clear() }

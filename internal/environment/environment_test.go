@@ -48,7 +48,7 @@ func TestTable(t *testing.T) {
 
 // Only this package reads variables whose names begin with OTELCTX_. Names of mappings and of
 // variables for tests also begin like this, and are exempt.
-func TestOneOwner(t *testing.T) {
+func TestOnlyThisPackageReadsVariables(t *testing.T) {
 	others := regexp.MustCompile(`^OTELCTX_(TEST_.*|APM|SPANS|NAMES|THREADLOCAL|G?SLOTS)$`)
 	known := map[string]bool{}
 	for _, v := range All() {

@@ -22,14 +22,15 @@ type Attribute struct {
 type Attributes struct {
 	// encoded is the encoding that OTEP 4947 defines. Its capacity is at least shortAttributes.
 	encoded []byte
-	// labels are the labels for those attributes that also become labels, in the same order.
+	// labels contains a label for each attribute that also becomes a label, in the same order.
 	labels []goruntime.Label
 }
 
 const (
 	// maxEncoded is the maximum size of the encoded attributes.
 	maxEncoded = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
-	// maxValue is the maximum size of a value, because its size is encoded as one byte.
+	// maxValue is the maximum size of a value. It is limited because the size is encoded as one
+	// byte.
 	maxValue = 255
 	// These limits are the profilers': maxLabels is a number of labels, and the others are sizes in
 	// bytes.

@@ -17,5 +17,6 @@ type Pointer struct{ p unsafe.Pointer }
 // Load returns the stored record.
 func (p *Pointer) Load() *Record { return (*Record)(atomic.LoadPointer(&p.p)) }
 
-// Store stores a record. Readers see the caller's earlier stores first, see [ordered.PutPointer].
+// Store stores a record. Readers that see the record also see the caller's earlier stores, see
+// [ordered.PutPointer].
 func (p *Pointer) Store(r *Record) { ordered.PutPointer(&p.p, unsafe.Pointer(r)) }

@@ -39,7 +39,7 @@ func moreProcessors(t *testing.T) {
 
 // A goroutine that reads its labels while End hides ours finds either all labels or only the
 // user's.
-func TestWithdrawUnderReaders(t *testing.T) {
+func TestEndWhileLabelsAreRead(t *testing.T) {
 	needRecords(t)
 	moreProcessors(t)
 	for _, users := range []int{0, 3, 12} {
@@ -94,7 +94,7 @@ func TestWithdrawUnderReaders(t *testing.T) {
 }
 
 // If End and Variant run concurrently, no valid record remains, whichever comes first.
-func TestVariantWhileItEnds(t *testing.T) {
+func TestVariantDuringEnd(t *testing.T) {
 	needRecords(t)
 	moreProcessors(t)
 	rounds := testenv.Rounds(500, long(5_000))
@@ -166,7 +166,7 @@ func TestVariantsAtTheSameTime(t *testing.T) {
 }
 
 // The garbage collector never frees labels that a profiler may still read.
-func TestCollector(t *testing.T) {
+func TestGarbageCollection(t *testing.T) {
 	needRecords(t)
 	defer debug.SetGCPercent(debug.SetGCPercent(1))
 	var stop atomic.Bool

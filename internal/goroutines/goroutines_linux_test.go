@@ -18,7 +18,7 @@ import (
 
 const size = wire.GoroutinesCapacity
 
-// gs provides two addresses that serve as the g of two goroutines.
+// gs are two fake g structures. Tests use only their addresses.
 var gs [2]uint64
 
 func store(t *Table, goid uint64, g int, p wire.Position) { t.Store(goid, unsafe.Pointer(&gs[g]), p) }

@@ -52,7 +52,7 @@ type search struct {
 	candidates []int // word indexes
 }
 
-// narrow removes the candidates whose word in words is not known.
+// narrow removes each candidate whose word in words differs from known, the value of the field.
 func (s *search) narrow(words []uintptr, known uintptr) {
 	if !s.started {
 		s.started = true
@@ -170,8 +170,8 @@ func (c *calibrator) fresh(f func()) {
 //
 // The first goroutine unlocks its thread before it ends, because the runtime destroys the thread of
 // a goroutine that ends while locked. Other code may need that thread: C may have thread-local
-// state there, and child processes with Pdeathsig die with it. The main thread cannot even be
-// destroyed.
+// state there, and child processes with Pdeathsig die with it. And the main thread cannot be
+// destroyed at all.
 func (c *calibrator) pair(lock bool, f, then func()) {
 	c.fresh(func() {
 		if lock {
@@ -208,8 +208,8 @@ func now() time.Duration {
 }
 
 // observe narrows all searches with the values of the calling goroutine and thread. Some
-// observations must be made on goroutines that are not locked to a thread. On a locked one,
-// g.lockedm equals g.m, and m.lockedg equals m.curg.
+// observations must be made on goroutines that are not locked to a thread. On a locked goroutine,
+// g.lockedm has the same value as g.m, and m.lockedg the same value as m.curg.
 func (c *calibrator) observe() {
 	if c.refused != nil {
 		return

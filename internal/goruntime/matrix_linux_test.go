@@ -49,7 +49,8 @@ type mode struct {
 	tls     func(off int64) bool // reports whether an offset of g is plausible
 }
 
-// variant returns a variant of a build that needs no C compiler and is not shared with other tests.
+// variant describes how to build the probe without a C compiler. The result is not shared with
+// other tests.
 func variant(name string, flags ...string) programs.Variant {
 	return programs.Variant{Name: name, Flags: flags}
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // fake describes a fake program: its architecture, and the offsets of the fields of g. The offsets
-// may differ from those of every Go release.
+// need not be those of any Go release.
 type fake struct {
 	self, bp, status, goid int
 	arm64                  bool

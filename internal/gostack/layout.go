@@ -157,8 +157,8 @@ func Calibrate(goid int, goroutines []G) (Layout, error) {
 	return l, nil
 }
 
-// candidates returns all offsets in steps from first to end (exclusive) for which holds returns
-// true in every goroutine.
+// candidates returns the offsets at which holds returns true for every goroutine. It tries first,
+// first+step and so on, up to but excluding end.
 func candidates(gs []G, first, end, step int, holds func(g *G, offset int) bool) []int {
 	var found []int
 	for offset := first; offset < end; offset += step {
@@ -194,8 +194,8 @@ func (l *Layout) StatusOf(g *G) (status uint32, scanned bool) {
 	return status &^ statusScan, status&statusScan != 0
 }
 
-// Saved reports whether g.sched contains the registers with which the goroutine will continue. It
-// does not while the goroutine runs.
+// Saved reports whether g.sched contains the registers with which the goroutine will continue.
+// While the goroutine runs, they are outdated.
 func (l *Layout) Saved(g *G) bool {
 	switch status, _ := l.StatusOf(g); status {
 	case StatusRunnable, StatusSyscall, StatusWaiting, StatusPreempted, StatusLeaked:

@@ -48,10 +48,9 @@ const (
 // FindFramePointer finds the saved frame pointer in g.sched, and sets l.BP, l.Goexit and l.ARM64.
 // It needs the stacks of the goroutines. code reads the code of the program.
 //
-// It tries each word between g.sched and the status. If the word is the frame pointer, then in at
-// least nine of ten parked goroutines it begins a chain of frames whose last return address is the
-// same. That address must be in runtime.goexit, which is recognized by its instructions, a
-// no-operation and a call.
+// It tries each word between g.sched and the status. The frame pointer begins a chain of frames. In
+// at least nine of ten parked goroutines, the last return address of the chain must be the same and
+// must be in runtime.goexit, which is recognized by its instructions, a no-operation and a call.
 func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []byte) bool) error {
 	var gs []G
 	for i := range goroutines {

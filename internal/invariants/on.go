@@ -8,7 +8,7 @@ package invariants
 // Enabled is true if checks are compiled in.
 const Enabled = true
 
-// Check panics if holds is false. The panic says which invariant is violated: what.
+// Check panics if holds is false. what describes the invariant.
 func Check(holds bool, what string) {
 	if !holds {
 		panic("otelctx: invariant: " + what)

@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Capacity is the number of entries in the table. Entry 0 is no name.
+// Capacity is the number of entries in the table. Entry 0 stands for no name.
 const Capacity = 1 << 12
 
 // indexBits makes the index at most half full, which keeps searches short.

@@ -11,9 +11,9 @@
 // with the race detector, all functions make atomic stores. Concurrent stores to the same field
 // must store the same value.
 //
-// Unlike after an atomic store, a later load may happen before the store becomes visible. If the
-// writer loads a reader's answer after storing, it needs an atomic read-modify-write operation in
-// between.
+// A later load may happen before one of these stores becomes visible. With an atomic store, this is
+// impossible. If the writer loads a reader's answer after storing, it needs an atomic
+// read-modify-write operation in between.
 //
 // The package imports no other package of otelctx.
 package ordered

@@ -84,8 +84,8 @@ func TestCallWithoutAnswer(t *testing.T) {
 	assert.Equal(t, 2, value)
 }
 
-// If a call has a lock and waits for the process, another call that waits for the lock is abandoned
-// as well.
+// If a call holds a lock and waits for the process, another call that waits for the lock is
+// abandoned as well.
 func TestCallsOfOneProcess(t *testing.T) {
 	f, answer := waiting(t)
 	has, lets := make(chan struct{}), make(chan struct{})

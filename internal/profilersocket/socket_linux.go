@@ -155,7 +155,7 @@ func (s *Socket) nextDrain() *chan struct{} {
 
 // Drain waits until all messages that were in the socket when Drain was called have been handled,
 // or until Serve has returned. If ctx ends first, Drain returns ctx's error. The function handle
-// that was passed to Serve must not call it.
+// that was passed to Serve must not call Drain.
 func (s *Socket) Drain(ctx context.Context) error {
 	// Serve replaces this channel when it starts a drain, so the drain of this channel has not
 	// started yet.

@@ -139,7 +139,7 @@ func TestPaths(t *testing.T) {
 }
 
 // If messages keep arriving at intervals too short to end a burst, they are handled nevertheless.
-func TestATrickle(t *testing.T) {
+func TestTrickle(t *testing.T) {
 	s := listen(t)
 	got, send := serve(t, s), sender(t)
 	for range 3 {

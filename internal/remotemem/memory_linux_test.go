@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){"pages": pages, "nobody": nobody, "undumpable": undumpable})
 }
 
-// pattern returns n bytes that do not repeat soon.
+// pattern returns n bytes that do not repeat in a short cycle.
 func pattern(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {

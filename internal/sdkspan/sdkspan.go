@@ -51,8 +51,8 @@ func Local(ctx context.Context) (k Key, ok bool) {
 }
 
 // Recording returns the key of the span in ctx. It returns false unless the span is recorded in
-// this process. It is not if ctx has no span, a remote span, or only a SpanContext. For a span of
-// the SDK, Recording also returns true after the span has ended.
+// this process, that is, if ctx has no span, a remote span, or only a SpanContext. For a span of
+// the SDK, it also returns true after the span has ended.
 func Recording(ctx context.Context) (k Key, ok bool) {
 	s := FromContext(ctx)
 	if s == nil {
@@ -159,8 +159,8 @@ type layout struct {
 	spanContext, parent, start, end uintptr
 }
 
-// startedLayout is the layout of spans passed to OnStart, and endedLayout of spans passed to OnEnd.
-// They are nil until a span of the SDK's own types has been seen.
+// startedLayout is the layout of spans passed to OnStart, and endedLayout the layout of spans
+// passed to OnEnd. They are nil until a span of the SDK's own types has been seen.
 var startedLayout, endedLayout atomic.Pointer[layout]
 
 // time returns the time.Time at an offset in the value. It is sound for the same reasons as

@@ -219,7 +219,7 @@ func TestOtherSpans(t *testing.T) {
 	}
 }
 
-func TestFieldsThatAreNotThere(t *testing.T) {
+func TestMissingFields(t *testing.T) {
 	forget(t)
 	var offset uintptr
 	type span struct {

@@ -106,7 +106,7 @@ func (p *Process) Find(name string) (found []Variable, err error) {
 type image struct {
 	mem     io.ReaderAt
 	machine elf.Machine
-	bias    uint64 // what must be added to an address in the file
+	bias    uint64 // address in memory minus address in the file
 	end     uint64 // the highest address in the file
 	phdr    uint64
 	tls     elf.Prog64
@@ -130,7 +130,7 @@ func (p *Process) find(m Module, name string) (v Variable, defined bool, err err
 	return v, true, f.resolve(&v, index, sym.Value)
 }
 
-// open reads the parts that are needed of the file that is mapped at m.
+// open reads the needed parts of the file that is mapped at m.
 func (p *Process) open(m Module) (*image, error) {
 	var h elf.Header64
 	if err := read(p.Memory, m.Start, &h); err != nil {
@@ -355,8 +355,8 @@ func (v *Variable) Address(mem io.ReaderAt, threadPointer uint64) (uint64, error
 	if err := read(mem, threadPointer+uint64(distance), &vector); err != nil {
 		return 0, err
 	}
-	// The vector may be too short: glibc extends it only when the thread uses a new module. glibc
-	// stores its size before the vector, and musl in the first entry.
+	// The vector may be too short, because glibc extends it only when the thread uses a new module.
+	// Its size is stored in front of it (glibc) or in its first entry (musl).
 	var size uint64
 	sizeAddress := vector - entry
 	if v.musl {

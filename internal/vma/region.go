@@ -39,8 +39,8 @@ func NewOrHeap(name string, size int, heap bool) (*Region, error) {
 	return r, nil
 }
 
-// Bytes returns the memory. A mapping begins at a page boundary. It must not be accessed after
-// [Region.Close].
+// Bytes returns the memory. The memory of a mapping begins at a page boundary, and must not be
+// accessed after [Region.Close].
 func (r *Region) Bytes() []byte { return r.mem }
 
 // Address returns the address of the memory in this process.

@@ -122,8 +122,8 @@ func memfd(name string, size int) (int, error) {
 // (OTEP 4719, publication protocol, step 10).
 //
 // A kernel without CONFIG_ANON_VMA_NAME rejects the call. Announce then returns an error if the
-// mapping should have a memfd but has none, because readers cannot find it. For memory on the heap,
-// Announce does nothing.
+// mapping should have a memfd but has none, because readers cannot find the mapping. For memory on
+// the heap, Announce does nothing.
 func (r *Region) Announce() error {
 	if !r.mapped {
 		return nil

@@ -32,7 +32,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	// The unchecked type assertions below fail only if the plugin exports other functions.
+	// The unchecked type assertions below panic only if the plugin's functions have other types.
 	work, err := guest.Lookup("Work")
 	if err != nil {
 		panic(err)
