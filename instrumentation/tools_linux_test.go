@@ -176,7 +176,6 @@ func withoutLog(printed string) string {
 	return regexp.MustCompile(`(?m)^\{"time":.*"msg":"(OpenTelemetry initialized|runtime metrics enabled)".*\n`).ReplaceAllString(printed, "")
 }
 
-// build is one build of the example.
 type build struct {
 	t     *testing.T
 	name  string
@@ -310,7 +309,6 @@ func (b *build) mentions(program string) bool {
 	return strings.Contains(symbols, "otelctx")
 }
 
-// size returns the size of a program.
 func (b *build) size(program string) string {
 	b.t.Helper()
 	info, err := os.Stat(b.out(program))

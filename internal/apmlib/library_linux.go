@@ -52,9 +52,10 @@ const _ = uint(storageSpace - wire.MaxProfilingProcessStorage) // the largest st
 // place before the mapping that profilers search for appears. Install creates the library's file in
 // the first of dirs from which code can be mapped, and removes it before it returns.
 //
-// A process has only one library. Later calls replace its storage and ignore dirs. Install fails if
-// the Go runtime is not supported, if the library cannot be mapped from any of dirs, or if storage
-// is too long.
+// A process has only one library. Later calls replace its storage and ignore dirs; they return the
+// library together with the error of [Records.Err], if any. The first call fails if the Go runtime
+// is not supported, if storage is too long, or if the library cannot be mapped from any of dirs. In
+// the last case, the error says why for each directory.
 func Install(dirs []string, storage []byte, r *goruntime.Runtime) (*Library, error) {
 	if len(storage) > storageSpace {
 		return nil, fmt.Errorf("process storage of %d bytes, at most %d", len(storage), storageSpace)

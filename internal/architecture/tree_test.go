@@ -35,7 +35,6 @@ type tree struct {
 	others []string
 }
 
-// file is one Go file.
 type file struct {
 	dir  string // slash-separated and relative to the root, "." for the root
 	test bool   // a _test.go file, or in a testdata directory
@@ -95,7 +94,6 @@ var parsed = sync.OnceValues(func() (tree, error) {
 	return out, err
 })
 
-// imports returns the paths that f imports.
 func (f file) imports() []string {
 	var out []string
 	for _, spec := range f.ast.Imports {

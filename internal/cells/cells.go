@@ -254,8 +254,8 @@ func (t *Table) Rename(r Ref, name uint16) {
 	atomic.CompareAndSwapUint64(&t.cell(r).Names, packNames(r, s.Name, s.Endpoint), packNames(r, name, endpoint))
 }
 
-// Reserve returns a Ref for a span that is about to start, or 0 if no cell is available. The caller
-// must be pinned to P number p, and stay pinned until [Table.Commit].
+// Reserve returns a Ref for a span that is about to start, or 0 if no cell is available. The cell
+// belongs to the caller until [Table.Commit]. Until then, the caller must be pinned to P number p.
 func (t *Table) Reserve(p int) Ref {
 	i, ok := t.takeWarm(p)
 	if !ok {
@@ -351,10 +351,11 @@ func (t *Table) All(f func(Ref)) {
 	}
 }
 
-// SetThread stores the id of the thread whose slot publishes a span for the calling goroutine, or 0
-// once the goroutine has published another span. goid is the goroutine's id. If the slot of any
-// other thread still names the span, that slot is outdated. SetThread does nothing if another
-// goroutine started the span, or if the cell describes another span. The span may have ended.
+// SetThread stores tid in the cell of a span. tid is the id of the thread whose slot publishes the
+// span for the calling goroutine, or 0 once that slot publishes another span. goid is the id of the
+// calling goroutine. If the slot of any other thread still names the span, that slot is outdated.
+// SetThread does nothing if another goroutine started the span, or if the cell describes another
+// span. The span may have ended.
 func (t *Table) SetThread(r Ref, goid uint64, tid uint32) {
 	if r == 0 {
 		return

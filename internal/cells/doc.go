@@ -1,7 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cells publishes the live spans of the process in shared memory, one span per cell.
+// Package cells publishes the live spans of the process in memory that other processes can read.
+// Each span has its own cell.
 //
 // A span keeps its cell from Start to End. During that time a [Ref], which consists of the cell's
 // number and a generation, identifies the span. Every other place that publishes the span only

@@ -25,7 +25,7 @@ type Scope struct {
 	Measured atomic.Value
 }
 
-// used is set once a package that uses the attributes is part of the program.
+// used is true if the program links a package that uses the attributes.
 var used atomic.Bool
 
 // Use enables [With]. Packages that use the attributes call it during initialization. It always

@@ -22,7 +22,6 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// root is the repository's root directory.
 const root = "../.."
 
 // block matches a block of Go code. The block is indented if it is part of a list.

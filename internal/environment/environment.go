@@ -166,7 +166,7 @@ func (v Variable) List() (list []string) {
 	return list
 }
 
-// Members returns the members of the list v that are in names, and reports each other member. If no
+// Members returns the members of the list v that are in names, and reports all other members. If no
 // member is in names, Members returns all names, as if v were not set. The value "none" stands for
 // an empty list.
 func (v Variable) Members(names ...string) (members []string) {

@@ -197,9 +197,9 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 	return r
 }
 
-// AddDatadogLabels adds the labels that dd-trace-go sets to a record, as far as there is room. a
-// and n must be the arguments with which [New] created the record. root is the span id of the local
-// root. Call it before Install.
+// AddDatadogLabels adds dd-trace-go's labels to a record, as far as there is room. a and n must be
+// the arguments with which [New] created the record. root is the span id of the local root. Call it
+// before Install.
 //
 //go:noinline
 func (r *Record) AddDatadogLabels(root uint64, a *Attributes, n *Names) {
@@ -414,8 +414,8 @@ func (r *Record) Variant(a *Attributes, n *Names, datadogRoot uint64, user UserL
 
 // retire invalidates a record although its span is still live and goroutines may have it installed.
 // On these goroutines, readers of labels no longer see a span. To other readers, the record looks
-// like the record of a child of the span that has ended. So they find the span, and once it has
-// ended, its ancestors.
+// like that of an ended child of the span. So they find the span or, once the span has ended, its
+// ancestors.
 func (r *Record) retire() {
 	if r.Ended() {
 		return

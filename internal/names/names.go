@@ -42,7 +42,6 @@ type Table struct {
 	leftOut atomic.Int64
 }
 
-// text is a name in the table.
 type text struct {
 	name string
 	hash uint64
