@@ -393,8 +393,8 @@ const answer = "9c2eb34733a9831496fa0ab2ae00cb841bc8187af261cb630d0b6e1889e857e9
 // seen holds the sample counts of a recording.
 type seen struct {
 	samples, inSpans int
-	// right and wrong count samples with a span. The stack of a right sample confirms its span;
-	// that of a wrong sample contradicts it.
+	// right and wrong count samples with a span. right counts samples whose stack confirms their
+	// span, and wrong counts samples whose stack contradicts it.
 	right, wrong int
 	// due counts samples that should have the span sign according to their stack. found counts how
 	// many of them do.

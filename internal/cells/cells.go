@@ -82,8 +82,8 @@ type Table struct {
 // So a new table never issues a Ref of a closed table, which a goroutine may still hold.
 var generations atomic.Uint64
 
-// lateGenerations is the gap between the versions of a closed table and those of the next table.
-// The gap leaves room for spans that start while the old table is being closed.
+// lateGenerations is the gap between the highest version of a closed table and the first version of
+// the next table. It leaves room for spans that start while the old table is being closed.
 const lateGenerations = 1 << 16 * wire.RefGeneration
 
 // local is the part of the table that belongs to one P. Only a goroutine pinned to the P stores to

@@ -10,8 +10,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// minQueued is the length that the free queue must exceed before its cells are reused. It does not
-// matter if there are no unused cells.
+// minQueued is the length that the free queue must exceed before its cells are reused. Once all
+// cells have been used, cells are reused from a shorter queue, too.
 const minQueued = 1024
 
 // takeWarm pops a cell from the stack of a P. The caller must be pinned to that P.

@@ -26,9 +26,9 @@ const traceIDKey = "trace_id"
 // by that address.
 var spanIDKey = string(append([]byte(nil), "span_id"...))
 
-// Offsets in a Record that are advertised to readers: of the OTEP 4947 record, of the Ref of the
-// span's cell, and of the Refs of its ancestors. The outsider's id follows the Refs of the
-// ancestors.
+// Offsets in a Record, which are advertised to readers. Offset is where the record of OTEP 4947
+// begins. RefOffset is where the Ref of the span's cell is. AncestorsOffset is where the Refs of
+// the span's ancestors are, followed by the outsider's id.
 const (
 	Offset          = unsafe.Offsetof(Record{}.traceID)
 	RefOffset       = unsafe.Offsetof(Record{}.ref)

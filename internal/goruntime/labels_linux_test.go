@@ -35,7 +35,7 @@ func newRecord(n uint64) *record {
 	return &record{LabelMap{[]Label{{"otelctx.a", value}, {"otelctx.b", value + value}}}, [4]uint64{n, n, n, n}}
 }
 
-// intact reports whether the running goroutine's labels still equal those of newRecord(n). If the
+// intact reports whether the running goroutine still has the labels from newRecord(n). If the
 // collector has freed them, they may have been overwritten.
 func intact(n uint64) bool {
 	want, got := newRecord(n), (*record)(Labels())

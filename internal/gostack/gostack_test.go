@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fake describes a fake program: its architecture, and the offsets of the fields of g. The offsets
-// need not be those of any Go release.
+// fake describes a fake program: its architecture, and the offsets of the fields of g. No Go
+// release needs to have these offsets.
 type fake struct {
 	self, bp, status, goid int
 	arm64                  bool

@@ -49,8 +49,9 @@ const (
 // It needs the stacks of the goroutines. code reads the code of the program.
 //
 // It tries each word between g.sched and the status. The frame pointer begins a chain of frames. In
-// at least nine of ten parked goroutines, the last return address of the chain must be the same and
-// must be in runtime.goexit, which is recognized by its instructions, a no-operation and a call.
+// at least nine of ten parked goroutines, the last return address of the chain must be the same,
+// and must be in runtime.goexit. That function is recognized by its instructions, a no-operation
+// and a call.
 func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []byte) bool) error {
 	var gs []G
 	for i := range goroutines {
@@ -309,8 +310,8 @@ func (u *unwinder) enter(pc, sp, lr uint64) (bp, last uint64, ok bool) {
 }
 
 // leaveCallback appends the callers of runtime.cgocallback up to the first one with a frame
-// pointer. pc is an instruction of cgocallback, and sp is its stack pointer there. The results are
-// those of enter.
+// pointer. pc is an instruction of cgocallback, and sp is its stack pointer there. The results have
+// the same meaning as those of enter.
 func (u *unwinder) leaveCallback(pc, sp uint64) (bp, last uint64, ok bool) {
 	_, size, ok := u.code.Frame(pc)
 	if !ok || size < 0 {

@@ -47,8 +47,8 @@ var abandoned = struct {
 
 // Call calls f, which reads the process with id pid, and returns f's results. If f takes longer
 // than limit, the error wraps [ErrNoAnswer]. If ctx is done first, the error wraps ctx's error.
-// Time during which f does not wait for the process (because it runs, is ready to run, or waits for
-// a lock) counts only a tenth, because then this process or a busy machine causes the delay.
+// Time during which f runs, is ready to run, or waits for a lock counts only a tenth, because this
+// process or a busy machine causes such delays.
 //
 // An abandoned f continues on its goroutine until the process lets it return. Its results are
 // dropped. Until it returns, new calls for the same process fail at once, and so do running calls

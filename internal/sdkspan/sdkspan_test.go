@@ -161,8 +161,8 @@ type foreign struct {
 	spanContext trace.SpanContext //nolint:unused // what learn looks for
 }
 
-// lookalike is a type of span with the same fields as the SDK's spans. Its methods are those of an
-// embedded SDK span.
+// lookalike has the same fields as the SDK's spans, but its methods return the data of an embedded
+// SDK span.
 type lookalike struct {
 	sdktrace.ReadWriteSpan
 

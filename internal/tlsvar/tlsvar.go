@@ -187,7 +187,7 @@ func (f *image) address(tag elf.DynTag) uint64 {
 	return f.bias + v
 }
 
-// lookup finds a symbol in the hash table of the file, which may be of either of two kinds.
+// lookup finds a symbol in the file's hash table. There are two kinds of hash tables.
 func (f *image) lookup(name string) (uint32, elf.Sym64, error) {
 	if f.dynamic[elf.DT_GNU_HASH] != 0 {
 		return f.lookupGNU(name)
