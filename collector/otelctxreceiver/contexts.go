@@ -52,7 +52,7 @@ type contexts struct {
 	processes map[int]*process
 }
 
-// source is implemented by [reader.Process].
+// source is implemented by [reader.Process], and by fake processes in tests.
 type source interface {
 	ProcessContext(ctx context.Context) (*reader.ProcessContext, error)
 	Changed(publishedAtNS uint64) (bool, error)

@@ -23,7 +23,7 @@ type Config struct {
 	config.Config `mapstructure:",squash"`
 
 	// SpanLinks turns the labels trace_id and span_id of a goroutine into a link of its samples.
-	// Otherwise these labels become attributes.
+	// If it is false, these labels become attributes.
 	SpanLinks bool `mapstructure:"span_links"`
 	// ProcessContext adds the attributes that a process publishes to the process's resource.
 	ProcessContext bool `mapstructure:"process_context"`

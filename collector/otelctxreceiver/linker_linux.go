@@ -68,8 +68,8 @@ func decodeID(id []byte, text string) bool {
 	return err == nil && slices.ContainsFunc(id, func(b byte) bool { return b != 0 })
 }
 
-// byLabels prevents the reporter from merging samples with different labels. It would give the
-// merged sample the labels of the first.
+// byLabels prevents the reporter from merging samples with different labels. The merged sample
+// would have only the labels of the first.
 type byLabels struct{}
 
 // CollectExtraSampleMeta implements [samples.SampleAttrProducer]. It returns the same string only

@@ -263,7 +263,7 @@ type verdict struct {
 	outside       int // in an interval outside all spans
 	outsideGiven  int // of outside: with a span
 	noGoroutine   int // in the interval of a span, while the goroutine was preempted
-	otherThreads  int // of threads without intervals
+	otherThreads  int // in a thread that has no intervals
 	betweenPieces int // not in an interval, or less than margin from its ends
 	attributes    int // with the span id as an attribute
 }

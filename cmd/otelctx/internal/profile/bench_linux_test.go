@@ -11,7 +11,7 @@ import (
 )
 
 // BenchmarkAdd adds samples of two processes with stacks of about ten frames. Ten samples share a span. With
-// attributes=2 each sample has the same two attributes as in a recording.
+// attributes=2, each sample has a thread's id and name as attributes, as in a recording.
 func BenchmarkAdd(b *testing.B) {
 	all := stacks(b)
 	resource := mustResource(b, StringAttribute("service.name", "shop"), IntAttribute("process.pid", 7))

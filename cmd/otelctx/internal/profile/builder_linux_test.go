@@ -20,7 +20,6 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
-// onlyProfile returns the only profile of data.
 func onlyProfile(t *testing.T, data *profilespb.ProfilesData) *profilespb.Profile {
 	t.Helper()
 	require.Len(t, data.GetResourceProfiles(), 1)

@@ -256,7 +256,7 @@ func (d *dictionary) mapping(raw *symbols.Mapping) int32 {
 	return i
 }
 
-// link returns the index of a link, or 0 if one of its ids is invalid.
+// link returns the index of a link, or 0 if one of its ids is zero.
 func (d *dictionary) link(key linkKey) int32 {
 	if key.traceID == [16]byte{} || key.spanID == [8]byte{} {
 		return 0

@@ -73,7 +73,7 @@ func Each(data *profilespb.ProfilesData) iter.Seq2[*resourcepb.Resource, *profil
 func extract(data *profilespb.ProfilesData, first, limit int) *profilespb.ProfilesData {
 	e := extractor{from: data.GetDictionary(), to: newDictionary()}
 	result := &profilespb.ProfilesData{}
-	position := 0 // number of the profile's next sample
+	position := 0 // number of the next sample
 	for _, r := range data.GetResourceProfiles() {
 		// Data that passes Check has one scope per resource and one profile per scope.
 		scope := r.GetScopeProfiles()[0]

@@ -47,10 +47,10 @@ type transport interface {
 	Close() error
 }
 
-// NewClient returns a client of the collector at endpoint. OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL or
-// OTEL_EXPORTER_OTLP_PROTOCOL select OTLP/gRPC (grpc, the default) or OTLP/HTTP (http/protobuf). If endpoint is
-// empty, OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT is used. If these are also empty, the
-// client uses localhost without TLS, with port 4317 for gRPC or 4318 for HTTP.
+// NewClient returns a client of the collector at endpoint. The variable OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL, or
+// else OTEL_EXPORTER_OTLP_PROTOCOL, selects OTLP/gRPC (grpc, the default) or OTLP/HTTP (http/protobuf). If
+// endpoint is empty, OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT is used. If these are
+// also empty, the client uses localhost without TLS, with port 4317 for gRPC or 4318 for HTTP.
 //
 // For gRPC, endpoints are gRPC targets or URLs. In a URL, the scheme http disables TLS, https enables it, and the
 // path is ignored. For HTTP, endpoints are URLs. NewClient appends /v1development/profiles to

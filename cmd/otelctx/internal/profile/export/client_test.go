@@ -176,7 +176,8 @@ func client(t *testing.T, endpoint string) *Client {
 	return c
 }
 
-// send sends a recording of one sample to a collector that returns no warnings.
+// send sends a small recording to a collector that must not return warnings. It returns the errors that
+// caused samples to be dropped.
 func send(t *testing.T, endpoint string) error {
 	t.Helper()
 	d := sendBy(t, client(t, endpoint), recording(t, 1))

@@ -84,7 +84,8 @@ func (w jsonWriter) value(f protoreflect.FieldDescriptor, v protoreflect.Value) 
 	_, _ = w.Write(b)
 }
 
-// jsonValue returns a value that encoding/json encodes as protobuf's JSON encoding requires.
+// jsonValue converts v, the value of field f, so that encoding/json encodes it as protobuf's JSON encoding
+// requires.
 func jsonValue(f protoreflect.FieldDescriptor, v any) any {
 	switch n := v.(type) {
 	case int64, uint64:

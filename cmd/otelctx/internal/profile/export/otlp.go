@@ -142,7 +142,7 @@ func (e *linesEncoder) add(data *profilespb.ProfilesData) error {
 func (*linesEncoder) close() error { return nil }
 
 // tables assigns indices to the entries of all parts, so that the parts share one dictionary. Equal entries get the
-// same index.
+// same index (but see maxKnownEntries).
 type tables struct{ mappings, locations, functions, links, strings, attributes, stacks table }
 
 // maxKnownEntries is the maximum number of entries that are remembered for a table. When it is reached, all of them

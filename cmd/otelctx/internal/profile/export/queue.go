@@ -203,7 +203,7 @@ func (q *Queue) retried(err error) {
 	q.delivery.Retried = note(q.delivery.Retried, err)
 }
 
-// Delivery returns what has happened since its last call. Only Waiting is not a difference: it is the current number.
+// Delivery returns what has happened since its last call, and how many samples are waiting now.
 func (q *Queue) Delivery() Delivery {
 	q.mu.Lock()
 	defer q.mu.Unlock()

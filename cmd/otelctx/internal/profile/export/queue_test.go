@@ -92,7 +92,7 @@ func TestQueueCountsOversizedSamples(t *testing.T) {
 	assert.ErrorContains(t, d.Reasons[0], "one sample takes")
 }
 
-// picky is a collector that is unavailable for requests with exactly refused samples.
+// picky is a collector that refuses, for now, all requests with a certain number of samples.
 type picky struct {
 	*server
 	refused uint64
@@ -105,8 +105,8 @@ func (p *picky) Export(ctx context.Context, r *collectorpb.ExportProfilesService
 	return p.server.Export(ctx, r)
 }
 
-// TestQueueIsNotBlockedByRefusedRequests checks that requests which are refused again and again do not block
-// the others.
+// TestQueueIsNotBlockedByRefusedRequests checks that requests that the collector keeps refusing do not block
+// other requests.
 func TestQueueIsNotBlockedByRefusedRequests(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000")
 	p := &picky{server: &server{}, refused: 6}

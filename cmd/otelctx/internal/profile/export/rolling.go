@@ -19,7 +19,7 @@ type Rolling struct {
 	keep         int
 }
 
-// stamp is the format of the time in a file name, in which names sort chronologically.
+// stamp is the format of the time in a file name. It makes file names sort chronologically.
 const stamp = "20060102T150405.000000Z"
 
 // NewRolling returns a Rolling that derives file names from path. Its Prune keeps the newest keep files, or all

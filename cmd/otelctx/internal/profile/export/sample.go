@@ -39,7 +39,7 @@ var resourceLabels = []string{
 	string(semconv.ProcessExecutableNameKey),
 }
 
-// sample is a sample in the form that the formats other than OTLP are written from.
+// sample is a sample as the encoders of all formats other than OTLP use it.
 type sample struct {
 	dictionary *profilespb.ProfilesDictionary
 	locations  []int32 // the innermost first

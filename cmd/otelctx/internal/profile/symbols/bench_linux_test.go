@@ -10,7 +10,7 @@ import (
 )
 
 // BenchmarkLocate looks up addresses in Go code, either for the first time (again=false) or in the
-// cache. In a recording, each address is looked up for the first time once.
+// cache (again=true). The benchmark open also opens the process, and looks up one address.
 func BenchmarkLocate(b *testing.B) {
 	var r report
 	p := start(b, build(b, programs.Static, "prog"), &r)

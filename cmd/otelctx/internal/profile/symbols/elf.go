@@ -108,7 +108,7 @@ func (f *elfFile) readSections(header *elf.Header64) {
 	}
 }
 
-// decode decodes a structure of the ELF format.
+// decode decodes the ELF structure at offset. It returns false if p ends before the structure does.
 func decode(p part, offset uint64, to any) bool {
 	b := make([]byte, binary.Size(to))
 	if !p.read(offset, b) {

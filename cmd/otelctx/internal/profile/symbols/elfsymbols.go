@@ -20,8 +20,8 @@ const (
 	maxSymbolEntries = 1 << 22
 	// maxAliases is the maximum number of functions with the same start whose names are compared.
 	maxAliases = 64
-	// maxOverlap is the maximum number of functions, backwards from an address, that are checked for whether they
-	// contain it.
+	// maxOverlap is the maximum number of functions that lookup tries for an address. It begins with the last
+	// function that starts at or before the address, and goes backwards.
 	maxOverlap = 16
 	// maxMangled is the maximum length of a mangled name in bytes. The demangled name can be much longer, so
 	// its length is limited to 1<<maxDemangledBits bytes.

@@ -51,7 +51,7 @@ type Files struct {
 	tables []*file
 }
 
-// Maps reports whether f needs reports of a process's mappings, because the process is open.
+// Maps reports whether a process is open, so that f needs the kernel's reports of its mappings.
 func (f *Files) Maps(pid int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -168,7 +168,7 @@ func (f *Files) open(r *Region) *file {
 	return f.openNamed(r.process.user, path, id)
 }
 
-// openNamed returns the file of a handle, path, and makes the user hold it. It returns nil if the file cannot be
+// openNamed returns the file behind path, a handle, and makes the user hold it. It returns nil if the file cannot be
 // read.
 func (f *Files) openNamed(user int, path *os.File, id fileID) *file {
 	f.mu.Lock()

@@ -138,8 +138,8 @@ func TestGoDeleted(t *testing.T) {
 	assert.Equal(t, p.path, process.Locate(r.Stack[1].PC, false).Mapping.Path)
 }
 
-// TestGoExec checks that names are right after a process has started another program at the same addresses by
-// execve.
+// TestGoExec checks that names are right after a process has replaced its program (execve) with another one at
+// the same addresses.
 func TestGoExec(t *testing.T) {
 	var r report
 	p := start(t, build(t, programs.Static, "prog"), &r)

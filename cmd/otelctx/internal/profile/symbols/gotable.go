@@ -84,7 +84,6 @@ func (f *elfFile) goTable() (*goTable, error) {
 	return nil, errNoGoTable
 }
 
-// parseGoTable parses the table's header.
 func parseGoTable(content part) (*goTable, error) {
 	var b [goHeaderSize]byte
 	if !content.read(0, b[:]) || binary.LittleEndian.Uint32(b[:]) != goTableMagic ||
@@ -109,7 +108,7 @@ const moduleWordCount = 64
 // These are positions of words in moduledata. They have not changed since Go 1.18.
 const (
 	moduleHeader  = 0
-	moduleNames   = 1 // a slice, like those below
+	moduleNames   = 1 // a slice, like the others up to moduleFuncTab
 	moduleUnits   = 4
 	moduleFiles   = 7
 	moduleByPC    = 10
@@ -121,8 +120,8 @@ const (
 	moduleEndText = 23
 )
 
-// adopt reports whether words are the moduledata of the table at address. They must agree with the table, in the way
-// that the runtime itself checks. If they do, adopt sets the base address from them.
+// adopt reports whether words are the moduledata of the table at address. They must agree with the table, as the
+// runtime itself requires. If they do, adopt takes the base address from them.
 func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 	first, ok := t.functions.uint32(0)
 	last, ok2 := t.functions.uint32(t.count * goFuncTabEntry)
@@ -162,7 +161,7 @@ func (f *elfFile) moduleCandidates(s *section, relocations []relocation) []uint6
 
 const (
 	maxModuleCandidates = 64
-	// maxModuleSearch is the maximum number of bytes in which moduledata is searched for.
+	// maxModuleSearch is the maximum number of bytes that are searched for moduledata.
 	maxModuleSearch = 64 << 20
 	// maxRelocations is the maximum number of relocations kept in memory while a file is opened, at 16 bytes each.
 	maxRelocations = 1 << 21
@@ -239,7 +238,7 @@ func (f *elfFile) moduleWords(address uint64, relocations []relocation) (*[modul
 const (
 	// inlineProbe is the number of functions with inlined calls that are used to test possible inline trees.
 	inlineProbe = 32
-	// inlineSearch is the maximum number of functions in which these are searched for.
+	// inlineSearch is the maximum number of functions that are searched for functions with inlined calls.
 	inlineSearch = 1 << 16
 	// maxInlined is the maximum number of inlined calls that are checked in one function.
 	maxInlined = 1 << 12

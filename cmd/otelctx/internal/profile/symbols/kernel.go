@@ -65,7 +65,7 @@ func openKernel(parse func(*Kernel, io.Reader) error) (*Kernel, error) {
 	return k, nil
 }
 
-// kernelPath is the kernel's path in perf and pprof.
+// kernelPath is the name of the kernel's mapping in perf and pprof.
 const kernelPath = "[kernel.kallsyms]"
 
 // parse reads the symbols, and the address range of the kernel's own code (without modules). On error k is
@@ -113,7 +113,7 @@ func (k *Kernel) scan(kallsyms io.Reader, each func(address uint64, kind byte, n
 	var start, limit uint64
 	count, hidden := 0, true
 	for more := true; more && count < maxKallsyms && s.Scan(); count++ {
-		// ffffffff81000000 T _stext, with a suffix "\t[name]" for a module's symbol.
+		// A line looks like "ffffffff81000000 T _stext". A module's symbol has the suffix "\t[name]".
 		line := s.Text()
 		hex, rest, ok := strings.Cut(line, " ")
 		address, err := strconv.ParseUint(hex, 16, 64)

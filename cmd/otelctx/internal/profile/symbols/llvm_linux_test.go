@@ -62,7 +62,7 @@ func TestLLVM(t *testing.T) {
 	}
 }
 
-// compareLLVM compares the results of lookups in a file with LLVM's results, all.
+// compareLLVM looks up the addresses in o, and compares the results with LLVM's results, which are in all.
 func compareLLVM(t *testing.T, o *file, addresses []uint64, all [][]Line) {
 	t.Helper()
 	compared, equal, native, inlined, starts := 0, 0, 0, 0, 0

@@ -51,8 +51,8 @@ func Bytes(lines []Line) int {
 type Location struct {
 	// Mapping is nil if the address is in no known mapping. Locations in one mapping share it.
 	Mapping *Mapping
-	// Address is a virtual address of the process, either of the interrupted instruction or of a byte of a call
-	// instruction.
+	// Address is a virtual address of the process. The interrupted instruction begins there, or a call instruction
+	// contains it.
 	Address uint64
 	// Lines lists the functions at the address, the innermost first. The last one contains the address, and the
 	// others are inlined there. Lines is empty if the functions are unknown.

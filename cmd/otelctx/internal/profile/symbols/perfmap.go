@@ -72,8 +72,7 @@ func (p *Process) openPerfMapOnce() {
 //
 // NameCompiled searches at most the last 64 MiB or two million lines of the file, backwards from the end. It stops
 // when all locations have names, when the names take more than most bytes, or when goOn returns false. It reports
-// whether the search was completed. It also returns false if another call is blocked by the file system, which may
-// happen to this call, too.
+// whether the search was completed. It may block on a file system; while it does, other calls return false at once.
 func (p *Process) NameCompiled(locations []*Location, most int, goOn func() bool) bool {
 	if len(locations) == 0 || p.files.unnamed {
 		return true
@@ -147,7 +146,7 @@ func (s *perfSearch) search(file io.ReaderAt, size int64) bool {
 	defer s.settle()
 	buffer := make([]byte, perfChunk+maxPerfLine)
 	var rest []byte // the end of a line that begins in an earlier chunk
-	ignore := true  // the text after the last newline: incomplete or too long
+	ignore := true  // the line that ends at the end of text is incomplete or too long
 	for end, limit := size, max(0, size-maxPerfMap); end > limit && len(s.open) > 0 && s.lines < maxPerfLines; {
 		start := max(limit, end-perfChunk)
 		text := buffer[:end-start]

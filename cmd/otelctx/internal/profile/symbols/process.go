@@ -159,7 +159,8 @@ func (p *Process) certain() bool {
 // them has no names.
 func (p *Process) LeftOut() int { return int(p.leftOut.Load()) }
 
-// Attach attaches the regions with the lowest addresses, at most the given number, as [Region.Attach] does.
+// Attach calls [Region.Attach] for the regions with the lowest addresses, at most limit of them, if [Region.Want]
+// returns true.
 func (p *Process) Attach(limit int) {
 	p.mu.Lock()
 	first := slices.Clone(p.timeline.now[:min(len(p.timeline.now), limit)])
@@ -229,7 +230,8 @@ func (r *Region) continues(o *Region) bool {
 // anonymous reports whether the region has no file.
 func (r *Region) anonymous() bool { return r.inode == 0 }
 
-// Gone reports whether a scan no longer found the region, and it is unknown when the region was replaced.
+// Gone reports whether the region disappeared at an unknown time: a scan no longer found it, and the kernel's reports
+// may have been incomplete.
 func (r *Region) Gone() bool { return r.gone.Load() }
 
 // Want reports whether the caller should attach the region. It returns true once, and once more after each call of

@@ -68,7 +68,6 @@ func openWith(t testing.TB, files *Files, pid int) opened {
 
 func (p *program) open() opened { return openProcess(p.t, p.PID()) }
 
-// regions returns the current regions.
 func (p *Process) regions() (regions []*Region) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
