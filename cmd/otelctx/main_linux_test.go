@@ -55,6 +55,15 @@ func otelctx(t *testing.T, args ...string) result {
 	return runCommand(t, exec.Command(executable(t), args...))
 }
 
+// inProcess runs the command in this process, which is much faster than a separate process. The command must
+// print neither the help nor the version, because these end the process.
+func inProcess(t *testing.T, args ...string) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	code := run(args, streams{&stdout, &stderr})
+	return result{stdout.String(), stderr.String(), code}
+}
+
 // otelctxAsNobody runs the command as a user who may not read this user's processes.
 // Without root it runs the command as the current user.
 func otelctxAsNobody(t *testing.T, args ...string) result {

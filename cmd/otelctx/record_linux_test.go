@@ -78,7 +78,7 @@ func pidOf(c *childproc.Child) string { return strconv.Itoa(c.PID()) }
 // recording must succeed.
 func recorded(t *testing.T, c *childproc.Child, args ...string) (recordDocument, result) {
 	t.Helper()
-	r := startRecord(t, append([]string{pidOf(c)}, args...)...)
+	r := startRecordOf(t, c, args...)
 	r.awaitSamples(t, c)
 	got := r.interrupt(t, c)
 	return decodeRecord(t, got), got
@@ -254,7 +254,7 @@ func TestRecordAttributes(t *testing.T) {
 		t.Run(words, func(t *testing.T) {
 			c := startBurner(t, nil, words, burner.Keyed)
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
-			r := startRecord(t, pidOf(c), "--output", file)
+			r := startRecordOf(t, c, "--output", file)
 			r.awaitSample(t)
 			// Each key occurs in many samples.
 			const enough = 15
@@ -363,7 +363,7 @@ func TestRecordRollingFiles(t *testing.T) {
 	for _, name := range []string{old, others} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
-	r := startRecord(t, pidOf(c), "--repeat", "--duration=100ms", "--keep=2", "--output", filepath.Join(dir, "p.jsonl"))
+	r := startRecordOf(t, c, "--repeat", "--duration=100ms", "--keep=2", "--output", filepath.Join(dir, "p.jsonl"))
 	files := func() (names []string) {
 		entries, err := os.ReadDir(dir)
 		require.NoError(t, err)
@@ -425,7 +425,7 @@ func TestInterruptWhileAFileWaits(t *testing.T) {
 	defer func() { _ = reader.Close() }()
 	_, err = unix.FcntlInt(reader.Fd(), unix.F_SETPIPE_SZ, 4096)
 	require.NoError(t, err)
-	r := startRecord(t, "-o", fifo, pidOf(c))
+	r := startRecordOf(t, c, "-o", fifo)
 	r.awaitSamples(t, c)
 	got := r.interrupt(t)
 	assert.Equal(t, exitOther, got.code)
@@ -439,7 +439,7 @@ func TestRecordWithoutSymbols(t *testing.T) {
 	c := startBurner(t, nil, burner.Records)
 	dir := t.TempDir()
 	record := func(file string) recordDocument {
-		r := startRecord(t, pidOf(c), "--no-symbols", "--output", file)
+		r := startRecordOf(t, c, "--no-symbols", "--output", file)
 		r.awaitRecorded(t, c)
 		burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
 		got := r.interrupt(t, c)
@@ -564,6 +564,15 @@ var often = "--freq=" + strconv.Itoa(burner.Frequency())
 func startRecord(t *testing.T, args ...string) *running {
 	t.Helper()
 	return startRecordText(t, append([]string{"--json", "--top=0", often}, args...)...)
+}
+
+// startRecordOf is [startRecord] for a burner. The burner pauses while the recorder starts up, so that it does not
+// compete for the processors.
+func startRecordOf(t *testing.T, c *childproc.Child, args ...string) *running {
+	t.Helper()
+	c.Stop()
+	defer c.Continue()
+	return startRecord(t, append([]string{pidOf(c)}, args...)...)
 }
 
 func startRecordText(t *testing.T, args ...string) *running {
@@ -717,7 +726,7 @@ func TestRecordEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := startBurner(t, nil, burner.Records)
 			file := filepath.Join(t.TempDir(), "p.pb.gz")
-			r := startRecord(t, pidOf(c), "--duration", test.duration, "-o", file)
+			r := startRecordOf(t, c, "--duration", test.duration, "-o", file)
 			r.awaitSamples(t, c)
 			test.end(c, r.cmd.Process)
 			if !test.ended {

@@ -269,7 +269,7 @@ func TestRecordWallArguments(t *testing.T) {
 		"-- true", "1 --repeat --otlp-endpoint=http://localhost", "1 --kernel", "1 -F 2000", "1 -F 99,20",
 		"1 --cpu -F 99,2000", "1 --cpu -F 99,20,1", "1 --cpu -o x.folded",
 	} {
-		run := otelctx(t, append([]string{"record", "--wall"}, strings.Fields(args)...)...)
+		run := inProcess(t, append([]string{"record", "--wall"}, strings.Fields(args)...)...)
 		assert.Equal(t, exitUsage, run.code, args)
 		assert.Contains(t, run.stderr, "--wall", args)
 	}

@@ -102,7 +102,7 @@ func (p *parker) dump(t *testing.T) map[uint64]traceback {
 func (p *parker) look(t *testing.T, args ...string) spansDocument {
 	t.Helper()
 	var d spansDocument
-	run := otelctx(t, append([]string{"spans", p.pid, "--json"}, args...)...)
+	run := inProcess(t, append([]string{"spans", p.pid, "--json"}, args...)...)
 	assert.Zero(t, run.code, run.stderr)
 	assert.NoError(t, json.Unmarshal([]byte(run.stdout), &d))
 	assert.Empty(t, d.Missing)
@@ -463,7 +463,7 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 	}
 	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Equal(c, want, look()) }, testenv.Patience, 10*time.Millisecond)
 
-	text := otelctx(t, "spans", p.pid, "--name", "moved on, attached").stdout
+	text := inProcess(t, "spans", p.pid, "--name", "moved on, attached").stdout
 	assert.Regexp(t, `(?m)^ +waiting +chan receive in main\.joinedWait .* tenant="?joined`, text)
 	var leaks []string
 	for _, s := range p.look(t, "--leaked").Spans {

@@ -27,9 +27,11 @@ func TestOutputs(t *testing.T) {
 	attacker := startBurner(t, self, burner.Records, burner.VariedMany)
 	for _, ending := range []string{".json", ".pb.gz", ".otlp", ".jsonl", ".folded", ".html"} {
 		t.Run(ending, func(t *testing.T) {
+			attacker.Stop() // The recorder now starts, and in the end writes the file: leave it the processors.
 			r := self.recordTo(t, "p"+ending, otelctx, "--all").recorded(attacker.PID())
-			burner.AwaitUse(t, attacker, 5*time.Second)
-			attacker.Stop() // The recorder now writes the file: leave it the processors.
+			attacker.Continue()
+			burner.AwaitUse(t, attacker, 1500*time.Millisecond)
+			attacker.Stop()
 			defer attacker.Continue()
 			d := r.interrupt()
 			t.Logf("%v of the processor, %d MB, %d samples; said: %s",
