@@ -405,6 +405,7 @@ func TestInterruptWhileAFileWaits(t *testing.T) {
 	c := startBurner(t, nil, burner.Records)
 	fifo := filepath.Join(t.TempDir(), "p.jsonl")
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))
+	c.Stop() // These recorders do not get to record it.
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		r := start(t, "record", "--duration=0", "-o", fifo, pidOf(c))
 		require.Eventually(t, func() bool {
@@ -425,9 +426,10 @@ func TestInterruptWhileAFileWaits(t *testing.T) {
 	defer func() { _ = reader.Close() }()
 	_, err = unix.FcntlInt(reader.Fd(), unix.F_SETPIPE_SZ, 4096)
 	require.NoError(t, err)
+	c.Continue()
 	r := startRecordOf(t, c, "-o", fifo)
 	r.awaitSamples(t, c)
-	got := r.interrupt(t)
+	got := r.interrupt(t, c)
 	assert.Equal(t, exitOther, got.code)
 	assert.Contains(t, got.stderr, "accepted no data")
 }

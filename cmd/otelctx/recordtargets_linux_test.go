@@ -177,6 +177,7 @@ func TestRecordWithoutSamples(t *testing.T) {
 	idle := childproc.Run(t, exec.Command("sleep", "1000"))
 	idle.Stop() // Before the process sleeps, it may still use the CPU.
 	busy := startBurner(t, nil, burner.Records, burner.Keyed)
+	busy.Stop()
 	for args, want := range map[string][]string{
 		"--service nosuch": {"no samples: there were no processes of service nosuch\n", "otelctx list"},
 		"--name nosuch":    {"no samples: there were no processes of name nosuch that used the CPU\n", "ps -o comm"},
@@ -192,11 +193,13 @@ func TestRecordWithoutSamples(t *testing.T) {
 			require.NoError(t, os.WriteFile(file, []byte("before"), 0o600))
 			r := startRecord(t, append(strings.Fields(args), "-o", file, "-F997")...)
 			if strings.HasPrefix(args, pidOf(busy)) {
+				busy.Continue()
 				r.awaitSamples(t, busy)
+				busy.Stop()
 			} else if args == pidOf(idle) {
 				r.awaitRecorded(t, idle)
 			}
-			got := r.interrupt(t, busy)
+			got := r.interrupt(t)
 			assert.Equal(t, exitNoSamples, got.code, got.stderr)
 			for _, text := range append(want, file+" was not written\n") {
 				assert.Contains(t, got.stderr, text)
@@ -277,10 +280,12 @@ func TestRecordSelected(t *testing.T) {
 			}
 			burner.AwaitUse(t, one, 100*time.Millisecond)
 			burner.AwaitUse(t, other, 100*time.Millisecond)
+			var got result
 			if len(want) > 0 {
-				require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
+				got = r.interrupt(t, one, other)
+			} else {
+				got = r.wait(t)
 			}
-			got := r.wait(t)
 			assert.Equal(t, len(want) == 0, got.code == exitNoSamples, got.stderr)
 			got.code = exitOK
 			found := map[int]bool{}

@@ -151,7 +151,7 @@ func TestRecordCPUAndWall(t *testing.T) {
 	dir := t.TempDir()
 	record := func(name string) (string, result) {
 		path := filepath.Join(dir, name)
-		run := otelctx(t, "record", "--wall", "--cpu", "-d", "2s", "-F", "997,50", "-o", path, p.pid)
+		run := otelctx(t, "record", "--wall", "--cpu", "-d", "1s", "-F", "997,50", "-o", path, p.pid)
 		require.Zero(t, run.code, run.stderr)
 		return path, run
 	}
