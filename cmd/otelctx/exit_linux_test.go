@@ -123,6 +123,7 @@ func documentsByPID(t *testing.T, array string) map[int]json.RawMessage {
 }
 
 func TestExitOtherError(t *testing.T) {
+	t.Parallel()
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	require.NoError(t, err)
 	defer func() { _ = full.Close() }()
@@ -148,6 +149,7 @@ func TestExitOtherError(t *testing.T) {
 
 // TestFewDescriptors checks that a recording without enough file descriptors fails with a message that says so.
 func TestFewDescriptors(t *testing.T) {
+	t.Parallel()
 	needSampling(t)
 	pid, failed := strconv.Itoa(startIdle(t).PID()), 0
 	for limit := 12; limit < 24; limit++ {

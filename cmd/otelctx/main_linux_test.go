@@ -6,9 +6,12 @@ package main
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -32,6 +35,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asCommandKey) != "" {
 		main()
 		return
+	}
+	// Most tests wait for other processes. A -parallel on the command line takes precedence.
+	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
+		panic(err)
 	}
 	childproc.Main(m, map[string]func(*childproc.Parent){
 		rolePublisher: publisherRole,

@@ -194,6 +194,7 @@ func assertMuch(t *testing.T, attributed, samples uint64) {
 }
 
 func TestRecord(t *testing.T) {
+	t.Parallel()
 	needSampling(t)
 	c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
 	file := filepath.Join(t.TempDir(), "profile.pb.gz")
@@ -356,6 +357,7 @@ func TestRecordRepeatedly(t *testing.T) {
 // TestRecordRollingFiles checks that with --repeat each period is written to a separate file, and that
 // --keep removes the oldest files.
 func TestRecordRollingFiles(t *testing.T) {
+	t.Parallel()
 	needSampling(t)
 	c := startBurner(t, nil, burner.Records)
 	dir := t.TempDir()

@@ -51,6 +51,7 @@ func burnShortly() {
 // TestRecordCommand checks that a command is recorded, with function names, even if it ends before a scan
 // could find it.
 func TestRecordCommand(t *testing.T) {
+	t.Parallel()
 	needSampling(t)
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
 	got := otelctx(t, "record", "-F", "997", "-o", file, "--", executable(t), shortLived)
@@ -73,6 +74,7 @@ func TestRecordCommand(t *testing.T) {
 
 // TestRecordChildrenOfCommand checks that the children of a command are recorded too.
 func TestRecordChildrenOfCommand(t *testing.T) {
+	t.Parallel()
 	needSampling(t)
 	// The child runs until the test creates a file. The test does so after the child has been recorded.
 	marks := t.TempDir()
@@ -157,6 +159,7 @@ func TestRecordFiltered(t *testing.T) {
 // TestRecordNames checks that names of processes and files may contain any bytes. In lists, a backslash
 // escapes a comma.
 func TestRecordNames(t *testing.T) {
+	t.Parallel()
 	assert.Equal(t, []string{"a", "b,c", "\xff\\", "d"}, splitList([]string{`a,b\,c`, "\xff\\", "d"}))
 	assert.Empty(t, splitList(nil))
 	assert.Empty(t, splitList([]string{"", ","}), "nothing is chosen by an empty value")

@@ -73,12 +73,16 @@ func TestRecordWallIsTrue(t *testing.T) {
 				needSampling(t)
 				args = append(args, "--cpu", "-F", "997")
 			}
-			p := startParker(t, exe, append([]string{"work"}, c.work...)...)
+			// Both get priority, because the service measures when it runs, not when it could run.
+			var p *parker
+			childproc.First(func() { p = startParker(t, exe, append([]string{"work"}, c.work...)...) })
 			duration := "5s"
 			if testenv.Rounds(0, 1) == 1 {
 				duration = "60s"
 			}
-			run := otelctx(t, append(args, "-d", duration, p.pid)...)
+			var r *running
+			childproc.First(func() { r = start(t, append(args, "-d", duration, p.pid)...) })
+			run := r.wait(t)
 			require.Zero(t, run.code, run.stderr)
 			var both bothDocument
 			d := &both.Wall
@@ -192,6 +196,7 @@ func TestRecordCPUAndWall(t *testing.T) {
 
 // TestRecordWallFormats checks that every format contains the time of the tables and the kinds of wait.
 func TestRecordWallFormats(t *testing.T) {
+	t.Parallel()
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "10", "mutex")
 	dir := t.TempDir()

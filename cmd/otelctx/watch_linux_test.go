@@ -128,6 +128,7 @@ func (w *worker) anonymous(out string) string {
 }
 
 func TestWatchCounts(t *testing.T) {
+	t.Parallel()
 	w := startWorker(t)
 	begin := time.Now()
 	golden.Compare(t, "watch.txt", w.anonymous(printed(t, "watch", w.pid, "--count", "3", "--interval", "20ms")))
@@ -149,6 +150,7 @@ func TestWatchCounts(t *testing.T) {
 }
 
 func TestWatchEnds(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		end    func(*worker, *os.Process)
 		stderr string

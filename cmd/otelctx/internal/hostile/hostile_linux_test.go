@@ -233,15 +233,17 @@ func stall(t *testing.T) (pids []int) {
 // TestBeside records a service beside each attacker. No sample of the service may be lost, and the profile
 // must be readable.
 func TestBeside(t *testing.T) {
-	attacker := attacker(t)
+	otelctx, attacker := recordingCommand(t), attacker(t)
 	for _, u := range []user{self, nobody} {
 		for _, a := range attacks {
 			t.Run(u.String()+", "+a.name, func(t *testing.T) {
+				otelctx := otelctx
 				if u == nobody {
 					testenv.NeedAll(t)
+					otelctx = installedCommand(t)
 				}
 				a.begin(t, u, attacker)
-				u.requireRecordedBeside(t, a.said)
+				u.requireRecordedBeside(t, otelctx, a.said)
 			})
 		}
 	}
@@ -250,18 +252,14 @@ func TestBeside(t *testing.T) {
 		for _, a := range attacks {
 			a.begin(t, self, attacker)
 		}
-		self.requireRecordedBeside(t, "")
+		self.requireRecordedBeside(t, otelctx, "")
 	})
 }
 
 // requireRecordedBeside records a service beside attackers at a frequency at which the recorder needs
 // less CPU than the recorded processes.
-func (u user) requireRecordedBeside(t *testing.T, said string) {
+func (u user) requireRecordedBeside(t *testing.T, otelctx, said string) {
 	t.Helper()
-	otelctx := recordingCommand(t)
-	if u == nobody {
-		otelctx = installedCommand(t)
-	}
 	r := u.record(t, otelctx, "--all")
 	service := startService(t, u)
 	r.awaitNames(service)
