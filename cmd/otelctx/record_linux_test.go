@@ -496,13 +496,13 @@ func TestRecordWithoutSymbols(t *testing.T) {
 }
 
 // TestRecordWithoutContext checks that the profile of a process that publishes nothing has no links,
-// and that its resource has only attributes from the kernel.
+// and that its resource has only attributes from the kernel. Choosing a carrier makes no difference.
 func TestRecordWithoutContext(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
 	c := startBurner(t, nil, burner.Silent)
 	file := filepath.Join(t.TempDir(), "p.otlp")
-	d, got := recorded(t, c, "--output", file)
+	d, got := recorded(t, c, "--carrier=goroutine_record", "--output", file)
 	assert.Empty(t, got.complaints())
 	assert.Positive(t, d.Samples)
 	assert.Zero(t, d.Attributed)
@@ -579,9 +579,10 @@ func startRecordOf(t *testing.T, c *childproc.Child, args ...string) *running {
 	return startRecord(t, append([]string{pidOf(c)}, args...)...)
 }
 
-func startRecordText(t *testing.T, args ...string) *running {
+// startRecordText is [startRecord] without the arguments for documents. The recorder gets priority over burners.
+func startRecordText(t *testing.T, args ...string) (r *running) {
 	t.Helper()
-	r := start(t, append([]string{"record", "--duration=0"}, args...)...)
+	childproc.First(func() { r = start(t, append([]string{"record", "--duration=0"}, args...)...) })
 	childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
 	return r
 }

@@ -61,7 +61,6 @@ func TestRecordByCarrier(t *testing.T) {
 		"labels of another library":      {"labels", []string{burner.ThreadSlots, burner.Foreign}, true, true, ""},
 		"goroutine table":                {"goroutine_table", append(service, burner.Foreign), true, false, ""},
 		"a carrier that is not there":    {"goroutine_table", []string{burner.Records}, false, false, "no spans by goroutine_table: the process does not have this carrier"},
-		"a service that shows no spans":  {"goroutine_record", []string{burner.Silent}, false, false, ""},
 		"the best one, beside of others": {"", append(service, burner.Foreign), true, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

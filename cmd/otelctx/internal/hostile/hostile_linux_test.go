@@ -323,8 +323,8 @@ func TestNamesBesideOthers(t *testing.T) {
 	alone, named := record(t)
 	assert.Greater(t, named, 0.99)
 	for name, perfMap := range map[string]string{
-		"empty lines": strings.Repeat("\n", 17<<20),
-		"everything":  strings.Repeat("0 ffffffffffffffff x\n", 17<<20/21),
+		"empty lines": strings.Repeat("\n", 34<<20),
+		"everything":  strings.Repeat("0 ffffffffffffffff x\n", 34<<20/21),
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name != "empty lines" {
