@@ -173,11 +173,14 @@ func BenchmarkSelf(b *testing.B) {
 	})
 }
 
-// BenchmarkNeighbours stores to a slot while another thread stores to the next slot in a loop.
-// x-base is the ratio to the time while the other thread stores elsewhere, which is the cost of
-// neighboring slots. x-alone is the ratio to the time while the other thread sleeps, which includes
-// the cost of hardware threads that share a core. Rounds in which the other thread did much less
-// work are ignored, because the two then shared a CPU.
+// BenchmarkNeighbours stores to a slot while another thread stores to the next slot in a loop. It
+// reports how many times longer this takes than two alternatives:
+//
+//   - x-base: the other thread stores to a distant slot, so the ratio is the cost of being neighbours
+//   - x-alone: the other thread sleeps, so the ratio includes the cost of two hardware threads on one core
+//
+// Rounds in which the other thread stored much less are ignored, because both threads then ran on
+// the same CPU.
 func BenchmarkNeighbours(b *testing.B) {
 	for _, r := range rings {
 		if r.byGoroutine {

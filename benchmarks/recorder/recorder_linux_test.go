@@ -274,11 +274,13 @@ func TestOverhead(t *testing.T) {
 
 // cost is the CPU time of a recording.
 type cost struct {
-	// steady is the CPU time in the window, and all is that of the whole recording. For perf,
-	// named and written are all plus the CPU time of perf script, with and without function
-	// names.
-	steady, all, named, written time.Duration
-	samples                     int
+	// steady is the CPU time during the flag -window, which begins when the tool has settled. all is
+	// the CPU time of the tool from its start to its end.
+	steady, all time.Duration
+	// For perf only: all plus the CPU time of perf script, which prints the samples with function
+	// names (named) or without (written).
+	named, written time.Duration
+	samples        int
 }
 
 // TestBesidePerf compares otelctx record, with and without function names, with perf record.

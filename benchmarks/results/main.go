@@ -267,10 +267,10 @@ func bold(wrong int) string {
 	return fmt.Sprintf("**%d wrong**", wrong)
 }
 
-// share formats n as a percentage of the number of.
-func share(n, of int) string {
-	if of == 0 {
+// share formats n as a percentage of total, or returns "-" if total is 0.
+func share(n, total int) string {
+	if total == 0 {
 		return "-"
 	}
-	return fmt.Sprintf("%.2f %%", 100*float64(n)/float64(of))
+	return fmt.Sprintf("%.2f %%", 100*float64(n)/float64(total))
 }

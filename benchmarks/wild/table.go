@@ -64,12 +64,12 @@ func (r *row) says() string {
 	return strings.Join(slices.DeleteFunc([]string{"shown", "nothing", "either"}, func(kind string) bool { return !r.Kinds[kind] }), ", ")
 }
 
-// share formats n as a percentage of the number of.
-func share(n, of int) string {
-	if of == 0 {
+// share formats n as a percentage of total, or returns "-" if total is 0.
+func share(n, total int) string {
+	if total == 0 {
 		return "-"
 	}
-	return fmt.Sprintf("%.2f %%", 100*float64(n)/float64(of))
+	return fmt.Sprintf("%.2f %%", 100*float64(n)/float64(total))
 }
 
 // String returns two cells of a table.

@@ -73,7 +73,7 @@ type exitStatusError int
 
 func (s exitStatusError) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
-// commandExitText follows the table.
+// commandExitText is printed below the table of exit codes.
 const commandExitText = "record -- COMMAND exits with the code of the command, or with 128 plus the number of the signal that ended it."
 
 // exitCodesText returns the table as text for --help.

@@ -35,8 +35,7 @@ func (*inspectCommand) Help() string {
 // Validate is called by kong.
 func (c *inspectCommand) Validate() error { return validatePID(c.PID) }
 
-// validatePID rejects ids that no process can have. It accepts 0, which means that the command line has no
-// process id.
+// validatePID returns an error unless pid may be the id of a process. 0 means that the command line has no id.
 func validatePID(pid int) error {
 	switch {
 	case pid == 0:

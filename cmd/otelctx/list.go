@@ -35,11 +35,11 @@ func (*listCommand) Help() string {
 		"--json prints an array, sorted by pid, of the objects that otelctx inspect --json prints."
 }
 
-// publication is the context that a process publishes.
+// publication is what a process publishes.
 type publication struct {
 	pid     int
 	context *reader.ProcessContext
-	// contextErr is the reason why context is nil, for a process that publishes spans.
+	// contextErr is the reason why context is nil, if the process publishes spans without a readable context.
 	contextErr error
 	// activity is empty unless it was requested.
 	activity activity

@@ -44,7 +44,8 @@ type streams struct{ stdout, stderr io.Writer }
 
 func main() {
 	s := streams{os.Stdout, os.Stderr}
-	// Restrict comes first: it clears the capabilities from the executable file, so that users cannot misuse them.
+	// Restrict comes first: it disables the capabilities that the executable file grants, so that users cannot
+	// misuse them.
 	if err := privilege.Restrict(); err != nil {
 		s.complainf("%v", err)
 		os.Exit(exitOther)
@@ -80,7 +81,7 @@ func run(args []string, s streams) int {
 		return exitOther
 	}
 	if err != nil {
-		// kong also lists the empty value, which means that no value was given.
+		// Among the possible values, kong lists the empty value of a flag that was not given.
 		s.complainf("%s", strings.Replace(err.Error(), `must be one of "",`, "must be one of ", 1))
 		s.complainf("run %s for the commands and flags", helpCommand(err))
 		return exitUsage
@@ -100,7 +101,7 @@ func helpCommand(err error) string {
 	return "otelctx --help"
 }
 
-// versionFlag is kong.VersionFlag, but fails if the version cannot be written.
+// versionFlag is like kong.VersionFlag, but returns an error if the version cannot be written.
 type versionFlag bool
 
 // BeforeReset is called by kong.
@@ -166,6 +167,6 @@ func decodeFilter(ctx *kong.DecodeContext, target reflect.Value) error {
 
 // complainf writes a line to stderr. It escapes the message, which may quote other processes.
 func (s streams) complainf(format string, args ...any) {
-	// An error of stderr cannot be reported anywhere.
+	// If stderr fails, there is no place to report the error.
 	_, _ = fmt.Fprintln(s.stderr, "otelctx:", escape(fmt.Sprintf(format, args...)))
 }

@@ -58,7 +58,8 @@ func (c *recordCommand) noSamples(r *recording.Result) error {
 	}
 }
 
-// nothingPassed returns the error if --filter left out all samples. It lists attributes of these samples.
+// nothingPassed returns the error for a recording in which --filter left out all samples. The error lists
+// attributes of these samples.
 func (c *recordCommand) nothingPassed(r *recording.Result) error {
 	var text strings.Builder
 	_, _ = fmt.Fprintf(&text, "--filter left out all %d", r.Filtered)

@@ -31,7 +31,7 @@ type outputs struct {
 	period      time.Time     // when the period began
 	queue       *export.Queue // nil without a collector
 	warned      map[string]bool
-	// failed holds the write errors of earlier periods, and unsent counts the samples that were not sent.
+	// failed is set if the profile of a period was not written. unsent counts the samples that were not sent.
 	failed error
 	unsent uint64
 }
@@ -88,7 +88,7 @@ func (o *outputs) add(data *profilespb.ProfilesData) {
 	}
 }
 
-// fail immediately reports a write error of a period.
+// fail prints a write error at once, and makes close return an error later.
 func (o *outputs) fail(err error) {
 	o.streams.complainf("%v", err)
 	o.failed = errors.New("some of the profiles were not written")

@@ -102,8 +102,8 @@ prctl(PR_SET_DUMPABLE, 0). Run otelctx as root (sudo).`
 	}
 }
 
-// sameFour returns the ids that a process must have so that the reader's user may read it: the file system id
-// of the reader, four times.
+// sameFour returns the ids that a process must have to be readable for a reader with the given ids: the reader's
+// file system id, four times.
 func sameFour(ids string) string {
 	fields := strings.Fields(ids)
 	if len(fields) != 4 {
@@ -112,8 +112,8 @@ func sameFour(ids string) string {
 	return strings.Join([]string{fields[3], fields[3], fields[3], fields[3]}, "\t")
 }
 
-// yamaScope returns the ptrace_scope of the Yama security module, or "" if it restricts nothing or cannot be
-// read. Documentation/admin-guide/LSM/Yama.rst of the kernel describes its modes.
+// yamaScope returns the ptrace_scope of the Yama security module, or "" if the kernel does not have it.
+// Documentation/admin-guide/LSM/Yama.rst of the kernel describes its modes.
 func yamaScope(proc fs.FS) string { return setting(proc, "yama/ptrace_scope") }
 
 // setting returns a setting of the kernel, or "" if there is none.
@@ -157,7 +157,7 @@ func errorPID(err error) int {
 	return 0
 }
 
-// aboutProcess adds the process that err is about to its message.
+// aboutProcess adds the id and the name of a process to the message of err. It returns nil if err is nil.
 func aboutProcess(pid int, err error) error {
 	if err == nil {
 		return nil

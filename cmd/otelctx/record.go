@@ -127,7 +127,7 @@ func (c *recordCommand) Validate() error {
 		return errors.New("--keep needs --repeat and --output")
 	}
 	if slices.Contains([]string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}, c.Output) {
-		c.Output = "-" // In this case the report is written to standard error.
+		c.Output = "-" // Then the report is written to standard error.
 	}
 	if group, err := groupOf(c.GroupBy); err != nil {
 		return err
@@ -164,10 +164,10 @@ var carriers = map[string]sampler.Carrier{
 	"thread_slots":     sampler.ThreadSlots,
 }
 
-// These are the default frequencies in Hz.
+// cpuFrequency and wallFrequency are the defaults of --freq, in Hz.
 const cpuFrequency, wallFrequency = 99, 20
 
-// rates is a flag value of numbers separated by commas. If the flag is repeated, the last value counts. With
+// rates is the value of --freq: numbers separated by commas. If the flag is repeated, the last value counts. To
 // an ordinary slice, kong would append the values.
 type rates []int
 
@@ -192,7 +192,7 @@ func (r *rates) Decode(ctx *kong.DecodeContext) error {
 const maxFrequency = 49999
 
 // memoryLimit is the heap size in bytes above which garbage is collected more often. Most recordings stay far
-// below it, but the symbols and stacks of hostile processes may exceed it, although they are bounded.
+// below it, but the symbols and stacks of hostile processes, although bounded, may exceed it.
 const memoryLimit = 100 << 20
 
 // duration returns the time to record. 0 means until the user interrupts or the processes end.

@@ -41,7 +41,7 @@ var groups = map[string][]func(*summary){
 	groupAttribute: {(*summary).attributes},
 }
 
-// groupOf returns the key in groups for a value of --group-by, without the attribute's key.
+// groupOf returns the key in groups for a value of --group-by, which is the value without "=KEY".
 func groupOf(groupBy string) (string, error) {
 	group, key, keyed := strings.Cut(groupBy, "=")
 	if _, ok := groups[group]; !ok || keyed && (group != groupAttribute || key == "") {
@@ -86,7 +86,7 @@ type summary struct {
 	colours bool
 	// columns holds the columns of the tables printed so far.
 	columns map[string]bool
-	// several is set if several services were recorded.
+	// several reports whether several services were recorded.
 	several bool
 }
 
@@ -206,7 +206,7 @@ const (
 	yellow = "33"
 )
 
-// heat returns the colour of a row that has part of the whole samples, or "" for no colour.
+// heat returns the colour of a row with part of a total of whole samples, or "" for no colour.
 func heat(part, whole uint64) string {
 	const hot, warm = 10, 50 // A row is hot from 1/hot of the whole, and warm from 1/warm.
 	switch {

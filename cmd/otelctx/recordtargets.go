@@ -181,7 +181,7 @@ func (c *recordCommand) recordStarted(s streams) error {
 		return err
 	}
 	<-command.Ended()
-	// A command may end before the first sample, which is not an error of the command.
+	// Exit with the code of the command, even if it ended before its first sample.
 	if code := command.ExitCode(); code != exitOK || errors.Is(err, errNoSamples) {
 		if err != nil {
 			s.complain(err)

@@ -52,7 +52,7 @@ type recordDocument struct {
 	Sent       uint64 `json:"sent"`
 	SendFailed uint64 `json:"send_failed"`
 	Queued     uint64 `json:"queued"`
-	// Ended reports that all processes that were selected by id ended during the recording.
+	// Ended reports whether all processes that were selected by id ended during the recording.
 	Ended bool `json:"ended"`
 	// Processes, Spans and Traces are sorted by CPU time. Spans, Traces and the lists below have at most
 	// --top elements.
@@ -148,7 +148,7 @@ func (c *recordCommand) cpu(samples uint64) time.Duration {
 	return time.Duration(samples) * (time.Second / time.Duration(c.Frequency))
 }
 
-// top returns the first elements of all, at most as many as --top says.
+// top returns the first --top elements of all, or all of them if --top is 0.
 func top[T any](c *recordCommand, all []T) []T {
 	if c.Top == 0 {
 		return all

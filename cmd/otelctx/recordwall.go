@@ -52,7 +52,7 @@ func (c *recordCommand) kinds() []string {
 
 // recordWall records wall-clock time, and with --cpu CPU time at the same time.
 func (c *recordCommand) recordWall(s streams) error {
-	const less = 400 // Each snapshot leaves garbage, and there is little else in memory.
+	const less = 400 // Snapshots leave much garbage. Collecting it less often costs little memory.
 	debug.SetGCPercent(less)
 	ctx, release := untilInterrupted()
 	defer release()
@@ -122,12 +122,12 @@ func (c *recordCommand) recordBoth(ctx context.Context, s streams, out *outputs,
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var (
-		result  *wall.Result
-		failed  error
-		looking sync.WaitGroup
+		result   *wall.Result
+		failed   error
+		wallDone sync.WaitGroup
 	)
 	cpu, err := c.run(ctx, s, out, c.selection(), func() error {
-		looking.Go(func() {
+		wallDone.Go(func() {
 			if result, failed = recorder.Record(ctx); failed != nil {
 				cancel()
 			}
@@ -137,7 +137,7 @@ func (c *recordCommand) recordBoth(ctx context.Context, s streams, out *outputs,
 	if err != nil {
 		cancel()
 	}
-	looking.Wait()
+	wallDone.Wait()
 	recorder.Close(ctx) // Needed if the sampler failed to start, because Record was not called.
 	if errors.Is(err, sampler.ErrNotPermitted) {
 		err = fmt.Errorf("%w; without --cpu, --wall needs only permission to read the processes", err)
@@ -173,16 +173,16 @@ type bothDocument struct {
 type wallDocument struct {
 	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
 	DurationNano      int64 `json:"duration_nano"`
-	// Frequency is the intended number of snapshots per second. Snapshots is the number of snapshots
-	// taken. MeanDelayNano is their average delay, and MaxDelayNano the largest delay.
+	// Frequency is the intended number of snapshots per second. Snapshots is the number of snapshots taken.
 	Frequency int    `json:"frequency"`
 	Snapshots uint64 `json:"snapshots"`
-	// Overloaded reports that the delays make the times less accurate than their standard errors suggest.
+	// MeanDelayNano is the average delay of the snapshots, and MaxDelayNano the largest delay.
 	MeanDelayNano int64 `json:"mean_delay_nano"`
 	MaxDelayNano  int64 `json:"max_delay_nano"`
-	Overloaded    bool  `json:"overloaded"`
-	// Goroutines is the number of goroutines in all snapshots. Subsampled reports that only a random part
-	// was read for each snapshot.
+	// Overloaded reports whether the delays make the times less accurate than their standard errors suggest.
+	Overloaded bool `json:"overloaded"`
+	// Goroutines is the number of goroutines in all snapshots. Subsampled reports whether some snapshots contain
+	// only a random part of the goroutines.
 	Goroutines uint64 `json:"goroutines"`
 	Subsampled bool   `json:"subsampled"`
 	Torn       uint64 `json:"torn"`
@@ -249,14 +249,14 @@ func (c *recordCommand) wallRows(r *wall.Result, cpu *recording.Result) (rows []
 // wallDocument returns the document of a recording. cpu is nil if only wall-clock time was recorded.
 func (c *recordCommand) wallDocument(r *wall.Result, cpu *recording.Result) wallDocument {
 	d := wallDocument{
-		StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Snapshots, Snapshots: r.Looks,
+		StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Snapshots, Snapshots: r.Snapshots,
 		MeanDelayNano: int64(r.Late), MaxDelayNano: int64(r.Latest), Overloaded: r.Overloaded, Goroutines: r.Goroutines, Subsampled: r.Sampled, Torn: r.Torn, Lost: r.Lost, Ended: r.Ended,
 		SpanNames: []wallNameDocument{}, Functions: []wallFunctionDocument{},
 	}
 	for _, row := range top(c, c.wallRows(r, cpu)) {
 		name := wallNameDocument{
 			Service: row.Service, Endpoint: row.Endpoint, Name: row.Name, WallNano: int64(row.Total), ErrorNano: int64(row.Error()),
-			RunningNano: int64(row.Running), RunnableNano: int64(row.Runnable), UnknownNano: int64(row.Unknown), WaitsNano: map[string]int64{}, Snapshots: row.Looks,
+			RunningNano: int64(row.Running), RunnableNano: int64(row.Runnable), UnknownNano: int64(row.Unknown), WaitsNano: map[string]int64{}, Snapshots: row.Snapshots,
 		}
 		for kind, t := range row.Waits {
 			name.WaitsNano[kind] = int64(t)
@@ -287,7 +287,7 @@ func (c *recordCommand) wallText(r *wall.Result, cpu *recording.Result) []byte {
 		processes = fmt.Sprintf(" of %d processes", r.Processes)
 	}
 	out := fmt.Appendf(nil, "Took %d snapshots of goroutines in spans%s in %v: %s of wall-clock time, %s of it waiting\n",
-		r.Looks, processes, r.End.Sub(r.Start).Round(time.Millisecond), cpuText(total.Total), shareOf(total.Waiting(), total.Total))
+		r.Snapshots, processes, r.End.Sub(r.Start).Round(time.Millisecond), cpuText(total.Total), shareOf(total.Waiting(), total.Total))
 	out = fmt.Appendf(out, "Snapshots were late by %v on average, %v at most\n", r.Late.Round(10*time.Microsecond), r.Latest.Round(10*time.Microsecond))
 	if r.Overloaded {
 		out = append(out, "The machine is overloaded: times are less exact than they seem\n"...)

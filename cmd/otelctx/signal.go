@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// sameSignal is the time within which a second signal counts as the first one. timeout(1), for example,
+// sameSignal is the time within which a second signal counts as a copy of the first one. timeout(1), for example,
 // signals both the command and its process group.
 const sameSignal = 300 * time.Millisecond
 

@@ -82,13 +82,13 @@ func (c *spansCommand) Validate() error {
 func (c *spansCommand) Run(s streams) error {
 	ctx, release := untilInterrupted()
 	defer release()
-	look, err := patient.Call(ctx, c.PID, patient.Limit, func() (*spansLook, error) { return openSpans(ctx, c.PID) })
+	r, err := patient.Call(ctx, c.PID, patient.Limit, func() (*spansReader, error) { return openSpans(ctx, c.PID) })
 	if err != nil {
 		return aboutProcess(c.PID, err)
 	}
-	defer look.close(ctx)
+	defer r.close(ctx)
 	if !c.Watch {
-		d, err := c.look(ctx, look)
+		d, err := c.snapshot(ctx, r)
 		if err != nil {
 			return aboutProcess(c.PID, err)
 		}
@@ -100,7 +100,7 @@ func (c *spansCommand) Run(s streams) error {
 	tick := time.NewTicker(c.Interval)
 	defer tick.Stop()
 	for n := 0; ; n++ {
-		d, err := c.look(ctx, look)
+		d, err := c.snapshot(ctx, r)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -123,34 +123,34 @@ func (c *spansCommand) Run(s streams) error {
 	}
 }
 
-// spansLook reads the spans of a process.
-type spansLook struct {
+// spansReader reads the spans of a process.
+type spansReader struct {
 	pid     int
 	process *waiting.Process
 	service string
 }
 
-func openSpans(ctx context.Context, pid int) (*spansLook, error) {
+func openSpans(ctx context.Context, pid int) (*spansReader, error) {
 	p, err := waiting.Open(pid)
 	if err != nil {
 		return nil, err
 	}
-	return &spansLook{pid, p, p.Service(ctx)}, nil
+	return &spansReader{pid, p, p.Service(ctx)}, nil
 }
 
 // close releases the process, unless a call that reads it is still blocked.
-func (l *spansLook) close(ctx context.Context) {
-	_, _ = patient.Call(ctx, l.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, l.process.Close() })
+func (r *spansReader) close(ctx context.Context) {
+	_, _ = patient.Call(ctx, r.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, r.process.Close() })
 }
 
-// look takes a snapshot of the spans.
-func (c *spansCommand) look(ctx context.Context, l *spansLook) (spansDocument, error) {
+// snapshot takes a snapshot of the spans.
+func (c *spansCommand) snapshot(ctx context.Context, r *spansReader) (spansDocument, error) {
 	return patient.Call(ctx, c.PID, patient.Limit, func() (spansDocument, error) {
-		look, err := l.process.Look(ctx)
+		snapshot, err := r.process.Snapshot(ctx)
 		if err != nil {
 			return spansDocument{}, err
 		}
-		return c.document(l, look, time.Now()), nil
+		return c.document(r, snapshot, time.Now()), nil
 	})
 }
 
@@ -250,33 +250,33 @@ type groupDocument struct {
 }
 
 // document selects, sorts and describes the spans of a snapshot.
-func (c *spansCommand) document(l *spansLook, look *waiting.Look, now time.Time) spansDocument {
+func (c *spansCommand) document(r *spansReader, snapshot *waiting.Snapshot, now time.Time) spansDocument {
 	d := spansDocument{
-		PID: c.PID, Service: l.service, TimeUnixNano: now.UnixNano(), Torn: look.Torn, Lost: look.Lost,
+		PID: c.PID, Service: r.service, TimeUnixNano: now.UnixNano(), Torn: snapshot.Torn, Lost: snapshot.Lost,
 		Missing: []string{}, Spans: []spanDocument{}, Groups: []groupDocument{},
 	}
-	for _, err := range look.Missing {
+	for _, err := range snapshot.Missing {
 		d.Missing = append(d.Missing, err.Error())
 	}
-	goroutines := make([]*goroutineDocument, len(look.Goroutines))
+	goroutines := make([]*goroutineDocument, len(snapshot.Goroutines))
 	describe := func(i int) goroutineDocument {
 		if goroutines[i] == nil {
-			goroutines[i] = c.goroutine(l.process, &look.Goroutines[i])
+			goroutines[i] = c.goroutine(r.process, &snapshot.Goroutines[i])
 		}
 		return *goroutines[i]
 	}
-	order := make([]int, 0, len(look.Spans))
-	for i, s := range look.Spans {
+	order := make([]int, 0, len(snapshot.Spans))
+	for i, s := range snapshot.Spans {
 		if max(now.Sub(s.Start), 0) >= c.MinAge {
 			order = append(order, i)
 		}
 	}
 	slices.SortFunc(order, func(i, j int) int {
-		return cmp.Or(look.Spans[i].Start.Compare(look.Spans[j].Start), cmp.Compare(i, j))
+		return cmp.Or(snapshot.Spans[i].Start.Compare(snapshot.Spans[j].Start), cmp.Compare(i, j))
 	})
 	groups := map[string]int{}
 	for _, i := range order {
-		s := &look.Spans[i]
+		s := &snapshot.Spans[i]
 		span := newSpanDocument(&s.LiveSpan, now)
 		if !c.wants(&span) {
 			continue
@@ -287,7 +287,7 @@ func (c *spansCommand) document(l *spansLook, look *waiting.Look, now time.Time)
 		span.goroutineDocument = goroutineDocument{State: reader.GoroutineUnknown.String(), Stack: []codeDocument{}}
 		if s.Goroutine >= 0 {
 			span.goroutineDocument = describe(s.Goroutine)
-			if g := &look.Goroutines[s.Goroutine]; g.In == i {
+			if g := &snapshot.Goroutines[s.Goroutine]; g.In == i {
 				span.Attributes = attributesObject(g.Attributes)
 				if c.Group {
 					d.addToGroup(groups, g.Stack, &span, &span.goroutineDocument)
@@ -295,7 +295,7 @@ func (c *spansCommand) document(l *spansLook, look *waiting.Look, now time.Time)
 			}
 		}
 		for _, joined := range s.Joined {
-			g := &look.Goroutines[joined]
+			g := &snapshot.Goroutines[joined]
 			doc := joinedDocument{g.ID, describe(joined), attributesObject(g.Attributes)}
 			span.Joined = append(span.Joined, doc)
 			if c.Group {
@@ -327,7 +327,7 @@ func (c *spansCommand) wants(s *spanDocument) bool {
 	return strings.HasPrefix(s.TraceID, strings.ToLower(c.Trace)) && (strings.Contains(s.Name, c.Name) || strings.Contains(s.Endpoint, c.Name))
 }
 
-// goroutine describes a goroutine.
+// goroutine returns the document of a goroutine.
 func (c *spansCommand) goroutine(p *waiting.Process, g *waiting.Goroutine) *goroutineDocument {
 	frames := p.Frames(g)
 	d := &goroutineDocument{

@@ -26,10 +26,10 @@ func BenchmarkSpans(b *testing.B) {
 		child.Expect("started")
 		p, err := waiting.Open(child.PID())
 		require.NoError(b, err)
-		first, err := p.Look(b.Context())
+		first, err := p.Snapshot(b.Context())
 		require.NoError(b, err)
 		command := &spansCommand{PID: child.PID(), Stacks: true}
-		command.document(&spansLook{pid: child.PID(), process: p}, first, time.Now())
+		command.document(&spansReader{pid: child.PID(), process: p}, first, time.Now())
 		b.Run("look/spans="+strconv.Itoa(count), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
@@ -41,9 +41,9 @@ func BenchmarkSpans(b *testing.B) {
 		b.Run("document/spans="+strconv.Itoa(count), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				look, err := p.Look(b.Context())
+				look, err := p.Snapshot(b.Context())
 				require.NoError(b, err)
-				command.document(&spansLook{pid: child.PID(), process: p}, look, time.Now())
+				command.document(&spansReader{pid: child.PID(), process: p}, look, time.Now())
 			}
 		})
 		require.NoError(b, p.Close())

@@ -307,7 +307,7 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 	defer func() { assert.NoError(t, p.Close()) }()
 	believed, torn, lost, broken := 0, 0, 0, 0
 	for range testenv.Rounds(300, 20_000) {
-		look, err := p.Look(t.Context())
+		look, err := p.Snapshot(t.Context())
 		require.NoError(t, err)
 		torn, lost = torn+look.Torn, lost+look.Lost
 		for i := range look.Goroutines {

@@ -122,8 +122,9 @@ func carrierDocuments(carriers []reader.Carrier) []carrierDocument {
 	return documents
 }
 
-// threadContextDocuments returns the definitions of the thread-local variable of OTEP 4947, if the process context has
-// a schema other than Go's. The document of an unknown schema or an unusable variable has an error.
+// threadContextDocuments returns a document for each definition of the thread-local variable of OTEP 4947. It returns
+// nil if the process context has no schema or that of Go. If the schema is unknown or no variable can be used, a
+// document has the error.
 func threadContextDocuments(ctx context.Context, p *reader.Process, pc *reader.ProcessContext) []carrierDocument {
 	schema := ""
 	if pc != nil {
@@ -231,7 +232,7 @@ func carrierState(d *carrierDocument) string {
 	}
 }
 
-// appendThreads appends the threads that are in a span as text, at most as many as most.
+// appendThreads appends the threads that are in a span as text. It lists at most the given number of them.
 func appendThreads(out []byte, threads []reader.Thread, most int) []byte {
 	shown := threadDocuments(threads)
 	if len(shown) == 0 {

@@ -60,7 +60,7 @@ func (c *watchCommand) Run(s streams) error {
 	defer func() { _ = p.Close() }()
 	w := watch{
 		pid: c.PID, interval: c.Interval, count: c.Count, out: s.stdout, write: writeFrame,
-		look: func(ctx context.Context) ([]reader.Thread, error) {
+		read: func(ctx context.Context) ([]reader.Thread, error) {
 			return patient.Call(ctx, c.PID, patient.Limit, func() ([]reader.Thread, error) { return p.Threads(ctx) })
 		},
 	}
@@ -92,7 +92,7 @@ type frame struct {
 	pid     int
 	time    time.Time
 	threads []reader.Thread
-	// unpublished reports that the process no longer publishes spans.
+	// unpublished reports whether the process no longer publishes spans.
 	unpublished bool
 }
 
@@ -103,17 +103,17 @@ type watch struct {
 	count    int // 0: no limit
 	out      io.Writer
 	write    func(io.Writer, frame) error
-	look     func(context.Context) ([]reader.Thread, error)
+	read     func(context.Context) ([]reader.Thread, error)
 }
 
-// run reads until ctx is done, count is reached or the process ends. ended reports that the process ended after
-// at least one read.
+// run reads until ctx is done, count is reached or the process ends. ended reports whether the process ended
+// after at least one read.
 func (w *watch) run(ctx context.Context) (ended bool, err error) {
 	tick := time.NewTicker(w.interval)
 	defer tick.Stop()
 	for n := 0; ; {
 		f := frame{pid: w.pid, time: time.Now()}
-		f.threads, err = w.look(ctx)
+		f.threads, err = w.read(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return false, nil

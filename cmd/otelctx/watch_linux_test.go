@@ -248,7 +248,7 @@ func TestWatchGoesOn(t *testing.T) {
 		n := 0
 		w := watch{
 			pid: 1, interval: time.Millisecond, count: 3, out: &out, write: writeFrame,
-			look: func(context.Context) ([]reader.Thread, error) {
+			read: func(context.Context) ([]reader.Thread, error) {
 				n++
 				return sampleThreads(), test.looks[n-1]
 			},

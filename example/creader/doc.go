@@ -11,7 +11,7 @@
 // For each thread it reads the goroutine's entry, which references the cell of a span. If that span
 // has ended, the reader falls back to the nearest live ancestor.
 //
-// It has 150 lines of code and omits some features of a production reader:
+// To stay short, it omits some features of a production reader:
 //
 //   - the goroutine record, which carries the spans that goroutines inherit
 //   - attributes, slots of layout 1 and rings that are not advertised

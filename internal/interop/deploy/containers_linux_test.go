@@ -349,8 +349,8 @@ func agentSpec(t *testing.T, change func(*corev1.PodSpec), endpoint string) *spe
 	return spec
 }
 
-// buildAgent returns the Collector under its name in the image.
-func buildAgent(t *testing.T) string {
+// agentProgram returns the path of the Collector, under the name that it has in the image.
+func agentProgram(t *testing.T) string {
 	t.Helper()
 	built := os.Getenv(collectorKey)
 	if built == "" {
@@ -371,7 +371,7 @@ func buildAgent(t *testing.T) string {
 // function names, the service's resource, and links to spans that the service exported.
 func TestContainersAgent(t *testing.T) {
 	needContainers(t)
-	program := buildAgent(t)
+	program := agentProgram(t)
 	dir := t.TempDir()
 	collector, grpc, http := startCollector(t, programs.Build(t, programs.Static, "..", "./collector"), dir)
 	service := startService(t, buildQuickstart(t),
@@ -405,7 +405,7 @@ func TestContainersAgent(t *testing.T) {
 // resources.
 func TestContainersAgentWithLess(t *testing.T) {
 	needContainers(t)
-	program := buildAgent(t)
+	program := agentProgram(t)
 	for capability, message := range map[corev1.Capability]string{
 		"BPF": "failed to load eBPF", "PERFMON": "failed to load eBPF", "SYSLOG": "unable to read kallsyms addresses",
 	} {

@@ -34,7 +34,8 @@ func TestKilledPublisher(t *testing.T) {
 	})
 	t.Run("killed from its start on", func(t *testing.T) {
 		outcomes := map[string]int{}
-		// On a busy machine, the child may have published before the first read. Then try again.
+		// Repeat until a read precedes the child's first publication. This can take some rounds on a
+		// busy machine.
 		for round := 0; round < killRounds || outcomes[reader.ErrNoContext.Error()] == 0; round++ {
 			require.Less(t, round, 1000, "no read preceded the first publication")
 			child := start(t, roleIncessant)
@@ -45,10 +46,10 @@ func TestKilledPublisher(t *testing.T) {
 	})
 }
 
-// readUntilKilled reads child until it has been killed and reaped. It waits until a read has the
-// outcome first, unless first is empty, and then kills the child after a random time of at most
-// spread. Each read must return a complete publication or a documented error. outcomes counts the
-// reads by outcome.
+// readUntilKilled reads child in a loop, kills it, and reads on until it is gone. Each read must
+// return a complete publication or a documented error. The child is killed after a random time of
+// at most spread, which begins when a read has the outcome first, or at once if first is "".
+// readUntilKilled adds the number of reads with each outcome to outcomes.
 func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread time.Duration, outcomes map[string]int) {
 	t.Helper()
 	p, err := reader.Open(child.PID())

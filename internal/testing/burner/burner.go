@@ -159,8 +159,9 @@ var ForeignTrace = trace.TraceID{0xF0, 15: 1}
 // MaxAttributes is the maximum number of attribute bytes in a record.
 const MaxAttributes = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
 
-// burnCrafted burns under labels laid out like those of a span's record. Sound: they begin with a
-// label map, which lives as long as this function runs.
+// burnCrafted burns while the goroutine's label pointer points to a record with attributes, as if
+// CraftedSpan were active. The conversion is sound because the struct begins with a label map and
+// lives as long as this function runs.
 func burnCrafted() {
 	r := &struct {
 		goruntime.LabelMap
@@ -186,7 +187,7 @@ func burnCrafted() {
 	}
 }
 
-// Label keys of a record.
+// These are the keys of a record's labels.
 const (
 	labelTraceID = "trace_id"
 	labelSpanID  = "span_id"
@@ -209,8 +210,9 @@ type Burner struct {
 	foreign  bool
 }
 
-// forged is the target of a label pointer without a record; the memory behind it on the heap looks
-// like a record. Sound: it begins with a label map.
+// forged looks like a goroutine record, but its labels name another span than the record does.
+// Readers must not accept it as a record. Goroutines may use it as their labels because it begins
+// with a label map.
 var forged = &struct {
 	goruntime.LabelMap
 	between

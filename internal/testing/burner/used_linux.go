@@ -16,9 +16,9 @@ import (
 )
 
 // Frequency returns the number of samples that tests take of a burner per second of CPU time. It is
-// higher than usual, so that tests take less time. It is not a round number, so that samples do not
-// fall into step with regular events. On an emulated CPU samples take far longer, and the kernel may
-// allow fewer.
+// higher than in production, so that tests take less time, and not a round number, so that samples
+// do not fall into step with regular events. It is lower on emulated CPUs, where a sample takes far
+// longer, and where the kernel limits the rate.
 func Frequency() int {
 	const usual, fewer = 4999, 1499
 	setting, _ := os.ReadFile("/proc/sys/kernel/perf_event_max_sample_rate")

@@ -33,15 +33,15 @@ func variedKeys() []attribute.Key {
 	return keys
 }
 
-// vary starts goroutines that burn under changing records.
+// vary starts goroutines that burn while their records change.
 func (*Burner) vary(size int) {
 	for n := range uint64(workers) {
 		go newVaried(n+1, size).burn()
 	}
 }
 
-// varied is the target of a goroutine's label pointer. Sound: it begins with a label map, and lives
-// as long as its goroutine.
+// varied is a goroutine record whose span and attributes change. A label pointer may point to it
+// because it begins with a label map and lives as long as its goroutine.
 type varied struct {
 	goruntime.LabelMap
 	between

@@ -97,7 +97,7 @@ type staff struct {
 	abandoned []*entry
 }
 
-// member is one of the goroutines. It is in the span of the last element of places.
+// member is one of the goroutines. It is in the last of its places.
 type member struct {
 	id     uint64
 	places []place
@@ -135,7 +135,8 @@ func keepLedger(count int) {
 	}
 }
 
-// work takes an action for each ticket, until the goroutine happens to exit.
+// work takes one action for each ticket, and returns after an action that makes the goroutine exit.
+// It calls hired once it is a member.
 func (s *staff) work(hired func()) {
 	m := &member{id: goroutineID()}
 	s.turn.Lock()

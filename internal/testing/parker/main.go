@@ -244,8 +244,8 @@ func must(err error) {
 	}
 }
 
-// quits has a channel for each goroutine that waits to be resumed. exits is closed when that
-// goroutine is about to exit.
+// quits maps span names to the channels of goroutines that wait in leave. Sending true makes the
+// goroutine end its span. It closes the channel before it exits.
 var quits sync.Map
 
 func main() {
@@ -334,7 +334,7 @@ func park(tracer trace.Tracer, name string, wait func(), ready *sync.WaitGroup) 
 	wait()
 }
 
-// leave starts a span, waits until it is resumed, and exits.
+// leave starts a span, waits for a message on its channel in quits, and returns.
 func leave(tracer trace.Tracer, name string, ready *sync.WaitGroup) {
 	_, span := tracer.Start(context.Background(), name)
 	quit := make(chan bool)

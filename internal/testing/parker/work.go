@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stage is a part of a request. It is the self time of the span called name, during which the request
-// waits as waitsFor says.
+// stage is a part of a request: the time in the span called name, but not in its children. waitsFor
+// says what the request waits for during that time.
 type stage struct{ name, waitsFor string }
 
 // worker serves one request after another and records how long it was in each stage.

@@ -151,7 +151,7 @@ type run struct {
 	ctxs   map[string]context.Context
 }
 
-// step runs an operation on the goroutine of a.
+// step runs one operation on a's goroutine.
 func (r *run) step(a *Actor, what, name, how, parent, attributes string) {
 	with := func(ctx context.Context) context.Context {
 		if attributes != "" {

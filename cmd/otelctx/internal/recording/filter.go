@@ -13,9 +13,9 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 )
 
-// Filter passes only samples that have an attribute with this key and value, either on the sample itself,
-// on its span or on the process's resource. Numbers and booleans are compared as text. The keys trace_id
-// and span_id match the ids in lower-case hexadecimal.
+// Filter passes only samples that have an attribute with this key and value. The attribute may belong to the
+// sample, to its span or to the resource of its process. Numbers and booleans are compared as text. The keys
+// trace_id and span_id match the ids in lower-case hexadecimal.
 type Filter struct{ Key, Value string }
 
 // passes reports whether a sample passes all filters.
@@ -52,7 +52,7 @@ const (
 	maxFilteredText   = 256 // bytes of a key or a value
 )
 
-// addFiltered adds the attributes of a filtered sample to seen, with values only for the keys of the
+// addFiltered adds the attributes of a dropped sample to seen. It adds values only for keys that occur in
 // filters.
 func addFiltered(seen map[string][]string, filters []Filter, span *sampler.Span, attributes ...[]*commonpb.KeyValue) {
 	add := func(key, value string) {

@@ -45,7 +45,7 @@ func newLoad(t *testing.T, processes int) *load {
 		t.Cleanup(func() { _ = p.Close() })
 		p.Attach(1)
 		one := &target{symbols: p}
-		one.users.Add(1 << 30) // The test closes it.
+		one.references.Add(1 << 30) // Keep it open: the test closes it.
 		one.published.Store(newPublished(os.Getpid(), nil))
 		l.all = append(l.all, one)
 	}
@@ -91,7 +91,8 @@ func mostMemory(f func()) uint64 {
 	return <-most
 }
 
-// TestPartsDoNotOverlap hands over samples out of order, as CPUs may.
+// TestPartsDoNotOverlap checks that consecutive parts do not overlap, even if CPUs hand over samples out of
+// order.
 func TestPartsDoNotOverlap(t *testing.T) {
 	const period = time.Second
 	l := newLoad(t, 1)
@@ -113,8 +114,8 @@ func TestPartsDoNotOverlap(t *testing.T) {
 	assert.Equal(t, end.Add(period), second.end)
 }
 
-// TestMemoryOfManyProcessors records 64 busy CPUs at 99 Hz while the collector accepts nothing, and then
-// parts of maximum size. The limits are those of docs/design/0003-gapless.md.
+// TestMemoryOfManyProcessors checks the memory limits of docs/design/0003-gapless.md for 64 busy CPUs sampled
+// at 99 Hz while the collector accepts nothing, and for parts of maximum size.
 func TestMemoryOfManyProcessors(t *testing.T) {
 	testenv.NeedAll(t)
 	const (
@@ -165,8 +166,9 @@ func TestMemoryOfManyProcessors(t *testing.T) {
 	assert.Less(t, largest, uint64(354<<20)) // Everything else in the document sums up to less than 158 MiB.
 }
 
-// TestAttributesOfAPartAreBounded checks that each attribute counts once, with its size in the profile. A
-// process that has used up its share of a part gets no more attributes; others still do.
+// TestAttributesOfAPartAreBounded checks that equal attributes count only once for the size of a part, with
+// their size in the profile. If a process has used up its share, its further samples have no attributes, but
+// the samples of other processes still do.
 func TestAttributesOfAPartAreBounded(t *testing.T) {
 	const attributes = 150 // of a sample
 	l := newLoad(t, 2)
@@ -219,7 +221,7 @@ func TestUsersShareAPart(t *testing.T) {
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = p.Close() })
 		one := &target{symbols: p}
-		one.users.Add(1 << 30) // The test closes it.
+		one.references.Add(1 << 30) // Keep it open: the test closes it.
 		one.published.Store(newPublished(os.Getpid(), nil))
 		l.all = append(l.all, one)
 	}

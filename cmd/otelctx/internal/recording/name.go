@@ -24,12 +24,12 @@ const (
 	// user's processes. Addresses beyond the limits stay without names.
 	namingLimit   = 5 * time.Second
 	maxNamedBytes = 128 << 20
-	// processLimit is the timeout of each [patient.Call], which reads a single process.
+	// processLimit is the timeout of each [patient.Call] that reads a process.
 	processLimit = 2 * time.Second
-	// maxNames bounds the addresses of a process that are named in a part.
+	// maxNames bounds the number of addresses that are named for each process in a part.
 	maxNames = 1 << 16
-	// maxProcessNamedBytes bounds the names of a process in a part, for each of the two passes of the method
-	// names. Programs choose the lengths of their names.
+	// maxProcessNamedBytes bounds the memory that one call of the method locate uses for names, because a
+	// program may have names of any length.
 	maxProcessNamedBytes = 16 << 20
 )
 
@@ -39,7 +39,8 @@ type budget struct {
 	bytes int
 }
 
-// share returns one of n equal shares of b. Processes named later can use what earlier ones have left over.
+// share returns one of n equal shares of b. Whatever a process leaves unused is available to the processes
+// that are named after it.
 func (b *budget) share(n int) budget { return budget{b.time / time.Duration(n), b.bytes / n} }
 
 // spend subtracts the used part of a share from b. rest is the part of the share that is still unused.
@@ -59,8 +60,8 @@ type nameResolver struct {
 	left budget
 }
 
-// ask calls f with the process's time limit. f reads the process or the files that it has mapped, and must
-// return once goOn returns false.
+// ask calls f, which reads a process or its mapped files. The call may use the time that is left for the
+// process, but at most processLimit. f must return once goOn returns false.
 func ask[T any](ctx context.Context, n *nameResolver, pid int, f func(goOn func() bool) (T, error)) (T, error) {
 	limit := min(n.left.time, processLimit)
 	if limit <= 0 {
@@ -76,7 +77,7 @@ func ask[T any](ctx context.Context, n *nameResolver, pid int, f func(goOn func(
 		return value, err
 	})
 	if errors.Is(err, patient.ErrNoAnswer) || ctx.Err() != nil {
-		// f may still be running, so took is not valid. The elapsed time is close to 0 if the call was
+		// f may still be running, so took cannot be used. The elapsed time is close to 0 if the call was
 		// refused.
 		n.left.time -= min(limit, time.Since(began))
 	} else {
@@ -114,8 +115,8 @@ func (n *nameResolver) name(ctx context.Context, p *part) {
 	}
 }
 
-// byUser groups the samples by user. Users and processes with the fewest different samples come first,
-// because those that follow may use what is left of the earlier shares.
+// byUser groups the samples by user. Users with the fewest different samples come first, and so do the
+// processes of a user, because whatever they leave of their shares is available to larger ones.
 func byUser(targets map[*target]*targetSamples) [][]*targetSamples {
 	users := map[int][]*targetSamples{}
 	count := map[int]int{}
@@ -200,11 +201,12 @@ func (n *nameResolver) readNames(ctx context.Context, samples *targetSamples) {
 	}
 }
 
-// namedStack is a symbolized stack with its number of samples, in total and inside a span.
+// namedStack is a symbolized stack. samples is the number of its samples, and attributed the number of
+// samples in a span.
 type namedStack struct {
 	locations           []*symbols.Location
 	samples, attributed uint64
-	// unnamed reports that some names could not be looked up.
+	// unnamed reports whether some names could not be looked up.
 	unnamed bool
 }
 
@@ -223,8 +225,7 @@ func (s *rawStack) frame(i int) frame {
 	return f
 }
 
-// names symbolizes the addresses in the stacks of a process. Opening a file may block if its file system
-// does not answer.
+// names symbolizes the addresses in the stacks of a process.
 func (n *nameResolver) names(ctx context.Context, samples *targetSamples) map[frame]*symbols.Location {
 	if slices.ContainsFunc(samples.order, func(s *rawSamples) bool { return !s.stack.certain }) {
 		// Check which regions are still mapped.
@@ -256,13 +257,13 @@ func (n *nameResolver) names(ctx context.Context, samples *targetSamples) map[fr
 	return named
 }
 
-// locate symbolizes frames into named. It opens files that are not open yet.
+// locate symbolizes frames and adds the results to named. It opens their files if necessary.
 func (n *nameResolver) locate(ctx context.Context, samples *targetSamples, frames []frame, named map[frame]*symbols.Location) {
 	if len(frames) == 0 {
 		return
 	}
-	// Sort by address to group the frames of a file: only the symbols of a few files are in memory at a
-	// time.
+	// Sorting by address keeps the frames of a file together, because only a few files have their symbols in
+	// memory at a time.
 	slices.SortFunc(frames, func(a, b frame) int { return cmp.Compare(a.address, b.address) })
 	type answer struct {
 		found map[frame]*symbols.Location
@@ -274,7 +275,7 @@ func (n *nameResolver) locate(ctx context.Context, samples *targetSamples, frame
 		var compiled []*symbols.Location
 		for _, f := range frames {
 			if !goOn() || a.bytes >= most {
-				break // Partial results count.
+				break // Use the partial result.
 			}
 			f.region.Attach()
 			l := f.region.Locate(f.address)
@@ -299,8 +300,8 @@ func (n *nameResolver) locate(ctx context.Context, samples *targetSamples, frame
 	}
 }
 
-// stack returns a symbolized stack. unnamed reports that the names of some frames could not be looked up or
-// may be wrong. Equal addresses yield the same pointer.
+// stack returns a symbolized stack. unnamed reports whether the names of some frames could not be looked up
+// or may be wrong. Equal frames have the same *symbols.Location.
 func (n *nameResolver) stack(names map[frame]*symbols.Location, raw *rawStack) (_ []*symbols.Location, unnamed bool) {
 	stack := make([]*symbols.Location, 0, len(raw.kernel)+len(raw.user))
 	for i, address := range raw.kernel {
@@ -310,8 +311,7 @@ func (n *nameResolver) stack(names map[frame]*symbols.Location, raw *rawStack) (
 		stack = append(stack, n.kernel.Locate(address))
 	}
 	for i := range raw.user {
-		// The innermost user frame is not a return address: it is the instruction that entered the kernel
-		// or was interrupted.
+		// User addresses need no adjustment here: see [targetSamples.stack].
 		f := raw.frame(i)
 		l := names[f]
 		if l == nil {
@@ -324,8 +324,9 @@ func (n *nameResolver) stack(names map[frame]*symbols.Location, raw *rawStack) (
 	return stack, unnamed
 }
 
-// attributes decodes the attributes of a span. Processes publish the name of an attribute before they use
-// it; if a name is unknown, attributes checks once per part whether the process has published again.
+// attributes decodes the attributes of a span. A process publishes the name of an attribute before it uses
+// the attribute. If a name is missing, attributes therefore reads the publication again, at most once per
+// part.
 func (n *nameResolver) attributes(ctx context.Context, t *target, same *rawSamples) []reader.ThreadAttribute {
 	if same.span.Attributes == "" || same.published.layout == nil {
 		return nil
@@ -338,7 +339,7 @@ func (n *nameResolver) attributes(ctx context.Context, t *target, same *rawSampl
 	if all || layout.Advertisement == nil || n.asked[same.published] {
 		return spanAttributes
 	}
-	n.asked[same.published] = true // Check only once per part, because the check may take a while.
+	n.asked[same.published] = true // Reading may take a while.
 	now, err := ask(ctx, n, t.image.PID, func(goOn func() bool) (*reader.ThreadLayout, error) {
 		return layoutSince(ctx, t.reader, layout, goOn)
 	})
@@ -350,8 +351,8 @@ func (n *nameResolver) attributes(ctx context.Context, t *target, same *rawSampl
 	return spanAttributes
 }
 
-// layoutSince is [reader.Process.ThreadLayoutSince], retried while the process is publishing, until goOn
-// returns false. The publishing thread may have to wait for a CPU.
+// layoutSince calls [reader.Process.ThreadLayoutSince] again as long as the process is publishing and goOn
+// returns true. Publishing takes long if its thread has to wait for a CPU.
 func layoutSince(ctx context.Context, p *reader.Process, previous *reader.ThreadLayout, goOn func() bool) (*reader.ThreadLayout, error) {
 	for {
 		layout, err := p.ThreadLayoutSince(ctx, previous)

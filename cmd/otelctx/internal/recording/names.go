@@ -23,7 +23,7 @@ type nameTable struct {
 	// names holds the names by number. mu is held while new names are read.
 	names atomic.Pointer[[]string]
 	mu    sync.Mutex
-	// requested reports that a read is pending. after is the earliest time of the next read.
+	// requested reports whether a read is pending. after is the earliest time of the next read.
 	requested atomic.Bool
 	after     time.Time
 }
@@ -57,7 +57,7 @@ func (n *nameTable) read(p *reader.Process) {
 	n.names.Store(&names)
 }
 
-// knows reports whether the names of a span have been read, or the span has none.
+// knows reports whether the names of a span have been read. It returns true for a span without names.
 func (n *nameTable) knows(s *sampler.Span) bool {
 	return n == nil || int(max(s.Name, s.Endpoint)) < len(*n.names.Load()) || s.Name|s.Endpoint == 0
 }

@@ -81,7 +81,7 @@ func TestRequestNames(t *testing.T) {
 	defer func() { require.NoError(t, p.Close()) }()
 	layout, err := p.ThreadLayout(t.Context())
 	require.NoError(t, err)
-	for spans := []reader.LiveSpan(nil); len(spans) == 0; { // The spans use the first names.
+	for spans := []reader.LiveSpan(nil); len(spans) == 0; { // Wait for spans, which use the first names.
 		spans, err = p.Spans(t.Context())
 		require.NoError(t, err)
 	}
@@ -102,7 +102,8 @@ func TestRequestNames(t *testing.T) {
 	assert.False(t, n.knows(span))
 }
 
-// TestNameTable checks that a new advertisement keeps the names if the table is at the same place.
+// TestNameTable checks that the names read so far are kept if a new advertisement has the table at the same
+// address.
 func TestNameTable(t *testing.T) {
 	layout := func(address uint64) *reader.ThreadLayout {
 		return &reader.ThreadLayout{Names: &reader.NameTable{Address: address, HeaderSize: 256, EntrySize: 256, Capacity: 4096}}

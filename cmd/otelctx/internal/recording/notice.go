@@ -17,14 +17,16 @@ const (
 	// firstDelay is the delay before a changed process is scanned again, since it has probably just
 	// started. It doubles with each scan, up to pollInterval.
 	firstDelay = 25 * time.Millisecond
-	// suspendTime is how long the reports about a process that keeps changing are ignored. In this time
-	// only the poll detects its changes, so such a process causes at most six scans more than others.
+	// suspendTime is how long reports about a process are ignored if it keeps changing. During this time only
+	// the poll detects its changes. Such a process therefore causes at most six extra scans before each
+	// suspension.
 	suspendTime = 5 * time.Second
 	// maxNoticed bounds the number of scheduled or suspended processes. maxNoticeScans bounds the number of
 	// their scans within pollInterval. The poll detects any further changes.
 	maxNoticed     = 1 << 10
 	maxNoticeScans = 256
-	// attachFirst is the number of a program's files opened before its first sample is read.
+	// attachFirst is the number of mapped files that are opened for a new program before its first sample is
+	// read.
 	attachFirst = 4
 )
 
@@ -34,7 +36,7 @@ type noticed struct {
 	// due is the time of the next scan. delay is the time between that scan and the following one.
 	due   time.Time
 	delay time.Duration
-	// suspended reports that only the poll scans the process until due.
+	// suspended reports whether only the poll scans the process until due.
 	suspended bool
 }
 
@@ -47,16 +49,17 @@ type pacer struct {
 	// overflow holds processes for which there was no room. They are rearmed only after pollInterval, which
 	// limits the rate of reports.
 	overflow []int
-	// scans is the number of scans since counted.
-	scans   int
-	counted time.Time
+	// scans counts the scans since countedSince.
+	scans        int
+	countedSince time.Time
 }
 
 func newPacer(rearm func(pid int)) *pacer {
 	return &pacer{rearm: rearm, all: map[int]*noticed{}}
 }
 
-// change notes that a process has changed, if there is room.
+// change schedules a scan of a process that has changed. If there is no room, it adds the process to
+// overflow.
 func (p *pacer) change(image sampler.Image, now time.Time) {
 	n := p.all[image.PID]
 	switch {
@@ -69,25 +72,26 @@ func (p *pacer) change(image sampler.Image, now time.Time) {
 	}
 }
 
-// end notes that a process has ended.
+// end removes a process that has ended from the schedule.
 func (p *pacer) end(pid int) {
 	delete(p.all, pid)
 	p.rearm(pid)
 }
 
-// gone notes that a program had ended before its scan. If its process runs another program now, the kernel
-// has already reported that program.
+// gone removes a program that had ended before its scan. If its process runs another program now, the kernel
+// has already reported that program, and its scan stays scheduled.
 func (p *pacer) gone(image sampler.Image) {
 	if n := p.all[image.PID]; n != nil && n.image == image {
 		p.end(image.PID)
 	}
 }
 
-// due returns the programs to scan now, and the time of the next call of due. It rearms their processes, so
-// that changes during the scan are reported. The first change after a suspension restarts the schedule.
+// due returns the programs to scan now, and the time at which it must be called again. It rearms the
+// processes of these programs, so that the kernel reports changes during the scans. The first change after a
+// suspension restarts the schedule.
 func (p *pacer) due(now time.Time) (images []sampler.Image, next time.Time) {
-	if now.Sub(p.counted) >= pollInterval {
-		p.counted, p.scans = now, 0
+	if now.Sub(p.countedSince) >= pollInterval {
+		p.countedSince, p.scans = now, 0
 		for _, pid := range p.overflow {
 			p.rearm(pid)
 		}

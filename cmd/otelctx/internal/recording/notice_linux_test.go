@@ -89,8 +89,8 @@ func (w *watcher) await(t *testing.T, pid, recorded, gone int) {
 	}, testenv.Patience, time.Millisecond)
 }
 
-// retry repeats an attempt. Some changes are left to the poll, which these tests do not run: if many
-// processes change, or if one process changes often.
+// retry repeats an attempt until it succeeds. An attempt may fail, because the watcher leaves some changes to
+// the poll, which these tests do not run, if many processes change or one process changes often.
 func retry(t *testing.T, attempt func() bool) {
 	t.Helper()
 	for range 30 {
@@ -101,7 +101,7 @@ func retry(t *testing.T, attempt func() bool) {
 	t.Fatal("nothing is noticed")
 }
 
-// soon waits for the state and reports whether it was reached before the next attempt.
+// soon reports whether state returns the given numbers within two seconds.
 func (w *watcher) soon(pid, recorded, gone int) bool {
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if r, g := w.state(pid); r == recorded && g == gone {
@@ -111,7 +111,7 @@ func (w *watcher) soon(pid, recorded, gone int) bool {
 	return false
 }
 
-// TestNotice checks that without a poll a process is recorded from its exec to its end.
+// TestNotice checks that a process is recorded from its exec to its end, even without the poll.
 func TestNotice(t *testing.T) {
 	w := noticing(t, Selection{Names: []string{"sleep"}})
 	retry(t, func() bool {
@@ -287,8 +287,8 @@ func TestPacer(t *testing.T) {
 	assert.Empty(t, due)
 }
 
-// TestPacerOfTwoPrograms checks that a program that no longer runs when it is scanned does not remove its
-// process's next program.
+// TestPacerOfTwoPrograms checks that the next program of a process stays scheduled even if the previous program
+// ended before its scan.
 func TestPacerOfTwoPrograms(t *testing.T) {
 	w := opened(t, Selection{})
 	t.Cleanup(w.close)

@@ -16,9 +16,9 @@ const (
 	// partDuration and partSamples are the approximate size of a part.
 	partDuration = 30 * time.Second
 	partSamples  = 1 << 16
-	// partBytes limits the memory of different stacks, spans and attributes; a part that exceeds it ends
-	// early. Naming and encoding a part takes a multiple of its own memory, so this limit determines most
-	// of the memory use.
+	// partBytes limits the memory for the different stacks, spans and attributes in a part. A part that
+	// exceeds it ends early. Naming and encoding a part takes a multiple of its own memory, so this limit
+	// determines most of the memory use.
 	partBytes = 8 << 20
 	// maxPartSamples and maxPartBytes bound a part that has to wait until the previous one is named. Both
 	// are shared between the users: see [part.room].
@@ -32,19 +32,19 @@ type part struct {
 	begun, end time.Time
 	// earliest is the end of the previous part, zero for the first.
 	earliest time.Time
-	// closes reports that this part is the last of its period.
+	// closes reports whether this part is the last of its period.
 	closes  bool
 	targets map[*target]*targetSamples
 	usage   // of all users
 	users   map[int]*usage
-	// goroutines reports that the samples of different goroutines are counted separately.
+	// goroutines reports whether the samples of different goroutines are counted separately.
 	goroutines bool
 	// cut counts samples that were reduced to the innermost frame without attributes. lost counts dropped
 	// samples.
 	cut, lost uint64
 }
 
-// usage is the number of samples and bytes that are in use in a part.
+// usage counts the samples in a part and the bytes that they use, for one user or for all users.
 type usage struct{ samples, bytes int }
 
 // targetSamples are the samples of one process.
@@ -66,7 +66,7 @@ type rawStack struct {
 	// replaced between the sample and the lookup.
 	regions []*symbols.Region
 	certain bool
-	// generation is the process's generation when the regions were looked up.
+	// generation is what [symbols.Process.Generation] returned when the regions were looked up.
 	generation uint64
 }
 
@@ -77,7 +77,7 @@ type rawKey struct {
 	cpu, tid  int
 	comm      string
 	goroutine uint64 // 0 unless counted separately
-	// truncated reports that the stack lacks the outermost frames.
+	// truncated reports whether the stack lacks the outermost frames.
 	truncated bool
 	span      sampler.Span
 }
@@ -105,16 +105,17 @@ func (p *part) extend(now time.Time) {
 	}
 }
 
-// full reports whether the part has reached its intended size.
+// full reports whether the part has reached its intended size or duration.
 func (p *part) full(now time.Time) bool {
 	return p.samples >= partSamples || p.bytes >= partBytes || p.samples > 0 && now.Sub(p.begun) >= partDuration
 }
 
-// room reports whether another sample of a process fits into the part. fits is for a sample reduced to the
-// innermost frames without attributes, whole for the complete sample.
+// room reports whether there is room for another sample of a process. whole reports whether the complete
+// sample fits into the part. fits reports whether the sample fits if it is reduced to its innermost frames,
+// without attributes.
 //
 // A user may use as much room as remains free. A single user therefore uses at most half of the part, two
-// users a third each, and there is always room for another one. Likewise, a process cannot use all of its
+// users a third each, and there is always room for another user. Likewise, a process cannot use all of its
 // user's room.
 func (p *part) room(samples *targetSamples) (fits, whole bool) {
 	free := maxPartBytes - p.bytes
@@ -185,8 +186,8 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 	return stack, first
 }
 
-// stack returns the interned stack with these addresses, looked up in the mappings of that time, and
-// whether it is new.
+// stack returns the rawStack for these addresses, with the regions that were mapped at the given time. It
+// creates one only if the part has no equal stack yet, and then first is true.
 func (s *targetSamples) stack(user, kernel []uint64, at time.Time) (_ *rawStack, first bool) {
 	key := make([]byte, 0, 8*(1+len(user)+len(kernel)))
 	key = binary.NativeEndian.AppendUint64(key, uint64(len(user)))
@@ -215,7 +216,8 @@ func (s *targetSamples) stack(user, kernel []uint64, at time.Time) (_ *rawStack,
 	return stack, true
 }
 
-// internAttributes returns the encoded attributes of a span, stored once.
+// internAttributes returns a shared copy of the encoded attributes, so that equal attributes are stored only
+// once.
 func (s *targetSamples) internAttributes(encoded string) string {
 	if encoded == "" {
 		return ""

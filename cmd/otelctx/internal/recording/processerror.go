@@ -18,8 +18,8 @@ type ProcessError struct {
 	err  error
 }
 
-// NewProcessError returns an error about a process. It removes the process id from the start of errors of
-// package reader, which would repeat it.
+// NewProcessError returns an error about a process. Errors of package reader begin with the process id, which
+// the text of the ProcessError does not repeat.
 func NewProcessError(pid int, err error) *ProcessError {
 	e := &ProcessError{PID: pid, err: err}
 	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil {

@@ -19,19 +19,19 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// published holds the publication of a process and the attributes that the kernel reports about the
-// process. Only names changes after construction.
+// published holds the publication of a process and the attributes that the kernel reports about the process.
+// Only names and dropped change once a target has it.
 type published struct {
 	// layout is nil if the publication cannot be read.
 	layout *reader.ThreadLayout
-	// names is the layout with the newest attribute names, or nil if layout still has them.
+	// names is the layout with the newest attribute names, or nil if they are those of layout.
 	names atomic.Pointer[reader.ThreadLayout]
-	// spanNames are the names of the process's spans.
+	// spanNames holds the names of the process's spans.
 	spanNames *nameTable
 	resource  profile.Resource
-	// attributes are the resource attributes as published.
+	// attributes holds the attributes of resource, for the filters.
 	attributes []*commonpb.KeyValue
-	// dropped counts attributes that profiles cannot represent. It is reset when the tally has counted
+	// dropped counts attributes that profiles cannot represent. It is set to 0 once the tally has counted
 	// them.
 	dropped int
 	// service is the service name, or else the name of the executable.
@@ -89,14 +89,16 @@ func processAttributes(pid int) []*commonpb.KeyValue {
 	return kvs
 }
 
-// Ids in cgroup paths as created by Docker, containerd, CRI-O, Podman, Amazon ECS and, for pods, the
-// kubelet. systemd replaces the dashes of pod ids by underscores.
+// containerID and podUID match ids in cgroup paths. Docker, containerd, CRI-O, Podman and Amazon ECS create
+// groups with container ids, and the kubelet creates groups with pod ids. systemd replaces the dashes in pod
+// ids with underscores.
 var (
 	containerID = regexp.MustCompile(`(?:^|[-:])([0-9a-f]{64}|[0-9a-f]{32}-[0-9]{8,10})(?:\.scope)?$`)
 	podUID      = regexp.MustCompile(`pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?:$|:)`)
 )
 
-// containerAttributes returns the innermost container and pod ids in the contents of a cgroup file.
+// containerAttributes returns the innermost container id and pod id in groups, the contents of
+// /proc/PID/cgroup.
 func containerAttributes(groups string) []*commonpb.KeyValue {
 	var container, pod string
 	for line := range strings.Lines(groups) {
@@ -120,27 +122,27 @@ func containerAttributes(groups string) []*commonpb.KeyValue {
 	return kvs
 }
 
-// Attributes of samples. They are listed in docs/profile-attributes.md.
+// Keys of sample attributes. docs/profile-attributes.md describes them.
 const (
-	// unprovenKey is true if the thread may have been in another span.
+	// unprovenKey marks samples whose thread may have been in another span.
 	unprovenKey = "otelctx.span.unproven"
-	// sampledKey is false if the span is not sampled and therefore not exported.
+	// sampledKey marks, with the value false, samples whose span is not sampled and therefore not exported.
 	sampledKey = "otelctx.span.sampled"
-	// truncatedKey is true if the stack lacks the outermost frames.
+	// truncatedKey marks samples whose stack lacks the outermost frames.
 	truncatedKey = "otelctx.stack.truncated"
-	// goroutineKey is the id of the goroutine.
+	// goroutineKey is the key of the goroutine's id.
 	goroutineKey = "otelctx.goroutine.id"
 )
 
-// Attributes with the ids of a sample's span, trace and local root, in lower-case hexadecimal.
+// Keys of the ids of a sample's trace, span and local root, whose values are in lower-case hexadecimal.
 const (
 	traceIDKey   = "trace_id"
 	spanIDKey    = "span_id"
 	localRootKey = "otelctx.local_root_span_id"
 )
 
-// sampleAttributes returns the attributes of a sample: those of its span, those of the sample itself and,
-// with ids, the ids of the span.
+// sampleAttributes returns the attributes of a sample: those of its span, those of the sample itself and, if
+// ids is true, the ids of the span.
 func sampleAttributes(s *rawKey, spanAttributes []reader.ThreadAttribute, ids bool) []*commonpb.KeyValue {
 	var kvs []*commonpb.KeyValue
 	// Span attributes come first because the last of equal keys wins: a process must not override observed

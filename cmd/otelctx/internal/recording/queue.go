@@ -13,15 +13,18 @@ import (
 	"github.com/otelctx/otelctx/internal/patient"
 )
 
-// queue schedules the scans of processes. A fixed number of places bounds the concurrent scans, and the
-// users share them. The next scan goes to the user with the fewest running scans; ties go to the user with
-// the fewest scans so far, then to the user with the busiest process. Within a user the busiest process
-// comes first. A user may take another place only while at least as many places are free as the user holds,
-// so that one user never fills all of them. A scan that takes longer than quickScan is probably blocked by
-// its process. Only a few unblocked scans run at a time, because more would delay each other and take CPU
-// from the recorded processes.
+// queue schedules the scans of processes. A fixed number of places bounds the concurrent scans. There is at
+// most one scan of each process.
 //
-// There is at most one scan of each process. queue is safe for concurrent use.
+// The next scan goes to the user with the fewest running scans. Ties go to the user with the fewest scans so
+// far, then to the user with the busiest process. Among the processes of a user, the busiest comes first. A
+// user may take another place only while more places are free than the user holds, so that one user never
+// fills all of them.
+//
+// A scan that takes longer than quickScan is probably blocked by its process. Only a few other scans run at a
+// time, because more would delay each other and take CPU from the recorded processes.
+//
+// queue is safe for concurrent use.
 type queue struct {
 	places, quick int
 
@@ -59,34 +62,34 @@ type userScans struct {
 	served  uint64
 }
 
-// newQueue returns a queue with the given number of places, at most quick of which are taken by scans that
-// are not blocked.
+// newQueue returns a queue with the given number of places. At most quick scans that are not blocked run at the
+// same time.
 func newQueue(places, quick int) *queue {
 	return &queue{places: places, quick: quick, scans: map[int]*scan{}, users: map[int]*userScans{}, settled: make(chan struct{}, 1)}
 }
 
 // add queues a scan and returns true. It returns false if a scan of the process is already waiting or
 // running.
-func (q *queue) add(l *scan) bool {
+func (q *queue) add(s *scan) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	pid := l.process.Image.PID
+	pid := s.process.Image.PID
 	if q.scans[pid] != nil {
 		return false
 	}
-	q.scans[pid] = l
-	u := q.users[l.user]
+	q.scans[pid] = s
+	u := q.users[s.user]
 	if u == nil {
 		u = &userScans{served: q.leastServed()}
-		q.users[l.user] = u
+		q.users[s.user] = u
 	}
-	u.sorted = len(u.waiting) == 0 || u.sorted && compareScans(u.waiting[len(u.waiting)-1], l) < 0
-	u.waiting = append(u.waiting, l)
+	u.sorted = len(u.waiting) == 0 || u.sorted && compareScans(u.waiting[len(u.waiting)-1], s) < 0
+	u.waiting = append(u.waiting, s)
 	return true
 }
 
 // leastServed returns the lowest number of scans that any user has had. A new user starts with this number,
-// so that it does not overtake the others for having been absent.
+// because otherwise its scans would come first until it had caught up with the others.
 func (q *queue) leastServed() (least uint64) {
 	first := true
 	for _, u := range q.users {
@@ -112,13 +115,14 @@ func (q *queue) has(pid int) bool {
 }
 
 // next returns the scan to start now, nil if none waits or no place is free. The caller calls done when the
-// scan has ended, and next again after quickScan.
+// scan has ended. If the scan takes longer than quickScan, it calls next again, because the scan no longer
+// counts as quick.
 func (q *queue) next(now time.Time) *scan {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	quick := 0
-	for _, l := range q.running {
-		if now.Sub(l.started) < quickScan {
+	for _, s := range q.running {
+		if now.Sub(s.started) < quickScan {
 			quick++
 		}
 	}
@@ -134,13 +138,13 @@ func (q *queue) next(now time.Time) *scan {
 	if best == nil {
 		return nil
 	}
-	l := best.busiest()
+	s := best.busiest()
 	best.waiting = best.waiting[1:]
 	best.running++
 	best.served++
-	l.started = now
-	q.running = append(q.running, l)
-	return l
+	s.started = now
+	q.running = append(q.running, s)
+	return s
 }
 
 // busiest returns the user's first waiting scan.
@@ -158,18 +162,19 @@ func (u *userScans) before(other *userScans) bool {
 	return cmp.Or(cmp.Compare(u.running, other.running), cmp.Compare(u.served, other.served), compareScans(a, b)) < 0
 }
 
-// compareScans returns a negative number if a's process is busier than b's, and never 0.
+// compareScans returns a negative number if a's process is busier than b's. It never returns 0 for different
+// processes.
 func compareScans(a, b *scan) int {
 	return cmp.Or(cmp.Compare(b.recent, a.recent), cmp.Compare(b.process.Used, a.process.Used), cmp.Compare(a.process.Image.PID, b.process.Image.PID))
 }
 
 // done frees the place of a scan.
-func (q *queue) done(l *scan) {
+func (q *queue) done(s *scan) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	delete(q.scans, l.process.Image.PID)
-	q.running = slices.DeleteFunc(q.running, func(other *scan) bool { return other == l })
-	u := q.users[l.user]
+	delete(q.scans, s.process.Image.PID)
+	q.running = slices.DeleteFunc(q.running, func(other *scan) bool { return other == s })
+	u := q.users[s.user]
 	u.running--
 	q.settle()
 }
@@ -181,7 +186,7 @@ func (q *queue) finish(pid int) {
 	delete(q.scans, pid)
 }
 
-// settle signals settled and forgets the users if no scan is left. q.mu is held.
+// settle signals settled and forgets the users if no scan is left. The caller must hold q.mu.
 func (q *queue) settle() {
 	if len(q.scans) > 0 {
 		return
@@ -193,20 +198,20 @@ func (q *queue) settle() {
 	}
 }
 
-// update replaces the program and the recent CPU time of the waiting processes, and removes processes that
-// have ended.
+// update updates the programs and recent CPU times of the waiting scans, and removes the scans of processes
+// that have ended.
 func (q *queue) update(processes map[int]sampler.Process, recent func(sampler.Process) uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, u := range q.users {
-		u.waiting = slices.DeleteFunc(u.waiting, func(l *scan) bool {
-			p, exists := processes[l.process.Image.PID]
+		u.waiting = slices.DeleteFunc(u.waiting, func(s *scan) bool {
+			p, exists := processes[s.process.Image.PID]
 			if !exists {
-				delete(q.scans, l.process.Image.PID)
+				delete(q.scans, s.process.Image.PID)
 				return true
 			}
-			if l.process = p; l.after == nil {
-				l.recent = recent(p)
+			if s.process = p; s.after == nil {
+				s.recent = recent(p)
 			}
 			return false
 		})
@@ -215,24 +220,24 @@ func (q *queue) update(processes map[int]sampler.Process, recent func(sampler.Pr
 	q.settle()
 }
 
-// reading notes that the calling thread begins to read a process.
+// reading starts the stopwatch of a process's scan. It must be called on the thread that reads the process.
 func (q *queue) reading(pid int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l := q.scans[pid]; l != nil {
-		l.watch = patient.Start()
+	if s := q.scans[pid]; s != nil {
+		s.watch = patient.Start()
 	}
 }
 
-// unfinished returns the scans that wait and those that have begun to read their process.
+// unfinished returns the scans that have not begun to read their process, and the scans that have.
 func (q *queue) unfinished() (waiting, running []*scan) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, l := range q.scans {
-		if l.watch == nil {
-			waiting = append(waiting, l)
+	for _, s := range q.scans {
+		if s.watch == nil {
+			waiting = append(waiting, s)
 		} else {
-			running = append(running, l)
+			running = append(running, s)
 		}
 	}
 	return waiting, running

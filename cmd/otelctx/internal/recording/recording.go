@@ -19,22 +19,22 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
-// Config selects what to record.
+// Config is the configuration of a recording.
 type Config struct {
 	Selection
 
-	// Ready, if not nil, is called once all processes of PIDs are being sampled. An error ends the
-	// recording.
+	// Ready, if not nil, is called once all processes of PIDs are being sampled. If it returns an error,
+	// Record returns the same error.
 	Ready func() error
 	// Duration limits the recording; 0 records until the processes of PIDs end or the context is done.
 	Duration time.Duration
-	// Period, if not 0, is the interval at which Report is called with the result since the previous call.
-	// The recording continues meanwhile and no sample is lost in between. Report is called after Part, by
-	// the same goroutine.
+	// Period, if not 0, is the interval at which Report is called with the result for the time since the
+	// previous call. The recording continues meanwhile, and no sample is lost between two results. Report is
+	// called after Part, by the same goroutine.
 	Period  time.Duration
 	Report  func(*Result)
 	Sampler sampler.Config
-	// Filters drop the samples that do not pass all of them.
+	// Filters lists the conditions that each sample must meet. Samples that fail one of them are dropped.
 	Filters []Filter
 	// Unnamed disables symbolization: profiles contain addresses and build ids, and no symbols are read.
 	Unnamed bool
@@ -52,7 +52,8 @@ type Config struct {
 	// and reason. Calls do not overlap.
 	Warn func(error)
 	// Part, if not nil, is called with consecutive profiles of about half a minute each. Calls do not
-	// overlap. While a call takes too long, further samples are lost.
+	// overlap. If a call takes so long that the memory for the following part is full, further samples are
+	// lost.
 	Part func(*profilespb.ProfilesData)
 }
 
@@ -65,7 +66,7 @@ type Result struct {
 	// not taken because the process already ran another program that had not been scanned yet.
 	Samples, Attributed, Unproven, Lost, Replaced uint64
 	// Cut counts samples reduced to the innermost frame, without attributes, because their process had too
-	// many different ones. SpansLeftOut is an upper bound for the number of spans missing from Spans: if
+	// many different samples. SpansLeftOut is an upper bound for the number of spans missing from Spans: if
 	// there are too many spans, those with the fewest samples are dropped. Dropped counts attributes that
 	// profiles cannot represent.
 	Cut, SpansLeftOut, Dropped uint64
@@ -75,14 +76,14 @@ type Result struct {
 	// Unnamed counts samples that lack names because symbolization took too much time or memory, or because
 	// the kernel's records of the process's mappings were lost.
 	Unnamed uint64
-	// Filtered counts samples that did not pass Config.Filters. They are counted nowhere else, except in
-	// Lost or Cut.
+	// Filtered counts samples that did not pass Config.Filters. Lost and Cut are counted before filtering.
+	// All other counts leave these samples out.
 	Filtered uint64
 	// Work counts samples by kind of work, in the order of the constants.
 	Work []WorkUse
-	// The following lists are sorted by samples in descending order, Functions by the samples in the
-	// function itself. Names and Endpoints are nil if no span has a name. Attributes is nil without
-	// Config.Attributes.
+	// All lists below are sorted by samples in descending order, Functions by the samples in the function
+	// itself. Names is nil if no span has a name, Endpoints is nil if no request has an endpoint, and
+	// Attributes is nil without Config.Attributes.
 	Processes []ProcessUse
 	Functions []FunctionUse
 	Endpoints []NameUse
@@ -94,17 +95,17 @@ type Result struct {
 	Attributes []AttributeUse
 	// Recorded counts the processes that were recorded, whether or not they used the CPU.
 	Recorded int
-	// Unread holds the reasons why processes that may be selected could not be read, without the errors
-	// passed to Warn.
+	// Unread holds an error for each process that might have been selected but could not be read, unless the
+	// error was passed to Warn.
 	Unread []error
-	// FilteredAttributes holds attributes of the samples that Config.Filters dropped. They are collected
-	// only until a sample passes. All keys are included, but values only for the keys of the filters. The
-	// numbers of keys and values are bounded.
+	// FilteredAttributes maps the attribute keys of dropped samples to their values, if no sample passed
+	// Config.Filters. It has values only for keys that occur in the filters. The numbers of keys and values
+	// are bounded.
 	FilteredAttributes map[string][]string
-	// NotExamined counts processes that may be selected but were not scanned before the recording ended,
-	// because there were too many.
+	// NotExamined counts processes that might have been selected, but were not scanned before the recording
+	// ended, because there were too many processes.
 	NotExamined int
-	// Ended reports that all processes of Config.PIDs have ended. It is always false with Children.
+	// Ended reports whether all processes of Config.PIDs have ended. It is always false with Children.
 	Ended bool
 }
 
@@ -123,8 +124,9 @@ const (
 // Record records until the duration has passed, ctx is done or the processes of PIDs have ended; none of
 // these is an error.
 //
-// The error wraps [sampler.ErrNotPermitted], or, for Config.PIDs, an error of [reader.Open] or
-// [reader.Process.ThreadLayout] other than a missing context; any other error is returned unchanged.
+// The error wraps [sampler.ErrNotPermitted] if the caller may not sample. If one of Config.PIDs cannot be
+// read, the error wraps that of [reader.Open] or [reader.Process.ThreadLayout]; processes without a context
+// can be recorded.
 func Record(ctx context.Context, c Config) (*Result, error) {
 	r := &recording{config: &c, clock: time.Now(), parts: make(chan *part), stopped: make(chan time.Time, 1), warnings: newWarnings(c.Warn)}
 	if c.Sampler.KernelStacks {
@@ -151,7 +153,7 @@ type recording struct {
 	watcher  *watcher
 	warnings *warnings
 	kernel   *symbols.Kernel
-	// clock is the reference from which now computes the time.
+	// clock is the time at the start of the recording. The method now adds the time elapsed since then.
 	clock time.Time
 	// stopped receives the time at which sampling stopped.
 	stopped chan time.Time
@@ -159,20 +161,19 @@ type recording struct {
 	// parts passes finished parts to the goroutine that names them.
 	parts chan *part
 	part  *part
-	// period is the end of the current period; later samples belong to the next one.
-	period time.Time
+	// periodEnd is the end of the current period. Later samples belong to the next period.
+	periodEnd time.Time
 	// unknown counts samples of programs that are no longer recorded.
 	unknown atomic.Uint64
-	// reported is the end of the last reported period. missing holds the sampler's counts at that time.
-	reported time.Time
-	missing  sampler.Counts
+	// reported is the end of the last reported period. lastCounts holds the sampler's counts at that time.
+	reported   time.Time
+	lastCounts sampler.Counts
 }
 
 // run records the existing processes and those that start later.
 func (r *recording) run(ctx context.Context) (*Result, error) {
-	// Scanning has its own context: if ctx ends before the first sample, the recording is empty, which is
-	// not an error.
-	looking, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	// Scanning has its own context, which ends with ctx but not at the deadline that is set below.
+	scanning, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer r.watcher.close()
 	defer cancel()
 	stop := context.AfterFunc(ctx, cancel)
@@ -181,12 +182,12 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	if r.config.Duration > 0 {
 		wait = min(wait, r.config.Duration)
 	}
-	if err := r.watcher.start(looking, wait); err != nil && ctx.Err() == nil {
+	if err := r.watcher.start(scanning, wait); err != nil && ctx.Err() == nil {
 		return nil, err
 	}
 	began := r.now()
 	if first := r.watcher.began.Load(); first != nil && r.config.Ready == nil {
-		began = r.clock.Add(first.Sub(r.clock)) // The result must be on the same clock, even if the wall clock was set meanwhile.
+		began = r.clock.Add(first.Sub(r.clock)) // Convert to the recording's clock, because the wall clock may have been set.
 	}
 	if r.config.Ready != nil {
 		if err := r.config.Ready(); err != nil {
@@ -203,8 +204,8 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	n := &nameResolver{config: r.config, kernel: r.kernel, tally: newTally(r.config.Attributes)}
 	var working sync.WaitGroup
 	ended := false
-	working.Go(func() { ended = r.supervise(ctx, looking, began) })
-	working.Go(func() { r.watcher.notice(looking) })
+	working.Go(func() { ended = r.supervise(ctx, scanning, began) })
+	working.Go(func() { r.watcher.notice(scanning) })
 	working.Go(func() {
 		for p := range r.parts {
 			n.name(context.WithoutCancel(ctx), p)
@@ -213,10 +214,10 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 			}
 		}
 	})
-	// Read the samples that were taken before the end.
+	// Read samples until supervise has stopped the sampler.
 	err := r.read() //nolint:contextcheck // Reading names has its own limit.
 	cancel()
-	// On a busy machine reading may end long after sampling.
+	// The part ends when sampling stopped. On a busy machine, reading may end much later.
 	r.part.extend(<-r.stopped)
 	end := r.part.end
 	r.parts <- r.part
@@ -240,15 +241,15 @@ func (r *recording) result(n *nameResolver, end time.Time) *Result {
 	counts.Lost += r.unknown.Load()
 	result := &Result{
 		Start: r.reported, End: end, Recorded: r.watcher.registry.recorded(), Unread: r.watcher.registry.unread(),
-		Lost: counts.Lost - r.missing.Lost, Replaced: counts.Replaced - r.missing.Replaced,
+		Lost: counts.Lost - r.lastCounts.Lost, Replaced: counts.Replaced - r.lastCounts.Replaced,
 	}
 	n.tally.report(result)
 	n.tally = newTally(r.config.Attributes)
-	r.reported, r.missing = end, counts
+	r.reported, r.lastCounts = end, counts
 	return result
 }
 
-// read reads samples until the sampler is stopped and drained. It blocks on nothing else.
+// read reads samples until the sampler is stopped and drained. It waits for nothing except samples.
 func (r *recording) read() error {
 	var s sampler.Sample
 	for {
@@ -274,15 +275,16 @@ func (r *recording) read() error {
 // startPeriod begins the first part and the first period.
 func (r *recording) startPeriod(now time.Time) {
 	r.part = newPart(now, r.config.IDAttributes)
-	r.period = now.Add(r.config.Period)
+	r.periodEnd = now.Add(r.config.Period)
 	r.reported = now
 }
 
-// rotate hands a complete part to the goroutine that names it, and begins the next part. Samples from
-// before now have been read, except those that other CPUs are handing over at this moment.
+// rotate ends the current part if the part is full or its period has ended, hands it to the goroutine that
+// names it, and begins the next part. Almost all samples from before now have been read; other CPUs may still
+// be handing over a few.
 func (r *recording) rotate(now time.Time) {
 	p := r.part
-	p.closes = r.config.Period > 0 && !now.Before(r.period)
+	p.closes = r.config.Period > 0 && !now.Before(r.periodEnd)
 	if !p.closes && !p.full(now) {
 		return
 	}
@@ -291,8 +293,8 @@ func (r *recording) rotate(now time.Time) {
 	case r.parts <- p:
 		r.part = newPart(p.end, r.config.IDAttributes)
 		r.part.earliest = p.end
-		for p.closes && !now.Before(r.period) {
-			r.period = r.period.Add(r.config.Period)
+		for p.closes && !now.Before(r.periodEnd) {
+			r.periodEnd = r.periodEnd.Add(r.config.Period)
 		}
 	default: // The previous part is still being named, so this one continues.
 	}
@@ -317,7 +319,7 @@ func (r *recording) add(t *target, s *sampler.Sample) {
 
 // supervise polls the processes and stops the sampling when the duration, the context or the processes end.
 // It reports whether the processes have ended.
-func (r *recording) supervise(ctx, looking context.Context, began time.Time) (ended bool) {
+func (r *recording) supervise(ctx, scanning context.Context, began time.Time) (ended bool) {
 	defer func() {
 		r.stopped <- r.now()
 		if err := r.watcher.sampler.Stop(); err != nil {
@@ -339,14 +341,14 @@ func (r *recording) supervise(ctx, looking context.Context, began time.Time) (en
 		select {
 		case <-ctx.Done():
 			return false
-		case <-looking.Done():
+		case <-scanning.Done():
 			return false
 		case <-r.watcher.exits:
 			if r.watcher.hasEnded() {
 				return true
 			}
 		case <-poll.C:
-			r.watcher.poll(looking)
+			r.watcher.poll(scanning)
 			if interval < tickInterval {
 				interval = min(2*interval, tickInterval)
 				poll.Reset(interval)

@@ -115,7 +115,8 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 	assert.Positive(t, lost)
 }
 
-// TestProgress checks that progress is reported until the context ends, and that this ends the recording.
+// TestProgress checks that progress is reported until the context ends, and that the recording ends with the
+// context.
 func TestProgress(t *testing.T) {
 	c := childproc.Start(t, burner.Role, nil)
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Silent)))
@@ -134,7 +135,7 @@ func TestProgress(t *testing.T) {
 			}
 		},
 	}
-	// A recording that hangs is ended by killing the process.
+	// If the recording hangs, killing the process ends it.
 	hung := time.AfterFunc(testenv.Patience, func() { _ = syscall.Kill(c.PID(), syscall.SIGKILL) })
 	defer hung.Stop()
 	r := record(t, ctx, config)
@@ -155,7 +156,7 @@ func TestExit(t *testing.T) {
 	defer e.close()
 	assert.False(t, e.happened())
 	require.NoError(t, cmd.Process.Kill())
-	// Before the process has been reaped.
+	// The process has not been reaped yet.
 	assert.Eventually(t, e.happened, testenv.Patience, time.Millisecond)
 	_ = cmd.Wait()
 	assert.True(t, e.happened())
@@ -198,8 +199,8 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// asking returns a function that decodes attributes as a nameResolver does, for this test process, and its
-// publication, which is out of date.
+// asking returns a function that decodes span attributes of this test process like a nameResolver. It also
+// returns the publication that the function uses, which is out of date.
 func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p *published) {
 	t.Helper()
 	r, err := reader.Open(os.Getpid())
@@ -223,7 +224,8 @@ func publishNames(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, advertise.Change(nil, []attribute.Key{"threadlocal.attribute_key_map"})) })
 }
 
-// TestNamesOfAttributes checks that unknown names are looked up if the process has published since.
+// TestNamesOfAttributes checks that a missing attribute name is found if the process has published it in the
+// meantime.
 func TestNamesOfAttributes(t *testing.T) {
 	publishNames(t)
 	ask, p := asking(t)
@@ -250,7 +252,8 @@ func publicationTime(t *testing.T) (memory *os.File, address int64) {
 	return memory, int64(pc.MappingAddress) + int64(unsafe.Offsetof(wire.ProcessContextHeader{}.PublishedAtNS))
 }
 
-// TestNamesOfAttributesWhilePublishing interrupts the publishing thread for longer than a scan takes.
+// TestNamesOfAttributesWhilePublishing checks that attribute names are found even if the publishing thread is
+// interrupted for longer than a read takes.
 func TestNamesOfAttributesWhilePublishing(t *testing.T) {
 	publishNames(t)
 	memory, at := publicationTime(t)
@@ -277,7 +280,8 @@ func TestNamesOfAttributesWhilePublishing(t *testing.T) {
 	}
 }
 
-// TestContainerAttributes covers the paths that container runtimes and the kubelet create.
+// TestContainerAttributes checks the ids found in the cgroup paths that container runtimes and the kubelet
+// create.
 func TestContainerAttributes(t *testing.T) {
 	const (
 		id  = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
@@ -368,7 +372,7 @@ func TestNamesOfAttributesWhilePublishingForEver(t *testing.T) {
 	assert.NoError(t, err)
 }
 
-// keepWaiting makes this process count as one that does not answer its readers, until the end of the test.
+// keepWaiting makes package patient believe that this process blocks its readers, until the end of the test.
 func keepWaiting(t *testing.T) {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -478,8 +482,8 @@ func TestStartingService(t *testing.T) {
 	assert.Zero(t, unproven)
 }
 
-// TestDuration checks that the duration counts from when the processes are recorded, not from the
-// recorder's start.
+// TestDuration checks that the duration begins when all processes are being recorded, not when the recorder
+// starts.
 func TestDuration(t *testing.T) {
 	c := childproc.Start(t, burner.Role, nil)
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))

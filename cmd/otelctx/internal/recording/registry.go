@@ -18,13 +18,13 @@ import (
 // read yet.
 const keepRetired = 3 * time.Second
 
-// registry is the set of recorded programs, and of the processes that were examined and are not recorded. It
-// does no I/O and never blocks, because it is queried for each sample. It is safe for concurrent use.
+// registry holds the recorded programs, and the processes that were examined but are not recorded. It does no
+// I/O and never blocks, because it is queried for each sample. It is safe for concurrent use.
 type registry struct {
 	selection *Selection
 
 	mu sync.Mutex
-	// polled is the time of the last comparison of all processes' CPU use.
+	// polled is the time of the last call of changed.
 	polled time.Time
 	// programs holds the recorded programs, and those retired less than keepRetired ago.
 	programs map[sampler.Image]*target
@@ -37,12 +37,13 @@ type registry struct {
 	pids map[int]bool
 }
 
-// other is a process that is not recorded. It is scanned again once it has used the CPU, because it cannot
-// publish without doing so.
+// other is a process that is not recorded. It is scanned again once it has used the CPU, because a process
+// cannot publish without using the CPU.
 type other struct {
 	image sampler.Image
 	used  uint64
-	// err is the reason why the process could not be read, if it may be selected and err has not been reported.
+	// err is the reason why the process could not be read. It is nil if the selection excludes the process or
+	// a warning already gave the reason.
 	err error
 }
 
@@ -50,14 +51,14 @@ func newRegistry(s *Selection) *registry {
 	return &registry{selection: s, programs: map[sampler.Image]*target{}, others: map[int]other{}, ended: map[int]bool{}, pids: map[int]bool{}}
 }
 
-// find returns the program of a sample, or nil.
+// find returns the recorded program with this image, or nil.
 func (r *registry) find(image sampler.Image) *target {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.programs[image]
 }
 
-// hold returns the program of an image, or nil. The program stays open until the caller releases it.
+// hold is like find, but the program stays open until the caller releases it.
 func (r *registry) hold(image sampler.Image) *target {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -77,8 +78,8 @@ func (r *registry) add(t *target) {
 	delete(r.others, t.image.PID)
 }
 
-// retire ends the recording of a program. unwatch reports whether the sampler must stop watching the
-// process; it is false if the process already runs another recorded program.
+// retire ends the recording of a program. unwatch reports whether the sampler must stop watching the process;
+// it is false if the program was retired before or its process already runs another recorded program.
 func (r *registry) retire(t *target) (unwatch bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -104,7 +105,7 @@ func (r *registry) isRetired(t *target) bool {
 // sweep returns the programs that no longer run, which the caller must retire. It also removes and returns
 // the programs retired at least keepRetired ago, which the caller must release. Finally it forgets
 // processes that have ended or run another program.
-func (r *registry) sweep(processes map[int]sampler.Process) (over, forgotten []*target) {
+func (r *registry) sweep(processes map[int]sampler.Process) (ended, forgotten []*target) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for image, t := range r.programs {
@@ -113,7 +114,7 @@ func (r *registry) sweep(processes map[int]sampler.Process) (over, forgotten []*
 			delete(r.programs, image)
 			forgotten = append(forgotten, t)
 		case t.retired.IsZero() && processes[image.PID].Image != image:
-			over = append(over, t)
+			ended = append(ended, t)
 		}
 	}
 	for pid, o := range r.others {
@@ -121,7 +122,7 @@ func (r *registry) sweep(processes map[int]sampler.Process) (over, forgotten []*
 			delete(r.others, pid)
 		}
 	}
-	return over, forgotten
+	return ended, forgotten
 }
 
 // running returns the programs that are recorded.
@@ -136,8 +137,8 @@ func (r *registry) running() (all []*target) {
 	return all
 }
 
-// changed returns the processes to scan: those that have used the CPU since the last scan and are recorded or
-// may have to be.
+// changed returns the processes to scan: those that have used the CPU since their last scan, unless the
+// selection excludes them.
 func (r *registry) changed(processes map[int]sampler.Process) (changed []sampler.Process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -165,10 +166,10 @@ func (r *registry) hasChanged(p sampler.Process) bool {
 	return p.Used != 0 && (o.image != p.Image || o.used != p.Used)
 }
 
-// makeRoom removes and returns a program to make room for one of the given user, or returns nil. It chooses
-// the program that has been idle the longest. If none is idle, it chooses the least recently active program
-// of the user with the most programs, provided that the given user has fewer. The caller retires that
-// program. Its process is scanned again once it has used the CPU.
+// makeRoom removes and returns a program to make room for a program of the given user. It returns nil if none
+// can be removed. It chooses the program that has been idle the longest. If none is idle, it chooses the least
+// recently active program of the user with the most programs, provided that the given user has fewer. The
+// caller retires that program. Its process is scanned again once it has used the CPU.
 func (r *registry) makeRoom(user int) *target {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -212,7 +213,8 @@ func (r *registry) refuse(p sampler.Process, err, unread error) {
 		return
 	}
 	r.others[p.Image.PID] = other{image: p.Image, used: p.Used, err: unread}
-	// The end of a process is detected by its pidfd. Executing another program is not the end.
+	// ErrProcessGone may only mean that the process runs another program now. The end of the process is
+	// detected by its pidfd.
 	if slices.Contains(r.selection.PIDs, p.Image.PID) && !errors.Is(err, reader.ErrProcessGone) {
 		r.ended[p.Image.PID] = true
 	}
@@ -250,7 +252,7 @@ func (r *registry) knows(image sampler.Image) bool {
 	return r.programs[image] != nil || r.others[image.PID].image == image
 }
 
-// recorded returns how many processes were recorded so far.
+// recorded returns the number of processes recorded so far.
 func (r *registry) recorded() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()

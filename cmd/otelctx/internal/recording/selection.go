@@ -38,7 +38,7 @@ func (s *Selection) publishing() bool {
 	return len(s.PIDs) == 0 && len(s.Names) == 0 && len(s.Cgroups) == 0
 }
 
-// selects reports whether the kernel's information about a process allows it to be selected.
+// selects reports whether a process matches PIDs, Names and Cgroups. It does not check the service.
 func (s *Selection) selects(pid int) bool {
 	if len(s.PIDs) > 0 {
 		return s.descends(pid)
@@ -55,8 +55,8 @@ func (s *Selection) selectsService(service string) bool {
 	return len(s.Services) == 0 || slices.Contains(s.Services, service)
 }
 
-// selected decides from the kernel's information about a process. selected reports that the process is
-// selected whatever it publishes. maybe reports that it is not ruled out.
+// selected judges a process without reading what it publishes. selected reports whether the process is
+// certainly selected, and maybe whether it could be.
 func (s *Selection) selected(pid int) (selected, maybe bool) {
 	maybe = s.selects(pid)
 	return maybe && len(s.Services) == 0, maybe
@@ -97,8 +97,8 @@ func parentOf(pid int) int {
 	return parent
 }
 
-// selectsName compares the names that ps, top and pidof use: the name of the first thread, and that of the
-// executable if this user may read it.
+// selectsName reports whether Names has the name of the process's first thread or of its executable. ps, top
+// and pidof show these names. The executable is ignored if this user may not read its path.
 func (s *Selection) selectsName(pid int) bool {
 	if len(s.Names) == 0 {
 		return true
@@ -110,7 +110,7 @@ func (s *Selection) selectsName(pid int) bool {
 	return err == nil && slices.Contains(s.Names, filepath.Base(strings.TrimSuffix(exe, " (deleted)")))
 }
 
-// selectsCgroup compares the cgroups of a process and their ancestors.
+// selectsCgroup reports whether a process is in one of Cgroups or below.
 func (s *Selection) selectsCgroup(pid int) bool {
 	if len(s.Cgroups) == 0 {
 		return true
@@ -129,11 +129,11 @@ func (s *Selection) selectsCgroup(pid int) bool {
 	return false
 }
 
-// shortContainerID is the length of the container ids that tools show.
+// shortContainerID is the length of the shortened container ids that tools show.
 const shortContainerID = 12
 
 // inCgroup reports whether path is the wanted cgroup or below it. want is a path, with or without the mount
-// point, the name of a group, or a container id as shown by tools.
+// point, the name of a group, or a container id, shortened or not.
 func inCgroup(path, want string) bool {
 	if rest, mounted := strings.CutPrefix(want, "/sys/fs/cgroup"); mounted {
 		want = rest

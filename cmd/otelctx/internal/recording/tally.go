@@ -45,7 +45,7 @@ type NameUse struct {
 	Service string
 	// Name is empty for spans without a name.
 	Name string
-	// Count is the number of sampled spans or requests. Those without a sample are not counted.
+	// Count is the number of spans or requests that have samples.
 	Count   int
 	Samples uint64
 }
@@ -70,7 +70,7 @@ type SpanUse struct {
 	Samples uint64
 	// Unproven counts samples that may belong to another span.
 	Unproven uint64
-	// Attributes are the attributes of the last sample that had any, without the span's name and endpoint.
+	// Attributes holds the attributes of the last sample that had any, except the span's name and endpoint.
 	Attributes []reader.ThreadAttribute
 }
 
@@ -112,7 +112,8 @@ type tally struct {
 	stacks uint64
 	// attributeBytes is the size of the attributes in spans.
 	attributeBytes int
-	// spansLeftOut counts removals from spans. A span that is sampled again is added again.
+	// spansLeftOut counts removals from spans. It may count a span more than once, because a removed span is
+	// added again when it is sampled again.
 	spansLeftOut uint64
 	// filtered counts samples that did not pass the filters. They are counted nowhere else.
 	filtered uint64
@@ -159,7 +160,7 @@ type nameCounts struct {
 	spanNames        map[SpanName]uint64
 }
 
-// newTally returns an empty tally. It counts attributes only if asked to.
+// newTally returns an empty tally. It counts attributes only if attributes is true.
 func newTally(attributes bool) *tally {
 	t := &tally{
 		processes: map[processKey]*ProcessUse{},
@@ -212,7 +213,7 @@ func (t *tally) add(pid int, s *rawSamples, attributes []reader.ThreadAttribute)
 		count.unproven += uint32(n)
 		t.unproven += n
 	}
-	if len(attributes) > 0 { // The attributes of an ended span are missing until its goroutine continues.
+	if len(attributes) > 0 { // Otherwise keep the previous ones: samples of a span that has just ended have none.
 		t.attributeBytes += attributesMemory(attributes) - attributesMemory(count.list())
 		count.attributes = &attributes
 	}
@@ -321,7 +322,7 @@ func thin[K comparable, C any](counts map[K]C, weight func(C) uint64) map[K]C {
 	return removed
 }
 
-// add adds the samples of spans to their names and to the endpoints of their requests.
+// add adds the samples of spans to the counts of their names and of the endpoints of their requests.
 func (n *nameCounts) add(spans map[spanKey]spanCount) {
 	type request struct {
 		endpoint string
@@ -441,7 +442,7 @@ func (t *tally) reportSpans(r *Result) {
 	})
 }
 
-// mostUsed returns names sorted by samples, or nil if all are empty.
+// mostUsed returns names sorted by samples, or nil if all names are empty.
 func mostUsed(names map[nameKey]*NameUse) []NameUse {
 	var all []NameUse
 	some := false

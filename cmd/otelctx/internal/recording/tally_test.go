@@ -73,9 +73,9 @@ func TestTallyOfNames(t *testing.T) {
 		{1, 1, 1, 3, attributes("span_name", "GET /a")},
 		{1, 1, 1, 1, nil}, // while it ends
 		{1, 2, 1, 1, attributes("span_name", "SELECT", "db", "x")},
-		{1, 2, 0, 1, attributes("span_name", "SELECT", "endpoint", "GET /a", "db", "x")}, // by a carrier without the root
+		{1, 2, 0, 1, attributes("span_name", "SELECT", "endpoint", "GET /a", "db", "x")}, // its carrier does not publish the local root
 		{2, 3, 3, 1, attributes("endpoint", "GET /a", "span_name", "GET /a")},
-		{2, 4, 3, 4, attributes("span_name", "SELECT")}, // of the request that the other span has named
+		{2, 4, 3, 4, attributes("span_name", "SELECT")}, // in the request that the other span names
 		{3, 5, 5, 1, attributes("span_name", "old", "span_name", "GET /b")},
 		{4, 6, 0, 1, nil},
 	} {
@@ -142,7 +142,8 @@ func TestTallyOfFunctions(t *testing.T) {
 	assert.Contains(t, r.Work, WorkUse{Idle, 2, 0})
 }
 
-// TestTallyIsBounded counts more entries than there is room for, and expects those with many samples to stay.
+// TestTallyIsBounded checks that the entries with many samples stay if there are more entries than there is
+// room for.
 func TestTallyIsBounded(t *testing.T) {
 	c := newTally(true)
 	for i := range 3 * maxFunctions {

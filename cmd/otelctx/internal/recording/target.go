@@ -20,10 +20,10 @@ type target struct {
 	exit    exit
 	// published is the current publication, to which samples are attributed.
 	published atomic.Pointer[published]
-	// seen reports that there were samples since the last scan of the process.
+	// seen reports whether the program has been sampled since its last scan.
 	seen atomic.Bool
 
-	// user is the user who started the process.
+	// user is the id of the user who started the process.
 	user int
 
 	// The registry guards these fields. used is the process's CPU time at the last scan, and active is the
@@ -37,19 +37,19 @@ type target struct {
 	refreshAfter time.Time
 
 	// watcher.watching guards these fields. unadvertised is the time at which a ring without advertisement
-	// was found, or zero. readAnyway reports that the ring is read although it has not been advertised.
+	// was found, or zero. readAnyway reports whether the ring is read although it has not been advertised.
 	unadvertised time.Time
 	readAnyway   bool
 
-	// users counts the references held by the registry, scans and parts.
-	users atomic.Int32
+	// references counts the references held by the registry, by scans, by parts and by reads of span names.
+	references atomic.Int32
 }
 
 // hold adds a reference. The last release closes the target.
-func (t *target) hold() { t.users.Add(1) }
+func (t *target) hold() { t.references.Add(1) }
 
 func (t *target) release() {
-	if t.users.Add(-1) > 0 {
+	if t.references.Add(-1) > 0 {
 		return
 	}
 	_ = t.reader.Close()

@@ -11,14 +11,14 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// warnings reports each warning once. Calls do not overlap. It is safe for concurrent use.
+// warnings passes each warning to sink once. Calls of sink do not overlap. It is safe for concurrent use.
 type warnings struct {
 	mu       sync.Mutex
 	reported map[warning]bool
 	sink     func(error) // nil drops them
 }
 
-// warning identifies a warning: the process it is about, or 0, and the reason.
+// warning identifies a warning by the id of its process, or 0, and the reason.
 type warning struct {
 	pid    int
 	reason string

@@ -27,7 +27,7 @@ import (
 const (
 	// maxScans bounds the concurrent scans of processes.
 	maxScans = 128
-	// maxQuickScans bounds the scans that are not blocked by their processes.
+	// maxQuickScans bounds the concurrent scans that are not blocked by their processes.
 	maxQuickScans = 4
 	// firstScanWait is how long the start of a recording waits for the scans of existing processes. Most
 	// scans take much less.
@@ -62,7 +62,7 @@ type watcher struct {
 	watching sync.Mutex
 	// began is the time at which the first process was watched, or nil before that.
 	began atomic.Pointer[time.Time]
-	// slow is signalled when a scan takes long, so that other scans may begin.
+	// slow is signalled when a scan has taken longer than quickScan, so that other scans may begin.
 	slow chan struct{}
 	// exits is signalled when a recorded program has ended.
 	exits chan struct{}
@@ -76,8 +76,8 @@ type watcher struct {
 // newWatcher opens the sampler. The errors are those of [Record].
 func newWatcher(c *Config, w *warnings) (*watcher, error) {
 	for _, pid := range c.PIDs {
-		// Check this before opening the sampler, because reporting a wrong process id needs no permission
-		// to sample. Thread ids exist in /proc but are not listed there.
+		// Check the ids before opening the sampler, so that a wrong id is reported even to users who may not
+		// sample. The id of a thread has a directory in /proc, although it is not listed there.
 		if leader, err := procfs.NewFS("/proc").Leader(pid); err == nil && leader != pid {
 			return nil, fmt.Errorf("%d is a thread of process %d, and only processes are recorded", pid, leader)
 		}
@@ -109,8 +109,8 @@ func newWatcher(c *Config, w *warnings) (*watcher, error) {
 	return watcher, nil
 }
 
-// start watches the processes until ctx is done. It returns once the existing processes are recorded, or
-// after wait at the latest. The error is about one of Config.PIDs.
+// start begins to record processes, which continues until ctx is done. It returns once the existing processes
+// are recorded, or after wait at the latest. The error is about one of Config.PIDs.
 func (w *watcher) start(ctx context.Context, wait time.Duration) error {
 	for range attachers {
 		w.working.Go(func() { w.attacher.run(ctx) })
@@ -126,7 +126,7 @@ func (w *watcher) start(ctx context.Context, wait time.Duration) error {
 		}
 	})
 	for _, pid := range w.config.PIDs {
-		// Do this first, because the id of a process that ends may be reused.
+		// Get the pidfd first, because the id of a process that ends may be reused.
 		process, err := watchExit(pid)
 		if err != nil {
 			return NewProcessError(pid, err)
@@ -191,8 +191,9 @@ func (w *watcher) scanFirst(ctx context.Context, pid int) (image sampler.Image, 
 	return image, nil
 }
 
-// unlisted returns the reason why the kernel does not list one of Config.PIDs. err says that the process
-// does not exist, but it may exist: some kernels hide unreadable processes from BPF programs.
+// unlisted explains why the kernel's list of processes lacks pid, one of Config.PIDs. err is the error of the
+// search. Even if err is ErrProcessGone, the process may exist, because some kernels hide unreadable
+// processes from BPF programs.
 func (w *watcher) unlisted(ctx context.Context, pid int, err error) error {
 	if !errors.Is(err, reader.ErrProcessGone) {
 		return err
@@ -225,8 +226,8 @@ func (w *watcher) close() {
 	}
 }
 
-// attachNow opens the first files that a program has mapped, since it may end before its first sample is
-// read.
+// attachNow opens at most the given number of files that a program has mapped, since the program may end
+// before its first sample is read.
 func (w *watcher) attachNow(ctx context.Context, image sampler.Image, most int) {
 	t := w.registry.hold(image)
 	if t == nil {
@@ -255,8 +256,8 @@ func (w *watcher) poll(ctx context.Context) {
 		w.warnings.warn(0, err)
 		return
 	}
-	over, forgotten := w.registry.sweep(processes)
-	for _, t := range over {
+	ended, forgotten := w.registry.sweep(processes)
+	for _, t := range ended {
 		w.retire(t)
 	}
 	for _, t := range forgotten {
@@ -284,9 +285,9 @@ func (w *watcher) poll(ctx context.Context) {
 	}
 	// Finding the users of thousands of processes takes a while, so the busiest processes start first.
 	slices.SortFunc(changed, compareScans)
-	for _, l := range changed {
-		l.user = userOf(l.process.Image.PID)
-		w.queue.add(l)
+	for _, s := range changed {
+		s.user = userOf(s.process.Image.PID)
+		w.queue.add(s)
 		w.dispatch(ctx)
 	}
 	w.last = processes
@@ -313,8 +314,8 @@ func userOf(pid int) int {
 // dispatch starts the scans whose turn it is.
 func (w *watcher) dispatch(ctx context.Context) {
 	for ctx.Err() == nil {
-		l := w.queue.next(time.Now())
-		if l == nil {
+		s := w.queue.next(time.Now())
+		if s == nil {
 			return
 		}
 		late := time.AfterFunc(quickScan, func() {
@@ -325,15 +326,15 @@ func (w *watcher) dispatch(ctx context.Context) {
 		})
 		w.working.Go(func() {
 			defer late.Stop()
-			err := w.scan(ctx, l)
+			err := w.scan(ctx, s)
 			if ctx.Err() != nil {
 				return // The scan stays in the queue: see notExamined.
 			}
-			w.explain(l.process, err)
-			if l.after != nil {
-				l.after(err)
+			w.explain(s.process, err)
+			if s.after != nil {
+				s.after(err)
 			}
-			w.queue.done(l)
+			w.queue.done(s)
 			w.dispatch(ctx)
 		})
 	}
@@ -357,8 +358,8 @@ func (w *watcher) unwatch(t *target) {
 }
 
 // scan scans a process, and records it if it is selected.
-func (w *watcher) scan(ctx context.Context, l *scan) error {
-	p := l.process
+func (w *watcher) scan(ctx context.Context, s *scan) error {
+	p := s.process
 	if t := w.registry.hold(p.Image); t != nil {
 		defer t.release()
 		was := t.published.Load()
@@ -376,7 +377,7 @@ func (w *watcher) scan(ctx context.Context, l *scan) error {
 	if err != nil {
 		return err
 	}
-	t.user, t.used, t.active = l.user, p.Used, time.Now()
+	t.user, t.used, t.active = s.user, p.Used, time.Now()
 	if err := w.watch(t); err != nil {
 		t.release()
 		return err
@@ -386,7 +387,7 @@ func (w *watcher) scan(ctx context.Context, l *scan) error {
 	return nil
 }
 
-// errMappings is returned for a process with too many executable mappings.
+// errMappings is the warning about a process with too many executable mappings.
 var errMappings = errors.New("too many executable mappings")
 
 // checkMappings warns if a program has more executable mappings than are symbolized.
@@ -451,8 +452,9 @@ func (w *watcher) checkImage(image sampler.Image) error {
 	return err
 }
 
-// layout returns the layout that a process publishes. It is nil if the process is recorded although it
-// publishes no layout or its layout cannot be read; unreadable is the reason in the second case.
+// layout returns the layout that a process publishes, or err if the process must not be recorded. The layout
+// is nil if the process is recorded without one. unreadable, if not nil, says why the layout or its resource
+// could not be read.
 func (w *watcher) layout(ctx context.Context, p *reader.Process) (layout *reader.ThreadLayout, unreadable, err error) {
 	layout, err = p.ThreadLayout(ctx)
 	switch {
@@ -504,8 +506,8 @@ func (w *watcher) watch(t *target) error {
 	return nil
 }
 
-// makeRoom ends the recording of a program to make room for one of the user's, and reports whether it
-// found one. w.watching is held.
+// makeRoom ends the recording of another program to make room for a program of the given user. It returns
+// false if no program can be ended. The caller must hold w.watching.
 func (w *watcher) makeRoom(user int) bool {
 	t := w.registry.makeRoom(user)
 	if t == nil {
@@ -516,7 +518,7 @@ func (w *watcher) makeRoom(user int) bool {
 	return true
 }
 
-// refresh reads the changes of a recorded program.
+// refresh reads the mappings and the publication of a recorded program again.
 func (w *watcher) refresh(ctx context.Context, t *target) error {
 	sampled := t.seen.Swap(false)
 	was := t.published.Load().layout
@@ -576,7 +578,7 @@ func (w *watcher) explain(p sampler.Process, err error) {
 		return
 	}
 	selected, maybe := w.config.selected(pid)
-	// Unless processes are selected by id, most of other users' processes are refused, which is expected.
+	// Unless processes are selected by id, it is no surprise that most processes of other users cannot be read.
 	refused := errors.Is(err, reader.ErrNotPermitted) && len(w.config.PIDs) == 0
 	warn := (selected || w.registry.find(p.Image) != nil) && !refused
 	var unread error
@@ -594,13 +596,13 @@ func (w *watcher) explain(p sampler.Process, err error) {
 // most their latest change.
 func (w *watcher) notExamined() (n int) {
 	waiting, running := w.queue.unfinished()
-	for _, l := range waiting {
-		if _, maybe := w.config.selected(l.process.Image.PID); maybe && !w.registry.knows(l.process.Image) {
+	for _, s := range waiting {
+		if _, maybe := w.config.selected(s.process.Image.PID); maybe && !w.registry.knows(s.process.Image) {
 			n++
 		}
 	}
-	for _, l := range running {
-		pid, long := l.process.Image.PID, shortScan
+	for _, s := range running {
+		pid, long := s.process.Image.PID, shortScan
 		if slices.Contains(w.config.PIDs, pid) {
 			long = 0
 		}
@@ -608,12 +610,12 @@ func (w *watcher) notExamined() (n int) {
 		switch {
 		case w.registry.records(pid), !maybe:
 		// Time spent waiting for a CPU or a lock does not count against the process.
-		case l.watch.Past(long) && l.watch.Blocked():
+		case s.watch.Past(long) && s.watch.Blocked():
 			err := fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer)
 			if selected {
 				w.warnings.warn(pid, err)
 			} else {
-				w.registry.refuse(l.process, err, NewProcessError(pid, err))
+				w.registry.refuse(s.process, err, NewProcessError(pid, err))
 			}
 		default:
 			n++
@@ -622,7 +624,7 @@ func (w *watcher) notExamined() (n int) {
 	return n
 }
 
-// selectedEnded reports whether one of Config.PIDs has ended.
+// selectedEnded reports whether pid is one of Config.PIDs and has ended.
 func (w *watcher) selectedEnded(pid int) bool {
 	process, ok := w.selectedExits[pid]
 	return ok && process.happened()
@@ -641,10 +643,10 @@ func (w *watcher) hasEnded() bool {
 	return w.queue.empty()
 }
 
-// readable returns the layout for reading spans. A ring of layout 2 without advertisement belongs to a
-// service that is still starting, or to one that never advertises. Until advertisedWithin has passed it is
-// assumed to be starting, and its spans are not read, because the ring's owner is unknown until then.
-// w.watching is held.
+// readable returns layout, or nil if its spans must not be read yet. A ring of layout 2 without advertisement
+// belongs to a service that is still starting, or to a service that never advertises. Until advertisedWithin
+// has passed, the service is assumed to be starting. Its spans are not read during this time, because the
+// ring's owner is still unknown. The caller must hold w.watching.
 func (t *target) readable(layout *reader.ThreadLayout, now time.Time) *reader.ThreadLayout {
 	if !unadvertised(layout) {
 		t.unadvertised = time.Time{}

@@ -23,8 +23,8 @@ const (
 	GarbageCollection
 	// Idle is the Go scheduler looking for a goroutine to run.
 	Idle
-	// Kernel is work of the kernel. It is counted only if kernel stacks are recorded, and not below the
-	// collector and the scheduler. Otherwise the kernel's work counts for its caller.
+	// Kernel is work of the kernel. Without kernel stacks in the recording, it counts as work of the caller.
+	// The same applies if the caller is the garbage collector or the scheduler.
 	Kernel
 
 	numWorks
@@ -34,7 +34,7 @@ func (w Work) String() string {
 	return [numWorks]string{"application", "runtime", "garbage_collection", "idle", "kernel"}[w]
 }
 
-// Functions of the Go runtime whose callees all do the same kind of work.
+// runtimeWork maps functions of the Go runtime to the kind of work that they and all their callees do.
 var runtimeWork = map[string]Work{
 	"runtime.gcBgMarkWorker":         GarbageCollection,
 	"runtime.gcAssistAlloc":          GarbageCollection,
@@ -57,7 +57,7 @@ var runtimeWork = map[string]Work{
 	"runtime.(*scavengerState).wake": GarbageCollection,
 }
 
-// workOf returns the kind of work at the top of a stack.
+// workOf returns the kind of work that a sample with this stack counts as.
 func workOf(stack []*symbols.Location) Work {
 	if len(stack) == 0 {
 		return Application
@@ -83,7 +83,7 @@ func workOf(stack []*symbols.Location) Work {
 	}
 }
 
-// inRuntime reports whether a function belongs to the Go runtime, in any version of it.
+// inRuntime reports whether a function belongs to the Go runtime, in any version of Go.
 func inRuntime(function string) bool {
 	for _, prefix := range []string{"runtime.", "internal/runtime/", "runtime/internal/"} {
 		if strings.HasPrefix(function, prefix) {

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package wall records the wall-clock time of spans. It repeatedly takes a snapshot of the goroutines of a
-// process, called a look, and attributes the time since the previous snapshot to the current state of each
-// goroutine.
+// process and attributes the time since the previous snapshot to the current state of each goroutine.
 //
 // Each goroutine counts once, for the span that it is in. Recording only needs the permission
 // to read the processes, and runs nothing in them. Each process has its own schedule of snapshots, because
@@ -35,7 +34,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Config selects what to record.
+// Config is the configuration of a recording.
 type Config struct {
 	PIDs []int
 	// Select, if not nil, selects further processes by their ids and service names. Processes that publish their
@@ -61,25 +60,26 @@ type Result struct {
 	Start, End time.Time
 	// Processes counts the recorded processes.
 	Processes int
-	// Looks counts the snapshots, and Goroutines the goroutines read in all of them. Torn counts reads that
-	// were repeated because the goroutine changed meanwhile. Lost counts goroutines that changed during
-	// every attempt. Sampled reports that there were so many goroutines that each snapshot contains only a
-	// random part of them.
-	Looks, Goroutines uint64
-	Torn, Lost        uint64
-	Sampled           bool
+	// Snapshots counts the snapshots, and Goroutines the goroutines read in all of them. Torn counts reads that
+	// were repeated because the goroutine changed meanwhile. Lost counts goroutines that changed during every
+	// attempt. Sampled reports whether there were so many goroutines that some snapshots contain only a random
+	// part of them.
+	Snapshots, Goroutines uint64
+	Torn, Lost            uint64
+	Sampled               bool
 	// Late is the average delay of the snapshots, and Latest the largest.
 	Late, Latest time.Duration
-	// Overloaded reports that snapshots were late by more than a tenth of their interval on average, so the
-	// times are less exact than their standard errors suggest.
+	// Overloaded reports whether snapshots were late by more than a tenth of their interval on average. The times
+	// are then less exact than their standard errors suggest.
 	Overloaded bool
 	// Rows holds the time of spans by name, in descending order.
 	Rows []Row
-	// Functions holds the time of waits by the waiting function in the user's code, in descending order.
+	// Functions holds the time of waits by kind and by the function of the user's code that waits, in descending
+	// order.
 	Functions []FunctionTime
 	// Missing holds the reasons why some of the data could not be read.
 	Missing []error
-	// Ended reports that the recording ended with its last process.
+	// Ended reports whether the recording ended because all processes had ended.
 	Ended bool
 }
 
@@ -87,8 +87,8 @@ type Result struct {
 type Times struct {
 	Total, Running, Runnable, Unknown time.Duration
 	Waits                             map[string]time.Duration
-	// Looks counts the snapshots in which the span was found.
-	Looks uint64
+	// Snapshots counts the snapshots in which the span was found.
+	Snapshots uint64
 	// squares is the sum of the squared increments, in seconds squared.
 	squares float64
 }
@@ -128,7 +128,7 @@ const (
 	// by Config.Select that are recorded at the same time.
 	findInterval = 5 * time.Second
 	maxProcesses = 64
-	// maxOpening bounds the processes that are opened at the same time. It is more than one user can block.
+	// maxOpening bounds the processes that are opened at the same time. One user cannot block that many.
 	maxOpening = 128
 	// maxMissing bounds Result.Missing.
 	maxMissing = 8
@@ -139,18 +139,18 @@ type rowKey struct{ service, a, b string }
 
 // target is a recorded process.
 type target struct {
-	pid      int
-	process  *waiting.Process
-	resource profile.Resource
-	service  string
-	last     time.Time // the last snapshot
-	looks    int       // the number of snapshots
+	pid       int
+	process   *waiting.Process
+	resource  profile.Resource
+	service   string
+	last      time.Time // the last snapshot
+	snapshots int       // the number of snapshots
 	// probability is the probability of reading each goroutine.
 	probability float64
 	// exited holds the spans whose goroutine had exited at the last snapshot.
 	exited  map[[8]byte]bool
 	missing []error // from the last snapshot
-	// described, tops and key are used only by the method look.
+	// described, tops and key are used only by the method snapshot.
 	described map[string]*stack
 	tops      map[string]*symbols.Location
 	key       []byte // scratch space
@@ -160,7 +160,7 @@ type target struct {
 type Recorder struct {
 	Config
 
-	targets []*target // those of PIDs
+	targets []*target // the processes of PIDs
 
 	mu        sync.Mutex // guards the rest
 	result    Result
@@ -174,7 +174,7 @@ type Recorder struct {
 }
 
 // Open prepares a recording: it opens the processes of PIDs and reads their symbols. Record or Close releases
-// them. The error is about a process that cannot be read: see [waiting.Open] and [waiting.Process.Look].
+// them. The error is about a process that cannot be read: see [waiting.Open] and [waiting.Process.Snapshot].
 func Open(ctx context.Context, c Config) (*Recorder, error) {
 	raisePriority()
 	r := &Recorder{Config: c, rows: map[rowKey]*Row{}, functions: map[rowKey]*FunctionTime{}, recorded: map[int]bool{}}
@@ -253,7 +253,7 @@ func open(ctx context.Context, pid int, selected func(pid int, service string) b
 		attributes = append(slices.Clip(attributes), profile.StringAttribute(string(semconv.ServiceNameKey), t.service))
 	}
 	t.resource, _ = profile.NewResource(attributes, schema)
-	if _, err = p.Look(ctx); err != nil {
+	if _, err = p.Snapshot(ctx); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return t, nil
@@ -303,7 +303,8 @@ func (r *Recorder) find(ctx context.Context, recording *sync.WaitGroup) {
 	}
 }
 
-// admit adds a process to those that are being recorded, and reports whether there was room.
+// admit registers a process as recorded, and returns true. It returns false if too many processes are being
+// recorded.
 func (r *Recorder) admit(t *target) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -319,7 +320,7 @@ func (r *Recorder) admit(t *target) bool {
 
 var errTooManyProcesses = fmt.Errorf("further processes: %d are being recorded", maxProcesses)
 
-// miss adds a reason why data is missing. The caller holds r.mu.
+// miss adds a reason why data is missing. The caller must hold r.mu.
 func (r *Recorder) miss(err error) {
 	known := slices.ContainsFunc(r.result.Missing, func(m error) bool { return m.Error() == err.Error() })
 	if !known && len(r.result.Missing) < maxMissing {
@@ -331,7 +332,7 @@ func (r *Recorder) miss(err error) {
 // rest of the time. An error is returned only if the first snapshot fails.
 func (r *Recorder) record(ctx context.Context, t *target) error {
 	defer func() {
-		if ctx.Err() == nil { // Otherwise t.look may still be running, and this program is about to end.
+		if ctx.Err() == nil { // Otherwise t.snapshot may still be running, and this program is about to end.
 			t.close(ctx)
 		}
 		r.mu.Lock()
@@ -359,7 +360,7 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 		case <-timer.C:
 		}
 		now := time.Now()
-		look, err := patient.Call(ctx, t.pid, patient.Limit, func() (*described, error) { return t.look(ctx) })
+		snapshot, err := patient.Call(ctx, t.pid, patient.Limit, func() (*described, error) { return t.snapshot(ctx) })
 		switch {
 		case errors.Is(err, reader.ErrProcessGone):
 			r.mu.Lock()
@@ -367,8 +368,8 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 			r.ended++
 			return nil
 		case err == nil:
-			r.add(t, look, now, max(now.Sub(due), 0))
-		case t.looks == 0 && !errors.Is(err, reader.ErrBusy) && ctx.Err() == nil:
+			r.add(t, snapshot, now, max(now.Sub(due), 0))
+		case t.snapshots == 0 && !errors.Is(err, reader.ErrBusy) && ctx.Err() == nil:
 			return err
 		} // After any other error, the next snapshot covers this time too.
 		if last {
@@ -382,34 +383,35 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 
 // described is a snapshot with the descriptions of its goroutines' stacks.
 type described struct {
-	*waiting.Look
+	*waiting.Snapshot
 
 	stacks []*stack
 }
 
-// look takes a snapshot of the process. The process may block it.
-func (t *target) look(ctx context.Context) (*described, error) {
-	look, err := t.process.Sample(ctx, waiting.Options{Stacks: true, Probability: t.probability})
+// snapshot takes a snapshot of the process. The process may block it.
+func (t *target) snapshot(ctx context.Context) (*described, error) {
+	snapshot, err := t.process.Sample(ctx, waiting.Options{Stacks: true, Probability: t.probability})
 	if err != nil {
 		return nil, err
 	}
-	d := &described{look, make([]*stack, len(look.Goroutines))}
-	for i := range look.Goroutines {
-		if g := &look.Goroutines[i]; g.In >= 0 {
+	d := &described{snapshot, make([]*stack, len(snapshot.Goroutines))}
+	for i := range snapshot.Goroutines {
+		if g := &snapshot.Goroutines[i]; g.In >= 0 {
 			d.stacks[i] = t.describe(g)
 		}
 	}
 	return d, nil
 }
 
-// add attributes the time since the previous snapshot.
-func (r *Recorder) add(t *target, look *described, now time.Time, late time.Duration) {
+// add attributes the time since the previous snapshot to the spans and states of the goroutines in this one. late
+// is the delay of the snapshot.
+func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.Duration) {
 	elapsed := now.Sub(t.last)
-	t.last, t.missing = now, look.Missing
-	t.looks++
+	t.last, t.missing = now, snapshot.Missing
+	t.snapshots++
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.result.Looks++
+	r.result.Snapshots++
 	r.late += late
 	r.result.Latest = max(r.result.Latest, late)
 	if now.Sub(r.begun) > partTime {
@@ -417,19 +419,19 @@ func (r *Recorder) add(t *target, look *described, now time.Time, late time.Dura
 		r.newPart()
 	}
 	weighted := time.Duration(float64(elapsed) / t.probability)
-	r.result.Torn, r.result.Lost = r.result.Torn+uint64(look.Torn), r.result.Lost+uint64(look.Lost)
-	r.result.Goroutines += uint64(len(look.Goroutines))
+	r.result.Torn, r.result.Lost = r.result.Torn+uint64(snapshot.Torn), r.result.Lost+uint64(snapshot.Lost)
+	r.result.Goroutines += uint64(len(snapshot.Goroutines))
 	r.result.Sampled = r.result.Sampled || t.probability < 1
-	expected := float64(len(look.Goroutines)) / t.probability
+	expected := float64(len(snapshot.Goroutines)) / t.probability
 	t.probability = min(1, maxGoroutines/max(expected, 1))
 	met := map[*Row]bool{}
 	exited := map[[8]byte]bool{}
-	for i := range look.Goroutines {
-		g := &look.Goroutines[i]
+	for i := range snapshot.Goroutines {
+		g := &snapshot.Goroutines[i]
 		if g.In < 0 {
 			continue
 		}
-		s := &look.Spans[g.In]
+		s := &snapshot.Spans[g.In]
 		if g.State == reader.GoroutineGone {
 			// The goroutine exited either between the reading of the span and of the goroutine, or long
 			// ago. In the latter case another goroutine may own the span now.
@@ -437,7 +439,7 @@ func (r *Recorder) add(t *target, look *described, now time.Time, late time.Dura
 				continue
 			}
 		}
-		known := look.stacks[i]
+		known := snapshot.stacks[i]
 		row := r.row(t.service, s.Endpoint, s.Name)
 		row.add(g.State, known.kind, weighted)
 		met[row] = true
@@ -450,7 +452,7 @@ func (r *Recorder) add(t *target, look *described, now time.Time, late time.Dura
 	}
 	t.exited = exited
 	for row := range met {
-		row.Looks++
+		row.Snapshots++
 	}
 	if r.Progress != nil {
 		r.Progress(time.Since(r.result.Start), r.result.Goroutines)
@@ -584,8 +586,8 @@ func (r *Recorder) endPart() {
 
 func (r *Recorder) finish() *Result {
 	r.result.End = time.Now()
-	if r.result.Looks > 0 {
-		r.result.Late = r.late / time.Duration(r.result.Looks)
+	if r.result.Snapshots > 0 {
+		r.result.Late = r.late / time.Duration(r.result.Snapshots)
 		r.result.Overloaded = r.result.Late > time.Second/time.Duration(10*r.Frequency)
 	}
 	for _, row := range r.rows {

@@ -21,7 +21,6 @@ static void __attribute__((noinline)) burn(long iterations) {
 	threadLocal[2] = x;
 }
 
-// Go calls it burn, too.
 */
 import "C"
 

@@ -16,11 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command is a started program, which may be stopped before its first instruction. It is safe for
+// Command is a started program. It is stopped before its first instruction until Resume. It is safe for
 // concurrent use.
 type Command struct {
 	process *os.Process
-	// resume is closed to let the program run; detached receives the result.
+	// resume is closed to let the program run. detached then receives the error, if any.
 	resume   chan struct{}
 	once     sync.Once
 	detached chan error
@@ -89,7 +89,7 @@ func (c *Command) start(path string, argv []string) (err error) {
 		case status.StopSignal() == unix.SIGTRAP:
 			return nil
 		default:
-			// A signal arrived before the exec. The program continues and receives it.
+			// A signal arrived before the exec. Pass it on and wait again.
 			if err := unix.PtraceCont(c.process.Pid, int(status.StopSignal())); err != nil {
 				_ = c.process.Kill()
 				return fmt.Errorf("PTRACE_CONT: %w", err)
@@ -121,7 +121,7 @@ func (c *Command) Resume() error {
 
 // Kill ends the program and waits for its end.
 func (c *Command) Kill() {
-	_ = c.process.Kill() // unless it has ended
+	_ = c.process.Kill() // fails if the program has ended
 	c.once.Do(func() { close(c.resume) })
 	<-c.ended
 }
@@ -142,9 +142,9 @@ func (c *Command) ExitCode() int {
 // forwarded lists the signals that are passed on.
 var forwarded = []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2}
 
-// PassSignals passes signals on to the program until stop is called. Signals that this process ignores stay
-// ignored, also by the program. In the foreground, SIGINT and SIGQUIT are not passed on, because the
-// terminal sends them to the program as well.
+// PassSignals passes signals on to the program until stop is called. Signals that this process ignores are not
+// passed on, and the program inherits this setting. In the foreground, SIGINT and SIGQUIT are not passed on,
+// because the terminal sends them to the program as well.
 func (c *Command) PassSignals() (stop func()) {
 	signals := make(chan os.Signal, len(forwarded))
 	for _, s := range forwarded {
@@ -163,7 +163,7 @@ func (c *Command) PassSignals() (stop func()) {
 				if (s == unix.SIGINT || s == unix.SIGQUIT) && inForeground() {
 					continue
 				}
-				_ = c.process.Signal(s) // unless it has ended
+				_ = c.process.Signal(s) // fails if the program has ended
 			}
 		}
 	}()

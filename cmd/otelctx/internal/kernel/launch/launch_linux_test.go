@@ -32,8 +32,8 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, nil)
 }
 
-// TestWaitsBeforeFirstInstruction expects the program to be stopped at the entry point of its file or of
-// its dynamic linker.
+// TestWaitsBeforeFirstInstruction checks that the program is stopped before its first instruction, which is at
+// the entry point of its file or of its dynamic linker.
 func TestWaitsBeforeFirstInstruction(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)

@@ -17,8 +17,9 @@ import (
 // Set is a set of capabilities: bit n is capability n of linux/capability.h.
 type Set uint64
 
-// recording is the set that [Do] raises: the capabilities for sampling, and the capabilities that include
-// or replace them. None of them by itself lets the program read what its user may not read.
+// recording is the set that [Do] raises: the capabilities for sampling, and the capabilities that include or
+// replace them. None of them affects the permission checks of system calls that read files or the memory of
+// processes. BPF programs, however, can read any memory: see [Do].
 const recording Set = 1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SYS_RESOURCE
 
 // restricted reports whether [Restrict] has cleared the effective capabilities.
@@ -55,9 +56,10 @@ func Restrict() error {
 	return nil
 }
 
-// Do calls f with the capabilities for recording that this program has, and returns the error of f. The
-// capabilities also permit f to read other processes, files and the kernel, so f must only use BPF and perf
-// events. f must not start goroutines for this work: only the calling thread has the capabilities.
+// Do calls f with the capabilities for recording that this program has, and returns the error of f. Through
+// BPF, these capabilities give access to the memory of all processes and of the kernel, so f must use them
+// only to load and run the sampler's programs and events. f must not start goroutines for this work: only the
+// calling thread has the capabilities.
 func Do(f func() error) error {
 	if !restricted.Load() {
 		return f()

@@ -23,8 +23,8 @@ const (
 	GoroutineTable = Carrier(reader.GoroutineTable)
 	// GoroutineRecord is [reader.GoroutineRecord].
 	GoroutineRecord = Carrier(reader.GoroutineRecord)
-	// Labels reads the values of trace_id and span_id from the goroutine's pprof labels, like the
-	// OpenTelemetry eBPF profiler. It does not matter who set the labels.
+	// Labels reads the values of trace_id and span_id from the goroutine's pprof labels, whoever set them,
+	// like the OpenTelemetry eBPF profiler.
 	Labels Carrier = 4
 )
 
@@ -36,12 +36,12 @@ func (c Carrier) String() string {
 	return reader.CarrierKind(c).String()
 }
 
-// includes reports whether carriers of this kind are read.
+// includes reports whether c selects carriers of this kind.
 func (c Carrier) includes(kind reader.CarrierKind) bool { return c == 0 || c == Carrier(kind) }
 
-// Check returns an error that says why spans of a process cannot be read from the carrier, or nil if they
-// can. A process that publishes no spans yet, whose layout may be nil, is not an error. The error may contain
-// text chosen by the process.
+// Check returns an error if the spans of a process cannot be read from the carrier. The error says why, and
+// may contain text chosen by the process. It is nil for a process that does not publish spans yet, whose
+// layout may be nil.
 func (c Carrier) Check(layout *reader.ThreadLayout) error {
 	if c == 0 || layout == nil || len(layout.Carriers) == 0 {
 		return nil
@@ -58,7 +58,7 @@ func (c Carrier) Check(layout *reader.ThreadLayout) error {
 	return err
 }
 
-// labelsError returns an error that says why the labels of goroutines cannot be read, or nil if they can.
+// labelsError returns nil if the labels of goroutines can be read, and otherwise an error that says why not.
 func labelsError(layout *reader.ThreadLayout) error {
 	if r := &layout.Runtime; r.GM < 0 || r.MCurg < 0 || r.GGoid < 0 || r.GLabels < 0 {
 		return errors.New("the process does not say where goroutines keep their labels")

@@ -39,7 +39,7 @@ func TestChosenCarrier(t *testing.T) {
 		carrier Carrier
 		words   []string
 		proven  bool
-		// recall is the minimum share of samples in spans that must be found.
+		// recall is the minimum share of the samples in spans whose span must be found.
 		recall float64
 		// wrong permits wrong spans.
 		wrong bool
@@ -100,8 +100,8 @@ func TestChosenCarrierIsMissing(t *testing.T) {
 	}
 }
 
-// TestLabelsOfOthers checks that labels set by other code are found only if labels are read. The process
-// needs no records for that.
+// TestLabelsOfOthers checks that spans in labels set by other code are found if, and only if, the chosen carrier
+// is Labels. The process needs no goroutine records for that.
 func TestLabelsOfOthers(t *testing.T) {
 	for carrier, trace := range map[Carrier][16]byte{Labels: burner.ForeignTrace, GoroutineTable: {}} {
 		t.Run(carrier.String(), func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestLabelsOfOthers(t *testing.T) {
 			c := startBurner(t, nil, burner.GoroutineTable, burner.Foreign)
 			watch(t, s, c.PID(), layoutOf(t, c.PID()))
 			samples := take(t, s, 1500)
-			// Labels end before the span does, and slots end with it.
+			// Neither labels nor slots outlive their span, so no sample may be wrong.
 			assertExact(t, judge(c, samples))
 			for _, one := range samples {
 				if one.Span.Exists() {
@@ -120,13 +120,13 @@ func TestLabelsOfOthers(t *testing.T) {
 	}
 }
 
-// TestLabelsAsProfilersReadThem checks the limits of the OpenTelemetry eBPF profiler: the number of labels,
-// in the order of their keys, and the bytes of their values.
+// TestLabelsAsProfilersReadThem checks that labels are read with the limits of the OpenTelemetry eBPF profiler:
+// the number of labels, in the order of their keys, and the number of bytes in a value.
 func TestLabelsAsProfilersReadThem(t *testing.T) {
 	const trace, span = "0123456789abcdef0123456789abcdef", "fedcba9876543210"
 	both := []string{"trace_id", trace, "span_id", span}
 	with := func(more ...string) []string { return append(more, both...) }
-	var before, after []string // each of eight labels
+	var before, after []string // eight labels each
 	for _, letter := range []string{"1", "2", "3", "4", "5", "6", "7", "8"} {
 		before = append(before, "a"+letter, "value")
 		after = append(after, "z"+letter, "value")
@@ -179,7 +179,7 @@ func TestLabelsAsProfilersReadThem(t *testing.T) {
 	}
 }
 
-// TestLabelsThatChange checks that a sample contains nothing of longer labels in earlier samples.
+// TestLabelsThatChange checks that a sample contains no remains of longer labels from earlier samples.
 func TestLabelsThatChange(t *testing.T) {
 	const trace, span = "0123456789abcdef0123456789abcdef", "fedcba9876543210"
 	s := open(t, Config{Frequency: burner.Frequency(), Carrier: Labels})
@@ -232,8 +232,9 @@ func labelsRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// burnBelow uses the CPU for a while below a number of frames. In a sample the labels follow
-// the stack, and the kernel zeroes the space that a shorter stack leaves.
+// burnBelow uses the CPU for a while below the given number of frames. A deep stack is necessary to detect
+// remains of earlier labels, because labels follow the stack in a sample, and the kernel zeroes the space that a
+// shorter stack leaves.
 //
 //go:noinline
 func burnBelow(frames int) {

@@ -6,11 +6,12 @@ package sampler
 // Change reports that a process has executed a program, published or ended.
 type Change struct {
 	Image Image
-	// Ended reports that the process has ended. Otherwise it has executed Image or has published.
+	// Ended reports whether the process has ended. Otherwise it has executed Image or has published.
 	Ended bool
 }
 
-// ChangesConfig selects the reported changes: execs, and the ends of watched processes.
+// ChangesConfig selects the changes to report. The zero value selects all execs, and the ends of watched
+// processes.
 type ChangesConfig struct {
 	// Publications also reports processes that publish. If the kernel supports that, only the execs of
 	// watched processes are reported.

@@ -32,8 +32,8 @@ type Changes struct {
 	publications bool
 }
 
-// Changes starts reporting changes. It must be closed before the sampler. An error is the reason why the
-// kernel cannot report them.
+// Changes starts reporting changes. The result must be closed before the sampler. The error says why the
+// kernel cannot report changes.
 func (s *Sampler) Changes(config ChangesConfig) (*Changes, error) {
 	c := &Changes{}
 	if err := privilege.Do(func() error { return c.open(s.objects.Watched, config) }); err != nil {
@@ -87,7 +87,7 @@ func (c *Changes) open(watched *ebpf.Map, config ChangesConfig) error {
 // Publications reports whether processes that publish are reported.
 func (c *Changes) Publications() bool { return c.publications }
 
-// Next waits for a change. After Close it returns [os.ErrClosed].
+// Next waits for a change and stores it in to. After Close it returns [os.ErrClosed].
 func (c *Changes) Next(to *Change) error {
 	if err := c.ring.ReadInto(&c.record); err != nil {
 		if errors.Is(err, ringbuf.ErrClosed) {

@@ -81,7 +81,8 @@ func TestChangesOfWatched(t *testing.T) {
 	assert.Equal(t, Change{Image: now, Ended: true}, c)
 }
 
-// TestChangesOfAll checks that an exec of any process is reported, once until it is rearmed.
+// TestChangesOfAll checks that the execs of all processes are reported, and that each process is reported only
+// once until Again is called.
 func TestChangesOfAll(t *testing.T) {
 	s := open(t, Config{Frequency: 1})
 	changes := openChanges(t, s, ChangesConfig{})
@@ -102,7 +103,7 @@ func TestChangesOfAll(t *testing.T) {
 
 const rolePublications = "publications"
 
-// publicationsRole receives its own publications, using a private tracefs.
+// publicationsRole receives the reports of its own publications. It mounts a private tracefs for that.
 func publicationsRole(parent *childproc.Parent) {
 	const tracefs = "/sys/kernel/tracing"
 	if err := unix.Mount("none", tracefs, "tracefs", 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {

@@ -35,8 +35,8 @@ type timers struct {
 // onlineFile lists the online CPUs, as in "0-3,5". Unlike files in /proc it is not filtered in containers.
 const onlineFile = "/sys/devices/system/cpu/online"
 
-// adjust runs the BPF program on each online CPU, at the given frequency while the CPU is not idle. It is
-// called again when CPUs may have come online or gone offline.
+// adjust opens the events of CPUs that have come online and closes those of CPUs that have gone offline. Each
+// event runs the BPF program at the given frequency while its CPU is not idle.
 func (t *timers) adjust() error {
 	content, err := os.ReadFile(t.online)
 	if err != nil {
@@ -237,7 +237,7 @@ func explain(err error) error {
 	var refused *ebpf.VerifierError
 	switch {
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
-		return err // Not the verifier's fault: the program was accepted, and its log is irrelevant.
+		return err // The verifier has accepted the program, so its log is irrelevant.
 	case errors.As(err, &refused) && len(refused.Log) > 0:
 		// The verifier's error is EACCES even for a privileged caller.
 		return fmt.Errorf("%w: the kernel's verifier does not accept the program: %w", errors.ErrUnsupported, err)
@@ -251,7 +251,7 @@ func explain(err error) error {
 	}
 }
 
-// maxFrames returns the maximum number of frames in a stack from the kernel.
+// maxFrames returns the maximum number of frames in the stacks that the kernel records.
 func maxFrames() int {
 	if n, err := strconv.Atoi(sysctl("perf_event_max_stack")); err == nil && n > 0 {
 		return min(n, MaxFrames)

@@ -17,12 +17,12 @@ const (
 	labelSize    = labelKeySize + len(programLabel{}.Value)
 )
 
-// spanOfLabels returns the span named by labels that the BPF program has read, or the zero Span. If two
-// labels have the same key after truncation, the last one wins.
+// spanOfLabels returns the span whose ids are in labels, which the BPF program has read, or the zero Span if an
+// id is missing or invalid. If two labels have the same key after truncation, the last one wins.
 //
-// The conversion of bytes to text follows the OpenTelemetry eBPF profiler (tracer/labels.go): strings end
-// at the first zero byte. Values also end before the first invalid UTF-8 byte, unless nothing would be
-// left.
+// The conversion of bytes to text follows the OpenTelemetry eBPF profiler (tracer/labels.go): strings end at
+// the first zero byte. Values also end before the first invalid UTF-8 byte. A label is ignored if that leaves
+// nothing of its value.
 func spanOfLabels(labels []byte) Span {
 	var trace, span []byte
 	for ; len(labels) >= labelSize; labels = labels[labelSize:] {

@@ -17,7 +17,7 @@ const noField = 1024
 //
 // If spans can be proven, only provable carriers are read: a thread slot that cannot be checked could only
 // add wrong spans. Package reader has checked the carriers against the bounds that the BPF program assumes.
-// If a carrier is chosen, the others are not read.
+// If chosen is not 0, only carriers of that kind are read.
 func newLayout(image Image, layout *reader.ThreadLayout, chosen Carrier) programLayout {
 	l := programLayout{Image: programImage{Start: image.start, Execs: image.execs, Pid: uint32(image.PID)}}
 	if layout == nil {
@@ -68,10 +68,11 @@ func newLayout(image Image, layout *reader.ThreadLayout, chosen Carrier) program
 	return l
 }
 
-// cellSize is the number of bytes that the BPF program reads of a cell.
+// cellSize is the number of bytes that the BPF program reads from a cell.
 const cellSize = 128
 
-// setSpans stores the position and the layout of the cells of live spans.
+// setSpans describes the table of live spans. If the BPF program cannot read a table with this layout,
+// setSpans does not add programFeatureHAS_SPANS.
 func (l *programLayout) setSpans(layout *reader.ThreadLayout) {
 	t := layout.Spans
 	if t == nil || t.CellSize < cellSize {

@@ -24,7 +24,8 @@ func bits(features ...programFeature) (has uint32) {
 	return has
 }
 
-// TestLayouts checks that the layout depends on what can be proven.
+// TestLayouts checks that the BPF program reads all carriers that it can, and only provable carriers if there are
+// any.
 func TestLayouts(t *testing.T) {
 	runtime := reader.RuntimeOffsets{GM: 48, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: 64, TLSG: -8, TLSGKnown: true}
 	unknown := reader.RuntimeOffsets{GM: -1, GGoid: -1, GLabels: -1, MCurg: -1, MProcid: -1}
@@ -124,7 +125,7 @@ func TestDecode(t *testing.T) {
 		},
 	}, s)
 
-	// The memory of the stacks is reused, and nothing else is left over.
+	// decode reuses the memory of the stacks, and keeps nothing else of the previous sample.
 	stack := &s.User[0]
 	_, err = s.decode(encodeEvent(t, programHeader{UserSize: 8}, 9, 0, 0, 0, 0, 0, 0, 0))
 	require.NoError(t, err)

@@ -21,9 +21,9 @@ import (
 )
 
 const (
-	// mappingPages is the size of a CPU's ring of records in pages, a power of two, enough for about two
-	// thousand records. Together with the page of the ring's header it stays below the memory that
-	// kernel.perf_event_mlock_kb lets any user lock for each CPU.
+	// mappingPages is the size of a CPU's ring in pages: a power of two, with room for about two thousand
+	// records. The ring and its header page together are smaller than kernel.perf_event_mlock_kb, the memory
+	// that any user may lock for each CPU.
 	mappingPages = 64
 	// maxMappings bounds the records that wait for older samples to be read.
 	maxMappings = 1 << 16
@@ -38,11 +38,12 @@ type mappings struct {
 	rings map[int][]byte // memory shared with the kernel, by CPU
 	// waiting holds mappings that may be newer than samples still to be read.
 	waiting []mapped
-	// lost reports that some records were not read. incomplete reports that a ring could not be allocated.
+	// lost reports whether records were lost since the last call of takeUntil. incomplete reports whether a
+	// ring could not be allocated.
 	lost, incomplete bool
 }
 
-// mapped is a mapping that a process made, at a time of CLOCK_BOOTTIME.
+// mapped is a new mapping of a process. boot is its time on CLOCK_BOOTTIME.
 type mapped struct {
 	pid  int
 	boot uint64
@@ -79,8 +80,8 @@ func (m *mappings) complete() bool {
 	return !m.incomplete
 }
 
-// takeUntil reads all records, and removes and returns the mappings made up to a time of CLOCK_BOOTTIME. It
-// reports whether others were lost.
+// takeUntil reads all records. Then it removes and returns the mappings made up to boot, a time of
+// CLOCK_BOOTTIME. lost reports whether records were lost since the last call.
 func (m *mappings) takeUntil(boot uint64) (made []mapped, lost bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -104,7 +105,7 @@ func (m *mappings) takeUntil(boot uint64) (made []mapped, lost bool) {
 	return made, lost
 }
 
-// readRing reads all records of a ring. m.mu is held.
+// readRing reads all records of a ring. The caller must hold m.mu.
 func (m *mappings) readRing(ring []byte) {
 	header := (*unix.PerfEventMmapPage)(unsafe.Pointer(&ring[0])) // The ring starts, page-aligned, with this header.
 	data := ring[os.Getpagesize():]

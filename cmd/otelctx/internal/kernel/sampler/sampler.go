@@ -53,7 +53,7 @@ type Mappings interface {
 	// Mapped is called when a process has mapped m, which replaces the previous mappings at these
 	// addresses. The time is comparable with that of a [Sample].
 	Mapped(pid int, at time.Time, m procfs.Mapping)
-	// Missed is called if mappings made before a time may never be reported.
+	// Missed is called if mappings made before the given time may never be reported.
 	Missed(before time.Time)
 }
 
@@ -88,8 +88,8 @@ type Counts struct {
 // Sample is the state of a thread of a watched process when it was interrupted. Process and thread ids are
 // those in the caller's PID namespace.
 type Sample struct {
-	// Time is CLOCK_BOOTTIME, converted to the wall clock with the offset at the opening of the sampler, so
-	// setting the wall clock does not affect it.
+	// Time is the time of the interrupt. It is CLOCK_BOOTTIME plus the offset of the wall clock when the
+	// sampler was opened, so setting the wall clock does not affect it.
 	Time time.Time
 	// Image is the program that the process ran.
 	Image Image
@@ -103,8 +103,8 @@ type Sample struct {
 	// instruction, then return addresses. They may be truncated. User depends on the program's frame
 	// pointers. Kernel is empty unless kernel stacks are enabled and the thread was in the kernel.
 	User, Kernel []uint64
-	// Truncated reports that a stack has the maximum number of frames, and therefore probably lacks the
-	// outermost ones.
+	// Truncated reports whether a stack has the maximum number of frames. Such a stack probably lacks the
+	// outermost frames.
 	Truncated bool
 	// Goroutine is the id of the user goroutine that the thread ran, or for which it was in a system call.
 	// It is 0 if there was no such goroutine or its id is unknown.
@@ -114,8 +114,8 @@ type Sample struct {
 	Span Span
 }
 
-// Span is the span that a thread was in. Spans are equal (==) if they are the same and were published in
-// the same way. The zero value is no span.
+// Span is the span that a thread was in. Two values are equal (==) if they describe the same span and it was
+// published in the same way. The zero value is no span.
 type Span struct {
 	TraceID [16]byte
 	SpanID  [8]byte
@@ -131,9 +131,9 @@ type Span struct {
 	Attributes string
 	// Carrier is the carrier that the span was read from.
 	Carrier Carrier
-	// Proven reports that the process published this span for the goroutine that the thread ran. Otherwise
-	// the span was only published for the thread, whose goroutine may have moved on since, and in slots of
-	// layout 1 it may even be another thread's. Labels belong to the goroutine but may outlive their span.
+	// Proven reports whether the process published this span for the goroutine that the thread ran. Otherwise
+	// the process published it only for the thread, which may run another goroutine now. In slots of layout 1
+	// it may even be the span of another thread. Labels are proven, although they may outlive their span.
 	Proven bool
 }
 

@@ -51,11 +51,11 @@ type Sampler struct {
 	counts  Counts
 	stopped bool
 	closed  bool
-	// drained reports that there will be no more samples. Only the reading goroutine uses it.
+	// drained reports whether all samples have been read after Stop. Only the reading goroutine uses it.
 	drained bool
 
-	// listing is held while the kernel lists the processes. It is locked before mu. Watch does not wait for
-	// it.
+	// listing is held while the kernel lists the processes. It must not be locked while mu is held. Watch locks
+	// only mu, so it does not wait for a list.
 	listing sync.Mutex
 	nextMu  sync.Mutex
 	// next makes the next list of processes. All concurrent callers of Image share it. It is nil if no
@@ -140,7 +140,7 @@ func (s *Sampler) load(c Config) error {
 		programVarPidNamespace: namespace,
 		programVarKernelStacks: c.KernelStacks,
 		programVarOnlyLabels:   c.Carrier == Labels,
-		// Wake the reader before the buffer is full, since it needs time too.
+		// Wake the reader before the buffer is full, because it needs time to read.
 		programVarWakeAt: uint32(size / 4),
 	} {
 		if err := spec.Variables[variable].Set(value); err != nil {
@@ -153,8 +153,8 @@ func (s *Sampler) load(c Config) error {
 	return nil
 }
 
-// bufferSize returns the size of a buffer for one second of samples with stacks of typical depth from all
-// CPUs.
+// bufferSize returns the size of a buffer that holds the samples of all CPUs for one second, if the stacks
+// have a typical depth.
 func bufferSize(frequency, processors int) int {
 	const sampleSize = 640
 	size := os.Getpagesize()
@@ -166,7 +166,7 @@ func bufferSize(frequency, processors int) int {
 
 // Watch starts sampling a process for as long as it runs the program image, and reads its spans as layout
 // describes. If layout is nil or has no carrier, samples have no spans. For a process that is already
-// watched, both are replaced.
+// watched, image and layout replace the previous ones.
 //
 // The error wraps [ErrTooManyProcesses], or comes from the kernel.
 func (s *Sampler) Watch(image Image, layout *reader.ThreadLayout) error {
@@ -331,10 +331,10 @@ func (s *Sampler) Read(to *Sample) error {
 	}
 }
 
-// time converts a time of CLOCK_BOOTTIME to the time of a sample.
+// time converts boot, a time of CLOCK_BOOTTIME, to wall-clock time as in [Sample.Time].
 func (s *Sampler) time(boot uint64) time.Time { return s.base.Add(time.Duration(boot - s.bootBase)) }
 
-// reportMappings passes the mappings made up to a time of CLOCK_BOOTTIME to Config.Mappings.
+// reportMappings passes the mappings made up to boot, a time of CLOCK_BOOTTIME, to Config.Mappings.
 func (s *Sampler) reportMappings(boot uint64) {
 	if s.mappings.listener == nil {
 		return
@@ -348,8 +348,8 @@ func (s *Sampler) reportMappings(boot uint64) {
 	}
 }
 
-// TellsMappings reports whether the kernel reports all mappings to Config.Mappings. It cannot if it lacks
-// the memory for that.
+// TellsMappings reports whether the kernel reports all mappings to Config.Mappings. It returns false without
+// Config.Mappings, or if a ring for the reports could not be allocated.
 func (s *Sampler) TellsMappings() bool { return s.mappings.listener != nil && s.mappings.complete() }
 
 // Stop ends sampling. Samples already taken can still be read.
@@ -386,7 +386,7 @@ func (s *Sampler) count() {
 	}
 }
 
-// Close ends sampling and releases everything. The first call returns any error.
+// Close ends sampling and releases everything. Later calls do nothing.
 func (s *Sampler) Close() error {
 	s.listing.Lock()
 	defer s.listing.Unlock()

@@ -63,7 +63,7 @@ var sampling = sync.OnceValue(func() error {
 	return s.Close()
 })
 
-// open returns a sampler. It skips the test if this user may not have one.
+// open returns a sampler. It skips the test if this user may not sample.
 func open(t testing.TB, c Config) *Sampler {
 	t.Helper()
 	s, err := Open(c)
@@ -118,17 +118,22 @@ func rest(t testing.TB, s *Sampler) []Sample {
 	}
 }
 
-// verdict is the result of comparing a burner's samples with its stacks.
+// verdict compares the spans in a burner's samples with the true spans, which the stacks of the samples reveal.
 type verdict struct {
+	samples int
 	// undecided counts samples whose stack does not reveal the true span.
-	samples, undecided int
-	// inside counts samples that were truly in a span: found of them have the right span, and wrong have
-	// another span. outside counts samples that were truly in no span: stray of them have a span.
-	inside, found, wrong int
-	outside, stray       int
+	undecided int
+	// inside counts samples that were truly in a span.
+	inside int
+	// found counts the samples of inside with the right span, and wrong those with another span.
+	found, wrong int
+	// outside counts samples that were truly in no span.
+	outside int
+	// stray counts the samples of outside that have a span.
+	stray int
 }
 
-// judge evaluates samples of a child.
+// judge compares the spans in a burner's samples with the true spans.
 func judge(c *childproc.Child, samples []Sample) verdict {
 	return judgeBy(namesOf(c, samples), samples)
 }
@@ -181,8 +186,8 @@ func judgeBy(names func(Sample) []string, samples []Sample) verdict {
 	return v
 }
 
-// assertDecided fails if too few samples are decided. Under emulation, the runtime spends a larger share of
-// the time on its own work.
+// assertDecided fails if too few samples are decided. Under emulation fewer suffice, because the runtime spends
+// a larger share of the time on its own work.
 func assertDecided(t *testing.T, v verdict) {
 	t.Helper()
 	most := v.samples / 4
@@ -204,14 +209,15 @@ func assertExact(t *testing.T, v verdict) {
 	assert.Zero(t, v.stray)
 }
 
-// TestSpans checks each carrier alone and all together: which one takes precedence, and how accurate it is.
+// TestSpans checks how accurate the spans of each carrier are, and which carrier takes precedence if a process
+// has several.
 func TestSpans(t *testing.T) {
 	const exact, most, some = 1, 0.3, 0.0
 	for name, test := range map[string]struct {
 		words   []string
 		carrier reader.CarrierKind
 		proven  bool
-		// recall is the minimum share of samples in spans that must be found.
+		// recall is the minimum share of the samples in spans whose span must be found.
 		recall float64
 		// wrong permits wrong spans.
 		wrong bool
@@ -234,7 +240,7 @@ func TestSpans(t *testing.T) {
 			c := startBurner(t, nil, test.words...)
 			watch(t, s, c.PID(), layoutOf(t, c.PID()))
 			samples := take(t, s, testenv.Rounds(1000, 2000))
-			require.NoError(t, s.Stop()) // Nothing is read from now on.
+			require.NoError(t, s.Stop()) // Unread samples would fill the buffer.
 			v := judge(c, samples)
 			t.Logf("%+v", v)
 			require.Greater(t, v.inside, 200)
@@ -266,9 +272,9 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// TestWithoutThreadLocalStorage covers programs for which it is unknown where a thread stores its
-// goroutine, such as on arm64 without cgo. There the thread's slot leads to the goroutine once the goroutine
-// has published. Fewer spans may be found, but no wrong ones.
+// TestWithoutThreadLocalStorage checks that no wrong span is found in a program for which it is unknown where a
+// thread stores its goroutine, such as on arm64 without cgo. In such a program the thread's slot leads to the
+// goroutine once the goroutine has published, so some spans may be missing.
 func TestWithoutThreadLocalStorage(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("goroutines are found in a register")
@@ -285,7 +291,8 @@ func TestWithoutThreadLocalStorage(t *testing.T) {
 	assert.Zero(t, v.stray)
 }
 
-// TestServiceInPIDNamespace checks a service in its own PID namespace, where its threads have other ids.
+// TestServiceInPIDNamespace checks that spans are found in a service with its own PID namespace, where its
+// threads have other ids.
 func TestServiceInPIDNamespace(t *testing.T) {
 	needNamespaces(t)
 	for name, words := range map[string][]string{
@@ -311,13 +318,13 @@ func TestServiceInPIDNamespace(t *testing.T) {
 	}
 }
 
-// TestAttributes checks that attributes published with a span are sampled unchanged, including those only
-// in slots.
+// TestAttributes checks that samples contain the attributes in a goroutine's record unchanged.
 func TestAttributes(t *testing.T) {
 	s := open(t, Config{Frequency: burner.Frequency()})
 	c := startBurner(t, nil, burner.Records, burner.Crafted)
 	watch(t, s, c.PID(), layoutOf(t, c.PID()))
-	// The scheduler decides how much CPU time that goroutine gets.
+	// Repeat until there are enough samples, because the scheduler decides how much CPU time the goroutine with
+	// the crafted record gets.
 	inside := 0
 	for deadline := time.Now().Add(testenv.Patience); inside <= 50; {
 		require.Less(t, time.Now(), deadline)
@@ -351,7 +358,7 @@ func TestAttributesOfSlots(t *testing.T) {
 				continue
 			}
 			n++
-			// A ring that is only found, not advertised, has no information about the Go runtime.
+			// Without an advertisement there is no information about the Go runtime, so the span is not proven.
 			require.Equal(t, Span{
 				TraceID: [16]byte{7: 1, 15: 2}, SpanID: [8]byte{7: 3}, TraceFlags: 1,
 				Attributes: strings.Repeat("a", size), Carrier: ThreadSlots,
@@ -423,7 +430,7 @@ func inPIDNamespace(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
 }
 
-// TestSamplerInPIDNamespace checks a sampler in its own PID namespace, where all ids differ from the
+// TestSamplerInPIDNamespace checks that a sampler works in its own PID namespace, where all ids differ from the
 // kernel's.
 func TestSamplerInPIDNamespace(t *testing.T) {
 	needNamespaces(t)
@@ -465,7 +472,7 @@ func TestCapabilitiesThatSuffice(t *testing.T) {
 				return
 			}
 			if paranoid := sysctl("perf_event_paranoid"); paranoid > "2" && answer[0] != '{' {
-				// Kernels of Debian and its derivatives.
+				// Kernels of Debian and its derivatives let only root sample.
 				assert.Contains(t, answer, ErrNotPermitted.Error())
 				assert.Contains(t, answer, "perf_event_open where kernel.perf_event_paranoid is "+paranoid+": permission denied")
 				return
@@ -516,14 +523,16 @@ func fromJSON(v map[string]int) verdict {
 	return verdict{v["samples"], v["undecided"], v["inside"], v["found"], v["wrong"], v["outside"], v["stray"]}
 }
 
-// TestBuildModes checks programs whose build modes place goroutines elsewhere.
+// TestBuildModes checks that spans are found in programs with other build modes, which store a thread's goroutine
+// in other places.
 func TestBuildModes(t *testing.T) {
 	needSampling(t)
 	for name, test := range map[string]struct {
 		variant programs.Variant
 		words   []string
-		// usual marks the variant that differs the most from this test's own program.
-		usual bool
+		// always reports whether the variant is tested in every run. Only the variant that differs the most
+		// from this test's own program is.
+		always bool
 	}{
 		"pie":            {programs.PIE, []string{burner.Records}, false},
 		"stripped":       {programs.Stripped, []string{burner.GoroutineTable}, false},
@@ -532,7 +541,7 @@ func TestBuildModes(t *testing.T) {
 		"cgo, pie, in C": {programs.CgoPIE, []string{burner.GoroutineTable, burner.InC}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if !test.usual {
+			if !test.always {
 				testenv.NeedAll(t)
 			}
 			exe := programs.Build(t, test.variant, root, "./internal/testing/burner/service")
@@ -547,8 +556,8 @@ func TestBuildModes(t *testing.T) {
 // root is the directory of the burner's module.
 const root = "../../../../.."
 
-// TestWatchAgain checks that a process that publishes nothing is sampled without spans, and may start to
-// publish.
+// TestWatchAgain checks that a process that publishes nothing is sampled without spans, and with spans if it is
+// watched again after it has published.
 func TestWatchAgain(t *testing.T) {
 	s := open(t, Config{Frequency: burner.Frequency()})
 	c := startBurner(t, nil, burner.Later, burner.Records)
@@ -671,7 +680,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestProcesses checks that all processes are listed, and that those with memory have a CPU time.
+// TestProcesses checks that all processes are listed with their CPU time, which is 0 for ended processes and
+// kernel threads.
 func TestProcesses(t *testing.T) {
 	s := open(t, Config{Frequency: 1})
 	c := startBurner(t, nil, burner.Silent)
@@ -694,7 +704,7 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// TestProcessors checks that CPUs that come online are sampled, and those that go offline no longer.
+// TestProcessors checks that sampling starts on CPUs that come online and stops on CPUs that go offline.
 func TestProcessors(t *testing.T) {
 	var allowed unix.CPUSet
 	require.NoError(t, unix.SchedGetaffinity(0, &allowed))
@@ -811,8 +821,8 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// TestTimesInTimeNamespace checks times in a time namespace, where processes read another boot time than
-// the BPF program.
+// TestTimesInTimeNamespace checks that times are right in a time namespace, where processes read another boot
+// time than the BPF program.
 func TestTimesInTimeNamespace(t *testing.T) {
 	needSampling(t)
 	unshare, err := exec.LookPath("unshare")
@@ -833,8 +843,8 @@ func TestTimesInTimeNamespace(t *testing.T) {
 	c.Done()
 }
 
-// TestExplain checks that errors after the verifier's acceptance are not attributed to it, even though its
-// log is present.
+// TestExplain checks that an error is not blamed on the verifier if the verifier has accepted the program, even
+// if the error contains its log.
 func TestExplain(t *testing.T) {
 	log := []string{"Func#3 ('read_slot') is safe for any args that match its prototype"}
 	for _, cause := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {

@@ -26,8 +26,8 @@ type Process struct {
 	spans, goroutines int
 }
 
-// Look is a snapshot of what a process is doing.
-type Look struct {
+// Snapshot holds the live spans of a process and the goroutines that started them or are in them.
+type Snapshot struct {
 	// Spans lists the live spans in no particular order.
 	Spans []Span
 	// Goroutines lists each goroutine that started one of these spans or is in one of them.
@@ -42,7 +42,7 @@ type Look struct {
 type Span struct {
 	reader.LiveSpan
 
-	// Goroutine is the index in [Look.Goroutines] of the goroutine that started the span, negative if
+	// Goroutine is the index in [Snapshot.Goroutines] of the goroutine that started the span, negative if
 	// unknown.
 	Goroutine int
 	// Joined holds the indexes of the other goroutines that are in the span, for example because they have
@@ -69,7 +69,7 @@ const (
 type Goroutine struct {
 	reader.Goroutine
 
-	// Started holds the indexes in [Look.Spans] of the live spans that the goroutine started, the latest
+	// Started holds the indexes in [Snapshot.Spans] of the live spans that the goroutine started, the latest
 	// last.
 	Started []int
 	// In is the index of the span that the goroutine is in, or negative if it is in none. If the process
@@ -124,19 +124,19 @@ type Options struct {
 	Probability float64
 }
 
-// Look takes a snapshot and confirms leaks. The errors are those of [reader.Process.Spans].
+// Snapshot takes a snapshot and confirms leaks. The errors are those of [reader.Process.Spans].
 //
 // Spans are read before their goroutines. In between, a span may end, or its goroutine may not yet have
 // published that it is in the span. Both cases resemble a leak, so a leak is reported only if a second
 // snapshot confirms it. Spans that have ended by the time of the second snapshot are left out.
-func (p *Process) Look(ctx context.Context) (*Look, error) {
-	look, err := p.Sample(ctx, Options{Stacks: true, Attributes: true})
+func (p *Process) Snapshot(ctx context.Context) (*Snapshot, error) {
+	snapshot, err := p.Sample(ctx, Options{Stacks: true, Attributes: true})
 	if err != nil {
 		return nil, err
 	}
-	look.findLeaks()
-	if !slices.ContainsFunc(look.Spans, func(s Span) bool { return s.Leaked != "" }) {
-		return look, nil
+	snapshot.findLeaks()
+	if !slices.ContainsFunc(snapshot.Spans, func(s Span) bool { return s.Leaked != "" }) {
+		return snapshot, nil
 	}
 	again, err := p.Sample(ctx, Options{})
 	if err != nil {
@@ -147,55 +147,55 @@ func (p *Process) Look(ctx context.Context) (*Look, error) {
 	for i := range again.Spans {
 		leaked[again.Spans[i].Ref] = again.Spans[i].Leaked
 	}
-	look.Spans = slices.DeleteFunc(look.Spans, func(s Span) bool {
+	snapshot.Spans = slices.DeleteFunc(snapshot.Spans, func(s Span) bool {
 		_, live := leaked[s.Ref]
 		return s.Leaked != "" && !live
 	})
-	for i := range look.Spans {
-		if s := &look.Spans[i]; s.Leaked != "" {
+	for i := range snapshot.Spans {
+		if s := &snapshot.Spans[i]; s.Leaked != "" {
 			s.Leaked = leaked[s.Ref]
 		}
 	}
-	look.index()
-	return look, nil
+	snapshot.index()
+	return snapshot, nil
 }
 
-// index fills in which spans each goroutine has started and which one it is in.
-func (l *Look) index() {
-	counts := make([]int, len(l.Goroutines))
-	for i := range l.Spans {
-		if g := l.Spans[i].Goroutine; g >= 0 {
+// index fills in [Goroutine.Started], [Goroutine.In] and [Span.Joined].
+func (snap *Snapshot) index() {
+	counts := make([]int, len(snap.Goroutines))
+	for i := range snap.Spans {
+		if g := snap.Spans[i].Goroutine; g >= 0 {
 			counts[g]++
 		}
 	}
-	all := make([]int, len(l.Spans))
+	all := make([]int, len(snap.Spans))
 	for i, n := range counts {
-		l.Goroutines[i].Started, all = all[:0:n], all[n:]
+		snap.Goroutines[i].Started, all = all[:0:n], all[n:]
 	}
-	for i := range l.Spans {
-		s := &l.Spans[i]
+	for i := range snap.Spans {
+		s := &snap.Spans[i]
 		if s.Goroutine < 0 {
 			continue
 		}
-		g := &l.Goroutines[s.Goroutine]
+		g := &snap.Goroutines[s.Goroutine]
 		g.Started = append(g.Started, i)
 		// Keep Started sorted by start time. An insertion is cheap, because few goroutines have many spans.
-		for j := len(g.Started) - 1; j > 0 && l.Spans[g.Started[j-1]].Start.After(s.Start); j-- {
+		for j := len(g.Started) - 1; j > 0 && snap.Spans[g.Started[j-1]].Start.After(s.Start); j-- {
 			g.Started[j-1], g.Started[j] = g.Started[j], g.Started[j-1]
 		}
 	}
-	l.place()
+	snap.place()
 }
 
-// place fills in which span each goroutine is in.
-func (l *Look) place() {
-	byRef := make(map[reader.SpanRef]int, len(l.Spans))
-	for i := range l.Spans {
-		l.Spans[i].Joined = nil
-		byRef[l.Spans[i].Ref] = i
+// place fills in [Goroutine.In] and [Span.Joined].
+func (snap *Snapshot) place() {
+	byRef := make(map[reader.SpanRef]int, len(snap.Spans))
+	for i := range snap.Spans {
+		snap.Spans[i].Joined = nil
+		byRef[snap.Spans[i].Ref] = i
 	}
-	for i := range l.Goroutines {
-		g := &l.Goroutines[i]
+	for i := range snap.Goroutines {
+		g := &snap.Goroutines[i]
 		g.In = -1
 		if n := len(g.Started); n > 0 {
 			g.In = g.Started[n-1]
@@ -209,20 +209,20 @@ func (l *Look) place() {
 		} else if g.Span == 0 {
 			g.In = -1
 		}
-		if g.In >= 0 && l.Spans[g.In].Goroutine != i {
-			l.Spans[g.In].Joined = append(l.Spans[g.In].Joined, i)
+		if g.In >= 0 && snap.Spans[g.In].Goroutine != i {
+			snap.Spans[g.In].Joined = append(snap.Spans[g.In].Joined, i)
 		}
 	}
 }
 
 // findLeaks fills in [Span.Leaked].
-func (l *Look) findLeaks() {
-	byRef := make(map[reader.SpanRef]int, len(l.Spans))
-	for i := range l.Spans {
-		byRef[l.Spans[i].Ref] = i
+func (snap *Snapshot) findLeaks() {
+	byRef := make(map[reader.SpanRef]int, len(snap.Spans))
+	for i := range snap.Spans {
+		byRef[snap.Spans[i].Ref] = i
 	}
 	// occupied reports for each span whether a goroutine is in it or in a descendant.
-	occupied := make([]bool, len(l.Spans))
+	occupied := make([]bool, len(snap.Spans))
 	var pending []int
 	occupy := func(i int) {
 		if !occupied[i] {
@@ -230,14 +230,14 @@ func (l *Look) findLeaks() {
 			pending = append(pending, i)
 		}
 	}
-	for i := range l.Goroutines {
-		if g := &l.Goroutines[i]; g.In >= 0 && g.State != reader.GoroutineGone {
+	for i := range snap.Goroutines {
+		if g := &snap.Goroutines[i]; g.In >= 0 && g.State != reader.GoroutineGone {
 			occupy(g.In)
 		}
 	}
 	for len(pending) > 0 {
 		last := len(pending) - 1
-		ancestors := l.Spans[pending[last]].Ancestors
+		ancestors := snap.Spans[pending[last]].Ancestors
 		pending = pending[:last]
 		for _, ancestor := range ancestors {
 			if i, ok := byRef[ancestor]; ok {
@@ -245,19 +245,19 @@ func (l *Look) findLeaks() {
 			}
 		}
 	}
-	for i := range l.Spans {
-		s := &l.Spans[i]
+	for i := range snap.Spans {
+		s := &snap.Spans[i]
 		s.Leaked = ""
 		if occupied[i] || s.Goroutine < 0 {
 			continue
 		}
-		switch g := &l.Goroutines[s.Goroutine]; {
+		switch g := &snap.Goroutines[s.Goroutine]; {
 		case g.State == reader.GoroutineGone:
 			s.Leaked = Exited
 		case g.State == reader.GoroutineUnknown:
 		// A goroutine in a sibling of the span may still return to the span, so it does not count as moved
 		// on.
-		case g.In < 0 || l.Spans[g.In].TraceID != s.TraceID || slices.Contains(s.Ancestors[:], l.Spans[g.In].Ref):
+		case g.In < 0 || snap.Spans[g.In].TraceID != s.TraceID || slices.Contains(s.Ancestors[:], snap.Spans[g.In].Ref):
 			s.Leaked = MovedOn
 		}
 	}
@@ -270,20 +270,21 @@ const maxFrames = 1 << 19
 var errTooManyFrames = fmt.Errorf("stacks of further goroutines: there are more than %d frames", maxFrames)
 
 // Sample takes a snapshot without confirming leaks.
-func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
+func (p *Process) Sample(ctx context.Context, options Options) (*Snapshot, error) {
 	const spare = 16 // room for more entries than in the last snapshot
-	look := &Look{Spans: make([]Span, 0, p.spans+spare), Goroutines: make([]Goroutine, 0, p.goroutines+spare)}
+	snapshot := &Snapshot{Spans: make([]Span, 0, p.spans+spare), Goroutines: make([]Goroutine, 0, p.goroutines+spare)}
 	const leftOut = -1
 	known := make(map[reader.GoroutineRef]int, p.goroutines)
 	var refs []reader.GoroutineRef
-	// want returns the index that a goroutine will have in the snapshot.
+	// want requests a goroutine. It returns the index that the goroutine will have in the snapshot, or leftOut if
+	// it is not read.
 	want := func(ref reader.GoroutineRef) int {
 		i, ok := known[ref]
 		if !ok {
 			if options.Probability > 0 && options.Probability < 1 && rand.Float64() >= options.Probability { //nolint:gosec // G404: chance, not secrecy
 				i = leftOut
 			} else {
-				i = len(look.Goroutines) + len(refs)
+				i = len(snapshot.Goroutines) + len(refs)
 				refs = append(refs, ref)
 			}
 			known[ref] = i
@@ -299,19 +300,19 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
 			return err
 		}
 		for _, g := range found.Goroutines {
-			look.Goroutines = append(look.Goroutines, Goroutine{Goroutine: g, read: now})
+			snapshot.Goroutines = append(snapshot.Goroutines, Goroutine{Goroutine: g, read: now})
 			frames += len(g.Stack)
 		}
 		refs = refs[:0]
-		look.Torn, look.Lost = look.Torn+found.Torn, look.Lost+found.Lost
-		look.Missing = nil
+		snapshot.Torn, snapshot.Lost = snapshot.Torn+found.Torn, snapshot.Lost+found.Lost
+		snapshot.Missing = nil
 		for _, err := range []error{found.StateErr, found.StacksErr, found.ReasonsErr} {
 			if err != nil {
-				look.Missing = append(look.Missing, err)
+				snapshot.Missing = append(snapshot.Missing, err)
 			}
 		}
 		if stacks != options.Stacks {
-			look.Missing = append(look.Missing, errTooManyFrames)
+			snapshot.Missing = append(snapshot.Missing, errTooManyFrames)
 		}
 		return nil
 	}
@@ -324,7 +325,7 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
 			if ref := (reader.GoroutineRef{ID: s.Goroutine, G: s.G}); ref.ID != 0 && ref.G != 0 {
 				span.Goroutine = want(ref)
 			}
-			look.Spans = append(look.Spans, span)
+			snapshot.Spans = append(snapshot.Spans, span)
 		}
 		if err := read(); err != nil { // Read immediately, because goroutines move on.
 			return nil, err
@@ -342,28 +343,28 @@ func (p *Process) Sample(ctx context.Context, options Options) (*Look, error) {
 			return nil, err
 		}
 	}
-	p.spans, p.goroutines = len(look.Spans), len(look.Goroutines)
-	look.index()
-	if err := p.forgetMoves(ctx, look); err != nil {
+	p.spans, p.goroutines = len(snapshot.Spans), len(snapshot.Goroutines)
+	snapshot.index()
+	if err := p.forgetMoves(ctx, snapshot); err != nil {
 		return nil, err
 	}
-	return look, nil
+	return snapshot, nil
 }
 
 // forgetMoves corrects goroutines that moved to another span while the snapshot was taken. If the span that
 // a goroutine started last ended before the snapshot was complete, or started after the goroutine was read,
 // the goroutine counts as still in that span. Otherwise it would count for an enclosing span, because its
 // next span may be unknown.
-func (p *Process) forgetMoves(ctx context.Context, look *Look) error {
+func (p *Process) forgetMoves(ctx context.Context, snapshot *Snapshot) error {
 	live := map[reader.SpanRef]bool{}
 	moved := func(g *Goroutine) *Span {
-		if n := len(g.Started); n > 0 && g.SpanKnown && g.Span != look.Spans[g.Started[n-1]].Ref {
-			return &look.Spans[g.Started[n-1]]
+		if n := len(g.Started); n > 0 && g.SpanKnown && g.Span != snapshot.Spans[g.Started[n-1]].Ref {
+			return &snapshot.Spans[g.Started[n-1]]
 		}
 		return nil
 	}
-	for i := range look.Goroutines {
-		if s := moved(&look.Goroutines[i]); s != nil {
+	for i := range snapshot.Goroutines {
+		if s := moved(&snapshot.Goroutines[i]); s != nil {
 			live[s.Ref] = false
 		}
 	}
@@ -380,13 +381,13 @@ func (p *Process) forgetMoves(ctx context.Context, look *Look) error {
 			}
 		}
 	}
-	for i := range look.Goroutines {
-		g := &look.Goroutines[i]
+	for i := range snapshot.Goroutines {
+		g := &snapshot.Goroutines[i]
 		if s := moved(g); s != nil && (!live[s.Ref] || s.Start.After(g.read)) {
 			g.SpanKnown = false
 		}
 	}
-	look.place()
+	snapshot.place()
 	return nil
 }
 
@@ -414,5 +415,5 @@ func (p *Process) Locations(g *Goroutine) []*symbols.Location {
 	return stack
 }
 
-// Frame is a function of a stack.
+// Frame is a function in a stack.
 type Frame = symbols.Line
