@@ -268,7 +268,7 @@ func (u user) requireRecordedBeside(t *testing.T, otelctx, said string) {
 	// theirs. Attackers that are many use that much CPU time sooner.
 	begun := r.recordedUse()
 	burner.AwaitUse(t, service, serviceUse*11/10)
-	for limit := 4 * serviceUse; limit > 0 && r.recordedUse() < begun+4*time.Second; limit -= serviceUse / 10 {
+	for limit := 4 * serviceUse; limit > 0 && r.recordedUse() < begun+5*time.Second; limit -= serviceUse / 10 {
 		burner.AwaitUse(t, service, serviceUse/10)
 	}
 	d := r.requireSamples(service)
