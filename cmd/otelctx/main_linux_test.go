@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -106,13 +107,31 @@ func runCommand(t *testing.T, cmd *exec.Cmd) result {
 // running is a running command.
 type running struct {
 	cmd            *exec.Cmd
-	stdout, stderr *bytes.Buffer
+	stdout, stderr *buffer
+}
+
+// buffer collects the output of a command. It can be read while the command runs.
+type buffer struct {
+	mu      sync.Mutex
+	content strings.Builder
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.content.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.content.String()
 }
 
 // startCommand starts cmd, and kills it at the end of the test.
 func startCommand(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
-	r := &running{cmd, new(bytes.Buffer), new(bytes.Buffer)}
+	r := &running{cmd, new(buffer), new(buffer)}
 	// By default, a process built with -race sleeps for a second before it exits.
 	cmd.Env = append(os.Environ(), asCommandKey+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	if cmd.Stdout == nil {

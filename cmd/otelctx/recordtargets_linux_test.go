@@ -242,6 +242,9 @@ func TestRecordIgnoresOthers(t *testing.T) {
 			}
 			if told {
 				require.Equal(t, "waits", stalling.Ask("%d", r.cmd.Process.Pid))
+				require.Eventually(t, func() bool {
+					return strings.Contains(r.stderr.String(), "pid "+commOf(t, writer)+": invalid process context")
+				}, testenv.Patience, tick)
 			}
 			time.Sleep(500 * time.Millisecond) // A scan of 100 ms would cause no warning.
 			got := r.interrupt(t)
