@@ -78,13 +78,13 @@ func TestEveryKindOfProcess(t *testing.T) {
 	for name, kind := range kinds {
 		t.Run(name, func(t *testing.T) {
 			pid := strconv.Itoa(kind.pid)
-			got := otelctx(t, "inspect", pid)
+			got := inProcess(t, "inspect", pid)
 			assert.Equal(t, kind.code, got.code, got.stderr)
 			assert.Regexp(t, kind.says, got.stderr)
 			assert.Equal(t, kind.code == exitOK, got.stdout != "")
 			if kind.row != "" {
 				assert.Regexp(t, "^"+pid+" "+kind.row+"$", lineOf(list.stdout, kind.pid))
-				assert.JSONEq(t, otelctx(t, "inspect", "--json", pid).stdout, string(documents[kind.pid]))
+				assert.JSONEq(t, inProcess(t, "inspect", "--json", pid).stdout, string(documents[kind.pid]))
 			} else {
 				assert.Empty(t, lineOf(list.stdout, kind.pid))
 				assert.NotContains(t, documents, kind.pid)
@@ -123,6 +123,7 @@ func documentsByPID(t *testing.T, array string) map[int]json.RawMessage {
 }
 
 func TestExitOtherError(t *testing.T) {
+	t.Parallel()
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	require.NoError(t, err)
 	defer func() { _ = full.Close() }()
@@ -148,6 +149,7 @@ func TestExitOtherError(t *testing.T) {
 
 // TestFewDescriptors checks that a recording without enough file descriptors fails with a message that says so.
 func TestFewDescriptors(t *testing.T) {
+	t.Parallel()
 	needSampling(t)
 	pid, failed := strconv.Itoa(startIdle(t).PID()), 0
 	for limit := 12; limit < 24; limit++ {
@@ -232,7 +234,7 @@ func TestArgumentErrors(t *testing.T) {
 		{"record 2147483647", exitProcessGone, ""},
 		{"record " + tid, exitOther, tid + " is a thread of process " + pid + ","},
 	} {
-		got := otelctx(t, strings.Fields(test.args)...)
+		got := inProcess(t, strings.Fields(test.args)...)
 		assert.Equal(t, test.code, got.code, test.args)
 		assert.Empty(t, got.stdout, test.args)
 		assert.NotContains(t, got.stderr, "\x1b", test.args)

@@ -41,7 +41,7 @@ func TestSpansBesideAnyProcessContext(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := startBurner(t, nil, append(test.words, burner.Records, burner.GoroutineTable, burner.ThreadSlots)...)
 			c.Stop()
-			inspected := otelctx(t, "inspect", pidOf(c), "--json")
+			inspected := inProcess(t, "inspect", pidOf(c), "--json")
 			require.Zero(t, inspected.code, inspected.stderr)
 			var d document
 			require.NoError(t, json.Unmarshal([]byte(inspected.stdout), &d))

@@ -147,7 +147,7 @@ func TestRecordWithoutPause(t *testing.T) {
 	}}
 	const frequency = 997
 	service := startBurner(t, nil, burner.Records)
-	r := startRecord(t, pidOf(service), "--repeat", "--duration=100ms", fmt.Sprintf("--freq=%d", frequency), "--otlp-endpoint", c.listen(t))
+	r := startRecordOf(t, service, "--repeat", "--duration=100ms", fmt.Sprintf("--freq=%d", frequency), "--otlp-endpoint", c.listen(t))
 	r.awaitRecorded(t, service)
 	before, err := burner.Used(service)
 	require.NoError(t, err)
@@ -251,6 +251,7 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 			// Wait until the recorder has scanned the existing processes and is notified of new ones.
 			first := startBurner(t, nil, burner.Records)
 			r.awaitRecorded(t, first)
+			first.Stop()
 			for i := range test.processes {
 				var c *childproc.Child
 				if test.early {
@@ -355,7 +356,7 @@ func TestRecordMinute(t *testing.T) {
 		}
 	}}
 	service := startBurner(t, nil, burner.Records)
-	r := startRecord(t, pidOf(service), "--repeat", "--duration=1s", fmt.Sprintf("--freq=%d", frequency), "--otlp-endpoint", c.listen(t))
+	r := startRecordOf(t, service, "--repeat", "--duration=1s", fmt.Sprintf("--freq=%d", frequency), "--otlp-endpoint", c.listen(t))
 	r.awaitRecorded(t, service)
 	var seen []used
 	var memory []int

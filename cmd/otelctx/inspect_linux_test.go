@@ -24,7 +24,7 @@ import (
 
 func inspect(t *testing.T, c *childproc.Child) result {
 	t.Helper()
-	return otelctx(t, "inspect", strconv.Itoa(c.PID()))
+	return inProcess(t, "inspect", strconv.Itoa(c.PID()))
 }
 
 // TestInspectGolden compares the output of inspect for a process, as text and as JSON, with golden files.
@@ -67,7 +67,7 @@ func TestInspectCutsOnlyWhatPeopleRead(t *testing.T) {
 	assert.Contains(t, human.stdout, "… (50001 characters, --json shows all)")
 
 	var got document
-	require.NoError(t, json.Unmarshal([]byte(otelctx(t, "inspect", strconv.Itoa(c.PID()), "--json").stdout), &got))
+	require.NoError(t, json.Unmarshal([]byte(inProcess(t, "inspect", strconv.Itoa(c.PID()), "--json").stdout), &got))
 	assert.Equal(t, long, got.Resource["long"])
 }
 
@@ -110,7 +110,7 @@ var volatile = []struct {
 // parts replaced.
 func printed(t *testing.T, args ...string) string {
 	t.Helper()
-	got := otelctx(t, args...)
+	got := inProcess(t, args...)
 	require.Zero(t, got.code, got.stderr)
 	assert.Empty(t, got.stderr)
 	out := got.stdout

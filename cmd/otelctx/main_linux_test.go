@@ -6,10 +6,14 @@ package main
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -33,6 +37,10 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	// Most tests wait for other processes. A -parallel on the command line takes precedence.
+	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
+		panic(err)
+	}
 	childproc.Main(m, map[string]func(*childproc.Parent){
 		rolePublisher: publisherRole,
 		roleWriter:    writerRole,
@@ -53,6 +61,15 @@ type result struct {
 func otelctx(t *testing.T, args ...string) result {
 	t.Helper()
 	return runCommand(t, exec.Command(executable(t), args...))
+}
+
+// inProcess runs the command in this process, which is much faster than a separate process. The command must
+// print neither the help nor the version, because these end the process.
+func inProcess(t *testing.T, args ...string) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	code := run(args, streams{&stdout, &stderr})
+	return result{stdout.String(), stderr.String(), code}
 }
 
 // otelctxAsNobody runs the command as a user who may not read this user's processes.
@@ -90,13 +107,31 @@ func runCommand(t *testing.T, cmd *exec.Cmd) result {
 // running is a running command.
 type running struct {
 	cmd            *exec.Cmd
-	stdout, stderr *bytes.Buffer
+	stdout, stderr *buffer
+}
+
+// buffer collects the output of a command. It can be read while the command runs.
+type buffer struct {
+	mu      sync.Mutex
+	content strings.Builder
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.content.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.content.String()
 }
 
 // startCommand starts cmd, and kills it at the end of the test.
 func startCommand(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
-	r := &running{cmd, new(bytes.Buffer), new(bytes.Buffer)}
+	r := &running{cmd, new(buffer), new(buffer)}
 	// By default, a process built with -race sleeps for a second before it exits.
 	cmd.Env = append(os.Environ(), asCommandKey+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	if cmd.Stdout == nil {

@@ -78,7 +78,7 @@ func pidOf(c *childproc.Child) string { return strconv.Itoa(c.PID()) }
 // recording must succeed.
 func recorded(t *testing.T, c *childproc.Child, args ...string) (recordDocument, result) {
 	t.Helper()
-	r := startRecord(t, append([]string{pidOf(c)}, args...)...)
+	r := startRecordOf(t, c, args...)
 	r.awaitSamples(t, c)
 	got := r.interrupt(t, c)
 	return decodeRecord(t, got), got
@@ -194,6 +194,7 @@ func assertMuch(t *testing.T, attributed, samples uint64) {
 }
 
 func TestRecord(t *testing.T) {
+	t.Parallel()
 	needSampling(t)
 	c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
 	file := filepath.Join(t.TempDir(), "profile.pb.gz")
@@ -254,7 +255,7 @@ func TestRecordAttributes(t *testing.T) {
 		t.Run(words, func(t *testing.T) {
 			c := startBurner(t, nil, words, burner.Keyed)
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
-			r := startRecord(t, pidOf(c), "--output", file)
+			r := startRecordOf(t, c, "--output", file)
 			r.awaitSample(t)
 			// Each key occurs in many samples.
 			const enough = 15
@@ -356,6 +357,7 @@ func TestRecordRepeatedly(t *testing.T) {
 // TestRecordRollingFiles checks that with --repeat each period is written to a separate file, and that
 // --keep removes the oldest files.
 func TestRecordRollingFiles(t *testing.T) {
+	t.Parallel()
 	needSampling(t)
 	c := startBurner(t, nil, burner.Records)
 	dir := t.TempDir()
@@ -363,7 +365,7 @@ func TestRecordRollingFiles(t *testing.T) {
 	for _, name := range []string{old, others} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
-	r := startRecord(t, pidOf(c), "--repeat", "--duration=100ms", "--keep=2", "--output", filepath.Join(dir, "p.jsonl"))
+	r := startRecordOf(t, c, "--repeat", "--duration=100ms", "--keep=2", "--output", filepath.Join(dir, "p.jsonl"))
 	files := func() (names []string) {
 		entries, err := os.ReadDir(dir)
 		require.NoError(t, err)
@@ -405,6 +407,7 @@ func TestInterruptWhileAFileWaits(t *testing.T) {
 	c := startBurner(t, nil, burner.Records)
 	fifo := filepath.Join(t.TempDir(), "p.jsonl")
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))
+	c.Stop() // These recorders do not get to record it.
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		r := start(t, "record", "--duration=0", "-o", fifo, pidOf(c))
 		require.Eventually(t, func() bool {
@@ -425,9 +428,10 @@ func TestInterruptWhileAFileWaits(t *testing.T) {
 	defer func() { _ = reader.Close() }()
 	_, err = unix.FcntlInt(reader.Fd(), unix.F_SETPIPE_SZ, 4096)
 	require.NoError(t, err)
-	r := startRecord(t, "-o", fifo, pidOf(c))
+	c.Continue()
+	r := startRecordOf(t, c, "-o", fifo)
 	r.awaitSamples(t, c)
-	got := r.interrupt(t)
+	got := r.interrupt(t, c)
 	assert.Equal(t, exitOther, got.code)
 	assert.Contains(t, got.stderr, "accepted no data")
 }
@@ -439,7 +443,7 @@ func TestRecordWithoutSymbols(t *testing.T) {
 	c := startBurner(t, nil, burner.Records)
 	dir := t.TempDir()
 	record := func(file string) recordDocument {
-		r := startRecord(t, pidOf(c), "--no-symbols", "--output", file)
+		r := startRecordOf(t, c, "--no-symbols", "--output", file)
 		r.awaitRecorded(t, c)
 		burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
 		got := r.interrupt(t, c)
@@ -492,13 +496,13 @@ func TestRecordWithoutSymbols(t *testing.T) {
 }
 
 // TestRecordWithoutContext checks that the profile of a process that publishes nothing has no links,
-// and that its resource has only attributes from the kernel.
+// and that its resource has only attributes from the kernel. Choosing a carrier makes no difference.
 func TestRecordWithoutContext(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
 	c := startBurner(t, nil, burner.Silent)
 	file := filepath.Join(t.TempDir(), "p.otlp")
-	d, got := recorded(t, c, "--output", file)
+	d, got := recorded(t, c, "--carrier=goroutine_record", "--output", file)
 	assert.Empty(t, got.complaints())
 	assert.Positive(t, d.Samples)
 	assert.Zero(t, d.Attributed)
@@ -566,9 +570,19 @@ func startRecord(t *testing.T, args ...string) *running {
 	return startRecordText(t, append([]string{"--json", "--top=0", often}, args...)...)
 }
 
-func startRecordText(t *testing.T, args ...string) *running {
+// startRecordOf is [startRecord] for a burner. The burner pauses while the recorder starts up, so that it does not
+// compete for the processors.
+func startRecordOf(t *testing.T, c *childproc.Child, args ...string) *running {
 	t.Helper()
-	r := start(t, append([]string{"record", "--duration=0"}, args...)...)
+	c.Stop()
+	defer c.Continue()
+	return startRecord(t, append([]string{pidOf(c)}, args...)...)
+}
+
+// startRecordText is [startRecord] without the arguments for documents. The recorder gets priority over burners.
+func startRecordText(t *testing.T, args ...string) (r *running) {
+	t.Helper()
+	childproc.First(func() { r = start(t, append([]string{"record", "--duration=0"}, args...)...) })
 	childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
 	return r
 }
@@ -717,7 +731,7 @@ func TestRecordEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := startBurner(t, nil, burner.Records)
 			file := filepath.Join(t.TempDir(), "p.pb.gz")
-			r := startRecord(t, pidOf(c), "--duration", test.duration, "-o", file)
+			r := startRecordOf(t, c, "--duration", test.duration, "-o", file)
 			r.awaitSamples(t, c)
 			test.end(c, r.cmd.Process)
 			if !test.ended {

@@ -29,10 +29,10 @@ func TestRecordForPGO(t *testing.T) {
 	c := childproc.Run(t, exec.Command(program))
 	require.Equal(t, "burning", c.Receive())
 	file := filepath.Join(t.TempDir(), "default.pgo")
-	r := startRecord(t, pidOf(c), "--output", file, "--format", "pprof")
+	r := startRecordOf(t, c, "--output", file, "--format", "pprof")
 	childproc.AwaitOpen(t, r.cmd.Process.Pid, program) // The recorder needs the file to symbolize the first sample.
 	burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
-	d := decodeRecord(t, r.interrupt(t))
+	d := decodeRecord(t, r.interrupt(t, c))
 	require.Greater(t, d.Samples, uint64(100))
 
 	const inlined = "inlining call to mix"

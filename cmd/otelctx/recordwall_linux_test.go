@@ -73,12 +73,16 @@ func TestRecordWallIsTrue(t *testing.T) {
 				needSampling(t)
 				args = append(args, "--cpu", "-F", "997")
 			}
-			p := startParker(t, exe, append([]string{"work"}, c.work...)...)
+			// Both get priority, because the service measures when it runs, not when it could run.
+			var p *parker
+			childproc.First(func() { p = startParker(t, exe, append([]string{"work"}, c.work...)...) })
 			duration := "5s"
 			if testenv.Rounds(0, 1) == 1 {
 				duration = "60s"
 			}
-			run := otelctx(t, append(args, "-d", duration, p.pid)...)
+			var r *running
+			childproc.First(func() { r = start(t, append(args, "-d", duration, p.pid)...) })
+			run := r.wait(t)
 			require.Zero(t, run.code, run.stderr)
 			var both bothDocument
 			d := &both.Wall
@@ -151,7 +155,7 @@ func TestRecordCPUAndWall(t *testing.T) {
 	dir := t.TempDir()
 	record := func(name string) (string, result) {
 		path := filepath.Join(dir, name)
-		run := otelctx(t, "record", "--wall", "--cpu", "-d", "2s", "-F", "997,50", "-o", path, p.pid)
+		run := otelctx(t, "record", "--wall", "--cpu", "-d", "1s", "-F", "997,50", "-o", path, p.pid)
 		require.Zero(t, run.code, run.stderr)
 		return path, run
 	}
@@ -192,6 +196,7 @@ func TestRecordCPUAndWall(t *testing.T) {
 
 // TestRecordWallFormats checks that every format contains the time of the tables and the kinds of wait.
 func TestRecordWallFormats(t *testing.T) {
+	t.Parallel()
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "10", "mutex")
 	dir := t.TempDir()
@@ -269,7 +274,7 @@ func TestRecordWallArguments(t *testing.T) {
 		"-- true", "1 --repeat --otlp-endpoint=http://localhost", "1 --kernel", "1 -F 2000", "1 -F 99,20",
 		"1 --cpu -F 99,2000", "1 --cpu -F 99,20,1", "1 --cpu -o x.folded",
 	} {
-		run := otelctx(t, append([]string{"record", "--wall"}, strings.Fields(args)...)...)
+		run := inProcess(t, append([]string{"record", "--wall"}, strings.Fields(args)...)...)
 		assert.Equal(t, exitUsage, run.code, args)
 		assert.Contains(t, run.stderr, "--wall", args)
 	}

@@ -18,12 +18,15 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// TestManual checks that the committed manual page matches the command line. -update rewrites it.
+// TestManual checks that the committed manual page matches the command line. -update rewrites it. The help and the
+// page must explain every exit code.
 func TestManual(t *testing.T) {
 	got := otelctx(t, "man")
 	require.Zero(t, got.code, got.stderr)
 	golden.Compare(t, "../otelctx.1", got.stdout)
+	help := otelctx(t, "--help").stdout
 	for _, e := range exitCodes {
+		assert.Regexp(t, `(?m)^\s+`+strconv.Itoa(e.code)+` +\w`, help)
 		assert.Contains(t, got.stdout, fmt.Sprintf(".B %d\n%s\n", e.code, roffText(e.text)))
 	}
 	if path, err := exec.LookPath("mandoc"); err == nil {

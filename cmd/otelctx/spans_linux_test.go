@@ -24,6 +24,7 @@ var (
 // TestSpansGolden compares the output of spans for a running process with golden files. When the process is
 // stopped, the output must contain the same spans.
 func TestSpansGolden(t *testing.T) {
+	t.Parallel()
 	w := startWorker(t)
 	for name, args := range map[string][]string{"spans.txt": {"spans", w.pid}, "spans.json": {"spans", w.pid, "--json"}} {
 		out := spanVolatile.ReplaceAllStringFunc(printed(t, args...), func(s string) string {

@@ -102,7 +102,7 @@ func (p *parker) dump(t *testing.T) map[uint64]traceback {
 func (p *parker) look(t *testing.T, args ...string) spansDocument {
 	t.Helper()
 	var d spansDocument
-	run := otelctx(t, append([]string{"spans", p.pid, "--json"}, args...)...)
+	run := inProcess(t, append([]string{"spans", p.pid, "--json"}, args...)...)
 	assert.Zero(t, run.code, run.stderr)
 	assert.NoError(t, json.Unmarshal([]byte(run.stdout), &d))
 	assert.Empty(t, d.Missing)
@@ -209,6 +209,7 @@ func TestSpansWaitForWhatGoSays(t *testing.T) {
 // TestSpansOfOneGoroutine checks that otelctx can locate the runtime's fields with a single goroutine, whatever
 // the goroutine waits for.
 func TestSpansOfOneGoroutine(t *testing.T) {
+	t.Parallel()
 	childproc.NeedReading(t)
 	exe := buildParker(t, programs.Static)
 	for _, way := range []string{
@@ -234,6 +235,7 @@ func TestSpansOfOneGoroutine(t *testing.T) {
 // TestSpansOfStoppedProcess checks that the thread of a running goroutine is reported, and after the process
 // is stopped the goroutine's stack. The goroutine loops in a function without a stack frame.
 func TestSpansOfStoppedProcess(t *testing.T) {
+	t.Parallel()
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "1", "running")
 	running := func() spanDocument {
@@ -270,6 +272,7 @@ func TestSpansOfStoppedProcess(t *testing.T) {
 // TestSpansOfPreemptedGoroutine checks that the stack of a runnable goroutine includes all callers, even if
 // it was preempted in a function without a stack frame.
 func TestSpansOfPreemptedGoroutine(t *testing.T) {
+	t.Parallel()
 	childproc.NeedReading(t)
 	cmd := exec.Command(buildParker(t, programs.Static), "3", "running")
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
@@ -350,6 +353,7 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 // goroutines start and end spans, end spans of other goroutines, attach and detach spans, leave spans open, and
 // exit.
 func TestSpansEqualLedger(t *testing.T) {
+	t.Parallel()
 	childproc.NeedReading(t)
 	// ledgerEntry holds the properties of a span that the service knows.
 	type ledgerEntry struct {
@@ -413,6 +417,7 @@ func TestSpansEqualLedger(t *testing.T) {
 // TestSpansLeaked checks that a span is reported as leaked if its goroutine has exited or moved on to another
 // trace.
 func TestSpansLeaked(t *testing.T) {
+	t.Parallel()
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "1", "chan receive")
 	assert.Empty(t, p.look(t, "--leaked").Spans)
@@ -429,6 +434,7 @@ func TestSpansLeaked(t *testing.T) {
 // TestSpansOfJoinedGoroutines checks that goroutines that have attached a span are shown with it, and that a
 // span is reported as leaked only if no goroutine works on it any longer.
 func TestSpansOfJoinedGoroutines(t *testing.T) {
+	t.Parallel()
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "attach")
 	type span struct {
@@ -463,7 +469,7 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 	}
 	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Equal(c, want, look()) }, testenv.Patience, 10*time.Millisecond)
 
-	text := otelctx(t, "spans", p.pid, "--name", "moved on, attached").stdout
+	text := inProcess(t, "spans", p.pid, "--name", "moved on, attached").stdout
 	assert.Regexp(t, `(?m)^ +waiting +chan receive in main\.joinedWait .* tenant="?joined`, text)
 	var leaks []string
 	for _, s := range p.look(t, "--leaked").Spans {

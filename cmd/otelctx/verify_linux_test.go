@@ -57,6 +57,7 @@ func TestVerify(t *testing.T) {
 // TestVerifyProfile checks that recordings of otelctx conform in every OTLP format, and that a broken file does
 // not.
 func TestVerifyProfile(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"p.otlp", "p.json", "p.jsonl"} {
 		path := filepath.Join(t.TempDir(), name)
 		got := otelctx(t, "record", "--output", path, "--", "sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done")

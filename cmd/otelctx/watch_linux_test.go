@@ -106,7 +106,7 @@ func startWorker(t *testing.T) *worker {
 	require.NoError(t, err)
 	// The worker has answered, but may not be in the span yet.
 	require.Eventually(t, func() bool {
-		return strings.Contains(otelctx(t, "inspect", w.pid, "--json").stdout, w.spanID)
+		return strings.Contains(inProcess(t, "inspect", w.pid, "--json").stdout, w.spanID)
 	}, testenv.Patience, tick)
 	return w
 }
@@ -128,6 +128,7 @@ func (w *worker) anonymous(out string) string {
 }
 
 func TestWatchCounts(t *testing.T) {
+	t.Parallel()
 	w := startWorker(t)
 	begin := time.Now()
 	golden.Compare(t, "watch.txt", w.anonymous(printed(t, "watch", w.pid, "--count", "3", "--interval", "20ms")))
@@ -149,6 +150,7 @@ func TestWatchCounts(t *testing.T) {
 }
 
 func TestWatchEnds(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		end    func(*worker, *os.Process)
 		stderr string
@@ -182,7 +184,7 @@ func TestNoSpansPublished(t *testing.T) {
 		"no thread context":        startForeign(t, `resource {}`),
 	} {
 		for _, command := range []string{"watch", "spans"} {
-			got := otelctx(t, command, strconv.Itoa(c.PID()))
+			got := inProcess(t, command, strconv.Itoa(c.PID()))
 			assert.Equal(t, exitNoContext, got.code, got.stderr)
 			assert.Empty(t, got.stdout)
 			if command == "watch" {

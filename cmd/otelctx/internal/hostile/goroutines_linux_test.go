@@ -230,7 +230,7 @@ func TestGoroutines(t *testing.T) {
 			if tt.more == nil {
 				checkGoroutines(t, output, goroutines, goroutines-spoiled)
 			}
-			self.run(t, maxMemory, otelctx, "record", "--wall", "--duration=1s", "--freq=1000", "--json", pid)
+			self.run(t, maxMemory, otelctx, "record", "--wall", "--duration=200ms", "--freq=1000", "--json", pid)
 		})
 	}
 }
@@ -279,7 +279,7 @@ func TestGoroutinesExec(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, p.Close()) }()
 	read := 0
-	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
 		for spans := range p.SpanBatches(t.Context()) { // Errors are expected, because half of the executions have no spans.
 			for _, s := range spans {
 				require.NotEqual(t, stolen, hex.EncodeToString(s.TraceID[:]))
@@ -303,6 +303,6 @@ func TestManyGoroutines(t *testing.T) {
 		m.set(g+gBP, low)
 	}
 	pid := m.start(t, attacker)
-	self.run(t, maxMemory, otelctx, "record", "--wall", "--duration=1s", "--freq=1000", "--json", pid)
+	self.run(t, maxMemory, otelctx, "record", "--wall", "--duration=500ms", "--freq=1000", "--json", pid)
 	self.run(t, maxOutput, otelctx, "spans", "--stacks", pid)
 }

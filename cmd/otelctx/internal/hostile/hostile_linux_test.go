@@ -6,7 +6,6 @@
 package hostile
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -234,15 +233,17 @@ func stall(t *testing.T) (pids []int) {
 // TestBeside records a service beside each attacker. No sample of the service may be lost, and the profile
 // must be readable.
 func TestBeside(t *testing.T) {
-	attacker := attacker(t)
+	otelctx, attacker := recordingCommand(t), attacker(t)
 	for _, u := range []user{self, nobody} {
 		for _, a := range attacks {
 			t.Run(u.String()+", "+a.name, func(t *testing.T) {
+				otelctx := otelctx
 				if u == nobody {
 					testenv.NeedAll(t)
+					otelctx = installedCommand(t)
 				}
 				a.begin(t, u, attacker)
-				u.requireRecordedBeside(t, a.said)
+				u.requireRecordedBeside(t, otelctx, a.said)
 			})
 		}
 	}
@@ -251,25 +252,26 @@ func TestBeside(t *testing.T) {
 		for _, a := range attacks {
 			a.begin(t, self, attacker)
 		}
-		self.requireRecordedBeside(t, "")
+		self.requireRecordedBeside(t, otelctx, "")
 	})
 }
 
 // requireRecordedBeside records a service beside attackers at a frequency at which the recorder needs
 // less CPU than the recorded processes.
-func (u user) requireRecordedBeside(t *testing.T, said string) {
+func (u user) requireRecordedBeside(t *testing.T, otelctx, said string) {
 	t.Helper()
-	otelctx := recordingCommand(t)
-	if u == nobody {
-		otelctx = installedCommand(t)
-	}
 	r := u.record(t, otelctx, "--all")
 	service := startService(t, u)
+	r.awaitNames(service)
 	// The recorder starts up and reads a million symbols, which may take half a second of CPU time if system
-	// calls are slow. So the service runs for a while before the recorder's CPU time is compared with its.
-	r.recorded(service.PID())
-	burner.AwaitUse(t, service, 2*time.Second)
-	d := r.requireRecorded(service)
+	// calls are slow. So the recorded processes run for a while before the recorder's CPU time is compared with
+	// theirs. Attackers that are many use that much CPU time sooner.
+	begun := r.recordedUse()
+	burner.AwaitUse(t, service, serviceUse*11/10)
+	for limit := 4 * serviceUse; limit > 0 && r.recordedUse() < begun+5*time.Second; limit -= serviceUse / 10 {
+		burner.AwaitUse(t, service, serviceUse/10)
+	}
+	d := r.requireSamples(service)
 	used := r.cmd.ProcessState.UserTime() + r.cmd.ProcessState.SystemTime()
 	t.Logf("%v of the processor, %d MB, %d samples; said: %s", used, r.memory.Load()>>20, d.Samples, r.stderr.String())
 	assert.Less(t, used, time.Duration(d.Samples)*time.Second/frequency)
@@ -321,14 +323,14 @@ func TestNamesBesideOthers(t *testing.T) {
 	alone, named := record(t)
 	assert.Greater(t, named, 0.99)
 	for name, perfMap := range map[string]string{
-		"empty lines": strings.Repeat("\n", 17<<20),
-		"everything":  strings.Repeat("0 ffffffffffffffff x\n", 17<<20/21),
+		"empty lines": strings.Repeat("\n", 34<<20),
+		"everything":  strings.Repeat("0 ffffffffffffffff x\n", 34<<20/21),
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name != "empty lines" {
 				testenv.NeedAll(t)
 			}
-			for range 6 {
+			for range 3 {
 				nobody.jit(t, attacker, 1000, perfMap)
 			}
 			beside, named := record(t)
@@ -368,38 +370,26 @@ func samplesBetween(t *testing.T, content []byte, pid int, begun, ended time.Tim
 }
 
 // TestStalled lists and records a service while many processes block their readers, its wall-clock time as well as
-// its CPU time. It also runs verify on one of the blocking processes.
+// its CPU time. It also runs verify on one of the blocking processes. The commands wait for the timeout at the same
+// time.
 func TestStalled(t *testing.T) {
 	otelctx := recordingCommand(t)
 	pids := stall(t)
 	service := startService(t, self)
-	list := self.command(otelctx, "list", "--json")
-	var said bytes.Buffer
-	list.Stderr = &said
-	listed, _ := list.Output() // errors about the other processes are expected
-	assert.Contains(t, string(listed), fmt.Sprintf(`"pid": %d,`, service.PID()), "%s", &said)
-
-	verify := self.command(otelctx, "verify", "-d", "100ms", strconv.Itoa(pids[0]))
-	hung := time.AfterFunc(testenv.Patience, func() { _ = verify.Process.Kill() })
-	out, err := verify.CombinedOutput()
-	require.True(t, hung.Stop(), "verify has hung")
-	require.Error(t, err)
-	assert.Contains(t, string(out), "timed out")
-
-	snapshots := self.command(otelctx, "record", "--wall", "--all", "--duration=2s", "--json")
-	snapshots.Stderr = &said
-	out, err = snapshots.Output()
-	require.NoError(t, err, "%s", &said)
-	var wall struct {
-		Snapshots int
-		Names     []any `json:"span_names"`
+	begin := func(args ...string) *recorder {
+		r := &recorder{t: t, cmd: self.command(otelctx, args...)}
+		r.begin()
+		hung := time.AfterFunc(testenv.Patience, func() { _ = r.cmd.Process.Kill() })
+		t.Cleanup(func() { hung.Stop() })
+		return r
 	}
-	require.NoError(t, json.Unmarshal(out, &wall))
-	assert.NotEmpty(t, wall.Names)
-	assert.Greater(t, wall.Snapshots, 20) // of about 40
-
+	list := begin("list", "--json")
+	verify := begin("verify", "-d", "100ms", strconv.Itoa(pids[0]))
+	snapshots := begin("record", "--wall", "--all", "--duration=2s", "--json")
 	r := self.record(t, otelctx, "--all").recorded(service.PID())
 	burner.AwaitUse(t, service, 300*time.Millisecond)
+	service.Stop() // It does not have to run while the commands wait.
+	defer service.Continue()
 	require.Eventually(t, func() bool {
 		return strings.Count(r.stderr.String(), "reading timed out") == len(pids)
 	}, testenv.Patience, 10*time.Millisecond, "%s", &r.stderr)
@@ -408,6 +398,21 @@ func TestStalled(t *testing.T) {
 	for _, pid := range pids {
 		assert.Equal(t, 1, strings.Count(r.stderr.String(), fmt.Sprintf("pid %d (", pid)), r.stderr.String())
 	}
+
+	_ = list.cmd.Wait() // errors about the other processes are expected
+	assert.Contains(t, list.stdout.String(), fmt.Sprintf(`"pid": %d,`, service.PID()), &list.stderr)
+
+	require.Error(t, verify.cmd.Wait())
+	assert.Contains(t, verify.stderr.String(), "timed out")
+
+	require.NoError(t, snapshots.cmd.Wait(), &snapshots.stderr)
+	var wall struct {
+		Snapshots int
+		Names     []any `json:"span_names"`
+	}
+	require.NoError(t, json.Unmarshal(snapshots.stdout.Bytes(), &wall))
+	assert.NotEmpty(t, wall.Names)
+	assert.Greater(t, wall.Snapshots, 20) // of about 40
 }
 
 // TestPlantedOutput records to a path in a world-writable directory where another user has planted a file.

@@ -46,6 +46,8 @@ const (
 	maxOutput = 400 << 20
 	// maxTime is the maximum CPU time of a command that reads a process for at most a second.
 	maxTime = 10 * time.Second
+	// serviceUse is the CPU time of a service of which hundreds of samples are required.
+	serviceUse = time.Second / 2
 )
 
 // user selects who runs a program: the user of the test, or an ordinary user.
@@ -299,6 +301,20 @@ func (r *recorder) exits(yield func(pid int) bool) {
 	}
 }
 
+// process is the id of a process.
+type process int
+
+func (p process) PID() int { return int(p) }
+
+// recordedUse returns the CPU time that the recorded processes have used.
+func (r *recorder) recordedUse() (sum time.Duration) {
+	for pid := range r.exits {
+		used, _ := burner.Used(process(pid)) // 0 if the process has ended
+		sum += used
+	}
+	return sum
+}
+
 // recorded waits until the recorder records the process pid.
 func (r *recorder) recorded(pid int) *recorder {
 	r.t.Helper()
@@ -313,21 +329,34 @@ func (r *recorder) recorded(pid int) *recorder {
 	return r
 }
 
-// requireRecorded ends the recording after the service has used half a second of CPU time. No samples may be
-// lost, and some samples of the service must be in spans.
+// requireRecorded ends the recording after the service has used [serviceUse]. No samples may be lost, and some
+// samples of the service must be in spans.
 func (r *recorder) requireRecorded(service *childproc.Child) *document {
+	r.t.Helper()
+	r.awaitNames(service)
+	burner.AwaitUse(r.t, service, serviceUse*11/10)
+	return r.requireSamples(service)
+}
+
+// awaitNames waits until the recorder has opened the program of the service, which it needs to symbolize the first
+// sample.
+func (r *recorder) awaitNames(service *childproc.Child) {
 	r.t.Helper()
 	r.recorded(service.PID())
 	program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", service.PID()))
 	require.NoError(r.t, err)
-	childproc.AwaitOpen(r.t, r.cmd.Process.Pid, program) // The recorder needs the file to symbolize the first sample.
-	const d = time.Second / 2
-	burner.AwaitUse(r.t, service, d+d/10)
+	childproc.AwaitOpen(r.t, r.cmd.Process.Pid, program)
+}
+
+// requireSamples ends the recording of a service that has used [serviceUse], with the checks of
+// [recorder.requireRecorded].
+func (r *recorder) requireSamples(service *childproc.Child) *document {
+	r.t.Helper()
 	service.Stop() // Leave the processors to the recorder.
 	defer service.Continue()
 	doc, profile := r.end()
 	assert.Zero(r.t, doc.Lost)
-	assert.Greater(r.t, doc.samples(service.PID()), uint64(d.Seconds()*frequency*9/10))
+	assert.Greater(r.t, doc.samples(service.PID()), uint64(serviceUse.Seconds()*frequency*9/10))
 	inSpans := 0
 	for _, s := range profile.Sample {
 		if s.NumLabel["process.pid"] != nil && s.NumLabel["process.pid"][0] == int64(service.PID()) && s.Label["span_id"] != nil {

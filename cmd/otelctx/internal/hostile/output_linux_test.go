@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"testing"
@@ -27,9 +28,11 @@ func TestOutputs(t *testing.T) {
 	attacker := startBurner(t, self, burner.Records, burner.VariedMany)
 	for _, ending := range []string{".json", ".pb.gz", ".otlp", ".jsonl", ".folded", ".html"} {
 		t.Run(ending, func(t *testing.T) {
-			r := self.recordTo(t, "p"+ending, otelctx, "--all").recorded(attacker.PID())
-			burner.AwaitUse(t, attacker, 5*time.Second)
-			attacker.Stop() // The recorder now writes the file: leave it the processors.
+			attacker.Stop() // Leave the processors to the recorder while it starts, and while it writes the file.
+			r := self.recordTo(t, "p"+ending, otelctx, "--all", fmt.Sprintf("--freq=%d", 3*frequency)).recorded(attacker.PID())
+			attacker.Continue()
+			burner.AwaitUse(t, attacker, 1700*time.Millisecond) // About 5,000 samples.
+			attacker.Stop()
 			defer attacker.Continue()
 			d := r.interrupt()
 			t.Logf("%v of the processor, %d MB, %d samples; said: %s",
