@@ -57,7 +57,7 @@ func typicalAttributes() []attribute.KeyValue {
 	}
 }
 
-// largeResource is the typical resource plus a command line that makes it 60 KB.
+// largeResource is the typical resource plus a long command line, 60 KB in total.
 func largeResource() *resource.Resource {
 	args := make([]string, 590)
 	for i := range args {

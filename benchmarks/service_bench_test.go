@@ -50,8 +50,8 @@ var services = []service{
 	{"grafana", "noop", func() (trace.TracerProvider, error) {
 		return otelpyroscope.NewTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(noop))), nil
 	}},
-	// dd-trace-go has its own tracer behind OpenTelemetry's API, so its labels are compared with
-	// the same tracer without labels.
+	// dd-trace-go implements OpenTelemetry's API with its own tracer, so the baseline is that tracer
+	// without labels.
 	{"datadog-unlabelled", "datadog-unlabelled", byDatadog(false)},
 	{"datadog", "datadog-unlabelled", byDatadog(true)},
 }
@@ -142,9 +142,9 @@ func serveHTTP(parent *childproc.Parent) {
 	}
 }
 
-// shop starts a service with a backend and returns its address. A request has six spans: the
-// server's, two children, the client's and the server's for the call to the backend, and a third
-// child for the answer.
+// shop starts a service with a backend and returns its address. A request has six spans: one for the
+// server, two children, one each for the client and the server of the call to the backend, and a
+// third child for the response.
 func shop(provider trace.TracerProvider) string {
 	tracer := provider.Tracer("benchmarks")
 	opts := []otelhttp.Option{otelhttp.WithTracerProvider(provider), otelhttp.WithPropagators(propagation.TraceContext{})}
@@ -221,13 +221,13 @@ func measureBurst(address string) (u usage) {
 	return u
 }
 
-// BenchmarkService sends requests with six spans to an HTTP service, alternating with one that uses
-// the baseline's processor. Each service is a process with its own heap. An operation is a request.
-// The results are the candidate's:
+// BenchmarkService alternately sends bursts of requests to two HTTP services, the candidate and its
+// baseline. Each service is a process with its own heap. An operation is a request, which has six
+// spans. The results are the candidate's:
 //
-//   - ns/op, and cpu-ns/op, the CPU time of the whole process including clients: medians of the bursts;
-//   - x-base, the ratio to the baseline's CPU time: the median of the rounds;
-//   - p50-ns and p99-ns, the latency: medians of the bursts' quantiles;
+//   - ns/op, the wall time, and cpu-ns/op, the CPU time of the whole process including clients: medians of the bursts;
+//   - x-base, the candidate's CPU time as a multiple of the baseline's: the median of all pairs of bursts;
+//   - p50-ns and p99-ns, the latency: medians of the bursts' percentiles;
 //   - gcs/kop, the number of garbage collections per 1,000 requests.
 func BenchmarkService(b *testing.B) {
 	for _, gogc := range []int{100, 1000} {

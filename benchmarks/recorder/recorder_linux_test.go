@@ -133,7 +133,7 @@ func median[T time.Duration | float64 | int](v []T) T {
 	return v[len(v)/2]
 }
 
-// beginning is enough time to examine all processes for the first time.
+// beginning is enough time for a recorder to examine all processes for the first time.
 const beginning = 4 * time.Second
 
 // TestIdle measures the recorder's CPU time while there are 560 idle processes, and a service that
@@ -272,13 +272,13 @@ func TestOverhead(t *testing.T) {
 	}
 }
 
-// cost is the CPU time of a recording.
+// cost is the CPU time of a recording, and its number of samples.
 type cost struct {
-	// steady is the CPU time during the flag -window, which begins when the tool has settled. all is
-	// the CPU time of the tool from its start to its end.
+	// steady is the tool's CPU time in an interval of the length -window, after it has settled.
+	// all is its CPU time from start to end.
 	steady, all time.Duration
-	// For perf only: all plus the CPU time of perf script, which prints the samples with function
-	// names (named) or without (written).
+	// named and written are set only for perf. named is the sum of all and the CPU time of a perf
+	// script that prints the samples with function names. written is the same without names.
 	named, written time.Duration
 	samples        int
 }
@@ -347,7 +347,8 @@ func perfScript(t *testing.T, file, fields string) (samples int, used time.Durat
 // perSample returns CPU time in seconds per sample.
 func perSample(used time.Duration, c cost) float64 { return used.Seconds() / float64(c.samples) }
 
-// record lets the tool record for the window, and then ends the tool.
+// record waits until the tool has settled, lets it record for the length of -window, and ends it. It
+// does not set cost.samples.
 func (r *tool) record() (c cost) {
 	r.t.Helper()
 	time.Sleep(beginning)

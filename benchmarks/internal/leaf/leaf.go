@@ -43,9 +43,9 @@ func New(slots int, byGoroutine bool) (*Slots, error) {
 	return s, errors.Join(errs...)
 }
 
-// Store stores to the slot of the calling thread or goroutine. It is sound for the reasons that
-// goruntime gives for its own loads through these offsets; the slot is inside s's memory for every
-// id.
+// Store writes a span to the slot of the calling thread or goroutine. Reading the id is sound for
+// the reasons that package goruntime gives for its own loads through the same offsets. The write is
+// sound because every id leads to a slot inside s's memory.
 //
 //go:noescape
 func Store(s *Slots, traceIDHigh, traceIDLow, spanID, localRootSpanID, state uint64)
