@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command waiting is a shop with three faults, which docs/waiting.md finds with otelctx.
+// Command waiting is a shop with three faults. docs/waiting.md shows how to find them with otelctx.
 //
 //	waiting
 //
@@ -143,7 +143,7 @@ func serve(h http.Handler) (url string, err error) {
 	return "http://" + listener.Addr().String(), nil
 }
 
-// repeat sends one request after the other, each on its own connection.
+// repeat sends requests forever, each on its own connection, and pauses after each.
 func repeat(url string, pause time.Duration) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for {
