@@ -143,7 +143,7 @@ func BenchmarkScopedMeasurement(b *testing.B) {
 		for _, o := range owns {
 			for _, set := range []string{"ready", "made"} {
 				if set == "made" && kind != "int64counter" && kind != "float64histogram" {
-					continue // these two are enough
+					continue // Two kinds of instrument are enough for set=made.
 				}
 				b.Run("instrument="+kind+"/own="+o.own+"/set="+set, func(b *testing.B) {
 					mp, _ := oteltest.MeterProvider(b)

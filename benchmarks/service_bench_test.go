@@ -110,8 +110,8 @@ type usage struct {
 	Wall, CPU, Median, P99, Allocs, Bytes, Collections float64
 }
 
-// serveHTTP is the child's role: the parent sends the configuration and the value of GOGC, and then
-// a line for each burst.
+// serveHTTP is the main function of the child process. The parent sends the name of the configuration
+// and the value of GOGC, and then a line for each burst.
 func serveHTTP(parent *childproc.Parent) {
 	line, _ := parent.Receive()
 	var (
@@ -121,7 +121,7 @@ func serveHTTP(parent *childproc.Parent) {
 	_, err := fmt.Sscan(line, &processor, &gogc)
 	parent.Must(err)
 	debug.SetGCPercent(gogc)
-	ballast = nil // garbage collections are measured, too
+	ballast = nil // Let the garbage collector run as in production, because its cost is measured, too.
 	runtime.GC()
 	i := slices.IndexFunc(services, func(s service) bool { return s.processor == processor })
 	provider, err := services[i].provider()

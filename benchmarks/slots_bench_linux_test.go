@@ -126,8 +126,8 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-// BenchmarkThreadRecord publishes a span in the calling thread's record for Universal Profiling,
-// which takes a few loads to find. The baseline is the same as in BenchmarkStore.
+// BenchmarkThreadRecord publishes a span in the calling thread's record for Universal Profiling. This
+// includes the loads that find the record. The baseline is the same as in BenchmarkStore.
 func BenchmarkThreadRecord(b *testing.B) {
 	library, err := apmlib.Install([]string{b.TempDir()}, wire.ProfilingProcessStorage{}.Encode(), goruntime.Calibrate())
 	if err != nil {

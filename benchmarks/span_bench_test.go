@@ -203,8 +203,7 @@ func BenchmarkLiveSpans(b *testing.B) {
 	}
 }
 
-// BenchmarkChurn starts spans while others are live, and ends the oldest live span for each new
-// one.
+// BenchmarkChurn keeps many spans live. Each operation ends the oldest of them and starts a new one.
 func BenchmarkChurn(b *testing.B) {
 	const live = 10_000
 	for _, t := range tracers {

@@ -335,7 +335,8 @@ func besidePerf(t *testing.T, exe, pid, frequency string) {
 		median(steady), steady, median(all), all, median(written), written, median(named), named)
 }
 
-// perfScript returns the number of samples that perf script prints for a file, and its CPU time.
+// perfScript runs perf script on a file. It returns the number of samples that perf script prints, and
+// the CPU time that perf script uses.
 func perfScript(t *testing.T, file, fields string) (samples int, used time.Duration) {
 	t.Helper()
 	script := exec.Command("perf", "script", "--no-inline", "-F", fields, "-i", file)

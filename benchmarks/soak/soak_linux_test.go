@@ -289,8 +289,8 @@ func (s *soak) watched(t *testing.T) (pid int, end func()) {
 	}
 }
 
-// correlate acts as a profiler with Elastic's integration: it registers with the service, and sends
-// it the stacks that it found in spans.
+// correlate acts as a profiler with Elastic's integration: it registers with the service, and sends it
+// a message for each span in s.sampled, as if it had sampled a stack in that span.
 func (s *soak) correlate(ctx context.Context) {
 	sockets, _ := filepath.Glob(filepath.Join(s.dir, "*.sock"))
 	if len(sockets) == 0 {

@@ -471,7 +471,7 @@ func (r *run) forUnsampled(sampler sdktrace.Sampler, f func(outer, unsampled con
 	root.End()
 }
 
-// inside runs f twice on a goroutine that start starts, and waits for it.
+// inside runs f twice on a goroutine created by start, and waits for it.
 func inside(start func(func()), f func()) {
 	var done sync.WaitGroup
 	done.Add(1)

@@ -46,7 +46,8 @@ type board struct {
 	parallel                                      int
 	together                                      bool
 
-	// rows holds the results of each pattern, and costs the costs of each observer, for publication.
+	// publication is the publication that is measured. rows holds its results by pattern, and costs
+	// holds the costs of observers by name.
 	publication publication
 	rows        map[string]*row
 	costs       map[string]*cost
@@ -62,7 +63,7 @@ type cost struct {
 // row holds the results of a pattern.
 type row struct {
 	pattern
-	// Kinds is the set of the values of due.kind in the pattern: shown, nothing, either.
+	// Kinds is the set of values that due.kind has had in the pattern.
 	Kinds map[string]bool
 	// Tallies are keyed by observer.
 	Tallies map[string]*tally

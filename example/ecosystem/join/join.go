@@ -20,7 +20,7 @@ type result struct {
 }
 
 // service holds the CPU time of a service. CPU is the total, NoSpan is the part outside of spans, and
-// NotExported is the part in spans that TRACES does not have.
+// NotExported is the part in spans that are not in the traces file.
 type service struct {
 	Service     string        `json:"service"`
 	CPU         time.Duration `json:"cpu_nano"`

@@ -202,8 +202,9 @@ func ForbidReaders() error {
 	return nil
 }
 
-// First calls start. Processes that start starts have priority over all others, so that other load on
-// the machine does not slow down a recorder. It has no effect if this process may not raise priorities.
+// First calls start, and gives the processes created by it priority over all others, so that other load
+// on the machine does not slow down a recorder. If this process may not raise priorities, First only
+// calls start.
 func First(start func()) {
 	runtime.LockOSThread() // Children inherit the scheduling policy of the parent thread.
 	defer runtime.UnlockOSThread()
