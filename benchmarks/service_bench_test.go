@@ -85,7 +85,7 @@ type silence struct{}
 
 func (silence) Log(string) {}
 
-// agent is a transport that accepts what dd-trace-go sends, as an agent does.
+// agent is an HTTP transport that accepts every request of dd-trace-go, as a Datadog agent would.
 type agent struct{}
 
 func (agent) RoundTrip(request *http.Request) (*http.Response, error) {

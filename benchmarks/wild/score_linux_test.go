@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 func TestScore(t *testing.T) {
 	const (
 		always    = "httpServerChild,goFunction,rootEndedElsewhere,childEndedElsewhere,siblings,attachChild"
-		inherited = "startedInside,outlives,outlivesOwnSpan" // the goroutine table and thread slots are not inherited
+		inherited = "startedInside,outlives,outlivesOwnSpan" // new goroutines inherit only the goroutine record
 		rings     = "smallRing,tinyRing"
 	)
 	otelctx := programs.Build(t, programs.Static, "../../cmd/otelctx", ".")

@@ -5,7 +5,7 @@
 //
 //	waiting
 //
-// The first line on standard output is pid=N. It sends itself requests until its standard input
+// The first line on standard output is pid=N. The shop sends itself requests until its standard input
 // ends.
 package main
 

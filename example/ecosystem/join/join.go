@@ -32,8 +32,8 @@ type service struct {
 type use struct {
 	Service string `json:"service"`
 	Name    string `json:"name"`
-	// Spans is the number of spans that were in progress while their service was recorded. Wall
-	// is the sum of their recorded times. CPU is their CPU time, excluding child spans.
+	// Spans is the number of spans that were in progress while their instance was recorded. Wall
+	// sums up the recorded parts of their durations. CPU is their CPU time, excluding child spans.
 	Spans int           `json:"spans"`
 	Wall  time.Duration `json:"wall_nano"`
 	CPU   time.Duration `json:"cpu_nano"`

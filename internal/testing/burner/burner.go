@@ -400,7 +400,7 @@ func (b *Burner) pause() {
 // pathBits is the number of bits of a span's number that the stack encodes.
 const pathBits = 20
 
-// burn uses the CPU with the number of a span on the stack, or 0 if sc is the zero value.
+// burn uses the CPU while the stack encodes the number of the span sc, or 0 if sc is the zero value.
 func (b *Burner) burn(sc trace.SpanContext) {
 	number := uint64(0)
 	if sc.HasSpanID() {

@@ -18,7 +18,7 @@
 // answers with a line:
 //
 //   - "dump FILE" writes the stacks of all goroutines to FILE, as the runtime sees them.
-//   - "end NAME" makes the goroutine in the span NAME end that span and exit. There are two of these, leave0 and leave1.
+//   - "end NAME" makes the goroutine in the span NAME, which is leave0 or leave1, end the span and exit.
 //   - "leak NAME" does the same without ending the span.
 //
 // The other forms do the following:
