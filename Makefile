@@ -18,12 +18,12 @@ build: ## Build the command line tool and the example into bin/.
 demo: build ## Run a traced service and show what a profiler sees of it.
 	$(BIN)/quickstart -otelctx $(BIN)/otelctx -profile $(BIN)/quickstart.pb.gz
 
-# Vetting is left to the linters, and tests need no debug information. Many tests wait for other
-# processes, so more packages run in parallel than there are processors. The timeout only ends tests
-# that hang on a busy machine.
+# TEST leaves vetting to the linters, and omits debug information to link faster. It runs more
+# packages in parallel than there are processors, because many tests wait for other processes. The
+# timeout is long enough for a busy machine, so it only ends tests that hang.
 TEST := $(GO) test -vet=off -ldflags=-w -p 4 -timeout 60m
 
-# Packages that take long to compile. Only make test-all or make interop runs their tests.
+# SLOW lists packages that take long to compile. Only make test-all or make interop runs their tests.
 SLOW := collector example/nocode benchmarks/wild internal/interop/(backends|collector|deploy|ecosystem|otlp)
 
 .PHONY: test

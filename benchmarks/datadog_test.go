@@ -25,8 +25,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// roleDatadog is a child process in which dd-trace-go sets labels. It is a separate process because
-// dd-trace-go publishes a process context and never withdraws it.
+// roleDatadog is the name of a child process in which dd-trace-go sets labels. It runs in a separate
+// process because dd-trace-go publishes a process context and never withdraws it.
 const roleDatadog = "datadog"
 
 // labels holds the labels that a profile has for a span (Got), and the labels that dd-trace-go's

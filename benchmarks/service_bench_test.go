@@ -34,7 +34,7 @@ import (
 
 // service is a configuration of the HTTP service.
 type service struct {
-	// baseline is the configuration to compare with.
+	// processor is the name of the configuration. baseline names the configuration to compare it with.
 	processor, baseline string
 	provider            func() (trace.TracerProvider, error)
 }
@@ -96,7 +96,7 @@ func (agent) RoundTrip(request *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: http.NoBody, Request: request}, nil
 }
 
-// roleService is a child process with an HTTP service, its backend and its clients.
+// roleService is the name of a child process with an HTTP service, its backend and its clients.
 const roleService = "service"
 
 // clients is the number of concurrent clients.

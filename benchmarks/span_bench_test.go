@@ -86,8 +86,8 @@ func tracer(tb testing.TB, processor sdktrace.SpanProcessor) trace.Tracer {
 	return provider(tb, sdktrace.WithSpanProcessor(processor)).Tracer("benchmarks")
 }
 
-// newSpanProcessor returns a processor with all requested carriers. It skips the benchmark if spans
-// cannot be published on this platform, and fails it if a carrier is unavailable.
+// newSpanProcessor returns a processor with all requested carriers. It skips the benchmark if this
+// platform does not support publishing spans, and fails the benchmark if a carrier is unavailable.
 func newSpanProcessor(tb testing.TB, opts ...spanctx.Option) *spanctx.SpanProcessor {
 	tb.Helper()
 	p, err := spanctx.NewSpanProcessor(opts...)
@@ -157,8 +157,8 @@ func flat(ctx context.Context, tracer trace.Tracer, n int) {
 // batch is the number of operations per measurement.
 const batch = 2_000
 
-// BenchmarkSpan starts and ends spans with the named processor. The baseline is a processor that
-// does nothing; comparing it with itself shows the noise.
+// BenchmarkSpan starts and ends spans. The baseline is a processor that does nothing. processor=noop
+// compares it with itself, which shows the noise.
 func BenchmarkSpan(b *testing.B) {
 	for _, s := range shapes {
 		for _, t := range tracers {

@@ -101,7 +101,7 @@ func (r *tool) end() time.Duration {
 	r.t.Helper()
 	require.NoError(r.t, r.cmd.Process.Signal(os.Interrupt))
 	err := r.cmd.Wait()
-	if filepath.Base(r.cmd.Path) != "perf" { // perf is killed by the signal
+	if filepath.Base(r.cmd.Path) != "perf" { // The interrupt kills perf, so perf never exits successfully.
 		require.NoError(r.t, err, r.stderr.String())
 	}
 	return r.cmd.ProcessState.UserTime() + r.cmd.ProcessState.SystemTime()
@@ -233,9 +233,9 @@ func startHTTP(t *testing.T) *web {
 	return w
 }
 
-// TestOverhead measures how many requests an HTTP service answers per second of its CPU time while
-// it is recorded, compared with the time before and after. "0 Hz" is a run without a recorder: its
-// spread shows how far the others can be trusted.
+// TestOverhead measures how many requests an HTTP service answers per second of its CPU time while it
+// is recorded, compared with the time before and after the recording. The results for 0 Hz are without
+// a recorder, so their spread is the measurement error.
 func TestOverhead(t *testing.T) {
 	need(t)
 	exe, service := build(t), startHTTP(t)

@@ -52,7 +52,7 @@ var sections = []section{
 	{"kernels", "Kernels", "`make kernels` runs the tests on Debian's kernels in virtual machines.", nil},
 }
 
-// table is a CSV file.
+// table is the content of a CSV file.
 type table struct {
 	// measured holds the lines at the start of the file, such as "date: 2026-01-02".
 	measured []string

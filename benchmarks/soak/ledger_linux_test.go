@@ -65,10 +65,11 @@ func openLedger(path string) (*ledger, error) {
 	return &ledger{file: f}, err
 }
 
-// Spans are numbered from 1. Their ids are the numbers multiplied by a constant, so that they look random.
+// Spans are numbered from 1. A span's id is its number multiplied by disguise, so that ids look random. Multiplying by
+// reveal gives the number back.
 const (
 	disguise = 0x9E3779B97F4A7C15
-	reveal   = 0xF1DE83E19937733D // the inverse: disguise * reveal = 1
+	reveal   = 0xF1DE83E19937733D // disguise * reveal = 1, modulo 1<<64
 )
 
 func numberOf(id trace.SpanID) uint64 { return binary.BigEndian.Uint64(id[:]) * reveal }

@@ -95,7 +95,7 @@ func (l *life) live() (code int, err error) {
 	return 0, nil
 }
 
-// lines is a writer that calls each with every complete line.
+// lines is a writer that calls each for every complete line that is written to it.
 type lines struct {
 	each func(line []byte)
 	rest []byte

@@ -96,7 +96,7 @@ type visitor struct {
 	found  visit
 }
 
-// threadReads is how many times a visitor reads the threads during a visit.
+// threadReads is the number of times that a visitor reads the threads during a visit.
 const threadReads = 5
 
 // visit reads everything.
@@ -160,7 +160,8 @@ func (v *visitor) busy(err, busy error) error {
 	return err
 }
 
-// readThreads reads all threads, and the slot of each.
+// readThreads reads the spans of all threads, first with package reader and then from each thread's
+// slot.
 func (v *visitor) readThreads(ctx context.Context) error {
 	from := time.Now().UnixNano()
 	threads, err := v.p.Threads(ctx)

@@ -30,8 +30,8 @@ import (
 // read it. This happens if the kernel suspends the service during an update.
 const exitBusy = 7
 
-// exitNoSamples is the exit code of otelctx record without samples: the process was idle, or the recording ended before
-// the first sample.
+// exitNoSamples is the exit code of otelctx record if it has taken no samples, because the process was idle or the
+// recording ended too soon.
 const exitNoSamples = 9
 
 // kind describes a kind of reader and how to run it.
@@ -91,7 +91,7 @@ type threadDocument struct {
 	Attributes map[string]string `json:"attributes"`
 }
 
-// judgeThreads checks the threads in a command's output.
+// judgeThreads checks the spans of the threads in a command's output against the ledger.
 func (s *soak) judgeThreads(by string, threads []threadDocument, from, to int64) {
 	for _, t := range threads {
 		if !t.Proven {
@@ -264,7 +264,7 @@ func (s *soak) judgeRecording(b []byte) error {
 	})
 }
 
-// visit runs a process that reads the service through package reader.
+// visit runs a process that reads the service with package reader.
 func (s *soak) visit(f fate) error {
 	out := &lines{each: s.judgeVisit}
 	l, err := s.reader(out, errand{PID: s.child.PID(), Visits: 50})
@@ -276,7 +276,7 @@ func (s *soak) visit(f fate) error {
 	return err
 }
 
-// reader prepares, but does not start, a process that reads the service through package reader.
+// reader returns a process, not yet started, that reads the service with package reader.
 func (s *soak) reader(out *lines, e errand) (*life, error) {
 	cmd, err := childproc.Command(roleReader)
 	if err != nil {
@@ -287,7 +287,7 @@ func (s *soak) reader(out *lines, e errand) (*life, error) {
 	return &life{cmd: cmd}, err
 }
 
-// judgeVisit checks a visit of a reader.
+// judgeVisit checks what a reader process has found in a visit. line is the visit in JSON.
 func (s *soak) judgeVisit(line []byte) {
 	var v visit
 	if err := json.Unmarshal(line, &v); err != nil {

@@ -41,7 +41,7 @@ const roleService = "service"
 
 // order configures the service. It is the first line that the service receives, in JSON.
 type order struct {
-	// Directory is for the ledger and the socket.
+	// Directory is the directory for the ledger and the socket.
 	Directory string
 	// Capacity is the number of thread slots.
 	Capacity int
@@ -55,7 +55,7 @@ type report struct {
 	Heap, Goroutines uint64
 	// Collections counts garbage collections.
 	Collections uint64
-	// Requests counts the requests that were answered, and Failed those that failed.
+	// Requests counts answered requests. Failed counts requests that failed.
 	Requests, Failed uint64
 	Slowest          time.Duration
 	// Spans counts started spans, Exported counts exported spans, and Correlated counts exported
@@ -98,8 +98,8 @@ type service struct {
 	slowest          atomic.Int64
 }
 
-// serve is the child process with the service. It reads an order, answers "serving", and serves its own clients.
-// Then it executes commands:
+// serve is the main function of the service's process. It receives an order, starts the service and its clients, and
+// answers "serving". Then it executes commands:
 //
 //   - "update N" publishes generation N of the resource, and answers "updated"
 //   - "report" answers with a report in JSON

@@ -44,7 +44,7 @@ func (p pattern) name() string {
 	return name[strings.LastIndexByte(name, '.')+1:]
 }
 
-// run is a running pattern.
+// run is a running pattern. Its methods are what patterns are made of.
 type run struct {
 	*service
 

@@ -176,7 +176,7 @@ func grpcUnaryWorkers(r *run) {
 	})
 }
 
-// afterEnd is a stats.Handler that works when a call has ended.
+// afterEnd is a stats.Handler that works when it is notified of the end of a call.
 type afterEnd struct {
 	r    *run
 	done chan struct{}
@@ -216,7 +216,7 @@ func grpcServerStream(r *run) {
 	})
 }
 
-// busyStream is like busy for streams, and like idle for the call that connects.
+// busyStream is like busy for streams, and like idle for unary calls, which only connect.
 func (r *run) busyStream(ctx context.Context, stream grpc.ServerStream) error {
 	if stream == nil {
 		return nil

@@ -209,7 +209,7 @@ func httpTimeoutExpired(r *run) {
 // answer sends a body of 1,000 bytes.
 func answer(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1000)) }
 
-// calls runs a service that calls another one, with a traced client.
+// calls starts a server and calls it several times with a traced client.
 func (r *run) calls(version int, call func(client *http.Client, address string)) {
 	server, client := r.serve(version, http.HandlerFunc(answer))
 	base := client.Transport

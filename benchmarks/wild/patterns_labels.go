@@ -449,7 +449,7 @@ func silentProvider(r *run) {
 	root.End()
 }
 
-// ender is a processor that ends spans as they start.
+// ender is a processor that ends each span in OnStart.
 type ender struct{}
 
 func (ender) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {

@@ -19,7 +19,7 @@ import (
 	"modernc.org/sqlite"
 )
 
-// sqlPatterns lists patterns with database/sql, otelsql and SQLite, and with exporters.
+// sqlPatterns lists patterns with databases (database/sql, otelsql and SQLite), logs and exporters.
 var sqlPatterns = []pattern{
 	{run: sqlExec, about: "in the driver's ExecContext, inside of otelsql"},
 	{run: sqlAfterExec, about: "in the caller's span, after Exec"},

@@ -70,7 +70,8 @@ var inheritedPatterns = []pattern{
 	{run: doChildGoroutines, about: "a child started in pprof.Do, on goroutines that it has started"},
 }
 
-// waits returns a pattern that waits in a span until another goroutine wakes it.
+// waits returns a pattern that waits in a span until another goroutine wakes it. wait prepares the wait:
+// it returns a function that waits, and a function that wakes it.
 func waits(wait func() (wait, wake func())) func(*run) {
 	return func(r *run) {
 		ctx, span := r.root("root")

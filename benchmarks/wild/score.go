@@ -53,8 +53,8 @@ type board struct {
 	costs       map[string]*cost
 }
 
-// cost holds the resources that an observer used, from its start, and the CPU time of the service
-// during that time.
+// cost holds the resources that an observer has used since its start, and the CPU time that the
+// service has used meanwhile.
 type cost struct {
 	Used, Service time.Duration // CPU time
 	Memory        int64         // the peak, in bytes
@@ -539,8 +539,8 @@ func (b *board) add(o observer, dir, path string, pid int) error {
 	return nil
 }
 
-// add counts samples. given is the span that an observer attributed them to. The zero id means
-// no span.
+// add counts samples. given is the span that an observer attributed them to, or the zero id for no
+// span.
 func (t *tally) add(due due, given id, times int) {
 	switch {
 	case given == id{} && (due.nothing || due.spans[0] == id{}):

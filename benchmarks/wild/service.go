@@ -135,7 +135,7 @@ func (s *started) OnStart(_ context.Context, span sdktrace.ReadWriteSpan) {
 	s.last[span.Name()] = span.SpanContext()
 }
 
-// named returns the last span with a name.
+// named returns the span that was the last to start with this name.
 func (s *started) named(name string) trace.SpanContext {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -110,7 +110,7 @@ func libraries() string {
 	return strings.Join(list, ", ")
 }
 
-// patternLibraries are suffixes of module paths.
+// patternLibraries lists the libraries that the patterns use, as suffixes of module paths.
 var patternLibraries = []string{
 	"otel/sdk", "otelhttp", "otelgrpc", "otelslog", "otelsql", "modernc.org/sqlite", "google.golang.org/grpc", "otel-profiling-go",
 	"dd-trace-go/v2", "golang.org/x/sync", "twmb/franz-go", "plugin/kotel", "quic-go/quic-go", "coder/websocket", "nats-server/v2",

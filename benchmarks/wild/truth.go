@@ -52,7 +52,7 @@ type truths struct {
 	all     []due
 }
 
-// number returns the number of a truth. Equal truths have the same number.
+// number returns the number of t. Equal values have the same number.
 func (ts *truths) number(t due) uint64 {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()

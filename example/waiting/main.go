@@ -33,14 +33,14 @@ import (
 type shop struct {
 	tracer trace.Tracer
 	client *http.Client
-	// suppliers is the address of a backend that answers some requests slowly and others never.
+	// suppliers is the URL of a backend that answers requests for pictures and hangs in all others.
 	suppliers string
 
 	mu     sync.Mutex
 	prices map[string]int
 }
 
-// price has the first fault: it holds a lock while it queries a supplier.
+// price has the first fault: it holds a lock while it refreshes the prices.
 func (s *shop) price(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,7 +48,7 @@ func (s *shop) price(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintln(w, s.prices["apple"]) // The client may have disconnected.
 }
 
-// refresh queries today's prices.
+// refresh takes as long as a query for today's prices would.
 func (s *shop) refresh(ctx context.Context) {
 	_, span := s.tracer.Start(ctx, "refresh prices")
 	defer span.End()
@@ -86,7 +86,7 @@ func (s *shop) get(ctx context.Context, path string) (*http.Response, error) {
 	return s.client.Do(request)
 }
 
-// supplier answers requests for pictures, and no others.
+// supplier answers requests for pictures, and lets all other requests hang.
 func supplier(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != "/picture" {
 		<-r.Context().Done()

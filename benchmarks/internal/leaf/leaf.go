@@ -24,8 +24,8 @@ type Slots struct {
 	memory []wire.Slot2
 }
 
-// New returns slots, whose number must be a power of two. It returns an error if a required offset
-// of the runtime is unknown.
+// New returns the given number of slots, which must be a power of two. They are indexed by goroutine id
+// or by thread id. It returns an error if an offset in the Go runtime that Store needs is unknown.
 func New(slots int, byGoroutine bool) (*Slots, error) {
 	s := &Slots{mask: uint64(slots - 1), memory: make([]wire.Slot2, slots)}
 	s.base = unsafe.Pointer(&s.memory[0])

@@ -149,8 +149,8 @@ func unitOf(d pprofile.ProfilesDictionary, p pprofile.Profile) (time.Duration, e
 	}
 }
 
-// total returns the sum of a sample's values. In a sample with only timestamps, each timestamp
-// counts 1.
+// total returns the sum of a sample's values. If the sample has only timestamps, it returns their
+// number.
 func total(s pprofile.Sample) int64 {
 	if s.Values().Len() == 0 {
 		return int64(s.TimestampsUnixNano().Len())

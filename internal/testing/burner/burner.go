@@ -44,7 +44,7 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// Role is the name of the child process's role.
+// Role is the name under which tests register [Run] with package childproc.
 const Role = "burner"
 
 // These words configure a burner. They are sent to it in one line when it starts.
@@ -197,7 +197,8 @@ const (
 	labelSpanID  = "span_id"
 )
 
-// workers exceeds the number of CPUs, so that goroutines change threads.
+// workers is the number of goroutines that serve requests. It exceeds the number of CPUs of most test
+// machines, so that goroutines change threads.
 const workers = 6
 
 // Burner is a running burner.
@@ -356,7 +357,7 @@ func (b *Burner) work() {
 				b.burn(span.SpanContext())
 				inSpan.Done()
 				<-ended
-				// The span that the goroutine inherited has ended.
+				// The inherited span has ended, so the goroutine is in no span.
 				b.burn(trace.SpanContext{})
 			})
 		}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rule says which system calls fail.
+// Rule makes a system call fail under certain conditions.
 type Rule struct {
 	// Call is the system call's number.
 	Call uint32

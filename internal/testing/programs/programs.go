@@ -36,7 +36,7 @@ type Variant struct {
 	Env []string
 }
 
-// NextGo is a Go release newer than the oldest supported one.
+// NextGo is a Go release that is newer than the oldest supported release.
 const NextGo = "go1.27.1"
 
 // Arm64Root is where Debian installs the C library for arm64 programs.
