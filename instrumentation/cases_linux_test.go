@@ -22,8 +22,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// TestInjected adds the code of the rules to a copy of the SDK without using their tools, and runs
-// all cases.
+// TestInjected inserts the code of the instrumentation rules into a copy of the SDK by hand,
+// without otelc or Orchestrion, and runs all cases.
 func TestInjected(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "cases")
@@ -58,7 +58,7 @@ func TestInjected(t *testing.T) {
 	goTool(t, module, "build", "-trimpath", "-o", program, ".")
 	testCases(t, program, true, false)
 
-	// Combine the rules with the two options in one build.
+	// Test a program that both is compiled with the rules and passes otelctx options itself.
 	byHand(t, filepath.Join(module, "main.go"), "idle", "span")
 	goTool(t, module, "build", "-trimpath", "-o", program+"-both", ".")
 	testCases(t, program+"-both", true, false)
@@ -66,7 +66,7 @@ func TestInjected(t *testing.T) {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	_ = os.Remove(path) // The copy from the module cache is read-only.
+	_ = os.Remove(path)
 	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
@@ -87,8 +87,9 @@ func run(t *testing.T, dir string, env []string, name string, args ...string) st
 	return string(out)
 }
 
-// testCases runs each case of a program. published says whether the program is expected to publish,
-// and ownRules whether otelc's own rules make it log at its start.
+// testCases runs testdata/cases, compiled as program, once per case. published is true if the build
+// publishes spans and resources. ownRules is true if otelc's own rules make the program log when it
+// starts.
 func testCases(t *testing.T, program string, published, ownRules bool) {
 	t.Helper()
 	const differs = "process context has the resource of the first TracerProvider; another one has a different resource"
@@ -151,8 +152,8 @@ func testCases(t *testing.T, program string, published, ownRules bool) {
 	}
 }
 
-// program is a running program that prints lines, and waits for a line or the end of its input
-// before it continues.
+// program is a running program that the test controls: it prints lines, and pauses until the test
+// sends it a line or closes its input.
 type program struct {
 	stdin  io.WriteCloser
 	lines  *bufio.Scanner
@@ -188,8 +189,8 @@ func (p *program) goOn(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// inspect returns the service name in the process context, or "", and the sorted names of live
-// spans, or nil if spans are not published.
+// inspect returns the service name in the process context, or "" if there is none. It also returns
+// the sorted names of the live spans, or nil if the process publishes none.
 func inspect(t *testing.T, pid int) (service string, spans []string) {
 	t.Helper()
 	p, err := reader.Open(pid)

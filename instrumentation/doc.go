@@ -3,19 +3,19 @@
 
 // Package instrumentation publishes the resource and the active spans of a service without changes
 // to its source code. It has rules for two tools that instrument at compile time: OpenTelemetry's
-// otelc (otelctx.otelc.yml) and Datadog's Orchestrion (orchestrion.yml). The rules make
-// [sdktrace.NewTracerProvider] itself pass each provider that it returns to this package. This
-// covers every caller: the program, a library, the host of a plugin, or a call through a function
-// value.
+// otelc (otelctx.otelc.yml) and Datadog's Orchestrion (orchestrion.yml). The rules change
+// [sdktrace.NewTracerProvider] itself, so that it passes every new provider to this package. It
+// does not matter who calls it: the program, a library, the host of a plugin, or code that holds it
+// in a function value.
 //
 // Without these tools, [Options] does the same for one TracerProvider in one expression, for example
 // in otelconf.WithTracerProviderOptions.
 //
 // # What is published
 //
-// The rules publish the provider's complete resource, including the attributes that the SDK
-// adds, before NewTracerProvider returns. [Options] publishes it with the first recorded
-// span, because a span processor can learn the resource only from a span.
+// With the rules, the provider's complete resource, including the attributes that the SDK adds, is
+// published before NewTracerProvider returns. With [Options], it is published when the first
+// recorded span starts, because a span processor can learn the resource only from a span.
 //
 // If there are several providers, the resource of the first one is published. If another provider
 // has a different resource, the difference is reported to [otel.Handle], once per process. When the
@@ -27,11 +27,11 @@
 //
 // # Programs that use otelctx themselves
 //
-// If the program publishes a resource or spans itself, that takes precedence. A provider with a
-// SpanProcessor of spanctx gets no second one, and a resource that the program has published is not
-// replaced. But if the program's first provider has no otelctx options, the rules add the default
-// ones. If later providers then use other otelctx options, these have no effect, and a conflict is
-// reported.
+// If the program publishes a resource or spans itself, its own choices take precedence. A provider
+// that already has a spanctx.SpanProcessor does not get a second one, and a resource that the
+// program has published is not replaced. But if the program's first provider has no otelctx
+// options, the rules add the default ones. If later providers then use other otelctx options, these
+// have no effect, and a conflict is reported.
 //
 // # Why a blank import is not enough
 //

@@ -12,7 +12,7 @@ import (
 	"github.com/otelctx/otelctx/instrumentation"
 )
 
-// If a program gets its provider options from elsewhere, it appends those of otelctx.
+// A program that gets its provider options from elsewhere can append the options of otelctx.
 func ExampleOptions() {
 	opts := []sdktrace.TracerProviderOption{sdktrace.WithSampler(sdktrace.AlwaysSample())}
 	tp := sdktrace.NewTracerProvider(append(opts, instrumentation.Options()...)...)

@@ -29,7 +29,8 @@ import (
 
 type options []sdktrace.TracerProviderOption
 
-// allOptions returns functions that together use every option of every public package.
+// allOptions returns functions that create provider options. Together they use every option of
+// every public package.
 func allOptions() map[string]func(*testing.T) options {
 	all := map[string]func(*testing.T) options{
 		"instrumentation.Options": func(*testing.T) options { return Options() },
@@ -98,7 +99,7 @@ func allOptions() map[string]func(*testing.T) options {
 	return all
 }
 
-// bubbled returns the stacks of the goroutines in the caller's synctest bubble.
+// bubbled returns the stack traces of all goroutines in the caller's synctest bubble.
 func bubbled() []string {
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
@@ -108,8 +109,8 @@ func bubbled() []string {
 	})
 }
 
-// A synctest bubble ends only when all of its goroutines have ended, so otelctx must not leave any
-// running in it.
+// A synctest bubble ends only after all of its goroutines have ended, so otelctx must not leave a
+// goroutine running in it.
 func TestInBubble(t *testing.T) {
 	for name, provide := range allOptions() {
 		t.Run(name, func(t *testing.T) {
@@ -120,16 +121,16 @@ func TestInBubble(t *testing.T) {
 				ctx := scopedattr.ContextWithAttributes(t.Context(), attribute.Int("key", 1))
 				_, span := tp.Tracer("").Start(ctx, "span")
 				span.End()
-				synctest.Wait() // lets exiting goroutines finish
+				synctest.Wait() // let exiting goroutines finish
 				assert.Len(t, bubbled(), len(before), "%q", bubbled())
-				time.Sleep(time.Hour) // on the bubble's fake clock, so all timers fire
+				time.Sleep(time.Hour) // advances the bubble's fake clock, so that all timers fire
 				require.NoError(t, tp.Shutdown(t.Context()))
 			})
 		})
 	}
 }
 
-// A nil span must not make the service panic.
+// Passing a nil span to a span processor must not make the service panic.
 func TestNilSpan(t *testing.T) {
 	ctx := scopedattr.ContextWithAttributes(t.Context(), attribute.Int("key", 1))
 	publisher, err := resourcepublisher.NewPublisher(nil)

@@ -15,8 +15,8 @@ import (
 )
 
 // Options returns options that make a TracerProvider publish its spans. Its resource is published
-// with the first recorded span. Use each result for one provider only. The order relative to other
-// options does not matter.
+// with the first recorded span. Use each result for one provider only. The options can be combined
+// with other options, in any order.
 //
 //	sdktrace.NewTracerProvider(append(opts, instrumentation.Options()...)...)
 func Options() []sdktrace.TracerProviderOption {
@@ -27,12 +27,12 @@ func Options() []sdktrace.TracerProviderOption {
 	return opts
 }
 
-// processors returns the processors to add to a provider that already has the existing ones. r is
-// its resource, or nil if that is not known yet.
+// processors returns the span processors to add to a provider. existing are the processors that the
+// provider already has. r is its resource, or nil if that is not known yet.
 func processors(existing []sdktrace.SpanProcessor, r *resource.Resource) []sdktrace.SpanProcessor {
 	var add []sdktrace.SpanProcessor
-	// Add this processor first, so that spans are advertised in the process context instead of a
-	// separate mapping.
+	// The resource processor comes first, so that the process context exists when spans are
+	// advertised. Otherwise they would be advertised in a separate mapping.
 	if !contains[*resourceProcessor](existing) {
 		p := &resourceProcessor{}
 		if r != nil {
@@ -57,8 +57,9 @@ func contains[P sdktrace.SpanProcessor](list []sdktrace.SpanProcessor) bool {
 	return slices.ContainsFunc(list, func(p sdktrace.SpanProcessor) bool { _, ok := p.(P); return ok })
 }
 
-// provider adds the processors of [Options] to a provider with resource r and the existing
-// processors. NewTracerProvider calls it through a linkname, see sdktrace.go.
+// provider adds the processors of [Options] to tp, except those that it already has. r is the
+// resource of tp, and existing are its processors. NewTracerProvider calls provider through a
+// linkname, see sdktrace.go.
 func provider(tp *sdktrace.TracerProvider, r *resource.Resource, existing []sdktrace.SpanProcessor) {
 	for _, p := range processors(existing, r) {
 		tp.RegisterSpanProcessor(p)

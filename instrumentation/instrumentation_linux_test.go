@@ -26,8 +26,8 @@ func named(service string) *resource.Resource {
 	return resource.NewSchemaless(attribute.String("service.name", service))
 }
 
-// compiled returns a provider as returned by a NewTracerProvider to which the rules have been
-// applied.
+// compiled returns a provider like those that NewTracerProvider returns in a program compiled with
+// the rules.
 func compiled(r *resource.Resource, existing ...sdktrace.SpanProcessor) *sdktrace.TracerProvider {
 	opts := []sdktrace.TracerProviderOption{sdktrace.WithResource(r)}
 	for _, p := range existing {
@@ -51,7 +51,7 @@ func published(t *testing.T) (service string, spans int) {
 	return service, len(names)
 }
 
-// Spans are published immediately, the resource with the first span.
+// Options publishes spans immediately, and the resource with the first span.
 func TestOptions(t *testing.T) {
 	errs := oteltest.HandledErrors(t)
 	tp := sdktrace.NewTracerProvider(append(Options(), sdktrace.WithResource(named("options")))...)
@@ -83,7 +83,7 @@ func TestOptionsAndRules(t *testing.T) {
 	assert.Empty(t, errs.Take())
 }
 
-// The program's own choices take precedence.
+// If the program uses otelctx itself, its own choices take precedence.
 func TestProgramWithOtelctx(t *testing.T) {
 	errs := oteltest.HandledErrors(t)
 	r := named("own")

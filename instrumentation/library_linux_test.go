@@ -14,8 +14,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// In a C program with Go libraries, the Go runtime handles only a few signals. Any other signal
-// that a system call of this module raises would kill the program.
+// In a C program with Go libraries, the Go runtime handles only a few signals. If a system call of
+// otelctx raised any other signal, such as SIGXFSZ, the program would die.
 func TestLibrary(t *testing.T) {
 	variant := func(mode string) programs.Variant {
 		return programs.Variant{Name: mode, Cgo: true, Flags: []string{"-buildmode=" + mode}}

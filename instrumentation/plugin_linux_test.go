@@ -18,7 +18,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// A plugin shares the host's runtime and the host's copy of each package, including the calibration.
+// A plugin shares the Go runtime and all packages with its host, including otelctx. So spans that
+// either of them starts are published in the same memory.
 func TestPlugin(t *testing.T) {
 	testenv.NeedAll(t)
 	v := programs.Cgo
@@ -64,8 +65,8 @@ func carriersOf(t *testing.T, pid int) []reader.Carrier {
 	return carriers
 }
 
-// awaitThread waits until the reader finds a thread in a span, with proof that it runs the span's
-// goroutine.
+// awaitThread waits until the reader finds a thread that is in the span with this name, and can
+// prove that the thread runs the span's goroutine.
 func awaitThread(t *testing.T, pid int, span string) {
 	t.Helper()
 	p, err := reader.Open(pid)

@@ -19,7 +19,7 @@ import (
 
 // resourceProcessor publishes the resource of the provider that it is registered with.
 type resourceProcessor struct {
-	// resourceKnown is set once the resource is known. From then on OnStart does nothing.
+	// resourceKnown is set once the resource is known. After that, OnStart does nothing.
 	resourceKnown atomic.Bool
 	// resource is guarded by process.mu.
 	resource *resource.Resource
@@ -27,25 +27,27 @@ type resourceProcessor struct {
 
 var _ sdktrace.SpanProcessor = (*resourceProcessor)(nil)
 
-// maxProviders limits the number of live providers that are tracked. The resources of further
-// providers are never published. It bounds memory in programs that keep creating providers and
-// never shut them down.
+// maxProviders limits the number of live providers that are tracked. The resource of any further
+// provider is never published. The limit bounds the memory used by programs that keep creating
+// providers and never shut them down.
 const maxProviders = 64
 
-// process is the state that all providers share. None of it is on the span path.
+// process is the state that all providers share. Once the provider's resource is known, starting a
+// span does not access it.
 var process struct {
 	mu sync.Mutex
-	// publisher is the publisher of this package, or nil.
+	// publisher publishes the resource, or is nil if this package publishes none.
 	publisher *resourcepublisher.Publisher
-	// live lists the providers whose resource is known. The resource of the first one is published.
+	// live lists the live providers whose resource is known, oldest first. The resource of the
+	// first one is published.
 	live []*resourceProcessor
-	// reported is set once an error has been reported: different resources or a failure to publish.
+	// reported is set once an error has been reported. No second error is reported.
 	reported bool
 }
 
 var errDiffers = errors.New("process context has the resource of the first TracerProvider; another one has a different resource")
 
-// OnStart learns the resource from the first span.
+// OnStart takes the resource from the first span.
 func (p *resourceProcessor) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 	if s != nil && !p.resourceKnown.Load() {
 		p.adopt(s.Resource())
@@ -53,7 +55,7 @@ func (p *resourceProcessor) OnStart(_ context.Context, s sdktrace.ReadWriteSpan)
 }
 
 // adopt sets the provider's resource to r, and publishes it unless the program or another provider
-// has published one already. Calls after the first do nothing.
+// has already published a resource. Only the first call has an effect.
 func (p *resourceProcessor) adopt(r *resource.Resource) {
 	process.mu.Lock()
 	var err error
@@ -68,11 +70,13 @@ func (p *resourceProcessor) adopt(r *resource.Resource) {
 	}
 	process.mu.Unlock()
 	if err != nil {
-		otel.Handle(err) // call it without the lock, because the error handler may start spans
+		otel.Handle(err) // without the lock, because the error handler may start spans
 	}
 }
 
-// publish publishes the resource of the first live provider. The caller holds process.mu.
+// publish publishes the resource of the first live provider. If that resource is already published
+// and the last provider has a different one, publish returns errDiffers. The caller holds
+// process.mu.
 func publish() error {
 	first, last := process.live[0].resource, process.live[len(process.live)-1].resource
 	if process.publisher == nil {
@@ -89,8 +93,8 @@ func publish() error {
 	return nil
 }
 
-// Shutdown withdraws this provider's resource if it is the published one, and publishes the next
-// provider's.
+// Shutdown stops tracking the provider. If its resource is the published one, Shutdown replaces it
+// with the next provider's, or withdraws it if there is no other provider.
 func (p *resourceProcessor) Shutdown(ctx context.Context) error {
 	process.mu.Lock()
 	defer process.mu.Unlock()
@@ -114,5 +118,5 @@ func (p *resourceProcessor) Shutdown(ctx context.Context) error {
 // OnEnd does nothing.
 func (*resourceProcessor) OnEnd(sdktrace.ReadOnlySpan) {}
 
-// ForceFlush does nothing: nothing is buffered.
+// ForceFlush does nothing, because nothing is buffered.
 func (*resourceProcessor) ForceFlush(context.Context) error { return nil }

@@ -32,7 +32,7 @@ func statement(t *testing.T) string {
 	return rules["otelctx_new_tracer_provider"].Do[0]["inject_code"]["raw"]
 }
 
-// Both tools add the same code.
+// The rules of both tools add the same code.
 func TestRulesAreTheSame(t *testing.T) {
 	var rules struct {
 		Aspects []struct {

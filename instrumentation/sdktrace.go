@@ -3,9 +3,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// The rules in this directory add this file to go.opentelemetry.io/otel/sdk/trace. Package
-// instrumentation imports the SDK, so the SDK cannot import it in turn; go:linkname connects the
-// function instead.
+// The rules in this directory add this file to go.opentelemetry.io/otel/sdk/trace. That package
+// cannot import package instrumentation, which imports the SDK itself, so it calls the function
+// through go:linkname.
 package trace
 
 import (
@@ -14,7 +14,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 )
 
-// This is sound because both sides have the same signature; a test compiles and runs it.
+// This is sound because both declarations have the same signature. TestInjected compiles and runs
+// it.
 //
 //go:linkname otelctxProvider github.com/otelctx/otelctx/instrumentation.provider
 func otelctxProvider(tp *TracerProvider, r *resource.Resource, has []SpanProcessor)

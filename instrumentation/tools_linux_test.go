@@ -28,13 +28,14 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// toolsKey is the environment variable that make interop WHAT=nocode sets to the directory with
-// otelc, orchestrion and otelctx.
+// toolsKey is an environment variable that "make interop WHAT=nocode" sets: the directory that
+// contains otelc, orchestrion and otelctx.
 const toolsKey = "OTELCTX_TEST_NOCODE"
 
 const example = "../example/nocode"
 
-// TestDockerfiles builds the example service with the commands of each Dockerfile, without Docker, and checks the programs.
+// TestDockerfiles builds the example service with the commands of each Dockerfile, but without
+// Docker, and checks what the programs publish.
 func TestDockerfiles(t *testing.T) {
 	tools := needTools(t)
 	dir := t.TempDir() // shared by all builds, which are compared at the end
@@ -42,7 +43,7 @@ func TestDockerfiles(t *testing.T) {
 	for _, c := range []struct {
 		name, file string
 		service    string // the expected service in the process context
-		ownRules   bool   // otelc also applies its own rules
+		ownRules   bool   // otelc's own rules are applied as well
 	}{
 		{"plain", "Dockerfile", "", false},
 		{"by hand", "Dockerfile", "checkout", false},
@@ -64,7 +65,7 @@ func TestDockerfiles(t *testing.T) {
 			all = append(all, b)
 			assert.Equal(t, c.service != "", b.mentions("service"))
 			b.compile("build", "-o", b.out("cases.exe"), "./cases")
-			if c.name != "by hand" { // most cases have no options in the build by hand
+			if c.name != "by hand" { // "by hand" adds the options to only two of the cases
 				testCases(t, b.out("cases.exe"), c.service != "", c.ownRules)
 			}
 			b.compile("build", "-o", b.out("none.exe"), "./none")
@@ -77,7 +78,7 @@ func TestDockerfiles(t *testing.T) {
 			if b.tool == "" {
 				return
 			}
-			// Build both at once, because a build takes minutes.
+			// Build the programs with one command, because a build takes minutes.
 			restore := b.byHand()
 			run(t, b.dir, b.env, "go", "mod", "tidy")
 			b.compile("build", "-o", b.out("both")+"/", ".", "./cases", "./attach")
@@ -96,7 +97,8 @@ func TestDockerfiles(t *testing.T) {
 	compare(t, all)
 }
 
-// compare prints the costs of the builds as a table for docs/no-code.md.
+// compare prints a table for docs/no-code.md that compares the builds: samples, CPU time of a
+// start, and program sizes.
 func compare(t *testing.T, all []*build) {
 	t.Helper()
 	for _, b := range all {
@@ -143,7 +145,8 @@ func needTools(t *testing.T) string {
 	return tools
 }
 
-// TestThreeCommands runs the three commands of docs/no-code.md verbatim, from an unmodified service to a profile with span names.
+// TestThreeCommands runs the three commands of docs/no-code.md verbatim. They lead from the
+// unmodified service to a profile with span names.
 func TestThreeCommands(t *testing.T) {
 	b := newBuild(t, needTools(t), t.TempDir(), "Dockerfile.otelc", example)
 	text, err := os.ReadFile("../docs/no-code.md")
@@ -156,7 +159,7 @@ func TestThreeCommands(t *testing.T) {
 	require.Len(t, commands, 3)
 	b.steps = commands[:2]
 	b.run()
-	r := b.start(exec.Command("sh", "-c", "trap : INT\n"+commands[2])) // the shell survives Ctrl-C, as an interactive one does
+	r := b.start(exec.Command("sh", "-c", "trap : INT\n"+commands[2])) // like an interactive shell, this one survives Ctrl-C
 	r.load()
 	r.end()
 	_, names, found := strings.Cut(r.stderr.String(), "Top span names by CPU time")
@@ -164,16 +167,15 @@ func TestThreeCommands(t *testing.T) {
 	assert.Regexp(t, ` sign\n`, names)
 }
 
-// withoutExporters is an environment in which otelc's own rules create no provider before the
-// program does.
+// withoutExporters is an environment without exporters. It keeps otelc's own rules from creating a
+// provider before the program does.
 var withoutExporters = []string{"OTEL_TRACES_EXPORTER=none", "OTEL_METRICS_EXPORTER=none", "OTEL_LOGS_EXPORTER=none"}
 
-// withoutLog removes the lines that otelc's own rules log at the start from a program's output.
+// withoutLog removes the lines that otelc's own rules log at startup from a program's output.
 func withoutLog(printed string) string {
 	return regexp.MustCompile(`(?m)^\{"time":.*"msg":"(OpenTelemetry initialized|runtime metrics enabled)".*\n`).ReplaceAllString(printed, "")
 }
 
-// build is one build of the example.
 type build struct {
 	t     *testing.T
 	name  string
@@ -188,14 +190,15 @@ type build struct {
 	flags []string
 }
 
-// newBuild returns a build of the module in the directory source, by a Dockerfile of the example.
+// newBuild prepares a build: it copies the module in the directory source to dir, and reads the
+// commands from a Dockerfile of the example.
 func newBuild(t *testing.T, tools, dir, file, source string) *build {
 	t.Helper()
 	b := &build{t: t, dir: dir, file: file}
 	require.NoError(t, os.CopyFS(b.dir, os.DirFS(source)))
 	here, err := os.Getwd()
 	require.NoError(t, err)
-	// Not every module proxy has these modules yet.
+	// Replace the modules, because some module proxies do not have them yet.
 	const own, otelc = "github.com/otelctx/otelctx", "go.opentelemetry.io/otelc"
 	goTool(t, b.dir, "mod", "edit", "-replace="+own+"="+filepath.Dir(here),
 		"-replace="+otelc+"=github.com/open-telemetry/opentelemetry-go-compile-instrumentation@v1.0.1")
@@ -212,7 +215,7 @@ func newBuild(t *testing.T, tools, dir, file, source string) *build {
 		case line == "FROM golang:1.26 AS build", line == "WORKDIR /src", line == "COPY . .", instruction == "#":
 		case strings.HasPrefix(rest, "go install "):
 			b.tool, _, _ = strings.Cut(rest[strings.LastIndex(rest, "/")+1:], "@")
-			// Each tool has its own cache, which is kept for the next run.
+			// Each Dockerfile has its own build cache, which is kept for the next run.
 			cache, err := os.UserCacheDir()
 			require.NoError(t, err)
 			b.env = append(b.env, "GOCACHE="+filepath.Join(cache, "otelctx-nocode", file))
@@ -235,7 +238,8 @@ func (b *build) run() {
 	}
 }
 
-// byHand adds the two options and the program attach to the source until restore is called.
+// byHand adds the two otelctx options to the service and to the cases, and copies the program
+// attach. restore reverts the changes to the source files.
 func (b *build) byHand() (restore func()) {
 	b.t.Helper()
 	require.NoError(b.t, os.CopyFS(b.out("attach"), os.DirFS("testdata/attach")))
@@ -243,8 +247,8 @@ func (b *build) byHand() (restore func()) {
 	return func() { main(); cases() }
 }
 
-// byHand adds the two options to the providers of these services in the source file until restore
-// is called.
+// byHand adds resourcepublisher.WithResource and spanctx.WithPublishing to the providers of these
+// services in a source file. restore reverts the file.
 func byHand(t *testing.T, file string, services ...string) (restore func()) {
 	t.Helper()
 	original, err := os.ReadFile(file)
@@ -277,7 +281,7 @@ func (b *build) compile(args ...string) {
 	run(b.t, b.dir, append(b.env, "CGO_ENABLED=0"), words[0], words[1:]...)
 }
 
-// withoutRule hides the rules of otelctx from the tool.
+// withoutRule makes the tool compile without the rules of otelctx.
 func (b *build) withoutRule() {
 	b.t.Helper()
 	file, own := "orchestrion.tool.go", `_ "github.com/otelctx/otelctx/instrumentation"`
@@ -285,7 +289,7 @@ func (b *build) withoutRule() {
 	case strings.HasSuffix(b.file, "bundle"):
 		file, own = "otel.instrumentation.go", "import "+own
 	case b.tool == "otelc":
-		// Without a tool file otelc applies its own rules.
+		// Without --rules, otelc would apply its own rules.
 		write(b.t, b.out("none.otelc.yml"), "{}\n")
 		b.flags = []string{"--rules", b.out("none.otelc.yml")}
 		return
@@ -296,8 +300,8 @@ func (b *build) withoutRule() {
 	write(b.t, b.out(file), strings.Replace(string(text), own, "", 1))
 }
 
-// mentions reports whether a program contains a symbol of otelctx or a symbol that the rules add to
-// the SDK.
+// mentions reports whether a program contains any symbol of otelctx or of the code that the rules
+// add to the SDK.
 func (b *build) mentions(program string) bool {
 	b.t.Helper()
 	symbols := goTool(b.t, b.dir, "tool", "nm", b.out(program))
@@ -305,7 +309,6 @@ func (b *build) mentions(program string) bool {
 	return strings.Contains(symbols, "otelctx")
 }
 
-// size returns the size of a program.
 func (b *build) size(program string) string {
 	b.t.Helper()
 	info, err := os.Stat(b.out(program))
@@ -313,7 +316,7 @@ func (b *build) size(program string) string {
 	return fmt.Sprintf("%.2f MB", float64(info.Size())/1e6)
 }
 
-// running is a process of the service, or of a recorder that runs the service.
+// running is a running service, or a recorder that has started the service.
 type running struct {
 	*exec.Cmd
 
@@ -354,7 +357,7 @@ func skipWithoutCapability(t *testing.T, said string) {
 	}
 }
 
-// load makes requests, four at a time.
+// load sends 1000 requests, four at a time.
 func (r *running) load() {
 	r.t.Helper()
 	var clients sync.WaitGroup
@@ -390,15 +393,17 @@ const answer = "9c2eb34733a9831496fa0ab2ae00cb841bc8187af261cb630d0b6e1889e857e9
 // seen holds the sample counts of a recording.
 type seen struct {
 	samples, inSpans int
-	// right counts samples whose stack confirms their span, and wrong counts samples whose stack
-	// contradicts it.
+	// right and wrong count samples with a span. right counts samples whose stack confirms their
+	// span, and wrong counts samples whose stack contradicts it.
 	right, wrong int
-	// due counts samples whose stack belongs to the span sign. found counts how many of them have
-	// that span.
+	// due counts samples that should have the span sign according to their stack. found counts how
+	// many of them do.
 	due, found int
 }
 
-// checkService starts the service, records it under load, and checks the recording.
+// checkService starts a program, records it under load, and checks that every sample has the right
+// span. service is the service name that the program is expected to publish, or "" if it must not
+// publish anything.
 func (b *build) checkService(program, service string) seen {
 	t := b.t
 	t.Helper()
@@ -488,7 +493,8 @@ func (b *build) inspectService(pid int, service string, loaded <-chan struct{}) 
 	}
 }
 
-// samples waits until a recorder has started to sample. It returns false if the recorder has ended.
+// samples waits until the recorder with this pid has started to sample. It returns false if the
+// recorder exits first, or takes too long.
 func samples(pid int) bool {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	for deadline := time.Now().Add(testenv.Patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
@@ -505,8 +511,8 @@ func samples(pid int) bool {
 	return false
 }
 
-// count compares the spans of samples with the functions on their stacks, which are the ground
-// truth. odd is an example of a sample whose span and stack disagree.
+// count compares the span of each sample with the ground truth, the functions on its stack. odd is
+// an example of a sample whose span and stack disagree.
 func (b *build) count(profile string) (s seen, odd string) {
 	b.t.Helper()
 	traces := goTool(b.t, b.dir, "tool", "pprof", "-traces", "-sample_index=samples", profile)
@@ -548,7 +554,7 @@ func (b *build) count(profile string) (s seen, odd string) {
 			case strings.Contains(stack, "runtime.goexit\n"):
 				odd = trace
 				s.wrong += n
-			default: // The runtime is working on the system stack on behalf of a goroutine.
+			default: // neither: the runtime is working on the system stack
 			}
 		}
 		if work.MatchString(stack) {
@@ -564,11 +570,11 @@ func (b *build) count(profile string) (s seen, odd string) {
 }
 
 var (
-	// inPay matches the stacks of pay. Some stacks lack pay: a function called by pay hides pay
-	// until it has set up its own frame, and a signal handler hides the interrupted function,
-	// because frame pointers lead to that function's caller.
+	// inPay matches stacks inside the function pay, even those that lack it. The profiler follows
+	// frame pointers, which skip the caller of a function that has not set up its frame yet, and
+	// the function that a signal has interrupted.
 	inPay = regexp.MustCompile(`(?m)^main\.pay$|(\A\S+|^runtime\.cgoSigtramp)\nnet/http\.HandlerFunc\.ServeHTTP$`)
-	// work matches stacks that are certainly inside the span of pay.
+	// work matches stacks that are certainly inside the span sign, which pay starts.
 	work = regexp.MustCompile(`(?m)^crypto/.*\nmain\.pay$`)
 )
 

@@ -17,12 +17,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// wildKey is the environment variable that make interop WHAT=nocode WILD=... sets to additional
-// arguments of wild score.
+// wildKey is an environment variable that "make interop WHAT=nocode WILD=..." sets: additional
+// arguments for the command wild score.
 const wildKey = "OTELCTX_TEST_WILD"
 
-// The scoreboard program, with its otelctx options removed, must still get every sample right.
-// docs/no-code.md lists the patterns to which this does not apply.
+// TestScoreboard removes the otelctx options from the scoreboard program, compiles it with the
+// rules, and checks that every sample still gets the right span. docs/no-code.md lists the patterns
+// that are exempt.
 func TestScoreboard(t *testing.T) {
 	tools := needTools(t)
 	arguments, isSet := os.LookupEnv(wildKey)
@@ -78,7 +79,8 @@ func TestScoreboard(t *testing.T) {
 	}
 }
 
-// withoutOptions removes the two options from the scoreboard, and returns the names of all its patterns except leftOut.
+// withoutOptions removes the two otelctx options from the scoreboard. It returns the names of all
+// patterns except leftOut.
 func (b *build) withoutOptions(leftOut []string) (patterns []string) {
 	b.t.Helper()
 	files, err := filepath.Glob(b.out("*.go"))
@@ -92,7 +94,7 @@ func (b *build) withoutOptions(leftOut []string) (patterns []string) {
 			", spanctx.WithPublishing()", "",
 			"spanctx.WithPublishing()", "",
 			"resourcepublisher.WithResource(", "sdktrace.WithResource(",
-			// This processor reads the published spans, so it must come after the processors that
+			// This processor reads the published spans, so it must run after the processors that
 			// the rules add.
 			"\t\tsdktrace.WithSpanProcessor(s.started),\n", "",
 			"\ts.provider = s.sdk\n", "\ts.provider = s.sdk\n\ts.sdk.RegisterSpanProcessor(s.started)\n",

@@ -30,8 +30,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// scopedService is the main function of a child process that publishes context-scoped attributes.
-// One goroutine executes orders and spins between them.
+// scopedService is the child process whose spans have context-scoped attributes. One goroutine
+// executes the test's orders, and spins on its thread between them.
 func scopedService(p *childproc.Parent) {
 	order, _ := p.Receive()
 	opts := []spanctx.Option{spanctx.WithAttributeKeys("http.app", "tenant")}
@@ -66,8 +66,8 @@ func scopedService(p *childproc.Parent) {
 type scoped struct {
 	tracer    trace.Tracer
 	processor *spanctx.SpanProcessor
-	// ctx is the stack of contexts. undo holds, for each of them, the function that restores the
-	// previous context.
+	// ctx is a stack of contexts. undo has a function for each context except the first: it ends
+	// the span or the attachment that came with the context.
 	ctx  []context.Context
 	undo []func()
 
@@ -94,7 +94,8 @@ func (s *scoped) run() {
 	}
 }
 
-// spin increments turns and then keeps its thread busy until the next order; see startActors.
+// spin increments turns, and then keeps the goroutine on its thread until the next order. See
+// startActors.
 //
 //go:norace
 func (s *scoped) spin() {
@@ -137,8 +138,8 @@ func (s *scoped) do(order string, words []string) {
 	s.ctx, s.undo = append(s.ctx, ctx), append(s.undo, undo)
 }
 
-// TestScopedAttributes checks that a reader in another process sees the attributes of contexts
-// appear and disappear, including keys published after it started.
+// TestScopedAttributes checks that a reader always finds the attributes of the active context,
+// including attributes whose keys are published only after the reader has read the keys.
 func TestScopedAttributes(t *testing.T) {
 	for order, carrier := range map[string]CarrierKind{
 		"default": GoroutineRecord, "slots": ThreadSlots, "goroutine-table": GoroutineTable,
@@ -188,7 +189,7 @@ func TestScopedAttributes(t *testing.T) {
 	}
 }
 
-// startScoped starts a scopedService and opens it.
+// startScoped starts and opens a child process that runs scopedService. order selects its carrier.
 func startScoped(t *testing.T, order string) (*childproc.Child, *Process, identity) {
 	t.Helper()
 	c := childproc.Start(t, "scoped", notPreempted)
@@ -197,14 +198,15 @@ func startScoped(t *testing.T, order string) (*childproc.Child, *Process, identi
 	return c, open(t, c.PID()), who
 }
 
-// attributesOf returns the attributes of the only published span of a process.
+// attributesOf returns the attributes of the only span in threads.
 func attributesOf(t *testing.T, threads []Thread) []ThreadAttribute {
 	t.Helper()
 	require.Len(t, threads, 1)
 	return threads[0].Span.Attributes
 }
 
-// All 256 keys work, and one more is refused.
+// TestAllKeys checks that a process can publish 256 keys of attributes, and that an attribute with
+// one more key is left out.
 func TestAllKeys(t *testing.T) {
 	c, p, _ := startScoped(t, "default")
 	c.Ask("scope http.app=shop key.2=third key.255=last key.256=refused")
@@ -220,7 +222,8 @@ func TestAllKeys(t *testing.T) {
 		attributesOf(t, withSpans(threadsOf(t, p))))
 }
 
-// If a span has a key that the cached key map lacks, the reader reads the map again.
+// TestKeysAreRefreshed checks that the reader reads the keys again if a span has an attribute whose
+// key is unknown.
 func TestKeysAreRefreshed(t *testing.T) {
 	c, p, _ := startScoped(t, "default")
 	c.Ask("scope http.app=shop user=alice")
@@ -231,8 +234,8 @@ func TestKeysAreRefreshed(t *testing.T) {
 	c.Ask("keys user")
 	c.Ask("start")
 	threads := withSpans(threadsOf(t, p))
-	// Pretend that the key user was published after the keys were read and before the span
-	// was read.
+	// Decode the span with the old keys, as if the key user had been published between the reads of
+	// the keys and of the span.
 	threads[0].Span.Attributes = nil
 	p.nameAttributes(t.Context(), old, threads)
 	assert.Equal(t, []ThreadAttribute{{"http.app", "shop"}, {"user", "alice"}}, attributesOf(t, threads))

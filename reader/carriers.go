@@ -17,8 +17,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// ErrNoThreadContext means that the process does not publish its threads' spans, or publishes them in a
-// format that this package does not support, or publishes invalid data.
+// ErrNoThreadContext means that the process does not publish the spans of its threads, or that it
+// publishes them in an unsupported format or with invalid data.
 var ErrNoThreadContext = errors.New("no thread context")
 
 // CarrierKind is a format in which a process publishes spans. The zero value means no format.
@@ -27,11 +27,12 @@ type CarrierKind int
 const (
 	// ThreadSlots is a ring of slots indexed by thread id.
 	ThreadSlots CarrierKind = iota + 1
-	// GoroutineTable is a table with an entry for each goroutine.
+	// GoroutineTable is a table with one entry for each goroutine.
 	GoroutineTable
-	// GoroutineRecord is a record in the format of OTEP 4947 behind a goroutine's profiler labels.
+	// GoroutineRecord is a record in the format of OTEP 4947 that follows a goroutine's profiler
+	// labels in memory.
 	GoroutineRecord
-	// ThreadContextRecord is the record of OTEP 4947 that a thread-local variable points at.
+	// ThreadContextRecord is the record of OTEP 4947 that a thread-local variable points to.
 	ThreadContextRecord
 )
 
@@ -51,16 +52,17 @@ func (k CarrierKind) String() string {
 	}
 }
 
-// CarrierSource says how a carrier was found. Zero means that none was found.
+// CarrierSource is how a carrier was found. The zero value means that it was not found.
 type CarrierSource int
 
 const (
-	// Advertised carriers are described in the process context. If another library publishes that
-	// context, they are described in a separate mapping.
+	// Advertised means that the process context describes the carrier, or a separate mapping does
+	// because another library publishes the process context.
 	Advertised CarrierSource = iota + 1
-	// FoundByName rings were found by the name of their mapping.
+	// FoundByName means that the carrier is a ring that was found by the name of its mapping.
 	FoundByName
-	// FoundByMagic rings were found by the magic number in an anonymous mapping.
+	// FoundByMagic means that the carrier is a ring that was found by its magic number in anonymous
+	// memory.
 	FoundByMagic
 )
 
@@ -78,83 +80,88 @@ func (s CarrierSource) String() string {
 	}
 }
 
-// Carrier locates the spans that a process publishes.
+// Carrier describes one of the formats and places in which a process publishes spans.
 type Carrier struct {
-	// Kind is the carrier's format, Source how it was found.
+	// Kind is the format of the carrier. Source is how it was found.
 	Kind   CarrierKind
 	Source CarrierSource
-	// Ring is the layout of the slots, or of the entries of the goroutine table. It is zero for
-	// GoroutineRecord.
+	// Ring is the location and layout of the slots or, for GoroutineTable, of the table's entries.
+	// It is zero for GoroutineRecord.
 	Ring ringbuf.Info
-	// Fields maps the name of each field of a slot, such as span_id, to its offset. The names are
-	// those used in the advertisement. It is nil for other kinds of carriers, and if the carrier
-	// cannot be read.
+	// Fields maps the advertised names of the fields of a slot, such as span_id, to their offsets
+	// in the slot. It is nil unless Kind is ThreadSlots and the carrier can be read.
 	Fields map[string]int
-	// RecordOffset is the distance from the label pointer to the record, for GoroutineRecord.
+	// RecordOffset is the distance from a goroutine's label pointer to its record. It is 0 unless
+	// Kind is GoroutineRecord.
 	RecordOffset int
-	// Provable says whether a span found in this carrier can be proven to belong to the running
-	// goroutine. That requires the runtime offsets of goroutines and, for slots, layout 2.
+	// Provable says whether a reader can prove that a span in this carrier belongs to the goroutine
+	// that a thread is running. That requires the runtime offsets that lead from threads to
+	// goroutines and, for slots, layout 2.
 	Provable bool
 	// Err is the reason why the carrier cannot be read, or nil. It may quote text chosen by the
 	// process.
 	Err error
 }
 
-// RuntimeOffsets are the byte offsets in the Go runtime's structures that lead from a thread to its
-// goroutine. An unknown offset is negative, except TLSG.
+// RuntimeOffsets are the byte offsets in the Go runtime's structs that lead from a thread to its
+// goroutine. Unknown offsets are negative, except TLSG, which has a flag instead.
 type RuntimeOffsets struct {
-	// GM, GGoid and GLabels are offsets in the runtime's g: those of the pointer to the m that runs the
-	// goroutine, of the goroutine's id, and of its profiler labels.
+	// GM, GGoid and GLabels are offsets in a g, the runtime's struct for a goroutine. GM is the
+	// offset of the pointer to the m that runs the goroutine, GGoid that of the goroutine's id, and
+	// GLabels that of the pointer to its profiler labels.
 	GM, GGoid, GLabels int
-	// MCurg and MProcid are offsets in the runtime's m: those of the pointer to the user goroutine that
-	// the m runs, and of the thread's id in the process's own PID namespace.
+	// MCurg and MProcid are offsets in an m, the runtime's struct for a thread. MCurg is the offset
+	// of the pointer to the user goroutine that the m runs, and MProcid that of the thread's id in
+	// the process's own PID namespace.
 	MCurg, MProcid int
-	// TLSG is the distance from the thread pointer to the word that points at the current g. While the
-	// thread is on a system stack, that g is not the user goroutine's. TLSG may be negative, and is
-	// valid only if TLSGKnown is true.
+	// TLSG is the distance from the thread pointer to the word that points to the current g. While
+	// the thread is on a system stack, that is not the g of the user goroutine. TLSG may be
+	// negative. It is valid only if TLSGKnown is true.
 	TLSG      int64
 	TLSGKnown bool
 }
 
-// complete reports whether the offsets suffice to find the goroutine that a thread runs.
+// complete reports whether the offsets that lead from an m to the id of its goroutine are known.
 func (o *RuntimeOffsets) complete() bool { return o.MCurg >= 0 && o.GGoid >= 0 }
 
-// These constants bound the advertised offsets. A g or an m has a few hundred to a few thousand bytes,
-// and thread-local storage is hardly larger.
+// Limits for advertised offsets and keys. The structs g and m have a few hundred to a few thousand
+// bytes, and thread-local storage is hardly larger.
 const (
 	maxRuntimeOffset = 1 << 16
 	maxRecordOffset  = 4096
-	// labelListSize is the size of the slice of labels in front of a record.
+	// labelListSize is the size of the slice header of the labels, to which the label pointer
+	// points. Records come after it.
 	labelListSize = 24
 	maxKeys       = 256
 )
 
-// threadView is everything known about how a process publishes spans. It is immutable.
+// threadView describes where and how a process publishes spans. It is immutable.
 type threadView struct {
-	// context is the process context, and advertisement is the message that advertises carriers. Either
-	// may be nil. made is the time at which they were read.
+	// context is the process context, and advertisement is the message that advertises carriers.
+	// Either may be nil. made is the time when they were read.
 	context, advertisement *ProcessContext
 	made                   time.Time
 	// contextErr is the reason why context is nil.
 	contextErr error
 
 	carriers []Carrier
-	// These fields locate the readable carriers. A missing carrier is nil, or has a negative offset.
+	// The readable carriers. A carrier that is missing or unreadable is nil, or has a negative
+	// offset.
 	threadRing   *ringbuf.View
 	goroutines   *GoroutineEntries
 	recordOffset int
-	// These are distances from the label pointer to the fields behind a goroutine's record: the
-	// reference to the span's cell, the references to its ancestors, and the numbers of its names. A
-	// distance is negative if the process does not publish the field.
+	// Distances from the label pointer to other fields of the object that contains a goroutine's
+	// record: the reference to the span's cell, the references to its ancestors, and the numbers of
+	// its names. A distance is negative if the process does not publish the field.
 	refOffset       int
 	ancestorsOffset int
 	namesOffset     int
-	// names is the name table, nil if there is none.
+	// names is the name table, or nil if there is none.
 	names *NameTable
-	// spans is the span table, nil if there is no readable one.
+	// spans is the span table, or nil if it is missing or unreadable.
 	spans   *SpanTable
 	runtime RuntimeOffsets
-	// keys are the names of attributes, "" if unknown.
+	// keys holds the names of span attributes by key byte. A name is "" if it is unknown.
 	keys []string
 }
 
@@ -163,7 +170,7 @@ func (v *threadView) usable() bool {
 	return v.threadRing != nil || v.goroutines != nil || v.recordOffset >= 0
 }
 
-// reasons returns the errors of the unreadable carriers.
+// reasons returns the errors of the unreadable carriers as text, each after ": ".
 func (v *threadView) reasons() string {
 	var b strings.Builder
 	for _, c := range v.carriers {
@@ -174,7 +181,7 @@ func (v *threadView) reasons() string {
 	return b.String()
 }
 
-// advertisement maps keys that begin with threadlocal to the values of these attributes in a message.
+// advertisement holds the attributes of a message whose keys begin with threadlocal, by key.
 type advertisement map[string]*commonpb.AnyValue
 
 func newAdvertisement(msg *processcontextpb.ProcessContext) advertisement {
@@ -189,7 +196,8 @@ func newAdvertisement(msg *processcontextpb.ProcessContext) advertisement {
 
 var errNotAdvertised = errors.New("not advertised")
 
-// integer returns the value of a key, which must be an integer from lowest to highest.
+// integer returns the value of the attribute with this key. It fails unless the value is an integer
+// from lowest to highest.
 func (a advertisement) integer(key string, lowest, highest int64) (int64, error) {
 	v, ok := a[key]
 	if !ok {
@@ -217,8 +225,8 @@ func (a advertisement) text(key string) (string, error) {
 	return s.StringValue, nil
 }
 
-// keys returns the names of attributes. The index of a name is the key byte in encoded attributes. The
-// name is "" if the process published something other than a string.
+// keys returns the advertised names of span attributes, indexed by the key byte of encoded
+// attributes. A name that is not a string becomes "".
 func (a advertisement) keys() []string {
 	values := a[wire.KeyAttributeKeyMap].GetArrayValue().GetValues()
 	keys := make([]string, min(len(values), maxKeys))
@@ -228,7 +236,7 @@ func (a advertisement) keys() []string {
 	return keys
 }
 
-// announces reports whether any key begins with prefix.
+// announces reports whether the key of any attribute begins with prefix.
 func (a advertisement) announces(prefix string) bool {
 	for key := range a {
 		if strings.HasPrefix(key, prefix) {
@@ -238,11 +246,13 @@ func (a advertisement) announces(prefix string) bool {
 	return false
 }
 
-// ring returns the ring indexed by thread that the keys with this prefix describe. If there is an
-// error, the info still contains the values that are valid.
+// ring returns the location and field offsets of the ring that the keys with this prefix describe.
+// The ring must be indexed by thread. If there is an error, the Info still contains the valid
+// values.
 func (a advertisement) ring(prefix string) (ringbuf.Info, map[string]int, error) {
 	var info ringbuf.Info
-	// Values that do not fit these fields are rejected here; NewView rejects invalid layouts.
+	// Reject only values that could overflow the fields of info. NewView rejects other invalid
+	// values.
 	const maxValue = 1 << 30
 	var address, layout, capacity, headerSize, slotSize int64
 	var err error
@@ -256,7 +266,7 @@ func (a advertisement) ring(prefix string) (ringbuf.Info, map[string]int, error)
 		}
 		var e error
 		if *value, e = a.integer(prefix+key, 0, highest); e != nil && (err == nil || e.Error() < err.Error()) {
-			// Map iteration is random, so choose the error that is always the same.
+			// The iteration order of maps is random, so choose the error that sorts first.
 			err = e
 		}
 	}
@@ -286,13 +296,15 @@ func (a advertisement) fields(key string) (map[string]int, error) {
 		if !ok {
 			return nil, fmt.Errorf("%s: %q is not an integer", key, kv.GetKey())
 		}
-		// NewView checks the offset. Clamping only keeps the conversion from overflowing.
+		// NewView checks the offset. It is clamped here only so that the conversion to int does not
+		// overflow.
 		fields[kv.GetKey()] = int(max(-1, min(offset.IntValue, maxRuntimeOffset)))
 	}
 	return fields, nil
 }
 
-// runtime returns the advertised offsets. The error is the reason why some are unknown.
+// runtime returns the advertised runtime offsets. If offsets are unknown, the error says why the
+// first of them is.
 func (a advertisement) runtime() (RuntimeOffsets, error) {
 	var (
 		o    RuntimeOffsets
@@ -316,7 +328,7 @@ func (a advertisement) runtime() (RuntimeOffsets, error) {
 		}
 		*f.value = int(n)
 	}
-	// Readers in other processes do not need GM and TLSG, so their absence is not an error.
+	// This package can do without GM and TLSG, so it is no error if they are unknown.
 	o.GM = -1
 	if n, err := a.integer(wire.KeyGo+wire.GoKeyGMOffset, 0, maxRuntimeOffset); err == nil {
 		o.GM = int(n)
@@ -327,14 +339,14 @@ func (a advertisement) runtime() (RuntimeOffsets, error) {
 	return o, errs
 }
 
-// newThreadView returns the view of the carriers advertised by message, which may be nil.
+// newThreadView returns a view with the carriers that message advertises. message may be nil.
 func newThreadView(memory ringbuf.Memory, message *ProcessContext) *threadView {
 	v := &threadView{advertisement: message, made: time.Now(), recordOffset: -1, refOffset: -1, ancestorsOffset: -1, namesOffset: -1}
 	a := newAdvertisement(message.message())
 	v.keys = a.keys()
 	var runtimeErr error
 	v.runtime, runtimeErr = a.runtime()
-	// Without a span table, every span in a slot counts as live.
+	// An invalid span table is treated like none: every span in a slot then counts as live.
 	v.spans, _ = a.spanTable(memory)
 	v.names, _ = a.nameTable()
 
@@ -373,7 +385,7 @@ func newThreadView(memory ringbuf.Memory, message *ProcessContext) *threadView {
 	return v
 }
 
-// addRing adds the advertised thread slots.
+// addRing adds the advertised ring of thread slots to the carriers.
 func (v *threadView) addRing(memory ringbuf.Memory, a advertisement) {
 	info, fields, err := a.ring(wire.KeyThreadSlots)
 	c := Carrier{Kind: ThreadSlots, Source: Advertised, Ring: info, Err: err}
@@ -394,8 +406,8 @@ func (v *threadView) addRing(memory ringbuf.Memory, a advertisement) {
 	v.carriers = append(v.carriers, c)
 }
 
-// addGoroutineTable adds the advertised goroutine table. runtimeErr is the reason why runtime
-// offsets are missing.
+// addGoroutineTable adds the advertised goroutine table to the carriers. runtimeErr is the error of
+// [advertisement.runtime].
 func (v *threadView) addGoroutineTable(memory ringbuf.Memory, a advertisement, runtimeErr error) {
 	t, err := a.goroutineTable(memory)
 	mapping, _ := a.text(wire.KeyGoroutines + wire.RingKeyMapping)
@@ -412,7 +424,7 @@ func (v *threadView) addGoroutineTable(memory ringbuf.Memory, a advertisement, r
 	v.carriers = append(v.carriers, c)
 }
 
-// message returns the published message, or nil.
+// message returns the published message, or nil if c is nil.
 func (c *ProcessContext) message() *processcontextpb.ProcessContext {
 	if c == nil {
 		return nil
@@ -420,12 +432,12 @@ func (c *ProcessContext) message() *processcontextpb.ProcessContext {
 	return c.Message
 }
 
-// recheckAfter is how long an unadvertised ring is used before the reader checks again whether it
-// is advertised. The check scans all mappings.
+// recheckAfter is how long the reader uses carriers without an advertisement before it searches for
+// an advertisement again. The search scans all mappings.
 const recheckAfter = time.Second
 
-// threadView returns the cached view, or a new one if that is no longer valid. If the error is nil,
-// the view is usable.
+// threadView returns the cached view if it is still valid, and a new view otherwise. If the error
+// is nil, the view is usable.
 func (p *Process) threadView(ctx context.Context) (*threadView, error) {
 	s := &p.threads
 	s.mu.Lock()
@@ -467,7 +479,7 @@ func (p *Process) stillValid(v *threadView) (bool, error) {
 	return v.threadRing.Verify() == nil, nil
 }
 
-// source returns the publication that a view depends on: the advertisement or, without one, the
+// source returns the publication that v was made from: the advertisement or, if there is none, the
 // process context, which may be nil.
 func (v *threadView) source() (*ProcessContext, publication) {
 	if v.advertisement == nil || v.advertisement == v.context {
@@ -486,8 +498,8 @@ func (v *threadView) advertised() bool {
 	return false
 }
 
-// findCarriers returns the advertised carriers. If none of them is readable, it searches memory for
-// a ring. The view may be unusable.
+// findCarriers returns a view with the advertised carriers. If none of them is readable, it
+// searches the process's memory for a ring. The view may be unusable.
 func (p *Process) findCarriers(ctx context.Context) (*threadView, error) {
 	pc, advertisement, contextErr, err := p.published(ctx)
 	if err != nil {
@@ -510,9 +522,9 @@ func (p *Process) findCarriers(ctx context.Context) (*threadView, error) {
 	return v, nil
 }
 
-// Carriers returns the carriers in which the process publishes the spans of its threads: the
-// advertised ones, readable or not, or, if none is readable, a ring found in memory. The result may
-// be empty.
+// Carriers returns the carriers in which the process publishes the spans of its threads. These are
+// all advertised carriers, readable or not. If none of them is readable, Carriers also searches the
+// process's memory for a ring. The result may be empty.
 //
 // The error wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
 func (p *Process) Carriers(ctx context.Context) ([]Carrier, error) {

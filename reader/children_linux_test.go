@@ -32,8 +32,9 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// The child processes in this file publish in ways that otelctx does not: they follow other versions of
-// the OTEP, behave like publishers in other languages, or are hostile, stuck or dead.
+// The child processes in this file publish contexts as otelctx never does: according to other
+// versions of the OTEP, like publishers in other languages, or with invalid data. Some get stuck or
+// exit.
 
 func TestMain(m *testing.M) {
 	roles := map[string]func(*childproc.Parent){
@@ -53,7 +54,8 @@ func idle(p *childproc.Parent) {
 	p.Receive()
 }
 
-// publisher executes one step per line, and answers each with "ok" or the reason for a failure.
+// publisher executes the steps that the test sends, one on each line. It answers each with "ok", a
+// number or the reason for a failure.
 func publisher(p *childproc.Parent) {
 	w := new(testWriter)
 	for line, ok := p.Receive(); ok; line, ok = p.Receive() {
@@ -66,12 +68,13 @@ func publisher(p *childproc.Parent) {
 
 // testWriter publishes a process context step by step.
 type testWriter struct {
-	// memory is the mapping with the header, and address is its address.
+	// memory is the mapping that begins with the header, and address is its address.
 	memory  []byte
 	address uint64
 	region  *vma.Region
 	memfd   *os.File
-	// payload is the memory that the header's pointer refers to.
+	// payload is the mapping of a payload outside of memory. payloadAddress and payloadSize are
+	// what publish and update-end store in the header.
 	payload        *vma.Region
 	payloadAddress uint64
 	payloadSize    int
@@ -132,16 +135,16 @@ func (w *testWriter) do(step string, args []string) (string, error) {
 
 const testMemorySize = 128 << 10
 
-// mapMemory maps memory and names it as a process context. For some kinds of memory, announce sets the
-// name later.
+// mapMemory maps memory for a process context and returns its address. The mapping has its final
+// name only after announce.
 func (w *testWriter) mapMemory(how string) (string, error) {
 	var err error
-	w.region, w.memfd = nil, nil // an earlier mapping stays
+	w.region, w.memfd = nil, nil // an earlier mapping is not unmapped
 	switch how {
 	case "memfd": // private; the descriptor is closed
 		w.region, err = vma.New(wire.ProcessContextName, testMemorySize)
 	case "anonymous":
-		// No descriptor, no memfd.
+		// Without free descriptors, vma.New falls back to anonymous memory.
 		err = resources.WithoutDescriptors(func() error {
 			w.region, err = vma.New(wire.ProcessContextName, testMemorySize)
 			return err
@@ -191,8 +194,8 @@ func (w *testWriter) writePayload(inside bool, payload []byte) error {
 	return nil
 }
 
-// publish writes the header in the order of the merged OTEP. With seed it uses the order of the
-// OTEP's first text, in which the signature is written last.
+// publish writes the header and announces it. It stores the time last, as the merged OTEP requires,
+// or, if seed is true, the signature last, as the first version of the OTEP did.
 func (w *testWriter) publish(now uint64, seed bool) (string, error) {
 	h := w.header()
 	sign := func() { copy(h.Signature[:], wire.ProcessContextSignature) }
@@ -208,8 +211,8 @@ func (w *testWriter) publish(now uint64, seed bool) (string, error) {
 	return w.announce(now)
 }
 
-// announce names the mapping and returns the time of publication, or "unnamed" if the kernel cannot
-// name anonymous memory.
+// announce names the mapping. It returns at as text, or "unnamed" if the kernel cannot name the
+// memory.
 func (w *testWriter) announce(at uint64) (string, error) {
 	if w.region != nil {
 		if err := w.region.Announce(); err != nil {
@@ -219,7 +222,7 @@ func (w *testWriter) announce(at uint64) (string, error) {
 	return strconv.FormatUint(at, 10), nil
 }
 
-// canNameMemory reports whether the kernel can name anonymous memory.
+// canNameMemory reports whether the kernel is known to be able to name anonymous memory.
 func canNameMemory() bool {
 	f, err := os.Open("/proc/config.gz")
 	if err != nil {
@@ -234,8 +237,9 @@ func canNameMemory() bool {
 	return err == nil && bytes.Contains(config, []byte("\nCONFIG_ANON_VMA_NAME=y\n"))
 }
 
-// nobody drops root's privileges and reads the requested process in three ways: with a context
-// found before, with a new search, and with Publishers. It reports each result.
+// nobody opens the process that the test names and finds its context, drops root's privileges, and
+// then tries to read the context again: through the same Process, through one that has found
+// nothing yet, and through Publishers. It reports the result of each attempt.
 func nobody(p *childproc.Parent) {
 	line, _ := p.Receive()
 	pid, err := strconv.Atoi(line)
@@ -267,9 +271,9 @@ func nobody(p *childproc.Parent) {
 	}
 }
 
-// reusedPID runs as the first process of a PID namespace, where it controls which ids processes
-// get. It reads a publisher, ends it, and starts another publisher with the same id. Then it reads
-// through the old [Process] and through a new one, and reports the results.
+// reusedPID runs as the first process of a PID namespace, in which it can choose the ids of new
+// processes. It reads a publisher, kills it, and starts another publisher with the same id. Then it
+// reads through the old [Process] and through a new one, and reports the results.
 func reusedPID(p *childproc.Parent) {
 	p.Must(syscall.Mount("", "/", "", syscall.MS_PRIVATE|syscall.MS_REC, ""))
 	if err := syscall.Mount("proc", "/proc", "proc", 0, ""); err != nil {
@@ -282,7 +286,7 @@ func reusedPID(p *childproc.Parent) {
 		return
 	}
 	// Without address space randomization, both processes map their contexts at the same address.
-	runtime.LockOSThread()            // the personality belongs to the thread, and its children inherit it
+	runtime.LockOSThread()            // children inherit the personality from the thread that starts them
 	const addrNoRandomize = 0x0040000 // ADDR_NO_RANDOMIZE
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PERSONALITY, addrNoRandomize, 0, 0); errno != 0 {
 		p.Must(errno)
@@ -301,8 +305,8 @@ func reusedPID(p *childproc.Parent) {
 		secondAt string
 	)
 	for range 300 {
-		// Retry: a thread of the Go runtime may take the id first, and the runtime chooses
-		// addresses itself.
+		// Retry, because a thread of the Go runtime may have taken the id, or the context may be at
+		// another address.
 		p.Must(os.WriteFile(lastPID, []byte(strconv.Itoa(pid-1)), 0))
 		second, secondAt = startPlain(p)
 		if second.Process.Pid == pid && secondAt == firstAt {
@@ -332,8 +336,8 @@ func reusedPID(p *childproc.Parent) {
 	_ = second.Wait()
 }
 
-// startPlain starts a publisher from within a child, where there is no testing.T, and returns the
-// address of its context.
+// startPlain starts a publisher from within a child process, which has no testing.T. at is the
+// address of the publisher's context.
 func startPlain(p *childproc.Parent) (cmd *exec.Cmd, at string) {
 	cmd, err := childproc.Command("publisher")
 	p.Must(err)

@@ -20,7 +20,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// The example reads its own process. A profiler reads others in the same way.
+// Read the resource that a process publishes. This example reads its own process; a profiler reads
+// others in the same way.
 func Example() {
 	ctx := context.Background()
 	pub, err := resourcepublisher.NewPublisher(
@@ -55,7 +56,7 @@ func Example() {
 	// service.version = 1.2.3
 }
 
-// Most processes publish nothing.
+// Reading can fail for several reasons. Most processes, for example, publish no context.
 func ExampleProcess_ProcessContext_errors() {
 	p, err := reader.Open(os.Getpid())
 	if err != nil {
@@ -79,7 +80,7 @@ func ExampleProcess_ProcessContext_errors() {
 	// try again once the process has had time to publish
 }
 
-// A profiler caches the context until the process publishes again.
+// Find out whether a cached context is still current.
 func ExampleProcess_Changed() {
 	ctx := context.Background()
 	named := func(service string) *resource.Resource {
@@ -115,7 +116,8 @@ func ExampleProcess_Changed() {
 	// true <nil>
 }
 
-// List the active span of each thread. The process is the example's own, with one span.
+// List the threads that have an active span. This example reads its own process, which has one
+// span.
 func ExampleProcess_Threads() {
 	ctx := context.Background()
 	tp := sdktrace.NewTracerProvider(
@@ -124,7 +126,7 @@ func ExampleProcess_Threads() {
 		spanctx.WithPublishing(),
 	)
 	defer tp.Shutdown(ctx)
-	// The example's goroutine stays on its thread while it is read.
+	// Keep the goroutine with the span on its thread while the threads are read.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	_, span := tp.Tracer("shop").Start(ctx, "GET /cart")
@@ -143,7 +145,7 @@ func ExampleProcess_Threads() {
 	}
 	for _, t := range threads {
 		if t.Span == nil {
-			continue // most threads have nothing to do
+			continue // most threads have no active span
 		}
 		fmt.Println("the span:", trace.SpanID(t.Span.SpanID) == span.SpanContext().SpanID())
 		fmt.Println("from the", t.Span.Carrier, "proven:", t.Span.Proven)
@@ -153,7 +155,8 @@ func ExampleProcess_Threads() {
 	// from the goroutine_record proven: true
 }
 
-// Print the layout that a BPF program needs to find the span of the interrupted thread.
+// Print some of the data that a BPF program needs to find the active span of the thread that it
+// samples.
 func ExampleProcess_ThreadLayout() {
 	ctx := context.Background()
 	tp := sdktrace.NewTracerProvider(
@@ -193,7 +196,7 @@ func ExampleProcess_ThreadLayout() {
 	// goroutine ids are readable: true
 }
 
-// List every process that publishes its resource. The example looks for its own.
+// Find all processes that publish a resource. This example prints only its own.
 func ExamplePublishers() {
 	ctx := context.Background()
 	pub, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.String("service.name", "checkout")))

@@ -30,7 +30,7 @@ import (
 const (
 	fakePID = 4711
 
-	// Addresses in usual fakes.
+	// The addresses of the header and the payload in the process that newFake returns.
 	headerAt  = 0x7f00_0000_1000
 	payloadAt = 0xc0_0012_3456
 
@@ -38,13 +38,13 @@ const (
 	otherMapping = "55601133d000-55601135e000 rw-p 00000000 00:00 0                          [heap]\n"
 )
 
-// fakeTarget is a scripted process.
+// fakeTarget is a process whose mappings, memory and errors a test determines.
 type fakeTarget struct {
-	// maps returns the contents of /proc/pid/maps.
 	maps func() io.Reader
-	// memory holds the mapped memory by address.
+	// memory holds the contents of mapped memory, by start address.
 	memory map[uint64][]byte
-	// beforeRead, if not nil, runs before the nth read of memory, from 1.
+	// beforeRead, if not nil, is called before each read of memory. n is the number of the read,
+	// from 1.
 	beforeRead func(n int)
 	// readErr, if not nil, is the error of read number failAt.
 	readErr error
@@ -52,7 +52,7 @@ type fakeTarget struct {
 	// alive is the result of Alive.
 	alive error
 
-	// Calls so far.
+	// The numbers of calls so far.
 	reads, mapsReads, aliveChecks, closed int
 }
 
@@ -92,24 +92,22 @@ func (f *fakeTarget) Close() error {
 	return nil
 }
 
-// setMaps replaces the process's mappings.
+// setMaps sets the contents of /proc/pid/maps.
 func (f *fakeTarget) setMaps(lines string) {
 	f.maps = func() io.Reader { return strings.NewReader(lines) }
 }
 
-// header returns the header at an address, for modification.
+// header returns the header at this address. Tests may modify it.
 func (f *fakeTarget) header(address uint64) *wire.ProcessContextHeader {
 	return wire.ProcessContextHeaderIn(f.memory[address])
 }
 
-// process returns a Process that reads the fake.
 func (f *fakeTarget) process() *Process { return &Process{pid: fakePID, target: f} }
 
 func (f *fakeTarget) read() (*ProcessContext, error) {
 	return f.process().ProcessContext(context.Background())
 }
 
-// changed reports whether a process has changed since a publication.
 func changed(t *testing.T, p *Process, publishedAt uint64) bool {
 	t.Helper()
 	changed, err := p.Changed(publishedAt)
@@ -117,7 +115,7 @@ func changed(t *testing.T, p *Process, publishedAt uint64) bool {
 	return changed
 }
 
-// encodeHeader encodes a header.
+// encodeHeader returns a page that begins with a valid header.
 func encodeHeader(publishedAt uint64, size int, payload uint64) []byte {
 	b := make([]byte, 4096)
 	*wire.ProcessContextHeaderIn(b) = wire.ProcessContextHeader{
@@ -130,7 +128,7 @@ func encodeHeader(publishedAt uint64, size int, payload uint64) []byte {
 	return b
 }
 
-// newFake returns a process that publishes payload as usual.
+// newFake returns a process that publishes this payload, with the header in a memfd.
 func newFake(payload []byte) *fakeTarget {
 	f := &fakeTarget{memory: map[uint64][]byte{
 		headerAt:  encodeHeader(1000, len(payload), payloadAt),
@@ -148,7 +146,6 @@ func keyValue(k string, v *commonpb.AnyValue) *commonpb.KeyValue {
 	return &commonpb.KeyValue{Key: k, Value: v}
 }
 
-// message returns a process context with a service name.
 func message(service string) *processcontextpb.ProcessContext {
 	return &processcontextpb.ProcessContext{
 		Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{
@@ -169,7 +166,6 @@ func marshal(t testing.TB, msg proto.Message) []byte {
 	return b
 }
 
-// serviceName returns the service name in a context.
 func serviceName(pc *ProcessContext) string {
 	for _, kv := range pc.Message.GetResource().GetAttributes() {
 		if kv.GetKey() == "service.name" {
@@ -203,7 +199,7 @@ func assertDocumented(t testing.TB, err error, pid int) {
 	assert.NotContains(t, err.Error(), "\n")
 }
 
-// allocated returns the number of bytes allocated during f, including by other goroutines.
+// allocated returns the number of bytes that all goroutines allocate during f.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -212,7 +208,7 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// lengthDelimited encodes a protobuf field by hand.
+// lengthDelimited encodes a protobuf field with length-delimited content.
 func lengthDelimited(field int, content []byte) []byte {
 	b := binary.AppendUvarint(nil, uint64(field<<3|2))
 	b = binary.AppendUvarint(b, uint64(len(content)))

@@ -18,8 +18,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// inspect walks a message and returns the nesting depth of its messages. It fails the test if a
-// string is not UTF-8.
+// inspect returns the depth to which messages are nested in m, including m itself. It fails the
+// test if a string is not UTF-8.
 func inspect(t *testing.T, m protoreflect.Message) int {
 	t.Helper()
 	deepest := 0
@@ -47,7 +47,8 @@ func inspect(t *testing.T, m protoreflect.Message) int {
 	return deepest + 1
 }
 
-// checkDecoded compares the result of decoding a payload with protobuf's own.
+// checkDecoded compares got and err, the result of decoding payload, with the result of the
+// protobuf library.
 func checkDecoded(t *testing.T, payload []byte, got *processcontextpb.ProcessContext, err error) {
 	t.Helper()
 	if (got == nil) == (err == nil) {
@@ -95,7 +96,7 @@ func FuzzPayload(f *testing.F) {
 			require.ErrorContains(t, err, "payload: ")
 			return
 		}
-		// The decoded message owns its memory.
+		// The message must not share memory with the payload.
 		want := proto.Clone(got)
 		clear(payload)
 		if !proto.Equal(want, got) {
@@ -104,15 +105,15 @@ func FuzzPayload(f *testing.F) {
 	})
 }
 
-// These bits describe the process that FuzzProcessContext reads.
+// Bits that describe the process that FuzzProcessContext reads.
 const (
-	layoutShared    = 1 << iota // the header's mapping is shared
-	layoutNamed                 // the header's mapping has the name
-	layoutInside                // the payload follows the header, even if the header's pointer says otherwise
-	layoutRepoint               // the header's pointer is set to the payload's address
+	layoutShared    = 1 << iota // the mapping with the header is MAP_SHARED
+	layoutNamed                 // the mapping with the header is named by prctl
+	layoutInside                // if the header is repointed, it points to a copy of the payload that follows the header
+	layoutRepoint               // the header is set to the payload's size and address
 	layoutSecond                // there is another mapping with the same header
-	layoutTimed                 // the time is zeroed before a read, and restored before the next read
-	layoutReplaced              // before a read, the payload is replaced in place and the time updated
+	layoutTimed                 // before a read, the time is set to 0; before the next read, it is restored
+	layoutReplaced              // before a read, the payload and the time are replaced
 	layoutWithdrawn             // before a read, the context is withdrawn
 )
 
@@ -169,12 +170,12 @@ func FuzzProcessContext(f *testing.F) {
 		}
 		fake.setMaps(otherMapping + line)
 
-		// headers holds the contents of the header at each read.
+		// headers holds a copy of the header from each read.
 		headers := [][]byte{}
 		original := h.PublishedAtNS
 		replacement := lengthDelimited(1, nil)
-		// published maps publication times to payloads. It applies only if the header points at the
-		// payload.
+		// published holds the payloads by publication time. It is used only if the header points to
+		// the payload.
 		published := map[uint64][]byte{original: payload}
 		fake.beforeRead = func(n int) {
 			now, mapped := fake.memory[headerAt]
@@ -206,8 +207,8 @@ func FuzzProcessContext(f *testing.F) {
 		}
 		if err != nil {
 			assertDocumented(t, err, fakePID)
-			// In these layouts every publication has a valid header, so only an invalid payload can explain
-			// an error.
+			// In these layouts the header is always valid, so there may be an error only if the
+			// payload is invalid.
 			if layout&(layoutSecond|layoutTimed|layoutWithdrawn) == 0 && layout&layoutRepoint != 0 &&
 				len(payload) <= 65536 && validHeader(memory) && original != 0 {
 				checkDecoded(t, payload, nil, err)
@@ -223,14 +224,14 @@ func FuzzProcessContext(f *testing.F) {
 			return
 		}
 
-		// The header that was read must be valid by the OTEP's rules ...
+		// The header through which the context was read must be valid ...
 		var read []byte
 		for _, h := range headers {
 			if binary.NativeEndian.Uint64(h[16:]) == pc.PublishedAtNS && int(binary.NativeEndian.Uint32(h[12:])) == pc.PayloadSize {
 				read = h
 			}
 		}
-		if layout&layoutSecond != 0 && read == nil { // then the result came from the second mapping
+		if layout&layoutSecond != 0 && read == nil { // the context comes from the second mapping
 			read = fake.memory[otherAt][:wire.ProcessContextHeaderSize]
 		}
 		if !validHeader(read) {
@@ -240,7 +241,7 @@ func FuzzProcessContext(f *testing.F) {
 			!strings.Contains(line, pc.MappingName) {
 			t.Fatalf("%+v", pc)
 		}
-		// ... and so must the payload that this header points at.
+		// ... and the message must be that of the payload to which this header points.
 		size, at := uint64(pc.PayloadSize), binary.NativeEndian.Uint64(read[24:])
 		for start, b := range fake.memory {
 			if at >= start && at-start <= uint64(len(b)) && uint64(len(b))-(at-start) >= size {
@@ -254,7 +255,7 @@ func FuzzProcessContext(f *testing.F) {
 	})
 }
 
-// validHeader reimplements the rules for a readable header.
+// validHeader is an independent implementation of the rules for a readable header.
 func validHeader(b []byte) bool {
 	if len(b) < 32 {
 		return false

@@ -22,9 +22,9 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// GoroutineRef identifies a goroutine of a process. [LiveSpan] has both values.
+// GoroutineRef identifies a goroutine of a process. Both values can be taken from a [LiveSpan].
 type GoroutineRef struct {
-	// ID is the goroutine's id, and G the address of its runtime g.
+	// ID is the goroutine's id. G is the address of its g, the Go runtime's struct for a goroutine.
 	ID, G uint64
 }
 
@@ -34,16 +34,16 @@ type GoroutineState int
 const (
 	// GoroutineUnknown means that the state could not be read.
 	GoroutineUnknown GoroutineState = iota
-	// GoroutineRunning is executing Go code on a thread.
+	// GoroutineRunning means that the goroutine is executing Go code on a thread.
 	GoroutineRunning
-	// GoroutineRunnable is ready to run and waits for a processor.
+	// GoroutineRunnable means that the goroutine is ready to run and is waiting for a processor.
 	GoroutineRunnable
-	// GoroutineWaiting is blocked in the Go runtime, as in channel operations, locks, sleeps and
-	// network I/O.
+	// GoroutineWaiting means that the goroutine is blocked in the Go runtime, for example in a
+	// channel operation, a lock, a sleep or network I/O.
 	GoroutineWaiting
-	// GoroutineInSyscall is in a system call or a C call, on a thread.
+	// GoroutineInSyscall means that the goroutine is in a system call or a C call, on a thread.
 	GoroutineInSyscall
-	// GoroutineGone has exited.
+	// GoroutineGone means that the goroutine has exited.
 	GoroutineGone
 )
 
@@ -62,33 +62,33 @@ type Goroutine struct {
 	GoroutineRef
 
 	State GoroutineState
-	// WaitReason says why a goroutine waits, in the words of the runtime's own tracebacks, such as
-	// "chan receive" or "sync.Mutex.Lock". It is empty in other states, and if the reasons could
-	// not be read; see [Goroutines.ReasonsErr].
+	// WaitReason is the reason why the goroutine is waiting, as the runtime's own tracebacks print
+	// it, for example "chan receive" or "sync.Mutex.Lock". It is empty in other states, and if the
+	// reasons could not be read; see [Goroutines.ReasonsErr].
 	WaitReason string
-	// WaitedFor is a lower bound of the time for which the goroutine has waited, or 0 if
-	// unknown. The runtime records when a wait began only during a garbage collection, so it is
-	// often much too low.
+	// WaitedFor is the minimum time for which the goroutine has been waiting, or 0 if it is
+	// unknown. The runtime records the start of a wait only at the next garbage collection, so the
+	// real time is often much longer.
 	WaitedFor time.Duration
-	// OwnTID is the thread on which the goroutine runs or is in a system call, in the process's
-	// own PID namespace. It is 0 in other states, and if it is unknown.
+	// OwnTID is the id, in the process's own PID namespace, of the thread on which the goroutine is
+	// running or in a system call. It is 0 in other states, and if it is unknown.
 	OwnTID int
-	// Stack holds the address of an instruction in each function of the stack, the innermost first.
-	// Look up functions and lines by these addresses without subtracting 1: return addresses
-	// have already been moved back into the call. It is empty for running goroutines, unless the
-	// whole process is stopped.
+	// Stack holds an instruction address for each function on the stack, the innermost first.
+	// Return addresses have already been moved back into the call instruction, so look up functions
+	// and lines without subtracting 1. Stack is empty for running goroutines, unless the process is
+	// stopped.
 	Stack []uint64
 	// StackErr is nil if Stack is complete. Otherwise it wraps [ErrStackTruncated] or [ErrNoStack].
 	StackErr error
 
-	// Span is the goroutine's active span, or 0 if it is outside of all spans. It is valid only
-	// if SpanKnown is true. The span is unknown if the process has no goroutine table, if the
-	// goroutine has never published a span itself, or if another goroutine has taken its entry:
-	// goroutines whose ids are equal modulo 65,536 share an entry.
+	// Span is the goroutine's active span, or 0 if the goroutine is in no span. It is valid only if
+	// SpanKnown is true. The span is unknown if the process has no goroutine table, if the
+	// goroutine has never published a span itself, or if its table entry belongs to another
+	// goroutine. Goroutines whose ids are equal modulo 65,536 share an entry.
 	Span      SpanRef
 	SpanKnown bool
-	// Attributes are the attributes published with the active span, each key once. Processes
-	// without goroutine records publish none.
+	// Attributes are the attributes published with the active span, with at most one for each key.
+	// There are none if the process publishes no goroutine records.
 	Attributes []ThreadAttribute
 
 	labels uint64
@@ -96,9 +96,10 @@ type Goroutine struct {
 
 // Errors of [Goroutine.StackErr].
 var (
-	// ErrStackTruncated means that only the innermost frames of the stack are returned.
+	// ErrStackTruncated means that the stack is too long, so only its innermost frames are
+	// returned.
 	ErrStackTruncated = errors.New("the stack is longer")
-	// ErrNoStack means that the stack, or the outer part of it, could not be unwound.
+	// ErrNoStack means that the stack, or its outer part, could not be unwound.
 	ErrNoStack = errors.New("the stack cannot be unwound")
 )
 
@@ -110,14 +111,15 @@ var (
 	errBroken     = fmt.Errorf("%w: it does not end like a Go stack", ErrNoStack)
 )
 
-// GoCode describes the machine code of a Go program. [Process.Goroutines] needs it where frame
-// pointers do not lead to the caller: below a signal (a nil dereference that panics, a preempted
-// goroutine), where C code has called Go, and in running goroutines of a stopped process.
+// GoCode describes the machine code of a Go program. [Process.Goroutines] needs it to unwind where
+// frame pointers do not lead to the caller: in functions interrupted by a signal (preemption, or a
+// nil dereference that panics), in Go functions called by C code, and in running goroutines of a
+// stopped process.
 type GoCode interface {
-	// Frame returns the name of the function that contains the instruction at pc, as in the
-	// runtime's function table, and the number of bytes by which the stack pointer has moved
-	// between function entry and that instruction (the table pcsp). ok is false for addresses
-	// outside of Go functions.
+	// Frame returns the function that contains the instruction at pc, by its name in the runtime's
+	// function table, and the size of the stack frame at that instruction: the number of bytes by
+	// which the stack pointer has moved since function entry, according to the table pcsp. ok is
+	// false if pc is not in a Go function.
 	Frame(pc uint64) (function string, size int, ok bool)
 }
 
@@ -127,40 +129,42 @@ type GoroutineOptions struct {
 	Stacks bool
 	// Spans requests active spans. Attributes requests active spans together with their attributes.
 	Spans, Attributes bool
-	// Code, if not nil, is used to unwind stacks where frame pointers are not enough. It is called
-	// on the goroutine that calls Goroutines.
+	// Code is used to unwind where frame pointers are not enough. It may be nil. It is called only
+	// on the goroutine that calls [Process.Goroutines].
 	Code GoCode
 }
 
 // Goroutines is the result of [Process.Goroutines].
 type Goroutines struct {
-	// Goroutines are in the order of the given references.
+	// Goroutines has one element for each reference passed to [Process.Goroutines], in the same
+	// order.
 	Goroutines []Goroutine
-	// Torn counts the reads that were discarded because the goroutine changed meanwhile. Lost
-	// counts the goroutines that changed at every attempt; their stacks are missing.
+	// Torn is the number of reads of a goroutine that were discarded because it changed during the
+	// read. Lost is the number of goroutines that changed at every attempt, so that their data is
+	// missing.
 	Torn, Lost int
-	// StateErr, StacksErr and ReasonsErr say why states, stacks or wait reasons could not be
-	// read for any goroutine: their location in the program was not found or not proven.
+	// StateErr, StacksErr and ReasonsErr are the reasons why the states, stacks or wait reasons of
+	// all goroutines are missing: their location in memory was not found or could not be verified.
 	// Otherwise they are nil.
 	StateErr, StacksErr, ReasonsErr error
 }
 
 const (
-	// goroutineBatch is the number of goroutines read together. goroutineTries is the maximum
-	// number of reads of a goroutine that keeps changing.
+	// goroutineBatch is the number of goroutines that are read together. goroutineTries is the
+	// maximum number of times that a goroutine that keeps changing is read.
 	goroutineBatch = 128
 	goroutineTries = 4
-	// firstStack is the number of bytes of each stack that are read in a batch. maxStack is the
-	// maximum for a stack that is read separately.
+	// firstStack is the number of bytes of each stack that a batch reads. A longer stack is read
+	// again separately, up to maxStack bytes.
 	firstStack = 8 << 10
 	maxStack   = 256 << 10
-	// maxLarge bounds the total size of the stacks that one call reads separately.
+	// maxLarge limits the total number of bytes of stacks that one call reads separately.
 	maxLarge = 32 << 20
-	// maxReasonData bounds the amount of program data that is searched for the texts of wait
-	// reasons.
+	// maxReasonData limits the number of bytes of program data that are searched for the texts of
+	// wait reasons.
 	maxReasonData = 64 << 20
-	// gRead is the minimum number of bytes read of a g. These bytes include the fields that
-	// change whenever a goroutine stops, and no g is smaller.
+	// gRead is the minimum number of bytes of a g that are read. They contain the fields that
+	// change whenever the goroutine stops. No g is smaller than this.
 	gRead = 320
 )
 
@@ -170,35 +174,39 @@ type goroutineState struct {
 	layout goroutineLayout
 }
 
-// goroutineLayout locates the state of goroutines in a program. It is valid for one threadView:
-// if the view changes, the process may be running another program.
+// goroutineLayout describes where a program keeps the states and stacks of its goroutines. It is
+// valid for one threadView only: a new view may mean that the process has executed another program.
 type goroutineLayout struct {
 	view *threadView
-	// layout is complete if both errors are nil. settled says that enough goroutines have
-	// confirmed the layout.
+	// layout is complete if both errors are nil. settled is true once enough goroutines have
+	// confirmed it.
 	layout              gostack.Layout
 	stateErr, stacksErr error
 	settled             bool
-	// reasons lists the texts of the wait reasons. They are searched only once.
+	// reasons lists the texts of the wait reasons. searched is true once they have been searched
+	// for.
 	reasons    []string
 	reasonsErr error
 	searched   bool
 }
 
-// Goroutines returns the states and stacks of goroutines without stopping the process. The
-// references come from [Process.Spans] or [Process.SpanBatches] and should be used at once: a
-// goroutine that has exited meanwhile is reported as gone. The process must advertise the offset of
-// goroutine ids, as services that use otelctx do. It may be stopped.
+// Goroutines returns the states and stacks of goroutines without stopping the process. Take the
+// references from [Process.Spans] or [Process.SpanBatches], and use them at once: a goroutine that
+// has exited is reported as gone. The process must advertise the offset of goroutine ids, as
+// services that use otelctx do. It may be running or stopped.
 //
-// The other runtime offsets are derived from the memory of the goroutines in refs, verified, and
-// cached for later calls. Data whose location could not be proven is missing, an error of the
-// result says why, and a later call tries again. No Go version is built in.
+// Goroutines does not depend on the Go version. It derives all other runtime offsets from the
+// memory of the goroutines in refs, verifies them, and caches them for later calls. If it cannot
+// verify where some data is located, it leaves out that data, sets the corresponding error of the
+// result, and tries again in the next call. Only the texts of wait reasons are not searched for
+// again.
 //
-// Each goroutine is a snapshot of one moment, which differs between goroutines. The goroutine's
-// g is read before and after its stack. If the two reads differ, the data is dropped and read
-// again, at most four times. So a stack never mixes two moments or two goroutines. At most 1,024
-// frames and 256 KiB of a stack are unwound, innermost first. Once the call has read 32 MiB of
-// stacks that exceed 8 KiB, only 8 KiB of each further stack are unwound. Time and memory are
+// Each goroutine is a snapshot of a different moment. Goroutines reads the g before and after the
+// stack. If the two differ, it discards the data and reads the goroutine again, up to four times in
+// all. So a stack never mixes two moments or two goroutines.
+//
+// At most the innermost 1,024 frames and 256 KiB of each stack are unwound. Once a call has read 32
+// MiB of stacks that exceed 8 KiB, it unwinds only 8 KiB of each further stack. Time and memory are
 // proportional to len(refs).
 //
 // The error wraps [ErrNoThreadContext] if the process does not advertise the offset of goroutine
@@ -214,7 +222,7 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 	call := &goroutineCall{
 		ctx: ctx, process: p, memory: p.threads.source, runtime: v.runtime, options: options,
 		now: monotonicNow(), result: &Goroutines{Goroutines: make([]Goroutine, len(refs))},
-		size: max(v.runtime.GGoid+4*8, gRead), // read at once
+		size: max(v.runtime.GGoid+4*8, gRead), // bytes of each g to read
 	}
 	if options.Spans || options.Attributes {
 		call.entries = v.goroutines
@@ -259,7 +267,8 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 	return call.result, nil
 }
 
-// resolveSpans replaces the last published spans of goroutines by their active spans.
+// resolveSpans replaces the span that each goroutine published last with its active span. The
+// active span is an ancestor if the published span has ended.
 func (c *goroutineCall) resolveSpans(v *threadView) error {
 	if c.entries == nil {
 		return nil
@@ -284,9 +293,9 @@ func (c *goroutineCall) resolveSpans(v *threadView) error {
 	return nil
 }
 
-// readAttributes reads the attributes of active spans from goroutine records. A record belongs
-// to the goroutine only if it contains the id of the active span and the goroutine still has the
-// record's labels.
+// readAttributes reads the attributes of active spans from goroutine records. It uses a record only
+// if the record refers to the goroutine's active span and the goroutine's label pointer still leads
+// to the record.
 func (c *goroutineCall) readAttributes(v *threadView) error {
 	if !c.labels {
 		return nil
@@ -311,7 +320,7 @@ func (c *goroutineCall) readAttributes(v *threadView) error {
 	parts = parts[:0]
 	valid := readings[:0]
 	for _, r := range readings {
-		const flag, count = 24, 26 // offsets in the record
+		const flag, count = 24, 26 // offsets of Valid and AttrsDataSize
 		record := r.head[v.recordOffset:]
 		size := int(binary.NativeEndian.Uint16(record[count:]))
 		if record[flag] == 1 && size > 0 && size <= wire.MaxThreadContextRecord-wire.ThreadContextRecordSize &&
@@ -346,18 +355,20 @@ type goroutineCall struct {
 	options GoroutineOptions
 	size    int
 	now     int64
-	// entries is the goroutine table if spans are requested. labels says whether to read labels,
-	// too.
+	// entries is the goroutine table, or nil if no spans are requested. labels says whether the
+	// label pointers of goroutines are needed.
 	entries *GoroutineEntries
 	labels  bool
 	goroutineLayout
 
 	scratch *goroutineScratch
 	result  *Goroutines
-	// pcs holds the stacks. large is the total size of the stacks that were read separately.
+	// pcs holds the stacks of all goroutines. large is the total size of the stacks that were read
+	// separately.
 	pcs   []uint64
 	large int
-	// threads maps the process's own thread ids to the caller's. It is filled on first use.
+	// threads maps thread ids of the process's own PID namespace to those of the caller's. It is
+	// filled on first use.
 	threads map[int]int
 }
 
@@ -376,16 +387,17 @@ type goroutineScratch struct {
 
 var goroutineScratches = sync.Pool{New: func() any { return new(goroutineScratch) }}
 
-// alloc returns n uninitialized bytes that are valid until the next reset.
+// alloc returns n bytes, which may hold old data. They are valid until used is reset to 0.
 func (s *goroutineScratch) alloc(n int) []byte {
 	if n > len(s.bytes)-s.used {
-		s.bytes, s.used = make([]byte, max(n, 2*len(s.bytes), 1<<16)), 0 // Earlier allocations stay valid.
+		s.bytes, s.used = make([]byte, max(n, 2*len(s.bytes), 1<<16)), 0 // slices returned earlier keep the old memory
 	}
 	s.used += n
 	return s.bytes[s.used-n : s.used : s.used]
 }
 
-// sized returns a slice of n elements that may hold old values.
+// sized returns a slice of n elements, which may hold old values. It reuses the memory of s if that
+// is large enough.
 func sized[T any](s []T, n int) []T {
 	if n > cap(s) {
 		return make([]T, n)
@@ -393,8 +405,8 @@ func sized[T any](s []T, n int) []T {
 	return s[:n]
 }
 
-// readEach fills the parts that can be read, and reports for each part whether it was read. It
-// returns an error only if the process cannot be read at all.
+// readEach reads all parts that are readable, and reports for each part whether it has been read.
+// It returns an error only if the process cannot be read at all.
 func (s *goroutineScratch) readEach(memory ringbuf.Memory, parts []ringbuf.Part) ([]bool, error) {
 	s.ok = sized(s.ok, len(parts))
 	ok := s.ok
@@ -411,7 +423,7 @@ func (s *goroutineScratch) readEach(memory ringbuf.Memory, parts []ringbuf.Part)
 		if !errors.Is(err, syscall.EFAULT) {
 			return nil, err
 		}
-		done++ // Skip the unreadable part.
+		done++ // skip the unreadable part
 	}
 	return ok, nil
 }
@@ -422,14 +434,14 @@ func (c *goroutineCall) read(address uint64, b []byte) bool {
 	return err == nil
 }
 
-// goroutineRun is a range of consecutive goroutines whose gs are on the same page. They are read
-// together because most of the kernel's cost is per page.
+// goroutineRun is a range of consecutive goroutines whose g structs begin on the same page. They
+// are read as one part, because the kernel's cost is mostly per page.
 type goroutineRun struct{ first, end int }
 
-// readGs reads the g of each goroutine. If a g is unreadable, its data is nil. readGs is fastest
-// if refs are sorted by the address of the g.
+// readGs reads the g of each goroutine. The Data of an unreadable g is nil. readGs is fastest if
+// refs are sorted by address.
 func (c *goroutineCall) readGs(refs []GoroutineRef) ([]gostack.G, error) {
-	const page = 4096 // at most
+	const page = 4096 // the smallest page size
 	s := c.scratch
 	s.gs, s.runs = sized(s.gs, len(refs)), s.runs[:0]
 	parts, gs := s.parts[:0], s.gs
@@ -460,12 +472,13 @@ func (c *goroutineCall) readGs(refs []GoroutineRef) ([]gostack.G, error) {
 }
 
 const (
-	// sampleSize is the number of goroutines that are examined to find the layout. settledSize
-	// is the number of parked goroutines that confirm it.
+	// sampleSize is the maximum number of goroutines that are examined to find the layout.
+	// settledSize is the number of parked goroutines that suffice to confirm it.
 	sampleSize, settledSize = 256, 8
 )
 
-// loadLayout sets the layout to the cached one, or finds it.
+// loadLayout takes the layout from the cache. If the cached layout is not settled, loadLayout
+// calibrates it first.
 func (c *goroutineCall) loadLayout(v *threadView, refs []GoroutineRef) error {
 	s := &c.process.goroutines
 	s.mu.Lock()
@@ -487,12 +500,12 @@ func (c *goroutineCall) loadLayout(v *threadView, refs []GoroutineRef) error {
 	c.goroutineLayout = *k
 	c.result.StateErr, c.result.StacksErr, c.result.ReasonsErr = k.stateErr, k.stacksErr, k.reasonsErr
 	if errors.Is(k.stacksErr, gostack.ErrNotParked) || len(refs) == 0 {
-		c.result.StacksErr = nil // No goroutine has a stack to read, so no stack is missing.
+		c.result.StacksErr = nil // no goroutine is parked, so no stack is missing
 	}
 	return nil
 }
 
-// calibrate derives the layout from a sample of the goroutines.
+// calibrate derives the layout from a sample of the goroutines in refs.
 func (c *goroutineCall) calibrate(k *goroutineLayout, refs []GoroutineRef) error {
 	step := max(1, len(refs)/sampleSize)
 	sample := make([]GoroutineRef, 0, sampleSize)
@@ -503,8 +516,8 @@ func (c *goroutineCall) calibrate(k *goroutineLayout, refs []GoroutineRef) error
 			sample = append(sample, refs[i])
 		}
 	}
-	// Use only goroutines that did not change between two reads: others would mislead the
-	// calibration.
+	// Use only goroutines that did not change between two reads, because torn data could lead to a
+	// wrong layout.
 	first, err := c.readGs(sample)
 	if err != nil {
 		return err
@@ -523,7 +536,7 @@ func (c *goroutineCall) calibrate(k *goroutineLayout, refs []GoroutineRef) error
 	cached := k.layout.Status != 0
 	layout, err := gostack.Calibrate(c.runtime.GGoid, gs)
 	if cached && errors.Is(err, gostack.ErrNoSamples) {
-		return nil // Nothing contradicts the cached layout.
+		return nil // keep the cached layout, which nothing contradicts
 	}
 	if k.stateErr = err; err != nil {
 		k.layout, k.stacksErr = gostack.Layout{}, fmt.Errorf("%w: %w", ErrNoStack, err)
@@ -545,7 +558,7 @@ func (c *goroutineCall) calibrate(k *goroutineLayout, refs []GoroutineRef) error
 	if err != nil {
 		return err
 	}
-	layout.ARM64 = goruntime.GOARCH == "arm64" // a guess, which FindFramePointer corrects from the code
+	layout.ARM64 = goruntime.GOARCH == "arm64" // FindFramePointer corrects this guess by looking at the code
 	parked := gs[:0]
 	for i, g := range gs {
 		if ok[2*i] && ok[2*i+1] && len(g.Stack.Data) > 0 && layout.SameAs(g.Data, parts[2*i+1].Data) {
@@ -564,11 +577,11 @@ func (c *goroutineCall) calibrate(k *goroutineLayout, refs []GoroutineRef) error
 	return nil
 }
 
-// findReasons finds the texts of wait reasons in the program's data.
+// findReasons searches the program's writable data for the texts of wait reasons.
 func (c *goroutineCall) findReasons(k *goroutineLayout) error {
 	const (
 		chunk   = 1 << 20
-		overlap = 2 << 10 // larger than the array of texts, so one of the overlapping reads contains all of it
+		overlap = 2 << 10 // larger than the array of texts, so that one chunk contains all of it
 	)
 	data := make([]byte, chunk)
 	remaining := maxReasonData
@@ -599,7 +612,8 @@ func (c *goroutineCall) findReasons(k *goroutineLayout) error {
 	return nil
 }
 
-// readBatch reads the goroutines of out at the indexes in pending, and retries those that change.
+// readBatch reads the goroutines in out whose indexes are in pending. It retries goroutines that
+// change during the read.
 func (c *goroutineCall) readBatch(out []Goroutine, pending []int) error {
 	for range goroutineTries {
 		changed, err := c.readOnce(out, pending)
@@ -619,19 +633,19 @@ func (c *goroutineCall) readBatch(out []Goroutine, pending []int) error {
 	return nil
 }
 
-// goroutineReading is the data read for a goroutine after its g.
+// goroutineReading holds the data of a goroutine that is read after the first copy of its g.
 type goroutineReading struct {
 	g            *gostack.G
 	after        []byte
 	procid, curg [8]byte
 	entry        [wire.GoroutineEntrySize]byte
-	// first is the index of the part with the stack. The parts with the fields of m and with the
-	// entry follow. last is the index of the part with the second copy of g.
+	// first is the index of the goroutine's first part: see partStack. last is the index of the
+	// part with the second copy of its g, which it shares with the other goroutines of its run.
 	first, last int
 	used        uint64
 }
 
-// These are the indexes of a goroutine's parts, relative to goroutineReading.first.
+// Indexes of the parts of a goroutine, relative to goroutineReading.first.
 const (
 	partStack = iota
 	partProcid
@@ -640,8 +654,8 @@ const (
 	partsEach
 )
 
-// readOnce reads the goroutines of out at the indexes in pending. It returns the indexes of those
-// that changed during the read.
+// readOnce reads the goroutines in out whose indexes are in pending. It returns the indexes of the
+// goroutines that changed during the read.
 func (c *goroutineCall) readOnce(out []Goroutine, pending []int) (changed []int, err error) {
 	s := c.scratch
 	s.used = 0
@@ -698,7 +712,8 @@ func (c *goroutineCall) readOnce(out []Goroutine, pending []int) (changed []int,
 	return changed, nil
 }
 
-// prepare allocates the buffer for the stack of a goroutine. It returns false if there is nothing to read.
+// prepare allocates the buffer for the goroutine's stack. It returns false if the goroutine needs
+// no further reads.
 func (c *goroutineCall) prepare(r *goroutineReading) bool {
 	if r.g.Data == nil || c.stateErr != nil || !c.layout.Is(r.g) {
 		return false
@@ -710,7 +725,8 @@ func (c *goroutineCall) prepare(r *goroutineReading) bool {
 	return true
 }
 
-// m returns the address of the m that runs a goroutine, or 0 if none does or the m is unknown.
+// m returns the address of the m on which the goroutine is running or in a system call. It returns
+// 0 if there is none or it is unknown.
 func (c *goroutineCall) m(g *gostack.G) uint64 {
 	if c.stateErr != nil || g.Data == nil || c.runtime.GM < 0 || c.runtime.GM > c.size-8 || c.runtime.MProcid < 0 || c.runtime.MCurg < 0 {
 		return 0
@@ -722,8 +738,8 @@ func (c *goroutineCall) m(g *gostack.G) uint64 {
 	return 0
 }
 
-// decode fills out from the data that was read. allOK says which parts could be read. It returns
-// false if the goroutine changed during the read.
+// decode sets the fields of out from the data in r. allOK says which parts could be read. decode
+// returns false if the goroutine changed during the read.
 func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool) bool {
 	switch {
 	case r.g.Data == nil:
@@ -747,7 +763,7 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool
 		out.State = GoroutineInSyscall
 	case gostack.StatusWaiting, gostack.StatusLeaked:
 		out.State = GoroutineWaiting
-	default: // The goroutine's stack is being copied.
+	default: // the goroutine's stack is being copied
 		return false
 	}
 	if !allOK[r.last] || !c.layout.SameAs(r.g.Data, r.after) {
@@ -785,8 +801,9 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool
 	return c.unwind(out, r, scanned)
 }
 
-// unwind unwinds the stack of a goroutine that does not run. It returns false if the goroutine must
-// be read again.
+// unwind unwinds the stack of a goroutine that is not running, and reads more of the stack if
+// necessary. scanned says that the garbage collector held the goroutine and may have been moving
+// its stack. unwind returns false if the goroutine must be read again.
 func (c *goroutineCall) unwind(out *Goroutine, r *goroutineReading, scanned bool) bool {
 	first := len(c.pcs)
 	pcs, result := c.layout.Unwind(r.g, c.options.Code, c.pcs)
@@ -797,7 +814,7 @@ func (c *goroutineCall) unwind(out *Goroutine, r *goroutineReading, scanned bool
 		parts := []ringbuf.Part{{Address: r.g.Stack.Low, Data: s.large}, {Address: r.g.Address, Data: r.after}}
 		n, err := c.memory.ReadParts(parts)
 		switch {
-		case n == 0 && errors.Is(err, syscall.EFAULT): // The g's stack bounds include unmapped memory.
+		case n == 0 && errors.Is(err, syscall.EFAULT): // part of the stack is not mapped
 		case err != nil || !c.layout.SameAs(r.g.Data, r.after):
 			return false
 		default:
@@ -806,10 +823,10 @@ func (c *goroutineCall) unwind(out *Goroutine, r *goroutineReading, scanned bool
 		}
 	}
 	if scanned && result != gostack.Complete {
-		return false // The stack is being copied, so read the goroutine again.
+		return false // the stack may be in the middle of a copy
 	}
 	c.setStack(out, pcs, result)
-	const systemStack = "runtime.systemstack_switch" // The runtime is working on the goroutine's thread.
+	const systemStack = "runtime.systemstack_switch" // the goroutine's thread is executing runtime code on the system stack
 	if c.options.Code != nil && out.State == GoroutineWaiting && len(out.Stack) > 0 {
 		if function, _, _ := c.options.Code.Frame(out.Stack[0]); function == systemStack {
 			out.State = GoroutineRunning
@@ -818,7 +835,7 @@ func (c *goroutineCall) unwind(out *Goroutine, r *goroutineReading, scanned bool
 	return true
 }
 
-// setStack makes the addresses appended to c.pcs the stack of out.
+// setStack sets the stack of out. pcs is c.pcs with the addresses of that stack appended.
 func (c *goroutineCall) setStack(out *Goroutine, pcs []uint64, result gostack.Result) {
 	out.Stack = pcs[len(c.pcs):len(pcs):len(pcs)]
 	c.pcs = pcs
@@ -832,9 +849,9 @@ func (c *goroutineCall) setStack(out *Goroutine, pcs []uint64, result gostack.Re
 	}
 }
 
-// unwindStopped unwinds the stack of a goroutine that was running when its process was stopped: the
-// kernel then reports the registers of its thread. It returns false if the goroutine must be read
-// again.
+// unwindStopped unwinds the stack of a goroutine that was running when its process was stopped. The
+// kernel reports the registers of stopped threads. If the process is not stopped, unwindStopped
+// does nothing. It returns false if the goroutine must be read again.
 func (c *goroutineCall) unwindStopped(out *Goroutine, r *goroutineReading) bool {
 	low, high, ok := r.g.Bounds()
 	if out.OwnTID == 0 || c.options.Code == nil || !ok {
@@ -869,8 +886,7 @@ func (c *goroutineCall) unwindStopped(out *Goroutine, r *goroutineReading) bool 
 	return true
 }
 
-// tid converts a thread id in the process's own PID namespace to the id in the caller's
-// namespace.
+// tid converts a thread id of the process's own PID namespace to one of the caller's.
 func (c *goroutineCall) tid(own int) (int, bool) {
 	if c.threads == nil {
 		c.threads = map[int]int{}

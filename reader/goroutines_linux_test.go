@@ -28,11 +28,12 @@ func waitIn(ctx context.Context, tp *sdktrace.TracerProvider, end <-chan struct{
 	<-end
 }
 
-// A process reads its own goroutine. The runtime is the oracle for the stack.
+// TestGoroutines checks that Goroutines finds the state, the wait reason and the stack of a
+// goroutine of its own process, and reports the goroutine as gone after it has exited.
 func TestGoroutines(t *testing.T) {
 	tp := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.Empty()),
-		sdktrace.WithSpanProcessor(resourcepublisher.Current()), // its Shutdown withdraws the context
+		sdktrace.WithSpanProcessor(resourcepublisher.Current()), // so that tp.Shutdown withdraws the context, too
 		spanctx.WithPublishing(),
 	)
 	defer func() { assert.NoError(t, tp.Shutdown(context.Background())) }()
@@ -59,7 +60,7 @@ func TestGoroutines(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, found.Goroutines, 3)
 		if found.StateErr != nil {
-			return reader.Goroutine{} // the only goroutine is running, so none is parked for the calibration
+			return reader.Goroutine{} // the only goroutine was running, so there was no parked one for the calibration
 		}
 		assert.Equal(t, reader.GoroutineGone, found.Goroutines[1].State)
 		assert.Equal(t, reader.GoroutineUnknown, found.Goroutines[2].State)

@@ -13,8 +13,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// hostileMemory fills the whole address space with copies of data. If changes is set, each read
-// returns other data for the same address. A part whose first byte is 0xee is unreadable.
+// hostileMemory is an address space filled with copies of data. If changes is true, each read finds
+// other data at the same address. Parts that begin with the byte 0xee are unreadable.
 type hostileMemory struct {
 	data    []byte
 	changes bool
@@ -40,8 +40,8 @@ func (m *hostileMemory) ReadParts(parts []ringbuf.Part) (int, error) {
 	return len(parts), nil
 }
 
-// FuzzGoroutines checks that reading goroutines terminates and stays within the documented
-// bounds, whatever the process's memory contains.
+// FuzzGoroutines checks that reading goroutines terminates and stays within the documented limits,
+// whatever the memory of the process contains.
 func FuzzGoroutines(f *testing.F) {
 	g := make([]byte, 512)
 	for i, v := range map[int]uint64{0: 0x1000, 8: 0x9000, 56: 0x1200, 64: 0x40_1000, 72: 512, 96: 0x1208, 144: 4, 152: 7} {

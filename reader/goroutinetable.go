@@ -14,18 +14,19 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// GoroutineEntries locates the goroutine table of a process, which has one entry per goroutine
-// with the goroutine's active span. See docs/wire-format.md.
+// GoroutineEntries is the location and layout of a process's goroutine table. The table has one
+// entry for each goroutine, with the goroutine's active span. See docs/wire-format.md.
 type GoroutineEntries struct {
-	// Address is the address of the table's header, and HeaderSize the distance from there to the
-	// first entry. EntrySize is the distance between entries, and Capacity their number.
+	// Address is the address of the table's header. HeaderSize is the distance from there to the
+	// first entry, EntrySize the distance from one entry to the next, and Capacity the number of
+	// entries.
 	Address                         uint64
 	HeaderSize, EntrySize, Capacity int
 }
 
 var errNoGoroutineTable = errors.New("not a goroutine table")
 
-// goroutineTable returns the advertised goroutine table, or the reason why there is none.
+// goroutineTable returns the advertised goroutine table. The error is the reason why there is none.
 func (a advertisement) goroutineTable(memory ringbuf.Memory) (*GoroutineEntries, error) {
 	t, err := a.table(wire.KeyGoroutines, tableBounds{
 		wire.GoroutinesLayout1, wire.TableKeyEntrySize, wire.GoroutineEntrySize, maxEntrySize, wire.GoroutinesCapacity,
@@ -33,7 +34,7 @@ func (a advertisement) goroutineTable(memory ringbuf.Memory) (*GoroutineEntries,
 	if err != nil {
 		return nil, err
 	}
-	// The addresses of a closed table stay mapped, with other contents.
+	// After a table has been closed, its addresses stay mapped, but without a valid header.
 	if _, err := t.used(memory, wire.GoroutinesMagic, wire.GoroutinesLayout1, errNoGoroutineTable); err != nil {
 		return nil, err
 	}
@@ -43,7 +44,8 @@ func (a advertisement) goroutineTable(memory ringbuf.Memory) (*GoroutineEntries,
 	return &GoroutineEntries{t.address, t.headerSize, t.entrySize, t.capacity}, nil
 }
 
-// info returns the table's layout for a [Carrier].
+// info returns the table's location and layout in the form of [Carrier.Ring]. mapping is the name
+// of the table's mapping.
 func (t *GoroutineEntries) info(mapping string) ringbuf.Info {
 	if t == nil {
 		return ringbuf.Info{}
@@ -65,18 +67,16 @@ func decodeEntry(b []byte) wire.GoroutineEntry {
 	return wire.GoroutineEntry{Position: binary.NativeEndian.Uint64(b), Check: binary.NativeEndian.Uint64(b[8:])}
 }
 
-// spanGoroutine is a goroutine that has published a span as its active one. The span may have ended
-// since.
+// spanGoroutine is a goroutine and the span that it published last, which may have ended since.
 type spanGoroutine struct {
-	// goid is the goroutine's id modulo 2^35, and g the address of its runtime g. The goroutine
-	// may have exited. It is still alive if the id in its g is equal to goid modulo 2^35.
+	// goid is the goroutine's id modulo 2^35, and g is the address of its g. If the id in that g is
+	// no longer equal to goid modulo 2^35, the goroutine has exited.
 	goid, g uint64
 	ref     wire.Ref
 }
 
-// inSpan returns the goroutines that have published an active span. It reads only those pages of
-// the table that are present in memory, because reading other pages would allocate them at the
-// process's expense.
+// inSpan returns the goroutines whose entries have a span. It reads only the pages of the table
+// that are present in memory, because reading other pages would allocate memory in the process.
 func (t *GoroutineEntries) inSpan(source threadTarget) ([]spanGoroutine, error) {
 	pageSize := uint64(os.Getpagesize())
 	size := uint64(t.HeaderSize) + uint64(t.Capacity)*uint64(t.EntrySize)
@@ -102,7 +102,7 @@ func (t *GoroutineEntries) inSpan(source threadTarget) ([]spanGoroutine, error) 
 		} else if err != nil {
 			return nil, err
 		}
-		// Decode the entries that are inside these pages.
+		// Decode the entries that lie completely within these pages.
 		index := 0
 		if start > entries {
 			index = int((start - entries + uint64(t.EntrySize) - 1) / uint64(t.EntrySize))
@@ -120,13 +120,14 @@ func (t *GoroutineEntries) inSpan(source threadTarget) ([]spanGoroutine, error) 
 
 // JoinedGoroutines returns the goroutines that are in a live span started by another goroutine:
 // they have attached the span, or returned to it when a span of their own ended. It does not find
-// goroutines that inherited a span and have published nothing themselves. [LiveSpan.Goroutine]
-// is the goroutine that started a live span, and [Goroutine.Span] is the span that a goroutine
-// is in now.
+// goroutines that have inherited a span and have published nothing themselves.
 //
-// The result is empty if the process advertises no goroutine table. At most 65,536 goroutines are
-// returned. The error wraps [ErrNoThreadContext], [ErrNotPermitted], [ErrProcessGone], [ErrInvalid]
-// or [ErrBusy], or is ctx's.
+// For the goroutine that started a live span, see [LiveSpan.Goroutine]. For the span that a
+// goroutine is in now, see [Goroutine.Span].
+//
+// The result is empty if the process advertises no goroutine table. It has at most 65,536
+// goroutines. The error wraps [ErrNoThreadContext], [ErrNotPermitted], [ErrProcessGone],
+// [ErrInvalid] or [ErrBusy], or comes from ctx.
 func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) {
 	v, err := p.threadView(ctx)
 	if err != nil {
@@ -154,9 +155,8 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 			gs[found[i].g] = true
 		}
 	}
-	// An entry has only the lower bits of the goroutine's id, so read the whole id from the g.
-	// After the goroutine has exited, its g may belong to another goroutine, which has its own
-	// entry.
+	// An entry has only the lower bits of the goroutine's id, so read the whole id from the g. If
+	// the goroutine has exited, the g may have the id of another goroutine, which does not match.
 	ids := follow(p.threads.source, gs, v.runtime.GGoid)
 	var refs []GoroutineRef
 	for _, g := range joined {
@@ -167,8 +167,8 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 	return refs, p.confirm(v)
 }
 
-// readEach reads each part on its own and zeroes unreadable ones. It returns any error except
-// EFAULT.
+// readEach fills the parts from memory, and fills unreadable parts with zeros. It returns any error
+// except EFAULT.
 func readEach(memory ringbuf.Memory, parts []ringbuf.Part) error {
 	const batch = 512
 	for len(parts) > 0 {
@@ -185,16 +185,16 @@ func readEach(memory ringbuf.Memory, parts []ringbuf.Part) error {
 	return nil
 }
 
-// maxGoroutines bounds the number of goroutines that are followed to their threads.
+// maxGoroutines limits the number of pointers that one call of follow reads.
 const maxGoroutines = 1 << 16
 
-// findMs maps thread ids, in the process's own namespace, to the addresses of the threads' runtime
-// ms. It follows goroutines to their threads. These are the goroutines that are inside a span
-// according to the goroutine table, and those that started a live span. The result is only a
-// guess, which threadReader verifies.
+// findMs returns the addresses of the m structs of threads, by thread id in the process's own PID
+// namespace. It follows the pointers from goroutines to the m structs of their threads. The
+// goroutines are those that are in a span according to the goroutine table, and those that have
+// started a live span. The result is only a guess, which threadReader verifies.
 func (p *Process) findMs(v *threadView) map[uint64]uint64 {
 	if v.runtime.GM < 0 || v.runtime.MProcid < 0 {
-		return nil // Nothing leads from a goroutine to its thread.
+		return nil // without these offsets nothing leads from a goroutine to its thread
 	}
 	gs := map[uint64]bool{}
 	if v.goroutines != nil {
@@ -220,7 +220,8 @@ func (p *Process) findMs(v *threadView) map[uint64]uint64 {
 	return found
 }
 
-// follow reads the word at an offset from each address and returns the readable ones by address.
+// follow reads the word at this offset from each address, and returns the words by address. It
+// skips addresses that are not valid pointers. An unreadable word is 0.
 func follow(memory ringbuf.Memory, addresses map[uint64]bool, offset int) map[uint64]uint64 {
 	var valid []uint64
 	var parts []ringbuf.Part

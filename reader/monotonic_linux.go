@@ -5,8 +5,8 @@ package reader
 
 import "golang.org/x/sys/unix"
 
-// monotonicNow returns the time of CLOCK_MONOTONIC in nanoseconds, the clock of the Go runtime, or
-// 0 if it cannot be read.
+// monotonicNow returns the time of CLOCK_MONOTONIC, the clock of the Go runtime, in nanoseconds. It
+// returns 0 if the clock cannot be read.
 func monotonicNow() int64 {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) != nil {

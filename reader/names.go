@@ -11,21 +11,23 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// NameTable locates the names of a process's spans. See docs/wire-format.md.
+// NameTable is the location and layout of the table with the names of a process's spans. See
+// docs/wire-format.md.
 type NameTable struct {
-	// Address is the address of the table's header, and HeaderSize the distance from there to the
-	// first entry. EntrySize is the distance between entries, and Capacity their number.
+	// Address is the address of the table's header. HeaderSize is the distance from there to the
+	// first entry, EntrySize the distance from one entry to the next, and Capacity the number of
+	// entries.
 	Address                         uint64
 	HeaderSize, EntrySize, Capacity int
 }
 
-// These constants bound the layout of a name table that a process may advertise.
+// Limits for the layout of an advertised name table.
 const (
 	maxEntrySize    = 1024
 	maxNameCapacity = 1 << 16
 )
 
-// nameTable returns the advertised name table, or the reason why there is none.
+// nameTable returns the advertised name table. The error is the reason why there is none.
 func (a advertisement) nameTable() (*NameTable, error) {
 	t, err := a.table(wire.KeyNames, tableBounds{wire.NamesLayout1, wire.TableKeyEntrySize, 2, maxEntrySize, maxNameCapacity})
 	if err != nil {
@@ -34,19 +36,19 @@ func (a advertisement) nameTable() (*NameTable, error) {
 	return &NameTable{t.address, t.headerSize, t.entrySize, t.capacity}, nil
 }
 
-// errNoNameTable means that the advertised address holds no name table.
+// errNoNameTable means that there is no name table at the advertised address.
 var errNoNameTable = errors.New("not a name table")
 
-// read appends the names that have been added since names was read, and returns all names by
-// number. The error comes from memory, or says that the header does not match this table. On
-// error, read returns the names read so far.
+// read returns all names in the table by number. names holds the names that earlier calls have
+// returned; read appends the new ones. If there is an error, read returns the names read so far.
+// The error comes from memory, or says that the header does not match t.
 func (t *NameTable) read(memory ringbuf.Memory, names []string) ([]string, error) {
 	used, err := table{t.Address, t.HeaderSize, t.EntrySize, t.Capacity}.used(memory, wire.NamesMagic, wire.NamesLayout1, errNoNameTable)
 	if err != nil {
 		return names, fmt.Errorf("name table: %w", err)
 	}
-	// The count is read first. It counts only complete entries, so every entry that is read is
-	// complete.
+	// used counts only complete entries and was read first, so the following reads find complete
+	// entries.
 	const batch = 256
 	for len(names) < used {
 		entries := make([]byte, min(batch, used-len(names))*t.EntrySize)
@@ -62,10 +64,12 @@ func (t *NameTable) read(memory ringbuf.Memory, names []string) ([]string, error
 	return names, nil
 }
 
-// Names returns the names of a process's spans by number. known holds the names that the caller has
-// read before: names never change, and new ones are appended. t is the table that this process
-// advertises; see [ThreadLayout]. The error wraps [ErrNotPermitted], [ErrProcessGone] or
-// [ErrInvalid], or says that the table no longer exists. On error, Names returns known.
+// Names returns the names of the process's spans by number. t is the table that the process
+// advertises; see [ThreadLayout]. known is the result of an earlier call for the same table, or
+// nil: existing names never change, so Names reads only new ones and appends them to known.
+//
+// The error wraps [ErrNotPermitted], [ErrProcessGone] or [ErrInvalid], or says that the table no
+// longer exists. If there is an error, Names returns known.
 func (p *Process) Names(t *NameTable, known []string) ([]string, error) {
 	names, err := t.read(p.threads.source, known)
 	if err != nil {
@@ -79,12 +83,13 @@ func (p *Process) Names(t *NameTable, known []string) ([]string, error) {
 	return names, nil
 }
 
-// spanNames holds the numbers of the names of a span and of its local root. The number 0 means
-// no name.
+// spanNames holds the numbers of two names: that of a span and that of its local root. A number of
+// 0 means that there is no name.
 type spanNames struct{ name, endpoint uint16 }
 
-// nameSpans returns a function that looks up names by number. At the first unknown number, the
-// function reads the process's name table, once. It returns "" for names that cannot be read.
+// nameSpans returns a function that looks up names by number in the cached names. At the first
+// number that the cache lacks, the function updates the cache from the process's name table. It
+// does so only once. It returns "" for numbers that are still unknown.
 func (p *Process) nameSpans(v *threadView) func(spanNames) (name, endpoint string) {
 	refreshed := false
 	return func(numbers spanNames) (name, endpoint string) {

@@ -18,16 +18,16 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Errors for callers to branch on. An error of this package wraps one of them,
-// [errors.ErrUnsupported], or the error of the caller's context. Any other error comes from the kernel,
-// such as a lack of memory or descriptors.
+// Errors that callers can branch on. All other errors wrap another sentinel of this package,
+// [errors.ErrUnsupported] or the error of the caller's context, or come from the kernel, for
+// example because file descriptors have run out.
 var (
 	// ErrNoContext means that the process does not currently publish a process context.
 	ErrNoContext = errors.New("no process context")
 	// ErrNotPermitted means that the kernel does not allow the caller to read the process.
 	ErrNotPermitted = errors.New("not permitted to read the process")
-	// ErrProcessGone means that the process does not exist or has exited. For a zombie, which no
-	// longer has memory, the error may be [ErrNoContext] instead.
+	// ErrProcessGone means that the process does not exist or has exited. The error may be
+	// [ErrNoContext] instead if the process is a zombie, because a zombie no longer has memory.
 	ErrProcessGone = errors.New("process is gone")
 	// ErrInvalid means that the process publishes data that is not a valid context. Retrying is
 	// useless until the data changes.
@@ -37,42 +37,40 @@ var (
 	ErrBusy = errors.New("process context is being updated")
 )
 
-// Process is an open process. It caches the location of the context, so that reading it again costs
-// four system calls and no scan of the process's mappings.
+// Process is an open process. It caches the location of the process context, so that reading it
+// again costs four system calls and no scan of the process's mappings.
 //
-// It refers to the process that [Open] found, and never to a later process with the same id. To
-// guarantee this, it holds a file descriptor until [Process.Close]. It is safe for concurrent
-// use.
+// A Process never refers to a later process with the same id. To guarantee this, it holds a file
+// descriptor until [Process.Close]. It is safe for concurrent use.
 type Process struct {
 	pid    int
 	target target
 
 	mu sync.Mutex
-	// found holds the last known location of each publication. If none is known, the mapping's
-	// Name is empty.
+	// found holds the last known location of each publication. The Name is empty if none is known.
 	found [publications]procfs.Mapping
-	// separate says that the last scan found a mapping that may advertise spans separately from the
-	// process context.
+	// separate says that the last scan found a mapping that may contain an advertisement outside of
+	// the process context.
 	separate bool
 
 	threads    threadState
 	goroutines goroutineState
 }
 
-// target is the kernel's interface to the process.
+// target gives access to a process. Tests replace it.
 type target interface {
 	// ReadAt reads the process's memory.
 	io.ReaderAt
 	// Maps yields the process's mappings whose names keep accepts.
 	Maps(keep func(name []byte) bool) iter.Seq2[procfs.Mapping, error]
-	// Pagemap says which of the process's pages are present.
+	// Pagemap returns a reader that tells which pages of the process are present in memory.
 	Pagemap() (*procfs.Pagemap, error)
 	// Alive returns an error once the process has exited.
 	Alive() error
 	Close() error
 }
 
-// linuxTarget is a real process. Tests also use fakes.
+// linuxTarget gives access to a real process.
 type linuxTarget struct {
 	*procfs.Process
 	remotemem.Memory
@@ -97,8 +95,9 @@ func (t linuxTarget) ReadParts(parts []remotemem.Part) (int, error) {
 	return n, nil
 }
 
-// byThread retries a failed read through other threads if err says that the first thread has no
-// memory. That thread has then exited, but the process may still be running.
+// byThread retries a failed read through other threads if err is ESRCH. The first thread has then
+// exited, but other threads of the process may still be running. n and err are the results of the
+// failed read.
 func (t linuxTarget) byThread(n int, err error, read func(remotemem.Memory) (int, error)) (int, error) {
 	if !errors.Is(err, syscall.ESRCH) {
 		return n, err
@@ -125,8 +124,8 @@ func (t linuxTarget) byThread(n int, err error, read func(remotemem.Memory) (int
 
 const procRoot = "/proc"
 
-// Open opens the process with id pid. It reads nothing yet, so it succeeds even if reading is not
-// permitted. The error wraps [ErrProcessGone] if there is no such process.
+// Open opens the process with this id. It does not read the process's memory, so it succeeds even
+// if reading is not permitted. The error wraps [ErrProcessGone] if there is no such process.
 func Open(pid int) (*Process, error) {
 	if err := supported(); err != nil {
 		return nil, err
@@ -144,17 +143,18 @@ func Open(pid int) (*Process, error) {
 // PID returns the process's id in the caller's PID namespace.
 func (p *Process) PID() int { return p.pid }
 
-// Close releases the process and its file descriptor. The Process must not be used afterwards.
-// Closing it again does nothing.
+// Close releases the file descriptor. The Process must not be used after Close, except that calling
+// Close again does nothing.
 func (p *Process) Close() error { return p.target.Close() }
 
-// Publishers yields, in the order of /proc, every process of the caller's PID namespace that
-// publishes a process context and that the caller may read. The caller closes the yielded
-// processes. Each range over the sequence scans the mappings of all processes.
+// Publishers yields every process of the caller's PID namespace that publishes a process context
+// and that the caller may read, in the order of /proc. The caller must close each Process. Each
+// iteration over the sequence scans the mappings of all processes.
 //
-// For a process that could not be examined, Publishers yields an error, which usually wraps
-// [ErrNotPermitted] or [ErrInvalid], and continues. Processes that start or exit meanwhile are
-// not errors. The sequence ends after ctx's error, or if processes cannot be listed.
+// If a process cannot be examined, Publishers yields an error, which usually wraps
+// [ErrNotPermitted] or [ErrInvalid], and continues with the next one. A process that starts or
+// exits in the meantime causes no error. The sequence ends with an error if ctx is done or the
+// processes cannot be listed.
 func Publishers(ctx context.Context) iter.Seq2[*Process, error] {
 	return func(yield func(*Process, error) bool) {
 		if err := supported(); err != nil {
@@ -186,7 +186,7 @@ func Publishers(ctx context.Context) iter.Seq2[*Process, error] {
 	}
 }
 
-// publishes returns nil if the process has a context, readable now or later.
+// publishes returns nil if the process has a process context, even one that is being updated.
 func (p *Process) publishes(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -197,7 +197,7 @@ func (p *Process) publishes(ctx context.Context) error {
 	return err
 }
 
-// classify wraps err with the matching exported error.
+// classify wraps err in the exported error for its kind, if there is one, and adds the pid.
 func (p *Process) classify(err error) error {
 	var kind error
 	switch {

@@ -26,13 +26,13 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// stepf runs a step of a child that must succeed.
+// stepf makes the child execute a step, which must succeed.
 func stepf(t *testing.T, child *childproc.Child, format string, args ...any) {
 	t.Helper()
 	require.Equal(t, "ok", child.Ask(format, args...))
 }
 
-// numberf runs a step of a child that returns a number.
+// numberf makes the child execute a step, and returns the number that the child answers.
 func numberf(t *testing.T, child *childproc.Child, format string, args ...any) uint64 {
 	t.Helper()
 	answer := child.Ask(format, args...)
@@ -41,7 +41,7 @@ func numberf(t *testing.T, child *childproc.Child, format string, args ...any) u
 	return n
 }
 
-// publishing starts a child that publishes a service's context in the usual way.
+// publishing starts a child that publishes the context of a service in a memfd.
 func publishing(t *testing.T, service string) *childproc.Child {
 	t.Helper()
 	childproc.NeedReading(t)
@@ -51,7 +51,8 @@ func publishing(t *testing.T, service string) *childproc.Child {
 	return child
 }
 
-// publishIn makes a child publish a service in a kind of memory.
+// publishIn makes the child publish the context of a service in this kind of memory: see
+// testWriter.mapMemory.
 func publishIn(t *testing.T, child *childproc.Child, memory, service string) {
 	t.Helper()
 	numberf(t, child, "map %s", memory)
@@ -59,7 +60,7 @@ func publishIn(t *testing.T, child *childproc.Child, memory, service string) {
 	numberf(t, child, "publish")
 }
 
-// reading starts a child that publishes a service, and reads its context.
+// reading starts a child that publishes the context of a service, and reads the context.
 func reading(t *testing.T, service string) (*childproc.Child, *Process, *ProcessContext) {
 	t.Helper()
 	child := publishing(t, service)
@@ -70,7 +71,8 @@ func reading(t *testing.T, service string) (*childproc.Child, *Process, *Process
 	return child, p, pc
 }
 
-// fails checks that reading a process fails with an error that wraps want.
+// fails checks that reading the process context fails with an error that wraps want, and returns
+// the error.
 func fails(t *testing.T, p *Process, want error) error {
 	t.Helper()
 	pc, err := p.ProcessContext(t.Context())
@@ -79,7 +81,6 @@ func fails(t *testing.T, p *Process, want error) error {
 	return err
 }
 
-// open opens a process for the duration of the test.
 func open(t *testing.T, pid int) *Process {
 	t.Helper()
 	p, err := Open(pid)
@@ -124,7 +125,7 @@ func TestReadOtherPublishers(t *testing.T) {
 						"/memfd:OTEL_CTX (deleted)", "[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]",
 					}, pc.MappingName)
 
-					// Both clocks give a plausible age.
+					// The age must be right for either clock.
 					age, err := pc.Age()
 					require.NoError(t, err)
 					assert.GreaterOrEqual(t, age, time.Duration(0))
@@ -143,13 +144,13 @@ func TestReadOtherPublishers(t *testing.T) {
 	}
 }
 
-// kindNames maps the errors to their names in testdata/publishers.txt.
+// kindNames holds the names of errors in testdata/publishers.txt.
 var kindNames = map[error]string{
 	ErrNoContext: "none", ErrNotPermitted: "not permitted", ErrProcessGone: "gone", ErrInvalid: "invalid", ErrBusy: "busy",
 }
 
-// outcome returns good if err is nil, and otherwise the name of the documented error that err
-// wraps.
+// outcome returns good if err is nil. Otherwise it returns the name of the documented error that
+// err wraps.
 func outcome(t *testing.T, err error, pid int, good string) string {
 	t.Helper()
 	if err == nil {
@@ -164,10 +165,11 @@ func outcome(t *testing.T, err error, pid int, good string) string {
 	return err.Error()
 }
 
-// TestPublisherScripts runs testdata/publishers.txt: paragraphs of publisher steps, and questions
-// with the expected answers. A question goes to a Process that was opened at the start,
-// to one that is opened for the question, or to both. The questions are "read" and "changed", which
-// asks whether the context has changed since the last read.
+// TestPublisherScripts runs the scripts in testdata/publishers.txt. Each paragraph is a script:
+// steps of the publisher, and questions with the expected answers. "read" asks for the context. It
+// goes to the Process that was opened at the start of the script; "read anew" goes to a new
+// Process, and "read all" to both. "changed" asks whether the context has changed since the last
+// read.
 func TestPublisherScripts(t *testing.T) {
 	childproc.NeedReading(t)
 	text, err := os.ReadFile("testdata/publishers.txt")
@@ -272,7 +274,8 @@ func TestOpenNoSuchProcess(t *testing.T) {
 	}
 }
 
-// Reading fails if neither the maps nor the memory may be read.
+// TestReadNotPermitted checks that reading fails with ErrNotPermitted if the kernel allows access
+// neither to the mappings nor to the memory.
 func TestReadNotPermitted(t *testing.T) {
 	child, p, pc := reading(t, "x")
 	if os.Geteuid() == 0 {
@@ -304,8 +307,8 @@ func TestReadReusedPID(t *testing.T) {
 	if strings.HasPrefix(first, "no ") {
 		t.Skip(first + ": needs a kernel with CONFIG_CHECKPOINT_RESTORE, and processes whose addresses repeat")
 	}
-	// Changed does not search the mappings. It only reads the memory at the known address, and
-	// finds a different publication there.
+	// Changed only reads the memory at the known address, where it finds another publication. So it
+	// reports a change and no error.
 	assert.Equal(t, "true false <nil>", first)
 	second := child.Receive()
 	assert.True(t, strings.HasPrefix(second, "true pid "), "read the context of another process: %q", second)
@@ -313,15 +316,15 @@ func TestReadReusedPID(t *testing.T) {
 	child.Done()
 }
 
-// published returns the children that Publishers finds, with their services. It fails the test on
-// an error about one of them.
+// published returns the services of the children that Publishers finds, by pid. It fails the test
+// if Publishers yields an error for one of the children.
 func published(t *testing.T, ctx context.Context, children ...*childproc.Child) map[int]string {
 	t.Helper()
 	found := make(map[int]string)
 	for p, err := range Publishers(ctx) {
 		for _, c := range children {
 			if err != nil {
-				// Other processes on this host may give any error.
+				// Errors about other processes of this host do not matter.
 				assert.False(t, strings.HasPrefix(err.Error(), fmt.Sprintf("pid %d: ", c.PID())), "%v", err)
 				continue
 			}
@@ -340,7 +343,8 @@ func published(t *testing.T, ctx context.Context, children ...*childproc.Child) 
 	return found
 }
 
-// Publishers finds the processes that publish, reports invalid ones, and omits others.
+// TestPublishers checks that Publishers yields processes that publish a context, yields an error
+// for an invalid context, and skips processes that publish nothing.
 func TestPublishers(t *testing.T) {
 	ctx := t.Context()
 	one, busy, invalid := publishing(t, "one"), publishing(t, "two"), publishing(t, "three")
@@ -369,7 +373,6 @@ func TestPublishers(t *testing.T) {
 	assertKind(t, ErrInvalid, reported, invalid.PID())
 	numberf(t, busy, "update-end")
 
-	// The caller may stop early.
 	for p, err := range Publishers(ctx) {
 		if err == nil {
 			require.NoError(t, p.Close())
@@ -381,7 +384,7 @@ func TestPublishers(t *testing.T) {
 	assert.Equal(t, map[int]string{busy.PID(): "two"}, published(t, ctx, one, busy, invalid, silent))
 }
 
-// countdown is a context that is canceled after a number of checks.
+// countdown is a context that is canceled after Err has been called left times.
 type countdown struct{ left int }
 
 func (*countdown) Deadline() (time.Time, bool) { return time.Time{}, false }
@@ -395,7 +398,7 @@ func (c *countdown) Err() error {
 	return nil
 }
 
-func TestPublishersOfWhichOneEnds(t *testing.T) {
+func TestPublisherExitsDuringSearch(t *testing.T) {
 	first, second := publishing(t, "first"), publishing(t, "second")
 	ended := false
 	for p, err := range Publishers(context.Background()) {
@@ -404,7 +407,8 @@ func TestPublishersOfWhichOneEnds(t *testing.T) {
 			continue
 		}
 		if p.PID() == first.PID() {
-			// The second process is already listed, unless the host has very many processes.
+			// Publishers has already listed the second process, unless the host has very many
+			// processes.
 			second.Kill()
 			ended = true
 		} else if ended {
@@ -417,7 +421,7 @@ func TestPublishersOfWhichOneEnds(t *testing.T) {
 
 func TestPublishersCancelled(t *testing.T) {
 	child := publishing(t, "x")
-	// Cancel at every point of the search, with growing steps, until the search completes.
+	// Cancel later and later, until the search completes first.
 	alike := testenv.Rounds(8, math.MaxInt)
 	for asked := 0; asked < 100_000; asked += 1 + asked/alike {
 		var cancelled, found int

@@ -24,25 +24,25 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// ProcessContext is one complete publication of a process context. It owns its memory.
+// ProcessContext is a copy of one publication of a process context.
 type ProcessContext struct {
-	// MappingName is the name of the mapping in /proc/pid/maps, and MappingAddress its start in the
-	// process.
+	// MappingName is the name of the mapping in /proc/pid/maps. MappingAddress is the address of
+	// its start in the process.
 	MappingName    string
 	MappingAddress uint64
-	// Version is the version of the format, always 2 today.
+	// Version is the version of the format. It is always 2.
 	Version uint32
-	// PublishedAtNS distinguishes this publication from others of the process; it is the cache key
-	// for [Process.Changed]. It is CLOCK_BOOTTIME in nanoseconds, or nanoseconds since the epoch
-	// from publishers that follow OTEP 4719's first text.
+	// PublishedAtNS is the CLOCK_BOOTTIME of the publication in nanoseconds. Publishers that follow
+	// the first version of OTEP 4719 use nanoseconds since the Unix epoch instead. The value
+	// identifies the publication among those of the process: pass it to [Process.Changed].
 	PublishedAtNS uint64
 	// PayloadSize is the size of the encoded message in bytes.
 	PayloadSize int
-	// Message is the published message. Attributes with duplicate keys, which the OTEP forbids, are
-	// preserved.
+	// Message is the published message. It may contain attributes with duplicate keys, although the
+	// OTEP forbids them.
 	Message *processcontextpb.ProcessContext
 
-	// clockOffset is how far the publisher's CLOCK_BOOTTIME is ahead of the reader's.
+	// clockOffset is the CLOCK_BOOTTIME of the publisher minus that of the reader.
 	clockOffset time.Duration
 }
 
@@ -66,9 +66,9 @@ func (c *ProcessContext) SchemaURL() string {
 }
 
 // Age returns how long ago the context was published. It supports both clocks that publishers use:
-// a time decades after boot is time since the epoch. It takes into account that the publisher
-// may be in another time namespace. It returns an error if the time lies in the future, as after
-// a migration to another machine, or if the clock cannot be read.
+// it treats values after the year 2000 as Unix time. It also supports publishers in another time
+// namespace. Age returns an error if the time of publication is in the future, for example because
+// the process has been migrated to another machine, or if the clock cannot be read.
 func (c *ProcessContext) Age() (time.Duration, error) {
 	now, err := boottime.Now()
 	if err != nil {
@@ -86,8 +86,8 @@ func (c *ProcessContext) Age() (time.Duration, error) {
 	return 0, fmt.Errorf("published at %d ns, which lies ahead", c.PublishedAtNS)
 }
 
-// clockOffset returns how far the process's CLOCK_BOOTTIME is ahead of the reader's. The result
-// is 0 if both are in the same time namespace, or if the offset is unknown.
+// clockOffset returns the CLOCK_BOOTTIME of the process minus that of the reader. The result is 0
+// if both are in the same time namespace, or if the difference is unknown.
 func (p *Process) clockOffset() time.Duration {
 	namespace := func(process, name string) string {
 		target, err := os.Readlink(process + "/ns/" + name)
@@ -99,8 +99,8 @@ func (p *Process) clockOffset() time.Duration {
 	const own = "/proc/self"
 	other := "/proc/" + strconv.Itoa(p.pid)
 	current := namespace(other, "time")
-	// The kernel reports the offsets of a process's children, which share its namespace unless it
-	// called unshare.
+	// The kernel reports only the offsets of the time namespace for a process's future children.
+	// They are valid for the process itself if it is in that namespace, too.
 	if current == "" || current == namespace(own, "time") || current != namespace(other, "time_for_children") {
 		return 0
 	}
@@ -115,59 +115,59 @@ func (p *Process) clockOffset() time.Duration {
 	return otherOffset - ownOffset
 }
 
-// publication is a kind of message that a process publishes.
+// publication is a kind of message that a process can publish.
 type publication int
 
 const (
 	// contextPublication is the process context.
 	contextPublication publication = iota
-	// advertisementPublication is the message that says where spans are published, if the
-	// process context does not say it. It is in a separate mapping, or is one of several process
-	// contexts.
+	// advertisementPublication is the message that advertises where spans are published, if
+	// [Process.ProcessContext] does not return it. It is in a separate mapping, or it is one of
+	// several process contexts.
 	advertisementPublication
 	publications
 )
 
-// mayHave reports whether a mapping with this name may hold the publication.
+// mayHave reports whether a mapping with this name may contain a publication of kind k.
 func (k publication) mayHave(name []byte) bool {
 	return wire.IsProcessContextMapping(name) || k == advertisementPublication && wire.IsThreadLocalMapping(name)
 }
 
-// errSeveral means that a process has several process contexts. It is wrapped together with
+// errSeveral means that the process has several process contexts. Errors that wrap it also wrap
 // [ErrInvalid].
 var errSeveral = errors.New("process contexts")
 
 const (
-	// maxAttempts bounds the attempts to read a context that keeps changing. The pauses between
-	// them add up to 1.5 ms, and to some 10 ms if timers are coarse.
+	// maxAttempts is the maximum number of attempts to read a context that keeps changing. The
+	// pauses between them add up to 1.5 ms, or to about 10 ms if timers are coarse.
 	maxAttempts  = 10
 	firstBackoff = 3 * time.Microsecond
 
-	// maxCandidates bounds the number of mappings with the right name that are examined. A process
-	// should have one.
+	// maxCandidates is the maximum number of mappings with the right name that a process may have.
+	// It should have one.
 	maxCandidates = 16
 
-	// maxMessageNesting bounds the nesting of messages in a payload. Each level of a value takes up
-	// to three messages: map, entry and value. They are inside the process context, its resource,
-	// an attribute and its value. One more level is for the innermost value, which may itself be a
-	// list or a map.
+	// maxMessageNesting is the maximum depth of protobuf messages in a payload. Each level of
+	// nesting in a value takes up to three messages: a map, an entry and its value. One level is
+	// added because the innermost value may itself be a list or a map. Four messages enclose the
+	// nested value: the process context, its resource, an attribute and its value.
 	maxMessageNesting = 3*(wire.MaxValueNesting+1) + 4
 )
 
-// ProcessContext returns the context that the process publishes. While the context is being
-// updated, it retries, up to a fixed number of times within about 10 ms.
+// ProcessContext returns the context that the process publishes. If the context is being updated,
+// it retries for at most about 10 ms.
 //
 // The error wraps [ErrNoContext], [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy],
-// or comes from ctx. Two valid contexts in one process are invalid, because nothing says which one is
-// right.
+// or comes from ctx. If the process has several contexts, the error wraps [ErrInvalid], because
+// nothing says which of them is right.
 func (p *Process) ProcessContext(ctx context.Context) (*ProcessContext, error) {
 	return p.read(ctx, contextPublication)
 }
 
-// published returns the process context, or contextErr if there is none. advertisement is the
-// message that says where spans are published: the process context itself, another message or
-// nil. If there are several contexts, and one of them advertises spans, pc is nil. If none of
-// them does, err is not nil.
+// published returns the process context and the message that advertises where spans are published.
+// These may be the same message, and either may be nil. contextErr is the reason why pc is nil. If
+// the process has several contexts, pc is nil, and err is not nil unless one of them, or a separate
+// message, advertises spans.
 func (p *Process) published(ctx context.Context) (pc, advertisement *ProcessContext, contextErr, err error) {
 	pc, contextErr = p.read(ctx, contextPublication)
 	several := errors.Is(contextErr, errSeveral)
@@ -190,15 +190,15 @@ func (p *Process) published(ctx context.Context) (pc, advertisement *ProcessCont
 	return pc, advertisement, contextErr, err
 }
 
-// hasSeparate reports whether the last scan found a separate advertisement. It avoids a second
-// scan of the mappings of processes that publish nothing, which are the majority.
+// hasSeparate reports whether the last scan found a separate advertisement. Most processes publish
+// nothing; for them hasSeparate avoids a second scan of all mappings.
 func (p *Process) hasSeparate() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.separate
 }
 
-// read returns a complete publication.
+// read returns the publication of kind k. It retries while the publication is being updated.
 func (p *Process) read(ctx context.Context, k publication) (*ProcessContext, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -217,9 +217,10 @@ func (p *Process) read(ctx context.Context, k publication) (*ProcessContext, err
 	}
 }
 
-// Changed reports whether [Process.ProcessContext] would return anything but the publication with
-// this PublishedAtNS: a newer one, or an error because the context was withdrawn, is being updated
-// or is no longer valid. Once the context has been found, Changed costs one system call.
+// Changed reports whether the process context is no longer the publication with this PublishedAtNS:
+// the process has published a newer one, is updating it, has withdrawn it, or has made it invalid.
+// Changed also returns true if [Process.ProcessContext] has not found a context yet. Once it has,
+// Changed costs one system call.
 //
 // The error wraps [ErrProcessGone] or [ErrNotPermitted].
 func (p *Process) Changed(publishedAtNS uint64) (bool, error) {
@@ -230,7 +231,7 @@ func (p *Process) changed(k publication, publishedAtNS uint64) (bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.found[k].Name == "" {
-		// Nothing has been read yet, or the context was withdrawn.
+		// No context has been found yet, or it was withdrawn.
 		return true, p.checkAlive()
 	}
 	h, err := p.readHeader(p.found[k])
@@ -243,7 +244,8 @@ func (p *Process) changed(k publication, publishedAtNS uint64) (bool, error) {
 	return h.PublishedAtNS == 0 || h.PublishedAtNS != publishedAtNS, nil
 }
 
-// readOnce reads a publication, and finds it first if necessary.
+// readOnce reads the publication of kind k, after locating it if necessary. last says that this is
+// the last attempt.
 func (p *Process) readOnce(ctx context.Context, k publication, last bool) (*ProcessContext, error) {
 	if p.found[k].Name == "" {
 		if err := p.locate(ctx, k, last); err != nil {
@@ -252,8 +254,7 @@ func (p *Process) readOnce(ctx context.Context, k publication, last bool) (*Proc
 	}
 	pc, missing, err := p.readAt(p.found[k])
 	if err == nil && k == advertisementPublication && !pc.advertises() {
-		// This message no longer advertises spans. Retry, because another message may advertise
-		// them now.
+		// This message no longer advertises spans, but another one may do so now. So search again.
 		pc, missing, err = nil, true, p.error(ErrBusy)
 	}
 	if missing {
@@ -262,8 +263,8 @@ func (p *Process) readOnce(ctx context.Context, k publication, last bool) (*Proc
 	return pc, err
 }
 
-// readAt runs the reading protocol of OTEP 4719 once. missing reports that the mapping no longer
-// holds a header.
+// readAt reads the publication in m, according to the reading protocol of OTEP 4719. missing says
+// that the mapping no longer contains a header.
 func (p *Process) readAt(m procfs.Mapping) (_ *ProcessContext, missing bool, err error) {
 	before, err := p.readHeader(m)
 	if err != nil {
@@ -273,9 +274,9 @@ func (p *Process) readAt(m procfs.Mapping) (_ *ProcessContext, missing bool, err
 		return nil, false, p.error(ErrBusy)
 	}
 
-	// A concurrent update can make a valid payload look invalid. So report the payload's error
-	// only if the whole header is unchanged afterwards. All of it is compared, because its
-	// fields are not read in one instant.
+	// During an update a valid payload can look invalid. So report an error of the payload only if
+	// the header is unchanged afterwards. Compare the whole header, because its fields may have
+	// been read at different moments.
 	payload, payloadErr := p.readPayload(&before)
 	after, err := p.readHeader(m)
 	if err != nil {
@@ -307,7 +308,7 @@ func (p *Process) readAt(m procfs.Mapping) (_ *ProcessContext, missing bool, err
 	}, false, nil
 }
 
-// headerError returns the error for a header that was found before but cannot be read now.
+// headerError returns the error for a header that cannot be read although locate found it.
 func (p *Process) headerError(err error) error {
 	if headerMissing(err) {
 		// The context was withdrawn or replaced. The next search finds out which.
@@ -316,8 +317,8 @@ func (p *Process) headerError(err error) error {
 	return p.classify(err)
 }
 
-// headerMissing reports whether an error of readHeader says that the memory is unmapped or holds
-// something else.
+// headerMissing reports whether err, an error of readHeader, means that there is no header: the
+// memory is unmapped or contains something else.
 func headerMissing(err error) bool {
 	return errors.Is(err, syscall.EFAULT) || errors.Is(err, wire.ErrProcessContextHeader)
 }
@@ -350,9 +351,9 @@ func decodePayload(payload []byte) (*processcontextpb.ProcessContext, error) {
 	return msg, nil
 }
 
-// locate sets p.found to the only mapping that holds a publication. last says that this is the
-// last attempt. An unreadable mapping, such as that of a truncated file, then counts as invalid
-// instead of withdrawn.
+// locate sets p.found[k] to the only mapping that contains a publication of kind k. last says that
+// this is the last attempt. At earlier attempts, an unreadable mapping counts as just withdrawn. At
+// the last it counts as invalid, because it may be, for example, a mapping of a truncated file.
 func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 	candidates, err := p.candidates(ctx, k)
 	if err != nil {
@@ -367,10 +368,10 @@ func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 		h, err := p.readHeader(m)
 		switch {
 		case errors.Is(err, syscall.EFAULT) && !last, errors.Is(err, wire.ErrProcessContextUnsigned):
-			// The context was just withdrawn, or is being published.
+			// The context has just been withdrawn, or is being published.
 			changing = true
 		case errors.Is(err, syscall.EFAULT), errors.Is(err, wire.ErrProcessContextHeader):
-			// The name may contain anything, terminal control sequences included.
+			// Quote the name, because it may contain anything, even terminal control sequences.
 			err = fmt.Errorf("%q: %w", m.Name, err)
 			if rejections != nil {
 				err = fmt.Errorf("%w; %w", rejections, err)
@@ -398,12 +399,12 @@ func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 		}
 	}
 	if k == advertisementPublication {
-		// Ignore invalid mappings with the right name.
+		// An invalid mapping must not hide the advertisement in another.
 		rejections = nil
 	}
 	if len(found) == 0 {
-		// A separate advertisement counts only if no process context advertises spans. While a
-		// publisher starts or shuts down, both exist with the same content.
+		// Use a separate advertisement only if no process context advertises spans. While a
+		// publisher starts or shuts down, both may exist, with the same content.
 		found = separate
 	}
 	var invalid error
@@ -420,8 +421,8 @@ func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 	default:
 		return p.error(ErrNoContext)
 	}
-	// The mapping may have been unmapped before it was read, and the address may hold something
-	// else now. Report a mapping as invalid only if it still has the name.
+	// A mapping may have been replaced by another before it was read. So report it as invalid only
+	// if the same mappings still have the right name.
 	again, err := p.candidates(ctx, k)
 	if err != nil {
 		return err
@@ -432,7 +433,7 @@ func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 	return p.error(invalid)
 }
 
-// candidates returns the mappings whose name may be that of a publication.
+// candidates returns the mappings whose names allow a publication of kind k.
 func (p *Process) candidates(ctx context.Context, k publication) ([]procfs.Mapping, error) {
 	var (
 		candidates []procfs.Mapping
@@ -470,9 +471,9 @@ func (p *Process) checkAlive() error {
 	return nil
 }
 
-// confirm returns nil if everything read through v came from the program that published v. It
-// checks that the process is alive and still has the publication that v depends on. If the
-// process has executed another program meanwhile, that publication is gone.
+// confirm returns an error unless everything that was read through v came from the program that v
+// describes. It checks that the process is alive and that the publication from which v was made
+// still exists. If the process has executed another program, the publication is gone.
 func (p *Process) confirm(v *threadView) error {
 	if published, k := v.source(); published != nil {
 		changed, err := p.changed(k, published.PublishedAtNS)

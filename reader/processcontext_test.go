@@ -53,7 +53,7 @@ func TestProcessContext(t *testing.T) {
 			}
 			pc, err := f.read()
 			require.NoError(t, err, tt.name)
-			clear(f.memory[payloadAt]) // The result is a copy.
+			clear(f.memory[payloadAt]) // must not affect pc
 			clear(f.memory[headerAt])
 			assert.Equal(t, tt.wantName, pc.MappingName)
 			assert.Equal(t, uint64(headerAt), pc.MappingAddress)
@@ -66,8 +66,8 @@ func TestProcessContext(t *testing.T) {
 	}
 }
 
-// Reading a context makes as many system calls as Process documents, and scans no maps once the
-// context has been found.
+// TestProcessContextCost checks that reading a context that has been found before costs four system
+// calls, as documented, and does not scan the mappings.
 func TestProcessContextCost(t *testing.T) {
 	f := newFake(marshal(t, message("x")))
 	p := f.process()
@@ -83,7 +83,7 @@ func TestProcessContextCost(t *testing.T) {
 	assert.Zero(t, f.mapsReads)
 }
 
-// nested returns a value inside of depth arrays or maps.
+// nested returns leaf inside of depth nested arrays, or maps if asMap is true.
 func nested(depth int, leaf *commonpb.AnyValue, asMap bool) *commonpb.AnyValue {
 	for range depth {
 		if asMap {
@@ -99,9 +99,9 @@ func nested(depth int, leaf *commonpb.AnyValue, asMap bool) *commonpb.AnyValue {
 	return leaf
 }
 
-// nestedPayload returns a payload with a value inside of depth arrays or maps, or inside of as
-// many as fit. It is encoded by hand from the innermost value outwards, because marshalers may
-// reject such depth.
+// nestedPayload returns a payload with a value inside of depth nested arrays or maps, or as many as
+// fit, and their number. It encodes them by hand, from the innermost value outwards, because
+// protobuf libraries may refuse to marshal such a depth.
 func nestedPayload(depth int, asMap bool) (payload []byte, levels int) {
 	b := make([]byte, wire.MaxProcessContextPayload)
 	at := len(b)
@@ -113,19 +113,20 @@ func nestedPayload(depth int, asMap bool) (payload []byte, levels int) {
 			copy(b[at:], tag)
 		}
 	}
-	const most = 32 // upper bound of the bytes of one level plus the enclosing attribute
+	const most = 32 // more than the bytes of one level and of the enclosing attribute
 	for ; levels < depth && at > most; levels++ {
 		if asMap {
-			wrap(2, 1, 6) // the value of an entry of a map
+			wrap(2, 1, 6) // a value in an entry of a map
 		} else {
-			wrap(1, 5) // an element of an array
+			wrap(1, 5) // a value in an array
 		}
 	}
-	wrap(2, 2) // the value of an attribute
+	wrap(2, 2) // a value in an attribute
 	return b[at:], levels
 }
 
-// payloadTest is a payload. If it is invalid, the test also has the reason.
+// payloadTest is a payload to decode. wantErr is a part of the expected error, or "" if the payload
+// is valid.
 type payloadTest struct {
 	name    string
 	payload []byte
@@ -139,10 +140,10 @@ const (
 	recursion = "recursion"
 )
 
-// payloads returns payloads of every kind.
+// payloads returns valid and invalid payloads of every kind.
 func payloads(t testing.TB) []payloadTest {
 	t.Helper()
-	// Strings are padded to a size.
+	// Pad a string until the message has the maximum size.
 	largest := message("")
 	value := largest.GetResource().GetAttributes()[0].GetValue()
 	for i := 65_200; proto.Size(largest) < wire.MaxProcessContextPayload; i++ {
@@ -164,12 +165,12 @@ func payloads(t testing.TB) []payloadTest {
 		{"usual", usual, ""},
 		{"golden", golden.Hex(t, "../internal/wire/testdata/processcontext_payload.hex"), ""},
 		{"largest", marshal(t, largest), ""},
-		{"smallest", []byte{0x0a, 0}, ""}, // No payload of one byte is valid.
+		{"smallest", []byte{0x0a, 0}, ""}, // a single byte is never valid
 		{"key twice", marshal(t, twice), ""},
 		{"unknown field", append(bytes.Clone(usual), lengthDelimited(99, []byte("later"))...), ""},
 		{"unknown group", append(groups(100), usual...), ""},
 
-		// Two bytes on the wire become a whole message in memory.
+		// Each two bytes of these payloads become a message in memory.
 		{"attributes", bytes.Repeat([]byte{0x12, 0}, 32768), ""},
 		{"resources", bytes.Repeat([]byte{0x0a, 0}, 32768), ""},
 		{"resource attributes", resource(bytes.Repeat([]byte{0x0a, 0}, 32760)), ""},
@@ -194,7 +195,7 @@ func payloads(t testing.TB) []payloadTest {
 		{"reserved wire type", []byte{0x0f, 0, 0, 0}, noMessage},
 		{"field number 0", []byte{0x02, 0}, noMessage},
 		{"end of a group not started", []byte{0x0c}, noMessage},
-		// Groups are the only protobuf messages that are nested without a length.
+		// Groups have no length prefix, so they allow the deepest nesting.
 		{"groups without an end", bytes.Repeat([]byte{groupStart}, wire.MaxProcessContextPayload), noMessage},
 		{"groups in groups", groups(30_000), noMessage},
 	}
@@ -202,8 +203,8 @@ func payloads(t testing.TB) []payloadTest {
 		for name, leaf := range map[string]*commonpb.AnyValue{
 			"string":  str("leaf"),
 			"nothing": {},
-			// Publishers count only the enclosing values as levels. The innermost value may
-			// itself be an empty list, or a list of plain values.
+			// The limit counts only the enclosing values. The innermost value may itself be an
+			// empty list, or a list of plain values.
 			"list":       nested(1, str("leaf"), false),
 			"empty list": {Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{}}},
 			"empty map":  {Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{}}},
@@ -248,8 +249,8 @@ func TestProcessContextPayloads(t *testing.T) {
 	}
 }
 
-// These are the numbers of the reads of a first ProcessContext call: the header of the
-// candidate, the header, the payload, and the header again.
+// The numbers of the reads in the first call of ProcessContext: the header when locating the
+// context, the header again, the payload, and the header once more.
 const (
 	readLocate = 1 + iota
 	readBefore
@@ -257,19 +258,18 @@ const (
 	readAfter
 )
 
-// readTest is a variation of the process that newFake returns, with the expected result of reading
-// its context.
+// readTest changes a fake process, and has the expected result of reading its context.
 type readTest struct {
 	name   string
 	change func(f *fakeTarget)
-	// want is the expected service. If want is empty, wantErr is the expected kind of error, and
-	// says is a part of the error's text.
+	// want is the expected service name. If it is empty, wantErr is the expected error, and says is
+	// a part of its text.
 	want    string
 	wantErr error
 	says    string
 }
 
-// before changes a fake before its nth read.
+// before returns a function that makes a fake change before its nth read.
 func before(n int, change func(f *fakeTarget)) func(f *fakeTarget) {
 	return func(f *fakeTarget) {
 		next := f.beforeRead
@@ -284,12 +284,12 @@ func before(n int, change func(f *fakeTarget)) func(f *fakeTarget) {
 	}
 }
 
-// changing changes a fake's header.
+// changing returns a function that changes the header of a fake.
 func changing(change func(h *wire.ProcessContextHeader)) func(f *fakeTarget) {
 	return func(f *fakeTarget) { change(f.header(headerAt)) }
 }
 
-// mapping replaces a fake's mappings.
+// mapping returns a function that replaces the mappings of a fake.
 func mapping(lines string) func(f *fakeTarget) {
 	return func(f *fakeTarget) { f.setMaps(lines) }
 }
@@ -322,7 +322,6 @@ func testReads(t *testing.T, fake func() *fakeTarget, tests []readTest) {
 	}
 }
 
-// encoded returns the payload of a service.
 func encoded(service string) []byte {
 	b, err := proto.Marshal(message(service))
 	if err != nil {
@@ -410,8 +409,8 @@ func TestProcessContextSeveralMappings(t *testing.T) {
 		{"replaced before it is read", func(f *fakeTarget) {
 			f.setMaps(usualMapping)
 			before(1, func(f *fakeTarget) {
-				// The context is withdrawn, other data reuses its address, and the context is
-				// published again elsewhere.
+				// The context is withdrawn and published again at another address. Other data is
+				// now at the old address.
 				f.header(headerAt).Signature = [8]byte([]byte("\x7fELF\x02\x01\x01\x00"))
 				f.setMaps(otherContext)
 			})(f)
@@ -439,11 +438,12 @@ func TestProcessContextSeveralMappings(t *testing.T) {
 	testReads(t, both, tests)
 }
 
-// The context changes between two reads.
+// TestProcessContextReplacedMidway checks that a reader never mixes two contexts, whatever happens
+// to the context between two of its reads.
 func TestProcessContextReplacedMidway(t *testing.T) {
 	const newPayloadAt, newAt, hidden = 0xc0_2000_0000, 0x7f77_0000_0000, 0
 	none := func(*fakeTarget) {}
-	// publish stores the new payload as an update does.
+	// publish updates the context to the second payload.
 	publish := func(f *fakeTarget) {
 		f.memory[newPayloadAt] = second
 		h := f.header(headerAt)
@@ -519,7 +519,7 @@ func TestProcessContextBusyForAWhile(t *testing.T) {
 		t.Run(fmt.Sprintf("attempts=%d", busy), func(t *testing.T) {
 			f := newFirst()
 			p := f.process()
-			_, err := p.ProcessContext(context.Background()) // found from now on
+			_, err := p.ProcessContext(context.Background()) // cache the location
 			require.NoError(t, err)
 
 			f.reads = 0
@@ -576,7 +576,7 @@ func TestProcessContextFailures(t *testing.T) {
 	}
 }
 
-// readFunc is an empty reader that calls a function when it is read.
+// readFunc is a function that acts as an empty io.Reader. It is called for each Read.
 type readFunc func()
 
 func (f readFunc) Read([]byte) (int, error) {
@@ -645,7 +645,7 @@ func TestChanged(t *testing.T) {
 		"a later time":             {none, 1001, true, nil},
 		"the maximum time":         {none, math.MaxUint64, true, nil},
 		"no publication":           {none, 0, true, nil},
-		"no publication, and busy": {set(0), 0, true, nil}, // Callers that have read nothing may pass 0.
+		"no publication, and busy": {set(0), 0, true, nil}, // 0 is what callers that have read nothing pass
 		"updated":                  {set(2000), 1000, true, nil},
 		"updated and read":         {set(2000), 2000, false, nil},
 		"back in time":             {set(999), 1000, true, nil},
@@ -680,7 +680,8 @@ func TestChanged(t *testing.T) {
 		})
 	}
 
-	// Nothing has been read yet, or the publication that was read has been withdrawn.
+	// Changed must report true, without any read, if nothing has been read yet or the context has
+	// been withdrawn.
 	f := newFirst()
 	p := f.process()
 	for range 2 {

@@ -14,13 +14,14 @@ import (
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 )
 
-// publishedAt is a publication of a fake process.
+// publishedAt describes a publication of a fake process.
 type publishedAt struct {
-	// name is the name of the mapping in the maps.
+	// name is the name of the mapping in /proc/pid/maps.
 	name string
-	// schema is the advertised schema, "" for none.
+	// schema is the advertised schema. If it is empty, nothing is advertised.
 	schema string
-	// change, if not nil, changes the memory.
+	// change, if not nil, changes the memory of the process. It gets the addresses of the header
+	// and the payload.
 	change func(f *fakeTarget, header, payload uint64)
 }
 
@@ -62,8 +63,9 @@ func TestPublished(t *testing.T) {
 	separate := publishedAt{separateName, "separate", nil}
 	for name, test := range map[string]struct {
 		all all
-		// context says whether a process context is expected. If it is false, contextErr is the
-		// expected error for the missing context. err is the expected error of the whole call.
+		// context says whether published must return a process context. If not, contextErr is the
+		// expected reason. err is the expected error of the call, and schema the schema in the
+		// expected advertisement, "" for none.
 		context         bool
 		contextErr, err error
 		schema          string
@@ -111,7 +113,8 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// A publication is cached until it no longer advertises spans.
+// TestPublishedIsRemembered checks that the reader remembers an advertisement, and searches for
+// another once the remembered one no longer advertises spans.
 func TestPublishedIsRemembered(t *testing.T) {
 	f := newPublished(t, publishedAt{contextName, "", nil}, publishedAt{contextName, "of ours", nil})
 	p := f.process()

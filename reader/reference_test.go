@@ -17,7 +17,8 @@ import (
 
 const reference = "../docs/wire-format.md"
 
-// The documented bounds match the implementation.
+// TestReferenceBounds checks that the bounds in docs/wire-format.md are those of the
+// implementation.
 func TestReferenceBounds(t *testing.T) {
 	bounds := map[string]int{}
 	for _, row := range golden.Rows(t, reference, "bounds") {
@@ -28,7 +29,7 @@ func TestReferenceBounds(t *testing.T) {
 	ring := func(change func(*ringbuf.Info)) error {
 		info := ringbuf.Info{Address: 4096, Layout: wire.RingLayout2, Capacity: 1, HeaderSize: wire.RingHeaderSize2, SlotSize: wire.SlotSize2}
 		change(&info)
-		// These are the required fields, in the smallest slot.
+		// Use only the required fields, at offsets that fit into the smallest slot.
 		_, err := ringbuf.NewView(nil, info, map[string]int{"trace_id_high": 0, "trace_id_low": 8, "span_id": 16, "in_use": 24, "seq": 28})
 		return err
 	}
@@ -77,7 +78,7 @@ func TestReferenceBounds(t *testing.T) {
 	}, bounds)
 }
 
-// busyMemory contains only slots in which a write is always in progress.
+// busyMemory is memory in which every slot is always being written.
 type busyMemory struct{ reads int }
 
 func (m *busyMemory) ReadParts(parts []ringbuf.Part) (int, error) {

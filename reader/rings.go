@@ -16,30 +16,31 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// This file searches for rings that are not advertised, such as those of the OTEL-compatible
-// context storage of Datadog's Java profiler. It finds them by the name of the mapping. If the
-// kernel does not support names, it searches anonymous memory for the magic number, at the start
-// of each mapping and of each page inside the mapping. It has to examine all pages because the
-// kernel merges a ring with adjacent anonymous memory.
+// This file searches for rings that are not advertised, for example the OTEL-compatible context
+// storage of Datadog's Java profiler. It looks for mappings with the name of a ring. If there are
+// none, because the kernel does not support names, it looks for the magic number of a ring: first
+// at the start of each anonymous mapping, then at the start of every page, because the kernel
+// merges adjacent anonymous memory into one mapping.
 
 const (
-	// maxRings bounds the number of mappings with a ring's name that are examined.
+	// maxRings limits the number of mappings with the name or the magic number of a ring that are
+	// examined.
 	maxRings = 16
-	// maxScanned bounds the number of anonymous mappings that are scanned. scanBatch is the
-	// number of mappings per system call.
+	// maxScanned limits the number of anonymous mappings that are searched for the magic number.
+	// scanBatch is the number of mappings that one system call reads.
 	maxScanned = 1 << 14
 	scanBatch  = 256
-	// maxPages bounds the pages of such mappings that are checked for presence. maxPresent bounds
-	// the present pages that are scanned.
+	// maxPages limits the number of pages of these mappings that are checked for presence in
+	// memory. maxPresent limits the number of present pages that are searched.
 	maxPages   = 1 << 17
 	maxPresent = 1 << 13
 )
 
-// ringNames lists the names of rings indexed by thread, in order of preference. A process may
-// have both rings to serve different readers.
+// ringNames lists the names of rings indexed by thread, in order of preference. A process may have
+// a ring of each name, for different readers.
 var ringNames = [...]string{wire.ThreadRingName, wire.RingName1}
 
-// ringName returns the index in ringNames of a mapping's name, or -1.
+// ringName returns the index in ringNames of the name that a mapping has, or -1.
 func ringName(mapping []byte) int {
 	for i, name := range ringNames {
 		switch string(mapping) {
@@ -50,8 +51,8 @@ func ringName(mapping []byte) int {
 	return -1
 }
 
-// findRing searches all of the process's memory for a ring indexed by thread. The view is nil if
-// there is none, or more than one.
+// findRing searches the process's memory for a ring indexed by thread. The view is nil if there is
+// none, or if several were found. In the latter case Carrier.Err says so.
 func (p *Process) findRing(ctx context.Context) (*ringbuf.View, Carrier, error) {
 	named, anonymous, err := p.ringMappings(ctx)
 	if err != nil {
@@ -76,8 +77,8 @@ func (p *Process) findRing(ctx context.Context) (*ringbuf.View, Carrier, error) 
 	return ring, c, err
 }
 
-// ringMappings returns the mappings that may hold a ring: those with one of ringNames, and unnamed
-// anonymous ones.
+// ringMappings returns the mappings that may hold a ring: named has the mappings with one of
+// ringNames, by its index, and anonymous the unnamed anonymous mappings.
 func (p *Process) ringMappings(ctx context.Context) (named [len(ringNames)][]procfs.Mapping, anonymous []procfs.Mapping, err error) {
 	lines := 0
 	keep := func(name []byte) bool {
@@ -106,10 +107,10 @@ func (p *Process) ringMappings(ctx context.Context) (named [len(ringNames)][]pro
 	return named, anonymous, nil
 }
 
-// presentPages returns a mapping for each present page inside of the given mappings, extending from
-// the page to the end of its mapping. It examines the smallest mappings first. The heaps of a
-// large process come last, and are left out if there are too many pages. Without a pagemap, as
-// on other platforms, it returns none.
+// presentPages returns the places inside of mappings where a ring may begin: a mapping for each
+// page that is present in memory, from that page to the end of the given mapping. It examines the
+// smallest mappings first, so that large heaps are left out if there are too many pages. Without a
+// pagemap, as on other platforms, it returns nothing.
 func (p *Process) presentPages(ctx context.Context, mappings []procfs.Mapping) (inside []procfs.Mapping) {
 	pagemap, err := p.target.Pagemap()
 	if err != nil {
@@ -121,7 +122,7 @@ func (p *Process) presentPages(ctx context.Context, mappings []procfs.Mapping) (
 	left := uint64(maxPages)
 	var pages []uint64
 	for _, m := range mappings {
-		// The first page has already been scanned.
+		// The caller has already examined the first page.
 		first := m.Start + page
 		if first >= m.End {
 			continue
@@ -143,7 +144,7 @@ func (p *Process) presentPages(ctx context.Context, mappings []procfs.Mapping) (
 	return inside
 }
 
-// scan returns the mappings that begin with a ring's magic number, at most maxRings.
+// scan returns the mappings that begin with the magic number of a ring, at most maxRings of them.
 func (p *Process) scan(ctx context.Context, mappings []procfs.Mapping) ([]procfs.Mapping, error) {
 	var (
 		marked []procfs.Mapping
@@ -170,15 +171,15 @@ func (p *Process) scan(ctx context.Context, mappings []procfs.Mapping) ([]procfs
 			}
 		}
 		if err != nil {
-			read++ // Skip the unreadable mapping.
+			read++ // skip the unreadable mapping
 		}
 		mappings = mappings[read:]
 	}
 	return marked, nil
 }
 
-// onlyRing returns the only ring indexed by thread among the mappings. If there are several, the
-// carrier's Err says so.
+// onlyRing returns the ring indexed by thread that begins one of the mappings. The view is nil if
+// there is none, or if there are several. In the latter case Carrier.Err says so.
 func (p *Process) onlyRing(mappings []procfs.Mapping) (*ringbuf.View, Carrier, error) {
 	var only *ringbuf.View
 	c := Carrier{Kind: ThreadSlots}

@@ -18,13 +18,13 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// mergedRing maps a ring that the kernel merges with the untouched anonymous memory below it. It
-// sends the start addresses of that memory and of the ring.
+// mergedRing is a child process with a ring that the kernel merges with untouched anonymous memory
+// below it into one mapping. It sends the addresses of that memory and of the ring.
 func mergedRing(p *childproc.Parent) {
 	size := uintptr(16 * os.Getpagesize())
 	var ring *ringbuf.Ring
 	var start uintptr
-	var occupied []*ringbuf.Ring // rings with mapped memory right below them
+	var occupied []*ringbuf.Ring // rings that have other memory right below them
 	for errno := syscall.EEXIST; errno == syscall.EEXIST; {
 		if ring != nil {
 			occupied = append(occupied, ring)
@@ -43,7 +43,7 @@ func mergedRing(p *childproc.Parent) {
 		p.Must(r.Close())
 	}
 	ring.Store(&ringbuf.Span{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3})
-	for _, advice := range []uintptr{unix.MADV_DONTFORK, unix.MADV_NOHUGEPAGE} { // the kernel merges only mappings with equal flags
+	for _, advice := range []uintptr{unix.MADV_DONTFORK, unix.MADV_NOHUGEPAGE} { // the kernel merges mappings only if their flags are equal
 		if _, _, errno := syscall.Syscall(syscall.SYS_MADVISE, start, size, advice); errno != 0 {
 			p.Must(errno)
 		}
@@ -52,7 +52,8 @@ func mergedRing(p *childproc.Parent) {
 	p.Receive()
 }
 
-// The reader finds a ring that is not at the start of its mapping.
+// TestFindRingInsideMapping checks that the reader finds a ring that is not at the start of its
+// mapping, without making the process allocate memory.
 func TestFindRingInsideMapping(t *testing.T) {
 	child := childproc.Start(t, "merged-ring", nil)
 	var start, ring uint64
@@ -61,7 +62,7 @@ func TestFindRingInsideMapping(t *testing.T) {
 	fs, err := procfs.NewFS("/proc").Process(child.PID())
 	require.NoError(t, err)
 	defer fs.Close()
-	source := FoundByName // if the kernel names memory and so does not merge it
+	source := FoundByName // if the kernel can name memory, it does not merge the ring
 	for m, err := range fs.Maps(func([]byte) bool { return true }) {
 		require.NoError(t, err)
 		if m.Start <= start && m.End > ring {
@@ -79,7 +80,8 @@ func TestFindRingInsideMapping(t *testing.T) {
 	pages, err := fs.Pagemap()
 	require.NoError(t, err)
 	defer pages.Close()
-	// The first word of each mapping is read, present or not.
+	// The first page of the mapping does not count, because the search reads it even if it is not
+	// present.
 	present, err := pages.AppendPresent(nil, start+uint64(os.Getpagesize()), ring+uint64(os.Getpagesize()))
 	require.NoError(t, err)
 	assert.Equal(t, []uint64{ring}, present, "the search brought pages into memory")

@@ -17,17 +17,20 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// SpanTable locates the live spans of a process. Each live span has a cell, which slots, records
-// and entries of the goroutine table refer to. See docs/wire-format.md.
+// SpanTable is the location and layout of the table of a process's live spans. Each live span has a
+// cell. Slots, goroutine records and the entries of the goroutine table refer to these cells. See
+// docs/wire-format.md.
 type SpanTable struct {
-	// Address is the address of the table's header, and HeaderSize the distance from there to the
-	// first cell. CellSize is the distance between cells, and Capacity their number.
+	// Address is the address of the table's header. HeaderSize is the distance from there to the
+	// first cell, CellSize the distance from one cell to the next, and Capacity the number of
+	// cells.
 	Address                        uint64
 	HeaderSize, CellSize, Capacity int
-	// Fields maps the name of each field of a cell, such as span_id, to its offset.
+	// Fields maps the advertised names of the fields of a cell, such as span_id, to their offsets
+	// in the cell.
 	Fields map[string]int
 
-	// offsets holds the offsets of the fields read by this package.
+	// offsets holds the offsets of the fields that this package reads.
 	offsets [numCellFields]int
 }
 
@@ -51,13 +54,13 @@ const (
 	numCellFields
 )
 
-// These constants bound the layout of a span table that a process may advertise.
+// Limits for the layout of an advertised span table.
 const (
 	maxCellSize     = 1024
 	maxCellCapacity = 1 << wire.RefIndexBits
 )
 
-// spanTable returns the advertised span table, or the reason why there is none.
+// spanTable returns the advertised span table. The error is the reason why there is none.
 func (a advertisement) spanTable(memory ringbuf.Memory) (*SpanTable, error) {
 	if !a.announces(wire.KeySpans) {
 		return nil, errNotAdvertised
@@ -84,11 +87,12 @@ func (a advertisement) spanTable(memory ringbuf.Memory) (*SpanTable, error) {
 	return t, nil
 }
 
-// errNoSpanTable means that the advertised address holds no span table, or no longer does.
+// errNoSpanTable means that there is no span table at the advertised address, for example because
+// it has been closed.
 var errNoSpanTable = errors.New("not a span table")
 
-// used returns the number of cells that have ever been used. The error comes from memory, or
-// wraps [errNoSpanTable] if the table's header is not where the advertisement says.
+// used returns the number of cells that have ever been used. The error wraps [errNoSpanTable] if
+// the table's header is not at the advertised address. Any other error comes from memory.
 func (t *SpanTable) used(memory ringbuf.Memory) (int, error) {
 	used, err := table{t.Address, t.HeaderSize, t.CellSize, t.Capacity}.used(memory, wire.SpansMagic, wire.SpansLayout1, errNoSpanTable)
 	if err != nil {
@@ -106,37 +110,39 @@ func (t *SpanTable) u64(data []byte, f cellField) uint64 {
 	return binary.NativeEndian.Uint64(data[t.offsets[f]:])
 }
 
-// SpanRef identifies a span among all spans of its process, including those that have ended. 0
-// means no span.
+// SpanRef identifies a span among all spans that its process ever starts. The zero SpanRef means
+// that there is no span.
 type SpanRef uint64
 
-// LiveSpan is a span of a process that has started and not ended.
+// LiveSpan is a span that has started and not yet ended.
 type LiveSpan struct {
-	// Ref identifies the span: see [Goroutine.Span].
+	// Ref identifies the span. [Goroutine.Span] and [LiveSpan.Ancestors] refer to spans by this
+	// value.
 	Ref SpanRef
-	// Ancestors are the span's parent, grandparent and great-grandparent, by the context that it
-	// was started with. A reference is 0 if there is no such ancestor, or if the process does
-	// not know it. Ancestors may have ended.
+	// Ancestors are the span's parent, grandparent and great-grandparent, according to the context
+	// that it was started with. They may have ended. A reference is 0 if there is no such ancestor
+	// or the process does not know it.
 	Ancestors [wire.Ancestors]SpanRef
-	// TraceID, SpanID and LocalRootSpanID are in W3C trace context byte order. The local root is
-	// the outermost span of the trace in the process. TraceFlags is 1 if the span is sampled.
+	// TraceID, SpanID and LocalRootSpanID are in the byte order of W3C Trace Context. The local
+	// root is the outermost span of the trace in the process. TraceFlags are the W3C trace flags,
+	// in which 1 means sampled.
 	TraceID         [16]byte
 	SpanID          [8]byte
 	LocalRootSpanID [8]byte
 	TraceFlags      byte
-	// Start is the start time that the span reports.
+	// Start is the span's start time according to the span itself.
 	Start time.Time
-	// Goroutine is the id of the goroutine that started the span, and G the address of its runtime
-	// g. Each is 0 if unknown.
+	// Goroutine is the id of the goroutine that started the span. G is the address of its g, the Go
+	// runtime's struct for a goroutine. Each is 0 if unknown.
 	Goroutine, G uint64
-	// Name is the span's name, and Endpoint the name of its local root, if the process publishes
-	// names. Each has at most 255 bytes, which should be UTF-8.
+	// Name is the span's name, and Endpoint is the name of its local root. Each has at most 255
+	// bytes, which should be UTF-8. They are empty if the process publishes no names.
 	Name, Endpoint string
 
 	names spanNames
 }
 
-// decode decodes a cell, without the names.
+// decode decodes a cell. It sets the numbers of the names, but not the names themselves.
 func (t *SpanTable) decode(data []byte) (s LiveSpan) {
 	s.Ref = SpanRef(t.u64(data, cellVersion) &^ wire.CellOver)
 	s.Ancestors = t.ancestors(data)
@@ -152,9 +158,9 @@ func (t *SpanTable) decode(data []byte) (s LiveSpan) {
 	return s
 }
 
-// Spans returns the live spans of the process, the oldest first, including spans of waiting
-// goroutines and of a stopped process. Each span is a snapshot of one moment; spans that start or
-// end during the call may be included or not. [Process.SpanBatches] is cheaper.
+// Spans returns the live spans of the process, the oldest first. It includes the spans of
+// goroutines that are waiting, and works even if the process is stopped. Spans that start or end
+// during the call may or may not be included. [Process.SpanBatches] is cheaper.
 //
 // The error wraps [ErrNoThreadContext] if the process does not advertise its live spans, or
 // [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
@@ -171,10 +177,9 @@ func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
 }
 
 // SpanBatches yields the live spans of the process in no particular order, a few hundred at a time.
-// Each batch is yielded right after it was read, so that callers can examine the goroutines of
-// its spans before the goroutines move on. Each span is yielded at most once. A batch is valid
-// until the next one. The sequence ends after an error, which is one of those of
-// [Process.Spans].
+// It yields each batch as soon as it has been read, so that callers can examine the goroutines of
+// its spans before they move on. It yields each span at most once. A batch is valid only until the
+// next iteration. The sequence ends after an error. The errors are those of [Process.Spans].
 func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
 		v, err := p.threadView(ctx)
@@ -221,8 +226,9 @@ func (t *SpanTable) ancestors(data []byte) (refs [wire.Ancestors]SpanRef) {
 	return refs
 }
 
-// batches yields the live spans of 512 cells at a time, without their names. It yields at least one
-// batch, which may be empty. The error comes from memory, or wraps [errNoSpanTable].
+// batches yields the live spans without their names, one batch for every [cellBatch] cells. It
+// yields at least one batch. Batches may be empty. The error wraps [errNoSpanTable] or comes from
+// memory.
 func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
 		used, err := t.used(memory)
@@ -265,16 +271,16 @@ const cellBatch = 512
 
 var cellScratches = sync.Pool{New: func() any { return &cellScratch{cells: make([][]byte, cellBatch)} }}
 
-// read returns the contents of count cells, at most [cellBatch], beginning with cell number
-// first. A cell that has never been used or was changing is nil. The result is valid until
+// read returns the contents of count cells, at most [cellBatch], starting with cell number first.
+// It returns nil for a cell that has never been used or was changing. The result is valid until
 // scratch is used again. The error comes from memory.
 func (t *SpanTable) read(memory ringbuf.Memory, scratch *cellScratch, first, count int) ([][]byte, error) {
 	address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
 	size := count * t.CellSize
 	scratch.bytes = sized(scratch.bytes, 3*size)
 	before, data, after := scratch.bytes[:size], scratch.bytes[size:2*size], scratch.bytes[2*size:]
-	// The order in which the bytes of a part are read is unspecified, so the cells are read
-	// three times. If a cell has the same version before and after, it did not change in
+	// The bytes of a part may be read in any order, so reading the cells once would not be enough.
+	// If a cell has the same version before and after data was read, the cell did not change in
 	// between, because versions never repeat.
 	if _, err := memory.ReadParts([]ringbuf.Part{
 		{Address: address, Data: before}, {Address: address, Data: data}, {Address: address, Data: after},
@@ -293,14 +299,17 @@ func (t *SpanTable) read(memory ringbuf.Memory, scratch *cellScratch, first, cou
 	return cells, nil
 }
 
-// position is the last span that a goroutine published.
+// position is the span that a goroutine published last. [SpanTable.resolve] replaces it with the
+// goroutine's active span.
 type position struct {
 	goid uint64
-	// span is the published span and, after [SpanTable.resolve], the goroutine's active span, or 0.
+	// span is the published span at first, and the active span after resolve. 0 means that the
+	// goroutine is in no span.
 	span SpanRef
-	// known is set by resolve. It is false if the span's cell has been reused for another span.
+	// known is set by resolve. It is false if the active span is unknown, because the cell of the
+	// published span has been reused or was changing.
 	known bool
-	// starter is set by resolve: the id of the goroutine that started the active span.
+	// starter is set by resolve. It is the id of the goroutine that started the active span.
 	starter uint64
 }
 
@@ -312,9 +321,10 @@ type cellState struct {
 	ancestors     [wire.Ancestors]SpanRef
 }
 
-// resolve replaces published spans by active ones. If a published span has ended, the active
-// span is its nearest live ancestor, or none if the goroutine does not return to ancestors. It
-// reads only the cells of these spans. The error comes from memory, or wraps [errNoSpanTable].
+// resolve replaces each published span with the goroutine's active span. If the published span has
+// ended, the active span is its nearest live ancestor. There is none if the goroutine started the
+// span itself while it was in none of these ancestors. resolve reads only the cells of these spans.
+// The error wraps [errNoSpanTable] or comes from memory.
 func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 	used, err := t.used(memory)
 	if err != nil {
@@ -331,8 +341,8 @@ func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 			wanted[i] = true
 		}
 	}
-	// state returns the state of a span that was passed to want, or nil if the span's cell has
-	// been reused.
+	// state returns the state of a wanted span, or nil if it is unknown because the span's cell has
+	// been reused or was changing.
 	state := func(ref SpanRef) *cellState {
 		if i := int(wire.RefIndex(uint64(ref))); ref != 0 && i < used && states[i].ref == ref {
 			return &states[i]
@@ -355,7 +365,7 @@ func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 			}
 		}
 	}
-	if ended { // Read the ancestors after finding out that their descendants have ended.
+	if ended { // Ancestors must be read after the spans that have ended.
 		if err := t.load(memory, scratch); err != nil {
 			return err
 		}
@@ -386,10 +396,10 @@ func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 	return nil
 }
 
-// load fills in the states of the wanted cells.
+// load reads the wanted cells and sets their states.
 func (t *SpanTable) load(memory ringbuf.Memory, scratch *cellScratch) error {
 	states, wanted := scratch.states, scratch.wanted
-	const maxGap = 8 // Reading a few more cells is cheaper than another system call.
+	const maxGap = 8 // reading a few unwanted cells is cheaper than another system call
 	for first := 0; first < len(wanted); first++ {
 		if !wanted[first] {
 			continue
@@ -417,7 +427,7 @@ func (t *SpanTable) load(memory ringbuf.Memory, scratch *cellScratch) error {
 	return nil
 }
 
-// live returns the live spans without their names. The error is the same as that of batches.
+// live returns the live spans without their names. Its errors are those of batches.
 func (t *SpanTable) live(memory ringbuf.Memory) (spans []LiveSpan, err error) {
 	for batch, err := range t.batches(memory) {
 		if err != nil {

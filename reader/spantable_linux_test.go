@@ -12,15 +12,17 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// inner returns the expected thread in a span inside of theSpan.
+// inner returns the Thread that a reader must return for an actor in a nested span. more is the
+// argument of the actor's order nest.
 func inner(id identity, more uint64, c CarrierKind) Thread {
 	thread := proven(id, c)
 	thread.Span.SpanID = spanIDOf(theSpan.SpanID + more)
 	return thread
 }
 
-// If a span ends on another goroutine, the slots and the record of its own goroutine still
-// contain it.
+// TestSpanEndedOnOtherGoroutine checks that a thread's span is the nearest live ancestor after
+// another goroutine has ended the span, although the slot, the entry and the record still refer to
+// the ended span.
 func TestSpanEndedOnOtherGoroutine(t *testing.T) {
 	for carriers, kind := range map[string]CarrierKind{
 		"slots": ThreadSlots, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,
@@ -44,7 +46,8 @@ func TestSpanEndedOnOtherGoroutine(t *testing.T) {
 	}
 }
 
-// Slots and records work without a span table.
+// TestSpansWithoutCells checks that threads have spans even if the process advertises no span
+// table.
 func TestSpansWithoutCells(t *testing.T) {
 	for _, carriers := range []string{"slots", "slots goroutine-table", "slots record"} {
 		c, p := acting(t, carriers+" no-cells advertise publish")
@@ -61,7 +64,6 @@ func TestSpansWithoutCells(t *testing.T) {
 	require.ErrorIs(t, err, ErrNoThreadContext)
 }
 
-// spansOf reads the live spans of a process.
 func spansOf(t *testing.T, p *Process) []LiveSpan {
 	t.Helper()
 	spans, err := p.Spans(t.Context())
@@ -69,7 +71,8 @@ func spansOf(t *testing.T, p *Process) []LiveSpan {
 	return spans
 }
 
-// Live spans are listed even if no thread publishes them, and even if the process is stopped.
+// TestLiveSpans checks that Spans lists spans of goroutines that are on no thread, even if the
+// process is stopped.
 func TestLiveSpans(t *testing.T) {
 	c, p := acting(t, "slots goroutine-table record advertise publish")
 	assert.Empty(t, spansOf(t, p))

@@ -16,8 +16,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// stillSpanWorld returns a static world in which goroutine 1 runs in span 2, which it has started
-// in span 1.
+// stillSpanWorld returns a world that does not change. Goroutine 1 is running in span 2, which it
+// has started in span 1.
 func stillSpanWorld(t *testing.T) *spanWorld {
 	t.Helper()
 	w := newSpanWorld(1)
@@ -35,7 +35,7 @@ func stillSpanWorld(t *testing.T) *spanWorld {
 	return w
 }
 
-// endElsewhere ends a span on another goroutine.
+// endElsewhere ends a span as another goroutine does: it changes only the span's cell and records.
 func (w *spanWorld) endElsewhere(span uint64) {
 	put64(w.cell(w.refs[span]), w.refs[span]|wire.CellOver)
 	for _, record := range w.records[span] {
@@ -43,15 +43,15 @@ func (w *spanWorld) endElsewhere(span uint64) {
 	}
 }
 
-// outsider makes span 2 a span that the goroutine started while it was not in any of the span's
-// ancestors.
+// outsider changes the cell and the record of span 2 as if the goroutine goid had started it
+// without being in any of its ancestors.
 func (w *spanWorld) outsider(goid uint64) {
 	put64(w.cell(w.refs[2])[0x28:], goid)
 	w.cell(w.refs[2])[0x49] = 1
 	put64(w.pieces[fakeHeap][w.records[2][0]-fakeHeap+worldAncestors+8*wire.Ancestors:], goid)
 }
 
-// reuse gives the cell of an ended span to another span.
+// reuse ends a span and reuses its cell for another span.
 func (w *spanWorld) reuse(span uint64) {
 	w.endElsewhere(span)
 	put64(w.cell(w.refs[span]), w.refs[span]+wire.RefGeneration)
@@ -64,13 +64,14 @@ func (w *spanWorld) lookAt(t *testing.T, which string) *ThreadSpan {
 	return thread.Span
 }
 
-// TestCellStates checks which span each carrier yields for each state of the span's cell.
+// TestCellStates checks which span the reader finds through each combination of carriers, for each
+// state of the published span's cell.
 func TestCellStates(t *testing.T) {
 	for _, which := range []string{"t", "g", "r", "tg", "tgr"} {
 		for name, test := range map[string]struct {
 			change func(w *spanWorld)
-			// want is the span expected from slots and entries. byRecord is the span expected
-			// from records, which contain the span's ancestors even if its cell has been reused.
+			// want is the span expected without a goroutine record. byRecord is the span expected
+			// with one, which knows the span's ancestors even if the cell has been reused.
 			want, byRecord uint64
 		}{
 			"live":             {func(*spanWorld) {}, 2, 2},
@@ -102,7 +103,8 @@ func TestCellStates(t *testing.T) {
 	}
 }
 
-// Cells that keep changing and invalid references yield no span.
+// TestUntrustedCells checks that the reader returns no span if cells keep changing or references
+// are invalid, and that unreadable cells do not prevent it from using records.
 func TestUntrustedCells(t *testing.T) {
 	w := stillSpanWorld(t)
 	version := w.cell(w.refs[2])
@@ -118,7 +120,6 @@ func TestUntrustedCells(t *testing.T) {
 		put64(w.cell(ref%worldCells), ref)
 		w.lookAt(t, "tg")
 	}
-	// Unreadable cells do not hide carriers that work without them.
 	w = stillSpanWorld(t)
 	delete(w.pieces, fakeSpans)
 	assert.Nil(t, w.lookAt(t, "tg"))
@@ -127,14 +128,14 @@ func TestUntrustedCells(t *testing.T) {
 	assert.Less(t, w.calls, 30)
 }
 
-// goodTable returns the advertisement of a world, including the ancestors in records.
+// goodTable returns a valid advertisement that includes the ancestors in records.
 func goodTable() map[string]*commonpb.AnyValue {
 	a := goodAdvertisement()
 	a[wire.KeyGo+wire.GoKeyAncestorsOffset] = intValue(worldAncestors)
 	return a
 }
 
-// headedSpans returns a world whose ring has a header, as a span table does.
+// headedSpans returns the world of stillSpanWorld, with a header for its ring.
 func headedSpans(t *testing.T) *spanWorld {
 	t.Helper()
 	w := stillSpanWorld(t)
@@ -142,7 +143,8 @@ func headedSpans(t *testing.T) *spanWorld {
 	return w
 }
 
-// An invalid span table is ignored: slots are then trusted as if there were none.
+// TestInvalidSpanTable checks that the reader ignores an invalid span table. It then uses the span
+// in a slot, even if that span has ended.
 func TestInvalidSpanTable(t *testing.T) {
 	type advertised = map[string]*commonpb.AnyValue
 	set := func(key string, v *commonpb.AnyValue) func(advertised, *spanWorld) {
@@ -214,7 +216,7 @@ func TestInvalidSpanTable(t *testing.T) {
 			assert.Equal(t, [8]byte{7: 2}, thread.Span.SpanID, name)
 		}
 	}
-	// Reference offsets inside the labels or in the record itself are invalid.
+	// An offset of the ancestors is invalid if they would overlap the labels or the record.
 	for _, offset := range []int64{0, 8, worldRecord - 8, worldRecord + 28, -1} {
 		a := goodTable()
 		a[wire.KeyGo+wire.GoKeyAncestorsOffset] = intValue(offset)

@@ -17,48 +17,50 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// There are only a few cells, so that tests soon reuse them.
 const (
 	fakeSpans  = 0x80_0000
-	worldCells = 12
+	worldCells = 12 // few, so that cells are soon reused
 )
 
 // spanWorld is a world in which goroutines start and end spans, on the observed thread and
-// elsewhere. It changes one step at a time, and records the true span after each step. Its spans
-// are in cells, as spanctx keeps them. Ending a span changes its cell and its records at once.
-// Slots and labels stay, except those of the goroutine that ends the span.
+// elsewhere. It changes in small steps, and records after each step which span is the true active
+// span of the running goroutine.
+//
+// Its memory changes as that of spanctx does. Ending a span changes its cell and its records. Only
+// the goroutine that ends a span may then change its own slot, entry and labels; those of other
+// goroutines still refer to the ended span.
 type spanWorld struct {
 	*world
 
 	free []uint32
-	// live holds the live spans in start order, refs the references of all spans, and records the
-	// records of each span.
+	// live holds the live spans in start order. refs holds the reference to each span's cell, and
+	// records the addresses of each span's records.
 	live    []uint64
 	refs    map[uint64]uint64
 	records map[uint64][]uint64
 	spans   map[uint64]*worldSpan
-	// position is the span that each goroutine has published or inherited, which may have ended.
-	// saved holds the positions that Detach restores.
+	// position holds the span that each goroutine has published or inherited last, which may have
+	// ended. saved holds the positions to which each goroutine returns by Detach.
 	position map[*worldGoroutine]worldPosition
 	saved    map[*worldGoroutine][]worldPosition
-	// acting is the goroutine that enters the span entering, or leaves the span leaving, in the current
-	// step.
+	// acting is the goroutine that is just moving to the span entering, or nil. leaving is the span
+	// that is just ending, or 0.
 	acting   *worldGoroutine
 	entering uint64
 	leaving  uint64
-	// visited holds the spans that goroutines have ever been in.
+	// visited holds all spans in which a goroutine has ever been, by goroutine id.
 	visited map[uint64][]uint64
 }
 
-// worldSpan holds the constant properties of a span.
+// worldSpan holds the properties of a span that never change.
 type worldSpan struct {
-	goid      uint64 // of its starter
+	goid      uint64 // of the goroutine that started it
 	ancestors []uint64
 	outside   bool
 	before    worldPosition
 }
 
-// worldPosition is a span, or 0 for none.
+// worldPosition is a span and the address of its record, each 0 if there is none.
 type worldPosition struct{ span, record uint64 }
 
 func newSpanWorld(seed uint64) *spanWorld {
@@ -82,17 +84,15 @@ func newSpanWorld(seed uint64) *spanWorld {
 	return w
 }
 
-// cell returns the cell of a reference.
 func (w *spanWorld) cell(ref uint64) []byte {
 	return w.pieces[fakeSpans][wire.SpansHeaderSize+wire.CellSize*wire.RefIndex(ref):][:wire.CellSize]
 }
 
-// entry returns the entry of a goroutine.
 func (w *spanWorld) entry(g *worldGoroutine) []byte {
 	return w.pieces[fakeGoroutines][wire.GoroutinesHeaderSize+wire.GoroutineEntrySize*wire.GoroutineIndex(g.goid):][:wire.GoroutineEntrySize]
 }
 
-// publish stores the entry of a goroutine in one step.
+// publish returns a step that stores both words of the goroutine's entry.
 func (w *spanWorld) publish(g *worldGoroutine, ref uint64) func() {
 	return func() {
 		put64(w.entry(g), ref)
@@ -100,7 +100,7 @@ func (w *spanWorld) publish(g *worldGoroutine, ref uint64) func() {
 	}
 }
 
-// worldTable describes the cells.
+// worldTable returns the location and layout of the world's cells.
 func worldTable() *SpanTable {
 	t := &SpanTable{
 		Address: fakeSpans, HeaderSize: wire.SpansHeaderSize, CellSize: wire.CellSize, Capacity: worldCells, Fields: map[string]int{},
@@ -121,10 +121,9 @@ func (w *spanWorld) view(t testing.TB, which string) *threadView {
 	return v
 }
 
-// isLive reports whether a span is live.
 func (w *spanWorld) isLive(span uint64) bool { return slices.Contains(w.live, span) }
 
-// nearest returns the active span of a goroutine that has published a position.
+// nearest returns the true active span of a goroutine whose last published span is position.
 func (w *spanWorld) nearest(g *worldGoroutine, position worldPosition) worldPosition {
 	if position.span == 0 || w.isLive(position.span) {
 		return position
@@ -141,7 +140,7 @@ func (w *spanWorld) nearest(g *worldGoroutine, position worldPosition) worldPosi
 	return worldPosition{}
 }
 
-// record returns the address of a new record of a span, 0 if there is no space.
+// record creates another record of a span and returns its address, or 0 if there is no space left.
 func (w *spanWorld) record(span uint64) uint64 {
 	if w.heap+worldRecordSize > fakeHeap+fakeHeapSize {
 		return 0
@@ -162,7 +161,8 @@ func (w *spanWorld) label(g *worldGoroutine, record uint64) func() {
 	return func() { put64(w.pieces[g.g][fakeOffsets.GLabels:], record) }
 }
 
-// show returns the steps that publish a span, or 0, in the entry and the slot of a goroutine.
+// show returns the steps in which a goroutine publishes a span in its entry and in the slot of its
+// thread. A span of 0 means that it is in no span.
 func (w *spanWorld) show(g *worldGoroutine, span uint64) (steps []func()) {
 	setThread := func(span uint64, tid uint32) {
 		cell := w.cell(w.refs[span])
@@ -184,7 +184,7 @@ func (w *spanWorld) show(g *worldGoroutine, span uint64) (steps []func()) {
 	return steps
 }
 
-// goTo returns the steps that publish a position of a goroutine.
+// goTo returns the steps in which a goroutine moves to another span.
 func (w *spanWorld) goTo(g *worldGoroutine, position worldPosition) []func() {
 	steps := []func(){func() { w.acting, w.entering = g, position.span }, w.label(g, position.record)}
 	w.visited[g.goid] = append(w.visited[g.goid], position.span)
@@ -194,13 +194,13 @@ func (w *spanWorld) goTo(g *worldGoroutine, position worldPosition) []func() {
 func (w *spanWorld) act() {
 	g := w.goroutines[w.rand.IntN(len(w.goroutines))]
 	switch what := w.rand.IntN(16); {
-	case what < 4: // the thread runs another goroutine, or none
+	case what < 4: // the thread switches to another goroutine, or to none
 		w.steps = append(w.steps, func() { w.schedule(g) })
 	case what < 8:
 		w.start(g)
 	case what < 13:
 		w.end()
-	case what == 13 && len(w.saved[g]) < 4: // attach to any span, or to nothing
+	case what == 13 && len(w.saved[g]) < 4: // the goroutine attaches any span, or none
 		var to worldPosition
 		if len(w.live) > 0 && w.rand.IntN(3) > 0 {
 			to.span = w.live[w.rand.IntN(len(w.live))]
@@ -231,7 +231,8 @@ func (w *spanWorld) act() {
 	}
 }
 
-// start starts a span on a goroutine, as a child of its active span or of any span.
+// start adds the steps in which a goroutine starts a span. Its parent is the goroutine's active
+// span or, sometimes, any live span.
 func (w *spanWorld) start(g *worldGoroutine) {
 	if len(w.free) == 0 || w.heap+worldRecordSize > fakeHeap+fakeHeapSize {
 		return
@@ -281,7 +282,7 @@ func (w *spanWorld) start(g *worldGoroutine) {
 	w.steps = append(w.steps, func() { w.position[g], w.acting = worldPosition{span, record}, nil })
 }
 
-// end ends any span, on a goroutine inside of it or on another one.
+// end adds the steps in which a goroutine ends any live span. It may or may not be in that span.
 func (w *spanWorld) end() {
 	if len(w.live) == 0 {
 		return
@@ -322,8 +323,8 @@ func (w *spanWorld) step(before bool) {
 	w.note(before)
 }
 
-// note records which spans a reader may now report for the running goroutine. If before is set,
-// these include every live span that the goroutine has been in.
+// note records which spans a reader may report for the running goroutine at this moment. If before
+// is true, these include all live spans in which the goroutine has ever been, and their ancestors.
 func (w *spanWorld) note(before bool) {
 	g := w.running
 	if g == nil || w.truths == nil {
@@ -353,14 +354,14 @@ func (w *spanWorld) note(before bool) {
 	}
 }
 
-// Between any two words that are read, spans start and end on their own and on other goroutines,
-// cells are reused, and goroutines attach to spans or detach from all spans. A proven span must
-// have been the true one at some moment during the read.
+// TestProvenSpanWasLive checks that a proven span was the true one at some moment during the read.
+// Between any two words that the reader reads, goroutines may start and end spans, attach them and
+// detach from them, end each other's spans, and reuse cells.
 //
-// A thread's slot may hold the span that a goroutine was in when it last ran on that thread. The
-// goroutine may have entered another span on another thread since, while the first span is still
-// live. So without the goroutine table, any live span that the goroutine has ever been in is
-// accepted.
+// With slots but no goroutine table, the test accepts any live span in which the goroutine has ever
+// been. The reason is that the slot has the span in which the goroutine was when it last ran on the
+// thread. That span may still be live although the goroutine has entered another one on another
+// thread.
 func TestProvenSpanWasLive(t *testing.T) {
 	for _, which := range []string{"t", "tr", "tg", "tgr", "g", "r", "gr", "r without a span table"} {
 		t.Run(which, func(t *testing.T) {

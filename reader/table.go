@@ -11,14 +11,14 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// table is a header followed by entries of one size, the shape of the name, span and goroutine
-// tables.
+// table is the location and layout of a name, span or goroutine table: a header followed by entries
+// of one size.
 type table struct {
 	address                         uint64
 	headerSize, entrySize, capacity int
 }
 
-// tableBounds holds the bounds of the table layout that a process may advertise.
+// tableBounds are the requirements for an advertised table.
 type tableBounds struct {
 	layout             int64
 	entrySizeKey       string
@@ -26,8 +26,8 @@ type tableBounds struct {
 	maxCapacity        int64
 }
 
-// table returns the table advertised by the attributes with a prefix, or the reason why there is
-// none.
+// table returns the table that the attributes with this prefix describe. The error is the reason
+// why there is none.
 func (a advertisement) table(prefix string, b tableBounds) (t table, err error) {
 	var address, layout, headerSize, entrySize, capacity int64
 	for _, f := range []struct {
@@ -48,8 +48,9 @@ func (a advertisement) table(prefix string, b tableBounds) (t table, err error) 
 	return table{uint64(address), int(headerSize), int(entrySize), int(capacity)}, nil
 }
 
-// used returns the number of entries in use. The error comes from memory, or wraps mismatch and
-// says how the header differs from the advertised table.
+// used reads the table's header and returns the number of entries in use. If the header does not
+// match the advertisement, the error wraps mismatch and says how. Any other error comes from
+// memory.
 func (t table) used(memory ringbuf.Memory, magic, layout uint32, mismatch error) (int, error) {
 	var b [24]byte
 	if _, err := memory.ReadParts([]ringbuf.Part{{Address: t.address, Data: b[:]}}); err != nil {

@@ -33,8 +33,7 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// The child processes in this file publish spans through individual carriers, on goroutines that
-// execute the commands of the test.
+// The child processes in this file publish spans in the carriers that a test selects.
 
 var threadRoles = map[string]func(*childproc.Parent){
 	"actors": actors,
@@ -42,7 +41,7 @@ var threadRoles = map[string]func(*childproc.Parent){
 	"scoped": scopedService,
 }
 
-// theSpan is the span that children publish by default.
+// theSpan is the span that the order show publishes.
 var theSpan = cells.Span{
 	Key:             sdkspan.Key{TraceIDHigh: 0x0102030405060708, TraceIDLow: 0x090a0b0c0d0e0f10, SpanID: 0x1112131415161718},
 	LocalRootSpanID: 0x2122232425262728, TraceFlags: 1,
@@ -59,7 +58,7 @@ func spanIDOf(id uint64) (b [8]byte) {
 	return b
 }
 
-// service holds the carriers of a child.
+// service holds the carriers in which a child publishes spans.
 type service struct {
 	runtime      *goruntime.Runtime
 	threads      *ringbuf.Ring
@@ -68,12 +67,13 @@ type service struct {
 	cells        *cells.Table
 	withoutCells bool
 	attributes   []attribute.KeyValue
-	others       []any // kept reachable
+	others       []any // values to keep reachable
 }
 
-// setUp creates the carriers named in order: slots, v1, goroutine-table, record, keys=a+b.
-// "advertise" advertises them. With "no-go" the runtime offsets are missing from the
-// advertisement, and with "no-cells" the span table.
+// setUp executes order, a list of words. "slots", "v1", "named-v1", "goroutine-table" and "record"
+// create carriers, and "keys=a+b" sets the names of attributes. "advertise" advertises all of them
+// and the span table. Before it, "no-go" leaves out the runtime offsets, and "no-cells" the span
+// table. "publish" publishes a process context.
 func setUp(order string) (*service, error) {
 	table, err := cells.New(cells.Options{Spare: func(cells.Ref, uint64, uintptr) bool { return true }})
 	if err != nil {
@@ -81,7 +81,7 @@ func setUp(order string) (*service, error) {
 	}
 	s := &service{runtime: goruntime.Calibrate(), cells: table}
 	for _, fact := range goruntime.Facts() {
-		// A program for arm64 without cgo has no thread-local storage.
+		// On arm64, programs without cgo have no thread-local storage, so TLSG may be unknown.
 		if _, err := s.runtime.Offset(fact); err != nil && (fact != goruntime.TLSG || runtime.GOARCH != "arm64") {
 			return nil, err
 		}
@@ -197,8 +197,8 @@ func goroutineAttributes(address uint64) []attribute.KeyValue {
 	}
 }
 
-// namedV1 creates a ring of layout 1 that can be found by name on every kernel, and publishes
-// theSpan on every thread.
+// namedV1 creates a ring of layout 1 that can be found by name on every kernel, and stores theSpan
+// in all of its slots.
 func (s *service) namedV1() error {
 	const capacity = 64
 	region, err := vma.New(wire.RingName1, wire.RingHeaderSize1+capacity*wire.SlotSize1)
@@ -219,7 +219,8 @@ func (s *service) namedV1() error {
 	return region.Announce()
 }
 
-// shown is a span that a goroutine has published. outer is the enclosing span, or nil.
+// shown is a span that a goroutine has published. outer is the enclosing span, or nil if there is
+// none.
 type shown struct {
 	service *service
 	outer   *shown
@@ -229,7 +230,7 @@ type shown struct {
 }
 
 // start starts a span on the calling goroutine and publishes it in all carriers. outer is the
-// enclosing span, or nil.
+// enclosing span, or nil if there is none.
 func (s *service) start(span *cells.Span, outer *shown) *shown {
 	sh := &shown{service: s, outer: outer, span: ringbuf.Span{
 		TraceIDHigh: span.TraceIDHigh, TraceIDLow: span.TraceIDLow, SpanID: span.SpanID, TraceFlags: span.TraceFlags,
@@ -264,7 +265,8 @@ func users() gorecord.UserLabels {
 	return labels
 }
 
-// show publishes sh, or no span if sh is nil, on the calling goroutine in all carriers.
+// show publishes sh in all carriers as the active span of the calling goroutine. If sh is nil, the
+// goroutine is in no span.
 func (s *service) show(sh *shown) {
 	if s.record {
 		gorecord.Restore(users())
@@ -287,7 +289,7 @@ func (s *service) show(sh *shown) {
 	}
 }
 
-// endForReaders marks the span as ended, without publishing the goroutine's new active span. Any
+// endForReaders marks the span as ended, but leaves it in the carriers of its goroutine. Any
 // goroutine may call it.
 func (sh *shown) endForReaders() {
 	if sh.service.cells.End(sh.ref) {
@@ -296,7 +298,8 @@ func (sh *shown) endForReaders() {
 	}
 }
 
-// end ends the span on its own goroutine, and publishes the goroutine's new active span.
+// end ends the span and publishes the nearest live outer span, which it returns. Only the goroutine
+// of the span may call it.
 func (sh *shown) end() *shown {
 	sh.endForReaders()
 	to := sh.outer
@@ -307,7 +310,8 @@ func (sh *shown) end() *shown {
 	return to
 }
 
-// actors runs goroutines that each execute one order at a time.
+// actors is a child process whose goroutines, the actors, execute the orders of the test. The
+// second word of an order is the name of the actor.
 func actors(p *childproc.Parent) {
 	order, _ := p.Receive()
 	s, err := setUp(order)
@@ -323,7 +327,7 @@ func actors(p *childproc.Parent) {
 		}
 		name := words[1]
 		a := all[name]
-		if words[0] == "end-elsewhere" { // on this goroutine, while the actor continues to spin
+		if words[0] == "end-elsewhere" { // end the actor's span on this goroutine, while the actor continues to spin
 			a.in.endForReaders()
 			a.in = a.in.outer
 			p.Send("ok")
@@ -354,13 +358,14 @@ type actor struct {
 	answers chan string
 	spin    uint32
 	turns   atomic.Uint64
-	spinner goruntime.Self // the goroutine that spins
-	// in is the actor's active span. Other goroutines change it only while the actor spins.
+	spinner goruntime.Self // the goroutine that is spinning
+	// in is the actor's active span. Another goroutine may change it while the actor spins.
 	in *shown
 }
 
-// spinning keeps the actor on its thread until the next order, without ever being preempted: see
-// startActors. With the race detector atomic loads are calls, in which preemption is possible.
+// spinning keeps the calling goroutine on its thread until the next order, without being preempted:
+// see startActors. It must not use atomic loads, which are function calls under the race detector,
+// and a goroutine can be preempted in a call.
 //
 //go:norace
 func (a *actor) spinning() {
@@ -387,7 +392,7 @@ func (a *actor) run() {
 				who = a.who()
 			}
 			a.answers <- who
-		case "nest": // publish a nested span; the argument is added to its id
+		case "nest": // publish a nested span, whose id is that of theSpan plus the argument
 			span := theSpan
 			more, _ := strconv.ParseUint(order[1], 10, 64)
 			span.SpanID += more
@@ -398,13 +403,13 @@ func (a *actor) run() {
 			a.answers <- "ok"
 		case "park": // wait for orders without keeping the thread
 			a.answers <- "ok"
-		case "spin": // until the next order
+		case "spin": // stay on this thread until the next order
 			atomic.StoreUint32(&a.spin, 1)
 			a.answers <- ""
 			a.spinning()
 		case "advertise-now":
 			a.answers <- answer(a.service.advertise(true))
-		case "start-known": // start a goroutine that spins until the next order, and publish its m in the slot of its thread
+		case "start-known": // start a goroutine that spins until the next order, on a thread whose slot has the address of its m
 			atomic.StoreUint32(&a.spin, 1)
 			go func() {
 				runtime.LockOSThread()
@@ -443,9 +448,9 @@ type identity struct {
 	goid uint64
 }
 
-// startActors starts a child that has set up carriers. Its goroutines are not preempted, so that a
-// spinning one stays on its thread however busy the machine is. The garbage collector is off,
-// because it would wait for such a goroutine.
+// startActors starts a child with actors and these carriers: see setUp. Goroutines are not
+// preempted in the child, so that a spinning actor stays on its thread even if the machine is busy.
+// The garbage collector is off, because it would wait for the actor.
 func startActors(t *testing.T, carriers string) *childproc.Child {
 	t.Helper()
 	return readied(t, childproc.Start(t, "actors", notPreempted), carriers)
@@ -474,15 +479,16 @@ func askf(t *testing.T, c *childproc.Child, format string, args ...any) (id iden
 	return id
 }
 
-// Below is the child process of the churn test: each of many goroutines publishes spans that
-// encode the goroutine's id.
+// The rest of this file is the child process of TestProvenUnderChurn. Its goroutines publish spans
+// that encode the id of the goroutine.
 
 const (
 	churnSalt  = 0x9E3779B97F4A7C15
 	churnSalt2 = 0xC2B2AE3D27D4EB4F
 )
 
-// churnSpan returns the nth span of a goroutine. Any mixture with another span is detectable.
+// churnSpan returns the nth span of a goroutine. Its other fields depend on the first, so that a
+// mixture of two spans is detected.
 func churnSpan(goid, n uint64) cells.Span {
 	high := goid<<32 | n
 	return cells.Span{
@@ -491,13 +497,14 @@ func churnSpan(goid, n uint64) cells.Span {
 	}
 }
 
-// churn publishes spans on goroutines that block, yield, start and exit all the time.
+// churn is a child process in which goroutines constantly start, publish spans, block, yield and
+// exit.
 func churn(p *childproc.Parent) {
 	order, _ := p.Receive()
 	s, err := setUp(order)
 	p.Must(err)
 	var stop atomic.Bool
-	// A goroutine without inherited labels.
+	// This goroutine, which has inherited no labels, ends spans for the others.
 	elsewhere := make(chan func())
 	go func() {
 		for do := range elsewhere {
@@ -538,7 +545,7 @@ func churnOne(s *service, elsewhere chan<- func()) {
 		}
 		for time.Now().Before(work) {
 		}
-		if n%4 == 0 { // on another goroutine
+		if n%4 == 0 { // end the span on another goroutine
 			over := make(chan struct{})
 			elsewhere <- func() { in.endForReaders(); close(over) }
 			<-over

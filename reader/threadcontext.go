@@ -17,62 +17,63 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// ThreadContexts are the thread contexts of OTEP 4947 that a process publishes through the
-// thread-local variable otel_thread_ctx_v1.
+// ThreadContexts holds the contexts that the threads of a process publish through the thread-local
+// variable otel_thread_ctx_v1, according to OTEP 4947.
 type ThreadContexts struct {
-	// Schema is the process's threadlocal.schema_version: tlsdesc_v1_dev or tls_v1.
+	// Schema is the threadlocal.schema_version that the process publishes: tlsdesc_v1_dev or
+	// tls_v1.
 	Schema string
-	// Keys lists the names of attributes by key index.
+	// Keys lists the names of attributes, indexed by the key bytes in [ThreadContext.Encoded].
 	Keys []string
-	// Variables lists the usable definitions of the variable. Unresolved is the reason why other
-	// definitions cannot be used.
+	// Variables lists the usable definitions of the variable. Unresolved is the reason why others
+	// are unusable, or nil.
 	Variables  []ThreadVariable
 	Unresolved error
 	// Threads lists all threads of the process, at most 131,072.
 	Threads []ThreadContext
 }
 
-// ThreadVariable is one definition of the thread-local variable.
+// ThreadVariable is a definition of the thread-local variable.
 type ThreadVariable struct {
-	// Module is the path of the executable or library that defines the variable. Model is the
-	// variable's access model: local-exec, initial-exec or global-dynamic.
+	// Module is the path of the executable or library that defines the variable. Model is its TLS
+	// access model: local-exec, initial-exec or global-dynamic.
 	Module, Model string
 }
 
 // ThreadContext is the context of one thread.
 type ThreadContext struct {
-	// TID is the thread's id in the caller's PID namespace, OwnTID its id in the namespace of the
-	// process.
+	// TID is the thread's id in the caller's PID namespace. OwnTID is its id in the process's own
+	// PID namespace.
 	TID, OwnTID int
-	// Record is the address of the record in the process, 0 if the thread has none.
+	// Record is the address of the thread's record in the process, or 0 if it has none.
 	Record uint64
-	// Encoded is the record: 28 bytes, followed by its attributes. It belongs to the caller.
+	// Encoded is the record: 28 bytes, followed by its attributes.
 	Encoded []byte
-	// Span is the decoded record. It is nil if there is no record, if the record is invalid or has
-	// no ids, or if Err is set.
+	// Span is the span in the record. It is nil if there is no record, if the record is not valid
+	// or has no ids, or if Err is not nil.
 	Span *ThreadSpan
 	// Err is the reason why the thread could not be read, or nil.
 	Err error
 }
 
-// threadContextVariable is the symbol defined by OTEP 4947.
+// threadContextVariable is the name of the thread-local variable in OTEP 4947.
 const threadContextVariable = "otel_thread_ctx_v1"
 
-// errChanging means that a record was different at each read.
+// errChanging means that a record changed during every attempt to read it.
 var errChanging = fmt.Errorf("%w: the record changed at each read", ErrBusy)
 
-// ThreadContexts returns the thread contexts of the process, if its threadlocal.schema_version is
-// tlsdesc_v1_dev or tls_v1 (OTEP 4947). [Process.Threads] returns their spans like those of Go
-// services.
+// ThreadContexts returns the thread contexts that the process publishes according to OTEP 4947,
+// with a threadlocal.schema_version of tlsdesc_v1_dev or tls_v1. To read only their spans, use
+// [Process.Threads], which supports Go services, too.
 //
-// Each thread is stopped once, for tens of microseconds, to learn its thread pointer; afterwards
-// records are read while it runs. A record is returned only if two reads of the pointer and of the
-// whole record are equal and the record is valid, so a record that is being written is never
-// returned. The OTEP only provides for reading stopped threads, but stopping each thread for every
-// read would keep interrupting the service's system calls with EINTR.
+// ThreadContexts stops each thread once, for tens of microseconds, to learn its thread pointer.
+// After that it reads the thread's record while the thread runs. It reads the variable and the
+// whole record twice and uses them only if both reads are equal, so it never uses a record that is
+// being written. The OTEP describes only how to read stopped threads, but stopping a thread for
+// every read would keep interrupting the service's system calls with EINTR.
 //
-// The error wraps [ErrNoThreadContext] if the process publishes no such contexts, and otherwise is
-// one of those of [Process.ProcessContext]. It is safe for concurrent use.
+// The error wraps [ErrNoThreadContext] if the process does not publish such contexts. The other
+// errors are those of [Process.ProcessContext].
 func (p *Process) ThreadContexts(ctx context.Context) (*ThreadContexts, error) {
 	_, message, contextErr, err := p.published(ctx)
 	if err == nil && message == nil {
@@ -119,8 +120,9 @@ func (p *Process) ThreadContexts(ctx context.Context) (*ThreadContexts, error) {
 	return out, p.checkAlive()
 }
 
-// threadVariables returns the definitions of the variable, cached until the process publishes
-// again.
+// threadVariables returns the definitions of the variable. It caches them until the process
+// publishes again; publishedAtNS is the time of the current publication. The error is the reason
+// why definitions are unusable.
 func (p *Process) threadVariables(ctx context.Context, publishedAtNS uint64) ([]tlsvar.Variable, error) {
 	s := &p.threads
 	s.mu.Lock()
@@ -143,7 +145,8 @@ func (p *Process) threadVariables(ctx context.Context, publishedAtNS uint64) ([]
 		if m.Offset == 0 && m.Perms.Read && len(target.Modules) < maxModules {
 			target.Modules = append(target.Modules, tlsvar.Module{Start: m.Start, Name: m.Name})
 			base := m.Name[strings.LastIndexByte(m.Name, '/')+1:]
-			// Debian's ld-musl is a link to libc.so. glibc's file name has a version: libc.so.6.
+			// On Debian, ld-musl is a link to libc.so. The file of glibc has a version in its name:
+			// libc.so.6.
 			target.Musl = target.Musl || base == "libc.so" || strings.HasPrefix(base, "ld-musl") || strings.HasPrefix(base, "libc.musl")
 		}
 	}
@@ -152,10 +155,11 @@ func (p *Process) threadVariables(ctx context.Context, publishedAtNS uint64) ([]
 	return s.variables, s.unresolved
 }
 
-// maxModules bounds the number of mapped files searched for the variable.
+// maxModules limits the number of mapped files that are searched for the variable.
 const maxModules = 4096
 
-// threadRecord returns the address and contents of a thread's record, or 0 if it has none.
+// threadRecord returns the address and the contents of the thread's record. The address is 0 if the
+// thread has none.
 func (p *Process) threadRecord(tid int, variables []tlsvar.Variable) (uint64, []byte, error) {
 	tp, err := p.threadPointer(tid)
 	if err != nil {
@@ -177,8 +181,9 @@ func (p *Process) threadRecord(tid int, variables []tlsvar.Variable) (uint64, []
 	return 0, nil, nil
 }
 
-// readRecord repeatedly reads the record that the variable at address points at, until two reads
-// are equal.
+// readRecord reads the record that the variable at this address points to, until two reads are
+// equal. It returns the address and the contents of the record. The address is 0 if the variable is
+// 0.
 func (p *Process) readRecord(address uint64) (uint64, []byte, error) {
 	for range maxAttempts {
 		var before, after [8]byte
@@ -208,7 +213,7 @@ func (p *Process) readRecord(address uint64) (uint64, []byte, error) {
 	return 0, nil, errChanging
 }
 
-// threadPointer returns the thread pointer of a thread, which never changes.
+// threadPointer returns the thread pointer of a thread. It is cached, because it never changes.
 func (p *Process) threadPointer(tid int) (uint64, error) {
 	start, err := p.threads.source.ThreadStart(tid)
 	if err != nil {
@@ -238,12 +243,11 @@ func (p *Process) threadPointer(tid int) (uint64, error) {
 	return cached.pointer, nil
 }
 
-// cachedPointer is a thread pointer, with the start time of its thread to detect that the thread
-// id was reused.
+// cachedPointer is a thread pointer. start is the start time of its thread, which differs if the
+// thread id has been reused.
 type cachedPointer struct{ start, pointer uint64 }
 
-// spanOfRecord decodes a record. It returns nil if the record is invalid or has no ids. If
-// several attributes have the same key, the last one counts.
+// spanOfRecord decodes a record. It returns nil if the record is not valid or has no ids.
 func spanOfRecord(encoded []byte, keys []string) *ThreadSpan {
 	if len(encoded) < wire.ThreadContextRecordSize || encoded[24] != 1 {
 		return nil
@@ -259,7 +263,8 @@ func spanOfRecord(encoded []byte, keys []string) *ThreadSpan {
 	return s
 }
 
-// threadsByContext implements [Process.Threads] for processes with thread contexts.
+// threadsByContext implements [Process.Threads] for processes that publish thread contexts
+// according to OTEP 4947.
 func (p *Process) threadsByContext(ctx context.Context) ([]Thread, error) {
 	contexts, err := p.ThreadContexts(ctx)
 	if err != nil {

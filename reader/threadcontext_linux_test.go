@@ -24,8 +24,9 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// A C program publishes thread contexts (OTEP 4947) with every placement of the variable that C
-// compilers and loaders use. The contents of each thread's record follow from the thread's number.
+// TestThreadContexts checks that the reader finds the thread contexts (OTEP 4947) of C and C++
+// programs, wherever compilers and loaders place the thread-local variable. The program derives the
+// contents of each thread's record from the thread's number.
 func TestThreadContexts(t *testing.T) {
 	const (
 		publisher = "testdata/threadcontext/publisher.c"
@@ -35,7 +36,7 @@ func TestThreadContexts(t *testing.T) {
 	)
 	for _, tt := range []struct {
 		name             string
-		program, library []string // flags, preceded by the compiler unless it is cc; nil means no library
+		program, library []string // compiler flags, after the compiler unless that is cc; library is nil if there is none
 		model            string
 	}{
 		{"executable", []string{"-rdynamic"}, nil, "local-exec"},
@@ -75,7 +76,7 @@ func TestThreadContexts(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { assert.NoError(t, p.Close()) })
 
-			// Repeat: thread pointers and variables are cached.
+			// Read again, because later reads use cached thread pointers and variables.
 			for range 3 {
 				contexts, err := p.ThreadContexts(t.Context())
 				require.NoError(t, err)
@@ -115,8 +116,8 @@ func TestThreadContexts(t *testing.T) {
 	}
 }
 
-// A reader never returns a mixture of two records or of two contexts, even while threads replace
-// their records and the process updates its context.
+// TestThreadContextsUnderUpdates checks that the reader never returns a mixture of two records,
+// even if threads replace their records and the process updates its context during the read.
 func TestThreadContextsUnderUpdates(t *testing.T) {
 	const threads = 3
 	cmd := exec.Command(programs.C(t, "testdata/threadcontext/publisher.c", "-pthread", "-rdynamic"), strconv.Itoa(threads))
@@ -173,7 +174,8 @@ func TestThreadContextsUnderUpdates(t *testing.T) {
 	assert.Greater(t, len(values), 10)
 }
 
-// compile compiles a program or a library with the compiler named first in flags, or with cc.
+// compile compiles source and returns the path of the result. The compiler is the first element of
+// flags if that does not begin with "-", and cc otherwise.
 func compile(t *testing.T, source string, flags []string, more ...string) string {
 	t.Helper()
 	compiler := "cc"

@@ -8,33 +8,36 @@ import (
 	"time"
 )
 
-// ThreadLayout locates the spans of a process's threads, for profilers that read them at the moment
-// of a sample, such as BPF programs. It is immutable and safe for concurrent use.
+// ThreadLayout describes where a process publishes the spans of its threads. It is for profilers
+// that read a thread's span while they sample the thread, such as BPF programs. A ThreadLayout does
+// not change and is safe for concurrent use.
 //
-// [Process.ThreadLayoutSince] checks whether it is still valid.
+// [Process.ThreadLayoutSince] checks whether a layout is still valid.
 type ThreadLayout struct {
-	// Context is the process context. If it is nil, because the process publishes no context or
-	// several, ContextErr is the error of [Process.ProcessContext].
+	// Context is the process context. It is nil if the process publishes no context or several.
+	// ContextErr is then the error of [Process.ProcessContext].
 	Context    *ProcessContext
 	ContextErr error
-	// Advertisement is the message that locates the carriers, nil if the process advertises none.
-	// It is Context, a message in another mapping, or one of several process contexts.
+	// Advertisement is the message that describes the carriers, or nil if there is none. It is
+	// Context itself, a message in a separate mapping, or one of several process contexts.
 	Advertisement *ProcessContext
 	// Carriers is the result of [Process.Carriers].
 	Carriers []Carrier
 	// Runtime holds the advertised offsets of the process's Go runtime.
 	Runtime RuntimeOffsets
-	// Goroutines locates the goroutine table, nil if it is not advertised.
+	// Goroutines is the goroutine table, or nil if none is advertised.
 	Goroutines *GoroutineEntries
-	// Spans locates the live spans, nil if they are not advertised. RefOffset is the distance from
-	// the label pointer to a record's reference to the cell of its span. AncestorsOffset is the
-	// distance to its references to the span's ancestors. The id of the goroutine that does not
-	// fall back to these ancestors follows them. Each offset is negative if records have none.
+	// Spans is the table of live spans, or nil if none is advertised.
+	//
+	// RefOffset and AncestorsOffset are distances from the label pointer of a goroutine. At
+	// RefOffset is the reference to the cell of the record's span. At AncestorsOffset are the
+	// references to the span's ancestors, followed by the id of a goroutine that is in none of them
+	// after the span has ended. Either is negative if records have no such field.
 	Spans                      *SpanTable
 	RefOffset, AncestorsOffset int
-	// Names locates the names of spans, nil if they are not advertised. NamesOffset is the distance
-	// from the label pointer to the numbers of two names in a record, 2 bytes each: the name of its
-	// span and the name of the local root. It is negative if records have none.
+	// Names is the table of span names, or nil if none is advertised. NamesOffset is the distance
+	// from the label pointer of a goroutine to the numbers of two names, 2 bytes each: the name of
+	// the record's span and the name of the local root. It is negative if records have no names.
 	Names       *NameTable
 	NamesOffset int
 
@@ -42,8 +45,8 @@ type ThreadLayout struct {
 	made time.Time
 }
 
-// ThreadLayout returns the location of the spans of the process's threads. It is not an error if
-// the process publishes no spans or no context. The error is one of those of [Process.Carriers].
+// ThreadLayout returns where the process publishes the spans of its threads. It is not an error if
+// the process publishes no spans or no context. The errors are those of [Process.Carriers].
 func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 	v, err := p.findCarriers(ctx)
 	if err != nil {
@@ -56,14 +59,15 @@ func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 	}, nil
 }
 
-// rescanAfter is how long a process context without an advertisement counts as the only
-// publication. The search for a separate advertisement scans all mappings.
+// rescanAfter is how long a layout without an advertisement is valid. After that,
+// [Process.ThreadLayoutSince] searches for a separate advertisement again, which scans all
+// mappings.
 const rescanAfter = 10 * time.Second
 
-// ThreadLayoutSince is like [Process.ThreadLayout], but returns was if was is still valid. It is
-// valid until the process publishes its context or advertises its carriers again. The check
-// costs one or two system calls. Without a context it scans all mappings each time, and without
-// an advertisement every ten seconds.
+// ThreadLayoutSince is like [Process.ThreadLayout], but returns was if that is still valid. A
+// layout is valid until the process publishes its context or advertises its carriers again. The
+// check costs one or two system calls, but it scans all mappings in two cases: in each call if
+// there is no process context, and every ten seconds if there is no advertisement.
 func (p *Process) ThreadLayoutSince(ctx context.Context, was *ThreadLayout) (*ThreadLayout, error) {
 	if was == nil {
 		return p.ThreadLayout(ctx)
@@ -85,7 +89,7 @@ func (p *Process) ThreadLayoutSince(ctx context.Context, was *ThreadLayout) (*Th
 	return current, err
 }
 
-// same reports whether both are the same publication, or both nil.
+// same reports whether c and other are copies of the same publication, or both nil.
 func (c *ProcessContext) same(other *ProcessContext) bool {
 	if c == nil || other == nil {
 		return c == other
@@ -93,10 +97,10 @@ func (c *ProcessContext) same(other *ProcessContext) bool {
 	return c.MappingAddress == other.MappingAddress && c.PublishedAtNS == other.PublishedAtNS
 }
 
-// Attributes decodes the attributes of a span, which are entries {key u8, length u8, value} as in
-// OTEP 4947. If several entries have the same key, the last one counts. Entries whose keys the
-// process has not published are left out. all reports whether no entry was left out. The process
-// may publish these keys later, so a newer ThreadLayout may know them.
+// Attributes decodes the attributes of a span from entries {key u8, length u8, value} as in OTEP
+// 4947. If several entries have the same key, the last one wins. Attributes leaves out entries
+// whose keys the process had not published when l was read. all is true if it has left out none. If
+// it is false, a newer ThreadLayout may know the missing keys.
 func (l *ThreadLayout) Attributes(encoded []byte) (attributes []ThreadAttribute, all bool) {
 	return decodeAttributes(encoded, l.keys)
 }

@@ -14,70 +14,71 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// threadReader finds the goroutine that a thread runs and the span published for it.
+// threadReader finds the goroutine that a thread is running and the goroutine's active span.
 //
-// Everything relevant is read by one call, in this order:
+// One call of ReadParts reads everything that is relevant, in this order:
 //
-//	the thread's slot, first half
-//	the goroutine's entry
-//	the record
-//	versions of cells
+//	the thread's slot ([ringbuf.SlotReader.Before])
+//	the goroutine's entry in the goroutine table
+//	the goroutine record
+//	the versions of the cells
 //	m.procid, m.curg
 //	g.goid, g.labels
-//	cells, versions of cells again
+//	the cells, and their versions again
 //	the record again
 //	the entry again
-//	the thread's slot, second half
+//	the thread's slot again ([ringbuf.SlotReader.After])
 //
-// The cells are those that the slot, the entry and the record refer to. A value read in the
-// middle is valid if everything read around it is unchanged. Hence the thread was running that
-// goroutine when m.curg was read. The goroutine had that id at that moment, because it had the
-// same id before and after, and ids are never reused. At that moment the entry, the slot or the
-// record behind the label pointer referred to the span. It does not matter if the goroutine
-// moves away and returns in between.
+// The cells are those of the spans to which the slot, the entry and the record refer.
 //
-// Each address comes from the contents of another part: the address of the m is in the slot,
-// that of the g in the m, and that of the record in the g. So each call uses the addresses that
-// the previous call found. If they have changed, the call is repeated, up to a limit.
+// The proof is about the moment at which m.curg is read. The thread was running the goroutine at
+// that moment. The goroutine had its id then, because it had the same id before and after, and ids
+// are never reused. The slot, the entry and the record referred to the span then, because each had
+// the same content before and after. So it does not matter if the goroutine leaves the thread and
+// returns in between.
+//
+// The slot contains the address of the m, the m that of the g, and the g that of the record. So
+// each call reads at the addresses that the previous call has found. If it finds other addresses,
+// the call is repeated, up to maxReads times.
 type threadReader struct {
 	memory ringbuf.Memory
 	view   *threadView
 
 	threadSlot *ringbuf.SlotReader
 
-	// These are the addresses and ids that the next read assumes. 0 means unknown.
+	// The addresses and ids that the next read assumes to be right. 0 means unknown.
 	tid    uint32
 	m      uint64
 	g      uint64
 	goid   uint64
 	labels uint64
 
-	// unreadable marks the groups that cannot be read; see group.
+	// unreadable marks the groups that could not be read.
 	unreadable [numGroups]bool
-	// wrongM is an address that turned out not to be the thread's m.
+	// wrongM is an address that has turned out not to be the thread's m.
 	wrongM uint64
-	// record and recordAgain are two reads of the object behind labels, from its start to the
-	// end of the record's attributes. verified is the content of the record when its labels were
-	// last compared, and labelsMatch is the result of that comparison.
+	// record and recordAgain are two copies of the object that the label pointer points to, up to
+	// the end of the record's attributes. verified is a copy of the record for which labelsHaveIDs
+	// was last called, and labelsMatch is the result of that call.
 	record, recordAgain, verified []byte
 	labelsMatch                   bool
-	// fallback is the thread with the results that have been proven so far. It is used if no
-	// later read is consistent.
+	// fallback is the best proven result so far. It is the final result if no read is completely
+	// consistent.
 	fallback Thread
 
-	// cells lists the cells to read, each with the reference that led to it.
+	// cells lists the cells to read.
 	cells []cellRead
 
 	parts  []ringbuf.Part
 	groups []group
 
-	// entry and entryAgain are the two reads of the goroutine's entry.
+	// entry and entryAgain are two copies of the goroutine's entry.
 	entry, entryAgain [wire.GoroutineEntrySize]byte
 
 	procid, curg, goidNow, labelsNow [8]byte
 }
 
-// group identifies the structure that a part belongs to. An unreadable part disables its whole
+// group is what a part belongs to. If a part is unreadable, the following reads leave out its whole
 // group.
 type group int
 
@@ -92,10 +93,10 @@ const (
 )
 
 const (
-	// maxReads bounds the reads for one thread. The first reads, at most five, only find
+	// maxReads is the maximum number of reads for one thread. Up to five of them only serve to find
 	// addresses.
 	maxReads = 16
-	// addressEnd bounds pointers, so that adding offsets cannot overflow.
+	// addressEnd is the limit for pointers. It is low enough that adding offsets cannot overflow.
 	addressEnd = 1 << 56
 )
 
@@ -107,11 +108,11 @@ func newThreadReader(memory ringbuf.Memory, v *threadView) *threadReader {
 	return r
 }
 
-// read fills in the goroutine and the span of a thread. m is the address of its m, or 0. The error
-// comes from memory.
+// read sets t.Goroutine and t.Span. m is the supposed address of the thread's m, or 0 if unknown.
+// The error comes from memory.
 func (r *threadReader) read(t *Thread, m uint64) error {
 	if r.view.runtime.MProcid < 0 || !r.view.runtime.complete() {
-		// Without these offsets, it cannot be verified that m still belongs to the thread.
+		// Without these offsets, evaluate cannot verify that m still belongs to the thread.
 		m = 0
 	}
 	r.fallback = Thread{TID: t.TID, OwnTID: t.OwnTID}
@@ -139,12 +140,11 @@ func (r *threadReader) read(t *Thread, m uint64) error {
 			return err
 		}
 	}
-	// Every read found a change. The result of an earlier read still holds as far as it was proven.
+	// Something changed during every read.
 	*t = r.fallback
 	return nil
 }
 
-// add adds parts to the next read.
 func (r *threadReader) add(g group, parts ...ringbuf.Part) {
 	for range parts {
 		r.groups = append(r.groups, g)
@@ -152,7 +152,8 @@ func (r *threadReader) add(g group, parts ...ringbuf.Part) {
 	r.parts = append(r.parts, parts...)
 }
 
-// readParts reads all parts whose addresses are known.
+// readParts reads all parts whose addresses are known. If one is unreadable, it returns a
+// readError.
 func (r *threadReader) readParts() error {
 	r.parts, r.groups = r.parts[:0], r.groups[:0]
 	o := &r.view.runtime
@@ -216,7 +217,7 @@ func (r *threadReader) hasEntry() bool {
 
 func (r *threadReader) hasRecord() bool { return r.labels != 0 && !r.unreadable[groupRecord] }
 
-// readError is an error of the memory with the group of the part that failed.
+// readError is the error for a part that could not be read, with the part's group.
 type readError struct {
 	group group
 	err   error
@@ -225,7 +226,8 @@ type readError struct {
 func (e *readError) Error() string { return e.err.Error() }
 func (e *readError) Unwrap() error { return e.err }
 
-// unreadableGroup returns the group that could not be read, if that is the cause of err.
+// unreadableGroup returns the group of the part that caused err. It returns false unless err says
+// that the part is unreadable.
 func unreadableGroup(err error) (group, bool) {
 	readErr := (*readError)(nil)
 	if !errors.As(err, &readErr) || !errors.Is(err, syscall.EFAULT) {
@@ -234,8 +236,8 @@ func unreadableGroup(err error) (group, bool) {
 	return readErr.group, true
 }
 
-// evaluate derives the thread's goroutine and span from the last read. If the data is insufficient,
-// it sets the addresses for the next read and returns false. The error comes from memory.
+// evaluate sets t.Goroutine and t.Span from the data of the last read. If another read is
+// necessary, it sets the addresses for that read and returns false. The error comes from memory.
 func (r *threadReader) evaluate(t *Thread) (done bool, err error) {
 	t.Goroutine, t.Span = 0, nil
 	slot, settled := r.slotOfThread()
@@ -259,12 +261,12 @@ func (r *threadReader) evaluate(t *Thread) (done bool, err error) {
 	}
 	t.Goroutine = r.goid
 
-	// The thread was running r.goid when curg was read. That goroutine's own entry takes
-	// precedence over its labels, which may be inherited or replaced by the user.
+	// The thread was running r.goid when curg was read. The goroutine's entry takes precedence over
+	// the record in its labels, because labels may be inherited or replaced by the user.
 	ref, owned, entrySettled := r.entryOfGoroutine()
 	published, decided, cellSettled := r.spanOf(ref, r.goid, GoroutineTable)
 	if owned && decided && published == nil {
-		return cellSettled, nil // The goroutine is outside of all spans.
+		return cellSettled, nil // the goroutine is in no span
 	}
 	recorded, recordSettled, err := r.spanOfRecord()
 	if err != nil {
@@ -283,50 +285,52 @@ func (r *threadReader) evaluate(t *Thread) (done bool, err error) {
 		best = recorded
 	}
 	if best == nil && entrySettled && !owned {
-		best = ofThread // use the slot only without an entry, which would be newer
+		best = ofThread // if there were an entry, it would be newer than the slot
 	} else if best != nil && ofThread != nil && ofThread.sameAs(best) {
 		best.complete(ofThread)
 	}
 	allSettled := entrySettled && cellSettled && recordSettled && threadSettled
 	if best == nil {
-		// The result "no span" is valid only if no span was being stored during the read.
+		// The goroutine is proven to be in no span only if nothing was being stored during the
+		// read.
 		return settled && allSettled, nil
 	}
 	best.Proven = true
 	t.Span = best
 	if !allSettled && (published != nil || cellSettled) {
-		r.fallback = *t // valid even if the entry was being stored, because the record is as recent
+		r.fallback = *t // valid even while the entry is being stored, because the record is as recent
 	}
 	return allSettled, nil
 }
 
-// cellRead is the result of the last read of a cell.
+// cellRead is a cell to read, and its data from the last read.
 type cellRead struct {
-	ref  uint64
+	ref  uint64 // the reference that led to the cell
 	data []byte
 	// before and after are the cell's version, read before and after data.
 	before, after [8]byte
 	read          bool // whether the last read included the cell
 }
 
-// liveness is the state of a referenced span according to its cell.
+// liveness is the state of a span according to its cell.
 type liveness int
 
 const (
-	// replaced: the cell has been reused for another span.
+	// replaced means that the cell has been reused for another span.
 	replaced liveness = iota
-	// ended: the span has ended.
+	// ended means that the span has ended.
 	ended
 	live
-	// unread: the cell was not read yet or changed during the read, so it must be read again.
+	// unread means that the cell must be read, because it has not been read yet or changed during
+	// the read.
 	unread
 )
 
-// maxCells bounds the cells that are read for one thread.
+// maxCells is the maximum number of cells that one call reads.
 const maxCells = 16
 
-// cellOf returns the cell that a reference leads to, and the state of the span. If the cell has
-// not been read, cellOf schedules its read.
+// cellOf returns the cell that ref refers to, and the state of its span. If the cell has not been
+// read, cellOf adds it to the next read.
 func (r *threadReader) cellOf(ref uint64) ([]byte, liveness) {
 	if ref == 0 || ref&wire.CellOver != 0 || r.unreadable[groupCells] {
 		return nil, replaced
@@ -355,8 +359,8 @@ func (r *threadReader) cellOf(ref uint64) ([]byte, liveness) {
 	return nil, unread
 }
 
-// resolve returns the span in the thread's slot or, if that has ended, the active span of the
-// goroutine that owns the slot. settled is false if the cells must be read again.
+// resolve returns the active span of the goroutine that owns the thread's slot. This is the span in
+// the slot, or an ancestor if that span has ended. settled is false if cells must be read again.
 func (r *threadReader) resolve(s *ringbuf.Slot) (span *ThreadSpan, settled bool) {
 	if !s.HasSpan() {
 		return nil, true
@@ -367,7 +371,7 @@ func (r *threadReader) resolve(s *ringbuf.Slot) (span *ThreadSpan, settled bool)
 	cell, state := r.cellOf(s.Ref)
 	if (state == live || state == ended) && s.Owner != 0 && r.view.spans.u64(cell, cellGoid) == s.Owner &&
 		binary.NativeEndian.Uint32(cell[r.view.spans.offsets[cellTID]:]) != s.TID {
-		return nil, true // The goroutine has moved to another thread since.
+		return nil, true // the goroutine has since published the span on another thread
 	}
 	if state == ended && s.Owner == 0 {
 		return nil, true
@@ -380,9 +384,10 @@ func (r *threadReader) resolve(s *ringbuf.Slot) (span *ThreadSpan, settled bool)
 	return span, settled
 }
 
-// spanOf returns the active span of a goroutine whose last published span is ref. This is the
-// published span if it is live, otherwise its nearest live ancestor, or nil. decided is false if
-// the cell has been reused for another span. settled is false if cells must be read again.
+// spanOf returns the active span of the goroutine goid, which published ref last. This is the
+// published span if it is live, and its nearest live ancestor otherwise. It is nil if there is
+// none. decided is false if the active span is unknown, because the cell has been reused for
+// another span. settled is false if cells must be read again.
 func (r *threadReader) spanOf(ref wire.Ref, goid uint64, c CarrierKind) (span *ThreadSpan, decided, settled bool) {
 	if ref == 0 {
 		return nil, true, true
@@ -404,14 +409,14 @@ func (r *threadReader) spanOf(ref wire.Ref, goid uint64, c CarrierKind) (span *T
 	}
 }
 
-// nearestLive returns the first live span among the references in refs, or nil. settled is false if
-// cells must be read again.
+// nearestLive returns the first live span among the ancestors in refs, or nil if none is live.
+// settled is false if cells must be read again.
 func (r *threadReader) nearestLive(refs []byte, c CarrierKind) (span *ThreadSpan, settled bool) {
 	settled = true
 	for i := range wire.Ancestors {
 		cell, state := r.cellOf(binary.NativeEndian.Uint64(refs[8*i:]))
 		if state == unread {
-			settled = false // continue, to schedule the other cells
+			settled = false // continue, so that the next read includes the other cells
 		}
 		if state == live && settled {
 			return r.spanOfCell(cell, c), true
@@ -420,7 +425,7 @@ func (r *threadReader) nearestLive(refs []byte, c CarrierKind) (span *ThreadSpan
 	return nil, settled
 }
 
-// spanOfCell decodes the span in a cell.
+// spanOfCell returns the span that a cell describes.
 func (r *threadReader) spanOfCell(cell []byte, c CarrierKind) *ThreadSpan {
 	s := r.view.spans.decode(cell)
 	return &ThreadSpan{
@@ -432,13 +437,13 @@ func (s *ThreadSpan) sameAs(other *ThreadSpan) bool {
 	return s.TraceID == other.TraceID && s.SpanID == other.SpanID
 }
 
-// provable reports whether the owners of thread slots can be verified.
+// provable reports whether it can be verified which goroutine owns the thread's slot.
 func (r *threadReader) provable() bool {
 	return r.view.runtime.complete() && r.view.threadRing.Info().Layout != wire.RingLayout1
 }
 
-// slotOfThread returns the thread's slot. It returns a zero slot if there is none or if another
-// thread owns it. settled is false if the slot was being written.
+// slotOfThread returns the thread's slot, or a zero slot if the thread has none. settled is false
+// if the slot was being written.
 func (r *threadReader) slotOfThread() (slot ringbuf.Slot, settled bool) {
 	if r.threadSlot == nil || r.unreadable[groupThreadSlot] {
 		return ringbuf.Slot{}, true
@@ -453,9 +458,9 @@ func (r *threadReader) slotOfThread() (slot ringbuf.Slot, settled bool) {
 	return slot, true
 }
 
-// entryOfGoroutine returns the last span that the goroutine published, or 0 if it published
-// none. owned is false if there is no entry or another goroutine owns it. settled is false if
-// the entry was being stored.
+// entryOfGoroutine returns the span in the goroutine's entry: the span that the goroutine published
+// last, or 0 if it has left all spans. owned is false if there is no entry or it belongs to another
+// goroutine. settled is false if the entry was being stored.
 func (r *threadReader) entryOfGoroutine() (ref wire.Ref, owned, settled bool) {
 	if !r.hasEntry() {
 		return 0, false, true
@@ -470,8 +475,8 @@ func (r *threadReader) entryOfGoroutine() (ref wire.Ref, owned, settled bool) {
 	return 0, false, true
 }
 
-// goroutine reports whether the thread was running a goroutine, and sets r.goid to its id. settled
-// is false if it must be read again.
+// goroutine reports whether the thread was running a goroutine, whose id is then r.goid. settled is
+// false if another read is necessary to find out.
 func (r *threadReader) goroutine() (running, settled bool) {
 	if r.view.runtime.MProcid >= 0 && native64(r.procid) != uint64(r.tid) {
 		r.wrongM, r.m, r.g, r.goid, r.labels = r.m, 0, 0, 0, 0
@@ -494,7 +499,7 @@ func (r *threadReader) goroutine() (running, settled bool) {
 	return r.goid != 0, true
 }
 
-// followLabels schedules the read of the record behind the label pointer.
+// followLabels makes the next read include the record that the label pointer leads to.
 func (r *threadReader) followLabels() {
 	if r.view.recordOffset < 0 {
 		return
@@ -507,7 +512,7 @@ func (r *threadReader) followLabels() {
 	r.setRecordSize(0)
 }
 
-// setRecordSize makes the next read include this many bytes of attributes.
+// setRecordSize makes the next read of the record include this many bytes of attributes.
 func (r *threadReader) setRecordSize(attributes int) {
 	size := r.view.recordOffset + wire.ThreadContextRecordSize + attributes
 	for len(r.record) < size {
@@ -516,8 +521,8 @@ func (r *threadReader) setRecordSize(attributes int) {
 	r.record, r.recordAgain = r.record[:size], r.recordAgain[:size]
 }
 
-// spanOfRecord returns the span in the record behind the goroutine's label pointer, or nil. settled
-// is false if it must be read again. The error comes from memory.
+// spanOfRecord returns the active span according to the goroutine's record, or nil if there is
+// none. settled is false if another read is necessary. The error comes from memory.
 func (r *threadReader) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 	if r.view.recordOffset < 0 {
 		return nil, true, nil
@@ -570,34 +575,33 @@ func (r *threadReader) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 	return s, r.addCell(s), nil
 }
 
-// addCell adds the fields that a record lacks from the cell of its span. It returns false if the
-// cell must be read again.
+// addCell adds to s, the span of the record, the fields that only its cell has. settled is false if
+// the cell must be read again.
 func (r *threadReader) addCell(s *ThreadSpan) (settled bool) {
 	if r.view.spans == nil || r.view.refOffset < 0 {
 		return true
 	}
 	cell, state := r.cellOf(binary.NativeEndian.Uint64(r.record[r.view.refOffset:]))
-	if state == live || state == ended { // use the cell of an ended span, too, because the span may just be ending
+	if state == live || state == ended { // an ended span is accepted, because it may have ended after the record was read
 		span := r.view.spans.decode(cell)
 		s.complete(&ThreadSpan{LocalRootSpanID: span.LocalRootSpanID, names: span.names})
 	}
 	return state != unread
 }
 
-// These constants bound the labels that are compared.
 const (
-	labelSize = 32
-	maxLabels = 256
+	labelSize = 32  // bytes of a label in the runtime's label list
+	maxLabels = 256 // labels that are compared with a record
 )
 
-// labelsHaveIDs reports whether the labels in front of a record contain the record's ids, as the
-// labels of real records do. If other code has installed the labels, they are followed by
-// arbitrary heap memory, which may look like a record.
+// labelsHaveIDs reports whether the labels in front of a record contain the ids of s, the record's
+// span. Those of a genuine record do. If other code has set the goroutine's labels, they are
+// followed by arbitrary heap memory, which may look like a record.
 //
-// The labels of an ended span may have been withdrawn. They are then beyond the list's length,
-// but within its capacity.
+// labelsHaveIDs examines the list of labels up to its capacity, because the labels of an ended span
+// may be between its length and its capacity.
 //
-// The memory may have been freed meanwhile. In that case the ids are missing, or the next read
+// If the memory has been freed since the record was read, the ids are missing or the next read
 // finds another record. The error comes from memory.
 func (r *threadReader) labelsHaveIDs(s *ThreadSpan) (bool, error) {
 	list, n := binary.NativeEndian.Uint64(r.record), binary.NativeEndian.Uint64(r.record[16:])
@@ -628,7 +632,8 @@ func (r *threadReader) labelsHaveIDs(s *ThreadSpan) (bool, error) {
 	return hasTrace && hasSpan, nil
 }
 
-// readAll reads parts and reports whether all are readable. It returns any error except EFAULT.
+// readAll reads parts and reports whether all of them are readable. It returns any error except
+// EFAULT.
 func (r *threadReader) readAll(parts ...ringbuf.Part) (bool, error) {
 	_, err := r.memory.ReadParts(parts)
 	if errors.Is(err, syscall.EFAULT) {
@@ -637,7 +642,6 @@ func (r *threadReader) readAll(parts ...ringbuf.Part) (bool, error) {
 	return err == nil, err
 }
 
-// spanOfSlot returns the span in the thread's slot.
 func spanOfSlot(s *ringbuf.Slot) *ThreadSpan {
 	return &ThreadSpan{
 		TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: s.TraceFlags,
@@ -645,8 +649,9 @@ func spanOfSlot(s *ringbuf.Slot) *ThreadSpan {
 	}
 }
 
-// complete adds fields from another carrier of the same span. The names in a cell are at least as
-// new as those in the record.
+// complete adds to s the fields that it lacks from other, the same span as found elsewhere. It
+// prefers the names of other: these come from the span's cell, which is at least as new as its
+// record.
 func (s *ThreadSpan) complete(other *ThreadSpan) {
 	if s.LocalRootSpanID == [8]byte{} {
 		s.LocalRootSpanID = other.LocalRootSpanID
@@ -659,7 +664,7 @@ func (s *ThreadSpan) complete(other *ThreadSpan) {
 	}
 }
 
-// validPointer reports whether p can be the address of one of the runtime's structures.
+// validPointer reports whether p can be the address of a struct of the Go runtime.
 func validPointer(p uint64) bool { return p != 0 && p < addressEnd && p%8 == 0 }
 
 func native64(b [8]byte) uint64 { return binary.NativeEndian.Uint64(b[:]) }

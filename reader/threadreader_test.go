@@ -25,15 +25,16 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// fakeMemory is memory in pieces that a script changes while it is read.
+// fakeMemory is the memory of a process, which a test can change during a read.
 type fakeMemory struct {
 	pieces map[uint64][]byte
-	// beforeWord, if not nil, runs before each eight bytes are read.
+	// beforeWord, if not nil, is called before each eight bytes are read.
 	beforeWord func()
-	// always, if not nil, provides the contents of all memory outside of pieces.
+	// always, if not nil, fills b with the memory at an address outside of pieces. It returns false
+	// if that is unreadable.
 	always func(address uint64, b []byte) bool
 
-	calls, words int // words counts the words of the last call
+	calls, words int // ReadParts calls, and words read in the last one
 	ids          map[int][]int
 }
 
@@ -97,7 +98,7 @@ func (f *fakeMemory) ThreadIDs(tid int) ([]int, error) {
 	return ids, nil
 }
 
-// These are the addresses in fakes, and the runtime offsets.
+// Addresses in the fake process, and the id of its thread.
 const (
 	fakeRing       = 0x10_0000
 	fakeM          = 0x30_0000
@@ -112,21 +113,21 @@ var fakeOffsets = RuntimeOffsets{MCurg: 184, MProcid: 64, GGoid: 152, GLabels: 3
 
 func put64(b []byte, v uint64) { binary.NativeEndian.PutUint64(b, v) }
 
-// world is the memory of a process with one observed thread, on which goroutines arrive and leave; see
-// [spanWorld].
+// world is a process with one observed thread, which switches between goroutines. [spanWorld] adds
+// spans.
 type world struct {
 	*fakeMemory
 
 	rand       *rand.Rand
 	goroutines []*worldGoroutine
 	running    *worldGoroutine
-	// steps lists the pending steps.
+	// steps lists the steps that have not been taken yet.
 	steps    []func()
 	lastSpan uint64
 	heap     uint64
 
-	// truths is the set of reports that are right: "goid spanID" for each span that a reader may report
-	// for a running goroutine.
+	// truths is the set of correct results of the current read: "goid spanID" for each span that
+	// was the active span of a running goroutine at some moment.
 	truths map[string]bool
 }
 
@@ -154,13 +155,12 @@ func newWorld(seed uint64) *world {
 	return w
 }
 
-// slot returns the thread's slot.
 func (w *world) slot() []byte { return w.pieces[fakeRing][64+64*(fakeTID%worldCapacity):][:64] }
 
-// worldTraceID returns the trace id of a span.
 func worldTraceID(span uint64) uint64 { return span*1000 + 7 }
 
-// storeRef returns the steps of storing a span, which may be 0, with a reference to its cell in a slot.
+// storeRef returns the steps in which a writer stores a span and the reference to its cell in a
+// slot. A span of 0 means no span.
 func (w *world) storeRef(slot []byte, owner, span, ref uint64) []func() {
 	m := uint64(fakeM)
 	return []func(){
@@ -185,16 +185,17 @@ func (w *world) storeRef(slot []byte, owner, span, ref uint64) []func() {
 	}
 }
 
-// These are the offsets in the world's records.
+// Offsets in the world's records, from the label pointer.
 const (
-	worldAncestors  = 24 // followed by the id of the goroutine that does not return to the ancestors
+	worldAncestors  = 24 // followed by the id of a goroutine that does not return to the ancestors
 	worldRecord     = worldAncestors + 8*(wire.Ancestors+1)
 	worldList       = 96
 	worldText       = 160
 	worldRecordSize = 256
 )
 
-// newRecord returns the address of a record, as gorecord lays it out.
+// newRecord creates a record of a span, in the layout that package gorecord uses, and returns its
+// address.
 func (w *world) newRecord(span uint64, ancestors ...uint64) uint64 {
 	at := w.heap
 	w.heap += worldRecordSize
@@ -216,7 +217,7 @@ func (w *world) newRecord(span uint64, ancestors ...uint64) uint64 {
 	return at
 }
 
-// schedule makes the thread run a goroutine, or sometimes none.
+// schedule makes the thread run g, or sometimes no goroutine.
 func (w *world) schedule(g *worldGoroutine) {
 	w.running = g
 	curg := g.g
@@ -226,8 +227,8 @@ func (w *world) schedule(g *worldGoroutine) {
 	put64(w.pieces[fakeM][fakeOffsets.MCurg:], curg)
 }
 
-// view returns the view of the world. which lists the carriers: t for thread slots, g for the
-// goroutine table, r for records.
+// view returns a view of the world. Each letter of which adds a carrier: t thread slots, g the
+// goroutine table, r goroutine records.
 func (w *world) view(t testing.TB, which string) *threadView {
 	t.Helper()
 	v := &threadView{recordOffset: -1, refOffset: -1, ancestorsOffset: -1, namesOffset: -1, runtime: fakeOffsets}
@@ -246,12 +247,13 @@ func (w *world) view(t testing.TB, which string) *threadView {
 	return v
 }
 
-// readWhileMoving reads the span of the running goroutine many times, while steps happen between any two words
-// that are read. Each span found must be proven, must have been the true one at a moment during the read, and is
-// passed to each. readWhileMoving returns how many reads found no span.
+// readWhileMoving reads the observed thread many times, while steps happen between any two words
+// that are read. It checks that each span found is proven and was the true one at some moment
+// during the read, and passes the span and its id to each. It returns the number of reads that
+// found no span.
 func (w *world) readWhileMoving(t *testing.T, l *threadReader, seed uint64, steps int, step, note func(), each func(*ThreadSpan, uint64)) (idle int) {
 	t.Helper()
-	// Depending on the seed, the world changes rarely or many times during a read.
+	// The seed determines whether the world changes rarely or often during a read.
 	pace := []int{1000, 300, 100, 40, 15, 5}[seed%6]
 	for range 400 {
 		for range w.rand.IntN(steps) {
@@ -286,7 +288,7 @@ func (w *world) readWhileMoving(t *testing.T, l *threadReader, seed uint64, step
 	return idle
 }
 
-// stillWorld returns a static world in which goroutine 1 runs in span 1.
+// stillWorld returns a world that does not change. Goroutine 1 is running in span 1.
 func stillWorld(t *testing.T) *spanWorld {
 	t.Helper()
 	w := newSpanWorld(1)
@@ -308,7 +310,8 @@ func (w *spanWorld) look(t *testing.T, which string, m uint64) Thread {
 	return thread
 }
 
-// A missing or unreadable carrier does not hide the others.
+// TestBestCarrierWins checks from which carrier the reader takes the span, and that it uses another
+// carrier if one is missing, unreadable or inconsistent.
 func TestBestCarrierWins(t *testing.T) {
 	none := func(*spanWorld) {}
 	for _, tt := range []struct {
@@ -326,7 +329,8 @@ func TestBestCarrierWins(t *testing.T) {
 		{"tgr", func(w *spanWorld) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0x99_0000) }, GoroutineTable, 8},
 		{"tgr", func(w *spanWorld) { w.entry(w.goroutines[0])[8]++ }, GoroutineRecord, 8},
 		{"tgr", func(w *spanWorld) { delete(w.pieces, fakeRing) }, GoroutineRecord, 8},
-		// The goroutine has moved to a thread whose slot has the span of another goroutine.
+		// The goroutine has moved to this thread, whose slot still has the span of another
+		// goroutine.
 		{"tg", func(w *spanWorld) { w.slot()[0x20]++ }, GoroutineTable, 8},
 		{"tr", func(w *spanWorld) { w.slot()[0x20]++ }, GoroutineRecord, 8},
 	} {
@@ -342,7 +346,8 @@ func TestBestCarrierWins(t *testing.T) {
 	}
 }
 
-// Any inconsistency in a thread's data removes its span.
+// TestInconsistentThreadHasNoSpan checks that the reader returns no span for a thread if any of its
+// data is inconsistent or invalid.
 func TestInconsistentThreadHasNoSpan(t *testing.T) {
 	for name, test := range map[string]struct {
 		which  string
@@ -381,7 +386,7 @@ func TestInconsistentThreadHasNoSpan(t *testing.T) {
 		test.change(w)
 		for _, m := range []uint64{0, fakeM} {
 			if m == fakeM && name == "slot without an m" {
-				continue // the span is found, because procid confirms that fakeM is the thread's m
+				continue // procid confirms that fakeM is the thread's m, so there is a span
 			}
 			assert.Nil(t, w.look(t, test.which, m).Span, name)
 		}
@@ -389,8 +394,8 @@ func TestInconsistentThreadHasNoSpan(t *testing.T) {
 	}
 }
 
-// A record may be read while its goroutine is on another thread, and its span may have ended by the
-// time the goroutine returns.
+// TestSpanEndsElsewhereDuringRead checks that the reader rejects a record if its goroutine leaves
+// the thread during the read, and the span has ended by the time the goroutine returns.
 func TestSpanEndsElsewhereDuringRead(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		w := stillWorld(t)
@@ -418,7 +423,7 @@ func TestRecordWithAttributes(t *testing.T) {
 	w := stillWorld(t)
 	encoded := []byte("\x00\x02ab\x01\x01c")
 	b := w.pieces[fakeHeap]
-	// Move the list of labels and its text to another place.
+	// Move the list of labels and their text, to make room for attributes.
 	copy(b[1024:], b[worldList:worldRecordSize])
 	put64(b, fakeHeap+1024)
 	put64(b[1024+16:], fakeHeap+1024+worldText-worldList+32)
@@ -471,7 +476,7 @@ func intValue(i int64) *commonpb.AnyValue {
 	return &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: i}}
 }
 
-// goodAdvertisement returns an advertisement of a world's rings and records.
+// goodAdvertisement returns a valid advertisement of all carriers and tables of a world.
 func goodAdvertisement() map[string]*commonpb.AnyValue {
 	a := map[string]*commonpb.AnyValue{
 		wire.KeySchemaVersion:                       str(wire.SchemaGoLabels),
@@ -521,7 +526,7 @@ func contextOf(a map[string]*commonpb.AnyValue) *ProcessContext {
 	return &ProcessContext{Message: msg}
 }
 
-// headed returns a world whose ring has a header.
+// headed returns the world of stillWorld, with a header for its ring.
 func headed(t *testing.T) *spanWorld {
 	t.Helper()
 	w := stillWorld(t)
@@ -531,7 +536,6 @@ func headed(t *testing.T) *spanWorld {
 	return w
 }
 
-// usableKinds returns the kinds of the readable carriers.
 func usableKinds(v *threadView) (kinds []CarrierKind) {
 	for _, c := range v.carriers {
 		if c.Err == nil {
@@ -593,7 +597,7 @@ func TestAdvertisement(t *testing.T) {
 		}
 	}
 
-	// The addresses of a closed ring stay mapped, with other contents.
+	// After a ring has been closed, its addresses stay mapped, with other contents.
 	w := headed(t)
 	clear(w.pieces[fakeRing])
 	v := newThreadView(w, contextOf(goodAdvertisement()))
@@ -626,8 +630,8 @@ func TestRingNames(t *testing.T) {
 	}
 }
 
-// FuzzThreads repeatedly reads a thread of a process whose memory and advertisement consist of the
-// input. Each read must terminate with valid results.
+// FuzzThreads checks that the reader terminates with valid results, whatever the process's memory
+// and advertisement contain.
 func FuzzThreads(f *testing.F) {
 	f.Add(uint64(1), []byte{1, 2, 3, 4, 5, 6, 7, 8}, uint16(184), uint16(24), byte(7))
 	f.Add(uint64(2), []byte{0, 0, 0x50, 0, 0, 0, 0, 0, 1}, uint16(0), uint16(4096), byte(7))
@@ -652,7 +656,7 @@ func FuzzThreads(f *testing.F) {
 		a[wire.KeyGo+wire.GoKeyGGoidOffset] = intValue(int64(offset) / 2)
 		a[wire.KeyGo+wire.GoKeyRecordOffset] = intValue(int64(record))
 		v := newThreadView(headed(t), contextOf(a))
-		// Read the same memory with every combination of carriers.
+		// Read the fuzzed memory through the selected carriers.
 		w := world{fakeMemory: memory}
 		var names []rune
 		for i, c := range "tgr" {

@@ -16,11 +16,11 @@ import (
 
 // Thread is a snapshot of one thread of a process.
 type Thread struct {
-	// TID is the thread's id in the caller's PID namespace, OwnTID its id in the namespace of the
-	// process itself.
+	// TID is the thread's id in the caller's PID namespace. OwnTID is its id in the process's own
+	// PID namespace.
 	TID, OwnTID int
-	// Goroutine is the id of the goroutine that runs on the thread or occupies it during a
-	// system call. It is 0 if there is no such goroutine, or if it is unknown.
+	// Goroutine is the id of the goroutine that is running on the thread, or is in a system call on
+	// it. It is 0 if there is none or it is unknown.
 	Goroutine uint64
 	// Span is the thread's active span, or nil if there is none or it is unknown.
 	Span *ThreadSpan
@@ -28,27 +28,28 @@ type Thread struct {
 
 // ThreadSpan is the active span of a thread.
 type ThreadSpan struct {
-	// TraceID and SpanID are in W3C trace context byte order. TraceFlags has W3C trace flags: 1
-	// if the span is sampled. It is 0 if the span comes from a slot of layout 1, which has no
-	// flags.
+	// TraceID and SpanID are in the byte order of W3C Trace Context. TraceFlags are the W3C trace
+	// flags, in which 1 means sampled. They are 0 if the span comes from a slot of layout 1, which
+	// has no flags.
 	TraceID    [16]byte
 	SpanID     [8]byte
 	TraceFlags byte
-	// LocalRootSpanID is the id of the outermost span of the trace in the process. It is all
-	// zeros if unknown.
+	// LocalRootSpanID is the id of the local root, the outermost span of the trace in the process.
+	// It is all zeros if unknown.
 	LocalRootSpanID [8]byte
-	// Name is the span's name, and Endpoint the name of its local root, if the process publishes
-	// names. Each has at most 255 bytes, which should be UTF-8.
+	// Name is the span's name, and Endpoint is the name of its local root. Each has at most 255
+	// bytes, which should be UTF-8. They are empty if the process publishes no names.
 	Name, Endpoint string
-	// Attributes lists the attributes published with the span, each key once, in no particular
-	// order. Attributes whose keys the process does not publish are left out.
+	// Attributes lists the attributes published with the span, in no particular order and with at
+	// most one for each key. Attributes whose keys the process does not publish are left out.
 	Attributes []ThreadAttribute
 	// Carrier is the kind of carrier in which the span was found.
 	Carrier CarrierKind
-	// Proven says that at one moment during the read the thread ran Thread.Goroutine and the
-	// process published this span for that goroutine. If it is false, the span is only known to
-	// have been published for the thread: the goroutine may have moved to another thread since.
-	// A span from a slot of layout 1 may even belong to another thread.
+	// Proven says that there was a moment during the read at which the thread ran the goroutine in
+	// Thread.Goroutine and the process published this span for that goroutine. If Proven is false,
+	// the span is only the last one published for the thread: the goroutine that published it may
+	// have moved to another thread since. A span from a slot of layout 1 may even belong to another
+	// thread.
 	Proven bool
 
 	// encoded holds the attributes in the encoding of OTEP 4947.
@@ -58,21 +59,23 @@ type ThreadSpan struct {
 
 // ThreadAttribute is an attribute of a [ThreadSpan].
 type ThreadAttribute struct {
-	// Key is the attribute's name. Value is the value as published, at most 255 bytes, which should
-	// be UTF-8.
+	// Key is the attribute's name. Value is its value as published. It has at most 255 bytes, which
+	// should be UTF-8.
 	Key, Value string
 }
 
-// threadTarget is the kernel's interface to a process's threads and their memory.
+// threadTarget gives access to the threads and the memory of a process. Tests replace it.
 type threadTarget interface {
 	ringbuf.Memory
 	// Threads yields the ids of the process's threads.
 	Threads() iter.Seq2[int, error]
-	// ThreadIDs returns the ids of a thread in its PID namespaces, the innermost last.
+	// ThreadIDs returns the ids of a thread in its PID namespaces. The last id is the one in the
+	// process's own namespace.
 	ThreadIDs(tid int) ([]int, error)
-	// PresentPages returns the pages from start to end that are in memory.
+	// PresentPages returns the addresses of the pages between start and end that are present in
+	// memory.
 	PresentPages(start, end uint64) ([]uint64, error)
-	// ThreadStart returns when a thread started, in clock ticks.
+	// ThreadStart returns the start time of a thread in clock ticks.
 	ThreadStart(tid int) (uint64, error)
 	// ProgramHeaders returns the address of the executable's program headers.
 	ProgramHeaders() (uint64, error)
@@ -86,50 +89,49 @@ type threadState struct {
 
 	mu   sync.Mutex
 	view *threadView
-	// namespaced says whether the process's own thread ids differ from the caller's. It never
-	// changes during the life of a process.
+	// namespaced says that the process is in another PID namespace than the caller, which never
+	// changes. namespaceKnown says that namespaced is set.
 	namespaced, namespaceKnown bool
-	// names holds the names that have been read from nameTable so far.
+	// names holds the names that have been read from nameTable so far, by number.
 	nameTable *NameTable
 	names     []string
-	// ms maps the threads of the last read to the addresses of their runtime m. The keys are
-	// thread ids in the process's own PID namespace.
+	// ms holds the addresses of the m structs that the last call of Threads has found, by thread id
+	// in the process's own PID namespace.
 	ms map[int]uint64
-	// variables lists the definitions of OTEP 4947's thread-local variable that were resolved
-	// for the publication at variablesPublishedAt. unresolved says why other definitions cannot
-	// be used. pointers caches thread pointers by thread id.
+	// variables and unresolved are the cached result of threadVariables for the publication at
+	// variablesPublishedAt. pointers caches thread pointers by thread id.
 	variables            []tlsvar.Variable
 	variablesPublishedAt uint64
 	unresolved           error
 	pointers             map[int]cachedPointer
 }
 
-// maxThreads bounds the number of threads read from a process.
+// maxThreads is the maximum number of threads that are read from a process.
 const maxThreads = 1 << 17
 
 // Threads returns the threads of the process, each with its active span. It reads one thread after
-// the other while the process keeps running, so each thread is a snapshot of a different moment. At
-// most 131,072 threads are returned.
+// the other while the process keeps running, so each is a snapshot of a different moment. It
+// returns at most 131,072 threads.
 //
-// A span is proven, see [ThreadSpan.Proven], if the identity of the goroutine that published it was
-// verified and nothing read for it changed meanwhile. If the process supports that proof but the
-// proof fails, Threads returns no span for the thread: the goroutine may have moved to another
-// thread or exited, or the data changed at each read. Unproven spans are returned only if the
-// process uses slots of layout 1, or does not publish the runtime offsets of its goroutines.
+// If the process publishes enough data, Threads proves that each span belongs to the goroutine that
+// the thread is running (see [ThreadSpan.Proven]). If the proof fails, the thread has no span in
+// the result: its goroutine may have moved or exited, or the data changed at every attempt. Threads
+// returns unproven spans only if the process uses slots of layout 1 or does not publish the runtime
+// offsets that lead to goroutines.
 //
-// A profiler that interrupts a thread knows which goroutine the thread runs. A reader in another
-// process first has to find the thread's runtime m. Thread slots of layout 2 hold its address.
-// For a thread that has published nothing, Threads follows the goroutines inside a span, which
-// it finds through the goroutine table and the span table, to their threads. This misses only a
-// goroutine that inherited its span and runs on a thread that has published nothing so far.
+// To find a thread's goroutine, Threads must know the address of the thread's m, the Go runtime's
+// struct for a thread. Thread slots of layout 2 contain it. For threads that have published
+// nothing, Threads takes the goroutines in the goroutine table and the span table, and follows
+// their pointers to the m structs of their threads. This misses only a goroutine that has inherited
+// its span and runs on a thread that has published nothing.
 //
-// The location of the carriers is cached until the process advertises them again. With a warm
+// Threads caches the location of the carriers until the process advertises them again. With a warm
 // cache, a call costs one system call for the process and between one and about eight for each
-// thread. While the m of some threads is unknown, it also reads the live spans and the used
-// pages of the goroutine table. Without an advertisement, each call scans all mappings until it
-// finds a ring.
+// thread. If the m of some threads is unknown, it also reads the live spans and the used pages of
+// the goroutine table. If nothing is advertised, each call scans all mappings until it finds a
+// ring.
 //
-// The error wraps [ErrNoThreadContext] if the process has no readable carrier. Otherwise it
+// The error wraps [ErrNoThreadContext] if the process has no readable carrier. Any other error
 // wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
 func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	v, err := p.threadView(ctx)
@@ -161,9 +163,9 @@ func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	return threads, nil
 }
 
-// readThreads fills in the goroutines and the spans of threads. If the m of a thread is neither
-// in the thread's slot nor known from the last call, readThreads searches for it among the
-// goroutines inside spans, and reads the thread again if it is found.
+// readThreads sets Goroutine and Span of each thread. It finds the m of a thread in the thread's
+// slot or in the results of the last call. Otherwise it searches for the m with findMs, and reads
+// the thread again if it finds one.
 func (p *Process) readThreads(ctx context.Context, v *threadView, threads []Thread) error {
 	cached := p.cachedMs()
 	ms := make(map[int]uint64, len(threads))
@@ -208,7 +210,7 @@ func (p *Process) cachedMs() map[int]uint64 {
 	return p.threads.ms
 }
 
-// listThreads returns the threads. Only their ids are set.
+// listThreads returns the threads of the process, with only their ids set.
 func (p *Process) listThreads(ctx context.Context) ([]Thread, error) {
 	var threads []Thread
 	for tid, err := range p.threads.source.Threads() {
@@ -220,7 +222,7 @@ func (p *Process) listThreads(ctx context.Context) ([]Thread, error) {
 		}
 		own, err := p.ownTID(tid)
 		if errors.Is(err, procfs.ErrProcessGone) {
-			continue // The thread has exited. If the process has too, checkAlive reports it.
+			continue // The thread has exited. If the whole process has, checkAlive reports it later.
 		}
 		if err != nil {
 			return nil, p.classify(err)
@@ -233,7 +235,7 @@ func (p *Process) listThreads(ctx context.Context) ([]Thread, error) {
 	return threads, nil
 }
 
-// ownTID returns the id of a thread in the process's own PID namespace.
+// ownTID converts a thread id of the caller's PID namespace to one of the process's own.
 func (p *Process) ownTID(tid int) (int, error) {
 	s := &p.threads
 	s.mu.Lock()
@@ -254,7 +256,7 @@ func (p *Process) ownTID(tid int) (int, error) {
 	return ids[len(ids)-1], nil
 }
 
-// nameAttributes decodes the attributes of the spans of all threads.
+// nameAttributes decodes the attributes of the threads' spans.
 func (p *Process) nameAttributes(ctx context.Context, v *threadView, threads []Thread) {
 	decode := p.attributeDecoder(ctx, v)
 	for i := range threads {
@@ -264,16 +266,15 @@ func (p *Process) nameAttributes(ctx context.Context, v *threadView, threads []T
 	}
 }
 
-// attributeDecoder returns a function that decodes attributes. An unknown key may have been
-// published since the view was made, so the function reads the keys again at the first unknown
-// key.
+// attributeDecoder returns a function that decodes attributes. At the first unknown key, the
+// function reads the published keys again, because the key may have been added since v was made. It
+// does so only once.
 func (p *Process) attributeDecoder(ctx context.Context, v *threadView) func(encoded []byte) []ThreadAttribute {
 	keys, refreshed := v.keys, false
 	return func(encoded []byte) []ThreadAttribute {
 		attributes, complete := decodeAttributes(encoded, keys)
 		if !complete && !refreshed {
 			refreshed = true
-			// If this fails, attributes with unknown keys are left out.
 			if _, advertisement, _, err := p.published(ctx); err == nil {
 				keys = newAdvertisement(advertisement.message()).keys()
 				attributes, _ = decodeAttributes(encoded, keys)
@@ -283,9 +284,9 @@ func (p *Process) attributeDecoder(ctx context.Context, v *threadView) func(enco
 	}
 }
 
-// decodeAttributes decodes {key u8, length u8, value} entries. If several entries have the same
-// key, the last one counts. all reports whether every key is in keys. Decoding stops at a
-// truncated entry.
+// decodeAttributes decodes entries {key u8, length u8, value}, up to the first truncated one. If
+// several entries have the same key, the last one wins. It leaves out entries whose keys have no
+// name in keys. all is true if there are no such entries.
 func decodeAttributes(encoded []byte, keys []string) (attributes []ThreadAttribute, all bool) {
 	all = true
 	positions := make(map[string]int)

@@ -27,12 +27,11 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// relabel replaces the labels of the goroutine, as pprof.Do does.
+// relabel replaces the labels of the calling goroutine, as pprof.Do does.
 func relabel() {
 	pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels("mine", "only")))
 }
 
-// threadsOf reads the threads of a process.
 func threadsOf(t *testing.T, p *Process) []Thread {
 	t.Helper()
 	threads, err := p.Threads(t.Context())
@@ -41,7 +40,7 @@ func threadsOf(t *testing.T, p *Process) []Thread {
 	return threads
 }
 
-// withSpans returns the threads with spans.
+// withSpans returns the threads that have a span.
 func withSpans(threads []Thread) []Thread {
 	var shown []Thread
 	for _, t := range threads {
@@ -52,7 +51,7 @@ func withSpans(threads []Thread) []Thread {
 	return shown
 }
 
-// proven returns the thread that a reader must find in theSpan.
+// proven returns the Thread that a reader must return for a goroutine in theSpan.
 func proven(id identity, c CarrierKind) Thread {
 	return Thread{
 		TID: id.tid, OwnTID: id.tid, Goroutine: id.goid,
@@ -63,14 +62,14 @@ func proven(id identity, c CarrierKind) Thread {
 	}
 }
 
-// acting starts a child with the given carriers and opens it; see startActors.
+// acting starts a child with actors and these carriers, and opens it. See startActors.
 func acting(t *testing.T, carriers string) (*childproc.Child, *Process) {
 	t.Helper()
 	c := startActors(t, carriers)
 	return c, open(t, c.PID())
 }
 
-// spinIn makes an actor publish a span on a thread of its own and spin there.
+// spinIn makes actor a publish theSpan and spin on its own thread.
 func spinIn(t *testing.T, c *childproc.Child) identity {
 	t.Helper()
 	tellf(t, c, "lock a")
@@ -78,8 +77,8 @@ func spinIn(t *testing.T, c *childproc.Child) identity {
 	return askf(t, c, "spin a")
 }
 
-// steadily reads the threads several times. It fails the test unless exactly the threads in want
-// have spans each time.
+// steadily reads the threads many times, and fails the test unless it finds exactly the threads in
+// want with spans each time.
 func steadily(t *testing.T, p *Process, want ...Thread) {
 	t.Helper()
 	for range 50 {
@@ -101,7 +100,7 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 			who := spinIn(t, c)
 			steadily(t, p, proven(who, want))
 			if want == GoroutineRecord {
-				// A goroutine with other labels has no record, whatever follows the labels in
+				// A goroutine with other labels has no record, whatever follows these labels in
 				// memory.
 				tellf(t, c, "relabel a")
 				askf(t, c, "spin a")
@@ -122,8 +121,8 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 	}
 }
 
-// slotHasSpan fails the test unless the slot of a thread holds theSpan, no matter which goroutine
-// runs on the thread.
+// slotHasSpan fails the test unless the slot of a thread holds theSpan, whether or not the thread
+// is still running the goroutine that published it.
 func slotHasSpan(t *testing.T, p *Process, tid int) {
 	t.Helper()
 	v, err := p.threadView(t.Context())
@@ -133,8 +132,8 @@ func slotHasSpan(t *testing.T, p *Process, tid int) {
 	require.Equal(t, spanIDOf(theSpan.SpanID), s.SpanID)
 }
 
-// waitUntilIdle waits until no goroutine is on a thread. This is necessary because goroutines
-// report that they wait just before they do.
+// waitUntilIdle waits until a thread runs no goroutine. This is necessary because an actor answers
+// the order park just before it leaves its thread.
 func waitUntilIdle(t *testing.T, p *Process, tid int) {
 	t.Helper()
 	for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {
@@ -147,7 +146,8 @@ func waitUntilIdle(t *testing.T, p *Process, tid int) {
 	}
 }
 
-// If the first thread has exited, spans are read through another one.
+// TestThreadsAfterFirstExited checks that spans can be read after the first thread of the process
+// has exited.
 func TestThreadsAfterFirstExited(t *testing.T) {
 	c, p := acting(t, "slots record advertise publish")
 	tellf(t, c, "end-first-thread")
@@ -166,8 +166,8 @@ func TestWaitingGoroutineIsOnNoThread(t *testing.T) {
 	require.Equal(t, []Thread{proven(who, GoroutineRecord)}, withSpans(threadsOf(t, p)))
 }
 
-// fillLocalRoot sets the local root of spans that were found in a record without one. Only slots
-// have a local root, and the thread that the goroutine moved to has published no span.
+// fillLocalRoot sets the local root of spans from records that lack it. The local root is in the
+// span's cell, but these tests do not advertise where records refer to their cells.
 func fillLocalRoot(threads []Thread, c CarrierKind) []Thread {
 	for _, t := range threads {
 		if c == GoroutineRecord && t.Span.LocalRootSpanID == [8]byte{} {
@@ -183,8 +183,7 @@ func TestRecordsAreInherited(t *testing.T) {
 			c, p := acting(t, carriers+" advertise publish")
 			tellf(t, c, "lock a")
 			self := askf(t, c, "show a")
-			// The thread of the started goroutine becomes known through a span that the goroutine
-			// published there and that has ended.
+			// The reader finds the m of the new goroutine's thread in the slot of that thread.
 			who := askf(t, c, "start-known a")
 			require.NotEqual(t, self.goid, who.goid)
 			waitUntilIdle(t, p, self.tid)
@@ -202,7 +201,8 @@ func TestRecordsAreInherited(t *testing.T) {
 	}
 }
 
-// The layout matches the memory of the process itself, which runs the same program.
+// TestThreadLayout checks the layout of a process against the runtime offsets of the test, which is
+// the same program, and against the published formats.
 func TestThreadLayout(t *testing.T) {
 	c := startActors(t, "slots goroutine-table record keys=http.route+user advertise publish")
 	l, err := open(t, c.PID()).ThreadLayout(t.Context())
@@ -250,7 +250,8 @@ func TestThreadLayout(t *testing.T) {
 	assert.False(t, all)
 }
 
-// If nothing is published, only Threads fails.
+// TestThreadLayoutWithoutPublication checks that ThreadLayout succeeds if the process advertises
+// nothing, and finds a ring if there is one. Without a ring, Threads must fail.
 func TestThreadLayoutWithoutPublication(t *testing.T) {
 	for order, source := range map[string]CarrierSource{"publish": 0, "": 0, "slots": FoundByName} {
 		_, p := acting(t, order)
@@ -270,7 +271,8 @@ func TestThreadLayoutWithoutPublication(t *testing.T) {
 	}
 }
 
-// The threads of a service in a container have other ids on the host.
+// TestThreadsInOwnPIDNamespace checks that Threads returns both ids of a thread in another PID
+// namespace, as in a container.
 func TestThreadsInOwnPIDNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a PID namespace needs CAP_SYS_ADMIN")
@@ -290,7 +292,8 @@ func TestThreadsInOwnPIDNamespace(t *testing.T) {
 	assert.Equal(t, proven(who, GoroutineRecord).Span, shown[0].Span)
 }
 
-// Without owners, or without a way to verify them, spans are unproven.
+// TestUnprovenSpans checks that spans are unproven if slots record no owner, or if the owner cannot
+// be verified.
 func TestUnprovenSpans(t *testing.T) {
 	for carriers, want := range map[string]Carrier{
 		"v1 advertise publish":          {Source: Advertised},
@@ -310,7 +313,7 @@ func TestUnprovenSpans(t *testing.T) {
 			assert.False(t, found[0].Provable)
 			assert.Equal(t, 1024, found[0].Ring.Capacity)
 			if strings.HasPrefix(carriers, "v1") && found[0].Source == FoundByName {
-				found[0].Source = FoundByMagic // the kernel can name anonymous memory, so the ring was found by its name
+				found[0].Source = FoundByMagic // this kernel can name anonymous memory, so the ring also has a name
 			}
 			assert.Equal(t, want.Source, found[0].Source)
 
@@ -319,7 +322,7 @@ func TestUnprovenSpans(t *testing.T) {
 			if strings.HasPrefix(carriers, "v1") {
 				span.TraceFlags = 0
 			}
-			if carriers != "slots no-go advertise publish" { // the other slots do not refer to cells
+			if carriers != "slots no-go advertise publish" { // in the other cases the reader cannot find the span's cell
 				span.LocalRootSpanID = [8]byte{}
 			}
 			steadily(t, p, Thread{TID: who.tid, OwnTID: who.tid, Span: span})
@@ -362,7 +365,6 @@ func TestThreadsOfExitedProcess(t *testing.T) {
 		require.ErrorIs(t, err, context.Canceled)
 		threadsOf(t, p)
 	}
-	// A zombie no longer has memory.
 	c.Zombie()
 	_, err := p.Threads(t.Context())
 	require.Truef(t, errors.Is(err, ErrProcessGone) || errors.Is(err, ErrNoThreadContext), "%v", err)
@@ -372,7 +374,8 @@ func TestThreadsOfExitedProcess(t *testing.T) {
 	require.NotErrorIs(t, err, ErrNoThreadContext)
 }
 
-// assertChurned checks that a span is one that churn starts, and returns its goroutine.
+// assertChurned checks that a span equals one that churn publishes, and returns the id of its
+// goroutine.
 func assertChurned(t *testing.T, traceID [16]byte, spanID, localRoot [8]byte) (goroutine uint64) {
 	t.Helper()
 	high := binary.BigEndian.Uint64(traceID[:])
@@ -385,8 +388,8 @@ func assertChurned(t *testing.T, traceID [16]byte, spanID, localRoot [8]byte) (g
 	return high >> 32
 }
 
-// While goroutines block, migrate and exit with spans, a proven span is consistent and belongs to
-// its goroutine. So does every span that is listed as live.
+// TestProvenUnderChurn checks that proven spans and live spans are never mixtures and belong to the
+// right goroutine, while goroutines start, block, change threads and exit.
 func TestProvenUnderChurn(t *testing.T) {
 	for carriers, kind := range map[string]CarrierKind{
 		"slots": ThreadSlots, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,
@@ -395,7 +398,7 @@ func TestProvenUnderChurn(t *testing.T) {
 			c := readied(t, childproc.Start(t, "churn", nil), carriers+" advertise publish")
 			p := open(t, c.PID())
 			shown, ofKind, listed := 0, 0, 0
-			wanted := testenv.Rounds(2000, 20_000) // however long it takes on a busy machine
+			wanted := testenv.Rounds(2000, 20_000) // no matter how long this takes on a busy machine
 			for end := time.Now().Add(testenv.Patience); ofKind < wanted && time.Now().Before(end); {
 				for _, thread := range withSpans(threadsOf(t, p)) {
 					shown++

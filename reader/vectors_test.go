@@ -21,7 +21,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// The reader handles the golden vectors as specified.
+// TestGoldenVectors checks that the reader treats the headers, payloads and records in
+// internal/interop/vectors as the files say.
 func TestGoldenVectors(t *testing.T) {
 	for file, judge := range map[string]func([]byte) (verdict, expect string){
 		"headers.csv": checkHeader, "payloads.csv": checkPayload, "records.csv": checkRecord,
@@ -88,7 +89,7 @@ func valueText(v *commonpb.AnyValue) string {
 }
 
 func checkRecord(b []byte) (verdict, expect string) {
-	// A reader reads as many bytes as the record's size field says.
+	// Like a reader, use only as many bytes as the size field of the record says.
 	b = b[:wire.ThreadContextRecordSize+int(binary.LittleEndian.Uint16(b[26:]))]
 	s := spanOfRecord(b, []string{"http_route", "http_method", "user_id"})
 	if s == nil {

@@ -2,34 +2,36 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package ringbuf publishes active spans without the OpenTelemetry SDK, in rings of slots that
-// external profilers read. It also reads such rings. Each thread, or each goroutine, publishes its
-// active span in one slot, whose index is its id modulo the capacity. Readers need no help from the
-// process; see [View].
+// external profilers read. It also reads such rings in other processes, without their help: see
+// [View].
 //
-// A write allocates nothing, takes no lock and never waits. A slot is written completely or not at
-// all: threads that share a slot never mix their spans. If another writer holds the slot, the slot
-// ends up with that writer's span or with none.
+// Each thread or, if the ring is configured so, each goroutine publishes its active span in one
+// slot. The slot's index is the thread's or goroutine's id modulo the capacity.
 //
-// Package spanctx writes the same slots for the spans of a TracerProvider. Each of its slots
-// references a cell of the process's span table, which says whether the span has ended. Slots
-// written by this package reference no cell unless Span.Ref is set: they publish a span until the
-// same thread or goroutine calls [Ring.Store] or [Ring.Clear] again. So call Clear when a span
-// ends, on the goroutine that published it.
+// A write allocates nothing, takes no lock and never waits. Writers that share a slot never mix
+// their spans: while one of them writes the slot, the others give up, and the slot ends up with
+// that writer's span or with none.
+//
+// Package spanctx writes such slots for the spans of a TracerProvider. Its slots refer to cells in
+// the process's span table, from which readers learn whether a span has ended. A slot written by
+// this package refers to no cell unless Span.Ref is set. It publishes its span until the same
+// thread or goroutine calls [Ring.Store] or [Ring.Clear] again. So call Clear when a span ends, on
+// the goroutine that published it.
 //
 // # Slot format
 //
 // Layout 2, the default, has slots of 64 bytes that record their owner. Slots with space for
-// attributes are larger. [Info] and [View.Fields] describe the layout. Numbers are in the byte
-// order of the machine. A span id is stored as the number that its bytes form in big-endian order,
-// a trace id as two such numbers. Attributes are in the encoding of [OTEP 4947]. Layout 1 has slots
-// of 32 bytes. It is for readers that support only the first design of Datadog's OTEL context
-// storage.
+// attributes are larger. Layout 1 has slots of 32 bytes, for readers that support only the first
+// design of Datadog's OTEL context storage. [Info] and [View.Fields] describe the layout of a ring.
+//
+// Numbers are in the byte order of the machine. A span ID is the big-endian number that its bytes
+// form, and a trace ID is two such numbers. Attributes are encoded according to [OTEP 4947].
 //
 // # Lifetime
 //
-// A ring takes address space for its header and for all slots (capacity times slot size). Its
-// addresses are never reused, not even after [Ring.Close], because writers do not check whether the
-// ring is closed. So create one ring per process, not one per task.
+// A ring occupies address space for its header and all its slots (capacity times slot size) until
+// the process ends, even after [Ring.Close], because writers do not check whether the ring is
+// closed. So create one ring per process, not one per task.
 //
 // # Platforms
 //

@@ -23,7 +23,7 @@ func Example() {
 	info := ring.Info()
 	fmt.Printf("%s: layout %d, %d slots of %d bytes\n", info.Mapping, info.Layout, info.Capacity, info.SlotSize)
 
-	// A span in a thread's slot is valid only while the goroutine stays on that thread.
+	// The slot belongs to the thread, so the goroutine must not move to another one.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	traceID := [16]byte{0x4b, 0xf9, 0x2f, 0x35, 0x77, 0xb3, 0x4d, 0xa6, 0xa3, 0xce, 0x92, 0x9d, 0x0e, 0x0e, 0x47, 0x36}
@@ -43,8 +43,9 @@ func Example() {
 	// still published: false
 }
 
-// Slots indexed by goroutine stay valid when the scheduler moves the goroutine to another thread.
-// Readers need the Go runtime's offsets to find the goroutine.
+// A slot indexed by goroutine stays valid when the scheduler moves the goroutine to another thread.
+// To find the slot, readers must know the offsets of the Go runtime at which a thread's goroutine
+// and its id are stored.
 func ExampleWithIndex() {
 	ring, err := ringbuf.New(ringbuf.WithIndex(ringbuf.ByGoroutine), ringbuf.WithAttributeSpace(100))
 	if err != nil {
@@ -67,7 +68,6 @@ func ExampleWithIndex() {
 // memory reads the memory of a process through /proc, as debuggers do.
 type memory struct{ file *os.File }
 
-// ReadParts reads one part after the other.
 func (m memory) ReadParts(parts []ringbuf.Part) (int, error) {
 	for i, p := range parts {
 		if _, err := m.file.ReadAt(p.Data, int64(p.Address)); err != nil {
@@ -77,7 +77,7 @@ func (m memory) ReadParts(parts []ringbuf.Part) (int, error) {
 	return len(parts), nil
 }
 
-// A profiler reads the slot of a thread. For simplicity, the example reads its own process.
+// A profiler reads the slot of a thread. For simplicity, this example reads its own memory.
 func ExampleView() {
 	ring, err := ringbuf.New(ringbuf.WithCapacity(1024))
 	if err != nil {
@@ -96,7 +96,7 @@ func ExampleView() {
 		return
 	}
 	defer file.Close()
-	info := ring.Info() // the process must tell readers about this
+	info := ring.Info() // a real profiler learns this from the process that it reads
 	view, err := ringbuf.FindView(memory{file}, info.Address, uint64(info.HeaderSize+info.Capacity*info.SlotSize))
 	if err != nil {
 		fmt.Println(err)

@@ -25,8 +25,8 @@ func (f optionFunc) apply(c config) config {
 	return c
 }
 
-// Index selects the kind of id that determines the slot: the slot's index is the id modulo the
-// capacity.
+// Index selects whose id determines the slot of a writer: its thread's or its goroutine's. The
+// index of the slot is the id modulo the capacity.
 type Index int
 
 const (
@@ -77,7 +77,7 @@ func (c config) check() error {
 }
 
 // validName reports whether the kernel accepts the name for a mapping (is_valid_name_char,
-// ANON_VMA_NAME_MAX_LEN) and readers of process contexts ignore it.
+// ANON_VMA_NAME_MAX_LEN), and readers of process contexts do not mistake the mapping for one.
 func validName(name string) bool {
 	for _, c := range []byte(name) {
 		if c < ' ' || c > '~' || strings.IndexByte("[]\\$`", c) >= 0 {
@@ -88,17 +88,19 @@ func validName(name string) bool {
 }
 
 // WithCapacity sets the number of slots, a power of two up to 16,777,216. The default is 65,536.
-// Threads or goroutines whose ids are equal modulo the capacity share a slot, which then holds the
-// last stored span. Layout 1 requires a power of two as well, because a division would slow down
-// each write. Readers of layout 1, such as a [View], accept any capacity.
+// Threads or goroutines whose ids are equal modulo the capacity share a slot, which holds the span
+// that was stored last.
+//
+// Layout 1 itself allows any capacity, and a [View] accepts it. New still requires a power of two
+// for layout 1, because a division would slow down each write.
 func WithCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
 
-// WithDatadogLayout selects slots of layout 1, for readers of the first design of Datadog's OTEL
-// context storage. These slots have 32 bytes and record no owner. Readers find the ring by the
-// mapping name DD_OTEL_CTX, or by the magic number in anonymous memory. The layout requires
-// ByThread. The default is layout 2.
+// WithDatadogLayout selects layout 1, for readers of the first design of Datadog's OTEL context
+// storage. Its slots have 32 bytes and record no owner. Readers find the ring by the mapping name
+// DD_OTEL_CTX, or by the magic number at the start of anonymous memory. Layout 1 requires
+// [ByThread] and has no space for attributes. The default is layout 2.
 func WithDatadogLayout() Option {
 	return optionFunc(func(c *config) { c.layout = wire.RingLayout1 })
 }
@@ -110,14 +112,15 @@ func WithIndex(i Index) Option {
 
 // WithName sets the name of the mapping, at most 79 bytes. The default is OTELCTX_SLOTS for slots
 // indexed by thread, OTELCTX_GSLOTS for slots indexed by goroutine, and DD_OTEL_CTX for layout 1.
-// The kernel accepts printable ASCII without [, ], \, $ and `. A name that begins with OTEL_CTX
-// would mislead readers of process contexts and is rejected.
+// The kernel accepts printable ASCII except [, ], \, $ and `. New rejects names that begin with
+// OTEL_CTX, because readers would mistake the ring for a process context.
 func WithName(name string) Option {
 	return optionFunc(func(c *config) { c.name = name })
 }
 
 // WithAttributeSpace reserves space for this many bytes of encoded attributes in each slot, at most
-// 612. Slot sizes are rounded up to a power of two, which may add space. The default is 0.
+// 612. The slot size is rounded up to a power of two, so there may be space for more. The default
+// is 0.
 func WithAttributeSpace(bytes int) Option {
 	return optionFunc(func(c *config) { c.attributeSpace = bytes })
 }

@@ -26,7 +26,7 @@ func TestUnsupported(t *testing.T) {
 	assert.Nil(t, r)
 }
 
-// withRuntime replaces the runtime offsets, to provoke errors.
+// withRuntime makes New use r instead of the calibrated runtime offsets.
 func withRuntime(r *goruntime.Runtime) Option {
 	return optionFunc(func(c *config) { c.runtime = r })
 }
@@ -74,7 +74,6 @@ func TestInvalidOptions(t *testing.T) {
 	}
 }
 
-// TestInfo has more.
 func TestValidOptions(t *testing.T) {
 	for _, opts := range [][]Option{
 		{WithName("OTEL")},

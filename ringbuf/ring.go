@@ -12,15 +12,18 @@ import (
 	"github.com/otelctx/otelctx/internal/ring"
 )
 
-// Span is the content of a slot. [SpanOf] makes one. The zero Span stands for no span.
+// Span is the content of a slot. [SpanOf] returns the Span for a trace and span ID. The zero Span
+// means that there is no active span. Its fields are:
 //
-//   - TraceIDHigh, TraceIDLow and SpanID are uint64: a W3C identifier, or a half of one, read as a big-endian number.
-//   - Ref, a uint64, names the span's cell in a span table. It is 0 if the span has no cell.
-//   - TraceFlags is a byte.
-//   - Attributes is a []byte in the encoding of OTEP 4947. Attributes that do not fit into the ring's attribute space are left out.
+//   - TraceIDHigh, TraceIDLow uint64: the halves of the W3C trace ID, read as big-endian numbers.
+//   - SpanID uint64: the W3C span ID, read as a big-endian number.
+//   - Ref uint64: the reference to the span's cell in a span table, or 0 if the span has no cell.
+//   - TraceFlags byte: the W3C trace flags.
+//   - Attributes []byte: attributes encoded according to OTEP 4947. [Ring.Store] leaves out the
+//     attributes that do not fit into the slot.
 type Span = ring.Span
 
-// SpanOf returns the Span with these identifiers.
+// SpanOf returns the Span with these identifiers and flags. It has no Ref and no attributes.
 func SpanOf(traceID [16]byte, spanID [8]byte, traceFlags byte) Span {
 	return Span{
 		TraceIDHigh: binary.BigEndian.Uint64(traceID[:8]),
@@ -46,18 +49,18 @@ type Info struct {
 	Address uint64
 	// Layout is 1 or 2. Capacity is the number of slots.
 	Layout, Capacity int
-	// HeaderSize is the distance from Address to the first slot, and SlotSize is the distance
-	// between slots, both in bytes.
+	// HeaderSize is the distance in bytes from Address to the first slot. SlotSize is the distance
+	// in bytes from one slot to the next.
 	HeaderSize, SlotSize int
 	// Index says whether slots are indexed by thread or by goroutine.
 	Index Index
 }
 
-// New returns an empty ring. Only pages in which spans have been stored use memory. The ring's
-// addresses stay in use until the process ends.
+// New returns an empty ring. Pages use no memory until a span is stored in them. The ring's address
+// range stays occupied until the process ends.
 //
-// The error names the option that cannot be satisfied or the system call that failed, or wraps
-// [errors.ErrUnsupported]. After an error nothing stays mapped.
+// The error names the invalid option or the system call that failed, or wraps
+// [errors.ErrUnsupported]. If New fails, it leaves nothing mapped.
 func New(opts ...Option) (*Ring, error) {
 	if !goruntime.Supported {
 		return nil, fmt.Errorf("ringbuf.New: %w", errors.ErrUnsupported)
@@ -91,11 +94,11 @@ func (r *Ring) Info() Info {
 // slot at that moment, the slot ends up with that writer's span or empty, but never with the
 // previous span. If s is nil, Store does nothing.
 //
-// A goroutine that moves to another thread leaves its span in the slot of the previous thread.
-// Readers recognize this by the slot's owner.
+// In a ring indexed by thread, a goroutine that moves to another thread leaves its span in the slot
+// of the previous thread. In layout 2 readers notice this, because the slot records the goroutine.
 func (r *Ring) Store(s *Span) {
 	if r.isNil() || s == nil {
-		return // Dereferencing nil while pinned would end the process.
+		return // a nil dereference while pinned would crash the process
 	}
 	goruntime.Pin()
 	self := r.runtime.Self()
@@ -106,9 +109,10 @@ func (r *Ring) Store(s *Span) {
 // Clear removes the span from the slot of the calling thread or goroutine.
 func (r *Ring) Clear() { r.Store(new(Span)) }
 
-// Get returns the span, without attributes, that the calling goroutine has published in its slot,
-// and whether there is one. If goroutine ids are unknown or the layout is 1, it returns the span in
-// that slot, whichever goroutine published it. Get allocates nothing and takes no lock.
+// Get returns the span that the calling goroutine has published, without attributes, and whether
+// there is one. It looks in the slot of the goroutine or, in a ring indexed by thread, of the
+// current thread. If goroutine ids are unknown, or in layout 1, it returns the span in that slot
+// even if another goroutine published it. Get allocates nothing and takes no lock.
 func (r *Ring) Get() (Span, bool) {
 	if r.isNil() {
 		return Span{}, false
@@ -123,10 +127,10 @@ func (r *Ring) Get() (Span, bool) {
 	return s, true
 }
 
-// GetByID returns the span, without attributes, in the slot of the thread or goroutine with this
-// id, and whether there is one. Thread ids are those of the process's own PID namespace. In layout
-// 1 the slot may belong to another thread whose id is equal modulo the capacity. The goroutine that
-// published the span may have moved to another thread since. GetByID allocates nothing and takes no
+// GetByID returns the span that the thread or goroutine with this id has published, without
+// attributes, and whether there is one. Thread ids are those of the process's own PID namespace. In
+// layout 1 the span may come from another thread whose id is equal modulo the capacity. A thread
+// may no longer run the goroutine that published the span. GetByID allocates nothing and takes no
 // lock.
 func (r *Ring) GetByID(id uint64) (Span, bool) {
 	if r.isNil() {
@@ -153,10 +157,10 @@ func (r *Ring) id(self *goruntime.Self) uint64 {
 	return uint64(self.TID)
 }
 
-// Close unpublishes the ring: readers no longer find it. Its addresses stay mapped to unnamed
-// memory, so that a late writer, or one in the middle of a write, still has valid memory to write
-// to. Closing again does nothing. The error names the system call that failed. The old mapping then
-// still exists, but readers no longer recognize it as a ring.
+// Close unpublishes the ring: readers no longer find it. Close replaces the memory with unnamed
+// memory at the same addresses, so that writes during and after Close do no harm. The error names
+// the system call that failed. In that case the old mapping remains, but readers no longer
+// recognize it as a ring. Closing a ring twice does nothing.
 func (r *Ring) Close() error {
 	if r.isNil() {
 		return nil

@@ -23,7 +23,6 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/resources"
 )
 
-// newRing returns a ring that is closed when the test ends.
 func newRing(t testing.TB, opts ...Option) *Ring {
 	t.Helper()
 	if !goruntime.Supported {
@@ -35,7 +34,8 @@ func newRing(t testing.TB, opts ...Option) *Ring {
 	return r
 }
 
-// viewOf returns a view of a ring in a process, using FindView with only the ring's address.
+// viewOf returns a view of the ring at i.Address in the process pid. The view takes the layout from
+// the ring's header.
 func viewOf(t testing.TB, pid int, i Info) *View {
 	t.Helper()
 	childproc.NeedReading(t)
@@ -50,7 +50,8 @@ func spanFrom(x uint64) Span {
 	return Span{TraceIDHigh: x * 3, TraceIDLow: x, SpanID: x * 5, Ref: x << 20, TraceFlags: byte(x)}
 }
 
-// slotFrom returns the slot that readers find for spanFrom(x).
+// slotFrom returns the slot that a reader must find after this goroutine has stored spanFrom(x) on
+// this thread.
 func slotFrom(x uint64, goid uint64, tid uint32) Slot {
 	span := spanFrom(x)
 	s := Slot{Ref: span.Ref, TraceFlags: span.TraceFlags, Owner: goid, TID: tid}
@@ -68,8 +69,8 @@ func bigEndian(words ...uint64) (b []byte) {
 	return b
 }
 
-// threadID returns the kernel's id of the calling thread. The caller has locked its goroutine to
-// the thread.
+// threadID returns the id of the calling thread. The caller must have locked its goroutine to the
+// thread.
 func threadID() uint64 {
 	link, err := os.Readlink("/proc/thread-self")
 	if err != nil {
@@ -123,7 +124,8 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// Store publishes the span in the slot of the calling thread or goroutine, and Clear removes it.
+// TestStore checks that Store publishes the span in the slot of the calling thread or goroutine,
+// and that Clear removes it.
 func TestStore(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"by thread": {WithAttributeSpace(60)}, "by goroutine": {WithIndex(ByGoroutine), WithAttributeSpace(60)}, "layout 1": {WithDatadogLayout()},
@@ -169,8 +171,8 @@ func TestStore(t *testing.T) {
 				}
 				assert.Equal(t, want, got)
 			}
-			// In a ring indexed by thread, the other goroutine runs on another thread; otherwise it
-			// has its own slot.
+			// Another goroutine must not find the span. It runs on another thread, and has its own
+			// slot in a ring indexed by goroutine.
 			other := make(chan uint64)
 			go func() { other <- publishedID(r) }()
 			assert.Zero(t, <-other)
@@ -182,7 +184,6 @@ func TestStore(t *testing.T) {
 			_, err := v.Read(id)
 			assert.ErrorIs(t, err, ErrEmpty)
 
-			// A writer may continue to write after Close.
 			require.NoError(t, r.Close())
 			assert.ErrorIs(t, v.Verify(), ErrNotRing)
 			span := spanFrom(4)
@@ -198,7 +199,8 @@ func publishedID(r *Ring) uint64 {
 	return s.SpanID
 }
 
-// A read by the process itself returns the span of a single write or no span, never a mixture.
+// TestGetUnderWriters checks that GetByID returns the span of a single write or no span, never a
+// mixture, while another goroutine writes.
 func TestGetUnderWriters(t *testing.T) {
 	for name, opts := range map[string][]Option{"layout 1": {WithDatadogLayout()}, "layout 2": nil, "by goroutine": {WithIndex(ByGoroutine)}} {
 		t.Run(name, func(t *testing.T) {
@@ -239,7 +241,8 @@ func TestGetUnderWriters(t *testing.T) {
 	}
 }
 
-// The ring that New returns with an error is safe to use, and so is a nil span.
+// TestNoRing checks that nil rings, which New returns if it fails, zero rings and nil spans are
+// safe to use.
 func TestNoRing(t *testing.T) {
 	for _, r := range []*Ring{nil, {}} {
 		r.Store(&Span{SpanID: 1})
@@ -259,8 +262,8 @@ func TestNoRing(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-// In a ring indexed by goroutine, a goroutine has the same slot on every thread. In a thread's
-// slot, each goroutine sees only its own span.
+// TestGoroutinesMove checks that goroutines that change threads keep their slots in a ring indexed
+// by goroutine, and never get another goroutine's span from a ring indexed by thread.
 func TestGoroutinesMove(t *testing.T) {
 	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))
 	defer runtime.GOMAXPROCS(old)
@@ -310,8 +313,9 @@ func TestNothingLeaks(t *testing.T) {
 	}
 }
 
-// Without calibrated runtime offsets, thread slots still work, but a store needs a system call and
-// records no owner.
+// TestWithoutRuntimeOffsets checks that a ring indexed by thread works even if offsets of the Go
+// runtime are unknown. Without the offset of goroutine ids, slots record no owner, and a ring
+// indexed by goroutine cannot be created.
 func TestWithoutRuntimeOffsets(t *testing.T) {
 	for name, facts := range map[string][]goruntime.Fact{
 		"goroutine ids": {goruntime.GGoid}, "thread ids": {goruntime.MProcid}, "m": {goruntime.GM}, "all": nil,

@@ -15,35 +15,35 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Readers can branch on these errors. Every other error of a [View] comes from its [Memory].
+// Errors of a [View]. All other errors come from its [Memory].
 var (
-	// ErrNotRing means that there is no ring in the memory, or that the layout passed to [NewView]
-	// is impossible.
+	// ErrNotRing means that there is no valid ring in the memory, or that the ring described to
+	// [NewView] is invalid.
 	ErrNotRing = errors.New("not a ring")
 	// ErrBusy means that a slot was being written at every attempt.
 	ErrBusy = errors.New("slot is being written")
-	// ErrEmpty means that the slot has no span.
+	// ErrEmpty means that the slot has no span, or that it belongs to another thread or goroutine.
 	ErrEmpty = errors.New("slot has no span")
 )
 
 // Memory reads the memory of a process that has a ring.
 type Memory interface {
-	// ReadParts fills the data of parts from their addresses, one part after the other: every byte
-	// of a part is read before any byte of the next. It returns the number of completely read
-	// parts, and an error unless that is all of them.
+	// ReadParts fills the Data of each part with the memory at its Address. It reads the parts in
+	// order: every byte of a part before any byte of the next. It returns the number of parts that
+	// it has read completely, and an error unless it has read all of them.
 	ReadParts(parts []Part) (int, error)
 }
 
-// Part is a piece of a process's memory to read. It has an Address (uint64) and Data ([]byte),
-// which receives len(Data) bytes. A part with empty Data is not read.
+// Part is a piece of memory to read: the len(Data) bytes at Address (uint64), which are stored in
+// Data ([]byte). A part with empty Data is not read.
 type Part = remotemem.Part
 
 // View reads a ring in the memory of another process. It trusts nothing that it finds there, and
 // never writes. It is safe for concurrent use if its memory is.
 //
-// A slot that was never written may be in a page that does not exist yet. Reading the slot makes
-// the kernel allocate that page in the process that owns the ring. So read only the slots of
-// existing threads.
+// Read only the slots of threads or goroutines that exist. Other slots may be in pages that were
+// never written, and reading such a page makes the kernel allocate it in the process that owns the
+// ring.
 type View struct {
 	memory Memory
 	info   Info
@@ -52,8 +52,8 @@ type View struct {
 	fields [numFields]int
 }
 
-// field identifies a field of a slot. It is an index into wire.SlotFields of layout 2, the layout
-// with all fields.
+// field is the index of a field in the result of [wire.SlotFields] for layout 2, which has all
+// fields.
 type field int
 
 const (
@@ -83,14 +83,14 @@ const (
 	userSpaceEnd = 1 << 63
 )
 
-// NewView returns a view of the ring that info describes. The mapping name in info is ignored.
-// fields maps the name of each field, as used in advertisements, to its offset in a slot. Unknown
-// names are ignored. If fields is nil, the offsets are those of the layout. NewView does not read
-// the memory.
+// NewView returns a view of the ring that info describes. It ignores info.Mapping and does not read
+// the memory. fields maps the names of the fields, as advertised in process contexts, to their
+// offsets in a slot. Unknown names are ignored. If fields is nil, NewView uses the offsets of
+// info.Layout.
 //
-// The error wraps [ErrNotRing] if the described ring is impossible. The layout must be 1 or 2, the
-// capacity a power of two up to 16,777,216, and the slot size 32 to 1,024 bytes with all fields
-// inside.
+// The error wraps [ErrNotRing] if the description is invalid. The layout must be 1 or 2. The
+// capacity must be at most 16,777,216 and, in layout 2, a power of two. Slots must have 32 to 1,024
+// bytes and contain all fields.
 func NewView(memory Memory, info Info, fields map[string]int) (*View, error) {
 	v := &View{memory: memory, info: info}
 	if err := v.check(); err != nil {
@@ -108,11 +108,11 @@ func NewView(memory Memory, info Info, fields map[string]int) (*View, error) {
 	return v, nil
 }
 
-// FindView returns a view of the ring whose header is at address. The mapping extends size bytes
-// beyond that address.
+// FindView reads the header at address and returns a view of the ring that it describes. size is
+// the number of mapped bytes from address on.
 //
-// The error wraps [ErrNotRing] if there is no header, or if the ring that the header describes does
-// not fit into the mapping.
+// The error wraps [ErrNotRing] if there is no valid header, or if the ring does not fit into size
+// bytes.
 func FindView(memory Memory, address, size uint64) (*View, error) {
 	info, err := readHeader(memory, address)
 	if err != nil {
@@ -128,10 +128,11 @@ func FindView(memory Memory, address, size uint64) (*View, error) {
 	return v, nil
 }
 
-// headerSize is the number of header bytes to read.
+// headerSize is the number of bytes of a header that contain fields, in both layouts.
 const headerSize = 32
 
-// readHeader decodes the header at an address. The memory there may contain anything.
+// readHeader reads the header at this address. It does not check the description of the ring, which
+// may be invalid.
 func readHeader(memory Memory, address uint64) (Info, error) {
 	var b [headerSize]byte
 	if _, err := memory.ReadParts([]Part{{Address: address, Data: b[:]}}); err != nil {
@@ -176,7 +177,8 @@ func (v *View) check() error {
 	return nil
 }
 
-// setFields sets the offsets of the given fields and checks that all required fields are there.
+// setFields sets v.fields. It returns an error if a required field is missing or a field lies
+// outside of the slot.
 func (v *View) setFields(fields map[string]int) error {
 	for f, desc := range wire.SlotFields(wire.RingLayout2) {
 		offset, ok := fields[desc.Name]
@@ -207,8 +209,8 @@ func (v *View) setFields(fields map[string]int) error {
 // Info returns the layout of the ring.
 func (v *View) Info() Info { return v.info }
 
-// Fields returns a new map from the name of each field in a slot to its offset. It returns nil if v
-// is nil.
+// Fields returns the offset in a slot of each field, by name. The map is a copy. It is nil if v is
+// nil.
 func (v *View) Fields() map[string]int {
 	if v == nil {
 		return nil
@@ -222,8 +224,8 @@ func (v *View) Fields() map[string]int {
 	return fields
 }
 
-// Verify reads the ring's header again and returns nil if it still describes this ring. The error
-// wraps [ErrNotRing] if the header has changed or disappeared.
+// Verify reads the header again and checks that it still describes the same ring. The error wraps
+// [ErrNotRing] if the header has changed or is gone.
 func (v *View) Verify() error {
 	found, err := readHeader(v.memory, v.info.Address)
 	if err != nil {
@@ -238,37 +240,39 @@ func (v *View) Verify() error {
 
 // Slot is a snapshot of a slot.
 type Slot struct {
-	// TraceID and SpanID identify the published span, and are zero if there is none; see
-	// [Slot.HasSpan]. TraceFlags are W3C trace flags: 1 for sampled, and always 0 in layout 1.
+	// TraceID and SpanID identify the published span. If either is zero, there is no span; see
+	// [Slot.HasSpan]. TraceFlags are the W3C trace flags, in which 1 means sampled. They are always
+	// 0 in layout 1.
 	TraceID    [16]byte
 	SpanID     [8]byte
 	TraceFlags byte
-	// Ref names the cell that says whether the span is live. It is 0 if the span has no cell.
+	// Ref is the reference to the cell in the span table that tells whether the span is live. It is
+	// 0 if the span has no cell.
 	Ref uint64
-	// Attributes is a copy of the attributes in the encoding of OTEP 4947: entries {key u8, length
-	// u8, value}.
+	// Attributes are the span's attributes, encoded according to OTEP 4947 as entries {key u8,
+	// length u8, value}.
 	Attributes []byte
-	// Owner is the id of the goroutine that published the span. TID is the id of its thread at that
-	// time, in the process's own PID namespace, and M the address of that thread's m. Each is 0 if
-	// unknown. In layout 1 they are always unknown.
+	// Owner is the id of the goroutine that published the span. M is the address of the m, the Go
+	// runtime's struct for a thread, on which that goroutine ran at the time, and TID is the id of
+	// that thread in the process's own PID namespace. Each is 0 if unknown, as always in layout 1.
 	Owner, M uint64
 	TID      uint32
 	// Seq counts the writes to the slot. It is 0 in layout 1.
 	Seq uint32
 }
 
-// HasSpan reports whether the slot publishes a span with valid ids.
+// HasSpan reports whether the slot has a span, that is, a trace ID and a span ID other than zero.
 func (s *Slot) HasSpan() bool { return s.TraceID != [16]byte{} && s.SpanID != [8]byte{} }
 
-// readAttempts is how often a slot that is being written is read before giving up. A write takes
-// nanoseconds, a read about a microsecond.
+// readAttempts is the maximum number of times that a slot is read while it is being written. A
+// write takes nanoseconds, a read about a microsecond.
 const readAttempts = 8
 
-// Slot returns the slot whose index is number modulo the capacity. It does not matter who owns the
-// slot or whether it has a span.
+// Slot returns the slot whose index is number modulo the capacity, whoever owns it and whether or
+// not it has a span.
 //
-// The error wraps [ErrBusy] if the slot was being written at every attempt, and otherwise comes
-// from memory.
+// The error wraps [ErrBusy] if the slot was being written at every attempt. Any other error comes
+// from the [Memory].
 func (v *View) Slot(number uint64) (Slot, error) {
 	l := v.NewSlotReader()
 	l.Select(number)
@@ -285,13 +289,13 @@ func (v *View) Slot(number uint64) (Slot, error) {
 }
 
 // Read returns the slot of the thread or goroutine with this id. Slots of layout 1 do not record
-// their owner, so the slot may belong to another thread whose id is equal modulo the capacity.
+// their owner, so the span may come from another thread whose id is equal modulo the capacity.
 //
 // Read does not check whether the thread still runs the goroutine that published the span. To check
-// that, compare [Slot.Owner] with the running goroutine, as package reader does.
+// that, compare [Slot.Owner] with the goroutine that the thread is running, as package reader does.
 //
-// The error wraps [ErrEmpty] if the slot has no span or another owner, and [ErrBusy] if it was
-// being written at every attempt. Any other error comes from memory.
+// The error wraps [ErrEmpty] if the slot has no span or belongs to another thread or goroutine, and
+// [ErrBusy] if it was being written at every attempt. Any other error comes from the [Memory].
 func (v *View) Read(id uint64) (Slot, error) {
 	s, err := v.Slot(id)
 	if err != nil {
@@ -312,28 +316,32 @@ func (v *View) ownedBy(s *Slot, id uint64) bool {
 	return v.fields[fieldTID] < 0 || uint64(s.TID) == id
 }
 
-// SlotReader reads a slot before and after other data. Read the parts of Before, then your own
-// parts, then the parts of After, ideally in one call. If [SlotReader.Slot] then returns a slot,
-// its content did not change while your parts were read. A SlotReader is not safe for concurrent
-// use.
+// SlotReader checks that a slot does not change while the caller reads other memory. Read the parts
+// of [SlotReader.Before], then your own parts, then the parts of [SlotReader.After], ideally in one
+// call of ReadParts. If [SlotReader.Slot] then returns a slot, the slot had this content while your
+// parts were read. A SlotReader is not safe for concurrent use.
 //
-// In layout 2 this is certain, because every write is counted, with one exception: a writer that
-// withdraws a span by clearing the span id may not count that write. The slot then held the span
-// until some moment after the first half was read. In layout 1 it is not certain: the slot had the
-// same content at the beginning and at the end, and no write was in progress at either time.
+// In layout 2 this is certain, because the slot counts its writes, with one exception: a writer
+// that cannot claim the slot clears the span id without counting that. The returned span may then
+// have been removed while your parts were read.
+//
+// In layout 1 it is not certain. The slot had the same content before and after your parts were
+// read, and no write was in progress at either time, but a writer may have stored another span and
+// the same one again in between.
 type SlotReader struct {
 	view   *View
 	number uint32
 
-	// before and after are the two halves. data is the slot as read in the first half. In layout 1,
-	// again is the slot as read in the second half.
+	// before and after are the parts to read before and after the caller's. The other fields are
+	// their data: the slot as first read, the slot as read again in layout 1, and each time in_use
+	// and, in layout 2, seq.
 	before, after []Part
 	data, again   []byte
 	inUse         [2][]byte
 	seq           [2][]byte
 }
 
-// NewSlotReader returns a SlotReader of slot 0.
+// NewSlotReader returns a SlotReader that reads slot 0 until [SlotReader.Select] selects another.
 func (v *View) NewSlotReader() *SlotReader {
 	l := &SlotReader{view: v}
 	size, buffer := v.info.SlotSize, make([]byte, 2*v.info.SlotSize+10)
@@ -346,9 +354,9 @@ func (v *View) NewSlotReader() *SlotReader {
 	l.inUse = [2][]byte{alloc(1), alloc(1)}
 	if v.fields[fieldSeq] >= 0 {
 		l.seq = [2][]byte{alloc(4), alloc(4)}
-		// A writer increments seq when it claims the slot, and clears in_use when everything is
-		// written. So the first half reads seq before in_use. In the second half, seq alone would
-		// be enough, since every writer in between has incremented it.
+		// A writer increments seq when it claims the slot, and clears in_use after it has written
+		// everything. So the parts of Before read seq before in_use. In those of After, seq alone
+		// would be enough, because every writer since then has incremented it.
 		l.before = []Part{{Data: l.seq[0]}, {Data: l.inUse[0]}, {Data: l.data}}
 		l.after = []Part{{Data: l.inUse[1]}, {Data: l.seq[1]}}
 	} else {
@@ -376,20 +384,20 @@ func (l *SlotReader) Select(number uint64) {
 	}
 }
 
-// Before returns the parts to read first. Their data is stored in the SlotReader.
+// Before returns the parts to read before the caller's own. Their Data belongs to the SlotReader.
 func (l *SlotReader) Before() []Part { return slices.Clip(l.before) }
 
-// After returns the parts to read last.
+// After returns the parts to read after the caller's own. Their Data belongs to the SlotReader.
 func (l *SlotReader) After() []Part { return slices.Clip(l.after) }
 
-// Slot returns the content that the slot had from the first half of the read to the second. The
-// error wraps [ErrBusy] if the slot was being written.
+// Slot returns the content of the slot after the parts of Before and After have been read. The
+// error wraps [ErrBusy] if the slot was written between the first and the last of these reads.
 func (l *SlotReader) Slot() (Slot, error) {
 	v := l.view
 	unchanged := l.inUse[0][0] == 0 && l.inUse[1][0] == 0 && l.data[v.fields[fieldInUse]] == 0
 	if l.again == nil {
-		// Also compare the seq in the copy of the slot. If a read overlaps a store of seq, it may
-		// return garbage, but hardly the same garbage all three times.
+		// Also compare the seq in the copy of the slot: a read during a store of seq may return a
+		// torn value, but hardly the same one all three times.
 		seq := l.data[v.fields[fieldSeq]:][:4]
 		unchanged = unchanged && bytes.Equal(l.seq[0], seq) && bytes.Equal(l.seq[1], seq)
 	} else {
@@ -401,7 +409,7 @@ func (l *SlotReader) Slot() (Slot, error) {
 	return v.decode(l.data), nil
 }
 
-// decode decodes a slot from data.
+// decode decodes data, the copy of a slot. Fields that the layout lacks are zero.
 func (v *View) decode(data []byte) Slot {
 	u32 := func(f field) uint32 {
 		if v.fields[f] < 0 {
@@ -423,7 +431,7 @@ func (v *View) decode(data []byte) Slot {
 		s.TraceFlags = data[offset]
 	}
 	if offset, size := v.fields[fieldAttrs], v.fields[fieldAttrsSize]; offset >= 0 && size >= 0 {
-		// Ignore the attributes if their size exceeds the slot.
+		// Ignore the attributes if their size is larger than the slot has space for.
 		if n := int(binary.NativeEndian.Uint16(data[size:])); n > 0 && n <= len(data)-offset {
 			s.Attributes = bytes.Clone(data[offset : offset+n])
 		}

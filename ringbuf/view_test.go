@@ -23,8 +23,8 @@ var errFault = errors.New("fault")
 type viewMemory struct {
 	base  uint64
 	bytes []byte
-	// beforePart, if not nil, runs before each part is read, and beforeWord before each eight bytes
-	// are read. n counts the calls from 1.
+	// beforePart is called before each part is read, and beforeWord before each eight bytes. n is
+	// the number of the call, from 1. Both may be nil.
 	beforePart, beforeWord func(n int)
 
 	parts, words, calls int
@@ -54,7 +54,7 @@ func (m *viewMemory) ReadParts(parts []Part) (int, error) {
 
 const viewBase = 0x7f00_0000_1000
 
-// newViewMemory returns the memory of a new ring, as a writer creates it.
+// newViewMemory returns the memory of an empty ring that info describes.
 func newViewMemory(info Info) *viewMemory {
 	m := &viewMemory{base: info.Address, bytes: make([]byte, info.HeaderSize+info.Capacity*info.SlotSize)}
 	header := []uint32{wire.RingMagic, uint32(info.Layout), uint32(info.Capacity), uint32(info.SlotSize)}
@@ -75,12 +75,10 @@ func info2(capacity, slotSize int, index Index) Info {
 	return Info{Address: viewBase, Layout: 2, Capacity: capacity, HeaderSize: 64, SlotSize: slotSize, Index: index}
 }
 
-// slot returns the memory of a slot.
 func (m *viewMemory) slot(i Info, n int) []byte {
 	return m.bytes[i.HeaderSize+n*i.SlotSize:][:i.SlotSize]
 }
 
-// rawSlot is a slot's content, in the order of the format.
 type rawSlot struct {
 	high, low, span uint64
 	inUse, flags    byte
@@ -92,7 +90,7 @@ type rawSlot struct {
 	attrs           []byte
 }
 
-// put writes a slot of layout 2, or as much of it as fits.
+// put writes the bytes of a slot of layout 2, or as many of them as fit into b.
 func (r *rawSlot) put(b []byte) {
 	full := make([]byte, 64, 64+len(r.attrs))
 	ne := binary.NativeEndian
@@ -109,8 +107,8 @@ func (r *rawSlot) put(b []byte) {
 	copy(b, append(full, r.attrs...))
 }
 
-// raw returns the content of a slot of thread 5 after the nth write. Every value is a multiple of
-// n.
+// raw returns the content of the slot of thread 5 after write number n. Its values depend on n, so
+// that mixtures of two writes are recognized.
 func raw(n uint64) rawSlot {
 	return rawSlot{
 		high: n * 0x0101, low: n * 0x0202, span: n * 0x0303, flags: 1, seq: uint32(n),
@@ -118,6 +116,7 @@ func raw(n uint64) rawSlot {
 	}
 }
 
+// slotOf returns raw(n) as a View must return it.
 func slotOf(n uint64) Slot {
 	s := Slot{Owner: n * 7, Ref: n * 0x0404, M: n * 0x1000, TID: 5, Seq: uint32(n), TraceFlags: 1}
 	binary.BigEndian.PutUint64(s.TraceID[:8], n*0x0101)
@@ -154,7 +153,7 @@ func TestViewReadsLayout2(t *testing.T) {
 	assert.Equal(t, 1, m.calls, "a slot that does not change takes one call")
 	assert.True(t, got.HasSpan())
 
-	// The result is a copy.
+	// Slots that have been returned must not change with the memory.
 	clear(m.slot(info, 5))
 	assert.Equal(t, []byte("\x00\x03abc"), got.Attributes)
 }
@@ -187,7 +186,7 @@ func TestViewUsesFields(t *testing.T) {
 	require.NoError(t, err)
 	b := m.slot(info, 1)
 	for i := range b {
-		b[i] = 0xee // fill the bytes that belong to no field
+		b[i] = 0xee // garbage in all bytes that belong to no field
 	}
 	ne := binary.NativeEndian
 	ne.PutUint64(b[40:], 1)
@@ -240,11 +239,11 @@ func TestViewEmptyAndForeignSlots(t *testing.T) {
 	}
 }
 
-// An accepted slot is the result of a single write, whatever a writer does between any two words of
-// a read.
+// TestViewNeverMixesWrites checks that a slot that a SlotReader accepts comes from a single write,
+// at whatever moments of the read a writer takes its steps.
 func TestViewNeverMixesWrites(t *testing.T) {
 	for _, layout := range []int{1, 2} {
-		// steps are the steps of a writer.
+		// steps are the stages in which a writer changes a slot from raw(1) to raw(2).
 		info, steps := info2(1, 64, ByThread), []func(b []byte){
 			func(b []byte) { r := raw(1); r.seq, r.inUse = 2, 1; r.put(b) },
 			func(b []byte) { r := raw(1); r.seq, r.inUse, r.high = 2, 1, 2*0x0101; r.put(b) },
@@ -270,7 +269,8 @@ func TestViewNeverMixesWrites(t *testing.T) {
 		for _, p := range append(v.NewSlotReader().Before(), v.NewSlotReader().After()...) {
 			words += (len(p.Data) + 7) / 8
 		}
-		// Try each way to place the four steps, in order, between the words of a read.
+		// Try all schedules: each step can happen before any word of the read, but not before an
+		// earlier step.
 		var at [4]int
 		var try func(step, from int)
 		tried := 0
@@ -324,13 +324,14 @@ func TestViewNeverMixesWrites(t *testing.T) {
 	}
 }
 
-// The value of in_use alone does not reveal a complete write between its two reads.
+// TestViewDetectsWriteBetweenHalves checks that a View rejects a slot if a whole write happens
+// between the two reads of in_use, which are both 0.
 func TestViewDetectsWriteBetweenHalves(t *testing.T) {
 	info := info2(1, 64, ByThread)
 	m := newViewMemory(info)
 	v := mustView(t, m, info)
 	old, next := raw(1), raw(2)
-	// torn consists of the first half of the old slot and the second half of the new slot.
+	// torn has some fields of the old slot and some of the new one.
 	torn := old
 	torn.ref, torn.owner, torn.m = next.ref, next.owner, next.m
 	m.beforePart = func(n int) {
@@ -392,7 +393,8 @@ func TestViewLyingAttributeSizes(t *testing.T) {
 	}
 }
 
-// TestViewOfAnyCapacity reads a ring of layout 1 whose capacity is not a power of two.
+// TestViewOfAnyCapacity checks that a View can read rings of layout 1 whose capacity is not a power
+// of two. Other publishers may create such rings.
 func TestViewOfAnyCapacity(t *testing.T) {
 	info := info1(7)
 	m := newViewMemory(info)
@@ -506,7 +508,8 @@ func TestViewMemoryErrors(t *testing.T) {
 	assert.NotErrorIs(t, err, ErrEmpty)
 }
 
-// A view finds the fields of slots, including fields at other offsets than the layout's.
+// TestFieldsOfAView checks that Fields returns the offsets of the layout, or those given to NewView
+// without the unknown names.
 func TestFieldsOfAView(t *testing.T) {
 	m := newViewMemory(info1(4))
 	v, err := NewView(m, info1(4), nil)
@@ -524,8 +527,8 @@ func TestFieldsOfAView(t *testing.T) {
 	assert.Nil(t, (*View)(nil).Fields())
 }
 
-// FuzzView reads a slot of any layout from arbitrary memory that changes during the read. The
-// oracle is an independent decoder of the same memory.
+// FuzzView checks that the slot read from arbitrary memory, which may change once during the read,
+// is what an independent decoder finds before or after the change.
 func FuzzView(f *testing.F) {
 	header := func(i Info) []byte { return newViewMemory(i).bytes }
 	f.Add(header(info2(2, 128, ByThread)), uint64(5), byte(0), []byte{}, uint16(0))
@@ -567,14 +570,15 @@ func FuzzView(f *testing.F) {
 		before := &viewMemory{base: viewBase, bytes: memory}
 		if info.Layout == 2 && string(before.slot(info, n)) != string(m.slot(info, n)) &&
 			string(before.slot(info, n)[0x1c:0x20]) == string(m.slot(info, n)[0x1c:0x20]) {
-			return // The writer withdrew the span without counting the write.
+			return // a change that does not increment seq need not be noticed
 		}
 		got := fmt.Sprintf("%x", s)
 		require.Contains(t, []string{oracle(info, before.slot(info, n)), oracle(info, m.slot(info, n))}, got)
 	})
 }
 
-// oracle decodes a slot as documented. It returns "" if the slot is being written.
+// oracle decodes a slot at the offsets of docs/wire-format.md, and formats it. It returns "" if the
+// slot is being written.
 func oracle(i Info, b []byte) string {
 	if b[0x18] != 0 {
 		return ""

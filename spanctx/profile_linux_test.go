@@ -217,7 +217,7 @@ func TestProfiles(t *testing.T) {
 			}
 			// On a busy machine a profile may be empty, or a few profiles may miss a function.
 			deadline := time.Now().Add(testenv.Patience)
-			for n := 0; n < testenv.Rounds(1, 4) || (len(cpu) == 0 || len(missing()) > 0) && time.Now().Before(deadline); n++ {
+			for n := 0; n < testenv.Rounds(1, 4) || (len(cpu) == 0 || len(goroutines) == 0 || len(missing()) > 0) && time.Now().Before(deadline); n++ {
 				f.profileCPU(t, cpu, goroutines)
 			}
 			stop.Store(true)

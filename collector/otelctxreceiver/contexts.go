@@ -20,8 +20,8 @@ const (
 	// refresh is how often a sampled process's context is checked for changes. A check costs one
 	// system call.
 	refresh = time.Second
-	// A process without a context is retried after firstRetry, then after twice as long each time,
-	// up to lastRetry. A retry reads all its mappings.
+	// The first retry for a process without a context happens after firstRetry. The delay doubles
+	// with each retry, up to lastRetry. A retry reads all mappings of the process.
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = time.Minute
 	// expiry is the time after which the receiver forgets a process that had no samples.
@@ -30,13 +30,13 @@ const (
 	maxProcesses = 16384
 	// maxReads bounds how many processes are read at the same time.
 	maxReads = 16
-	// settleTime bounds how long profiles wait for contexts that are still being read.
+	// settleTime bounds how long a report waits for contexts that are still being read.
 	settleTime = 2 * time.Second
 )
 
-// contexts tracks the process contexts of sampled processes. Reporting a sample never blocks:
-// contexts are read in the background, with bounds on the number of concurrent reads and on the
-// time for each process.
+// contexts tracks the process contexts of sampled processes. Contexts are read in the background,
+// so reporting a sample never blocks. The number of concurrent reads and the time for each are
+// limited.
 type contexts struct {
 	telemetry *telemetry
 	logger    *zap.Logger
@@ -52,31 +52,27 @@ type contexts struct {
 	processes map[int]*process
 }
 
-// source is a process to read: a [reader.Process].
+// source is implemented by [reader.Process], and by fake processes in tests.
 type source interface {
 	ProcessContext(ctx context.Context) (*reader.ProcessContext, error)
 	Changed(publishedAtNS uint64) (bool, error)
 	Close() error
 }
 
-// process is the state of one tracked process. reading guards its last fields during a read;
-// contexts.mu guards the others.
+// process is the state of one tracked process. Its mutex, reading, guards the fields after it, and
+// contexts.mu guards the fields before it.
 type process struct {
-	// attributes holds the attributes of the last context that was read, or nil if there is
-	// none.
-	attributes []*commonpb.KeyValue
-	// seen is the time of the last sample, and due is the time of the next read. wait is the
-	// retry delay.
-	seen, due time.Time
-	wait      time.Duration
-	// done is closed when the current read ends; nil if no read is running.
-	done chan struct{}
+	attributes []*commonpb.KeyValue // of the current context; nil if there is none
+	seen       time.Time            // when the last sample was taken
+	due        time.Time            // when the next read is due
+	wait       time.Duration        // the delay between the last read and due
+	done       chan struct{}        // closed when the running read ends; nil if none is running
 
 	reading   sync.Mutex
-	source    source // nil if the process has no context
-	published uint64 // timestamp of the last context, which identifies it
-	last      []*commonpb.KeyValue
-	closed    bool
+	source    source               // nil if the process has no context
+	published uint64               // timestamp of the last context read from source, which identifies it
+	last      []*commonpb.KeyValue // attributes of that context
+	closed    bool                 // set by release
 }
 
 func newContexts(t *telemetry, logger *zap.Logger) *contexts {
@@ -88,8 +84,8 @@ func newContexts(t *telemetry, logger *zap.Logger) *contexts {
 	}
 }
 
-// close cancels running reads and releases all processes. The receiver may be nil, and close may be
-// called twice.
+// close cancels running reads and releases all processes. c may be nil, and close may be called
+// twice.
 func (c *contexts) close() {
 	if c == nil {
 		return
@@ -105,8 +101,8 @@ func (c *contexts) close() {
 	}
 }
 
-// sampled records a sample of a process and starts to read its context if that is due. The receiver
-// may be nil.
+// sampled records a sample of a process, and starts to read its context if that is due. c may be
+// nil.
 func (c *contexts) sampled(pid int) {
 	// The idle tasks of all processors have id 0.
 	if c == nil || pid == 0 {
@@ -164,7 +160,7 @@ func (c *contexts) finish(pid int, p *process, attributes []*commonpb.KeyValue, 
 	case err == nil:
 		p.attributes, p.wait = attributes, refresh
 	case errors.Is(err, reader.ErrProcessGone), errors.Is(err, reader.ErrBusy):
-		// Samples taken before the process ended keep the last context.
+		// Keep the last context for samples that have already been taken.
 		p.wait = min(max(2*p.wait, firstRetry), lastRetry)
 	default:
 		if p.attributes != nil {
@@ -176,8 +172,8 @@ func (c *contexts) finish(pid int, p *process, attributes []*commonpb.KeyValue, 
 	p.due = c.now().Add(p.wait)
 }
 
-// errorKind returns the error's kind for telemetry, or "" for expected errors: most processes have
-// no context, and every process ends.
+// errorKind returns the kind of an error for telemetry. It returns "" if there is no error or if
+// the error is expected: most processes have no context, and every process ends.
 func errorKind(err error) string {
 	switch {
 	case err == nil, errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone):
@@ -195,7 +191,8 @@ func errorKind(err error) string {
 	}
 }
 
-// read returns the attributes of the process's current context.
+// read returns the attributes of the process's current context. It reads the context only if it
+// has changed.
 func (p *process) read(ctx context.Context, open func(int) (source, error), pid int, t *telemetry) ([]*commonpb.KeyValue, error) {
 	p.reading.Lock()
 	defer p.reading.Unlock()
@@ -237,8 +234,8 @@ func (p *process) drop() {
 	p.source, p.last = nil, nil
 }
 
-// release closes the source permanently. If a read of the process is still blocked, the source is
-// closed when it returns.
+// release closes the source, and prevents another from being opened. If a read is still blocked,
+// this happens when the read returns.
 func (p *process) release() {
 	closeIt := func() {
 		defer p.reading.Unlock()
@@ -255,8 +252,8 @@ func (p *process) release() {
 	}()
 }
 
-// current returns the current attributes of the processes with these ids. It waits for contexts
-// that are still being read and drops processes without recent samples.
+// current returns the current attributes of the processes with the given ids. It first waits for
+// contexts that are being read, up to settleTime. It also drops processes without recent samples.
 func (c *contexts) current(ctx context.Context, pids []int) [][]*commonpb.KeyValue {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
@@ -277,8 +274,8 @@ func (c *contexts) current(ctx context.Context, pids []int) [][]*commonpb.KeyVal
 	return out
 }
 
-// check checks the contexts of these processes for changes and returns a channel for each running
-// read.
+// check starts to check the contexts of the given processes for changes. It returns a channel for
+// each running read, which is closed when the read ends.
 func (c *contexts) check(pids []int) (reads []<-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -32,7 +32,7 @@ func service(name string) []*commonpb.KeyValue {
 	return []*commonpb.KeyValue{{Key: "service.name", Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: name}}}}
 }
 
-// world is a set of fake processes and their clock.
+// world is a set of fake processes with a fake clock.
 type world struct {
 	*contexts
 
@@ -43,13 +43,13 @@ type world struct {
 	states map[int]*state
 }
 
-// state is a fake process: it fails with err, or publishes a service name.
+// state is a fake process. It publishes a service name, or cannot be read because of err.
 type state struct {
 	world     *world
 	name      string
 	published uint64
 	err       error
-	// opened counts open descriptors.
+	// opened is the number of sources that are open.
 	opened int
 	// stalled blocks readers until it is closed.
 	stalled chan struct{}
@@ -104,8 +104,8 @@ func (w *world) pass(d time.Duration) {
 	w.time = w.time.Add(d)
 }
 
-// serviceAfterSample records a sample of the process, ends the report, and returns the service
-// name in it.
+// serviceAfterSample records a sample of a process, and returns the service name that a report
+// would then contain.
 func (w *world) serviceAfterSample(t *testing.T, pid int) string {
 	t.Helper()
 	w.sampled(pid)

@@ -4,7 +4,7 @@
 // Package otelctxreceiver records profiles in an OpenTelemetry Collector. It is the
 // receiver of the OpenTelemetry eBPF profiler with four additions:
 //
-//   - Samples of Go goroutines whose labels name a span (trace_id and span_id) have a Link to it.
+//   - If the labels of a goroutine name a span (trace_id and span_id), its samples have a Link to the span.
 //     These two labels do not become attributes.
 //   - Samples are merged only if all their labels are equal.
 //   - The resource of each process has the attributes that the process publishes in its

@@ -11,7 +11,8 @@ import (
 	"github.com/otelctx/otelctx/collector/otelctxreceiver"
 )
 
-// This is a Collector written by hand. The builder generates the same from builder-config.yaml.
+// This is how a Collector written by hand registers the receiver. The Collector builder
+// generates such code from builder-config.yaml.
 func ExampleNewFactory() {
 	factory := otelctxreceiver.NewFactory()
 	factories := map[string]receiver.Factory{factory.Type().String(): factory}

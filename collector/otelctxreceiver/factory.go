@@ -9,10 +9,10 @@ import (
 	"go.opentelemetry.io/collector/receiver/xreceiver"
 )
 
-// componentType is the receiver's name in configurations. scopeName is the name of its own
-// telemetry.
+// componentType is the receiver's name in configurations.
 var componentType = component.MustNewType("otelctx")
 
+// scopeName is the instrumentation scope of the receiver's own telemetry.
 const scopeName = "github.com/otelctx/otelctx/collector/otelctxreceiver"
 
 // NewFactory returns the factory of the receiver. The receiver's type is otelctx, and its signal

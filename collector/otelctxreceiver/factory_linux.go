@@ -18,11 +18,11 @@ import (
 	"go.opentelemetry.io/ebpf-profiler/reporter"
 )
 
-// Config is the configuration of the eBPF profiler's receiver plus the options of this one.
+// Config extends the configuration of the eBPF profiler's receiver.
 type Config struct {
 	config.Config `mapstructure:",squash"`
 
-	// SpanLinks turns the labels trace_id and span_id of Go goroutines into links of their samples.
+	// SpanLinks turns the labels trace_id and span_id of a goroutine into a link of its samples.
 	// If it is false, these labels become attributes.
 	SpanLinks bool `mapstructure:"span_links"`
 	// ProcessContext adds the attributes that a process publishes to the process's resource.

@@ -50,7 +50,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// Collectors shut down a receiver that was never started if another component fails to start.
+// TestShutdownWithoutStart checks that a receiver can be shut down without having been
+// started. A Collector does this if another component fails to start.
 func TestShutdownWithoutStart(t *testing.T) {
 	r, err := NewFactory().(xreceiver.Factory).CreateProfiles(t.Context(), receivertest.NewNopSettings(componentType),
 		NewFactory().CreateDefaultConfig(), consumertest.NewNop())

@@ -17,7 +17,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// metadata.yaml describes the component; only this test compares the two.
+// TestMetadata checks that the component has the name and the metrics that metadata.yaml
+// describes.
 func TestMetadata(t *testing.T) {
 	text, err := os.ReadFile("metadata.yaml")
 	require.NoError(t, err)

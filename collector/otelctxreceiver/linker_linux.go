@@ -31,8 +31,8 @@ type linker struct {
 	telemetry *telemetry
 }
 
-// ReportTraceEvent implements [reporter.TraceReporter]. It modifies both arguments: upstream
-// allocates them for each sample.
+// ReportTraceEvent implements [reporter.TraceReporter]. It may modify both arguments, because
+// upstream allocates them for each sample.
 func (l *linker) ReportTraceEvent(trace *libpf.Trace, meta *samples.TraceEventMeta) error {
 	l.contexts.sampled(int(meta.PID))
 	if l.links {
@@ -42,8 +42,8 @@ func (l *linker) ReportTraceEvent(trace *libpf.Trace, meta *samples.TraceEventMe
 	return l.Reporter.ReportTraceEvent(trace, meta)
 }
 
-// link moves the span's ids from the labels to meta and reports whether both were valid. Otherwise
-// it changes nothing.
+// link moves the span's ids from the labels to meta, and reports whether both ids are valid. If
+// they are not, it changes nothing.
 func link(labels map[libpf.String]libpf.String, meta *samples.TraceEventMeta) bool {
 	var (
 		traceID libpf.APMTraceID
@@ -68,8 +68,8 @@ func decodeID(id []byte, text string) bool {
 	return err == nil && slices.ContainsFunc(id, func(b byte) bool { return b != 0 })
 }
 
-// byLabels makes labels part of a sample's identity. Otherwise the reporter would merge samples
-// with different labels, and give the merged sample the labels of the first one.
+// byLabels prevents the reporter from merging samples with different labels. The merged sample
+// would have only the labels of the first.
 type byLabels struct{}
 
 // CollectExtraSampleMeta implements [samples.SampleAttrProducer]. It returns the same string only
@@ -87,6 +87,6 @@ func (byLabels) CollectExtraSampleMeta(trace *libpf.Trace, _ *samples.TraceEvent
 	return strings.Join(all, "\x00")
 }
 
-// ExtraSampleAttrs implements [samples.SampleAttrProducer]. The reporter itself adds the labels as
-// attributes.
+// ExtraSampleAttrs implements [samples.SampleAttrProducer]. It returns no attributes, because the
+// reporter itself adds the labels as attributes.
 func (byLabels) ExtraSampleAttrs(*samples.AttrTableManager, any) []int32 { return nil }

@@ -76,7 +76,8 @@ func TestLink(t *testing.T) {
 // reportInterval is short because each test waits for one report.
 const reportInterval = 100 * time.Millisecond
 
-// reported returns upstream's report of samples that differ only in their labels.
+// reported returns the profiles that upstream reports for one sample with each of
+// labelSets. The samples differ only in labels and time.
 func reported(t *testing.T, l *linker, labelSets ...map[libpf.String]libpf.String) pprofile.Profiles {
 	t.Helper()
 	sink := new(consumertest.ProfilesSink)
@@ -103,7 +104,7 @@ type seen struct {
 	times            int
 }
 
-// seenIn counts the samples of profiles by link and label attributes.
+// seenIn counts the samples in p by span, label attributes and number of timestamps.
 func seenIn(p pprofile.Profiles) map[seen]int {
 	out := map[seen]int{}
 	d := p.Dictionary()

@@ -53,15 +53,14 @@ func TestMain(m *testing.M) {
 		// After Shutdown, upstream still sends to channels that are no longer read.
 		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).StartMapMonitors.func1"),
 		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).startTraceEventMonitor.func1"),
-		// Upstream does not wait for this goroutine. It ends once it has read its current
-		// executable.
+		// Upstream does not wait for this goroutine, which ends when it has read an executable.
 		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).processPIDEvents"))
 }
 
 const frequency = 97
 
-// piece is how long a thread of the service works at a time inside or outside a span. It yields
-// one or two samples.
+// piece is how long a thread of the service works before it starts or ends a span. In this time,
+// one or two samples are taken.
 const piece = 20 * time.Millisecond
 
 // interval is a period that a thread spent in one span, or outside all spans.
@@ -71,8 +70,8 @@ type interval struct {
 	span       string
 }
 
-// serve runs a service whose threads work inside and outside spans until the parent stops it. It
-// then reports its intervals.
+// serve runs a service whose threads work inside and outside spans. When the parent stops it, it
+// reports the intervals.
 func serve(parent *childproc.Parent) {
 	provider := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "shop"), attribute.String("service.instance.id", strconv.Itoa(os.Getpid())))),
@@ -110,7 +109,7 @@ func serve(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// work burns CPU for one piece. Its stack is the same for every caller.
+// work burns CPU for the time piece. The stack is the same inside and outside spans.
 //
 //go:noinline
 func work(sc trace.SpanContext) interval {
@@ -125,7 +124,7 @@ func work(sc trace.SpanContext) interval {
 	return i
 }
 
-// serveForeign works in a process whose context is published by another library.
+// serveForeign burns CPU in a process whose context is published by another library.
 func serveForeign(parent *childproc.Parent) {
 	_, err := foreigncontext.Publish()
 	parent.Must(err)
@@ -159,12 +158,12 @@ func startProfiler(t *testing.T, factory receiver.Factory, set *componenttest.Te
 	r, err := factory.(xreceiver.Factory).CreateProfiles(t.Context(), settings, cfg, &p.sink)
 	require.NoError(t, err)
 	p.receiver = r
-	// The Collector's context must outlive this call.
+	// The context must not end before the receiver is shut down.
 	err = r.Start(context.Background(), componenttest.NewNopHost())
 	if err != nil {
 		require.NoError(t, r.Shutdown(context.Background()))
 	}
-	// Upstream does not wrap the kernel's errors everywhere.
+	// Compare text, because upstream does not wrap every error of the kernel.
 	if err != nil && (strings.Contains(err.Error(), syscall.EPERM.Error()) || strings.Contains(err.Error(), "tracefs")) {
 		t.Skipf("profiling needs CAP_BPF, CAP_PERFMON, CAP_SYS_RESOURCE for RLIMIT_MEMLOCK, and a mounted tracefs: %v", err)
 	}
@@ -177,14 +176,14 @@ func (p *profiler) stop(t *testing.T) {
 	require.NoError(t, p.receiver.Shutdown(context.Background()))
 }
 
-// sample is one timestamp of a sample.
+// sample is a recorded sample with a single timestamp.
 type sample struct {
 	tid       int
 	time      int64
 	span      string // "-" for none
 	goroutine string // "" if unknown
 	instance  string // service.instance.id of the resource
-	trace     bool   // whether an attribute has a trace id
+	trace     bool   // whether an attribute has the span id
 	stack     []string
 }
 
@@ -248,25 +247,33 @@ func read(d pprofile.ProfilesDictionary, s pprofile.Sample) sample {
 	return one
 }
 
-// noGoroutine reports whether the thread was in the scheduler, on its own stack, without a
-// goroutine. This happens to threads of the service when a goroutine is preempted.
+// noGoroutine reports whether the thread was running no goroutine, but the scheduler on its own
+// stack. This happens when the service's goroutine is preempted.
 func (s sample) noGoroutine() bool {
 	return slices.ContainsFunc(s.stack, func(f string) bool { return f == "runtime.goschedImpl" || f == "runtime.schedule" }) &&
 		!slices.ContainsFunc(s.stack, func(f string) bool { return strings.HasSuffix(f, ".work") })
 }
 
-// verdict counts samples that are well inside an interval. Samples of noGoroutine are in the
-// interval of a span whose goroutine had been preempted.
+// verdict is the result of comparing the recorded samples of a service with its intervals. All
+// fields are numbers of samples.
 type verdict struct {
-	inSpans, right, none, outside, outsideGiven, noGoroutine, otherThreads, betweenPieces, attributes int
+	inSpans       int // in the interval of a span
+	right         int // of inSpans: with that span
+	none          int // of inSpans: without a span
+	outside       int // in an interval outside all spans
+	outsideGiven  int // of outside: with a span
+	noGoroutine   int // in the interval of a span, while the goroutine was preempted
+	otherThreads  int // in a thread that has no intervals
+	betweenPieces int // not in an interval, or less than margin from its ends
+	attributes    int // with the span id as an attribute
 }
 
 // wantedInFull is the number of samples to take in a full run. At least enoughInSpans of them
 // must be in spans.
 const wantedInFull, enoughInSpans = 7000, 2000
 
-// margin is how far a sample must be from the ends of an interval, because the clocks of two
-// processes are compared.
+// margin is how far a sample must be from the ends of an interval to count. It allows for the
+// clocks of the service and the profiler to differ.
 const margin = time.Millisecond
 
 func judge(t *testing.T, samples []sample, truth []interval) (v verdict) {
@@ -316,7 +323,7 @@ func judge(t *testing.T, samples []sample, truth []interval) (v verdict) {
 	return v
 }
 
-// sampled runs a receiver on a service whose stacks are the same inside and outside spans. It
+// sampled runs a receiver and a service until the receiver has the wanted number of samples. It
 // returns the verdict and the service's resource.
 func sampled(t *testing.T, factory receiver.Factory, set *componenttest.Telemetry, wanted int) (verdict, map[string]any) {
 	t.Helper()
@@ -347,14 +354,15 @@ func truthOf(t *testing.T, child *childproc.Child) (truth []interval) {
 	return truth
 }
 
-// TestRecordOfTheSameService records the same service with otelctx record, for comparison.
+// TestRecordOfTheSameService checks that otelctx record links the samples of the same service as
+// well as the receiver does.
 func TestRecordOfTheSameService(t *testing.T) {
 	testenv.NeedAll(t)
 	program := programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
 	child := childproc.Start(t, "service", nil)
 	child.Expect("serving")
 	path := filepath.Join(t.TempDir(), "profiles.jsonl")
-	// The command records until the service ends.
+	// With a duration of 0, the command records until the service ends.
 	cmd := exec.CommandContext(t.Context(), program, "record", strconv.Itoa(child.PID()),
 		"--freq="+strconv.Itoa(frequency), "--duration=0", "--top=1", "--id-attributes", "--output", path)
 	var output bytes.Buffer
@@ -378,7 +386,8 @@ func TestRecordOfTheSameService(t *testing.T) {
 	judge(t, all, truth).assertLinked(t)
 }
 
-// assertLinked checks the requirements for recorders that link samples.
+// assertLinked checks that (almost) all samples in spans have their span, and that no other
+// sample has a span.
 func (v verdict) assertLinked(t *testing.T) {
 	t.Helper()
 	assert.GreaterOrEqual(t, v.inSpans, testenv.Rounds(1, enoughInSpans))
@@ -388,8 +397,8 @@ func (v verdict) assertLinked(t *testing.T) {
 	assert.Zero(t, v.outsideGiven, "samples outside of spans with a span")
 }
 
-// TestSamplesAreLinked runs the receiver as a Collector does, and profiles a service. With
-// OTELCTX_TEST_ALL it takes more than 2,000 samples in spans.
+// TestSamplesAreLinked checks that the receiver links the samples of a service to the right
+// spans. With OTELCTX_TEST_ALL it takes more than 2,000 samples in spans.
 func TestSamplesAreLinked(t *testing.T) {
 	wanted := testenv.Rounds(150, wantedInFull)
 	set := componenttest.NewTelemetry()
@@ -401,7 +410,8 @@ func TestSamplesAreLinked(t *testing.T) {
 	assert.NotZero(t, counted(t, set, "otelcol_otelctx_samples_linked"))
 }
 
-// TestUpstreamMergesSamples runs upstream's own receiver on the same service, for comparison.
+// TestUpstreamMergesSamples checks that upstream's own receiver still assigns some samples to
+// the wrong span, because it merges samples with different labels.
 func TestUpstreamMergesSamples(t *testing.T) {
 	testenv.NeedAll(t)
 	v, resource := sampled(t, upstream.NewFactory(), componenttest.NewTelemetry(), wantedInFull)
@@ -409,7 +419,8 @@ func TestUpstreamMergesSamples(t *testing.T) {
 	assert.Less(t, v.right, v.inSpans, "upstream's receiver no longer merges samples: is this receiver still needed?")
 }
 
-// The receiver also adds the resources of processes in other languages and with other libraries.
+// TestResourcesOfAnyPublisher checks that the receiver also finds the resources of processes
+// that publish them with another library, or are written in another language.
 func TestResourcesOfAnyPublisher(t *testing.T) {
 	p := startProfiler(t, NewFactory(), componenttest.NewTelemetry())
 	defer p.stop(t)
@@ -439,9 +450,9 @@ func TestResourcesOfAnyPublisher(t *testing.T) {
 	}
 }
 
-// TestRestarts restarts first a service and then the receiver. It checks that all samples arrive
-// with the resource of their process, except those of the last interval before a Shutdown, as
-// the README says.
+// TestRestarts checks that all samples arrive with the resource of their process after a restart
+// of the service, and after a restart of the receiver. Only samples of the last interval before
+// Shutdown may be lost, as the README says.
 func TestRestarts(t *testing.T) {
 	begin := func() *childproc.Child {
 		child := childproc.Start(t, "service", nil)
@@ -463,8 +474,9 @@ func TestRestarts(t *testing.T) {
 	p.assertComplete(t, second, nil)
 }
 
-// assertComplete compares the samples of a service, from the first one on, with its CPU time
-// according to the kernel. If end is not nil, it is called to end the service.
+// assertComplete checks that, after the first sample of a service, the number of samples agrees
+// with the CPU time that the kernel reports. If end is not nil, assertComplete calls it to end
+// the service after that.
 func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end func()) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -481,7 +493,7 @@ func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end fu
 	if end != nil {
 		end()
 	}
-	// A report covers samples taken before its interval.
+	// The next report may not contain the last samples yet, so wait for two.
 	seen := len(p.sink.AllProfiles())
 	require.Eventually(t, func() bool { return len(p.sink.AllProfiles()) >= seen+2 }, testenv.Patience, 10*time.Millisecond)
 	all, _ := p.samples(service.PID())

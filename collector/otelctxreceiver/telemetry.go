@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// telemetry records the metrics that metadata.yaml describes.
+// telemetry records the receiver's own metrics, which metadata.yaml describes.
 type telemetry struct {
 	linked, unlinked, contextsRead, contextErrors metric.Int64Counter
 }

@@ -38,8 +38,8 @@ func (v valid) ConsumeProfiles(ctx context.Context, profiles pprofile.Profiles) 
 	return v.Profiles.ConsumeProfiles(ctx, profiles)
 }
 
-// makeValid replaces invalid UTF-8 in a value. The profiler puts text only into values of these
-// types.
+// makeValid replaces invalid UTF-8 in a string value. The profiler puts text into no other kind
+// of value.
 func makeValid(value pcommon.Value) {
 	if value.Type() == pcommon.ValueTypeStr && !utf8.ValidString(value.Str()) {
 		value.SetStr(validText(value.Str()))

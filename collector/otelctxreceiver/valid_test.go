@@ -14,7 +14,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// TestTextIsValid checks that backends accept a message even if one process has an invalid name.
+// TestTextIsValid checks that backends accept a message even if names of processes, threads or
+// files are not UTF-8.
 func TestTextIsValid(t *testing.T) {
 	profiles := pprofile.NewProfiles()
 	d := profiles.Dictionary()
@@ -28,7 +29,7 @@ func TestTextIsValid(t *testing.T) {
 	resource.PutStr("process.executable.name", "\x80otelctx")
 	resource.PutInt("process.pid", 5)
 
-	// refused decodes profiles as a backend written in Go does.
+	// refused returns the error with which a backend written in Go refuses profiles.
 	refused := func(p pprofile.Profiles) error {
 		sent := pprofile.NewProfiles() // Marshaling changes the profiles.
 		p.CopyTo(sent)

@@ -1,27 +1,28 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package apmlib provides the shared library in which profilers of Elastic's Universal
-// Profiling integration find a process's data. The library has two symbols: one points to the
-// process storage, and a thread-local one to the record of each thread.
+// Package apmlib provides a shared library for Elastic's Universal Profiling integration: profilers
+// look in this library for the data that a process publishes. It has two symbols. One points to the
+// process storage, and the other, which is thread-local, points to the thread's record.
 //
-// otelctx does not ship this library as a file. [Generate] creates it, complete enough for every
-// loader. [Install] does the work of a loader: it maps the file, and stores the address of the
-// storage and the offset of the thread-local word from the thread pointer.
+// otelctx does not ship this library as a file. [Generate] creates the file, which any loader can
+// load. [Install] does not need a loader: it maps the file itself, and stores in it the address of
+// the storage and the offset of the thread-local word from the thread pointer.
 //
 // # The thread-local word
 //
 // The word must be at the same offset from the thread pointer on all threads. With cgo it is a C
-// variable (package cgoword). Without cgo, on amd64, the Go runtime makes the thread pointer point
-// into m.tls, an array in m, its own structure for each thread. The runtime keeps g in the first word
-// of m.tls, just below the thread pointer, and does not use the second word, which is at the thread
-// pointer. [Records] verifies that the word is unused on each thread before it first writes to it.
-// On other platforms there is no such word, and Install returns an error.
+// variable (package cgoword). Without cgo, on amd64, it is a word of the Go runtime's own structure
+// for the thread, m. There the thread pointer points into the array m.tls. The runtime keeps g in
+// the first word of m.tls, just below the thread pointer. It does not use the second word, at the
+// thread pointer, so [Records] uses it, after checking on each thread that it is unused. On other
+// platforms there is no such word, and Install returns an error.
 //
 // # One library
 //
-// A profiler that finds a second library in a process drops the first. So a process maps the library
-// only once. The mapping stays when nothing is published anymore, and later publications reuse it.
+// A profiler that finds a second library in a process forgets the first. So a process maps the
+// library only once, and keeps it mapped even when nothing is published. Publishing again reuses
+// it.
 //
-// The package does not depend on spans: its caller provides the contents of storage and records.
+// The package does not know spans: its caller provides the contents of the storage and the records.
 package apmlib

@@ -11,23 +11,23 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Image is the file of a shared library, and its layout. Addresses start at 0, and are equal to the
-// offsets in the file.
+// Image is a generated shared library and its layout. Addresses are relative to the start of the
+// library, and equal the offsets in the file.
 type Image struct {
 	File []byte
-	// Text is the size of the first part of the file, which is mapped readable and executable. A
-	// second part of the same size follows, mapped readable and writable. Each part is one page.
+	// Text is the size of the first part of the file, which is mapped readable and executable. The
+	// second part has the same size and is mapped readable and writable. Both are one page.
 	Text int
-	// Storage is the address of the pointer to the process storage, and Descriptor that of the
-	// thread-local symbol's descriptor. The second of a descriptor's two words is the offset from the
-	// thread pointer.
+	// Storage is the address of the symbol that points to the process storage. Descriptor is the
+	// address of the thread-local symbol's TLS descriptor, whose second word is the symbol's offset
+	// from the thread pointer.
 	Storage, Descriptor int
 }
 
 // soname is the library's name, in the form that profilers search for.
 const soname = wire.ProfilingLibraryPrefix + "otelctx" + wire.ProfilingLibrarySuffix
 
-// descriptors maps machines to the relocation type of TLS descriptors.
+// descriptors contains the relocation type of a TLS descriptor for each machine.
 var descriptors = map[elf.Machine]uint64{
 	elf.EM_X86_64:  uint64(elf.R_X86_64_TLSDESC),
 	elf.EM_AARCH64: uint64(elf.R_AARCH64_TLSDESC),
@@ -64,7 +64,8 @@ const (
 	numSections
 )
 
-// Generate returns the library for a machine with this page size. It is deterministic.
+// Generate returns the library for a machine with this page size. The same arguments always give
+// the same bytes.
 func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 	relocation, ok := descriptors[machine]
 	if !ok || pageSize < 4096 || pageSize&(pageSize-1) != 0 {
@@ -80,7 +81,8 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 	const segments = 5
 	var sections [numSections]elf.Section64
 	// The executable page contains no code, only the read-only data. Profilers search only
-	// executable mappings, and a separate page for the data would be wasted.
+	// executable mappings for the library, so the page must exist, and another page for the data
+	// would be wasted.
 	offset := uint64(headerSize + segments*segmentSize)
 	place := func(n int, size, align uint64) {
 		offset = (offset + align - 1) &^ (align - 1)
@@ -152,7 +154,7 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 		part(elf.PT_LOAD, elf.PF_R|elf.PF_W, page, dataEnd-page, dataEnd-page, page),
 		part(elf.PT_DYNAMIC, elf.PF_R|elf.PF_W, dyn.Off, dyn.Size, dyn.Size, 8),
 		part(elf.PT_TLS, elf.PF_R, tls.Off, 0, tls.Size, 8),
-		// Without this segment loaders would make stacks executable.
+		// Without this segment, loading the library would make all stacks executable.
 		part(elf.PT_GNU_STACK, elf.PF_R|elf.PF_W, 0, 0, 0, 16),
 	}
 	symbols := [numSymbols]elf.Sym64{

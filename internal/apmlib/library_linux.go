@@ -21,39 +21,41 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Library is the library mapped in this process.
+// Library is the library that is mapped in this process.
 type Library struct {
 	records *Records
-	// SetStorage alternates between the two storages, so that a concurrent reader can finish reading
-	// the old one.
+	// storages are two buffers that SetStorage fills alternately, so that a concurrent reader can
+	// finish reading the old one.
 	storages [2][]byte
 	current  int
-	// pointer is the value of the storage symbol.
+	// pointer is the library's symbol that points to the process storage.
 	pointer *uint64
 	image   *vma.Image
 }
 
-// process holds the library of this process, once it is installed.
+// process holds the library once it is installed.
 var process struct {
 	mu      sync.Mutex
 	library *Library
 }
 
-// regionName names the mapping of the records and storages, on kernels that name mappings.
+// regionName is the name of the mapping that contains the storages and the records. Old kernels
+// cannot name mappings.
 const regionName = "OTELCTX_APM"
 
-// storageSpace is the space reserved for each of the two storages, which precede the records.
+// storageSpace is the size in bytes of each of the two storages. The records follow them.
 const storageSpace = 1024
 
 const _ = uint(storageSpace - wire.MaxProfilingProcessStorage) // the largest storage fits
 
-// Install publishes storage, an encoded process storage, to profilers: first its contents,
-// then the words, then the mapping that they search for. It creates the library's file in
-// the first of dirs from which code can be mapped, and removes it before it
-// returns.
+// Install maps the library and publishes storage, an encoded process storage. Everything is in
+// place before the mapping that profilers search for appears. Install creates the library's file in
+// the first of dirs from which code can be mapped, and removes it before it returns.
 //
-// A process has only one library. Later calls replace the storage and ignore dirs. The error says
-// why the Go runtime is not supported, or what failed in each of dirs.
+// A process has only one library. Later calls replace its storage and ignore dirs; they return the
+// library together with the error of [Records.Err], if any. The first call fails if the Go runtime
+// is not supported, if storage is too long, or if the library cannot be mapped from any of dirs. In
+// the last case, the error says why for each directory.
 func Install(dirs []string, storage []byte, r *goruntime.Runtime) (*Library, error) {
 	if len(storage) > storageSpace {
 		return nil, fmt.Errorf("process storage of %d bytes, at most %d", len(storage), storageSpace)
@@ -86,7 +88,7 @@ func install(dirs []string, storage []byte, r *goruntime.Runtime) (*Library, err
 		return nil, errors.Join(err, region.Close())
 	}
 	l.image.Signal(wire.ProcessContextName)
-	// Ignore the error: the mapping works without a name, which is only informative.
+	// Ignore the error: the name is only informative.
 	_ = region.Announce()
 	return l, nil
 }
@@ -119,7 +121,7 @@ func (l *Library) mapFrom(dir string, generated *Image, storage []byte) (*vma.Im
 	}
 	defer func() {
 		_ = f.Close()
-		// The mapping keeps the file alive for profilers.
+		// The mapping keeps the file's contents alive.
 		_ = os.Remove(f.Name())
 	}()
 	if err := vma.CheckFileSize(len(generated.File)); err != nil {
@@ -141,7 +143,7 @@ func (l *Library) mapFrom(dir string, generated *Image, storage []byte) (*vma.Im
 	return image, nil
 }
 
-// createLibrary creates a file with the name of a library.
+// createLibrary creates an empty file whose name profilers recognize as a library's.
 func createLibrary(dir string) (*os.File, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -163,8 +165,7 @@ func (l *Library) setStorage(storage []byte) {
 	l.current = 1 - l.current
 	target := l.storages[l.current]
 	copy(target, storage)
-	// The contents must be stored before this: an atomic store becomes visible after the stores
-	// that precede it.
+	// The atomic store makes the contents visible before the pointer.
 	atomic.StoreUint64(l.pointer, uint64(uintptr(unsafe.Pointer(unsafe.SliceData(target)))))
 }
 

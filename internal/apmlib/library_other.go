@@ -13,7 +13,7 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// Supported reports whether the platform can have thread-local words.
+// Supported is true on platforms that can have thread-local words.
 const Supported = false
 
 // Library does not exist on this platform.
@@ -33,7 +33,7 @@ func (*Library) Withdraw() {}
 // Records returns nil.
 func (*Library) Records() *Records { return nil }
 
-// Span is the content of a record.
+// Span is the span to store in a record.
 type Span struct {
 	TraceIDHigh, TraceIDLow, SpanID, TransactionID uint64
 	Ref                                            uint64

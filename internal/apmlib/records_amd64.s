@@ -6,9 +6,10 @@
 #include "go_asm.h"
 #include "textflag.h"
 
-// Offsets of fields from the start of wire.ProfilingThreadRecord. They include the fields around the
-// record in wire.ProfilingThread, which asserts the offsets. store accesses most fields as 8-byte
-// words. The ids and flags are unaligned, but no access crosses a cache line.
+// Offsets of fields, relative to wire.ProfilingThreadRecord. They may be outside that record,
+// because wire.ProfilingThread has more fields around it. Package wire asserts the offsets. store
+// accesses most fields as 8-byte words. The ids and flags are unaligned, but no access crosses a
+// cache line.
 #define record_state -4
 #define record_flags 4
 #define record_traceIDHigh 5

@@ -19,36 +19,37 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Span is the content of a record. The words hold the bytes of the W3C ids in memory order, so that
-// storing a word stores the bytes. [Span.Show] or [Span.Hide] must be called before it is
-// stored.
+// Span is the span to store in a record. The integers of an id hold the bytes of the W3C id in
+// memory order, so the assembly can copy them as they are. Call [Span.Show] or [Span.Hide] before
+// storing it.
 type Span struct {
 	TraceIDHigh, TraceIDLow uint64
 	SpanID                  uint64
 	// TransactionID is the id of the local root span.
 	TransactionID uint64
-	// Ref is returned by [Records.Shown]. It is not part of the record.
+	// Ref is any value that the caller associates with the span. [Records.Shown] returns it. It is
+	// not part of the record.
 	Ref        uint64
 	TraceFlags uint8
-	// state has the flags for the first word of the record.
+	// state contains the flags of the record's first word.
 	state uint64
 }
 
-// Show makes a record publish s when s is stored in it.
+// Show makes [Records.Store] publish s.
 func (s *Span) Show() { s.state = wire.ProfilingValid | wire.ProfilingTracePresent }
 
-// Hide makes a record publish no span when s is stored in it. Store still remembers the Ref.
+// Hide makes [Records.Store] publish no span for s. Its Ref is still remembered.
 func (s *Span) Hide() { s.state = wire.ProfilingValid }
 
-// noSpan publishes the absence of a span.
+// noSpan is stored in a record to publish that there is no span.
 var noSpan = Span{state: wire.ProfilingValid}
 
 // Place is the number of a record, starting at 1. The value 0 means no record.
 type Place uint32
 
-// Records holds the records of all threads. A thread gets its record with the first span that it
-// publishes, and finds it through its thread-local word. Only that thread fills the record, but
-// other threads may clear it, in one atomic step.
+// Records holds the records of all threads. A thread gets its record when it publishes its first
+// span, and its thread-local word points to the record. Only that thread stores spans in the
+// record, but other threads may clear it, with one compare-and-swap.
 //
 // All methods may be called concurrently.
 type Records struct {
@@ -69,23 +70,23 @@ type Records struct {
 	failed atomic.Pointer[error]
 
 	mu sync.Mutex
-	// records maps thread ids to places. free holds the places of dead threads, and used is the
-	// number of places that have ever been used.
+	// records contains the place of each thread, by thread id. free lists places of dead threads.
+	// used is the number of places that have ever been used.
 	records map[uint32]Place
 	free    []Place
 	used    Place
-	// sweepAt is the number of records at which those of dead threads are freed.
+	// sweepAt is the number of records that triggers a search for dead threads, to free their
+	// records.
 	sweepAt int
 }
 
-// home is the slot of a goroutine: the Ref that it last stored, and the place of the record.
-// Goroutines whose ids are equal modulo the number of homes share one, and clear each other's
-// record.
+// home describes what a goroutine last stored: the Ref, and the place of the record. Goroutines
+// whose ids are equal modulo the number of homes share a home, and clear each other's record.
 type home struct {
 	goid, ref, place uint64
 	// check is goid XOR ref. A mismatch means that two goroutines have written concurrently.
 	check uint64
-	// This pads to a cache line, because goroutines that run at the same time often have
+	// The padding fills a cache line, because goroutines that run at the same time often have
 	// consecutive ids.
 	_ [32]byte
 }
@@ -94,13 +95,13 @@ const (
 	maxThreads = 1 << 16
 	numHomes   = 1 << 16
 	firstSweep = 1 << 10
-	// attempts limits the retries of operations that fail only while the goroutine moves to another
-	// thread or a thread is writing.
+	// attempts limits retries. An attempt fails only if the goroutine has moved to another thread,
+	// or if the thread is writing its record.
 	attempts = 64
 )
 
-// newRecords returns the records in mem, which must stay mapped forever. The error says
-// why threads cannot have records.
+// newRecords returns the records in mem, which must stay mapped forever. It fails if the platform
+// or the Go runtime does not allow threads to have records.
 func newRecords(mem []byte, runtime *goruntime.Runtime) (*Records, error) {
 	goid, err := runtime.Offset(goruntime.GGoid)
 	if err != nil {
@@ -123,10 +124,10 @@ func newRecords(mem []byte, runtime *goruntime.Runtime) (*Records, error) {
 	return r, nil
 }
 
-// Store fills the record of the calling thread with s, or with no span if s is nil, and reports
-// whether it succeeded. A goroutine publishes on one thread at a time: Store clears the record that
-// it filled on another thread. It is a full memory barrier between the stores to the record and
-// the caller's next operations.
+// Store stores s in the record of the calling thread, or no span if s is nil, and reports whether
+// it succeeded. If the goroutine has last stored on another thread, Store clears that thread's
+// record. Store is a full memory barrier: the record is visible before any later operation of the
+// caller.
 func (r *Records) Store(s *Span) bool {
 	if s == nil {
 		s = &noSpan
@@ -143,14 +144,15 @@ func (r *Records) Store(s *Span) bool {
 	return true
 }
 
-// storeFirst is store for a thread that does not have a record yet.
+// storeFirst stores like store, but first gives the thread a record.
 func (r *Records) storeFirst(s *Span) (place, old, goid uint64) {
 	for range attempts {
 		if r.failed.Load() != nil {
 			return 0, 0, 0
 		}
 		if err := r.assign(); err != nil {
-			// If other code uses the word on one thread, it may use it on others later.
+			// Stop publishing on all threads: code that uses the word on one thread may later use
+			// it on others.
 			r.failed.CompareAndSwap(nil, &err)
 			return 0, 0, 0
 		}
@@ -170,7 +172,7 @@ func (r *Records) Err() error {
 }
 
 // Shown returns the last Ref that a goroutine stored, or 0 if it has stored none. known is false if
-// another goroutine may have used its home since then.
+// the Ref may have been overwritten by another goroutine that shares the home.
 func (r *Records) Shown(goid uint64) (ref uint64, known bool) {
 	h := r.home(goid)
 	ref = atomic.LoadUint64(&h.ref)
@@ -188,7 +190,7 @@ func (r *Records) Clear(goid, id uint64) {
 	}
 }
 
-// ClearAll is Clear for the records of all threads.
+// ClearAll clears all records that contain the span with this id.
 func (r *Records) ClearAll(id uint64) {
 	for n := range atomic.LoadUint32((*uint32)(&r.used)) {
 		t := r.record(Place(n + 1))
@@ -196,7 +198,8 @@ func (r *Records) ClearAll(id uint64) {
 	}
 }
 
-// SpanID returns the id of the span in the record to which a goroutine last stored, or 0.
+// SpanID returns the span id in the record to which a goroutine last stored, or 0 if the record has
+// no span.
 func (r *Records) SpanID(goid uint64) uint64 {
 	n := atomic.LoadUint64(&r.home(goid).place)
 	if n == 0 {
@@ -209,18 +212,17 @@ func (r *Records) SpanID(goid uint64) uint64 {
 	return 0
 }
 
-// evict clears a record if it was filled by the goroutine with this id, or by one that shares its
-// home.
+// evict clears a record if the goroutine that stored in it has this id, or shares its home.
 func (r *Records) evict(place Place, goid uint64) {
 	t := r.record(place)
 	r.clearIf(t, func() bool { return (atomic.LoadUint64(&t.Owner)^goid)&r.homeMask == 0 })
 }
 
 // clearIf clears a record if the condition holds for its content. It uses one compare-and-swap of
-// the state, which includes the write count. If the thread has begun another write since the
-// condition was checked, the swap fails, because the record no longer holds that content. clearIf
-// gives up if every attempt finds a write in progress: then a newer span is being stored, and the
-// goroutine that publishes it checks afterwards whether the span has ended.
+// the record's state, which includes the number of writes. So if the thread has written again since
+// the condition was checked, the swap fails. clearIf gives up if the thread is writing during every
+// attempt. Then a newer span is being stored, and the goroutine that stores it checks afterwards
+// whether that span has ended.
 func (r *Records) clearIf(t *wire.ProfilingThread, condition func() bool) {
 	for range attempts {
 		state := atomic.LoadUint64(stateOf(t))
@@ -251,8 +253,8 @@ func stateOf(t *wire.ProfilingThread) *uint64 {
 
 func (r *Records) home(goid uint64) *home { return &r.memory[goid&r.homeMask] }
 
-// assign gives a record to the calling thread, or to another thread if the goroutine moves to it in
-// the meantime.
+// assign gives a record to the calling thread. If the goroutine moves to another thread meanwhile,
+// assign gives that thread a record instead, or gives up after some attempts.
 func (r *Records) assign() error {
 	for range attempts {
 		tid := r.runtime.Self().TID
@@ -279,18 +281,20 @@ func (r *Records) bind(place Place) error {
 	if err := r.location.check(r.runtime, record); err != nil {
 		return err
 	}
-	// Make the record valid before the word points to it. No other thread fills it.
+	// Make the record valid before the word points to it. This is safe, because no other thread
+	// stores in it.
 	t.Key, t.Owner = 0, 0
 	atomic.StoreUint64(stateOf(t), uint64(t.Seq)+1|wire.ProfilingVersionBit|wire.ProfilingValid)
 	setThreadWord(r.word, record)
 	return nil
 }
 
-// allocate returns the record of a thread, and allocates one if it has none.
+// allocate returns the place of a thread's record. If the thread has none, allocate takes a free
+// place.
 func (r *Records) allocate(tid uint32) (Place, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// A dead thread may have had the same id. Its record can be reused.
+	// If the record belonged to a dead thread with the same id, it can be reused.
 	if place, ok := r.records[tid]; ok {
 		return place, nil
 	}
@@ -301,7 +305,7 @@ func (r *Records) allocate(tid uint32) (Place, error) {
 	if n := len(r.free); n > 0 {
 		place, r.free = r.free[n-1], r.free[:n-1]
 	} else if uint64(r.used)*wire.ProfilingThreadSize < r.size {
-		// This is atomic because ClearAll does not hold mu.
+		// used is atomic because ClearAll reads it without holding mu.
 		place = Place(atomic.AddUint32((*uint32)(&r.used), 1))
 	} else {
 		return 0, errors.New("more threads than records")

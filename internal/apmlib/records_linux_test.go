@@ -28,7 +28,6 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// library returns the library of this process.
 func library(t testing.TB) *Library {
 	t.Helper()
 	l, err := Install([]string{os.TempDir()}, wire.ProfilingProcessStorage{ServiceName: "test"}.Encode(), goruntime.Calibrate())
@@ -75,8 +74,8 @@ func (r *Records) shown(t testing.TB) uint64 {
 	return ref
 }
 
-// ownRecord returns the record that the word of the calling thread points to. The caller
-// must be locked to the thread.
+// ownRecord returns a copy of the record that the word of the calling thread points to, or nil. The
+// caller must be locked to the thread.
 func (r *Records) ownRecord() *wire.ProfilingThreadRecord {
 	w := threadWord(r.word)
 	if w == 0 {
@@ -173,8 +172,8 @@ func TestClear(t *testing.T) {
 	})
 }
 
-// If a goroutine stores on another thread, its previous record is cleared.
-func TestAGoroutineOwnsOneRecord(t *testing.T) {
+// If a goroutine stores on a new thread, the record of its previous thread is cleared.
+func TestGoroutineOwnsOneRecord(t *testing.T) {
 	r := library(t).Records()
 	var first Place
 	s := random()
@@ -184,7 +183,7 @@ func TestAGoroutineOwnsOneRecord(t *testing.T) {
 	first = r.ownPlace()
 	tid := syscall.Gettid()
 	runtime.UnlockOSThread()
-	// Let another goroutine run on this thread.
+	// Occupy this thread with another goroutine, so that the test continues on another thread.
 	for range 1000 {
 		got := make(chan bool)
 		go func() {
@@ -239,7 +238,7 @@ func TestRecordsOfDeadThreads(t *testing.T) {
 	assert.Len(t, r.records, 1)
 	assert.Len(t, r.free, 3)
 
-	// Only one of many threads is alive.
+	// Four records are in use, and none of them can be freed.
 	r.sweepAt = 1
 	r.free, r.used = nil, 4
 	_, err = r.allocate(dead + 10)
@@ -256,7 +255,7 @@ func TestStoreDoesNotAllocate(t *testing.T) {
 }
 
 // If other code uses the word, Store leaves it unchanged, and spans are no longer published.
-func TestAForeignWordIsLeftAlone(t *testing.T) {
+func TestWordUsedByOtherCode(t *testing.T) {
 	l := library(t)
 	fresh := func() *Records {
 		r := l.Records()
@@ -290,20 +289,20 @@ func TestAForeignWordIsLeftAlone(t *testing.T) {
 	})
 }
 
-func TestWhatIsNotKnownIsRefused(t *testing.T) {
+func TestRecordsNeedEveryFact(t *testing.T) {
 	reason := errors.New("the reason")
 	for _, f := range []goruntime.Fact{goruntime.GGoid, goruntime.MProcid, goruntime.GM, goruntime.TLSG} {
 		if _, ok := cWord(); ok && f == goruntime.TLSG {
-			continue // the C variable's location does not depend on this fact
+			continue // a C variable is found without this fact
 		}
 		_, err := newRecords(nil, goruntime.Calibrate().Without(reason, f))
 		assert.ErrorIs(t, err, reason, "%v", f)
 	}
 }
 
-// A record is consistent whenever its thread is interrupted. Even while other threads clear and read
-// it, a valid record never mixes two spans.
-func TestRecordsAreWhole(t *testing.T) {
+// If a thread is interrupted at any point, its record contains one complete span or is not valid,
+// even while other threads clear and read it.
+func TestRecordsAreConsistent(t *testing.T) {
 	r := library(t).Records()
 	var place atomic.Uint32
 	var id, writer atomic.Uint64
@@ -358,7 +357,8 @@ func TestRecordsAreWhole(t *testing.T) {
 	wg.Wait()
 }
 
-// The library is mapped once, its executable page is mapped last, and the file is removed.
+// Install maps the library only once, even if it is called again. The two parts have the right
+// permissions, and the file is removed.
 func TestInstall(t *testing.T) {
 	l := library(t)
 	again, err := Install(nil, wire.ProfilingProcessStorage{ServiceName: "again"}.Encode(), nil)
@@ -395,7 +395,7 @@ func TestInstall(t *testing.T) {
 	assert.Equal(t, []string{"r-xp", "rw-p"}, perms)
 }
 
-// If no directory is suitable, the error says what failed in each.
+// If the library cannot be mapped from any directory, the error says why for each.
 func TestInstallErrorNamesDirectories(t *testing.T) {
 	one := library(t)
 	l := &Library{records: one.records, storages: [2][]byte{make([]byte, storageSpace), make([]byte, storageSpace)}}
@@ -428,8 +428,8 @@ func BenchmarkStore(b *testing.B) {
 	r.Store(nil)
 }
 
-// Shown detects a home that two goroutines wrote concurrently.
-func TestMixedHome(t *testing.T) {
+// If two goroutines have written their home at the same time, Shown notices and returns false.
+func TestHomeWrittenConcurrently(t *testing.T) {
 	r := library(t).Records()
 	locked(func() {
 		s := random()

@@ -5,14 +5,13 @@
 
 package apmlib
 
-// store fills the record of the calling thread. It returns the place of that record, the place to
-// which the goroutine stored before, and the goroutine id. A place of 0 means that the thread has
-// no record yet.
+// store stores s in the record of the calling thread. It returns the place of that record, the
+// place to which the goroutine stored before, and the goroutine id. If the thread has no record
+// yet, store returns place 0 and stores nothing.
 //
-// The loads are sound for the reasons given in goruntime, which loads through the same offsets.
-// Whatever the word holds, store writes only to records inside r's memory, which stays mapped. Go
-// does not preempt assembly, so the goroutine stays on the same thread from the first
-// instruction to the last.
+// Loading the goroutine id is sound for the reasons given in package goruntime, which uses the same
+// offset. Whatever value the word has, store writes only to records inside r's memory, which stays
+// mapped. Go does not preempt assembly, so the goroutine cannot move to another thread meanwhile.
 //
 //go:noescape
 func store(r *Records, s *Span) (place, old, goid uint64)

@@ -13,12 +13,12 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// store fills the record of the calling thread. It returns the place of that record, the place to
-// which the goroutine stored before, and the goroutine id. A place of 0 means that the thread has
-// no record yet.
+// store stores s in the record of the calling thread. It returns the place of that record, the
+// place to which the goroutine stored before, and the goroutine id. If the thread has no record
+// yet, store returns place 0 and stores nothing.
 //
-// A thread sees its own stores in program order, and so does a profiler that interrupts it on the
-// same CPU.
+// No memory barriers are needed: a profiler interrupts the thread on the same CPU, and therefore
+// sees its stores in program order.
 func store(r *Records, s *Span) (place, old, goid uint64) {
 	goruntime.Pin()
 	defer goruntime.Unpin()

@@ -16,42 +16,43 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// Supported reports whether the platform can have thread-local words.
+// Supported is true on platforms that can have thread-local words.
 const Supported = true
 
-// iscgo is the runtime's variable that is true if threads are created by the C library or a package
-// that replaces it. The runtime promises to keep the name and the type (go.dev/issue/67401). It is
+// iscgo is a variable of the runtime. It is true if the C library, or a package that replaces it,
+// creates threads. The runtime promises to keep the name and the type (go.dev/issue/67401). It is
 // set before main and never changes.
 //
 //go:linkname iscgo runtime.iscgo
 var iscgo bool
 
 // threadWord loads the word at an offset from the thread pointer, and setThreadWord stores to it.
-// They are sound only if findWord has found that word. Callers must be pinned. Each call stays on
-// one thread, because Go does not preempt assembly.
+// They are sound only for offsets that findWord has returned. Callers must be pinned, or locked to
+// the thread. Each call stays on one thread, because Go does not preempt assembly.
 func threadWord(offset int64) uintptr
 
 func setThreadWord(offset int64, v uintptr)
 
-// wordLocation is the location of each thread's word.
+// wordLocation says where each thread has its word.
 type wordLocation struct {
 	// offset is the word's offset from the thread pointer.
 	offset int64
-	// inM is the offset of the thread pointer within m, the runtime's structure of the thread, or 0
-	// if the thread pointer is outside m.
+	// inM is the offset at which the thread pointer points into m, the runtime's structure of the
+	// thread. It is 0 if the thread pointer points elsewhere.
 	inM uintptr
 }
 
-// These errors are preallocated, because pinned goroutines return them and must not allocate.
+// These errors are allocated in advance, because pinned goroutines return them and must not
+// allocate.
 var (
 	errWordInUse       = errors.New("the thread-local word is in use")
 	errNotInM          = errors.New("the thread pointer does not point into the runtime's structure of the thread")
 	errNoThreadPointer = errors.New("the thread pointer cannot be read")
 )
 
-// findWord examines a few threads, and returns the location of a word that is unused on all of them.
-// All threads of a program are created in the same way, and each is checked again before its word is
-// written for the first time.
+// findWord returns the location of a word that is unused on all threads. It examines only a few
+// threads, because a program creates all of its threads in the same way. check examines each thread
+// again before its word is first written.
 func findWord(r *goruntime.Runtime) (wordLocation, error) {
 	find := wordOfGo
 	if address, ok := cWord(); ok && address != 0 {
@@ -83,8 +84,9 @@ func wordOfC(*goruntime.Runtime) (wordLocation, error) {
 	return wordLocation{offset: int64(address - tp)}, err
 }
 
-// check returns an error if the word of the calling thread must not be written, because it holds
-// a value other than 0 or record. The caller is pinned, or locked to the thread.
+// check returns an error if the word of the calling thread must not be written: it holds a value
+// other than 0 or record, or the thread pointer is not where it is on other threads. The caller is
+// pinned, or locked to the thread.
 func (p wordLocation) check(r *goruntime.Runtime, record uintptr) error {
 	if p.inM != 0 {
 		tp, err := threadPointer()
@@ -101,15 +103,15 @@ func (p wordLocation) check(r *goruntime.Runtime, record uintptr) error {
 	return nil
 }
 
-// onThreads runs f n times at once, each on a different thread, and returns the first error.
+// onThreads runs f n times in parallel, each on its own thread, and returns the first error.
 func onThreads(n int, f func(n int) error) error {
 	errs := make([]error, n)
 	var all, done sync.WaitGroup
 	all.Add(n)
 	for i := range n {
 		done.Go(func() {
-			// Unlock the thread at the end. Otherwise the runtime would destroy the thread, which C
-			// may have created.
+			// Unlock the thread at the end. The runtime destroys the thread of a goroutine that
+			// exits while locked, and C may have created the thread.
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			all.Done()

@@ -16,8 +16,7 @@ import (
 
 const archGetFS = 0x1003 // ARCH_GET_FS, asm/prctl.h
 
-// threadPointer returns the FS base of the calling thread. It may be called while
-// pinned.
+// threadPointer returns the FS base of the calling thread. A pinned goroutine may call it.
 func threadPointer() (tp uintptr, err error) {
 	_, _, errno := unix.RawSyscall(unix.SYS_ARCH_PRCTL, archGetFS, uintptr(unsafe.Pointer(&tp)), 0)
 	if errno != 0 {
@@ -26,13 +25,13 @@ func threadPointer() (tp uintptr, err error) {
 	return tp, nil
 }
 
-// maxInM is the maximum offset of the thread-local storage in an m. The actual offset is usually
-// about 130. The minimum is that of the field procid, which calibration knows.
+// maxInM is the largest plausible offset of the thread pointer within m. The actual offset is
+// usually about 130.
 const maxInM = 512
 
-// wordOfGo returns the word that the Go runtime leaves unused: m.tls[1], at the thread
-// pointer. This works only if the thread pointer points into m, one word above g, as calibration
-// has verified on several threads.
+// wordOfGo returns the location of m.tls[1], a word at the thread pointer that the Go runtime does
+// not use. It fails unless g is one word below the thread pointer, and the thread pointer is inside
+// m.
 func wordOfGo(r *goruntime.Runtime) (wordLocation, error) {
 	g, err := r.Offset(goruntime.TLSG)
 	if err != nil {

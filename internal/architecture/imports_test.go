@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// sdk lists the modules that a program with the trace SDK links anyway. Since v1.47.0 that includes
+// sdk lists the modules that any program with the trace SDK links. Since SDK v1.47.0 they include
 // otel/log.
 const sdk = "otel otel/metric otel/sdk otel/trace auto/sdk cespare/xxhash/v2 go-logr/logr go-logr/stdr google/uuid x/sys "
 
@@ -35,8 +35,8 @@ var linked = map[string]string{
 		"schollz/progressbar/v3 x/net x/sys x/term x/text",
 }
 
-// never lists imports that are forbidden, directly or indirectly, even if the tables allow the
-// imported module.
+// never lists imports that are forbidden even if the tables allow the module. The importers must
+// not depend on the imported packages, directly or indirectly.
 var never = []struct{ importers, imported, reason string }{
 	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler must not get the SDK with its reader"},
 	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "readers share only formats and the ring with writers"},
@@ -45,8 +45,8 @@ var never = []struct{ importers, imported, reason string }{
 	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling instrumentation reader cmd/otelctx", "stretchr/testify go.uber.org/goleak", "these are only for tests"},
 }
 
-// layers lists the imports that are forbidden in packages of the command line tool. The kernel and
-// profile layers do not import each other. Package recording joins them.
+// layers lists imports that are forbidden between packages of the command line tool. The kernel
+// layer and the profile layer do not import each other. Package recording imports both.
 var layers = map[string][]string{
 	"cmd/otelctx/internal/kernel/":   {"profile", "recording"},
 	"cmd/otelctx/internal/profile/":  {"kernel", "recording"},
@@ -71,10 +71,10 @@ func TestLayers(t *testing.T) {
 	assert.Positive(t, checked)
 }
 
-// testKit contains all packages that only tests use.
+// testKit is the directory of the packages that only tests may import.
 const testKit = "internal/testing/"
 
-// Only tests import the test kit.
+// Only tests may import packages of the test kit.
 func TestTestKit(t *testing.T) {
 	tr := readTree(t)
 	for _, f := range tr.files {

@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// requirements lists the modules that the library's go.mod requires, and that every service with
-// the library therefore requires. Modules that only tests import are included.
+// requirements lists the modules that the library's go.mod requires, even if only tests import
+// them. Every service that uses the library then requires them, too.
 var requirements = map[string]string{
 	"library": "otel otel/log otel/metric otel/sdk otel/trace proto/otlp proto/otlp/processcontext/v1development protobuf x/sys",
 	"tests":   "google/pprof stretchr/testify otel/sdk/log otel/sdk/metric go.uber.org/goleak go.yaml.in/yaml/v3",
@@ -62,8 +62,8 @@ func (tr tree) moduleDir(dir string) string {
 	return dir
 }
 
-// Nested modules replace the project's other modules by directories of this tree, and have no other
-// replacements. So builds use only this tree and the versions in go.sum.
+// Nested modules replace the project's other modules with directories of this tree, and replace no
+// other module. So a build uses this tree, and otherwise the versions in go.sum.
 func TestReplacements(t *testing.T) {
 	tr := readTree(t)
 	modules := tr.modules(t)
@@ -92,7 +92,7 @@ func TestReplacements(t *testing.T) {
 	}
 }
 
-// A module that is missing from the Makefile's list is never tested.
+// Every module is in the Makefile's list. Otherwise it would never be tested.
 func TestModulesAreTested(t *testing.T) {
 	tr := readTree(t)
 	makefile, err := os.ReadFile(filepath.Join(tr.root, "Makefile"))
@@ -102,8 +102,8 @@ func TestModulesAreTested(t *testing.T) {
 		tested = append(tested, strings.Fields(string(list[1]))...)
 	}
 	for _, m := range tr.modules(t) {
-		// A module that only lists tools has no code, and a fake of another project's module has no
-		// tests.
+		// Some modules have no tests: internal/tools only lists tools, and others are fakes of
+		// modules of other projects.
 		if m.dir != "internal/tools" && strings.HasPrefix(m.Module.Path, modulePath) {
 			assert.Contains(t, tested, m.dir, "the Makefile's MODULES")
 		}

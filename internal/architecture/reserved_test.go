@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// reserved lists the features that the compiler cannot check, and the packages that may use them,
-// tests included. Each use must explain why it is sound.
+// reserved lists language features and files that need a review, and the packages that may use
+// them, including their tests. Each use must explain why it is sound.
 var reserved = map[string]string{
 	"unsafe": "internal/wire internal/vma internal/ordered internal/cells internal/ring internal/gorecord internal/goruntime internal/apmlib " +
 		"internal/profilersocket internal/sdkspan internal/goroutines internal/tlsvar spanctx cmd/otelctx/internal/kernel/privilege " +
@@ -23,7 +23,7 @@ var reserved = map[string]string{
 		"cmd/otelctx/internal/recording cmd/otelctx/internal/profile/symbols cmd/otelctx/internal/profile/symbols/testdata/prog benchmarks/internal/leaf",
 	// Assembly.
 	".s": "internal/goruntime internal/apmlib benchmarks/internal/leaf",
-	// Cgo is allowed for a thread-local variable in programs that use cgo anyway, and in programs
+	// Cgo is allowed for the thread-local variable of programs that use cgo anyway, and in programs
 	// that tests run.
 	"C": "internal/apmlib/cgoword instrumentation/testdata/library internal/goruntime/testdata/probe spanctx/testdata/cgo " +
 		"internal/testing/burner/service internal/testing/parker cmd/otelctx/internal/profile/symbols/testdata/cgo benchmarks/wild",
@@ -33,40 +33,42 @@ var reserved = map[string]string{
 		// Publishers in C.
 		"internal/interop/publishers reader/testdata/threadcontext",
 	".h": "cmd/otelctx/internal/kernel/sampler",
-	// These tests make system calls that package syscall lacks. The table linked covers other code.
+	// Tests that make system calls that package syscall lacks. For code outside of tests, see the
+	// table linked.
 	"x/sys in tests": "internal/apmlib internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
 		"internal/patient internal/vma reader universalprofiling internal/interop/backends internal/interop/otlp cmd/otelctx cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/hostile",
 }
 
-// linknames lists the runtime functions and variables that are accessed by go:linkname without the
-// runtime's consent.
+// linknames lists the names that packages access through go:linkname.
 var linknames = map[string]string{
 	"internal/apmlib": "runtime.iscgo",
-	// Package instrumentation defines this function for a package that it imports, whose
-	// NewTracerProvider calls it.
+	// Not a runtime function: NewTracerProvider calls it, but the SDK cannot import package
+	// instrumentation.
 	"instrumentation":    "github.com/otelctx/otelctx/instrumentation.provider",
 	"internal/goruntime": "runtime.procPin runtime.procUnpin runtime/pprof.runtime_getProfLabel runtime/pprof.runtime_setProfLabel",
 }
 
-// memoryCalls lists the code outside of tests that creates or changes mappings or reads another
-// process's memory, and the names of x/sys/unix and syscall that it uses for that.
+// memoryCalls lists packages whose code outside of tests creates or changes mappings, or reads the
+// memory of another process. For each it lists the names from x/sys/unix and syscall that the code
+// uses for this.
 var memoryCalls = map[string]string{
 	"internal/vma":       "Madvise MemfdCreate Mmap MmapPtr Munmap SYS_PRCTL",
 	"internal/remotemem": "ProcessVMReadv",
-	// These calls do not access memory. They resume a command that was stopped before its first
+	// These calls do not access memory. They resume a process that was stopped before its first
 	// instruction.
 	"cmd/otelctx/internal/kernel/launch": "PtraceCont PtraceDetach",
 	// Perf event buffers.
 	"cmd/otelctx/internal/kernel/sampler": "Mmap Munmap",
 	// The command maps a page of its own to test whether the kernel can name mappings.
 	"cmd/otelctx/internal/conformance": "Mmap Munmap Prctl",
-	// These calls stop a thread to read its thread pointer.
+	// These calls stop a thread of another process to read its thread pointer.
 	"internal/tlsvar": "PTRACE_EVENT_STOP PTRACE_GETREGSET PtraceCont PtraceDetach PtraceInterrupt PtraceSeize SYS_PTRACE",
 	// For tests.
 	"internal/testing/childproc": "MemfdCreate Mmap Mprotect Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV SYS_USERFAULTFD",
 }
 
-// memoryCall matches names of memory-related calls.
+// memoryCall matches the names of system calls that access memory or mappings, and of their
+// constants.
 var memoryCall = regexp.MustCompile(`(?i)^(sys_)?(mmap|munmap|mremap|mprotect|madvise|mlock|munlock|mincore|msync|memfd|` +
 	`pkey|prctl|ptrace|shm|sysvshm|process_?vm|process_madvise|remap|brk|userfaultfd)`)
 

@@ -35,15 +35,14 @@ type tree struct {
 	others []string
 }
 
-// file is one Go file.
 type file struct {
 	dir  string // slash-separated and relative to the root, "." for the root
-	test bool   // a _test.go file or below testdata
+	test bool   // a _test.go file, or in a testdata directory
 	ast  *ast.File
 }
 
-// readTree returns the project, which callers must not modify. It skips the test in the module
-// cache, which contains the library's module but not the rest of the project.
+// readTree returns the project's source, which callers must not modify. It skips the test if only
+// the library's module is present, as in the module cache.
 func readTree(t *testing.T) tree {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join("..", "..", "cmd", "otelctx", "go.mod")); err != nil {
@@ -95,7 +94,6 @@ var parsed = sync.OnceValues(func() (tree, error) {
 	return out, err
 })
 
-// imports returns the paths that f imports.
 func (f file) imports() []string {
 	var out []string
 	for _, spec := range f.ast.Imports {
@@ -108,7 +106,7 @@ func (f file) imports() []string {
 	return out
 }
 
-// goMod is the part of go mod edit -json that the tests need.
+// goMod is the part of the output of "go mod edit -json" that the tests need.
 type goMod struct {
 	dir     string
 	Module  struct{ Path string }
@@ -165,7 +163,8 @@ func (tr tree) goTool(dir string, env []string, args ...string) ([]byte, error) 
 	return out, nil
 }
 
-// moduleOf returns the innermost of modules that contains the package at path, or "".
+// moduleOf returns the path of the innermost module that contains the package at path, or "" if
+// none of modules does.
 func moduleOf(path string, modules []string) string {
 	var out string
 	for _, m := range modules {
@@ -176,7 +175,7 @@ func moduleOf(path string, modules []string) string {
 	return out
 }
 
-// short returns the name of a module or package in the tables.
+// short returns the name that the tables use for a module or package.
 func short(path string) string {
 	for _, prefix := range []string{modulePath + "/", "go.opentelemetry.io/", "golang.org/", "google.golang.org/", "github.com/"} {
 		if rest, ok := strings.CutPrefix(path, prefix); ok {
@@ -189,7 +188,7 @@ func short(path string) string {
 // row is the set of words in a table row.
 type row map[string]bool
 
-// add adds word to the row called name.
+// add adds word to the named row.
 func add(rows map[string]row, name, word string) {
 	if rows[name] == nil {
 		rows[name] = row{}

@@ -15,10 +15,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// pinned matches an action pinned to a commit hash, with its version in a comment.
+// pinned matches a reference to an action that is pinned to a commit hash, with the version in a
+// comment.
 var pinned = regexp.MustCompile(`^[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
 
-// readOnly is the only permission that workflows and their jobs may have.
+// readOnly are the only permissions that a workflow and its jobs may have.
 var readOnly = map[string]string{"contents": "read"}
 
 // workflow is the part of a workflow that the tests check.
@@ -35,7 +36,8 @@ type workflow struct {
 	}
 }
 
-// Workflows run only pinned actions and can only read the repository.
+// Workflows run only actions that are pinned to a commit, and have only read access to the
+// repository.
 func TestWorkflows(t *testing.T) {
 	tr := readTree(t)
 	files, err := filepath.Glob(filepath.Join(tr.root, ".github", "workflows", "*.y*ml"))

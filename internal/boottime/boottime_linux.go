@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Now returns the time since boot in nanoseconds, always more than 0.
+// Now returns the time since boot in nanoseconds. If there is no error, it is greater than 0.
 func Now() (uint64, error) {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -28,15 +28,15 @@ func Now() (uint64, error) {
 	return uint64(ns), nil
 }
 
-// Offset returns how far CLOCK_BOOTTIME of a process is ahead of the kernel's own: the offset of
-// the process's time namespace, see time_namespaces(7). process is the process's directory in
-// /proc. The result is wrong for a process that has itself called unshare, because the kernel then
-// reports the offset of the process's children.
+// Offset returns the offset of a process's time namespace: how far its CLOCK_BOOTTIME is ahead of
+// the kernel's own, see time_namespaces(7). process is the process's directory in /proc. The result
+// is wrong if the process has called unshare itself, because the kernel then reports the offset for
+// the process's children.
 func Offset(process string) (time.Duration, error) {
 	name := process + "/timens_offsets"
 	content, err := os.ReadFile(name) //nolint:gosec // G304: the name of a process's directory, and a constant
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil // a kernel without time namespaces
+		return 0, nil // the kernel has no time namespaces
 	}
 	if err != nil {
 		return 0, err

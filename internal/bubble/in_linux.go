@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// In reports whether the caller runs in a bubble. It compares the clock of package time, which starts
-// in the year 2000 in a bubble, with the kernel's. In may wrongly report true while the system clock
-// is being set.
+// In reports whether the caller runs in a bubble. In a bubble, the clock of package time starts in
+// the year 2000, so In compares it with the kernel's clock. It may wrongly return true while the
+// system clock is being set.
 func In() bool {
 	var ts unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_REALTIME, &ts) != nil {

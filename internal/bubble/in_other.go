@@ -5,5 +5,5 @@
 
 package bubble
 
-// In returns false: on this platform otelctx has no goroutines to keep out of a bubble.
+// In returns false: on this platform, otelctx has no goroutines that must stay outside a bubble.
 func In() bool { return false }

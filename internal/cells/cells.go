@@ -21,7 +21,7 @@ import (
 // Capacity is the maximum number of live spans.
 const Capacity = 1 << 16
 
-// Ref names the cell of one span. The zero Ref names no span.
+// Ref identifies a span by its cell and the cell's generation. The zero Ref identifies no span.
 type Ref = wire.Ref
 
 // Ancestors are the parent, grandparent and great-grandparent of a span, according to the context
@@ -37,29 +37,31 @@ type Span struct {
 	LocalRootSpanID uint64
 	Goid            uint64
 	Ancestors       Ancestors
-	// Outside reports whether the goroutine that started the span was in none of its ancestors.
-	// Before is the position of that goroutine at Start.
+	// Outside is true if the goroutine that started the span was in none of the span's ancestors.
+	// Before is the position of that goroutine when it started the span.
 	Outside     bool
 	Before      Position
 	TraceFlags  uint8
 	StartUnixNS uint64
 	G           uintptr
-	// TID is the id of the thread whose slot publishes the span for that goroutine, or 0.
+	// TID is the id of the thread whose slot publishes the span for the goroutine that started it,
+	// or 0.
 	TID uint32
-	// Name and Endpoint are the numbers of the span's name and of its local root's name.
+	// Name is the number of the span's name, and Endpoint the number of its local root's name.
 	Name, Endpoint uint16
 }
 
-// packNames returns the word of a cell that holds the numbers of its names.
+// packNames returns the word of a cell that contains the numbers of both names.
 func packNames(r Ref, name, endpoint uint16) uint64 {
 	return uint64(name) | uint64(endpoint)<<wire.CellEndpointShift | uint64(r)/wire.RefGeneration<<wire.CellGenerationShift
 }
 
-// Table holds the cells of a process. [New] makes one. It is safe for concurrent use.
+// Table contains one cell per live span of a process. Use [New] to create it. It is safe for
+// concurrent use.
 type Table struct {
 	header *wire.SpansHeader
-	// cells has length [Capacity]. It is not a pointer to an array, because the nil check of such a
-	// pointer would read from cell 0, to which another CPU may be writing.
+	// cells has length [Capacity]. It is a slice because a pointer to an array would cost a nil
+	// check, which reads from cell 0 while another CPU may be writing there.
 	cells  []wire.Cell
 	region *vma.Region
 
@@ -69,23 +71,23 @@ type Table struct {
 	hand   atomic.Uint32
 	// limit is the number of cells that may be used: Capacity, or less in tests.
 	limit uint32
-	// base is the version at which unused cells start.
+	// base is a lower bound for the versions of this table.
 	base uint64
 
 	isPublished func(Ref, uint64, uintptr) bool
 	evict       func(Ref) bool
 }
 
-// generations is the highest version of any closed table. A new table starts above it, so that it
-// never repeats a Ref of a closed table that a goroutine may still hold.
+// generations is the base of the next table. It is above all versions that closed tables have used.
+// So a new table never issues a Ref of a closed table, which a goroutine may still hold.
 var generations atomic.Uint64
 
 // lateGenerations is the gap between the highest version of a closed table and the first version of
-// the next table. Spans that start while their table is being closed may still use versions in the
-// gap.
+// the next table. It leaves room for spans that start while the old table is being closed.
 const lateGenerations = 1 << 16 * wire.RefGeneration
 
-// local is the part of the table that belongs to one P: only a goroutine pinned to that P stores to it.
+// local is the part of the table that belongs to one P. Only a goroutine pinned to the P stores to
+// it.
 type local struct {
 	index [localEntries]uint64
 	free  [localFree]uint32
@@ -101,21 +103,22 @@ const (
 
 // Options connect a table to the code that publishes its spans.
 type Options struct {
-	// Spare reports whether the goroutine that started the span, given by its id and g, still
-	// publishes the span. Such spans are evicted last.
+	// Spare reports whether the goroutine that started the span still publishes it. goid and g
+	// identify the goroutine. The table evicts such a span only if it finds no other.
 	Spare func(r Ref, goid uint64, g uintptr) bool
 	// Evict ends a live span by [Table.End] to make room. It returns false if another goroutine
-	// ended the span first. Evict should first withdraw the data that readers use without checking
-	// the cell, because a concurrent End of the span returns as soon as the cell has ended.
+	// ended the span first. If readers use some data of the span without checking the cell, Evict
+	// should withdraw it before it calls End. Otherwise a concurrent End could return while that
+	// data is still visible.
 	//
-	// Neither Spare nor Evict may be nil. Both are called while the caller is pinned.
+	// Neither Spare nor Evict may be nil. Both must be safe to call from a pinned goroutine.
 	Evict func(Ref) bool
-	// Heap keeps the cells on the heap, where other processes do not find them.
+	// Heap allocates the cells on the heap. Other processes do not find them there.
 	Heap bool
 }
 
-// New returns an empty table. If its memory cannot be mapped, New returns an error together with a
-// table on the heap, which works but is not found by other processes.
+// New returns an empty table. If memory cannot be mapped, New returns an error and also a table on
+// the heap. That table works, but other processes do not find it.
 func New(o Options) (t *Table, err error) {
 	t = &Table{
 		isPublished: o.Spare, evict: o.Evict, shared: newSharedIndex(), base: generations.Load(),
@@ -137,8 +140,8 @@ func New(o Options) (t *Table, err error) {
 // Address returns the address of the table's header.
 func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
 
-// Close withdraws the table from other processes. End all live spans first: otherwise cells on the
-// heap stay live. Spans that are started during or after Close have no effect.
+// Close hides the table from other processes. End all live spans first: otherwise spans of a table
+// on the heap stay live. Spans that start during or after Close have no effect.
 func (t *Table) Close() error {
 	highest := t.base
 	for i := range t.cells[:t.Used()] {
@@ -153,7 +156,7 @@ func (t *Table) Close() error {
 	return nil
 }
 
-// Used returns the number of cells used so far. The index of every Ref is below it.
+// Used returns the number of cells that have ever been used. Every Ref's index is less than that.
 func (t *Table) Used() uint32 { return atomic.LoadUint32(&t.header.Used) }
 
 func (t *Table) cell(r Ref) *wire.Cell { return &t.cells[r.Index()%Capacity] }
@@ -168,7 +171,7 @@ func (t *Table) End(r Ref) bool {
 	return r != 0 && atomic.CompareAndSwapUint64(&t.cell(r).Version, uint64(r), uint64(r)|wire.CellOver)
 }
 
-// Is reports whether r names the live span with key k.
+// Is reports whether r refers to a live span with key k.
 func (t *Table) Is(r Ref, k sdkspan.Key) bool {
 	if r == 0 || k.SpanID == 0 {
 		return false
@@ -178,8 +181,8 @@ func (t *Table) Is(r Ref, k sdkspan.Key) bool {
 		atomic.LoadUint64(&c.TraceIDLow) == k.TraceIDLow && atomic.LoadUint64(&c.Version) == uint64(r)
 }
 
-// Load fills s with the content of a span's cell, and reports whether the span is live. If it is not,
-// s may be that of another span.
+// Load fills s with the content of a span's cell, and reports whether the span is live. If it is
+// not live, s may describe another span.
 func (t *Table) Load(r Ref, s *Span) bool {
 	if r == 0 {
 		return false
@@ -199,7 +202,7 @@ func (t *Table) Load(r Ref, s *Span) bool {
 	return atomic.LoadUint64(&c.Version) == uint64(r)
 }
 
-// IDs returns the key and the trace flags of a span, all 0 if the span has ended.
+// IDs returns the key and the trace flags of a span. All are 0 if the span has ended.
 func (t *Table) IDs(r Ref) (k sdkspan.Key, traceFlags uint8) {
 	if r == 0 {
 		return sdkspan.Key{}, 0
@@ -213,15 +216,15 @@ func (t *Table) IDs(r Ref) (k sdkspan.Key, traceFlags uint8) {
 	return k, traceFlags
 }
 
-// Names returns the numbers of the names of a span and of its local root. They are meaningless if the
-// span has ended.
+// Names returns the numbers of a span's name and of its local root's name. They are meaningless if
+// the span has ended.
 func (t *Table) Names(r Ref) (name, endpoint uint16) {
 	names := atomic.LoadUint64(&t.cell(r).Names)
 	return uint16(names), uint16(names >> wire.CellEndpointShift)
 }
 
-// LocalRoot returns the id of a span's local root and the number of its name, both 0 if the span has
-// ended.
+// LocalRoot returns the span id and the number of the name of a span's local root. Both are 0 if
+// the span has ended.
 func (t *Table) LocalRoot(r Ref) (spanID uint64, name uint16) {
 	if r == 0 {
 		return 0, 0
@@ -234,8 +237,8 @@ func (t *Table) LocalRoot(r Ref) (spanID uint64, name uint16) {
 	return spanID, name
 }
 
-// Rename sets the name of a live span, and also its endpoint if it is a local root. Existing
-// descendants keep their endpoint.
+// Rename sets the name of a live span. If the span is a local root, Rename also sets its endpoint,
+// but not the endpoint of descendants that exist already.
 func (t *Table) Rename(r Ref, name uint16) {
 	var s Span
 	if !t.Load(r, &s) || s.Name == name {
@@ -245,13 +248,14 @@ func (t *Table) Rename(r Ref, name uint16) {
 	if s.LocalRootSpanID == s.SpanID {
 		endpoint = name
 	}
-	// The swap fails if the cell now describes another span, since the word includes the generation.
-	// It also fails if another goroutine has renamed the span in the meantime. Then that name stays.
+	// The word includes the generation, so the swap fails if the cell now describes another span.
+	// It also fails if another goroutine has renamed the span in the meantime. The name from that
+	// goroutine then stays.
 	atomic.CompareAndSwapUint64(&t.cell(r).Names, packNames(r, s.Name, s.Endpoint), packNames(r, name, endpoint))
 }
 
-// Reserve returns a Ref for a span that is about to start, or 0 if no cell is available. The caller
-// owns the cell until [Table.Commit], and must be pinned to P number p until then.
+// Reserve returns a Ref for a span that is about to start, or 0 if no cell is available. The cell
+// belongs to the caller until [Table.Commit]. Until then, the caller must be pinned to P number p.
 func (t *Table) Reserve(p int) Ref {
 	i, ok := t.takeWarm(p)
 	if !ok {
@@ -264,7 +268,7 @@ func (t *Table) Reserve(p int) Ref {
 		v := atomic.LoadUint64(&c.Version)
 		invariants.Check(v == 0 || v&wire.CellOver != 0 || t.closed(), "a free cell has no live span")
 	}
-	// Generations start at the base plus 1, so that no Ref is 0.
+	// Generations start above the base, so that no Ref is 0.
 	next := max(atomic.LoadUint64(&c.Version), t.base)&^(wire.RefGeneration-1) + wire.RefGeneration + uint64(i)<<wire.RefIndexShift
 	// Readers must see the new version before the cell changes.
 	ordered.PutFirst(&c.Version, next|wire.CellOver)
@@ -316,18 +320,18 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 // operation between the two has the same effect.
 func (t *Table) Barrier(r Ref) { atomic.AddUint64(&t.cell(r).Version, 0) }
 
-// Free puts the cell of a span that the caller has ended into the shared queue. The cell still
-// describes the span until it is reused.
+// Free adds the cell of a span that the caller has ended to the shared queue. The cell keeps its
+// contents until it is reused.
 func (t *Table) Free(r Ref) {
 	t.checkEnded(r)
-	// Pin, because a goroutine that is preempted during a push blocks the queue for all others.
+	// Pin, because a goroutine that is preempted during a push makes all others wait.
 	goruntime.Pin()
 	t.free.push(r.Index())
 	goruntime.Unpin()
 }
 
-// closed reports whether the table has been closed or is being closed. The state of its cells may
-// then be lost, because Close replaces the memory.
+// closed reports whether Close has been called. Close replaces the memory, so the state of the
+// cells may then be lost.
 func (t *Table) closed() bool { return atomic.LoadUint32(&t.header.Magic) == 0 }
 
 // checkEnded checks that a cell is freed only once, after its span has ended.
@@ -347,10 +351,11 @@ func (t *Table) All(f func(Ref)) {
 	}
 }
 
-// SetThread stores the id of the thread whose slot publishes a span for the calling goroutine, or 0
-// once the goroutine has published another span. goid is the goroutine's id. If the slot of any
-// other thread still names the span, that slot is outdated. SetThread does nothing if another
-// goroutine started the span, or if the cell describes another span. The span may have ended.
+// SetThread stores tid in the cell of a span. tid is the id of the thread whose slot publishes the
+// span for the calling goroutine, or 0 once that slot publishes another span. goid is the id of the
+// calling goroutine. If the slot of any other thread still names the span, that slot is outdated.
+// SetThread does nothing if another goroutine started the span, or if the cell describes another
+// span. The span may have ended.
 func (t *Table) SetThread(r Ref, goid uint64, tid uint32) {
 	if r == 0 {
 		return
@@ -361,7 +366,7 @@ func (t *Table) SetThread(r Ref, goid uint64, tid uint32) {
 	}
 }
 
-// IsOf reports whether r names a live span that was started by the goroutine with this id.
+// IsOf reports whether r refers to a live span that the goroutine with this id started.
 func (t *Table) IsOf(r Ref, goid uint64) bool {
 	return r != 0 && atomic.LoadUint64(&t.cell(r).Goid) == goid && t.Live(r)
 }

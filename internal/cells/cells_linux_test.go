@@ -40,9 +40,9 @@ func TestEmptyTable(t *testing.T) {
 	assert.Zero(t, table.Find(sdkspan.Key{SpanID: 1}))
 }
 
-// A reserved cell describes no span until it is committed, and cannot be reserved again.
-func TestReserveShowsNothing(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // each P has its own warm cells
+// A reserved cell describes no span until Commit, and cannot be reserved again.
+func TestReservedCellHasNoSpan(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // each P has its own stack of free cells
 	table, _ := newTable(t, true, nil)
 	first := table.start()
 	require.True(t, table.end(first, true))
@@ -64,9 +64,9 @@ func TestReserveShowsNothing(t *testing.T) {
 	assert.Equal(t, map[Ref]bool{r: true}, table.live())
 }
 
-// A Ref never names a later span in the same cell, however often the cell is reused.
+// No matter how often a cell is reused, an old Ref never refers to a new span.
 func TestRefsNeverNameAnotherSpan(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // each P has its own warm cells
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // each P has its own stack of free cells
 	table, _ := newTable(t, true, nil)
 	table.limit = 1
 	refs := map[Ref]bool{}
@@ -87,7 +87,7 @@ func TestRefsNeverNameAnotherSpan(t *testing.T) {
 	}
 }
 
-// A new table does not repeat the Refs of a closed one, which goroutines may still hold.
+// A new table does not issue the Refs of a closed table, because goroutines may still hold them.
 func TestNextTableRepeatsNoRef(t *testing.T) {
 	refs := map[Ref]bool{}
 	for range 3 {
@@ -107,7 +107,7 @@ func TestNextTableRepeatsNoRef(t *testing.T) {
 	}
 }
 
-// The table may be closed, and its memory replaced, while a goroutine starts or ends a span.
+// A goroutine can safely start or end a span while the table is being closed.
 func TestLateStartAndEnd(t *testing.T) {
 	table, _ := newTable(t, false, nil)
 	p := goruntime.Pin()
@@ -123,8 +123,8 @@ func TestLateStartAndEnd(t *testing.T) {
 	}
 }
 
-// The cell of a span that ends while it is being evicted is freed only once.
-func TestEndedMeanwhileIsNotEvicted(t *testing.T) {
+// If a span ends while it is being evicted, its cell is freed only once.
+func TestSpanEndsDuringEviction(t *testing.T) {
 	var table *Table
 	var asked []Ref
 	endsMeanwhile := false
@@ -151,9 +151,9 @@ func TestEndedMeanwhileIsNotEvicted(t *testing.T) {
 	assert.Equal(t, []Ref{r, next}, asked)
 }
 
-// The cell of a span that ended elsewhere keeps its contents while many other spans start
-// and end.
-func TestFreeCellsRest(t *testing.T) {
+// If another goroutine ends a span, its cell keeps its contents while many other spans start and
+// end.
+func TestFreedCellsKeepContents(t *testing.T) {
 	table, _ := newTable(t, true, nil)
 	r := table.start()
 	was := spanOf(r)
@@ -170,7 +170,7 @@ func TestFreeCellsRest(t *testing.T) {
 }
 
 // If two goroutines end a span at the same time, only one of them frees its cell.
-func TestOneEndsASpan(t *testing.T) {
+func TestSpanEndsOnce(t *testing.T) {
 	moreProcessors(t)
 	table, _ := newTable(t, true, nil)
 	for range testenv.Rounds(500, 20_000) {
@@ -189,8 +189,8 @@ func TestOneEndsASpan(t *testing.T) {
 	}
 }
 
-// Find finds every live span by its id, for any distribution of ids.
-func TestFindWithIDsOfAllKinds(t *testing.T) {
+// Find finds every live span, whether ids are random or follow a pattern.
+func TestFindWithAnyIDs(t *testing.T) {
 	random := func(n int) uint64 { return mix(uint64(n) + 1) }
 	for name, id := range map[string]func(n int) uint64{
 		"random":                      random,
@@ -222,8 +222,8 @@ func TestFindWithIDsOfAllKinds(t *testing.T) {
 	}
 }
 
-// Find distinguishes spans of two traces that have the same span id.
-func TestFindTellsTracesApart(t *testing.T) {
+// Find distinguishes spans of different traces that have the same span id.
+func TestFindDistinguishesTraces(t *testing.T) {
 	table, _ := newTable(t, true, nil)
 	a := table.start(func(s *Span) { s.SpanID = 7 })
 	b := table.start(func(s *Span) { s.SpanID = 7 })
@@ -234,7 +234,8 @@ func TestFindTellsTracesApart(t *testing.T) {
 	}
 }
 
-// A span is found from every P, wherever it was started, even on Ps that the table does not know.
+// Find works from every P, on whatever P the span was started, even if the table was created with
+// fewer Ps.
 func TestFindAcrossProcessors(t *testing.T) {
 	for _, live := range []int{10, localEntries, 10_000} {
 		table, evicted := newTable(t, true, nil)
@@ -253,7 +254,7 @@ func TestFindAcrossProcessors(t *testing.T) {
 	}
 }
 
-// Find works with more Ps than when the table was created, and with more goroutines than Ps.
+// Find works after GOMAXPROCS was raised, and with more goroutines than Ps.
 func TestFindAfterGOMAXPROCSWasRaised(t *testing.T) {
 	table, _ := newTable(t, true, nil)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(len(table.locals) + 4))
@@ -296,7 +297,8 @@ func TestFindAfterGOMAXPROCSWasRaised(t *testing.T) {
 	done.Wait()
 }
 
-// Spans that never end cost a bounded amount of memory, and later spans are published.
+// Spans that never end take up a bounded amount of memory, and do not keep new spans from being
+// published.
 func TestLeakedSpans(t *testing.T) {
 	heap := func() int64 {
 		runtime.GC()
@@ -335,7 +337,7 @@ func TestLeakedSpans(t *testing.T) {
 	for r := range spared {
 		assert.True(t, live[r], "%#x was evicted although its starter publishes it", r)
 	}
-	// The live spans are the later ones.
+	// Mostly old spans were evicted.
 	old := 0
 	var s Span
 	for r := range live {
@@ -358,8 +360,9 @@ func TestLeakedSpans(t *testing.T) {
 	assert.EqualValues(t, table.Used(), len(table.live())+len(table.takeFree(t)), "no cell is lost")
 }
 
-// If all spans are still published by their starters, the oldest ones are evicted nevertheless.
-func TestShownSpansAreEvicted(t *testing.T) {
+// If every span is still published by the goroutine that started it, old spans are evicted
+// nevertheless.
+func TestPublishedSpansAreEvicted(t *testing.T) {
 	table, evicted := newTable(t, true, func(Ref, uint64, uintptr) bool { return true })
 	for range Capacity + 1000 {
 		if table.start() == 0 {
@@ -404,7 +407,7 @@ func TestQueueUnderContention(t *testing.T) {
 	var q queue
 	const capacity = 64
 	q.init(capacity)
-	q.head.Store(1<<32 - 1000*capacity) // makes the turns wrap around during the test
+	q.head.Store(1<<32 - 1000*capacity) // makes the 32-bit sequences wrap around during the test
 	q.tail.Store(1<<32 - 1000*capacity)
 	for n := range uint32(capacity) {
 		q.entries[n].sequence.Store(uint32(1<<32-1000*capacity) + n)
@@ -445,8 +448,8 @@ func TestQueueUnderContention(t *testing.T) {
 	assert.Len(t, all, capacity)
 }
 
-// Load never mixes the contents of two spans, even while a few cells are reused all the time.
-func TestLoadUnderFire(t *testing.T) {
+// Load never mixes two spans, even while a few cells are reused continuously.
+func TestLoadWhileCellsAreReused(t *testing.T) {
 	for _, heap := range []bool{true, false} {
 		moreProcessors(t)
 		table, _ := newTable(t, heap, nil)
@@ -487,7 +490,7 @@ func TestLoadUnderFire(t *testing.T) {
 	}
 }
 
-// startAndEnd is a child process that starts and ends spans until it is stopped.
+// startAndEnd runs in a child process. It starts and ends spans until it is stopped.
 func startAndEnd(p *childproc.Parent) {
 	var table *Table
 	table, err := New(Options{Spare: spareNone, Evict: func(r Ref) bool { return table.End(r) }})
@@ -518,8 +521,8 @@ func startAndEnd(p *childproc.Parent) {
 	p.Receive()
 }
 
-// Another process that follows the protocol for reading a cell sees a complete span or none.
-func TestNothingTornFromOutside(t *testing.T) {
+// Another process that reads a cell as documented sees a complete span or none.
+func TestReadByOtherProcess(t *testing.T) {
 	childproc.NeedReading(t)
 	_, _ = newTable(t, true, nil)
 	for _, cells := range []int{1, 8} {
@@ -567,7 +570,7 @@ func TestNothingTornFromOutside(t *testing.T) {
 	}
 }
 
-// Other processes find the table by its name until it is closed.
+// Other processes find the table by the name of its mapping until the table is closed.
 func TestMapping(t *testing.T) {
 	mappings := func() int {
 		found, err := resources.Mappings("OTELCTX_SPANS")
@@ -588,7 +591,8 @@ func TestMapping(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, make([]byte, 4), magic)
 
-	// A goroutine may still use the table after Close. It finds the cells empty.
+	// A goroutine may still use the table after Close. It finds empty cells, and can start and end
+	// spans.
 	table.End(r)
 	next := table.start()
 	assert.NoError(t, table.checkLive(next))
@@ -596,7 +600,7 @@ func TestMapping(t *testing.T) {
 	require.NoError(t, table.Close(), "again")
 }
 
-// If nothing can be mapped, New returns the reason and a table that works.
+// If no memory can be mapped, New returns an error and a table that works.
 func TestWithoutMemory(t *testing.T) {
 	if !goruntime.Supported {
 		t.Skip("nothing can be mapped on this platform")

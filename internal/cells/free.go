@@ -10,8 +10,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// minQueued is the minimum number of cells in the free queue before one is reused, as long as there
-// are unused cells.
+// minQueued is the length that the free queue must exceed before its cells are reused. Once all
+// cells have been used, cells are reused from a shorter queue, too.
 const minQueued = 1024
 
 // takeWarm pops a cell from the stack of a P. The caller must be pinned to that P.
@@ -28,9 +28,9 @@ func (t *Table) takeWarm(p int) (uint32, bool) {
 	return atomic.LoadUint32(&l.free[n]), true
 }
 
-// FreeWarm pushes the cell of an ended span on the stack of P number p, to which the caller must be
-// pinned. The next span that is started on the P reuses the cell. FreeWarm does nothing and returns
-// false if the stack is full.
+// FreeWarm pushes the cell of an ended span on the stack of P number p, so that the next span
+// started on the P reuses it. The caller must be pinned to the P. If the stack is full, FreeWarm
+// does nothing and returns false.
 func (t *Table) FreeWarm(p int, r Ref) bool {
 	t.checkEnded(r)
 	if p >= len(t.locals) {
@@ -69,15 +69,16 @@ func (t *Table) take() (uint32, bool) {
 }
 
 const (
-	// bucketSize is the number of spans compared for one eviction, and the number of entries in a
-	// bucket.
+	// bucketSize is the number of entries in a bucket of the shared index. It is also the number of
+	// spans that are compared to evict one.
 	bucketSize = 8
-	// evictAttempts bounds the search for a span to evict.
+	// evictAttempts limits the search for a span to evict.
 	evictAttempts = 16
 )
 
-// evictOldest ends the oldest of eight spans and returns its cell. It skips groups of eight in
-// which all spans are still published by their starters, except on the last attempt.
+// evictOldest ends the oldest span in a group of eight cells and returns its cell. If all spans of
+// the group are still published by the goroutines that started them, it tries another group, except
+// on the last attempt.
 func (t *Table) evictOldest() (uint32, bool) {
 	for attempt := range evictAttempts {
 		first := t.hand.Add(bucketSize)
@@ -92,7 +93,7 @@ func (t *Table) evictOldest() (uint32, bool) {
 			}
 		}
 		if least&publishedBit != 0 && attempt < evictAttempts-1 {
-			continue // All eight are still published. Try the next eight.
+			continue
 		}
 		if victim != 0 && t.evict(victim) {
 			return victim.Index(), true
@@ -101,11 +102,11 @@ func (t *Table) evictOldest() (uint32, bool) {
 	return 0, false
 }
 
-// publishedBit is set in the age of a span that its starter still publishes. Such spans are evicted
-// last.
+// publishedBit is set in the age of a span that is still published by the goroutine that started
+// it, so that the span is evicted last.
 const publishedBit = 1 << 63
 
-// age returns the order of eviction: the span with the lowest value is evicted first. The value is
+// age determines the order of eviction: the span with the lowest age is evicted first. The age is
 // the start time, with publishedBit set if the goroutine that started the span still publishes it.
 func (t *Table) age(r Ref) uint64 {
 	c := t.cell(r)
@@ -117,7 +118,7 @@ func (t *Table) age(r Ref) uint64 {
 }
 
 // queue is a bounded FIFO queue of numbers for concurrent producers and consumers, based on Dmitry
-// Vyukov's MPMC queue. The sequence of an entry tells whether the entry is empty or full.
+// Vyukov's MPMC queue. The sequence number of an entry tells whether the entry is empty or full.
 type queue struct {
 	entries    []queueEntry
 	head, tail atomic.Uint64
@@ -132,7 +133,7 @@ func (q *queue) init(capacity int) {
 	}
 }
 
-// len returns the approximate length.
+// len returns the approximate number of entries in use.
 func (q *queue) len() uint64 { return q.tail.Load() - q.head.Load() }
 
 // push adds a number. The queue cannot overflow: it has an entry for each cell number, and no number is
@@ -149,14 +150,14 @@ func (q *queue) push(number uint32) {
 	}
 }
 
-// pop returns the oldest number, and false if the queue is empty.
+// pop removes and returns the oldest number. It returns false if the queue is empty.
 func (q *queue) pop() (uint32, bool) {
 	for {
 		head := q.head.Load()
 		p := &q.entries[head%uint64(len(q.entries))]
 		if sequence := p.sequence.Load(); sequence != uint32(head)+1 {
 			if q.head.Load() == head {
-				return 0, false // It is empty, or the next number is still being added.
+				return 0, false // The queue is empty, or the next push has not finished yet.
 			}
 			continue
 		}

@@ -21,8 +21,8 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){"start and end spans": startAndEnd})
 }
 
-// evicted collects the spans that a table evicts. Pinned goroutines add to it, so it neither
-// allocates nor waits.
+// evicted collects the spans that a table evicts. Pinned goroutines add to it, so adding must
+// neither allocate nor block.
 type evicted struct {
 	n    atomic.Int64
 	refs [1 << 18]Ref
@@ -30,7 +30,7 @@ type evicted struct {
 
 func (e *evicted) add(r Ref) { e.refs[e.n.Add(1)-1] = r }
 
-// all returns the evicted spans, and fails the test on a duplicate.
+// all returns the evicted spans. It fails the test if a span was evicted twice.
 func (e *evicted) all(t testing.TB) map[Ref]bool {
 	t.Helper()
 	all := map[Ref]bool{}
@@ -45,8 +45,8 @@ func (e *evicted) all(t testing.TB) map[Ref]bool {
 
 func spareNone(Ref, uint64, uintptr) bool { return false }
 
-// newTable returns a table that is closed when the test ends, and the spans that it evicts. Spare
-// may be nil.
+// newTable returns a table that is closed when the test ends, and a collection of the spans that it
+// evicts. If spare is nil, no span is spared.
 func newTable(t testing.TB, heap bool, spare func(Ref, uint64, uintptr) bool) (*Table, *evicted) {
 	t.Helper()
 	if !goruntime.Supported {
@@ -69,16 +69,16 @@ func newTable(t testing.TB, heap bool, spare func(Ref, uint64, uintptr) bool) (*
 	return table, e
 }
 
-// mix is the finalizer of splitmix64, a bijection.
+// mix is a bijection, the finalizer of splitmix64.
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
 }
 
-// spanOf returns the span that tests start with a Ref. It depends only on the Ref, so a goroutine
-// that has the Ref can compute the expected content of the cell. There are only two goroutine ids,
-// so that consecutive spans in a cell often have the same one.
+// spanOf returns the content of the span that tests start with a Ref. It depends only on the Ref,
+// so any goroutine can compute the expected content of the cell. There are only two goroutine ids,
+// so that consecutive spans in a cell often have the same id.
 func spanOf(r Ref) Span {
 	x := uint64(r)
 	return Span{
@@ -91,14 +91,15 @@ func spanOf(r Ref) Span {
 	}
 }
 
-// start starts the span that spanOf returns, modified by change, if a cell is available.
+// start starts a span with the content from spanOf, modified by change. It returns 0 if no cell is
+// available.
 func (t *Table) start(change ...func(*Span)) Ref {
 	p := goruntime.Pin()
 	defer goruntime.Unpin()
 	return t.startOn(p, change...)
 }
 
-// startOn starts a span like start, but on P number p, to which the caller must be pinned.
+// startOn does the same as start on P number p, to which the caller must be pinned.
 func (t *Table) startOn(p int, change ...func(*Span)) Ref {
 	r := t.Reserve(p)
 	if r == 0 {
@@ -112,7 +113,7 @@ func (t *Table) startOn(p int, change ...func(*Span)) Ref {
 	return r
 }
 
-// end ends a span and gives its cell back.
+// end ends a span and frees its cell. It returns false if the span had already ended.
 func (t *Table) end(r Ref, warm bool) bool {
 	if !t.End(r) {
 		return false
@@ -121,7 +122,8 @@ func (t *Table) end(r Ref, warm bool) bool {
 	return true
 }
 
-// freeCell frees the cell of an ended span.
+// freeCell frees the cell of an ended span. If warm is true, the next span on this P reuses the
+// cell.
 func (t *Table) freeCell(r Ref, warm bool) {
 	p := goruntime.Pin()
 	again := warm && t.FreeWarm(p, r)
@@ -131,8 +133,8 @@ func (t *Table) freeCell(r Ref, warm bool) {
 	}
 }
 
-// rounds is like [testenv.Rounds], but returns less under the race detector, which slows these tests
-// down.
+// rounds is like [testenv.Rounds], but returns a tenth under the race detector, which slows these
+// tests down.
 func rounds(usually, all int) int {
 	n := testenv.Rounds(usually, all)
 	if testenv.Race {
@@ -141,8 +143,8 @@ func rounds(usually, all int) int {
 	return n
 }
 
-// moreProcessors raises GOMAXPROCS, so that not only the scheduler but also the kernel switches
-// between goroutines.
+// moreProcessors raises GOMAXPROCS to at least 8. If there are fewer CPUs, the kernel also switches
+// between goroutines, at any instruction.
 func moreProcessors(t *testing.T) {
 	t.Helper()
 	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))
@@ -165,7 +167,8 @@ func (t *Table) live() map[Ref]bool {
 	return all
 }
 
-// takeFree returns the free cells, and fails the test on duplicates.
+// takeFree takes all free cells out of the table and returns them. It fails the test if a cell is
+// free twice.
 func (t *Table) takeFree(tb testing.TB) map[uint32]bool {
 	tb.Helper()
 	free := map[uint32]bool{}

@@ -10,8 +10,8 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// hash returns a hash of id with size bits. All bits of id contribute to it, because not all ids are
-// random: some id generators count.
+// hash returns a hash of id that is size bits long. It depends on all bits of id, because not all
+// ids are random: some generators count up.
 func hash(id uint64, size uint) uint64 { return id * 0x9E3779B97F4A7C15 >> (64 - size) }
 
 // Find returns the live span with key k, or 0.
@@ -19,12 +19,12 @@ func (t *Table) Find(k sdkspan.Key) Ref {
 	p := goruntime.Pin()
 	goruntime.Unpin()
 	h := hash(k.SpanID, localBits)
-	for i := range t.locals { // starting with the index of this P
+	for i := range t.locals { // begin with the current P
 		if r := Ref(atomic.LoadUint64(&t.locals[(p+i)%len(t.locals)].index[h])); t.Is(r, k) {
 			return r
 		}
 	}
-	// Search the shared index last, because a span may have moved there during the search.
+	// Search the shared index last, because the span may move there during the search.
 	b := t.shared.bucket(k.SpanID)
 	for i := range b {
 		if r := Ref(b[i].Load()); t.Is(r, k) {
@@ -34,8 +34,8 @@ func (t *Table) Find(k sdkspan.Key) Ref {
 	return 0
 }
 
-// sharedIndex finds the spans that are no longer in the index of the P on which they started. It
-// consists of buckets with bucketSize entries each, in total two entries per cell.
+// sharedIndex contains the spans that had to give up their entry in the index of a P. It has
+// buckets of bucketSize entries, and two entries for each cell.
 type sharedIndex []bucket
 
 type bucket [bucketSize]atomic.Uint64
@@ -48,8 +48,8 @@ func newSharedIndex() sharedIndex { return make(sharedIndex, 1<<sharedBits) }
 
 func (x sharedIndex) bucket(id uint64) *bucket { return &x[hash(id, sharedBits)] }
 
-// share adds a live span to the shared index. If the bucket is full, share evicts a span
-// from it, as evictOldest does.
+// share adds a live span to the shared index. If the bucket is full, share evicts the oldest span
+// in it, preferably one that is no longer published.
 func (t *Table) share(r Ref, id uint64) {
 	b := t.shared.bucket(id)
 	for {

@@ -13,7 +13,7 @@ import (
 	"github.com/otelctx/otelctx/internal/invariants"
 )
 
-// With invariants enabled, misuse of a table panics.
+// With invariants enabled, incorrect use of a table panics.
 func TestInvariants(t *testing.T) {
 	if !invariants.Enabled {
 		t.Skip("not built with -race, nor with the tag invariants")

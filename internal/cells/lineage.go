@@ -9,11 +9,11 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Position names the span that a goroutine is in, and says whether the goroutine entered it by Attach.
+// Position says which span a goroutine is in, and whether the goroutine entered it by Attach.
 type Position = wire.Position
 
-// lineage is the part of a cell that determines to which span goroutines move when the cell's span
-// ends. It stays valid after the end, until the cell is reused.
+// lineage is the part of a cell that determines where goroutines go when the cell's span ends. It
+// remains in the cell until the cell is reused.
 type lineage struct {
 	goid      uint64
 	ancestors Ancestors
@@ -21,7 +21,8 @@ type lineage struct {
 	before    Position
 }
 
-// lineage fills l. It returns false if the cell was reused for another span.
+// lineage fills l with the lineage of a span. It returns false if the cell was reused for another
+// span.
 func (t *Table) lineage(r Ref, l *lineage) bool {
 	if r == 0 {
 		return false
@@ -35,13 +36,13 @@ func (t *Table) lineage(r Ref, l *lineage) bool {
 	return t.describes(c, r)
 }
 
-// describes reports whether a cell still describes the span named by r, live or ended.
+// describes reports whether a cell still describes the span r, which may have ended.
 func (t *Table) describes(c *wire.Cell, r Ref) bool {
 	return atomic.LoadUint64(&c.Version)&^wire.CellOver == uint64(r)
 }
 
-// SetLineage fills in the lineage of a span that is being started. position is that of the starting
-// goroutine. parent is the nearest live span of the context passed to Start, or 0.
+// SetLineage fills in the lineage of a span that is about to start. position is the position of the
+// goroutine that starts it. parent is the nearest live span in the context passed to Start, or 0.
 func (t *Table) SetLineage(s *Span, parent Ref, position Position) {
 	s.Before = position
 	if parent != 0 {
@@ -49,7 +50,7 @@ func (t *Table) SetLineage(s *Span, parent Ref, position Position) {
 	}
 }
 
-// setAncestors is SetLineage for a span with a parent.
+// setAncestors sets s.Ancestors and s.Outside for a span with a parent.
 func (t *Table) setAncestors(s *Span, parent Ref, position Position) {
 	c := t.cell(parent)
 	first, second := Ref(atomic.LoadUint64(&c.Ancestors[0])), Ref(atomic.LoadUint64(&c.Ancestors[1]))
@@ -62,8 +63,9 @@ func (t *Table) setAncestors(s *Span, parent Ref, position Position) {
 	}
 }
 
-// isOutside reports whether a goroutine at this position is in none of the spans. The goroutine is in
-// the span of its position, and in those ancestors of that span that it was in before.
+// isOutside reports whether a goroutine at this position is in none of the spans. The goroutine is
+// in the span of its position. It is also in that span's ancestors, unless the span was started
+// outside of them.
 //
 //go:noinline
 func (t *Table) isOutside(spans *Ancestors, position Position) bool {
@@ -86,9 +88,10 @@ func contains(refs *Ancestors, r Ref) bool {
 	return r != 0 && (refs[0] == r || refs[1] == r || refs[2] == r)
 }
 
-// Nearest returns the current position of a goroutine, given its last stored position. While the span
-// of that position is live, the position is unchanged. Otherwise it is the nearest live ancestor,
-// or 0. known is false if the cell was reused for another span.
+// Nearest returns the current position of a goroutine, given the position that was last stored for
+// it. If that span is still live, the position is unchanged. Otherwise the goroutine is now in the
+// span's nearest live ancestor, or in none. known is false if the ancestors are unknown, because
+// the cell was reused for another span.
 func (t *Table) Nearest(position Position, goid uint64) (next Position, known bool) {
 	if position == 0 || t.Live(position.Ref()) {
 		return position, true
@@ -103,13 +106,13 @@ func (t *Table) Nearest(position Position, goid uint64) (next Position, known bo
 	}
 	next = t.NearestOf(&l.ancestors, position)
 	if starter && !position.Attached() && next.Ref() == l.before.Ref() {
-		next = l.before // before includes the attached bit.
+		next = l.before // before also says whether the span was attached
 	}
 	return next, true
 }
 
-// NearestOf returns the new position of a goroutine that leaves the span of its position, whose
-// ancestors are given: the first live ancestor, or 0 if there is none.
+// NearestOf returns the new position of a goroutine that leaves its span: the first of the span's
+// ancestors that is live, or 0 if there is none. position is the goroutine's old position.
 func (t *Table) NearestOf(ancestors *Ancestors, position Position) Position {
 	for _, r := range ancestors {
 		if t.Live(r) {
@@ -119,11 +122,11 @@ func (t *Table) NearestOf(ancestors *Ancestors, position Position) Position {
 	return 0
 }
 
-// Leave returns the new position of a goroutine that has just ended a span, and whether the goroutine
-// was in that span or in a descendant of it that it had started.
+// Leave returns the new position of a goroutine that has just ended a span. left is true if the
+// goroutine was in that span, or in a descendant of it that the goroutine itself had started.
 func (t *Table) Leave(position Position, span Ref, goid uint64) (next Position, left bool) {
-	// Usually, the goroutine ends the span that it is in and that it started, and returns to a live
-	// span or to none.
+	// The usual case: the goroutine ends the span that it started and is still in, and returns to a
+	// live span or to none.
 	if c := t.cell(span); position == Position(span) && atomic.LoadUint64(&c.Goid) == goid {
 		if next = Position(atomic.LoadUint64(&c.Before)); next == 0 || t.Live(next.Ref()) {
 			return next, true
@@ -132,7 +135,7 @@ func (t *Table) Leave(position Position, span Ref, goid uint64) (next Position, 
 	return t.leave(position, span, goid)
 }
 
-// leave is Leave for all other cases.
+// leave handles the cases that Leave does not handle itself.
 func (t *Table) leave(position Position, span Ref, goid uint64) (next Position, left bool) {
 	const maxDepth = 64
 	var l, ended lineage
@@ -146,23 +149,23 @@ func (t *Table) leave(position Position, span Ref, goid uint64) (next Position, 
 		}
 		within, known := t.descends(l.ancestors, span)
 		if !known {
-			return 0, true // position may be in a descendant of span. No position is better than a wrong one.
+			return 0, true // The position may be in a descendant of span. No position is better than a wrong one.
 		}
 		if !within {
 			break
 		}
 		left = true
 		if position = l.before; position != 0 && !t.describes(t.cell(position.Ref()), position.Ref()) {
-			position = Position(span) // The cell of before was reused, so leave span itself next.
+			position = Position(span) // That cell was reused, so leave span itself next.
 		}
 	}
 	next, _ = t.Nearest(position, goid)
 	return next, left
 }
 
-// leaveEnded returns the new position of a goroutine that has ended the span it is in. If it started
-// the span and did not attach it, it returns to its position before Start. Otherwise it moves to the
-// nearest live ancestor.
+// leaveEnded returns the new position of a goroutine that was in the span that it has ended. If the
+// goroutine had started the span, it returns to its position before Start. If it had attached the
+// span or another goroutine had started it, the goroutine moves to the nearest live ancestor.
 func (t *Table) leaveEnded(position Position, l *lineage, goid uint64) Position {
 	starter := l.goid == goid
 	if starter && !position.Attached() {
@@ -176,8 +179,8 @@ func (t *Table) leaveEnded(position Position, l *lineage, goid uint64) Position 
 	return t.NearestOf(&l.ancestors, position)
 }
 
-// descends reports whether a span with these ancestors is a descendant of the span other. known is
-// false if cells between the two spans were reused.
+// descends reports whether a span with these ancestors is a descendant of other. known is false if
+// that cannot be determined, because cells of spans in between were reused.
 func (t *Table) descends(ancestors Ancestors, other Ref) (is, known bool) {
 	const maxDepth, outermost = 64, len(ancestors) - 1
 	for range maxDepth {
@@ -187,7 +190,7 @@ func (t *Table) descends(ancestors Ancestors, other Ref) (is, known bool) {
 		if ancestors[outermost] == 0 {
 			return false, true
 		}
-		// Continue with the outermost ancestor whose cell still describes it.
+		// Continue with the outermost ancestor whose cell has not been reused.
 		var l lineage
 		i := outermost
 		for i >= 0 && !t.lineage(ancestors[i], &l) { //nolint:gosec // G602: i is from 0 to outermost

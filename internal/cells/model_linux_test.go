@@ -19,9 +19,9 @@ import (
 
 var seed = flag.Uint64("seed", 0, "seed of TestModel; 0 is a random one")
 
-// TestModel runs goroutines that start, end, look up and hand over spans in a random order
-// determined by the seed. Each goroutine keeps lists of its live and ended spans, and compares every
-// answer of the table with them.
+// TestModel checks the table against a simple model. Goroutines start, end, look up and hand over
+// spans in a random order that depends on the seed. Each keeps lists of its live and ended spans,
+// and compares all answers of the table with them.
 func TestModel(t *testing.T) {
 	for _, tt := range []struct {
 		workers int
@@ -65,7 +65,7 @@ func TestModel(t *testing.T) {
 			}
 			assert.Equal(t, want, table.live())
 			assert.Empty(t, evicted.all(t), "there was room for all")
-			// Cells are neither lost nor duplicated.
+			// No cell is lost or free twice.
 			for r := range want {
 				require.True(t, table.end(r, false))
 			}
@@ -79,7 +79,7 @@ const maxLive = 500
 
 type model struct {
 	table *Table
-	// passed hands live spans from one goroutine to another.
+	// passed transfers live spans from one goroutine to another.
 	passed chan Ref
 }
 
@@ -87,7 +87,8 @@ type modelWorker struct {
 	*model
 
 	random *rand.Rand
-	// live lists the spans that only this goroutine ends, and dead some spans that have ended.
+	// live lists live spans that only this goroutine may end. dead lists some spans that have
+	// ended.
 	live, dead []Ref
 }
 

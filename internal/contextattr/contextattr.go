@@ -19,29 +19,29 @@ type Scope struct {
 	set attribute.Set
 	// attrs are the attributes of set, sorted by key.
 	attrs []attribute.KeyValue
-	// Published caches the encoding by package scope.
+	// Published caches the encoding that package scope creates.
 	Published atomic.Value
 	// Measured caches the attributes that package scopedattr adds to measurements.
 	Measured atomic.Value
 }
 
-// used is set if the program links a package that uses the attributes.
+// used is true if the program links a package that uses the attributes.
 var used atomic.Bool
 
-// Use enables [With]. Packages that use the attributes call it during initialization. It returns
-// true, so that it can initialize a variable.
+// Use enables [With]. Packages that use the attributes call it during initialization. It always
+// returns true, so that a variable declaration can call it.
 func Use() bool {
 	used.Store(true)
 	return true
 }
 
-// With returns a context derived from ctx that has attrs in addition to the attributes of ctx.
-// If keys are equal, attrs take precedence over ctx, and later attrs over earlier ones. ctx itself
-// does not change.
+// With returns a context derived from ctx that has attrs in addition to the attributes of ctx. An
+// attribute in attrs replaces one of ctx with the same key, and a later one in attrs replaces an
+// earlier one.
 //
-// Attributes without a key are dropped. If no attribute is left, ctx is returned. A nil ctx stands
-// for [context.Background]. attrs may be reused after the call. Until [Use] is called, With returns
-// ctx unchanged, just as the API does nothing without an SDK.
+// Attributes without a key are dropped. If no attribute is left, With returns ctx. A nil ctx means
+// [context.Background]. The caller may reuse attrs. Until [Use] is called, With returns ctx
+// unchanged, just as the OpenTelemetry API does nothing without an SDK.
 func With(ctx context.Context, attrs ...attribute.KeyValue) context.Context {
 	if ctx == nil {
 		ctx = context.Background()
@@ -60,7 +60,7 @@ func With(ctx context.Context, attrs ...attribute.KeyValue) context.Context {
 	if len(merged) == len(inherited) {
 		return ctx
 	}
-	// The last of equal keys wins in a set.
+	// If keys are equal, NewSet keeps the last attribute.
 	set := attribute.NewSet(merged...)
 	return context.WithValue(ctx, contextKey{}, &Scope{set: set, attrs: set.ToSlice()})
 }

@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 )
 
-// Contexts without attributes have no Scope. The tests of package scopedattr cover contexts with
+// A context without attributes has no Scope. The tests of package scopedattr cover contexts with
 // attributes.
 func TestFromWithoutScope(t *testing.T) {
 	for _, ctx := range []context.Context{nil, context.Background(), context.WithValue(context.Background(), contextKey{}, "no scope")} {
@@ -23,8 +23,8 @@ func TestFromWithoutScope(t *testing.T) {
 	}
 }
 
-// TestUse checks that With does nothing before Use. The tests of package scopedattr
-// cover the rest.
+// TestUse checks that With does nothing before Use is called. The tests of package scopedattr cover
+// the rest.
 func TestUse(t *testing.T) {
 	before := used.Load()
 	t.Cleanup(func() { used.Store(before) })

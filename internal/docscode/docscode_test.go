@@ -22,24 +22,24 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// root is the repository's root directory.
 const root = "../.."
 
-// block matches a block of Go code, which may be indented as part of a list.
+// block matches a block of Go code. The block is indented if it is part of a list.
 var block = regexp.MustCompile("(?ms)^ *```go\n(.*?)^ *```$")
 
 // benchmarks is the module that depends on the libraries of real services.
 const benchmarks = "benchmarks"
 
-// modules maps documents to the module in which their code is compiled, if that is not the library's.
-// The declarations that the code relies on are in testdata, in a directory with the module's name.
+// modules lists documents whose code is compiled as part of a module other than the library's, with
+// the name of that module. The declarations that the code needs are in testdata, in one directory
+// per module.
 var modules = map[string]string{
 	"docs/getting-started.md": benchmarks,
 	"docs/migration.md":       benchmarks,
 }
 
-// readDocuments returns all documents by path. It skips the test in the module cache, which does
-// not contain the rest of the repository.
+// readDocuments returns the text of all documents by path. It skips the test if the package is
+// tested in the module cache, which contains only the library's module.
 func readDocuments(t *testing.T) map[string]string {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join(root, benchmarks, "go.mod")); err != nil {
@@ -69,7 +69,7 @@ func function(t *testing.T, name, code string) string {
 	fmt.Fprintf(&f, "func %s() error {\n%s\n", name, code)
 	file, err := parser.ParseFile(token.NewFileSet(), name, "package p\n"+f.String()+"return nil\n}", 0)
 	require.NoError(t, err, code)
-	// Use each variable that the code declares, since the compiler rejects unused ones.
+	// The compiler rejects unused variables, so use each variable that the code declares.
 	for _, statement := range file.Decls[0].(*ast.FuncDecl).Body.List {
 		if assign, ok := statement.(*ast.AssignStmt); ok && assign.Tok == token.DEFINE {
 			for _, left := range assign.Lhs {
@@ -81,8 +81,8 @@ func function(t *testing.T, name, code string) string {
 	return f.String()
 }
 
-// vet type-checks and vets a file in a module, without linking. Code that needs the libraries of
-// real services takes a long time to compile, so only make test-all checks it.
+// vet type-checks and vets a Go file as part of a module, without linking it. If the code uses the
+// libraries of real services, this takes so long that only "make test-all" does it.
 func vet(t *testing.T, module, name, code string) {
 	t.Helper()
 	if module == benchmarks && !testenv.All() {
@@ -96,8 +96,8 @@ func vet(t *testing.T, module, name, code string) {
 	assert.NoError(t, err, "%s\n%s", out, code)
 }
 
-// Every block of Go code must compile: as a program if it declares package main, otherwise as the
-// body of a function.
+// Every block of Go code in a document compiles: as a program if it declares package main,
+// otherwise as the body of a function.
 func TestCodeCompiles(t *testing.T) {
 	functions := map[string]*strings.Builder{}
 	blocks := 0
@@ -130,7 +130,7 @@ var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	fenced  = regexp.MustCompile("(?ms)^ *```.*?^ *```$")
 	heading = regexp.MustCompile(`(?m)^#+ +(.*)$`)
-	// noAnchor matches the characters that GitHub drops from a heading's anchor.
+	// noAnchor matches the characters that GitHub removes from a heading to form its anchor.
 	noAnchor = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
@@ -154,7 +154,7 @@ func anchors(text string) map[string]bool {
 	return out
 }
 
-// Links within the repository must have a target.
+// Links to files and headings in the repository have a target.
 func TestLinks(t *testing.T) {
 	documents := readDocuments(t)
 	links := 0
@@ -184,14 +184,14 @@ func TestAnchors(t *testing.T) {
 		anchors("# A `c` & [D, e](f.md#g)\ntext\n## Again\n```sh\n# no heading\n```\n## Again\n"))
 }
 
-// identifier matches the path of a file or directory of the project in a document.
+// identifier matches the path of a file or directory of the project, in backquotes.
 var identifier = regexp.MustCompile("`((?:internal|cmd|benchmarks|collector|docs|example)/[\\w./-]+)`")
 
-// release matches the URL path of a release that may not exist yet.
+// release matches the version in the URL of a release, which may not exist yet.
 var release = regexp.MustCompile(`/v(?:X\.Y\.Z|\d+\.\d+\.\d+)`)
 
-// Files and packages that documents name must exist. The changelog is exempt, because it also names
-// files that were removed.
+// Files and packages that a document names exist. The changelog is exempt, because it also names
+// removed files.
 func TestPaths(t *testing.T) {
 	paths := 0
 	for document, text := range readDocuments(t) {

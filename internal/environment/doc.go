@@ -1,12 +1,12 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package environment reads the environment variables with which operators configure otelctx. It
-// holds their names and descriptions, and parses their values. The table in docs/no-code.md is
-// generated from [All].
+// Package environment reads the environment variables that configure otelctx. It contains their
+// names and descriptions, and parses their values. The table in docs/no-code.md is generated from
+// [All].
 //
-// An invalid value is ignored, and reported to [otel.Handle] once per process, regardless of how many
+// An invalid value is ignored, and reported to [otel.Handle] only once per process, even if several
 // providers read it.
 //
-// The package does not know what otelctx does with a value.
+// The package only parses values; its callers act on them.
 package environment

@@ -17,11 +17,12 @@ import (
 // Variable is an environment variable.
 type Variable struct {
 	Name string
-	// Values describes the valid values, and Default the value if the variable is not set.
+	// Values describes the valid values. Default describes the value that applies if the variable
+	// is not set.
 	Values, Default string
-	// Does describes what the variable does.
+	// Does describes the effect of the variable.
 	Does string
-	// Option is the option that overrides the variable in code.
+	// Option names the option in code that overrides the variable.
 	Option string
 }
 
@@ -100,7 +101,7 @@ var (
 	}
 )
 
-// All returns the variables in the order of the documentation.
+// All returns the variables in the order in which the documentation lists them.
 func All() []Variable {
 	return []Variable{
 		ProcessContextDisabled, ProcessContextHiddenKeys,
@@ -109,10 +110,10 @@ func All() []Variable {
 	}
 }
 
-// text returns the value without surrounding spaces, or "" if the variable is not set.
+// text returns the variable's value without surrounding spaces, or "" if the variable is not set.
 func (v Variable) text() string { return strings.TrimSpace(os.Getenv(v.Name)) }
 
-// Bool reports whether v is set to true.
+// Bool returns true if the value of v is true. An invalid value is reported and counts as false.
 func (v Variable) Bool() bool {
 	text := v.text()
 	if text == "" {
@@ -125,7 +126,8 @@ func (v Variable) Bool() bool {
 	return is && err == nil
 }
 
-// Int returns the value of v as a number. ok is false if v is not set or invalid.
+// Int returns the value of v as a number. ok is false if v is not set, or if its value is not a
+// number that valid accepts.
 func (v Variable) Int(valid func(int) bool) (n int, ok bool) {
 	text := v.text()
 	if text == "" {
@@ -139,7 +141,8 @@ func (v Variable) Int(valid func(int) bool) (n int, ok bool) {
 	return n, true
 }
 
-// Choice returns the index in names of the value of v. ok is false if v is not set or invalid.
+// Choice looks up the value of v in names and returns its index. ok is false if v is not set or
+// invalid.
 func (v Variable) Choice(names ...string) (index int, ok bool) {
 	text := v.text()
 	if text == "" {
@@ -163,9 +166,9 @@ func (v Variable) List() (list []string) {
 	return list
 }
 
-// Members returns the members of the list v that are in names, and reports all others. If v has no
-// valid member, Members returns all names, as if v were not set, except that "none" stands for an
-// empty list.
+// Members returns the members of the list v that are in names, and reports all other members. If no
+// member is in names, Members returns all names, as if v were not set. The value "none" stands for
+// an empty list.
 func (v Variable) Members(names ...string) (members []string) {
 	set := false
 	for _, member := range v.List() {
@@ -184,17 +187,17 @@ func (v Variable) Members(names ...string) (members []string) {
 	return members
 }
 
-// Unknown reports an invalid member of a list.
+// Unknown reports that a list contains an invalid member.
 func (v Variable) Unknown(member string) {
 	report(fmt.Errorf("%s: %q is none of %s", v.Name, member, v.Values))
 }
 
-// invalid reports an invalid value.
+// invalid reports that the value of v is invalid.
 func (v Variable) invalid(text string) {
 	report(fmt.Errorf("%s=%q is not valid: want %s; taken as not set", v.Name, text, v.Values))
 }
 
-// reported holds the texts of reported errors.
+// reported contains the texts of the errors reported so far.
 var reported sync.Map
 
 // report sends an error to [otel.Handle] once per process.
@@ -204,5 +207,5 @@ func report(err error) {
 	}
 }
 
-// Forget clears the record of reported errors, for tests.
+// Forget forgets which errors have been reported, so that they are reported again. It is for tests.
 func Forget() { reported.Clear() }

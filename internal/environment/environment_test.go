@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "rewrite the table in docs/no-code.md")
 
 var root = filepath.Join("..", "..")
 
-// The table in docs/no-code.md is generated from All.
+// The table in docs/no-code.md is up to date with All.
 func TestTable(t *testing.T) {
 	var table strings.Builder
 	table.WriteString("<!-- table: environment, written by go test ./internal/environment -update -->\n")
@@ -46,9 +46,9 @@ func TestTable(t *testing.T) {
 	assert.Equal(t, table.String(), string(text[found[0]:found[1]]), "go test ./internal/environment -update")
 }
 
-// Variables with the prefix OTELCTX_ are read only in this package. Names of mappings and test
-// variables have the same prefix.
-func TestOneOwner(t *testing.T) {
+// Only this package reads variables whose names begin with OTELCTX_. Names of mappings and of
+// variables for tests also begin like this, and are exempt.
+func TestOnlyThisPackageReadsVariables(t *testing.T) {
 	others := regexp.MustCompile(`^OTELCTX_(TEST_.*|APM|SPANS|NAMES|THREADLOCAL|G?SLOTS)$`)
 	known := map[string]bool{}
 	for _, v := range All() {
@@ -133,7 +133,7 @@ func TestList(t *testing.T) {
 	assert.Empty(t, variable.List())
 }
 
-// A list without a valid member counts as not set.
+// If no member of a list is valid, the variable counts as not set.
 func TestMembers(t *testing.T) {
 	handled(t)
 	for value, want := range map[string][]string{
@@ -144,7 +144,7 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// Each error is reported once, and each invalid member of a list is an error of its own.
+// Each error is reported only once. Each invalid member of a list is a separate error.
 func TestReportedOnce(t *testing.T) {
 	errs := handled(t)
 	variable.Unknown("x")

@@ -12,32 +12,35 @@ import (
 
 // Attribute is an attribute that is published with a span.
 type Attribute struct {
-	// Index is the index of Key in the key map.
+	// Index is the number of Key in the published key map.
 	Index      uint8
 	Key, Value string
 }
 
-// Attributes holds the encoded attributes of a span, ready to be copied into records. It is
-// immutable, and spans may share it. nil means no attributes.
+// Attributes contains the encoded attributes of a span, ready to be copied into records. It is
+// immutable, so several spans may share it. nil means no attributes.
 type Attributes struct {
-	// encoded is the encoding of OTEP 4947. Its capacity is at least shortAttributes.
+	// encoded is the encoding that OTEP 4947 defines. Its capacity is at least shortAttributes.
 	encoded []byte
-	// labels lists the attributes that become labels, too, in order.
+	// labels contains a label for each attribute that also becomes a label, in the same order.
 	labels []goruntime.Label
 }
 
 const (
 	// maxEncoded is the maximum size of the encoded attributes.
 	maxEncoded = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
-	// maxValue is the maximum size of a value: the size is encoded as a byte.
+	// maxValue is the maximum size of a value. It is limited because the size is encoded as one
+	// byte.
 	maxValue = 255
-	// The limits of profilers: the number of labels, and the sizes of their keys and values in bytes.
+	// These limits are the profilers': maxLabels is a number of labels, and the others are sizes in
+	// bytes.
 	maxLabels, maxLabelKey, maxLabelValue = 10, 15, 47
 )
 
-// NewAttributes encodes attributes in order, and skips those that do not fit into 612 bytes. It
-// returns nil if there are none. The first 8 attributes with keys of at most 15 bytes also become
-// labels, except trace_id and span_id. Values are cut to 255 bytes, and in labels to 47 (see [Cut]).
+// NewAttributes encodes attributes in order. It skips every attribute for which there is no room in
+// 612 bytes, and returns nil if no attribute is left. The first 8 attributes with keys of at most
+// 15 bytes also become labels, except trace_id and span_id. Values are cut to 255 bytes, and in
+// labels to 47 (see [Cut]).
 func NewAttributes(attributes []Attribute) *Attributes {
 	a := &Attributes{encoded: make([]byte, 0, maxEncoded)}
 	for _, attribute := range attributes {
@@ -67,7 +70,8 @@ func (a *Attributes) Encoded() []byte {
 	return a.encoded
 }
 
-// Cut returns at most the first size bytes of s, cut at a character boundary if s is UTF-8.
+// Cut returns s if it has at most size bytes. Otherwise it returns the first size bytes, or fewer,
+// so as not to split a UTF-8 character.
 func Cut(s string, size int) string {
 	if len(s) <= size {
 		return s
@@ -77,5 +81,5 @@ func Cut(s string, size int) string {
 			return s[:end]
 		}
 	}
-	return s[:size] // s is not UTF-8.
+	return s[:size] // s is not UTF-8
 }

@@ -82,7 +82,7 @@ func manyAttributes(n int) (a *Attributes, labels []string) {
 	return attributesOf(kvs...), kvs
 }
 
-// Attributes become labels in addition to ours and the user's, within the limits of profilers.
+// Attributes are added as labels to the ids and the user's labels, within the limits of profilers.
 func TestAttributeLabels(t *testing.T) {
 	needRecords(t)
 	eight, eightLabels := manyAttributes(8)
@@ -91,7 +91,7 @@ func TestAttributeLabels(t *testing.T) {
 	for name, tt := range map[string]struct {
 		a    *Attributes
 		user []string
-		want []string // excluding trace_id and span_id
+		want []string // without trace_id and span_id
 	}{
 		"one":                        {attributesOf("http.app", "shop"), nil, []string{"http.app", "shop"}},
 		"three":                      {attributesOf("tenant", "1", "http.app", "shop", "user", ""), nil, []string{"tenant", "1", "http.app", "shop", "user", ""}},
@@ -129,7 +129,7 @@ func TestAttributeLabels(t *testing.T) {
 	}
 }
 
-// A record is a single object, unless the user has labels or there are many attributes.
+// New allocates only once, unless the user has labels or the span has many attributes.
 func TestAllocations(t *testing.T) {
 	needRecords(t)
 	eight, _ := manyAttributes(8)
@@ -163,7 +163,8 @@ func TestAllocations(t *testing.T) {
 					create()
 				}
 				runtime.ReadMemStats(&after)
-				// If a garbage collection starts, it allocates, too: less than 8 bytes per record.
+				// A garbage collection that starts meanwhile also allocates: less than 8 bytes per
+				// record.
 				assert.LessOrEqual(t, (after.TotalAlloc-before.TotalAlloc)/runs, tt.bytes+8)
 			})
 		})

@@ -33,7 +33,7 @@ func needRecords(t testing.TB) {
 	require.NoError(t, err)
 }
 
-// apart runs f on a new goroutine, without labels, and waits for it.
+// apart runs f on a new goroutine that has no labels, and waits for it.
 func apart(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -44,7 +44,8 @@ func apart(f func()) {
 	<-done
 }
 
-// newOf returns a record, for the calling goroutine, of a span whose data is computed from its id.
+// newOf returns a record for a span that the calling goroutine starts inside its current span, if
+// any. All data of the new span is computed from its id.
 func newOf(id uint64, a *Attributes) *Record {
 	r := newIn(^id, id*3, id, 1, a, user(), installed())
 	ancestors := ancestorsIn(installed())
@@ -52,7 +53,8 @@ func newOf(id uint64, a *Attributes) *Record {
 	return r
 }
 
-// newIn is [New] for a span that starts inside the span of outer, unless outer is nil.
+// newIn does the same as [New] for a child of the span of outer. If outer is nil, the span has no
+// parent.
 func newIn(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, user UserLabels, outer *Record) *Record {
 	r := New(traceIDHigh, traceIDLow, spanID, traceFlags, a, &Names{}, user)
 	ancestors := ancestorsIn(outer)
@@ -66,7 +68,7 @@ func (r *Record) variantIn(a *Attributes, user UserLabels, outer *Record) *Recor
 	return r.Variant(a, &Names{}, 0, user, outer)
 }
 
-// ancestorsIn returns the ancestors of a child of the span of r.
+// ancestorsIn returns the ancestors of a span whose parent is the span of r.
 func ancestorsIn(r *Record) (a [wire.Ancestors]wire.Ref) {
 	if r != nil {
 		a = [wire.Ancestors]wire.Ref{r.ref, r.ancestors[0], r.ancestors[1]}
@@ -74,13 +76,13 @@ func ancestorsIn(r *Record) (a [wire.Ancestors]wire.Ref) {
 	return a
 }
 
-// user returns the calling goroutine's label pointer to the user's labels.
+// user returns a label pointer to the user's labels on the calling goroutine.
 func user() UserLabels {
 	labels, _ := User()
 	return labels
 }
 
-// begin installs a record from newOf.
+// begin creates a record with newOf and installs it on the calling goroutine.
 func begin(id uint64) *Record { return beginWith(id, nil) }
 
 func beginWith(id uint64, a *Attributes) *Record {
@@ -89,7 +91,7 @@ func beginWith(id uint64, a *Attributes) *Record {
 	return r
 }
 
-// manyLabels returns keys and values of n labels.
+// manyLabels returns n labels as alternating keys and values.
 func manyLabels(n int) (kvs []string) {
 	for i := range n {
 		kvs = append(kvs, fmt.Sprintf("key%02d", i), fmt.Sprint("value", i))
@@ -97,7 +99,7 @@ func manyLabels(n int) (kvs []string) {
 	return kvs
 }
 
-// kept returns the user labels that our labels do not replace.
+// kept returns the user's labels without those that our labels replace.
 func kept(user []string) (kvs []string) {
 	for i := 0; i < len(user); i += 2 {
 		if user[i] != "span_id" && user[i] != "trace_id" {
@@ -110,7 +112,7 @@ func kept(user []string) (kvs []string) {
 // shown returns the labels of the calling goroutine.
 func shown() []goruntime.Label { return labelsAt(goruntime.Labels()) }
 
-// texts returns the label values of the span with this id.
+// texts returns the values of the labels trace_id and span_id for the span with this id.
 func texts(id uint64) (traceID, spanID string) {
 	var b [24]byte
 	for i := range 8 {
@@ -121,8 +123,8 @@ func texts(id uint64) (traceID, spanID string) {
 	return hex.EncodeToString(b[:16]), hex.EncodeToString(b[16:])
 }
 
-// assertShows checks that the labels of the calling goroutine are the user's and those of the span with
-// this id, or only the user's if id is 0.
+// assertShows checks that the calling goroutine has the user's labels and the id labels of the span
+// with this id. If id is 0, it must have only the user's.
 func assertShows(t testing.TB, id uint64, user ...string) bool {
 	t.Helper()
 	want := map[string]string{}
@@ -140,10 +142,10 @@ func assertShows(t testing.TB, id uint64, user ...string) bool {
 	return assert.Equal(t, want, got)
 }
 
-// valid reports whether the record is valid for readers.
+// valid reports whether the record's valid flag is set.
 func (r *Record) valid() bool { return atomic.LoadUint32(&r.state)&1 == 1 }
 
-// setUser sets labels of the calling goroutine as a user does.
+// setUser sets labels on the calling goroutine through runtime/pprof, as a user does.
 func setUser(kvs ...string) {
 	pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(kvs...)))
 }

@@ -28,14 +28,13 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// read reads memory of this process in the same way as a profiler.
+// read reads this process's memory as a profiler does.
 func read(t *testing.T, address uint64, size int) []byte {
 	t.Helper()
 	b := make([]byte, size)
 	_, err := remotemem.Of(os.Getpid()).ReadAt(b, int64(address))
 	if errors.Is(err, syscall.ENOSYS) {
-		// Under an emulator, the kernel sees the process's memory at different addresses. Read the
-		// memory directly.
+		// Under an emulator, the memory has other addresses for the kernel, so read it directly.
 		return bytes.Clone(unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(nil), address)), size))
 	}
 	require.NoError(t, err)
@@ -52,8 +51,8 @@ func labelAddress(t *testing.T) uint64 {
 
 func word(b []byte, at int) uint64 { return binary.NativeEndian.Uint64(b[at:]) }
 
-// labelsSeen returns the labels at an address as a profiler reads them: a slice of pairs of
-// strings.
+// labelsSeen returns the keys and values of the labels at an address. It reads them as a profiler
+// does, as a slice of pairs of strings.
 func labelsSeen(t *testing.T, address uint64) (got [][2]string) {
 	t.Helper()
 	head := read(t, address, 24)
@@ -67,8 +66,8 @@ func labelsSeen(t *testing.T, address uint64) (got [][2]string) {
 	return got
 }
 
-// With only the label pointer and the advertised offsets, a profiler finds everything in a record.
-// The test does not use this package's types.
+// A profiler finds everything in a record with only the label pointer and the advertised offsets.
+// So the test does not use the types of this package.
 func TestLayout(t *testing.T) {
 	needRecords(t)
 	users, ours := [][2]string{{"abc", ""}, {"user", "x"}}, [][2]string{
@@ -104,7 +103,7 @@ func TestLayout(t *testing.T) {
 			} else {
 				assert.Equal(t, slices.Concat(users, ours), labelsSeen(t, address))
 			}
-			runtime.KeepAlive(r) // The test reads its memory by address.
+			runtime.KeepAlive(r) // the test reads the record's memory by address only
 		})
 	}
 }
@@ -112,7 +111,7 @@ func TestLayout(t *testing.T) {
 func TestText(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for n := range 16*256 + 10_000 {
-		// First test each byte value at each position, then random numbers.
+		// Begin with each byte value at each position, and continue with random numbers.
 		v := uint64(n%256) << (8 * (n / 256 % 8))
 		if n >= 8*256 {
 			v = random.Uint64()
@@ -126,8 +125,8 @@ func TestText(t *testing.T) {
 	}
 }
 
-// For every object type, the OTEP 4947 record and its attributes match bytes written by hand according to
-// the specification.
+// For each type of object, the OTEP 4947 record and its attributes are equal to bytes that were
+// written by hand from the specification.
 func TestGolden(t *testing.T) {
 	needRecords(t)
 	want := golden.Hex(t, "../wire/testdata/threadcontext_record.hex")

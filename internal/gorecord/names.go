@@ -10,8 +10,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Names are the names of a span and of its local root in a record: their numbers in the name table,
-// and the values of their labels, see [Label]. The zero value means no names.
+// Names contains the names of a span and of its local root: their numbers in the name table, and
+// the values of their labels (see [Label]). The zero value means no names.
 type Names struct {
 	Name, Endpoint           uint16
 	NameLabel, EndpointLabel string
@@ -29,12 +29,12 @@ const (
 // Label returns a name cut to the maximum size of a label value.
 func Label(name string) string {
 	if len(name) <= maxLabelValue {
-		return name // the fast path can be inlined
+		return name // short, so that this case can be inlined
 	}
 	return Cut(name, maxLabelValue)
 }
 
-// NamesOffset is the offset of the two numbers in a Record.
+// NamesOffset is the offset in a Record of the numbers of both names, which are adjacent.
 const NamesOffset = unsafe.Offsetof(Record{}.name)
 
 const _ = -(unsafe.Offsetof(Record{}.endpoint) - NamesOffset ^ 2)
@@ -42,7 +42,7 @@ const _ = -(unsafe.Offsetof(Record{}.endpoint) - NamesOffset ^ 2)
 // nameLabels is the number of labels for names.
 const nameLabels = 2
 
-// appendLabels appends the labels of the names that are set.
+// appendLabels appends a label for each name that is set.
 func (n *Names) appendLabels(to []goruntime.Label) []goruntime.Label {
 	if n.NameLabel != "" {
 		to = append(to, goruntime.Label{Key: wire.NameKey, Value: n.NameLabel})

@@ -22,63 +22,67 @@ import (
 // Keys of the labels.
 const traceIDKey = "trace_id"
 
-// spanIDKey is "span_id", stored at an address that no other string has. recordFromLabels recognizes
-// our labels by that address.
+// spanIDKey is the key "span_id" at an address of its own. recordFromLabels recognizes our labels
+// by that address.
 var spanIDKey = string(append([]byte(nil), "span_id"...))
 
-// These are offsets in a Record. Offset is that of the OTEP 4947 record, RefOffset that of the ref of
-// the span's cell, and AncestorsOffset that of the refs of its ancestors, which the outsider follows.
+// Offsets in a Record, which are advertised to readers. Offset is where the record of OTEP 4947
+// begins. RefOffset is where the Ref of the span's cell is. AncestorsOffset is where the Refs of
+// the span's ancestors are, followed by the outsider's id.
 const (
 	Offset          = unsafe.Offsetof(Record{}.traceID)
 	RefOffset       = unsafe.Offsetof(Record{}.ref)
 	AncestorsOffset = unsafe.Offsetof(Record{}.ancestors)
 )
 
-// idLabels is the number of labels for the ids.
+// idLabels is the number of labels that hold ids.
 const idLabels = 2
 
-// UserLabels is a label pointer to the user's labels, or nil if the user has set none.
+// UserLabels is a label pointer to the labels that the user has set, or nil if there are none.
 type UserLabels = unsafe.Pointer
 
-// Record is the target of the label pointer of a goroutine in a span. Once installed, it does not
-// change until its span ends or it is retired.
+// Record is the object that a goroutine's label pointer points to while the goroutine is in a span.
+// Once installed, a record does not change until the span ends or the record is retired.
 type Record struct {
 	_ structs.HostLayout
 
 	labels goruntime.LabelMap
 	// user is the label pointer to the user's labels.
 	user UserLabels
-	// outer is the record to which the goroutine returns at the end of the span, or nil. End clears
-	// it, so that a goroutine that keeps the labels of an ended span keeps only one record alive.
+	// outer is the record to which the goroutine returns when the span ends, or nil. End clears it.
+	// Otherwise a goroutine that keeps the labels of an ended span would keep all outer records
+	// alive.
 	outer Pointer
-	// variant is another record of the same span, see Variant.
+	// variant links to the next record of the same span, see Variant.
 	variant atomic.Pointer[Record]
 	// ref names the span's cell, and ancestors names the cells of its ancestors.
 	ref       wire.Ref
 	ancestors [wire.Ancestors]wire.Ref
-	// outsider is the id of the goroutine that started the span without being in any of its
-	// ancestors, or 0. That goroutine does not move to the ancestors when the span ends.
+	// outsider is the id of the goroutine that started the span, if it was in none of the span's
+	// ancestors. Otherwise it is 0. When the span ends, that goroutine does not move to the
+	// ancestors, unlike any other goroutine in the span.
 	outsider uint64
-	// text is the trace id and the span id in hexadecimal.
+	// text contains the trace id and the span id in hexadecimal.
 	text [2 * idBytes]byte
-	// name and endpoint are the numbers of the span's name and of its local root's name in the name
-	// table, or 0 for no name.
+	// name and endpoint are numbers in the name table: of the span's name and of its local root's
+	// name. 0 means no name.
 	name, endpoint uint16
 
-	// The record of OTEP 4947 is last, because attributes follow it.
+	// The fields from here on are the record of OTEP 4947. It is last, because attributes follow
+	// it.
 	traceID [16]byte
 	spanID  [8]byte
-	// state holds valid, the trace flags, and the size of the attributes in one word, so that one
-	// store clears valid.
+	// state contains the valid flag, the trace flags and the size of the attributes in one word, so
+	// that one store clears the valid flag.
 	state uint32
 }
 
-// idBytes is the size of a trace id and the span id that follows it.
+// idBytes is the total size of a trace id and a span id.
 const idBytes = 16 + 8
 
-// Every Record from New is the first field of one of these types, which add room for attributes and
-// labels. Each type is only as large as necessary, because most of the cost of a record is its memory.
-// The usual case is a goroutine without user labels, and a span with few attributes or none.
+// New allocates a Record as the first field of one of these types. The other fields have room for
+// attributes and labels. Several sizes exist because memory is most of the cost of a record.
+// Usually, a goroutine has no user labels, and a span has few attributes or none.
 type (
 	bare struct {
 		Record
@@ -127,8 +131,8 @@ const (
 	stateSizeShift  = 16
 )
 
-// Available returns nil if records can be installed on this runtime, otherwise an error with the
-// reason.
+// Available returns nil if records can be installed on this runtime. Otherwise the error says why
+// not.
 func Available(r *goruntime.Runtime) error {
 	_, layout := r.Offset(goruntime.LabelList)
 	_, labels := r.Offset(goruntime.GLabels)
@@ -141,11 +145,15 @@ func Available(r *goruntime.Runtime) error {
 	return nil
 }
 
-// New returns a record of a span with attributes, names and the user's labels. It does not install
-// the record. Ids are big-endian numbers. If the user's labels leave room, first names and then
-// attributes become labels, which replace user labels with the same keys. New usually allocates once.
-// It allocates more often if the user has labels, if there are many attributes, or if there are names
-// and more than one attribute. Call New only if [Available] returns nil.
+// New returns a record for a span, with these attributes, names and user labels. It does not
+// install the record. Ids are big-endian numbers.
+//
+// If the user's labels leave room, names and then attributes also become labels. They replace user
+// labels with the same keys.
+//
+// New usually allocates once. It allocates more often if the user has labels, if there are many
+// attributes, or if there are names and more than one attribute. Call New only if [Available]
+// returns nil.
 func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, n *Names, user UserLabels) (r *Record) {
 	users := labelsAt(user)
 	merge := len(users) > 0
@@ -167,7 +175,7 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 		r = &object.Record
 		r.setIDLabels(object.list[:])
 		if r.labels.List = n.appendLabels(object.list[:idLabels]); a != nil {
-			// Copying the whole array is faster than copying the exact size.
+			// Copying the array is faster than copying only the bytes in use.
 			object.attributes = [shortAttributes]byte(a.encoded[:shortAttributes])
 			r.labels.List = append(r.labels.List, a.labels...)
 		}
@@ -189,9 +197,9 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 	return r
 }
 
-// AddDatadogLabels adds the labels of dd-trace-go, as far as they fit, to a record that [New]
-// returned for the same attributes and names. root is the id of the local root. Call it before
-// Install.
+// AddDatadogLabels adds dd-trace-go's labels to a record, as far as there is room. a and n must be
+// the arguments with which [New] created the record. root is the span id of the local root. Call it
+// before Install.
 //
 //go:noinline
 func (r *Record) AddDatadogLabels(root uint64, a *Attributes, n *Names) {
@@ -210,8 +218,8 @@ func (r *Record) AddDatadogLabels(root uint64, a *Attributes, n *Names) {
 // before Install.
 func (r *Record) SetOuter(outer *Record) { r.outer.Store(outer) }
 
-// SetCell sets the ref of the span's cell, the refs of its ancestors, and the outsider or 0. Call it
-// before Install.
+// SetCell sets the Ref of the span's cell, the Refs of its ancestors, and the outsider's goroutine
+// id, or 0 if there is none. Call it before Install.
 func (r *Record) SetCell(ref wire.Ref, ancestors *[wire.Ancestors]wire.Ref, outsider uint64) {
 	r.ref = ref
 	r.ancestors[0], r.ancestors[1], r.ancestors[2] = ancestors[0], ancestors[1], ancestors[2]
@@ -220,16 +228,16 @@ func (r *Record) SetCell(ref wire.Ref, ancestors *[wire.Ancestors]wire.Ref, outs
 
 // setIDLabels stores the labels span_id and trace_id at the start of list.
 func (r *Record) setIDLabels(list []goruntime.Label) {
-	// Sound: the text does not change once the record is installed, and the strings keep the record
+	// Sound: once the record is installed, the text does not change, and these strings keep it
 	// alive.
 	list[0] = goruntime.Label{Key: spanIDKey, Value: unsafe.String(&r.text[32], 16)}
 	list[1] = goruntime.Label{Key: traceIDKey, Value: unsafe.String(&r.text[0], 32)}
 }
 
-// merge returns the user's labels together with ours: the ids, and then as many of others, names and
-// attributes as fit, since profilers read at most ten labels. Our labels come last, so that
-// HideLabels can cut them off. If the user's labels leave no room for the ids, our labels come first.
-// Our labels replace user labels with the same keys.
+// merge combines the user's labels with ours. Ours are the ids, followed by others, names and
+// attributes, as long as the total is at most ten, because profilers read no more. If a user label
+// has the same key as one of ours, ours replaces it. Our labels are last, so that HideLabels can
+// cut them off. But if the user's labels leave no room for the ids, ours are first.
 func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names, others []goruntime.Label) []goruntime.Label {
 	ours := make([]goruntime.Label, idLabels, maxLabels)
 	r.setIDLabels(ours)
@@ -254,16 +262,18 @@ func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names, others 
 	return append(kept, ours...)
 }
 
-// HideLabels hides our labels from label readers. They then see the user's labels, or no labels at all
-// if ours come first. It is safe while a profiler in this process reads the labels: only the length of
-// the list changes, so the profiler sees either the old list or the new one.
+// HideLabels hides our labels from everything that reads labels. The user's labels stay visible,
+// unless ours are first: then no labels are visible. A profiler in this process may read the labels
+// at the same time. It sees either the old list or the new one, because only the list's length
+// changes.
 func (r *Record) HideLabels() {
-	// Sound: the second word of a slice is its length.
+	// Sound: the length is the second word of a slice.
 	length := (*uint64)(unsafe.Add(unsafe.Pointer(&r.labels.List), unsafe.Sizeof(uintptr(0))))
 	ordered.Put(length, uint64(ownLabelIndex(r.labels.List)))
 }
 
-// ownLabelIndex returns the index of our first label in a list, even if it is hidden, or -1.
+// ownLabelIndex returns the index of our first label in a list, even if it is hidden. It returns -1
+// if the list has none of our labels.
 func ownLabelIndex(list []goruntime.Label) int {
 	list = list[:cap(list)]
 	for i := range list {
@@ -274,7 +284,7 @@ func ownLabelIndex(list []goruntime.Label) int {
 	return -1
 }
 
-// Ref returns the ref of the span's cell, 0 if r is nil.
+// Ref returns the Ref of the span's cell, or 0 if r is nil.
 func (r *Record) Ref() wire.Ref {
 	if r == nil {
 		return 0
@@ -282,7 +292,8 @@ func (r *Record) Ref() wire.Ref {
 	return r.ref
 }
 
-// Ancestors returns the refs of the span's ancestors, and the outsider or 0.
+// Ancestors returns the Refs of the span's ancestors, and the outsider's goroutine id, or 0 if
+// there is none.
 func (r *Record) Ancestors() (ancestors [wire.Ancestors]wire.Ref, outsider uint64) {
 	for i := range ancestors {
 		ancestors[i] = wire.Ref(atomic.LoadUint64((*uint64)(&r.ancestors[i])))
@@ -290,8 +301,8 @@ func (r *Record) Ancestors() (ancestors [wire.Ancestors]wire.Ref, outsider uint6
 	return ancestors, atomic.LoadUint64(&r.outsider)
 }
 
-// Outer returns the record to which the goroutine returns at the end of the span. It returns nil if
-// there is no such record, if the span has ended, or if r is nil.
+// Outer returns the record to which the goroutine returns when the span ends. It returns nil if
+// there is no such record, if the span has already ended, or if r is nil.
 func (r *Record) Outer() *Record {
 	if r == nil {
 		return nil
@@ -299,8 +310,8 @@ func (r *Record) Outer() *Record {
 	return r.outer.Load()
 }
 
-// Attributes returns the attributes published with the span, encoded as in OTEP 4947. They never
-// change. It returns nil if there are none or if r is nil.
+// Attributes returns the attributes published with the span, in the encoding of OTEP 4947. They
+// never change. It returns nil if there are none, or if r is nil.
 func (r *Record) Attributes() []byte {
 	if r == nil {
 		return nil
@@ -309,12 +320,12 @@ func (r *Record) Attributes() []byte {
 	if size == 0 {
 		return nil
 	}
-	// Sound: a record with attributes is at the start of an object that has room for them behind
+	// Sound: a record that has attributes is the first field of an object with room for them behind
 	// the record.
 	return unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(r), unsafe.Sizeof(Record{}))), size)
 }
 
-// HasLabels reports whether the record has the user's labels.
+// HasLabels reports whether the record was created with these user labels.
 func (r *Record) HasLabels(user UserLabels) bool {
 	return r.user == user || slices.Equal(labelsAt(r.user), labelsAt(user))
 }
@@ -330,8 +341,8 @@ func (r *Record) Install() { goruntime.SetLabels(unsafe.Pointer(r)) }
 // Restore installs the user's labels on the calling goroutine, without a record.
 func Restore(user UserLabels) { goruntime.SetLabels(user) }
 
-// User returns the user's label pointer on the calling goroutine, and the record installed there, or
-// nil. The record's span may have ended.
+// User returns the label pointer to the user's labels on the calling goroutine. It also returns the
+// record that is installed there, or nil. The record's span may have ended.
 func User() (UserLabels, *Record) {
 	labels := goruntime.Labels()
 	if r := recordFromLabels(labels); r != nil {
@@ -340,12 +351,13 @@ func User() (UserLabels, *Record) {
 	return labels, nil
 }
 
-// End invalidates r and all its variants, wherever they are installed. Readers of records notice at
-// once. If withdraw is true, End also hides the labels, so that label readers notice as well. End may
-// be called more than once, on any goroutine. It does nothing if r is nil.
+// End clears the valid flag of r and of all other records of the same span, wherever they are
+// installed. Readers of records notice at once. If withdraw is true, End also hides the labels, so
+// that readers of labels notice, too. Any goroutine may call End, also more than once. If r is nil,
+// End does nothing.
 func (r *Record) End(withdraw bool) {
 	for ; r != nil; r = r.variant.Load() {
-		// All concurrent writers store the same value.
+		// Goroutines that do this concurrently store the same value.
 		ordered.Put32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
 		if withdraw {
 			r.HideLabels()
@@ -356,22 +368,22 @@ func (r *Record) End(withdraw bool) {
 	}
 }
 
-// Ended reports whether the span has ended, or the record was retired.
+// Ended reports whether the span has ended or the record was retired.
 func (r *Record) Ended() bool { return atomic.LoadUint32(&r.state)&stateValid == 0 }
 
-// maxVariants is the maximum number of records of one span.
+// maxVariants is the maximum number of records per span.
 const maxVariants = 64
 
-// Variant returns a record of the same span as r, with these attributes, names, user labels and outer
-// record. r must come from [New]. If outer is nil, any outer record will do. Variant allocates a
-// record if the span has no such record yet. If the span already has 64 records, it retires the
-// oldest variant.
+// Variant returns a record of the same span as r that has these attributes, names, user labels and
+// outer record. If outer is nil, it may have any outer record. r must come from [New]. If the span
+// has no such record yet, Variant allocates one. If the span already has 64 records, Variant first
+// retires the oldest except r.
 //
 // A concurrent End may miss the new record. So the caller must check after Variant whether the span
 // has ended, and if so call [Record.End] on the result. The check must read a word that the ending
-// goroutine changes with a compare-and-swap before it calls End. Variant also adds the record with a
-// compare-and-swap. If Variant's came first, End sees the record. Otherwise the caller sees that the
-// span has ended.
+// goroutine changes with a compare-and-swap before it calls End. Variant adds the new record with a
+// compare-and-swap, too. If Variant's compare-and-swap comes first, End finds the new record.
+// Otherwise the caller's check finds that the span has ended.
 func (r *Record) Variant(a *Attributes, n *Names, datadogRoot uint64, user UserLabels, outer *Record) *Record {
 	for {
 		newest, have := r.variant.Load(), 1
@@ -400,9 +412,9 @@ func (r *Record) Variant(a *Attributes, n *Names, datadogRoot uint64, user UserL
 	}
 }
 
-// retire invalidates a record although its span is live. Some goroutines may still have it installed.
-// On these, label readers no longer see a span. For other readers, retire makes the record look like
-// that of an ended child of the span, so that they find the span while it is live, and later its
+// retire invalidates a record although its span is still live and goroutines may have it installed.
+// On these goroutines, readers of labels no longer see a span. To other readers, the record looks
+// like that of an ended child of the span. So they find the span or, once the span has ended, its
 // ancestors.
 func (r *Record) retire() {
 	if r.Ended() {
@@ -410,16 +422,16 @@ func (r *Record) retire() {
 	}
 	second, third := r.ancestors[0], r.ancestors[1]
 	if r.outsider != 0 {
-		second, third = 0, 0 // The outsider may have this record, and must not move to ancestors.
+		second, third = 0, 0 // The outsider may have this record, and must not move to the ancestors.
 	}
-	// Store from last to first, so that a concurrent reader sees only the span and its ancestors.
+	// Store the last ancestor first. Otherwise a concurrent reader could skip one.
 	ordered.PutLast((*uint64)(&r.ancestors[2]), uint64(third))
 	ordered.PutLast((*uint64)(&r.ancestors[1]), uint64(second))
 	ordered.PutLast((*uint64)(&r.ancestors[0]), uint64(r.ref))
 	ordered.PutLast(&r.outsider, 0)
 	atomic.StoreUint32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
 	r.HideLabels()
-	// End will no longer find the record, so clear outer here.
+	// End no longer finds this record, so outer must be cleared here.
 	r.outer.Store(nil)
 }
 
@@ -435,7 +447,7 @@ func (r *Record) copy(a *Attributes, n *Names, datadogRoot uint64, user UserLabe
 	c.SetOuter(outer)
 	c.state &= ^uint32(stateValid) | state
 	if ownLabelIndex(r.labels.List) >= len(r.labels.List) {
-		c.HideLabels() // like those of r
+		c.HideLabels() // the labels of r are hidden, too
 	}
 	return c
 }
@@ -450,14 +462,15 @@ func labelsAt(user UserLabels) []goruntime.Label {
 	return (*goruntime.LabelMap)(user).List
 }
 
-// recordFromLabels returns the record that a label pointer points to, or nil if it does not point to
-// a record.
+// recordFromLabels returns the record that a label pointer points to. It returns nil if the pointer
+// is nil or points to another label map.
 //
-// It recognizes a record by our span_id label: the key is at an address that no other string has,
-// and the value is inside the record. If another package has copied our label, the value of the copy
-// is inside the original record, not behind the label pointer. Hidden labels are found, too, because
-// they are still within the list's capacity. This is sound: labels is nil or points to a label map,
-// and everything within the capacity of its list is a label, possibly zero.
+// It recognizes a record by our label span_id. The key of that label has an address of its own, and
+// the value is inside the record. If another package has copied the label to its own label map, the
+// value is still inside the original record, and not behind the label pointer. Hidden labels are
+// found as well, because they are within the capacity of the list. This is sound: the label pointer
+// is nil or points to a label map, and the whole capacity of its list consists of labels, which may
+// be zero.
 func recordFromLabels(labels unsafe.Pointer) *Record {
 	if labels == nil {
 		return nil
@@ -469,10 +482,10 @@ func recordFromLabels(labels unsafe.Pointer) *Record {
 	return (*Record)(labels)
 }
 
-// spanTextOffset is the offset of the span id's text in a record.
+// spanTextOffset is the offset in a record at which the text of the span id begins.
 const spanTextOffset = unsafe.Offsetof(Record{}.text) + 32
 
-// digits holds the two lower-case hexadecimal digits of each byte value, in memory order.
+// digits contains two lower-case hexadecimal digits for each byte value, in memory order.
 var digits = func() (pairs [256]uint16) {
 	const hex = "0123456789abcdef"
 	for b := range pairs {
@@ -481,11 +494,11 @@ var digits = func() (pairs [256]uint16) {
 	return pairs
 }()
 
-// putText stores the text of the ids.
+// putText stores the ids in hexadecimal in r.text.
 func (r *Record) putText() {
 	ids, text := unsafe.Pointer(&r.traceID), unsafe.Pointer(&r.text)
-	// Sound: the ids are adjacent, and so are their texts, which are twice as long and start at an
-	// even address. Each round converts eight bytes, with three instructions per byte.
+	// Sound: both ids are adjacent, and so are their texts. The texts are twice as long, and begin
+	// at an even address. Each round converts eight bytes, with three instructions per byte.
 	for range idBytes / 8 {
 		id, to := (*[8]byte)(ids), (*[8]uint16)(text)
 		to[0], to[1], to[2], to[3] = digits[id[0]], digits[id[1]], digits[id[2]], digits[id[3]]

@@ -36,13 +36,13 @@ func TestAvailable(t *testing.T) {
 	assert.ErrorIs(t, Available(known.Without(refused)), refused)
 }
 
-// The user's labels come before ours if profilers can read both. After HideLabels, only the user's
-// labels are visible.
+// If there is room, the user's labels come before ours. After HideLabels, only the user's labels
+// are visible, or none if ours come first.
 func TestUsersLabels(t *testing.T) {
 	needRecords(t)
 	for name, tt := range map[string]struct {
 		user []string
-		// first is set if ours come first, because the user's leave no room for them.
+		// first is true if our labels come first, because the user's labels leave no room for them.
 		first bool
 	}{
 		"none":             {nil, false},
@@ -76,7 +76,7 @@ func TestUsersLabels(t *testing.T) {
 				assert.Equal(t, "span_id", shown()[at].Key)
 				assert.Equal(t, "trace_id", shown()[at+1].Key)
 
-				// The record is recognized as ours, even after its end.
+				// An ended record is still recognized as ours.
 				r.End(true)
 				assert.Same(t, r, installed())
 				if tt.first {
@@ -115,7 +115,8 @@ func TestHideLabels(t *testing.T) {
 	})
 }
 
-// Variant returns a record with the requested content, and always the same record for the same content.
+// Variant returns a record with the requested content, and the same record if it is called again
+// with the same arguments.
 func TestVariant(t *testing.T) {
 	needRecords(t)
 	apart(func() {
@@ -180,8 +181,8 @@ func TestVariant(t *testing.T) {
 	assert.Zero(t, (*Record)(nil).Ref())
 }
 
-// A span has at most 64 records in use. A retired record has no labels, and names its own span as
-// its first ancestor.
+// A span has at most 64 records that are not retired. A retired record has no labels, and its own
+// span is its first ancestor.
 func TestVariantsAreBounded(t *testing.T) {
 	needRecords(t)
 	apart(func() {
@@ -216,8 +217,8 @@ func TestVariantsAreBounded(t *testing.T) {
 	})
 }
 
-// An ended record keeps no other record alive. An idle goroutine keeps its inherited record forever,
-// and must not keep a chain of records.
+// A record of an ended span keeps no other record alive. An idle goroutine may keep an inherited
+// record forever, but must not keep a chain of records.
 func TestEndedRecordsKeepNoOthers(t *testing.T) {
 	needRecords(t)
 	apart(func() {
@@ -262,7 +263,7 @@ func FuzzOf(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte, bits uint8, id uint64) {
 		needRecords(t)
 		apart(func() {
-			// The user has copied some labels from this record.
+			// Some of the user's labels are copied from this record.
 			origin := begin(id)
 			var kvs []string
 			for i, field := range bytes.Fields(text) {

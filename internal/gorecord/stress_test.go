@@ -20,8 +20,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// long returns n, or a tenth of it with the race detector, which slows the rounds down about
-// tenfold.
+// long returns n, or a tenth of n with the race detector, which makes the tests about ten times
+// slower.
 func long(n int) int {
 	if testenv.Race {
 		n /= 10
@@ -29,16 +29,17 @@ func long(n int) int {
 	return n
 }
 
-// moreProcessors raises GOMAXPROCS, so that not only the scheduler but also the kernel switches
-// between goroutines.
+// moreProcessors raises GOMAXPROCS to at least 4. If there are fewer CPUs, the kernel also switches
+// between goroutines, at any instruction.
 func moreProcessors(t *testing.T) {
 	t.Helper()
 	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
 	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }
 
-// A goroutine that reads the labels while End hides ours finds either all labels or only the user's.
-func TestWithdrawUnderReaders(t *testing.T) {
+// A goroutine that reads its labels while End hides ours finds either all labels or only the
+// user's.
+func TestEndWhileLabelsAreRead(t *testing.T) {
 	needRecords(t)
 	moreProcessors(t)
 	for _, users := range []int{0, 3, 12} {
@@ -92,8 +93,8 @@ func TestWithdrawUnderReaders(t *testing.T) {
 	}
 }
 
-// If End and Variant run concurrently, no record stays valid, whichever comes first.
-func TestVariantWhileItEnds(t *testing.T) {
+// If End and Variant run concurrently, no valid record remains, whichever comes first.
+func TestVariantDuringEnd(t *testing.T) {
 	needRecords(t)
 	moreProcessors(t)
 	rounds := testenv.Rounds(500, long(5_000))
@@ -103,8 +104,8 @@ func TestVariantWhileItEnds(t *testing.T) {
 	var done sync.WaitGroup
 	for w := range workers {
 		done.Go(func() {
-			// Each worker has its own labels, so that Variant must create a record. There are many
-			// labels, so that this takes a while.
+			// Each worker has its own labels, so that Variant must create a record, and many of
+			// them, so that this takes a while.
 			setUser(append(manyLabels(200), "w", strconv.Itoa(w))...)
 			for n := int64(1); n <= int64(rounds); n++ {
 				for round.Load() < n {
@@ -142,7 +143,7 @@ func TestVariantWhileItEnds(t *testing.T) {
 	done.Wait()
 }
 
-// Goroutines that create variants with the same content at the same time get the same one.
+// Goroutines that request the same variant at the same time get the same record.
 func TestVariantsAtTheSameTime(t *testing.T) {
 	needRecords(t)
 	moreProcessors(t)
@@ -164,8 +165,8 @@ func TestVariantsAtTheSameTime(t *testing.T) {
 	}
 }
 
-// While the garbage collector runs continuously, it frees nothing that a profiler may still read.
-func TestCollector(t *testing.T) {
+// The garbage collector never frees labels that a profiler may still read.
+func TestGarbageCollection(t *testing.T) {
 	needRecords(t)
 	defer debug.SetGCPercent(debug.SetGCPercent(1))
 	var stop atomic.Bool
@@ -185,7 +186,7 @@ func TestCollector(t *testing.T) {
 			worker := strconv.Itoa(w)
 			for n := range testenv.Rounds(200, long(3000)) {
 				if n%100 == 0 {
-					// These new strings are referenced only by the labels.
+					// only the labels refer to these new strings
 					setUser("worker", string(append([]byte(nil), worker...)))
 				}
 				id := uint64(w)<<32 | uint64(n+1)<<8

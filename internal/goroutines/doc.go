@@ -1,12 +1,14 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package goroutines stores the position of each goroutine (the span that it is in) in a table
-// indexed by goroutine id, which other processes read.
+// Package goroutines publishes the position of each goroutine, that is, the span that it is in.
+// Other processes read it from a table that is indexed by goroutine id.
 //
-// A goroutine stores only its own entry, with two plain stores. Goroutines whose ids are equal modulo
-// 65,536 share an entry: the one that stored last owns it. The two words of an entry verify each
-// other, so an entry with one word from each of two goroutines belongs to neither.
+// A goroutine stores only its own entry, with two plain stores. Goroutines whose ids are equal
+// modulo 65,536 share an entry, which belongs to the goroutine that stored last. If two goroutines
+// store at the same time, the entry may contain one word from each. Such an entry belongs to
+// neither. Readers recognize it, because the second word is computed from the first word and the
+// goroutine.
 //
-// The package does not know whether spans are live.
+// The package stores positions without checking whether their spans are live.
 package goroutines

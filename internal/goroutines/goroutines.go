@@ -14,7 +14,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Table holds the positions of goroutines. [New] makes one. It is safe for concurrent use.
+// Table contains the positions of goroutines. Use [New] to create it. It is safe for concurrent
+// use.
 type Table struct {
 	header  *wire.GoroutinesHeader
 	entries []wire.GoroutineEntry
@@ -22,8 +23,7 @@ type Table struct {
 }
 
 // New returns an empty table. If heap is true, the table is on the heap, where other processes do
-// not find it. If the memory of the table cannot be mapped, New returns an error together with a
-// table on the heap.
+// not find it. If memory cannot be mapped, New returns an error and also a table on the heap.
 func New(heap bool) (t *Table, err error) {
 	t = new(Table)
 	t.region, err = vma.NewOrHeap(wire.GoroutinesName, wire.GoroutinesHeaderSize+wire.GoroutinesCapacity*wire.GoroutineEntrySize, heap)
@@ -40,7 +40,7 @@ func New(heap bool) (t *Table, err error) {
 // Address returns the address of the table's header.
 func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
 
-// Close withdraws the table from other processes. Later stores are allowed and have no effect.
+// Close hides the table from other processes. Later stores are allowed and have no effect.
 func (t *Table) Close() error {
 	if err := t.region.Withdraw(); err != nil {
 		return fmt.Errorf("goroutine table: close: %w", err)
@@ -48,13 +48,13 @@ func (t *Table) Close() error {
 	return nil
 }
 
-// entry returns the entry of a goroutine.
+// entry returns the entry that a goroutine uses.
 func (t *Table) entry(goid uint64) *wire.GoroutineEntry {
 	return &t.entries[wire.GoroutineIndex(goid)]
 }
 
-// Load returns the last position stored by the goroutine with this id and g. known is false if the
-// goroutine has not stored any, or if another goroutine owns the entry.
+// Load returns the last position that a goroutine stored. goid and g identify the goroutine. known
+// is false if it has not stored a position, or if the entry now belongs to another goroutine.
 func (t *Table) Load(goid uint64, g uintptr) (p wire.Position, known bool) {
 	e := t.entry(goid)
 	p = wire.Position(atomic.LoadUint64(&e.Position))

@@ -18,7 +18,7 @@ import (
 
 const size = wire.GoroutinesCapacity
 
-// gs stands for the g structures of two goroutines. Only their addresses matter.
+// gs are two fake g structures. Tests use only their addresses.
 var gs [2]uint64
 
 func store(t *Table, goid uint64, g int, p wire.Position) { t.Store(goid, unsafe.Pointer(&gs[g]), p) }
@@ -56,7 +56,7 @@ func TestPositions(t *testing.T) {
 	assert.False(t, known)
 }
 
-// An entry with one word from each of two goroutines belongs to neither.
+// If an entry contains words from two different goroutines, Load returns a position for neither.
 func TestSharedEntry(t *testing.T) {
 	table := newTable(t, true)
 	const first, second = 7, 7 + size

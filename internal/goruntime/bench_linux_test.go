@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// compare benchmarks each of ways to do the same thing or to get the same value. Each iteration also
-// includes a function call.
+// compare benchmarks several ways to do the same thing. Every result includes the time of a
+// function call.
 func compare(b *testing.B, ways map[string]func()) {
 	b.Helper()
 	for _, name := range slices.Sorted(maps.Keys(ways)) {

@@ -23,18 +23,19 @@ import (
 )
 
 const (
-	// gWords and mWords are the numbers of words of g and m to search. The structures may be smaller.
-	// That does no harm, because the memory that follows does not match on other goroutines and
-	// threads. The last field of interest ends at about byte 360 of g and 190 of m.
+	// gWords and mWords are the numbers of words that are searched in g and m. If a structure is
+	// smaller, the search also covers the memory that follows it. This does no harm, because that
+	// memory does not match on every goroutine and thread. The last field of interest ends at about
+	// byte 360 of g and byte 190 of m.
 	gWords = 768 / 8
 	mWords = 1024 / 8
 
-	// A round makes four observations. One round is enough if they are on at least two threads, as
-	// they normally are.
+	// maxRounds limits the number of rounds, each of which makes four observations. Normally these
+	// are on at least two threads, and one round is enough.
 	maxRounds = 5
 
-	// maxWait bounds the time that a goroutine spins, so that the next goroutine starts on another
-	// thread. Waking a thread takes 50 to 150 µs.
+	// maxWait limits how long a goroutine spins to make the next goroutine start on another thread.
+	// Waking a thread takes 50 to 150 µs.
 	maxWait = 200 * time.Microsecond
 )
 
@@ -44,14 +45,14 @@ var (
 	errOneThread = errors.New("seen on one thread only")
 )
 
-// A search is the set of candidates: words that have held the known value in every observation so
-// far.
+// A search finds the offset of a field with a known value. Its candidates are the words that have
+// held that value in every observation so far.
 type search struct {
 	started    bool
 	candidates []int // word indexes
 }
 
-// narrow drops the candidates for which words does not hold known.
+// narrow removes each candidate whose word in words differs from known, the value of the field.
 func (s *search) narrow(words []uintptr, known uintptr) {
 	if !s.started {
 		s.started = true
@@ -62,11 +63,11 @@ func (s *search) narrow(words []uintptr, known uintptr) {
 	s.candidates = slices.DeleteFunc(s.candidates, func(i int) bool { return i >= len(words) || words[i] != known })
 }
 
-// settled reports whether more observations cannot help.
+// settled reports whether more observations are pointless, because at most one candidate is left.
 func (s *search) settled() bool { return len(s.candidates) < 2 }
 
-// fact returns the only candidate as an offset in bytes, with first added, or the reason why f is
-// refused.
+// fact returns the fact f: the offset in bytes of the only candidate, where first is the offset of
+// word 0. If there is not exactly one candidate, the fact is refused.
 func (s *search) fact(f Fact, first int64) fact {
 	switch len(s.candidates) {
 	case 0:
@@ -82,8 +83,8 @@ func refuse(f Fact, reason error) fact {
 	return fact{err: fmt.Errorf("goruntime: %v: %w", f, reason)}
 }
 
-// An mCandidate is a word of g that may be g.m, with the searches for fields in the m that it would
-// point to.
+// An mCandidate is a word of g that may be g.m. It includes searches for the fields of the m to
+// which that word points.
 type mCandidate struct {
 	index        int
 	procid, curg search
@@ -95,20 +96,20 @@ type mCandidate struct {
 	words [mWords]uintptr
 }
 
-// A calibrator is the state of a calibration. Only one goroutine at a time uses it: each waits for
-// the one that it starts.
+// A calibrator is the state of one calibration. Its goroutines use it one at a time, because each
+// waits for the goroutine that it starts.
 type calibrator struct {
 	*peeker
 
-	tids []uintptr // the distinct threads observed
+	tids []uintptr // the ids of the threads observed, without duplicates
 
 	ms           []*mCandidate
 	goid, labels search
 	tls          search
 
-	refused  error // reason why no observation is possible
-	noTP     bool  // The thread pointer is unknown.
-	labelErr error // reason why runtime/pprof does not use the layout of LabelMap
+	refused  error // why observations are impossible, or nil
+	noTP     bool  // the thread pointer cannot be read
+	labelErr error // why the labels of runtime/pprof do not have the layout of LabelMap, or nil
 
 	// One observation.
 	tp    uintptr
@@ -143,11 +144,11 @@ func calibrate() *Runtime {
 			}
 		})
 	}
-	confirm() // This is the first confirmation if no round has settled all searches, otherwise another one.
+	confirm() // Confirm again, or for the first time if no round has settled all searches.
 	return r
 }
 
-// fresh runs f on a new goroutine, so that the caller's labels stay unchanged, and waits for it.
+// fresh runs f on a new goroutine and waits for it. So f does not change the caller's labels.
 func (c *calibrator) fresh(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -157,18 +158,20 @@ func (c *calibrator) fresh(f func()) {
 	<-done
 }
 
-// pair runs f on two new goroutines, one after the other and on different threads. Then both run
-// then, the second goroutine first.
+// pair runs f on two new goroutines, one after the other, and tries to run them on different
+// threads. After that, both run then, the second goroutine first.
 //
-// To get the second goroutine onto another thread, the first one must not release its own. The cheap
-// way is to spin. That works if a P is idle and the goroutine is not preempted, and it costs no more
-// threads than starting any goroutine. The reliable way is to lock the thread. That is the second
-// choice, because it costs threads that stay: the runtime's template thread, which the first
-// LockOSThread of a program without cgo starts, and perhaps a thread for the second goroutine.
+// The second goroutine starts on another thread if the first one keeps its own. There are two ways
+// to keep it. If lock is false, the first goroutine spins. This is cheap and creates no additional
+// threads, but works only if a P is idle and the goroutine is not preempted. If lock is true, the
+// first goroutine locks its thread. This always works, but creates threads that stay: the runtime's
+// template thread, which the first LockOSThread of a program without cgo starts, and perhaps a
+// thread for the second goroutine.
 //
-// The first goroutine unlocks its thread before it ends, because the runtime destroys the thread of a
-// goroutine that ends while locked. Others may rely on that thread: C has thread-local state there,
-// and child processes with Pdeathsig die with it. The main thread cannot end at all.
+// The first goroutine unlocks its thread before it ends, because the runtime destroys the thread of
+// a goroutine that ends while locked. Other code may need that thread: C may have thread-local
+// state there, and child processes with Pdeathsig die with it. And the main thread cannot be
+// destroyed at all.
 func (c *calibrator) pair(lock bool, f, then func()) {
 	c.fresh(func() {
 		if lock {
@@ -185,7 +188,8 @@ func (c *calibrator) pair(lock bool, f, then func()) {
 			then()
 		}()
 		for end := now() + maxWait; !lock && !started.Load() && now() < end; {
-			// Yield the CPU. RawSyscall does not tell the Go scheduler, so this goroutine keeps its thread.
+			// Let other threads run. A raw system call does not enter the Go scheduler, so this
+			// goroutine keeps its thread.
 			_, _ = unix.RawSyscallNoError(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		}
 		<-done
@@ -193,19 +197,19 @@ func (c *calibrator) pair(lock bool, f, then func()) {
 	})
 }
 
-// now returns the monotonic time from the kernel. In a synctest bubble, the clock of package time
-// stands still while a goroutine runs.
+// now returns the monotonic time from the kernel. Package time is no use in a synctest bubble,
+// where its clock stands still while a goroutine runs.
 func now() time.Duration {
 	var ts unix.Timespec
 	if _, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&ts)), 0); errno != 0 {
-		return math.MaxInt64 // later than any deadline, so that loops end even without a clock
+		return math.MaxInt64 // later than any deadline, so that loops end
 	}
 	return time.Duration(ts.Nano())
 }
 
-// observe narrows all searches by the values of the calling goroutine and thread. While a goroutine
-// is locked to its thread, g.lockedm and m.lockedg equal g.m and m.curg, so some observations must
-// be made on unlocked goroutines.
+// observe narrows all searches with the values of the calling goroutine and thread. Some
+// observations must be made on goroutines that are not locked to a thread. On a locked goroutine,
+// g.lockedm has the same value as g.m, and m.lockedg the same value as m.curg.
 func (c *calibrator) observe() {
 	if c.refused != nil {
 		return
@@ -215,15 +219,15 @@ func (c *calibrator) observe() {
 		c.refused = err
 		return
 	}
-	// Use a new label set for each observation, so that no stale copy matches.
+	// Each observation uses a new label set, so that a stale copy of the pointer does not match.
 	setCalibrationLabels()
 	labels := uintptr(Labels())
 	if c.ms == nil {
 		c.findM()
 	}
 
-	// While pinned, g, m and thread stay together. Until Unpin, only raw system calls are allowed,
-	// and they may write only to memory allocated before.
+	// While the goroutine is pinned, g, m and the thread stay together. Until Unpin, only raw
+	// system calls are allowed, and they may write only to memory that is already allocated.
 	Pin()
 	g := uintptr(getg())
 	tid := uintptr(gettid())
@@ -248,8 +252,8 @@ func (c *calibrator) observe() {
 	for _, m := range c.ms {
 		words := m.words[:m.n]
 		m.procid.narrow(words, tid)
-		// Without cgo, the thread-local storage on amd64 is a field of m. Exclude its slot for g, which
-		// equals m.curg here.
+		// Without cgo on amd64, the thread-local storage is inside m. Exclude its slot for g,
+		// because it has the same value as m.curg.
 		if i := (c.tp + uintptr(tlsFirst()) - m.m) / wordSize; !c.noTP && i < uintptr(len(words)) {
 			clear(words[i:min(i+tlsWords, uintptr(len(words)))])
 		}
@@ -260,11 +264,13 @@ func (c *calibrator) observe() {
 	}
 }
 
-// tellNumbers chooses between several candidates for m.procid. It keeps the candidate that is
-// followed by m.gsignal, a pointer to a g other than m.g0 that has the same m. The other candidate is
-// m.id. It can equal m.procid in a new PID namespace, where the kernel numbers threads in the same way
-// as the runtime numbers its ms: if one of the first ms has no thread, such as the one for C's
-// threads, both numbers are equal for all later ms.
+// tellNumbers decides which of several candidates for m.procid is right, if it can. The right one
+// is followed by m.gsignal, a pointer to a g that is not m.g0 but has the same m.
+//
+// The wrong one is m.id. In a new PID namespace, both numbers can be equal, because the kernel
+// numbers threads in the same way as the runtime numbers its ms. This happens if one of the first
+// ms has no thread, for example the m for threads created by C. Then both numbers are equal in all
+// later ms.
 func (c *calibrator) tellNumbers(m *mCandidate) {
 	if m.procid.settled() {
 		return
@@ -281,10 +287,10 @@ func (c *calibrator) tellNumbers(m *mCandidate) {
 	}
 }
 
-// findM collects the words of the calling goroutine's g that may be g.m. It recognizes m by its first
-// word, m.g0, which points to another g with the same m. That remains true if the goroutine moves to
-// another thread during the search. If g begins with the stack bounds, findM skips pointers to the
-// goroutine's own stack, which changes during the search.
+// findM collects the words of the calling goroutine's g that may be g.m. An m begins with the field
+// g0, which points to another g with the same m, even if the goroutine moves to another thread
+// during the search. If g begins with the stack bounds, findM skips pointers to the goroutine's own
+// stack, because the stack changes during the search.
 func (c *calibrator) findM() {
 	c.ms = []*mCandidate{}
 	var here byte
@@ -306,8 +312,8 @@ func (c *calibrator) findM() {
 	}
 }
 
-// look copies the words of the m to which the candidate points, given the words of the running g. It
-// may be called while pinned.
+// look copies the words of the m to which the candidate points. gwords are the words of the running
+// goroutine's g. It may be called while pinned.
 func (c *calibrator) look(m *mCandidate, gwords []uintptr) {
 	m.ok = false
 	if m.index >= len(gwords) {
@@ -320,7 +326,8 @@ func (c *calibrator) look(m *mCandidate, gwords []uintptr) {
 	}
 }
 
-// peekTLS copies the words at the given distance from the thread pointer. It may be called while pinned.
+// peekTLS copies the words at an offset from the thread pointer to dst, and returns how many it
+// copied. It may be called while pinned.
 func (c *calibrator) peekTLS(offset int64, dst []uintptr) int {
 	if c.noTP = c.noTP || !threadPointer(&c.tp); c.noTP {
 		return 0
@@ -328,7 +335,7 @@ func (c *calibrator) peekTLS(offset int64, dst []uintptr) int {
 	return c.peek(c.tp+uintptr(offset), dst)
 }
 
-// settled reports whether further observations cannot help.
+// settled reports whether more observations are pointless.
 func (c *calibrator) settled() bool {
 	for _, m := range c.ms {
 		if !m.procid.settled() || !m.curg.settled() {
@@ -338,7 +345,7 @@ func (c *calibrator) settled() bool {
 	return len(c.tids) > 1 && len(c.ms) < 2 && c.goid.settled() && c.labels.settled() && c.tls.settled()
 }
 
-// conclude turns the searches into facts.
+// conclude returns the facts that follow from the searches.
 func (c *calibrator) conclude() (facts [numFacts]fact) {
 	if c.labelErr != nil {
 		facts[LabelList] = refuse(LabelList, c.labelErr)
@@ -352,7 +359,7 @@ func (c *calibrator) conclude() (facts [numFacts]fact) {
 	facts[GGoid] = c.goid.fact(GGoid, 0)
 	facts[GLabels] = c.labels.fact(GLabels, 0)
 
-	// Facts about threads require observations on different threads.
+	// Facts about threads need observations on different threads.
 	var err error
 	switch {
 	case len(c.tids) < 2:
@@ -381,9 +388,9 @@ func (c *calibrator) conclude() (facts [numFacts]fact) {
 	return facts
 }
 
-// confirm returns the facts of r, and refuses those that are wrong for the calling goroutine and
-// thread. It loads values in the same way as callers will. That is sound, because the peeker has
-// already read the same offsets of other gs and ms.
+// confirm returns the facts of r, but refuses those that are wrong for the calling goroutine and
+// thread. It loads values in the same way as callers of this package. This is sound, because the
+// peeker has already read the same offsets on other goroutines and threads.
 func (c *calibrator) confirm(r *Runtime) [numFacts]fact {
 	goid, err := stackGoid()
 	if err != nil {
@@ -430,13 +437,13 @@ func (c *calibrator) confirm(r *Runtime) [numFacts]fact {
 	return facts
 }
 
-// setCalibrationLabels gives the calling goroutine a unique label set. The set is empty, so that it
-// does not appear in profiles.
+// setCalibrationLabels gives the calling goroutine a label pointer that no other goroutine has. The
+// label set is empty, so that it does not appear in profiles.
 func setCalibrationLabels() {
 	pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels()))
 }
 
-// stackGoid returns the id of the calling goroutine from runtime.Stack, its only public source.
+// stackGoid returns the id of the calling goroutine from runtime.Stack, the only public source.
 func stackGoid() (uint64, error) {
 	var buf [64]byte
 	header := buf[:runtime.Stack(buf[:], false)]

@@ -29,7 +29,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// calibrated returns the process's calibration, which must be complete here.
+// calibrated returns the process's calibration. All facts must be known.
 func calibrated(t testing.TB) *Runtime {
 	t.Helper()
 	r := Calibrate()
@@ -37,19 +37,21 @@ func calibrated(t testing.TB) *Runtime {
 	return r
 }
 
-// world is a global variable, because tests use its addresses as numbers, so the memory must not move.
+// world contains fake runtime structures. It is a global variable because the test uses its
+// addresses as numbers, so the memory must not move.
 var world struct {
 	gsignal, g0 [8]uintptr
 	m           mCandidate
 }
 
-// In a new PID namespace, a thread id may equal the id of the thread's m.
+// In a new PID namespace, a thread id may equal the id of the thread's m. Calibration still finds
+// the right field.
 func TestThreadIDsEqualToMIDs(t *testing.T) {
 	const tid, procid, id, at = 5, 9, 20, 6
 	gsignal, g0 := uintptr(unsafe.Pointer(&world.gsignal)), uintptr(unsafe.Pointer(&world.g0))
 	for name, tt := range map[string]struct {
-		next  uintptr // word that follows procid
-		sameM bool    // whether gsignal points to the same m
+		next  uintptr // the word after procid
+		sameM bool    // gsignal points to the same m
 		want  []int
 	}{
 		"gsignal":           {gsignal, true, []int{procid}},
@@ -81,7 +83,8 @@ func peekerFor(t testing.TB) *peeker {
 	return p
 }
 
-// offsets returns a function that returns the offsets of a complete calibration.
+// offsets returns a function that returns the offset of a fact. It fails the test if the fact is
+// unknown.
 func offsets(t testing.TB, r *Runtime) func(Fact) uintptr {
 	return func(f Fact) uintptr {
 		offset, err := r.Offset(f)
@@ -90,10 +93,10 @@ func offsets(t testing.TB, r *Runtime) func(Fact) uintptr {
 	}
 }
 
-// missing returns an error if r lacks facts that are required on this platform.
+// missing returns an error if r lacks a fact that is always known on this platform.
 func missing(r *Runtime) error {
 	if _, err := r.Offset(TLSG); runtime.GOARCH == "arm64" && err != nil {
-		r = r.withTLSG() // only programs with cgo have g in thread-local storage
+		r = r.withTLSG() // without cgo, arm64 has no g in thread-local storage
 	}
 	return r.Err()
 }
@@ -104,7 +107,7 @@ func (r *Runtime) withTLSG() *Runtime {
 	return newRuntime(facts)
 }
 
-// trueGoid returns the calling goroutine's id. It does not use stackGoid, which is under test.
+// trueGoid returns the id of the calling goroutine without stackGoid, which is under test.
 func trueGoid(t testing.TB) uint64 {
 	buf := make([]byte, 100)
 	var goid uint64
@@ -118,7 +121,7 @@ func checkSelf(t testing.TB, r *Runtime) (tid uint32) {
 	goid := trueGoid(t)
 	Pin()
 	self, thread, g := r.Self(), r.Self().TID, r.Goroutine().Goid
-	tid = uint32(unix.Gettid()) // x/sys makes it a raw system call
+	tid = uint32(unix.Gettid()) // a raw system call
 	Unpin()
 	if self.Goid != goid || self.TID != tid || self.M == 0 || thread != tid || g != goid {
 		t.Errorf("goroutine %d on thread %d: got %+v, thread %d, goroutine %d", goid, tid, self, thread, g)
@@ -143,7 +146,8 @@ func TestCalibrate(t *testing.T) {
 	assert.Equal(t, trueGoid(t), goid)
 }
 
-// A second calibration finds the same facts under load, and leaks nothing.
+// Another calibration finds the same facts in any situation, and leaves no goroutine or file
+// behind.
 func TestCalibrateAgain(t *testing.T) {
 	r := calibrated(t)
 	again := func(t *testing.T) {
@@ -167,7 +171,7 @@ func TestCalibrateAgain(t *testing.T) {
 			wg.Wait()
 		},
 		"locked thread": func(t *testing.T) {
-			runtime.LockOSThread() // The observing goroutines are still unlocked.
+			runtime.LockOSThread() // observations are made on other goroutines, which are not locked
 			defer runtime.UnlockOSThread()
 			again(t)
 		},
@@ -273,7 +277,7 @@ func TestLockedThreads(t *testing.T) {
 		wg.Go(func() {
 			runtime.LockOSThread()
 			if i%2 == 0 {
-				defer runtime.UnlockOSThread() // Every other goroutine ends locked, and with it its thread.
+				defer runtime.UnlockOSThread() // the other goroutines end while locked, which destroys their threads
 			}
 			tid, m := checkSelf(t, r), r.Self().M
 			mu.Lock()
@@ -291,7 +295,7 @@ func TestLockedThreads(t *testing.T) {
 	assert.Len(t, ms, n)
 }
 
-// A reader can follow the m published in a thread slot to the goroutine that runs there now.
+// A reader that knows the m of a thread can find out which goroutine runs on the thread now.
 func TestOwner(t *testing.T) {
 	t.Parallel()
 	if runtime.GOMAXPROCS(0) < 2 {
@@ -309,10 +313,10 @@ func TestOwner(t *testing.T) {
 		defer runtime.UnlockOSThread()
 		running <- r.Self()
 		for !stop.Load() {
-			r.Self() // The call is a preemption point, even without signals.
+			r.Self() // even without signals, the goroutine can be preempted here
 		}
 		running <- r.Self()
-		<-running // blocks, while locked to its thread
+		<-running // blocks while the goroutine is locked to its thread
 	}()
 	self := <-running
 	owner := func() uint64 {
@@ -331,8 +335,7 @@ func TestOwner(t *testing.T) {
 	<-done
 }
 
-// With the published offset of g, a reader that knows only the thread pointer must find the
-// goroutine.
+// With the offset of g, a reader that knows only the thread pointer finds the goroutine.
 func TestThreadPointer(t *testing.T) {
 	t.Parallel()
 	r := calibrated(t)
@@ -362,7 +365,8 @@ func TestThreadPointer(t *testing.T) {
 	wg.Wait()
 }
 
-// A pinned goroutine must stay on its thread although the collector tries to stop it all the time.
+// A pinned goroutine stays on its thread even while the garbage collector constantly tries to stop
+// it.
 func TestPin(t *testing.T) {
 	r := calibrated(t)
 	busy(t)
@@ -410,7 +414,7 @@ func TestNoAllocations(t *testing.T) {
 	}
 }
 
-// If some facts are refused, the others must still be correct.
+// If some facts are refused, Self still returns everything that the other facts provide.
 func TestPartial(t *testing.T) {
 	t.Parallel()
 	whole := calibrated(t)
@@ -503,7 +507,7 @@ func TestSearch(t *testing.T) {
 	assert.Empty(t, s.candidates, "dropped candidates do not return")
 }
 
-// For each kind of incomplete observation, exactly the facts that depend on it must be refused.
+// If an observation is incomplete, exactly the facts that depend on it are refused.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	one, two := search{true, []int{5}}, search{true, []int{5, 6}}
@@ -553,8 +557,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A wrong offset must not pass confirmation. The test uses the offsets of other fields, which are
-// safe to read.
+// A wrong offset is not confirmed. The test uses offsets that are one word too low, which are safe
+// to read.
 func TestConfirm(t *testing.T) {
 	t.Parallel()
 	whole := calibrated(t)
@@ -619,7 +623,7 @@ func TestSameLayout(t *testing.T) {
 	}
 }
 
-// Calibration leaves no labels in profiles.
+// The labels that calibration sets do not appear in profiles.
 func TestCalibrationLabels(t *testing.T) {
 	pointers := make(chan unsafe.Pointer)
 	profiled := make(chan struct{})

@@ -12,10 +12,10 @@ import (
 	"unsafe"
 )
 
-// Supported reports whether calibration can establish any fact on this platform.
+// Supported is true on platforms where calibration can establish facts.
 const Supported = false
 
-// getg returns nil: without calibration there are no offsets to apply to it.
+// getg returns nil, because this platform has no offsets to use with it.
 func getg() unsafe.Pointer { return nil }
 
 func gettid() uint32 { return 0 }

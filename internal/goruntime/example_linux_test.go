@@ -11,7 +11,7 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// Calibrate establishes the facts at the first call. Offset returns an error for facts it refused.
+// The first call of Calibrate establishes the facts. For a refused fact, Offset returns an error.
 func ExampleCalibrate() {
 	known := goruntime.Calibrate()
 	_, unknown := known.Offset(goruntime.GGoid)

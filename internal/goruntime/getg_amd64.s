@@ -7,7 +7,7 @@
 
 // func getg() unsafe.Pointer
 //
-// The toolchain replaces (TLS) by the offset, relocation or load that the build mode requires.
+// The toolchain replaces (TLS) with what the build mode needs: an offset, a relocation or a load.
 TEXT ·getg(SB),NOSPLIT,$0-8
 	MOVQ	(TLS), AX
 	MOVQ	AX, ret+0(FP)
@@ -15,8 +15,8 @@ TEXT ·getg(SB),NOSPLIT,$0-8
 
 // func tlsgOffset() int64
 //
-// tlsgOffset computes the address from which getg loads, but does not load. LEAQ ignores the segment
-// base, so the result is the distance from the thread pointer to g with which the program was linked.
+// tlsgOffset computes the address from which getg loads g. LEAQ ignores the segment base, so the
+// result is the offset from the thread pointer, which was fixed when the program was linked.
 TEXT ·tlsgOffset(SB),NOSPLIT,$0-8
 	MOVQ	TLS, CX
 	LEAQ	0(CX)(TLS*1), AX

@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Supported reports whether calibration can establish any fact on this platform.
+// Supported is true on platforms where calibration can establish facts.
 const Supported = true
 
-// getg returns the address of the caller's g. It reads one register or one thread-local word, which
-// in Go code always holds g, and uses no stack. Preemption cannot make the result wrong, since a
-// goroutine keeps its g wherever it runs. The pointer stays valid: the runtime reuses the g of
-// ended goroutines but never frees one.
+// getg returns the address of the calling goroutine's g. It reads a register or a thread-local word
+// that always contains g in Go code, and uses no stack. Preemption cannot make the result wrong,
+// because a goroutine has the same g on every thread. The pointer stays valid, because the runtime
+// never frees a g. It only reuses the g of ended goroutines.
 func getg() unsafe.Pointer
 
 // gettid returns the thread id from the kernel. It may be called while pinned, because RawSyscall does

@@ -10,10 +10,10 @@ import (
 	"unsafe"
 )
 
-// A Fact identifies a property of the Go runtime that calibration establishes or refuses.
+// A Fact is a property of the Go runtime that calibration either establishes or refuses.
 type Fact uint8
 
-// The facts. All but the last two are offsets in bytes from the beginning of the runtime's structure.
+// The facts. Except for the last two, they are offsets in bytes in the runtime's structure g or m.
 const (
 	GM      Fact = iota // g.m: the thread structure that runs this goroutine
 	GGoid               // g.goid: the goroutine id, u64
@@ -21,20 +21,20 @@ const (
 	MProcid             // m.procid: the thread id in the process's own PID namespace, u64
 	MCurg               // m.curg: the user goroutine that runs on this thread, even while the thread is on its system stack
 
-	// TLSG is the distance from the thread pointer (FS base, TPIDR_EL0) to the word that holds the
+	// TLSG is the offset from the thread pointer (FS base, TPIDR_EL0) to the word that contains the
 	// address of the current g. It depends on how the program was linked, and may be negative.
-	// While the thread is on its system stack or in a signal handler, that g is not the user
-	// goroutine's. m.curg always is.
+	// While a thread is on its system stack or in a signal handler, that g does not belong to the
+	// user goroutine, but m.curg still does.
 	TLSG
 
-	// LabelList is the offset of the []Label in the object that g.labels points to. Calibration accepts
-	// only 0, because the object must be laid out like LabelMap.
+	// LabelList is the offset of the []Label in the object to which g.labels points. It is 0 or
+	// refused, because the object must have the layout of LabelMap.
 	LabelList
 
 	numFacts
 )
 
-// String returns the name of the fact in the style of the runtime's sources.
+// String returns the name of the fact as the runtime's sources spell it.
 func (f Fact) String() string {
 	if f < numFacts {
 		return [numFacts]string{"g.m", "g.goid", "g.labels", "m.procid", "m.curg", "tls.g", "labelMap.list"}[f]
@@ -48,9 +48,10 @@ func Facts() []Fact { return []Fact{GM, GGoid, GLabels, MProcid, MCurg, TLSG, La
 // A Runtime holds the facts about the Go runtime of this process. [Calibrate] returns it. It is
 // immutable and safe for concurrent use.
 type Runtime struct {
-	// These offsets are used on the hot path, and adjacent so that they share a cache line. 0 means that
-	// the fact was refused, since none of these fields is the first of its structure. The offsets must
-	// come from a calibration, because a load through a wrong offset is unsafe.
+	// The hot path uses these offsets. They are adjacent, so that they share a cache line. 0 means
+	// that the fact was refused, which is unambiguous because none of the fields is the first of
+	// its structure. The offsets must come from a calibration, because a load from a wrong offset
+	// is unsafe.
 	gm, goid, procid uintptr
 
 	facts [numFacts]fact
@@ -61,21 +62,21 @@ type fact struct {
 	err    error
 }
 
-// Calibrate returns the facts about the running Go runtime, never nil. The first call in a process
-// establishes them, in well under a millisecond on an idle machine. Concurrent calls wait for the
-// first. All calls return the same result. For facts that could not be established, [Runtime.Offset]
-// and [Runtime.Err] return the reason.
+// Calibrate returns the facts about the running Go runtime. The result is never nil, and the same
+// for all calls. The first call in a process establishes the facts, in well under a millisecond on
+// an idle machine. Concurrent calls wait for it. For a refused fact, [Runtime.Offset] and
+// [Runtime.Err] return the reason.
 //
-// Call it when a component is constructed, not when a span starts. It starts a few goroutines and waits
-// for them to end, so it must not be called between [Pin] and [Unpin]. The caller's goroutine is
-// unchanged.
+// Call it when a component is constructed, not when a span starts. It starts a few goroutines and
+// waits for them, so it must not be called between [Pin] and [Unpin]. It does not change the labels
+// of the calling goroutine.
 func Calibrate() *Runtime { return calibrateOnce() }
 
 var calibrateOnce = sync.OnceValue(calibrate)
 
-// newRuntime derives the offsets of the hot path from the facts.
+// newRuntime returns a Runtime with these facts.
 func newRuntime(facts [numFacts]fact) *Runtime {
-	// m's fields are reached through g.m.
+	// The fields of m can be reached only through g.m.
 	if err := facts[GM].err; err != nil {
 		for _, f := range []Fact{MProcid, MCurg} {
 			if facts[f].err == nil {
@@ -92,7 +93,7 @@ func newRuntime(facts [numFacts]fact) *Runtime {
 	return &Runtime{gm: offset(GM), goid: offset(GGoid), procid: offset(MProcid), facts: facts}
 }
 
-// Offset returns the offset of f, or an error with the reason why it was refused.
+// Offset returns the offset of f. If f was refused, the error says why.
 func (r *Runtime) Offset(f Fact) (int64, error) {
 	if f >= numFacts {
 		return 0, fmt.Errorf("goruntime: no such fact: %v", f)
@@ -100,7 +101,8 @@ func (r *Runtime) Offset(f Fact) (int64, error) {
 	return r.facts[f].offset, r.facts[f].err
 }
 
-// Err returns the reasons why facts were refused, joined, or nil if every fact is known.
+// Err returns nil if every fact is known. Otherwise it returns the reasons why facts were refused,
+// joined.
 func (r *Runtime) Err() error {
 	var errs []error
 	for i := range r.facts {
@@ -109,9 +111,9 @@ func (r *Runtime) Err() error {
 	return errors.Join(errs...)
 }
 
-// Without returns a copy of r in which the given facts and those that depend on them are refused with
-// reason. If no facts are given, all are refused. Tests use Without to get partial results. It cannot
-// invent an offset.
+// Without returns a copy of r in which the given facts, and the facts that depend on them, are
+// refused with this reason. If no facts are given, all are refused. Tests use it to simulate an
+// incomplete calibration.
 func (r *Runtime) Without(reason error, facts ...Fact) *Runtime {
 	if len(facts) == 0 {
 		facts = Facts()
@@ -128,27 +130,27 @@ func (r *Runtime) Without(reason error, facts ...Fact) *Runtime {
 // Self identifies the running goroutine and thread.
 type Self struct {
 	Goid uint64         // goroutine id; 0 if unknown
-	M    uintptr        // address of the runtime's m of this thread; 0 if unknown
-	G    unsafe.Pointer // the runtime's g of this goroutine
+	M    uintptr        // address of this thread's m; 0 if unknown
+	G    unsafe.Pointer // address of this goroutine's g
 	TID  uint32         // thread id in the process's own PID namespace; 0 only on unsupported platforms
 }
 
-// Self returns the running goroutine and thread. The result is valid between [Pin] and [Unpin].
-// Otherwise the goroutine may already be on another thread when Self returns. Self costs a few loads,
-// and a system call only if the fact [MProcid] was refused. It does not allocate and may be called
-// while pinned.
+// Self returns the running goroutine and thread. Call it between [Pin] and [Unpin]: otherwise the
+// goroutine may already be on another thread when Self returns. Self costs a few loads, and a
+// system call only if the fact [MProcid] was refused. It does not allocate and may be called while
+// pinned.
 func (r *Runtime) Self() Self {
 	s := r.Goroutine()
 	r.Renew(&s)
 	return s
 }
 
-// Goroutine is [Runtime.Self] without the thread, which [Runtime.Renew] adds.
+// Goroutine returns the running goroutine without its thread, which [Runtime.Renew] adds.
 //
 // The loads are sound. getg returns the caller's g, which the runtime never moves or frees. g.m of
 // a running goroutine is never nil, and holding it as a pointer keeps the m alive even if the
 // thread ends meanwhile. Calibration has read the same offsets on other goroutines and threads. The
-// race detector does not see the runtime's own writes, so there is nothing for it to check.
+// race detector is disabled, because it does not see the runtime's own writes.
 //
 //go:norace
 func (r *Runtime) Goroutine() (s Self) {
@@ -159,11 +161,11 @@ func (r *Runtime) Goroutine() (s Self) {
 	return s
 }
 
-// Is reports whether the goroutine with this id has not ended. g is the address of its g, as
-// returned by [Runtime.Goroutine] on that goroutine. Is may report true for a goroutine that has ended,
-// until another one reuses its g. It may be called while pinned.
+// Is reports whether the goroutine with this id still exists. g is the address of its g, as
+// returned by [Runtime.Goroutine] on that goroutine. After the goroutine has ended, Is may return
+// true until another goroutine reuses the g. It may be called while pinned.
 //
-// The load is sound: the runtime never frees a g, and writes the id in a single store.
+// The load is sound, because the runtime never frees a g, and writes the id with a single store.
 //
 //go:norace
 func (r *Runtime) Is(g uintptr, goid uint64) bool {
@@ -171,7 +173,7 @@ func (r *Runtime) Is(g uintptr, goid uint64) bool {
 	return r.goid != 0 && p != nil && *(*uint64)(unsafe.Add(p, r.goid)) == goid
 }
 
-// Renew updates the thread in s to the current one. s must come from the running goroutine. The
+// Renew sets the thread in s to the current thread. s must describe the running goroutine. The
 // loads are sound for the reasons given at [Runtime.Goroutine].
 //
 //go:norace

@@ -15,7 +15,7 @@ import (
 
 var errTest = errors.New("refused by a test")
 
-// supported says whether calibration must succeed on this platform. If so, a refused fact is a
+// supported is true on platforms where calibration must succeed. There, a refused fact is a
 // failure, not a reason to skip a test.
 const supported = runtime.GOOS == "linux" && (runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64")
 
@@ -34,7 +34,7 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// Without must not change the facts that it keeps.
+// Without does not change the facts that it keeps.
 func TestWithout(t *testing.T) {
 	t.Parallel()
 	facts := func(fs ...Fact) []Fact { return fs }
@@ -73,7 +73,7 @@ func TestWithout(t *testing.T) {
 	}
 }
 
-// fakeRuntime returns a Runtime with invented offsets, through which nothing may be loaded.
+// fakeRuntime returns a Runtime with invented offsets. Loading from them would be unsafe.
 func fakeRuntime() *Runtime {
 	var facts [numFacts]fact
 	for f := range numFacts {

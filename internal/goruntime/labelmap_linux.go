@@ -20,9 +20,9 @@ var (
 	errLabelPointer = errors.New("the goroutine's label pointer is not the context's labelMap")
 )
 
-// A labelContext intercepts the value that runtime/pprof stores in contexts. pprof does not export the
-// value's key or type. But it looks up the key in the parent context, which can be a labelContext, and
-// uses the result.
+// A labelContext intercepts the label map that runtime/pprof stores in a context. pprof exports
+// neither the key nor the type of that value. But pprof looks up the key in the parent context and
+// uses the result. If the parent is a labelContext, it learns the key and chooses the result.
 type labelContext struct {
 	context.Context //nolint:containedctx // it is a context
 
@@ -39,10 +39,9 @@ func (c *labelContext) Value(key any) any {
 	return nil
 }
 
-// checkLabelMap returns an error unless runtime/pprof's label map has the layout of LabelMap. Before
-// it reads anything through the types, it compares them by reflection. Then it checks both
-// directions: it reads labels set by pprof as a LabelMap, and lets pprof read a LabelMap. It leaves
-// the calling goroutine without labels.
+// checkLabelMap returns an error unless the label map of runtime/pprof has the layout of LabelMap.
+// First it compares the types by reflection. Then it reads labels that pprof has set, as a
+// LabelMap, and lets pprof read a LabelMap. It removes the labels of the calling goroutine.
 func checkLabelMap() error {
 	defer pprof.SetGoroutineLabels(context.Background())
 
@@ -55,7 +54,7 @@ func checkLabelMap() error {
 	if theirs.Kind() != reflect.Pointer || !sameLayout(theirs.Type().Elem(), reflect.TypeFor[LabelMap]()) {
 		return fmt.Errorf("%w: %v", errLabelLayout, theirs)
 	}
-	// Sound: the two types have the same fields, of the same kinds, at the same offsets.
+	// Sound: both types have fields of the same kinds at the same offsets.
 	want := []Label{{"a", "1"}, {"b", "2"}}
 	if got := (*LabelMap)(theirs.UnsafePointer()).List; !slices.Equal(got, want) {
 		return fmt.Errorf("%w: read %v instead of %v", errLabelLayout, got, want)
@@ -64,7 +63,7 @@ func checkLabelMap() error {
 		return errLabelPointer
 	}
 
-	// Check the other direction, with an object that is larger than a LabelMap.
+	// Let pprof read an object that begins with a LabelMap but is larger.
 	ours := &struct {
 		LabelMap
 		more [64]byte
@@ -87,8 +86,9 @@ func checkLabelMap() error {
 	return nil
 }
 
-// sameLayout reports whether a has the same memory layout as b, which consists only of strings and
-// slices: the same kinds of fields at the same offsets, and slices of the same elements.
+// sameLayout reports whether a has the same memory layout as b: fields of the same kinds at the
+// same offsets, and slices with elements of the same layout. b may consist only of strings and
+// slices.
 func sameLayout(a, b reflect.Type) bool {
 	return slices.EqualFunc(leaves(a, 0), leaves(b, 0), func(x, y leaf) bool {
 		return x.offset == y.offset && x.Kind() == y.Kind() &&
@@ -96,7 +96,7 @@ func sameLayout(a, b reflect.Type) bool {
 	})
 }
 
-// A leaf is a part of a type that is not itself a struct.
+// A leaf is a field that is not a struct, at any depth of a type.
 type leaf struct {
 	reflect.Type
 	offset uintptr

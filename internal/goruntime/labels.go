@@ -10,36 +10,37 @@ type Label struct {
 	Key, Value string
 }
 
-// LabelMap has the layout of the object that a goroutine's label pointer points to, provided that the
-// fact [LabelList] is known. List must be sorted by key and have no duplicates, because runtime/pprof
-// relies on that. A LabelMap must not change once it is installed: goroutines started in the meantime
-// share it, and profiles read it at any time.
+// LabelMap has the layout of the object to which a goroutine's label pointer points, if the fact
+// [LabelList] is known. List must be sorted by key and must not have duplicates, because
+// runtime/pprof relies on that. A LabelMap must not change once it is installed: new goroutines
+// inherit it, and profiles may read it at any time.
 //
-// A larger object that begins with a LabelMap is also a valid target of [SetLabels].
+// [SetLabels] also accepts a pointer to a larger object that begins with a LabelMap.
 type LabelMap struct {
 	List []Label
 }
 
-// Labels returns the label pointer of the running goroutine: nil, the pointer that SetLabels or
-// runtime/pprof last installed there, or the one that the goroutine inherited from its starter. It
-// does not allocate and may be called while pinned.
+// Labels returns the label pointer of the running goroutine. It is the pointer that SetLabels or
+// runtime/pprof last installed on the goroutine, or the pointer that the goroutine inherited, or
+// nil. Labels does not allocate and may be called while pinned.
 func Labels() unsafe.Pointer { return runtimeGetProfLabel() }
 
-// SetLabels makes p the label pointer of the running goroutine, which goroutines that it starts
-// afterwards inherit. It does not allocate and may be called while pinned.
+// SetLabels makes p the label pointer of the running goroutine. Goroutines that it starts
+// afterwards inherit p. It does not allocate and may be called while pinned.
 //
-// The runtime's profilers cast p to their labelMap unchecked. So p must be nil, or the result
-// of [Labels] on any goroutine. If the fact [LabelList] is known, it may also point to a heap
-// object that begins with a [LabelMap]. The collector keeps that object alive for as long as a
-// goroutine or a profile refers to it.
+// The runtime's profilers convert p to a pointer to their labelMap without a check. So p must be
+// nil, or have been returned by [Labels] on any goroutine. If the fact [LabelList] is known, p may
+// also point to a heap object that begins with a [LabelMap]. The garbage collector keeps that
+// object alive while a goroutine or a profile refers to it.
 func SetLabels(p unsafe.Pointer) { runtimeSetProfLabel(p) }
 
-// g.labels is a pointer in a heap object that the garbage collector scans, so a store to it needs the
-// write barrier. A plain store during marking could hide the new labels from the collector, which would
-// free them while the profiler reads them. The runtime's own setter has the barrier, and the
-// happens-before edge that the race detector needs for labels in profiles. The runtime declares these
-// linknames itself and promises to keep them (go.dev/issue/67401), so the linker allows them. Both
-// functions only access that one field, which makes them safe while pinned.
+// These functions access g.labels, a pointer in a heap object. A store to it needs the garbage
+// collector's write barrier. Without the barrier, a store during marking could hide the new labels
+// from the collector, which would free them while the profiler reads them. The runtime's own setter
+// has the barrier, and also the happens-before edge that the race detector needs.
+//
+// The runtime declares these linknames itself and promises to keep them (go.dev/issue/67401), so
+// the linker allows them. Both functions access only this one field, so they are safe while pinned.
 
 //go:linkname runtimeSetProfLabel runtime/pprof.runtime_setProfLabel
 func runtimeSetProfLabel(labels unsafe.Pointer)

@@ -23,7 +23,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// record is like the objects that callers build: a LabelMap followed by other data.
+// record is an example of an object that callers install as labels: a LabelMap followed by other
+// data.
 type record struct {
 	LabelMap
 	n [4]uint64
@@ -34,14 +35,14 @@ func newRecord(n uint64) *record {
 	return &record{LabelMap{[]Label{{"otelctx.a", value}, {"otelctx.b", value + value}}}, [4]uint64{n, n, n, n}}
 }
 
-// intact reports whether the running goroutine's labels are equal to newRecord(n). If the collector has
-// freed them, they may not be.
+// intact reports whether the running goroutine still has the labels from newRecord(n). If the
+// collector has freed them, they may have been overwritten.
 func intact(n uint64) bool {
 	want, got := newRecord(n), (*record)(Labels())
 	return got != nil && got.n == want.n && len(got.List) == 2 && got.List[0] == want.List[0] && got.List[1] == want.List[1]
 }
 
-// alone runs f on a new goroutine, whose labels f may change.
+// alone runs f on a new goroutine and waits for it, so that f may change the labels.
 func alone(f func()) {
 	new(calibrator).fresh(func() {
 		SetLabels(nil)
@@ -67,7 +68,7 @@ func TestLabelsOfPprof(t *testing.T) {
 	})
 }
 
-// A profile by runtime/pprof must show the labels of our record for its goroutine, and for the
+// A profile by runtime/pprof has the labels of a record for the record's goroutine, and for
 // goroutines that it starts.
 func TestLabelsInProfile(t *testing.T) {
 	t.Parallel()
@@ -101,9 +102,9 @@ func TestLabelsInProfile(t *testing.T) {
 	})
 }
 
-// The garbage collector runs continuously, and memory is reused quickly. These records are referenced
-// alternately by g.labels and by a stack that the collector has already scanned. Without write
-// barriers, the collector would free them.
+// The garbage collector does not free labels that a goroutine still has. Without the write barrier
+// it would, because the only reference to them moves between g.labels and a stack that the
+// collector has already scanned.
 func TestLabelsDuringGC(t *testing.T) {
 	t.Parallel()
 	calibrated(t)

@@ -34,33 +34,35 @@ type probeReport struct {
 	Wrong       []string
 }
 
-// mostCalls is the maximum number of reads and writes of a calibration. It allows for two rounds, of
-// which the second settles the searches that the first one left open.
+// mostCalls is the maximum number of reads and writes in one calibration. It is enough for two
+// rounds, in case the first one does not settle all searches.
 const mostCalls = 120
 
 // A mode is a way to build the probe.
 type mode struct {
 	programs.Variant
-	// usual is set for modes that make test runs, too, because they need few packages compiled beyond
-	// those of other tests. make test-all runs all modes.
+	// usual is true for modes that every test run includes, because they compile few additional
+	// packages. "make test-all" runs all modes.
 	usual   bool
-	run     []string             // the command that runs the program, such as an emulator
-	refused map[string]string    // facts that are refused in this mode, and a part of the reason
-	tls     func(off int64) bool // whether the offset of g is plausible
+	run     []string             // the command that runs the program, for example an emulator
+	refused map[string]string    // facts that are refused in this mode, each with a part of the reason
+	tls     func(off int64) bool // reports whether an offset of g is plausible
 }
 
-// variant returns a build variant that needs no C compiler and that no other test uses.
+// variant describes how to build the probe without a C compiler. The result is not shared with
+// other tests.
 func variant(name string, flags ...string) programs.Variant {
 	return programs.Variant{Name: name, Flags: flags}
 }
 
-// TestMatrix builds testdata/probe in every mode for which this machine has the tools, and runs it
-// in several environments. The probe itself compares its results with public sources.
+// TestMatrix checks calibration in every build mode for which this machine has the tools, and in
+// several environments. In each it runs testdata/probe, which compares the facts with public
+// sources.
 func TestMatrix(t *testing.T) {
 	var (
 		noTLS   = map[string]string{TLSG.String(): "no cgo"}
 		nearest = func(off int64) bool { return off == -8 }
-		// C's thread-local variables lie between g and the thread pointer.
+		// The thread-local variables of C are between g and the thread pointer.
 		beyond   = func(off int64) bool { return off < -256 }
 		above    = func(off int64) bool { return off >= 16 }
 		race     = programs.Variant{Name: "race", Cgo: true, Flags: []string{"-race"}}
@@ -100,7 +102,8 @@ func TestMatrix(t *testing.T) {
 			mode{Variant: programs.Static.For("arm64"), run: static, refused: noTLS},
 			mode{
 				Variant: variant("trimmed-pie", "-buildmode=pie", "-trimpath", "-ldflags=-s -w").For("arm64"), run: dynamic,
-				// Go without cgo ignores the thread-local storage that the dynamic linker sets up.
+				// Without cgo, Go does not use the thread-local storage that the dynamic linker has
+				// set up.
 				refused: map[string]string{TLSG.String(): errNotFound.Error()},
 			},
 			mode{Variant: programs.Cgo.For("arm64"), run: dynamic, tls: above},
@@ -145,13 +148,13 @@ func (m *mode) test(t *testing.T) {
 		if offset, ok := rep.Offsets[TLSG.String()]; ok {
 			assert.True(t, m.tls(offset), "%s: tls.g %d", env, offset)
 		}
-		// Up to four threads may remain: the template thread, and those that the scheduler starts for
-		// any goroutine.
+		// Up to four threads may remain: the template thread, and threads that the scheduler starts
+		// for any new goroutine.
 		assert.LessOrEqual(t, rep.ThreadsLeft, 4, env)
 		assert.Greater(t, rep.Threads, 7, env)
 		t.Logf("%s %s: %v by %d reads and writes", rep.Version, env, rep.Offsets, rep.Calls)
 	}
-	// Calibration spends nearly all of its time in these calls, and a service waits for it.
+	// A service waits for its calibration, and these calls take nearly all of the time.
 	assert.LessOrEqual(t, fewest, mostCalls)
 
 	rep := m.probe(t, exe, "", "nofiles")
@@ -160,7 +163,7 @@ func (m *mode) test(t *testing.T) {
 	assert.Contains(t, rep.Refused[GGoid.String()], "pipe2: too many open files")
 }
 
-// probe runs the probe, which must find nothing wrong.
+// probe runs the probe and returns its report. It fails the test if the probe finds anything wrong.
 func (m *mode) probe(t *testing.T, exe, env string, args ...string) probeReport {
 	t.Helper()
 	argv := append(append(append([]string{}, m.run...), exe), args...)

@@ -15,26 +15,27 @@ import (
 const (
 	wordSize = unsafe.Sizeof(uintptr(0))
 
-	// pageSize divides every page size of Linux. A pipe holds at least that much and accepts it atomically.
+	// pageSize is the smallest page size of Linux, which divides all others. A pipe has room for at
+	// least one page, and accepts it atomically.
 	pageSize = 4096
 )
 
-// A peeker copies memory of this process that may be unmapped. It lets the kernel copy the memory
-// into a pipe: for unmapped memory, write returns EFAULT instead of raising a signal. A pipe needs
-// only the most common system calls, which every sandbox allows. Some sandboxes forbid
-// process_vm_readv, and qemu-user does not implement it.
+// A peeker reads memory of this process that may be unmapped. It writes the memory to a pipe and
+// reads it back: if the memory is unmapped, write returns EFAULT, whereas a load would raise a
+// signal. Every sandbox allows these system calls. Some forbid process_vm_readv, and qemu-user does
+// not implement it.
 type peeker struct {
 	r, w int
 	one  [1]uintptr
 
-	// failed is the error that made the pipe unusable, or 0. After a failed read, the pipe may still
-	// contain old data.
+	// failed is the error that made the pipe unusable, or 0. After a failed read, old data may be
+	// left in the pipe.
 	failed unix.Errno
 }
 
 func newPeeker() (*peeker, error) {
 	var fds [2]int
-	// The pipe never blocks: bytes are read only after they were written.
+	// The pipe never blocks, because only bytes that have been written are read.
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return nil, fmt.Errorf("pipe2: %w", err)
 	}
@@ -42,15 +43,15 @@ func newPeeker() (*peeker, error) {
 }
 
 func (p *peeker) close() {
-	_ = unix.Close(p.r) // the contents are not needed
+	_ = unix.Close(p.r)
 	_ = unix.Close(p.w)
 }
 
-// peek copies words at addr to dst, and returns how many it could read before the first unmapped page.
+// peek copies words at addr to dst, up to the first unmapped page, and returns how many it copied.
 // It may be called while pinned. It is not safe for concurrent use.
 //
-// addr is passed to the kernel as a number, so its target does not matter to the garbage collector, the
-// race detector or checkptr. dst is converted in the call itself, which keeps it alive and in place.
+// The kernel gets addr as a number, so the garbage collector, the race detector and checkptr do not
+// care what is there. dst is converted in the call itself, which keeps it alive and in place.
 func (p *peeker) peek(addr uintptr, dst []uintptr) int {
 	if addr%wordSize != 0 || p.failed != 0 {
 		return 0
@@ -58,7 +59,7 @@ func (p *peeker) peek(addr uintptr, dst []uintptr) int {
 	done := 0
 	for done < len(dst) {
 		source := addr + uintptr(done)*wordSize
-		// Copy up to the end of the page, which is either mapped or not.
+		// Copy at most up to the end of the page, so that the range is either mapped or not.
 		size := min(uintptr(len(dst)-done)*wordSize, pageSize-source%pageSize)
 		n, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(p.w), source, size)
 		if errno == unix.EFAULT {
@@ -68,7 +69,7 @@ func (p *peeker) peek(addr uintptr, dst []uintptr) int {
 			n, _, errno = unix.RawSyscall(unix.SYS_READ, uintptr(p.r), uintptr(unsafe.Pointer(&dst[done])), size)
 		}
 		if errno == 0 && n != size {
-			errno = unix.EIO // A short write or read is impossible here.
+			errno = unix.EIO // a short write or read, which should not be possible
 		}
 		if errno != 0 {
 			p.failed = errno

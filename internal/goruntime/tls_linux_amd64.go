@@ -14,11 +14,12 @@ import (
 
 const archGetFS = 0x1003 // ARCH_GET_FS, asm/prctl.h
 
-// tlsWords is 1: the linker provides the offset of the g slot, and calibration only confirms it.
+// tlsWords is 1, because the linker provides the offset of the slot for g. Calibration only
+// confirms it.
 const tlsWords = 1
 
-// tlsgOffset returns the distance from the FS base to g with which this program was linked. It reads
-// no memory except the global offset table, in some build modes.
+// tlsgOffset returns the offset of g from the FS base, which was fixed when the program was linked.
+// In some build modes it reads the global offset table, but otherwise no memory.
 func tlsgOffset() int64
 
 // tlsFirst returns the distance from the thread pointer to the first word that may hold g.
@@ -29,8 +30,8 @@ var errNoThreadPointer = errors.New("arch_prctl(ARCH_GET_FS) failed")
 // threadPointer stores the FS base of the running thread, and reports whether it succeeded. It may
 // be called while pinned.
 //
-// It does not read the FS base from FS:0 as C does, because that word exists only where a C library
-// has set it up.
+// It does not read the FS base from FS:0 as C does, because only a C library stores the FS base
+// there.
 func threadPointer(tp *uintptr) bool {
 	_, _, errno := unix.RawSyscall(unix.SYS_ARCH_PRCTL, archGetFS, uintptr(unsafe.Pointer(tp)), 0)
 	return errno == 0

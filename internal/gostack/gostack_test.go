@@ -13,12 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fake describes a fake program: its architecture, and the offsets of the fields in its gs, which need
-// not be those of any release of Go.
+// fake describes a fake program: its architecture, and the offsets of the fields of g. No Go
+// release needs to have these offsets.
 type fake struct {
 	self, bp, status, goid int
 	arm64                  bool
-	// heap is the address of the goroutines and their stacks, or 0 for the default, firstG.
+	// heap is the address at which goroutines and their stacks are, or 0 for firstG.
 	heap uint64
 }
 
@@ -27,7 +27,8 @@ var fakes = map[string]fake{
 	"other":   {self: 48, bp: 56, status: 88, goid: 96},
 	"arm64":   {self: 72, bp: 96, status: 144, goid: 152, arm64: true},
 	"go 1.26": {self: 72, bp: 96, status: 144, goid: 152},
-	// The runtime randomizes the address of the heap. The upper half of this one looks like a status.
+	// The runtime chooses the address of the heap at random. The upper half of this address looks
+	// like a status.
 	"low heap":  {self: 72, bp: 96, status: 144, goid: 152, heap: StatusWaiting << 32},
 	"far apart": {self: 200, bp: 288, status: 304, goid: 312},
 }
@@ -37,10 +38,10 @@ const (
 	fakeSize   = 400
 	stackSize  = 4096
 	firstG     = 0xc000_0000_0000
-	firstStack = 1 << 24 // relative to the heap
+	firstStack = 1 << 24 // offset from the start of the heap
 )
 
-// code is the program's code around fakeGoexit.
+// code fills b with the code at an address. There is code only around fakeGoexit.
 func (f fake) code(address uint64, b []byte) bool {
 	amd64 := []byte{0x90, 0xe8, 1, 2, 3, 4, 0x90}
 	arm64 := []byte{0xe0, 0x03, 0x00, 0xaa, 0x01, 0x00, 0x00, 0x94}
@@ -55,7 +56,7 @@ func (f fake) code(address uint64, b []byte) bool {
 	return true
 }
 
-// goroutine returns a goroutine with frames that return to these addresses, the innermost first.
+// goroutine returns a goroutine whose frames have these return addresses, innermost first.
 func (f fake) goroutine(id uint64, status uint32, returns ...uint64) G {
 	heap := cmp.Or(f.heap, firstG)
 	g := G{Address: heap + 1024*id, ID: id, Data: make([]byte, fakeSize)}
@@ -83,7 +84,7 @@ func (f fake) goroutine(id uint64, status uint32, returns ...uint64) G {
 
 func (g *G) put(offset int, v uint64) { binary.NativeEndian.PutUint64(g.Data[offset:], v) }
 
-// known returns the layout that calibration finds with a few parked goroutines.
+// known returns the layout that calibration finds from a few parked goroutines.
 func (f fake) known(t testing.TB) Layout {
 	t.Helper()
 	var gs []G
@@ -107,7 +108,7 @@ func TestCalibrate(t *testing.T) {
 	}
 }
 
-// Calibrate returns an error if a field is missing or ambiguous.
+// Calibrate returns an error if a field cannot be found, or if several offsets match.
 func TestCalibrateRefuses(t *testing.T) {
 	f := fakes["go 1.26"]
 	parked := func() []G {
@@ -169,7 +170,8 @@ func TestCalibrateRefuses(t *testing.T) {
 	}
 }
 
-// FindFramePointer is not misled by the frame pointer that an earlier system call has left in g.
+// FindFramePointer finds the right frame pointer even if g still contains another one from an
+// earlier system call.
 func TestCalibrateAfterSyscall(t *testing.T) {
 	for name, f := range fakes {
 		g := f.goroutine(1, StatusWaiting, 0x40_3003, fakeGoexit)
@@ -189,7 +191,7 @@ func TestUnwind(t *testing.T) {
 		pcs, result := l.Unwind(&g, nil, []uint64{1})
 		assert.Equal(t, []uint64{1, 0x40_2004, 0x40_3002, 0x40_4003}, pcs, name)
 		assert.Equal(t, Complete, result, name)
-		// Damage the stack and check the result. frame is the innermost frame.
+		// Each case damages the stack. frame is the address of the innermost frame.
 		frame := g.word(f.bp)
 		for what, tt := range map[string]struct {
 			change func(g *G)
@@ -219,7 +221,7 @@ func TestUnwind(t *testing.T) {
 
 func (s Stack) put(address, v uint64) { binary.NativeEndian.PutUint64(s.Data[address-s.Low:], v) }
 
-// Unwinding a stack that is too long returns the innermost frames.
+// If a stack is too long, unwinding returns its innermost frames.
 func TestUnwindEndless(t *testing.T) {
 	f := fakes["go 1.26"]
 	l := f.known(t)
@@ -253,7 +255,7 @@ func TestUnwindBeforeTheFirstInstruction(t *testing.T) {
 	}
 }
 
-// frameSizes maps instructions to the name and the frame size of their function.
+// frameSizes contains the function and the frame size for each instruction.
 type frameSizes map[uint64]struct {
 	function string
 	size     int
@@ -264,7 +266,8 @@ func (c frameSizes) Frame(pc uint64) (string, int, bool) {
 	return f.function, f.size, ok
 }
 
-// The stack continues where a signal has interrupted a function without a frame.
+// If a signal has interrupted a function without a frame, unwinding still finds that function and
+// its callers.
 func TestUnwindSignal(t *testing.T) {
 	code := frameSizes{0x40_6000: {sigpanic, 32}, 0x40_5000: {"main.leaf", 0}, 0x40_3002: {"main.f", 48}}
 	for name, f := range fakes {
@@ -278,7 +281,7 @@ func TestUnwindSignal(t *testing.T) {
 		g.Stack.put(handler, handler+32)
 		g.Stack.put(handler+8, 0x40_5000)
 		link, frame := handler+16, handler+24+40
-		if f.arm64 { // The link register is in 16 bytes above the handler's frame.
+		if f.arm64 { // the handler has pushed the link register above its frame
 			link = handler + 8 + 32
 			frame = link + 16 - 8
 		}
@@ -297,7 +300,7 @@ func TestSameAs(t *testing.T) {
 	for offset := range g.Data {
 		other := append([]byte(nil), g.Data...)
 		other[offset] ^= 0x10
-		// Only the byte with the garbage collector's mark may differ.
+		// Only the byte with the garbage collector's scan bit may differ.
 		assert.Equal(t, offset == f.status+1, l.SameAs(g.Data, other), offset)
 	}
 	assert.False(t, l.SameAs(g.Data, g.Data[:100]))
@@ -308,7 +311,7 @@ func TestFindReasons(t *testing.T) {
 	texts := []string{"GC assist marking", "IO wait", "chan receive (nil chan)", "sleep"}
 	const at = 0x50_0000
 	var names, table []byte
-	table = append(table, make([]byte, 40)...) // other data, followed by the empty first reason
+	table = append(table, make([]byte, 40)...) // other data, then the first reason, which is empty
 	for _, s := range texts {
 		table = binary.NativeEndian.AppendUint64(table, at+uint64(len(names)))
 		table = binary.NativeEndian.AppendUint64(table, uint64(len(s)))
@@ -322,14 +325,15 @@ func TestFindReasons(t *testing.T) {
 	names[3] ^= 1
 	assert.Nil(t, FindReasons(table, read))
 	names[3] ^= 1
-	names[30] = '\n' // Now the third string is not text.
+	names[30] = '\n' // the third string is no longer a text
 	assert.Equal(t, []string{"", texts[0], texts[1]}, FindReasons(table, read))
 	for size := range 60 {
 		FindReasons(table[:size], read)
 	}
 }
 
-// fakeCode implements Code. The fuzzer chooses the function and the frame size at each instruction.
+// fakeCode implements Code. Its bytes, which the fuzzer chooses, determine the function and the
+// frame size at each instruction.
 type fakeCode []byte
 
 func (c fakeCode) Frame(pc uint64) (string, int, bool) {

@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// These are statuses of a goroutine, the runtime's _Grunnable and so on. Their numbers have not
+// Statuses of a goroutine, called _Grunnable and so on in the runtime. Their values have not
 // changed since Go 1.0, because debuggers rely on them.
 const (
 	StatusRunnable  = 1
@@ -20,8 +20,8 @@ const (
 	StatusDead      = 6
 	StatusCopying   = 8
 	StatusPreempted = 9
-	// StatusLeaked is the status of a waiting goroutine if the garbage collector has found that it
-	// will wait forever.
+	// StatusLeaked is the status of a waiting goroutine that the garbage collector has found to
+	// wait forever.
 	StatusLeaked    = 10
 	StatusDeadExtra = 11
 
@@ -31,33 +31,35 @@ const (
 
 const wordSize = 8
 
-// G is a copy of the first bytes of a goroutine's g. It may also hold a copy of the used part of the
-// goroutine's stack.
+// G contains a copy of the first bytes of a goroutine's g. It may also contain a copy of the used
+// part of the goroutine's stack.
 type G struct {
-	// Address is the address of g, and ID the id of the goroutine that is expected there.
+	// Address is the address of the g. ID is the id of the goroutine that is expected to have that
+	// g.
 	Address, ID uint64
 	// Data is the copy of g, starting at its first byte.
 	Data []byte
-	// Stack is the used part of the goroutine's stack, or the innermost part of it.
+	// Stack is the used part of the goroutine's stack, or only the innermost part of it.
 	Stack Stack
 }
 
-// Stack is a copy of memory that starts at the address Low.
+// Stack is a copy of the memory that starts at address Low.
 type Stack struct {
 	Low  uint64
 	Data []byte
 }
 
-// word returns the word at an address. It returns false unless all of the word has been copied.
+// word returns the word at an address. It returns false if the copy does not include the whole
+// word.
 func (s Stack) word(address uint64) (uint64, bool) {
-	offset := address - s.Low // wraps around to a huge number if address is below Low
+	offset := address - s.Low // a huge number if address is below Low
 	if size := uint64(len(s.Data)); offset >= size || size-offset < wordSize {
 		return 0, false
 	}
 	return binary.NativeEndian.Uint64(s.Data[offset:]), true
 }
 
-// word returns the word at an offset of g, or 0 if the copy does not include it.
+// word returns the word at an offset in g, or 0 if the copy does not include it.
 func (g *G) word(offset int) uint64 {
 	if offset < 0 || offset > len(g.Data)-wordSize {
 		return 0
@@ -68,23 +70,24 @@ func (g *G) word(offset int) uint64 {
 // Bounds returns the bounds of the goroutine's stack, which are the first two words of every g. It
 // returns false if they are implausible.
 func (g *G) Bounds() (low, high uint64, ok bool) {
-	const smallest, largest = 1 << 10, 1 << 32 // The runtime's own limits are 2 KiB and 1 GB.
+	const smallest, largest = 1 << 10, 1 << 32 // the runtime's own limits are 2 KiB and 1 GB
 	low, high = g.word(0), g.word(wordSize)
 	return low, high, low != 0 && low < high && high-low >= smallest && high-low <= largest && low%wordSize == 0 && high%wordSize == 0
 }
 
-// Layout holds the offsets of the fields of g that this package needs, in bytes from the start of g.
-// A Layout is valid for one program.
+// Layout contains offsets of fields in g, in bytes. It is valid for one program.
 type Layout struct {
 	// Goid is the offset of the goroutine's id.
 	Goid int
-	// SP, PC and LR are the offsets of the registers with which the goroutine continues when it is
-	// scheduled again (g.sched). LR is used on arm64 only.
+	// SP, PC and LR are the offsets of the saved registers in g.sched. When the goroutine is
+	// scheduled again, it continues with these values. Only arm64 uses LR.
 	SP, PC, LR int
-	// Status is the offset of a uint32, WaitSince that of an int64, and WaitReason that of a byte.
+	// Status is the offset of a uint32, WaitSince the offset of an int64, and WaitReason the offset
+	// of a byte.
 	Status, WaitSince, WaitReason int
 
-	// BP is the offset of the frame pointer of g.sched. It is 0 until FindFramePointer has found it.
+	// BP is the offset of the saved frame pointer in g.sched. It is 0 until FindFramePointer has
+	// found it.
 	BP int
 	// Goexit is the address to which the outermost function of every goroutine returns.
 	Goexit uint64
@@ -97,21 +100,23 @@ var (
 	errAmbiguous = errors.New("several offsets match")
 )
 
-// ErrNoSamples means that Calibrate was given no goroutine to derive the layout from.
+// ErrNoSamples means that none of the goroutines passed to Calibrate can be used to find the
+// layout.
 var ErrNoSamples = errors.New("no goroutine to derive the layout from")
 
-// ErrNotParked means that the layout of stacks could not be derived because every goroutine was
+// ErrNotParked means that FindFramePointer could not read any stack, because all goroutines were
 // running.
 var ErrNotParked = errors.New("no goroutine with a stack that can be read")
 
 // Calibrate finds the fields of g, except for the frame pointer, by properties that all given
-// goroutines have in common. goid is the offset of their ids. All of them must be alive.
+// goroutines have in common. goid is the offset of the goroutine id in g. Goroutines that no longer
+// exist are ignored.
 //
-// g.sched contains a pointer to g itself, preceded by a stack pointer and a program counter. The
-// status is the only 32-bit number between g.sched and the id that is a possible status in every
-// goroutine. Three fields follow the id, in the same order since Go 1.4: the next g of a list, the
-// time since when the goroutine has been waiting, and the reason. Callers must verify the reason by
-// its texts.
+// g.sched contains a pointer to g itself, after a stack pointer and a program counter. The status
+// is the only 32-bit number between g.sched and the goroutine id that is a valid status in every
+// goroutine. Since Go 1.4, three fields have followed the id in this order: a link to another g,
+// the start of a wait, and the reason for the wait. Callers must verify the reason with the texts
+// from [FindReasons].
 func Calibrate(goid int, goroutines []G) (Layout, error) {
 	l := Layout{Goid: goid, WaitSince: goid + 2*wordSize, WaitReason: goid + 3*wordSize}
 	gs := slices.DeleteFunc(slices.Clone(goroutines), func(g G) bool {
@@ -131,7 +136,7 @@ func Calibrate(goid int, goroutines []G) (Layout, error) {
 	l.Status, err = only("the status", candidates(gs, self+wordSize, goid, 4, func(g *G, offset int) bool {
 		v := binary.NativeEndian.Uint32(g.Data[offset:])
 		if low, _, _ := g.Bounds(); offset%wordSize != 0 && (v == uint32(g.Address>>32) || v == uint32(low>>32)) {
-			return false // the upper half of a pointer into the heap, which may look like a status
+			return false // upper half of a pointer into the heap, which may look like a status
 		}
 		switch v &^ statusScan {
 		case StatusRunnable, StatusRunning, StatusSyscall, StatusWaiting, StatusDead, StatusCopying, StatusPreempted, StatusLeaked, StatusDeadExtra:
@@ -152,8 +157,8 @@ func Calibrate(goid int, goroutines []G) (Layout, error) {
 	return l, nil
 }
 
-// candidates returns the offsets, from first up to but excluding end, at which holds returns true
-// for every goroutine.
+// candidates returns the offsets at which holds returns true for every goroutine. It tries first,
+// first+step and so on, up to but excluding end.
 func candidates(gs []G, first, end, step int, holds func(g *G, offset int) bool) []int {
 	var found []int
 	for offset := first; offset < end; offset += step {
@@ -179,8 +184,8 @@ func only(what string, offsets []int) (int, error) {
 	}
 }
 
-// StatusOf returns a goroutine's status. scanned is true if the garbage collector holds the
-// goroutine, and may be moving its stack.
+// StatusOf returns a goroutine's status. scanned is true if the garbage collector is scanning the
+// goroutine, and possibly moving its stack.
 func (l *Layout) StatusOf(g *G) (status uint32, scanned bool) {
 	if l.Status > len(g.Data)-4 {
 		return 0, false
@@ -189,8 +194,8 @@ func (l *Layout) StatusOf(g *G) (status uint32, scanned bool) {
 	return status &^ statusScan, status&statusScan != 0
 }
 
-// Saved reports whether g.sched says where the goroutine continues. While a goroutine runs, its
-// g.sched is outdated.
+// Saved reports whether g.sched contains the registers with which the goroutine will continue.
+// While the goroutine runs, they are outdated.
 func (l *Layout) Saved(g *G) bool {
 	switch status, _ := l.StatusOf(g); status {
 	case StatusRunnable, StatusSyscall, StatusWaiting, StatusPreempted, StatusLeaked:
@@ -199,16 +204,17 @@ func (l *Layout) Saved(g *G) bool {
 	return false
 }
 
-// Is reports whether g still belongs to the goroutine: the runtime reuses a g after its goroutine has
-// exited.
+// Is reports whether g still belongs to the goroutine. After a goroutine has exited, the runtime
+// reuses its g.
 func (l *Layout) Is(g *G) bool {
 	status, _ := l.StatusOf(g)
 	return g.word(l.Goid) == g.ID && g.ID != 0 && status != StatusDead && status != StatusDeadExtra && status != 0
 }
 
 // SameAs reports whether two copies of the same g are equal except for the garbage collector's scan
-// bit. If they are, the goroutine did not run in between, because the runtime changes several fields
-// of g whenever a goroutine stops. So everything read between the copies is consistent.
+// bit. If they are equal, the goroutine did not run between the copies, because the runtime changes
+// several fields of g when a goroutine stops. So everything that was read between the copies is
+// consistent.
 func (l *Layout) SameAs(before, after []byte) bool {
 	if len(before) != len(after) || l.Status > len(before)-4 {
 		return false
@@ -218,8 +224,8 @@ func (l *Layout) SameAs(before, after []byte) bool {
 		string(before[:l.Status]) == string(after[:l.Status]) && string(before[l.Status+4:]) == string(after[l.Status+4:])
 }
 
-// UsedStack returns the address range of the used part of a goroutine's stack. The goroutine must not
-// be running. UsedStack returns false if the range would be implausible.
+// UsedStack returns the address range of the used part of a goroutine's stack. The goroutine must
+// not be running. It returns false if the range is implausible.
 func (l *Layout) UsedStack(g *G) (low, high uint64, ok bool) {
 	low, high, ok = g.Bounds()
 	sp := g.word(l.SP)
@@ -231,7 +237,7 @@ func (l *Layout) UsedStack(g *G) (low, high uint64, ok bool) {
 }
 
 // WaitReasonOf returns the number of the reason why a goroutine waits. It returns false if the
-// goroutine does not wait: the number is then left from an earlier wait.
+// goroutine does not wait, because g then contains the reason for an earlier wait.
 func (l *Layout) WaitReasonOf(g *G) (int, bool) {
 	status, _ := l.StatusOf(g)
 	if l.WaitReason >= len(g.Data) || status != StatusWaiting && status != StatusLeaked {
@@ -240,8 +246,9 @@ func (l *Layout) WaitReasonOf(g *G) (int, bool) {
 	return int(g.Data[l.WaitReason]), true
 }
 
-// WaitSinceOf returns the latest possible start of a goroutine's wait, in nanoseconds of
-// CLOCK_MONOTONIC, or 0 if it is unknown. Only garbage collections set it.
+// WaitSinceOf returns the time, in nanoseconds of CLOCK_MONOTONIC, by which a goroutine had begun
+// to wait at the latest. It returns 0 if the time is unknown. Only a garbage collection sets it, so
+// a wait may have begun long before.
 func (l *Layout) WaitSinceOf(g *G) int64 {
 	switch status, _ := l.StatusOf(g); status {
 	case StatusWaiting, StatusSyscall, StatusLeaked:

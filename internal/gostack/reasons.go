@@ -5,18 +5,18 @@ package gostack
 
 import "encoding/binary"
 
-// The runtime has the texts of its wait reasons in an array of strings. Their order has changed
-// from release to release, except for the first three.
+// The runtime contains an array with a text for each wait reason. The order of the texts has
+// changed between releases, except for the first three.
 const (
 	firstReason, secondReason = "GC assist marking", "IO wait"
-	// maxReasons and maxReasonSize bound the number and the size of the texts that are read.
+	// maxReasons limits the number of texts that are read, and maxReasonSize the size of each.
 	maxReasons, maxReasonSize = 64, 64
 )
 
-// FindReasons searches a part of the program's data for the runtime's texts of wait reasons. The
-// data must begin at an address that is divisible by 8. read reads memory of the program. The result
-// is indexed by the number of the reason. FindReasons recognizes the array by its first texts, and
-// reads it up to the first string that is not a text.
+// FindReasons searches a part of a program's data for the array with the texts of wait reasons. The
+// address of data must be divisible by 8. read reads the program's memory. The result is indexed by
+// the number of the reason. FindReasons recognizes the array by its first texts, and reads it up to
+// the first string that is not a text. It returns nil if it finds no such array.
 func FindReasons(data []byte, read func(address uint64, b []byte) bool) []string {
 	word := func(i int) uint64 { return binary.NativeEndian.Uint64(data[i*wordSize:]) }
 	for i := range max(0, len(data)/wordSize-5) {

@@ -10,17 +10,18 @@ import (
 	"slices"
 )
 
-// Code describes the machine code of the program. Unwinding needs it where frame pointers do not lead
-// to the caller: in functions interrupted by a signal, and where C has called back into Go.
+// Code describes the machine code of a program. Unwinding needs it where frame pointers do not lead
+// to the caller: in a function that a signal has interrupted, and where C has called Go.
 type Code interface {
-	// Frame returns the name of the Go function that contains the instruction at pc, and the size of
-	// its frame in bytes when that instruction is executed. On amd64 the size excludes the return
-	// address. ok is false if the address is not in a Go function.
+	// Frame returns the name of the Go function that contains the instruction at pc. It also
+	// returns the size in bytes of the function's frame when the program is at that instruction. On
+	// amd64 the size does not include the return address. ok is false if pc is not in a Go
+	// function.
 	Frame(pc uint64) (function string, size int, ok bool)
 }
 
-// Runtime functions whose callers cannot be found by frame pointers alone. They have had these
-// names since Go 1.14.
+// Names of runtime functions whose callers cannot be found by frame pointers alone. They have not
+// changed since Go 1.14.
 const (
 	asyncPreempt = "runtime.asyncPreempt"
 	sigpanic     = "runtime.sigpanic"
@@ -28,27 +29,29 @@ const (
 	goexit       = "runtime.goexit"
 )
 
-// MaxFrames is the maximum number of frames that are followed.
+// MaxFrames is the maximum number of frames that are unwound.
 const MaxFrames = 1024
 
-// A Result says how far a stack could be followed.
+// A Result says whether a stack is complete.
 type Result int
 
 const (
-	// Complete stacks end at the goroutine's outermost function.
+	// Complete means that the stack ends at the goroutine's outermost function.
 	Complete Result = iota
-	// Short stacks have only the innermost frames, because the copy of the stack ends too early or
-	// the stack has more than [MaxFrames] frames.
+	// Short means that only the innermost frames were found, because the copy of the stack is too
+	// short or the stack has more than [MaxFrames] frames.
 	Short
-	// Broken stacks end where no caller could be found.
+	// Broken means that the stack ends where no caller could be found.
 	Broken
 )
 
-// FindFramePointer finds the frame pointer of g.sched with the help of the goroutines' stacks. It
-// searches the words between g.sched and the status. In at least nine of ten parked goroutines, the
-// chain of frames that starts at the frame pointer ends at the same return address, with no frame
-// behind it. That address must be in runtime.goexit, which is recognized by its instructions, a
-// no-operation and a call. code reads bytes of the program.
+// FindFramePointer finds the saved frame pointer in g.sched, and sets l.BP, l.Goexit and l.ARM64.
+// It needs the stacks of the goroutines. code reads the code of the program.
+//
+// It tries each word between g.sched and the status. The frame pointer begins a chain of frames. In
+// at least nine of ten parked goroutines, the last return address of the chain must be the same,
+// and must be in runtime.goexit. That function is recognized by its instructions, a no-operation
+// and a call.
 func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []byte) bool) error {
 	var gs []G
 	for i := range goroutines {
@@ -82,9 +85,9 @@ func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []
 	if len(found) == 0 {
 		return fmt.Errorf("the frame pointer: %w", errNotFound)
 	}
-	// After g.sched the runtime keeps a second frame pointer, for system calls. It stays there after
-	// the call has returned, and may still point at a valid frame. The frame in which a waiting
-	// goroutine stopped is the innermost one, so it has the lowest address.
+	// After g.sched, g has another frame pointer, which the runtime sets for system calls. It stays
+	// there after the call and may still point to a valid frame. The right one points to the
+	// innermost frame, which has the lowest address.
 	for _, p := range found[1:] {
 		if slices.ContainsFunc(gs, func(g G) bool {
 			_, ok := chainEnd(g.Stack, g.word(p.offset))
@@ -98,15 +101,15 @@ func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []
 	return nil
 }
 
-// fresh reports whether a goroutine has apparently not run yet: it is runnable, and its stack is
-// almost empty.
+// fresh reports whether a goroutine has probably not run yet, because it is runnable and its stack
+// is almost empty.
 func (l *Layout) fresh(g *G) bool {
 	status, _ := l.StatusOf(g)
 	_, high, _ := g.Bounds()
 	return status == StatusRunnable && high-g.word(l.SP) < 128
 }
 
-// chainEnd follows a chain of frames to the last one and returns its return address.
+// chainEnd follows a chain of frames to its end and returns the last return address.
 func chainEnd(s Stack, bp uint64) (uint64, bool) {
 	for range MaxFrames {
 		next, ok := s.word(bp)
@@ -125,9 +128,9 @@ func chainEnd(s Stack, bp uint64) (uint64, bool) {
 	return 0, false
 }
 
-// isGoexit reports whether an address is that of the second instruction of runtime.goexit. That
-// function is written in assembly and consists of a no-operation and a call. It has the no-operation
-// so that the return address appears to follow a call in goexit.
+// isGoexit reports whether an address is the second instruction of runtime.goexit. This assembly
+// function begins with a no-operation and a call. The no-operation makes the return address of
+// every goroutine look as if goexit had called its outermost function.
 func isGoexit(address uint64, code func(uint64, []byte) bool) bool {
 	return isGoexitAMD64(address, code) || isGoexitARM64(address, code)
 }
@@ -142,22 +145,23 @@ func isGoexitARM64(address uint64, code func(uint64, []byte) bool) bool {
 	return code(address-4, b[:]) && binary.LittleEndian.Uint32(b[:]) == 0xaa0003e0 && binary.LittleEndian.Uint32(b[4:])>>26 == 0x25
 }
 
-// ErrNoStack means that a goroutine's stack cannot be followed from where it stopped.
+// ErrNoStack means that a goroutine's stack cannot be unwound from the place where the goroutine
+// stopped.
 var ErrNoStack = errors.New("no stack")
 
-// An unwinder follows one stack.
+// An unwinder unwinds one stack.
 type unwinder struct {
 	*Layout
 	code  Code
 	stack Stack
 	pcs   []uint64
-	first int // number of pcs that belong to other stacks
+	first int // index in pcs at which this stack begins
 }
 
-// Unwind appends the stack of a goroutine that does not run to pcs, the innermost frame first. Each
-// element is the address of an instruction: the next one to be executed if a signal or the
-// scheduler stopped the goroutine there, otherwise the last byte of a call. runtime.goexit is left
-// out. code may be nil.
+// Unwind appends the stack of a goroutine that is not running to pcs, innermost frame first. Each
+// element is the address of an instruction. If a signal or the scheduler stopped the goroutine
+// there, it is the next instruction to be executed. Otherwise it is the last byte of a call. The
+// stack does not include runtime.goexit. code may be nil.
 func (l *Layout) Unwind(g *G, code Code, pcs []uint64) ([]uint64, Result) {
 	u := unwinder{l, code, g.Stack, pcs, len(pcs)}
 	sp, pc, bp := g.word(l.SP), g.word(l.PC), g.word(l.BP)
@@ -168,15 +172,15 @@ func (l *Layout) Unwind(g *G, code Code, pcs []uint64) ([]uint64, Result) {
 	if !l.ARM64 {
 		entry, _ = u.stack.word(sp)
 	}
-	if entry == l.Goexit && bp == 0 { // The goroutine has not run yet.
+	if entry == l.Goexit && bp == 0 { // the goroutine has not run yet
 		return append(pcs, pc), Complete
 	}
 	u.pcs = append(u.pcs, pc-1)
 	return u.pcs, u.follow(pc-1, bp)
 }
 
-// UnwindFrom is [Layout.Unwind] for a goroutine that was stopped by a signal at the instruction pc
-// with the stack pointer sp. It needs code, but not the layout.
+// UnwindFrom is like [Layout.Unwind], but for a goroutine that a signal has stopped at the
+// instruction pc with the stack pointer sp. It needs code, but no layout.
 func (l *Layout) UnwindFrom(s Stack, pc, sp uint64, code Code, pcs []uint64) ([]uint64, Result) {
 	u := unwinder{l, code, s, pcs, len(pcs)}
 	if code == nil {
@@ -192,16 +196,16 @@ func (l *Layout) UnwindFrom(s Stack, pc, sp uint64, code Code, pcs []uint64) ([]
 // full reports whether the maximum number of frames has been reached.
 func (u *unwinder) full() bool { return len(u.pcs)-u.first >= MaxFrames }
 
-// follow follows the chain of frames that begins at bp. pc is in the function that this frame
-// belongs to.
+// follow appends the callers of a function. bp is the address of the function's frame, and pc is an
+// instruction of the function.
 func (u *unwinder) follow(pc, bp uint64) Result {
-	var sp uint64 // stack pointer of the function that contains pc, once known
+	var sp uint64 // stack pointer of the function that contains pc, or 0 if unknown
 	var ok bool
 	for !u.full() {
 		function := u.function(pc)
 		if function == cgocallback && sp != 0 {
-			// C has frame pointers of its own. The stack continues at a return address that the
-			// runtime has stored.
+			// The frame pointers of C code cannot be followed. The stack continues at a return
+			// address that the runtime has stored.
 			if bp, pc, ok = u.leaveCallback(pc, sp); !ok {
 				return Broken
 			}
@@ -219,11 +223,11 @@ func (u *unwinder) follow(pc, bp uint64) Result {
 		}
 		sp = bp + 2*wordSize
 		if function == asyncPreempt || function == sigpanic {
-			// A signal has interrupted the calling function, which may not have set up its frame
-			// yet, or may be without one.
+			// A signal has interrupted the caller, which may have no frame, or may not have set it
+			// up yet.
 			var lr uint64
 			if u.ARM64 {
-				// The link register is in the 16 bytes above the handler's frame.
+				// The handler has pushed the link register above its frame.
 				_, size, ok := u.code.Frame(pc)
 				pushed := bp + wordSize + uint64(size)
 				if lr, _ = u.stack.word(pushed); !ok || size < 0 || lr == 0 {
@@ -243,12 +247,13 @@ func (u *unwinder) follow(pc, bp uint64) Result {
 	return Short
 }
 
-// isGoexit reports whether a return address is in runtime.goexit, the end of every stack.
+// isGoexit reports whether a return address is in runtime.goexit, where every stack ends.
 func (u *unwinder) isGoexit(ret uint64) bool {
 	return ret == u.Goexit && ret != 0 || u.Goexit == 0 && u.function(ret) == goexit
 }
 
-// end returns the result for a chain that ends at bp, where there is no frame.
+// end returns the result for a chain of frames that leads to bp, where the copy of the stack has no
+// frame.
 func (u *unwinder) end(bp uint64) Result {
 	if end := u.stack.Low + uint64(len(u.stack.Data)); bp%wordSize == 0 && bp >= end-wordSize && bp-end < 1<<30 {
 		return Short
@@ -264,10 +269,10 @@ func (u *unwinder) function(pc uint64) string {
 	return name
 }
 
-// enter appends the instruction pc, at which a function was interrupted, and its callers up to the
-// first one with a frame. sp is the stack pointer at that moment. lr is the link register on arm64, or
-// 0 if it is unknown. enter returns the address of the frame, and the pc in the function to which the
-// frame belongs.
+// enter appends the interrupted instruction pc, and the callers of its function up to the first
+// function with a frame. sp is the stack pointer at the interruption. On arm64, lr is the link
+// register, or 0 if it is unknown. enter returns the address of the frame, and the last pc that it
+// has appended, which is in the function with the frame.
 func (u *unwinder) enter(pc, sp, lr uint64) (bp, last uint64, ok bool) {
 	for at := pc; !u.full(); {
 		_, size, ok := u.code.Frame(at)
@@ -283,7 +288,7 @@ func (u *unwinder) enter(pc, sp, lr uint64) (bp, last uint64, ok bool) {
 		}
 		ret := lr
 		if u.ARM64 {
-			lr = 0 // Only the innermost function can be without a frame.
+			lr = 0 // only the innermost function can be without a frame
 		} else {
 			if ret, ok = u.stack.word(sp); !ok {
 				return 0, 0, false
@@ -295,7 +300,7 @@ func (u *unwinder) enter(pc, sp, lr uint64) (bp, last uint64, ok bool) {
 		}
 		at = ret - 1
 		if u.isGoexit(ret) {
-			if u.ARM64 { // The pushed link register holds the address in goexit.
+			if u.ARM64 { // the link register that was pushed contains the address in goexit
 				return sp - 3*wordSize, at, true
 			}
 			return sp - 2*wordSize, at, true
@@ -304,8 +309,9 @@ func (u *unwinder) enter(pc, sp, lr uint64) (bp, last uint64, ok bool) {
 	return 0, 0, false
 }
 
-// leaveCallback appends the callers of runtime.cgocallback, up to the first one with a frame pointer.
-// pc and sp are the program counter and the stack pointer in cgocallback.
+// leaveCallback appends the callers of runtime.cgocallback up to the first one with a frame
+// pointer. pc is an instruction of cgocallback, and sp is its stack pointer there. The results have
+// the same meaning as those of enter.
 func (u *unwinder) leaveCallback(pc, sp uint64) (bp, last uint64, ok bool) {
 	_, size, ok := u.code.Frame(pc)
 	if !ok || size < 0 {
@@ -319,7 +325,7 @@ func (u *unwinder) leaveCallback(pc, sp uint64) (bp, last uint64, ok bool) {
 	if !ok {
 		return 0, 0, false
 	}
-	if u.isGoexit(ret) { // C created the thread, so the Go stack ends here.
+	if u.isGoexit(ret) { // a thread created by C: the Go stack ends here
 		return at - wordSize, pc, true
 	}
 	return u.enter(ret-1, caller, 0)

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package invariants enables checks of the span path's invariants in programs built with -race or
-// with the tag invariants. In other programs the checks are not compiled in.
+// Package invariants enables internal checks in programs built with -race or with the tag
+// invariants. In other programs, the checks are not compiled.
 //
-// The package does not know the invariants that its callers check, and imports nothing from otelctx.
+// The package imports no other package of otelctx.
 package invariants

@@ -5,7 +5,7 @@
 
 package invariants
 
-// Enabled reports whether checks are compiled in.
+// Enabled is true if checks are compiled in.
 const Enabled = true
 
 // Check panics if holds is false. what describes the invariant.

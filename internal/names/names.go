@@ -15,23 +15,24 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Capacity is the number of entries. Entry 0 means no name.
+// Capacity is the number of entries in the table. Entry 0 stands for no name.
 const Capacity = 1 << 12
 
 // indexBits makes the index at most half full, which keeps searches short.
 const indexBits = 13
 
-// Table holds the span names of a process. [New] makes one. It is safe for concurrent use. A nil Table
-// is empty.
+// Table contains the span names of a process. Use [New] to create it. It is safe for concurrent
+// use. A nil Table is empty.
 type Table struct {
 	// seed is odd, and differs from process to process.
 	seed uint64
-	// index finds a name by its hash. An entry consists of the upper bits of the hash and the
-	// number, or is 0 if it is empty.
+	// index is a hash table that contains the numbers of names. An element combines the upper bits
+	// of a name's hash with its number. 0 is an empty element.
 	index [1 << indexBits]atomic.Uint64
-	// texts holds the names by number. Storing a name claims its number.
+	// texts contains the names by number. A name claims a number by being stored here.
 	texts [Capacity]atomic.Pointer[text]
-	// used counts the numbers whose name is complete: it is in texts, in the entries and in the index.
+	// used counts the numbers whose names are complete, that is, stored in texts, in entries and in
+	// index.
 	used atomic.Uint32
 
 	header  *wire.NamesHeader
@@ -41,15 +42,13 @@ type Table struct {
 	leftOut atomic.Int64
 }
 
-// text is a name in the table.
 type text struct {
 	name string
 	hash uint64
 }
 
 // New returns an empty table. If heap is true, the table is on the heap, where other processes do
-// not find it. If the memory cannot be mapped, New returns a table on the heap together with an
-// error.
+// not find it. If memory cannot be mapped, New returns an error and also a table on the heap.
 func New(heap bool) (t *Table, err error) {
 	t = &Table{seed: maphash.Bytes(maphash.MakeSeed(), nil) | 1}
 	t.region, err = vma.NewOrHeap(wire.NamesName, wire.NamesHeaderSize+Capacity*wire.NameEntrySize, heap)
@@ -69,7 +68,7 @@ func New(heap bool) (t *Table, err error) {
 // Address returns the address of the table's header.
 func (t *Table) Address() uint64 { return t.region.Address() }
 
-// Close unpublishes the table: other processes no longer find it. Names keep their numbers.
+// Close hides the table from other processes. Names keep their numbers.
 func (t *Table) Close() error {
 	if t == nil {
 		return nil
@@ -80,9 +79,9 @@ func (t *Table) Close() error {
 	return nil
 }
 
-// Number returns the number of a name, cut to [wire.MaxName] bytes by [gorecord.Cut]. It returns 0
-// if the name is empty. It also returns 0, and counts the name (see [Table.LeftOut]), if the name
-// is new and the table is full.
+// Number returns the number of a name. It cuts the name to [wire.MaxName] bytes with [gorecord.Cut]
+// first. It returns 0 if the name is empty, or if the name is new and the table is full.
+// [Table.LeftOut] counts the latter case.
 func (t *Table) Number(name string) uint16 {
 	if len(name) > wire.MaxName {
 		name = gorecord.Cut(name, wire.MaxName)
@@ -95,8 +94,8 @@ func (t *Table) Number(name string) uint16 {
 	return number
 }
 
-// hash returns a hash of a name. Only the upper bits of the hash depend on every bit of the name.
-// It takes a third of the time of package maphash.
+// hash returns a hash of a name. All bits of the name affect its upper bits, but not its lower
+// bits. hash takes a third of the time that package maphash would take.
 func (t *Table) hash(name string) uint64 {
 	n := len(name)
 	h := uint64(n) * t.seed
@@ -127,8 +126,9 @@ func word(s string) uint64 {
 	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 | uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
-// find returns the number of a name, or 0 and the empty index entry where the name belongs. It
-// always finds one of the two, because at least half of the index is empty.
+// find returns the number of a name. If the name has no number, it returns 0 and the empty element
+// of the index where the name belongs. There is always an empty element, because the index is at
+// most half full.
 func (t *Table) find(name string, hash uint64) (number uint16, empty *atomic.Uint64) {
 	for i := hash >> (64 - indexBits); ; i++ {
 		slot := &t.index[i%uint64(len(t.index))]
@@ -150,16 +150,17 @@ func (t *Table) text(number uint16) string {
 	return ""
 }
 
-// add gives a name the next number. Goroutines that add names concurrently complete each other's
-// entries, so that none of them waits for a descheduled thread.
+// add gives a name the next free number, and returns that number. If another goroutine has claimed
+// the number and is still adding its own name, add completes that first instead of waiting for the
+// goroutine, which may have no CPU.
 //
 //go:noinline
 func (t *Table) add(name string, hash uint64) uint16 {
-	// Clone the name, because it may be a substring of something large.
+	// Copy the name, which may be a substring of something large.
 	added := &text{strings.Clone(name), hash}
 	for {
-		// Load used first, then find: if the name has a number below n, find returns it, and if
-		// another goroutine gives it the number n, the claim fails.
+		// Load used before find. If the name has a number below n, find returns it. If another
+		// goroutine gives the name the number n meanwhile, the claim below fails.
 		n := t.used.Load()
 		if number, _ := t.find(name, hash); number != 0 {
 			return number
@@ -177,12 +178,12 @@ func (t *Table) add(name string, hash uint64) uint16 {
 	}
 }
 
-// complete publishes a name that has claimed a number. Several goroutines may complete the same
-// name concurrently, or again after it has been published.
+// complete publishes a name that has claimed the number n. Several goroutines may complete the same
+// name at the same time, or after it has been completed.
 func (t *Table) complete(n uint32, claimed *text) {
 	t.entries[n].Put(claimed.name)
-	// Used is incremented before the number is stored in a cell or record, so a reader that finds
-	// the number there also finds it below Used.
+	// Used is incremented before any cell or record contains the number. So a reader that finds the
+	// number there also finds that it is below Used.
 	atomic.CompareAndSwapUint32(&t.header.Used, n, n+1)
 	for {
 		number, empty := t.find(claimed.name, claimed.hash)
@@ -193,7 +194,7 @@ func (t *Table) complete(n uint32, claimed *text) {
 	t.used.CompareAndSwap(n, n+1)
 }
 
-// Set sets n to the names with these numbers, for a record.
+// Set sets n to the names with these numbers, and cuts them to fit into labels.
 func (t *Table) Set(n *gorecord.Names, name, endpoint uint16) {
 	if t == nil {
 		*n = gorecord.Names{}

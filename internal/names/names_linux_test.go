@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/internal/remotemem"
 )
 
-// entry returns an entry as other processes read it.
+// entry returns the name in an entry, read as other processes read it.
 func (t *Table) entry(tb testing.TB, number uint16) string {
 	tb.Helper()
 	var b [256]byte
@@ -58,7 +58,7 @@ func TestNumber(t *testing.T) {
 	assert.Zero(t, testing.AllocsPerRun(100, func() { table.Number(long) }))
 }
 
-// Once the table is full, new names are left out and earlier names stay.
+// Once the table is full, new names get no number, and the names in it stay.
 func TestTooManyNames(t *testing.T) {
 	table := newTable(t)
 	for i := range 4 * Capacity {
@@ -74,7 +74,7 @@ func TestTooManyNames(t *testing.T) {
 	assert.Zero(t, table.Number("late"))
 }
 
-// Similar names get different numbers, up to the capacity.
+// Similar names get different numbers, until the table is full.
 func TestSimilarNames(t *testing.T) {
 	for _, format := range []string{
 		"worker-task-%02d", "orders-partition-%03d", "%-12s%04d middle!! and end", "shard %d of the catalogue",
@@ -95,7 +95,7 @@ func TestSimilarNames(t *testing.T) {
 	}
 }
 
-// Goroutines that add the same names concurrently lose none, and agree on the numbers.
+// Goroutines that add the same names at the same time get the same numbers, and no name is lost.
 func TestNumberConcurrently(t *testing.T) {
 	const goroutines, count = 16, 320
 	for round := range 20 {
@@ -130,7 +130,7 @@ func TestNilTable(t *testing.T) {
 	assert.NoError(t, table.Close())
 }
 
-// recordNames returns the names with these numbers as set in a record.
+// recordNames returns the result of Set for these numbers.
 func recordNames(t *Table, name, endpoint uint16) (n gorecord.Names) {
 	t.Set(&n, name, endpoint)
 	return n

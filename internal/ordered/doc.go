@@ -1,18 +1,19 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ordered stores data that other threads and processes read without a lock. Its stores
-// become visible in the order in which they are made, like atomic stores. On CPUs that guarantee
-// this order anyway, they avoid the locked instruction of Go's atomic stores.
+// Package ordered stores data that other threads and processes read without a lock. Like atomic
+// stores, its stores become visible in program order. But on amd64, where the CPU guarantees this
+// order anyway, they are plain stores, without the locked instruction of an atomic store in Go.
 //
-// On amd64 the CPU makes stores visible in program order, and the compiler moves no store across an
-// atomic operation. So plain stores between two atomic operations are enough: [PutFirst] ends with
-// an atomic load, and [PutLast] begins with one. Function calls do not count as barriers, because
-// the compiler may inline them. On other architectures, and with the race detector, all functions
-// make atomic stores. Concurrent stores to the same field must store the same value.
+// The compiler could still reorder plain stores, but it moves no store across an atomic operation.
+// Therefore [PutFirst] ends with an atomic load, and [PutLast] begins with one. A function call
+// would not be enough, because the compiler may inline the function. On other architectures, and
+// with the race detector, all functions make atomic stores. Concurrent stores to the same field
+// must store the same value.
 //
-// Unlike atomic stores, these stores may be overtaken by later loads. A writer that stores and then
-// loads a reader's answer needs an atomic read-modify-write operation in between.
+// A later load may happen before one of these stores becomes visible. With an atomic store, this is
+// impossible. If the writer loads a reader's answer after storing, it needs an atomic
+// read-modify-write operation in between.
 //
-// The package knows no format, and imports nothing from otelctx.
+// The package imports no other package of otelctx.
 package ordered

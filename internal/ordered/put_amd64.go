@@ -13,10 +13,11 @@ import (
 // PutFirst stores a value that becomes visible before all later stores.
 func PutFirst(field *uint64, v uint64) {
 	*field = v
-	atomic.LoadUint64(field) // nothing is moved across it
+	atomic.LoadUint64(field) // the compiler does not move stores across this load
 }
 
-// Put stores to a field between [PutFirst], or an atomic operation, and [PutLast].
+// Put stores to a field. Call it after [PutFirst] or another atomic operation, and before
+// [PutLast].
 func Put(field *uint64, v uint64) { *field = v }
 
 // Put32 is [Put] for 32 bits.
@@ -24,12 +25,12 @@ func Put32(field *uint32, v uint32) { *field = v }
 
 // PutPointer stores a pointer that becomes visible after all earlier stores.
 func PutPointer(field *unsafe.Pointer, to unsafe.Pointer) {
-	atomic.LoadPointer(field) // nothing is moved across it
+	atomic.LoadPointer(field) // the compiler does not move stores across this load
 	*field = to
 }
 
 // PutLast stores a value that becomes visible after all earlier stores.
 func PutLast(field *uint64, v uint64) {
-	atomic.LoadUint64(field) // nothing is moved across it
+	atomic.LoadUint64(field) // the compiler does not move stores across this load
 	*field = v
 }

@@ -13,7 +13,8 @@ import (
 // PutFirst stores a value that becomes visible before all later stores.
 func PutFirst(field *uint64, v uint64) { atomic.StoreUint64(field, v) }
 
-// Put stores to a field between [PutFirst], or an atomic operation, and [PutLast].
+// Put stores to a field. Call it after [PutFirst] or another atomic operation, and before
+// [PutLast].
 func Put(field *uint64, v uint64) { atomic.StoreUint64(field, v) }
 
 // Put32 is [Put] for 32 bits.

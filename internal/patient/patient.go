@@ -18,45 +18,47 @@ import (
 var (
 	// ErrNoAnswer means that reading a process took too long.
 	ErrNoAnswer = errors.New("reading timed out (its memory may be backed by userfaultfd or FUSE)")
-	// ErrTooMany means that reading was refused because too many processes have timed out.
+	// ErrTooMany means that no further process is read, because reading has timed out for too many
+	// processes.
 	ErrTooMany = errors.New("reading has timed out for too many processes")
 
 	errStillWaiting = fmt.Errorf("%w: still no answer", ErrNoAnswer)
 )
 
-// Limit is the time limit for large reads of a process. Reading tens of thousands of threads takes
-// about a tenth of it.
+// Limit is the time limit for large reads. Reading a process with tens of thousands of threads
+// takes about a tenth of it.
 const Limit = 5 * time.Second
 
-// maxAbandoned bounds the number of processes with abandoned calls. maxPerUser bounds it for one
-// user, so that no user can prevent reads of other users' processes.
+// maxAbandoned limits the number of processes with abandoned calls. maxPerUser limits the number of
+// such processes per user, so that no user can prevent the reading of other users' processes.
 const (
 	maxAbandoned = 256
 	maxPerUser   = 64
 )
 
-// abandonedCalls counts the abandoned calls for a process that have not returned yet.
+// abandonedCalls counts the abandoned calls that read one process and have not returned yet.
 type abandonedCalls struct{ user, calls int }
 
-// abandoned holds the abandoned calls by process.
+// abandoned contains the abandoned calls of each process.
 var abandoned = struct {
 	sync.Mutex
 	byPID map[int]abandonedCalls
 }{byPID: make(map[int]abandonedCalls)}
 
 // Call calls f, which reads the process with id pid, and returns f's results. If f takes longer
-// than limit, the error wraps [ErrNoAnswer]. If ctx is done first, the error wraps ctx's error. Time
-// during which f runs, is ready to run or waits for a lock counts only a tenth, because then the
-// delay is due to this process or a busy machine.
+// than limit, the error wraps [ErrNoAnswer]. If ctx is done first, the error wraps ctx's error.
+// Time during which f runs, is ready to run, or waits for a lock counts only a tenth, because this
+// process or a busy machine causes such delays.
 //
-// An abandoned f continues on its goroutine until the process lets it return, and its results are
-// dropped. Until a call that timed out has returned, new calls for the same process fail at once,
-// and so do running calls that wait for a lock. While 64 processes of a user have such calls, calls
-// for any process of that user fail with an error that wraps [ErrTooMany]. While 256 processes in
-// total have such calls, all calls fail that way.
+// An abandoned f continues on its goroutine until the process lets it return. Its results are
+// dropped. Until it returns, new calls for the same process fail at once, and so do running calls
+// that wait for a lock. If 64 processes of a user have such calls, further calls for any process of
+// that user fail with an error that wraps [ErrTooMany]. If 256 processes have such calls, all
+// further calls fail with that error.
 //
-// Signals to this process are handled on threads other than f's, and do not wait for f. Call is
-// safe for concurrent use; everything that f accesses must be safe for concurrent use, too.
+// The thread of f handles no signals to this process, so signals do not wait for f. Call is safe
+// for concurrent use. Everything that f accesses must be safe for concurrent use, too, because f
+// may continue after Call has returned.
 func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T, error)) (T, error) {
 	var (
 		none, value T
@@ -69,7 +71,7 @@ func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T,
 	started := make(chan func() bool, 1)
 	go func() {
 		defer close(answered)
-		runtime.LockOSThread() // the time of this thread is measured
+		runtime.LockOSThread() // the stopwatch measures this thread
 		defer runtime.UnlockOSThread()
 		defer blockSignals()()
 		started <- Start().Blocked
@@ -89,15 +91,16 @@ func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T,
 	return none, fmt.Errorf("pid %d: %w", pid, reason)
 }
 
-// The thread of a call is checked this many times within its limit. A check counts only a tenth if
-// it finds the thread busy instead of blocked on the process.
+// checks is the number of times within the limit that the thread of a call is checked. If a check
+// finds the thread busy instead of blocked on the process, busyFactor such checks count as one.
 const (
 	checks     = 5
 	busyFactor = 10
 )
 
-// wait returns nil once f has returned, or the reason for abandoning it. The function received from
-// started reports whether the process blocks the thread.
+// wait waits until f has returned, and returns nil. If f must be abandoned, wait returns the
+// reason. It receives a function from started that reports whether the thread of f waits for the
+// process.
 func wait(ctx context.Context, pid int, limit time.Duration, started <-chan func() bool, answered <-chan struct{}) error {
 	var blocked func() bool
 	select {
@@ -105,8 +108,8 @@ func wait(ctx context.Context, pid int, limit time.Duration, started <-chan func
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	// A timer would also count the time while this process was stopped. A ticker drops missed
-	// ticks.
+	// If this process is stopped for some time, a ticker drops the missed ticks. A timer would
+	// count that time.
 	ticker := time.NewTicker(limit / checks)
 	defer ticker.Stop()
 	for passed := 0; passed < checks*busyFactor; {
@@ -127,7 +130,7 @@ func wait(ctx context.Context, pid int, limit time.Duration, started <-chan func
 	return fmt.Errorf("%w: no answer within %v", ErrNoAnswer, limit)
 }
 
-// hasAbandoned reports whether an abandoned call for a process has not returned.
+// hasAbandoned reports whether a process has an abandoned call that has not returned.
 func hasAbandoned(pid int) bool {
 	abandoned.Lock()
 	defer abandoned.Unlock()
@@ -162,7 +165,7 @@ func admit(pid int) error {
 	return nil
 }
 
-// userOf returns the user that started a process, or -1 if unknown.
+// userOf returns the id of the user that started a process, or -1 if it is unknown.
 func userOf(pid int) int {
 	user, err := procfs.NewFS("/proc").User(pid)
 	if err != nil {
@@ -171,7 +174,7 @@ func userOf(pid int) int {
 	return user
 }
 
-// addAbandoned adds n to the abandoned calls for a process.
+// addAbandoned adds n to the number of abandoned calls of a process.
 func addAbandoned(pid, n int) {
 	abandoned.Lock()
 	defer abandoned.Unlock()

@@ -25,8 +25,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const short = 20 * time.Millisecond
 
-// waiting returns a function that blocks until answer is called or the test ends. Until then its
-// threads wait in the kernel, as they would for another process.
+// waiting returns a function f that waits in the kernel, as when reading another process. f returns
+// when answer is called or the test ends.
 func waiting(t *testing.T) (f func() (int, error), answer func()) {
 	t.Helper()
 	var pipe [2]int
@@ -84,8 +84,8 @@ func TestCallWithoutAnswer(t *testing.T) {
 	assert.Equal(t, 2, value)
 }
 
-// A call that waits for a lock is abandoned together with the call that holds the lock and waits
-// for the process.
+// If a call holds a lock and waits for the process, another call that waits for the lock is
+// abandoned as well.
 func TestCallsOfOneProcess(t *testing.T) {
 	f, answer := waiting(t)
 	has, lets := make(chan struct{}), make(chan struct{})
@@ -117,8 +117,8 @@ func TestCallCancelled(t *testing.T) {
 	answer()
 }
 
-// A process-wide signal is not delivered to a thread of a call. A signal sent to that very thread
-// is delivered when the call returns.
+// A signal to this process is not delivered to the thread of a call. A signal to that thread is
+// delivered when the call returns.
 func TestCallBlocksSignals(t *testing.T) {
 	heard := make(chan os.Signal, 1)
 	signal.Notify(heard, unix.SIGUSR1)
@@ -137,7 +137,7 @@ func TestCallBlocksSignals(t *testing.T) {
 
 func TestTooManyCalls(t *testing.T) {
 	f, answer := waiting(t)
-	const first = 1 << 30 // No such process exists, so its user is unknown.
+	const first = 1 << 30 // no process has such an id, so the user is unknown
 	for pid := range maxPerUser {
 		_, err := Call(t.Context(), first+pid, short, f)
 		require.ErrorIs(t, err, ErrNoAnswer)
@@ -152,7 +152,7 @@ func TestTooManyCalls(t *testing.T) {
 	settle(t)
 }
 
-// A call that is busy itself, without waiting for the process, may take ten times the limit.
+// A call that is busy itself may take ten times the limit.
 func TestWaitDiscountsOwnTime(t *testing.T) {
 	for _, c := range []struct {
 		name    string

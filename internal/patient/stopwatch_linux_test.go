@@ -28,7 +28,7 @@ func onThread(f func()) {
 	<-done
 }
 
-// pin pins the calling thread to one CPU, the same for all callers.
+// pin pins the calling thread to one CPU, which is the same for all callers.
 func pin(t *testing.T) {
 	var set unix.CPUSet
 	if !assert.NoError(t, unix.SchedGetaffinity(0, &set)) {
@@ -44,7 +44,7 @@ func pin(t *testing.T) {
 	assert.NoError(t, unix.SchedSetaffinity(0, &set))
 }
 
-// Time spent waiting for a CPU that seven other threads use does not count.
+// Time during which the thread waits for a CPU that seven other threads use is not counted.
 func TestStopwatchExcludesWaiting(t *testing.T) {
 	if _, err := os.Stat("/proc/thread-self/schedstat"); err != nil {
 		t.Skip("the kernel has no schedstat: ", err)
@@ -71,8 +71,8 @@ func TestStopwatchExcludesWaiting(t *testing.T) {
 		pin(t)
 		begin := time.Now()
 		watch := Start()
-		// The kernel assigns slices of some milliseconds, and may first let this thread catch up
-		// with the others.
+		// The kernel assigns time slices of some milliseconds, and may first let this thread catch
+		// up with the others.
 		for ran := all; all < 300*time.Millisecond || ran > all/4 && all < testenv.Patience; {
 			all = time.Since(begin)
 			var ts unix.Timespec
@@ -87,9 +87,9 @@ func TestStopwatchExcludesWaiting(t *testing.T) {
 	assert.Less(t, elapsed, all/2)
 }
 
-// Time asleep counts. The kernel measures waiting with another clock than Go, so the test compares
-// no times: the thread sleeps until its stopwatch is past the limit. Without the sleep, the loop
-// would take only about a hundredth of the limit.
+// Time during which the thread sleeps is counted. The kernel measures waiting with another clock
+// than Go, so the test does not compare times. Instead, the thread sleeps until its stopwatch is
+// past the limit. If sleeping did not count, the loop would end before that.
 func TestStopwatchCountsSleep(t *testing.T) {
 	const (
 		nap    = 10 * time.Millisecond
@@ -99,7 +99,7 @@ func TestStopwatchCountsSleep(t *testing.T) {
 	onThread(func() {
 		watch, past := Start(), false
 		for range rounds {
-			_ = unix.Nanosleep(&unix.Timespec{Nsec: int64(nap)}, nil) // A signal may cut it short.
+			_ = unix.Nanosleep(&unix.Timespec{Nsec: int64(nap)}, nil) // a signal may end the sleep early
 			if past = watch.Past(limit); past {
 				break
 			}
@@ -109,7 +109,7 @@ func TestStopwatchCountsSleep(t *testing.T) {
 	})
 }
 
-// Blocked is true only for a thread that waits for something outside its process.
+// Blocked returns true only for a thread that waits for something outside its process.
 func TestBlocked(t *testing.T) {
 	read, answer := waiting(t)
 	var stop atomic.Bool
@@ -137,11 +137,11 @@ func TestBlocked(t *testing.T) {
 				})
 			}()
 			watch := <-started
-			// For a program with file capabilities, the kernel does not report the system call.
+			// In a program with file capabilities, the kernel does not report the system call.
 			untold := *watch
 			untold.syscall = ""
 			waits := name != "runs"
-			// The thread may not have reached its wait yet.
+			// The thread may not be waiting yet.
 			assert.Eventually(t, func() bool {
 				for range 20 {
 					if watch.Blocked() != c.blocked || untold.Blocked() != waits {

@@ -5,15 +5,17 @@ package patient
 
 import "golang.org/x/sys/unix"
 
-// futex is the number of the system call with which the threads of a process wait for each other.
+// futex is the number of the system call by which threads of a process wait for each other.
 const futex = unix.SYS_FUTEX
 
 // blockSignals blocks signals from other processes on the calling thread until restore is called.
-// The goroutine must stay on the thread. The kernel delivers a signal to one thread, preferably the
-// main thread; if that thread waits for the memory of another process, the signal would be stuck.
+// The goroutine must stay on the thread. The kernel delivers a signal to only one thread,
+// preferably the main thread. If that thread were waiting for the memory of another process, nobody
+// would handle the signal.
 //
-// Only the signals that people and supervisors send are blocked. The Go runtime sends others to its
-// own threads, and blocking fault signals would end the process.
+// Only signals that people and supervisors send are blocked. The Go runtime needs the others: it
+// sends some to its own threads, and a fault on a thread that blocks the signal would kill the
+// process.
 func blockSignals() (restore func()) {
 	var blocked, before unix.Sigset_t
 	for _, s := range []unix.Signal{

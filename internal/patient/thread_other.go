@@ -5,7 +5,7 @@
 
 package patient
 
-// futex is not a valid number: this platform does not report the system calls of threads.
+// futex matches no system call, because this platform does not report the system calls of threads.
 const futex = -1
 
 // blockSignals does nothing: no process can be read on this platform.

@@ -13,15 +13,15 @@ import (
 	"strconv"
 )
 
-// Limits of a maps file. A name has at most PATH_MAX (4096) bytes, each of which takes up to four
-// when it is escaped. Some distributions have raised vm.max_map_count to 1,048,576.
+// Limits for a maps file. A name has at most PATH_MAX (4096) bytes, and an escaped byte takes up
+// four. Some distributions have raised vm.max_map_count to 1,048,576.
 const (
 	maxMapsLine  = 32 << 10
 	maxMapsLines = 1 << 22
 )
 
-// ErrMalformed is wrapped by every error about contents that the kernel would not have written, or
-// that exceed this package's limits.
+// ErrMalformed is wrapped by errors about contents that the kernel would not have written, or that
+// exceed the limits of this package.
 var ErrMalformed = errors.New("malformed")
 
 // Mapping is one line of /proc/pid/maps, proc_pid_maps(5).
@@ -30,23 +30,22 @@ type Mapping struct {
 	Start, End uint64
 	Perms      Perms
 	Offset     uint64
-	// Major and Minor are the device number of Inode.
+	// Major and Minor are the number of the device to which Inode belongs.
 	Major, Minor uint32
 	Inode        uint64
-	// Name is the text after the inode, exactly as the kernel wrote it: a path with '\n' escaped as
-	// \012, a pseudo-path such as [heap], or nothing.
+	// Name is the text after the inode, exactly as the kernel wrote it. It is a path in which a
+	// newline is escaped as \012, a pseudo-path such as [heap], or empty.
 	Name string
 }
 
 // Perms are the permissions of a mapping.
 type Perms struct{ Read, Write, Exec, Shared bool }
 
-// Maps yields the mappings in r for whose name keep returns true, in address order. keep must not
-// retain its argument, but the Name of a yielded mapping may be retained. Lines for which keep
-// returns false are not parsed and cost no allocation.
+// Maps yields those mappings in r for whose name keep returns true, in address order. keep must not
+// retain its argument. Other lines are not parsed and cost no allocation.
 //
-// It reads at most 4,194,304 lines of at most 32 KiB, one at a time. It ends after the first error:
-// r's error, or one that wraps [ErrMalformed].
+// It reads one line at a time, at most 4,194,304 lines of at most 32 KiB each. The sequence ends
+// after the first error, which is r's error or wraps [ErrMalformed].
 func Maps(r io.Reader, keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 	return func(yield func(Mapping, error) bool) {
 		s := bufio.NewScanner(r)
@@ -94,9 +93,9 @@ func scanLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
 // mapsFields is the number of fields before the name: address, perms, offset, dev, inode.
 const mapsFields = 5
 
-// cutName splits a line after its inode. The kernel pads the gap before the name with spaces, so a
-// name cannot start with a space unless the fields are longer than the padding. Paths start with
-// '/', and pseudo-paths with '['.
+// cutName splits a line after the inode. The kernel pads the line with spaces up to the name. A
+// space at the start of a name would look like padding, but names do not start with one: paths
+// start with '/', and pseudo-paths with '['.
 func cutName(line []byte) (fields, name []byte) {
 	end := 0
 	for range mapsFields {
@@ -110,7 +109,7 @@ func cutName(line []byte) (fields, name []byte) {
 }
 
 func parseFields(line []byte) (Mapping, error) {
-	// The kernel separates fields by exactly one space. bytes.Fields would accept other separators.
+	// bytes.Fields would accept other separators than the single space that the kernel writes.
 	var f [mapsFields][]byte
 	rest := line
 	for i := range f {

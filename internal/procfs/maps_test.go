@@ -24,7 +24,8 @@ import (
 func all([]byte) bool  { return true }
 func none([]byte) bool { return false }
 
-// collect drains a sequence that must end with its first error.
+// collect returns the mappings and the error of a sequence. It fails the test if the sequence
+// continues after an error.
 func collect(t testing.TB, seq iter.Seq2[Mapping, error]) ([]Mapping, error) {
 	t.Helper()
 	var (
@@ -179,7 +180,7 @@ func TestMapsLimits(t *testing.T) {
 	}
 }
 
-// Maps stops reading when its caller stops, and an endless line does not fill the memory.
+// Maps stops reading when its caller stops, and an endless line does not use up the memory.
 func TestMapsStopsReading(t *testing.T) {
 	endless := strings.NewReader(strings.Repeat("x", 8<<20))
 	_, err := collect(t, Maps(endless, all))
@@ -227,10 +228,12 @@ func TestPermsString(t *testing.T) {
 	assert.Equal(t, "rwxs", Perms{true, true, true, true}.String())
 }
 
-// reference is a second implementation of the parser: one regular expression for a whole line.
+// reference is another implementation of the parser: one regular expression that matches a whole
+// line.
 var reference = regexp.MustCompile(`(?s)^([0-9a-fA-F]+)-([0-9a-fA-F]+) ([r-][w-][x-][sp]) ([0-9a-fA-F]+) ([0-9a-fA-F]+):([0-9a-fA-F]+) ([0-9]+)(?: +(.*))?$`)
 
-// parseReference parses a line with reference. It returns false if the line is malformed.
+// parseReference parses a line with the regular expression. It returns false if the line is
+// malformed.
 func parseReference(line string) (Mapping, bool) {
 	f := reference.FindStringSubmatch(line)
 	if f == nil {
@@ -255,7 +258,7 @@ func parseReference(line string) (Mapping, bool) {
 	return m, ok && number(f[5], 16) <= math.MaxUint32 && number(f[6], 16) <= math.MaxUint32 && m.Start < m.End
 }
 
-// splitLines returns the lines of a file; the last one may be unterminated.
+// splitLines returns the lines of a file. The last line may lack its newline.
 func splitLines(file []byte) []string {
 	lines := strings.Split(string(file), "\n")
 	if lines[len(lines)-1] == "" {

@@ -10,8 +10,8 @@ import (
 	"os"
 )
 
-// Pagemap reports which pages of a process are present. [Process.Pagemap] opens it. It is not safe
-// for concurrent use.
+// Pagemap reports which pages of a process are present in memory. Use [Process.Pagemap] to open it.
+// It is not safe for concurrent use.
 type Pagemap struct {
 	file   *os.File
 	buffer [8 << 10]byte
@@ -30,8 +30,9 @@ func (p *Process) Pagemap() (*Pagemap, error) {
 // Close closes the file.
 func (p *Pagemap) Close() error { return p.file.Close() }
 
-// AppendPresent appends the addresses of the pages from start to end that are in memory. start and
-// end must be multiples of the page size. Reading present pages allocates no memory in the process.
+// AppendPresent appends the addresses of the pages from start to end that are present in memory.
+// start and end must be multiples of the page size. Reading only these pages allocates no memory in
+// the process.
 func (p *Pagemap) AppendPresent(pages []uint64, start, end uint64) ([]uint64, error) {
 	const entrySize, present = 8, 1 << 63
 	page := uint64(os.Getpagesize())
@@ -50,8 +51,8 @@ func (p *Pagemap) AppendPresent(pages []uint64, start, end uint64) ([]uint64, er
 	return pages, nil
 }
 
-// PresentPages returns the addresses of the pages from start to end that are in memory, see
-// [Pagemap.AppendPresent].
+// PresentPages returns the addresses of the pages from start to end that are present in memory. It
+// opens the pagemap for [Pagemap.AppendPresent].
 func (p *Process) PresentPages(start, end uint64) ([]uint64, error) {
 	m, err := p.Pagemap()
 	if err != nil {

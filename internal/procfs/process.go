@@ -15,10 +15,10 @@ import (
 	"syscall"
 )
 
-// ErrProcessGone is wrapped by every error about a process that does not exist or has exited.
+// ErrProcessGone is wrapped by errors about a process that does not exist or has exited.
 var ErrProcessGone = errors.New("no such process")
 
-// FS is a proc file system.
+// FS is a mounted proc file system.
 type FS struct{ root string }
 
 // NewFS returns the proc file system mounted at root, usually /proc.
@@ -38,8 +38,8 @@ func (f FS) PIDs() iter.Seq2[int, error] {
 	}
 }
 
-// ids yields the numeric entries of a directory, in its order. The sequence ends after the first
-// error.
+// ids yields the numeric names in a directory, in directory order. The sequence ends after the
+// first error.
 func ids(dir *os.File) iter.Seq2[int, error] {
 	return func(yield func(int, error) bool) {
 		for {
@@ -60,7 +60,7 @@ func ids(dir *os.File) iter.Seq2[int, error] {
 	}
 }
 
-// Process is one process in a [FS]. It holds the process's directory open, so it never refers to a
+// Process is one process in a [FS]. It keeps the process's directory open, so it never refers to a
 // later process with the same id.
 //
 // It is safe for concurrent use.
@@ -79,15 +79,15 @@ func (f FS) Process(pid int) (*Process, error) {
 // Close releases the directory.
 func (p *Process) Close() error { return p.dir.Close() }
 
-// Alive returns an error that wraps [ErrProcessGone] once the process has been reaped. While it
-// returns nil, no other process can have had its id.
+// Alive returns an error that wraps [ErrProcessGone] once the process has been reaped. If it
+// returns nil, no other process has had the same id so far.
 func (p *Process) Alive() error {
 	_, err := p.dir.Lstat("stat")
 	return goneError(err)
 }
 
-// Thread opens the thread tid of the process, as [FS.Process] opens a process. The error wraps
-// [ErrProcessGone] if there is no such thread.
+// Thread opens the thread tid of the process, in the same way as [FS.Process] opens a process. The
+// error wraps [ErrProcessGone] if there is no such thread.
 func (p *Process) Thread(tid int) (*Process, error) {
 	dir, err := p.dir.OpenRoot(filepath.Join("task", strconv.Itoa(tid)))
 	if err != nil {
@@ -96,15 +96,17 @@ func (p *Process) Thread(tid int) (*Process, error) {
 	return &Process{dir: dir}, nil
 }
 
-// MaxThreadsTried is the maximum number of other threads to try if the first thread of a process
-// has exited. The limit is needed because a process may keep any number of exited threads.
+// MaxThreadsTried is the maximum number of threads whose mappings are tried if the first thread of
+// a process has exited. There must be a limit, because a process may keep any number of exited
+// threads.
 const MaxThreadsTried = 64
 
-// Maps yields the mappings of the process, like [Maps]. That requires the permission for a ptrace
-// read (PTRACE_MODE_READ_FSCREDS): without it the error wraps [fs.ErrPermission].
+// Maps yields the mappings of the process, in the same way as the function [Maps]. The caller needs
+// the permission for a ptrace read (PTRACE_MODE_READ_FSCREDS). Without it, the error wraps
+// [fs.ErrPermission].
 //
-// The first thread may exit before the others, and then has no mappings. In that case Maps yields
-// the mappings of the first other thread that has some.
+// If the first thread has exited before the others, it has no mappings. Then Maps yields the
+// mappings of another thread.
 func (p *Process) Maps(keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 	return func(yield func(Mapping, error) bool) {
 		f, err := p.dir.Open("maps")
@@ -126,7 +128,7 @@ func (p *Process) Maps(keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 			}
 			f, err := p.dir.Open(filepath.Join("task", strconv.Itoa(tid), "maps"))
 			switch err = goneError(err); {
-			case errors.Is(err, ErrProcessGone): // The thread has exited, or has no mappings either.
+			case errors.Is(err, ErrProcessGone): // the thread has exited, or has no mappings either
 			case err != nil:
 				yield(Mapping{}, err)
 				return
@@ -137,7 +139,8 @@ func (p *Process) Maps(keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 	}
 }
 
-// maps yields the mappings in f, and closes it. It reports whether there were any, or an error.
+// maps yields the mappings in f and closes f. It returns true if f had any mappings, or if reading
+// f failed.
 func maps(f *os.File, keep func(name []byte) bool, yield func(Mapping, error) bool) bool {
 	defer func() { _ = f.Close() }()
 	content := &readDetector{Reader: f}
@@ -149,7 +152,7 @@ func maps(f *os.File, keep func(name []byte) bool, yield func(Mapping, error) bo
 	return content.any
 }
 
-// readDetector records whether anything was read.
+// readDetector remembers whether anything was read.
 type readDetector struct {
 	io.Reader
 	any bool
@@ -161,8 +164,8 @@ func (d *readDetector) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// goneError adds ErrProcessGone to errors with which the kernel reports an exited process: the
-// process's files no longer exist, or reading an open one returns ESRCH.
+// goneError wraps ErrProcessGone around errors by which the kernel reports an exited process: its
+// files no longer exist, or reading an open file returns ESRCH.
 func goneError(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("%w: %w", ErrProcessGone, err)

@@ -28,19 +28,20 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// idle does nothing until it is told to end.
+// idle runs in a child process. It does nothing until it is told to end.
 func idle(p *childproc.Parent) {
 	p.Send("ready")
 	p.Receive()
 }
 
-// headless is a child whose first thread has exited.
+// headless runs in a child process whose first thread has exited.
 func headless(p *childproc.Parent) {
 	p.Must(childproc.EndFirstThread())
 	idle(p)
 }
 
-// nobody drops root's privileges and reports the result of reading the maps of a process.
+// nobody runs in a child process. It drops root's privileges, tries to read the maps of a process,
+// and sends the result.
 func nobody(p *childproc.Parent) {
 	p.BecomeNobody()
 	line, _ := p.Receive()
@@ -55,7 +56,7 @@ func nobody(p *childproc.Parent) {
 	p.Must(process.Close())
 }
 
-// idleChild starts a child that does nothing, and opens it.
+// idleChild starts a child that does nothing, and opens it as a Process.
 func idleChild(t *testing.T) (*childproc.Child, *Process) {
 	t.Helper()
 	child := childproc.Start(t, "idle", nil)
@@ -113,7 +114,7 @@ func TestMapsOfAwkwardNames(t *testing.T) {
 	}
 }
 
-// A process is alive until it has been reaped.
+// A process counts as alive until it has been reaped.
 func TestAliveUntilReaped(t *testing.T) {
 	child, p := idleChild(t)
 	listed, err := collectIDs(NewFS("/proc").PIDs())
@@ -135,7 +136,7 @@ func TestAliveUntilReaped(t *testing.T) {
 	require.ErrorIs(t, err, ErrProcessGone)
 }
 
-// A process whose first thread has exited has the mappings of the others.
+// If the first thread of a process has exited, Maps yields the mappings of the other threads.
 func TestMapsAfterFirstThreadExited(t *testing.T) {
 	child := childproc.Start(t, "headless", nil)
 	child.Expect("ready")
@@ -164,7 +165,7 @@ func TestMapsAfterFirstThreadExited(t *testing.T) {
 	require.ErrorIs(t, err, ErrProcessGone)
 }
 
-// Maps tries a bounded number of exited threads.
+// Maps tries only a limited number of exited threads.
 func TestMapsOfManyExitedThreads(t *testing.T) {
 	root := t.TempDir()
 	of := func(tid int) string { return filepath.Join(root, "7", "task", strconv.Itoa(tid)) }
@@ -174,7 +175,7 @@ func TestMapsOfManyExitedThreads(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(root, "7", "maps"), nil, 0o600))
 	p := openIn(t, root, 7)
-	var order []int // thread ids in the order of the directory
+	var order []int // thread ids in directory order
 	for tid, err := range p.Threads() {
 		require.NoError(t, err)
 		order = append(order, tid)

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fakeRoot creates a proc file system from files.
+// fakeRoot creates a directory with these files that serves as a proc file system.
 func fakeRoot(t *testing.T, files map[string]string) (root string) {
 	t.Helper()
 	root = t.TempDir()
@@ -37,7 +37,7 @@ func openIn(t *testing.T, root string, pid int) *Process {
 	return p
 }
 
-// collectIDs drains a sequence of ids up to its first error, and sorts them.
+// collectIDs returns the ids in a sequence, sorted, and the first error.
 func collectIDs(seq iter.Seq2[int, error]) (ids []int, failed error) {
 	for id, err := range seq {
 		if err != nil {
@@ -49,7 +49,8 @@ func collectIDs(seq iter.Seq2[int, error]) (ids []int, failed error) {
 	return ids, nil
 }
 
-// Processes and threads are the numeric directory entries, including those beyond one batch.
+// PIDs and Threads yield the numeric names in a directory, even if it takes several reads to list
+// them.
 func TestIDs(t *testing.T) {
 	files := map[string]string{
 		"self/stat": "", "sys/kernel/pid_max": "", "uptime": "", "0/stat": "", "-5/stat": "", "12x/stat": "", "1.5/stat": "",
@@ -68,7 +69,7 @@ func TestIDs(t *testing.T) {
 		require.NoError(t, err, name)
 		assert.Equal(t, want, got, name)
 		for range ids {
-			break // A caller may stop early.
+			break // a caller may stop early
 		}
 	}
 	_, err := collectIDs(NewFS(filepath.Join(root, "absent")).PIDs())
@@ -87,7 +88,7 @@ func TestProcess(t *testing.T) {
 		"9/stat": "9 (x) S",
 	})
 	p := openIn(t, root, 7)
-	for range 2 { // each time from the start
+	for range 2 { // each sequence begins at the start of the directory
 		got, err := collect(t, p.Maps(all))
 		require.NoError(t, err)
 		require.Len(t, got, 2)

@@ -12,16 +12,16 @@ import (
 	"strings"
 )
 
-// ErrRunning means that the registers are unknown because the thread is running.
+// ErrRunning means that the registers of a thread are unknown because it is running.
 var ErrRunning = errors.New("the thread is running")
 
-// Registers holds the stack pointer and the program counter of a thread that is not running.
+// Registers contains the stack pointer and the program counter of a thread that is not running.
 type Registers struct{ SP, PC uint64 }
 
-// Stopped returns the registers of the thread tid if it is stopped or in a system call, from the
-// line of proc_pid_syscall(5). It neither wakes nor stops the thread. The error wraps [ErrRunning]
-// for a running thread, [ErrProcessGone], or [fs.ErrPermission] without the permission for a ptrace
-// attach.
+// Stopped returns the registers of the thread tid, which must be stopped or in a system call. It
+// reads them from proc_pid_syscall(5), which neither wakes nor stops the thread. The error wraps
+// [ErrRunning] if the thread is running, [ErrProcessGone] if it has exited, or [fs.ErrPermission]
+// without the permission for a ptrace attach.
 func (p *Process) Stopped(tid int) (Registers, error) {
 	f, err := p.dir.Open(path.Join("task", strconv.Itoa(tid), "syscall"))
 	if err != nil {

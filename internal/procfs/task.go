@@ -17,13 +17,13 @@ import (
 	"strconv"
 )
 
-// maxStatus bounds the bytes read from a status file. Its longest line is the list of groups, at
+// maxStatus limits how many bytes of a status file are read. The longest line lists the groups, at
 // most 65536.
 const maxStatus = 1 << 20
 
 // Threads yields the ids of the threads of the process, in the PID namespace of the proc file
-// system. Threads may start and exit during the iteration. The sequence ends after the first error, which wraps
-// [ErrProcessGone] if the process has exited.
+// system. Threads may start and exit during the iteration. The sequence ends after the first error.
+// That error wraps [ErrProcessGone] if the process has exited.
 func (p *Process) Threads() iter.Seq2[int, error] {
 	return func(yield func(int, error) bool) {
 		dir, err := p.dir.Open("task")
@@ -40,16 +40,16 @@ func (p *Process) Threads() iter.Seq2[int, error] {
 	}
 }
 
-// User returns the real user id of the process with id pid, in this process's user namespace: the
-// user that started it, even if its program runs as another user. The error wraps [ErrProcessGone]
-// if there is no such process.
+// User returns the id of the user that started the process pid, even if the program runs as another
+// user. This is the real user id, in this process's user namespace. The error wraps
+// [ErrProcessGone] if there is no such process.
 func (f FS) User(pid int) (int, error) { return f.status(pid, "Uid") }
 
-// Leader returns the id of the process to which a thread belongs: the id of its first thread.
-// The error wraps [ErrProcessGone] if there is no such thread.
+// Leader returns the id of the process that a thread belongs to, which is also the id of the
+// process's first thread. The error wraps [ErrProcessGone] if there is no such thread.
 func (f FS) Leader(tid int) (int, error) { return f.status(tid, "Tgid") }
 
-// status returns the first number in a line of a process's status file.
+// status returns the first number in the line key of a process's status file.
 func (f FS) status(pid int, key string) (int, error) {
 	status, err := os.Open(filepath.Join(f.root, strconv.Itoa(pid), "status"))
 	if err != nil {
@@ -70,9 +70,9 @@ func (f FS) status(pid int, key string) (int, error) {
 }
 
 // ThreadIDs returns the ids of the thread tid, one for each PID namespace that it is in. The first
-// is the id in the namespace of the proc file system, which is tid; the last is the id in the
-// thread's own namespace. It reads the line NSpid of proc_pid_status(5). Kernels without PID
-// namespaces do not have that line: the result is then tid alone.
+// is tid, the id in the namespace of the proc file system. The last is the id in the thread's own
+// namespace. ThreadIDs reads the line NSpid of proc_pid_status(5). Kernels without PID namespaces
+// do not have that line. On these, the result is tid alone.
 //
 // The error wraps [ErrProcessGone] if the thread has exited.
 func (p *Process) ThreadIDs(tid int) ([]int, error) {
@@ -91,16 +91,16 @@ func (p *Process) ThreadIDs(tid int) ([]int, error) {
 	return ids, nil
 }
 
-// ThreadStart returns the start time of the thread tid in clock ticks since boot. Together, id and
-// start time identify a thread permanently. The error wraps [ErrProcessGone] if the thread has
-// exited.
+// ThreadStart returns the time at which the thread tid started, in clock ticks since boot. A thread
+// id may be reused, but id and start time together identify one thread. The error wraps
+// [ErrProcessGone] if the thread has exited.
 func (p *Process) ThreadStart(tid int) (uint64, error) {
 	stat, err := p.dir.ReadFile(path.Join("task", strconv.Itoa(tid), "stat"))
 	if err != nil {
 		return 0, goneError(err)
 	}
-	// The thread's name may contain anything, including parentheses. The start is the 20th field
-	// after it (proc_pid_stat(5)).
+	// Skip the thread's name, which may contain anything, including parentheses. The start time is
+	// the 20th field after it (proc_pid_stat(5)).
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 20 {
 		return 0, fmt.Errorf("%w stat: %d fields", ErrMalformed, len(fields))
@@ -108,8 +108,8 @@ func (p *Process) ThreadStart(tid int) (uint64, error) {
 	return strconv.ParseUint(string(fields[19]), 10, 64)
 }
 
-// ProgramHeaders returns the address of the executable's program headers in the process, AT_PHDR of
-// getauxval(3). The error wraps [ErrProcessGone] if the process has exited.
+// ProgramHeaders returns the address in the process of the executable's program headers (AT_PHDR of
+// getauxval(3)). The error wraps [ErrProcessGone] if the process has exited.
 func (p *Process) ProgramHeaders() (uint64, error) {
 	const atPHDR = 3
 	auxv, err := p.dir.ReadFile("auxv")
@@ -124,7 +124,7 @@ func (p *Process) ProgramHeaders() (uint64, error) {
 	return 0, fmt.Errorf("%w auxv: no AT_PHDR", ErrMalformed)
 }
 
-// nsPIDs returns the ids in the line NSpid of a status file, or nil if there is none.
+// nsPIDs returns the ids in the line NSpid of a status file, or nil if the file has no such line.
 func nsPIDs(status io.Reader) ([]int, error) {
 	r := bufio.NewReader(status)
 	for {
@@ -137,7 +137,7 @@ func nsPIDs(status io.Reader) ([]int, error) {
 		}
 		fields, found := bytes.CutPrefix(line, []byte("NSpid:"))
 		for continues && err == nil {
-			// A line that does not fit into the buffer is not a line of ids.
+			// A line that does not fit into the buffer is not NSpid.
 			_, continues, err = r.ReadLine()
 			found = false
 		}

@@ -28,13 +28,13 @@ const MaxPath = len(unix.RawSockaddrUnix{}.Path) - 1
 const (
 	// batch is the maximum number of messages per system call.
 	batch = 256
-	// quiet is the time without a message after which a burst has ended.
+	// quiet is the time without a message that ends a burst.
 	quiet = 50 * time.Millisecond
-	// maxBurst is the maximum time during which messages are received before they are handled. It
-	// is much shorter than the delay of transactions.
+	// maxBurst is the maximum time for which messages are collected before they are handled. It is
+	// much shorter than the time for which transactions are delayed.
 	maxBurst = 100 * time.Millisecond
 	// idleRounds is the number of quiet periods after which the reader waits without a timeout.
-	// Together they last ten seconds, longer than the interval between the bursts of profilers.
+	// Together they last ten seconds, which is longer than profilers wait between bursts.
 	idleRounds = 200
 	// receiveBuffer is the requested SO_RCVBUF. The kernel may limit it.
 	receiveBuffer = 1 << 20
@@ -46,22 +46,24 @@ type Socket struct {
 	path   string
 	closed atomic.Bool
 
-	// mu guards freed. It is held during uses of the descriptors that may coincide with Close.
+	// mu guards freed. Code that uses the descriptors and may run at the same time as Close holds
+	// mu.
 	mu    sync.Mutex
 	freed bool
-	// wakeFD sends wakeMessage, which is not passed to handle, to this socket.
+	// wakeFD is a socket that sends wakeMessage to this socket. Serve does not pass that message to
+	// handle.
 	wakeFD      int
 	wakeMessage []byte
-	// drains holds the channel for the next drain. Serve replaces it, handles all messages that are
-	// in the socket, and then closes the old channel. drainWanted is set while a goroutine waits
-	// for a drain.
+	// drains contains the channel that callers of Drain wait for. For a drain, Serve replaces the
+	// channel, handles all messages in the socket, and then closes the old channel. drainWanted is
+	// true while a goroutine waits for a drain.
 	drains      atomic.Pointer[chan struct{}]
 	drainWanted atomic.Bool
 	served      chan struct{} // closed when Serve has returned
 }
 
-// maxDrained limits the number of messages that one drain handles. No queue is longer, and a
-// sender that never stops must not block a drain.
+// maxDrained limits the number of messages that one drain handles, so that a sender that never
+// stops cannot block the drain. No queue is longer than that.
 const maxDrained = 1 << 14
 
 // Listen creates a socket with this name in a directory. Only processes of the same user
@@ -81,20 +83,19 @@ func Listen(dir, name string) (*Socket, error) {
 	}
 	s := &Socket{fd: fd, path: path, wakeMessage: []byte(rand.Text()[:16]), served: make(chan struct{})}
 	s.nextDrain()
-	// Set the mode before bind, which gives it to the file, so that other users can never send.
+	// Set the mode before bind, which also applies it to the file. So other users can never send.
 	if err := unix.Fchmod(fd, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("fchmod socket: %w", err), unix.Close(fd))
 	}
 	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
 		return nil, errors.Join(fmt.Errorf("bind %s: %w", path, err), unix.Close(fd))
 	}
-	// recvmmsg returns when the batch is full or no message has arrived for this long.
+	// recvmmsg returns if no message has arrived for this long.
 	timeout := unix.NsecToTimeval(int64(quiet))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 		return nil, errors.Join(fmt.Errorf("setsockopt SO_RCVTIMEO: %w", err), os.Remove(path), unix.Close(fd))
 	}
-	// A larger buffer helps where the queue is limited by the size of the messages instead of their
-	// number.
+	// A larger buffer helps if the size of the messages limits the queue, instead of their number.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
 	if s.wakeFD, err = connect(path); err != nil {
 		return nil, errors.Join(err, os.Remove(path), unix.Close(fd))
@@ -102,16 +103,17 @@ func Listen(dir, name string) (*Socket, error) {
 	return s, nil
 }
 
-// Sweep removes sockets that killed processes have left in a directory. A socket's name consists of
-// prefix, a process id, a hyphen and any suffix. Sweep removes a socket only if it belongs to this
-// user, no process with the id exists, and no process in any container has the socket open.
+// Sweep removes sockets from a directory that were left by killed processes. The name of such a
+// socket consists of prefix, a process id, a hyphen and a suffix. Sweep removes a socket only if it
+// belongs to this user, no process has that id, and no process in any container has the socket
+// open.
 func Sweep(dir, prefix string) {
 	d, err := os.Open(filepath.Clean(dir))
 	if err != nil {
 		return
 	}
 	defer func() { _ = d.Close() }()
-	const most = 10_000 // in case the directory is full of other files
+	const most = 10_000 // in case the directory contains many other files
 	names, _ := d.Readdirnames(most)
 	for _, name := range names {
 		rest, hasPrefix := strings.CutPrefix(name, prefix)
@@ -133,7 +135,7 @@ func Sweep(dir, prefix string) {
 	}
 }
 
-// connect returns a socket that sends to the one at path. It still works after the file is removed.
+// connect returns a socket that sends to the socket at path, even after that path has been removed.
 func connect(path string) (int, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -151,12 +153,12 @@ func (s *Socket) nextDrain() *chan struct{} {
 	return s.drains.Swap(&next)
 }
 
-// Drain waits until all messages that were in the socket at the time of the call have been handled,
-// or Serve has returned. If ctx ends first, it returns ctx's error. It must not be
-// called by Serve's handle.
+// Drain waits until all messages that were in the socket when Drain was called have been handled,
+// or until Serve has returned. If ctx ends first, Drain returns ctx's error. The function handle
+// that was passed to Serve must not call Drain.
 func (s *Socket) Drain(ctx context.Context) error {
-	// The drain for this channel has not started yet, because Serve replaces the channel when it
-	// starts a drain.
+	// Serve replaces this channel when it starts a drain, so the drain of this channel has not
+	// started yet.
 	drained := *s.drains.Load()
 	s.drainWanted.Store(true)
 	s.wakeReader()
@@ -180,8 +182,9 @@ type message struct {
 	_      [4]byte
 }
 
-// wakeReader makes Serve return from the kernel as soon as the socket is empty. It sends a message
-// that ends a wait in progress. If the queue is full, the write fails, but then Serve is not waiting.
+// wakeReader makes Serve return from the kernel as soon as the socket is empty. If Serve is waiting
+// for a message, the message sent here ends the wait. If the queue is full, the message cannot be
+// sent, but then Serve is not waiting.
 func (s *Socket) wakeReader() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,12 +195,11 @@ func (s *Socket) wakeReader() {
 	_, _ = unix.Write(s.wakeFD, s.wakeMessage)
 }
 
-// Serve calls handle for each message, with up to size bytes of it, until [Socket.Stop]
-// or an error, which it returns. b is valid until handle returns; whole is
-// false if the message was truncated. Serve must be called only once.
+// Serve receives messages until [Socket.Stop] is called or an error occurs, which it returns. It
+// calls handle for each message with at most size bytes of it. b is valid until handle returns, and
+// whole is false if the message was longer than size. Serve must be called only once.
 func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
-	// Lock the thread, so that the thread that waits in the kernel is ready to run when a message
-	// arrives.
+	// Lock the thread, so that a thread is ready to receive as soon as a message arrives.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	buffers := make([]byte, batch*size)
@@ -210,12 +212,12 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 		messages[i].header.SetIovlen(1)
 	}
 	defer close(s.served)
-	// receive handles up to a batch of messages and returns their number.
+	// receive handles at most one batch of messages and returns how many it has received.
 	receive := func(flags uintptr) (int, error) {
 		// The kernel checks the timeout after each message, and stores the remaining time.
 		left := unix.NsecToTimespec(int64(maxBurst))
-		// Sound: the pointers are converted in the argument list. That keeps messages, the
-		// memory that it points to, and left alive and in place.
+		// Sound: the pointers are converted in the argument list, which keeps left, messages and
+		// everything that messages points to alive and in place.
 		n, _, errno := uintptr(0), uintptr(0), unix.EINTR
 		for errno == unix.EINTR {
 			n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&messages[0])), batch, flags,
@@ -239,8 +241,8 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 	}
 	silent := idleRounds
 	for !s.closed.Load() {
-		// Make the socket blocking before reading the flag, because Drain sets the flag before it
-		// makes the socket non-blocking.
+		// Drain sets the flag and then makes the socket non-blocking. So make it blocking first,
+		// and then read the flag. Otherwise a drain could be missed.
 		_ = unix.SetNonblock(s.fd, false)
 		if s.drainWanted.Swap(false) {
 			drained := s.nextDrain()
@@ -269,7 +271,8 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 	return nil
 }
 
-// wait blocks until there is a message or the socket is shut down, without periodic wake-ups.
+// wait blocks until there is a message or the socket is shut down. It has no timeout, so an idle
+// process is not woken up.
 func (s *Socket) wait() error {
 	for {
 		_, err := unix.Poll([]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}, -1)
@@ -282,7 +285,7 @@ func (s *Socket) wait() error {
 	}
 }
 
-// Stop makes [Socket.Serve] return, and removes the file. Later sends fail.
+// Stop makes [Socket.Serve] return, and removes the socket's file. Later sends fail.
 func (s *Socket) Stop() error {
 	if s.closed.Swap(true) {
 		return nil

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// listen creates a socket in a new directory.
+// listen creates a socket in a temporary directory.
 func listen(t *testing.T) *Socket {
 	t.Helper()
 	s, err := Listen(t.TempDir(), "s")
@@ -34,8 +34,8 @@ func listen(t *testing.T) *Socket {
 	return s
 }
 
-// serve serves a socket until the end of the test, with up to 16 bytes of each message. got returns
-// the messages received so far.
+// serve runs Serve until the end of the test, and receives at most 16 bytes of each message. got
+// returns all messages received so far.
 func serve(t *testing.T, s *Socket) (got func() []string) {
 	t.Helper()
 	const size = 16
@@ -72,7 +72,7 @@ func arrive(t *testing.T, got func() []string, n int) {
 	require.Eventually(t, func() bool { return len(got()) == n }, testenv.Patience, time.Millisecond)
 }
 
-// socket is the sending socket of a profiler.
+// socket is a socket from which a profiler sends.
 type socket int
 
 func sender(t *testing.T) socket {
@@ -88,7 +88,7 @@ func (s socket) send(path, message string) error {
 	return unix.Sendto(int(s), []byte(message), unix.MSG_DONTWAIT, &unix.SockaddrUnix{Name: path})
 }
 
-// queued returns the size in bytes of the messages that have been sent but not received.
+// queued returns the total size in bytes of the messages that have been sent but not received yet.
 func (s socket) queued(t *testing.T) int {
 	t.Helper()
 	n, err := unix.IoctlGetInt(int(s), unix.SIOCOUTQ)
@@ -138,24 +138,23 @@ func TestPaths(t *testing.T) {
 	assert.NoFileExists(t, s.Path())
 }
 
-// Messages that arrive one at a time, without a pause that would end a burst, are handled without
-// waiting for a pause.
-func TestATrickle(t *testing.T) {
+// If messages keep arriving at intervals too short to end a burst, they are handled nevertheless.
+func TestTrickle(t *testing.T) {
 	s := listen(t)
 	got, send := serve(t, s), sender(t)
 	for range 3 {
 		for before, taken := len(got()), 0; len(got()) == before; taken++ {
 			require.Less(t, taken, batch/2, "the messages wait for a full batch")
 			require.NoError(t, send.send(s.Path(), "message"))
-			// Wait until the message has left the queue, however long that takes.
+			// Wait until the message has been received, however long that takes.
 			require.Eventually(t, func() bool { return send.queued(t) == 0 }, testenv.Patience, time.Millisecond)
 			time.Sleep(quiet / 5)
 		}
 	}
 }
 
-// A profiler sends dozens of messages at a time and does not wait. Messages that do not fit into the
-// queue are refused; all accepted messages arrive.
+// A profiler sends dozens of messages at a time and does not wait. All messages that the queue
+// accepts are handled; the others are refused.
 func TestBursts(t *testing.T) {
 	s := listen(t)
 	send := sender(t)
@@ -186,7 +185,7 @@ func waitUntilItPolls(t *testing.T, tid int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", tid))
-		// Some kernels are built without that file. Then do not wait.
+		// Do not wait if the kernel was built without that file.
 		return err != nil || strings.HasPrefix(string(b), fmt.Sprint(unix.SYS_PPOLL, " "))
 	}, testenv.Patience, time.Millisecond)
 }
@@ -223,9 +222,9 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// When Drain returns, all messages sent before the call have been handled, whatever the reader was
-// doing: waiting for a first message, waiting for the rest of a burst, or receiving from senders
-// that never stop.
+// When Drain returns, all messages sent before the call have been handled, no matter what the
+// reader was doing: waiting for a first message, waiting for the rest of a burst, or receiving from
+// senders that never stop.
 func TestDrain(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, s *Socket, got func() []string){
 		"idle": func(*testing.T, *Socket, func() []string) {},
@@ -265,7 +264,7 @@ func TestDrain(t *testing.T) {
 			prepare(t, s, got)
 			for n := range testenv.Rounds(200, 2_000) {
 				m := fmt.Sprint("message ", n)
-				// A full queue refuses messages.
+				// the queue may be full
 				for err = unix.EAGAIN; errors.Is(err, unix.EAGAIN); {
 					_, err = unix.Write(send, []byte(m))
 				}
@@ -277,7 +276,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// All messages that the kernel has accepted are handled; the sender can count those that it refuses.
+// If the queue is full when Drain is called, all accepted messages are handled. The sender can
+// count the refused messages.
 func TestDrainFullSocket(t *testing.T) {
 	s := listen(t)
 	send, taken := sender(t), 0
@@ -312,8 +312,8 @@ func TestDrainEnds(t *testing.T) {
 	require.NoError(t, s.Drain(t.Context()))
 }
 
-// Sweep removes unused sockets, but not those of live processes, with other
-// names, or open in another process.
+// Sweep removes unused sockets. It does not remove sockets of live processes, sockets with other
+// names, or sockets that another process has open.
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.Command("true")

@@ -5,16 +5,17 @@ package remotemem
 
 import "io"
 
-// Memory is the memory of a process; an offset is an address in it. It is safe for concurrent use.
+// Memory is the memory of a process. Offsets are addresses in that process. It is safe for
+// concurrent use.
 type Memory struct{ pid int }
 
 var _ io.ReaderAt = Memory{}
 
-// Of returns the memory of the process with id pid, which need not exist.
+// Of returns the memory of the process with id pid. If there is no such process, reading fails.
 func Of(pid int) Memory { return Memory{pid: pid} }
 
-// Part is a piece of a process's memory to be read: len(Data) bytes at Address. A part without
-// bytes is not read.
+// Part is a part of a process's memory to be read: len(Data) bytes, starting at Address. If Data is
+// empty, nothing is read.
 type Part struct {
 	Address uint64
 	Data    []byte

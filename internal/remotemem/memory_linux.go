@@ -9,12 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReadAt copies the len(p) bytes at address off into p; anything less is an error. The bytes are
-// not a snapshot: the process may write them during the read.
+// ReadAt copies len(p) bytes from address off into p. It returns an error if it cannot copy all of
+// them. The bytes are not a snapshot, because the process may change them while they are read.
 //
-// It calls process_vm_readv(2), so an invalid address is an error (EFAULT) and never a fault. The
-// error wraps that of the system call: ESRCH if the process has exited; EPERM, which is an
-// [io/fs.ErrPermission], without the permission for a ptrace attach (PTRACE_MODE_ATTACH_REALCREDS).
+// It calls process_vm_readv(2), so an invalid address causes an error (EFAULT) and never a fault.
+// The error wraps the error of the system call. That is ESRCH if the process has exited. It is
+// EPERM, which is an [io/fs.ErrPermission], if the caller lacks the permission for a ptrace attach
+// (PTRACE_MODE_ATTACH_REALCREDS).
 func (m Memory) ReadAt(p []byte, off int64) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -34,24 +35,25 @@ func (m Memory) ReadAt(p []byte, off int64) (int, error) {
 }
 
 const (
-	// maxParts is the maximum number of parts in one system call, the kernel's IOV_MAX.
+	// maxParts is the maximum number of parts per system call, the kernel's IOV_MAX.
 	maxParts = 1024
-	// fewParts is the maximum number of parts for which the arguments are on the stack.
+	// fewParts is the number of parts up to which the arguments of the system call are on the
+	// stack.
 	fewParts = 24
 )
 
-// ReadParts fills parts, one after the other: every byte of a part is read before any byte of the
-// next. So the caller can read the same memory twice to detect a change in between. Up to 1024
-// parts take one system call.
+// ReadParts fills the parts in order: it reads every byte of a part before any byte of the next
+// one. So the caller can read the same memory twice, as two parts, to detect a change in between.
+// ReadParts makes one system call per 1024 parts.
 //
 // ReadParts stops at the first part that cannot be read completely and returns the number of
 // complete parts. The incomplete part may be partly filled; the parts after it are unchanged. The
-// error is nil only if all parts are complete, and wraps the same errors as that of
+// error is nil only if all parts are complete. Otherwise it wraps the same errors as the error of
 // [Memory.ReadAt].
 //
-// The order also holds on machines that reorder loads. The kernel copies the parts in order, and
-// takes and releases references to the pages of each. Those are atomic operations, which order the
-// copies around them.
+// The order is also guaranteed on machines that reorder loads. The kernel copies the parts in
+// order. For each part, it takes and releases references to the pages by atomic operations, and the
+// copies cannot be reordered across these.
 func (m Memory) ReadParts(parts []Part) (int, error) {
 	for done := 0; done < len(parts); {
 		next := parts[done:min(done+maxParts, len(parts))]
@@ -94,8 +96,8 @@ func (m Memory) readParts(parts []Part) (int, error) {
 		return len(parts), nil
 	}
 	if err == nil {
-		// The kernel returns an error only if it has read nothing. A partial read is always caused
-		// by an unreadable page.
+		// The kernel returns an error only if it has read nothing. The only reason for a partial
+		// read is an unreadable page.
 		err = unix.EFAULT
 	}
 	for i := range parts {

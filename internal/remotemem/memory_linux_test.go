@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){"pages": pages, "nobody": nobody, "undumpable": undumpable})
 }
 
-// pattern returns n bytes without a short period.
+// pattern returns n bytes that do not repeat in a short cycle.
 func pattern(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -41,7 +41,7 @@ func pattern(n int) []byte {
 	return b
 }
 
-// mapPages maps readable pages filled with the pattern, followed by an unreadable one.
+// mapPages maps n readable pages filled with the pattern, followed by an unreadable page.
 func mapPages(n int) (mem []byte, at uint64, err error) {
 	page := os.Getpagesize()
 	mem, err = syscall.Mmap(-1, 0, (n+1)*page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
@@ -63,7 +63,7 @@ func mapReadable(t *testing.T, pages int) (mem []byte, at uint64) {
 
 func self() remotemem.Memory { return remotemem.Of(os.Getpid()) }
 
-// pages maps two pages and reports their address.
+// pages runs in a child process. It maps two pages and sends their address.
 func pages(p *childproc.Parent) {
 	_, at, err := mapPages(2)
 	p.Must(err)
@@ -71,13 +71,15 @@ func pages(p *childproc.Parent) {
 	p.Receive()
 }
 
-// undumpable is like pages, but forbids its user to read the process.
+// undumpable runs in a child process. It does the same as pages, but does not let its user read its
+// memory.
 func undumpable(p *childproc.Parent) {
 	p.Must(childproc.ForbidReaders())
 	pages(p)
 }
 
-// nobody drops root's privileges and reports the result of reading a byte of a process.
+// nobody runs in a child process. It drops root's privileges, tries to read a byte of a process,
+// and sends the result.
 func nobody(p *childproc.Parent) {
 	p.BecomeNobody()
 	line, _ := p.Receive()
@@ -117,7 +119,7 @@ func TestReadAt(t *testing.T) {
 			{0, 2 * page, 2 * page},
 			{2*page - 1, 1, 1},
 			{page + 5, page - 5, page - 5},
-			{page, page + 1, page}, // into the unreadable page
+			{page, page + 1, page}, // up to the unreadable page
 			{2 * page, 1, 0},
 		} {
 			got := make([]byte, r.size)
@@ -159,7 +161,7 @@ func TestReadExitedProcess(t *testing.T) {
 	_, err := remotemem.Of(child.PID()).ReadAt(make([]byte, 1), off)
 	require.NoError(t, err)
 
-	// A killed process that was not waited for no longer has memory.
+	// A killed process has no memory, even if it has not been reaped yet.
 	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGKILL))
 	require.Eventually(t, func() bool {
 		_, err := remotemem.Of(child.PID()).ReadAt(make([]byte, 1), off)
@@ -201,7 +203,7 @@ func TestReadAtNotPermitted(t *testing.T) {
 
 func TestReadPartsOfEverySize(t *testing.T) {
 	mem, at := mapReadable(t, 4)
-	// Use fewer and more parts than fit into one call, with empty parts among them.
+	// Read fewer and more parts than one system call can, some of them empty.
 	for _, count := range []int{0, 1, 2, 24, 25, 1024, 1025, 3000} {
 		parts := make([]remotemem.Part, count)
 		for i := range parts {
@@ -248,15 +250,16 @@ func TestReadPartsStopsAtUnreadablePart(t *testing.T) {
 	}
 }
 
-// Parts are read in order: an increasing counter is never lower in a later part.
+// Parts are read in order: if a counter is incremented continuously, no part has a lower value than
+// an earlier part.
 func TestReadPartsInOrder(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // one goroutine counts while the other reads
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // one goroutine increments the counter while the other reads it
 	mem, at := mapReadable(t, 1)
-	// This is an atomic counter. Kernels may copy byte by byte, so it counts in both halves, which
-	// differ if a read has one half old and the other new.
+	// Some kernels copy byte by byte. To detect an inconsistent value, both halves of the counter
+	// contain the same number.
 	counter := &wire.ProcessContextHeaderIn(mem).PublishedAtNS
 	*counter = 0
-	at += 16 // where the header has that field, as package wire asserts
+	at += 16 // offset of that field in the header
 	var stop atomic.Bool
 	done := make(chan struct{})
 	go func() {
@@ -271,7 +274,8 @@ func TestReadPartsInOrder(t *testing.T) {
 	for i := range parts {
 		parts[i] = remotemem.Part{Address: at, Data: data[i][:]}
 	}
-	// The kernel may run both threads on one CPU for a long time, so that reads see no change.
+	// Continue until some reads have seen a change, because the kernel may run both threads on one
+	// CPU for a long time.
 	start := time.Now()
 	for n := 0; n < testenv.Rounds(1000, 20_000) || changes == 0 && time.Since(start) < time.Minute; n++ {
 		_, err := self().ReadParts(parts)

@@ -1,17 +1,20 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ring writes the slots of a ring, so that readers never see a slot that is half written. A
-// write claims the slot, counts itself, stores the span and releases the slot.
+// Package ring writes the active span of each thread or goroutine to a slot of a ring. Readers
+// never see a half-written slot.
 //
-// A writer changes in_use from 0 to 1 by compare-and-swap and increments seq in the same step. If
-// another writer holds the slot, it retries a few times and then gives up: a missing span is better
-// than a wrong one, and no writer ever waits. It stores the fields and releases the slot with one
-// last store of the state word. A reader that finds in_use 0 and the same seq before and after
-// reading the fields has read the fields of one write.
+// A writer claims a slot with one compare-and-swap of its state word, which changes in_use from 0
+// to 1 and increments seq. It then stores the fields. A last store of the state word sets in_use to
+// 0 again and releases the slot. A writer that finds the slot claimed retries a few times and then
+// gives up: a missing span is better than a wrong one, and writers must not wait.
 //
-// Writing functions must be called while pinned ([goruntime.Pin]). A goroutine that moved between
-// reading its thread id and the last store would write the slot of another thread.
+// A reader reads the state word, the fields, and the state word again. If in_use is 0 and seq is
+// unchanged, the fields come from a single write.
+//
+// Callers of [Ring.Store] must be pinned ([goruntime.Pin]). Otherwise the goroutine could move to
+// another thread after it has read its thread id, and would then write to the slot of a thread that
+// it no longer runs on.
 //
 // The package does not depend on the SDK.
 package ring

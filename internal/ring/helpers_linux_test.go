@@ -25,7 +25,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// layouts returns a configuration with few slots for each layout, by name.
+// layouts returns configurations of small rings, by name: one of layout 1, and several of layout 2
+// that differ in index and attribute space.
 func layouts() map[string]Config {
 	all := map[string]Config{"layout 1": {Name: "DD_OTEL_CTX", Layout: 1, Capacity: 4}}
 	for _, space := range []int{0, 1, 65, 612} {
@@ -36,7 +37,6 @@ func layouts() map[string]Config {
 	return all
 }
 
-// newRing returns a ring that is closed when the test ends.
 func newRing(t testing.TB, c Config) *Ring {
 	t.Helper()
 	if !goruntime.Supported {
@@ -48,11 +48,12 @@ func newRing(t testing.TB, c Config) *Ring {
 	return r
 }
 
-// slots returns the memory of the slots, and bytes that of one slot.
+// slots returns the memory of all slots.
 func (r *Ring) slots() []byte {
 	return r.region.Bytes()[r.layout.HeaderSize:][:r.layout.Capacity*r.layout.SlotSize]
 }
 
+// bytes returns the memory of slot n.
 func (r *Ring) bytes(n int) []byte {
 	return r.slots()[n*r.layout.SlotSize:][:r.layout.SlotSize]
 }
@@ -69,9 +70,9 @@ func (r *Ring) randomize(seed uint64) {
 	}
 }
 
-// want returns the expected content of a slot after s was stored over old. It uses the offsets in
-// the documentation of the format, not those in the code. The bytes after the last word of the
-// attributes are unchanged.
+// want returns the bytes that a slot must contain after s has been stored over old. Its offsets are
+// those of docs/wire-format.md and independent of the code. Store keeps the bytes after the last
+// word of the attributes.
 func (r *Ring) want(old []byte, s *Span, self *goruntime.Self) []byte {
 	b := bytes.Clone(old)
 	put := binary.LittleEndian
@@ -117,7 +118,8 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// spanOf returns a span and a writer derived from x, with up to space bytes of attributes.
+// spanOf derives from x a span, with up to space bytes of attributes, and the goroutine that stores
+// it. TraceIDLow is x itself, from which checkSlot derives both again.
 func spanOf(x uint64, space int) (Span, goruntime.Self) {
 	s := Span{TraceIDHigh: mix(x + 1), TraceIDLow: x, SpanID: mix(x + 2), Ref: mix(x + 3), TraceFlags: byte(mix(x + 4))}
 	if n := mix(x+5) % 4 * uint64(space) / 3; n > 0 {
@@ -129,15 +131,15 @@ func spanOf(x uint64, space int) (Span, goruntime.Self) {
 	return s, goruntime.Self{Goid: mix(x + 7), M: uintptr(mix(x + 8)), TID: uint32(mix(x + 9))}
 }
 
-// moreProcessors raises GOMAXPROCS, so that the kernel also switches between writers, not only Go's
-// scheduler.
+// moreProcessors raises GOMAXPROCS to at least 8, so that writers are also interrupted by the
+// kernel, not only by Go's scheduler.
 func moreProcessors(t *testing.T) {
 	t.Helper()
 	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))
 	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }
 
-// rounds is [testenv.Rounds], reduced under the slower race detector.
+// rounds returns [testenv.Rounds], or a tenth of it under the race detector, which is slow.
 func rounds(usually, all int) int {
 	n := testenv.Rounds(usually, all)
 	if testenv.Race {

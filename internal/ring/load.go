@@ -12,10 +12,12 @@ import (
 // Layout1 reports whether slots are of layout 1.
 func (r *Ring) Layout1() bool { return r.layout1 }
 
-// Load returns the span in the slot with this id, without attributes, and the slot's owner. ok is
-// false if there is no span, or if the slot is being written. Slots of layout 1 do not record their
-// owner: owner and tid are 0. All fields belong to one write. Load checks that with the counter of
-// writes in layout 2, and by reading twice in layout 1.
+// Load returns the span in the slot for this id, without attributes, and the goroutine and thread
+// that published it. ok is false if the slot has no span or is being written. In layout 1, which
+// records neither goroutine nor thread, owner and tid are 0.
+//
+// All results come from a single write. In layout 2 Load verifies this with the slot's write
+// counter; layout 1 has none, so Load reads the fields twice.
 func (r *Ring) Load(id uint64) (s Span, owner uint64, tid uint32, ok bool) {
 	slot := r.slot(id)
 	for range attempts {
@@ -33,7 +35,7 @@ func (r *Ring) Load(id uint64) (s Span, owner uint64, tid uint32, ok bool) {
 			owner, tid, ok = atomic.LoadUint64(&slot.Owner), atomic.LoadUint32(&slot.TID), true
 		}
 		if ok && atomic.LoadUint64(&slot.State) == state {
-			// A writer that failed to claim the slot has cleared only the span id.
+			// A writer that could not claim the slot may have cleared only the span id.
 			return s, owner, tid, s.SpanID != 0
 		}
 	}

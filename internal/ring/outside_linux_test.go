@@ -22,8 +22,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
-// storeForever is a child whose goroutines store all the time. A goroutine uses the slot of its
-// thread.
+// storeForever is a child process whose goroutines store spans without pause, each in the slot of
+// its thread.
 func storeForever(p *childproc.Parent) {
 	line, _ := p.Receive()
 	var c Config
@@ -55,7 +55,8 @@ func storeForever(p *childproc.Parent) {
 	p.Receive()
 }
 
-// Another process that follows the protocol reads only complete writes, even if threads share slots.
+// TestNothingTornFromOutside checks that a process that follows the protocol reads only complete
+// writes of another process, even if threads share slots.
 func TestNothingTornFromOutside(t *testing.T) {
 	childproc.NeedReading(t)
 	newRing(t, Config{Layout: 2, Capacity: 1, Heap: true})
@@ -91,8 +92,8 @@ func TestNothingTornFromOutside(t *testing.T) {
 	}
 }
 
-// faults lists the system calls that fail in a child. Some fail before the child creates its ring,
-// the others only before it closes the ring.
+// faults lists the system calls that fail in the child: Before applies from the start, After only
+// once the ring exists.
 type faults struct {
 	Layout        int
 	Before, After []childproc.Rule
@@ -135,8 +136,9 @@ func workUnderFilters(p *childproc.Parent) {
 	say("closed", r.Close())
 }
 
-// found returns the addresses of a process's rings: those that have the name, and those that readers
-// of layout 1 find by the header at the start of anonymous memory.
+// found returns the addresses of a process's rings: named are mappings with the name of a ring,
+// searched are anonymous mappings that begin with a ring's magic number, which is how readers of
+// layout 1 find them.
 func found(t *testing.T, pid int) (named, searched []uint64) {
 	t.Helper()
 	f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
@@ -165,8 +167,8 @@ func TestFaults(t *testing.T) {
 		faults
 
 		wantNew, wantClose string
-		// found and searched report whether another process finds the ring by its name and by
-		// searching memory.
+		// found reports whether the ring has a name by which readers find it; searched reports
+		// whether they find it by searching anonymous memory.
 		found, searched bool
 	}{
 		"no memfd, no names": {

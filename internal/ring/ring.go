@@ -18,23 +18,22 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Span is the content of a slot. The zero Span is no span.
+// Span is the content of a slot. The zero Span means that there is no active span.
 type Span struct {
-	// TraceIDHigh, TraceIDLow and SpanID are W3C identifiers, or halves of them, read as
-	// big-endian numbers.
+	// TraceIDHigh and TraceIDLow are the halves of the W3C trace ID, and SpanID is the W3C span ID,
+	// all read as big-endian numbers.
 	TraceIDHigh, TraceIDLow, SpanID uint64
-	// Ref refers to the span's cell in the span table of the process. It is 0 if there is no cell.
+	// Ref is the reference to the span's cell in the span table, or 0 if the span has no cell.
 	Ref        uint64
 	TraceFlags uint8
-	// Attributes are in the encoding of OTEP 4947. Attributes that do not fit into a slot are left
-	// out.
+	// Attributes are encoded according to OTEP 4947. Store leaves out the attributes that do not
+	// fit into the slot.
 	Attributes []byte
 }
 
-// Bounds of a ring, and the default capacity.
 const (
 	DefaultCapacity = 65536
-	MaxCapacity     = 1 << 24 // bounds the address space of a ring
+	MaxCapacity     = 1 << 24 // limits the address space that a ring occupies
 	MaxSpace        = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
 )
 
@@ -56,9 +55,10 @@ type Config struct {
 	Capacity int // a power of two
 	Layout   int
 	Index    int // wire.RingByThread or wire.RingByGoroutine
-	// AttributeSpace is the least number of bytes for attributes in each slot.
+	// AttributeSpace is the minimum number of bytes that each slot reserves for attributes.
 	AttributeSpace int
-	// Heap allocates the ring on the heap, for tests. No other process can find it there.
+	// Heap allocates the ring on the heap, where no other process can find it. It is meant for
+	// tests.
 	Heap bool
 }
 
@@ -69,12 +69,12 @@ type Layout struct {
 	Layout, Capacity, HeaderSize, SlotSize int
 }
 
-// Ring is a ring of slots. [New] makes one. It is safe for concurrent use.
+// Ring is a ring of slots, created by [New]. It is safe for concurrent use.
 type Ring struct {
 	base       unsafe.Pointer
 	mask       uint64
 	shift      uint64
-	claimed    uint64 // added to a slot's state by a claim
+	claimed    uint64 // added to a slot's state to claim it
 	layout1    bool
 	attributes int
 
@@ -84,10 +84,11 @@ type Ring struct {
 	region *vma.Region
 }
 
-// New returns an empty ring. Pages that are never stored to use no memory. The ring's addresses stay
-// in use until the process ends, because writers do not check whether the ring is closed.
+// New returns an empty ring. Pages that are never written use no memory. The ring's address range
+// stays mapped until the process ends, even after [Ring.Close], because writers do not check
+// whether the ring is closed.
 //
-// The error names the system call that failed; then nothing is left behind.
+// The error names the system call that failed. If New fails, it leaves nothing mapped.
 func New(c Config) (*Ring, error) {
 	r := &Ring{layout1: c.Layout == wire.RingLayout1, claimed: wire.SlotInUse}
 	if c.Name == "" {
@@ -115,8 +116,8 @@ func New(c Config) (*Ring, error) {
 	size := l.HeaderSize + c.Capacity*l.SlotSize
 	var err error
 	if c.Heap {
-		// Slots of layout 1 are accessed as slots of layout 2, which are longer. So the last slot
-		// needs space behind it.
+		// Slots of layout 1 are accessed through the longer Slot2, so the allocation must extend
+		// past the last slot.
 		r.region = vma.NewHeap(size + wire.SlotSize2)
 	} else if r.region, err = allocate(c.Name, size); err != nil {
 		return nil, err
@@ -144,10 +145,10 @@ func New(c Config) (*Ring, error) {
 // Layout returns the location and layout of the ring.
 func (r *Ring) Layout() Layout { return r.layout }
 
-// Close unpublishes the ring: readers no longer find it. Its addresses stay mapped, to unnamed
-// memory, so that a late writer still has valid memory to write to. Closing again does nothing. The
-// error names the system call that failed: then the mapping still exists, but readers no longer
-// recognize it as a ring. Close does nothing if r is nil.
+// Close unpublishes the ring: readers no longer find it. Close replaces the memory with unnamed
+// memory at the same addresses, so that late writers do not crash. The error names the system call
+// that failed. In that case the old mapping remains, but readers no longer recognize it as a ring.
+// Closing a ring twice, or a nil ring, does nothing.
 func (r *Ring) Close() error {
 	if r == nil {
 		return nil
@@ -160,21 +161,21 @@ func (r *Ring) Close() error {
 	return nil
 }
 
-// slot returns the slot of a thread or goroutine. Layouts 1 and 2 begin with the same
-// fields.
+// slot returns the slot of a thread or goroutine. In layout 1 callers may access only the fields
+// from TraceIDHigh through State, which both layouts have at the same offsets.
 func (r *Ring) slot(id uint64) *wire.Slot2 {
-	// Sound: the index is at most mask, and the memory is never unmapped. Limiting the shift to 63
-	// avoids Go's check for larger shifts.
+	// Sound: the index is at most mask, and the memory is never unmapped. The mask of 63 tells the
+	// compiler that the shift is in range, which saves a check.
 	return (*wire.Slot2)(unsafe.Add(r.base, (id&r.mask)<<(r.shift&63)))
 }
 
-// attempts is the number of times that a writer tries to claim a slot. A claim is held for
-// nanoseconds, unless the kernel preempts the holder.
+// attempts is the maximum number of attempts to claim or read a slot. Writers hold a slot for
+// nanoseconds only, unless the kernel preempts them.
 const attempts = 64
 
-// Store publishes s in the slot of the thread or goroutine with this id. self describes the running
-// goroutine. If another writer holds the slot, the slot ends up with that writer's span or with
-// none. The caller must be pinned. Store does nothing if r is nil.
+// Store publishes s in the slot of the thread or goroutine with this id. self describes the calling
+// goroutine, which must be pinned. If another writer holds the slot, Store does not publish s; the
+// slot ends up with the other writer's span or with none. Store does nothing if r is nil.
 func (r *Ring) Store(id uint64, s *Span, self *goruntime.Self) {
 	if r == nil {
 		return
@@ -182,9 +183,9 @@ func (r *Ring) Store(id uint64, s *Span, self *goruntime.Self) {
 	slot := r.slot(id)
 	state, ok := r.claim(slot)
 	if !ok {
-		// This is the only store without a claim. It clears the slot's span. A later store by the
-		// holder of the claim takes effect. If the holder releases the slot without storing, the
-		// previous span must not reappear.
+		// This is the only store without a claim. It clears the span id, so that the previous span
+		// does not reappear when the holder releases the slot. If the holder stores its span id
+		// later, the holder's span becomes visible.
 		atomic.StoreUint64(&slot.SpanID, 0)
 		return
 	}
@@ -206,7 +207,8 @@ func (r *Ring) Store(id uint64, s *Span, self *goruntime.Self) {
 	ordered.PutLast(&slot.State, state)
 }
 
-// claim claims a slot and returns its new state.
+// claim tries to claim a slot and returns its new state. ok is false if other writers held it at
+// every attempt.
 func (r *Ring) claim(slot *wire.Slot2) (state uint64, ok bool) {
 	for range attempts {
 		state := atomic.LoadUint64(&slot.State)
@@ -217,14 +219,15 @@ func (r *Ring) claim(slot *wire.Slot2) (state uint64, ok bool) {
 	return 0, false
 }
 
-// putAttributes stores the encoded attributes that fit and returns their size in bytes.
+// putAttributes stores the attributes that fit into the slot and returns their encoded size in
+// bytes.
 func (r *Ring) putAttributes(slot *wire.Slot2, attributes []byte) int {
 	if len(attributes) > r.attributes {
 		return r.putFitting(slot, attributes)
 	}
-	// Store word by word, because the attributes, like the fields, must not become visible before
-	// the claim. Sound: the slot has r.attributes bytes behind its fields, which is a multiple of
-	// 8.
+	// The stores of the attributes, like those of the fields, must not become visible before the
+	// claim, so they are ordered stores of whole words. Sound: r.attributes bytes follow the fields
+	// of the slot, and r.attributes is a multiple of 8.
 	target, whole := unsafe.Add(unsafe.Pointer(slot), wire.SlotAttributes), len(attributes)&^7
 	for i := 0; i < whole; i += 8 {
 		ordered.Put((*uint64)(unsafe.Add(target, i)), binary.NativeEndian.Uint64(attributes[i:]))
@@ -237,7 +240,7 @@ func (r *Ring) putAttributes(slot *wire.Slot2, attributes []byte) int {
 	return len(attributes)
 }
 
-// putFitting is putAttributes for attributes that do not all fit.
+// putFitting stores only those attributes that fit, and returns their encoded size in bytes.
 //
 //go:noinline
 func (r *Ring) putFitting(slot *wire.Slot2, attributes []byte) int {
@@ -257,8 +260,8 @@ func (r *Ring) putFitting(slot *wire.Slot2, attributes []byte) int {
 }
 
 // Shown returns the id and the Ref of the span in the slot of the thread or goroutine with this id.
-// owned is false if the slot does not belong to the goroutine goid, or is being written. In layout
-// 1, which does not record owners, owned is always true and there is no Ref.
+// owned is false if the goroutine goid was not the last to write to the slot, or if the slot is
+// being written. Layout 1 does not record owners: owned is always true and ref is 0.
 func (r *Ring) Shown(id, goid uint64) (spanID, ref uint64, owned bool) {
 	slot := r.slot(id)
 	if r.layout1 {
@@ -271,7 +274,8 @@ func (r *Ring) Shown(id, goid uint64) (spanID, ref uint64, owned bool) {
 			continue
 		}
 		if spanID, ref = atomic.LoadUint64(&slot.SpanID), atomic.LoadUint64(&slot.Ref); atomic.LoadUint64(&slot.State) == state {
-			// A writer that failed to claim the slot has cleared the span id but not the Ref.
+			// A span id of 0 with a Ref means that another writer, which could not claim the slot,
+			// has cleared the span id.
 			return spanID, ref, owner == goid && (spanID != 0 || ref == 0)
 		}
 	}

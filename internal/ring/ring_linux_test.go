@@ -25,7 +25,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/resources"
 )
 
-// The header matches the format byte by byte, and readers find the ring.
+// TestNew checks the bytes of an empty ring, and that rings of layout 2 outside the heap can be
+// found by name.
 func TestNew(t *testing.T) {
 	for name, tt := range map[string]struct {
 		config               Config
@@ -74,7 +75,7 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// Store writes the bytes of the format to one slot and leaves the others unchanged.
+// TestStoreBytes checks every byte that Store writes, and that it leaves the other slots unchanged.
 func TestStoreBytes(t *testing.T) {
 	for name, c := range layouts() {
 		t.Run(name, func(t *testing.T) {
@@ -88,7 +89,7 @@ func TestStoreBytes(t *testing.T) {
 				id := mix(x + 10)
 				r.randomize(x)
 				at := int(id%4) * r.layout.SlotSize
-				if x == 1 && !r.layout1 { // When the counter of writes overflows, no other field changes.
+				if x == 1 && !r.layout1 { // An overflow of seq must not change another field.
 					binary.LittleEndian.PutUint32(r.slots()[at+0x1C:], math.MaxUint32)
 				}
 				want := bytes.Clone(r.slots())
@@ -111,7 +112,7 @@ func TestStoreBytes(t *testing.T) {
 	}
 }
 
-// Attributes that do not fit are left out.
+// TestAttributes checks that Store leaves out exactly the attributes that do not fit.
 func TestAttributes(t *testing.T) {
 	for name, c := range layouts() {
 		if c.Layout == 1 {
@@ -128,7 +129,8 @@ func TestAttributes(t *testing.T) {
 					}
 					s, self := spanOf(uint64(size), 0)
 					s.Attributes = bytes.Repeat([]byte{0xA7}, size)
-					// Use entries of many sizes, so that short ones fit where long ones do not.
+					// Vary the sizes of the entries, so that short ones still fit after a long one
+					// did not.
 					for at, n := 0, length; at+1 < size; at, n = at+2+int(n), n-7 {
 						s.Attributes[at+1] = n
 					}
@@ -140,7 +142,7 @@ func TestAttributes(t *testing.T) {
 					require.Equal(t, given, s.Attributes)
 				}
 			}
-			// No bytes of earlier attributes remain visible.
+			// A span without attributes must not show those of an earlier span.
 			s, self := spanOf(1, 0)
 			r.store(0, &s, &self)
 			assert.Zero(t, binary.LittleEndian.Uint16(r.bytes(0)[0x1A:]))
@@ -148,7 +150,7 @@ func TestAttributes(t *testing.T) {
 	}
 }
 
-// The stored bytes equal those written by hand from the design.
+// TestGolden checks stored slots against bytes that were written by hand from the specification.
 func TestGolden(t *testing.T) {
 	for file, c := range map[string]Config{
 		"ring_layout1.hex": {Layout: 1, Capacity: 2, Heap: true},
@@ -157,7 +159,7 @@ func TestGolden(t *testing.T) {
 		want := golden.Hex(t, "../wire/testdata/"+file)
 		r := newRing(t, c)
 		if c.Layout == 2 {
-			// The preceding writes.
+			// Set the write counters as if there had been earlier writes.
 			binary.LittleEndian.PutUint32(r.bytes(0)[0x1C:], 0x01020303)
 			r.bytes(1)[0x1C] = 2
 		}
@@ -168,8 +170,9 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// A writer neither waits for a slot that another writer holds nor writes it. It only clears the
-// previous span, so that the span does not reappear if the holder releases the slot without storing.
+// TestHeldSlot checks that Store does not wait for a slot that another writer holds, and changes
+// nothing but the span id, which it clears. Otherwise the previous span would reappear if the
+// holder released the slot without storing.
 func TestHeldSlot(t *testing.T) {
 	for name, c := range layouts() {
 		t.Run(name, func(t *testing.T) {
@@ -200,7 +203,8 @@ func TestHeldSlot(t *testing.T) {
 	}
 }
 
-// checkSlot returns an error if an idle slot is invalid.
+// checkSlot returns an error if the fields of a slot that nobody is writing come from different
+// writes.
 func checkSlot(slot []byte, layout Layout) error {
 	get := binary.LittleEndian
 	s, self := spanOf(get.Uint64(slot[0x08:]), max(0, layout.SlotSize-0x40))
@@ -209,7 +213,6 @@ func checkSlot(slot []byte, layout Layout) error {
 	if !r.layout1 {
 		get.PutUint32(old[0x1C:], get.Uint32(slot[0x1C:])-1)
 	}
-	// The bytes behind the attributes are unchanged.
 	want := r.want(old, &s, &self)
 	if !bytes.Equal(want, slot) {
 		return fmt.Errorf("a mixture: %x instead of %x", slot, want)
@@ -217,8 +220,8 @@ func checkSlot(slot []byte, layout Layout) error {
 	return nil
 }
 
-// Goroutines that share a slot store to it all the time. Readers find the span of one goroutine, or
-// none.
+// TestOneWriterAtATime checks that a slot never mixes the spans of goroutines that write it at the
+// same time.
 func TestOneWriterAtATime(t *testing.T) {
 	for _, heap := range []bool{true, false} {
 		for name, c := range layouts() {
@@ -261,7 +264,8 @@ func TestOneWriterAtATime(t *testing.T) {
 	}
 }
 
-// Shown does not return another goroutine's span while goroutines overwrite each other's.
+// TestShownBelongsToOneWriter checks that Shown never returns another goroutine's span as owned
+// while two goroutines keep overwriting the slot.
 func TestShownBelongsToOneWriter(t *testing.T) {
 	for _, heap := range []bool{true, false} {
 		moreProcessors(t)
@@ -311,7 +315,6 @@ func TestClose(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, make([]byte, len(got)), got, "the memory must be cleared")
 
-			// Writing after Close does no harm.
 			r.store(1, &s, &self)
 			spanID, _, owned := r.Shown(1, self.Goid)
 			assert.True(t, owned)
@@ -321,8 +324,8 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// Writers continue during and after Close. A write to unmapped memory would crash the test's
-// process.
+// TestCloseUnderWriters checks that writers may continue during and after Close. A write to
+// unmapped memory would crash the test.
 func TestCloseUnderWriters(t *testing.T) {
 	moreProcessors(t)
 	for name, c := range layouts() {
@@ -365,7 +368,8 @@ func TestCloseUnderWriters(t *testing.T) {
 	}
 }
 
-// A ring uses memory only for its header and for pages that have been stored to.
+// TestMemory checks that a ring uses memory only for its header and for pages with slots that have
+// been written.
 func TestMemory(t *testing.T) {
 	page := os.Getpagesize()
 	for name, c := range layouts() {
@@ -384,7 +388,7 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// residentKB returns the resident size of the mapping at an address.
+// residentKB returns the resident size of the mapping that begins at this address.
 func residentKB(t *testing.T, address uint64) (kB int) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/smaps")

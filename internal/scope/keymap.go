@@ -16,16 +16,16 @@ import (
 
 var _ = contextattr.Use()
 
-// KeyMap is the list of attribute keys to publish. The index of a key is its key byte in the encoding
-// of OTEP 4947. A KeyMap is immutable; Append returns a longer one.
+// KeyMap is a list of the attribute keys to publish. In the encoding of OTEP 4947, a key is
+// represented by its index in the list. A KeyMap is immutable: Append returns a new one.
 type KeyMap struct{ keys []attribute.Key }
 
-// MaxKeys is the maximum number of keys, since the index is a byte.
+// MaxKeys is the maximum number of keys. It is limited because the index of a key is a byte.
 const MaxKeys = 256
 
-// Append returns a KeyMap with the keys of m followed by the new ones in keys, and the number of
-// keys above the limit [MaxKeys]. It skips empty keys and duplicates, and returns m if no key is
-// new. m may be nil.
+// Append returns a KeyMap that has the keys of m, followed by those in keys that are new. It skips
+// empty keys and duplicates. If no key is new, it returns m. refused is the number of new keys for
+// which there was no room, because of the limit [MaxKeys]. m may be nil.
 func (m *KeyMap) Append(keys ...attribute.Key) (more *KeyMap, refused int) {
 	all := m.Keys()
 	for _, key := range keys {
@@ -51,18 +51,18 @@ func (m *KeyMap) Keys() []attribute.Key {
 	return m.keys
 }
 
-// published caches the encoded attributes of a Scope for one KeyMap.
+// published is the encoding of a Scope's attributes with one KeyMap. It is cached in the Scope.
 type published struct {
 	keys *KeyMap
-	// attributes is nil if the Scope has none of the keys.
+	// attributes is nil if the Scope has no attribute with one of the keys.
 	attributes *gorecord.Attributes
 }
 
-// Of returns the encoded attributes of ctx that have these keys, or nil if there are none. The
-// result is cached in the Scope of ctx for one KeyMap.
+// Of returns those attributes of ctx whose keys are in m, encoded, or nil if there are none. The
+// Scope of ctx caches the result for one KeyMap.
 func (m *KeyMap) Of(ctx context.Context) *gorecord.Attributes {
 	if m == nil {
-		return nil // no lookup in ctx
+		return nil // saves the lookup in ctx
 	}
 	s := contextattr.From(ctx)
 	if s == nil {
@@ -92,7 +92,8 @@ func (m *KeyMap) encode(s *contextattr.Scope) *gorecord.Attributes {
 	return gorecord.NewAttributes(entries)
 }
 
-// Decode is the inverse of [gorecord.Attributes.Encoded] for attributes with these keys.
+// Decode decodes the result of [gorecord.Attributes.Encoded] for attributes encoded with this
+// KeyMap.
 func (m *KeyMap) Decode(encoded []byte) *gorecord.Attributes {
 	var entries []gorecord.Attribute
 	for len(encoded) >= 2 && len(encoded) >= 2+int(encoded[1]) {

@@ -61,8 +61,8 @@ func TestAppend(t *testing.T) {
 	assert.Equal(t, 1, refused)
 }
 
-// Strings are encoded unchanged. Values of other types are encoded by OpenTelemetry's rule for
-// attributes outside OTLP.
+// Strings are published unchanged. Other values are converted to strings by OpenTelemetry's rule
+// for protocols other than OTLP.
 func TestValues(t *testing.T) {
 	long := strings.Repeat("ä", 200) // 400 bytes
 	for _, tt := range []struct {
@@ -118,8 +118,8 @@ func TestOfConcurrently(t *testing.T) {
 	}
 }
 
-// FuzzEncode decodes the encoding as OTEP 4947 specifies it, and compares the result
-// with the input.
+// FuzzEncode decodes the encoded attributes as OTEP 4947 specifies, and compares them with the
+// input.
 func FuzzEncode(f *testing.F) {
 	f.Add([]byte(`{"a":"1","b":"x"}`), "b,a")
 	f.Add([]byte(`{"a":"`+strings.Repeat("é", 300)+`","b":"`+strings.Repeat("x", 255)+`","c":"`+strings.Repeat("y", 255)+`","d":"z"}`), "d,c,b,a,e")

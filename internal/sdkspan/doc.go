@@ -3,11 +3,11 @@
 
 // Package sdkspan reads the ids and times of the OpenTelemetry SDK's spans directly from memory.
 //
-// The SDK's methods are too slow here. SpanContext of an ended span copies everything that the span
-// exports, 400 bytes, before it returns 64 of them, which takes as long as everything else in
-// publishing a span. Parent takes a lock. So for the SDK's own types the fields are read in place,
-// at offsets found by reflection. For all other types, or if the SDK renames its fields, the
-// methods are called.
+// The SDK's methods are too slow for this purpose. For an ended span, SpanContext copies all 400
+// bytes of the span's data in order to return 64 of them. That takes as long as the rest of
+// publishing a span. Parent takes a lock. So for the SDK's own types, this package reads the fields
+// in place, at offsets that it finds by reflection. For all other types, or if the SDK renames its
+// fields, it calls the methods.
 //
-// The package does not depend on how spans are published, and imports nothing from otelctx.
+// The package imports no other package of otelctx.
 package sdkspan

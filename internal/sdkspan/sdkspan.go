@@ -15,7 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Key identifies a span: its W3C ids as big-endian numbers. The zero Key means no span.
+// Key identifies a span by its W3C ids, as big-endian numbers. The zero Key means no span.
 type Key struct{ TraceIDHigh, TraceIDLow, SpanID uint64 }
 
 // Of returns the key of the span with this SpanContext.
@@ -29,9 +29,9 @@ func keyOf(traceID trace.TraceID, spanID trace.SpanID) Key {
 	}
 }
 
-// FromContext returns the span of ctx, or nil if there is none. It looks up the context value itself,
-// because in programs built with otelc, [trace.SpanFromContext] returns the goroutine's span for a
-// context without one.
+// FromContext returns the span in ctx, or nil if there is none. It does not call
+// [trace.SpanFromContext], because in programs built with otelc, that function returns the
+// goroutine's span if the context has none.
 func FromContext(ctx context.Context) trace.Span {
 	if ctx == nil {
 		return nil
@@ -40,7 +40,7 @@ func FromContext(ctx context.Context) trace.Span {
 	return s
 }
 
-// Local returns the key of the span of ctx. It returns false if there is no span or it is remote.
+// Local returns the key of the span in ctx. It returns false if ctx has no span, or a remote span.
 func Local(ctx context.Context) (k Key, ok bool) {
 	s := FromContext(ctx)
 	if s == nil {
@@ -50,30 +50,30 @@ func Local(ctx context.Context) (k Key, ok bool) {
 	return Of(sc), sc.HasTraceID() && !sc.IsRemote()
 }
 
-// Recording returns the key of the span of ctx. It returns false if no span records in this
-// process: there is no span, it is remote, or ctx has only a SpanContext. For a span of the SDK it
-// returns true even if the span has ended.
+// Recording returns the key of the span in ctx. It returns false unless the span is recorded in
+// this process, that is, if ctx has no span, a remote span, or only a SpanContext. For a span of
+// the SDK, it also returns true after the span has ended.
 func Recording(ctx context.Context) (k Key, ok bool) {
 	s := FromContext(ctx)
 	if s == nil {
 		return Key{}, false
 	}
 	if _, ok := s.(sdktrace.ReadOnlySpan); !ok && !s.IsRecording() {
-		return Key{}, false // The SDK's own spans skip this call, because their IsRecording takes a lock.
+		return Key{}, false // not called for the SDK's own spans, because their IsRecording takes a lock
 	}
 	return Of(s.SpanContext()), true
 }
 
-// spanKey is the key under which the API stores the span in a context.
+// spanKey is the key under which the OpenTelemetry API stores a span in a context.
 var spanKey = func() any {
 	spy := &keyOfSpan{Context: context.Background()}
 	trace.SpanFromContext(spy)
 	return spy.key
 }()
 
-// keyOfSpan is a context whose Value method records the key that it was called with.
+// keyOfSpan is a context that records the key with which Value is called.
 type keyOfSpan struct {
-	context.Context //nolint:containedctx // It is a context.
+	context.Context //nolint:containedctx // it is a context
 
 	key any
 }
@@ -83,11 +83,11 @@ func (c *keyOfSpan) Value(key any) any {
 	return nil
 }
 
-// Started returns the properties of the span passed to OnStart: its key, its trace flags, whether
-// it has a parent, and its start in nanoseconds since 1970. The key is zero if another processor
-// has already ended the span.
+// Started returns properties of a span that was passed to OnStart: its key, its trace flags,
+// whether it has a parent, and its start time in nanoseconds since 1970. If another processor has
+// already ended the span, the key is zero.
 //
-// The results, here and below, are small enough to be returned in registers.
+// The results of this function, Parent and Ended are small enough to be returned in registers.
 func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool, startUnixNS uint64) {
 	v := (*value)(unsafe.Pointer(&s)) // sound: see value
 	if l := startedLayout.Load(); l != nil && l.table == v.table && v.data != nil {
@@ -100,8 +100,8 @@ func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool, sta
 	return startedOther(s, v.table)
 }
 
-// startedOther, like the next two, is a separate function so that the common path needs no stack space
-// for a SpanContext.
+// startedOther handles spans whose layout is not known. Like parentOther and endedOther, it is a
+// separate function so that the common path needs no stack space for a SpanContext.
 //
 //go:noinline
 func startedOther(s sdktrace.ReadWriteSpan, table unsafe.Pointer) (k Key, traceFlags uint8, child bool, startUnixNS uint64) {
@@ -113,24 +113,24 @@ func startedOther(s sdktrace.ReadWriteSpan, table unsafe.Pointer) (k Key, traceF
 	return Of(sc), byte(sc.TraceFlags()), s.Parent().HasSpanID(), uint64(s.StartTime().UnixNano())
 }
 
-// Parent returns the key of the parent of the span passed to OnStart, zero if it has none, and whether
-// the parent is remote.
+// Parent returns the key of the parent of a span that was passed to OnStart, and whether the parent
+// is remote. The key is zero if the span has no parent.
 func Parent(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
 	v := (*value)(unsafe.Pointer(&s))
 	if l := startedLayout.Load(); l != nil && l.table == v.table && v.data != nil {
 		sc := v.spanContext(l.parent)
 		return sc.key(), sc.remote
 	}
-	return otherParent(s)
+	return parentOther(s)
 }
 
 //go:noinline
-func otherParent(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
+func parentOther(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
 	sc := s.Parent()
 	return Of(sc), sc.IsRemote()
 }
 
-// Ended returns the key, the trace flags and the end time of the span passed to OnEnd.
+// Ended returns the key, the trace flags and the end time of a span that was passed to OnEnd.
 func Ended(s sdktrace.ReadOnlySpan) (k Key, traceFlags uint8, end time.Time) {
 	v := (*value)(unsafe.Pointer(&s))
 	if l := endedLayout.Load(); l != nil && l.table == v.table && v.data != nil {
@@ -147,36 +147,38 @@ func endedOther(s sdktrace.ReadOnlySpan, table unsafe.Pointer) (k Key, traceFlag
 	return Of(sc), byte(sc.TraceFlags()), s.EndTime()
 }
 
-// value is the layout of a variable of an interface type with methods. The first word points to a
-// method table; the runtime has one for each pair of interface type and dynamic type. The second
-// word is the value or a pointer to it. This holds for both Go compilers in all of their releases.
+// value is the layout of an interface value whose type has methods. The first word points to a
+// method table. The runtime has one method table for each pair of interface type and dynamic type.
+// The second word is the value itself or a pointer to it. All releases of both Go compilers use
+// this layout.
 type value struct{ table, data unsafe.Pointer }
 
-// layout holds the offsets of the fields in values with a method table.
+// layout contains the offsets of fields in spans whose interface value has this method table.
 type layout struct {
 	table                           unsafe.Pointer
 	spanContext, parent, start, end uintptr
 }
 
-// startedLayout and endedLayout are the layouts of the types passed to OnStart and OnEnd. They are
-// nil until a value of one of the SDK's types has been seen.
+// startedLayout is the layout of spans passed to OnStart, and endedLayout the layout of spans
+// passed to OnEnd. They are nil until a span of the SDK's own types has been seen.
 var startedLayout, endedLayout atomic.Pointer[layout]
 
-// time returns the time at an offset in the value. It is sound for the same reasons as spanContext.
+// time returns the time.Time at an offset in the value. It is sound for the same reasons as
+// spanContext.
 func (v *value) time(offset uintptr) *time.Time {
 	return (*time.Time)(unsafe.Add(v.data, offset))
 }
 
 // spanContext returns the SpanContext at an offset in the value.
 //
-// Sound: learn took the offset from the type that has this method table, and only if the SDK's
-// SpanContext has the same layout as ours. The SDK does not change the SpanContext after OnStart is
-// called.
+// Sound: learn has taken the offset from the type to which the method table belongs, after checking
+// that the SDK's SpanContext has the same layout as ours. The SDK does not change the SpanContext
+// once it has called OnStart.
 func (v *value) spanContext(offset uintptr) *spanContext {
 	return (*spanContext)(unsafe.Add(v.data, offset))
 }
 
-// spanContext has the layout of a [trace.SpanContext] if sameLayout is true.
+// spanContext has the same layout as [trace.SpanContext] if sameLayout is true.
 type spanContext struct {
 	traceID    trace.TraceID
 	spanID     trace.SpanID
@@ -199,9 +201,9 @@ func sameFields(a, b reflect.Type) bool {
 
 func (sc *spanContext) key() Key { return keyOf(sc.traceID, sc.spanID) }
 
-// learn stores the layout of the span's type, which has this method table. The type must be a pointer
-// to one of the SDK's structs with the expected fields, whose values must equal the results of the
-// span's methods.
+// learn stores the layout of the span's type in to. table is the method table of that type. learn
+// does nothing unless the type is a pointer to a struct of the SDK with the expected fields, and
+// the fields of this span have the values that its methods return.
 func learn(to *atomic.Pointer[layout], span sdktrace.ReadOnlySpan, table unsafe.Pointer) {
 	if !sameLayout || to.Load() != nil {
 		return
@@ -215,7 +217,7 @@ func learn(to *atomic.Pointer[layout], span sdktrace.ReadOnlySpan, table unsafe.
 		!field[trace.SpanContext](t.Elem(), &l.parent, "parent") || !field[time.Time](t.Elem(), &l.start, "startTime") || !field[time.Time](t.Elem(), &l.end, "endTime") {
 		return
 	}
-	v := (*value)(unsafe.Pointer(&span)) // The data word is the same for every interface type.
+	v := (*value)(unsafe.Pointer(&span)) // the data word does not depend on the interface type
 	if v.spanContext(l.spanContext).key() == Of(span.SpanContext()) && v.spanContext(l.parent).key() == Of(span.Parent()) &&
 		v.time(l.start).Equal(span.StartTime()) && v.time(l.end).Equal(span.EndTime()) {
 		to.CompareAndSwap(nil, &l)
@@ -224,8 +226,8 @@ func learn(to *atomic.Pointer[layout], span sdktrace.ReadOnlySpan, table unsafe.
 
 var sdk = reflect.TypeFor[sdktrace.TracerProvider]().PkgPath()
 
-// field sets offset to the offset of a struct's field, and reports whether the struct has that field
-// with type T.
+// field sets offset to the offset of a field. It returns false unless the struct t itself has a
+// field with this name and type T.
 func field[T any](t reflect.Type, offset *uintptr, name string) bool {
 	f, ok := t.FieldByName(name)
 	*offset = f.Offset

@@ -22,7 +22,7 @@ import (
 type checked struct {
 	t     *testing.T
 	spans atomic.Int64
-	// newRoots is set while spans start with trace.WithNewRoot.
+	// newRoots is true while spans are started with trace.WithNewRoot.
 	newRoots atomic.Bool
 	// ends makes OnStart end each span, as a processor may.
 	ends atomic.Bool
@@ -44,8 +44,8 @@ func (c *checked) OnEnd(s sdktrace.ReadOnlySpan) {
 	c.spans.Add(1)
 }
 
-// checkStarted compares the results for a started span with its SpanContext and its parent's
-// SpanContext.
+// checkStarted compares the results for a span that has just started with its SpanContext and its
+// parent's.
 func checkStarted(t *testing.T, s sdktrace.ReadWriteSpan, self, parent trace.SpanContext) {
 	t.Helper()
 	k, traceFlags, child, start := Started(s)
@@ -92,7 +92,7 @@ func TestSpansOfTheSDK(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// The parents have types other than the SDK's.
+	// Start spans whose parents are not the SDK's.
 	remote := trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: trace.TraceID{1, 15: 2}, SpanID: trace.SpanID{3, 7: 4}, TraceFlags: 0xA5, Remote: true,
 	})
@@ -109,13 +109,13 @@ func TestSpansOfTheSDK(t *testing.T) {
 	span.End()
 	assert.EqualValues(t, 4*100*4+4*2, c.spans.Load())
 
-	// The fast path was used.
+	// Check that the fast path was used.
 	require.NotNil(t, startedLayout.Load(), "the fields of the SDK's types have changed: see learn")
 	require.NotNil(t, endedLayout.Load())
 }
 
 func startedKey(s sdktrace.ReadWriteSpan) Key {
-	k, _, _, _ := Started(s) //nolint:dogsled // It has that many results.
+	k, _, _, _ := Started(s) //nolint:dogsled // there are that many results
 	return k
 }
 
@@ -130,7 +130,8 @@ func (o *overAtStart) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 	o.keys = append(o.keys, startedKey(s))
 }
 
-// A span that an earlier processor has ended has no key, whether or not the layout has been learned.
+// If an earlier processor has ended a span, the span has no key, whether or not the layout was
+// known before.
 func TestSpanEndedByAnEarlierProcessor(t *testing.T) {
 	forget(t)
 	before, after := &checked{t: t}, &overAtStart{checked: checked{t: t}}
@@ -146,21 +147,22 @@ func TestSpanEndedByAnEarlierProcessor(t *testing.T) {
 	assert.NotZero(t, after.keys[0])
 	assert.Equal(t, []Key{{}, {}}, after.keys[1:])
 
-	// The same holds for types other than the SDK's.
+	// This is also true of types other than the SDK's.
 	_, span := tracer.Start(t.Context(), "span")
 	inner, ok := span.(sdktrace.ReadWriteSpan)
 	require.True(t, ok)
 	assert.Zero(t, startedKey(&foreign{ReadWriteSpan: inner}))
 }
 
-// foreign is a span of another type, which embeds one of the SDK's.
+// foreign is a type of span that is not the SDK's. It embeds an SDK span.
 type foreign struct {
 	sdktrace.ReadWriteSpan
 
 	spanContext trace.SpanContext //nolint:unused // what learn looks for
 }
 
-// lookalike has the same fields as the SDK's spans, and the methods of an embedded SDK span.
+// lookalike has the same fields as the SDK's spans, but its methods return the data of an embedded
+// SDK span.
 type lookalike struct {
 	sdktrace.ReadWriteSpan
 
@@ -168,7 +170,7 @@ type lookalike struct {
 	startTime, endTime  time.Time
 }
 
-// The offsets of fields are used only if the fields contain the values that the methods return.
+// The fields of a type are read directly only if they contain the values that the methods return.
 func TestLearnComparesWithTheMethods(t *testing.T) {
 	old := sdk
 	t.Cleanup(func() { sdk = old; forget(t) })
@@ -210,14 +212,14 @@ func TestOtherSpans(t *testing.T) {
 		checkEnded(t, foreign{ReadWriteSpan: inner}, span.SpanContext())
 		assert.Nil(t, startedLayout.Load(), "layouts must be learned only from the SDK's types")
 		assert.Nil(t, endedLayout.Load())
-		// The next two calls pass the SDK's own type, so its layouts are learned.
+		// These calls pass one of the SDK's own types, so its layout is learned.
 		checkStarted(t, inner, span.SpanContext(), outer.SpanContext())
 		checkEnded(t, inner, span.SpanContext())
 		forget(t)
 	}
 }
 
-func TestFieldsThatAreNotThere(t *testing.T) {
+func TestMissingFields(t *testing.T) {
 	forget(t)
 	var offset uintptr
 	type span struct {
@@ -258,7 +260,7 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// FromContext looks up the span in a context as the API does.
+// FromContext returns the same span as the OpenTelemetry API.
 func TestFromContext(t *testing.T) {
 	assert.Nil(t, FromContext(t.Context()))
 	_, span := sdktrace.NewTracerProvider().Tracer("test").Start(t.Context(), "span")

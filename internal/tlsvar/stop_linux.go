@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stopped stops the thread tid by ptrace, calls do with its thread pointer, and resumes it. A
-// thread that sleeps in a system call continues the call; as with any ptrace stop, a few calls such
-// as epoll_wait may return EINTR. do must be quick.
+// Stopped stops the thread tid with ptrace, calls do with its thread pointer, and resumes the
+// thread. do must be quick. If the thread was sleeping in a system call, it continues the call. But
+// as with any ptrace stop, a few calls such as epoll_wait may return EINTR.
 //
-// The error wraps that of the system call: EPERM if the caller may not trace the thread or another
-// tracer does, ESRCH if the thread has exited.
+// The error wraps the error of the system call: EPERM if the caller may not trace the thread or if
+// the thread is traced already, and ESRCH if the thread has exited.
 func Stopped(tid int, do func(threadPointer uint64) error) error {
-	// The kernel accepts ptrace calls only from the thread that has seized the tracee.
+	// The kernel accepts ptrace calls for a tracee only from the thread that has seized it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.PtraceSeize(tid); err != nil {
@@ -40,7 +40,7 @@ func Stopped(tid int, do func(threadPointer uint64) error) error {
 	return err
 }
 
-// interrupt stops a seized thread. A signal that arrives first is delivered.
+// interrupt stops a seized thread. If a signal for the thread arrives first, interrupt delivers it.
 func interrupt(tid int) error {
 	if err := unix.PtraceInterrupt(tid); err != nil {
 		return err
@@ -68,7 +68,7 @@ func interrupt(tid int) error {
 func registers(tid, set int, buffer []byte) error {
 	iov := unix.Iovec{Base: &buffer[0]}
 	iov.SetLen(len(buffer))
-	// Sound: iov and the bytes that it points to outlive the call, which does not retain them.
+	// Sound: the call does not retain iov or the bytes that it points to, and both outlive it.
 	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GETREGSET, uintptr(tid), uintptr(set), uintptr(unsafe.Pointer(&iov)), 0, 0)
 	if errno != 0 {
 		return fmt.Errorf("registers of thread %d: %w", tid, errno)

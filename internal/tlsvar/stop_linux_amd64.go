@@ -6,7 +6,7 @@ package tlsvar
 import "encoding/binary"
 
 func threadPointer(tid int) (uint64, error) {
-	// user_regs_struct: fs_base is the 22nd of 27 words.
+	// fs_base is word 21 of 27 in user_regs_struct, counting from 0.
 	const ntPRStatus, fsBase = 1, 21
 	var words [27 * 8]byte
 	err := registers(tid, ntPRStatus, words[:])

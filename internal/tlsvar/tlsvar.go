@@ -1,13 +1,13 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tlsvar finds a thread-local variable of another process by the name of its dynamic
-// symbol, as OTEP 4947 requires of readers ("Thread-Local Variable Resolution").
+// Package tlsvar finds a thread-local variable in another process by its symbol name, as OTEP 4947
+// requires readers to do ("Thread-Local Variable Resolution").
 //
-// The package reads everything from the process's memory, where program headers, dynamic section,
-// symbols and relocations are mapped. So no file has to be opened or trusted. It supports the access
-// models global dynamic (TLSDESC and traditional), initial exec and local exec, with glibc and musl,
-// on amd64 and arm64.
+// The package does not need to open or trust any file. It reads the program headers, the dynamic
+// section, the symbols and the relocations from the process's memory, where they are mapped. It
+// supports the access models global dynamic (TLSDESC and traditional), initial exec and local exec,
+// with glibc and musl, on amd64 and arm64.
 package tlsvar
 
 import (
@@ -20,60 +20,62 @@ import (
 	"math"
 )
 
-// Module is a place where an ELF file may be mapped: the start of a mapping with file offset 0.
+// Module is a mapping that may be the start of an ELF file: its file offset is 0.
 type Module struct {
 	Start uint64
-	// Name is the file's name, for messages.
+	// Name is the name of the file, for error messages.
 	Name string
 }
 
-// Process is the input of the search in a process.
+// Process describes a process in which to search for variables.
 type Process struct {
 	Memory io.ReaderAt
-	// Modules are its mapped files.
+	// Modules are the files that the process has mapped.
 	Modules []Module
-	// ProgramHeaders is AT_PHDR of its auxiliary vector, the address of the executable's program headers.
+	// ProgramHeaders is the address of the executable's program headers, AT_PHDR in the auxiliary
+	// vector.
 	ProgramHeaders uint64
-	// Musl means that its C library is musl.
+	// Musl is true if the C library is musl.
 	Musl bool
 }
 
-// Variable is a thread-local variable of a process. It is valid for the life of the module that
-// defines it.
+// Variable is a thread-local variable of a process. It is valid as long as the module that defines
+// it is loaded.
 type Variable struct {
-	// Module is the file that defines the variable.
+	// Module is the name of the file that defines the variable.
 	Module string
 	// Model is the variable's access model.
 	Model Model
 
 	machine elf.Machine
 	musl    bool
-	// offset is the distance from the thread pointer or, for Dynamic, from the start of the
-	// module's block.
+	// offset is relative to the start of the module's block if Model is Dynamic, and to the thread
+	// pointer otherwise.
 	offset int64
-	// id is the module's index in the dynamic thread vector, for Dynamic.
+	// id is the module's index in the dynamic thread vector. It is used only if Model is Dynamic.
 	id uint64
 }
 
-// Model is the access model of a thread-local variable.
+// Model is the access model of a thread-local variable. It says where threads have the variable.
 type Model string
 
 const (
-	// LocalExec variables belong to the executable, at a distance from the thread pointer fixed by
-	// the linker.
+	// LocalExec variables belong to the executable. Their offset from the thread pointer was fixed
+	// by the linker.
 	LocalExec Model = "local-exec"
-	// Static variables belong to a library whose block the loader has placed at a fixed distance
-	// from the thread pointer.
+	// Static variables belong to a library. Their offset from the thread pointer was fixed by the
+	// loader.
 	Static Model = "initial-exec"
-	// Dynamic variables are found through the dynamic thread vector.
+	// Dynamic variables belong to a library whose block each thread finds through its dynamic
+	// thread vector.
 	Dynamic Model = "global-dynamic"
 )
 
-// ErrUnresolved means that a module defines the symbol, but no relocation in it locates the
-// variable.
+// ErrUnresolved means that a module defines the symbol, but has no relocation that says where the
+// variable is.
 var ErrUnresolved = errors.New("no relocation for the symbol")
 
-// Bounds of the data read from a module. Real modules stay far below these bounds.
+// Limits for the data that is read from a module. Real modules are far below these limits.
 const (
 	maxProgramHeaders = 128
 	maxDynamic        = 1024
@@ -85,8 +87,8 @@ const (
 )
 
 // Find returns the variables with this name, one for each module that defines it. It skips modules
-// that are not ELF files or are malformed. err reports modules that define the symbol but whose
-// variable cannot be located; it wraps [ErrUnresolved].
+// that are not ELF files or are malformed. If a module defines the symbol but its variable cannot
+// be located, Find also returns an error that wraps [ErrUnresolved].
 func (p *Process) Find(name string) (found []Variable, err error) {
 	for _, m := range p.Modules {
 		v, defined, merr := p.find(m, name)
@@ -104,8 +106,8 @@ func (p *Process) Find(name string) (found []Variable, err error) {
 type image struct {
 	mem     io.ReaderAt
 	machine elf.Machine
-	bias    uint64 // the difference between addresses in memory and in the file
-	end     uint64 // the highest address of the file
+	bias    uint64 // address in memory minus address in the file
+	end     uint64 // the highest address in the file
 	phdr    uint64
 	tls     elf.Prog64
 	dynamic map[elf.DynTag]uint64
@@ -175,8 +177,8 @@ func (p *Process) open(m Module) (*image, error) {
 	return f, nil
 }
 
-// address returns the address that a pointer in the dynamic section refers to. glibc's loader adds
-// the bias in place, musl's does not.
+// address returns the address in memory to which a pointer in the dynamic section refers. The
+// loader of glibc has already added the bias to the pointer, and the loader of musl has not.
 func (f *image) address(tag elf.DynTag) uint64 {
 	v := f.dynamic[tag]
 	if v == 0 || v >= f.bias && v-f.bias <= f.end {
@@ -185,7 +187,7 @@ func (f *image) address(tag elf.DynTag) uint64 {
 	return f.bias + v
 }
 
-// lookup finds a symbol by either of the two kinds of hash table.
+// lookup finds a symbol in the file's hash table. There are two kinds of hash tables.
 func (f *image) lookup(name string) (uint32, elf.Sym64, error) {
 	if f.dynamic[elf.DT_GNU_HASH] != 0 {
 		return f.lookupGNU(name)
@@ -240,7 +242,7 @@ func (f *image) lookupGNU(name string) (uint32, elf.Sym64, error) {
 	return 0, elf.Sym64{}, nil
 }
 
-// symbol returns symbol i if it has this name.
+// symbol reads symbol i. ok is false if the symbol has another name.
 func (f *image) symbol(i uint32, name string) (sym elf.Sym64, ok bool, err error) {
 	if err := read(f.mem, f.address(elf.DT_SYMTAB)+symbolSize*uint64(i), &sym); err != nil {
 		return sym, false, err
@@ -252,8 +254,9 @@ func (f *image) symbol(i uint32, name string) (sym elf.Sym64, ok bool, err error
 	return sym, string(text) == name+"\x00", nil
 }
 
-// localExec returns the distance of a variable of the executable from the thread pointer. The
-// executable's block is next to it: in front of it on amd64, behind two words on arm64.
+// localExec returns the offset from the thread pointer of a variable of the executable. The
+// executable's block is next to the thread pointer: it ends there on amd64, and begins two words
+// after it on arm64.
 func (f *image) localExec(value uint64) int64 {
 	align := max(f.tls.Align, 1)
 	up := func(n uint64) uint64 { return (n + align - 1) / align * align }
@@ -263,7 +266,8 @@ func (f *image) localExec(value uint64) int64 {
 	return int64(value - up(f.tls.Memsz))
 }
 
-// resolve searches the module's relocations, which the loader has filled in, for the symbol.
+// resolve finds the location of a variable by a relocation for its symbol. The loader has stored
+// the location there.
 func (f *image) resolve(v *Variable, index uint32, value uint64) error {
 	for _, table := range [...]struct{ address, size elf.DynTag }{{elf.DT_RELA, elf.DT_RELASZ}, {elf.DT_JMPREL, elf.DT_PLTRELSZ}} {
 		address, size := f.address(table.address), min(f.dynamic[table.size], maxRelocations)
@@ -286,8 +290,8 @@ func (f *image) resolve(v *Variable, index uint32, value uint64) error {
 	return ErrUnresolved
 }
 
-// relocated reads the words that the loader has stored for a relocation, and reports whether they
-// belong to a thread-local variable.
+// relocated reads the words that the loader has stored for a relocation, and sets the location of
+// v. It returns false if the relocation is not of a kind for thread-local variables.
 func (f *image) relocated(v *Variable, kind uint32, address, value uint64, anonymous bool) (bool, error) {
 	var words [2]uint64
 	switch {
@@ -305,8 +309,9 @@ func (f *image) relocated(v *Variable, kind uint32, address, value uint64, anony
 		if err := read(f.mem, address, &words); err != nil {
 			return false, err
 		}
-		// The second word is a distance from the thread pointer. If the module's block is allocated on demand, it
-		// is instead the address of the module's number and the variable's offset.
+		// The second word is an offset from the thread pointer. But if the module's block is
+		// allocated on demand, the word is the address of two other words: the module's index and
+		// the variable's offset.
 		v.Model, v.offset = Static, int64(words[1])
 		var dynamic struct{ Module, Offset uint64 }
 		if words[1] >= 1<<16 && words[1] < math.MaxInt64 && read(f.mem, words[1], &dynamic) == nil &&
@@ -326,9 +331,9 @@ func (f *image) isKind(kind uint32, amd64 elf.R_X86_64, arm64 elf.R_AARCH64) boo
 	return kind == uint32(amd64)
 }
 
-// Address returns the address of the variable in the thread with this thread pointer. It returns 0
-// if the thread does not have the variable yet, because the module's block is allocated at the
-// first use.
+// Address returns the address of the variable in the thread with this thread pointer. If the thread
+// does not have the variable yet, Address returns 0. The block of a Dynamic variable may be
+// allocated only when the thread first uses it.
 func (v *Variable) Address(mem io.ReaderAt, threadPointer uint64) (uint64, error) {
 	if v.Model != Dynamic {
 		return threadPointer + uint64(v.offset), nil
@@ -350,8 +355,8 @@ func (v *Variable) Address(mem io.ReaderAt, threadPointer uint64) (uint64, error
 	if err := read(mem, threadPointer+uint64(distance), &vector); err != nil {
 		return 0, err
 	}
-	// glibc grows a thread's vector when the thread uses a module that is not in it yet. The
-	// vector's size is in front of the vector or, with musl, in its first entry.
+	// The vector may be too short, because glibc extends it only when the thread uses a new module.
+	// Its size is stored in front of it (glibc) or in its first entry (musl).
 	var size uint64
 	sizeAddress := vector - entry
 	if v.musl {
@@ -366,13 +371,14 @@ func (v *Variable) Address(mem io.ReaderAt, threadPointer uint64) (uint64, error
 	if err := read(mem, vector+entry*v.id, &block); err != nil {
 		return 0, err
 	}
-	if block == 0 || block == math.MaxUint64 { // not allocated: 0 with musl, the maximum with glibc
+	if block == 0 || block == math.MaxUint64 { // not allocated: musl stores 0, and glibc the maximum
 		return 0, nil
 	}
 	return block + uint64(v.offset), nil
 }
 
-// read fills data, which has a fixed size, from memory. The supported machines are little-endian.
+// read fills data, which must have a fixed size, from memory at an address. All supported machines
+// are little-endian.
 func read(mem io.ReaderAt, address uint64, data any) error {
 	buf := make([]byte, binary.Size(data))
 	if _, err := mem.ReadAt(buf, int64(address)); err != nil {

@@ -12,15 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Image is a file mapped as a loader would map it: an executable part, followed by a writable part. It
-// is never unmapped, and forked children inherit it.
+// Image is a file mapped as a loader would map it: an executable part is followed by a writable
+// part. It is never unmapped, and forked children inherit it.
 type Image struct{ mem []byte }
 
-// MapImage maps a file privately: its first text bytes readable and executable, the rest, rounded
-// up to whole pages, readable and writable. text must be a multiple of the page size. Before it
-// maps the executable part, which readers search for, MapImage calls prepare with the whole
-// mapping, of which only the part after text may be accessed. On failure nothing stays mapped. The
-// error wraps [os.ErrPermission] if the file system or a policy denies executable mappings.
+// MapImage maps a file privately. Its first text bytes become readable and executable. The rest,
+// rounded up to whole pages, becomes readable and writable. text must be a multiple of the page
+// size.
+//
+// Readers search for the executable part, so MapImage maps it last. Before that, it calls prepare
+// with the whole mapping. prepare may access only the part after text.
+//
+// If MapImage fails, nothing stays mapped. The error wraps [os.ErrPermission] if the file system or
+// a policy denies executable mappings.
 func MapImage(f *os.File, text int, prepare func(mem []byte)) (*Image, error) {
 	stat, err := f.Stat()
 	if err != nil {
@@ -53,19 +57,20 @@ func MapImage(f *os.File, text int, prepare func(mem []byte)) (*Image, error) {
 	return &Image{mem: mem}, nil
 }
 
-// Bytes returns the image. All of it is readable, but only the data after the text is writable.
+// Bytes returns the memory of the image. All of it is readable, but only the part after the text is
+// writable.
 func (i *Image) Bytes() []byte { return i.mem }
 
-// Signal makes the prctl call that names process contexts, on the executable part of the image. The
-// kernel always rejects it, since the mapping is backed by a file, but profilers watch for the call
-// and then scan the process's mappings again.
+// Signal makes the prctl call that names process contexts, but for the executable part of the
+// image. The kernel always rejects the call, because the mapping is backed by a file. But profilers
+// watch for such calls, and then scan the process's mappings again.
 func (i *Image) Signal(name string) {
 	b, err := unix.BytePtrFromString(name)
 	if err != nil {
 		return
 	}
-	// Sound: the pointers are converted in the argument list, which keeps them alive
-	// and in place for the call. The call is expected to fail.
+	// Sound: the pointers are converted in the argument list, which keeps them alive and in place
+	// during the call. Ignore the result, because the call always fails.
 	_, _, _ = unix.Syscall6(unix.SYS_PRCTL, unix.PR_SET_VMA, //nolint:dogsled // see above
 		unix.PR_SET_VMA_ANON_NAME,
 		uintptr(unsafe.Pointer(unsafe.SliceData(i.mem))), uintptr(os.Getpagesize()), uintptr(unsafe.Pointer(b)), 0)

@@ -68,7 +68,7 @@ func TestMapImageRefuses(t *testing.T) {
 	}
 }
 
-// On a file system mounted with noexec, MapImage fails and nothing stays mapped.
+// If the file system is mounted with noexec, MapImage fails and nothing stays mapped.
 func TestMapImageWithoutExecution(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOEXEC, ""); err != nil {

@@ -12,21 +12,22 @@ import (
 // that has a name in /proc/pid/maps and is not inherited by forked children. [NewHeap] returns memory
 // on the heap, which other processes cannot find.
 //
-// The methods of a Region are not safe for concurrent use. Access to its memory is up to the owner.
+// The methods of a Region are not safe for concurrent use. Its owner must synchronize access to the
+// memory.
 type Region struct {
 	mem    []byte
 	mapped bool
 	name   string
-	// memfdErr is the reason why the mapping is not backed by a memfd although it should be, or
-	// nil.
+	// memfdErr says why the mapping is not backed by a memfd. It is nil if the mapping has a memfd
+	// or was not supposed to have one.
 	memfdErr error
 }
 
 // NewHeap returns a Region on the heap.
 func NewHeap(size int) *Region { return &Region{mem: make([]byte, size)} }
 
-// NewOrHeap returns [New], or [NewHeap] if heap is true or New fails. In the latter case it also
-// returns the error of New.
+// NewOrHeap calls [New], or [NewHeap] if heap is true. If New fails, it returns both a Region on
+// the heap and the error of New.
 func NewOrHeap(name string, size int, heap bool) (*Region, error) {
 	if heap {
 		return NewHeap(size), nil
@@ -38,7 +39,8 @@ func NewOrHeap(name string, size int, heap bool) (*Region, error) {
 	return r, nil
 }
 
-// Bytes returns the memory. A mapping is page-aligned, and must not be accessed after [Region.Close].
+// Bytes returns the memory. The memory of a mapping begins at a page boundary, and must not be
+// accessed after [Region.Close].
 func (r *Region) Bytes() []byte { return r.mem }
 
 // Address returns the address of the memory in this process.
@@ -46,16 +48,16 @@ func (r *Region) Address() uint64 {
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(r.mem))))
 }
 
-// Publish makes the memory visible to readers: it stores magic, the number that readers search for,
-// in the first word, then calls [Region.Announce] and returns the error of that call. Write the
-// contents before calling Publish.
+// Publish makes the memory visible to readers. It stores magic, the number by which readers
+// recognize the memory, in the first word, and then calls [Region.Announce] and returns its error.
+// Write the contents before calling Publish.
 func (r *Region) Publish(magic uint32) error {
 	atomic.StoreUint32(r.magic(), magic)
 	return r.Announce()
 }
 
-// Withdraw unpublishes the memory: it clears the magic number, then calls [Region.Retire] and
-// returns the error of that call. A second call does nothing.
+// Withdraw hides the memory from readers. It clears the magic number, and then calls
+// [Region.Retire] and returns its error. A second call does nothing.
 func (r *Region) Withdraw() error {
 	if r.mem == nil {
 		return nil
@@ -65,6 +67,6 @@ func (r *Region) Withdraw() error {
 	return r.Retire()
 }
 
-// magic returns the first word. Sound: every Region has at least that size, and mappings and heap
-// memory are aligned for it.
+// magic returns a pointer to the first word. Sound: every Region is large enough, and mappings and
+// heap memory are aligned for the word.
 func (r *Region) magic() *uint32 { return (*uint32)(unsafe.Pointer(unsafe.SliceData(r.mem))) }

@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// New maps size bytes, rounded up to whole pages, to be named by [Region.Announce]. The name has at
-// most 79 bytes and, by the kernel's rule, none of '[', ']', '\\', '$' and '`'. Untouched pages use
-// no memory.
+// New maps size bytes, rounded up to whole pages. [Region.Announce] gives the mapping its name. The
+// kernel allows at most 79 bytes in a name, and none of '[', ']', '\\', '$' and '`'. Untouched
+// pages use no memory.
 //
-// The mapping is backed by a memfd with that name, whose descriptor New closes. If the system denies
-// memfds, or files of this size, the mapping is anonymous (OTEP 4719, publication protocol,
-// steps 2 to 5). On failure nothing stays mapped.
+// The mapping is backed by a memfd with the same name, whose descriptor New closes. If the system
+// denies memfds or files of this size, the mapping is anonymous (OTEP 4719, publication protocol,
+// steps 2 to 5). If New fails, nothing stays mapped.
 func New(name string, size int) (*Region, error) {
 	size, err := wholePages(size)
 	if err != nil {
@@ -27,7 +27,7 @@ func New(name string, size int) (*Region, error) {
 	fd, memfdErr := memfd(name, size)
 	r, err := newRegion(name, size, fd)
 	if memfdErr == nil {
-		// The mapping keeps the memfd's name. A failed close still closes the descriptor.
+		// The mapping still has the memfd's name. Even if closing fails, the descriptor is closed.
 		_ = unix.Close(fd)
 	}
 	if err != nil {
@@ -62,22 +62,22 @@ func newRegion(name string, size, fd int) (*Region, error) {
 	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
 		return nil, errors.Join(fmt.Errorf("madvise MADV_DONTFORK: %w", err), munmap(mem))
 	}
-	// A huge page would also use memory for the parts that are never touched. Ignore the error: kernels
-	// without huge pages reject the call.
+	// Prevent huge pages, which would use memory for parts that are never touched. Ignore the
+	// error: kernels without huge pages reject the call.
 	_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
 	return &Region{mem: mem, mapped: true, name: name}, nil
 }
 
-// NewAnonymous is [New] without a memfd. If the kernel cannot name mappings, Announce still returns
-// no error, but readers can find the memory only by its contents.
+// NewAnonymous is like [New], but the mapping is not backed by a memfd. If the kernel cannot name
+// mappings, Announce still returns no error, but readers can find the memory only by its contents.
 func NewAnonymous(name string, size int) (*Region, error) {
 	return newRegion(name, size, -1)
 }
 
-// CheckFileSize returns an error that wraps EFBIG if RLIMIT_FSIZE keeps this process from
-// making a file of size bytes. Call it before anything that makes a file grow: the system call
-// itself would also send SIGXFSZ, which kills a C program with a Go library (c-shared or
-// c-archive), since Go installs no handler for it there.
+// CheckFileSize returns an error that wraps EFBIG if RLIMIT_FSIZE prevents this process from making
+// a file of size bytes. Call it before any operation that makes a file larger. Otherwise that
+// operation would also send SIGXFSZ. In a C program with a Go library (c-shared or c-archive), Go
+// installs no handler for this signal, so it kills the program.
 func CheckFileSize(size int) error {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err != nil {
@@ -97,8 +97,8 @@ func memfd(name string, size int) (int, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
 	if err != nil {
-		// Linux before 6.3 does not know MFD_NOEXEC_SEAL and returns EINVAL. System call filters may
-		// return any error.
+		// Linux before 6.3 does not know MFD_NOEXEC_SEAL and returns EINVAL. A system call filter
+		// may return any error.
 		fd, err = unix.MemfdCreate(name, flags)
 	}
 	if err != nil {
@@ -117,12 +117,13 @@ func memfd(name string, size int) (int, error) {
 	return fd, nil
 }
 
-// Announce asks the kernel to name the mapping. It makes the call even if that is known to fail,
-// because profilers watch for this call as the signal to scan (OTEP 4719, publication protocol,
-// step 10).
+// Announce asks the kernel to name the mapping. It makes the system call even if the kernel is
+// known to reject it, because profilers watch for this call and then scan the process's mappings
+// (OTEP 4719, publication protocol, step 10).
 //
-// A kernel without CONFIG_ANON_VMA_NAME rejects the call. That is an error only if the mapping has
-// no memfd name either. For memory on the heap, Announce does nothing.
+// A kernel without CONFIG_ANON_VMA_NAME rejects the call. Announce then returns an error if the
+// mapping should have a memfd but has none, because readers cannot find the mapping. For memory on
+// the heap, Announce does nothing.
 func (r *Region) Announce() error {
 	if !r.mapped {
 		return nil
@@ -131,8 +132,8 @@ func (r *Region) Announce() error {
 	if err != nil {
 		return err
 	}
-	// Sound: the pointer is converted in the argument list, which keeps name alive
-	// and in place for the call. The kernel copies the name.
+	// Sound: the pointer is converted in the argument list, which keeps name alive and in place
+	// during the call. The kernel copies the name.
 	_, _, errno := unix.Syscall6(unix.SYS_PRCTL, unix.PR_SET_VMA, unix.PR_SET_VMA_ANON_NAME,
 		uintptr(r.Address()), uintptr(len(r.mem)), uintptr(unsafe.Pointer(name)), 0)
 	if errno != 0 && r.memfdErr != nil {
@@ -141,16 +142,16 @@ func (r *Region) Announce() error {
 	return nil
 }
 
-// Retire replaces the mapping with an unnamed, zeroed mapping at the same addresses that is never
-// unmapped, so that late writers do no harm. Use it if it is impossible to wait for writers. The region
-// cannot be used afterwards. Memory on the heap is released to the garbage collector.
+// Retire replaces the mapping with an unnamed, zeroed mapping at the same addresses. That mapping
+// stays forever, so late writers do no harm. Use Retire if it is impossible to wait for writers.
+// The Region cannot be used afterwards. Memory on the heap is left to the garbage collector.
 func (r *Region) Retire() error {
 	mem := r.mem
 	r.mem = nil
 	if mem == nil || !r.mapped {
 		return nil
 	}
-	// One system call replaces the mapping, so the addresses are mapped at all times.
+	// A single system call replaces the mapping, so the addresses are mapped at all times.
 	_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(mem)), uintptr(len(mem)),
 		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_FIXED|unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
@@ -159,7 +160,8 @@ func (r *Region) Retire() error {
 	return nil
 }
 
-// Close unmaps the memory, or releases heap memory. A second call does nothing.
+// Close unmaps the memory. Memory on the heap is left to the garbage collector. A second call does
+// nothing.
 func (r *Region) Close() error {
 	mem := r.mem
 	r.mem = nil

@@ -35,10 +35,10 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// allocators are the functions that make a region.
+// allocators are the two functions that map a region.
 var allocators = map[string]func(string, int) (*Region, error){"memfd": New, "anonymous": NewAnonymous}
 
-// newRegionOf makes a region and closes it at the end of the test.
+// newRegionOf returns a region that is closed at the end of the test.
 func newRegionOf(t *testing.T, allocate func(string, int) (*Region, error), size int) *Region {
 	t.Helper()
 	r, err := allocate(testName, size)
@@ -55,7 +55,7 @@ func mappings(t *testing.T, part string) []procfs.Mapping {
 	return found
 }
 
-// at returns the mapping that an address is in.
+// at returns the mapping that contains an address.
 func at(t *testing.T, address uint64) procfs.Mapping {
 	t.Helper()
 	for _, m := range mappings(t, "") {
@@ -66,13 +66,13 @@ func at(t *testing.T, address uint64) procfs.Mapping {
 	return procfs.Mapping{}
 }
 
-// hold returns pages of a region that may be accessed after Retire.
+// hold returns the pages of a region. They may still be accessed after Retire.
 func hold(r *Region) [][4096]byte {
 	// Sound: the memory is mapped, and stays mapped after Retire.
 	return unsafe.Slice((*[4096]byte)(unsafe.Pointer(unsafe.SliceData(r.Bytes()))), len(r.Bytes())/4096)
 }
 
-// smaps returns the fields of /proc/self/smaps for the mapping at an address.
+// smaps returns the fields in /proc/self/smaps of the mapping at an address.
 func smaps(t *testing.T, address uint64) map[string]string {
 	t.Helper()
 	file, err := os.ReadFile("/proc/self/smaps")
@@ -97,7 +97,7 @@ func TestRegion(t *testing.T) {
 	page := os.Getpagesize()
 	names := map[string][]string{
 		"memfd":     {"/memfd:" + testName + " (deleted)", "[anon_shmem:" + testName + "]"},
-		"anonymous": {"", "[anon:" + testName + "]"}, // without a name on kernels without CONFIG_ANON_VMA_NAME
+		"anonymous": {"", "[anon:" + testName + "]"}, // kernels without CONFIG_ANON_VMA_NAME show no name
 	}
 	for name, allocate := range allocators {
 		for _, size := range []int{1, page - 1, page, page + 1, 3*page - 5, 32 * page} {
@@ -105,7 +105,7 @@ func TestRegion(t *testing.T) {
 				files := resources.OpenFiles(t)
 				r := newRegionOf(t, allocate, size)
 				require.NoError(t, r.memfdErr)
-				for range 2 { // publishers call Announce again with every update
+				for range 2 { // publishers call Announce again after every update
 					require.NoError(t, r.Announce())
 				}
 				b := r.Bytes()
@@ -124,7 +124,7 @@ func TestRegion(t *testing.T) {
 					assert.Equal(t, uint64(len(b)), m.End-m.Start)
 				}
 
-				// Read the memory back through the kernel, to check that the address is right.
+				// Read the memory through the kernel, to check the address.
 				for i := range b {
 					b[i] = byte(i>>8) ^ byte(i)
 				}
@@ -144,7 +144,7 @@ func TestRegion(t *testing.T) {
 	}
 }
 
-// Children do not inherit a region, and untouched pages use no memory.
+// Forked children do not inherit a region, and pages that are never touched use no memory.
 func TestRegionInSmaps(t *testing.T) {
 	const size = 64 << 20
 	r := newRegionOf(t, New, size)
@@ -166,7 +166,7 @@ func TestRegionCloseTwice(t *testing.T) {
 	r := newRegionOf(t, New, 1)
 	require.NoError(t, r.Close())
 
-	// Another mapping takes its addresses.
+	// Map something else, which may get the addresses of the closed region.
 	mem, err := syscall.Mmap(-1, 0, os.Getpagesize(), syscall.PROT_READ, syscall.MAP_PRIVATE|syscall.MAP_ANON)
 	require.NoError(t, err)
 	defer syscall.Munmap(mem)
@@ -176,7 +176,7 @@ func TestRegionCloseTwice(t *testing.T) {
 	assert.Equal(t, "r--p", at(t, uint64(uintptr(unsafe.Pointer(&mem[0])))).Perms.String())
 }
 
-// If a region cannot be created, nothing is left mapped.
+// If a region cannot be created, no mapping or file is left.
 func TestRegionBadSize(t *testing.T) {
 	const rounds = 100
 	before, files := len(mappings(t, "")), resources.OpenFiles(t)
@@ -189,7 +189,7 @@ func TestRegionBadSize(t *testing.T) {
 				assert.Nil(t, r)
 			}
 		}
-		// Whether a memory file of this size can be mapped depends on the kernel's overcommit setting.
+		// The kernel's overcommit setting determines whether a memfd of this size can be mapped.
 		r, err := allocate(testName, 1<<40)
 		if err == nil {
 			require.NoError(t, r.Close())
@@ -207,9 +207,10 @@ func TestRegionBadSize(t *testing.T) {
 func TestNames(t *testing.T) {
 	tests := []struct {
 		desc, name string
-		// memfd is the name in maps if the mapping can be a memfd.
+		// memfd is the name in /proc/pid/maps of a mapping that is backed by a memfd. It is "" if
+		// there can be no memfd.
 		memfd string
-		// announced is set if readers can find the mapping by its name.
+		// announced is true if readers can find the mapping by its name.
 		announced bool
 	}{
 		{"usual", testName, "/memfd:" + testName + " (deleted)", true},
@@ -239,7 +240,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// withoutMemfd returns a child that creates a region in a process that cannot create memfds.
+// withoutMemfd returns the main function of a child process that creates a region. denied calls a
+// function while memfds cannot be created.
 func withoutMemfd(denied func(func() error) error) func(p *childproc.Parent) {
 	return func(p *childproc.Parent) {
 		signals := make(chan os.Signal, 2)
@@ -264,14 +266,15 @@ func withoutMemfd(denied func(func() error) error) func(p *childproc.Parent) {
 		left, err := resources.Mappings(testName)
 		p.Must(err)
 		p.Send("%d", len(left))
-		// A SIGXFSZ would arrive before this SIGWINCH, because it is sent earlier, has a lower number,
-		// and os/signal delivers signals in the order of their numbers.
+		// If SIGXFSZ had been sent, it would arrive before this SIGWINCH. It would have been sent
+		// earlier and has a lower number, and os/signal delivers signals in the order of their
+		// numbers.
 		p.Must(syscall.Kill(os.Getpid(), syscall.SIGWINCH))
 		p.Send("%v", <-signals)
 	}
 }
 
-// withSmallFiles calls f while this process may not make files larger than two pages.
+// withSmallFiles calls f while this process cannot make files larger than two pages.
 func withSmallFiles(f func() error) error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
@@ -297,7 +300,7 @@ func TestRegionWithoutMemfd(t *testing.T) {
 			if announced == "<nil>" {
 				assert.Equal(t, `rw-p 0 "[anon:`+testName+`]"`, mapping)
 			} else {
-				// Without CONFIG_ANON_VMA_NAME, readers could not find it.
+				// without CONFIG_ANON_VMA_NAME
 				assert.Equal(t, `rw-p 0 ""`, mapping)
 				assert.Equal(t, "mapping cannot be named: "+reason+"; prctl PR_SET_VMA_ANON_NAME: invalid argument", announced)
 			}
@@ -331,7 +334,8 @@ func TestRetire(t *testing.T) {
 	}
 }
 
-// A write to unmapped memory would crash the process.
+// Writing to a region after Retire does no harm, whereas a write to unmapped memory would crash the
+// process.
 func TestRetireUnderWriters(t *testing.T) {
 	for name, allocate := range allocators {
 		t.Run(name, func(t *testing.T) {
@@ -346,7 +350,7 @@ func TestRetireUnderWriters(t *testing.T) {
 						for n := i; !stop.Load(); n++ {
 							pages[n%64][i] = byte(n)
 							if writes.Add(1)%500 == 0 {
-								runtime.Gosched() // to the retiring goroutine, if there are few CPUs
+								runtime.Gosched() // let the retiring goroutine run if there are few CPUs
 							}
 						}
 					})
@@ -367,7 +371,7 @@ func TestRetireUnderWriters(t *testing.T) {
 	}
 }
 
-// Heap memory is only released: late readers still find the contents.
+// After Retire or Close, late readers of memory on the heap still find its contents.
 func TestHeap(t *testing.T) {
 	for name, end := range map[string]func(*Region) error{"retire": (*Region).Retire, "close": (*Region).Close} {
 		r := NewHeap(1 << 16)

@@ -10,7 +10,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// A reader validates a header copied from another process.
+// Validate a header that has been copied from another process.
 func ExampleDecodeProcessContextHeader() {
 	var b [wire.ProcessContextHeaderSize]byte
 	_, err := wire.DecodeProcessContextHeader(&b)

@@ -11,9 +11,8 @@ import (
 // The goroutine table: a header and one entry for each goroutine, indexed by its id, with the
 // goroutine's active span.
 const (
-	// GoroutinesMagic opens a goroutine table: "OTGT", most significant byte first.
-	GoroutinesMagic = 0x4F544754
-	// GoroutinesLayout1 is the only layout so far.
+	// GoroutinesMagic is the first word of a goroutine table: "OTGT", most significant byte first.
+	GoroutinesMagic   = 0x4F544754
 	GoroutinesLayout1 = 1
 
 	GoroutinesHeaderSize = 128
@@ -22,7 +21,7 @@ const (
 	// modulo the capacity share an entry.
 	GoroutinesCapacity = 1 << 16
 
-	// GoroutinesName names the mapping.
+	// GoroutinesName is the name of the mapping.
 	GoroutinesName = "OTELCTX_GOROUTINES"
 )
 
@@ -35,20 +34,20 @@ type GoroutinesHeader struct {
 	Capacity   uint32
 	EntrySize  uint32
 	HeaderSize uint32
-	// Used is the capacity: any entry may be in use.
+	// Used always equals Capacity, because any entry may be in use.
 	Used uint32
 	_    [8]byte
 }
 
-// GoroutineEntry is the active span of a goroutine. Only that goroutine stores to the entry, unless
-// two goroutines share it. If they write it at the same time, it may have one word from each; readers
-// then detect that it belongs to neither.
+// GoroutineEntry is the active span of a goroutine, which is the only writer of the entry unless
+// another goroutine shares it. If both write at the same time, the entry may end up with one word
+// from each. Readers detect this, because Check then fits neither goroutine.
 type GoroutineEntry struct {
 	_ structs.HostLayout
 
-	// Position is a [Position].
+	// Position is the goroutine's [Position].
 	Position uint64
-	// Check is GoroutineCheck of the goroutine and its position.
+	// Check is the result of [GoroutineCheck] for the goroutine and its position.
 	Check uint64
 }
 
@@ -58,7 +57,8 @@ type Position uint64
 
 const attached Position = 1
 
-// AttachedTo returns the position of a goroutine that attaches a span, or 0 if r is 0.
+// AttachedTo returns the position of a goroutine that has entered the span r by Attach. It returns
+// 0 if r is 0.
 func AttachedTo(r Ref) Position {
 	if r == 0 {
 		return 0
@@ -66,13 +66,14 @@ func AttachedTo(r Ref) Position {
 	return Position(r) | attached
 }
 
-// Ref returns the goroutine's active span, or 0.
+// Ref returns the goroutine's active span, or 0 if it has none.
 func (p Position) Ref() Ref { return Ref(p &^ attached) }
 
 // Attached reports whether the goroutine entered the span by Attach.
 func (p Position) Attached() bool { return p&attached != 0 }
 
-// Moved returns the position of a goroutine that moves from p to a related span, or 0 if r is 0.
+// Moved returns the position of a goroutine that moves from p to the related span r. The new
+// position is attached if p is. Moved returns 0 if r is 0.
 func (p Position) Moved(r Ref) Position {
 	if r == 0 {
 		return 0
@@ -81,8 +82,8 @@ func (p Position) Moved(r Ref) Position {
 }
 
 const (
-	// spread is the number of entries in two cache lines. Goroutines that run at the same time
-	// often have consecutive ids; their entries are this far apart to avoid false sharing.
+	// spread is the distance between the entries of goroutines with consecutive ids, which often
+	// run at the same time. It spans two cache lines to avoid false sharing.
 	spread = 8
 	groups = GoroutinesCapacity / spread
 	// addressBits is the number of bits of an address, excluding the lowest three, which are 0.
@@ -91,28 +92,29 @@ const (
 	checkFactor = 0x9E3779B97F4A7C15
 )
 
-// GoroutineIndex returns the index of a goroutine's entry.
+// GoroutineIndex returns the index of the goroutine's entry in the table.
 func GoroutineIndex(goid uint64) int {
 	return int(goid%groups*spread + goid/groups%spread)
 }
 
-// GoroutineCheck returns the check word of the goroutine with this id whose g is at this address. The
-// word holds the whole address and 19 bits of the id. Together with the index of the entry, these bits
-// give the id modulo 2^35.
+// GoroutineCheck returns the check word for a goroutine at position p, given its id and the address
+// of its g. The word encodes the whole address and 19 bits of the id. Together with the index of
+// the entry, these bits give the id modulo 2^35.
 func GoroutineCheck(goid, g uint64, p Position) uint64 {
 	return ^(g>>3&(1<<addressBits-1) | goid/GoroutinesCapacity<<addressBits) ^ uint64(p)*checkFactor
 }
 
-// Goroutine returns the goroutine that owns entry number index: the address of its g, and its id
-// modulo 2^35. If two goroutines share the entry, the result may match neither of them, so the caller
-// must check whether the g has such an id.
+// Goroutine decodes the owner of e, the entry at this index: its id modulo 2^35 and the address of
+// its g. If two goroutines share the entry, the result may match neither, so the caller must
+// compare the id with the one in the g ([SameGoroutine]).
 func (e *GoroutineEntry) Goroutine(index int) (goid, g uint64) {
 	owner := ^(e.Check ^ e.Position*checkFactor)
 	low := uint64(index)/spread + uint64(index)%spread*groups
 	return owner>>addressBits*GoroutinesCapacity + low, owner & (1<<addressBits - 1) << 3
 }
 
-// SameGoroutine reports whether a goroutine's id matches one from [GoroutineEntry.Goroutine].
+// SameGoroutine reports whether goid, the full id of a goroutine, matches modulo, an id that
+// [GoroutineEntry.Goroutine] has returned.
 func SameGoroutine(goid, modulo uint64) bool { return (goid^modulo)<<(64-35) == 0 }
 
 const (
@@ -125,10 +127,10 @@ const (
 	_ = -(unsafe.Offsetof(GoroutineEntry{}.Check) ^ 8)
 )
 
-// GoroutinesIn returns the header at the start of b, which the caller has mapped, and the
-// entries behind it. It panics if b is too short or not 8-byte aligned.
+// GoroutinesIn returns the header at the start of b, which the caller has mapped, and the entries
+// that follow it. It panics if b is too short or not 8-byte aligned.
 func GoroutinesIn(b []byte) (*GoroutinesHeader, []GoroutineEntry) {
 	h := (*GoroutinesHeader)(headerIn(b, GoroutinesHeaderSize))
-	// Sound: the entries are inside of b, aligned as it is, and have no pointers.
+	// Sound: the entries lie within b, have its alignment, and hold no pointers.
 	return h, unsafe.Slice((*GoroutineEntry)(unsafe.Pointer(unsafe.SliceData(b[GoroutinesHeaderSize:]))), (len(b)-GoroutinesHeaderSize)/GoroutineEntrySize)
 }

@@ -33,8 +33,9 @@ func TestGoroutineTableGolden(t *testing.T) {
 	assert.False(t, IsProcessContextMapping([]byte("/memfd:"+GoroutinesName+" (deleted)")))
 }
 
-// Each goroutine has its own entry, which identifies the goroutine. The entries of goroutines with
-// consecutive ids are two cache lines apart.
+// TestGoroutineEntries checks that goroutines do not share an entry unless their ids are equal
+// modulo the capacity, that an entry identifies its goroutine, and that entries of goroutines with
+// consecutive ids are at least two cache lines apart.
 func TestGoroutineEntries(t *testing.T) {
 	used := map[int]bool{}
 	for low := range uint64(GoroutinesCapacity) {

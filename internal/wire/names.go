@@ -10,22 +10,21 @@ import (
 	"unsafe"
 )
 
-// Keys of the names of spans, as profiler labels and as attributes of samples. Label readers
-// truncate keys to 15 bytes.
+// Keys under which span names appear in profiler labels and in attributes of samples. Keys have at
+// most 15 bytes, because readers of labels truncate longer ones.
 const (
 	// NameKey is the key of the span's name. Grafana's span profiles use the same key.
 	NameKey = "span_name"
-	// EndpointKey is the key of the local root's name. The local root is the outermost span of the
-	// trace in the process: the request that the process serves.
+	// EndpointKey is the key of the local root span's name. The local root is the outermost span of
+	// a trace in this process, usually the request that it serves.
 	EndpointKey = "endpoint"
 )
 
-// The name table: a header and entries, one for each span name. Cells and goroutine records refer
-// to entries by number; number 0 means no name, and its entry is empty.
+// The name table: a header and one entry for each span name. Cells and goroutine records refer to
+// entries by number. Number 0 means that there is no name, and its entry is empty.
 const (
-	// NamesMagic opens a name table: "OTNM", most significant byte first.
-	NamesMagic = 0x4F544E4D
-	// NamesLayout1 is the only layout so far.
+	// NamesMagic is the first word of a name table: "OTNM", most significant byte first.
+	NamesMagic   = 0x4F544E4D
 	NamesLayout1 = 1
 
 	NamesHeaderSize = 256
@@ -33,7 +32,7 @@ const (
 	// MaxName is the largest size of a name in bytes.
 	MaxName = NameEntrySize - 1
 
-	// NamesName names the mapping.
+	// NamesName is the name of the mapping.
 	NamesName = "OTELCTX_NAMES"
 )
 
@@ -46,12 +45,12 @@ type NamesHeader struct {
 	Capacity   uint32
 	EntrySize  uint32
 	HeaderSize uint32
-	// Used is the number of complete entries. They never change.
+	// Used is the number of complete entries, which never change.
 	Used uint32
 	_    [8]byte
 }
 
-// NameEntry is a name: its size, and its text in UTF-8. It is word-aligned.
+// NameEntry is a name in UTF-8, preceded by its size in bytes. Entries are word-aligned.
 type NameEntry struct {
 	_ structs.HostLayout
 
@@ -80,10 +79,10 @@ const (
 	_ = -(unsafe.Offsetof(NameEntry{}.Text) ^ 1)
 )
 
-// NamesIn returns the header at the start of b, which the caller has mapped, and the
-// entries behind it. It panics if b is too short or not 8-byte aligned.
+// NamesIn returns the header at the start of b, which the caller has mapped, and the entries that
+// follow it. It panics if b is too short or not 8-byte aligned.
 func NamesIn(b []byte) (*NamesHeader, []NameEntry) {
 	h := (*NamesHeader)(headerIn(b, NamesHeaderSize))
-	// Sound: the entries are inside of b, and have no pointers.
+	// Sound: the entries lie within b and hold no pointers.
 	return h, unsafe.Slice((*NameEntry)(unsafe.Pointer(unsafe.SliceData(b[NamesHeaderSize:]))), (len(b)-NamesHeaderSize)/NameEntrySize)
 }

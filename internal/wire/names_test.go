@@ -26,7 +26,6 @@ func TestNameTableGolden(t *testing.T) {
 	assert.False(t, IsProcessContextMapping([]byte("/memfd:"+NamesName+" (deleted)")))
 }
 
-// Label readers truncate keys to 15 bytes.
 func TestNameKeys(t *testing.T) {
 	assert.Equal(t, "span_name", NameKey)
 	assert.Equal(t, "endpoint", EndpointKey)

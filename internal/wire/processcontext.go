@@ -12,16 +12,16 @@ import (
 	"unsafe"
 )
 
-// Process context, OTEP 4719: a header in a mapping that readers find by its
-// name, and a protobuf payload that the header points at.
+// The process context of OTEP 4719: a header in a mapping that readers find by its name, and a
+// protobuf payload that the header points to.
 const (
-	// ProcessContextName names the memfd and, by prctl, the mapping.
+	// ProcessContextName is the name of the memfd, and the name that prctl gives to the mapping.
 	ProcessContextName = "OTEL_CTX"
-	// ThreadLocalName names the mapping that locates a process's spans if its process context
-	// belongs to another library or is missing. It holds a header and a message like a process
-	// context. Its attributes begin with ThreadLocalPrefix.
+	// ThreadLocalName is the name of a second mapping, from which readers learn where a process's
+	// spans are if the process context belongs to another library or is missing. It has the format
+	// of a process context, with attributes whose keys begin with [ThreadLocalPrefix].
 	ThreadLocalName = "OTELCTX_THREADLOCAL"
-	// ProcessContextSignature opens every header.
+	// ProcessContextSignature is the start of every header.
 	ProcessContextSignature = "OTEL_CTX"
 	// ProcessContextVersion is the format's version.
 	ProcessContextVersion = 2
@@ -41,9 +41,9 @@ type ProcessContextHeader struct {
 	Version   uint32
 	// PayloadSize is the size of the payload in bytes.
 	PayloadSize uint32
-	// PublishedAtNS is the CLOCK_BOOTTIME of the publication in nanoseconds; 0 while the header is
-	// being changed. Publishers that follow the OTEP's first text store nanoseconds since the
-	// epoch.
+	// PublishedAtNS is the CLOCK_BOOTTIME of the publication in nanoseconds, or 0 while the header
+	// is being changed. Publishers that follow the first version of the OTEP store nanoseconds
+	// since the Unix epoch instead.
 	PublishedAtNS uint64
 	// Payload is the payload's address in the publishing process.
 	Payload uint64
@@ -67,37 +67,39 @@ const (
 )
 
 var (
-	// ErrProcessContextHeader is wrapped by every error about bytes that are not the header of a
-	// process context.
+	// ErrProcessContextHeader is wrapped by all errors about bytes that are not a valid process
+	// context header.
 	ErrProcessContextHeader = errors.New("not a process context header")
-	// ErrProcessContextUnsigned means that the signature is all zeros, as it is while a context is
-	// being published for the first time.
+	// ErrProcessContextUnsigned means that the signature is all zeros, as it is until a context has
+	// been published for the first time.
 	ErrProcessContextUnsigned = fmt.Errorf("%w: no signature yet", ErrProcessContextHeader)
 )
 
 // ProcessContextHeaderIn returns the header at the start of b, which the caller has mapped. The
-// header lives as long as b's memory does. It panics if b is too short or not 8-byte aligned: that
-// is a bug in the caller's mapping.
+// header must not be used after b has been unmapped. ProcessContextHeaderIn panics if b is too
+// short or not 8-byte aligned.
 func ProcessContextHeaderIn(b []byte) *ProcessContextHeader {
 	return (*ProcessContextHeader)(headerIn(b, ProcessContextHeaderSize))
 }
 
-// Publish publishes a header whose other fields are complete: it stores the signature and then,
-// after a full barrier, the time, which OTEP 4719 as merged requires to be last.
+// Publish publishes the header, whose other fields must be complete. It stores the signature and
+// then, after a full barrier, the time: the merged text of OTEP 4719 requires the time to be stored
+// last.
 //
-// Sound: the signature is 8 bytes at the start of a header, which is aligned to 8
-// ([ProcessContextHeaderIn]). So it is one word that can be stored atomically.
+// Sound: the signature is the first word of a header that is 8-byte aligned
+// ([ProcessContextHeaderIn]), so it can be stored atomically.
 func (h *ProcessContextHeader) Publish(publishedAtNS uint64) {
 	word := binary.NativeEndian.Uint64([]byte(ProcessContextSignature))
 	atomic.StoreUint64((*uint64)(unsafe.Pointer(&h.Signature)), word)
 	atomic.StoreUint64(&h.PublishedAtNS, publishedAtNS)
 }
 
-// headerIn returns the memory of b as a header of size bytes.
+// headerIn returns a pointer to the header of size bytes at the start of b. It panics if b is too
+// short or not 8-byte aligned.
 //
-// Sound: headers hold no Go pointers and need no more than 8-byte alignment, which their assertions
-// imply. Length and alignment are checked here. The result keeps Go memory alive; the owner of a
-// mapping, which the garbage collector does not know, keeps the mapping.
+// Sound: headers hold no Go pointers and need at most 8-byte alignment, and headerIn checks length
+// and alignment. If b is on the Go heap, the result keeps it alive. If b is mapped, its owner must
+// keep it mapped, because the garbage collector does not know about mappings.
 func headerIn(b []byte, size uintptr) unsafe.Pointer {
 	p := unsafe.Pointer(unsafe.SliceData(b))
 	if uintptr(len(b)) < size || uintptr(p)%8 != 0 {
@@ -108,10 +110,11 @@ func headerIn(b []byte, size uintptr) unsafe.Pointer {
 
 // DecodeProcessContextHeader decodes a header from a copy of its bytes. It verifies the signature
 // and the version, as step 2 of the OTEP's reading protocol requires. It does not check the other
-// fields, which an update in progress may leave in any state. To check them, call
-// [ProcessContextHeader.ValidatePayload].
+// fields, because they may have any value during an update. [ProcessContextHeader.ValidatePayload]
+// checks the size and address of the payload.
 //
-// The error wraps [ErrProcessContextHeader], and may be [ErrProcessContextUnsigned].
+// Every error wraps [ErrProcessContextHeader]. If there is no signature yet, it is
+// [ErrProcessContextUnsigned].
 func DecodeProcessContextHeader(b *[ProcessContextHeaderSize]byte) (ProcessContextHeader, error) {
 	h := ProcessContextHeader{
 		Signature:     [8]byte(b[0:8]),
@@ -133,9 +136,9 @@ func DecodeProcessContextHeader(b *[ProcessContextHeaderSize]byte) (ProcessConte
 	return h, nil
 }
 
-// ValidatePayload returns an error unless a reader may follow the payload's size and address: a
-// size of 1 to [MaxProcessContextPayload] bytes, and an address in the lower half of the address
-// space, which contains user memory. The error wraps [ErrProcessContextHeader].
+// ValidatePayload returns an error if a reader must not read the payload: its size must be 1 to
+// [MaxProcessContextPayload] bytes, and it must lie in the lower half of the address space, where
+// user memory is. The error wraps [ErrProcessContextHeader].
 func (h *ProcessContextHeader) ValidatePayload() error {
 	if h.PayloadSize == 0 || h.PayloadSize > MaxProcessContextPayload {
 		return fmt.Errorf("%w: payload of %d bytes, must be 1 to %d",
@@ -149,16 +152,17 @@ func (h *ProcessContextHeader) ValidatePayload() error {
 }
 
 // IsProcessContextMapping reports whether a line of /proc/pid/maps with this name can be a process
-// context. These are the possible names:
+// context. Possible names are:
 //
 //   - /memfd:OTEL_CTX (deleted): a memfd, if the kernel cannot name it
 //   - [anon_shmem:OTEL_CTX]: a memfd named by prctl
 //   - [anon:OTEL_CTX]: anonymous memory named by prctl
 //
-// Like the OTEP's reading protocol, it matches only a prefix, so the caller must also check the header.
+// Like the OTEP's reading protocol, the function matches only a prefix of the name, so the caller
+// must also check the header.
 func IsProcessContextMapping(name []byte) bool { return isMapping(name, &processContextMappings) }
 
-// IsThreadLocalMapping is [IsProcessContextMapping] for [ThreadLocalName].
+// IsThreadLocalMapping is like [IsProcessContextMapping], but for mappings named [ThreadLocalName].
 func IsThreadLocalMapping(name []byte) bool { return isMapping(name, &threadLocalMappings) }
 
 func isMapping(name []byte, prefixes *[3]string) bool {
@@ -179,10 +183,11 @@ func mappingNames(name string) [3]string {
 	return [3]string{"/memfd:" + name, "[anon_shmem:" + name + "]", "[anon:" + name + "]"}
 }
 
-// MaxValueNesting is the maximum number of arrays and maps around an attribute's value. OTLP sets
-// no limit, but OpenTelemetry SDKs cut values at this depth.
+// MaxValueNesting is the maximum number of arrays and maps that may enclose a value in an
+// attribute. The innermost value may itself be an array or a map. OTLP sets no limit, but
+// OpenTelemetry SDKs cut off values at this depth.
 const MaxValueNesting = 64
 
-// AttributeSchemaURL is the key of the process context attribute with the schema URL of the
-// resource. The message has no field for it.
+// AttributeSchemaURL is the key of the process context attribute that holds the resource's schema
+// URL, for which the protobuf message has no field.
 const AttributeSchemaURL = "otelctx.resource.schema_url"

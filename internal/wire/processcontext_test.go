@@ -32,14 +32,15 @@ var header = ProcessContextHeader{
 	Payload:       0x00007fedcba98765,
 }
 
-// encodeHeader writes h as a publisher does: through the struct, in mapped memory.
+// encodeHeader returns the bytes that a publisher's memory contains after it has stored h.
 func encodeHeader(h ProcessContextHeader) []byte {
 	b := make([]byte, ProcessContextHeaderSize)
 	*ProcessContextHeaderIn(b) = h
 	return b
 }
 
-// A reader that sees the time finds a complete header, including the signature.
+// TestPublishStoresTimeLast checks that a reader that sees a publication time also sees the
+// signature.
 func TestPublishStoresTimeLast(t *testing.T) {
 	h := ProcessContextHeaderIn(make([]byte, ProcessContextHeaderSize))
 	signature := (*uint64)(unsafe.Pointer(&h.Signature))
@@ -53,7 +54,8 @@ func TestPublishStoresTimeLast(t *testing.T) {
 			atomic.StoreUint64(signature, 0)
 		}
 	}()
-	// If the published time changes between two reads, reader and writer have run at the same time.
+	// Each change of the time that the reader sees shows that the writer was running at the same
+	// time, so the test counts changes.
 	changes, unsigned, last := 0, 0, uint64(0)
 	for end := time.Now().Add(time.Minute); changes < 20_000 && time.Now().Before(end); {
 		for range 1000 {
@@ -111,7 +113,7 @@ func TestDecodeProcessContextHeader(t *testing.T) {
 		assert.Zero(t, got, tt.name)
 	}
 
-	// An update in progress is not an error.
+	// A header is valid during an update too, whatever its other fields are.
 	h := header
 	h.PublishedAtNS, h.PayloadSize, h.Payload = 0, 0, 0
 	got, err := DecodeProcessContextHeader((*[ProcessContextHeaderSize]byte)(encodeHeader(h)))
@@ -158,7 +160,7 @@ func TestValidatePayload(t *testing.T) {
 func TestIsProcessContextMapping(t *testing.T) {
 	for _, name := range []string{
 		"/memfd:OTEL_CTX (deleted)", "/memfd:OTEL_CTX", "[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]",
-		"/memfd:OTEL_CTX_2 (deleted)", // The header decides about longer names: the OTEP requires matching a prefix.
+		"/memfd:OTEL_CTX_2 (deleted)", // The OTEP requires matching by prefix; the header then decides.
 	} {
 		assert.True(t, IsProcessContextMapping([]byte(name)), "%q", name)
 	}
@@ -251,7 +253,7 @@ func FuzzProcessContextHeader(f *testing.F) {
 		}
 		assert.Equal(t, b[:], encodeHeader(h))
 
-		// Express the rule in numbers that cannot overflow.
+		// Compute the expected result with integers that cannot overflow.
 		size, end := big.NewInt(int64(h.PayloadSize)), new(big.Int).SetUint64(h.Payload)
 		end.Add(end, size)
 		valid = size.Sign() > 0 && size.Cmp(big.NewInt(65536)) <= 0 &&

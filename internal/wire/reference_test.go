@@ -22,10 +22,11 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// reference is the documentation of the formats for readers in other languages.
+// reference is the path of the documentation of the formats.
 const reference = "../../docs/wire-format.md"
 
-// documented returns the first cells of each row of a table of the reference, joined.
+// documented returns the rows of a table in docs/wire-format.md, each cut to this number of cells,
+// which are joined by spaces.
 func documented(t *testing.T, table string, cells int) (rows []string) {
 	t.Helper()
 	for _, row := range golden.Rows(t, reference, table) {
@@ -35,7 +36,7 @@ func documented(t *testing.T, table string, cells int) (rows []string) {
 	return rows
 }
 
-// row is a field in the reference; it may have no size.
+// row formats a field like a row of the reference. A size of 0 stands for an empty cell.
 func row(offset, size uintptr, name string) string {
 	if size == 0 {
 		return fmt.Sprintf("0x%02X  %s", offset, name)
@@ -43,7 +44,7 @@ func row(offset, size uintptr, name string) string {
 	return fmt.Sprintf("0x%02X %d %s", offset, size, name)
 }
 
-// layoutOf returns the fields of a struct under their names in the reference.
+// layoutOf returns the rows that the reference must have for the fields of a struct.
 func layoutOf(structure any) (rows []string) {
 	for _, f := range reflect.VisibleFields(reflect.TypeOf(structure)) {
 		if f.Name == "_" {
@@ -52,7 +53,8 @@ func layoutOf(structure any) (rows []string) {
 		var name strings.Builder
 		for i, c := range f.Name {
 			upper := c >= 'A' && c <= 'Z'
-			// A word begins at a capital with a lower-case neighbour.
+			// A word begins at a capital letter that is next to a lower-case letter: SpanID becomes
+			// span_id.
 			if i > 0 && upper && (f.Name[i-1] >= 'a' || i+1 < len(f.Name) && f.Name[i+1] >= 'a') {
 				name.WriteByte('_')
 			}

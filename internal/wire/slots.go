@@ -8,12 +8,12 @@ import (
 	"unsafe"
 )
 
-// The slot ring consists of a header and slots, whose number is a power of two. Each thread has the
-// slot at its id modulo the capacity; in layout 2 slots may belong to goroutines instead. Layout 1
-// equals that of the OTEL-compatible context storage of Datadog's Java profiler, byte for byte. In
-// layout 2 each slot begins with the same 25 bytes.
+// The slot ring: a header and slots, whose number is a power of two. A thread uses the slot at its
+// id modulo the capacity. In layout 2, slots can belong to goroutines instead of threads. Layout 1
+// is identical to the OTEL-compatible context storage of Datadog's Java profiler. The first 25
+// bytes of a slot are the same in both layouts.
 const (
-	// RingMagic opens every ring: "OTEL", most significant byte first.
+	// RingMagic is the first word of every ring: "OTEL", most significant byte first.
 	RingMagic = 0x4F54454C
 
 	RingLayout1 = 1
@@ -22,23 +22,22 @@ const (
 	// RingHeaderSize1 and RingHeaderSize2 are the offsets of the first slot.
 	RingHeaderSize1 = 32
 	RingHeaderSize2 = 64
-	// SlotSize1 is the size of a slot of layout 1; SlotSize2 is that of layout 2
-	// without attributes, a cache line.
+	// SlotSize1 is the size of a slot of layout 1. SlotSize2 is the size of a slot of layout 2
+	// without attributes: one cache line.
 	SlotSize1 = 32
 	SlotSize2 = 64
 	// SlotAttributes is the offset of the attributes in a slot of layout 2.
 	SlotAttributes = 64
 
-	// RingName1 names the mapping of a ring of layout 1, ThreadRingName and GoroutineRingName those
-	// of layout 2. None may begin with [ProcessContextName], which readers of process contexts
-	// search for.
+	// RingName1 is the name of mappings with rings of layout 1. ThreadRingName and
+	// GoroutineRingName are the names for layout 2. None may begin with [ProcessContextName], the
+	// prefix by which readers find process contexts.
 	RingName1         = "DD_OTEL_CTX"
 	ThreadRingName    = "OTELCTX_SLOTS"
 	GoroutineRingName = "OTELCTX_GSLOTS"
 )
 
-// RingHeader is the header of a ring. In layout 1 everything behind SlotSize is
-// reserved.
+// RingHeader is the header of a ring. Layout 1 reserves the fields after SlotSize.
 type RingHeader struct {
 	_ structs.HostLayout
 
@@ -46,9 +45,10 @@ type RingHeader struct {
 	Layout   uint32
 	Capacity uint32
 	SlotSize uint32
-	// HeaderSize is the distance from the header to the slots.
+	// HeaderSize is the offset of the first slot from the start of the header.
 	HeaderSize uint32
-	// Index tells whose ids select the slots: RingByThread or RingByGoroutine.
+	// Index is RingByThread or RingByGoroutine: whether thread ids or goroutine ids select the
+	// slots.
 	Index uint32
 	_     [8]byte
 }
@@ -65,29 +65,30 @@ type Slot1 struct {
 
 	TraceIDHigh, TraceIDLow uint64
 	SpanID                  uint64
-	// State holds in_use in its lowest byte. Layout 1 leaves the others 0.
+	// State holds in_use in its lowest byte. The other bytes are 0.
 	State uint32
 	_     uint32
 }
 
-// Slot2 is a slot of layout 2, without its attributes. If all fields but State are zero, it has no
-// span.
+// Slot2 is a slot of layout 2, without its attributes. If all fields except State are zero, there
+// is no active span.
 //
-// Identifiers are W3C's, read as big-endian numbers. State is one word, so that a writer claims the
-// slot and counts its write in one step.
+// Trace and span IDs are W3C identifiers, read as big-endian numbers.
 type Slot2 struct {
 	_ structs.HostLayout
 
 	TraceIDHigh, TraceIDLow uint64
 	SpanID                  uint64
-	// State is, from the lowest bit: in_use u8, 1 while the slot is being written; trace_flags u8;
-	// attrs_size u16; seq u32, incremented by every write.
+	// State has these parts, from the lowest bit: in_use u8, which is 1 while the slot is being
+	// written; trace_flags u8; attrs_size u16; seq u32, which every write increments. They share a
+	// word, so that a writer can set in_use and increment seq in one step.
 	State uint64
 	// Owner is the id of the goroutine that published the span.
 	Owner uint64
-	// Ref names the span's cell in the span table; 0 if there is none.
+	// Ref is the reference to the span's cell in the span table, or 0 if the span has no cell.
 	Ref uint64
-	// M is the address of the runtime's m of the publishing thread.
+	// M is the address of the m (the Go runtime's struct for a thread) of the thread that published
+	// the span.
 	M   uint64
 	TID uint32
 	_   uint32
@@ -101,7 +102,7 @@ const (
 	SlotSeqShift        = 32
 )
 
-// Offsets used by readers and the advertisement.
+// Offsets of the fields of a slot, for readers and for the advertised attributes.
 const (
 	OffsetTraceIDHigh = unsafe.Offsetof(Slot2{}.TraceIDHigh)
 	OffsetTraceIDLow  = unsafe.Offsetof(Slot2{}.TraceIDLow)
@@ -116,8 +117,9 @@ const (
 	OffsetTID         = unsafe.Offsetof(Slot2{}.TID)
 )
 
-// Offsets of the parts of Slot2.State, which readers access as bytes. They are correct only on
-// little-endian machines, such as amd64 and arm64, the only Linux ports with a calibrated runtime.
+// The offsets of the parts of Slot2.State are correct only on little-endian machines. That
+// suffices, because amd64 and arm64 are the only Linux ports on which otelctx calibrates the Go
+// runtime.
 const (
 	_ = -(unsafe.Sizeof(RingHeader{}) ^ 32)
 	_ = -(unsafe.Offsetof(RingHeader{}.Layout) ^ 4)

@@ -15,14 +15,14 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// mapped returns size bytes that are page-aligned.
+// mapped returns size zero bytes with 8-byte alignment, in place of a mapping.
 func mapped(size int) []byte {
 	words := make([]uint64, (size+7)/8)
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), size)
 }
 
-// The functions return views of the memory, with as many whole entries as fit. They panic if the memory is too small
-// for the header or not aligned.
+// TestViewsOfMemory checks that the functions that return views of memory return as many whole
+// entries as fit, and panic if the memory is too small for the header or not aligned.
 func TestViewsOfMemory(t *testing.T) {
 	for name, tt := range map[string]struct {
 		header, entry int // sizes; 0 for a header alone
@@ -109,7 +109,6 @@ func TestThreadContextRecordGolden(t *testing.T) {
 	assert.LessOrEqual(t, len(got), MaxThreadContextRecord)
 }
 
-// Constants of the formats that the golden files do not cover.
 func TestRingConstants(t *testing.T) {
 	assert.Equal(t, "OTEL", string(binary.BigEndian.AppendUint32(nil, RingMagic)))
 	assert.Equal(t, "DD_OTEL_CTX", RingName1)
@@ -125,7 +124,8 @@ func TestRingConstants(t *testing.T) {
 	}
 }
 
-// The advertised fields of a slot match the golden bytes.
+// TestSlotFields checks that the advertised fields of a slot do not overlap, and that a reader that
+// uses them finds the values in the golden bytes.
 func TestSlotFields(t *testing.T) {
 	type field struct {
 		offset, size uintptr

@@ -8,20 +8,20 @@ import (
 	"unsafe"
 )
 
-// The span table: a header and cells, one for each live span of the process.
+// The span table: a header and one cell for each live span of the process.
 const (
-	// SpansMagic opens a span table: "OTSP", most significant byte first.
-	SpansMagic = 0x4F545350
-	// SpansLayout1 is the only layout so far.
+	// SpansMagic is the first word of a span table: "OTSP", most significant byte first.
+	SpansMagic   = 0x4F545350
 	SpansLayout1 = 1
 
 	SpansHeaderSize = 128
 	CellSize        = 128
 
-	// SpansName names the mapping.
+	// SpansName is the name of the mapping.
 	SpansName = "OTELCTX_SPANS"
 
-	// Ancestors is the number of ancestors that a span's cell and record reference.
+	// Ancestors is the number of references to ancestors in a span's cell and in its goroutine
+	// record.
 	Ancestors = 3
 )
 
@@ -34,47 +34,50 @@ type SpansHeader struct {
 	Capacity   uint32
 	CellSize   uint32
 	HeaderSize uint32
-	// Used is the number of cells that have ever been used. Cells from this index on are empty.
+	// Used is the number of cells that have ever been used. Cells whose index is at least Used are
+	// empty.
 	Used uint32
 	_    [8]byte
 }
 
-// Cell describes one live span. See [RefIndex] for the relation between its version and the
-// references to it.
+// Cell describes one live span. See [RefGeneration] for how its version relates to the references
+// to the cell.
 type Cell struct {
 	_ structs.HostLayout
 
 	Version                         uint64
 	TraceIDHigh, TraceIDLow, SpanID uint64
 	LocalRootSpanID                 uint64
-	// Goid is the id of the goroutine that started the span, 0 if unknown.
+	// Goid is the id of the goroutine that started the span, or 0 if it is unknown.
 	Goid uint64
 	// Ancestors are references to the span's parent, grandparent and great-grandparent, according
-	// to the context it was started with; 0 is none.
+	// to the context that the span was started with. A reference of 0 means that there is none.
 	Ancestors [Ancestors]uint64
-	// Flags holds W3C's trace flags in its lowest byte. The next byte is 1 if the goroutine that
-	// started the span was in none of the ancestors: see CellOutside.
+	// Flags holds the W3C trace flags in its lowest byte, and [CellOutside].
 	Flags uint64
-	// Start is the span's start in nanoseconds since 1970.
+	// Start is the start time of the span in nanoseconds since the Unix epoch.
 	Start uint64
-	// G is the address of the runtime's g of the goroutine that started the span.
+	// G is the address of the g (the Go runtime's struct for a goroutine) of the goroutine that
+	// started the span.
 	G uint64
-	// TID is the id of the thread in whose slot the starter last published the span. It is 0 if the
-	// starter has not published it, or has published another span since.
+	// TID is the id of the thread in whose slot the goroutine that started the span last published
+	// it. It is 0 if that goroutine has not published the span, or has since published another.
 	TID uint32
 	_   uint32
-	// Names holds two numbers of the name table, u16 each, 0 for none: the span's name in the
-	// lowest bits, then its local root's. Above them are the lowest 32 bits of the generation, so
-	// that a compare-and-swap cannot rename a later span.
+	// Names holds two numbers of entries in the name table, u16 each: the name of the span in the
+	// lowest bits, then the name of its local root. A number of 0 means that there is no name. The
+	// upper half holds the lowest 32 bits of the cell's generation, so that a late compare-and-swap
+	// cannot rename the next span in the cell.
 	Names uint64
-	// Before references the span that the goroutine was in when it started this one. Its lowest bit
-	// is for the writer. Readers do not need this field.
+	// Before is the reference to the span in which the goroutine was when it started this one. The
+	// writer uses the lowest bit. Readers do not need this field.
 	Before uint64
 	_      [8]byte
 }
 
-// CellOutside is set in Cell.Flags if the goroutine that started the span was in none of the span's
-// ancestors at that time. If another goroutine ends such a span, the starter is in no span afterwards.
+// CellOutside is set in Cell.Flags if the goroutine that started the span was not in any of the
+// span's ancestors at that time. If another goroutine ends such a span, the goroutine that started
+// it is then in no span.
 const CellOutside = 1 << 8
 
 // The parts of Cell.Names.
@@ -83,26 +86,28 @@ const (
 	CellGenerationShift = 32
 )
 
-// A reference names a cell for the life of one span. It has a generation in its upper 44 bits, the
-// index of the cell in 19 bits, and a lowest bit of 0. While the span is live, the cell's version
-// equals the reference. The lowest bit of the version is 1 while the cell is being filled, and
-// again after the span has ended. The cell then still describes the span until it is reused. 0
-// references nothing.
+// A reference identifies a cell for as long as the cell belongs to one span. Its upper 44 bits are
+// a generation, the next 19 bits the index of the cell, and the lowest bit is 0. A reference of 0
+// means that there is no cell.
+//
+// While the span is live, the cell's version equals the reference. The lowest bit of the version is
+// 1 while the cell is being filled, and again after the span has ended. After its end, the cell
+// still describes the span until it is reused.
 const (
 	RefIndexBits  = 19
 	RefIndexShift = 1
-	// RefGeneration is added to a cell's version by each use.
+	// RefGeneration is added to a cell's version each time the cell is used for another span.
 	RefGeneration = 1 << (RefIndexBits + RefIndexShift)
-	// CellOver is the lowest bit of a version. It is set once the span has ended.
+	// CellOver is the lowest bit of a version, which is set after the span has ended.
 	CellOver = 1
 )
 
-// RefIndex returns the index of the cell that a reference names.
+// RefIndex returns the index of the cell that ref refers to.
 func RefIndex(ref uint64) uint32 {
 	return uint32(ref>>RefIndexShift) & (1<<RefIndexBits - 1)
 }
 
-// Ref names the cell of one span. The zero Ref names nothing.
+// Ref is a reference to the cell of one span. The zero Ref means that there is no cell.
 type Ref uint64
 
 // Index returns the index of the cell.
@@ -129,7 +134,7 @@ const (
 	_ = -(unsafe.Offsetof(Cell{}.Before) ^ 0x70)
 )
 
-// CellFields returns the advertised fields of a cell.
+// CellFields returns the fields of a cell that the process context advertises.
 func CellFields() []Field {
 	return []Field{
 		{"version", unsafe.Offsetof(Cell{}.Version), 8},
@@ -149,10 +154,10 @@ func CellFields() []Field {
 	}
 }
 
-// SpansIn returns the header at the start of b, which the caller has mapped, and the cells
-// behind it. It panics if b is too short or not 8-byte aligned.
+// SpansIn returns the header at the start of b, which the caller has mapped, and the cells that
+// follow it. It panics if b is too short or not 8-byte aligned.
 func SpansIn(b []byte) (*SpansHeader, []Cell) {
 	h := (*SpansHeader)(headerIn(b, SpansHeaderSize))
-	// Sound: the cells are inside of b, aligned as it is, and have no pointers.
+	// Sound: the cells lie within b, have its alignment, and hold no pointers.
 	return h, unsafe.Slice((*Cell)(unsafe.Pointer(unsafe.SliceData(b[SpansHeaderSize:]))), (len(b)-SpansHeaderSize)/CellSize)
 }

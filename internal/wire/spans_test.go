@@ -32,7 +32,8 @@ func TestSpanTableGolden(t *testing.T) {
 	assert.False(t, IsProcessContextMapping([]byte("/memfd:"+SpansName+" (deleted)")))
 }
 
-// The advertised fields of a cell match the golden bytes.
+// TestCellFields checks that the advertised fields of a cell do not overlap, and that a reader that
+// uses them finds the values in the golden bytes.
 func TestCellFields(t *testing.T) {
 	type field struct {
 		offset, size uintptr

@@ -8,14 +8,14 @@ import (
 	"unsafe"
 )
 
-// ThreadContextRecord is the record of OTEP 4947 without its attributes, which follow it: {key u8,
-// length u8, value} each, where the key is an index into threadlocal.attribute_key_map.
+// ThreadContextRecord is the record of OTEP 4947 without its attributes. They follow the record,
+// each in the form {key u8, length u8, value}, where the key is an index into [KeyAttributeKeyMap].
 type ThreadContextRecord struct {
 	_ structs.HostLayout
 
 	TraceID [16]byte
 	SpanID  [8]byte
-	// Valid is 1 for a record that readers may use.
+	// Valid is 1 if readers may use the record.
 	Valid      uint8
 	TraceFlags uint8
 	// AttrsDataSize is the size of the attributes in bytes.

@@ -3,48 +3,49 @@
 
 package wire
 
-// Keys of the process context attributes that locate a process's active spans. OTEP 4947 defines the
-// first two. The others belong to otelctx, and have the same prefix because readers look for the
-// layout there. They do not conflict with the keys of other schemas: readers select the schema by
-// [KeySchemaVersion], and the keys of otelctx have a second segment (slots, goroutines, spans, names
-// or go), whereas those of other schemas are flat, such as threadlocal.js_map_table_offset of
-// nodejs_v1_dev.
+// Keys of the process context attributes that tell readers where to find the active spans. OTEP
+// 4947 defines [KeySchemaVersion] and [KeyAttributeKeyMap]. otelctx defines the others, under the
+// same prefix because readers look for layouts there. They do not conflict with the keys of other
+// schemas: readers choose the schema by [KeySchemaVersion], and the keys of otelctx have a second
+// segment (slots, goroutines, spans, names or go). Other schemas have flat keys, for example
+// threadlocal.js_map_table_offset in nodejs_v1_dev.
 const (
 	// ThreadLocalPrefix is the prefix of all keys below.
 	ThreadLocalPrefix = "threadlocal."
 
-	// KeySchemaVersion has the value SchemaGoLabels if the goroutines' labels carry records,
-	// otherwise SchemaSlots.
+	// KeySchemaVersion is the key of the schema. Its value is SchemaGoLabels if the labels of
+	// goroutines carry records, and SchemaSlots otherwise.
 	KeySchemaVersion = "threadlocal.schema_version"
 	SchemaGoLabels   = "go_pprof_labels_v1"
 	SchemaSlots      = "otelctx_slots_v1"
-	// SchemaTLSDevelopment and SchemaTLS say that the thread-local variable of OTEP 4947 points at
-	// records.
+	// SchemaTLSDevelopment and SchemaTLS are the schemas of other publishers: each thread's record
+	// is the target of the thread-local variable of OTEP 4947.
 	SchemaTLSDevelopment = "tlsdesc_v1_dev"
 	SchemaTLS            = "tls_v1"
 
-	// KeyAttributeKeyMap is an array of strings: the attribute names, indexed by the key byte of
-	// encoded attributes.
+	// KeyAttributeKeyMap is the key of an array of strings: the names of the span attributes,
+	// indexed by the key bytes in records and slots.
 	KeyAttributeKeyMap = "threadlocal.attribute_key_map"
 
-	// KeyThreadSlots is the prefix of the keys of the ring by thread.
+	// KeyThreadSlots is the prefix of the keys that describe the ring of thread slots.
 	KeyThreadSlots = "threadlocal.slots."
 
-	// KeyGoroutines is the prefix of the keys of the goroutine table.
+	// KeyGoroutines is the prefix of the keys that describe the goroutine table.
 	KeyGoroutines = "threadlocal.goroutines."
 
-	// KeySpans is the prefix of the keys of the span table.
+	// KeySpans is the prefix of the keys that describe the span table.
 	KeySpans = "threadlocal.spans."
 
-	// KeyNames is the prefix of the keys of the name table.
+	// KeyNames is the prefix of the keys that describe the name table.
 	KeyNames = "threadlocal.names."
 
 	// KeyGo is the prefix of the keys that describe the Go runtime.
 	KeyGo = "threadlocal.go."
 )
 
-// Suffixes of the keys of a ring. All values are integers, except: mapping is a string, index is
-// IndexThread or IndexGoroutine, and fields is a map of the names below to their offsets in a slot.
+// Suffixes of the keys that describe a ring or table. The values are integers, with three
+// exceptions: mapping is a string, index is IndexThread or IndexGoroutine, and fields is a map from
+// the names in [SlotFields] or [CellFields] to offsets.
 const (
 	RingKeyMapping    = "mapping"
 	RingKeyAddress    = "address"
@@ -55,17 +56,17 @@ const (
 	RingKeyIndex      = "index"
 	RingKeyFields     = "fields"
 
-	// The span table has cells instead of slots.
+	// SpansKeyCellSize replaces slot_size in the keys of the span table.
 	SpansKeyCellSize = "cell_size"
-	// The name table and the goroutine table have entries.
+	// TableKeyEntrySize replaces slot_size in the keys of the name table and the goroutine table.
 	TableKeyEntrySize = "entry_size"
 
 	IndexThread    = "thread"
 	IndexGoroutine = "goroutine"
 )
 
-// Suffixes of the keys that describe the Go runtime. All values are integers, except the version of
-// the Go toolchain. Unknown values are left out.
+// Suffixes of the keys that describe the Go runtime. The values are integers, except that version
+// is the version string of the Go toolchain. Keys whose value is unknown are left out.
 const (
 	GoKeyVersion       = "version"
 	GoKeyTLSGOffset    = "tls_g_offset"
@@ -76,13 +77,14 @@ const (
 	GoKeyGLabelsOffset = "g_labels_offset"
 	// GoKeyRecordOffset is the distance from the label pointer to the record.
 	GoKeyRecordOffset = "record_offset"
-	// GoKeyRefOffset is the distance from the label pointer to the reference to the span's cell.
+	// GoKeyRefOffset is the distance from the label pointer to the [Ref] of the span's cell.
 	GoKeyRefOffset = "record_ref_offset"
 	// GoKeyAncestorsOffset is the distance from the label pointer to the references to the span's
-	// ancestors. They are followed by the id of the only goroutine that must not fall back to them: see
-	// [Cell.Flags].
+	// ancestors. The id of one goroutine follows, or 0: after the end of the span, that goroutine
+	// is in no span instead of in a live ancestor (see [CellOutside]).
 	GoKeyAncestorsOffset = "record_ancestors_offset"
-	// GoKeyNamesOffset is the distance from the label pointer to the numbers of the names.
+	// GoKeyNamesOffset is the distance from the label pointer to the numbers of the span's name and
+	// its local root's name.
 	GoKeyNamesOffset = "record_names_offset"
 )
 
@@ -90,11 +92,12 @@ const (
 type Field struct {
 	Name   string
 	Offset uintptr
-	// Size is the field's size in bytes; 0 for the attributes, whose size is in the slot.
+	// Size is the size of the field in bytes. It is 0 for the attributes, because each slot holds
+	// the size of its own.
 	Size uintptr
 }
 
-// SlotFields returns the fields of a slot in a layout.
+// SlotFields returns the advertised fields of a slot of this layout. Each call returns a new slice.
 func SlotFields(layout int) []Field {
 	fields := []Field{
 		{"trace_id_high", OffsetTraceIDHigh, 8},

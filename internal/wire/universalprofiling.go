@@ -12,28 +12,29 @@ import (
 	"unsafe"
 )
 
-// The formats of Elastic's Universal Profiling integration. A library defines two symbols: one points
-// at a process storage, the other at a record for each thread. A socket receives messages. Numbers are
-// in the machine's byte order. Strings are in UTF-8, preceded by their length as a u32.
+// The formats of Elastic's Universal Profiling integration. A library that the process loads
+// defines two symbols: a pointer to a process storage, and a thread-local pointer to a record for
+// each thread. The profiler sends messages to a socket of the process. Numbers are in the machine's
+// byte order. Strings are UTF-8, preceded by their length as a u32.
 const (
-	// ProfilingProcessSymbol is a pointer to the process storage.
+	// ProfilingProcessSymbol is the symbol of the pointer to the process storage.
 	ProfilingProcessSymbol = "elastic_apm_profiling_correlation_process_storage_v1"
-	// ProfilingThreadSymbol is a thread-local pointer to the thread's record.
+	// ProfilingThreadSymbol is the symbol of the thread-local pointer to the thread's record.
 	ProfilingThreadSymbol = "elastic_apm_profiling_correlation_tls_v1"
-	// ProfilingLibraryPrefix and ProfilingLibrarySuffix enclose the name of the
-	// library's file; between them are letters, digits, _ and -.
+	// ProfilingLibraryPrefix and ProfilingLibrarySuffix are the start and end of the library's file
+	// name. The characters between them are letters, digits, _ and -.
 	ProfilingLibraryPrefix = "elastic-jvmti-linux-"
 	ProfilingLibrarySuffix = ".so"
 
 	// ProfilingMinorVersion is the minor version of both layouts and both messages.
 	ProfilingMinorVersion = 1
 
-	// MaxProfilingString is the maximum size of a name that the OpenTelemetry eBPF profiler
-	// accepts; it rejects storages with longer ones.
+	// MaxProfilingString is the maximum size in bytes of a name in a process storage. The
+	// OpenTelemetry eBPF profiler rejects storages with longer names.
 	MaxProfilingString = 128
 )
 
-// ProfilingThreadRecord is the target of a thread's pointer: 37 bytes, packed.
+// ProfilingThreadRecord is the record that a thread's pointer points to: 37 bytes without padding.
 type ProfilingThreadRecord struct {
 	_ structs.HostLayout
 
@@ -48,9 +49,9 @@ type ProfilingThreadRecord struct {
 	TransactionID [8]byte
 }
 
-// ProfilingThread is a [ProfilingThreadRecord] with additional data for its writers. It fills a
-// cache line. The record's first fields share an aligned word with a write counter, so that they
-// change in one step.
+// ProfilingThread is a cache line with a [ProfilingThreadRecord] and data for its writers. The
+// first fields of the record share an aligned word with Seq, so that one atomic operation can
+// change them all.
 type ProfilingThread struct {
 	_ structs.HostLayout
 
@@ -58,13 +59,14 @@ type ProfilingThread struct {
 	Seq    uint32
 	Record ProfilingThreadRecord
 	_      [3]byte
-	// TID is the thread that the record belongs to.
+	// TID is the id of the thread that the record belongs to.
 	TID uint32
-	// Key is the span's id, in the machine's byte order, and Owner the goroutine that published it.
+	// Key is the span ID in the machine's byte order. Owner is the id of the goroutine that
+	// published the span.
 	Key, Owner uint64
 }
 
-// The word at the start of a ProfilingThread.
+// Bits of the first word of a ProfilingThread.
 const (
 	ProfilingVersionBit   = ProfilingMinorVersion << 32
 	ProfilingValid        = 1 << 48
@@ -93,18 +95,21 @@ const (
 	_ = -(unsafe.Offsetof(ProfilingThread{}.Owner) ^ 56)
 )
 
-// ProfilingProcessStorage is the target of the process's pointer.
+// ProfilingProcessStorage is the content of the storage that the process's pointer points to.
 type ProfilingProcessStorage struct {
 	ServiceName, ServiceEnvironment, SocketPath string
 }
 
-// MaxProfilingProcessStorage bounds the size of an encoded storage whose socket has a path.
+// MaxProfilingProcessStorage is the maximum size of an encoded storage whose SocketPath is a valid
+// path of a Unix socket.
 const MaxProfilingProcessStorage = 2 + 3*4 + 2*MaxProfilingString + maxSocketPath
 
-// maxSocketPath is the maximum size of a socket's path (sockaddr_un).
+// maxSocketPath is the maximum size of the path of a Unix socket (sockaddr_un), without the
+// terminating zero.
 const maxSocketPath = 107
 
-// Encode returns the encoded storage. Names that readers would reject are cut between characters.
+// Encode returns the encoded storage. It cuts names that are longer than [MaxProfilingString], but
+// never inside a UTF-8 character.
 func (s ProfilingProcessStorage) Encode() []byte {
 	b := binary.NativeEndian.AppendUint16(nil, ProfilingMinorVersion)
 	b = appendProfilingString(b, cut(s.ServiceName))
@@ -133,7 +138,8 @@ const (
 	profilingRegistrationType = 2
 )
 
-// Sizes of messages of minor version 1; a registration's host id follows.
+// Sizes of messages of minor version 1. profilingRegistrationMin is the size of a registration with
+// an empty host id.
 const (
 	profilingMessageHeader   = 4
 	profilingCorrelationSize = profilingMessageHeader + 16 + 8 + 16 + 2
@@ -143,19 +149,20 @@ const (
 // MaxProfilingHostID is the maximum size of the host id in a registration.
 const MaxProfilingHostID = 1024
 
-// MaxProfilingMessage is larger than any message of a known version: a message that fills a buffer
-// of that size may have been cut off.
+// MaxProfilingMessage is the buffer size for receiving messages. Messages of known versions are
+// smaller, so one that fills the buffer may have been cut off.
 const MaxProfilingMessage = 4096
 
 // ProfilingRegistration announces an active profiler.
 type ProfilingRegistration struct {
-	// SamplesDelayMS is the usual maximum time from a sample to its message, in milliseconds.
+	// SamplesDelayMS is the usual maximum delay between a sample and the message that reports it,
+	// in milliseconds.
 	SamplesDelayMS uint32
 	// HostID is the profiler's host.id.
 	HostID string
 }
 
-// ProfilingCorrelation reports samples taken in a transaction.
+// ProfilingCorrelation reports samples that the profiler took during a transaction.
 type ProfilingCorrelation struct {
 	TraceID       [16]byte
 	TransactionID [8]byte
@@ -165,16 +172,17 @@ type ProfilingCorrelation struct {
 }
 
 var (
-	// ErrProfilingMessage is wrapped by errors about messages that are cut off or contradict their
-	// type and version.
+	// ErrProfilingMessage is wrapped by errors about messages that are cut off or otherwise invalid
+	// for their type and version.
 	ErrProfilingMessage = errors.New("malformed message")
-	// ErrProfilingMessageType is wrapped by errors about unknown types.
+	// ErrProfilingMessageType is wrapped by errors about messages of an unknown type.
 	ErrProfilingMessageType = errors.New("unknown message type")
 )
 
 // ParseProfilingMessage decodes a datagram into a [ProfilingRegistration] or a
-// [ProfilingCorrelation]. It ignores fields that newer minor versions append; minor version 1 must
-// not have any. The error wraps [ErrProfilingMessage] or [ErrProfilingMessageType].
+// [ProfilingCorrelation]. It ignores bytes after the known fields, which newer minor versions
+// append, but rejects them in minor version 1. The error wraps [ErrProfilingMessage] or
+// [ErrProfilingMessageType].
 func ParseProfilingMessage(b []byte) (any, error) {
 	if len(b) < profilingMessageHeader {
 		return nil, fmt.Errorf("%w: %d bytes", ErrProfilingMessage, len(b))
@@ -229,7 +237,7 @@ func parseRegistration(b []byte) (r ProfilingRegistration, rest []byte, ok bool)
 	return r, b[n:], true
 }
 
-// Encode returns the message's bytes, as a profiler sends it.
+// Encode returns the message as a profiler sends it.
 func (c ProfilingCorrelation) Encode() []byte {
 	b := binary.NativeEndian.AppendUint16(nil, profilingCorrelationType)
 	b = binary.NativeEndian.AppendUint16(b, ProfilingMinorVersion)
@@ -239,7 +247,7 @@ func (c ProfilingCorrelation) Encode() []byte {
 	return binary.NativeEndian.AppendUint16(b, c.Count)
 }
 
-// Encode returns the message's bytes, as a profiler sends it.
+// Encode returns the message as a profiler sends it.
 func (r ProfilingRegistration) Encode() []byte {
 	b := binary.NativeEndian.AppendUint16(nil, profilingRegistrationType)
 	b = binary.NativeEndian.AppendUint16(b, ProfilingMinorVersion)

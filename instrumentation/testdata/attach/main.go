@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command attach attaches contexts without a span while it is in a span. It prints whether its
-// goroutine is labeled with the span initially, while each context is attached, and after each
+// Command attach starts a span, then attaches contexts that contain no span. It prints whether its
+// goroutine is labeled with the span: at the start, while each context is attached, and after each
 // Detach.
 package main
 

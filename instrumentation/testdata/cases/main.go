@@ -24,7 +24,7 @@ func named(service string) trace.TracerProviderOption {
 	return trace.WithResource(resource.NewSchemaless(attribute.String("service.name", service)))
 }
 
-// start starts a span and does not end it.
+// start starts a span that never ends.
 func start(tp *trace.TracerProvider, name string) {
 	_, _ = tp.Tracer("cases").Start(context.Background(), name)
 }
@@ -43,7 +43,7 @@ var cases = map[string]func(){
 		newProvider := trace.NewTracerProvider
 		start(newProvider(named("value")), "work")
 	},
-	// Options that the rules append to opts must not affect the next provider.
+	// The rules append options to opts. This must not affect the next provider.
 	"spread": func() {
 		opts := append(make([]trace.TracerProviderOption, 0, 8), named("spread"))
 		start(trace.NewTracerProvider(opts...), "one")

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command library is a library for C programs, with its own Go runtime.
+// Command library is built as a library for C programs. Each copy has its own Go runtime.
 package main
 
 import (
@@ -23,8 +23,8 @@ var (
 	done = make(chan struct{})
 )
 
-// Begin publishes the resource and spans, starts a goroutine that works in a span, and returns.
-// name is the name of both the service and the span.
+// Begin publishes a resource and spans, starts a goroutine that works in a span, and returns. Both
+// the service and the span are called name.
 //
 //export Begin
 func Begin(name *C.char) {
@@ -50,7 +50,7 @@ func Begin(name *C.char) {
 	<-started
 }
 
-// End stops the goroutine and shuts everything down.
+// End stops the goroutine that Begin started, and shuts down the provider and the publisher.
 //
 //export End
 func End() {

@@ -4,5 +4,5 @@
 // Package cgoword provides a thread-local C variable of one word in programs that are built with
 // cgo. In other programs it is empty.
 //
-// The package does not define the purpose of the word, and imports no other package of otelctx.
+// The word may be used for any purpose. The package imports no other package of otelctx.
 package cgoword

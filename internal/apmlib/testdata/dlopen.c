@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// This program loads the library given as its argument and uses both symbols, the
-// thread-local one on two threads.
+// This program loads the library named by its argument and uses both symbols. It uses the
+// thread-local symbol on two threads.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>

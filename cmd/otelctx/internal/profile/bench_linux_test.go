@@ -10,8 +10,8 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 )
 
-// BenchmarkAdd adds samples of two processes with stacks of about ten frames. As in a recorder, each sample has
-// two attributes, and ten samples share a span.
+// BenchmarkAdd adds samples of two processes with stacks of about ten frames. Ten samples share a span. With
+// attributes=2, each sample has a thread's id and name as attributes, as in a recording.
 func BenchmarkAdd(b *testing.B) {
 	all := stacks(b)
 	resource := mustResource(b, StringAttribute("service.name", "shop"), IntAttribute("process.pid", 7))

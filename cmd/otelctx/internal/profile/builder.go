@@ -23,10 +23,10 @@ import (
 // ScopeName is the instrumentation scope of the profiles.
 const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
 
-// These are the types and units of values. In a profile of CPU time, the value of a sample is the number of its
-// timestamps, each of which stands for one period of CPU time. The OpenTelemetry eBPF profiler writes the same,
-// so backends understand it. In a profile of wall-clock time, the value of a sample is a duration, and there are
-// no timestamps. [TimeOf] distinguishes the two kinds of profile.
+// These are the types and units of values. There are two kinds of profile, which [TimeOf] distinguishes. In a
+// profile of CPU time, a sample has timestamps, each of which stands for one period of CPU time, and its value
+// is the number of timestamps. The OpenTelemetry eBPF profiler does the same, so backends understand it. In a
+// profile of wall-clock time, the value of a sample is a duration, and there are no timestamps.
 const (
 	TypeCPU         = "cpu"
 	TypeSamples     = "samples"
@@ -35,7 +35,7 @@ const (
 	UnitNanoseconds = "nanoseconds"
 )
 
-// TimeOf returns the kind of time in a profile, TypeCPU or TypeWall.
+// TimeOf returns the kind of time that a profile measures: TypeCPU or TypeWall.
 func TimeOf(d *profilespb.ProfilesDictionary, p *profilespb.Profile) string {
 	if d.GetStringTable()[p.GetSampleType().GetTypeStrindex()] == TypeWall {
 		return TypeWall
@@ -62,9 +62,9 @@ type Options struct {
 // dropped attributes are equal (==). The order of the attributes does not matter.
 type Resource struct{ encoded, schemaURL string }
 
-// NewResource returns the resource with the given attributes, which need not be trusted. If several attributes
-// have the same key, the last one counts. NewResource also returns the number of attributes that it dropped,
-// which is part of the resource.
+// NewResource returns the resource with the given attributes, which may be untrusted. If several attributes
+// have the same key, the last one counts. NewResource drops attributes that profiles cannot represent. Their
+// number is part of the resource, and is also returned.
 func NewResource(attributes []*commonpb.KeyValue, schemaURL string) (_ Resource, dropped int) {
 	valid, dropped := validAttributes(attributes, 0)
 	encoded, err := marshal.Marshal(&resourcepb.Resource{Attributes: valid, DroppedAttributesCount: uint32(dropped)})
@@ -88,12 +88,12 @@ func unique(attributes []*commonpb.KeyValue) []*commonpb.KeyValue {
 	return slices.CompactFunc(sorted, func(a, b *commonpb.KeyValue) bool { return a.GetKey() == b.GetKey() })
 }
 
-// Builder makes profiles of samples. Its memory grows with the number of different stacks, links and
+// Builder builds profiles from samples. Its memory grows with the number of different stacks, links and
 // attributes, and by 16 bytes per sample. It is not safe for concurrent use.
 type Builder struct {
 	options     Options
 	period      int64 // nanoseconds of CPU time that a sample stands for
-	first, last int64 // times of samples in Unix nanoseconds; 0 without samples
+	first, last int64 // times of the earliest and latest samples in Unix nanoseconds, or 0
 	dictionary  *dictionary
 	byResource  map[Resource]*resourceSamples
 	resources   []*resourceSamples
@@ -106,7 +106,7 @@ type resourceSamples struct {
 	id       []byte
 	byKey    map[sampleKey]*combined
 	samples  []*combined
-	weight   int64 // number of all samples, or for wall-clock time their total time
+	weight   int64 // number of samples, or total wall-clock time in nanoseconds
 	dropped  uint32
 }
 
@@ -130,11 +130,12 @@ func New(options Options) *Builder {
 	}
 }
 
-// Add adds equal samples that were taken at the given times. It may be called repeatedly for equal samples.
+// Add adds one sample for each of the given times. The samples share the other arguments, and later calls may
+// repeat these arguments.
 //
-// The stack has the innermost frame first. The ids are those of the span, or zeros if there is no span. The
-// attributes need not be trusted: Add drops attributes that profiles cannot represent, and if several have the
-// same key, the last one counts. Add does not retain the arguments.
+// The stack has the innermost frame first. traceID and spanID identify the active span; they are zero if there
+// is none. The attributes may be untrusted: Add drops attributes that profiles cannot represent, and if several
+// have the same key, the last one counts. Add does not retain the arguments.
 func (b *Builder) Add(resource Resource, stack []*symbols.Location, traceID [16]byte, spanID [8]byte,
 	attributes []*commonpb.KeyValue, times ...time.Time,
 ) {
@@ -149,7 +150,7 @@ func (b *Builder) Add(resource Resource, stack []*symbols.Location, traceID [16]
 	}
 }
 
-// AddTime is like [Builder.Add], but adds wall-clock time to a builder with [Options.Wall].
+// AddTime is like [Builder.Add], but adds the wall-clock time d. The builder must have [Options.Wall] set.
 func (b *Builder) AddTime(resource Resource, stack []*symbols.Location, traceID [16]byte, spanID [8]byte,
 	attributes []*commonpb.KeyValue, d time.Duration,
 ) {
@@ -184,8 +185,8 @@ func (b *Builder) combined(resource Resource, stack []*symbols.Location, traceID
 	return c
 }
 
-// Dropped returns the number of attributes that profiles cannot represent and that were dropped, counted
-// once per call of Add.
+// Dropped returns how many sample attributes were dropped because profiles cannot represent them. Each call of
+// Add or AddTime counts its attributes once, even if it adds several samples.
 func (b *Builder) Dropped() uint64 { return b.dropped }
 
 func newProfileID() []byte {
@@ -194,11 +195,11 @@ func newProfileID() []byte {
 	return id
 }
 
-// Data returns a profile for each resource with all samples so far. The resource with the most samples comes
-// first, and samples are in the order of their first occurrence. end is the end of the recording. Clock
-// differences may cause samples before the start or after the end; these widen the range of the profile. Adding
-// more samples later does not change the returned data. The dictionary's messages are shared between calls and
-// must not be changed.
+// Data returns a profile for each resource, with all samples added so far. The resource with the most samples
+// comes first, and samples are in the order of their first occurrence. end is the end of the recording. If
+// clocks differ, a sample may precede the start or follow the end; the range of the profile then includes its
+// time as well. Samples added later do not change the returned data. The messages in the dictionary are shared
+// between calls and must not be changed.
 func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 	start, limit := b.options.Start.UnixNano(), end.UnixNano()
 	if b.first != 0 {

@@ -20,7 +20,6 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
-// onlyProfile returns the only profile of data.
 func onlyProfile(t *testing.T, data *profilespb.ProfilesData) *profilespb.Profile {
 	t.Helper()
 	require.Len(t, data.GetResourceProfiles(), 1)
@@ -38,9 +37,9 @@ func attributes(d *profilespb.ProfilesDictionary, indices []int32) map[string]st
 	return found
 }
 
-// TestForgottenLocations adds equal locations with different pointers. Package symbols creates such locations
-// when it evicts one and later looks up the same address.
-func TestForgottenLocations(t *testing.T) {
+// TestEvictedLocations checks that equal locations get one entry even if their pointers differ. Package
+// symbols returns a new pointer if it has evicted the location in the meantime.
+func TestEvictedLocations(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	for range 2 {
 		addSamples(t, b)
@@ -52,20 +51,20 @@ func TestForgottenLocations(t *testing.T) {
 	assert.Equal(t, 2*total(once), total(data))
 }
 
-// total returns the number of timestamps in data.
+// total returns the number of samples in data.
 func total(data *profilespb.ProfilesData) int {
 	return int(Samples(data))
 }
 
-// TestEmpty checks a profile without samples.
+// TestEmpty checks that a recording without samples yields valid data without profiles.
 func TestEmpty(t *testing.T) {
 	data := New(Options{Start: start, Frequency: frequency}).Data(start.Add(duration))
 	require.NoError(t, Check(data))
 	assert.Empty(t, data.GetResourceProfiles())
 }
 
-// TestDataAgain checks that samples added after Data do not change its result.
-func TestDataAgain(t *testing.T) {
+// TestDataIsSnapshot checks that samples added after a call of Data do not change the returned data.
+func TestDataIsSnapshot(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	addSamples(t, b)
 	data := b.Data(start.Add(duration))
@@ -86,8 +85,8 @@ func TestDataAgain(t *testing.T) {
 	assert.True(t, proto.Equal(before, data), "times are sorted in a copy")
 }
 
-// TestRange checks that samples from before the start and after the end of the recording widen the range of
-// the profile.
+// TestRange checks that the range of a profile also includes samples from before the start and after the end
+// of the recording.
 func TestRange(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	b.Add(mustResource(t), nil, [16]byte{}, [8]byte{}, nil, start.Add(-time.Second), start.Add(duration))
@@ -98,7 +97,7 @@ func TestRange(t *testing.T) {
 	assert.EqualValues(t, duration+time.Second+1, p.GetDurationNano())
 }
 
-// TestOrder checks that resources are ordered by their number of samples, the largest first.
+// TestOrder checks that the resource with the most samples comes first.
 func TestOrder(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	for n, service := range []string{"few", "most", "many"} {
@@ -114,8 +113,8 @@ func TestOrder(t *testing.T) {
 	assert.Equal(t, []string{"most", "many", "few"}, got)
 }
 
-// TestOdd adds samples with invalid or empty parts.
-func TestOdd(t *testing.T) {
+// TestInvalidInput checks that profiles are valid even if samples have invalid or empty parts.
+func TestInvalidInput(t *testing.T) {
 	b := New(Options{Start: start})
 	resource, dropped := NewResource([]*commonpb.KeyValue{StringAttribute("k", "1"), StringAttribute("a", ""), StringAttribute("k", "2")}, "\xff")
 	assert.Zero(t, dropped)
@@ -141,8 +140,9 @@ func TestOdd(t *testing.T) {
 	assert.Equal(t, map[string]string{"k": "2", "�": ""}, attributes(data.GetDictionary(), s.GetAttributeIndices()))
 }
 
-// TestNoRoom checks that a builder keeps all samples, but drops further names and attributes, once it is full.
-func TestNoRoom(t *testing.T) {
+// TestFullDictionary checks that a builder whose text has reached maxText drops new names and attributes but
+// no samples.
+func TestFullDictionary(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	b.dictionary.text = maxText - 1000
 	for i := range 100 {
@@ -165,7 +165,7 @@ func TestNoRoom(t *testing.T) {
 	assert.Empty(t, locations[100].GetLines())
 }
 
-// collect returns all parts of a split.
+// collect returns all parts and errors that Split yields.
 func collect(data *profilespb.ProfilesData, limit int) (parts []*profilespb.ProfilesData, err error) {
 	for part, failed := range Split(data, limit) {
 		if failed == nil {
@@ -221,7 +221,7 @@ func TestSplit(t *testing.T) {
 	_, err = collect(data, 300)
 	require.Error(t, err)
 
-	// A single sample with many timestamps is divided, so each part has one profile.
+	// One sample with many timestamps is divided. Each part contains a profile with some of them.
 	b := New(Options{Start: start, Frequency: frequency})
 	for i := range 1000 {
 		b.Add(mustResource(t), nil, linkA.traceID, linkA.spanID, nil, start.Add(time.Duration(i)))
@@ -236,7 +236,7 @@ func TestSplit(t *testing.T) {
 	assert.Greater(t, len(parts), 2)
 	assert.Len(t, ids, len(parts))
 
-	// Samples of wall-clock time have no timestamps.
+	// Samples of wall-clock time have no timestamps, so each goes to one part as a whole.
 	b = New(Options{Start: start, Frequency: frequency, Wall: true})
 	for i := range 1000 {
 		b.AddTime(mustResource(t), nil, [16]byte{1}, [8]byte{byte(i), byte(i >> 8), 1}, nil, time.Duration(i+1))
@@ -254,9 +254,9 @@ func TestSplit(t *testing.T) {
 	assert.EqualValues(t, 1000*1001/2, sum)
 }
 
-// TestLongKeysAreHeldOnce checks that each attribute key takes up memory only once, no matter how many values
-// it has.
-func TestLongKeysAreHeldOnce(t *testing.T) {
+// TestAttributeKeysAreShared checks that a long attribute key counts towards maxText only once, no matter how
+// many values it has.
+func TestAttributeKeysAreShared(t *testing.T) {
 	d := newDictionary()
 	const values = 1000
 	key := strings.Repeat("k", maxForeignText)

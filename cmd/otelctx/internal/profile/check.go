@@ -24,27 +24,27 @@ import (
 )
 
 // Check returns an error that lists the problems in data, up to a limit. It checks the rules of the format (MUST
-// and SHOULD in profiles.proto v0.4.0), and the additional guarantees of this package for data made by a
-// [Builder]. data need not be trusted.
+// and SHOULD in profiles.proto v0.4.0) and what this package guarantees in addition for data made by a
+// [Builder]. data may come from an untrusted source.
 //
-// The rules of the format: Index 0 of each table is the zero value, and indices are within their table.
-// Tables have neither duplicates nor unused entries. Keys of attributes are unique, and ids have the right
-// length. The timestamps of a sample are within the profile's range, and no two samples have the same
-// identity. original_payload comes with its format. These include all rules of profcheck, the checker of
-// OpenTelemetry's profiling group.
+// The rules of the format: Entry 0 of each table is the zero value, and all indices are valid. Tables have
+// neither duplicates nor unused entries. Attribute keys are unique, and ids have the right length. The
+// timestamps of a sample are within the profile's range, and no two samples of a profile have the same identity.
+// original_payload and original_payload_format are set together or not at all. Check covers all rules of
+// profcheck, the checker of OpenTelemetry's profiling group.
 //
-// The guarantees: Entry 0 of the links is the empty message, and a link refers to a valid span or is index
-// 0. There is one profile for each resource and kind of time, with a unique id. Samples of CPU time are
-// counts with a period; they have timestamps and no values. Samples of wall-clock time have one value and no
-// timestamps. Unknown frames have no lines, and addresses are within their mapping. Attributes do not refer
-// to strings of the dictionary where they could. original_payload is unset.
+// The guarantees: Link 0 is the empty message, and all other links have nonzero ids. Each resource has one
+// profile for CPU time or wall-clock time, or one for each, with a unique id. Samples of CPU time are counts
+// with a period; they have timestamps and no values. Samples of wall-clock time have one value and no
+// timestamps. Frames in unknown functions have no lines, and addresses are within their mapping. Attribute
+// values, and the keys of resource attributes, are not indices of the string table. original_payload is unset.
 func Check(data *profilespb.ProfilesData) error {
 	return errors.Join(check(data, true)...)
 }
 
-// CheckFormat returns an error for each violation of the format, up to a limit. It checks only the rules that
-// profiles.proto v0.4.0 has for every writer, whether required or recommended. Each error names the position and
-// the rule. data need not be trusted.
+// CheckFormat returns an error for each violation of the format, up to a limit. Unlike [Check], it checks only
+// the rules of profiles.proto v0.4.0 (MUST and SHOULD), which apply to every writer. Each error names the
+// position and the rule. data may come from an untrusted source.
 func CheckFormat(data *profilespb.ProfilesData) []error { return check(data, false) }
 
 func check(data *profilespb.ProfilesData, promises bool) []error {
@@ -57,8 +57,8 @@ func check(data *profilespb.ProfilesData, promises bool) []error {
 	return c.errs
 }
 
-// CheckFile is [CheckFormat] for a file of OTLP profiles whose name ends with ext: .otlp (protobuf), .json,
-// or .jsonl with one message per line. The error is returned if the file cannot be decoded.
+// CheckFile is [CheckFormat] for a file of OTLP profiles whose name ends with ext: .otlp (protobuf), .json, or
+// .jsonl with one message per line. It returns an error if the file cannot be decoded.
 func CheckFile(ext string, content []byte) ([]error, error) {
 	messages := [][]byte{content}
 	decode := func(b []byte, data *profilespb.ProfilesData) error { return proto.Unmarshal(b, data) }
@@ -90,9 +90,9 @@ func CheckFile(ext string, content []byte) ([]error, error) {
 	return problems, nil
 }
 
-// unmarshalJSON decodes OTLP's JSON, which differs from protobuf's JSON in that ids are hexadecimal. Package
-// protojson decodes the hexadecimal digits as base64, so unmarshalJSON encodes the result as base64 to get the
-// digits back.
+// unmarshalJSON decodes OTLP's JSON encoding. It differs from protobuf's in that ids are hexadecimal instead of
+// base64. Package protojson decodes their digits as base64, so unmarshalJSON encodes the result as base64 to get
+// the digits back.
 func unmarshalJSON(b []byte, data *profilespb.ProfilesData) error {
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(b, data); err != nil {
 		return err
@@ -116,14 +116,14 @@ func unmarshalJSON(b []byte, data *profilespb.ProfilesData) error {
 	return failed
 }
 
-// maxProblems is the maximum number of problems that are returned.
+// maxProblems is the maximum number of problems that Check, CheckFormat and CheckFile return.
 const maxProblems = 100
 
-// checker collects problems.
+// checker checks one message and collects the problems.
 type checker struct {
 	dictionary *profilespb.ProfilesDictionary
 	used       usage
-	// promises enables the checks of this package's additional guarantees.
+	// promises is set to check this package's additional guarantees, too.
 	promises bool
 	errs     []error
 }
@@ -137,14 +137,15 @@ func (c *checker) problem(format string, args ...any) {
 	}
 }
 
-// promise reports a violation of this package's additional guarantees.
+// promise records a violation of this package's additional guarantees, if these are checked.
 func (c *checker) promise(format string, args ...any) {
 	if c.promises {
 		c.problem(format, args...)
 	}
 }
 
-// inside reports whether index is within a table of len(used) entries, and reports a problem if not.
+// inside reports whether index is valid in a table with len(used) entries. If it is not, inside records a
+// problem.
 func (c *checker) inside(used []bool, index int32, what string, args ...any) bool {
 	if index < 0 || int(index) >= len(used) {
 		c.problem("%s: index %d of %d", fmt.Sprintf(what, args...), index, len(used))
@@ -153,8 +154,8 @@ func (c *checker) inside(used []bool, index int32, what string, args ...any) boo
 	return true
 }
 
-// tables checks the dictionary by itself: zero values, indices and duplicates. Entries that differ only in the
-// order of their attributes count as duplicates.
+// tables checks each table of the dictionary: Entry 0 must be the zero value, indices must be valid, and there
+// must be no duplicates. Entries that differ only in the order of their attributes count as duplicates.
 func (c *checker) tables() {
 	d := c.dictionary
 	if d == nil {
@@ -208,7 +209,8 @@ func checkTable[T any](c *checker, name string, table []T, zero func(T) bool, ke
 	}
 }
 
-// zeroLink reports whether a link is the zero value. The format allows both the empty message and ids of zeros.
+// zeroLink reports whether l may be link 0. The format allows the empty message and ids that consist of zeros;
+// this package guarantees the empty message.
 func (c *checker) zeroLink(l *profilespb.Link) bool {
 	return zeroMessage(l) || !c.promises && len(l.GetTraceId()) == 16 && len(l.GetSpanId()) == 8 && allZero(l.GetTraceId()) && allZero(l.GetSpanId())
 }
@@ -219,15 +221,15 @@ func allZero(b []byte) bool {
 	return !slices.ContainsFunc(b, func(x byte) bool { return x != 0 })
 }
 
-// encode returns equal strings for equal messages. Messages with invalid UTF-8 cannot be encoded; other checks
-// report them.
+// encode returns a string that is the same for equal messages. For a message with invalid UTF-8, which cannot be
+// encoded, the string is meaningless; other checks report the text.
 func encode[T proto.Message](m T) string {
 	b, _ := marshal.Marshal(m)
 	return string(b)
 }
 
-// The checks of single entries look only at the indices in the entry itself, so that they work even if other
-// entries are wrong.
+// The following methods check one entry of a table. They follow the indices in the entry, but not the indices in
+// the entries that it refers to, because these may be invalid.
 
 func (c *checker) string(name, s string) {
 	if !utf8.ValidString(s) {
@@ -316,7 +318,8 @@ func (c *checker) value(name string, v *commonpb.AnyValue) {
 	}
 }
 
-// keyValues checks attributes that are not in the dictionary.
+// keyValues checks attributes that are not entries of the attribute table: those of resources and scopes, and
+// nested ones.
 func (c *checker) keyValues(name string, attributes []*commonpb.KeyValue) {
 	seen := map[string]bool{}
 	for _, a := range attributes {
@@ -335,7 +338,7 @@ func (c *checker) keyValues(name string, attributes []*commonpb.KeyValue) {
 	}
 }
 
-// attributeIndices checks references to attributes of the dictionary.
+// attributeIndices checks indices of the attribute table.
 func (c *checker) attributeIndices(name string, indices []int32) {
 	seen := map[int32]bool{}
 	for _, i := range indices {
@@ -357,7 +360,7 @@ func (c *checker) attributeIndices(name string, indices []int32) {
 	}
 }
 
-// wellKnown checks attributes with specified values.
+// wellKnown checks the value of an attribute whose key stands for a frame type or a build id.
 func (c *checker) wellKnown(name, key string, v *commonpb.AnyValue) {
 	switch key {
 	case string(semconv.ProfileFrameTypeKey):
@@ -405,7 +408,7 @@ func (c *checker) profiles(resources []*profilespb.ResourceProfiles) {
 	}
 }
 
-// profile checks a profile, and returns its kind of time.
+// profile checks a profile, and returns what it measures: TypeCPU or TypeWall.
 func (c *checker) profile(name string, p *profilespb.Profile) (kind string) {
 	if len(p.GetProfileId()) != profileIDSize || allZero(p.GetProfileId()) {
 		c.problem("%s: profile id %x is not valid", name, p.GetProfileId())
@@ -493,8 +496,8 @@ func identity(s *profilespb.Sample) string {
 	return string(key)
 }
 
-// The use functions mark dictionary entries as used, and follow the indices in each entry once. All indices have
-// been checked to be within their tables.
+// The use methods mark an entry of the dictionary as used, along with all entries that it refers to. The indices
+// in the entries are valid, because the method tables has checked them.
 
 func (c *checker) useStack(i int32) {
 	if c.used.stacks[i] {

@@ -25,7 +25,7 @@ type parts struct {
 	sample     *profilespb.Sample // with a link and attributes
 }
 
-// These methods return the entries that mutations change, such as the first nonzero entry of a table.
+// These methods return the table entries that the mutations change.
 func (p parts) mapping() *profilespb.Mapping   { return p.dictionary.GetMappingTable()[1] }
 func (p parts) location() *profilespb.Location { return p.dictionary.GetLocationTable()[1] }
 func (p parts) function() *profilespb.Function { return p.dictionary.GetFunctionTable()[1] }
@@ -52,8 +52,9 @@ func partsOf(t *testing.T, data *profilespb.ProfilesData) parts {
 // far is an index outside all tables.
 const far = 1 << 20
 
-// TestCheckChangesNothing checks that Check does not modify data whose attributes it has to sort for comparison.
-func TestCheckChangesNothing(t *testing.T) {
+// TestCheckIsReadOnly checks that Check does not modify data, even if it has to sort attributes to find
+// duplicates.
+func TestCheckIsReadOnly(t *testing.T) {
 	data := record(t)
 	data.GetDictionary().GetMappingTable()[1].AttributeIndices = []int32{2, 1}
 	before := proto.CloneOf(data)
@@ -61,15 +62,16 @@ func TestCheckChangesNothing(t *testing.T) {
 	assert.True(t, proto.Equal(before, data))
 }
 
-// promises lists the test cases that violate this package's guarantees but not the format.
+// promises lists the test cases that break only a guarantee of this package, not a rule of the format.
 var promises = map[string]bool{
 	"zero link": true, "trace id is valid": true, "span id is valid": true, "line of a function": true, "function's name is set": true,
-	"attribute's value is none of strings": true, "resource's keys are none of strings": true, "frame type is known": true,
+	"attribute's value is not a string index": true, "resource's keys are not string indices": true, "frame type is known": true,
 	"one profile for a resource": true, "one scope": true, "one profile": true, "no payload": true,
 	"sample type is samples": true, "sample type is set": true, "period type is cpu": true, "values instead of times": true,
 }
 
-// TestCheck violates each rule in a valid recording. The message must name the rule.
+// TestCheck checks that Check reports each kind of problem. Each case introduces one problem into a valid
+// recording.
 func TestCheck(t *testing.T) {
 	good := record(t)
 	for _, m := range []struct {
@@ -148,10 +150,10 @@ func TestCheck(t *testing.T) {
 		{"line's number", "place", func(p parts) { p.location().Lines[0].Line = -1 }},
 		{"function's name is set", "has no name", func(p parts) { p.function().NameStrindex = 0 }},
 		{"function's start", "starts in line", func(p parts) { p.function().StartLine = -1 }},
-		{"stack without none", "which stands for none", func(p parts) { p.stack().LocationIndices[0] = 0 }},
-		{"attribute without none", "which stands for none", func(p parts) { p.sample.AttributeIndices[0] = 0 }},
+		{"stack does not use location 0", "which stands for none", func(p parts) { p.stack().LocationIndices[0] = 0 }},
+		{"sample does not use attribute 0", "which stands for none", func(p parts) { p.sample.AttributeIndices[0] = 0 }},
 		{"attribute's key is set", "has no key", func(p parts) { p.attribute().KeyStrindex = 0 }},
-		{"attribute's value is none of strings", "refers to string", func(p parts) {
+		{"attribute's value is not a string index", "refers to string", func(p parts) {
 			p.attribute().Value = &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValueStrindex{StringValueStrindex: 1}}
 		}},
 		{"keys are unique", "twice", func(p parts) {
@@ -169,7 +171,7 @@ func TestCheck(t *testing.T) {
 			p.resource.Resource.Attributes = append(p.resource.Resource.Attributes, p.resource.GetResource().GetAttributes()[0])
 		}},
 		{"resource's keys are set", `key ""`, func(p parts) { p.resource.Resource.Attributes[0].Key = "" }},
-		{"resource's keys are none of strings", "refers to string", func(p parts) { p.resource.Resource.Attributes[0].KeyStrindex = 1 }},
+		{"resource's keys are not string indices", "refers to string", func(p parts) { p.resource.Resource.Attributes[0].KeyStrindex = 1 }},
 		{"one profile for a resource", "another profile of the same resource", func(p parts) {
 			p.data.ResourceProfiles[1].Resource = p.resource.GetResource()
 		}},
@@ -227,7 +229,7 @@ func setString(v *commonpb.AnyValue, s string) {
 	v.Value = &commonpb.AnyValue_StringValue{StringValue: s}
 }
 
-// TestCheckHostile checks messages decoded from arbitrary bytes.
+// TestCheckHostile checks that Check reports incomplete messages and does not crash.
 func TestCheckHostile(t *testing.T) {
 	require.Error(t, Check(nil))
 	require.Error(t, Check(&profilespb.ProfilesData{}))
@@ -237,8 +239,8 @@ func TestCheckHostile(t *testing.T) {
 	}))
 }
 
-// FuzzCheck decodes arbitrary messages. Check must not crash, and Split must work for messages that Check
-// accepts.
+// FuzzCheck checks that Check does not crash for any message, and that Split yields valid parts of every
+// message that Check accepts.
 func FuzzCheck(f *testing.F) {
 	for _, data := range []*profilespb.ProfilesData{fixed(f).Data(start.Add(duration)), record(f)} {
 		encoded, err := proto.Marshal(data)

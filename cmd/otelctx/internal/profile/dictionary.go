@@ -16,15 +16,18 @@ import (
 )
 
 const (
-	// maxCachedLocations is the maximum number of locations cached by pointer. Others are found by content.
+	// maxCachedLocations is the maximum size of byPointer. Locations that are not in it are looked up by
+	// content.
 	maxCachedLocations = 1 << 17
-	// maxText is the maximum number of bytes in strings and attributes, which come from processes and their
-	// files. Beyond it, new attributes are dropped and new functions become unknown.
+	// maxText is the maximum total size of strings and attribute values in bytes. They come from other processes
+	// and their files. When it is reached, new attributes are dropped, and new locations and mappings are added
+	// without names.
 	maxText = 64 << 20
 )
 
-// dictionary holds the tables that profiles refer to. Its methods return the index of an entry and add the entry
-// on first use, so the caller must use the index. Index 0 of each table is the zero value.
+// dictionary holds the tables that profiles refer to. The methods that return the index of an entry add the
+// entry on first use, so the caller must put the index into the profile: the format allows no unused entries.
+// Entry 0 of each table is the zero value.
 type dictionary struct {
 	tables profilespb.ProfilesDictionary
 
@@ -37,11 +40,12 @@ type dictionary struct {
 	links      map[linkKey]int32
 	attributes map[attributeKey]int32
 
-	// attributeSets lists the sets of attributes by number. Set 0 is empty.
+	// attributeSets holds each set of attributes as a sorted list of indices. A set's number is its position;
+	// set 0 is empty.
 	attributeSets [][]int32
 	setNumbers    map[string]int32
 
-	text int // bytes in strings and attributes
+	text int // bytes counted towards maxText
 
 	key     []byte // scratch space
 	inner   []byte // scratch space for parts of a key
@@ -58,8 +62,9 @@ type linkKey struct {
 	spanID  [8]byte
 }
 
-// attributeKey is an attribute's key and encoded value. They are separate strings so that attributes with the
-// same key share it: a process has few keys, which may be long, but many values.
+// attributeKey identifies an attribute by its key and encoded value. With two separate strings, attributes that
+// have the same key share the memory for it. This matters because a process may use long keys, each with many
+// values.
 type attributeKey struct{ key, value string }
 
 func newDictionary() *dictionary {
@@ -81,8 +86,8 @@ func newDictionary() *dictionary {
 	d.tables.MappingTable = []*profilespb.Mapping{{}}
 	d.tables.LocationTable = []*profilespb.Location{{}}
 	d.tables.StackTable = []*profilespb.Stack{{}}
-	// The format prefers ids of zeros for the zero link. However, Parca and the profiling group's profcheck
-	// accept only the empty message, which the eBPF profiler writes, too.
+	// For link 0 the format prefers ids that consist of zeros. However, Parca and profcheck accept only the
+	// empty message, and the OpenTelemetry eBPF profiler writes the empty message, too.
 	d.tables.LinkTable = []*profilespb.Link{{}}
 	d.tables.AttributeTable = []*profilespb.KeyValueAndUnit{{}}
 	return d
@@ -107,10 +112,10 @@ func add[T any](table *[]T, value T) int32 {
 	return int32(len(*table) - 1)
 }
 
-// room reports whether new strings and attributes of size bytes fit.
+// room reports whether size more bytes of text fit within maxText.
 func (d *dictionary) room(size int) bool { return d.text+size <= maxText }
 
-// string returns the index of s. It first makes s valid, because names come from untrusted files.
+// string returns the index of s. It first sanitizes s with validText, because names come from untrusted files.
 func (d *dictionary) string(s string) int32 {
 	if i, ok := d.strings[s]; ok {
 		return i
@@ -130,7 +135,7 @@ func (d *dictionary) valueType(name, unit string) *profilespb.ValueType {
 	return &profilespb.ValueType{TypeStrindex: d.string(name), UnitStrindex: d.string(unit)}
 }
 
-// stack returns the index of a stack. It omits locations without any content, not even an address.
+// stack returns the index of a stack. It omits locations that have no content, not even an address.
 func (d *dictionary) stack(stack []*symbols.Location) int32 {
 	d.key = d.key[:0]
 	for _, l := range stack {
@@ -150,7 +155,7 @@ func (d *dictionary) stack(stack []*symbols.Location) int32 {
 	return i
 }
 
-// location returns the index of a location. It must not use the scratch space, which its caller stack uses.
+// location returns the index of a location. It must not use d.key, because its caller, the method stack, does.
 func (d *dictionary) location(l *symbols.Location) int32 {
 	if i, ok := d.byPointer[l]; ok {
 		return i
@@ -172,8 +177,8 @@ func (d *dictionary) location(l *symbols.Location) int32 {
 	return i
 }
 
-// locationByContent returns the index of a location with the content of m, or 0 if m has no content. The lookup
-// by content is needed because package symbols may evict a location and create it again.
+// locationByContent returns the index of the location with the content of m, or 0 if m has no content. A lookup
+// by pointer does not suffice, because package symbols may evict a location and later create an equal one.
 func (d *dictionary) locationByContent(m *profilespb.Location) int32 {
 	if m.GetMappingIndex() == 0 && m.GetAddress() == 0 && len(m.GetLines()) == 0 && len(m.GetAttributeIndices()) == 0 {
 		return 0
@@ -196,8 +201,8 @@ func (d *dictionary) locationByContent(m *profilespb.Location) int32 {
 	return i
 }
 
-// canName reports whether all lines have names and there is room for all of them. If only some lines were named,
-// the chain of inlined calls would have gaps.
+// canName reports whether all lines have function names, and there is room for all of these. A location gets
+// either all of its names or none, because otherwise the chain of inlined calls would have gaps.
 func (d *dictionary) canName(lines []symbols.Line) bool {
 	size := 0
 	for _, line := range lines {
@@ -251,7 +256,7 @@ func (d *dictionary) mapping(raw *symbols.Mapping) int32 {
 	return i
 }
 
-// link returns the index of a link, or 0 if one of its ids is invalid.
+// link returns the index of a link, or 0 if one of its ids is zero.
 func (d *dictionary) link(key linkKey) int32 {
 	if key.traceID == [16]byte{} || key.spanID == [8]byte{} {
 		return 0
@@ -264,7 +269,7 @@ func (d *dictionary) link(key linkKey) int32 {
 	return i
 }
 
-// attributeSet returns the number of a set of attributes. The attributes must be valid and sorted by key.
+// attributeSet returns the number of a set of attributes, which must be a result of validAttributes.
 func (d *dictionary) attributeSet(attributes []*commonpb.KeyValue) int32 {
 	if len(attributes) == 0 {
 		return 0
@@ -313,7 +318,8 @@ func (d *dictionary) attribute(a *commonpb.KeyValue) int32 {
 	return i
 }
 
-// StringAttribute returns a string attribute. It makes the value valid UTF-8.
+// StringAttribute returns a string attribute. It replaces invalid UTF-8 and control characters in the value, and
+// cuts a long value.
 func StringAttribute(key, value string) *commonpb.KeyValue {
 	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{
 		Value: &commonpb.AnyValue_StringValue{StringValue: validText(value)},

@@ -14,7 +14,8 @@ import (
 )
 
 // The functions in this file sanitize all data from other processes and their files before it enters profiles.
-// They make text valid and drop data that profiles cannot represent. All tables are keyed by sanitized data.
+// They make text valid and drop data that profiles cannot represent. Dictionaries look up entries by their
+// sanitized content.
 
 const (
 	// maxForeignText is the maximum size of a text in bytes. Longer texts are cut.
@@ -55,9 +56,9 @@ func validMapping(m symbols.Mapping) symbols.Mapping {
 	return m
 }
 
-// validAttributes returns the attributes that profiles can represent, sorted by key, with only the last
-// attribute of each key. It also returns the number of attributes that it dropped. It drops attributes that refer
-// to a dictionary of strings, because the dictionary is the sender's.
+// validAttributes returns the attributes that profiles can represent, sorted by key, with only the last attribute
+// of each key. It also returns the number of attributes that it dropped. It drops attributes whose key or value
+// is an index of a string table, because that table is not available here.
 func validAttributes(attributes []*commonpb.KeyValue, depth int) (valid []*commonpb.KeyValue, dropped int) {
 	if len(attributes) > maxForeignAttributes {
 		dropped = len(attributes) - maxForeignAttributes
@@ -75,7 +76,7 @@ func validAttributes(attributes []*commonpb.KeyValue, depth int) (valid []*commo
 	return unique(valid), dropped
 }
 
-// validValue returns a value that profiles can represent, or false.
+// validValue returns a sanitized copy of value, or false if profiles cannot represent value.
 func validValue(value *commonpb.AnyValue, depth int) (*commonpb.AnyValue, bool) {
 	if depth == maxDepth {
 		return nil, false

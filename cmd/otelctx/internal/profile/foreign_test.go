@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
-// hostileAttributes returns attributes of which profiles can represent only the first.
+// hostileAttributes returns several attributes. Profiles can represent only the first.
 func hostileAttributes() []*commonpb.KeyValue {
 	text := func(s string) *commonpb.AnyValue {
 		return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: s}}
@@ -40,7 +40,8 @@ func hostileAttributes() []*commonpb.KeyValue {
 	}
 }
 
-// TestForeign checks that profiles are valid no matter what a process publishes and what its files are called.
+// TestForeign checks that profiles are valid no matter what attributes a process publishes and what names its
+// files and functions have.
 func TestForeign(t *testing.T) {
 	resource, dropped := NewResource(hostileAttributes(), "\xff")
 	assert.Equal(t, len(hostileAttributes())-1, dropped)

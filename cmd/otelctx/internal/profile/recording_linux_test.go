@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// Parameters of the tests' recording.
+// Parameters of the recording that the tests use.
 const (
 	frequency = 99
 	duration  = 10 * time.Second
@@ -35,11 +35,11 @@ var start = time.Unix(1700000000, 123456789)
 // Spans of the recording.
 var (
 	linkA = linkKey{traceID: [16]byte{0x0a, 15: 1}, spanID: [8]byte{0x0b, 7: 2}}
-	linkB = linkKey{traceID: [16]byte{0x0a, 15: 1}, spanID: [8]byte{0x12, 0x34, 0x56, 0x78, 0x90, 0xab, 0xcd, 0xef}} // pprof's tool parses it as a number with a unit
+	linkB = linkKey{traceID: [16]byte{0x0a, 15: 1}, spanID: [8]byte{0x12, 0x34, 0x56, 0x78, 0x90, 0xab, 0xcd, 0xef}} // go tool pprof would parse this id as a number with a unit
 )
 
-// stacks returns stacks of this test process with functions of the standard library, inlined calls and one
-// unknown address.
+// stacks returns stacks of this test process. They contain functions of the standard library, inlined
+// calls and one unknown address.
 func stacks(t testing.TB) [][]*symbols.Location {
 	t.Helper()
 	files := symbols.NewFiles()
@@ -97,7 +97,7 @@ func record(t testing.TB) *profilespb.ProfilesData {
 	return data
 }
 
-// addSamples adds 64 samples of each of two processes.
+// addSamples adds 64 samples for each of two processes.
 func addSamples(t testing.TB, b *Builder) {
 	t.Helper()
 	shop := mustResource(t, StringAttribute("service.name", "shop"), IntAttribute("process.pid", 7))
@@ -148,7 +148,7 @@ func fixed(t testing.TB) *Builder {
 	return b
 }
 
-// TestGolden compares a recording with a reviewed file. Package export compares its conversions.
+// TestGolden compares a recording with the reviewed file testdata/data.json.
 func TestGolden(t *testing.T) {
 	data := fixed(t).Data(start.Add(duration))
 	require.NoError(t, Check(data))

@@ -12,11 +12,12 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Split divides data, made by a [Builder], into parts that encode to at most limit bytes of protobuf. Each part
-// is complete: its dictionary has the entries that its samples use, and its profiles have new ids. If data is
-// small enough, Split yields only data itself. It divides a sample that is too large by time. If a large sample
-// cannot be divided, Split yields an error for it, and the parts contain all other samples. Parts are made on
-// demand and not retained, because together they may take more memory than data.
+// Split divides data, which a [Builder] must have made, into parts that take at most limit bytes as protobuf.
+// Each part is complete: its dictionary has the entries that its samples use, and its profiles have new ids. If
+// data is small enough, Split yields only data itself. A sample that is too large for one part is divided by its
+// timestamps. If it is too large even with a single timestamp, Split yields an error in its place and continues
+// with the other samples. Parts are made on demand and not retained, because together they may take more memory
+// than data.
 func Split(data *profilespb.ProfilesData, limit int) iter.Seq2[*profilespb.ProfilesData, error] {
 	return func(yield func(*profilespb.ProfilesData, error) bool) { split(data, limit, yield) }
 }
@@ -39,7 +40,7 @@ func split(data *profilespb.ProfilesData, limit int, yield func(*profilespb.Prof
 	return true
 }
 
-// Samples returns the number of samples in data, which a [Builder] has made.
+// Samples returns the number of samples in data, which a [Builder] must have made.
 func Samples(data *profilespb.ProfilesData) (n uint64) {
 	for _, p := range Each(data) {
 		for _, s := range p.GetSamples() {
@@ -67,8 +68,8 @@ func Each(data *profilespb.ProfilesData) iter.Seq2[*resourcepb.Resource, *profil
 	}
 }
 
-// extract returns data with only the samples numbered first to limit-1, and only the dictionary entries that they
-// need. Samples are counted as [Samples] does.
+// extract returns the samples of data from number first up to, but not including, number limit, with the
+// dictionary entries that they need. Samples are numbered from 0 in the way [Samples] counts them.
 func extract(data *profilespb.ProfilesData, first, limit int) *profilespb.ProfilesData {
 	e := extractor{from: data.GetDictionary(), to: newDictionary()}
 	result := &profilespb.ProfilesData{}
@@ -117,16 +118,17 @@ func extract(data *profilespb.ProfilesData, first, limit int) *profilespb.Profil
 	return result
 }
 
-// extractor copies entries from one dictionary, which has no duplicates, to another on demand.
+// extractor copies entries on demand from one dictionary to another. The first dictionary must not have
+// duplicates.
 type extractor struct {
 	from *profilespb.ProfilesDictionary
 	to   *dictionary
-	// New indices by old index.
+	// These map indices in from to indices in to.
 	mappings, locations, functions, links, stacks, attributeTable map[int32]int32
 }
 
-// copyEntry returns the new index of the entry with index i. On the first call for i it adds the entry made
-// by copyOf to table.
+// copyEntry returns the new index of the entry that had index i. On the first call for i, it calls copyOf to
+// make the new entry and adds it to table.
 func copyEntry[T any](indices *map[int32]int32, i int32, table *[]T, copyOf func() T) int32 {
 	if i == 0 {
 		return 0
@@ -148,7 +150,8 @@ func (e *extractor) valueType(t *profilespb.ValueType) *profilespb.ValueType {
 	return &profilespb.ValueType{TypeStrindex: e.string(t.GetTypeStrindex()), UnitStrindex: e.string(t.GetUnitStrindex())}
 }
 
-// sample returns s with its timestamps, if it has any, from first to before limit.
+// sample returns a copy of s. If s has timestamps, the copy has those from number first up to, but not
+// including, number limit.
 func (e *extractor) sample(s *profilespb.Sample, first, limit int) *profilespb.Sample {
 	times := s.GetTimestampsUnixNano()
 	return &profilespb.Sample{

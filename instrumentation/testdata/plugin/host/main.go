@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command host creates the TracerProvider, and opens the plugin named by its argument. It
-// prints a line when it is working in spans, and continues with each line of its standard input.
+// Command host creates a TracerProvider and opens the plugin named by its argument. After each step
+// it prints a line while it works in a span, and waits for a line on its standard input.
 package main
 
 import (
@@ -32,7 +32,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	// The type assertions below panic only if this program is wrong.
+	// The unchecked type assertions below panic only if the plugin's functions have other types.
 	work, err := guest.Lookup("Work")
 	if err != nil {
 		panic(err)
@@ -61,6 +61,6 @@ func main() {
 	if err := shutdown(ctx); err != nil {
 		panic(err)
 	}
-	wait() // the host's provider still publishes
+	wait() // the host's provider still publishes spans
 	span.End()
 }

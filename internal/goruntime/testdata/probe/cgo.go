@@ -23,7 +23,7 @@ static int onCThread(void) {
 }
 
 #ifndef NO_THREAD_LOCALS
-// C's thread-local variables move g away from the thread pointer.
+// A thread-local variable of C moves g away from the thread pointer.
 static __thread volatile char threadLocal[256];
 
 static void touch(void) { threadLocal[1]++; }

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command probe calibrates, compares the result with public sources, and prints a report. Tests
-// build it in many ways. It exits with 1 if anything is wrong. It reports refused facts, which do not
-// count as wrong.
+// build it in many ways. It exits with status 1 if a fact is wrong. A refused fact is not wrong:
+// the report contains it.
 package main
 
 import (
@@ -27,7 +27,7 @@ import (
 
 type report struct {
 	Version     string
-	Calls       int // reads and writes during calibration, 0 if the kernel does not count them
+	Calls       int // reads and writes during calibration; 0 if the kernel does not count them
 	ThreadsLeft int
 	Threads     int // number of threads on which the checks ran
 	Offsets     map[string]int64
@@ -35,7 +35,7 @@ type report struct {
 	Wrong       []string
 }
 
-// others are further checks, which depend on how the program was built.
+// others are additional checks for some kinds of builds.
 var others []func(*checker)
 
 func main() {
@@ -44,7 +44,7 @@ func main() {
 
 func run(ctx context.Context) {
 	rep := report{Version: runtime.Version(), Offsets: map[string]int64{}, Refused: map[string]string{}}
-	before := calls() // Opening the file here also starts the runtime's poller.
+	before := calls() // opening the file also starts the runtime's poller
 	labels, files, threads := goruntime.Labels(), count("/proc/self/fd"), count("/proc/self/task")
 	restore := func() {}
 	if slices.Contains(os.Args, "nofiles") {
@@ -71,8 +71,8 @@ func run(ctx context.Context) {
 		wg.Go(c.goroutine)
 	}
 	wg.Wait()
-	// All of these goroutines are locked to threads at the same time, the last ones to threads
-	// created for them.
+	// These goroutines are all locked to their threads at the same time, so the runtime must create
+	// threads for the last ones.
 	var locked atomic.Int32
 	all := make(chan struct{})
 	for range 8 {
@@ -113,7 +113,7 @@ func noFiles() (restore func()) {
 	return func() { set(old) }
 }
 
-// calls returns how many reads and writes the process has made.
+// calls returns the number of read and write system calls that the process has made so far.
 func calls() (n int) {
 	text, _ := os.ReadFile("/proc/self/io")
 	for line := range strings.Lines(string(text)) {
@@ -149,8 +149,8 @@ func (c *checker) equal(what string, got, want any) {
 	}
 }
 
-// goroutine checks everything that the calling goroutine can find out about itself, before and
-// after it has moved between threads.
+// goroutine checks all facts about the calling goroutine and its thread, before and after the
+// goroutine has moved to other threads.
 func (c *checker) goroutine() {
 	for range 3 {
 		c.self()
@@ -191,7 +191,7 @@ func (c *checker) labels() {
 	if !c.known(goruntime.LabelList) {
 		return
 	}
-	// The runtime is responsible for inheritance. This checks Labels on a goroutine that never set any.
+	// Check Labels on a goroutine that never set any. The runtime itself makes it inherit them.
 	if list := (*goruntime.LabelMap)(goruntime.Labels()).List; len(list) != 1 || list[0] != (goruntime.Label{Key: "main", Value: "kept"}) {
 		c.equal("inherited labels", fmt.Sprint(list), "main=kept")
 	}

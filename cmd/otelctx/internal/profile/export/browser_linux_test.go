@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// browser is a browser controlled by the Chrome DevTools Protocol over a pipe.
+// browser is a page in a browser that the test controls by the Chrome DevTools Protocol over a pipe.
 type browser struct {
 	t       *testing.T
 	send    *os.File
@@ -75,7 +75,7 @@ func openPage(t *testing.T, path string) *browser {
 			t.Logf("chromium: %s", said.Bytes())
 		}
 	})
-	require.NoError(t, theirs2.Close()) // so that reads end with the process
+	require.NoError(t, theirs2.Close()) // so that reads fail when the browser exits
 	require.NoError(t, receive.SetReadDeadline(time.Now().Add(testenv.Patience)))
 	b := &browser{t: t, send: send, receive: bufio.NewReader(receive)}
 	var target struct {
@@ -94,7 +94,7 @@ func openPage(t *testing.T, path string) *browser {
 	return b
 }
 
-// call calls a method, and returns its result.
+// call calls a method of the protocol, and returns its result.
 func (b *browser) call(method string, params any) json.RawMessage {
 	b.t.Helper()
 	b.calls++
@@ -110,7 +110,7 @@ func (b *browser) call(method string, params any) json.RawMessage {
 	}
 }
 
-// next returns the next answer or event.
+// next returns the next result or event.
 func (b *browser) next() (m message) {
 	b.t.Helper()
 	text, err := b.receive.ReadBytes(0)
@@ -122,7 +122,7 @@ func (b *browser) next() (m message) {
 	return m
 }
 
-// evaluate runs an expression in the page, and returns its value.
+// evaluate runs a JavaScript expression in the page, and returns its value.
 func evaluate[T any](b *browser, expression string) (value T) {
 	b.t.Helper()
 	var result struct {
@@ -138,8 +138,8 @@ func evaluate[T any](b *browser, expression string) (value T) {
 	return value
 }
 
-// TestFlameGraphInBrowser checks searching, zooming and filtering of the graph, and that hostile names of
-// functions, spans and services do no harm.
+// TestFlameGraphInBrowser checks that a graph can be searched, zoomed and filtered, and that a page does
+// not run scripts hidden in the names of functions, spans and services.
 func TestFlameGraphInBrowser(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.html")
 	require.NoError(t, write(path, HTML, requests(t)))
@@ -150,7 +150,7 @@ func TestFlameGraphInBrowser(t *testing.T) {
 		Left, Width, Depth int
 		Found, Around      bool
 	}
-	boxes := func() map[string]box { // by text, with positions and widths in percent of the page
+	boxes := func() map[string]box { // by text; Left and Width are percentages of the page
 		all := evaluate[[]box](b, `[...document.querySelectorAll("#graph div")].map(e => ({
 			Text: e.textContent, Left: Math.round(parseFloat(e.style.left)), Width: Math.round(parseFloat(e.style.width)),
 			Depth: parseInt(e.style.top) / 18, Found: e.classList.contains("found"), Around: e.classList.contains("around") }))`)
@@ -245,12 +245,12 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	assert.Equal(t, everything, boxes())
 
 	assert.Empty(t, b.complaints)
-	// The page's policy must also block scripts that are injected in other ways.
+	// The page's policy must block injected scripts, too.
 	evaluate[bool](b, `(() => { const s = document.createElement("script"); s.textContent = "document.title = 'harmed'";
 		document.body.append(s); return true; })()`)
 	assert.Equal(t, "Flame graph", evaluate[string](b, "document.title"))
 
-	// If there is only one kind of time, the choice is hidden.
+	// The page offers a choice between CPU and wall-clock time only if the recording has both.
 	kinds := `document.getElementById("kinds").hidden`
 	assert.True(t, evaluate[bool](b, kinds))
 	require.NoError(t, write(path, HTML, requests(t), waited(t)))

@@ -22,8 +22,8 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
-// maxRequest is the maximum size of a request in bytes before compression: the default limit of gRPC
-// servers, including collectors, minus some room for the request's frame.
+// maxRequest is the maximum size of an uncompressed request in bytes. gRPC servers, including collectors, accept 4
+// MiB by default; some room is left for the request's frame.
 const maxRequest = 4<<20 - 4<<10
 
 // OTLP requires clients to send the version of the profiles schema in this header of each request, as long as the
@@ -33,34 +33,34 @@ const (
 	schemaVersion       = "1"
 )
 
-// Client sends profiles to a collector by OTLP. It is safe for concurrent use.
+// Client sends profiles to a collector over OTLP. It is safe for concurrent use.
 type Client struct {
 	config     config
 	transport  transport
 	maxRequest int
 }
 
-// transport is a protocol of OTLP.
+// transport implements OTLP/gRPC or OTLP/HTTP.
 type transport interface {
 	// send makes one attempt to send an encoded ExportProfilesServiceRequest. Errors wrap a *failure.
 	send(ctx context.Context, encoded []byte) (*collectorpb.ExportProfilesServiceResponse, error)
 	Close() error
 }
 
-// NewClient returns a client of the collector at endpoint. OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL or
-// OTEL_EXPORTER_OTLP_PROTOCOL select OTLP/gRPC (grpc, the default) or OTLP/HTTP (http/protobuf). If endpoint is
-// empty, OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT is used. If these are also empty, the
-// client uses localhost without TLS, with port 4317 for gRPC or 4318 for HTTP.
+// NewClient returns a client of the collector at endpoint. The variable OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL, or
+// else OTEL_EXPORTER_OTLP_PROTOCOL, selects OTLP/gRPC (grpc, the default) or OTLP/HTTP (http/protobuf). If
+// endpoint is empty, OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT is used. If these are
+// also empty, the client uses localhost without TLS, with port 4317 for gRPC or 4318 for HTTP.
 //
-// For gRPC an endpoint is a gRPC target or a URL. The scheme http means without TLS, https means with TLS, and the
-// path is ignored. For HTTP an endpoint is a URL. NewClient appends /v1development/profiles to
-// OTEL_EXPORTER_OTLP_ENDPOINT, and to the argument if that has no path.
+// For gRPC, endpoints are gRPC targets or URLs. In a URL, the scheme http disables TLS, https enables it, and the
+// path is ignored. For HTTP, endpoints are URLs. NewClient appends /v1development/profiles to
+// OTEL_EXPORTER_OTLP_ENDPOINT, and to the argument endpoint if it has no path.
 //
-// The other variables of the OTLP exporter's specification are always used, each as
-// OTEL_EXPORTER_OTLP_PROFILES_x or else OTEL_EXPORTER_OTLP_x: HEADERS, TIMEOUT (in milliseconds, for all
-// attempts; 10000), COMPRESSION (gzip or none), CERTIFICATE, CLIENT_CERTIFICATE and CLIENT_KEY. INSECURE
-// applies to gRPC endpoints without a scheme. The client connects when it first sends a request, and reconnects
-// after a failure. NewClient fails only if a setting is invalid.
+// The other variables of the OTLP exporter's specification always apply: HEADERS, TIMEOUT (milliseconds for one
+// attempt, 10000 by default), COMPRESSION (gzip or none), CERTIFICATE, CLIENT_CERTIFICATE and CLIENT_KEY. INSECURE
+// applies to gRPC endpoints without a scheme. For each of them, OTEL_EXPORTER_OTLP_PROFILES_x takes precedence
+// over OTEL_EXPORTER_OTLP_x. The client connects when it first sends a request, and reconnects after a failure.
+// NewClient fails only if a setting is invalid.
 func NewClient(endpoint string) (*Client, error) {
 	c, err := newConfig(endpoint, os.Getenv)
 	if err != nil {
@@ -106,11 +106,12 @@ type request struct {
 	samples uint64
 	// number increases with each request.
 	number uint64
-	// answer is the error in the collector's last response to the request.
+	// answer is the error from the collector's last response to this request, or nil if there was no response.
 	answer error
 }
 
-// requests divides data into consecutive requests. It yields an error for samples that cannot be sent.
+// requests yields the requests that together send data. For a sample that is too large to be sent, it yields an
+// error.
 func (c *Client) requests(data *profilespb.ProfilesData) iter.Seq2[request, error] {
 	return func(yield func(request, error) bool) {
 		for part, err := range profile.Split(data, c.maxRequest) {
@@ -163,11 +164,10 @@ func (c *Client) try(ctx context.Context, r *request) (warning string, err error
 	return foreignText(p.GetErrorMessage()), nil
 }
 
-// maxResponse is the maximum size of the headers, and likewise of the body, of a collector's response.
-// maxForeignText is the maximum size of text from a response. Both are in bytes.
+// Limits for a collector's response, in bytes.
 const (
-	maxResponse    = 64 << 10
-	maxForeignText = 1 << 10
+	maxResponse    = 64 << 10 // headers, and likewise the body
+	maxForeignText = 1 << 10  // text for messages
 )
 
 // foreignText returns text from a collector as valid UTF-8, truncated to maxForeignText.
@@ -178,7 +178,7 @@ func foreignText(s string) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// shortError is an error with truncated text. The text may come from a collector and be long.
+// shortError wraps an error and truncates its text, because a collector may have sent a long text.
 type shortError struct {
 	error
 
@@ -190,7 +190,8 @@ func (e *shortError) Unwrap() error { return e.error }
 
 func shortened(err error) error { return &shortError{err, foreignText(err.Error())} }
 
-// failed returns the error for a request that could not be sent. err is the error of the last attempt.
+// failed returns the error to report for a request whose last attempt returned err. The last error from the
+// collector takes precedence over err, for example over a timeout.
 func (c *Client) failed(r request, err error) error {
 	var rejected *RejectedError
 	if err == nil || errors.As(err, &rejected) {
@@ -199,13 +200,12 @@ func (c *Client) failed(r request, err error) error {
 	return fmt.Errorf("export to %s: %w", c.config.redactedTarget(), cmp.Or(r.answer, err))
 }
 
-// failure is the error of an attempt.
+// failure is the error of an attempt to send a request.
 type failure struct {
 	error
 
-	// again is set if another attempt may succeed. after is the pause that the collector asks for, or 0.
-	again bool
-	after time.Duration
+	again bool          // another attempt may succeed
+	after time.Duration // the pause that the collector asks for, or 0
 }
 
 func (f *failure) Unwrap() error { return f.error }

@@ -136,7 +136,7 @@ func (s *server) listenHTTP(t *testing.T, security *tls.Config) string {
 			_, _ = w.Write(content)
 		}
 	}))
-	h.Config.ErrorLog = log.New(io.Discard, "", 0) // errors of clients are expected
+	h.Config.ErrorLog = log.New(io.Discard, "", 0) // Clients are expected to cause errors.
 	t.Cleanup(h.Close)
 	if h.TLS = security; security != nil {
 		h.StartTLS()
@@ -146,7 +146,7 @@ func (s *server) listenHTTP(t *testing.T, security *tls.Config) string {
 	return h.Listener.Addr().String()
 }
 
-// byEachProtocol runs a test with clients and servers of each protocol.
+// byEachProtocol runs a test once with OTLP/gRPC and once with OTLP/HTTP.
 func byEachProtocol(t *testing.T, test func(t *testing.T, listen func(t *testing.T, s *server, security *tls.Config) string)) {
 	t.Helper()
 	for protocol, listen := range map[string]func(*testing.T, *server, *tls.Config) string{
@@ -176,7 +176,8 @@ func client(t *testing.T, endpoint string) *Client {
 	return c
 }
 
-// send sends a recording of one sample to a collector that returns no warnings.
+// send sends a small recording to a collector that must not return warnings. It returns the errors that
+// caused samples to be dropped.
 func send(t *testing.T, endpoint string) error {
 	t.Helper()
 	d := sendBy(t, client(t, endpoint), recording(t, 1))
@@ -258,14 +259,14 @@ func TestExportDoesNotRetryByHTTP(t *testing.T) {
 	assert.Zero(t, attempts, "secrets in headers must reach only the endpoint")
 }
 
-// TestExportTimeout exports to a collector that is never ready.
+// TestExportTimeout checks that the client gives up if the collector is never ready or does not exist.
 func TestExportTimeout(t *testing.T) {
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
 		unavailable := make([]error, 1000)
 		for i := range unavailable {
 			unavailable[i] = status.Error(codes.Unavailable, "starting")
 		}
-		// A response takes longer on a busy machine, so try longer timeouts until it arrives in time.
+		// On a busy machine a response takes longer, so double the timeout until one arrives in time.
 		for timeout := 500; ; timeout *= 2 {
 			t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(timeout))
 			s := &server{answers: unavailable}
@@ -291,7 +292,7 @@ func TestExportPartialSuccess(t *testing.T) {
 		assert.Equal(t, RejectedError{Rejected: 1, Message: "too old"}, *rejected)
 		assert.Equal(t, 1, s.attempts)
 
-		// Everything was accepted.
+		// Without rejected profiles, the message is only a warning.
 		s = &server{partial: &collectorpb.ExportProfilesPartialSuccess{ErrorMessage: "slow down"}}
 		d := sendBy(t, client(t, "http://"+listen(t, s, nil)), recording(t, 1))
 		assert.Empty(t, d.Reasons)
@@ -299,7 +300,7 @@ func TestExportPartialSuccess(t *testing.T) {
 	})
 }
 
-// TestExportLarge sends data that is too large for one request to a server with a low limit.
+// TestExportLarge checks that data too large for one request is divided into several valid requests.
 func TestExportLarge(t *testing.T) {
 	const limit = 64 << 10
 	data := recording(t, 2000)
@@ -322,7 +323,7 @@ func TestExportLarge(t *testing.T) {
 	assert.Equal(t, 4000, samples)
 }
 
-// TestExportTLS uses certificates on both sides.
+// TestExportTLS checks that the client verifies the collector's certificate and presents its own.
 func TestExportTLS(t *testing.T) {
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
 		certificate, certificatePath, keyPath := newCertificate(t)

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// grpcTransport sends by OTLP/gRPC.
+// grpcTransport sends profiles over OTLP/gRPC.
 type grpcTransport struct {
 	connection *grpc.ClientConn
 	headers    metadata.MD
@@ -50,7 +50,7 @@ func (t *grpcTransport) Close() error {
 
 const exportMethod = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
 
-// encoded is a gRPC codec for protobuf messages. Requests are passed to it already encoded.
+// encoded is a gRPC codec that takes requests already encoded as protobuf, and decodes protobuf responses.
 type encoded struct{}
 
 func (encoded) Name() string { return "proto" }
@@ -80,7 +80,7 @@ func (t *grpcTransport) send(ctx context.Context, encoded []byte) (*collectorpb.
 	return response, nil
 }
 
-// grpcFailure returns the failure for an error. As the OTLP specification requires, the status code determines
+// grpcFailure converts an error of a gRPC call. As the OTLP specification requires, the status code determines
 // whether another attempt may succeed.
 func grpcFailure(err error) *failure {
 	f := &failure{error: err}

@@ -22,7 +22,7 @@ import (
 // protobufType is the content type of OTLP/HTTP with binary protobuf.
 const protobufType = "application/x-protobuf"
 
-// httpTransport sends by OTLP/HTTP with binary protobuf.
+// httpTransport sends profiles over OTLP/HTTP with binary protobuf.
 type httpTransport struct {
 	client  http.Client
 	url     string
@@ -92,8 +92,8 @@ func (t *httpTransport) body(encoded []byte) []byte {
 	return b.Bytes()
 }
 
-// httpFailure returns the failure for a response. As the OTLP specification requires, the status determines
-// whether another attempt may succeed.
+// httpFailure converts a response that reports an error. As the OTLP specification requires, the status
+// determines whether another attempt may succeed.
 func httpFailure(answer *http.Response, content []byte) *failure {
 	err := fmt.Errorf("the answer was %s", answer.Status)
 	status := &statuspb.Status{}
@@ -115,7 +115,7 @@ func httpFailure(answer *http.Response, content []byte) *failure {
 	return f
 }
 
-// redactedTarget returns the target without a password.
+// redactedTarget returns the target for messages, with xxxxx instead of a password.
 func (c *config) redactedTarget() string {
 	if u, err := url.Parse(c.target); c.protocol == protocolHTTP && err == nil {
 		return u.Redacted()

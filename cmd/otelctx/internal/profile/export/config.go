@@ -41,7 +41,7 @@ const (
 type config struct {
 	protocol string
 	target   string      // gRPC target, or URL for HTTP
-	tls      *tls.Config // nil for none
+	tls      *tls.Config // nil disables TLS
 	headers  metadata.MD
 	timeout  time.Duration
 	gzip     bool
@@ -50,13 +50,13 @@ type config struct {
 // environment looks up an environment variable. Empty variables count as unset.
 type environment func(name string) string
 
-// variableForProfiles is the prefix of variables that apply to profiles only.
-const variableForProfiles = "OTEL_EXPORTER_OTLP_PROFILES_"
+// profilesPrefix is the prefix of variables that apply to profiles only.
+const profilesPrefix = "OTEL_EXPORTER_OTLP_PROFILES_"
 
-// setting returns the value and the full name of a variable of the OTLP exporter. The variable for profiles takes
-// precedence over the variable for all signals.
+// setting returns the value and the full name of a variable of the OTLP exporter, given its name without prefix.
+// The variable for profiles takes precedence over the variable for all signals.
 func (e environment) setting(name string) (value, variable string) {
-	for _, variable := range []string{variableForProfiles + name, "OTEL_EXPORTER_OTLP_" + name} {
+	for _, variable := range []string{profilesPrefix + name, "OTEL_EXPORTER_OTLP_" + name} {
 		if value := strings.TrimSpace(e(variable)); value != "" {
 			return value, variable
 		}
@@ -64,8 +64,8 @@ func (e environment) setting(name string) (value, variable string) {
 	return "", ""
 }
 
-// newConfig returns the configuration from the environment. An endpoint from the command line takes
-// precedence.
+// newConfig reads the configuration from the environment. A nonempty endpoint, which comes from the command line,
+// takes precedence.
 func newConfig(endpoint string, env environment) (config, error) {
 	c := config{timeout: defaultTimeout, protocol: protocolGRPC}
 	if text, variable := env.setting("PROTOCOL"); text != "" {
@@ -108,8 +108,8 @@ func newConfig(endpoint string, env environment) (config, error) {
 	return c, nil
 }
 
-// setTarget sets the target and reports whether to use TLS. The scheme http or https determines that. Without a
-// scheme the environment does, and TLS is the default.
+// setTarget sets the target and reports whether to use TLS. A URL's scheme, http or https, decides this. For other
+// endpoints the variable INSECURE decides; TLS is the default.
 func (c *config) setTarget(endpoint string, env environment) (secure bool, err error) {
 	if endpoint == "" {
 		endpoint, _ = env.setting("ENDPOINT")
@@ -147,7 +147,7 @@ func (c *config) setTarget(endpoint string, env environment) (secure bool, err e
 // signals, and to an endpoint from the command line that has no path. Other endpoints are used unchanged.
 func (c *config) setURL(endpoint string, env environment) (secure bool, err error) {
 	named, variable := env.setting("ENDPOINT")
-	forAll := endpoint == "" && variable != variableForProfiles+"ENDPOINT"
+	forAll := endpoint == "" && variable != profilesPrefix+"ENDPOINT"
 	u, err := url.Parse(cmp.Or(endpoint, named, defaultHTTPEndpoint))
 	if err != nil {
 		return false, errors.New("endpoint: not a URL") // The original error would contain a password.
@@ -162,8 +162,8 @@ func (c *config) setURL(endpoint string, env environment) (secure bool, err erro
 	return u.Scheme == schemeTLS, nil
 }
 
-// tlsConfig returns the TLS settings. They trust the authorities in CERTIFICATE or, if it is unset, the system's
-// authorities. They include the client's certificate, if it has one.
+// tlsConfig returns the TLS settings. The client trusts the authorities in the file CERTIFICATE, or the system's if
+// that variable is unset. It presents the certificate in CLIENT_CERTIFICATE, if that variable is set.
 func tlsConfig(env environment) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if path, variable := env.setting("CERTIFICATE"); path != "" {
@@ -215,8 +215,9 @@ func parseHeaders(text, protocol string) (metadata.MD, error) {
 	return headers, nil
 }
 
-// validHeader reports whether a header is valid in HTTP and in gRPC ("Custom-Metadata" in gRPC's documentation of
-// HTTP/2). The libraries themselves would report an invalid header only when the first request is sent.
+// validHeader reports whether a header may be sent. For both protocols it applies the rules for "Custom-Metadata"
+// in gRPC's documentation of HTTP/2, except that binary values (keys that end with -bin) require gRPC. Without this
+// check, an invalid header would be reported only when the first request is sent.
 func validHeader(key, value, protocol string) bool {
 	if strings.HasPrefix(key, "grpc-") || strings.Trim(key, "0123456789abcdefghijklmnopqrstuvwxyz-_.") != "" {
 		return false

@@ -37,7 +37,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// recording returns a recording of n different stacks, with two samples of each.
+// recording returns a recording with two samples of each of n different stacks.
 func recording(t *testing.T, n int) *profilespb.ProfilesData {
 	t.Helper()
 	start := time.Unix(1700000000, 0)
@@ -53,7 +53,7 @@ func recording(t *testing.T, n int) *profilespb.ProfilesData {
 	return data
 }
 
-// write writes a recording in parts.
+// write writes the parts of a recording to one file.
 func write(path string, format Format, parts ...*profilespb.ProfilesData) error {
 	var kinds []string // kinds of time in parts, CPU time first
 	for _, p := range parts {
@@ -72,7 +72,8 @@ func write(path string, format Format, parts ...*profilespb.ProfilesData) error 
 	return f.Close()
 }
 
-// TestFormats writes a recording as a whole and in two parts, and checks that the results are equivalent.
+// TestFormats checks that files contain the recorded data in every format, whether written at once or in two
+// parts.
 func TestFormats(t *testing.T) {
 	whole, other := recording(t, 3), recording(t, 2)
 	dir := t.TempDir()
@@ -111,13 +112,13 @@ func TestFormats(t *testing.T) {
 	decoded.Reset()
 	require.NoError(t, proto.Unmarshal(read(OTLP, whole, other), decoded))
 	require.Len(t, decoded.GetResourceProfiles(), 2)
-	// The samples of both parts must refer to the same data as before.
+	// The samples of each part must still refer to the same stacks, spans and attributes.
 	for i, want := range []*pprof.Profile{want, second} {
 		one := &profilespb.ProfilesData{ResourceProfiles: decoded.GetResourceProfiles()[i : i+1], Dictionary: decoded.GetDictionary()}
 		assert.Equal(t, sorted(t, want).String(), sorted(t, asPprof(t, one)).String())
 	}
 
-	// Entries that occur in both parts must be in the tables once, as if the recording had one part.
+	// An entry that occurs in both parts must be in the file's dictionary only once.
 	assert.True(t, proto.Equal(whole.GetDictionary(), decoded.GetDictionary()))
 	for _, s := range decoded.GetResourceProfiles()[1].GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
 		assert.EqualValues(t, 1, s.GetLinkIndex())
@@ -153,8 +154,8 @@ func waited(t *testing.T) *profilespb.ProfilesData {
 	return data
 }
 
-// TestKindsOfTime writes CPU and wall-clock time to one file, in both orders.
-func TestKindsOfTime(t *testing.T) {
+// TestMixedTimes checks that one file can contain CPU and wall-clock time, no matter which is added first.
+func TestMixedTimes(t *testing.T) {
 	cpu, wall := recording(t, 3), waited(t)
 	path := filepath.Join(t.TempDir(), "profile")
 	read := func(format Format, parts ...*profilespb.ProfilesData) []byte {
@@ -202,7 +203,7 @@ func TestKindsOfTime(t *testing.T) {
 	}
 }
 
-// TestManyEntries writes more different entries than an encoder remembers for deduplication.
+// TestManyEntries checks that indices are right even if a table has more entries than are remembered.
 func TestManyEntries(t *testing.T) {
 	var all table
 	for i := range 3 * maxKnownEntries {
@@ -238,7 +239,8 @@ func parse(t *testing.T, content []byte) *pprof.Profile {
 	return p
 }
 
-// sorted returns p in the order that merging produces.
+// sorted returns p with samples and tables in the order that pprof.Merge produces, for comparison with a merged
+// profile.
 func sorted(t *testing.T, p *pprof.Profile) *pprof.Profile {
 	t.Helper()
 	p, err := pprof.Merge([]*pprof.Profile{p})
@@ -266,7 +268,7 @@ func normal(t *testing.T, content []byte) (v any) {
 	return v
 }
 
-// TestFileFails checks that a failure leaves an existing file unchanged and creates no new one.
+// TestFileFails checks that a failure leaves an existing file unchanged, and leaves no new file behind.
 func TestFileFails(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.pprof")
@@ -281,7 +283,8 @@ func TestFileFails(t *testing.T) {
 	assert.Equal(t, "before", string(content))
 	require.Error(t, write(filepath.Join(dir, "new.pprof"), Pprof, both))
 	require.Error(t, write(filepath.Join(path, "no directory"), OTLP, recording(t, 1)))
-	// The second name is so long that the temporary file, whose name is longer, cannot be created.
+	// The second name has the maximum length. The name of a temporary file next to it would be longer, so none can
+	// be created.
 	for _, name := range []string{"discarded", strings.Repeat("n", 255)} {
 		f, err := Create(t.Context(), filepath.Join(dir, name), OTLP, nil)
 		require.NoError(t, err)
@@ -297,9 +300,9 @@ func TestFileFails(t *testing.T) {
 	assert.EqualValues(t, 0o600, info.Mode().Perm(), "profiles are private to their owner")
 }
 
-// TestFileElsewhere writes to destinations that must not be replaced by a new file: a symbolic link, a file with a
-// second hard link, a file that is not regular, and standard output.
-func TestFileElsewhere(t *testing.T) {
+// TestFileIsNotReplaced checks that profiles are written to a destination without replacing it by a new file if it
+// is a symbolic link, has a second hard link, is not a regular file, or is standard output.
+func TestFileIsNotReplaced(t *testing.T) {
 	dir := t.TempDir()
 	target := filepath.Join(dir, "target.json")
 	for name, link := range map[string]func(string, string) error{"link": os.Symlink, "name": os.Link} {
@@ -330,7 +333,8 @@ func TestFileElsewhere(t *testing.T) {
 	assert.True(t, json.Valid(b.Bytes()))
 }
 
-// TestPlanted checks that nothing is written to a link or file planted by another user.
+// TestPlanted checks that nothing is written to a link or file that another user planted in a world-writable
+// directory.
 func TestPlanted(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("creating files of another user needs CAP_CHOWN")
@@ -360,8 +364,8 @@ func TestPlanted(t *testing.T) {
 	require.NoError(t, write(path, Pprof, recording(t, 1)), "again")
 }
 
-// TestJSON compares the output with a reviewed file. It covers field names, hexadecimal ids and large numbers in
-// quotes, in which OTLP's JSON has special rules.
+// TestJSON compares the output with a reviewed file. This covers the rules for field names, hexadecimal ids and
+// numbers in quotes.
 func TestJSON(t *testing.T) {
 	data := recording(t, 1)
 	data.ResourceProfiles[0].ScopeProfiles[0].Profiles[0].ProfileId = []byte("0123456789abcdef")
@@ -370,7 +374,8 @@ func TestJSON(t *testing.T) {
 	golden.Compare(t, "recording.json", got.String())
 }
 
-// TestLongRecordings checks that a long recording takes no more memory than a short one, in any format.
+// TestLongRecordings checks that encoders do not retain what they have written, so that a long recording takes no
+// more memory than a short one.
 func TestLongRecordings(t *testing.T) {
 	const parts, most = 24, 8 << 20
 	for _, format := range []Format{Pprof, OTLP, JSON, JSONLines, Folded, HTML} {
@@ -404,8 +409,8 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// TestNoDirectoryForTemporaryFiles checks that temporary data is stored next to the recording if the system has no
-// directory for temporary files.
+// TestNoDirectoryForTemporaryFiles checks that temporary files are created next to the recording if TMPDIR does
+// not exist.
 func TestNoDirectoryForTemporaryFiles(t *testing.T) {
 	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
 	dir := t.TempDir()
@@ -420,7 +425,7 @@ func TestNoDirectoryForTemporaryFiles(t *testing.T) {
 	require.NoError(t, f.Discard())
 }
 
-// TestJSONOfValues compares the output with that of package protojson.
+// TestJSONOfValues checks that values are encoded as package protojson encodes them.
 func TestJSONOfValues(t *testing.T) {
 	list := &commonpb.ArrayValue{}
 	for _, n := range []float64{0, math.Copysign(0, -1), -1.5, 1e-7, 1e20, 1e21, math.MaxFloat64, math.NaN(), math.Inf(1), math.Inf(-1)} {

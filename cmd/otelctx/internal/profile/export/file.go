@@ -25,33 +25,34 @@ const filePerms = 0o600
 
 // File writes profiles to a file. It is not safe for concurrent use.
 //
-// Operations may block on the file system or on the reader of a pipe. After an interrupt they give up: opening
-// after openTime, and writing when no data could be written for maxStall. In that case the file is lost, and the
+// Operations may block on the file system or on the reader of a pipe. After an interrupt they give up: opening after
+// openTime, and everything else when no data could be written for maxStall. In that case the content is lost, and the
 // blocked goroutine and its descriptors leak.
 type File struct {
 	interrupted context.Context //nolint:containedctx // It applies to each call.
 	path        string
 	output      output
-	written     atomic.Int64 // bytes, to the output
+	written     atomic.Int64 // bytes written to output
 	buffer      *bufio.Writer
 	encoder     encoder
 	spools      []*os.File // temporary files of the encoder
 	err         error
-	// stuck is set if a call that was given up is still blocked. That call then owns the other fields.
+	// stuck is set if the method do has given up a call that is still blocked. From then on, that call owns the other
+	// fields.
 	stuck bool
 }
 
-// maxStall is how long to wait after an interrupt for a file that accepts no data. Synchronizing a large
-// file with a slow disk takes some seconds.
+// maxStall is how long to wait after an interrupt while a file accepts no data. Writing a large file to a slow disk
+// (fsync) takes some seconds.
 const maxStall = 5 * time.Second
 
-// encoder writes consecutive profiles that together form one file.
+// encoder writes a file in a certain format. Each call of add writes further profiles, and close completes the file.
 type encoder interface {
 	add(data *profilespb.ProfilesData) error
 	close() error
 }
 
-// output receives the content of a file. Either finish or discard is called.
+// output receives the content of a file. The last call is either finish, which completes the file, or discard.
 type output interface {
 	io.Writer
 	finish() error
@@ -62,21 +63,22 @@ type output interface {
 // and a pipe without a reader would block forever.
 const openTime = time.Second
 
-// openingLimit returns a channel that is closed when it is time to give up opening a file.
+// openingLimit returns a channel that is closed openTime after interrupted is done.
 func openingLimit(interrupted context.Context) <-chan struct{} {
 	limit := make(chan struct{})
 	context.AfterFunc(interrupted, func() { time.AfterFunc(openTime, func() { close(limit) }) })
 	return limit
 }
 
-// Create starts writing a file, or to stdout if path is "-". It opens an existing file for writing as a shell does,
-// so that the kernel's rules for links and other users' files apply, and so that errors occur before anything is
-// recorded. If opening blocks, for example until a FIFO has a reader, Create gives up soon after interrupted is done.
+// Create starts writing to the file at path, or to stdout if path is "-". It opens an existing file for writing as a
+// shell does, so that the kernel's rules for links and other users' files apply, and so that errors occur before
+// anything is recorded. If opening blocks, for example until a FIFO has a reader, Create gives up soon after
+// interrupted is done.
 //
 // A regular file gets its content when it is closed. Until then a new file is empty, and an existing file keeps its
 // content, even if the program is killed. Close replaces an existing file, unless it is a symbolic link, has several
-// hard links or belongs to another user; these are overwritten in place. Files that are not regular, such as pipes,
-// receive the profiles immediately. New files are accessible only to the caller (0600).
+// hard links or belongs to another user; in these cases Close overwrites the file in place. Files that are not
+// regular, such as pipes, receive the profiles immediately. New files are accessible only to the caller (0600).
 //
 // kinds lists the kinds of time in the profiles, profile.TypeCPU and profile.TypeWall. The default is CPU time.
 func Create(interrupted context.Context, path string, format Format, stdout io.Writer, kinds ...string) (*File, error) {
@@ -134,7 +136,7 @@ func (w *countingWriter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// do calls a function that may block. After an interrupt it gives up when no data could be written for maxStall.
+// do calls what, which may block. After an interrupt it gives up if no data could be written for maxStall.
 func (f *File) do(what func() error) error {
 	if f.stuck {
 		return f.err
@@ -162,8 +164,8 @@ func (f *File) do(what func() error) error {
 	}
 }
 
-// newEncoder returns an encoder that writes to to. Data that must be written later is kept in files created by
-// spool, which the caller closes.
+// newEncoder returns an encoder for a format. An encoder that must write some data last keeps it in temporary files,
+// which it creates with spool and the caller closes.
 func newEncoder(format Format, kinds []string, to *bufio.Writer, spool func() (*os.File, error)) (encoder, error) {
 	switch format {
 	case Pprof:
@@ -206,7 +208,7 @@ func (f *File) Close() error {
 	return f.do(func() error { return errors.Join(f.output.finish(), f.closeSpools()) })
 }
 
-// Discard removes the written data, if possible. It is called instead of Close.
+// Discard restores the file's previous state, if possible. It is called instead of Close.
 func (f *File) Discard() error {
 	if f.stuck {
 		return nil // The error has already been returned.
@@ -287,7 +289,7 @@ func closeSpool(f *os.File) error {
 	return err
 }
 
-// direct writes to a file that is not regular.
+// direct writes to stdout, or to a file that is not regular.
 type direct struct {
 	io.Writer
 	file *os.File // nil for stdout
@@ -326,7 +328,8 @@ func (b *replacing) discard() error {
 	return err
 }
 
-// inPlace buffers the content of a file that must not be replaced.
+// inPlace overwrites a file, target, that must not be replaced. Until finish, the embedded temporary file holds the
+// new content.
 type inPlace struct {
 	*os.File
 	target  *os.File
@@ -341,8 +344,8 @@ func (p *inPlace) finish() error {
 	return errors.Join(p.target.Close(), closeSpool(p.File))
 }
 
-// overwrite overwrites the target. It writes the data beyond the target's current end first, so that the target
-// is unchanged if there is no space.
+// overwrite copies the new content to the target. It first extends the target if needed, so that a lack of space is
+// noticed before any old content is overwritten.
 func (p *inPlace) overwrite() error {
 	size, err := p.Seek(0, io.SeekEnd)
 	if err != nil {
@@ -364,7 +367,7 @@ func (p *inPlace) overwrite() error {
 	return p.target.Truncate(size)
 }
 
-// copy writes the buffered bytes from start to end to the same position of the target.
+// copy copies the new content from start to end to the same position in the target.
 func (p *inPlace) copy(start, end int64) error {
 	_, err := io.Copy(io.NewOffsetWriter(p.target, start), io.NewSectionReader(p.File, start, end-start))
 	return err

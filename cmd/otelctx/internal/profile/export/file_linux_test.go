@@ -15,9 +15,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestWrittenOverOnFullDisk checks that a file that would be overwritten in place stays unchanged if there is no
-// space.
-func TestWrittenOverOnFullDisk(t *testing.T) {
+// TestOverwriteOnFullDisk checks that overwriting a file in place leaves it unchanged if the disk has no space
+// for the new content.
+func TestOverwriteOnFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
 		t.Skipf("cannot mount a small file system, which needs CAP_SYS_ADMIN: %v", err)
@@ -46,7 +46,7 @@ func TestWrittenOverOnFullDisk(t *testing.T) {
 	}
 }
 
-// TestFullDisk checks that write errors are returned when they happen.
+// TestFullDisk checks that Add returns an error if the disk is full, and does not leave that to Close.
 func TestFullDisk(t *testing.T) {
 	for _, format := range []Format{OTLP, JSON, JSONLines} {
 		f, err := Create(t.Context(), "/dev/full", format, nil)
@@ -56,7 +56,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// TestSpoolsAreClosed checks that temporary files do not stay open.
+// TestSpoolsAreClosed checks that Close and Discard close temporary files.
 func TestSpoolsAreClosed(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)

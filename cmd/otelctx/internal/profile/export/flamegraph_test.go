@@ -26,10 +26,11 @@ import (
 // hostile is a name that would run a script in a page and break the lines of folded stacks if it were not escaped.
 const hostile = `</script><img src=x onerror="document.title='harmed'"><!--;&amp; "' \u2028`
 
-// endpoints maps the names of the recording's spans to their endpoints.
+// endpoints maps span names in the recording to endpoints.
 var endpoints = map[string]string{"GET /cart": "GET /cart", "SELECT": "GET /cart", hostile: hostile}
 
-// requests returns a recording of a shop with two kinds of spans in three traces, and of a hostile process.
+// requests returns a recording of two processes: a shop, with two span names in three traces, and a hostile
+// process.
 func requests(t *testing.T) *profilespb.ProfilesData {
 	t.Helper()
 	start := time.Unix(1700000000, 0)
@@ -87,7 +88,7 @@ func TestFolded(t *testing.T) {
 	assert.Equal(t, part+part, string(content))
 }
 
-// documentsOf returns the input of a page's script.
+// documentsOf returns the flame graphs in the page at path.
 func documentsOf(t *testing.T, path string) (d []flameDocument) {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -100,7 +101,7 @@ func documentsOf(t *testing.T, path string) (d []flameDocument) {
 	return d
 }
 
-// TestFlameGraph checks that two parts are merged into one graph.
+// TestFlameGraph checks that a page has one graph with the samples of all parts of a recording.
 func TestFlameGraph(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.html")
 	data := requests(t)
@@ -134,8 +135,8 @@ func TestFlameGraph(t *testing.T) {
 	assert.Equal(t, []int32{0, 0}, documentsOf(t, path)[0].Nodes)
 }
 
-// TestFlameGraphIsBounded checks that the size of a page is bounded and that it includes all samples. Samples of
-// rare stacks are attributed to their callers, and rare traces and names are merged.
+// TestFlameGraphIsBounded checks that the size of a page is bounded, and that no samples are lost when rare
+// stacks, traces and names are merged.
 func TestFlameGraphIsBounded(t *testing.T) {
 	bounds := flameBounds{nodes: 1 << 10, samples: 1 << 12, names: 1 << 4, traces: 1 << 9, text: 1 << 16}
 	f, total := newFlame(profile.TypeCPU, bounds), int64(0)

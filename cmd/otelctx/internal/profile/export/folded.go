@@ -13,9 +13,9 @@ import (
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 )
 
-// foldedEncoder writes a line for each stack: the service and the functions, the outermost first, separated
-// by semicolons, then a space and the number of samples. If several parts have the same stack, the file has several
-// lines for it, which readers of the format add up.
+// foldedEncoder writes a line for each stack: the service and the functions, the outermost first, separated by
+// semicolons, then a space and the number of samples. A stack that several calls of add contain gets a line for
+// each, and readers of the format add them up.
 type foldedEncoder struct{ to io.Writer }
 
 func (e *foldedEncoder) add(data *profilespb.ProfilesData) error {

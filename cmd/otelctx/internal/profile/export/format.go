@@ -44,7 +44,8 @@ var endings = []struct {
 	{".html", HTML},
 }
 
-// FormatOf returns the format selected by a file name. The error lists the valid endings.
+// FormatOf returns the format for a file name's ending. The error for an unknown ending lists the
+// valid ones.
 func FormatOf(path string) (Format, error) {
 	name := strings.ToLower(filepath.Base(path))
 	var known []string

@@ -39,8 +39,8 @@ type flameBounds struct {
 	text                   int // bytes of the functions' names
 }
 
-// pageBounds keeps a page below about 16 MiB. Merging takes time proportional to the number of samples, so
-// each merge frees half of the space.
+// pageBounds keeps a page below about 16 MiB. A merge takes time proportional to the number of samples, so it
+// always removes half of the entries, which makes further merges rare.
 var pageBounds = flameBounds{nodes: 1 << 16, samples: 1 << 18, names: 1 << 10, traces: 1 << 15, text: 1 << 20}
 
 // htmlEncoder writes a page with a flame graph for each kind of time.
@@ -86,20 +86,20 @@ func hashOf(content string) string {
 	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
 }
 
-// flame is a flame graph, a tree of functions. Samples are counted for each combination of node, span name,
-// endpoint and trace.
+// flame is a flame graph. Its nodes form a tree of functions. It counts the samples of each combination of node,
+// span name, endpoint and trace.
 type flame struct {
 	kind      string // kind of time
 	bounds    flameBounds
 	functions *words
 	nodes     []flameNode
 	index     map[flameNode]int32
-	// The first two entries of each are reserved: flameNone and flameOthers.
+	// The first two entries of each, flameNone and flameOthers, are reserved.
 	names, endpoints, traces *words
 
 	samples map[flameSample]int64
-	period  int64 // nanoseconds of a sample, or 1 if counts are nanoseconds
-	cut     bool  // whether stacks lack their innermost functions
+	period  int64 // nanoseconds per sample, or 1 if samples are counted in nanoseconds
+	cut     bool  // whether the innermost functions of some stacks were removed
 }
 
 // flameNode is a node of the tree: a function called by its parent node. The first node is the root, and parents
@@ -108,7 +108,8 @@ type flameNode struct{ parent, function int32 }
 
 type flameSample struct{ node, name, endpoint, trace int32 }
 
-// These are the reserved entries of names, endpoints and traces: no value, and merged values.
+// In names, endpoints and traces, flameNone means that there is no value, and flameOthers stands for all merged
+// values.
 const (
 	flameNone   = 0
 	flameOthers = 1
@@ -175,7 +176,8 @@ func (f *flame) child(parent int32, function string) int32 {
 	return n
 }
 
-// shrink merges entries if the flame graph exceeds its bounds. It merges many at once, so that it is rarely needed.
+// shrink merges entries if the flame graph exceeds its bounds. It removes many entries at once, so that merges are
+// rare.
 func (f *flame) shrink() {
 	for len(f.nodes) > f.bounds.nodes || f.functions.size > f.bounds.text {
 		f.cutStacks()
@@ -206,7 +208,7 @@ func (f *flame) shrink() {
 	}
 }
 
-// cutStacks removes the half of the nodes with the fewest samples. Their samples are attributed to their
+// cutStacks removes the half of the nodes that have the fewest samples, and attributes their samples to their
 // callers.
 func (f *flame) cutStacks() {
 	f.cut = true
@@ -219,8 +221,8 @@ func (f *flame) cutStacks() {
 		order[n] = int32(n)
 		totals[f.nodes[n].parent] += totals[n]
 	}
-	// A node never has more samples than its parent. The parent precedes it if both have the same number, so a
-	// kept node's parent is kept, too.
+	// A node never has more samples than its parent. If they have equally many, the stable sort leaves the parent
+	// first. So if a node is kept, its parent is kept, too.
 	slices.SortStableFunc(order[1:], func(a, b int32) int { return cmp.Compare(totals[b], totals[a]) })
 	kept := order[:max(1, len(order)/2)]
 	slices.Sort(kept)
@@ -285,11 +287,11 @@ func (f *flame) renumber(change func(*flameSample)) {
 	}
 }
 
-// flameDocument is a flame graph in the input of the page's script.
+// flameDocument is a flame graph as the page's script reads it from JSON.
 type flameDocument struct {
-	// Period is the CPU time of a sample in nanoseconds.
+	// Period is the number of nanoseconds that a count of 1 stands for.
 	Period int64 `json:"period"`
-	// Wall reports that counts are nanoseconds of wall-clock time.
+	// Wall is set if the counts are nanoseconds of wall-clock time, not numbers of samples.
 	Wall      bool     `json:"wall,omitempty"`
 	Functions []string `json:"functions"`
 	Names     []string `json:"names"`

@@ -20,10 +20,10 @@ import (
 // hexFields lists the fields that are encoded in hexadecimal. All other bytes fields are encoded in base64.
 var hexFields = map[protoreflect.Name]bool{"trace_id": true, "span_id": true, "profile_id": true}
 
-// jsonWriter writes messages in OTLP's JSON encoding: protobuf's own, except that trace, span and profile
-// ids are hexadecimal and enums are numbers. Equal messages have equal encodings. jsonWriter writes value by
-// value, because package protojson would build the text of the whole message in memory, at several times the
-// message's size. The methods failure and Flush return errors.
+// jsonWriter writes messages in OTLP's JSON encoding. This is protobuf's JSON encoding, except that trace,
+// span and profile ids are hexadecimal and enums are numbers. Equal messages have equal encodings.
+// jsonWriter writes value by value. Package protojson would build the text of the whole message in memory,
+// where it takes several times the size of the message. Only failure and Flush return errors.
 type jsonWriter struct{ *bufio.Writer }
 
 // failure returns the first write error so far. It does not flush the buffer.
@@ -61,7 +61,8 @@ func (w jsonWriter) object(m protoreflect.Message) {
 	w.text("}")
 }
 
-// elements writes the elements of a list, starting with a comma if other elements precede them.
+// elements writes the elements of a list, separated by commas. If others is set, it also writes a comma
+// before the first, because other elements precede it.
 func (w jsonWriter) elements(f protoreflect.FieldDescriptor, all protoreflect.List, others bool) {
 	for i := range all.Len() {
 		if others || i > 0 {
@@ -83,7 +84,8 @@ func (w jsonWriter) value(f protoreflect.FieldDescriptor, v protoreflect.Value) 
 	_, _ = w.Write(b)
 }
 
-// jsonValue returns a value that encoding/json encodes as protobuf's JSON encoding requires.
+// jsonValue converts v, the value of field f, so that encoding/json encodes it as protobuf's JSON encoding
+// requires.
 func jsonValue(f protoreflect.FieldDescriptor, v any) any {
 	switch n := v.(type) {
 	case int64, uint64:

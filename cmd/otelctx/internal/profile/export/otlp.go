@@ -18,8 +18,8 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
-// otlpEncoder writes one ProfilesData message in parts. In protobuf, concatenated encodings are one message
-// with the elements of all. Each part continues the tables of the previous one.
+// otlpEncoder writes one ProfilesData message in parts. This works because protobuf decodes concatenated messages as
+// one message that has the elements of all of them. Each part adds entries to the dictionary's tables.
 type otlpEncoder struct {
 	to     io.Writer
 	tables tables
@@ -40,14 +40,14 @@ func (e *otlpEncoder) add(data *profilespb.ProfilesData) error {
 
 func (*otlpEncoder) close() error { return nil }
 
-// jsonEncoder writes one ProfilesData message in OTLP's JSON encoding. A JSON object has each field only once, so
-// the tables of all parts must be written together at the end. Until then they are kept in files, so that at most
-// one part is in memory.
+// jsonEncoder writes one ProfilesData message in OTLP's JSON encoding. In a JSON object each field occurs only once,
+// so the tables of the dictionary must be written as a whole, after the last part. Until then their entries are kept
+// in files, so that only the current part is in memory.
 type jsonEncoder struct {
 	to     jsonWriter
 	tables tables
 	begun  bool
-	// waiting lists the tables of the dictionary, sorted by name.
+	// waiting holds the tables of the dictionary, sorted by name.
 	waiting []*waitingTable
 }
 
@@ -141,15 +141,16 @@ func (e *linesEncoder) add(data *profilespb.ProfilesData) error {
 
 func (*linesEncoder) close() error { return nil }
 
-// tables assigns indices in one dictionary to the entries of all parts. Equal entries get the same index.
+// tables assigns indices to the entries of all parts, so that the parts share one dictionary. Equal entries get the
+// same index (but see maxKnownEntries).
 type tables struct{ mappings, locations, functions, links, strings, attributes, stacks table }
 
-// maxKnownEntries is the maximum number of entries of a table that are remembered. Beyond it all are forgotten, so an
-// entry may be in the table twice, which the format allows. A program's code has fewer entries. Links may exceed the
-// limit, but few of them occur in more than one part.
+// maxKnownEntries is the maximum number of entries that are remembered for a table. When it is reached, all of them
+// are forgotten. An entry may then be added to the file again, which the format tolerates. The code of a program has
+// fewer entries. Links may exceed the limit, but few of them occur in more than one part.
 const maxKnownEntries = 1 << 15
 
-// table indexes the entries of a table of all parts by content.
+// table assigns indices to the entries of one table of the shared dictionary.
 type table struct {
 	known map[entryHash]int32
 	count int32
@@ -161,8 +162,8 @@ type entryHash [2]uint64
 
 var entrySeeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
 
-// place returns the index of an entry with the given content, and whether the entry is new. The zero value has
-// empty content.
+// place returns the index of the entry with the given content, and whether the entry is new. Empty content stands
+// for the zero value, which always has index 0.
 func (t *table) place(content []byte) (index int32, isNew bool) {
 	hash := entryHash{maphash.Bytes(entrySeeds[0], content), maphash.Bytes(entrySeeds[1], content)}
 	if index, ok := t.known[hash]; ok {
@@ -180,7 +181,8 @@ func (t *table) place(content []byte) (index int32, isNew bool) {
 	return index, true
 }
 
-// places removes entries that are already known from a part's table, and returns the new index of each entry.
+// places returns the index in the shared dictionary of each entry in a part's table. It then removes all entries
+// from the part's table that are not new.
 func places[T any](t *table, entries *[]T, content func(T) []byte) []int32 {
 	indices, left := make([]int32, len(*entries)), (*entries)[:0]
 	for i, e := range *entries {
@@ -193,8 +195,8 @@ func places[T any](t *table, entries *[]T, content func(T) []byte) []int32 {
 	return indices
 }
 
-// append returns a copy of data whose tables have only new entries and whose indices refer to the tables of
-// all parts.
+// append returns a copy of data as the next part of a file. The copy's dictionary holds only entries that earlier
+// parts lack, and its indices refer to the dictionary that all parts form together.
 func (t *tables) append(data *profilespb.ProfilesData) (*profilespb.ProfilesData, error) {
 	part := proto.CloneOf(data)
 	d := part.GetDictionary()
@@ -248,7 +250,7 @@ func (t *tables) append(data *profilespb.ProfilesData) (*profilespb.ProfilesData
 	return part, err
 }
 
-// remap replaces each index with the new one.
+// remap replaces each index i with to[i].
 func remap(to []int32, indices ...*int32) {
 	for _, i := range indices {
 		*i = to[*i]

@@ -69,24 +69,25 @@ const (
 	functionStartLine  = 5
 )
 
-// pprofEncoder writes one pprof profile incrementally, and does not retain written data. This is possible because
-// the fields of a message may be in any order: each part has its own tables, whose ids continue those of the
-// previous part. Strings are deduplicated only within a part, because most strings are span ids, and those of a
-// long recording would take too much memory. pprof's own package can write only profiles that are in memory as a
-// whole.
+// pprofEncoder writes one pprof profile part by part, and does not retain written data. pprof's own package can
+// write a profile only as a whole. Since the fields of a protobuf message may be in any order, each part can have
+// its own mappings, functions and locations; their ids continue from the previous part. Strings are deduplicated
+// only within a part, because most of them are span ids, and remembering all span ids of a long recording would
+// take too much memory.
 //
-// The values of a sample are the number of samples, their CPU time and their wall-clock time, except for kinds of
-// time that the file does not have. The format cannot represent timestamps of samples.
+// Each sample has values for every kind of time in the file: a count and nanoseconds for CPU time, and nanoseconds
+// for wall-clock time. The format cannot represent timestamps of samples.
 //
-// `go tool pprof -tagfocus='span_id=^ID$'` selects one span. Without ^ and $, the tool would parse about one id in
-// 700 as a number with a unit and find no samples.
+// `go tool pprof -tagfocus='span_id=^ID$'` selects one span. Without ^ and $, the tool would take about one in 700
+// ids for a number with a unit, and find no samples.
 type pprofEncoder struct {
 	to         *gzip.Writer
-	kinds      []string                       // of time
+	kinds      []string                       // kinds of time in the file
 	dictionary *profilespb.ProfilesDictionary // of the current part
 	strings    map[string]int64
-	// These are the numbers of entries in previous parts. The empty string counts as the first string. An
-	// entry's id is its index in the part's dictionary, which starts at 1, plus the number in previous parts.
+	// numStrings counts the strings written so far, including the empty string. The others count the entries of
+	// previous parts. In the file, the id of an entry is its index in the part's dictionary, from 1, plus that
+	// count.
 	numStrings, numMappings, numLocations, numFunctions int64
 
 	start, limit int64
@@ -135,7 +136,7 @@ func (e *pprofEncoder) add(data *profilespb.ProfilesData) error {
 	return e.err
 }
 
-// entries yields the entries of a table except the zero value at index 0.
+// entries yields the entries of a table with their indices, except the zero value at index 0.
 func entries[T any](table []T) iter.Seq2[int64, T] {
 	return func(yield func(int64, T) bool) {
 		for i := 1; i < len(table) && yield(int64(i), table[i]); i++ {
@@ -166,7 +167,7 @@ func (e *pprofEncoder) close() error {
 	return e.to.Close()
 }
 
-// string returns the number of s. It writes s if s is new.
+// string returns the index of s in the file's string table. It writes s if the current part has not used it yet.
 func (e *pprofEncoder) string(s string) int64 {
 	if n, ok := e.strings[s]; ok {
 		return n
@@ -205,12 +206,12 @@ func (e *pprofEncoder) valueType(name, unit string) []byte {
 	return appendNumber(appendNumber(nil, valueTypeType, e.string(name)), valueTypeUnit, e.string(unit))
 }
 
-// content describes the information that the locations of a mapping have. It tells pprof not to search for the
-// file of a symbolized mapping.
+// content says which information a mapping's locations have. It is written to the file so that pprof does not try
+// to symbolize the mapping again.
 type content struct{ functions, files, lines, inlined bool }
 
-// writeMappings writes the mappings, those of files first. pprof assumes that the first mapping is the program's,
-// but the first sample may be of the kernel.
+// writeMappings writes the mappings of files first, and then the others. pprof takes the first mapping for the
+// program's, but the dictionary may begin with the kernel's.
 func (e *pprofEncoder) writeMappings() {
 	contents := make([]content, len(e.dictionary.GetMappingTable()))
 	for _, l := range entries(e.dictionary.GetLocationTable()) {
@@ -248,9 +249,9 @@ func (e *pprofEncoder) mapping(i int64, m *profilespb.Mapping, c content) []byte
 	return appendBool(b, mappingHasInlineFrames, c.inlined)
 }
 
-// buildID returns the GNU build id of m or, if there is none and named is true, the Go build id. A mapping without
-// names must not get the Go build id: pprof would compare it with the GNU build id of the file, find a difference,
-// and not symbolize the mapping.
+// buildID returns the GNU build id of m or, if there is none and named is true, the Go build id. named says
+// whether the mapping has function names. Without names it must not get the Go build id: pprof would compare that
+// id with the GNU build id of the file, find a difference, and not symbolize the mapping.
 func (e *pprofEncoder) buildID(m *profilespb.Mapping, named bool) string {
 	ids := map[string]string{}
 	for _, i := range m.GetAttributeIndices() {

@@ -23,7 +23,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// fixed returns the reviewed recording of package profile.
+// fixed returns the reviewed recording in the test data of package profile.
 func fixed(t testing.TB) *profilespb.ProfilesData {
 	t.Helper()
 	content, err := os.ReadFile("../testdata/data.json")
@@ -33,19 +33,19 @@ func fixed(t testing.TB) *profilespb.ProfilesData {
 	return data
 }
 
-// TestPprof compares a converted recording with a reviewed file.
+// TestPprof compares a recording in pprof's format with a reviewed file.
 func TestPprof(t *testing.T) {
 	p := asPprof(t, fixed(t))
 	golden.Compare(t, "pprof.golden", p.String())
 	for i, m := range p.Mapping {
 		assert.True(t, m.HasFunctions, "mapping %d", i)
 	}
-	// The first mapping must be the program's, even if the first sample was of the kernel.
+	// The first mapping must be the program's, even if the first sample was taken in the kernel.
 	assert.NotEqual(t, "[kernel.kallsyms]", p.Mapping[0].File)
 }
 
-// TestPprofBuildID checks that a mapping without names does not get Go's build id, with which pprof would
-// refuse to symbolize by the file.
+// TestPprofBuildID checks that a mapping without function names does not get Go's build id, because pprof
+// would then refuse to symbolize the mapping.
 func TestPprofBuildID(t *testing.T) {
 	lines := []symbols.Line{{Function: "main.main"}}
 	for _, c := range []struct {
@@ -66,7 +66,8 @@ func TestPprofBuildID(t *testing.T) {
 func TestPprofTool(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cpu.pb.gz")
 	require.NoError(t, write(path, Pprof, fixed(t)))
-	// The go command may have to build the tool, and takes longer to start the tool than the tool itself runs.
+	// Run the tool directly, because the go command may have to build it and takes longer to start it than the
+	// tool takes to run.
 	output, err := exec.Command("go", "tool", "-n", "pprof").Output()
 	require.NoError(t, err)
 	tool := strings.TrimSpace(string(output))
@@ -100,7 +101,7 @@ func TestPprofTool(t *testing.T) {
 	assert.NotContains(t, string(output), "secret", "an attribute that does not distinguish services")
 }
 
-// FuzzPprof converts arbitrary messages that Check accepts, and checks that no samples of CPU time are lost.
+// FuzzPprof checks that conversion to pprof's format loses no CPU samples of any message that Check accepts.
 func FuzzPprof(f *testing.F) {
 	encoded, err := proto.Marshal(fixed(f))
 	require.NoError(f, err)

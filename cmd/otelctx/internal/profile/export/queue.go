@@ -39,7 +39,7 @@ type Queue struct {
 	arrived sync.Cond
 	closed  bool
 	waiting []request
-	bytes   int // of all requests waiting or being sent
+	bytes   int // total size of the requests that are waiting or being sent
 	// number is the number of the next request.
 	number uint64
 	// accepted is the number of requests that the collector has accepted.
@@ -47,21 +47,21 @@ type Queue struct {
 	delivery Delivery
 }
 
-// Delivery describes the delivery of samples.
+// Delivery describes what happened to the samples added to a [Queue].
 type Delivery struct {
-	// Sent counts samples that the collector has accepted. Dropped counts samples that were given up, including
-	// those that the collector rejected.
+	// Sent is the number of samples that the collector accepted. Dropped is the number of samples that were given up,
+	// including samples that the collector rejected.
 	Sent, Dropped uint64
-	// Waiting counts samples still to be sent.
+	// Waiting is the number of samples that have yet to be sent.
 	Waiting uint64
-	// Reasons lists errors that caused samples to be dropped. Retried lists errors of requests that will be
-	// retried. Warnings lists messages of a collector that accepted all samples. Each list has only a few entries,
-	// which are all different.
+	// Reasons lists errors that caused samples to be dropped. Retried lists errors of requests that will be retried.
+	// Warnings lists messages from the collector with which it accepted all samples. Each list has only a few
+	// entries, all different.
 	Reasons, Retried []error
 	Warnings         []string
 }
 
-// NewQueue starts a queue that sends with a client. Close closes the client.
+// NewQueue starts a queue that sends profiles with c. The queue's Close also closes c.
 func NewQueue(c *Client) *Queue { return newQueue(c, queueBytes) }
 
 func newQueue(c *Client, limit int) *Queue {
@@ -203,7 +203,7 @@ func (q *Queue) retried(err error) {
 	q.delivery.Retried = note(q.delivery.Retried, err)
 }
 
-// Delivery returns the changes since the last call, and the number of samples that are still waiting.
+// Delivery returns what has happened since its last call, and how many samples are waiting now.
 func (q *Queue) Delivery() Delivery {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -235,7 +235,7 @@ func (q *Queue) Close(ctx context.Context) error {
 	}
 	for before := -1; ctx.Err() == nil && q.progressed(&before); {
 		select {
-		case <-sent: // All requests have been sent, so the next check finds no progress.
+		case <-sent: // All requests have been sent, so the next call of progressed returns false.
 		case <-ctx.Done():
 		case <-time.After(timeout):
 		}

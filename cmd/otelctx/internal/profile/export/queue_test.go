@@ -43,7 +43,7 @@ func sendAll(t *testing.T, endpoint string, all ...*profilespb.ProfilesData) Del
 	return q.Delivery()
 }
 
-// TestQueueRetries checks that a collector that is not ready at first gets all samples later.
+// TestQueueRetries checks that no samples are lost if the collector is not ready at first.
 func TestQueueRetries(t *testing.T) {
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
 		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000") // The machine may be busy.
@@ -58,8 +58,9 @@ func TestQueueRetries(t *testing.T) {
 	})
 }
 
-// TestQueueCountsWhatIsRejected checks that rejected samples are counted, and the others are sent.
-func TestQueueCountsWhatIsRejected(t *testing.T) {
+// TestQueueCountsRejectedSamples checks that samples rejected by the collector count as dropped, and that the
+// others are sent.
+func TestQueueCountsRejectedSamples(t *testing.T) {
 	s := &server{answers: []error{status.Error(codes.InvalidArgument, "not this one")}}
 	d := sendAll(t, "http://"+s.listen(t), recording(t, 3), recording(t, 3))
 	assert.EqualValues(t, 6, d.Sent)
@@ -76,9 +77,8 @@ func TestQueueCountsWhatIsRejected(t *testing.T) {
 	assert.Equal(t, Delivery{Sent: 6, Warnings: []string{"slow down"}}, sendAll(t, "http://"+s.listen(t), recording(t, 3)))
 }
 
-// TestQueueCountsWhatIsTooLarge checks that a sample that does not fit into a request is dropped and
-// counted.
-func TestQueueCountsWhatIsTooLarge(t *testing.T) {
+// TestQueueCountsOversizedSamples checks that samples too large for any request are dropped and counted.
+func TestQueueCountsOversizedSamples(t *testing.T) {
 	c, err := NewClient("http://" + (&server{}).listen(t))
 	require.NoError(t, err)
 	c.maxRequest = 1
@@ -92,7 +92,7 @@ func TestQueueCountsWhatIsTooLarge(t *testing.T) {
 	assert.ErrorContains(t, d.Reasons[0], "one sample takes")
 }
 
-// picky is a collector that refuses recordings with a certain number of samples.
+// picky is a collector that refuses, for now, all requests with a certain number of samples.
 type picky struct {
 	*server
 	refused uint64
@@ -105,8 +105,9 @@ func (p *picky) Export(ctx context.Context, r *collectorpb.ExportProfilesService
 	return p.server.Export(ctx, r)
 }
 
-// TestQueueGoesOnBehindWhatIsRefused checks that permanently refused requests do not block the others.
-func TestQueueGoesOnBehindWhatIsRefused(t *testing.T) {
+// TestQueueIsNotBlockedByRefusedRequests checks that requests that the collector keeps refusing do not block
+// other requests.
+func TestQueueIsNotBlockedByRefusedRequests(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000")
 	p := &picky{server: &server{}, refused: 6}
 	c, err := NewClient("http://" + serve(t, p))
@@ -128,23 +129,24 @@ func TestQueueGoesOnBehindWhatIsRefused(t *testing.T) {
 	d := q.Delivery()
 	assert.EqualValues(t, 6*2*senders, d.Dropped)
 	assert.Zero(t, d.Sent+d.Waiting)
-	// Requests without a response so far were dropped for a different reason.
+	// Requests that had no response yet were dropped with errNoTime.
 	reasons := slices.DeleteFunc(d.Reasons, func(reason error) bool { return errors.Is(reason, errNoTime) })
 	require.Len(t, reasons, 1)
 	assert.ErrorContains(t, reasons[0], "not this one")
 }
 
-// TestQueueEnds checks that Close waits for an unresponsive collector no longer than the timeout, and that
-// unsent samples are counted.
-func TestQueueEnds(t *testing.T) {
+// TestQueueCloseTimesOut checks that Close gives up if no collector responds, and counts the unsent samples as
+// dropped.
+func TestQueueCloseTimesOut(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
 	d := sendAll(t, "http://127.0.0.1:1", recording(t, 3), recording(t, 4))
 	assert.EqualValues(t, 14, d.Dropped)
 	assert.Zero(t, d.Sent+d.Waiting)
 }
 
-// TestQueueEndsWhenInterrupted checks that an interrupt ends the wait for an unresponsive collector.
-func TestQueueEndsWhenInterrupted(t *testing.T) {
+// TestQueueCloseIsInterruptible checks that Close stops waiting for an unresponsive collector when its context
+// is canceled.
+func TestQueueCloseIsInterruptible(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2000000000")
 	h := &held{server: &server{}, arrived: make(chan struct{}, 1), answer: make(chan struct{})}
 	c, err := NewClient("http://" + serve(t, h))
@@ -166,9 +168,9 @@ func TestQueueEndsWhenInterrupted(t *testing.T) {
 	assert.EqualValues(t, 6, q.Delivery().Dropped)
 }
 
-// TestForeignAnswers checks that long text from the collector is cut, and that a long pause that it asks for is
-// shortened.
-func TestForeignAnswers(t *testing.T) {
+// TestLongMessagesAreTruncated checks that a report contains only the beginning of a long message from the
+// collector.
+func TestLongMessagesAreTruncated(t *testing.T) {
 	long := strings.Repeat("x", maxResponse/2)
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
 		for name, s := range map[string]*server{
@@ -203,7 +205,8 @@ func (b *busy) send(context.Context, []byte) (*collectorpb.ExportProfilesService
 
 func (*busy) Close() error { return nil }
 
-func TestLongestPause(t *testing.T) {
+// TestPauseIsLimited checks that a client pauses for at most longestAsked, even if the collector asks for more.
+func TestPauseIsLimited(t *testing.T) {
 	data := recording(t, 3)
 	synctest.Test(t, func(t *testing.T) {
 		q := NewQueue(&Client{config: config{timeout: time.Hour}, transport: &busy{}, maxRequest: maxRequest})
@@ -215,7 +218,7 @@ func TestLongestPause(t *testing.T) {
 	})
 }
 
-// held is a collector that responds on command.
+// held is a collector that announces each request in arrived and responds only when answer is closed.
 type held struct {
 	*server
 	arrived, answer chan struct{}
@@ -227,7 +230,8 @@ func (h *held) Export(ctx context.Context, r *collectorpb.ExportProfilesServiceR
 	return h.server.Export(ctx, r)
 }
 
-// TestQueueDropsTheOldest checks that a full queue drops the oldest requests, except those being sent.
+// TestQueueDropsTheOldest checks that a full queue drops the oldest waiting requests, and not the requests
+// being sent.
 func TestQueueDropsTheOldest(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(int(testenv.Patience.Milliseconds())))
 	h := &held{server: &server{}, arrived: make(chan struct{}, 100), answer: make(chan struct{})}
@@ -277,9 +281,9 @@ func TestQueueDropsTheOldest(t *testing.T) {
 	assert.True(t, got[2*(size-1)], "the newest")
 }
 
-// TestQueueOutlivesTheCollector checks that a collector restarted at the same address gets the profiles
-// added meanwhile.
-func TestQueueOutlivesTheCollector(t *testing.T) {
+// TestQueueSurvivesCollectorRestart checks that profiles added while the collector is down are sent when it
+// runs again.
+func TestQueueSurvivesCollectorRestart(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(int(testenv.Patience.Milliseconds())))
 	t.Setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")
 	dir, err := os.MkdirTemp("", "collector") // Socket paths must be short.

@@ -19,11 +19,11 @@ type Rolling struct {
 	keep         int
 }
 
-// stamp is the format of the time in a file name. Names sort chronologically.
+// stamp is the format of the time in a file name. It makes file names sort chronologically.
 const stamp = "20060102T150405.000000Z"
 
-// NewRolling returns a Rolling for file names based on path. Prune keeps the newest keep files, or all files if
-// keep is 0.
+// NewRolling returns a Rolling that derives file names from path. Its Prune keeps the newest keep files, or all
+// files if keep is 0.
 func NewRolling(path string, keep int) Rolling {
 	ending := filepath.Ext(path)
 	for _, e := range endings {
@@ -34,7 +34,7 @@ func NewRolling(path string, keep int) Rolling {
 	return Rolling{path: strings.TrimSuffix(path, ending), ending: ending, keep: keep}
 }
 
-// Path returns the file name of a period.
+// Path returns the file name for the period that starts at began.
 func (r Rolling) Path(began time.Time) string {
 	return r.path + "-" + began.UTC().Format(stamp) + r.ending
 }

@@ -20,15 +20,15 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
-// These labels contain the ids of the span in lower-case hexadecimal. The labels of a goroutine record, which also
-// appear in a Go service's own profiles, have the same keys.
+// These labels contain the ids of the span in lower-case hexadecimal. A Go service's own profiles have labels with
+// the same keys if the service publishes goroutine records.
 const (
 	labelTraceID = "trace_id"
 	labelSpanID  = "span_id"
 )
 
-// resourceLabels lists the resource attributes that become labels of samples. They distinguish services and
-// processes.
+// resourceLabels lists the resource attributes that become labels of samples, so that services and processes can
+// be told apart.
 var resourceLabels = []string{
 	string(semconv.ServiceNameKey),
 	string(semconv.ServiceNamespaceKey),
@@ -39,21 +39,21 @@ var resourceLabels = []string{
 	string(semconv.ProcessExecutableNameKey),
 }
 
-// sample is a sample of a profile for formats that are not OTLP.
+// sample is a sample as the encoders of all formats other than OTLP use it.
 type sample struct {
 	dictionary *profilespb.ProfilesDictionary
 	locations  []int32 // the innermost first
-	// labels holds the ids of the span, the sample's attributes and the attributes in resourceLabels. Texts
-	// precede numbers, and both are sorted by key. If a key occurs twice, the sample's attribute takes precedence
-	// over the resource's.
+	// labels holds the ids of the span, the sample's attributes, and the resource attributes that resourceLabels
+	// lists. Text labels precede numbers, and both are sorted by key. If a key occurs twice, the sample's
+	// attribute takes precedence over the resource's.
 	labels []label
-	// kind is the kind of time. value is the number of samples for CPU time, or nanoseconds for wall-clock time.
-	// unit is the number of nanoseconds that a value of 1 stands for.
-	kind        string
-	value, unit int64
+	kind   string // profile.TypeCPU or profile.TypeWall
+	value  int64  // number of samples of CPU time, or nanoseconds of wall-clock time
+	unit   int64  // nanoseconds that a value of 1 stands for
 }
 
-// label is an attribute as text or as a number. Values of other types become text, and lists become JSON text.
+// label is an attribute as text or, if isNumber is set, as a number. Only integers are numbers. Lists become JSON
+// text.
 type label struct {
 	key, text string
 	number    int64
@@ -139,7 +139,7 @@ func uniqueLabels(labels []label) []label {
 	return labels
 }
 
-// label returns the text of a label, or "" if there is none.
+// label returns the text of the label with the given key, or "" if there is none.
 func (s *sample) label(key string) string {
 	for _, l := range s.labels {
 		if l.key == key {
@@ -149,8 +149,8 @@ func (s *sample) label(key string) string {
 	return ""
 }
 
-// frames yields the service of a sample's process, or its executable if it has no service name, and then the
-// functions, the outermost first.
+// frames yields the names of a sample's frames, the outermost first. The first name is that of the service or, if
+// it is unknown, of the executable. The names of the functions follow.
 func (s *sample) frames() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		process := cmp.Or(s.label(string(semconv.ServiceNameKey)), s.label(string(semconv.ProcessExecutableNameKey)), "[unknown]")
@@ -172,7 +172,7 @@ func (s *sample) frames() iter.Seq[string] {
 	}
 }
 
-// unnamed returns a placeholder for a function without a name, made of the file that contains the function.
+// unnamed returns a placeholder for the name of an unknown function: its file's name in brackets.
 func (s *sample) unnamed(l *profilespb.Location) string {
 	m := s.dictionary.GetMappingTable()[l.GetMappingIndex()]
 	file := s.dictionary.GetStringTable()[m.GetFilenameStrindex()]

@@ -9,8 +9,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// BenchmarkLocate looks up addresses of a program built the usual way, either for the first time, with
-// functions and inlined calls, or again. The first lookup happens once for each address in a recording.
+// BenchmarkLocate looks up addresses in Go code, either for the first time (again=false) or in the
+// cache (again=true). The benchmark open also opens the process, and looks up one address.
 func BenchmarkLocate(b *testing.B) {
 	var r report
 	p := start(b, build(b, programs.Static, "prog"), &r)

@@ -12,19 +12,19 @@ import (
 // debugDirectory contains the separate debug files of stripped files.
 const debugDirectory = "/usr/lib/debug"
 
-// debugFile is a file with the symbols of another, stripped file. Both have the same addresses. A debugFile belongs
-// to a region instead of the stripped file, so that a process's debug files affect only its own samples.
+// debugFile is a file that contains the symbols of a stripped file, at the same virtual addresses. It is attached
+// to a region and not to the stripped file, so that the debug files of a process affect only its own samples.
 type debugFile struct {
 	file *file
 	// segments holds the segments of the stripped file, which map offsets to addresses.
 	segments []elf.Prog64
 }
 
-// lacking holds the data of a file without symbols that is needed to find and use its debug file.
+// lacking describes a file without symbols, as needed to find and use its debug file.
 type lacking struct {
-	// link is the name of the debug file in .gnu_debuglink, or "".
+	// link is the debug file's name as given in the section .gnu_debuglink, or "".
 	link string
-	// segments holds the segments of the file without symbols.
+	// segments holds the segments of the described file.
 	segments []elf.Prog64
 }
 
@@ -62,7 +62,7 @@ func (f *Files) openDebug(r *Region, of *file) *debugFile {
 // debugNames returns the possible paths of the debug file for the file at filePath.
 func debugNames(filePath, link, buildID string) []string {
 	var names []string
-	const prefix = 2 // digits
+	const prefix = 2 // digits of the build id that name a directory
 	if len(buildID) > prefix {
 		names = append(names, path.Join(debugDirectory, ".build-id", buildID[:prefix], buildID[prefix:]+".debug"))
 	}

@@ -17,7 +17,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// TestDebugFile symbolizes C functions of a program whose symbols are in a debug file.
+// TestDebugFile checks that C functions get their names from a separate debug file, but only if its build id
+// matches.
 func TestDebugFile(t *testing.T) {
 	objcopy, err := exec.LookPath("objcopy")
 	if err != nil {
@@ -57,8 +58,8 @@ func TestDebugFile(t *testing.T) {
 	}
 }
 
-// TestDebugFileInRoot finds the debug file by build id in the process's file system. Another process with a
-// different debug file for the same file must not affect this one's names.
+// TestDebugFileInRoot checks that a debug file in a process's own root directory is found, and that it does not
+// name functions of another process with the same executable.
 func TestDebugFileInRoot(t *testing.T) {
 	objcopy, err := exec.LookPath("objcopy")
 	if err != nil || os.Geteuid() != 0 {
@@ -105,15 +106,16 @@ func TestDebugNames(t *testing.T) {
 	assert.Empty(t, debugNames("[heap]", "", "ab"))
 }
 
-// TestAttachedWhileRead checks that a file can be attached while the file system blocks a reader of it.
-func TestAttachedWhileRead(t *testing.T) {
+// TestAttachWhileRead checks that Attach does not block while another goroutine waits for the file system to
+// read the same file.
+func TestAttachWhileRead(t *testing.T) {
 	files := NewFiles()
 	defer files.Close()
 	for range 2 {
 		p, err := files.Open(os.Getpid())
 		require.NoError(t, err)
 		defer func() { _ = p.Close() }()
-		r := p.Find(uint64(reflect.ValueOf(TestAttachedWhileRead).Pointer()))
+		r := p.Find(uint64(reflect.ValueOf(TestAttachWhileRead).Pointer()))
 		require.NotNil(t, r)
 		r.Attach()
 		of := r.attached.Load().file
@@ -126,8 +128,9 @@ func TestAttachedWhileRead(t *testing.T) {
 	}
 }
 
-// TestForgottenLater checks that symbols that should be dropped while the file is being read are dropped later.
-func TestForgottenLater(t *testing.T) {
+// TestSymbolsDroppedLater checks that symbols which cannot be dropped now, because their file is being read,
+// are dropped later.
+func TestSymbolsDroppedLater(t *testing.T) {
 	f := NewFiles()
 	files := make([]*file, maxTables+2)
 	for i := range files {
@@ -135,7 +138,7 @@ func TestForgottenLater(t *testing.T) {
 	}
 	files[0].reading <- struct{}{}
 	for _, o := range files {
-		f.holds(o)
+		f.useSymbols(o)
 	}
 	held := func() (n int) {
 		for _, o := range files {
@@ -148,7 +151,7 @@ func TestForgottenLater(t *testing.T) {
 	assert.Equal(t, maxTables, held())
 	assert.NotNil(t, files[0].symbols)
 	<-files[0].reading
-	f.holds(files[1])
+	f.useSymbols(files[1])
 	assert.Equal(t, maxTables-1, held())
 	assert.Nil(t, files[0].symbols)
 	assert.Len(t, f.tables, maxTables)

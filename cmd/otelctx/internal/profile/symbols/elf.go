@@ -14,7 +14,7 @@ import (
 	"unicode"
 )
 
-// These caps for ELF files are far higher than the sizes that linkers produce.
+// These limits for ELF files are far beyond anything that linkers produce.
 const (
 	maxSegments = 256
 	maxSections = 1 << 14
@@ -33,7 +33,7 @@ type elfFile struct {
 	sections []section
 }
 
-// section is a section header, with the section's name if it is in sectionNames.
+// section is a section header. name is set only if it is in sectionNames.
 type section struct {
 	elf.Section64
 	name string
@@ -108,7 +108,7 @@ func (f *elfFile) readSections(header *elf.Header64) {
 	}
 }
 
-// decode decodes a structure of the ELF format.
+// decode decodes the ELF structure at offset. It returns false if p ends before the structure does.
 func decode(p part, offset uint64, to any) bool {
 	b := make([]byte, binary.Size(to))
 	if !p.read(offset, b) {
@@ -156,11 +156,11 @@ func (f *elfFile) memory(address uint64) part {
 	return f.file.sub(0, 0)
 }
 
-// buildIDs returns the GNU build id in hexadecimal and the Go build id. A missing id is "". In a program linked by
-// Go's own linker, only a section contains the GNU build id, and no segment does.
+// buildIDs returns the GNU build id in hexadecimal, and the Go build id. A missing id is "". It searches sections,
+// too, because no segment contains the GNU build id of a program linked by Go's own linker.
 func (f *elfFile) buildIDs() (gnu, golang string) {
 	add := func(offset, size, align uint64) {
-		// Notes with an alignment of 8 have another layout and contain no build ids.
+		// Notes aligned to 8 bytes have a different layout and contain no build ids.
 		content := make([]byte, min(size, maxNotes))
 		if align == 8 || !f.file.read(offset, content) {
 			return

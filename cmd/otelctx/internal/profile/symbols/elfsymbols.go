@@ -14,13 +14,14 @@ import (
 )
 
 const (
-	// maxSymbols is the maximum number of functions held for a file, at 16 bytes each.
+	// maxSymbols is the maximum number of functions kept in memory for a file, at 16 bytes each.
 	maxSymbols = 1 << 20
 	// maxSymbolEntries is the maximum number of symbol table entries that are read.
 	maxSymbolEntries = 1 << 22
-	// maxAliases is the maximum number of names of one address that are compared.
+	// maxAliases is the maximum number of functions with the same start whose names are compared.
 	maxAliases = 64
-	// maxOverlap is the maximum number of functions before an address that are examined.
+	// maxOverlap is the maximum number of functions that lookup tries for an address. It begins with the last
+	// function that starts at or before the address, and goes backwards.
 	maxOverlap = 16
 	// maxMangled is the maximum length of a mangled name in bytes. The demangled name can be much longer, so
 	// its length is limited to 1<<maxDemangledBits bytes.
@@ -31,21 +32,21 @@ const (
 // elfSymbols holds the functions of an ELF file by address.
 type elfSymbols struct {
 	functions []elfFunction
-	names     [2]part // of .symtab and of .dynsym
+	names     [2]part // string tables of .symtab and .dynsym
 }
 
 // elfFunction is a function of an ELF file.
 type elfFunction struct {
 	address uint64
-	name    uint32 // offset
+	name    uint32 // offset in the string table
 	// sizeAndKind is the function's size, at most maxSize, shifted left by kindBits. The lower bits contain the
 	// rank and dynamicBit.
 	sizeAndKind uint32
 }
 
 const (
-	rankBits   = 3      // mask of the rank, which is lowest for a global symbol
-	dynamicBit = 1 << 2 // the name is in names[1]
+	rankBits   = 3      // mask of the rank: 0 for global, 1 for weak, 2 for local symbols
+	dynamicBit = 1 << 2 // set if the name is in names[1]
 	kindBits   = 3
 	maxSize    = 1<<(32-kindBits) - 1
 )
@@ -80,10 +81,10 @@ func (f *elfFile) readSymbols() *elfSymbols {
 	return symbols
 }
 
-// read reads at most left entries of a table, and returns the number of entries that may be read from later tables.
+// read reads at most left entries of a table, and returns how many entries may still be read from other tables.
 func (s *elfSymbols) read(table part, dynamic bool, left uint64) uint64 {
 	var b [elf.Sym64Size]byte
-	// Allocate in one step, because growing step by step would take several times the memory.
+	// Allocate the functions at once, because append would allocate several times as much.
 	s.functions = slices.Grow(s.functions, min(int(min(table.size, maxSymbols*elf.Sym64Size)/elf.Sym64Size), maxSymbols-len(s.functions)))
 	for i := range left {
 		if !table.read(i*elf.Sym64Size, b[:]) || len(s.functions) >= maxSymbols {
@@ -173,7 +174,7 @@ func (s *elfSymbols) name(f elfFunction) (string, bool) {
 	return name, ok
 }
 
-// demangled returns a C++ or Rust name as in the source. It returns other names unchanged.
+// demangled returns a C++ or Rust name as it is written in the source. It returns other names unchanged.
 func demangled(name string) string {
 	if len(name) > maxMangled {
 		return name

@@ -16,18 +16,19 @@ import (
 )
 
 const (
-	// maxFiles is the maximum number of open files, which all users share. A user may hold at most as many files
-	// as are still free, which leaves room for other users. Beyond that, the user's least recently used
-	// file is evicted. A file that no user holds is closed, and its symbols are no longer available.
+	// maxFiles is the maximum number of open files of all users together. A single user may hold only as many files
+	// as could still be opened, so that there is always room for other users. If it holds more, its least recently
+	// used file is released. A file that no user holds is closed, and its symbols are no longer available.
 	maxFiles = 1024
-	// maxTables is the maximum number of files whose symbols are held, at about 16 MB each at most. Two are
-	// needed because an address may be looked up in a program and in its debug file.
+	// maxTables is the maximum number of files whose symbols are kept in memory, at most about 16 MB for each. Two
+	// are needed because an address may be looked up in a program and in its debug file.
 	maxTables = 2
-	// maxNamed and maxNamedBytes limit the cached addresses of a file. Beyond either limit, the cache is cleared.
+	// maxNamed and maxNamedBytes limit the cache of lookups in a file. When either limit is reached, the cache is
+	// cleared.
 	maxNamed      = 1 << 14
 	maxNamedBytes = 4 << 20
-	// maxBusy is the maximum time to wait for a file that another goroutine reads. A longer wait means that the
-	// file system does not respond.
+	// maxBusy is how long to wait while another goroutine reads a file. If that takes longer, the file system
+	// probably does not respond.
 	maxBusy = 100 * time.Millisecond
 )
 
@@ -37,11 +38,9 @@ type Files struct {
 	// unnamed is set if only build ids are needed. Files do not stay open then.
 	unnamed bool
 
-	// missed is the latest time at which a new mapping may not have been reported, and misses the number of calls
-	// of Missed. untold is set if not all mappings are reported.
-	missed atomic.Pointer[time.Time]
-	misses atomic.Uint64
-	untold atomic.Bool
+	missed atomic.Pointer[time.Time] // the argument of the last call of Missed
+	misses atomic.Uint64             // the number of calls of Missed
+	untold atomic.Bool               // set by Untold
 
 	mu    sync.Mutex
 	byID  map[fileID]*file
@@ -52,7 +51,7 @@ type Files struct {
 	tables []*file
 }
 
-// Maps reports whether the mappings of a process are of interest to f.
+// Maps reports whether a process is open, so that f needs the kernel's reports of its mappings.
 func (f *Files) Maps(pid int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -76,7 +75,7 @@ func (f *Files) Missed(before time.Time) {
 	f.misses.Add(1)
 }
 
-// Untold records that [Files.Mapped] is not called for all mappings.
+// Untold records that [Files.Mapped] is not called for every mapping. No result is certain from then on.
 func (f *Files) Untold() { f.untold.Store(true) }
 
 func (f *Files) register(p *Process) {
@@ -107,9 +106,10 @@ type file struct {
 	id    fileID
 	// holders is the number of users that hold the file. It is guarded by files.mu.
 	holders int
-	// These fields are immutable. kind is the frame type of all code in the file if nothing is symbolized.
+	// These fields do not change. kind is used only if Files.unnamed is set: it is then the frame type of all code in
+	// the file.
 	gnuBuildID, goBuildID, htlHash, kind string
-	// lacks is used to find a debug file if this file has no symbols, and nil otherwise.
+	// lacks is used to find the debug file. It is nil if this file has symbols itself.
 	lacks *lacking
 
 	// reading is a lock held by the goroutine that reads the file. It is a channel, so that waiting for it can
@@ -134,8 +134,8 @@ func NewFiles() *Files {
 	return &Files{byID: map[fileID]*file{}, users: map[int][]*file{}, processes: map[int][]*Process{}}
 }
 
-// NewUnnamedFiles is like NewFiles, for callers that need build ids but no names. It reads only the build ids, when
-// a file is attached.
+// NewUnnamedFiles is like NewFiles, for callers that need build ids but no names. When a region is attached, only the
+// build ids of its file are read.
 func NewUnnamedFiles() *Files {
 	f := NewFiles()
 	f.unnamed = true
@@ -168,7 +168,8 @@ func (f *Files) open(r *Region) *file {
 	return f.openNamed(r.process.user, path, id)
 }
 
-// openNamed returns the file that path refers to, for a user, or nil if it cannot be read.
+// openNamed returns the file behind path, a handle, and makes the user hold it. It returns nil if the file cannot be
+// read.
 func (f *Files) openNamed(user int, path *os.File, id fileID) *file {
 	f.mu.Lock()
 	known := f.byID[id]
@@ -189,8 +190,8 @@ func (f *Files) openNamed(user int, path *os.File, id fileID) *file {
 	return f.add(user, newFile(f, id, content, content))
 }
 
-// add adds a file for a user and returns it. If the same file is already known, add closes o and returns the known
-// file.
+// add adds o and makes the user hold it. If the same file is already known, add closes o and uses the known file. It
+// returns the file that the user holds.
 func (f *Files) add(user int, o *file) *file {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -204,7 +205,8 @@ func (f *Files) add(user int, o *file) *file {
 	return o
 }
 
-// hold makes a user hold a file. f.mu is held.
+// hold makes a user hold a file. If the user then holds too many, hold releases the least recently used one. f.mu is
+// held.
 func (f *Files) hold(user int, o *file) {
 	held := f.users[user]
 	before := len(held)
@@ -220,7 +222,7 @@ func (f *Files) hold(user int, o *file) {
 	f.users[user] = held
 }
 
-// use moves or adds o to the end of a list, and returns the first file of the list.
+// use moves o to the end of a list, or adds it there, and returns the first file of the list.
 func use(list *[]*file, o *file) *file {
 	if i := slices.Index(*list, o); i >= 0 {
 		*list = slices.Delete(*list, i, i+1)
@@ -276,11 +278,11 @@ func (o *file) close() {
 // vdso is the path of the code that the kernel maps into each process.
 const vdso = "[vdso]"
 
-// kernelUser is the user that holds the kernel's files.
+// kernelUser stands for the kernel as the user that holds the vDSO.
 const kernelUser = -1
 
-// ownVDSO returns the vDSO of this process. It is the same in all processes of an architecture, and unlike the
-// memory of other processes it can be trusted.
+// ownVDSO returns the vDSO of this process. All processes of an architecture have the same vDSO, but only this
+// process's own memory can be trusted.
 func (f *Files) ownVDSO() *file {
 	id := fileID{size: -1}
 	f.mu.Lock()
@@ -308,7 +310,7 @@ func (o *file) locate(offset uint64) ([]Line, string) {
 
 // locateAddress is like locate, for a virtual address in the file.
 func (o *file) locateAddress(address uint64) ([]Line, string) {
-	const isAddress = 1 << 63 // larger than any offset
+	const isAddress = 1 << 63 // distinguishes addresses from offsets in the cache
 	return o.find(address|isAddress, func() (uint64, bool) { return address, true })
 }
 
@@ -327,7 +329,7 @@ func (o *file) read() bool {
 		return true
 	case <-timer.C:
 	}
-	// If this goroutine was descheduled until both channels were ready, select chose one at random. So try once more.
+	// Try once more: if both channels were ready, select may have chosen the timer.
 	select {
 	case o.reading <- struct{}{}:
 		return true
@@ -336,7 +338,8 @@ func (o *file) read() bool {
 	}
 }
 
-// find returns the functions at an address, and the frame type. It caches the result under key.
+// find returns the functions at an address, and the frame type. It caches the result under key, and calls address
+// only if there is no result yet.
 func (o *file) find(key uint64, address func() (uint64, bool)) ([]Line, string) {
 	if !o.read() {
 		return nil, ""
@@ -378,7 +381,7 @@ func (o *file) lookup(address uint64) ([]Line, string) {
 		lines, _ := t.lookup(address)
 		return lines, TypeGo
 	}
-	o.files.holds(o)
+	o.files.useSymbols(o)
 	if o.symbols == nil {
 		o.symbols = o.elf.readSymbols()
 	}
@@ -388,9 +391,9 @@ func (o *file) lookup(address uint64) ([]Line, string) {
 	return nil, TypeNative
 }
 
-// holds records that a file holds its symbols. If too many files do, it drops the symbols of the least recently
-// used file.
-func (f *Files) holds(o *file) {
+// useSymbols records that the symbols of o are used. If more than maxTables files have symbols in memory, it drops
+// the symbols of the least recently used file.
+func (f *Files) useSymbols(o *file) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	use(&f.tables, o)

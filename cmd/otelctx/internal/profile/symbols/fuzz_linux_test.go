@@ -34,9 +34,9 @@ func (p *patched) ReadAt(b []byte, offset int64) (int, error) {
 	return n, err
 }
 
-// FuzzImage changes the structures of this test program's file, or truncates it, and looks up addresses. Lookups
-// must not crash or read without limit. A function's name must be in the symbols that debug/elf reads, or come from
-// the Go table within its limits. If nothing was changed, the results must be correct.
+// FuzzImage checks that lookups in a damaged file do not crash, do not read without limit, and do not invent names.
+// The file is this test program with some bytes changed, or truncated. If it is unchanged, the results must be
+// correct.
 func FuzzImage(f *testing.F) {
 	base, err := os.ReadFile("/proc/self/exe")
 	require.NoError(f, err)
@@ -75,7 +75,7 @@ func FuzzImage(f *testing.F) {
 	})
 }
 
-// regionsOf returns the parts of a file that determine its structure.
+// regionsOf returns the parts of a file that contain headers and tables.
 func regionsOf(i *file) []part {
 	regions := []part{i.elf.file.sub(0, 64), i.golang.table.sub(0, 128), i.golang.functions, i.golang.names, i.golang.byPC, i.golang.units, i.golang.inlineTrees}
 	for n := range i.elf.sections {
@@ -106,7 +106,8 @@ func requireSound(t *testing.T, i *file, lines []Line, kind string) {
 	}
 }
 
-// requireInSymbols looks up the name with debug/elf, if that accepts the file.
+// requireInSymbols checks that debug/elf finds a symbol with this name at address, unless debug/elf rejects the
+// file.
 func requireInSymbols(t *testing.T, file io.ReaderAt, address uint64, name string) {
 	t.Helper()
 	f, err := elf.NewFile(file)

@@ -17,16 +17,16 @@ const (
 	goHeaderSize   = 8 + 8*8
 	goFuncSize     = 44
 	goFuncTabEntry = 8
-	// These are indices of the tables that a function refers to.
+	// These are indices in the lists of tables that follow a _func.
 	goPCDataInlTreeIndex = 2
 	goFuncDataInlTree    = 3
 	goInlinedCallSize    = 16
 )
 
-// These caps limit the work and the size of results when the table is read.
+// These limits bound the work and the size of results when an untrusted table is read.
 const (
 	maxGoFunctions   = 1 << 24
-	maxGoSteps       = 1 << 18 // of one function's table by program counter
+	maxGoSteps       = 1 << 18 // entries of a function's table by program counter
 	maxGoInlineDepth = 64
 )
 
@@ -36,31 +36,31 @@ var errNoGoTable = errors.New("no known table of Go functions")
 // not used to read it, because it does not support inlined calls and holds all functions in memory.
 type goTable struct {
 	table     part // the whole table
-	functions part // functab, and the functions behind it
+	functions part // functab, followed by the _func structures
 	names     part
 	units     part // cutab: file names by compilation unit
 	files     part
-	byPC      part // pctab
+	byPC      part // pctab: tables by program counter
 	count     uint64
 	quantum   uint64
 
 	// text is the base address of the program counters in the table. limit is the end of the last function.
 	text, limit uint64
-	// inlineTrees contains the functions' inline trees. It is the zero value if they are unknown.
+	// inlineTrees contains the inline trees of all functions. It is the zero value if they are unknown.
 	inlineTrees part
 }
 
 // goFunction is the runtime's _func.
 type goFunction struct {
 	entry, limit   uint64
-	name           uint32
-	pcsp           uint32 // offset in byPC of the stack frame's size; the next two are also in byPC
-	pcfile, pcline uint32
-	unit           uint32
+	name           uint32 // offset in names
+	pcsp           uint32 // offset in byPC of the table of stack frame sizes
+	pcfile, pcline uint32 // offsets in byPC of the tables of files and lines
+	unit           uint32 // index in units
 	start          int32  // line
-	inlineIndex    uint32 // offset in byPC, or 0 if there is none
-	inlineTree     uint64 // in inlineTrees
-	inlines        bool
+	inlineIndex    uint32 // offset in byPC of the table of inlined calls, or 0
+	inlineTree     uint64 // offset in inlineTrees
+	inlines        bool   // has inlined calls
 }
 
 // goTable finds the table of Go functions and its base address, or fails.
@@ -84,7 +84,6 @@ func (f *elfFile) goTable() (*goTable, error) {
 	return nil, errNoGoTable
 }
 
-// parseGoTable parses the table's header.
 func parseGoTable(content part) (*goTable, error) {
 	var b [goHeaderSize]byte
 	if !content.read(0, b[:]) || binary.LittleEndian.Uint32(b[:]) != goTableMagic ||
@@ -109,7 +108,7 @@ const moduleWordCount = 64
 // These are positions of words in moduledata. They have not changed since Go 1.18.
 const (
 	moduleHeader  = 0
-	moduleNames   = 1 // a slice, like those below
+	moduleNames   = 1 // a slice, like the others up to moduleFuncTab
 	moduleUnits   = 4
 	moduleFiles   = 7
 	moduleByPC    = 10
@@ -121,8 +120,8 @@ const (
 	moduleEndText = 23
 )
 
-// adopt checks whether words are moduledata: they must agree with the table at address, as the runtime's own check
-// requires. If so, adopt takes the base address from them and returns true.
+// adopt reports whether words are the moduledata of the table at address. They must agree with the table, as the
+// runtime itself requires. If they do, adopt takes the base address from them.
 func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 	first, ok := t.functions.uint32(0)
 	last, ok2 := t.functions.uint32(t.count * goFuncTabEntry)
@@ -134,8 +133,8 @@ func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 		words[moduleFuncTab+1] != t.count+1 {
 		return false
 	}
-	// If the linker has divided the text, because it is too large for 32 bits, a list of sections determines the
-	// addresses. Such programs are not supported: the last of these conditions fails for them.
+	// If the text is too large for 32 bits, the linker divides it, and a list of sections determines the addresses.
+	// Such programs are not supported: the last of the following conditions rejects them.
 	text := words[moduleText]
 	if words[moduleMinPC] != text+uint64(first) || words[moduleMaxPC] != text+uint64(last) ||
 		words[moduleMinPC] >= words[moduleMaxPC] || words[moduleMaxPC] > words[moduleEndText] {
@@ -145,8 +144,8 @@ func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 	return true
 }
 
-// moduleCandidates returns the possible addresses of moduledata. Since Go 1.26 that is the start of its section. In
-// other files it is every place that contains the address of the table s.
+// moduleCandidates returns the possible addresses of moduledata. Since Go 1.26 moduledata has its own section. In
+// older files it begins at one of the places that contain the address of the table's section, s.
 func (f *elfFile) moduleCandidates(s *section, relocations []relocation) []uint64 {
 	if module := f.named(".go.module"); module != nil {
 		return []uint64{module.Addr}
@@ -164,7 +163,7 @@ const (
 	maxModuleCandidates = 64
 	// maxModuleSearch is the maximum number of bytes that are searched for moduledata.
 	maxModuleSearch = 64 << 20
-	// maxRelocations is the maximum number of relocations held while a file is opened, at 16 bytes each.
+	// maxRelocations is the maximum number of relocations kept in memory while a file is opened, at 16 bytes each.
 	maxRelocations = 1 << 21
 )
 
@@ -192,7 +191,7 @@ func (f *elfFile) pointersTo(target uint64) []uint64 {
 	return found
 }
 
-// relocation makes the loader store addend plus the load address at address.
+// relocation tells the loader to store addend plus the load address at address.
 type relocation struct{ address, addend uint64 }
 
 // relocations returns the relative relocations of a position-independent file, which only add the load
@@ -218,7 +217,7 @@ func (f *elfFile) relocations() []relocation {
 	return found
 }
 
-// moduleWords returns the words at address in the memory of a process, relative to the load address.
+// moduleWords returns the words that start at address, as relocations would set them if the load address were 0.
 func (f *elfFile) moduleWords(address uint64, relocations []relocation) (*[moduleWordCount]uint64, bool) {
 	words := new([moduleWordCount]uint64)
 	content := f.memory(address)
@@ -237,23 +236,23 @@ func (f *elfFile) moduleWords(address uint64, relocations []relocation) (*[modul
 }
 
 const (
-	// inlineProbe is the number of functions with inlined calls that are checked against candidate inline trees.
-	// inlineSearch is the number of functions that are searched for functions with inlined calls.
-	inlineProbe  = 32
+	// inlineProbe is the number of functions with inlined calls that are used to test possible inline trees.
+	inlineProbe = 32
+	// inlineSearch is the maximum number of functions that are searched for functions with inlined calls.
 	inlineSearch = 1 << 16
-	// maxInlined is the maximum number of calls that are checked in one function.
+	// maxInlined is the maximum number of inlined calls that are checked in one function.
 	maxInlined = 1 << 12
 )
 
-// probe is a function whose inlined calls are checked.
+// probe is a function whose inlined calls are checked to test possible inline trees.
 type probe struct {
 	goFunction
-	count int32 // of inlined calls
+	count int32 // number of inlined calls
 }
 
-// findInlineTrees finds the address of the inline trees (gofunc) among the words of moduledata. The position of this
-// word differs between Go versions, so findInlineTrees takes the first word after the known ones with which the
-// functions' inline trees are plausible. If there is none, inlined calls remain unknown.
+// findInlineTrees finds the address of the inline trees (gofunc) among the words of moduledata. Its position differs
+// between Go versions. So findInlineTrees tries the words after the known ones, and takes the first that leads to
+// plausible inline trees. If there is none, inlined calls remain unknown.
 func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
 	var probes []probe
 	for i := range min(t.count, inlineSearch) {
@@ -291,8 +290,8 @@ func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
 	}
 }
 
-// plausible reports whether trees could be the inline trees. For the function of p, they must yield calls whose names
-// begin right after another name and whose offsets are inside the function.
+// plausible reports whether trees could be the inline trees. Each inlined call of p must have a name that begins
+// where a name of the table begins, and an offset inside the function.
 func (t *goTable) plausible(p probe, trees part) bool {
 	for i := range p.count {
 		call, ok := inlinedCall(p.goFunction, trees, i)
@@ -310,7 +309,7 @@ func (t *goTable) plausible(p probe, trees part) bool {
 }
 
 // goCall is the runtime's inlinedCall. name and start are the name and the first line of the called function. parent
-// is the call's offset in the function that it is inlined into.
+// is the position of the call, as an offset in the code of the function that contains it.
 type goCall struct {
 	name, parent uint32
 	start        int32
@@ -380,13 +379,15 @@ func (t *goTable) find(address uint64) (goFunction, bool) {
 	return fn, true
 }
 
-// pcValue is the value of a table by program counter for the addresses from the previous limit to limit.
+// pcValue is an entry of a table by program counter. The value applies from the previous entry's limit up to, but not
+// including, limit.
 type pcValue struct {
 	value int32
 	limit uint64
 }
 
-// values yields the values of the table at an offset of byPC for a function that begins at entry.
+// values yields the entries of a table by program counter: the table at an offset in byPC, of a function that begins
+// at entry.
 func (t *goTable) values(offset uint32, entry uint64) func(yield func(pcValue) bool) {
 	return func(yield func(pcValue) bool) {
 		if offset == 0 {
@@ -441,9 +442,9 @@ func (t *goTable) value(offset uint32, entry, address uint64) int32 {
 	return -1
 }
 
-// lookup returns the function that contains address, preceded by the calls inlined there. If the inlined
-// calls are unknown, it returns the function alone, without file and line, which would be those of the
-// innermost call.
+// lookup returns the function that contains address, preceded by the functions inlined there. If the inlined
+// functions are unknown, it returns the function without file and line, because the table has these only for the
+// innermost function.
 func (t *goTable) lookup(address uint64) ([]Line, bool) {
 	fn, ok := t.find(address)
 	if !ok {
@@ -477,7 +478,7 @@ func (t *goTable) lookup(address uint64) ([]Line, bool) {
 	return []Line{{Function: printable(outer), Start: startLine(fn.start)}}, true
 }
 
-// startLine returns a line of the table as an int. It replaces negative lines, which untrusted files may have, by 0.
+// startLine returns line, or 0 if it is negative, which is possible in an untrusted file.
 func startLine(line int32) int { return int(max(line, 0)) }
 
 // place returns the file and line of the instruction at address, or "" and 0.
@@ -496,8 +497,8 @@ func (t *goTable) place(fn goFunction, address uint64) (file string, line int) {
 	return file, int(lineNumber)
 }
 
-// printable returns a function's name as the runtime prints it. It removes type arguments, which are the text between
-// the outermost brackets.
+// printable returns a function's name as the runtime prints it, with type arguments replaced by three dots. They are
+// the text between the outermost brackets.
 func printable(name string) string {
 	i, j := strings.IndexByte(name, '['), strings.LastIndexByte(name, ']')
 	if i < 0 || j <= i {

@@ -39,7 +39,7 @@ func (e endless) ReadAt(b []byte, offset int64) (int, error) {
 	return len(b), nil
 }
 
-// TestEndless opens files that claim the maximum size for everything.
+// TestEndless checks that a file takes limited memory even if its headers claim huge sizes for everything.
 func TestEndless(t *testing.T) {
 	var before, after runtime.MemStats
 	for _, fill := range []byte{0, 1, 2, 4, 6, 0x7f, 0xff} {
@@ -48,7 +48,7 @@ func TestEndless(t *testing.T) {
 			Type:  uint16(elf.ET_DYN), Machine: uint16(elf.EM_X86_64),
 			Phoff: 64, Phentsize: 56, Phnum: 0xffff, Shoff: 64, Shentsize: 64, Shnum: 0xffff, Shstrndx: 1,
 		}
-		// The file has two tables of symbols and one of relocations.
+		// The file has two symbol tables and a table of relocations.
 		all := elf.Section64{Size: 1 << 62, Flags: uint64(elf.SHF_ALLOC)}
 		var b bytes.Buffer
 		require.NoError(t, binary.Write(&b, binary.LittleEndian, header))
@@ -72,8 +72,8 @@ func TestEndless(t *testing.T) {
 	}
 }
 
-// TestOlderGo checks that moduledata is found in files from before Go 1.26, which have no section for it: by the
-// address of the table in the data, or by the relocation of this address.
+// TestOlderGo checks that moduledata is found in files built before Go 1.26, where it has no section of its own. It
+// contains the address of the Go table, either in the data or as a relocation.
 func TestOlderGo(t *testing.T) {
 	for _, v := range []programs.Variant{programs.Stripped, pieStripped} {
 		file, err := os.Open(build(t, v, "prog"))
@@ -98,7 +98,7 @@ func TestOlderGo(t *testing.T) {
 	}
 }
 
-// TestNotELF opens files that are not ELF, or for another kind of machine.
+// TestNotELF checks that files are rejected if they are not ELF, not 64-bit or not little-endian.
 func TestNotELF(t *testing.T) {
 	content, err := os.ReadFile("/proc/self/exe")
 	require.NoError(t, err)
@@ -114,8 +114,8 @@ func TestNotELF(t *testing.T) {
 	require.ErrorIs(t, err, errNotELF)
 }
 
-// TestRelocated opens files in which only the relocations contain the addresses in moduledata, as some linkers
-// produce them.
+// TestRelocated checks that the Go table is found if the addresses in moduledata are only in relocations. Some
+// linkers produce such files.
 func TestRelocated(t *testing.T) {
 	content, err := os.ReadFile(build(t, pieStripped, "prog"))
 	require.NoError(t, err)
@@ -140,8 +140,8 @@ func TestRelocated(t *testing.T) {
 	assert.Equal(t, want.inlineTrees.start, got.inlineTrees.start)
 }
 
-// TestWrongModule opens files in which one word of moduledata disagrees with the table. There must be no names,
-// because they could be wrong.
+// TestWrongModule checks that the Go table is not used if a word of moduledata disagrees with it, because the names
+// could be wrong.
 func TestWrongModule(t *testing.T) {
 	content, err := os.ReadFile("/proc/self/exe")
 	require.NoError(t, err)
@@ -160,8 +160,7 @@ func TestWrongModule(t *testing.T) {
 	}
 }
 
-// TestNoModule opens a file with a table but without moduledata. There must be no names, because the base address is
-// unknown.
+// TestNoModule checks that the Go table is not used without moduledata, because the base address is unknown.
 func TestNoModule(t *testing.T) {
 	file, err := os.Open("/proc/self/exe")
 	require.NoError(t, err)
@@ -177,7 +176,7 @@ func TestNoModule(t *testing.T) {
 	require.ErrorIs(t, err, errNoGoTable)
 }
 
-// TestBoundedCache looks up more addresses than fit into the cache.
+// TestBoundedCache checks that the cache of lookups in a file is limited, both in entries and in bytes.
 func TestBoundedCache(t *testing.T) {
 	self, err := os.Open("/proc/self/exe")
 	require.NoError(t, err)
@@ -187,15 +186,13 @@ func TestBoundedCache(t *testing.T) {
 		f.locate(offset)
 		require.LessOrEqual(t, len(f.named), maxNamed)
 	}
-	// A few large ones.
 	for offset := range uint64(10_000) {
 		f.keep(offset, named{lines: []Line{{Function: strings.Repeat("x", maxName)}}})
 	}
 	assert.Less(t, len(f.named), maxNamedBytes/maxName)
 }
 
-// TestUsersShareFiles checks that a user who maps any number of files loses only files that no other user
-// has mapped.
+// TestUsersShareFiles checks that users who map many files do not cause files held by another user to be closed.
 func TestUsersShareFiles(t *testing.T) {
 	f := NewFiles()
 	defer f.Close()
@@ -224,7 +221,8 @@ type closer func()
 
 func (c closer) Close() error { c(); return nil }
 
-// TestGone opens a process that has ended, and ids without a process.
+// TestGone checks that attached regions can be symbolized after their process has ended, and that such a process
+// cannot be opened.
 func TestGone(t *testing.T) {
 	var r report
 	p := start(t, build(t, programs.Static, "prog"), &r)
@@ -281,7 +279,7 @@ func TestKallsyms(t *testing.T) {
 	}
 }
 
-// TestKallsymsUnnamed checks that without names the range of the kernel's code is the same as with names.
+// TestKallsymsUnnamed checks that the range of the kernel's code is the same whether or not names are read.
 func TestKallsymsUnnamed(t *testing.T) {
 	named, k := &Kernel{locations: map[uint64]*Location{}}, &Kernel{locations: map[uint64]*Location{}}
 	require.NoError(t, named.parse(strings.NewReader(kallsyms)))
@@ -293,7 +291,7 @@ func TestKallsymsUnnamed(t *testing.T) {
 	assert.Equal(t, &Location{Mapping: k.mapping, Address: 0xffffffff81000100, Type: TypeKernel}, k.Locate(0xffffffff81000100))
 }
 
-// TestKernel symbolizes an address reported by the kernel itself.
+// TestKernel checks that a function of the running kernel is symbolized.
 func TestKernel(t *testing.T) {
 	k, err := OpenKernel()
 	require.NotNil(t, k)

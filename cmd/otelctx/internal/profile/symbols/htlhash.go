@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	htlBytes = 4096 // of the head and of the tail
+	htlBytes = 4096 // of the head, and likewise of the tail
 	htlSize  = 16   // bytes of the result
 )
 

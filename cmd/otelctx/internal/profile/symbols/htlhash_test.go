@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// TestHTLHash compares hashes with results of package libpf of the OpenTelemetry eBPF profiler, v0.0.202633. A test of
-// module interop calls libpf itself.
+// TestHTLHash compares hashes with results from package libpf of the OpenTelemetry eBPF profiler, v0.0.202633. A test
+// in module interop calls libpf itself.
 func TestHTLHash(t *testing.T) {
 	for size, want := range map[int]string{
 		0:     "af5570f5a1810b7af78caf4bc70a660f",

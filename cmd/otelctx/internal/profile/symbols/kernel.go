@@ -33,7 +33,7 @@ type Kernel struct {
 	locations map[uint64]*Location
 }
 
-// kernelSymbol is a symbol, whose code extends to the next symbol.
+// kernelSymbol is a symbol. Its code or data extends to the next symbol.
 type kernelSymbol struct {
 	address uint64
 	name    string // empty for data and other non-functions
@@ -65,10 +65,11 @@ func openKernel(parse func(*Kernel, io.Reader) error) (*Kernel, error) {
 	return k, nil
 }
 
-// kernelPath is the kernel's path in perf and pprof.
+// kernelPath is the name of the kernel's mapping in perf and pprof.
 const kernelPath = "[kernel.kallsyms]"
 
-// parse reads the symbols and the range of the kernel's own code. On error k is unchanged.
+// parse reads the symbols, and the address range of the kernel's own code (without modules). On error k is
+// unchanged.
 func (k *Kernel) parse(kallsyms io.Reader) error {
 	var symbols []kernelSymbol
 	err := k.scan(kallsyms, func(address uint64, kind byte, name, module string) (more bool) {
@@ -105,14 +106,14 @@ const (
 	endOfCode   = "_etext"
 )
 
-// scan calls each for every symbol until it returns false, and then sets the range of the kernel's own
+// scan calls each for every symbol until each returns false, and then sets the address range of the kernel's own
 // code.
 func (k *Kernel) scan(kallsyms io.Reader, each func(address uint64, kind byte, name, module string) (more bool)) error {
 	s := bufio.NewScanner(kallsyms)
 	var start, limit uint64
 	count, hidden := 0, true
 	for more := true; more && count < maxKallsyms && s.Scan(); count++ {
-		// ffffffff81000000 T _stext, with a suffix "\t[name]" for a module's symbol.
+		// A line looks like "ffffffff81000000 T _stext". A module's symbol has the suffix "\t[name]".
 		line := s.Text()
 		hex, rest, ok := strings.Cut(line, " ")
 		address, err := strconv.ParseUint(hex, 16, 64)
@@ -146,8 +147,8 @@ func (k *Kernel) scan(kallsyms io.Reader, each func(address uint64, kind byte, n
 }
 
 // Locate symbolizes the address of an instruction in the kernel. For a return address the caller passes the
-// preceding byte, which belongs to the call. Until the cache is cleared, the same address returns the same
-// pointer. Locate never returns nil.
+// preceding byte, which belongs to the call. For the same address it returns the same pointer until the cache is
+// cleared. Locate never returns nil.
 func (k *Kernel) Locate(address uint64) *Location {
 	if l, ok := k.locations[address]; ok {
 		return l

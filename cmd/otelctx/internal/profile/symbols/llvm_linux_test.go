@@ -19,8 +19,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// TestLLVM compares the lines at addresses throughout the code, including inlined calls and the start lines of
-// functions, with the results of llvm-symbolizer, which reads DWARF.
+// TestLLVM checks that functions, lines, inlined calls and the start lines of functions are the same as in the
+// output of llvm-symbolizer, which reads DWARF.
 func TestLLVM(t *testing.T) {
 	tool, err := exec.LookPath("llvm-symbolizer")
 	if err != nil {
@@ -62,7 +62,7 @@ func TestLLVM(t *testing.T) {
 	}
 }
 
-// compareLLVM compares the lines of a file with LLVM's.
+// compareLLVM looks up the addresses in o, and compares the results with LLVM's results, which are in all.
 func compareLLVM(t *testing.T, o *file, addresses []uint64, all [][]Line) {
 	t.Helper()
 	compared, equal, native, inlined, starts := 0, 0, 0, 0, 0
@@ -86,7 +86,7 @@ func compareLLVM(t *testing.T, o *file, addresses []uint64, all [][]Line) {
 				starts++
 				continue
 			}
-			want[n].Start = got[n].Start // DWARF lacks it for assembly
+			want[n].Start = got[n].Start // DWARF has no start line for assembly
 		}
 		compared++
 		if len(got) > 1 {
@@ -104,7 +104,7 @@ func compareLLVM(t *testing.T, o *file, addresses []uint64, all [][]Line) {
 	assert.Greater(t, starts, compared/2)
 }
 
-// textOf returns the address of the code of a file, and its size.
+// textOf returns the address and the size of a file's code.
 func textOf(t *testing.T, path string) (start, size uint64) {
 	t.Helper()
 	f, err := elf.Open(path)
@@ -113,7 +113,7 @@ func textOf(t *testing.T, path string) (start, size uint64) {
 	return f.Section(".text").Addr, f.Section(".text").Size
 }
 
-// symbolize returns LLVM's lines for each address, or nil if it has none.
+// symbolize returns LLVM's result for each address, which is nil if the address is unknown.
 func symbolize(t *testing.T, tool, path string, addresses []uint64) [][]Line {
 	t.Helper()
 	var input strings.Builder
@@ -136,7 +136,7 @@ func symbolize(t *testing.T, tool, path string, addresses []uint64) [][]Line {
 		var lines []Line
 		for _, s := range one.Symbol {
 			if s.FunctionName != "" {
-				// The suffix comes from the symbol table, for functions in assembly.
+				// Names of assembly functions come from the symbol table, with this suffix.
 				name := printable(strings.TrimSuffix(s.FunctionName, ".abi0"))
 				lines = append(lines, Line{Function: name, File: strings.TrimPrefix(s.FileName, "././"), Line: s.Line, Start: s.StartLine})
 			}

@@ -3,7 +3,7 @@
 
 package symbols
 
-// These are the frame types that this package distinguishes: values of the attribute profile.frame.type of
+// These are the frame types that this package distinguishes. They are values of the attribute profile.frame.type in
 // OpenTelemetry's semantic conventions.
 const (
 	TypeGo     = "go"
@@ -13,12 +13,12 @@ const (
 
 // Mapping is an executable range of a process's addresses, and the file that it is mapped from.
 type Mapping struct {
-	// Start and Limit are the first address and the address after the last.
+	// Start is the first address, and Limit is the address after the last one.
 	Start, Limit uint64
 	// FileOffset is the offset of Start in the file.
 	FileOffset uint64
-	// Path is the file's path in the process's own mount namespace, without the suffix of a deleted file.
-	// It may be a pseudo-path such as [vdso], or empty for anonymous memory.
+	// Path is the file's path in the process's own mount namespace, without the suffix " (deleted)". It may be a
+	// pseudo-path such as [vdso], or empty for anonymous memory.
 	Path string
 	// GNUBuildID is in lower-case hexadecimal. GoBuildID is the id that `go tool buildid` prints. They are empty if
 	// missing or unreadable.
@@ -51,11 +51,11 @@ func Bytes(lines []Line) int {
 type Location struct {
 	// Mapping is nil if the address is in no known mapping. Locations in one mapping share it.
 	Mapping *Mapping
-	// Address is a virtual address of the process, either of the interrupted instruction or of a byte of a call
-	// instruction.
+	// Address is a virtual address of the process. The interrupted instruction begins there, or a call instruction
+	// contains it.
 	Address uint64
-	// Lines lists the function that contains the address, preceded by the calls inlined there, the innermost
-	// first. It is empty if the function is unknown.
+	// Lines lists the functions at the address, the innermost first. The last one contains the address, and the
+	// others are inlined there. Lines is empty if the functions are unknown.
 	Lines []Line
 	// Type is TypeGo, TypeNative or TypeKernel. It is empty if the file of the code is unknown. Such code may have
 	// been compiled at run time.

@@ -29,7 +29,8 @@ type cgoReport struct {
 	GoLine           int
 }
 
-// TestNative symbolizes C functions of a Go program and of a library.
+// TestNative checks that C functions in a Go program and in a library are symbolized, and that Go functions
+// in such a program are, too.
 func TestNative(t *testing.T) {
 	for _, b := range []struct {
 		programs.Variant
@@ -72,8 +73,8 @@ func TestNative(t *testing.T) {
 	}
 }
 
-// TestUnnamed checks that mappings and build ids are the same without names as with them, and that no file
-// stays open.
+// TestUnnamed checks that NewUnnamedFiles yields the same mappings and build ids as NewFiles, and keeps no
+// file open.
 func TestUnnamed(t *testing.T) {
 	var r cgoReport
 	p := start(t, build(t, programs.Cgo, "cgo"), &r)
@@ -110,14 +111,14 @@ type without struct {
 
 func (f without) ReadAt(b []byte, offset int64) (int, error) {
 	for _, s := range f.sections {
-		// The block in which a section begins also contains preceding data.
+		// A section's first byte may be read with the preceding data, because files are read in blocks.
 		assert.False(f.t, uint64(offset) > s.Off && uint64(offset) < s.Off+s.Size, "%#x", offset)
 	}
 	return f.File.ReadAt(b, offset)
 }
 
-// TestUnnamedReadsNoSymbols reads the build ids of programs linked by Go and by the system's linker without
-// reading a symbol table.
+// TestUnnamedReadsNoSymbols checks that build ids are read without reading symbol tables, in programs
+// linked by Go and by the system's linker.
 func TestUnnamedReadsNoSymbols(t *testing.T) {
 	for v, name := range map[*programs.Variant]string{&programs.Static: "prog", &programs.Cgo: "cgo"} {
 		f, err := os.Open(build(t, *v, name))
@@ -139,7 +140,7 @@ func TestUnnamedReadsNoSymbols(t *testing.T) {
 	}
 }
 
-// TestVDSO symbolizes functions of the vDSO, which the kernel maps into each process.
+// TestVDSO checks that functions in the vDSO are symbolized.
 func TestVDSO(t *testing.T) {
 	process := openProcess(t, os.Getpid())
 	var names []string
@@ -158,7 +159,8 @@ func TestVDSO(t *testing.T) {
 	assert.Contains(t, strings.Join(names, " "), "clock_gettime")
 }
 
-// requireFoundByPath opens a region's file without map_files, as happens for users other than root.
+// requireFoundByPath checks that a region's file is found even without access to map_files, which other
+// users than root lack.
 func requireFoundByPath(t *testing.T, p *Process, r *Region) {
 	t.Helper()
 	f, _, err := p.openFirst(p.candidates(r)[1:])
@@ -178,7 +180,7 @@ func TestOpenNamed(t *testing.T) {
 		for _, change := range []func(*Region){func(r *Region) { r.inode++ }, func(r *Region) { r.minor++ }} {
 			changed := &Region{process: r.process, major: r.major, minor: r.minor, inode: r.inode, mapping: r.mapping}
 			if change(changed); r.mapping.Path == mustExecutable(t) && changed.inode == r.inode {
-				continue // There is no other executable.
+				continue // For the executable, the same inode number suffices.
 			}
 			_, _, err := process.openFirst(process.candidates(changed)[1:])
 			require.Error(t, err, "another file at the same path")
@@ -194,7 +196,7 @@ func mustExecutable(t *testing.T) string {
 	return path
 }
 
-// TestOverlap looks up addresses in nested functions, and in several functions with the same address.
+// TestOverlap checks which function is chosen if several contain an address.
 func TestOverlap(t *testing.T) {
 	names := "\x00outer\x00inner\x00__alias\x00_local\x00weak@@VERSION_1\x00"
 	at := func(name string) uint32 { return uint32(strings.Index(names, "\x00"+name) + 1) }

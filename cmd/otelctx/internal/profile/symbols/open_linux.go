@@ -19,14 +19,14 @@ import (
 	"github.com/otelctx/otelctx/internal/remotemem"
 )
 
-// openFile finds the file of a region and returns a handle. It does not open the file for reading yet, because
+// openFile finds the file of a region and returns a handle (O_PATH). It does not open the file for reading, because
 // opening a device may have side effects.
 //
 // With CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, the kernel provides the file that is mapped now, even if it has been
-// deleted. Otherwise openFile uses the process's executable, or the file at the mapping's path as the process sees it.
-// Since another file may have been mapped, or the path may lead to another file, openFile checks that the file has
-// the inode of the mapping or its build ids. The build ids are needed on file systems such as overlayfs and btrfs,
-// where the inode of a file differs from that of its mapping.
+// deleted. Otherwise openFile uses the process's executable, or the file at the mapping's path as the process sees
+// it. It checks that this is the right file, because another file may have been mapped in the meantime, or the path
+// may lead to another file: the file must have the inode of the mapping, or the build ids in the mapped memory. Build
+// ids are needed on file systems such as overlayfs and btrfs, where a file and its mapping have different inodes.
 func (p *Process) openFile(r *Region) (*os.File, fileID, error) { return p.openFirst(p.candidates(r)) }
 
 // candidate is a way to find a file, with a check that it is the right one.
@@ -79,7 +79,7 @@ func (p *Process) openFirst(candidates []candidate) (*os.File, fileID, error) {
 	return nil, fileID{}, errors.Join(errs...)
 }
 
-// isMapped reports whether a region is mapped now.
+// isMapped reports whether the process still has the region.
 func (p *Process) isMapped(r *Region) bool {
 	for m, err := range p.proc.Maps(func(name []byte) bool { return len(name) > 0 }) {
 		if err != nil {
@@ -92,16 +92,16 @@ func (p *Process) isMapped(r *Region) bool {
 	return false
 }
 
-// isExecutable reports whether a region's path is that of the program that the process runs.
+// isExecutable reports whether a region's path is the path of the program that the process runs.
 func (p *Process) isExecutable(r *Region) bool {
 	path, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
 	return err == nil && strings.TrimSuffix(path, " (deleted)") == r.mapping.Path
 }
 
-// buildIDs holds the build ids of a mapped file. Unknown ids are empty.
+// buildIDs holds the build ids found in the memory of a process. Unknown ids are empty.
 type buildIDs struct{ gnu, golang string }
 
-// match reports whether a file has the same build ids, at least one of which must be known.
+// match reports whether a file has the known build ids. It returns false if none is known.
 func (b *buildIDs) match(f *os.File) bool {
 	if b.gnu == "" && b.golang == "" {
 		return false
@@ -137,7 +137,7 @@ func (p *Process) mappedBuildIDs(r *Region) *buildIDs {
 	return ids
 }
 
-// mappedFile reads the parts of a file that a process has mapped.
+// mappedFile reads a file from the memory of a process that has mapped parts of it.
 type mappedFile struct {
 	pid      int
 	mappings []procfs.Mapping
@@ -216,8 +216,9 @@ func (p *Process) self() (pid int, user uint32, err error) {
 	return pid, user, nil
 }
 
-// check checks that f is a regular file and the right one, and that the process still exists, because otherwise the
-// file may belong to another process. If a check fails, it closes f and returns an error.
+// check checks that f is a regular file, and the right one according to isRight. It also checks that the process
+// still exists, because otherwise f may belong to another process with the same id. If a check fails, it closes f and
+// returns an error.
 func (p *Process) check(f *os.File, isRight func(*os.File, fileID) bool) (*os.File, fileID, error) {
 	id, err := identify(f)
 	if err == nil && !isRight(f, id) {
@@ -232,7 +233,7 @@ func (p *Process) check(f *os.File, isRight func(*os.File, fileID) bool) (*os.Fi
 	return f, id, nil
 }
 
-// openPath returns a handle of a file (O_PATH) without opening it.
+// openPath returns a handle (O_PATH) without opening the file itself.
 func openPath(path string) (*os.File, error) {
 	return os.OpenFile(path, unix.O_PATH, 0) //nolint:gosec // G304: in /proc
 }
@@ -260,7 +261,7 @@ func openIn(root, path string, flags ...uint64) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// identify returns the identity of a regular file, and fails for other kinds of files.
+// identify returns the identity of a regular file. It fails for other kinds of files.
 func identify(f *os.File) (fileID, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -277,7 +278,7 @@ func reopen(f *os.File) (*os.File, error) {
 	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// maxVDSO bounds the bytes of the vDSO that are read.
+// maxVDSO is the maximum number of bytes of the vDSO that are read.
 const maxVDSO = 64 << 10
 
 // readOwnVDSO returns the vDSO that the kernel maps into this process.

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// maxPerfMap and maxPerfLines limit the part of a perf map that is searched, in bytes and in lines. The limits
-	// count from the end of the file and include invalid lines.
+	// A search covers at most the last maxPerfMap bytes and the last maxPerfLines lines of a perf map. Invalid
+	// lines count, too.
 	maxPerfMap   = 64 << 20
 	maxPerfLines = 1 << 21
 	// maxPerfLine is the maximum length of a line. Longer lines are ignored.
@@ -30,11 +30,12 @@ type perfMap struct {
 	// system may block forever.
 	reading chan struct{}
 	file    *os.File
-	// sizes holds the sizes of the file at the last two searches, the older one first.
+	// sizes holds the file's size at the last two searches, the earlier search first.
 	sizes [2]int64
 }
 
-// attachPerfMap opens the perf map while the process exists, unless another call is doing so.
+// attachPerfMap opens the perf map, which must happen while the process exists. It does nothing if another
+// goroutine is using the perf map.
 func (p *Process) attachPerfMap() {
 	select {
 	case p.perf.reading <- struct{}{}:
@@ -64,14 +65,14 @@ func (p *Process) openPerfMapOnce() {
 	}
 }
 
-// NameCompiled sets the lines of locations in code compiled at run time, from the process's perf map. The
-// locations must not be shared yet. If the map has several functions at an address, the last one names it. There is
-// one exception: a function that was written since the call before the last one may be newer than the samples. If
-// such a function replaces another one, the location stays unnamed.
+// NameCompiled sets the lines of locations in code compiled at run time, from the process's perf map. The locations
+// must not be shared yet. If the map has several functions at an address, the last one counts. However, a function
+// that was added to the map after the second-to-last call may be newer than the sample. If such a function replaces
+// another one, the location stays unnamed.
 //
 // NameCompiled searches at most the last 64 MiB or two million lines of the file, backwards from the end. It stops
-// when all locations are found, when the names take more than most bytes, or when goOn returns false. It reports
-// whether the search was completed. It may block on a file system.
+// when all locations have names, when the names take more than most bytes, or when goOn returns false. It reports
+// whether the search was completed. It may block on a file system; while it does, other calls return false at once.
 func (p *Process) NameCompiled(locations []*Location, most int, goOn func() bool) bool {
 	if len(locations) == 0 || p.files.unnamed {
 		return true
@@ -109,7 +110,7 @@ func (p *Process) closePerfMap() {
 type perfSearch struct {
 	open []perfAddress // sorted by address; includes addresses that are done
 	done int
-	// old is the size of the file before the first of the addresses was sampled.
+	// old is the file's size at a time before the addresses were sampled.
 	old int64
 	// left is the number of bytes that further names may take.
 	left  int
@@ -118,11 +119,11 @@ type perfSearch struct {
 	lines int
 }
 
-// perfAddress is an address and the locations that have it.
+// perfAddress is an address, with all locations at that address.
 type perfAddress struct {
 	address   uint64
 	locations []*Location
-	name      string // of the last function, if it is newer than perfSearch.old
+	name      string // of the newest function found so far
 	done      bool
 }
 
@@ -139,13 +140,13 @@ func newPerfSearch(locations []*Location, old int64, most int, goOn func() bool)
 	return s
 }
 
-// search searches the first size bytes of the file, from the last line to the first. It ignores text after the last
-// newline, because that line is still being written. It reports whether the search was completed.
+// search searches the first size bytes of the file backwards, line by line. It ignores text after the last newline,
+// because that line is still being written. It returns false if the search was stopped.
 func (s *perfSearch) search(file io.ReaderAt, size int64) bool {
 	defer s.settle()
 	buffer := make([]byte, perfChunk+maxPerfLine)
-	var rest []byte // the end of a line that begins earlier
-	ignore := true  // the text after the last newline: incomplete or too long
+	var rest []byte // the end of a line that begins in an earlier chunk
+	ignore := true  // the line that ends at the end of text is incomplete or too long
 	for end, limit := size, max(0, size-maxPerfMap); end > limit && len(s.open) > 0 && s.lines < maxPerfLines; {
 		start := max(limit, end-perfChunk)
 		text := buffer[:end-start]
@@ -199,7 +200,8 @@ func (s *perfSearch) line(line []byte, offset int64) bool {
 	return true
 }
 
-// found records a function at an address. The search goes backwards, so newer functions have been found before.
+// found records a function at an address. The search goes backwards, so each function is older than the previous
+// one.
 func (s *perfSearch) found(a *perfAddress, name []byte, offset int64) {
 	switch {
 	case a.done:
@@ -208,7 +210,7 @@ func (s *perfSearch) found(a *perfAddress, name []byte, offset int64) {
 		s.left -= len(name)
 		a.name = string(name)
 		if offset >= s.old {
-			return // The function may replace another one, which may be the right one.
+			return // The sample may be older than this function, so check whether it replaced another one.
 		}
 		a.setName(a.name)
 	case a.name == string(name) && offset >= s.old:
@@ -220,7 +222,8 @@ func (s *perfSearch) found(a *perfAddress, name []byte, offset int64) {
 	s.done++
 }
 
-// settle names the addresses for which only one name was found, in text newer than old.
+// settle names the addresses for which the search found only new functions (added after old), all with the same
+// name.
 func (s *perfSearch) settle() {
 	for i := range s.open {
 		if a := &s.open[i]; !a.done && a.name != "" {
@@ -235,7 +238,7 @@ func (a *perfAddress) setName(name string) {
 	}
 }
 
-// step reports whether the search may continue. It calls goOn once in a while.
+// step reports whether the search may continue. It asks goOn only once in many calls.
 func (s *perfSearch) step() bool {
 	const often = 1 << 10
 	s.steps++

@@ -16,7 +16,7 @@ import (
 
 func always() bool { return true }
 
-// compiled returns locations in code compiled at run time.
+// compiled returns locations without names, as for code compiled at run time.
 func compiled(addresses ...uint64) (locations []*Location) {
 	for _, a := range addresses {
 		locations = append(locations, &Location{Address: a})
@@ -37,10 +37,10 @@ func names(locations []*Location) (names []string) {
 	return names
 }
 
-// TestPerfMap checks that the process's perf map names addresses. It writes a map for this process, which has none
-// because it compiles no code at run time.
+// TestPerfMap checks that functions in a process's perf map name locations. The test writes a map for its own
+// process, which has no other map, because it compiles no code at run time.
 func TestPerfMap(t *testing.T) {
-	path := fmt.Sprintf("/tmp/perf-%d.map", os.Getpid()) // The name contains the process's id.
+	path := fmt.Sprintf("/tmp/perf-%d.map", os.Getpid())
 	t.Cleanup(func() { _ = os.Remove(path) })
 	write := func(text string) {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -53,8 +53,8 @@ func TestPerfMap(t *testing.T) {
 		return strings.Repeat(strings.Repeat("x", size-1)+"\n", lines)
 	}
 	for name, c := range map[string]struct {
-		// before is written to the map before the process is opened. Each element of after is written before the
-		// next search.
+		// before is written to the map before the process is opened. Each text in after is written before another
+		// search.
 		before string
 		after  []string
 		want   map[uint64]string
@@ -83,7 +83,7 @@ func TestPerfMap(t *testing.T) {
 		"lines across pieces": {before: many(1, perfChunk-1) + "1000 10 first\n" + many(1, perfChunk-7) + "2000 10 second\n" +
 			"3000 10 " + strings.Repeat("z", perfChunk) + "\n", want: map[uint64]string{0x1000: "first", 0x2000: "second", 0x3000: ""}},
 		"new code":           {before: "1000 10 old\n", after: []string{"2000 10 new\n"}, want: map[uint64]string{0x1000: "old", 0x2000: "new"}},
-		"said again":         {before: "1000 10 same\n", after: []string{"1000 10 same\n"}, want: map[uint64]string{0x1000: "same"}},
+		"written again":      {before: "1000 10 same\n", after: []string{"1000 10 same\n"}, want: map[uint64]string{0x1000: "same"}},
 		"replaced meanwhile": {before: "1000 10 old\n", after: []string{"1008 10 new\n"}, want: map[uint64]string{0x1000: "old", 0x1008: "", 0x1010: "new"}},
 		"replaced twice":     {before: "1000 10 old\n", after: []string{"1000 10 new\n1000 10 new\n"}, want: map[uint64]string{0x1000: ""}},
 		"replaced long ago":  {before: "1000 10 old\n", after: []string{"1000 10 new\n", "", ""}, want: map[uint64]string{0x1000: "new"}},
@@ -91,7 +91,7 @@ func TestPerfMap(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			write(c.before)
 			process := openProcess(t, os.Getpid())
-			process.attachPerfMap() // as for a process with such code
+			process.attachPerfMap() // as Open does for a process with code compiled at run time
 			var locations []*Location
 			for _, text := range append(c.after, "")[:max(1, len(c.after))] {
 				write(text)
@@ -109,9 +109,9 @@ func TestPerfMap(t *testing.T) {
 	}
 }
 
-// TestPerfMapIsTheProcessesOwn checks that a perf map is used only if it is a regular file of the process's user. It
-// must also be used after it has been removed.
-func TestPerfMapIsTheProcessesOwn(t *testing.T) {
+// TestPerfMapMustBeOwn checks that a perf map is used only if it is a regular file that belongs to the process's
+// user, and that it is used even after it has been removed.
+func TestPerfMapMustBeOwn(t *testing.T) {
 	path := fmt.Sprintf("/tmp/perf-%d.map", os.Getpid())
 	t.Cleanup(func() { _ = os.Remove(path) })
 	const line = "1000 10 function\n"

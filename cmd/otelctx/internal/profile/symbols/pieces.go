@@ -17,8 +17,7 @@ const (
 	maxName = 4 << 10
 )
 
-// pieces reads small pieces of a file through a cache of at most 256 KiB. It is not safe for concurrent
-// use.
+// pieces reads a file through a cache of at most 256 KiB. It is not safe for concurrent use.
 type pieces struct {
 	file   io.ReaderAt
 	blocks [blockCount]block
@@ -42,7 +41,7 @@ func whole(file io.ReaderAt) part {
 	return part{pieces: &pieces{file: file}, size: math.MaxInt64}
 }
 
-// sub returns size bytes from offset, or as many of them as p has.
+// sub returns the part of p that starts at offset and has size bytes, or fewer if p ends earlier.
 func (p part) sub(offset, size uint64) part {
 	if offset > p.size {
 		return part{pieces: p.pieces}
@@ -50,10 +49,10 @@ func (p part) sub(offset, size uint64) part {
 	return part{pieces: p.pieces, start: p.start + offset, size: min(size, p.size-offset)}
 }
 
-// from returns p without the bytes before offset.
+// from returns the part of p that starts at offset.
 func (p part) from(offset uint64) part { return p.sub(offset, math.MaxInt64) }
 
-// at returns the bytes at offset, up to the end of a block. They are valid until the next call.
+// at returns the bytes from offset to the end of their block. They are valid until the next call.
 func (p part) at(offset uint64) []byte {
 	if offset >= p.size {
 		return nil
@@ -110,7 +109,8 @@ func (p part) uint64(offset uint64) (uint64, bool) {
 	return binary.LittleEndian.Uint64(b[:]), ok
 }
 
-// text returns the string from offset up to a zero byte, at most maxName bytes.
+// text returns the string from offset to the next zero byte. It fails if the string is longer than
+// maxName.
 func (p part) text(offset uint64) (string, bool) {
 	var long []byte
 	for len(long) <= maxName {

@@ -18,8 +18,8 @@ const (
 	// maxRegions is the maximum number of executable mappings known for a process. Mappings of files take
 	// precedence, because only a perf map can name code in other mappings.
 	maxRegions = 1 << 14
-	// maxChanges is the maximum number of mapping changes of a process that are tracked between two scans. After
-	// more changes, no address in the process can be named until the next scan.
+	// maxChanges is the maximum number of reported mappings that are tracked for a process between two scans. After
+	// more reports, no address in the process can be named until the next scan.
 	maxChanges = 1 << 12
 )
 
@@ -39,10 +39,9 @@ type Process struct {
 
 	mu       sync.Mutex
 	timeline timeline
-	// changes is the number of the kernel's reports since the last scan.
+	// changes is the number of new mappings that the kernel has reported since the last scan.
 	changes int
-	// scanned is the start of the last scan. ignored is the time of the last report that was ignored because there
-	// were too many reports.
+	// scanned is the start of the last scan. ignored is the time of the last report that exceeded maxChanges.
 	scanned, ignored time.Time
 }
 
@@ -56,16 +55,16 @@ type Region struct {
 	wanted     atomic.Bool
 	attachOnce sync.Once
 	attached   atomic.Pointer[attached]
-	// gone is set if a scan did not find the region. It may have been replaced at any time before the scan.
+	// gone is set if a scan no longer found the region, and the kernel's reports may have been incomplete. The region
+	// may then have been replaced at any time before the scan.
 	gone atomic.Bool
 }
 
-// attached holds a region's file, which is nil if it is not readable, and its debug file, which is nil if there is
-// none.
+// attached holds what [Region.Attach] has found.
 type attached struct {
-	file    *file
-	debug   *debugFile
-	mapping *Mapping
+	file    *file      // nil if it is not readable
+	debug   *debugFile // nil if there is none
+	mapping *Mapping   // with build ids
 }
 
 // Open scans the mappings of a process. It requires permission to read them; the error wraps
@@ -150,20 +149,21 @@ func (p *Process) Refresh() error {
 	return nil
 }
 
-// certain reports whether all mappings made since the last scan are known. p.mu is held.
+// certain reports whether the kernel has reported all mappings made since the last scan. p.mu is held.
 func (p *Process) certain() bool {
 	missed := p.files.missed.Load()
 	return !p.files.untold.Load() && (missed == nil || missed.Before(p.scanned)) && (p.ignored.IsZero() || p.ignored.Before(p.scanned))
 }
 
-// LeftOut returns the number of executable mappings beyond the limit at the last scan. Code in them has no
-// names.
+// LeftOut returns the number of executable mappings that the last scan left out because there were too many. Code in
+// them has no names.
 func (p *Process) LeftOut() int { return int(p.leftOut.Load()) }
 
-// Attach opens the files of the first regions by address, as [Region.Attach] does.
-func (p *Process) Attach(most int) {
+// Attach calls [Region.Attach] for the regions with the lowest addresses, at most limit of them, if [Region.Want]
+// returns true.
+func (p *Process) Attach(limit int) {
 	p.mu.Lock()
-	first := slices.Clone(p.timeline.now[:min(len(p.timeline.now), most)])
+	first := slices.Clone(p.timeline.now[:min(len(p.timeline.now), limit)])
 	p.mu.Unlock()
 	for _, s := range first {
 		if s.region.Want() {
@@ -179,11 +179,11 @@ func (p *Process) Find(address uint64) *Region {
 	return p.timeline.find(address, time.Now())
 }
 
-// Generation changes whenever the results of [Process.Regions] may change.
+// Generation returns a number that changes whenever the results of [Process.Regions] may change.
 func (p *Process) Generation() uint64 { return p.generation.Load() + p.files.misses.Load() }
 
-// Regions returns the region that contained each address at the given time. It is nil if it is unknown. If certain is
-// false, a region whose [Region.Gone] returns true may have been replaced before the given time.
+// Regions returns, for each address, the region that contained it at the given time, or nil if that is unknown. If
+// certain is false, regions for which [Region.Gone] returns true may have been replaced before that time.
 func (p *Process) Regions(addresses []uint64, at time.Time) (regions []*Region, certain bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -194,7 +194,7 @@ func (p *Process) Regions(addresses []uint64, at time.Time) (regions []*Region, 
 	return regions, p.certain()
 }
 
-// mapped processes a report of the kernel.
+// mapped processes the kernel's report that the process made the mapping m at the given time.
 func (p *Process) mapped(at time.Time, m procfs.Mapping) {
 	r := newRegion(p, m)
 	p.mu.Lock()
@@ -214,14 +214,14 @@ func newRegion(p *Process, m procfs.Mapping) *Region {
 	}}
 }
 
-// same reports whether r and o are the same mapping. Their paths may differ, because paths depend on the process's
-// root directory and files may be renamed.
+// same reports whether r and o are the same mapping. It does not compare paths, because a path depends on the
+// process's root directory, and a file may be renamed.
 func (r *Region) same(o *Region) bool {
 	return r.mapping.Start == o.mapping.Start && r.mapping.Limit == o.mapping.Limit && r.mapping.FileOffset == o.mapping.FileOffset &&
 		r.inode == o.inode && r.major == o.major && r.minor == o.minor
 }
 
-// continues reports whether r and o have the same contents at all addresses that both contain.
+// continues reports whether r and o have the same contents at every address that is in both.
 func (r *Region) continues(o *Region) bool {
 	return r.inode == o.inode && r.major == o.major && r.minor == o.minor &&
 		(r.anonymous() || r.mapping.Start-r.mapping.FileOffset == o.mapping.Start-o.mapping.FileOffset)
@@ -230,7 +230,8 @@ func (r *Region) continues(o *Region) bool {
 // anonymous reports whether the region has no file.
 func (r *Region) anonymous() bool { return r.inode == 0 }
 
-// Gone reports whether a scan did not find the region although the kernel had not reported its replacement.
+// Gone reports whether the region disappeared at an unknown time: a scan no longer found it, and the kernel's reports
+// may have been incomplete.
 func (r *Region) Gone() bool { return r.gone.Load() }
 
 // Want reports whether the caller should attach the region. It returns true once, and once more after each call of
@@ -279,7 +280,8 @@ func (r *Region) Locate(address uint64) *Location {
 	return l
 }
 
-// Compiled reports whether the region contains code compiled at run time. Such a region has no named file.
+// Compiled reports whether code in the region was compiled at run time, because it is in anonymous memory or in a
+// memfd.
 func (r *Region) Compiled() bool {
 	return r.inode == 0 && !strings.HasPrefix(r.mapping.Path, "[v") || strings.HasPrefix(r.mapping.Path, "/memfd:")
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// program is a child process that has reported its own addresses.
+// program is a child process that has reported addresses in its code.
 type program struct {
 	*childproc.Child
 
@@ -23,10 +23,11 @@ type program struct {
 	path string
 }
 
-// pieStripped is a program in which the table of functions can be found only by relocations.
+// pieStripped is a way to build a program so that its Go table can be found only with
+// relocations.
 var pieStripped = programs.Variant{Name: "pie-stripped", Flags: []string{"-buildmode=pie", "-ldflags=-s -w"}}
 
-// build builds a program of testdata into a directory that only this test uses.
+// build builds a program in testdata, in a directory of the test, and returns its path.
 func build(t testing.TB, v programs.Variant, source string) string {
 	t.Helper()
 	return programs.Build(t, v, ".", "./testdata/"+source)
@@ -44,10 +45,10 @@ func start(t testing.TB, path string, report any, prepare ...func(*exec.Cmd)) *p
 	return p
 }
 
-// opened is a process whose regions are attached on lookup.
+// opened is a process whose regions are attached when an address in them is looked up.
 type opened struct{ *Process }
 
-// openProcess opens a process until the end of the test.
+// openProcess opens a process, and closes it at the end of the test.
 func openProcess(t testing.TB, pid int) opened {
 	t.Helper()
 	return openWith(t, NewFiles(), pid)
@@ -67,7 +68,6 @@ func openWith(t testing.TB, files *Files, pid int) opened {
 
 func (p *program) open() opened { return openProcess(p.t, p.PID()) }
 
-// regions returns the current regions.
 func (p *Process) regions() (regions []*Region) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,7 +77,8 @@ func (p *Process) regions() (regions []*Region) {
 	return regions
 }
 
-// Locate looks up an instruction or, for a return address, the preceding call.
+// Locate looks up an instruction if leaf is set. Otherwise address is a return address,
+// and Locate looks up the preceding call.
 func (o opened) Locate(address uint64, leaf bool) *Location {
 	if !leaf && address > 0 {
 		address--

@@ -15,11 +15,11 @@ const maxPast = 256
 // timeline records which region was mapped at which address, and when.
 type timeline struct {
 	now  []span // by address; they do not overlap
-	past []span // former spans, the latest last
+	past []span // spans that were replaced or unmapped, the latest last
 }
 
-// span is a range of addresses that belonged to a region from since until just before until. The region may be
-// larger than the range.
+// span is a range of addresses that belongs to a region. The region may be larger. The span begins at the time since;
+// in timeline.past, it ends just before until.
 type span struct {
 	start, limit uint64
 	region       *Region
@@ -52,9 +52,9 @@ func (t *timeline) find(address uint64, at time.Time) *Region {
 	return nil
 }
 
-// insert records that a region was mapped at the given time and replaced the previous mappings. It reports whether
-// the timeline changed. The timeline does not change if the region is already known or has been replaced by a later
-// mapping.
+// insert records that a region was mapped at the given time and replaced the mappings at its addresses. It reports
+// whether the timeline changed, which is not the case if the region is already known or if a later mapping has
+// replaced it.
 func (t *timeline) insert(r *Region, at time.Time) bool {
 	start, limit := r.mapping.Start, r.mapping.Limit
 	i := t.index(start)
@@ -100,8 +100,8 @@ func (t *timeline) retire(s span, until time.Time) {
 	t.past = append(t.past, s)
 }
 
-// replace replaces the current spans with the regions that a scan found, sorted by address. at is the time
-// of the scan. Mappings made after the scan stay. replace calls gone for each region that was not found.
+// replace replaces the current spans with the regions that a scan at the given time found, sorted by address. Regions
+// mapped after the scan stay. For each other region that the scan did not find, it calls gone.
 func (t *timeline) replace(found []*Region, at time.Time, gone func(*Region)) {
 	now := make([]span, 0, len(found))
 	kept := make([]bool, len(t.now))

@@ -13,9 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestTimeline runs steps. "1 a:0-4" means that file a was mapped at addresses 0 to 4 at time 1. "3 scan a:0-4 b:6-8"
-// means that a scan at time 3 found exactly these mappings. "-:0-4" is anonymous memory. The expected text has the
-// file at each of the addresses 0 to 9, with "." for no mapping or an unknown one.
+// TestTimeline checks which region the timeline returns at a given time. The step "1 a:0-4" means that file a was
+// mapped at addresses 0 to 3 at time 1. "3 scan a:0-4 b:6-8" means that a scan at time 3 found exactly these
+// mappings. The file "-" is anonymous memory. The expected text has a character for each of the addresses 0 to 9: the
+// file, or "." if no mapping is known.
 func TestTimeline(t *testing.T) {
 	for name, c := range map[string]struct {
 		steps []string
@@ -26,10 +27,10 @@ func TestTimeline(t *testing.T) {
 		"larger":                {[]string{"0 scan a:0-2 c:3-4", "2 b:0-6"}, map[int]string{1: "aa.c......", 2: "bbbbbb...."}},
 		"in the middle":         {[]string{"0 scan a:0-9", "2 b:3-5"}, map[int]string{1: "aaaaaaaaa.", 2: "aaabbaaaa."}},
 		"across":                {[]string{"0 scan a:0-4 b:4-8", "2 c:2-6"}, map[int]string{1: "aaaabbbb..", 2: "aaccccbb.."}},
-		"said again":            {[]string{"0 scan a:0-4", "2 a:0-4"}, map[int]string{1: "aaaa......", 2: "aaaa......"}},
-		"found, then said":      {[]string{"0 scan a:0-4", "3 scan b:0-4", "2 b:0-4"}, map[int]string{1: "aaaa......", 2: "bbbb......", 3: "bbbb......"}},
-		"found, and not said":   {[]string{"0 scan a:0-4", "3 scan b:0-4"}, map[int]string{2: "aaaa......", 3: "bbbb......"}},
-		"late, and not there":   {[]string{"0 scan a:0-4", "3 scan b:0-4", "2 c:0-4"}, map[int]string{3: "bbbb......"}},
+		"reported again":        {[]string{"0 scan a:0-4", "2 a:0-4"}, map[int]string{1: "aaaa......", 2: "aaaa......"}},
+		"found, then reported":  {[]string{"0 scan a:0-4", "3 scan b:0-4", "2 b:0-4"}, map[int]string{1: "aaaa......", 2: "bbbb......", 3: "bbbb......"}},
+		"found, not reported":   {[]string{"0 scan a:0-4", "3 scan b:0-4"}, map[int]string{2: "aaaa......", 3: "bbbb......"}},
+		"reported late, gone":   {[]string{"0 scan a:0-4", "3 scan b:0-4", "2 c:0-4"}, map[int]string{3: "bbbb......"}},
 		"later than a scan":     {[]string{"0 scan a:0-4", "3 b:0-4", "2 scan a:0-4"}, map[int]string{2: "aaaa......", 3: "bbbb......"}},
 		"unmapped":              {[]string{"0 scan a:0-4 b:6-8", "3 scan b:6-8"}, map[int]string{2: "aaaa..bb..", 3: "......bb.."}},
 		"split, then found":     {[]string{"0 scan a:0-9", "2 b:3-5", "3 scan a:0-3 b:3-5 a:5-9"}, map[int]string{1: "aaaaaaaaa.", 2: "aaabbaaaa.", 3: "aaabbaaaa."}},

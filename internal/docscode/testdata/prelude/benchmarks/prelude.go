@@ -1,8 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package documents declares the identifiers that the code in documents about services uses without
-// declaring them.
+// Package documents declares identifiers that code blocks about services use but do not declare.
 package documents
 
 import (

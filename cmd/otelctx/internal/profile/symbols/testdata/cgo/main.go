@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cgo is like prog, but with C code: it reports the addresses of functions that Go has not
-// compiled, and of one that it has.
+// Command cgo is like prog, but with C code. It reports the addresses of two C functions, one of
+// them in a library, and of a Go function.
 package main
 
 /*

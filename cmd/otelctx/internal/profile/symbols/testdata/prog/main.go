@@ -23,7 +23,7 @@ type Frame struct {
 	Function string
 	File     string
 	Line     int
-	// Inlined reports that this frame is inlined into the next one.
+	// Inlined reports whether this frame is inlined into the next one.
 	Inlined bool
 }
 
@@ -60,7 +60,7 @@ func (n number) do(s *stack) {
 	f()
 }
 
-// leaf has no stack frame, so it consists of only a few instructions.
+// leaf has only a few instructions, because it needs no stack frame.
 //
 //go:noinline
 func leaf(a, b int) int { return a + b }
@@ -105,20 +105,21 @@ func frames(pcs []uintptr) []Frame {
 	}
 }
 
-// text returns the runtime's frames for addresses throughout the code.
+// text returns the frames that the runtime reports for addresses throughout the code.
 func text() []Place {
 	low, high := codeRange()
 	var found []Place
 	for pc := low; pc < high; pc += 61 {
-		// CallersFrames takes return addresses, so pass the address after pc. The second, invalid
-		// address makes the runtime also report the frames that the first is inlined into.
+		// CallersFrames takes return addresses, so pass the address after pc. The runtime reports the
+		// frames into which that address is inlined only if another address follows, even an invalid
+		// one.
 		found = append(found, frames([]uintptr{pc + 1, 1}))
 	}
 	return found
 }
 
-// codeRange returns the range of addresses around main that belong to functions, which includes
-// functions of the runtime.
+// codeRange returns the range of addresses around main in which every address belongs to a function.
+// The range includes functions of the runtime.
 func codeRange() (low, high uintptr) {
 	at := reflect.ValueOf(main).Pointer()
 	low, high = at, at
