@@ -18,12 +18,12 @@ build: ## Build the command line tool and the example into bin/.
 demo: build ## Run a traced service and show what a profiler sees of it.
 	$(BIN)/quickstart -otelctx $(BIN)/otelctx -profile $(BIN)/quickstart.pb.gz
 
-# Vetting is left to the linters, and tests need no debug information. Many tests wait for other
-# processes, so more packages run in parallel than there are processors. The timeout only ends tests
-# that hang on a busy machine.
+# TEST leaves vetting to the linters, and omits debug information to link faster. It runs more
+# packages in parallel than there are processors, because many tests wait for other processes. The
+# timeout is long enough for a busy machine, so it only ends tests that hang.
 TEST := $(GO) test -vet=off -ldflags=-w -p 4 -timeout 60m
 
-# Packages that take long to compile. Only make test-all or make interop runs their tests.
+# SLOW lists packages that take long to compile. Only make test-all or make interop runs their tests.
 SLOW := collector example/nocode benchmarks/wild internal/interop/(backends|collector|deploy|ecosystem|otlp)
 
 .PHONY: test
@@ -33,8 +33,8 @@ test: ## Run the tests, each behaviour once: 9 minutes on two processors.
 	@set -e; for m in cmd/otelctx example benchmarks internal/interop; do echo "== $$m"; \
 		(cd $$m && $(TEST) $$($(GO) list ./... | grep -vE '/($(subst $() ,|,$(SLOW)))(/|$$)')); done
 
-# The benchmarks module is tested without the race detector, because benchmarks would measure the
-# detector.
+# The benchmarks module is tested without the race detector, because the detector would distort its
+# measurements.
 .PHONY: test-all
 test-all: export OTELCTX_TEST_ALL := 1
 test-all: ## Run all tests in long rounds, with the race detector if there is a C compiler, then each fuzz target for a while.
@@ -54,7 +54,8 @@ lint: $(BIN)/golangci-lint ## Run the linters on all modules, or on MODULES=...
 fmt: $(BIN)/golangci-lint ## Format the code and tidy the go.mod files.
 	@set -e; for m in $(MODULES) internal/tools; do echo "== $$m"; (cd $$m && $(CURDIR)/$(BIN)/golangci-lint fmt ./... && $(GO) mod tidy); done
 
-# The objects are committed. Another version of clang produces different, equally valid objects.
+# The compiled BPF objects are committed. Another version of clang would produce valid objects too,
+# but with different bytes.
 .PHONY: generate
 generate: ## Compile the BPF program: needs clang 14, llvm and libbpf-dev of Debian 12.
 	@clang --version | grep -q 'version 14\.' && command -v llvm-strip >/dev/null && [ -e /usr/include/bpf/bpf_helpers.h ] || \

@@ -11,13 +11,14 @@ import (
 	"time"
 )
 
-// alternate compares a candidate with its baseline. It runs the two alternately, in batches of up
-// to batch operations, b.N operations of each in total, so that other load on the machine affects
-// both. It reports the candidate's usual benchmark results, with the median of the batches as the
-// time, and:
+// alternate compares a candidate with its baseline. It runs b.N operations of each. Batches of the
+// two alternate, so that other load on the machine affects both; batch is the number of operations
+// in a batch. The results are the candidate's:
 //
+//   - ns/op, the wall time: the median of the batches;
 //   - cpu-ns/op, the CPU time of all threads including the garbage collector, which is steadier than wall time on a busy machine;
-//   - x-base, the ratio to the baseline's CPU time: the median of the rounds.
+//   - x-base, the candidate's CPU time as a multiple of the baseline's: the median of all pairs of batches;
+//   - allocs/op and B/op.
 //
 // A batch should take about a millisecond: long enough for the kernel's clocks, and short enough to
 // be rarely interrupted.
@@ -58,7 +59,7 @@ func alternate(b *testing.B, batch int, baseline, candidate func(n int)) {
 	b.ReportMetric(bytes, "B/op")
 }
 
-// allocated returns the allocations and bytes allocated per operation.
+// allocated returns the number of allocations and of allocated bytes per operation.
 func allocated(n int, f func(int)) (allocs, bytes float64) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -76,8 +77,9 @@ func median(v []float64) float64 {
 	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
-// ballast is as much memory as a small service uses. Without it the garbage collector would run
-// every 4 MB, and less often for a candidate that itself needs more memory.
+// ballast makes the heap as large as a small service's. On a tiny heap the garbage collector runs
+// after every 4 MB of allocations. A candidate that retains more memory would even seem cheaper,
+// because its collections are rarer.
 var ballast = make([]byte, 64<<20)
 
 func TestMedian(t *testing.T) {

@@ -9,5 +9,5 @@ import "time"
 
 var started = time.Now()
 
-// cpuTime returns the time since the process started, because CPU time is unavailable here.
+// cpuTime returns the time since the process started, because this platform does not provide CPU time.
 func cpuTime() time.Duration { return time.Since(started) }

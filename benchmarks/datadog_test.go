@@ -25,15 +25,16 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// roleDatadog is a child process in which dd-trace-go sets labels. It is a separate process because
-// dd-trace-go publishes a process context and never withdraws it.
+// roleDatadog is the name of a child process in which dd-trace-go sets labels. It runs in a separate
+// process because dd-trace-go publishes a process context and never withdraws it.
 const roleDatadog = "datadog"
 
-// labels holds the labels of a span in a profile (Got), and the labels that dd-trace-go's rules
-// require (Rules).
+// labels holds the labels that a profile has for a span (Got), and the labels that dd-trace-go's
+// rules require for that span (Rules).
 type labels struct{ Got, Rules map[string]string }
 
-// spanLabels starts a request and a span in it, and writes a profile to a file.
+// spanLabels starts a request with a child span, writes a goroutine profile to a file, and returns
+// the child's labels.
 func spanLabels(file string, tracer trace.Tracer) (l labels, err error) {
 	id := func(span trace.Span) string {
 		id := span.SpanContext().SpanID()
@@ -68,7 +69,7 @@ func spanLabels(file string, tracer trace.Tracer) (l labels, err error) {
 	return l, nil
 }
 
-// setDatadogLabels is the main function of the child process.
+// setDatadogLabels is the main function of the child process. It sends the labels to the parent.
 func setDatadogLabels(parent *childproc.Parent) {
 	provider, err := byDatadog(true)()
 	parent.Must(err)

@@ -14,9 +14,9 @@ import (
 	"github.com/otelctx/otelctx/exectrace"
 )
 
-// BenchmarkExecutionTrace starts and ends spans whose ids are logged in execution traces. The
-// baseline is spans of the same provider whose ids are not. It measures with and without an
-// execution trace. In an execution trace, the SDK makes both kinds of spans user tasks.
+// BenchmarkExecutionTrace starts and ends spans of a provider of package exectrace, which logs the
+// spans' ids in execution traces. The baseline is the same provider without exectrace. With
+// traced=yes an execution trace is running, and the SDK creates a user task for each span of both.
 func BenchmarkExecutionTrace(b *testing.B) {
 	for _, traced := range []string{"no", "yes"} {
 		for _, s := range shapes {

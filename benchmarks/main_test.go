@@ -18,7 +18,8 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// rolePublisher is a child process that publishes the typical resource until the benchmark ends.
+// rolePublisher is the name of a child process that publishes the typical resource until the benchmark
+// ends.
 const rolePublisher = "publisher"
 
 func TestMain(m *testing.M) {
@@ -57,7 +58,7 @@ func typicalAttributes() []attribute.KeyValue {
 	}
 }
 
-// largeResource is the typical resource plus a command line that makes it 60 KB.
+// largeResource is the typical resource plus a long command line, 60 KB in total.
 func largeResource() *resource.Resource {
 	args := make([]string, 590)
 	for i := range args {
@@ -66,7 +67,7 @@ func largeResource() *resource.Resource {
 	return resource.NewSchemaless(append(typicalAttributes(), attribute.StringSlice("process.command_args", args))...)
 }
 
-// newPublisher publishes r until the end of the benchmark or test.
+// newPublisher returns a publisher that publishes r until the end of the benchmark or test.
 func newPublisher(tb testing.TB, r *resource.Resource) *resourcepublisher.Publisher {
 	tb.Helper()
 	pub, err := resourcepublisher.NewPublisher(r)

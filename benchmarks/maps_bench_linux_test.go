@@ -24,8 +24,8 @@ const (
 	mapsPID   = 4242
 )
 
-// fakeProc returns the root of a proc file system with one process. It has the mappings of a
-// service with many libraries, one of which is a process context.
+// fakeProc returns the root of a proc file system with one process. The process has the mappings of
+// a service with many libraries, and one mapping with a process context.
 func fakeProc(b *testing.B) (root string) {
 	b.Helper()
 	var maps bytes.Buffer
@@ -42,7 +42,7 @@ func fakeProc(b *testing.B) (root string) {
 		case i%4 == 3:
 			name = "[anon: Go: heap]"
 		}
-		// As formatted by the kernel: the name, if any, starts in column 74.
+		// Use the kernel's format, in which the name, if any, starts in column 74.
 		line := fmt.Sprintf("%012x-%012x %s %08x 08:02 %d ", start, start+0x8000, perms, 0, inode)
 		if name != "" {
 			line = fmt.Sprintf("%-73s%s", line, name)
@@ -57,7 +57,7 @@ func fakeProc(b *testing.B) (root string) {
 }
 
 // BenchmarkScanMaps searches 10,000 mappings for process contexts. parser=none only splits the file
-// into lines, a lower bound for every parser.
+// into lines, which is a lower bound for every parser.
 func BenchmarkScanMaps(b *testing.B) {
 	root := fakeProc(b)
 	ours, err := procfs.NewFS(root).Process(mapsPID)

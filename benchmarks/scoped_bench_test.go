@@ -21,29 +21,28 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// three lists the attributes that a context has, or that are passed explicitly.
+// three lists the attributes that are set on a context, or passed explicitly with each call.
 var three = []attribute.KeyValue{
 	attribute.String("http.app", "shop"), attribute.String("tenant.class", "gold"), attribute.Int("shard", 7),
 }
 
-// own lists attributes of the span, the record or the measurement itself.
+// own lists attributes that belong to a single span, log record or measurement.
 var own = []attribute.KeyValue{
 	attribute.String("http.request.method", "GET"), attribute.String("http.route", "/cart/{id}"),
 	attribute.Int("http.response.status_code", 200), attribute.Bool("cached", true),
 }
 
-// layer is the key of a value in a context that has nothing to do with attributes.
+// layer is the key of an unrelated value in a context.
 type layer int
 
-// owns lists the numbers of own attributes with which spans, records and measurements are
-// benchmarked.
+// owns lists the sets of own attributes to benchmark.
 var owns = []struct {
 	own  string
 	list []attribute.KeyValue
 }{{"0", nil}, {"4", own}}
 
-// requestContexts returns two contexts with six layers, as in a handler: without scoped attributes,
-// and with three attributes, which are set below half of the layers.
+// requestContexts returns two contexts with six layers of unrelated values, as in a handler. bare has
+// no attributes. scoped has three, set between the third and the fourth layer.
 func requestContexts(ctx context.Context) (bare, scoped context.Context) {
 	scoped = ctx
 	for i := range layer(6) {
@@ -55,13 +54,13 @@ func requestContexts(ctx context.Context) (bare, scoped context.Context) {
 	return ctx, scoped
 }
 
-// beside compares do with the bare SDK. do receives the bare or the scoped instrument, a context,
-// and whether to pass the three attributes explicitly.
+// beside compares a bare instrument of the SDK with a scoped one of package scopedattr. do uses an
+// instrument n times; hand tells it to pass the three attributes explicitly.
 //
-//   - attributes=bare: the bare SDK compared with itself, with only its own attributes;
-//   - attributes=none: scopedattr without attributes, compared with the bare SDK;
-//   - attributes=hand: the bare SDK with three explicit attributes, compared with none;
-//   - attributes=context: three attributes set on the context, compared with explicit ones.
+//   - attributes=bare: bare compared with itself, which shows the noise;
+//   - attributes=none: scoped without attributes on the context, compared with bare;
+//   - attributes=hand: bare with three explicit attributes, compared with bare;
+//   - attributes=context: scoped with three attributes on the context, compared with bare and three explicit ones.
 func beside[T any](b *testing.B, bare, scoped T, do func(ctx context.Context, with T, hand bool, n int)) {
 	b.Helper()
 	without, ctx := requestContexts(b.Context())
@@ -127,9 +126,8 @@ func BenchmarkScopedLog(b *testing.B) {
 	}
 }
 
-// BenchmarkScopedMeasurement measures with each instrument. Explicit attributes and the
-// measurement's own are either a set created once (set=ready) or attributes created each time
-// (set=made).
+// BenchmarkScopedMeasurement records measurements with each kind of instrument. The option with the
+// attributes is created once (set=ready) or for each measurement (set=made).
 func BenchmarkScopedMeasurement(b *testing.B) {
 	both := func(own []attribute.KeyValue, hand bool) []attribute.KeyValue {
 		if hand {
@@ -145,7 +143,7 @@ func BenchmarkScopedMeasurement(b *testing.B) {
 		for _, o := range owns {
 			for _, set := range []string{"ready", "made"} {
 				if set == "made" && kind != "int64counter" && kind != "float64histogram" {
-					continue // these two are enough
+					continue // Two kinds of instrument are enough for set=made.
 				}
 				b.Run("instrument="+kind+"/own="+o.own+"/set="+set, func(b *testing.B) {
 					mp, _ := oteltest.MeterProvider(b)
@@ -172,7 +170,8 @@ func BenchmarkScopedMeasurement(b *testing.B) {
 	}
 }
 
-// BenchmarkContextWithAttributes sets three attributes on a context that has none, or three others.
+// BenchmarkContextWithAttributes sets three attributes on a context that has no attributes (have=0)
+// or three others (have=3).
 func BenchmarkContextWithAttributes(b *testing.B) {
 	for _, have := range []string{"0", "3"} {
 		b.Run("have="+have, func(b *testing.B) {

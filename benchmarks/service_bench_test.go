@@ -34,7 +34,7 @@ import (
 
 // service is a configuration of the HTTP service.
 type service struct {
-	// baseline is the configuration to compare with.
+	// processor is the name of the configuration. baseline names the configuration to compare it with.
 	processor, baseline string
 	provider            func() (trace.TracerProvider, error)
 }
@@ -50,8 +50,8 @@ var services = []service{
 	{"grafana", "noop", func() (trace.TracerProvider, error) {
 		return otelpyroscope.NewTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(noop))), nil
 	}},
-	// dd-trace-go has its own tracer behind OpenTelemetry's API, so its labels are compared with
-	// the same tracer without labels.
+	// dd-trace-go implements OpenTelemetry's API with its own tracer, so the baseline is that tracer
+	// without labels.
 	{"datadog-unlabelled", "datadog-unlabelled", byDatadog(false)},
 	{"datadog", "datadog-unlabelled", byDatadog(true)},
 }
@@ -85,7 +85,7 @@ type silence struct{}
 
 func (silence) Log(string) {}
 
-// agent is a transport that accepts what dd-trace-go sends, as an agent does.
+// agent is an HTTP transport that accepts every request of dd-trace-go, as a Datadog agent would.
 type agent struct{}
 
 func (agent) RoundTrip(request *http.Request) (*http.Response, error) {
@@ -96,7 +96,7 @@ func (agent) RoundTrip(request *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: http.NoBody, Request: request}, nil
 }
 
-// roleService is a child process with an HTTP service, its backend and its clients.
+// roleService is the name of a child process with an HTTP service, its backend and its clients.
 const roleService = "service"
 
 // clients is the number of concurrent clients.
@@ -110,8 +110,8 @@ type usage struct {
 	Wall, CPU, Median, P99, Allocs, Bytes, Collections float64
 }
 
-// serveHTTP is the child's role: the parent sends the configuration and the value of GOGC, and then
-// a line for each burst.
+// serveHTTP is the main function of the child process. The parent sends the name of the configuration
+// and the value of GOGC, and then a line for each burst.
 func serveHTTP(parent *childproc.Parent) {
 	line, _ := parent.Receive()
 	var (
@@ -121,7 +121,7 @@ func serveHTTP(parent *childproc.Parent) {
 	_, err := fmt.Sscan(line, &processor, &gogc)
 	parent.Must(err)
 	debug.SetGCPercent(gogc)
-	ballast = nil // garbage collections are measured, too
+	ballast = nil // Let the garbage collector run as in production, because its cost is measured, too.
 	runtime.GC()
 	i := slices.IndexFunc(services, func(s service) bool { return s.processor == processor })
 	provider, err := services[i].provider()
@@ -142,9 +142,9 @@ func serveHTTP(parent *childproc.Parent) {
 	}
 }
 
-// shop starts a service with a backend and returns its address. A request has six spans: the
-// server's, two children, the client's and the server's for the call to the backend, and a third
-// child for the answer.
+// shop starts a service with a backend and returns its address. A request has six spans: one for the
+// server, two children, one each for the client and the server of the call to the backend, and a
+// third child for the response.
 func shop(provider trace.TracerProvider) string {
 	tracer := provider.Tracer("benchmarks")
 	opts := []otelhttp.Option{otelhttp.WithTracerProvider(provider), otelhttp.WithPropagators(propagation.TraceContext{})}
@@ -221,13 +221,13 @@ func measureBurst(address string) (u usage) {
 	return u
 }
 
-// BenchmarkService sends requests with six spans to an HTTP service, alternating with one that uses
-// the baseline's processor. Each service is a process with its own heap. An operation is a request.
-// The results are the candidate's:
+// BenchmarkService alternately sends bursts of requests to two HTTP services, the candidate and its
+// baseline. Each service is a process with its own heap. An operation is a request, which has six
+// spans. The results are the candidate's:
 //
-//   - ns/op, and cpu-ns/op, the CPU time of the whole process including clients: medians of the bursts;
-//   - x-base, the ratio to the baseline's CPU time: the median of the rounds;
-//   - p50-ns and p99-ns, the latency: medians of the bursts' quantiles;
+//   - ns/op, the wall time, and cpu-ns/op, the CPU time of the whole process including clients: medians of the bursts;
+//   - x-base, the candidate's CPU time as a multiple of the baseline's: the median of all pairs of bursts;
+//   - p50-ns and p99-ns, the latency: medians of the bursts' percentiles;
 //   - gcs/kop, the number of garbage collections per 1,000 requests.
 func BenchmarkService(b *testing.B) {
 	for _, gogc := range []int{100, 1000} {

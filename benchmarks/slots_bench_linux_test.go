@@ -72,9 +72,9 @@ var rings = []struct {
 }
 
 // BenchmarkStore publishes a span in the slot of the calling thread or goroutine. The baseline is
-// an assembly function that stores the fields of layout 2 without claiming the slot. Comparing it
-// with itself shows the noise. writer=cas is only a compare-and-swap of one word, the minimum cost
-// of a claim.
+// an assembly function that stores the fields of layout 2 without claiming the slot. writer=leaf
+// compares the baseline with itself, which shows the noise. writer=cas measures a compare-and-swap
+// of one word, the minimum cost of claiming a slot.
 func BenchmarkStore(b *testing.B) {
 	const stores = 100_000
 	b.Run("writer=cas", func(b *testing.B) {
@@ -105,8 +105,8 @@ func BenchmarkStore(b *testing.B) {
 	}
 }
 
-// BenchmarkGet reads the span in the slot of the calling thread or goroutine, and the span of a
-// thread or goroutine with a given id. The baseline is the same as in BenchmarkStore.
+// BenchmarkGet reads the span in the slot of the calling thread or goroutine (reader=here), or in the
+// slot of a given id (reader=id). The baseline is the same as in BenchmarkStore.
 func BenchmarkGet(b *testing.B) {
 	const reads = 100_000
 	for _, r := range rings {
@@ -126,8 +126,8 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-// BenchmarkThreadRecord publishes a span in the calling thread's record for Universal Profiling,
-// which takes a few loads to find. The baseline is the same as in BenchmarkStore.
+// BenchmarkThreadRecord publishes a span in the calling thread's record for Universal Profiling. This
+// includes the loads that find the record. The baseline is the same as in BenchmarkStore.
 func BenchmarkThreadRecord(b *testing.B) {
 	library, err := apmlib.Install([]string{b.TempDir()}, wire.ProfilingProcessStorage{}.Encode(), goruntime.Calibrate())
 	if err != nil {
@@ -151,8 +151,8 @@ func TestStoreDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// BenchmarkSelf looks up the running thread and goroutine. The baseline is the system call, which
-// returns only the thread.
+// BenchmarkSelf looks up the ids of the calling thread and goroutine. The baseline is the system call
+// gettid, which returns only the thread's.
 func BenchmarkSelf(b *testing.B) {
 	r := goruntime.Calibrate()
 	if _, err := r.Offset(goruntime.MProcid); err != nil {
@@ -174,13 +174,13 @@ func BenchmarkSelf(b *testing.B) {
 }
 
 // BenchmarkNeighbours stores to a slot while another thread stores to the next slot in a loop. It
-// reports how many times longer this takes than two alternatives:
+// reports the time as a multiple of the time in two other situations:
 //
-//   - x-base: the other thread stores to a distant slot, so the ratio is the cost of being neighbours
-//   - x-alone: the other thread sleeps, so the ratio includes the cost of two hardware threads on one core
+//   - x-base: the other thread stores to a distant slot, so the ratio shows only the cost of being neighbours
+//   - x-alone: the other thread sleeps, so the ratio also shows the cost of two hardware threads that share a core
 //
-// Rounds in which the other thread stored much less are ignored, because both threads then ran on
-// the same CPU.
+// It ignores rounds in which the other thread stored much less or much more, because the two threads
+// then took turns on one CPU.
 func BenchmarkNeighbours(b *testing.B) {
 	for _, r := range rings {
 		if r.byGoroutine {
@@ -246,9 +246,9 @@ func BenchmarkNeighbours(b *testing.B) {
 	}
 }
 
-// onNeighbours returns functions that run other functions on two threads with neighbouring ids. The
-// first id is odd, because the slots of the two then share a cache line in layout 1. Each starts
-// a function and returns another function, which waits until the first one has ended.
+// onNeighbours finds two threads with consecutive ids, and returns a function for each, which runs
+// another function on the thread. It does not wait for that function's end; the returned wait does.
+// The first id is odd, because then the slots of the two threads share a cache line in layout 1.
 func onNeighbours(tb testing.TB) (first, second func(func()) (wait func())) {
 	tb.Helper()
 	type thread struct {

@@ -25,18 +25,18 @@ import (
 	"github.com/otelctx/otelctx/universalprofiling"
 )
 
-// noop is the baseline's processor, because the SDK records no spans without a processor.
+// noop is the baseline's processor, which does nothing. Without a processor the SDK would record no
+// spans.
 var noop = oteltest.SpanProcessor{}
 
-// published maps the name of a carrier to the options that disable all others.
+// published maps the name of a carrier to the options that disable all other carriers.
 var published = map[string][]spanctx.Option{
 	"slots":  {spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false)},
 	"gslots": {spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false)},
 	"record": {spanctx.WithThreadSlots(false), spanctx.WithGoroutineTable(false)},
 }
 
-// tracers lists the processors to compare. For each, tracer returns a tracer whose provider has
-// that processor.
+// tracers lists the configurations to compare.
 var tracers = []struct {
 	processor string
 	tracer    func(testing.TB) trace.Tracer
@@ -63,13 +63,13 @@ var tracers = []struct {
 	}},
 }
 
-// carriers returns a tracer whose provider publishes its spans.
+// carriers returns a constructor of a tracer whose spans are published, as opts say.
 func carriers(opts ...spanctx.Option) func(testing.TB) trace.Tracer {
 	return func(tb testing.TB) trace.Tracer { return tracer(tb, newSpanProcessor(tb, opts...)) }
 }
 
-// scoped returns a context with the attributes that processor=keys3 publishes. The baseline's
-// context has none, so the whole cost of the attributes counts for the candidate.
+// scoped returns a context with the attributes that processor=keys3 publishes. Only the candidate
+// uses it, so that the result includes the whole cost of the attributes.
 func scoped(ctx context.Context) context.Context {
 	return contextattr.With(ctx,
 		attribute.String("http.app", "shop"), attribute.String("http.route", "/cart/{id}"), attribute.Int("tenant", 1234))
@@ -86,8 +86,8 @@ func tracer(tb testing.TB, processor sdktrace.SpanProcessor) trace.Tracer {
 	return provider(tb, sdktrace.WithSpanProcessor(processor)).Tracer("benchmarks")
 }
 
-// newSpanProcessor returns a processor with all requested carriers. It skips the benchmark if spans
-// cannot be published on this platform, and fails it if a carrier is unavailable.
+// newSpanProcessor returns a processor with all requested carriers. It skips the benchmark if this
+// platform does not support publishing spans, and fails the benchmark if a carrier is unavailable.
 func newSpanProcessor(tb testing.TB, opts ...spanctx.Option) *spanctx.SpanProcessor {
 	tb.Helper()
 	p, err := spanctx.NewSpanProcessor(opts...)
@@ -111,8 +111,8 @@ func newIntegration(tb testing.TB, mode universalprofiling.Mode) *universalprofi
 	return i
 }
 
-// shapes lists the patterns in which spans are nested. Each starts and ends n spans for each
-// level of nesting.
+// shapes lists the ways in which spans are nested. Each run starts and ends n spans per level of
+// nesting.
 var shapes = []struct {
 	shape string
 	run   func(ctx context.Context, tracer trace.Tracer, n int)
@@ -157,8 +157,8 @@ func flat(ctx context.Context, tracer trace.Tracer, n int) {
 // batch is the number of operations per measurement.
 const batch = 2_000
 
-// BenchmarkSpan starts and ends spans with the named processor. The baseline is a processor that
-// does nothing; comparing it with itself shows the noise.
+// BenchmarkSpan starts and ends spans. The baseline is a processor that does nothing. processor=noop
+// compares it with itself, which shows the noise.
 func BenchmarkSpan(b *testing.B) {
 	for _, s := range shapes {
 		for _, t := range tracers {
@@ -203,8 +203,7 @@ func BenchmarkLiveSpans(b *testing.B) {
 	}
 }
 
-// BenchmarkChurn starts spans while others are live, and ends the oldest live span for each new
-// one.
+// BenchmarkChurn keeps many spans live. Each operation ends the oldest of them and starts a new one.
 func BenchmarkChurn(b *testing.B) {
 	const live = 10_000
 	for _, t := range tracers {
@@ -253,8 +252,8 @@ func BenchmarkUnsampledSpan(b *testing.B) {
 	}
 }
 
-// extraAllocations is the number of allocations for a span in addition to those with a processor
-// that does nothing.
+// extraAllocations maps a processor to the number of allocations per span that it adds to those of a
+// processor that does nothing.
 var extraAllocations = map[string]float64{"publisher": 0, "slots": 0, "slots1": 0, "gslots": 0, "record": 1, "default": 1, "names": 1, "datadog-labels": 4, "keys3": 1, "universal": 0, "universal-kept": 0}
 
 func TestAllocationsOnTheSpanPath(t *testing.T) {

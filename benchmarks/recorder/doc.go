@@ -1,7 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recorder measures the cost of otelctx record: to a busy service, with many idle
-// processes, in memory over many minutes, and compared with perf record. Everything is in tests,
-// which are skipped without -measure; make bench WHAT=recorder sets it.
+// Package recorder measures the cost of otelctx record: how much it slows down a busy service, its
+// CPU time with many idle processes, its memory over many minutes, and its CPU time compared with
+// perf record. The measurements are tests that are skipped without the flag -measure, which
+// make bench WHAT=recorder sets.
 package recorder

@@ -101,7 +101,7 @@ func (r *tool) end() time.Duration {
 	r.t.Helper()
 	require.NoError(r.t, r.cmd.Process.Signal(os.Interrupt))
 	err := r.cmd.Wait()
-	if filepath.Base(r.cmd.Path) != "perf" { // perf is killed by the signal
+	if filepath.Base(r.cmd.Path) != "perf" { // The interrupt kills perf, so perf never exits successfully.
 		require.NoError(r.t, err, r.stderr.String())
 	}
 	return r.cmd.ProcessState.UserTime() + r.cmd.ProcessState.SystemTime()
@@ -133,7 +133,7 @@ func median[T time.Duration | float64 | int](v []T) T {
 	return v[len(v)/2]
 }
 
-// beginning is enough time to examine all processes for the first time.
+// beginning is enough time for a recorder to examine all processes for the first time.
 const beginning = 4 * time.Second
 
 // TestIdle measures the recorder's CPU time while there are 560 idle processes, and a service that
@@ -233,9 +233,9 @@ func startHTTP(t *testing.T) *web {
 	return w
 }
 
-// TestOverhead measures how many requests an HTTP service answers per second of its CPU time while
-// it is recorded, compared with the time before and after. "0 Hz" is a run without a recorder: its
-// spread shows how far the others can be trusted.
+// TestOverhead measures how many requests an HTTP service answers per second of its CPU time while it
+// is recorded, compared with the time before and after the recording. The results for 0 Hz are without
+// a recorder, so their spread is the measurement error.
 func TestOverhead(t *testing.T) {
 	need(t)
 	exe, service := build(t), startHTTP(t)
@@ -272,13 +272,13 @@ func TestOverhead(t *testing.T) {
 	}
 }
 
-// cost is the CPU time of a recording.
+// cost is the CPU time of a recording, and its number of samples.
 type cost struct {
-	// steady is the CPU time during the flag -window, which begins when the tool has settled. all is
-	// the CPU time of the tool from its start to its end.
+	// steady is the tool's CPU time in an interval of the length -window, after it has settled.
+	// all is its CPU time from start to end.
 	steady, all time.Duration
-	// For perf only: all plus the CPU time of perf script, which prints the samples with function
-	// names (named) or without (written).
+	// named and written are set only for perf. named is the sum of all and the CPU time of a perf
+	// script that prints the samples with function names. written is the same without names.
 	named, written time.Duration
 	samples        int
 }
@@ -335,7 +335,8 @@ func besidePerf(t *testing.T, exe, pid, frequency string) {
 		median(steady), steady, median(all), all, median(written), written, median(named), named)
 }
 
-// perfScript returns the number of samples that perf script prints for a file, and its CPU time.
+// perfScript runs perf script on a file. It returns the number of samples that perf script prints, and
+// the CPU time that perf script uses.
 func perfScript(t *testing.T, file, fields string) (samples int, used time.Duration) {
 	t.Helper()
 	script := exec.Command("perf", "script", "--no-inline", "-F", fields, "-i", file)
@@ -347,7 +348,8 @@ func perfScript(t *testing.T, file, fields string) (samples int, used time.Durat
 // perSample returns CPU time in seconds per sample.
 func perSample(used time.Duration, c cost) float64 { return used.Seconds() / float64(c.samples) }
 
-// record lets the tool record for the window, and then ends the tool.
+// record waits until the tool has settled, lets it record for the length of -window, and ends it. It
+// does not set cost.samples.
 func (r *tool) record() (c cost) {
 	r.t.Helper()
 	time.Sleep(beginning)

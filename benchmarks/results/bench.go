@@ -18,8 +18,9 @@ import (
 	"time"
 )
 
-// convert writes the output of go test -bench as CSV. Each key=value of a benchmark's name and each
-// unit is a column. If a benchmark ran several times, a cell is the median and half the range.
+// convert writes the output of go test -bench as CSV. There is a column for each key in the
+// benchmarks' names and for each unit. If a benchmark ran several times, a cell has the median and
+// half the range.
 func convert(w io.Writer, output io.Reader, now time.Time) error {
 	var keys, units []string
 	var names [][]string
@@ -86,8 +87,8 @@ func convert(w io.Writer, output io.Reader, now time.Time) error {
 	return out.Error()
 }
 
-// cell returns the median of the values that several runs of a benchmark reported, with three
-// digits, and half their range.
+// cell formats the values that several runs of a benchmark reported: the median with three digits,
+// and half the range in percent of the median.
 func cell(values []float64, unit string) string {
 	if len(values) == 0 {
 		return ""
@@ -115,8 +116,7 @@ func duration(ns float64) string {
 	return digits(ns) + " " + units[0]
 }
 
-// digits formats a number with three significant digits, or with all digits before the decimal
-// point.
+// digits formats a number with three significant digits. Larger integers keep all digits.
 func digits(v float64) string {
 	if v == 0 {
 		return "0"

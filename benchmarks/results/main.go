@@ -5,12 +5,12 @@
 //
 //	go run ./results
 //
-// With -bench it turns the output of go test -bench into such a CSV file instead:
+// With -bench, it reads the output of go test -bench and writes such a CSV file:
 //
 //	go test -run '^$' -bench '^BenchmarkService$' -count 3 . | go run ./results -bench >results/service.csv
 //
-// A CSV file begins with lines "# key: value" that say when and where it was measured; date and machine are
-// required. To add a section, add it to sections.
+// A CSV file begins with lines of the form "# key: value", which say when and where it was measured. The keys date
+// and machine are required. To add a section to results.md, add it to the variable sections.
 package main
 
 import (
@@ -32,7 +32,7 @@ import (
 // section is a section of results.md, made from one CSV file.
 type section struct {
 	file, title, about string
-	// render writes the table. Without it, the table has all rows.
+	// render writes the section's table. If it is nil, the section shows all rows of the file.
 	render func(w io.Writer, t *table) error
 }
 
@@ -52,9 +52,9 @@ var sections = []section{
 	{"kernels", "Kernels", "`make kernels` runs the tests on Debian's kernels in virtual machines.", nil},
 }
 
-// table is a CSV file.
+// table is the content of a CSV file.
 type table struct {
-	// measured holds the lines "key: value" at the start of the file.
+	// measured holds the lines at the start of the file, such as "date: 2026-01-02".
 	measured []string
 	columns  []string
 	rows     [][]string
@@ -87,8 +87,7 @@ func parse(text []byte) (*table, error) {
 	return t, nil
 }
 
-// cell returns the text of a cell. The text is empty if the table has no such column. count
-// returns it as a number.
+// cell returns the text of a cell, which is empty if the table has no such column.
 func (t *table) cell(row []string, column string) string {
 	if i := slices.Index(t.columns, column); i >= 0 {
 		return row[i]
@@ -185,12 +184,12 @@ func renderAll(w io.Writer, t *table) error {
 	return nil
 }
 
-// goroutineProfile is the name of an observer that reads labels some milliseconds after it has
-// collected the goroutines. A pattern is therefore not listed in the document if only this
-// observer has faults.
+// goroutineProfile is the name of an observer that reads the labels some milliseconds after it has
+// collected the goroutines, so some of its samples have the labels of a later moment. The page does
+// not list patterns in which only this observer has faults.
 const goroutineProfile = "goroutine profile"
 
-// renderSummary writes a row for each publication and observer.
+// renderSummary writes a table with a row for each publication and observer.
 func renderSummary(w io.Writer, t *table) {
 	var summary [][]string
 	columns := []string{"Published", "Observer", "patterns", "without fault", "with a wrong sample", "samples", "precision", "recall", "false positives"}
@@ -214,7 +213,7 @@ func renderSummary(w io.Writer, t *table) {
 				}
 			}
 			if patterns == 0 {
-				continue // this observer cannot see this publication
+				continue // the observer was not measured with this publication
 			}
 			due := sums["shown"] + sums["none"] + sums["wrong"] - sums["outside"]
 			summary = append(summary, []string{
@@ -226,7 +225,7 @@ func renderSummary(w io.Writer, t *table) {
 	markdown(w, columns, summary)
 }
 
-// renderWild writes a summary, and lists the patterns with a fault.
+// renderWild writes the summary, and a list of the patterns with a fault.
 func renderWild(w io.Writer, t *table) error {
 	renderSummary(w, t)
 	observers := t.distinct("observer")

@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGenerate checks the summary of all observers, that only patterns with a fault are listed, and which lines a CSV
-// file must begin with.
+// TestGenerate checks that the page summarizes all observers and lists only patterns with a fault, and that a CSV
+// file without the required lines at its start is rejected.
 func TestGenerate(t *testing.T) {
 	dir := t.TempDir()
 	output := filepath.Join(dir, "results.md")

@@ -5,6 +5,6 @@
 
 package soak
 
-// threadMappings is how many mappings a thread of the C library has: its stack, its heap, and their
-// guard pages.
+// threadMappings is the number of mappings per thread. With cgo the C library creates the threads, and
+// maps a stack and a heap for each, both with guard pages.
 const threadMappings = 4

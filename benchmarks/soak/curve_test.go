@@ -10,12 +10,13 @@ import (
 	"time"
 )
 
-// curve is an amount over time.
+// curve is a series of measurements of an amount, such as memory, over time.
 type curve struct {
 	name   string
 	unit   unit
 	limits limits
-	// at holds seconds since the start, in order. value holds the amounts.
+	// at holds the times of the measurements in seconds since the start, in ascending order. value
+	// holds the amounts at these times.
 	at, value []float64
 }
 
@@ -36,10 +37,10 @@ func (u unit) text(v float64) string {
 	return fmt.Sprintf("%.1f", math.Round(10*v)/10+0) // never -0
 }
 
-// limits bounds how much a flat curve may change in its second half.
+// limits bounds how much a curve may change in its second half and still count as flat.
 type limits struct {
-	// growth is the maximum rise of a straight line fitted by least squares. The line may fall
-	// by any amount.
+	// growth is the maximum rise of a straight line fitted by least squares. There is no limit for
+	// a fall.
 	growth float64
 	// spread is the maximum distance of the highest point above the median.
 	spread float64
@@ -53,7 +54,7 @@ func (c *curve) add(at time.Duration, value float64) {
 // leastPoints is the minimum number of points needed to tell whether a curve is flat.
 const leastPoints = 10
 
-// settled summarizes the second half of a curve's time. The first half is for warming up.
+// settled summarizes the second half of a curve. In the first half the process warms up.
 type settled struct {
 	points              int
 	median, max, growth float64
@@ -98,7 +99,8 @@ func mean(values []float64) (mean float64) {
 // spread returns how far the highest point is above the median.
 func (s settled) spread() float64 { return s.max - s.median }
 
-// problems says why a curve is not flat, or has too few points.
+// problems returns the reasons why a curve is not flat, or that it has too few points. It is empty
+// if the curve is flat.
 func (c *curve) problems() []string {
 	s := c.settled()
 	if s.points < leastPoints {

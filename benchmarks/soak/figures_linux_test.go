@@ -20,25 +20,26 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// curves holds the curves of the service, and of the reader that runs all the time.
+// curves holds the curves of the service, and of the one reader that runs during the whole test.
 type curves struct {
 	service, reader process
 	// heap and goroutines come from the service's reports.
 	heap, goroutines *curve
-	// collections counts garbage collections, each of which measures the live heap again. It rises.
+	// collections counts garbage collections. Only a collection updates the size of the live heap.
 	collections *curve
 }
 
-// process holds the curves of a process whose values come from /proc.
+// process holds the curves of one process. Their values come from /proc.
 type process struct {
 	procfs.Proc
 
 	resident, threads, descriptors *curve
-	// mappings excludes the mappings of threads, which Go starts when it needs them.
+	// mappings counts memory mappings, except those that belong to threads, because the Go runtime
+	// may start a thread at any time.
 	mappings *curve
 }
 
-// allowance has the limits for a long run, and for one too short to warm up.
+// allowance has the limits for a long run, and for a run that is too short to warm up.
 type allowance struct{ long, short limits }
 
 // In ten minutes, these limits reveal a leak of a few KiB per update, of a descriptor or goroutine
@@ -58,8 +59,8 @@ func (a allowance) limits() limits {
 	return a.long
 }
 
-// notInRace returns no limits with the race detector, which keeps memory for everything that the
-// process has ever used.
+// notInRace returns the limits for memory and mappings. With the race detector there are none,
+// because the detector keeps a shadow of all memory that the process has ever used.
 func (a allowance) notInRace() limits {
 	if testenv.Race {
 		return limits{math.Inf(1), math.Inf(1)}

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// drawn returns a curve with a point for each second of ten minutes.
+// drawn returns a curve with the given values for each second of ten minutes.
 func drawn(l limits, value func(second int) float64) *curve {
 	c := &curve{name: "drawn", limits: l}
 	for second := range 600 {

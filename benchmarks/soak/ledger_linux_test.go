@@ -24,9 +24,9 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// ledger records in a file when each span was live. It generates the span ids, so it knows of a
-// span before any other processor. It is also the last span processor, so it learns of each end
-// after all others. A span may be published only between these two times.
+// ledger records in a file when each span was live. It records the start when it generates the span's
+// id, before any processor sees the span. It records the end as the last span processor, after all
+// others. A span may be published only between these two times.
 type ledger struct {
 	file *os.File
 	last atomic.Uint64
@@ -53,7 +53,7 @@ type entry struct {
 const (
 	entrySize   = 48
 	endedOffset = 40
-	// entries is the number of spans that fit into the file. Later spans overwrite the first ones.
+	// entries is the number of spans that fit into the file. Later spans overwrite the oldest ones.
 	entries = 1 << 22
 )
 
@@ -65,10 +65,11 @@ func openLedger(path string) (*ledger, error) {
 	return &ledger{file: f}, err
 }
 
-// Spans are numbered from 1. Their ids are the numbers multiplied by a constant, so that they look random.
+// Spans are numbered from 1. A span's id is its number multiplied by disguise, so that ids look random. Multiplying by
+// reveal gives the number back.
 const (
 	disguise = 0x9E3779B97F4A7C15
-	reveal   = 0xF1DE83E19937733D // disguise * reveal = 1
+	reveal   = 0xF1DE83E19937733D // disguise * reveal = 1, modulo 1<<64
 )
 
 func numberOf(id trace.SpanID) uint64 { return binary.BigEndian.Uint64(id[:]) * reveal }
@@ -127,7 +128,7 @@ func (l *ledger) read(number uint64) (e entry, err error) {
 	return e, err
 }
 
-// shown is a span that a reader found. The reader read it at some moment between two times.
+// shown is a span that a reader found at some moment between From and To.
 type shown struct {
 	TraceID [16]byte
 	SpanID  [8]byte
@@ -147,8 +148,8 @@ var (
 	errAnotherLane  = errors.New("the span has another lane")
 )
 
-// check returns an error if the span was not live at that time, or if its properties differ from
-// those in the ledger.
+// check returns an error if the span was not live at any time between s.From and s.To, or if its
+// trace id or its lane differs from the ledger.
 func (l *ledger) check(s shown) error {
 	number := numberOf(s.SpanID)
 	e, err := l.read(number)

@@ -12,15 +12,15 @@ import (
 	"time"
 )
 
-// fate is how a reader ends.
+// fate is the way in which a reader ends.
 type fate int
 
 const (
-	finishes    fate = iota // by itself
-	killed                  // by SIGKILL at any moment
-	resumed                 // on its own, after SIGSTOP at any moment and SIGCONT later
-	interrupted             // by SIGINT
-	buried                  // by SIGKILL while it is stopped
+	finishes    fate = iota // exits by itself
+	killed                  // is killed by SIGKILL at a random moment
+	resumed                 // is stopped by SIGSTOP at a random moment, continued by SIGCONT, and exits by itself
+	interrupted             // is ended by SIGINT
+	buried                  // is killed by SIGKILL while it is stopped
 	numFates
 )
 
@@ -28,11 +28,11 @@ func (f fate) String() string {
 	return [numFates]string{"left to finish", "killed", "stopped and resumed", "interrupted", "stopped and killed"}[f]
 }
 
-// life is a reader's process, from start to end.
+// life runs a reader's process from its start to its end.
 type life struct {
 	cmd  *exec.Cmd
 	fate fate
-	// ready reports whether the reader can be interrupted. It is polled.
+	// ready reports whether the reader handles SIGINT already. It is called repeatedly.
 	ready func() bool
 	// after is the time from the start to the first signal. hold is the time for which the
 	// reader is stopped.
@@ -95,7 +95,7 @@ func (l *life) live() (code int, err error) {
 	return 0, nil
 }
 
-// lines is a writer that calls each with every complete line.
+// lines is a writer that calls each for every complete line that is written to it.
 type lines struct {
 	each func(line []byte)
 	rest []byte

@@ -5,6 +5,6 @@
 
 package soak
 
-// threadMappings is the number of mappings per thread: none, because without cgo Go allocates thread
-// stacks on its own heap.
+// threadMappings is the number of mappings per thread. There are none, because without cgo Go
+// allocates thread stacks on its own heap.
 const threadMappings = 0

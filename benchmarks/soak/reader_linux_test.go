@@ -28,10 +28,11 @@ import (
 
 const roleReader = "reader"
 
-// errand is the first line that a reader receives.
+// errand tells a reader process what to do. It is the first line that the process receives, in JSON.
 type errand struct {
 	PID int
-	// Visits is the number of visits, or 0 for no limit. Pause is the time between visits.
+	// Visits is the number of times to open and read the process, or 0 for no limit. Pause is the
+	// time between visits.
 	Visits int
 	Pause  time.Duration
 }
@@ -46,7 +47,8 @@ type visit struct {
 	Errors []string
 }
 
-// published is a process context that was read between two times of the wall clock, in nanoseconds.
+// published describes a process context that a reader found at some moment between From and To, in
+// nanoseconds of the wall clock.
 type published struct {
 	// By is the name of the reader.
 	By       string
@@ -66,7 +68,8 @@ type sight struct {
 	LocalRoot [8]byte
 }
 
-// read is the child process with a reader. It reads an errand and writes a line of JSON for each visit.
+// read is the main function of a reader process. It receives an errand, and sends a visit in JSON
+// after each visit.
 func read(parent *childproc.Parent) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -85,7 +88,7 @@ func read(parent *childproc.Parent) {
 	}
 }
 
-// visitor is a reader on a visit.
+// visitor reads the service during one visit.
 type visitor struct {
 	pid    int
 	p      *reader.Process
@@ -93,7 +96,7 @@ type visitor struct {
 	found  visit
 }
 
-// threadReads is how many times a visitor reads the threads during a visit.
+// threadReads is the number of times that a visitor reads the threads during a visit.
 const threadReads = 5
 
 // visit reads everything.
@@ -126,7 +129,7 @@ func (v *visitor) visit() (err error) {
 	return nil
 }
 
-// official reads the process context at an address with the packages of the OpenTelemetry eBPF profiler.
+// official reads the process context at an address with packages of the OpenTelemetry eBPF profiler.
 func (v *visitor) official(address uint64) error {
 	memory := remotememory.NewProcessVirtualMemory(libpf.PID(v.pid))
 	p := published{By: byOfficial, From: time.Now().UnixNano()}
@@ -147,8 +150,8 @@ func (v *visitor) take(p published, message *processcontextpb.ProcessContext) er
 	return err
 }
 
-// busy counts err if it is the error busy, which reports a concurrent write. It returns any
-// other error.
+// busy counts err and returns nil if err is busy, an error that reports a concurrent write. Otherwise
+// it returns err.
 func (v *visitor) busy(err, busy error) error {
 	if errors.Is(err, busy) {
 		v.found.Busy++
@@ -157,7 +160,8 @@ func (v *visitor) busy(err, busy error) error {
 	return err
 }
 
-// readThreads reads all threads, and the slot of each.
+// readThreads reads the spans of all threads, first with package reader and then from each thread's
+// slot.
 func (v *visitor) readThreads(ctx context.Context) error {
 	from := time.Now().UnixNano()
 	threads, err := v.p.Threads(ctx)
@@ -216,7 +220,7 @@ func (v *visitor) slot(c *reader.Carrier, id uint64) error {
 	return nil
 }
 
-// cell reads the cell that a slot refers to.
+// cell reads the cell that a slot refers to by ref. live is false if the span has ended.
 func (v *visitor) cell(ref uint64) (live bool, localRoot [8]byte, err error) {
 	table := v.layout.Spans
 	if table == nil {
@@ -243,7 +247,7 @@ func laneOf(attributes []reader.ThreadAttribute) string {
 	return laneIn(byKey)
 }
 
-// textsOf returns those attributes in kvs that identify the generation.
+// textsOf returns the attributes in kvs that identify the generation, by key.
 func textsOf(kvs []*commonpb.KeyValue) map[string]any {
 	texts := map[string]any{}
 	for _, kv := range kvs {
@@ -257,7 +261,8 @@ func textsOf(kvs []*commonpb.KeyValue) map[string]any {
 	return texts
 }
 
-// setGenerations sets Generation and Beside to the generations of the attributes.
+// setGenerations sets Generation and Beside, given the attributes of the resource and the attributes
+// published outside of it.
 func (p *published) setGenerations(resource, beside map[string]any) (err error) {
 	if p.Generation, err = generationOf(resource); err != nil {
 		return fmt.Errorf("%s: resource: %w", p.By, err)

@@ -26,21 +26,21 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
-// exitBusy is otelctx's exit code for a context that was being updated at each attempt to read
-// it. This happens if the kernel does not run the process during an update.
+// exitBusy is the exit code of otelctx if an update of the context was in progress at each attempt to
+// read it. This happens if the kernel suspends the service during an update.
 const exitBusy = 7
 
-// exitNoSamples is the exit code of otelctx record without samples: the process was idle, or the recording ended before
-// the first sample.
+// exitNoSamples is the exit code of otelctx record if it has taken no samples, because the process was idle or the
+// recording ended too soon.
 const exitNoSamples = 9
 
-// kind is a kind of reader.
+// kind describes a kind of reader and how to run it.
 type kind struct {
 	name string
 	// once runs one reader and ends it according to its fate. It returns an error if the reader
 	// did anything wrong.
 	once func(fate) error
-	// fates are assigned to readers in turn.
+	// fates lists the fates of consecutive readers. After the last it starts again.
 	fates []fate
 	// pause is the maximum time between two readers of this kind.
 	pause time.Duration
@@ -58,8 +58,8 @@ func (s *soak) kinds() []kind {
 	}
 }
 
-// comeAndGo runs readers of a kind, one after the other, until ctx is done and at least one of
-// them was killed.
+// comeAndGo runs readers of a kind, one after the other, until ctx is done, but at least two of them,
+// so that one is killed.
 func (s *soak) comeAndGo(ctx context.Context, k kind) {
 	const least = 2
 	for n := 0; ctx.Err() == nil || n < least; n++ {
@@ -91,7 +91,7 @@ type threadDocument struct {
 	Attributes map[string]string `json:"attributes"`
 }
 
-// judgeThreads checks the threads in a command's output.
+// judgeThreads checks the spans of the threads in a command's output against the ledger.
 func (s *soak) judgeThreads(by string, threads []threadDocument, from, to int64) {
 	for _, t := range threads {
 		if !t.Proven {
@@ -107,7 +107,8 @@ func (s *soak) judgeThreads(by string, threads []threadDocument, from, to int64)
 	}
 }
 
-// laneIn returns the value of laneKey. If there are other attributes, it returns a string that matches no span's lane.
+// laneIn returns the value of laneKey. If there are any other attributes, it returns a string that is not a lane, so
+// that the comparison with the ledger fails.
 func laneIn(attributes map[string]string) string {
 	if lane, ok := attributes[laneKey]; ok && len(attributes) == 1 || len(attributes) == 0 {
 		return lane
@@ -161,8 +162,8 @@ func (s *soak) watch(f fate) error {
 			return
 		}
 		if last != nil {
-			// The threads were read at some time between the start of their frame and the start
-			// of the next.
+			// A frame has the time at which its read began. The threads were read between that
+			// time and the beginning of the next frame.
 			s.judgeThreads(byWatch, last.Threads, last.TimeUnixNano, next.TimeUnixNano)
 		}
 		last = next
@@ -206,10 +207,10 @@ func (s *soak) record(f fate) error {
 		s.count(busyReads, 1)
 		return nil
 	case code == exitNoSamples && (f == interrupted || f == resumed):
-		return nil // interrupted at once, or stopped for most of its time
+		return nil // The recorder was interrupted at once, or stopped for most of its time.
 	case code != 0 || err != nil:
 		if b, missing := os.ReadFile(file); code == -1 && missing == nil && len(b) > 0 {
-			// A killed recorder leaves an empty file or a complete one.
+			// A killed recorder leaves a file that is either empty or complete.
 			err = s.judgeRecording(b)
 		}
 		return err
@@ -230,7 +231,7 @@ func (s *soak) record(f fate) error {
 	return s.judgeRecording(b)
 }
 
-// samples reports whether a recorder has started to sample.
+// samples reports whether the recorder with this process id has started to sample.
 func samples(pid int) bool {
 	p, err := procfs.NewProc(pid)
 	if err != nil {
@@ -240,7 +241,8 @@ func samples(pid int) bool {
 	return slices.Contains(targets, "anon_inode:[perf_event]")
 }
 
-// judgeRecording checks each sample against the number on its stack.
+// judgeRecording checks that each sample of a profile has the span that the number on its stack
+// identifies.
 func (s *soak) judgeRecording(b []byte) error {
 	return truth.Read(b, func(number uint64, labels map[string][]string, count int) error {
 		value := func(key string) string { return strings.Join(labels[key], " and ") }
@@ -262,7 +264,7 @@ func (s *soak) judgeRecording(b []byte) error {
 	})
 }
 
-// visit runs a process that reads the service through package reader.
+// visit runs a process that reads the service with package reader.
 func (s *soak) visit(f fate) error {
 	out := &lines{each: s.judgeVisit}
 	l, err := s.reader(out, errand{PID: s.child.PID(), Visits: 50})
@@ -274,7 +276,7 @@ func (s *soak) visit(f fate) error {
 	return err
 }
 
-// reader prepares, but does not start, a process that reads the service through package reader.
+// reader returns a process, not yet started, that reads the service with package reader.
 func (s *soak) reader(out *lines, e errand) (*life, error) {
 	cmd, err := childproc.Command(roleReader)
 	if err != nil {
@@ -285,7 +287,7 @@ func (s *soak) reader(out *lines, e errand) (*life, error) {
 	return &life{cmd: cmd}, err
 }
 
-// judgeVisit checks a visit of a reader.
+// judgeVisit checks what a reader process has found in a visit. line is the visit in JSON.
 func (s *soak) judgeVisit(line []byte) {
 	var v visit
 	if err := json.Unmarshal(line, &v); err != nil {

@@ -39,9 +39,9 @@ import (
 
 const roleService = "service"
 
-// order is the first line that the service receives.
+// order configures the service. It is the first line that the service receives, in JSON.
 type order struct {
-	// Directory is for the ledger and the socket.
+	// Directory is the directory for the ledger and the socket.
 	Directory string
 	// Capacity is the number of thread slots.
 	Capacity int
@@ -49,20 +49,19 @@ type order struct {
 
 const ledgerName = "ledger"
 
-// report is what the service knows about itself.
+// report is the service's answer to the command "report".
 type report struct {
 	// Heap is the live heap at the last garbage collection, in bytes.
 	Heap, Goroutines uint64
 	// Collections counts garbage collections.
 	Collections uint64
-	// Requests counts the requests that were answered, and Failed those that failed.
+	// Requests counts answered requests. Failed counts requests that failed.
 	Requests, Failed uint64
 	Slowest          time.Duration
 	// Spans counts started spans, Exported counts exported spans, and Correlated counts exported
 	// spans with stack traces from a profiler.
 	Spans, Exported, Correlated uint64
-	// Without is the reason why Universal Profiling is off. It is empty if Universal Profiling
-	// is on.
+	// Without is the reason why the integration for Universal Profiling is off, or "" if it is on.
 	Without string
 	Stats   universalprofiling.Stats
 	// Errors holds the first errors reported to otel.Handle. Handled counts all of them.
@@ -88,7 +87,7 @@ type service struct {
 	server *http.Server
 	client *http.Client
 	url    string
-	// ends and jobs pass functions to the goroutines of pool.
+	// ends and jobs pass functions to the goroutines in pool.
 	ends, jobs chan func()
 	// stopping tells the clients to stop, and load waits for them. rest waits for goroutines
 	// that outlive their request.
@@ -99,8 +98,8 @@ type service struct {
 	slowest          atomic.Int64
 }
 
-// serve is the child process with the service. It reads an order, answers "serving", and serves its own clients.
-// Then it executes commands:
+// serve is the main function of the service's process. It receives an order, starts the service and its clients, and
+// answers "serving". Then it executes commands:
 //
 //   - "update N" publishes generation N of the resource, and answers "updated"
 //   - "report" answers with a report in JSON
@@ -205,10 +204,10 @@ func carryOut(jobs <-chan func()) {
 	}
 }
 
-// lanes is the number of values of laneKey.
+// lanes is the number of different values of the attribute laneKey.
 const lanes = 4
 
-// inLane gives most requests a context-scoped attribute.
+// inLane sets the attribute laneKey on the contexts of most requests.
 func inLane(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if lane := rand.IntN(lanes + 1); lane > 0 {
@@ -259,7 +258,7 @@ func (s *service) get(url string) (err error) {
 	return err
 }
 
-// paths returns the service's handlers by path. Each works in spans in a different way.
+// paths returns the service's handlers by path. Each handler uses spans in a different way.
 func (s *service) paths() map[string]http.HandlerFunc {
 	return map[string]http.HandlerFunc{
 		"/children":  s.children,
@@ -295,7 +294,8 @@ func (s *service) started(_ http.ResponseWriter, r *http.Request) {
 	close(ended)
 }
 
-// attached lets two goroutines work for the request: a new one, and one from a pool.
+// attached lets two other goroutines work in the request's span: a new one started by spanctx.Go,
+// and one from a pool that attaches the span.
 func (s *service) attached(_ http.ResponseWriter, r *http.Request) {
 	var working sync.WaitGroup
 	working.Add(2)
@@ -330,8 +330,8 @@ func (s *service) elsewhere(_ http.ResponseWriter, r *http.Request) {
 // block blocks for a moment, so that other goroutines use the thread.
 func block() { time.Sleep(rand.N(2 * time.Millisecond)) }
 
-// The number on the stack of the work is the span's number in the ledger, shifted by one. The lowest bit means that
-// the span may also be missing, because it may end during the work.
+// mayBeMissing is the lowest bit of the number that work puts on the stack. It means that a sample may lack the span,
+// because the span may end during the work. The other bits are the span's number in the ledger.
 const mayBeMissing = 1
 
 func onStack(ctx context.Context) uint64 {
@@ -391,9 +391,9 @@ func (e *exporter) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan)
 // Shutdown does nothing.
 func (*exporter) Shutdown(context.Context) error { return nil }
 
-// Generations of the resource are numbered, and the number determines every byte. The attribute
-// generationKey holds the number, and fillerKey holds a text whose length depends on the number.
-// The attributes published outside of the resource have the same two keys.
+// The resource has numbered generations. The attribute generationKey holds the number, and fillerKey
+// holds a text that depends only on the number, so that a mix of two generations is detected. The
+// attributes published outside of the resource have the same two keys.
 const (
 	generationKey = "soak.generation"
 	fillerKey     = "soak.filler"

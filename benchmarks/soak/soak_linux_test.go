@@ -43,14 +43,14 @@ func TestMain(m *testing.M) {
 // short reports whether the run is too short to warm up in its first half.
 func short() bool { return *duration < 2*time.Minute }
 
-// soak is a service and its readers.
+// soak is the state of the test: the service, and what its readers have found.
 type soak struct {
 	otelctx, dir string
 	child        *childproc.Child
 	ledger       *ledger
-	// unit is the approximate run time of a reader.
+	// unit is the time scale for readers: approximately how long each of them runs.
 	unit time.Duration
-	// sampled passes spans that readers found to correlate.
+	// sampled passes some of the spans that readers found to the method correlate.
 	sampled chan sight
 
 	mu sync.Mutex
@@ -60,7 +60,7 @@ type soak struct {
 	counts map[string]uint64
 	// lives counts readers by kind and fate.
 	lives map[string]*[numFates]int
-	// begun and done are the times before and after the publication of each generation.
+	// begun and done hold the times before and after the publication of each generation.
 	begun, done []int64
 }
 
@@ -86,14 +86,14 @@ func (s *soak) lived(name string, f fate) {
 	s.lives[name][f]++
 }
 
-// The name of a count is one of these prefixes, followed by the name of a reader.
+// These are prefixes of keys of soak.counts. The name of a reader follows.
 const (
 	spansBy    = "spans shown by "
 	lanesBy    = "spans shown with their lane by "
 	contextsBy = "contexts read by "
 )
 
-// busyReads counts reads that failed because of concurrent writes.
+// busyReads is the key of soak.counts for reads that failed because of concurrent writes.
 const busyReads = "reads that met an update"
 
 // The readers.
@@ -113,8 +113,8 @@ const (
 func (s *soak) judge(by string, one shown) {
 	s.count(spansBy+by, 1)
 	if one.Lane == "" {
-		// Cells have no attributes. If a child ends, readers find its parent in the cell, without
-		// attributes, until the goroutine publishes again.
+		// A missing lane is not a fault. After a child has ended, readers find its parent by the
+		// parent's cell until the goroutine publishes again, and cells have no attributes.
 		one.Lane = s.ledger.lane(one.SpanID)
 	} else {
 		s.count(lanesBy+by, 1)
@@ -179,7 +179,7 @@ func (s *soak) enough(c *curves, r report) bool {
 	return r.Requests > 0 && !slices.ContainsFunc(everyCount, func(what string) bool { return s.counts[what] == 0 })
 }
 
-// everyCount lists counts that must not be zero.
+// everyCount lists the keys of soak.counts whose counts must not be zero.
 var everyCount = []string{
 	spansBy + byReaderFrom + reader.GoroutineRecord.String(),
 	spansBy + bySlotIn + reader.ThreadSlots.String(),
@@ -253,7 +253,8 @@ func (s *soak) start(t *testing.T) {
 	t.Helper()
 	o := order{Directory: s.dir, Capacity: ringbuf.DefaultCapacity}
 	if short() {
-		// With so few slots, all of them are used in the first half of the run.
+		// Use few slots, so that all of them have been used, and their memory is resident, in the
+		// first half of the run.
 		o.Capacity = 256
 	}
 	line, err := json.Marshal(o)
@@ -288,15 +289,15 @@ func (s *soak) watched(t *testing.T) (pid int, end func()) {
 	}
 }
 
-// correlate acts as a profiler with Elastic's integration: it registers with the service, and sends
-// it the stacks that it found in spans.
+// correlate acts as a profiler with Elastic's integration: it registers with the service, and sends it
+// a message for each span in s.sampled, as if it had sampled a stack in that span.
 func (s *soak) correlate(ctx context.Context) {
 	sockets, _ := filepath.Glob(filepath.Join(s.dir, "*.sock"))
 	if len(sockets) == 0 {
-		return // the service's report contains the reason
+		return // The integration is off; report.Without has the reason.
 	}
 	for n := 0; ctx.Err() == nil; n++ {
-		// Each connection is a new profiler.
+		// To the service, each connection is a new profiler.
 		to, err := net.Dial("unixgram", sockets[0])
 		if err != nil {
 			s.fault("profiler: %w", err)
@@ -371,9 +372,9 @@ func (s *soak) exits(t *testing.T, code int, args ...string) {
 	assert.Equal(t, code, got, "%q: %s", args, stderr)
 }
 
-// nothingPublished checks that the service publishes no span once all spans have ended. It uses
-// package reader, each slot, and otelctx inspect and record. Slots still refer to spans that
-// have ended.
+// nothingPublished checks that the service publishes no span once all spans have ended: package
+// reader, otelctx inspect and otelctx record must find none. Slots may still refer to cells of spans
+// that have ended, but these cells must not be live.
 func (s *soak) nothingPublished(t *testing.T) {
 	t.Helper()
 	p, err := reader.Open(s.child.PID())
@@ -425,7 +426,8 @@ func (s *soak) nothingPublished(t *testing.T) {
 	assert.Zero(t, d.Attributed)
 }
 
-// verdict checks everything except the curves.
+// verdict checks that there were no faults, no errors, and enough spans and readers of each kind. It
+// does not check the curves.
 func (s *soak) verdict(t *testing.T, r report) {
 	t.Helper()
 	for _, fault := range s.faults {

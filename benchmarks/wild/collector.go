@@ -26,7 +26,8 @@ import (
 // reportInterval is how often a receiver reports.
 const reportInterval = time.Second
 
-// collectorConfig makes a Collector write the profiles of a receiver to a file, each message preceded by its size.
+// collectorConfig is a Collector's configuration that writes the profiles of a receiver to a file. Each message is
+// preceded by its size.
 const collectorConfig = `
 receivers:
   %s:
@@ -92,7 +93,7 @@ func (b *board) collect(o observer, dir string, pid int) (stopFunc, error) {
 		}
 	}
 	return func() (cost, error) {
-		// A sample is in the report of its interval or in the next one.
+		// Wait for the last samples: a sample is in the report for its own interval or for the next.
 		time.Sleep(3 * reportInterval)
 		return interrupt(cmd, syscall.SIGTERM, func() error {
 			<-drained
@@ -119,10 +120,11 @@ func readCollected(b []byte, pid int) (map[seen]int, error) {
 	return all, err
 }
 
-// samplesOf calls f for each sample of a process. The last message may be incomplete; rest is the number of its bytes.
+// samplesOf calls f for each sample of a process in b, the content of a Collector's file. The last message may be
+// incomplete; rest is the number of its bytes.
 func samplesOf(b []byte, pid int, f func(pprofile.ProfilesDictionary, pprofile.Sample) error) (rest int, err error) {
-	// Package proto would reject a message with any name that is not valid UTF-8, even the name of
-	// another process.
+	// Do not decode with package proto: it rejects a message with a name that is not valid UTF-8,
+	// and any process on the machine may have such a name.
 	var messages pprofile.ProtoUnmarshaler
 	for len(b) >= 4 && uint64(len(b)-4) >= uint64(binary.BigEndian.Uint32(b)) {
 		size := binary.BigEndian.Uint32(b)
@@ -164,8 +166,8 @@ func functions(d pprofile.ProfilesDictionary, s pprofile.Sample) []string {
 	return names
 }
 
-// given returns the span of a sample: the one in its link or, without a link, the one in its
-// attributes, which hold the labels.
+// given returns the span that the receiver gave to a sample: the span of its link or, without a link,
+// the span in its attributes, which hold the goroutine's labels.
 func given(d pprofile.ProfilesDictionary, s pprofile.Sample) (id, error) {
 	if i := s.LinkIndex(); i != 0 {
 		link := d.LinkTable().At(int(i))

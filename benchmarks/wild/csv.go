@@ -10,14 +10,14 @@ import (
 	"github.com/otelctx/otelctx/benchmarks/internal/measured"
 )
 
-// csvDocument collects a row for each publication, pattern and observer. Command results turns it into a
-// page.
+// csvDocument is the content of the CSV file, with a row for each publication, pattern and observer. Command results
+// turns the file into a page.
 type csvDocument struct {
 	costs []string
 	rows  [][]string
 }
 
-// add adds the rows of the publication that the board measured last.
+// add adds rows for the publication that the board measured last. looked lists its observers.
 func (d *csvDocument) add(b *board, patterns []pattern, looked []observer) {
 	for _, o := range looked {
 		if c := b.costs[o.name]; c != nil && c.Service > 0 {

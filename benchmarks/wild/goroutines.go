@@ -17,7 +17,8 @@ import (
 	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
 
-// seen is a sample as an observer shows it: the number on its stack, the span, and the kind of wait if it is known.
+// seen is a sample taken by an observer: the number on its stack, the span that the observer gives for it, and the
+// kind of wait, which is empty if it is unknown.
 type seen struct {
 	number uint64
 	given  id
@@ -30,7 +31,7 @@ type watcher struct {
 
 	mu   sync.Mutex
 	seen map[seen]int
-	// now counts the samples of the current pattern and round, which about identifies.
+	// now is the number of samples of the current pattern in the current round. about identifies both.
 	now   int
 	about string
 }
@@ -123,7 +124,7 @@ func match(re *regexp.Regexp, s string) string {
 	return ""
 }
 
-// write writes a line for each number and span.
+// write writes a line for each combination of number and span, with the number of samples.
 func (w *watcher) write(to io.Writer) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,15 +1,16 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command wild is the scoreboard of attribution. It runs patterns of real services, with real libraries, and counts
-// how often profilers attribute a sample to the right span.
+// Command wild counts how often profilers attribute a sample to the right span. It runs patterns that occur in real
+// services, with real libraries, and samples them with several profilers, called observers.
 //
 //	wild serve   runs the patterns, one after the other
 //	wild score   runs wild serve under observers, and prints how often each is right
 //
-// While a pattern works, its stack contains a number. The number stands for the span that must be
-// published at that moment according to the rules of package spanctx: the span of the context that
-// the code was given, or none. So each sample contains the truth, whichever observer took it.
+// A pattern works at certain points: it uses the CPU for a moment, with a number on its stack. The
+// number stands for the span that must be published at that moment according to the rules of package
+// spanctx, which is usually the span of the context that the code was given, or none. So each sample
+// contains the right answer, whichever observer took it.
 package main
 
 import (

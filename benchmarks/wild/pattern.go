@@ -25,13 +25,14 @@ type pattern struct {
 	called string
 	// about briefly says what happens, and where the work is done.
 	about string
-	// alone means that the pattern needs its own process, because it changes the process permanently.
+	// alone says that the pattern needs its own process, because it changes the process permanently.
 	alone bool
 	// env is an environment variable, KEY=value, that the process starts with. It requires alone.
 	env string
-	// single means that only one repetition may run at a time.
+	// single says that only one repetition may run at a time.
 	single bool
-	// waits are the kinds of wait in which the pattern's goroutines may be seen, separated by commas.
+	// waits lists the kinds of wait that an observer may report for the pattern's goroutines, separated
+	// by commas.
 	waits string
 }
 
@@ -43,24 +44,25 @@ func (p pattern) name() string {
 	return name[strings.LastIndexByte(name, '.')+1:]
 }
 
-// run is a running pattern.
+// run is a running pattern. Its methods are what patterns are made of.
 type run struct {
 	*service
 
 	pattern string
 	truths  *truths
-	// burned counts pieces of work. The other fields count them by the verdict of the contract.
+	// burned counts pieces of work. The other counters divide them by due.kind.
 	burned                                atomic.Int64
 	shownCount, nothingCount, eitherCount atomic.Int64
 }
 
-// in works where the span of ctx must be published.
+// in works, and expects that the span of ctx is published. Like the methods below, it works by calling
+// [truth.Burn].
 func (r *run) in(ctx context.Context) {
 	r.needSpan(ctx)
 	r.burn(due{spans: [2]id{spanOf(ctx)}})
 }
 
-// out works where no span may be published.
+// out works, and expects that no span is published.
 func (r *run) out() { r.burn(due{}) }
 
 // as is like in if ctx has a local, recording span, and like out otherwise.
@@ -72,19 +74,19 @@ func (r *run) as(ctx context.Context) {
 	}
 }
 
-// either works where the contract permits the span of ctx or none.
+// either works, and expects that the span of ctx or none is published.
 func (r *run) either(ctx context.Context) {
 	r.needSpan(ctx)
 	r.burn(due{spans: [2]id{spanOf(ctx)}, nothing: true})
 }
 
-// oneOf works where the contract permits either of two spans.
+// oneOf works, and expects that one of two spans is published.
 func (r *run) oneOf(a, b trace.SpanContext) {
 	r.burn(due{spans: [2]id{idOf(a), idOf(b)}})
 }
 
-// waitIn is like in, but then calls wait. During that call, too, the span of ctx must be
-// published.
+// waitIn is like in, but then calls wait with the number still on the stack. It expects the span of
+// ctx during that call, too.
 func (r *run) waitIn(ctx context.Context, wait func()) {
 	r.needSpan(ctx)
 	r.burnAndWait(due{spans: [2]id{spanOf(ctx)}}, wait)
@@ -114,7 +116,7 @@ func (r *run) burnAndWait(t due, wait func()) {
 	truth.Burn(r.truths.number(t), wait)
 }
 
-// says lists the verdicts of the contract that occurred.
+// says lists the values of due.kind that have occurred.
 func (r *run) says() string {
 	var says []string
 	for _, s := range []struct {
@@ -151,8 +153,8 @@ func (r *run) elsewhere(f func()) {
 	<-done
 }
 
-// apart is like elsewhere, but uses a new goroutine, so that nothing that f leaves behind on it
-// affects later work.
+// apart is like elsewhere, but runs f on a new goroutine, so that a span or labels that f leaves on
+// the goroutine do not affect later work.
 func (r *run) apart(f func()) {
 	done := make(chan struct{})
 	r.elsewhere(func() {
@@ -171,7 +173,7 @@ func must(err error) {
 	}
 }
 
-// check returns the value of a call that must succeed.
+// check returns the value of a call, and panics if the call failed.
 func check[T any](value T, err error) T {
 	must(err)
 	return value

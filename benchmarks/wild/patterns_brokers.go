@@ -135,7 +135,7 @@ func kafkaConsume(r *run) {
 	stop()
 }
 
-// own starts a root span and works in it, and again after it has ended.
+// own works before, in and after a root span of its own.
 func (r *run) own() {
 	r.out()
 	ctx, span := r.root("own")
@@ -146,7 +146,8 @@ func (r *run) own() {
 	r.out()
 }
 
-// inPast calls f in a span, and then ends the span.
+// inPast calls f in a span and then ends the span, so that whatever f has started comes from a span
+// of the past.
 func (r *run) inPast(f func()) {
 	_, span := r.root("past")
 	f()
@@ -235,7 +236,7 @@ func (r *run) redis() (client *redis.Client, stop func()) {
 	}
 }
 
-// caching runs jobs that use a cache.
+// caching runs jobs, each in its own span, that use a cache. It works in the span after the use.
 func (r *run) caching(use func(ctx context.Context, client *redis.Client)) {
 	client, stop := r.redis()
 	for range 4 {
@@ -310,7 +311,8 @@ func (a actor) ask(message func()) {
 	<-handled
 }
 
-// telling starts an actor in a span that has ended by the time the actor gets messages.
+// telling starts an actor in a span, ends the span, and then sends messages to the actor from other
+// spans.
 func (r *run) telling(message func(sender context.Context)) {
 	var a actor
 	r.inPast(func() { a = spawn() })
@@ -358,7 +360,8 @@ func retries(r *run) {
 	span.End()
 }
 
-// hedged makes two attempts at the same time. The first one waits for release.
+// hedged calls a function with a hedge policy, so that a second attempt starts while the first waits
+// for release. Each attempt is a span. The first attempt calls after when its span has ended.
 func (r *run) hedged(ctx context.Context, release <-chan struct{}, after func()) (done *sync.WaitGroup) {
 	done = new(sync.WaitGroup)
 	done.Add(2)
@@ -420,7 +423,7 @@ func cronJob(r *run) {
 	<-scheduler.Stop().Done()
 }
 
-// pooled runs jobs in a pool whose workers were started by a job in a span that has ended.
+// pooled runs jobs in a pool. The pool's workers were started in a span that has ended.
 func (r *run) pooled(submit func(func()), job func(ctx context.Context)) {
 	do := func(f func()) {
 		done := make(chan struct{})

@@ -38,7 +38,8 @@ var cgoPatterns = []pattern{
 	{run: cgoThreadSpan, about: "a span in such a function, and after it", single: true},
 }
 
-// called is the function that the callback calls. Patterns run one after the other.
+// called is the function that wildCallback calls. A variable is enough because the patterns that use
+// it run one at a time.
 var called func()
 
 //export wildCallback

@@ -10,8 +10,8 @@ import (
 	"github.com/DataDog/dd-trace-go/v2/ddtrace/tracer"
 )
 
-// datadogPatterns lists patterns with dd-trace-go in the same process. Each needs its own
-// process, because the tracer publishes a process context, too.
+// datadogPatterns lists patterns in which dd-trace-go runs beside otelctx. Each needs its own process,
+// because dd-trace-go publishes a process context, too.
 var datadogPatterns = []pattern{
 	{run: otherDatadog, about: "dd-trace-go: a Datadog span inside a span", alone: true},
 	{run: otherDatadogAfter, about: "the same: after the Datadog span, in the span", alone: true},
@@ -24,7 +24,7 @@ var startDatadog = sync.OnceFunc(func() {
 		tracer.WithProfilerCodeHotspots(true), tracer.WithProfilerEndpoints(true), tracer.WithAgentTimeout(1)))
 })
 
-// silence is a logger that drops the messages about the missing agent.
+// silence is a dd-trace-go logger that discards everything, because the agent is missing.
 type silence struct{}
 
 func (silence) Log(string) {}

@@ -354,8 +354,8 @@ func contextAfterFuncDeadline(r *run) {
 			r.out()
 		}
 	})
-	// If the context has already ended, this goroutine may have started the function
-	// itself.
+	// If the context has ended by now, AfterFunc may have started the function from this goroutine
+	// instead of from the timer, and then the function inherits the span.
 	byTimer <- request.Err() == nil
 	<-done
 	span.End()
@@ -377,8 +377,8 @@ func contextAfterFuncAttach(r *run) {
 	span.End()
 }
 
-// ticking starts a ticker loop that calls work at each tick, once begin is closed. It returns a
-// function that waits for the end of the loop.
+// ticking starts a goroutine that calls first, waits until begin is closed, and then calls work at
+// each of three ticks. wait waits for the goroutine's end.
 func ticking(first, work func(), begin <-chan struct{}) (wait func()) {
 	var group sync.WaitGroup
 	group.Go(func() {
@@ -753,7 +753,7 @@ func attachEndedMeanwhile(r *run) {
 	attachment := spanctx.Attach(ctx)
 	r.in(ctx)
 	r.elsewhere(end)
-	r.out() // the attached span has no ancestors
+	r.out() // The attached span has ended, and has no ancestors to fall back to.
 	attachment.Detach()
 	r.in(own)
 	ownSpan.End()
@@ -807,7 +807,7 @@ func attachChild(r *run) {
 	root.End()
 }
 
-// crowd runs many requests at a time, each on its own goroutine.
+// crowd runs many requests at the same time, each on its own goroutine.
 func (r *run) crowd(requests int) {
 	var group sync.WaitGroup
 	for range requests {

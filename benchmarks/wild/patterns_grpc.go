@@ -37,7 +37,7 @@ var grpcPatterns = []pattern{
 	{run: grpcCancelled, about: "the caller's span, after a stream that was cancelled elsewhere"},
 }
 
-// rpc is a server with spans, and a client.
+// rpc is a traced server and a traced client of it.
 type rpc struct {
 	*run
 
@@ -48,7 +48,8 @@ type rpc struct {
 // method handles one stream.
 type method func(ctx context.Context, stream grpc.ServerStream) error
 
-// serveRPC starts a server with a handler for a method of each kind, and a client for it.
+// serveRPC starts a server and a client for it. The server has one method of each kind, such as unary
+// and bidirectional, and handle implements them all.
 func (r *run) serveRPC(handle method, server []grpc.ServerOption, client ...grpc.DialOption) *rpc {
 	listener := check(new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0"))
 	s := grpc.NewServer(append([]grpc.ServerOption{grpc.StatsHandler(otelgrpc.NewServerHandler(
@@ -90,7 +91,7 @@ func (r *rpc) open(ctx context.Context, name string, fromServer, fromClient bool
 	return check(r.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: fromServer, ClientStreams: fromClient}, "/wild/"+name))
 }
 
-// messages has the methods that both sides of a stream have.
+// messages has the methods that a client's and a server's stream have in common.
 type messages interface {
 	SendMsg(m any) error
 	RecvMsg(m any) error
@@ -98,22 +99,23 @@ type messages interface {
 
 func send(stream messages) { needOpen(stream.SendMsg(new(emptypb.Empty))) }
 
-// receive reports whether there was a message.
+// receive receives a message. It returns false if the stream has ended.
 func receive(stream messages) bool {
 	err := stream.RecvMsg(new(emptypb.Empty))
 	needOpen(err)
 	return err == nil
 }
 
-// needOpen panics if err is an error other than the end or the cancellation of a stream.
+// needOpen panics if err is an unexpected error. The end and the cancellation of a stream are
+// expected.
 func needOpen(err error) {
 	if code := status.Code(err); code != codes.Canceled && !errors.Is(err, io.EOF) {
 		must(err)
 	}
 }
 
-// idle handles a call without working: it answers each message, and answers three times if there is
-// only one.
+// idle handles a call without working. It answers each message of a bidirectional stream, sends three
+// messages on a server stream, and sends one answer at the end of a client stream.
 func idle(_ context.Context, stream grpc.ServerStream) error {
 	if stream == nil {
 		return nil
@@ -146,7 +148,7 @@ func (r *run) busy(ctx context.Context, stream grpc.ServerStream) error {
 	return err
 }
 
-// calling runs jobs that call a server.
+// calling starts a server and runs jobs, each in its own span, that call it.
 func (r *run) calling(handle method, server []grpc.ServerOption, job func(rpc *rpc, ctx context.Context)) {
 	c := r.serveRPC(handle, server)
 	c.unary(context.Background()) // connect outside of all measured spans
@@ -174,7 +176,7 @@ func grpcUnaryWorkers(r *run) {
 	})
 }
 
-// afterEnd is a stats.Handler that works when a call has ended.
+// afterEnd is a stats.Handler that works when it is notified of the end of a call.
 type afterEnd struct {
 	r    *run
 	done chan struct{}
@@ -214,7 +216,7 @@ func grpcServerStream(r *run) {
 	})
 }
 
-// busyStream is like busy for streams, and like idle for the call that connects.
+// busyStream is like busy for streams, and like idle for unary calls, which only connect.
 func (r *run) busyStream(ctx context.Context, stream grpc.ServerStream) error {
 	if stream == nil {
 		return nil
@@ -262,9 +264,9 @@ func grpcClientStreamAfter(r *run) {
 	})
 }
 
-// talk sends three messages on a new stream, and receives the answers on another goroutine. It
-// returns when that goroutine has received the end of the stream, and has thereby ended the
-// client's span.
+// talk sends three messages on a new stream, and receives the answers on another goroutine. It calls
+// each after each message, on either goroutine. It returns when the other goroutine has received the
+// end of the stream, which ends the client's span.
 func (r *rpc) talk(ctx context.Context, each func(grpc.ClientStream)) {
 	stream := r.open(ctx, "Bidi", true, true)
 	ended := make(chan struct{})
@@ -309,7 +311,7 @@ func grpcBidiAfterBlocking(r *run) {
 func grpcLeftOpen(r *run) {
 	c := r.serveRPC(idle, nil)
 	c.unary(context.Background())
-	// The stream ends when its own context is canceled.
+	// Cancel the stream with a context that outlives the span in which the stream was opened.
 	forever, cancel := context.WithCancel(context.Background())
 	for job := range 6 {
 		ctx, span := r.root("job")
@@ -332,7 +334,8 @@ func grpcConnLoops(r *run) {
 	var now atomic.Int64
 	c := r.serveRPC(quiet, nil, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-		// The goroutine that writes also writes for the first call.
+		// Work only from the second call on. During the first call, the connection's goroutines may
+		// still be in its span, which they inherit.
 		return loopConn{conn, 1, &now, true, r.out}, err
 	}))
 	for range 6 {

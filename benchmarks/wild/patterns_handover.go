@@ -16,9 +16,9 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// handoverPatterns lists patterns in which one goroutine starts a span and another ends it. In
-// some of them the contract cannot yield the span that a user would want. Such a pattern expects
-// the result of the contract, and the next pattern shows the remedy.
+// handoverPatterns lists patterns in which one goroutine starts a span and another ends it. In some
+// of them, the rules of package spanctx lead to another span than a user would want. Such a pattern
+// expects the span that the rules lead to, and the next pattern shows the remedy.
 var handoverPatterns = []pattern{
 	{called: "siblings4Elsewhere", run: plainSiblings(4), about: "four children in flight: in the last one, and in the parent after all have ended elsewhere"},
 	{called: "siblings8Elsewhere", run: plainSiblings(8), about: "the same with eight"},
@@ -67,7 +67,8 @@ var handoverPatterns = []pattern{
 	{run: eventLoopAttach, about: "the same with `spanctx.Attach(context.Background())` after each Start: between events nothing"},
 }
 
-// opener opens something that has its own span, which lasts until end is called.
+// opener starts an operation with its own span. It returns the context of that span, and a function
+// that ends the operation and the span.
 type opener func(ctx context.Context) (inside context.Context, end func())
 
 // child opens a child span.
@@ -76,7 +77,7 @@ func (r *run) child(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { span.End() }
 }
 
-// inFlight opens n siblings in a job, and closes them on another goroutine.
+// inFlight opens n siblings in a job, and ends them on another goroutine.
 func (r *run) inFlight(n int, open opener) {
 	ctx, span := r.root("job")
 	ends := make([]func(), n)
@@ -215,7 +216,7 @@ func newRootElsewhere(r *run) {
 	span.End()
 }
 
-// acceptor is a listener that works each time it has accepted a connection.
+// acceptor is a listener that calls a function after each accepted connection.
 type acceptor struct {
 	net.Listener
 
@@ -230,8 +231,9 @@ func (a acceptor) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// connections makes a server start a span for each of four connections; ConnState ends them.
-// The connections are closed one after the other, in reverse order.
+// connections runs a server that starts a span for each connection in ConnContext and ends it in
+// ConnState. It makes four connections, and closes them one after the other, the newest first.
+// accepted is called after each accept with the number of earlier connections.
 func (r *run) connections(handler http.Handler, accepted func(conns int)) {
 	var (
 		spans  sync.Map
@@ -285,8 +287,9 @@ func httpConnContextAccept(r *run) {
 	})
 }
 
-// loop repeatedly starts an item with a root, and hands it over to a goroutine that works in it and
-// ends it. The loop calls after while the goroutine waits.
+// loop repeatedly starts an item, which is a root span, and hands it over to a goroutine that works in
+// it. The loop calls after when it has handed the item over, and lets the goroutine end the item when
+// after has returned.
 func (r *run) loop(after func(ctx context.Context)) {
 	var handlers sync.WaitGroup
 	for range 4 {
@@ -343,7 +346,8 @@ func acceptLoopAfter(r *run) {
 	}
 }
 
-// dispatching runs a loop that hands items over to a pool. An older item stays open throughout.
+// dispatching runs a loop that hands items over to a pool. Throughout the loop, an older item is still
+// open.
 func (r *run) dispatching(work func(ctx context.Context), handedOver func()) {
 	do, stop := jobs()
 	_, endOldest := r.child(context.Background())
@@ -378,7 +382,8 @@ func dispatchLoopAttach(r *run) {
 	}, func() { spanctx.Attach(context.Background()) })
 }
 
-// requestsOfOthers returns the contexts of the live spans of other goroutines.
+// requestsOfOthers starts n spans on another goroutine, and returns their contexts and a function that
+// ends them.
 func (r *run) requestsOfOthers(n int) (requests []context.Context, finish func()) {
 	var spans []trace.Span
 	r.apart(func() {
@@ -394,8 +399,8 @@ func (r *run) requestsOfOthers(n int) (requests []context.Context, finish func()
 	}
 }
 
-// dispatch starts a child in each context, which ends on another goroutine. It calls after
-// when one has ended.
+// dispatch starts a child in each context and ends it on another goroutine. It calls after twice when
+// a child has ended.
 func (r *run) dispatch(contexts []context.Context, after func()) {
 	for _, ctx := range contexts {
 		inner, end := r.child(ctx)
@@ -422,7 +427,7 @@ func dispatcherOthersRequest(r *run) {
 	span.End()
 }
 
-// inSpan calls dispatch in the dispatcher's own span.
+// inSpan starts a span for the dispatcher and calls dispatch in it.
 func (r *run) inSpan(contexts []context.Context, after func(own context.Context)) {
 	own, span := r.root("dispatcher")
 	r.in(own)
@@ -456,7 +461,8 @@ func rootInsideElsewhereRefresh(r *run) {
 	r.inSpan([]context.Context{context.Background()}, r.refreshed)
 }
 
-// forUnsampled starts an unsampled root inside a span. The function gets both contexts.
+// forUnsampled starts a sampled span, and in it an unsampled root. It calls f with the contexts of
+// both.
 func (r *run) forUnsampled(sampler sdktrace.Sampler, f func(outer, unsampled context.Context)) {
 	outer, root := r.root("outer")
 	ctx, span := r.with(sampler).Start(context.Background(), "unsampled")
@@ -465,7 +471,7 @@ func (r *run) forUnsampled(sampler sdktrace.Sampler, f func(outer, unsampled con
 	root.End()
 }
 
-// inside runs f on a goroutine started by start, and waits for it.
+// inside runs f twice on a goroutine created by start, and waits for it.
 func inside(start func(func()), f func()) {
 	var done sync.WaitGroup
 	done.Add(1)
@@ -498,8 +504,8 @@ func unsampledGoroutineRecorded(r *run) {
 	})
 }
 
-// unsampledParent ends, on another goroutine, a sampled child of an unsampled child of a
-// span.
+// unsampledParent starts three nested spans, of which only the middle one is unsampled, and ends the
+// innermost on another goroutine.
 func (r *run) unsampledParent(after func(ctx context.Context)) {
 	tracer := r.with(sdktrace.ParentBased(sdktrace.AlwaysSample(),
 		sdktrace.WithLocalParentSampled(sdktrace.NeverSample()), sdktrace.WithLocalParentNotSampled(sdktrace.AlwaysSample())))
@@ -561,8 +567,8 @@ func attachedEndsAttach(r *run) {
 	span.End()
 }
 
-// watchdog ends a span on another goroutine first, then on its own. The SDK does not report
-// the second End to processors.
+// watchdog ends a span first on another goroutine and then on its own, while a child is still open.
+// The SDK does not report the second End to processors.
 func (r *run) watchdog(after func(inner context.Context)) {
 	outer, span := r.root("outer")
 	inner, left := r.start(outer, "left open")
@@ -584,7 +590,7 @@ func watchdogEndedAttach(r *run) {
 	})
 }
 
-// overlapping opens two siblings. The first one ends first.
+// overlapping starts two siblings, calls work, and ends them in the order in which they started.
 func (r *run) overlapping(work func(first, second context.Context)) {
 	parent, root := r.root("parent")
 	first, one := r.start(parent, "first")
@@ -608,8 +614,8 @@ func overlappingSiblingsAttach(r *run) {
 	})
 }
 
-// events is a loop that starts two spans, and attaches one of them at each event. At the last event
-// of a span, it ends that span.
+// events runs an event loop. It starts two spans, and at each event attaches one of them, in turn. It
+// calls started after each start, and between after each event.
 func (r *run) events(started func(), between func(last context.Context)) {
 	var (
 		contexts [2]context.Context

@@ -54,8 +54,8 @@ var httpPatterns = []pattern{
 	{run: httpReverseProxyAfter, about: "middleware of the proxy after ServeHTTP of ReverseProxy, inside of otelhttp"},
 }
 
-// serve starts a server with a handler. It returns the server and a client that has its own
-// connections.
+// serve starts a server with a handler, and returns it with a client that has its own connections.
+// version is 1 or 2 for HTTP/1 or HTTP/2 with TLS, and 0 for HTTP/1 without TLS.
 func (r *run) serve(version int, handler http.Handler) (*httptest.Server, *http.Client) {
 	server := httptest.NewUnstartedServer(handler)
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
@@ -110,8 +110,7 @@ func httpServer1(r *run)    { r.requests(0, r.traced(r.handle)) }
 func httpServer1TLS(r *run) { r.requests(1, r.traced(r.handle)) }
 func httpServer2(r *run)    { r.requests(2, r.traced(r.handle)) }
 
-// around returns a handler with a span for each request, which works before and after that
-// handler.
+// around returns a handler that works before and after it calls a traced handler.
 func (r *run) around() http.Handler {
 	inner := r.traced(func(http.ResponseWriter, *http.Request) { block() })
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
@@ -207,10 +206,10 @@ func httpTimeoutExpired(r *run) {
 	server.Close()
 }
 
-// answer sends a body that takes a while.
+// answer sends a body of 1,000 bytes.
 func answer(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1000)) }
 
-// calls runs a service that calls another one, with a traced client.
+// calls starts a server and calls it several times with a traced client.
 func (r *run) calls(version int, call func(client *http.Client, address string)) {
 	server, client := r.serve(version, http.HandlerFunc(answer))
 	base := client.Transport
@@ -324,7 +323,8 @@ type dialFunc = func(ctx context.Context, network, address string) (net.Conn, er
 // plainly returns dial unchanged.
 func plainly(dial dialFunc) dialFunc { return dial }
 
-// dialing runs a client whose connections are made by dial, wrapped by around.
+// dialing returns a server and a client for it. The client dials with a function wrapped by around,
+// and dial may wrap each new connection.
 func (r *run) dialing(version int, handler http.Handler, around func(dialFunc) dialFunc, dial func(context.Context, net.Conn) net.Conn) (*httptest.Server, *http.Client) {
 	server, client := r.serve(version, handler)
 	base := &http.Transport{
@@ -356,16 +356,17 @@ func httpDial(r *run) {
 	server.Close()
 }
 
-// loopConn works on the goroutines that read and write a connection.
+// loopConn is a connection that calls work when it is read or written, on the goroutines that a client
+// keeps for this purpose.
 type loopConn struct {
 	net.Conn
 
-	// since is the number of the first request in which the goroutines work, and now is the
+	// since is the number of the first request during which the connection calls work. now is the
 	// number of the current request.
 	since int64
 	now   *atomic.Int64
-	// writes says whether one of the connection's goroutines writes. HTTP/2 writes a request on a
-	// goroutine of the request.
+	// writes says that the client has a goroutine that writes to the connection. In HTTP/2 it has
+	// none: the goroutine of a request writes it.
 	writes bool
 	work   func()
 }
@@ -385,8 +386,8 @@ func (c loopConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// connLoops works on a connection's goroutines in the requests after the one that dialed. With
-// early, it also works while that request dials and in that request.
+// connLoops sends requests over a loopConn. The connection works only from the second request on. With
+// early it also works during the first request and while that request dials.
 func (r *run) connLoops(version int, early bool, around func(dialFunc) dialFunc) {
 	var now atomic.Int64
 	server, client := r.dialing(version, http.HandlerFunc(answer), around, func(_ context.Context, conn net.Conn) net.Conn {
@@ -415,8 +416,8 @@ func (r *run) connLoops(version int, early bool, around func(dialFunc) dialFunc)
 func httpConnLoops1(r *run) { r.connLoops(1, false, plainly) }
 func httpConnLoops2(r *run) { r.connLoops(2, false, plainly) }
 
-// detached wraps dial so that it dials outside of all spans, and leaves the goroutine outside of
-// them.
+// detached wraps dial so that the goroutine leaves its span before it dials, and does not return to
+// it.
 func detached(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		spanctx.Attach(context.Background())

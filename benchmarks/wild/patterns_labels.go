@@ -40,7 +40,7 @@ var labelPatterns = []pattern{
 	{run: otherGrafanaDo, about: "the same with pprof.Do in the span"},
 }
 
-// samplingPatterns lists patterns with spans that processors do not see, and with several
+// samplingPatterns lists patterns with unsampled spans, which processors may not see, and with several
 // providers.
 var samplingPatterns = []pattern{
 	{run: unsampledRoot, about: "an unsampled root"},
@@ -148,8 +148,8 @@ func pprofDoGoroutine(r *run) {
 	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {
 		var group sync.WaitGroup
 		group.Go(func() {
-			// The goroutine has only the user's labels, and the goroutine that started it
-			// is unknown.
+			// The goroutine has inherited only the user's labels, and nothing tells a reader which
+			// goroutine started it. So its span may be missing.
 			r.either(ctx)
 			block()
 			r.either(ctx)
@@ -216,7 +216,7 @@ func setLabelsChild(r *run) {
 	root.End()
 }
 
-// labels returns labels of the user, with keys that sort before and after ours.
+// labels returns n labels of a user. Their keys sort before and after the keys of otelctx.
 func labels(n int) pprof.LabelSet {
 	var pairs []string
 	for i := range n {
@@ -292,7 +292,8 @@ func otherGrafanaElsewhere(r *run) {
 	_, child := tracer.Start(parent, "child")
 	r.elsewhere(func() {
 		child.End()
-		// The wrapper sets the parent's labels on the goroutine that ends the child.
+		// End has set the parent's labels on this goroutine, as it does on any goroutine that ends
+		// a child. Remove them.
 		pprof.SetGoroutineLabels(context.Background())
 	})
 	r.in(parent)
@@ -313,8 +314,8 @@ func otherGrafanaDo(r *run) {
 	root.End()
 }
 
-// with returns a tracer of another provider, which publishes its spans and has the given
-// sampler. The provider is not shut down, because that would affect the first one.
+// with returns a tracer of another provider, which publishes its spans and has the given sampler. The
+// other provider is never shut down, because that would affect the service's provider.
 func (*run) with(sampler sdktrace.Sampler) trace.Tracer {
 	return sdktrace.NewTracerProvider(spanctx.WithPublishing(), sdktrace.WithSampler(sampler)).Tracer("wild")
 }
@@ -448,7 +449,7 @@ func silentProvider(r *run) {
 	root.End()
 }
 
-// ender is a processor that ends spans as they start.
+// ender is a processor that ends each span in OnStart.
 type ender struct{}
 
 func (ender) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {

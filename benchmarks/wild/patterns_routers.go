@@ -52,7 +52,8 @@ var routerPatterns = []pattern{
 	{run: grpcLabelsWorkers, about: "the same on a server with NumStreamWorkers", env: "GRPC_GO_SERVER_GOROUTINE_LABELS=all", alone: true},
 }
 
-// middle is a middleware with a child span around the rest of the chain, for any router.
+// middle is the part of a middleware that does not depend on the router. It starts a child span around
+// the rest of the chain.
 func (r *run) middle(ctx context.Context, next func(context.Context)) {
 	inner, span := r.start(ctx, "middleware")
 	next(inner)
@@ -205,8 +206,8 @@ func http3Bodies(r *run) {
 	stop()
 }
 
-// socket runs a client that sends three messages to a handler, which gets the connection inside a
-// span.
+// socket sends three messages over a WebSocket and waits for an answer to each. handle gets the
+// server's end of the connection, inside the span of the request.
 func (r *run) socket(handle func(ctx context.Context, conn *websocket.Conn)) {
 	server, client := r.serve(0, r.traced(func(w http.ResponseWriter, request *http.Request) {
 		handle(request.Context(), check(websocket.Accept(w, request, nil)))
@@ -258,7 +259,7 @@ func websocketOutlives(r *run) {
 // connected is a traced client of package connect.
 type connected = *connect.Client[emptypb.Empty, emptypb.Empty]
 
-// connecting runs jobs that call a service of package connect.
+// connecting starts a service of package connect and runs jobs, each in its own span, that call it.
 func (r *run) connecting(job func(ctx context.Context, unary, stream connected)) {
 	spans := connect.WithInterceptors(check(otelconnect.NewInterceptor(
 		otelconnect.WithTracerProvider(r.provider), otelconnect.WithPropagator(r.propagator), otelconnect.WithTrustRemote())))
@@ -333,7 +334,8 @@ func connectLeftOpen(r *run) {
 	})
 }
 
-// resolver resolves the fields of a query. Each field with a context has its own goroutine.
+// resolver resolves the fields of a GraphQL query. The library resolves each field on its own
+// goroutine, because the field's method takes a context.
 type resolver struct{ r *run }
 
 func (q resolver) One(ctx context.Context) int32 { return q.resolve(ctx) }

@@ -19,7 +19,7 @@ import (
 	"modernc.org/sqlite"
 )
 
-// sqlPatterns lists patterns with database/sql, otelsql and SQLite, and with exporters.
+// sqlPatterns lists patterns with databases (database/sql, otelsql and SQLite), logs and exporters.
 var sqlPatterns = []pattern{
 	{run: sqlExec, about: "in the driver's ExecContext, inside of otelsql"},
 	{run: sqlAfterExec, about: "in the caller's span, after Exec"},
@@ -34,11 +34,11 @@ var sqlPatterns = []pattern{
 	{run: spanExporter, about: "in the exporter of a span batcher that was made in a span, after it"},
 }
 
-// connector opens connections to an in-memory database. otelsql wraps it from outside, and the
-// pattern works inside it.
+// connector opens connections to an in-memory database. otelsql wraps it, so code that runs in it is
+// inside of otelsql's spans.
 type connector struct {
 	sqlite *sqlite.Driver
-	// exec and connect are called by the driver.
+	// exec is called by each ExecContext, and connect by each Connect.
 	exec    func(context.Context)
 	connect func(context.Context)
 }
@@ -54,7 +54,7 @@ func (c *connector) Connect(ctx context.Context) (driver.Conn, error) {
 
 func (c *connector) Driver() driver.Driver { return c.sqlite }
 
-// sqlConn is a connection that calls its connector.
+// sqlConn is a connection that calls its connector's exec.
 type sqlConn struct {
 	driver.Conn
 
@@ -83,11 +83,11 @@ func (r *run) database(c *connector) *sql.DB {
 	if c.connect == nil {
 		c.connect = func(context.Context) {}
 	}
-	// otelsql starts no span for Connect, so the work in Connect is not in a span of its own.
+	// Omit otelsql's span for Connect, so that work in Connect is not in a span of its own.
 	return otelsql.OpenDB(c, otelsql.WithTracerProvider(r.provider), otelsql.WithSpanOptions(otelsql.SpanOptions{OmitConnectorConnect: true}))
 }
 
-// querying runs jobs that use a database.
+// querying opens a database and runs jobs, each in its own span, that use it.
 func (r *run) querying(c *connector, job func(db *sql.DB, ctx context.Context)) {
 	db := r.database(c)
 	must(db.Ping())
@@ -99,7 +99,7 @@ func (r *run) querying(c *connector, job func(db *sql.DB, ctx context.Context)) 
 	must(db.Close())
 }
 
-// each goes through rows and closes them.
+// each calls work for each row, and closes the rows.
 func each(rows *sql.Rows, work func()) {
 	defer func() { must(rows.Close()) }()
 	for rows.Next() {
@@ -128,9 +128,9 @@ func sqlAfterExec(r *run) {
 func sqlRows(r *run) {
 	r.querying(new(connector), func(db *sql.DB, ctx context.Context) {
 		each(check(db.QueryContext(ctx, query)), func() {
-			// otelsql starts sql.rows inside of its sql.conn.query, which then ends. By
-			// rule 2 the goroutine is in the caller's span again, although the context
-			// says that sql.rows is a child of that.
+			// otelsql starts the span sql.rows inside of its span sql.conn.query, which then
+			// ends. By rule 2 the goroutine is back in the caller's span, although sql.rows is
+			// still live.
 			r.oneOf(trace.SpanContextFromContext(ctx), r.started.named("sql.rows"))
 		})
 	})
@@ -213,7 +213,8 @@ func sqlOpener(r *run) {
 			time.Sleep(10 * time.Microsecond)
 		}
 		over.Do(func() { close(ended) })
-		// A bad connection is closed, and the opener makes another one for the waiting goroutine.
+		// Report the connection as bad, so that the opener makes another one for the waiting
+		// goroutine.
 		_ = held.Raw(func(any) error { return driver.ErrBadConn })
 		_ = held.Close()
 		waiting.Wait()
@@ -221,7 +222,7 @@ func sqlOpener(r *run) {
 	must(db.Close())
 }
 
-// logWork is a log processor, and an exporter, that works.
+// logWork is both a log processor and a log exporter. It calls work with each record or batch.
 type logWork struct{ work func(context.Context) }
 
 func (l logWork) OnEmit(ctx context.Context, _ *sdklog.Record) error {
@@ -262,7 +263,7 @@ func logExporter(r *run) {
 	must(provider.Shutdown(context.Background()))
 }
 
-// spanWork is an exporter that works.
+// spanWork is a span exporter that calls work with each batch.
 type spanWork struct{ work func() }
 
 func (s spanWork) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) error {

@@ -28,9 +28,9 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// waitPatterns lists patterns in which goroutines wait in a span, one for each kind of wait in
-// Go. A goroutine profile samples them while they wait. All observers sample them before and
-// after the wait.
+// waitPatterns lists patterns in which a goroutine waits in a span, one pattern for each kind of wait
+// in Go. Goroutine profiles and record --wall sample the goroutine during the wait. Other observers
+// sample it only before and after the wait.
 var waitPatterns = []pattern{
 	{called: "waitMutex", run: waits(waitMutex), waits: "sync.Mutex.Lock", about: "in a span, around a wait for a mutex"},
 	{called: "waitRWMutex", run: waits(waitRWMutex), waits: "sync.RWMutex.RLock", about: "the same, for a reader's lock"},
@@ -56,8 +56,8 @@ var waitPatterns = []pattern{
 	{run: waitAttached, waits: "sleep,chan receive", about: "a pool worker that waits in an attached span"},
 }
 
-// inheritedPatterns lists patterns in which goroutines inherit a span and then set labels. Only
-// the inherited labels identify that span, so the span is unknown if the labels are lost.
+// inheritedPatterns lists patterns in which goroutines inherit a span and then set labels. Readers
+// know the span only by the inherited labels, so it is unknown if these are lost.
 var inheritedPatterns = []pattern{
 	{run: inheritedDo, about: "pprof.Do on a goroutine that has inherited its span: in it and after it"},
 	{run: inheritedErrGroup, about: "the same in the functions of an errgroup"},
@@ -70,7 +70,8 @@ var inheritedPatterns = []pattern{
 	{run: doChildGoroutines, about: "a child started in pprof.Do, on goroutines that it has started"},
 }
 
-// waits returns a pattern that waits in a span until another goroutine wakes it.
+// waits returns a pattern that waits in a span until another goroutine wakes it. wait prepares the wait:
+// it returns a function that waits, and a function that wakes it.
 func waits(wait func() (wait, wake func())) func(*run) {
 	return func(r *run) {
 		ctx, span := r.root("root")
@@ -214,7 +215,8 @@ func waitIOPipe() (wait, wake func()) {
 	return func() { _, _ = io.ReadAll(reader) }, func() { _ = writer.Close() }
 }
 
-// slowServer returns a server that answers when it is told to, with or without sending its headers first.
+// slowServer returns a server that does not complete its response until answer is called. If headers is true, it sends
+// the response's headers at once.
 func slowServer(headers bool) (address string, answer, closeServer func()) {
 	c := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -354,7 +356,7 @@ func waitAttached(r *run) {
 	finish()
 }
 
-// inheriting runs f on a goroutine that has inherited its span.
+// inheriting starts a span and runs f on a goroutine that inherits it.
 func (r *run) inheriting(f func(ctx context.Context)) {
 	ctx, span := r.root("root")
 	inside(onGoroutine, func() { f(ctx) })
@@ -362,7 +364,7 @@ func (r *run) inheriting(f func(ctx context.Context)) {
 	span.End()
 }
 
-// groups runs f in the functions of an errgroup.
+// groups runs f on each of three goroutines of an errgroup, which inherit a span.
 func (r *run) groups(f func(ctx context.Context)) {
 	request, span := r.root("root")
 	group, ctx := errgroup.WithContext(request)

@@ -29,16 +29,16 @@ import (
 )
 
 const (
-	// frequency is in samples per second of CPU time. It is prime, so that it does not fall into
-	// step with anything.
+	// frequency is the number of samples per second of CPU time. It is prime, so that samples do not
+	// fall into step with regular events.
 	frequency = 997
-	// wanted is the minimum number of samples of a row.
+	// wanted is the number of samples of each pattern that an observer should take.
 	wanted = 300
-	// attempts is the maximum number of runs of a pattern to get the wanted samples.
+	// attempts is the maximum number of times that a pattern runs to get the wanted samples.
 	attempts = 5
 )
 
-// board is the command wild score.
+// board is the command wild score: its flags, and the results for one publication.
 type board struct {
 	otelctx, otelcol, patterns, observers, resume string
 	csv, publish                                  string
@@ -46,33 +46,34 @@ type board struct {
 	parallel                                      int
 	together                                      bool
 
-	// rows are keyed by pattern, costs by observer. Both hold the results for one publication.
+	// publication is the publication that is measured. rows holds its results by pattern, and costs
+	// holds the costs of observers by name.
 	publication publication
 	rows        map[string]*row
 	costs       map[string]*cost
 }
 
-// cost holds the resources that an observer used, from its start, and the CPU time of the service
-// during that time.
+// cost holds the resources that an observer has used since its start, and the CPU time that the
+// service has used meanwhile.
 type cost struct {
 	Used, Service time.Duration // CPU time
 	Memory        int64         // the peak, in bytes
 }
 
-// row is the result of a pattern.
+// row holds the results of a pattern.
 type row struct {
 	pattern
-	// Kinds are the verdicts of the contract: shown, nothing, either.
+	// Kinds is the set of values that due.kind has had in the pattern.
 	Kinds map[string]bool
 	// Tallies are keyed by observer.
 	Tallies map[string]*tally
 }
 
-// tally counts samples.
+// tally counts samples by whether the observer was right about them.
 type tally struct {
 	Right, None, Wrong int
-	// Shown is the part of Right that has a span. Outside is the part of Wrong in which no span is
-	// due.
+	// Shown counts the samples in Right that have a span. Outside counts the samples in Wrong that
+	// must not have a span.
 	Shown, Outside int
 }
 
@@ -93,21 +94,21 @@ func (b *board) flags(f *flag.FlagSet) {
 
 // observer is a profiler that samples the service.
 type observer struct {
-	// name is for the command line, title for tables.
+	// name identifies the observer on the command line, and title in tables.
 	name, title string
-	// args are arguments of otelctx record, nil for another observer.
+	// args holds additional arguments of otelctx record. It is nil for other observers.
 	args []string
-	// receiver is the Collector receiver that this observer uses, empty for other observers.
+	// receiver is the name of a Collector receiver. It is empty for other observers.
 	receiver string
-	// serve are arguments of wild serve, for profiles that the process takes of itself.
+	// serve holds arguments of wild serve for profiles that the process takes of itself.
 	serve []string
-	// profile is the name of the file that the observer writes. read decodes it.
+	// profile is the name of the file that the observer writes. read decodes its content.
 	profile string
 	read    func(text []byte, pid int) (map[seen]int, error)
 	// factor is how many times more CPU time the observer needs for the same number of samples.
 	factor int
-	// waits says that the observer is measured only with patterns that wait, and must report the
-	// right kind of wait.
+	// waits says that the observer reports the kind of wait, and is measured only with patterns that
+	// wait.
 	waits bool
 }
 
@@ -127,7 +128,8 @@ func observers(collector bool) []observer {
 		)
 	}
 	return append(all,
-		// The timer of a CPU profile cannot fire more often than the kernel's clock ticks.
+		// A CPU profile gets fewer samples than frequency asks for, because its timer fires at most
+		// once per tick of the kernel's clock.
 		observer{name: "cpu", title: "CPU profile", serve: []string{"-cpuprofile"}, profile: cpuProfileFile, read: readProfile, factor: 3},
 		observer{
 			name: "goroutines", title: "goroutine profile", serve: []string{"-goroutines"}, profile: goroutinesFile, factor: 1,
@@ -186,7 +188,7 @@ func (b *board) score(stdout io.Writer) error {
 	return document.write(b)
 }
 
-// measure measures one publication, and returns its observers.
+// measure runs all patterns with one publication, and returns the observers that were measured.
 func (b *board) measure(p publication, patterns []pattern) (looked []observer, err error) {
 	b.publication, b.rows, b.costs = p, map[string]*row{}, map[string]*cost{}
 	for _, p := range patterns {
@@ -239,7 +241,7 @@ func (b *board) mayRecord() error {
 	return nil
 }
 
-// outside reports whether an observer runs in a process of its own.
+// outside reports whether an observer runs in its own process, and not in the service.
 func (o *observer) outside() bool { return o.args != nil || o.receiver != "" }
 
 // observe runs the patterns under a group of observers, which sample the same process, until every
@@ -278,8 +280,9 @@ func (b *board) observe(group []observer, patterns []pattern) error {
 // stopFunc stops an observer, and returns its CPU time and memory.
 type stopFunc func() (cost, error)
 
-// interrupt ends an observer. The memory in its cost is the peak until then. The observer's
-// resource usage would be wrong: it includes the memory of this process, which forked it.
+// interrupt ends an observer by a signal and returns its cost. It reads the peak memory from /proc
+// before the signal. The maximum in the observer's resource usage would be wrong, because that
+// includes the memory of this process, which forked it.
 func interrupt(cmd *exec.Cmd, s os.Signal, wait func() error) (c cost, err error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
 	if err != nil {
@@ -295,7 +298,7 @@ func interrupt(cmd *exec.Cmd, s os.Signal, wait func() error) (c cost, err error
 	return c, err
 }
 
-// begin starts an observer of a process, which writes into dir.
+// begin starts an observer of a process. The observer writes its file into dir, which begin creates.
 func (b *board) begin(o observer, dir string, pid int) (stopFunc, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
@@ -306,7 +309,7 @@ func (b *board) begin(o observer, dir string, pid int) (stopFunc, error) {
 	return b.record(pid, append(o.args, "--output", filepath.Join(dir, o.profile)))
 }
 
-// observeOnce runs patterns in one process, once, while observers sample it.
+// observeOnce runs the patterns once, in a new process that the observers sample.
 func (b *board) observeOnce(group []observer, patterns string) error {
 	dir, err := os.MkdirTemp("", "wild")
 	if err != nil {
@@ -393,13 +396,13 @@ func (b *board) charge(o observer, used cost, service *os.ProcessState) {
 	c.Memory = max(c.Memory, used.Memory)
 }
 
-// counted is the content of the file of -resume.
+// counted is the content of the file that the flag -resume names.
 type counted struct {
 	Rows  map[string]*row
 	Costs map[string]*cost
 }
 
-// load reads the file of -resume, if there is one.
+// load continues with the counts in the file that the flag -resume names, if the file exists.
 func (b *board) load() error {
 	text, err := os.ReadFile(b.resume)
 	if b.resume == "" || errors.Is(err, os.ErrNotExist) {
@@ -420,7 +423,7 @@ func (b *board) load() error {
 	return nil
 }
 
-// save writes the file of -resume.
+// save writes the counts to the file that the flag -resume names, if it is set.
 func (b *board) save() error {
 	if b.resume == "" {
 		return nil
@@ -432,7 +435,7 @@ func (b *board) save() error {
 	return os.WriteFile(b.resume, text, 0o600)
 }
 
-// await waits for a line.
+// await reads lines until one equals want. It returns an error if there is none.
 func await(lines *bufio.Scanner, want string) error {
 	last := ""
 	for lines.Scan() {
@@ -454,8 +457,8 @@ func (b *board) record(pid int, args []string) (stopFunc, error) {
 		return nil, err
 	}
 	if slices.Contains(args, "--wall") {
-		// With --wall, the recorder opens nothing from which one could tell that it is sampling.
-		// It starts early enough.
+		// With --wall, nothing shows from outside that the recorder is sampling. It does not matter,
+		// because it starts early enough.
 	} else if err := awaitSampling(cmd.Process.Pid); err != nil {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -529,15 +532,15 @@ func (b *board) add(o observer, dir, path string, pid int) error {
 			continue
 		}
 		if s.wait != "" && !chosen(row.waits, s.wait) {
-			t.spans = [2]id{{trace.TraceID{1}, trace.SpanID{1}}} // counts every answer as wrong
+			t.spans = [2]id{{trace.TraceID{1}, trace.SpanID{1}}} // no sample has this span, so none is right
 		}
 		row.Tallies[o.name].add(t, s.given, times)
 	}
 	return nil
 }
 
-// add counts samples. given is the span that an observer attributed them to. The zero id means
-// no span.
+// add counts samples. given is the span that an observer attributed them to, or the zero id for no
+// span.
 func (t *tally) add(due due, given id, times int) {
 	switch {
 	case given == id{} && (due.nothing || due.spans[0] == id{}):
@@ -568,8 +571,8 @@ func readProfile(b []byte, _ int) (map[seen]int, error) {
 // wallFrequency is the number of snapshots per second of record --wall.
 const wallFrequency = 200
 
-// readWall reads a profile of record --wall, whose values are times. The first frame of a stack says what the
-// goroutine does: [running], [runnable], [waiting: KIND] or [syscall].
+// readWall counts the samples of a profile of record --wall. The values in the profile are times. The first frame of
+// a stack is the goroutine's state: [running], [runnable], [waiting: KIND] or [syscall].
 func readWall(b []byte, _ int) (map[seen]int, error) {
 	p, err := profile.ParseData(b)
 	if err != nil {

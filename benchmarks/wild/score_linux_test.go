@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// TestMain lets the scoreboard run this program as wild serve.
+// TestMain lets the test binary also run as wild serve, which the scoreboard starts.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "serve" {
 		main()
@@ -25,18 +25,19 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestScore checks the results of otelctx record for each carrier: no wrong span, and no missing
-// span where the carrier is exact. The patterns are those in which carriers differ.
+// TestScore checks that otelctx record gives no sample a wrong span, whichever carrier is published,
+// and that it misses no span if the carrier can provide all of them. It uses the patterns in which the
+// carriers differ.
 func TestScore(t *testing.T) {
 	const (
 		always    = "httpServerChild,goFunction,rootEndedElsewhere,childEndedElsewhere,siblings,attachChild"
-		inherited = "startedInside,outlives,outlivesOwnSpan" // the goroutine table and thread slots are not inherited
+		inherited = "startedInside,outlives,outlivesOwnSpan" // new goroutines inherit only the goroutine record
 		rings     = "smallRing,tinyRing"
 	)
 	otelctx := programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
 	for _, tt := range []struct {
 		publish, observer, patterns string
-		// exact says that no span is missing.
+		// exact is true if no sample in a span may lack it.
 		exact bool
 	}{
 		{"default", "record", always + "," + inherited + "," + rings, true},

@@ -70,7 +70,7 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	runtime.GOMAXPROCS(4) // often more than there are CPUs, so that goroutines change threads
+	runtime.GOMAXPROCS(4) // More than the CPUs of most test machines, so that goroutines change threads.
 	each := truth.BurnTime()
 	lines := bufio.NewScanner(in)
 	service := newService(publish)
@@ -86,7 +86,7 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 			continue
 		}
 		if !finished.Load() {
-			os.Exit(1) // the parent has ended
+			os.Exit(1) // The parent has ended early.
 		}
 		close(ended)
 	}()
@@ -97,7 +97,8 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	parallel := s.parallel
 	if s.goroutines {
 		parallel = together
-		// This profile also contains waiting goroutines.
+		// A goroutine profile also contains waiting goroutines, so let them wait with the number on
+		// the stack.
 		truth.AtBottom = waitAtBottom
 	}
 	var truths truths
@@ -120,13 +121,13 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// waitAtBottom keeps the number on the stack of a waiting goroutine.
+// waitAtBottom makes a goroutine wait while the number is on its stack.
 //
 //go:noinline
 func waitAtBottom() { time.Sleep(3 * time.Millisecond) }
 
-// warmUp uses the CPU until it is told to stop. A profiler of the whole machine discovers a process
-// by its samples, and then has to read the process's executable.
+// warmUp uses the CPU until enough is true. A profiler of the whole machine discovers the process by
+// these samples, and can read the executable before the patterns run.
 func warmUp(enough *atomic.Bool) {
 	for !enough.Load() {
 		truth.Spin()
@@ -134,7 +135,7 @@ func warmUp(enough *atomic.Bool) {
 	}
 }
 
-// together is the number of repetitions that run at a time for goroutine profiles.
+// together is the number of repetitions of a pattern that run at a time for goroutine profiles.
 const together = 16
 
 // repeat runs a pattern until enough returns true, each time on a new goroutine that is in no span. Up to parallel
@@ -143,7 +144,7 @@ func (r *run) repeat(p pattern, parallel int, enough func() bool) {
 	if p.single || p.alone {
 		parallel = 1
 	}
-	// A pattern that hardly uses the CPU ends at the deadline.
+	// The deadline ends a pattern that hardly uses the CPU.
 	for deadline := time.Now().Add(time.Minute); !enough() && time.Now().Before(deadline); {
 		var group sync.WaitGroup
 		for range parallel {
@@ -183,7 +184,7 @@ func (s *server) profile() (finish func() error, watch *watcher, err error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		// StartCPUProfile keeps this rate, and the runtime complains about it on standard error.
+		// StartCPUProfile then keeps this rate instead of its own. The runtime prints a warning.
 		runtime.SetCPUProfileRate(frequency)
 		if err := pprof.StartCPUProfile(f); err != nil {
 			return nil, nil, err

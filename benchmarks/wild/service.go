@@ -20,7 +20,7 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// service is shared by all patterns.
+// service is the environment that all patterns share: a provider, and goroutines outside of spans.
 type service struct {
 	provider   trace.TracerProvider
 	sdk        *sdktrace.TracerProvider
@@ -30,18 +30,18 @@ type service struct {
 	// orders passes functions to goroutines that were started outside of all spans.
 	orders chan func()
 
-	// another is a provider that outlives sdk.
+	// another is a second provider, which is still in use after sdk was shut down.
 	another     *sdktrace.TracerProvider
 	shutDownOne sync.Once
 }
 
-// publication is a value of -publish: how the service publishes its spans.
+// publication is a way in which the service publishes its spans. The flag -publish selects it by name.
 type publication struct {
 	name    string
 	options []spanctx.Option
-	// labels says that goroutines in spans have labels.
+	// labels says that goroutines in spans have pprof labels with the span's ids.
 	labels bool
-	// peer says that only grafana/otel-profiling-go publishes spans, by setting labels.
+	// peer says that grafana/otel-profiling-go publishes spans as labels, and otelctx publishes none.
 	peer bool
 }
 
@@ -64,8 +64,8 @@ func publicationOf(name string) (publication, error) {
 	return publication{}, fmt.Errorf("invalid -publish %q: use default, record, goroutine_table, thread_slots, datadog, grafana", name)
 }
 
-// seenBy reports whether an observer can see spans of the publication. All observers except
-// otelctx record need labels for that.
+// seenBy reports whether an observer can see spans of the publication. otelctx record sees what
+// otelctx publishes; other observers need labels.
 func (p publication) seenBy(o observer) bool {
 	if o.name == "record" {
 		return !p.peer
@@ -89,7 +89,7 @@ func newService(publish publication) *service {
 	)
 	s.provider = s.sdk
 	if publish.peer {
-		// The provider above continues to advertise the location of goroutines' labels.
+		// Keep the provider above: it advertises where readers find goroutines' labels.
 		s.sdk = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.started), sdktrace.WithSampler(sampler))
 		s.provider = otelpyroscope.NewTracerProvider(s.sdk, otelpyroscope.WithSpanIDLabelScope(otelpyroscope.ScopeAllSpans))
 	}
@@ -119,7 +119,7 @@ type started struct {
 	// ended is a ring of the last spans that ended.
 	ended [256]trace.SpanID
 	ends  int
-	// anyEnd is signalled at each end.
+	// anyEnd is signalled when a span ends.
 	anyEnd *sync.Cond
 }
 
@@ -135,7 +135,7 @@ func (s *started) OnStart(_ context.Context, span sdktrace.ReadWriteSpan) {
 	s.last[span.Name()] = span.SpanContext()
 }
 
-// named returns the last span with a name.
+// named returns the span that was the last to start with this name.
 func (s *started) named(name string) trace.SpanContext {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +150,7 @@ func (s *started) OnEnd(span sdktrace.ReadOnlySpan) {
 	s.anyEnd.Broadcast()
 }
 
-// awaitEnd waits until a span that is still in the ring has ended.
+// awaitEnd waits until a span has ended. If too many spans have ended since, it waits forever.
 func (s *started) awaitEnd(span trace.SpanID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// text returns the tables of the publication that was measured last.
+// text returns the tables for the publication that was measured last. looked lists its observers.
 func (b *board) text(patterns []pattern, looked []observer) string {
 	var text strings.Builder
 	_, _ = fmt.Fprintf(&text, "\n-publish %s\n", b.publication.name)
@@ -59,7 +59,7 @@ func (b *board) text(patterns []pattern, looked []observer) string {
 	return text.String()
 }
 
-// says lists the verdicts of the contract.
+// says lists the values in r.Kinds.
 func (r *row) says() string {
 	return strings.Join(slices.DeleteFunc([]string{"shown", "nothing", "either"}, func(kind string) bool { return !r.Kinds[kind] }), ", ")
 }
@@ -72,7 +72,7 @@ func share(n, total int) string {
 	return fmt.Sprintf("%.2f %%", 100*float64(n)/float64(total))
 }
 
-// String returns two cells of a table.
+// String returns two table cells: CPU time as a percentage of the service's, and memory.
 func (c *cost) String() string {
 	if c == nil || c.Service == 0 {
 		return "- | -"
@@ -110,7 +110,7 @@ func libraries() string {
 	return strings.Join(list, ", ")
 }
 
-// patternLibraries are suffixes of module paths.
+// patternLibraries lists the libraries that the patterns use, as suffixes of module paths.
 var patternLibraries = []string{
 	"otel/sdk", "otelhttp", "otelgrpc", "otelslog", "otelsql", "modernc.org/sqlite", "google.golang.org/grpc", "otel-profiling-go",
 	"dd-trace-go/v2", "golang.org/x/sync", "twmb/franz-go", "plugin/kotel", "quic-go/quic-go", "coder/websocket", "nats-server/v2",

@@ -23,16 +23,17 @@ type id struct {
 
 func idOf(sc trace.SpanContext) id { return id{sc.TraceID(), sc.SpanID()} }
 
-// due describes which spans an observer may report for a piece of work.
+// due is the right answer for a piece of work in a pattern: the spans that an observer may report.
 type due struct {
 	pattern string
-	// spans are the permitted spans. One or both may be missing.
+	// spans holds up to two permitted spans. Unused elements are zero.
 	spans [2]id
-	// nothing permits that the observer reports no span although one is active.
+	// nothing says that the observer may also report no span.
 	nothing bool
 }
 
-// kind returns the verdict of the contract: shown, nothing or either.
+// kind classifies what an observer must report: "shown" is a span, "nothing" is no span, and "either"
+// permits both.
 func (t due) kind() string {
 	switch {
 	case t.spans[0] == id{}:
@@ -44,14 +45,14 @@ func (t due) kind() string {
 	}
 }
 
-// truths assigns numbers to values of due. The numbers appear on the stacks of the work.
+// truths assigns a number to each value of due. While a pattern works, the number is on its stack.
 type truths struct {
 	mu      sync.Mutex
 	numbers map[due]uint64
 	all     []due
 }
 
-// number returns the number of a truth. Equal truths have the same number.
+// number returns the number of t. Equal values have the same number.
 func (ts *truths) number(t due) uint64 {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()

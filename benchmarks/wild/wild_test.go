@@ -17,7 +17,8 @@ import (
 	"github.com/otelctx/otelctx/benchmarks/internal/truth"
 )
 
-// TestPatterns runs each pattern once.
+// TestPatterns checks that each pattern works at least once without an error, and that names are
+// unique.
 func TestPatterns(t *testing.T) {
 	service := newService(publications[0])
 	defer service.close()
@@ -39,8 +40,8 @@ func TestPatterns(t *testing.T) {
 	}
 }
 
-// TestProfileHasGoroutineThatWaits checks that the profile contains a goroutine that waits after
-// its work.
+// TestProfileHasGoroutineThatWaits checks that a goroutine profile shows the number of a goroutine
+// that waits in waitAtBottom.
 func TestProfileHasGoroutineThatWaits(t *testing.T) {
 	defer func(before func()) { truth.AtBottom = before }(truth.AtBottom)
 	truth.AtBottom = waitAtBottom

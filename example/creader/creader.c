@@ -3,8 +3,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// creader PID prints the service of a process, the active spans of its threads and its live spans,
-// following docs/wire-format.md. Everything is validated before it is used.
+// creader PID prints the service of a process, the active spans of its threads and its live spans. It
+// follows docs/wire-format.md, and trusts nothing that it reads before it has checked it.
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -39,7 +39,7 @@ static uint64_t number_at(uint64_t address, size_t size) {
 	uint64_t number = 0;
 	return read_at(address, &number, size) ? number : 0;
 }
-// Finds the first line that contains a text in a file of /proc/PID.
+// Finds the first line of a file in /proc/PID that contains a text. Returns 0 if there is none.
 static int find_line(const char *path, const char *text, char line[4096]) {
 	int found = 0;
 	FILE *file = fopen(path, "r");
@@ -56,8 +56,8 @@ static uint64_t varint(struct field *message) {
 	}
 	return value;
 }
-// Returns the last field with a number. With a key, it returns the last KeyValue that has this
-// key.
+// Returns the last field of a message that has the given number. If key is not NULL, the field must
+// also be a KeyValue with this key.
 static struct field get(struct field message, uint64_t number, const char *key) {
 	struct field found = {0};
 	while (message.at < message.end) {
@@ -85,8 +85,8 @@ static size_t read_payload(uint64_t address) {
 	}
 	return 0;
 }
-// Returns the runtime's m of a thread from the thread's slot, or 0. The slot may be torn or stale, but
-// the m holds its thread's id.
+// Returns the Go runtime's m of a thread, or 0. Its address comes from the thread's slot, which may be
+// torn or stale, so the m is only accepted if it holds the thread's id.
 static uint64_t find_m(uint32_t tid) {
 	struct ring ring;
 	struct slot s;
@@ -95,8 +95,8 @@ static uint64_t find_m(uint32_t tid) {
 	if (!read_at(address + ring.header_size + tid % ring.capacity * ring.slot_size, &s, sizeof s)) return 0;
 	return number_at(s.m + integer("threadlocal.go.m_procid_offset"), 8) == tid ? s.m : 0;
 }
-// Reads the last published span of a goroutine from the goroutine table. Returns 0 if its entry belongs
-// to another goroutine.
+// Reads the reference to a goroutine's last published span from the goroutine table. Returns 0 if the
+// entry belongs to another goroutine.
 static int read_entry(uint64_t goid, uint64_t g, uint64_t *ref) {
 	struct table t;
 	uint64_t address = integer("threadlocal.goroutines.address"), entry[2];
@@ -112,8 +112,8 @@ static uint64_t read_table(struct table *t) {
 	if (!read_at(address, t, sizeof *t) || t->magic != 0x4F545350 || t->layout != 1 || !t->capacity) return 0;
 	return t->cell_size < sizeof(struct cell) ? 0 : address + t->header_size;
 }
-// Reads the cell that a reference leads to. The result says whether the span is LIVE or ENDED,
-// or the cell has been REUSED for another span.
+// Reads the cell of the span that ref refers to. The span may be LIVE or ENDED, or the cell may have
+// been REUSED for another span.
 static enum { REUSED, ENDED, LIVE } read_cell(uint64_t ref, struct cell *c) {
 	struct table t;
 	uint64_t address = read_table(&t);

@@ -51,11 +51,11 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// serviceName contains a control sequence that a reader must not send to a terminal.
+// serviceName contains a control sequence that a reader must not print to a terminal.
 const serviceName = "check\x1b[31mout"
 
-// inSpans is the number of threads of a service with an active span. live is the number of live
-// spans: one of the threads has an inner span that was ended on another goroutine.
+// inSpans is the number of threads with an active span in the service. live is the number of its live
+// spans, which includes the span of the parked goroutine.
 const inSpans, live = 3, inSpans + 1
 
 func theResource() *resource.Resource {
@@ -72,9 +72,12 @@ func foreign(p *childproc.Parent) {
 	service(p)
 }
 
-// service runs several goroutines. Some stay on their threads inside spans, one of them with an
-// inner span that was ended on another goroutine. One is on a thread whose span has ended. One
-// is parked in a span and has left its thread.
+// service is a child process with several goroutines, and sends the id of the parked one's span:
+//
+//   - inSpans goroutines block their threads inside spans. One of these goroutines had an inner span,
+//     which was ended on another goroutine.
+//   - One goroutine blocks its thread after its span has ended.
+//   - One goroutine is parked in a span, and is on no thread.
 func service(p *childproc.Parent, opts ...sdktrace.TracerProviderOption) {
 	tp := sdktrace.NewTracerProvider(append(opts, spanctx.WithPublishing())...)
 	tracer := tp.Tracer("creader")
@@ -112,15 +115,16 @@ func service(p *childproc.Parent, opts ...sdktrace.TracerProviderOption) {
 		select {}
 	}()
 	id := <-parked
-	// End this span last, because a new span may reuse its cell.
+	// End the inner span last, because a span that starts later may reuse its cell.
 	started.Wait()
 	(<-inner).End()
 	p.Send("%s", id)
 	p.Receive()
 }
 
-// publisher publishes each payload that it receives, in hexadecimal digits, as its context. The
-// command "too large" keeps the payload, but publishes a size that is too large.
+// publisher is a child process that publishes each payload that it receives, in hexadecimal digits, as
+// its process context. The command "too large" keeps the payload, but publishes a size that is too
+// large.
 func publisher(p *childproc.Parent) {
 	region, err := vma.New(wire.ProcessContextName, 2*wire.MaxProcessContextPayload)
 	p.Must(err)
@@ -151,7 +155,7 @@ func compile(t *testing.T) string {
 	if err != nil {
 		t.Skip("needs a C compiler (cc)")
 	}
-	// Read the source here so that go test knows that the result depends on it.
+	// Read the source so that go test runs the test again after it has changed.
 	source, err := os.ReadFile("creader.c")
 	require.NoError(t, err)
 	program := filepath.Join(t.TempDir(), "creader")
@@ -227,7 +231,7 @@ func open(t *testing.T, c *childproc.Child) *reader.Process {
 	return p
 }
 
-// TestReader compiles the program once for all its tests.
+// TestReader runs all tests of the C program, which it compiles once.
 func TestReader(t *testing.T) {
 	program := compile(t)
 	t.Run("agrees with the Go reader", func(t *testing.T) { agreesWithTheGoReader(t, program) })
@@ -305,7 +309,7 @@ func hostilePayloads(t *testing.T, program string) {
 	require.Zero(t, code)
 	require.Equal(t, "service check?[31mout", lines[0], "unchanged")
 
-	// Publish an unterminated number, and one that is too long.
+	// Publish a varint that is not terminated, and one that is too long.
 	publish(append(slices.Clone(payload), 0xff))
 	publish(append(bytes.Repeat([]byte{0xff}, 11), payload...))
 	random := rand.New(rand.NewPCG(1, 2))

@@ -8,8 +8,8 @@
 //	cc -std=c11 -o creader creader.c
 //	./creader PID
 //
-// For each thread it reads the goroutine's entry, which references the cell of a span. If that span
-// has ended, the reader falls back to the nearest live ancestor.
+// For each thread it looks up the running goroutine in the goroutine table. The entry refers to the
+// cell of a span. If that span has ended, the nearest live ancestor is the active span.
 //
 // To stay short, it omits some features of a production reader:
 //

@@ -70,7 +70,8 @@ func TestPublishesConfiguredResource(t *testing.T) {
 	require.ErrorIs(t, err, reader.ErrNoContext, "withdrawn with the provider")
 }
 
-// If this test fails, otelconf has gained a registry: see docs/upstream.md.
+// TestFileCannotNameProcessors checks that otelconf still has no registry for span processors. If
+// it fails, main.go no longer needs to add otelctx itself: see docs/upstream.md.
 func TestFileCannotNameProcessors(t *testing.T) {
 	configured(t, "    - batch:", "    - otelctx: {}\n    - batch:")
 	_, err := otelconf.NewSDK()

@@ -8,9 +8,9 @@
 //	ecosystem                # record for 10 s, into a new directory
 //	ecosystem -duration 1m -freq 997 -dir DIR
 //
-// It runs a Collector, quickstart, otelctx and join as a user would by hand, and prints the
-// commands; flags set their paths. make interop WHAT=ecosystem, run at the top of the repository,
-// builds them all and runs this command.
+// It runs a Collector, quickstart, otelctx and join as a user would by hand, and prints the commands.
+// Flags set the paths of these four programs. make interop WHAT=ecosystem, run at the top of the
+// repository, builds them all and runs this command.
 //
 // Recording needs the capabilities CAP_BPF and CAP_PERFMON: without them the command exits with
 // code 4, as otelctx does.

@@ -21,8 +21,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// asKey is the environment variable that makes the test binary run as another program, which logs
-// its events to the file that notesKey names.
+// asKey is the environment variable that makes the test binary run as another program. notesKey is the
+// environment variable with the path of the file to which such a program logs its events.
 const (
 	asKey    = "ECOSYSTEM_TEST_AS"
 	notesKey = "ECOSYSTEM_TEST_NOTES"
@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// standIn is a collector or a service that does nothing until it is told to end.
+// standIn stands in for the program that as names, a collector or a service. It waits for SIGTERM.
 func standIn(as string) error {
 	ends := make(chan os.Signal, 1)
 	signal.Notify(ends, syscall.SIGTERM)
@@ -84,7 +84,7 @@ func note(words ...any) error {
 	return err
 }
 
-// self returns a command that runs the test binary as another program.
+// self returns the path of a script that runs the test binary as another program.
 func self(t *testing.T, as string) string {
 	t.Helper()
 	exe, err := os.Executable()
@@ -100,7 +100,8 @@ func ecosystem(t *testing.T, environ []string, args ...string) (stdout, stderr s
 	return programs.Run(t, command)
 }
 
-// The programs get each other's addresses, and end in an order that loses no data.
+// TestOrder checks that the programs get each other's addresses, and that they are stopped in an order
+// that loses no data.
 func TestOrder(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "notes")
@@ -128,12 +129,12 @@ join [DIR/traces.jsonl DIR/profiles.jsonl]
 		` for 7s.*\n\$ script record .*\nsaid by otelctx\n.*\n\$ script .*\nsaid by join\n$`, stdout)
 }
 
-// A failure is reported, ends all programs and leaves no files behind.
+// TestFails checks that the failure of any program is reported and leaves no files behind.
 func TestFails(t *testing.T) {
 	fails, succeeds := programs.Script(t, "exit 7"), programs.Script(t, "exit 0")
-	// The last occurrence of a flag wins.
+	// A test case overrides one of these flags, because the last occurrence of a flag wins.
 	usual := []string{"-collector", self(t, "collector"), "-quickstart", self(t, "service"), "-otelctx", succeeds, "-join", succeeds}
-	// badly returns a program that fails when it is told to end.
+	// badly returns a program that fails when it gets SIGTERM.
 	badly := func(as string) string {
 		exe, err := os.Executable()
 		require.NoError(t, err)
@@ -166,7 +167,8 @@ func TestFails(t *testing.T) {
 	}
 }
 
-// A process that has ended before it is stopped has failed.
+// TestProcessEndsEarly checks that stop returns an error if the process has ended by itself, even
+// with exit code 0.
 func TestProcessEndsEarly(t *testing.T) {
 	p := newProcess(t.Context(), nil, programs.Script(t, "exit 0"))
 	require.NoError(t, p.start())

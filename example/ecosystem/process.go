@@ -17,17 +17,18 @@ import (
 // patience is the time limit for starting and stopping a process.
 const patience = 30 * time.Second
 
-// process is a command that runs in parallel to this one.
+// process is a command that runs in the background.
 type process struct {
 	name    string
 	command *exec.Cmd
 	cancel  context.CancelFunc
-	// stopping is set when the process is told to end. ended is closed when it has ended.
+	// stopping is set before the process gets SIGTERM. ended is closed when it has ended.
 	stopping atomic.Bool
 	ended    chan struct{}
 }
 
-// newProcess returns a command that is sent SIGTERM when ctx is done or [process.stop] is called.
+// newProcess returns a process that has not been started. It gets SIGTERM when ctx is done or
+// [process.stop] is called.
 func newProcess(ctx context.Context, environ []string, name string, args ...string) *process {
 	ctx, cancel := context.WithCancel(ctx)
 	p := &process{name: name, cancel: cancel, ended: make(chan struct{})}
@@ -64,7 +65,8 @@ func (p *process) start() error {
 	return nil
 }
 
-// stop ends the process. It returns an error if the process failed or had ended before.
+// stop ends the process and waits for it. It returns an error if the process failed, or had already
+// ended by itself.
 func (p *process) stop() error {
 	early := false
 	select {

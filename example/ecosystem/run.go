@@ -17,10 +17,10 @@ import (
 	"time"
 )
 
-// runner runs everything.
+// runner runs the four programs.
 type runner struct {
 	out io.Writer
-	// The commands to run, by name or path.
+	// collector, service, otelctx and join are the names or paths of the programs.
 	collector, service, otelctx, join string
 	// dir is the collector's output directory, "" for a new one.
 	dir       string
@@ -28,8 +28,8 @@ type runner struct {
 	frequency int
 }
 
-// run records the service and joins the collector's files. The error wraps that of the command that
-// failed.
+// run records the service and joins the collector's files. If a program fails, run returns an error
+// that wraps the program's.
 func (r *runner) run(ctx context.Context) (err error) {
 	if r.dir == "" {
 		if r.dir, err = os.MkdirTemp("", "ecosystem-"); err != nil {
@@ -48,7 +48,8 @@ func (r *runner) run(ctx context.Context) (err error) {
 	return r.show(ctx, r.join, filepath.Join(r.dir, "traces.jsonl"), filepath.Join(r.dir, "profiles.jsonl"))
 }
 
-// record writes the collector's files.
+// record runs the collector, the service and otelctx. When it returns, the collector has written its
+// files.
 func (r *runner) record(ctx context.Context) (err error) {
 	r.sayf("A collector starts. It receives traces and profiles, and writes them to a file each.")
 	grpc, http, err := freeAddresses(ctx)
@@ -92,7 +93,7 @@ func (r *runner) record(ctx context.Context) (err error) {
 		"--freq", strconv.Itoa(r.frequency), "--top", "3", "--otlp-endpoint", "http://"+grpc)
 }
 
-// readPID reads the line that the service prints once it serves.
+// readPID reads the line pid=N, which the service prints once it answers requests.
 func readPID(stdout io.Reader) (int, error) {
 	lines := bufio.NewScanner(stdout)
 	if !lines.Scan() {
@@ -112,7 +113,7 @@ func (r *runner) show(ctx context.Context, name string, args ...string) error {
 	return p.run()
 }
 
-// command prints a command and returns it as a process to start.
+// command prints a command and returns a process that has not been started.
 func (r *runner) command(ctx context.Context, environ []string, name string, args ...string) *process {
 	printed := append(append([]string{}, environ...), filepath.Base(name))
 	_, _ = fmt.Fprintf(r.out, "\n$ %s\n", strings.Join(append(printed, args...), " "))
@@ -132,7 +133,7 @@ func freeAddresses(ctx context.Context) (a, b string, err error) {
 		if err != nil {
 			return "", "", err
 		}
-		defer func() { _ = l.Close() }() // Close only after both exist, so that they differ.
+		defer func() { _ = l.Close() }() // Keep the first listener open, so that the second gets another port.
 		addresses[i] = l.Addr().String()
 	}
 	return addresses[0], addresses[1], nil

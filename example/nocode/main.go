@@ -1,8 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command nocode is a traced HTTP service without any code for otelctx. The Dockerfiles next to it
-// build it unchanged, with otelc, and with Orchestrion: see docs/no-code.md.
+// Command nocode is a traced HTTP service whose source does not use otelctx. There are three
+// Dockerfiles for it: one builds it as it is, one with otelc and one with Orchestrion. The latter two
+// tools add otelctx: see docs/no-code.md.
 package main
 
 import (
@@ -48,7 +49,7 @@ func run(ctx context.Context) error {
 	provider := trace.NewTracerProvider(opts...)
 	otel.SetTracerProvider(provider)
 
-	listener, err := net.Listen("tcp", os.Getenv("LISTEN")) // "" is any port
+	listener, err := net.Listen("tcp", os.Getenv("LISTEN")) // Without LISTEN, use any free port.
 	if err != nil {
 		return err
 	}

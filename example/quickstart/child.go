@@ -49,7 +49,7 @@ func startService(ctx context.Context) (*child, error) {
 		cancel()
 		return nil, err
 	}
-	// If the service hangs, stop it: that closes its output, so greeting returns.
+	// If the service hangs, stop it. That closes its output, so greeting returns.
 	timeout := time.AfterFunc(patience, cancel)
 	defer timeout.Stop()
 	if err := c.greeting(bufio.NewScanner(stdout)); err != nil {

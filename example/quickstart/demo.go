@@ -24,13 +24,13 @@ type demo struct {
 	otelctx string
 	// fallback is used if otelctx may not read the service.
 	fallback fallback
-	// profile is the output file of the recording, "" for one in a new directory.
+	// profile is the output file of the recording, or "" for a file in a new directory.
 	profile  string
 	duration time.Duration
 }
 
-// runDemo runs the demo with the otelctx command of that name or path. otelctx records for the
-// duration, to the file profile or, if that is "", to a file in a new directory.
+// runDemo runs the demo with the otelctx command of that name or path. otelctx records for duration,
+// and writes the file profile or, if profile is "", a file in a new directory.
 func runDemo(ctx context.Context, out io.Writer, otelctx, profile string, duration time.Duration) error {
 	path, err := exec.LookPath(otelctx)
 	if err != nil {
@@ -43,8 +43,8 @@ func runDemo(ctx context.Context, out io.Writer, otelctx, profile string, durati
 // requestsBefore is the number of requests that the service serves before it is read.
 const requestsBefore = 50
 
-// run returns an error if the service, or reading it, failed, but not if the kernel denies
-// permission.
+// run runs the demo. It returns an error if the service fails or cannot be read, unless the reason is
+// that the kernel denies permission.
 func (d *demo) run(ctx context.Context) (err error) {
 	d.sayf(`A service starts. It publishes its OpenTelemetry resource while its TracerProvider is built.`)
 	service, err := startService(ctx)
@@ -102,7 +102,7 @@ func (d *demo) record(ctx context.Context, pid int) error {
 		if err != nil {
 			return err
 		}
-		// Leave nothing but a profile behind.
+		// Remove the directory if there is no profile in it.
 		defer func() { _ = os.Remove(dir) }()
 		file = filepath.Join(dir, "profile.pb.gz")
 	}
@@ -123,7 +123,7 @@ func (d *demo) record(ctx context.Context, pid int) error {
 	return nil
 }
 
-// explain makes a request hang and shows what it waits for.
+// explain makes a request hang, and lets otelctx show what the request waits for.
 func (d *demo) explain(ctx context.Context, service *child) error {
 	url, err := neturl.Parse(service.url)
 	if err != nil {
@@ -133,7 +133,7 @@ func (d *demo) explain(ctx context.Context, service *child) error {
 	if err != nil {
 		return err
 	}
-	response, err := http.DefaultClient.Do(request) // returns with the header, while the request is still running
+	response, err := http.DefaultClient.Do(request) // Do returns with the header, while the request is still running.
 	if err != nil {
 		return err
 	}
@@ -171,6 +171,6 @@ func (d *demo) runOtelctx(ctx context.Context, args ...string) (code int, err er
 func (d *demo) sayf(format string, args ...any) { sayf(d.out, format, args...) }
 
 func sayf(out io.Writer, format string, args ...any) {
-	// Ignore write errors: the demo works without readers.
+	// Ignore write errors: the demo continues even if nobody reads its output.
 	_, _ = fmt.Fprintf(out, "\n"+format+"\n", args...)
 }

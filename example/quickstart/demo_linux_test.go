@@ -42,7 +42,8 @@ func TestDemo(t *testing.T) {
 			assert.Contains(t, out, "has answered 50 requests")
 			assert.Contains(t, out, "$ otelctx list\nPID")
 			assert.Contains(t, out, "$ otelctx inspect ")
-			// Either otelctx or the demo itself has read the id of this start of the service.
+			// The service has a new id at each start, so otelctx or the demo itself has read it
+			// from the running service.
 			assert.Regexp(t, `(?m)^  service\.instance\.id\W +?[0-9a-f]{8}-[0-9a-f-]{27}$`, out)
 			assertRecorded(t, out)
 			assert.Regexp(t, `(?s)\$ otelctx spans \d+ --name stuck --stacks\nProcess \d+ \(quickstart\): live spans: 1\n.*waiting: select.* span GET /stuck\n.*\.stuck +\S+/handler\.go:\d+\n`, out)
@@ -52,8 +53,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// assertRecorded fails the test if the demo has neither recorded the service nor explained why
-// not.
+// assertRecorded checks that the demo has recorded the service, or has explained why it may not.
 func assertRecorded(t *testing.T, out string) {
 	t.Helper()
 	assert.Contains(t, out, "\n$ otelctx record ")
@@ -69,7 +69,8 @@ func assertRecorded(t *testing.T, out string) {
 	}
 }
 
-// A demo that may not record succeeds, and leaves nothing behind.
+// TestDemoRecordingNotPermitted checks that a demo that may not record succeeds all the same, and
+// leaves no files behind.
 func TestDemoRecordingNotPermitted(t *testing.T) {
 	t.Parallel()
 	temp := t.TempDir()
@@ -84,7 +85,8 @@ func TestDemoRecordingNotPermitted(t *testing.T) {
 	assert.Empty(t, left)
 }
 
-// otelctx may not read the service, but the service's parent may.
+// TestDemoOnlyParentMayRead checks that the demo shows the resource even if otelctx may not read the
+// service, because the demo may read it as its parent.
 func TestDemoOnlyParentMayRead(t *testing.T) {
 	t.Parallel()
 	refused := map[string]string{"by a stand-in": programs.Script(t, `[ "$1" = list ] || { echo "otelctx: not permitted"; exit 4; }`)}

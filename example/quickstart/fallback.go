@@ -21,7 +21,7 @@ import (
 // fallback explains why otelctx may not read the service, and shows what this process can read.
 type fallback struct {
 	out io.Writer
-	// read reads a process from this one.
+	// read reads the process context of another process.
 	read func(ctx context.Context, pid int) (*reader.ProcessContext, error)
 	// maps opens the list of a process's mappings.
 	maps func(pid int) (io.ReadCloser, error)
@@ -38,7 +38,7 @@ func newFallback(out io.Writer) fallback {
 	}
 }
 
-// readContext is all the code needed to read a process.
+// readContext reads a process context with package reader. It needs no other code.
 func readContext(ctx context.Context, pid int) (*reader.ProcessContext, error) {
 	p, err := reader.Open(pid)
 	if err != nil {
@@ -48,7 +48,8 @@ func readContext(ctx context.Context, pid int) (*reader.ProcessContext, error) {
 	return p.ProcessContext(ctx)
 }
 
-// show returns an error if reading failed for any reason other than permissions.
+// show prints the explanation, and then the resource if this process may read it, or the mapping if
+// not. It returns an error if reading fails for a reason other than permissions.
 func (f *fallback) show(ctx context.Context, pid int) error {
 	f.explain()
 	sayf(f.out, "This demo has started the service. As its parent it may be allowed to read it, with package reader:\n")
@@ -67,7 +68,7 @@ func (f *fallback) show(ctx context.Context, pid int) error {
 	}
 }
 
-// explain prints why a process may not read another one of the same user.
+// explain prints why the kernel did not let otelctx read the service.
 func (f *fallback) explain() {
 	scope, err := f.ptraceScope()
 	if err != nil || strings.TrimSpace(string(scope)) == "0" {
@@ -80,8 +81,8 @@ func (f *fallback) explain() {
 		"profilers run.", strings.TrimSpace(string(scope)))
 }
 
-// showMapping prints the mapping by which readers find the context: the names of mappings are
-// visible to more processes than memory is.
+// showMapping prints the mapping by which readers find the context. More processes may list the
+// mappings of a process than may read its memory.
 func (f *fallback) showMapping(pid int) error {
 	maps, err := f.maps(pid)
 	if err != nil {
@@ -111,7 +112,7 @@ func (f *fallback) linef(format string, args ...any) {
 	_, _ = fmt.Fprintf(f.out, "  "+format+"\n", args...)
 }
 
-// valueText formats a value of one of the types in the service's resource.
+// valueText formats an attribute's value. It supports the types that the service's resource uses.
 func valueText(v *commonpb.AnyValue) string {
 	if _, isString := v.GetValue().(*commonpb.AnyValue_StringValue); isString {
 		return v.GetStringValue()

@@ -22,8 +22,8 @@ const mappings = `00400000-00401000 r-xp 00000000 00:00 0   /bin/service
 7f0000000000-7f0000001000 rw-p 00000000 00:01 9   /memfd:OTEL_CTX (deleted)
 `
 
-// refusedBy returns a fallback that may not read memory. Its list of mappings is maps, or
-// mapsErr is the error of reading that list.
+// refusedBy returns a fallback for a service whose memory may not be read. scope is Yama's mode, or ""
+// if the kernel lacks Yama. maps is the list of mappings, and mapsErr the error of opening it.
 func refusedBy(scope, maps string, mapsErr error) (*fallback, *strings.Builder) {
 	var out strings.Builder
 	return &fallback{

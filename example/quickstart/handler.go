@@ -17,13 +17,14 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// workPath is the path for work. The query parameter digests is the amount.
+// workPath is the path of requests that compute digests. The query parameter digests sets their
+// number.
 const workPath = "/work"
 
 // stuckPath is the path where requests hang.
 const stuckPath = "/stuck"
 
-// The default and the largest number of digests of a request.
+// fewDigests is the default number of digests of a request, and maxDigests is the largest.
 const (
 	fewDigests = 50
 	maxDigests = 500
@@ -31,7 +32,7 @@ const (
 
 // answer is the service's response.
 type answer struct {
-	// Request counts the requests, from 1.
+	// Request is the number of the request. The first one has number 1.
 	Request int64    `json:"request"`
 	Digests []string `json:"digests"`
 }
@@ -57,7 +58,7 @@ func newHandler(provider trace.TracerProvider) http.Handler {
 		}
 	})
 	mux := http.NewServeMux()
-	// Inside the mux, the span has the name of its route from the start.
+	// The mux is outermost, so that the route is known when a span starts and is part of its name.
 	mux.Handle("GET "+stuckPath, otelhttp.NewHandler(http.HandlerFunc(stuck), "stuck", otelhttp.WithTracerProvider(provider)))
 	mux.Handle("GET "+workPath, otelhttp.NewHandler(work, "work", otelhttp.WithTracerProvider(provider)))
 	return mux

@@ -13,12 +13,13 @@ import (
 	"time"
 )
 
-// load runs clients that each send one request after the other to url, until ctx is done.
+// load runs a number of clients until ctx is done. Each client sends one request after the other.
 func load(ctx context.Context, url string, clients int) {
 	const (
-		// pause is the think time, so that a forgotten service uses little of the machine.
+		// pause is the time that a client waits between requests, so that a forgotten service uses
+		// little CPU time.
 		pause = 10 * time.Millisecond
-		// heavy means that one in this many requests is for much more work.
+		// heavy is the ratio of all requests to requests for maxDigests digests.
 		heavy = 50
 	)
 	var running sync.WaitGroup

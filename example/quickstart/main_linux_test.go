@@ -24,13 +24,13 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){roleCommand: func(*childproc.Parent) { main() }})
 }
 
-// nobody is a user that may not read root's processes.
+// nobody is the id of a user who may not read root's processes.
 const nobody = 65534
 
 // hung is the time after which a test stops waiting for an event and fails.
 const hung = 2 * time.Minute
 
-// admit makes a directory of the test readable and writable for every user.
+// admit makes a directory of the test, and its parents, readable and writable for every user.
 func admit(t *testing.T, dir string) {
 	t.Helper()
 	for ; dir != os.TempDir() && len(dir) > 1; dir = filepath.Dir(dir) {
@@ -38,7 +38,7 @@ func admit(t *testing.T, dir string) {
 	}
 }
 
-// buildOtelctx builds otelctx for every user.
+// buildOtelctx builds otelctx into a directory that every user can access.
 func buildOtelctx(t *testing.T) string {
 	t.Helper()
 	exe := programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
@@ -46,7 +46,7 @@ func buildOtelctx(t *testing.T) string {
 	return exe
 }
 
-// quickstart returns the command, ready to run.
+// quickstart returns a command that runs the test binary as quickstart.
 func quickstart(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd, err := childproc.Command(roleCommand)
@@ -55,8 +55,8 @@ func quickstart(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// by makes cmd, which is this test binary, run as another user, and creates a directory for its
-// files.
+// by makes a command returned by quickstart run as another user. It copies the test binary to a
+// directory that the user can access, which also becomes the command's TMPDIR.
 func by(t *testing.T, cmd *exec.Cmd, user uint32) {
 	t.Helper()
 	dir := t.TempDir()

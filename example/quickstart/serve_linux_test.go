@@ -27,7 +27,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// assertNoService fails if the service that a demo has mentioned is still running, and ends it.
+// assertNoService fails the test if the service whose process id is in a demo's output is still
+// running. It kills such a service.
 func assertNoService(t *testing.T, output string) {
 	t.Helper()
 	m := regexp.MustCompile(`It is process (\d+)`).FindStringSubmatch(output)
@@ -72,7 +73,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *service {
 	return &service{cmd, stdout, url}
 }
 
-// signal sends a signal and waits for the end.
+// signal sends a signal and waits until the service has ended successfully.
 func (s *service) signal(t *testing.T, sig syscall.Signal) {
 	t.Helper()
 	timeout := time.AfterFunc(hung, func() { _ = s.cmd.Process.Kill() })
@@ -111,7 +112,7 @@ func TestServeIsReadyAfterItsLines(t *testing.T) {
 	}
 }
 
-// Without its own load the service answers only requests from outside.
+// TestServeWithoutLoad checks that -load 0 makes the service send no requests to itself.
 func TestServeWithoutLoad(t *testing.T) {
 	t.Parallel()
 	s := startCommand(t, quickstart(t, "-serve", "-load", "0"))
@@ -123,7 +124,7 @@ func TestServeWithoutLoad(t *testing.T) {
 	s.signal(t, syscall.SIGTERM)
 }
 
-// Profilers find the active span of a thread.
+// TestServePublishesSpans checks that a reader finds the active span of a thread.
 func TestServePublishesSpans(t *testing.T) {
 	t.Parallel()
 	s := startServe(t)
@@ -136,7 +137,8 @@ func TestServePublishesSpans(t *testing.T) {
 	}, hung, time.Millisecond)
 }
 
-// The process that starts the service may read the first line and close the pipe.
+// TestServeOutlivesItsReader checks that the service continues after the process that started it has
+// closed the pipe to its standard output.
 func TestServeOutlivesItsReader(t *testing.T) {
 	t.Parallel()
 	s := startServe(t)

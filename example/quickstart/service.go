@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// serve runs the service, with this many clients that load it, until ctx is done. It writes the
-// lines pid=N and url=URL to stdout once everything is published and the service answers.
+// serve runs the service, and a number of clients that send it requests, until ctx is done. It writes
+// the lines pid=N and url=URL to stdout once everything is published and the service answers.
 func serve(ctx context.Context, stdout io.Writer, clients int) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -53,7 +53,7 @@ func serve(ctx context.Context, stdout io.Writer, clients int) (err error) {
 	}
 }
 
-// inTime gives a shutdown some time even if ctx is done.
+// inTime calls shutdown with a time limit of its own, because ctx may be done already.
 func inTime(ctx context.Context, shutdown func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()

@@ -21,7 +21,7 @@ import (
 func newTracerProvider(ctx context.Context) (*sdktrace.TracerProvider, error) {
 	res, err := newResource(ctx)
 	if err != nil {
-		// The resource still contains everything that was detected.
+		// Report the error and continue: the resource has everything that could be detected.
 		otel.Handle(err)
 	}
 	exporting, err := exporterOptions(ctx)
@@ -55,8 +55,8 @@ func newResource(ctx context.Context) (*resource.Resource, error) {
 	)
 }
 
-// exporterOptions returns the option that exports spans to the endpoint in the environment, or no
-// option if that is not set.
+// exporterOptions returns an option that exports spans to the endpoint in the environment, or no option
+// if the environment has no endpoint.
 func exporterOptions(ctx context.Context) ([]sdktrace.TracerProviderOption, error) {
 	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" {
 		return nil, nil

@@ -13,6 +13,6 @@
 // Both applications call a third service, auth, by HTTP. It runs in the same server, but has no
 // http.app, because that is not propagated.
 //
-// At the end it prints the telemetry that its providers received. If OTEL_EXPORTER_OTLP_ENDPOINT is
-// set, it is also exported by OTLP over HTTP.
+// At the end the command prints a table of the telemetry that it has recorded. If
+// OTEL_EXPORTER_OTLP_ENDPOINT is set, it also exports the telemetry by OTLP over HTTP.
 package main

@@ -63,7 +63,7 @@ func serve(ctx context.Context, t *telemetry, requests int) (err error) {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	defer func() {
-		// Shutdown waits for requests that have been answered but not completed.
+		// Shutdown waits for handlers that have written their response but have not returned.
 		err = errors.Join(err, server.Shutdown(context.WithoutCancel(ctx)))
 		if end := <-served; !errors.Is(end, http.ErrServerClosed) {
 			err = errors.Join(err, end)
@@ -80,10 +80,11 @@ func serve(ctx context.Context, t *telemetry, requests int) (err error) {
 	return err
 }
 
-// ask requests url this many times or, if requests is 0, until ctx is done.
+// ask sends a number of requests to url, one after the other. If requests is 0, it continues until ctx
+// is done.
 func ask(ctx context.Context, url string, requests int) error {
 	for i := 0; (i < requests || requests == 0) && ctx.Err() == nil; i++ {
-		// A started request is completed.
+		// Complete a request that has started, even if ctx is done meanwhile.
 		if err := get(context.WithoutCancel(ctx), http.DefaultClient, url); err != nil {
 			return err
 		}

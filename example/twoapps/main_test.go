@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRun checks the table: each application's telemetry is distinguished, and the service that
-// both call belongs to neither.
+// TestRun checks that the table distinguishes the telemetry of the two applications, and attributes
+// the service that both call to neither.
 func TestRun(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
 	var out bytes.Buffer

@@ -37,7 +37,8 @@ func newReport() *report {
 	return &report{reader: sdkmetric.NewManualReader(), count: map[row]uint64{}}
 }
 
-// add adds n to the count of a signal and name, by the attributes that hosted sets.
+// add adds n to the count of telemetry with this signal and name. It takes the application and the
+// user from list.
 func (r *report) add(signal, name string, list []attribute.KeyValue, n uint64) {
 	set := attribute.NewSet(list...)
 	app, _ := set.Value(appKey)
@@ -47,7 +48,7 @@ func (r *report) add(signal, name string, list []attribute.KeyValue, n uint64) {
 	r.count[row{signal, cmp.Or(app.AsString(), "-"), cmp.Or(user.AsString(), "-"), name}] += n
 }
 
-// rows returns the counts, including those of metrics. The count of a histogram is its number of
+// rows collects the metrics and returns all counts. A histogram counts with its number of
 // measurements.
 func (r *report) rows(ctx context.Context) (map[row]uint64, error) {
 	var rm metricdata.ResourceMetrics
@@ -80,7 +81,7 @@ func (r *report) rows(ctx context.Context) (map[row]uint64, error) {
 
 // writeRows writes a table.
 func writeRows(w io.Writer, rows map[row]uint64) error {
-	// Errors are reported by Flush.
+	// Flush reports the errors of writes.
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "SIGNAL\tHTTP.APP\tENDUSER.ID\tNAME\tCOUNT")
 	order := map[string]int{"span": 0, "log": 1, "metric": 2}
@@ -92,7 +93,7 @@ func writeRows(w io.Writer, rows map[row]uint64) error {
 	return table.Flush()
 }
 
-// spanReport exports spans to a report.
+// spanReport is a span exporter that counts spans in a report.
 type spanReport struct{ *report }
 
 func (s spanReport) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) error {
@@ -103,7 +104,7 @@ func (s spanReport) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan
 }
 func (spanReport) Shutdown(context.Context) error { return nil }
 
-// logReport exports log records to a report.
+// logReport is a log exporter that counts records in a report.
 type logReport struct{ *report }
 
 func (l logReport) Export(_ context.Context, records []sdklog.Record) error {

@@ -21,8 +21,8 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// These are the keys of the application and the user of a request. There are few applications, so
-// metrics have that attribute, too.
+// appKey and userKey are the attributes with the names of a request's application and user. Metrics
+// have only appKey, because there are few applications but many users.
 const (
 	appKey  = attribute.Key("http.app")
 	userKey = attribute.Key("enduser.id")
@@ -31,8 +31,8 @@ const (
 // authPath is the path of the service that both applications call.
 const authPath = "/auth/"
 
-// newServer returns the handler of the server at url, which hosts the applications and the service
-// that they call.
+// newServer returns a handler that hosts the two applications and the service auth. url is the
+// address at which the applications reach the server.
 func newServer(t *telemetry, url string) (http.Handler, error) {
 	mux := http.NewServeMux()
 	mux.Handle(authPath, t.instrument(http.HandlerFunc(auth)))
@@ -52,9 +52,9 @@ func auth(w http.ResponseWriter, _ *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// hosted adds the names of the application and of the user to the context of each request, and
-// thereby to all telemetry below. Nothing else is needed: neither the application nor the libraries
-// know these attributes.
+// hosted sets the attributes appKey and userKey on the context of each request, and thereby on all
+// telemetry of the request. Nothing else is needed: neither the application nor the libraries know
+// these attributes.
 func hosted(app string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := scopedattr.ContextWithAttributes(r.Context(), appKey.String(app), userKey.String(r.FormValue("user")))
@@ -72,7 +72,7 @@ type application struct {
 	auth   string // URL of auth
 }
 
-// page renders the response for the user.
+// page renders an application's response.
 type page func(a *application, ctx context.Context) string
 
 func newApplication(t *telemetry, page page, auth string) (*application, error) {
@@ -104,21 +104,21 @@ func (a *application) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, page)
 }
 
-// shop is the page of the shop: two goroutines search its two warehouses.
+// shop renders the page of the shop. Two goroutines search a warehouse each.
 func (a *application) shop(ctx context.Context) string {
 	_, span := a.tracer.Start(ctx, "search")
 	defer span.End()
 	var found [2][]byte
 	var searching sync.WaitGroup
 	for i := range found {
-		// A goroutine inherits the span of the one that starts it.
+		// A goroutine inherits the span of the goroutine that starts it.
 		searching.Go(func() { found[i] = work("warehouse") })
 	}
 	searching.Wait()
 	return fmt.Sprintf("%x\n", found)
 }
 
-// blog is the page of the blog: it works in the span of the request and in a child span.
+// blog renders the page of the blog. It works in the span of the request and in a child span.
 func (a *application) blog(ctx context.Context) string {
 	text := work("article")
 	_, span := a.tracer.Start(ctx, "render")
@@ -153,13 +153,14 @@ func get(ctx context.Context, client *http.Client, url string) error {
 	return err
 }
 
-// instrument creates a span and measurements for each request.
+// instrument wraps a handler so that each request creates a span and measurements.
 func (t *telemetry) instrument(next http.Handler) http.Handler {
 	return otelhttp.NewHandler(next, "serve",
 		otelhttp.WithTracerProvider(t.tracers), otelhttp.WithMeterProvider(t.meters), otelhttp.WithPropagators(t.propagator))
 }
 
-// transport does the same for outgoing requests, and propagates the trace.
+// transport returns a transport that creates a span and measurements for each outgoing request, and
+// propagates the trace.
 func (t *telemetry) transport() http.RoundTripper {
 	return otelhttp.NewTransport(http.DefaultTransport,
 		otelhttp.WithTracerProvider(t.tracers), otelhttp.WithMeterProvider(t.meters), otelhttp.WithPropagators(t.propagator))

@@ -37,8 +37,8 @@ type telemetry struct {
 	shutdown func(context.Context) error
 }
 
-// newTelemetry returns providers of all three signals that record the context's attributes and
-// publish them for profilers: one line for each.
+// newTelemetry returns providers of all three signals that record the attributes of contexts, and
+// publishes resource, active span and attributes for profilers.
 func newTelemetry(ctx context.Context) (*telemetry, error) {
 	r, res := newReport(), resource.NewSchemaless(semconv.ServiceName("twoapps"))
 	spans := []sdktrace.TracerProviderOption{
@@ -46,7 +46,7 @@ func newTelemetry(ctx context.Context) (*telemetry, error) {
 		// the provider shuts down.
 		resourcepublisher.WithResource(res), //nolint:contextcheck // Options take no context.
 		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
-		// This also publishes the active span, with this attribute of its context.
+		// This publishes the active span for profilers, with the attribute appKey of its context.
 		spanctx.WithPublishing(spanctx.WithAttributeKeys(appKey)),
 		// This replaces sdktrace.WithSampler. nil is the default sampler.
 		scopedattr.WithSampler(nil),
@@ -75,12 +75,12 @@ func newTelemetry(ctx context.Context) (*telemetry, error) {
 	return &telemetry{
 		tracers: tp,
 		loggers: scopedattr.NewLoggerProvider(lp),
-		// Only the application is allowed: each user would be a time series.
+		// Metrics may have only the attribute appKey: with userKey, each user would be a time series.
 		meters:     scopedattr.NewMeterProvider(mp, appKey),
 		propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),
 		report:     r,
 		shutdown: func(ctx context.Context) error {
-			ctx = context.WithoutCancel(ctx) // ctx is done, but the remaining telemetry must be exported.
+			ctx = context.WithoutCancel(ctx) // Export the remaining telemetry even if ctx is done.
 			return errors.Join(tp.Shutdown(ctx), lp.Shutdown(ctx), mp.Shutdown(ctx))
 		},
 	}, nil

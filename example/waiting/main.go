@@ -1,11 +1,11 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command waiting is a shop with three faults, which docs/waiting.md finds with otelctx.
+// Command waiting is a shop with three faults. docs/waiting.md shows how to find them with otelctx.
 //
 //	waiting
 //
-// The first line on standard output is pid=N. It sends itself requests until its standard input
+// The first line on standard output is pid=N. The shop sends itself requests until its standard input
 // ends.
 package main
 
@@ -33,14 +33,14 @@ import (
 type shop struct {
 	tracer trace.Tracer
 	client *http.Client
-	// suppliers is the address of a backend that answers some requests slowly and others never.
+	// suppliers is the URL of a backend that answers requests for pictures and hangs in all others.
 	suppliers string
 
 	mu     sync.Mutex
 	prices map[string]int
 }
 
-// price has the first fault: it holds a lock while it queries a supplier.
+// price has the first fault: it holds a lock while it refreshes the prices.
 func (s *shop) price(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,7 +48,7 @@ func (s *shop) price(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintln(w, s.prices["apple"]) // The client may have disconnected.
 }
 
-// refresh queries today's prices.
+// refresh takes as long as a query for today's prices would.
 func (s *shop) refresh(ctx context.Context) {
 	_, span := s.tracer.Start(ctx, "refresh prices")
 	defer span.End()
@@ -86,7 +86,7 @@ func (s *shop) get(ctx context.Context, path string) (*http.Response, error) {
 	return s.client.Do(request)
 }
 
-// supplier answers requests for pictures, and no others.
+// supplier answers requests for pictures, and lets all other requests hang.
 func supplier(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != "/picture" {
 		<-r.Context().Done()
@@ -143,7 +143,7 @@ func serve(h http.Handler) (url string, err error) {
 	return "http://" + listener.Addr().String(), nil
 }
 
-// repeat sends one request after the other, each on its own connection.
+// repeat sends requests forever, each on its own connection, and pauses after each.
 func repeat(url string, pause time.Duration) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for {

@@ -24,8 +24,8 @@ type Slots struct {
 	memory []wire.Slot2
 }
 
-// New returns slots, whose number must be a power of two. It returns an error if a required offset
-// of the runtime is unknown.
+// New returns the given number of slots, which must be a power of two. They are indexed by goroutine id
+// or by thread id. It returns an error if an offset in the Go runtime that Store needs is unknown.
 func New(slots int, byGoroutine bool) (*Slots, error) {
 	s := &Slots{mask: uint64(slots - 1), memory: make([]wire.Slot2, slots)}
 	s.base = unsafe.Pointer(&s.memory[0])
@@ -43,9 +43,9 @@ func New(slots int, byGoroutine bool) (*Slots, error) {
 	return s, errors.Join(errs...)
 }
 
-// Store stores to the slot of the calling thread or goroutine. It is sound for the reasons that
-// goruntime gives for its own loads through these offsets; the slot is inside s's memory for every
-// id.
+// Store writes a span to the slot of the calling thread or goroutine. Reading the id is sound for
+// the reasons that package goruntime gives for its own loads through the same offsets. The write is
+// sound because every id leads to a slot inside s's memory.
 //
 //go:noescape
 func Store(s *Slots, traceIDHigh, traceIDLow, spanID, localRootSpanID, state uint64)

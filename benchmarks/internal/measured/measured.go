@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Write writes rows to a CSV file. The first row has the names of the columns. The file begins
-// with comments: the date, the machine, the commit if it is known, and the lines of about.
+// Write writes rows to a CSV file. The first row has the names of the columns. Comments at the start
+// of the file give the date, the machine, the commit if it is known, and the lines in about.
 func Write(path string, about []string, rows [][]string) error {
 	var text bytes.Buffer
 	lines := []string{"date: " + time.Now().UTC().Format(time.DateOnly), "machine: " + Machine()}
@@ -33,8 +33,7 @@ func Write(path string, about []string, rows [][]string) error {
 	return os.WriteFile(path, text.Bytes(), 0o600)
 }
 
-// commit returns the revision that the program was built from, or "". The go command does not
-// record it in tests.
+// commit returns the revision that the program was built from, or "" if it is unknown, as in tests.
 func commit() string {
 	info, _ := debug.ReadBuildInfo()
 	settings := map[string]string{}

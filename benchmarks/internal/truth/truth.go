@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package truth puts a number on the stack of a goroutine while it works: one function for each
-// hexadecimal digit. So each sample of the work, taken by any profiler, contains the number, which
-// identifies the expected span.
+// Package truth puts a number on the stack of a goroutine while the goroutine works. Each
+// hexadecimal digit of the number is a call of a function that stands for that digit. So each sample
+// of the work, taken by any profiler, contains the number, which identifies the expected span.
 package truth
 
 import (
@@ -17,11 +17,12 @@ import (
 
 const (
 	numberDigits = 6
-	// Max is the largest number plus 1.
+	// Max is the exclusive upper bound of the numbers.
 	Max = 1 << (4 * numberDigits)
 )
 
-// Burn takes a few hundred microseconds: long enough to be sampled, and short enough for many repetitions.
+// The amount of work makes Burn take a few hundred microseconds: long enough to be sampled, and short
+// enough for many repetitions.
 const (
 	pieces     = 16
 	iterations = 10_000
@@ -55,8 +56,8 @@ var sink atomic.Uint64
 // Burn uses the CPU with the number on the stack, and then calls wait, unless it is nil. The number
 // must be below [Max].
 //
-// From the outside in, the stack has a frame of Burn, a frame for each digit beginning with the
-// highest, and a frame of bottom. Frames of spell are in between.
+// From the outermost frame to the innermost, the stack has Burn, the functions of the digits
+// beginning with the highest, and bottom, with a frame of spell between any two of these.
 //
 //go:noinline
 func Burn(number uint64, wait func()) { spell(number, numberDigits, wait) }
@@ -77,7 +78,8 @@ func bottom(wait func()) {
 	AtBottom()
 }
 
-// AtBottom is called while the number is on the stack. Set it before the first Burn.
+// AtBottom is called at the end of each Burn, while the number is still on the stack. Set it before
+// the first Burn.
 var AtBottom = func() {}
 
 //go:noinline
@@ -90,7 +92,7 @@ func spell(number uint64, left int, wait func()) {
 	digits[number>>(4*left)&15](number, left, wait)
 }
 
-// digits lists the functions that represent the hexadecimal digits on the stack.
+// digits maps each hexadecimal digit to the function that represents it on the stack.
 var digits [16]func(number uint64, left int, wait func())
 
 func init() { //nolint:gochecknoinits // The functions call each other through the table.
@@ -147,8 +149,8 @@ func digitE(number uint64, left int, wait func()) { spell(number, left, wait) }
 //go:noinline
 func digitF(number uint64, left int, wait func()) { spell(number, left, wait) }
 
-// Told returns the number on a stack, given the names of its functions with the innermost first. ok is false if the
-// stack has no number, or is cut off.
+// Told returns the number on a stack. names are the stack's functions, the innermost first. ok is false if the stack
+// has no number, or is cut off.
 func Told(names []string) (number uint64, ok bool) {
 	const pkg = "github.com/otelctx/otelctx/benchmarks/internal/truth."
 	burning, digits := false, 0
@@ -157,9 +159,9 @@ func Told(names []string) (number uint64, ok bool) {
 		digit, isDigit := strings.CutPrefix(name, "digit")
 		switch {
 		case !ours && !burning:
-			// The runtime is preempting the goroutine, or wait is running.
+			// Skip frames inside the work: the runtime is preempting the goroutine, or wait is running.
 		case ours && (name == "spin" || name == "bottom"):
-			// A leaf function may hide its caller, so either of the two may be missing.
+			// Some profilers miss the caller of a leaf function, so spin may appear without bottom.
 			burning = true
 		case !ours, !burning:
 			return 0, false

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestBurn checks that the stack contains the number, as profiles name its functions.
+// TestBurn checks that Told recovers the number from the names of the functions on Burn's stack.
 func TestBurn(t *testing.T) {
 	defer func(before func()) { AtBottom = before }(AtBottom)
 	for _, number := range []uint64{0, 1, 0xABCDEF, Max - 1} {

@@ -31,13 +31,13 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){"service": service})
 }
 
-// silence is a logger that drops the messages about the missing agent.
+// silence is a dd-trace-go logger that discards everything, because the agent is missing.
 type silence struct{}
 
 func (silence) Log(string) {}
 
-// service executes commands, one word per line, and answers ok and the errors that were reported to
-// otel.Handle.
+// service is the child process. It executes commands, one word per line. It answers "ok" followed by
+// the errors that otel.Handle received, or "TID SPANID" to the command span.
 func service(parent *childproc.Parent) {
 	var reported []string
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { reported = append(reported, err.Error()) }))
@@ -75,17 +75,18 @@ func service(parent *childproc.Parent) {
 	}
 }
 
-// A reader finds the spans of a service with dd-trace-go, whichever library starts first.
-// dd-trace-go publishes a process context without checking whether there is one.
+// TestSpansBesideDatadogsProcessContext checks that readers find otelctx's spans in a service that
+// also uses dd-trace-go, whichever of the two starts first. dd-trace-go publishes a process context
+// without checking whether there is one already.
 func TestSpansBesideDatadogsProcessContext(t *testing.T) {
 	childproc.NeedReading(t)
 	const foreign = "okprocess context is published by another library"
 	for name, test := range map[string]struct {
-		// words lists the commands, and said lists the service's answers.
+		// words lists the commands to send, and said lists the expected answers.
 		words, said []string
-		// service is the service name in the process context, "" if there are two contexts.
+		// service is the expected service name in the process context, "" if there are two contexts.
 		service string
-		// separate says that spans are advertised outside of the process context.
+		// separate is true if spans must be advertised in a mapping of their own.
 		separate bool
 	}{
 		"Datadog first":                  {[]string{"datadog", "spans"}, []string{"ok", "ok"}, "theirs", true},
@@ -127,7 +128,7 @@ func TestSpansBesideDatadogsProcessContext(t *testing.T) {
 				assert.Equal(t, test.service, serviceName(pc))
 			}
 
-			// The service answers just before it waits.
+			// The service answers before its thread blocks, so wait until it does.
 			require.Eventually(t, func() bool {
 				b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), tid))
 				require.NoError(t, err)

@@ -6,12 +6,12 @@
 //
 //	join [-json] TRACES PROFILES
 //
-// The files are the output of the collector's file exporter: OTLP JSON, one export request per
-// line. A sample of a profile belongs to the span that its link names, which is the innermost
-// active one. So the CPU time of a span name excludes its child spans; wall time includes them.
+// The files are the output of the Collector's file exporter: OTLP JSON, one export request per
+// line. A sample belongs to the span that its link names, which is the innermost active span. So the
+// CPU time of a span name excludes child spans, while its wall time includes them.
 //
-// Only recorded time can be compared. A span counts if it was in progress while its service was
-// recorded, with the part of its time that was recorded. Services without a profile are left out.
+// Only the time during which a service was recorded is compared. A span that was in progress for part
+// of that time counts with this part of its wall time. Services without a profile are left out.
 //
 // CPU time whose link names no span of TRACES is listed as "(not exported)": the span was not
 // sampled, was dropped, or had not ended yet. CPU time without a span, such as that of the garbage

@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// result is the join of spans and profiles. Times are in nanoseconds. The largest CPU times come
-// first.
+// result is the output of the command. Services and Spans are sorted by CPU time, the largest first.
 type result struct {
 	// Recorded is the time during which at least one instance was recorded.
 	Recorded time.Duration `json:"recorded_nano"`
@@ -20,8 +19,8 @@ type result struct {
 	Spans    []use         `json:"spans"`
 }
 
-// service is the CPU time of a service: in total, NoSpan outside of spans, and NotExported in
-// unknown spans.
+// service holds the CPU time of a service. CPU is the total, NoSpan is the part outside of spans, and
+// NotExported is the part in spans that are not in the traces file.
 type service struct {
 	Service     string        `json:"service"`
 	CPU         time.Duration `json:"cpu_nano"`
@@ -29,18 +28,18 @@ type service struct {
 	NotExported time.Duration `json:"not_exported_cpu_nano"`
 }
 
-// use is the time of the spans with one name.
+// use sums up the spans that have the same service and the same name.
 type use struct {
 	Service string `json:"service"`
 	Name    string `json:"name"`
-	// Spans is the number of spans that were in progress while their service was recorded. Wall
-	// is the sum of their recorded times. CPU is their CPU time, excluding child spans.
+	// Spans is the number of spans that were in progress while their instance was recorded. Wall
+	// sums up the recorded parts of their durations. CPU is their CPU time, excluding child spans.
 	Spans int           `json:"spans"`
 	Wall  time.Duration `json:"wall_nano"`
 	CPU   time.Duration `json:"cpu_nano"`
 }
 
-// join combines CPU time and wall time.
+// join combines the wall time of exported spans with the CPU time of a recording.
 func join(spans map[spanID]span, r *recording) *result {
 	j := &result{Services: services(spans, r), Spans: uses(spans, r)}
 	for _, s := range j.Services {
@@ -74,7 +73,7 @@ func services(spans map[spanID]span, r *recording) []service {
 	})
 }
 
-// uses returns the times of the spans that were in progress while they were recorded.
+// uses returns the times of the spans that were in progress while their instance was recorded.
 func uses(spans map[spanID]span, r *recording) []use {
 	intervals := map[instance][]interval{}
 	for of, recorded := range r.intervals {
@@ -123,8 +122,8 @@ func merge(intervals []interval) []interval {
 	return merged
 }
 
-// overlap returns how much of i is in the intervals, and whether i overlaps with any of them.
-// The former is 0 for a span of zero length.
+// overlap returns for how long i overlaps with the intervals, and whether it overlaps at all. An
+// interval of zero length can overlap for 0 s.
 func overlap(i interval, intervals []interval) (total time.Duration, during bool) {
 	for _, o := range intervals {
 		if i.end.Before(o.start) || !i.start.Before(o.end) {

@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// origin is the start of all test data.
+// origin is the time that test data is relative to.
 var origin = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 func at(milliseconds int) pcommon.Timestamp {
@@ -34,14 +34,14 @@ func write(t *testing.T, lines ...[]byte) string {
 	return path
 }
 
-// testSpan is a span, from and to in milliseconds since the origin.
+// testSpan is a span. Its from and to are in milliseconds since the origin.
 type testSpan struct {
 	id       byte
 	name     string
 	from, to int
 }
 
-// tracesOf returns a line with spans of one instance.
+// tracesOf returns a line of the traces file, with spans of one instance of a service.
 func tracesOf(t *testing.T, service, id string, spans ...testSpan) []byte {
 	t.Helper()
 	data := ptrace.NewTraces()
@@ -62,17 +62,19 @@ func tracesOf(t *testing.T, service, id string, spans ...testSpan) []byte {
 	return line
 }
 
-// testProfile is a profile of one instance, from and to in milliseconds since the origin.
+// testProfile is a profile of one instance of a service. Its from and to are in milliseconds since the
+// origin.
 type testProfile struct {
 	service, id      string
-	sampled, period  string // types of samples and period
+	sampled, period  string // the types of the samples and of the period
 	unit, periodUnit string
 	from, to         int
 	spans            []byte  // the span of each sample, 0 for none
-	values           []int64 // the value of each sample; nil for timestamps only
+	values           []int64 // the value of each sample; nil if samples have only timestamps
 }
 
-// shopProfile returns a profile of one second of CPU time of the shop instance a.
+// shopProfile returns a profile that covers the first second of instance a of the shop. Sample i is in
+// the span spans[i] and has used milliseconds[i] of CPU time.
 func shopProfile(spans []byte, milliseconds ...int64) testProfile {
 	p := testProfile{"shop", "a", "cpu", "cpu", "nanoseconds", "nanoseconds", 0, 1000, spans, nil}
 	for _, m := range milliseconds {
@@ -81,7 +83,7 @@ func shopProfile(spans []byte, milliseconds ...int64) testProfile {
 	return p
 }
 
-// line returns the profile as a line. Its period is 10 ms.
+// line returns a line of the profiles file, with this profile. The sampling period is 10 ms.
 func (from testProfile) line(t *testing.T) []byte {
 	t.Helper()
 	data := pprofile.NewProfiles()
@@ -133,10 +135,10 @@ func TestJoin(t *testing.T) {
 		tracesOf(t, "mail", "", testSpan{9, "request", 0, 1000}), // not recorded
 	)
 	profiles := write(t,
-		// One recording in two parts.
+		// The recording of the shop is in two profiles.
 		shopProfile([]byte{1, 0, 3}, 60, 40, 20).line(t),
 		shopProfile([]byte{1, 2, 99}, 20, 5, 15).line(t),
-		// Two consecutive recordings, with counts or timestamps only.
+		// The blog was recorded twice. The first profile has counts, the second only timestamps.
 		testProfile{"blog", "", "samples", "cpu", "count", "nanoseconds", 4000, 5000, []byte{8}, []int64{3}}.line(t),
 		testProfile{"blog", "", "samples", "cpu", "count", "nanoseconds", 5000, 6000, []byte{8, 0}, nil}.line(t),
 	)
@@ -152,8 +154,8 @@ func joined(t *testing.T, traces, profiles string, asJSON bool) string {
 	return out.String()
 }
 
-// If a service uses and exports the ids of another service, its CPU time must still be
-// attributed to itself.
+// TestForeignSpanIDs checks that CPU time is attributed to the service that has used it, even if the
+// service uses and exports the span ids of another service.
 func TestForeignSpanIDs(t *testing.T) {
 	traces := write(t,
 		tracesOf(t, "shop", "a", testSpan{1, "request", 0, 1000}),
@@ -166,7 +168,8 @@ func TestForeignSpanIDs(t *testing.T) {
 	golden.Compare(t, "others.json", joined(t, traces, profiles, true))
 }
 
-// Names are chosen by services, and may contain anything.
+// TestNamesAreQuoted checks that span names with control characters cannot disturb the terminal.
+// Services choose the names.
 func TestNamesAreQuoted(t *testing.T) {
 	traces := write(t, tracesOf(t, "shop", "a", testSpan{1, "a\tb\x1b[31m\n", 0, 10}, testSpan{2, "", 0, 5}))
 	profiles := write(t, shopProfile(nil).line(t))

@@ -17,14 +17,14 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 )
 
-// spanID identifies a span, together with its service, because any service may use any ids.
+// spanID identifies a span. It includes the instance, because two services may use the same ids.
 type spanID struct {
 	instance instance
 	trace    pcommon.TraceID
 	span     pcommon.SpanID
 }
 
-// instance is a running service.
+// instance identifies a running instance of a service.
 type instance struct{ service, id string }
 
 // span is an exported span.
@@ -38,10 +38,11 @@ type interval struct{ start, end time.Time }
 
 // recording holds the CPU time found in profiles, and the intervals that the profiles cover.
 type recording struct {
-	// intervals holds the times during which each instance was recorded. They are unordered and
-	// may overlap.
+	// intervals maps an instance to the times during which it was recorded. The intervals are
+	// unordered and may overlap.
 	intervals map[instance][]interval
-	// cpu is the CPU time of each span. noSpan is the CPU time of each service outside of spans.
+	// cpu maps a span to its CPU time. noSpan maps the name of a service to its CPU time outside of
+	// spans.
 	cpu    map[spanID]time.Duration
 	noSpan map[string]time.Duration
 }
@@ -81,7 +82,7 @@ func readTraces(path string) (map[spanID]span, error) {
 	return spans, err
 }
 
-// readProfiles reads a file of profiles. A profile of anything but CPU time is an error.
+// readProfiles reads a file of profiles. It returns an error if one is not a CPU profile.
 func readProfiles(path string) (*recording, error) {
 	r := &recording{intervals: map[instance][]interval{}, cpu: map[spanID]time.Duration{}, noSpan: map[string]time.Duration{}}
 	err := eachLine(path, func(line []byte) error {
@@ -126,8 +127,8 @@ func (r *recording) add(d pprofile.ProfilesDictionary, owner instance, p pprofil
 	return nil
 }
 
-// unitOf returns the CPU time that a value of the profile's samples represents. Values are CPU
-// time, or count samples taken at a period of CPU time.
+// unitOf returns the CPU time that one unit of a sample's value stands for. Values are either
+// nanoseconds, or the number of samples taken, one per period.
 func unitOf(d pprofile.ProfilesDictionary, p pprofile.Profile) (time.Duration, error) {
 	const cpu, samples = "cpu in nanoseconds", "samples in count"
 	text := func(i int32) string {
@@ -148,8 +149,8 @@ func unitOf(d pprofile.ProfilesDictionary, p pprofile.Profile) (time.Duration, e
 	}
 }
 
-// total returns the sum of a sample's values. In a sample with only timestamps, each timestamp
-// counts 1.
+// total returns the sum of a sample's values. If the sample has only timestamps, it returns their
+// number.
 func total(s pprofile.Sample) int64 {
 	if s.Values().Len() == 0 {
 		return int64(s.TimestampsUnixNano().Len())
@@ -168,7 +169,7 @@ func eachLine(path string, decode func(line []byte) error) error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	lines := bufio.NewReader(f) // A Scanner would limit the size of requests.
+	lines := bufio.NewReader(f) // A bufio.Scanner would limit the length of lines.
 	for number := 1; ; number++ {
 		line, err := lines.ReadBytes('\n')
 		if line = bytes.TrimSpace(line); len(line) > 0 {

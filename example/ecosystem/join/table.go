@@ -46,7 +46,7 @@ func milliseconds(d time.Duration) string {
 	return fmt.Sprintf("%.2fms", float64(d)/float64(time.Millisecond))
 }
 
-// percent returns the percentage of a part, "-" if the whole is zero.
+// percent formats part as a percentage of whole, or returns "-" if whole is zero.
 func percent(part, whole time.Duration) string {
 	if whole <= 0 {
 		return "-"
@@ -54,7 +54,7 @@ func percent(part, whole time.Duration) string {
 	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(whole))
 }
 
-// quoted returns s, quoted unless it is safe in a column of a terminal.
+// quoted quotes s if it would disturb a terminal or the columns of the table.
 func quoted(s string) string {
 	q := strconv.Quote(s)
 	if s == "" || q[1:len(q)-1] != s {

@@ -1,12 +1,13 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package burner is a service that burns CPU inside and outside spans. Its stack always encodes the
-// current span, so tests of samplers can compare each sample with the stack.
+// Package burner is a service that uses the CPU all the time, inside and outside spans. While it does,
+// its stack encodes the current span. So a test of a profiler can check the span of each sample against
+// the sample's stack.
 //
-// It imports spanctx, scopedattr and resourcepublisher, which are above it, because it must publish spans as
-// services do. It stays here because the tests of four modules run it (cmd/otelctx, the collector, interop and the
-// benchmarks), and the first three must not require the benchmarks.
+// Although internal packages usually do not import public ones, it imports spanctx, scopedattr and resourcepublisher,
+// because it must publish spans as services do. It is internal because the tests of four modules run it: cmd/otelctx,
+// the collector, interop and the benchmarks.
 //
 // It is for tests only, in child processes.
 package burner
@@ -43,7 +44,7 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// Role is the name of the child process's role.
+// Role is the name under which tests register [Run] with package childproc.
 const Role = "burner"
 
 // These words configure a burner. They are sent to it in one line when it starts.
@@ -53,47 +54,50 @@ const (
 	GoroutineTable = "goroutine-table"
 	ThreadSlots    = "thread-slots"
 	Layout1        = "layout-1"
-	// Started adds goroutines that are started in spans and outlive them.
+	// Started adds goroutines that start in spans and outlive them.
 	Started = "started"
 	// FewSlots makes goroutines and threads share slots.
 	FewSlots = "few-slots"
-	// Forged makes the label pointers of goroutines outside spans point at memory that looks like a
-	// span's record, but has other labels.
+	// Forged makes goroutines outside spans point to a forged record: it looks like the record of a
+	// span, but its labels name another span. Readers must reject it.
 	Forged = "forged"
-	// Foreign adds work in spans whose labels another library has set by pprof.Do: ForeignTrace and
-	// the span's id.
+	// Foreign makes work in spans run inside pprof.Do, as if another library set labels. The labels
+	// are ForeignTrace and the span's id.
 	Foreign = "foreign"
-	// Crafted adds a goroutine that burns in CraftedSpan, published by a record with attributes.
+	// Crafted adds a goroutine that burns in CraftedSpan. A record with CraftedAttributes publishes
+	// the span.
 	Crafted = "crafted"
-	// VariedLong and VariedMany add goroutines that switch spans all the time. Each span has new
-	// attributes: a few long ones, or many short ones.
+	// VariedLong and VariedMany add goroutines that switch spans all the time. Each span has
+	// different attributes: a few long ones with VariedLong, many short ones with VariedMany.
 	VariedLong = "varied-long"
 	VariedMany = "varied-many"
-	// InC adds work in C, if the program is built with cgo.
+	// InC moves the work to C. It has no effect if the program is built without cgo.
 	InC = "in-c"
-	// Keyed publishes spans with one attribute, key.0=0. After the line "keys" the key changes
-	// every few requests: key.1=1 and so on.
+	// Keyed publishes each span with one attribute. It is key.0=0 until the burner receives the line
+	// "keys". Then it changes every few requests, to key.1=1 and so on.
 	Keyed = "keyed"
 	// Silent publishes nothing.
 	Silent = "silent"
-	// Later publishes nothing until the line "publish" arrives. With ResourceFirst, the resource is
-	// published at the start, and only the spans wait for the line.
+	// Later publishes nothing until the burner receives the line "publish". ResourceFirst makes an
+	// exception: it publishes the resource at the start.
 	Later         = "later"
 	ResourceFirst = "resource-first"
-	// NoContext publishes no resource. With Context, another library publishes a resource before
-	// spans are published; with ContextAfter, it does so afterwards.
+	// NoContext publishes no resource. Context makes another library publish a process context before
+	// the burner publishes spans, and ContextAfter makes it do so afterwards.
 	NoContext    = "no-context"
 	Context      = "context"
 	ContextAfter = "context-after"
 )
 
-// Work burns CPU in C. It is nil if the program cannot do that.
+// Work uses the CPU in C. It is nil if the program is built without cgo.
 var Work func(iterations int)
 
-// Run is the body of the role. It reads a line of words, answers "burning", and burns until the
-// parent exits. Meanwhile it answers three commands. "names" followed by hexadecimal addresses
-// returns the names of the functions at these addresses, separated by spaces. "publish" returns
-// "published". "keys" returns the number of the current attribute key.
+// Run is the main function of the role. It reads a line of words, answers "burning", and burns until
+// the parent exits. Meanwhile it accepts three commands:
+//
+//   - "names ADDRESS ..." answers with the names of the functions at hexadecimal addresses, separated by spaces.
+//   - "publish" publishes what [Later] held back, and answers "published".
+//   - "keys" lets the key of [Keyed] change, and answers with the number of the current key.
 func Run(parent *childproc.Parent) {
 	order, _ := parent.Receive()
 	b, err := Start(strings.Fields(order)...)
@@ -116,7 +120,7 @@ func Run(parent *childproc.Parent) {
 	}
 }
 
-// Start starts to burn as configured by words, until the process ends.
+// Start starts a burner configured by words. It burns until the process ends.
 func Start(words ...string) (*Burner, error) {
 	b := &Burner{words: words}
 	b.started, b.inC, b.forged, b.foreign = b.has(Started), b.has(InC), b.has(Forged), b.has(Foreign)
@@ -146,22 +150,22 @@ func Start(words ...string) (*Burner, error) {
 	return b, nil
 }
 
-// CraftedSpan is the id of a span that no burner starts. CraftedAttributes holds its attributes in
-// the encoding of OTEP 4947. They have the maximum size for a record.
+// CraftedSpan is the id of a span that exists only in the record of [Crafted]. CraftedAttributes holds
+// its attributes in the encoding of OTEP 4947. They have the maximum size for a record.
 var (
 	CraftedSpan       = [8]byte{0xCF, 1, 2, 3, 4, 5, 6, 7}
 	CraftedAttributes = bytes.Repeat([]byte{0, 100 - 2, 'x', 'y'}, MaxAttributes/4)
 )
 
-// ForeignTrace is the id of a trace that no burner starts.
+// ForeignTrace is the trace id in the labels of [Foreign]. No span of a burner has it.
 var ForeignTrace = trace.TraceID{0xF0, 15: 1}
 
 // MaxAttributes is the maximum number of attribute bytes in a record.
 const MaxAttributes = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
 
-// burnCrafted burns while the goroutine's label pointer points to a record with attributes, as if
-// CraftedSpan were active. The conversion is sound because the struct begins with a label map and
-// lives as long as this function runs.
+// burnCrafted burns while the goroutine's label pointer points to a record for CraftedSpan. The
+// conversion of the pointer is sound because the struct begins with a label map and lives as long as
+// this function runs.
 func burnCrafted() {
 	r := &struct {
 		goruntime.LabelMap
@@ -187,13 +191,14 @@ func burnCrafted() {
 	}
 }
 
-// These are the keys of a record's labels.
+// labelTraceID and labelSpanID are the keys of the labels that belong to a record.
 const (
 	labelTraceID = "trace_id"
 	labelSpanID  = "span_id"
 )
 
-// workers exceeds the number of CPUs, so that goroutines change threads.
+// workers is the number of goroutines that serve requests. It exceeds the number of CPUs of most test
+// machines, so that goroutines change threads.
 const workers = 6
 
 // Burner is a running burner.
@@ -201,7 +206,7 @@ type Burner struct {
 	words  []string
 	tracer atomic.Pointer[tracer]
 	ids    ids
-	// requests counts requests since the line "keys".
+	// requests counts requests since the command "keys".
 	requests atomic.Uint64
 	newKeys  atomic.Bool
 	started  bool
@@ -210,9 +215,8 @@ type Burner struct {
 	foreign  bool
 }
 
-// forged looks like a goroutine record, but its labels name another span than the record does.
-// Readers must not accept it as a record. Goroutines may use it as their labels because it begins
-// with a label map.
+// forged looks like a goroutine record, but its labels name a different span than the record itself.
+// Readers must reject it. A label pointer may point to it because it begins with a label map.
 var forged = &struct {
 	goruntime.LabelMap
 	between
@@ -224,13 +228,14 @@ var forged = &struct {
 	ThreadContextRecord: wire.ThreadContextRecord{TraceID: [16]byte{1}, SpanID: [8]byte{2}, Valid: 1},
 }
 
-// between is padding between a record's labels and the advertised position of the record.
+// between is the padding between the label map at the start of a record and the fields that readers
+// find at the advertised offset.
 type between [gorecord.Offset - unsafe.Sizeof(goruntime.LabelMap{})]byte
 
 type tracer struct {
 	trace.Tracer
 
-	// processor publishes the spans; nil if nothing is published.
+	// processor publishes the spans. It is nil as long as nothing is published.
 	processor *spanctx.SpanProcessor
 }
 
@@ -301,8 +306,8 @@ func Name(address uint64) string {
 	return "?"
 }
 
-// ids numbers spans from 1. The last bytes of a span id are the span's number, and the last bytes of
-// a trace id are the number of the trace's first span.
+// ids is an id generator that numbers spans from 1. A span id ends with the span's number, and a trace
+// id ends with the number of the trace's first span.
 type ids struct{ last atomic.Uint64 }
 
 func (i *ids) NewIDs(context.Context) (trace.TraceID, trace.SpanID) {
@@ -326,8 +331,8 @@ func spanID(n uint64) (id trace.SpanID) {
 // Number returns the number of the span with this id, or 0 for no span.
 func Number(id [8]byte) uint64 { return binary.BigEndian.Uint64(id[:]) &^ mark }
 
-// work serves requests: inside a span, inside its child, and outside spans, yielding the thread in
-// between.
+// work serves requests forever. Each burns outside spans, inside a span and inside its child, and
+// yields the thread in between.
 func (b *Burner) work() {
 	for {
 		b.burn(trace.SpanContext{})
@@ -352,7 +357,7 @@ func (b *Burner) work() {
 				b.burn(span.SpanContext())
 				inSpan.Done()
 				<-ended
-				// The span that the goroutine inherited has ended.
+				// The inherited span has ended, so the goroutine is in no span.
 				b.burn(trace.SpanContext{})
 			})
 		}
@@ -376,7 +381,7 @@ func (b *Burner) context(processor *spanctx.SpanProcessor) context.Context {
 	}
 	number := b.key()
 	key := attribute.Key(fmt.Sprintf("key.%d", number))
-	// A rejected key is missing from the profile.
+	// Ignore the error: if the key is rejected, the test finds no sample with it.
 	_ = processor.AddAttributeKeys(key)
 	return scopedattr.ContextWithAttributes(ctx, key.String(strconv.FormatUint(number, 10)))
 }
@@ -387,7 +392,7 @@ func (b *Burner) key() uint64 {
 	return min(b.requests.Load()/requestsPerKey, scope.MaxKeys-1)
 }
 
-// pause yields the thread for varying times.
+// pause yields the thread for a time that varies.
 func (b *Burner) pause() {
 	const most = 300
 	time.Sleep(time.Duration(b.ids.last.Load()*7%most) * time.Microsecond)
@@ -396,7 +401,7 @@ func (b *Burner) pause() {
 // pathBits is the number of bits of a span's number that the stack encodes.
 const pathBits = 20
 
-// burn burns inside a span, or outside spans.
+// burn uses the CPU while the stack encodes the number of the span sc, or 0 if sc is the zero value.
 func (b *Burner) burn(sc trace.SpanContext) {
 	number := uint64(0)
 	if sc.HasSpanID() {
@@ -418,9 +423,9 @@ func (b *Burner) burn(sc trace.SpanContext) {
 	burn(context.Background())
 }
 
-// The stack encodes a number with its lowest bit first: a frame of top, pathBits frames of zero or
-// one, and a frame of bottom, with frames of path in between. The functions that bottom calls do the
-// work.
+// top encodes a number on the stack. From the outermost frame to the innermost, the stack has top, a
+// frame of zero or one for each bit beginning with the lowest, and bottom, which calls the functions
+// that use the CPU. Frames of path are in between.
 //
 //go:noinline
 func top(number uint64, spin func()) {
@@ -484,7 +489,7 @@ func Truth(names []string) (number uint64, ok bool) {
 	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == pkg+"path" })
 	last := slices.Index(names, pkg+"top")
 	end := last - 1 - pathBits
-	// A function without a frame hides its caller.
+	// A profiler may miss bottom, because burnGo has no frame of its own.
 	if end < 0 || names[end] != pkg+"bottom" && names[end] != pkg+"burnGo" {
 		return 0, false
 	}
@@ -500,13 +505,15 @@ func Truth(names []string) (number uint64, ok bool) {
 	return number, true
 }
 
-// InCrafted reports whether a stack was in CraftedSpan. names lists its functions, innermost first.
+// InCrafted reports whether a stack is from the goroutine that burns in CraftedSpan. names lists the
+// stack's functions, innermost first.
 func InCrafted(names []string) bool {
-	// A function without a frame hides its caller.
+	// A profiler may miss burnCrafted, because burnGo has no frame of its own.
 	return len(names) > 1 && names[0] == pkg+"burnGo" && (names[1] == pkg+"burnCrafted" || names[1] == "runtime.goexit")
 }
 
-// Same reports whether a span's number matches the one that a stack encodes.
+// Same reports whether number, of a span, matches truth, which a stack encodes. A stack has only the
+// lowest pathBits bits.
 func Same(number, truth uint64) bool { return number&(1<<pathBits-1) == truth }
 
 // Words joins words into the line that configures a burner.

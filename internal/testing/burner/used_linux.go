@@ -15,10 +15,10 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// Frequency returns the number of samples that tests take of a burner per second of CPU time. It is
-// higher than in production, so that tests take less time, and not a round number, so that samples
-// do not fall into step with regular events. It is lower on emulated CPUs, where a sample takes far
-// longer, and where the kernel limits the rate.
+// Frequency returns the number of samples per second of CPU time at which tests should sample a
+// burner. It is higher than in production, so that tests take less time, and not a round number, so
+// that samples do not fall into step with regular events. It is lower on emulated CPUs, where a sample
+// takes far longer, and on kernels that limit the rate.
 func Frequency() int {
 	const usual, fewer = 4999, 1499
 	setting, _ := os.ReadFile("/proc/sys/kernel/perf_event_max_sample_rate")
@@ -55,7 +55,7 @@ func AwaitUse(t testing.TB, c Process, d time.Duration) {
 
 // Used returns the CPU time that all threads of a process have used so far.
 func Used(c Process) (time.Duration, error) {
-	// This is the clock id of another process's CPU time, computed as in clock_getcpuclockid(3).
+	// Compute the id of the clock for the process's CPU time, as clock_getcpuclockid(3) does.
 	const sched = 2
 	var ts unix.Timespec
 	err := unix.ClockGettime(int32(^c.PID()<<3|sched), &ts)

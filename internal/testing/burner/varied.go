@@ -17,8 +17,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Lengths of the values of changing attributes. 2 bytes still allow 65,536 values, and a record has
-// room for 153 attributes of that length.
+// longValue and shortValue are the lengths of attribute values with VariedLong and VariedMany. A record
+// has room for 153 attributes with short values.
 const (
 	longValue  = 255
 	shortValue = 2
@@ -33,7 +33,7 @@ func variedKeys() []attribute.Key {
 	return keys
 }
 
-// vary starts goroutines that burn while their records change.
+// vary starts goroutines that burn while their records change. size is the length of attribute values.
 func (*Burner) vary(size int) {
 	for n := range uint64(workers) {
 		go newVaried(n+1, size).burn()
@@ -48,8 +48,8 @@ type varied struct {
 	wire.ThreadContextRecord
 
 	attributes  [MaxAttributes]byte
-	trace, span []byte // values of the labels
-	size        int    // size of a value
+	trace, span []byte // the values of the labels
+	size        int    // the length of an attribute value
 	random      uint64
 }
 
@@ -63,8 +63,8 @@ func newVaried(seed uint64, size int) *varied {
 	return v
 }
 
-// burn changes the record again and again. Between changes it burns for several times as long as a
-// change takes. A sample taken during a change is in no span, because the record is then invalid.
+// burn changes the record again and again, and uses the CPU in between for several times as long as a
+// change takes. A sample during a change is in no span, because the record is then invalid.
 func (v *varied) burn() {
 	goruntime.SetLabels(unsafe.Pointer(v))
 	for {
@@ -95,7 +95,7 @@ func (v *varied) change() {
 	v.Valid = 1
 }
 
-// next returns the next number of Marsaglia's xorshift.
+// next returns a pseudo-random number, by Marsaglia's xorshift.
 func (v *varied) next() uint64 {
 	v.random ^= v.random << 13
 	v.random ^= v.random >> 7

@@ -15,16 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// aloneKey is the environment variable that tells the test binary that it runs in its own
+// aloneKey is the environment variable that tells a test binary that it runs in its own PID
 // namespace.
 const aloneKey = "OTELCTX_TEST_ALONE"
 
-// notAlone is the exit code of a test binary that lacks the permission to mount file systems in its
-// namespace.
+// notAlone is the exit code of a test binary that may not mount file systems in its PID namespace.
 const notAlone = 86
 
-// MainAlone is [Main] for tests that examine all processes. As root they run in a PID namespace
-// without other processes.
+// MainAlone is like [Main], for tests that examine all processes. If the user is root, the tests run
+// in a new PID namespace, which has no other processes.
 func MainAlone(m *testing.M, roles map[string]func(*Parent)) {
 	_, isChild := os.LookupEnv(roleKey)
 	switch _, alone := os.LookupEnv(aloneKey); {
@@ -44,9 +43,10 @@ func MainAlone(m *testing.M, roles map[string]func(*Parent)) {
 	Main(m, roles)
 }
 
-// runAlone runs the test binary in a namespace. It returns only if that is not permitted.
+// runAlone runs the test binary in a new PID namespace, and exits with its exit code. It returns only
+// if that is not permitted.
 func runAlone() {
-	runtime.LockOSThread()                                // Otherwise the child would be killed when its parent thread exits.
+	runtime.LockOSThread()                                // Pdeathsig kills the child when the thread that started it exits.
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...) //nolint:gosec // G204: the test binary itself
 	cmd.Env = append(os.Environ(), aloneKey+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr

@@ -30,8 +30,8 @@ const roleKey = "OTELCTX_TEST_CHILD"
 // maxLine bounds the length of a line that parent and child exchange.
 const maxLine = 64 << 20
 
-// Main is the body of TestMain. In a child it runs the child's role. In the parent it runs the
-// tests, and fails if they leak goroutines that do not match ignore. It does not return.
+// Main is the body of TestMain, and does not return. In a child it runs the child's role. In the parent
+// it runs the tests, and fails if they leak a goroutine that ignore does not list.
 func Main(m *testing.M, roles map[string]func(*Parent), ignore ...goleak.Option) {
 	name, isChild := os.LookupEnv(roleKey)
 	if !isChild {
@@ -53,7 +53,7 @@ func newScanner(r io.Reader) *bufio.Scanner {
 	return s
 }
 
-// Parent is a child's end of the conversation. It is not safe for concurrent use.
+// Parent is a child's connection to its parent. It is not safe for concurrent use.
 type Parent struct{ lines *bufio.Scanner }
 
 // Send sends a line.
@@ -79,7 +79,7 @@ func (*Parent) Must(err error) {
 	}
 }
 
-// Child is a started child. It is not safe for concurrent use.
+// Child is a running child process. It is not safe for concurrent use.
 type Child struct {
 	t      testing.TB
 	cmd    *exec.Cmd
@@ -96,7 +96,7 @@ func Command(role string) (*exec.Cmd, error) {
 		return nil, err
 	}
 	cmd := exec.Command(self) //nolint:gosec // G204: the test binary itself
-	// The race detector would delay every exit by a second.
+	// Exit at once: the race detector delays every exit by a second unless told otherwise.
 	cmd.Env = append(os.Environ(), roleKey+"="+role, "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 	return cmd, nil
 }
@@ -115,8 +115,8 @@ func Start(t testing.TB, role string, prepare func(*exec.Cmd)) *Child {
 	return Run(t, cmd)
 }
 
-// Run starts a command that exchanges lines with the test like a child. The process is killed at the
-// end of the test.
+// Run starts any command as a child, which exchanges lines with the test by its standard input and
+// output. The process is killed at the end of the test.
 func Run(t testing.TB, cmd *exec.Cmd) *Child {
 	t.Helper()
 	if cmd.Stderr == nil {

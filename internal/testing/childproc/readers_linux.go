@@ -68,7 +68,7 @@ func (c *Child) Zombie() {
 		if err != nil || time.Now().After(end) {
 			c.t.Fatalf("no zombie: %q, %v", stat, err)
 		}
-		// The first thread may have exited before the others, which still use the memory.
+		// The first thread may have exited, but the others still use the memory.
 		threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", c.PID()))
 		if bytes.Contains(stat, []byte(") Z ")) && len(threads) == 1 {
 			return
@@ -82,14 +82,14 @@ func EndFirstThread() error {
 	ended := make(chan struct{})
 	var visit func()
 	visit = func() {
-		runtime.LockOSThread() // The next goroutine runs on another thread.
+		runtime.LockOSThread() // Keep this thread, so that the next goroutine runs on another one.
 		if unix.Gettid() != unix.Getpid() {
 			go visit()
 			<-ended
 			return
 		}
 		close(ended)
-		// To the runtime, the thread is blocked in a system call.
+		// The call does not return. The runtime regards the thread as blocked in a system call.
 		_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
 	}
 	go visit()
@@ -132,7 +132,8 @@ func (c *Child) Continue() {
 	}
 }
 
-// HasOpen reports whether a process has an open file with this name in the kernel.
+// HasOpen reports whether a process has an open file whose link in /proc/PID/fd has this target, for
+// example anon_inode:[perf_event].
 func HasOpen(pid int, name string) (bool, error) {
 	dir := fmt.Sprintf("/proc/%d/fd/", pid)
 	fds, err := os.ReadDir(dir)
@@ -142,8 +143,8 @@ func HasOpen(pid int, name string) (bool, error) {
 	}), err
 }
 
-// AwaitOpen waits until a process has an open file with this name in the kernel, or has exited. The
-// test must check whether it has exited.
+// AwaitOpen waits until [HasOpen] returns true for a process, or until the process has exited. The
+// test must check which of the two has happened.
 func AwaitOpen(t testing.TB, pid int, name string) {
 	t.Helper()
 	for end := time.Now().Add(2 * testenv.Patience); ; time.Sleep(time.Millisecond) {
@@ -201,8 +202,9 @@ func ForbidReaders() error {
 	return nil
 }
 
-// First calls start. Processes started by start get priority over all others, if this process may
-// raise priorities, so that other load on the machine does not slow down a recorder.
+// First calls start, and gives the processes created by it priority over all others, so that other load
+// on the machine does not slow down a recorder. If this process may not raise priorities, First only
+// calls start.
 func First(start func()) {
 	runtime.LockOSThread() // Children inherit the scheduling policy of the parent thread.
 	defer runtime.UnlockOSThread()

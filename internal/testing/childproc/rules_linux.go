@@ -9,24 +9,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rules for the system calls that otelctx makes. Their conditions do not match the calls of the Go
-// runtime.
+// These rules are for system calls that otelctx makes. Their conditions do not match any call that the
+// Go runtime makes.
 var (
-	// NoMemfd denies memory files, as strict profiles do.
+	// NoMemfd denies memfd_create, as strict seccomp profiles do.
 	NoMemfd = Rule{Call: unix.SYS_MEMFD_CREATE, Errno: unix.EPERM}
-	// NoNoexecSeal rejects MFD_NOEXEC_SEAL, as Linux before 6.3 does.
+	// NoNoexecSeal rejects MFD_NOEXEC_SEAL as invalid, as Linux before 6.3 does.
 	NoNoexecSeal = Rule{Call: unix.SYS_MEMFD_CREATE, Errno: unix.EINVAL, Args: []Arg{
 		{Index: 1, Mask: unix.MFD_NOEXEC_SEAL, Value: unix.MFD_NOEXEC_SEAL},
 	}}
-	// DeniedNoexecSeal denies MFD_NOEXEC_SEAL, as a filter with a list of known flags does.
+	// DeniedNoexecSeal denies MFD_NOEXEC_SEAL with EPERM, as a seccomp filter that permits only flags
+	// it knows does.
 	DeniedNoexecSeal = Rule{Call: unix.SYS_MEMFD_CREATE, Errno: unix.EPERM, Args: NoNoexecSeal.Args}
-	// NoFtruncate denies setting the size of a memory file.
+	// NoFtruncate denies ftruncate, which sets the size of a memfd.
 	NoFtruncate = Rule{Call: unix.SYS_FTRUNCATE, Errno: unix.EPERM}
-	// NoNaming rejects naming of mappings, as a kernel without CONFIG_ANON_VMA_NAME does.
+	// NoNaming rejects names for mappings, as a kernel without CONFIG_ANON_VMA_NAME does.
 	NoNaming = Rule{Call: unix.SYS_PRCTL, Errno: unix.EINVAL, Args: []Arg{
 		{Index: 0, Mask: ^uint32(0), Value: unix.PR_SET_VMA},
 	}}
-	// SeemingNaming makes the naming of mappings succeed without effect.
+	// SeemingNaming makes prctl succeed without naming the mapping.
 	SeemingNaming = Rule{Call: unix.SYS_PRCTL, Errno: 0, Args: []Arg{
 		{Index: 0, Mask: ^uint32(0), Value: unix.PR_SET_VMA},
 	}}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rule says which system calls fail.
+// Rule makes a system call fail under certain conditions.
 type Rule struct {
 	// Call is the system call's number.
 	Call uint32
@@ -59,14 +59,14 @@ const (
 	dataArgs = 16
 )
 
-// program returns instructions that return the rule's errno if it matches and otherwise fall
-// through to the next rule.
+// program returns BPF instructions for a seccomp filter. If the rule matches, they return its errno.
+// Otherwise they continue with the next rule.
 func (r Rule) program() []unix.SockFilter {
 	load := func(offset uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
 	}
-	// left is the number of instructions after a comparison: its jump distance if the values
-	// differ.
+	// left is the number of instructions between a comparison and the next rule. The comparison
+	// skips them if the values differ.
 	left := uint8(3*len(r.Args) + 1)
 	p := []unix.SockFilter{
 		load(dataCall),

@@ -29,10 +29,10 @@ const (
 	threadID    = 24
 )
 
-// Stall returns new page-aligned memory of a memfd with this name that blocks its readers, as a
-// hostile process can: any access blocks until this process ends. The memory is unreadable until
-// Stall returns, so no reader can have touched it before. await blocks until one more thread blocks
-// on the memory, and returns that thread's id in its own PID namespace.
+// Stall returns memory that blocks its readers, as a hostile process may do: any access blocks until
+// this process ends. The memory is a page-aligned mapping of a memfd with this name. It is unreadable
+// until Stall returns, so no reader can have touched it before. await waits until another thread blocks
+// on the memory, and returns that thread's id in the thread's own PID namespace.
 //
 // Without CAP_SYS_PTRACE the error wraps [unix.EPERM], which is an [io/fs.ErrPermission]. On a
 // kernel without CONFIG_USERFAULTFD it wraps [unix.ENOSYS], which is an [errors.ErrUnsupported].
@@ -67,7 +67,7 @@ func Stall(name string, size int) (memory []byte, await func() (tid int, err err
 	}, nil
 }
 
-// hidden returns unreadable memory of a memfd with this name.
+// hidden maps a memfd with this name so that it cannot be read.
 func hidden(name string, size int) ([]byte, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {

@@ -18,13 +18,14 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Service is the service.name of the resource.
+// Service is the service.name in the published resource.
 const Service = "another library's"
 
-// Publish publishes a process context until withdraw is called.
+// Publish publishes a process context. withdraw unpublishes it.
 func Publish() (withdraw func() error, err error) { return PublishAs(wire.ProcessContextName) }
 
-// PublishAs is like Publish, but names the mapping, and adds attributes outside of the resource.
+// PublishAs is like [Publish], but takes the name of the mapping, and attributes to publish outside of
+// the resource.
 func PublishAs(mapping string, attributes ...*commonpb.KeyValue) (withdraw func() error, err error) {
 	payload, err := proto.Marshal(&processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{
 		{Key: "service.name", Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: Service}}},
@@ -45,6 +46,6 @@ func PublishAs(mapping string, attributes ...*commonpb.KeyValue) (withdraw func(
 	h.Version, h.PayloadSize = wire.ProcessContextVersion, uint32(len(payload))
 	h.Payload = memory.Address() + wire.ProcessContextHeaderSize
 	h.Publish(now)
-	_ = memory.Announce() // If this fails, the memfd still has the name.
+	_ = memory.Announce() // Readers find the memory by the name of its memfd even if Announce fails.
 	return memory.Close, nil
 }

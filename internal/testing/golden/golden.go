@@ -29,7 +29,7 @@ func Compare[T string | []byte](t testing.TB, name string, got T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A checkout on Windows may have CRLF line ends.
+	// Files that Git has checked out on Windows may have CRLF line endings.
 	if !bytes.Equal(want, []byte(got)) && strings.ReplaceAll(string(want), "\r\n", "\n") != string(got) {
 		t.Errorf("%s has\n%s\nnot\n%s", path, want, got)
 	}

@@ -9,13 +9,14 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// Measure records a value with an instrument. It allocates no more than the instrument itself.
+// Measure records a value with an instrument, whatever its kind. It makes no allocations besides the
+// instrument's.
 type Measure func(ctx context.Context, value int, opts ...metric.MeasurementOption)
 
 // InstrumentName is the name of the instruments made by [Instruments].
 const InstrumentName = "measured"
 
-// Instruments creates each kind of synchronous instrument.
+// Instruments maps each kind of synchronous instrument to a constructor.
 var Instruments = map[string]func(metric.Meter) (Measure, error){
 	"int64counter":         adding(metric.Meter.Int64Counter, metric.Int64Counter.Add),
 	"int64updowncounter":   adding(metric.Meter.Int64UpDownCounter, metric.Int64UpDownCounter.Add),

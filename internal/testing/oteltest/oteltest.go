@@ -130,7 +130,7 @@ func (e *Errors) Handle(err error) {
 	e.errs = append(e.errs, err)
 }
 
-// Take returns the errors since the last call.
+// Take returns the errors that were collected since the last call of Take.
 func (e *Errors) Take() []error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -19,9 +19,9 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// attach starts goroutines that leave their spans live, some with other goroutines attached, and
-// waits. The name of a span says what happened to it. For each line "let go", the goroutine that has
-// attached the span "exited, attached" detaches it.
+// attach starts goroutines that leave spans without ending them. Some of the spans are attached on
+// other goroutines. The name of a span says what has happened to it. When attach reads the line
+// "let go", the goroutine that has attached the span "exited, attached" leaves that span.
 func attach() {
 	tracer := newTracer(nil, spanctx.WithAttributeKeys("tenant"))
 	ctx := scopedattr.ContextWithAttributes(context.Background(), attribute.String("tenant", "starter's"))
@@ -29,7 +29,7 @@ func attach() {
 	var ready sync.WaitGroup
 	release := make(chan struct{})
 	released := make(chan struct{})
-	// in starts a goroutine that attaches a span and waits.
+	// in starts a goroutine that attaches a span and calls wait.
 	in := func(ctx context.Context, span trace.Span, wait func()) {
 		ready.Add(1)
 		go func() {

@@ -17,17 +17,18 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// churners lists functions that each run in one goroutine, inside a span with the function's name.
+// churners maps the names of functions to the functions. Each runs on a goroutine of its own, in spans
+// with the function's name.
 var churners = map[string]func(depth int){"churnA": churnA, "churnB": churnB, "churnC": churnC, "churnD": churnD}
 
-// churn runs each of the churners in a goroutine, while other goroutines start and exit and the
-// garbage collector shrinks stacks. It returns when standard input is closed or has data.
+// churn runs the churners, while other goroutines start and exit and the garbage collector shrinks
+// stacks. It returns when standard input is closed or has data.
 func churn() {
 	tracer := newTracer(nil)
 	for name, f := range churners {
 		go churnFor(tracer, name, f)
 	}
-	// Goroutines exit, and others reuse their g and stack.
+	// Start goroutines that exit soon, so that new goroutines reuse their g and their stack.
 	go func() {
 		for {
 			var done sync.WaitGroup
@@ -37,7 +38,7 @@ func churn() {
 			done.Wait()
 		}
 	}()
-	// The garbage collector shrinks stacks.
+	// Collect garbage all the time, so that stacks shrink and move.
 	go func() {
 		for {
 			runtime.GC()
@@ -53,7 +54,7 @@ func churnFor(tracer trace.Tracer, name string, f func(int)) {
 	}
 }
 
-// churnOne waits twenty times inside a span.
+// churnOne calls f twenty times inside a span, each time with a random depth of recursion.
 func churnOne(tracer trace.Tracer, name string, f func(int)) {
 	_, span := tracer.Start(context.Background(), name)
 	defer span.End()

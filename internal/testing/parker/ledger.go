@@ -32,12 +32,12 @@ type entry struct {
 	Name            string `json:"name"`
 	Endpoint        string `json:"endpoint"`
 	Start           int64  `json:"start_time_unix_nano"`
-	// Goroutine is the id of the goroutine that started the span. Joined lists the ids of the other
-	// goroutines that are in it.
+	// Goroutine is the id of the goroutine that started the span. Joined lists the ids of other
+	// goroutines that are in the span because they have attached it.
 	Goroutine uint64   `json:"goroutine"`
 	Joined    []uint64 `json:"joined"`
-	// Leaked tells how the goroutine left the span, if no goroutine is in the span or a descendant: exited or
-	// moved_on.
+	// Leaked is empty if a goroutine is in the span or in a descendant of it. Otherwise it tells what the
+	// goroutine that started the span did: exited or moved_on.
 	Leaked string `json:"leaked"`
 
 	span   trace.Span
@@ -46,8 +46,8 @@ type entry struct {
 	attached int
 }
 
-// ledger is a span processor that records live spans and the goroutines that started them. It is for goroutines that
-// take turns.
+// ledger is a span processor that records live spans and the goroutines that started them. It has no lock, so
+// goroutines must not use spans at the same time.
 type ledger struct {
 	live map[trace.SpanID]*entry
 }
@@ -75,7 +75,7 @@ func (*ledger) Shutdown(context.Context) error { return nil }
 // ForceFlush does nothing.
 func (*ledger) ForceFlush(context.Context) error { return nil }
 
-// goroutineID returns the id of the calling goroutine, from its stack trace.
+// goroutineID returns the id of the calling goroutine, which it takes from the goroutine's stack trace.
 func goroutineID() uint64 {
 	text := make([]byte, 64)
 	text = text[:runtime.Stack(text, false)]
@@ -90,14 +90,14 @@ type staff struct {
 	tracer  trace.Tracer
 	tickets chan struct{}
 	acted   sync.WaitGroup
-	// turn is locked during an action, and protects the fields below and the ledger.
+	// turn is held during each action. It protects the ledger and the fields below.
 	turn    sync.Mutex
 	members map[uint64]*member
-	// abandoned lists live spans that their goroutines will not end.
+	// abandoned lists live spans that were left by the goroutines that started them.
 	abandoned []*entry
 }
 
-// member is one of the goroutines. It is in the last of its places.
+// member is a goroutine of the staff. It is in the span of the last element of places.
 type member struct {
 	id     uint64
 	places []place
@@ -109,8 +109,8 @@ type place struct {
 	detach func() // nil if the goroutine has started the span
 }
 
-// keepLedger runs count goroutines. For each line "N", they take N actions. When all are idle again, the
-// answer is the ledger: a list of live spans.
+// keepLedger runs count goroutines. For each line "N", they take N actions in total. When all are idle again, it
+// answers with the live spans in JSON.
 func keepLedger(count int) {
 	s := &staff{ledger: ledger{live: map[trace.SpanID]*entry{}}, tickets: make(chan struct{}), members: map[uint64]*member{}}
 	s.tracer = newTracer(&s.ledger)
@@ -135,8 +135,8 @@ func keepLedger(count int) {
 	}
 }
 
-// work takes one action for each ticket, and returns after an action that makes the goroutine exit.
-// It calls hired once it is a member.
+// work runs a member. It calls hired, and then takes one action for each ticket that it receives, until
+// an action makes the goroutine exit.
 func (s *staff) work(hired func()) {
 	m := &member{id: goroutineID()}
 	s.turn.Lock()
@@ -152,10 +152,10 @@ func (s *staff) work(hired func()) {
 	}
 }
 
-// act takes one action. It returns true if the goroutine must exit. It does not end a span that a goroutine has
-// attached: once the span's cell is reused, readers cannot tell which span that goroutine is in.
+// act takes a random action. It returns true if the goroutine must exit. It never ends a span that is attached on a
+// goroutine, because the span's cell might be reused, and then readers could not tell which span that goroutine is in.
 func (s *staff) act(m *member) (exits bool) {
-	const most = 3 // levels of spans, as many as a cell has ancestors
+	const most = 3 // the maximum depth of spans; a cell has as many ancestors
 	s.turn.Lock()
 	defer s.turn.Unlock()
 	last := len(m.places) - 1
@@ -209,7 +209,7 @@ func (s *staff) act(m *member) (exits bool) {
 	return exits
 }
 
-// entries returns the live spans.
+// entries updates Joined and Leaked of the live spans, and returns these spans.
 func (s *staff) entries() []*entry {
 	s.turn.Lock()
 	defer s.turn.Unlock()

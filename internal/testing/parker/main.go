@@ -3,9 +3,9 @@
 
 //go:build linux
 
-// Command parker parks goroutines in every way in which goroutines can wait. Each goroutine is in its
-// own span, whose name is that way to wait. Tests compare the spans with the results of readers in
-// other processes.
+// Command parker parks goroutines in every way in which a goroutine can wait. Each goroutine is in its
+// own span, whose name is the way in which it waits. Tests in other processes check that readers find
+// these spans and the reason why each goroutine waits.
 //
 //	parker COUNT [WAY]
 //	parker attach
@@ -13,14 +13,21 @@
 //	parker ledger COUNT
 //	parker work COUNT [PAUSE COMPUTE]
 //
-// With attach, it hands spans over: see [attach]. With work, COUNT workers serve requests: see [work]. With ledger, COUNT goroutines start and
-// end spans at random, and it reports which are live: see [keepLedger]. With churn, goroutines wait briefly again and again, in functions that
-// only they call, on stacks that grow and shrink.
+// The first form parks COUNT goroutines, or more if there are more ways. With WAY, all COUNT goroutines
+// wait in that way. It prints a line when all are parked, and then executes commands, each of which
+// answers with a line:
 //
-// Otherwise it starts COUNT goroutines, at least one for each way, or COUNT in one way only, and
-// prints a line when all are parked. For each line "dump FILE" it writes the runtime's own stacks
-// of all goroutines to FILE and answers with a line. For each line "end ID" the goroutine with that
-// id resumes, ends its span and exits; "leak ID" does the same without ending the span.
+//   - "dump FILE" writes the stacks of all goroutines to FILE, as the runtime sees them.
+//   - "end NAME" makes the goroutine in the span NAME, which is leave0 or leave1, end the span and exit.
+//   - "leak NAME" does the same without ending the span.
+//
+// The other forms do the following:
+//
+//   - attach leaves spans live and attaches some of them on other goroutines: see [attach].
+//   - churn makes goroutines wait briefly, again and again, on stacks that grow and shrink. Each has functions that no
+//     other goroutine calls.
+//   - ledger makes COUNT goroutines start and end spans at random, and reports which spans are live: see [keepLedger].
+//   - work makes COUNT workers serve requests: see [work].
 package main
 
 import (
@@ -53,14 +60,14 @@ import (
 // forever is longer than any test.
 const forever = 24 * time.Hour
 
-// way is a way to wait. most is the maximum number of goroutines that wait this way, 0 for no limit.
-// Ways that hold a thread or a CPU have a limit because they are expensive.
+// way is a way to wait. park waits in that way. most is the maximum number of goroutines that wait in
+// that way, or 0 for no limit. Ways that need a thread, a CPU or a descriptor have a limit.
 type way struct {
 	park func()
 	most int
 }
 
-// Objects to wait for. The main goroutine never releases them.
+// These are objects to wait for. The main goroutine never releases them.
 var (
 	empty     = make(chan int)
 	never     chan int
@@ -83,7 +90,7 @@ var ways = map[string]way{
 	"select empty":       {func() { select {} }, 0},
 	"mutex":              {func() { lock(&mutex) }, 0},
 	"rwmutex read":       {func() { writeLock.RLock() }, 0},
-	"rwmutex write":      {func() { readLock.Lock() }, 1}, // This needs its own lock, because a waiting writer blocks readers.
+	"rwmutex write":      {func() { readLock.Lock() }, 1}, // It has its own lock, because a waiting writer blocks readers.
 	"cond":               {func() { cond.L.Lock(); cond.Wait() }, 0},
 	"waitgroup":          {func() { group.Wait() }, 0},
 	"sleep":              {func() { time.Sleep(forever) }, 0},
@@ -244,8 +251,9 @@ func must(err error) {
 	}
 }
 
-// quits maps span names to the channels of goroutines that wait in leave. Sending true makes the
-// goroutine end its span. It closes the channel before it exits.
+// quits maps the name of a span to the channel of the goroutine that waits in leave. A value makes the
+// goroutine exit, after ending its span if the value is true. The goroutine closes the channel when it
+// has done so.
 var quits sync.Map
 
 func main() {
@@ -315,7 +323,7 @@ func main() {
 	serve()
 }
 
-// newTracer returns a tracer whose spans are published, and also passed to processor if it is not nil.
+// newTracer returns a tracer whose spans are published. If processor is not nil, it sees the spans, too.
 func newTracer(processor sdktrace.SpanProcessor, options ...spanctx.Option) trace.Tracer {
 	resource := sdkresource.NewSchemaless(attribute.String("service.name", cmp.Or(os.Getenv("OTEL_SERVICE_NAME"), "parker")))
 	publishing := spanctx.WithPublishing(append(options, spanctx.WithSpanNames(true))...)
@@ -326,7 +334,7 @@ func newTracer(processor sdktrace.SpanProcessor, options ...spanctx.Option) trac
 	return sdktrace.NewTracerProvider(all...).Tracer("parker")
 }
 
-// park starts a span and waits.
+// park starts a span, calls ready.Done and then wait.
 func park(tracer trace.Tracer, name string, wait func(), ready *sync.WaitGroup) {
 	_, span := tracer.Start(context.Background(), name)
 	defer span.End()
@@ -334,7 +342,8 @@ func park(tracer trace.Tracer, name string, wait func(), ready *sync.WaitGroup) 
 	wait()
 }
 
-// leave starts a span, waits for a message on its channel in quits, and returns.
+// leave starts a span, waits for a value on its channel in quits, and returns. It ends the span if the
+// value is true.
 func leave(tracer trace.Tracer, name string, ready *sync.WaitGroup) {
 	_, span := tracer.Start(context.Background(), name)
 	quit := make(chan bool)

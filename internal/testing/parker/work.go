@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stage is a part of a request: the time in the span called name, but not in its children. waitsFor
-// says what the request waits for during that time.
+// stage is a part of a request, during which the innermost active span is called name. waitsFor says
+// what the request waits for, as readers report it, and is empty if it computes.
 type stage struct{ name, waitsFor string }
 
 // worker serves one request after another and records how long it was in each stage.
@@ -47,16 +47,16 @@ func (w *worker) enter(s stage) {
 	w.in, w.since = s, now
 }
 
-// totals holds the times that all workers have spent in each stage until a point in time, and the CPU time of
-// the spans "compute".
+// totals holds the times that all workers together have spent in each stage up to a point in time, and the CPU time
+// that they have used in spans "compute".
 type totals struct {
 	at       time.Time
 	stages   map[stage]time.Duration
 	computed time.Duration
 }
 
-// totalsOf returns the totals until now. ok is false if reading them took so long that they belong to different
-// points in time.
+// totalsOf returns the totals up to now. ok is false if it took so long that the values of different workers belong to
+// different points in time.
 func totalsOf(workers []*worker) (all totals, ok bool) {
 	const quick = 5 * time.Millisecond
 	all = totals{at: time.Now(), stages: map[stage]time.Duration{}}
@@ -74,10 +74,10 @@ func totalsOf(workers []*worker) (all totals, ok bool) {
 	return all, time.Since(all.at) < quick
 }
 
-// work runs count workers that serve requests. Each request waits for four times pause on average, and if
-// compute is not 0, uses that much CPU time in a span "compute". work answers each line "START END", two times
-// in nanoseconds since the epoch, with the time that all workers have spent in each stage in between:
-// {"compute_nano": N, "stages": [{"name", "waits_for", "nano"}]}.
+// work runs count workers that serve requests. Each request waits for four times pause on average. If compute is not
+// 0, each request also uses that much CPU time, in a span "compute". work reads lines "START END" with two times in
+// nanoseconds since the epoch. It answers each with the time that all workers together have spent in each stage between
+// START and END: {"compute_nano": N, "stages": [{"name", "waits_for", "nano"}]}.
 func work(count int, pause, compute time.Duration) {
 	const often = 20 * time.Millisecond
 	tracer := newTracer(nil)
@@ -134,7 +134,7 @@ func work(count int, pause, compute time.Duration) {
 	}
 }
 
-// interpolate returns the totals at a point in time between two entries of the history.
+// interpolate estimates the totals at a point in time by linear interpolation between two entries of the history.
 func interpolate(history []totals, at time.Time) totals {
 	i := sort.Search(len(history)-1, func(i int) bool { return !history[i].at.Before(at) })
 	before, after := history[max(i-1, 0)], history[i]
@@ -178,7 +178,7 @@ func (w *worker) serve(tracer trace.Tracer, pause, compute time.Duration) {
 func (w *worker) compute(d time.Duration) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	start, used := threadTime(), time.Duration(0) // threadTime makes a system call, so call it rarely
+	start, used := threadTime(), time.Duration(0) // Call threadTime rarely, because it makes a system call.
 	for sum := uint64(1); used < d; used = threadTime() - start {
 		for i := range uint64(50_000) {
 			sum = sum*31 + i
@@ -193,7 +193,7 @@ func (w *worker) compute(d time.Duration) {
 // sink keeps the compiler from removing computations.
 var sink atomic.Uint64
 
-// threadTime returns the CPU time of the thread.
+// threadTime returns the CPU time that the calling thread has used.
 func threadTime() time.Duration {
 	var t unix.Timespec
 	must(unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t))

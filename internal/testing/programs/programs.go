@@ -30,20 +30,20 @@ type Variant struct {
 	Arch string
 	// Cgo enables cgo, which needs a C compiler.
 	Cgo bool
-	// Flags are additional arguments of go build.
+	// Flags lists additional arguments of go build.
 	Flags []string
-	// Env are additional environment variables.
+	// Env lists additional environment variables, KEY=value.
 	Env []string
 }
 
-// NextGo is a Go release newer than the oldest supported one.
+// NextGo is a Go release that is newer than the oldest supported release.
 const NextGo = "go1.27.1"
 
 // Arm64Root is where Debian installs the C library for arm64 programs.
 const Arm64Root = "/usr/aarch64-linux-gnu"
 
-// The usual variants. Tests of different packages use the same flags, so that the go command
-// compiles the standard library only once per variant.
+// These are the usual variants. Tests of all packages use them, so that the go command compiles the
+// standard library only once per variant.
 var (
 	Static    = Variant{Name: "static"}
 	PIE       = Variant{Name: "pie", Flags: []string{"-buildmode=pie"}}
@@ -53,24 +53,25 @@ var (
 	CgoStatic = Variant{Name: "cgo-static", Cgo: true, Flags: []string{"-ldflags=-linkmode=external -extldflags=-static"}}
 )
 
-// With returns the variant built by another Go version.
+// With returns a copy of the variant that is built by another Go version.
 func (v Variant) With(toolchain string) Variant {
 	v.Name, v.Toolchain = v.Name+"-"+toolchain, toolchain
 	return v
 }
 
-// For returns the variant built for another architecture.
+// For returns a copy of the variant that is built for another architecture.
 func (v Variant) For(arch string) Variant {
 	v.Name, v.Arch = v.Name+"-"+arch, arch
 	return v
 }
 
-// built contains the paths in the cache of the programs that this process has built.
+// built is the set of programs that this process has already built, as paths in the cache.
 var built sync.Map
 
-// Build builds a program and returns its path. pkg is relative to the module's directory, whose files
-// must not change while the test binary runs. The program is removed at the end of the test. If this
-// machine cannot build the variant, Build skips the test and names what is missing.
+// Build builds a program and returns its path. module is the directory of the program's module, and pkg
+// is the package relative to it. The files in module must not change while the test binary runs. The
+// program is removed at the end of the test. If this machine cannot build the variant, Build skips the
+// test and names what is missing.
 func Build(t testing.TB, v Variant, module, pkg string) string {
 	t.Helper()
 	dir, err := filepath.Abs(module)
@@ -96,17 +97,17 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 	return exe
 }
 
-// build builds a program, which it stores in a subdirectory of the cache.
+// build builds a program and stores it at the path kept, which is in the cache.
 func (v Variant) build(t testing.TB, dir, pkg, kept string) {
 	t.Helper()
 	if err := v.missing(); err != nil {
 		t.Skip(err)
 	}
-	// The go command does not relink an up-to-date program.
+	// Build even if the program exists: the go command relinks it only if it is not up to date.
 	cmd := exec.Command("go", append(append([]string{"build", "-o", kept}, v.Flags...), pkg)...) //nolint:gosec // G204: the arguments come from the test
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), v.env()...)
-	// With GOTMPDIR on the same file system, the program is renamed into place, so that no reader
-	// sees part of it. Across file systems it would be copied.
+	// Keep GOTMPDIR on the same file system. Then the go command renames the program into place, and
+	// another test never sees part of it. Across file systems it would copy the program.
 	cmd.Env = append(cmd.Env, "GOTMPDIR="+filepath.Dir(filepath.Dir(kept)))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		skipWithoutStaticC(t, out)
@@ -122,7 +123,7 @@ func C(t testing.TB, source string, flags ...string) string {
 	return Compile(t, "cc", source, flags...)
 }
 
-// Compile is [C] with another compiler, such as g++ or musl-gcc.
+// Compile is like [C], but uses another compiler, such as g++ or musl-gcc.
 func Compile(t testing.TB, compiler, source string, flags ...string) string {
 	t.Helper()
 	cc, err := exec.LookPath(compiler)
@@ -182,8 +183,9 @@ func Script(t testing.TB, body string) string {
 	return path
 }
 
-// Write writes a program. Meanwhile it blocks the start of other processes. Otherwise a new process
-// would hold the file open for writing until its exec, and such a file cannot be executed (ETXTBSY).
+// Write writes an executable file. Meanwhile no other goroutine can start a process. Otherwise the new
+// process would inherit the file, open for writing, until its exec, and a file that is open for writing
+// cannot be executed (ETXTBSY).
 func Write(t testing.TB, path string, content []byte) {
 	t.Helper()
 	syscall.ForkLock.RLock()
@@ -197,7 +199,7 @@ func Write(t testing.TB, path string, content []byte) {
 	}
 }
 
-// cache returns the directory of built programs.
+// cache returns the directory that keeps built programs, in the user's cache directory.
 func cache(t testing.TB) string {
 	t.Helper()
 	dir, err := os.UserCacheDir()
@@ -211,7 +213,7 @@ func cache(t testing.TB) string {
 	return dir
 }
 
-// key identifies a program in the cache.
+// key returns the name of the subdirectory of the cache for a program.
 func (v Variant) key(dir, pkg string) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s\x00%v", dir, pkg, os.Getenv("GOFLAGS"), v))
 	return hex.EncodeToString(sum[:8])
@@ -236,8 +238,8 @@ func (v Variant) env() []string {
 
 const arm64CC = "aarch64-linux-gnu-gcc"
 
-// cross reports whether the variant needs a C compiler for another architecture, because it uses
-// cgo or a dynamic linker.
+// cross reports whether the variant needs a C compiler for another architecture: it does if it uses cgo
+// or other build flags, such as those for PIE.
 func (v Variant) cross() bool {
 	return v.Arch == "arm64" && runtime.GOARCH != "arm64" && (v.Cgo || len(v.Flags) > 0)
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// Build returns the requested variant even if another one was built before.
+// TestBuild checks that Build returns the requested variant even if another variant of the same program
+// was built before.
 func TestBuild(t *testing.T) {
 	for _, test := range []struct {
 		variant Variant
@@ -44,7 +45,8 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// A program that was just written can be started, even while other processes start.
+// TestScript checks that a script can be started immediately after it was written, even while other
+// goroutines start processes.
 func TestScript(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("no shell")

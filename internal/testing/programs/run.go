@@ -12,16 +12,17 @@ import (
 	"time"
 )
 
-// hung is the time after which a command is considered hung. No command in a test takes that long.
+// hung is the time after which Run kills a command. No command in a test takes that long.
 const hung = 2 * time.Minute
 
 // Run runs a command to its end and returns its output and exit code, which is -1 if a signal ended
-// it. Run skips the test if the command runs as another user and this user may not start it.
+// the command. Run skips the test if the command must run as another user and the test may not change
+// the user.
 func Run(t testing.TB, cmd *exec.Cmd) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	cmd.WaitDelay = hung // A leftover child process would keep the pipes open.
+	cmd.WaitDelay = hung // A child process that outlives the command may keep the pipes open.
 	err := cmd.Start()
 	if errors.Is(err, syscall.EPERM) && cmd.SysProcAttr != nil {
 		t.Skip("changing the user needs CAP_SETUID and CAP_SETGID")

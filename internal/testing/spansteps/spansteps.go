@@ -1,8 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package spansteps runs test programs written in a small language. A program starts, ends and
-// attaches spans on several goroutines, and states which span each goroutine is in afterwards.
+// Package spansteps runs test programs written in a small language, which [Run] describes. A program
+// starts, ends and attaches spans on several goroutines, and states which span a goroutine must be in
+// after a step.
 //
 // It is for tests only.
 package spansteps
@@ -22,7 +23,7 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// Actor is a goroutine, locked to a thread, that runs functions sent to it.
+// Actor is a goroutine, locked to a thread, that runs the functions passed to [Actor.Run].
 type Actor struct {
 	do   chan func()
 	done chan struct{}
@@ -30,8 +31,8 @@ type Actor struct {
 	attached []func()
 }
 
-// NewActor returns an actor whose goroutine is started by start. on must call start on the goroutine
-// whose span the actor inherits.
+// NewActor returns a new actor. It calls on with a function start, which starts the actor's goroutine.
+// on must call start on the goroutine whose span the actor should inherit.
 func NewActor(on func(start func())) *Actor {
 	a := &Actor{do: make(chan func()), done: make(chan struct{})}
 	on(func() { go a.loop() })
@@ -66,46 +67,57 @@ func (a *Actor) Stop() {
 	<-a.done
 }
 
-// Publisher publishes spans. All functions are called on the goroutine of the step.
+// Publisher adapts an implementation to be tested. Run calls all functions on the goroutine of the step.
 type Publisher struct {
 	Tracer trace.Tracer
-	// Attach returns a function that detaches.
+	// Attach attaches the span of ctx, and returns a function that detaches it.
 	Attach  func(ctx context.Context) (detach func())
 	Refresh func(ctx context.Context)
-	// Go starts a goroutine that is in the span of ctx. It is nil if the publisher has no such function.
+	// Go runs f on a new goroutine that is in the span of ctx. It is nil if the publisher has no such function.
 	Go func(ctx context.Context, f func(context.Context))
-	// EndAgain ends a span that has ended already.
+	// EndAgain calls the span processor once more for a span that has ended, which the SDK does not do.
 	EndAgain func(trace.Span)
-	// Evict ends the span of ctx in the same way as Start does on another goroutine that needs the span's cell.
+	// Evict evicts the span of ctx from its cell, as a span that starts on another goroutine may do.
 	Evict func(ctx context.Context)
-	// Active returns the id of the span that the goroutine is in, or 0. If that is the span of ctx, it also
-	// returns the id of its local root, 0 if it is unknown.
+	// Active returns the id of the span that the goroutine is in, or 0 for none. If it is in the span of ctx,
+	// Active also returns the id of that span's local root, or 0 if the local root is unknown.
 	Active func(ctx context.Context) (span, localRoot uint64)
-	// With returns a context with the attributes that a program writes between braces. CheckAttributes checks that
-	// the span is published with these attributes. Both are nil if programs have no braces.
+	// With returns ctx with additional attributes, given the text between braces in a program. CheckAttributes
+	// checks that the span is published with such attributes. Both may be nil if the programs have no braces.
 	With            func(ctx context.Context, attributes string) context.Context
 	CheckAttributes func(span trace.Span, attributes string)
-	// Operations are further operations by character. The characters are % # $ _ | ( and ).
+	// Operations maps characters to further operations. The characters % # $ _ | ( and ) are available.
 	Operations map[string]func()
 }
 
 var syntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~>*%#$_|()])(\w*)(?:([<^&?])(\w+))?(\{[^}]*\})?)?(?:(=)(\w*)(?:/(\w+))?(\{[^}]*\})?)?$`)
 
-// Run runs a program. A step consists of a goroutine (1 if omitted), an operation, and optionally the span
-// that the goroutine must be in afterwards:
+// Run runs a program, a list of steps separated by spaces. A step has up to three parts: the number of a goroutine (1
+// if omitted), an operation, and an expectation.
 //
-//	+c<p   start span c with the context of p; +c^p as a new root; +c&p with p as a remote parent;
-//	       +c?p with a context that has the ids of p alone
-//	-c     end span c; again, the SDK calls the processor again
-//	@c     attach the context of c, @ an empty one; ?c a context that has the ids of c alone
-//	!      detach what was attached last; !2 what goroutine 2 attached last, which stays attached there
-//	~c     refresh with the context of c, ~ with an empty one
-//	>2     start goroutine 2, which inherits; >2<c by Go with the context of c; other goroutines inherit nothing
-//	*c     evict span c
-//	=c/r   it is in span c, whose local root is r: c itself if left out, 0 if unknown; = alone is no span
-//	{k=v}  behind the span: with these attributes added to the context of +, @ or ~; published with them after =
+// In the operations, c and p are names of spans:
 //
-// The other operations are those of the publisher. At the end all spans end.
+//	+c      start span c without a parent
+//	+c<p    start span c with the context of p; +c^p the same as a new root
+//	+c&p    start span c with p as a remote parent; +c?p with a context that has only the ids of p
+//	-c      end span c; if it has ended before, call the processor again
+//	@c      attach the context of c; @ an empty context; ?c a context that has only the ids of c
+//	!       detach the last attached context; !2 call the last detach function of goroutine 2
+//	~c      refresh with the context of c; ~ with an empty context
+//	>2      start goroutine 2, which inherits the span; other goroutines start outside of all spans
+//	>2<c    start goroutine 2 by Publisher.Go with the context of c
+//	*c      evict span c
+//
+// The characters in Publisher.Operations are operations, too. The expectations are:
+//
+//	=c      the goroutine is in span c, which is its own local root
+//	=c/r    the goroutine is in span c, whose local root is r, or unknown if r is 0
+//	=       the goroutine is in no span
+//
+// Attributes in braces, such as {k=v}, may follow. After +, @ and ~ they are added to the context. After = the span
+// must be published with them.
+//
+// At the end of the program Run ends all spans.
 func Run(t *testing.T, p Publisher, program string) {
 	t.Helper()
 	r := &run{
@@ -215,7 +227,8 @@ func (r *run) step(a *Actor, what, name, how, parent, attributes string) {
 	}
 }
 
-// isIn reports whether a goroutine is in a span with this local root, published with these attributes.
+// isIn checks that a goroutine is in a span with this local root, published with these attributes. If not, it fails
+// the test and returns false.
 func (r *run) isIn(a *Actor, span, root, attributes string) bool {
 	if root == "" {
 		root = span

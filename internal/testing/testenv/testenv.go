@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testenv selects which tests run. make test and plain go test run each behavior once; make
-// test-all runs everything.
+// Package testenv selects which tests run. make test and plain go test run each behavior once;
+// make test-all runs everything.
 //
 // The package is for tests only.
 package testenv
@@ -19,10 +19,11 @@ const (
 	emulatedKey = "OTELCTX_TEST_EMULATED" // set by .ci/kernels
 )
 
-// All reports whether long rounds and every build variant run, as in make test-all.
+// All reports whether make test-all runs the tests, so that they must run long rounds and every build
+// variant.
 func All() bool { return os.Getenv(allKey) != "" }
 
-// NeedAll skips the rest of a test unless make test-all runs it.
+// NeedAll skips the rest of a test unless [All] returns true.
 func NeedAll(t testing.TB) {
 	t.Helper()
 	if !All() {
@@ -30,8 +31,8 @@ func NeedAll(t testing.TB) {
 	}
 }
 
-// Rounds returns how often a test repeats something that depends on chance: normally often enough
-// to detect the mistakes that the test is for, and more often in make test-all.
+// Rounds returns the number of repetitions of something that depends on chance: all in make test-all,
+// and otherwise usually, which should suffice to detect the mistakes that the test is for.
 func Rounds(usually, all int) int {
 	if All() {
 		return all
@@ -39,10 +40,10 @@ func Rounds(usually, all int) int {
 	return usually
 }
 
-// Patience bounds how long a test waits for an event that must happen: on a busy machine a process
-// may not run for minutes.
+// Patience is how long a test waits for an event that must happen, before it fails. It is long because
+// a busy machine may not run a process for minutes.
 const Patience = 5 * time.Minute
 
-// Emulated reports whether the CPUs are emulated. Shares of CPU time then do not represent a real
-// machine.
+// Emulated reports whether the CPUs are emulated. If so, the distribution of CPU time differs from a
+// real machine's.
 func Emulated() bool { return os.Getenv(emulatedKey) != "" }

@@ -8,7 +8,7 @@ package main
 /*
 #cgo CFLAGS: -O2 -fno-omit-frame-pointer
 
-// A thread-local variable in C increases the distance of Go's g from the thread pointer.
+// threadLocal takes space in thread-local storage, so that Go's g is farther from the thread pointer.
 static __thread volatile char threadLocal[256];
 
 static void __attribute__((noinline)) burn(long iterations) {

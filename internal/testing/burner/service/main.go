@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command service is a burner for tests of programs that are built differently from the tests
-// themselves.
+// Command service is a burner as a program of its own, for tests that need one built with other flags
+// than the test itself, for example with cgo.
 package main
 
 import (

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command hello prints how it was built.
+// Command hello prints the settings that it was built with.
 package main
 
 import (
