@@ -10,8 +10,9 @@ package apmlib
 // yet, store returns place 0 and stores nothing.
 //
 // Loading the goroutine id is sound for the reasons given in package goruntime, which uses the same
-// offset. Whatever value the word has, store writes only to records inside r's memory, which stays
-// mapped. Go does not preempt assembly, so the goroutine cannot move to another thread meanwhile.
+// offset. Other code may have changed the thread-local word that points to the record. Whatever its
+// value is, store writes only inside r's memory, which stays mapped. Go does not preempt assembly, so
+// the goroutine cannot move to another thread meanwhile.
 //
 //go:noescape
 func store(r *Records, s *Span) (place, old, goid uint64)

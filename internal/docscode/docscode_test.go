@@ -190,7 +190,7 @@ var identifier = regexp.MustCompile("`((?:internal|cmd|benchmarks|collector|docs
 // release matches the version in the URL of a release, which may not exist yet.
 var release = regexp.MustCompile(`/v(?:X\.Y\.Z|\d+\.\d+\.\d+)`)
 
-// Files and packages that a document names exist. The changelog is exempt, because it also names
+// Every path in backquotes in a document must exist. The changelog is exempt, because it also names
 // removed files.
 func TestPaths(t *testing.T) {
 	paths := 0

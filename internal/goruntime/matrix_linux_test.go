@@ -34,8 +34,9 @@ type probeReport struct {
 	Wrong       []string
 }
 
-// mostCalls is the maximum number of reads and writes in one calibration. It is enough for two
-// rounds, in case the first one does not settle all searches.
+// mostCalls limits the number of reads and writes in a calibration. For each build mode, only the
+// calibration with the fewest calls is checked. The limit is enough for two rounds, in case the
+// first one does not settle all searches.
 const mostCalls = 120
 
 // A mode is a way to build the probe.

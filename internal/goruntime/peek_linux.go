@@ -59,7 +59,8 @@ func (p *peeker) peek(addr uintptr, dst []uintptr) int {
 	done := 0
 	for done < len(dst) {
 		source := addr + uintptr(done)*wordSize
-		// Copy at most up to the end of the page, so that the range is either mapped or not.
+		// Do not copy across the end of a page, so that the range is either mapped or unmapped as a
+		// whole.
 		size := min(uintptr(len(dst)-done)*wordSize, pageSize-source%pageSize)
 		n, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(p.w), source, size)
 		if errno == unix.EFAULT {

@@ -18,8 +18,9 @@ const archGetFS = 0x1003 // ARCH_GET_FS, asm/prctl.h
 // confirms it.
 const tlsWords = 1
 
-// tlsgOffset returns the offset of g from the FS base, which was fixed when the program was linked.
-// In some build modes it reads the global offset table, but otherwise no memory.
+// tlsgOffset returns the distance from the FS base to the word that holds g. It was fixed when the
+// program was linked. In some build modes tlsgOffset loads it from the global offset table.
+// Otherwise tlsgOffset reads no memory.
 func tlsgOffset() int64
 
 // tlsFirst returns the distance from the thread pointer to the first word that may hold g.

@@ -20,8 +20,8 @@ type Code interface {
 	Frame(pc uint64) (function string, size int, ok bool)
 }
 
-// Names of runtime functions whose callers cannot be found by frame pointers alone. They have not
-// changed since Go 1.14.
+// Names of runtime functions that end a stack (goexit), or whose callers cannot be found by frame
+// pointers alone (the others). They have not changed since Go 1.14.
 const (
 	asyncPreempt = "runtime.asyncPreempt"
 	sigpanic     = "runtime.sigpanic"

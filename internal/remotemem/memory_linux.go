@@ -37,8 +37,8 @@ func (m Memory) ReadAt(p []byte, off int64) (int, error) {
 const (
 	// maxParts is the maximum number of parts per system call, the kernel's IOV_MAX.
 	maxParts = 1024
-	// fewParts is the number of parts up to which the arguments of the system call are on the
-	// stack.
+	// fewParts is the maximum number of parts for which ReadParts keeps the arguments of the system
+	// call on the stack.
 	fewParts = 24
 )
 

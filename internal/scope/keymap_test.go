@@ -61,8 +61,8 @@ func TestAppend(t *testing.T) {
 	assert.Equal(t, 1, refused)
 }
 
-// Strings are published unchanged. Other values are converted to strings by OpenTelemetry's rule
-// for protocols other than OTLP.
+// Strings of at most 255 bytes are published unchanged; longer ones are cut at a character. Other
+// values are converted to strings by OpenTelemetry's rule for protocols other than OTLP.
 func TestValues(t *testing.T) {
 	long := strings.Repeat("ä", 200) // 400 bytes
 	for _, tt := range []struct {

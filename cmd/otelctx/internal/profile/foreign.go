@@ -29,7 +29,8 @@ const (
 // replacement replaces invalid bytes and control characters.
 const replacement = "�"
 
-// validText returns s as valid UTF-8 without control characters, cut to maxForeignText.
+// validText cuts s to maxForeignText bytes, and then replaces invalid UTF-8 and control characters. The
+// replacements can make the result up to three times as long.
 func validText(s string) string {
 	if len(s) > maxForeignText {
 		s = s[:maxForeignText]

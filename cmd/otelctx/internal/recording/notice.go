@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// firstDelay is the delay before a changed process is scanned again, since it has probably just
-	// started. It doubles with each scan, up to pollInterval.
+	// firstDelay is the delay between the first and the second scan of a changed process, which has probably
+	// just started and does not publish everything yet. The delay doubles with each scan, up to pollInterval.
 	firstDelay = 25 * time.Millisecond
 	// suspendTime is how long reports about a process are ignored if it keeps changing. During this time only
 	// the poll detects its changes. Such a process therefore causes at most six extra scans before each

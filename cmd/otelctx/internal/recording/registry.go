@@ -103,8 +103,8 @@ func (r *registry) isRetired(t *target) bool {
 }
 
 // sweep returns the programs that no longer run, which the caller must retire. It also removes and returns
-// the programs retired at least keepRetired ago, which the caller must release. Finally it forgets
-// processes that have ended or run another program.
+// the programs retired at least keepRetired ago, which the caller must release. Finally it removes
+// processes from others if they have ended or execute another program.
 func (r *registry) sweep(processes map[int]sampler.Process) (ended, forgotten []*target) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

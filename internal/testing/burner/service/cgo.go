@@ -21,6 +21,7 @@ static void __attribute__((noinline)) burn(long iterations) {
 	threadLocal[2] = x;
 }
 
+// Go calls burn through the variable work.
 */
 import "C"
 

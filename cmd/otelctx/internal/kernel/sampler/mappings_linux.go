@@ -80,8 +80,8 @@ func (m *mappings) complete() bool {
 	return !m.incomplete
 }
 
-// takeUntil reads all records. Then it removes and returns the mappings made up to boot, a time of
-// CLOCK_BOOTTIME. lost reports whether records were lost since the last call.
+// takeUntil reads all records. Then it removes and returns the mappings that processes had made by the
+// time boot, in nanoseconds of CLOCK_BOOTTIME. lost reports whether records were lost since the last call.
 func (m *mappings) takeUntil(boot uint64) (made []mapped, lost bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
