@@ -78,7 +78,7 @@ bench: ## Run the benchmarks, or for minutes one of WHAT=service, soak or record
 wild: build ## As root, measure what profilers see of services with real libraries: the scoreboard, or what WILD= says.
 	cd benchmarks && $(GO) build -o ../$(BIN)/ ./wild
 	$(BIN)/wild score -otelctx $(BIN)/otelctx $(patsubst %,-otelcol %,$(wildcard $(BIN)/otelcol-otelctx)) $(or $(WILD),-csv benchmarks/results/wild.csv)
-	cd benchmarks && $(GO) run ./results
+	$(if $(WILD),,cd benchmarks && $(GO) run ./results)
 
 .PHONY: interop
 interop: build ## Test with real counterparts: WHAT=collector, backends, nocode or ecosystem; WHAT=otelcol builds a Collector.
