@@ -164,8 +164,9 @@ func (t *Table) leave(position Position, span Ref, goid uint64) (next Position, 
 }
 
 // leaveEnded returns the new position of a goroutine that was in the span that it has ended. If the
-// goroutine had started the span, it returns to its position before Start. If it had attached the
-// span or another goroutine had started it, the goroutine moves to the nearest live ancestor.
+// goroutine had started the span and not attached it, it returns to its position before Start.
+// Otherwise, or if that position cannot be determined, it moves to the span's nearest live ancestor.
+// If it had started the span outside of all the span's ancestors, it is in no span instead.
 func (t *Table) leaveEnded(position Position, l *lineage, goid uint64) Position {
 	starter := l.goid == goid
 	if starter && !position.Attached() {

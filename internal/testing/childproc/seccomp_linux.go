@@ -28,8 +28,9 @@ type Arg struct {
 	Mask, Value uint32
 }
 
-// Deny makes system calls that match a rule fail in this process and its future children. Call it
-// only in a child, because a filter cannot be removed.
+// Deny installs a seccomp filter for this process and its future children. A system call that matches
+// a rule is not executed and returns the rule's Errno. Call Deny only in a child, because a filter
+// cannot be removed.
 func Deny(rules ...Rule) error {
 	var program []unix.SockFilter
 	for _, r := range rules {

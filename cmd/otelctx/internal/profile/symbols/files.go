@@ -168,9 +168,9 @@ func (f *Files) open(r *Region) *file {
 	return f.openNamed(r.process.user, path, id)
 }
 
-// openNamed returns the file behind path, a handle, and makes the user hold it. It returns nil if the file cannot be
-// read.
-func (f *Files) openNamed(user int, path *os.File, id fileID) *file {
+// openNamed returns the file that handle refers to, and makes the user hold it. It opens the file only if it is not
+// known yet. It returns nil if the file cannot be read.
+func (f *Files) openNamed(user int, handle *os.File, id fileID) *file {
 	f.mu.Lock()
 	known := f.byID[id]
 	if known != nil {
@@ -180,7 +180,7 @@ func (f *Files) openNamed(user int, path *os.File, id fileID) *file {
 	if known != nil {
 		return known
 	}
-	content, err := reopen(path)
+	content, err := reopen(handle)
 	if err != nil {
 		return nil
 	}
