@@ -14,13 +14,13 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Process checks the process with id pid for the duration d, and returns the result of every rule,
-// in the order of the specifications. If ctx is done or the process exits, it ends early and returns
-// the results so far without an error.
+// Process checks the process with id pid against all rules for the duration d. It returns one result
+// per rule, in the order of the specifications. If ctx is done or the process exits, Process ends
+// early and returns the results so far without an error.
 //
-// Process needs permission to read the process. It counts calls of prctl only if the caller may use
-// tracepoints. The error wraps [reader.ErrNoContext] if the process published no context, or is
-// another error of package reader.
+// The caller must be permitted to read the process. Whether updates name the mapping again is
+// checked only if the caller may also use tracepoints. The error wraps [reader.ErrNoContext] if the
+// process published no context, or is another error of package reader.
 func Process(ctx context.Context, pid int, d time.Duration) ([]Result, error) {
 	p, err := reader.Open(pid)
 	if err != nil {
@@ -51,7 +51,7 @@ func Process(ctx context.Context, pid int, d time.Duration) ([]Result, error) {
 	return c.results(), nil
 }
 
-// watch checks the process until d has elapsed.
+// watch checks the process until d has elapsed, ctx is done, or the process exits.
 func (c *contextChecker) watch(ctx context.Context, p *reader.Process, d time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()

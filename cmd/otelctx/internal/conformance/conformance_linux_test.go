@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 
 const source = "../../../../reader/testdata/threadcontext/publisher.c"
 
-// broken maps each defect of a publisher to the rules that must be reported as broken. A defect may break
+// broken maps each defect of a publisher to rules that it must be reported to break. The defect may break
 // other rules as well.
 var broken = map[string][]string{
 	"another signature":                     {"4719-H1"},
@@ -89,15 +89,15 @@ var broken = map[string][]string{
 	"a long record":                         {"4947-C9"},
 }
 
-// verify runs a publisher with a defect, updates it while it is watched, and returns the rules with
-// each status.
+// verify checks a publisher that has the given defect, or none if defect is "", and that is updated during
+// the check. It returns the ids of the rules by status.
 func verify(t *testing.T, program, defect string, d time.Duration) map[conformance.Status][]string {
 	t.Helper()
 	cmd := exec.Command(program, "3")
 	cmd.Env = append(os.Environ(), "BREAK="+defect)
 	child := childproc.Run(t, cmd)
 	if defect == "the timestamp comes first" {
-		child.Send("go") // The publisher must publish during the check.
+		child.Send("go") // The publisher must start to publish during the check.
 	} else {
 		for child.Receive() != "ready" {
 		}
@@ -112,7 +112,6 @@ func verify(t *testing.T, program, defect string, d time.Duration) map[conforman
 		r, err := conformance.Process(t.Context(), child.PID(), d)
 		done <- outcome{r, err}
 	}()
-	// Update the context until the check ends.
 	var got outcome
 	for waiting := true; waiting; {
 		select {
@@ -135,7 +134,7 @@ func verify(t *testing.T, program, defect string, d time.Duration) map[conforman
 	return rules
 }
 
-// TestBroken checks that each defect is found.
+// TestBroken checks that each defect is reported as a violation of the right rules.
 func TestBroken(t *testing.T) {
 	program := programs.C(t, source, "-pthread", "-rdynamic")
 	for _, defect := range slices.Sorted(maps.Keys(broken)) {
@@ -166,14 +165,14 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// TestCorrect checks that a correct publisher that updates all the time passes every rule.
+// TestCorrect checks that no rule fails for a correct publisher that updates its context all the time.
 func TestCorrect(t *testing.T) {
 	program := programs.C(t, source, "-pthread", "-rdynamic")
 	assert.Empty(t, verify(t, program, "", 2*time.Second)[conformance.Failed])
 }
 
-// TestTracedProcess checks that a correct publisher passes while the recorder or another tool traces prctl,
-// even if the tool's program hides the calls from all other tools.
+// TestTracedProcess checks that no rule fails for a correct publisher while the recorder or another tool
+// traces prctl. If the tool hides the calls, the rule that counts them must be reported as not exercised.
 func TestTracedProcess(t *testing.T) {
 	needTracefs(t)
 	program := programs.C(t, source, "-pthread", "-rdynamic")
@@ -218,7 +217,7 @@ func needTracefs(t *testing.T) {
 	}
 }
 
-// TestCorrectRepeatedly checks that correct publishers pass however often and whenever they are checked: C
+// TestCorrectRepeatedly checks that no rule fails for correct publishers, however often they are checked: C
 // programs whose contexts and records change all the time, and Go programs with spans.
 func TestCorrectRepeatedly(t *testing.T) {
 	const publishers = 4
@@ -279,7 +278,7 @@ func TestCorrectRepeatedly(t *testing.T) {
 	}
 }
 
-// TestNoContext checks the error for a process that publishes nothing.
+// TestNoContext checks that the error for a process that publishes nothing is ErrNoContext.
 func TestNoContext(t *testing.T) {
 	_, err := conformance.Process(t.Context(), os.Getpid(), 50*time.Millisecond)
 	assert.ErrorIs(t, err, reader.ErrNoContext)

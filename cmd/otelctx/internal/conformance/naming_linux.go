@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelNamesMappings reports whether prctl(PR_SET_VMA_ANON_NAME) works here, by naming a page of
-// this process.
+// kernelNamesMappings reports whether the kernel supports prctl(PR_SET_VMA_ANON_NAME). It tries to name a
+// page of this process.
 var kernelNamesMappings = sync.OnceValue(func() bool {
 	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -32,7 +32,7 @@ var kernelNamesMappings = sync.OnceValue(func() bool {
 	return err == nil
 })
 
-// namingCounter counts a process's calls of prctl(PR_SET_VMA) with a tracepoint. It needs a mounted
+// namingCounter uses a tracepoint to count a process's calls of prctl(PR_SET_VMA). It needs a mounted
 // tracefs and permission to read it, which root has.
 type namingCounter struct {
 	fds []int
@@ -54,8 +54,8 @@ func newNamingCounter(threads []int) *namingCounter {
 	return n
 }
 
-// checkCounting makes a call and returns an error if the tracepoint does not count it. The kernel counts no
-// calls while a BPF program that returns 0 is attached to the tracepoint.
+// checkCounting calls prctl and returns an error if the tracepoint does not count the call. That happens
+// while a BPF program that returns 0 is attached to the tracepoint.
 func checkCounting() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -99,7 +99,7 @@ func (n *namingCounter) add(tid int) error {
 	return nil
 }
 
-// count returns the number of calls so far.
+// count returns the number of calls so far. It returns an error if calls cannot be counted.
 func (n *namingCounter) count() (int, error) {
 	total := 0
 	for _, fd := range n.fds {

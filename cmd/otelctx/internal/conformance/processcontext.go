@@ -29,19 +29,20 @@ import (
 )
 
 const (
-	// interval is the time between two reads of the header. An update takes microseconds, so most
-	// updates are noticed only by their result.
+	// interval is the time between two reads of the header. An update takes only microseconds, so most
+	// reads see the header before or after an update, not during it.
 	interval = 200 * time.Microsecond
 	// scanInterval is the time between two scans of the mappings, children and threads.
 	scanInterval = time.Second
-	// stuckAfter is the time limit for an update. Even a descheduled publisher needs far less.
+	// stuckAfter is how long an update may take before the publisher counts as stuck. Even a publisher that
+	// loses the CPU during an update needs far less.
 	stuckAfter  = 5 * time.Second
 	maxChildren = 1024     // maximum number of children examined
 	maxPayload  = 16 << 20 // bytes; the limits of readers are far lower
 	maxSmaps    = 64 << 20 // bytes
 )
 
-// contextChecker checks the process context.
+// contextChecker checks the process context of one process.
 type contextChecker struct {
 	report
 	pid     int
@@ -49,9 +50,9 @@ type contextChecker struct {
 	process *procfs.Process
 
 	mapping     procfs.Mapping // the mapping with the header, or the zero value if it is unknown
-	lastAddress uint64         // last address of a header that was withdrawn or moved, or 0
+	lastAddress uint64         // where the header could no longer be read, until the next scan; else 0
 	found       bool           // whether a header was ever found
-	zero        time.Time      // when the timestamp became zero
+	zero        time.Time      // when the timestamp was first seen to be zero; unset if it is not zero
 	last        *observedPublication
 	updates     int
 	message     *processcontextpb.ProcessContext
@@ -59,7 +60,7 @@ type contextChecker struct {
 	naming      *namingCounter
 }
 
-// observedPublication is one publication.
+// observedPublication is a publication that was read, kept to compare it with the next one.
 type observedPublication struct {
 	header wire.ProcessContextHeader
 	digest [sha256.Size]byte
@@ -98,7 +99,8 @@ func (c *contextChecker) step() {
 	c.published(h, before, body, bodyErr)
 }
 
-// published checks a publication that was read completely.
+// published checks a publication whose header stayed the same while the payload was read. raw is the
+// encoded header, and bodyErr is the error of reading the payload.
 func (c *contextChecker) published(h wire.ProcessContextHeader, raw [wire.ProcessContextHeaderSize]byte, body []byte, bodyErr error) {
 	digest := sha256.Sum256(body)
 	if c.last != nil && c.last.header.PublishedAtNS == h.PublishedAtNS {
@@ -134,14 +136,13 @@ func (c *contextChecker) checkClock(timestamp uint64) {
 		c.skip("4719-H4", "%v", err)
 		return
 	}
-	// Each update advances the timestamp by at least a nanosecond, so frequent updates may get ahead of
-	// the clock.
+	// Each update must advance the timestamp, by at least a nanosecond. The timestamps of a publisher that
+	// updates very often may therefore run ahead of the clock.
 	const slack = uint64(time.Second)
 	c.check("4719-H4", timestamp <= now+offset+slack, "timestamp %d, while CLOCK_BOOTTIME of the process is %d", timestamp, now+offset)
 }
 
-// boottimeOffset returns how far the process's CLOCK_BOOTTIME is ahead of ours, because of its time
-// namespace.
+// boottimeOffset returns how far CLOCK_BOOTTIME in the process's time namespace is ahead of ours.
 func boottimeOffset(pid int) (uint64, error) {
 	theirs, err := boottime.Offset(filepath.Join("/proc", strconv.Itoa(pid)))
 	ours, ourErr := boottime.Offset("/proc/self")
@@ -183,7 +184,7 @@ func (c *contextChecker) payload(h wire.ProcessContextHeader) ([]byte, error) {
 	return body, err
 }
 
-// scan checks the mappings, the descriptors and the children.
+// scan finds the process context, and checks its mapping, the process's descriptors and its children.
 func (c *contextChecker) scan(ctx context.Context) error {
 	var valid []procfs.Mapping
 	for m, err := range c.process.Maps(wire.IsProcessContextMapping) {
@@ -237,7 +238,7 @@ func (c *contextChecker) checkName(m procfs.Mapping) {
 	c.check("4719-P10", strings.HasPrefix(m.Name, "[anon"), "the mapping is %q", m.Name)
 }
 
-// checkFlags checks that the mapping has the kernel's flag "dc", do not copy on fork.
+// checkFlags checks that the mapping has the flag "dc" (do not copy on fork) in smaps.
 func (c *contextChecker) checkFlags(m procfs.Mapping) {
 	f, err := os.Open(filepath.Join("/proc", strconv.Itoa(c.pid), "smaps"))
 	if err != nil {
@@ -283,7 +284,7 @@ func (c *contextChecker) checkDescriptors() {
 	}
 }
 
-// checkChildren checks that children do not have the parent's mapping.
+// checkChildren checks that child processes have not inherited the mapping m.
 func (c *contextChecker) checkChildren(m procfs.Mapping) {
 	children, err := childrenOf(c.pid)
 	if err != nil || len(children) == 0 {
@@ -327,7 +328,7 @@ func childrenOf(pid int) ([]int, error) {
 	return children, nil
 }
 
-// finish checks the rules that need the whole observation.
+// finish checks the rules about updates that can be judged only when the observation has ended.
 func (c *contextChecker) finish() {
 	if c.updates == 0 {
 		for _, id := range []string{"4719-U1", "4719-U6", "4719-U7"} {
@@ -335,7 +336,8 @@ func (c *contextChecker) finish() {
 		}
 		return
 	}
-	// The publisher names the mapping after it stores the timestamp, so its last call may still be missing.
+	// The publisher stores the timestamp before it names the mapping, so the call for the last update may
+	// still follow.
 	named, err := c.naming.count()
 	for end := time.Now().Add(stuckAfter); err == nil && named < c.updates && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
@@ -354,7 +356,7 @@ func (c *contextChecker) finish() {
 func decode(raw [wire.ProcessContextHeaderSize]byte) wire.ProcessContextHeader {
 	h, err := wire.DecodeProcessContextHeader(&raw)
 	if err != nil {
-		// Readers reject this header, but the report still quotes its fields.
+		// Readers reject this header, but the checks still need its fields.
 		h = *wire.ProcessContextHeaderIn(slices.Clone(raw[:]))
 	}
 	return h

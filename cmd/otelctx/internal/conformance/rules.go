@@ -5,9 +5,9 @@
 // (process context), OTEP 4947 (thread context) and otelctx's own wire format. It reads the process
 // like any reader and never writes to it.
 //
-// The published bytes can prove that a publisher breaks a rule, but not that it always follows the rule.
-// A rule passes if it was exercised and no violation was seen during the check. A rule that was never exercised is
-// reported as such.
+// A check can prove that a publisher breaks a rule, but not that it always follows the rule. A rule passes if it
+// was checked at least once and no violation was seen. A rule that was never checked is reported as
+// [NotExercised].
 package conformance
 
 import (
@@ -15,7 +15,7 @@ import (
 	"unicode/utf8"
 )
 
-// Level is the obligation of a rule.
+// Level says how binding a rule is.
 type Level string
 
 const (
@@ -27,12 +27,12 @@ const (
 	Reader Level = "READER"
 )
 
-// Rule is one rule of a format.
+// Rule is a rule for publishers.
 type Rule struct {
 	// ID is the permanent name of the rule, such as 4719-P6.
 	ID    string `json:"id"`
 	Level Level  `json:"level"`
-	// Section is the section of the format's text that states the rule.
+	// Section names the specification and the section of it that states the rule.
 	Section string `json:"section"`
 	// Text is the rule in one sentence.
 	Text string `json:"text"`
@@ -96,35 +96,34 @@ var rules = []Rule{
 	{"otelctx-4", Must, ownTables, "A span that a thread is in is a live span."},
 }
 
-// Status is the outcome of a rule.
+// Status is the outcome of checking a rule.
 type Status string
 
 const (
-	// Passed means that the rule was exercised and no violation was seen.
+	// Passed means that the rule was checked and no violation was seen.
 	Passed Status = "passed"
-	// Failed means that a violation was seen.
+	// Failed means that at least one violation was seen.
 	Failed Status = "failed"
-	// NotExercised means that the rule was not exercised, or could not be observed.
+	// NotExercised means that the rule was never checked: the process did nothing that the rule applies to, or it
+	// could not be observed.
 	NotExercised Status = "not exercised"
 )
 
-// Result is the result of a rule.
+// Result is a rule and the outcome of checking it.
 type Result struct {
 	Rule
 	Status Status `json:"status"`
-	// Checks counts the checks of the rule, Failures its violations.
+	// Checks is the number of times the rule was checked. Failures is the number of violations seen.
 	Checks   int `json:"checks"`
 	Failures int `json:"failures"`
-	// Evidence describes the first failures, or the reason why the rule was not exercised. It may
-	// quote text chosen by the process.
+	// Evidence describes the first failures, or explains why the rule was not checked. It may quote text chosen by
+	// the process.
 	Evidence []string `json:"evidence"`
 }
 
-// maxEvidence is the maximum number of failures described for a rule, and maxText the maximum length of each
-// description in bytes.
 const (
-	maxEvidence = 3
-	maxText     = 300
+	maxEvidence = 3   // failures described for each rule
+	maxText     = 300 // bytes of each description
 )
 
 // report collects results by rule id.
@@ -147,11 +146,12 @@ func (r report) results() []Result {
 	return out
 }
 
-// check records that a rule was checked, with the formatted evidence unless ok is true. It returns ok.
+// check counts a check of a rule and returns ok. If ok is false, the check counts as a failure, and format and
+// args describe the evidence.
 func (r report) check(id string, ok bool, format string, args ...any) bool {
 	result := r[id]
 	if result.Checks++; result.Checks == 1 {
-		result.Evidence = []string{} // remove the reason why the rule was not exercised
+		result.Evidence = []string{} // remove the reason recorded by skip
 	}
 	if ok {
 		if result.Status == NotExercised {
@@ -173,7 +173,8 @@ func (r report) skip(id, format string, args ...any) {
 	}
 }
 
-// cut shortens text that may come from the process.
+// cut shortens a text to maxText bytes, and quotes it if it is not valid UTF-8. The text may come from the
+// process.
 func cut(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText] + "…"

@@ -46,8 +46,8 @@ func (c *contextChecker) checkReference(attributes []*commonpb.KeyValue) {
 	}
 	c.keys = keys
 	if goSchema {
-		// The OTEP requires no attributes for Go, but otelctx's own records may have them, like
-		// records of other languages.
+		// OTEP 4947 provides no attributes for Go, so the key map should be empty. But the records that otelctx
+		// adds for Go may have attributes.
 		own := slices.ContainsFunc(attributes, func(kv *commonpb.KeyValue) bool { return kv.GetKey() == wire.KeyGo+wire.GoKeyRecordOffset })
 		c.check("4947-G1", len(keys) == 0 || own, "the key map is %q", keys)
 	}
@@ -71,7 +71,8 @@ func checkThreads(ctx context.Context, r report, p *reader.Process) {
 	attached := false
 	for _, t := range contexts.Threads {
 		if t.Record == 0 || errors.Is(t.Err, reader.ErrBusy) {
-			// A debugger that traces the thread may prevent us from reading it.
+			// This is not a violation: the record was changing, or the thread could not be read, for example
+			// because a debugger traces it.
 			if t.Err != nil {
 				r.skip("4947-C1", "thread %d: %v", t.TID, t.Err)
 			}
@@ -87,7 +88,7 @@ func checkThreads(ctx context.Context, r report, p *reader.Process) {
 	}
 }
 
-// checkRecord checks a record that was read completely.
+// checkRecord checks the record of a thread. keys is the number of keys in the key map.
 func checkRecord(r report, t reader.ThreadContext, keys int) {
 	b := t.Encoded
 	r.check("4947-C2", t.Record%2 == 0, "thread %d: record at %#x", t.TID, t.Record)
@@ -115,7 +116,7 @@ func checkRecord(r report, t reader.ThreadContext, keys int) {
 	}
 }
 
-// checkTables checks otelctx's own tables, if the process has any.
+// checkTables checks the span tables and slots of otelctx's own format, if the process has any.
 func checkTables(ctx context.Context, r report, p *reader.Process) {
 	carriers, err := p.Carriers(ctx)
 	if err != nil || len(carriers) == 0 {
@@ -149,7 +150,7 @@ func checkTables(ctx context.Context, r report, p *reader.Process) {
 		r.skip("otelctx-4", "%v", err)
 		return
 	}
-	// If a thread was in a span both before and after we read the table, the span was live at the time of the read.
+	// A span in which a thread was seen both before and after the table was read was live during the read.
 	active := map[[8]byte]bool{}
 	for _, t := range before {
 		if t.Span != nil && t.Span.Proven {

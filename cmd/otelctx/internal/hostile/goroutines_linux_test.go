@@ -26,29 +26,29 @@ import (
 )
 
 const (
-	// imageAt is where the attacker maps an image.
+	// imageAt is the address at which the attacker maps an image.
 	imageAt = 0x10_0000_0000
-	// Offsets of fields in a g, and the size of a g.
+	// Offsets of fields in the Go runtime's structs g and m, and the size of a g.
 	gSP, gPC, gSelf, gBP, gStatus, gGoid, gLabels, gSize = 56, 64, 72, 96, 144, 152, 352, 512
 	gM, mProcid, mCurg                                   = 48, 64, 184
 	statusRunning, statusWaiting                         = 2, 4
-	// cellG is the offset of the address of the g in a cell.
+	// cellG is the offset of the field in a span's cell that holds the address of the g.
 	cellG = 88
 	// imageFrames is the number of frames of each stack.
 	imageFrames = 5
 )
 
-// image is memory that looks like a Go program's: spans, their goroutines and stacks.
+// image is memory that imitates a Go program's: it has spans, goroutines and their stacks.
 type image struct {
 	content                   []byte
 	spans, goroutines, goexit uint64
 	capacity                  int
-	// gs holds the address of the g of each goroutine. Goroutine i has the id i+1 and has started the
-	// span in cell i.
+	// gs holds the addresses of the goroutines' g structs. The goroutine gs[i] has the id i+1 and has started
+	// the span in cell i.
 	gs []uint64
 }
 
-// alloc returns the address of new memory.
+// alloc appends zeroed memory to the image and returns its address.
 func (m *image) alloc(size int) uint64 {
 	at := len(m.content)
 	m.content = append(m.content, make([]byte, (size+63)&^63)...)
@@ -72,7 +72,7 @@ func (m *image) header(address uint64, words ...uint32) {
 // cell returns the address of a span's cell.
 func (m *image) cell(i int) uint64 { return m.spans + wire.SpansHeaderSize + uint64(i*wire.CellSize) }
 
-// newImage returns an image of waiting goroutines.
+// newImage returns an intact image with the given number of waiting goroutines.
 func newImage(goroutines int) *image {
 	m := &image{capacity: goroutines}
 	m.spans = m.alloc(wire.SpansHeaderSize + goroutines*wire.CellSize)
@@ -80,7 +80,7 @@ func newImage(goroutines int) *image {
 	m.goroutines = m.alloc(wire.GoroutinesHeaderSize + wire.GoroutinesCapacity*wire.GoroutineEntrySize)
 	m.header(m.goroutines, wire.GoroutinesMagic, wire.GoroutinesLayout1, wire.GoroutinesCapacity, wire.GoroutineEntrySize, wire.GoroutinesHeaderSize, wire.GoroutinesCapacity)
 	code := m.alloc(64)
-	copy(m.content[code-imageAt:], []byte{0x90, 0xe8, 0, 0, 0, 0, 0x90}) // of runtime.goexit
+	copy(m.content[code-imageAt:], []byte{0x90, 0xe8, 0, 0, 0, 0, 0x90}) // imitates runtime.goexit
 	m.goexit = code + 1
 	const stackSize, used = 2048, 128 // The stacks overlap, but their used parts do not.
 	stacks, gs := m.alloc(goroutines*used+stackSize), m.alloc(goroutines*gSize)
@@ -100,14 +100,14 @@ func newImage(goroutines int) *image {
 	return m
 }
 
-// entry publishes a span of goroutine number i.
+// entry stores an entry of the goroutine table: the goroutine with id i+1 is in the span ref.
 func (m *image) entry(i int, ref uint64) {
 	id := uint64(i + 1)
 	at := m.goroutines + wire.GoroutinesHeaderSize + uint64(wire.GoroutineIndex(id)*wire.GoroutineEntrySize)
 	m.set(at, ref, wire.GoroutineCheck(id, m.gs[min(i, len(m.gs)-1)], wire.Position(ref)))
 }
 
-// stack gives a goroutine a stack that begins at low and has the given number of frames.
+// stack writes a stack with the given number of frames at low, and makes it the stack of the goroutine g.
 func (m *image) stack(g, low uint64, frames int) {
 	m.set(g+gSP, low)
 	m.set(g+gPC, m.goexit+64)
@@ -121,7 +121,7 @@ func (m *image) stack(g, low uint64, frames int) {
 	}
 }
 
-// start starts the attacker with the image as its memory.
+// start starts an attacker that maps and advertises the image, and returns its process id.
 func (m *image) start(t *testing.T, attacker string, more ...string) (pid string) {
 	t.Helper()
 	file := m.write(t)
@@ -137,7 +137,7 @@ func (m *image) write(t *testing.T) string {
 	return file
 }
 
-// advertise returns the arguments that make the attacker advertise the image.
+// advertise returns the arguments with which the attacker advertises the tables in the image.
 func (m *image) advertise(t *testing.T) []string {
 	t.Helper()
 	const spans, goroutines, golang = wire.KeySpans, wire.KeyGoroutines, wire.KeyGo
@@ -152,14 +152,14 @@ func (m *image) advertise(t *testing.T) []string {
 	)
 }
 
-// TestGoroutines reads goroutines of programs whose memory looks only partly like a Go program's. The time and
-// memory of otelctx must stay bounded, and the intact goroutines must be reported correctly.
+// TestGoroutines checks that otelctx needs limited time and memory for a program whose goroutines are partly
+// corrupt, and reports the intact goroutines correctly.
 func TestGoroutines(t *testing.T) {
 	otelctx, attacker := builtCommand(t), attacker(t)
 	const goroutines, spoiled = 500, 40
 	for _, tt := range []struct {
 		name string
-		// spoil corrupts the goroutines whose numbers are at least first.
+		// spoil corrupts the goroutines whose index in gs is at least first.
 		spoil func(m *image, first int)
 		more  []string
 	}{
@@ -264,8 +264,9 @@ func checkGoroutines(t *testing.T, output []byte, all, good int) {
 	t.Log(d.Missing, seen)
 }
 
-// TestGoroutinesExec reads a process that executes its program again and again. Every second execution has
-// no spans, but a secret at the addresses where the other executions have their spans.
+// TestGoroutinesExec checks that package reader never returns memory of another program as spans. The process
+// executes its program again and again, and every second execution has a secret at the addresses where the
+// others have their spans.
 func TestGoroutinesExec(t *testing.T) {
 	attacker := attacker(t)
 	const goroutines = 1000
@@ -290,7 +291,8 @@ func TestGoroutinesExec(t *testing.T) {
 	assert.Positive(t, read)
 }
 
-// TestManyGoroutines reads as many goroutines as fit into the table, each with an endless stack.
+// TestManyGoroutines checks that otelctx needs limited time and memory for a full goroutine table, even if
+// almost all stacks are endless.
 func TestManyGoroutines(t *testing.T) {
 	otelctx, attacker := builtCommand(t), attacker(t)
 	m := newImage(wire.GoroutinesCapacity)

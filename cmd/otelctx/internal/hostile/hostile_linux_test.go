@@ -35,7 +35,7 @@ import (
 // Roles of children.
 const (
 	roleStalling = "stalling"
-	// roleDenied is a burner under a filter that denies the system calls named by its parent.
+	// roleDenied is a burner under a seccomp filter that denies MFD_NOEXEC_SEAL and the naming of mappings.
 	roleDenied = "denied"
 )
 
@@ -58,7 +58,7 @@ func TestMain(m *testing.M) {
 // stolen is the secret formatted as a trace id.
 var stolen = strings.Repeat("53", 16)
 
-// requireNoSecret fails if the recording contains data of a program with a secret.
+// requireNoSecret fails if the recording contains the secret or a stack of the program that holds it.
 func requireNoSecret(t *testing.T, d *document, profile *pprof.Profile) {
 	t.Helper()
 	for _, s := range d.Spans {
@@ -73,8 +73,8 @@ func requireNoSecret(t *testing.T, d *document, profile *pprof.Profile) {
 	}
 }
 
-// TestSetuidExec records an ordinary user's own program with otelctx as installed. The program then becomes
-// a privileged one.
+// TestSetuidExec checks that an ordinary user learns nothing about a privileged program with otelctx as installed.
+// The user records a program of their own, which then executes the privileged one.
 func TestSetuidExec(t *testing.T) {
 	otelctx, attacker := installedCommand(t), attacker(t)
 	victim := programs.Public(t, attacker, "victim")
@@ -93,7 +93,8 @@ func TestSetuidExec(t *testing.T) {
 	requireNoSecret(t, d, profile)
 }
 
-// TestKernelAddresses records kernel stacks for an ordinary user who may not read kernel addresses.
+// TestKernelAddresses checks that an ordinary user who may not read kernel addresses gets none in recorded kernel
+// stacks.
 func TestKernelAddresses(t *testing.T) {
 	otelctx := installedCommand(t, unix.CAP_SYS_PTRACE, unix.CAP_SYSLOG)
 	out, err := nobody.command("head", "-1", "/proc/kallsyms").Output()
@@ -117,8 +118,8 @@ func TestKernelAddresses(t *testing.T) {
 	assert.Contains(t, string(message), "not permitted")
 }
 
-// TestExec makes a service's process execute another program. The other program's memory and stacks must not
-// be attributed to the service.
+// TestExec checks that the memory and stacks of a program are not attributed to the service that its process ran
+// before.
 func TestExec(t *testing.T) {
 	otelctx, attacker := recordingCommand(t), attacker(t)
 	r := self.record(t, otelctx, "--all")
@@ -136,7 +137,8 @@ func TestExec(t *testing.T) {
 	requireNoSecret(t, d, profile)
 }
 
-// TestReusedPID starts another process with the process id of a service that has just ended.
+// TestReusedPID checks that the memory and stacks of a process are not attributed to an earlier service that had
+// the same process id.
 func TestReusedPID(t *testing.T) {
 	needRoot(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
@@ -173,7 +175,7 @@ type attack struct {
 	begin func(t *testing.T, u user, attacker string)
 }
 
-// publishing starts an attacker that publishes, so that it is recorded as well.
+// publishing starts an attacker that publishes a resource, so that it is recorded as well.
 func (u user) publishing(t *testing.T, want, attacker string, args ...string) {
 	t.Helper()
 	u.start(t, want, attacker, append(publish(t, attacker, text("service.name", "hostile")), args...)...)
@@ -218,7 +220,7 @@ var attacks = []attack{
 	}},
 }
 
-// stall starts processes that block their readers.
+// stall starts processes that block anyone who reads them, and returns their ids.
 func stall(t *testing.T) (pids []int) {
 	t.Helper()
 	needRoot(t)
@@ -230,8 +232,8 @@ func stall(t *testing.T) (pids []int) {
 	return pids
 }
 
-// TestBeside records a service beside each attacker. No sample of the service may be lost, and the profile
-// must be readable.
+// TestBeside checks that no attacker prevents a service from being recorded: no samples are lost, and the profile
+// is readable.
 func TestBeside(t *testing.T) {
 	otelctx, attacker := recordingCommand(t), attacker(t)
 	for _, u := range []user{self, nobody} {
@@ -256,16 +258,16 @@ func TestBeside(t *testing.T) {
 	})
 }
 
-// requireRecordedBeside records a service beside attackers at a frequency at which the recorder needs
-// less CPU than the recorded processes.
+// requireRecordedBeside records a service together with attackers. The recorder must print said, and use less CPU
+// time than the recorded processes.
 func (u user) requireRecordedBeside(t *testing.T, otelctx, said string) {
 	t.Helper()
 	r := u.record(t, otelctx, "--all")
 	service := startService(t, u)
 	r.awaitNames(service)
-	// The recorder starts up and reads a million symbols, which may take half a second of CPU time if system
-	// calls are slow. So the recorded processes run for a while before the recorder's CPU time is compared with
-	// theirs. Attackers that are many use that much CPU time sooner.
+	// Starting up and reading a million symbols may take the recorder half a second of CPU time if system calls are
+	// slow. So the recorded processes run for a while before their CPU time is compared with the recorder's. If
+	// there are many attackers, that takes less time.
 	begun := r.recordedUse()
 	burner.AwaitUse(t, service, serviceUse*11/10)
 	for limit := 4 * serviceUse; limit > 0 && r.recordedUse() < begun+5*time.Second; limit -= serviceUse / 10 {
@@ -293,9 +295,8 @@ func (u user) jit(t *testing.T, attacker string, pages int, perfMap string) {
 	require.Equal(t, "running", c.Ask("run"))
 }
 
-// TestNamesBesideOthers records a service beside processes of another user whose symbolization is
-// expensive. The service must get as many samples per second of CPU time as without them, and the samples
-// must be symbolized.
+// TestNamesBesideOthers checks that processes of another user whose symbolization is expensive do not harm a
+// service. It must get as many samples per second of CPU time as without them, and its samples must be symbolized.
 func TestNamesBesideOthers(t *testing.T) {
 	needRoot(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
@@ -340,8 +341,8 @@ func TestNamesBesideOthers(t *testing.T) {
 	}
 }
 
-// samplesBetween returns the number of samples of a process in a profile between two times, and how many of
-// them have a symbolized leaf.
+// samplesBetween returns the number of samples that an OTLP profile has of a process between two times, and how
+// many of them have a symbolized leaf.
 func samplesBetween(t *testing.T, content []byte, pid int, begun, ended time.Time) (samples, named int) {
 	t.Helper()
 	data := &profilespb.ProfilesData{}
@@ -369,9 +370,9 @@ func samplesBetween(t *testing.T, content []byte, pid int, begun, ended time.Tim
 	return samples, named
 }
 
-// TestStalled lists and records a service while many processes block their readers, its wall-clock time as well as
-// its CPU time. It also runs verify on one of the blocking processes. The commands wait for the timeout at the same
-// time.
+// TestStalled checks that processes that block their readers do not keep otelctx from listing and recording a
+// service, by CPU time and by wall-clock time, and that verify times out on such a process. The commands run
+// concurrently because each waits for a timeout.
 func TestStalled(t *testing.T) {
 	otelctx := recordingCommand(t)
 	pids := stall(t)
@@ -388,7 +389,7 @@ func TestStalled(t *testing.T) {
 	snapshots := begin("record", "--wall", "--all", "--duration=2s", "--json")
 	r := self.record(t, otelctx, "--all").recorded(service.PID())
 	burner.AwaitUse(t, service, 300*time.Millisecond)
-	service.Stop() // It does not have to run while the commands wait.
+	service.Stop() // It need not run while the commands wait.
 	defer service.Continue()
 	require.Eventually(t, func() bool {
 		return strings.Count(r.stderr.String(), "reading timed out") == len(pids)
@@ -415,7 +416,8 @@ func TestStalled(t *testing.T) {
 	assert.Greater(t, wall.Snapshots, 20) // of about 40
 }
 
-// TestPlantedOutput records to a path in a world-writable directory where another user has planted a file.
+// TestPlantedOutput checks that record does not write to a file that another user has planted at the output path in
+// a world-writable directory.
 func TestPlantedOutput(t *testing.T) {
 	needRoot(t)
 	otelctx, service := recordingCommand(t), startService(t, self)
@@ -455,7 +457,7 @@ func TestPlantedOutput(t *testing.T) {
 	assert.Equal(t, os.FileMode(0o600), info.Mode(), "profiles are private to their owner")
 }
 
-// TestFilesAreNotOpened maps a file and replaces it with a FIFO, which the recorder must not open.
+// TestFilesAreNotOpened checks that the recorder does not open a FIFO that has replaced a mapped file.
 func TestFilesAreNotOpened(t *testing.T) {
 	otelctx := installedCommand(t)
 	code := codeFile(t, 1)
@@ -476,7 +478,8 @@ func TestFilesAreNotOpened(t *testing.T) {
 	require.ErrorIs(t, err, unix.EAGAIN, "the pipe was opened")
 }
 
-// TestStalledFile maps a file on a file system that blocks whoever opens the file.
+// TestStalledFile checks that recording ends, and other processes are symbolized, even if opening a mapped file
+// blocks forever.
 func TestStalledFile(t *testing.T) {
 	needRoot(t)
 	otelctx := recordingCommand(t)
@@ -504,8 +507,7 @@ func TestStalledFile(t *testing.T) {
 	self.record(t, otelctx, "--all").requireRecorded(service)
 }
 
-// TestCrowd starts more idle publishers than can be recorded. A service that starts later must still be
-// recorded.
+// TestCrowd checks that a service is recorded even if it starts after more idle publishers than can be recorded.
 func TestCrowd(t *testing.T) {
 	testenv.NeedAll(t)
 	const most = 4095
@@ -520,12 +522,12 @@ func TestCrowd(t *testing.T) {
 		}
 		return n >= most
 	}, testenv.Patience, 100*time.Millisecond, "all places are taken")
-	crowd(most / 8) // These wait until a recorded process ends and frees its place.
+	crowd(most / 8) // These are recorded only when a recorded process ends.
 	r.requireRecorded(startService(t, self))
 }
 
-// TestIdlePublishers records a busy service while another user runs more publishers than can be examined.
-// The service must get as many samples per second of CPU time as without them.
+// TestIdlePublishers checks that a busy service gets as many samples per second of CPU time while another user runs
+// more publishers than otelctx can examine.
 func TestIdlePublishers(t *testing.T) {
 	testenv.NeedAll(t)
 	needRoot(t)
@@ -538,8 +540,8 @@ func TestIdlePublishers(t *testing.T) {
 	assert.InEpsilon(t, alone, beside, 0.05)
 }
 
-// samplesPerUse records all processes, and returns the number of samples of a service per second of the CPU
-// time that it used during the recording.
+// samplesPerUse records all processes. It returns how many samples the service got per second of CPU time that it
+// used.
 func samplesPerUse(t *testing.T, otelctx string, service *childproc.Child) float64 {
 	t.Helper()
 	type moment struct {
@@ -577,7 +579,7 @@ func samplesPerUse(t *testing.T, otelctx string, service *childproc.Child) float
 	return float64(d.samples(service.PID())) / (usedAt(d.Start+d.Duration) - usedAt(d.Start)).Seconds()
 }
 
-// TestDenied runs a service that publishes without permission to create memory files.
+// TestDenied checks that a service is recorded even if it may not create sealed memory files or name mappings.
 func TestDenied(t *testing.T) {
 	otelctx := recordingCommand(t)
 	c := childproc.Start(t, roleDenied, nil)
@@ -585,7 +587,8 @@ func TestDenied(t *testing.T) {
 	self.record(t, otelctx, "--all").requireRecorded(c)
 }
 
-// TestForeignCapacity records publishers with unusual numbers of slots that the format allows.
+// TestForeignCapacity checks that otelctx reads a ring whose capacity is not a power of two, which the format
+// allows.
 func TestForeignCapacity(t *testing.T) {
 	const slots = 1000
 	otelctx, attacker := recordingCommand(t), attacker(t)

@@ -46,11 +46,11 @@ const (
 	maxOutput = 400 << 20
 	// maxTime is the maximum CPU time of a command that reads a process for at most a second.
 	maxTime = 10 * time.Second
-	// serviceUse is the CPU time of a service of which hundreds of samples are required.
+	// serviceUse is the CPU time that a service uses while it is recorded, enough for hundreds of samples.
 	serviceUse = time.Second / 2
 )
 
-// user selects who runs a program: the user of the test, or an ordinary user.
+// user says who runs a program: the user who runs the test, or an ordinary user.
 type user bool
 
 const (
@@ -65,7 +65,7 @@ func (u user) String() string {
 	return "self"
 }
 
-// command returns a command that the user runs.
+// command returns a command that runs as the user u.
 func (u user) command(path string, args ...string) *exec.Cmd {
 	cmd := exec.Command(path, args...)
 	cmd.Dir = "/"
@@ -92,8 +92,8 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// recordingCommand returns the path of the otelctx to attack. It skips the test if recording is not
-// permitted.
+// recordingCommand returns the path of the otelctx to attack, for tests that record. It skips the test if
+// recording is not permitted.
 func recordingCommand(t *testing.T) string {
 	t.Helper()
 	if !childproc.Capable(t, unix.CAP_BPF) || !childproc.Capable(t, unix.CAP_PERFMON) {
@@ -102,7 +102,8 @@ func recordingCommand(t *testing.T) string {
 	return builtCommand(t)
 }
 
-// builtCommand is like recordingCommand, but for tests that only read processes and do not record.
+// builtCommand returns the path of the otelctx to attack, for tests that read processes but take no samples. It
+// skips the test if reading is not permitted.
 func builtCommand(t *testing.T) string {
 	t.Helper()
 	childproc.NeedReading(t)
@@ -130,7 +131,7 @@ func installedCommand(t *testing.T, more ...int) string {
 	return path
 }
 
-// attacker returns the path of the C program, linked at fixed addresses.
+// attacker builds the C program testdata/hostile.c, linked at fixed addresses, and returns its path.
 func attacker(t *testing.T) string {
 	t.Helper()
 	return programs.Public(t, programs.C(t, "testdata/hostile.c", "-fno-omit-frame-pointer", "-static", "-no-pie"), "attacker")
@@ -154,19 +155,19 @@ func (x *output) String() string {
 	return x.content.String()
 }
 
-// recorder is a running otelctx record.
+// recorder is a running otelctx command, in most tests otelctx record.
 type recorder struct {
 	t      *testing.T
 	cmd    *exec.Cmd
 	stdout bytes.Buffer
 	stderr output
 	file   string
-	// memory is the recorder's peak memory in bytes. It is sampled, because the peak that the kernel reports
-	// would include the memory that this process had when it started the recorder.
+	// memory is the recorder's peak memory in bytes. watchMemory reads it repeatedly, because the peak that the
+	// kernel reports after the exit would include the memory of this process when it started the recorder.
 	memory atomic.Int64
 }
 
-// watchMemory samples the recorder's memory until it has ended.
+// watchMemory updates memory until the recorder exits.
 func (r *recorder) watchMemory() {
 	for {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.cmd.Process.Pid))
@@ -182,13 +183,13 @@ func (r *recorder) watchMemory() {
 	}
 }
 
-// record starts recording.
+// record starts recording to a pprof file.
 func (u user) record(t *testing.T, otelctx string, args ...string) *recorder {
 	t.Helper()
 	return u.recordTo(t, "p.pb.gz", otelctx, args...)
 }
 
-// recordTo starts recording to a file with this name.
+// recordTo starts recording to a file with the given name in a new directory.
 func (u user) recordTo(t *testing.T, name, otelctx string, args ...string) *recorder {
 	t.Helper()
 	dir := programs.PublicDir(t)
@@ -214,7 +215,8 @@ func (r *recorder) begin() {
 	go r.watchMemory()
 }
 
-// run runs an otelctx command, which must succeed within the given memory and maxTime.
+// run runs an otelctx command and returns its output. The command must succeed within the given memory in bytes
+// and within maxTime.
 func (u user) run(t *testing.T, memory int64, otelctx string, args ...string) (stdout []byte) {
 	t.Helper()
 	r := &recorder{t: t, cmd: u.command(otelctx, args...)}
@@ -227,7 +229,7 @@ func (u user) run(t *testing.T, memory int64, otelctx string, args ...string) (s
 	return r.stdout.Bytes()
 }
 
-// document holds the fields of the output of record --json that the tests use.
+// document is the part of the output of record --json that the tests use.
 type document struct {
 	Samples, Attributed, Lost uint64
 	Ended                     bool
@@ -286,8 +288,8 @@ func (r *recorder) interrupt() *document {
 	return d
 }
 
-// exits yields the ids of the recorded processes. It reads them from the recorder's pidfds: the recorder
-// opens one for each process, to notice when the process exits.
+// exits yields the ids of the recorded processes. It finds them through the recorder's descriptors: the recorder
+// opens a pidfd for each process to notice when the process exits.
 func (r *recorder) exits(yield func(pid int) bool) {
 	dir := fmt.Sprintf("/proc/%d/fdinfo/", r.cmd.Process.Pid)
 	fds, _ := os.ReadDir(dir)
@@ -301,7 +303,7 @@ func (r *recorder) exits(yield func(pid int) bool) {
 	}
 }
 
-// process is the id of a process.
+// process is a process id that can be passed to [burner.Used].
 type process int
 
 func (p process) PID() int { return int(p) }
@@ -338,8 +340,8 @@ func (r *recorder) requireRecorded(service *childproc.Child) *document {
 	return r.requireSamples(service)
 }
 
-// awaitNames waits until the recorder has opened the program of the service, which it needs to symbolize the first
-// sample.
+// awaitNames waits until the recorder has opened the service's program. From then on it can symbolize samples of
+// the service.
 func (r *recorder) awaitNames(service *childproc.Child) {
 	r.t.Helper()
 	r.recorded(service.PID())
@@ -348,7 +350,7 @@ func (r *recorder) awaitNames(service *childproc.Child) {
 	childproc.AwaitOpen(r.t, r.cmd.Process.Pid, program)
 }
 
-// requireSamples ends the recording of a service that has used [serviceUse], with the checks of
+// requireSamples ends the recording of a service that has already used [serviceUse], and makes the checks of
 // [recorder.requireRecorded].
 func (r *recorder) requireSamples(service *childproc.Child) *document {
 	r.t.Helper()
@@ -433,8 +435,8 @@ func offsets(key string, fields []wire.Field) *commonpb.KeyValue {
 	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: list}}}
 }
 
-// advertise returns the arguments that make the attacker publish a resource and an advertisement. ring is the
-// start of the attacker's ring.
+// advertise returns the arguments that make the attacker publish a resource, the attributes in advertisement, and
+// ring, which it stores at the start of its ring.
 func advertise(t *testing.T, ring []byte, resource []*commonpb.KeyValue, advertisement ...*commonpb.KeyValue) []string {
 	t.Helper()
 	payload, err := proto.Marshal(&processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: resource}, Attributes: advertisement})
@@ -442,10 +444,11 @@ func advertise(t *testing.T, ring []byte, resource []*commonpb.KeyValue, adverti
 	return []string{"publish", strconv.Itoa(wire.ProcessContextVersion), hex.EncodeToString(payload), hex.EncodeToString(ring)}
 }
 
-// codeOffset is the offset of the code in a codeFile.
+// codeOffset is the offset of the code in a file from [codeFile].
 const codeOffset = "4096"
 
-// codeFile writes an ELF file whose symbols all have the same address. The code there counts down and returns.
+// codeFile writes an ELF file and returns its path. All its symbols have the same address, where a short loop
+// counts down and returns.
 func codeFile(t *testing.T, symbols int) string {
 	t.Helper()
 	const (

@@ -21,8 +21,9 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/burner"
 )
 
-// TestOutputs records a process whose attributes change all the time, to files of all formats. The attributes
-// are short, which takes the most memory, because each attribute needs its own table entries.
+// TestOutputs checks that the recorder needs limited memory for each output format, even if the attributes of
+// a process change all the time. The attributes are short: this takes the most memory, because each attribute
+// needs its own table entries.
 func TestOutputs(t *testing.T) {
 	otelctx := recordingCommand(t)
 	attacker := startBurner(t, self, burner.Records, burner.VariedMany)
@@ -49,7 +50,7 @@ func TestOutputs(t *testing.T) {
 	}
 }
 
-// requireJSON fails unless content consists of JSON objects.
+// requireJSON fails unless content is a sequence of JSON objects that have a dictionary.
 func requireJSON(t *testing.T, content []byte) {
 	t.Helper()
 	d := json.NewDecoder(bytes.NewReader(content))

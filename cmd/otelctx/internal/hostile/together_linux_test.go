@@ -29,9 +29,8 @@ var (
 	togetherUse = flag.Duration("together-use", 6*time.Second, "how long a service uses the processor while it is recorded beside attackers")
 )
 
-// TestTogether records a service beside all attackers at once. No sample of the service may be lost, and
-// each process that is not recorded must be reported once. The test logs how many of the expected samples
-// the service got.
+// TestTogether checks that a service loses no samples while all attackers run at once, and that otelctx
+// reports each problem only once. It logs the ratio of recorded to expected samples.
 func TestTogether(t *testing.T) {
 	testenv.NeedAll(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
@@ -46,8 +45,8 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// recordTogether records a service that has one CPU to itself, while the attackers and the recorder share
-// another. If there is only one CPU, all share it.
+// recordTogether records a service that has a CPU to itself, while the attackers and the recorder share
+// another. On a machine with one CPU, they all share it.
 func recordTogether(t *testing.T, otelctx string, attackers []int) {
 	const frequency = 99
 	service := startService(t, self)
