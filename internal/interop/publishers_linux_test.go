@@ -17,8 +17,9 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// The reader understands publishers in other languages, which were written from the OTEPs. It finds
-// the service's name, and the span of each thread, whose ids follow from the thread's number.
+// TestPublishers checks that package reader understands publishers in other languages that were
+// written from the OTEPs. It must find the service's name and the span of each thread, whose ids
+// derive from the number that the publisher assigned to the thread.
 func TestPublishers(t *testing.T) {
 	source := func(name string) string { return filepath.Join("publishers", name) }
 	for _, tt := range []struct {

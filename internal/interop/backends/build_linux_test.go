@@ -19,10 +19,10 @@ const (
 	cacheKey   = "OTELCTX_BACKENDS_CACHE"
 )
 
-// server is a program built from its Go module.
+// server is a program that is built from a Go module.
 type server struct {
 	name, module, version string
-	// prepare makes a copy of the module's source buildable.
+	// prepare changes a copy of the module's source so that it can be built.
 	prepare func(t *testing.T, source string)
 }
 
@@ -34,7 +34,7 @@ func needBackends(t *testing.T) {
 	}
 }
 
-// cacheDir returns the directory that keeps built and downloaded programs between test runs.
+// cacheDir returns the directory in which test runs share built and downloaded programs.
 func cacheDir(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv(cacheKey)
@@ -47,8 +47,8 @@ func cacheDir(t *testing.T) string {
 	return dir
 }
 
-// cached returns the directory of this name in the cache. If the directory is missing, cached calls
-// fill to create it.
+// cached returns the cache's subdirectory with the given name. If it is missing, cached creates it
+// and calls fill to fill it.
 func cached(t *testing.T, name string, fill func(dir string)) (dir string) {
 	t.Helper()
 	dir = filepath.Join(cacheDir(t), name)
@@ -84,7 +84,7 @@ func (s server) build(t *testing.T) (program string) {
 	return filepath.Join(dir, s.name)
 }
 
-// goCommand returns a go command that runs in dir, outside any workspace.
+// goCommand returns a go command that runs in dir and ignores go.work.
 func goCommand(dir string, args ...string) *exec.Cmd {
 	cmd := exec.Command("go", args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")

@@ -17,7 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// collectorVersion is the version of the Collector in the manifest, and of the builder.
+// collectorVersion is the version of the Collector in testdata/collector/manifest.yaml and of the
+// Collector builder.
 const collectorVersion = "v0.161.0"
 
 // buildCollector builds a Collector with the ClickHouse exporter and returns the program's path.
@@ -32,8 +33,8 @@ func buildCollector(t *testing.T) (program string) {
 	return filepath.Join(dir, "source", "otelcol")
 }
 
-// startClickHouse runs ClickHouse's engine until the end of the test. It skips the test if npm or
-// the package is unavailable.
+// startClickHouse runs ClickHouse's engine until the end of the test and returns its address. It skips
+// the test if npm or the package is unavailable.
 func startClickHouse(t *testing.T) (address string) {
 	t.Helper()
 	if _, err := exec.LookPath("npm"); err != nil {
@@ -47,7 +48,8 @@ func startClickHouse(t *testing.T) (address string) {
 			t.Skipf("cannot install chDB: %v: %s", err, output)
 		}
 	})
-	// Copy the script to the packages: Node searches for them next to the script.
+	// Copy the script into the directory of the packages, because Node looks for packages next to the
+	// script.
 	script, err := os.ReadFile(filepath.Join("testdata", "clickhouse", "server.js"))
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "server.js"), script, 0o600))
@@ -58,8 +60,7 @@ func startClickHouse(t *testing.T) (address string) {
 	})[0]
 }
 
-// query runs a statement whose rows consist of a name and a number of samples, and returns the numbers
-// by name.
+// query runs a statement that selects names and numbers of samples. It returns the numbers by name.
 func query(t *testing.T, address, statement string) map[string]int {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/?default_format=JSON", strings.NewReader(statement))
@@ -78,8 +79,8 @@ func query(t *testing.T, address, statement string) map[string]int {
 	return samples
 }
 
-// ClickHouse finds a recording's samples by service, span and trace, and joins them with the spans
-// that the service exported through the same Collector.
+// TestClickHouse checks that ClickHouse finds a recording's samples by service, span and trace, and
+// joins them with the spans that the service exported through the same Collector.
 func TestClickHouse(t *testing.T) {
 	needBackends(t)
 	clickHouse := startClickHouse(t)

@@ -23,7 +23,7 @@ var parca = server{
 	name: "parca", module: "github.com/parca-dev/parca", version: "v0.28.0",
 	prepare: func(t *testing.T, source string) {
 		t.Helper()
-		// The program embeds its user interface, which the module does not contain.
+		// Parca embeds its user interface, which the Go module does not contain.
 		ui := filepath.Join(source, "ui", "packages", "app", "web", "build")
 		require.NoError(t, os.MkdirAll(ui, 0o755))
 		require.NoError(t, os.WriteFile(filepath.Join(ui, "index.html"), nil, 0o600))
@@ -49,11 +49,12 @@ func (c parcaClient) start() string {
 
 func (c parcaClient) end() string { return c.of.last.Add(time.Second).UTC().Format(time.RFC3339Nano) }
 
-// parcaType is the profile type that Parca assigns to the recording. It contains the scope's name.
+// parcaType is the profile type that Parca assigns to the recording. It starts with the name of the
+// instrumentation scope.
 const parcaType = "github_com_otelctx_otelctx_cmd_otelctx:samples:count:cpu:nanoseconds:delta"
 
-// total returns the number of samples with this value of a label. Parca returns nanoseconds, which
-// total converts back to samples.
+// total returns the number of samples that have the given value of a label. Parca returns
+// nanoseconds, which total converts to samples.
 func (c parcaClient) total(t *testing.T, label, value string) int {
 	t.Helper()
 	var answer struct {
@@ -85,8 +86,8 @@ func startParca(t *testing.T) (address string) {
 	})[0]
 }
 
-// Parca finds a recording's samples by service and span name. It cannot find them by span, because it
-// drops links.
+// TestParca checks that Parca finds a recording's samples by service and span name. Parca cannot find
+// them by span id, because it drops links.
 func TestParca(t *testing.T) {
 	needBackends(t)
 	address := startParca(t)
@@ -101,7 +102,8 @@ func TestParca(t *testing.T) {
 	assert.Empty(t, c.labelValues(t, "span_id"))
 }
 
-// Parca also finds samples by span and trace if the ids are attributes of the samples.
+// TestParcaWithIDs checks that Parca also finds samples by span and trace if the samples have the ids
+// as attributes.
 func TestParcaWithIDs(t *testing.T) {
 	needBackends(t)
 	address := startParca(t)

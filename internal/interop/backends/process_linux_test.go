@@ -27,8 +27,9 @@ const (
 	attempts = 3
 )
 
-// start runs a server until the end of the test. It returns its addresses, one per port, once
-// http://address/path answers without a server error. command receives the addresses.
+// start runs a server until the end of the test and returns its addresses, one for each of its
+// ports. command returns the command that makes the server listen at given addresses. start waits
+// until http://address/path, at the first address, answers without a server error.
 func start(t *testing.T, ports int, path string, command func(addresses []string) *exec.Cmd) (addresses []string) {
 	t.Helper()
 	for range attempts {
@@ -67,13 +68,13 @@ func tail(text string) string {
 	return strings.Join(lines[max(0, len(lines)-most):], "\n")
 }
 
-// freeAddresses returns addresses whose ports were free a moment ago.
+// freeAddresses returns n addresses on ports that are currently free.
 func freeAddresses(t *testing.T, n int) (addresses []string) {
 	t.Helper()
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
-		defer func() { require.NoError(t, l.Close()) }() // All listeners are open at once, so that the ports differ.
+		defer func() { require.NoError(t, l.Close()) }() // keep all listeners open until the end, so that the ports differ
 		addresses = append(addresses, l.Addr().String())
 	}
 	return addresses

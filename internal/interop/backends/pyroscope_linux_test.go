@@ -26,7 +26,8 @@ var pyroscope = server{
 	name: "pyroscope", module: "github.com/grafana/pyroscope", version: "v1.21.1",
 	prepare: func(t *testing.T, source string) {
 		t.Helper()
-		// go.mod replaces the API module by a directory that is not part of the download.
+		// Pyroscope's go.mod replaces the API module with a local directory that the download does
+		// not contain.
 		run(t, goCommand(source, "mod", "edit", "-replace", "github.com/grafana/pyroscope/api=github.com/grafana/pyroscope/api@v1.5.0"))
 	},
 }
@@ -37,7 +38,7 @@ type pyroscopeClient struct {
 	of      recording
 }
 
-// ask calls a method of the querier.
+// ask calls a method of Pyroscope's query API and decodes the answer.
 func (c pyroscopeClient) ask(t *testing.T, method string, question map[string]any, answer any) {
 	t.Helper()
 	question["start"], question["end"] = c.of.first.UnixMilli()-1000, c.of.last.UnixMilli()+1000
@@ -52,7 +53,7 @@ func (c pyroscopeClient) ask(t *testing.T, method string, question map[string]an
 // pyroscopeType is the profile type that Pyroscope assigns to the recording.
 const pyroscopeType = "process_cpu:cpu:nanoseconds:cpu:nanoseconds"
 
-// flameGraph is the querier's answer.
+// flameGraph is a flame graph in an answer of Pyroscope.
 type flameGraph struct {
 	Flamegraph struct {
 		Total  int64 `json:",string"`
@@ -80,7 +81,7 @@ func (n *numbers) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// find returns the flame graph of the samples that match a label selector.
+// find returns a flame graph of all samples that match a label selector.
 func (c pyroscopeClient) find(t *testing.T, selector string) (g flameGraph) {
 	t.Helper()
 	c.ask(t, "SelectMergeStacktraces", map[string]any{"profileTypeID": pyroscopeType, "labelSelector": selector, "maxNodes": 1 << 20}, &g)
@@ -93,7 +94,7 @@ func (c pyroscopeClient) total(t *testing.T, selector string) int {
 	return int(c.find(t, selector).Flamegraph.Total / c.of.period)
 }
 
-// byFunction returns the number of samples by innermost function.
+// byFunction returns the number of matching samples for each innermost function.
 func (c pyroscopeClient) byFunction(t *testing.T, selector string) map[string]int {
 	t.Helper()
 	g := c.find(t, selector).Flamegraph
@@ -109,8 +110,8 @@ func (c pyroscopeClient) byFunction(t *testing.T, selector string) map[string]in
 	return samples
 }
 
-// span returns the number of samples of a span, with the query of Grafana's "Profiles for this
-// span".
+// span returns the number of samples of a span. It sends the same query as "Profiles for this span"
+// in Grafana.
 func (c pyroscopeClient) span(t *testing.T, id string) int {
 	t.Helper()
 	var g flameGraph
@@ -128,7 +129,7 @@ func (c pyroscopeClient) labelValues(t *testing.T, name string) []string {
 	return answer.Names
 }
 
-// startPyroscope starts a Pyroscope with a configuration file.
+// startPyroscope starts Pyroscope with a configuration file and returns its address.
 func startPyroscope(t *testing.T, config string) (address string) {
 	t.Helper()
 	config, err := filepath.Abs(config)
@@ -164,7 +165,7 @@ func startPyroscope(t *testing.T, config string) (address string) {
 	})[0]
 }
 
-// Pyroscope finds a recording's samples by service, span, name and trace.
+// TestPyroscope checks that Pyroscope finds a recording's samples by service, span, name and trace.
 func TestPyroscope(t *testing.T) {
 	needBackends(t)
 	address := startPyroscope(t, os.DevNull)
@@ -185,7 +186,8 @@ func TestPyroscope(t *testing.T) {
 	assert.Equal(t, slices.Sorted(maps.Keys(texts(r.byTrace(), traceText))), c.labelValues(t, "trace_id"))
 }
 
-// Pyroscope finds spans even without labels for traces and threads.
+// TestPyroscopeWithoutLabels checks that Pyroscope finds samples by span even if its configuration
+// drops the labels for traces and threads.
 func TestPyroscopeWithoutLabels(t *testing.T) {
 	needBackends(t)
 	address := startPyroscope(t, filepath.Join("testdata", "pyroscope", "config.yaml"))
@@ -199,7 +201,8 @@ func TestPyroscopeWithoutLabels(t *testing.T) {
 	assert.NotEmpty(t, c.labelValues(t, "process_pid"))
 }
 
-// checkSpans queries the spans with the most samples, and one that does not exist.
+// checkSpans checks the answers for the spans with the most samples, and for a span that does not
+// exist.
 func (c pyroscopeClient) checkSpans(t *testing.T) {
 	t.Helper()
 	for id, samples := range top(texts(c.of.bySpan, func(s span) string { return c.of.exported[s].profileID })) {

@@ -19,19 +19,21 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
-// collectorKey is the environment variable with the path of the Collector that make interop
+// collectorKey is an environment variable with the path of the Collector that make interop
 // WHAT=otelcol builds. make interop WHAT=backends sets it if that Collector exists.
 const collectorKey = "OTELCTX_TEST_COLLECTOR"
 
 const (
-	// receiverPeriod is the period of the example configurations: 97 Hz.
+	// receiverPeriod is the sampling period in nanoseconds of the example configurations: 97 Hz.
 	receiverPeriod = int64(time.Second) / 97
-	// enough is the number of samples in spans that a backend must have of one service.
+	// enough is how many samples in spans of a service a backend must have before a test compares
+	// them.
 	enough = 300
 )
 
-// receive runs the otelctx receiver with an example configuration on a service, until a backend has
-// enough samples in spans according to inSpans.
+// receive profiles a service with the otelctx receiver in a Collector that uses an example
+// configuration. It stops when the backend has enough samples in spans. inSpans asks the backend
+// for their number.
 func receive(t *testing.T, config string, environment []string, inSpans func(r recording) int, arguments ...string) recording {
 	t.Helper()
 	collector := os.Getenv(collectorKey)
@@ -86,7 +88,7 @@ func receive(t *testing.T, config string, environment []string, inSpans func(r r
 	return r
 }
 
-// checkTraces checks that all traces with samples were exported.
+// checkTraces checks that the service exported each trace for which the backend has samples.
 func (r *recording) checkTraces(t *testing.T, ids []string) {
 	t.Helper()
 	var exported []string
@@ -99,7 +101,8 @@ func (r *recording) checkTraces(t *testing.T, ids []string) {
 	t.Logf("%d of %d traces have samples", len(ids), len(exported))
 }
 
-// Pyroscope finds the receiver's samples by service, span and trace.
+// TestReceiverPyroscope checks that Pyroscope finds the receiver's samples by service, span and
+// trace.
 func TestReceiverPyroscope(t *testing.T) {
 	needBackends(t)
 	address := startPyroscope(t, os.DevNull)
@@ -124,7 +127,8 @@ func TestReceiverPyroscope(t *testing.T) {
 	assert.Greater(t, c.total(t, service), bySpan, "the service also works outside of spans")
 }
 
-// Parca drops links, so the receiver's configuration keeps ids as attributes.
+// TestReceiverParca checks that Parca finds the receiver's samples by span. The configuration keeps
+// the ids as attributes, because Parca drops links.
 func TestReceiverParca(t *testing.T) {
 	needBackends(t)
 	address := startParca(t)
@@ -132,14 +136,14 @@ func TestReceiverParca(t *testing.T) {
 	r := receive(t, "parca.yaml", []string{"PARCA_ENDPOINT=" + address}, func(r recording) int {
 		c := parcaClient{address, r}
 		ids = c.labelValues(t, "process_context_label_trace_id")
-		return len(ids) * enough / requests // This is enough once there are as many traces as in one round.
+		return len(ids) * enough / requests // reaches enough when there are as many traces as requests in a round
 	})
 	r.checkTraces(t, ids)
 	c := parcaClient{address, r}
 	assert.Contains(t, c.labelValues(t, "service_name"), serviceName)
 }
 
-// ClickHouse stores the receiver's samples with their links.
+// TestReceiverClickHouse checks that ClickHouse stores the receiver's samples with their links.
 func TestReceiverClickHouse(t *testing.T) {
 	needBackends(t)
 	clickHouse := startClickHouse(t)

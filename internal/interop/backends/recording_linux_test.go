@@ -29,7 +29,7 @@ import (
 // requests is how many requests the service handles while it is recorded.
 const requests = 50
 
-// recording holds the content of a service's profile, and the spans that the service exported.
+// recording is the content of a service's profile, together with the spans that the service exported.
 type recording struct {
 	period      int64 // nanoseconds
 	samples     int   // total number
@@ -39,9 +39,9 @@ type recording struct {
 	first, last time.Time // times of the first and last sample
 }
 
-// record records a service while it works and sends its profile to endpoint. The recorder also
-// writes a file, from which record reads the recording. The service exports its spans to this test,
-// and also to the endpoint spans unless that is empty.
+// record records a service while it handles requests, and sends the profile to endpoint. It reads the
+// returned recording from a file that the recorder writes as well. The service exports its spans to
+// this test and, unless spans is empty, to the endpoint spans.
 func record(t *testing.T, endpoint, spans string, options ...string) recording {
 	t.Helper()
 	program := programs.Build(t, programs.Static, filepath.Join("..", "..", "cmd", "otelctx"), ".")
@@ -57,8 +57,8 @@ func record(t *testing.T, endpoint, spans string, options ...string) recording {
 	cmd.Stdout, cmd.Stderr = &output, &output
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	// Once the recorder has the service's program open, it starts to sample, and even the first sample
-	// has names.
+	// When the recorder has opened the service's program, it starts to sample, and can symbolize even
+	// the first sample.
 	service, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", child.PID()))
 	require.NoError(t, err)
 	childproc.AwaitOpen(t, cmd.Process.Pid, service)
@@ -81,7 +81,7 @@ func record(t *testing.T, endpoint, spans string, options ...string) recording {
 // exitNotPermitted is otelctx's exit code if it may not record.
 const exitNotPermitted = 4
 
-// readRecording reads an OTLP file.
+// readRecording reads the samples in an OTLP file.
 func readRecording(t *testing.T, file string) recording {
 	t.Helper()
 	content, err := os.ReadFile(file)
@@ -113,7 +113,7 @@ func readRecording(t *testing.T, file string) recording {
 	return r
 }
 
-// innermost returns the name of a sample's innermost function that has a name.
+// innermost returns the name of the innermost symbolized function of a sample.
 func innermost(d *profilespb.ProfilesDictionary, s *profilespb.Sample) string {
 	for _, location := range d.GetStackTable()[s.GetStackIndex()].GetLocationIndices() {
 		for _, line := range d.GetLocationTable()[location].GetLines() {
@@ -134,7 +134,7 @@ func (r *recording) include(at time.Time) {
 	}
 }
 
-// check compares the recording with the exported spans, in both directions.
+// check compares the spans in the recording with the exported spans, in both directions.
 func (r *recording) check(t *testing.T) {
 	t.Helper()
 	for s := range r.bySpan {
@@ -177,7 +177,7 @@ func (r *recording) byTrace() map[[16]byte]int {
 	return traces
 }
 
-// texts converts the keys of samples to text.
+// texts converts the keys of a map of sample counts to text.
 func texts[K comparable](samples map[K]int, text func(K) string) map[string]int {
 	result := map[string]int{}
 	for k, n := range samples {
@@ -186,7 +186,7 @@ func texts[K comparable](samples map[K]int, text func(K) string) map[string]int 
 	return result
 }
 
-// top returns the entries with the most samples.
+// top returns the entries with the highest sample counts.
 func top(samples map[string]int) map[string]int {
 	const most = 5
 	keys := slices.SortedFunc(maps.Keys(samples), func(a, b string) int { return cmp.Compare(samples[b], samples[a]) })

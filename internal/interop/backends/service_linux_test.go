@@ -41,8 +41,9 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){roleService: service})
 }
 
-// service exports its spans to the endpoints in the first line. Then it works outside of spans
-// until it receives a number of requests. It handles these and answers "exported".
+// service is the role of a service. It reads the endpoints for its spans from the first line. Then
+// it works outside of spans until it receives a number of requests, handles them and answers
+// "exported".
 func service(parent *childproc.Parent) {
 	endpoints, _ := parent.Receive()
 	ctx := context.Background()
@@ -83,7 +84,7 @@ func service(parent *childproc.Parent) {
 	}
 }
 
-// serve handles one request, in three spans.
+// serve handles a request and creates three spans for it.
 func serve(ctx context.Context, tracer trace.Tracer, parent *childproc.Parent) {
 	ctx, request := tracer.Start(ctx, endpointName)
 	defer request.End()
@@ -98,7 +99,7 @@ func serve(ctx context.Context, tracer trace.Tracer, parent *childproc.Parent) {
 
 var burned int
 
-// burn spins until the process has used d of CPU time, which takes longer on a busy machine.
+// burn uses the CPU until the process has used d of CPU time.
 //
 //go:noinline
 func burn(d time.Duration) error {
@@ -111,7 +112,7 @@ func burn(d time.Duration) error {
 	return err
 }
 
-// used returns the process's CPU time.
+// used returns the CPU time that the process has used.
 func used() (time.Duration, error) {
 	var ts unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts)
@@ -124,14 +125,14 @@ type span struct {
 	spanID  [8]byte
 }
 
-// exportedSpan holds the properties of an exported span that tests compare.
+// exportedSpan is the part of an exported span that tests compare.
 type exportedSpan struct {
 	name string
 	// profileID is the span's profile id in Pyroscope.
 	profileID string
 }
 
-// spans collects the spans that a service has exported.
+// spans is an OTLP server that collects the spans exported by a service.
 type spans struct {
 	tracepb.UnimplementedTraceServiceServer
 
@@ -139,7 +140,8 @@ type spans struct {
 	all map[span]exportedSpan
 }
 
-// receiveSpans receives spans until the end of the test and returns its endpoint.
+// receiveSpans starts an OTLP server that runs until the end of the test. It returns the server's
+// spans and its endpoint.
 func receiveSpans(t *testing.T) (*spans, string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -38,7 +38,7 @@ func main() {
 	}
 }
 
-// newCommand returns the Collector's command line.
+// newCommand returns the Collector's root command.
 func newCommand() *cobra.Command {
 	return otelcol.NewCommand(otelcol.CollectorSettings{
 		BuildInfo: component.BuildInfo{

@@ -17,13 +17,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// recorder is one of the two programs that sample on each node. Both are deployed under the same name,
-// so deploying one replaces the other.
+// recorder is one of the two programs that can profile each node: otelctx record or a Collector. Both
+// are deployed under the same name, so deploying one replaces the other.
 type recorder struct {
 	manifest string
 	// capabilities are exactly the capabilities that the recorder needs.
 	capabilities []corev1.Capability
-	// hostPath is the host directory that the recorder reads, or empty.
+	// hostPath is the host directory that the recorder mounts, or "" if it mounts none.
 	hostPath string
 }
 
@@ -37,13 +37,13 @@ var (
 	}
 )
 
-// root is the repository's root directory, and files is the directory of the deployment files.
+// root is the repository's root directory, and files is the directory with the deployment files.
 const (
 	root  = "../../.."
 	files = root + "/example/ecosystem/deploy"
 )
 
-// read returns the content of a deployment file.
+// read returns the content of a deployment file with the given name.
 func read(t *testing.T, name string) []byte {
 	t.Helper()
 	return readFile(t, filepath.Join(files, name))
@@ -56,8 +56,7 @@ func readFile(t *testing.T, path string) []byte {
 	return b
 }
 
-// TestBrokenFiles makes the mistakes of testdata/broken.yaml one at a time, and checks that each is
-// detected.
+// TestBrokenFiles checks that the tests detect each of the mistakes in testdata/broken.yaml.
 func TestBrokenFiles(t *testing.T) {
 	var mistakes map[string]map[string]string
 	require.NoError(t, yaml.UnmarshalStrict(readFile(t, "testdata/broken.yaml"), &mistakes))
@@ -84,7 +83,7 @@ func TestBrokenFiles(t *testing.T) {
 	}
 }
 
-// assertPinned fails for an image without a fixed version.
+// assertPinned fails if the image has no fixed version.
 func assertPinned(t *testing.T, image string) {
 	t.Helper()
 	_, tag, ok := strings.Cut(image, ":")

@@ -70,7 +70,7 @@ func TestCompose(t *testing.T) {
 	assertCollectorWritesTo(t, collector.Volumes[0].Target)
 }
 
-// assertCapabilities fails if a Compose service and a recorder have different capabilities.
+// assertCapabilities fails unless a Compose service has exactly the recorder's capabilities.
 func assertCapabilities(t *testing.T, want recorder, got types.ServiceConfig) {
 	t.Helper()
 	assert.Equal(t, []string{"ALL"}, got.CapDrop)
@@ -80,7 +80,8 @@ func assertCapabilities(t *testing.T, want recorder, got types.ServiceConfig) {
 	}
 }
 
-// The agent's Compose file replaces the recorder by a Collector, and changes nothing else.
+// TestComposeAgent checks that the agent's Compose file replaces the recorder with a Collector and
+// changes nothing else.
 func TestComposeAgent(t *testing.T) {
 	before, err := loadCompose(t.Context(), read(t, "compose.yaml"))
 	require.NoError(t, err)

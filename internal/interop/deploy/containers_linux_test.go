@@ -57,8 +57,8 @@ func buildRecorder(t *testing.T) string {
 	return programs.Build(t, programs.Static, filepath.Join(root, "cmd/otelctx"), ".")
 }
 
-// containerSpec returns the runtime configuration of a pod's first container. It has Docker's
-// default seccomp profile, but uses the host's network.
+// containerSpec returns the runtime configuration for the first container of a pod. The container has
+// Docker's default seccomp profile and uses the host's network.
 func containerSpec(t *testing.T, pod *corev1.PodSpec, args, environ []string) *specs.Spec {
 	t.Helper()
 	c := pod.Containers[0].SecurityContext
@@ -105,7 +105,7 @@ func containerSpec(t *testing.T, pod *corev1.PodSpec, args, environ []string) *s
 	return s
 }
 
-// container returns a command that runs a container with a single program in it.
+// container returns a command that runs a container whose only program is the given one.
 func container(t *testing.T, spec *specs.Spec, program string) *exec.Cmd {
 	t.Helper()
 	bundle := t.TempDir()
@@ -158,8 +158,8 @@ func (s *started) stop() {
 	require.NoError(s.t, err, s.stderr.String())
 }
 
-// startCollector starts the Collector with the manifests' configuration, but on free ports and with
-// its files in dir. It returns the ports.
+// startCollector starts the Collector with the manifests' configuration, except that it uses free
+// ports and writes its files to dir. It returns the ports.
 func startCollector(t *testing.T, program, dir string) (collector *started, grpc, http string) {
 	t.Helper()
 	var addresses []string
@@ -193,8 +193,8 @@ func startService(t *testing.T, program string, pod *corev1.PodSpec, environ ...
 	return service
 }
 
-// TestContainers runs the pods of the manifests as containers. With exactly the privileges of its
-// manifest, the recorder must find the service's spans and functions, and send them to the Collector.
+// TestContainers checks that the recorder finds the service's spans and functions, and sends them to
+// the Collector, when it has exactly the privileges of its manifest. The pods run as containers.
 func TestContainers(t *testing.T) {
 	testenv.NeedAll(t)
 	needContainers(t)
@@ -240,13 +240,14 @@ func TestContainers(t *testing.T) {
 	joined, err := exec.Command(programs.Build(t, programs.Static, filepath.Join(root, "example"), "./ecosystem/join"), filepath.Join(dir, "traces.jsonl"), profiles).CombinedOutput()
 	require.NoError(t, err, string(joined))
 	t.Logf("%s", joined)
-	// Other processes of this host may be in the profile, too, but export their spans elsewhere.
+	// The profile may also contain other processes of this host, but they do not export spans to this
+	// Collector.
 	assert.Regexp(t, `(?m)^contained +digests +[1-9]\d+ +\S+ +\S+ +(0\.\d*[1-9]|[1-9]\d*\.)\d*s `, string(joined))
 	assert.NotRegexp(t, `(?m)^contained +\(not exported\)`, string(joined))
 }
 
-// If any privilege is missing, the recorder cannot record the service, and reports which privilege is
-// missing.
+// TestContainersWithLess checks that the recorder cannot record the service if any privilege is
+// missing, and that it reports which one.
 func TestContainersWithLess(t *testing.T) {
 	needContainers(t)
 	quickstart, otelctx := buildQuickstart(t), buildRecorder(t)
@@ -311,7 +312,8 @@ const (
 	unlimitedKey = "OTELCTX_TEST_UNLIMITED" // set if that Collector does not raise RLIMIT_MEMLOCK
 )
 
-// mayRaiseLimits reports whether this process has CAP_SYS_RESOURCE and so can pass it on.
+// mayRaiseLimits reports whether this process has CAP_SYS_RESOURCE, which it can then give to
+// containers.
 func mayRaiseLimits(t *testing.T) bool {
 	t.Helper()
 	const sysResource = 24
@@ -324,7 +326,8 @@ func mayRaiseLimits(t *testing.T) bool {
 	return held&(1<<sysResource) != 0
 }
 
-// agentSpec returns the container of the profiling Collector, which sends to endpoint.
+// agentSpec returns the runtime configuration of the profiling Collector, which sends to endpoint.
+// change modifies the pod first.
 func agentSpec(t *testing.T, change func(*corev1.PodSpec), endpoint string) *specs.Spec {
 	t.Helper()
 	objects := manifests(t, agent)
@@ -349,7 +352,8 @@ func agentSpec(t *testing.T, change func(*corev1.PodSpec), endpoint string) *spe
 	return spec
 }
 
-// agentProgram returns the path of the Collector, under the name that it has in the image.
+// agentProgram returns the path of a copy of the Collector that has the same file name as in the
+// image.
 func agentProgram(t *testing.T) string {
 	t.Helper()
 	built := os.Getenv(collectorKey)
@@ -367,8 +371,9 @@ func agentProgram(t *testing.T) string {
 	return path
 }
 
-// The profiling Collector runs with exactly the privileges of its manifest. Its profiles have
-// function names, the service's resource, and links to spans that the service exported.
+// TestContainersAgent checks that the profiling Collector works with exactly the privileges of its
+// manifest. Its profiles must have function names, the service's resource, and links to spans that
+// the service exported.
 func TestContainersAgent(t *testing.T) {
 	needContainers(t)
 	program := agentProgram(t)
@@ -400,9 +405,9 @@ func TestContainersAgent(t *testing.T) {
 	collector.stop()
 }
 
-// If a required capability is missing, the Collector fails to start and reports why. If one of the
-// other capabilities is missing, its samples of other users' processes have no names, spans or
-// resources.
+// TestContainersAgentWithLess checks that the Collector fails to start and reports the reason if a
+// required capability is missing. If one of the other capabilities is missing, samples of other
+// users' processes must have no names, spans or resources.
 func TestContainersAgentWithLess(t *testing.T) {
 	needContainers(t)
 	program := agentProgram(t)

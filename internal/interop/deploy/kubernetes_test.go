@@ -58,7 +58,7 @@ func decode(manifest []byte) ([]metav1.Object, error) {
 	}
 }
 
-// manifests returns the objects of all manifests with one of the recorders, in the order in which
+// manifests returns the objects of all manifests that deploy the recorder r, in the order in which
 // kubectl apply creates them.
 func manifests(t *testing.T, r recorder) []metav1.Object {
 	t.Helper()
@@ -101,7 +101,7 @@ func podOf(o metav1.Object) (selector *metav1.LabelSelector, template *corev1.Po
 	}
 }
 
-// Every reference in the manifests must have a target.
+// TestKubernetes checks that everything that the manifests refer to exists.
 func TestKubernetes(t *testing.T) {
 	t.Run("record", func(t *testing.T) {
 		recorder := testManifests(t, record)
@@ -120,8 +120,8 @@ func TestKubernetes(t *testing.T) {
 	})
 }
 
-// testManifests tests everything that does not depend on which recorder is used, and returns the
-// recorder's pod.
+// testManifests checks the manifests that deploy the recorder r, apart from the differences between
+// recorders, and returns the recorder's pod.
 func testManifests(t *testing.T, r recorder) corev1.PodSpec {
 	t.Helper()
 	objects := manifests(t, r)
@@ -170,8 +170,8 @@ func testManifests(t *testing.T, r recorder) corev1.PodSpec {
 	return recorder
 }
 
-// assertPod fails if a pod has more rights than it needs. hostPath is the only directory of the
-// host that the pod may mount. If it is "", the pod may not mount any.
+// assertPod fails if a pod has more rights than it needs. hostPath is the only host directory that the
+// pod may mount, or "" if it may mount none.
 func assertPod(t *testing.T, name string, pod *corev1.PodSpec, hostPath string) {
 	t.Helper()
 	assert.False(t, *pod.AutomountServiceAccountToken, name)
@@ -197,7 +197,7 @@ func assertPod(t *testing.T, name string, pod *corev1.PodSpec, hostPath string) 
 	}
 }
 
-// assertReaches fails if endpoint is not a port of the service.
+// assertReaches fails if endpoint is not an address and port of the Service s.
 func assertReaches(t *testing.T, endpoint string, s *corev1.Service) {
 	t.Helper()
 	u, err := url.Parse(endpoint)
@@ -206,9 +206,8 @@ func assertReaches(t *testing.T, endpoint string, s *corev1.Service) {
 	assert.True(t, slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return strconv.Itoa(int(p.Port)) == u.Port() }), endpoint)
 }
 
-// TestPodSecurity checks pods against the pod security standards, with the API server's code. All pods
-// meet the restricted standard except the recorder, which violates it only for the reasons listed
-// here.
+// TestPodSecurity checks that all pods meet the restricted pod security standard, except that the
+// recorder violates it for the reasons listed here. The checks are those of the API server.
 func TestPodSecurity(t *testing.T) {
 	reasons := []string{"host namespaces", "unrestricted capabilities", "runAsNonRoot != true", "runAsUser=0"}
 	t.Run("record", func(t *testing.T) { testPodSecurity(t, record, reasons) })

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The default seccomp profile allows the recorder's system calls, so the recorder need not run
-// unconfined. Docker has this profile since 23.0, containerd since 1.6.9.
+// TestSeccomp checks that the default seccomp profile allows the recorder's system calls, so that
+// the recorder need not run unconfined. Docker has this profile since 23.0, containerd since 1.6.9.
 func TestSeccomp(t *testing.T) {
 	allows := func(capabilities ...string) func(call string) bool {
 		profile, err := seccomp.GetDefaultProfile(&specs.Spec{Process: &specs.Process{

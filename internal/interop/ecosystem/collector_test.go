@@ -20,7 +20,8 @@ import (
 
 var configurations = []string{"../collector/config.yaml", root + "/example/ecosystem/deploy/collector.yaml"}
 
-// Pipelines use all configured components, and no others.
+// TestPipelines checks that the pipelines use every configured component, and no component that is
+// not configured.
 func TestPipelines(t *testing.T) {
 	for _, path := range configurations {
 		text, err := os.ReadFile(path)
@@ -51,7 +52,8 @@ func TestPipelines(t *testing.T) {
 	}
 }
 
-// The Collector accepts the configurations, and detects mistakes in them.
+// TestConfigurations checks that the Collector accepts the configurations, and rejects them if they
+// contain mistakes.
 func TestConfigurations(t *testing.T) {
 	testenv.NeedAll(t)
 	collector := programs.Build(t, programs.Static, "..", "./collector")

@@ -20,8 +20,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// These types have the fields that the test needs from each file. The code that writes the files does
-// not use them.
+// These types have only the fields that the test needs from each file. They are independent of the code
+// that writes the files.
 type (
 	tracesLine struct {
 		ResourceSpans []struct {
@@ -80,13 +80,13 @@ type exportedSpan struct {
 	start, end int64
 }
 
-// sample is one timestamp of a sample in the profile.
+// sample is one of the timestamps of a sample in the profile.
 type sample struct {
 	traceID, spanID string // empty for none
 	at, nano        int64
 }
 
-// readLines decodes each line of a file.
+// readLines decodes a file that has a JSON value on each line.
 func readLines[T any](t *testing.T, path string) []T {
 	t.Helper()
 	f, err := os.Open(path)
@@ -119,8 +119,8 @@ func readSpans(t *testing.T, path string) map[[2]string]exportedSpan {
 	return spans
 }
 
-// readSamples returns the samples of the only profile in the file, and when its recording started
-// and ended.
+// readSamples returns the samples of the only profile in the file, and the times when its recording
+// started and ended.
 func readSamples(t *testing.T, path string) (samples []sample, start, end int64) {
 	t.Helper()
 	number := func(n json.Number) int64 {
@@ -141,8 +141,8 @@ func readSamples(t *testing.T, path string) (samples []sample, start, end int64)
 	return samples, p.TimeUnixNano, p.TimeUnixNano + p.DurationNano
 }
 
-// TestEcosystem tests the whole chain. The spans that the Collector receives from a service match the
-// samples that it receives from the recorder, and together they tell CPU time from waiting.
+// TestEcosystem checks that the spans that the Collector receives from a service match the samples that it
+// receives from the recorder, and that joining them distinguishes CPU time from waiting.
 func TestEcosystem(t *testing.T) {
 	testenv.NeedAll(t)
 	join := programs.Build(t, programs.Static, root+"/example", "./ecosystem/join")
@@ -195,8 +195,8 @@ func TestEcosystem(t *testing.T) {
 			late++
 		}
 	}
-	// A span's end time is taken at the start of End. If the goroutine is preempted inside End, one
-	// more sample may still find it in the span.
+	// End takes a span's end time first. If the goroutine is preempted in the rest of End, one more sample
+	// may still find it in the span.
 	assert.LessOrEqual(t, late, 2, "samples follow the end of their spans")
 
 	out, err := exec.Command(join, "-json", traces, profiles).Output()

@@ -26,15 +26,15 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// roleService is a service with spans that use the CPU and spans that wait.
+// roleService is the role of a service that has spans which use the CPU and spans which wait.
 const roleService = "service"
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){roleService: service})
 }
 
-// service exports its spans to the endpoint that the parent sends, and works until the parent
-// sends another line.
+// service exports its spans to the endpoint in the first line from its parent, and works until it
+// receives another line.
 func service(parent *childproc.Parent) {
 	endpoint, _ := parent.Receive()
 	ctx := context.Background()
@@ -86,7 +86,7 @@ func burn(d time.Duration) error {
 	return err
 }
 
-// used returns the CPU time of the calling thread.
+// used returns the CPU time that the calling thread has used.
 func used() (time.Duration, error) {
 	var ts unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
@@ -104,8 +104,9 @@ func startService(t *testing.T, c *collector) *childproc.Child {
 	return child
 }
 
-// The Collector receives the spans of a service from the service, and its profile from otelctx record.
-// Samples are linked to those spans only, and all spans that used the CPU have samples.
+// TestJoin checks that a service's profile matches its spans if both are sent to the same Collector.
+// Samples must be linked only to exported spans, and almost all spans that used the CPU must have
+// samples.
 func TestJoin(t *testing.T) {
 	c := startCollector(t, grpcProtobuf)
 	child := startService(t, c)

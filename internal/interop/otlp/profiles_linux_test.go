@@ -20,8 +20,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// recorder returns a command that records the service and sends the profile to the Collector. It skips
-// the test if otelctx may not record.
+// recorder returns a command that records the service and sends its profile to the Collector c. It skips the
+// test if otelctx may not record.
 func recorder(t *testing.T, service *childproc.Child, c *collector, args ...string) *exec.Cmd {
 	t.Helper()
 	program := programs.Build(t, programs.Static, filepath.Join("..", "..", "..", "cmd", "otelctx"), ".")
@@ -33,8 +33,8 @@ func recorder(t *testing.T, service *childproc.Child, c *collector, args ...stri
 	return exec.Command(program, append([]string{"record", pid, "--otlp-endpoint", c.endpoint}, args...)...)
 }
 
-// Over each protocol, the Collector receives exactly the profile that otelctx record also writes to a
-// file. The Collector's own code can read both kinds of files.
+// TestProfiles checks that the Collector receives, over each protocol, exactly the profile that otelctx
+// record also writes to a file, and that the Collector's code can read the file in both formats.
 func TestProfiles(t *testing.T) {
 	for _, test := range []struct{ protocol, compression, file string }{
 		{grpcProtobuf, "none", "a.otlp"},
@@ -73,7 +73,7 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// encode returns the protobuf encoding of the Collector's model.
+// encode converts profiles from the Collector's model to the protobuf message.
 func encode(t *testing.T, profiles pprofile.Profiles) *profilespb.ProfilesData {
 	t.Helper()
 	content, err := (&pprofile.ProtoMarshaler{}).MarshalProfiles(profiles)
@@ -83,7 +83,7 @@ func encode(t *testing.T, profiles pprofile.Profiles) *profilespb.ProfilesData {
 	return data
 }
 
-// requireNothingUnknown fails if the Collector's model, which drops unknown fields, lost part of the content.
+// requireNothingUnknown fails if content has fields that the Collector's model does not know and has dropped.
 func requireNothingUnknown(t *testing.T, content []byte, model pprofile.Profiles) {
 	t.Helper()
 	want, got := &profilespb.ProfilesData{}, encode(t, model)
@@ -91,7 +91,8 @@ func requireNothingUnknown(t *testing.T, content []byte, model pprofile.Profiles
 	strings := len(want.GetDictionary().GetStringTable())
 	require.NotZero(t, strings)
 	for _, data := range []*profilespb.ProfilesData{want, got} {
-		// The model encodes zero values differently and adds the resource's strings to the table.
+		// The Collector's model encodes zero values differently and adds the resource's strings to the string
+		// table.
 		data.ResourceProfiles[0].Resource = nil
 		d := data.GetDictionary()
 		d.LinkTable, d.AttributeTable, d.StringTable = d.GetLinkTable()[1:], d.GetAttributeTable()[1:], d.GetStringTable()[:strings]

@@ -29,7 +29,7 @@ const (
 	httpProtobuf = "http/protobuf"
 )
 
-// collector keeps everything that the Collector's OTLP receiver passes on.
+// collector is the Collector's OTLP receiver, and the data that it has received.
 type collector struct {
 	endpoint string // where the receiver listens
 	traces   consumertest.TracesSink
@@ -38,8 +38,8 @@ type collector struct {
 	profiles consumertest.ProfilesSink
 }
 
-// startCollector starts the Collector's OTLP receiver with pipelines for traces and
-// profiles. It stops at the end of the test.
+// startCollector starts an OTLP receiver for traces and profiles, which runs until the end of the
+// test.
 func startCollector(t *testing.T, protocol string) *collector {
 	t.Helper()
 	for {
@@ -52,7 +52,8 @@ func startCollector(t *testing.T, protocol string) *collector {
 	}
 }
 
-// tryCollector starts the receiver on a port that was free a moment ago.
+// tryCollector starts the receiver on a port that appears to be free. Another process may take the
+// port first.
 func tryCollector(t *testing.T, protocol string) (*collector, error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -89,7 +90,7 @@ func tryCollector(t *testing.T, protocol string) (*collector, error) {
 	return c, nil
 }
 
-// span is a span by its ids.
+// span identifies a span.
 type span struct {
 	traceID [16]byte
 	spanID  [8]byte
@@ -110,8 +111,8 @@ func (c *collector) exported() map[span]ptrace.Span {
 	return spans
 }
 
-// linked counts the samples received so far: per span, and without a span. first and last
-// are the times of the first and the last sample.
+// linked counts the samples received so far: by linked span, and without a link. first and last are
+// the times of the first and the last sample.
 func (c *collector) linked() (spans map[span]int, without int, first, last pcommon.Timestamp) {
 	spans, first = map[span]int{}, math.MaxUint64
 	for _, pd := range c.profiles.AllProfiles() {

@@ -23,9 +23,9 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// TestReceived sends each signal over OTLP from two applications in one process, and from code outside
-// both. It checks the attributes that the Collector receives: one of each type, one that the signal
-// overrides, and one of the signal itself.
+// TestReceived checks the attributes that the Collector receives with each signal from two
+// applications in one process, and from code that belongs to neither. There is an attribute of each
+// type, one that the signal overrides, and one that only the signal has.
 func TestReceived(t *testing.T) {
 	c := startCollector(t, grpcProtobuf)
 	ctx := t.Context()

@@ -31,15 +31,15 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// These are the commands for a child. The child answers with the published message in base64, or with
-// an empty line if it has withdrawn the message.
+// These are the commands that a child executes. It answers with the message that it then publishes, in
+// base64, or with an empty line if it publishes nothing.
 const (
 	cmdPublish  = "publish"  // a resource with every type of attribute and a schema URL
 	cmdUpdate   = "update "  // a resource; followed by the size of the message
 	cmdSet      = "set"      // the extra attributes
 	cmdReplace  = "replace"  // one of the extra attributes
 	cmdRemove   = "remove"   // one of the extra attributes
-	cmdClear    = "clear"    // the remaining extra attributes
+	cmdClear    = "clear"    // all remaining extra attributes
 	cmdShutdown = "shutdown" // the publisher
 )
 
@@ -71,7 +71,7 @@ var everyType = []attr{
 	{attribute.StringSlice("strings", []string{"", "€"}), `array_value { values { string_value: "" } values { string_value: "€" } }`},
 }
 
-// extraAttributes are published outside of the resource, in key order.
+// extraAttributes are attributes of the process context outside of its resource, in key order.
 var extraAttributes = []attr{
 	{attribute.Int("threadlocal.count", 3), `int_value: 3`},
 	{attribute.Slice("threadlocal.map", attribute.StringValue("trace"), attribute.ByteSliceValue([]byte{1, 2})), `array_value {
@@ -99,7 +99,7 @@ func str(v string) *commonpb.AnyValue {
 	return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: v}}
 }
 
-// split returns the attributes and the expected values.
+// split returns the attributes to publish and the values that readers must see.
 func split(attrs []attr) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	for _, a := range attrs {
 		value := &commonpb.AnyValue{}
@@ -112,8 +112,8 @@ func split(attrs []attr) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	return kvs, want
 }
 
-// sized returns attributes whose message has the given size, or up to 6 bytes less if longer length
-// prefixes rule out the exact size.
+// sized returns attributes whose message has the given size in bytes. The message is up to 6 bytes
+// smaller if longer length prefixes rule out the exact size.
 func sized(size int) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	if size > 1000 {
 		kvs, want = split(everyType)
@@ -132,7 +132,7 @@ func sized(size int) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	return append(kvs, attribute.String("z.fill", strings.Repeat("z", n))), filled(n)
 }
 
-// executeCommands is the role of a child that publishes as the test's commands say.
+// executeCommands is the role of a child that executes the test's commands.
 func executeCommands(parent *childproc.Parent) {
 	var (
 		pub  *resourcepublisher.Publisher
@@ -184,7 +184,7 @@ func executeCommands(parent *childproc.Parent) {
 	}
 }
 
-// subject is a publishing child with the two readers that read it.
+// subject is a child that publishes, and the two readers under test.
 type subject struct {
 	t      *testing.T
 	child  *childproc.Child
@@ -206,9 +206,9 @@ func newSubject(t *testing.T) *subject {
 	}
 }
 
-// do makes the child execute a command and returns the size of the message. It checks that both
-// readers see exactly that message, report a change before they read it, and report none
-// afterwards.
+// do makes the child execute a command and returns the size of the published message. It checks that
+// both readers notice the change, return exactly the published message, and then see no further
+// change.
 func (s *subject) do(cmd string) int {
 	s.t.Helper()
 	encoded, err := base64.StdEncoding.DecodeString(s.child.Ask("%s", cmd))
@@ -245,7 +245,8 @@ func (s *subject) do(cmd string) int {
 	return pc.PayloadSize
 }
 
-// requireSame compares messages without printing 64 KiB on failure.
+// requireSame fails unless the messages are equal. The failure shows only the beginning of each
+// message, because they can have 64 KiB.
 func requireSame(t *testing.T, want, got *processcontextpb.ProcessContext, format, arg string) {
 	t.Helper()
 	if proto.Equal(want, got) {
@@ -256,8 +257,8 @@ func requireSame(t *testing.T, want, got *processcontextpb.ProcessContext, forma
 		arg, g, len(g), w, len(w))
 }
 
-// sizes returns 100 message sizes from 50 to 65,536 bytes, the readers' limit: growing, shrinking,
-// and alternating.
+// sizes returns 100 message sizes from 50 to 65,536 bytes, the readers' limit. They grow, then shrink,
+// then alternate between small and large.
 func sizes() []int {
 	const smallest, largest, n = 50, 65535, 33
 	var growing, shrinking, toAndFro []int

@@ -48,10 +48,10 @@ import (
 
 const roleIntegrated = "integrated service"
 
-// moreRoles are the roles of tests for this platform.
+// moreRoles are the roles of children that only the tests on this platform use.
 var moreRoles = map[string]func(*childproc.Parent){roleIntegrated: serveIntegrated}
 
-// shown is the child's answer.
+// shown is what the child answers.
 type shown struct {
 	TID                            int
 	TraceID, SpanID, TransactionID []byte
@@ -97,7 +97,8 @@ func serveIntegrated(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// bpfMaps implements the profiler's maps, of which this interpreter uses one.
+// bpfMaps implements the BPF maps that the profiler's code writes to. The code under test uses only
+// one of them.
 type bpfMaps struct {
 	interpreter.EbpfHandler
 
@@ -115,7 +116,7 @@ func (m *bpfMaps) UpdateProcData(typ libpf.InterpreterType, pid libpf.PID, data 
 
 func (m *bpfMaps) DeleteProcData(libpf.InterpreterType, libpf.PID) error { return nil }
 
-// libraryMapping returns the executable mapping of the library in a process.
+// libraryMapping returns the executable mapping of the integration's library in a process.
 func libraryMapping(t *testing.T, pid int) (path, addresses string, start uint64) {
 	t.Helper()
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
@@ -142,9 +143,9 @@ func threadPointer(t *testing.T, tid int) uint64 {
 	return regs.Fs_base
 }
 
-// register sends a registration to the only service with a socket in dir. The service then delays its
-// transactions to wait for the profiler's correlations. The requested delay is long enough even for a
-// busy machine.
+// register sends a profiler's registration to the only service with a socket in dir. From then on,
+// the service delays the end of its transactions to wait for correlations. The requested delay is
+// long enough even on a busy machine.
 func register(t *testing.T, dir string) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, "*"))
@@ -157,10 +158,10 @@ func register(t *testing.T, dir string) {
 	require.NoError(t, err)
 }
 
-// The eBPF profiler's own code finds the library, reads the process storage and locates the
-// threads' records, and sends correlations that the OTLP exporter adds to its spans. The test
-// itself does the work of the profiler's BPF program: it follows the offset from the thread pointer
-// to the record.
+// TestProfilerReadsUniversalProfiling checks that the eBPF profiler's code finds the library, reads
+// the process storage, locates the threads' records, and sends correlations that the OTLP exporter
+// adds to its spans. Only the BPF program is replaced: the test itself follows the offset from the
+// thread pointer to the record.
 func TestProfilerReadsUniversalProfiling(t *testing.T) {
 	received := make(chan *collectortrace.ExportTraceServiceRequest, 10)
 	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

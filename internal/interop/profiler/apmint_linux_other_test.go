@@ -7,5 +7,5 @@ package profiler
 
 import "github.com/otelctx/otelctx/internal/testing/childproc"
 
-// moreRoles are the roles of tests for this platform.
+// moreRoles are the roles of children that only the tests on this platform use.
 var moreRoles = map[string]func(*childproc.Parent){}

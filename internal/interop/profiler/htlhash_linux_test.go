@@ -19,7 +19,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// Every file in a recording has the same hash that the eBPF profiler computes for it.
+// TestRecordedHashes checks that a recording has the hash that the eBPF profiler computes for each
+// file.
 func TestRecordedHashes(t *testing.T) {
 	otelctx := programs.Build(t, programs.Static, "../../../cmd/otelctx", ".")
 	burn := exec.Command("sh", "-c", "while :; do :; done")

@@ -25,9 +25,9 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// The publications of an incessant publisher are numbered, and the number determines every byte of a
-// publication. Each has three attributes. "a" is a text that readers can check completely, "n" is the
-// number, and service.name repeats the number, so that it is at both ends of the message.
+// An incessant publisher numbers its publications, and the number determines every byte of a
+// publication. A publication has three attributes: "a" is a text, "n" is the number, and service.name
+// repeats the number, so that the number is at both ends of the message.
 
 // These are the extreme message sizes of publications with numbers from 128 to 16,383.
 const (
@@ -35,8 +35,8 @@ const (
 	largestMessage  = 60 << 10
 )
 
-// noise contains all texts. The texts of noiseOffsets successive numbers start at different offsets in
-// it, so that tests detect a mixture of two texts.
+// noise is random text. Each publication's text is a part of it, and the texts of noiseOffsets
+// successive numbers start at different offsets, so that tests detect a mixture of two texts.
 var noise = func() string {
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 	random := rand.New(rand.NewPCG(1, 2))
@@ -77,8 +77,8 @@ func numbered(n int) *resource.Resource {
 	)
 }
 
-// numberOf returns the number of the publication that o equals in every byte, or an error if there
-// is none.
+// numberOf returns the number of the publication that the observation shows. It returns an error
+// unless every byte belongs to that publication.
 func numberOf(o observation) (int, error) {
 	attrs := o.message.GetResource().GetAttributes()
 	if len(attrs) != 3 {
@@ -98,8 +98,8 @@ func numberOf(o observation) (int, error) {
 	return int(n), nil
 }
 
-// updateUntil publishes numbers 1, 2, 3, ... until stop, in bursts with pauses
-// between them, and returns the last number.
+// updateUntil publishes numbers 1, 2, 3, ... until stop is true, in bursts with pauses between them.
+// It returns the last number.
 func updateUntil(stop *atomic.Bool, pub *resourcepublisher.Publisher) (int, error) {
 	random := rand.New(rand.NewPCG(5, 6))
 	for n := 1; ; {
@@ -116,12 +116,13 @@ func updateUntil(stop *atomic.Bool, pub *resourcepublisher.Publisher) (int, erro
 	}
 }
 
-// longestPause leaves time for the readers: without pauses, a large context is hardly ever stable
-// for as long as it takes to read.
+// longestPause is the maximum pause between bursts. Without pauses, a large context rarely stays
+// unchanged for as long as it takes to read it.
 const longestPause = 500 * time.Microsecond
 
-// publishIncessantly is the role of a child that publishes number 0 and answers "published". After
-// the first line it publishes updates until the second one, which it answers with the last number.
+// publishIncessantly is the role of a child that publishes number 0 and sends "published". The first
+// line from the parent starts updates and the second line stops them. The child then sends the last
+// number.
 func publishIncessantly(parent *childproc.Parent) {
 	parent.AdmitReaders()
 	pub, err := resourcepublisher.NewPublisher(numbered(0))
@@ -143,8 +144,8 @@ func publishIncessantly(parent *childproc.Parent) {
 	parent.Must(pub.Shutdown(context.Background()))
 }
 
-// readIncessantly is the role of a child that reads the process with the id in the first line, and
-// answers after the first read.
+// readIncessantly is the role of a child that keeps reading the process whose id is in the first line.
+// It sends "reading" after the first successful read.
 func readIncessantly(parent *childproc.Parent) {
 	line, _ := parent.Receive()
 	pid, err := strconv.Atoi(line)
@@ -175,7 +176,7 @@ func TestNumberedPublicationsDiffer(t *testing.T) {
 		if got, err := numberOf(o); err != nil || got != n {
 			t.Fatalf("publication %d is identified as %d, %v", n, got, err)
 		}
-		// Mix two texts, as a reader would find them that reads during the next update.
+		// Mix two texts, like a read that is interrupted by an update.
 		a, b := text(n), text(n+1)
 		half := min(len(a), len(b)) / 2
 		if half < 8 {

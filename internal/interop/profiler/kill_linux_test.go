@@ -46,10 +46,10 @@ func TestKilledPublisher(t *testing.T) {
 	})
 }
 
-// readUntilKilled reads child in a loop, kills it, and reads on until it is gone. Each read must
-// return a complete publication or a documented error. The child is killed after a random time of
-// at most spread, which begins when a read has the outcome first, or at once if first is "".
-// readUntilKilled adds the number of reads with each outcome to outcomes.
+// readUntilKilled reads child in a loop, kills it, and continues to read until it is gone. Each read
+// must return a complete publication or a documented error. The time until the child is killed is
+// random, at most spread. It starts at the first read with the outcome first, or at once if first is
+// "". outcomes counts the reads by outcome.
 func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread time.Duration, outcomes map[string]int) {
 	t.Helper()
 	p, err := reader.Open(child.PID())
@@ -83,7 +83,8 @@ func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread 
 		}
 		o, err := read()
 		if err != nil {
-			// The error must be documented. A dying process has no memory and no mappings.
+			// The error must be a documented one, even while the process is losing its memory and
+			// mappings.
 			kind := errorKind(err)
 			require.NotEmpty(t, kind, "%v", err)
 			meet(kind)
@@ -102,8 +103,8 @@ func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread 
 	}
 }
 
-// errorKind returns the text of the documented error that err wraps, or "" if a reader must not get
-// err from a dying publisher.
+// errorKind returns the text of the documented error that err wraps. It returns "" if err is not an
+// error that a reader of a dying publisher may get.
 func errorKind(err error) string {
 	for _, kind := range []error{reader.ErrBusy, reader.ErrNoContext, reader.ErrProcessGone} {
 		if errors.Is(err, kind) {
@@ -126,7 +127,8 @@ func TestKilledReader(t *testing.T) {
 		time.Sleep(rand.N(4 * time.Millisecond))
 		victim.Kill()
 
-		// The publisher continues although its reader was killed, and its context is complete.
+		// The publisher must continue, and its context must be complete, although its reader was
+		// killed.
 		before := last
 		for deadline := time.Now().Add(testenv.Patience); last <= before; {
 			require.True(t, time.Now().Before(deadline), "no update since publication %d", before)

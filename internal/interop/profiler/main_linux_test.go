@@ -27,7 +27,8 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, roles)
 }
 
-// start starts a child that this process may read. It skips the test if the kernel forbids that.
+// start starts a child with the given role. It skips the test if the kernel forbids this process to
+// read the child.
 func start(t *testing.T, role string) *childproc.Child {
 	t.Helper()
 	childproc.NeedReading(t)

@@ -18,18 +18,18 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// observation is a reader's result.
+// observation is what a read returned.
 type observation struct {
 	message       *processcontextpb.ProcessContext
 	publishedAtNS uint64
-	// payloadSize is 0 if the reader does not report it.
+	// payloadSize is the size of the message in bytes, or 0 if the reader does not report it.
 	payloadSize int
 }
 
-// readFunc reads once, with one of the readers.
+// readFunc reads a process once, with one of the readers.
 type readFunc func() (observation, error)
 
-// ourReader reads p with package reader.
+// ourReader returns a function that reads p with package reader.
 func ourReader(t *testing.T, p *reader.Process) readFunc {
 	return func() (observation, error) {
 		pc, err := p.ProcessContext(t.Context())
@@ -40,8 +40,8 @@ func ourReader(t *testing.T, p *reader.Process) readFunc {
 	}
 }
 
-// officialReader reads process pid with the eBPF profiler's packages. It looks up the mapping once,
-// before it returns.
+// officialReader returns a function that reads process pid with the eBPF profiler's packages.
+// officialReader looks up the mapping; the function does not.
 func officialReader(t *testing.T, pid int) readFunc {
 	t.Helper()
 	address := officialAddress(t, pid)
@@ -55,7 +55,7 @@ func officialReader(t *testing.T, pid int) readFunc {
 	}
 }
 
-// open opens process pid with package reader until the end of the test.
+// open opens process pid with package reader, and closes it at the end of the test.
 func open(t *testing.T, pid int) *reader.Process {
 	t.Helper()
 	p, err := reader.Open(pid)
@@ -73,7 +73,8 @@ func officialAddress(t *testing.T, pid int) libpf.Address {
 	return addresses[0]
 }
 
-// officialAddresses does not use internal/procfs, so that the result is independent of our code.
+// officialAddresses returns the addresses of all such mappings. It does not use internal/procfs, so
+// that the result is independent of our code.
 func officialAddresses(t *testing.T, pid int) []libpf.Address {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/maps")

@@ -23,23 +23,23 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// These thresholds are generous: a few hundred reads suffice to detect a reader that misses updates,
-// or a publisher that overwrites memory while it is read.
+// Tests read until they reach these thresholds. They are generous: a few hundred reads are enough to
+// detect a reader that misses updates, or a publisher that overwrites memory while it is read.
 var (
 	wantReads   = testenv.Rounds(4_000, 50_000)
 	wantUpdates = testenv.Rounds(2_000, 20_000)
-	// wantDistinct prevents the test from passing if reads and updates hardly overlap, for example
-	// because a single processor runs them one after the other.
+	// wantDistinct is the number of different publications to read. Without it, a test could pass
+	// although reads and updates hardly overlap, for example on a single CPU.
 	wantDistinct = testenv.Rounds(400, 2_000)
 )
 
-// A reader must have seen a text of at most small bytes and one of at least large bytes.
+// A test continues until it has read a text of at most small bytes and a text of at least large bytes.
 const (
 	small = 50
 	large = 50_000
 )
 
-// readStats counts a reader's results.
+// readStats holds statistics about a reader's results.
 type readStats struct {
 	reads    int // complete reads
 	distinct int // distinct publications
@@ -49,8 +49,8 @@ type readStats struct {
 	largest  int
 }
 
-// readUnderFire reads in a tight loop until it has seen enough. Each result must be a publication that
-// is not older than the previous one. The only permitted error is busy.
+// readUnderFire reads in a tight loop until it has reached all thresholds. Each read must return a
+// complete publication that is not older than the previous one, or the error busy.
 func readUnderFire(t *testing.T, read readFunc, busy error) readStats {
 	t.Helper()
 	var (
@@ -62,7 +62,8 @@ func readUnderFire(t *testing.T, read readFunc, busy error) readStats {
 		if f.reads%1024 == 0 || f.busy%1024 == 1 {
 			require.Less(t, time.Since(start), 6*time.Minute, "%+v", f)
 		}
-		// With a single CPU, a writer in this process would wait a long time for this loop.
+		// Without this, a publisher in the same process would wait a long time if there is only one
+		// CPU.
 		runtime.Gosched()
 		o, err := read()
 		if errors.Is(err, busy) {
@@ -108,7 +109,7 @@ func TestUnderFireFromChild(t *testing.T) {
 			last, err := strconv.Atoi(child.Ask("stop"))
 			require.NoError(t, err)
 			assert.GreaterOrEqual(t, last, f.last, "the number of a publication that does not exist")
-			// The publisher is idle now, so its last publication remains.
+			// The publisher has stopped updating, so this read must return its last publication.
 			o, err := read()
 			require.NoError(t, err)
 			n, err := numberOf(o)

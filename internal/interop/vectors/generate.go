@@ -3,8 +3,8 @@
 
 //go:build ignore
 
-// This program writes the golden vectors from the texts of OTEP 4719 and OTEP 4947. It imports only
-// the standard library.
+// This program writes the golden vectors as OTEP 4719 and OTEP 4947 specify them. It imports only
+// the standard library, so that the vectors are independent of otelctx.
 package main
 
 import (

@@ -104,8 +104,8 @@ const (
 	Passed Status = "passed"
 	// Failed means that at least one violation was seen.
 	Failed Status = "failed"
-	// NotExercised means that the rule was never checked: the process did nothing that the rule applies to, or it
-	// could not be observed.
+	// NotExercised means that the rule was never checked. Either the process did nothing to which the rule
+	// applies, or it could not be observed.
 	NotExercised Status = "not exercised"
 )
 
