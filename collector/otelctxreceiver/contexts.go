@@ -17,25 +17,26 @@ import (
 )
 
 const (
-	// refresh is how often a sampled process's context is checked for changes. A check costs one
+	// refresh is how often a sampled process's context is checked for changes. A check takes one
 	// system call.
 	refresh = time.Second
-	// The first retry for a process without a context happens after firstRetry. The delay doubles
-	// with each retry, up to lastRetry. A retry reads all mappings of the process.
+	// After a read that found no context, the process is read again: first after firstRetry, then
+	// after twice the previous delay, up to lastRetry. Each attempt reads all mappings of the
+	// process.
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = time.Minute
-	// expiry is the time after which the receiver forgets a process that had no samples.
+	// expiry is how long the receiver remembers a process that has no samples.
 	expiry = 5 * time.Minute
-	// maxProcesses bounds how many processes are tracked.
+	// maxProcesses is the maximum number of tracked processes.
 	maxProcesses = 16384
-	// maxReads bounds how many processes are read at the same time.
+	// maxReads is the maximum number of concurrent reads.
 	maxReads = 16
-	// settleTime bounds how long a report waits for contexts that are still being read.
+	// settleTime is how long a report waits at most for contexts that are still being read.
 	settleTime = 2 * time.Second
 )
 
-// contexts tracks the process contexts of sampled processes. Contexts are read in the background,
-// so reporting a sample never blocks. The number of concurrent reads and the time for each are
+// contexts tracks the process contexts of sampled processes. It reads them in the background, so
+// reporting a sample never blocks. The number of concurrent reads and the time for each are
 // limited.
 type contexts struct {
 	telemetry *telemetry
@@ -52,17 +53,17 @@ type contexts struct {
 	processes map[int]*process
 }
 
-// source is implemented by [reader.Process], and by fake processes in tests.
+// source is a process whose context can be read: a [reader.Process], or a fake one in tests.
 type source interface {
 	ProcessContext(ctx context.Context) (*reader.ProcessContext, error)
 	Changed(publishedAtNS uint64) (bool, error)
 	Close() error
 }
 
-// process is the state of one tracked process. Its mutex, reading, guards the fields after it, and
-// contexts.mu guards the fields before it.
+// process is the state of a tracked process. The mutex contexts.mu guards the fields before
+// reading, and the mutex reading guards the fields after it.
 type process struct {
-	attributes []*commonpb.KeyValue // of the current context; nil if there is none
+	attributes []*commonpb.KeyValue // from the current context; nil if there is none
 	seen       time.Time            // when the last sample was taken
 	due        time.Time            // when the next read is due
 	wait       time.Duration        // the delay between the last read and due
@@ -70,8 +71,8 @@ type process struct {
 
 	reading   sync.Mutex
 	source    source               // nil if the process has no context
-	published uint64               // timestamp of the last context read from source, which identifies it
-	last      []*commonpb.KeyValue // attributes of that context
+	published uint64               // timestamp of the last context read from source
+	last      []*commonpb.KeyValue // attributes in the last context read from source
 	closed    bool                 // set by release
 }
 
@@ -84,8 +85,8 @@ func newContexts(t *telemetry, logger *zap.Logger) *contexts {
 	}
 }
 
-// close cancels running reads and releases all processes. c may be nil, and close may be called
-// twice.
+// close cancels running reads and releases all processes. It does nothing if c is nil, and may be
+// called more than once.
 func (c *contexts) close() {
 	if c == nil {
 		return
@@ -101,10 +102,10 @@ func (c *contexts) close() {
 	}
 }
 
-// sampled records a sample of a process, and starts to read its context if that is due. c may be
-// nil.
+// sampled notes that a sample of the process was taken, and starts to read the process's context if
+// that is due. It does nothing if c is nil.
 func (c *contexts) sampled(pid int) {
-	// The idle tasks of all processors have id 0.
+	// The idle task of every CPU has process id 0.
 	if c == nil || pid == 0 {
 		return
 	}
@@ -125,7 +126,8 @@ func (c *contexts) sampled(pid int) {
 	}
 }
 
-// start starts to read a process unless a read is running. The caller holds mu.
+// start starts to read a process's context in the background, unless a read is already running. The
+// caller holds c.mu.
 func (c *contexts) start(pid int, p *process) {
 	if p.done != nil || c.ctx.Err() != nil {
 		return
@@ -147,7 +149,7 @@ func (c *contexts) start(pid int, p *process) {
 	})
 }
 
-// finish stores the result of a read.
+// finish stores the result of a read and schedules the next one.
 func (c *contexts) finish(pid int, p *process, attributes []*commonpb.KeyValue, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,7 +162,8 @@ func (c *contexts) finish(pid int, p *process, attributes []*commonpb.KeyValue, 
 	case err == nil:
 		p.attributes, p.wait = attributes, refresh
 	case errors.Is(err, reader.ErrProcessGone), errors.Is(err, reader.ErrBusy):
-		// Keep the last context for samples that have already been taken.
+		// Keep the last context for samples that were taken before the process ended or began an
+		// update.
 		p.wait = min(max(2*p.wait, firstRetry), lastRetry)
 	default:
 		if p.attributes != nil {
@@ -172,8 +175,8 @@ func (c *contexts) finish(pid int, p *process, attributes []*commonpb.KeyValue, 
 	p.due = c.now().Add(p.wait)
 }
 
-// errorKind returns the kind of an error for telemetry. It returns "" if there is no error or if
-// the error is expected: most processes have no context, and every process ends.
+// errorKind returns the kind of an error for telemetry. It returns "" for nil and for expected
+// errors: most processes have no context, and every process ends.
 func errorKind(err error) string {
 	switch {
 	case err == nil, errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone):
@@ -191,8 +194,8 @@ func errorKind(err error) string {
 	}
 }
 
-// read returns the attributes of the process's current context. It reads the context only if it
-// has changed.
+// read returns the resource attributes in the process's current context. It reads the context only
+// if it has changed since the last read.
 func (p *process) read(ctx context.Context, open func(int) (source, error), pid int, t *telemetry) ([]*commonpb.KeyValue, error) {
 	p.reading.Lock()
 	defer p.reading.Unlock()
@@ -217,7 +220,8 @@ func (p *process) read(ctx context.Context, open func(int) (source, error), pid 
 	}
 	pc, err := p.source.ProcessContext(ctx)
 	if err != nil {
-		// Do not keep a descriptor open for every process without a context: there are too many.
+		// Close the descriptor. Most processes have no context, so the receiver would keep too many
+		// open.
 		p.drop()
 		return nil, err
 	}
@@ -234,8 +238,8 @@ func (p *process) drop() {
 	p.source, p.last = nil, nil
 }
 
-// release closes the source, and prevents another from being opened. If a read is still blocked,
-// this happens when the read returns.
+// release closes the source and prevents read from opening another. If a read is running, release
+// returns at once, and closes the source when the read ends.
 func (p *process) release() {
 	closeIt := func() {
 		defer p.reading.Unlock()
@@ -252,8 +256,9 @@ func (p *process) release() {
 	}()
 }
 
-// current returns the current attributes of the processes with the given ids. It first waits for
-// contexts that are being read, up to settleTime. It also drops processes without recent samples.
+// current returns the current attributes of the processes with the given ids, in the same order.
+// Before that, it checks their contexts for changes, and waits up to settleTime for running reads.
+// It also forgets processes without recent samples.
 func (c *contexts) current(ctx context.Context, pids []int) [][]*commonpb.KeyValue {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
@@ -274,8 +279,9 @@ func (c *contexts) current(ctx context.Context, pids []int) [][]*commonpb.KeyVal
 	return out
 }
 
-// check starts to check the contexts of the given processes for changes. It returns a channel for
-// each running read, which is closed when the read ends.
+// check starts to check the contexts of the given processes for changes, and forgets processes
+// without recent samples. It returns a channel for each running read of the given processes, which
+// is closed when the read ends.
 func (c *contexts) check(pids []int) (reads []<-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -43,15 +43,16 @@ type world struct {
 	states map[int]*state
 }
 
-// state is a fake process. It publishes a service name, or cannot be read because of err.
+// state is the state of a fake process. The process publishes a service name, unless err is set,
+// which readers then get.
 type state struct {
 	world     *world
 	name      string
 	published uint64
 	err       error
-	// opened is the number of sources that are open.
+	// opened is the number of open sources for the process.
 	opened int
-	// stalled blocks readers until it is closed.
+	// stalled, if not nil, blocks readers until it is closed.
 	stalled chan struct{}
 }
 
@@ -104,8 +105,8 @@ func (w *world) pass(d time.Duration) {
 	w.time = w.time.Add(d)
 }
 
-// serviceAfterSample records a sample of a process, and returns the service name that a report
-// would then contain.
+// serviceAfterSample takes a sample of a process and returns the service name that the next report
+// would contain.
 func (w *world) serviceAfterSample(t *testing.T, pid int) string {
 	t.Helper()
 	w.sampled(pid)

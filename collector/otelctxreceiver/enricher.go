@@ -12,8 +12,8 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 )
 
-// enricher adds the attributes that a process publishes to the process's resource in profiles,
-// and passes the profiles on.
+// enricher adds the attributes that each process publishes to the process's resource in profiles.
+// It passes the profiles on.
 type enricher struct {
 	xconsumer.Profiles
 
@@ -35,9 +35,9 @@ func (e *enricher) ConsumeProfiles(ctx context.Context, profiles pprofile.Profil
 	return e.Profiles.ConsumeProfiles(ctx, profiles)
 }
 
-// addAttributes adds the published attributes. It does not replace attributes that the profiler
-// has set: a process in a container publishes the pid that it has there, and any process could
-// publish false values.
+// addAttributes adds the attributes that a process publishes. It does not replace attributes that
+// the profiler has set: a process in a container publishes its pid inside the container, and any
+// process could publish false values.
 func addAttributes(to pcommon.Map, published []*commonpb.KeyValue) {
 	seen := pcommon.NewMap()
 	to.CopyTo(seen)
@@ -49,8 +49,8 @@ func addAttributes(to pcommon.Map, published []*commonpb.KeyValue) {
 	}
 }
 
-// setValue converts a value. The recursion is bounded, because package reader limits how deeply
-// values are nested.
+// setValue converts an OTLP value to the Collector's model. Its recursion is bounded because
+// package reader limits the nesting of values.
 func setValue(to pcommon.Value, from *commonpb.AnyValue) {
 	switch v := from.GetValue().(type) {
 	case *commonpb.AnyValue_StringValue:

@@ -11,8 +11,8 @@ import (
 	"github.com/otelctx/otelctx/collector/otelctxreceiver"
 )
 
-// This is how a Collector written by hand registers the receiver. The Collector builder
-// generates such code from builder-config.yaml.
+// This is how to register the receiver in a hand-written Collector. The Collector builder generates
+// such code from builder-config.yaml.
 func ExampleNewFactory() {
 	factory := otelctxreceiver.NewFactory()
 	factories := map[string]receiver.Factory{factory.Type().String(): factory}

@@ -22,10 +22,10 @@ import (
 type Config struct {
 	config.Config `mapstructure:",squash"`
 
-	// SpanLinks turns the labels trace_id and span_id of a goroutine into a link of its samples.
-	// If it is false, these labels become attributes.
+	// SpanLinks turns a goroutine's labels trace_id and span_id into a link of its samples to the
+	// span. If it is false, these labels become attributes.
 	SpanLinks bool `mapstructure:"span_links"`
-	// ProcessContext adds the attributes that a process publishes to the process's resource.
+	// ProcessContext adds the attributes that each process publishes to the process's resource.
 	ProcessContext bool `mapstructure:"process_context"`
 }
 

@@ -50,8 +50,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestShutdownWithoutStart checks that a receiver can be shut down without having been
-// started. A Collector does this if another component fails to start.
+// TestShutdownWithoutStart checks that a receiver that was never started can be shut down. A
+// Collector does this if another component fails to start.
 func TestShutdownWithoutStart(t *testing.T) {
 	r, err := NewFactory().(xreceiver.Factory).CreateProfiles(t.Context(), receivertest.NewNopSettings(componentType),
 		NewFactory().CreateDefaultConfig(), consumertest.NewNop())

@@ -16,7 +16,7 @@ import (
 	"go.opentelemetry.io/collector/receiver/xreceiver"
 )
 
-// Config is empty on platforms that cannot be profiled.
+// Config is empty because profiles cannot be recorded on this platform.
 type Config struct{}
 
 func defaultConfig() component.Config { return new(Config) }

@@ -15,14 +15,14 @@ import (
 	"go.opentelemetry.io/ebpf-profiler/reporter/samples"
 )
 
-// Labels of a goroutine that identify its span, in hexadecimal.
+// The goroutine labels that identify its span. Their values are hexadecimal ids.
 var (
 	traceIDLabel = libpf.Intern("trace_id")
 	spanIDLabel  = libpf.Intern("span_id")
 )
 
-// linker adds links to samples and passes them to the eBPF profiler's reporter. The reporter merges
-// only samples with equal links, so samples of different spans stay separate.
+// linker adds links to samples before it passes them to the eBPF profiler's reporter. The reporter
+// never merges samples with different links, so samples of different spans stay separate.
 type linker struct {
 	reporter.Reporter
 
@@ -42,8 +42,8 @@ func (l *linker) ReportTraceEvent(trace *libpf.Trace, meta *samples.TraceEventMe
 	return l.Reporter.ReportTraceEvent(trace, meta)
 }
 
-// link moves the span's ids from the labels to meta, and reports whether both ids are valid. If
-// they are not, it changes nothing.
+// link moves the span's ids from the labels to meta and returns true. If either id is missing or
+// invalid, it changes nothing and returns false.
 func link(labels map[libpf.String]libpf.String, meta *samples.TraceEventMeta) bool {
 	var (
 		traceID libpf.APMTraceID
@@ -58,8 +58,8 @@ func link(labels map[libpf.String]libpf.String, meta *samples.TraceEventMeta) bo
 	return true
 }
 
-// decodeID decodes a hexadecimal id and reports whether it is valid. A valid id has the right
-// length and is not zero.
+// decodeID decodes a hexadecimal id and reports whether it is valid: it must fill id exactly and
+// not be zero.
 func decodeID(id []byte, text string) bool {
 	if len(text) != hex.EncodedLen(len(id)) {
 		return false
@@ -68,17 +68,18 @@ func decodeID(id []byte, text string) bool {
 	return err == nil && slices.ContainsFunc(id, func(b byte) bool { return b != 0 })
 }
 
-// byLabels prevents the reporter from merging samples with different labels. The merged sample
-// would have only the labels of the first.
+// byLabels prevents the reporter from merging samples with different labels. Otherwise all merged
+// samples would get the labels of the first one.
 type byLabels struct{}
 
-// CollectExtraSampleMeta implements [samples.SampleAttrProducer]. It returns the same string only
-// for equal labels, and nil if there are none.
+// CollectExtraSampleMeta implements [samples.SampleAttrProducer]. The reporter merges only samples
+// for which it returns the same value. It returns a string that is unique to the labels, or nil if
+// there are none.
 func (byLabels) CollectExtraSampleMeta(trace *libpf.Trace, _ *samples.TraceEventMeta) any {
 	if len(trace.CustomLabels) == 0 {
 		return nil
 	}
-	// Labels come from C strings, so they contain no zero byte.
+	// A zero byte can separate labels, because they come from C strings and contain none.
 	all := make([]string, 0, len(trace.CustomLabels))
 	for key, value := range trace.CustomLabels {
 		all = append(all, key.String()+"\x00"+value.String())

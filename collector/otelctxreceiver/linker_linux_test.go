@@ -76,8 +76,8 @@ func TestLink(t *testing.T) {
 // reportInterval is short because each test waits for one report.
 const reportInterval = 100 * time.Millisecond
 
-// reported returns the profiles that upstream reports for one sample with each of
-// labelSets. The samples differ only in labels and time.
+// reported returns the profiles that upstream's reporter creates from one sample for each of
+// labelSets. The samples differ only in their labels and timestamps.
 func reported(t *testing.T, l *linker, labelSets ...map[libpf.String]libpf.String) pprofile.Profiles {
 	t.Helper()
 	sink := new(consumertest.ProfilesSink)
@@ -98,7 +98,7 @@ func reported(t *testing.T, l *linker, labelSets ...map[libpf.String]libpf.Strin
 	return sink.AllProfiles()[0]
 }
 
-// seen is a sample reduced to the fields that tests compare.
+// seen is the part of a reported sample that tests compare.
 type seen struct {
 	span, attributes string
 	times            int
@@ -156,7 +156,7 @@ func TestWithoutSpanLinksIDsStayAttributes(t *testing.T) {
 	}, seenIn(p))
 }
 
-// counted returns the sum of a metric's data points.
+// counted returns the value of a metric, summed over its data points.
 func counted(t *testing.T, set *componenttest.Telemetry, name string) int64 {
 	t.Helper()
 	m, err := set.GetMetric(name)

@@ -50,28 +50,29 @@ import (
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){"service": serve, "foreign": serveForeign},
-		// After Shutdown, upstream still sends to channels that are no longer read.
+		// After Shutdown, this goroutine of upstream still sends to channels that nobody reads.
 		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).StartMapMonitors.func1"),
 		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).startTraceEventMonitor.func1"),
-		// Upstream does not wait for this goroutine, which ends when it has read an executable.
+		// Shutdown does not wait for this goroutine of upstream, which ends when it has read an
+		// executable.
 		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).processPIDEvents"))
 }
 
 const frequency = 97
 
-// piece is how long a thread of the service works before it starts or ends a span. In this time,
-// one or two samples are taken.
+// piece is how long a thread of the service works inside a span, and then outside of spans. One or
+// two samples are taken in this time.
 const piece = 20 * time.Millisecond
 
-// interval is a period that a thread spent in one span, or outside all spans.
+// interval is a period that a thread of the service spent in one span or outside of spans.
 type interval struct {
 	tid        int
 	begin, end int64 // Unix nanoseconds
 	span       string
 }
 
-// serve runs a service whose threads work inside and outside spans. When the parent stops it, it
-// reports the intervals.
+// serve is the role of a service whose threads work alternately inside and outside of spans. When
+// the parent stops the service, it reports the intervals.
 func serve(parent *childproc.Parent) {
 	provider := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "shop"), attribute.String("service.instance.id", strconv.Itoa(os.Getpid())))),
@@ -109,7 +110,7 @@ func serve(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// work burns CPU for the time piece. The stack is the same inside and outside spans.
+// work uses the CPU for the time piece. The stack is the same inside and outside of spans.
 //
 //go:noinline
 func work(sc trace.SpanContext) interval {
@@ -124,7 +125,8 @@ func work(sc trace.SpanContext) interval {
 	return i
 }
 
-// serveForeign burns CPU in a process whose context is published by another library.
+// serveForeign is the role of a process that uses the CPU and whose context is published by another
+// library.
 func serveForeign(parent *childproc.Parent) {
 	_, err := foreigncontext.Publish()
 	parent.Must(err)
@@ -137,13 +139,13 @@ func serveForeign(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// profiler is a receiver that profiles this machine.
+// profiler is a running receiver and the profiles that it has delivered.
 type profiler struct {
 	receiver xreceiver.Profiles
 	sink     consumertest.ProfilesSink
 }
 
-// startProfiler starts a receiver. It skips the test if this user may not profile.
+// startProfiler starts a receiver. It skips the test if profiling is not permitted.
 func startProfiler(t *testing.T, factory receiver.Factory, set *componenttest.Telemetry) *profiler {
 	t.Helper()
 	cfg := factory.CreateDefaultConfig()
@@ -163,7 +165,7 @@ func startProfiler(t *testing.T, factory receiver.Factory, set *componenttest.Te
 	if err != nil {
 		require.NoError(t, r.Shutdown(context.Background()))
 	}
-	// Compare text, because upstream does not wrap every error of the kernel.
+	// Compare the text of the error, because upstream does not wrap every error of the kernel.
 	if err != nil && (strings.Contains(err.Error(), syscall.EPERM.Error()) || strings.Contains(err.Error(), "tracefs")) {
 		t.Skipf("profiling needs CAP_BPF, CAP_PERFMON, CAP_SYS_RESOURCE for RLIMIT_MEMLOCK, and a mounted tracefs: %v", err)
 	}
@@ -183,11 +185,11 @@ type sample struct {
 	span      string // "-" for none
 	goroutine string // "" if unknown
 	instance  string // service.instance.id of the resource
-	trace     bool   // whether an attribute has the span id
+	trace     bool   // whether the sample has the span id as an attribute
 	stack     []string
 }
 
-// samples returns the samples of a process and the attributes of its resource.
+// samples returns all samples of a process so far, and the attributes of its resource.
 func (p *profiler) samples(pid int) (all []sample, resource map[string]any) {
 	return samplesOf(p.sink.AllProfiles(), pid)
 }
@@ -247,33 +249,33 @@ func read(d pprofile.ProfilesDictionary, s pprofile.Sample) sample {
 	return one
 }
 
-// noGoroutine reports whether the thread was running no goroutine, but the scheduler on its own
-// stack. This happens when the service's goroutine is preempted.
+// noGoroutine reports whether the thread was running the scheduler and no goroutine. This happens
+// when the service's goroutine is preempted.
 func (s sample) noGoroutine() bool {
 	return slices.ContainsFunc(s.stack, func(f string) bool { return f == "runtime.goschedImpl" || f == "runtime.schedule" }) &&
 		!slices.ContainsFunc(s.stack, func(f string) bool { return strings.HasSuffix(f, ".work") })
 }
 
-// verdict is the result of comparing the recorded samples of a service with its intervals. All
-// fields are numbers of samples.
+// verdict compares the recorded samples of a service with its intervals. Each field is a number of
+// samples.
 type verdict struct {
-	inSpans       int // in the interval of a span
-	right         int // of inSpans: with that span
-	none          int // of inSpans: without a span
-	outside       int // in an interval outside all spans
-	outsideGiven  int // of outside: with a span
-	noGoroutine   int // in the interval of a span, while the goroutine was preempted
-	otherThreads  int // in a thread that has no intervals
+	inSpans       int // taken during a span
+	right         int // of inSpans: linked to that span
+	none          int // of inSpans: not linked to a span
+	outside       int // taken outside of spans
+	outsideGiven  int // of outside: linked to a span
+	noGoroutine   int // taken during a span, while the goroutine was preempted
+	otherThreads  int // in a thread that reported no intervals
 	betweenPieces int // not in an interval, or less than margin from its ends
 	attributes    int // with the span id as an attribute
 }
 
-// wantedInFull is the number of samples to take in a full run. At least enoughInSpans of them
-// must be in spans.
+// wantedInFull is the number of samples that a full run takes. At least enoughInSpans of them must
+// be in spans.
 const wantedInFull, enoughInSpans = 7000, 2000
 
-// margin is how far a sample must be from the ends of an interval to count. It allows for the
-// clocks of the service and the profiler to differ.
+// margin is the minimum distance of a sample from both ends of an interval. Closer samples do not
+// count, because the clocks of the service and the profiler may differ.
 const margin = time.Millisecond
 
 func judge(t *testing.T, samples []sample, truth []interval) (v verdict) {
@@ -323,8 +325,8 @@ func judge(t *testing.T, samples []sample, truth []interval) (v verdict) {
 	return v
 }
 
-// sampled runs a receiver and a service until the receiver has the wanted number of samples. It
-// returns the verdict and the service's resource.
+// sampled runs a receiver and a service until the receiver has taken the wanted number of samples.
+// It returns the verdict and the attributes of the service's resource.
 func sampled(t *testing.T, factory receiver.Factory, set *componenttest.Telemetry, wanted int) (verdict, map[string]any) {
 	t.Helper()
 	p := startProfiler(t, factory, set)
@@ -341,7 +343,7 @@ func sampled(t *testing.T, factory receiver.Factory, set *componenttest.Telemetr
 	return judge(t, all, truth), resource
 }
 
-// truthOf stops a service and returns its intervals.
+// truthOf stops a service and returns the intervals that the service reports.
 func truthOf(t *testing.T, child *childproc.Child) (truth []interval) {
 	t.Helper()
 	child.Send("stop")
@@ -354,8 +356,8 @@ func truthOf(t *testing.T, child *childproc.Child) (truth []interval) {
 	return truth
 }
 
-// TestRecordOfTheSameService checks that otelctx record links the samples of the same service as
-// well as the receiver does.
+// TestRecordOfTheSameService checks that otelctx record links a service's samples to the right
+// spans, like the receiver.
 func TestRecordOfTheSameService(t *testing.T) {
 	testenv.NeedAll(t)
 	program := programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
@@ -386,8 +388,8 @@ func TestRecordOfTheSameService(t *testing.T) {
 	judge(t, all, truth).assertLinked(t)
 }
 
-// assertLinked checks that (almost) all samples in spans have their span, and that no other
-// sample has a span.
+// assertLinked checks that at most 0.1% of the samples in spans lack their span, and that no sample
+// has a wrong span.
 func (v verdict) assertLinked(t *testing.T) {
 	t.Helper()
 	assert.GreaterOrEqual(t, v.inSpans, testenv.Rounds(1, enoughInSpans))
@@ -410,8 +412,8 @@ func TestSamplesAreLinked(t *testing.T) {
 	assert.NotZero(t, counted(t, set, "otelcol_otelctx_samples_linked"))
 }
 
-// TestUpstreamMergesSamples checks that upstream's own receiver still assigns some samples to
-// the wrong span, because it merges samples with different labels.
+// TestUpstreamMergesSamples checks that this receiver is still needed: upstream's own receiver
+// merges samples with different labels, so it assigns some to the wrong span.
 func TestUpstreamMergesSamples(t *testing.T) {
 	testenv.NeedAll(t)
 	v, resource := sampled(t, upstream.NewFactory(), componenttest.NewTelemetry(), wantedInFull)
@@ -419,8 +421,8 @@ func TestUpstreamMergesSamples(t *testing.T) {
 	assert.Less(t, v.right, v.inSpans, "upstream's receiver no longer merges samples: is this receiver still needed?")
 }
 
-// TestResourcesOfAnyPublisher checks that the receiver also finds the resources of processes
-// that publish them with another library, or are written in another language.
+// TestResourcesOfAnyPublisher checks that the receiver also finds the resource of a process that
+// uses another library or another language.
 func TestResourcesOfAnyPublisher(t *testing.T) {
 	p := startProfiler(t, NewFactory(), componenttest.NewTelemetry())
 	defer p.stop(t)
@@ -450,9 +452,9 @@ func TestResourcesOfAnyPublisher(t *testing.T) {
 	}
 }
 
-// TestRestarts checks that all samples arrive with the resource of their process after a restart
-// of the service, and after a restart of the receiver. Only samples of the last interval before
-// Shutdown may be lost, as the README says.
+// TestRestarts checks that no samples are lost, and all have the resource of their process, after a
+// restart of the service and after a restart of the receiver. Only the last samples before Shutdown
+// may be lost, as the README says.
 func TestRestarts(t *testing.T) {
 	begin := func() *childproc.Child {
 		child := childproc.Start(t, "service", nil)
@@ -474,9 +476,9 @@ func TestRestarts(t *testing.T) {
 	p.assertComplete(t, second, nil)
 }
 
-// assertComplete checks that, after the first sample of a service, the number of samples agrees
-// with the CPU time that the kernel reports. If end is not nil, assertComplete calls it to end
-// the service after that.
+// assertComplete checks that the samples of a service agree in number with the CPU time that the
+// kernel reports, from the first sample on. If end is not nil, assertComplete then calls it to end
+// the service before it waits for the samples.
 func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end func()) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -493,7 +495,7 @@ func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end fu
 	if end != nil {
 		end()
 	}
-	// The next report may not contain the last samples yet, so wait for two.
+	// The next report may be too early for the last samples, so wait for two reports.
 	seen := len(p.sink.AllProfiles())
 	require.Eventually(t, func() bool { return len(p.sink.AllProfiles()) >= seen+2 }, testenv.Patience, 10*time.Millisecond)
 	all, _ := p.samples(service.PID())
@@ -507,7 +509,7 @@ func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end fu
 	expected := frequency * (after - before).Seconds()
 	t.Logf("%d samples of %.0f", count, expected)
 	if testenv.Emulated() {
-		assert.NotZero(t, count) // The timer of an emulated CPU is late.
+		assert.NotZero(t, count) // on an emulated CPU, the sampling timer is late
 	} else {
 		assert.Greater(t, float64(count), 0.9*expected)
 	}

@@ -13,9 +13,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/pprofile"
 )
 
-// valid replaces invalid UTF-8 in profiles and passes them on. Any user of the machine can give a
-// thread or a file a name that is not UTF-8, and backends reject a whole message because of one
-// such name.
+// valid replaces invalid UTF-8 in profiles before it passes them on. Any user can give a thread or
+// a file a name that is not UTF-8, and a single such name makes backends reject the whole message.
 type valid struct{ xconsumer.Profiles }
 
 // ConsumeProfiles implements [xconsumer.Profiles].
@@ -38,8 +37,8 @@ func (v valid) ConsumeProfiles(ctx context.Context, profiles pprofile.Profiles) 
 	return v.Profiles.ConsumeProfiles(ctx, profiles)
 }
 
-// makeValid replaces invalid UTF-8 in a string value. The profiler puts text into no other kind
-// of value.
+// makeValid replaces invalid UTF-8 in a string value. It ignores other kinds of values, because the
+// profiler uses none that contain text.
 func makeValid(value pcommon.Value) {
 	if value.Type() == pcommon.ValueTypeStr && !utf8.ValidString(value.Str()) {
 		value.SetStr(validText(value.Str()))

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// TestTextIsValid checks that backends accept a message even if names of processes, threads or
+// TestTextIsValid checks that backends accept profiles even if the names of processes, threads or
 // files are not UTF-8.
 func TestTextIsValid(t *testing.T) {
 	profiles := pprofile.NewProfiles()
@@ -29,9 +29,9 @@ func TestTextIsValid(t *testing.T) {
 	resource.PutStr("process.executable.name", "\x80otelctx")
 	resource.PutInt("process.pid", 5)
 
-	// refused returns the error with which a backend written in Go refuses profiles.
+	// refused returns the error of a backend written in Go that decodes the profiles.
 	refused := func(p pprofile.Profiles) error {
-		sent := pprofile.NewProfiles() // Marshaling changes the profiles.
+		sent := pprofile.NewProfiles() // a copy, because marshaling changes the profiles
 		p.CopyTo(sent)
 		var marshaler pprofile.ProtoMarshaler
 		b, err := marshaler.MarshalProfiles(sent)

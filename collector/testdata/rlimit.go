@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rlimit replaces the eBPF profiler's package of this name in test builds (go build
-// -overlay). Upstream's package raises RLIMIT_MEMLOCK. That needs CAP_SYS_RESOURCE, but is
-// pointless since Linux 5.11, where BPF memory is charged to control groups.
+// Package rlimit replaces the eBPF profiler's package rlimit in test builds (go build -overlay).
+// The profiler's package raises RLIMIT_MEMLOCK, which needs CAP_SYS_RESOURCE. That has been
+// unnecessary since Linux 5.11, which charges BPF memory to control groups instead.
 package rlimit
 
 // MaximizeMemlock does nothing.

@@ -352,8 +352,8 @@ func agentSpec(t *testing.T, change func(*corev1.PodSpec), endpoint string) *spe
 	return spec
 }
 
-// agentProgram returns the path of a copy of the Collector that has the same file name as in the
-// image.
+// agentProgram returns the path of a link to the Collector. The link has the file name that the
+// program has in the image.
 func agentProgram(t *testing.T) string {
 	t.Helper()
 	built := os.Getenv(collectorKey)
