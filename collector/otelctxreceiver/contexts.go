@@ -20,9 +20,8 @@ const (
 	// refresh is how often a sampled process's context is checked for changes. A check takes one
 	// system call.
 	refresh = time.Second
-	// After a read that found no context, the process is read again: first after firstRetry, then
-	// after twice the previous delay, up to lastRetry. Each attempt reads all mappings of the
-	// process.
+	// The delay until a process without a context is read again starts at firstRetry and doubles
+	// with each failed read, up to lastRetry. Each attempt reads all mappings of the process.
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = time.Minute
 	// expiry is how long the receiver remembers a process that has no samples.

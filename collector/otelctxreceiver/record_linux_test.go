@@ -260,10 +260,10 @@ func (s sample) noGoroutine() bool {
 // samples.
 type verdict struct {
 	inSpans       int // taken during a span
-	right         int // of inSpans: linked to that span
-	none          int // of inSpans: not linked to a span
+	right         int // of inSpans: recorded with that span
+	none          int // of inSpans: recorded without a span
 	outside       int // taken outside of spans
-	outsideGiven  int // of outside: linked to a span
+	outsideGiven  int // of outside: recorded with a span
 	noGoroutine   int // taken during a span, while the goroutine was preempted
 	otherThreads  int // in a thread that reported no intervals
 	betweenPieces int // not in an interval, or less than margin from its ends
