@@ -30,7 +30,7 @@ const (
 	maxProcesses = 16384
 	// maxReads is the maximum number of concurrent reads.
 	maxReads = 16
-	// settleTime is how long a report waits at most for contexts that are still being read.
+	// settleTime is the maximum time that a report waits for contexts that are still being read.
 	settleTime = 2 * time.Second
 )
 

@@ -9,7 +9,7 @@
 //   - Samples are merged only if all their labels are equal.
 //   - The resource of each process has the attributes that the process publishes in its
 //     process context ([OTEP 4719]), whatever language it is written in.
-//   - All text is valid UTF-8. Backends reject a message if a single name in it is not.
+//   - All text is valid UTF-8. Backends reject a message if any name in it is not.
 //
 // The Collector must run with the feature gate service.profilesSupport, and a Collector can have
 // only one such receiver. Profiles are recorded on Linux, amd64 and arm64; elsewhere the receiver

@@ -16,7 +16,7 @@ import (
 	"go.opentelemetry.io/collector/receiver/xreceiver"
 )
 
-// Config is empty because profiles cannot be recorded on this platform.
+// Config has no fields, because profiles cannot be recorded on this platform.
 type Config struct{}
 
 func defaultConfig() component.Config { return new(Config) }

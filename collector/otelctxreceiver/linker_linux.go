@@ -15,7 +15,7 @@ import (
 	"go.opentelemetry.io/ebpf-profiler/reporter/samples"
 )
 
-// The goroutine labels that identify its span. Their values are hexadecimal ids.
+// These goroutine labels identify the goroutine's span by hexadecimal ids.
 var (
 	traceIDLabel = libpf.Intern("trace_id")
 	spanIDLabel  = libpf.Intern("span_id")
@@ -79,7 +79,8 @@ func (byLabels) CollectExtraSampleMeta(trace *libpf.Trace, _ *samples.TraceEvent
 	if len(trace.CustomLabels) == 0 {
 		return nil
 	}
-	// A zero byte can separate labels, because they come from C strings and contain none.
+	// A zero byte is a safe separator, because labels come from C strings, which cannot contain
+	// one.
 	all := make([]string, 0, len(trace.CustomLabels))
 	for key, value := range trace.CustomLabels {
 		all = append(all, key.String()+"\x00"+value.String())

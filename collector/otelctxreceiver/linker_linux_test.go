@@ -73,7 +73,7 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// reportInterval is short because each test waits for one report.
+// reportInterval is the time between reports. It is short because each test waits for one report.
 const reportInterval = 100 * time.Millisecond
 
 // reported returns the profiles that upstream's reporter creates from one sample for each of

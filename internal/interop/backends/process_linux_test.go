@@ -20,7 +20,8 @@ import (
 )
 
 const (
-	// readyWithin bounds how long a server takes to start on a busy machine.
+	// readyWithin is the maximum time that a server may take to start. It is long enough for a busy
+	// machine.
 	readyWithin = 2 * time.Minute
 	// attempts is the maximum number of attempts to start a server. An attempt fails if another
 	// process takes the port first.

@@ -26,8 +26,8 @@ const collectorKey = "OTELCTX_TEST_COLLECTOR"
 const (
 	// receiverPeriod is the sampling period in nanoseconds of the example configurations: 97 Hz.
 	receiverPeriod = int64(time.Second) / 97
-	// enough is how many samples in spans of a service a backend must have before a test compares
-	// them.
+	// enough is how many samples in spans of one service the backend must have before a test
+	// compares them.
 	enough = 300
 )
 

@@ -35,8 +35,8 @@ func TestMain(m *testing.M) {
 
 const source = "../../../../reader/testdata/threadcontext/publisher.c"
 
-// broken maps each defect of a publisher to rules that it must be reported to break. The defect may break
-// other rules as well.
+// broken maps each defect of a publisher to the rules that must fail because of it. Other rules may fail as
+// well.
 var broken = map[string][]string{
 	"another signature":                     {"4719-H1"},
 	"no signature":                          {"4719-H1", "4719-P9"},

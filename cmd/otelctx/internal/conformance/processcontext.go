@@ -50,7 +50,7 @@ type contextChecker struct {
 	process *procfs.Process
 
 	mapping     procfs.Mapping // the mapping with the header, or the zero value if it is unknown
-	lastAddress uint64         // where the header could no longer be read, until the next scan; else 0
+	lastAddress uint64         // of a header that can no longer be read; 0 after the next scan
 	found       bool           // whether a header was ever found
 	zero        time.Time      // when the timestamp was first seen to be zero; unset if it is not zero
 	last        *observedPublication

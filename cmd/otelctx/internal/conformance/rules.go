@@ -27,7 +27,7 @@ const (
 	Reader Level = "READER"
 )
 
-// Rule is a rule for publishers.
+// Rule is one of the rules that publishers are checked against.
 type Rule struct {
 	// ID is the permanent name of the rule, such as 4719-P6.
 	ID    string `json:"id"`

@@ -116,7 +116,7 @@ func checkRecord(r report, t reader.ThreadContext, keys int) {
 	}
 }
 
-// checkTables checks the span tables and slots of otelctx's own format, if the process has any.
+// checkTables checks the tables that otelctx publishes in its own format, if the process has any.
 func checkTables(ctx context.Context, r report, p *reader.Process) {
 	carriers, err := p.Carriers(ctx)
 	if err != nil || len(carriers) == 0 {

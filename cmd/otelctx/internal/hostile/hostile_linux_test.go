@@ -73,8 +73,8 @@ func requireNoSecret(t *testing.T, d *document, profile *pprof.Profile) {
 	}
 }
 
-// TestSetuidExec checks that an ordinary user learns nothing about a privileged program with otelctx as installed.
-// The user records a program of their own, which then executes the privileged one.
+// TestSetuidExec checks that otelctx, installed with its documented capabilities, does not disclose a privileged
+// program to an ordinary user. The user records a program of their own, which then executes the privileged one.
 func TestSetuidExec(t *testing.T) {
 	otelctx, attacker := installedCommand(t), attacker(t)
 	victim := programs.Public(t, attacker, "victim")
@@ -118,8 +118,8 @@ func TestKernelAddresses(t *testing.T) {
 	assert.Contains(t, string(message), "not permitted")
 }
 
-// TestExec checks that the memory and stacks of a program are not attributed to the service that its process ran
-// before.
+// TestExec checks that the memory and stacks of a program are not attributed to the service that ran in the same
+// process before.
 func TestExec(t *testing.T) {
 	otelctx, attacker := recordingCommand(t), attacker(t)
 	r := self.record(t, otelctx, "--all")
@@ -266,8 +266,8 @@ func (u user) requireRecordedBeside(t *testing.T, otelctx, said string) {
 	service := startService(t, u)
 	r.awaitNames(service)
 	// Starting up and reading a million symbols may take the recorder half a second of CPU time if system calls are
-	// slow. So the recorded processes run for a while before their CPU time is compared with the recorder's. If
-	// there are many attackers, that takes less time.
+	// slow. So the recorded processes run for a while before their CPU time is compared with the recorder's. With
+	// many attackers, the wait is shorter.
 	begun := r.recordedUse()
 	burner.AwaitUse(t, service, serviceUse*11/10)
 	for limit := 4 * serviceUse; limit > 0 && r.recordedUse() < begun+5*time.Second; limit -= serviceUse / 10 {

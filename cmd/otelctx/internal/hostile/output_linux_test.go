@@ -50,7 +50,7 @@ func TestOutputs(t *testing.T) {
 	}
 }
 
-// requireJSON fails unless content is a sequence of JSON objects that have a dictionary.
+// requireJSON fails unless content is a sequence of JSON objects that each have the key "dictionary".
 func requireJSON(t *testing.T, content []byte) {
 	t.Helper()
 	d := json.NewDecoder(bytes.NewReader(content))

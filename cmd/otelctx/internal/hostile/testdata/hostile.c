@@ -166,8 +166,8 @@ static void map(const char *path, int times, long offset)
 		((void (*)(void))((char *)places[i] + offset))();
 }
 
-// jit generates code, with a different function in each page, and runs it. In between it waits for a
-// line of input, so that the caller can write a perf map.
+// jit generates code, with a different function in each page, and runs it. Before it runs the code, it waits
+// for a line of input, so that the caller can write a perf map.
 static void jit(int pages)
 {
 	//	mov $200000, %ecx; 1: dec %ecx; jnz 1b; ret
@@ -192,8 +192,8 @@ static void jit(int pages)
 		((void (*)(void))(all + i * 8192L))();
 }
 
-// frames uses the CPU with a chain of frame pointers whose random return addresses change each time. Some of
-// them are mapped and others are not.
+// frames uses the CPU with a chain of frame pointers. The return addresses are random and change each time;
+// some are mapped and others are not.
 static void frames(void)
 {
 	static struct frame {
@@ -225,7 +225,7 @@ static void frames(void)
 	}
 }
 
-// shake repeatedly replaces a few nonzero words by zero, by random values or by other words, and soon restores
+// shake repeatedly replaces a few nonzero words with zero, random values or other words, and soon restores
 // them.
 static void shake(volatile uint64_t *words, size_t count)
 {
