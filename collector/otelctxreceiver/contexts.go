@@ -161,8 +161,7 @@ func (c *contexts) finish(pid int, p *process, attributes []*commonpb.KeyValue, 
 	case err == nil:
 		p.attributes, p.wait = attributes, refresh
 	case errors.Is(err, reader.ErrProcessGone), errors.Is(err, reader.ErrBusy):
-		// Keep the last context for samples that were taken before the process ended or began an
-		// update.
+		// The last context still applies to samples that have already been taken.
 		p.wait = min(max(2*p.wait, firstRetry), lastRetry)
 	default:
 		if p.attributes != nil {

@@ -132,7 +132,7 @@ func sized(size int) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	return append(kvs, attribute.String("z.fill", strings.Repeat("z", n))), filled(n)
 }
 
-// executeCommands is the role of a child that executes the test's commands.
+// executeCommands is the role of a child that executes commands such as cmdPublish.
 func executeCommands(parent *childproc.Parent) {
 	var (
 		pub  *resourcepublisher.Publisher
@@ -293,7 +293,7 @@ func TestReadersAgreeOnEveryUpdate(t *testing.T) {
 	_, err = s.ours.ProcessContext(t.Context())
 	require.ErrorIs(t, err, reader.ErrNoContext)
 
-	// After withdrawing, the child may publish at another address.
+	// After Shutdown, the child may publish at another address.
 	s.address = 0
 	s.do(cmdPublish)
 	s.child.Ask(cmdShutdown)

@@ -51,14 +51,14 @@ const roleIntegrated = "integrated service"
 // moreRoles are the roles of children that only the tests on this platform use.
 var moreRoles = map[string]func(*childproc.Parent){roleIntegrated: serveIntegrated}
 
-// shown is what the child answers.
+// shown identifies the child's thread and the span that the thread is in.
 type shown struct {
 	TID                            int
 	TraceID, SpanID, TransactionID []byte
 }
 
-// serveIntegrated is a service with the Universal Profiling integration that exports over OTLP to
-// the endpoint in its environment.
+// serveIntegrated is the role of a service with the Universal Profiling integration, which exports
+// over OTLP to the endpoint in its environment.
 func serveIntegrated(parent *childproc.Parent) {
 	runtime.LockOSThread()
 	exporter, err := otlptracehttp.New(context.Background())

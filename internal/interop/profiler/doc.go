@@ -5,8 +5,8 @@
 // eBPF profiler's reader, across processes. Every reader must see exactly what was published, even
 // while the publisher replaces it and when either side is killed.
 //
-// v0.0.202633 is the newest version whose dependencies are on the module proxy, and matches
-// Collector 0.162. After it, package processcontext becomes process/processcontext, and its Read
-// becomes Resolve. When upgrading, change this package, package benchmarks and benchmarks/soak,
-// five files in all.
+// The eBPF profiler's version v0.0.202633 is the newest whose dependencies are on the module proxy,
+// and matches Collector 0.162. In later versions, package processcontext is process/processcontext,
+// and its function Read is Resolve. When upgrading, change this package, package benchmarks and
+// benchmarks/soak, five files in all.
 package profiler

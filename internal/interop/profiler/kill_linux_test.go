@@ -47,9 +47,9 @@ func TestKilledPublisher(t *testing.T) {
 }
 
 // readUntilKilled reads child in a loop, kills it, and continues to read until it is gone. Each read
-// must return a complete publication or a documented error. The time until the child is killed is
-// random, at most spread. It starts at the first read with the outcome first, or at once if first is
-// "". outcomes counts the reads by outcome.
+// must return a complete publication or a documented error. The child is killed after a random delay
+// of at most spread. The delay starts at the first read whose outcome is first, or at once if first
+// is "". outcomes counts the reads by outcome.
 func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread time.Duration, outcomes map[string]int) {
 	t.Helper()
 	p, err := reader.Open(child.PID())
@@ -83,7 +83,7 @@ func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread 
 		}
 		o, err := read()
 		if err != nil {
-			// The error must be a documented one, even while the process is losing its memory and
+			// Only documented errors are allowed, even while the process is losing its memory and
 			// mappings.
 			kind := errorKind(err)
 			require.NotEmpty(t, kind, "%v", err)

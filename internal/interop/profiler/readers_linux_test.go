@@ -18,7 +18,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// observation is what a read returned.
+// observation is the result of a read with either reader.
 type observation struct {
 	message       *processcontextpb.ProcessContext
 	publishedAtNS uint64
@@ -40,8 +40,8 @@ func ourReader(t *testing.T, p *reader.Process) readFunc {
 	}
 }
 
-// officialReader returns a function that reads process pid with the eBPF profiler's packages.
-// officialReader looks up the mapping; the function does not.
+// officialReader returns a function that reads process pid with the eBPF profiler's packages. It
+// looks up the mapping only once, before it returns the function.
 func officialReader(t *testing.T, pid int) readFunc {
 	t.Helper()
 	address := officialAddress(t, pid)
@@ -73,8 +73,9 @@ func officialAddress(t *testing.T, pid int) libpf.Address {
 	return addresses[0]
 }
 
-// officialAddresses returns the addresses of all such mappings. It does not use internal/procfs, so
-// that the result is independent of our code.
+// officialAddresses returns the addresses of all mappings of process pid that the eBPF profiler
+// accepts as a process context. It does not use internal/procfs, so that the result is independent
+// of our code.
 func officialAddresses(t *testing.T, pid int) []libpf.Address {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/maps")
