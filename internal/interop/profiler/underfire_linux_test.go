@@ -62,7 +62,7 @@ func readUnderFire(t *testing.T, read readFunc, busy error) readStats {
 		if f.reads%1024 == 0 || f.busy%1024 == 1 {
 			require.Less(t, time.Since(start), 6*time.Minute, "%+v", f)
 		}
-		// On a single CPU, this loop would keep a publisher in the same process from running.
+		// Yield: on a single CPU, this loop would keep a publisher in the same process from running.
 		runtime.Gosched()
 		o, err := read()
 		if errors.Is(err, busy) {
