@@ -13,8 +13,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// TestEndWhileGoroutinesAttach checks that no goroutine publishes a span that ends while several
-// goroutines attach it.
+// TestEndWhileGoroutinesAttach ends a span while several goroutines attach it, and checks that none of
+// them publishes it afterwards.
 func TestEndWhileGoroutinesAttach(t *testing.T) {
 	s := newService(t)
 	const workers = 3
