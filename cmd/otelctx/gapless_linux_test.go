@@ -92,8 +92,8 @@ func (c *collector) listen(t *testing.T) string {
 	return "http://" + l.Addr().String()
 }
 
-// account adds up the reports of a recording with --repeat. waiting is the number of samples that were still
-// queued at the last report.
+// account holds the totals of all reports of a recording with --repeat. Only waiting is not a total: it is the
+// number of samples that were still queued at the last report.
 type account struct {
 	samples, lost, sent, unsent, waiting uint64
 	documents                            []recordDocument
@@ -214,9 +214,9 @@ func needChanges(t *testing.T) {
 	require.NoError(t, changes.Close())
 }
 
-// TestRecordNoticesAtOnce checks that the recorder does not miss processes that end before its next poll. The
-// kernel notifies it of processes that start. With tracefs, it also notifies it of processes that publish, which
-// may have started before the recording.
+// TestRecordNoticesAtOnce checks that the recorder records processes even if they publish and end between two
+// polls, because the kernel reports new processes. With tracefs it also reports publications, so the processes may
+// have started before the recording.
 func TestRecordNoticesAtOnce(t *testing.T) {
 	t.Parallel()
 	needChanges(t)
@@ -336,7 +336,7 @@ func waited(t *testing.T, pid int) (all time.Duration) {
 	return all
 }
 
-// TestRecordMinute checks a recording of one minute with a bad collector: each response takes 4 s, and for 20 s
+// TestRecordMinute checks a recording of one minute with a slow collector: each response takes 4 s, and for 20 s
 // the collector rejects all profiles. The samples must account for the CPU time that the kernel counted for the
 // service, there must be no gaps, and the recorder's memory must not grow.
 func TestRecordMinute(t *testing.T) {

@@ -25,8 +25,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// asCommandKey is the environment variable that makes the test binary act as
-// otelctx.
+// asCommandKey is the environment variable that makes the test binary act as otelctx.
 const asCommandKey = "OTELCTX_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
@@ -58,7 +57,7 @@ type result struct {
 	code           int
 }
 
-// otelctx runs otelctx in a separate process.
+// otelctx runs the command otelctx in a separate process.
 func otelctx(t *testing.T, args ...string) result {
 	t.Helper()
 	return runCommand(t, exec.Command(executable(t), args...))
@@ -160,7 +159,7 @@ func start(t *testing.T, args ...string) *running {
 	return startCommand(t, exec.Command(executable(t), args...))
 }
 
-// commOf returns the id and the name of a process in the format that messages use.
+// commOf returns the id and the name of a process as messages print them, for example "12 (sh)".
 func commOf(t *testing.T, c *childproc.Child) string {
 	t.Helper()
 	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.PID()))

@@ -61,8 +61,8 @@ func called(p *pprof.Profile) map[string]map[string]int64 {
 	return samples
 }
 
-// recordMapper runs the command record, which records c and writes the profile to file. It interrupts the command
-// after c has used 500 ms of CPU time, and returns the samples as [called] counts them.
+// recordMapper records c with the command record, which writes the profile to file. It interrupts the command after
+// c has used another 500 ms of CPU time, and returns the samples as [called] counts them.
 func recordMapper(t *testing.T, c *childproc.Child, record *exec.Cmd, file string) (map[string]map[string]int64, result) {
 	t.Helper()
 	r := startCommand(t, record)

@@ -93,8 +93,7 @@ func (r result) complaints() string {
 
 var endlessStacks = regexp.MustCompile(`(?m)^otelctx: \d+ samples lack the outermost frames of their stack: .*\n`)
 
-// decodeRecord decodes the output of otelctx record --json. It fails the test if the command
-// failed.
+// decodeRecord decodes the output of otelctx record --json. The test fails if the command failed.
 func decodeRecord(t *testing.T, got result) recordDocument {
 	t.Helper()
 	require.Zero(t, got.code, got.stderr)
@@ -134,7 +133,8 @@ func decodeOTLP(t *testing.T, file string) *profilespb.ProfilesData {
 	return data
 }
 
-// checkedResource checks a profile and returns the attributes of its only resource as text.
+// checkedResource returns the attributes of the profile's only resource as text. The test fails if
+// [profile.Check] rejects the profile.
 func checkedResource(t *testing.T, data *profilespb.ProfilesData) map[string]string {
 	t.Helper()
 	require.NoError(t, profile.Check(data))
@@ -244,9 +244,9 @@ func TestRecord(t *testing.T) {
 }
 
 // TestRecordAttributes checks that all samples in a span have the attributes published with it, even if their
-// keys are first published during the recording. One exception is allowed: when the span query ends, the span
-// request around it has no attributes until the goroutine has published its new position. Before that, the
-// recorder finds request in a cell or the goroutine table, which carry no attributes.
+// keys are first published during the recording. One exception is allowed: when the span "query" has ended, the span
+// "request" around it has no attributes until the goroutine has published its new position. Until then, the recorder
+// finds "request" in a cell or the goroutine table, which carry no attributes.
 func TestRecordAttributes(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -562,7 +562,7 @@ func TestRecordMarksWhatIsNotProven(t *testing.T) {
 	}
 }
 
-// often is the argument that selects a high sampling rate.
+// often is the argument that selects a high sampling rate, with which burners are recorded.
 var often = "--freq=" + strconv.Itoa(burner.Frequency())
 
 // startRecord starts otelctx record --json with a high sampling rate, and returns once it samples. The command
@@ -633,7 +633,7 @@ func (r *running) awaitRecordedPID(t *testing.T, pid int) {
 	}, testenv.Patience, tick)
 }
 
-// samples reports whether the command has asked the kernel to sample a process.
+// samples reports whether the recorder's BPF map of watched processes contains pid.
 func (r *running) samples(pid int) (bool, error) {
 	process, err := unix.PidfdOpen(r.cmd.Process.Pid, 0)
 	if err != nil {
@@ -669,8 +669,8 @@ func (r *running) samples(pid int) (bool, error) {
 
 const bpfMap = "anon_inode:bpf-map"
 
-// watches reports whether a descriptor refers to the recorder's map of watched processes and the map
-// contains the process. It closes the descriptor.
+// watches reports whether fd refers to the recorder's BPF map of watched processes and the map contains pid. It
+// closes fd.
 func watches(fd, pid int) (bool, error) {
 	if is, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); is != bpfMap || err != nil {
 		return false, errors.Join(err, unix.Close(fd)) // The descriptor has been reused for another file.
@@ -707,8 +707,8 @@ func (r *running) interrupt(t *testing.T, burners ...*childproc.Child) result {
 func TestRecordEnds(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	// Under nohup, this process ignores SIGHUP, and its children would too. They do not if it handles the signal
-	// itself.
+	// Under nohup, this process ignores SIGHUP, and its children would inherit that. Handling the signal here
+	// prevents it.
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
@@ -718,7 +718,7 @@ func TestRecordEnds(t *testing.T) {
 		ended    bool // whether the recorded process ends the recording
 	}{
 		"interrupted": {"1h", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(os.Interrupt) }, false},
-		// A terminal that is closed sends SIGHUP.
+		// Closing a terminal sends SIGHUP.
 		"hung up": {"0", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(syscall.SIGHUP) }, false},
 		// timeout(1) signals both the command and its process group, so the command gets the signal twice.
 		"terminated twice": {"0", func(_ *childproc.Child, command *os.Process) {

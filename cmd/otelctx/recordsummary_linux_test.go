@@ -132,7 +132,7 @@ func TestSummaryOfOneService(t *testing.T) {
 		"\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n", out.String())
 }
 
-// TestSummaryWithoutRoutes checks that the summary explains endpoints without a route, such as GET: otelhttp wraps
+// TestSummaryWithoutRoutes checks that the summary explains why endpoints such as GET have no route: otelhttp wraps
 // a whole mux.
 func TestSummaryWithoutRoutes(t *testing.T) {
 	const hint = "\nThe endpoint has no route. Around a whole mux otelhttp learns it too late: put otelhttp around each handler.\n"

@@ -76,7 +76,7 @@ func TestRecordCommand(t *testing.T) {
 func TestRecordChildrenOfCommand(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	// The child runs until the test creates the file end, after the child has been recorded.
+	// The child runs until the test creates the file "end", after the child has been sampled.
 	marks := t.TempDir()
 	script := fmt.Sprintf(`(while [ ! -e %[1]s/end ]; do :; done; exit 0) & echo $! >%[1]s/pid.new; mv %[1]s/pid.new %[1]s/pid; wait; exit 3`, marks)
 	r := start(t, "record", "--json", "-F", "997", "--", "sh", "-c", script)

@@ -54,7 +54,7 @@ func stagesDuring(t *testing.T, p *parker, start, end int64) stages {
 }
 
 // TestRecordWallIsTrue checks that the recorded wall-clock time of each span name and each kind of wait agrees with
-// the service's own measurements. If the service computes, so must the recorded CPU time.
+// the service's own measurements. If the service computes, the recorded CPU time must agree as well.
 func TestRecordWallIsTrue(t *testing.T) {
 	childproc.NeedReading(t)
 	exe := buildParker(t, programs.Static)
@@ -115,7 +115,7 @@ func TestRecordWallIsTrue(t *testing.T) {
 			for _, name := range d.SpanNames {
 				want := truth.byName[name.Name]
 				tolerance := 0.03*want + 4*float64(name.ErrorNano)
-				if name.Name != "compute" { // Snapshots miss some of it. Its CPU time is checked below.
+				if name.Name != "compute" { // Snapshots miss some computing. Its CPU time is checked below.
 					check(name.Name, want, float64(name.WallNano), want-tolerance, want+tolerance)
 				}
 				for kind, nano := range name.WaitsNano {

@@ -14,8 +14,9 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// spanVolatile matches output of otelctx spans that differs between runs, and spanColumns the header, whose widths
-// depend on it. The state differs too: the worker's goroutine always runs, but the Go scheduler may interrupt it.
+// spanVolatile matches output of otelctx spans that differs between runs. This includes the state of the worker's
+// goroutine: it never waits, but the Go scheduler may interrupt it. spanColumns matches the header, whose column
+// widths differ.
 var (
 	spanVolatile = regexp.MustCompile(`(?m)^  [0-9a-z.]+  +runn\w+ +(-|thread \d+) +\d+  |"(start_time_unix_nano|age_nano|time_unix_nano|own_tid)": \d+|"state": "runn\w+"`)
 	spanColumns  = regexp.MustCompile(`(?m)^  AGE +STATE +WAITING FOR +GOROUTINE `)

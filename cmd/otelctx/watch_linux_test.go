@@ -85,7 +85,7 @@ func spinWhileZero(p *uint32) {
 	}
 }
 
-// worker is a child process with [roleWorker]. The ids are those of its current span and thread.
+// worker is a child process with [roleWorker]. tid is the thread that is in the span, the ids are the span's.
 type worker struct {
 	*childproc.Child
 	pid                       string
@@ -96,9 +96,9 @@ type worker struct {
 func startWorker(t *testing.T) *worker {
 	t.Helper()
 	w := &worker{Child: childproc.Start(t, roleWorker, func(cmd *exec.Cmd) {
-		// The goroutine in the span must keep its thread, so it must not be preempted. Then the garbage
-		// collector would wait for it forever, and with GOMAXPROCS=1 so would the goroutine that answers
-		// the test.
+		// The goroutine in the span must keep its thread, so turn preemption off. Without preemption, the
+		// garbage collector would wait for the goroutine forever, and with GOMAXPROCS=1 so would the
+		// goroutine that answers the test.
 		cmd.Env = append(cmd.Env, "GODEBUG=asyncpreemptoff=1", "GOGC=off", "GOMAXPROCS=2")
 	})}
 	w.pid = strconv.Itoa(w.PID())
