@@ -17,8 +17,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// TestPermissionAdvice checks that the advice for a permission error depends on the privileges of otelctx and
-// of the process, and never recommends a privilege that otelctx already has.
+// TestPermissionAdvice checks that the advice for a permission error fits the privileges of otelctx and of the
+// process that it reads, and that root is never advised to use sudo.
 func TestPermissionAdvice(t *testing.T) {
 	const (
 		none    = "0000000000000000"

@@ -30,19 +30,19 @@ import (
 
 // Roles of child processes.
 const (
-	// rolePublisher is a Go service that publishes.
+	// rolePublisher is a Go service that publishes a resource when asked.
 	rolePublisher = "publisher"
-	// roleWriter publishes a context with arbitrary content, as another library might.
+	// roleWriter publishes a process context with arbitrary content, as another library might.
 	roleWriter = "writer"
-	// roleStalling maps memory that looks like a context and blocks everyone who reads it.
+	// roleStalling maps memory that has the name of a process context and blocks every reader.
 	roleStalling = "stalling"
 )
 
 // tick is the interval at which tests poll for a condition.
 const tick = 5 * time.Millisecond
 
-// startPublisher starts a service that publishes the given name and instance id. If rules are given, the
-// service runs under a seccomp filter.
+// startPublisher starts a service that publishes a resource with the given service name and instance id. If
+// rules are given, the service runs under a seccomp filter made from them.
 func startPublisher(t *testing.T, name, instance string, rules ...childproc.Rule) *childproc.Child {
 	t.Helper()
 	c := startIdle(t)
@@ -52,7 +52,7 @@ func startPublisher(t *testing.T, name, instance string, rules ...childproc.Rule
 	return c
 }
 
-// startHidden starts a publishing service that only root may read.
+// startHidden starts a service that publishes a resource, but that only root may read.
 func startHidden(t *testing.T) *childproc.Child {
 	t.Helper()
 	c := startPublisher(t, "hidden", "1")
@@ -68,7 +68,7 @@ func startIdle(t *testing.T) *childproc.Child {
 	return c
 }
 
-// order tells a publisher what to do.
+// order tells a publisher which seccomp rules to apply and which resource to publish.
 type order struct {
 	Name, Instance string
 	Rules          []childproc.Rule
@@ -113,7 +113,7 @@ func publisherRole(parent *childproc.Parent) {
 	}
 }
 
-// header holds the header fields that a test may choose. The writer fills in the others.
+// header holds the fields of a process context header that a test may choose. [writerRole] fills in the others.
 type header struct {
 	version     uint32
 	publishedAt uint64
@@ -127,7 +127,7 @@ func goodHeader(t *testing.T) header {
 	return header{wire.ProcessContextVersion, now}
 }
 
-// startWriter starts a process that publishes a context with this content.
+// startWriter starts a process that publishes a process context with this header and payload.
 func startWriter(t *testing.T, h header, payload []byte) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, roleWriter, nil)
@@ -135,16 +135,15 @@ func startWriter(t *testing.T, h header, payload []byte) *childproc.Child {
 	return c
 }
 
-// startForeign starts a process with a context published by another library. text is the context as
-// protobuf text.
+// startForeign starts a process that publishes a process context as another library might. text is the context
+// in protobuf text format.
 func startForeign(t *testing.T, text string) *childproc.Child {
 	t.Helper()
 	pc := &processcontextpb.ProcessContext{}
 	require.NoError(t, prototext.Unmarshal([]byte(text), pc))
 	for _, kv := range pc.GetResource().GetAttributes() {
 		if kv.GetKey() == "value.unknown_type" {
-			// The value has a type that a later version of OTLP may add: field 100,
-			// length-delimited.
+			// Simulate a value type that a later version of OTLP may add: field 100, length-delimited.
 			kv.GetValue().ProtoReflect().SetUnknown([]byte{0xa2, 0x06, 0x03, 'n', 'e', 'w'})
 		}
 	}
@@ -177,8 +176,8 @@ func writerRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// startStalling starts a process that blocks the readers of its context. If asked about a process id, it
-// answers once that process is blocked.
+// startStalling starts a process that blocks all readers of its process context. When it is sent the id of a
+// process, it answers "waits" as soon as that process is blocked.
 func startStalling(t *testing.T) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, roleStalling, nil)

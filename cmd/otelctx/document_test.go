@@ -25,8 +25,8 @@ func TestEncodedJSONPrintsAndMeansTheSame(t *testing.T) {
 	assert.Equal(t, map[string]any{s: s}, got)
 }
 
-// TestMappingNamesAreEscaped checks that unprintable characters in a mapping's name are escaped. The name of a
-// context's memfd only has to begin with a fixed prefix and may continue with any characters.
+// TestMappingNamesAreEscaped checks that text and JSON escape unprintable characters in the name of a mapping. A
+// process chooses this name: readers accept any memfd whose name begins with OTEL_CTX.
 func TestMappingNamesAreEscaped(t *testing.T) {
 	pc := &reader.ProcessContext{
 		MappingName: "/memfd:OTEL_CTX\x1b[2J\xff (deleted)",

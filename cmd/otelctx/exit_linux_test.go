@@ -21,7 +21,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// TestEveryKindOfProcess checks the output of inspect and list for each kind of process.
+// TestEveryKindOfProcess checks how inspect and list report processes with a valid context, with an invalid one,
+// and with none.
 func TestEveryKindOfProcess(t *testing.T) {
 	killed, zombie := startPublisher(t, "checkout", "1"), startPublisher(t, "checkout", "1")
 	killed.Kill()
@@ -32,10 +33,10 @@ func TestEveryKindOfProcess(t *testing.T) {
 	const republish = `invalid process context(.|\n)*until the process publishes again`
 	kinds := map[string]struct {
 		pid    int
-		row    string // pattern of the line in list; "" for none
+		row    string // pattern of the line in list's output; "" if list omits the process
 		code   int    // exit code of inspect
-		says   string // pattern of the message of inspect
-		listed string // pattern of the warning of list; "" for none
+		says   string // pattern of inspect's error message
+		listed string // pattern of list's warning; "" if list must not warn
 	}{
 		"Go service":       {pid: startPublisher(t, "checkout", "a").PID(), row: `checkout a go/opentelemetry/1\.47\.0 \d+s`},
 		"another instance": {pid: startPublisher(t, "cart", "b").PID(), row: `cart b go/opentelemetry/1\.47\.0 \d+s`},
@@ -100,14 +101,15 @@ func TestEveryKindOfProcess(t *testing.T) {
 	}
 }
 
-// lineOf returns a process's line in a listing, with its columns separated by a single space, or "" if it
-// has none.
+// lineOf returns the line of a process in the output of list, with a single space between columns. It returns ""
+// if the process is not listed.
 func lineOf(listing string, pid int) string {
 	m := regexp.MustCompile(fmt.Sprintf(`(?m)^%d .*$`, pid)).FindString(listing)
 	return regexp.MustCompile(` {2,}`).ReplaceAllString(m, " ")
 }
 
-// documentsByPID splits an array of documents, which must be in the order of process ids.
+// documentsByPID splits the output of list --json into the documents of the processes. It checks that they are
+// sorted by process id.
 func documentsByPID(t *testing.T, array string) map[int]json.RawMessage {
 	t.Helper()
 	var listed []json.RawMessage
@@ -147,7 +149,7 @@ func TestExitOtherError(t *testing.T) {
 	}
 }
 
-// TestFewDescriptors checks that a recording without enough file descriptors fails with a message that says so.
+// TestFewDescriptors checks that a recording that runs out of file descriptors says so and mentions ulimit -n.
 func TestFewDescriptors(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -167,7 +169,7 @@ func TestFewDescriptors(t *testing.T) {
 	assert.Positive(t, failed)
 }
 
-// TestArgumentErrors checks errors in the command line itself.
+// TestArgumentErrors checks that unusable arguments lead to the right exit code and message.
 func TestArgumentErrors(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "a.otlp")
 	require.NoError(t, os.Mkdir(directory, 0o700))
@@ -175,7 +177,7 @@ func TestArgumentErrors(t *testing.T) {
 	pid := strconv.Itoa(os.Getpid())
 	tasks, err := os.ReadDir("/proc/self/task")
 	require.NoError(t, err)
-	tid := tasks[len(tasks)-1].Name() // Go programs have more than one thread.
+	tid := tasks[len(tasks)-1].Name() // not the main thread, because Go programs have several
 	for _, test := range []struct {
 		args   string
 		code   int
@@ -245,8 +247,8 @@ func TestArgumentErrors(t *testing.T) {
 	}
 }
 
-// TestNotPermitted checks the errors for a process that is not dumpable. Only root can read such a process,
-// even if it belongs to the reader.
+// TestNotPermitted checks the errors for a process that is not dumpable. Only root may read such a process: even
+// its own user may not.
 func TestNotPermitted(t *testing.T) {
 	hidden := startHidden(t)
 	startHidden(t)
@@ -266,7 +268,7 @@ func TestNotPermitted(t *testing.T) {
 	assert.Regexp(t, `(?m)^otelctx: not permitted to read \d+ processes \(.+\): \d+ \(.+\), \d+ \(.+$`, got.stderr)
 	assert.Equal(t, 1, strings.Count(got.stderr, reason))
 
-	// The advice for root without the capability must not be to become root.
+	// Root without CAP_SYS_PTRACE must not be advised to use sudo.
 	if _, err := exec.LookPath("setpriv"); err != nil || os.Geteuid() != 0 {
 		t.Skip("taking CAP_SYS_PTRACE from root needs setpriv, and root")
 	}

@@ -18,18 +18,18 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
 )
 
-// TestSpansBesideAnyProcessContext checks that spans are found no matter which library publishes the process
-// context.
+// TestSpansBesideAnyProcessContext checks that otelctx finds spans whether the process context comes from our
+// library, from another one, from both or from none.
 func TestSpansBesideAnyProcessContext(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
 	for name, test := range map[string]struct {
 		words []string
-		// service is the service name in the process context. separate means that spans are
-		// advertised in a separate mapping.
+		// service is the service name in the process context, or "" if there is none. separate reports
+		// whether spans are advertised in a mapping of their own.
 		service  string
 		separate bool
-		// invalid means that there are two process contexts, which is invalid.
+		// invalid reports whether there are two process contexts, which is not allowed.
 		invalid bool
 	}{
 		"none":                              {[]string{burner.NoContext}, "", true, false},

@@ -35,8 +35,9 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// collector responds to each request with the result of answer. It keeps the last profiles, and the times of
-// all samples that it has accepted.
+// collector is an OTLP server for profiles. It calls answer for each request, numbered from 1, and rejects the
+// request if answer returns an error. It keeps the last profiles that it accepted, and the times of all samples
+// that it accepted.
 type collector struct {
 	collectorpb.UnimplementedProfilesServiceServer
 
@@ -91,14 +92,15 @@ func (c *collector) listen(t *testing.T) string {
 	return "http://" + l.Addr().String()
 }
 
-// account holds the totals of all reports of a recording with --repeat.
+// account holds the totals of all reports of a recording with --repeat. Only waiting is not a total: it is the
+// number of samples that were still queued at the last report.
 type account struct {
 	samples, lost, sent, unsent, waiting uint64
 	documents                            []recordDocument
 }
 
-// accountOf adds up the documents of a recording, which must have succeeded. It checks that each period begins
-// when the previous one ends.
+// accountOf adds up the JSON documents that a recording has printed. It fails the test if the recording failed, or
+// if a period does not begin when the previous one ends.
 func accountOf(t *testing.T, got result) (a account) {
 	t.Helper()
 	require.Zero(t, got.code, got.stderr)
@@ -107,7 +109,7 @@ func accountOf(t *testing.T, got result) (a account) {
 		require.NoError(t, decoder.Decode(&d))
 		if n := len(a.documents); n > 0 {
 			before := a.documents[n-1]
-			// The start is wall-clock time, which may be adjusted during the period.
+			// The start is wall-clock time, and the system may adjust that clock during a period.
 			assert.InDelta(t, before.StartTimeUnixNano+before.DurationNano, d.StartTimeUnixNano, float64(time.Millisecond))
 		}
 		a.documents = append(a.documents, d)
@@ -120,8 +122,8 @@ func accountOf(t *testing.T, got result) (a account) {
 	return a
 }
 
-// TestRecordWithoutPause checks that sampling continues while the collector does not respond and while it
-// refuses profiles, and that all samples arrive later. The recording must end with the process.
+// TestRecordWithoutPause checks that sampling continues while the collector does not respond or rejects profiles,
+// that all samples arrive in the end, and that the recording ends when the process does.
 func TestRecordWithoutPause(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -134,7 +136,7 @@ func TestRecordWithoutPause(t *testing.T) {
 		switch {
 		case attempt <= slow:
 			select {
-			case <-answer: // Later requests have been sent.
+			case <-answer: // Respond only after later requests have arrived.
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()
@@ -171,7 +173,7 @@ func TestRecordWithoutPause(t *testing.T) {
 
 const roleBrief = "brief"
 
-// briefRole is a process that publishes spans on request, and then runs until it has used 400 ms of CPU time.
+// briefRole waits for a request, then publishes spans and exits after 400 ms of CPU time.
 func briefRole(parent *childproc.Parent) {
 	parent.Send("begun")
 	parent.Receive()
@@ -187,7 +189,7 @@ func briefRole(parent *childproc.Parent) {
 	}
 }
 
-// withTracefs mounts tracefs for a command. This needs root.
+// withTracefs makes cmd run in a mount namespace that has tracefs. It skips the test if the user is not root.
 func withTracefs(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -198,7 +200,7 @@ func withTracefs(t *testing.T, cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 }
 
-// needChanges skips the test if the kernel cannot report new processes and publications.
+// needChanges skips the test if the kernel cannot notify the recorder when a process executes a program.
 func needChanges(t *testing.T) {
 	t.Helper()
 	needSampling(t)
@@ -212,9 +214,9 @@ func needChanges(t *testing.T) {
 	require.NoError(t, changes.Close())
 }
 
-// TestRecordNoticesAtOnce checks that newly started processes are recorded even if they publish and end
-// before the next poll. If the kernel reports publications, this must also hold for processes that started
-// before the recording.
+// TestRecordNoticesAtOnce checks that the recorder records processes even if they publish and end between two
+// polls, because the kernel reports new processes. With tracefs it also reports publications, so the processes may
+// have started before the recording.
 func TestRecordNoticesAtOnce(t *testing.T) {
 	t.Parallel()
 	needChanges(t)
@@ -229,7 +231,8 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 		"that begin":   {func(*testing.T, *exec.Cmd) {}, 8, false},
 		"that publish": {withTracefs, 4, true},
 	} {
-		// If many other processes start at the same time, only the poll finds some of them.
+		// recordedAll reports whether all processes were recorded. Some may be missing: if many other processes
+		// start at the same time, the recorder notices some only when it polls, which is too late.
 		recordedAll := func(t *testing.T) bool {
 			var all []*childproc.Child
 			begin := func() *childproc.Child {
@@ -248,7 +251,7 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 			var r *running
 			childproc.First(func() { r = startCommand(t, cmd) })
 			childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
-			// Wait until the recorder has scanned the existing processes and is notified of new ones.
+			// When the recorder has noticed a new process, it has also scanned all existing ones.
 			first := startBurner(t, nil, burner.Records)
 			r.awaitRecorded(t, first)
 			first.Stop()
@@ -260,7 +263,7 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 					c = begin()
 				}
 				c.Send("publish")
-				c.Done() // waits for the end of the process
+				c.Done() // waits until the process has exited
 			}
 			d := decodeRecord(t, r.interrupt(t))
 			recorded := map[int]uint64{}
@@ -284,8 +287,8 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 	}
 }
 
-// used is an observation of a process: the CPU time that it had used by then, and the time that its threads
-// had waited for a CPU.
+// used is a measurement of a process at one moment: the CPU time that it has used so far, and the time that its
+// threads have waited for a CPU.
 type used struct {
 	at          time.Time
 	cpu, waited time.Duration
@@ -293,11 +296,11 @@ type used struct {
 
 // gap is the CPU time that a process used between two samples.
 type gap struct {
-	// least and most are bounds of this CPU time. least comes from the observations between the samples,
-	// most from the last observation before the gap and the first one after it.
+	// least and most bound this CPU time. least is the CPU time between the first and the last measurement
+	// within the gap, most that between the last measurement before the gap and the first one after it.
 	least, most time.Duration
-	// idle is the time between the two observations that determine most, minus the time in which the process
-	// used a CPU or waited for one.
+	// idle is how long the process neither used a CPU nor waited for one between the two measurements that
+	// determine most.
 	idle time.Duration
 }
 
@@ -316,8 +319,8 @@ func gapOf(all []used, from, to uint64) (g gap) {
 	return g
 }
 
-// waited returns the total time that the threads of a process have been runnable without running, according
-// to the kernel.
+// waited returns how long the threads of a process have waited for a CPU, in total. The figures come from
+// /proc/PID/task/TID/schedstat.
 func waited(t *testing.T, pid int) (all time.Duration) {
 	t.Helper()
 	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
@@ -333,9 +336,9 @@ func waited(t *testing.T, pid int) (all time.Duration) {
 	return all
 }
 
-// TestRecordMinute records for a minute with a collector that responds after 4 s and then refuses profiles for
-// 20 s. The samples that arrive must match the CPU time that the kernel counted for the service and must have
-// no gaps, and the recorder's memory must not grow.
+// TestRecordMinute checks a recording of one minute with a slow collector: each response takes 4 s, and for 20 s
+// the collector rejects all profiles. The samples must account for the CPU time that the kernel counted for the
+// service, there must be no gaps, and the recorder's memory must not grow.
 func TestRecordMinute(t *testing.T) {
 	testenv.NeedAll(t)
 	needSampling(t)

@@ -27,7 +27,7 @@ func inspect(t *testing.T, c *childproc.Child) result {
 	return inProcess(t, "inspect", strconv.Itoa(c.PID()))
 }
 
-// TestInspectGolden compares the output of inspect for a process, as text and as JSON, with golden files.
+// TestInspectGolden compares the text and the JSON output of inspect with golden files.
 func TestInspectGolden(t *testing.T) {
 	foreign, err := os.ReadFile("testdata/foreign.txtpb")
 	require.NoError(t, err)
@@ -45,7 +45,7 @@ func TestInspectGolden(t *testing.T) {
 	}
 
 	w := startWorker(t)
-	// Only the output from the carriers on is compared: the rest depends on the Go release and the machine.
+	// Skip the output before the carriers: it depends on the Go release and the machine.
 	for name, out := range map[string]string{
 		"worker.txt": printed(t, "inspect", w.pid), "worker.json": printed(t, "inspect", w.pid, "--json"),
 	} {
@@ -71,8 +71,8 @@ func TestInspectCutsOnlyWhatPeopleRead(t *testing.T) {
 	assert.Equal(t, long, got.Resource["long"])
 }
 
-// TestInspectEpochTimestamp checks the age of a context with a timestamp since the Unix epoch, which the first
-// version of OTEP 4719 prescribed.
+// TestInspectEpochTimestamp checks how inspect shows a timestamp that counts from the Unix epoch, as in the first
+// version of OTEP 4719, and one that lies in the future.
 func TestInspectEpochTimestamp(t *testing.T) {
 	for publishedAt, want := range map[uint64]string{
 		1_700_000_000_000_000_000: "2023-11-14 22:13:20 UTC",
@@ -86,7 +86,7 @@ func TestInspectEpochTimestamp(t *testing.T) {
 	}
 }
 
-// volatile matches output that differs between runs and kernels.
+// volatile maps patterns of output that differs between runs or kernels to placeholders.
 var volatile = []struct {
 	pattern     *regexp.Regexp
 	replacement string
@@ -106,8 +106,8 @@ var volatile = []struct {
 	{regexp.MustCompile(`("goroutine": ?)[1-9]\d*`), `${1}7`},
 }
 
-// printed runs otelctx, which must succeed without messages, and returns its output with volatile
-// parts replaced.
+// printed runs otelctx and returns its standard output, with the [volatile] parts replaced. The test fails if
+// otelctx fails or writes to standard error.
 func printed(t *testing.T, args ...string) string {
 	t.Helper()
 	got := inProcess(t, args...)
@@ -120,8 +120,8 @@ func printed(t *testing.T, args ...string) string {
 	return out
 }
 
-// TestInspectInTimeNamespace checks that the age of a context does not depend on the time namespace of the
-// process that published it.
+// TestInspectInTimeNamespace checks that inspect shows the right age of a context if the process that published
+// it runs in another time namespace.
 func TestInspectInTimeNamespace(t *testing.T) {
 	t.Parallel()
 	unshare, err := exec.LookPath("unshare")

@@ -25,8 +25,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// asCommandKey is the environment variable that makes the test binary act as
-// otelctx.
+// asCommandKey is the environment variable that makes the test binary act as otelctx.
 const asCommandKey = "OTELCTX_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
@@ -37,7 +36,8 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	// Most tests wait for other processes. A -parallel on the command line takes precedence.
+	// Most tests wait for other processes, so more of them can run in parallel than there are CPUs. A -parallel
+	// flag on the command line takes precedence.
 	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
 	}
@@ -57,14 +57,14 @@ type result struct {
 	code           int
 }
 
-// otelctx runs the command in a separate process.
+// otelctx runs the command otelctx in a separate process.
 func otelctx(t *testing.T, args ...string) result {
 	t.Helper()
 	return runCommand(t, exec.Command(executable(t), args...))
 }
 
-// inProcess runs the command in this process, which is much faster than a separate process. The command must
-// print neither the help nor the version, because these end the process.
+// inProcess runs otelctx in this process, which is much faster than a separate process. The arguments must not ask
+// for the help or the version, because printing these ends the process.
 func inProcess(t *testing.T, args ...string) result {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -72,8 +72,8 @@ func inProcess(t *testing.T, args ...string) result {
 	return result{stdout.String(), stderr.String(), code}
 }
 
-// otelctxAsNobody runs the command as a user who may not read this user's processes.
-// Without root it runs the command as the current user.
+// otelctxAsNobody runs otelctx as the user nobody, who may not read this user's processes. If the test does not
+// run as root, it runs otelctx as the current user.
 func otelctxAsNobody(t *testing.T, args ...string) result {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -98,13 +98,13 @@ func executable(t *testing.T) string {
 	return self
 }
 
-// runCommand runs cmd. It captures stdout and stderr unless cmd sets them.
+// runCommand runs cmd as otelctx. It captures stderr, and also stdout unless cmd sets it.
 func runCommand(t *testing.T, cmd *exec.Cmd) result {
 	t.Helper()
 	return startCommand(t, cmd).wait(t)
 }
 
-// running is a running command.
+// running is a command that was started, with the output that it has written so far.
 type running struct {
 	cmd            *exec.Cmd
 	stdout, stderr *buffer
@@ -128,11 +128,12 @@ func (b *buffer) String() string {
 	return b.content.String()
 }
 
-// startCommand starts cmd, and kills it at the end of the test.
+// startCommand starts cmd as otelctx. At the end of the test, it kills the command if that is still running. It
+// skips the test if cmd needs another user and the current one may not change to it.
 func startCommand(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
 	r := &running{cmd, new(buffer), new(buffer)}
-	// By default, a process built with -race sleeps for a second before it exits.
+	// Without this setting, a process built with -race sleeps for a second before it exits.
 	cmd.Env = append(os.Environ(), asCommandKey+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	if cmd.Stdout == nil {
 		cmd.Stdout = r.stdout
@@ -152,13 +153,13 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *running {
 	return r
 }
 
-// start starts otelctx.
+// start starts otelctx in a separate process.
 func start(t *testing.T, args ...string) *running {
 	t.Helper()
 	return startCommand(t, exec.Command(executable(t), args...))
 }
 
-// commOf returns the id and the name of a process as messages show them.
+// commOf returns the id and the name of a process as messages print them, for example "12 (sh)".
 func commOf(t *testing.T, c *childproc.Child) string {
 	t.Helper()
 	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.PID()))
@@ -166,7 +167,7 @@ func commOf(t *testing.T, c *childproc.Child) string {
 	return fmt.Sprintf("%d (%s)", c.PID(), strings.TrimSuffix(string(comm), "\n"))
 }
 
-// wait waits until the command ends.
+// wait waits until the command ends. It kills a command that takes longer than [testenv.Patience].
 func (r *running) wait(t *testing.T) result {
 	t.Helper()
 	timeout := time.AfterFunc(testenv.Patience, func() { _ = r.cmd.Process.Kill() })

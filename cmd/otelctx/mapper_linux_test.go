@@ -23,8 +23,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// mapper builds the program that maps code, and a library for each function name, in a directory that every
-// user can read.
+// mapper builds testdata/mapper/mapper.c, a program that maps code while it runs, and one library per function
+// name. Every user can read the files.
 func mapper(t *testing.T, functions ...string) (program string, libraries []string) {
 	t.Helper()
 	program = programs.Public(t, programs.C(t, "testdata/mapper/mapper.c", "-fno-omit-frame-pointer", "-ldl"), "mapper")
@@ -35,8 +35,8 @@ func mapper(t *testing.T, functions ...string) (program string, libraries []stri
 	return program, libraries
 }
 
-// called counts the samples by the caller and the function that it called. The caller is in_first or
-// in_second, whichever is on the stack. The function is "" if it has no name.
+// called counts samples by caller, which is in_first or in_second, and by each function that the caller called
+// directly or indirectly. A function without a name counts as "". Samples without either caller are left out.
 func called(p *pprof.Profile) map[string]map[string]int64 {
 	samples := map[string]map[string]int64{}
 	for _, s := range p.Sample {
@@ -61,7 +61,8 @@ func called(p *pprof.Profile) map[string]map[string]int64 {
 	return samples
 }
 
-// recordMapper records a running program until it has used some CPU time.
+// recordMapper records c with the command record, which writes the profile to file. It interrupts the command after
+// c has used another 500 ms of CPU time, and returns the samples as [called] counts them.
 func recordMapper(t *testing.T, c *childproc.Child, record *exec.Cmd, file string) (map[string]map[string]int64, result) {
 	t.Helper()
 	r := startCommand(t, record)
@@ -106,8 +107,8 @@ func TestRecordMapper(t *testing.T) {
 	}
 }
 
-// TestRecordOnOverlayfs checks that an ordinary user gets function names of libraries on overlayfs, where the
-// device and inode of a file differ from those of its mapping.
+// TestRecordOnOverlayfs checks that an ordinary user gets the function names of a library on overlayfs, where a
+// file and its mapping have different device and inode numbers.
 func TestRecordOnOverlayfs(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -124,7 +125,7 @@ func TestRecordOnOverlayfs(t *testing.T) {
 	file := filepath.Join(dir("out"), "p.pb.gz")
 	require.NoError(t, os.Chmod(filepath.Dir(file), 0o777))
 	upper, merged := dir("upper"), dir("merged")
-	// The upper layer needs its own file system.
+	// The upper layer must not be on overlayfs, so it gets its own file system.
 	if err := unix.Mount("tmpfs", upper, "tmpfs", 0, ""); err != nil {
 		t.Skipf("mounting takes CAP_SYS_ADMIN: %v", err)
 	}

@@ -55,8 +55,8 @@ func needSampling(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// sampling returns nil if this user has permission to sample, and otherwise an error. The result is cached,
-// because checking takes a while.
+// sampling returns the error from opening a sampler, or nil if this user may sample. The result is cached, because
+// opening a sampler takes a while.
 var sampling = sync.OnceValue(func() error {
 	s, err := sampler.Open(sampler.Config{Frequency: 1})
 	if err != nil {
@@ -74,8 +74,8 @@ func startBurner(t *testing.T, prepare func(*exec.Cmd), words ...string) *childp
 
 func pidOf(c *childproc.Child) string { return strconv.Itoa(c.PID()) }
 
-// recorded records a burner with the given arguments until there are hundreds of samples. The
-// recording must succeed.
+// recorded runs otelctx record with these arguments until there are hundreds of samples of the burner c. The test
+// fails if the recording fails.
 func recorded(t *testing.T, c *childproc.Child, args ...string) (recordDocument, result) {
 	t.Helper()
 	r := startRecordOf(t, c, args...)
@@ -84,17 +84,16 @@ func recorded(t *testing.T, c *childproc.Child, args ...string) (recordDocument,
 	return decodeRecord(t, got), got
 }
 
-// complaints returns the warnings of a recording, except those about endless stacks. These occur in correct
-// programs: C code such as the C library's clone3 may use the frame pointer register for other data, which the
-// kernel then follows.
+// complaints returns what a recording wrote to standard error, without warnings about incomplete stacks. Those are
+// normal: C code such as clone3 in the C library may use the frame pointer register for other data, which the
+// kernel then takes for a frame pointer.
 func (r result) complaints() string {
 	return endlessStacks.ReplaceAllString(r.stderr, "")
 }
 
 var endlessStacks = regexp.MustCompile(`(?m)^otelctx: \d+ samples lack the outermost frames of their stack: .*\n`)
 
-// decodeRecord decodes the output of otelctx record --json. It fails the test if the command
-// failed.
+// decodeRecord decodes the output of otelctx record --json. The test fails if the command failed.
 func decodeRecord(t *testing.T, got result) recordDocument {
 	t.Helper()
 	require.Zero(t, got.code, got.stderr)
@@ -105,7 +104,7 @@ func decodeRecord(t *testing.T, got result) recordDocument {
 	return d
 }
 
-// readPprof reads a profile.
+// readPprof reads a profile in pprof format.
 func readPprof(t *testing.T, file string) *pprof.Profile {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -115,14 +114,15 @@ func readPprof(t *testing.T, file string) *pprof.Profile {
 	return p
 }
 
-// readOTLP is [decodeOTLP] for a profile with one resource, whose attributes it returns as text.
+// readOTLP reads a profile with [decodeOTLP]. It also returns the attributes of the profile's only resource, as
+// text.
 func readOTLP(t *testing.T, file string) (*profilespb.ProfilesData, map[string]string) {
 	t.Helper()
 	data := decodeOTLP(t, file)
 	return data, checkedResource(t, data)
 }
 
-// decodeOTLP reads a profile, which must pass profile.Check.
+// decodeOTLP reads a profile in OTLP format. The test fails if [profile.Check] rejects it.
 func decodeOTLP(t *testing.T, file string) *profilespb.ProfilesData {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -133,7 +133,8 @@ func decodeOTLP(t *testing.T, file string) *profilespb.ProfilesData {
 	return data
 }
 
-// checkedResource checks a profile and returns the attributes of its only resource as text.
+// checkedResource returns the attributes of the profile's only resource as text. The test fails if
+// [profile.Check] rejects the profile.
 func checkedResource(t *testing.T, data *profilespb.ProfilesData) map[string]string {
 	t.Helper()
 	require.NoError(t, profile.Check(data))
@@ -149,8 +150,8 @@ func checkedResource(t *testing.T, data *profilespb.ProfilesData) map[string]str
 	return resource
 }
 
-// assertTrue checks the spans in a profile of a burner against the stacks, on which the burner's functions
-// encode the true spans.
+// assertTrue checks that each sample in a profile of a burner names the right span. The functions on the burner's
+// stack encode the true one.
 func assertTrue(t *testing.T, file string) {
 	t.Helper()
 	inside, outside := 0, 0
@@ -182,8 +183,8 @@ func assertTrue(t *testing.T, file string) {
 	assert.Greater(t, outside, 10)
 }
 
-// assertMuch fails if too few of the samples are in spans. On an emulated processor, the Go
-// runtime takes a larger share of the time.
+// assertMuch checks that more than half of the samples are in spans. On an emulated processor, where the Go runtime
+// takes a larger share of the time, more than a fifth is enough.
 func assertMuch(t *testing.T, attributed, samples uint64) {
 	t.Helper()
 	least := samples / 2
@@ -242,10 +243,10 @@ func TestRecord(t *testing.T) {
 	assert.InDelta(t, d.Samples, flat, float64(d.Samples)/20, "some stacks are empty")
 }
 
-// TestRecordAttributes checks that all samples in a span have the attributes of its context, even if
-// their keys are first published during the recording. There is one exception: cells and the goroutine table
-// carry no attributes, so when a query ends on another goroutine, the request around it has no attributes
-// until its own goroutine continues.
+// TestRecordAttributes checks that all samples in a span have the attributes published with it, even if their
+// keys are first published during the recording. One exception is allowed: when the span "query" has ended, the span
+// "request" around it has no attributes until the goroutine has published its new position. Until then, the recorder
+// finds "request" in a cell or the goroutine table, which carry no attributes.
 func TestRecordAttributes(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -257,7 +258,7 @@ func TestRecordAttributes(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
 			r := startRecordOf(t, c, "--output", file)
 			r.awaitSample(t)
-			// Each key occurs in many samples.
+			// enough is the number of keys that the burner uses. Each occurs in many samples.
 			const enough = 15
 			require.Eventually(t, func() bool {
 				key, err := strconv.Atoi(c.Ask("keys"))
@@ -299,7 +300,7 @@ func TestRecordAttributes(t *testing.T) {
 	}
 }
 
-// isRequest reports whether a span is the first one of its trace in the burner.
+// isRequest reports whether a burner's span is the root of its trace.
 func isRequest(t *testing.T, traceID, spanID string) bool {
 	t.Helper()
 	trace, err := hex.DecodeString(traceID)
@@ -328,8 +329,8 @@ func TestRecordForPeople(t *testing.T) {
 	assert.FileExists(t, file)
 }
 
-// TestRecordRepeatedly checks that with --repeat the recorder continues when the collector rejects a
-// profile, and reports all losses when it is terminated.
+// TestRecordRepeatedly checks that record --repeat continues after the collector has rejected a profile, and that
+// it reports the loss at its end.
 func TestRecordRepeatedly(t *testing.T) {
 	needSampling(t)
 	const rejected = 3
@@ -354,8 +355,8 @@ func TestRecordRepeatedly(t *testing.T) {
 	assert.Contains(t, got.stderr, "not today")
 }
 
-// TestRecordRollingFiles checks that with --repeat each period is written to a separate file, and that
-// --keep removes the oldest files.
+// TestRecordRollingFiles checks that --repeat writes each period to a file of its own, and that --keep removes the
+// oldest of these files but no others.
 func TestRecordRollingFiles(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -399,15 +400,15 @@ func TestRecordRollingFiles(t *testing.T) {
 	}
 }
 
-// TestInterruptWhileAFileWaits checks that one signal interrupts a recorder that waits until a FIFO has a
-// reader, or until the reader reads.
+// TestInterruptWhileAFileWaits checks that a single signal ends a recorder that blocks on its output file: a FIFO
+// that nobody has opened for reading, or whose reader does not read.
 func TestInterruptWhileAFileWaits(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
 	c := startBurner(t, nil, burner.Records)
 	fifo := filepath.Join(t.TempDir(), "p.jsonl")
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))
-	c.Stop() // These recorders do not get to record it.
+	c.Stop() // The next two recorders block before they record it.
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		r := start(t, "record", "--duration=0", "-o", fifo, pidOf(c))
 		require.Eventually(t, func() bool {
@@ -436,7 +437,8 @@ func TestInterruptWhileAFileWaits(t *testing.T) {
 	assert.Contains(t, got.stderr, "accepted no data")
 }
 
-// TestRecordWithoutSymbols checks that go tool pprof can symbolize a profile without symbols later.
+// TestRecordWithoutSymbols checks that record --no-symbols writes no function names, and that go tool pprof can
+// add them later.
 func TestRecordWithoutSymbols(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -471,7 +473,7 @@ func TestRecordWithoutSymbols(t *testing.T) {
 		assert.Empty(t, l.GetLines())
 		m := dictionary.GetMappingTable()[l.GetMappingIndex()]
 		if dictionary.GetStringTable()[m.GetFilenameStrindex()] == executable(t) {
-			own++ // Test binaries have no build ids. Package symbols has tests of build ids.
+			own++ // Test binaries have no build id that could be checked here.
 		}
 	}
 	assert.Positive(t, own)
@@ -495,8 +497,8 @@ func TestRecordWithoutSymbols(t *testing.T) {
 	assert.Contains(t, string(output), "internal/testing/burner.")
 }
 
-// TestRecordWithoutContext checks that the profile of a process that publishes nothing has no links,
-// and that its resource has only attributes from the kernel. Choosing a carrier makes no difference.
+// TestRecordWithoutContext checks that a process that publishes nothing can be recorded, even with --carrier. Its
+// profile must have no links, and its resource only attributes that come from the kernel.
 func TestRecordWithoutContext(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -509,7 +511,7 @@ func TestRecordWithoutContext(t *testing.T) {
 	assert.Empty(t, d.Spans)
 	data, resource := readOTLP(t, file)
 	assert.Len(t, data.GetDictionary().GetLinkTable(), 1, "the zero value")
-	delete(resource, "container.id") // if tests run in a container
+	delete(resource, "container.id") // present if the tests run in a container
 	delete(resource, "k8s.pod.uid")
 	assert.Equal(t, map[string]string{
 		"service.name":            "unknown_service:" + filepath.Base(executable(t)),
@@ -560,18 +562,18 @@ func TestRecordMarksWhatIsNotProven(t *testing.T) {
 	}
 }
 
-// often is the argument that selects a high sampling rate.
+// often is the argument that selects a high sampling rate, with which burners are recorded.
 var often = "--freq=" + strconv.Itoa(burner.Frequency())
 
-// startRecord starts otelctx record, and returns once it samples. The command records until it is
-// interrupted, unless the arguments limit the duration.
+// startRecord starts otelctx record --json with a high sampling rate, and returns once it samples. The command
+// records until it is interrupted, unless the arguments limit the duration.
 func startRecord(t *testing.T, args ...string) *running {
 	t.Helper()
 	return startRecordText(t, append([]string{"--json", "--top=0", often}, args...)...)
 }
 
-// startRecordOf is [startRecord] for a burner. The burner pauses while the recorder starts up, so that it does not
-// compete for the processors.
+// startRecordOf starts a recording of the burner c with [startRecord]. Meanwhile the burner is stopped, so that it
+// takes no CPU time from the recorder.
 func startRecordOf(t *testing.T, c *childproc.Child, args ...string) *running {
 	t.Helper()
 	c.Stop()
@@ -579,7 +581,8 @@ func startRecordOf(t *testing.T, c *childproc.Child, args ...string) *running {
 	return startRecord(t, append([]string{pidOf(c)}, args...)...)
 }
 
-// startRecordText is [startRecord] without the arguments for documents. The recorder gets priority over burners.
+// startRecordText is like [startRecord], but with text output and the default sampling rate. The recorder runs
+// with a higher priority than the burners.
 func startRecordText(t *testing.T, args ...string) (r *running) {
 	t.Helper()
 	childproc.First(func() { r = start(t, append([]string{"record", "--duration=0"}, args...)...) })
@@ -589,15 +592,15 @@ func startRecordText(t *testing.T, args ...string) (r *running) {
 
 const perfEvent = "anon_inode:[perf_event]"
 
-// awaitSample waits until there is a sample of a burner, which runs the test binary.
+// awaitSample waits until there is a sample of a burner. Burners run the test binary.
 func (r *running) awaitSample(t *testing.T) {
 	t.Helper()
 	r.awaitSampleOf(t, executable(t))
 }
 
-// awaitSampleOf waits until there is a sample of a program. It waits for the recorder to open the program's
-// file, which happens at the first sample. If the recorder is the same program, it also opens the file briefly
-// at startup, before it samples.
+// awaitSampleOf waits until there is a sample of a program: at the first one, the recorder opens the program's
+// file. It first waits until the recorder samples, because a recorder that is the same program also opens the
+// file briefly at startup.
 func (r *running) awaitSampleOf(t *testing.T, program string) {
 	t.Helper()
 	childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
@@ -623,14 +626,14 @@ func (r *running) awaitRecordedPID(t *testing.T, pid int) {
 	require.Eventually(t, func() bool {
 		is, err := r.samples(pid)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-			return true // The recorder has ended, and the test will fail later.
+			return true // The recorder has exited, which makes the test fail later.
 		}
 		require.NoError(t, err)
 		return is
 	}, testenv.Patience, tick)
 }
 
-// samples reports whether the command has asked the kernel to sample a process.
+// samples reports whether the recorder's BPF map of watched processes contains pid.
 func (r *running) samples(pid int) (bool, error) {
 	process, err := unix.PidfdOpen(r.cmd.Process.Pid, 0)
 	if err != nil {
@@ -666,8 +669,8 @@ func (r *running) samples(pid int) (bool, error) {
 
 const bpfMap = "anon_inode:bpf-map"
 
-// watches reports whether a descriptor refers to the recorder's map of watched processes and the map
-// contains the process. It closes the descriptor.
+// watches reports whether fd refers to the recorder's BPF map of watched processes and the map contains pid. It
+// closes fd.
 func watches(fd, pid int) (bool, error) {
 	if is, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); is != bpfMap || err != nil {
 		return false, errors.Join(err, unix.Close(fd)) // The descriptor has been reused for another file.
@@ -688,8 +691,8 @@ func watches(fd, pid int) (bool, error) {
 	return err == nil, err
 }
 
-// interrupt ends a recording. The burners pause meanwhile, so that the recorder, which looks up
-// the names in their stacks, does not compete with them for the processors.
+// interrupt ends a recording and returns its result. Meanwhile the burners are stopped, so that they take no CPU
+// time from the recorder, which looks up the functions on their stacks.
 func (r *running) interrupt(t *testing.T, burners ...*childproc.Child) result {
 	t.Helper()
 	for _, c := range burners {
@@ -700,27 +703,27 @@ func (r *running) interrupt(t *testing.T, burners ...*childproc.Child) result {
 	return r.wait(t)
 }
 
-// TestRecordEnds checks that a recording ends cleanly when it is interrupted, and when its process ends.
+// TestRecordEnds checks that a recording ends cleanly when it is interrupted, and when the recorded process ends.
 func TestRecordEnds(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	// If the test runs under nohup, SIGHUP is ignored. Child processes would inherit that unless this process
-	// handles the signal.
+	// Under nohup, this process ignores SIGHUP, and its children would inherit that. Handling the signal here
+	// prevents it.
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
 	for name, test := range map[string]struct {
 		duration string
 		end      func(c *childproc.Child, command *os.Process)
-		ended    bool // by the process
+		ended    bool // whether the recorded process ends the recording
 	}{
 		"interrupted": {"1h", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(os.Interrupt) }, false},
-		// The terminal is closed.
+		// Closing a terminal sends SIGHUP.
 		"hung up": {"0", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(syscall.SIGHUP) }, false},
-		// This is like timeout(1), which signals both the command and its process group.
+		// timeout(1) signals both the command and its process group, so the command gets the signal twice.
 		"terminated twice": {"0", func(_ *childproc.Child, command *os.Process) {
-			// A signal after sameSignal would count as a second one. The test stops well before
-			// that, because the machine may be busy.
+			// Signals within sameSignal count as one. Stop well before that, because a busy machine
+			// may deliver them late.
 			for first := time.Now(); time.Since(first) < sameSignal/2; time.Sleep(time.Millisecond) {
 				_ = command.Signal(syscall.SIGTERM) // The command may have ended already.
 			}
@@ -747,11 +750,12 @@ func TestRecordEnds(t *testing.T) {
 	}
 }
 
-// TestRecordAll checks processes that start, begin to publish, and end during a recording with --all.
+// TestRecordAll checks that record --all includes processes that start, begin to publish or end during the
+// recording, and leaves out those that publish nothing.
 func TestRecordAll(t *testing.T) {
 	needSampling(t)
-	// A process that is scanned after it has published its spans, but before its resource, has no name until
-	// the next scan. That is a second later, or more on a busy machine.
+	// A process publishes its spans before its resource. A process that is scanned in between has no name until
+	// the next scan, which comes a second later, or more on a busy machine. So try again with longer waits.
 	wait := time.Duration(0)
 	for !recordAll(t, wait) {
 		require.Less(t, wait, testenv.Patience)
@@ -759,8 +763,8 @@ func TestRecordAll(t *testing.T) {
 	}
 }
 
-// recordAll records all processes. It reports whether the samples of all processes that publish a name have
-// that name, which depends on whether there was time to scan the last process.
+// recordAll makes one recording. It waits after the last process has started, so that the process can be scanned
+// again. It returns false if the recorder has not found the names of the last processes.
 func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	t.Helper()
 	early := startBurner(t, nil, burner.Records)
@@ -773,7 +777,7 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	early.Kill()
 	require.Equal(t, "published", later.Ask("publish"))
 	r.awaitRecorded(t, later)
-	// Once the recorder has found a later process, it has also noticed the end of the current one.
+	// Once the recorder has found this process, it has also noticed that early has ended.
 	appeared := startBurner(t, nil, burner.Records)
 	r.awaitRecorded(t, appeared)
 	time.Sleep(wait)
@@ -782,7 +786,7 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	}
 	d := decodeRecord(t, r.interrupt(t, later, appeared, silent, spansOnly))
 	assert.Zero(t, d.PID)
-	attributed := map[int]map[bool]uint64{} // by process, and by whether the name is right
+	attributed := map[int]map[bool]uint64{} // by process id and whether the service name is right
 	for _, p := range d.Processes {
 		if attributed[p.PID] == nil {
 			attributed[p.PID] = map[bool]uint64{}
@@ -801,7 +805,7 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 }
 
 // TestRecordNoticesPublication checks that the recorder notices when a process selected by its id begins to
-// publish, or publishes more, during the recording.
+// publish spans during the recording, whether or not it has already published its resource.
 func TestRecordNoticesPublication(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -821,7 +825,7 @@ func TestRecordNoticesPublication(t *testing.T) {
 				all = false
 				continue
 			}
-			names := 2 // one before and one after the publication
+			names := 2 // The process has one name before the publication and another one after it.
 			if words != burner.Later {
 				names = 1
 			}
@@ -832,7 +836,7 @@ func TestRecordNoticesPublication(t *testing.T) {
 		}
 		return all
 	}
-	// The recorder checks every second, less often on a busy machine.
+	// The recorder scans the process every second, less often on a busy machine.
 	wait := 1500 * time.Millisecond
 	for !noticed(wait) {
 		require.Less(t, wait, testenv.Patience)
@@ -854,8 +858,8 @@ func TestRecordWithoutPrivileges(t *testing.T) {
 	}
 }
 
-// TestRecordWithTwoCapabilities checks that two capabilities are enough to record processes of the same
-// user, but not those of other users.
+// TestRecordWithTwoCapabilities checks that CAP_BPF and CAP_PERFMON are enough to record the user's own processes,
+// but not those of other users.
 func TestRecordWithTwoCapabilities(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -888,7 +892,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	}
 	got := runCommand(t, record("--duration=1ms"))
 	if level, err := strconv.Atoi(strings.TrimSpace(string(paranoid))); err == nil && level > 2 && got.code == exitNotPermitted {
-		// Kernels of Debian and Ubuntu have this additional limit.
+		// On kernels of Debian and Ubuntu, levels above 2 may forbid sampling despite the capabilities.
 		assert.Contains(t, got.stderr, fmt.Sprintf("kernel.perf_event_paranoid is %d: permission denied", level))
 		assert.Contains(t, got.stderr, fmt.Sprintf("kernel.perf_event_paranoid is %d. ", level))
 		return

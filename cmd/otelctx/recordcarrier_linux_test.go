@@ -19,8 +19,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/burner"
 )
 
-// TestRecordInPIDNamespace checks that the spans and the thread ids of a service in its own PID namespace are
-// right. Its threads publish their spans under other ids than those that otelctx sees.
+// TestRecordInPIDNamespace checks that the spans and thread ids of a service in its own PID namespace are right.
+// In that namespace, the service's threads have other ids than those that otelctx sees.
 func TestRecordInPIDNamespace(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -29,7 +29,7 @@ func TestRecordInPIDNamespace(t *testing.T) {
 	needSampling(t)
 	c := startBurner(t, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
-	}, burner.Records, burner.ThreadSlots) // arm64 needs both
+	}, burner.Records, burner.ThreadSlots) // arm64 needs both carriers
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
 	recorded(t, c, "--output", file)
 	assertTrue(t, file)
@@ -39,9 +39,9 @@ func TestRecordInPIDNamespace(t *testing.T) {
 	}
 }
 
-// TestRecordByCarrier checks which spans are recorded if another library sets labels for a while. Readers of
-// labels see that library's trace, and readers of other carriers see the service's trace. If the service has
-// records, readers of labels also see the service's trace before and after.
+// TestRecordByCarrier checks that spans come from the carrier selected with --carrier. While another library sets
+// labels, the carrier labels contains that library's trace, and the other carriers contain the service's trace. A
+// service with goroutine records sets labels itself, so the test of foreign labels uses a service without them.
 func TestRecordByCarrier(t *testing.T) {
 	t.Parallel()
 	for name, carrier := range carriers {
@@ -52,8 +52,8 @@ func TestRecordByCarrier(t *testing.T) {
 	for name, test := range map[string]struct {
 		carrier string
 		words   []string
-		// found means that spans are expected, foreign that they belong to the other library's
-		// trace.
+		// found reports whether spans are expected, and foreign whether they belong to the other
+		// library's trace.
 		found, foreign bool
 		stderr         string
 	}{

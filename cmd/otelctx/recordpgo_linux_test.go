@@ -21,7 +21,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// TestRecordForPGO checks that the compiler accepts a recording and inlines functions that are hot in it.
+// TestRecordForPGO checks that the compiler accepts a recording for profile-guided optimization, and inlines
+// functions that are hot in it.
 func TestRecordForPGO(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -30,7 +31,7 @@ func TestRecordForPGO(t *testing.T) {
 	require.Equal(t, "burning", c.Receive())
 	file := filepath.Join(t.TempDir(), "default.pgo")
 	r := startRecordOf(t, c, "--output", file, "--format", "pprof")
-	childproc.AwaitOpen(t, r.cmd.Process.Pid, program) // The recorder needs the file to symbolize the first sample.
+	childproc.AwaitOpen(t, r.cmd.Process.Pid, program) // The recorder opens it at the first sample.
 	burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
 	d := decodeRecord(t, r.interrupt(t, c))
 	require.Greater(t, d.Samples, uint64(100))
@@ -44,14 +45,15 @@ func TestRecordForPGO(t *testing.T) {
 	assert.Contains(t, compile(t, file), inlined)
 }
 
-// buildPGO returns the output of go build -pgo for the program. With each new profile, go build recompiles
-// the standard library, which takes more than a minute of CPU time.
+// buildPGO builds testdata/pgo with go build -pgo and returns the output. This takes more than a minute of CPU
+// time, because each new profile makes go build recompile the standard library.
 func buildPGO(t *testing.T, pgo string) string {
 	t.Helper()
 	return goSays(t, "build", "-o", filepath.Join(t.TempDir(), "pgo"), "-pgo="+pgo, "-gcflags=-m", "./testdata/pgo")
 }
 
-// compilePGO returns the compiler's output for the program's own package, compiled as by go build -pgo.
+// compilePGO compiles only the main package of testdata/pgo, as go build -pgo does, and returns the compiler's
+// output.
 func compilePGO(t *testing.T, pgo string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -67,7 +69,7 @@ func compilePGO(t *testing.T, pgo string) string {
 	return goSays(t, append(args, "testdata/pgo/main.go")...)
 }
 
-// goSays runs the go command, which must succeed, and returns its output.
+// goSays runs the go command and returns its output. The test fails if the command fails.
 func goSays(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := exec.Command("go", args...).CombinedOutput()

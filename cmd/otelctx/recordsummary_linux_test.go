@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// summarized is a recording of two services, one with names.
+// summarized returns a recording of two services, of which only shop publishes span names.
 func summarized() *recording.Result {
 	start := time.Unix(1700000000, 0)
 	attributes := []reader.ThreadAttribute{{Key: "tenant", Value: "blue"}}
@@ -56,7 +56,8 @@ func TestSummary(t *testing.T) {
 		"  CPU     SHARE  SERVICE  REQUESTS SEEN  CPU/REQUEST  ENDPOINT\n" +
 		"  5.000s  50.0%  shop     10             500.0ms      \"GET /\\x1b[31m\"\n" +
 		"  2.000s  20.0%  cart     200            ≤ 10.0ms     -\n"
-	// columns lists the columns that are explained, besides CPU and SHARE.
+	// columns maps each value of --group-by to the columns that the summary explains besides CPU and SHARE. If
+	// there are no others, the value is SHARE.
 	columns := map[string][]string{
 		"":          {columnInSpans, columnCum, columnRequestsSeen, columnCPURequest, columnSpansSeen, columnCPUSpan},
 		"span":      {columnSpansSeen, columnCPUSpan},
@@ -115,7 +116,8 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// TestSummaryOfOneService checks that the summary has no rows for names if the only service publishes none.
+// TestSummaryOfOneService checks the summary of a single service that publishes no names: it has no column for the
+// service and no tables of names, and it says how to publish names.
 func TestSummaryOfOneService(t *testing.T) {
 	r := summarized()
 	r.Processes, r.Endpoints, r.Names, r.Spans = r.Processes[:1], nil, nil, r.Spans[1:]
@@ -130,8 +132,8 @@ func TestSummaryOfOneService(t *testing.T) {
 		"\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n", out.String())
 }
 
-// TestSummaryWithoutRoutes checks that the summary says why no endpoint has a route if otelhttp wraps a
-// whole mux.
+// TestSummaryWithoutRoutes checks that the summary explains why endpoints such as GET have no route: otelhttp wraps
+// a whole mux.
 func TestSummaryWithoutRoutes(t *testing.T) {
 	const hint = "\nThe endpoint has no route. Around a whole mux otelhttp learns it too late: put otelhttp around each handler.\n"
 	for name, want := range map[string]bool{"GET": true, "POST": true, "GET /": false, "": false} {
@@ -146,8 +148,7 @@ func TestSummaryWithoutRoutes(t *testing.T) {
 	}
 }
 
-// TestSummaryOnTerminal checks that output on a terminal has colours, unless the terminal or the user
-// does not want them.
+// TestSummaryOnTerminal checks that output on a terminal has colours, unless TERM is dumb or NO_COLOR is set.
 func TestSummaryOnTerminal(t *testing.T) {
 	for _, test := range []struct {
 		term, noColor string
@@ -173,7 +174,7 @@ func TestSummaryOnTerminal(t *testing.T) {
 	}
 }
 
-// openTerminal returns a terminal and a reader of what is printed on it.
+// openTerminal opens a pseudoterminal, and returns it and a reader of its output.
 func openTerminal(t *testing.T) (*os.File, *bufio.Reader) {
 	t.Helper()
 	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)

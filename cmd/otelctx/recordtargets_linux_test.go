@@ -30,8 +30,8 @@ import (
 // shortLived is the argument that makes the test binary call burnShortly.
 const shortLived = "short-lived"
 
-// burnShortly uses a tenth of a second of CPU time, beginning at the start of the program. On an emulated
-// processor it uses more, because the timer fires late.
+// burnShortly uses the CPU until the process has used 100 ms of CPU time, then exits with code 5. On an emulated
+// processor, whose timer fires late, it uses a second.
 func burnShortly() {
 	enough := 100 * time.Millisecond
 	if testenv.Emulated() {
@@ -48,8 +48,8 @@ func burnShortly() {
 	os.Exit(5)
 }
 
-// TestRecordCommand checks that a command is recorded, with function names, even if it ends before a scan
-// could find it.
+// TestRecordCommand checks that record -- COMMAND records a command, with function names, even if the command ends
+// before a scan could find it.
 func TestRecordCommand(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -76,7 +76,7 @@ func TestRecordCommand(t *testing.T) {
 func TestRecordChildrenOfCommand(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	// The child runs until the test creates a file. The test does so after the child has been recorded.
+	// The child runs until the test creates the file "end", after the child has been sampled.
 	marks := t.TempDir()
 	script := fmt.Sprintf(`(while [ ! -e %[1]s/end ]; do :; done; exit 0) & echo $! >%[1]s/pid.new; mv %[1]s/pid.new %[1]s/pid; wait; exit 3`, marks)
 	r := start(t, "record", "--json", "-F", "997", "--", "sh", "-c", script)
@@ -118,7 +118,7 @@ func cpuTime(t *testing.T, pid int) int {
 	return used
 }
 
-// TestRecordCommandPassesOn checks that the command gets its arguments unchanged, and that otelctx exits
+// TestRecordCommandPassesOn checks that record -- COMMAND passes arguments and signals on to the command, and exits
 // with the command's exit code, even without samples.
 func TestRecordCommandPassesOn(t *testing.T) {
 	needSampling(t)
@@ -156,8 +156,8 @@ func TestRecordFiltered(t *testing.T) {
 	}
 }
 
-// TestRecordNames checks that names of processes and files may contain any bytes. In lists, a backslash
-// escapes a comma.
+// TestRecordNames checks that the names of processes, control groups and files may contain any bytes, and that a
+// backslash escapes a comma in a list of names.
 func TestRecordNames(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, []string{"a", "b,c", "\xff\\", "d"}, splitList([]string{`a,b\,c`, "\xff\\", "d"}))
@@ -172,13 +172,13 @@ func TestRecordNames(t *testing.T) {
 	assert.Contains(t, got.stderr, `p\xfd.pb.gz`)
 }
 
-// TestRecordWithoutSamples checks that a recording without samples says why, has its own exit code, and
-// leaves the file unchanged.
+// TestRecordWithoutSamples checks that a recording without samples says why there are none, exits with
+// exitNoSamples, and leaves the output file unchanged.
 func TestRecordWithoutSamples(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
 	idle := childproc.Run(t, exec.Command("sleep", "1000"))
-	idle.Stop() // Before the process sleeps, it may still use the CPU.
+	idle.Stop() // Otherwise the process might still use the CPU before it sleeps.
 	busy := startBurner(t, nil, burner.Records, burner.Keyed)
 	busy.Stop()
 	for args, want := range map[string][]string{
@@ -219,8 +219,8 @@ func TestRecordWithoutSamples(t *testing.T) {
 	assert.Contains(t, got.stderr, "no samples: ")
 }
 
-// TestRecordIgnoresOthers checks that there are no warnings about processes that are not selected,
-// whatever they publish and however long it takes to read them.
+// TestRecordIgnoresOthers checks that record does not warn about processes that are not selected, even if their
+// process context is invalid or they block their readers.
 func TestRecordIgnoresOthers(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -246,7 +246,7 @@ func TestRecordIgnoresOthers(t *testing.T) {
 					return strings.Contains(r.stderr.String(), "pid "+commOf(t, writer)+": invalid process context")
 				}, testenv.Patience, tick)
 			}
-			time.Sleep(500 * time.Millisecond) // A scan of 100 ms would cause no warning.
+			time.Sleep(500 * time.Millisecond) // Only scans that take more than 100 ms cause a warning.
 			got := r.interrupt(t)
 			assert.Equal(t, told, strings.Contains(got.stderr, "pid "+commOf(t, writer)+": invalid process context"), got.stderr)
 			assert.Equal(t, told, strings.Contains(got.stderr, "pid "+commOf(t, stalling)+": reading timed out"), got.stderr)

@@ -23,14 +23,15 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// stages is a service's own measurement: the time in spans by name, without their children, and by kind of
-// wait, and the CPU time of the spans "compute".
+// stages holds a service's own measurements, in nanoseconds. computed is the CPU time of the spans named compute.
+// byName holds the time in spans without their children, by span name, and byKind the waiting time in spans, by
+// kind of wait.
 type stages struct {
 	computed       float64
 	byName, byKind map[string]float64
 }
 
-// stagesDuring returns the service's measurement between two times.
+// stagesDuring asks the service for its measurements between two times, in nanoseconds since the Unix epoch.
 func stagesDuring(t *testing.T, p *parker, start, end int64) stages {
 	t.Helper()
 	var answer struct {
@@ -52,8 +53,8 @@ func stagesDuring(t *testing.T, p *parker, start, end int64) stages {
 	return s
 }
 
-// TestRecordWallIsTrue compares the recorded wall-clock time with the service's own measurement, by span
-// name and by kind of wait. If the service computes, it also compares the recorded CPU time.
+// TestRecordWallIsTrue checks that the recorded wall-clock time of each span name and each kind of wait agrees with
+// the service's own measurements. If the service computes, the recorded CPU time must agree as well.
 func TestRecordWallIsTrue(t *testing.T) {
 	childproc.NeedReading(t)
 	exe := buildParker(t, programs.Static)
@@ -73,7 +74,8 @@ func TestRecordWallIsTrue(t *testing.T) {
 				needSampling(t)
 				args = append(args, "--cpu", "-F", "997")
 			}
-			// Both get priority, because the service measures when it runs, not when it could run.
+			// The service and the recorder run with high priority: the service notices the end of a wait only
+			// when it runs, so it must not wait for a CPU.
 			var p *parker
 			childproc.First(func() { p = startParker(t, exe, append([]string{"work"}, c.work...)...) })
 			duration := "5s"
@@ -113,7 +115,7 @@ func TestRecordWallIsTrue(t *testing.T) {
 			for _, name := range d.SpanNames {
 				want := truth.byName[name.Name]
 				tolerance := 0.03*want + 4*float64(name.ErrorNano)
-				if name.Name != "compute" { // Snapshots find too little computing; its CPU time is checked below.
+				if name.Name != "compute" { // Snapshots miss some computing. Its CPU time is checked below.
 					check(name.Name, want, float64(name.WallNano), want-tolerance, want+tolerance)
 				}
 				for kind, nano := range name.WaitsNano {
@@ -135,7 +137,7 @@ func TestRecordWallIsTrue(t *testing.T) {
 			}
 			t.Logf("standard error %.2fs, running or runnable %.2fs, snapshots late by %dus", kindError/1e9, ready/1e9, d.MeanDelayNano/1000)
 			for kind, want := range truth.byKind {
-				// For the service, a goroutine that is runnable still waits.
+				// The service counts the time in which a goroutine is runnable as waiting.
 				check(kind, want, kinds[kind], 0.95*want-ready-4*kindError, 1.05*want+4*kindError)
 			}
 			if c.cpu {
@@ -147,7 +149,8 @@ func TestRecordWallIsTrue(t *testing.T) {
 	}
 }
 
-// TestRecordCPUAndWall checks that one file of each format has both kinds of time.
+// TestRecordCPUAndWall checks that record --cpu --wall writes CPU time and wall-clock time to the same file, in
+// pprof and in OTLP format.
 func TestRecordCPUAndWall(t *testing.T) {
 	childproc.NeedReading(t)
 	needSampling(t)
@@ -173,7 +176,7 @@ func TestRecordCPUAndWall(t *testing.T) {
 		assert.Contains(t, string(top), "Type: "+index)
 		assert.Regexp(t, what, string(top))
 	}
-	// Nearly all CPU time is in one span name, nearly all wall-clock time in the others.
+	// The service uses the CPU in the spans named compute, and waits in the others.
 	cpu, wall := map[string]int64{}, map[string]int64{}
 	for _, s := range parsed.Sample {
 		name := strings.Join(s.Label["span_name"], "")
@@ -194,7 +197,7 @@ func TestRecordCPUAndWall(t *testing.T) {
 	p.Done()
 }
 
-// TestRecordWallFormats checks that every format contains the time of the tables and the kinds of wait.
+// TestRecordWallFormats checks that record --wall writes the waiting time in every format.
 func TestRecordWallFormats(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
@@ -223,7 +226,7 @@ func TestRecordWallFormats(t *testing.T) {
 			locked += s.Value[0]
 		}
 	}
-	// Ten goroutines wait the whole time.
+	// Ten goroutines wait for the mutex during the whole recording.
 	assert.InDelta(t, 10*parsed.DurationNanos, locked, 1e9)
 
 	assert.Regexp(t, `(?m)^parker;main\.main\.gowrap1;main\.park;main\.init\.func\d+;main\.lock;.*;\[waiting: sync\.Mutex\.Lock\] \d+$`, file("wall.folded"))
@@ -234,7 +237,7 @@ func TestRecordWallFormats(t *testing.T) {
 	file("wall.otlp")
 	readOTLP(t, filepath.Join(dir, "wall.otlp"))
 
-	// Nothing listens on this port, so the profile is lost, which is an error.
+	// Nothing listens on this port. Losing the profile must be an error.
 	run := runCommand(t, exec.Command("env", "OTEL_EXPORTER_OTLP_TIMEOUT=500", executable(t), "record", "--wall", "-d", "300ms",
 		"--otlp-endpoint", "http://127.0.0.1:9", p.pid))
 	assert.Equal(t, exitOther, run.code, run.stdout)
@@ -242,7 +245,8 @@ func TestRecordWallFormats(t *testing.T) {
 	p.Done()
 }
 
-// TestRecordWallOfServices records two services by name, of which one starts later, beside a third one.
+// TestRecordWallOfServices checks that record --wall --service records the selected services, including one that
+// starts during the recording, and no other service.
 func TestRecordWallOfServices(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
@@ -254,7 +258,7 @@ func TestRecordWallOfServices(t *testing.T) {
 	}
 	serve("checkout")
 	serve("cart")
-	r := start(t, "record", "--wall", "--service", "checkout,payment", "--duration=7s") // It searches every five seconds.
+	r := start(t, "record", "--wall", "--service", "checkout,payment", "--duration=7s") // The recorder looks for services every five seconds.
 	serve("payment")
 	got := r.wait(t)
 	require.Zero(t, got.code, got.stderr)

@@ -18,8 +18,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// TestManual checks that the committed manual page matches the command line. -update rewrites it. The help and the
-// page must explain every exit code.
+// TestManual checks that the committed manual page is up to date, and that both the page and the help explain every
+// exit code. The flag -update rewrites the page.
 func TestManual(t *testing.T) {
 	got := otelctx(t, "man")
 	require.Zero(t, got.code, got.stderr)
@@ -35,7 +35,7 @@ func TestManual(t *testing.T) {
 	}
 }
 
-// TestExitCodesInDocs checks that the table of exit codes in docs matches the code.
+// TestExitCodesInDocs checks that the table of exit codes in docs/recording.md is up to date.
 func TestExitCodesInDocs(t *testing.T) {
 	docs, err := os.ReadFile("../../docs/recording.md")
 	require.NoError(t, err)
@@ -46,8 +46,8 @@ func TestExitCodesInDocs(t *testing.T) {
 	assert.Contains(t, string(docs), strings.Join(table, "\n")+"\n\n")
 }
 
-// completers are scripts that print how a shell completes each line. A line with == precedes each
-// answer.
+// completers maps each shell to a script. The script loads the completions in the file that is its first argument,
+// and prints how the shell completes each further argument. A line with == precedes each answer.
 var completers = map[string]string{
 	"bash": `source "$1"; shift
 		for line; do
@@ -61,8 +61,8 @@ var completers = map[string]string{
 		for line in $argv[2..]
 			printf '\n==\n%s' (complete -C $line | string collect)
 		end`,
-	// zsh completes only on a terminal, whose output depends on timing. Therefore a key writes the
-	// completed line to a file.
+	// zsh completes only on a terminal, and the terminal's output depends on timing. Therefore the script
+	// binds a key that writes the completed line to a file.
 	"zsh": `zmodload zsh/zpty
 		zpty z zsh -f -i
 		zpty -w z "PS1=; autoload -U compinit; compinit -u -D; setopt no_beep; source $1; written=$1.written; PS1=PRO''MPT"
@@ -77,7 +77,7 @@ var completers = map[string]string{
 		zpty -d z`,
 }
 
-// TestCompletion checks the completion of commands, flags and values, and after -- of the command to record.
+// TestCompletion checks that shells complete commands, flags, values and files, and the command after record --.
 func TestCompletion(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Symlink(executable(t), filepath.Join(dir, "otelctx")))
@@ -107,7 +107,7 @@ func TestCompletion(t *testing.T) {
 			} {
 				lines, wants = append(lines, line), append(wants, want)
 			}
-			if shell != "bash" { // bash treats = as a separate word
+			if shell != "bash" { // bash splits words at =
 				lines, wants = append(lines, "otelctx record --format=pp"), append(wants, "--format=pprof")
 			}
 			args := append([]string{"-c", ask, shell, script}, lines...)
@@ -126,7 +126,7 @@ func TestCompletion(t *testing.T) {
 		})
 	}
 	for _, test := range []struct{ want, words string }{
-		{"pprof\t\n", "record --format = pp"}, // split as bash does
+		{"pprof\t\n", "record --format = pp"}, // bash splits at =
 		{"html\t\n", "record --format ="},
 		{pid + "\tcheckout\n", "watch " + pid[:2]},
 		{pid + "\tcheckout\n", "record -F 9 1 -p " + pid[:2]},

@@ -16,8 +16,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// BenchmarkSpans reads waiting goroutines after their symbols have been read. "look" takes a snapshot as
-// record --wall does. "document" does the work of spans --stacks, except for writing the output.
+// BenchmarkSpans reads a process with many waiting goroutines, once the process's symbols have been read. "look"
+// takes a snapshot as record --wall does. "document" does the work of spans --stacks except writing the output.
 func BenchmarkSpans(b *testing.B) {
 	childproc.NeedReading(b)
 	exe := programs.Build(b, programs.Static, "../..", "./internal/testing/parker")

@@ -27,8 +27,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// parker is a program whose goroutines wait in different ways, each in a span named after its kind of wait.
-// On request it prints the runtime's own stack traces of the goroutines.
+// parker is a child process whose goroutines wait in different ways, each in a span named after the way it waits.
+// On request it writes the Go runtime's own stack traces of all goroutines to a file in dir.
 type parker struct {
 	*childproc.Child
 
@@ -48,7 +48,7 @@ func buildParker(t *testing.T, v programs.Variant) string {
 	return programs.Build(t, v, "../..", "./internal/testing/parker")
 }
 
-// traceback is a goroutine in a Go stack trace.
+// traceback is the Go runtime's own stack trace of a goroutine.
 type traceback struct {
 	state string
 	stack []codeDocument
@@ -98,7 +98,7 @@ func (p *parker) dump(t *testing.T) map[uint64]traceback {
 	return found
 }
 
-// look returns the output of otelctx spans for the process.
+// look returns the output of otelctx spans --json for the process.
 func (p *parker) look(t *testing.T, args ...string) spansDocument {
 	t.Helper()
 	var d spansDocument
@@ -109,9 +109,9 @@ func (p *parker) look(t *testing.T, args ...string) spansDocument {
 	return d
 }
 
-// sameAs compares the output of otelctx spans with the process's own tracebacks. Goroutines that changed
-// between the two dumps, such as running ones, are skipped. It returns the number of goroutines compared,
-// and the spans of the skipped ones.
+// sameAs checks that the spans that look returns agree with the process's own tracebacks. It takes these before and
+// after it calls look, and skips goroutines that were running, were runnable or changed in between. It returns the
+// number of goroutines compared, and the spans of the goroutines skipped.
 func (p *parker) sameAs(t *testing.T, look func() spansDocument) (compared int, others []spanDocument) {
 	t.Helper()
 	before := p.dump(t)
@@ -139,7 +139,7 @@ func (p *parker) sameAs(t *testing.T, look func() spansDocument) (compared int, 
 	return compared, others
 }
 
-// visible returns the frames that Go's stack traces show.
+// visible returns the frames of a stack that a Go stack trace would show.
 func visible(stack []codeDocument) []codeDocument {
 	frames := make([]waiting.Frame, len(stack))
 	for i, c := range stack {
@@ -152,7 +152,7 @@ func visible(stack []codeDocument) []codeDocument {
 	return shown
 }
 
-// settle waits until the goroutines of all spans are parked, except the running ones.
+// settle waits until all goroutines in spans are parked, except those in the spans named running.
 func (p *parker) settle(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -162,7 +162,8 @@ func (p *parker) settle(t *testing.T) {
 	}, testenv.Patience, 100*time.Millisecond)
 }
 
-// TestSpansWaitForWhatGoSays compares waits and positions with the Go runtime's own.
+// TestSpansWaitForWhatGoSays checks that otelctx spans reports the same waits and stacks as the Go runtime itself,
+// for several Go releases and build modes.
 func TestSpansWaitForWhatGoSays(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
@@ -170,7 +171,7 @@ func TestSpansWaitForWhatGoSays(t *testing.T) {
 	for _, tt := range []struct {
 		programs.Variant
 		count int
-		usual bool // Only usual variants run by default. The others combine their properties.
+		usual bool // Unusual variants combine properties of the usual ones, and do not run by default.
 	}{
 		{programs.Static, testenv.Rounds(2000, 10_000), true},
 		{programs.Stripped, 100, false},
@@ -206,8 +207,8 @@ func TestSpansWaitForWhatGoSays(t *testing.T) {
 	}
 }
 
-// TestSpansOfOneGoroutine checks that otelctx can locate the runtime's fields with a single goroutine, whatever
-// the goroutine waits for.
+// TestSpansOfOneGoroutine checks that a single goroutine in a span is enough for otelctx to locate the fields of the
+// Go runtime, whatever the goroutine waits for.
 func TestSpansOfOneGoroutine(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
@@ -218,7 +219,7 @@ func TestSpansOfOneGoroutine(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			p := startParker(t, exe, "1", way)
-			for n := range 2 { // End the other spans.
+			for n := range 2 { // End the spans that every parker starts.
 				require.Equal(t, "done", p.Ask("end leave%d", n))
 			}
 			p.settle(t)
@@ -232,8 +233,8 @@ func TestSpansOfOneGoroutine(t *testing.T) {
 	}
 }
 
-// TestSpansOfStoppedProcess checks that the thread of a running goroutine is reported, and after the process
-// is stopped the goroutine's stack. The goroutine loops in a function without a stack frame.
+// TestSpansOfStoppedProcess checks that a running goroutine is reported with its thread, and once the process is
+// stopped also with its stack. The goroutine loops in a function without a stack frame.
 func TestSpansOfStoppedProcess(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
@@ -249,13 +250,13 @@ func TestSpansOfStoppedProcess(t *testing.T) {
 		s := running()
 		return s.State == "running" && s.OwnTID != 0 && s.StackError != "" && len(s.Stack) == 0
 	}, testenv.Patience, 10*time.Millisecond)
-	require.Eventually(t, func() bool { // The goroutine may have stopped inside the runtime.
+	require.Eventually(t, func() bool { // Try again if the goroutine was stopped inside the runtime.
 		p.Stop()
 		defer p.Continue()
 		s := running()
 		for i, f := range s.Stack {
 			if f.Function == "main.spinLeaf" && runtime.GOARCH == "arm64" {
-				// The return address is in the link register, which the kernel does not report.
+				// The caller is unknown: its address is in the link register, which the kernel does not report.
 				return len(s.Stack) == 1 && s.StackError != ""
 			}
 			if f.Function == "main.spinLeaf" && i+2 < len(s.Stack) {
@@ -335,8 +336,8 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 					require.Equal(t, "main."+name, frames[i+1].Function, frames)
 				}
 			}
-			// The frame of the wait comes from g, and its callers from the stack, so the two could differ. Only
-			// the function rest waits in these ways.
+			// The frame that waits comes from g, and its callers come from the stack. If the two did not belong
+			// together, rest could be missing, because only rest waits in these ways.
 			if kind := waiting.Kind(g, frames); kind == "sleep" || kind == "chan receive" {
 				require.Equal(t, 1, rests, "%s: %s: %v", name, kind, frames)
 			}
@@ -349,13 +350,13 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 	child.Kill()
 }
 
-// TestSpansEqualLedger compares the live spans with the service's own ledger. Between snapshots the service's
-// goroutines start and end spans, end spans of other goroutines, attach and detach spans, leave spans open, and
-// exit.
+// TestSpansEqualLedger checks that otelctx spans reports exactly the live spans in the service's own ledger. Between
+// snapshots, the service's goroutines start and end spans, end spans of other goroutines, attach and detach spans,
+// leave spans open, and exit.
 func TestSpansEqualLedger(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
-	// ledgerEntry holds the properties of a span that the service knows.
+	// ledgerEntry is a live span in the service's ledger.
 	type ledgerEntry struct {
 		TraceID         string   `json:"trace_id"`
 		SpanID          string   `json:"span_id"`
@@ -414,8 +415,7 @@ func TestSpansEqualLedger(t *testing.T) {
 	}
 }
 
-// TestSpansLeaked checks that a span is reported as leaked if its goroutine has exited or moved on to another
-// trace.
+// TestSpansLeaked checks that a live span is reported as leaked if its goroutine has exited.
 func TestSpansLeaked(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
@@ -431,8 +431,8 @@ func TestSpansLeaked(t *testing.T) {
 	p.Done()
 }
 
-// TestSpansOfJoinedGoroutines checks that goroutines that have attached a span are shown with it, and that a
-// span is reported as leaked only if no goroutine works on it any longer.
+// TestSpansOfJoinedGoroutines checks that a span is reported with the goroutines that have attached it, and is
+// reported as leaked only if no goroutine works on it or its children any longer.
 func TestSpansOfJoinedGoroutines(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
@@ -486,7 +486,7 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 			times[name.Name] = float64(t)
 		}
 	}
-	each := times["child"] // has one goroutine
+	each := times["child"] // the time of one goroutine
 	for name, goroutines := range map[string]float64{"exited, attached": 1, "moved on, attached": 2, "child": 1, "sibling 2": 1, "around": 1} {
 		assert.InDelta(t, goroutines, times[name]/each, 0.1, name)
 		delete(times, name)
@@ -498,8 +498,8 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 	p.Done()
 }
 
-// TestUserFrame checks which frame counts as the user's own. Frames in package main or the main module take
-// precedence over other frames outside the standard library.
+// TestUserFrame checks which frame of a stack counts as the user's own: the innermost one in package main or in the
+// main module, otherwise the innermost one outside the standard library.
 func TestUserFrame(t *testing.T) {
 	p, err := waiting.Open(os.Getpid())
 	require.NoError(t, err)

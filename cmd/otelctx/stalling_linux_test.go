@@ -20,8 +20,8 @@ import (
 
 const noAnswer = "reading timed out (its memory may be backed by userfaultfd or FUSE): no answer within 5s"
 
-// TestNoAnswer checks that a process that blocks its readers does not delay the reading of other
-// processes. The test runs all commands at the same time, because each waits for the timeout.
+// TestNoAnswer checks that a process that blocks its readers does not prevent otelctx from reading other processes.
+// The test runs all commands at the same time, because most of them wait for the timeout.
 func TestNoAnswer(t *testing.T) {
 	t.Parallel()
 	before, stalling, behind := startPublisher(t, "checkout", "a"), startStalling(t), startPublisher(t, "cart", "b")
@@ -33,16 +33,16 @@ func TestNoAnswer(t *testing.T) {
 	t.Run("record", func(t *testing.T) {
 		needSampling(t)
 		c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
-		// The process is stopped until the recording, so that it takes no CPU time from other tests.
+		// Stop the burner until it is recorded, so that it takes no CPU time from other tests.
 		require.NoError(t, syscall.Kill(c.PID(), syscall.SIGSTOP))
 		all := start(t, "record", "--json", "--all", "--duration=0")
-		// The code that the process runs does not touch the blocking memory.
+		// This recording selects the stalling process, which itself never touches the blocking memory.
 		one := start(t, "record", "--json", pid, "--duration=100ms")
 		all.awaitRecorded(t, c)
 		require.Equal(t, "waits", stalling.Ask("%d", all.cmd.Process.Pid))
 		require.NoError(t, syscall.Kill(c.PID(), syscall.SIGCONT))
 		burner.AwaitUse(t, c, 200*time.Millisecond)
-		time.Sleep(200 * time.Millisecond) // Scans of 100 ms cause no warning.
+		time.Sleep(200 * time.Millisecond) // Only scans that take more than 100 ms cause a warning.
 
 		got := all.interrupt(t)
 		d := decodeRecord(t, got)
@@ -84,7 +84,7 @@ func TestInterruptWithoutAnAnswer(t *testing.T) {
 	require.Equal(t, "waits", c.Ask("%d", interrupted.cmd.Process.Pid))
 	require.NoError(t, interrupted.cmd.Process.Signal(os.Interrupt))
 	got := interrupted.wait(t)
-	// If the command had timed out, it would have failed.
+	// A command that times out fails.
 	assert.Zero(t, got.code)
 	assert.Empty(t, got.stderr)
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// TestVerify checks that the exit code distinguishes a correct publisher from a broken one, and that the report
-// names the broken rule.
+// TestVerify checks that otelctx verify accepts a conforming publisher written in C. For a publisher that breaks a
+// rule, it must exit with exitNotConforming and name the rule.
 func TestVerify(t *testing.T) {
 	t.Parallel()
 	program := programs.C(t, "../../reader/testdata/threadcontext/publisher.c", "-pthread", "-rdynamic")
@@ -54,8 +54,8 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestVerifyProfile checks that recordings of otelctx conform in every OTLP format, and that a broken file does
-// not.
+// TestVerifyProfile checks that verify --profile accepts the files that otelctx writes in every OTLP format, and
+// rejects a broken file.
 func TestVerifyProfile(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"p.otlp", "p.json", "p.jsonl"} {
@@ -76,8 +76,7 @@ func TestVerifyProfile(t *testing.T) {
 	assert.Contains(t, got.stdout, "string table: index 0 is not the zero value")
 }
 
-// TestVerifyProfileBounded checks that files without an end and files that are too large are rejected
-// before they are read.
+// TestVerifyProfileBounded checks that verify --profile rejects endless and oversized files before reading them.
 func TestVerifyProfileBounded(t *testing.T) {
 	dir := t.TempDir()
 	endless, large := filepath.Join(dir, "endless.otlp"), filepath.Join(dir, "large.otlp")

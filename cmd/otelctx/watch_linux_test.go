@@ -37,8 +37,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// roleWorker is a traced service that stays in one span, on one thread, with context-scoped
-// attributes.
+// roleWorker is a traced service. Until it is told to end, one of its goroutines stays in the same span, on the
+// same thread, with context-scoped attributes.
 const roleWorker = "worker"
 
 func workerRole(parent *childproc.Parent) {
@@ -70,14 +70,14 @@ func workerRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// load is an atomic load. The race detector must not turn it into a call, because a goroutine may be
-// preempted at calls.
+// load returns *p. It replaces atomic.LoadUint32, which the race detector turns into a call: at a call, the
+// goroutine could be preempted.
 //
 //go:norace
 //go:noinline
 func load(p *uint32) uint32 { return *p }
 
-// spinWhileZero spins and keeps its thread, as startWorker explains.
+// spinWhileZero spins as long as *p is 0. It keeps its thread: see startWorker.
 //
 //go:norace
 func spinWhileZero(p *uint32) {
@@ -85,7 +85,7 @@ func spinWhileZero(p *uint32) {
 	}
 }
 
-// worker is a child in a span.
+// worker is a child process with [roleWorker]. tid is the thread that is in the span, the ids are the span's.
 type worker struct {
 	*childproc.Child
 	pid                       string
@@ -96,23 +96,23 @@ type worker struct {
 func startWorker(t *testing.T) *worker {
 	t.Helper()
 	w := &worker{Child: childproc.Start(t, roleWorker, func(cmd *exec.Cmd) {
-		// The worker must keep its thread on any machine, so it must not be preempted. The garbage
-		// collector would wait for it forever, and with GOMAXPROCS=1 so would the goroutine that
-		// answers.
+		// The goroutine in the span must keep its thread, so turn preemption off. Without preemption, the
+		// garbage collector would wait for the goroutine forever, and with GOMAXPROCS=1 so would the
+		// goroutine that answers the test.
 		cmd.Env = append(cmd.Env, "GODEBUG=asyncpreemptoff=1", "GOGC=off", "GOMAXPROCS=2")
 	})}
 	w.pid = strconv.Itoa(w.PID())
 	_, err := fmt.Sscan(w.Receive(), &w.tid, &w.traceID, &w.spanID, &w.rootSpan)
 	require.NoError(t, err)
-	// The worker has answered, but may not be in the span yet.
+	// The worker has answered, but readers may not find it in the span yet.
 	require.Eventually(t, func() bool {
 		return strings.Contains(inProcess(t, "inspect", w.pid, "--json").stdout, w.spanID)
 	}, testenv.Patience, tick)
 	return w
 }
 
-// anonymous replaces the worker's ids by placeholders, and normalizes the padding that depends
-// on their length.
+// anonymous replaces the worker's ids in otelctx's output with placeholders, and normalizes the padding, which
+// depends on their length.
 func (w *worker) anonymous(out string) string {
 	for pattern, replacement := range map[string]string{
 		`(\S) {2,}`:                           "$1  ",
@@ -226,13 +226,13 @@ func TestThreadsForPeople(t *testing.T) {
 	assert.NotContains(t, string(many), "own 3")
 }
 
-// TestWatchGoesOn checks that watch continues if the process stops publishing for a while, or updates its
-// context during a read.
+// TestWatchGoesOn checks that watch continues if the process stops publishing for a while, or is busy updating its
+// process context. At the first read, these are errors.
 func TestWatchGoesOn(t *testing.T) {
 	other := errors.New("other")
 	for _, test := range []struct {
-		looks           []error // nil: threads were found
-		frames, nothing int     // expected frames with threads, and without
+		looks           []error // the error of each read
+		frames, nothing int     // expected number of frames with threads, and without
 		ended           bool
 		err             error
 	}{
