@@ -31,6 +31,7 @@ type Span struct {
 	Attributes []byte
 }
 
+// The default and maximum number of slots, and the maximum attribute space of a slot in bytes.
 const (
 	DefaultCapacity = 65536
 	MaxCapacity     = 1 << 24 // limits the address space that a ring occupies
