@@ -333,11 +333,11 @@ func (r *recorder) recorded(pid int) *recorder {
 
 // requireRecorded ends the recording after the service has used [serviceUse]. No samples may be lost, and some
 // samples of the service must be in spans.
-func (r *recorder) requireRecorded(service *childproc.Child) *document {
+func (r *recorder) requireRecorded(service *childproc.Child) {
 	r.t.Helper()
 	r.awaitNames(service)
 	burner.AwaitUse(r.t, service, serviceUse*11/10)
-	return r.requireSamples(service)
+	r.requireSamples(service)
 }
 
 // awaitNames waits until the recorder has opened the service's program. From then on it can symbolize samples of
