@@ -311,7 +311,7 @@ func TestExtraAttributes(t *testing.T) {
 	require.NoError(t, resourcepublisher.RemoveAttributes("nested", "b", "unknown"))
 	assert.Equal(t, map[string]any{"a": int64(2)}, extra())
 
-	// A failed call changes nothing, neither now nor later.
+	// A failed call changes nothing.
 	require.ErrorIs(t, resourcepublisher.SetAttributes(
 		attribute.Int("a", 3), attribute.String("b", strings.Repeat("x", 70_000)),
 	), resourcepublisher.ErrTooLarge)

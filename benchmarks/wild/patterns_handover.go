@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -137,9 +138,9 @@ func chainElsewhere(r *run) {
 		inner, end := r.child(ctx[i])
 		ctx, ends = append(ctx, inner), append(ends, end)
 	}
-	for i := len(ends) - 1; i >= 0; i-- {
+	for i, end := range slices.Backward(ends) {
 		r.in(ctx[i+1])
-		r.elsewhere(ends[i])
+		r.elsewhere(end)
 	}
 	r.in(parent)
 	span.End()
@@ -151,7 +152,7 @@ func httpBodies(n int) func(*run) {
 		client.Transport = r.transport(client.Transport)
 		for range 2 {
 			r.inFlight(n, func(ctx context.Context) (context.Context, func()) {
-				response := r.open(ctx, client, server.URL)
+				response := r.open(ctx, client, server.URL) //nolint:bodyclose // The returned function closes it.
 				return response.Request.Context(), func() { _ = response.Body.Close() }
 			})
 		}

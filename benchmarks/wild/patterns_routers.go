@@ -200,7 +200,7 @@ func http3Bodies(r *run) {
 	address, client, stop := r.serve3(http.HandlerFunc(answer))
 	client.Transport = r.transport(client.Transport)
 	r.inFlight(4, func(ctx context.Context) (context.Context, func()) {
-		response := r.open(ctx, client, address)
+		response := r.open(ctx, client, address) //nolint:bodyclose // The returned function closes it.
 		return response.Request.Context(), func() { _ = response.Body.Close() }
 	})
 	stop()
@@ -213,7 +213,7 @@ func (r *run) socket(handle func(ctx context.Context, conn *websocket.Conn)) {
 		handle(request.Context(), check(websocket.Accept(w, request, nil)))
 	}))
 	ctx := context.Background()
-	conn, _, err := websocket.Dial(ctx, server.URL, &websocket.DialOptions{HTTPClient: client})
+	conn, _, err := websocket.Dial(ctx, server.URL, &websocket.DialOptions{HTTPClient: client}) //nolint:bodyclose // The package says that it need not be closed.
 	must(err)
 	for range 3 {
 		must(conn.Write(ctx, websocket.MessageText, nil))

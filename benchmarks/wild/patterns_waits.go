@@ -97,13 +97,13 @@ const waitTime = 3 * time.Millisecond
 func waitMutex() (wait, wake func()) {
 	mu := new(sync.Mutex)
 	mu.Lock()
-	return func() { mu.Lock() }, mu.Unlock //nolint:staticcheck // it is not locked for a section
+	return func() { mu.Lock() }, mu.Unlock
 }
 
 func waitRWMutex() (wait, wake func()) {
 	mu := new(sync.RWMutex)
 	mu.Lock()
-	return func() { mu.RLock() }, mu.Unlock //nolint:staticcheck // it is not locked for a section
+	return func() { mu.RLock() }, mu.Unlock
 }
 
 func waitChannel() (wait, wake func()) {
@@ -197,7 +197,7 @@ func waitSingleflight() (wait, wake func()) {
 		_, _, _ = group.Do("key", func() (any, error) {
 			close(begun)
 			<-c
-			return nil, nil
+			return true, nil
 		})
 	}()
 	<-begun
@@ -233,7 +233,7 @@ func waitHTTP() (wait, wake func()) {
 	client := &http.Client{Transport: new(http.Transport)}
 	ended := make(chan struct{})
 	return func() {
-			must(check(client.Get(address)).Body.Close()) //nolint:noctx // uncommon, but harmless
+			must(check(client.Get(address)).Body.Close()) //nolint:noctx,bodyclose // uncommon, but harmless; the body is closed
 			close(ended)
 		}, func() {
 			answer()

@@ -35,8 +35,8 @@ func newRecord(n uint64) *record {
 	return &record{LabelMap{[]Label{{"otelctx.a", value}, {"otelctx.b", value + value}}}, [4]uint64{n, n, n, n}}
 }
 
-// intact reports whether the running goroutine still has the labels from newRecord(n). If the
-// collector has freed them, they may have been overwritten.
+// intact reports whether the running goroutine still has the labels from newRecord(n). It returns false
+// if the garbage collector has freed them and the memory has been overwritten since.
 func intact(n uint64) bool {
 	want, got := newRecord(n), (*record)(Labels())
 	return got != nil && got.n == want.n && len(got.List) == 2 && got.List[0] == want.List[0] && got.List[1] == want.List[1]

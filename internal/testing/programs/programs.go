@@ -238,8 +238,8 @@ func (v Variant) env() []string {
 
 const arm64CC = "aarch64-linux-gnu-gcc"
 
-// cross reports whether the variant needs a C compiler for another architecture: it does if it uses cgo
-// or other build flags, such as those for PIE.
+// cross reports whether the variant needs a C compiler for arm64 on another machine. It does if it uses
+// cgo, or flags such as -buildmode=pie, which need an external linker.
 func (v Variant) cross() bool {
 	return v.Arch == "arm64" && runtime.GOARCH != "arm64" && (v.Cgo || len(v.Flags) > 0)
 }

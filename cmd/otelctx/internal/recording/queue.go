@@ -62,8 +62,8 @@ type userScans struct {
 	served  uint64
 }
 
-// newQueue returns a queue with the given number of places. At most quick scans that are not blocked run at the
-// same time.
+// newQueue returns a queue with the given number of places. Of the scans that run at the same time, at most the
+// number quick are not blocked.
 func newQueue(places, quick int) *queue {
 	return &queue{places: places, quick: quick, scans: map[int]*scan{}, users: map[int]*userScans{}, settled: make(chan struct{}, 1)}
 }

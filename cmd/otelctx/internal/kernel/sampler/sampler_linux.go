@@ -168,7 +168,7 @@ func bufferSize(frequency, processors int) int {
 // describes. If layout is nil or has no carrier, samples have no spans. For a process that is already
 // watched, image and layout replace the previous ones.
 //
-// The error wraps [ErrTooManyProcesses], or comes from the kernel.
+// The error wraps [ErrTooManyProcesses], is [os.ErrClosed] after [Sampler.Close], or comes from the kernel.
 func (s *Sampler) Watch(image Image, layout *reader.ThreadLayout) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
