@@ -24,9 +24,10 @@ import (
 const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
 
 // These are the types and units of values. There are two kinds of profile, which [TimeOf] distinguishes. In a
-// profile of CPU time, a sample has timestamps, each of which stands for one period of CPU time, and its value
-// is the number of timestamps. The OpenTelemetry eBPF profiler does the same, so backends understand it. In a
-// profile of wall-clock time, the value of a sample is a duration, and there are no timestamps.
+// profile of CPU time, a sample has timestamps, each of which stands for one period of CPU time. It has no
+// explicit value, which means that its value is the number of timestamps. The OpenTelemetry eBPF profiler does the
+// same, so backends understand it. In a profile of wall-clock time, the value of a sample is a duration, and there
+// are no timestamps.
 const (
 	TypeCPU         = "cpu"
 	TypeSamples     = "samples"
@@ -89,7 +90,8 @@ func unique(attributes []*commonpb.KeyValue) []*commonpb.KeyValue {
 }
 
 // Builder builds profiles from samples. Its memory grows with the number of different stacks, links and
-// attributes, and by 16 bytes per sample. It is not safe for concurrent use.
+// attributes, and by up to 16 bytes per sample of CPU time. When the total size of names and attributes reaches 64
+// MiB, new ones are left out. A Builder is not safe for concurrent use.
 type Builder struct {
 	options     Options
 	period      int64 // nanoseconds of CPU time that a sample stands for
@@ -185,8 +187,9 @@ func (b *Builder) combined(resource Resource, stack []*symbols.Location, traceID
 	return c
 }
 
-// Dropped returns how many sample attributes were dropped because profiles cannot represent them. Each call of
-// Add or AddTime counts its attributes once, even if it adds several samples.
+// Dropped returns how many sample attributes were dropped because profiles cannot represent them. It does not count
+// attributes that were left out for lack of room. Each call of Add or AddTime counts its attributes once, even if it
+// adds several samples.
 func (b *Builder) Dropped() uint64 { return b.dropped }
 
 func newProfileID() []byte {
@@ -195,8 +198,8 @@ func newProfileID() []byte {
 	return id
 }
 
-// Data returns a profile for each resource, with all samples added so far. The resource with the most samples
-// comes first, and samples are in the order of their first occurrence. end is the end of the recording. If
+// Data returns a profile for each resource, with all samples added so far. The resource with the most samples or
+// wall-clock time comes first, and samples are in the order of their first occurrence. end is the end of the recording. If
 // clocks differ, a sample may precede the start or follow the end; the range of the profile then includes its
 // time as well. Samples added later do not change the returned data. The messages in the dictionary are shared
 // between calls and must not be changed.

@@ -85,8 +85,8 @@ func TestDataIsSnapshot(t *testing.T) {
 	assert.True(t, proto.Equal(before, data), "times are sorted in a copy")
 }
 
-// TestRange checks that the range of a profile also includes samples from before the start and after the end
-// of the recording.
+// TestRange checks that the range of a profile includes a sample from before the start of the recording and a sample
+// from its end, although a range does not contain its own end.
 func TestRange(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	b.Add(mustResource(t), nil, [16]byte{}, [8]byte{}, nil, start.Add(-time.Second), start.Add(duration))
@@ -97,7 +97,7 @@ func TestRange(t *testing.T) {
 	assert.EqualValues(t, duration+time.Second+1, p.GetDurationNano())
 }
 
-// TestOrder checks that the resource with the most samples comes first.
+// TestOrder checks that resources are sorted by their number of samples, the largest first.
 func TestOrder(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	for n, service := range []string{"few", "most", "many"} {

@@ -27,17 +27,17 @@ import (
 // and SHOULD in profiles.proto v0.4.0) and what this package guarantees in addition for data made by a
 // [Builder]. data may come from an untrusted source.
 //
-// The rules of the format: Entry 0 of each table is the zero value, and all indices are valid. Tables have
-// neither duplicates nor unused entries. Attribute keys are unique, and ids have the right length. The
-// timestamps of a sample are within the profile's range, and no two samples of a profile have the same identity.
-// original_payload and original_payload_format are set together or not at all. Check covers all rules of
-// profcheck, the checker of OpenTelemetry's profiling group.
+// The main rules of the format: Entry 0 of each table is the zero value, and all indices are valid. Tables have
+// neither duplicates nor unused entries. Attribute keys are unique, profile ids are unique, and ids have the right
+// length. Addresses are within their mapping. The timestamps of a sample are within the profile's range, and no two
+// samples of a profile have the same identity. original_payload and original_payload_format are set together or not
+// at all. Check covers all rules of profcheck, the checker of OpenTelemetry's profiling group.
 //
 // The guarantees: Link 0 is the empty message, and all other links have nonzero ids. Each resource has one
-// profile for CPU time or wall-clock time, or one for each, with a unique id. Samples of CPU time are counts
-// with a period; they have timestamps and no values. Samples of wall-clock time have one value and no
-// timestamps. Frames in unknown functions have no lines, and addresses are within their mapping. Attribute
-// values, and the keys of resource attributes, are not indices of the string table. original_payload is unset.
+// profile for CPU time or wall-clock time, or one for each. Samples of CPU time are counts with a period; they
+// have timestamps and no values. Samples of wall-clock time have one value and no timestamps. Frames in unknown
+// functions have no lines, and frame types are those of package symbols. Attribute values, and the keys of resource
+// attributes, are not indices of the string table. original_payload is unset.
 func Check(data *profilespb.ProfilesData) error {
 	return errors.Join(check(data, true)...)
 }
@@ -90,9 +90,9 @@ func CheckFile(ext string, content []byte) ([]error, error) {
 	return problems, nil
 }
 
-// unmarshalJSON decodes OTLP's JSON encoding. It differs from protobuf's in that ids are hexadecimal instead of
-// base64. Package protojson decodes their digits as base64, so unmarshalJSON encodes the result as base64 to get
-// the digits back.
+// unmarshalJSON decodes OTLP's JSON encoding, in which, unlike in protobuf's JSON encoding, ids are hexadecimal
+// instead of base64. Package protojson decodes their digits as base64, so unmarshalJSON encodes the result as base64
+// to get the digits back.
 func unmarshalJSON(b []byte, data *profilespb.ProfilesData) error {
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(b, data); err != nil {
 		return err
@@ -189,7 +189,7 @@ func (c *checker) tables() {
 }
 
 // checkTable checks that entry 0 of table is zero and that no two entries have the same key. It calls check
-// for every other entry.
+// for each entry except entry 0.
 func checkTable[T any](c *checker, name string, table []T, zero func(T) bool, key func(T) string, check func(name string, entry T)) {
 	if len(table) == 0 || !zero(table[0]) {
 		c.problem("%s table: index 0 is not the zero value", name)
@@ -496,8 +496,8 @@ func identity(s *profilespb.Sample) string {
 	return string(key)
 }
 
-// The use methods mark an entry of the dictionary as used, along with all entries that it refers to. The indices
-// in the entries are valid, because the method tables has checked them.
+// The methods useStack, useLocation and useAttributes mark entries of the dictionary as used, along with all entries
+// that these refer to. The indices in the entries are valid, because the method tables has checked them.
 
 func (c *checker) useStack(i int32) {
 	if c.used.stacks[i] {
@@ -542,7 +542,7 @@ func (c *checker) useAttributes(indices []int32) {
 	}
 }
 
-// orphans checks that every entry of the dictionary is used.
+// orphans checks that all entries of the dictionary are used, except entry 0 of each table.
 func (c *checker) orphans() {
 	for _, table := range []struct {
 		name string

@@ -214,7 +214,7 @@ func TestCheck(t *testing.T) {
 			data := proto.CloneOf(good)
 			m.mutate(partsOf(t, data))
 			assert.ErrorContains(t, Check(data), m.want)
-			// CheckFormat must accept data that violates only this package's guarantees.
+			// CheckFormat must not report violations of this package's guarantees.
 			problems := CheckFormat(data)
 			if promises[m.rule] {
 				assert.NotContains(t, fmt.Sprint(problems), m.want)
@@ -239,8 +239,8 @@ func TestCheckHostile(t *testing.T) {
 	}))
 }
 
-// FuzzCheck checks that Check does not crash for any message, and that Split yields valid parts of every
-// message that Check accepts.
+// FuzzCheck checks that Check does not crash for any message. For messages that Check accepts, it checks that the parts
+// from a successful Split are valid and together have all samples.
 func FuzzCheck(f *testing.F) {
 	for _, data := range []*profilespb.ProfilesData{fixed(f).Data(start.Add(duration)), record(f)} {
 		encoded, err := proto.Marshal(data)

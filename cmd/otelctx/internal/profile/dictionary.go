@@ -19,9 +19,9 @@ const (
 	// maxCachedLocations is the maximum size of byPointer. Locations that are not in it are looked up by
 	// content.
 	maxCachedLocations = 1 << 17
-	// maxText is the maximum total size of strings and attribute values in bytes. They come from other processes
-	// and their files. When it is reached, new attributes are dropped, and new locations and mappings are added
-	// without names.
+	// maxText is the approximate maximum of the total size of strings and attribute values in bytes. The limit is
+	// needed because they come from other processes and their files. When it is reached, new attributes are dropped,
+	// and new locations and mappings are added without names.
 	maxText = 64 << 20
 )
 
@@ -63,7 +63,7 @@ type linkKey struct {
 }
 
 // attributeKey identifies an attribute by its key and encoded value. With two separate strings, attributes that
-// have the same key share the memory for it. This matters because a process may use long keys, each with many
+// have the same key share the key's memory. This matters because a process may use long keys, each with many
 // values.
 type attributeKey struct{ key, value string }
 

@@ -40,8 +40,8 @@ func hostileAttributes() []*commonpb.KeyValue {
 	}
 }
 
-// TestForeign checks that profiles are valid no matter what attributes a process publishes and what names its
-// files and functions have.
+// TestForeign checks that profiles are valid even if a process publishes attributes that they cannot represent, and
+// its files and functions have invalid or long names.
 func TestForeign(t *testing.T) {
 	resource, dropped := NewResource(hostileAttributes(), "\xff")
 	assert.Equal(t, len(hostileAttributes())-1, dropped)

@@ -90,7 +90,7 @@ func userAgent() string {
 // Close closes the connection. A second call does nothing.
 func (c *Client) Close() error { return c.transport.Close() }
 
-// RejectedError is returned if the collector rejected some of the profiles.
+// RejectedError reports that the collector rejected some or all profiles of a request.
 type RejectedError struct {
 	Rejected int64 // profiles
 	Message  string
@@ -106,7 +106,7 @@ type request struct {
 	samples uint64
 	// number increases with each request.
 	number uint64
-	// answer is the error from the collector's last response to this request, or nil if there was no response.
+	// answer is the error of the last attempt that failed for another reason than a timeout or an interrupt, or nil.
 	answer error
 }
 
@@ -170,7 +170,8 @@ const (
 	maxForeignText = 1 << 10  // text for messages
 )
 
-// foreignText returns text from a collector as valid UTF-8, truncated to maxForeignText.
+// foreignText returns text from a collector as valid UTF-8. It truncates long text to maxForeignText bytes and appends
+// an ellipsis.
 func foreignText(s string) string {
 	if len(s) > maxForeignText {
 		s = s[:maxForeignText] + "…"
@@ -190,8 +191,8 @@ func (e *shortError) Unwrap() error { return e.error }
 
 func shortened(err error) error { return &shortError{err, foreignText(err.Error())} }
 
-// failed returns the error to report for a request whose last attempt returned err. The last error from the
-// collector takes precedence over err, for example over a timeout.
+// failed returns the error to report for a request whose last attempt returned err. Unless the collector rejected
+// profiles, r.answer takes precedence over err, because it says more than, for example, a timeout.
 func (c *Client) failed(r request, err error) error {
 	var rejected *RejectedError
 	if err == nil || errors.As(err, &rejected) {

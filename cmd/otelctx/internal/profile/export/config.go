@@ -31,7 +31,7 @@ const (
 	profilesPath = "/v1development/profiles"
 )
 
-// The values of OTEL_EXPORTER_OTLP_PROTOCOL.
+// The supported values of OTEL_EXPORTER_OTLP_PROTOCOL.
 const (
 	protocolGRPC = "grpc"
 	protocolHTTP = "http/protobuf"
@@ -163,7 +163,7 @@ func (c *config) setURL(endpoint string, env environment) (secure bool, err erro
 }
 
 // tlsConfig returns the TLS settings. The client trusts the authorities in the file CERTIFICATE, or the system's if
-// that variable is unset. It presents the certificate in CLIENT_CERTIFICATE, if that variable is set.
+// that variable is unset. If CLIENT_CERTIFICATE and CLIENT_KEY are set, it presents that certificate.
 func tlsConfig(env environment) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if path, variable := env.setting("CERTIFICATE"); path != "" {

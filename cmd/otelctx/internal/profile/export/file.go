@@ -37,8 +37,8 @@ type File struct {
 	encoder     encoder
 	spools      []*os.File // temporary files of the encoder
 	err         error
-	// stuck is set if the method do has given up a call that is still blocked. From then on, that call owns the other
-	// fields.
+	// stuck is set if the method do has given up on a call that is still blocked. From then on, only that call may use
+	// output, buffer, encoder and spools.
 	stuck bool
 }
 
@@ -76,9 +76,10 @@ func openingLimit(interrupted context.Context) <-chan struct{} {
 // interrupted is done.
 //
 // A regular file gets its content when it is closed. Until then a new file is empty, and an existing file keeps its
-// content, even if the program is killed. Close replaces an existing file, unless it is a symbolic link, has several
-// hard links or belongs to another user; in these cases Close overwrites the file in place. Files that are not
-// regular, such as pipes, receive the profiles immediately. New files are accessible only to the caller (0600).
+// content, even if the program is killed. Close replaces an existing file if possible. If the file is a symbolic
+// link, has several hard links or belongs to another user, or if its directory does not allow new files, Close
+// overwrites it in place. Files that are not regular, such as pipes, receive the profiles immediately. New and
+// replaced files are accessible only to the caller (0600).
 //
 // kinds lists the kinds of time in the profiles, profile.TypeCPU and profile.TypeWall. The default is CPU time.
 func Create(interrupted context.Context, path string, format Format, stdout io.Writer, kinds ...string) (*File, error) {
@@ -197,7 +198,8 @@ func (f *File) Add(data *profilespb.ProfilesData) error {
 	return f.err
 }
 
-// Close completes the file. If Add has failed or Close itself fails, the file's previous state is restored.
+// Close completes the file. If Add has failed or Close itself fails, Close restores the file's previous state if
+// possible. It cannot restore what it has already overwritten in place.
 func (f *File) Close() error {
 	if f.err == nil {
 		f.err = f.do(func() error { return errors.Join(f.encoder.close(), f.buffer.Flush()) })
@@ -328,8 +330,8 @@ func (b *replacing) discard() error {
 	return err
 }
 
-// inPlace overwrites a file, target, that must not be replaced. Until finish, the embedded temporary file holds the
-// new content.
+// inPlace overwrites a file, target, that must not or cannot be replaced. Until finish is called, the embedded
+// temporary file holds the new content.
 type inPlace struct {
 	*os.File
 	target  *os.File

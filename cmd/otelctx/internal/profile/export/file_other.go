@@ -10,7 +10,7 @@ import (
 	"io/fs"
 )
 
-// refusePlanted returns nil, because these systems have no world-writable directories.
+// refusePlanted returns nil, because the check requires Unix owners and permissions.
 func refusePlanted(string) error { return nil }
 
 // mayReplace returns false, because not every system can replace open files.

@@ -15,8 +15,9 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// refusePlanted returns an error if another user may have planted the file in a world-writable directory.
-// The kernel has the same rules (fs.protected_symlinks and others), but they may be disabled.
+// refusePlanted returns an error if another user may have planted the file in a world-writable directory with the
+// sticky bit, such as /tmp. It trusts this user and the directory's owner. The kernel has similar rules
+// (fs.protected_symlinks and others), but they may be disabled.
 func refusePlanted(path string) error {
 	dir, err := os.Stat(filepath.Dir(path))
 	if err != nil {

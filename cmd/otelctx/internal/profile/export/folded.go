@@ -14,8 +14,8 @@ import (
 )
 
 // foldedEncoder writes a line for each stack: the service and the functions, the outermost first, separated by
-// semicolons, then a space and the number of samples. A stack that several calls of add contain gets a line for
-// each, and readers of the format add them up.
+// semicolons, then a space and the number of samples, or nanoseconds of wall-clock time. A stack that occurs in
+// several calls of add gets a line for each call, and readers of the format add up the numbers.
 type foldedEncoder struct{ to io.Writer }
 
 func (e *foldedEncoder) add(data *profilespb.ProfilesData) error {

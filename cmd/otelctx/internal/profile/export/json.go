@@ -23,7 +23,8 @@ var hexFields = map[protoreflect.Name]bool{"trace_id": true, "span_id": true, "p
 // jsonWriter writes messages in OTLP's JSON encoding. This is protobuf's JSON encoding, except that trace,
 // span and profile ids are hexadecimal and enums are numbers. Equal messages have equal encodings.
 // jsonWriter writes value by value. Package protojson would build the text of the whole message in memory,
-// where it takes several times the size of the message. Only failure and Flush return errors.
+// where it takes several times the size of the message. The methods ignore write errors, which failure and
+// Flush return.
 type jsonWriter struct{ *bufio.Writer }
 
 // failure returns the first write error so far. It does not flush the buffer.

@@ -146,8 +146,8 @@ func (*linesEncoder) close() error { return nil }
 type tables struct{ mappings, locations, functions, links, strings, attributes, stacks table }
 
 // maxKnownEntries is the maximum number of entries that are remembered for a table. When it is reached, all of them
-// are forgotten. An entry may then be added to the file again, which the format tolerates. The code of a program has
-// fewer entries. Links may exceed the limit, but few of them occur in more than one part.
+// are forgotten. An entry may then be added to the file again, which the format tolerates. The functions of a typical
+// recording stay below the limit. Links may exceed it, but few of them occur in more than one part.
 const maxKnownEntries = 1 << 15
 
 // table assigns indices to the entries of one table of the shared dictionary.
@@ -181,8 +181,8 @@ func (t *table) place(content []byte) (index int32, isNew bool) {
 	return index, true
 }
 
-// places returns the index in the shared dictionary of each entry in a part's table. It then removes all entries
-// from the part's table that are not new.
+// places returns, for each entry of a part's table, its index in the shared dictionary. It also removes the entries
+// that earlier parts contain from the part's table.
 func places[T any](t *table, entries *[]T, content func(T) []byte) []int32 {
 	indices, left := make([]int32, len(*entries)), (*entries)[:0]
 	for i, e := range *entries {

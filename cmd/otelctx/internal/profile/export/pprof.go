@@ -78,8 +78,8 @@ const (
 // Each sample has values for every kind of time in the file: a count and nanoseconds for CPU time, and nanoseconds
 // for wall-clock time. The format cannot represent timestamps of samples.
 //
-// `go tool pprof -tagfocus='span_id=^ID$'` selects one span. Without ^ and $, the tool would take about one in 700
-// ids for a number with a unit, and find no samples.
+// `go tool pprof -tagfocus='span_id=^ID$'` selects one span. Without ^ and $, the tool would parse about one in 700
+// ids as a number with a unit, and find no samples.
 type pprofEncoder struct {
 	to         *gzip.Writer
 	kinds      []string                       // kinds of time in the file
@@ -210,7 +210,7 @@ func (e *pprofEncoder) valueType(name, unit string) []byte {
 // to symbolize the mapping again.
 type content struct{ functions, files, lines, inlined bool }
 
-// writeMappings writes the mappings of files first, and then the others. pprof takes the first mapping for the
+// writeMappings writes the mappings of files first, and then the others. pprof assumes that the first mapping is the
 // program's, but the dictionary may begin with the kernel's.
 func (e *pprofEncoder) writeMappings() {
 	contents := make([]content, len(e.dictionary.GetMappingTable()))

@@ -19,8 +19,8 @@ import (
 const (
 	// queueBytes is the maximum total size of the requests that are waiting or being sent.
 	queueBytes = 32 << 20
-	// senders is the number of concurrent requests. Several are needed because a collector may take some seconds
-	// to respond.
+	// senders is the maximum number of concurrent requests. Several are needed because a collector may take some
+	// seconds to respond.
 	senders = 8
 	// maxReasons is the maximum number of messages in each list of a [Delivery].
 	maxReasons = 8
@@ -47,7 +47,7 @@ type Queue struct {
 	delivery Delivery
 }
 
-// Delivery describes what happened to the samples added to a [Queue].
+// Delivery describes what happened to the samples added to a [Queue] since the last call of [Queue.Delivery].
 type Delivery struct {
 	// Sent is the number of samples that the collector accepted. Dropped is the number of samples that were given up,
 	// including samples that the collector rejected.
@@ -235,7 +235,7 @@ func (q *Queue) Close(ctx context.Context) error {
 	}
 	for before := -1; ctx.Err() == nil && q.progressed(&before); {
 		select {
-		case <-sent: // All requests have been sent, so the next call of progressed returns false.
+		case <-sent: // No requests remain, so one of the next calls of progressed returns false.
 		case <-ctx.Done():
 		case <-time.After(timeout):
 		}

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Rolling generates the file names of a recording that writes one file per period: the user's name with the
-// start of the period inserted before the ending, as in profile-20261125T182544.123456Z.pb.gz.
+// Rolling generates the file names of a recording that writes one file per period: the path passed to NewRolling,
+// with the start of the period inserted before the ending, as in profile-20261125T182544.123456Z.pb.gz.
 type Rolling struct {
 	path, ending string
 	keep         int
@@ -39,8 +39,8 @@ func (r Rolling) Path(began time.Time) string {
 	return r.path + "-" + began.UTC().Format(stamp) + r.ending
 }
 
-// Prune removes the oldest files, including those of earlier recordings. It removes only regular files of
-// this user.
+// Prune removes all files with generated names except the newest ones (see NewRolling). This includes files of
+// earlier recordings. It removes only regular files and, where files have owners, only files of this user.
 func (r Rolling) Prune() error {
 	if r.keep == 0 {
 		return nil

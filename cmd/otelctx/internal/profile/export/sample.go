@@ -52,8 +52,8 @@ type sample struct {
 	unit   int64  // nanoseconds that a value of 1 stands for
 }
 
-// label is an attribute as text or, if isNumber is set, as a number. Only integers are numbers. Lists become JSON
-// text.
+// label is an attribute as text or, if isNumber is set, as a number. Only integers are numbers. Lists, maps and
+// bytes become JSON text.
 type label struct {
 	key, text string
 	number    int64
@@ -139,7 +139,7 @@ func uniqueLabels(labels []label) []label {
 	return labels
 }
 
-// label returns the text of the label with the given key, or "" if there is none.
+// label returns the text of the label with the given key, or "" if there is none or it is a number.
 func (s *sample) label(key string) string {
 	for _, l := range s.labels {
 		if l.key == key {
@@ -150,7 +150,7 @@ func (s *sample) label(key string) string {
 }
 
 // frames yields the names of a sample's frames, the outermost first. The first name is that of the service or, if
-// it is unknown, of the executable. The names of the functions follow.
+// it is unknown, of the executable, or else [unknown]. The names of the functions follow.
 func (s *sample) frames() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		process := cmp.Or(s.label(string(semconv.ServiceNameKey)), s.label(string(semconv.ProcessExecutableNameKey)), "[unknown]")
@@ -172,7 +172,7 @@ func (s *sample) frames() iter.Seq[string] {
 	}
 }
 
-// unnamed returns a placeholder for the name of an unknown function: its file's name in brackets.
+// unnamed returns a placeholder for the name of an unknown function: its file's base name in brackets, or [unknown].
 func (s *sample) unnamed(l *profilespb.Location) string {
 	m := s.dictionary.GetMappingTable()[l.GetMappingIndex()]
 	file := s.dictionary.GetStringTable()[m.GetFilenameStrindex()]

@@ -74,7 +74,8 @@ func parseELF(file part) (*elfFile, error) {
 	return f, nil
 }
 
-// readSections reads as many section headers as possible. Section headers that are cut off are treated as missing.
+// readSections reads as many section headers as possible, up to maxSections. Section headers that are cut off are
+// treated as missing.
 func (f *elfFile) readSections(header *elf.Header64) {
 	if header.Shoff == 0 {
 		return
@@ -118,7 +119,8 @@ func decode(p part, offset uint64, to any) bool {
 	return err == nil
 }
 
-// content returns the contents of a section, which are empty if the section is compressed.
+// content returns the contents of a section. They are empty if the section is compressed, or takes no space in the
+// file.
 func (f *elfFile) content(s *section) part {
 	if elf.SectionType(s.Type) == elf.SHT_NOBITS || elf.SectionFlag(s.Flags)&elf.SHF_COMPRESSED != 0 {
 		return f.file.sub(0, 0)
@@ -146,7 +148,8 @@ func (f *elfFile) address(offset uint64) (uint64, bool) {
 	return 0, false
 }
 
-// memory returns the file's contents for the memory from address to the end of the segment.
+// memory returns the file's contents for the memory from address to the end of its segment, or an empty part if no
+// segment has contents there.
 func (f *elfFile) memory(address uint64) part {
 	for _, s := range f.segments {
 		if elf.ProgType(s.Type) == elf.PT_LOAD && address >= s.Vaddr && address-s.Vaddr < s.Filesz {

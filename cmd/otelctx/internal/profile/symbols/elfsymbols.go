@@ -174,7 +174,8 @@ func (s *elfSymbols) name(f elfFunction) (string, bool) {
 	return name, ok
 }
 
-// demangled returns a C++ or Rust name as it is written in the source. It returns other names unchanged.
+// demangled returns a C++ or Rust name in readable form. It returns other names, and names longer than maxMangled,
+// unchanged.
 func demangled(name string) string {
 	if len(name) > maxMangled {
 		return name

@@ -17,11 +17,12 @@ import (
 
 const (
 	// maxFiles is the maximum number of open files of all users together. A single user may hold only as many files
-	// as could still be opened, so that there is always room for other users. If it holds more, its least recently
-	// used file is released. A file that no user holds is closed, and its symbols are no longer available.
+	// as could still be opened, so that there is always room for other users. When a user holds more, the user's least
+	// recently used file is released. A file that no user holds is closed, and its symbols are no longer available.
 	maxFiles = 1024
-	// maxTables is the maximum number of files whose symbols are kept in memory, at most about 16 MB for each. Two
-	// are needed because an address may be looked up in a program and in its debug file.
+	// maxTables is the maximum number of files whose symbols are kept in memory, at most about 16 MB for each. Files
+	// that are being read may exceed it. Two are needed because an address may be looked up in a program and in its
+	// debug file.
 	maxTables = 2
 	// maxNamed and maxNamedBytes limit the cache of lookups in a file. When either limit is reached, the cache is
 	// cleared.
@@ -152,7 +153,7 @@ func (f *Files) Close() {
 	f.byID, f.users, f.tables = map[fileID]*file{}, map[int][]*file{}, nil
 }
 
-// open returns the file behind a region, or nil if it cannot be read.
+// open returns the file behind a region, or nil if there is none or it cannot be read.
 func (f *Files) open(r *Region) *file {
 	if r.mapping.Path == vdso {
 		return f.ownVDSO()
@@ -339,7 +340,7 @@ func (o *file) read() bool {
 }
 
 // find returns the functions at an address, and the frame type. It caches the result under key, and calls address
-// only if there is no result yet.
+// only if there is no result yet. It returns nothing if the file is closed or not ELF, or if the method read fails.
 func (o *file) find(key uint64, address func() (uint64, bool)) ([]Line, string) {
 	if !o.read() {
 		return nil, ""
@@ -392,7 +393,7 @@ func (o *file) lookup(address uint64) ([]Line, string) {
 }
 
 // useSymbols records that the symbols of o are used. If more than maxTables files have symbols in memory, it drops
-// the symbols of the least recently used file.
+// the symbols of the least recently used files that are not being read.
 func (f *Files) useSymbols(o *file) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -5,8 +5,8 @@ package symbols
 
 // GoFrame returns the name of the Go function that contains an instruction, as in the runtime's table, and the size
 // of its stack frame at that instruction. The size is the number of bytes by which the stack pointer has moved since
-// the function's entry. ok is false if the region is not attached or has no Go function at the address. GoFrame may
-// block on a file system.
+// the function's entry. ok is false if the region is not attached, if its file cannot be read in time, or if it has no
+// Go function at the address. GoFrame may block on a file system.
 func (r *Region) GoFrame(address uint64) (function string, size int, ok bool) {
 	a := r.attached.Load()
 	if a == nil || a.file == nil || !a.file.read() {

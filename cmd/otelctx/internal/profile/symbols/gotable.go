@@ -17,7 +17,7 @@ const (
 	goHeaderSize   = 8 + 8*8
 	goFuncSize     = 44
 	goFuncTabEntry = 8
-	// These are indices in the lists of tables that follow a _func.
+	// goPCDataInlTreeIndex and goFuncDataInlTree are indices in the lists of tables that follow a _func.
 	goPCDataInlTreeIndex = 2
 	goFuncDataInlTree    = 3
 	goInlinedCallSize    = 16
@@ -308,8 +308,8 @@ func (t *goTable) plausible(p probe, trees part) bool {
 	return true
 }
 
-// goCall is the runtime's inlinedCall. name and start are the name and the first line of the called function. parent
-// is the position of the call, as an offset in the code of the function that contains it.
+// goCall is the runtime's inlinedCall. name is the offset of the called function's name in goTable.names, and start is
+// the function's first line. parent is the position of the call, as an offset in the code of goFunction.
 type goCall struct {
 	name, parent uint32
 	start        int32
@@ -497,7 +497,7 @@ func (t *goTable) place(fn goFunction, address uint64) (file string, line int) {
 	return file, int(lineNumber)
 }
 
-// printable returns a function's name as the runtime prints it, with type arguments replaced by three dots. They are
+// printable returns a function's name as the runtime prints it, with three dots instead of type arguments, which are
 // the text between the outermost brackets.
 func printable(name string) string {
 	i, j := strings.IndexByte(name, '['), strings.LastIndexByte(name, ']')

@@ -146,9 +146,9 @@ func (k *Kernel) scan(kallsyms io.Reader, each func(address uint64, kind byte, n
 	return nil
 }
 
-// Locate symbolizes the address of an instruction in the kernel. For a return address the caller passes the
-// preceding byte, which belongs to the call. For the same address it returns the same pointer until the cache is
-// cleared. Locate never returns nil.
+// Locate symbolizes the address of an instruction in the kernel. For a return address the caller passes the address
+// of the preceding byte, which belongs to the call. Until the cache is cleared, Locate returns the same pointer for
+// the same address. It never returns nil.
 func (k *Kernel) Locate(address uint64) *Location {
 	if l, ok := k.locations[address]; ok {
 		return l

@@ -23,7 +23,7 @@ type Mapping struct {
 	// GNUBuildID is in lower-case hexadecimal. GoBuildID is the id that `go tool buildid` prints. They are empty if
 	// missing or unreadable.
 	GNUBuildID, GoBuildID string
-	// HTLHash identifies files without a build id: see [htlHash]. It is empty if there is no readable file.
+	// HTLHash identifies the file even if it has no build id: see [htlHash]. It is empty if there is no readable file.
 	HTLHash string
 }
 
@@ -49,7 +49,7 @@ func Bytes(lines []Line) int {
 
 // Location describes an address. It is shared and must not be changed.
 type Location struct {
-	// Mapping is nil if the address is in no known mapping. Locations in one mapping share it.
+	// Mapping is nil if the address is in no known mapping. Locations in one attached region share it.
 	Mapping *Mapping
 	// Address is a virtual address of the process. The interrupted instruction begins there, or a call instruction
 	// contains it.
@@ -57,7 +57,7 @@ type Location struct {
 	// Lines lists the functions at the address, the innermost first. The last one contains the address, and the
 	// others are inlined there. Lines is empty if the functions are unknown.
 	Lines []Line
-	// Type is TypeGo, TypeNative or TypeKernel. It is empty if the file of the code is unknown. Such code may have
-	// been compiled at run time.
+	// Type is TypeGo, TypeNative or TypeKernel. It is empty if the code has no known ELF file, for example because it
+	// was compiled at run time, or if the file cannot be read.
 	Type string
 }

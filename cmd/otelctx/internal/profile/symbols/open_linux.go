@@ -26,7 +26,9 @@ import (
 // deleted. Otherwise openFile uses the process's executable, or the file at the mapping's path as the process sees
 // it. It checks that this is the right file, because another file may have been mapped in the meantime, or the path
 // may lead to another file: the file must have the inode of the mapping, or the build ids in the mapped memory. Build
-// ids are needed on file systems such as overlayfs and btrfs, where a file and its mapping have different inodes.
+// ids are needed on file systems such as overlayfs and btrfs, where a file and its mapping may differ in the device or
+// the inode. Two weaker checks suffice for files that the kernel provides: the process still has the region, or the
+// file is its executable with the region's path and inode number.
 func (p *Process) openFile(r *Region) (*os.File, fileID, error) { return p.openFirst(p.candidates(r)) }
 
 // candidate is a way to find a file, with a check that it is the right one.
@@ -172,7 +174,7 @@ func (p *Process) openDebugFile(own bool, path string) (*os.File, fileID, error)
 }
 
 // openPerfMap finds /tmp/perf-PID.map in the file system of the process, with the process's id in its own
-// namespace. It must be a regular file of the process's user, because any user may create files in /tmp.
+// namespace. It must be a regular file of the process's effective user, because any user may create files in /tmp.
 func (p *Process) openPerfMap() (*os.File, error) {
 	pid, user, err := p.self()
 	if err != nil {

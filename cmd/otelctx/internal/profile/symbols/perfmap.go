@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// A search covers at most the last maxPerfMap bytes and the last maxPerfLines lines of a perf map. Invalid
-	// lines count, too.
+	// A search covers at most the last maxPerfMap bytes of a perf map. It also ends after the chunk in which it has
+	// read maxPerfLines lines. Invalid lines count, too.
 	maxPerfMap   = 64 << 20
 	maxPerfLines = 1 << 21
 	// maxPerfLine is the maximum length of a line. Longer lines are ignored.
@@ -30,7 +30,8 @@ type perfMap struct {
 	// system may block forever.
 	reading chan struct{}
 	file    *os.File
-	// sizes holds the file's size at the last two searches, the earlier search first.
+	// sizes holds the file's size at the last two searches, the earlier search first. Before these searches, it holds
+	// the size at which the file was opened.
 	sizes [2]int64
 }
 
@@ -68,11 +69,12 @@ func (p *Process) openPerfMapOnce() {
 // NameCompiled sets the lines of locations in code compiled at run time, from the process's perf map. The locations
 // must not be shared yet. If the map has several functions at an address, the last one counts. However, a function
 // that was added to the map after the second-to-last call may be newer than the sample. If such a function replaces
-// another one, the location stays unnamed.
+// one with another name, the location stays unnamed.
 //
-// NameCompiled searches at most the last 64 MiB or two million lines of the file, backwards from the end. It stops
-// when all locations have names, when the names take more than most bytes, or when goOn returns false. It reports
-// whether the search was completed. It may block on a file system; while it does, other calls return false at once.
+// NameCompiled searches about the last 64 MiB or two million lines of the file, backwards from the end. It stops
+// early when all locations have names. It returns false if it gave up, because the total length of the names exceeded
+// the parameter most or because goOn returned false, and true otherwise, even if there is no perf map. It may block
+// on a file system; while it does, other calls return false at once.
 func (p *Process) NameCompiled(locations []*Location, most int, goOn func() bool) bool {
 	if len(locations) == 0 || p.files.unnamed {
 		return true
@@ -151,7 +153,7 @@ func (s *perfSearch) search(file io.ReaderAt, size int64) bool {
 		start := max(limit, end-perfChunk)
 		text := buffer[:end-start]
 		if _, err := file.ReadAt(text, start); err != nil {
-			return true // It was truncated.
+			return true // The file was truncated, or cannot be read.
 		}
 		text = append(text, rest...)
 		for {

@@ -23,14 +23,14 @@ type pieces struct {
 	blocks [blockCount]block
 }
 
-// block holds blockSize bytes at offset number*blockSize of a file. The last block of a file is shorter.
+// block holds blockSize bytes at offset number*blockSize of a file. The last block of a file may be shorter.
 type block struct {
 	number uint64
 	data   []byte // nil if there is none
 }
 
-// part is a section of a file. Offsets are relative to the start of the section. A read fails if it goes
-// beyond the end of the section or of the file, or if the file cannot be read.
+// part is a contiguous part of a file. Offsets are relative to its start. A read fails if it goes beyond the end of
+// the part or of the file, or if the file cannot be read.
 type part struct {
 	*pieces
 	start, size uint64
@@ -52,7 +52,8 @@ func (p part) sub(offset, size uint64) part {
 // from returns the part of p that starts at offset.
 func (p part) from(offset uint64) part { return p.sub(offset, math.MaxInt64) }
 
-// at returns the bytes from offset to the end of their block. They are valid until the next call.
+// at returns the bytes from offset to the end of their block or of p, or nil if there are none. They are valid until
+// the next call.
 func (p part) at(offset uint64) []byte {
 	if offset >= p.size {
 		return nil
@@ -109,8 +110,8 @@ func (p part) uint64(offset uint64) (uint64, bool) {
 	return binary.LittleEndian.Uint64(b[:]), ok
 }
 
-// text returns the string from offset to the next zero byte. It fails if the string is longer than
-// maxName.
+// text returns the string from offset to the next zero byte. It fails if there is no zero byte, or if the string is
+// longer than maxName.
 func (p part) text(offset uint64) (string, bool) {
 	var long []byte
 	for len(long) <= maxName {

@@ -179,7 +179,8 @@ func (p *Process) Find(address uint64) *Region {
 	return p.timeline.find(address, time.Now())
 }
 
-// Generation returns a number that changes whenever the results of [Process.Regions] may change.
+// Generation returns a number that changes whenever the results of [Process.Regions] may change, except after
+// [Files.Untold].
 func (p *Process) Generation() uint64 { return p.generation.Load() + p.files.misses.Load() }
 
 // Regions returns, for each address, the region that contained it at the given time, or nil if that is unknown. If
@@ -235,11 +236,12 @@ func (r *Region) anonymous() bool { return r.inode == 0 }
 func (r *Region) Gone() bool { return r.gone.Load() }
 
 // Want reports whether the caller should attach the region. It returns true once, and once more after each call of
-// [Region.Unwant].
+// [Region.Unwant], until the region is attached.
 func (r *Region) Want() bool { return !r.Attached() && r.wanted.CompareAndSwap(false, true) }
 
-// Attach opens the file of the region. It must be called while the process exists, and may block on the
-// process or a file system. If another goroutine is attaching the region, Attach waits for it.
+// Attach opens the file of the region, once: later calls do nothing, even if that failed. It must be called while the
+// process exists, and may block on the process or a file system. If another goroutine is attaching the region, Attach
+// waits for it.
 func (r *Region) Attach() { r.attachOnce.Do(r.attach) }
 
 // Attached reports whether [Region.Attach] has returned.
@@ -280,13 +282,13 @@ func (r *Region) Locate(address uint64) *Location {
 	return l
 }
 
-// Compiled reports whether code in the region was compiled at run time, because it is in anonymous memory or in a
-// memfd.
+// Compiled reports whether code in the region was presumably compiled at run time, because it is in anonymous memory
+// or in a memfd.
 func (r *Region) Compiled() bool {
 	return r.inode == 0 && !strings.HasPrefix(r.mapping.Path, "[v") || strings.HasPrefix(r.mapping.Path, "/memfd:")
 }
 
-// Unwant makes [Region.Want] return true once more.
+// Unwant makes [Region.Want] return true once more, unless the region has been attached.
 func (r *Region) Unwant() { r.wanted.Store(false) }
 
 // PID returns the id of the region's process.

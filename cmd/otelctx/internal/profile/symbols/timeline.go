@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// maxPast is the number of replaced address ranges that a timeline remembers. Samples that have not been read yet may
-// need them.
+// maxPast is the maximum number of past spans that a timeline remembers. Samples that have not been read yet may need
+// them. When it is reached, the older half is forgotten.
 const maxPast = 256
 
 // timeline records which region was mapped at which address, and when.
@@ -53,8 +53,8 @@ func (t *timeline) find(address uint64, at time.Time) *Region {
 }
 
 // insert records that a region was mapped at the given time and replaced the mappings at its addresses. It reports
-// whether the timeline changed, which is not the case if the region is already known or if a later mapping has
-// replaced it.
+// whether the timeline changed. The timeline does not change if the region is already known from that time or earlier,
+// if a later mapping has replaced any part of it, or if it lies in a known anonymous region and is itself anonymous.
 func (t *timeline) insert(r *Region, at time.Time) bool {
 	start, limit := r.mapping.Start, r.mapping.Limit
 	i := t.index(start)
@@ -100,8 +100,8 @@ func (t *timeline) retire(s span, until time.Time) {
 	t.past = append(t.past, s)
 }
 
-// replace replaces the current spans with the regions that a scan at the given time found, sorted by address. Regions
-// mapped after the scan stay. For each other region that the scan did not find, it calls gone.
+// replace replaces the current spans with the regions that a scan at the given time found, sorted by address. Spans
+// that began after the scan stay. For each other span that the scan did not find unchanged, it calls gone.
 func (t *timeline) replace(found []*Region, at time.Time, gone func(*Region)) {
 	now := make([]span, 0, len(found))
 	kept := make([]bool, len(t.now))
