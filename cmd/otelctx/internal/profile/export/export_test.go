@@ -72,8 +72,8 @@ func write(path string, format Format, parts ...*profilespb.ProfilesData) error 
 	return f.Close()
 }
 
-// TestFormats checks that files contain the recorded data in every format, whether written at once or in two
-// parts.
+// TestFormats checks that a file's name selects its format, and that pprof, OTLP and JSON files contain the recorded
+// data, whether written at once or in two parts.
 func TestFormats(t *testing.T) {
 	whole, other := recording(t, 3), recording(t, 2)
 	dir := t.TempDir()
@@ -103,7 +103,7 @@ func TestFormats(t *testing.T) {
 	require.NoError(t, both.CheckValid())
 	merged, err := pprof.Merge([]*pprof.Profile{want, second})
 	require.NoError(t, err)
-	merged.DurationNanos = both.DurationNanos // Merge adds them up.
+	merged.DurationNanos = both.DurationNanos // Merge adds up the durations.
 	assert.Equal(t, merged.String(), sorted(t, both).String())
 
 	decoded := &profilespb.ProfilesData{}
@@ -374,8 +374,8 @@ func TestJSON(t *testing.T) {
 	golden.Compare(t, "recording.json", got.String())
 }
 
-// TestLongRecordings checks that encoders do not retain what they have written, so that a long recording takes no
-// more memory than a short one.
+// TestLongRecordings checks that encoders do not retain what they have written: 24 MiB of attributes increase the heap
+// by less than 8 MiB.
 func TestLongRecordings(t *testing.T) {
 	const parts, most = 24, 8 << 20
 	for _, format := range []Format{Pprof, OTLP, JSON, JSONLines, Folded, HTML} {
@@ -409,8 +409,8 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// TestNoDirectoryForTemporaryFiles checks that temporary files are created next to the recording if TMPDIR does
-// not exist.
+// TestNoDirectoryForTemporaryFiles checks that a file can be written even if TMPDIR does not exist. Temporary files are
+// then created next to it.
 func TestNoDirectoryForTemporaryFiles(t *testing.T) {
 	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
 	dir := t.TempDir()

@@ -46,7 +46,8 @@ func TestOverwriteOnFullDisk(t *testing.T) {
 	}
 }
 
-// TestFullDisk checks that Add returns an error if the disk is full, and does not leave that to Close.
+// TestFullDisk checks that Add returns an error if the disk is full and the data exceeds the buffer, and that Close
+// returns the error again.
 func TestFullDisk(t *testing.T) {
 	for _, format := range []Format{OTLP, JSON, JSONLines} {
 		f, err := Create(t.Context(), "/dev/full", format, nil)

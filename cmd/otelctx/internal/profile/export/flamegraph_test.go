@@ -135,8 +135,8 @@ func TestFlameGraph(t *testing.T) {
 	assert.Equal(t, []int32{0, 0}, documentsOf(t, path)[0].Nodes)
 }
 
-// TestFlameGraphIsBounded checks that the size of a page is bounded, and that no samples are lost when rare
-// stacks, traces and names are merged.
+// TestFlameGraphIsBounded checks that a flame graph stays within its bounds, that no samples are lost when rare stacks,
+// traces and names are merged, and that a frequent name and trace are kept.
 func TestFlameGraphIsBounded(t *testing.T) {
 	bounds := flameBounds{nodes: 1 << 10, samples: 1 << 12, names: 1 << 4, traces: 1 << 9, text: 1 << 16}
 	f, total := newFlame(profile.TypeCPU, bounds), int64(0)

@@ -101,7 +101,8 @@ func TestPprofTool(t *testing.T) {
 	assert.NotContains(t, string(output), "secret", "an attribute that does not distinguish services")
 }
 
-// FuzzPprof checks that conversion to pprof's format loses no CPU samples of any message that Check accepts.
+// FuzzPprof checks that conversion to pprof's format loses no CPU samples of any message that Check accepts, unless the
+// conversion fails because profiles have different periods.
 func FuzzPprof(f *testing.F) {
 	encoded, err := proto.Marshal(fixed(f))
 	require.NoError(f, err)

@@ -92,7 +92,7 @@ func TestQueueCountsOversizedSamples(t *testing.T) {
 	assert.ErrorContains(t, d.Reasons[0], "one sample takes")
 }
 
-// picky is a collector that refuses, for now, all requests with a certain number of samples.
+// picky is a collector that answers each request with a certain number of samples with an error that allows retries.
 type picky struct {
 	*server
 	refused uint64

@@ -106,8 +106,8 @@ func TestDebugNames(t *testing.T) {
 	assert.Empty(t, debugNames("[heap]", "", "ab"))
 }
 
-// TestAttachWhileRead checks that Attach does not block while another goroutine waits for the file system to
-// read the same file.
+// TestAttachWhileRead checks that Attach does not block while another goroutine is stuck in a read of the same
+// file.
 func TestAttachWhileRead(t *testing.T) {
 	files := NewFiles()
 	defer files.Close()

@@ -25,7 +25,7 @@ import (
 )
 
 // goBuilds lists ways to build a Go program. They differ in where the code and the table of functions are, and in
-// how the table can be found. TestNative covers programs linked by a C compiler.
+// how the table can be found. TestNative covers programs with C code.
 var goBuilds = []struct {
 	programs.Variant
 

@@ -72,8 +72,9 @@ func TestEndless(t *testing.T) {
 	}
 }
 
-// TestOlderGo checks that moduledata is found in files built before Go 1.26, where it has no section of its own. It
-// contains the address of the Go table, either in the data or as a relocation.
+// TestOlderGo checks that moduledata is found if it has no section of its own, as in files built before Go 1.26. It is
+// then found by the address of the Go table, which it contains either in the data or as a relocation. The test renames
+// sections to imitate such files.
 func TestOlderGo(t *testing.T) {
 	for _, v := range []programs.Variant{programs.Stripped, pieStripped} {
 		file, err := os.Open(build(t, v, "prog"))

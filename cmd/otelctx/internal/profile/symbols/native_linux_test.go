@@ -159,8 +159,8 @@ func TestVDSO(t *testing.T) {
 	assert.Contains(t, strings.Join(names, " "), "clock_gettime")
 }
 
-// requireFoundByPath checks that a region's file is found even without access to map_files, which other
-// users than root lack.
+// requireFoundByPath checks that a region's file is found even without access to map_files, which requires
+// privileges.
 func requireFoundByPath(t *testing.T, p *Process, r *Region) {
 	t.Helper()
 	f, _, err := p.openFirst(p.candidates(r)[1:])

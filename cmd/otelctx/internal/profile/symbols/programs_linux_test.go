@@ -27,7 +27,7 @@ type program struct {
 // relocations.
 var pieStripped = programs.Variant{Name: "pie-stripped", Flags: []string{"-buildmode=pie", "-ldflags=-s -w"}}
 
-// build builds a program in testdata, in a directory of the test, and returns its path.
+// build builds a program from testdata and returns its path, which is in a temporary directory of the test.
 func build(t testing.TB, v programs.Variant, source string) string {
 	t.Helper()
 	return programs.Build(t, v, ".", "./testdata/"+source)
