@@ -24,8 +24,8 @@ import (
 const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
 
 // These are the types and units of values. There are two kinds of profile, which [TimeOf] distinguishes. In a
-// profile of CPU time, a sample has timestamps, each of which stands for one period of CPU time. It has no
-// explicit value, which means that its value is the number of timestamps. The OpenTelemetry eBPF profiler does the
+// profile of CPU time, a sample has timestamps, each of which stands for one period of CPU time. The sample
+// has no explicit value, which means that its value is the number of timestamps. The OpenTelemetry eBPF profiler does the
 // same, so backends understand it. In a profile of wall-clock time, the value of a sample is a duration, and there
 // are no timestamps.
 const (

@@ -120,7 +120,7 @@ func (q *Queue) add(r request, err error) {
 	q.arrived.Signal()
 }
 
-// finish counts a request that has been sent or dropped. q.mu is held.
+// finish counts a request that has been sent or dropped. The caller holds q.mu.
 func (q *Queue) finish(r request, err error) {
 	q.bytes -= len(r.encoded)
 	q.delivery.Waiting -= r.samples

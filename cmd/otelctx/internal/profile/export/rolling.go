@@ -22,8 +22,8 @@ type Rolling struct {
 // stamp is the format of the time in a file name. It makes file names sort chronologically.
 const stamp = "20060102T150405.000000Z"
 
-// NewRolling returns a Rolling that derives file names from path. Its Prune keeps the newest keep files, or all
-// files if keep is 0.
+// NewRolling returns a Rolling that derives file names from path. keep is the number of files that Prune leaves; 0
+// means all files.
 func NewRolling(path string, keep int) Rolling {
 	ending := filepath.Ext(path)
 	for _, e := range endings {

@@ -81,7 +81,8 @@ func (f *elfFile) readSymbols() *elfSymbols {
 	return symbols
 }
 
-// read reads at most left entries of a table, and returns how many entries may still be read from other tables.
+// read reads the entries of a table. left is the maximum number of entries to read. read returns how many entries may
+// still be read from other tables.
 func (s *elfSymbols) read(table part, dynamic bool, left uint64) uint64 {
 	var b [elf.Sym64Size]byte
 	// Allocate the functions at once, because append would allocate several times as much.

@@ -110,7 +110,7 @@ type file struct {
 	// These fields do not change. kind is used only if Files.unnamed is set: it is then the frame type of all code in
 	// the file.
 	gnuBuildID, goBuildID, htlHash, kind string
-	// lacks is used to find the debug file. It is nil if this file has symbols itself.
+	// lacks is used to find the debug file. It is nil if this file has symbols itself or is not ELF.
 	lacks *lacking
 
 	// reading is a lock held by the goroutine that reads the file. It is a channel, so that waiting for it can
@@ -206,8 +206,8 @@ func (f *Files) add(user int, o *file) *file {
 	return o
 }
 
-// hold makes a user hold a file. If the user then holds too many, hold releases the least recently used one. f.mu is
-// held.
+// hold makes a user hold a file. If the user then holds too many, hold releases the least recently used one. The
+// caller must have locked f.mu.
 func (f *Files) hold(user int, o *file) {
 	held := f.users[user]
 	before := len(held)

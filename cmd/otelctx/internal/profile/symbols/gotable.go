@@ -250,9 +250,9 @@ type probe struct {
 	count int32 // number of inlined calls
 }
 
-// findInlineTrees finds the address of the inline trees (gofunc) among the words of moduledata. Its position differs
-// between Go versions. So findInlineTrees tries the words after the known ones, and takes the first that leads to
-// plausible inline trees. If there is none, inlined calls remain unknown.
+// findInlineTrees finds the address of the inline trees (gofunc) among the words of moduledata. The position of this
+// word differs between Go versions. So findInlineTrees tries the words after the known ones, and takes the first that
+// leads to plausible inline trees. If there is none, inlined calls remain unknown.
 func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
 	var probes []probe
 	for i := range min(t.count, inlineSearch) {
@@ -386,8 +386,8 @@ type pcValue struct {
 	limit uint64
 }
 
-// values yields the entries of a table by program counter: the table at an offset in byPC, of a function that begins
-// at entry.
+// values yields the entries of a table by program counter. The table is at offset in byPC, and belongs to the function
+// that begins at entry. Invalid data ends the table.
 func (t *goTable) values(offset uint32, entry uint64) func(yield func(pcValue) bool) {
 	return func(yield func(pcValue) bool) {
 		if offset == 0 {

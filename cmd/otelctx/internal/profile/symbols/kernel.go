@@ -44,7 +44,7 @@ type kernelSymbol struct {
 // and a Kernel that names nothing. The Kernel is never nil.
 func OpenKernel() (*Kernel, error) { return openKernel((*Kernel).parse) }
 
-// OpenUnnamedKernel is like OpenKernel, for callers that need no names. It reads only the symbols that delimit the
+// OpenUnnamedKernel is like OpenKernel, for callers that need no names. It reads symbols only up to the end of the
 // kernel's code, and does not retain them.
 func OpenUnnamedKernel() (*Kernel, error) { return openKernel((*Kernel).parseRange) }
 
@@ -93,7 +93,7 @@ func (k *Kernel) parse(kallsyms io.Reader) error {
 	return nil
 }
 
-// parseRange is like parse, but does not retain the symbols.
+// parseRange is like parse, but does not retain the symbols, and stops reading at the end of the kernel's own code.
 func (k *Kernel) parseRange(kallsyms io.Reader) error {
 	return k.scan(kallsyms, func(_ uint64, _ byte, name, module string) (more bool) {
 		return name != endOfCode || module != ""

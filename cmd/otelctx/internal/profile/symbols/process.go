@@ -149,7 +149,7 @@ func (p *Process) Refresh() error {
 	return nil
 }
 
-// certain reports whether the kernel has reported all mappings made since the last scan. p.mu is held.
+// certain reports whether the kernel has reported all mappings made since the last scan. The caller holds p.mu.
 func (p *Process) certain() bool {
 	missed := p.files.missed.Load()
 	return !p.files.untold.Load() && (missed == nil || missed.Before(p.scanned)) && (p.ignored.IsZero() || p.ignored.Before(p.scanned))
