@@ -39,7 +39,7 @@ type Config struct {
 	PIDs []int
 	// Select, if not nil, selects further processes by their ids and service names. Processes that publish their
 	// live spans and can be read are recorded, at most 64 at a time. Those that start during the recording are
-	// found within five seconds. Select must be safe for concurrent use.
+	// found after about five seconds at most. Select must be safe for concurrent use.
 	Select func(pid int, service string) bool
 	// Frequency is the average number of snapshots per second and process. The intervals are random, so
 	// that the snapshots do not run in step with periodic work of the process.
@@ -116,8 +116,8 @@ type FunctionTime struct {
 }
 
 const (
-	// maxGoroutines bounds the goroutines of a process that are read for a snapshot. If there are more, a
-	// random part is read.
+	// maxGoroutines is the approximate limit on the goroutines that are read for a snapshot of a process. If the
+	// previous snapshot found more, a random part is read.
 	maxGoroutines = 512
 	// maxRows bounds rows and functions. Beyond it, time is counted under the name others.
 	maxRows = 1 << 14
@@ -462,8 +462,8 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 // stack describes goroutines with equal stacks.
 type stack struct {
 	kind, function string
-	// locations is the symbolized stack. A single frame with the kind of wait replaces the runtime
-	// functions that implement the wait.
+	// locations is the symbolized stack. A single frame with the state or the kind of wait replaces the
+	// runtime functions at its top.
 	locations []*symbols.Location
 }
 

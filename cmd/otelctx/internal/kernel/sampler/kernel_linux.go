@@ -259,7 +259,7 @@ func maxFrames() int {
 	return MaxFrames
 }
 
-// sysctl returns a kernel setting as text for messages.
+// sysctl returns a setting in /proc/sys/kernel, or "not known" if it cannot be read.
 func sysctl(name string) string {
 	b, err := fs.ReadFile(os.DirFS("/proc/sys/kernel"), name)
 	if err != nil {

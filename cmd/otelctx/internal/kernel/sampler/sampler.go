@@ -14,7 +14,8 @@ var (
 	// ErrNotPermitted is returned if the kernel does not permit the caller to sample. The wrapping error
 	// names the missing capability or the restriction.
 	ErrNotPermitted = errors.New("not permitted to sample")
-	// ErrTooManyProcesses is returned if [MaxProcesses] processes are already watched.
+	// ErrTooManyProcesses is returned by Watch if [MaxProcesses] processes are already watched, even if the
+	// process is one of them.
 	ErrTooManyProcesses = errors.New("too many processes to sample")
 	// ErrNoSample is returned if there has been no sample for a while.
 	ErrNoSample = errors.New("no sample")
