@@ -144,7 +144,7 @@ func (w *watch) run(ctx context.Context) (ended bool, err error) {
 	}
 }
 
-// maxInPlace is the maximum number of threads shown on a terminal, because lines that scroll off the screen
+// maxInPlace is the maximum number of threads or spans updated in place on a terminal, because lines that scroll off the screen
 // cannot be overwritten.
 const maxInPlace = 40
 
