@@ -34,8 +34,8 @@ const (
 	firstScanWait = time.Second
 	// firstUse is how long the processes are observed at the start to find the busy ones.
 	firstUse = 50 * time.Millisecond
-	// shortScan is the longest time that a scan may have been running at the end of the recording without
-	// causing a warning.
+	// shortScan is the longest time that the scan of a process may have been running at the end of the
+	// recording without causing a warning. For a process selected by id there is no such allowance.
 	shortScan = 100 * time.Millisecond
 	// refreshShare limits reading the mappings of a process to 1/refreshShare of the time.
 	refreshShare = 50
@@ -64,7 +64,7 @@ type watcher struct {
 	began atomic.Pointer[time.Time]
 	// slow is signalled when a scan has taken longer than quickScan, so that other scans may begin.
 	slow chan struct{}
-	// exits is signalled when a recorded program has ended.
+	// exits is signalled when the kernel reports the end of a recorded program.
 	exits chan struct{}
 	// selectedExits detects the end of each process of Config.PIDs, whatever programs it has run. It does
 	// not change after start.

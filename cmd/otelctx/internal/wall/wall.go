@@ -87,7 +87,7 @@ type Result struct {
 type Times struct {
 	Total, Running, Runnable, Unknown time.Duration
 	Waits                             map[string]time.Duration
-	// Snapshots counts the snapshots in which the span was found.
+	// Snapshots counts the snapshots that found goroutines in these spans.
 	Snapshots uint64
 	// squares is the sum of the squared increments, in seconds squared.
 	squares float64
@@ -103,7 +103,7 @@ func (t *Times) Error() time.Duration {
 	return time.Duration(math.Sqrt(t.squares) * float64(time.Second))
 }
 
-// Row is the time of spans with one name.
+// Row is the time of the spans with one name in the requests to one endpoint.
 type Row struct {
 	Service, Endpoint, Name string
 	Times
