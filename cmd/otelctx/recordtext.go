@@ -54,8 +54,8 @@ type recordDocument struct {
 	Queued     uint64 `json:"queued"`
 	// Ended reports whether all processes that were selected by id ended during the recording.
 	Ended bool `json:"ended"`
-	// Processes, Spans and Traces are sorted by CPU time. Spans, Traces and the lists below, except Work, have
-	// at most --top elements.
+	// Processes, Spans and Traces are sorted by CPU time. Spans, Traces and the lists below, except Work,
+	// have at most --top elements.
 	Processes []processUseDocument `json:"processes"`
 	Spans     []spanUseDocument    `json:"spans"`
 	Traces    []traceUseDocument   `json:"traces"`

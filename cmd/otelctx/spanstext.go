@@ -169,7 +169,8 @@ func (c *codeDocument) String() string {
 	return text
 }
 
-// appendStack appends a stack as in Go's own stack traces, which leave out most functions of the runtime.
+// appendStack appends a stack as in Go's own stack traces, which leave out most functions of the
+// runtime.
 func (g *goroutineDocument) appendStack(out []byte) []byte {
 	rows := make([][]string, len(g.visible))
 	for i, f := range g.visible {
@@ -186,8 +187,8 @@ func (g *goroutineDocument) appendStack(out []byte) []byte {
 	return out
 }
 
-// appendSpanStacks appends each span with the stacks of its goroutines. The stack of a goroutine in several spans
-// appears once.
+// appendSpanStacks appends each span with the stacks of its goroutines. The stack of a goroutine in
+// several spans appears once.
 func appendSpanStacks(out []byte, spans []spanDocument) []byte {
 	shown := map[uint64]bool{}
 	for i := range spans {

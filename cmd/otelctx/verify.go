@@ -146,8 +146,8 @@ func (c *verifyCommand) verifyProfile(s streams) error {
 // as large, because an empty message takes two bytes in a file.
 const maxProfileSize = 64 << 20
 
-// readProfile reads a regular file of at most maxProfileSize bytes. It rejects other files: /dev/zero, for example,
-// has no end.
+// readProfile reads a regular file of at most maxProfileSize bytes. It rejects other files: /dev/zero, for
+// example, has no end.
 func readProfile(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	switch {

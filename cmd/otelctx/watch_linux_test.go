@@ -85,8 +85,8 @@ func spinWhileZero(p *uint32) {
 	}
 }
 
-// worker is a child process with [roleWorker]. tid is the thread that is in the span. The other ids are those of the
-// span's trace, of the span and of its local root.
+// worker is a child process with [roleWorker]. tid is the thread that is in the span. The other ids are those of
+// the span's trace, of the span and of its local root.
 type worker struct {
 	*childproc.Child
 	pid                       string

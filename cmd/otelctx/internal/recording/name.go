@@ -115,8 +115,8 @@ func (n *nameResolver) name(ctx context.Context, p *part) {
 	}
 }
 
-// byUser groups the samples by user. Users are in ascending order of the number of their different samples, and
-// so are the processes of each user, because whatever a share leaves unused is available to the following ones.
+// byUser groups the samples by user. Users are in ascending order of the number of their different samples,
+// and so are the processes of each user, because whatever a share leaves unused is available to later ones.
 func byUser(targets map[*target]*targetSamples) [][]*targetSamples {
 	users := map[int][]*targetSamples{}
 	count := map[int]int{}
@@ -216,8 +216,8 @@ type frame struct {
 	address uint64
 }
 
-// frame returns the i-th frame of the user stack. The frame's region is nil if it is unknown, or uncertain and no
-// longer mapped.
+// frame returns the i-th frame of the user stack. The frame's region is nil if it is unknown, or uncertain
+// and no longer mapped.
 func (s *rawStack) frame(i int) frame {
 	f := frame{s.regions[i], s.user[i]}
 	if f.region != nil && !s.certain && f.region.Gone() {

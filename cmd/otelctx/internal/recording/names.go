@@ -28,8 +28,8 @@ type nameTable struct {
 	after     time.Time
 }
 
-// readNamesAfter is the minimum time between two requested reads. Without it, a hostile process could cause a read
-// with each sample by using numbers that have no name.
+// readNamesAfter is the minimum time between two requested reads. Without it, a hostile process could
+// cause a read with each sample by using numbers that have no name.
 const readNamesAfter = 50 * time.Millisecond
 
 // newNameTable returns the name table that a program advertises, or nil if it advertises none. It returns

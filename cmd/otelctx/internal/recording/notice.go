@@ -18,9 +18,9 @@ const (
 	// just started and does not publish everything yet. The delay doubles with each scan. There are no more
 	// scans once it exceeds pollInterval.
 	firstDelay = 25 * time.Millisecond
-	// suspendTime is how long reports about a process are ignored after these scans. During this time only the
-	// poll detects its changes. A process that keeps changing therefore causes at most six extra scans before
-	// each suspension.
+	// suspendTime is how long reports about a process are ignored after its scheduled scans. During this time
+	// only the poll detects its changes. A process that keeps changing therefore causes at most six extra
+	// scans before each suspension.
 	suspendTime = 5 * time.Second
 	// maxNoticed bounds the number of scheduled or suspended processes. maxNoticeScans bounds the number of
 	// their scans within pollInterval. The poll detects any further changes.

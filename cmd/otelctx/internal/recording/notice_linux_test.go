@@ -182,8 +182,8 @@ func TestReplacedIsNotEnded(t *testing.T) {
 	assert.True(t, w.hasEnded())
 }
 
-// TestExecutesAllTheTime checks that the first scan of a process succeeds even if the process executes programs all
-// the time.
+// TestExecutesAllTheTime checks that the first scan of a process succeeds even if the process executes programs
+// all the time.
 func TestExecutesAllTheTime(t *testing.T) {
 	c := childproc.Run(t, exec.Command(programs.Script(t, `exec "$0"`)))
 	w := opened(t, Selection{PIDs: []int{c.PID()}})

@@ -83,9 +83,9 @@ type Result struct {
 	Filtered uint64
 	// Work counts samples by kind of work, in the order of the constants.
 	Work []WorkUse
-	// The lists from here to Attributes are sorted by samples in descending order, Functions by the samples in
-	// the function itself. Names is nil if no span has a name, Endpoints is nil if no request has an endpoint, and
-	// Attributes is nil without Config.Attributes.
+	// The lists from here to Attributes are sorted by samples in descending order, Functions by the samples
+	// in the function itself. Names is nil if no span has a name, Endpoints is nil if no request has an
+	// endpoint, and Attributes is nil without Config.Attributes.
 	Processes []ProcessUse
 	Functions []FunctionUse
 	Endpoints []NameUse
@@ -107,8 +107,8 @@ type Result struct {
 	// NotExamined counts processes that might have been selected, but were not scanned before the recording
 	// ended, because there were too many processes.
 	NotExamined int
-	// Ended reports whether all processes of Config.PIDs have ended or can no longer be recorded. It is always
-	// false with Children.
+	// Ended reports whether all processes of Config.PIDs have ended or can no longer be recorded. It is
+	// always false with Children.
 	Ended bool
 }
 
@@ -119,8 +119,8 @@ const (
 	// tickInterval is the interval at which progress is reported and the end of the processes of
 	// Config.PIDs is detected.
 	tickInterval = 250 * time.Millisecond
-	// firstPollInterval is the first polling interval of a recording with Children, because a program that has
-	// just started may soon start others. The interval doubles up to tickInterval.
+	// firstPollInterval is the first polling interval of a recording with Children, because a program that
+	// has just started may soon start others. The interval doubles up to tickInterval.
 	firstPollInterval = 20 * time.Millisecond
 )
 
@@ -283,8 +283,8 @@ func (r *recording) startPeriod(now time.Time) {
 }
 
 // rotate ends the current part if the part is full or its period has ended, hands it to the goroutine that
-// names it, and begins the next part. Almost all samples taken before the time now have been read; other CPUs
-// may still be handing over a few.
+// names it, and begins the next part. Almost all samples from before the given time have been read; other
+// CPUs may still be handing over a few.
 func (r *recording) rotate(now time.Time) {
 	p := r.part
 	p.closes = r.config.Period > 0 && !now.Before(r.periodEnd)

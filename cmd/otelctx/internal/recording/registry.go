@@ -137,9 +137,9 @@ func (r *registry) running() (all []*target) {
 	return all
 }
 
-// changed returns the processes to scan: those that have used the CPU since their last scan. If the selection is
-// exact, it ignores all other processes, and returns each selected process that is not recorded yet, even if it
-// is idle.
+// changed returns the processes to scan: those that have used the CPU since their last scan. If the selection
+// is exact, it ignores all other processes, and returns each selected process that is not recorded yet, even
+// if it is idle.
 func (r *registry) changed(processes map[int]sampler.Process) (changed []sampler.Process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -79,7 +79,8 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// TestQueueUpdate checks that the CPU times of waiting processes are updated, and that ended processes are removed.
+// TestQueueUpdate checks that the CPU times of waiting processes are updated, and that ended processes are
+// removed.
 func TestQueueUpdate(t *testing.T) {
 	now := time.Now()
 	q := newQueue(1, 1)

@@ -43,7 +43,7 @@ type FunctionUse struct {
 // NameUse is the CPU use of the spans with one name, or of the requests to one endpoint, in samples.
 type NameUse struct {
 	Service string
-	// Name is the name or the endpoint, or empty if the process does not publish it.
+	// Name is the name of the spans or the endpoint. It is empty if the process does not publish it.
 	Name string
 	// Count is the number of spans or requests that have samples.
 	Count   int
@@ -290,8 +290,8 @@ func unnamed(l *symbols.Location) string {
 	return "[" + strings.Trim(name[:min(len(name), maxNameBytes)], "[]") + "]"
 }
 
-// thinSpans drops the half of the spans with the fewest samples. The samples of the dropped spans still count for
-// the names and endpoints.
+// thinSpans drops the half of the spans with the fewest samples. The samples of the dropped spans still
+// count for the names and endpoints.
 func (t *tally) thinSpans() {
 	removed := thin(t.spans, func(c spanCount) uint64 { return uint64(c.samples) })
 	t.spansLeftOut += uint64(len(removed))

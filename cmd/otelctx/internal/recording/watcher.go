@@ -109,9 +109,9 @@ func newWatcher(c *Config, w *warnings) (*watcher, error) {
 	return watcher, nil
 }
 
-// start begins to record processes; the recording continues until ctx is done. With Config.PIDs, it returns once
-// these processes have been scanned. Otherwise it returns once the existing processes have been scanned, but does
-// not wait longer than wait for the scans. The error is about one of Config.PIDs.
+// start begins to record processes; the recording continues until ctx is done. With Config.PIDs, it returns
+// once these processes have been scanned. Otherwise it returns once the existing processes have been scanned,
+// or when these scans have taken as long as wait. The error is about one of Config.PIDs.
 func (w *watcher) start(ctx context.Context, wait time.Duration) error {
 	for range attachers {
 		w.working.Go(func() { w.attacher.run(ctx) })
@@ -519,8 +519,8 @@ func (w *watcher) makeRoom(user int) bool {
 	return true
 }
 
-// refresh reads the publication of a recorded program again, and its mappings if it has been sampled since the last
-// scan.
+// refresh reads the publication of a recorded program again, and its mappings if it has been sampled since the
+// last scan.
 func (w *watcher) refresh(ctx context.Context, t *target) error {
 	sampled := t.seen.Swap(false)
 	was := t.published.Load().layout
@@ -564,8 +564,8 @@ func (w *watcher) refresh(ctx context.Context, t *target) error {
 	return w.sampler.Watch(t.image, layout)
 }
 
-// explain notes why a scan failed. It warns if the process is recorded or certainly selected, unless the process
-// may not be read and was not selected by id.
+// explain notes why a scan failed. It warns if the process is recorded or certainly selected, unless the
+// process may not be read and was not selected by id.
 func (w *watcher) explain(p sampler.Process, err error) {
 	if err == nil {
 		return

@@ -264,7 +264,8 @@ func (snap *Snapshot) findLeaks() {
 }
 
 // maxFrames is the number of frames after which a snapshot reads no further stacks, so that a process with
-// millions of forged frames cannot exhaust the reader's memory. Ordinary programs have a few dozen frames per goroutine.
+// millions of forged frames cannot exhaust the reader's memory. Ordinary programs have a few dozen frames per
+// goroutine.
 const maxFrames = 1 << 19
 
 var errTooManyFrames = fmt.Errorf("stacks of further goroutines: there are more than %d frames", maxFrames)

@@ -463,7 +463,7 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 type stack struct {
 	kind, function string
 	// locations is the symbolized stack. A single frame with the state or the kind of wait replaces the
-	// runtime functions at its top.
+	// innermost runtime functions.
 	locations []*symbols.Location
 }
 

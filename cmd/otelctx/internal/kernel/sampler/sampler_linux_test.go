@@ -454,8 +454,8 @@ func TestSamplerInPIDNamespace(t *testing.T) {
 	c.Done()
 }
 
-// TestCapabilitiesThatSuffice checks that CAP_BPF and CAP_PERFMON suffice to sample processes of the same user, and
-// that both are necessary.
+// TestCapabilitiesThatSuffice checks that CAP_BPF and CAP_PERFMON suffice to sample processes of the same user,
+// and that both are necessary.
 func TestCapabilitiesThatSuffice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("changing the user and giving it capabilities needs CAP_SETUID, CAP_SETGID and CAP_SETPCAP")
@@ -793,7 +793,7 @@ func TestImage(t *testing.T) {
 	asking.Wait()
 }
 
-// TestCPUTime checks that the samples account for the user and kernel CPU time of a process within 10 %.
+// TestCPUTime checks that the samples account for the user and kernel CPU time of a process, within a tenth.
 func TestCPUTime(t *testing.T) {
 	if testenv.Emulated() {
 		t.Skip("an emulated processor's timer is late")
