@@ -114,7 +114,7 @@ func (q *queue) has(pid int) bool {
 	return q.scans[pid] != nil
 }
 
-// next returns the scan to start now, nil if none waits or no place is free. The caller calls done when the
+// next returns the scan to start now, or nil if none is waiting or none may start yet. The caller calls done when the
 // scan has ended. If the scan takes longer than quickScan, the caller calls next again, because the scan
 // no longer counts as quick.
 func (q *queue) next(now time.Time) *scan {

@@ -111,7 +111,7 @@ func TestQueueOfSlowScans(t *testing.T) {
 }
 
 // TestMakeRoom expects the program that has been idle the longest to be removed. If none is idle, the user
-// with the most programs loses one to a user with fewer.
+// with the most programs loses one to a user with at least two fewer.
 func TestMakeRoom(t *testing.T) {
 	r := newRegistry(&Selection{})
 	add := func(pid, user int, idle time.Duration) {

@@ -291,7 +291,7 @@ func unnamed(l *symbols.Location) string {
 }
 
 // thinSpans drops the half of the spans with the fewest samples. The samples of the dropped spans still
-// count for the names and endpoints.
+// count for their names and endpoints.
 func (t *tally) thinSpans() {
 	removed := thin(t.spans, func(c spanCount) uint64 { return uint64(c.samples) })
 	t.spansLeftOut += uint64(len(removed))

@@ -595,8 +595,8 @@ func (w *watcher) explain(p sampler.Process, err error) {
 }
 
 // notExamined returns the number of processes that were not scanned before the recording ended. It also
-// warns about processes that did not answer their first scan. It ignores recorded processes, which miss at
-// most their latest change.
+// reports processes that did not answer their first scan, by a warning or in [Result.Unread]. It ignores
+// recorded processes, which miss at most their latest change.
 func (w *watcher) notExamined() (n int) {
 	waiting, running := w.queue.unfinished()
 	for _, s := range waiting {

@@ -23,7 +23,7 @@ import (
 	"github.com/otelctx/otelctx/internal/boottime"
 )
 
-// timers are the perf events that interrupt the CPUs, one for each CPU.
+// timers are the perf events that interrupt the CPUs, one for each online CPU.
 type timers struct {
 	frequency int
 	program   int         // descriptor of the BPF program that they run

@@ -81,7 +81,7 @@ func (m *mappings) complete() bool {
 }
 
 // takeUntil reads all records. Then it removes and returns the mappings that processes had made by the
-// time boot, in nanoseconds of CLOCK_BOOTTIME. lost reports whether records were lost since the last call.
+// given time, in nanoseconds of CLOCK_BOOTTIME. lost reports whether records were lost since the last call.
 func (m *mappings) takeUntil(boot uint64) (made []mapped, lost bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -334,7 +334,7 @@ func (s *Sampler) Read(to *Sample) error {
 // time converts boot, a time of CLOCK_BOOTTIME, to wall-clock time as in [Sample.Time].
 func (s *Sampler) time(boot uint64) time.Time { return s.base.Add(time.Duration(boot - s.bootBase)) }
 
-// reportMappings passes the mappings made up to boot, a time of CLOCK_BOOTTIME, to Config.Mappings.
+// reportMappings passes the mappings made by the given time, which is on CLOCK_BOOTTIME, to Config.Mappings.
 func (s *Sampler) reportMappings(boot uint64) {
 	if s.mappings.listener == nil {
 		return
