@@ -283,8 +283,9 @@ func (r *recording) startPeriod(now time.Time) {
 }
 
 // rotate ends the current part if the part is full or its period has ended, hands it to the goroutine that
-// names it, and begins the next part. Almost all samples from before the given time have been read; other
-// CPUs may still be handing over a few.
+// names it, and begins the next part. If the previous part is still being named, the current part
+// continues. Almost all samples from before the given time have been read; other CPUs may still be handing
+// over a few.
 func (r *recording) rotate(now time.Time) {
 	p := r.part
 	p.closes = r.config.Period > 0 && !now.Before(r.periodEnd)

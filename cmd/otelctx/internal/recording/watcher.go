@@ -408,8 +408,8 @@ func (w *watcher) checkCarrier(t *target) {
 }
 
 // open reads everything needed to record a program, with the caller's own permissions. If the process
-// executes another program meanwhile, the sampler takes no more samples, because it compares the image each
-// time. The next scan then reads the new program.
+// executes another program meanwhile, the sampler takes no more samples of it, because it compares the image
+// each time. The next scan then reads the new program.
 func (w *watcher) open(ctx context.Context, image sampler.Image) (_ *target, err error) {
 	if !w.config.selects(image.PID) {
 		return nil, errNotSelected

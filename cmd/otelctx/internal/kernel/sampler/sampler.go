@@ -144,8 +144,8 @@ func (s *Span) Exists() bool { return s.SpanID != [8]byte{} }
 // flagSampled is the sampled flag of W3C Trace Context.
 const flagSampled = 1
 
-// Unsampled reports whether a span is known not to be sampled. Labels, and slots of layout 1, whose spans
-// are unproven, do not carry the flag.
+// Unsampled reports whether a span is known not to be sampled. It returns false for labels and for unproven
+// spans, because labels and slots of layout 1 do not carry the flag.
 func (s *Span) Unsampled() bool {
 	return s.Exists() && s.Proven && s.Carrier != Labels && s.TraceFlags&flagSampled == 0
 }
