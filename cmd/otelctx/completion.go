@@ -46,7 +46,7 @@ const (
 	completeProgram = ":command" // the command after --
 )
 
-// completionScripts call [completeCommand].
+// completionScripts holds the script of each shell. The scripts run [completeCommand].
 var completionScripts = map[string]string{
 	"bash": `# Made by otelctx completion bash.
 _otelctx() {
@@ -105,7 +105,7 @@ complete -c otelctx -f -a '(__otelctx)'
 `,
 }
 
-// complete prints the candidates for the last word.
+// complete prints the candidates for the last word, or a directive.
 func complete(s streams, model *kong.Application, words []string) error {
 	candidates, directive := candidatesOf(model, words)
 	if directive != "" {

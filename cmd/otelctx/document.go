@@ -50,7 +50,7 @@ type document struct {
 	SchemaURL string `json:"schema_url"`
 	// Attributes holds the extra attributes, which are published alongside the resource.
 	Attributes map[string]any `json:"attributes"`
-	// Advertisement is null if the process context advertises the carriers.
+	// Advertisement is null if the process context advertises the carriers, or nothing does.
 	Advertisement *advertisementDocument `json:"advertisement"`
 	// Carriers holds the tables and records in which readers find spans.
 	Carriers []carrierDocument `json:"carriers"`

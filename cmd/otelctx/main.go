@@ -113,7 +113,7 @@ func (versionFlag) BeforeReset(app *kong.Kong, vars kong.Vars) error {
 	return err
 }
 
-// complain prints an error and advice, if there is any.
+// complain prints an error and advice, if there is any. It prints nothing for an exitStatusError.
 func (s streams) complain(err error) {
 	if errors.As(err, new(exitStatusError)) {
 		return

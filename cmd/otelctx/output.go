@@ -31,7 +31,8 @@ type outputs struct {
 	period      time.Time     // when the period began
 	queue       *export.Queue // nil without a collector
 	warned      map[string]bool
-	// failed is set if the profile of a period was not written. unsent counts the samples that were not sent.
+	// failed is set if a file of a period could not be written, or old files could not be removed. unsent
+	// counts the samples that were not sent.
 	failed error
 	unsent uint64
 }

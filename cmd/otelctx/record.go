@@ -191,7 +191,7 @@ func (r *rates) Decode(ctx *kong.DecodeContext) error {
 // maxFrequency is the highest frequency at which the kernel took all samples in our tests.
 const maxFrequency = 49999
 
-// memoryLimit is the heap size in bytes above which garbage is collected more often. Most recordings stay far
+// memoryLimit is the memory use in bytes near which garbage is collected more often. Most recordings stay far
 // below it, but the symbols and stacks of hostile processes, although bounded, may exceed it.
 const memoryLimit = 100 << 20
 

@@ -40,7 +40,7 @@ func TestRecordInPIDNamespace(t *testing.T) {
 }
 
 // TestRecordByCarrier checks that spans come from the carrier selected with --carrier. While another library sets
-// labels, the carrier labels contains that library's trace, and the other carriers contain the service's trace. A
+// labels, --carrier=labels finds that library's trace, and the other carriers the service's trace. A
 // service with goroutine records sets labels itself, so the test of foreign labels uses a service without them.
 func TestRecordByCarrier(t *testing.T) {
 	t.Parallel()

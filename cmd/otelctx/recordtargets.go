@@ -26,7 +26,7 @@ type recordTargets struct {
 	Cgroups  []string    `group:"Processes:" help:"Processes in one of these control groups: a path, a name, or at least 12 digits of a container's id." name:"cgroup"  placeholder:"GROUP,…"   sep:"none"`
 	// PIDs joins PIDArgs and PIDList.
 	PIDs []int `kong:"-"`
-	// Command is the command after --. started is its process id once it is running.
+	// Command is the command after --. started is its process id once it has been started.
 	Command []string `kong:"-"`
 	started int
 }
@@ -106,8 +106,7 @@ func (t *recordTargets) selection() recording.Selection {
 	return recording.Selection{PIDs: t.PIDs, Names: t.Names, Services: t.Services, Cgroups: t.Cgroups}
 }
 
-// pid returns the id of the only process to record, or of the command. It returns 0 if several processes are
-// selected.
+// pid returns the id of the command, or of the process if exactly one id was given. Otherwise it returns 0.
 func (t *recordTargets) pid() int {
 	if len(t.PIDs) != 1 {
 		return t.started

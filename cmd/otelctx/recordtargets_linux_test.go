@@ -173,7 +173,7 @@ func TestRecordNames(t *testing.T) {
 }
 
 // TestRecordWithoutSamples checks that a recording without samples says why there are none, exits with
-// exitNoSamples, and leaves the output file unchanged.
+// exitNoSamples or the code of the recorded command, and leaves the output file unchanged.
 func TestRecordWithoutSamples(t *testing.T) {
 	t.Parallel()
 	needSampling(t)

@@ -54,8 +54,8 @@ type recordDocument struct {
 	Queued     uint64 `json:"queued"`
 	// Ended reports whether all processes that were selected by id ended during the recording.
 	Ended bool `json:"ended"`
-	// Processes, Spans and Traces are sorted by CPU time. Spans, Traces and the lists below have at most
-	// --top elements.
+	// Processes, Spans and Traces are sorted by CPU time. Spans, Traces and the lists below, except Work,
+	// have at most --top elements.
 	Processes []processUseDocument `json:"processes"`
 	Spans     []spanUseDocument    `json:"spans"`
 	Traces    []traceUseDocument   `json:"traces"`
@@ -63,7 +63,7 @@ type recordDocument struct {
 	Work []workUseDocument `json:"work"`
 	// Functions is sorted by the functions' own CPU time. It is empty with --no-symbols.
 	Functions []functionUseDocument `json:"functions"`
-	// Endpoints and SpanNames are empty if no span has a name.
+	// Endpoints is empty if no endpoint is known, and SpanNames if no span has a name.
 	Endpoints []endpointUseDocument `json:"endpoints"`
 	SpanNames []spanNameUseDocument `json:"span_names"`
 	// Attributes is empty unless --group-by asks for them.

@@ -202,7 +202,7 @@ type wallNameDocument struct {
 	// bound of its standard error.
 	WallNano  int64 `json:"wall_nano"`
 	ErrorNano int64 `json:"error_nano"`
-	// CPUNano is the CPU time according to the CPU samples, if there are any.
+	// CPUNano is the CPU time according to the CPU samples. It is left out without --cpu.
 	CPUNano      *int64 `json:"cpu_nano,omitempty"`
 	RunningNano  int64  `json:"running_nano"`
 	RunnableNano int64  `json:"runnable_nano"`

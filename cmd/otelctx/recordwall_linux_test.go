@@ -197,7 +197,8 @@ func TestRecordCPUAndWall(t *testing.T) {
 	p.Done()
 }
 
-// TestRecordWallFormats checks that record --wall writes the waiting time in every format.
+// TestRecordWallFormats checks that record --wall writes wall-clock profiles in pprof, folded, HTML, JSON and OTLP
+// format, and fails if the collector does not get the profile.
 func TestRecordWallFormats(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)

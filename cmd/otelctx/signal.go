@@ -16,8 +16,8 @@ import (
 const sameSignal = 300 * time.Millisecond
 
 // untilInterrupted returns a context that the first SIGINT, SIGTERM or SIGHUP (the terminal was closed)
-// cancels. SIGHUP is left alone if nohup made the process ignore it. The next signal ends the process. The
-// caller calls release when it no longer needs the context.
+// cancels. SIGHUP is left alone if nohup made the process ignore it. A signal that arrives more than
+// sameSignal later ends the process. The caller calls release when it no longer needs the context.
 func untilInterrupted() (ctx context.Context, release func()) {
 	ctx, stop := signal.NotifyContext(context.Background(), interrupts()...)
 	context.AfterFunc(ctx, func() {

@@ -224,7 +224,8 @@ type goroutineDocument struct {
 	OwnTID int `json:"own_tid"`
 	// Frame is the innermost frame of the user's own code, or nil if there is none.
 	Frame *codeDocument `json:"frame"`
-	// Stack holds the frames, the innermost first. If it is incomplete, StackError is the reason.
+	// Stack holds the frames, the innermost first. It is empty without --stacks and --group. If it is
+	// incomplete otherwise, StackError is the reason.
 	Stack      []codeDocument `json:"stack"`
 	StackError string         `json:"stack_error"`
 
@@ -238,7 +239,7 @@ type codeDocument struct {
 	Line     int    `json:"line"`
 }
 
-// groupDocument is a group of goroutines with equal stacks.
+// groupDocument is a group of goroutines with equal stacks, in the same state.
 type groupDocument struct {
 	Goroutines int `json:"goroutines"`
 	// OldestAgeNano is the age of the oldest span that one of these goroutines is in. Names counts the

@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// BenchmarkSpans reads a process with many waiting goroutines, once the process's symbols have been read. "look"
+// BenchmarkSpans reads a process with many waiting goroutines. The process's symbols are read beforehand. "look"
 // takes a snapshot as record --wall does. "document" does the work of spans --stacks except writing the output.
 func BenchmarkSpans(b *testing.B) {
 	childproc.NeedReading(b)

@@ -160,7 +160,7 @@ func (g *goroutineDocument) waitingText() string {
 	return text
 }
 
-// String returns the function and the last element of the file's path.
+// String returns the function and, if they are known, the last element of the file's path and the line.
 func (c *codeDocument) String() string {
 	text := escape(c.Function)
 	if c.File != "" {
@@ -169,7 +169,8 @@ func (c *codeDocument) String() string {
 	return text
 }
 
-// appendStack appends a stack as in Go's own stack traces, without the runtime's functions.
+// appendStack appends a stack as in Go's own stack traces, which leave out most functions of the
+// runtime.
 func (g *goroutineDocument) appendStack(out []byte) []byte {
 	rows := make([][]string, len(g.visible))
 	for i, f := range g.visible {
@@ -186,7 +187,8 @@ func (g *goroutineDocument) appendStack(out []byte) []byte {
 	return out
 }
 
-// appendSpanStacks appends each span with the stacks of its goroutines. Equal stacks appear once.
+// appendSpanStacks appends each span with the stacks of its goroutines. The stack of a goroutine in
+// several spans appears once.
 func appendSpanStacks(out []byte, spans []spanDocument) []byte {
 	shown := map[uint64]bool{}
 	for i := range spans {
@@ -244,7 +246,7 @@ func appendSpanAttributes(out []byte, attributes map[string]string) []byte {
 	return fmt.Appendf(out, "  attributes %s\n", attributesText(attributes))
 }
 
-// maxGroupNames is the number of span names shown for a group.
+// maxGroupNames is the maximum number of span names shown for a group.
 const maxGroupNames = 5
 
 func appendGroup(out []byte, g *groupDocument) []byte {

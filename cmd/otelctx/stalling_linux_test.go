@@ -75,8 +75,8 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
-// TestInterruptWithoutAnAnswer checks that an interrupted command does not wait for a process that blocks
-// its readers.
+// TestInterruptWithoutAnAnswer checks that otelctx watch, once interrupted, no longer waits for a process that
+// blocks its readers.
 func TestInterruptWithoutAnAnswer(t *testing.T) {
 	c := startStalling(t)
 	pid := strconv.Itoa(c.PID())
@@ -84,7 +84,7 @@ func TestInterruptWithoutAnAnswer(t *testing.T) {
 	require.Equal(t, "waits", c.Ask("%d", interrupted.cmd.Process.Pid))
 	require.NoError(t, interrupted.cmd.Process.Signal(os.Interrupt))
 	got := interrupted.wait(t)
-	// A command that times out fails.
+	// If the command had waited for the timeout, it would have failed.
 	assert.Zero(t, got.code)
 	assert.Empty(t, got.stderr)
 }

@@ -51,7 +51,8 @@ func TestValueText(t *testing.T) {
 }
 
 func TestEveryTextPrints(t *testing.T) {
-	// This range contains all control and format characters, including the tag characters from U+E0001 on.
+	// The loop covers the Basic Multilingual Plane and the tag characters from U+E0001 on. These include
+	// all control characters and most format characters.
 	for r := range rune(0xE1000) {
 		if r > 0xFFFF && r < 0xE0000 || unicode.IsPrint(r) {
 			continue

@@ -20,8 +20,8 @@ import (
 // activity is what a process publishes about the spans of its threads.
 type activity struct {
 	carriers []carrierDocument
-	// advertisement is the separate message that advertises the carriers, or nil if the process context
-	// advertises them.
+	// advertisement is the separate message that advertises the carriers. It is nil if there is none, usually
+	// because the process context advertises them.
 	advertisement *reader.ProcessContext
 	// threads holds all threads, including those in no span. It is nil if no carrier can be read.
 	threads []reader.Thread

@@ -52,7 +52,7 @@ func (c *verifyCommand) Validate() error {
 	return validatePID(c.PID)
 }
 
-// errNotConforming means that the publisher breaks rules. The report says which.
+// errNotConforming means that a process or a file of profiles breaks rules. The report says which.
 var errNotConforming = errors.New("not conforming")
 
 // Run is called by kong.
@@ -146,7 +146,8 @@ func (c *verifyCommand) verifyProfile(s streams) error {
 // as large, because an empty message takes two bytes in a file.
 const maxProfileSize = 64 << 20
 
-// readProfile reads a regular file. It rejects other files, which, like /dev/zero, may have no end.
+// readProfile reads a regular file of at most maxProfileSize bytes. It rejects other files: /dev/zero, for
+// example, has no end.
 func readProfile(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	switch {

@@ -144,8 +144,8 @@ func (w *watch) run(ctx context.Context) (ended bool, err error) {
 	}
 }
 
-// maxInPlace is the maximum number of threads shown on a terminal, because lines that scroll off the screen
-// cannot be overwritten.
+// maxInPlace is the maximum number of threads or spans updated in place on a terminal, because lines that
+// scroll off the screen cannot be overwritten.
 const maxInPlace = 40
 
 func writeFrameInPlace(w io.Writer, f frame) error {

@@ -70,7 +70,7 @@ func workerRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// load returns *p. It replaces atomic.LoadUint32, which the race detector turns into a call: at a call, the
+// load returns *p. It replaces atomic.LoadUint32, which with the race detector calls a function in which the
 // goroutine could be preempted.
 //
 //go:norace
@@ -85,7 +85,8 @@ func spinWhileZero(p *uint32) {
 	}
 }
 
-// worker is a child process with [roleWorker]. tid is the thread that is in the span, the ids are the span's.
+// worker is a child process with [roleWorker]. tid is the thread that is in the span. The other ids are those of
+// the span's trace, of the span and of its local root.
 type worker struct {
 	*childproc.Child
 	pid                       string

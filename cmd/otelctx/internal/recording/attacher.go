@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// attachers is the number of files opened concurrently. attachQueue is the maximum number of queued
+	// attachers is the number of goroutines that open files. attachQueue is the maximum number of queued
 	// requests.
 	attachers   = 4
 	attachQueue = 1 << 10

@@ -79,7 +79,7 @@ func addFiltered(seen map[string][]string, filters []Filter, span *sampler.Span,
 	}
 }
 
-// plainText returns a scalar value as text, and false for arrays, maps and bytes.
+// plainText returns a string, number or boolean as text, and false for any other value.
 func plainText(value *commonpb.AnyValue) (string, bool) {
 	switch v := value.GetValue().(type) {
 	case *commonpb.AnyValue_StringValue:

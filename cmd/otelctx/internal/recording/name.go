@@ -115,8 +115,8 @@ func (n *nameResolver) name(ctx context.Context, p *part) {
 	}
 }
 
-// byUser groups the samples by user. Users with the fewest different samples come first, and so do the
-// processes of a user, because whatever they leave of their shares is available to larger ones.
+// byUser groups the samples by user. Users are in ascending order of the number of their different samples,
+// and so are the processes of each user, because whatever a share leaves unused is available to later ones.
 func byUser(targets map[*target]*targetSamples) [][]*targetSamples {
 	users := map[int][]*targetSamples{}
 	count := map[int]int{}
@@ -216,7 +216,8 @@ type frame struct {
 	address uint64
 }
 
-// frame returns the i-th frame of the user stack. The frame's region is nil if it is unknown.
+// frame returns the i-th frame of the user stack. The frame's region is nil if it is unknown, or uncertain
+// and no longer mapped.
 func (s *rawStack) frame(i int) frame {
 	f := frame{s.regions[i], s.user[i]}
 	if f.region != nil && !s.certain && f.region.Gone() {
@@ -339,7 +340,7 @@ func (n *nameResolver) attributes(ctx context.Context, t *target, same *rawSampl
 	if all || layout.Advertisement == nil || n.asked[same.published] {
 		return spanAttributes
 	}
-	n.asked[same.published] = true // Reading may take a while.
+	n.asked[same.published] = true // Reading may take a while, so do it only once.
 	now, err := ask(ctx, n, t.image.PID, func(goOn func() bool) (*reader.ThreadLayout, error) {
 		return layoutSince(ctx, t.reader, layout, goOn)
 	})

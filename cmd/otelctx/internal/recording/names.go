@@ -28,12 +28,12 @@ type nameTable struct {
 	after     time.Time
 }
 
-// readNamesAfter is the minimum time between two reads. Without it, a hostile process could cause a read
-// with each sample by using numbers that have no name.
+// readNamesAfter is the minimum time between two requested reads. Without it, a hostile process could
+// cause a read with each sample by using numbers that have no name.
 const readNamesAfter = 50 * time.Millisecond
 
 // newNameTable returns the name table that a program advertises, or nil if it advertises none. It returns
-// previous if the table is at the same address.
+// previous if that is still the advertised table.
 func newNameTable(layout *reader.ThreadLayout, previous *nameTable) *nameTable {
 	switch {
 	case layout == nil || layout.Names == nil:
@@ -46,7 +46,7 @@ func newNameTable(layout *reader.ThreadLayout, previous *nameTable) *nameTable {
 	return n
 }
 
-// read reads new names. Names that cannot be read stay empty.
+// read reads new names. If it fails, it changes nothing.
 func (n *nameTable) read(p *reader.Process) {
 	if n == nil {
 		return

@@ -15,11 +15,12 @@ import (
 
 const (
 	// firstDelay is the delay between the first and the second scan of a changed process, which has probably
-	// just started and does not publish everything yet. The delay doubles with each scan, up to pollInterval.
+	// just started and does not publish everything yet. The delay doubles with each scan. There are no more
+	// scans once it exceeds pollInterval.
 	firstDelay = 25 * time.Millisecond
-	// suspendTime is how long reports about a process are ignored if it keeps changing. During this time only
-	// the poll detects its changes. Such a process therefore causes at most six extra scans before each
-	// suspension.
+	// suspendTime is how long reports about a process are ignored after its scheduled scans. During this time
+	// only the poll detects its changes. A process that keeps changing therefore causes at most six extra
+	// scans before each suspension.
 	suspendTime = 5 * time.Second
 	// maxNoticed bounds the number of scheduled or suspended processes. maxNoticeScans bounds the number of
 	// their scans within pollInterval. The poll detects any further changes.
@@ -33,7 +34,8 @@ const (
 // noticed is a process that has changed.
 type noticed struct {
 	image sampler.Image
-	// due is the time of the next scan. delay is the time between that scan and the following one.
+	// due is the time of the next scan, or of the end of the suspension. delay is the time between the next
+	// scan and the following one.
 	due   time.Time
 	delay time.Duration
 	// suspended reports whether only the poll scans the process until due.
@@ -46,8 +48,8 @@ type pacer struct {
 	// including those that end; otherwise the kernel's table would fill up.
 	rearm func(pid int)
 	all   map[int]*noticed
-	// overflow holds processes for which there was no room. They are rearmed only after pollInterval, which
-	// limits the rate of reports.
+	// overflow holds processes for which there was no room. They are rearmed at most once per pollInterval,
+	// which limits the rate of reports.
 	overflow []int
 	// scans counts the scans since countedSince.
 	scans        int
@@ -86,7 +88,7 @@ func (p *pacer) gone(image sampler.Image) {
 	}
 }
 
-// due returns the programs to scan now, and the time at which it must be called again. It rearms the
+// due returns the programs to scan now, and the time at which due must be called again. It rearms the
 // processes of these programs, so that the kernel reports changes during the scans. The first change after a
 // suspension restarts the schedule.
 func (p *pacer) due(now time.Time) (images []sampler.Image, next time.Time) {
@@ -183,7 +185,7 @@ func (w *watcher) end(image sampler.Image) {
 }
 
 // scanNow queues a scan of a process that has just changed, ahead of the other processes of the same user.
-// If the program no longer runs when the scan starts, its image is sent to gone.
+// If the scan finds that the program no longer runs, the image is sent to gone.
 func (w *watcher) scanNow(ctx context.Context, image sampler.Image, gone chan<- sampler.Image) {
 	recorded := w.registry.find(image) != nil
 	after := func(err error) {

@@ -134,8 +134,8 @@ func TestNotice(t *testing.T) {
 	})
 }
 
-// TestNoticeOfOne checks that the programs a selected process executes are recorded, and that its end ends
-// the recording.
+// TestNoticeOfOne checks that the programs that a selected process executes are recorded, and that its end is
+// noticed.
 func TestNoticeOfOne(t *testing.T) {
 	retry(t, func() bool {
 		c := startShell(t)
@@ -182,8 +182,8 @@ func TestReplacedIsNotEnded(t *testing.T) {
 	assert.True(t, w.hasEnded())
 }
 
-// TestExecutesAllTheTime checks that a process that executes programs all the time is recorded, even if the
-// program changes during each scan.
+// TestExecutesAllTheTime checks that the first scan of a process succeeds even if the process executes programs
+// all the time.
 func TestExecutesAllTheTime(t *testing.T) {
 	c := childproc.Run(t, exec.Command(programs.Script(t, `exec "$0"`)))
 	w := opened(t, Selection{PIDs: []int{c.PID()}})

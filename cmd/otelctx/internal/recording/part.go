@@ -142,7 +142,7 @@ func (p *part) samplesOf(t *target) *targetSamples {
 }
 
 // add adds a sample of a process. It does not retain s. It returns the stack, and whether it is new in this
-// part.
+// part. The stack is nil if there was no room for the sample.
 func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 	samples := p.samplesOf(t)
 	fits, whole := p.room(samples)

@@ -22,7 +22,7 @@ import (
 // published holds the publication of a process and the attributes that the kernel reports about the process.
 // Only names and dropped change once a target has it.
 type published struct {
-	// layout is nil if the publication cannot be read.
+	// layout is nil if the process publishes nothing or its publication cannot be read.
 	layout *reader.ThreadLayout
 	// names is the layout with the newest attribute names, or nil if they are those of layout.
 	names atomic.Pointer[reader.ThreadLayout]

@@ -62,8 +62,8 @@ type userScans struct {
 	served  uint64
 }
 
-// newQueue returns a queue with the given number of places. Of the scans that run at the same time, at most the
-// number quick are not blocked.
+// newQueue returns a queue with the given number of places. The parameter quick bounds the number of running
+// scans that are not blocked.
 func newQueue(places, quick int) *queue {
 	return &queue{places: places, quick: quick, scans: map[int]*scan{}, users: map[int]*userScans{}, settled: make(chan struct{}, 1)}
 }
@@ -114,9 +114,9 @@ func (q *queue) has(pid int) bool {
 	return q.scans[pid] != nil
 }
 
-// next returns the scan to start now, nil if none waits or no place is free. The caller calls done when the
-// scan has ended. If the scan takes longer than quickScan, it calls next again, because the scan no longer
-// counts as quick.
+// next returns the scan to start now, or nil if none is waiting or none may start yet. The caller calls done when the
+// scan has ended. If the scan takes longer than quickScan, the caller calls next again, because the scan
+// no longer counts as quick.
 func (q *queue) next(now time.Time) *scan {
 	q.mu.Lock()
 	defer q.mu.Unlock()

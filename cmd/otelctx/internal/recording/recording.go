@@ -26,7 +26,8 @@ type Config struct {
 	// Ready, if not nil, is called once all processes of PIDs are being sampled. If it returns an error,
 	// Record returns the same error.
 	Ready func() error
-	// Duration limits the recording; 0 records until the processes of PIDs end or the context is done.
+	// Duration limits the recording; 0 records until the context is done or, without Children, the processes
+	// of PIDs end.
 	Duration time.Duration
 	// Period, if not 0, is the interval at which Report is called with the result for the time since the
 	// previous call. The recording continues meanwhile, and no sample is lost between two results. Report is
@@ -62,8 +63,9 @@ type Result struct {
 	// Start and End bound the time in which samples could be taken.
 	Start, End time.Time
 	// Samples counts all samples. Attributed counts samples with a span, and Unproven those whose span may
-	// be wrong. Lost counts samples that were taken but not read in time. Replaced counts samples that were
-	// not taken because the process already ran another program that had not been scanned yet.
+	// be wrong. Lost counts samples that were taken, but were not read in time, had no room in memory or
+	// belong to programs that are no longer known. Replaced counts samples that were not taken because the
+	// process already ran another program that had not been scanned yet.
 	Samples, Attributed, Unproven, Lost, Replaced uint64
 	// Cut counts samples reduced to the innermost frame, without attributes, because their process had too
 	// many different samples. SpansLeftOut is an upper bound for the number of spans missing from Spans: if
@@ -76,14 +78,14 @@ type Result struct {
 	// Unnamed counts samples that lack names because symbolization took too much time or memory, or because
 	// the kernel's records of the process's mappings were lost.
 	Unnamed uint64
-	// Filtered counts samples that did not pass Config.Filters. Lost and Cut are counted before filtering.
-	// All other counts leave these samples out.
+	// Filtered counts samples that did not pass Config.Filters. Lost, Replaced and Cut are counted before
+	// filtering. All other counts leave these samples out.
 	Filtered uint64
 	// Work counts samples by kind of work, in the order of the constants.
 	Work []WorkUse
-	// All lists below are sorted by samples in descending order, Functions by the samples in the function
-	// itself. Names is nil if no span has a name, Endpoints is nil if no request has an endpoint, and
-	// Attributes is nil without Config.Attributes.
+	// The lists from here to Attributes are sorted by samples in descending order, Functions by the samples
+	// in the function itself. Names is nil if no span has a name, Endpoints is nil if no request has an
+	// endpoint, and Attributes is nil without Config.Attributes.
 	Processes []ProcessUse
 	Functions []FunctionUse
 	Endpoints []NameUse
@@ -105,7 +107,8 @@ type Result struct {
 	// NotExamined counts processes that might have been selected, but were not scanned before the recording
 	// ended, because there were too many processes.
 	NotExamined int
-	// Ended reports whether all processes of Config.PIDs have ended. It is always false with Children.
+	// Ended reports whether all processes of Config.PIDs have ended or can no longer be recorded. It is
+	// always false with Children.
 	Ended bool
 }
 
@@ -116,13 +119,13 @@ const (
 	// tickInterval is the interval at which progress is reported and the end of the processes of
 	// Config.PIDs is detected.
 	tickInterval = 250 * time.Millisecond
-	// firstPollInterval is the first polling interval of a program that has just started and its children.
-	// It doubles up to tickInterval.
+	// firstPollInterval is the first polling interval of a recording with Children, because a program that
+	// has just started may soon start others. The interval doubles up to tickInterval.
 	firstPollInterval = 20 * time.Millisecond
 )
 
-// Record records until the duration has passed, ctx is done or the processes of PIDs have ended; none of
-// these is an error.
+// Record records until the duration has passed, ctx is done or, without Children, the processes of PIDs have
+// ended; none of these is an error.
 //
 // The error wraps [sampler.ErrNotPermitted] if the caller may not sample. If one of Config.PIDs cannot be
 // read, the error wraps that of [reader.Open] or [reader.Process.ThreadLayout]; processes without a context
@@ -280,8 +283,9 @@ func (r *recording) startPeriod(now time.Time) {
 }
 
 // rotate ends the current part if the part is full or its period has ended, hands it to the goroutine that
-// names it, and begins the next part. Almost all samples from before now have been read; other CPUs may still
-// be handing over a few.
+// names it, and begins the next part. If the previous part is still being named, the current part
+// continues. Almost all samples from before the given time have been read; other CPUs may still be handing
+// over a few.
 func (r *recording) rotate(now time.Time) {
 	p := r.part
 	p.closes = r.config.Period > 0 && !now.Before(r.periodEnd)

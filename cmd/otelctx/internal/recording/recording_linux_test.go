@@ -359,7 +359,7 @@ func TestSampleAttributes(t *testing.T) {
 }
 
 // TestNamesOfAttributesWhilePublishingForEver checks that the recorder gives up on a process that never ends
-// its publication, and does not wait for it again.
+// its publication, and that the read returns in time, so that later reads of the process are not refused.
 func TestNamesOfAttributesWhilePublishingForEver(t *testing.T) {
 	publishNames(t)
 	memory, at := publicationTime(t)
@@ -406,7 +406,7 @@ func TestRefusedTakesNoTime(t *testing.T) {
 	assert.Positive(t, n.left.time)
 }
 
-// TestWantedAgain checks that a file whose process did not answer is requested again.
+// TestWantedAgain checks that a file can be requested again if its process did not answer.
 func TestWantedAgain(t *testing.T) {
 	files := symbols.NewFiles()
 	defer files.Close()

@@ -42,8 +42,8 @@ type registry struct {
 type other struct {
 	image sampler.Image
 	used  uint64
-	// err is the reason why the process could not be read. It is nil if the selection excludes the process or
-	// a warning already gave the reason.
+	// err is an error for [Result.Unread]. It is nil if there is nothing to report: for example, the selection
+	// excludes the process, or a warning has already given the reason.
 	err error
 }
 
@@ -137,8 +137,9 @@ func (r *registry) running() (all []*target) {
 	return all
 }
 
-// changed returns the processes to scan: those that have used the CPU since their last scan, unless the
-// selection excludes them.
+// changed returns the processes to scan: those that have used the CPU since their last scan. If the selection
+// is exact, it ignores all other processes, and returns each selected process that is not recorded yet, even
+// if it is idle.
 func (r *registry) changed(processes map[int]sampler.Process) (changed []sampler.Process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -168,8 +169,8 @@ func (r *registry) hasChanged(p sampler.Process) bool {
 
 // makeRoom removes and returns a program to make room for a program of the given user. It returns nil if none
 // can be removed. It chooses the program that has been idle the longest. If none is idle, it chooses the least
-// recently active program of the user with the most programs, provided that the given user has fewer. The
-// caller retires that program. Its process is scanned again once it has used the CPU.
+// recently active program of the user with the most programs, provided that the given user has at least two
+// programs fewer. The caller retires that program. Its process is scanned again once it has used the CPU.
 func (r *registry) makeRoom(user int) *target {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -271,7 +272,7 @@ func (r *registry) unread() (errs []error) {
 	return errs
 }
 
-// removeAll empties the registry and returns the programs, which the caller releases.
+// removeAll removes and returns all programs, which the caller releases.
 func (r *registry) removeAll() (all []*target) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

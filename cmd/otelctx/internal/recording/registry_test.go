@@ -79,7 +79,8 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// TestQueueUpdate checks that the program and the CPU time of a waiting process are updated.
+// TestQueueUpdate checks that the CPU times of waiting processes are updated, and that ended processes are
+// removed.
 func TestQueueUpdate(t *testing.T) {
 	now := time.Now()
 	q := newQueue(1, 1)
@@ -110,7 +111,7 @@ func TestQueueOfSlowScans(t *testing.T) {
 }
 
 // TestMakeRoom expects the program that has been idle the longest to be removed. If none is idle, the user
-// with the most programs loses one to a user with fewer.
+// with the most programs loses one to a user with at least two fewer.
 func TestMakeRoom(t *testing.T) {
 	r := newRegistry(&Selection{})
 	add := func(pid, user int, idle time.Duration) {

@@ -65,7 +65,7 @@ func (s *Selection) selected(pid int) (selected, maybe bool) {
 // maxGenerations bounds the ancestors that descends checks.
 const maxGenerations = 64
 
-// descends reports whether a process is one of PIDs, or a descendant of one.
+// descends reports whether a process is one of PIDs or, with Children, a descendant of one.
 func (s *Selection) descends(pid int) bool {
 	for range maxGenerations {
 		if slices.Contains(s.PIDs, pid) {

@@ -43,7 +43,7 @@ type FunctionUse struct {
 // NameUse is the CPU use of the spans with one name, or of the requests to one endpoint, in samples.
 type NameUse struct {
 	Service string
-	// Name is empty for spans without a name.
+	// Name is the name of the spans or the endpoint. It is empty if the process does not publish it.
 	Name string
 	// Count is the number of spans or requests that have samples.
 	Count   int
@@ -135,8 +135,7 @@ type spanKey struct {
 	spanID  [8]byte
 }
 
-// spanCount counts the samples of a span. Keep it small: a long recording always holds about maxSpans of
-// them.
+// spanCount counts the samples of a span. Keep it small: a long recording holds up to maxSpans of them.
 type spanCount struct {
 	samples, unproven uint32
 	localRoot         [8]byte                   // zeros if unknown
@@ -291,8 +290,8 @@ func unnamed(l *symbols.Location) string {
 	return "[" + strings.Trim(name[:min(len(name), maxNameBytes)], "[]") + "]"
 }
 
-// thinSpans drops the half of the spans with the fewest samples. The dropped samples still count for the
-// names of their spans.
+// thinSpans drops the half of the spans with the fewest samples. The samples of the dropped spans still
+// count for their names and endpoints.
 func (t *tally) thinSpans() {
 	removed := thin(t.spans, func(c spanCount) uint64 { return uint64(c.samples) })
 	t.spansLeftOut += uint64(len(removed))

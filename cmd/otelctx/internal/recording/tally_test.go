@@ -75,7 +75,7 @@ func TestTallyOfNames(t *testing.T) {
 		{1, 2, 1, 1, attributes("span_name", "SELECT", "db", "x")},
 		{1, 2, 0, 1, attributes("span_name", "SELECT", "endpoint", "GET /a", "db", "x")}, // its carrier does not publish the local root
 		{2, 3, 3, 1, attributes("endpoint", "GET /a", "span_name", "GET /a")},
-		{2, 4, 3, 4, attributes("span_name", "SELECT")}, // in the request that the other span names
+		{2, 4, 3, 4, attributes("span_name", "SELECT")}, // in a request whose endpoint only the other span has
 		{3, 5, 5, 1, attributes("span_name", "old", "span_name", "GET /b")},
 		{4, 6, 0, 1, nil},
 	} {

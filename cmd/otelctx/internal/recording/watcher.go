@@ -34,8 +34,8 @@ const (
 	firstScanWait = time.Second
 	// firstUse is how long the processes are observed at the start to find the busy ones.
 	firstUse = 50 * time.Millisecond
-	// shortScan is the longest time that a scan may have been running at the end of the recording without
-	// causing a warning.
+	// shortScan is the longest time that the scan of a process may have been running at the end of the
+	// recording without causing a warning. For a process selected by id there is no such allowance.
 	shortScan = 100 * time.Millisecond
 	// refreshShare limits reading the mappings of a process to 1/refreshShare of the time.
 	refreshShare = 50
@@ -64,7 +64,7 @@ type watcher struct {
 	began atomic.Pointer[time.Time]
 	// slow is signalled when a scan has taken longer than quickScan, so that other scans may begin.
 	slow chan struct{}
-	// exits is signalled when a recorded program has ended.
+	// exits is signalled when the kernel reports the end of a recorded program.
 	exits chan struct{}
 	// selectedExits detects the end of each process of Config.PIDs, whatever programs it has run. It does
 	// not change after start.
@@ -109,8 +109,9 @@ func newWatcher(c *Config, w *warnings) (*watcher, error) {
 	return watcher, nil
 }
 
-// start begins to record processes, which continues until ctx is done. It returns once the existing processes
-// are recorded, or after wait at the latest. The error is about one of Config.PIDs.
+// start begins to record processes; the recording continues until ctx is done. With Config.PIDs, it returns
+// once these processes have been scanned. Otherwise it returns once the existing processes have been scanned,
+// or when these scans have taken as long as wait. The error is about one of Config.PIDs.
 func (w *watcher) start(ctx context.Context, wait time.Duration) error {
 	for range attachers {
 		w.working.Go(func() { w.attacher.run(ctx) })
@@ -407,8 +408,8 @@ func (w *watcher) checkCarrier(t *target) {
 }
 
 // open reads everything needed to record a program, with the caller's own permissions. If the process
-// executes another program meanwhile, the sampler takes no more samples, because it compares the image each
-// time. The next scan then reads the new program.
+// executes another program meanwhile, the sampler takes no more samples of it, because it compares the image
+// each time. The next scan then reads the new program.
 func (w *watcher) open(ctx context.Context, image sampler.Image) (_ *target, err error) {
 	if !w.config.selects(image.PID) {
 		return nil, errNotSelected
@@ -518,7 +519,8 @@ func (w *watcher) makeRoom(user int) bool {
 	return true
 }
 
-// refresh reads the mappings and the publication of a recorded program again.
+// refresh reads the publication of a recorded program again, and its mappings if it has been sampled since the
+// last scan.
 func (w *watcher) refresh(ctx context.Context, t *target) error {
 	sampled := t.seen.Swap(false)
 	was := t.published.Load().layout
@@ -562,7 +564,8 @@ func (w *watcher) refresh(ctx context.Context, t *target) error {
 	return w.sampler.Watch(t.image, layout)
 }
 
-// explain notes why a process is not recorded. It warns if the process is certainly selected.
+// explain notes why a scan failed. It warns if the process is recorded or certainly selected, unless the
+// process may not be read and was not selected by id.
 func (w *watcher) explain(p sampler.Process, err error) {
 	if err == nil {
 		return
@@ -592,8 +595,8 @@ func (w *watcher) explain(p sampler.Process, err error) {
 }
 
 // notExamined returns the number of processes that were not scanned before the recording ended. It also
-// warns about processes that did not answer their first scan. It ignores recorded processes, which miss at
-// most their latest change.
+// reports processes that did not answer their first scan, by a warning or in [Result.Unread]. It ignores
+// recorded processes, which miss at most their latest change.
 func (w *watcher) notExamined() (n int) {
 	waiting, running := w.queue.unfinished()
 	for _, s := range waiting {

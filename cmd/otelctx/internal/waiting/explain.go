@@ -10,8 +10,8 @@ import (
 )
 
 // Kind returns what a goroutine with these frames waits for, in the words of Go's own tracebacks, such
-// as "chan receive", "sync.Mutex.Lock" or "IO wait". It returns "syscall" or "cgo call" for a goroutine that
-// occupies a thread, and "" for a goroutine that does not wait.
+// as "chan receive", "sync.Mutex.Lock" or "IO wait". It returns "syscall" or "cgo call" for a goroutine in
+// a system call or in C code, and "" for a goroutine that does not wait.
 func Kind(g *Goroutine, frames []Frame) string {
 	switch g.State {
 	case reader.GoroutineInSyscall:

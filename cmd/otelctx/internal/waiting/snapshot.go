@@ -128,7 +128,7 @@ type Options struct {
 //
 // Spans are read before their goroutines. In between, a span may end, or its goroutine may not yet have
 // published that it is in the span. Both cases resemble a leak, so a leak is reported only if a second
-// snapshot confirms it. Spans that have ended by the time of the second snapshot are left out.
+// snapshot confirms it. Apparently leaked spans that have ended by the second snapshot are left out.
 func (p *Process) Snapshot(ctx context.Context) (*Snapshot, error) {
 	snapshot, err := p.Sample(ctx, Options{Stacks: true, Attributes: true})
 	if err != nil {
@@ -263,8 +263,9 @@ func (snap *Snapshot) findLeaks() {
 	}
 }
 
-// maxFrames bounds the frames of all stacks in a snapshot, so that a process with millions of forged frames
-// cannot exhaust the reader's memory. Ordinary programs have a few dozen frames per goroutine.
+// maxFrames is the number of frames after which a snapshot reads no further stacks, so that a process with
+// millions of forged frames cannot exhaust the reader's memory. Ordinary programs have a few dozen frames per
+// goroutine.
 const maxFrames = 1 << 19
 
 var errTooManyFrames = fmt.Errorf("stacks of further goroutines: there are more than %d frames", maxFrames)

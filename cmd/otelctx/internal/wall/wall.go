@@ -39,7 +39,7 @@ type Config struct {
 	PIDs []int
 	// Select, if not nil, selects further processes by their ids and service names. Processes that publish their
 	// live spans and can be read are recorded, at most 64 at a time. Those that start during the recording are
-	// found within five seconds. Select must be safe for concurrent use.
+	// found after about five seconds at most. Select must be safe for concurrent use.
 	Select func(pid int, service string) bool
 	// Frequency is the average number of snapshots per second and process. The intervals are random, so
 	// that the snapshots do not run in step with periodic work of the process.
@@ -87,7 +87,7 @@ type Result struct {
 type Times struct {
 	Total, Running, Runnable, Unknown time.Duration
 	Waits                             map[string]time.Duration
-	// Snapshots counts the snapshots in which the span was found.
+	// Snapshots counts the snapshots that found goroutines in these spans.
 	Snapshots uint64
 	// squares is the sum of the squared increments, in seconds squared.
 	squares float64
@@ -103,7 +103,7 @@ func (t *Times) Error() time.Duration {
 	return time.Duration(math.Sqrt(t.squares) * float64(time.Second))
 }
 
-// Row is the time of spans with one name.
+// Row is the time of the spans with one name in the requests to one endpoint.
 type Row struct {
 	Service, Endpoint, Name string
 	Times
@@ -116,8 +116,8 @@ type FunctionTime struct {
 }
 
 const (
-	// maxGoroutines bounds the goroutines of a process that are read for a snapshot. If there are more, a
-	// random part is read.
+	// maxGoroutines is the approximate limit on the goroutines that are read for a snapshot of a process. If the
+	// previous snapshot found more, a random part is read.
 	maxGoroutines = 512
 	// maxRows bounds rows and functions. Beyond it, time is counted under the name others.
 	maxRows = 1 << 14
@@ -462,8 +462,8 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 // stack describes goroutines with equal stacks.
 type stack struct {
 	kind, function string
-	// locations is the symbolized stack. A single frame with the kind of wait replaces the runtime
-	// functions that implement the wait.
+	// locations is the symbolized stack. A single frame with the state or the kind of wait replaces the
+	// innermost runtime functions.
 	locations []*symbols.Location
 }
 

@@ -31,7 +31,8 @@ type Command struct {
 // Start starts the program argv[0], which it looks up like a shell, and stops it before its first
 // instruction until Resume or Kill. One of these must be called.
 //
-// The error wraps [ErrNotFound], [ErrNotExecutable] or [ErrNotPermitted], or comes from the kernel.
+// The error wraps [ErrNotFound], [ErrNotExecutable] or [ErrNotPermitted], or says why the started program
+// could not be stopped.
 func Start(argv []string) (*Command, error) {
 	path, err := exec.LookPath(argv[0])
 	switch {

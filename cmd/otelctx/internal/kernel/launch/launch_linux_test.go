@@ -111,7 +111,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestPassSignals checks that signals are passed on until stop is called.
+// TestPassSignals checks that signals to this process are passed on to the program.
 func TestPassSignals(t *testing.T) {
 	marks := t.TempDir()
 	script := `trap 'echo >$0/usr1' USR1; trap 'echo >$0/int' INT; trap 'exit 3' TERM; echo >$0/ready; while :; do sleep 0.01; done`

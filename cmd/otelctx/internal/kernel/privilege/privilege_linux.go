@@ -56,10 +56,11 @@ func Restrict() error {
 	return nil
 }
 
-// Do calls f with the capabilities for recording that this program has, and returns the error of f. Through
-// BPF, these capabilities give access to the memory of all processes and of the kernel, so f must use them
-// only to load and run the sampler's programs and events. f must not start goroutines for this work: only the
-// calling thread has the capabilities.
+// Do calls f with the capabilities for recording that this program has, and returns the error of f. If the
+// capabilities cannot be raised, Do returns an error without calling f. Through BPF, these capabilities give
+// access to the memory of all processes and of the kernel, so f must use them only to load and run the
+// sampler's programs and events. f must not start goroutines for this work: only the calling thread has the
+// capabilities.
 func Do(f func() error) error {
 	if !restricted.Load() {
 		return f()

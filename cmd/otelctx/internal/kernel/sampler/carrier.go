@@ -13,7 +13,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Carrier is the kind of memory that spans are read from. Zero reads all carriers that a process has.
+// Carrier is the kind of memory that spans are read from. Zero stands for all kinds: see [Config].
 type Carrier int
 
 const (

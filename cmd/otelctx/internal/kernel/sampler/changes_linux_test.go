@@ -33,7 +33,7 @@ func startShell(t *testing.T) *childproc.Child {
 	return c
 }
 
-// openChanges starts reporting the changes of all processes.
+// openChanges starts reporting the changes that config selects, until the end of the test.
 func openChanges(t *testing.T, s *Sampler, config ChangesConfig) *Changes {
 	t.Helper()
 	changes, err := s.Changes(config)
@@ -57,7 +57,8 @@ func nextOf(t *testing.T, changes *Changes, pids ...int) Change {
 	}
 }
 
-// TestChangesOfWatched checks that the execs and the end of a watched process are reported.
+// TestChangesOfWatched checks that the execs and the end of a watched process are reported, but not those of
+// another process.
 func TestChangesOfWatched(t *testing.T) {
 	s := open(t, Config{Frequency: 1})
 	stranger, watched := startShell(t), startShell(t)

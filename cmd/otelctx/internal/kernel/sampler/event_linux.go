@@ -18,8 +18,8 @@ var (
 	threadSize   = binary.Size(programThread{})
 )
 
-// decode fills s, except its time, with a sample from the BPF program. It reuses the memory of the stacks.
-// The returned time is CLOCK_BOOTTIME in nanoseconds.
+// decode fills s, except Time and Truncated, with a sample from the BPF program. It reuses the memory of
+// the stacks. The returned time is CLOCK_BOOTTIME in nanoseconds.
 func (s *Sample) decode(b []byte) (bootNS uint64, err error) {
 	var h programHeader
 	if _, err := binary.Decode(b, binary.NativeEndian, &h); err != nil {

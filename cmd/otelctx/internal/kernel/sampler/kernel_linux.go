@@ -23,7 +23,7 @@ import (
 	"github.com/otelctx/otelctx/internal/boottime"
 )
 
-// timers are the perf events that interrupt the CPUs, one for each CPU.
+// timers are the perf events that interrupt the CPUs, one for each online CPU.
 type timers struct {
 	frequency int
 	program   int         // descriptor of the BPF program that they run
@@ -259,7 +259,7 @@ func maxFrames() int {
 	return MaxFrames
 }
 
-// sysctl returns a kernel setting as text for messages.
+// sysctl returns a setting in /proc/sys/kernel, or "not known" if it cannot be read.
 func sysctl(name string) string {
 	b, err := fs.ReadFile(os.DirFS("/proc/sys/kernel"), name)
 	if err != nil {

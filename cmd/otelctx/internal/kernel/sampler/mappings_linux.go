@@ -21,9 +21,9 @@ import (
 )
 
 const (
-	// mappingPages is the size of a CPU's ring in pages: a power of two, with room for about two thousand
-	// records. The ring and its header page together are smaller than kernel.perf_event_mlock_kb, the memory
-	// that any user may lock for each CPU.
+	// mappingPages is the size of a CPU's ring in pages, a power of two. With pages of 4 KiB, there is room
+	// for about two thousand records, and the ring and its header page together are smaller than the default
+	// of kernel.perf_event_mlock_kb, the memory that any user may lock for each CPU.
 	mappingPages = 64
 	// maxMappings bounds the records that wait for older samples to be read.
 	maxMappings = 1 << 16
@@ -81,7 +81,7 @@ func (m *mappings) complete() bool {
 }
 
 // takeUntil reads all records. Then it removes and returns the mappings that processes had made by the
-// time boot, in nanoseconds of CLOCK_BOOTTIME. lost reports whether records were lost since the last call.
+// given time, in nanoseconds of CLOCK_BOOTTIME. lost reports whether records were lost since the last call.
 func (m *mappings) takeUntil(boot uint64) (made []mapped, lost bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -14,7 +14,8 @@ var (
 	// ErrNotPermitted is returned if the kernel does not permit the caller to sample. The wrapping error
 	// names the missing capability or the restriction.
 	ErrNotPermitted = errors.New("not permitted to sample")
-	// ErrTooManyProcesses is returned if [MaxProcesses] processes are already watched.
+	// ErrTooManyProcesses is returned by Watch if [MaxProcesses] processes are already watched, even if the
+	// process is one of them.
 	ErrTooManyProcesses = errors.New("too many processes to sample")
 	// ErrNoSample is returned if there has been no sample for a while.
 	ErrNoSample = errors.New("no sample")
@@ -143,8 +144,8 @@ func (s *Span) Exists() bool { return s.SpanID != [8]byte{} }
 // flagSampled is the sampled flag of W3C Trace Context.
 const flagSampled = 1
 
-// Unsampled reports whether a span is known not to be sampled. Labels, and slots of layout 1, whose spans
-// are unproven, do not carry the flag.
+// Unsampled reports whether a span is known not to be sampled. It returns false for labels and for unproven
+// spans, because labels and slots of layout 1 do not carry the flag.
 func (s *Span) Unsampled() bool {
 	return s.Exists() && s.Proven && s.Carrier != Labels && s.TraceFlags&flagSampled == 0
 }

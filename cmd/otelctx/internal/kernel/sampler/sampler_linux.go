@@ -58,8 +58,8 @@ type Sampler struct {
 	// only mu, so it does not wait for a list.
 	listing sync.Mutex
 	nextMu  sync.Mutex
-	// next makes the next list of processes. All concurrent callers of Image share it. It is nil if no
-	// caller is waiting.
+	// next makes the next list of processes. All callers of Image that arrive before it starts share it. It
+	// is nil if no caller waits for it to start.
 	next func() (map[int]Process, error)
 }
 
@@ -154,7 +154,7 @@ func (s *Sampler) load(c Config) error {
 }
 
 // bufferSize returns the size of a buffer that holds the samples of all CPUs for one second, if the stacks
-// have a typical depth.
+// have a typical depth. The size is at most 64 MiB.
 func bufferSize(frequency, processors int) int {
 	const sampleSize = 640
 	size := os.Getpagesize()
@@ -299,7 +299,7 @@ func (s *Sampler) Processors() error {
 	return privilege.Do(func() error { return s.timers.adjust() })
 }
 
-// Read waits for a sample and stores it in to, reusing the memory of its stacks. Samples arrive up to a
+// Read waits for a sample and stores it in *to, reusing the memory of its stacks. Samples arrive up to a
 // quarter of a second late. If no sample arrives in that time, Read returns [ErrNoSample]; all samples
 // taken before the call have then been read. After [Sampler.Stop] it returns [io.EOF] once all samples have
 // been read.
@@ -334,7 +334,7 @@ func (s *Sampler) Read(to *Sample) error {
 // time converts boot, a time of CLOCK_BOOTTIME, to wall-clock time as in [Sample.Time].
 func (s *Sampler) time(boot uint64) time.Time { return s.base.Add(time.Duration(boot - s.bootBase)) }
 
-// reportMappings passes the mappings made up to boot, a time of CLOCK_BOOTTIME, to Config.Mappings.
+// reportMappings passes the mappings made by the given time, which is on CLOCK_BOOTTIME, to Config.Mappings.
 func (s *Sampler) reportMappings(boot uint64) {
 	if s.mappings.listener == nil {
 		return

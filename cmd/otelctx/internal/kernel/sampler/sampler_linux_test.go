@@ -128,11 +128,11 @@ type verdict struct {
 	undecided int
 	// inside counts samples that were truly in a span.
 	inside int
-	// found counts the samples of inside with the right span, and wrong those with another span.
+	// found counts the inside samples that have the right span, and wrong those that have another span.
 	found, wrong int
 	// outside counts samples that were truly in no span.
 	outside int
-	// stray counts the samples of outside that have a span.
+	// stray counts the outside samples that nevertheless have a span.
 	stray int
 }
 
@@ -454,8 +454,8 @@ func TestSamplerInPIDNamespace(t *testing.T) {
 	c.Done()
 }
 
-// TestCapabilitiesThatSuffice checks that CAP_BPF and CAP_PERFMON suffice to sample processes of the same
-// user.
+// TestCapabilitiesThatSuffice checks that CAP_BPF and CAP_PERFMON suffice to sample processes of the same user,
+// and that both are necessary.
 func TestCapabilitiesThatSuffice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("changing the user and giving it capabilities needs CAP_SETUID, CAP_SETGID and CAP_SETPCAP")
@@ -567,8 +567,8 @@ func TestBuildModes(t *testing.T) {
 // root is the directory of the burner's module.
 const root = "../../../../.."
 
-// TestWatchAgain checks that a process that publishes nothing is sampled without spans, and with spans if it is
-// watched again after it has published.
+// TestWatchAgain checks that a process that publishes nothing is sampled without spans, with spans if it is
+// watched again after it has published, and no longer after Unwatch.
 func TestWatchAgain(t *testing.T) {
 	s := open(t, Config{Frequency: burner.Frequency()})
 	c := startBurner(t, nil, burner.Later, burner.Records)
@@ -691,8 +691,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestProcesses checks that all processes are listed with their CPU time, which is 0 for ended processes and
-// kernel threads.
+// TestProcesses checks that processes are listed with their CPU time, which is 0 for ended processes and kernel
+// threads.
 func TestProcesses(t *testing.T) {
 	s := open(t, Config{Frequency: 1})
 	c := startBurner(t, nil, burner.Silent)
@@ -769,7 +769,7 @@ func TestParseProcessors(t *testing.T) {
 	}
 }
 
-// TestImage checks that concurrent callers share a list, and that none gets a list made before its call.
+// TestImage checks that concurrent callers never get a list made before their call, although they share lists.
 func TestImage(t *testing.T) {
 	s := open(t, Config{Frequency: 1})
 	var asking sync.WaitGroup
@@ -793,7 +793,7 @@ func TestImage(t *testing.T) {
 	asking.Wait()
 }
 
-// TestCPUTime checks that the samples account for all user and kernel CPU time.
+// TestCPUTime checks that the samples account for the user and kernel CPU time of a process, within a tenth.
 func TestCPUTime(t *testing.T) {
 	if testenv.Emulated() {
 		t.Skip("an emulated processor's timer is late")
@@ -878,8 +878,8 @@ func TestOpenRefuses(t *testing.T) {
 	require.Error(t, err)
 }
 
-// BenchmarkSample measures the cost of a sample, and of an interrupt in a process that is not watched, by
-// the kernel's own statistics of the BPF program's run time.
+// BenchmarkSample measures the cost of a sample, and of an interrupt in a process that is not watched. It
+// uses the kernel's own statistics of the BPF program's run time.
 func BenchmarkSample(b *testing.B) {
 	for _, bench := range []struct {
 		name  string
