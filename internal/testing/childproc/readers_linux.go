@@ -202,7 +202,7 @@ func ForbidReaders() error {
 	return nil
 }
 
-// First calls start, and gives the processes created by it priority over all others, so that other load
+// First calls start, and gives the processes that start creates real-time priority, so that other load
 // on the machine does not slow down a recorder. If this process may not raise priorities, First only
 // calls start.
 func First(start func()) {

@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oteltest has OpenTelemetry helpers for tests and benchmarks: processors that do nothing,
-// providers that are shut down at the end of the test, all kinds of instruments, and a collector of
-// the errors passed to otel.Handle.
+// Package oteltest has OpenTelemetry helpers for tests and benchmarks: processors that do nothing
+// or call a function, providers that are shut down at the end of the test, all kinds of
+// instruments, and a collector of the errors passed to otel.Handle.
 //
 // The package is for tests only.
 package oteltest

@@ -239,7 +239,7 @@ func (v Variant) env() []string {
 const arm64CC = "aarch64-linux-gnu-gcc"
 
 // cross reports whether the variant needs a C compiler for arm64 on another machine. It does if it uses
-// cgo, or flags such as -buildmode=pie, which need an external linker.
+// cgo. It also does if it has any flags, because some, such as -buildmode=pie, need an external linker.
 func (v Variant) cross() bool {
 	return v.Arch == "arm64" && runtime.GOARCH != "arm64" && (v.Cgo || len(v.Flags) > 0)
 }
