@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// newTracerProvider returns a TracerProvider whose resource profilers can read until its Shutdown.
+// newTracerProvider returns a TracerProvider. Until its Shutdown, profilers can read its resource.
 func newTracerProvider(ctx context.Context) (*sdktrace.TracerProvider, error) {
 	res, err := newResource(ctx)
 	if err != nil {
