@@ -74,7 +74,7 @@ type report struct {
 const clients = 8
 
 // service is an HTTP service with its own clients. It publishes its resource, its spans through
-// every carrier, and records for Universal Profiling.
+// every carrier, and thread records for Universal Profiling.
 type service struct {
 	trace.Tracer
 

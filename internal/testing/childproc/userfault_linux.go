@@ -34,7 +34,7 @@ const (
 // until Stall returns, so no reader can have touched it before. await waits until another thread blocks
 // on the memory, and returns that thread's id in the thread's own PID namespace.
 //
-// If the kernel does not permit it, usually because CAP_SYS_PTRACE is missing, the error wraps
+// If this process may not use userfaultfd, usually because it lacks CAP_SYS_PTRACE, the error wraps
 // [unix.EPERM], which is an [io/fs.ErrPermission]. On a kernel without CONFIG_USERFAULTFD it wraps
 // [unix.ENOSYS], which is an [errors.ErrUnsupported].
 func Stall(name string, size int) (memory []byte, await func() (tid int, err error), err error) {

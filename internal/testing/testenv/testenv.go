@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testenv selects which tests run. make test and plain go test test each behavior once;
+// Package testenv selects which tests run. make test and plain go test check each behavior once;
 // make test-all runs everything.
 //
 // The package is for tests only.
