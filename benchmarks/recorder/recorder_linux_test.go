@@ -278,8 +278,9 @@ type cost struct {
 	// steady is the tool's CPU time in an interval of the length -window, after it has settled.
 	// all is its CPU time from start to end.
 	steady, all time.Duration
-	// named and written are set only for perf. named also includes the CPU time of a run of perf
-	// script that prints the samples with function names. written is the same without names.
+	// named and written are set only for perf. named is the CPU time of perf record from start to
+	// end plus that of a perf script that prints the samples with function names. written is the
+	// same without names.
 	named, written time.Duration
 	samples        int
 }
