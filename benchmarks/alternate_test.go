@@ -59,7 +59,8 @@ func alternate(b *testing.B, batch int, baseline, candidate func(n int)) {
 	b.ReportMetric(bytes, "B/op")
 }
 
-// allocated returns the number of allocations and of allocated bytes per operation.
+// allocated returns the number of allocations and of allocated bytes per operation, both rounded
+// down.
 func allocated(n int, f func(int)) (allocs, bytes float64) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

@@ -81,8 +81,8 @@ func setDatadogLabels(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// TestDatadogLabels checks that both dd-trace-go and WithDatadogLabels set the labels that the
-// rules require, and that go tool pprof displays them.
+// TestDatadogLabels checks that dd-trace-go sets no labels that contradict the rules, that
+// WithDatadogLabels sets all labels that the rules require, and that go tool pprof displays ours.
 func TestDatadogLabels(t *testing.T) {
 	var theirs labels
 	require.NoError(t, json.Unmarshal([]byte(childproc.Start(t, roleDatadog, nil).Receive()), &theirs))

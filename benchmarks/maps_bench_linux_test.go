@@ -57,7 +57,7 @@ func fakeProc(b *testing.B) (root string) {
 }
 
 // BenchmarkScanMaps searches 10,000 mappings for process contexts. parser=none only splits the file
-// into lines, which is a lower bound for every parser.
+// into lines, which shows how much of the time is parsing.
 func BenchmarkScanMaps(b *testing.B) {
 	root := fakeProc(b)
 	ours, err := procfs.NewFS(root).Process(mapsPID)

@@ -60,8 +60,8 @@ func BenchmarkUpdate(b *testing.B) {
 }
 
 // BenchmarkRead reads the typical resource from another process. op=read reads all of it,
-// op=unchanged only checks that it has not changed, and op=first also searches the process's
-// mappings for it.
+// op=unchanged only checks that it has not changed, and op=first also opens the process and
+// searches its mappings for it.
 func BenchmarkRead(b *testing.B) {
 	child := childproc.Start(b, rolePublisher, nil)
 	child.Expect("published")

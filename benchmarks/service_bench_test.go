@@ -228,6 +228,7 @@ func measureBurst(address string) (u usage) {
 //   - ns/op, the wall time, and cpu-ns/op, the CPU time of the whole process including clients: medians of the bursts;
 //   - x-base, the candidate's CPU time as a multiple of the baseline's: the median of all pairs of bursts;
 //   - p50-ns and p99-ns, the latency: medians of the bursts' percentiles;
+//   - allocs/op and B/op: medians of the bursts;
 //   - gcs/kop, the number of garbage collections per 1,000 requests.
 func BenchmarkService(b *testing.B) {
 	for _, gogc := range []int{100, 1000} {

@@ -248,7 +248,7 @@ func BenchmarkNeighbours(b *testing.B) {
 
 // onNeighbours finds two threads with consecutive ids, and returns a function for each, which runs
 // another function on the thread. It does not wait for that function's end; the returned wait does.
-// The first id is odd, because then the slots of the two threads share a cache line in layout 1.
+// The lower id is odd, because then the slots of the two threads share a cache line in layout 1.
 func onNeighbours(tb testing.TB) (first, second func(func()) (wait func())) {
 	tb.Helper()
 	type thread struct {

@@ -171,7 +171,8 @@ func signal(t *testing.T, c *childproc.Child, name string) {
 	require.NoError(t, exec.Command("kill", "-"+name, strconv.Itoa(c.PID())).Run())
 }
 
-// TestMemory checks that memory does not grow while two busy services are recorded for minutes.
+// TestMemory checks that the recorder's memory grows by less than a fifth while it records two busy
+// services for minutes.
 func TestMemory(t *testing.T) {
 	need(t)
 	exe := build(t)
@@ -196,7 +197,7 @@ func TestMemory(t *testing.T) {
 // web is an HTTP service that is always busy.
 type web struct {
 	pid int
-	// answered counts requests.
+	// answered counts the requests that it has answered.
 	answered atomic.Uint64
 }
 
@@ -277,8 +278,9 @@ type cost struct {
 	// steady is the tool's CPU time in an interval of the length -window, after it has settled.
 	// all is its CPU time from start to end.
 	steady, all time.Duration
-	// named and written are set only for perf. named is the sum of all and the CPU time of a perf
-	// script that prints the samples with function names. written is the same without names.
+	// named and written are set only for perf. named is the CPU time of perf record from start to
+	// end plus that of a perf script that prints the samples with function names. written is the
+	// same without names.
 	named, written time.Duration
 	samples        int
 }

@@ -1,9 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package soak runs a service that publishes everything otelctx can publish, for a long time.
-// Meanwhile readers of every kind start and exit, are stopped and killed, and the resource changes
-// regularly. The test checks that nothing grows and that nothing wrong is ever published.
+// Package soak runs a service for a long time. The service publishes its resource, its spans
+// through every carrier, and thread records for Universal Profiling. Meanwhile readers of every
+// kind start and exit, are stopped and killed, and the resource changes regularly. The test checks
+// that nothing grows and that no reader finds anything wrong.
 //
 // It knows in two ways which span is right. In samples of otelctx record, the stack encodes the number
 // of the span. Spans that other readers find are looked up in the ledger, a file in which the service

@@ -180,7 +180,8 @@ func (l *ledger) lane(spanID [8]byte) string {
 	return string(bytes.TrimRight(e.Lane[:], "\x00"))
 }
 
-// open returns how many of the spans with numbers up to last have not ended.
+// open returns how many of the spans with numbers up to last have not ended. It ignores spans that
+// were overwritten in the file.
 func (l *ledger) open(last uint64) (n int, err error) {
 	for number := max(last, entries) - entries + 1; number <= last; number++ {
 		e, err := l.read(number)

@@ -99,7 +99,7 @@ type visitor struct {
 // threadReads is the number of times that a visitor reads the threads during a visit.
 const threadReads = 5
 
-// visit reads everything.
+// visit opens the service, reads its context and its spans in every way, and closes it.
 func (v *visitor) visit() (err error) {
 	if v.p, err = reader.Open(v.pid); err != nil {
 		return err
@@ -191,7 +191,7 @@ func (v *visitor) readThreads(ctx context.Context) error {
 	return err
 }
 
-// slot reads one slot.
+// slot reads the slot with this id, and adds its span to the findings unless the span has ended.
 func (v *visitor) slot(c *reader.Carrier, id uint64) error {
 	ring, err := ringbuf.NewView(remotemem.Of(v.pid), c.Ring, c.Fields)
 	if err != nil || id == 0 {

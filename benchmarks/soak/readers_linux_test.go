@@ -40,7 +40,7 @@ type kind struct {
 	// once runs one reader and ends it according to its fate. It returns an error if the reader
 	// did anything wrong.
 	once func(fate) error
-	// fates lists the fates of consecutive readers. After the last it starts again.
+	// fates lists the fates of consecutive readers. After the last fate, the first follows.
 	fates []fate
 	// pause is the maximum time between two readers of this kind.
 	pause time.Duration
@@ -242,7 +242,7 @@ func samples(pid int) bool {
 }
 
 // judgeRecording checks that each sample of a profile has the span that the number on its stack
-// identifies.
+// identifies, or no span if the number permits that.
 func (s *soak) judgeRecording(b []byte) error {
 	return truth.Read(b, func(number uint64, labels map[string][]string, count int) error {
 		value := func(key string) string { return strings.Join(labels[key], " and ") }

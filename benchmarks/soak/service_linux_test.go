@@ -55,7 +55,8 @@ type report struct {
 	Heap, Goroutines uint64
 	// Collections counts garbage collections.
 	Collections uint64
-	// Requests counts answered requests. Failed counts requests that failed.
+	// Requests counts answered requests. Failed counts failed requests and failed writes to the
+	// ledger.
 	Requests, Failed uint64
 	Slowest          time.Duration
 	// Spans counts started spans, Exported counts exported spans, and Correlated counts exported
@@ -72,7 +73,8 @@ type report struct {
 // clients is the number of concurrent clients.
 const clients = 8
 
-// service is an HTTP service that publishes everything otelctx can publish, with its own clients.
+// service is an HTTP service with its own clients. It publishes its resource, its spans through
+// every carrier, and thread records for Universal Profiling.
 type service struct {
 	trace.Tracer
 
@@ -103,7 +105,7 @@ type service struct {
 //
 //   - "update N" publishes generation N of the resource, and answers "updated"
 //   - "report" answers with a report in JSON
-//   - "quiet" waits until all requests and spans have ended, and answers "quiet"
+//   - "quiet" stops the clients, waits until all requests and spans have ended, and answers "quiet"
 //   - "shutdown" shuts the provider down, and answers "down"
 func serve(parent *childproc.Parent) {
 	var o order

@@ -50,7 +50,7 @@ type run struct {
 
 	pattern string
 	truths  *truths
-	// burned counts pieces of work. The other counters divide them by due.kind.
+	// burned counts pieces of work. The other counters count them by due.kind.
 	burned                                atomic.Int64
 	shownCount, nothingCount, eitherCount atomic.Int64
 }
@@ -65,7 +65,7 @@ func (r *run) in(ctx context.Context) {
 // out works, and expects that no span is published.
 func (r *run) out() { r.burn(due{}) }
 
-// as is like in if ctx has a local, recording span, and like out otherwise.
+// as calls in if ctx has a local, recording span, and out otherwise.
 func (r *run) as(ctx context.Context) {
 	if trace.SpanFromContext(ctx).IsRecording() {
 		r.in(ctx)

@@ -45,7 +45,7 @@ type rpc struct {
 	conn   *grpc.ClientConn
 }
 
-// method handles one stream.
+// method handles a call. stream is nil if the call is unary.
 type method func(ctx context.Context, stream grpc.ServerStream) error
 
 // serveRPC starts a server and a client for it. The server has one method of each kind, such as unary

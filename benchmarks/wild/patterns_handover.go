@@ -233,8 +233,9 @@ func (a acceptor) Accept() (net.Conn, error) {
 }
 
 // connections runs a server that starts a span for each connection in ConnContext and ends it in
-// ConnState. It makes four connections, and closes them one after the other, the newest first.
-// accepted is called after each accept with the number of earlier connections.
+// ConnState. It makes three connections, replaces the newest one by a fourth, and closes these
+// three one after the other, the newest first. accepted is called after each accept with the number
+// of earlier connections.
 func (r *run) connections(handler http.Handler, accepted func(conns int)) {
 	var (
 		spans  sync.Map

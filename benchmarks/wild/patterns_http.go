@@ -366,7 +366,7 @@ type loopConn struct {
 	since int64
 	now   *atomic.Int64
 	// writes says that the client has a goroutine that writes to the connection. In HTTP/2 it has
-	// none: the goroutine of a request writes it.
+	// none: the goroutine of each request writes to the connection.
 	writes bool
 	work   func()
 }

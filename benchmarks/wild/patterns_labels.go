@@ -40,8 +40,8 @@ var labelPatterns = []pattern{
 	{run: otherGrafanaDo, about: "the same with pprof.Do in the span"},
 }
 
-// samplingPatterns lists patterns with unsampled spans, which processors may not see, and with several
-// providers.
+// samplingPatterns lists patterns with unsampled spans, which processors see only if they are
+// recorded, and with several providers.
 var samplingPatterns = []pattern{
 	{run: unsampledRoot, about: "an unsampled root"},
 	{run: unsampledRootInherits, about: "an unsampled root on a goroutine that was started in a span: that is shown"},
@@ -379,7 +379,7 @@ func sampledRatio(r *run) {
 	}
 }
 
-// recordOnly is a sampler that records all spans and exports none.
+// recordOnly is a sampler that records all spans and samples none.
 type recordOnly struct{}
 
 func (recordOnly) ShouldSample(sdktrace.SamplingParameters) sdktrace.SamplingResult {

@@ -34,8 +34,8 @@ var sqlPatterns = []pattern{
 	{run: spanExporter, about: "in the exporter of a span batcher that was made in a span, after it"},
 }
 
-// connector opens connections to an in-memory database. otelsql wraps it, so code that runs in it is
-// inside of otelsql's spans.
+// connector opens connections to an in-memory database. In most patterns otelsql wraps it, so code
+// that runs in it, except in Connect, is inside of otelsql's spans.
 type connector struct {
 	sqlite *sqlite.Driver
 	// exec is called by each ExecContext, and connect by each Connect.

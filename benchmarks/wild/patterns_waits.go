@@ -28,9 +28,9 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// waitPatterns lists patterns in which a goroutine waits in a span, one pattern for each kind of wait
-// in Go. Goroutine profiles and record --wall sample the goroutine during the wait. Other observers
-// sample it only before and after the wait.
+// waitPatterns lists patterns in which a goroutine waits in a span, in many of the ways in which Go
+// programs wait. Goroutine profiles and record --wall sample the goroutine during the wait. Other
+// observers sample it only before and after the wait.
 var waitPatterns = []pattern{
 	{called: "waitMutex", run: waits(waitMutex), waits: "sync.Mutex.Lock", about: "in a span, around a wait for a mutex"},
 	{called: "waitRWMutex", run: waits(waitRWMutex), waits: "sync.RWMutex.RLock", about: "the same, for a reader's lock"},

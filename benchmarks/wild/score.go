@@ -105,7 +105,8 @@ type observer struct {
 	// profile is the name of the file that the observer writes. read decodes its content.
 	profile string
 	read    func(text []byte, pid int) (map[seen]int, error)
-	// factor is how many times more CPU time the observer needs for the same number of samples.
+	// factor is how many times the usual CPU time the observer needs for the same number of
+	// samples.
 	factor int
 	// waits says that the observer reports the kind of wait, and is measured only with patterns that
 	// wait.
@@ -245,7 +246,7 @@ func (b *board) mayRecord() error {
 func (o *observer) outside() bool { return o.args != nil || o.receiver != "" }
 
 // observe runs the patterns under a group of observers, which sample the same process, until every
-// observer has enough samples of every pattern.
+// observer has enough samples of every pattern, but at most attempts times.
 func (b *board) observe(group []observer, patterns []pattern) error {
 	for range attempts {
 		var together []string
@@ -447,7 +448,7 @@ func await(lines *bufio.Scanner, want string) error {
 	return fmt.Errorf("wild serve has ended before it was %s; its last line: %q", want, last)
 }
 
-// record starts otelctx record, and returns once it is sampling.
+// record starts otelctx record, and returns once it is sampling or, with --wall, at once.
 func (b *board) record(pid int, args []string) (stopFunc, error) {
 	var stdout, stderr bytes.Buffer
 	args = append([]string{"record", strconv.Itoa(pid), "--duration=0", "--json", "--top=1", "--freq", strconv.Itoa(frequency)}, args...)

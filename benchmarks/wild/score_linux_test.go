@@ -26,8 +26,8 @@ func TestMain(m *testing.M) {
 }
 
 // TestScore checks that otelctx record gives no sample a wrong span, whichever carrier is published,
-// and that it misses no span if the carrier can provide all of them. It uses the patterns in which the
-// carriers differ.
+// and that it misses no span if the carrier can provide all of them. It uses a selection of patterns,
+// which includes those in which the carriers differ.
 func TestScore(t *testing.T) {
 	const (
 		always    = "httpServerChild,goFunction,rootEndedElsewhere,childEndedElsewhere,siblings,attachChild"

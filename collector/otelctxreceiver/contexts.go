@@ -17,11 +17,12 @@ import (
 )
 
 const (
-	// refresh is how often a sampled process's context is checked for changes. A check takes one
-	// system call.
+	// refresh is how often a sampled process's context is checked for changes, besides the check
+	// for each report. A check takes one system call.
 	refresh = time.Second
-	// The delay until a process without a context is read again starts at firstRetry and doubles
-	// with each failed read, up to lastRetry. Each attempt reads all mappings of the process.
+	// The delay until a process without a context is read again starts at firstRetry or twice that,
+	// and doubles with each failed read, up to lastRetry. Each attempt reads all mappings of the
+	// process.
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = time.Minute
 	// expiry is how long the receiver remembers a process that has no samples.
@@ -59,8 +60,8 @@ type source interface {
 	Close() error
 }
 
-// process is the state of a tracked process. The mutex contexts.mu guards the fields before
-// reading, and the mutex reading guards the fields after it.
+// process is the state of a tracked process. The mutex contexts.mu guards the fields up to done.
+// The field reading is a mutex that guards the fields below it.
 type process struct {
 	attributes []*commonpb.KeyValue // from the current context; nil if there is none
 	seen       time.Time            // when the last sample was taken
@@ -102,7 +103,8 @@ func (c *contexts) close() {
 }
 
 // sampled notes that a sample of the process was taken, and starts to read the process's context if
-// that is due. It does nothing if c is nil.
+// that is due. It does nothing if c is nil, and ignores new processes while maxProcesses are
+// tracked.
 func (c *contexts) sampled(pid int) {
 	// The idle task of every CPU has process id 0.
 	if c == nil || pid == 0 {

@@ -72,7 +72,7 @@ type interval struct {
 }
 
 // serve is the role of a service whose threads work alternately inside and outside of spans. When
-// the parent stops the service, it reports the intervals.
+// the parent tells the service to stop, the service reports the intervals.
 func serve(parent *childproc.Parent) {
 	provider := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "shop"), attribute.String("service.instance.id", strconv.Itoa(os.Getpid())))),
@@ -145,7 +145,8 @@ type profiler struct {
 	sink     consumertest.ProfilesSink
 }
 
-// startProfiler starts a receiver. It skips the test if profiling is not permitted.
+// startProfiler starts a receiver. It skips the test if profiling is not permitted or tracefs is
+// not mounted.
 func startProfiler(t *testing.T, factory receiver.Factory, set *componenttest.Telemetry) *profiler {
 	t.Helper()
 	cfg := factory.CreateDefaultConfig()
@@ -399,8 +400,8 @@ func (v verdict) assertLinked(t *testing.T) {
 	assert.Zero(t, v.outsideGiven, "samples outside of spans with a span")
 }
 
-// TestSamplesAreLinked checks that the receiver links the samples of a service to the right
-// spans. With OTELCTX_TEST_ALL it takes more than 2,000 samples in spans.
+// TestSamplesAreLinked checks that the receiver links the samples of a service to the right spans.
+// With OTELCTX_TEST_ALL it takes at least 2,000 samples in spans.
 func TestSamplesAreLinked(t *testing.T) {
 	wanted := testenv.Rounds(150, wantedInFull)
 	set := componenttest.NewTelemetry()
@@ -452,9 +453,9 @@ func TestResourcesOfAnyPublisher(t *testing.T) {
 	}
 }
 
-// TestRestarts checks that no samples are lost, and all have the resource of their process, after a
-// restart of the service and after a restart of the receiver. Only the last samples before Shutdown
-// may be lost, as the README says.
+// TestRestarts checks that samples keep arriving, and all have the resource of their process, after
+// a restart of the service and after a restart of the receiver. It does not cover the last samples
+// before Shutdown, which may be lost, as the README says.
 func TestRestarts(t *testing.T) {
 	begin := func() *childproc.Child {
 		child := childproc.Start(t, "service", nil)
@@ -476,9 +477,9 @@ func TestRestarts(t *testing.T) {
 	p.assertComplete(t, second, nil)
 }
 
-// assertComplete checks that the samples of a service agree in number with the CPU time that the
-// kernel reports, from the first sample on. If end is not nil, assertComplete then calls it to end
-// the service before it waits for the samples.
+// assertComplete checks that a service has more than 90 % of the samples that its CPU time
+// according to the kernel suggests, from the first sample on. If end is not nil, assertComplete
+// then calls it to end the service before it waits for the samples.
 func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end func()) {
 	t.Helper()
 	require.Eventually(t, func() bool {

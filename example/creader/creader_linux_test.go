@@ -285,7 +285,8 @@ func withoutContext(t *testing.T, program string) {
 	assert.Equal(t, 1, code)
 }
 
-// hostilePayloads checks that the reader does not crash, whatever a process publishes.
+// hostilePayloads checks that the reader does not crash on malformed payloads, and rejects one that
+// is too large.
 func hostilePayloads(t *testing.T, program string) {
 	c := childproc.Start(t, "service", nil)
 	c.Receive()

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command declarative configures OpenTelemetry from the file that OTEL_CONFIG_FILE names. It
-// publishes the spans, and from the first span on the resource that the file describes.
+// publishes its spans and, as soon as the first one starts, the resource that the file describes.
 package main
 
 import (

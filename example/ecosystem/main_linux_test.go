@@ -42,7 +42,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// standIn stands in for the program that as names, a collector or a service. It waits for SIGTERM.
+// standIn takes the place of the collector or the service, depending on its argument. It waits for
+// SIGTERM.
 func standIn(as string) error {
 	ends := make(chan os.Signal, 1)
 	signal.Notify(ends, syscall.SIGTERM)

@@ -28,8 +28,8 @@ type runner struct {
 	frequency int
 }
 
-// run records the service and joins the collector's files. If a program fails, run returns an error
-// that wraps the program's.
+// run records the service and joins the collector's files. If a program fails, run returns an
+// error. It wraps an [exec.ExitError] if the program is otelctx or join.
 func (r *runner) run(ctx context.Context) (err error) {
 	if r.dir == "" {
 		if r.dir, err = os.MkdirTemp("", "ecosystem-"); err != nil {

@@ -37,7 +37,7 @@ type answer struct {
 	Digests []string `json:"digests"`
 }
 
-// newHandler returns the service's handler. Each request is a span.
+// newHandler returns the service's handler. Each request to one of its paths has a span.
 func newHandler(provider trace.TracerProvider) http.Handler {
 	var requests atomic.Int64
 	tracer := provider.Tracer("quickstart")

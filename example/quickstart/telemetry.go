@@ -17,7 +17,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// newTracerProvider returns a TracerProvider whose resource profilers can read until its Shutdown.
+// newTracerProvider returns a TracerProvider. Profilers can read its resource until it is shut
+// down.
 func newTracerProvider(ctx context.Context) (*sdktrace.TracerProvider, error) {
 	res, err := newResource(ctx)
 	if err != nil {

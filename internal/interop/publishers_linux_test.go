@@ -18,8 +18,9 @@ import (
 )
 
 // TestPublishers checks that package reader understands publishers in other languages that were
-// written from the OTEPs. It must find the service's name and the span of each thread. A thread's
-// ids follow from the number that the publisher prints for it.
+// written from the OTEPs. It must find the service's name and the span of each thread that
+// publishes one. The span's trace id and attribute follow from the number that the publisher prints
+// for it.
 func TestPublishers(t *testing.T) {
 	source := func(name string) string { return filepath.Join("publishers", name) }
 	for _, tt := range []struct {

@@ -39,7 +39,7 @@ func spin(x uint64) uint64 {
 	return x
 }
 
-// BurnTime returns the minimum CPU time of Burn on this machine.
+// BurnTime estimates the minimum CPU time of Burn on this machine.
 func BurnTime() time.Duration {
 	least := time.Hour
 	for range 20 {

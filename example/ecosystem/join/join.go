@@ -32,8 +32,9 @@ type service struct {
 type use struct {
 	Service string `json:"service"`
 	Name    string `json:"name"`
-	// Spans is the number of spans that were in progress while their instance was recorded. Wall
-	// sums up the recorded parts of their durations. CPU is their CPU time, excluding child spans.
+	// Spans is the number of spans that were in progress while their instance was recorded, or that
+	// have CPU time although their times say otherwise. Wall sums up the recorded parts of their
+	// durations. CPU is their CPU time, excluding child spans.
 	Spans int           `json:"spans"`
 	Wall  time.Duration `json:"wall_nano"`
 	CPU   time.Duration `json:"cpu_nano"`
@@ -73,7 +74,7 @@ func services(spans map[spanID]span, r *recording) []service {
 	})
 }
 
-// uses returns the times of the spans that were in progress while their instance was recorded.
+// uses sums up the spans by service and name.
 func uses(spans map[spanID]span, r *recording) []use {
 	intervals := map[instance][]interval{}
 	for of, recorded := range r.intervals {

@@ -100,7 +100,7 @@ func (c pyroscopeClient) byFunction(t *testing.T, selector string) map[string]in
 	g := c.find(t, selector).Flamegraph
 	samples := map[string]int{}
 	for _, level := range g.Levels {
-		// A node has four numbers: its offset, total, self value and name.
+		// A node has four numbers: its offset, its total, its own value, and the index of its name.
 		for node := range slices.Chunk(level.Values, 4) {
 			if own := node[2]; own > 0 {
 				samples[g.Names[node[3]]] += int(own / c.of.period)
@@ -165,7 +165,8 @@ func startPyroscope(t *testing.T, config string) (address string) {
 	})[0]
 }
 
-// TestPyroscope checks that Pyroscope finds a recording's samples by service, span, name and trace.
+// TestPyroscope checks that Pyroscope finds a recording's samples by service, span, span name,
+// endpoint and trace.
 func TestPyroscope(t *testing.T) {
 	needBackends(t)
 	address := startPyroscope(t, os.DevNull)

@@ -127,8 +127,8 @@ func TestReceiverPyroscope(t *testing.T) {
 	assert.Greater(t, c.total(t, service), bySpan, "the service also works outside of spans")
 }
 
-// TestReceiverParca checks that Parca finds the receiver's samples by span. The configuration keeps
-// the ids as attributes, because Parca drops links.
+// TestReceiverParca checks that Parca knows the service of the receiver's samples and their trace
+// ids. The configuration keeps the ids as attributes, because Parca drops links.
 func TestReceiverParca(t *testing.T) {
 	needBackends(t)
 	address := startParca(t)
@@ -143,7 +143,7 @@ func TestReceiverParca(t *testing.T) {
 	assert.Contains(t, c.labelValues(t, "service_name"), serviceName)
 }
 
-// TestReceiverClickHouse checks that ClickHouse stores the receiver's samples with their links.
+// TestReceiverClickHouse checks that ClickHouse stores the receiver's samples with their trace ids.
 func TestReceiverClickHouse(t *testing.T) {
 	needBackends(t)
 	clickHouse := startClickHouse(t)

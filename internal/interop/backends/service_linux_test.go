@@ -99,7 +99,7 @@ func serve(ctx context.Context, tracer trace.Tracer, parent *childproc.Parent) {
 
 var burned int
 
-// burn uses the CPU until the process has used d of CPU time.
+// burn uses the CPU until the process has used d more CPU time.
 //
 //go:noinline
 func burn(d time.Duration) error {

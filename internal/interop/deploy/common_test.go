@@ -112,8 +112,9 @@ func assertCollectorWritesTo(t *testing.T, dir string) {
 	}
 }
 
-// assertRecorderArgs fails unless the recorder sends everything it can record to endpoint.
-// TestContainers covers the rest of its command line.
+// assertRecorderArgs fails unless the recorder keeps recording all processes and sends the profiles
+// to endpoint. It also fails if one recording takes more than a minute. TestContainers covers the
+// rest of its command line.
 func assertRecorderArgs(t *testing.T, args []string, endpoint string) {
 	t.Helper()
 	require.Equal(t, "record", args[0])

@@ -31,7 +31,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// patience bounds each wait.
+// patience bounds each wait, except for the agent's profiles, which may take five times as long.
 const patience = 2 * time.Minute
 
 // needContainers skips the test if this machine cannot run containers.
@@ -159,7 +159,7 @@ func (s *started) stop() {
 }
 
 // startCollector starts the Collector with the manifests' configuration, except that it uses free
-// ports and writes its files to dir. It returns the ports.
+// ports and writes its files to dir. It also returns the addresses for gRPC and HTTP.
 func startCollector(t *testing.T, program, dir string) (collector *started, grpc, http string) {
 	t.Helper()
 	var addresses []string
@@ -247,7 +247,8 @@ func TestContainers(t *testing.T) {
 }
 
 // TestContainersWithLess checks that the recorder cannot record the service if any privilege is
-// missing, and that it reports which one.
+// missing, and that it reports what is missing. It cannot report that it does not share the host's
+// PID namespace.
 func TestContainersWithLess(t *testing.T) {
 	needContainers(t)
 	quickstart, otelctx := buildQuickstart(t), buildRecorder(t)
@@ -327,7 +328,7 @@ func mayRaiseLimits(t *testing.T) bool {
 }
 
 // agentSpec returns the runtime configuration of the profiling Collector, which sends to endpoint.
-// change modifies the pod first.
+// change modifies the pod first. CAP_SYS_RESOURCE is left out if this process does not have it.
 func agentSpec(t *testing.T, change func(*corev1.PodSpec), endpoint string) *specs.Spec {
 	t.Helper()
 	objects := manifests(t, agent)
@@ -406,8 +407,7 @@ func TestContainersAgent(t *testing.T) {
 }
 
 // TestContainersAgentWithLess checks that the Collector fails to start and reports the reason if a
-// required capability is missing. If one of the other capabilities is missing, samples of other
-// users' processes must have no names, spans or resources.
+// required capability is missing. It does not cover the other capabilities.
 func TestContainersAgentWithLess(t *testing.T) {
 	needContainers(t)
 	program := agentProgram(t)

@@ -101,7 +101,8 @@ func podOf(o metav1.Object) (selector *metav1.LabelSelector, template *corev1.Po
 	}
 }
 
-// TestKubernetes checks that everything that the manifests refer to exists.
+// TestKubernetes checks that the manifests refer only to things that exist, contain the
+// configurations of the other deployment files, and give the pods no more rights than they need.
 func TestKubernetes(t *testing.T) {
 	t.Run("record", func(t *testing.T) {
 		recorder := testManifests(t, record)

@@ -14,7 +14,8 @@ import (
 )
 
 // TestSeccomp checks that the default seccomp profile allows the recorder's system calls, so that
-// the recorder need not run unconfined. Docker has this profile since 23.0, containerd since 1.6.9.
+// the recorder need not run unconfined. Docker has had this profile since 23.0, and containerd
+// since 1.6.9.
 func TestSeccomp(t *testing.T) {
 	allows := func(capabilities ...string) func(call string) bool {
 		profile, err := seccomp.GetDefaultProfile(&specs.Spec{Process: &specs.Process{

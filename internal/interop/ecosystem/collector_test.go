@@ -88,7 +88,7 @@ func TestConfigurations(t *testing.T) {
 		} {
 			bad := strings.Replace(string(good), from, to, 1)
 			if bad == string(good) {
-				continue // The mistake is in the other file.
+				continue // This file does not contain the text.
 			}
 			broken := filepath.Join(t.TempDir(), "broken.yaml")
 			require.NoError(t, os.WriteFile(broken, []byte(bad), 0o600))

@@ -38,8 +38,7 @@ type collector struct {
 	profiles consumertest.ProfilesSink
 }
 
-// startCollector starts an OTLP receiver for traces and profiles, which runs until the end of the
-// test.
+// startCollector starts an OTLP receiver for all signals, which runs until the end of the test.
 func startCollector(t *testing.T, protocol string) *collector {
 	t.Helper()
 	for {

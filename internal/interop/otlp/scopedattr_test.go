@@ -24,8 +24,8 @@ import (
 )
 
 // TestReceived checks the attributes that the Collector receives with each signal from two
-// applications in one process, and from code that belongs to neither. They include an attribute of
-// each type, one that the signal overrides, and one that only the signal has.
+// applications in one process, and from code that belongs to neither. They include attributes of
+// several types, one that the signal overrides, and one that only the signal has.
 func TestReceived(t *testing.T) {
 	c := startCollector(t, grpcProtobuf)
 	ctx := t.Context()

@@ -31,8 +31,8 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// These are the commands that a child executes. It answers with the message that it then publishes, in
-// base64, or with an empty line if it publishes nothing.
+// These are the commands that a child executes. After executing one, it answers with the message that
+// it now publishes, in base64, or with an empty line if it publishes nothing.
 const (
 	cmdPublish  = "publish"  // a resource with every type of attribute and a schema URL
 	cmdUpdate   = "update "  // a resource; followed by the size of the message

@@ -50,7 +50,7 @@ var noise = func() string {
 const noiseOffsets = 8191
 
 // text returns the text of publication n. Some texts have the minimum or the maximum length. The
-// others have lengths in between, half of them less than 2 KiB.
+// others have lengths in between, more than half of them up to about 2 KiB.
 func text(n int) string {
 	random := rand.New(rand.NewPCG(3, uint64(n)))
 	const shortest, longest = smallestMessage - 46, largestMessage - 54

@@ -151,7 +151,8 @@ func Start(words ...string) (*Burner, error) {
 }
 
 // CraftedSpan is the id of a span that exists only in the record of [Crafted]. CraftedAttributes holds
-// its attributes in the encoding of OTEP 4947. They have the maximum size for a record.
+// its attributes in the encoding of OTEP 4947. They fill a record completely, so the last one is cut
+// off.
 var (
 	CraftedSpan       = [8]byte{0xCF, 1, 2, 3, 4, 5, 6, 7}
 	CraftedAttributes = bytes.Repeat([]byte{0, 100 - 2, 'x', 'y'}, MaxAttributes/4)
@@ -235,7 +236,7 @@ type between [gorecord.Offset - unsafe.Sizeof(goruntime.LabelMap{})]byte
 type tracer struct {
 	trace.Tracer
 
-	// processor publishes the spans. It is nil as long as nothing is published.
+	// processor publishes the spans. It is nil until spans are published.
 	processor *spanctx.SpanProcessor
 }
 
@@ -463,7 +464,7 @@ func bottom(spin func()) {
 	sink.Add(1)
 }
 
-// sink prevents tail calls.
+// sink keeps the compiler from removing the computation in burnGo.
 var sink atomic.Uint64
 
 const iterations = 100_000

@@ -22,8 +22,8 @@ const aloneKey = "OTELCTX_TEST_ALONE"
 // notAlone is the exit code of a test binary that may not mount file systems in its PID namespace.
 const notAlone = 86
 
-// MainAlone is like [Main], for tests that examine all processes. If the user is root, the tests run
-// in a new PID namespace, which has no other processes.
+// MainAlone is like [Main], for tests that examine all processes. If the user is root and may create
+// one, the tests run in a new PID namespace, which has no other processes.
 func MainAlone(m *testing.M, roles map[string]func(*Parent)) {
 	_, isChild := os.LookupEnv(roleKey)
 	switch _, alone := os.LookupEnv(aloneKey); {

@@ -202,8 +202,8 @@ func ForbidReaders() error {
 	return nil
 }
 
-// First calls start, and gives the processes created by it priority over all others, so that other load
-// on the machine does not slow down a recorder. If this process may not raise priorities, First only
+// First calls start, and runs the processes created by it at real-time priority, so that other load on
+// the machine does not slow down a recorder. If this process may not raise priorities, First only
 // calls start.
 func First(start func()) {
 	runtime.LockOSThread() // Children inherit the scheduling policy of the parent thread.

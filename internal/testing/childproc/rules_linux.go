@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// These rules are for system calls that otelctx makes. Their conditions do not match any call that the
-// Go runtime makes.
+// These rules are for system calls that otelctx makes. The Go runtime makes no calls that match their
+// conditions, except prctl to name its own mappings, whose result does not matter.
 var (
 	// NoMemfd denies memfd_create, as strict seccomp profiles do.
 	NoMemfd = Rule{Call: unix.SYS_MEMFD_CREATE, Errno: unix.EPERM}

@@ -34,8 +34,9 @@ const (
 // until Stall returns, so no reader can have touched it before. await waits until another thread blocks
 // on the memory, and returns that thread's id in the thread's own PID namespace.
 //
-// Without CAP_SYS_PTRACE the error wraps [unix.EPERM], which is an [io/fs.ErrPermission]. On a
-// kernel without CONFIG_USERFAULTFD it wraps [unix.ENOSYS], which is an [errors.ErrUnsupported].
+// If this process may not use userfaultfd, usually because it lacks CAP_SYS_PTRACE, the error wraps
+// [unix.EPERM], which is an [io/fs.ErrPermission]. On a kernel without CONFIG_USERFAULTFD it wraps
+// [unix.ENOSYS], which is an [errors.ErrUnsupported].
 func Stall(name string, size int) (memory []byte, await func() (tid int, err error), err error) {
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
 	if errno != 0 {

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package golden compares results with files in testdata, which the flag -update rewrites, and with
-// tables in documents. It is for tests only.
+// Package golden compares results with files in testdata, which the flag -update rewrites, and
+// reads hex dumps and tables in documents. It is for tests only.
 package golden
 
 import (

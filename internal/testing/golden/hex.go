@@ -13,8 +13,8 @@ import (
 )
 
 // Hex reads a file with a hex dump, written by hand or by [hex.Dump], and returns the bytes. Each line
-// has the offset of its first byte, the bytes, and a comment after # or |. On a big-endian machine Hex
-// skips the test, because the dumps are little-endian.
+// has the offset of its first byte, the bytes, and optionally a comment after # or |. On a big-endian
+// machine Hex skips the test, because the dumps are little-endian.
 func Hex(t testing.TB, path string) []byte {
 	t.Helper()
 	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {

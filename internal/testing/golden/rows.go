@@ -14,7 +14,8 @@ import (
 //	<!-- table: name -->
 //
 // in a file, without the table's header. Cells are trimmed, and backquotes around a whole cell are
-// removed. Rows fails the test unless there is exactly one such table.
+// removed. Rows fails the test unless there is exactly one such table and it has rows below its
+// header.
 func Rows(t *testing.T, file, name string) [][]string {
 	t.Helper()
 	text, err := os.ReadFile(file) //nolint:gosec // The path comes from a test.

@@ -9,8 +9,8 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// Measure records a value with an instrument, whatever its kind. It makes no allocations besides the
-// instrument's.
+// Measure records a value with an instrument, whatever its kind. Without options it makes no
+// allocations besides the instrument's.
 type Measure func(ctx context.Context, value int, opts ...metric.MeasurementOption)
 
 // InstrumentName is the name of the instruments made by [Instruments].

@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oteltest has OpenTelemetry helpers for tests and benchmarks: processors that do nothing,
-// providers that are shut down at the end of the test, all kinds of instruments, and a collector of
-// the errors passed to otel.Handle.
+// Package oteltest has OpenTelemetry helpers for tests and benchmarks: processors that do nothing
+// or call a function, providers that are shut down at the end of the test, all kinds of
+// instruments, and a collector of the errors passed to otel.Handle.
 //
 // The package is for tests only.
 package oteltest
@@ -24,7 +24,7 @@ import (
 // presence makes a provider record spans.
 type SpanProcessor struct{ Start func(sdktrace.ReadWriteSpan) }
 
-// OnStart is called by the SDK.
+// OnStart calls p.Start, unless it is nil.
 func (p SpanProcessor) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 	if p.Start != nil {
 		p.Start(s)
@@ -46,7 +46,7 @@ type LogProcessor struct {
 	Disabled bool
 }
 
-// OnEmit is called by the SDK.
+// OnEmit calls p.Emit, unless it is nil.
 func (p LogProcessor) OnEmit(_ context.Context, r *sdklog.Record) error {
 	if p.Emit != nil {
 		p.Emit(r)
@@ -54,7 +54,7 @@ func (p LogProcessor) OnEmit(_ context.Context, r *sdklog.Record) error {
 	return nil
 }
 
-// Enabled is called by the SDK.
+// Enabled returns false if Disabled is set.
 func (p LogProcessor) Enabled(context.Context, sdklog.EnabledParameters) bool { return !p.Disabled }
 
 // Shutdown does nothing.

@@ -20,8 +20,8 @@ import (
 )
 
 // attach starts goroutines that leave spans without ending them. Some of the spans are attached on
-// other goroutines. The name of a span says what has happened to it. When attach reads the line
-// "let go", the goroutine that has attached the span "exited, attached" leaves that span.
+// other goroutines. The name of a span says what has happened to it. When attach reads a line, the
+// goroutine that has attached the span "exited, attached" leaves that span.
 func attach() {
 	tracer := newTracer(nil, spanctx.WithAttributeKeys("tenant"))
 	ctx := scopedattr.ContextWithAttributes(context.Background(), attribute.String("tenant", "starter's"))

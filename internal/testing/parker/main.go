@@ -14,8 +14,8 @@
 //	parker work COUNT [PAUSE COMPUTE]
 //
 // The first form parks COUNT goroutines, or more if there are more ways. With WAY, all COUNT goroutines
-// wait in that way. It prints a line when all are parked, and then executes commands, each of which
-// answers with a line:
+// wait in that way. It prints a line when each goroutine has started its span and is about to park.
+// Then it executes commands, and answers each with a line:
 //
 //   - "dump FILE" writes the stacks of all goroutines to FILE, as the runtime sees them.
 //   - "end NAME" makes the goroutine in the span NAME, which is leave0 or leave1, end the span and exit.
@@ -61,7 +61,8 @@ import (
 const forever = 24 * time.Hour
 
 // way is a way to wait. park waits in that way. most is the maximum number of goroutines that wait in
-// that way, or 0 for no limit. Ways that need a thread, a CPU or a descriptor have a limit.
+// that way if there are other ways, or 0 for no limit. Ways that need a thread, a CPU or a descriptor
+// have a limit.
 type way struct {
 	park func()
 	most int
@@ -252,8 +253,8 @@ func must(err error) {
 }
 
 // quits maps the name of a span to the channel of the goroutine that waits in leave. A value makes the
-// goroutine exit, after ending its span if the value is true. The goroutine closes the channel when it
-// has done so.
+// goroutine exit, after ending its span if the value is true. Closing the channel is the last thing
+// that the goroutine does.
 var quits sync.Map
 
 func main() {

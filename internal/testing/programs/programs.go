@@ -70,8 +70,8 @@ var built sync.Map
 
 // Build builds a program and returns its path. module is the directory of the program's module, and pkg
 // is the package relative to it. The files in module must not change while the test binary runs. The
-// program is removed at the end of the test. If this machine cannot build the variant, Build skips the
-// test and names what is missing.
+// file at that path is removed at the end of the test, but a copy stays in the user's cache directory.
+// If this machine cannot build the variant, Build skips the test and names what is missing.
 func Build(t testing.TB, v Variant, module, pkg string) string {
 	t.Helper()
 	dir, err := filepath.Abs(module)
@@ -239,7 +239,7 @@ func (v Variant) env() []string {
 const arm64CC = "aarch64-linux-gnu-gcc"
 
 // cross reports whether the variant needs a C compiler for arm64 on another machine. It does if it uses
-// cgo, or flags such as -buildmode=pie, which need an external linker.
+// cgo. It also does if it has any flags, because some, such as -buildmode=pie, need an external linker.
 func (v Variant) cross() bool {
 	return v.Arch == "arm64" && runtime.GOARCH != "arm64" && (v.Cgo || len(v.Flags) > 0)
 }

@@ -39,7 +39,8 @@ func NewActor(on func(start func())) *Actor {
 	return a
 }
 
-// InNothing is an argument for [NewActor]. It calls start on a goroutine that is in no span.
+// InNothing is an argument for [NewActor]. It takes the calling goroutine out of its span before it
+// calls start, so that the actor starts in no span.
 func InNothing(start func()) {
 	goruntime.SetLabels(nil)
 	start()

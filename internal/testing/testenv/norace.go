@@ -6,5 +6,5 @@
 package testenv
 
 // Race reports whether the race detector is enabled. It makes code about ten times slower,
-// allocates, and empties sync.Pools at random.
+// allocates, and makes sync.Pools drop values at random.
 const Race = false

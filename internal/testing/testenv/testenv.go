@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testenv selects which tests run. make test and plain go test run each behavior once;
+// Package testenv selects which tests run. make test and plain go test check each behavior once;
 // make test-all runs everything.
 //
 // The package is for tests only.
@@ -41,7 +41,7 @@ func Rounds(usually, all int) int {
 }
 
 // Patience is how long a test waits for an event that must happen, before it fails. It is long because
-// a busy machine may not run a process for minutes.
+// a process on a busy machine may have to wait for a CPU for minutes.
 const Patience = 5 * time.Minute
 
 // Emulated reports whether the CPUs are emulated. If so, the distribution of CPU time differs from a

@@ -20,7 +20,8 @@ import (
 //
 // The caller must be permitted to read the process. Whether updates name the mapping again is
 // checked only if the caller may also use tracepoints. The error wraps [reader.ErrNoContext] if the
-// process published no context, or is another error of package reader.
+// process published no context; the results are returned nevertheless. Any other error means that
+// the process could not be read.
 func Process(ctx context.Context, pid int, d time.Duration) ([]Result, error) {
 	p, err := reader.Open(pid)
 	if err != nil {

@@ -90,6 +90,7 @@ var broken = map[string][]string{
 }
 
 // verify checks a publisher that has the given defect, or none if defect is "", and that is updated during
+// the check. With the defect "the timestamp comes first", the publisher instead starts to publish during
 // the check. It returns the ids of the rules by status.
 func verify(t *testing.T, program, defect string, d time.Duration) map[conformance.Status][]string {
 	t.Helper()

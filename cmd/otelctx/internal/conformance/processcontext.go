@@ -66,7 +66,7 @@ type observedPublication struct {
 	digest [sha256.Size]byte
 }
 
-// step reads the header and the payload once.
+// step reads the header, the payload and the header again, and checks what it has read.
 func (c *contextChecker) step() {
 	if c.mapping.Name == "" {
 		return

@@ -71,8 +71,8 @@ func checkThreads(ctx context.Context, r report, p *reader.Process) {
 	attached := false
 	for _, t := range contexts.Threads {
 		if t.Record == 0 || errors.Is(t.Err, reader.ErrBusy) {
-			// This is not a violation: the record was changing, or the thread could not be read, for example
-			// because a debugger traces it.
+			// This is not a violation: the thread has no record, the record was changing, or the thread
+			// could not be read, for example because a debugger traces it.
 			if t.Err != nil {
 				r.skip("4947-C1", "thread %d: %v", t.TID, t.Err)
 			}

@@ -296,7 +296,8 @@ func (u user) jit(t *testing.T, attacker string, pages int, perfMap string) {
 }
 
 // TestNamesBesideOthers checks that processes of another user whose symbolization is expensive do not harm a
-// service. It must get as many samples per second of CPU time as without them, and its samples must be symbolized.
+// service. It must get about as many samples per second of CPU time as without them, and more than 99 % of its
+// samples must be symbolized.
 func TestNamesBesideOthers(t *testing.T) {
 	needRoot(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
@@ -526,8 +527,8 @@ func TestCrowd(t *testing.T) {
 	r.requireRecorded(startService(t, self))
 }
 
-// TestIdlePublishers checks that a busy service gets as many samples per second of CPU time while another user runs
-// more publishers than otelctx can examine.
+// TestIdlePublishers checks that a busy service gets about as many samples per second of CPU time as usual while
+// another user runs more publishers than otelctx can record.
 func TestIdlePublishers(t *testing.T) {
 	testenv.NeedAll(t)
 	needRoot(t)
@@ -579,7 +580,7 @@ func samplesPerUse(t *testing.T, otelctx string, service *childproc.Child) float
 	return float64(d.samples(service.PID())) / (usedAt(d.Start+d.Duration) - usedAt(d.Start)).Seconds()
 }
 
-// TestDenied checks that a service is recorded even if it may not create sealed memory files or name mappings.
+// TestDenied checks that a service is recorded even if it may neither use MFD_NOEXEC_SEAL nor name mappings.
 func TestDenied(t *testing.T) {
 	otelctx := recordingCommand(t)
 	c := childproc.Start(t, roleDenied, nil)

@@ -256,7 +256,7 @@ func (d *document) samples(pid int) (n uint64) {
 	return n
 }
 
-// end ends the recording and returns its pprof profile.
+// end ends the recording, and returns its output and its pprof profile.
 func (r *recorder) end() (*document, *pprof.Profile) {
 	r.t.Helper()
 	d := r.interrupt()
@@ -331,8 +331,8 @@ func (r *recorder) recorded(pid int) *recorder {
 	return r
 }
 
-// requireRecorded ends the recording after the service has used [serviceUse]. No samples may be lost, and some
-// samples of the service must be in spans.
+// requireRecorded ends the recording after the service has used [serviceUse]. No samples may be lost, the
+// service must have at least 90 % of the expected samples, and some of them must be in spans.
 func (r *recorder) requireRecorded(service *childproc.Child) {
 	r.t.Helper()
 	r.awaitNames(service)

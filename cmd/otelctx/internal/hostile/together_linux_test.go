@@ -29,8 +29,9 @@ var (
 	togetherUse = flag.Duration("together-use", 6*time.Second, "how long a service uses the processor while it is recorded beside attackers")
 )
 
-// TestTogether checks that a service loses no samples while all attackers run at once, and that otelctx
-// reports each problem only once. It logs the ratio of recorded to expected samples.
+// TestTogether checks that otelctx loses no samples while all attackers run at once, takes more than 90
+// % of the samples of a service that its CPU time suggests, and reports each problem only once. It logs
+// the ratio of recorded to expected samples.
 func TestTogether(t *testing.T) {
 	testenv.NeedAll(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
@@ -101,7 +102,7 @@ func children(t *testing.T) (pids []int) {
 	return pids
 }
 
-// pin runs all threads of processes on one CPU.
+// pin confines all current threads of processes to one CPU.
 func pin(t *testing.T, cpu int, pids ...int) {
 	t.Helper()
 	var set unix.CPUSet
