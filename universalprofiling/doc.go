@@ -82,7 +82,7 @@
 //   - A transaction has at most 65,536 samples. All transactions together have at most 1,048,576
 //     samples, plus up to 64 for each transaction. Further samples are dropped, so the counts of
 //     stack traces are too low.
-//   - At most 65,536 live spans are published. If there are more, the oldest are not published, and
+//   - At most 65,536 live spans are published. If there are more, old ones are not published, and
 //     have no stack traces.
 //   - Service names and environments are truncated to 128 bytes. A registration whose host.id is
 //     longer than 1,024 bytes is malformed.
