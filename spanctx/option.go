@@ -21,7 +21,7 @@ import (
 // Option configures a [SpanProcessor]. If an option is given more than once, the last one wins,
 // except that the keys of all [WithAttributeKeys] are combined.
 //
-// Options that turn something on or off take a bool, because they can override an environment
+// Most options that turn something on or off take a bool, so that they can override an environment
 // variable in either direction.
 type Option interface {
 	apply(c config) config
@@ -254,12 +254,12 @@ func WithSlotCapacity(slots int) Option {
 }
 
 // WithAttributeKeys publishes context-scoped attributes with each span: the attributes with these
-// keys in the context passed to Start. The keys of repeated options are combined. The default is
-// the list in the environment variable OTELCTX_SPAN_ATTRIBUTE_KEYS. Without keys, attributes cost
+// keys in the context passed to Start. The keys of repeated options are combined, and added to the
+// list in the environment variable OTELCTX_SPAN_ATTRIBUTE_KEYS. Without keys, attributes cost
 // nothing.
 //
-// Strings are published unchanged, and other values as formatted by [attribute.Value.String].
-// Values are cut to 255 bytes, at a character boundary. The attributes of a span take at most 612
+// Values that are not strings are formatted by [attribute.Value.String]. All values are cut to 255
+// bytes, at a character boundary. The attributes of a span take at most 612
 // bytes in the goroutine record, and at most [WithSlotAttributeSpace] bytes in slots; each
 // attribute takes two bytes more than its value. Attributes are added in the order of the keys, and
 // those that do not fit are omitted.
@@ -271,7 +271,7 @@ func WithSlotCapacity(slots int) Option {
 // Readers get the keys from the process context. A process has at most 256 keys, and their order
 // does not change. Further keys are rejected, reported to [otel.Handle] once, and counted by
 // [SpanProcessor.RefusedAttributeKeys]. A SpanProcessor that is created after the Shutdown of
-// another starts without keys.
+// another does not take over its keys.
 func WithAttributeKeys(keys ...attribute.Key) Option {
 	keys = slices.Clone(keys)
 	return optionFunc(func(c *config) { c.keys = append(slices.Clip(c.keys), keys...) })

@@ -278,7 +278,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 }
 
 // TestNoProcessSeesEndedSpans checks that another process finds ended spans in no slot, in no
-// record and on no thread. The child is idle while it is read.
+// record and on no thread. While the child is read, it starts and ends no span.
 func TestNoProcessSeesEndedSpans(t *testing.T) {
 	c := childproc.Start(t, roleLockstep, nil)
 	var gsAt uint64

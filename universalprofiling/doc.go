@@ -24,8 +24,8 @@
 //
 // When a goroutine ends a span that it is in, it leaves that span and all spans that it has started
 // inside it. The nearest live ancestor is published instead. An ended span is not published on any
-// thread, regardless of which goroutine called End. If it was another goroutine, the ancestor is
-// published when the span's goroutine starts or ends its next span.
+// thread, regardless of which goroutine called End. If another goroutine ends the span, the ancestor
+// is published when the span's goroutine starts or ends its next span.
 //
 // The format has no notion of goroutines. Go moves a goroutine between threads when it blocks, and
 // runs others on the thread meanwhile. Until a span starts or ends on that thread, the thread still
