@@ -80,7 +80,7 @@ func TestScoreboard(t *testing.T) {
 }
 
 // withoutOptions removes the two otelctx options from the scoreboard. It returns the names of all
-// patterns except leftOut.
+// patterns except leftOut and those that need cgo.
 func (b *build) withoutOptions(leftOut []string) (patterns []string) {
 	b.t.Helper()
 	files, err := filepath.Glob(b.out("*.go"))

@@ -158,8 +158,8 @@
 // other thread that later gets the goroutine.
 //
 // A span has at most 64 records, one for each set of attributes and user labels. A further record
-// invalidates the oldest one, so readers of labels and records see no span on goroutines that still
-// have it. If goroutine records are off, the attributes set by Attach are not remembered: a
+// invalidates the oldest one. On goroutines that still have that record, only readers of the span
+// table find the span. If goroutine records are off, the attributes set by Attach are not remembered: a
 // goroutine that returns to an attached span publishes the attributes that the span was started
 // with.
 //

@@ -341,8 +341,9 @@ func (p *SpanProcessor) RefusedAttributeKeys() int {
 	return int(p.refusedKeys.Load())
 }
 
-// SpansWithoutName returns how many spans started without a published name or endpoint because the
-// limit of 4,095 names had been reached. See [WithSpanNames].
+// SpansWithoutName returns how often a span was published without its name or endpoint because the
+// limit of 4,095 names had been reached: at its start, or when [Attach] or [Refresh] published its
+// current name. See [WithSpanNames].
 func (p *SpanProcessor) SpansWithoutName() int64 {
 	if p == nil {
 		return 0

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cases creates TracerProviders in all the ways that real programs do, without any
+// Command cases creates TracerProviders in various ways, as real programs do, without any
 // reference to otelctx. Its argument is the name of a case. It prints a line when the providers
 // exist, and exits when its standard input ends.
 package main
