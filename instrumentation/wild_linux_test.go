@@ -22,8 +22,8 @@ import (
 const wildKey = "OTELCTX_TEST_WILD"
 
 // TestScoreboard removes the otelctx options from the scoreboard program, compiles it with the
-// rules, and checks that every sample still gets the right span. docs/no-code.md lists the patterns
-// that are exempt.
+// rules, and checks that every sample still gets the right span, except in the patterns that the
+// test leaves out.
 func TestScoreboard(t *testing.T) {
 	tools := needTools(t)
 	arguments, isSet := os.LookupEnv(wildKey)

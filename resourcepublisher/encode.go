@@ -35,8 +35,8 @@ var ErrTooLarge = errors.New("process context is too large")
 type encoded struct {
 	payload []byte
 	// problems joins one error for each attribute that was left out or changed because the format
-	// cannot hold it, and one for all omitted attributes together. The other attributes are published
-	// regardless.
+	// cannot hold it, and one for all omitted attributes together. The other attributes are
+	// published regardless.
 	problems error
 	// omitted is the number of resource attributes that were left out to stay within
 	// MaxPayloadSize.

@@ -20,8 +20,8 @@ var _ sdktrace.SpanProcessor = (*Publisher)(nil)
 // only compares a pointer.
 //
 // If the publisher is registered with several providers, it publishes the resource of the first
-// span's provider. The resources of up to 16 other providers are compared with it, and each one that
-// differs is reported to [otel.Handle] once.
+// span's provider. The resources of up to 16 other providers are compared with it, and each one
+// that differs is reported to [otel.Handle] once.
 func (p *Publisher) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 	if p == nil || s == nil {
 		return

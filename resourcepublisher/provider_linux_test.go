@@ -46,8 +46,8 @@ var providerEnvironments = map[string][]string{
 }
 
 // TestPublishedResourceIsTheSpans checks that readers see the resource that spans carry, for
-// combinations of environments and arguments of WithResource. Each case runs in its own child process, because
-// the SDK caches its default resource.
+// combinations of environments and arguments of WithResource. Each case runs in its own child
+// process, because the SDK caches its default resource.
 func TestPublishedResourceIsTheSpans(t *testing.T) {
 	for env, vars := range providerEnvironments {
 		for res := range providerResources {

@@ -342,8 +342,8 @@ func TestMetricsManySets(t *testing.T) {
 	assert.Equal(t, want, counted())
 }
 
-// FuzzMeasurement checks the attributes of measurements against a map. It determines them twice: the
-// second time, they are in the cache.
+// FuzzMeasurement checks the attributes of measurements against a map. It determines them twice:
+// the second time, they may come from the cache.
 func FuzzMeasurement(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 31, 0xff, 1, 2, 3, 0xff, 0x65})
 	m := newMeasurer([]attribute.Key{"a", "b", "c", "d", "e", "f"})

@@ -35,7 +35,7 @@ import (
 )
 
 // advertiser is a child process that starts and stops the SpanProcessor and the resource publisher.
-// The parent sends one-word commands.
+// The parent sends lines of one-word commands.
 type advertiser struct {
 	opts      []Option
 	processor *SpanProcessor

@@ -159,9 +159,9 @@
 //
 // A span has at most 64 records, one for each set of attributes and user labels. A further record
 // invalidates the oldest one. On goroutines that still have that record, only readers of the span
-// table find the span. If goroutine records are off, the attributes set by Attach are not remembered: a
-// goroutine that returns to an attached span publishes the attributes that the span was started
-// with.
+// table find the span. If goroutine records are off, the attributes set by Attach are not
+// remembered: a goroutine that returns to an attached span publishes the attributes that the span
+// was started with.
 //
 // # Platforms
 //

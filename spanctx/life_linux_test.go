@@ -79,8 +79,8 @@ func TestRegisteredTwice(t *testing.T) {
 	runSteps(t, observe(t, active.Load(), tp), "+a=a +b<a=b/a -b=a -a=")
 }
 
-// TestExitInSpan checks that a span can be ended, and is then published nowhere, after the goroutine
-// that started it has exited, and perhaps also that goroutine's thread.
+// TestExitInSpan checks that a span can be ended, and is then published nowhere, after the
+// goroutine that started it has exited, and perhaps also that goroutine's thread.
 func TestExitInSpan(t *testing.T) {
 	s := serve(t, WithSlotCapacity(1<<12))
 	var spans []trace.Span
@@ -265,8 +265,8 @@ func TestRecordUnsampled(t *testing.T) {
 	assert.Equal(t, "RecordUnsampled{AlwaysOffSampler}", RecordUnsampled(sdktrace.NeverSample()).Description())
 }
 
-// TestRecordUnsampledBelowRemote checks that a span with a remote parent is published whether or not
-// the parent is sampled, and has the sampled flag of the parent.
+// TestRecordUnsampledBelowRemote checks that a span with a remote parent is published whether or
+// not the parent is sampled, and has the sampled flag of the parent.
 func TestRecordUnsampledBelowRemote(t *testing.T) {
 	s := serve(t)
 	tp := sdktrace.NewTracerProvider(

@@ -54,7 +54,8 @@ type SpanProcessor struct {
 	profile ownProfile
 	// keys lists the attribute keys to publish, nil for none. Hold building to change it.
 	keys atomic.Pointer[scope.KeyMap]
-	// carrierErr joins the reasons why requested carriers, or the tables that they refer to, are off.
+	// carrierErr joins the reasons why requested carriers, or the tables that they refer to, are
+	// off.
 	carrierErr error
 
 	refusedKeys atomic.Int64
@@ -88,8 +89,8 @@ var building sync.Mutex
 // A carrier stays off if this Go runtime does not support it or if the kernel refuses to map its
 // memory; [SpanProcessor.Err] returns the reason. The goroutine table and slots of layout 2 also
 // need the span table. If no carrier works, NewSpanProcessor fails. The error wraps
-// [ErrProcessorExists], or [errors.ErrUnsupported] where nothing can be published. Otherwise it says
-// which option is invalid, why no carrier is on, or why the advertisement cannot be published.
+// [ErrProcessorExists], or [errors.ErrUnsupported] where nothing can be published. Otherwise it
+// says which option is invalid, why no carrier is on, or why the advertisement cannot be published.
 func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
 	return newSpanProcessor(newConfig(opts))
 }
@@ -191,8 +192,8 @@ func (p *SpanProcessor) openGoroutineTable(asked bool, noSpanTable error) {
 	}
 }
 
-// disable adds the reason why a carrier or a table is off to p.carrierErr. It does nothing if reason
-// is nil.
+// disable adds the reason why a carrier or a table is off to p.carrierErr. It does nothing if
+// reason is nil.
 func (p *SpanProcessor) disable(carrier string, reason error) {
 	if reason != nil {
 		p.carrierErr = errors.Join(p.carrierErr, fmt.Errorf("%s off: %w", carrier, reason))

@@ -19,8 +19,8 @@ type ownProfile struct{ lastAsked, keepUntil atomic.Uint64 }
 
 const (
 	// askEvery is the minimum time between two getitimer calls, unless they are concurrent. Each
-	// takes a few hundred nanoseconds. The first sample of a profile comes some milliseconds after the profile has
-	// started.
+	// takes a few hundred nanoseconds. The first sample of a profile comes some milliseconds after
+	// the profile has started.
 	askEvery = uint64(5 * time.Millisecond)
 	// writeTimeout is the time allowed for writing a profile after it has been stopped.
 	writeTimeout = uint64(3 * time.Second)

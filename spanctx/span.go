@@ -379,8 +379,8 @@ func (p *SpanProcessor) evict(ref cells.Ref) bool {
 	return true
 }
 
-// isPublished reports whether the goroutine that started a span still exists and has that span as its
-// position. It may be called while pinned.
+// isPublished reports whether the goroutine that started a span still exists and has that span as
+// its position. It may be called while pinned.
 func (p *SpanProcessor) isPublished(ref cells.Ref, goid uint64, g uintptr) bool {
 	position, known := p.goroutines.Load(goid, g)
 	return known && position.Ref() == ref && p.runtime.Is(g, goid)

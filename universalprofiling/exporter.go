@@ -33,11 +33,11 @@ const (
 // works with the process's [Integration], which may be created before or after it. The span
 // processors of a provider may be registered in any order.
 //
-// While there is no Integration, the exporter exports everything at once. If it exports spans before
-// [New], [ForProvider] or [WithIntegration] has been called, that is reported once to [otel.Handle].
-// The exporter does not call next concurrently, except that Shutdown stops waiting for a running
-// export when its context is done. The exporter's own methods may be called concurrently. It must be
-// shut down, which its provider does.
+// While there is no Integration, the exporter exports everything at once. If it exports spans
+// before [New], [ForProvider] or [WithIntegration] has been called, that is reported once to
+// [otel.Handle]. The exporter does not call next concurrently, except that Shutdown stops waiting
+// for a running export when its context is done. The exporter's own methods may be called
+// concurrently. It must be shut down, which its provider does.
 //
 // If next was returned by NewExporter, NewExporter returns it unchanged. If next is nil,
 // NewExporter returns nil, with which the SDK's batch processor exports nothing.
@@ -164,8 +164,8 @@ func isTransaction(s sdktrace.ReadOnlySpan) bool {
 	return !s.Parent().IsValid() || s.Parent().IsRemote()
 }
 
-// delay queues s if it has to wait. delayed is true if s was queued, and transaction is true if s is a
-// transaction for which the profiler may send stack traces.
+// delay queues s if it has to wait. delayed is true if s was queued, and transaction is true if s
+// is a transaction for which the profiler may send stack traces.
 func (e *exporter) delay(i *Integration, s sdktrace.ReadOnlySpan) (delayed, transaction bool) {
 	if i == nil || !i.correlations.registered.Load() || !s.SpanContext().IsSampled() || !isTransaction(s) {
 		return false, false

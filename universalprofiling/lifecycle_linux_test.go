@@ -98,8 +98,8 @@ func TestThereIsOneIntegration(t *testing.T) {
 	s.shownHere(nil)
 	span.End()
 
-	// After Shutdown, another Integration can be created. It uses the same library and a socket with
-	// the same path.
+	// After Shutdown, another Integration can be created. It uses the same library and a socket
+	// with the same path.
 	path := s.socket.Path()
 	next, err := New(WithSocketDir(filepath.Dir(path)))
 	require.NoError(t, err)
@@ -159,8 +159,8 @@ func TestEndWhileTheSpanIsPublishedAgain(t *testing.T) {
 	<-done
 }
 
-// TestCells checks that cells are used again after their spans have ended, whichever goroutine ended
-// them, and that no two live spans share a cell.
+// TestCells checks that cells are used again after their spans have ended, whichever goroutine
+// ended them, and that no two live spans share a cell.
 func TestCells(t *testing.T) {
 	s := newService(t)
 	const many = 5_000

@@ -43,7 +43,7 @@ var cases = map[string]func(){
 		newProvider := trace.NewTracerProvider
 		start(newProvider(named("value")), "work")
 	},
-	// The rules append options to opts. This must not affect the next provider.
+	// opts has spare capacity. The first provider must not affect the second one through it.
 	"spread": func() {
 		opts := append(make([]trace.TracerProviderOption, 0, 8), named("spread"))
 		start(trace.NewTracerProvider(opts...), "one")
