@@ -23,10 +23,12 @@
 //
 //   - The goroutine record is stored next to the goroutine's profiler labels, so goroutines that
 //     are started inside the span inherit it. Label readers, such as runtime/pprof, see the
-//     ordinary labels trace_id and span_id. The record costs one allocation per span. See
-//     [OTEP 4947].
+//     ordinary labels trace_id and span_id. The record usually costs one allocation per span, and
+//     more if it is combined with user labels or many attributes. See [OTEP 4947].
 //   - The goroutine table has an entry for each goroutine, which names its span. The entry stays
-//     correct when the user sets other labels, as in pprof.Do. Goroutines do not inherit it.
+//     correct when the user sets other labels, as in pprof.Do. Goroutines do not inherit it. If
+//     the ids of two goroutines are equal modulo 65,536, they share an entry, which belongs to the
+//     one that published last.
 //   - Thread slots are an array indexed by thread id, for readers that know nothing about
 //     goroutines. Go moves goroutines between threads when they block. A slot names its goroutine,
 //     so a reader that knows Go can tell when the slot is out of date.

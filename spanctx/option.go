@@ -236,19 +236,19 @@ func WithDatadogLayout() Option {
 //     dd-trace-go before v2.11;
 //   - "trace endpoint", the name of the local root, with [WithSpanNames] only.
 //
-// These labels replace user labels with the same keys, and are omitted if the user's labels leave
-// no room for them; with [WithSpanNames] they leave room for span_name and endpoint.
-// [WithAttributeKeys] ignores these keys. [WithLabels] applies to these labels, too. The default is
-// off, or on if the environment variable OTELCTX_SPAN_DATADOG_LABELS=true is set. If the goroutine
-// record is off, there are no labels.
+// These labels replace user labels with the same keys. If the user's labels do not leave enough
+// room, the labels of [WithAttributeKeys] are omitted first, then those of [WithSpanNames], then
+// these, in reverse order. [WithAttributeKeys] ignores these keys. [WithLabels] applies to these
+// labels, too. The default is off, or on if the environment variable
+// OTELCTX_SPAN_DATADOG_LABELS=true is set. If the goroutine record is off, there are no labels.
 func WithDatadogLabels(on bool) Option {
 	return optionFunc(func(c *config) { c.datadogLabels = on })
 }
 
-// WithSlotCapacity sets the number of thread slots, a power of two. Threads whose ids are equal
-// modulo that number share a slot. The default is 65,536, unless the environment variable
-// OTELCTX_SPAN_SLOT_CAPACITY sets another number. The capacity does not limit the number of live
-// spans.
+// WithSlotCapacity sets the number of thread slots, a power of two up to 16,777,216. Threads whose
+// ids are equal modulo that number share a slot. The default is 65,536, unless the environment
+// variable OTELCTX_SPAN_SLOT_CAPACITY sets another number. The capacity does not limit the number
+// of live spans.
 func WithSlotCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
@@ -302,7 +302,8 @@ const (
 	// goroutine.
 	LabelsKept
 	// LabelsNone sets no labels, but readers of the record still see the span. Goroutine profiles
-	// stay small: with labels they list the goroutines of each span separately.
+	// stay small: with labels they list the goroutines of each span separately. If the user has set
+	// more than eight labels, these are hidden during the span.
 	LabelsNone
 )
 
