@@ -97,8 +97,7 @@ func TestDockerfiles(t *testing.T) {
 	compare(t, all)
 }
 
-// compare prints a table for docs/no-code.md that compares the builds: samples, CPU time of a
-// start, and program sizes.
+// compare prints a table that compares the builds: samples, CPU time of a start, and program sizes.
 func compare(t *testing.T, all []*build) {
 	t.Helper()
 	for _, b := range all {

@@ -87,9 +87,9 @@
 //   - Service names and environments are truncated to 128 bytes. A registration whose host.id is
 //     longer than 1,024 bytes is malformed.
 //
-// All losses due to these limits are counted or reported, except truncated names. When an
-// integration starts, it removes sockets that killed processes of the same user have left in the
-// directory.
+// All losses due to these limits are counted or reported, except truncated names. Goroutines whose
+// ids are equal modulo 65,536 clear each other's spans, which is not counted. When an integration
+// starts, it removes sockets that killed processes of the same user have left in the directory.
 //
 // # Where it works
 //
