@@ -35,9 +35,9 @@ const (
 //
 // While there is no Integration, the exporter exports everything at once. If it exports spans
 // before [New], [ForProvider] or [WithIntegration] has been called, that is reported once to
-// [otel.Handle]. The exporter does not call next concurrently, except that Shutdown stops waiting
-// for a running export when its context is done. The exporter's own methods may be called
-// concurrently. It must be shut down, which its provider does.
+// [otel.Handle]. The exporter does not call next concurrently, except that Shutdown shuts next down
+// during a running export if the context of Shutdown ends first. The exporter's own methods may be
+// called concurrently. It must be shut down, which its provider does.
 //
 // If next was returned by NewExporter, NewExporter returns it unchanged. If next is nil,
 // NewExporter returns nil, with which the SDK's batch processor exports nothing.
