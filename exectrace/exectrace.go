@@ -6,10 +6,10 @@
 //
 //	otel.SetTracerProvider(exectrace.NewTracerProvider(tp))
 //
-// While an execution trace is being recorded, OpenTelemetry's SDK creates a user task for each
-// sampled span. The task has the span's name as its type and ends with the span, but does not
-// contain the span's ids. This package logs the ids in the task under the category "traceparent",
-// in W3C Trace Context format, such as
+// While an execution trace is being recorded, OpenTelemetry's SDK creates a user task for each span
+// that records, by default the sampled ones. The task has the span's name as its type and ends with
+// the span, but does not contain the span's ids. This package logs the ids in the task under the
+// category "traceparent", in W3C Trace Context format, such as
 // 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01.
 //
 // This also works while a [runtime/trace.FlightRecorder] is running. If nothing is being recorded,
@@ -50,7 +50,8 @@ type tracer struct {
 	t trace.Tracer
 }
 
-// Start starts a span, and logs its ids if an execution trace is being recorded.
+// Start starts a span, and logs its ids if the span records and an execution trace is being
+// recorded.
 func (t tracer) Start(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
 	ctx, span := t.t.Start(ctx, name, opts...)
 	if rttrace.IsEnabled() && span.IsRecording() {

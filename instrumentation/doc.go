@@ -18,7 +18,7 @@
 // recorded span starts, because a span processor can learn the resource only from a span.
 //
 // If there are several providers, the resource of the first one is published. If another provider
-// has a different resource, the difference is reported to [otel.Handle], once per process. When the
+// has a different resource, that is reported to [otel.Handle], once per process. When the
 // first provider is shut down, the resource of the next one is published. After the last provider
 // is shut down, no resource is published.
 //

@@ -29,8 +29,8 @@ import (
 
 type options []sdktrace.TracerProviderOption
 
-// allOptions returns functions that create provider options. Together they use every option of
-// every public package.
+// allOptions returns functions that create provider options. Together they use almost every option
+// of the public packages.
 func allOptions() map[string]func(*testing.T) options {
 	all := map[string]func(*testing.T) options{
 		"instrumentation.Options": func(*testing.T) options { return Options() },

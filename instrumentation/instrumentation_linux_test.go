@@ -133,7 +133,8 @@ func TestLateSpan(t *testing.T) {
 	assert.Empty(t, service)
 }
 
-// A program that never shuts down its providers does not leak memory.
+// Only a limited number of providers is tracked, so that a program that never shuts down its
+// providers does not leak memory.
 func TestForgottenProviders(t *testing.T) {
 	var all []*sdktrace.TracerProvider
 	for range maxProviders + 5 {

@@ -32,8 +32,8 @@ var _ sdktrace.SpanProcessor = (*resourceProcessor)(nil)
 // providers and never shut them down.
 const maxProviders = 64
 
-// process is the state that all providers share. Once the provider's resource is known, starting a
-// span does not access it.
+// process is the state that all providers share. Once a provider's resource is known, starting its
+// spans does not access this state.
 var process struct {
 	mu sync.Mutex
 	// publisher publishes the resource, or is nil if this package publishes none.

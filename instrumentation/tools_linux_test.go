@@ -97,8 +97,7 @@ func TestDockerfiles(t *testing.T) {
 	compare(t, all)
 }
 
-// compare prints a table for docs/no-code.md that compares the builds: samples, CPU time of a
-// start, and program sizes.
+// compare prints a table that compares the builds: samples, CPU time of a start, and program sizes.
 func compare(t *testing.T, all []*build) {
 	t.Helper()
 	for _, b := range all {
@@ -238,7 +237,7 @@ func (b *build) run() {
 	}
 }
 
-// byHand adds the two otelctx options to the service and to the cases, and copies the program
+// byHand adds the two otelctx options to the service and to two cases, and copies the program
 // attach. restore reverts the changes to the source files.
 func (b *build) byHand() (restore func()) {
 	b.t.Helper()
@@ -450,7 +449,8 @@ func (b *build) checkService(program, service string) seen {
 	return s
 }
 
-// inspectService runs otelctx inspect on the loaded service until it finds a thread in a span.
+// inspectService runs otelctx inspect on the loaded service until it finds a thread in the span
+// sign. If service is empty, it checks that inspect finds no process context.
 func (b *build) inspectService(pid int, service string, loaded <-chan struct{}) {
 	t := b.t
 	t.Helper()

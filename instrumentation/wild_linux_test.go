@@ -22,8 +22,8 @@ import (
 const wildKey = "OTELCTX_TEST_WILD"
 
 // TestScoreboard removes the otelctx options from the scoreboard program, compiles it with the
-// rules, and checks that every sample still gets the right span. docs/no-code.md lists the patterns
-// that are exempt.
+// rules, and checks that every sample still gets the right span, except in the patterns that the
+// test leaves out.
 func TestScoreboard(t *testing.T) {
 	tools := needTools(t)
 	arguments, isSet := os.LookupEnv(wildKey)
@@ -80,7 +80,7 @@ func TestScoreboard(t *testing.T) {
 }
 
 // withoutOptions removes the two otelctx options from the scoreboard. It returns the names of all
-// patterns except leftOut.
+// patterns except leftOut and those that need cgo.
 func (b *build) withoutOptions(leftOut []string) (patterns []string) {
 	b.t.Helper()
 	files, err := filepath.Glob(b.out("*.go"))

@@ -22,7 +22,7 @@
 // [SetAttributes] adds attributes that are not part of the resource. The format has no field for
 // the schema URL; if it is not empty, it is published in the attribute otelctx.resource.schema_url,
 // outside of the resource. The encoded context has at most [MaxPayloadSize] bytes, and its strings
-// are valid UTF-8.
+// are valid UTF-8: [NewPublisher] describes how attributes are changed or left out to ensure that.
 //
 // # One context per process
 //
@@ -32,8 +32,8 @@
 // until it publishes its own.
 //
 // Package spanctx tells readers where to find spans, in attributes whose keys begin with
-// "threadlocal.". These attributes are always published. While this package publishes no process
-// context, they are in a separate mapping, OTELCTX_THREADLOCAL, which has the format of a process
+// "threadlocal.". These attributes do not need a process context: while this package publishes
+// none, they are in a separate mapping, OTELCTX_THREADLOCAL, which has the format of a process
 // context without a resource. So readers find spans even if another library, such as dd-trace-go,
 // publishes the process context, whichever library starts first.
 //

@@ -35,7 +35,8 @@ var ErrTooLarge = errors.New("process context is too large")
 type encoded struct {
 	payload []byte
 	// problems joins one error for each attribute that was left out or changed because the format
-	// cannot hold it. The other attributes are published regardless.
+	// cannot hold it, and one for all omitted attributes together. The other attributes are
+	// published regardless.
 	problems error
 	// omitted is the number of resource attributes that were left out to stay within
 	// MaxPayloadSize.
@@ -44,8 +45,8 @@ type encoded struct {
 
 // encode encodes a process context. Its resource has the attributes of r that keep accepts. The
 // extra attributes are published outside of the resource. If the result would be too large, encode
-// leaves out the largest attributes of r. The error wraps ErrTooLarge if the extra attributes alone
-// do not fit.
+// leaves out the largest attributes of r. The error wraps ErrTooLarge if the rest does not fit even
+// without any attribute of r.
 func encode(r *resource.Resource, keep attribute.Filter, extra ...attributes) (e encoded, err error) {
 	// Always set the resource, even if it has no attributes: a message without fields has no bytes,
 	// and readers treat an empty payload as a missing context.
@@ -95,7 +96,7 @@ func encode(r *resource.Resource, keep attribute.Filter, extra ...attributes) (e
 }
 
 // fit removes the largest attributes of the resource until the message has shrunk by at least
-// excess bytes. It returns the removed attributes, largest first.
+// excess bytes or none is left. It returns the removed attributes, largest first.
 func fit(msg *processcontextpb.ProcessContext, excess int) (largest []*commonpb.KeyValue) {
 	if excess <= 0 {
 		return nil

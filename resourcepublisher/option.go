@@ -53,9 +53,10 @@ func (c config) isEnabled() bool {
 // [attribute.NewAllowKeysFilter] return filters.
 //
 // By default all attributes are published except those listed in the environment variable
-// OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS. The filter also applies to every later update. It does not
-// apply to attributes added by [SetAttributes], and does not change the resource of the
-// TracerProvider. keep must not call this package, because a lock is held during the call.
+// OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS. The filter replaces that list, and also applies to every
+// later update. It does not apply to attributes added by [SetAttributes], and does not change the
+// resource of the TracerProvider. keep must not call this package, because a lock is held during
+// the call.
 func WithAttributeFilter(keep attribute.Filter) Option {
 	return optionFunc(func(c config) config {
 		c.keep = keep

@@ -15,13 +15,13 @@ import (
 var _ sdktrace.SpanProcessor = (*Publisher)(nil)
 
 // OnStart ensures that readers see the resource that spans are exported with. If the first span's
-// resource differs from the published one, OnStart publishes it instead, unless the caller has
+// resource differs from the published one, OnStart publishes the span's, unless the caller has
 // chosen a resource with Update. A provider's resource never changes, so for later spans OnStart
 // only compares a pointer.
 //
 // If the publisher is registered with several providers, it publishes the resource of the first
-// span's provider. Up to 16 other providers whose resource differs are reported to [otel.Handle],
-// each once.
+// span's provider. The resources of up to 16 other providers are compared with it, and each one
+// that differs is reported to [otel.Handle] once.
 func (p *Publisher) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 	if p == nil || s == nil {
 		return

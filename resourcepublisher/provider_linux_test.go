@@ -45,9 +45,9 @@ var providerEnvironments = map[string][]string{
 	"instance":   {"OTEL_GO_X_RESOURCE=true"},
 }
 
-// TestPublishedResourceIsTheSpans checks that readers see the resource that spans carry, for every
-// environment and every argument of WithResource. Each case runs in its own child process, because
-// the SDK caches its default resource.
+// TestPublishedResourceIsTheSpans checks that readers see the resource that spans carry, for
+// combinations of environments and arguments of WithResource. Each case runs in its own child
+// process, because the SDK caches its default resource.
 func TestPublishedResourceIsTheSpans(t *testing.T) {
 	for env, vars := range providerEnvironments {
 		for res := range providerResources {
@@ -158,7 +158,7 @@ func TestWithResourceWhileDisabled(t *testing.T) {
 // Update has chosen another one. It publishes resource 1 and then executes steps: "span N" starts a
 // span of the provider with resource N, and "update N" calls Update with resource N. Each step is
 // followed by the resource that must then be published and by the outcome: "updated" (the context
-// was updated), "kept" (it was not) or "reported" (it was not, and the difference was reported).
+// was updated), "kept" (it was not) or "reported" (it was not, and an error was reported).
 // Resource 0 cannot be published.
 func TestProcessorCorrectsTheResource(t *testing.T) {
 	numbered := func(n int) *resource.Resource {

@@ -103,10 +103,9 @@ func report(err error) {
 //
 // The error wraps [ErrAlreadyPublished] if this process has a publisher,
 // [ErrForeignContext] if another library has published a context,
-// [ErrDisabled] if publishing is turned off, [ErrTooLarge] if the attributes set by
-// SetAttributes do not fit, or [errors.ErrUnsupported] if the platform is not Linux.
-// Otherwise it names the system call that failed. After an error nothing is
-// published and nothing has changed.
+// [ErrDisabled] if publishing is turned off, [ErrTooLarge] if the attributes outside
+// of the resource do not fit, or [errors.ErrUnsupported] if the platform is not Linux.
+// Otherwise it names the system call that failed. After an error nothing has changed.
 //
 // Attributes of r that the format cannot hold do not cause an error, but are reported to
 // [otel.Handle]. Invalid UTF-8 is replaced with U+FFFD, an attribute that cannot be encoded at all

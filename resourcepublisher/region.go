@@ -12,7 +12,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// region is a mapping in the format of a process context. It exists as long as its publisher, and
+// region is a mapping in the format of a process context. It exists until it is withdrawn, and
 // contains a header and two payload buffers, each of the maximum payload size. Updates alternate
 // between the buffers, so that a reader that is still copying the old payload gets all of it. Pages
 // that are never written use no memory.

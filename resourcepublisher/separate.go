@@ -49,8 +49,9 @@ func advertiseSpans(set []attribute.KeyValue, remove []attribute.Key) error {
 // contexts of other libraries, which may appear and disappear at any time. The caller holds
 // process.mu.
 //
-// The error wraps errNoMapping if the mapping cannot be created. After any other error nothing
-// has changed.
+// The error wraps errNoMapping if the mapping cannot be created. After an error from the
+// withdrawal, readers no longer find the attributes there. After any other error nothing has
+// changed.
 func publishSeparately(spans attributes) error {
 	p := process.separate
 	switch {

@@ -196,8 +196,8 @@ func TestSpansOfAnotherGoRuntime(t *testing.T) {
 	}
 }
 
-// TestRefusedAttributesOfSpans checks that a failure to set or remove span attributes changes
-// nothing.
+// TestRefusedAttributesOfSpans checks that SetAttributes and RemoveAttributes do not change span
+// attributes, and that a failure to advertise changes nothing.
 func TestRefusedAttributesOfSpans(t *testing.T) {
 	setForTest(t, spanAttribute)
 	require.ErrorContains(t, resourcepublisher.SetAttributes(attribute.String("threadlocal.schema_version", "other")), "reserved")

@@ -48,7 +48,8 @@ func (c *cycle) calledByWrapped(kind string) bool {
 	return true
 }
 
-// calledFrom reports whether the name of any function on the stack has this prefix.
+// calledFrom reports whether a function on the stack has a name with this prefix. It examines the
+// 32 innermost frames.
 func calledFrom(prefix string) bool {
 	var pcs [32]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])

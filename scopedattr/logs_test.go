@@ -152,8 +152,8 @@ func TestLoggerProviderNil(t *testing.T) {
 	assert.False(t, logger.Enabled(t.Context(), log.EnabledParameters{}))
 }
 
-// FuzzLog checks that a wrapped provider produces the same records as the bare SDK with the same
-// attributes passed explicitly.
+// FuzzLog checks that the records of a wrapped provider have the same attributes as those of the
+// bare SDK with the same attributes passed explicitly.
 func FuzzLog(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 31, 0xff, 1, 2, 3}, uint8(3))
 	f.Fuzz(func(t *testing.T, data []byte, limit uint8) {

@@ -146,8 +146,8 @@ func TestMetricsBeforeViews(t *testing.T) {
 	})
 }
 
-// adviseKeys is an experimental instrument option of go.opentelemetry.io/otel/metric/x. It lists
-// the attribute keys that the instrument keeps.
+// adviseKeys imitates an experimental instrument option of go.opentelemetry.io/otel/metric/x. It
+// lists the attribute keys that the instrument keeps.
 type adviseKeys struct {
 	metric.InstrumentOption
 
@@ -157,7 +157,7 @@ type adviseKeys struct {
 func (adviseKeys) Experimental()                  {}
 func (a adviseKeys) AllowedKeys() []attribute.Key { return a.keys }
 
-// rawAttributes is an experimental measurement option of the same module.
+// rawAttributes imitates an experimental measurement option of the same module.
 type rawAttributes struct {
 	metric.MeasurementOption
 
@@ -342,8 +342,8 @@ func TestMetricsManySets(t *testing.T) {
 	assert.Equal(t, want, counted())
 }
 
-// FuzzMeasurement checks the attributes of measurements against a map. It measures twice: first
-// with an empty cache, then with a filled one.
+// FuzzMeasurement checks the attributes of measurements against a map. It determines them twice:
+// the second time, they may come from the cache.
 func FuzzMeasurement(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 31, 0xff, 1, 2, 3, 0xff, 0x65})
 	m := newMeasurer([]attribute.Key{"a", "b", "c", "d", "e", "f"})

@@ -13,7 +13,7 @@ import (
 
 // NewSpanProcessor returns a processor that adds the attributes of the context passed to Start to
 // each span, except for keys that the span already has. Use it for a TracerProvider that already
-// exists, and whose sampler can no longer be changed:
+// exists, because its sampler can no longer be changed:
 //
 //	tp.RegisterSpanProcessor(scopedattr.NewSpanProcessor())
 //

@@ -275,9 +275,9 @@ func TestWithSamplerLast(t *testing.T) {
 	equal(t, "a=1", endedSpan(t, ctx, nil, sdktrace.WithSampler(sdktrace.NeverSample()), WithSampler(sdktrace.AlwaysSample())).Attributes())
 }
 
-// FuzzSpan checks that a wrapped sampler produces the same spans as the bare SDK with the same
-// attributes passed explicitly: those given at Start, then those of the context that neither Start
-// nor the sampler sets.
+// FuzzSpan checks that a wrapped sampler gives spans the same attributes as the bare SDK does if
+// all attributes are passed explicitly: those given at Start, then those of the context that
+// neither Start nor the sampler sets.
 func FuzzSpan(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 0xff, 1, 2, 0xff, 3, 4, 31, 0xff, 0x81, 0xff, 6}, uint8(3))
 	f.Fuzz(func(t *testing.T, data []byte, limit uint8) {

@@ -35,7 +35,7 @@ import (
 )
 
 // advertiser is a child process that starts and stops the SpanProcessor and the resource publisher.
-// The parent sends one-word commands.
+// The parent sends lines of one-word commands.
 type advertiser struct {
 	opts      []Option
 	processor *SpanProcessor
@@ -206,8 +206,8 @@ var (
 
 const goOffsets = 6 // the number of advertised runtime offsets if calibration finds all of them
 
-// TestAdvertisement checks that another process finds everything that is advertised, for every
-// choice of carriers, and nothing after the advertisement is withdrawn.
+// TestAdvertisement checks that another process finds everything that is advertised, for several
+// choices of carriers, and nothing after the advertisement is withdrawn.
 func TestAdvertisement(t *testing.T) {
 	ring := func(layout, capacity, headerSize, slotSize uint64, fields map[string]uint64) *wantRing {
 		return &wantRing{layout, capacity, headerSize, slotSize, fields}
@@ -473,7 +473,7 @@ func (o *outside) assertGo(t *testing.T, is *truth, record bool) {
 		return
 	}
 	assert.Equal(t, &goRecord{is.traceID, is.span, true, is.flags}, o.record(t, g))
-	// Every profiler of Go programs reads labels in this way.
+	// Profilers of Go programs read labels in this way.
 	text := func(at uint64) string { return string(o.bytes(t, o.word(t, at), int(o.word(t, at+8)))) }
 	list := o.word(t, labels)
 	require.EqualValues(t, 2, o.word(t, labels+8))

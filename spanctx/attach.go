@@ -70,7 +70,7 @@ func (p *SpanProcessor) find(ctx context.Context) cells.Ref {
 	return 0
 }
 
-// rename publishes the current name of the span of ctx, which ref names.
+// rename publishes the current name of the span of ctx in its cell, ref.
 func (p *SpanProcessor) rename(ctx context.Context, ref cells.Ref) {
 	if p.names == nil {
 		return
@@ -82,7 +82,8 @@ func (p *SpanProcessor) rename(ctx context.Context, ref cells.Ref) {
 
 // Detach publishes the span that the goroutine was in before [Attach] or, if that span has ended,
 // its nearest live ancestor. Call it on the goroutine that called Attach, and detach nested
-// attachments in reverse order. On another goroutine, or on the zero Attachment, it does nothing.
+// attachments in reverse order. On another goroutine, on the zero Attachment, or after Shutdown, it
+// does nothing.
 func (a Attachment) Detach() {
 	if a.p == nil || a.p.stopped.Load() {
 		return

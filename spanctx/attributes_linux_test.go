@@ -115,7 +115,7 @@ func carriers() map[string][]Option {
 }
 
 // TestAttachedAttributesUnderUserLabels checks that a goroutine that has attached a span stays in
-// that span or in none after the user replaces its labels.
+// that span after the user replaces its labels, and publishes the attached attributes or none.
 func TestAttachedAttributesUnderUserLabels(t *testing.T) {
 	s := serve(t, WithAttributeKeys("tenant"))
 	apart(func() {

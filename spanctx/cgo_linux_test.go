@@ -60,8 +60,8 @@ func (c *cgoChild) ask(t *testing.T, order string) (is cgoIdentity) {
 
 // shows reads the threads repeatedly until one has been seen in the span often enough, and checks
 // that no other span is published. A goroutine that is not locked to its thread may move to a
-// thread that has published nothing yet, where readers cannot find it. The command refresh
-// publishes the span there. It is empty if the goroutine is locked.
+// thread that has published nothing yet, where readers cannot find it. refresh is the command that
+// publishes the span there, or empty if the goroutine is locked.
 func (c *cgoChild) shows(t *testing.T, is cgoIdentity, refresh string) {
 	t.Helper()
 	seen, enough := 0, testenv.Rounds(5, 20)

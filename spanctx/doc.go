@@ -18,14 +18,17 @@
 //
 // # Carriers
 //
-// A carrier is a place where the span of a goroutine is published. All three are on by default:
+// A carrier is a place where the span of a goroutine is published. There are three, and all are on
+// by default:
 //
 //   - The goroutine record is stored next to the goroutine's profiler labels, so goroutines that
 //     are started inside the span inherit it. Label readers, such as runtime/pprof, see the
-//     ordinary labels trace_id and span_id. The record costs one allocation per span. See
-//     [OTEP 4947].
+//     ordinary labels trace_id and span_id. The record usually costs one allocation per span, and
+//     more if it is combined with user labels or many attributes. See [OTEP 4947].
 //   - The goroutine table has an entry for each goroutine, which names its span. The entry stays
-//     correct when the user sets other labels, as in pprof.Do. Goroutines do not inherit it.
+//     correct when the user sets other labels, as in pprof.Do. Goroutines do not inherit it. If
+//     the ids of two goroutines are equal modulo 65,536, they share an entry, which belongs to the
+//     one that published last.
 //   - Thread slots are an array indexed by thread id, for readers that know nothing about
 //     goroutines. Go moves goroutines between threads when they block. A slot names its goroutine,
 //     so a reader that knows Go can tell when the slot is out of date.
@@ -42,8 +45,8 @@
 //
 // # Which span a goroutine is in
 //
-//  1. A goroutine is in a span from the span's Start on it, from [Attach], or because it was
-//     started by a goroutine that was in the span.
+//  1. A goroutine is in a span from the span's Start on it, from [Attach], or (with goroutine
+//     records only) because it was started by a goroutine that was in the span.
 //  2. It leaves the span when the span ends, no matter which goroutine calls End, and at Detach.
 //     When a goroutine ends a span, it also leaves those descendants of that span (by context) that
 //     it has started and not ended. For example, if a job leaves the span of a stream open, that
@@ -109,7 +112,7 @@
 // the label pointer, and reads the labels when it writes the profile. So labels are withdrawn when
 // the span ends, unless the process is taking a CPU profile of itself, or did so less than three
 // seconds ago. If a span ends during that time, goroutines that have inherited its labels keep
-// them. Programs built with the race detector never withdraw labels. [WithLabels] chooses another
+// them. Programs built with the race detector do not withdraw labels. [WithLabels] chooses another
 // policy.
 //
 // Labels make goroutine profiles larger, because those profiles group goroutines by label.
@@ -120,7 +123,8 @@
 // # Environment variables
 //
 // Operators can set most options by environment variables OTELCTX_SPAN_*: see the [table]. Options
-// in the code override them. OTELCTX_SPANS_DISABLED=true makes [WithPublishing] do nothing;
+// in the code override them, except that [WithAttributeKeys] adds to the keys of the environment.
+// OTELCTX_SPANS_DISABLED=true makes [WithPublishing] do nothing, unless [WithEnabled] overrides it;
 // [NewSpanProcessor] ignores it. An invalid value is reported to [otel.Handle] once and otherwise
 // ignored.
 //
@@ -136,7 +140,7 @@
 // The span table has room for 65,536 live spans. When it is full, a new span evicts an old one,
 // which is then no longer published. From about 30,000 live spans on, a few spans are evicted
 // earlier. Spans whose starting goroutine is still in them are evicted last. A span that never ends
-// occupies its cell and nothing else.
+// occupies its cell, and its record or attributes stay in memory, until it is evicted.
 //
 // A span refers to its three nearest ancestors. If all three end before the span does, no span is
 // published after it.
@@ -156,10 +160,10 @@
 // other thread that later gets the goroutine.
 //
 // A span has at most 64 records, one for each set of attributes and user labels. A further record
-// invalidates the oldest one, so readers of labels and records see no span on goroutines that still
-// have it. If goroutine records are off, the attributes set by Attach are not remembered: a
-// goroutine that returns to an attached span publishes the attributes that the span was started
-// with.
+// invalidates the oldest one. On goroutines that still have that record, only readers of the span
+// table find the span. If goroutine records are off, the attributes set by Attach are not
+// remembered: a goroutine that returns to an attached span publishes the attributes that the span
+// was started with.
 //
 // # Platforms
 //

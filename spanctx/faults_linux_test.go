@@ -34,7 +34,7 @@ func beWithoutMappings(parent *childproc.Parent) {
 }
 
 // TestWithoutMappings checks that the goroutine record, which needs no mapping, is published even
-// if the process cannot create mappings.
+// if the process cannot create mappings that readers can find.
 func TestWithoutMappings(t *testing.T) {
 	said := childproc.Start(t, roleWithoutMappings, nil).Receive()
 	assert.Contains(t, said, "record true: ")

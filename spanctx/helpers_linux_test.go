@@ -139,7 +139,7 @@ func (s *service) start(ctx context.Context, opts ...trace.SpanStartOption) (con
 	return s.tracer.Start(ctx, "span", opts...)
 }
 
-// root starts a span without parent.
+// root starts a span without a parent.
 func (s *service) root() (context.Context, trace.Span) { return s.start(context.Background()) }
 
 // slot holds the fields of a thread slot.

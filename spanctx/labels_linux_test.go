@@ -219,7 +219,7 @@ func TestLabelsAtShutdown(t *testing.T) {
 }
 
 // TestDatadogLabels checks that dd-trace-go's labels have the form that its readers expect, that
-// every goroutine in the span has them, and that the user's labels do not change.
+// every goroutine in the span has them, and that user labels with other keys do not change.
 func TestDatadogLabels(t *testing.T) {
 	id := func(span trace.Span) string { return strconv.FormatUint(number(span), 10) }
 	for name, tt := range map[string]struct {

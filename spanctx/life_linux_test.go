@@ -22,8 +22,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// TestSpanIDInTwoTraces checks that spans of two traces may have the same span id, which an id
-// generator may produce.
+// TestSpanIDInTwoTraces checks that spans of different traces are published, and withdrawn at their
+// end, even if an id generator gives them the same span id.
 func TestSpanIDInTwoTraces(t *testing.T) {
 	s := serve(t)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.p), sdktrace.WithIDGenerator(new(sameSpanID)))
@@ -79,8 +79,8 @@ func TestRegisteredTwice(t *testing.T) {
 	runSteps(t, observe(t, active.Load(), tp), "+a=a +b<a=b/a -b=a -a=")
 }
 
-// TestExitInSpan checks that a span stays live until it ends, even if its goroutine or that
-// goroutine's thread exits.
+// TestExitInSpan checks that a span can be ended, and is then published nowhere, after the
+// goroutine that started it has exited, and perhaps also that goroutine's thread.
 func TestExitInSpan(t *testing.T) {
 	s := serve(t, WithSlotCapacity(1<<12))
 	var spans []trace.Span
@@ -265,8 +265,8 @@ func TestRecordUnsampled(t *testing.T) {
 	assert.Equal(t, "RecordUnsampled{AlwaysOffSampler}", RecordUnsampled(sdktrace.NeverSample()).Description())
 }
 
-// TestRecordUnsampledBelowRemote checks that RecordUnsampled does not override a sampler that
-// follows a remote parent's decision.
+// TestRecordUnsampledBelowRemote checks that a span with a remote parent is published whether or
+// not the parent is sampled, and has the sampled flag of the parent.
 func TestRecordUnsampledBelowRemote(t *testing.T) {
 	s := serve(t)
 	tp := sdktrace.NewTracerProvider(

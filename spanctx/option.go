@@ -21,7 +21,7 @@ import (
 // Option configures a [SpanProcessor]. If an option is given more than once, the last one wins,
 // except that the keys of all [WithAttributeKeys] are combined.
 //
-// Options that turn something on or off take a bool, because they can override an environment
+// Most options that turn something on or off take a bool, so that they can override an environment
 // variable in either direction.
 type Option interface {
 	apply(c config) config
@@ -236,30 +236,30 @@ func WithDatadogLayout() Option {
 //     dd-trace-go before v2.11;
 //   - "trace endpoint", the name of the local root, with [WithSpanNames] only.
 //
-// These labels replace user labels with the same keys, and are omitted if the user's labels leave
-// no room for them; with [WithSpanNames] they leave room for span_name and endpoint.
-// [WithAttributeKeys] ignores these keys. [WithLabels] applies to these labels, too. The default is
-// off, or on if the environment variable OTELCTX_SPAN_DATADOG_LABELS=true is set. If the goroutine
-// record is off, there are no labels.
+// These labels replace user labels with the same keys. If the user's labels do not leave enough
+// room, the labels of [WithAttributeKeys] are omitted first, then those of [WithSpanNames], then
+// these, in reverse order. [WithAttributeKeys] ignores these keys. [WithLabels] applies to these
+// labels, too. The default is off, or on if the environment variable
+// OTELCTX_SPAN_DATADOG_LABELS=true is set. If the goroutine record is off, there are no labels.
 func WithDatadogLabels(on bool) Option {
 	return optionFunc(func(c *config) { c.datadogLabels = on })
 }
 
-// WithSlotCapacity sets the number of thread slots, a power of two. Threads whose ids are equal
-// modulo that number share a slot. The default is 65,536, unless the environment variable
-// OTELCTX_SPAN_SLOT_CAPACITY sets another number. The capacity does not limit the number of live
-// spans.
+// WithSlotCapacity sets the number of thread slots, a power of two up to 16,777,216. Threads whose
+// ids are equal modulo that number share a slot. The default is 65,536, unless the environment
+// variable OTELCTX_SPAN_SLOT_CAPACITY sets another number. The capacity does not limit the number
+// of live spans.
 func WithSlotCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
 
 // WithAttributeKeys publishes context-scoped attributes with each span: the attributes with these
-// keys in the context passed to Start. The keys of repeated options are combined. The default is
-// the list in the environment variable OTELCTX_SPAN_ATTRIBUTE_KEYS. Without keys, attributes cost
+// keys in the context passed to Start. The keys of repeated options are combined, and added to the
+// list in the environment variable OTELCTX_SPAN_ATTRIBUTE_KEYS. Without keys, attributes cost
 // nothing.
 //
-// Strings are published unchanged, and other values as formatted by [attribute.Value.String].
-// Values are cut to 255 bytes, at a character boundary. The attributes of a span take at most 612
+// Values that are not strings are formatted by [attribute.Value.String]. All values are cut to 255
+// bytes, at a character boundary. The attributes of a span take at most 612
 // bytes in the goroutine record, and at most [WithSlotAttributeSpace] bytes in slots; each
 // attribute takes two bytes more than its value. Attributes are added in the order of the keys, and
 // those that do not fit are omitted.
@@ -271,7 +271,7 @@ func WithSlotCapacity(slots int) Option {
 // Readers get the keys from the process context. A process has at most 256 keys, and their order
 // does not change. Further keys are rejected, reported to [otel.Handle] once, and counted by
 // [SpanProcessor.RefusedAttributeKeys]. A SpanProcessor that is created after the Shutdown of
-// another starts without keys.
+// another does not take over its keys.
 func WithAttributeKeys(keys ...attribute.Key) Option {
 	keys = slices.Clone(keys)
 	return optionFunc(func(c *config) { c.keys = append(slices.Clip(c.keys), keys...) })
@@ -302,7 +302,8 @@ const (
 	// goroutine.
 	LabelsKept
 	// LabelsNone sets no labels, but readers of the record still see the span. Goroutine profiles
-	// stay small: with labels they list the goroutines of each span separately.
+	// stay small: with labels they list the goroutines of each span separately. If the user has set
+	// more than eight labels, these are hidden during the span.
 	LabelsNone
 )
 

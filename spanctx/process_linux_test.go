@@ -25,7 +25,7 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// In these tests a child process starts spans, and the test reads its memory. The ids of a span
+// In this test a child process starts spans, and the test reads its memory. The ids of a span
 // show where it comes from. The number of a trace combines the number of the worker that started it
 // and the worker's count of traces. The trace id is computed from the number of the trace. The span
 // id combines that number and the depth of the span in the trace, which starts at 1.
@@ -278,7 +278,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 }
 
 // TestNoProcessSeesEndedSpans checks that another process finds ended spans in no slot, in no
-// record and on no thread. The child is idle while it is read.
+// record and on no thread. While the child is read, it starts and ends no span.
 func TestNoProcessSeesEndedSpans(t *testing.T) {
 	c := childproc.Start(t, roleLockstep, nil)
 	var gsAt uint64

@@ -54,7 +54,8 @@ type SpanProcessor struct {
 	profile ownProfile
 	// keys lists the attribute keys to publish, nil for none. Hold building to change it.
 	keys atomic.Pointer[scope.KeyMap]
-	// carrierErr joins the reasons why requested carriers are off.
+	// carrierErr joins the reasons why requested carriers, or the tables that they refer to, are
+	// off.
 	carrierErr error
 
 	refusedKeys atomic.Int64
@@ -82,14 +83,14 @@ var building sync.Mutex
 // reason goes to [otel.Handle].
 //
 // A process has at most one SpanProcessor. If it already has one, NewSpanProcessor changes nothing
-// and returns [ErrProcessorExists]. Use [SpanProcessor.AddAttributeKeys] to add attribute keys to
+// and fails. Use [SpanProcessor.AddAttributeKeys] to add attribute keys to
 // the existing one.
 //
 // A carrier stays off if this Go runtime does not support it or if the kernel refuses to map its
-// memory; [SpanProcessor.Err] returns the reason. Slots of layout 2 also need the span table. If no
-// carrier works, NewSpanProcessor fails. The error wraps [ErrProcessorExists], or
-// [errors.ErrUnsupported] where nothing can be published. Otherwise it names the invalid option,
-// the reason why the advertisement cannot be published, or the failed system call.
+// memory; [SpanProcessor.Err] returns the reason. The goroutine table and slots of layout 2 also
+// need the span table. If no carrier works, NewSpanProcessor fails. The error wraps
+// [ErrProcessorExists], or [errors.ErrUnsupported] where nothing can be published. Otherwise it
+// says which option is invalid, why no carrier is on, or why the advertisement cannot be published.
 func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
 	return newSpanProcessor(newConfig(opts))
 }
@@ -174,7 +175,7 @@ func (p *SpanProcessor) openCarriers() {
 }
 
 // openGoroutineTable creates the goroutine table, which this package always needs. Other processes
-// can find it only if asked is true and noSpanTable is nil.
+// can find it only if asked is true, noSpanTable is nil, and goroutine ids can be read.
 func (p *SpanProcessor) openGoroutineTable(asked bool, noSpanTable error) {
 	err := noSpanTable
 	if _, unknown := p.runtime.Offset(goruntime.GGoid); err == nil {
@@ -191,7 +192,8 @@ func (p *SpanProcessor) openGoroutineTable(asked bool, noSpanTable error) {
 	}
 }
 
-// disable adds the reason why a carrier is off to p.carrierErr. It does nothing if reason is nil.
+// disable adds the reason why a carrier or a table is off to p.carrierErr. It does nothing if
+// reason is nil.
 func (p *SpanProcessor) disable(carrier string, reason error) {
 	if reason != nil {
 		p.carrierErr = errors.Join(p.carrierErr, fmt.Errorf("%s off: %w", carrier, reason))
@@ -279,8 +281,8 @@ func share(opts []Option) (*SpanProcessor, error) {
 	return p, errors.Join(p.differs(asked), p.AddAttributeKeys(asked.keys[len(p.config.keys):]...))
 }
 
-// Err returns the reasons why requested carriers are off, joined into one error. It is nil if all
-// of them are on.
+// Err returns the reasons why requested carriers, or the tables of spans and names, are off, joined
+// into one error. It is nil if all of them are on.
 func (p *SpanProcessor) Err() error {
 	if p == nil {
 		return nil
@@ -340,8 +342,9 @@ func (p *SpanProcessor) RefusedAttributeKeys() int {
 	return int(p.refusedKeys.Load())
 }
 
-// SpansWithoutName returns how many spans started without a published name or endpoint because the
-// limit of 4,095 names had been reached. See [WithSpanNames].
+// SpansWithoutName returns how often a span was published without its name or endpoint because the
+// limit of 4,095 names had been reached: at its start, or when [Attach] or [Refresh] published its
+// current name. See [WithSpanNames].
 func (p *SpanProcessor) SpansWithoutName() int64 {
 	if p == nil {
 		return 0

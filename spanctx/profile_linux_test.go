@@ -181,7 +181,7 @@ func TestProfileAskedForLabelsAutoOnly(t *testing.T) {
 
 // TestProfiles takes CPU profiles and goroutine profiles of a busy service. It checks that each
 // sample has the labels of the span that its code works for and the labels that the code has set,
-// but no labels of an ended span.
+// but no labels of a span that had ended before the profile.
 func TestProfiles(t *testing.T) {
 	for name, locked := range map[string]bool{"goroutines": false, "locked to threads": true} {
 		t.Run(name, func(t *testing.T) {

@@ -18,16 +18,16 @@ import (
 type ownProfile struct{ lastAsked, keepUntil atomic.Uint64 }
 
 const (
-	// askEvery is the minimum time between two getitimer calls, each of which takes a few hundred
-	// nanoseconds. The first sample of a profile comes some milliseconds after the profile has
-	// started.
+	// askEvery is the minimum time between two getitimer calls, unless they are concurrent. Each
+	// takes a few hundred nanoseconds. The first sample of a profile comes some milliseconds after
+	// the profile has started.
 	askEvery = uint64(5 * time.Millisecond)
 	// writeTimeout is the time allowed for writing a profile after it has been stopped.
 	writeTimeout = uint64(3 * time.Second)
 )
 
 // running reports whether to keep the labels of a span that ended at the given time. It asks the
-// kernel if its last answer is older than askEvery.
+// kernel if its last answer is at least askEvery old.
 func (o *ownProfile) running(ended time.Time) bool {
 	last, now := o.lastAsked.Load(), uint64(ended.UnixNano())
 	if now-last >= askEvery {

@@ -226,7 +226,8 @@ func TestNoCarrierIsNotShared(t *testing.T) {
 	assert.NotNil(t, active.Load())
 }
 
-// Each option overrides its environment variable.
+// Each environment variable sets the default for an option. The option overrides it, except that
+// attribute keys are combined.
 func TestEnvironmentChooses(t *testing.T) {
 	for variable, tt := range map[string]struct {
 		value, invalid string

@@ -274,8 +274,8 @@ func (p *SpanProcessor) begin(n *cells.Span, record *gorecord.Record, attributes
 	return ref
 }
 
-// storePosition stores the position of the calling goroutine in its entry. The caller must be
-// pinned.
+// storePosition stores the position of the calling goroutine in its entry. If goroutine ids cannot
+// be read, it uses an entry for the thread, or none if records are on. The caller must be pinned.
 func (p *SpanProcessor) storePosition(self *goruntime.Self, position wire.Position) {
 	if self.Goid != 0 {
 		p.goroutines.Store(self.Goid, self.G, position)
@@ -379,8 +379,8 @@ func (p *SpanProcessor) evict(ref cells.Ref) bool {
 	return true
 }
 
-// isPublished reports whether the goroutine that started a span still runs and has that span as its
-// position. It may be called while pinned.
+// isPublished reports whether the goroutine that started a span still exists and has that span as
+// its position. It may be called while pinned.
 func (p *SpanProcessor) isPublished(ref cells.Ref, goid uint64, g uintptr) bool {
 	position, known := p.goroutines.Load(goid, g)
 	return known && position.Ref() == ref && p.runtime.Is(g, goid)

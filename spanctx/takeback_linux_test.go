@@ -145,7 +145,7 @@ func (s *service) assertPublished(t *testing.T, span trace.Span) {
 }
 
 // TestEndAfterShutdownRestoresLabels checks that ending a span after Shutdown removes the span's
-// labels from the goroutine, whatever the label policy, but does not remove the labels of a later
+// labels from the goroutine, even with LabelsKept, but does not remove the labels of a later
 // SpanProcessor.
 func TestEndAfterShutdownRestoresLabels(t *testing.T) {
 	former, err := NewSpanProcessor(WithLabels(LabelsKept))

@@ -60,7 +60,7 @@ func (a Attachment) Detach() {
 // Refresh publishes the calling goroutine's span again, on the thread that the goroutine is running
 // on now. That span is the one that the goroutine started or attached last, or its nearest live
 // ancestor. If ctx has no live span that records in this process, Refresh publishes no span until
-// the goroutine starts or ends a span or calls Refresh again.
+// the goroutine starts or ends a span, or calls Attach, Detach or Refresh.
 //
 // Call it after blocking calls: Go may have moved the goroutine to a thread that publishes another
 // goroutine's span. Refresh does nothing if there is no Integration.
@@ -90,7 +90,8 @@ func (i *Integration) find(ctx context.Context) cells.Ref {
 
 // attachCounts holds, for each cell, the number of goroutines that have attached its span. While it
 // is not zero, goroutines other than the one that started the span may have published it, and their
-// records must be cleared when the span ends. A count may stay above zero for some time after that.
+// records must be cleared when the span ends. A count may stay above zero for some time after the
+// span has ended.
 type attachCounts [cells.Capacity]atomic.Int32
 
 func (g *attachCounts) any(ref cells.Ref) bool { return g[ref.Index()%cells.Capacity].Load() != 0 }

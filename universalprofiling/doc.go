@@ -24,8 +24,8 @@
 //
 // When a goroutine ends a span that it is in, it leaves that span and all spans that it has started
 // inside it. The nearest live ancestor is published instead. An ended span is not published on any
-// thread, regardless of which goroutine called End. If it was another goroutine, the ancestor is
-// published when the span's goroutine starts or ends its next span.
+// thread, regardless of which goroutine called End. If another goroutine ends the span, the
+// ancestor is published when the span's goroutine starts or ends its next span.
 //
 // The format has no notion of goroutines. Go moves a goroutine between threads when it blocks, and
 // runs others on the thread meanwhile. Until a span starts or ends on that thread, the thread still
@@ -82,13 +82,14 @@
 //   - A transaction has at most 65,536 samples. All transactions together have at most 1,048,576
 //     samples, plus up to 64 for each transaction. Further samples are dropped, so the counts of
 //     stack traces are too low.
-//   - At most 65,536 live spans are published. If there are more, old ones are not published, and
-//     have no stack traces.
+//   - At most 65,536 live spans are published. If there are more, old ones are no longer published,
+//     and get no further stack traces.
 //   - Service names and environments are truncated to 128 bytes. A registration whose host.id is
 //     longer than 1,024 bytes is malformed.
 //
-// All losses due to these limits are counted or reported. When an integration starts, it removes
-// sockets that killed processes of the same user have left in the directory.
+// All losses due to these limits are counted or reported, except truncated names. Goroutines whose
+// ids are equal modulo 65,536 clear each other's spans, which is not counted. When an integration
+// starts, it removes sockets that killed processes of the same user have left in the directory.
 //
 // # Where it works
 //

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// maxBatch is the maximum number of transactions per export.
+	// maxBatch is the maximum number of waiting transactions per export.
 	maxBatch = 512
 	// exportTimeout limits the time to export waiting transactions. It equals the default of the
 	// SDK's batch processor.
@@ -33,10 +33,11 @@ const (
 // works with the process's [Integration], which may be created before or after it. The span
 // processors of a provider may be registered in any order.
 //
-// While there is no Integration, the exporter exports everything at once. If neither [New] nor
-// [WithIntegration] has been called when it exports its first span, that is reported once to
-// [otel.Handle]. The exporter never calls next concurrently; its own methods may be called
-// concurrently. It must be shut down, which its provider does.
+// While there is no Integration, the exporter exports everything at once. If it exports spans
+// before [New], [ForProvider] or [WithIntegration] has been called, that is reported once to
+// [otel.Handle]. The exporter does not call next concurrently, except that Shutdown shuts next down
+// during a running export if the context of Shutdown ends first. The exporter's own methods may be
+// called concurrently. It must be shut down, which its provider does.
 //
 // If next was returned by NewExporter, NewExporter returns it unchanged. If next is nil,
 // NewExporter returns nil, with which the SDK's batch processor exports nothing.
@@ -129,7 +130,8 @@ func (d *deferred) due() uint64 {
 var _ sdktrace.SpanExporter = (*exporter)(nil)
 
 // ExportSpans exports spans, except for transactions that have to wait. If they cannot be exported
-// later, the error goes to [otel.Handle].
+// later, the error goes to [otel.Handle], or to the caller of the ForceFlush or Shutdown that
+// exports them.
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	i := latest.Load()
 	if i == nil && !requested.Load() && !reportedMissing.Swap(true) {
@@ -162,8 +164,8 @@ func isTransaction(s sdktrace.ReadOnlySpan) bool {
 	return !s.Parent().IsValid() || s.Parent().IsRemote()
 }
 
-// delay queues s if it has to wait. delayed is true if it did so, and transaction is true if s is a
-// transaction for which the profiler may send stack traces.
+// delay queues s if it has to wait. delayed is true if s was queued, and transaction is true if s
+// is a transaction for which the profiler may send stack traces.
 func (e *exporter) delay(i *Integration, s sdktrace.ReadOnlySpan) (delayed, transaction bool) {
 	if i == nil || !i.correlations.registered.Load() || !s.SpanContext().IsSampled() || !isTransaction(s) {
 		return false, false
@@ -240,8 +242,8 @@ func (e *exporter) release(ctx context.Context, all bool) error {
 	}
 	defer e.unlock()
 	defer e.rearm() //nolint:contextcheck // as above
-	// Export only transactions that are due now. The messages that the profiler has sent for them
-	// are already in the socket, so Drain reads all of them.
+	// Unless all is true, export only transactions that are due now. The messages that the profiler
+	// has sent for them are already in the socket, so Drain reads all of them.
 	until := now()
 	var errs []error
 	if i := latest.Load(); i != nil {

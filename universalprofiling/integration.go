@@ -236,7 +236,8 @@ func listen(dirs []string) (*profilersocket.Socket, error) {
 	return nil, fmt.Errorf("no directory for the socket: %w", errors.Join(errs...))
 }
 
-// storage returns the process storage.
+// storage returns the encoded process storage: the name and environment of the service, and the
+// path of the socket.
 func (i *Integration) storage() []byte {
 	r := i.settings.resource
 	if first := i.service.Load(); first != nil {
@@ -578,9 +579,9 @@ type warnings struct {
 // maxWarnings limits the number of warnings, because their texts may contain data from a profiler.
 const maxWarnings = 64
 
-// once reports an error unless an error with the same text has been reported before. It does not
-// wait for the error handler: the handler may start and export spans, and thus wait until the
-// socket is drained.
+// once reports an error unless an error with the same text, or maxWarnings others, have been
+// reported before. It does not wait for the error handler: the handler may start and export spans,
+// and thus wait until the socket is drained.
 func (w *warnings) once(format string, args ...any) {
 	err := fmt.Errorf("universal profiling: "+format, args...)
 	w.mu.Lock()

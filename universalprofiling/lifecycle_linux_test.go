@@ -98,8 +98,8 @@ func TestThereIsOneIntegration(t *testing.T) {
 	s.shownHere(nil)
 	span.End()
 
-	// After Shutdown, another Integration can be created. It uses the same library and the same
-	// socket.
+	// After Shutdown, another Integration can be created. It uses the same library and a socket
+	// with the same path.
 	path := s.socket.Path()
 	next, err := New(WithSocketDir(filepath.Dir(path)))
 	require.NoError(t, err)
@@ -159,8 +159,8 @@ func TestEndWhileTheSpanIsPublishedAgain(t *testing.T) {
 	<-done
 }
 
-// TestCells checks that each end of a span frees exactly one cell, whichever goroutine ends it:
-// cells must be neither leaked nor used twice.
+// TestCells checks that cells are used again after their spans have ended, whichever goroutine
+// ended them, and that no two live spans share a cell.
 func TestCells(t *testing.T) {
 	s := newService(t)
 	const many = 5_000
@@ -220,7 +220,7 @@ func TestConfiguration(t *testing.T) {
 	for _, tt := range []struct {
 		name, variable, value string
 		opts                  []Option
-		want                  settings // a bufferSize of 0 stands for the default
+		want                  settings // a bufferSize or maxDelay of 0 stands for the default
 		reported              []string
 	}{
 		{"defaults", "", "", nil, settings{mode: Auto}, nil},

@@ -166,9 +166,9 @@ func WithBufferSize(transactions int) Option {
 }
 
 // WithMaxDelay limits the time that transactions wait for stack traces. If a profiler asks for a
-// longer delay, they wait for d, which is reported to [otel.Handle] once. The limit protects
-// against other processes of the same user, any of which can ask for a delay. 0 stands for
-// [DefaultMaxDelay].
+// longer delay, they wait for d, and the request is reported to [otel.Handle], but not a second
+// time with the same delay. The limit protects against other processes of the same user, any of
+// which can ask for a delay. 0 stands for [DefaultMaxDelay].
 func WithMaxDelay(d time.Duration) Option {
 	return optionFunc(func(c config) config {
 		c.maxDelay = d

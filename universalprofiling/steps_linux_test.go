@@ -96,8 +96,8 @@ func TestSteps(t *testing.T) {
 	requireReported(t, handled, "65536 spans are live")
 }
 
-// TestIsPublished checks that isPublished protects the span that a goroutine published last from eviction, but not the
-// ancestors of that span.
+// TestIsPublished checks that isPublished, which protects spans from eviction, returns true for the span that a
+// goroutine published last, but not for the ancestors of that span.
 func TestIsPublished(t *testing.T) {
 	s := newService(t)
 	locked(func() {

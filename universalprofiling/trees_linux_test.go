@@ -143,8 +143,8 @@ func (s *service) tree(random *rand.Rand) {
 	s.shownHere(nil)
 }
 
-// TestRootsConcurrently checks that find returns no mixture of entries if several goroutines write
-// the same entry at once.
+// TestRootsConcurrently checks that find returns no mixture of entries while several goroutines add
+// entries.
 func TestRootsConcurrently(t *testing.T) {
 	r := newRoots()
 	var ids []uint64

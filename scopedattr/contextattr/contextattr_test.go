@@ -14,7 +14,7 @@ import (
 
 func ExampleContextWithAttributes() {
 	ctx := context.Background()
-	// This program does not import package scopedattr, so the attributes would be unused.
+	// This program imports neither scopedattr nor spanctx, so the attributes would be unused.
 	fmt.Println(ctx == contextattr.ContextWithAttributes(ctx, attribute.String("http.app", "shop")))
 	// Output: true
 }

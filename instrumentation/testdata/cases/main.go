@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cases creates TracerProviders in all the ways that real programs do, without any
+// Command cases creates TracerProviders in various ways, as real programs do, without any
 // reference to otelctx. Its argument is the name of a case. It prints a line when the providers
 // exist, and exits when its standard input ends.
 package main
@@ -43,7 +43,7 @@ var cases = map[string]func(){
 		newProvider := trace.NewTracerProvider
 		start(newProvider(named("value")), "work")
 	},
-	// The rules append options to opts. This must not affect the next provider.
+	// opts has spare capacity. The first provider must not affect the second one through it.
 	"spread": func() {
 		opts := append(make([]trace.TracerProviderOption, 0, 8), named("spread"))
 		start(trace.NewTracerProvider(opts...), "one")

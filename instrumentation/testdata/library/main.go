@@ -50,7 +50,8 @@ func Begin(name *C.char) {
 	<-started
 }
 
-// End stops the goroutine that Begin started, and shuts down the provider and the publisher.
+// End stops the goroutine that Begin started, and shuts down the provider. The resource stays
+// published.
 //
 //export End
 func End() {

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command cgo publishes spans on goroutines that call C, and on threads that C has created. It
-// reads orders from standard input, one per line, and answers each with the ids of the thread, the
-// goroutine and the span.
+// reads orders from standard input, one per line, and answers most of them with the ids of the
+// thread, the goroutine and the span.
 package main
 
 /*

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command service starts and ends spans on dedicated threads. It reads orders from standard input,
-// one per line, and answers each with a line.
+// one per line, and answers each with a line. It also prints a line for each exported span.
 package main
 
 import (
