@@ -96,8 +96,8 @@ func (t *Table) Number(name string) uint16 {
 	return number
 }
 
-// hash returns a hash of a name. Only its upper bits depend on all bits of the name. hash takes a
-// third of the time that package maphash would take.
+// hash returns a hash of a name. Only the upper bits of the hash depend on all bits of the name.
+// hash takes a third of the time that package maphash would take.
 func (t *Table) hash(name string) uint64 {
 	n := len(name)
 	h := uint64(n) * t.seed
