@@ -214,8 +214,8 @@ func (r *Records) SpanID(goid uint64) uint64 {
 	return 0
 }
 
-// evict clears a record if it was last stored by the goroutine with this id, or by one that shares
-// the home of that goroutine.
+// evict clears a record if the goroutine that last stored in it has this id, or shares a home with
+// the goroutine that has.
 func (r *Records) evict(place Place, goid uint64) {
 	t := r.record(place)
 	r.clearIf(t, func() bool { return (atomic.LoadUint64(&t.Owner)^goid)&r.homeMask == 0 })
