@@ -14,7 +14,8 @@ import "go.opentelemetry.io/otel/attribute"
 // package.
 //
 // Change fails, and changes nothing, if an attribute cannot be published, if there is no room, if
-// another Go runtime in this process advertises its spans, or if a system call fails. Two problems
-// are only reported to [otel.Handle]: readers cannot find the mapping, or a value contained invalid
-// UTF-8, which was replaced.
+// another Go runtime in this process advertises its spans, or if a system call fails on existing
+// mappings. Three problems are only reported to [otel.Handle]: the separate mapping cannot be
+// created, so the attributes wait for the next process context; readers cannot find a mapping; or a
+// value contained invalid UTF-8, which was replaced.
 var Change func(set []attribute.KeyValue, remove []attribute.Key) error

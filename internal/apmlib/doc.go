@@ -15,8 +15,8 @@
 // variable (package cgoword). Without cgo, on amd64, it is a word of the Go runtime's own structure
 // for the thread, m. There the thread pointer points into the array m.tls. The runtime keeps g in
 // the first word of m.tls, just below the thread pointer. It does not use the second word, at the
-// thread pointer, so [Records] uses it, after checking on each thread that it is unused. On other
-// platforms there is no such word, and Install returns an error.
+// thread pointer, so [Records] uses it, after checking on each thread that it is unused. In all
+// other programs there is no such word, and Install returns an error.
 //
 // # One library
 //

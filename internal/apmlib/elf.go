@@ -15,8 +15,8 @@ import (
 // library, and equal the offsets in the file.
 type Image struct {
 	File []byte
-	// Text is the size of the first part of the file, which is mapped readable and executable. The
-	// second part has the same size and is mapped readable and writable. Both are one page.
+	// Text is the size of the first part of the file, one page, which is mapped readable and
+	// executable. The rest of the file is less than a page, and is mapped readable and writable.
 	Text int
 	// Storage is the address of the symbol that points to the process storage. Descriptor is the
 	// address of the thread-local symbol's TLS descriptor, whose second word is the symbol's offset
@@ -65,7 +65,8 @@ const (
 )
 
 // Generate returns the library for a machine with this page size. The same arguments always give
-// the same bytes.
+// the same bytes. Generate fails unless the machine is amd64 or arm64, and the page size is a power
+// of two and at least 4096.
 func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 	relocation, ok := descriptors[machine]
 	if !ok || pageSize < 4096 || pageSize&(pageSize-1) != 0 {
@@ -81,8 +82,8 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 	const segments = 5
 	var sections [numSections]elf.Section64
 	// The executable page contains no code, only the read-only data. Profilers search only
-	// executable mappings for the library, so the page must exist, and another page for the data
-	// would be wasted.
+	// executable mappings for the library, so the page must exist, and a separate page for the
+	// read-only data would be a waste.
 	offset := uint64(headerSize + segments*segmentSize)
 	place := func(n int, size, align uint64) {
 		offset = (offset + align - 1) &^ (align - 1)

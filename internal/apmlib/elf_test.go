@@ -46,8 +46,8 @@ func TestGenerateRefuses(t *testing.T) {
 	}
 }
 
-// TestGenerateForReaders checks with debug/elf that the generated file meets the requirements of
-// the specification and of profilers.
+// TestGenerateForReaders checks with debug/elf that the generated file has the symbols, the
+// relocation, the name and the segments that loaders and profilers need.
 func TestGenerateForReaders(t *testing.T) {
 	machines(t, func(t *testing.T, machine elf.Machine, pageSize int) {
 		image, err := Generate(machine, pageSize)

@@ -39,8 +39,8 @@ var process struct {
 	library *Library
 }
 
-// regionName is the name of the mapping that contains the storages and the records. Old kernels
-// cannot name mappings.
+// regionName is the name of the mapping that contains the storages and the records. Kernels without
+// CONFIG_ANON_VMA_NAME do not show it.
 const regionName = "OTELCTX_APM"
 
 // storageSpace is the size in bytes of each of the two storages. The records follow them.
@@ -52,10 +52,11 @@ const _ = uint(storageSpace - wire.MaxProfilingProcessStorage) // the largest st
 // place before the mapping that profilers search for appears. Install creates the library's file in
 // the first of dirs from which code can be mapped, and removes it before it returns.
 //
-// A process has only one library. Later calls replace its storage and ignore dirs; they return the
-// library together with the error of [Records.Err], if any. The first call fails if the Go runtime
-// is not supported, if storage is too long, or if the library cannot be mapped from any of dirs. In
-// the last case, the error says why for each directory.
+// A process has only one library. Once it is mapped, calls replace its storage and ignore the other
+// arguments; they return the library together with the error of [Records.Err], if any. Every call
+// fails if storage is too long. Before the library is mapped, a call also fails if the Go runtime
+// is not supported, if there is no memory for the records, or if the library cannot be mapped from
+// any of dirs. In the last case, the error says why for each directory.
 func Install(dirs []string, storage []byte, r *goruntime.Runtime) (*Library, error) {
 	if len(storage) > storageSpace {
 		return nil, fmt.Errorf("process storage of %d bytes, at most %d", len(storage), storageSpace)

@@ -16,7 +16,7 @@ import (
 // Supported is true on platforms that can have thread-local words.
 const Supported = false
 
-// Library does not exist on this platform.
+// Library is not supported on this platform.
 type Library struct{}
 
 // Install returns an error that wraps [errors.ErrUnsupported].
@@ -52,7 +52,7 @@ type Records struct{}
 // Store returns false.
 func (*Records) Store(*Span) bool { return false }
 
-// Shown returns 0.
+// Shown returns 0 and false.
 func (*Records) Shown(uint64) (uint64, bool) { return 0, false }
 
 // SpanID returns 0.

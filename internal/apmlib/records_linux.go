@@ -84,7 +84,8 @@ type Records struct {
 // whose ids are equal modulo the number of homes share a home, and clear each other's record.
 type home struct {
 	goid, ref, place uint64
-	// check is goid XOR ref. A mismatch means that two goroutines have written concurrently.
+	// check is goid XOR ref. A mismatch means that a goroutine is writing, or that two goroutines
+	// have written concurrently.
 	check uint64
 	// The padding fills a cache line, because goroutines that run at the same time often have
 	// consecutive ids.
@@ -96,7 +97,7 @@ const (
 	numHomes   = 1 << 16
 	firstSweep = 1 << 10
 	// attempts limits retries. An attempt fails only if the goroutine has moved to another thread,
-	// or if the thread is writing its record.
+	// or if the record's thread writes to it at the same time.
 	attempts = 64
 )
 
@@ -125,9 +126,9 @@ func newRecords(mem []byte, runtime *goruntime.Runtime) (*Records, error) {
 }
 
 // Store stores s in the record of the calling thread, or no span if s is nil, and reports whether
-// it succeeded. If the goroutine has last stored on another thread, Store clears that thread's
-// record. Store is a full memory barrier: the record is visible before any later operation of the
-// caller.
+// it succeeded. If the goroutine last stored on another thread, Store clears that thread's record,
+// unless another goroutine has stored in it since. Store is a full memory barrier: the record is
+// visible before any later operation of the caller.
 func (r *Records) Store(s *Span) bool {
 	if s == nil {
 		s = &noSpan
@@ -171,8 +172,9 @@ func (r *Records) Err() error {
 	return nil
 }
 
-// Shown returns the last Ref that a goroutine stored, or 0 if it has stored none. known is false if
-// the Ref may have been overwritten by another goroutine that shares the home.
+// Shown returns the last Ref that a goroutine stored, which is 0 if it last stored no span. known
+// is false if the goroutine has never stored, or if another goroutine that shares its home may have
+// overwritten the Ref.
 func (r *Records) Shown(goid uint64) (ref uint64, known bool) {
 	h := r.home(goid)
 	ref = atomic.LoadUint64(&h.ref)
@@ -198,8 +200,8 @@ func (r *Records) ClearAll(id uint64) {
 	}
 }
 
-// SpanID returns the span id in the record to which a goroutine last stored, or 0 if the record has
-// no span.
+// SpanID returns the span id in the record to which a goroutine last stored. It returns 0 if the
+// record has no span, or if the goroutine has never stored.
 func (r *Records) SpanID(goid uint64) uint64 {
 	n := atomic.LoadUint64(&r.home(goid).place)
 	if n == 0 {
@@ -212,7 +214,8 @@ func (r *Records) SpanID(goid uint64) uint64 {
 	return 0
 }
 
-// evict clears a record if the goroutine that stored in it has this id, or shares its home.
+// evict clears a record if the goroutine that last stored in it has this id, or shares a home with
+// the goroutine that has.
 func (r *Records) evict(place Place, goid uint64) {
 	t := r.record(place)
 	r.clearIf(t, func() bool { return (atomic.LoadUint64(&t.Owner)^goid)&r.homeMask == 0 })

@@ -300,8 +300,8 @@ func TestRecordsNeedEveryFact(t *testing.T) {
 	}
 }
 
-// If a thread is interrupted at any point, its record contains one complete span or is not valid,
-// even while other threads clear and read it.
+// A record that is valid, and unchanged while it is read, contains one complete span, even if its
+// thread stores spans and another thread clears them all the time.
 func TestRecordsAreConsistent(t *testing.T) {
 	r := library(t).Records()
 	var place atomic.Uint32
@@ -326,7 +326,7 @@ func TestRecordsAreConsistent(t *testing.T) {
 	})
 	wg.Go(func() {
 		for ; !stop.Load(); runtime.Gosched() {
-			// Clear every other span, so that the rest stay visible.
+			// Clear only spans with even ids, about half of them, so that the rest stay visible.
 			if span := id.Load(); span&1 == 0 {
 				r.Clear(writer.Load(), span)
 			}

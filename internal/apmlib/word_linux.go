@@ -50,9 +50,9 @@ var (
 	errNoThreadPointer = errors.New("the thread pointer cannot be read")
 )
 
-// findWord returns the location of a word that is unused on all threads. It examines only a few
-// threads, because a program creates all of its threads in the same way. check examines each thread
-// again before its word is first written.
+// findWord returns the location of a word that should be unused on every thread. It examines only
+// three threads, because a program creates all of its threads in the same way. check examines each
+// thread again before its word is first written.
 func findWord(r *goruntime.Runtime) (wordLocation, error) {
 	find := wordOfGo
 	if address, ok := cWord(); ok && address != 0 {

@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// requirements lists the modules that the library's go.mod requires, even if only tests import
-// them. Every service that uses the library then requires them, too.
+// requirements lists the direct requirements in the library's go.mod, including modules that only
+// tests import. All of them are in the module graph of every service that uses the library.
 var requirements = map[string]string{
 	"library": "otel otel/log otel/metric otel/sdk otel/trace proto/otlp proto/otlp/processcontext/v1development protobuf x/sys",
 	"tests":   "google/pprof stretchr/testify otel/sdk/log otel/sdk/metric go.uber.org/goleak go.yaml.in/yaml/v3",
@@ -62,8 +62,9 @@ func (tr tree) moduleDir(dir string) string {
 	return dir
 }
 
-// Nested modules replace the project's other modules with directories of this tree, and replace no
-// other module. So a build uses this tree, and otherwise the versions in go.sum.
+// Nested modules replace every module of this tree that they require with its directory, and
+// replace no module from outside the tree. So a build takes the project's own code from this tree,
+// and everything else in the versions that go.mod requires.
 func TestReplacements(t *testing.T) {
 	tr := readTree(t)
 	modules := tr.modules(t)
@@ -92,7 +93,7 @@ func TestReplacements(t *testing.T) {
 	}
 }
 
-// Every module is in the Makefile's list. Otherwise it would never be tested.
+// Every module that has tests is in the Makefile's list. Otherwise they would never run.
 func TestModulesAreTested(t *testing.T) {
 	tr := readTree(t)
 	makefile, err := os.ReadFile(filepath.Join(tr.root, "Makefile"))

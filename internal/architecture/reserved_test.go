@@ -27,7 +27,8 @@ var reserved = map[string]string{
 	// that tests run.
 	"C": "internal/apmlib/cgoword instrumentation/testdata/library internal/goruntime/testdata/probe spanctx/testdata/cgo " +
 		"internal/testing/burner/service internal/testing/parker cmd/otelctx/internal/profile/symbols/testdata/cgo benchmarks/wild",
-	// The C files belong to the packages above, to the BPF program, and to an example reader in C.
+	// The C files belong to packages above, to the BPF program, to an example reader in C, and to
+	// programs that tests run.
 	".c": "instrumentation/testdata/library internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/kernel/sampler example/creader " +
 		"cmd/otelctx/internal/hostile/testdata collector/otelctxreceiver/testdata cmd/otelctx/testdata/mapper " +
 		// Publishers in C.
@@ -48,9 +49,9 @@ var linknames = map[string]string{
 	"internal/goruntime": "runtime.procPin runtime.procUnpin runtime/pprof.runtime_getProfLabel runtime/pprof.runtime_setProfLabel",
 }
 
-// memoryCalls lists packages whose code outside of tests creates or changes mappings, or reads the
-// memory of another process. For each it lists the names from x/sys/unix and syscall that the code
-// uses for this.
+// memoryCalls lists packages whose code outside of tests creates or changes mappings, reads the
+// memory of another process, or traces one. For each it lists the names from x/sys/unix and syscall
+// that the code uses for this.
 var memoryCalls = map[string]string{
 	"internal/vma":       "Madvise MemfdCreate Mmap MmapPtr Munmap SYS_PRCTL",
 	"internal/remotemem": "ProcessVMReadv",

@@ -119,7 +119,7 @@ type goMod struct {
 	}
 }
 
-// modules returns the go.mod files of the tree, sorted by directory.
+// modules returns the go.mod files of the tree.
 func (tr tree) modules(t *testing.T) []goMod {
 	t.Helper()
 	out, err := modulesOnce()

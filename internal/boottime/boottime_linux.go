@@ -29,9 +29,10 @@ func Now() (uint64, error) {
 }
 
 // Offset returns the offset of a process's time namespace: how far its CLOCK_BOOTTIME is ahead of
-// the kernel's own, see time_namespaces(7). process is the process's directory in /proc. The result
-// is wrong if the process has called unshare itself, because the kernel then reports the offset for
-// the process's children.
+// the kernel's own, see time_namespaces(7). process is the process's directory in /proc. Offset
+// returns 0 if that directory has no timens_offsets file, because the kernel has no time namespaces
+// or the process has exited. The result is wrong if the process has called unshare itself, because
+// the kernel then reports the offset for the process's children.
 func Offset(process string) (time.Duration, error) {
 	name := process + "/timens_offsets"
 	content, err := os.ReadFile(name) //nolint:gosec // G304: the name of a process's directory, and a constant

@@ -1,5 +1,6 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docscode tests documents: it compiles their Go code and follows their links.
+// Package docscode tests the documents: their Go code must compile, and the files and headings to
+// which they refer must exist.
 package docscode

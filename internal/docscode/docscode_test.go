@@ -187,7 +187,8 @@ func TestAnchors(t *testing.T) {
 // identifier matches the path of a file or directory of the project, in backquotes.
 var identifier = regexp.MustCompile("`((?:internal|cmd|benchmarks|collector|docs|example)/[\\w./-]+)`")
 
-// release matches the version in the URL of a release, which may not exist yet.
+// release matches the version in a release tag, such as `collector/v1.2.3`, which looks like a
+// path.
 var release = regexp.MustCompile(`/v(?:X\.Y\.Z|\d+\.\d+\.\d+)`)
 
 // Every path in backquotes in a document must exist. The changelog is exempt, because it also names

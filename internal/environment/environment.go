@@ -166,9 +166,9 @@ func (v Variable) List() (list []string) {
 	return list
 }
 
-// Members returns the members of the list v that are in names, and reports all other members. If no
-// member is in names, Members returns all names, as if v were not set. The value "none" stands for
-// an empty list.
+// Members returns the members of the list v that are in names, and reports all other members except
+// "none". If the list has neither a member in names nor "none", Members returns all names, as if v
+// were not set.
 func (v Variable) Members(names ...string) (members []string) {
 	set := false
 	for _, member := range v.List() {

@@ -46,8 +46,8 @@ func TestTable(t *testing.T) {
 	assert.Equal(t, table.String(), string(text[found[0]:found[1]]), "go test ./internal/environment -update")
 }
 
-// Only this package reads variables whose names begin with OTELCTX_. Names of mappings and of
-// variables for tests also begin like this, and are exempt.
+// Of the packages listed below, only this one contains names of variables that begin with OTELCTX_.
+// Names of mappings and of variables for tests also begin like this, and are exempt.
 func TestOnlyThisPackageReadsVariables(t *testing.T) {
 	others := regexp.MustCompile(`^OTELCTX_(TEST_.*|APM|SPANS|NAMES|THREADLOCAL|G?SLOTS)$`)
 	known := map[string]bool{}

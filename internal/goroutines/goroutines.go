@@ -23,7 +23,9 @@ type Table struct {
 }
 
 // New returns an empty table. If heap is true, the table is on the heap, where other processes do
-// not find it. If memory cannot be mapped, New returns an error and also a table on the heap.
+// not find it. New may return both a table and an error. Then the table is usable, but other
+// processes do not find it: it is on the heap because memory cannot be mapped, or the mapping
+// cannot be named.
 func New(heap bool) (t *Table, err error) {
 	t = new(Table)
 	t.region, err = vma.NewOrHeap(wire.GoroutinesName, wire.GoroutinesHeaderSize+wire.GoroutinesCapacity*wire.GoroutineEntrySize, heap)
@@ -40,7 +42,8 @@ func New(heap bool) (t *Table, err error) {
 // Address returns the address of the table's header.
 func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
 
-// Close hides the table from other processes. Later stores are allowed and have no effect.
+// Close hides the table from other processes. Later stores are allowed, but other processes do not
+// see them.
 func (t *Table) Close() error {
 	if err := t.region.Withdraw(); err != nil {
 		return fmt.Errorf("goroutine table: close: %w", err)
@@ -54,7 +57,7 @@ func (t *Table) entry(goid uint64) *wire.GoroutineEntry {
 }
 
 // Load returns the last position that a goroutine stored. goid and g identify the goroutine. known
-// is false if it has not stored a position, or if the entry now belongs to another goroutine.
+// is false if the goroutine has not stored a position, or if the entry no longer belongs to it.
 func (t *Table) Load(goid uint64, g uintptr) (p wire.Position, known bool) {
 	e := t.entry(goid)
 	p = wire.Position(atomic.LoadUint64(&e.Position))

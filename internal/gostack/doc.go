@@ -9,5 +9,5 @@
 //
 // The package has no table of Go versions. [Calibrate] and [Layout.FindFramePointer] find the
 // fields of the runtime's g by properties that only the right field has. They return an error if no
-// offset has these properties, or more than one.
+// offset has these properties, or if it is unclear which of several offsets is the right one.
 package gostack

@@ -108,7 +108,8 @@ func TestCalibrate(t *testing.T) {
 	}
 }
 
-// Calibrate returns an error if a field cannot be found, or if several offsets match.
+// Calibrate and FindFramePointer return an error if a field cannot be found, or if several offsets
+// match.
 func TestCalibrateRefuses(t *testing.T) {
 	f := fakes["go 1.26"]
 	parked := func() []G {
@@ -191,7 +192,7 @@ func TestUnwind(t *testing.T) {
 		pcs, result := l.Unwind(&g, nil, []uint64{1})
 		assert.Equal(t, []uint64{1, 0x40_2004, 0x40_3002, 0x40_4003}, pcs, name)
 		assert.Equal(t, Complete, result, name)
-		// Each case damages the stack. frame is the address of the innermost frame.
+		// Each case damages the g or the stack. frame is the address of the innermost frame.
 		frame := g.word(f.bp)
 		for what, tt := range map[string]struct {
 			change func(g *G)

@@ -10,8 +10,8 @@ import (
 	"slices"
 )
 
-// Statuses of a goroutine, called _Grunnable and so on in the runtime. Their values have not
-// changed since Go 1.0, because debuggers rely on them.
+// Statuses of a goroutine, called _Grunnable and so on in the runtime. No value has changed since
+// it was introduced, because debuggers rely on them.
 const (
 	StatusRunnable  = 1
 	StatusRunning   = 2
@@ -104,8 +104,8 @@ var (
 // layout.
 var ErrNoSamples = errors.New("no goroutine to derive the layout from")
 
-// ErrNotParked means that FindFramePointer could not read any stack, because all goroutines were
-// running.
+// ErrNotParked means that FindFramePointer had no stack to examine: every goroutine was running,
+// had exited, had not run yet, or was passed without a copy of its stack.
 var ErrNotParked = errors.New("no goroutine with a stack that can be read")
 
 // Calibrate finds the fields of g, except for the frame pointer, by properties that all given
@@ -224,8 +224,8 @@ func (l *Layout) SameAs(before, after []byte) bool {
 		string(before[:l.Status]) == string(after[:l.Status]) && string(before[l.Status+4:]) == string(after[l.Status+4:])
 }
 
-// UsedStack returns the address range of the used part of a goroutine's stack. The goroutine must
-// not be running. It returns false if the range is implausible.
+// UsedStack returns the address range of the used part of a goroutine's stack. UsedStack returns
+// false if the goroutine is running, or if the range is implausible.
 func (l *Layout) UsedStack(g *G) (low, high uint64, ok bool) {
 	low, high, ok = g.Bounds()
 	sp := g.word(l.SP)

@@ -48,10 +48,10 @@ const (
 // FindFramePointer finds the saved frame pointer in g.sched, and sets l.BP, l.Goexit and l.ARM64.
 // It needs the stacks of the goroutines. code reads the code of the program.
 //
-// It tries each word between g.sched and the status. The frame pointer begins a chain of frames. In
-// at least nine of ten parked goroutines, the last return address of the chain must be the same,
-// and must be in runtime.goexit. That function is recognized by its instructions, a no-operation
-// and a call.
+// It tries each word between the pointer to g in g.sched and the status. The frame pointer begins a
+// chain of frames. In at least nine of ten parked goroutines, the last return address of the chain
+// must be the same, and must be in runtime.goexit. That function is recognized by its instructions,
+// a no-operation and a call.
 func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []byte) bool) error {
 	var gs []G
 	for i := range goroutines {
@@ -159,9 +159,10 @@ type unwinder struct {
 }
 
 // Unwind appends the stack of a goroutine that is not running to pcs, innermost frame first. Each
-// element is the address of an instruction. If a signal or the scheduler stopped the goroutine
-// there, it is the next instruction to be executed. Otherwise it is the last byte of a call. The
-// stack does not include runtime.goexit. code may be nil.
+// element is the address of an instruction. If a signal interrupted the goroutine there, or the
+// goroutine has not run yet, it is the address of the next instruction to be executed. Otherwise it
+// is the address of the last byte of a call. The stack does not include runtime.goexit. code may be
+// nil.
 func (l *Layout) Unwind(g *G, code Code, pcs []uint64) ([]uint64, Result) {
 	u := unwinder{l, code, g.Stack, pcs, len(pcs)}
 	sp, pc, bp := g.word(l.SP), g.word(l.PC), g.word(l.BP)
@@ -180,7 +181,7 @@ func (l *Layout) Unwind(g *G, code Code, pcs []uint64) ([]uint64, Result) {
 }
 
 // UnwindFrom is like [Layout.Unwind], but for a goroutine that a signal has stopped at the
-// instruction pc with the stack pointer sp. It needs code, but no layout.
+// instruction pc with the stack pointer sp. It needs code, but of the layout only ARM64.
 func (l *Layout) UnwindFrom(s Stack, pc, sp uint64, code Code, pcs []uint64) ([]uint64, Result) {
 	u := unwinder{l, code, s, pcs, len(pcs)}
 	if code == nil {

@@ -22,7 +22,7 @@ const Capacity = 1 << 12
 const indexBits = 13
 
 // Table contains the span names of a process. Use [New] to create it. It is safe for concurrent
-// use. A nil Table is empty.
+// use. A nil Table is empty; only Close, Set and LeftOut may be called on it.
 type Table struct {
 	// seed is odd, and differs from process to process.
 	seed uint64
@@ -31,8 +31,8 @@ type Table struct {
 	index [1 << indexBits]atomic.Uint64
 	// texts contains the names by number. A name claims a number by being stored here.
 	texts [Capacity]atomic.Pointer[text]
-	// used counts the numbers whose names are complete, that is, stored in texts, in entries and in
-	// index.
+	// used counts entry 0 and the numbers whose names are complete, that is, stored in texts, in
+	// entries and in index.
 	used atomic.Uint32
 
 	header  *wire.NamesHeader
@@ -48,7 +48,9 @@ type text struct {
 }
 
 // New returns an empty table. If heap is true, the table is on the heap, where other processes do
-// not find it. If memory cannot be mapped, New returns an error and also a table on the heap.
+// not find it. New may return both a table and an error. Then the table is usable, but other
+// processes do not find it: it is on the heap because memory cannot be mapped, or the mapping
+// cannot be named.
 func New(heap bool) (t *Table, err error) {
 	t = &Table{seed: maphash.Bytes(maphash.MakeSeed(), nil) | 1}
 	t.region, err = vma.NewOrHeap(wire.NamesName, wire.NamesHeaderSize+Capacity*wire.NameEntrySize, heap)
@@ -94,8 +96,8 @@ func (t *Table) Number(name string) uint16 {
 	return number
 }
 
-// hash returns a hash of a name. All bits of the name affect its upper bits, but not its lower
-// bits. hash takes a third of the time that package maphash would take.
+// hash returns a hash of a name. Only the upper bits of the hash depend on all bits of the name.
+// hash takes a third of the time that package maphash would take.
 func (t *Table) hash(name string) uint64 {
 	n := len(name)
 	h := uint64(n) * t.seed
@@ -150,9 +152,9 @@ func (t *Table) text(number uint16) string {
 	return ""
 }
 
-// add gives a name the next free number, and returns that number. If another goroutine has claimed
-// the number and is still adding its own name, add completes that first instead of waiting for the
-// goroutine, which may have no CPU.
+// add gives a name the next free number, and returns that number, or 0 if the table is full. If
+// another goroutine has claimed the number and is still adding its own name, add completes that
+// first instead of waiting for the goroutine, which may have no CPU.
 //
 //go:noinline
 func (t *Table) add(name string, hash uint64) uint16 {

@@ -16,8 +16,8 @@ func PutFirst(field *uint64, v uint64) {
 	atomic.LoadUint64(field) // the compiler does not move stores across this load
 }
 
-// Put stores to a field. Call it after [PutFirst] or another atomic operation, and before
-// [PutLast].
+// Put stores to a field. The value becomes visible after that of an earlier [PutFirst] and before
+// that of a later [PutLast] or [PutPointer], but in any order with other calls of Put.
 func Put(field *uint64, v uint64) { *field = v }
 
 // Put32 is [Put] for 32 bits.

@@ -13,8 +13,8 @@ import (
 // PutFirst stores a value that becomes visible before all later stores.
 func PutFirst(field *uint64, v uint64) { atomic.StoreUint64(field, v) }
 
-// Put stores to a field. Call it after [PutFirst] or another atomic operation, and before
-// [PutLast].
+// Put stores to a field. The value becomes visible after that of an earlier [PutFirst] and before
+// that of a later [PutLast] or [PutPointer], but in any order with other calls of Put.
 func Put(field *uint64, v uint64) { atomic.StoreUint64(field, v) }
 
 // Put32 is [Put] for 32 bits.

@@ -8,5 +8,5 @@
 // be interrupted, except by ending the caller's own process. So each call runs on its own goroutine
 // and thread, which can be abandoned.
 //
-// The package reads nothing itself: it runs a function that does.
+// The package does not read that memory itself: it runs a function that does.
 package patient

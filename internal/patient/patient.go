@@ -18,7 +18,7 @@ import (
 var (
 	// ErrNoAnswer means that reading a process took too long.
 	ErrNoAnswer = errors.New("reading timed out (its memory may be backed by userfaultfd or FUSE)")
-	// ErrTooMany means that no further process is read, because reading has timed out for too many
+	// ErrTooMany means that a process is not read, because reading has timed out for too many other
 	// processes.
 	ErrTooMany = errors.New("reading has timed out for too many processes")
 
@@ -51,14 +51,15 @@ var abandoned = struct {
 // process or a busy machine causes such delays.
 //
 // An abandoned f continues on its goroutine until the process lets it return. Its results are
-// dropped. Until it returns, new calls for the same process fail at once, and so do running calls
-// that wait for a lock. If 64 processes of a user have such calls, further calls for any process of
-// that user fail with an error that wraps [ErrTooMany]. If 256 processes have such calls, all
-// further calls fail with that error.
+// dropped. If f has exceeded the limit, new calls for the same process fail at once until f
+// returns, and calls that are already running fail unless they are waiting for the process
+// themselves; their errors wrap [ErrNoAnswer]. If 64 processes of a user have such calls, further
+// calls for any process of that user fail with an error that wraps [ErrTooMany]. If 256 processes
+// have such calls, all further calls fail with that error.
 //
-// The thread of f handles no signals to this process, so signals do not wait for f. Call is safe
-// for concurrent use. Everything that f accesses must be safe for concurrent use, too, because f
-// may continue after Call has returned.
+// The thread of f does not handle the signals that users and supervisors send to this process, so
+// these do not wait for f. Call is safe for concurrent use. Everything that f accesses must be safe
+// for concurrent use, too, because f may continue after Call has returned.
 func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T, error)) (T, error) {
 	var (
 		none, value T
@@ -165,7 +166,7 @@ func admit(pid int) error {
 	return nil
 }
 
-// userOf returns the id of the user that started a process, or -1 if it is unknown.
+// userOf returns the real user id of a process, or -1 if it is unknown.
 func userOf(pid int) int {
 	user, err := procfs.NewFS("/proc").User(pid)
 	if err != nil {

@@ -117,8 +117,8 @@ func TestCallCancelled(t *testing.T) {
 	answer()
 }
 
-// A signal to this process is not delivered to the thread of a call. A signal to that thread is
-// delivered when the call returns.
+// The thread of a call blocks SIGUSR1: a signal to that thread stays pending, and is delivered when
+// the call returns.
 func TestCallBlocksSignals(t *testing.T) {
 	heard := make(chan os.Signal, 1)
 	signal.Notify(heard, unix.SIGUSR1)

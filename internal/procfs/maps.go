@@ -34,7 +34,8 @@ type Mapping struct {
 	Major, Minor uint32
 	Inode        uint64
 	// Name is the text after the inode, exactly as the kernel wrote it. It is a path in which a
-	// newline is escaped as \012, a pseudo-path such as [heap], or empty.
+	// newline is escaped as \012, a pseudo-path such as [heap] or anon_inode:[perf_event], or
+	// empty.
 	Name string
 }
 
@@ -42,10 +43,11 @@ type Mapping struct {
 type Perms struct{ Read, Write, Exec, Shared bool }
 
 // Maps yields those mappings in r for whose name keep returns true, in address order. keep must not
-// retain its argument. Other lines are not parsed and cost no allocation.
+// retain its argument. Lines for which keep returns false are not parsed and cost no allocation.
 //
-// It reads one line at a time, at most 4,194,304 lines of at most 32 KiB each. The sequence ends
-// after the first error, which is r's error or wraps [ErrMalformed].
+// It holds at most 32 KiB of r in memory, and accepts at most 4,194,304 lines of at most 32 KiB
+// each, including the newline. The sequence ends after the first error, which is r's error or wraps
+// [ErrMalformed].
 func Maps(r io.Reader, keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 	return func(yield func(Mapping, error) bool) {
 		s := bufio.NewScanner(r)
@@ -94,8 +96,8 @@ func scanLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
 const mapsFields = 5
 
 // cutName splits a line after the inode. The kernel pads the line with spaces up to the name. A
-// space at the start of a name would look like padding, but names do not start with one: paths
-// start with '/', and pseudo-paths with '['.
+// space at the start of a name would look like padding, but names do not start with one: they start
+// with '/', '[' or a letter (anon_inode:).
 func cutName(line []byte) (fields, name []byte) {
 	end := 0
 	for range mapsFields {

@@ -106,7 +106,8 @@ const MaxThreadsTried = 64
 // [fs.ErrPermission].
 //
 // If the first thread has exited before the others, it has no mappings. Then Maps yields the
-// mappings of another thread.
+// mappings of another thread, or nothing if none of the first [MaxThreadsTried] threads has
+// mappings.
 func (p *Process) Maps(keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 	return func(yield func(Mapping, error) bool) {
 		f, err := p.dir.Open("maps")

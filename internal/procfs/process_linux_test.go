@@ -136,7 +136,7 @@ func TestAliveUntilReaped(t *testing.T) {
 	require.ErrorIs(t, err, ErrProcessGone)
 }
 
-// If the first thread of a process has exited, Maps yields the mappings of the other threads.
+// If the first thread of a process has exited, Maps yields the mappings of another thread.
 func TestMapsAfterFirstThreadExited(t *testing.T) {
 	child := childproc.Start(t, "headless", nil)
 	child.Expect("ready")

@@ -40,9 +40,9 @@ func (p *Process) Threads() iter.Seq2[int, error] {
 	}
 }
 
-// User returns the id of the user that started the process pid, even if the program runs as another
-// user. This is the real user id, in this process's user namespace. The error wraps
-// [ErrProcessGone] if there is no such process.
+// User returns the real user id of the process pid, in this process's user namespace. If the
+// program is set-user-ID, this is the user that started it. The error wraps [ErrProcessGone] if
+// there is no such process.
 func (f FS) User(pid int) (int, error) { return f.status(pid, "Uid") }
 
 // Leader returns the id of the process that a thread belongs to, which is also the id of the

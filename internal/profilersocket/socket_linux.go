@@ -30,8 +30,9 @@ const (
 	batch = 256
 	// quiet is the time without a message that ends a burst.
 	quiet = 50 * time.Millisecond
-	// maxBurst is the maximum time for which messages are collected before they are handled. It is
-	// much shorter than the time for which transactions are delayed.
+	// maxBurst limits the time for which messages are collected before they are handled. The kernel
+	// checks it only after each message, so the time may be longer by up to quiet. It is still much
+	// shorter than the time for which transactions are delayed.
 	maxBurst = 100 * time.Millisecond
 	// idleRounds is the number of quiet periods after which the reader waits without a timeout.
 	// Together they last ten seconds, which is longer than profilers wait between bursts.
@@ -56,18 +57,19 @@ type Socket struct {
 	wakeMessage []byte
 	// drains contains the channel that callers of Drain wait for. For a drain, Serve replaces the
 	// channel, handles all messages in the socket, and then closes the old channel. drainWanted is
-	// true while a goroutine waits for a drain.
+	// true if a drain was requested after the last one started.
 	drains      atomic.Pointer[chan struct{}]
 	drainWanted atomic.Bool
 	served      chan struct{} // closed when Serve has returned
 }
 
 // maxDrained limits the number of messages that one drain handles, so that a sender that never
-// stops cannot block the drain. No queue is longer than that.
+// stops cannot block the drain. Queues are shorter than that in practice.
 const maxDrained = 1 << 14
 
-// Listen creates a socket with this name in a directory. Only processes of the same user
-// and root may send to it. The error names the path and the operation that failed.
+// Listen creates a socket with this name in a directory. Only processes of the same user and root
+// may send to it. The error says which operation failed, and wraps the error of the system call,
+// such as EADDRINUSE if the file exists.
 func Listen(dir, name string) (*Socket, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -301,7 +303,7 @@ func (s *Socket) Stop() error {
 	return err
 }
 
-// Close closes the socket. Serve must have returned.
+// Close stops the socket and closes it. If [Socket.Serve] was called, it must have returned.
 func (s *Socket) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

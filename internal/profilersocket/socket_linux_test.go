@@ -88,7 +88,8 @@ func (s socket) send(path, message string) error {
 	return unix.Sendto(int(s), []byte(message), unix.MSG_DONTWAIT, &unix.SockaddrUnix{Name: path})
 }
 
-// queued returns the total size in bytes of the messages that have been sent but not received yet.
+// queued returns the number of bytes of kernel memory taken by messages that s has sent and nobody
+// has received yet.
 func (s socket) queued(t *testing.T) int {
 	t.Helper()
 	n, err := unix.IoctlGetInt(int(s), unix.SIOCOUTQ)
@@ -276,8 +277,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// If the queue is full when Drain is called, all accepted messages are handled. The sender can
-// count the refused messages.
+// If the queue is full when Drain is called, all accepted messages are handled.
 func TestDrainFullSocket(t *testing.T) {
 	s := listen(t)
 	send, taken := sender(t), 0
@@ -312,8 +312,8 @@ func TestDrainEnds(t *testing.T) {
 	require.NoError(t, s.Drain(t.Context()))
 }
 
-// Sweep removes unused sockets. It does not remove sockets of live processes, sockets with other
-// names, or sockets that another process has open.
+// Sweep removes unused sockets. It does not remove sockets of live processes, of other users, with
+// other names, or that are still open, nor other kinds of files.
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.Command("true")

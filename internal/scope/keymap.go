@@ -24,7 +24,7 @@ type KeyMap struct{ keys []attribute.Key }
 const MaxKeys = 256
 
 // Append returns a KeyMap that has the keys of m, followed by those in keys that are new. It skips
-// empty keys and duplicates. If no key is new, it returns m. refused is the number of new keys for
+// empty keys and duplicates. If it adds no key, it returns m. refused is the number of new keys for
 // which there was no room, because of the limit [MaxKeys]. m may be nil.
 func (m *KeyMap) Append(keys ...attribute.Key) (more *KeyMap, refused int) {
 	all := m.Keys()

@@ -40,7 +40,8 @@ func FromContext(ctx context.Context) trace.Span {
 	return s
 }
 
-// Local returns the key of the span in ctx. It returns false if ctx has no span, or a remote span.
+// Local returns the key of the span in ctx. It returns false if ctx has no span, or if the span is
+// remote or has no trace id.
 func Local(ctx context.Context) (k Key, ok bool) {
 	s := FromContext(ctx)
 	if s == nil {
@@ -51,8 +52,8 @@ func Local(ctx context.Context) (k Key, ok bool) {
 }
 
 // Recording returns the key of the span in ctx. It returns false unless the span is recorded in
-// this process, that is, if ctx has no span, a remote span, or only a SpanContext. For a span of
-// the SDK, it also returns true after the span has ended.
+// this process, for example if ctx has no span, a remote span, only a SpanContext, or a span that
+// the sampler dropped. For a span of the SDK, it also returns true after the span has ended.
 func Recording(ctx context.Context) (k Key, ok bool) {
 	s := FromContext(ctx)
 	if s == nil {
@@ -85,7 +86,7 @@ func (c *keyOfSpan) Value(key any) any {
 
 // Started returns properties of a span that was passed to OnStart: its key, its trace flags,
 // whether it has a parent, and its start time in nanoseconds since 1970. If another processor has
-// already ended the span, the key is zero.
+// already ended the span, all results are zero.
 //
 // The results of this function, Parent and Ended are small enough to be returned in registers.
 func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool, startUnixNS uint64) {
@@ -172,7 +173,7 @@ func (v *value) time(offset uintptr) *time.Time {
 // spanContext returns the SpanContext at an offset in the value.
 //
 // Sound: learn has taken the offset from the type to which the method table belongs, after checking
-// that the SDK's SpanContext has the same layout as ours. The SDK does not change the SpanContext
+// that [trace.SpanContext] has the same layout as ours. The SDK does not change the SpanContext
 // once it has called OnStart.
 func (v *value) spanContext(offset uintptr) *spanContext {
 	return (*spanContext)(unsafe.Add(v.data, offset))

@@ -119,7 +119,8 @@ func startedKey(s sdktrace.ReadWriteSpan) Key {
 	return k
 }
 
-// overAtStart records the keys of spans that an earlier processor has ended.
+// overAtStart records the key that Started returns for each span, which an earlier processor may
+// have ended.
 type overAtStart struct {
 	checked
 
@@ -260,7 +261,7 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// FromContext returns the same span as the OpenTelemetry API.
+// FromContext returns the same span as the OpenTelemetry API, but nil if there is none.
 func TestFromContext(t *testing.T) {
 	assert.Nil(t, FromContext(t.Context()))
 	_, span := sdktrace.NewTracerProvider().Tracer("test").Start(t.Context(), "span")

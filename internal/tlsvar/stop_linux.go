@@ -18,8 +18,8 @@ import (
 // thread. do must be quick. If the thread was sleeping in a system call, it continues the call. But
 // as with any ptrace stop, a few calls such as epoll_wait may return EINTR.
 //
-// The error wraps the error of the system call: EPERM if the caller may not trace the thread or if
-// the thread is traced already, and ESRCH if the thread has exited.
+// The error wraps the error of do or of a system call: EPERM if the caller may not trace the thread
+// or if the thread is traced already, and ESRCH if the thread has exited.
 func Stopped(tid int, do func(threadPointer uint64) error) error {
 	// The kernel accepts ptrace calls for a tracee only from the thread that has seized it.
 	runtime.LockOSThread()

@@ -88,7 +88,8 @@ const (
 
 // Find returns the variables with this name, one for each module that defines it. It skips modules
 // that are not ELF files or are malformed. If a module defines the symbol but its variable cannot
-// be located, Find also returns an error that wraps [ErrUnresolved].
+// be located, Find also returns an error. It wraps [ErrUnresolved] if the module has no relocation
+// for the symbol.
 func (p *Process) Find(name string) (found []Variable, err error) {
 	for _, m := range p.Modules {
 		v, defined, merr := p.find(m, name)

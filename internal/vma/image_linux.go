@@ -61,9 +61,9 @@ func MapImage(f *os.File, text int, prepare func(mem []byte)) (*Image, error) {
 // writable.
 func (i *Image) Bytes() []byte { return i.mem }
 
-// Signal makes the prctl call that names process contexts, but for the executable part of the
-// image. The kernel always rejects the call, because the mapping is backed by a file. But profilers
-// watch for such calls, and then scan the process's mappings again.
+// Signal makes the prctl call by which publishers name their process contexts, but applies it to
+// the executable part of the image. The kernel always rejects the call, because the mapping is
+// backed by a file. But profilers watch for such calls, and then scan the process's mappings again.
 func (i *Image) Signal(name string) {
 	b, err := unix.BytePtrFromString(name)
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"unsafe"
 )
 
-// Region is private, zeroed, readable and writable memory. [New] and [NewAnonymous] return a mapping
-// that has a name in /proc/pid/maps and is not inherited by forked children. [NewHeap] returns memory
-// on the heap, which other processes cannot find.
+// Region is private, zeroed, readable and writable memory. [New] and [NewAnonymous] return a
+// mapping that has a name in /proc/pid/maps, if the kernel supports this, and that forked children
+// do not inherit. [NewHeap] returns memory on the heap, which other processes cannot find.
 //
 // The methods of a Region are not safe for concurrent use. Its owner must synchronize access to the
 // memory.

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// New maps size bytes, rounded up to whole pages. [Region.Announce] gives the mapping its name. The
-// kernel allows at most 79 bytes in a name, and none of '[', ']', '\\', '$' and '`'. Untouched
+// New maps size bytes, rounded up to whole pages. [Region.Announce] gives the mapping its name, in
+// which the kernel allows at most 79 bytes, and none of '[', ']', '\\', '$' and '`'. Untouched
 // pages use no memory.
 //
 // The mapping is backed by a memfd with the same name, whose descriptor New closes. If the system
