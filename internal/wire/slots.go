@@ -8,8 +8,8 @@ import (
 	"unsafe"
 )
 
-// The slot ring: a header and slots, whose number is a power of two. A thread uses the slot at its
-// id modulo the capacity. In layout 2, slots can belong to goroutines instead of threads. Layout 1
+// The slot ring: a header and slots. The number of slots is a power of two; only other publishers of
+// layout 1 may use any number. A thread uses the slot at its id modulo the capacity. In layout 2, slots can belong to goroutines instead of threads. Layout 1
 // is identical to the OTEL-compatible context storage of Datadog's Java profiler. The first 25
 // bytes of a slot are the same in both layouts.
 const (
