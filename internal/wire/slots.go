@@ -70,7 +70,7 @@ type Slot1 struct {
 	_     uint32
 }
 
-// Slot2 is a slot of layout 2, without its attributes. If all fields except State are zero, there
+// Slot2 is a slot of layout 2, without its attributes. If the trace ID or the span ID is zero, there
 // is no active span.
 //
 // Trace and span IDs are W3C identifiers, read as big-endian numbers.
