@@ -27,7 +27,7 @@ type CarrierKind int
 const (
 	// ThreadSlots is a ring of slots indexed by thread id.
 	ThreadSlots CarrierKind = iota + 1
-	// GoroutineTable is a table with one entry for each goroutine.
+	// GoroutineTable is a table with entries indexed by goroutine id.
 	GoroutineTable
 	// GoroutineRecord is a record in the format of OTEP 4947 that follows a goroutine's profiler
 	// labels in memory.
@@ -181,7 +181,8 @@ func (v *threadView) reasons() string {
 	return b.String()
 }
 
-// advertisement holds the attributes of a message whose keys begin with threadlocal, by key.
+// advertisement maps keys to values. It holds the attributes of one message, but only those with
+// keys that begin with [wire.ThreadLocalPrefix].
 type advertisement map[string]*commonpb.AnyValue
 
 func newAdvertisement(msg *processcontextpb.ProcessContext) advertisement {
@@ -296,15 +297,15 @@ func (a advertisement) fields(key string) (map[string]int, error) {
 		if !ok {
 			return nil, fmt.Errorf("%s: %q is not an integer", key, kv.GetKey())
 		}
-		// NewView checks the offset. It is clamped here only so that the conversion to int does not
+		// The offset is checked later. It is clamped here only so that the conversion to int does not
 		// overflow.
 		fields[kv.GetKey()] = int(max(-1, min(offset.IntValue, maxRuntimeOffset)))
 	}
 	return fields, nil
 }
 
-// runtime returns the advertised runtime offsets. If offsets are unknown, the error says why the
-// first of them is.
+// runtime returns the advertised runtime offsets. The error is the reason why an offset other than
+// GM and TLSG is unknown; if several are, it is the reason for the first of them.
 func (a advertisement) runtime() (RuntimeOffsets, error) {
 	var (
 		o    RuntimeOffsets

@@ -73,17 +73,19 @@ type Goroutine struct {
 	// OwnTID is the id, in the process's own PID namespace, of the thread on which the goroutine is
 	// running or in a system call. It is 0 in other states, and if it is unknown.
 	OwnTID int
-	// Stack holds an instruction address for each function on the stack, the innermost first.
-	// Return addresses have already been moved back into the call instruction, so look up functions
-	// and lines without subtracting 1. Stack is empty for running goroutines, unless the process is
-	// stopped.
+	// Stack holds an instruction address for each stack frame, the innermost first. Return
+	// addresses have already been moved back into the call instruction, so look up functions and
+	// lines without subtracting 1. A running goroutine has a stack only if [GoroutineOptions.Code]
+	// is set and the process is stopped or the goroutine is executing runtime code on its thread's
+	// system stack.
 	Stack []uint64
 	// StackErr is nil if Stack is complete. Otherwise it wraps [ErrStackTruncated] or [ErrNoStack].
+	// It is meaningful only if stacks were requested.
 	StackErr error
 
 	// Span is the goroutine's active span, or 0 if the goroutine is in no span. It is valid only if
-	// SpanKnown is true. The span is unknown if the process has no goroutine table, if the
-	// goroutine has never published a span itself, or if its table entry belongs to another
+	// SpanKnown is true. The span is unknown, for example, if the process has no goroutine table,
+	// if the goroutine has never published a span itself, or if its table entry belongs to another
 	// goroutine. Goroutines whose ids are equal modulo 65,536 share an entry.
 	Span      SpanRef
 	SpanKnown bool
@@ -125,7 +127,7 @@ type GoCode interface {
 
 // GoroutineOptions select what [Process.Goroutines] reads.
 type GoroutineOptions struct {
-	// Stacks requests stacks. Without it, only states and wait reasons are read.
+	// Stacks requests stacks. States, wait reasons and thread ids are always read.
 	Stacks bool
 	// Spans requests active spans. Attributes requests active spans together with their attributes.
 	Spans, Attributes bool
@@ -140,8 +142,8 @@ type Goroutines struct {
 	// order.
 	Goroutines []Goroutine
 	// Torn is the number of reads of a goroutine that were discarded because it changed during the
-	// read. Lost is the number of goroutines that changed at every attempt, so that their data is
-	// missing.
+	// read. Lost is the number of goroutines that changed at every attempt, so that all their data
+	// except State is missing.
 	Torn, Lost int
 	// StateErr, StacksErr and ReasonsErr are the reasons why the states, stacks or wait reasons of
 	// all goroutines are missing: their location in memory was not found or could not be verified.
@@ -154,8 +156,8 @@ const (
 	// maximum number of times that a goroutine that keeps changing is read.
 	goroutineBatch = 128
 	goroutineTries = 4
-	// firstStack is the number of bytes of each stack that a batch reads. A longer stack is read
-	// again separately, up to maxStack bytes.
+	// firstStack is the maximum number of bytes of each stack that are read together with the other
+	// stacks of a batch. A longer stack is read again separately, up to maxStack bytes.
 	firstStack = 8 << 10
 	maxStack   = 256 << 10
 	// maxLarge limits the total number of bytes of stacks that one call reads separately.
@@ -195,22 +197,23 @@ type goroutineLayout struct {
 // has exited is reported as gone. The process must advertise the offset of goroutine ids, as
 // services that use otelctx do. It may be running or stopped.
 //
-// Goroutines does not depend on the Go version. It derives all other runtime offsets from the
-// memory of the goroutines in refs, verifies them, and caches them for later calls. If it cannot
+// Goroutines does not depend on the Go version. It derives the runtime offsets that are not
+// advertised from the memory of the goroutines in refs, verifies them, and caches them for later calls. If it cannot
 // verify where some data is located, it leaves out that data, sets the corresponding error of the
 // result, and tries again in the next call. Only the texts of wait reasons are not searched for
 // again.
 //
 // Each goroutine is a snapshot of a different moment. Goroutines reads the g before and after the
-// stack. If the two differ, it discards the data and reads the goroutine again, up to four times in
+// stack. If the goroutine ran in between, it discards the data and reads the goroutine again, up to four times in
 // all. So a stack never mixes two moments or two goroutines.
 //
 // At most the innermost 1,024 frames and 256 KiB of each stack are unwound. Once a call has read 32
 // MiB of stacks that exceed 8 KiB, it unwinds only 8 KiB of each further stack. Time and memory are
 // proportional to len(refs).
 //
-// The error wraps [ErrNoThreadContext] if the process does not advertise the offset of goroutine
-// ids, or [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
+// The error wraps [ErrNoThreadContext] if the process has no readable carrier or does not advertise
+// the offset of goroutine ids. Any other error wraps [ErrNotPermitted], [ErrProcessGone],
+// [ErrInvalid] or [ErrBusy], or comes from ctx.
 func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options GoroutineOptions) (*Goroutines, error) {
 	v, err := p.threadView(ctx)
 	if err != nil {
@@ -267,8 +270,8 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 	return call.result, nil
 }
 
-// resolveSpans replaces the span that each goroutine published last with its active span. The
-// active span is an ancestor if the published span has ended.
+// resolveSpans replaces the span that each goroutine published last with its active span. If
+// the published span has ended, this is its nearest live ancestor, or 0 if there is none.
 func (c *goroutineCall) resolveSpans(v *threadView) error {
 	if c.entries == nil {
 		return nil
@@ -355,7 +358,7 @@ type goroutineCall struct {
 	options GoroutineOptions
 	size    int
 	now     int64
-	// entries is the goroutine table, or nil if no spans are requested. labels says whether the
+	// entries is the goroutine table, or nil if there is none or no spans are requested. labels says whether the
 	// label pointers of goroutines are needed.
 	entries *GoroutineEntries
 	labels  bool

@@ -14,8 +14,9 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// GoroutineEntries is the location and layout of a process's goroutine table. The table has one
-// entry for each goroutine, with the goroutine's active span. See docs/wire-format.md.
+// GoroutineEntries is the location and layout of a process's goroutine table. Each entry refers to
+// the span that a goroutine published last. Goroutines whose ids are equal modulo Capacity share an
+// entry. See docs/wire-format.md.
 type GoroutineEntries struct {
 	// Address is the address of the table's header. HeaderSize is the distance from there to the
 	// first entry, EntrySize the distance from one entry to the next, and Capacity the number of

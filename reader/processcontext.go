@@ -66,7 +66,7 @@ func (c *ProcessContext) SchemaURL() string {
 }
 
 // Age returns how long ago the context was published. It supports both clocks that publishers use:
-// it treats values after the year 2000 as Unix time. It also supports publishers in another time
+// it treats values from the year 2000 onwards as Unix time. It also supports publishers in another time
 // namespace. Age returns an error if the time of publication is in the future, for example because
 // the process has been migrated to another machine, or if the clock cannot be read.
 func (c *ProcessContext) Age() (time.Duration, error) {
@@ -190,7 +190,8 @@ func (p *Process) published(ctx context.Context) (pc, advertisement *ProcessCont
 	return pc, advertisement, contextErr, err
 }
 
-// hasSeparate reports whether the last scan found a separate advertisement. Most processes publish
+// hasSeparate reports whether the last scan found a mapping with the name of a separate
+// advertisement. Most processes publish
 // nothing; for them hasSeparate avoids a second scan of all mappings.
 func (p *Process) hasSeparate() bool {
 	p.mu.Lock()
@@ -264,7 +265,7 @@ func (p *Process) readOnce(ctx context.Context, k publication, last bool) (*Proc
 }
 
 // readAt reads the publication in m, according to the reading protocol of OTEP 4719. missing says
-// that the mapping no longer contains a header.
+// that the mapping no longer contains a readable header.
 func (p *Process) readAt(m procfs.Mapping) (_ *ProcessContext, missing bool, err error) {
 	before, err := p.readHeader(m)
 	if err != nil {

@@ -99,8 +99,8 @@ func nested(depth int, leaf *commonpb.AnyValue, asMap bool) *commonpb.AnyValue {
 	return leaf
 }
 
-// nestedPayload returns a payload with a value inside of depth nested arrays or maps, or as many as
-// fit, and their number. It encodes them by hand, from the innermost value outwards, because
+// nestedPayload returns a payload with depth nested arrays or maps around a value, or with as many
+// as fit, and the number of levels. It encodes them by hand, from the innermost value outwards, because
 // protobuf libraries may refuse to marshal such a depth.
 func nestedPayload(depth int, asMap bool) (payload []byte, levels int) {
 	b := make([]byte, wire.MaxProcessContextPayload)
@@ -170,7 +170,7 @@ func payloads(t testing.TB) []payloadTest {
 		{"unknown field", append(bytes.Clone(usual), lengthDelimited(99, []byte("later"))...), ""},
 		{"unknown group", append(groups(100), usual...), ""},
 
-		// Each two bytes of these payloads become a message in memory.
+		// In most of these payloads, every two bytes become a message in memory.
 		{"attributes", bytes.Repeat([]byte{0x12, 0}, 32768), ""},
 		{"resources", bytes.Repeat([]byte{0x0a, 0}, 32768), ""},
 		{"resource attributes", resource(bytes.Repeat([]byte{0x0a, 0}, 32760)), ""},
@@ -269,7 +269,8 @@ type readTest struct {
 	says    string
 }
 
-// before returns a function that makes a fake change before its nth read.
+// before returns a function that arranges for change to be called just before read number n of a
+// fake.
 func before(n int, change func(f *fakeTarget)) func(f *fakeTarget) {
 	return func(f *fakeTarget) {
 		next := f.beforeRead

@@ -18,9 +18,9 @@ import (
 
 // This file searches for rings that are not advertised, for example the OTEL-compatible context
 // storage of Datadog's Java profiler. It looks for mappings with the name of a ring. If there are
-// none, because the kernel does not support names, it looks for the magic number of a ring: first
-// at the start of each anonymous mapping, then at the start of every page, because the kernel
-// merges adjacent anonymous memory into one mapping.
+// none, for example because the kernel does not support names, it looks for the magic number of a
+// ring: first at the start of each anonymous mapping, then at the start of each of their pages that
+// is present, because the kernel merges adjacent anonymous memory into one mapping.
 
 const (
 	// maxRings limits the number of mappings with the name or the magic number of a ring that are

@@ -162,8 +162,9 @@ func (t *SpanTable) decode(data []byte) (s LiveSpan) {
 // goroutines that are waiting, and works even if the process is stopped. Spans that start or end
 // during the call may or may not be included. [Process.SpanBatches] is cheaper.
 //
-// The error wraps [ErrNoThreadContext] if the process does not advertise its live spans, or
-// [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
+// The error wraps [ErrNoThreadContext] if the process has no readable carrier or does not advertise
+// its live spans. Any other error wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or
+// [ErrBusy], or comes from ctx.
 func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
 	var spans []LiveSpan
 	for batch, err := range p.SpanBatches(ctx) {
@@ -323,7 +324,8 @@ type cellState struct {
 
 // resolve replaces each published span with the goroutine's active span. If the published span has
 // ended, the active span is its nearest live ancestor. There is none if the goroutine started the
-// span itself while it was in none of these ancestors. resolve reads only the cells of these spans.
+// span itself while it was in none of these ancestors. resolve reads only the cells of these spans,
+// apart from a few cells that lie between them.
 // The error wraps [errNoSpanTable] or comes from memory.
 func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 	used, err := t.used(memory)

@@ -47,7 +47,7 @@ func TestSpanEndedOnOtherGoroutine(t *testing.T) {
 }
 
 // TestSpansWithoutCells checks that threads have spans even if the process advertises no span
-// table.
+// table, and that Spans then fails.
 func TestSpansWithoutCells(t *testing.T) {
 	for _, carriers := range []string{"slots", "slots goroutine-table", "slots record"} {
 		c, p := acting(t, carriers+" no-cells advertise publish")

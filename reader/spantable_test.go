@@ -71,7 +71,7 @@ func TestCellStates(t *testing.T) {
 		for name, test := range map[string]struct {
 			change func(w *spanWorld)
 			// want is the span expected without a goroutine record. byRecord is the span expected
-			// with one, which knows the span's ancestors even if the cell has been reused.
+			// with one: a record has the span's ancestors even if the cell has been reused.
 			want, byRecord uint64
 		}{
 			"live":             {func(*spanWorld) {}, 2, 2},
@@ -216,7 +216,7 @@ func TestInvalidSpanTable(t *testing.T) {
 			assert.Equal(t, [8]byte{7: 2}, thread.Span.SpanID, name)
 		}
 	}
-	// An offset of the ancestors is invalid if they would overlap the labels or the record.
+	// An offset of the ancestors is invalid unless they lie between the labels and the record.
 	for _, offset := range []int64{0, 8, worldRecord - 8, worldRecord + 28, -1} {
 		a := goodTable()
 		a[wire.KeyGo+wire.GoKeyAncestorsOffset] = intValue(offset)

@@ -26,7 +26,7 @@ const (
 // elsewhere. It changes in small steps, and records after each step which span is the true active
 // span of the running goroutine.
 //
-// Its memory changes as that of spanctx does. Ending a span changes its cell and its records. Only
+// Its memory changes like the memory of a process that uses spanctx. Ending a span changes its cell and its records. Only
 // the goroutine that ends a span may then change its own slot, entry and labels; those of other
 // goroutines still refer to the ended span.
 type spanWorld struct {
@@ -43,8 +43,8 @@ type spanWorld struct {
 	// ended. saved holds the positions to which each goroutine returns by Detach.
 	position map[*worldGoroutine]worldPosition
 	saved    map[*worldGoroutine][]worldPosition
-	// acting is the goroutine that is just moving to the span entering, or nil. leaving is the span
-	// that is just ending, or 0.
+	// acting is the goroutine that is just moving to another span, or nil, and entering is that
+	// span. leaving is the span that is just ending, or 0.
 	acting   *worldGoroutine
 	entering uint64
 	leaving  uint64

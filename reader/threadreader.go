@@ -29,7 +29,8 @@ import (
 //	the entry again
 //	the thread's slot again ([ringbuf.SlotReader.After])
 //
-// The cells are those of the spans to which the slot, the entry and the record refer.
+// The cells are those of the spans to which the slot, the entry and the record refer, and those of
+// the ancestors of these spans if they have ended.
 //
 // The proof is about the moment at which m.curg is read. The thread was running the goroutine at
 // that moment. The goroutine had its id then, because it had the same id before and after, and ids
@@ -37,8 +38,8 @@ import (
 // the same content before and after. So it does not matter if the goroutine leaves the thread and
 // returns in between.
 //
-// The slot contains the address of the m, the m that of the g, and the g that of the record. So
-// each call reads at the addresses that the previous call has found. If it finds other addresses,
+// The slot contains the address of the m, the m contains the address of the g, and the g contains
+// the address of the object with the record. So each call reads at the addresses that the previous call has found. If it finds other addresses,
 // the call is repeated, up to maxReads times.
 type threadReader struct {
 	memory ringbuf.Memory
@@ -58,8 +59,8 @@ type threadReader struct {
 	// wrongM is an address that has turned out not to be the thread's m.
 	wrongM uint64
 	// record and recordAgain are two copies of the object that the label pointer points to, up to
-	// the end of the record's attributes. verified is a copy of the record for which labelsHaveIDs
-	// was last called, and labelsMatch is the result of that call.
+	// the end of the record's attributes. verified is a copy of record, without the attributes,
+	// from the last call of labelsHaveIDs, and labelsMatch is the result of that call.
 	record, recordAgain, verified []byte
 	labelsMatch                   bool
 	// fallback is the best proven result so far. It is the final result if no read is completely
@@ -316,7 +317,7 @@ type cellRead struct {
 type liveness int
 
 const (
-	// replaced means that the cell has been reused for another span.
+	// replaced means that the cell has been reused for another span, or cannot be read.
 	replaced liveness = iota
 	// ended means that the span has ended.
 	ended
@@ -360,7 +361,8 @@ func (r *threadReader) cellOf(ref uint64) ([]byte, liveness) {
 }
 
 // resolve returns the active span of the goroutine that owns the thread's slot. This is the span in
-// the slot, or an ancestor if that span has ended. settled is false if cells must be read again.
+// the slot, or its nearest live ancestor if that span has ended. It is nil if there is none, or if
+// the goroutine has since published the span on another thread. settled is false if cells must be read again.
 func (r *threadReader) resolve(s *ringbuf.Slot) (span *ThreadSpan, settled bool) {
 	if !s.HasSpan() {
 		return nil, true
@@ -591,7 +593,7 @@ func (r *threadReader) addCell(s *ThreadSpan) (settled bool) {
 
 const (
 	labelSize = 32  // bytes of a label in the runtime's label list
-	maxLabels = 256 // labels that are compared with a record
+	maxLabels = 256 // maximum number of labels in a list that is compared with a record
 )
 
 // labelsHaveIDs reports whether the labels in front of a record contain the ids of s, the record's

@@ -227,8 +227,8 @@ func (w *world) schedule(g *worldGoroutine) {
 	put64(w.pieces[fakeM][fakeOffsets.MCurg:], curg)
 }
 
-// view returns a view of the world. Each letter of which adds a carrier: t thread slots, g the
-// goroutine table, r goroutine records.
+// view returns a view of the world with some carriers. The parameter which has a letter for each of
+// them: t for thread slots, g for the goroutine table, r for goroutine records.
 func (w *world) view(t testing.TB, which string) *threadView {
 	t.Helper()
 	v := &threadView{recordOffset: -1, refOffset: -1, ancestorsOffset: -1, namesOffset: -1, runtime: fakeOffsets}
@@ -346,8 +346,8 @@ func TestBestCarrierWins(t *testing.T) {
 	}
 }
 
-// TestInconsistentThreadHasNoSpan checks that the reader returns no span for a thread if any of its
-// data is inconsistent or invalid.
+// TestInconsistentThreadHasNoSpan checks that the reader returns no span for a thread if the data
+// that would lead to the span is inconsistent or invalid.
 func TestInconsistentThreadHasNoSpan(t *testing.T) {
 	for name, test := range map[string]struct {
 		which  string
@@ -395,7 +395,8 @@ func TestInconsistentThreadHasNoSpan(t *testing.T) {
 }
 
 // TestSpanEndsElsewhereDuringRead checks that the reader rejects a record if its goroutine leaves
-// the thread during the read, and the span has ended by the time the goroutine returns.
+// the thread during the read, and the span has ended by the time the goroutine returns. If the span
+// is still live at that time, the reader must accept the record.
 func TestSpanEndsElsewhereDuringRead(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		w := stillWorld(t)

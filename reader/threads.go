@@ -46,7 +46,8 @@ type ThreadSpan struct {
 	// Carrier is the kind of carrier in which the span was found.
 	Carrier CarrierKind
 	// Proven says that there was a moment during the read at which the thread ran the goroutine in
-	// Thread.Goroutine and the process published this span for that goroutine. If Proven is false,
+	// Thread.Goroutine and the process published this span for that goroutine. For a
+	// [ThreadContextRecord], it says only that the thread published the span. If Proven is false,
 	// the span is only the last one published for the thread: the goroutine that published it may
 	// have moved to another thread since. A span from a slot of layout 1 may even belong to another
 	// thread.
@@ -89,7 +90,7 @@ type threadState struct {
 
 	mu   sync.Mutex
 	view *threadView
-	// namespaced says that the process is in another PID namespace than the caller, which never
+	// namespaced says that the process is in another PID namespace than the caller. This never
 	// changes. namespaceKnown says that namespaced is set.
 	namespaced, namespaceKnown bool
 	// names holds the names that have been read from nameTable so far, by number.
@@ -128,8 +129,8 @@ const maxThreads = 1 << 17
 // Threads caches the location of the carriers until the process advertises them again. With a warm
 // cache, a call costs one system call for the process and between one and about eight for each
 // thread. If the m of some threads is unknown, it also reads the live spans and the used pages of
-// the goroutine table. If nothing is advertised, each call scans all mappings until it finds a
-// ring.
+// the goroutine table. If nothing is advertised, each call scans all mappings until one finds a
+// ring. After that, Threads scans them at most once per second.
 //
 // The error wraps [ErrNoThreadContext] if the process has no readable carrier. Any other error
 // wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or comes from ctx.
@@ -284,7 +285,7 @@ func (p *Process) attributeDecoder(ctx context.Context, v *threadView) func(enco
 	}
 }
 
-// decodeAttributes decodes entries {key u8, length u8, value}, up to the first truncated one. If
+// decodeAttributes decodes entries {key u8, length u8, value}. It stops at a truncated entry. If
 // several entries have the same key, the last one wins. It leaves out entries whose keys have no
 // name in keys. all is true if there are no such entries.
 func decodeAttributes(encoded []byte, keys []string) (attributes []ThreadAttribute, all bool) {

@@ -77,8 +77,8 @@ func spinIn(t *testing.T, c *childproc.Child) identity {
 	return askf(t, c, "spin a")
 }
 
-// steadily reads the threads many times, and fails the test unless it finds exactly the threads in
-// want with spans each time.
+// steadily reads the threads many times, and fails the test unless exactly the threads in want have
+// spans each time.
 func steadily(t *testing.T, p *Process, want ...Thread) {
 	t.Helper()
 	for range 50 {

@@ -90,7 +90,8 @@ const (
 //
 // The error wraps [ErrNotRing] if the description is invalid. The layout must be 1 or 2. The
 // capacity must be at most 16,777,216 and, in layout 2, a power of two. Slots must have 32 to 1,024
-// bytes and contain all fields.
+// bytes. The fields trace_id_high, trace_id_low, span_id, in_use and, in layout 2, seq are required.
+// Every field must lie within the slot.
 func NewView(memory Memory, info Info, fields map[string]int) (*View, error) {
 	v := &View{memory: memory, info: info}
 	if err := v.check(); err != nil {
@@ -225,7 +226,8 @@ func (v *View) Fields() map[string]int {
 }
 
 // Verify reads the header again and checks that it still describes the same ring. The error wraps
-// [ErrNotRing] if the header has changed or is gone.
+// [ErrNotRing] if the header has changed or is gone. Any other error comes from the [Memory], for
+// example because the header is no longer mapped.
 func (v *View) Verify() error {
 	found, err := readHeader(v.memory, v.info.Address)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 
 var errFault = errors.New("fault")
 
-// viewMemory is fake memory whose content callbacks can change between the parts of a read.
+// viewMemory is fake memory. Its callbacks can change the content during a read.
 type viewMemory struct {
 	base  uint64
 	bytes []byte
@@ -240,7 +240,7 @@ func TestViewEmptyAndForeignSlots(t *testing.T) {
 }
 
 // TestViewNeverMixesWrites checks that a slot that a SlotReader accepts comes from a single write,
-// at whatever moments of the read a writer takes its steps.
+// no matter when during the read a writer takes its steps.
 func TestViewNeverMixesWrites(t *testing.T) {
 	for _, layout := range []int{1, 2} {
 		// steps are the stages in which a writer changes a slot from raw(1) to raw(2).
@@ -325,7 +325,7 @@ func TestViewNeverMixesWrites(t *testing.T) {
 }
 
 // TestViewDetectsWriteBetweenHalves checks that a View rejects a slot if a whole write happens
-// between the two reads of in_use, which are both 0.
+// between the two reads of in_use, which both return 0.
 func TestViewDetectsWriteBetweenHalves(t *testing.T) {
 	info := info2(1, 64, ByThread)
 	m := newViewMemory(info)

@@ -141,7 +141,8 @@ func New(o Options) (t *Table, err error) {
 func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
 
 // Close hides the table from other processes. End all live spans first: otherwise spans of a table
-// on the heap stay live. Spans that start during or after Close have no effect.
+// on the heap stay live. Spans that start during or after Close are not visible to
+// other processes.
 func (t *Table) Close() error {
 	highest := t.base
 	for i := range t.cells[:t.Used()] {
@@ -181,8 +182,8 @@ func (t *Table) Is(r Ref, k sdkspan.Key) bool {
 		atomic.LoadUint64(&c.TraceIDLow) == k.TraceIDLow && atomic.LoadUint64(&c.Version) == uint64(r)
 }
 
-// Load fills s with the content of a span's cell, and reports whether the span is live. If it is
-// not live, s may describe another span.
+// Load fills s, except s.TID, with the content of a span's cell, and reports whether the span is
+// live. If it is not live, s may describe another span.
 func (t *Table) Load(r Ref, s *Span) bool {
 	if r == 0 {
 		return false

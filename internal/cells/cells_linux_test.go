@@ -107,7 +107,8 @@ func TestNextTableRepeatsNoRef(t *testing.T) {
 	}
 }
 
-// A goroutine can safely start or end a span while the table is being closed.
+// If the table is closed while a goroutine is starting or ending a span, the goroutine can safely
+// continue. Spans can also be started later.
 func TestLateStartAndEnd(t *testing.T) {
 	table, _ := newTable(t, false, nil)
 	p := goruntime.Pin()
@@ -169,7 +170,7 @@ func TestFreedCellsKeepContents(t *testing.T) {
 	assert.LessOrEqual(t, int(table.Used()), minQueued+2, "cells are reused")
 }
 
-// If two goroutines end a span at the same time, only one of them frees its cell.
+// If several goroutines end a span at the same time, only one of them frees its cell.
 func TestSpanEndsOnce(t *testing.T) {
 	moreProcessors(t)
 	table, _ := newTable(t, true, nil)
@@ -234,8 +235,8 @@ func TestFindDistinguishesTraces(t *testing.T) {
 	}
 }
 
-// Find works from every P, on whatever P the span was started, even if the table was created with
-// fewer Ps.
+// Find finds a span on whatever P it was started, even on a P that did not exist when the table was
+// created.
 func TestFindAcrossProcessors(t *testing.T) {
 	for _, live := range []int{10, localEntries, 10_000} {
 		table, evicted := newTable(t, true, nil)
@@ -360,7 +361,7 @@ func TestLeakedSpans(t *testing.T) {
 	assert.EqualValues(t, table.Used(), len(table.live())+len(table.takeFree(t)), "no cell is lost")
 }
 
-// If every span is still published by the goroutine that started it, old spans are evicted
+// If every span is still published by the goroutine that started it, spans are evicted
 // nevertheless.
 func TestPublishedSpansAreEvicted(t *testing.T) {
 	table, evicted := newTable(t, true, func(Ref, uint64, uintptr) bool { return true })
@@ -600,7 +601,7 @@ func TestMapping(t *testing.T) {
 	require.NoError(t, table.Close(), "again")
 }
 
-// If no memory can be mapped, New returns an error and a table that works.
+// If no memfd can be created, New still returns a table that works. It may also return an error.
 func TestWithoutMemory(t *testing.T) {
 	if !goruntime.Supported {
 		t.Skip("nothing can be mapped on this platform")

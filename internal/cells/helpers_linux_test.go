@@ -143,8 +143,8 @@ func rounds(usually, all int) int {
 	return n
 }
 
-// moreProcessors raises GOMAXPROCS to at least 8. If there are fewer CPUs, the kernel also switches
-// between goroutines, at any instruction.
+// moreProcessors raises GOMAXPROCS to at least 8. If there are fewer CPUs, the kernel also preempts
+// goroutines, at any instruction.
 func moreProcessors(t *testing.T) {
 	t.Helper()
 	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))

@@ -21,8 +21,8 @@ type lineage struct {
 	before    Position
 }
 
-// lineage fills l with the lineage of a span. It returns false if the cell was reused for another
-// span.
+// lineage fills l with the lineage of a span. It returns false if r is 0 or the cell was reused for
+// another span.
 func (t *Table) lineage(r Ref, l *lineage) bool {
 	if r == 0 {
 		return false
@@ -123,7 +123,8 @@ func (t *Table) NearestOf(ancestors *Ancestors, position Position) Position {
 }
 
 // Leave returns the new position of a goroutine that has just ended a span. left is true if the
-// goroutine was in that span, or in a descendant of it that the goroutine itself had started.
+// goroutine was in that span, or in a descendant of it that the goroutine itself had started. If
+// that is unknown, because cells were reused, left is true and next is 0.
 func (t *Table) Leave(position Position, span Ref, goid uint64) (next Position, left bool) {
 	// The usual case: the goroutine ends the span that it started and is still in, and returns to a
 	// live span or to none.

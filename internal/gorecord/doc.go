@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gorecord publishes the span that a goroutine is in through the goroutine's profiler
+// Package gorecord publishes the active span of a goroutine through the goroutine's profiler
 // labels. The labels move with the goroutine from thread to thread, and are inherited by goroutines
 // that it starts.
 //

@@ -67,7 +67,7 @@ func labelsSeen(t *testing.T, address uint64) (got [][2]string) {
 }
 
 // A profiler finds everything in a record with only the label pointer and the advertised offsets.
-// So the test does not use the types of this package.
+// So the test reads the record without using the types of this package.
 func TestLayout(t *testing.T) {
 	needRecords(t)
 	users, ours := [][2]string{{"abc", ""}, {"user", "x"}}, [][2]string{

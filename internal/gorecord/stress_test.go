@@ -29,16 +29,16 @@ func long(n int) int {
 	return n
 }
 
-// moreProcessors raises GOMAXPROCS to at least 4. If there are fewer CPUs, the kernel also switches
-// between goroutines, at any instruction.
+// moreProcessors raises GOMAXPROCS to at least 4. If there are fewer CPUs, the kernel also preempts
+// goroutines, at any instruction.
 func moreProcessors(t *testing.T) {
 	t.Helper()
 	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
 	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }
 
-// A goroutine that reads its labels while End hides ours finds either all labels or only the
-// user's.
+// A reader of a record's labels finds, while End hides ours, either all labels or only the user's.
+// If ours come first, it finds all or none.
 func TestEndWhileLabelsAreRead(t *testing.T) {
 	needRecords(t)
 	moreProcessors(t)

@@ -326,8 +326,8 @@ func (c *calibrator) look(m *mCandidate, gwords []uintptr) {
 	}
 }
 
-// peekTLS copies the words at an offset from the thread pointer to dst, and returns how many it
-// copied. It may be called while pinned.
+// peekTLS fills dst with the words that begin at this distance from the thread pointer, and returns
+// how many it copied. It may be called while pinned.
 func (c *calibrator) peekTLS(offset int64, dst []uintptr) int {
 	if c.noTP = c.noTP || !threadPointer(&c.tp); c.noTP {
 		return 0

@@ -34,7 +34,7 @@ const (
 	numFacts
 )
 
-// String returns the name of the fact as the runtime's sources spell it.
+// String returns a short name of the fact, for example g.goid.
 func (f Fact) String() string {
 	if f < numFacts {
 		return [numFacts]string{"g.m", "g.goid", "g.labels", "m.procid", "m.curg", "tls.g", "labelMap.list"}[f]
@@ -163,7 +163,8 @@ func (r *Runtime) Goroutine() (s Self) {
 
 // Is reports whether the goroutine with this id still exists. g is the address of its g, as
 // returned by [Runtime.Goroutine] on that goroutine. After the goroutine has ended, Is may return
-// true until another goroutine reuses the g. It may be called while pinned.
+// true until another goroutine reuses the g. If the fact [GGoid] was refused, Is returns false. It
+// may be called while pinned.
 //
 // The load is sound, because the runtime never frees a g, and writes the id with a single store.
 //

@@ -10,7 +10,9 @@
 // gives up: a missing span is better than a wrong one, and writers must not wait.
 //
 // A reader reads the state word, the fields, and the state word again. If in_use is 0 and seq is
-// unchanged, the fields come from a single write.
+// unchanged, the fields come from a single write. There is one exception: a writer that gives up
+// clears the span id without a claim. Layout 1 has no seq, so its readers read the fields twice
+// instead.
 //
 // Callers of [Ring.Store] must be pinned ([goruntime.Pin]). Otherwise the goroutine could move to
 // another thread after it has read its thread id, and would then write to the slot of a thread that

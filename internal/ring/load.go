@@ -16,8 +16,9 @@ func (r *Ring) Layout1() bool { return r.layout1 }
 // that published it. ok is false if the slot has no span or is being written. In layout 1, which
 // records neither goroutine nor thread, owner and tid are 0.
 //
-// All results come from a single write. In layout 2 Load verifies this with the slot's write
-// counter; layout 1 has none, so Load reads the fields twice.
+// In layout 2 all results come from a single write, which Load verifies with the slot's write
+// counter. Layout 1 has none, so Load reads the fields twice, and results from different writes are
+// only unlikely.
 func (r *Ring) Load(id uint64) (s Span, owner uint64, tid uint32, ok bool) {
 	slot := r.slot(id)
 	for range attempts {

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package wire defines every memory format that otelctx publishes for other processes: constants,
-// structs, offsets, and compile-time assertions of the layout. Writers and readers share no other
-// package, so each format has exactly one definition.
+// structs, offsets, and compile-time assertions of the layout. Writers and readers both use these
+// definitions, so each format has exactly one.
 //
 // All multi-byte fields are in the byte order of the machine, which writer and reader always share.
 //

@@ -8,8 +8,8 @@ import (
 	"unsafe"
 )
 
-// The goroutine table: a header and one entry for each goroutine, indexed by its id, with the
-// goroutine's active span.
+// The goroutine table: a header and entries indexed by goroutine id. Each entry has the active span
+// of a goroutine.
 const (
 	// GoroutinesMagic is the first word of a goroutine table: "OTGT", most significant byte first.
 	GoroutinesMagic   = 0x4F544754

@@ -8,8 +8,8 @@ import (
 	"unsafe"
 )
 
-// The slot ring: a header and slots, whose number is a power of two. A thread uses the slot at its
-// id modulo the capacity. In layout 2, slots can belong to goroutines instead of threads. Layout 1
+// The slot ring: a header and slots. The number of slots is a power of two; only other publishers of
+// layout 1 may use any number. A thread uses the slot at its id modulo the capacity. In layout 2, slots can belong to goroutines instead of threads. Layout 1
 // is identical to the OTEL-compatible context storage of Datadog's Java profiler. The first 25
 // bytes of a slot are the same in both layouts.
 const (
@@ -70,7 +70,7 @@ type Slot1 struct {
 	_     uint32
 }
 
-// Slot2 is a slot of layout 2, without its attributes. If all fields except State are zero, there
+// Slot2 is a slot of layout 2, without its attributes. If the trace ID or the span ID is zero, there
 // is no active span.
 //
 // Trace and span IDs are W3C identifiers, read as big-endian numbers.

@@ -98,7 +98,7 @@ const (
 	RefIndexShift = 1
 	// RefGeneration is added to a cell's version each time the cell is used for another span.
 	RefGeneration = 1 << (RefIndexBits + RefIndexShift)
-	// CellOver is the lowest bit of a version, which is set after the span has ended.
+	// CellOver is the lowest bit of a version, which is set unless the cell's span is live.
 	CellOver = 1
 )
 
