@@ -6,8 +6,9 @@
 // and needs no help from the process.
 //
 // A process in any language may publish a process context ([OTEP 4719]), which holds its
-// OpenTelemetry resource. Go services that use otelctx, other processes that write thread slots, and
-// processes that publish thread contexts (OTEP 4947) also publish the active span of each thread:
+// OpenTelemetry resource. Go services that use otelctx, other processes that write thread slots,
+// and processes that publish thread contexts (OTEP 4947) also publish the active span of each
+// thread:
 //
 //	p, err := reader.Open(pid)
 //	if err != nil {
