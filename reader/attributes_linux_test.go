@@ -234,8 +234,8 @@ func TestKeysAreRefreshed(t *testing.T) {
 	c.Ask("keys user")
 	c.Ask("start")
 	threads := withSpans(threadsOf(t, p))
-	// Decode the span with the old keys, as if the key user had been published between the reads of
-	// the keys and of the span.
+	// Decode the span with the old keys, as if the key "user" had been published between the reads
+	// of the keys and of the span.
 	threads[0].Span.Attributes = nil
 	p.nameAttributes(t.Context(), old, threads)
 	assert.Equal(t, []ThreadAttribute{{"http.app", "shop"}, {"user", "alice"}}, attributesOf(t, threads))

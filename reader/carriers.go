@@ -297,8 +297,8 @@ func (a advertisement) fields(key string) (map[string]int, error) {
 		if !ok {
 			return nil, fmt.Errorf("%s: %q is not an integer", key, kv.GetKey())
 		}
-		// The offset is checked later. It is clamped here only so that the conversion to int does not
-		// overflow.
+		// The offset is checked later. It is clamped here only so that the conversion to int does
+		// not overflow.
 		fields[kv.GetKey()] = int(max(-1, min(offset.IntValue, maxRuntimeOffset)))
 	}
 	return fields, nil

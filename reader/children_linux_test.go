@@ -272,8 +272,9 @@ func nobody(p *childproc.Parent) {
 }
 
 // reusedPID runs as the first process of a PID namespace, in which it can choose the ids of new
-// processes. It reads a publisher, kills it, and starts another publisher with the same id. Then it
-// reads through the old [Process] and through a new one, and reports the results.
+// processes. It reads the context of a publisher, kills the publisher, and starts another publisher
+// with the same id. Then it reads through the old [Process] and through a new one, and reports the
+// results.
 func reusedPID(p *childproc.Parent) {
 	p.Must(syscall.Mount("", "/", "", syscall.MS_PRIVATE|syscall.MS_REC, ""))
 	if err := syscall.Mount("proc", "/proc", "proc", 0, ""); err != nil {

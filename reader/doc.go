@@ -6,8 +6,9 @@
 // and needs no help from the process.
 //
 // A process in any language may publish a process context ([OTEP 4719]), which holds its
-// OpenTelemetry resource. Go services that use otelctx, and all other processes that write thread
-// slots, also publish the active span of each thread:
+// OpenTelemetry resource. Go services that use otelctx, other processes that write thread slots,
+// and processes that publish thread contexts (OTEP 4947) also publish the active span of each
+// thread:
 //
 //	p, err := reader.Open(pid)
 //	if err != nil {
@@ -30,8 +31,8 @@
 // All functions and methods may be called concurrently. Unless stated otherwise, returned values
 // belong to the caller, who may keep and modify them.
 //
-// The package never writes to the process, and does not depend on the packages that publish
-// contexts.
+// The package never writes to the process. It stops threads only to read thread contexts; see
+// [Process.ThreadContexts]. It does not depend on the packages that publish contexts.
 //
 // [OTEP 4719]:
 // https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/profiles/4719-process-ctx.md

@@ -198,14 +198,14 @@ type goroutineLayout struct {
 // services that use otelctx do. It may be running or stopped.
 //
 // Goroutines does not depend on the Go version. It derives the runtime offsets that are not
-// advertised from the memory of the goroutines in refs, verifies them, and caches them for later calls. If it cannot
-// verify where some data is located, it leaves out that data, sets the corresponding error of the
-// result, and tries again in the next call. Only the texts of wait reasons are not searched for
-// again.
+// advertised from the memory of the goroutines in refs, verifies them, and caches them for later
+// calls. If it cannot verify where some data is located, it leaves out that data, sets the
+// corresponding error of the result, and tries again in the next call. Only the texts of wait
+// reasons are not searched for again.
 //
 // Each goroutine is a snapshot of a different moment. Goroutines reads the g before and after the
-// stack. If the goroutine ran in between, it discards the data and reads the goroutine again, up to four times in
-// all. So a stack never mixes two moments or two goroutines.
+// stack. If the goroutine ran in between, it discards the data and reads the goroutine again, up to
+// four times in all. So a stack never mixes two moments or two goroutines.
 //
 // At most the innermost 1,024 frames and 256 KiB of each stack are unwound. Once a call has read 32
 // MiB of stacks that exceed 8 KiB, it unwinds only 8 KiB of each further stack. Time and memory are
@@ -270,8 +270,8 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 	return call.result, nil
 }
 
-// resolveSpans replaces the span that each goroutine published last with its active span. If
-// the published span has ended, this is its nearest live ancestor, or 0 if there is none.
+// resolveSpans replaces the span that each goroutine published last with its active span. If the
+// published span has ended, this is its nearest live ancestor, or 0 if there is none.
 func (c *goroutineCall) resolveSpans(v *threadView) error {
 	if c.entries == nil {
 		return nil
@@ -358,8 +358,8 @@ type goroutineCall struct {
 	options GoroutineOptions
 	size    int
 	now     int64
-	// entries is the goroutine table, or nil if there is none or no spans are requested. labels says whether the
-	// label pointers of goroutines are needed.
+	// entries is the goroutine table, or nil if there is none or no spans are requested. labels
+	// says whether the label pointers of goroutines are needed.
 	entries *GoroutineEntries
 	labels  bool
 	goroutineLayout

@@ -32,8 +32,8 @@ var (
 	// ErrInvalid means that the process publishes data that is not a valid context. Retrying is
 	// useless until the data changes.
 	ErrInvalid = errors.New("invalid process context")
-	// ErrBusy means that the context was being updated at every attempt to read it. Try again
-	// later.
+	// ErrBusy means that the context was being updated at every attempt to read it, or that it
+	// changed while other data was read. Try again later.
 	ErrBusy = errors.New("process context is being updated")
 )
 

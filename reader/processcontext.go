@@ -66,9 +66,9 @@ func (c *ProcessContext) SchemaURL() string {
 }
 
 // Age returns how long ago the context was published. It supports both clocks that publishers use:
-// it treats values from the year 2000 onwards as Unix time. It also supports publishers in another time
-// namespace. Age returns an error if the time of publication is in the future, for example because
-// the process has been migrated to another machine, or if the clock cannot be read.
+// it treats values from the year 2000 onwards as Unix time. It also supports publishers in another
+// time namespace. Age returns an error if the time of publication is in the future, for example
+// because the process has been migrated to another machine, or if the clock cannot be read.
 func (c *ProcessContext) Age() (time.Duration, error) {
 	now, err := boottime.Now()
 	if err != nil {
@@ -191,8 +191,8 @@ func (p *Process) published(ctx context.Context) (pc, advertisement *ProcessCont
 }
 
 // hasSeparate reports whether the last scan found a mapping with the name of a separate
-// advertisement. Most processes publish
-// nothing; for them hasSeparate avoids a second scan of all mappings.
+// advertisement. Most processes publish nothing; for them hasSeparate avoids a second scan of all
+// mappings.
 func (p *Process) hasSeparate() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -100,8 +100,8 @@ func nested(depth int, leaf *commonpb.AnyValue, asMap bool) *commonpb.AnyValue {
 }
 
 // nestedPayload returns a payload with depth nested arrays or maps around a value, or with as many
-// as fit, and the number of levels. It encodes them by hand, from the innermost value outwards, because
-// protobuf libraries may refuse to marshal such a depth.
+// as fit, and the number of levels. It encodes them by hand, from the innermost value outwards,
+// because protobuf libraries may refuse to marshal such a depth.
 func nestedPayload(depth int, asMap bool) (payload []byte, levels int) {
 	b := make([]byte, wire.MaxProcessContextPayload)
 	at := len(b)

@@ -64,8 +64,8 @@ func TestPublished(t *testing.T) {
 	for name, test := range map[string]struct {
 		all all
 		// context says whether published must return a process context. If not, contextErr is the
-		// expected reason. err is the expected error of the call, and schema the schema in the
-		// expected advertisement, "" for none.
+		// expected reason. err is the expected error of the call, and schema is the schema that
+		// must be advertised, or "" if there must be no advertisement.
 		context         bool
 		contextErr, err error
 		schema          string

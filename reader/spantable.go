@@ -325,8 +325,8 @@ type cellState struct {
 // resolve replaces each published span with the goroutine's active span. If the published span has
 // ended, the active span is its nearest live ancestor. There is none if the goroutine started the
 // span itself while it was in none of these ancestors. resolve reads only the cells of these spans,
-// apart from a few cells that lie between them.
-// The error wraps [errNoSpanTable] or comes from memory.
+// apart from a few cells that lie between them. The error wraps [errNoSpanTable] or comes from
+// memory.
 func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
 	used, err := t.used(memory)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 )
 
 // inner returns the Thread that a reader must return for an actor in a nested span. more is the
-// argument of the actor's order nest.
+// argument of the actor's order "nest".
 func inner(id identity, more uint64, c CarrierKind) Thread {
 	thread := proven(id, c)
 	thread.Span.SpanID = spanIDOf(theSpan.SpanID + more)

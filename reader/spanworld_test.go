@@ -26,9 +26,9 @@ const (
 // elsewhere. It changes in small steps, and records after each step which span is the true active
 // span of the running goroutine.
 //
-// Its memory changes like the memory of a process that uses spanctx. Ending a span changes its cell and its records. Only
-// the goroutine that ends a span may then change its own slot, entry and labels; those of other
-// goroutines still refer to the ended span.
+// Its memory changes like the memory of a process that uses spanctx. Ending a span changes its cell
+// and its records. Only the goroutine that ends a span may then change its own slot, entry and
+// labels; those of other goroutines still refer to the ended span.
 type spanWorld struct {
 	*world
 

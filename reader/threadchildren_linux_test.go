@@ -41,7 +41,7 @@ var threadRoles = map[string]func(*childproc.Parent){
 	"scoped": scopedService,
 }
 
-// theSpan is the span that the order show publishes.
+// theSpan is the span that the order "show" publishes.
 var theSpan = cells.Span{
 	Key:             sdkspan.Key{TraceIDHigh: 0x0102030405060708, TraceIDLow: 0x090a0b0c0d0e0f10, SpanID: 0x1112131415161718},
 	LocalRootSpanID: 0x2122232425262728, TraceFlags: 1,

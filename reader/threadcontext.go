@@ -69,8 +69,9 @@ var errChanging = fmt.Errorf("%w: the record changed at each read", ErrBusy)
 // ThreadContexts stops each thread once, for tens of microseconds, to learn its thread pointer.
 // After that it reads the thread's record while the thread runs. It reads the variable and the
 // whole record twice, retries if the reads differ, and takes a span only from a record that is
-// marked as valid. So it never uses the span of a record that is being written. The OTEP describes only how to read stopped threads, but stopping a thread for
-// every read would keep interrupting the service's system calls with EINTR.
+// marked as valid. So it never uses the span of a record that is being written. The OTEP describes
+// only how to read stopped threads, but stopping a thread for every read would keep interrupting
+// the service's system calls with EINTR.
 //
 // The error wraps [ErrNoThreadContext] if the process does not publish such contexts. The other
 // errors are those of [Process.ProcessContext].

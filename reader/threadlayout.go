@@ -25,9 +25,9 @@ type ThreadLayout struct {
 	Carriers []Carrier
 	// Runtime holds the advertised offsets of the process's Go runtime.
 	Runtime RuntimeOffsets
-	// Goroutines is the goroutine table, or nil if none is advertised.
+	// Goroutines is the goroutine table, or nil if none is advertised or it cannot be used.
 	Goroutines *GoroutineEntries
-	// Spans is the table of live spans, or nil if none is advertised.
+	// Spans is the table of live spans, or nil if none is advertised or it cannot be used.
 	//
 	// RefOffset and AncestorsOffset are distances from the label pointer of a goroutine. At
 	// RefOffset is the reference to the cell of the record's span. At AncestorsOffset are the

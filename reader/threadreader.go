@@ -39,8 +39,8 @@ import (
 // returns in between.
 //
 // The slot contains the address of the m, the m contains the address of the g, and the g contains
-// the address of the object with the record. So each call reads at the addresses that the previous call has found. If it finds other addresses,
-// the call is repeated, up to maxReads times.
+// the address of the object with the record. So each call reads at the addresses that the previous
+// call has found. If it finds other addresses, the call is repeated, up to maxReads times.
 type threadReader struct {
 	memory ringbuf.Memory
 	view   *threadView
@@ -362,7 +362,8 @@ func (r *threadReader) cellOf(ref uint64) ([]byte, liveness) {
 
 // resolve returns the active span of the goroutine that owns the thread's slot. This is the span in
 // the slot, or its nearest live ancestor if that span has ended. It is nil if there is none, or if
-// the goroutine has since published the span on another thread. settled is false if cells must be read again.
+// the goroutine has since published the span on another thread. settled is false if cells must be
+// read again.
 func (r *threadReader) resolve(s *ringbuf.Slot) (span *ThreadSpan, settled bool) {
 	if !s.HasSpan() {
 		return nil, true

@@ -227,8 +227,8 @@ func (w *world) schedule(g *worldGoroutine) {
 	put64(w.pieces[fakeM][fakeOffsets.MCurg:], curg)
 }
 
-// view returns a view of the world with some carriers. The parameter which has a letter for each of
-// them: t for thread slots, g for the goroutine table, r for goroutine records.
+// view returns a view of the world with some carriers. In the argument, t stands for thread slots,
+// g for the goroutine table, and r for goroutine records.
 func (w *world) view(t testing.TB, which string) *threadView {
 	t.Helper()
 	v := &threadView{recordOffset: -1, refOffset: -1, ancestorsOffset: -1, namesOffset: -1, runtime: fakeOffsets}

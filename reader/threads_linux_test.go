@@ -133,7 +133,7 @@ func slotHasSpan(t *testing.T, p *Process, tid int) {
 }
 
 // waitUntilIdle waits until a thread runs no goroutine. This is necessary because an actor answers
-// the order park just before it leaves its thread.
+// the order "park" just before it leaves its thread.
 func waitUntilIdle(t *testing.T, p *Process, tid int) {
 	t.Helper()
 	for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {

@@ -9,14 +9,14 @@
 // slot. The slot's index is the thread's or goroutine's id modulo the capacity.
 //
 // A write allocates nothing, takes no lock and never waits. Writers that share a slot never mix
-// their spans: while one of them writes the slot, the others give up after a few attempts, and
-// the slot ends up with that writer's span or with none.
+// their spans: while one of them writes the slot, the others give up after a few attempts, and the
+// slot ends up with that writer's span or with none.
 //
 // Package spanctx writes such slots for the spans of a TracerProvider. Its slots refer to cells in
 // the process's span table, from which readers learn whether a span has ended. A slot written by
-// this package refers to no cell unless Span.Ref is set. It publishes its span until a
-// thread or goroutine that uses the same slot calls [Ring.Store] or [Ring.Clear]. So call Clear when a span ends, on
-// the goroutine that published it.
+// this package refers to no cell unless Span.Ref is set. It publishes its span until a thread or
+// goroutine that uses the same slot calls [Ring.Store] or [Ring.Clear]. So call Clear when a span
+// ends, on the goroutine that published it.
 //
 // # Slot format
 //

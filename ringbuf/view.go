@@ -90,8 +90,8 @@ const (
 //
 // The error wraps [ErrNotRing] if the description is invalid. The layout must be 1 or 2. The
 // capacity must be at most 16,777,216 and, in layout 2, a power of two. Slots must have 32 to 1,024
-// bytes. The fields trace_id_high, trace_id_low, span_id, in_use and, in layout 2, seq are required.
-// Every field must lie within the slot.
+// bytes. The fields trace_id_high, trace_id_low, span_id, in_use and, in layout 2, seq are
+// required. Every field must lie within the slot.
 func NewView(memory Memory, info Info, fields map[string]int) (*View, error) {
 	v := &View{memory: memory, info: info}
 	if err := v.check(); err != nil {

@@ -141,8 +141,7 @@ func New(o Options) (t *Table, err error) {
 func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
 
 // Close hides the table from other processes. End all live spans first: otherwise spans of a table
-// on the heap stay live. Spans that start during or after Close are not visible to
-// other processes.
+// on the heap stay live. Spans that start during or after Close are not visible to other processes.
 func (t *Table) Close() error {
 	highest := t.base
 	for i := range t.cells[:t.Used()] {

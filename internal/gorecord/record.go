@@ -42,8 +42,8 @@ const idLabels = 2
 type UserLabels = unsafe.Pointer
 
 // Record is the object that a goroutine's label pointer points to while the goroutine is in a span.
-// Once installed, a record does not change until the span ends or the record is retired, except that
-// variant may be set.
+// Once installed, a record does not change until the span ends or the record is retired, except
+// that variant may be set.
 type Record struct {
 	_ structs.HostLayout
 
@@ -153,8 +153,8 @@ func Available(r *goruntime.Runtime) error {
 // labels with the same keys.
 //
 // New usually allocates once. It allocates more often if the user has labels, if there are many
-// attributes, or if names and attributes together become more than three labels. Call New only if [Available]
-// returns nil.
+// attributes, or if names and attributes together become more than three labels. Call New only if
+// [Available] returns nil.
 func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, n *Names, user UserLabels) (r *Record) {
 	users := labelsAt(user)
 	merge := len(users) > 0
@@ -353,9 +353,9 @@ func User() (UserLabels, *Record) {
 }
 
 // End clears the valid flag of r and, if r comes from [New], of all other records of the same span,
-// wherever they are installed. Readers of records notice at once. If withdraw is true, End also hides the labels, so
-// that readers of labels notice, too. Any goroutine may call End, also more than once. If r is nil,
-// End does nothing.
+// wherever they are installed. Readers of records notice at once. If withdraw is true, End also
+// hides the labels, so that readers of labels notice, too. Any goroutine may call End, also more
+// than once. If r is nil, End does nothing.
 func (r *Record) End(withdraw bool) {
 	for ; r != nil; r = r.variant.Load() {
 		// Goroutines that do this concurrently store the same value.

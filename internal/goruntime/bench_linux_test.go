@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// compare benchmarks several ways to do the same thing. Every result includes the time of a
-// function call.
+// compare runs a benchmark for each of several ways to do the same thing. Every result includes the
+// time of a function call.
 func compare(b *testing.B, ways map[string]func()) {
 	b.Helper()
 	for _, name := range slices.Sorted(maps.Keys(ways)) {

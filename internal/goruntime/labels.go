@@ -11,9 +11,9 @@ type Label struct {
 }
 
 // LabelMap has the layout of the object to which a goroutine's label pointer points, if the fact
-// [LabelList] is known. If it is to be stored in a context, List must be sorted by key and must not have
-// duplicates, because pprof.WithLabels relies on that. A LabelMap must not change once it is installed: new goroutines
-// inherit it, and profiles may read it at any time.
+// [LabelList] is known. If it is to be stored in a context, List must be sorted by key and must not
+// have duplicates, because pprof.WithLabels relies on that. A LabelMap must not change once it is
+// installed: new goroutines inherit it, and profiles may read it at any time.
 //
 // [SetLabels] also accepts a pointer to a larger object that begins with a LabelMap.
 type LabelMap struct {

@@ -17,8 +17,8 @@ func (r *Ring) Layout1() bool { return r.layout1 }
 // records neither goroutine nor thread, owner and tid are 0.
 //
 // In layout 2 all results come from a single write, which Load verifies with the slot's write
-// counter. Layout 1 has none, so Load reads the fields twice, and results from different writes are
-// only unlikely.
+// counter. Layout 1 has none, so Load reads the fields twice, which makes a mixture of two writes
+// unlikely but not impossible.
 func (r *Ring) Load(id uint64) (s Span, owner uint64, tid uint32, ok bool) {
 	slot := r.slot(id)
 	for range attempts {

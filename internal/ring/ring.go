@@ -49,7 +49,8 @@ func Check(capacity, attributeSpace int) error {
 	return nil
 }
 
-// Config describes a ring to create. Capacity and AttributeSpace must be valid according to [Check].
+// Config describes a ring to create. Capacity and AttributeSpace must be valid according to
+// [Check].
 type Config struct {
 	// Name is the name of the mapping; "" selects the default that readers look for.
 	Name     string

@@ -39,7 +39,7 @@ type GoroutinesHeader struct {
 	_    [8]byte
 }
 
-// GoroutineEntry is the active span of a goroutine, which is the only writer of the entry unless
+// GoroutineEntry holds the active span of a goroutine. Only that goroutine writes the entry, unless
 // another goroutine shares it. If both write at the same time, the entry may end up with one word
 // from each. Readers detect this, because Check then fits neither goroutine.
 type GoroutineEntry struct {

@@ -8,10 +8,11 @@ import (
 	"unsafe"
 )
 
-// The slot ring: a header and slots. The number of slots is a power of two; only other publishers of
-// layout 1 may use any number. A thread uses the slot at its id modulo the capacity. In layout 2, slots can belong to goroutines instead of threads. Layout 1
-// is identical to the OTEL-compatible context storage of Datadog's Java profiler. The first 25
-// bytes of a slot are the same in both layouts.
+// The slot ring: a header and slots. The number of slots is a power of two; only other publishers
+// of layout 1 may use any number. A thread uses the slot at its id modulo the capacity. In layout
+// 2, slots can belong to goroutines instead of threads. Layout 1 is identical to the
+// OTEL-compatible context storage of Datadog's Java profiler. The first 25 bytes of a slot are the
+// same in both layouts.
 const (
 	// RingMagic is the first word of every ring: "OTEL", most significant byte first.
 	RingMagic = 0x4F54454C
@@ -70,8 +71,8 @@ type Slot1 struct {
 	_     uint32
 }
 
-// Slot2 is a slot of layout 2, without its attributes. If the trace ID or the span ID is zero, there
-// is no active span.
+// Slot2 is a slot of layout 2, without its attributes. If the trace ID or the span ID is zero,
+// there is no active span.
 //
 // Trace and span IDs are W3C identifiers, read as big-endian numbers.
 type Slot2 struct {

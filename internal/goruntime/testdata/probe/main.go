@@ -191,7 +191,7 @@ func (c *checker) labels() {
 	if !c.known(goruntime.LabelList) {
 		return
 	}
-	// Check Labels on a goroutine that never set any. The runtime itself makes it inherit them.
+	// This goroutine has set no labels itself. It has inherited those of main.
 	if list := (*goruntime.LabelMap)(goruntime.Labels()).List; len(list) != 1 || list[0] != (goruntime.Label{Key: "main", Value: "kept"}) {
 		c.equal("inherited labels", fmt.Sprint(list), "main=kept")
 	}
