@@ -365,9 +365,9 @@ func (p *SpanProcessor) withdrawsLabels(profiled bool) bool {
 func (p *SpanProcessor) evict(ref cells.Ref) bool {
 	record, withdraw := p.data.record(ref), p.withdrawsLabels(p.profile.wasRunning())
 	// End the records before the cell: once the cell has ended, a concurrent OnEnd of the span
-	// returns at once, and no reader may see the span after that. The second record.End finds
-	// variants that were added before the first one. A variant that is added later finds that the
-	// base record has ended.
+	// returns at once, and no reader may see the span after that. The second record.End ends variants
+	// that were added before the barrier. A goroutine that adds a variant after the barrier sees that
+	// the base record has ended, and ends the variant itself.
 	record.End(withdraw)
 	p.cells.Barrier(ref)
 	record.End(withdraw)

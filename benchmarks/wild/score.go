@@ -100,7 +100,8 @@ type observer struct {
 	args []string
 	// receiver is the name of a Collector receiver. It is empty for other observers.
 	receiver string
-	// serve holds arguments of wild serve for profiles that the process takes of itself.
+	// serve holds additional arguments of the command wild serve, which make the service profile
+	// itself. It is nil for other observers.
 	serve []string
 	// profile is the name of the file that the observer writes. read decodes its content.
 	profile string

@@ -198,7 +198,7 @@ func TestRecordCPUAndWall(t *testing.T) {
 }
 
 // TestRecordWallFormats checks that record --wall writes wall-clock profiles in pprof, folded, HTML, JSON and OTLP
-// format, and fails if the collector does not get the profile.
+// format, and that the command fails if it cannot send the profile to the collector.
 func TestRecordWallFormats(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)

@@ -18,7 +18,7 @@ import (
 type fake struct {
 	self, bp, status, goid int
 	arm64                  bool
-	// heap is the address at which goroutines and their stacks are, or 0 for firstG.
+	// heap is the base address of the goroutines and their stacks. 0 means firstG.
 	heap uint64
 }
 

@@ -307,7 +307,7 @@ func TestContainersWithLess(t *testing.T) {
 	}
 }
 
-// Environment variables that make interop WHAT=collector sets.
+// These environment variables are set by make interop WHAT=collector.
 const (
 	collectorKey = "OTELCTX_TEST_COLLECTOR" // the Collector built by make interop WHAT=otelcol
 	unlimitedKey = "OTELCTX_TEST_UNLIMITED" // set if that Collector does not raise RLIMIT_MEMLOCK
