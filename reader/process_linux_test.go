@@ -166,10 +166,9 @@ func outcome(t *testing.T, err error, pid int, good string) string {
 }
 
 // TestPublisherScripts runs the scripts in testdata/publishers.txt. Each paragraph is a script:
-// steps of the publisher, and questions with the expected answers. "read" asks for the context. It
-// goes to the Process that was opened at the start of the script; "read anew" goes to a new
-// Process, and "read all" to both. "changed" asks whether the context has changed since the last
-// read.
+// steps of the publisher, and questions with the expected answers. "read" reads the context through
+// the Process that was opened at the start of the script, "read anew" opens another Process for it,
+// and "read all" does both. "changed" asks whether the context has changed since the last read.
 func TestPublisherScripts(t *testing.T) {
 	childproc.NeedReading(t)
 	text, err := os.ReadFile("testdata/publishers.txt")

@@ -77,8 +77,8 @@ func (p *Process) findRing(ctx context.Context) (*ringbuf.View, Carrier, error) 
 	return ring, c, err
 }
 
-// ringMappings returns the mappings that may hold a ring: named has the mappings with one of
-// ringNames, by its index, and anonymous the unnamed anonymous mappings.
+// ringMappings returns the mappings that may hold a ring. named[i] lists the mappings with the name
+// ringNames[i], and anonymous lists the anonymous mappings without a name.
 func (p *Process) ringMappings(ctx context.Context) (named [len(ringNames)][]procfs.Mapping, anonymous []procfs.Mapping, err error) {
 	lines := 0
 	keep := func(name []byte) bool {

@@ -43,8 +43,8 @@ type spanWorld struct {
 	// ended. saved holds the positions to which each goroutine returns by Detach.
 	position map[*worldGoroutine]worldPosition
 	saved    map[*worldGoroutine][]worldPosition
-	// acting is the goroutine that is just moving to another span, or nil, and entering is that
-	// span. leaving is the span that is just ending, or 0.
+	// acting is the goroutine that is currently moving to another span, or nil. entering is the span
+	// that it moves to. leaving is the span that is currently ending, or 0.
 	acting   *worldGoroutine
 	entering uint64
 	leaving  uint64

@@ -354,8 +354,8 @@ func contextAfterFuncDeadline(r *run) {
 			r.out()
 		}
 	})
-	// If the context has ended by now, AfterFunc may have started the function from this goroutine
-	// instead of from the timer, and then the function inherits the span.
+	// If the context has already ended, this goroutine rather than the timer may have started the
+	// function. The function then inherits the span.
 	byTimer <- request.Err() == nil
 	<-done
 	span.End()

@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// BenchmarkSpans reads a process with many waiting goroutines. The process's symbols are read beforehand. "look"
+// BenchmarkSpans reads a process with many waiting goroutines. The process's symbols are read beforehand. "snapshot"
 // takes a snapshot as record --wall does. "document" does the work of spans --stacks except writing the output.
 func BenchmarkSpans(b *testing.B) {
 	childproc.NeedReading(b)
@@ -30,20 +30,20 @@ func BenchmarkSpans(b *testing.B) {
 		require.NoError(b, err)
 		command := &spansCommand{PID: child.PID(), Stacks: true}
 		command.document(&spansReader{pid: child.PID(), process: p}, first, time.Now())
-		b.Run("look/spans="+strconv.Itoa(count), func(b *testing.B) {
+		b.Run("snapshot/spans="+strconv.Itoa(count), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				look, err := p.Sample(b.Context(), waiting.Options{Stacks: true})
+				snapshot, err := p.Sample(b.Context(), waiting.Options{Stacks: true})
 				require.NoError(b, err)
-				require.Len(b, look.Goroutines, len(first.Goroutines))
+				require.Len(b, snapshot.Goroutines, len(first.Goroutines))
 			}
 		})
 		b.Run("document/spans="+strconv.Itoa(count), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				look, err := p.Snapshot(b.Context())
+				snapshot, err := p.Snapshot(b.Context())
 				require.NoError(b, err)
-				command.document(&spansReader{pid: child.PID(), process: p}, look, time.Now())
+				command.document(&spansReader{pid: child.PID(), process: p}, snapshot, time.Now())
 			}
 		})
 		require.NoError(b, p.Close())

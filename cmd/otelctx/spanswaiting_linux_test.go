@@ -98,8 +98,8 @@ func (p *parker) dump(t *testing.T) map[uint64]traceback {
 	return found
 }
 
-// look returns the output of otelctx spans --json for the process.
-func (p *parker) look(t *testing.T, args ...string) spansDocument {
+// spans returns the output of otelctx spans --json for the process.
+func (p *parker) spans(t *testing.T, args ...string) spansDocument {
 	t.Helper()
 	var d spansDocument
 	run := inProcess(t, append([]string{"spans", p.pid, "--json"}, args...)...)
@@ -109,13 +109,13 @@ func (p *parker) look(t *testing.T, args ...string) spansDocument {
 	return d
 }
 
-// sameAs checks that the spans that look returns agree with the process's own tracebacks. It takes these before and
-// after it calls look, and skips goroutines that were running, were runnable or changed in between. It returns the
-// number of goroutines compared, and the spans of the goroutines skipped.
-func (p *parker) sameAs(t *testing.T, look func() spansDocument) (compared int, others []spanDocument) {
+// sameAs checks that the result of spans agrees with the process's own tracebacks. It takes these before and after
+// it calls spans, and skips goroutines that were running, were runnable or changed in between. It returns the number
+// of goroutines compared, and the spans of the goroutines skipped.
+func (p *parker) sameAs(t *testing.T, spans func() spansDocument) (compared int, others []spanDocument) {
 	t.Helper()
 	before := p.dump(t)
-	d := look()
+	d := spans()
 	after := p.dump(t)
 	for _, s := range d.Spans {
 		was, is := before[s.Goroutine], after[s.Goroutine]
@@ -156,7 +156,7 @@ func visible(stack []codeDocument) []codeDocument {
 func (p *parker) settle(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		return !slices.ContainsFunc(p.look(t).Spans, func(s spanDocument) bool {
+		return !slices.ContainsFunc(p.spans(t).Spans, func(s spanDocument) bool {
 			return s.Name != "running" && (s.State == "running" || s.State == "runnable")
 		})
 	}, testenv.Patience, 100*time.Millisecond)
@@ -192,7 +192,7 @@ func TestSpansWaitForWhatGoSays(t *testing.T) {
 			p.settle(t)
 			var total int
 			compared, others := p.sameAs(t, func() spansDocument {
-				d := p.look(t, "--stacks")
+				d := p.spans(t, "--stacks")
 				total = len(d.Spans)
 				return d
 			})
@@ -223,7 +223,7 @@ func TestSpansOfOneGoroutine(t *testing.T) {
 				require.Equal(t, "done", p.Ask("end leave%d", n))
 			}
 			p.settle(t)
-			d := p.look(t, "--stacks")
+			d := p.spans(t, "--stacks")
 			require.Len(t, d.Spans, 1)
 			d.Spans[0].visible = visible(d.Spans[0].Stack)
 			compared, _ := p.sameAs(t, func() spansDocument { return d })
@@ -240,7 +240,7 @@ func TestSpansOfStoppedProcess(t *testing.T) {
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "1", "running")
 	running := func() spanDocument {
-		d := p.look(t, "--name", "running", "--stacks")
+		d := p.spans(t, "--name", "running", "--stacks")
 		if !assert.Len(t, d.Spans, 1) {
 			return spanDocument{}
 		}
@@ -282,7 +282,7 @@ func TestSpansOfPreemptedGoroutine(t *testing.T) {
 	p.Expect("started")
 	require.Eventually(t, func() bool {
 		found := false
-		for _, s := range p.look(t, "--name", "running", "--stacks").Spans {
+		for _, s := range p.spans(t, "--name", "running", "--stacks").Spans {
 			if s.State != "runnable" || s.StackError != "" || !slices.ContainsFunc(s.Stack, func(c codeDocument) bool { return c.Function == "runtime.asyncPreempt" }) {
 				continue
 			}
@@ -308,11 +308,11 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 	defer func() { assert.NoError(t, p.Close()) }()
 	believed, torn, lost, broken := 0, 0, 0, 0
 	for range testenv.Rounds(300, 20_000) {
-		look, err := p.Snapshot(t.Context())
+		snapshot, err := p.Snapshot(t.Context())
 		require.NoError(t, err)
-		torn, lost = torn+look.Torn, lost+look.Lost
-		for i := range look.Goroutines {
-			g := &look.Goroutines[i]
+		torn, lost = torn+snapshot.Torn, lost+snapshot.Lost
+		for i := range snapshot.Goroutines {
+			g := &snapshot.Goroutines[i]
 			if len(g.Stack) == 0 {
 				continue
 			}
@@ -325,7 +325,7 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 			if g.In < 0 {
 				continue
 			}
-			name := look.Spans[g.In].Name
+			name := snapshot.Spans[g.In].Name
 			rests := 0
 			for i, f := range frames {
 				if strings.HasPrefix(f.Function, "main.churn") && !strings.HasPrefix(f.Function, "main.churnFor") && !strings.HasPrefix(f.Function, "main.churnOne") {
@@ -398,7 +398,7 @@ func TestSpansEqualLedger(t *testing.T) {
 				// The last goroutines may still be exiting.
 				require.EventuallyWithT(t, func(c *assert.CollectT) {
 					got := []ledgerEntry{}
-					for _, s := range p.look(t).Spans {
+					for _, s := range p.spans(t).Spans {
 						e := ledgerEntry{s.TraceID, s.SpanID, s.LocalRootSpanID, s.Name, s.Endpoint, s.StartTimeUnixNano, s.Goroutine, []uint64{}, s.Leaked}
 						for _, j := range s.Joined {
 							e.Joined = append(e.Joined, j.Goroutine)
@@ -420,14 +420,14 @@ func TestSpansLeaked(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "1", "chan receive")
-	assert.Empty(t, p.look(t, "--leaked").Spans)
+	assert.Empty(t, p.spans(t, "--leaked").Spans)
 	require.Equal(t, "done", p.Ask("leak leave0"))
 	require.Equal(t, "done", p.Ask("end leave1"))
 	require.Eventually(t, func() bool {
-		d := p.look(t, "--leaked")
+		d := p.spans(t, "--leaked")
 		return len(d.Spans) == 1 && d.Spans[0].Name == "leave0" && d.Spans[0].Leaked == string(waiting.Exited) && d.Spans[0].State == "gone"
 	}, testenv.Patience, 10*time.Millisecond)
-	assert.Len(t, p.look(t).Spans, 2)
+	assert.Len(t, p.spans(t).Spans, 2)
 	p.Done()
 }
 
@@ -456,9 +456,9 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 		"sibling 1":               {"", "waiting", "", nil},
 		"sibling 2":               {"", "waiting", "starter's", nil},
 	}
-	look := func() map[string]span {
+	live := func() map[string]span {
 		found := map[string]span{}
-		for _, s := range p.look(t).Spans {
+		for _, s := range p.spans(t).Spans {
 			f := span{leaked: s.Leaked, state: s.State, attribute: s.Attributes["tenant"]}
 			for _, j := range s.Joined {
 				f.joined = append(f.joined, strings.Join([]string{j.State, j.WaitingFor, j.Attributes["tenant"]}, " "))
@@ -467,12 +467,12 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 		}
 		return found
 	}
-	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Equal(c, want, look()) }, testenv.Patience, 10*time.Millisecond)
+	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.Equal(c, want, live()) }, testenv.Patience, 10*time.Millisecond)
 
 	text := inProcess(t, "spans", p.pid, "--name", "moved on, attached").stdout
 	assert.Regexp(t, `(?m)^ +waiting +chan receive in main\.joinedWait .* tenant="?joined`, text)
 	var leaks []string
-	for _, s := range p.look(t, "--leaked").Spans {
+	for _, s := range p.spans(t, "--leaked").Spans {
 		leaks = append(leaks, s.Name)
 	}
 	assert.ElementsMatch(t, []string{"exited", "moved on", "forgotten", "inner left"}, leaks)
@@ -494,7 +494,7 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 	assert.Empty(t, times, "spans that nobody is in")
 
 	require.Equal(t, "done", p.Ask("let go"))
-	assert.Equal(t, span{"exited", "gone", "", nil}, look()["exited, attached"])
+	assert.Equal(t, span{"exited", "gone", "", nil}, live()["exited, attached"])
 	p.Done()
 }
 

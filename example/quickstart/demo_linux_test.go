@@ -69,7 +69,7 @@ func assertRecorded(t *testing.T, out string) {
 	}
 }
 
-// TestDemoRecordingNotPermitted checks that a demo that may not record succeeds all the same, and
+// TestDemoRecordingNotPermitted checks that the demo succeeds even if it may not record, and that it
 // leaves no files behind.
 func TestDemoRecordingNotPermitted(t *testing.T) {
 	t.Parallel()

@@ -104,8 +104,8 @@ func TestVariantDuringEnd(t *testing.T) {
 	var done sync.WaitGroup
 	for w := range workers {
 		done.Go(func() {
-			// Each worker has its own labels, so that Variant must create a record, and many of
-			// them, so that this takes a while.
+			// Give each worker its own labels, so that Variant must create a record. Give it many, so
+			// that creating the record takes a while.
 			setUser(append(manyLabels(200), "w", strconv.Itoa(w))...)
 			for n := int64(1); n <= int64(rounds); n++ {
 				for round.Load() < n {

@@ -209,8 +209,8 @@ func checkTable[T any](c *checker, name string, table []T, zero func(T) bool, ke
 	}
 }
 
-// zeroLink reports whether l may be link 0. The format allows the empty message and ids that consist of zeros;
-// this package guarantees the empty message.
+// zeroLink reports whether l may be link 0. The format allows an empty message, or ids of zeros. If the checker
+// also checks this package's promises, only the empty message is allowed.
 func (c *checker) zeroLink(l *profilespb.Link) bool {
 	return zeroMessage(l) || !c.promises && len(l.GetTraceId()) == 16 && len(l.GetSpanId()) == 8 && allZero(l.GetTraceId()) && allZero(l.GetSpanId())
 }

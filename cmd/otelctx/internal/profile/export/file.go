@@ -63,7 +63,8 @@ type output interface {
 // and a pipe without a reader would block forever.
 const openTime = time.Second
 
-// openingLimit returns a channel that is closed openTime after interrupted is done.
+// openingLimit returns a channel that is closed when the duration openTime has passed since interrupted
+// was done.
 func openingLimit(interrupted context.Context) <-chan struct{} {
 	limit := make(chan struct{})
 	context.AfterFunc(interrupted, func() { time.AfterFunc(openTime, func() { close(limit) }) })
