@@ -20,9 +20,9 @@ var reserved = map[string]string{
 		"cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/conformance instrumentation " +
 		// Tests, and programs that tests run.
 		"internal/testing/childproc internal/interop/profiler internal/goruntime/testdata/probe internal/testing/burner " +
-		"cmd/otelctx/internal/recording cmd/otelctx/internal/profile/symbols cmd/otelctx/internal/profile/symbols/testdata/prog benchmarks/internal/leaf",
+		"cmd/otelctx/internal/recording cmd/otelctx/internal/profile/symbols cmd/otelctx/internal/profile/symbols/testdata/prog",
 	// Assembly.
-	".s": "internal/goruntime internal/apmlib benchmarks/internal/leaf",
+	".s": "internal/goruntime internal/apmlib",
 	// Cgo is allowed for the thread-local variable of programs that use cgo anyway, and in programs
 	// that tests run.
 	"C": "internal/apmlib/cgoword instrumentation/testdata/library internal/goruntime/testdata/probe spanctx/testdata/cgo " +

@@ -4,11 +4,9 @@
 package profiler
 
 import (
-	"context"
-	"encoding/base64"
 	"fmt"
+	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -26,21 +24,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/advertise"
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
-)
-
-// These are the commands that a child executes. After executing one, it answers with the message that
-// it now publishes, in base64, or with an empty line if it publishes nothing.
-const (
-	cmdPublish  = "publish"  // a resource with every type of attribute and a schema URL
-	cmdUpdate   = "update "  // a resource; followed by the size of the message
-	cmdSet      = "set"      // the extra attributes
-	cmdReplace  = "replace"  // one of the extra attributes
-	cmdRemove   = "remove"   // one of the extra attributes
-	cmdClear    = "clear"    // all remaining extra attributes
-	cmdShutdown = "shutdown" // the publisher
 )
 
 // attr is an attribute and the value that readers must see. The value is written by hand as protobuf
@@ -132,64 +117,10 @@ func sized(size int) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	return append(kvs, attribute.String("z.fill", strings.Repeat("z", n))), filled(n)
 }
 
-// executeCommands is the role of a child that executes commands such as cmdPublish.
-func executeCommands(parent *childproc.Parent) {
-	var (
-		pub  *resourcepublisher.Publisher
-		want processcontextpb.ProcessContext
-	)
-	for {
-		cmd, ok := parent.Receive()
-		if !ok {
-			return
-		}
-		var err error
-		switch size, isUpdate := strings.CutPrefix(cmd, cmdUpdate); {
-		case cmd == cmdPublish:
-			kvs, attrs := split(everyType)
-			want.Resource = &resourcepb.Resource{Attributes: attrs}
-			want.Attributes = []*commonpb.KeyValue{keyValue(schemaURLKey, str(schemaURL))}
-			pub, err = resourcepublisher.NewPublisher(resource.NewWithAttributes(schemaURL, kvs...))
-		case isUpdate:
-			n, atoiErr := strconv.Atoi(size)
-			parent.Must(atoiErr)
-			kvs, attrs := sized(n)
-			want.Resource = &resourcepb.Resource{Attributes: attrs}
-			want.Attributes = nil
-			err = pub.Update(resource.NewSchemaless(kvs...))
-		case cmd == cmdSet:
-			var kvs []attribute.KeyValue
-			kvs, want.Attributes = split(extraAttributes)
-			err = advertise.Change(kvs, nil)
-		case cmd == cmdReplace:
-			want.Attributes[1] = keyValue("threadlocal.map", &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{}}})
-			err = advertise.Change([]attribute.KeyValue{attribute.Map("threadlocal.map")}, nil)
-		case cmd == cmdRemove:
-			want.Attributes = want.GetAttributes()[1:]
-			err = advertise.Change(nil, []attribute.Key{"threadlocal.count", "threadlocal.none"})
-		case cmd == cmdClear:
-			want.Attributes = nil
-			err = advertise.Change(nil, []attribute.Key{"threadlocal.map", "threadlocal.nested"})
-		case cmd == cmdShutdown:
-			parent.Must(pub.Shutdown(context.Background()))
-			parent.Send("")
-			continue
-		default:
-			err = fmt.Errorf("unknown command %q", cmd)
-		}
-		parent.Must(err)
-		b, err := proto.Marshal(&want)
-		parent.Must(err)
-		parent.Send("%s", base64.StdEncoding.EncodeToString(b))
-	}
-}
-
-// subject is a child that publishes, and the two readers under test.
+// subject is the published context of this process, and the two readers under test.
 type subject struct {
-	t      *testing.T
-	child  *childproc.Child
-	memory remotememory.RemoteMemory
-	ours   *reader.Process
+	t    *testing.T
+	ours *reader.Process
 	// publishedAtNS is the last timestamp that both readers saw, and address is the mapping's address.
 	publishedAtNS uint64
 	address       libpf.Address
@@ -197,52 +128,76 @@ type subject struct {
 
 func newSubject(t *testing.T) *subject {
 	t.Helper()
-	child := start(t, roleObedient)
-	return &subject{
-		t:      t,
-		child:  child,
-		memory: remotememory.NewProcessVirtualMemory(libpf.PID(child.PID())),
-		ours:   open(t, child.PID()),
-	}
+	return &subject{t: t, ours: open(t, os.Getpid())}
 }
 
-// do makes the child execute a command and returns the size of the published message. It checks that
-// both readers notice the change, return exactly the published message, and then see no further
-// change.
-func (s *subject) do(cmd string) int {
+// shows checks that both readers notice a change, return exactly the message want, and then see no
+// further change. It returns the size of the message.
+func (s *subject) shows(want *processcontextpb.ProcessContext, about string) int {
 	s.t.Helper()
-	encoded, err := base64.StdEncoding.DecodeString(s.child.Ask("%s", cmd))
-	require.NoError(s.t, err)
-	want := new(processcontextpb.ProcessContext)
-	require.NoError(s.t, proto.Unmarshal(encoded, want))
-
 	changed, err := s.ours.Changed(s.publishedAtNS)
 	require.NoError(s.t, err)
-	require.True(s.t, changed, "%s: our reader sees no change", cmd)
+	require.True(s.t, changed, "%s: our reader sees no change", about)
 
-	address := officialAddress(s.t, s.child.PID())
+	address, memory := officialAddress(s.t, os.Getpid()), remotememory.NewProcessVirtualMemory(libpf.PID(os.Getpid()))
 	if s.address != 0 {
 		require.Equal(s.t, s.address, address, "the header has moved")
 	}
-	info, err := processcontext.Read(address, s.memory, s.publishedAtNS, 0)
-	require.NoError(s.t, err, "%s: the official reader", cmd)
+	info, err := processcontext.Read(address, memory, s.publishedAtNS, 0)
+	require.NoError(s.t, err, "%s: the official reader", about)
 	require.Greater(s.t, info.PublishedAtNs, s.publishedAtNS)
-	requireSame(s.t, want, info.Context, "%s: the official reader", cmd)
-	_, err = processcontext.Read(address, s.memory, info.PublishedAtNs, 0)
-	require.ErrorIs(s.t, err, processcontext.ErrNoUpdate, cmd)
+	requireSame(s.t, want, info.Context, "%s: the official reader", about)
+	_, err = processcontext.Read(address, memory, info.PublishedAtNs, 0)
+	require.ErrorIs(s.t, err, processcontext.ErrNoUpdate, about)
 
 	pc, err := s.ours.ProcessContext(s.t.Context())
-	require.NoError(s.t, err, "%s: our reader", cmd)
-	requireSame(s.t, want, pc.Message, "%s: our reader", cmd)
+	require.NoError(s.t, err, "%s: our reader", about)
+	requireSame(s.t, want, pc.Message, "%s: our reader", about)
 	require.Equal(s.t, info.PublishedAtNs, pc.PublishedAtNS)
 	require.Equal(s.t, uint64(address), pc.MappingAddress)
-	require.Equal(s.t, len(encoded), pc.PayloadSize)
+	require.Equal(s.t, proto.Size(want), pc.PayloadSize)
 	changed, err = s.ours.Changed(pc.PublishedAtNS)
 	require.NoError(s.t, err)
-	require.False(s.t, changed, "%s: our reader sees a change", cmd)
+	require.False(s.t, changed, "%s: our reader sees a change", about)
 
 	s.publishedAtNS, s.address = info.PublishedAtNs, address
 	return pc.PayloadSize
+}
+
+// showsNothing checks that neither reader finds a context.
+func (s *subject) showsNothing() {
+	s.t.Helper()
+	require.Empty(s.t, officialAddresses(s.t, os.Getpid()))
+	_, err := s.ours.ProcessContext(s.t.Context())
+	require.ErrorIs(s.t, err, reader.ErrNoContext)
+	changed, err := s.ours.Changed(s.publishedAtNS)
+	require.NoError(s.t, err)
+	require.True(s.t, changed)
+}
+
+// publish publishes every type of attribute and a schema URL, and checks what the readers see.
+func (s *subject) publish() *resourcepublisher.Publisher {
+	s.t.Helper()
+	kvs, want := split(everyType)
+	pub, err := resourcepublisher.NewPublisher(resource.NewWithAttributes(schemaURL, kvs...))
+	require.NoError(s.t, err)
+	s.shows(&processcontextpb.ProcessContext{
+		Resource: &resourcepb.Resource{Attributes: want}, Attributes: []*commonpb.KeyValue{keyValue(schemaURLKey, str(schemaURL))},
+	}, "publish")
+	return pub
+}
+
+// update publishes a message of about this size in place of the last one, and checks what the readers
+// see.
+func (s *subject) update(pub *resourcepublisher.Publisher, size int) (message *processcontextpb.ProcessContext) {
+	s.t.Helper()
+	kvs, want := sized(size)
+	require.NoError(s.t, pub.Update(resource.NewSchemaless(kvs...)))
+	message = &processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: want}}
+	got := s.shows(message, fmt.Sprint("update ", size))
+	require.LessOrEqual(s.t, got, size)
+	require.GreaterOrEqual(s.t, got, size-6)
+	return message
 }
 
 // requireSame fails unless the messages are equal. The failure shows only the beginning of each
@@ -272,44 +227,37 @@ func sizes() []int {
 
 func TestReadersAgreeOnEveryUpdate(t *testing.T) {
 	s := newSubject(t)
-	_, err := s.ours.ProcessContext(t.Context())
-	require.ErrorIs(t, err, reader.ErrNoContext)
-	require.Empty(t, officialAddresses(t, s.child.PID()))
-
-	s.do(cmdPublish)
-	all := sizes()
-	require.Len(t, all, 100)
-	for i, size := range all {
-		got := s.do(cmdUpdate + strconv.Itoa(size))
-		require.LessOrEqual(t, got, size, "update %d", i)
-		require.GreaterOrEqual(t, got, size-6, "update %d", i)
+	s.showsNothing()
+	pub := s.publish()
+	for _, size := range sizes() {
+		s.update(pub, size)
 	}
+	require.NoError(t, pub.Shutdown(t.Context()))
+	s.showsNothing()
 
-	s.child.Ask(cmdShutdown)
-	require.Empty(t, officialAddresses(t, s.child.PID()), "mappings after Shutdown")
-	changed, err := s.ours.Changed(s.publishedAtNS)
-	require.NoError(t, err)
-	assert.True(t, changed)
-	_, err = s.ours.ProcessContext(t.Context())
-	require.ErrorIs(t, err, reader.ErrNoContext)
-
-	// After Shutdown, the child may publish at another address.
+	// After Shutdown, the process may publish at another address.
 	s.address = 0
-	s.do(cmdPublish)
-	s.child.Ask(cmdShutdown)
-	require.Empty(t, officialAddresses(t, s.child.PID()), "mappings after Shutdown")
-	s.child.Done()
+	pub = s.publish()
+	require.NoError(t, pub.Shutdown(t.Context()))
+	s.showsNothing()
 }
 
 func TestReadersAgreeOnExtraAttributes(t *testing.T) {
 	s := newSubject(t)
-	s.do(cmdPublish)
-	without := s.do(cmdUpdate + "2000")
-	with := s.do(cmdSet)
+	pub := s.publish()
+	want := s.update(pub, 2000)
+	without := proto.Size(want)
+	change := func(about string, attributes []*commonpb.KeyValue, set []attribute.KeyValue, removed ...attribute.Key) int {
+		require.NoError(t, advertise.Change(set, removed))
+		want.Attributes = attributes
+		return s.shows(want, about)
+	}
+	kvs, extra := split(extraAttributes)
+	with := change("set", extra, kvs)
 	assert.Greater(t, with, without)
-	assert.Less(t, s.do(cmdReplace), with)
-	s.do(cmdRemove)
-	assert.Equal(t, without, s.do(cmdClear))
-	s.child.Ask(cmdShutdown)
-	s.child.Done()
+	extra[1] = keyValue("threadlocal.map", &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{}}})
+	assert.Less(t, change("replace", extra, []attribute.KeyValue{attribute.Map("threadlocal.map")}), with)
+	change("remove", extra[1:], nil, "threadlocal.count", "threadlocal.none")
+	assert.Equal(t, without, change("clear", nil, nil, "threadlocal.map", "threadlocal.nested"))
+	require.NoError(t, pub.Shutdown(t.Context()))
 }

@@ -6,7 +6,6 @@ package profiler
 import (
 	"errors"
 	"math/rand/v2"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -112,37 +111,4 @@ func errorKind(err error) string {
 		}
 	}
 	return ""
-}
-
-func TestKilledReader(t *testing.T) {
-	publisher := start(t, roleIncessant)
-	publisher.Expect("published")
-	publisher.Send("go")
-	read := ourReader(t, open(t, publisher.PID()))
-	last := 0
-	for range killRounds {
-		victim := start(t, roleReader)
-		victim.Send("%d", publisher.PID())
-		victim.Expect("reading")
-		time.Sleep(rand.N(4 * time.Millisecond))
-		victim.Kill()
-
-		// The publisher must continue, and its context must be complete, although its reader was
-		// killed.
-		before := last
-		for deadline := time.Now().Add(testenv.Patience); last <= before; {
-			require.True(t, time.Now().Before(deadline), "no update since publication %d", before)
-			o, err := read()
-			if errors.Is(err, reader.ErrBusy) {
-				continue
-			}
-			require.NoError(t, err)
-			last, err = numberOf(o)
-			require.NoError(t, err)
-		}
-	}
-	final, err := strconv.Atoi(publisher.Ask("stop"))
-	require.NoError(t, err)
-	t.Logf("%d readers killed during %d updates", killRounds, final)
-	publisher.Done()
 }

@@ -10,19 +10,11 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
-// Roles of child processes.
-const (
-	roleObedient  = "obedient publisher"
-	roleIncessant = "incessant publisher"
-	roleReader    = "incessant reader"
-)
+// roleIncessant is the role of a child that updates its context all the time.
+const roleIncessant = "incessant publisher"
 
 func TestMain(m *testing.M) {
-	roles := map[string]func(*childproc.Parent){
-		roleObedient:  executeCommands,
-		roleIncessant: publishIncessantly,
-		roleReader:    readIncessantly,
-	}
+	roles := map[string]func(*childproc.Parent){roleIncessant: publishIncessantly}
 	maps.Copy(roles, moreRoles)
 	childproc.Main(m, roles)
 }

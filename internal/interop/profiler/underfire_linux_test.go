@@ -9,7 +9,6 @@ import (
 	"math"
 	"os"
 	"runtime"
-	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -91,7 +90,8 @@ func readUnderFire(t *testing.T, read readFunc, busy error) readStats {
 	return f
 }
 
-func TestUnderFireFromChild(t *testing.T) {
+// TestUnderFire reads with each reader while this process updates its context.
+func TestUnderFire(t *testing.T) {
 	for name, test := range map[string]struct {
 		read func(t *testing.T, pid int) readFunc
 		busy error
@@ -100,13 +100,23 @@ func TestUnderFireFromChild(t *testing.T) {
 		"official reader": {officialReader, processcontext.ErrConcurrentUpdate},
 	} {
 		t.Run(name, func(t *testing.T) {
-			child := start(t, roleIncessant)
-			child.Expect("published")
-			read := test.read(t, child.PID())
-			child.Send("go")
-			f := readUnderFire(t, read, test.busy)
-			last, err := strconv.Atoi(child.Ask("stop"))
+			pub, err := resourcepublisher.NewPublisher(numbered(0))
 			require.NoError(t, err)
+			t.Cleanup(func() { assert.NoError(t, pub.Shutdown(context.Background())) })
+			read := test.read(t, os.Getpid())
+			var stop atomic.Bool
+			var last int
+			done := make(chan error, 1)
+			go func() {
+				var err error
+				last, err = updateUntil(&stop, pub)
+				done <- err
+			}()
+			f := func() readStats {
+				defer stop.Store(true)
+				return readUnderFire(t, read, test.busy)
+			}()
+			require.NoError(t, <-done)
 			assert.GreaterOrEqual(t, last, f.last, "the number of a publication that does not exist")
 			// The publisher has stopped updating, so this read must return its last publication.
 			o, err := read()
@@ -114,36 +124,6 @@ func TestUnderFireFromChild(t *testing.T) {
 			n, err := numberOf(o)
 			require.NoError(t, err)
 			assert.Equal(t, last, n)
-			child.Done()
 		})
 	}
-}
-
-func TestUnderFireInOneProcess(t *testing.T) {
-	pub, err := resourcepublisher.NewPublisher(numbered(0))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, pub.Shutdown(context.Background())) })
-	var (
-		stop atomic.Bool
-		last int
-		done = make(chan error)
-	)
-	go func() {
-		var err error
-		last, err = updateUntil(&stop, pub)
-		done <- err
-	}()
-	stopped := func() error {
-		stop.Store(true)
-		return <-done
-	}
-	defer func() {
-		if !stop.Load() {
-			_ = stopped()
-		}
-	}()
-
-	f := readUnderFire(t, ourReader(t, open(t, os.Getpid())), reader.ErrBusy)
-	require.NoError(t, stopped())
-	assert.GreaterOrEqual(t, last, f.last)
 }
