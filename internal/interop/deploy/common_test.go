@@ -46,41 +46,9 @@ const (
 // read returns the content of a deployment file with the given name.
 func read(t *testing.T, name string) []byte {
 	t.Helper()
-	return readFile(t, filepath.Join(files, name))
-}
-
-func readFile(t *testing.T, path string) []byte {
-	t.Helper()
-	b, err := os.ReadFile(path)
+	b, err := os.ReadFile(filepath.Join(files, name))
 	require.NoError(t, err)
 	return b
-}
-
-// TestBrokenFiles checks that the tests detect each of the mistakes in testdata/broken.yaml.
-func TestBrokenFiles(t *testing.T) {
-	var mistakes map[string]map[string]string
-	require.NoError(t, yaml.UnmarshalStrict(readFile(t, "testdata/broken.yaml"), &mistakes))
-	check := func(path, content string) (err error) {
-		switch path {
-		case "compose.yaml":
-			_, err = loadCompose(t.Context(), []byte(content))
-		case "compose.agent.yaml":
-			_, err = loadCompose(t.Context(), read(t, "compose.yaml"), []byte(content))
-		case "Dockerfile":
-			_, err = dockerStages([]byte(content))
-		default:
-			_, err = decode([]byte(content))
-		}
-		return err
-	}
-	for path, changes := range mistakes {
-		good := string(read(t, path))
-		require.NoError(t, check(path, good), path)
-		for from, to := range changes {
-			require.Contains(t, good, from, path)
-			assert.Error(t, check(path, strings.Replace(good, from, to, 1)), "%s: %s", path, to)
-		}
-	}
 }
 
 // assertPinned fails if the image has no fixed version.

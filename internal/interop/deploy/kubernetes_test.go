@@ -9,7 +9,6 @@ import (
 	"errors"
 	"io"
 	"net/url"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"testing"
@@ -62,13 +61,10 @@ func decode(manifest []byte) ([]metav1.Object, error) {
 // kubectl apply creates them.
 func manifests(t *testing.T, r recorder) []metav1.Object {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(files, "kubernetes/[0-2]-*.yaml"))
-	require.NoError(t, err)
-	require.Len(t, paths, 3)
-	paths = append(paths, filepath.Join(files, r.manifest))
+	paths := []string{"kubernetes/0-namespaces.yaml", "kubernetes/1-collector.yaml", "kubernetes/2-quickstart.yaml", r.manifest}
 	var objects []metav1.Object
 	for _, path := range paths {
-		decoded, err := decode(readFile(t, path))
+		decoded, err := decode(read(t, path))
 		require.NoError(t, err, path)
 		objects = append(objects, decoded...)
 	}
