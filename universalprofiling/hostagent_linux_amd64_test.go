@@ -7,12 +7,10 @@ import (
 	"debug/elf"
 	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"regexp"
 	"runtime"
@@ -30,7 +28,6 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
-	"github.com/otelctx/otelctx/internal/wire"
 )
 
 // hostAgent is a reader that is written from the specification, with its own definitions of formats
@@ -123,25 +120,6 @@ func (a *hostAgent) word(at uint64) uint64 {
 	return binary.NativeEndian.Uint64(a.read(at, 8))
 }
 
-// process reads the process storage; ok is false if there is none.
-func (a *hostAgent) process() (name, environment, socket string, ok bool) {
-	a.t.Helper()
-	at := a.word(a.storage)
-	if at == 0 {
-		return "", "", "", false
-	}
-	require.EqualValues(a.t, 1, binary.NativeEndian.Uint16(a.read(at, 2)))
-	at += 2
-	text := func() string {
-		n := binary.NativeEndian.Uint32(a.read(at, 4))
-		require.Less(a.t, n, uint32(1024))
-		b := a.read(at+4, int(n))
-		at += 4 + uint64(n)
-		return string(b)
-	}
-	return text(), text(), text(), true
-}
-
 // interrupted stops a thread, calls f, and resumes the thread.
 func (a *hostAgent) interrupted(tid int, f func()) {
 	a.t.Helper()
@@ -201,18 +179,9 @@ func startService(t *testing.T, v programs.Variant, env ...string) (child *child
 		cmd.Path, cmd.Args = exe, []string{exe}
 		cmd.Env = append(append(cmd.Env, "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR="+t.TempDir()), env...)
 	})
-	_, version, ok := strings.Cut(child.Receive(), "ready ")
+	version, ok := strings.CutPrefix(child.Receive(), "ready ")
 	require.True(t, ok)
 	return child, version
-}
-
-// answer returns the service's answer to an order. It skips the lines that report exported spans.
-func answer(child *childproc.Child) string {
-	for {
-		if line := child.Receive(); !strings.HasPrefix(line, "exported ") {
-			return line
-		}
-	}
 }
 
 // startThread makes the service start a thread of the given kind, and returns the thread id.
@@ -224,7 +193,7 @@ func startThread(t *testing.T, child *childproc.Child, kind string) int {
 }
 
 // TestHostAgentSeesSpans checks that the host agent sees the correct span of each thread, however
-// the service was built.
+// the service was built, and nothing after Shutdown.
 func TestHostAgentSeesSpans(t *testing.T) {
 	t.Parallel()
 	variants := []programs.Variant{programs.Static, programs.Cgo}
@@ -251,8 +220,7 @@ func TestHostAgentSeesSpans(t *testing.T) {
 			}
 			for n := range testenv.Rounds(1_000, 10_000) {
 				who := rand.IntN(actors)
-				child.Send("change %d", who)
-				last[who] = answer(child)
+				last[who] = child.Ask("change %d", who)
 				require.Equal(t, last[who], agent.thread(tids[who]), "change %d", n)
 				if n%50 == 0 {
 					for other := range last {
@@ -260,6 +228,14 @@ func TestHostAgentSeesSpans(t *testing.T) {
 					}
 				}
 			}
+			require.NotZero(t, agent.word(agent.storage))
+			require.Equal(t, "shut down", child.Ask("shutdown"))
+			assert.Zero(t, agent.word(agent.storage), "the storage is withdrawn")
+			for _, tid := range tids {
+				assert.Contains(t, []string{"nothing", "no record"}, agent.thread(tid))
+			}
+			assert.Equal(t, attach(t, child.PID()).storage, agent.storage, "the library stays mapped")
+			child.Done()
 		})
 	}
 }
@@ -308,71 +284,4 @@ func TestHostAgentInterruptsThreads(t *testing.T) {
 	})
 	t.Log(counts)
 	assert.Len(t, counts, 3)
-}
-
-// TestHostAgentTellsTheService checks that a profiler can find the service's socket, register, and
-// send correlations.
-func TestHostAgentTellsTheService(t *testing.T) {
-	t.Parallel()
-	child, _ := startService(t, programs.Static)
-	agent := attach(t, child.PID())
-	name, environment, socket, ok := agent.process()
-	require.True(t, ok)
-	assert.Equal(t, "shop", name)
-	assert.Equal(t, "test", environment)
-	stat, err := os.Lstat(socket)
-	require.NoError(t, err)
-	assert.Equal(t, os.ModeSocket|0o600, stat.Mode())
-
-	send := sender(t, socket)
-	// handled waits until the service has handled this number of messages. It polls, because the
-	// service does not acknowledge messages.
-	handled := func(messages int) {
-		t.Helper()
-		for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {
-			if child.Send("handled"); answer(child) == fmt.Sprint("handled ", messages) {
-				return
-			}
-			require.True(t, time.Now().Before(end), "the service does not receive the messages")
-		}
-	}
-	require.NoError(t, send(wire.ProfilingRegistration{SamplesDelayMS: 1, HostID: "the host"}.Encode()))
-	handled(1)
-	tid := startThread(t, child, "actor")
-	var trace, span, transaction string
-	for flags := 0; flags != 1; {
-		child.Send("change 0")
-		if _, err := fmt.Sscan(answer(child), &trace, &span, &transaction, &flags); err != nil {
-			flags = 0
-		}
-	}
-	require.Equal(t, strings.Join([]string{trace, span, transaction, "1"}, " "), agent.thread(tid))
-	message := wire.ProfilingCorrelation{StackTraceID: [16]byte{1, 2, 3}, Count: 2}
-	_, err = hex.Decode(message.TraceID[:], []byte(trace))
-	require.NoError(t, err)
-	_, err = hex.Decode(message.TransactionID[:], []byte(transaction))
-	require.NoError(t, err)
-	require.NoError(t, send(message.Encode()))
-	handled(2)
-	var exported struct {
-		HostID      string
-		StackTraces []string
-	}
-	for child.Send("change 0"); len(exported.StackTraces) == 0; {
-		if data, ok := strings.CutPrefix(child.Receive(), "exported "); ok {
-			require.NoError(t, json.Unmarshal([]byte(data), &exported))
-			assert.Equal(t, "the host", exported.HostID)
-		} else {
-			child.Send("change 0")
-		}
-	}
-	assert.Equal(t, []string{"AQIDAAAAAAAAAAAAAAAAAA", "AQIDAAAAAAAAAAAAAAAAAA"}, exported.StackTraces)
-	child.Send("shutdown")
-	for !strings.HasPrefix(child.Receive(), "shut down <nil>") {
-	}
-	assert.Zero(t, agent.word(agent.storage), "the storage is withdrawn")
-	assert.NoFileExists(t, socket)
-	assert.Equal(t, "nothing", agent.thread(tid))
-	assert.Equal(t, attach(t, child.PID()).storage, agent.storage, "the library stays mapped")
-	child.Done()
 }

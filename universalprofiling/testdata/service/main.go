@@ -2,14 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command service starts and ends spans on dedicated threads. It reads orders from standard input,
-// one per line, and answers each with a line. It also prints a line for each exported span.
+// one per line, and answers each with a line.
 package main
 
 import (
 	"bufio"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -19,45 +18,11 @@ import (
 	"syscall"
 
 	"go.opentelemetry.io/otel"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/universalprofiling"
 )
-
-// printer is an exporter that prints spans.
-type printer struct{}
-
-// exported is the JSON form in which spans are printed.
-type exported struct {
-	Name        string
-	HostID      string
-	StackTraces []string
-}
-
-func (printer) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) error {
-	for _, s := range spans {
-		e := exported{Name: s.Name()}
-		if v, ok := s.Resource().Set().Value("host.id"); ok {
-			e.HostID = v.AsString()
-		}
-		for _, kv := range s.Attributes() {
-			if kv.Key == "elastic.profiler_stack_trace_ids" {
-				e.StackTraces = kv.Value.AsStringSlice()
-			}
-		}
-		b, err := json.Marshal(e)
-		if err != nil {
-			return err
-		}
-		fmt.Printf("exported %s\n", b)
-	}
-	return nil
-}
-
-func (printer) Shutdown(context.Context) error { return nil }
 
 // actor is a goroutine that is locked to its thread.
 type actor struct{ orders, answers chan string }
@@ -69,17 +34,10 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}))
-	res := resource.NewSchemaless(attribute.String("service.name", "shop"), attribute.String("deployment.environment.name", "test"))
-	integration, err := universalprofiling.New(universalprofiling.WithResource(res))
-	if err != nil {
-		otel.Handle(err)
-	}
 	tp := sdktrace.NewTracerProvider(
-		sdktrace.WithResource(res),
 		sdktrace.WithSampler(some{}),
 		sdktrace.WithIDGenerator(&repeating{}),
-		sdktrace.WithSpanProcessor(integration),
-		sdktrace.WithSyncer(universalprofiling.NewExporter(printer{})),
+		universalprofiling.WithIntegration(),
 	)
 	tracer = tp.Tracer("test")
 	var actors []*actor
@@ -100,11 +58,11 @@ func main() {
 			tid := make(chan int)
 			go spin(tp.Tracer("spin"), tid)
 			fmt.Println(<-tid)
-		case "handled": // prints the number of messages handled so far
-			stats := integration.Stats()
-			fmt.Println("handled", stats.Registrations+stats.Correlations)
 		case "shutdown":
-			fmt.Println("shut down", tp.Shutdown(context.Background()))
+			if err := tp.Shutdown(context.Background()); err != nil {
+				otel.Handle(err)
+			}
+			fmt.Println("shut down")
 		}
 	}
 }
