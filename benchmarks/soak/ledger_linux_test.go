@@ -4,7 +4,6 @@
 package soak
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -17,11 +16,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
-
-	"github.com/otelctx/otelctx/scopedattr"
 )
 
 // ledger records in a file when each span was live. It records the start when it generates the span's
@@ -43,22 +39,17 @@ var (
 type entry struct {
 	Number  uint64
 	TraceID [16]byte
-	// Lane is the value of laneKey in the span's context.
-	Lane  [8]byte
-	Begun int64
+	Begun   int64
 	// Ended is 0 before the end.
 	Ended int64
 }
 
 const (
-	entrySize   = 48
-	endedOffset = 40
+	entrySize   = 40
+	endedOffset = 32
 	// entries is the number of spans that fit into the file. Later spans overwrite the oldest ones.
 	entries = 1 << 22
 )
-
-// laneKey is a context-scoped attribute that is published with spans.
-const laneKey = "soak.lane"
 
 func openLedger(path string) (*ledger, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -81,12 +72,8 @@ func (l *ledger) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 	return id, l.NewSpanID(ctx, id)
 }
 
-func (l *ledger) NewSpanID(ctx context.Context, traceID trace.TraceID) (id trace.SpanID) {
+func (l *ledger) NewSpanID(_ context.Context, traceID trace.TraceID) (id trace.SpanID) {
 	e := entry{Number: l.last.Add(1), TraceID: traceID, Begun: time.Now().UnixNano()}
-	scoped := scopedattr.AttributesFromContext(ctx)
-	if lane, ok := scoped.Value(attribute.Key(laneKey)); ok {
-		copy(e.Lane[:], lane.AsString())
-	}
 	b, err := binary.Append(nil, binary.NativeEndian, e)
 	l.write(b, err, place(e.Number))
 	binary.BigEndian.PutUint64(id[:], e.Number*disguise)
@@ -130,30 +117,26 @@ func (l *ledger) read(number uint64) (e entry, err error) {
 
 // shown is a span that a reader found at some moment between From and To.
 type shown struct {
-	TraceID [16]byte
-	SpanID  [8]byte
-	// Lane is the value of laneKey, or empty.
-	Lane     string
+	TraceID  [16]byte
+	SpanID   [8]byte
 	From, To int64
 }
 
 func (s shown) String() string {
-	return fmt.Sprintf("span %x of trace %x with lane %q, in %v", s.SpanID, s.TraceID, s.Lane, time.Duration(s.To-s.From))
+	return fmt.Sprintf("span %x of trace %x, in %v", s.SpanID, s.TraceID, time.Duration(s.To-s.From))
 }
 
 var (
 	errNoSuchSpan   = errors.New("there was no such span")
 	errNotLive      = errors.New("the span was not live")
 	errAnotherTrace = errors.New("the span is of another trace")
-	errAnotherLane  = errors.New("the span has another lane")
 )
 
 // check returns an error if the span was not live at any time between s.From and s.To, or if its
-// trace id or its lane differs from the ledger.
+// trace id differs from the ledger.
 func (l *ledger) check(s shown) error {
 	number := numberOf(s.SpanID)
 	e, err := l.read(number)
-	lane := string(bytes.TrimRight(e.Lane[:], "\x00"))
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: %v, number %d: %w", errNoSuchSpan, s, number, err)
@@ -161,23 +144,12 @@ func (l *ledger) check(s shown) error {
 		return fmt.Errorf("%w: %v, number %d", errNoSuchSpan, s, number)
 	case e.TraceID != s.TraceID:
 		return fmt.Errorf("%w: %v, not of %x", errAnotherTrace, s, e.TraceID)
-	case lane != s.Lane:
-		return fmt.Errorf("%w: %v, not %q", errAnotherLane, s, lane)
 	case e.Begun > s.To:
 		return fmt.Errorf("%w: %v, it began %v later", errNotLive, s, time.Duration(e.Begun-s.To))
 	case e.Ended != 0 && e.Ended < s.From:
 		return fmt.Errorf("%w: %v, it had ended %v before", errNotLive, s, time.Duration(s.From-e.Ended))
 	}
 	return nil
-}
-
-// lane returns the lane of a span, which is empty if the span has none or does not exist.
-func (l *ledger) lane(spanID [8]byte) string {
-	e, err := l.read(numberOf(spanID))
-	if err != nil {
-		return ""
-	}
-	return string(bytes.TrimRight(e.Lane[:], "\x00"))
 }
 
 // open returns how many of the spans with numbers up to last have not ended. It ignores spans that
@@ -202,57 +174,39 @@ func TestLedger(t *testing.T) {
 	defer func() { require.NoError(t, l.file.Close()) }()
 	tracer := sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(l), sdktrace.WithSpanProcessor(l)).Tracer("")
 	now := func() int64 { return time.Now().UnixNano() }
+	unended := func() int {
+		open, err := l.open(l.last.Load())
+		require.NoError(t, err)
+		return open
+	}
 
 	before := now()
-	ctx, span := tracer.Start(scopedattr.ContextWithAttributes(t.Context(), attribute.String(laneKey, "lane-1")), "")
+	ctx, span := tracer.Start(t.Context(), "")
 	_, child := tracer.Start(ctx, "")
-	_, other := tracer.Start(t.Context(), "")
 	live := now()
-	s := shown{span.SpanContext().TraceID(), span.SpanContext().SpanID(), "lane-1", live, live}
-	require.NoError(t, l.check(s))
-	require.NoError(t, l.check(shown{s.TraceID, child.SpanContext().SpanID(), "lane-1", live, live}))
-	require.NoError(t, l.check(shown{other.SpanContext().TraceID(), other.SpanContext().SpanID(), "", live, live}))
-
-	wrong := s
-	wrong.TraceID = other.SpanContext().TraceID()
-	require.ErrorIs(t, l.check(wrong), errAnotherTrace)
-	for _, lane := range []string{"", "lane-2", "lane-1 "} {
-		wrong = s
-		wrong.Lane = lane
-		require.ErrorIs(t, l.check(wrong), errAnotherLane)
-	}
-	for _, id := range [][8]byte{{}, {1}} {
-		wrong = s
-		wrong.SpanID = id
-		require.ErrorIs(t, l.check(wrong), errNoSuchSpan)
-	}
-
-	open, err := l.open(l.last.Load())
-	require.NoError(t, err)
-	require.Equal(t, 3, open)
+	require.Equal(t, 2, unended())
 	span.End()
 	ended := now()
-	open, err = l.open(l.last.Load())
-	require.NoError(t, err)
-	require.Equal(t, 2, open)
+	require.Equal(t, 1, unended())
+	traceID, spanID, childID := span.SpanContext().TraceID(), span.SpanContext().SpanID(), child.SpanContext().SpanID()
 	for _, tt := range []struct {
-		from, to int64
-		so       bool
+		shown
+
+		want error
 	}{
-		{live, live, true},
-		{before, ended, true},
-		{live, ended, true},
-		{before, live, true},
-		{before, before, false},
-		{ended, ended, false},
-		{ended, ended + 1e9, false},
+		{shown{traceID, spanID, live, live}, nil},
+		{shown{traceID, spanID, before, ended}, nil},
+		{shown{traceID, spanID, live, ended}, nil},
+		{shown{traceID, spanID, before, live}, nil},
+		{shown{traceID, childID, ended, ended + 1e9}, nil},
+		{shown{traceID, spanID, before, before}, errNotLive},
+		{shown{traceID, spanID, ended, ended}, errNotLive},
+		{shown{traceID, spanID, ended, ended + 1e9}, errNotLive},
+		{shown{[16]byte{1}, spanID, live, live}, errAnotherTrace},
+		{shown{traceID, [8]byte{}, live, live}, errNoSuchSpan},
+		{shown{traceID, [8]byte{1}, live, live}, errNoSuchSpan},
 	} {
-		s.From, s.To = tt.from, tt.to
-		if err := l.check(s); tt.so {
-			require.NoError(t, err)
-		} else {
-			require.ErrorIs(t, err, errNotLive)
-		}
+		require.ErrorIs(t, l.check(tt.shown), tt.want, tt.shown)
 	}
 	require.Zero(t, l.failed.Load())
 }

@@ -5,7 +5,6 @@ package soak
 
 import (
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,17 +12,10 @@ import (
 	"os/signal"
 	"time"
 
-	"go.opentelemetry.io/ebpf-profiler/libpf"
-	"go.opentelemetry.io/ebpf-profiler/processcontext"
-	"go.opentelemetry.io/ebpf-profiler/remotememory"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 
-	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
-	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 const roleReader = "reader"
@@ -90,10 +82,9 @@ func read(parent *childproc.Parent) {
 
 // visitor reads the service during one visit.
 type visitor struct {
-	pid    int
-	p      *reader.Process
-	layout *reader.ThreadLayout
-	found  visit
+	pid   int
+	p     *reader.Process
+	found visit
 }
 
 // threadReads is the number of times that a visitor reads the threads during a visit.
@@ -110,17 +101,12 @@ func (v *visitor) visit() (err error) {
 	pc, err := v.p.ProcessContext(ctx)
 	p.To = time.Now().UnixNano()
 	if err != nil {
-		return v.busy(err, reader.ErrBusy)
+		return v.busy(err)
 	}
-	if err := v.take(p, pc.Message); err != nil {
+	if err := p.setGenerations(textsOf(pc.Message.GetResource().GetAttributes()), textsOf(pc.Message.GetAttributes())); err != nil {
 		return err
 	}
-	if err := v.official(pc.MappingAddress); err != nil {
-		return err
-	}
-	if v.layout, err = v.p.ThreadLayout(ctx); err != nil {
-		return v.busy(err, reader.ErrBusy)
-	}
+	v.found.Contexts = append(v.found.Contexts, p)
 	for range threadReads {
 		if err := v.readThreads(ctx); err != nil {
 			return err
@@ -129,45 +115,22 @@ func (v *visitor) visit() (err error) {
 	return nil
 }
 
-// official reads the process context at an address with packages of the OpenTelemetry eBPF profiler.
-func (v *visitor) official(address uint64) error {
-	memory := remotememory.NewProcessVirtualMemory(libpf.PID(v.pid))
-	p := published{By: byOfficial, From: time.Now().UnixNano()}
-	info, err := processcontext.Read(libpf.Address(address), memory, 0, 0)
-	p.To = time.Now().UnixNano()
-	if err != nil {
-		return v.busy(err, processcontext.ErrConcurrentUpdate)
-	}
-	return v.take(p, info.Context)
-}
-
-// take adds a process context to the visit's findings.
-func (v *visitor) take(p published, message *processcontextpb.ProcessContext) error {
-	err := p.setGenerations(textsOf(message.GetResource().GetAttributes()), textsOf(message.GetAttributes()))
-	if err == nil {
-		v.found.Contexts = append(v.found.Contexts, p)
-	}
-	return err
-}
-
-// busy counts err and returns nil if err is busy, an error that reports a concurrent write. Otherwise
-// it returns err.
-func (v *visitor) busy(err, busy error) error {
-	if errors.Is(err, busy) {
+// busy counts err and returns nil if err reports a concurrent write. Otherwise it returns err.
+func (v *visitor) busy(err error) error {
+	if errors.Is(err, reader.ErrBusy) {
 		v.found.Busy++
 		return nil
 	}
 	return err
 }
 
-// readThreads reads the spans of all threads, first with package reader and then from each thread's
-// slot.
+// readThreads reads the spans of all threads.
 func (v *visitor) readThreads(ctx context.Context) error {
 	from := time.Now().UnixNano()
 	threads, err := v.p.Threads(ctx)
 	to := time.Now().UnixNano()
 	if err != nil {
-		return v.busy(err, reader.ErrBusy)
+		return v.busy(err)
 	}
 	for _, t := range threads {
 		if s := t.Span; s != nil {
@@ -175,76 +138,11 @@ func (v *visitor) readThreads(ctx context.Context) error {
 				return fmt.Errorf("not proven: %+v", s)
 			}
 			v.found.Spans = append(v.found.Spans, sight{
-				shown{s.TraceID, s.SpanID, laneOf(s.Attributes), from, to}, byReaderFrom + s.Carrier.String(), s.LocalRootSpanID,
+				shown{s.TraceID, s.SpanID, from, to}, byReaderFrom + s.Carrier.String(), s.LocalRootSpanID,
 			})
 		}
 	}
-	for _, c := range v.layout.Carriers {
-		switch c.Kind {
-		case reader.ThreadSlots:
-			for _, t := range threads {
-				err = errors.Join(err, v.slot(&c, uint64(t.OwnTID)))
-			}
-		case reader.GoroutineTable, reader.GoroutineRecord:
-		}
-	}
-	return err
-}
-
-// slot reads the slot with this id, and adds its span to the findings unless the span has ended.
-func (v *visitor) slot(c *reader.Carrier, id uint64) error {
-	ring, err := ringbuf.NewView(remotemem.Of(v.pid), c.Ring, c.Fields)
-	if err != nil || id == 0 {
-		return err
-	}
-	from := time.Now().UnixNano()
-	s, err := ring.Read(id)
-	to := time.Now().UnixNano()
-	switch {
-	case errors.Is(err, ringbuf.ErrEmpty):
-		return nil
-	case err != nil:
-		return v.busy(err, ringbuf.ErrBusy)
-	}
-	live, localRoot, err := v.cell(s.Ref)
-	if !live || err != nil {
-		return err // the span in the slot has ended
-	}
-	attributes, all := v.layout.Attributes(s.Attributes)
-	if !all {
-		return fmt.Errorf("%v: unknown attributes: %x", c.Kind, s.Attributes)
-	}
-	v.found.Spans = append(v.found.Spans, sight{
-		shown{s.TraceID, s.SpanID, laneOf(attributes), from, to}, bySlotIn + c.Kind.String(), localRoot,
-	})
 	return nil
-}
-
-// cell reads the cell that a slot refers to by ref. live is false if the span has ended.
-func (v *visitor) cell(ref uint64) (live bool, localRoot [8]byte, err error) {
-	table := v.layout.Spans
-	if table == nil {
-		return false, localRoot, errors.New("no live spans are advertised")
-	}
-	cell := table.Address + uint64(table.HeaderSize) + uint64(wire.RefIndex(ref)*uint32(table.CellSize))
-	var root, version [8]byte
-	if _, err = remotemem.Of(v.pid).ReadParts([]remotemem.Part{
-		{Address: cell + uint64(table.Fields["local_root_span_id"]), Data: root[:]},
-		{Address: cell + uint64(table.Fields["version"]), Data: version[:]},
-	}); err != nil {
-		return false, localRoot, err
-	}
-	binary.BigEndian.PutUint64(localRoot[:], binary.NativeEndian.Uint64(root[:]))
-	return binary.NativeEndian.Uint64(version[:]) == ref, localRoot, nil
-}
-
-// laneOf is like laneIn, but takes the attributes that package reader returns.
-func laneOf(attributes []reader.ThreadAttribute) string {
-	byKey := map[string]string{}
-	for _, a := range attributes {
-		byKey[a.Key] = a.Value
-	}
-	return laneIn(byKey)
 }
 
 // textsOf returns the attributes in kvs that identify the generation, by key.

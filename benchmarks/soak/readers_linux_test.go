@@ -85,10 +85,9 @@ func (s *soak) command(args ...string) *exec.Cmd {
 
 // threadDocument is a thread in a span, in the JSON of otelctx inspect and watch.
 type threadDocument struct {
-	TraceID    string            `json:"trace_id"`
-	SpanID     string            `json:"span_id"`
-	Proven     bool              `json:"proven"`
-	Attributes map[string]string `json:"attributes"`
+	TraceID string `json:"trace_id"`
+	SpanID  string `json:"span_id"`
+	Proven  bool   `json:"proven"`
 }
 
 // judgeThreads checks the spans of the threads in a command's output against the ledger.
@@ -103,17 +102,8 @@ func (s *soak) judgeThreads(by string, threads []threadDocument, from, to int64)
 			s.fault("%s: %+v: %w", by, t, err)
 			continue
 		}
-		s.judge(by, shown{traceID, spanID, laneIn(t.Attributes), from, to})
+		s.judge(by, shown{traceID, spanID, from, to})
 	}
-}
-
-// laneIn returns the value of laneKey. If there are any other attributes, it returns a string that is not a lane, so
-// that the comparison with the ledger fails.
-func laneIn(attributes map[string]string) string {
-	if lane, ok := attributes[laneKey]; ok && len(attributes) == 1 || len(attributes) == 0 {
-		return lane
-	}
-	return fmt.Sprint(attributes)
 }
 
 // inspect runs otelctx inspect.
@@ -258,7 +248,7 @@ func (s *soak) judgeRecording(b []byte) error {
 			s.fault("%s: %d samples in span number %d were attributed to number %d", byRecord, count, number>>1, shown>>1)
 		}
 		for range count {
-			s.judge(byRecord, shown{traceID, spanID, value(laneKey), math.MinInt64, math.MaxInt64})
+			s.judge(byRecord, shown{traceID, spanID, math.MinInt64, math.MaxInt64})
 		}
 		return errors.Join(err, err2)
 	})

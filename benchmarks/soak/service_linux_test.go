@@ -32,7 +32,6 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/resourcepublisher"
-	"github.com/otelctx/otelctx/scopedattr"
 	"github.com/otelctx/otelctx/spanctx"
 	"github.com/otelctx/otelctx/universalprofiling"
 )
@@ -155,12 +154,9 @@ func newService(o order) (*service, error) {
 	}
 	s.provider = sdktrace.NewTracerProvider(
 		sdktrace.WithIDGenerator(s.ledger),
-		scopedattr.WithSampler(nil),
 		resourcepublisher.WithResource(generation(0)),
 		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
-		spanctx.WithPublishing(
-			spanctx.WithGoroutineTable(true), spanctx.WithAttributeKeys(laneKey), spanctx.WithSlotCapacity(o.Capacity),
-		),
+		spanctx.WithPublishing(spanctx.WithGoroutineTable(true), spanctx.WithSlotCapacity(o.Capacity)),
 		sdktrace.WithSpanProcessor(s.integration),
 		sdktrace.WithBatcher(s.integration.NewExporter(s.exporter)),
 		// The ledger is last, so that a span is no longer published when its end is recorded.
@@ -187,7 +183,7 @@ func (s *service) start() error {
 	instrumentation := []otelhttp.Option{
 		otelhttp.WithTracerProvider(s.provider), otelhttp.WithPropagators(propagation.TraceContext{}),
 	}
-	s.server = &http.Server{Handler: inLane(otelhttp.NewHandler(mux, "request", instrumentation...)), ReadHeaderTimeout: time.Minute}
+	s.server = &http.Server{Handler: otelhttp.NewHandler(mux, "request", instrumentation...), ReadHeaderTimeout: time.Minute}
 	s.client = &http.Client{Transport: otelhttp.NewTransport(&http.Transport{MaxIdleConnsPerHost: clients}, instrumentation...)}
 	go func() { _ = s.server.Serve(listener) }()
 	for range 2 {
@@ -204,19 +200,6 @@ func carryOut(jobs <-chan func()) {
 	for job := range jobs {
 		job()
 	}
-}
-
-// lanes is the number of different values of the attribute laneKey.
-const lanes = 4
-
-// inLane sets the attribute laneKey on the contexts of most requests.
-func inLane(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if lane := rand.IntN(lanes + 1); lane > 0 {
-			r = r.WithContext(scopedattr.ContextWithAttributes(r.Context(), attribute.String(laneKey, fmt.Sprintf("lane-%d", lane))))
-		}
-		next.ServeHTTP(w, r)
-	})
 }
 
 // ask sends requests one after the other, each in a span.
