@@ -12,7 +12,7 @@ import (
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
 		"advertise under a filter": advertiseUnderFilter,
-		"build a provider":         buildProvider,
+		"build providers":          buildProviders,
 		"publish under a filter":   publishUnderFilter,
 		"fail to update":           failToUpdate,
 		"fork":                     forkAndExec,

@@ -79,10 +79,6 @@ func nested(levels int) attribute.KeyValue {
 
 func TestPublishesTheResource(t *testing.T) {
 	for name, res := range map[string]*resource.Resource{
-		"nil":                          nil,
-		"empty":                        resource.Empty(),
-		"default":                      resource.Default(),
-		"every type":                   resource.NewSchemaless(everyType()...),
 		"with a schema":                resource.NewWithAttributes("https://opentelemetry.io/schemas/1.43.0", attribute.Int("a", 1)),
 		"nested to the readers' limit": resource.NewSchemaless(nested(wire.MaxValueNesting)),
 	} {
@@ -99,22 +95,6 @@ func TestPublishesTheResource(t *testing.T) {
 			assert.Empty(t, read(t).SchemaURL())
 		})
 	}
-}
-
-func TestUpdateReplacesAtOnce(t *testing.T) {
-	p := publish(t, resource.NewSchemaless(attribute.Int("n", 0)))
-	last := read(t)
-	for n := 1; n <= 100; n++ {
-		// Sizes grow and shrink across page boundaries.
-		text := strings.Repeat("x", (n*7919)%60_000)
-		require.NoError(t, p.Update(resource.NewSchemaless(attribute.Int("n", n), attribute.String("text", text))))
-		pc := read(t)
-		assert.Equal(t, map[string]any{"n": int64(n), "text": text}, plainMap(pc.Message.GetResource().GetAttributes()))
-		assert.Greater(t, pc.PublishedAtNS, last.PublishedAtNS)
-		assert.Equal(t, last.MappingAddress, pc.MappingAddress)
-		last = pc
-	}
-	assert.Len(t, contextMappings(t, os.Getpid()), 1)
 }
 
 // TestAttributesThatCannotBeEncoded checks that such an attribute does not affect the others.

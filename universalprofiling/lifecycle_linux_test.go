@@ -312,19 +312,3 @@ func TestNilDoesNothing(t *testing.T) {
 	assert.Same(t, r, i.NewExporter(r))
 	assert.Contains(t, fmt.Sprint((&exporter{next: r}).MarshalLog()), "recorder")
 }
-
-func TestNoAllocations(t *testing.T) {
-	s := newService(t)
-	bare := oteltest.Tracer(t, sdktrace.WithSpanProcessor(oteltest.SpanProcessor{}))
-	integrated := oteltest.Tracer(t, sdktrace.WithSpanProcessor(s.Integration))
-	measure := func(tracer trace.Tracer) float64 {
-		return testing.AllocsPerRun(1000, func() {
-			ctx, span := tracer.Start(t.Context(), "span")
-			_, child := tracer.Start(ctx, "child")
-			child.End()
-			span.End()
-		})
-	}
-	want := measure(bare)
-	assert.InDelta(t, want, measure(integrated), 0)
-}
