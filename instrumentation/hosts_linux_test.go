@@ -29,11 +29,10 @@ import (
 
 type options []sdktrace.TracerProviderOption
 
-// allOptions returns functions that create provider options. Together they use almost every option
-// of the public packages.
+// allOptions returns functions that create provider options with each of the public packages.
 func allOptions() map[string]func(*testing.T) options {
-	all := map[string]func(*testing.T) options{
-		"instrumentation.Options": func(*testing.T) options { return Options() },
+	return map[string]func(*testing.T) options{
+		"instrumentation": func(*testing.T) options { return Options() },
 		"scopedattr": func(*testing.T) options {
 			scopedattr.NewLoggerProvider(lognoop.NewLoggerProvider())
 			scopedattr.NewMeterProvider(metricnoop.NewMeterProvider(), "key")
@@ -42,61 +41,33 @@ func allOptions() map[string]func(*testing.T) options {
 				sdktrace.WithSampler(scopedattr.NewSampler(sdktrace.AlwaysSample())),
 			}
 		},
-		"spanctx.RecordUnsampled": func(*testing.T) options {
-			return options{sdktrace.WithSampler(spanctx.RecordUnsampled(sdktrace.NeverSample())), spanctx.WithPublishing()}
+		"resourcepublisher": func(t *testing.T) options {
+			o := resourcepublisher.WithResource(named("bubble"))
+			t.Cleanup(func() { require.NoError(t, resourcepublisher.Current().Shutdown(context.Background())) })
+			return options{o, sdktrace.WithSpanProcessor(resourcepublisher.Current())}
 		},
-		"universalprofiling.NewSampler": func(*testing.T) options {
-			return options{sdktrace.WithSampler(universalprofiling.NewSampler(nil)), universalprofiling.WithIntegration()}
-		},
-		"universalprofiling.NewExporter": func(*testing.T) options {
+		"spanctx": func(*testing.T) options {
 			return options{
+				sdktrace.WithSampler(spanctx.RecordUnsampled(sdktrace.NeverSample())),
+				spanctx.WithPublishing(spanctx.WithSpanNames(true), spanctx.WithAttributeKeys("key"), spanctx.WithPyroscopeProfileIDs()),
+			}
+		},
+		"universalprofiling": func(*testing.T) options {
+			return options{
+				sdktrace.WithSampler(universalprofiling.NewSampler(nil)),
 				universalprofiling.WithIntegration(universalprofiling.WithMode(universalprofiling.Enabled)),
 				sdktrace.WithSyncer(universalprofiling.NewExporter(tracetest.NewInMemoryExporter())),
 			}
 		},
-	}
-	for name, opts := range map[string][]resourcepublisher.Option{
-		"": nil, "WithAttributeFilter": {resourcepublisher.WithAttributeFilter(attribute.NewDenyKeysFilter("a"))},
-		"WithEnabled": {resourcepublisher.WithEnabled(true)},
-	} {
-		all["resourcepublisher."+name] = func(t *testing.T) options {
-			o := resourcepublisher.WithResource(named("bubble"), opts...)
-			t.Cleanup(func() { require.NoError(t, resourcepublisher.Current().Shutdown(context.Background())) })
-			return options{o, sdktrace.WithSpanProcessor(resourcepublisher.Current())}
-		}
-	}
-	for name, opts := range map[string][]spanctx.Option{
-		"": nil, "WithEnabled": {spanctx.WithEnabled(true)}, "WithThreadSlots": {spanctx.WithThreadSlots(false)},
-		"WithGoroutineSlots": {spanctx.WithGoroutineTable(false)}, "WithGoroutineRecord": {spanctx.WithGoroutineRecord(false)},
-		"WithSpanNames": {spanctx.WithSpanNames(true)}, "WithDatadogLayout": {spanctx.WithDatadogLayout()},
-		"WithSlotCapacity": {spanctx.WithSlotCapacity(64)}, "WithAttributeKeys": {spanctx.WithAttributeKeys("key")},
-		"WithSlotAttributeSpace": {spanctx.WithSlotAttributeSpace(64)}, "WithLabels": {spanctx.WithLabels(spanctx.LabelsKept)},
-		"WithPyroscopeProfileIDs": {spanctx.WithPyroscopeProfileIDs()},
-	} {
-		all["spanctx."+name] = func(*testing.T) options { return options{spanctx.WithPublishing(opts...)} }
-	}
-	for name, opts := range map[string][]universalprofiling.Option{
-		"": nil, "WithEnabled": {universalprofiling.WithMode(universalprofiling.Enabled)},
-		"WithSocketDir": {universalprofiling.WithSocketDir("/tmp")}, "WithBufferSize": {universalprofiling.WithBufferSize(8)},
-		"WithMaxDelay": {universalprofiling.WithMaxDelay(time.Minute)},
-		"WithResource": {universalprofiling.WithResource(named("bubble"))},
-	} {
-		all["universalprofiling."+name] = func(*testing.T) options { return options{universalprofiling.WithIntegration(opts...)} }
-	}
-	for name, opts := range map[string][]ringbuf.Option{
-		"": nil, "WithCapacity": {ringbuf.WithCapacity(8)}, "WithDatadogLayout": {ringbuf.WithDatadogLayout()},
-		"WithIndex": {ringbuf.WithIndex(ringbuf.ByGoroutine)}, "WithName": {ringbuf.WithName("BUBBLE")},
-		"WithAttributeSpace": {ringbuf.WithAttributeSpace(64)},
-	} {
-		all["ringbuf."+name] = func(t *testing.T) options {
-			r, err := ringbuf.New(opts...)
+		"universalprofiling before a registration": func(*testing.T) options { return options{universalprofiling.WithIntegration()} },
+		"ringbuf": func(t *testing.T) options {
+			r, err := ringbuf.New()
 			require.NoError(t, err)
 			r.Store(&ringbuf.Span{SpanID: 1})
 			require.NoError(t, r.Close())
 			return nil
-		}
+		},
 	}
-	return all
 }
 
 // bubbled returns the stack traces of all goroutines in the caller's synctest bubble.

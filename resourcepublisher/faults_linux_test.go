@@ -6,9 +6,7 @@ package resourcepublisher_test
 import (
 	"encoding/json"
 	"os"
-	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -21,7 +19,6 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
@@ -177,62 +174,4 @@ func failToUpdate(parent *childproc.Parent) {
 	parent.Receive()
 	parent.Send("%v", resourcepublisher.SetAttributes(attribute.Int("n", 2)))
 	parent.Receive()
-}
-
-func TestChildrenHaveNoContext(t *testing.T) {
-	parent := childproc.Start(t, "fork", nil)
-	pid := func(s string) int {
-		var pid int
-		require.NoError(t, json.Unmarshal([]byte(s), &pid), s)
-		return pid
-	}
-	executed, forked := pid(parent.Receive()), pid(parent.Receive())
-	before, err := readPID(parent.PID())
-	require.NoError(t, err)
-	for _, child := range []int{executed, forked} {
-		_, err = readPID(child)
-		require.ErrorIs(t, err, reader.ErrNoContext)
-		assert.Empty(t, contextMappings(t, child))
-	}
-	parent.Send("end")
-	after, err := readPID(parent.PID())
-	require.NoError(t, err)
-	assert.Equal(t, before, after)
-	parent.Done()
-}
-
-func forkAndExec(parent *childproc.Parent) {
-	_, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", 1)))
-	parent.Must(err)
-	executed := exec.Command("sleep", "60")
-	executed.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	parent.Must(executed.Start())
-	parent.Send("%d", executed.Process.Pid)
-	forked := fork()
-	parent.Send("%d", forked)
-	parent.Receive()
-	for _, pid := range []int{executed.Process.Pid, forked} {
-		parent.Must(syscall.Kill(pid, syscall.SIGKILL))
-	}
-	parent.Receive()
-}
-
-// fork forks without exec. The child has a single thread, in which the Go runtime does not work, so
-// it only makes raw system calls until it is killed.
-//
-//go:norace
-//go:nosplit
-func fork() int {
-	pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
-	if errno != 0 {
-		return -1
-	}
-	if pid == 0 {
-		const prSetPdeathsig = 1
-		_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetPdeathsig, uintptr(syscall.SIGKILL), 0)
-	}
-	for pid == 0 {
-		_, _, _ = syscall.RawSyscall6(syscall.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
-	}
-	return int(pid)
 }

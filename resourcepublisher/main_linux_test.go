@@ -15,6 +15,5 @@ func TestMain(m *testing.M) {
 		"build providers":          buildProviders,
 		"publish under a filter":   publishUnderFilter,
 		"fail to update":           failToUpdate,
-		"fork":                     forkAndExec,
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
 	"time"
 
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
@@ -19,15 +20,6 @@ import (
 )
 
 const roleReader = "reader"
-
-// errand tells a reader process what to do. It is the first line that the process receives, in JSON.
-type errand struct {
-	PID int
-	// Visits is the number of times to open and read the process, or 0 for no limit. Pause is the
-	// time between visits.
-	Visits int
-	Pause  time.Duration
-}
 
 // visit holds the data that a reader finds between opening a process and closing it.
 type visit struct {
@@ -60,23 +52,23 @@ type sight struct {
 	LocalRoot [8]byte
 }
 
-// read is the main function of a reader process. It receives an errand, and sends a visit in JSON
-// after each visit.
+// read is the main function of a reader process. It receives a process id, reads that process until it
+// is interrupted, and sends a visit in JSON after each visit.
 func read(parent *childproc.Parent) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	var e errand
 	line, _ := parent.Receive()
-	parent.Must(json.Unmarshal([]byte(line), &e))
-	for n := 0; ctx.Err() == nil && (e.Visits == 0 || n < e.Visits); n++ {
-		v := visitor{pid: e.PID}
+	pid, err := strconv.Atoi(line)
+	parent.Must(err)
+	for ctx.Err() == nil {
+		v := visitor{pid: pid}
 		if err := v.visit(); err != nil {
 			v.found.Errors = append(v.found.Errors, err.Error())
 		}
 		b, err := json.Marshal(v.found)
 		parent.Must(err)
 		parent.Send("%s", b)
-		time.Sleep(e.Pause)
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 

@@ -23,7 +23,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/benchmarks/internal/truth"
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
 // exitBusy is the exit code of otelctx if an update of the context was in progress at each attempt to
@@ -54,7 +53,6 @@ func (s *soak) kinds() []kind {
 		{byInspect, s.inspect, brief, s.unit / 2},
 		{byWatch, s.watch, all, s.unit / 2},
 		{byRecord, s.record, all, s.unit / 2},
-		{byReader, s.visit, all, s.unit / 2},
 	}
 }
 
@@ -252,29 +250,6 @@ func (s *soak) judgeRecording(b []byte) error {
 		}
 		return errors.Join(err, err2)
 	})
-}
-
-// visit runs a process that reads the service with package reader.
-func (s *soak) visit(f fate) error {
-	out := &lines{each: s.judgeVisit}
-	l, err := s.reader(out, errand{PID: s.child.PID(), Visits: 50})
-	if err != nil {
-		return err
-	}
-	l.fate, l.ready, l.after, l.hold = f, out.seen.Load, rand.N(s.unit/2), rand.N(s.unit)
-	_, err = l.live()
-	return err
-}
-
-// reader returns a process, not yet started, that reads the service with package reader.
-func (s *soak) reader(out *lines, e errand) (*life, error) {
-	cmd, err := childproc.Command(roleReader)
-	if err != nil {
-		return nil, err
-	}
-	line, err := json.Marshal(e)
-	cmd.Stdin, cmd.Stdout = bytes.NewReader(append(line, '\n')), out
-	return &life{cmd: cmd}, err
 }
 
 // judgeVisit checks what a reader process has found in a visit. line is the visit in JSON.

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -261,14 +262,14 @@ func (s *soak) start(t *testing.T) {
 // reader's process id, and a function that ends the reader.
 func (s *soak) watched(t *testing.T) (pid int, end func()) {
 	t.Helper()
-	l, err := s.reader(&lines{each: s.judgeVisit}, errand{PID: s.child.PID(), Pause: 20 * time.Millisecond})
+	cmd, err := childproc.Command(roleReader)
 	require.NoError(t, err)
-	l.cmd.Stderr = os.Stderr
-	require.NoError(t, l.cmd.Start())
-	t.Cleanup(func() { _ = l.cmd.Process.Kill() })
-	return l.cmd.Process.Pid, func() {
-		if err := errors.Join(l.cmd.Process.Signal(os.Interrupt), l.cmd.Wait()); err != nil {
-			s.fault("%s, standing: %w", byReader, err)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(fmt.Sprintln(s.child.PID())), &lines{each: s.judgeVisit}, os.Stderr
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	return cmd.Process.Pid, func() {
+		if err := errors.Join(cmd.Process.Signal(os.Interrupt), cmd.Wait()); err != nil {
+			s.fault("%s: %w", byReader, err)
 		}
 	}
 }

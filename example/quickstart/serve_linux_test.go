@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,8 +22,6 @@ import (
 	"github.com/stretchr/testify/require"
 	coltracepb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/protobuf/proto"
-
-	"github.com/otelctx/otelctx/reader"
 )
 
 // assertNoService fails the test if the service whose process id is in a demo's output is still
@@ -122,19 +119,6 @@ func TestServeWithoutLoad(t *testing.T) {
 		require.Equal(t, n+1, a.Request)
 	}
 	s.signal(t, syscall.SIGTERM)
-}
-
-// TestServePublishesSpans checks that a reader finds the active span of a thread.
-func TestServePublishesSpans(t *testing.T) {
-	t.Parallel()
-	s := startServe(t)
-	p, err := reader.Open(s.cmd.Process.Pid)
-	require.NoError(t, err)
-	defer func() { _ = p.Close() }()
-	require.Eventually(t, func() bool {
-		threads, err := p.Threads(t.Context())
-		return err == nil && slices.ContainsFunc(threads, func(th reader.Thread) bool { return th.Span != nil && th.Span.Proven })
-	}, hung, time.Millisecond)
 }
 
 // TestServeOutlivesItsReader checks that the service continues after the process that started it has
