@@ -52,7 +52,7 @@ func TestDockerfiles(t *testing.T) {
 		{"Orchestrion", "Dockerfile.orchestrion", "checkout", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newBuild(t, tools, filepath.Join(dir, strings.ReplaceAll(c.name, " ", "-")), c.file, example)
+			b := newBuild(t, tools, filepath.Join(dir, strings.ReplaceAll(c.name, " ", "-")), c.file)
 			require.NoError(t, os.CopyFS(b.out("cases"), os.DirFS("testdata/cases")))
 			require.NoError(t, os.CopyFS(b.out("none"), os.DirFS("testdata/none")))
 			b.name = c.name
@@ -147,7 +147,7 @@ func needTools(t *testing.T) string {
 // TestThreeCommands runs the three commands of docs/no-code.md verbatim. They lead from the
 // unmodified service to a profile with span names.
 func TestThreeCommands(t *testing.T) {
-	b := newBuild(t, needTools(t), t.TempDir(), "Dockerfile.otelc", example)
+	b := newBuild(t, needTools(t), t.TempDir(), "Dockerfile.otelc")
 	text, err := os.ReadFile("../docs/no-code.md")
 	require.NoError(t, err)
 	_, rest, found := strings.Cut(string(text), "```sh\nprintf ")
@@ -189,12 +189,12 @@ type build struct {
 	flags []string
 }
 
-// newBuild prepares a build: it copies the module in the directory source to dir, and reads the
-// commands from a Dockerfile of the example.
-func newBuild(t *testing.T, tools, dir, file, source string) *build {
+// newBuild prepares a build: it copies the example to dir, and reads the commands from one of its
+// Dockerfiles.
+func newBuild(t *testing.T, tools, dir, file string) *build {
 	t.Helper()
 	b := &build{t: t, dir: dir, file: file}
-	require.NoError(t, os.CopyFS(b.dir, os.DirFS(source)))
+	require.NoError(t, os.CopyFS(b.dir, os.DirFS(example)))
 	here, err := os.Getwd()
 	require.NoError(t, err)
 	// Replace the modules, because some module proxies do not have them yet.

@@ -12,10 +12,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
-	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -36,22 +34,6 @@ func TestALargeQueue(t *testing.T) {
 	for _, span := range s.wait(many) {
 		require.Equal(t, 1, samplesOf(span, 1))
 	}
-}
-
-// TestTooManyLiveSpans checks that the eviction of live spans is reported.
-func TestTooManyLiveSpans(t *testing.T) {
-	testenv.NeedAll(t)
-	handled := oteltest.HandledErrors(t)
-	s := newService(t, WithMode(Auto))
-	spans := make([]trace.Span, cells.Capacity+100)
-	for n := range spans {
-		spans[n] = s.start("span")
-	}
-	assert.NotZero(t, s.Stats().Evicted)
-	for _, span := range spans {
-		span.End()
-	}
-	requireReported(t, handled, "65536 spans are live")
 }
 
 // TestManyProviders checks that providers that are created and shut down leak nothing.

@@ -33,7 +33,6 @@ var (
 	measure = flag.Bool("measure", false, "run the measurements, which are skipped otherwise")
 	rounds  = flag.Int("rounds", 5, "how many times to measure; the median counts")
 	window  = flag.Duration("window", 30*time.Second, "how long each measurement takes")
-	long    = flag.Duration("long", 10*time.Minute, "how long TestMemory records")
 )
 
 func TestMain(m *testing.M) {
@@ -85,17 +84,6 @@ func (r *tool) used() time.Duration {
 	return used
 }
 
-// resident returns the resident memory in KiB.
-func (r *tool) resident() (kB int) {
-	r.t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.PID()))
-	require.NoError(r.t, err)
-	_, after, _ := strings.Cut(string(status), "\nVmRSS:")
-	_, err = fmt.Sscan(after, &kB)
-	require.NoError(r.t, err)
-	return kB
-}
-
 // end interrupts the tool, waits for it, and returns the CPU time used in total.
 func (r *tool) end() time.Duration {
 	r.t.Helper()
@@ -128,7 +116,7 @@ func (r *tool) samples() int {
 	return document.Samples
 }
 
-func median[T time.Duration | float64 | int](v []T) T {
+func median(v []float64) float64 {
 	v = slices.Sorted(slices.Values(v))
 	return v[len(v)/2]
 }
@@ -169,29 +157,6 @@ func TestIdle(t *testing.T) {
 func signal(t *testing.T, c *childproc.Child, name string) {
 	t.Helper()
 	require.NoError(t, exec.Command("kill", "-"+name, strconv.Itoa(c.PID())).Run())
-}
-
-// TestMemory checks that the recorder's memory grows by less than a fifth while it records two busy
-// services for minutes.
-func TestMemory(t *testing.T) {
-	need(t)
-	exe := build(t)
-	startService(t)
-	startService(t)
-	r := otelctx(t, exe, "--all", "--freq=997")
-	const step = 15 * time.Second
-	var kB []int
-	for began := time.Now(); time.Since(began) < *long; {
-		time.Sleep(step)
-		kB = append(kB, r.resident())
-	}
-	r.end()
-	// Take the median of a minute, because memory rises and falls with each file that is written.
-	const minute = int(time.Minute / step)
-	first, last := median(kB[:min(minute, len(kB))]), median(kB[max(0, len(kB)-minute):])
-	t.Logf("%d samples; KiB each %v: %v; the median of the first minute %d, of the last %d, %+.1f %%",
-		r.samples(), step, kB, first, last, 100*(float64(last)/float64(first)-1))
-	assert.Less(t, last, first*6/5)
 }
 
 // web is an HTTP service that is always busy.

@@ -41,7 +41,6 @@ import (
 
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
-	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -49,7 +48,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){"service": serve, "foreign": serveForeign},
+	childproc.Main(m, map[string]func(*childproc.Parent){"service": serve},
 		// After Shutdown, this goroutine of upstream still sends to channels that nobody reads.
 		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).StartMapMonitors.func1"),
 		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).startTraceEventMonitor.func1"),
@@ -123,20 +122,6 @@ func work(sc trace.SpanContext) interval {
 	}
 	i.end = time.Now().UnixNano()
 	return i
-}
-
-// serveForeign is the role of a process that uses the CPU and whose context is published by another
-// library.
-func serveForeign(parent *childproc.Parent) {
-	_, err := foreigncontext.Publish()
-	parent.Must(err)
-	parent.Send("serving")
-	go func() {
-		for {
-			work(trace.SpanContext{})
-		}
-	}()
-	parent.Receive()
 }
 
 // profiler is a running receiver and the profiles that it has delivered.
@@ -420,37 +405,6 @@ func TestUpstreamMergesSamples(t *testing.T) {
 	v, resource := sampled(t, upstream.NewFactory(), componenttest.NewTelemetry(), wantedInFull)
 	t.Log(resource)
 	assert.Less(t, v.right, v.inSpans, "upstream's receiver no longer merges samples: is this receiver still needed?")
-}
-
-// TestResourcesOfAnyPublisher checks that the receiver also finds the resource of a process that
-// uses another library or another language.
-func TestResourcesOfAnyPublisher(t *testing.T) {
-	p := startProfiler(t, NewFactory(), componenttest.NewTelemetry())
-	defer p.stop(t)
-	for _, tc := range []struct {
-		name, service string
-		start         func(t *testing.T) *childproc.Child
-	}{
-		{"foreign", foreigncontext.Service, func(t *testing.T) *childproc.Child {
-			t.Helper()
-			return childproc.Start(t, "foreign", nil)
-		}},
-		{"C", "shop in C", func(t *testing.T) *childproc.Child {
-			t.Helper()
-			return childproc.Run(t, exec.CommandContext(t.Context(), programs.C(t, "testdata/publisher.c")))
-		}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			child := tc.start(t)
-			child.Expect("serving")
-			var resource map[string]any
-			require.Eventually(t, func() bool {
-				_, resource = p.samples(child.PID())
-				return resource["service.name"] != nil
-			}, testenv.Patience, 10*time.Millisecond)
-			assert.Equal(t, tc.service, resource["service.name"])
-		})
-	}
 }
 
 // TestRestarts checks that samples keep arriving, and all have the resource of their process, after

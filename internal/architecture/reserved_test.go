@@ -30,7 +30,7 @@ var reserved = map[string]string{
 	// The C files belong to packages above, to the BPF program, to an example reader in C, and to
 	// programs that tests run.
 	".c": "instrumentation/testdata/library internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/kernel/sampler example/creader " +
-		"cmd/otelctx/internal/hostile/testdata collector/otelctxreceiver/testdata cmd/otelctx/testdata/mapper " +
+		"cmd/otelctx/internal/hostile/testdata cmd/otelctx/testdata/mapper " +
 		// Publishers in C.
 		"internal/interop/publishers reader/testdata/threadcontext",
 	".h": "cmd/otelctx/internal/kernel/sampler",
