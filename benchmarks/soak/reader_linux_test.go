@@ -82,7 +82,7 @@ type visitor struct {
 // threadReads is the number of times that a visitor reads the threads during a visit.
 const threadReads = 5
 
-// visit opens the service, reads its context and its spans in every way, and closes it.
+// visit opens the service, reads its context and its spans, and closes it.
 func (v *visitor) visit() (err error) {
 	if v.p, err = reader.Open(v.pid); err != nil {
 		return err
