@@ -88,13 +88,13 @@ func TestLiveSpans(t *testing.T) {
 		spans := spansOf(t, p)
 		require.Len(t, spans, 5)
 		for i, s := range spans {
-			assert.Equal(t, traceIDOf(&theSpan), s.TraceID)
+			assert.Equal(t, traceIDOf(theSpan), s.TraceID)
 			want := theSpan.SpanID
 			if i == 2 || i == 4 { // a's inner span has ended
 				want++
 			}
 			assert.Equal(t, spanIDOf(want), s.SpanID)
-			assert.Equal(t, spanIDOf(theSpan.LocalRootSpanID), s.LocalRootSpanID)
+			assert.Equal(t, spanIDOf(theSpan.SpanID), s.LocalRootSpanID)
 			assert.Equal(t, byte(1), s.TraceFlags)
 			assert.NotZero(t, s.Goroutine)
 			assert.False(t, s.Start.Before(began.Add(-time.Second)) || s.Start.After(time.Now().Add(time.Second)), "%v", s.Start)

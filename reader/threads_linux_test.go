@@ -56,8 +56,8 @@ func proven(id identity, c CarrierKind) Thread {
 	return Thread{
 		TID: id.tid, OwnTID: id.tid, Goroutine: id.goid,
 		Span: &ThreadSpan{
-			TraceID: traceIDOf(&theSpan), SpanID: spanIDOf(theSpan.SpanID), TraceFlags: 1,
-			LocalRootSpanID: spanIDOf(theSpan.LocalRootSpanID), Carrier: c, Proven: true,
+			TraceID: traceIDOf(theSpan), SpanID: spanIDOf(theSpan.SpanID), TraceFlags: 1,
+			LocalRootSpanID: spanIDOf(theSpan.SpanID), Carrier: c, Proven: true,
 		},
 	}
 }
@@ -166,17 +166,6 @@ func TestWaitingGoroutineIsOnNoThread(t *testing.T) {
 	require.Equal(t, []Thread{proven(who, GoroutineRecord)}, withSpans(threadsOf(t, p)))
 }
 
-// fillLocalRoot sets the local root of spans from records that lack it. The local root is in the
-// span's cell, but these tests do not advertise where records refer to their cells.
-func fillLocalRoot(threads []Thread, c CarrierKind) []Thread {
-	for _, t := range threads {
-		if c == GoroutineRecord && t.Span.LocalRootSpanID == [8]byte{} {
-			t.Span.LocalRootSpanID = spanIDOf(theSpan.LocalRootSpanID)
-		}
-	}
-	return threads
-}
-
 func TestRecordsAreInherited(t *testing.T) {
 	for carriers, inherited := range map[string]bool{"slots goroutine-table": false, "slots record": true} {
 		t.Run(carriers, func(t *testing.T) {
@@ -193,7 +182,7 @@ func TestRecordsAreInherited(t *testing.T) {
 					require.Empty(t, shown)
 					continue
 				}
-				require.Equal(t, []Thread{proven(who, GoroutineRecord)}, fillLocalRoot(shown, GoroutineRecord))
+				require.Equal(t, []Thread{proven(who, GoroutineRecord)}, shown)
 			}
 			tellf(t, c, "end a")
 			require.Empty(t, withSpans(threadsOf(t, p)))
@@ -380,10 +369,10 @@ func assertChurned(t *testing.T, traceID [16]byte, spanID, localRoot [8]byte) (g
 	t.Helper()
 	high := binary.BigEndian.Uint64(traceID[:])
 	want := churnSpan(high>>32, high&0xffffffff)
-	require.Equal(t, traceIDOf(&want), traceID)
+	require.Equal(t, traceIDOf(want), traceID)
 	require.Equal(t, spanIDOf(want.SpanID), spanID)
 	if localRoot != [8]byte{} {
-		require.Equal(t, spanIDOf(want.LocalRootSpanID), localRoot)
+		require.Equal(t, spanID, localRoot)
 	}
 	return high >> 32
 }

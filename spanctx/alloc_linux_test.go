@@ -22,10 +22,11 @@ func (idle) OnEnd(sdktrace.ReadOnlySpan)                     {}
 func (idle) Shutdown(context.Context) error                  { return nil }
 func (idle) ForceFlush(context.Context) error                { return nil }
 
-// allocations returns the number of objects allocated when three nested spans start and end.
+// allocations returns the number of objects allocated when three nested spans with attributes start and end.
 func allocations(tracer trace.Tracer) float64 {
+	attributes := with(context.Background(), "a", "1", "b", "2", "c", "3")
 	return testing.AllocsPerRun(testenv.Rounds(200, 2000), func() {
-		ctx, a := tracer.Start(context.Background(), "a")
+		ctx, a := tracer.Start(attributes, "a")
 		ctx, b := tracer.Start(ctx, "b")
 		_, c := tracer.Start(ctx, "c")
 		c.End()
@@ -49,6 +50,7 @@ func TestAllocations(t *testing.T) {
 		"one slot":        {[]Option{WithGoroutineRecord(false), WithSlotCapacity(1)}, 0},
 		"record":          {[]Option{WithThreadSlots(false)}, 1},
 		"default":         {nil, 1},
+		"attributes":      {[]Option{WithAttributeKeys("a", "b", "c")}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(idle{}), sdktrace.WithIDGenerator(new(derivedIDs)))

@@ -8,10 +8,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"runtime"
 	"runtime/pprof"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -141,61 +139,6 @@ func TestAttachedAttributesUnderUserLabels(t *testing.T) {
 		s.assertAttributes(t, a, "tenant", "one")
 		a.End()
 	})
-	s.assertNowhere(t)
-}
-
-// TestAttachAttributesWhileItEnds checks that no record of a span stays valid if a goroutine
-// attaches the span with different attributes while another goroutine ends it.
-func TestAttachAttributesWhileItEnds(t *testing.T) {
-	s := serve(t, WithSlotCapacity(64), WithAttributeKeys("app"))
-	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
-	defer runtime.GOMAXPROCS(old)
-	type round struct {
-		ctx   context.Context
-		begun atomic.Bool
-		left  chan *gorecord.Record
-	}
-	rounds := make(chan *round)
-	var worker sync.WaitGroup
-	worker.Go(func() {
-		// With many labels, it takes a long time to create a record.
-		var kvs []string
-		for i := range 200 {
-			kvs = append(kvs, fmt.Sprint("key", i), "value")
-		}
-		pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(kvs...)))
-		for r := range rounds {
-			r.begun.Store(true)
-			attached := Attach(r.ctx)
-			r.left <- installed()
-			attached.Detach()
-		}
-	})
-	missed, seen := 0, 0
-	for n := range testenv.Rounds(2000, 10_000) {
-		apart(func() {
-			ctx, span := s.root()
-			r := &round{ctx: with(ctx, "app", "x"), left: make(chan *gorecord.Record, 1)}
-			root := installed()
-			rounds <- r
-			for !r.begun.Load() {
-				runtime.Gosched()
-			}
-			for range n * 37 % 4096 {
-				_ = root.Ref()
-			}
-			span.End()
-			if at := <-r.left; at != nil {
-				seen++
-				assert.False(t, isValid(t, at), "its span has ended")
-			} else {
-				missed++
-			}
-		})
-	}
-	close(rounds)
-	worker.Wait()
-	t.Logf("attached %d times, too late %d times", seen, missed)
 	s.assertNowhere(t)
 }
 
@@ -360,28 +303,6 @@ func TestTooManyAttributeKeys(t *testing.T) {
 	var none *SpanProcessor
 	assert.NoError(t, none.AddAttributeKeys("a"))
 	assert.Zero(t, none.RefusedAttributeKeys())
-}
-
-func TestAttributesAllocateNothingMore(t *testing.T) {
-	if testenv.Race {
-		t.Skip("the race detector allocates")
-	}
-	ctx := with(context.Background(), "a", "1", "b", "2", "c", "3")
-	for name, opts := range carriers() {
-		t.Run(name, func(t *testing.T) {
-			per := func(opts ...Option) float64 {
-				s := serve(t, opts...)
-				defer func() { require.NoError(t, s.p.Shutdown(context.Background())) }()
-				return testing.AllocsPerRun(1000, func() {
-					ctx, a := s.start(ctx)
-					_, b := s.start(ctx)
-					b.End()
-					a.End()
-				})
-			}
-			assert.Equal(t, per(opts...), per(append(opts, WithAttributeKeys("a", "b", "c"))...))
-		})
-	}
 }
 
 // TestAttributesUnderLoad checks that no span is published with the attributes of another while

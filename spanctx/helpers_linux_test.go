@@ -31,7 +31,6 @@ import (
 // Roles of child processes.
 const (
 	roleAdvertiser = "advertiser"
-	roleLockstep   = "lockstep"
 
 	roleWithoutMappings  = "without mappings"
 	roleWithoutSpanTable = "without span table"
@@ -40,7 +39,6 @@ const (
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
 		roleAdvertiser: beAdvertiser,
-		roleLockstep:   beLockstep,
 
 		roleWithoutMappings:  beWithoutMappings,
 		roleWithoutSpanTable: beWithoutSpanTable,

@@ -79,32 +79,6 @@ func TestRegisteredTwice(t *testing.T) {
 	runSteps(t, observe(t, active.Load(), tp), "+a=a +b<a=b/a -b=a -a=")
 }
 
-// TestExitInSpan checks that a span can be ended, and is then published nowhere, after the
-// goroutine that started it has exited, and perhaps also that goroutine's thread.
-func TestExitInSpan(t *testing.T) {
-	s := serve(t, WithSlotCapacity(1<<12))
-	var spans []trace.Span
-	for i := range 20 {
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			if i%2 == 0 {
-				runtime.LockOSThread() // the thread exits with the goroutine
-			}
-			ctx, a := s.root()
-			_, b := s.start(ctx)
-			spans = append(spans, a, b)
-		}()
-		<-done
-	}
-	runtime.GC()
-	for _, span := range spans {
-		span.End()
-		assert.Zero(t, s.places(number(span)))
-	}
-	s.assertNowhere(t)
-}
-
 // bareSpan is a span with only the methods that the SpanProcessor calls.
 type bareSpan struct {
 	sdktrace.ReadWriteSpan

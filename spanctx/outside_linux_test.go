@@ -5,18 +5,14 @@ package spanctx
 
 import (
 	"encoding/binary"
-	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
-	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/remotemem"
-	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -96,26 +92,6 @@ func (o *outside) live(t testing.TB, ref uint64) bool {
 	return ref != 0 && o.word(t, table+o.integer(t, "threadlocal.spans.cell_size")*(ref>>1&(1<<19-1))) == ref
 }
 
-// settled waits until no thread slot is being written, and then calls f for each slot. A goroutine
-// started by [Go] may still be writing its slot, because a test cannot wait until it has exited.
-func (o *outside) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
-	t.Helper()
-	slots := make([]ringbuf.Slot, o.threads.Info().Capacity)
-	require.Eventually(t, func() bool {
-		for n := range slots {
-			var err error
-			if slots[n], err = o.threads.Slot(uint64(n)); err != nil {
-				require.ErrorIs(t, err, ringbuf.ErrBusy)
-				return false
-			}
-		}
-		return true
-	}, testenv.Patience, time.Millisecond, "somebody writes all the time")
-	for n := range slots {
-		f(uint64(n), &slots[n])
-	}
-}
-
 // goRecord is a record as defined by OTEP 4947.
 type goRecord struct {
 	traceID [16]byte
@@ -138,21 +114,6 @@ func (o *outside) record(t testing.TB, g uint64) *goRecord {
 	copy(r.traceID[:], b)
 	copy(r.spanID[:], b[16:])
 	return r
-}
-
-// currentG returns the address of the calling goroutine's g, which never changes. The goroutine
-// must be locked to its thread.
-func currentG() (uint64, error) {
-	rt := goruntime.Calibrate()
-	curg, err := rt.Offset(goruntime.MCurg)
-	if err != nil {
-		return 0, err
-	}
-	var b [8]byte
-	if _, err := selfMemory().ReadAt(b[:], int64(rt.Self().M)+curg); err != nil {
-		return 0, fmt.Errorf("m.curg: %w", err)
-	}
-	return binary.NativeEndian.Uint64(b[:]), nil
 }
 
 // assertWithdrawn checks that nothing is advertised.

@@ -82,13 +82,13 @@ func runSteps(t *testing.T, s *service, program string) {
 	s.assertNowhere(t)
 }
 
-// slot returns the span that the calling thread's slot names, if the slot belongs to the calling goroutine.
+// slot returns the span in the calling thread's slot.
 func (s *service) slot() *ring.Span {
 	goruntime.Pin()
 	defer goruntime.Unpin()
 	self := s.p.runtime.Self()
-	spanID, ref, _ := s.p.threads.Shown(uint64(self.TID), self.Goid)
-	return &ring.Span{SpanID: spanID, Ref: ref}
+	span, _, _, _ := s.p.threads.Load(uint64(self.TID))
+	return &span
 }
 
 // storeSlot stores span in the calling thread's slot, for the calling goroutine if another is 0, and otherwise for a
