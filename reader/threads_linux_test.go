@@ -86,33 +86,34 @@ func steadily(t *testing.T, p *Process, want ...Thread) {
 	}
 }
 
+// TestThreadsOfEachCarrier checks what the reader finds for the thread of a goroutine that starts nested spans, while
+// the goroutine itself and another one end them, and after the goroutine replaces its labels. A span that another
+// goroutine has ended is still in the slot, the entry and the record. The thread is then in the nearest live ancestor.
 func TestThreadsOfEachCarrier(t *testing.T) {
-	for carriers, want := range map[string]CarrierKind{
-		"slots":                        ThreadSlots,
-		"slots goroutine-table":        GoroutineTable,
-		"slots record":                 GoroutineRecord,
-		"slots goroutine-table record": GoroutineRecord,
+	for carriers, kinds := range map[string][2]CarrierKind{ // with the labels of the span, and with other labels
+		"slots":                        {ThreadSlots, ThreadSlots},
+		"slots goroutine-table":        {GoroutineTable, GoroutineTable},
+		"slots record":                 {GoroutineRecord, ThreadSlots},
+		"slots goroutine-table record": {GoroutineRecord, GoroutineTable},
 	} {
 		t.Run(carriers, func(t *testing.T) {
 			c, p := acting(t, carriers+" advertise publish")
 			assert.Empty(t, withSpans(threadsOf(t, p)))
-
-			who := spinIn(t, c)
-			steadily(t, p, proven(who, want))
-			if want == GoroutineRecord {
-				// A goroutine with other labels has no record, whatever follows these labels in
-				// memory.
-				tellf(t, c, "relabel a")
-				askf(t, c, "spin a")
-				next := ThreadSlots
-				if strings.Contains(carriers, "goroutine-table") {
-					next = GoroutineTable
-				}
-				steadily(t, p, proven(who, next))
-			}
+			steadily(t, p, proven(spinIn(t, c), kinds[0]))
+			tellf(t, c, "nest a 1")
+			tellf(t, c, "nest a 2")
+			who := askf(t, c, "spin a")
+			steadily(t, p, inner(who, 2, kinds[0]))
+			tellf(t, c, "end-elsewhere a")
+			steadily(t, p, inner(who, 1, kinds[0]))
+			tellf(t, c, "end-elsewhere a")
+			steadily(t, p, proven(who, kinds[0]))
+			// A goroutine with other labels has no record, whatever follows these labels in memory.
+			tellf(t, c, "relabel a")
+			steadily(t, p, proven(askf(t, c, "spin a"), kinds[1]))
 			tellf(t, c, "end a")
 			who = askf(t, c, "spin a")
-			for range 100 {
+			for range 50 {
 				threads := threadsOf(t, p)
 				require.Empty(t, withSpans(threads))
 				require.Contains(t, threads, Thread{TID: who.tid, OwnTID: who.tid, Goroutine: who.goid})

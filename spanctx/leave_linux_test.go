@@ -60,7 +60,7 @@ func (s *service) collide() {
 }
 
 // TestSpansOfGoroutinesThatAreGone checks that spans left open by goroutines that have exited are
-// evicted before the spans of a long request.
+// evicted before the spans of a long request, and use no memory except the cells and one record for each.
 func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"thread slots": {WithGoroutineRecord(false), WithGoroutineTable(false)},
@@ -70,8 +70,14 @@ func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, opts...)
 			leak := func(n int) {
+				done := make(chan struct{})
 				for range n {
-					apart(func() { s.root() })
+					go func() {
+						goruntime.SetLabels(nil)
+						s.root()
+						done <- struct{}{}
+					}()
+					<-done
 				}
 			}
 			leak(cells.Capacity - 100)
@@ -84,6 +90,10 @@ func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 				s.assertShows(t, request, request)
 				request.End()
 			})
+			leak(3000) // until each cell has had a record
+			before := heapInUse()
+			leak(20_000)
+			assert.Less(t, heapInUse(), before+1<<20)
 		})
 	}
 }
