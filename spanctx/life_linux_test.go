@@ -73,6 +73,8 @@ func TestRegisteredTwice(t *testing.T) {
 	runSteps(t, observe(t, active.Load(), tp), "+a=a +b<a=b/a -b=a -a=")
 }
 
+// TestRecordUnsampled checks which spans are published and which are exported: a span, its child, and a span with the
+// first one as a remote parent.
 func TestRecordUnsampled(t *testing.T) {
 	for name, tt := range map[string]struct {
 		sampler sdktrace.Sampler
@@ -94,41 +96,20 @@ func TestRecordUnsampled(t *testing.T) {
 			tp := sdktrace.NewTracerProvider(
 				sdktrace.WithSampler(tt.sampler), sdktrace.WithSpanProcessor(s.p), sdktrace.WithSyncer(exporter))
 			s.tracer = tp.Tracer("test")
-			shows := "+a=a +b<a=b/a -b=a -a="
+			shows := "+a=a +b<a=b/a -b=a +c&a=c -c=a -a="
 			switch {
 			case !tt.recorded:
-				shows = "+a= +b<a= -b -a="
+				shows = "+a= +b<a= -b +c&a= -c -a="
 			case name == "parent, inside": // ParentBased calls RecordUnsampled only for root spans
-				shows = "+a=a +b<a=a -b=a -a="
+				shows = "+a=a +b<a=a -b=a +c&a=a -c=a -a="
 			}
 			runSteps(t, s, shows)
 			if tt.sampled {
-				assert.Len(t, exporter.GetSpans(), 2)
+				assert.Len(t, exporter.GetSpans(), 3)
 			} else {
 				assert.Empty(t, exporter.GetSpans())
 			}
 		})
 	}
 	assert.Equal(t, "RecordUnsampled{AlwaysOffSampler}", RecordUnsampled(sdktrace.NeverSample()).Description())
-}
-
-// TestRecordUnsampledBelowRemote checks that a span with a remote parent is published whether or
-// not the parent is sampled, and has the sampled flag of the parent.
-func TestRecordUnsampledBelowRemote(t *testing.T) {
-	s := serve(t)
-	tp := sdktrace.NewTracerProvider(
-		sdktrace.WithSampler(RecordUnsampled(sdktrace.ParentBased(sdktrace.AlwaysSample()))), sdktrace.WithSpanProcessor(s.p))
-	s.tracer = tp.Tracer("test")
-	for _, flags := range []trace.TraceFlags{0, trace.FlagsSampled} {
-		remote := trace.NewSpanContext(trace.SpanContextConfig{
-			TraceID: traceID(5), SpanID: trace.SpanID{1}, TraceFlags: flags, Remote: true,
-		})
-		apart(func() {
-			_, span := s.start(trace.ContextWithSpanContext(context.Background(), remote))
-			assert.Equal(t, flags, span.SpanContext().TraceFlags())
-			s.assertShows(t, span, span)
-			span.End()
-			s.assertShows(t, nil, nil)
-		})
-	}
 }

@@ -61,29 +61,6 @@ func TestReservedCellHasNoSpan(t *testing.T) {
 	assert.Equal(t, map[Ref]bool{r: true}, table.live())
 }
 
-// No matter how often a cell is reused, an old Ref never refers to a new span.
-func TestRefsNeverNameAnotherSpan(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // each P has its own stack of free cells
-	table, _ := newTable(t, true, nil)
-	table.limit = 1
-	refs := map[Ref]bool{}
-	for n := range 1000 {
-		r := table.start()
-		require.NotZero(t, r)
-		require.Zero(t, r.Index())
-		require.False(t, refs[r])
-		for old := range refs {
-			require.NoError(t, table.checkDead(old))
-		}
-		refs[r] = true
-		require.NoError(t, table.checkLive(r))
-		require.True(t, table.end(r, n%2 == 0))
-		if len(refs) > 20 {
-			clear(refs)
-		}
-	}
-}
-
 // A new table does not issue the Refs of a closed table, because goroutines may still hold them.
 func TestNextTableRepeatsNoRef(t *testing.T) {
 	refs := map[Ref]bool{}
