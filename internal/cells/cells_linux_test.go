@@ -209,26 +209,6 @@ func TestFindDistinguishesTraces(t *testing.T) {
 	}
 }
 
-// Find finds a span on whatever P it was started, even on a P that did not exist when the table was
-// created.
-func TestFindAcrossProcessors(t *testing.T) {
-	for _, live := range []int{10, localEntries, 10_000} {
-		table, evicted := newTable(t, true, nil)
-		var refs []Ref
-		for n := range live {
-			refs = append(refs, table.startOn(n%(len(table.locals)+3)))
-		}
-		for _, r := range refs {
-			require.NoError(t, table.checkLive(r), "%d live", live)
-		}
-		assert.Empty(t, evicted.all(t))
-		for _, r := range refs {
-			require.True(t, table.end(r, true))
-		}
-		assert.Empty(t, table.live())
-	}
-}
-
 // Find works after GOMAXPROCS was raised, and with more goroutines than Ps.
 func TestFindAfterGOMAXPROCSWasRaised(t *testing.T) {
 	table, _ := newTable(t, true, nil)
