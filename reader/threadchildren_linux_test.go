@@ -105,6 +105,9 @@ func setUp(order string) (*service, error) {
 			if _, err := resourcepublisher.NewPublisher(resource.Empty()); err != nil {
 				return nil, err
 			}
+		case "slots", "goroutine-table", "record", "advertise", "no-go", "no-cells":
+		default:
+			return nil, fmt.Errorf("no word %q", word)
 		}
 	}
 	if !has("slots") && !has("v1") {
@@ -312,6 +315,8 @@ func (a *actor) do(order string, args []string) string {
 		}()
 	case "relabel": // replace the labels, as pprof.Do does
 		relabel()
+	default:
+		err = fmt.Errorf("no order %q", order)
 	}
 	if err != nil {
 		return err.Error()
