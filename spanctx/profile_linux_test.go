@@ -212,7 +212,12 @@ func TestUsersLabels(t *testing.T) {
 			shows(nil) // the labels of the context passed to pprof.Do
 			Refresh(trace.ContextWithSpan(ctx, b))
 			shows(b)
-			Do(ctx, pprof.Labels("inside", "x"), func(context.Context) { shows(b, "inside", "x") })
+			called := false
+			Do(ctx, pprof.Labels("inside", "x"), func(context.Context) {
+				called = true
+				shows(b, "inside", "x")
+			})
+			assert.True(t, called)
 			shows(b)
 			b.End()
 			a.End()
