@@ -213,17 +213,6 @@ func (c untouched) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// Slots of layout 1 have no attributes. The other carriers publish them.
-func TestAttributesWithLayout1(t *testing.T) {
-	s := serve(t, WithDatadogLayout(), WithAttributeKeys("app"))
-	assert.Equal(t, 32, s.p.threads.Layout().SlotSize)
-	apart(func() {
-		_, span := s.start(with(context.Background(), "app", "shop"))
-		assert.Equal(t, "\x00\x04shop", string(installed().Attributes()))
-		span.End()
-	})
-}
-
 // TestAddAttributeKeys checks that spans are published with the attributes for keys that were added
 // before they started.
 func TestAddAttributeKeys(t *testing.T) {

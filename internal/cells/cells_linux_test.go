@@ -197,18 +197,6 @@ func TestFindWithAnyIDs(t *testing.T) {
 	}
 }
 
-// Find distinguishes spans of different traces that have the same span id.
-func TestFindDistinguishesTraces(t *testing.T) {
-	table, _ := newTable(t, true, nil)
-	a := table.start(func(s *Span) { s.SpanID = 7 })
-	b := table.start(func(s *Span) { s.SpanID = 7 })
-	for _, r := range []Ref{a, b} {
-		s := spanOf(r)
-		s.SpanID = 7
-		assert.Equal(t, r, table.Find(s.Key))
-	}
-}
-
 // Find works after GOMAXPROCS was raised, and with more goroutines than Ps.
 func TestFindAfterGOMAXPROCSWasRaised(t *testing.T) {
 	table, _ := newTable(t, true, nil)
