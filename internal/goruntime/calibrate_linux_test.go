@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/internal/testing/resources"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // calibrated returns the process's calibration. All facts must be known.
@@ -214,7 +215,7 @@ func TestPin(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			for range 3000 {
+			for range testenv.Rounds(1000, 3000) {
 				Pin()
 				Pin()
 				before, self := gettid(), r.Self()
