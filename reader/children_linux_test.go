@@ -4,8 +4,6 @@
 package reader
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -220,21 +218,6 @@ func (w *testWriter) announce(at uint64) (string, error) {
 		}
 	}
 	return strconv.FormatUint(at, 10), nil
-}
-
-// canNameMemory reports whether the kernel is known to be able to name anonymous memory.
-func canNameMemory() bool {
-	f, err := os.Open("/proc/config.gz")
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		return false
-	}
-	config, err := io.ReadAll(z)
-	return err == nil && bytes.Contains(config, []byte("\nCONFIG_ANON_VMA_NAME=y\n"))
 }
 
 // nobody opens the process that the test names and finds its context, drops root's privileges, and

@@ -4,11 +4,14 @@
 package reader
 
 import (
+	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -19,18 +22,18 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/advertise"
-	"github.com/otelctx/otelctx/internal/cells"
-	"github.com/otelctx/otelctx/internal/gorecord"
-	"github.com/otelctx/otelctx/internal/goroutines"
+	"github.com/otelctx/otelctx/internal/contextattr"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/resourcepublisher"
-	"github.com/otelctx/otelctx/ringbuf"
+	"github.com/otelctx/otelctx/spanctx"
 )
 
 // The child processes in this file publish spans in the carriers that a test selects.
@@ -38,18 +41,14 @@ import (
 var threadRoles = map[string]func(*childproc.Parent){
 	"actors": actors,
 	"churn":  churn,
-	"scoped": scopedService,
 }
 
 // theSpan is the span that the order "show" publishes.
-var theSpan = cells.Span{
-	Key:             sdkspan.Key{TraceIDHigh: 0x0102030405060708, TraceIDLow: 0x090a0b0c0d0e0f10, SpanID: 0x1112131415161718},
-	LocalRootSpanID: 0x2122232425262728, TraceFlags: 1,
-}
+var theSpan = sdkspan.Key{TraceIDHigh: 0x0102030405060708, TraceIDLow: 0x090a0b0c0d0e0f10, SpanID: 0x1112131415161718}
 
-func traceIDOf(s *cells.Span) (id [16]byte) {
-	binary.BigEndian.PutUint64(id[:8], s.TraceIDHigh)
-	binary.BigEndian.PutUint64(id[8:], s.TraceIDLow)
+func traceIDOf(k sdkspan.Key) (id [16]byte) {
+	binary.BigEndian.PutUint64(id[:8], k.TraceIDHigh)
+	binary.BigEndian.PutUint64(id[8:], k.TraceIDLow)
 	return id
 }
 
@@ -58,154 +57,100 @@ func spanIDOf(id uint64) (b [8]byte) {
 	return b
 }
 
-// service holds the carriers in which a child publishes spans.
+// service publishes spans. The fields are zero if no carrier was chosen.
 type service struct {
-	runtime      *goruntime.Runtime
-	threads      *ringbuf.Ring
-	routines     *goroutines.Table
-	record       bool
-	cells        *cells.Table
-	withoutCells bool
-	attributes   []attribute.KeyValue
-	others       []any // values to keep reachable
+	processor *spanctx.SpanProcessor
+	tracer    trace.Tracer
+	// advertise advertises the carriers and tables.
+	advertise func() error
 }
 
-// setUp executes order, a list of words. "slots", "v1", "named-v1", "goroutine-table" and "record"
-// create carriers, and "keys=a+b" sets the names of attributes. "advertise" advertises all of them
-// and the span table. Before it, "no-go" leaves out the runtime offsets, and "no-cells" the span
-// table. "publish" publishes a process context.
+// setUp executes order, a list of words. "slots", "v1", "goroutine-table" and "record" turn on carriers. "keys=a+b" sets
+// the keys of attributes. "advertise" advertises all of them: without the runtime offsets if there is the word "no-go",
+// and without the span table if there is the word "no-cells". "publish" publishes a process context. "named-v1" creates
+// a ring that is not part of the service.
 func setUp(order string) (*service, error) {
-	table, err := cells.New(cells.Options{Spare: func(cells.Ref, uint64, uintptr) bool { return true }})
+	words := strings.Fields(order)
+	has := func(word string) bool { return slices.Contains(words, word) }
+	s := new(service)
+	change := advertise.Change
+	advertise.Change = func(set []attribute.KeyValue, remove []attribute.Key) error {
+		set = slices.DeleteFunc(set, func(kv attribute.KeyValue) bool {
+			return has("no-go") && strings.HasPrefix(string(kv.Key), wire.KeyGo) || has("no-cells") && strings.HasPrefix(string(kv.Key), wire.KeySpans)
+		})
+		s.advertise = func() error { return change(set, remove) }
+		if !has("advertise") {
+			return nil
+		}
+		return s.advertise()
+	}
+	opts := []spanctx.Option{
+		spanctx.WithThreadSlots(has("slots") || has("v1")), spanctx.WithGoroutineTable(has("goroutine-table")),
+		spanctx.WithGoroutineRecord(has("record")), spanctx.WithSlotCapacity(1024),
+	}
+	for _, word := range words {
+		name, value, _ := strings.Cut(word, "=")
+		switch name {
+		case "v1":
+			opts = append(opts, spanctx.WithDatadogLayout())
+		case "keys":
+			for key := range strings.SplitSeq(value, "+") {
+				opts = append(opts, spanctx.WithAttributeKeys(attribute.Key(key)))
+			}
+		case "named-v1":
+			if err := namedV1(); err != nil {
+				return nil, err
+			}
+		case "publish":
+			if _, err := resourcepublisher.NewPublisher(resource.Empty()); err != nil {
+				return nil, err
+			}
+		case "slots", "goroutine-table", "record", "advertise", "no-go", "no-cells":
+		default:
+			return nil, fmt.Errorf("no word %q", word)
+		}
+	}
+	if !has("slots") && !has("v1") {
+		return s, nil
+	}
+	processor, err := spanctx.NewSpanProcessor(opts...)
 	if err != nil {
 		return nil, err
 	}
-	s := &service{runtime: goruntime.Calibrate(), cells: table}
-	for _, fact := range goruntime.Facts() {
-		// On arm64, programs without cgo have no thread-local storage, so TLSG may be unknown.
-		if _, err := s.runtime.Offset(fact); err != nil && (fact != goruntime.TLSG || runtime.GOARCH != "arm64") {
-			return nil, err
-		}
-	}
-	offsets := true
-	for word := range strings.FieldsSeq(order) {
-		var err error
-		name, value, _ := strings.Cut(word, "=")
-		switch name {
-		case "slots":
-			s.threads, err = ringbuf.New(ringbuf.WithCapacity(1024), ringbuf.WithAttributeSpace(64))
-		case "v1":
-			s.threads, err = ringbuf.New(ringbuf.WithCapacity(1024), ringbuf.WithDatadogLayout())
-		case "named-v1":
-			err = s.namedV1()
-		case "goroutine-table":
-			s.routines, err = goroutines.New(false)
-		case "record":
-			s.record = true
-		case "keys":
-			s.attributes = append(s.attributes, attribute.StringSlice(wire.KeyAttributeKeyMap, strings.Split(value, "+")))
-		case "no-go":
-			offsets = false
-		case "no-cells":
-			s.withoutCells = true
-		case "advertise":
-			err = s.advertise(offsets)
-		case "publish":
-			_, err = resourcepublisher.NewPublisher(resource.Empty())
-		default:
-			err = fmt.Errorf("no carrier %q", name)
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	return s, nil
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor), sdktrace.WithIDGenerator(chosenIDs{}))
+	s.processor, s.tracer = processor, provider.Tracer("test")
+	return s, processor.Err()
 }
 
-func (s *service) advertise(offsets bool) error {
-	kvs := s.attributes
-	if s.threads != nil {
-		kvs = append(kvs, ringAttributes(wire.KeyThreadSlots, s.threads.Info())...)
-	}
-	if s.routines != nil {
-		kvs = append(kvs, goroutineAttributes(s.routines.Address())...)
-	}
-	schema := wire.SchemaSlots
-	if s.record {
-		schema = wire.SchemaGoLabels
-		kvs = append(kvs, attribute.Int(wire.KeyGo+wire.GoKeyRecordOffset, int(gorecord.Offset)),
-			attribute.Int(wire.KeyGo+wire.GoKeyAncestorsOffset, int(gorecord.AncestorsOffset)))
-	}
-	if !s.withoutCells {
-		kvs = append(kvs, tableAttributes(s.cells.Address())...)
-	}
-	kvs = append(kvs, attribute.String(wire.KeySchemaVersion, schema))
-	for key, fact := range map[string]goruntime.Fact{
-		wire.GoKeyGMOffset: goruntime.GM, wire.GoKeyMCurgOffset: goruntime.MCurg,
-		wire.GoKeyMProcidOffset: goruntime.MProcid, wire.GoKeyGGoidOffset: goruntime.GGoid,
-		wire.GoKeyGLabelsOffset: goruntime.GLabels, wire.GoKeyTLSGOffset: goruntime.TLSG,
-	} {
-		if offset, err := s.runtime.Offset(fact); err == nil && offsets {
-			kvs = append(kvs, attribute.Int64(wire.KeyGo+key, offset))
-		}
-	}
-	return advertise.Change(kvs, nil)
+// chosenIDs is an id generator that returns the ids chosen by [service.start].
+type chosenIDs struct{}
+
+func (chosenIDs) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
+	k, _ := ctx.Value(chosenIDs{}).(sdkspan.Key)
+	return traceIDOf(k), spanIDOf(k.SpanID)
 }
 
-func ringAttributes(prefix string, info ringbuf.Info) []attribute.KeyValue {
-	return []attribute.KeyValue{
-		attribute.String(prefix+wire.RingKeyMapping, info.Mapping),
-		attribute.Int64(prefix+wire.RingKeyAddress, int64(info.Address)),
-		attribute.Int(prefix+wire.RingKeyLayout, info.Layout),
-		attribute.Int(prefix+wire.RingKeyCapacity, info.Capacity),
-		attribute.Int(prefix+wire.RingKeyHeaderSize, info.HeaderSize),
-		attribute.Int(prefix+wire.RingKeySlotSize, info.SlotSize),
-		attribute.String(prefix+wire.RingKeyIndex, wire.IndexThread),
-		fieldsAttribute(prefix, wire.SlotFields(info.Layout)),
-	}
+func (g chosenIDs) NewSpanID(ctx context.Context, _ trace.TraceID) trace.SpanID {
+	_, span := g.NewIDs(ctx)
+	return span
 }
 
-func fieldsAttribute(prefix string, all []wire.Field) attribute.KeyValue {
-	var fields []attribute.KeyValue
-	for _, f := range all {
-		fields = append(fields, attribute.Int(f.Name, int(f.Offset)))
-	}
-	return attribute.Map(prefix+wire.RingKeyFields, fields...)
+// start starts a span with these ids. The trace id counts only for a span without a parent.
+func (s *service) start(ctx context.Context, ids sdkspan.Key) (context.Context, trace.Span) {
+	return s.tracer.Start(context.WithValue(ctx, chosenIDs{}, ids), "span")
 }
 
-func tableAttributes(address uint64) []attribute.KeyValue {
-	const prefix = wire.KeySpans
-	return []attribute.KeyValue{
-		attribute.String(prefix+wire.RingKeyMapping, wire.SpansName),
-		attribute.Int64(prefix+wire.RingKeyAddress, int64(address)),
-		attribute.Int(prefix+wire.RingKeyLayout, wire.SpansLayout1),
-		attribute.Int(prefix+wire.RingKeyCapacity, cells.Capacity),
-		attribute.Int(prefix+wire.RingKeyHeaderSize, wire.SpansHeaderSize),
-		attribute.Int(prefix+wire.SpansKeyCellSize, wire.CellSize),
-		fieldsAttribute(prefix, wire.CellFields()),
-	}
-}
-
-func goroutineAttributes(address uint64) []attribute.KeyValue {
-	const prefix = wire.KeyGoroutines
-	return []attribute.KeyValue{
-		attribute.String(prefix+wire.RingKeyMapping, wire.GoroutinesName),
-		attribute.Int64(prefix+wire.RingKeyAddress, int64(address)),
-		attribute.Int(prefix+wire.RingKeyLayout, wire.GoroutinesLayout1),
-		attribute.Int(prefix+wire.RingKeyCapacity, wire.GoroutinesCapacity),
-		attribute.Int(prefix+wire.RingKeyHeaderSize, wire.GoroutinesHeaderSize),
-		attribute.Int(prefix+wire.TableKeyEntrySize, wire.GoroutineEntrySize),
-	}
-}
+var reachable []*vma.Region
 
 // namedV1 creates a ring of layout 1 that can be found by name on every kernel, and stores theSpan
 // in all of its slots.
-func (s *service) namedV1() error {
+func namedV1() error {
 	const capacity = 64
 	region, err := vma.New(wire.RingName1, wire.RingHeaderSize1+capacity*wire.SlotSize1)
 	if err != nil {
 		return err
 	}
-	s.others = append(s.others, region)
+	reachable = append(reachable, region)
 	b := region.Bytes()
 	for i, v := range []uint32{wire.RingMagic, wire.RingLayout1, capacity, wire.SlotSize1} {
 		binary.NativeEndian.PutUint32(b[4*i:], v)
@@ -217,97 +162,6 @@ func (s *service) namedV1() error {
 		binary.NativeEndian.PutUint64(slot[16:], theSpan.SpanID)
 	}
 	return region.Announce()
-}
-
-// shown is a span that a goroutine has published. outer is the enclosing span, or nil if there is
-// none.
-type shown struct {
-	service *service
-	outer   *shown
-	span    ringbuf.Span
-	ref     cells.Ref
-	record  *gorecord.Record
-}
-
-// start starts a span on the calling goroutine and publishes it in all carriers. outer is the
-// enclosing span, or nil if there is none.
-func (s *service) start(span *cells.Span, outer *shown) *shown {
-	sh := &shown{service: s, outer: outer, span: ringbuf.Span{
-		TraceIDHigh: span.TraceIDHigh, TraceIDLow: span.TraceIDLow, SpanID: span.SpanID, TraceFlags: span.TraceFlags,
-	}}
-	n := *span
-	var around *gorecord.Record
-	if outer != nil {
-		s.cells.SetLineage(&n, outer.ref, wire.Position(outer.ref))
-		around = outer.record
-	}
-	n.Goid, n.StartUnixNS = s.runtime.Goroutine().Goid, uint64(time.Now().UnixNano())
-	if s.record {
-		sh.record = gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, nil, &gorecord.Names{Name: n.Name, Endpoint: n.Endpoint}, users())
-		sh.record.SetOuter(around)
-	}
-	p := goruntime.Pin()
-	n.TID = s.runtime.Self().TID
-	sh.ref = s.cells.Reserve(p)
-	s.cells.Commit(p, sh.ref, &n)
-	goruntime.Unpin()
-	sh.span.Ref = uint64(sh.ref)
-	if sh.record != nil {
-		sh.record.SetCell(sh.ref, &n.Ancestors, 0)
-	}
-	s.show(sh)
-	return sh
-}
-
-// users returns the user labels of the calling goroutine.
-func users() gorecord.UserLabels {
-	labels, _ := gorecord.User()
-	return labels
-}
-
-// show publishes sh in all carriers as the active span of the calling goroutine. If sh is nil, the
-// goroutine is in no span.
-func (s *service) show(sh *shown) {
-	if s.record {
-		gorecord.Restore(users())
-		if sh != nil && sh.record != nil {
-			sh.record.Install()
-		}
-	}
-	span := new(ringbuf.Span)
-	if sh != nil {
-		span = &sh.span
-	}
-	if sh != nil {
-		s.cells.SetThread(sh.ref, s.runtime.Goroutine().Goid, s.runtime.Self().TID)
-	}
-	if s.threads != nil {
-		s.threads.Store(span)
-	}
-	if self := s.runtime.Goroutine(); s.routines != nil {
-		s.routines.Store(self.Goid, self.G, wire.Position(span.Ref))
-	}
-}
-
-// endForReaders marks the span as ended, but leaves it in the carriers of its goroutine. Any
-// goroutine may call it.
-func (sh *shown) endForReaders() {
-	if sh.service.cells.End(sh.ref) {
-		sh.record.End(true)
-		sh.service.cells.Free(sh.ref)
-	}
-}
-
-// end ends the span and publishes the nearest live outer span, which it returns. Only the goroutine
-// of the span may call it.
-func (sh *shown) end() *shown {
-	sh.endForReaders()
-	to := sh.outer
-	for to != nil && !to.service.cells.Live(to.ref) {
-		to = to.outer
-	}
-	sh.service.show(to)
-	return to
 }
 
 // actors is a child process whose goroutines, the actors, execute the orders of the test. The
@@ -328,8 +182,7 @@ func actors(p *childproc.Parent) {
 		name := words[1]
 		a := all[name]
 		if words[0] == "end-elsewhere" { // end the actor's span on this goroutine, while the actor continues to spin
-			a.in.endForReaders()
-			a.in = a.in.outer
+			a.leave()
 			p.Send("ok")
 			continue
 		}
@@ -359,8 +212,32 @@ type actor struct {
 	spin    uint32
 	turns   atomic.Uint64
 	spinner goruntime.Self // the goroutine that is spinning
-	// in is the actor's active span. Another goroutine may change it while the actor spins.
-	in *shown
+	// entered is a stack of contexts. Another goroutine may change it while the actor spins.
+	entered []entered
+}
+
+// entered is a context, and the function that ends the span or the attachment that came with it.
+type entered struct {
+	ctx   context.Context
+	leave func()
+}
+
+func (a *actor) ctx() context.Context {
+	if len(a.entered) == 0 {
+		return context.Background()
+	}
+	return a.entered[len(a.entered)-1].ctx
+}
+
+func (a *actor) start(ids sdkspan.Key) {
+	ctx, span := a.service.start(a.ctx(), ids)
+	a.entered = append(a.entered, entered{ctx, func() { span.End() }})
+}
+
+func (a *actor) leave() {
+	last := len(a.entered) - 1
+	a.entered[last].leave()
+	a.entered = a.entered[:last]
 }
 
 // spinning keeps the calling goroutine on its thread until the next order, without being preempted:
@@ -369,7 +246,7 @@ type actor struct {
 //
 //go:norace
 func (a *actor) spinning() {
-	a.spinner = a.service.runtime.Self()
+	a.spinner = goruntime.Calibrate().Self()
 	a.turns.Add(1)
 	for load(&a.spin) == 1 {
 	}
@@ -381,53 +258,66 @@ func load(p *uint32) uint32 { return *p }
 
 func (a *actor) run() {
 	for order := range a.orders {
-		switch order[0] {
-		case "lock": // stay on this thread
-			runtime.LockOSThread()
-			a.answers <- "ok"
-		case "show": // publish theSpan
-			outer, who := a.in, a.who()
-			for a.in = a.service.start(&theSpan, outer); a.who() != who; a.in = a.service.start(&theSpan, outer) {
-				a.in.end() // the goroutine moved to another thread while it published
-				who = a.who()
-			}
-			a.answers <- who
-		case "nest": // publish a nested span, whose id is that of theSpan plus the argument
-			span := theSpan
-			more, _ := strconv.ParseUint(order[1], 10, 64)
-			span.SpanID += more
-			a.in = a.service.start(&span, a.in)
-			a.answers <- "ok"
-		case "end":
-			a.in = a.in.end()
-			a.answers <- "ok"
-		case "park": // wait for orders without keeping the thread
-			a.answers <- "ok"
-		case "spin": // stay on this thread until the next order
-			atomic.StoreUint32(&a.spin, 1)
-			a.answers <- ""
+		a.answers <- a.do(order[0], order[1:])
+		if atomic.LoadUint32(&a.spin) == 1 && order[0] == "spin" {
 			a.spinning()
-		case "advertise-now":
-			a.answers <- answer(a.service.advertise(true))
-		case "start-known": // start a goroutine that spins until the next order, on a thread whose slot has the address of its m
-			atomic.StoreUint32(&a.spin, 1)
-			go func() {
-				runtime.LockOSThread()
-				defer runtime.UnlockOSThread()
-				if a.service.threads != nil {
-					a.service.threads.Clear()
-				}
-				a.spinning()
-			}()
-			a.answers <- ""
-		case "relabel": // replace the labels, as pprof.Do does
-			relabel()
-			a.answers <- "ok"
 		}
 	}
 }
 
-func answer(err error) string {
+// do executes an order and returns the answer.
+func (a *actor) do(order string, args []string) string {
+	var err error
+	switch order {
+	case "lock": // stay on this thread
+		runtime.LockOSThread()
+	case "show": // publish theSpan
+		who := a.who()
+		for a.start(theSpan); a.who() != who; a.start(theSpan) {
+			a.leave() // the goroutine moved to another thread while it published
+			who = a.who()
+		}
+		return who
+	case "nest": // publish a span inside the current one. Its id is that of theSpan plus the argument.
+		ids := theSpan
+		more, _ := strconv.ParseUint(args[0], 10, 64)
+		ids.SpanID += more
+		a.start(ids)
+	case "scope": // add attributes to the context
+		ctx := a.ctx()
+		for _, arg := range args {
+			key, value, _ := strings.Cut(arg, "=")
+			ctx = contextattr.With(ctx, attribute.String(key, value))
+		}
+		a.entered = append(a.entered, entered{ctx, func() {}})
+	case "attach": // attach the context
+		a.entered = append(a.entered, entered{a.ctx(), spanctx.Attach(a.ctx()).Detach})
+	case "end": // undo the last order of these
+		a.leave()
+	case "keys": // publish attributes with more keys
+		for _, arg := range args {
+			err = errors.Join(err, a.service.processor.AddAttributeKeys(attribute.Key(arg)))
+		}
+	case "park": // wait for orders without keeping the thread
+	case "spin": // stay on this thread until the next order
+		atomic.StoreUint32(&a.spin, 1)
+	case "advertise-now":
+		err = a.service.advertise()
+	case "start-known": // start a goroutine that spins until the next order, on a thread whose slot has the address of its m
+		atomic.StoreUint32(&a.spin, 1)
+		go func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			inherited := goruntime.Labels()
+			spanctx.Attach(context.Background())
+			goruntime.SetLabels(inherited)
+			a.spinning()
+		}()
+	case "relabel": // replace the labels, as pprof.Do does
+		relabel()
+	default:
+		err = fmt.Errorf("no order %q", order)
+	}
 	if err != nil {
 		return err.Error()
 	}
@@ -437,7 +327,7 @@ func answer(err error) string {
 // who returns the ids of the calling thread and goroutine.
 func (a *actor) who() string {
 	goruntime.Pin()
-	self := a.service.runtime.Self()
+	self := goruntime.Calibrate().Self()
 	goruntime.Unpin()
 	return fmt.Sprintf("%d %d", self.TID, self.Goid)
 }
@@ -487,14 +377,11 @@ const (
 	churnSalt2 = 0xC2B2AE3D27D4EB4F
 )
 
-// churnSpan returns the nth span of a goroutine. Its other fields depend on the first, so that a
+// churnSpan returns the ids of the nth span of a goroutine. All of them depend on the first, so that a
 // mixture of two spans is detected.
-func churnSpan(goid, n uint64) cells.Span {
+func churnSpan(goid, n uint64) sdkspan.Key {
 	high := goid<<32 | n
-	return cells.Span{
-		Key:             sdkspan.Key{TraceIDHigh: high, TraceIDLow: high * churnSalt, SpanID: high*churnSalt2 | 1},
-		LocalRootSpanID: high ^ churnSalt,
-	}
+	return sdkspan.Key{TraceIDHigh: high, TraceIDLow: high * churnSalt, SpanID: high*churnSalt2 | 1}
 }
 
 // churn is a child process in which goroutines constantly start, publish spans, block, yield and
@@ -529,10 +416,9 @@ func churn(p *childproc.Parent) {
 }
 
 func churnOne(s *service, elsewhere chan<- func()) {
-	goid := s.runtime.Goroutine().Goid
+	goid := goruntime.Calibrate().Goroutine().Goid
 	for n := range uint64(20) {
-		span := churnSpan(goid, n+1)
-		in := s.start(&span, nil)
+		_, span := s.start(context.Background(), churnSpan(goid, n+1))
 		work := time.Now().Add(time.Duration(rand.IntN(50)) * time.Microsecond)
 		switch rand.IntN(4) {
 		case 0:
@@ -547,10 +433,10 @@ func churnOne(s *service, elsewhere chan<- func()) {
 		}
 		if n%4 == 0 { // end the span on another goroutine
 			over := make(chan struct{})
-			elsewhere <- func() { in.endForReaders(); close(over) }
+			elsewhere <- func() { span.End(); close(over) }
 			<-over
 		} else {
-			in.end()
+			span.End()
 		}
 	}
 }

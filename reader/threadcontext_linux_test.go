@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,6 +35,7 @@ func TestThreadContexts(t *testing.T) {
 		musl      = "musl-gcc"
 		threads   = 6
 	)
+	shared, compiled := t.TempDir(), map[string]string{} // compiled programs, by flags
 	for _, tt := range []struct {
 		name             string
 		program, library []string // compiler flags, after the compiler unless that is cc; library is nil if there is none
@@ -62,8 +64,13 @@ func TestThreadContexts(t *testing.T) {
 				flags = append(slices.Clone(flags), "-DWITHOUT_VARIABLE")
 				args = append(args, compile(t, library, tt.library, "-shared", "-fPIC"))
 			}
-			cmd := exec.Command(compile(t, publisher, flags, "-O1", "-pthread"), args...)
-			child := childproc.Run(t, cmd)
+			key := fmt.Sprint(flags)
+			if compiled[key] == "" {
+				exe := filepath.Join(shared, strconv.Itoa(len(compiled)))
+				require.NoError(t, os.Link(compile(t, publisher, flags, "-O1", "-pthread"), exe))
+				compiled[key] = exe
+			}
+			child := childproc.Run(t, exec.Command(compiled[key], args...))
 			numbers := map[int]int{}
 			for line := child.Receive(); line != "ready"; line = child.Receive() {
 				var tid, number int

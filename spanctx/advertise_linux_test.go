@@ -293,19 +293,6 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	assert.Equal(t, build.GoVersion, o.ad["threadlocal.go.version"].GetStringValue())
 	o.assertKnownOffsets(t)
 
-	known := func(name string) bool { return o.ad["threadlocal.go."+name+"_offset"] != nil }
-	carriers, err := o.Carriers(t.Context())
-	require.NoError(t, err)
-	for _, c := range carriers {
-		assert.Equal(t, reader.Advertised, c.Source)
-		if c.Kind != reader.ThreadSlots {
-			// To use these carriers, readers must be able to find the current goroutine of a
-			// thread.
-			readable := known("m_curg") && known("g_goid")
-			assert.Equal(t, readable, c.Err == nil, "%v: %v", c.Kind, c.Err)
-		}
-	}
-
 	is := showIn(t, c)
 	if tt.thread != nil {
 		name := "OTELCTX_SLOTS"
@@ -327,7 +314,6 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	if tt.thread != nil && tt.thread.layout == 2 && tt.goOffsets == goOffsets {
 		o.assertGo(t, &is, tt.schema == "go_pprof_labels_v1")
 	}
-	o.assertThreads(t, &is, tt)
 
 	require.Equal(t, "1 <nil>", c.Ask("end"))
 	if tt.thread != nil {
@@ -479,44 +465,6 @@ func (o *outside) assertGo(t *testing.T, is *truth, record bool) {
 	require.EqualValues(t, 2, o.word(t, labels+8))
 	assert.Equal(t, []string{"span_id", hex.EncodeToString(is.span[:]), "trace_id", hex.EncodeToString(is.traceID[:])},
 		[]string{text(list), text(list + 16), text(list + 32), text(list + 48)})
-}
-
-// assertThreads checks the result of Threads in package reader.
-func (o *outside) assertThreads(t *testing.T, is *truth, tt *wantAdvertised) {
-	t.Helper()
-	threads, err := o.Threads(t.Context())
-	switch {
-	case tt.thread == nil && !tt.goroutine && tt.schema != "go_pprof_labels_v1":
-		require.ErrorIs(t, err, reader.ErrNoThreadContext)
-		return
-	case err != nil:
-		require.NoError(t, err)
-	}
-	known := func(name string) bool { return o.ad["threadlocal.go."+name+"_offset"] != nil }
-	var shown []reader.Thread
-	for _, thread := range threads {
-		if thread.Span != nil {
-			shown = append(shown, thread)
-		}
-	}
-	slots2, byGoroutine := tt.thread != nil && tt.thread.layout == 2, tt.goroutine || tt.schema == "go_pprof_labels_v1"
-	found := known("m_curg") && known("g_goid") && known("g_m")
-	provable := found && (slots2 || known("m_procid") && byGoroutine)
-	if slots2 && known("m_curg") && known("g_goid") && !found || tt.thread == nil && !provable {
-		assert.Empty(t, shown, "readers cannot find the goroutine")
-		return
-	}
-	require.Len(t, shown, 1)
-	assert.EqualValues(t, is.tid, shown[0].TID)
-	assert.Equal(t, provable, shown[0].Span.Proven)
-	if provable {
-		assert.Equal(t, is.goid, shown[0].Goroutine)
-	}
-	assert.Equal(t, is.traceID, shown[0].Span.TraceID)
-	assert.Equal(t, is.span, shown[0].Span.SpanID)
-	if provable || slots2 {
-		assert.Equal(t, is.outer, shown[0].Span.LocalRootSpanID)
-	}
 }
 
 func TestNothingToAdvertise(t *testing.T) {

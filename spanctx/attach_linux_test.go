@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"runtime"
 	"syscall"
 	"testing"
 
@@ -23,23 +22,15 @@ func TestAttachInTurnWithoutDetach(t *testing.T) {
 	s := serve(t)
 	ctxA, a := s.root()
 	ctxB, b := s.root()
-	heap := func() uint64 {
-		var m runtime.MemStats
-		for range 2 {
-			runtime.GC()
-		}
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
-	}
 	apart(func() {
 		defer goruntime.SetLabels(nil)
-		before := heap()
+		before := heapInUse()
 		for range 10_000 {
 			Attach(ctxA)
 			Attach(ctxB)
 		}
 		s.assertShows(t, b, b)
-		assert.Less(t, heap(), before+1<<20)
+		assert.Less(t, heapInUse(), before+1<<20)
 	})
 	b.End()
 	a.End()

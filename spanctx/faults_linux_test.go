@@ -19,39 +19,20 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// beWithoutMappings publishes spans in a process in which mappings can neither be named nor be made
-// from a memfd.
-func beWithoutMappings(parent *childproc.Parent) {
-	parent.Must(childproc.Deny(childproc.NoMemfd, childproc.NoNaming))
+// beDenied publishes a span in a process in which system calls fail: either mappings can neither be named nor be made
+// from a memfd, or only the mapping of the span table fails.
+func beDenied(parent *childproc.Parent) {
+	rules := []childproc.Rule{childproc.NoMemfd, childproc.NoNaming}
+	if what, _ := parent.Receive(); what == "span table" {
+		rules = []childproc.Rule{childproc.NoMmap(wire.SpansHeaderSize + cells.Capacity*wire.CellSize)}
+	}
+	parent.Must(childproc.Deny(rules...))
+	startThreads()
 	p, err := NewSpanProcessor(WithGoroutineTable(true))
 	parent.Must(err)
-	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
-	before := installed()
-	_, span := provider.Tracer("").Start(context.Background(), "span")
-	reasons := strings.ReplaceAll(fmt.Sprint(p.Err()), "\n", "; ")
-	parent.Send("record %t: %s", before == nil && installed() != nil, reasons)
+	_, span := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p)).Tracer("").Start(context.Background(), "span")
+	parent.Send("%v, record %t: %s", p.Carriers(), installed() != nil, strings.ReplaceAll(fmt.Sprint(p.Err()), "\n", "; "))
 	span.End()
-}
-
-// TestWithoutMappings checks that the goroutine record, which needs no mapping, is published even
-// if the process cannot create mappings that readers can find.
-func TestWithoutMappings(t *testing.T) {
-	said := childproc.Start(t, roleWithoutMappings, nil).Receive()
-	assert.Contains(t, said, "record true: ")
-	assert.Contains(t, said, "thread slots are off: ")
-	assert.Contains(t, said, "goroutine table is off: ")
-	assert.Contains(t, said, "span table is off: ")
-	assert.NotContains(t, said, "goroutine record")
-}
-
-// beWithoutSpanTable publishes spans in a process in which only the mapping of the span table
-// fails.
-func beWithoutSpanTable(parent *childproc.Parent) {
-	parent.Must(childproc.Deny(childproc.NoMmap(wire.SpansHeaderSize + cells.Capacity*wire.CellSize)))
-	startThreads()
-	p, err := NewSpanProcessor()
-	parent.Must(err)
-	parent.Send("%v: %s", p.Carriers(), strings.ReplaceAll(fmt.Sprint(p.Err()), "\n", "; "))
 }
 
 // startThreads makes the process start its threads early. With cgo, the stack of a thread is a
@@ -70,13 +51,15 @@ func startThreads() {
 	running.Wait()
 }
 
-// TestWithoutSpanTable checks that only the goroutine record, which has its own valid flag, is
-// published without the span table: readers of the other carriers could not tell whether a span has
-// ended.
-func TestWithoutSpanTable(t *testing.T) {
-	said := childproc.Start(t, roleWithoutSpanTable, nil).Receive()
-	assert.Contains(t, said, "[goroutine_record]: ")
-	assert.Contains(t, said, "span table is off: ")
-	assert.Contains(t, said, "thread slots are off: ")
-	assert.Contains(t, said, "goroutine table is off: ")
+// TestDeniedMappings checks that only the goroutine record, which needs no mapping and has its own valid flag, is
+// published if the process cannot create mappings that readers can find, or if there is no span table: readers of the
+// other carriers could not tell whether a span has ended.
+func TestDeniedMappings(t *testing.T) {
+	for _, denied := range []string{"mappings", "span table"} {
+		said := childproc.Start(t, roleDenied, nil).Ask("%s", denied)
+		for _, part := range []string{"[goroutine_record], record true: ", "span table is off: ", "thread slots are off: ", "goroutine table is off: "} {
+			assert.Contains(t, said, part, denied)
+		}
+		assert.NotContains(t, said, "goroutine record is off", denied)
+	}
 }

@@ -31,19 +31,13 @@ import (
 // Roles of child processes.
 const (
 	roleAdvertiser = "advertiser"
-	roleLockstep   = "lockstep"
-
-	roleWithoutMappings  = "without mappings"
-	roleWithoutSpanTable = "without span table"
+	roleDenied     = "denied"
 )
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
 		roleAdvertiser: beAdvertiser,
-		roleLockstep:   beLockstep,
-
-		roleWithoutMappings:  beWithoutMappings,
-		roleWithoutSpanTable: beWithoutSpanTable,
+		roleDenied:     beDenied,
 	})
 }
 
@@ -303,6 +297,16 @@ func apart(f func()) {
 		f()
 	}()
 	<-done
+}
+
+// heapInUse returns the number of bytes that reachable objects use.
+func heapInUse() uint64 {
+	var m runtime.MemStats
+	for range 2 {
+		runtime.GC()
+	}
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
 }
 
 // goid returns the id of the calling goroutine.

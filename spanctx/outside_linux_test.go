@@ -5,20 +5,15 @@ package spanctx
 
 import (
 	"encoding/binary"
-	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
-	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/remotemem"
-	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 // outside reads another process as a profiler does, and uses only what that process advertises.
@@ -27,8 +22,6 @@ type outside struct {
 	memory remotemem.Memory
 	// ad is the advertisement.
 	ad map[string]*commonpb.AnyValue
-	// threads are the thread slots, nil if they are not advertised.
-	threads *ringbuf.View
 }
 
 // openOutside opens a process that publishes a process context. The test closes it at its end.
@@ -42,10 +35,11 @@ func openOutside(t testing.TB, pid int) *outside {
 	return o
 }
 
-// readAdvertisement reads the current advertisement into o.ad and o.threads.
+// readAdvertisement reads the current advertisement into o.ad. It fails the test if the advertised thread slots cannot
+// be read.
 func (o *outside) readAdvertisement(t testing.TB) {
 	t.Helper()
-	o.ad, o.threads = make(map[string]*commonpb.AnyValue), nil
+	o.ad = make(map[string]*commonpb.AnyValue)
 	pc, err := o.ProcessContext(t.Context())
 	require.NoError(t, err)
 	for _, kv := range pc.Message.GetAttributes() {
@@ -57,12 +51,9 @@ func (o *outside) readAdvertisement(t testing.TB) {
 	carriers, err := o.Carriers(t.Context())
 	require.NoError(t, err)
 	for _, c := range carriers {
-		if c.Kind != reader.ThreadSlots || c.Source != reader.Advertised {
-			continue
+		if c.Kind == reader.ThreadSlots && c.Source == reader.Advertised {
+			require.NoError(t, c.Err)
 		}
-		require.NoError(t, c.Err)
-		o.threads, err = ringbuf.NewView(o.memory, c.Ring, nil)
-		require.NoError(t, err)
 	}
 }
 
@@ -96,26 +87,6 @@ func (o *outside) live(t testing.TB, ref uint64) bool {
 	return ref != 0 && o.word(t, table+o.integer(t, "threadlocal.spans.cell_size")*(ref>>1&(1<<19-1))) == ref
 }
 
-// settled waits until no thread slot is being written, and then calls f for each slot. A goroutine
-// started by [Go] may still be writing its slot, because a test cannot wait until it has exited.
-func (o *outside) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
-	t.Helper()
-	slots := make([]ringbuf.Slot, o.threads.Info().Capacity)
-	require.Eventually(t, func() bool {
-		for n := range slots {
-			var err error
-			if slots[n], err = o.threads.Slot(uint64(n)); err != nil {
-				require.ErrorIs(t, err, ringbuf.ErrBusy)
-				return false
-			}
-		}
-		return true
-	}, testenv.Patience, time.Millisecond, "somebody writes all the time")
-	for n := range slots {
-		f(uint64(n), &slots[n])
-	}
-}
-
 // goRecord is a record as defined by OTEP 4947.
 type goRecord struct {
 	traceID [16]byte
@@ -138,21 +109,6 @@ func (o *outside) record(t testing.TB, g uint64) *goRecord {
 	copy(r.traceID[:], b)
 	copy(r.spanID[:], b[16:])
 	return r
-}
-
-// currentG returns the address of the calling goroutine's g, which never changes. The goroutine
-// must be locked to its thread.
-func currentG() (uint64, error) {
-	rt := goruntime.Calibrate()
-	curg, err := rt.Offset(goruntime.MCurg)
-	if err != nil {
-		return 0, err
-	}
-	var b [8]byte
-	if _, err := selfMemory().ReadAt(b[:], int64(rt.Self().M)+curg); err != nil {
-		return 0, fmt.Errorf("m.curg: %w", err)
-	}
-	return binary.NativeEndian.Uint64(b[:]), nil
 }
 
 // assertWithdrawn checks that nothing is advertised.

@@ -140,7 +140,7 @@ func TestOptionsOfALaterProvider(t *testing.T) {
 // TestProviderDuringShutdown checks that a provider created while the last one shuts down still
 // publishes spans.
 func TestProviderDuringShutdown(t *testing.T) {
-	for range 300 {
+	for range testenv.Rounds(60, 300) {
 		first := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
 		var done sync.WaitGroup
 		done.Go(func() { assert.NoError(t, first.Shutdown(context.Background())) })

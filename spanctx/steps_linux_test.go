@@ -82,13 +82,13 @@ func runSteps(t *testing.T, s *service, program string) {
 	s.assertNowhere(t)
 }
 
-// slot returns the span that the calling thread's slot names, if the slot belongs to the calling goroutine.
+// slot returns the span in the calling thread's slot.
 func (s *service) slot() *ring.Span {
 	goruntime.Pin()
 	defer goruntime.Unpin()
 	self := s.p.runtime.Self()
-	spanID, ref, _ := s.p.threads.Shown(uint64(self.TID), self.Goid)
-	return &ring.Span{SpanID: spanID, Ref: ref}
+	span, _, _, _ := s.p.threads.Load(uint64(self.TID))
+	return &span
 }
 
 // storeSlot stores span in the calling thread's slot, for the calling goroutine if another is 0, and otherwise for a
@@ -114,7 +114,7 @@ func TestSteps(t *testing.T) {
 		"everything": nil, "table": {WithGoroutineRecord(false), WithThreadSlots(false)},
 		"record": {WithThreadSlots(false), WithGoroutineTable(false)}, "threads": {WithGoroutineRecord(false), WithGoroutineTable(false)},
 	}
-	for name, text := range map[string]string{
+	shared := map[string]string{
 		"nested":       "= +a=a +b<a=b/a +c<b=c/a -c=b/a -b=a +d<a=d/a -d=a -a= +e=e -e=",
 		"out of order": "+a +b<a +c<b -b=a -c=a -a= +d +e<d +f<e -d= -f= -e=",
 		"deep":         "+a +b<a +c<b +d<c +e<d +f<e +g<f -g=f/a -e=d/a -a= -f=",
@@ -176,13 +176,19 @@ func TestSteps(t *testing.T) {
 		"lost position, then child": "+a $ +b<a=b/a -b=a -a=",
 		"dial":                      "|= +a |=a +b<a |=b/a -b=a -a= |=",
 		"dial without inheriting":   "2+a |= 1+b=b |=b -b= 2-a",
-	} {
-		for config, opts := range configs {
-			t.Run(name+"/"+config, func(t *testing.T) { runSteps(t, serve(t, opts...), text) })
+	}
+	run := func(programs map[string]string, opts ...Option) func(t *testing.T) {
+		return func(t *testing.T) {
+			s := serve(t, opts...)
+			for name, text := range programs {
+				t.Run(name, func(t *testing.T) { runSteps(t, s, text) })
+			}
 		}
 	}
-	// These programs need goroutine records.
-	for name, text := range map[string]string{
+	for config, opts := range configs {
+		t.Run(config, run(shared, opts...))
+	}
+	t.Run("with records", run(map[string]string{
 		"inherited":                              "+a >2 2=a 2+b<a=b/a 2-b=a 3-a 2= 1=",
 		"inherited, ended":                       "+a +b<a >2 2=b/a 3-b 2=a 1=a 2+c<a=c/a 2-c=a 1-a 2=",
 		"inherited, ends it":                     "+a +b<a >2 2-b=a 1=a -a= 2=",
@@ -203,41 +209,31 @@ func TestSteps(t *testing.T) {
 		"dial, attached":                         "+a 2@a 2|=a 2!= -a=",
 		"labels, lost position":                  "+a % +b<a % $ -a= -b=",
 		"labels, lost position, then child":      "+a % $ +b<a=b/a -b=a -a=",
-	} {
-		t.Run(name, func(t *testing.T) { runSteps(t, serve(t), text) })
-	}
+	}))
 	// Two threads share the only slot, which then names the span of another goroutine.
 	for name, opts := range map[string][]Option{
 		"everything": nil, "table": {WithGoroutineRecord(false), WithThreadSlots(false)}, "threads": {WithGoroutineRecord(false), WithGoroutineTable(false)},
 	} {
-		t.Run("one slot/"+name, func(t *testing.T) {
-			runSteps(t, serve(t, append(opts, WithSlotCapacity(1))...), "+o 2+s=s 2-s= 1-o=")
-		})
+		t.Run("one slot/"+name, run(map[string]string{"another's": "+o 2+s=s 2-s= 1-o="}, append(opts, WithSlotCapacity(1))...))
 	}
 	// With thread slots alone, a goroutine returns to a thread whose slot still names an earlier span of that goroutine.
 	// The cell tells readers that the slot is out of date until the goroutine publishes there again.
-	for name, text := range map[string]string{
+	t.Run("slot left behind", run(map[string]string{
 		"another span":           "+f ( -f +o )= +i<o=i/o -i=o -o=",
 		"in a live one":          "+o ( +m<o )= +i<m=i/o -i=m/o -m=o -o=",
 		"ended meanwhile":        "+o +i<o ( -i )= -o=",
 		"inner ended elsewhere":  "+o +i<o 2-i 1( @ )= -o=",
 		"moved, a lost position": "+o $ ( +i<o )= -o=",
-	} {
-		t.Run("slot left behind/"+name, func(t *testing.T) {
-			runSteps(t, serve(t, WithGoroutineRecord(false), WithGoroutineTable(false)), text)
-		})
-	}
+	}, WithGoroutineRecord(false), WithGoroutineTable(false)))
 	// Without goroutine ids, only records belong to a goroutine. The slot of its thread may belong to another goroutine.
-	t.Run("without goroutine ids", func(t *testing.T) {
-		withoutIDs := withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), goruntime.GGoid))
-		runSteps(t, serve(t, withoutIDs), "+a=a +b<a -b=a 2+d<a=d/a 2-d= 1=a >3 3|= 1@= 2!1= 1= !=a -a=")
-	})
+	withoutIDs := withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), goruntime.GGoid))
+	t.Run("without goroutine ids", run(map[string]string{"records only": "+a=a +b<a -b=a 2+d<a=d/a 2-d= 1=a >3 3|= 1@= 2!1= 1= !=a -a="}, withoutIDs))
 }
 
 // TestStepsWithAttributes checks that spans are published with the attributes of the contexts passed to Start and
 // Attach, and that a goroutine that returns to a span publishes the same attributes as before.
 func TestStepsWithAttributes(t *testing.T) {
-	for name, tt := range map[string]struct {
+	programs := map[string]struct {
 		program string
 		only    string // "records" or "slots"; all carriers if empty
 	}{
@@ -251,14 +247,16 @@ func TestStepsWithAttributes(t *testing.T) {
 		// Without records, the attributes set by Attach are not remembered. The span's own attributes are published
 		// instead.
 		"attached, no record": {"+a{k=1} @a{l=2}=a{k=1,l=2} @a{l=3}=a{k=1,l=3} !=a{k=1} !=a{k=1} -a=", "slots"},
-	} {
-		for carrier, opts := range carriers() {
-			if tt.only != "" && (tt.only == "slots") != (carrier == "slots") {
-				continue
+	}
+	for carrier, opts := range carriers() {
+		t.Run(carrier, func(t *testing.T) {
+			s := serve(t, append(opts, WithAttributeKeys("k", "l"), WithAttributeKeys("m"))...)
+			for name, tt := range programs {
+				if tt.only != "" && (tt.only == "slots") != (carrier == "slots") {
+					continue
+				}
+				t.Run(name, func(t *testing.T) { runSteps(t, s, tt.program) })
 			}
-			t.Run(name+"/"+carrier, func(t *testing.T) {
-				runSteps(t, serve(t, append(opts, WithAttributeKeys("k", "l"), WithAttributeKeys("m"))...), tt.program)
-			})
-		}
+		})
 	}
 }

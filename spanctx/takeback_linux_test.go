@@ -19,6 +19,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // TestRecordOfFormerProcessorNamesNoSpan checks that a record which a goroutine still has after
@@ -98,7 +99,7 @@ func TestEvictedRecordEndsBeforeCell(t *testing.T) {
 			}
 		}()
 		shown := 0
-		for range 200_000 {
+		for range testenv.Rounds(40_000, 200_000) {
 			_, span := s.root()
 			record := installed()
 			round.Store(uint64(record.Ref()))

@@ -4,11 +4,9 @@
 package cells
 
 import (
-	"encoding/binary"
 	"math/bits"
 	"os"
 	"runtime"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,7 +17,6 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/sdkspan"
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/resources"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
@@ -62,29 +59,6 @@ func TestReservedCellHasNoSpan(t *testing.T) {
 	assert.NoError(t, table.checkLive(r))
 	assert.NoError(t, table.checkDead(first))
 	assert.Equal(t, map[Ref]bool{r: true}, table.live())
-}
-
-// No matter how often a cell is reused, an old Ref never refers to a new span.
-func TestRefsNeverNameAnotherSpan(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // each P has its own stack of free cells
-	table, _ := newTable(t, true, nil)
-	table.limit = 1
-	refs := map[Ref]bool{}
-	for n := range 1000 {
-		r := table.start()
-		require.NotZero(t, r)
-		require.Zero(t, r.Index())
-		require.False(t, refs[r])
-		for old := range refs {
-			require.NoError(t, table.checkDead(old))
-		}
-		refs[r] = true
-		require.NoError(t, table.checkLive(r))
-		require.True(t, table.end(r, n%2 == 0))
-		if len(refs) > 20 {
-			clear(refs)
-		}
-	}
 }
 
 // A new table does not issue the Refs of a closed table, because goroutines may still hold them.
@@ -220,38 +194,6 @@ func TestFindWithAnyIDs(t *testing.T) {
 			assert.Equal(t, spans, found)
 			assert.Empty(t, evicted.all(t))
 		})
-	}
-}
-
-// Find distinguishes spans of different traces that have the same span id.
-func TestFindDistinguishesTraces(t *testing.T) {
-	table, _ := newTable(t, true, nil)
-	a := table.start(func(s *Span) { s.SpanID = 7 })
-	b := table.start(func(s *Span) { s.SpanID = 7 })
-	for _, r := range []Ref{a, b} {
-		s := spanOf(r)
-		s.SpanID = 7
-		assert.Equal(t, r, table.Find(s.Key))
-	}
-}
-
-// Find finds a span on whatever P it was started, even on a P that did not exist when the table was
-// created.
-func TestFindAcrossProcessors(t *testing.T) {
-	for _, live := range []int{10, localEntries, 10_000} {
-		table, evicted := newTable(t, true, nil)
-		var refs []Ref
-		for n := range live {
-			refs = append(refs, table.startOn(n%(len(table.locals)+3)))
-		}
-		for _, r := range refs {
-			require.NoError(t, table.checkLive(r), "%d live", live)
-		}
-		assert.Empty(t, evicted.all(t))
-		for _, r := range refs {
-			require.True(t, table.end(r, true))
-		}
-		assert.Empty(t, table.live())
 	}
 }
 
@@ -488,86 +430,6 @@ func TestLoadWhileCellsAreReused(t *testing.T) {
 		}
 		stop.Store(true)
 		done.Wait()
-	}
-}
-
-// startAndEnd runs in a child process. It starts and ends spans until it is stopped.
-func startAndEnd(p *childproc.Parent) {
-	var table *Table
-	table, err := New(Options{Spare: spareNone, Evict: func(r Ref) bool { return table.End(r) }})
-	p.Must(err)
-	limit, ok := p.Receive()
-	if !ok {
-		return
-	}
-	n, err := strconv.Atoi(limit)
-	p.Must(err)
-	table.limit = uint32(n)
-	runtime.GOMAXPROCS(8)
-	for i := range 4 {
-		go func() {
-			var own []Ref
-			for n := 0; ; n++ {
-				if r := table.start(); r != 0 {
-					own = append(own, r)
-				}
-				if len(own) > n%3 {
-					table.end(own[0], n%2 == i%2)
-					own = own[1:]
-				}
-			}
-		}()
-	}
-	p.Send("%d", table.Address())
-	p.Receive()
-}
-
-// Another process that reads a cell as documented sees a complete span or none.
-func TestReadByOtherProcess(t *testing.T) {
-	childproc.NeedReading(t)
-	_, _ = newTable(t, true, nil)
-	for _, cells := range []int{1, 8} {
-		c := childproc.Start(t, "start and end spans", nil)
-		address, err := strconv.ParseUint(c.Ask("%d", cells), 10, 64)
-		require.NoError(t, err)
-		memory := remotemem.Of(c.PID())
-		header := make([]byte, 24)
-		_, err = memory.ReadAt(header, int64(address))
-		require.NoError(t, err)
-		get := binary.LittleEndian
-		for i, want := range []uint32{0x4F545350, 1, 65536, 128, 128} {
-			require.Equal(t, want, get.Uint32(header[4*i:]))
-		}
-		var before, after [8]byte
-		var cell [128]byte
-		live, busy := 0, 0
-		for n := uint64(0); live < rounds(4_000, 100_000) && !t.Failed(); n++ {
-			at := address + 128 + n%uint64(cells)*128
-			_, err := memory.ReadParts([]remotemem.Part{
-				{Address: at, Data: before[:]}, {Address: at, Data: cell[:]}, {Address: at, Data: after[:]},
-			})
-			require.NoError(t, err)
-			version := get.Uint64(before[:])
-			if version != get.Uint64(after[:]) || version&1 != 0 || version == 0 {
-				busy++
-				continue
-			}
-			live++
-			want := spanOf(Ref(version))
-			flags := uint64(want.TraceFlags)
-			if want.Outside {
-				flags |= 1 << 8
-			}
-			for i, word := range []uint64{
-				version, want.TraceIDHigh, want.TraceIDLow, want.SpanID, want.LocalRootSpanID, want.Goid,
-				uint64(want.Ancestors[0]), uint64(want.Ancestors[1]), uint64(want.Ancestors[2]),
-				flags, want.StartUnixNS, uint64(want.G),
-			} {
-				assert.Equal(t, word, get.Uint64(cell[8*i:]), "word %d of %#x", i, version)
-			}
-		}
-		t.Logf("%d cells: %d live, %d not", cells, live, busy)
-		c.Kill()
 	}
 }
 

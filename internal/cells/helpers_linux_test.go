@@ -13,13 +13,8 @@ import (
 
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/sdkspan"
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
-
-func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){"start and end spans": startAndEnd})
-}
 
 // evicted collects the spans that a table evicts. Pinned goroutines add to it, so adding must
 // neither allocate nor block.

@@ -9,7 +9,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"reflect"
 	"runtime"
 	"runtime/pprof"
@@ -83,16 +82,6 @@ func peekerFor(t testing.TB) *peeker {
 	return p
 }
 
-// offsets returns a function that returns the offset of a fact. It fails the test if the fact is
-// unknown.
-func offsets(t testing.TB, r *Runtime) func(Fact) uintptr {
-	return func(f Fact) uintptr {
-		offset, err := r.Offset(f)
-		require.NoError(t, err)
-		return uintptr(offset)
-	}
-}
-
 // missing returns an error if r lacks a fact that is always known on this platform.
 func missing(r *Runtime) error {
 	if _, err := r.Offset(TLSG); runtime.GOARCH == "arm64" && err != nil {
@@ -114,19 +103,6 @@ func trueGoid(t testing.TB) uint64 {
 	_, err := fmt.Sscanf(string(buf[:runtime.Stack(buf, false)]), "goroutine %d [", &goid)
 	assert.NoError(t, err)
 	return goid
-}
-
-// checkSelf compares r with the truth. It fails the test at most once per call, and may run on any goroutine.
-func checkSelf(t testing.TB, r *Runtime) (tid uint32) {
-	goid := trueGoid(t)
-	Pin()
-	self, thread, g := r.Self(), r.Self().TID, r.Goroutine().Goid
-	tid = uint32(unix.Gettid()) // a raw system call
-	Unpin()
-	if self.Goid != goid || self.TID != tid || self.M == 0 || thread != tid || g != goid {
-		t.Errorf("goroutine %d on thread %d: got %+v, thread %d, goroutine %d", goid, tid, self, thread, g)
-	}
-	return tid
 }
 
 func TestCalibrate(t *testing.T) {
@@ -231,140 +207,6 @@ func busy(t testing.TB) {
 
 var sink atomic.Pointer[[512]byte]
 
-func TestManyGoroutines(t *testing.T) {
-	t.Parallel()
-	r := calibrated(t)
-	busy(t)
-	var moved atomic.Int32
-	var wg sync.WaitGroup
-	for range 5000 {
-		wg.Go(func() {
-			last := checkSelf(t, r)
-			for _, loseThread := range []func(){
-				runtime.Gosched,
-				func() { time.Sleep(time.Microsecond) },
-				func() { _, _ = os.Stat("/") },
-				func() {
-					wait := make(chan struct{})
-					go close(wait)
-					<-wait
-				},
-			} {
-				loseThread()
-				tid := checkSelf(t, r)
-				if tid != last {
-					moved.Add(1)
-				}
-				last = tid
-			}
-		})
-	}
-	wg.Wait()
-	if runtime.GOMAXPROCS(0) > 1 {
-		assert.Positive(t, moved.Load(), "no goroutine was seen on two threads, so nothing was tested")
-	}
-}
-
-func TestLockedThreads(t *testing.T) {
-	t.Parallel()
-	r := calibrated(t)
-	const n = 20
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	tids, ms := map[uint32]bool{}, map[uintptr]bool{}
-	all := make(chan struct{})
-	for i := range n {
-		wg.Go(func() {
-			runtime.LockOSThread()
-			if i%2 == 0 {
-				defer runtime.UnlockOSThread() // the other goroutines end while locked, which destroys their threads
-			}
-			tid, m := checkSelf(t, r), r.Self().M
-			mu.Lock()
-			tids[tid], ms[m] = true, true
-			if len(tids) == n {
-				close(all)
-			}
-			mu.Unlock()
-			<-all
-			assert.Equal(t, tid, checkSelf(t, r))
-			assert.Equal(t, m, r.Self().M)
-		})
-	}
-	wg.Wait()
-	assert.Len(t, ms, n)
-}
-
-// A reader that knows the m of a thread can find out which goroutine runs on the thread now.
-func TestOwner(t *testing.T) {
-	t.Parallel()
-	if runtime.GOMAXPROCS(0) < 2 {
-		t.Skip("observing a running goroutine needs two CPUs")
-	}
-	r := calibrated(t)
-	p, offset := peekerFor(t), offsets(t, r)
-
-	running := make(chan Self)
-	var stop atomic.Bool
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		running <- r.Self()
-		for !stop.Load() {
-			r.Self() // even without signals, the goroutine can be preempted here
-		}
-		running <- r.Self()
-		<-running // blocks while the goroutine is locked to its thread
-	}()
-	self := <-running
-	owner := func() uint64 {
-		g := p.word(self.M + offset(MCurg))
-		if g == 0 {
-			return 0
-		}
-		return uint64(p.word(g + offset(GGoid)))
-	}
-	assert.Eventually(t, func() bool { return owner() == self.Goid }, testenv.Patience, time.Millisecond, "while it runs")
-	assert.Equal(t, uintptr(self.TID), p.word(self.M+offset(MProcid)))
-	stop.Store(true)
-	assert.Equal(t, self, <-running)
-	assert.Eventually(t, func() bool { return owner() == 0 }, testenv.Patience, time.Millisecond, "while it waits")
-	running <- self
-	<-done
-}
-
-// With the offset of g, a reader that knows only the thread pointer finds the goroutine.
-func TestThreadPointer(t *testing.T) {
-	t.Parallel()
-	r := calibrated(t)
-	tls, err := r.Offset(TLSG)
-	if err != nil {
-		require.Equal(t, "arm64", runtime.GOARCH, err)
-		t.Skip(err)
-	}
-	goid := offsets(t, r)(GGoid)
-	var wg sync.WaitGroup
-	for range 100 {
-		wg.Go(func() {
-			p, err := newPeeker()
-			if !assert.NoError(t, err) {
-				return
-			}
-			defer p.close()
-			tp := new(uintptr)
-			Pin()
-			ok := threadPointer(tp)
-			g := p.word(*tp + uintptr(tls))
-			Unpin()
-			assert.True(t, ok)
-			assert.Equal(t, trueGoid(t), uint64(p.word(g+goid)))
-		})
-	}
-	wg.Wait()
-}
-
 // A pinned goroutine stays on its thread even while the garbage collector constantly tries to stop
 // it.
 func TestPin(t *testing.T) {
@@ -373,7 +215,7 @@ func TestPin(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			for range 3000 {
+			for range testenv.Rounds(1000, 3000) {
 				Pin()
 				Pin()
 				before, self := gettid(), r.Self()

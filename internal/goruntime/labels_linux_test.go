@@ -11,11 +11,9 @@ import (
 	"runtime"
 	"runtime/pprof"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 	"unsafe"
 	"weak"
 
@@ -65,40 +63,6 @@ func TestLabelsOfPprof(t *testing.T) {
 			assert.Equal(t, outer, Labels())
 		})
 		assert.Nil(t, Labels())
-	})
-}
-
-// A profile by runtime/pprof has the labels of a record for the record's goroutine, and for
-// goroutines that it starts.
-func TestLabelsInProfile(t *testing.T) {
-	t.Parallel()
-	calibrated(t)
-	profile := func() string {
-		var s strings.Builder
-		assert.NoError(t, pprof.Lookup("goroutine").WriteTo(&s, 1))
-		return s.String()
-	}
-	const want = `{"otelctx.a":"987", "otelctx.b":"987987"}`
-	alone(func() {
-		rec := newRecord(987)
-		SetLabels(unsafe.Pointer(rec))
-		assert.Equal(t, unsafe.Pointer(rec), Labels())
-		assert.Contains(t, profile(), want)
-
-		wait, inherited := make(chan struct{}), make(chan unsafe.Pointer)
-		go func() {
-			inherited <- Labels()
-			<-wait
-		}()
-		assert.Equal(t, unsafe.Pointer(rec), <-inherited)
-		SetLabels(nil)
-		assert.Nil(t, Labels())
-		assert.Contains(t, profile(), want, "inherited labels stay")
-		close(wait)
-		for i := 0; strings.Contains(profile(), want); i++ {
-			require.Less(t, i, 5000, "labels must not leak to another goroutine")
-			time.Sleep(time.Millisecond)
-		}
 	})
 }
 

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
-		"store forever": storeForever, "work under filters": workUnderFilters,
+		"work under filters": workUnderFilters,
 	})
 }
 

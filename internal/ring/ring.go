@@ -260,26 +260,3 @@ func (r *Ring) putFitting(slot *wire.Slot2, attributes []byte) int {
 	}
 	return r.putAttributes(slot, buffer[:n])
 }
-
-// Shown returns the id and the Ref of the span in the slot of the thread or goroutine with this id.
-// owned is false if the goroutine goid was not the last to write to the slot, or if the slot is
-// being written. Layout 1 does not record owners: owned is always true and ref is 0.
-func (r *Ring) Shown(id, goid uint64) (spanID, ref uint64, owned bool) {
-	slot := r.slot(id)
-	if r.layout1 {
-		return atomic.LoadUint64(&slot.SpanID), 0, true
-	}
-	for range attempts {
-		state := atomic.LoadUint64(&slot.State)
-		owner := atomic.LoadUint64(&slot.Owner)
-		if state&wire.SlotInUse != 0 {
-			continue
-		}
-		if spanID, ref = atomic.LoadUint64(&slot.SpanID), atomic.LoadUint64(&slot.Ref); atomic.LoadUint64(&slot.State) == state {
-			// A span id of 0 with a Ref means that another writer, which could not claim the slot,
-			// has cleared the span id.
-			return spanID, ref, owner == goid && (spanID != 0 || ref == 0)
-		}
-	}
-	return 0, 0, false
-}

@@ -10,7 +10,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"runtime"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -57,6 +57,9 @@ func TestNew(t *testing.T) {
 				put.PutUint32(header[0x10:], 64)
 				put.PutUint32(header[0x14:], uint32(tt.config.Index))
 			}
+			if !tt.config.Heap {
+				assert.Equal(t, os.Getpagesize()>>10, residentKB(t, l.Address), "only the page with the header uses memory")
+			}
 			got := make([]byte, tt.headerSize+tt.config.Capacity*tt.slotSize)
 			_, err := remotemem.Of(os.Getpid()).ReadAt(got, int64(l.Address))
 			require.NoError(t, err)
@@ -97,16 +100,13 @@ func TestStoreBytes(t *testing.T) {
 				r.store(id, &s, &self)
 				require.Equal(t, want, r.slots())
 
-				spanID, ref, owned := r.Shown(id, self.Goid)
-				assert.Equal(t, s.SpanID, spanID)
-				assert.True(t, owned)
-				_, _, owned = r.Shown(id, self.Goid+1)
-				assert.Equal(t, r.layout1, owned, "slots of layout 1 have no owner")
+				s.Attributes = nil
 				if r.layout1 {
-					assert.Zero(t, ref)
-				} else {
-					assert.Equal(t, s.Ref, ref)
+					s.Ref, s.TraceFlags, self = 0, 0, goruntime.Self{}
 				}
+				got, owner, tid, ok := r.Load(id)
+				assert.Equal(t, s, got)
+				assert.Equal(t, []any{self.Goid, self.TID, s.SpanID != 0}, []any{owner, tid, ok})
 			}
 		})
 	}
@@ -188,14 +188,12 @@ func TestHeldSlot(t *testing.T) {
 				r.store(0, &next, &other)
 			}
 			assert.Equal(t, want, r.slots())
-			if !r.layout1 {
-				_, _, owned := r.Shown(0, self.Goid)
-				assert.False(t, owned, "the slot is being written")
-			}
+			_, _, _, ok := r.Load(0)
+			assert.False(t, ok, "the slot is being written")
 
 			r.bytes(0)[0x18] = 0
-			spanID, _, _ := r.Shown(0, self.Goid)
-			assert.Zero(t, spanID)
+			_, _, _, ok = r.Load(0)
+			assert.False(t, ok, "the span id is cleared")
 			want = r.want(r.bytes(0), &next, &other)
 			r.store(0, &next, &other)
 			assert.Equal(t, want, r.bytes(0), "the slot is free again")
@@ -220,8 +218,8 @@ func checkSlot(slot []byte, layout Layout) error {
 	return nil
 }
 
-// TestOneWriterAtATime checks that a slot never mixes the spans of goroutines that write it at the
-// same time.
+// TestOneWriterAtATime checks that neither a slot nor the result of Load ever mixes the spans of goroutines that write
+// the slot at the same time.
 func TestOneWriterAtATime(t *testing.T) {
 	for _, heap := range []bool{true, false} {
 		for name, c := range layouts() {
@@ -239,10 +237,15 @@ func TestOneWriterAtATime(t *testing.T) {
 							s, self := spanOf(i<<40|n, r.attributes)
 							r.store(id, &s, &self)
 							stored[id%2].Add(1)
-							spanID, ref, owned := r.Shown(id, self.Goid)
-							if !r.layout1 && owned && spanID != 0 && (spanID != s.SpanID || ref != s.Ref) {
-								t.Errorf("span %x of cell %x instead of %x and %x", spanID, ref, s.SpanID, s.Ref)
-								return
+							if got, owner, tid, ok := r.Load(id); ok {
+								want, who := spanOf(got.TraceIDLow, 0)
+								if r.layout1 {
+									want.Ref, want.TraceFlags, who = 0, 0, goruntime.Self{}
+								}
+								if !reflect.DeepEqual(want, got) || owner != who.Goid || tid != who.TID {
+									t.Errorf("a mixture: %+v of goroutine %d on thread %d", got, owner, tid)
+									return
+								}
 							}
 						}
 					})
@@ -264,40 +267,6 @@ func TestOneWriterAtATime(t *testing.T) {
 	}
 }
 
-// TestShownBelongsToOneWriter checks that Shown never returns another goroutine's span as owned
-// while two goroutines keep overwriting the slot.
-func TestShownBelongsToOneWriter(t *testing.T) {
-	for _, heap := range []bool{true, false} {
-		moreProcessors(t)
-		r := newRing(t, Config{Name: "OTELCTX_SLOTS", Layout: 2, Capacity: 1, Heap: heap})
-		var stop atomic.Bool
-		var done sync.WaitGroup
-		for i := range uint64(2) {
-			done.Go(func() {
-				for n := uint64(1); !stop.Load(); n++ {
-					r.store(0, &Span{SpanID: n<<1 | i, Ref: n<<1 | i}, &goruntime.Self{Goid: i + 1})
-				}
-			})
-		}
-		owned := 0
-		for n := 0; owned < rounds(300_000, 3_000_000) && !t.Failed(); n++ {
-			spanID, ref, ok := r.Shown(0, 1)
-			if !ok {
-				if n%100 == 0 {
-					runtime.Gosched()
-				}
-				continue
-			}
-			owned++
-			if spanID != 0 && (spanID&1 != 0 || ref != spanID) {
-				t.Errorf("Shown returns span %d of cell %d for goroutine 1", spanID, ref)
-			}
-		}
-		stop.Store(true)
-		done.Wait()
-	}
-}
-
 func TestClose(t *testing.T) {
 	for name, c := range layouts() {
 		t.Run(name, func(t *testing.T) {
@@ -316,74 +285,10 @@ func TestClose(t *testing.T) {
 			assert.Equal(t, make([]byte, len(got)), got, "the memory must be cleared")
 
 			r.store(1, &s, &self)
-			spanID, _, owned := r.Shown(1, self.Goid)
-			assert.True(t, owned)
-			assert.Equal(t, s.SpanID, spanID)
+			stored, _, _, ok := r.Load(1)
+			assert.True(t, ok)
+			assert.Equal(t, s.SpanID, stored.SpanID)
 			require.NoError(t, r.Close(), "again")
-		})
-	}
-}
-
-// TestCloseUnderWriters checks that writers may continue during and after Close. A write to
-// unmapped memory would crash the test.
-func TestCloseUnderWriters(t *testing.T) {
-	moreProcessors(t)
-	for name, c := range layouts() {
-		t.Run(name, func(t *testing.T) {
-			var stop atomic.Bool
-			var current atomic.Pointer[Ring]
-			var written atomic.Int64
-			current.Store(newRing(t, c))
-			var done sync.WaitGroup
-			for i := range uint64(8) {
-				done.Go(func() {
-					for n := uint64(0); !stop.Load(); n++ {
-						s, self := spanOf(i<<40|n, 20)
-						r := current.Load()
-						r.store(n, &s, &self)
-						r.Shown(n, self.Goid)
-						written.Add(1)
-					}
-				})
-			}
-			writes := func() {
-				for before := written.Load(); written.Load() < before+50; {
-					runtime.Gosched()
-				}
-			}
-			for range rounds(5, 50) {
-				old := current.Load()
-				writes()
-				var closing sync.WaitGroup
-				for range 2 {
-					closing.Go(func() { assert.NoError(t, old.Close()) })
-				}
-				closing.Wait()
-				writes()
-				current.Store(newRing(t, c))
-			}
-			stop.Store(true)
-			done.Wait()
-		})
-	}
-}
-
-// TestMemory checks that a ring uses memory only for its header and for pages with slots that have
-// been written.
-func TestMemory(t *testing.T) {
-	page := os.Getpagesize()
-	for name, c := range layouts() {
-		t.Run(name, func(t *testing.T) {
-			c.Capacity = 65536
-			r := newRing(t, c)
-			used := map[int]bool{0: true}
-			for x := range uint64(50) {
-				id := mix(x)
-				s, self := spanOf(x, 0)
-				r.store(id, &s, &self)
-				used[(r.layout.HeaderSize+int(id%65536)*r.layout.SlotSize)/page] = true
-			}
-			assert.Equal(t, len(used)*page>>10, residentKB(t, r.layout.Address))
 		})
 	}
 }
@@ -412,7 +317,7 @@ func TestNothingAllocates(t *testing.T) {
 		assert.Zero(t, testing.AllocsPerRun(100, func() {
 			for _, s := range []*Span{&plain, &fits, &tooMany} {
 				r.store(1, s, &self)
-				r.Shown(1, self.Goid)
+				r.Load(1)
 			}
 		}), name)
 	}
