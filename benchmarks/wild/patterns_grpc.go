@@ -232,9 +232,7 @@ func grpcServerStreamAfter(r *run) {
 		for receive(stream) {
 			continue
 		}
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
 }
 
@@ -258,9 +256,7 @@ func grpcClientStreamAfter(r *run) {
 		}
 		must(stream.CloseSend())
 		receive(stream)
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
 }
 
@@ -302,9 +298,7 @@ func grpcBidiAfterBlocking(r *run) {
 	r.calling(idle, nil, func(c *rpc, ctx context.Context) {
 		c.talk(ctx, func(grpc.ClientStream) {})
 		block()
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
 }
 
@@ -359,8 +353,6 @@ func grpcCancelled(r *run) {
 			_ = stream.RecvMsg(new(emptypb.Empty))
 		})
 		r.started.awaitEnd(trace.SpanContextFromContext(stream.Context()).SpanID())
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
 }

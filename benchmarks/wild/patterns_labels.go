@@ -18,21 +18,21 @@ import (
 
 // labelPatterns lists patterns with profiler labels that users or other libraries set.
 var labelPatterns = []pattern{
-	{run: pprofDo, about: "pprof.Do inside a span: in it"},
-	{run: pprofDoAfter, about: "the same: after it, in the same span"},
-	{run: pprofDoChild, about: "a child span inside pprof.Do: in it, after it, and after Do"},
+	{inRoot: pprofDo, about: "pprof.Do inside a span: in it"},
+	{inRoot: pprofDoAfter, about: "the same: after it, in the same span"},
+	{inRoot: pprofDoChild, about: "a child span inside pprof.Do: in it, after it, and after Do"},
 	{run: pprofDoOutside, about: "a span inside pprof.Do: in it, and after it"},
-	{run: pprofDoEqual, about: "100 calls of pprof.Do with equal labels in one span, in the later ones and after them"},
-	{run: pprofDoChildren, about: "101 children after a pprof.Do, in the parent between them"},
+	{inRoot: pprofDoEqual, about: "100 calls of pprof.Do with equal labels in one span, in the later ones and after them"},
+	{inRoot: pprofDoChildren, about: "101 children after a pprof.Do, in the parent between them"},
 	{run: pprofDoEndedElsewhere, about: "after pprof.Do, whose span has ended elsewhere meanwhile"},
 	{run: pprofDoGoroutine, about: "a goroutine started in pprof.Do in a span"},
 	{run: spanDo, about: "spanctx.Do inside a span: in it, in a goroutine started there, and after it"},
 	{run: setLabels, about: "after SetGoroutineLabels in a span"},
 	{run: setLabelsRefresh, about: "the same, after `spanctx.Refresh`"},
 	{run: setLabelsCleared, about: "after SetGoroutineLabels(context.Background()) in a span"},
-	{run: setLabelsChild, about: "after SetGoroutineLabels in a child, in the parent after the child"},
+	{inRoot: setLabelsChild, about: "after SetGoroutineLabels in a child, in the parent after the child"},
 	{run: labels11, about: "a goroutine with 11 labels of the user's, in a span"},
-	{run: labels11Inside, about: "11 labels set inside the span"},
+	{inRoot: labels11Inside, about: "11 labels set inside the span"},
 	{run: labelsLong, about: "a label of the user's with a long key and value, in a span"},
 	{run: otherGrafana, about: "grafana/otel-profiling-go around the provider: in a root and a child"},
 	{run: otherGrafanaAfter, about: "the same: after the child, and after the root"},
@@ -44,7 +44,7 @@ var labelPatterns = []pattern{
 // recorded, and with several providers.
 var samplingPatterns = []pattern{
 	{run: unsampledRoot, about: "an unsampled root"},
-	{run: unsampledRootInherits, about: "an unsampled root on a goroutine that was started in a span: that is shown"},
+	{inRoot: unsampledRootInherits, about: "an unsampled root on a goroutine that was started in a span: that is shown"},
 	{run: unsampledChild, about: "an unsampled child of a sampled parent: the parent is shown"},
 	{run: sampledChildOfUnsampled, about: "a sampled child of an unsampled parent, and after it"},
 	{run: sampledRatio, about: "roots of which TraceIDRatioBased samples half"},
@@ -52,34 +52,25 @@ var samplingPatterns = []pattern{
 	{run: sampledRecordUnsampled, about: "spanctx.RecordUnsampled around NeverSample: root and child"},
 	{run: unsampledAttach, about: "Attach of an unsampled span's context, inside a live one: nothing"},
 	{run: secondProvider, about: "spans of a second provider that publishes"},
-	{run: secondProviderInside, about: "a span of a second provider inside one of the first, and after it"},
-	{run: silentProvider, about: "a span of a provider that does not publish, inside one that is shown"},
+	{inRoot: secondProviderInside, about: "a span of a second provider inside one of the first, and after it"},
+	{inRoot: silentProvider, about: "a span of a provider that does not publish, inside one that is shown"},
 	{run: endedInOnStart, about: "a span that an earlier processor has ended in OnStart"},
 	{run: providerShutdown, about: "after the Shutdown of the second of two providers, spans of the first", alone: true},
 	{run: providerShutdownFirst, about: "after the Shutdown of the first of two providers, spans of the second", alone: true},
 }
 
-func pprofDo(r *run) {
-	ctx, span := r.root("root")
+func pprofDo(r *run, ctx context.Context) {
 	pprof.Do(ctx, pprof.Labels("user", "label"), func(ctx context.Context) {
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
-	span.End()
 }
 
-func pprofDoAfter(r *run) {
-	ctx, span := r.root("root")
+func pprofDoAfter(r *run, ctx context.Context) {
 	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {})
-	r.in(ctx)
-	block()
-	r.in(ctx)
-	span.End()
+	r.stayIn(ctx)
 }
 
-func pprofDoChild(r *run) {
-	parent, root := r.root("parent")
+func pprofDoChild(r *run, parent context.Context) {
 	pprof.Do(parent, pprof.Labels("user", "label"), func(inside context.Context) {
 		ctx, child := r.start(inside, "child")
 		r.in(ctx)
@@ -87,22 +78,18 @@ func pprofDoChild(r *run) {
 		r.in(inside)
 	})
 	r.in(parent)
-	root.End()
 }
 
 func pprofDoOutside(r *run) {
 	pprof.Do(context.Background(), pprof.Labels("user", "label"), func(outside context.Context) {
 		ctx, span := r.start(outside, "root")
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 		span.End()
 		r.out()
 	})
 }
 
-func pprofDoEqual(r *run) {
-	ctx, span := r.root("root")
+func pprofDoEqual(r *run, ctx context.Context) {
 	for i := range 100 {
 		pprof.Do(ctx, pprof.Labels("user", "label"), func(inside context.Context) {
 			child, other := r.start(inside, "child")
@@ -116,11 +103,9 @@ func pprofDoEqual(r *run) {
 		})
 	}
 	r.in(ctx)
-	span.End()
 }
 
-func pprofDoChildren(r *run) {
-	ctx, span := r.root("root")
+func pprofDoChildren(r *run, ctx context.Context) {
 	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {})
 	for i := range 101 {
 		_, child := r.start(ctx, "child")
@@ -129,7 +114,6 @@ func pprofDoChildren(r *run) {
 			r.in(ctx)
 		}
 	}
-	span.End()
 }
 
 func pprofDoEndedElsewhere(r *run) {
@@ -138,9 +122,7 @@ func pprofDoEndedElsewhere(r *run) {
 		r.elsewhere(func() { span.End() })
 		r.out()
 	})
-	r.out()
-	block()
-	r.out()
+	r.stayOut()
 }
 
 func pprofDoGoroutine(r *run) {
@@ -176,9 +158,7 @@ func spanDo(r *run) {
 func setLabels(r *run) {
 	ctx, span := r.root("root")
 	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, pprof.Labels("user", "label")))
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayIn(ctx)
 	span.End()
 	r.out()
 }
@@ -187,9 +167,7 @@ func setLabelsRefresh(r *run) {
 	ctx, span := r.root("root")
 	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, pprof.Labels("user", "label")))
 	spanctx.Refresh(ctx)
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayIn(ctx)
 	span.End()
 	r.out()
 }
@@ -197,23 +175,17 @@ func setLabelsRefresh(r *run) {
 func setLabelsCleared(r *run) {
 	ctx, span := r.root("root")
 	pprof.SetGoroutineLabels(context.Background())
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayIn(ctx)
 	span.End()
 	r.out()
 }
 
-func setLabelsChild(r *run) {
-	parent, root := r.root("parent")
+func setLabelsChild(r *run, parent context.Context) {
 	ctx, child := r.start(parent, "child")
 	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, pprof.Labels("user", "label")))
 	r.in(ctx)
 	child.End()
-	r.in(parent)
-	block()
-	r.in(parent)
-	root.End()
+	r.stayIn(parent)
 }
 
 // labels returns n labels of a user. Their keys sort before and after the keys of otelctx.
@@ -228,30 +200,22 @@ func labels(n int) pprof.LabelSet {
 func labels11(r *run) {
 	pprof.Do(context.Background(), labels(11), func(outside context.Context) {
 		ctx, span := r.start(outside, "root")
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 		span.End()
 	})
 }
 
-func labels11Inside(r *run) {
-	outside, span := r.root("root")
+func labels11Inside(r *run, outside context.Context) {
 	pprof.Do(outside, labels(11), func(ctx context.Context) {
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
-	span.End()
 }
 
 func labelsLong(r *run) {
 	long := pprof.Labels("a key of more than fifteen bytes", fmt.Sprintf("%0100d", 1))
 	pprof.Do(context.Background(), long, func(outside context.Context) {
 		ctx, span := r.start(outside, "root")
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 		span.End()
 	})
 }
@@ -267,9 +231,7 @@ func otherGrafana(r *run) {
 	parent, root := tracer.Start(context.Background(), "root")
 	r.in(parent)
 	ctx, child := tracer.Start(parent, "child")
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayIn(ctx)
 	child.End()
 	root.End()
 }
@@ -279,9 +241,7 @@ func otherGrafanaAfter(r *run) {
 	parent, root := tracer.Start(context.Background(), "root")
 	_, child := tracer.Start(parent, "child")
 	child.End()
-	r.in(parent)
-	block()
-	r.in(parent)
+	r.stayIn(parent)
 	root.End()
 	r.out()
 }
@@ -296,9 +256,7 @@ func otherGrafanaElsewhere(r *run) {
 		// a child. Remove them.
 		pprof.SetGoroutineLabels(context.Background())
 	})
-	r.in(parent)
-	block()
-	r.in(parent)
+	r.stayIn(parent)
 	root.End()
 	r.out()
 }
@@ -306,9 +264,7 @@ func otherGrafanaElsewhere(r *run) {
 func otherGrafanaDo(r *run) {
 	ctx, root := r.grafana().Start(context.Background(), "root")
 	pprof.Do(ctx, pprof.Labels("user", "label"), func(ctx context.Context) {
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
 	r.in(ctx)
 	root.End()
@@ -328,29 +284,23 @@ func unsampledRoot(r *run) {
 	span.End()
 }
 
-func unsampledRootInherits(r *run) {
-	outer, root := r.root("outer")
+func unsampledRootInherits(r *run, outer context.Context) {
 	tracer := r.with(sdktrace.NeverSample())
 	var group sync.WaitGroup
 	group.Go(func() {
 		_, span := tracer.Start(context.Background(), "unsampled")
-		r.in(outer)
-		block()
-		r.in(outer)
+		r.stayIn(outer)
 		span.End()
 		r.in(outer)
 	})
 	group.Wait()
-	root.End()
 }
 
 func unsampledChild(r *run) {
 	tracer := r.with(sdktrace.ParentBased(sdktrace.AlwaysSample(), sdktrace.WithLocalParentSampled(sdktrace.NeverSample())))
 	parent, root := tracer.Start(context.Background(), "parent")
 	_, child := tracer.Start(parent, "unsampled")
-	r.in(parent)
-	block()
-	r.in(parent)
+	r.stayIn(parent)
 	child.End()
 	r.in(parent)
 	root.End()
@@ -360,9 +310,7 @@ func sampledChildOfUnsampled(r *run) {
 	tracer := r.with(sdktrace.ParentBased(sdktrace.NeverSample(), sdktrace.WithLocalParentNotSampled(sdktrace.AlwaysSample())))
 	parent, root := tracer.Start(context.Background(), "unsampled")
 	ctx, child := tracer.Start(parent, "sampled")
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayIn(ctx)
 	child.End()
 	r.out()
 	root.End()
@@ -390,9 +338,7 @@ func (recordOnly) Description() string { return "record only" }
 
 func sampledRecordOnly(r *run) {
 	ctx, span := r.with(recordOnly{}).Start(context.Background(), "root")
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayIn(ctx)
 	span.End()
 }
 
@@ -422,31 +368,23 @@ func unsampledAttach(r *run) {
 
 func secondProvider(r *run) {
 	ctx, span := r.with(sdktrace.AlwaysSample()).Start(context.Background(), "root")
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayIn(ctx)
 	span.End()
 	r.out()
 }
 
-func secondProviderInside(r *run) {
-	parent, root := r.root("parent")
+func secondProviderInside(r *run, parent context.Context) {
 	ctx, child := r.with(sdktrace.AlwaysSample()).Start(parent, "child")
 	r.in(ctx)
 	child.End()
 	r.in(parent)
-	root.End()
 }
 
-func silentProvider(r *run) {
-	outer, root := r.root("outer")
+func silentProvider(r *run, outer context.Context) {
 	_, span := sdktrace.NewTracerProvider().Tracer("wild").Start(outer, "silent")
-	r.in(outer)
-	block()
-	r.in(outer)
+	r.stayIn(outer)
 	span.End()
 	r.in(outer)
-	root.End()
 }
 
 // ender is a processor that ends each span in OnStart.
@@ -465,9 +403,7 @@ func (ender) ForceFlush(context.Context) error { return nil }
 func endedInOnStart(r *run) {
 	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(ender{}), spanctx.WithPublishing()).Tracer("wild")
 	_, span := tracer.Start(context.Background(), "ended")
-	r.out()
-	block()
-	r.out()
+	r.stayOut()
 	span.End()
 	r.out()
 }
@@ -484,8 +420,6 @@ func providerShutdownFirst(r *run) {
 		must(r.sdk.Shutdown(context.Background()))
 	})
 	ctx, span := r.another.Tracer("wild").Start(context.Background(), "root")
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayIn(ctx)
 	span.End()
 }

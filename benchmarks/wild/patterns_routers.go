@@ -136,9 +136,7 @@ func fiberRouter(r *run) {
 	app := fiber.New(fiber.Config{DisableStartupMessage: true})
 	app.Get("/", func(c *fiber.Ctx) error {
 		ctx, span := r.start(c.UserContext(), "request")
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 		span.End()
 		r.out()
 		return nil
@@ -187,9 +185,7 @@ func http3Client(r *run) {
 	for range 4 {
 		ctx, span := r.root("job")
 		r.get(ctx, client, address)
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 		span.End()
 		r.out()
 	}
@@ -286,9 +282,7 @@ func (r *run) connecting(job func(ctx context.Context, unary, stream connected))
 	for range 2 {
 		ctx, span := r.root("job")
 		job(ctx, unary, stream)
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 		span.End()
 		r.out()
 	}

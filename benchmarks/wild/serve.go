@@ -148,7 +148,7 @@ func (r *run) repeat(p pattern, parallel int, enough func() bool) {
 	for deadline := time.Now().Add(time.Minute); !enough() && time.Now().Before(deadline); {
 		var group sync.WaitGroup
 		for range parallel {
-			group.Go(func() { p.run(r) })
+			group.Go(func() { p.once(r) })
 		}
 		done := make(chan struct{})
 		go func() {
