@@ -81,7 +81,7 @@ type run struct {
 // [truth.Burn].
 func (r *run) in(ctx context.Context) {
 	r.needSpan(ctx)
-	r.burn(due{spans: [2]id{spanOf(ctx)}})
+	r.burn(due{Spans: [2]id{spanOf(ctx)}})
 }
 
 // out works, and expects that no span is published.
@@ -103,6 +103,13 @@ func (r *run) stayIn(ctx context.Context) { twice(func() { r.in(ctx) }) }
 // stayOut is like stayIn, but expects that no span is published.
 func (r *run) stayOut() { twice(r.out) }
 
+// stayInNew starts a span, stays in it, and ends it.
+func (r *run) stayInNew(tracer trace.Tracer, parent context.Context, opts ...trace.SpanStartOption) {
+	ctx, span := tracer.Start(parent, "new", opts...)
+	r.stayIn(ctx)
+	span.End()
+}
+
 // twice calls work before and after a blocking call.
 func twice(work func()) {
 	work()
@@ -113,19 +120,19 @@ func twice(work func()) {
 // either works, and expects that the span of ctx or none is published.
 func (r *run) either(ctx context.Context) {
 	r.needSpan(ctx)
-	r.burn(due{spans: [2]id{spanOf(ctx)}, nothing: true})
+	r.burn(due{Spans: [2]id{spanOf(ctx)}, Nothing: true})
 }
 
 // oneOf works, and expects that one of two spans is published.
 func (r *run) oneOf(a, b trace.SpanContext) {
-	r.burn(due{spans: [2]id{idOf(a), idOf(b)}})
+	r.burn(due{Spans: [2]id{idOf(a), idOf(b)}})
 }
 
 // waitIn is like in, but then calls wait with the number still on the stack. It expects the span of
 // ctx during that call, too.
 func (r *run) waitIn(ctx context.Context, wait func()) {
 	r.needSpan(ctx)
-	r.burnAndWait(due{spans: [2]id{spanOf(ctx)}}, wait)
+	r.burnAndWait(due{Spans: [2]id{spanOf(ctx)}}, wait)
 }
 
 func (r *run) needSpan(ctx context.Context) {
@@ -139,7 +146,7 @@ func spanOf(ctx context.Context) id { return idOf(trace.SpanContextFromContext(c
 func (r *run) burn(t due) { r.burnAndWait(t, nil) }
 
 func (r *run) burnAndWait(t due, wait func()) {
-	t.pattern = r.pattern
+	t.Pattern = r.pattern
 	r.burned.Add(1)
 	switch t.kind() {
 	case "shown":
@@ -203,6 +210,30 @@ func newWorker() worker {
 	w := make(worker)
 	go w.loop()
 	return w
+}
+
+// own works before, in and after a root span of its own.
+func (r *run) own() {
+	r.out()
+	r.stayInNew(r.tracer, context.Background())
+	r.out()
+}
+
+// inPast calls f in a span and then ends the span, so that whatever f has started comes from a span
+// of the past.
+func (r *run) inPast(f func()) {
+	_, span := r.root("past")
+	f()
+	span.End()
+}
+
+// job calls use in a root span, stays in the span, and works again when it has ended.
+func (r *run) job(use func(ctx context.Context)) {
+	ctx, span := r.root("job")
+	use(ctx)
+	r.stayIn(ctx)
+	span.End()
+	r.out()
 }
 
 // elsewhere runs f on a goroutine that was started outside of all spans, and waits for it.

@@ -95,11 +95,7 @@ func kafkaProduce(n int) func(*run) {
 	return func(r *run) {
 		client, _, stop := r.kafka()
 		for range 4 {
-			ctx, span := r.root("job")
-			r.produce(ctx, client, n)
-			r.stayIn(ctx)
-			span.End()
-			r.out()
+			r.job(func(ctx context.Context) { r.produce(ctx, client, n) })
 		}
 		stop()
 	}
@@ -129,23 +125,6 @@ func kafkaConsume(r *run) {
 		})
 	}
 	stop()
-}
-
-// own works before, in and after a root span of its own.
-func (r *run) own() {
-	r.out()
-	ctx, span := r.root("own")
-	r.stayIn(ctx)
-	span.End()
-	r.out()
-}
-
-// inPast calls f in a span and then ends the span, so that whatever f has started comes from a span
-// of the past.
-func (r *run) inPast(f func()) {
-	_, span := r.root("past")
-	f()
-	span.End()
 }
 
 // nats starts a broker and a connection to it.
@@ -234,11 +213,7 @@ func (r *run) redis() (client *redis.Client, stop func()) {
 func (r *run) caching(use func(ctx context.Context, client *redis.Client)) {
 	client, stop := r.redis()
 	for range 4 {
-		ctx, span := r.root("job")
-		use(ctx, client)
-		r.stayIn(ctx)
-		span.End()
-		r.out()
+		r.job(func(ctx context.Context) { use(ctx, client) })
 	}
 	stop()
 }

@@ -81,9 +81,7 @@ func cgoThread(r *run, _ context.Context) {
 
 func cgoThreadSpan(r *run) {
 	callBackOnThread(func() {
-		ctx, span := r.start(context.Background(), "root")
-		r.stayIn(ctx)
-		span.End()
+		r.stayInNew(r.tracer, context.Background())
 		r.out()
 	})
 }

@@ -276,44 +276,36 @@ func contextAfterFuncAttach(r *run, ctx context.Context) {
 	<-done
 }
 
-// ticking starts a goroutine that calls first, waits until begin is closed, and then calls work at
-// each of three ticks. wait waits for the goroutine's end.
-func ticking(first, work func(), begin <-chan struct{}) (wait func()) {
-	var group sync.WaitGroup
-	group.Go(func() {
-		first()
-		<-begin
-		ticker := time.NewTicker(100 * time.Microsecond)
-		defer ticker.Stop()
-		for range 3 {
-			<-ticker.C
-			work()
-		}
-	})
-	return group.Wait
+// ticking calls work at each of three ticks.
+func ticking(work func()) {
+	ticker := time.NewTicker(100 * time.Microsecond)
+	defer ticker.Stop()
+	for range 3 {
+		<-ticker.C
+		work()
+	}
 }
 
 func tickerInside(r *run, ctx context.Context) {
-	begin := make(chan struct{})
-	close(begin)
-	wait := ticking(func() {}, func() { r.in(ctx) }, begin)
-	wait()
+	w := newWorker()
+	w.do(func() { ticking(func() { r.in(ctx) }) })
+	close(w)
 }
 
 func tickerOutlives(r *run) {
-	_, span := r.root("root")
-	begin := make(chan struct{})
-	wait := ticking(func() {}, r.out, begin)
-	span.End()
-	close(begin)
-	wait()
+	var w worker
+	r.inPast(func() { w = newWorker() })
+	w.do(func() { ticking(r.out) })
+	close(w)
 }
 
 func tickerDetached(r *run, _ context.Context) {
-	begin := make(chan struct{})
-	close(begin)
-	wait := ticking(func() { spanctx.Attach(context.Background()) }, r.out, begin)
-	wait()
+	w := newWorker()
+	w.do(func() {
+		spanctx.Attach(context.Background())
+		ticking(r.out)
+	})
+	close(w)
 }
 
 func iterPull(r *run, ctx context.Context) {
@@ -447,13 +439,7 @@ func attachRemote(r *run, own context.Context) {
 func (r *run) crowd(requests int) {
 	var group sync.WaitGroup
 	for range requests {
-		group.Go(func() {
-			r.out()
-			ctx, span := r.root("request")
-			r.stayIn(ctx)
-			span.End()
-			r.out()
-		})
+		group.Go(r.own)
 	}
 	group.Wait()
 }

@@ -106,6 +106,13 @@ func receive(stream messages) bool {
 	return err == nil
 }
 
+// drain receives messages until the stream ends.
+func drain(stream messages) {
+	for receive(stream) {
+		continue
+	}
+}
+
 // needOpen panics if err is an unexpected error. The end and the cancellation of a stream are
 // expected.
 func needOpen(err error) {
@@ -127,9 +134,7 @@ func idle(_ context.Context, stream grpc.ServerStream) error {
 			send(stream)
 		}
 	case "/wild/Client":
-		for receive(stream) {
-			continue
-		}
+		drain(stream)
 		send(stream)
 	default:
 		for receive(stream) {
@@ -229,9 +234,7 @@ func grpcServerStreamAfter(r *run) {
 		stream := c.open(ctx, "Server", true, false)
 		send(stream)
 		must(stream.CloseSend())
-		for receive(stream) {
-			continue
-		}
+		drain(stream)
 		r.stayIn(ctx)
 	})
 }

@@ -99,15 +99,20 @@ func (r *run) inFlight(n int, open opener) {
 
 func plainSiblings(n int) func(*run) { return func(r *run) { r.inFlight(n, r.child) } }
 
+// opening opens a response, and closes its body at the end.
+func (r *run) opening(client *http.Client, address string) opener {
+	return func(ctx context.Context) (context.Context, func()) {
+		response := r.open(ctx, client, address) //nolint:bodyclose // The returned function closes it.
+		return response.Request.Context(), func() { _ = response.Body.Close() }
+	}
+}
+
 func httpBodies(n int) func(*run) {
 	return func(r *run) {
 		server, client := r.serve(1, http.HandlerFunc(answer))
 		client.Transport = r.transport(client.Transport)
 		for range 2 {
-			r.inFlight(n, func(ctx context.Context) (context.Context, func()) {
-				response := r.open(ctx, client, server.URL) //nolint:bodyclose // The returned function closes it.
-				return response.Request.Context(), func() { _ = response.Body.Close() }
-			})
+			r.inFlight(n, r.opening(client, server.URL))
 		}
 		server.Close()
 	}
@@ -123,9 +128,7 @@ func grpcStreams(n int) func(*run) {
 				send(stream)
 				return stream.Context(), func() {
 					must(stream.CloseSend())
-					for receive(stream) {
-						continue
-					}
+					drain(stream)
 				}
 			})
 		}
@@ -264,9 +267,7 @@ func acceptLoopStartInside(r *run) {
 	var handlers sync.WaitGroup
 	for range 4 {
 		handlers.Go(func() {
-			ctx, span := r.root("item")
-			r.stayIn(ctx)
-			span.End()
+			r.stayInNew(r.tracer, context.Background())
 			r.out()
 		})
 		r.out()
@@ -290,9 +291,7 @@ func inside(start func(func()), f func()) {
 	done.Add(1)
 	start(func() {
 		defer done.Done()
-		f()
-		block()
-		f()
+		twice(f)
 	})
 	done.Wait()
 }
@@ -327,9 +326,7 @@ func (r *run) unsampledParent(after func(ctx context.Context)) {
 	inner, span := tracer.Start(middle, "sampled")
 	r.in(inner)
 	r.elsewhere(func() { span.End() })
-	after(ctx)
-	block()
-	after(ctx)
+	twice(func() { after(ctx) })
 	unsampled.End()
 	root.End()
 }

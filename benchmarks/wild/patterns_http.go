@@ -225,11 +225,7 @@ func httpClient(r *run) {
 
 func httpClientAfterBody(r *run) {
 	r.calls(2, func(client *http.Client, address string) {
-		ctx, span := r.root("job")
-		r.get(ctx, client, address)
-		r.stayIn(ctx)
-		span.End()
-		r.out()
+		r.job(func(ctx context.Context) { r.get(ctx, client, address) })
 	})
 }
 

@@ -25,7 +25,7 @@ var labelPatterns = []pattern{
 	{inRoot: pprofDoEqual, about: "100 calls of pprof.Do with equal labels in one span, in the later ones and after them"},
 	{inRoot: pprofDoChildren, about: "101 children after a pprof.Do, in the parent between them"},
 	{run: pprofDoEndedElsewhere, about: "after pprof.Do, whose span has ended elsewhere meanwhile"},
-	{run: pprofDoGoroutine, about: "a goroutine started in pprof.Do in a span"},
+	{inRoot: pprofDoGoroutine, about: "a goroutine started in pprof.Do in a span"},
 	{run: spanDo, about: "spanctx.Do inside a span: in it, in a goroutine started there, and after it"},
 	{run: setLabels, about: "after SetGoroutineLabels in a span"},
 	{run: setLabelsRefresh, about: "the same, after `spanctx.Refresh`"},
@@ -60,18 +60,16 @@ var samplingPatterns = []pattern{
 }
 
 func pprofDo(r *run, ctx context.Context) {
-	pprof.Do(ctx, pprof.Labels("user", "label"), func(ctx context.Context) {
-		r.stayIn(ctx)
-	})
+	pprof.Do(ctx, userLabel, r.stayIn)
 }
 
 func pprofDoAfter(r *run, ctx context.Context) {
-	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {})
+	pprof.Do(ctx, userLabel, func(context.Context) {})
 	r.stayIn(ctx)
 }
 
 func pprofDoChild(r *run, parent context.Context) {
-	pprof.Do(parent, pprof.Labels("user", "label"), func(inside context.Context) {
+	pprof.Do(parent, userLabel, func(inside context.Context) {
 		ctx, child := r.start(inside, "child")
 		r.in(ctx)
 		child.End()
@@ -81,17 +79,15 @@ func pprofDoChild(r *run, parent context.Context) {
 }
 
 func pprofDoOutside(r *run) {
-	pprof.Do(context.Background(), pprof.Labels("user", "label"), func(outside context.Context) {
-		ctx, span := r.start(outside, "root")
-		r.stayIn(ctx)
-		span.End()
+	pprof.Do(context.Background(), userLabel, func(ctx context.Context) {
+		r.stayInNew(r.tracer, ctx)
 		r.out()
 	})
 }
 
 func pprofDoEqual(r *run, ctx context.Context) {
 	for i := range 100 {
-		pprof.Do(ctx, pprof.Labels("user", "label"), func(inside context.Context) {
+		pprof.Do(ctx, userLabel, func(inside context.Context) {
 			child, other := r.start(inside, "child")
 			if i > 94 {
 				r.in(child)
@@ -106,7 +102,7 @@ func pprofDoEqual(r *run, ctx context.Context) {
 }
 
 func pprofDoChildren(r *run, ctx context.Context) {
-	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {})
+	pprof.Do(ctx, userLabel, func(context.Context) {})
 	for i := range 101 {
 		_, child := r.start(ctx, "child")
 		child.End()
@@ -118,32 +114,24 @@ func pprofDoChildren(r *run, ctx context.Context) {
 
 func pprofDoEndedElsewhere(r *run) {
 	ctx, span := r.root("root")
-	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {
+	pprof.Do(ctx, userLabel, func(context.Context) {
 		r.elsewhere(func() { span.End() })
 		r.out()
 	})
 	r.stayOut()
 }
 
-func pprofDoGoroutine(r *run) {
-	ctx, span := r.root("root")
-	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {
-		var group sync.WaitGroup
-		group.Go(func() {
-			// The goroutine has inherited only the user's labels, and nothing tells a reader which
-			// goroutine started it. So its span may be missing.
-			r.either(ctx)
-			block()
-			r.either(ctx)
-		})
-		group.Wait()
+func pprofDoGoroutine(r *run, ctx context.Context) {
+	pprof.Do(ctx, userLabel, func(context.Context) {
+		// The goroutine has inherited only the user's labels, and nothing tells a reader which goroutine
+		// started it. So its span may be missing.
+		inside(onGoroutine, func() { r.either(ctx) })
 	})
-	span.End()
 }
 
 func spanDo(r *run) {
 	ctx, span := r.root("root")
-	spanctx.Do(ctx, pprof.Labels("user", "label"), func(ctx context.Context) {
+	spanctx.Do(ctx, userLabel, func(ctx context.Context) {
 		r.in(ctx)
 		var group sync.WaitGroup
 		group.Go(func() { r.in(ctx) })
@@ -157,7 +145,7 @@ func spanDo(r *run) {
 
 func setLabels(r *run) {
 	ctx, span := r.root("root")
-	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, pprof.Labels("user", "label")))
+	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, userLabel))
 	r.stayIn(ctx)
 	span.End()
 	r.out()
@@ -165,7 +153,7 @@ func setLabels(r *run) {
 
 func setLabelsRefresh(r *run) {
 	ctx, span := r.root("root")
-	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, pprof.Labels("user", "label")))
+	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, userLabel))
 	spanctx.Refresh(ctx)
 	r.stayIn(ctx)
 	span.End()
@@ -182,7 +170,7 @@ func setLabelsCleared(r *run) {
 
 func setLabelsChild(r *run, parent context.Context) {
 	ctx, child := r.start(parent, "child")
-	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, pprof.Labels("user", "label")))
+	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, userLabel))
 	r.in(ctx)
 	child.End()
 	r.stayIn(parent)
@@ -198,26 +186,16 @@ func labels(n int) pprof.LabelSet {
 }
 
 func labels11(r *run) {
-	pprof.Do(context.Background(), labels(11), func(outside context.Context) {
-		ctx, span := r.start(outside, "root")
-		r.stayIn(ctx)
-		span.End()
-	})
+	pprof.Do(context.Background(), labels(11), func(ctx context.Context) { r.stayInNew(r.tracer, ctx) })
 }
 
 func labels11Inside(r *run, outside context.Context) {
-	pprof.Do(outside, labels(11), func(ctx context.Context) {
-		r.stayIn(ctx)
-	})
+	pprof.Do(outside, labels(11), r.stayIn)
 }
 
 func labelsLong(r *run) {
 	long := pprof.Labels("a key of more than fifteen bytes", fmt.Sprintf("%0100d", 1))
-	pprof.Do(context.Background(), long, func(outside context.Context) {
-		ctx, span := r.start(outside, "root")
-		r.stayIn(ctx)
-		span.End()
-	})
+	pprof.Do(context.Background(), long, func(ctx context.Context) { r.stayInNew(r.tracer, ctx) })
 }
 
 // grafana returns the tracer of grafana/otel-profiling-go around the provider.
@@ -263,9 +241,7 @@ func otherGrafanaElsewhere(r *run) {
 
 func otherGrafanaDo(r *run) {
 	ctx, root := r.grafana().Start(context.Background(), "root")
-	pprof.Do(ctx, pprof.Labels("user", "label"), func(ctx context.Context) {
-		r.stayIn(ctx)
-	})
+	pprof.Do(ctx, userLabel, r.stayIn)
 	r.in(ctx)
 	root.End()
 }
@@ -278,9 +254,7 @@ func (*run) with(sampler sdktrace.Sampler) trace.Tracer {
 
 func unsampledRoot(r *run) {
 	ctx, span := r.with(sdktrace.NeverSample()).Start(context.Background(), "unsampled")
-	r.as(ctx)
-	block()
-	r.as(ctx)
+	twice(func() { r.as(ctx) })
 	span.End()
 }
 
@@ -320,9 +294,7 @@ func sampledRatio(r *run) {
 	tracer := r.with(sdktrace.TraceIDRatioBased(0.5))
 	for range 4 {
 		ctx, span := tracer.Start(context.Background(), "root")
-		r.as(ctx)
-		block()
-		r.as(ctx)
+		twice(func() { r.as(ctx) })
 		span.End()
 	}
 }
@@ -336,11 +308,7 @@ func (recordOnly) ShouldSample(sdktrace.SamplingParameters) sdktrace.SamplingRes
 
 func (recordOnly) Description() string { return "record only" }
 
-func sampledRecordOnly(r *run) {
-	ctx, span := r.with(recordOnly{}).Start(context.Background(), "root")
-	r.stayIn(ctx)
-	span.End()
-}
+func sampledRecordOnly(r *run) { r.stayInNew(r.with(recordOnly{}), context.Background()) }
 
 func sampledRecordUnsampled(r *run) {
 	tracer := r.with(spanctx.RecordUnsampled(sdktrace.NeverSample()))
@@ -357,9 +325,7 @@ func unsampledAttach(r *run) {
 	unsampled, span := r.with(sdktrace.NeverSample()).Start(context.Background(), "unsampled")
 	own, root := r.root("own")
 	attachment := spanctx.Attach(unsampled)
-	r.as(unsampled)
-	block()
-	r.as(unsampled)
+	twice(func() { r.as(unsampled) })
 	attachment.Detach()
 	r.in(own)
 	root.End()
@@ -367,9 +333,7 @@ func unsampledAttach(r *run) {
 }
 
 func secondProvider(r *run) {
-	ctx, span := r.with(sdktrace.AlwaysSample()).Start(context.Background(), "root")
-	r.stayIn(ctx)
-	span.End()
+	r.stayInNew(r.with(sdktrace.AlwaysSample()), context.Background())
 	r.out()
 }
 
@@ -419,7 +383,5 @@ func providerShutdownFirst(r *run) {
 		r.another = sdktrace.NewTracerProvider(spanctx.WithPublishing())
 		must(r.sdk.Shutdown(context.Background()))
 	})
-	ctx, span := r.another.Tracer("wild").Start(context.Background(), "root")
-	r.stayIn(ctx)
-	span.End()
+	r.stayInNew(r.another.Tracer("wild"), context.Background())
 }

@@ -79,9 +79,7 @@ func nest(r *run, parent context.Context, left int) {
 func linked(r *run) {
 	_, other := r.root("other")
 	other.End()
-	ctx, span := r.start(context.Background(), "linked", trace.WithLinks(trace.Link{SpanContext: other.SpanContext()}))
-	r.stayIn(ctx)
-	span.End()
+	r.stayInNew(r.tracer, context.Background(), trace.WithLinks(trace.Link{SpanContext: other.SpanContext()}))
 }
 
 // remote returns the context of a span of another process.
@@ -91,17 +89,11 @@ func remote() context.Context {
 	}))
 }
 
-func remoteParent(r *run) {
-	ctx, span := r.start(remote(), "local")
-	r.stayIn(ctx)
-	span.End()
-}
+func remoteParent(r *run) { r.stayInNew(r.tracer, remote()) }
 
 func remoteOnly(r *run) {
 	ctx := remote()
-	r.as(ctx)
-	block()
-	r.as(ctx)
+	twice(func() { r.as(ctx) })
 }
 
 func panicRecovered(r *run, parent context.Context) {
