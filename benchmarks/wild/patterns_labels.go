@@ -9,6 +9,7 @@ import (
 	"runtime/pprof"
 	"sync"
 
+	datadog "github.com/DataDog/dd-trace-go/v2/ddtrace/tracer"
 	otelpyroscope "github.com/grafana/otel-profiling-go"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
@@ -57,6 +58,14 @@ var samplingPatterns = []pattern{
 	{run: endedInOnStart, about: "a span that an earlier processor has ended in OnStart"},
 	{run: providerShutdown, about: "after the Shutdown of the second of two providers, spans of the first", alone: true},
 	{run: providerShutdownFirst, about: "after the Shutdown of the first of two providers, spans of the second", alone: true},
+}
+
+// datadogPatterns lists patterns in which dd-trace-go runs beside otelctx. Each needs its own process,
+// because dd-trace-go publishes a process context, too.
+var datadogPatterns = []pattern{
+	{run: otherDatadog, about: "dd-trace-go: a Datadog span inside a span", alone: true},
+	{run: otherDatadogAfter, about: "the same: after the Datadog span, in the span", alone: true},
+	{run: otherDatadogOutside, about: "the same: a span inside a Datadog span, and after it", alone: true},
 }
 
 func pprofDo(r *run, ctx context.Context) {
@@ -384,4 +393,44 @@ func providerShutdownFirst(r *run) {
 		must(r.sdk.Shutdown(context.Background()))
 	})
 	r.stayInNew(r.another.Tracer("wild"), context.Background())
+}
+
+// startDatadog starts dd-trace-go's tracer, without an agent.
+var startDatadog = sync.OnceFunc(func() {
+	must(datadog.Start(datadog.WithService("wild"), datadog.WithLogStartup(false), datadog.WithLogger(silence{}),
+		datadog.WithProfilerCodeHotspots(true), datadog.WithProfilerEndpoints(true), datadog.WithAgentTimeout(1)))
+})
+
+// silence is a dd-trace-go logger that discards everything, because the agent is missing.
+type silence struct{}
+
+func (silence) Log(string) {}
+
+func otherDatadog(r *run) {
+	startDatadog()
+	outer, span := r.root("root")
+	other, ctx := datadog.StartSpanFromContext(outer, "datadog")
+	r.stayIn(ctx)
+	other.Finish()
+	span.End()
+}
+
+func otherDatadogAfter(r *run) {
+	startDatadog()
+	outer, span := r.root("root")
+	other, _ := datadog.StartSpanFromContext(outer, "datadog")
+	other.Finish()
+	r.stayIn(outer)
+	span.End()
+	r.out()
+}
+
+func otherDatadogOutside(r *run) {
+	startDatadog()
+	other, outside := datadog.StartSpanFromContext(context.Background(), "datadog")
+	ctx, span := r.start(outside, "root")
+	r.stayIn(ctx)
+	span.End()
+	r.out()
+	other.Finish()
 }
