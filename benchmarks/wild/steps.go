@@ -60,11 +60,12 @@ func (r *run) steps(program string) {
 			case "~":
 				spanctx.Refresh(contexts[name])
 			case ">":
-				workers[name] = make(worker)
+				w := make(worker)
+				workers[name] = w
 				if how == "" {
-					go workers[name].loop()
+					go w.loop()
 				} else {
-					spanctx.Go(contexts[parent], func(context.Context) { workers[name].loop() })
+					spanctx.Go(contexts[parent], func(context.Context) { w.loop() })
 				}
 			case "_":
 				block()
