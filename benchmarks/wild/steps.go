@@ -28,7 +28,8 @@ var stepSyntax = regexp.MustCompile(`^(\d?)(?:([-+@!~>_])([a-z0-9]*)(?:([<^])([a
 //	_       block for a moment
 //	=c      work, and expect that span c is published; = that none is
 //
-// Unlike there, goroutines are not locked to threads, and spans that the program leaves open stay open.
+// A step without the number of a goroutine runs on the caller's. Unlike there, goroutines are not locked to threads, and
+// spans that the program leaves open stay open.
 //
 // [spansteps.Run]: https://pkg.go.dev/github.com/otelctx/otelctx/internal/testing/spansteps#Run
 func (r *run) steps(program string) {
