@@ -3,4 +3,16 @@
 
 package reader
 
+import "golang.org/x/sys/unix"
+
 func supported() error { return nil }
+
+// monotonicNow returns the time of CLOCK_MONOTONIC, the clock of the Go runtime, in nanoseconds. It
+// returns 0 if the clock cannot be read.
+func monotonicNow() int64 {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) != nil {
+		return 0
+	}
+	return t.Nano()
+}

@@ -312,3 +312,15 @@ const (
 func WithLabels(l Labels) Option {
 	return optionFunc(func(c *config) { c.labels = l })
 }
+
+// profileIDKey is the span attribute by which Grafana looks up a span's profile.
+const profileIDKey = attribute.Key("pyroscope.profile.id")
+
+// WithPyroscopeProfileIDs sets the attribute pyroscope.profile.id of each recorded span to the
+// span's id when the span starts. Grafana then links the span to its profile in Pyroscope. That
+// profile excludes child spans, which have their own. The attribute is set even if the span has no
+// samples. By default the attribute is set only if the environment variable
+// OTELCTX_SPAN_PYROSCOPE_PROFILE_IDS=true is set.
+func WithPyroscopeProfileIDs() Option {
+	return optionFunc(func(c *config) { c.profileIDs = true })
+}

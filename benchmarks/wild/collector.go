@@ -111,7 +111,7 @@ func readCollected(b []byte, pid int) (map[seen]int, error) {
 			return nil
 		}
 		span, err := given(d, s)
-		all[seen{number: number, given: span}] += max(1, s.TimestampsUnixNano().Len())
+		all[seen{Number: number, Given: span}] += max(1, s.TimestampsUnixNano().Len())
 		return err
 	})
 	if err == nil && rest > 0 {

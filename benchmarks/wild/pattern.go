@@ -21,6 +21,10 @@ import (
 type pattern struct {
 	// run runs the pattern once, which must not take long.
 	run func(*run)
+	// inRoot is an alternative to run. It is called in a root span, which ends when it returns.
+	inRoot func(r *run, root context.Context)
+	// steps is another alternative: a program for run.steps.
+	steps string
 	// called is the pattern's name. The default is the name of the function.
 	called string
 	// about briefly says what happens, and where the work is done.
@@ -40,8 +44,26 @@ func (p pattern) name() string {
 	if p.called != "" {
 		return p.called
 	}
-	name := runtime.FuncForPC(reflect.ValueOf(p.run).Pointer()).Name()
+	function := reflect.ValueOf(p.run)
+	if p.inRoot != nil {
+		function = reflect.ValueOf(p.inRoot)
+	}
+	name := runtime.FuncForPC(function.Pointer()).Name()
 	return name[strings.LastIndexByte(name, '.')+1:]
+}
+
+// once runs the pattern once.
+func (p pattern) once(r *run) {
+	switch {
+	case p.run != nil:
+		p.run(r)
+	case p.inRoot != nil:
+		ctx, span := r.root("root")
+		p.inRoot(r, ctx)
+		span.End()
+	default:
+		r.steps(p.steps)
+	}
 }
 
 // run is a running pattern. Its methods are what patterns are made of.
@@ -59,7 +81,7 @@ type run struct {
 // [truth.Burn].
 func (r *run) in(ctx context.Context) {
 	r.needSpan(ctx)
-	r.burn(due{spans: [2]id{spanOf(ctx)}})
+	r.burn(due{Spans: [2]id{spanOf(ctx)}})
 }
 
 // out works, and expects that no span is published.
@@ -74,22 +96,43 @@ func (r *run) as(ctx context.Context) {
 	}
 }
 
+// stayIn works before and after a blocking call, and expects that the span of ctx is published each time. The
+// goroutine may be on another thread after the call.
+func (r *run) stayIn(ctx context.Context) { twice(func() { r.in(ctx) }) }
+
+// stayOut is like stayIn, but expects that no span is published.
+func (r *run) stayOut() { twice(r.out) }
+
+// stayInNew starts a span, stays in it, and ends it.
+func (r *run) stayInNew(tracer trace.Tracer, parent context.Context, opts ...trace.SpanStartOption) {
+	ctx, span := tracer.Start(parent, "new", opts...)
+	r.stayIn(ctx)
+	span.End()
+}
+
+// twice calls work before and after a blocking call.
+func twice(work func()) {
+	work()
+	block()
+	work()
+}
+
 // either works, and expects that the span of ctx or none is published.
 func (r *run) either(ctx context.Context) {
 	r.needSpan(ctx)
-	r.burn(due{spans: [2]id{spanOf(ctx)}, nothing: true})
+	r.burn(due{Spans: [2]id{spanOf(ctx)}, Nothing: true})
 }
 
 // oneOf works, and expects that one of two spans is published.
 func (r *run) oneOf(a, b trace.SpanContext) {
-	r.burn(due{spans: [2]id{idOf(a), idOf(b)}})
+	r.burn(due{Spans: [2]id{idOf(a), idOf(b)}})
 }
 
 // waitIn is like in, but then calls wait with the number still on the stack. It expects the span of
 // ctx during that call, too.
 func (r *run) waitIn(ctx context.Context, wait func()) {
 	r.needSpan(ctx)
-	r.burnAndWait(due{spans: [2]id{spanOf(ctx)}}, wait)
+	r.burnAndWait(due{Spans: [2]id{spanOf(ctx)}}, wait)
 }
 
 func (r *run) needSpan(ctx context.Context) {
@@ -103,7 +146,7 @@ func spanOf(ctx context.Context) id { return idOf(trace.SpanContextFromContext(c
 func (r *run) burn(t due) { r.burnAndWait(t, nil) }
 
 func (r *run) burnAndWait(t due, wait func()) {
-	t.pattern = r.pattern
+	t.Pattern = r.pattern
 	r.burned.Add(1)
 	switch t.kind() {
 	case "shown":
@@ -143,27 +186,66 @@ func (r *run) root(name string) (context.Context, trace.Span) {
 	return r.start(context.Background(), name)
 }
 
-// elsewhere runs f on a goroutine that was started outside of all spans, and waits for it.
-func (r *run) elsewhere(f func()) {
+// worker is a goroutine that runs the functions sent to it.
+type worker chan func()
+
+func (w worker) loop() {
+	for f := range w {
+		f()
+	}
+}
+
+// do runs f on the worker's goroutine and waits for it.
+func (w worker) do(f func()) {
 	done := make(chan struct{})
-	r.orders <- func() {
+	w <- func() {
 		defer close(done)
 		f()
 	}
 	<-done
 }
 
+// newWorker starts a worker on a goroutine that inherits the caller's span.
+func newWorker() worker {
+	w := make(worker)
+	go w.loop()
+	return w
+}
+
+// own works before, in and after a root span of its own.
+func (r *run) own() {
+	r.out()
+	r.stayInNew(r.tracer, context.Background())
+	r.out()
+}
+
+// inPast calls f in a span and then ends the span, so that whatever f has started comes from a span
+// of the past.
+func (r *run) inPast(f func()) {
+	_, span := r.root("past")
+	f()
+	span.End()
+}
+
+// job calls use in a root span, stays in the span, and works again when it has ended.
+func (r *run) job(use func(ctx context.Context)) {
+	ctx, span := r.root("job")
+	use(ctx)
+	r.stayIn(ctx)
+	span.End()
+	r.out()
+}
+
+// elsewhere runs f on a goroutine that was started outside of all spans, and waits for it.
+func (r *run) elsewhere(f func()) { r.outside.do(f) }
+
 // apart is like elsewhere, but runs f on a new goroutine, so that a span or labels that f leaves on
 // the goroutine do not affect later work.
 func (r *run) apart(f func()) {
-	done := make(chan struct{})
-	r.elsewhere(func() {
-		go func() {
-			defer close(done)
-			f()
-		}()
-	})
-	<-done
+	var w worker
+	r.elsewhere(func() { w = newWorker() })
+	w.do(f)
+	close(w)
 }
 
 // must panics if there is an error, because the results of a broken pattern are meaningless.

@@ -51,7 +51,7 @@ var brokerPatterns = []pattern{
 	{run: actorAsk, about: "a sender that waits for an actor's answer: in its span"},
 
 	{run: retries, about: "failsafe-go retries: in each attempt's span, and in the caller's after them"},
-	{run: hedges, about: "failsafe-go hedges: in each attempt's span on its goroutine, and in the caller's after them"},
+	{inRoot: hedges, about: "failsafe-go hedges: in each attempt's span on its goroutine, and in the caller's after them"},
 	{run: hedgeLoser, about: "the attempt that lost, after the caller's span: in its own span, then nothing"},
 
 	{run: cronJob, about: "a robfig/cron scheduler started in a span that is over: nothing, and a job's own span"},
@@ -95,13 +95,7 @@ func kafkaProduce(n int) func(*run) {
 	return func(r *run) {
 		client, _, stop := r.kafka()
 		for range 4 {
-			ctx, span := r.root("job")
-			r.produce(ctx, client, n)
-			r.in(ctx)
-			block()
-			r.in(ctx)
-			span.End()
-			r.out()
+			r.job(func(ctx context.Context) { r.produce(ctx, client, n) })
 		}
 		stop()
 	}
@@ -125,33 +119,12 @@ func kafkaConsume(r *run) {
 		fetches.EachRecord(func(record *kgo.Record) {
 			left--
 			ctx, span := tracer.WithProcessSpan(record)
-			r.in(ctx)
-			block()
-			r.in(ctx)
+			r.stayIn(ctx)
 			span.End()
 			r.out()
 		})
 	}
 	stop()
-}
-
-// own works before, in and after a root span of its own.
-func (r *run) own() {
-	r.out()
-	ctx, span := r.root("own")
-	r.in(ctx)
-	block()
-	r.in(ctx)
-	span.End()
-	r.out()
-}
-
-// inPast calls f in a span and then ends the span, so that whatever f has started comes from a span
-// of the past.
-func (r *run) inPast(f func()) {
-	_, span := r.root("past")
-	f()
-	span.End()
 }
 
 // nats starts a broker and a connection to it.
@@ -240,13 +213,7 @@ func (r *run) redis() (client *redis.Client, stop func()) {
 func (r *run) caching(use func(ctx context.Context, client *redis.Client)) {
 	client, stop := r.redis()
 	for range 4 {
-		ctx, span := r.root("job")
-		use(ctx, client)
-		r.in(ctx)
-		block()
-		r.in(ctx)
-		span.End()
-		r.out()
+		r.job(func(ctx context.Context) { use(ctx, client) })
 	}
 	stop()
 }
@@ -288,41 +255,18 @@ func redisPubSub(r *run) {
 	stop()
 }
 
-// actor handles the messages in its mailbox, one after the other.
-type actor struct{ mailbox chan func() }
-
-func spawn() actor {
-	a := actor{make(chan func())}
-	go func() {
-		for message := range a.mailbox {
-			message()
-		}
-	}()
-	return a
-}
-
-// ask sends a message to the actor and waits until it is handled.
-func (a actor) ask(message func()) {
-	handled := make(chan struct{})
-	a.mailbox <- func() {
-		defer close(handled)
-		message()
-	}
-	<-handled
-}
-
-// telling starts an actor in a span, ends the span, and then sends messages to the actor from other
-// spans.
+// telling starts an actor, which is a goroutine with a mailbox, in a span. It ends the span, and then sends
+// messages to the actor from other spans.
 func (r *run) telling(message func(sender context.Context)) {
-	var a actor
-	r.inPast(func() { a = spawn() })
+	var actor worker
+	r.inPast(func() { actor = newWorker() })
 	for range 3 {
 		ctx, span := r.root("sender")
-		a.ask(func() { message(ctx) })
+		actor.do(func() { message(ctx) })
 		r.in(ctx)
 		span.End()
 	}
-	close(a.mailbox)
+	close(actor)
 }
 
 func actorMailbox(r *run) { r.telling(func(context.Context) { r.own() }) }
@@ -331,9 +275,7 @@ func actorMailbox(r *run) { r.telling(func(context.Context) { r.own() }) }
 func (r *run) attached(ctx context.Context) {
 	func() {
 		defer spanctx.Attach(ctx).Detach()
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	}()
 	r.out()
 }
@@ -383,15 +325,13 @@ func (r *run) hedged(ctx context.Context, release <-chan struct{}, after func())
 	return done
 }
 
-func hedges(r *run) {
-	ctx, span := r.root("job")
+func hedges(r *run, ctx context.Context) {
 	release := make(chan struct{})
 	done := r.hedged(ctx, release, func() { r.in(ctx) })
 	r.in(ctx)
 	close(release)
 	done.Wait()
 	r.in(ctx)
-	span.End()
 }
 
 func hedgeLoser(r *run) {

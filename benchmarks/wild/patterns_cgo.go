@@ -32,9 +32,9 @@ import (
 
 // cgoPatterns lists patterns in which C code calls Go.
 var cgoPatterns = []pattern{
-	{run: cgoCallback, about: "a Go function that C calls on the span's goroutine, and after it", single: true},
-	{run: cgoCallbackChild, about: "a child span in such a callback", single: true},
-	{run: cgoThread, about: "a Go function that a thread of C's own calls", single: true},
+	{inRoot: cgoCallback, about: "a Go function that C calls on the span's goroutine, and after it", single: true},
+	{inRoot: cgoCallbackChild, about: "a child span in such a callback", single: true},
+	{inRoot: cgoThread, about: "a Go function that a thread of C's own calls", single: true},
 	{run: cgoThreadSpan, about: "a span in such a function, and after it", single: true},
 }
 
@@ -57,47 +57,31 @@ func callBackOnThread(f func()) {
 	}
 }
 
-func cgoCallback(r *run) {
-	ctx, span := r.root("root")
+func cgoCallback(r *run, ctx context.Context) {
 	callBack(func() {
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
 	r.in(ctx)
-	span.End()
 }
 
-func cgoCallbackChild(r *run) {
-	parent, root := r.root("parent")
+func cgoCallbackChild(r *run, parent context.Context) {
 	callBack(func() {
 		ctx, child := r.start(parent, "child")
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 		child.End()
 	})
 	r.in(parent)
-	root.End()
 }
 
-func cgoThread(r *run) {
-	_, span := r.root("root")
+func cgoThread(r *run, _ context.Context) {
 	callBackOnThread(func() {
-		r.out()
-		block()
-		r.out()
+		r.stayOut()
 	})
-	span.End()
 }
 
 func cgoThreadSpan(r *run) {
 	callBackOnThread(func() {
-		ctx, span := r.start(context.Background(), "root")
-		r.in(ctx)
-		block()
-		r.in(ctx)
-		span.End()
+		r.stayInNew(r.tracer, context.Background())
 		r.out()
 	})
 }

@@ -23,136 +23,63 @@ import (
 // goroutinePatterns lists patterns with goroutines that start in spans, outlive them, or work
 // for spans of other goroutines.
 var goroutinePatterns = []pattern{
-	{run: startedInside, about: "on a goroutine that the span's goroutine has started"},
-	{run: startedInsideChild, about: "a goroutine started in a child, after the child and before the parent has ended"},
-	{run: outlives, about: "a goroutine that outlives the span it was started in"},
-	{run: outlivesOwnSpan, about: "a background goroutine's own span, after the request's span has ended, and after it"},
-	{run: errGroup, about: "in the functions of an errgroup, and after Wait"},
+	{called: "startedInside", steps: "+a >2 2=a 2_ 2=a =a -a", about: "on a goroutine that the span's goroutine has started"},
+	{called: "startedInsideChild", steps: "+p +c<p >2 2=c -c 2=p 2_ 2=p -p", about: "a goroutine started in a child, after the child and before the parent has ended"},
+	{called: "outlives", steps: "+a >2 -a 2= 2_ 2=", about: "a goroutine that outlives the span it was started in"},
+	{called: "outlivesOwnSpan", steps: "+a >2 2+b<a -a 2=b 2_ 2=b 2-b 2=", about: "a background goroutine's own span, after the request's span has ended, and after it"},
+	{inRoot: errGroup, about: "in the functions of an errgroup, and after Wait"},
 	{run: errGroupLimit, about: "the same with SetLimit and a child span in each"},
-	{run: singleflightDo, about: "in the function of singleflight.Do, of its caller"},
+	{inRoot: singleflightDo, about: "in the function of singleflight.Do, of its caller"},
 	{run: singleflightShared, about: "after singleflight.Do with the result of another caller"},
-	{run: singleflightDoChan, about: "in the function of DoChan, started in the first caller's span"},
+	{inRoot: singleflightDoChan, about: "in the function of DoChan, started in the first caller's span"},
 	{run: singleflightOutlives, about: "the same, after the first caller's span has ended"},
 	{run: weightedSemaphore, about: "after semaphore.Acquire had to wait for another goroutine"},
 	{run: syncPool, about: "in New of a sync.Pool, called in the span"},
 	{run: syncCond, about: "after sync.Cond.Wait"},
-	{run: afterFunc, about: "in the function of time.AfterFunc: timers start goroutines outside of all spans"},
-	{run: afterFuncAttach, about: "the same with `defer spanctx.Attach(ctx).Detach()`"},
-	{run: contextAfterFunc, about: "in the function of context.AfterFunc, started by a cancel in a span"},
+	{inRoot: afterFunc, about: "in the function of time.AfterFunc: timers start goroutines outside of all spans"},
+	{inRoot: afterFuncAttach, about: "the same with `defer spanctx.Attach(ctx).Detach()`"},
+	{inRoot: contextAfterFunc, about: "in the function of context.AfterFunc, started by a cancel in a span"},
 	{run: contextAfterFuncDeadline, about: "the same, started by a deadline"},
-	{run: contextAfterFuncAttach, about: "the same with `defer spanctx.Attach(ctx).Detach()`"},
-	{run: tickerInside, about: "a ticker loop started in a span, while that lives"},
+	{inRoot: contextAfterFuncAttach, about: "the same with `defer spanctx.Attach(ctx).Detach()`"},
+	{inRoot: tickerInside, about: "a ticker loop started in a span, while that lives"},
 	{run: tickerOutlives, about: "the same, after the span has ended"},
-	{run: tickerDetached, about: "the same while the span lives, with `spanctx.Attach(context.Background())`"},
-	{run: iterPull, about: "in an iter.Pull sequence that was made in the span"},
+	{inRoot: tickerDetached, about: "the same while the span lives, with `spanctx.Attach(context.Background())`"},
+	{inRoot: iterPull, about: "in an iter.Pull sequence that was made in the span"},
 	{run: iterPullOutlives, about: "the same, resumed after the span has ended"},
-	{run: iterPullChild, about: "in the consumer's child span between two calls of next"},
-	{run: poolEarly, about: "a pool started outside of all spans, with jobs of spans"},
-	{run: poolEarlyAttach, about: "the same with `defer spanctx.Attach(ctx).Detach()`: in jobs and between them"},
-	{run: poolEarlyOwnSpans, about: "the same pool, with a span of its own for each job: in jobs and between them"},
-	{run: poolLate, about: "a pool started by the first job, in later jobs"},
-	{run: poolLateAttach, about: "the same with `defer spanctx.Attach(ctx).Detach()`: in jobs and between them"},
-	{run: poolLateLive, about: "a pool started in a span that still lives, with jobs of other spans, Attach in each"},
-	{run: poolInside, about: "a pool started in each span for its own work"},
-	{run: goFunction, about: "spanctx.Go with the context of a span, from outside of it"},
-	{run: goBackground, about: "spanctx.Go with a context that has no span, from inside of one"},
+	{inRoot: iterPullChild, about: "in the consumer's child span between two calls of next"},
+	{called: "poolEarly", steps: "+a 2= 2_ 2= -a +b 2= 2_ 2= -b", about: "a pool started outside of all spans, with jobs of spans"},
+	{called: "poolEarlyAttach", steps: "+a 2@a 2=a 2_ 2=a 2! 2= -a +b 2@b 2=b 2_ 2=b 2! 2= -b", about: "the same with `defer spanctx.Attach(ctx).Detach()`: in jobs and between them"},
+	{called: "poolEarlyOwnSpans", steps: "+a 2+x<a 2=x 2_ 2=x 2-x 2= -a +b 2+y<b 2=y 2_ 2=y 2-y 2= -b", about: "the same pool, with a span of its own for each job: in jobs and between them"},
+	{called: "poolLate", steps: "+first >2 2_ -first +a 2= 2_ 2= -a +b 2= 2_ 2= -b", about: "a pool started by the first job, in later jobs"},
+	{called: "poolLateAttach", steps: "+first >2 -first +a 2@a 2=a 2_ 2=a 2! 2= -a +b 2@b 2=b 2_ 2=b 2! 2= -b", about: "the same with `defer spanctx.Attach(ctx).Detach()`: in jobs and between them"},
+	{called: "poolLateLive", steps: "+first >2 3+a 2@a 2=a 2_ 2=a 2! 2=first 3-a 4+b 2@b 2=b 2_ 2=b 2! 2=first 4-b -first", about: "a pool started in a span that still lives, with jobs of other spans, Attach in each"},
+	{called: "poolInside", steps: "+a >2 2=a 2=a 2=a -a", about: "a pool started in each span for its own work"},
+	{called: "goFunction", steps: "+a 2>3<a 3=a 3_ 3=a -a", about: "spanctx.Go with the context of a span, from outside of it"},
+	{called: "goBackground", steps: "+a >2< 2= 2_ 2= =a -a", about: "spanctx.Go with a context that has no span, from inside of one"},
 	{run: lockedThread, about: "on a locked thread, in the span and after it"},
 	{run: blockingSyscall, about: "after reads from a pipe"},
 	{run: channels, about: "in the span, after a hand-over through channels to goroutines of other spans"},
 	{run: cleanup, about: "in a runtime.AddCleanup function, after the span that the object was made in"},
-	{run: attachNested, about: "Attach within Attach, of two spans: in each and after each"},
-	{run: attachEndedMeanwhile, about: "after the attached root has ended elsewhere: nothing before Detach, the own span after it"},
-	{run: attachOver, about: "Attach of a span that is over, inside a live one"},
-	{run: attachBackground, about: "Attach(context.Background()) inside a span, and after Detach"},
-	{run: attachRemote, about: "Attach of a remote span, inside a live one"},
-	{run: attachChild, about: "a child started in an attached span: in it and after it"},
+	{called: "attachNested", steps: "+a 2+b 3@a 3=a 3@b 3=b 3_ 3=b 3! 3=a 3! 3= 2-b -a", about: "Attach within Attach, of two spans: in each and after each"},
+	{called: "attachEndedMeanwhile", steps: "+own 2+a @a =a 3-a = ! =own -own", about: "after the attached root has ended elsewhere: nothing before Detach, the own span after it"},
+	{called: "attachOver", steps: "+a -a +own @a = ! =own -own", about: "Attach of a span that is over, inside a live one"},
+	{called: "attachBackground", steps: "+a @ = _ = ! =a -a", about: "Attach(context.Background()) inside a span, and after Detach"},
+	{inRoot: attachRemote, about: "Attach of a remote span, inside a live one"},
+	{called: "attachChild", steps: "+p 2@p 2+c<p 2=c 2_ 2=c 2-c 2=p 2! 2= -p", about: "a child started in an attached span: in it and after it"},
 	{run: smallRing, about: "256 requests at a time, with 64 thread slots", env: "OTELCTX_SPAN_SLOT_CAPACITY=64", alone: true},
 	{run: tinyRing, about: "16 requests at a time, with 4 thread slots, which threads share", env: "OTELCTX_SPAN_SLOT_CAPACITY=4", alone: true},
 }
 
-func startedInside(r *run) {
-	ctx, span := r.root("root")
-	var group sync.WaitGroup
-	group.Go(func() {
-		r.in(ctx)
-		block()
-		r.in(ctx)
-	})
-	r.in(ctx)
-	group.Wait()
-	span.End()
-}
-
-func startedInsideChild(r *run) {
-	parent, root := r.root("parent")
-	ctx, child := r.start(parent, "child")
-	var group sync.WaitGroup
-	ended := make(chan struct{})
-	inChild := make(chan struct{})
-	group.Go(func() {
-		r.in(ctx)
-		close(inChild)
-		<-ended
-		r.in(parent)
-		block()
-		r.in(parent)
-	})
-	<-inChild
-	child.End()
-	close(ended)
-	group.Wait()
-	root.End()
-}
-
-func outlives(r *run) {
-	_, span := r.root("root")
-	var group sync.WaitGroup
-	ended := make(chan struct{})
-	group.Go(func() {
-		<-ended
-		r.out()
-		block()
-		r.out()
-	})
-	span.End()
-	close(ended)
-	group.Wait()
-}
-
-func outlivesOwnSpan(r *run) {
-	request, span := r.root("request")
-	var group sync.WaitGroup
-	ended, begun := make(chan struct{}), make(chan struct{})
-	group.Go(func() {
-		ctx, own := r.start(request, "background")
-		close(begun)
-		<-ended
-		r.in(ctx)
-		block()
-		r.in(ctx)
-		own.End()
-		r.out()
-	})
-	<-begun
-	span.End()
-	close(ended)
-	group.Wait()
-}
-
-func errGroup(r *run) {
-	ctx, span := r.root("root")
+func errGroup(r *run, ctx context.Context) {
 	group, _ := errgroup.WithContext(ctx)
 	for range 3 {
 		group.Go(func() error {
-			r.in(ctx)
-			block()
-			r.in(ctx)
+			r.stayIn(ctx)
 			return nil
 		})
 	}
 	must(group.Wait())
 	r.in(ctx)
-	span.End()
 }
 
 func errGroupLimit(r *run) {
@@ -174,18 +101,14 @@ func errGroupLimit(r *run) {
 	span.End()
 }
 
-func singleflightDo(r *run) {
+func singleflightDo(r *run, ctx context.Context) {
 	var group singleflight.Group
-	ctx, span := r.root("root")
 	_, err, _ := group.Do("key", func() (any, error) {
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 		return struct{}{}, nil
 	})
 	must(err)
 	r.in(ctx)
-	span.End()
 }
 
 func singleflightShared(r *run) {
@@ -208,17 +131,13 @@ func singleflightShared(r *run) {
 	all.Wait()
 }
 
-func singleflightDoChan(r *run) {
+func singleflightDoChan(r *run, ctx context.Context) {
 	var group singleflight.Group
-	ctx, span := r.root("root")
 	<-group.DoChan("key", func() (any, error) {
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 		return struct{}{}, nil
 	})
 	r.in(ctx)
-	span.End()
 }
 
 func singleflightOutlives(r *run) {
@@ -227,9 +146,7 @@ func singleflightOutlives(r *run) {
 	ended := make(chan struct{})
 	done := group.DoChan("key", func() (any, error) {
 		<-ended
-		r.out()
-		block()
-		r.out()
+		r.stayOut()
 		return struct{}{}, nil
 	})
 	span.End()
@@ -299,46 +216,34 @@ func syncCond(r *run) {
 	group.Wait()
 }
 
-func afterFunc(r *run) {
-	_, span := r.root("root")
+func afterFunc(r *run, _ context.Context) {
 	done := make(chan struct{})
 	time.AfterFunc(50*time.Microsecond, func() {
 		defer close(done)
-		r.out()
-		block()
-		r.out()
+		r.stayOut()
 	})
 	<-done
-	span.End()
 }
 
-func afterFuncAttach(r *run) {
-	ctx, span := r.root("root")
+func afterFuncAttach(r *run, ctx context.Context) {
 	done := make(chan struct{})
 	time.AfterFunc(50*time.Microsecond, func() {
 		defer close(done)
 		defer spanctx.Attach(ctx).Detach()
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
 	<-done
-	span.End()
 }
 
-func contextAfterFunc(r *run) {
+func contextAfterFunc(r *run, ctx context.Context) {
 	request, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	ctx, span := r.root("canceller")
 	context.AfterFunc(request, func() {
 		defer close(done)
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
 	cancel()
 	<-done
-	span.End()
 }
 
 func contextAfterFuncDeadline(r *run) {
@@ -349,9 +254,7 @@ func contextAfterFuncDeadline(r *run) {
 	context.AfterFunc(request, func() {
 		defer close(done)
 		if <-byTimer {
-			r.out()
-			block()
-			r.out()
+			r.stayOut()
 		}
 	})
 	// If the context has already ended, this goroutine rather than the timer may have started the
@@ -361,75 +264,57 @@ func contextAfterFuncDeadline(r *run) {
 	span.End()
 }
 
-func contextAfterFuncAttach(r *run) {
-	ctx, span := r.root("root")
+func contextAfterFuncAttach(r *run, ctx context.Context) {
 	request, cancel := context.WithTimeout(ctx, 50*time.Microsecond)
 	defer cancel()
 	done := make(chan struct{})
 	context.AfterFunc(request, func() {
 		defer close(done)
 		defer spanctx.Attach(ctx).Detach()
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
 	<-done
-	span.End()
 }
 
-// ticking starts a goroutine that calls first, waits until begin is closed, and then calls work at
-// each of three ticks. wait waits for the goroutine's end.
-func ticking(first, work func(), begin <-chan struct{}) (wait func()) {
-	var group sync.WaitGroup
-	group.Go(func() {
-		first()
-		<-begin
-		ticker := time.NewTicker(100 * time.Microsecond)
-		defer ticker.Stop()
-		for range 3 {
-			<-ticker.C
-			work()
-		}
-	})
-	return group.Wait
+// ticking calls work at each of three ticks.
+func ticking(work func()) {
+	ticker := time.NewTicker(100 * time.Microsecond)
+	defer ticker.Stop()
+	for range 3 {
+		<-ticker.C
+		work()
+	}
 }
 
-func tickerInside(r *run) {
-	ctx, span := r.root("root")
-	begin := make(chan struct{})
-	close(begin)
-	wait := ticking(func() {}, func() { r.in(ctx) }, begin)
-	wait()
-	span.End()
+func tickerInside(r *run, ctx context.Context) {
+	w := newWorker()
+	w.do(func() { ticking(func() { r.in(ctx) }) })
+	close(w)
 }
 
 func tickerOutlives(r *run) {
-	_, span := r.root("root")
-	begin := make(chan struct{})
-	wait := ticking(func() {}, r.out, begin)
-	span.End()
-	close(begin)
-	wait()
+	var w worker
+	r.inPast(func() { w = newWorker() })
+	w.do(func() { ticking(r.out) })
+	close(w)
 }
 
-func tickerDetached(r *run) {
-	_, span := r.root("root")
-	begin := make(chan struct{})
-	close(begin)
-	wait := ticking(func() { spanctx.Attach(context.Background()) }, r.out, begin)
-	wait()
-	span.End()
+func tickerDetached(r *run, _ context.Context) {
+	w := newWorker()
+	w.do(func() {
+		spanctx.Attach(context.Background())
+		ticking(r.out)
+	})
+	close(w)
 }
 
-func iterPull(r *run) {
-	ctx, span := r.root("root")
+func iterPull(r *run, ctx context.Context) {
 	next, stop := iter.Pull(sequence(func() { r.in(ctx) }))
 	for range 3 {
 		next()
 		block()
 	}
 	stop()
-	span.End()
 }
 
 // sequence returns an iterator that calls work before it yields each value.
@@ -455,8 +340,7 @@ func iterPullOutlives(r *run) {
 	stop()
 }
 
-func iterPullChild(r *run) {
-	parent, root := r.root("parent")
+func iterPullChild(r *run, parent context.Context) {
 	next, stop := iter.Pull(sequence(func() {}))
 	ctx, child := r.start(parent, "child")
 	for range 3 {
@@ -467,191 +351,15 @@ func iterPullChild(r *run) {
 	next()
 	r.in(parent)
 	stop()
-	root.End()
-}
-
-// jobs starts a pool of two workers.
-func jobs() (do func(func()), stop func()) {
-	queue := make(chan func())
-	var workers sync.WaitGroup
-	for range 2 {
-		workers.Go(func() {
-			for job := range queue {
-				job()
-			}
-		})
-	}
-	do = func(job func()) {
-		done := make(chan struct{})
-		queue <- func() {
-			defer close(done)
-			job()
-		}
-		<-done
-	}
-	return do, func() {
-		close(queue)
-		workers.Wait()
-	}
-}
-
-func poolEarly(r *run) {
-	do, stop := jobs()
-	for range 3 {
-		_, span := r.root("job")
-		do(func() {
-			r.out()
-			block()
-			r.out()
-		})
-		span.End()
-	}
-	stop()
-}
-
-func poolEarlyAttach(r *run) {
-	do, stop := jobs()
-	for range 3 {
-		ctx, span := r.root("job")
-		do(func() {
-			func() {
-				defer spanctx.Attach(ctx).Detach()
-				r.in(ctx)
-				block()
-				r.in(ctx)
-			}()
-			r.out()
-		})
-		span.End()
-	}
-	stop()
-}
-
-func poolEarlyOwnSpans(r *run) {
-	do, stop := jobs()
-	for range 3 {
-		job, span := r.root("job")
-		do(func() {
-			ctx, own := r.start(job, "work")
-			r.in(ctx)
-			block()
-			r.in(ctx)
-			own.End()
-			r.out()
-		})
-		span.End()
-	}
-	stop()
-}
-
-func poolLate(r *run) {
-	_, first := r.root("first")
-	do, stop := jobs()
-	do(block)
-	first.End()
-	for range 3 {
-		_, span := r.root("job")
-		do(func() {
-			r.out()
-			block()
-			r.out()
-		})
-		span.End()
-	}
-	stop()
-}
-
-func poolLateAttach(r *run) {
-	_, first := r.root("first")
-	do, stop := jobs()
-	first.End()
-	for range 3 {
-		ctx, span := r.root("job")
-		do(func() {
-			func() {
-				defer spanctx.Attach(ctx).Detach()
-				r.in(ctx)
-				block()
-				r.in(ctx)
-			}()
-			r.out()
-		})
-		span.End()
-	}
-	stop()
-}
-
-func poolLateLive(r *run) {
-	first, long := r.root("first")
-	do, stop := jobs()
-	for range 3 {
-		r.apart(func() {
-			ctx, span := r.root("job")
-			do(func() {
-				attachment := spanctx.Attach(ctx)
-				r.in(ctx)
-				block()
-				r.in(ctx)
-				attachment.Detach()
-				r.in(first)
-			})
-			span.End()
-		})
-	}
-	stop()
-	long.End()
-}
-
-func poolInside(r *run) {
-	ctx, span := r.root("job")
-	do, stop := jobs()
-	for range 3 {
-		do(func() { r.in(ctx) })
-	}
-	stop()
-	span.End()
-}
-
-func goFunction(r *run) {
-	ctx, span := r.root("root")
-	r.apart(func() {
-		done := make(chan struct{})
-		spanctx.Go(ctx, func(ctx context.Context) {
-			defer close(done)
-			r.in(ctx)
-			block()
-			r.in(ctx)
-		})
-		<-done
-	})
-	span.End()
-}
-
-func goBackground(r *run) {
-	ctx, span := r.root("root")
-	done := make(chan struct{})
-	spanctx.Go(context.Background(), func(context.Context) {
-		defer close(done)
-		r.out()
-		block()
-		r.out()
-	})
-	r.in(ctx)
-	<-done
-	span.End()
 }
 
 func lockedThread(r *run) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	ctx, span := r.root("root")
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayIn(ctx)
 	span.End()
-	r.out()
-	block()
-	r.out()
+	r.stayOut()
 }
 
 func blockingSyscall(r *run) {
@@ -719,107 +427,19 @@ func cleanup(r *run) {
 	}
 }
 
-func attachNested(r *run) {
-	a, spanA := r.root("a")
-	r.apart(func() {
-		b, spanB := r.root("b")
-		r.apart(func() {
-			outer := spanctx.Attach(a)
-			r.in(a)
-			inner := spanctx.Attach(b)
-			r.in(b)
-			block()
-			r.in(b)
-			inner.Detach()
-			r.in(a)
-			outer.Detach()
-			r.out()
-		})
-		spanB.End()
-	})
-	spanA.End()
-}
-
-func attachEndedMeanwhile(r *run) {
-	own, ownSpan := r.root("own")
-	var (
-		ctx context.Context
-		end func()
-	)
-	r.apart(func() {
-		c, span := r.root("attached")
-		ctx, end = c, func() { span.End() }
-	})
-	attachment := spanctx.Attach(ctx)
-	r.in(ctx)
-	r.elsewhere(end)
-	r.out() // The attached span has ended, and has no ancestors to fall back to.
-	attachment.Detach()
-	r.in(own)
-	ownSpan.End()
-}
-
-func attachOver(r *run) {
-	over, span := r.root("over")
-	span.End()
-	own, ownSpan := r.root("own")
-	attachment := spanctx.Attach(over)
-	r.as(over)
-	attachment.Detach()
-	r.in(own)
-	ownSpan.End()
-}
-
-func attachBackground(r *run) {
-	ctx, span := r.root("root")
-	attachment := spanctx.Attach(context.Background())
-	r.out()
-	block()
-	r.out()
-	attachment.Detach()
-	r.in(ctx)
-	span.End()
-}
-
-func attachRemote(r *run) {
-	own, span := r.root("own")
+func attachRemote(r *run, own context.Context) {
 	ctx := remote()
 	attachment := spanctx.Attach(ctx)
 	r.as(ctx)
 	attachment.Detach()
 	r.in(own)
-	span.End()
-}
-
-func attachChild(r *run) {
-	parent, root := r.root("parent")
-	r.apart(func() {
-		attachment := spanctx.Attach(parent)
-		ctx, child := r.start(parent, "child")
-		r.in(ctx)
-		block()
-		r.in(ctx)
-		child.End()
-		r.in(parent)
-		attachment.Detach()
-		r.out()
-	})
-	root.End()
 }
 
 // crowd runs many requests at the same time, each on its own goroutine.
 func (r *run) crowd(requests int) {
 	var group sync.WaitGroup
 	for range requests {
-		group.Go(func() {
-			r.out()
-			ctx, span := r.root("request")
-			r.in(ctx)
-			block()
-			r.in(ctx)
-			span.End()
-			r.out()
-		})
+		group.Go(r.own)
 	}
 	group.Wait()
 }

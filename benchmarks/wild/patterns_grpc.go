@@ -106,6 +106,13 @@ func receive(stream messages) bool {
 	return err == nil
 }
 
+// drain receives messages until the stream ends.
+func drain(stream messages) {
+	for receive(stream) {
+		continue
+	}
+}
+
 // needOpen panics if err is an unexpected error. The end and the cancellation of a stream are
 // expected.
 func needOpen(err error) {
@@ -127,9 +134,7 @@ func idle(_ context.Context, stream grpc.ServerStream) error {
 			send(stream)
 		}
 	case "/wild/Client":
-		for receive(stream) {
-			continue
-		}
+		drain(stream)
 		send(stream)
 	default:
 		for receive(stream) {
@@ -229,12 +234,8 @@ func grpcServerStreamAfter(r *run) {
 		stream := c.open(ctx, "Server", true, false)
 		send(stream)
 		must(stream.CloseSend())
-		for receive(stream) {
-			continue
-		}
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		drain(stream)
+		r.stayIn(ctx)
 	})
 }
 
@@ -258,9 +259,7 @@ func grpcClientStreamAfter(r *run) {
 		}
 		must(stream.CloseSend())
 		receive(stream)
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
 }
 
@@ -302,9 +301,7 @@ func grpcBidiAfterBlocking(r *run) {
 	r.calling(idle, nil, func(c *rpc, ctx context.Context) {
 		c.talk(ctx, func(grpc.ClientStream) {})
 		block()
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
 }
 
@@ -359,8 +356,6 @@ func grpcCancelled(r *run) {
 			_ = stream.RecvMsg(new(emptypb.Empty))
 		})
 		r.started.awaitEnd(trace.SpanContextFromContext(stream.Context()).SpanID())
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
 }

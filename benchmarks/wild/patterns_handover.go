@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"sync"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -23,16 +22,16 @@ import (
 var handoverPatterns = []pattern{
 	{called: "siblings4Elsewhere", run: plainSiblings(4), about: "four children in flight: in the last one, and in the parent after all have ended elsewhere"},
 	{called: "siblings8Elsewhere", run: plainSiblings(8), about: "the same with eight"},
-	{run: siblingsLastFirst, about: "eight children in flight, the last one ended elsewhere first: in the parent"},
-	{run: siblingsOfMany, about: "children of four requests in flight, started by one goroutine that is in none of them, after they have ended elsewhere: nothing"},
-	{run: chainElsewhere, about: "a in b in c in d in the parent, ended elsewhere from the inside: in each, and in the parent"},
+	{called: "siblingsLastFirst", steps: "+p +a<p +b<p +c<p +d<p +e<p +f<p +g<p +h<p 2-h =p 2-g =p 2-f =p 2-e =p 2-d =p 2-c =p 2-b =p 2-a =p -p", about: "eight children in flight, the last one ended elsewhere first: in the parent"},
+	{called: "siblingsOfMany", steps: "2+p 2+q 2+r 2+s +a<p =a +b<q =b +c<r =c +d<s =d 3-d = 3-c = 3-b = 3-a = 2-p 2-q 2-r 2-s", about: "children of four requests in flight, started by one goroutine that is in none of them, after they have ended elsewhere: nothing"},
+	{called: "chainElsewhere", steps: "+p +a<p +b<a +c<b +d<c =d 2-d =c 2-c =b 2-b =a 2-a =p -p", about: "a in b in c in d in the parent, ended elsewhere from the inside: in each, and in the parent"},
 	{called: "httpBodies4", run: httpBodies(4), about: "four responses of otelhttp open, their bodies closed elsewhere: in the caller's span after that"},
 	{called: "httpBodies8", run: httpBodies(8), about: "the same with eight"},
 	{called: "grpcStreams4", run: grpcStreams(4), about: "four otelgrpc streams open, received to their end elsewhere: in the caller's span after that"},
 	{called: "grpcStreams8", run: grpcStreams(8), about: "the same with eight"},
 	{called: "pipeline4", run: pipeline(4), about: "a stage that starts four spans which the next stage ends: in both stages"},
 	{called: "pipeline8", run: pipeline(8), about: "the same with eight"},
-	{run: newRootElsewhere, about: "in the outer span, after another goroutine has ended the `WithNewRoot` span"},
+	{called: "newRootElsewhere", steps: "+a +b^a 2-b =a _ =a -a", about: "in the outer span, after another goroutine has ended the `WithNewRoot` span"},
 
 	{run: httpConnContext, about: "http.Server.ConnContext starts a span for each connection: in handlers, and on the connection's goroutine after End"},
 	{run: httpConnContextChild, about: "the same with otelhttp: in the handler's span"},
@@ -40,16 +39,16 @@ var handoverPatterns = []pattern{
 	{run: acceptLoop, about: "a loop with a root for each item, ended by a handler: in the handler, and in the loop while the handler works"},
 	{run: acceptLoopAttach, about: "the same loop with `spanctx.Attach(context.Background())` after handing over: nothing in the loop"},
 	{run: acceptLoopStartInside, about: "the same loop, where the handler starts the span: nothing in the loop"},
-	{run: acceptLoopAfter, about: "in the loop, after the newest span has ended elsewhere while older ones are open: nothing"},
-	{run: dispatchLoop, about: "a loop that hands items with a root to a pool: in the worker's child, and nothing in the loop after the item's end"},
-	{run: dispatchLoopAttach, about: "the same with Attach in the worker and `spanctx.Attach(context.Background())` in the loop"},
+	{called: "acceptLoopAfter", steps: "+a +b +c +d +e 2-e = 2-d = 2-c = 2-b = 2-a =", about: "in the loop, after the newest span has ended elsewhere while older ones are open: nothing"},
+	{called: "dispatchLoop", steps: "+old +a 2+x<a 2=x 2-x 2= 2-a 2= = +b 2+y<b 2=y 2-y 2= 2-b 2= = 3-old", about: "a loop that hands items with a root to a pool: in the worker's child, and nothing in the loop after the item's end"},
+	{called: "dispatchLoopAttach", steps: "+old @ +a @ 2@a 2=a 2! 2-a 2= = +b @ 2@b 2=b 2! 2-b 2= = 3-old", about: "the same with Attach in the worker and `spanctx.Attach(context.Background())` in the loop"},
 
-	{run: dispatcherOthers, about: "a dispatcher starts children in other requests' contexts, ended elsewhere: nothing after that"},
-	{run: dispatcherOthersRequest, about: "the same: in the request, while and after the dispatcher does so"},
-	{run: dispatcherInSpan, about: "the same in a span of the dispatcher's own: nothing after the child, until the next Start"},
-	{run: dispatcherInSpanRefresh, about: "the same, after `spanctx.Refresh` with the dispatcher's context: in its span"},
-	{run: rootInsideElsewhere, about: "in a span, after a root with another context has ended elsewhere: nothing"},
-	{run: rootInsideElsewhereRefresh, about: "the same, after `spanctx.Refresh` with the span's context: in the span"},
+	{called: "dispatcherOthers", steps: "2+p 2+q +a<p =a 3-a = _ = +b<q =b 3-b = _ = 2-p 2-q", about: "a dispatcher starts children in other requests' contexts, ended elsewhere: nothing after that"},
+	{called: "dispatcherOthersRequest", steps: "+p 2+a<p 2=a 3-a 2= 2_ 2= =p 2+b<p 2=b 3-b 2= 2_ 2= =p -p", about: "the same: in the request, while and after the dispatcher does so"},
+	{called: "dispatcherInSpan", steps: "2+p 2+q +own =own +a<p =a 3-a = _ = +b<q =b 3-b = _ = -own = 2-p 2-q", about: "the same in a span of the dispatcher's own: nothing after the child, until the next Start"},
+	{called: "dispatcherInSpanRefresh", steps: "2+p 2+q +own =own +a<p =a 3-a ~own =own _ =own +b<q =b 3-b ~own =own _ =own -own = 2-p 2-q", about: "the same, after `spanctx.Refresh` with the dispatcher's context: in its span"},
+	{called: "rootInsideElsewhere", steps: "+own =own +a =a 2-a = _ = -own =", about: "in a span, after a root with another context has ended elsewhere: nothing"},
+	{called: "rootInsideElsewhereRefresh", steps: "+own =own +a =a 2-a ~own =own _ =own -own =", about: "the same, after `spanctx.Refresh` with the span's context: in the span"},
 
 	{run: unsampledGoroutine, about: "a goroutine started for an unsampled root inside a span: that span is inherited"},
 	{run: unsampledGoroutineGo, about: "the same with `spanctx.Go` and the unsampled context: nothing"},
@@ -57,15 +56,15 @@ var handoverPatterns = []pattern{
 	{run: unsampledParentElsewhere, about: "a child of an unsampled child ended elsewhere: in the grandparent, or nothing"},
 	{run: unsampledParentElsewhereRefresh, about: "the same, after `spanctx.Refresh` with the grandparent's context"},
 
-	{run: attachedEndsElsewhere, about: "a pool worker whose attached root ends elsewhere: nothing"},
-	{run: attachedChildEndsElsewhere, about: "a pool worker whose attached child ends elsewhere: in the child's parent"},
-	{run: attachedEndsAttach, about: "a goroutine in a span whose attached root ends elsewhere, after Attach of its own span"},
-	{run: watchdogEnded, about: "an inner span left open, after an outer one that a watchdog had ended first: in the inner one"},
-	{run: watchdogEndedAttach, about: "the same, after `spanctx.Attach(context.Background())`: nothing"},
-	{run: overlappingSiblings, about: "work for the first of two open siblings: in the second one, which started last"},
-	{run: overlappingSiblingsAttach, about: "the same with Attach of the first one"},
-	{run: eventLoop, about: "a loop that starts spans and attaches them at each event: in them, and between events in the last one that it started"},
-	{run: eventLoopAttach, about: "the same with `spanctx.Attach(context.Background())` after each Start: between events nothing"},
+	{called: "attachedEndsElsewhere", steps: "2+a @a =a 3-a = _ = ! =", about: "a pool worker whose attached root ends elsewhere: nothing"},
+	{called: "attachedChildEndsElsewhere", steps: "2+p 3+c<p @c =c 4-c =p _ =p ! = 2-p", about: "a pool worker whose attached child ends elsewhere: in the child's parent"},
+	{called: "attachedEndsAttach", steps: "+own 2+a @a 3-a @own =own ! ! =own -own", about: "a goroutine in a span whose attached root ends elsewhere, after Attach of its own span"},
+	{called: "watchdogEnded", steps: "+a +b<a 2-a -a =b _ =b -b =", about: "an inner span left open, after an outer one that a watchdog had ended first: in the inner one"},
+	{called: "watchdogEndedAttach", steps: "+a +b<a 2-a -a @ = _ = -b =", about: "the same, after `spanctx.Attach(context.Background())`: nothing"},
+	{called: "overlappingSiblings", steps: "+p +a<p +b<p =b -a =b -b =p -p", about: "work for the first of two open siblings: in the second one, which started last"},
+	{called: "overlappingSiblingsAttach", steps: "+p +a<p +b<p @a =a ! =b -a =b -b =p -p", about: "the same with Attach of the first one"},
+	{called: "eventLoop", steps: "+a +b @a =a ! =b @b =b ! =b @a =a ! =b @b =b ! =b @a =a -a = ! =b -b =", about: "a loop that starts spans and attaches them at each event: in them, and between events in the last one that it started"},
+	{called: "eventLoopAttach", steps: "+a @ +b @ @a =a ! = @b =b ! = @a =a ! = @b =b ! = @a =a -a = ! = -b =", about: "the same with `spanctx.Attach(context.Background())` after each Start: between events nothing"},
 }
 
 // opener starts an operation with its own span. It returns the context of that span, and a function
@@ -93,57 +92,19 @@ func (r *run) inFlight(n int, open opener) {
 		}
 		r.elsewhere(end)
 	}
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayIn(ctx)
 	span.End()
 	r.out()
 }
 
 func plainSiblings(n int) func(*run) { return func(r *run) { r.inFlight(n, r.child) } }
 
-func siblingsLastFirst(r *run) {
-	ctx, span := r.root("job")
-	var ends [8]func()
-	for i := range ends {
-		_, ends[i] = r.child(ctx)
+// opening opens a response, and closes its body at the end.
+func (r *run) opening(client *http.Client, address string) opener {
+	return func(ctx context.Context) (context.Context, func()) {
+		response := r.open(ctx, client, address) //nolint:bodyclose // The returned function closes it.
+		return response.Request.Context(), func() { _ = response.Body.Close() }
 	}
-	for i := range ends {
-		r.elsewhere(ends[len(ends)-1-i])
-		r.in(ctx)
-	}
-	span.End()
-}
-
-func siblingsOfMany(r *run) {
-	requests, finish := r.requestsOfOthers(4)
-	var ends []func()
-	for _, request := range requests {
-		ctx, end := r.child(request)
-		r.in(ctx)
-		ends = append(ends, end)
-	}
-	for i := range ends {
-		r.elsewhere(ends[len(ends)-1-i])
-		r.out()
-	}
-	finish()
-}
-
-func chainElsewhere(r *run) {
-	parent, span := r.root("parent")
-	ctx := []context.Context{parent}
-	var ends []func()
-	for i := range 4 {
-		inner, end := r.child(ctx[i])
-		ctx, ends = append(ctx, inner), append(ends, end)
-	}
-	for i, end := range slices.Backward(ends) {
-		r.in(ctx[i+1])
-		r.elsewhere(end)
-	}
-	r.in(parent)
-	span.End()
 }
 
 func httpBodies(n int) func(*run) {
@@ -151,10 +112,7 @@ func httpBodies(n int) func(*run) {
 		server, client := r.serve(1, http.HandlerFunc(answer))
 		client.Transport = r.transport(client.Transport)
 		for range 2 {
-			r.inFlight(n, func(ctx context.Context) (context.Context, func()) {
-				response := r.open(ctx, client, server.URL) //nolint:bodyclose // The returned function closes it.
-				return response.Request.Context(), func() { _ = response.Body.Close() }
-			})
+			r.inFlight(n, r.opening(client, server.URL))
 		}
 		server.Close()
 	}
@@ -170,9 +128,7 @@ func grpcStreams(n int) func(*run) {
 				send(stream)
 				return stream.Context(), func() {
 					must(stream.CloseSend())
-					for receive(stream) {
-						continue
-					}
+					drain(stream)
 				}
 			})
 		}
@@ -205,16 +161,6 @@ func pipeline(n int) func(*run) {
 		r.in(ctx)
 		span.End()
 	}
-}
-
-func newRootElsewhere(r *run) {
-	outer, span := r.root("outer")
-	_, inner := r.start(outer, "inner", trace.WithNewRoot())
-	r.elsewhere(func() { inner.End() })
-	r.in(outer)
-	block()
-	r.in(outer)
-	span.End()
 }
 
 // acceptor is a listener that calls a function after each accepted connection.
@@ -282,9 +228,7 @@ func httpConnContextChild(r *run) { r.connections(r.traced(r.handle), func(int) 
 func httpConnContextAccept(r *run) {
 	r.connections(http.HandlerFunc(answer), func(conns int) {
 		if conns == 0 || conns == 3 {
-			r.out()
-			block()
-			r.out()
+			r.stayOut()
 		}
 	})
 }
@@ -315,9 +259,7 @@ func acceptLoop(r *run) { r.loop(r.in) }
 func acceptLoopAttach(r *run) {
 	r.loop(func(context.Context) {
 		spanctx.Attach(context.Background())
-		r.out()
-		block()
-		r.out()
+		r.stayOut()
 	})
 }
 
@@ -325,142 +267,12 @@ func acceptLoopStartInside(r *run) {
 	var handlers sync.WaitGroup
 	for range 4 {
 		handlers.Go(func() {
-			ctx, span := r.root("item")
-			r.in(ctx)
-			block()
-			r.in(ctx)
-			span.End()
+			r.stayInNew(r.tracer, context.Background())
 			r.out()
 		})
 		r.out()
 	}
 	handlers.Wait()
-}
-
-func acceptLoopAfter(r *run) {
-	var ends [5]func()
-	for i := range ends {
-		_, ends[i] = r.child(context.Background())
-	}
-	for i := range ends {
-		r.elsewhere(ends[len(ends)-1-i])
-		r.out()
-	}
-}
-
-// dispatching runs a loop that hands items over to a pool. Throughout the loop, an older item is still
-// open.
-func (r *run) dispatching(work func(ctx context.Context), handedOver func()) {
-	do, stop := jobs()
-	_, endOldest := r.child(context.Background())
-	handedOver()
-	for range 3 {
-		ctx, item := r.root("item")
-		handedOver()
-		do(func() {
-			work(ctx)
-			item.End()
-			r.out()
-		})
-		r.out()
-	}
-	r.elsewhere(endOldest)
-	stop()
-}
-
-func dispatchLoop(r *run) {
-	r.dispatching(func(item context.Context) {
-		ctx, work := r.start(item, "work")
-		r.in(ctx)
-		work.End()
-		r.out()
-	}, func() {})
-}
-
-func dispatchLoopAttach(r *run) {
-	r.dispatching(func(item context.Context) {
-		defer spanctx.Attach(item).Detach()
-		r.in(item)
-	}, func() { spanctx.Attach(context.Background()) })
-}
-
-// requestsOfOthers starts n spans on another goroutine, and returns their contexts and a function that
-// ends them.
-func (r *run) requestsOfOthers(n int) (requests []context.Context, finish func()) {
-	var spans []trace.Span
-	r.apart(func() {
-		for range n {
-			ctx, span := r.root("request")
-			requests, spans = append(requests, ctx), append(spans, span)
-		}
-	})
-	return requests, func() {
-		for _, span := range spans {
-			span.End()
-		}
-	}
-}
-
-// dispatch starts a child in each context and ends it on another goroutine. It calls after twice when
-// a child has ended.
-func (r *run) dispatch(contexts []context.Context, after func()) {
-	for _, ctx := range contexts {
-		inner, end := r.child(ctx)
-		r.in(inner)
-		r.elsewhere(end)
-		after()
-		block()
-		after()
-	}
-}
-
-func dispatcherOthers(r *run) {
-	requests, finish := r.requestsOfOthers(3)
-	r.dispatch(requests, r.out)
-	finish()
-}
-
-func dispatcherOthersRequest(r *run) {
-	ctx, span := r.root("request")
-	for range 3 {
-		r.apart(func() { r.dispatch([]context.Context{ctx}, r.out) })
-		r.in(ctx)
-	}
-	span.End()
-}
-
-// inSpan starts a span for the dispatcher and calls dispatch in it.
-func (r *run) inSpan(contexts []context.Context, after func(own context.Context)) {
-	own, span := r.root("dispatcher")
-	r.in(own)
-	r.dispatch(contexts, func() { after(own) })
-	span.End()
-	r.out()
-}
-
-func (r *run) lost(context.Context) { r.out() }
-
-func (r *run) refreshed(own context.Context) {
-	spanctx.Refresh(own)
-	r.in(own)
-}
-
-func dispatcherInSpan(r *run) {
-	requests, finish := r.requestsOfOthers(3)
-	r.inSpan(requests, r.lost)
-	finish()
-}
-
-func dispatcherInSpanRefresh(r *run) {
-	requests, finish := r.requestsOfOthers(3)
-	r.inSpan(requests, r.refreshed)
-	finish()
-}
-
-func rootInsideElsewhere(r *run) { r.inSpan([]context.Context{context.Background()}, r.lost) }
-
-func rootInsideElsewhereRefresh(r *run) {
-	r.inSpan([]context.Context{context.Background()}, r.refreshed)
 }
 
 // forUnsampled starts a sampled span, and in it an unsampled root. It calls f with the contexts of
@@ -479,9 +291,7 @@ func inside(start func(func()), f func()) {
 	done.Add(1)
 	start(func() {
 		defer done.Done()
-		f()
-		block()
-		f()
+		twice(f)
 	})
 	done.Wait()
 }
@@ -516,134 +326,15 @@ func (r *run) unsampledParent(after func(ctx context.Context)) {
 	inner, span := tracer.Start(middle, "sampled")
 	r.in(inner)
 	r.elsewhere(func() { span.End() })
-	after(ctx)
-	block()
-	after(ctx)
+	twice(func() { after(ctx) })
 	unsampled.End()
 	root.End()
 }
 
-func unsampledParentElsewhere(r *run)        { r.unsampledParent(r.either) }
-func unsampledParentElsewhereRefresh(r *run) { r.unsampledParent(r.refreshed) }
-
-func attachedEndsElsewhere(r *run) {
-	requests, finish := r.requestsOfOthers(1)
-	attachment := spanctx.Attach(requests[0])
-	r.in(requests[0])
-	r.elsewhere(finish)
-	r.out()
-	block()
-	r.out()
-	attachment.Detach()
-	r.out()
-}
-
-func attachedChildEndsElsewhere(r *run) {
-	requests, finish := r.requestsOfOthers(1)
-	var (
-		ctx context.Context
-		end func()
-	)
-	r.apart(func() { ctx, end = r.child(requests[0]) })
-	attachment := spanctx.Attach(ctx)
-	r.in(ctx)
-	r.elsewhere(end)
-	r.in(requests[0])
-	block()
-	r.in(requests[0])
-	attachment.Detach()
-	r.out()
-	finish()
-}
-
-func attachedEndsAttach(r *run) {
-	own, span := r.root("own")
-	requests, finish := r.requestsOfOthers(1)
-	outer := spanctx.Attach(requests[0])
-	r.elsewhere(finish)
-	inner := spanctx.Attach(own)
-	r.in(own)
-	inner.Detach()
-	outer.Detach()
-	r.in(own)
-	span.End()
-}
-
-// watchdog ends a span first on another goroutine and then on its own, while a child is still open.
-// The SDK does not report the second End to processors.
-func (r *run) watchdog(after func(inner context.Context)) {
-	outer, span := r.root("outer")
-	inner, left := r.start(outer, "left open")
-	r.elsewhere(func() { span.End() })
-	span.End()
-	after(inner)
-	block()
-	after(inner)
-	left.End()
-	r.out()
-}
-
-func watchdogEnded(r *run) { r.watchdog(r.in) }
-
-func watchdogEndedAttach(r *run) {
-	r.watchdog(func(context.Context) {
-		spanctx.Attach(context.Background())
-		r.out()
+func unsampledParentElsewhere(r *run) { r.unsampledParent(r.either) }
+func unsampledParentElsewhereRefresh(r *run) {
+	r.unsampledParent(func(ctx context.Context) {
+		spanctx.Refresh(ctx)
+		r.in(ctx)
 	})
-}
-
-// overlapping starts two siblings, calls work, and ends them in the order in which they started.
-func (r *run) overlapping(work func(first, second context.Context)) {
-	parent, root := r.root("parent")
-	first, one := r.start(parent, "first")
-	second, other := r.start(parent, "second")
-	work(first, second)
-	one.End()
-	r.in(second)
-	other.End()
-	r.in(parent)
-	root.End()
-}
-
-func overlappingSiblings(r *run) { r.overlapping(func(_, second context.Context) { r.in(second) }) }
-
-func overlappingSiblingsAttach(r *run) {
-	r.overlapping(func(first, second context.Context) {
-		attachment := spanctx.Attach(first)
-		r.in(first)
-		attachment.Detach()
-		r.in(second)
-	})
-}
-
-// events runs an event loop. It starts two spans, and at each event attaches one of them, in turn. It
-// calls started after each start, and between after each event.
-func (r *run) events(started func(), between func(last context.Context)) {
-	var (
-		contexts [2]context.Context
-		ends     [2]func()
-	)
-	for i := range contexts {
-		contexts[i], ends[i] = r.child(context.Background())
-		started()
-	}
-	for event := range 5 {
-		i := event % 2
-		attachment := spanctx.Attach(contexts[i])
-		r.in(contexts[i])
-		if event == 4 {
-			ends[i]()
-			r.out()
-		}
-		attachment.Detach()
-		between(contexts[1])
-	}
-	ends[1]()
-	r.out()
-}
-
-func eventLoop(r *run) { r.events(func() {}, r.in) }
-
-func eventLoopAttach(r *run) {
-	r.events(func() { spanctx.Attach(context.Background()) }, r.lost)
 }

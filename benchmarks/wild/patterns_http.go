@@ -101,9 +101,7 @@ func (r *run) transport(base http.RoundTripper) http.RoundTripper {
 }
 
 func (r *run) handle(_ http.ResponseWriter, request *http.Request) {
-	r.in(request.Context())
-	block()
-	r.in(request.Context())
+	r.stayIn(request.Context())
 }
 
 func httpServer1(r *run)    { r.requests(0, r.traced(r.handle)) }
@@ -116,9 +114,7 @@ func (r *run) around() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		r.out()
 		inner.ServeHTTP(w, request)
-		r.out()
-		block()
-		r.out()
+		r.stayOut()
 	})
 }
 
@@ -152,9 +148,7 @@ func httpServerPanic(r *run) {
 			defer func() { _ = recover() }()
 			inner.ServeHTTP(w, request)
 		}()
-		r.out()
-		block()
-		r.out()
+		r.stayOut()
 	}))
 }
 
@@ -166,9 +160,7 @@ func httpHijack(r *run) {
 		go func() {
 			defer close(done)
 			<-ended
-			r.out()
-			block()
-			r.out()
+			r.stayOut()
 			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 			_ = conn.Close()
 		}()
@@ -191,9 +183,7 @@ func httpTimeoutExpired(r *run) {
 	slow := http.TimeoutHandler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		defer close(done)
 		<-ended
-		r.out()
-		block()
-		r.out()
+		r.stayOut()
 	}), time.Millisecond, "")
 	inner := r.traced(slow.ServeHTTP)
 	server, client := r.serve(1, http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
@@ -227,9 +217,7 @@ func httpClient(r *run) {
 	r.calls(1, func(client *http.Client, address string) {
 		ctx, span := r.root("job")
 		response := r.open(ctx, client, address)
-		r.in(response.Request.Context())
-		block()
-		r.in(response.Request.Context())
+		r.stayIn(response.Request.Context())
 		must(response.Body.Close())
 		span.End()
 	})
@@ -237,13 +225,7 @@ func httpClient(r *run) {
 
 func httpClientAfterBody(r *run) {
 	r.calls(2, func(client *http.Client, address string) {
-		ctx, span := r.root("job")
-		r.get(ctx, client, address)
-		r.in(ctx)
-		block()
-		r.in(ctx)
-		span.End()
-		r.out()
+		r.job(func(ctx context.Context) { r.get(ctx, client, address) })
 	})
 }
 
@@ -252,9 +234,7 @@ func httpClientBodyElsewhere(r *run) {
 		ctx, span := r.root("job")
 		response := r.open(ctx, client, address)
 		r.elsewhere(func() { _ = response.Body.Close() })
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 		span.End()
 	})
 }
@@ -264,9 +244,7 @@ func httpClientBodyLeft(r *run) {
 		ctx, span := r.root("job")
 		response := r.open(ctx, client, address)
 		span.End()
-		r.out()
-		block()
-		r.out()
+		r.stayOut()
 		must(response.Body.Close())
 	})
 }
@@ -288,9 +266,7 @@ func httpClientCancelled(r *run) {
 			must(response.Body.Close())
 		}
 		cancel()
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 		span.End()
 	}
 	close(stuck)
@@ -344,9 +320,7 @@ func (r *run) dialing(version int, handler http.Handler, around func(dialFunc) d
 
 func httpDial(r *run) {
 	server, client := r.dialing(1, http.HandlerFunc(answer), plainly, func(ctx context.Context, conn net.Conn) net.Conn {
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 		return conn
 	})
 	ctx, span := r.root("job")
@@ -488,9 +462,7 @@ func httpReverseProxyAfter(r *run) {
 	r.proxied(func(p *httputil.ReverseProxy) http.HandlerFunc {
 		return func(w http.ResponseWriter, request *http.Request) {
 			p.ServeHTTP(w, request)
-			r.in(request.Context())
-			block()
-			r.in(request.Context())
+			r.stayIn(request.Context())
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"runtime/pprof"
 	"sync"
 
+	datadog "github.com/DataDog/dd-trace-go/v2/ddtrace/tracer"
 	otelpyroscope "github.com/grafana/otel-profiling-go"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
@@ -18,21 +19,21 @@ import (
 
 // labelPatterns lists patterns with profiler labels that users or other libraries set.
 var labelPatterns = []pattern{
-	{run: pprofDo, about: "pprof.Do inside a span: in it"},
-	{run: pprofDoAfter, about: "the same: after it, in the same span"},
-	{run: pprofDoChild, about: "a child span inside pprof.Do: in it, after it, and after Do"},
+	{inRoot: pprofDo, about: "pprof.Do inside a span: in it"},
+	{inRoot: pprofDoAfter, about: "the same: after it, in the same span"},
+	{inRoot: pprofDoChild, about: "a child span inside pprof.Do: in it, after it, and after Do"},
 	{run: pprofDoOutside, about: "a span inside pprof.Do: in it, and after it"},
-	{run: pprofDoEqual, about: "100 calls of pprof.Do with equal labels in one span, in the later ones and after them"},
-	{run: pprofDoChildren, about: "101 children after a pprof.Do, in the parent between them"},
+	{inRoot: pprofDoEqual, about: "100 calls of pprof.Do with equal labels in one span, in the later ones and after them"},
+	{inRoot: pprofDoChildren, about: "101 children after a pprof.Do, in the parent between them"},
 	{run: pprofDoEndedElsewhere, about: "after pprof.Do, whose span has ended elsewhere meanwhile"},
-	{run: pprofDoGoroutine, about: "a goroutine started in pprof.Do in a span"},
+	{inRoot: pprofDoGoroutine, about: "a goroutine started in pprof.Do in a span"},
 	{run: spanDo, about: "spanctx.Do inside a span: in it, in a goroutine started there, and after it"},
 	{run: setLabels, about: "after SetGoroutineLabels in a span"},
 	{run: setLabelsRefresh, about: "the same, after `spanctx.Refresh`"},
 	{run: setLabelsCleared, about: "after SetGoroutineLabels(context.Background()) in a span"},
-	{run: setLabelsChild, about: "after SetGoroutineLabels in a child, in the parent after the child"},
+	{inRoot: setLabelsChild, about: "after SetGoroutineLabels in a child, in the parent after the child"},
 	{run: labels11, about: "a goroutine with 11 labels of the user's, in a span"},
-	{run: labels11Inside, about: "11 labels set inside the span"},
+	{inRoot: labels11Inside, about: "11 labels set inside the span"},
 	{run: labelsLong, about: "a label of the user's with a long key and value, in a span"},
 	{run: otherGrafana, about: "grafana/otel-profiling-go around the provider: in a root and a child"},
 	{run: otherGrafanaAfter, about: "the same: after the child, and after the root"},
@@ -44,7 +45,7 @@ var labelPatterns = []pattern{
 // recorded, and with several providers.
 var samplingPatterns = []pattern{
 	{run: unsampledRoot, about: "an unsampled root"},
-	{run: unsampledRootInherits, about: "an unsampled root on a goroutine that was started in a span: that is shown"},
+	{inRoot: unsampledRootInherits, about: "an unsampled root on a goroutine that was started in a span: that is shown"},
 	{run: unsampledChild, about: "an unsampled child of a sampled parent: the parent is shown"},
 	{run: sampledChildOfUnsampled, about: "a sampled child of an unsampled parent, and after it"},
 	{run: sampledRatio, about: "roots of which TraceIDRatioBased samples half"},
@@ -52,59 +53,50 @@ var samplingPatterns = []pattern{
 	{run: sampledRecordUnsampled, about: "spanctx.RecordUnsampled around NeverSample: root and child"},
 	{run: unsampledAttach, about: "Attach of an unsampled span's context, inside a live one: nothing"},
 	{run: secondProvider, about: "spans of a second provider that publishes"},
-	{run: secondProviderInside, about: "a span of a second provider inside one of the first, and after it"},
-	{run: silentProvider, about: "a span of a provider that does not publish, inside one that is shown"},
+	{inRoot: secondProviderInside, about: "a span of a second provider inside one of the first, and after it"},
+	{inRoot: silentProvider, about: "a span of a provider that does not publish, inside one that is shown"},
 	{run: endedInOnStart, about: "a span that an earlier processor has ended in OnStart"},
 	{run: providerShutdown, about: "after the Shutdown of the second of two providers, spans of the first", alone: true},
 	{run: providerShutdownFirst, about: "after the Shutdown of the first of two providers, spans of the second", alone: true},
 }
 
-func pprofDo(r *run) {
-	ctx, span := r.root("root")
-	pprof.Do(ctx, pprof.Labels("user", "label"), func(ctx context.Context) {
-		r.in(ctx)
-		block()
-		r.in(ctx)
-	})
-	span.End()
+// datadogPatterns lists patterns in which dd-trace-go runs beside otelctx. Each needs its own process,
+// because dd-trace-go publishes a process context, too.
+var datadogPatterns = []pattern{
+	{run: otherDatadog, about: "dd-trace-go: a Datadog span inside a span", alone: true},
+	{run: otherDatadogAfter, about: "the same: after the Datadog span, in the span", alone: true},
+	{run: otherDatadogOutside, about: "the same: a span inside a Datadog span, and after it", alone: true},
 }
 
-func pprofDoAfter(r *run) {
-	ctx, span := r.root("root")
-	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {})
-	r.in(ctx)
-	block()
-	r.in(ctx)
-	span.End()
+func pprofDo(r *run, ctx context.Context) {
+	pprof.Do(ctx, userLabel, r.stayIn)
 }
 
-func pprofDoChild(r *run) {
-	parent, root := r.root("parent")
-	pprof.Do(parent, pprof.Labels("user", "label"), func(inside context.Context) {
+func pprofDoAfter(r *run, ctx context.Context) {
+	pprof.Do(ctx, userLabel, func(context.Context) {})
+	r.stayIn(ctx)
+}
+
+func pprofDoChild(r *run, parent context.Context) {
+	pprof.Do(parent, userLabel, func(inside context.Context) {
 		ctx, child := r.start(inside, "child")
 		r.in(ctx)
 		child.End()
 		r.in(inside)
 	})
 	r.in(parent)
-	root.End()
 }
 
 func pprofDoOutside(r *run) {
-	pprof.Do(context.Background(), pprof.Labels("user", "label"), func(outside context.Context) {
-		ctx, span := r.start(outside, "root")
-		r.in(ctx)
-		block()
-		r.in(ctx)
-		span.End()
+	pprof.Do(context.Background(), userLabel, func(ctx context.Context) {
+		r.stayInNew(r.tracer, ctx)
 		r.out()
 	})
 }
 
-func pprofDoEqual(r *run) {
-	ctx, span := r.root("root")
+func pprofDoEqual(r *run, ctx context.Context) {
 	for i := range 100 {
-		pprof.Do(ctx, pprof.Labels("user", "label"), func(inside context.Context) {
+		pprof.Do(ctx, userLabel, func(inside context.Context) {
 			child, other := r.start(inside, "child")
 			if i > 94 {
 				r.in(child)
@@ -116,12 +108,10 @@ func pprofDoEqual(r *run) {
 		})
 	}
 	r.in(ctx)
-	span.End()
 }
 
-func pprofDoChildren(r *run) {
-	ctx, span := r.root("root")
-	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {})
+func pprofDoChildren(r *run, ctx context.Context) {
+	pprof.Do(ctx, userLabel, func(context.Context) {})
 	for i := range 101 {
 		_, child := r.start(ctx, "child")
 		child.End()
@@ -129,39 +119,28 @@ func pprofDoChildren(r *run) {
 			r.in(ctx)
 		}
 	}
-	span.End()
 }
 
 func pprofDoEndedElsewhere(r *run) {
 	ctx, span := r.root("root")
-	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {
+	pprof.Do(ctx, userLabel, func(context.Context) {
 		r.elsewhere(func() { span.End() })
 		r.out()
 	})
-	r.out()
-	block()
-	r.out()
+	r.stayOut()
 }
 
-func pprofDoGoroutine(r *run) {
-	ctx, span := r.root("root")
-	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {
-		var group sync.WaitGroup
-		group.Go(func() {
-			// The goroutine has inherited only the user's labels, and nothing tells a reader which
-			// goroutine started it. So its span may be missing.
-			r.either(ctx)
-			block()
-			r.either(ctx)
-		})
-		group.Wait()
+func pprofDoGoroutine(r *run, ctx context.Context) {
+	pprof.Do(ctx, userLabel, func(context.Context) {
+		// The goroutine has inherited only the user's labels, and nothing tells a reader which goroutine
+		// started it. So its span may be missing.
+		inside(onGoroutine, func() { r.either(ctx) })
 	})
-	span.End()
 }
 
 func spanDo(r *run) {
 	ctx, span := r.root("root")
-	spanctx.Do(ctx, pprof.Labels("user", "label"), func(ctx context.Context) {
+	spanctx.Do(ctx, userLabel, func(ctx context.Context) {
 		r.in(ctx)
 		var group sync.WaitGroup
 		group.Go(func() { r.in(ctx) })
@@ -175,21 +154,17 @@ func spanDo(r *run) {
 
 func setLabels(r *run) {
 	ctx, span := r.root("root")
-	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, pprof.Labels("user", "label")))
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, userLabel))
+	r.stayIn(ctx)
 	span.End()
 	r.out()
 }
 
 func setLabelsRefresh(r *run) {
 	ctx, span := r.root("root")
-	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, pprof.Labels("user", "label")))
+	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, userLabel))
 	spanctx.Refresh(ctx)
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayIn(ctx)
 	span.End()
 	r.out()
 }
@@ -197,23 +172,17 @@ func setLabelsRefresh(r *run) {
 func setLabelsCleared(r *run) {
 	ctx, span := r.root("root")
 	pprof.SetGoroutineLabels(context.Background())
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayIn(ctx)
 	span.End()
 	r.out()
 }
 
-func setLabelsChild(r *run) {
-	parent, root := r.root("parent")
+func setLabelsChild(r *run, parent context.Context) {
 	ctx, child := r.start(parent, "child")
-	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, pprof.Labels("user", "label")))
+	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, userLabel))
 	r.in(ctx)
 	child.End()
-	r.in(parent)
-	block()
-	r.in(parent)
-	root.End()
+	r.stayIn(parent)
 }
 
 // labels returns n labels of a user. Their keys sort before and after the keys of otelctx.
@@ -226,34 +195,16 @@ func labels(n int) pprof.LabelSet {
 }
 
 func labels11(r *run) {
-	pprof.Do(context.Background(), labels(11), func(outside context.Context) {
-		ctx, span := r.start(outside, "root")
-		r.in(ctx)
-		block()
-		r.in(ctx)
-		span.End()
-	})
+	pprof.Do(context.Background(), labels(11), func(ctx context.Context) { r.stayInNew(r.tracer, ctx) })
 }
 
-func labels11Inside(r *run) {
-	outside, span := r.root("root")
-	pprof.Do(outside, labels(11), func(ctx context.Context) {
-		r.in(ctx)
-		block()
-		r.in(ctx)
-	})
-	span.End()
+func labels11Inside(r *run, outside context.Context) {
+	pprof.Do(outside, labels(11), r.stayIn)
 }
 
 func labelsLong(r *run) {
 	long := pprof.Labels("a key of more than fifteen bytes", fmt.Sprintf("%0100d", 1))
-	pprof.Do(context.Background(), long, func(outside context.Context) {
-		ctx, span := r.start(outside, "root")
-		r.in(ctx)
-		block()
-		r.in(ctx)
-		span.End()
-	})
+	pprof.Do(context.Background(), long, func(ctx context.Context) { r.stayInNew(r.tracer, ctx) })
 }
 
 // grafana returns the tracer of grafana/otel-profiling-go around the provider.
@@ -267,9 +218,7 @@ func otherGrafana(r *run) {
 	parent, root := tracer.Start(context.Background(), "root")
 	r.in(parent)
 	ctx, child := tracer.Start(parent, "child")
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayIn(ctx)
 	child.End()
 	root.End()
 }
@@ -279,9 +228,7 @@ func otherGrafanaAfter(r *run) {
 	parent, root := tracer.Start(context.Background(), "root")
 	_, child := tracer.Start(parent, "child")
 	child.End()
-	r.in(parent)
-	block()
-	r.in(parent)
+	r.stayIn(parent)
 	root.End()
 	r.out()
 }
@@ -296,20 +243,14 @@ func otherGrafanaElsewhere(r *run) {
 		// a child. Remove them.
 		pprof.SetGoroutineLabels(context.Background())
 	})
-	r.in(parent)
-	block()
-	r.in(parent)
+	r.stayIn(parent)
 	root.End()
 	r.out()
 }
 
 func otherGrafanaDo(r *run) {
 	ctx, root := r.grafana().Start(context.Background(), "root")
-	pprof.Do(ctx, pprof.Labels("user", "label"), func(ctx context.Context) {
-		r.in(ctx)
-		block()
-		r.in(ctx)
-	})
+	pprof.Do(ctx, userLabel, r.stayIn)
 	r.in(ctx)
 	root.End()
 }
@@ -322,35 +263,27 @@ func (*run) with(sampler sdktrace.Sampler) trace.Tracer {
 
 func unsampledRoot(r *run) {
 	ctx, span := r.with(sdktrace.NeverSample()).Start(context.Background(), "unsampled")
-	r.as(ctx)
-	block()
-	r.as(ctx)
+	twice(func() { r.as(ctx) })
 	span.End()
 }
 
-func unsampledRootInherits(r *run) {
-	outer, root := r.root("outer")
+func unsampledRootInherits(r *run, outer context.Context) {
 	tracer := r.with(sdktrace.NeverSample())
 	var group sync.WaitGroup
 	group.Go(func() {
 		_, span := tracer.Start(context.Background(), "unsampled")
-		r.in(outer)
-		block()
-		r.in(outer)
+		r.stayIn(outer)
 		span.End()
 		r.in(outer)
 	})
 	group.Wait()
-	root.End()
 }
 
 func unsampledChild(r *run) {
 	tracer := r.with(sdktrace.ParentBased(sdktrace.AlwaysSample(), sdktrace.WithLocalParentSampled(sdktrace.NeverSample())))
 	parent, root := tracer.Start(context.Background(), "parent")
 	_, child := tracer.Start(parent, "unsampled")
-	r.in(parent)
-	block()
-	r.in(parent)
+	r.stayIn(parent)
 	child.End()
 	r.in(parent)
 	root.End()
@@ -360,9 +293,7 @@ func sampledChildOfUnsampled(r *run) {
 	tracer := r.with(sdktrace.ParentBased(sdktrace.NeverSample(), sdktrace.WithLocalParentNotSampled(sdktrace.AlwaysSample())))
 	parent, root := tracer.Start(context.Background(), "unsampled")
 	ctx, child := tracer.Start(parent, "sampled")
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayIn(ctx)
 	child.End()
 	r.out()
 	root.End()
@@ -372,9 +303,7 @@ func sampledRatio(r *run) {
 	tracer := r.with(sdktrace.TraceIDRatioBased(0.5))
 	for range 4 {
 		ctx, span := tracer.Start(context.Background(), "root")
-		r.as(ctx)
-		block()
-		r.as(ctx)
+		twice(func() { r.as(ctx) })
 		span.End()
 	}
 }
@@ -388,13 +317,7 @@ func (recordOnly) ShouldSample(sdktrace.SamplingParameters) sdktrace.SamplingRes
 
 func (recordOnly) Description() string { return "record only" }
 
-func sampledRecordOnly(r *run) {
-	ctx, span := r.with(recordOnly{}).Start(context.Background(), "root")
-	r.in(ctx)
-	block()
-	r.in(ctx)
-	span.End()
-}
+func sampledRecordOnly(r *run) { r.stayInNew(r.with(recordOnly{}), context.Background()) }
 
 func sampledRecordUnsampled(r *run) {
 	tracer := r.with(spanctx.RecordUnsampled(sdktrace.NeverSample()))
@@ -411,9 +334,7 @@ func unsampledAttach(r *run) {
 	unsampled, span := r.with(sdktrace.NeverSample()).Start(context.Background(), "unsampled")
 	own, root := r.root("own")
 	attachment := spanctx.Attach(unsampled)
-	r.as(unsampled)
-	block()
-	r.as(unsampled)
+	twice(func() { r.as(unsampled) })
 	attachment.Detach()
 	r.in(own)
 	root.End()
@@ -421,32 +342,22 @@ func unsampledAttach(r *run) {
 }
 
 func secondProvider(r *run) {
-	ctx, span := r.with(sdktrace.AlwaysSample()).Start(context.Background(), "root")
-	r.in(ctx)
-	block()
-	r.in(ctx)
-	span.End()
+	r.stayInNew(r.with(sdktrace.AlwaysSample()), context.Background())
 	r.out()
 }
 
-func secondProviderInside(r *run) {
-	parent, root := r.root("parent")
+func secondProviderInside(r *run, parent context.Context) {
 	ctx, child := r.with(sdktrace.AlwaysSample()).Start(parent, "child")
 	r.in(ctx)
 	child.End()
 	r.in(parent)
-	root.End()
 }
 
-func silentProvider(r *run) {
-	outer, root := r.root("outer")
+func silentProvider(r *run, outer context.Context) {
 	_, span := sdktrace.NewTracerProvider().Tracer("wild").Start(outer, "silent")
-	r.in(outer)
-	block()
-	r.in(outer)
+	r.stayIn(outer)
 	span.End()
 	r.in(outer)
-	root.End()
 }
 
 // ender is a processor that ends each span in OnStart.
@@ -465,9 +376,7 @@ func (ender) ForceFlush(context.Context) error { return nil }
 func endedInOnStart(r *run) {
 	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(ender{}), spanctx.WithPublishing()).Tracer("wild")
 	_, span := tracer.Start(context.Background(), "ended")
-	r.out()
-	block()
-	r.out()
+	r.stayOut()
 	span.End()
 	r.out()
 }
@@ -483,9 +392,45 @@ func providerShutdownFirst(r *run) {
 		r.another = sdktrace.NewTracerProvider(spanctx.WithPublishing())
 		must(r.sdk.Shutdown(context.Background()))
 	})
-	ctx, span := r.another.Tracer("wild").Start(context.Background(), "root")
-	r.in(ctx)
-	block()
-	r.in(ctx)
+	r.stayInNew(r.another.Tracer("wild"), context.Background())
+}
+
+// startDatadog starts dd-trace-go's tracer, without an agent.
+var startDatadog = sync.OnceFunc(func() {
+	must(datadog.Start(datadog.WithService("wild"), datadog.WithLogStartup(false), datadog.WithLogger(silence{}),
+		datadog.WithProfilerCodeHotspots(true), datadog.WithProfilerEndpoints(true), datadog.WithAgentTimeout(1)))
+})
+
+// silence is a dd-trace-go logger that discards everything, because the agent is missing.
+type silence struct{}
+
+func (silence) Log(string) {}
+
+func otherDatadog(r *run) {
+	startDatadog()
+	outer, span := r.root("root")
+	other, ctx := datadog.StartSpanFromContext(outer, "datadog")
+	r.stayIn(ctx)
+	other.Finish()
 	span.End()
+}
+
+func otherDatadogAfter(r *run) {
+	startDatadog()
+	outer, span := r.root("root")
+	other, _ := datadog.StartSpanFromContext(outer, "datadog")
+	other.Finish()
+	r.stayIn(outer)
+	span.End()
+	r.out()
+}
+
+func otherDatadogOutside(r *run) {
+	startDatadog()
+	other, outside := datadog.StartSpanFromContext(context.Background(), "datadog")
+	ctx, span := r.start(outside, "root")
+	r.stayIn(ctx)
+	span.End()
+	r.out()
+	other.Finish()
 }

@@ -135,11 +135,7 @@ func listen() net.Listener {
 func fiberRouter(r *run) {
 	app := fiber.New(fiber.Config{DisableStartupMessage: true})
 	app.Get("/", func(c *fiber.Ctx) error {
-		ctx, span := r.start(c.UserContext(), "request")
-		r.in(ctx)
-		block()
-		r.in(ctx)
-		span.End()
+		r.stayInNew(r.tracer, c.UserContext())
 		r.out()
 		return nil
 	})
@@ -185,13 +181,7 @@ func http3Client(r *run) {
 	address, client, stop := r.serve3(http.HandlerFunc(answer))
 	client.Transport = r.transport(client.Transport)
 	for range 4 {
-		ctx, span := r.root("job")
-		r.get(ctx, client, address)
-		r.in(ctx)
-		block()
-		r.in(ctx)
-		span.End()
-		r.out()
+		r.job(func(ctx context.Context) { r.get(ctx, client, address) })
 	}
 	stop()
 }
@@ -199,10 +189,7 @@ func http3Client(r *run) {
 func http3Bodies(r *run) {
 	address, client, stop := r.serve3(http.HandlerFunc(answer))
 	client.Transport = r.transport(client.Transport)
-	r.inFlight(4, func(ctx context.Context) (context.Context, func()) {
-		response := r.open(ctx, client, address) //nolint:bodyclose // The returned function closes it.
-		return response.Request.Context(), func() { _ = response.Body.Close() }
-	})
+	r.inFlight(4, r.opening(client, address))
 	stop()
 }
 
@@ -284,13 +271,7 @@ func (r *run) connecting(job func(ctx context.Context, unary, stream connected))
 	stream := connect.NewClient[emptypb.Empty, emptypb.Empty](client, server.URL+"/wild/Stream", spans)
 	check(unary.CallUnary(context.Background(), connect.NewRequest(new(emptypb.Empty)))) // connect first
 	for range 2 {
-		ctx, span := r.root("job")
-		job(ctx, unary, stream)
-		r.in(ctx)
-		block()
-		r.in(ctx)
-		span.End()
-		r.out()
+		r.job(func(ctx context.Context) { job(ctx, unary, stream) })
 	}
 	client.CloseIdleConnections()
 	server.Close()
@@ -371,11 +352,7 @@ func gormQuery(r *run) {
 		tx.Statement.Context.Value(saved{}).(trace.Span).End()
 	}))
 	for range 4 {
-		ctx, span := r.root("job")
-		must(orm.WithContext(ctx).Exec(statement).Error)
-		r.in(ctx)
-		span.End()
-		r.out()
+		r.job(func(ctx context.Context) { must(orm.WithContext(ctx).Exec(statement).Error) })
 	}
 	must(db.Close())
 }

@@ -29,7 +29,7 @@ var sqlPatterns = []pattern{
 	{run: sqlRowsCancelled, about: "in the caller's span, after a cancelled context has closed the rows elsewhere", single: true},
 	{run: sqlTransaction, about: "in the caller's span, inside of a transaction and after it"},
 	{run: sqlOpener, about: "in the driver's Connect on database/sql's opener, started in a span that is over"},
-	{run: slogHandler, about: "in a log processor behind otelslog"},
+	{inRoot: slogHandler, about: "in a log processor behind otelslog"},
 	{run: logExporter, about: "in the exporter of a log batcher that was made in a span, after it"},
 	{run: spanExporter, about: "in the exporter of a span batcher that was made in a span, after it"},
 }
@@ -119,9 +119,7 @@ func sqlExec(r *run) {
 func sqlAfterExec(r *run) {
 	r.querying(new(connector), func(db *sql.DB, ctx context.Context) {
 		check(db.ExecContext(ctx, statement))
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
 }
 
@@ -139,9 +137,7 @@ func sqlRows(r *run) {
 func sqlAfterRows(r *run) {
 	r.querying(new(connector), func(db *sql.DB, ctx context.Context) {
 		each(check(db.QueryContext(ctx, query)), func() {})
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 	})
 }
 
@@ -151,9 +147,7 @@ func sqlRowsLeft(r *run) {
 		ctx, span := r.root("job")
 		rows := check(db.QueryContext(ctx, query))
 		span.End()
-		r.out()
-		block()
-		r.out()
+		r.stayOut()
 		each(rows, func() {})
 	}
 	must(db.Close())
@@ -165,9 +159,7 @@ func sqlRowsCancelled(r *run) {
 		rows := check(db.QueryContext(limited, query))
 		cancel()
 		r.started.awaitEnd(r.started.named("sql.rows").SpanID())
-		r.in(ctx)
-		block()
-		r.in(ctx)
+		r.stayIn(ctx)
 		_ = rows.Close()
 		_ = rows.Err()
 	})
@@ -191,9 +183,7 @@ func sqlOpener(r *run) {
 	c := &connector{connect: func(context.Context) {
 		if !first {
 			<-ended
-			r.out()
-			block()
-			r.out()
+			r.stayOut()
 		}
 		first = false
 	}}
@@ -239,15 +229,13 @@ func (logWork) Enabled(context.Context, sdklog.EnabledParameters) bool { return 
 func (logWork) Shutdown(context.Context) error                         { return nil }
 func (logWork) ForceFlush(context.Context) error                       { return nil }
 
-func slogHandler(r *run) {
+func slogHandler(r *run, ctx context.Context) {
 	provider := sdklog.NewLoggerProvider(sdklog.WithProcessor(logWork{r.in}))
 	logger := slog.New(otelslog.NewHandler("wild", otelslog.WithLoggerProvider(provider)))
-	ctx, span := r.root("root")
 	for range 3 {
 		logger.InfoContext(ctx, "wild")
 		block()
 	}
-	span.End()
 }
 
 func logExporter(r *run) {

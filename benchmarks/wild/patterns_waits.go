@@ -17,6 +17,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
@@ -52,7 +53,7 @@ var waitPatterns = []pattern{
 	{called: "waitSQLPool", run: waits(waitSQLPool), waits: "select", about: "the same, for a connection of a database/sql pool that is exhausted"},
 	{called: "waitRedis", run: waits(waitRedis), waits: "IO wait,select,syscall", about: "the same, in BLPOP of go-redis"},
 	{called: "waitGRPC", run: waits(waitGRPC), waits: "select,chan receive,sync.Mutex.Lock", about: "the same, for the answer to a unary call of gRPC"},
-	{run: waitInChild, waits: "sleep,chan receive", about: "a parent that waits for a goroutine, which waits in a child: both"},
+	{inRoot: waitInChild, waits: "sleep,chan receive", about: "a parent that waits for a goroutine, which waits in a child: both"},
 	{run: waitAttached, waits: "sleep,chan receive", about: "a pool worker that waits in an attached span"},
 }
 
@@ -65,7 +66,7 @@ var inheritedPatterns = []pattern{
 	{run: inheritedSpanDo, about: "the same with `spanctx.Do`: in it and after it"},
 	{run: inheritedSpanDoGroup, about: "the same in the functions of an errgroup"},
 	{run: inheritedRefresh, about: "the same with SetGoroutineLabels and `spanctx.Refresh`"},
-	{run: inheritedGo, about: "the same on a goroutine started by `spanctx.Go`, with pprof.Do"},
+	{inRoot: inheritedGo, about: "the same on a goroutine started by `spanctx.Go`, with pprof.Do"},
 	{run: inheritedChild, about: "pprof.Do on such a goroutine, in a child that it has started in it"},
 	{run: doChildGoroutines, about: "a child started in pprof.Do, on goroutines that it has started"},
 }
@@ -331,8 +332,7 @@ func waitSyscall() (wait, wake func()) {
 	}, func() { _ = writer.Close() }
 }
 
-func waitInChild(r *run) {
-	parent, root := r.root("parent")
+func waitInChild(r *run, parent context.Context) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -343,17 +343,20 @@ func waitInChild(r *run) {
 	}()
 	r.waitIn(parent, func() { <-done })
 	r.in(parent)
-	root.End()
 }
 
 func waitAttached(r *run) {
-	requests, finish := r.requestsOfOthers(1)
-	attachment := spanctx.Attach(requests[0])
-	r.waitIn(requests[0], func() { time.Sleep(waitTime) })
-	r.in(requests[0])
+	var (
+		ctx  context.Context
+		span trace.Span
+	)
+	r.apart(func() { ctx, span = r.root("request") })
+	attachment := spanctx.Attach(ctx)
+	r.waitIn(ctx, func() { time.Sleep(waitTime) })
+	r.in(ctx)
 	attachment.Detach()
 	r.out()
-	finish()
+	span.End()
 }
 
 // inheriting starts a span and runs f on a goroutine that inherits it.
@@ -413,13 +416,11 @@ func inheritedRefresh(r *run) {
 	})
 }
 
-func inheritedGo(r *run) {
-	ctx, span := r.root("root")
+func inheritedGo(r *run, ctx context.Context) {
 	inside(func(f func()) { spanctx.Go(ctx, func(context.Context) { f() }) }, func() {
 		pprof.Do(ctx, userLabel, r.in)
 		r.in(ctx)
 	})
-	span.End()
 }
 
 func inheritedChild(r *run) {

@@ -7,6 +7,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -135,7 +136,7 @@ func observers(collector bool) []observer {
 		observer{name: "cpu", title: "CPU profile", serve: []string{"-cpuprofile"}, profile: cpuProfileFile, read: readProfile, factor: 3},
 		observer{
 			name: "goroutines", title: "goroutine profile", serve: []string{"-goroutines"}, profile: goroutinesFile, factor: 1,
-			read: func(b []byte, _ int) (map[seen]int, error) { return readGoroutines(string(b)) },
+			read: func(b []byte, _ int) (map[seen]int, error) { return decode[map[seen]int](b) },
 		},
 	)
 }
@@ -502,22 +503,26 @@ func awaitSampling(pid int) error {
 	return errors.New("the recorder does not start to sample")
 }
 
+// decode decodes a value that wild serve has written.
+func decode[T any](b []byte) (value T, err error) {
+	err = gob.NewDecoder(bytes.NewReader(b)).Decode(&value)
+	return value, err
+}
+
 // add adds the samples in an observer's file to the rows.
 func (b *board) add(o observer, dir, path string, pid int) error {
-	f, err := os.Open(filepath.Join(dir, truthsFile))
+	text, err := os.ReadFile(filepath.Join(dir, truthsFile))
 	if err != nil {
 		return err
 	}
-	truths, err := readTruths(f)
-	_ = f.Close()
+	truths, err := decode[[]due](text)
 	if err != nil {
 		return err
 	}
 	for _, t := range truths {
-		b.rows[t.pattern].Kinds[t.kind()] = true
+		b.rows[t.Pattern].Kinds[t.kind()] = true
 	}
-	text, err := os.ReadFile(path)
-	if err != nil {
+	if text, err = os.ReadFile(path); err != nil {
 		return err
 	}
 	all, err := o.read(text, pid)
@@ -525,18 +530,18 @@ func (b *board) add(o observer, dir, path string, pid int) error {
 		return err
 	}
 	for s, times := range all {
-		if s.number >= uint64(len(truths)) {
-			return fmt.Errorf("a stack has number %d, but there are %d truths", s.number, len(truths))
+		if s.Number >= uint64(len(truths)) {
+			return fmt.Errorf("a stack has number %d, but there are %d truths", s.Number, len(truths))
 		}
-		t := truths[s.number]
-		row := b.rows[t.pattern]
+		t := truths[s.Number]
+		row := b.rows[t.Pattern]
 		if !o.judges(&row.pattern) {
 			continue
 		}
-		if s.wait != "" && !chosen(row.waits, s.wait) {
-			t.spans = [2]id{{trace.TraceID{1}, trace.SpanID{1}}} // no sample has this span, so none is right
+		if s.Wait != "" && !chosen(row.waits, s.Wait) {
+			t.Spans = [2]id{{trace.TraceID{1}, trace.SpanID{1}}} // no sample has this span, so none is right
 		}
-		row.Tallies[o.name].add(t, s.given, times)
+		row.Tallies[o.name].add(t, s.Given, times)
 	}
 	return nil
 }
@@ -545,16 +550,16 @@ func (b *board) add(o observer, dir, path string, pid int) error {
 // span.
 func (t *tally) add(due due, given id, times int) {
 	switch {
-	case given == id{} && (due.nothing || due.spans[0] == id{}):
+	case given == id{} && (due.Nothing || due.Spans[0] == id{}):
 		t.Right += times
 	case given == id{}:
 		t.None += times
-	case given == due.spans[0], given == due.spans[1]:
+	case given == due.Spans[0], given == due.Spans[1]:
 		t.Right += times
 		t.Shown += times
 	default:
 		t.Wrong += times
-		if (due.spans[0] == id{}) {
+		if (due.Spans[0] == id{}) {
 			t.Outside += times
 		}
 	}
@@ -565,7 +570,7 @@ func readProfile(b []byte, _ int) (map[seen]int, error) {
 	all := map[seen]int{}
 	return all, truth.Read(b, func(number uint64, labels map[string][]string, count int) error {
 		given, err := parseID(first(labels["trace_id"]), first(labels["span_id"]))
-		all[seen{number: number, given: given}] += count
+		all[seen{Number: number, Given: given}] += count
 		return err
 	})
 }
@@ -592,11 +597,11 @@ func readWall(b []byte, _ int) (map[seen]int, error) {
 		if !ok {
 			continue
 		}
-		s := seen{number: number}
+		s := seen{Number: number}
 		if doing := strings.TrimPrefix(strings.Trim(names[0], "[]"), "waiting: "); doing != "running" && doing != "runnable" {
-			s.wait = doing
+			s.Wait = doing
 		}
-		if s.given, err = parseID(first(sample.Label["trace_id"]), first(sample.Label["span_id"])); err != nil {
+		if s.Given, err = parseID(first(sample.Label["trace_id"]), first(sample.Label["span_id"])); err != nil {
 			return nil, err
 		}
 		all[s] += max(1, int(sample.Value[0]*wallFrequency/int64(time.Second)))

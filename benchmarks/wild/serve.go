@@ -5,6 +5,7 @@ package main
 
 import (
 	"bufio"
+	"encoding/gob"
 	"errors"
 	"flag"
 	"fmt"
@@ -112,7 +113,7 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 			})
 		}
 	}
-	if err := errors.Join(finish(), s.write(truthsFile, truths.write)); err != nil {
+	if err := errors.Join(finish(), s.write(truthsFile, truths.all)); err != nil {
 		return err
 	}
 	finished.Store(true)
@@ -148,7 +149,7 @@ func (r *run) repeat(p pattern, parallel int, enough func() bool) {
 	for deadline := time.Now().Add(time.Minute); !enough() && time.Now().Before(deadline); {
 		var group sync.WaitGroup
 		for range parallel {
-			group.Go(func() { p.run(r) })
+			group.Go(func() { p.once(r) })
 		}
 		done := make(chan struct{})
 		go func() {
@@ -197,16 +198,17 @@ func (s *server) profile() (finish func() error, watch *watcher, err error) {
 		watch = newWatcher()
 		finish = func() error {
 			watch.stop()
-			return s.write(goroutinesFile, watch.write)
+			return s.write(goroutinesFile, watch.seen)
 		}
 	}
 	return finish, watch, nil
 }
 
-func (s *server) write(name string, write func(io.Writer) error) error {
+// write writes a value that the scoreboard reads to a file.
+func (s *server) write(name string, value any) error {
 	f, err := os.Create(filepath.Join(s.dir, name))
 	if err != nil {
 		return err
 	}
-	return errors.Join(write(f), f.Close())
+	return errors.Join(gob.NewEncoder(f).Encode(value), f.Close())
 }

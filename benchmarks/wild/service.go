@@ -27,8 +27,8 @@ type service struct {
 	tracer     trace.Tracer
 	propagator propagation.TextMapPropagator
 	started    *started
-	// orders passes functions to goroutines that were started outside of all spans.
-	orders chan func()
+	// outside runs functions on goroutines that were started outside of all spans.
+	outside worker
 
 	// another is a second provider, which is still in use after sdk was shut down.
 	another     *sdktrace.TracerProvider
@@ -79,7 +79,7 @@ func newService(publish publication) *service {
 	s := &service{
 		started:    newStarted(),
 		propagator: propagation.TraceContext{},
-		orders:     make(chan func()),
+		outside:    make(worker),
 	}
 	s.sdk = sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "wild"))),
@@ -95,18 +95,14 @@ func newService(publish publication) *service {
 	}
 	s.tracer = s.provider.Tracer("wild")
 	for range 3 {
-		go func() {
-			for order := range s.orders {
-				order()
-			}
-		}()
+		go s.outside.loop()
 	}
 	return s
 }
 
 // close stops the service.
 func (s *service) close() {
-	close(s.orders)
+	close(s.outside)
 	must(s.sdk.Shutdown(context.Background()))
 }
 

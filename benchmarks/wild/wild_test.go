@@ -5,10 +5,11 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"os"
+	"path/filepath"
 	"runtime/pprof"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -40,94 +41,62 @@ func TestPatterns(t *testing.T) {
 	}
 }
 
-// TestProfileHasGoroutineThatWaits checks that a goroutine profile shows the number of a goroutine
-// that waits in waitAtBottom.
+// TestProfileHasGoroutineThatWaits checks that a goroutine profile has the number and the span of a
+// goroutine that waits at the bottom.
 func TestProfileHasGoroutineThatWaits(t *testing.T) {
 	defer func(before func()) { truth.AtBottom = before }(truth.AtBottom)
-	truth.AtBottom = waitAtBottom
-	done := make(chan struct{})
-	defer close(done)
-	go func() {
-		for {
-			select {
-			case <-done:
-				return
-			default:
-				truth.Burn(0xABCDEF, nil)
-			}
-		}
-	}()
-	for deadline := time.Now().Add(time.Minute); ; {
-		var profile bytes.Buffer
-		require.NoError(t, pprof.Lookup("goroutine").WriteTo(&profile, 1))
-		for stack := range strings.SplitSeq(profile.String(), "\n\n") {
-			if strings.Contains(stack, ".waitAtBottom+") {
-				got, times, ok := parseGoroutines(stack)
-				require.True(t, ok, stack)
-				assert.Equal(t, 1, times)
-				assert.Equal(t, seen{number: 0xABCDEF}, got)
-				return
-			}
-		}
-		require.True(t, time.Now().Before(deadline), "the goroutine never waits")
+	waiting, done := make(chan struct{}), make(chan struct{})
+	truth.AtBottom = func() {
+		close(waiting)
+		<-done
 	}
+	defer close(done)
+	span := id{trace.TraceID{15: 1}, trace.SpanID{7: 2}}
+	labels := pprof.Labels("trace_id", span.Trace.String(), "span_id", span.Span.String())
+	go pprof.Do(t.Context(), labels, func(context.Context) { truth.Burn(0xABCDEF, nil) })
+	<-waiting
+	var profile bytes.Buffer
+	require.NoError(t, pprof.Lookup("goroutine").WriteTo(&profile, 0))
+	got, err := readProfile(profile.Bytes(), 0)
+	require.NoError(t, err)
+	assert.Equal(t, map[seen]int{{Number: 0xABCDEF, Given: span}: 1}, got)
 }
 
 func TestTruthsSurviveTheirFile(t *testing.T) {
 	var ts truths
-	one := due{pattern: "one", spans: [2]id{{trace.TraceID{1}, trace.SpanID{2}}}}
-	other := due{pattern: "other", spans: [2]id{{trace.TraceID{3}, trace.SpanID{4}}, {trace.TraceID{3}, trace.SpanID{5}}}, nothing: true}
-	for i, each := range []due{one, other, {pattern: "none"}} {
+	one := due{Pattern: "one", Spans: [2]id{{trace.TraceID{1}, trace.SpanID{2}}, {trace.TraceID{1}, trace.SpanID{5}}}, Nothing: true}
+	for i, each := range []due{one, {Pattern: "none"}} {
 		assert.EqualValues(t, i, ts.number(each))
 		assert.EqualValues(t, i, ts.number(each), "the same truth again")
 	}
-	var text bytes.Buffer
-	require.NoError(t, ts.write(&text))
-	got, err := readTruths(&text)
+	s := server{dir: t.TempDir()}
+	require.NoError(t, s.write(truthsFile, ts.all))
+	text, err := os.ReadFile(filepath.Join(s.dir, truthsFile))
+	require.NoError(t, err)
+	got, err := decode[[]due](text)
 	require.NoError(t, err)
 	assert.Equal(t, ts.all, got)
 }
 
 func TestVerdict(t *testing.T) {
-	a, b, c := id{span: trace.SpanID{1}}, id{span: trace.SpanID{2}}, id{span: trace.SpanID{3}}
+	a, b, c := id{Span: trace.SpanID{1}}, id{Span: trace.SpanID{2}}, id{Span: trace.SpanID{3}}
 	for _, one := range []struct {
 		name  string
 		truth due
 		given id
 		want  tally
 	}{
-		{"the span", due{spans: [2]id{a}}, a, tally{Right: 1, Shown: 1}},
-		{"another span", due{spans: [2]id{a}}, b, tally{Wrong: 1}},
-		{"no span", due{spans: [2]id{a}}, id{}, tally{None: 1}},
+		{"the span", due{Spans: [2]id{a}}, a, tally{Right: 1, Shown: 1}},
+		{"another span", due{Spans: [2]id{a}}, b, tally{Wrong: 1}},
+		{"no span", due{Spans: [2]id{a}}, id{}, tally{None: 1}},
 		{"nothing is due", due{}, id{}, tally{Right: 1}},
 		{"a span where nothing is due", due{}, a, tally{Wrong: 1, Outside: 1}},
-		{"nothing is allowed", due{spans: [2]id{a}, nothing: true}, id{}, tally{Right: 1}},
-		{"the second of two spans", due{spans: [2]id{a, b}}, b, tally{Right: 1, Shown: 1}},
-		{"none of two spans", due{spans: [2]id{a, b}}, c, tally{Wrong: 1}},
+		{"nothing is allowed", due{Spans: [2]id{a}, Nothing: true}, id{}, tally{Right: 1}},
+		{"the second of two spans", due{Spans: [2]id{a, b}}, b, tally{Right: 1, Shown: 1}},
+		{"none of two spans", due{Spans: [2]id{a, b}}, c, tally{Wrong: 1}},
 	} {
 		var got tally
 		got.add(one.truth, one.given, 1)
 		assert.Equal(t, one.want, got, one.name)
 	}
-}
-
-func TestParseGoroutines(t *testing.T) {
-	const text = `2 @ 0x1 0x2
-# labels: {"span_id":"0000000000000002", "trace_id":"00000000000000000000000000000001"}
-#	0x1	github.com/otelctx/otelctx/benchmarks/internal/truth.spin+0x1d							/truth.go:1
-#	0x2	github.com/otelctx/otelctx/benchmarks/internal/truth.bottom+0x2		/truth.go:2
-#	0x3	github.com/otelctx/otelctx/benchmarks/internal/truth.spell+0x2		/truth.go:2
-#	0x3	github.com/otelctx/otelctx/benchmarks/internal/truth.digitA+0x2		/truth.go:2
-#	0x3	github.com/otelctx/otelctx/benchmarks/internal/truth.digit0+0x2		/truth.go:2
-#	0x3	github.com/otelctx/otelctx/benchmarks/internal/truth.digit0+0x2		/truth.go:2
-#	0x3	github.com/otelctx/otelctx/benchmarks/internal/truth.digit0+0x2		/truth.go:2
-#	0x3	github.com/otelctx/otelctx/benchmarks/internal/truth.digit0+0x2		/truth.go:2
-#	0x3	github.com/otelctx/otelctx/benchmarks/internal/truth.digit0+0x2		/truth.go:2
-#	0x4	github.com/otelctx/otelctx/benchmarks/internal/truth.Burn+0x3		/truth.go:3
-#	0x4	github.com/otelctx/otelctx/benchmarks/internal/truth.(*run).burn+0x3		/pattern.go:3
-`
-	got, times, ok := parseGoroutines(text)
-	require.True(t, ok)
-	assert.Equal(t, 2, times)
-	assert.Equal(t, seen{number: 10, given: id{trace.TraceID{15: 1}, trace.SpanID{7: 2}}}, got)
 }

@@ -1,6 +1,24 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
+// Package ring writes the active span of each thread or goroutine to a slot of a ring. Readers
+// never see a half-written slot.
+//
+// A writer claims a slot with one compare-and-swap of its state word, which changes in_use from 0
+// to 1 and increments seq. It then stores the fields. A last store of the state word sets in_use to
+// 0 again and releases the slot. A writer that finds the slot claimed retries a few times and then
+// gives up: a missing span is better than a wrong one, and writers must not wait.
+//
+// A reader reads the state word, the fields, and the state word again. If in_use is 0 and seq is
+// unchanged, the fields come from a single write. There is one exception: a writer that gives up
+// clears the span id without a claim. Layout 1 has no seq, so its readers read the fields twice
+// instead.
+//
+// Callers of [Ring.Store] must be pinned ([goruntime.Pin]). Otherwise the goroutine could move to
+// another thread after it has read its thread id, and would then write to the slot of a thread that
+// it no longer runs on.
+//
+// The package does not depend on the SDK.
 package ring
 
 import (
@@ -259,4 +277,38 @@ func (r *Ring) putFitting(slot *wire.Slot2, attributes []byte) int {
 		attributes = attributes[size:]
 	}
 	return r.putAttributes(slot, buffer[:n])
+}
+
+// Layout1 reports whether slots are of layout 1.
+func (r *Ring) Layout1() bool { return r.layout1 }
+
+// Load returns the span in the slot for this id, without attributes, and the goroutine and thread
+// that published it. ok is false if the slot has no span or is being written. In layout 1, which
+// records neither goroutine nor thread, owner and tid are 0.
+//
+// In layout 2 all results come from a single write, which Load verifies with the slot's write
+// counter. Layout 1 has none, so Load reads the fields twice, which makes a mixture of two writes
+// unlikely but not impossible.
+func (r *Ring) Load(id uint64) (s Span, owner uint64, tid uint32, ok bool) {
+	slot := r.slot(id)
+	for range attempts {
+		state := atomic.LoadUint64(&slot.State)
+		if state&wire.SlotInUse != 0 {
+			continue
+		}
+		s.TraceIDHigh, s.TraceIDLow = atomic.LoadUint64(&slot.TraceIDHigh), atomic.LoadUint64(&slot.TraceIDLow)
+		s.SpanID = atomic.LoadUint64(&slot.SpanID)
+		if r.layout1 {
+			ok = s.TraceIDHigh == atomic.LoadUint64(&slot.TraceIDHigh) && s.TraceIDLow == atomic.LoadUint64(&slot.TraceIDLow) &&
+				s.SpanID == atomic.LoadUint64(&slot.SpanID)
+		} else {
+			s.Ref, s.TraceFlags = atomic.LoadUint64(&slot.Ref), uint8(state>>wire.SlotTraceFlagsShift)
+			owner, tid, ok = atomic.LoadUint64(&slot.Owner), atomic.LoadUint32(&slot.TID), true
+		}
+		if ok && atomic.LoadUint64(&slot.State) == state {
+			// A writer that could not claim the slot may have cleared only the span id.
+			return s, owner, tid, s.SpanID != 0
+		}
+	}
+	return Span{}, 0, 0, false
 }

@@ -7,6 +7,7 @@
 package programs
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // Variant is a way to build a program.
@@ -273,4 +275,31 @@ func (v Variant) missing() error {
 		}
 	}
 	return nil
+}
+
+// hung is the time after which Run kills a command. No command in a test takes that long.
+const hung = 2 * time.Minute
+
+// Run runs a command to its end and returns its output and exit code, which is -1 if a signal ended
+// the command. Run skips the test if the command must run as another user and the test may not change
+// the user.
+func Run(t testing.TB, cmd *exec.Cmd) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.WaitDelay = hung // A child process that outlives the command may keep the pipes open.
+	err := cmd.Start()
+	if errors.Is(err, syscall.EPERM) && cmd.SysProcAttr != nil {
+		t.Skip("changing the user needs CAP_SETUID and CAP_SETGID")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	timeout := time.AfterFunc(hung, func() { _ = cmd.Process.Kill() })
+	defer timeout.Stop()
+	exit := (*exec.ExitError)(nil)
+	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
+		t.Error(err, errs.String())
+	}
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
