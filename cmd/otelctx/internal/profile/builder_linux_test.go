@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -265,4 +266,21 @@ func TestAttributeKeysAreShared(t *testing.T) {
 		require.EqualValues(t, i+1, d.attribute(IntAttribute(key, int64(i))))
 	}
 	assert.Less(t, d.text, maxForeignText+100*values)
+}
+
+// TestManyEntries checks that indices are right even if a table has more entries than are remembered.
+func TestManyEntries(t *testing.T) {
+	var all table
+	for i := range 3 * maxKnownEntries {
+		index, isNew := all.place([]byte(strconv.Itoa(i)))
+		require.True(t, isNew)
+		require.EqualValues(t, i, index)
+		again, isNew := all.place([]byte(strconv.Itoa(i)))
+		require.False(t, isNew)
+		require.Equal(t, index, again)
+		require.LessOrEqual(t, len(all.known), maxKnownEntries)
+	}
+	index, isNew := all.place(nil)
+	assert.False(t, isNew, "the zero value is unique, even after forgetting entries")
+	assert.Zero(t, index)
 }

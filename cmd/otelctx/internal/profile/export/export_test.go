@@ -16,7 +16,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -201,23 +200,6 @@ func TestMixedTimes(t *testing.T) {
 			assert.Equal(t, want, flameDocument{Period: documents[i].Period, Wall: documents[i].Wall, Samples: []int64{total}})
 		}
 	}
-}
-
-// TestManyEntries checks that indices are right even if a table has more entries than are remembered.
-func TestManyEntries(t *testing.T) {
-	var all table
-	for i := range 3 * maxKnownEntries {
-		index, isNew := all.place([]byte(strconv.Itoa(i)))
-		require.True(t, isNew)
-		require.EqualValues(t, i, index)
-		again, isNew := all.place([]byte(strconv.Itoa(i)))
-		require.False(t, isNew)
-		require.Equal(t, index, again)
-		require.LessOrEqual(t, len(all.known), maxKnownEntries)
-	}
-	index, isNew := all.place(nil)
-	assert.False(t, isNew, "the zero value is unique, even after forgetting entries")
-	assert.Zero(t, index)
 }
 
 // asPprof converts a recording and reads the result with pprof's own package.
