@@ -49,12 +49,7 @@ func TestEvictedLocations(t *testing.T) {
 	require.NoError(t, Check(data))
 	once := record(t)
 	assert.Len(t, data.GetDictionary().GetLocationTable(), len(once.GetDictionary().GetLocationTable()))
-	assert.Equal(t, 2*total(once), total(data))
-}
-
-// total returns the number of samples in data.
-func total(data *profilespb.ProfilesData) int {
-	return int(Samples(data))
+	assert.Equal(t, 2*Samples(once), Samples(data))
 }
 
 // TestEmpty checks that a recording without samples yields valid data without profiles.
@@ -155,7 +150,7 @@ func TestFullDictionary(t *testing.T) {
 	}
 	data := b.Data(start.Add(duration))
 	require.NoError(t, Check(data))
-	assert.Equal(t, 100, total(data))
+	assert.EqualValues(t, 100, Samples(data))
 	size := 0
 	for _, s := range data.GetDictionary().GetStringTable() {
 		size += len(s)
@@ -198,13 +193,13 @@ func TestSplit(t *testing.T) {
 		parts, err := collect(data, limit)
 		require.NoError(t, err)
 		assert.Greater(t, len(parts), 1)
-		sum := 0
+		sum := uint64(0)
 		var found []uint64
 		ids := map[string]bool{}
 		for _, part := range parts {
 			require.NoError(t, Check(part))
 			assert.LessOrEqual(t, proto.Size(part), limit)
-			sum += total(part)
+			sum += Samples(part)
 			for _, s := range samplesOf(part) {
 				found = append(found, s.GetTimestampsUnixNano()...)
 			}
@@ -214,7 +209,7 @@ func TestSplit(t *testing.T) {
 				ids[id] = true
 			}
 		}
-		assert.Equal(t, total(data), sum)
+		assert.Equal(t, Samples(data), sum)
 		slices.Sort(found)
 		slices.Sort(times)
 		assert.Equal(t, times, found)

@@ -29,26 +29,6 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// TestLabelsOfOthers checks that spans in labels set by other code are found if, and only if, the chosen carrier
-// is Labels. The process needs no goroutine records for that.
-func TestLabelsOfOthers(t *testing.T) {
-	for carrier, trace := range map[Carrier][16]byte{Labels: burner.ForeignTrace, GoroutineTable: {}} {
-		t.Run(carrier.String(), func(t *testing.T) {
-			s := open(t, Config{Frequency: burner.Frequency(), Carrier: carrier})
-			c := startBurner(t, nil, burner.GoroutineTable, burner.Foreign)
-			watch(t, s, c.PID(), layoutOf(t, c.PID()))
-			samples := take(t, s, 1500)
-			// Neither labels nor slots outlive their span, so no sample may be wrong.
-			assertExact(t, judge(c, samples))
-			for _, one := range samples {
-				if one.Span.Exists() {
-					require.Equal(t, trace == burner.ForeignTrace, one.Span.TraceID == burner.ForeignTrace)
-				}
-			}
-		})
-	}
-}
-
 // TestLabelsAsProfilersReadThem checks that labels are read with the limits of the OpenTelemetry eBPF profiler:
 // the number of labels, in the order of their keys, and the number of bytes in a value.
 func TestLabelsAsProfilersReadThem(t *testing.T) {
@@ -79,14 +59,8 @@ func TestLabelsAsProfilersReadThem(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := open(t, Config{Frequency: burner.Frequency(), Carrier: Labels})
-			c := childproc.Start(t, roleLabels, nil)
-			order, err := json.Marshal([][]string{test.labels})
-			require.NoError(t, err)
-			require.Equal(t, "labelled", c.Ask("%s", order))
-			watch(t, s, c.PID(), layoutOf(t, c.PID()))
 			found, goroutines := 0, 0
-			for _, one := range take(t, s, 200) {
+			for _, one := range takeLabelled(t, 200, test.labels) {
 				if one.Goroutine != 0 {
 					goroutines++
 				}
@@ -111,18 +85,13 @@ func TestLabelsAsProfilersReadThem(t *testing.T) {
 // TestLabelsThatChange checks that a sample contains no remains of longer labels from earlier samples.
 func TestLabelsThatChange(t *testing.T) {
 	const trace, span = "0123456789abcdef0123456789abcdef", "fedcba9876543210"
-	s := open(t, Config{Frequency: burner.Frequency(), Carrier: Labels})
-	c := childproc.Start(t, roleLabels, nil)
-	order, err := json.Marshal([][]string{
-		{"span_id_before", "value", "trace_id_before", "value"},
-		{"span_id", span + "longer", "trace_id", trace + "longer"},
-		{"span_id", span, "trace_id", trace},
-	})
-	require.NoError(t, err)
-	require.Equal(t, "labelled", c.Ask("%s", order))
-	watch(t, s, c.PID(), layoutOf(t, c.PID()))
+	samples := takeLabelled(t, 600,
+		[]string{"span_id_before", "value", "trace_id_before", "value"},
+		[]string{"span_id", span + "longer", "trace_id", trace + "longer"},
+		[]string{"span_id", span, "trace_id", trace},
+	)
 	found := 0
-	for _, one := range take(t, s, 600) {
+	for _, one := range samples {
 		if one.Span.Exists() {
 			found++
 			require.Equal(t, span, hex.EncodeToString(one.Span.SpanID[:]))
@@ -130,6 +99,18 @@ func TestLabelsThatChange(t *testing.T) {
 	}
 	assert.Greater(t, found, 60) // about a third have the labels
 	assert.Less(t, found, 500)
+}
+
+// takeLabelled returns n samples of a process whose goroutine has these sets of labels in turn.
+func takeLabelled(t *testing.T, n int, sets ...[]string) []Sample {
+	t.Helper()
+	s := open(t, Config{Frequency: burner.Frequency(), Carrier: Labels})
+	c := childproc.Start(t, roleLabels, nil)
+	order, err := json.Marshal(sets)
+	require.NoError(t, err)
+	require.Equal(t, "labelled", c.Ask("%s", order))
+	watch(t, s, c.PID(), layoutOf(t, c.PID()))
+	return take(t, s, n)
 }
 
 // roleLabels burns CPU on a goroutine with labels that are given as JSON and set by pprof.Do,
@@ -228,24 +209,6 @@ func TestSpanOfLabels(t *testing.T) {
 			}, got)
 		})
 	}
-}
-
-func TestDecodeLabels(t *testing.T) {
-	labels := labelsOf("trace_id", "0123456789abcdef0123456789abcdef", "span_id", "fedcba9876543210")
-	data := append([]byte{1, 0, 0, 0, 0, 0, 0, 0}, labels...)
-	h := programHeader{UserSize: 8, AttrsSize: uint16(len(labels)), Carrier: uint8(programCarrierLABELS)}
-	var s Sample
-	_, err := s.decode(encodeEvent(t, h, data...))
-	require.NoError(t, err)
-	require.NotZero(t, s.Span)
-	assert.Equal(t, spanOfLabels(labels), s.Span)
-	assert.Equal(t, "labels", s.Span.Carrier.String())
-	assert.Equal(t, "thread_slots", ThreadSlots.String())
-
-	h.AttrsSize = 0
-	_, err = s.decode(encodeEvent(t, h, data...))
-	require.NoError(t, err)
-	assert.Zero(t, s.Span, "a goroutine without labels")
 }
 
 // goContext returns a process context that says which Go version the process was built with, or nil for "".

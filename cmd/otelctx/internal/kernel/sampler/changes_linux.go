@@ -91,9 +91,6 @@ func (c *Changes) open(watched *ebpf.Map, config ChangesConfig) error {
 	return nil
 }
 
-// Publications reports whether processes that publish are reported.
-func (c *Changes) Publications() bool { return c.publications }
-
 // Next waits for a change and stores it in *to. After Close it returns [os.ErrClosed].
 func (c *Changes) Next(to *Change) error {
 	if err := c.ring.ReadInto(&c.record); err != nil {

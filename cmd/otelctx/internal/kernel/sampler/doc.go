@@ -18,4 +18,4 @@ package sampler
 // The object and its Go code are committed, so that building needs only the Go
 // compiler. Any clang 14 produces an identical object.
 //
-//go:generate go tool bpf2go -target bpfel -tags "linux,amd64 linux,arm64" -type image -type thread -type layout -type ring -type spans -type header -type carrier -type feature -type label -type change -type change_kind program sampler.bpf.c -- -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter
+//go:generate go tool bpf2go -no-global-types -target bpfel -tags "linux,amd64 linux,arm64" -type counts -type image -type thread -type layout -type ring -type spans -type header -type carrier -type feature -type label -type change -type change_kind program sampler.bpf.c -- -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter

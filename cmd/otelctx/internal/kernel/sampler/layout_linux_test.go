@@ -120,6 +120,8 @@ func TestCarrierNumbers(t *testing.T) {
 	assert.Equal(t, int(reader.GoroutineTable), int(programCarrierGOROUTINE_TABLE))
 	assert.Equal(t, int(reader.GoroutineRecord), int(programCarrierGOROUTINE_RECORD))
 	assert.Equal(t, int(Labels), int(programCarrierLABELS))
+	assert.Equal(t, "labels", Labels.String())
+	assert.Equal(t, "thread_slots", ThreadSlots.String())
 }
 
 func encodeEvent(t testing.TB, h programHeader, data ...byte) []byte {

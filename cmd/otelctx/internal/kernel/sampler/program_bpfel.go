@@ -167,50 +167,6 @@ type programThread struct {
 	Used  uint64
 }
 
-type programWork struct {
-	_     structs.HostLayout
-	Event struct {
-		_    structs.HostLayout
-		H    programHeader
-		Data [3072]uint8
-	}
-	Slot     [2056]uint8
-	Cell     [128]uint8
-	OfThread struct {
-		_           structs.HostLayout
-		TraceIdHigh uint64
-		TraceIdLow  uint64
-		SpanId      uint64
-		OwnerGoid   uint64
-		Ref         uint64
-		M           uint64
-		Tid         uint32
-		AttrsSize   uint16
-		TraceFlags  uint8
-		_           [1]byte
-	}
-	Record struct {
-		_          structs.HostLayout
-		TraceId    [2]uint64
-		SpanId     uint64
-		Valid      uint8
-		TraceFlags uint8
-		AttrsSize  uint16
-		_          [4]byte
-	}
-	Layout  uint32
-	Label   [32]uint8
-	_       [4]byte
-	Strings [16]struct {
-		_         structs.HostLayout
-		Key       uint64
-		KeySize   uint64
-		Value     uint64
-		ValueSize uint64
-	}
-	Fence uint64
-}
-
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.

@@ -257,6 +257,8 @@ func TestSpans(t *testing.T) {
 		"record, namespace":              {[]string{burner.Records}, 0, GoroutineRecord, quarter, namespace},
 		"thread slots, namespace":        {[]string{burner.ThreadSlots}, 0, ThreadSlots, quarter, namespace},
 		"no thread-local storage":        {[]string{burner.Records, burner.ThreadSlots}, 0, 0, quarter, noStorage},
+		"labels of others":               {[]string{burner.GoroutineTable, burner.Foreign}, Labels, Labels, exact, foreign},
+		"not the labels of others":       {[]string{burner.GoroutineTable, burner.Foreign}, GoroutineTable, GoroutineTable, exact, foreign},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var prepare func(*exec.Cmd)
@@ -299,6 +301,9 @@ func TestSpans(t *testing.T) {
 				if one.Span.Exists() {
 					assert.Equal(t, proven, one.Span.Proven)
 					assert.Equal(t, proven && test.chosen != Labels, one.Span.LocalRootSpanID != [8]byte{}, "the cell has the local root")
+					if test.special == foreign {
+						require.Equal(t, test.chosen == Labels, one.Span.TraceID == burner.ForeignTrace)
+					}
 					if one.Span.Carrier != test.carrier {
 						others++ // A span that is just being published is not in all carriers yet.
 					}
@@ -319,9 +324,9 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// These are special cases in TestSpans: a carrier whose spans are not proven, a PID namespace, and no thread-local
-// storage.
-const layout1, namespace, noStorage = "layout 1", "namespace", "no storage"
+// These are special cases in TestSpans: a carrier whose spans are not proven, a PID namespace, no thread-local storage,
+// and labels that other code has set, which need no goroutine records.
+const layout1, namespace, noStorage, foreign = "layout 1", "namespace", "no storage", "foreign"
 
 // TestAttributes checks that samples contain the attributes in a goroutine's record unchanged.
 func TestAttributes(t *testing.T) {
@@ -632,18 +637,26 @@ func taken(t testing.TB, s *Sampler) (n uint64) {
 	return n
 }
 
-func TestKernelStacks(t *testing.T) {
+// TestSamples checks that samples have the kernel part of stacks only if they should, and that their times are
+// wall-clock times and ordered on each CPU.
+func TestSamples(t *testing.T) {
 	for _, asked := range []bool{true, false} {
 		s := open(t, Config{Frequency: burner.Frequency(), KernelStacks: asked})
 		c := startBurner(t, nil, burner.Records)
+		before := time.Now()
 		watch(t, s, c.PID(), nil)
 		with := 0
+		last := map[int]time.Time{}
 		for _, one := range take(t, s, 1000) {
 			if len(one.Kernel) > 0 {
 				with++
 				assert.Greater(t, one.Kernel[0], uint64(1)<<63)
 				assert.NotEmpty(t, one.User)
 			}
+			assert.True(t, one.Time.After(last[one.CPU]))
+			last[one.CPU] = one.Time
+			assert.WithinRange(t, one.Time, before.Add(-time.Millisecond), time.Now().Add(time.Millisecond))
+			assert.NotEmpty(t, one.Comm)
 		}
 		assert.Equal(t, asked, with > 0, with)
 	}
@@ -812,22 +825,6 @@ func TestCPUTime(t *testing.T) {
 	assert.Zero(t, s.Counts().Lost)
 	assert.Greater(t, got, (end-begin)*9/10)
 	assert.Less(t, got, (after-before)*11/10)
-}
-
-// TestTimes checks that times are wall-clock times and ordered on each CPU.
-func TestTimes(t *testing.T) {
-	s := open(t, Config{Frequency: burner.Frequency()})
-	c := startBurner(t, nil, burner.Silent)
-	before := time.Now()
-	watch(t, s, c.PID(), nil)
-	samples := take(t, s, 500)
-	last := map[int]time.Time{}
-	for _, one := range samples {
-		assert.True(t, one.Time.After(last[one.CPU]))
-		last[one.CPU] = one.Time
-		assert.WithinRange(t, one.Time, before.Add(-time.Millisecond), time.Now().Add(time.Millisecond))
-		assert.NotEmpty(t, one.Comm)
-	}
 }
 
 // TestTimesInTimeNamespace checks that times are right in a time namespace, where processes read another boot
