@@ -9,6 +9,6 @@
 // [reader]: https://pkg.go.dev/github.com/otelctx/otelctx/reader
 package otelctx
 
-// Version is the version of the last release, without the leading v. The library, the command and
-// the Collector receiver share it.
+// Version is this module's version without the leading v. It ends in -dev between releases. The
+// library, the command and the Collector receiver share it.
 const Version = "0.1.0-dev"

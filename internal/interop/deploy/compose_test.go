@@ -18,7 +18,7 @@ import (
 // loadCompose loads and merges Compose files as Docker does, and validates them against the
 // specification's schema.
 func loadCompose(ctx context.Context, contents ...[]byte) (*types.Project, error) {
-	dir, err := filepath.Abs(".")
+	dir, err := filepath.Abs(files)
 	if err != nil {
 		return nil, err
 	}
