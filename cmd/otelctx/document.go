@@ -8,12 +8,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math"
 	"unicode"
 	"unicode/utf16"
 
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -127,7 +127,7 @@ func jsonValue(v *commonpb.AnyValue) any {
 	case *commonpb.AnyValue_IntValue:
 		return v.IntValue
 	case *commonpb.AnyValue_DoubleValue:
-		return jsonDouble(v.DoubleValue)
+		return export.JSONDouble(v.DoubleValue)
 	case *commonpb.AnyValue_BytesValue:
 		// A nil slice would become null.
 		return append([]byte{}, v.BytesValue...)
@@ -141,19 +141,6 @@ func jsonValue(v *commonpb.AnyValue) any {
 		return jsonObject(v.KvlistValue.GetValues())
 	default:
 		return nil
-	}
-}
-
-func jsonDouble(f float64) any {
-	switch {
-	case math.IsNaN(f):
-		return "NaN"
-	case math.IsInf(f, 1):
-		return "Infinity"
-	case math.IsInf(f, -1):
-		return "-Infinity"
-	default:
-		return f
 	}
 }
 

@@ -62,7 +62,7 @@ type recordDocument struct {
 	// Work breaks down the samples by kind of work. It is empty with --no-symbols.
 	Work []workUseDocument `json:"work"`
 	// Functions is sorted by the functions' own CPU time. It is empty with --no-symbols.
-	Functions []functionUseDocument `json:"functions"`
+	Functions []recording.FunctionUse `json:"functions"`
 	// Endpoints is empty if no endpoint is known, and SpanNames if no span has a name.
 	Endpoints []endpointUseDocument `json:"endpoints"`
 	SpanNames []spanNameUseDocument `json:"span_names"`
@@ -76,14 +76,6 @@ type workUseDocument struct {
 	Samples    uint64 `json:"samples"`
 	Attributed uint64 `json:"attributed"`
 	CPUNano    int64  `json:"cpu_nano"`
-}
-
-type functionUseDocument struct {
-	Service  string `json:"service"`
-	Function string `json:"function"`
-	// Flat counts samples in the function itself, Cumulative also those in functions that it called.
-	Flat       uint64 `json:"flat"`
-	Cumulative uint64 `json:"cumulative"`
 }
 
 type endpointUseDocument struct {
@@ -163,7 +155,7 @@ func (c *recordCommand) document(r *recording.Result) recordDocument {
 		Replaced: r.Replaced, LeafOnly: r.Cut, Truncated: r.Truncated, Unsymbolized: r.Unnamed, SpansLeftOut: r.SpansLeftOut,
 		DroppedAttributes: r.Dropped, Filtered: r.Filtered, NotExamined: r.NotExamined,
 		Processes: []processUseDocument{}, Spans: []spanUseDocument{}, Traces: []traceUseDocument{},
-		Work: []workUseDocument{}, Functions: []functionUseDocument{}, Endpoints: []endpointUseDocument{},
+		Work: []workUseDocument{}, Functions: []recording.FunctionUse{}, Endpoints: []endpointUseDocument{},
 		SpanNames: []spanNameUseDocument{}, Attributes: []attributeUseDocument{},
 	}
 	for _, p := range r.Processes {
@@ -196,9 +188,7 @@ func (c *recordCommand) document(r *recording.Result) recordDocument {
 	for _, u := range r.Work {
 		d.Work = append(d.Work, workUseDocument{u.Work.String(), u.Samples, u.Attributed, int64(c.cpu(u.Samples))})
 	}
-	for _, u := range top(c, r.Functions) {
-		d.Functions = append(d.Functions, functionUseDocument(u))
-	}
+	d.Functions = append(d.Functions, top(c, r.Functions)...)
 	return d
 }
 

@@ -359,10 +359,7 @@ func shareOf(part, whole time.Duration) string {
 // byTime returns the kinds of waits, the longest first.
 func byTime(kinds map[string]time.Duration) []string {
 	return slices.SortedFunc(maps.Keys(kinds), func(a, b string) int {
-		if kinds[a] != kinds[b] {
-			return int(min(max(kinds[b]-kinds[a], -1), 1))
-		}
-		return strings.Compare(a, b)
+		return cmp.Or(cmp.Compare(kinds[b], kinds[a]), strings.Compare(a, b))
 	})
 }
 

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -97,30 +96,17 @@ func (c *spansCommand) Run(s streams) error {
 		}
 		return c.write(s.stdout, d)
 	}
-	tick := time.NewTicker(c.Interval)
-	defer tick.Stop()
-	for n := 0; ; n++ {
+	ended, err := repeat(ctx, c.Interval, 0, func(bool) error {
 		d, err := c.snapshot(ctx, r)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case n > 0 && errors.Is(err, reader.ErrProcessGone):
-			s.complainf("process %d has ended", c.PID)
-			return nil
-		case n > 0 && errors.Is(err, reader.ErrBusy):
-		case err != nil:
+		if err = cmp.Or(ctx.Err(), err); err != nil {
 			return err
-		default:
-			if err := c.writeFrame(s.stdout, d); err != nil {
-				return err
-			}
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
+		return c.writeFrame(s.stdout, d)
+	})
+	if ended {
+		s.complainf("process %d has ended", c.PID)
 	}
+	return err
 }
 
 // spansReader reads the spans of a process.

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -256,10 +257,7 @@ func appendGroup(out []byte, g *groupDocument) []byte {
 	}
 	out = fmt.Appendf(out, ", oldest span %s\n", spanAgeText(time.Duration(g.OldestAgeNano)))
 	names := slices.SortedFunc(maps.Keys(g.Names), func(a, b string) int {
-		if g.Names[a] != g.Names[b] {
-			return g.Names[b] - g.Names[a]
-		}
-		return strings.Compare(a, b)
+		return cmp.Or(cmp.Compare(g.Names[b], g.Names[a]), strings.Compare(a, b))
 	})
 	var texts []string
 	for i, name := range names {

@@ -109,32 +109,39 @@ type watch struct {
 // run reads until ctx is done, count is reached or the process ends. ended reports whether the process ended
 // after at least one read.
 func (w *watch) run(ctx context.Context) (ended bool, err error) {
-	tick := time.NewTicker(w.interval)
-	defer tick.Stop()
-	for n := 0; ; {
+	return repeat(ctx, w.interval, w.count, func(first bool) error {
 		f := frame{pid: w.pid, time: time.Now()}
+		var err error
 		f.threads, err = w.read(ctx)
+		f.unpublished = !first && errors.Is(err, reader.ErrNoThreadContext)
 		switch {
 		case ctx.Err() != nil:
-			return false, nil
-		case err == nil:
-		case n == 0:
-			return false, aboutProcess(w.pid, err)
-		case errors.Is(err, reader.ErrProcessGone):
-			return true, nil
-		case errors.Is(err, reader.ErrNoThreadContext):
-			f.unpublished = true
-		case !errors.Is(err, reader.ErrBusy):
-			return false, aboutProcess(w.pid, err)
+			return ctx.Err()
+		case err != nil && !f.unpublished:
+			return aboutProcess(w.pid, err)
 		}
-		// If the process is updating its context, try again at the next tick.
-		if err == nil || f.unpublished {
-			if err := w.write(w.out, f); err != nil {
-				return false, err
-			}
-			if n++; n == w.count {
+		return w.write(w.out, f)
+	})
+}
+
+// repeat calls update at each interval until ctx is done, the process has ended or, unless count is 0, count updates
+// have succeeded. ended reports whether the process ended after the first update. An update that fails because the
+// process is updating its context is repeated at the next tick, unless it is the first.
+func repeat(ctx context.Context, interval time.Duration, count int, update func(first bool) error) (ended bool, err error) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for n := 0; ; {
+		switch err := update(n == 0); {
+		case err == nil:
+			if n++; n == count {
 				return false, nil
 			}
+		case ctx.Err() != nil:
+			return false, nil
+		case n > 0 && errors.Is(err, reader.ErrProcessGone):
+			return true, nil
+		case n == 0 || !errors.Is(err, reader.ErrBusy):
+			return false, err
 		}
 		select {
 		case <-ctx.Done():

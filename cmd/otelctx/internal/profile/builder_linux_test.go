@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -48,12 +49,7 @@ func TestEvictedLocations(t *testing.T) {
 	require.NoError(t, Check(data))
 	once := record(t)
 	assert.Len(t, data.GetDictionary().GetLocationTable(), len(once.GetDictionary().GetLocationTable()))
-	assert.Equal(t, 2*total(once), total(data))
-}
-
-// total returns the number of samples in data.
-func total(data *profilespb.ProfilesData) int {
-	return int(Samples(data))
+	assert.Equal(t, 2*Samples(once), Samples(data))
 }
 
 // TestEmpty checks that a recording without samples yields valid data without profiles.
@@ -154,7 +150,7 @@ func TestFullDictionary(t *testing.T) {
 	}
 	data := b.Data(start.Add(duration))
 	require.NoError(t, Check(data))
-	assert.Equal(t, 100, total(data))
+	assert.EqualValues(t, 100, Samples(data))
 	size := 0
 	for _, s := range data.GetDictionary().GetStringTable() {
 		size += len(s)
@@ -197,13 +193,13 @@ func TestSplit(t *testing.T) {
 		parts, err := collect(data, limit)
 		require.NoError(t, err)
 		assert.Greater(t, len(parts), 1)
-		sum := 0
+		sum := uint64(0)
 		var found []uint64
 		ids := map[string]bool{}
 		for _, part := range parts {
 			require.NoError(t, Check(part))
 			assert.LessOrEqual(t, proto.Size(part), limit)
-			sum += total(part)
+			sum += Samples(part)
 			for _, s := range samplesOf(part) {
 				found = append(found, s.GetTimestampsUnixNano()...)
 			}
@@ -213,7 +209,7 @@ func TestSplit(t *testing.T) {
 				ids[id] = true
 			}
 		}
-		assert.Equal(t, total(data), sum)
+		assert.Equal(t, Samples(data), sum)
 		slices.Sort(found)
 		slices.Sort(times)
 		assert.Equal(t, times, found)
@@ -265,4 +261,21 @@ func TestAttributeKeysAreShared(t *testing.T) {
 		require.EqualValues(t, i+1, d.attribute(IntAttribute(key, int64(i))))
 	}
 	assert.Less(t, d.text, maxForeignText+100*values)
+}
+
+// TestManyEntries checks that indices are right even if a table has more entries than are remembered.
+func TestManyEntries(t *testing.T) {
+	var all table
+	for i := range 3 * maxKnownEntries {
+		index, isNew := all.place([]byte(strconv.Itoa(i)))
+		require.True(t, isNew)
+		require.EqualValues(t, i, index)
+		again, isNew := all.place([]byte(strconv.Itoa(i)))
+		require.False(t, isNew)
+		require.Equal(t, index, again)
+		require.LessOrEqual(t, len(all.known), maxKnownEntries)
+	}
+	index, isNew := all.place(nil)
+	assert.False(t, isNew, "the zero value is unique, even after forgetting entries")
+	assert.Zero(t, index)
 }

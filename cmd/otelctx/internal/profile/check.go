@@ -128,9 +128,6 @@ type checker struct {
 	errs     []error
 }
 
-// usage records for each entry of each table whether it is referenced.
-type usage struct{ mappings, locations, functions, links, strings, attributes, stacks []bool }
-
 func (c *checker) problem(format string, args ...any) {
 	if len(c.errs) < maxProblems {
 		c.errs = append(c.errs, fmt.Errorf(format, args...))
@@ -162,15 +159,7 @@ func (c *checker) tables() {
 		c.problem("no dictionary")
 		return
 	}
-	c.used = usage{
-		mappings:   make([]bool, len(d.GetMappingTable())),
-		locations:  make([]bool, len(d.GetLocationTable())),
-		functions:  make([]bool, len(d.GetFunctionTable())),
-		links:      make([]bool, len(d.GetLinkTable())),
-		strings:    make([]bool, len(d.GetStringTable())),
-		attributes: make([]bool, len(d.GetAttributeTable())),
-		stacks:     make([]bool, len(d.GetStackTable())),
-	}
+	c.used = newUsage(d)
 	checkTable(c, "mapping", d.GetMappingTable(), zeroMessage, func(m *profilespb.Mapping) string {
 		m = proto.CloneOf(m)
 		slices.Sort(m.GetAttributeIndices())
@@ -433,7 +422,7 @@ func (c *checker) profile(name string, p *profilespb.Profile) (kind string) {
 		c.problem("%s: period is %d", name, p.GetPeriod())
 	}
 	c.attributeIndices(name, p.GetAttributeIndices())
-	c.useAttributes(p.GetAttributeIndices())
+	c.used.useAttributes(p.GetAttributeIndices())
 	if p.GetTimeUnixNano() == 0 || p.GetTimeUnixNano() > math.MaxInt64 || p.GetDurationNano() > math.MaxInt64-p.GetTimeUnixNano() {
 		c.problem("%s: range %d+%d ns", name, p.GetTimeUnixNano(), p.GetDurationNano())
 	}
@@ -457,7 +446,7 @@ func (c *checker) valueType(name string, t *profilespb.ValueType, kind, unit str
 	if !c.inside(c.used.strings, t.GetTypeStrindex(), "%s", name) || !c.inside(c.used.strings, t.GetUnitStrindex(), "%s: unit", name) {
 		return
 	}
-	c.used.strings[t.GetTypeStrindex()], c.used.strings[t.GetUnitStrindex()] = true, true
+	c.used.valueType(t)
 	table := c.dictionary.GetStringTable()
 	if table[t.GetTypeStrindex()] != kind || table[t.GetUnitStrindex()] != unit {
 		c.promise("%s: %q in %q, not %q in %q", name, table[t.GetTypeStrindex()], table[t.GetUnitStrindex()], kind, unit)
@@ -478,9 +467,9 @@ func (c *checker) sample(name string, p *profilespb.Profile, s *profilespb.Sampl
 		c.used.links[s.GetLinkIndex()] = true
 	}
 	c.attributeIndices(name, s.GetAttributeIndices())
-	c.useAttributes(s.GetAttributeIndices())
+	c.used.useAttributes(s.GetAttributeIndices())
 	if c.inside(c.used.stacks, s.GetStackIndex(), "%s: stack", name) {
-		c.useStack(s.GetStackIndex())
+		c.used.stack(s.GetStackIndex())
 	}
 }
 
@@ -494,52 +483,6 @@ func identity(s *profilespb.Sample) string {
 		key = appendIndex(key, i)
 	}
 	return string(key)
-}
-
-// The methods useStack, useLocation and useAttributes mark entries of the dictionary as used, along with all entries
-// that these refer to. The indices in the entries are valid, because the method tables has checked them.
-
-func (c *checker) useStack(i int32) {
-	if c.used.stacks[i] {
-		return
-	}
-	c.used.stacks[i] = true
-	for _, i := range c.dictionary.GetStackTable()[i].GetLocationIndices() {
-		c.useLocation(i)
-	}
-}
-
-func (c *checker) useLocation(i int32) {
-	if c.used.locations[i] {
-		return
-	}
-	c.used.locations[i] = true
-	l := c.dictionary.GetLocationTable()[i]
-	c.useAttributes(l.GetAttributeIndices())
-	for _, line := range l.GetLines() {
-		c.used.functions[line.GetFunctionIndex()] = true
-		f := c.dictionary.GetFunctionTable()[line.GetFunctionIndex()]
-		c.used.strings[f.GetNameStrindex()] = true
-		c.used.strings[f.GetSystemNameStrindex()] = true
-		c.used.strings[f.GetFilenameStrindex()] = true
-	}
-	c.used.mappings[l.GetMappingIndex()] = true
-	m := c.dictionary.GetMappingTable()[l.GetMappingIndex()]
-	c.used.strings[m.GetFilenameStrindex()] = true
-	c.useAttributes(m.GetAttributeIndices())
-}
-
-// useAttributes marks attributes as used. It ignores indices that have been reported as problems.
-func (c *checker) useAttributes(indices []int32) {
-	for _, i := range indices {
-		if i < 0 || int(i) >= len(c.used.attributes) || c.used.attributes[i] {
-			continue
-		}
-		c.used.attributes[i] = true
-		a := c.dictionary.GetAttributeTable()[i]
-		c.used.strings[a.GetKeyStrindex()] = true
-		c.used.strings[a.GetUnitStrindex()] = true
-	}
 }
 
 // orphans checks that all entries of the dictionary are used, except entry 0 of each table.

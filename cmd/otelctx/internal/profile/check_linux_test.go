@@ -252,11 +252,11 @@ func FuzzCheck(f *testing.F) {
 		if proto.Unmarshal(encoded, data) != nil || Check(data) != nil {
 			return
 		}
-		sum := total(data)
+		sum := Samples(data)
 		if parts, err := collect(data, max(proto.Size(data)-1, 0)); err == nil {
 			for _, part := range parts {
 				require.NoError(t, Check(part))
-				sum -= total(part)
+				sum -= Samples(part)
 			}
 			assert.Zero(t, sum)
 		}

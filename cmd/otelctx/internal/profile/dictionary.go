@@ -6,6 +6,7 @@ package profile
 import (
 	"encoding/binary"
 	"slices"
+	"strconv"
 	"strings"
 
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
@@ -180,24 +181,15 @@ func (d *dictionary) location(l *symbols.Location) int32 {
 // locationByContent returns the index of the location with the content of m, or 0 if m has no content. A lookup
 // by pointer does not suffice, because package symbols may evict a location and later create an equal one.
 func (d *dictionary) locationByContent(m *profilespb.Location) int32 {
-	if m.GetMappingIndex() == 0 && m.GetAddress() == 0 && len(m.GetLines()) == 0 && len(m.GetAttributeIndices()) == 0 {
+	content, _ := marshal.Marshal(m) // It has only numbers, which always encode.
+	if len(content) == 0 {
 		return 0
 	}
-	key := appendIndex(nil, m.GetMappingIndex())
-	key = binary.LittleEndian.AppendUint64(key, m.GetAddress())
-	for _, i := range m.GetAttributeIndices() {
-		key = appendIndex(key, i)
-	}
-	key = append(key, ':')
-	for _, line := range m.GetLines() {
-		key = appendIndex(key, line.GetFunctionIndex())
-		key = binary.LittleEndian.AppendUint64(key, uint64(line.GetLine()))
-	}
-	if i, ok := d.locations[string(key)]; ok {
+	if i, ok := d.locations[string(content)]; ok {
 		return i
 	}
 	i := add(&d.tables.LocationTable, m)
-	d.locations[string(key)] = i
+	d.locations[string(content)] = i
 	return i
 }
 
@@ -338,4 +330,20 @@ func IntAttribute(key string, value int64) *commonpb.KeyValue {
 	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{
 		Value: &commonpb.AnyValue_IntValue{IntValue: value},
 	}}
+}
+
+// Text returns a string, number or Boolean as text, and false for any other value.
+func Text(value *commonpb.AnyValue) (string, bool) {
+	switch v := value.GetValue().(type) {
+	case *commonpb.AnyValue_StringValue:
+		return v.StringValue, true
+	case *commonpb.AnyValue_IntValue:
+		return strconv.FormatInt(v.IntValue, 10), true
+	case *commonpb.AnyValue_BoolValue:
+		return strconv.FormatBool(v.BoolValue), true
+	case *commonpb.AnyValue_DoubleValue:
+		return strconv.FormatFloat(v.DoubleValue, 'g', -1, 64), true
+	default:
+		return "", false
+	}
 }

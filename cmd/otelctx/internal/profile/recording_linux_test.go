@@ -72,7 +72,7 @@ func stacks(t testing.TB) [][]*symbols.Location {
 		sort.Slice(values, func(i, j int) bool { record(); return values[i] < values[j] })
 	}()
 	<-done
-	kernel, err := symbols.OpenKernel()
+	kernel, err := symbols.OpenKernel(true)
 	if err == nil {
 		found = append(found, append([]*symbols.Location{kernel.Locate(0xffffffff81000000)}, found[0]...))
 	}

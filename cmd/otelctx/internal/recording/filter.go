@@ -6,11 +6,11 @@ package recording
 import (
 	"encoding/hex"
 	"slices"
-	"strconv"
 
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
 // Filter passes only samples that have an attribute with this key and value. The attribute may belong to the
@@ -37,7 +37,7 @@ func (f Filter) passes(span *sampler.Span, attributes [][]*commonpb.KeyValue) bo
 	}
 	for _, kvs := range attributes {
 		for _, kv := range kvs {
-			if text, ok := plainText(kv.GetValue()); ok && kv.GetKey() == f.Key && text == f.Value {
+			if text, ok := profile.Text(kv.GetValue()); ok && kv.GetKey() == f.Key && text == f.Value {
 				return true
 			}
 		}
@@ -72,25 +72,9 @@ func addFiltered(seen map[string][]string, filters []Filter, span *sampler.Span,
 	}
 	for _, kvs := range attributes {
 		for _, kv := range kvs {
-			if text, ok := plainText(kv.GetValue()); ok {
+			if text, ok := profile.Text(kv.GetValue()); ok {
 				add(kv.GetKey(), text)
 			}
 		}
-	}
-}
-
-// plainText returns a string, number or boolean as text, and false for any other value.
-func plainText(value *commonpb.AnyValue) (string, bool) {
-	switch v := value.GetValue().(type) {
-	case *commonpb.AnyValue_StringValue:
-		return v.StringValue, true
-	case *commonpb.AnyValue_IntValue:
-		return strconv.FormatInt(v.IntValue, 10), true
-	case *commonpb.AnyValue_BoolValue:
-		return strconv.FormatBool(v.BoolValue), true
-	case *commonpb.AnyValue_DoubleValue:
-		return strconv.FormatFloat(v.DoubleValue, 'g', -1, 64), true
-	default:
-		return "", false
 	}
 }

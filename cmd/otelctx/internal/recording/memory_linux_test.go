@@ -36,11 +36,18 @@ type load struct {
 
 func newLoad(t *testing.T, processes int) *load {
 	t.Helper()
+	l := &load{code: uint64(reflect.ValueOf(newLoad).Pointer())}
+	l.start(t, os.Getpid(), processes)
+	return l
+}
+
+// start adds processes that map the same files as a real one.
+func (l *load) start(t *testing.T, pid, processes int) {
+	t.Helper()
 	files := symbols.NewFiles()
 	t.Cleanup(files.Close)
-	l := &load{}
 	for range processes {
-		p, err := openSymbols(files, os.Getpid())
+		p, err := openSymbols(files, pid)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = p.Close() })
 		p.Attach(1)
@@ -49,8 +56,6 @@ func newLoad(t *testing.T, processes int) *load {
 		one.published.Store(newPublished(os.Getpid(), nil))
 		l.all = append(l.all, one)
 	}
-	l.code = uint64(reflect.ValueOf(newLoad).Pointer())
-	return l
 }
 
 // add adds a sample of a process on a CPU, with one of many stacks and in one of many spans.
@@ -213,18 +218,8 @@ func TestUsersShareAPart(t *testing.T) {
 		cmd.Path = programs.Public(t, cmd.Path, "attacker")
 		childproc.AsNobody(cmd)
 	})
-	files := symbols.NewFiles()
-	t.Cleanup(files.Close)
 	l := newLoad(t, 1)
-	for range 40 {
-		p, err := openSymbols(files, attacker.PID())
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = p.Close() })
-		one := &target{symbols: p}
-		one.references.Add(1 << 30) // Keep it open: the test closes it.
-		one.published.Store(newPublished(os.Getpid(), nil))
-		l.all = append(l.all, one)
-	}
+	l.start(t, attacker.PID(), 40)
 	for name, stacks := range map[string]uint64{"memory": 1 << 30, "samples": 1} {
 		p := newPart(time.Now(), false)
 		for i := uint64(0); p.lost == 0; i++ {

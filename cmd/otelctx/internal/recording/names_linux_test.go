@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -23,8 +24,8 @@ func (r recorded) namesOfSamples() map[[2]string]int {
 	names := map[[2]string]int{}
 	for _, data := range r.parts {
 		d := data.GetDictionary()
-		for _, rp := range data.GetResourceProfiles() {
-			for _, s := range rp.GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
+		for _, p := range profile.Each(data) {
+			for _, s := range p.GetSamples() {
 				if s.GetLinkIndex() == 0 {
 					continue
 				}

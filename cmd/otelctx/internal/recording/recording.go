@@ -133,12 +133,12 @@ const (
 func Record(ctx context.Context, c Config) (*Result, error) {
 	r := &recording{config: &c, clock: time.Now(), parts: make(chan *part), stopped: make(chan time.Time, 1), warnings: newWarnings(c.Warn)}
 	if c.Sampler.KernelStacks {
-		open, what := symbols.OpenKernel, "names of the kernel's functions"
+		what := "names of the kernel's functions"
 		if c.Unnamed {
-			open, what = symbols.OpenUnnamedKernel, "where the kernel's code is"
+			what = "where the kernel's code is"
 		}
 		var err error
-		if r.kernel, err = open(); err != nil {
+		if r.kernel, err = symbols.OpenKernel(!c.Unnamed); err != nil {
 			// Samples must not disclose kernel addresses to a user who may not read them.
 			c.Sampler.KernelStacks = !errors.Is(err, fs.ErrPermission)
 			r.warnings.warn(0, fmt.Errorf("%s: %w", what, err))

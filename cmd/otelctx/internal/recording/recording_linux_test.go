@@ -76,11 +76,7 @@ func record(t *testing.T, ctx context.Context, c Config) recorded {
 // samples returns the number of samples in the profiles.
 func (r recorded) samples() (n uint64) {
 	for _, data := range r.parts {
-		for _, rp := range data.GetResourceProfiles() {
-			for _, s := range rp.GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
-				n += uint64(len(s.GetTimestampsUnixNano()))
-			}
-		}
+		n += profile.Samples(data)
 	}
 	return n
 }

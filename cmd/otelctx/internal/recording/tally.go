@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -34,10 +35,11 @@ type WorkUse struct {
 
 // FunctionUse is the CPU use of a function, in samples.
 type FunctionUse struct {
-	Service  string
-	Function string
+	Service  string `json:"service"`
+	Function string `json:"function"`
 	// Flat counts samples in the function itself, Cumulative also those in its callees.
-	Flat, Cumulative uint64
+	Flat       uint64 `json:"flat"`
+	Cumulative uint64 `json:"cumulative"`
 }
 
 // NameUse is the CPU use of the spans with one name, or of the requests to one endpoint, in samples.
@@ -456,4 +458,20 @@ func mostUsed(names map[nameKey]*NameUse) []NameUse {
 		return cmp.Or(cmp.Compare(b.Samples, a.Samples), cmp.Compare(a.Service, b.Service), cmp.Compare(a.Name, b.Name))
 	})
 	return all
+}
+
+// splitNames returns the span's name and endpoint, empty if missing, and its other attributes. If a key
+// occurs twice, the last value wins.
+func splitNames(attributes []reader.ThreadAttribute) (name, endpoint string, others []reader.ThreadAttribute) {
+	for _, a := range attributes {
+		switch a.Key {
+		case wire.NameKey:
+			name = a.Value
+		case wire.EndpointKey:
+			endpoint = a.Value
+		default:
+			others = append(others, a)
+		}
+	}
+	return name, endpoint, others
 }

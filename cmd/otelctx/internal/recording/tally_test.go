@@ -169,11 +169,8 @@ func TestTallyIsBounded(t *testing.T) {
 // TestTallyOfManySpans expects the spans with the fewest samples to be dropped.
 func TestTallyOfManySpans(t *testing.T) {
 	c := newTally(false)
-	of := &published{service: "a"}
 	for i := range maxSpans + 10 {
-		s := &rawSamples{rawKey: rawKey{published: of, span: sampler.Span{TraceID: [16]byte{1}, SpanID: [8]byte{1, byte(i >> 16), byte(i >> 8), byte(i)}}}}
-		s.times = make([]time.Time, 1+i%2)
-		c.add(1, s, nil)
+		c.add(1, samplesOf("a", 1+i%2, sampler.Span{TraceID: [16]byte{1}, SpanID: [8]byte{1, byte(i >> 16), byte(i >> 8), byte(i)}}), nil)
 		require.LessOrEqual(t, len(c.spans), maxSpans)
 	}
 	var r Result

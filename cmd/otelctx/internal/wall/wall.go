@@ -10,6 +10,7 @@
 package wall
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -440,11 +441,11 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 			}
 		}
 		known := snapshot.stacks[i]
-		row := r.row(t.service, s.Endpoint, s.Name)
+		row := entry(r.rows, rowKey{t.service, s.Endpoint, s.Name}, newRow)
 		row.add(g.State, known.kind, weighted)
 		met[row] = true
 		if known.kind != "" {
-			r.function(t.service, known.function, known.kind).Time += weighted
+			entry(r.functions, rowKey{t.service, known.function, known.kind}, newFunction).Time += weighted
 		}
 		if r.Part != nil {
 			r.builder.AddTime(t.resource, known.locations, s.TraceID, s.SpanID, attributesOf(g, s, known), weighted)
@@ -545,32 +546,24 @@ func (t *Times) add(state reader.GoroutineState, kind string, d time.Duration) {
 	}
 }
 
-func (r *Recorder) row(service, endpoint, name string) *Row {
-	key := rowKey{service, endpoint, name}
-	row, ok := r.rows[key]
-	if !ok && len(r.rows) >= maxRows {
+// entry returns the entry with a key, which create makes on first use. Beyond maxRows, it is the entry named others.
+func entry[T any](all map[rowKey]*T, key rowKey, create func(rowKey) *T) *T {
+	e, ok := all[key]
+	if !ok && len(all) >= maxRows {
 		key = rowKey{others, others, others}
-		row, ok = r.rows[key]
+		e, ok = all[key]
 	}
 	if !ok {
-		row = &Row{Service: key.service, Endpoint: key.a, Name: key.b}
-		r.rows[key] = row
+		e = create(key)
+		all[key] = e
 	}
-	return row
+	return e
 }
 
-func (r *Recorder) function(service, function, kind string) *FunctionTime {
-	key := rowKey{service, function, kind}
-	f, ok := r.functions[key]
-	if !ok && len(r.functions) >= maxRows {
-		key = rowKey{others, others, others}
-		f, ok = r.functions[key]
-	}
-	if !ok {
-		f = &FunctionTime{Service: key.service, Function: key.a, Kind: key.b}
-		r.functions[key] = f
-	}
-	return f
+func newRow(k rowKey) *Row { return &Row{Service: k.service, Endpoint: k.a, Name: k.b} }
+
+func newFunction(k rowKey) *FunctionTime {
+	return &FunctionTime{Service: k.service, Function: k.a, Kind: k.b}
 }
 
 func (r *Recorder) newPart() {
@@ -594,24 +587,13 @@ func (r *Recorder) finish() *Result {
 		r.result.Rows = append(r.result.Rows, *row)
 	}
 	slices.SortFunc(r.result.Rows, func(a, b Row) int {
-		return compare(a.Total, b.Total, a.Service+"\x00"+a.Endpoint+"\x00"+a.Name, b.Service+"\x00"+b.Endpoint+"\x00"+b.Name)
+		return cmp.Or(cmp.Compare(b.Total, a.Total), strings.Compare(a.Service+"\x00"+a.Endpoint+"\x00"+a.Name, b.Service+"\x00"+b.Endpoint+"\x00"+b.Name))
 	})
 	for _, f := range r.functions {
 		r.result.Functions = append(r.result.Functions, *f)
 	}
 	slices.SortFunc(r.result.Functions, func(a, b FunctionTime) int {
-		return compare(a.Time, b.Time, fmt.Sprint(a.Service, a.Function, a.Kind), fmt.Sprint(b.Service, b.Function, b.Kind))
+		return cmp.Or(cmp.Compare(b.Time, a.Time), strings.Compare(a.Service+a.Function+a.Kind, b.Service+b.Function+b.Kind))
 	})
 	return &r.result
-}
-
-// compare orders by descending time and then by name.
-func compare(a, b time.Duration, nameA, nameB string) int {
-	if a != b {
-		if a > b {
-			return -1
-		}
-		return 1
-	}
-	return strings.Compare(nameA, nameB)
 }

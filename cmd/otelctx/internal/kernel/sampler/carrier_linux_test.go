@@ -23,102 +23,11 @@ import (
 
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
-	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
 )
-
-// TestChosenCarrier checks that only the chosen carrier is read if a service publishes its spans in all of
-// them.
-func TestChosenCarrier(t *testing.T) {
-	all := []string{burner.Records, burner.GoroutineTable, burner.ThreadSlots}
-	const exact, most = 1, 0.3
-	for name, test := range map[string]struct {
-		carrier Carrier
-		words   []string
-		proven  bool
-		// recall is the minimum share of the samples in spans whose span must be found.
-		recall float64
-		// wrong permits wrong spans.
-		wrong bool
-	}{
-		"labels":          {Labels, all, true, exact, false},
-		"record":          {GoroutineRecord, all, true, exact, false},
-		"goroutine table": {GoroutineTable, all, true, exact, false},
-		"thread slots":    {ThreadSlots, all, true, most, false},
-		"layout 1":        {ThreadSlots, []string{burner.Records, burner.Layout1}, false, 0, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := open(t, Config{Frequency: burner.Frequency(), Carrier: test.carrier})
-			c := startBurner(t, nil, test.words...)
-			watch(t, s, c.PID(), layoutOf(t, c.PID()))
-			rounds := testenv.Rounds(1000, 2000)
-			if testenv.Emulated() {
-				rounds = 2000 // Fewer of the samples can be decided.
-			}
-			samples := take(t, s, rounds)
-			v := judge(c, samples)
-			t.Logf("%+v", v)
-			require.Greater(t, v.inside, 200)
-			require.Greater(t, v.outside, 100)
-			assertDecided(t, v)
-			if !test.wrong {
-				assert.Zero(t, v.wrong)
-				assert.Zero(t, v.stray)
-			}
-			assert.Positive(t, v.found)
-			assert.GreaterOrEqual(t, float64(v.found), test.recall*float64(v.inside))
-			for _, one := range samples {
-				if one.Span.Exists() {
-					require.Equal(t, test.carrier, one.Span.Carrier)
-					require.Equal(t, test.proven, one.Span.Proven)
-				}
-			}
-		})
-	}
-}
-
-// TestChosenCarrierIsMissing checks that no spans are found if the process lacks the chosen carrier,
-// whatever other carriers it has.
-func TestChosenCarrierIsMissing(t *testing.T) {
-	for carrier, words := range map[Carrier][]string{
-		GoroutineRecord: {burner.GoroutineTable, burner.ThreadSlots},
-		GoroutineTable:  {burner.Records, burner.ThreadSlots},
-		ThreadSlots:     {burner.Records, burner.GoroutineTable},
-		Labels:          {burner.GoroutineTable, burner.ThreadSlots},
-	} {
-		t.Run(carrier.String(), func(t *testing.T) {
-			s := open(t, Config{Frequency: burner.Frequency(), Carrier: carrier})
-			c := startBurner(t, nil, words...)
-			watch(t, s, c.PID(), layoutOf(t, c.PID()))
-			for _, one := range take(t, s, 300) {
-				require.Zero(t, one.Span)
-			}
-		})
-	}
-}
-
-// TestLabelsOfOthers checks that spans in labels set by other code are found if, and only if, the chosen carrier
-// is Labels. The process needs no goroutine records for that.
-func TestLabelsOfOthers(t *testing.T) {
-	for carrier, trace := range map[Carrier][16]byte{Labels: burner.ForeignTrace, GoroutineTable: {}} {
-		t.Run(carrier.String(), func(t *testing.T) {
-			s := open(t, Config{Frequency: burner.Frequency(), Carrier: carrier})
-			c := startBurner(t, nil, burner.GoroutineTable, burner.Foreign)
-			watch(t, s, c.PID(), layoutOf(t, c.PID()))
-			samples := take(t, s, 1500)
-			// Neither labels nor slots outlive their span, so no sample may be wrong.
-			assertExact(t, judge(c, samples))
-			for _, one := range samples {
-				if one.Span.Exists() {
-					require.Equal(t, trace == burner.ForeignTrace, one.Span.TraceID == burner.ForeignTrace)
-				}
-			}
-		})
-	}
-}
 
 // TestLabelsAsProfilersReadThem checks that labels are read with the limits of the OpenTelemetry eBPF profiler:
 // the number of labels, in the order of their keys, and the number of bytes in a value.
@@ -150,14 +59,8 @@ func TestLabelsAsProfilersReadThem(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := open(t, Config{Frequency: burner.Frequency(), Carrier: Labels})
-			c := childproc.Start(t, roleLabels, nil)
-			order, err := json.Marshal([][]string{test.labels})
-			require.NoError(t, err)
-			require.Equal(t, "labelled", c.Ask("%s", order))
-			watch(t, s, c.PID(), layoutOf(t, c.PID()))
 			found, goroutines := 0, 0
-			for _, one := range take(t, s, 200) {
+			for _, one := range takeLabelled(t, 200, test.labels) {
 				if one.Goroutine != 0 {
 					goroutines++
 				}
@@ -182,18 +85,13 @@ func TestLabelsAsProfilersReadThem(t *testing.T) {
 // TestLabelsThatChange checks that a sample contains no remains of longer labels from earlier samples.
 func TestLabelsThatChange(t *testing.T) {
 	const trace, span = "0123456789abcdef0123456789abcdef", "fedcba9876543210"
-	s := open(t, Config{Frequency: burner.Frequency(), Carrier: Labels})
-	c := childproc.Start(t, roleLabels, nil)
-	order, err := json.Marshal([][]string{
-		{"span_id_before", "value", "trace_id_before", "value"},
-		{"span_id", span + "longer", "trace_id", trace + "longer"},
-		{"span_id", span, "trace_id", trace},
-	})
-	require.NoError(t, err)
-	require.Equal(t, "labelled", c.Ask("%s", order))
-	watch(t, s, c.PID(), layoutOf(t, c.PID()))
+	samples := takeLabelled(t, 600,
+		[]string{"span_id_before", "value", "trace_id_before", "value"},
+		[]string{"span_id", span + "longer", "trace_id", trace + "longer"},
+		[]string{"span_id", span, "trace_id", trace},
+	)
 	found := 0
-	for _, one := range take(t, s, 600) {
+	for _, one := range samples {
 		if one.Span.Exists() {
 			found++
 			require.Equal(t, span, hex.EncodeToString(one.Span.SpanID[:]))
@@ -201,6 +99,18 @@ func TestLabelsThatChange(t *testing.T) {
 	}
 	assert.Greater(t, found, 60) // about a third have the labels
 	assert.Less(t, found, 500)
+}
+
+// takeLabelled returns n samples of a process whose goroutine has these sets of labels in turn.
+func takeLabelled(t *testing.T, n int, sets ...[]string) []Sample {
+	t.Helper()
+	s := open(t, Config{Frequency: burner.Frequency(), Carrier: Labels})
+	c := childproc.Start(t, roleLabels, nil)
+	order, err := json.Marshal(sets)
+	require.NoError(t, err)
+	require.Equal(t, "labelled", c.Ask("%s", order))
+	watch(t, s, c.PID(), layoutOf(t, c.PID()))
+	return take(t, s, n)
 }
 
 // roleLabels burns CPU on a goroutine with labels that are given as JSON and set by pprof.Do,
@@ -301,100 +211,12 @@ func TestSpanOfLabels(t *testing.T) {
 	}
 }
 
-func TestDecodeLabels(t *testing.T) {
-	labels := labelsOf("trace_id", "0123456789abcdef0123456789abcdef", "span_id", "fedcba9876543210")
-	data := append([]byte{1, 0, 0, 0, 0, 0, 0, 0}, labels...)
-	h := programHeader{UserSize: 8, AttrsSize: uint16(len(labels)), Carrier: uint8(programCarrierLABELS)}
-	var s Sample
-	_, err := s.decode(encodeEvent(t, h, data...))
-	require.NoError(t, err)
-	require.NotZero(t, s.Span)
-	assert.Equal(t, spanOfLabels(labels), s.Span)
-	assert.Equal(t, "labels", s.Span.Carrier.String())
-	assert.Equal(t, "thread_slots", ThreadSlots.String())
-
-	h.AttrsSize = 0
-	_, err = s.decode(encodeEvent(t, h, data...))
-	require.NoError(t, err)
-	assert.Zero(t, s.Span, "a goroutine without labels")
-}
-
-// goContext returns a process context that says which Go version the process was built with.
+// goContext returns a process context that says which Go version the process was built with, or nil for "".
 func goContext(version string) *reader.ProcessContext {
+	if version == "" {
+		return nil
+	}
 	return &reader.ProcessContext{Message: &processcontextpb.ProcessContext{Attributes: []*commonpb.KeyValue{{
 		Key: wire.KeyGo + wire.GoKeyVersion, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: version}},
 	}}}}
-}
-
-// TestLayoutsOfChosenCarriers checks the layouts and the errors for each chosen carrier.
-func TestLayoutsOfChosenCarriers(t *testing.T) {
-	runtime := reader.RuntimeOffsets{GM: 48, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: -1}
-	noLabels := runtime
-	noLabels.GLabels = -1
-	record := reader.Carrier{Kind: reader.GoroutineRecord, RecordOffset: 24, Provable: true}
-	layout1 := reader.Carrier{Kind: reader.ThreadSlots}
-	broken := reader.Carrier{Kind: reader.GoroutineTable, Err: errors.New("broken")}
-	carriers := []reader.Carrier{layout1, broken, record}
-	goroutine := bits(programFeatureHAS_GOROUTINE, programFeatureHAS_G_M)
-	for name, test := range map[string]struct {
-		chosen Carrier
-		layout reader.ThreadLayout
-		want   uint32
-		err    string
-	}{
-		"any":             {0, reader.ThreadLayout{Carriers: carriers, Runtime: runtime}, goroutine | bits(programFeatureHAS_RECORD), ""},
-		"record":          {GoroutineRecord, reader.ThreadLayout{Carriers: carriers, Runtime: runtime}, goroutine | bits(programFeatureHAS_RECORD), ""},
-		"thread slots":    {ThreadSlots, reader.ThreadLayout{Carriers: carriers, Runtime: runtime}, bits(programFeatureHAS_THREAD_SLOTS), ""},
-		"goroutine table": {GoroutineTable, reader.ThreadLayout{Carriers: carriers, Runtime: runtime}, 0, "broken"},
-		"missing":         {ThreadSlots, reader.ThreadLayout{Carriers: carriers[2:], Runtime: runtime}, 0, "the process does not have this carrier"},
-		"nothing yet":     {ThreadSlots, reader.ThreadLayout{Runtime: runtime}, 0, ""},
-		"labels": {
-			Labels,
-			reader.ThreadLayout{Advertisement: goContext("go1.26.8"), Carriers: carriers, Runtime: runtime},
-			goroutine | bits(programFeatureHAS_LABELS), "",
-		},
-		"labels and no carrier": {
-			Labels,
-			reader.ThreadLayout{Advertisement: goContext("go1.24rc1 X:one"), Runtime: runtime},
-			goroutine | bits(programFeatureHAS_LABELS), "",
-		},
-		"labels of a development version": {
-			Labels,
-			reader.ThreadLayout{Advertisement: goContext("devel go1.27-0123abc Mon Jan 2"), Carriers: carriers, Runtime: runtime},
-			goroutine | bits(programFeatureHAS_LABELS), "",
-		},
-		"labels of unknown place": {
-			Labels,
-			reader.ThreadLayout{Advertisement: goContext("go1.26.8"), Carriers: carriers, Runtime: noLabels},
-			0, "the process does not say where goroutines keep their labels",
-		},
-		"labels as a map": {
-			Labels,
-			reader.ThreadLayout{Advertisement: goContext("go1.23.9"), Carriers: carriers, Runtime: runtime},
-			0, `the layout of labels is known for Go 1.24 to 1.27, and not for "go1.23.9"`,
-		},
-		"labels of a newer version": {
-			Labels,
-			reader.ThreadLayout{Advertisement: goContext("go1.28"), Carriers: carriers, Runtime: runtime},
-			0, `the layout of labels is known for Go 1.24 to 1.27, and not for "go1.28"`,
-		},
-		"labels of no version": {
-			Labels,
-			reader.ThreadLayout{Carriers: carriers, Runtime: runtime},
-			0, `the layout of labels is known for Go 1.24 to 1.27, and not for ""`,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, test.want, newLayout(Image{PID: 7}, &test.layout, test.chosen).Has)
-			err := test.chosen.Check(&test.layout)
-			if test.err == "" {
-				assert.NoError(t, err)
-			} else {
-				assert.EqualError(t, err, test.err)
-			}
-		})
-	}
-	for _, carrier := range []Carrier{0, Labels, GoroutineRecord} {
-		assert.NoError(t, carrier.Check(nil))
-	}
 }

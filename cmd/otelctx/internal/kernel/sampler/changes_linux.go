@@ -32,6 +32,20 @@ type Changes struct {
 	publications bool
 }
 
+// changesObjects are the programs and maps that report changes.
+type changesObjects struct {
+	AnyExec     *ebpf.Program `ebpf:"any_exec"`
+	WatchedExec *ebpf.Program `ebpf:"watched_exec"`
+	WatchedExit *ebpf.Program `ebpf:"watched_exit"`
+	Publishes   *ebpf.Program `ebpf:"publishes"`
+	Changes     *ebpf.Map     `ebpf:"changes"`
+	Told        *ebpf.Map     `ebpf:"told"`
+}
+
+func (o *changesObjects) close() error {
+	return _ProgramClose(o.AnyExec, o.WatchedExec, o.WatchedExit, o.Publishes, o.Changes, o.Told)
+}
+
 // Changes starts reporting changes. The result must be closed before the sampler. The error says why the
 // kernel cannot report changes.
 func (s *Sampler) Changes(config ChangesConfig) (*Changes, error) {
@@ -44,18 +58,11 @@ func (s *Sampler) Changes(config ChangesConfig) (*Changes, error) {
 
 // open performs the steps that need capabilities.
 func (c *Changes) open(watched *ebpf.Map, config ChangesConfig) error {
-	spec, err := loadChanges()
+	spec, err := loadSpec()
 	if err != nil {
 		return err
 	}
-	namespace, err := pidNamespace()
-	if err != nil {
-		return err
-	}
-	if err := spec.Variables[changesVarPidNamespace].Set(namespace); err != nil {
-		return err
-	}
-	options := &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{changesMapWatched: watched}}
+	options := &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{programMapWatched: watched}}
 	if err := spec.LoadAndAssign(&c.objects, options); err != nil {
 		return fmt.Errorf("load the BPF programs: %w", err)
 	}
@@ -84,9 +91,6 @@ func (c *Changes) open(watched *ebpf.Map, config ChangesConfig) error {
 	return nil
 }
 
-// Publications reports whether processes that publish are reported.
-func (c *Changes) Publications() bool { return c.publications }
-
 // Next waits for a change and stores it in *to. After Close it returns [os.ErrClosed].
 func (c *Changes) Next(to *Change) error {
 	if err := c.ring.ReadInto(&c.record); err != nil {
@@ -95,11 +99,11 @@ func (c *Changes) Next(to *Change) error {
 		}
 		return fmt.Errorf("read changes: %w", err)
 	}
-	var change changesChange
+	var change programChange
 	if _, err := binary.Decode(c.record.RawSample, binary.NativeEndian, &change); err != nil {
 		return fmt.Errorf("read changes: %w", err)
 	}
-	*to = Change{Image: newImage(programImage(change.Image)), Ended: changesChangeKind(change.Kind) == changesChangeKindENDED}
+	*to = Change{Image: newImage(change.Image), Ended: programChangeKind(change.Kind) == programChangeKindENDED}
 	return nil
 }
 
@@ -131,7 +135,7 @@ func (c *Changes) Close() error {
 		errs = append(errs, c.ring.Close())
 	}
 	if c.objects.Publishes != nil {
-		errs = append(errs, c.objects.Close())
+		errs = append(errs, c.objects.close())
 	}
 	return errors.Join(errs...)
 }

@@ -66,7 +66,7 @@ func TestChangesOfWatched(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, s.Watch(image, nil))
 	changes := openChanges(t, s, ChangesConfig{Watched: true})
-	assert.False(t, changes.Publications())
+	assert.False(t, changes.publications)
 
 	stranger.Send("go")
 	watched.Send("go")
@@ -115,7 +115,7 @@ func publicationsRole(parent *childproc.Parent) {
 	parent.Must(err)
 	changes, err := s.Changes(ChangesConfig{Publications: true})
 	parent.Must(err)
-	if !changes.Publications() {
+	if !changes.publications {
 		parent.Send("no tracepoints of system calls")
 		return
 	}

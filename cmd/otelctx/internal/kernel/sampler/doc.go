@@ -15,8 +15,7 @@
 // The package neither symbolizes stacks nor chooses the processes: callers do.
 package sampler
 
-// The objects and their Go code are committed, so that building needs only the Go
-// compiler. Any clang 14 produces identical objects.
+// The object and its Go code are committed, so that building needs only the Go
+// compiler. Any clang 14 produces an identical object.
 //
-//go:generate go tool bpf2go -target amd64,arm64 -tags linux -type image -type thread -type layout -type ring -type spans -type header -type carrier -type feature -type label program sampler.bpf.c -- -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter
-//go:generate go tool bpf2go -target amd64,arm64 -tags linux -type change -type change_kind changes changes.bpf.c -- -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter
+//go:generate go tool bpf2go -no-global-types -target bpfel -tags "linux,amd64 linux,arm64" -type counts -type image -type thread -type layout -type ring -type spans -type header -type carrier -type feature -type label -type change -type change_kind program sampler.bpf.c -- -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter

@@ -4,6 +4,9 @@
 // The kernel types that the programs of this package use. The structs
 // contain only the fields that are read. The loader fills in their
 // offsets from the running kernel's BTF (preserve_access_index).
+//
+// One object serves both architectures. Code for one of them is behind on_arm64,
+// whose value the loader fills in, too. The verifier removes the other code.
 
 typedef unsigned char __u8;
 typedef unsigned short __u16;
@@ -53,20 +56,15 @@ struct pid {
 };
 
 struct thread_struct {
-#if defined(__TARGET_ARCH_x86)
-	unsigned long fsbase;
-#elif defined(__TARGET_ARCH_arm64)
+	unsigned long fsbase; // x86
 	struct {
 		unsigned long tp_value;
-	} uw;
-#endif
+	} uw; // arm64
 };
 
-#if defined(__TARGET_ARCH_arm64)
 struct pt_regs {
-	__u64 regs[31];
+	__u64 regs[31]; // arm64
 };
-#endif
 
 struct sched_entity {
 	__u64 sum_exec_runtime;
@@ -111,11 +109,9 @@ enum bpf_func_id {
 
 #pragma clang attribute pop
 
-// The argument of a perf_event program: the interrupted registers. They are
-// part of the kernel's interface to user space, so the layout is stable.
+// The argument of a perf_event program on arm64: the interrupted registers. They
+// are part of the kernel's interface to user space, so the layout is stable.
 struct bpf_perf_event_data {
-#if defined(__TARGET_ARCH_arm64)
 	__u64 regs[31];
 	__u64 sp, pc, pstate;
-#endif
 };

@@ -25,10 +25,13 @@ func bits(features ...programFeature) (has uint32) {
 }
 
 // TestLayouts checks that the BPF program reads all carriers that it can, and only provable carriers if there are
-// any.
+// any. If a carrier is chosen, the program reads only that one, and Check says why it cannot be read.
 func TestLayouts(t *testing.T) {
 	runtime := reader.RuntimeOffsets{GM: 48, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: 64, TLSG: -8, TLSGKnown: true}
 	unknown := reader.RuntimeOffsets{GM: -1, GGoid: -1, GLabels: -1, MCurg: -1, MProcid: -1}
+	partial := reader.RuntimeOffsets{GM: -1, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: -1}
+	noLabels := runtime
+	noLabels.GLabels = -1
 	ring := ringbuf.Info{Address: 0x1000, Capacity: 8, HeaderSize: 64, SlotSize: 96}
 	var (
 		record    = reader.Carrier{Kind: reader.GoroutineRecord, RecordOffset: 24, Provable: true}
@@ -36,40 +39,67 @@ func TestLayouts(t *testing.T) {
 		goroutine = reader.Carrier{Kind: reader.GoroutineTable, Ring: ring, Provable: true}
 		layout1   = reader.Carrier{Kind: reader.ThreadSlots, Ring: ring}
 		broken    = reader.Carrier{Kind: reader.GoroutineRecord, RecordOffset: 24, Provable: true, Err: errors.New("broken")}
+		noTable   = reader.Carrier{Kind: reader.GoroutineTable, Err: errors.New("broken")}
 	)
+	several := []reader.Carrier{layout1, noTable, record}
 	all := []programFeature{
 		programFeatureHAS_GOROUTINE, programFeatureHAS_TLS_G, programFeatureHAS_G_M, programFeatureHAS_M_PROCID,
 	}
+	inRecord, inLabels := bits(append(all, programFeatureHAS_RECORD)...), bits(append(all, programFeatureHAS_LABELS)...)
+	const unknownVersion = "the layout of labels is known for Go 1.24 to 1.27, and not for "
 	image := Image{PID: 7, start: 8, execs: 9}
 	for name, test := range map[string]struct {
+		chosen   Carrier
+		version  string // of Go
 		runtime  reader.RuntimeOffsets
 		carriers []reader.Carrier
 		want     uint32
+		err      string
 	}{
-		"nothing":              {runtime, nil, 0},
-		"record":               {runtime, []reader.Carrier{record}, bits(append(all, programFeatureHAS_RECORD)...)},
-		"thread slots":         {runtime, []reader.Carrier{slots}, bits(append(all, programFeatureHAS_THREAD_SLOTS, programFeatureHAS_OWNERS)...)},
-		"goroutine table":      {runtime, []reader.Carrier{goroutine}, bits(append(all, programFeatureHAS_GOROUTINE_TABLE)...)},
-		"layout 1":             {runtime, []reader.Carrier{layout1}, bits(programFeatureHAS_THREAD_SLOTS)},
-		"layout 1, no runtime": {unknown, []reader.Carrier{layout1}, bits(programFeatureHAS_THREAD_SLOTS)},
-		"record and layout 1":  {runtime, []reader.Carrier{layout1, record}, bits(append(all, programFeatureHAS_RECORD)...)},
-		"broken":               {runtime, []reader.Carrier{broken}, 0},
-		"broken and layout 1":  {runtime, []reader.Carrier{broken, layout1}, bits(programFeatureHAS_THREAD_SLOTS)},
-		"not all of the runtime": {
-			reader.RuntimeOffsets{GM: -1, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: -1},
-			[]reader.Carrier{record},
-			bits(programFeatureHAS_GOROUTINE, programFeatureHAS_RECORD),
-		},
+		"nothing":                         {0, "", runtime, nil, 0, ""},
+		"record":                          {0, "", runtime, []reader.Carrier{record}, inRecord, ""},
+		"thread slots":                    {0, "", runtime, []reader.Carrier{slots}, bits(append(all, programFeatureHAS_THREAD_SLOTS, programFeatureHAS_OWNERS)...), ""},
+		"goroutine table":                 {0, "", runtime, []reader.Carrier{goroutine}, bits(append(all, programFeatureHAS_GOROUTINE_TABLE)...), ""},
+		"layout 1":                        {0, "", runtime, []reader.Carrier{layout1}, bits(programFeatureHAS_THREAD_SLOTS), ""},
+		"layout 1, no runtime":            {0, "", unknown, []reader.Carrier{layout1}, bits(programFeatureHAS_THREAD_SLOTS), ""},
+		"record and layout 1":             {0, "", runtime, []reader.Carrier{layout1, record}, inRecord, ""},
+		"broken":                          {0, "", runtime, []reader.Carrier{broken}, 0, ""},
+		"broken and layout 1":             {0, "", runtime, []reader.Carrier{broken, layout1}, bits(programFeatureHAS_THREAD_SLOTS), ""},
+		"not all of the runtime":          {0, "", partial, []reader.Carrier{record}, bits(programFeatureHAS_GOROUTINE, programFeatureHAS_RECORD), ""},
+		"all but the broken":              {0, "", runtime, several, inRecord, ""},
+		"only the record":                 {GoroutineRecord, "", runtime, several, inRecord, ""},
+		"only thread slots":               {ThreadSlots, "", runtime, several, bits(programFeatureHAS_THREAD_SLOTS), ""},
+		"only the broken goroutine table": {GoroutineTable, "", runtime, several, 0, "broken"},
+		"missing thread slots":            {ThreadSlots, "", runtime, []reader.Carrier{record}, 0, "the process does not have this carrier"},
+		"nothing yet":                     {ThreadSlots, "", runtime, nil, 0, ""},
+		"labels":                          {Labels, "go1.26.8", runtime, several, inLabels, ""},
+		"labels and no carrier":           {Labels, "go1.24rc1 X:one", runtime, nil, inLabels, ""},
+		"labels of a development version": {Labels, "devel go1.27-0123abc Mon Jan 2", runtime, several, inLabels, ""},
+		"labels of unknown place":         {Labels, "go1.26.8", noLabels, several, 0, "the process does not say where goroutines keep their labels"},
+		"labels as a map":                 {Labels, "go1.23.9", runtime, several, 0, unknownVersion + `"go1.23.9"`},
+		"labels of a newer version":       {Labels, "go1.28", runtime, several, 0, unknownVersion + `"go1.28"`},
+		"labels of no version":            {Labels, "", runtime, several, 0, unknownVersion + `""`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			entries := &reader.GoroutineEntries{Address: 0x2000, HeaderSize: 128, EntrySize: 16, Capacity: 65536}
-			got := newLayout(image, &reader.ThreadLayout{Carriers: test.carriers, Runtime: test.runtime, Goroutines: entries}, 0)
+			layout := &reader.ThreadLayout{
+				Carriers: test.carriers, Runtime: test.runtime, Advertisement: goContext(test.version),
+				Goroutines: &reader.GoroutineEntries{Address: 0x2000, HeaderSize: 128, EntrySize: 16, Capacity: 65536},
+			}
+			got := newLayout(image, layout, test.chosen)
 			if got.Has&bits(programFeatureHAS_GOROUTINE_TABLE) != 0 {
 				assert.EqualValues(t, 0x2080, got.Entries)
 			}
 			assert.Equal(t, test.want, got.Has)
 			assert.Equal(t, programImage{Pid: 7, Start: 8, Execs: 9}, got.Image)
+			if err := test.chosen.Check(layout); test.err == "" {
+				assert.NoError(t, err)
+			} else {
+				assert.EqualError(t, err, test.err)
+			}
 		})
+	}
+	for _, carrier := range []Carrier{0, Labels, GoroutineRecord} {
+		assert.NoError(t, carrier.Check(nil))
 	}
 	assert.Equal(t, programLayout{Image: programImage{Pid: 7, Start: 8, Execs: 9}}, newLayout(image, nil, 0))
 
@@ -90,6 +120,8 @@ func TestCarrierNumbers(t *testing.T) {
 	assert.Equal(t, int(reader.GoroutineTable), int(programCarrierGOROUTINE_TABLE))
 	assert.Equal(t, int(reader.GoroutineRecord), int(programCarrierGOROUTINE_RECORD))
 	assert.Equal(t, int(Labels), int(programCarrierLABELS))
+	assert.Equal(t, "labels", Labels.String())
+	assert.Equal(t, "thread_slots", ThreadSlots.String())
 }
 
 func encodeEvent(t testing.TB, h programHeader, data ...byte) []byte {

@@ -15,6 +15,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include "image.bpf.h"
+#include "changes.bpf.h"
 
 // The kernel lets only programs licensed under the GPL read memory.
 char _license[] SEC("license") = "GPL";
@@ -270,14 +271,18 @@ static __always_inline bool valid_pointer(__u64 p)
 	return p && p < (1ULL << 56) && p % 8 == 0;
 }
 
+// on_arm64 reports whether the kernel is one for arm64, and not for x86.
+static __always_inline bool on_arm64(void)
+{
+	return bpf_core_field_exists(struct thread_struct, uw.tp_value);
+}
+
 // ordered is a load barrier.
 static __always_inline void ordered(struct work *w)
 {
-#if defined(__TARGET_ARCH_arm64)
-	__sync_fetch_and_add(&w->fence, 1);
-#else
-	barrier(); // the machine orders loads itself
-#endif
+	barrier(); // x86 itself orders loads
+	if (on_arm64())
+		__sync_fetch_and_add(&w->fence, 1);
 }
 
 // own_tid returns the id of the thread in its own, innermost PID namespace.
@@ -588,11 +593,9 @@ static __always_inline enum entry resolve_entry(struct work *w, const struct lay
 
 static __always_inline __u64 thread_pointer(struct task_struct *task)
 {
-#if defined(__TARGET_ARCH_x86)
+	if (on_arm64())
+		return BPF_CORE_READ(task, thread.uw.tp_value);
 	return BPF_CORE_READ(task, thread.fsbase);
-#elif defined(__TARGET_ARCH_arm64)
-	return BPF_CORE_READ(task, thread.uw.tp_value);
-#endif
 }
 
 // runs_on reports whether m is the thread's m. Without m.procid it accepts any m.
@@ -617,8 +620,7 @@ static __always_inline __u64 m_of(const struct layout *l, __u64 g, __u32 tid)
 	return m;
 }
 
-#if defined(__TARGET_ARCH_arm64)
-// user_register reads a register of the thread's user code as
+// user_register reads a register of the thread's user code on arm64, as
 // saved at the entry into the kernel. It fails before Linux 5.15.
 static __always_inline bool user_register(__u32 number, __u64 *value)
 {
@@ -629,7 +631,6 @@ static __always_inline bool user_register(__u32 number, __u64 *value)
 	regs = (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
 	return bpf_core_read(value, sizeof(*value), &regs->regs[number]) == 0;
 }
-#endif
 
 // find_m returns the m of the thread, or 0. The g in the thread's TLS may
 // belong to a system stack or a signal handler, but has the same m. Programs
@@ -642,14 +643,12 @@ static __always_inline __u64 find_m(struct bpf_perf_event_data *ctx, struct task
 
 	if (l->has & HAS_TLS_G && read_user(&g, sizeof(g), thread_pointer(task) + l->tls_g))
 		m = m_of(l, g, tid);
-#if defined(__TARGET_ARCH_arm64)
 	// Go code keeps g in R28, and m_of rejects any other value. If
 	// the kernel was interrupted, it has saved the R28 of user space.
-	if (!m && l->has & HAS_M_PROCID)
+	if (on_arm64() && !m && l->has & HAS_M_PROCID)
 		m = m_of(l, ctx->regs[28], tid);
-	if (!m && l->has & HAS_M_PROCID && user_register(28, &g))
+	if (on_arm64() && !m && l->has & HAS_M_PROCID && user_register(28, &g))
 		m = m_of(l, g, tid);
-#endif
 	if (!m && l->has & HAS_M_PROCID && s->tid == tid && runs_on(l, s->m, tid))
 		m = s->m;
 	return m;

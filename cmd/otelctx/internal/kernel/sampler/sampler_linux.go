@@ -27,7 +27,7 @@ import (
 // Sampler samples the watched processes from [Open] to [Sampler.Stop]. It is safe for concurrent use,
 // except that only one goroutine may call Read. [Sampler.Close] releases it.
 type Sampler struct {
-	objects  programObjects
+	objects  samplerObjects
 	iterator *link.Iter
 	timers   timers
 	ring     *ringbuf.Reader
@@ -61,6 +61,20 @@ type Sampler struct {
 	// next makes the next list of processes. All callers of Image that arrive before it starts share it. It
 	// is nil if no caller waits for it to start.
 	next func() (map[int]Process, error)
+}
+
+// samplerObjects are the programs and maps that take samples and list processes.
+type samplerObjects struct {
+	Sample  *ebpf.Program `ebpf:"sample"`
+	Threads *ebpf.Program `ebpf:"threads"`
+	Counted *ebpf.Map     `ebpf:"counted"`
+	Events  *ebpf.Map     `ebpf:"events"`
+	Layouts *ebpf.Map     `ebpf:"layouts"`
+	Watched *ebpf.Map     `ebpf:"watched"`
+}
+
+func (o *samplerObjects) close() error {
+	return _ProgramClose(o.Sample, o.Threads, o.Counted, o.Events, o.Layouts, o.Watched)
 }
 
 // pollInterval is how long samples may wait to be read. Waking the reader costs more than reading many
@@ -116,7 +130,7 @@ func (s *Sampler) open(c Config) error {
 
 // load loads the BPF programs.
 func (s *Sampler) load(c Config) error {
-	spec, err := loadProgram()
+	spec, err := loadSpec()
 	if err != nil {
 		return err
 	}
@@ -132,12 +146,7 @@ func (s *Sampler) load(c Config) error {
 		}
 	}
 	spec.Maps[programMapEvents].MaxEntries = uint32(size)
-	namespace, err := pidNamespace()
-	if err != nil {
-		return err
-	}
 	for variable, value := range map[string]any{
-		programVarPidNamespace: namespace,
 		programVarKernelStacks: c.KernelStacks,
 		programVarOnlyLabels:   c.Carrier == Labels,
 		// Wake the reader before the buffer is full, because it needs time to read.
@@ -151,6 +160,19 @@ func (s *Sampler) load(c Config) error {
 		return fmt.Errorf("load the BPF program: %w", err)
 	}
 	return nil
+}
+
+// loadSpec returns all BPF programs and maps, for the PID namespace of this process.
+func loadSpec() (*ebpf.CollectionSpec, error) {
+	spec, err := loadProgram()
+	if err != nil {
+		return nil, err
+	}
+	namespace, err := pidNamespace()
+	if err != nil {
+		return nil, err
+	}
+	return spec, spec.Variables[programVarPidNamespace].Set(namespace)
 }
 
 // bufferSize returns the size of a buffer that holds the samples of all CPUs for one second, if the stacks
@@ -405,7 +427,7 @@ func (s *Sampler) Close() error {
 		err = errors.Join(err, s.iterator.Close())
 	}
 	if s.objects.Sample != nil {
-		err = errors.Join(err, s.objects.Close())
+		err = errors.Join(err, s.objects.close())
 	}
 	s.places, s.free = nil, slices.Delete(s.free, 0, len(s.free))
 	return err

@@ -57,9 +57,6 @@ type Changes struct{}
 // Changes returns an error that wraps [errors.ErrUnsupported].
 func (*Sampler) Changes(ChangesConfig) (*Changes, error) { return nil, errUnsupported }
 
-// Publications returns false.
-func (*Changes) Publications() bool { return false }
-
 // Next returns an error that wraps [errors.ErrUnsupported].
 func (*Changes) Next(*Change) error { return errUnsupported }
 

@@ -31,14 +31,12 @@ import (
 	"github.com/stretchr/testify/require"
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
@@ -185,11 +183,13 @@ func send(t *testing.T, endpoint string) error {
 	return errors.Join(d.Reasons...)
 }
 
-// sendBy sends data with the given client and returns the Delivery.
-func sendBy(t *testing.T, c *Client, data *profilespb.ProfilesData) Delivery {
+// sendBy sends all data with the given client and returns the Delivery.
+func sendBy(t *testing.T, c *Client, all ...*profilespb.ProfilesData) Delivery {
 	t.Helper()
 	q := NewQueue(c)
-	q.Add(data)
+	for _, data := range all {
+		q.Add(data)
+	}
 	require.NoError(t, q.Close(context.Background()))
 	d := q.Delivery()
 	assert.Zero(t, d.Waiting)
@@ -211,16 +211,6 @@ func TestExport(t *testing.T) {
 		assert.Equal(t, []string{"1"}, s.headers.Get("otlp-profiles-development-version"))
 		assert.Equal(t, []string{"gzip"}, append(s.headers.Get("grpc-accept-encoding"), s.headers.Get("content-encoding")...))
 		assert.Contains(t, s.headers.Get("user-agent")[0], "OTel-OTLP-Exporter-otelctx/")
-	})
-}
-
-func TestExportRetries(t *testing.T) {
-	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
-		exhausted, err := status.New(codes.ResourceExhausted, "later").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
-		require.NoError(t, err)
-		s := &server{answers: []error{status.Error(codes.Unavailable, "starting"), exhausted.Err()}}
-		require.NoError(t, send(t, "http://"+listen(t, s, nil)))
-		assert.Equal(t, 3, s.attempts)
 	})
 }
 
@@ -259,7 +249,8 @@ func TestExportDoesNotRetryByHTTP(t *testing.T) {
 	assert.Zero(t, attempts, "secrets in headers must reach only the endpoint")
 }
 
-// TestExportTimeout checks that the client gives up if the collector is never ready or does not exist.
+// TestExportTimeout checks that the client gives up if the collector is never ready or does not exist, and counts the
+// unsent samples as dropped.
 func TestExportTimeout(t *testing.T) {
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
 		unavailable := make([]error, 1000)
@@ -279,24 +270,25 @@ func TestExportTimeout(t *testing.T) {
 		}
 
 		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
-		require.Error(t, send(t, "http://127.0.0.1:1"), "no server")
+		d := sendBy(t, client(t, "http://127.0.0.1:1"), recording(t, 3), recording(t, 4))
+		assert.EqualValues(t, 14, d.Dropped)
+		assert.Zero(t, d.Sent)
 	})
 }
 
 func TestExportPartialSuccess(t *testing.T) {
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
 		s := &server{partial: &collectorpb.ExportProfilesPartialSuccess{RejectedProfiles: 1, ErrorMessage: "too old"}}
-		err := send(t, "http://"+listen(t, s, nil))
-		var rejected *RejectedError
-		require.ErrorAs(t, err, &rejected)
-		assert.Equal(t, RejectedError{Rejected: 1, Message: "too old"}, *rejected)
+		d := sendBy(t, client(t, "http://"+listen(t, s, nil)), recording(t, 3))
+		assert.EqualValues(t, 6, d.Dropped)
+		require.Len(t, d.Reasons, 1)
+		assert.Equal(t, &RejectedError{Rejected: 1, Message: "too old"}, d.Reasons[0])
 		assert.Equal(t, 1, s.attempts)
 
 		// Without rejected profiles, the message is only a warning.
 		s = &server{partial: &collectorpb.ExportProfilesPartialSuccess{ErrorMessage: "slow down"}}
-		d := sendBy(t, client(t, "http://"+listen(t, s, nil)), recording(t, 1))
-		assert.Empty(t, d.Reasons)
-		assert.Equal(t, []string{"slow down"}, d.Warnings)
+		d = sendBy(t, client(t, "http://"+listen(t, s, nil)), recording(t, 3))
+		assert.Equal(t, Delivery{Sent: 6, Warnings: []string{"slow down"}}, d)
 	})
 }
 

@@ -72,6 +72,7 @@ func TestConfigSettings(t *testing.T) {
 func TestConfigErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		variable, value, endpoint, want string
+		http                            bool
 	}{
 		"timeout":        {variable: "TIMEOUT", value: "10s", want: "OTEL_EXPORTER_OTLP_TIMEOUT"},
 		"zero timeout":   {variable: "TIMEOUT", value: "0", want: "OTEL_EXPORTER_OTLP_TIMEOUT"},
@@ -88,34 +89,27 @@ func TestConfigErrors(t *testing.T) {
 		"only a key":     {variable: "CLIENT_KEY", value: "/nowhere", endpoint: "https://host", want: "counterpart"},
 		"no host":        {endpoint: "http://", want: "no host"},
 		"malformed URL":  {endpoint: "http://[", want: "endpoint"},
+
+		"HTTP, no scheme":      {endpoint: "host:4318", want: "http://", http: true},
+		"HTTP, gRPC's scheme":  {endpoint: "dns:///host", want: "http://", http: true},
+		"HTTP, no host":        {endpoint: "https://", want: "http://", http: true},
+		"HTTP, malformed URL":  {endpoint: "http://user:secret@[", want: "not a URL", http: true},
+		"HTTP, another scheme": {endpoint: "ftp://user:secret@host", want: "http://", http: true},
+		"HTTP, binary header":  {variable: "HEADERS", value: "key-bin=se%0Acret", want: "other characters", http: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := newConfig(c.endpoint, func(name string) string {
-				if name == "OTEL_EXPORTER_OTLP_"+c.variable {
+				switch {
+				case name == "OTEL_EXPORTER_OTLP_"+c.variable:
 					return c.value
+				case c.http && name == "OTEL_EXPORTER_OTLP_PROTOCOL":
+					return protocolHTTP
 				}
 				return ""
 			})
 			require.ErrorContains(t, err, c.want)
-			assert.NotContains(t, err.Error(), "cret", "headers are secrets")
+			assert.NotContains(t, err.Error(), "cret", "headers and passwords are secrets")
 		})
-	}
-}
-
-func TestConfigErrorsOfHTTP(t *testing.T) {
-	for _, c := range []struct{ endpoint, headers, want string }{
-		{endpoint: "host:4318", want: "http://"},
-		{endpoint: "dns:///host", want: "http://"},
-		{endpoint: "https://", want: "http://"},
-		{endpoint: "http://user:secret@[", want: "not a URL"},
-		{endpoint: "ftp://user:secret@host", want: "http://"},
-		{headers: "key-bin=se%0Acret", want: "other characters"},
-	} {
-		_, err := newConfig(c.endpoint, func(name string) string {
-			return map[string]string{"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_HEADERS": c.headers}[name]
-		})
-		require.ErrorContains(t, err, c.want)
-		assert.NotContains(t, err.Error(), "cret")
 	}
 	c := config{protocol: protocolHTTP, target: "https://user:secret@host/path"}
 	assert.Equal(t, "https://user:xxxxx@host/path", c.redactedTarget())

@@ -16,7 +16,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -72,34 +71,39 @@ func write(path string, format Format, parts ...*profilespb.ProfilesData) error 
 	return f.Close()
 }
 
+// fileOf returns the content that write writes, and checks that it leaves no temporary files.
+func fileOf(t *testing.T, format Format, parts ...*profilespb.ProfilesData) []byte {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, write(filepath.Join(dir, "profile"), format, parts...))
+	content, err := os.ReadFile(filepath.Join(dir, "profile"))
+	require.NoError(t, err)
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+	return content
+}
+
 // TestFormats checks that a file's name selects its format, and that pprof, OTLP and JSON files contain the recorded
 // data, whether written at once or in two parts.
 func TestFormats(t *testing.T) {
 	whole, other := recording(t, 3), recording(t, 2)
-	dir := t.TempDir()
 	for name, format := range map[string]Format{
 		"a.pb.gz": Pprof, "a.pprof": Pprof, "A.PPROF.gz": Pprof, "a.otlp": OTLP, "a.json": JSON, "a.jsonl": JSONLines,
 		"a.folded": Folded, "a.html": HTML,
 	} {
-		got, err := FormatOf(filepath.Join(dir, name))
+		got, err := FormatOf(filepath.Join("dir", name))
 		require.NoError(t, err)
 		assert.Equal(t, format, got, name)
 	}
 	for _, name := range []string{"a", "a.pb", "a.svg", "a.txt", ".gz"} {
-		_, err := FormatOf(filepath.Join(dir, name))
+		_, err := FormatOf(filepath.Join("dir", name))
 		require.ErrorContains(t, err, ".pb.gz, .pprof, .pprof.gz, .otlp, .json, .jsonl, .folded, .html", name)
-	}
-	path := filepath.Join(dir, "profile")
-	read := func(format Format, parts ...*profilespb.ProfilesData) []byte {
-		require.NoError(t, write(path, format, parts...))
-		content, err := os.ReadFile(path)
-		require.NoError(t, err)
-		return content
 	}
 
 	want, second := asPprof(t, whole), asPprof(t, other)
-	assert.Equal(t, want.String(), parse(t, read(Pprof, whole)).String())
-	both := parse(t, read(Pprof, whole, other))
+	assert.Equal(t, want.String(), parse(t, fileOf(t, Pprof, whole)).String())
+	both := parse(t, fileOf(t, Pprof, whole, other))
 	require.NoError(t, both.CheckValid())
 	merged, err := pprof.Merge([]*pprof.Profile{want, second})
 	require.NoError(t, err)
@@ -107,10 +111,10 @@ func TestFormats(t *testing.T) {
 	assert.Equal(t, merged.String(), sorted(t, both).String())
 
 	decoded := &profilespb.ProfilesData{}
-	require.NoError(t, proto.Unmarshal(read(OTLP, whole), decoded))
+	require.NoError(t, proto.Unmarshal(fileOf(t, OTLP, whole), decoded))
 	assert.True(t, proto.Equal(whole, decoded))
 	decoded.Reset()
-	require.NoError(t, proto.Unmarshal(read(OTLP, whole, other), decoded))
+	require.NoError(t, proto.Unmarshal(fileOf(t, OTLP, whole, other), decoded))
 	require.Len(t, decoded.GetResourceProfiles(), 2)
 	// The samples of each part must still refer to the same stacks, spans and attributes.
 	for i, want := range []*pprof.Profile{want, second} {
@@ -124,20 +128,17 @@ func TestFormats(t *testing.T) {
 		assert.EqualValues(t, 1, s.GetLinkIndex())
 	}
 
-	assert.Equal(t, mustJSON(t, whole), normal(t, read(JSON, whole)))
-	assert.Equal(t, mustJSON(t, decoded), normal(t, read(JSON, whole, other)))
-	lines := bytes.Split(bytes.TrimSpace(read(JSONLines, whole, other)), []byte("\n"))
+	assert.Equal(t, mustJSON(t, whole), normal(t, fileOf(t, JSON, whole)))
+	assert.Equal(t, mustJSON(t, decoded), normal(t, fileOf(t, JSON, whole, other)))
+	lines := bytes.Split(bytes.TrimSpace(fileOf(t, JSONLines, whole, other)), []byte("\n"))
 	require.Len(t, lines, 2)
 	assert.Equal(t, mustJSON(t, other), normal(t, lines[1]))
 
 	// An empty recording.
-	assert.Empty(t, parse(t, read(Pprof)).Sample)
-	assert.True(t, json.Valid(read(JSON)))
-	assert.Empty(t, read(OTLP))
-	assert.Empty(t, read(JSONLines))
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	assert.Len(t, entries, 1, "no temporary files are left")
+	assert.Empty(t, parse(t, fileOf(t, Pprof)).Sample)
+	assert.True(t, json.Valid(fileOf(t, JSON)))
+	assert.Empty(t, fileOf(t, OTLP))
+	assert.Empty(t, fileOf(t, JSONLines))
 }
 
 // waited returns a recording of two goroutines that waited for 50 ms each.
@@ -157,15 +158,8 @@ func waited(t *testing.T) *profilespb.ProfilesData {
 // TestMixedTimes checks that one file can contain CPU and wall-clock time, no matter which is added first.
 func TestMixedTimes(t *testing.T) {
 	cpu, wall := recording(t, 3), waited(t)
-	path := filepath.Join(t.TempDir(), "profile")
-	read := func(format Format, parts ...*profilespb.ProfilesData) []byte {
-		require.NoError(t, write(path, format, parts...))
-		content, err := os.ReadFile(path)
-		require.NoError(t, err)
-		return content
-	}
 	for _, parts := range [][]*profilespb.ProfilesData{{cpu, wall, cpu}, {wall, cpu, cpu}} {
-		p := parse(t, read(Pprof, parts...))
+		p := parse(t, fileOf(t, Pprof, parts...))
 		var types []string
 		for _, st := range p.SampleType {
 			types = append(types, st.Type+"/"+st.Unit)
@@ -183,15 +177,14 @@ func TestMixedTimes(t *testing.T) {
 		assert.Equal(t, []int64{12, 12 * 10101010, 100e6}, totals)
 
 		decoded := &profilespb.ProfilesData{}
-		require.NoError(t, proto.Unmarshal(read(OTLP, parts...), decoded))
+		require.NoError(t, proto.Unmarshal(fileOf(t, OTLP, parts...), decoded))
 		counts := map[string]int{}
 		for _, p := range profile.Each(decoded) {
 			counts[profile.TimeOf(decoded.GetDictionary(), p)] += len(p.GetSamples())
 		}
 		assert.Equal(t, map[string]int{profile.TypeCPU: 6, profile.TypeWall: 2}, counts)
 
-		read(HTML, parts...)
-		documents := documentsOf(t, path)
+		documents := documentsOf(t, fileOf(t, HTML, parts...))
 		require.Len(t, documents, 2)
 		for i, want := range []flameDocument{{Period: 10101010, Samples: []int64{12}}, {Period: 1, Wall: true, Samples: []int64{100e6}}} {
 			total := int64(0)
@@ -203,31 +196,10 @@ func TestMixedTimes(t *testing.T) {
 	}
 }
 
-// TestManyEntries checks that indices are right even if a table has more entries than are remembered.
-func TestManyEntries(t *testing.T) {
-	var all table
-	for i := range 3 * maxKnownEntries {
-		index, isNew := all.place([]byte(strconv.Itoa(i)))
-		require.True(t, isNew)
-		require.EqualValues(t, i, index)
-		again, isNew := all.place([]byte(strconv.Itoa(i)))
-		require.False(t, isNew)
-		require.Equal(t, index, again)
-		require.LessOrEqual(t, len(all.known), maxKnownEntries)
-	}
-	index, isNew := all.place(nil)
-	assert.False(t, isNew, "the zero value is unique, even after forgetting entries")
-	assert.Zero(t, index)
-}
-
 // asPprof converts a recording and reads the result with pprof's own package.
 func asPprof(t *testing.T, data *profilespb.ProfilesData) *pprof.Profile {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "a.pprof")
-	require.NoError(t, write(path, Pprof, data))
-	content, err := os.ReadFile(path)
-	require.NoError(t, err)
-	p := parse(t, content)
+	p := parse(t, fileOf(t, Pprof, data))
 	require.NoError(t, p.CheckValid())
 	return p
 }

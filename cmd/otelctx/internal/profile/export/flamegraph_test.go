@@ -6,8 +6,6 @@ package export
 import (
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -72,11 +70,7 @@ func requests(t *testing.T) *profilespb.ProfilesData {
 }
 
 func TestFolded(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.folded")
 	data := requests(t)
-	require.NoError(t, write(path, Folded, data, data))
-	content, err := os.ReadFile(path)
-	require.NoError(t, err)
 	harmless := strings.ReplaceAll(hostile, ";", ":")
 	part := strings.Join([]string{
 		harmless + ";main.main;" + harmless + " 10",
@@ -85,15 +79,13 @@ func TestFolded(t *testing.T) {
 		"shop;main.cart;main.query;[libc.so.6] 20",
 		"shop;runtime.gcBgMarkWorker 20\n",
 	}, "\n")
-	assert.Equal(t, part+part, string(content))
+	assert.Equal(t, part+part, string(fileOf(t, Folded, data, data)))
 }
 
-// documentsOf returns the flame graphs in the page at path.
-func documentsOf(t *testing.T, path string) (d []flameDocument) {
+// documentsOf returns the flame graphs in a page.
+func documentsOf(t *testing.T, page []byte) (d []flameDocument) {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	require.NoError(t, err)
-	_, document, found := strings.Cut(string(content), `<script id="profiles" type="application/json">`)
+	_, document, found := strings.Cut(string(page), `<script id="profiles" type="application/json">`)
 	require.True(t, found)
 	document, _, found = strings.Cut(document, "</script>")
 	require.True(t, found)
@@ -103,10 +95,8 @@ func documentsOf(t *testing.T, path string) (d []flameDocument) {
 
 // TestFlameGraph checks that a page has one graph with the samples of all parts of a recording.
 func TestFlameGraph(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.html")
 	data := requests(t)
-	require.NoError(t, write(path, HTML, data, data))
-	d := documentsOf(t, path)[0]
+	d := documentsOf(t, fileOf(t, HTML, data, data))[0]
 	assert.Equal(t, int64(10*time.Millisecond), d.Period)
 	assert.False(t, d.Cut)
 	assert.Equal(t, []string{"", "others", "GET /cart", "SELECT", hostile}, d.Names)
@@ -131,8 +121,7 @@ func TestFlameGraph(t *testing.T) {
 	}, got)
 
 	// An empty recording.
-	require.NoError(t, write(path, HTML))
-	assert.Equal(t, []int32{0, 0}, documentsOf(t, path)[0].Nodes)
+	assert.Equal(t, []int32{0, 0}, documentsOf(t, fileOf(t, HTML))[0].Nodes)
 }
 
 // TestFlameGraphIsBounded checks that a flame graph stays within its bounds, that no samples are lost when rare stacks,
@@ -159,9 +148,9 @@ func TestFlameGraphIsBounded(t *testing.T) {
 		require.LessOrEqual(t, len(f.nodes), bounds.nodes)
 		require.LessOrEqual(t, f.functions.size, bounds.text)
 		require.LessOrEqual(t, len(f.samples), bounds.samples)
-		require.LessOrEqual(t, len(f.traces.all), bounds.traces)
-		require.LessOrEqual(t, len(f.names.all), bounds.names)
-		require.LessOrEqual(t, len(f.endpoints.all), bounds.names)
+		require.LessOrEqual(t, len(f.words[flameTrace].all), bounds.traces)
+		require.LessOrEqual(t, len(f.words[flameName].all), bounds.names)
+		require.LessOrEqual(t, len(f.words[flameEndpoint].all), bounds.names)
 	}
 	d := f.document()
 	assert.True(t, d.Cut)

@@ -95,7 +95,7 @@ type flame struct {
 	nodes     []flameNode
 	index     map[flameNode]int32
 	// The first two entries of each, flameNone and flameOthers, are reserved.
-	names, endpoints, traces *words
+	words [flameKinds]*words
 
 	samples map[flameSample]int64
 	period  int64 // nanoseconds per sample, or 1 if samples are counted in nanoseconds
@@ -106,9 +106,22 @@ type flame struct {
 // precede their children.
 type flameNode struct{ parent, function int32 }
 
-type flameSample struct{ node, name, endpoint, trace int32 }
+// flameSample is a node of the tree, with the number of a word of each kind.
+type flameSample struct {
+	node  int32
+	words [flameKinds]int32
+}
 
-// In names, endpoints and traces, flameNone means that there is no value, and flameOthers stands for all merged
+// These are the kinds of words of a sample, in the order in which they are merged.
+const (
+	flameTrace = iota
+	flameName
+	flameEndpoint
+
+	flameKinds
+)
+
+// Among the words of a kind, flameNone means that there is no value, and flameOthers stands for all merged
 // values.
 const (
 	flameNone   = 0
@@ -118,7 +131,7 @@ const (
 func newFlame(kind string, bounds flameBounds) *flame {
 	return &flame{
 		kind: kind, bounds: bounds,
-		functions: newWords(""), names: newWords("", "others"), endpoints: newWords("", "others"), traces: newWords("", "others"),
+		functions: newWords(""), words: [flameKinds]*words{newWords("", "others"), newWords("", "others"), newWords("", "others")},
 		nodes: []flameNode{{}}, index: map[flameNode]int32{}, samples: map[flameSample]int64{},
 	}
 }
@@ -152,12 +165,10 @@ func (f *flame) add(s *sample) {
 		key.node = f.child(key.node, name)
 	}
 	if trace := s.label(labelTraceID); trace != "" {
-		key.trace = f.traces.number(trace)
-		if name := s.label(wire.NameKey); name != "" {
-			key.name = f.names.number(name)
-		}
-		if endpoint := s.label(wire.EndpointKey); endpoint != "" {
-			key.endpoint = f.endpoints.number(endpoint)
+		for kind, text := range [flameKinds]string{trace, s.label(wire.NameKey), s.label(wire.EndpointKey)} {
+			if text != "" {
+				key.words[kind] = f.words[kind].number(text)
+			}
 		}
 	}
 	f.samples[key] += s.value
@@ -182,27 +193,18 @@ func (f *flame) shrink() {
 	for len(f.nodes) > f.bounds.nodes || f.functions.size > f.bounds.text {
 		f.cutStacks()
 	}
-	if len(f.traces.all) > f.bounds.traces {
-		f.mergeTraces()
-	}
-	if len(f.names.all) > f.bounds.names {
-		f.mergeNames()
-	}
-	if len(f.endpoints.all) > f.bounds.names {
-		f.mergeEndpoints()
+	for kind, limit := range [flameKinds]int{f.bounds.traces, f.bounds.names, f.bounds.names} {
+		if len(f.words[kind].all) > limit {
+			f.merge(kind)
+		}
 	}
 	if len(f.samples) <= f.bounds.samples {
 		return
 	}
 	for len(f.samples) > f.bounds.samples/2 {
-		switch {
-		case len(f.traces.all) > f.traces.first:
-			f.mergeTraces()
-		case len(f.names.all) > f.names.first:
-			f.mergeNames()
-		case len(f.endpoints.all) > f.endpoints.first:
-			f.mergeEndpoints()
-		default:
+		if kind := slices.IndexFunc(f.words[:], func(w *words) bool { return len(w.all) > w.first }); kind >= 0 {
+			f.merge(kind)
+		} else {
 			f.cutStacks()
 		}
 	}
@@ -241,23 +243,12 @@ func (f *flame) cutStacks() {
 	f.renumber(func(s *flameSample) { s.node = renumbered[s.node] })
 }
 
-func (f *flame) mergeTraces() {
-	f.traces = f.merge(f.traces, func(s *flameSample) *int32 { return &s.trace })
-}
-
-func (f *flame) mergeNames() {
-	f.names = f.merge(f.names, func(s *flameSample) *int32 { return &s.name })
-}
-
-func (f *flame) mergeEndpoints() {
-	f.endpoints = f.merge(f.endpoints, func(s *flameSample) *int32 { return &s.endpoint })
-}
-
-// merge merges the half of the words with the fewest samples into "others", and returns the remaining words.
-func (f *flame) merge(old *words, field func(*flameSample) *int32) *words {
+// merge merges the half of the words of a kind with the fewest samples into "others".
+func (f *flame) merge(kind int) {
+	old := f.words[kind]
 	totals := make([]int64, len(old.all))
 	for s, n := range f.samples {
-		totals[*field(&s)] += n
+		totals[s.words[kind]] += n
 	}
 	order := make([]int32, 0, len(old.all))
 	for n := old.first; n < len(old.all); n++ {
@@ -273,8 +264,8 @@ func (f *flame) merge(old *words, field func(*flameSample) *int32) *words {
 	for _, n := range order[:len(order)/2] {
 		renumbered[n] = rest.number(old.all[n])
 	}
-	f.renumber(func(s *flameSample) { *field(s) = renumbered[*field(s)] })
-	return rest
+	f.words[kind] = rest
+	f.renumber(func(s *flameSample) { s.words[kind] = renumbered[s.words[kind]] })
 }
 
 // renumber applies change to the keys of all samples.
@@ -306,16 +297,17 @@ type flameDocument struct {
 
 func (f *flame) document() flameDocument {
 	d := flameDocument{
-		Period: f.period, Wall: f.kind == profile.TypeWall, Functions: f.functions.all, Names: f.names.all, Endpoints: f.endpoints.all, Traces: f.traces.all, Cut: f.cut,
+		Period: f.period, Wall: f.kind == profile.TypeWall, Functions: f.functions.all, Names: f.words[flameName].all, Endpoints: f.words[flameEndpoint].all, Traces: f.words[flameTrace].all, Cut: f.cut,
 		Nodes: make([]int32, 0, 2*len(f.nodes)), Samples: make([]int64, 0, 5*len(f.samples)),
 	}
 	for _, n := range f.nodes {
 		d.Nodes = append(d.Nodes, n.parent, n.function)
 	}
 	for _, s := range slices.SortedFunc(maps.Keys(f.samples), func(a, b flameSample) int {
-		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.name, b.name), cmp.Compare(a.endpoint, b.endpoint), cmp.Compare(a.trace, b.trace))
+		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.words[flameName], b.words[flameName]),
+			cmp.Compare(a.words[flameEndpoint], b.words[flameEndpoint]), cmp.Compare(a.words[flameTrace], b.words[flameTrace]))
 	}) {
-		d.Samples = append(d.Samples, int64(s.node), int64(s.name), int64(s.endpoint), int64(s.trace), f.samples[s])
+		d.Samples = append(d.Samples, int64(s.node), int64(s.words[flameName]), int64(s.words[flameEndpoint]), int64(s.words[flameTrace]), f.samples[s])
 	}
 	return d
 }

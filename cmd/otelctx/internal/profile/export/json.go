@@ -97,14 +97,21 @@ func jsonValue(f protoreflect.FieldDescriptor, v any) any {
 		}
 		return base64.StdEncoding.EncodeToString(n) // nil bytes become "", not null
 	case float64:
-		switch {
-		case math.IsNaN(n):
-			return "NaN"
-		case math.IsInf(n, 1):
-			return "Infinity"
-		case math.IsInf(n, -1):
-			return "-Infinity"
-		}
+		return JSONDouble(n)
 	}
 	return v
+}
+
+// JSONDouble returns f, or its name in protobuf's JSON encoding if JSON has no such number.
+func JSONDouble(f float64) any {
+	switch {
+	case math.IsNaN(f):
+		return "NaN"
+	case math.IsInf(f, 1):
+		return "Infinity"
+	case math.IsInf(f, -1):
+		return "-Infinity"
+	default:
+		return f
+	}
 }

@@ -6,7 +6,6 @@ package export
 import (
 	"bufio"
 	"cmp"
-	"hash/maphash"
 	"io"
 	"os"
 	"slices"
@@ -22,15 +21,11 @@ import (
 // one message that has the elements of all of them. Each part adds entries to the dictionary's tables.
 type otlpEncoder struct {
 	to     io.Writer
-	tables tables
+	tables profile.Tables
 }
 
 func (e *otlpEncoder) add(data *profilespb.ProfilesData) error {
-	part, err := e.tables.append(data)
-	if err != nil {
-		return err
-	}
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(part)
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(e.tables.Append(data))
 	if err != nil {
 		return err
 	}
@@ -45,7 +40,7 @@ func (*otlpEncoder) close() error { return nil }
 // in files, so that only the current part is in memory.
 type jsonEncoder struct {
 	to     jsonWriter
-	tables tables
+	tables profile.Tables
 	begun  bool
 	// waiting holds the tables of the dictionary, sorted by name.
 	waiting []*waitingTable
@@ -74,10 +69,7 @@ func newJSONEncoder(to *bufio.Writer, spool func() (*os.File, error)) (*jsonEnco
 }
 
 func (e *jsonEncoder) add(data *profilespb.ProfilesData) error {
-	part, err := e.tables.append(data)
-	if err != nil {
-		return err
-	}
+	part := e.tables.Append(data)
 	for _, r := range part.GetResourceProfiles() {
 		separator := ","
 		if !e.begun {
@@ -87,6 +79,7 @@ func (e *jsonEncoder) add(data *profilespb.ProfilesData) error {
 		e.to.message(r)
 	}
 	dictionary := part.GetDictionary().ProtoReflect()
+	var err error
 	for _, t := range e.waiting {
 		entries := dictionary.Get(t.field).List()
 		t.to.elements(t.field, entries, t.begun)
@@ -140,125 +133,3 @@ func (e *linesEncoder) add(data *profilespb.ProfilesData) error {
 }
 
 func (*linesEncoder) close() error { return nil }
-
-// tables assigns indices to the entries of all parts, so that the parts share one dictionary. Equal entries get the
-// same index (but see maxKnownEntries).
-type tables struct{ mappings, locations, functions, links, strings, attributes, stacks table }
-
-// maxKnownEntries is the maximum number of entries that are remembered for a table. When it is reached, all of them
-// are forgotten. An entry may then be added to the file again, which the format tolerates. The functions of a typical
-// recording stay below the limit. Links may exceed it, but few of them occur in more than one part.
-const maxKnownEntries = 1 << 15
-
-// table assigns indices to the entries of one table of the shared dictionary.
-type table struct {
-	known map[entryHash]int32
-	count int32
-}
-
-// entryHash identifies the content of an entry. It has 128 bits and random seeds, so collisions do not occur in
-// practice.
-type entryHash [2]uint64
-
-var entrySeeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
-
-// place returns the index of the entry with the given content, and whether the entry is new. Empty content stands
-// for the zero value, which always has index 0.
-func (t *table) place(content []byte) (index int32, isNew bool) {
-	hash := entryHash{maphash.Bytes(entrySeeds[0], content), maphash.Bytes(entrySeeds[1], content)}
-	if index, ok := t.known[hash]; ok {
-		return index, false
-	}
-	if len(content) == 0 && t.count > 0 {
-		return 0, false
-	}
-	if t.known == nil || len(t.known) >= maxKnownEntries {
-		t.known = map[entryHash]int32{}
-	}
-	index = t.count
-	t.known[hash] = index
-	t.count++
-	return index, true
-}
-
-// places returns, for each entry of a part's table, its index in the shared dictionary. It also removes the entries
-// that earlier parts contain from the part's table.
-func places[T any](t *table, entries *[]T, content func(T) []byte) []int32 {
-	indices, left := make([]int32, len(*entries)), (*entries)[:0]
-	for i, e := range *entries {
-		index, isNew := t.place(content(e))
-		if indices[i] = index; isNew {
-			left = append(left, e)
-		}
-	}
-	*entries = left
-	return indices
-}
-
-// append returns a copy of data as the next part of a file. The copy's dictionary holds only entries that earlier
-// parts lack, and its indices refer to the dictionary that all parts form together.
-func (t *tables) append(data *profilespb.ProfilesData) (*profilespb.ProfilesData, error) {
-	part := proto.CloneOf(data)
-	d := part.GetDictionary()
-	var err error
-	encode := func(m proto.Message) []byte {
-		b, failed := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-		err = cmp.Or(err, failed)
-		return b
-	}
-	// A table must be processed after the tables that it refers to.
-	strings := places(&t.strings, &d.StringTable, func(s string) []byte { return []byte(s) })
-	attributes := places(&t.attributes, &d.AttributeTable, func(a *profilespb.KeyValueAndUnit) []byte {
-		remap(strings, &a.KeyStrindex, &a.UnitStrindex)
-		return encode(a)
-	})
-	functions := places(&t.functions, &d.FunctionTable, func(f *profilespb.Function) []byte {
-		remap(strings, &f.NameStrindex, &f.SystemNameStrindex, &f.FilenameStrindex)
-		return encode(f)
-	})
-	mappings := places(&t.mappings, &d.MappingTable, func(m *profilespb.Mapping) []byte {
-		remap(strings, &m.FilenameStrindex)
-		remapAll(attributes, m.GetAttributeIndices())
-		return encode(m)
-	})
-	locations := places(&t.locations, &d.LocationTable, func(l *profilespb.Location) []byte {
-		remap(mappings, &l.MappingIndex)
-		remapAll(attributes, l.GetAttributeIndices())
-		for _, line := range l.GetLines() {
-			remap(functions, &line.FunctionIndex)
-		}
-		return encode(l)
-	})
-	stacks := places(&t.stacks, &d.StackTable, func(s *profilespb.Stack) []byte {
-		remapAll(locations, s.GetLocationIndices())
-		return encode(s)
-	})
-	links := places(&t.links, &d.LinkTable, func(l *profilespb.Link) []byte { return encode(l) })
-	for _, p := range profile.Each(part) {
-		for _, v := range []*profilespb.ValueType{p.GetSampleType(), p.GetPeriodType()} {
-			if v != nil {
-				remap(strings, &v.TypeStrindex, &v.UnitStrindex)
-			}
-		}
-		remapAll(attributes, p.GetAttributeIndices())
-		for _, s := range p.GetSamples() {
-			remap(stacks, &s.StackIndex)
-			remap(links, &s.LinkIndex)
-			remapAll(attributes, s.GetAttributeIndices())
-		}
-	}
-	return part, err
-}
-
-// remap replaces each index i with to[i].
-func remap(to []int32, indices ...*int32) {
-	for _, i := range indices {
-		*i = to[*i]
-	}
-}
-
-func remapAll(to, indices []int32) {
-	for n, i := range indices {
-		indices[n] = to[i]
-	}
-}

@@ -21,40 +21,33 @@ import (
 	"github.com/stretchr/testify/require"
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// sendAll sends all data through a queue and closes the queue.
-func sendAll(t *testing.T, endpoint string, all ...*profilespb.ProfilesData) Delivery {
-	t.Helper()
-	c, err := NewClient(endpoint)
-	require.NoError(t, err)
-	q := NewQueue(c)
-	for _, data := range all {
-		q.Add(data)
-	}
-	require.NoError(t, q.Close(t.Context()))
-	return q.Delivery()
-}
-
 // TestQueueRetries checks that no samples are lost if the collector is not ready at first.
 func TestQueueRetries(t *testing.T) {
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
 		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000") // The machine may be busy.
+		exhausted, err := status.New(codes.ResourceExhausted, "later").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
+		require.NoError(t, err)
 		starting := status.Error(codes.Unavailable, "starting")
-		s := &server{answers: []error{starting, starting, starting}}
-		d := sendAll(t, "http://"+listen(t, s, nil), recording(t, 3), recording(t, 4))
+		s := &server{answers: []error{starting, starting, exhausted.Err()}}
+		d := sendBy(t, client(t, "http://"+listen(t, s, nil)), recording(t, 3), recording(t, 4))
 		assert.EqualValues(t, 14, d.Sent)
-		assert.Zero(t, d.Dropped+d.Waiting)
+		assert.Zero(t, d.Dropped)
 		assert.Len(t, s.requests, 2)
-		require.Len(t, d.Retried, 1, "the same each time")
-		assert.ErrorContains(t, d.Retried[0], "starting")
+		assert.Equal(t, 5, s.attempts)
+		require.Len(t, d.Retried, 2, "each error once")
+		assert.ErrorContains(t, errors.Join(d.Retried...), "starting")
+		assert.ErrorContains(t, errors.Join(d.Retried...), "later")
 	})
 }
 
@@ -62,32 +55,20 @@ func TestQueueRetries(t *testing.T) {
 // others are sent.
 func TestQueueCountsRejectedSamples(t *testing.T) {
 	s := &server{answers: []error{status.Error(codes.InvalidArgument, "not this one")}}
-	d := sendAll(t, "http://"+s.listen(t), recording(t, 3), recording(t, 3))
+	d := sendBy(t, client(t, "http://"+s.listen(t)), recording(t, 3), recording(t, 3))
 	assert.EqualValues(t, 6, d.Sent)
 	assert.EqualValues(t, 6, d.Dropped)
 	require.Len(t, d.Reasons, 1)
 	require.ErrorContains(t, d.Reasons[0], "not this one")
-
-	s = &server{partial: &collectorpb.ExportProfilesPartialSuccess{RejectedProfiles: 1, ErrorMessage: "too old"}}
-	d = sendAll(t, "http://"+s.listen(t), recording(t, 3))
-	assert.EqualValues(t, 6, d.Dropped)
-	require.ErrorContains(t, d.Reasons[0], "too old")
-
-	s = &server{partial: &collectorpb.ExportProfilesPartialSuccess{ErrorMessage: "slow down"}}
-	assert.Equal(t, Delivery{Sent: 6, Warnings: []string{"slow down"}}, sendAll(t, "http://"+s.listen(t), recording(t, 3)))
 }
 
 // TestQueueCountsOversizedSamples checks that samples too large for any request are dropped and counted.
 func TestQueueCountsOversizedSamples(t *testing.T) {
-	c, err := NewClient("http://" + (&server{}).listen(t))
-	require.NoError(t, err)
+	c := client(t, "http://"+(&server{}).listen(t))
 	c.maxRequest = 1
-	q := NewQueue(c)
-	q.Add(recording(t, 3))
-	require.NoError(t, q.Close(t.Context()))
-	d := q.Delivery()
+	d := sendBy(t, c, recording(t, 3))
 	assert.EqualValues(t, 6, d.Dropped)
-	assert.Zero(t, d.Sent+d.Waiting)
+	assert.Zero(t, d.Sent)
 	require.Len(t, d.Reasons, 1)
 	assert.ErrorContains(t, d.Reasons[0], "one sample takes")
 }
@@ -110,9 +91,7 @@ func (p *picky) Export(ctx context.Context, r *collectorpb.ExportProfilesService
 func TestQueueIsNotBlockedByRefusedRequests(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000")
 	p := &picky{server: &server{}, refused: 6}
-	c, err := NewClient("http://" + serve(t, p))
-	require.NoError(t, err)
-	q := NewQueue(c)
+	q := NewQueue(client(t, "http://"+serve(t, p)))
 	for range 2 * senders {
 		q.Add(recording(t, 3))
 	}
@@ -135,24 +114,13 @@ func TestQueueIsNotBlockedByRefusedRequests(t *testing.T) {
 	assert.ErrorContains(t, reasons[0], "not this one")
 }
 
-// TestQueueCloseTimesOut checks that Close gives up if no collector responds, and counts the unsent samples as
-// dropped.
-func TestQueueCloseTimesOut(t *testing.T) {
-	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
-	d := sendAll(t, "http://127.0.0.1:1", recording(t, 3), recording(t, 4))
-	assert.EqualValues(t, 14, d.Dropped)
-	assert.Zero(t, d.Sent+d.Waiting)
-}
-
 // TestQueueCloseIsInterruptible checks that Close stops waiting for an unresponsive collector when its context
 // is canceled.
 func TestQueueCloseIsInterruptible(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2000000000")
 	h := &held{server: &server{}, arrived: make(chan struct{}, 1), answer: make(chan struct{})}
-	c, err := NewClient("http://" + serve(t, h))
-	require.NoError(t, err)
+	q := NewQueue(client(t, "http://"+serve(t, h)))
 	defer close(h.answer)
-	q := NewQueue(c)
 	q.Add(recording(t, 3))
 	<-h.arrived
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -179,7 +147,7 @@ func TestLongMessagesAreTruncated(t *testing.T) {
 			"warning":  {partial: &collectorpb.ExportProfilesPartialSuccess{ErrorMessage: long}},
 		} {
 			t.Run(name, func(t *testing.T) {
-				d := sendAll(t, "http://"+listen(t, s, nil), recording(t, 3))
+				d := sendBy(t, client(t, "http://"+listen(t, s, nil)), recording(t, 3))
 				texts := d.Warnings
 				for _, err := range slices.Concat(d.Reasons, d.Retried) {
 					texts = append(texts, err.Error())
@@ -235,8 +203,7 @@ func (h *held) Export(ctx context.Context, r *collectorpb.ExportProfilesServiceR
 func TestQueueDropsTheOldest(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(int(testenv.Patience.Milliseconds())))
 	h := &held{server: &server{}, arrived: make(chan struct{}, 100), answer: make(chan struct{})}
-	c, err := NewClient("http://" + serve(t, h))
-	require.NoError(t, err)
+	c := client(t, "http://"+serve(t, h))
 	const (
 		room = 2 // waiting requests
 		size = 20
@@ -303,9 +270,7 @@ func TestQueueSurvivesCollectorRestart(t *testing.T) {
 			require.NoError(t, <-done)
 		}
 	}
-	c, err := NewClient("unix://" + path)
-	require.NoError(t, err)
-	q := NewQueue(c)
+	q := NewQueue(client(t, "unix://"+path))
 	delivered := func(delivery *Delivery, want func() bool) {
 		require.Eventually(t, func() bool {
 			d := q.Delivery()

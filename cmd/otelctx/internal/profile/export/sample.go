@@ -9,7 +9,6 @@ import (
 	"iter"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
@@ -103,21 +102,14 @@ func eachSample(data *profilespb.ProfilesData) iter.Seq[sample] {
 }
 
 func newLabel(key string, value *commonpb.AnyValue) label {
-	l := label{key: key}
-	switch v := value.GetValue().(type) {
-	case nil:
-	case *commonpb.AnyValue_IntValue:
-		l.number, l.isNumber = v.IntValue, true
-	case *commonpb.AnyValue_StringValue:
-		l.text = v.StringValue
-	case *commonpb.AnyValue_BoolValue:
-		l.text = strconv.FormatBool(v.BoolValue)
-	case *commonpb.AnyValue_DoubleValue:
-		l.text = strconv.FormatFloat(v.DoubleValue, 'g', -1, 64)
-	default:
-		l.text = protojson.MarshalOptions{}.Format(value)
+	if n, ok := value.GetValue().(*commonpb.AnyValue_IntValue); ok {
+		return label{key: key, number: n.IntValue, isNumber: true}
 	}
-	return l
+	text, ok := profile.Text(value)
+	if !ok && value.GetValue() != nil {
+		text = protojson.MarshalOptions{}.Format(value)
+	}
+	return label{key: key, text: text}
 }
 
 // uniqueLabels sorts labels and keeps only the last label of each key. It then drops labels with empty text.

@@ -17,17 +17,24 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// TestDebugFile checks that C functions get their names from a separate debug file, but only if its build id
-// matches.
-func TestDebugFile(t *testing.T) {
-	objcopy, err := exec.LookPath("objcopy")
+// objcopy returns a function that runs objcopy. It skips the test if there is none.
+func objcopy(t *testing.T) func(args ...string) {
+	t.Helper()
+	tool, err := exec.LookPath("objcopy")
 	if err != nil {
 		t.Skip("no objcopy, of binutils")
 	}
-	run := func(args ...string) {
-		out, err := exec.Command(objcopy, args...).CombinedOutput()
+	return func(args ...string) {
+		t.Helper()
+		out, err := exec.Command(tool, args...).CombinedOutput()
 		require.NoError(t, err, string(out))
 	}
+}
+
+// TestDebugFile checks that C functions get their names from a separate debug file, but only if its build id
+// matches.
+func TestDebugFile(t *testing.T) {
+	run := objcopy(t)
 	whole := build(t, programs.Cgo, "cgo")
 	for name, test := range map[string]struct {
 		debug  string // beside the program
@@ -61,15 +68,14 @@ func TestDebugFile(t *testing.T) {
 // TestDebugFileInRoot checks that a debug file in a process's own root directory is found, and that it does not
 // name functions of another process with the same executable.
 func TestDebugFileInRoot(t *testing.T) {
-	objcopy, err := exec.LookPath("objcopy")
-	if err != nil || os.Geteuid() != 0 {
-		t.Skip("takes root, to change the root directory, and objcopy, of binutils")
+	if os.Geteuid() != 0 {
+		t.Skip("changing the root directory needs CAP_SYS_CHROOT")
 	}
+	run := objcopy(t)
 	whole := build(t, programs.CgoStatic, "cgo")
 	files := NewFiles()
 	stripped := filepath.Join(t.TempDir(), "program")
-	out, err := exec.Command(objcopy, "--strip-all", whole, stripped).CombinedOutput()
-	require.NoError(t, err, string(out))
+	run("--strip-all", whole, stripped)
 	parse, err := os.Open(stripped)
 	require.NoError(t, err)
 	defer func() { _ = parse.Close() }()
@@ -79,8 +85,7 @@ func TestDebugFileInRoot(t *testing.T) {
 		root := t.TempDir()
 		debug := filepath.Join(root, debugNames("", "", id)[0])
 		require.NoError(t, os.MkdirAll(filepath.Dir(debug), 0o755))
-		out, err := exec.Command(objcopy, "--only-keep-debug", "--redefine-sym=native_code="+rename, whole, debug).CombinedOutput()
-		require.NoError(t, err, string(out))
+		run("--only-keep-debug", "--redefine-sym=native_code="+rename, whole, debug)
 		require.NoError(t, os.Link(stripped, filepath.Join(root, "program")))
 		var r cgoReport
 		p := start(t, "/program", &r, func(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root} })

@@ -232,34 +232,28 @@ func use(list *[]*file, o *file) *file {
 	return (*list)[0]
 }
 
+// newFile reads the headers of a file. If only build ids are needed, it retains nothing else.
 func newFile(f *Files, id fileID, content io.ReaderAt, closer io.Closer) *file {
-	if f.unnamed {
-		return newUnnamedFile(f, id, content)
-	}
-	o := &file{files: f, id: id, reading: make(chan struct{}, 1), closer: closer, named: map[uint64]named{}}
-	all := whole(content)
-	o.htlHash = htlHash(all, id.size)
-	e, err := parseELF(all)
-	if err != nil {
-		return o // The file is not ELF and has no symbols.
-	}
-	o.elf = e
-	o.gnuBuildID, o.goBuildID = e.buildIDs()
-	o.lacks = e.lacks()
-	if t, err := e.goTable(); err == nil {
-		o.golang = t
-	}
-	return o
-}
-
-// newUnnamedFile reads the build ids and retains nothing else.
-func newUnnamedFile(f *Files, id fileID, content io.ReaderAt) *file {
 	o := &file{files: f, id: id, reading: make(chan struct{}, 1)}
 	all := whole(content)
 	o.htlHash = htlHash(all, id.size)
-	if e, err := parseELF(all); err == nil {
+	e, err := parseELF(all)
+	if err == nil {
 		o.gnuBuildID, o.goBuildID = e.buildIDs()
-		o.kind = TypeNative // Without the tables, Go code cannot be distinguished from C code.
+	}
+	if f.unnamed {
+		if err == nil {
+			o.kind = TypeNative // Without the tables, Go code cannot be distinguished from C code.
+		}
+		return o
+	}
+	o.closer, o.named = closer, map[uint64]named{}
+	if err != nil {
+		return o // The file is not ELF and has no symbols.
+	}
+	o.elf, o.lacks = e, e.lacks()
+	if t, err := e.goTable(); err == nil {
+		o.golang = t
 	}
 	return o
 }

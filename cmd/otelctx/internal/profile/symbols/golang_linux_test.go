@@ -4,6 +4,7 @@
 package symbols
 
 import (
+	"debug/dwarf"
 	"debug/elf"
 	"os"
 	"os/exec"
@@ -65,8 +66,7 @@ func TestGo(t *testing.T) {
 	}
 }
 
-// withoutStarts returns lines without the start lines of functions, which the runtime does not report. TestLLVM
-// checks start lines.
+// withoutStarts returns lines without the start lines of functions, which the runtime does not report.
 func withoutStarts(lines []Line) []Line {
 	lines = slices.Clone(lines)
 	for i := range lines {
@@ -126,16 +126,6 @@ func requireText(t *testing.T, process opened, text [][]frame) {
 	}
 	require.Greater(t, len(text), 5000)
 	t.Logf("%d addresses, at %d of them there are inlined calls", len(text), inlined)
-}
-
-// TestGoDeleted checks that a program can be symbolized after its file has been deleted.
-func TestGoDeleted(t *testing.T) {
-	var r report
-	p := start(t, build(t, programs.Static, "prog"), &r)
-	require.NoError(t, os.Remove(p.path))
-	process := p.open()
-	requireStack(t, process, r.Stack)
-	assert.Equal(t, p.path, process.Locate(r.Stack[1].PC, false).Mapping.Path)
 }
 
 // TestGoExec checks that names are right after a process has replaced its program (execve) with another one at
@@ -223,6 +213,56 @@ func TestGoMachines(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestStartLines checks that the start lines of functions, including inlined ones, are those in DWARF.
+func TestStartLines(t *testing.T) {
+	file, err := os.Open(build(t, programs.Static, "prog"))
+	require.NoError(t, err)
+	defer func() { _ = file.Close() }()
+	sections, err := elf.NewFile(file)
+	require.NoError(t, err)
+	debug, err := sections.DWARF()
+	require.NoError(t, err)
+	const ambiguous = -1
+	starts := map[string]int64{}
+	entries := debug.Reader()
+	for e, err := entries.Next(); e != nil; e, err = entries.Next() {
+		require.NoError(t, err)
+		if e.Tag != dwarf.TagSubprogram {
+			continue
+		}
+		name, _ := e.Val(dwarf.AttrName).(string)
+		name = printable(name)
+		if line, ok := e.Val(dwarf.AttrDeclLine).(int64); ok { // not for assembly
+			if other, ok := starts[name]; ok && other != line {
+				line = ambiguous // a generic function and its wrapper
+			}
+			starts[name] = line
+		}
+		entries.SkipChildren()
+	}
+	o, text := parsed(file), sections.Section(".text")
+	compared, equal, inlined := 0, 0, 0
+	step := text.Size/uint64(testenv.Rounds(5_000, 200_000)) | 1
+	for address := text.Addr; address < text.Addr+text.Size; address += step {
+		lines, _ := o.lookup(address)
+		for n, l := range lines {
+			if want := starts[l.Function]; want > 0 {
+				compared++
+				if l.Start == int(want) {
+					equal++
+				}
+				if n+1 < len(lines) {
+					inlined++
+				}
+			}
+		}
+	}
+	t.Logf("%d of %d start lines equal, %d of inlined functions", equal, compared, inlined)
+	assert.GreaterOrEqual(t, float64(equal), 0.999*float64(compared))
+	assert.Greater(t, compared, 2500)
+	assert.Greater(t, inlined, 500)
 }
 
 func goBuildID(t *testing.T, path string) string {

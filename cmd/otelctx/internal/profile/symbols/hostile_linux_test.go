@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/binary"
-	"io"
 	"os"
 	"runtime"
 	"strconv"
@@ -142,7 +141,7 @@ func TestRelocated(t *testing.T) {
 }
 
 // TestWrongModule checks that the Go table is not used if a word of moduledata disagrees with it, because the names
-// could be wrong.
+// could be wrong, nor without moduledata, because the base address is unknown.
 func TestWrongModule(t *testing.T) {
 	content, err := os.ReadFile("/proc/self/exe")
 	require.NoError(t, err)
@@ -159,15 +158,6 @@ func TestWrongModule(t *testing.T) {
 		_, err = f.goTable()
 		require.ErrorIs(t, err, errNoGoTable, "word %d", word)
 	}
-}
-
-// TestNoModule checks that the Go table is not used without moduledata, because the base address is unknown.
-func TestNoModule(t *testing.T) {
-	file, err := os.Open("/proc/self/exe")
-	require.NoError(t, err)
-	defer func() { require.NoError(t, file.Close()) }()
-	f, err := parseELF(whole(file))
-	require.NoError(t, err)
 	for i := range f.sections {
 		if f.sections[i].name != ".gopclntab" {
 			f.sections[i].name = ""
@@ -222,13 +212,15 @@ type closer func()
 
 func (c closer) Close() error { c(); return nil }
 
-// TestGone checks that attached regions can be symbolized after their process has ended, and that such a process
-// cannot be opened.
+// TestGone checks that a program can be symbolized after its file has been deleted, and attached regions after their
+// process has ended. Such a process cannot be opened.
 func TestGone(t *testing.T) {
 	var r report
 	p := start(t, build(t, programs.Static, "prog"), &r)
+	require.NoError(t, os.Remove(p.path))
 	process := p.open()
 	requireStack(t, process, r.Stack)
+	assert.Equal(t, p.path, process.Locate(r.Stack[1].PC, false).Mapping.Path)
 	p.Done()
 	require.Error(t, process.Refresh())
 	requireStack(t, process, r.Stack)
@@ -249,7 +241,7 @@ ffffffffa0000100 b last	[nf_tables]
 
 func TestKallsyms(t *testing.T) {
 	k := &Kernel{locations: map[uint64]*Location{}}
-	require.NoError(t, k.parse(strings.NewReader(kallsyms)))
+	require.NoError(t, k.parse(strings.NewReader(kallsyms), true))
 	for address, want := range map[uint64]string{
 		0xffffffff80ffffff: "",
 		0xffffffff81000000: "_stext",
@@ -272,10 +264,10 @@ func TestKallsyms(t *testing.T) {
 		assert.Equal(t, address >= 0xffffffff81000000 && address < 0xffffffff81000400, l.Mapping != nil, "%#x", address)
 	}
 
-	for _, parse := range []func(*Kernel, io.Reader) error{(*Kernel).parse, (*Kernel).parseRange} {
-		require.ErrorIs(t, parse(k, strings.NewReader("0000000000000000 T _stext\n0000000000000000 T x\n")), ErrKernelHidden)
+	for _, names := range []bool{true, false} {
+		require.ErrorIs(t, k.parse(strings.NewReader("0000000000000000 T _stext\n0000000000000000 T x\n"), names), ErrKernelHidden)
 		for _, malformed := range []string{"", "x", "ffffffff81000000", "ffffffff81000000 T", "g T x"} {
-			require.Error(t, parse(k, strings.NewReader(malformed)), malformed)
+			require.Error(t, k.parse(strings.NewReader(malformed), names), malformed)
 		}
 	}
 }
@@ -283,9 +275,9 @@ func TestKallsyms(t *testing.T) {
 // TestKallsymsUnnamed checks that the range of the kernel's code is the same whether or not names are read.
 func TestKallsymsUnnamed(t *testing.T) {
 	named, k := &Kernel{locations: map[uint64]*Location{}}, &Kernel{locations: map[uint64]*Location{}}
-	require.NoError(t, named.parse(strings.NewReader(kallsyms)))
+	require.NoError(t, named.parse(strings.NewReader(kallsyms), true))
 	// Lines after the end of the code must not be read.
-	require.NoError(t, k.parseRange(strings.NewReader(kallsyms+"malformed\n")))
+	require.NoError(t, k.parse(strings.NewReader(kallsyms+"malformed\n"), false))
 	require.NotNil(t, k.mapping)
 	assert.Equal(t, named.mapping, k.mapping)
 	assert.Empty(t, k.symbols)
@@ -294,7 +286,7 @@ func TestKallsymsUnnamed(t *testing.T) {
 
 // TestKernel checks that a function of the running kernel is symbolized.
 func TestKernel(t *testing.T) {
-	k, err := OpenKernel()
+	k, err := OpenKernel(true)
 	require.NotNil(t, k)
 	if err != nil {
 		require.Empty(t, k.Locate(0xffffffff81000000).Lines)

@@ -39,23 +39,18 @@ type kernelSymbol struct {
 	name    string // empty for data and other non-functions
 }
 
-// OpenKernel reads the kernel's symbols from /proc/kallsyms, about ten megabytes. If the kernel hides its
-// symbols or their addresses (kernel.kptr_restrict), it returns an error, which may wrap ErrKernelHidden,
-// and a Kernel that names nothing. The Kernel is never nil.
-func OpenKernel() (*Kernel, error) { return openKernel((*Kernel).parse) }
-
-// OpenUnnamedKernel is like OpenKernel, for callers that need no names. It reads symbols only up to the end of the
-// kernel's code, and does not retain them.
-func OpenUnnamedKernel() (*Kernel, error) { return openKernel((*Kernel).parseRange) }
-
-func openKernel(parse func(*Kernel, io.Reader) error) (*Kernel, error) {
+// OpenKernel reads the kernel's symbols from /proc/kallsyms, about ten megabytes. Without names it reads them only up
+// to the end of the kernel's code, and does not retain them. If the kernel hides its symbols or their addresses
+// (kernel.kptr_restrict), it returns an error, which may wrap ErrKernelHidden, and a Kernel that names nothing. The
+// Kernel is never nil.
+func OpenKernel(names bool) (*Kernel, error) {
 	k := &Kernel{locations: map[uint64]*Location{}}
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
 		return k, err
 	}
 	defer func() { _ = f.Close() }()
-	if err := parse(k, f); err != nil {
+	if err := k.parse(f, names); err != nil {
 		return k, err
 	}
 	if notes, err := os.ReadFile("/sys/kernel/notes"); err == nil && k.mapping != nil {
@@ -68,48 +63,17 @@ func openKernel(parse func(*Kernel, io.Reader) error) (*Kernel, error) {
 // kernelPath is the name of the kernel's mapping in perf and pprof.
 const kernelPath = "[kernel.kallsyms]"
 
-// parse reads the symbols, and the address range of the kernel's own code (without modules). On error k is
-// unchanged.
-func (k *Kernel) parse(kallsyms io.Reader) error {
-	var symbols []kernelSymbol
-	err := k.scan(kallsyms, func(address uint64, kind byte, name, module string) (more bool) {
-		switch {
-		case module != "":
-			name += " " + module
-		case name == endOfCode:
-			name = ""
-		}
-		if !strings.ContainsRune("tTwW", rune(kind)) {
-			name = ""
-		}
-		symbols = append(symbols, kernelSymbol{address, name})
-		return true
-	})
-	if err != nil {
-		return err
-	}
-	slices.SortStableFunc(symbols, func(a, b kernelSymbol) int { return cmp.Compare(a.address, b.address) })
-	k.symbols = slices.Clip(symbols)
-	return nil
-}
-
-// parseRange is like parse, but does not retain the symbols, and stops reading at the end of the kernel's own code.
-func (k *Kernel) parseRange(kallsyms io.Reader) error {
-	return k.scan(kallsyms, func(_ uint64, _ byte, name, module string) (more bool) {
-		return name != endOfCode || module != ""
-	})
-}
-
 // These symbols delimit the kernel's own code.
 const (
 	startOfCode = "_stext"
 	endOfCode   = "_etext"
 )
 
-// scan calls each for every symbol until each returns false, and then sets the address range of the kernel's own
-// code.
-func (k *Kernel) scan(kallsyms io.Reader, each func(address uint64, kind byte, name, module string) (more bool)) error {
+// parse reads the address range of the kernel's own code (without modules) and, with names, the symbols. Without names it
+// stops reading at the end of that code. On error k is unchanged.
+func (k *Kernel) parse(kallsyms io.Reader, names bool) error {
 	s := bufio.NewScanner(kallsyms)
+	var symbols []kernelSymbol
 	var start, limit uint64
 	count, hidden := 0, true
 	for more := true; more && count < maxKallsyms && s.Scan(); count++ {
@@ -124,12 +88,18 @@ func (k *Kernel) scan(kallsyms io.Reader, each func(address uint64, kind byte, n
 		name, module, _ := strings.Cut(rest[2:], "\t")
 		switch {
 		case module != "":
+			name += " " + module
 		case name == startOfCode:
 			start = address
 		case name == endOfCode:
-			limit = address
+			limit, name, more = address, "", names
 		}
-		more = each(address, rest[0], name, module)
+		if !strings.ContainsRune("tTwW", rune(rest[0])) {
+			name = ""
+		}
+		if names {
+			symbols = append(symbols, kernelSymbol{address, name})
+		}
 	}
 	if err := s.Err(); err != nil {
 		return fmt.Errorf("kallsyms: %w", err)
@@ -143,6 +113,8 @@ func (k *Kernel) scan(kallsyms io.Reader, each func(address uint64, kind byte, n
 	if start < limit {
 		k.mapping = &Mapping{Start: start, Limit: limit, Path: kernelPath}
 	}
+	slices.SortStableFunc(symbols, func(a, b kernelSymbol) int { return cmp.Compare(a.address, b.address) })
+	k.symbols = slices.Clip(symbols)
 	return nil
 }
 

@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -194,28 +193,20 @@ func (p *Process) openPerfMap() (*os.File, error) {
 
 // self returns the process's id in its own namespace, and its effective user.
 func (p *Process) self() (pid int, user uint32, err error) {
+	ids, err := p.proc.ThreadIDs(p.pid)
+	if err != nil {
+		return 0, 0, err
+	}
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
 	if err != nil {
 		return 0, 0, err
 	}
 	for line := range strings.Lines(string(status)) {
-		switch fields := strings.Fields(line); {
-		case len(fields) > 2 && fields[0] == "Uid:":
-			n, err := strconv.ParseUint(fields[2], 10, 32)
-			if err != nil {
-				return 0, 0, err
-			}
-			user = uint32(n)
-		case len(fields) > 1 && fields[0] == "NSpid:":
-			if pid, err = strconv.Atoi(fields[len(fields)-1]); err != nil {
-				return 0, 0, err
-			}
+		if n, _ := fmt.Sscanf(line, "Uid: %d %d", new(uint32), &user); n == 2 {
+			return ids[len(ids)-1], user, nil
 		}
 	}
-	if pid == 0 {
-		return 0, 0, fmt.Errorf("/proc/%d/status has no NSpid", p.pid)
-	}
-	return pid, user, nil
+	return 0, 0, fmt.Errorf("/proc/%d/status has no Uid", p.pid)
 }
 
 // check checks that f is a regular file, and the right one according to isRight. It also checks that the process

@@ -26,13 +26,11 @@ func compiled(addresses ...uint64) (locations []*Location) {
 
 func names(locations []*Location) (names []string) {
 	for _, l := range locations {
-		name := ""
-		var nameSb30 strings.Builder
+		var name strings.Builder
 		for _, line := range l.Lines {
-			nameSb30.WriteString(line.Function)
+			name.WriteString(line.Function)
 		}
-		name += nameSb30.String()
-		names = append(names, name)
+		names = append(names, name.String())
 	}
 	return names
 }

@@ -65,17 +65,15 @@ func TestTimeline(t *testing.T) {
 				line.replace(found, when, func(*Region) {})
 			}
 			for when, want := range c.want {
-				got := ""
-				var gotSb68 strings.Builder
+				var got strings.Builder
 				for address := range uint64(10) {
 					if r := line.find(address, at(when)); r != nil {
-						gotSb68.WriteString(r.mapping.Path)
+						got.WriteString(r.mapping.Path)
 					} else {
-						gotSb68.WriteString(".")
+						got.WriteString(".")
 					}
 				}
-				got += gotSb68.String()
-				assert.Equal(t, want, got, "at %d", when)
+				assert.Equal(t, want, got.String(), "at %d", when)
 			}
 		})
 	}

@@ -1,19 +1,8 @@
-//go:build ignore
-
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
 // Reports at once when a process publishes, executes another program or ends. It reports
 // only which process that is. The reader finds out more with its own permissions.
-
-#include <stdbool.h>
-
-#include "kernel.bpf.h"
-#include <bpf/bpf_helpers.h>
-#include <bpf/bpf_core_read.h>
-#include "image.bpf.h"
-
-char _license[] SEC("license") = "GPL";
 
 enum change_kind {
 	CHANGED = 1,
