@@ -7,10 +7,32 @@ import (
 	"bytes"
 	"errors"
 	"os/exec"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 )
+
+// Output collects the output of a command. It can be read while the command runs.
+type Output struct {
+	mu      sync.Mutex
+	content strings.Builder
+}
+
+// Write appends to the output.
+func (o *Output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.content.Write(p)
+}
+
+// String returns the output so far.
+func (o *Output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.content.String()
+}
 
 // hung is the time after which Run kills a command. No command in a test takes that long.
 const hung = 2 * time.Minute
