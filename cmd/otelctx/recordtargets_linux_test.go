@@ -260,11 +260,9 @@ func TestRecordSelected(t *testing.T) {
 	one, other := startBurner(t, nil, burner.Records), startBurner(t, nil, burner.Silent)
 	name := filepath.Base(executable(t))
 	wants := map[string][]int{
-		"-p " + pidOf(one) + "," + pidOf(other):       {one.PID(), other.PID()},
-		pidOf(one) + " " + pidOf(other):               {one.PID(), other.PID()},
+		pidOf(one) + " -p " + pidOf(other):            {one.PID(), other.PID()},
 		"--name " + name:                              {one.PID(), other.PID()},
 		"--service burner":                            {one.PID()},
-		"--service no-such-service":                   {},
 		"--cgroup /":                                  {one.PID(), other.PID()},
 		"--cgroup /no/such/group":                     {},
 		"--cgroup / --service no-such --name " + name: {},
