@@ -47,7 +47,7 @@ func receive(t *testing.T, config string, environment []string, inSpans func(r r
 
 	cmd := exec.Command(collector, append([]string{
 		"--feature-gates=service.profilesSupport", "--set=service.telemetry.metrics.level=none",
-		"--config", filepath.Join("..", "..", "collector", "config", config),
+		"--config", filepath.Join("..", "..", "..", "collector", "config", config),
 	}, arguments...)...)
 	cmd.Env = append(os.Environ(), environment...)
 	var log strings.Builder

@@ -44,7 +44,7 @@ type recording struct {
 // this test and, unless spans is empty, to the endpoint spans.
 func record(t *testing.T, endpoint, spans string, options ...string) recording {
 	t.Helper()
-	program := programs.Build(t, programs.Static, filepath.Join("..", "..", "cmd", "otelctx"), ".")
+	program := programs.Build(t, programs.Static, filepath.Join("..", "..", "..", "cmd", "otelctx"), ".")
 	file := filepath.Join(t.TempDir(), "profile.otlp")
 	received, spanEndpoint := receiveSpans(t)
 	child := childproc.Start(t, roleService, nil)
