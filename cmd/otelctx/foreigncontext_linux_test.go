@@ -40,7 +40,6 @@ func TestSpansBesideAnyProcessContext(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := startBurner(t, nil, append(test.words, burner.Records, burner.GoroutineTable, burner.ThreadSlots)...)
-			c.Stop()
 			inspected := inProcess(t, "inspect", pidOf(c), "--json")
 			require.Zero(t, inspected.code, inspected.stderr)
 			var d document
@@ -63,7 +62,6 @@ func TestSpansBesideAnyProcessContext(t *testing.T) {
 			assert.Contains(t, text, "threadlocal.schema_version")
 			assert.Equal(t, test.invalid, strings.Contains(text, "2 process contexts"))
 
-			c.Continue()
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
 			recording, got := recorded(t, c, "--output", file)
 			assert.Greater(t, recording.Attributed, uint64(30))

@@ -153,7 +153,13 @@ func TestRecordWithoutPause(t *testing.T) {
 	r.awaitRecorded(t, service)
 	before, err := burner.Used(service)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return c.requests() >= atOnce+refused }, testenv.Patience, tick)
+	require.Eventually(t, func() bool {
+		// Burn only for a part of the time, because the pauses between the attempts take seconds.
+		service.Continue()
+		time.Sleep(tick)
+		service.Stop()
+		return c.requests() >= atOnce+refused
+	}, testenv.Patience, 5*tick)
 	after, err := burner.Used(service)
 	require.NoError(t, err)
 	service.Kill()
@@ -173,7 +179,10 @@ func TestRecordWithoutPause(t *testing.T) {
 
 const roleBrief = "brief"
 
-// briefRole waits for a request, then publishes spans and exits after 400 ms of CPU time.
+// briefUse is the CPU time that a process with [roleBrief] uses.
+const briefUse = 200 * time.Millisecond
+
+// briefRole waits for a request, then publishes spans and exits after [briefUse].
 func briefRole(parent *childproc.Parent) {
 	parent.Send("begun")
 	parent.Receive()
@@ -182,7 +191,7 @@ func briefRole(parent *childproc.Parent) {
 	for {
 		var use unix.Rusage
 		parent.Must(unix.Getrusage(unix.RUSAGE_SELF, &use))
-		if use.Utime.Nano()+use.Stime.Nano() > int64(400*time.Millisecond) {
+		if use.Utime.Nano()+use.Stime.Nano() > int64(briefUse) {
 			return
 		}
 		time.Sleep(time.Millisecond)
@@ -228,7 +237,7 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 		processes int
 		early     bool
 	}{
-		"that begin":   {func(*testing.T, *exec.Cmd) {}, 8, false},
+		"that begin":   {func(*testing.T, *exec.Cmd) {}, 4, false},
 		"that publish": {withTracefs, 4, true},
 	} {
 		// recordedAll reports whether all processes were recorded. Some may be missing: if many other processes
@@ -254,7 +263,6 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 			// When the recorder has noticed a new process, it has also scanned all existing ones.
 			first := startBurner(t, nil, burner.Records)
 			r.awaitRecorded(t, first)
-			first.Stop()
 			for i := range test.processes {
 				var c *childproc.Child
 				if test.early {
@@ -272,7 +280,7 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 			}
 			missing := 0
 			for _, c := range all {
-				t.Logf("%d samples of 400 ms at 997 Hz", recorded[c.PID()])
+				t.Logf("%d samples of %v at 997 Hz", recorded[c.PID()], briefUse)
 				if recorded[c.PID()] == 0 {
 					missing++
 				}
@@ -371,6 +379,7 @@ func TestRecordMinute(t *testing.T) {
 			memory = append(memory, residentKB(t, r.cmd.Process.Pid))
 		}
 	}
+	service.Stop()
 	got := r.interrupt(t)
 	a := accountOf(t, got)
 	from, to := uint64(seen[0].at.UnixNano()), uint64(seen[len(seen)-1].at.UnixNano())

@@ -13,7 +13,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -86,8 +86,7 @@ func otelctxAsNobody(t *testing.T, args ...string) result {
 	defer func() { _ = binary.Close() }()
 	cmd := exec.Command("/proc/self/fd/3", args...)
 	cmd.ExtraFiles = []*os.File{binary}
-	const nobody = 65534
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	childproc.AsNobody(cmd)
 	return runCommand(t, cmd)
 }
 
@@ -107,32 +106,14 @@ func runCommand(t *testing.T, cmd *exec.Cmd) result {
 // running is a command that was started, with the output that it has written so far.
 type running struct {
 	cmd            *exec.Cmd
-	stdout, stderr *buffer
-}
-
-// buffer collects the output of a command. It can be read while the command runs.
-type buffer struct {
-	mu      sync.Mutex
-	content strings.Builder
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.content.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.content.String()
+	stdout, stderr *programs.Output
 }
 
 // startCommand starts cmd as otelctx. At the end of the test, it kills the command if that is still running. It
 // skips the test if cmd needs another user and the current one may not change to it.
 func startCommand(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
-	r := &running{cmd, new(buffer), new(buffer)}
+	r := &running{cmd, new(programs.Output), new(programs.Output)}
 	// Without this setting, a process built with -race sleeps for a second before it exits.
 	cmd.Env = append(os.Environ(), asCommandKey+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	if cmd.Stdout == nil {

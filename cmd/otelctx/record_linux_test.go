@@ -65,10 +65,12 @@ var sampling = sync.OnceValue(func() error {
 	return s.Close()
 })
 
+// startBurner starts a burner and stops it, so that it uses the CPU only while a test samples it.
 func startBurner(t *testing.T, prepare func(*exec.Cmd), words ...string) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, burner.Role, prepare)
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(words...)))
+	c.Stop()
 	return c
 }
 
@@ -79,8 +81,8 @@ func pidOf(c *childproc.Child) string { return strconv.Itoa(c.PID()) }
 func recorded(t *testing.T, c *childproc.Child, args ...string) (recordDocument, result) {
 	t.Helper()
 	r := startRecordOf(t, c, args...)
-	r.awaitSamples(t, c)
-	got := r.interrupt(t, c)
+	r.takeSamples(t, c)
+	got := r.interrupt(t)
 	return decodeRecord(t, got), got
 }
 
@@ -257,6 +259,7 @@ func TestRecordAttributes(t *testing.T) {
 			c := startBurner(t, nil, words, burner.Keyed)
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
 			r := startRecordOf(t, c, "--output", file)
+			c.Continue()
 			r.awaitSample(t)
 			// enough is the number of keys that the burner uses. Each occurs in many samples.
 			const enough = 15
@@ -264,7 +267,8 @@ func TestRecordAttributes(t *testing.T) {
 				key, err := strconv.Atoi(c.Ask("keys"))
 				return err != nil || key >= enough
 			}, testenv.Patience, tick)
-			d := decodeRecord(t, r.interrupt(t, c))
+			c.Stop()
+			d := decodeRecord(t, r.interrupt(t))
 			require.Greater(t, d.Attributed, uint64(30))
 			for _, u := range d.Spans {
 				if len(u.Attributes) > 0 || !isRequest(t, u.TraceID, u.SpanID) {
@@ -316,9 +320,11 @@ func TestRecordForPeople(t *testing.T) {
 	c := startBurner(t, nil, burner.Records)
 	file := filepath.Join(t.TempDir(), "it's.pb.gz")
 	r := startRecordText(t, pidOf(c), "-o", file, "--top=3", "--kernel")
+	c.Continue()
 	r.awaitSample(t)
 	burner.AwaitUse(t, c, 400*time.Millisecond) // some 40 samples
-	got := r.interrupt(t, c)
+	c.Stop()
+	got := r.interrupt(t)
 	require.Zero(t, got.code, got.stderr)
 	assert.Regexp(t, `^Recorded process \d+, burner for [\d.]+m?s at 99 Hz\n  CPU time +\d\.\d{3}s  \d+ samples\n  In spans +\d\.\d{3}s  \d+\.\d%\n  Lost +0\.000s  0 samples\n`, got.stdout)
 	assert.Regexp(t, `(?m)^What the CPU time was used for\n  CPU +SHARE +IN SPANS +WORK\n  \d\.\d{3}s +\d+\.\d% +\d+\.\d% +application\n`, got.stdout)
@@ -340,8 +346,9 @@ func TestRecordRepeatedly(t *testing.T) {
 		}
 		return nil
 	}}
-	startBurner(t, nil, burner.Records)
-	r := startRecord(t, "--all", "--repeat", "--duration=100ms", "--otlp-endpoint", c.listen(t))
+	service := startBurner(t, nil, burner.Records)
+	r := startRecord(t, "--all", "-F997", "--repeat", "--duration=100ms", "--otlp-endpoint", c.listen(t))
+	service.Continue()
 	require.Eventually(t, func() bool { return c.requests() >= 5 }, testenv.Patience, tick)
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
 	got := r.wait(t)
@@ -367,6 +374,7 @@ func TestRecordRollingFiles(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
 	r := startRecordOf(t, c, "--repeat", "--duration=100ms", "--keep=2", "--output", filepath.Join(dir, "p.jsonl"))
+	c.Continue()
 	files := func() (names []string) {
 		entries, err := os.ReadDir(dir)
 		require.NoError(t, err)
@@ -408,7 +416,6 @@ func TestInterruptWhileAFileWaits(t *testing.T) {
 	c := startBurner(t, nil, burner.Records)
 	fifo := filepath.Join(t.TempDir(), "p.jsonl")
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))
-	c.Stop() // The next two recorders block before they record it.
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		r := start(t, "record", "--duration=0", "-o", fifo, pidOf(c))
 		require.Eventually(t, func() bool {
@@ -429,10 +436,9 @@ func TestInterruptWhileAFileWaits(t *testing.T) {
 	defer func() { _ = reader.Close() }()
 	_, err = unix.FcntlInt(reader.Fd(), unix.F_SETPIPE_SZ, 4096)
 	require.NoError(t, err)
-	c.Continue()
 	r := startRecordOf(t, c, "-o", fifo)
-	r.awaitSamples(t, c)
-	got := r.interrupt(t, c)
+	r.takeSamples(t, c)
+	got := r.interrupt(t)
 	assert.Equal(t, exitOther, got.code)
 	assert.Contains(t, got.stderr, "accepted no data")
 }
@@ -447,8 +453,10 @@ func TestRecordWithoutSymbols(t *testing.T) {
 	record := func(file string) recordDocument {
 		r := startRecordOf(t, c, "--no-symbols", "--output", file)
 		r.awaitRecorded(t, c)
+		c.Continue()
 		burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
-		got := r.interrupt(t, c)
+		c.Stop()
+		got := r.interrupt(t)
 		assert.Empty(t, got.complaints())
 		return decodeRecord(t, got)
 	}
@@ -479,7 +487,9 @@ func TestRecordWithoutSymbols(t *testing.T) {
 	assert.Positive(t, own)
 
 	// With --output=/dev/stdout, standard output must contain only the profile.
+	c.Continue()
 	got := otelctx(t, "record", pidOf(c), "--duration=100ms", "--output=/dev/stdout", "--format=otlp")
+	c.Stop()
 	require.NoError(t, proto.Unmarshal([]byte(got.stdout), &profilespb.ProfilesData{}))
 	assert.Contains(t, got.stderr, "Recorded process")
 
@@ -539,8 +549,8 @@ func TestRecordToCollector(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "500")
 	record := startRecordText(t, pidOf(c), often, "--otlp-endpoint=http://127.0.0.1:1", "--output", file)
-	record.awaitSamples(t, c)
-	got := record.interrupt(t, c)
+	record.takeSamples(t, c)
+	got := record.interrupt(t)
 	assert.Equal(t, exitOther, got.code)
 	assert.Contains(t, got.stderr, "export to ")
 	assert.Contains(t, got.stdout, "Top spans by CPU time")
@@ -572,12 +582,9 @@ func startRecord(t *testing.T, args ...string) *running {
 	return startRecordText(t, append([]string{"--json", "--top=0", often}, args...)...)
 }
 
-// startRecordOf starts a recording of the burner c with [startRecord]. Meanwhile the burner is stopped, so that it
-// takes no CPU time from the recorder.
+// startRecordOf starts a recording of the burner c with [startRecord].
 func startRecordOf(t *testing.T, c *childproc.Child, args ...string) *running {
 	t.Helper()
-	c.Stop()
-	defer c.Continue()
 	return startRecord(t, append([]string{pidOf(c)}, args...)...)
 }
 
@@ -607,9 +614,11 @@ func (r *running) awaitSampleOf(t *testing.T, program string) {
 	childproc.AwaitOpen(t, r.cmd.Process.Pid, program)
 }
 
-// awaitSamples waits until there are hundreds of samples of a burner.
-func (r *running) awaitSamples(t *testing.T, c *childproc.Child) {
+// takeSamples lets a burner burn until there are hundreds of samples of it, and then stops it again.
+func (r *running) takeSamples(t *testing.T, c *childproc.Child) {
 	t.Helper()
+	c.Continue()
+	defer c.Stop()
 	r.awaitSample(t)
 	r.awaitRecorded(t, c)
 	burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
@@ -691,19 +700,15 @@ func watches(fd, pid int) (bool, error) {
 	return err == nil, err
 }
 
-// interrupt ends a recording and returns its result. Meanwhile the burners are stopped, so that they take no CPU
-// time from the recorder, which looks up the functions on their stacks.
-func (r *running) interrupt(t *testing.T, burners ...*childproc.Child) result {
+// interrupt ends a recording and returns its result.
+func (r *running) interrupt(t *testing.T) result {
 	t.Helper()
-	for _, c := range burners {
-		c.Stop()
-		defer c.Continue()
-	}
 	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
 	return r.wait(t)
 }
 
-// TestRecordEnds checks that a recording ends cleanly when it is interrupted, and when the recorded process ends.
+// TestRecordEnds checks that a recording ends cleanly when it is terminated, and when the recorded process ends. The
+// other tests check the end by an interrupt.
 func TestRecordEnds(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
@@ -717,7 +722,6 @@ func TestRecordEnds(t *testing.T) {
 		end      func(c *childproc.Child, command *os.Process)
 		ended    bool // whether the recorded process ends the recording
 	}{
-		"interrupted": {"1h", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(os.Interrupt) }, false},
 		// Closing a terminal sends SIGHUP.
 		"hung up": {"0", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(syscall.SIGHUP) }, false},
 		// timeout(1) signals both the command and its process group, so the command gets the signal twice.
@@ -735,11 +739,8 @@ func TestRecordEnds(t *testing.T) {
 			c := startBurner(t, nil, burner.Records)
 			file := filepath.Join(t.TempDir(), "p.pb.gz")
 			r := startRecordOf(t, c, "--duration", test.duration, "-o", file)
-			r.awaitSamples(t, c)
+			r.takeSamples(t, c)
 			test.end(c, r.cmd.Process)
-			if !test.ended {
-				c.Stop() // leave the processors to the recorder
-			}
 			got := r.wait(t)
 			d := decodeRecord(t, got)
 			assert.Equal(t, test.ended, d.Ended)
@@ -772,19 +773,24 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	silent := startBurner(t, nil, burner.Silent)
 	spansOnly := startBurner(t, nil, burner.Records, burner.NoContext)
 	r := startRecord(t, "--all")
-	r.awaitSamples(t, early)
-	r.awaitSamples(t, spansOnly)
+	r.takeSamples(t, early)
+	r.takeSamples(t, spansOnly)
 	early.Kill()
+	silent.Continue()
+	burner.AwaitUse(t, silent, 50*time.Millisecond)
+	silent.Stop()
+	later.Continue()
 	require.Equal(t, "published", later.Ask("publish"))
+	later.Stop()
 	r.awaitRecorded(t, later)
 	// Once the recorder has found this process, it has also noticed that early has ended.
 	appeared := startBurner(t, nil, burner.Records)
 	r.awaitRecorded(t, appeared)
 	time.Sleep(wait)
 	for _, c := range []*childproc.Child{later, appeared} {
-		r.awaitSamples(t, c)
+		r.takeSamples(t, c)
 	}
-	d := decodeRecord(t, r.interrupt(t, later, appeared, silent, spansOnly))
+	d := decodeRecord(t, r.interrupt(t))
 	assert.Zero(t, d.PID)
 	attributed := map[int]map[bool]uint64{} // by process id and whether the service name is right
 	for _, p := range d.Processes {
@@ -812,14 +818,18 @@ func TestRecordNoticesPublication(t *testing.T) {
 	noticed := func(wait time.Duration) bool {
 		all := true
 		runs := map[string]*running{burner.Later: nil, burner.Words(burner.Later, burner.ResourceFirst): nil}
+		services := map[string]*childproc.Child{}
 		for words := range runs {
 			c := startBurner(t, nil, burner.Records, words)
-			runs[words] = startRecord(t, pidOf(c))
-			runs[words].awaitSample(t)
+			services[words], runs[words] = c, startRecord(t, pidOf(c))
+			runs[words].takeSamples(t, c)
+			c.Continue()
 			require.Equal(t, "published", c.Ask("publish"))
+			c.Stop()
 		}
 		time.Sleep(wait)
 		for words, r := range runs {
+			r.takeSamples(t, services[words])
 			d := decodeRecord(t, r.interrupt(t))
 			if d.Attributed == 0 {
 				all = false
@@ -869,28 +879,21 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	paranoid, err := os.ReadFile("/proc/sys/kernel/perf_event_paranoid")
 	require.NoError(t, err)
 	t.Logf("kernel.perf_event_paranoid is %s", strings.TrimSpace(string(paranoid)))
-	dir, err := os.MkdirTemp("", "record-test") // t.TempDir is not accessible to other users.
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := programs.PublicDir(t)
 	require.NoError(t, os.Chmod(dir, 0o777))
 	binary := programs.Public(t, "/proc/self/exe", "otelctx")
-	const (
-		nobody     = 65534
-		capPerfmon = 38
-		capBPF     = 39
-	)
-	as := func(cmd *exec.Cmd, caps ...uintptr) {
-		cmd.Path, cmd.Dir = binary, "/"
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, AmbientCaps: caps}
-	}
-	theirs := startBurner(t, func(cmd *exec.Cmd) { as(cmd) }, burner.Records, burner.ThreadSlots)
+	theirs := startBurner(t, func(cmd *exec.Cmd) {
+		cmd.Path = binary
+		childproc.AsNobody(cmd)
+	}, burner.Records, burner.ThreadSlots)
 	file := filepath.Join(dir, "p.pb.gz")
-	record := func(args ...string) *exec.Cmd {
-		cmd := exec.Command(binary, append([]string{"record", pidOf(theirs)}, args...)...)
-		as(cmd, capBPF, capPerfmon)
+	record := func(c *childproc.Child, capabilities []uintptr, args ...string) *exec.Cmd {
+		cmd := exec.Command(binary, append([]string{"record", pidOf(c)}, args...)...)
+		childproc.AsNobody(cmd, capabilities...)
 		return cmd
 	}
-	got := runCommand(t, record("--duration=1ms"))
+	both := []uintptr{unix.CAP_BPF, unix.CAP_PERFMON}
+	got := runCommand(t, record(theirs, both, "--duration=1ms"))
 	if level, err := strconv.Atoi(strings.TrimSpace(string(paranoid))); err == nil && level > 2 && got.code == exitNotPermitted {
 		// On kernels of Debian and Ubuntu, levels above 2 may forbid sampling despite the capabilities.
 		assert.Contains(t, got.stderr, fmt.Sprintf("kernel.perf_event_paranoid is %d: permission denied", level))
@@ -898,29 +901,24 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 		return
 	}
 	require.Contains(t, []int{exitOK, exitNoSamples}, got.code, got.stderr)
-	r := startCommand(t, record("--duration=0", often, "--output", file))
+	r := startCommand(t, record(theirs, both, "--duration=0", often, "--output", file))
+	theirs.Continue()
 	r.awaitSampleOf(t, binary)
 	burner.AwaitUse(t, theirs, 400*time.Second/time.Duration(burner.Frequency()))
-	got = r.interrupt(t, theirs)
+	theirs.Stop()
+	got = r.interrupt(t)
 	require.Zero(t, got.code, got.stderr)
 	t.Log(got.stdout, got.stderr)
 	assertTrue(t, file)
 
 	// Recording wall-clock time needs neither capability.
-	cmd := exec.Command(binary, "record", pidOf(theirs), "--wall", "--cpu", "--duration=1ms")
-	as(cmd)
-	got = runCommand(t, cmd)
+	got = runCommand(t, record(theirs, nil, "--wall", "--cpu", "--duration=1ms"))
 	assert.Equal(t, exitNotPermitted, got.code)
 	assert.Contains(t, got.stderr, "without --cpu, --wall needs only permission to read the processes")
-	cmd = exec.Command(binary, "record", pidOf(theirs), "--wall", "--duration=1ms")
-	as(cmd)
-	got = runCommand(t, cmd)
+	got = runCommand(t, record(theirs, nil, "--wall", "--duration=1ms"))
 	assert.Zero(t, got.code, got.stderr)
 
-	ours := startBurner(t, nil, burner.Silent)
-	cmd = exec.Command(binary, "record", pidOf(ours))
-	as(cmd, capBPF, capPerfmon)
-	got = runCommand(t, cmd)
+	got = runCommand(t, record(startBurner(t, nil, burner.Silent), both))
 	assert.Equal(t, exitNotPermitted, got.code)
 	assert.Contains(t, got.stderr, "not permitted to read the process")
 }

@@ -30,10 +30,13 @@ func TestRecordForPGO(t *testing.T) {
 	c := childproc.Run(t, exec.Command(program))
 	require.Equal(t, "burning", c.Receive())
 	file := filepath.Join(t.TempDir(), "default.pgo")
+	c.Stop()
 	r := startRecordOf(t, c, "--output", file, "--format", "pprof")
+	c.Continue()
 	childproc.AwaitOpen(t, r.cmd.Process.Pid, program) // The recorder opens it at the first sample.
 	burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
-	d := decodeRecord(t, r.interrupt(t, c))
+	c.Stop()
+	d := decodeRecord(t, r.interrupt(t))
 	require.Greater(t, d.Samples, uint64(100))
 
 	const inlined = "inlining call to mix"

@@ -180,7 +180,6 @@ func TestRecordWithoutSamples(t *testing.T) {
 	idle := childproc.Run(t, exec.Command("sleep", "1000"))
 	idle.Stop() // Otherwise the process might still use the CPU before it sleeps.
 	busy := startBurner(t, nil, burner.Records, burner.Keyed)
-	busy.Stop()
 	for args, want := range map[string][]string{
 		"--service nosuch": {"no samples: there were no processes of service nosuch\n", "otelctx list"},
 		"--name nosuch":    {"no samples: there were no processes of name nosuch that used the CPU\n", "ps -o comm"},
@@ -196,9 +195,7 @@ func TestRecordWithoutSamples(t *testing.T) {
 			require.NoError(t, os.WriteFile(file, []byte("before"), 0o600))
 			r := startRecord(t, append(strings.Fields(args), "-o", file, "-F997")...)
 			if strings.HasPrefix(args, pidOf(busy)) {
-				busy.Continue()
-				r.awaitSamples(t, busy)
-				busy.Stop()
+				r.takeSamples(t, busy)
 			} else if args == pidOf(idle) {
 				r.awaitRecorded(t, idle)
 			}
@@ -236,7 +233,7 @@ func TestRecordIgnoresOthers(t *testing.T) {
 		t.Run(args, func(t *testing.T) {
 			r := start(t, append([]string{"record", "-d", "0", "--json"}, strings.Fields(args)...)...)
 			if args != "-- sleep 1000" {
-				r.awaitRecorded(t, c)
+				r.awaitRecorded(t, c) // It is idle, because its samples do not matter here.
 			} else {
 				childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
 			}
@@ -262,34 +259,31 @@ func TestRecordSelected(t *testing.T) {
 	needSampling(t)
 	one, other := startBurner(t, nil, burner.Records), startBurner(t, nil, burner.Silent)
 	name := filepath.Base(executable(t))
-	for args, want := range map[string][]int{
-		"-p " + pidOf(one) + "," + pidOf(other):       {one.PID(), other.PID()},
-		pidOf(one) + " " + pidOf(other):               {one.PID(), other.PID()},
+	wants := map[string][]int{
+		pidOf(one) + " -p " + pidOf(other):            {one.PID(), other.PID()},
 		"--name " + name:                              {one.PID(), other.PID()},
 		"--service burner":                            {one.PID()},
-		"--service no-such-service":                   {},
 		"--cgroup /":                                  {one.PID(), other.PID()},
 		"--cgroup /no/such/group":                     {},
 		"--cgroup / --service no-such --name " + name: {},
-	} {
+	}
+	runs := map[string]*running{} // They all record the same CPU time.
+	for args := range wants {
+		runs[args] = startRecord(t, append(strings.Fields(args), "-F997")...)
+	}
+	for args, want := range wants {
+		for _, pid := range want {
+			runs[args].awaitRecordedPID(t, pid)
+		}
+	}
+	for _, c := range []*childproc.Child{one, other} {
+		c.Continue()
+		burner.AwaitUse(t, c, 100*time.Millisecond)
+		c.Stop()
+	}
+	for args, want := range wants {
 		t.Run(args, func(t *testing.T) {
-			command := append([]string{"record", "-d", "0", "--json", "-F", "997"}, strings.Fields(args)...)
-			if len(want) == 0 {
-				command[2] = "0.2"
-			}
-			var r *running
-			childproc.First(func() { r = start(t, command...) })
-			for _, pid := range want {
-				r.awaitRecordedPID(t, pid)
-			}
-			burner.AwaitUse(t, one, 100*time.Millisecond)
-			burner.AwaitUse(t, other, 100*time.Millisecond)
-			var got result
-			if len(want) > 0 {
-				got = r.interrupt(t, one, other)
-			} else {
-				got = r.wait(t)
-			}
+			got := runs[args].interrupt(t)
 			assert.Equal(t, len(want) == 0, got.code == exitNoSamples, got.stderr)
 			got.code = exitOK
 			found := map[int]bool{}

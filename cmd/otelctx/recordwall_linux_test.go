@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -61,14 +62,18 @@ func TestRecordWallIsTrue(t *testing.T) {
 	for _, c := range []struct {
 		work []string // number of workers, mean pause, CPU time of a request
 		cpu  bool
+		all  bool // The other rows together have the same numbers of workers.
 	}{
-		{[]string{"64"}, false},
-		{[]string{"1000"}, false},
-		{[]string{"1", "20ms", "20ms"}, true},
-		{[]string{"64", "200ms", "2ms"}, true},
-		{[]string{"1000", "1s", "1ms"}, true},
+		{[]string{"64"}, false, false},
+		{[]string{"1000"}, false, true},
+		{[]string{"1", "20ms", "20ms"}, true, false},
+		{[]string{"64", "200ms", "2ms"}, true, true},
+		{[]string{"1000", "1s", "1ms"}, true, false},
 	} {
 		t.Run(strings.Join(c.work, " "), func(t *testing.T) {
+			if c.all {
+				testenv.NeedAll(t)
+			}
 			args := []string{"record", "--wall", "--json"}
 			if c.cpu {
 				needSampling(t)
@@ -78,10 +83,7 @@ func TestRecordWallIsTrue(t *testing.T) {
 			// when it runs, so it must not wait for a CPU.
 			var p *parker
 			childproc.First(func() { p = startParker(t, exe, append([]string{"work"}, c.work...)...) })
-			duration := "5s"
-			if testenv.Rounds(0, 1) == 1 {
-				duration = "60s"
-			}
+			duration := strconv.Itoa(testenv.Rounds(4, 60))
 			var r *running
 			childproc.First(func() { r = start(t, append(args, "-d", duration, p.pid)...) })
 			run := r.wait(t)

@@ -382,7 +382,7 @@ func TestSpansEqualLedger(t *testing.T) {
 		return diff
 	}
 	exe := buildParker(t, programs.Static)
-	for _, goroutines := range []int{1, 64, testenv.Rounds(4000, 8000)} {
+	for _, goroutines := range []int{1, 64, testenv.Rounds(2000, 8000)} {
 		t.Run(strconv.Itoa(goroutines), func(t *testing.T) {
 			p := startParker(t, exe, "ledger", strconv.Itoa(goroutines))
 			for range testenv.Rounds(3, 10) {

@@ -8,7 +8,6 @@ package main
 import (
 	"os"
 	"strconv"
-	"syscall"
 	"testing"
 	"time"
 
@@ -33,15 +32,14 @@ func TestNoAnswer(t *testing.T) {
 	t.Run("record", func(t *testing.T) {
 		needSampling(t)
 		c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
-		// Stop the burner until it is recorded, so that it takes no CPU time from other tests.
-		require.NoError(t, syscall.Kill(c.PID(), syscall.SIGSTOP))
 		all := start(t, "record", "--json", "--all", "--duration=0")
 		// This recording selects the stalling process, which itself never touches the blocking memory.
 		one := start(t, "record", "--json", pid, "--duration=100ms")
 		all.awaitRecorded(t, c)
 		require.Equal(t, "waits", stalling.Ask("%d", all.cmd.Process.Pid))
-		require.NoError(t, syscall.Kill(c.PID(), syscall.SIGCONT))
+		c.Continue()
 		burner.AwaitUse(t, c, 200*time.Millisecond)
+		c.Stop()
 		time.Sleep(200 * time.Millisecond) // Only scans that take more than 100 ms cause a warning.
 
 		got := all.interrupt(t)

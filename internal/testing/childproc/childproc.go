@@ -86,6 +86,8 @@ type Child struct {
 	stdin  io.WriteCloser
 	lines  *bufio.Scanner
 	exited bool
+	// stopped reports whether Stop was called last, and not Continue.
+	stopped bool
 }
 
 // Command returns the command that runs a role in another process. It is for tests that do not

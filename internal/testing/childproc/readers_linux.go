@@ -105,9 +105,13 @@ func EndFirstThread() error {
 	}
 }
 
-// Stop stops the child and returns once all its threads have stopped.
+// Stop stops the child and returns once all its threads have stopped. It has no effect on a stopped child.
 func (c *Child) Stop() {
 	c.t.Helper()
+	if c.stopped {
+		return
+	}
+	c.stopped = true
 	if err := c.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		c.t.Fatal(err)
 	}
@@ -127,6 +131,7 @@ func (c *Child) Stop() {
 // Continue resumes a stopped child.
 func (c *Child) Continue() {
 	c.t.Helper()
+	c.stopped = false
 	if err := c.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		c.t.Fatal(err)
 	}

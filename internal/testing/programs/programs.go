@@ -117,8 +117,11 @@ func (v Variant) build(t testing.TB, dir, pkg, kept string) {
 	}
 }
 
-// C compiles a C program with these additional flags and returns its path. The program is removed
-// at the end of the test. C skips the test and names what is missing if there is no C compiler or,
+// compiled maps the command lines of the C programs that this process has already compiled to the programs' content.
+var compiled sync.Map
+
+// C compiles a C program with these additional flags and returns its path. The source must not change while the
+// test binary runs. The program is removed at the end of the test. C skips the test and names what is missing if there is no C compiler or,
 // for a static program, no static C library.
 func C(t testing.TB, source string, flags ...string) string {
 	t.Helper()
@@ -133,12 +136,23 @@ func Compile(t testing.TB, compiler, source string, flags ...string) string {
 		t.Skipf("no compiler: %v", err)
 	}
 	exe := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), ".c"))
-	cmd := exec.Command(cc, append([]string{"-O2", "-Wall", "-Werror", "-o", exe, source}, flags...)...) //nolint:gosec // G204: the arguments come from the test
+	args := append([]string{"-O2", "-Wall", "-Werror", source}, flags...)
+	key := compiler + " " + strings.Join(args, " ")
+	if content, ok := compiled.Load(key); ok {
+		Write(t, exe, content.([]byte))
+		return exe
+	}
+	cmd := exec.Command(cc, append(args, "-o", exe)...) //nolint:gosec // G204: the arguments come from the test
 	out, err := cmd.CombinedOutput()
 	skipWithoutStaticC(t, out)
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", cmd, err, out)
 	}
+	content, err := os.ReadFile(exe) //nolint:gosec // G304: just compiled
+	if err != nil {
+		t.Fatal(err)
+	}
+	compiled.Store(key, content)
 	return exe
 }
 
@@ -275,6 +289,26 @@ func (v Variant) missing() error {
 		}
 	}
 	return nil
+}
+
+// Output collects the output of a command. It can be read while the command runs.
+type Output struct {
+	mu      sync.Mutex
+	content strings.Builder
+}
+
+// Write appends to the output.
+func (o *Output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.content.Write(p)
+}
+
+// String returns the output so far.
+func (o *Output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.content.String()
 }
 
 // hung is the time after which Run kills a command. No command in a test takes that long.
