@@ -8,8 +8,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"runtime"
 	"runtime/pprof"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -139,6 +141,61 @@ func TestAttachedAttributesUnderUserLabels(t *testing.T) {
 		s.assertAttributes(t, a, "tenant", "one")
 		a.End()
 	})
+	s.assertNowhere(t)
+}
+
+// TestAttachAttributesWhileItEnds checks that no record of a span stays valid if a goroutine
+// attaches the span with different attributes while another goroutine ends it.
+func TestAttachAttributesWhileItEnds(t *testing.T) {
+	s := serve(t, WithSlotCapacity(64), WithAttributeKeys("app"))
+	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
+	defer runtime.GOMAXPROCS(old)
+	type round struct {
+		ctx   context.Context
+		begun atomic.Bool
+		left  chan *gorecord.Record
+	}
+	rounds := make(chan *round)
+	var worker sync.WaitGroup
+	worker.Go(func() {
+		// With many labels, it takes a long time to create a record.
+		var kvs []string
+		for i := range 200 {
+			kvs = append(kvs, fmt.Sprint("key", i), "value")
+		}
+		pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(kvs...)))
+		for r := range rounds {
+			r.begun.Store(true)
+			attached := Attach(r.ctx)
+			r.left <- installed()
+			attached.Detach()
+		}
+	})
+	missed, seen := 0, 0
+	for n := range testenv.Rounds(2000, 10_000) {
+		apart(func() {
+			ctx, span := s.root()
+			r := &round{ctx: with(ctx, "app", "x"), left: make(chan *gorecord.Record, 1)}
+			root := installed()
+			rounds <- r
+			for !r.begun.Load() {
+				runtime.Gosched()
+			}
+			for range n * 37 % 4096 {
+				_ = root.Ref()
+			}
+			span.End()
+			if at := <-r.left; at != nil {
+				seen++
+				assert.False(t, isValid(t, at), "its span has ended")
+			} else {
+				missed++
+			}
+		})
+	}
+	close(rounds)
+	worker.Wait()
+	t.Logf("attached %d times, too late %d times", seen, missed)
 	s.assertNowhere(t)
 }
 
