@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -136,12 +137,30 @@ func attacker(t *testing.T) string {
 	return programs.Public(t, programs.C(t, "testdata/hostile.c", "-fno-omit-frame-pointer", "-static", "-no-pie"), "attacker")
 }
 
+// output collects the output of a program.
+type output struct {
+	mu      sync.Mutex
+	content strings.Builder
+}
+
+func (x *output) Write(p []byte) (int, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.content.Write(p)
+}
+
+func (x *output) String() string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.content.String()
+}
+
 // recorder is a running otelctx command, in most tests otelctx record.
 type recorder struct {
 	t      *testing.T
 	cmd    *exec.Cmd
 	stdout bytes.Buffer
-	stderr programs.Output
+	stderr output
 	file   string
 	// memory is the recorder's peak memory in bytes. watchMemory reads it repeatedly, because the peak that the
 	// kernel reports after the exit would include the memory of this process when it started the recorder.
@@ -298,12 +317,6 @@ func (r *recorder) recordedUse() (sum time.Duration) {
 	return sum
 }
 
-// use returns the CPU time that the recorder has used.
-func (r *recorder) use() time.Duration {
-	used, _ := burner.Used(process(r.cmd.Process.Pid)) // 0 if it has ended
-	return used
-}
-
 // recorded waits until the recorder records the process pid.
 func (r *recorder) recorded(pid int) *recorder {
 	r.t.Helper()
@@ -342,6 +355,7 @@ func (r *recorder) awaitNames(service *childproc.Child) {
 func (r *recorder) requireSamples(service *childproc.Child) *document {
 	r.t.Helper()
 	service.Stop() // Leave the processors to the recorder.
+	defer service.Continue()
 	doc, profile := r.end()
 	assert.Zero(r.t, doc.Lost)
 	assert.Greater(r.t, doc.samples(service.PID()), uint64(serviceUse.Seconds()*frequency*9/10))

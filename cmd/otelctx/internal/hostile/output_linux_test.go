@@ -30,10 +30,11 @@ func TestOutputs(t *testing.T) {
 	for _, ending := range []string{".json", ".pb.gz", ".otlp", ".jsonl", ".folded", ".html"} {
 		t.Run(ending, func(t *testing.T) {
 			attacker.Stop() // Leave the processors to the recorder while it starts, and while it writes the file.
-			r := self.recordTo(t, "p"+ending, otelctx, "--all", fmt.Sprintf("--freq=%d", burner.Frequency())).recorded(attacker.PID())
+			r := self.recordTo(t, "p"+ending, otelctx, "--all", fmt.Sprintf("--freq=%d", 3*frequency)).recorded(attacker.PID())
 			attacker.Continue()
-			burner.AwaitUse(t, attacker, 5000*time.Second/time.Duration(burner.Frequency()))
+			burner.AwaitUse(t, attacker, 1700*time.Millisecond) // About 5,000 samples.
 			attacker.Stop()
+			defer attacker.Continue()
 			d := r.interrupt()
 			t.Logf("%v of the processor, %d MB, %d samples; said: %s",
 				r.cmd.ProcessState.UserTime()+r.cmd.ProcessState.SystemTime(), r.memory.Load()>>20, d.Samples, r.stderr.String())
