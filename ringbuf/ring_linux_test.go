@@ -9,7 +9,10 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -17,6 +20,7 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/resources"
 )
 
 func newRing(t testing.TB, opts ...Option) *Ring {
@@ -180,16 +184,9 @@ func TestStore(t *testing.T) {
 			_, err := v.Read(id)
 			assert.ErrorIs(t, err, ErrEmpty)
 
-			span := spanFrom(4)
-			assert.Zero(t, testing.AllocsPerRun(100, func() {
-				r.Store(&span)
-				r.Get()
-				r.GetByID(id)
-				r.Clear()
-			}))
-
 			require.NoError(t, r.Close())
 			assert.ErrorIs(t, v.Verify(), ErrNotRing)
+			span := spanFrom(4)
 			r.Store(&span)
 			assert.Equal(t, span.SpanID, publishedID(r))
 		})
@@ -200,6 +197,48 @@ func TestStore(t *testing.T) {
 func publishedID(r *Ring) uint64 {
 	s, _ := r.Get()
 	return s.SpanID
+}
+
+// TestGetUnderWriters checks that GetByID returns the span of a single write or no span, never a
+// mixture, while another goroutine writes.
+func TestGetUnderWriters(t *testing.T) {
+	for name, opts := range map[string][]Option{"layout 1": {WithDatadogLayout()}, "layout 2": nil, "by goroutine": {WithIndex(ByGoroutine)}} {
+		t.Run(name, func(t *testing.T) {
+			r := newRing(t, opts...)
+			ids := make(chan uint64)
+			var stop atomic.Bool
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				if r.Info().Index == ByGoroutine {
+					ids <- goroutineID()
+				} else {
+					ids <- threadID()
+				}
+				for x := uint64(1); !stop.Load(); x++ {
+					r.Store(&Span{TraceIDHigh: x, TraceIDLow: x, SpanID: x})
+				}
+			}()
+			id, last, changes, torn := <-ids, uint64(0), 0, 0
+			for end := time.Now().Add(time.Minute); changes < 1000 && time.Now().Before(end); {
+				s, ok := r.GetByID(id)
+				if !ok {
+					continue
+				}
+				if s.TraceIDHigh != s.SpanID || s.TraceIDLow != s.SpanID {
+					torn++
+				}
+				if s.SpanID != last {
+					changes, last = changes+1, s.SpanID
+				}
+			}
+			stop.Store(true)
+			<-done
+			assert.Zero(t, torn, "of %d", changes)
+		})
+	}
 }
 
 // TestNoRing checks that nil rings, which New returns if it fails, zero rings and nil spans are
@@ -221,4 +260,108 @@ func TestNoRing(t *testing.T) {
 	r.Store(nil)
 	assert.EqualValues(t, 1, publishedID(r))
 	require.NoError(t, r.Close())
+}
+
+// TestGoroutinesMove checks that goroutines that change threads keep their slots in a ring indexed
+// by goroutine, and never get another goroutine's span from a ring indexed by thread.
+func TestGoroutinesMove(t *testing.T) {
+	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))
+	defer runtime.GOMAXPROCS(old)
+	goroutines, threads := newRing(t, WithIndex(ByGoroutine), WithCapacity(1<<12)), newRing(t, WithCapacity(2))
+	v := viewOf(t, os.Getpid(), goroutines.Info())
+	var done sync.WaitGroup
+	for i := range uint64(32) {
+		done.Go(func() {
+			self := goroutineID()
+			for n := range uint64(50) {
+				span := spanFrom(i<<16 | n | 1)
+				goroutines.Store(&span)
+				threads.Store(&span)
+				if n%4 == 0 {
+					runtime.Gosched()
+				}
+				assert.Equal(t, span.SpanID, publishedID(goroutines))
+				got, err := v.Read(self)
+				assert.NoError(t, err)
+				assert.Equal(t, span.Ref, got.Ref)
+				if shown := publishedID(threads); shown != 0 && shown/5>>16 != i {
+					t.Errorf("goroutine %d got a span of goroutine %d", i, shown/5>>16)
+				}
+			}
+			goroutines.Clear()
+			assert.Zero(t, publishedID(goroutines))
+		})
+	}
+	done.Wait()
+}
+
+func TestNothingLeaks(t *testing.T) {
+	newRing(t)
+	files := resources.OpenFiles(t)
+	for i := range 100 {
+		r, err := New([][]Option{nil, {WithDatadogLayout()}, {WithIndex(ByGoroutine)}}[i%3]...)
+		require.NoError(t, err)
+		require.NoError(t, r.Close())
+		_, err = New(WithCapacity(3))
+		require.Error(t, err)
+	}
+	assert.Equal(t, files, resources.OpenFiles(t))
+	for name, want := range map[string]int{"OTELCTX_SLOTS": 1, "OTELCTX_GSLOTS": 0, "DD_OTEL_CTX": 0} {
+		found, err := resources.Mappings(name)
+		require.NoError(t, err)
+		assert.Len(t, found, want, "mappings of open rings")
+	}
+}
+
+// TestWithoutRuntimeOffsets checks that a ring indexed by thread works even if offsets of the Go
+// runtime are unknown. Without the offset of goroutine ids, slots record no owner, and a ring
+// indexed by goroutine cannot be created.
+func TestWithoutRuntimeOffsets(t *testing.T) {
+	for name, facts := range map[string][]goruntime.Fact{
+		"goroutine ids": {goruntime.GGoid}, "thread ids": {goruntime.MProcid}, "m": {goruntime.GM}, "all": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			known := goruntime.Calibrate().Without(errTest, facts...)
+			for _, layout := range [][]Option{{WithDatadogLayout()}, nil} {
+				r := newRing(t, append(layout, withRuntime(known))...)
+				span := spanFrom(1)
+				r.Store(&span)
+				assert.Equal(t, span.SpanID, publishedID(r))
+				got, err := viewOf(t, os.Getpid(), r.Info()).Read(threadID())
+				require.NoError(t, err)
+				assert.Equal(t, bigEndian(span.SpanID), got.SpanID[:])
+				if _, err := known.Offset(goruntime.GGoid); err == nil && r.Info().Layout == 2 {
+					assert.Equal(t, goroutineID(), got.Owner)
+				} else {
+					assert.Zero(t, got.Owner)
+				}
+				r.Clear()
+				assert.Zero(t, publishedID(r))
+			}
+			if _, unknown := known.Offset(goruntime.GGoid); unknown == nil {
+				newRing(t, WithIndex(ByGoroutine), withRuntime(known))
+				return
+			}
+			_, err := New(WithIndex(ByGoroutine), withRuntime(known))
+			assert.ErrorIs(t, err, errTest)
+		})
+	}
+}
+
+func TestNothingAllocates(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"layout 1": {WithDatadogLayout()}, "layout 2": {WithAttributeSpace(8)}, "by goroutine": {WithIndex(ByGoroutine), WithAttributeSpace(8)},
+	} {
+		r := newRing(t, opts...)
+		span := spanFrom(1)
+		span.Attributes = []byte{0, 0}
+		assert.Zero(t, testing.AllocsPerRun(100, func() {
+			r.Store(&span)
+			r.Get()
+			r.GetByID(1)
+			r.Clear()
+		}), name)
+	}
 }

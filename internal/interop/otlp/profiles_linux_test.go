@@ -16,14 +16,9 @@ import (
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
-
-func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run})
-}
 
 // recorder returns a command that records the service and sends its profile to the Collector c. It skips the
 // test if otelctx may not record.
@@ -49,14 +44,15 @@ func TestProfiles(t *testing.T) {
 	} {
 		t.Run(test.protocol+"/"+test.compression, func(t *testing.T) {
 			c := startCollector(t, test.protocol)
-			service := childproc.Start(t, burner.Role, nil)
-			require.Equal(t, "burning", service.Ask("%s", burner.Records))
+			service := startService(t, startCollector(t, grpcProtobuf))
 			path := filepath.Join(t.TempDir(), test.file)
 			record := recorder(t, service, c, "--duration", "500ms", "--freq", "997", "--output", path)
 			record.Env = append(os.Environ(), "OTEL_EXPORTER_OTLP_PROTOCOL="+test.protocol, "OTEL_EXPORTER_OTLP_COMPRESSION="+test.compression)
 			_, stderr, code := programs.Run(t, record)
 			require.Zero(t, code, stderr)
-			service.Kill()
+			service.Send("enough")
+			service.Expect("exported")
+			service.Done()
 
 			content, err := os.ReadFile(path)
 			require.NoError(t, err)
@@ -70,7 +66,8 @@ func TestProfiles(t *testing.T) {
 			require.NoError(t, err)
 			received := c.profiles.AllProfiles()
 			require.Len(t, received, 1)
-			assert.Greater(t, received[0].Dictionary().LinkTable().Len(), 1)
+			linked, _, _, _ := c.linked()
+			assert.NotEmpty(t, linked)
 			assert.True(t, proto.Equal(encode(t, written), encode(t, received[0])), "written %v\nreceived %v", written, received[0])
 		})
 	}
