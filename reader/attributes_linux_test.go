@@ -19,9 +19,9 @@ import (
 const withKeys = "slots goroutine-table record keys=http.app+tenant advertise publish"
 
 // attributesIn makes actor a execute an order, and returns the attributes of its span.
-func attributesIn(t *testing.T, c *childproc.Child, p *Process, order string, args ...any) []ThreadAttribute {
+func attributesIn(t *testing.T, c *childproc.Child, p *Process, order string) []ThreadAttribute {
 	t.Helper()
-	tellf(t, c, order, args...)
+	tellf(t, c, "%s", order)
 	askf(t, c, "spin a")
 	return attributesOf(t, withSpans(threadsOf(t, p)))
 }

@@ -87,7 +87,7 @@ func (s *service) slot() *ring.Span {
 	goruntime.Pin()
 	defer goruntime.Unpin()
 	self := s.p.runtime.Self()
-	span, _, _, _ := s.p.threads.Load(uint64(self.TID))
+	span, _, _, _ := s.p.threads.Load(uint64(self.TID)) //nolint:dogsled // only the span matters
 	return &span
 }
 

@@ -138,8 +138,9 @@ func Compile(t testing.TB, compiler, source string, flags ...string) string {
 	exe := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), ".c"))
 	args := append([]string{"-O2", "-Wall", "-Werror", source}, flags...)
 	key := compiler + " " + strings.Join(args, " ")
-	if content, ok := compiled.Load(key); ok {
-		Write(t, exe, content.([]byte))
+	if value, ok := compiled.Load(key); ok {
+		content, _ := value.([]byte)
+		Write(t, exe, content)
 		return exe
 	}
 	cmd := exec.Command(cc, append(args, "-o", exe)...) //nolint:gosec // G204: the arguments come from the test
