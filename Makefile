@@ -28,7 +28,7 @@ SLOW := collector example/nocode benchmarks/wild internal/interop/(backends|coll
 
 .PHONY: test
 test: export CGO_ENABLED := 0
-test: ## Run the tests, each behaviour once: 9 minutes on two processors.
+test: ## Run the tests, each behaviour once: 8 minutes on two processors.
 	$(TEST) -tags invariants ./...
 	@set -e; for m in cmd/otelctx example benchmarks internal/interop; do echo "== $$m"; \
 		(cd $$m && $(TEST) $$($(GO) list ./... | grep -vE '/($(subst $() ,|,$(SLOW)))(/|$$)')); done
