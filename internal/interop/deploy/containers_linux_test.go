@@ -265,7 +265,7 @@ func TestContainersWithLess(t *testing.T) {
 		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == withoutMount })
 		return programs.Run(t, container(t, spec, otelctx))
 	}
-	const notPermitted = 4
+	const notPermitted, noSamples = 4, 9
 	stdout, stderr, code := recordWith(t, nil, "")
 	if code == notPermitted {
 		t.Skip(stderr) // Root lacks capabilities on this machine.
@@ -282,8 +282,11 @@ func TestContainersWithLess(t *testing.T) {
 			change: func(pod *corev1.PodSpec) { *pod.Containers[0].SecurityContext.RunAsUser = 65532 },
 			code:   notPermitted, message: "without CAP_BPF and CAP_PERFMON",
 		},
-		"not the host's processes": {change: func(pod *corev1.PodSpec) { pod.HostPID = false }},
-		"no sysfs":                 {mount: "/sys", code: 1, message: "otelctx: open /sys/"},
+		"not the host's processes": {
+			change: func(pod *corev1.PodSpec) { pod.HostPID = false },
+			code:   noSamples, message: "no process publishes",
+		},
+		"no sysfs": {mount: "/sys", code: 1, message: "otelctx: open /sys/"},
 	}
 	for _, capability := range record.capabilities {
 		test := tests["no "+string(capability)]
@@ -292,8 +295,9 @@ func TestContainersWithLess(t *testing.T) {
 			has.Add = slices.DeleteFunc(has.Add, func(c corev1.Capability) bool { return c == capability })
 		}
 		test.message = "CAP_" + string(capability)
-		if capability != "SYS_PTRACE" { // Without SYS_PTRACE the recorder still records processes that it may read.
-			test.code = notPermitted
+		test.code = notPermitted
+		if capability == "SYS_PTRACE" { // The recorder still records processes that it may read, but none of them publishes.
+			test.code = noSamples
 		}
 		tests["no "+string(capability)] = test
 	}
