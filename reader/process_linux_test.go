@@ -154,8 +154,8 @@ func outcome(t *testing.T, err error, pid int, good string) string {
 
 // TestPublisherScripts runs the scripts in testdata/publishers.txt. Each paragraph is a script:
 // steps of the publisher, and questions with the expected answers. "read" reads the context through
-// the Process that was opened at the start of the script, "read anew" opens another Process for it,
-// and "read all" does both. "changed" asks whether the context has changed since the last read.
+// the Process that was opened at the start of the script, and "reopen" through a new one. "read all"
+// does both. "changed" asks whether the context has changed since the last read.
 func TestPublisherScripts(t *testing.T) {
 	childproc.NeedReading(t)
 	text, err := os.ReadFile("testdata/publishers.txt")
@@ -189,7 +189,7 @@ func play(t *testing.T, child *childproc.Child, p *Process, publishedAt *uint64,
 	switch order {
 	case "read":
 		got = []string{read(p)}
-	case "read anew":
+	case "reopen":
 		got = []string{read(open(t, p.PID()))}
 	case "read all":
 		got = []string{read(p), read(open(t, p.PID()))}

@@ -219,10 +219,10 @@ func (r *run) own() {
 	r.out()
 }
 
-// inPast calls f in a span and then ends the span, so that whatever f has started comes from a span
-// of the past.
-func (r *run) inPast(f func()) {
-	_, span := r.root("past")
+// inSpanThatEnds calls f in a span and then ends the span. What f has started, such as goroutines,
+// outlives the span.
+func (r *run) inSpanThatEnds(f func()) {
+	_, span := r.root("ended")
 	f()
 	span.End()
 }

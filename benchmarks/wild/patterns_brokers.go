@@ -176,7 +176,7 @@ func natsSubscribeInside(r *run) {
 func natsSubscribeOutlives(r *run) {
 	conn, stop := r.nats()
 	var send func()
-	r.inPast(func() { send = subscribe(conn, r.own) })
+	r.inSpanThatEnds(func() { send = subscribe(conn, r.own) })
 	send()
 	stop()
 }
@@ -234,7 +234,7 @@ func redisPubSub(r *run) {
 	client, stop := r.redis()
 	var messages sync.WaitGroup
 	received := make(chan struct{})
-	r.inPast(func() {
+	r.inSpanThatEnds(func() {
 		subscription := client.Subscribe(context.Background(), "wild")
 		check(subscription.Receive(context.Background()))
 		messages.Go(func() {
@@ -259,7 +259,7 @@ func redisPubSub(r *run) {
 // messages to the actor from other spans.
 func (r *run) telling(message func(sender context.Context)) {
 	var actor worker
-	r.inPast(func() { actor = newWorker() })
+	r.inSpanThatEnds(func() { actor = newWorker() })
 	for range 3 {
 		ctx, span := r.root("sender")
 		actor.do(func() { message(ctx) })
@@ -356,7 +356,7 @@ func cronJob(r *run) {
 		r.own()
 		ran <- struct{}{}
 	})))
-	r.inPast(scheduler.Start)
+	r.inSpanThatEnds(scheduler.Start)
 	close(over)
 	<-ran
 	<-ran
@@ -373,7 +373,7 @@ func (r *run) pooled(submit func(func()), job func(ctx context.Context)) {
 		})
 		<-done
 	}
-	r.inPast(func() { do(block) })
+	r.inSpanThatEnds(func() { do(block) })
 	for range 4 {
 		ctx, span := r.root("job")
 		do(func() { job(ctx) })
@@ -397,7 +397,7 @@ func antsPoolAttach(r *run) { r.ants(r.attached) }
 func (r *run) pond(job func(ctx context.Context)) {
 	workers := pond.NewPool(1)
 	release := make(chan struct{})
-	r.inPast(func() { workers.Submit(func() { <-release }) })
+	r.inSpanThatEnds(func() { workers.Submit(func() { <-release }) })
 	for range 4 {
 		ctx, span := r.root("job")
 		workers.Submit(func() {

@@ -294,7 +294,7 @@ func tickerInside(r *run, ctx context.Context) {
 
 func tickerOutlives(r *run) {
 	var w worker
-	r.inPast(func() { w = newWorker() })
+	r.inSpanThatEnds(func() { w = newWorker() })
 	w.do(func() { ticking(r.out) })
 	close(w)
 }

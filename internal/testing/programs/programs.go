@@ -117,12 +117,12 @@ func (v Variant) build(t testing.TB, dir, pkg, kept string) {
 	}
 }
 
-// compiled maps the command lines of the C programs that this process has already compiled to the programs' content.
+// compiled holds the C programs that this process has compiled, by the command line that compiled them.
 var compiled sync.Map
 
-// C compiles a C program with these additional flags and returns its path. The source must not change while the
-// test binary runs. The program is removed at the end of the test. C skips the test and names what is missing if there is no C compiler or,
-// for a static program, no static C library.
+// C compiles a C program with these additional flags and returns its path. The source must not change while the test
+// binary runs. The program is removed at the end of the test. Without a C compiler or, for a static program, without a
+// static C library, C skips the test and names what is missing.
 func C(t testing.TB, source string, flags ...string) string {
 	t.Helper()
 	return Compile(t, "cc", source, flags...)

@@ -17,7 +17,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -137,30 +136,12 @@ func attacker(t *testing.T) string {
 	return programs.Public(t, programs.C(t, "testdata/hostile.c", "-fno-omit-frame-pointer", "-static", "-no-pie"), "attacker")
 }
 
-// output collects the output of a program.
-type output struct {
-	mu      sync.Mutex
-	content strings.Builder
-}
-
-func (x *output) Write(p []byte) (int, error) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.content.Write(p)
-}
-
-func (x *output) String() string {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.content.String()
-}
-
 // recorder is a running otelctx command, in most tests otelctx record.
 type recorder struct {
 	t      *testing.T
 	cmd    *exec.Cmd
 	stdout bytes.Buffer
-	stderr output
+	stderr programs.Output
 	file   string
 	// memory is the recorder's peak memory in bytes. watchMemory reads it repeatedly, because the peak that the
 	// kernel reports after the exit would include the memory of this process when it started the recorder.
