@@ -27,11 +27,14 @@ type Attachment struct {
 	record *gorecord.Record
 }
 
-// Attach publishes the span of ctx for the calling goroutine until [Attachment.Detach]. If ctx has
-// no live span that records in this process, it publishes no span. Use it on goroutines that work
-// for a span started by another goroutine, such as the workers of a pool:
+// Attach publishes the span of ctx for the calling goroutine until [Attachment.Detach]. Use it on
+// goroutines that work for a span started by another goroutine, such as the workers of a pool:
 //
 //	defer spanctx.Attach(ctx).Detach()
+//
+// The span must be live and have been started in this process; otherwise Attach publishes no span.
+// ctx may contain the span itself or only its ids, as after trace.ContextWithSpanContext or a no-op
+// tracer, but not as a remote span.
 //
 // Attach([context.Background]()) takes a goroutine out of an inherited span that it does not work
 // for.
@@ -62,9 +65,10 @@ func Attach(ctx context.Context) Attachment {
 	return a
 }
 
-// find returns the live, recording, local span of ctx, or 0.
+// find returns the live span whose ids are those of the span in ctx, or 0 if there is none or the span
+// in ctx is remote.
 func (p *SpanProcessor) find(ctx context.Context) cells.Ref {
-	if k, ok := sdkspan.Recording(ctx); ok {
+	if k, ok := sdkspan.Local(ctx); ok {
 		return p.cells.Find(k)
 	}
 	return 0

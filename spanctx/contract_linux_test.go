@@ -290,6 +290,9 @@ func (p *program) step() {
 		to := nothing
 		if some != none && p.spans[some].live && p.random.IntN(3) > 0 {
 			to = in{some, true}
+			if p.random.IntN(2) == 0 {
+				ctx = trace.ContextWithSpanContext(context.Background(), p.traced[some].SpanContext())
+			}
 		} else {
 			ctx = context.Background()
 		}

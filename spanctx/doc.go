@@ -59,9 +59,10 @@
 //     great-grandparent by the context that the span was started with. If none is live, the
 //     goroutine is in no span. A goroutine that started the span while it was in none of those
 //     ancestors, such as a dispatcher, is also in no span.
-//  4. [Attach] publishes the span of its context, with the attributes of the context, if that span
-//     is live, recording and local. Otherwise it publishes no span. Rule 3 applies if the span ends
-//     before Detach. Detach publishes the previous span again, if that is still live.
+//  4. [Attach] publishes the live, local span that its context names, by value or by ids that are
+//     not remote, with the attributes of the context. If there is none, it publishes no span. Rule 3
+//     applies if the span ends before Detach. Detach publishes the previous span again, if that is
+//     still live.
 //  5. A span that has ended is never published. Slots and records that name it become invalid at
 //     once, and its labels are withdrawn: see [Labels].
 //  6. A remote parent is never published, since it is not active in this process. The SDK does not

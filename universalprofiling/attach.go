@@ -22,11 +22,13 @@ type Attachment struct {
 	before, span cells.Ref
 }
 
-// Attach publishes the span of ctx on the calling goroutine's thread until [Attachment.Detach]. If
-// ctx has no live span that records in this process, it publishes no span. Use it on goroutines
-// that work for a span started by another goroutine, such as the workers of a pool:
+// Attach publishes the span of ctx on the calling goroutine's thread until [Attachment.Detach]. Use
+// it on goroutines that work for a span started by another goroutine, such as the workers of a pool:
 //
 //	defer universalprofiling.Attach(ctx).Detach()
+//
+// The span must be live and have been started in this process; otherwise Attach publishes no span.
+// ctx may contain the span itself or only its ids, provided that they are not remote.
 //
 // Once the span has ended, on any goroutine, it is no longer published. When a span that the
 // attached goroutine has started ends, the attached span is published again. Attach does nothing if
@@ -80,9 +82,10 @@ func Refresh(ctx context.Context) {
 	i.records.Store(&hidden)
 }
 
-// find returns the live, recording, local span of ctx, or 0.
+// find returns the live span whose ids are those of the span in ctx, or 0 if there is none or the span
+// in ctx is remote.
 func (i *Integration) find(ctx context.Context) cells.Ref {
-	if k, ok := sdkspan.Recording(ctx); ok {
+	if k, ok := sdkspan.Local(ctx); ok {
 		return i.table.Find(k)
 	}
 	return 0

@@ -81,7 +81,8 @@ func TestSteps(t *testing.T) {
 
 		"attach nothing":       "+o=o @= !=o -o=",
 		"attach an ended span": "2+r 2+v<r 2-v +o @v= !=o -o=",
-		"attach an identity":   "2+r +o ?r= !=o -o=",
+		"attach by ids":        "2+r +o @?r=r !=o 2-r 1@?r= !=o -o=",
+		"attach by remote ids": "2+r +o @&r= !=o -o=",
 		"attach in turn":       "2+r +o @r=r +c<r=c/r @o=o !=c/r -c=r 2-o 1=r !=",
 		"detach elsewhere":     "2+r +o @r=r 3!1= 1=r -o",
 		"ended by a third":     "+r 2@r=r 3-r 2= 1= 2+n=n 2-n= 2!=",

@@ -60,20 +60,6 @@ func Local(ctx context.Context) (k Key, ok bool) {
 	return Of(sc), sc.HasTraceID() && !sc.IsRemote()
 }
 
-// Recording returns the key of the span in ctx. It returns false unless the span is recorded in
-// this process, for example if ctx has no span, a remote span, only a SpanContext, or a span that
-// the sampler dropped. For a span of the SDK, it also returns true after the span has ended.
-func Recording(ctx context.Context) (k Key, ok bool) {
-	s := FromContext(ctx)
-	if s == nil {
-		return Key{}, false
-	}
-	if _, ok := s.(sdktrace.ReadOnlySpan); !ok && !s.IsRecording() {
-		return Key{}, false // not called for the SDK's own spans, because their IsRecording takes a lock
-	}
-	return Of(s.SpanContext()), true
-}
-
 // spanKey is the key under which the OpenTelemetry API stores a span in a context.
 var spanKey = func() any {
 	spy := &keyOfSpan{Context: context.Background()}

@@ -91,7 +91,7 @@ type Publisher struct {
 	Operations map[string]func()
 }
 
-var syntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~>*%#$_|()])(\w*)(?:([<^&?])(\w+))?(\{[^}]*\})?)?(?:(=)(\w*)(?:/(\w+))?(\{[^}]*\})?)?$`)
+var syntax = regexp.MustCompile(`^(\d?)(?:([-+@!~>*%#$_|()])(\w*)(?:([<^&?])(\w+))?(\{[^}]*\})?)?(?:(=)(\w*)(?:/(\w+))?(\{[^}]*\})?)?$`)
 
 // Run runs a program, a list of steps separated by spaces. A step has up to three parts: the number of a goroutine (1
 // if omitted), an operation, and an expectation.
@@ -102,11 +102,12 @@ var syntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~>*%#$_|()])(\w*)(?:([<^&?])(\w
 //	+c<p    start span c with the context of p; +c^p the same as a new root
 //	+c&p    start span c with p as a remote parent; +c?p with a context that has only the ids of p
 //	-c      end span c; if it has ended before, call the processor again
-//	@c      attach the context of c; @ an empty context; ?c a context that has only the ids of c
+//	@c      attach the context of c; @ an empty context
+//	@?c     attach a context that has only the ids of c; @&c a context in which c is a remote span
 //	!       detach the last attached context; !2 call the last detach function of goroutine 2
-//	~c      refresh with the context of c; ~ with an empty context
+//	~c      refresh with the context of c; ~ with an empty context; ~?c and ~&c as @?c and @&c
 //	>2      start goroutine 2, which inherits the span; other goroutines start outside of all spans
-//	>2<c    start goroutine 2 by Publisher.Go with the context of c
+//	>2<c    start goroutine 2 by Publisher.Go with the context of c; >2?c with only the ids of c
 //	*c      evict span c
 //
 // The characters in Publisher.Operations are operations, too. The expectations are:
@@ -172,21 +173,24 @@ func (r *run) step(a *Actor, what, name, how, parent, attributes string) {
 		}
 		return ctx
 	}
-	identity := func(span string) context.Context {
-		return trace.ContextWithSpanContext(context.Background(), r.spans[span].SpanContext())
+	ctx := r.ctxs[parent]
+	switch how {
+	case "":
+		ctx = r.ctxs[name]
+	case "&":
+		ctx = trace.ContextWithRemoteSpanContext(ctx, r.spans[parent].SpanContext())
+	case "?":
+		ctx = trace.ContextWithSpanContext(context.Background(), r.spans[parent].SpanContext())
 	}
 	switch what {
 	case "":
 	case "+":
-		ctx := r.ctxs[parent]
 		var opts []trace.SpanStartOption
 		switch how {
+		case "":
+			ctx = context.Background()
 		case "^":
 			opts = append(opts, trace.WithNewRoot())
-		case "&":
-			ctx = trace.ContextWithRemoteSpanContext(ctx, r.spans[parent].SpanContext())
-		case "?":
-			ctx = identity(parent)
 		}
 		r.ctxs[name], r.spans[name] = r.Tracer.Start(with(ctx), "span", opts...) //nolint:fatcontext,spancheck // Each span has its own context, and later steps end it.
 	case "-":
@@ -196,9 +200,7 @@ func (r *run) step(a *Actor, what, name, how, parent, attributes string) {
 		}
 		r.ended[name] = true
 	case "@":
-		a.attached = append(a.attached, r.Attach(with(r.ctxs[name])))
-	case "?":
-		a.attached = append(a.attached, r.Attach(identity(name)))
+		a.attached = append(a.attached, r.Attach(with(ctx)))
 	case "!":
 		if name != "" {
 			other := r.actors[name].attached
@@ -209,7 +211,7 @@ func (r *run) step(a *Actor, what, name, how, parent, attributes string) {
 		a.attached[last]()
 		a.attached = a.attached[:last]
 	case "~":
-		r.Refresh(with(r.ctxs[name]))
+		r.Refresh(with(ctx))
 	case ">":
 		started := NewActor(func(start func()) {
 			if how == "" {
@@ -217,7 +219,7 @@ func (r *run) step(a *Actor, what, name, how, parent, attributes string) {
 			}
 		})
 		if how != "" {
-			r.Go(r.ctxs[parent], func(context.Context) { started.loop() })
+			r.Go(ctx, func(context.Context) { started.loop() })
 		}
 		r.actors[name] = started
 	case "*":
