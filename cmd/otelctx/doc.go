@@ -16,13 +16,12 @@
 // that. Recording also needs CAP_BPF and CAP_PERFMON. Both need Linux.
 //
 // Text output escapes characters that a terminal could interpret and truncates long values; it may change
-// between versions. Programs should use --json, whose values are complete and whose schema is stable:
-// [document], [spansDocument] and [recordDocument].
+// between versions. Programs should use --json, whose values are complete and whose schema is stable: see the type
+// that each command documents.
 //
-// This package parses the command line and prints. Package reader reads processes, and the internal
-// packages record them.
+// This package wires the subcommands, which are packages of their own: docs/design/0012-command.md says what is where.
 //
 // # Exit codes
 //
-// See [exitCodes], which --help, the manual page and the documentation show.
+// See [exitcode.Table], which --help, the manual page and the documentation show.
 package main

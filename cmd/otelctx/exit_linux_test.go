@@ -116,7 +116,7 @@ func documentsByPID(t *testing.T, array string) map[int]json.RawMessage {
 	require.NoError(t, json.Unmarshal([]byte(array), &listed))
 	last, byPID := 0, map[int]json.RawMessage{}
 	for _, raw := range listed {
-		var d document
+		var d processDocument
 		require.NoError(t, json.Unmarshal(raw, &d))
 		assert.Greater(t, d.PID, last)
 		last, byPID[d.PID] = d.PID, raw

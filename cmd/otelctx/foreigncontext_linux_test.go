@@ -42,7 +42,7 @@ func TestSpansBesideAnyProcessContext(t *testing.T) {
 			c := startBurner(t, nil, append(test.words, burner.Records, burner.GoroutineTable, burner.ThreadSlots)...)
 			inspected := inProcess(t, "inspect", pidOf(c), "--json")
 			require.Zero(t, inspected.code, inspected.stderr)
-			var d document
+			var d processDocument
 			require.NoError(t, json.Unmarshal([]byte(inspected.stdout), &d))
 			if test.service != "" {
 				assert.Equal(t, test.service, d.Resource["service.name"])

@@ -22,7 +22,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-func inspect(t *testing.T, c *childproc.Child) result {
+func inspected(t *testing.T, c *childproc.Child) result {
 	t.Helper()
 	return inProcess(t, "inspect", strconv.Itoa(c.PID()))
 }
@@ -61,12 +61,12 @@ func TestInspectGolden(t *testing.T) {
 func TestInspectCutsOnlyWhatPeopleRead(t *testing.T) {
 	long := strings.Repeat("long ", 10_000) + "."
 	c := startForeign(t, fmt.Sprintf(`resource { attributes { key: "long" value { string_value: %q } } }`, long))
-	human := inspect(t, c)
+	human := inspected(t, c)
 	require.Zero(t, human.code, human.stderr)
 	assert.Less(t, len(human.stdout), 1000)
 	assert.Contains(t, human.stdout, "… (50001 characters, --json shows all)")
 
-	var got document
+	var got processDocument
 	require.NoError(t, json.Unmarshal([]byte(inProcess(t, "inspect", strconv.Itoa(c.PID()), "--json").stdout), &got))
 	assert.Equal(t, long, got.Resource["long"])
 }
@@ -80,7 +80,7 @@ func TestInspectEpochTimestamp(t *testing.T) {
 	} {
 		h := goodHeader(t)
 		h.publishedAt = publishedAt
-		got := inspect(t, startWriter(t, h, []byte{0x0a, 0}))
+		got := inspected(t, startWriter(t, h, []byte{0x0a, 0}))
 		require.Zero(t, got.code, got.stderr)
 		assert.Contains(t, got.stdout, want)
 	}

@@ -19,6 +19,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/watch"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
@@ -51,6 +54,29 @@ func TestMain(m *testing.M) {
 	})
 }
 
+// The exit codes are part of the interface, because scripts depend on them.
+const (
+	exitOK            = 0
+	exitOther         = 1
+	exitUsage         = 2
+	exitNoContext     = 3
+	exitNotPermitted  = 4
+	exitProcessGone   = 5
+	exitInvalid       = 6
+	exitBusy          = 7
+	exitNoAnswer      = 8
+	exitNoSamples     = 9
+	exitNotConforming = 10
+	exitNotExecutable = 126
+	exitNotFound      = 127
+)
+
+// What commands print with --json.
+type (
+	processDocument = document.Process
+	frameDocument   = watch.Document
+)
+
 // result is the output and the exit code of a command.
 type result struct {
 	stdout, stderr string
@@ -68,7 +94,7 @@ func otelctx(t *testing.T, args ...string) result {
 func inProcess(t *testing.T, args ...string) result {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	code := run(args, streams{&stdout, &stderr})
+	code := run(args, terminal.Streams{Stdout: &stdout, Stderr: &stderr})
 	return result{stdout.String(), stderr.String(), code}
 }
 

@@ -31,7 +31,7 @@ func TestMappingNames(t *testing.T) {
 				needNaming(t)
 			}
 			c := startPublisher(t, "filtered", "1", test.rules...)
-			got := inspect(t, c)
+			got := inspected(t, c)
 			require.Zero(t, got.code, got.stderr)
 			assert.Contains(t, got.stdout, "Mapping     "+want+" at 0x")
 			assert.Contains(t, lineOf(otelctx(t, "list").stdout, c.PID()), "filtered")

@@ -4,24 +4,24 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
-
-// errNoSamples is the error of a recording without samples.
-var errNoSamples = errors.New("no samples")
 
 // noSamplesError is the reason why a recording has no samples, and advice about it.
 type noSamplesError struct{ reason, advice string }
 
-func (e *noSamplesError) Error() string { return fmt.Sprintf("%v: %s", errNoSamples, e.reason) }
-func (*noSamplesError) Unwrap() error   { return errNoSamples }
+func (e *noSamplesError) Error() string {
+	return fmt.Sprintf("%v: %s", exitcode.ErrNoSamples, e.reason)
+}
+func (*noSamplesError) Unwrap() error { return exitcode.ErrNoSamples }
 
 // noSamples returns an error with the reason why a recording has no samples.
 func (c *recordCommand) noSamples(r *recording.Result) error {
@@ -67,10 +67,10 @@ func (c *recordCommand) nothingPassed(r *recording.Result) error {
 		values, known := r.FilteredAttributes[f.Key]
 		switch {
 		case !known:
-			text.WriteString("; none has the attribute " + keyText(f.Key))
+			text.WriteString("; none has the attribute " + display.Key(f.Key))
 		case !slices.Contains(values, f.Value):
 			slices.Sort(values)
-			_, _ = fmt.Fprintf(&text, "; %s is never %s, but for example %s", keyText(f.Key), keyText(f.Value), listText(values))
+			_, _ = fmt.Fprintf(&text, "; %s is never %s, but for example %s", display.Key(f.Key), display.Key(f.Value), listText(values))
 		}
 	}
 	return &noSamplesError{text.String(), "Attributes of these samples: " + listText(slices.Sorted(maps.Keys(r.FilteredAttributes)))}
@@ -80,7 +80,7 @@ func (c *recordCommand) nothingPassed(r *recording.Result) error {
 func listText(texts []string) string {
 	short := make([]string, len(texts))
 	for i, text := range texts {
-		short[i] = keyText(text)
+		short[i] = display.Key(text)
 	}
 	return strings.Join(short, ", ")
 }

@@ -13,12 +13,13 @@ import (
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 )
 
 // outputs are the destinations of a recording's profiles: a file, a collector, both or neither. With
 // --repeat there is a file for each period.
 type outputs struct {
-	streams streams
+	streams terminal.Streams
 	// interrupted is done once the user interrupts the recording. From then on, outputs wait as briefly as
 	// possible.
 	interrupted context.Context //nolint:containedctx // It is about the whole recording.
@@ -38,10 +39,10 @@ type outputs struct {
 }
 
 // openOutputs opens the outputs that the command line selects.
-func (c *recordCommand) openOutputs(interrupted context.Context, s streams) (*outputs, error) {
+func (c *recordCommand) openOutputs(interrupted context.Context, s terminal.Streams) (*outputs, error) {
 	o := &outputs{streams: s, interrupted: interrupted, period: time.Now(), warned: map[string]bool{}}
 	o.create = func(path string) (*export.File, error) {
-		file, err := export.Create(interrupted, path, export.Format(c.Format), s.stdout, c.kinds()...)
+		file, err := export.Create(interrupted, path, export.Format(c.Format), s.Stdout, c.kinds()...)
 		if err != nil {
 			err = fmt.Errorf("--output: %w", err)
 		}
@@ -91,7 +92,7 @@ func (o *outputs) add(data *profilespb.ProfilesData) {
 
 // fail prints a write error at once, and makes close return an error later.
 func (o *outputs) fail(err error) {
-	o.streams.complainf("%v", err)
+	o.streams.Complainf("%v", err)
 	o.failed = errors.New("some of the profiles were not written")
 }
 
@@ -132,7 +133,7 @@ func (o *outputs) delivery() export.Delivery {
 func (o *outputs) complainOnce(text string) {
 	if !o.warned[text] && len(o.warned) < maxWarned {
 		o.warned[text] = true
-		o.streams.complainf("%s", text)
+		o.streams.Complainf("%s", text)
 	}
 }
 
@@ -142,10 +143,10 @@ const maxWarned = 1 << 10
 // complain prints how many samples were dropped, and how many wait for a retry, with the reasons.
 func (o *outputs) complain(d export.Delivery) {
 	if err := deliveryError(d); err != nil {
-		o.streams.complainf("%v", err)
+		o.streams.Complainf("%v", err)
 	}
 	if d.Retried != nil && d.Waiting > 0 {
-		o.streams.complainf("%d samples wait to be sent again: %v", d.Waiting, errors.Join(d.Retried...))
+		o.streams.Complainf("%d samples wait to be sent again: %v", d.Waiting, errors.Join(d.Retried...))
 	}
 }
 

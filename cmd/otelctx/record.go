@@ -19,9 +19,13 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/schollz/progressbar/v3"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/advice"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/version"
 )
 
 // recordCommand implements otelctx record.
@@ -209,7 +213,7 @@ func (c *recordCommand) duration() time.Duration {
 }
 
 // Run is called by kong.
-func (c *recordCommand) Run(s streams) error {
+func (c *recordCommand) Run(s terminal.Streams) error {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(memoryLimit)
 	}
@@ -219,7 +223,7 @@ func (c *recordCommand) Run(s streams) error {
 	if c.Wall {
 		return c.recordWall(s)
 	}
-	ctx, release := untilInterrupted()
+	ctx, release := terminal.UntilInterrupted()
 	defer release()
 	return c.record(ctx, ctx, s, c.selection(), nil)
 }
@@ -227,7 +231,7 @@ func (c *recordCommand) Run(s streams) error {
 // record records the selected processes until ctx is done, and writes, sends and prints the result. Once
 // interrupted is done, it waits for files and collectors as briefly as possible. If ready is not nil, record
 // calls it once sampling has started.
-func (c *recordCommand) record(ctx, interrupted context.Context, s streams, selection recording.Selection, ready func() error) error {
+func (c *recordCommand) record(ctx, interrupted context.Context, s terminal.Streams, selection recording.Selection, ready func() error) error {
 	// The outputs are opened first, so that errors are reported before the recording.
 	out, err := c.openOutputs(interrupted, s)
 	if err != nil {
@@ -253,7 +257,7 @@ func (c *recordCommand) record(ctx, interrupted context.Context, s streams, sele
 	if c.samples == 0 {
 		err = errors.Join(err, c.noSamples(result))
 		if c.Output != "" && c.Output != "-" {
-			s.complainf("%s was not written", stringText(c.Output))
+			s.Complainf("%s was not written", display.String(c.Output))
 		}
 	}
 	c.showWritten(s, written)
@@ -261,40 +265,40 @@ func (c *recordCommand) record(ctx, interrupted context.Context, s streams, sele
 }
 
 // showWritten prints the path of the profile, if a profile was written.
-func (c *recordCommand) showWritten(s streams, path string) {
+func (c *recordCommand) showWritten(s terminal.Streams, path string) {
 	if path != "" && path != "-" && !c.JSON {
 		_, _ = fmt.Fprint(c.reportTo(s), writtenText(path, c.Format))
 	}
 }
 
 // reportTo returns the stream for the report.
-func (c *recordCommand) reportTo(s streams) io.Writer {
+func (c *recordCommand) reportTo(s terminal.Streams) io.Writer {
 	if c.Output == "-" || c.Command != nil && !c.JSON {
-		return s.stderr
+		return s.Stderr
 	}
-	return s.stdout
+	return s.Stdout
 }
 
 // show prints the result of a recording or of a period.
-func (c *recordCommand) show(s streams, r *recording.Result, d export.Delivery) error {
+func (c *recordCommand) show(s terminal.Streams, r *recording.Result, d export.Delivery) error {
 	c.complain(s, r)
 	if c.JSON {
-		return writeJSON(c.reportTo(s), c.deliveredDocument(r, d))
+		return display.WriteJSON(c.reportTo(s), c.deliveredDocument(r, d))
 	}
 	return c.writeText(c.reportTo(s), r)
 }
 
 // run records, with a progress bar on terminals.
-func (c *recordCommand) run(ctx context.Context, s streams, out *outputs, selection recording.Selection, ready func() error) (*recording.Result, error) {
+func (c *recordCommand) run(ctx context.Context, s terminal.Streams, out *outputs, selection recording.Selection, ready func() error) (*recording.Result, error) {
 	config := recording.Config{
 		Selection: selection, Ready: ready,
 		Part:     out.add,
-		Duration: c.duration(), Version: moduleVersion(),
+		Duration: c.duration(), Version: version.Module(),
 		Filters: c.Filters,
 		Unnamed: c.NoSymbols, IDAttributes: c.IDs,
 		Attributes: strings.HasPrefix(c.GroupBy, groupAttribute),
 		Sampler:    sampler.Config{Frequency: c.Frequency, KernelStacks: c.Kernel, Carrier: carriers[c.Carrier]},
-		Warn:       func(err error) { s.complainf("%v", err) },
+		Warn:       func(err error) { s.Complainf("%v", err) },
 	}
 	clearBar := func() {}
 	if c.Repeat {
@@ -306,33 +310,33 @@ func (c *recordCommand) run(ctx context.Context, s streams, out *outputs, select
 			out.complain(d)
 			written := out.roll(r.End)
 			if err := c.show(s, r, d); err != nil {
-				s.complainf("%v", err)
+				s.Complainf("%v", err)
 			}
 			c.showWritten(s, written)
 		}
 	}
 	// A progress bar would overwrite the output of a recorded command.
-	if isTerminal(s.stderr) && c.Command == nil {
-		bar := newProgress(s.stderr, config.Duration)
+	if terminal.IsTerminal(s.Stderr) && c.Command == nil {
+		bar := newProgress(s.Stderr, config.Duration)
 		defer bar.done()
 		clearBar = func() { _ = bar.bar.Clear() }
 		config.Progress = bar.show
 		config.Warn = func(err error) {
 			clearBar()
-			s.complainf("%v", err)
+			s.Complainf("%v", err)
 		}
 	}
 	return recording.Record(ctx, config)
 }
 
 // complain prints warnings about data that is missing from the result, with the reasons.
-func (c *recordCommand) complain(s streams, r *recording.Result) {
+func (c *recordCommand) complain(s terminal.Streams, r *recording.Result) {
 	if r.Ended {
 		ended := "has ended"
 		if c.pid() == 0 {
 			ended = "have ended"
 		}
-		s.complainf("%v %s", &c.recordTargets, ended)
+		s.Complainf("%v %s", &c.recordTargets, ended)
 	}
 	for _, missing := range []struct {
 		count uint64
@@ -348,18 +352,18 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 		{r.Unproven, "samples have an unproven span: their process does not say which goroutine the span belongs to, so it may be an earlier span"},
 	} {
 		if missing.count > 0 {
-			s.complainf("%d %s", missing.count, missing.text)
+			s.Complainf("%d %s", missing.count, missing.text)
 		}
 	}
 	if r.Filtered > 0 && r.Samples > 0 {
-		s.complainf("--filter left out %d samples", r.Filtered)
+		s.Complainf("--filter left out %d samples", r.Filtered)
 	}
 	// If the selected service was found, the unread processes probably belong to other services.
 	if len(c.Services) == 0 || r.Recorded == 0 {
-		reportUnread(s, r.Unread)
+		advice.Unread(s, r.Unread)
 	}
 	if r.NotExamined > 0 {
-		s.complainf("%d processes were not examined before the recording ended: record for longer (--duration), or select fewer processes", r.NotExamined)
+		s.Complainf("%d processes were not examined before the recording ended: record for longer (--duration), or select fewer processes", r.NotExamined)
 	}
 }
 
@@ -387,7 +391,7 @@ func newProgress(w io.Writer, total time.Duration) *progress {
 }
 
 func (p *progress) show(elapsed time.Duration, samples uint64) {
-	p.bar.Describe(fmt.Sprintf("Recording for %v: %s samples", elapsed.Truncate(time.Second), groupDigits(samples)))
+	p.bar.Describe(fmt.Sprintf("Recording for %v: %s samples", elapsed.Truncate(time.Second), display.Digits(samples)))
 	// Errors of the progress bar must not affect the recording.
 	if p.total > 0 {
 		_ = p.bar.Set64(min(elapsed, p.total-time.Millisecond).Milliseconds())
@@ -398,32 +402,14 @@ func (p *progress) show(elapsed time.Duration, samples uint64) {
 
 func (p *progress) done() { _ = p.bar.Finish() }
 
-// groupDigits returns n with thousands separators.
-func groupDigits(n uint64) string {
-	s := strconv.FormatUint(n, 10)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}
-
 // writtenText says where the profile is and how to view it.
 func writtenText(path, format string) string {
-	text := fmt.Sprintf("\nWrote %s\n", stringText(path))
+	text := fmt.Sprintf("\nWrote %s\n", display.String(path))
 	switch export.Format(format) {
 	case export.Pprof:
-		text += fmt.Sprintf("View it with: go tool pprof -http=localhost:0 %s\n", shellText(path))
+		text += fmt.Sprintf("View it with: go tool pprof -http=localhost:0 %s\n", display.Shell(path))
 	case export.HTML:
 		text += "Open it in a browser\n"
 	}
 	return text
-}
-
-// shellText quotes s as one word for a shell.
-func shellText(s string) string {
-	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-+=:@%,"
-	if s != "" && strings.Trim(s, plain) == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(escape(s), "'", `'\''`) + "'"
 }

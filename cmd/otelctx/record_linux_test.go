@@ -39,6 +39,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
@@ -726,9 +727,9 @@ func TestRecordEnds(t *testing.T) {
 		"hung up": {"0", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(syscall.SIGHUP) }, false},
 		// timeout(1) signals both the command and its process group, so the command gets the signal twice.
 		"terminated twice": {"0", func(_ *childproc.Child, command *os.Process) {
-			// Signals within sameSignal count as one. Stop well before that, because a busy machine
+			// Signals within terminal.SameSignal count as one. Stop well before that, because a busy machine
 			// may deliver them late.
-			for first := time.Now(); time.Since(first) < sameSignal/2; time.Sleep(time.Millisecond) {
+			for first := time.Now(); time.Since(first) < terminal.SameSignal/2; time.Sleep(time.Millisecond) {
 				_ = command.Signal(syscall.SIGTERM) // The command may have ended already.
 			}
 		}, false},

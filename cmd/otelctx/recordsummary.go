@@ -16,8 +16,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 )
 
 // These are the values of --group-by. groupAttribute may be followed by "=" and a key.
@@ -61,8 +64,6 @@ const (
 	columnCPURequest   = "CPU/REQUEST"
 	columnSpansSeen    = "SPANS SEEN"
 	columnCPUSpan      = "CPU/SPAN"
-	columnName         = "NAME"
-	columnAttributes   = "ATTRIBUTES"
 )
 
 // columnTexts lists explanations of columns, in the order in which they are printed.
@@ -92,17 +93,17 @@ type summary struct {
 
 // writeText writes the text report of a recording.
 func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
-	s := &summary{recordCommand: c, Result: r, columns: map[string]bool{}, colours: isTerminal(w) && os.Getenv("NO_COLOR") == ""}
+	s := &summary{recordCommand: c, Result: r, columns: map[string]bool{}, colours: terminal.IsTerminal(w) && os.Getenv("NO_COLOR") == ""}
 	s.several = slices.ContainsFunc(r.Processes, func(p recording.ProcessUse) bool { return p.Service != r.Processes[0].Service })
 	subject := c.String()
 	if c.pid() != 0 && len(r.Processes) > 0 {
-		subject += ", " + keyText(r.Processes[0].Service)
+		subject += ", " + display.Key(r.Processes[0].Service)
 	}
 	fmt.Fprintf(&s.out, "Recorded %s for %v at %d Hz\n", s.bold(subject), r.End.Sub(r.Start).Round(10*time.Millisecond), c.Frequency)
-	s.out.Write(table([][]string{
-		{"  CPU time", cpuText(c.cpu(r.Samples)), groupDigits(r.Samples) + " samples"},
-		{"  In spans", cpuText(c.cpu(r.Attributed)), shareText(r.Attributed, r.Samples)},
-		{"  Lost", cpuText(c.cpu(r.Lost)), groupDigits(r.Lost) + " samples"},
+	s.out.Write(display.Table([][]string{
+		{"  CPU time", display.Seconds(c.cpu(r.Samples)), display.Digits(r.Samples) + " samples"},
+		{"  In spans", display.Seconds(c.cpu(r.Attributed)), display.Share(r.Attributed, r.Samples)},
+		{"  Lost", display.Seconds(c.cpu(r.Lost)), display.Digits(r.Lost) + " samples"},
 	}))
 	group, err := groupOf(c.GroupBy)
 	if err != nil {
@@ -124,7 +125,7 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 		s.out.WriteString("\nThe endpoint has no route. Around a whole mux otelhttp learns it too late: put otelhttp around each handler.\n")
 	}
 	if group != "" && s.out.Len() == header {
-		fmt.Fprintf(&s.out, "\nNo samples to group by %s\n", keyText(c.GroupBy))
+		fmt.Fprintf(&s.out, "\nNo samples to group by %s\n", display.Key(c.GroupBy))
 	}
 	_, err = w.Write(s.out.Bytes())
 	return err
@@ -142,7 +143,7 @@ func (s *summary) explainColumns() {
 		}
 	}
 	s.out.WriteByte('\n')
-	for line := range bytes.Lines(table(lines)) {
+	for line := range bytes.Lines(display.Table(lines)) {
 		s.out.WriteString(s.colour(dim, strings.TrimSuffix(string(line), "\n")) + "\n")
 	}
 }
@@ -180,10 +181,10 @@ func (s *summary) table(title string, heads []string, r rows) {
 		s.columns[head] = true
 	}
 	for i, cells := range r.cells {
-		lines = append(lines, append([]string{"  " + cpuText(s.cpu(r.samples[i])), shareText(r.samples[i], s.Samples)}, cells...))
+		lines = append(lines, append([]string{"  " + display.Seconds(s.cpu(r.samples[i])), display.Share(r.samples[i], s.Samples)}, cells...))
 	}
 	fmt.Fprintf(&s.out, "\n%s\n", s.bold(title))
-	for i, line := range bytes.SplitAfter(table(lines), []byte("\n")) {
+	for i, line := range bytes.SplitAfter(display.Table(lines), []byte("\n")) {
 		text, end, _ := bytes.Cut(line, []byte("\n"))
 		switch {
 		case len(text) == 0:
@@ -244,7 +245,7 @@ func (s *summary) work() {
 	var r rows
 	for _, u := range s.Work {
 		if u.Samples > 0 {
-			r.add(u.Samples, shareText(u.Attributed, u.Samples), strings.ReplaceAll(u.Work.String(), "_", " "))
+			r.add(u.Samples, display.Share(u.Attributed, u.Samples), strings.ReplaceAll(u.Work.String(), "_", " "))
 		}
 	}
 	s.table("What the CPU time was used for", []string{columnInSpans, "WORK"}, r)
@@ -253,10 +254,10 @@ func (s *summary) work() {
 func (s *summary) processes() {
 	var r rows
 	for _, p := range top(s.recordCommand, s.Processes) {
-		r.add(p.Samples, shareText(p.Attributed, p.Samples), strconv.Itoa(p.PID), keyText(p.Service))
+		r.add(p.Samples, display.Share(p.Attributed, p.Samples), strconv.Itoa(p.PID), display.Key(p.Service))
 	}
 	if s.pid() == 0 || s.Command != nil && len(r.cells) > 1 {
-		s.table("Top processes by CPU time", []string{columnInSpans, "PID", columnService}, r)
+		s.table("Top processes by CPU time", []string{columnInSpans, "PID", display.ColumnService}, r)
 	}
 }
 
@@ -274,15 +275,15 @@ func (s *summary) services() {
 	slices.SortStableFunc(all, func(a, b *recording.ProcessUse) int { return cmp.Compare(b.Samples, a.Samples) })
 	var r rows
 	for _, u := range top(s.recordCommand, all) {
-		r.add(u.Samples, shareText(u.Attributed, u.Samples), strconv.Itoa(processes[u.Service]), keyText(u.Service))
+		r.add(u.Samples, display.Share(u.Attributed, u.Samples), strconv.Itoa(processes[u.Service]), display.Key(u.Service))
 	}
-	s.table("Top services by CPU time", []string{columnInSpans, "PROCESSES", columnService}, r)
+	s.table("Top services by CPU time", []string{columnInSpans, "PROCESSES", display.ColumnService}, r)
 }
 
 func (s *summary) functions() {
 	var r rows
 	for _, u := range top(s.recordCommand, s.Functions) {
-		r.add(u.Flat, s.service(keyText(u.Service), cpuText(s.cpu(u.Cumulative)), shareText(u.Cumulative, s.Samples), functionText(u.Function))...)
+		r.add(u.Flat, s.service(display.Key(u.Service), display.Seconds(s.cpu(u.Cumulative)), display.Share(u.Cumulative, s.Samples), functionText(u.Function))...)
 	}
 	s.functionTable("Top functions by their own CPU time", r, columnCum, columnShare)
 }
@@ -293,33 +294,33 @@ func (s *summary) callers() {
 	slices.SortStableFunc(all, func(a, b recording.FunctionUse) int { return cmp.Compare(b.Cumulative, a.Cumulative) })
 	var r rows
 	for _, u := range top(s.recordCommand, all) {
-		r.add(u.Cumulative, s.service(keyText(u.Service), cpuText(s.cpu(u.Flat)), shareText(u.Flat, s.Samples), functionText(u.Function))...)
+		r.add(u.Cumulative, s.service(display.Key(u.Service), display.Seconds(s.cpu(u.Flat)), display.Share(u.Flat, s.Samples), functionText(u.Function))...)
 	}
 	s.functionTable("Top functions by CPU time with what they call", r, columnFlat, columnShare)
 }
 
 func (s *summary) functionTable(title string, r rows, heads ...string) {
 	if !s.NoSymbols {
-		s.table(title, s.service(columnService, append(heads, "FUNCTION")...), r)
+		s.table(title, s.service(display.ColumnService, append(heads, "FUNCTION")...), r)
 	}
 }
 
-func functionText(name string) string { return cutShort(stringText(name), maxValueText) }
+func functionText(name string) string { return display.Cut(display.String(name), display.MaxValue) }
 
 func (s *summary) endpoints() {
-	s.nameTable("Top endpoints by CPU time", s.Endpoints, columnRequestsSeen, columnCPURequest, columnEndpoint)
+	s.nameTable("Top endpoints by CPU time", s.Endpoints, columnRequestsSeen, columnCPURequest, display.ColumnEndpoint)
 }
 
 func (s *summary) names() {
-	s.nameTable("Top span names by CPU time", s.Names, columnSpansSeen, columnCPUSpan, columnName)
+	s.nameTable("Top span names by CPU time", s.Names, columnSpansSeen, columnCPUSpan, display.ColumnName)
 }
 
 func (s *summary) nameTable(title string, names []recording.NameUse, heads ...string) {
 	var r rows
 	for _, u := range top(s.recordCommand, names) {
-		r.add(u.Samples, s.service(keyText(u.Service), groupDigits(uint64(u.Count)), s.eachText(u), nameText(u.Name))...)
+		r.add(u.Samples, s.service(display.Key(u.Service), display.Digits(uint64(u.Count)), s.eachText(u), display.Name(u.Name))...)
 	}
-	s.table(title, s.service(columnService, heads...), r)
+	s.table(title, s.service(display.ColumnService, heads...), r)
 }
 
 // eachText returns the average CPU time of a span or request. Spans without samples are not counted, so the
@@ -332,14 +333,6 @@ func (s *summary) eachText(u recording.NameUse) string {
 		text = "≤ " + text
 	}
 	return text
-}
-
-// nameText returns the name of a span, or "-".
-func nameText(name string) string {
-	if name == "" {
-		return "-"
-	}
-	return keyText(name)
 }
 
 func (s *summary) spans() {
@@ -364,34 +357,24 @@ func (s *summary) spans() {
 		if u.Unproven > 0 {
 			id += ", unproven"
 		}
-		r.add(u.Samples, cells(keyText(u.Service), nameText(u.Name), id, hex.EncodeToString(u.TraceID[:]),
-			attributesText(attributesObject(u.Attributes)))...)
+		r.add(u.Samples, cells(display.Key(u.Service), display.Name(u.Name), id, hex.EncodeToString(u.TraceID[:]),
+			display.Attributes(document.Attributes(u.Attributes)))...)
 	}
-	s.table("Top spans by CPU time", cells(columnService, columnName, columnSpanID, columnTraceID, columnAttributes), r)
+	s.table("Top spans by CPU time", cells(display.ColumnService, display.ColumnName, display.ColumnSpanID, display.ColumnTraceID, display.ColumnAttributes), r)
 }
 
 func (s *summary) traces() {
 	var r rows
 	for _, u := range top(s.recordCommand, s.Traces) {
-		r.add(u.Samples, s.service(keyText(u.Service), strconv.Itoa(u.Spans), hex.EncodeToString(u.TraceID[:]))...)
+		r.add(u.Samples, s.service(display.Key(u.Service), strconv.Itoa(u.Spans), hex.EncodeToString(u.TraceID[:]))...)
 	}
-	s.table("Top traces by CPU time", s.service(columnService, columnSpansSeen, columnTraceID), r)
+	s.table("Top traces by CPU time", s.service(display.ColumnService, columnSpansSeen, display.ColumnTraceID), r)
 }
 
 func (s *summary) attributes() {
 	var r rows
 	for _, u := range top(s.recordCommand, s.recordCommand.attributes(s.Result)) {
-		r.add(u.Samples, keyText(u.Key), valueText(u.Value))
+		r.add(u.Samples, display.Key(u.Key), display.Value(u.Value))
 	}
 	s.table("Top attributes of spans by CPU time", []string{"KEY", "VALUE"}, r)
-}
-
-func cpuText(d time.Duration) string { return fmt.Sprintf("%.3fs", d.Seconds()) }
-
-// shareText returns part as a percentage of whole.
-func shareText(part, whole uint64) string {
-	if whole == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(whole))
 }

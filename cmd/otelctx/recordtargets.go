@@ -12,8 +12,12 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/advice"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/launch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 )
 
 // recordTargets holds the flags and arguments that select processes.
@@ -123,7 +127,7 @@ func (t *recordTargets) String() string {
 	case t.Command != nil:
 		words := make([]string, len(t.Command))
 		for i, word := range t.Command {
-			words[i] = shellText(word)
+			words[i] = display.Shell(word)
 		}
 		text := []rune(strings.Join(words, " "))
 		if len(text) > maxCommandText {
@@ -147,14 +151,14 @@ func (t *recordTargets) String() string {
 		values []string
 	}{{"name", t.Names}, {"service", t.Services}, {"control group", t.Cgroups}} {
 		if len(s.values) > 0 {
-			by = append(by, s.what+" "+keyText(strings.Join(s.values, " or ")))
+			by = append(by, s.what+" "+display.Key(strings.Join(s.values, " or ")))
 		}
 	}
 	return "processes of " + strings.Join(by, " and ")
 }
 
 // recordStarted starts the command, records it from its first instruction, and waits until it exits.
-func (c *recordCommand) recordStarted(s streams) error {
+func (c *recordCommand) recordStarted(s terminal.Streams) error {
 	command, err := launch.Start(c.Command)
 	if err != nil {
 		return err
@@ -168,7 +172,7 @@ func (c *recordCommand) recordStarted(s streams) error {
 		cancel()
 	}()
 	// Signals are meant for the command. In this process they only end the wait for files and collectors.
-	interrupted, stop := signal.NotifyContext(context.Background(), interrupts()...)
+	interrupted, stop := signal.NotifyContext(context.Background(), terminal.Interrupts()...)
 	defer stop()
 	resumed := false
 	err = c.record(ctx, interrupted, s, recording.Selection{PIDs: []int{command.PID()}, Children: true}, func() error {
@@ -181,11 +185,11 @@ func (c *recordCommand) recordStarted(s streams) error {
 	}
 	<-command.Ended()
 	// Exit with the code of the command, even if it ended before its first sample.
-	if code := command.ExitCode(); code != exitOK || errors.Is(err, errNoSamples) {
+	if code := command.ExitCode(); code != exitcode.OK || errors.Is(err, exitcode.ErrNoSamples) {
 		if err != nil {
-			s.complain(err)
+			advice.Complain(s, err)
 		}
-		return exitStatusError(code)
+		return exitcode.Status(code)
 	}
 	return err
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
@@ -164,7 +165,7 @@ func (c *recordCommand) document(r *recording.Result) recordDocument {
 	for _, u := range top(c, r.Spans) {
 		d.Spans = append(d.Spans, spanUseDocument{
 			Service: u.Service, Name: u.Name, TraceID: hex.EncodeToString(u.TraceID[:]), SpanID: hex.EncodeToString(u.SpanID[:]),
-			Samples: u.Samples, Unproven: u.Unproven, CPUNano: int64(c.cpu(u.Samples)), Attributes: attributesObject(u.Attributes),
+			Samples: u.Samples, Unproven: u.Unproven, CPUNano: int64(c.cpu(u.Samples)), Attributes: document.Attributes(u.Attributes),
 		})
 	}
 	for _, u := range top(c, r.Traces) {

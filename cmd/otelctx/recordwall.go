@@ -15,10 +15,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/version"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
 )
 
@@ -51,24 +54,24 @@ func (c *recordCommand) kinds() []string {
 }
 
 // recordWall records wall-clock time, and with --cpu CPU time at the same time.
-func (c *recordCommand) recordWall(s streams) error {
+func (c *recordCommand) recordWall(s terminal.Streams) error {
 	const less = 400 // Snapshots leave much garbage. Collecting it less often costs little memory.
 	debug.SetGCPercent(less)
-	ctx, release := untilInterrupted()
+	ctx, release := terminal.UntilInterrupted()
 	defer release()
 	out, err := c.openOutputs(ctx, s)
 	if err != nil {
 		return err
 	}
-	config := wall.Config{PIDs: c.PIDs, Frequency: c.Snapshots, Duration: c.duration(), Version: moduleVersion()}
+	config := wall.Config{PIDs: c.PIDs, Frequency: c.Snapshots, Duration: c.duration(), Version: version.Module()}
 	if selection := c.selection(); len(c.PIDs) == 0 {
 		config.Select = selection.SelectsPublisher
 	}
 	if c.Output != "" || c.Endpoint != nil {
 		config.Part = out.add
 	}
-	if isTerminal(s.stderr) && !c.CPU {
-		bar := newProgress(s.stderr, config.Duration)
+	if terminal.IsTerminal(s.Stderr) && !c.CPU {
+		bar := newProgress(s.Stderr, config.Duration)
 		defer bar.done()
 		config.Progress = bar.show
 	}
@@ -94,10 +97,10 @@ func (c *recordCommand) recordWall(s streams) error {
 	if cpu != nil {
 		c.complain(s, cpu)
 	} else if result.Ended {
-		s.complainf("%v has ended", &c.recordTargets)
+		s.Complainf("%v has ended", &c.recordTargets)
 	}
 	for _, m := range result.Missing {
-		s.complainf("incomplete: %v", m)
+		s.Complainf("incomplete: %v", m)
 	}
 	err = errors.Join(err, c.showWall(s, cpu, result, delivery))
 	c.showWritten(s, written)
@@ -118,7 +121,7 @@ func (c *recordCommand) noSpans() error {
 
 // recordBoth records CPU time with the sampler and wall-clock time with recorder. Both recordings begin when
 // the sampler is ready. recordBoth closes the recorder.
-func (c *recordCommand) recordBoth(ctx context.Context, s streams, out *outputs, recorder *wall.Recorder) (*recording.Result, *wall.Result, error) {
+func (c *recordCommand) recordBoth(ctx context.Context, s terminal.Streams, out *outputs, recorder *wall.Recorder) (*recording.Result, *wall.Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var (
@@ -146,13 +149,13 @@ func (c *recordCommand) recordBoth(ctx context.Context, s streams, out *outputs,
 }
 
 // showWall prints the result of a recording. cpu is nil if only wall-clock time was recorded.
-func (c *recordCommand) showWall(s streams, cpu *recording.Result, result *wall.Result, d export.Delivery) error {
+func (c *recordCommand) showWall(s terminal.Streams, cpu *recording.Result, result *wall.Result, d export.Delivery) error {
 	w := c.reportTo(s)
 	switch {
 	case c.JSON && cpu == nil:
-		return writeJSON(w, c.wallDocument(result, nil))
+		return display.WriteJSON(w, c.wallDocument(result, nil))
 	case c.JSON:
-		return writeJSON(w, bothDocument{c.deliveredDocument(cpu, d), c.wallDocument(result, cpu)})
+		return display.WriteJSON(w, bothDocument{c.deliveredDocument(cpu, d), c.wallDocument(result, cpu)})
 	case cpu != nil:
 		if err := c.writeText(w, cpu); err != nil {
 			return err
@@ -162,6 +165,13 @@ func (c *recordCommand) showWall(s streams, cpu *recording.Result, result *wall.
 	_, err := w.Write(c.wallText(result, cpu))
 	return err
 }
+
+// Heads of columns.
+const (
+	columnWall     = "  WALL"
+	columnRunning  = "RUNNING"
+	columnMainWait = "MAIN WAIT"
+)
 
 // bothDocument is the output of record --wall --cpu --json.
 type bothDocument struct {
@@ -287,7 +297,7 @@ func (c *recordCommand) wallText(r *wall.Result, cpu *recording.Result) []byte {
 		processes = fmt.Sprintf(" of %d processes", r.Processes)
 	}
 	out := fmt.Appendf(nil, "Took %d snapshots of goroutines in spans%s in %v: %s of wall-clock time, %s of it waiting\n",
-		r.Snapshots, processes, r.End.Sub(r.Start).Round(time.Millisecond), cpuText(total.Total), shareOf(total.Waiting(), total.Total))
+		r.Snapshots, processes, r.End.Sub(r.Start).Round(time.Millisecond), display.Seconds(total.Total), shareOf(total.Waiting(), total.Total))
 	out = fmt.Appendf(out, "Snapshots were late by %v on average, %v at most\n", r.Late.Round(10*time.Microsecond), r.Latest.Round(10*time.Microsecond))
 	if r.Overloaded {
 		out = append(out, "The machine is overloaded: times are less exact than they seem\n"...)
@@ -303,7 +313,7 @@ func (c *recordCommand) wallText(r *wall.Result, cpu *recording.Result) []byte {
 	waits, waitsText := columnMainWait, "what the spans waited for longest"
 	if cpu != nil {
 		busy, busyText = columnCPU, "CPU time inside the spans, according to the samples"
-		waits, waitsText = columnWaitingFor, "what the spans waited for, and for how long"
+		waits, waitsText = display.ColumnWaitingFor, "what the spans waited for, and for how long"
 	}
 	several := slices.ContainsFunc(all, func(row wallRow) bool { return row.Service != all[0].Service })
 	// withService inserts a cell before the last columns of a row.
@@ -313,28 +323,28 @@ func (c *recordCommand) wallText(r *wall.Result, cpu *recording.Result) []byte {
 		}
 		return append(row, last...)
 	}
-	rows := [][]string{withService(columnService, []string{columnWall, "±", busy, "RUNNABLE", "WAITING", waits}, columnName, columnEndpoint)}
+	rows := [][]string{withService(display.ColumnService, []string{columnWall, "±", busy, "RUNNABLE", "WAITING", waits}, display.ColumnName, display.ColumnEndpoint)}
 	for _, row := range top(c, all) {
 		running, waited := shareOf(row.Running, row.Total), mainWait(row.Waits)
 		if cpu != nil {
-			running, waited = cpuText(row.cpu), allWaits(row.Waits)
+			running, waited = display.Seconds(row.cpu), allWaits(row.Waits)
 		}
-		rows = append(rows, withService(keyText(row.Service), []string{
-			"  " + cpuText(row.Total), cpuText(row.Error()), running, shareOf(row.Runnable, row.Total), shareOf(row.Waiting(), row.Total), waited,
-		}, nameText(row.Name), nameText(row.Endpoint)))
+		rows = append(rows, withService(display.Key(row.Service), []string{
+			"  " + display.Seconds(row.Total), display.Seconds(row.Error()), running, shareOf(row.Runnable, row.Total), shareOf(row.Waiting(), row.Total), waited,
+		}, display.Name(row.Name), display.Name(row.Endpoint)))
 	}
 	out = appendWallTable(out, "Top span names by wall-clock time, without their children", rows)
-	rows = [][]string{{columnWall, columnShare, columnWaitingFor}}
+	rows = [][]string{{columnWall, columnShare, display.ColumnWaitingFor}}
 	for _, kind := range byTime(kinds) {
-		rows = append(rows, []string{"  " + cpuText(kinds[kind]), shareOf(kinds[kind], total.Total), escape(kind)})
+		rows = append(rows, []string{"  " + display.Seconds(kinds[kind]), shareOf(kinds[kind], total.Total), display.Escape(kind)})
 	}
 	out = appendWallTable(out, "What spans wait for", rows)
-	rows = [][]string{withService(columnService, []string{columnWall, columnShare, columnWaitingFor}, "FUNCTION")}
+	rows = [][]string{withService(display.ColumnService, []string{columnWall, columnShare, display.ColumnWaitingFor}, "FUNCTION")}
 	for _, f := range top(c, r.Functions) {
-		rows = append(rows, withService(keyText(f.Service), []string{"  " + cpuText(f.Time), shareOf(f.Time, total.Total), escape(f.Kind)}, functionText(f.Function)))
+		rows = append(rows, withService(display.Key(f.Service), []string{"  " + display.Seconds(f.Time), shareOf(f.Time, total.Total), display.Escape(f.Kind)}, functionText(f.Function)))
 	}
 	out = appendWallTable(out, "Top functions by time waited", rows)
-	return append(append(out, '\n'), table([][]string{
+	return append(append(out, '\n'), display.Table([][]string{
 		{columnWall, "time inside the spans, without their children, all goroutines added up"},
 		{"  ±", "standard error of WALL"},
 		{"  " + busy, busyText},
@@ -349,11 +359,11 @@ func appendWallTable(out []byte, title string, rows [][]string) []byte {
 	if len(rows) == 1 {
 		return out
 	}
-	return append(fmt.Appendf(out, "\n%s\n", title), table(rows)...)
+	return append(fmt.Appendf(out, "\n%s\n", title), display.Table(rows)...)
 }
 
 func shareOf(part, whole time.Duration) string {
-	return shareText(uint64(max(part, 0)), uint64(max(whole, 0)))
+	return display.Share(uint64(max(part, 0)), uint64(max(whole, 0)))
 }
 
 // byTime returns the kinds of waits, the longest first.
@@ -368,7 +378,7 @@ func allWaits(kinds map[string]time.Duration) string {
 	const most = 3
 	var all []string
 	for _, kind := range byTime(kinds) {
-		all = append(all, escape(kind)+" "+cpuText(kinds[kind]))
+		all = append(all, display.Escape(kind)+" "+display.Seconds(kinds[kind]))
 	}
 	if len(all) == 0 {
 		return "-"
@@ -381,5 +391,5 @@ func mainWait(kinds map[string]time.Duration) string {
 	if len(kinds) == 0 {
 		return "-"
 	}
-	return escape(byTime(kinds)[0])
+	return display.Escape(byTime(kinds)[0])
 }

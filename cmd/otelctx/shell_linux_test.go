@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/completion"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
@@ -25,9 +27,9 @@ func TestManual(t *testing.T) {
 	require.Zero(t, got.code, got.stderr)
 	golden.Compare(t, "../otelctx.1", got.stdout)
 	help := otelctx(t, "--help").stdout
-	for _, e := range exitCodes {
-		assert.Regexp(t, `(?m)^\s+`+strconv.Itoa(e.code)+` +\w`, help)
-		assert.Contains(t, got.stdout, fmt.Sprintf(".B %d\n%s\n", e.code, roffText(e.text)))
+	for _, e := range exitcode.Table {
+		assert.Regexp(t, `(?m)^\s+`+strconv.Itoa(e.Code)+` +\w`, help)
+		assert.Contains(t, got.stdout, fmt.Sprintf(".B %d\n%s\n", e.Code, strings.ReplaceAll(e.Text, "-", `\-`)))
 	}
 	if path, err := exec.LookPath("mandoc"); err == nil {
 		out, err := exec.Command(path, "-T", "lint", "-W", "error", "otelctx.1").CombinedOutput()
@@ -40,8 +42,8 @@ func TestExitCodesInDocs(t *testing.T) {
 	docs, err := os.ReadFile("../../docs/recording.md")
 	require.NoError(t, err)
 	table := []string{"| Exit code | |", "|--:|---|"}
-	for _, e := range exitCodes {
-		table = append(table, fmt.Sprintf("| %d | %s |", e.code, e.text))
+	for _, e := range exitcode.Table {
+		table = append(table, fmt.Sprintf("| %d | %s |", e.Code, e.Text))
 	}
 	assert.Contains(t, string(docs), strings.Join(table, "\n")+"\n\n")
 }
@@ -131,6 +133,6 @@ func TestCompletion(t *testing.T) {
 		{pid + "\tcheckout\n", "watch " + pid[:2]},
 		{pid + "\tcheckout\n", "record -F 9 1 -p " + pid[:2]},
 	} {
-		assert.Contains(t, otelctx(t, append([]string{completeCommand}, strings.Fields(test.words)...)...).stdout, test.want)
+		assert.Contains(t, otelctx(t, append([]string{completion.Complete}, strings.Fields(test.words)...)...).stdout, test.want)
 	}
 }

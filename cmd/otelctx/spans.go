@@ -12,6 +12,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/refresh"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
 	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/reader"
@@ -74,37 +79,37 @@ func (c *spansCommand) Validate() error {
 	case strings.Trim(strings.ToLower(c.Trace), "0123456789abcdef") != "" || len(c.Trace) > 32:
 		return fmt.Errorf("--trace %q is not a trace id: use up to 32 hexadecimal digits", c.Trace)
 	}
-	return validatePID(c.PID)
+	return process.Validate(c.PID)
 }
 
 // Run is called by kong.
-func (c *spansCommand) Run(s streams) error {
-	ctx, release := untilInterrupted()
+func (c *spansCommand) Run(s terminal.Streams) error {
+	ctx, release := terminal.UntilInterrupted()
 	defer release()
 	r, err := patient.Call(ctx, c.PID, patient.Limit, func() (*spansReader, error) { return openSpans(ctx, c.PID) })
 	if err != nil {
-		return aboutProcess(c.PID, err)
+		return process.About(c.PID, err)
 	}
 	defer r.close(ctx)
 	if !c.Watch {
 		d, err := c.snapshot(ctx, r)
 		if err != nil {
-			return aboutProcess(c.PID, err)
+			return process.About(c.PID, err)
 		}
 		if c.JSON {
-			return writeJSON(s.stdout, d)
+			return display.WriteJSON(s.Stdout, d)
 		}
-		return c.write(s.stdout, d)
+		return c.write(s.Stdout, d)
 	}
-	ended, err := repeat(ctx, c.Interval, 0, func(bool) error {
+	ended, err := refresh.Until(ctx, c.Interval, 0, func(bool) error {
 		d, err := c.snapshot(ctx, r)
 		if err = cmp.Or(ctx.Err(), err); err != nil {
 			return err
 		}
-		return c.writeFrame(s.stdout, d)
+		return c.writeFrame(s.Stdout, d)
 	})
 	if ended {
-		s.complainf("process %d has ended", c.PID)
+		s.Complainf("process %d has ended", c.PID)
 	}
 	return err
 }
@@ -275,7 +280,7 @@ func (c *spansCommand) document(r *spansReader, snapshot *waiting.Snapshot, now 
 		if s.Goroutine >= 0 {
 			span.goroutineDocument = describe(s.Goroutine)
 			if g := &snapshot.Goroutines[s.Goroutine]; g.In == i {
-				span.Attributes = attributesObject(g.Attributes)
+				span.Attributes = document.Attributes(g.Attributes)
 				if c.Group {
 					d.addToGroup(groups, g.Stack, &span, &span.goroutineDocument)
 				}
@@ -283,7 +288,7 @@ func (c *spansCommand) document(r *spansReader, snapshot *waiting.Snapshot, now 
 		}
 		for _, joined := range s.Joined {
 			g := &snapshot.Goroutines[joined]
-			doc := joinedDocument{g.ID, describe(joined), attributesObject(g.Attributes)}
+			doc := joinedDocument{g.ID, describe(joined), document.Attributes(g.Attributes)}
 			span.Joined = append(span.Joined, doc)
 			if c.Group {
 				d.addToGroup(groups, g.Stack, &span, &doc.goroutineDocument)

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -21,21 +23,20 @@ import (
 // writeFrame writes one snapshot of --watch.
 func (c *spansCommand) writeFrame(w io.Writer, d spansDocument) error {
 	if c.JSON {
-		b, err := encodeJSON(d, "")
+		b, err := display.JSON(d, "")
 		if err != nil {
 			return err
 		}
 		_, err = w.Write(append(b, '\n'))
 		return err
 	}
-	if isTerminal(w) {
-		// Move the cursor to the top left and clear the screen.
-		if _, err := io.WriteString(w, "\x1b[H\x1b[J"); err != nil {
+	if terminal.IsTerminal(w) {
+		if _, err := io.WriteString(w, terminal.Clear); err != nil {
 			return err
 		}
 		// Lines that have scrolled off the screen cannot be overwritten.
-		if left := len(d.Spans) - maxInPlace; left > 0 && !c.Stacks {
-			d.Spans = d.Spans[:maxInPlace]
+		if left := len(d.Spans) - terminal.MaxLines; left > 0 && !c.Stacks {
+			d.Spans = d.Spans[:terminal.MaxLines]
 			if err := c.write(w, d); err != nil {
 				return err
 			}
@@ -55,7 +56,7 @@ func (c *spansCommand) writeFrame(w io.Writer, d spansDocument) error {
 func (c *spansCommand) write(w io.Writer, d spansDocument) error {
 	out := fmt.Appendf(nil, "Process %d", d.PID)
 	if d.Service != "" {
-		out = fmt.Appendf(out, " (%s)", keyText(d.Service))
+		out = fmt.Appendf(out, " (%s)", display.Key(d.Service))
 	}
 	switch {
 	case c.Group:
@@ -73,7 +74,7 @@ func (c *spansCommand) write(w io.Writer, d spansDocument) error {
 		out = appendSpanTable(fmt.Appendf(out, ": live spans: %d\n", len(d.Spans)), d.Spans)
 	}
 	for _, m := range d.Missing {
-		out = fmt.Appendf(out, "Not known: %s\n", escape(m))
+		out = fmt.Appendf(out, "Not known: %s\n", display.Escape(m))
 	}
 	_, err := w.Write(out)
 	return err
@@ -88,7 +89,7 @@ func appendSpanTable(out []byte, spans []spanDocument) []byte {
 	if len(spans) == 0 {
 		return out
 	}
-	rows := [][]string{{"  AGE", "STATE", columnWaitingFor, "GOROUTINE", columnTraceID, columnSpanID, columnLocalRoot, "SAMPLED"}}
+	rows := [][]string{{"  AGE", "STATE", display.ColumnWaitingFor, "GOROUTINE", display.ColumnTraceID, display.ColumnSpanID, display.ColumnLocalRoot, "SAMPLED"}}
 	const nameColumn = 3 // index of the name columns
 	withNames := named(spans)
 	withAttributes := slices.ContainsFunc(spans, func(s spanDocument) bool {
@@ -105,7 +106,7 @@ func appendSpanTable(out []byte, spans []spanDocument) []byte {
 	}
 	header := rows[0]
 	rows = nil
-	add(header, columnName, columnEndpoint, columnAttributes)
+	add(header, display.ColumnName, display.ColumnEndpoint, display.ColumnAttributes)
 	for i := range spans {
 		s := &spans[i]
 		localRoot, sampled := "-", "no"
@@ -116,12 +117,12 @@ func appendSpanTable(out []byte, spans []spanDocument) []byte {
 			sampled = "yes"
 		}
 		row := []string{"  " + spanAgeText(time.Duration(s.AgeNano)), s.State, s.waitingText(), goroutineText(s.Goroutine), s.TraceID, s.SpanID, localRoot, sampled}
-		add(row, nameText(s.Name), nameText(s.Endpoint), attributesText(s.Attributes))
+		add(row, display.Name(s.Name), display.Name(s.Endpoint), display.Attributes(s.Attributes))
 		for _, j := range s.Joined {
-			add([]string{"", j.State, j.waitingText(), goroutineText(j.Goroutine), "", "", "", ""}, "", "", attributesText(j.Attributes))
+			add([]string{"", j.State, j.waitingText(), goroutineText(j.Goroutine), "", "", "", ""}, "", "", display.Attributes(j.Attributes))
 		}
 	}
-	return append(out, table(rows)...)
+	return append(out, display.Table(rows)...)
 }
 
 func goroutineText(id uint64) string {
@@ -148,7 +149,7 @@ func (s *spanDocument) waitingText() string {
 }
 
 func (g *goroutineDocument) waitingText() string {
-	text := escape(g.WaitingFor)
+	text := display.Escape(g.WaitingFor)
 	if text == "" && g.OwnTID != 0 {
 		text = "thread " + strconv.Itoa(g.OwnTID)
 	}
@@ -163,9 +164,9 @@ func (g *goroutineDocument) waitingText() string {
 
 // String returns the function and, if they are known, the last element of the file's path and the line.
 func (c *codeDocument) String() string {
-	text := escape(c.Function)
+	text := display.Escape(c.Function)
 	if c.File != "" {
-		text += fmt.Sprintf(" (%s:%d)", escape(path.Base(c.File)), c.Line)
+		text += fmt.Sprintf(" (%s:%d)", display.Escape(path.Base(c.File)), c.Line)
 	}
 	return text
 }
@@ -177,13 +178,13 @@ func (g *goroutineDocument) appendStack(out []byte) []byte {
 	for i, f := range g.visible {
 		place := "-"
 		if f.File != "" {
-			place = fmt.Sprintf("%s:%d", escape(f.File), f.Line)
+			place = fmt.Sprintf("%s:%d", display.Escape(f.File), f.Line)
 		}
-		rows[i] = []string{"    " + escape(f.Function), place}
+		rows[i] = []string{"    " + display.Escape(f.Function), place}
 	}
-	out = append(out, table(rows)...)
+	out = append(out, display.Table(rows)...)
 	if g.StackError != "" {
-		out = fmt.Appendf(out, "    (%s)\n", escape(g.StackError))
+		out = fmt.Appendf(out, "    (%s)\n", display.Escape(g.StackError))
 	}
 	return out
 }
@@ -200,9 +201,9 @@ func appendSpanStacks(out []byte, spans []spanDocument) []byte {
 		}
 		out = append(out, '\n')
 		if s.Name != "" {
-			out = fmt.Appendf(out, "  span %s", keyText(s.Name))
+			out = fmt.Appendf(out, "  span %s", display.Key(s.Name))
 			if s.Endpoint != "" && s.Endpoint != s.Name {
-				out = fmt.Appendf(out, " of %s", keyText(s.Endpoint))
+				out = fmt.Appendf(out, " of %s", display.Key(s.Endpoint))
 			}
 			out = append(out, '\n')
 		}
@@ -221,10 +222,10 @@ func appendSpanStacks(out []byte, spans []spanDocument) []byte {
 func (g *goroutineDocument) appendState(out []byte) []byte {
 	out = append(out, g.State...)
 	if g.WaitingFor != "" {
-		out = fmt.Appendf(out, ": %s", escape(g.WaitingFor))
+		out = fmt.Appendf(out, ": %s", display.Escape(g.WaitingFor))
 	}
 	if g.WaitedAtLeastNano > int64(time.Second) {
-		out = fmt.Appendf(out, " for at least %s", ageText(time.Duration(g.WaitedAtLeastNano)))
+		out = fmt.Appendf(out, " for at least %s", display.Age(time.Duration(g.WaitedAtLeastNano)))
 	}
 	if g.OwnTID != 0 {
 		out = fmt.Appendf(out, ", thread %d", g.OwnTID)
@@ -244,7 +245,7 @@ func appendSpanAttributes(out []byte, attributes map[string]string) []byte {
 	if len(attributes) == 0 {
 		return out
 	}
-	return fmt.Appendf(out, "  attributes %s\n", attributesText(attributes))
+	return fmt.Appendf(out, "  attributes %s\n", display.Attributes(attributes))
 }
 
 // maxGroupNames is the maximum number of span names shown for a group.
@@ -253,7 +254,7 @@ const maxGroupNames = 5
 func appendGroup(out []byte, g *groupDocument) []byte {
 	out = fmt.Appendf(out, "\n%d  %s", g.Goroutines, g.State)
 	if g.WaitingFor != "" {
-		out = fmt.Appendf(out, ": %s", escape(g.WaitingFor))
+		out = fmt.Appendf(out, ": %s", display.Escape(g.WaitingFor))
 	}
 	out = fmt.Appendf(out, ", oldest span %s\n", spanAgeText(time.Duration(g.OldestAgeNano)))
 	names := slices.SortedFunc(maps.Keys(g.Names), func(a, b string) int {
@@ -266,7 +267,7 @@ func appendGroup(out []byte, g *groupDocument) []byte {
 			break
 		}
 		if name != "" {
-			texts = append(texts, fmt.Sprintf("%s (%d)", keyText(name), g.Names[name]))
+			texts = append(texts, fmt.Sprintf("%s (%d)", display.Key(name), g.Names[name]))
 		}
 	}
 	if len(texts) > 0 {
@@ -280,5 +281,5 @@ func spanAgeText(d time.Duration) string {
 	if d < time.Second {
 		return d.Truncate(time.Millisecond).String()
 	}
-	return ageText(d)
+	return display.Age(d)
 }

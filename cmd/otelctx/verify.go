@@ -13,7 +13,11 @@ import (
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/conformance"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/internal/patient"
 )
 
@@ -49,18 +53,15 @@ func (c *verifyCommand) Validate() error {
 	case c.Duration <= 0:
 		return fmt.Errorf("--duration %v is not positive", c.Duration)
 	}
-	return validatePID(c.PID)
+	return process.Validate(c.PID)
 }
 
-// errNotConforming means that a process or a file of profiles breaks rules. The report says which.
-var errNotConforming = errors.New("not conforming")
-
 // Run is called by kong.
-func (c *verifyCommand) Run(s streams) error {
+func (c *verifyCommand) Run(s terminal.Streams) error {
 	if c.Profile != "" {
 		return c.verifyProfile(s)
 	}
-	ctx, stop := untilInterrupted()
+	ctx, stop := terminal.UntilInterrupted()
 	defer stop()
 	// An interrupt ends the check early with a report. If the process blocks its readers, the check cannot notice
 	// the interrupt, and the limit ends it.
@@ -77,12 +78,12 @@ func (c *verifyCommand) Run(s streams) error {
 		}
 	}
 	if c.JSON {
-		err = writeJSON(s.stdout, verifyDocument{PID: c.PID, Failed: failed, Rules: results})
+		err = display.WriteJSON(s.Stdout, verifyDocument{PID: c.PID, Failed: failed, Rules: results})
 	} else {
-		err = c.write(s.stdout, results)
+		err = c.write(s.Stdout, results)
 	}
 	if err == nil && failed > 0 {
-		err = fmt.Errorf("%w: %d of %d rules are broken", errNotConforming, failed, len(results))
+		err = fmt.Errorf("%w: %d of %d rules are broken", exitcode.ErrNotConforming, failed, len(results))
 	}
 	return err
 }
@@ -111,7 +112,7 @@ func (c *verifyCommand) write(w io.Writer, results []conformance.Result) error {
 			}
 			out = fmt.Appendf(out, "%-13s %-9s %-6s %s (%s)\n", status, r.ID, r.Level, r.Text, r.Section)
 			for _, e := range r.Evidence {
-				out = fmt.Appendf(out, "              %s\n", escape(e))
+				out = fmt.Appendf(out, "              %s\n", display.Escape(e))
 			}
 		}
 	}
@@ -121,7 +122,7 @@ func (c *verifyCommand) write(w io.Writer, results []conformance.Result) error {
 }
 
 // verifyProfile checks a profile file.
-func (c *verifyCommand) verifyProfile(s streams) error {
+func (c *verifyCommand) verifyProfile(s terminal.Streams) error {
 	content, err := readProfile(c.Profile)
 	if err != nil {
 		return err
@@ -131,14 +132,14 @@ func (c *verifyCommand) verifyProfile(s streams) error {
 		return fmt.Errorf("%s: %w", c.Profile, err)
 	}
 	for _, p := range problems {
-		if _, err := fmt.Fprintln(s.stdout, escape(p.Error())); err != nil {
+		if _, err := fmt.Fprintln(s.Stdout, display.Escape(p.Error())); err != nil {
 			return err
 		}
 	}
 	if len(problems) > 0 {
-		return fmt.Errorf("%w: %s breaks %d rules", errNotConforming, c.Profile, len(problems))
+		return fmt.Errorf("%w: %s breaks %d rules", exitcode.ErrNotConforming, c.Profile, len(problems))
 	}
-	_, err = fmt.Fprintf(s.stdout, "%s: no rule is broken\n", c.Profile)
+	_, err = fmt.Fprintf(s.Stdout, "%s: no rule is broken\n", c.Profile)
 	return err
 }
 

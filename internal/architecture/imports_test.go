@@ -46,8 +46,10 @@ var never = []struct{ importers, imported, reason string }{
 }
 
 // layers lists imports that are forbidden between packages of the command line tool. The kernel
-// layer and the profile layer do not import each other. Package recording imports both.
+// layer and the profile layer do not import each other. Package recording imports both. Subcommands share only
+// what lies below them, and package main alone imports them.
 var layers = map[string][]string{
+	"cmd/otelctx/internal/":          {"command/"},
 	"cmd/otelctx/internal/kernel/":   {"profile", "recording"},
 	"cmd/otelctx/internal/profile/":  {"kernel", "recording"},
 	"cmd/otelctx/internal/recording": {"profile/export", "kernel/launch"},

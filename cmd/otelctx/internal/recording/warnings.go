@@ -7,6 +7,7 @@ import (
 	"errors"
 	"sync"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -48,7 +49,7 @@ func (w *warnings) warn(pid int, err error) {
 	}
 	w.reported[key] = true
 	if pid != 0 {
-		err = NewProcessError(pid, err)
+		err = process.NewError(pid, err)
 	}
 	w.sink(err)
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/internal/procfs"
@@ -83,7 +84,7 @@ func newWatcher(c *Config, w *warnings) (*watcher, error) {
 		}
 		p, err := reader.Open(pid)
 		if err != nil {
-			return nil, NewProcessError(pid, err)
+			return nil, process.NewError(pid, err)
 		}
 		_ = p.Close()
 	}
@@ -128,15 +129,15 @@ func (w *watcher) start(ctx context.Context, wait time.Duration) error {
 	})
 	for _, pid := range w.config.PIDs {
 		// Get the pidfd first, because the id of a process that ends may be reused.
-		process, err := watchExit(pid)
+		ended, err := watchExit(pid)
 		if err != nil {
-			return NewProcessError(pid, err)
+			return process.NewError(pid, err)
 		}
-		w.selectedExits[pid] = process
+		w.selectedExits[pid] = ended
 		w.queue.begin(pid)
 		image, err := w.scanFirst(ctx, pid)
 		if err != nil {
-			return NewProcessError(pid, err)
+			return process.NewError(pid, err)
 		}
 		w.queue.finish(pid)
 		if w.config.Children {
@@ -586,7 +587,7 @@ func (w *watcher) explain(p sampler.Process, err error) {
 	warn := (selected || w.registry.find(p.Image) != nil) && !refused
 	var unread error
 	if maybe && !warn {
-		unread = NewProcessError(pid, err)
+		unread = process.NewError(pid, err)
 	}
 	w.registry.refuse(p, err, unread)
 	if warn {
@@ -618,7 +619,7 @@ func (w *watcher) notExamined() (n int) {
 			if selected {
 				w.warnings.warn(pid, err)
 			} else {
-				w.registry.refuse(s.process, err, NewProcessError(pid, err))
+				w.registry.refuse(s.process, err, process.NewError(pid, err))
 			}
 		default:
 			n++

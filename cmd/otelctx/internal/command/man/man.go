@@ -1,7 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package man implements otelctx man: it prints the manual page.
+package man
 
 import (
 	"bytes"
@@ -11,20 +12,30 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 )
 
-// manCommand implements otelctx man.
-type manCommand struct{}
+// Description says what otelctx does, and what it needs.
+const Description = `Shows what running services publish for profilers: their OpenTelemetry resource, and the span that each thread ` +
+	`is in. Records CPU profiles in which each sample has its span.
+
+Reading another process needs the capability CAP_SYS_PTRACE, or the same user if the kernel's Yama module permits that. ` +
+	"Recording also needs CAP_BPF and CAP_PERFMON. Root has all three."
+
+// Command implements otelctx man.
+type Command struct{}
 
 // Run is called by kong.
-func (*manCommand) Run(s streams, model *kong.Application) error {
-	_, err := s.stdout.Write(manual(model))
+func (*Command) Run(s terminal.Streams, model *kong.Application) error {
+	_, err := s.Stdout.Write(Page(model))
 	return err
 }
 
-// manual returns the manual page in roff, the content of otelctx.1. It is generated from the same model
+// Page returns the manual page in roff, the content of otelctx.1. It is generated from the same model
 // as --help, and from the Manual methods of commands.
-func manual(model *kong.Application) []byte {
+func Page(model *kong.Application) []byte {
 	m := &roff{}
 	m.line(`.\" Made by otelctx man.`)
 	m.line(`.TH OTELCTX 1 "" otelctx`) // The page has no date, so that it is reproducible.
@@ -39,7 +50,7 @@ func manual(model *kong.Application) []byte {
 		m.line("%s", roffText(argumentsText(c)))
 	}
 	m.line(".SH DESCRIPTION")
-	m.text(description)
+	m.text(Description)
 	m.line(".SH COMMANDS")
 	for _, c := range model.Leaves(true) {
 		m.line(".SS %s", roffText(model.Name+" "+c.Name))
@@ -57,11 +68,11 @@ func manual(model *kong.Application) []byte {
 	m.line(".SH OPTIONS")
 	m.flags(model.Flags)
 	m.line(".SH EXIT STATUS")
-	for _, e := range exitCodes {
-		m.item(strconv.Itoa(e.code), e.text)
+	for _, e := range exitcode.Table {
+		m.item(strconv.Itoa(e.Code), e.Text)
 	}
 	m.line(".PP")
-	m.text(commandExitText)
+	m.text(exitcode.CommandText)
 	return m.Bytes()
 }
 

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package advice
 
 import (
 	"errors"
@@ -12,8 +12,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -63,10 +64,10 @@ func TestPermissionAdvice(t *testing.T) {
 			}
 			root := strings.HasPrefix(test.self, status("0", "", "")[:20])
 			for err, want := range map[error]string{
-				recording.NewProcessError(12, reader.ErrNotPermitted): test.reading,
-				sampler.ErrNotPermitted:                               test.sampling,
+				process.NewError(12, reader.ErrNotPermitted): test.reading,
+				sampler.ErrNotPermitted:                      test.sampling,
 			} {
-				got := advice(err, proc)
+				got := about(err, proc)
 				assert.Contains(t, got, want)
 				assert.False(t, root && strings.Contains(got, "sudo"), got)
 			}
@@ -76,6 +77,6 @@ func TestPermissionAdvice(t *testing.T) {
 
 func TestUnsupportedPlatform(t *testing.T) {
 	err := fmt.Errorf("reader: %w", errors.ErrUnsupported)
-	assert.Equal(t, exitOther, exitCode(err))
-	assert.Contains(t, advice(err, fstest.MapFS{}), "Linux")
+	assert.Equal(t, exitcode.Other, exitcode.Of(err))
+	assert.Contains(t, about(err, fstest.MapFS{}), "Linux")
 }

@@ -1,23 +1,18 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package document defines the JSON of processes.
+package document
 
 import (
-	"bytes"
-	"encoding/json"
-	"fmt"
-	"io"
-	"unicode"
-	"unicode/utf16"
-
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/reader"
 )
 
-// document is the JSON of one process: inspect prints one, list an array of them, sorted by pid. The schema
+// Process is the JSON of one process: inspect prints one, list an array of them, sorted by pid. The schema
 // is stable: fields may be added, but are never removed, renamed or redefined. Fields appear in this order,
 // attributes in byte order of their keys.
 //
@@ -33,7 +28,7 @@ import (
 //   - empty values, and types that this version does not know: null
 //
 // If a publisher sends a key twice, which OpenTelemetry forbids, the last value wins. Nothing is truncated.
-type document struct {
+type Process struct {
 	PID int `json:"pid"`
 	// Mapping is the name of the memory mapping in /proc/PID/maps. Invalid UTF-8 becomes U+FFFD.
 	Mapping string `json:"mapping"`
@@ -51,23 +46,23 @@ type document struct {
 	// Attributes holds the extra attributes, which are published alongside the resource.
 	Attributes map[string]any `json:"attributes"`
 	// Advertisement is null if the process context advertises the carriers, or nothing does.
-	Advertisement *advertisementDocument `json:"advertisement"`
+	Advertisement *Advertisement `json:"advertisement"`
 	// Carriers holds the tables and records in which readers find spans.
-	Carriers []carrierDocument `json:"carriers"`
+	Carriers []Carrier `json:"carriers"`
 	// Threads holds the threads that are in a span, ordered by tid.
-	Threads []threadDocument `json:"threads"`
+	Threads []Thread `json:"threads"`
 }
 
-// advertisementDocument is an advertisement of carriers outside of the process context. The fields are as in
-// [document].
-type advertisementDocument struct {
+// Advertisement is an advertisement of carriers outside of the process context. The fields are as in
+// [Process].
+type Advertisement struct {
 	Mapping       string         `json:"mapping"`
 	PublishedAtNS uint64         `json:"published_at_ns"`
 	Attributes    map[string]any `json:"attributes"`
 }
 
-// jsonHelp describes [document] in --help.
-const jsonHelp = `--json prints an object whose schema is stable:
+// Help describes [Process] in --help.
+const Help = `--json prints an object whose schema is stable:
 
   {pid, mapping, version, published_at_ns, payload_size,
    resource: {key: value}, schema_url, attributes: {key: value},
@@ -83,18 +78,18 @@ Attribute values keep their types. Bytes are base64 strings; NaN and the infinit
 	`nanoseconds since the epoch from publishers that follow the first version of OTEP 4719. tid is the id of a thread in the PID namespace of ` +
 	`otelctx, own_tid in that of the process.`
 
-// newDocument returns the document of a process. pc is nil if the process advertises carriers without a
-// process context.
-func newDocument(pid int, pc *reader.ProcessContext, a activity) document {
+// New returns the document of a process.
+func New(p publication.Publication) Process {
+	pc, a := p.Context, &p.Activity
 	if pc == nil {
 		pc = new(reader.ProcessContext)
 	}
-	var advertisement *advertisementDocument
-	if ad := a.advertisement; ad != nil {
-		advertisement = &advertisementDocument{ad.MappingName, ad.PublishedAtNS, jsonObject(ad.Message.GetAttributes())}
+	var advertisement *Advertisement
+	if ad := a.Advertisement; ad != nil {
+		advertisement = &Advertisement{ad.MappingName, ad.PublishedAtNS, jsonObject(ad.Message.GetAttributes())}
 	}
-	return document{
-		PID:           pid,
+	return Process{
+		PID:           p.PID,
 		Mapping:       pc.MappingName,
 		Version:       pc.Version,
 		PublishedAtNS: pc.PublishedAtNS,
@@ -103,8 +98,8 @@ func newDocument(pid int, pc *reader.ProcessContext, a activity) document {
 		SchemaURL:     pc.SchemaURL(),
 		Attributes:    jsonObject(pc.Message.GetAttributes()),
 		Advertisement: advertisement,
-		Carriers:      append([]carrierDocument{}, a.carriers...),
-		Threads:       threadDocuments(a.threads),
+		Carriers:      carriers(a),
+		Threads:       Threads(a.Threads),
 	}
 }
 
@@ -116,7 +111,7 @@ func jsonObject(kvs []*commonpb.KeyValue) map[string]any {
 	return object
 }
 
-// jsonValue converts v for encoding/json, as [document] describes. Its recursion is bounded, because package
+// jsonValue converts v for encoding/json, as [Process] describes. Its recursion is bounded, because package
 // reader limits how deeply values nest.
 func jsonValue(v *commonpb.AnyValue) any {
 	switch v := v.GetValue().(type) {
@@ -142,45 +137,4 @@ func jsonValue(v *commonpb.AnyValue) any {
 	default:
 		return nil
 	}
-}
-
-// writeJSON writes v, indented, and a newline.
-func writeJSON(w io.Writer, v any) error {
-	b, err := encodeJSON(v, "  ")
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(append(b, '\n'))
-	return err
-}
-
-// encodeJSON returns v as JSON in which every character is printable, on one line if indent is "".
-func encodeJSON(v any, indent string) ([]byte, error) {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", indent)
-	if err := e.Encode(v); err != nil {
-		return nil, err
-	}
-	return escapeJSON(bytes.TrimSuffix(b.Bytes(), []byte{'\n'})), nil
-}
-
-// escapeJSON escapes all characters of the JSON text b that are not printable. encoding/json escapes only
-// ASCII control characters, but terminals also act on DEL, C1 control characters and bidirectional
-// overrides. Valid JSON has them only inside strings, so every occurrence can be replaced.
-func escapeJSON(b []byte) []byte {
-	escaped := make([]byte, 0, len(b))
-	for _, r := range string(b) {
-		switch {
-		case r == '\n' || unicode.IsPrint(r):
-			escaped = append(escaped, string(r)...)
-		case r > 0xFFFF:
-			high, low := utf16.EncodeRune(r)
-			escaped = fmt.Appendf(escaped, `\u%04x\u%04x`, high, low)
-		default:
-			escaped = fmt.Appendf(escaped, `\u%04x`, r)
-		}
-	}
-	return escaped
 }

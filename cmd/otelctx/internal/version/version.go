@@ -1,7 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package version says which version of otelctx this is.
+package version
 
 import (
 	"fmt"
@@ -10,18 +11,18 @@ import (
 	"strings"
 )
 
-// moduleVersion returns the version of the module, such as v0.1.0. If the build did not record it, it returns a
+// Module returns the version of the module, such as v0.1.0. If the build did not record it, it returns a
 // version that precedes all releases.
-func moduleVersion() string {
+func Module() string {
 	if info, ok := debug.ReadBuildInfo(); ok && strings.HasPrefix(info.Main.Version, "v") {
 		return info.Main.Version
 	}
 	return "v0.0.0-devel"
 }
 
-// version returns what --version prints: the version of the module, the revision if the build recorded it, the
+// Text returns what --version prints: the version of the module, the revision if the build recorded it, the
 // Go release and the platform.
-func version() string {
+func Text() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "otelctx, built without module support"

@@ -1,23 +1,46 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package advice explains errors: it says why the kernel refuses something, and what would help.
+package advice
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
+	"os"
 	"syscall"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/launch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/reader"
 )
 
-// advice suggests a remedy for a command's error, or returns "" if it has none. proc is the proc file
+// Complain prints an error and advice, if there is any. It prints nothing for an [exitcode.Status].
+func Complain(s terminal.Streams, err error) {
+	if errors.As(err, new(exitcode.Status)) {
+		return
+	}
+	s.Complainf("%v", err)
+	if a := about(err, os.DirFS("/proc")); a != "" {
+		_, _ = fmt.Fprintln(s.Stderr, a)
+	}
+}
+
+// adviser is an error that brings its own advice.
+type adviser interface {
+	error
+	Advice() string
+}
+
+// about suggests a remedy for a command's error, or returns "" if it has none. proc is the proc file
 // system.
-func advice(err error, proc fs.FS) string {
-	if none, ok := errors.AsType[*noSamplesError](err); ok {
-		return none.advice
+func about(err error, proc fs.FS) string {
+	if own, ok := errors.AsType[adviser](err); ok {
+		return own.Advice()
 	}
 	switch {
 	case errors.Is(err, reader.ErrNoContext):
@@ -36,7 +59,7 @@ down. otelctx inspect PID shows what the process does publish.`
 		return `otelctx starts a command stopped, by ptrace, which something forbids here: a seccomp profile, or kernel.yama.ptrace_scope 3.
 Start the service yourself, and record it by its process id or --name.`
 	case errors.Is(err, reader.ErrNotPermitted):
-		return readingAdvice(proc, errorPID(err))
+		return readingAdvice(proc, process.IDOf(err))
 	case errors.Is(err, reader.ErrProcessGone):
 		return `Run otelctx list to see which processes publish. Process ids are those of the PID namespace that otelctx runs in:
 outside of a container, use the ids that the host's ps shows.`

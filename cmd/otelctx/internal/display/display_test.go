@@ -1,15 +1,17 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package display
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
 	"unicode"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 func TestEscape(t *testing.T) {
@@ -24,7 +26,7 @@ func TestEscape(t *testing.T) {
 		"replacement \ufffd":                   "replacement \ufffd",
 		"beyond the BMP \U0001F600 \U000E0041": "beyond the BMP \U0001F600 " + `\U000e0041`,
 	} {
-		assert.Equal(t, want, escape(in))
+		assert.Equal(t, want, Escape(in))
 	}
 }
 
@@ -46,7 +48,7 @@ func TestValueText(t *testing.T) {
 		strings.Repeat("ü", 200):     strings.Repeat("ü", 200),
 		strings.Repeat("ü", 200) + "… (201 characters, --json shows all)": strings.Repeat("ü", 201),
 	} {
-		assert.Equal(t, want, valueText(v))
+		assert.Equal(t, want, Value(v))
 	}
 }
 
@@ -58,7 +60,7 @@ func TestEveryTextPrints(t *testing.T) {
 			continue
 		}
 		s := string(r)
-		text := escape(s) + keyText(s) + valueText(s) + valueText([]any{s})
+		text := Escape(s) + Key(s) + Value(s) + Value([]any{s})
 		if i := strings.IndexFunc(text, func(shown rune) bool { return !unicode.IsPrint(shown) }); i >= 0 {
 			t.Fatalf("%U is shown as %q", r, text[i:])
 		}
@@ -73,6 +75,16 @@ func TestAgeText(t *testing.T) {
 		2*time.Hour + 3*time.Minute:   "2h3m",
 		49*time.Hour + 59*time.Minute: "2d1h",
 	} {
-		assert.Equal(t, want, ageText(d))
+		assert.Equal(t, want, Age(d))
 	}
+}
+
+func TestEncodedJSONPrintsAndMeansTheSame(t *testing.T) {
+	const s = "\x00\x1b\x7f\u0085\u009b\u2028\u202e\u200d\U000e0041\U0001F600 <&> \\ \" \ufffd"
+	b, err := JSON(map[string]any{s: s}, "")
+	require.NoError(t, err)
+	assert.Equal(t, string(b), Escape(string(b)))
+	var got map[string]any
+	require.NoError(t, json.Unmarshal(b, &got))
+	assert.Equal(t, map[string]any{s: s}, got)
 }

@@ -1,7 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package completion implements otelctx completion, and what its scripts run to get candidates.
+package completion
 
 import (
 	"context"
@@ -13,15 +14,20 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 )
 
-// completionCommand implements otelctx completion.
-type completionCommand struct {
+// Command implements otelctx completion.
+type Command struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: bash, zsh or fish." name:"shell"`
 }
 
 // Help returns the text of otelctx completion --help.
-func (*completionCommand) Help() string {
+func (*Command) Help() string {
 	return "Add the line of your shell to its start-up file:\n\n" +
 		"  bash:  source <(otelctx completion bash)\n" +
 		"  zsh:   source <(otelctx completion zsh)      after compinit\n" +
@@ -30,15 +36,15 @@ func (*completionCommand) Help() string {
 }
 
 // Run is called by kong.
-func (c *completionCommand) Run(s streams) error {
-	_, err := io.WriteString(s.stdout, completionScripts[c.Shell])
+func (c *Command) Run(s terminal.Streams) error {
+	_, err := io.WriteString(s.Stdout, completionScripts[c.Shell])
 	return err
 }
 
-// completeCommand is the command that the scripts run to get candidates. Its arguments are the words after
+// Complete is the command that the scripts run to get candidates. Its arguments are the words after
 // otelctx, up to the one to complete. It prints one candidate per line, followed by a tab and its
 // description, or one of the directives.
-const completeCommand = "__complete"
+const Complete = "__complete"
 
 // These directives tell the shell to complete the word itself.
 const (
@@ -46,7 +52,7 @@ const (
 	completeProgram = ":command" // the command after --
 )
 
-// completionScripts holds the script of each shell. The scripts run [completeCommand].
+// completionScripts holds the script of each shell. The scripts run [Complete].
 var completionScripts = map[string]string{
 	"bash": `# Made by otelctx completion bash.
 _otelctx() {
@@ -105,15 +111,15 @@ complete -c otelctx -f -a '(__otelctx)'
 `,
 }
 
-// complete prints the candidates for the last word, or a directive.
-func complete(s streams, model *kong.Application, words []string) error {
+// Candidates prints the candidates for the last word, or a directive.
+func Candidates(s terminal.Streams, model *kong.Application, words []string) error {
 	candidates, directive := candidatesOf(model, words)
 	if directive != "" {
-		_, err := fmt.Fprintln(s.stdout, directive)
+		_, err := fmt.Fprintln(s.Stdout, directive)
 		return err
 	}
 	for _, value := range slices.Sorted(maps.Keys(candidates)) {
-		if _, err := fmt.Fprintf(s.stdout, "%s\t%s\n", value, candidates[value]); err != nil {
+		if _, err := fmt.Fprintf(s.Stdout, "%s\t%s\n", value, candidates[value]); err != nil {
 			return err
 		}
 	}
@@ -143,7 +149,7 @@ func candidatesOf(model *kong.Application, words []string) (candidates map[strin
 		return nil, ""
 	}
 	command := commands[i]
-	if command.Name == recordName && slices.Contains(before, "--") {
+	if command.Name == "record" && slices.Contains(before, "--") {
 		return nil, completeProgram
 	}
 	flags := slices.Concat(command.Flags, model.Flags)
@@ -192,8 +198,8 @@ func addValues(candidates map[string]string, v *kong.Value, prefix string) (dire
 			}
 		}
 	case v.Name == "pid":
-		for _, p := range survey(context.Background(), false).publications {
-			candidates[prefix+strconv.Itoa(p.pid)] = cell(newDocument(p.pid, p.context, activity{}).Resource, "service.name")
+		for _, p := range publication.Survey(context.Background(), false).Publications {
+			candidates[prefix+strconv.Itoa(p.PID)] = display.Attribute(document.New(p).Resource, "service.name")
 		}
 	case v.Flag != nil && v.Flag.PlaceHolder == "FILE":
 		return completeFiles

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package advice
 
 import (
 	"errors"
@@ -11,7 +11,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -93,7 +95,7 @@ is not in: run it on the host.`
 		return `kernel.yama.ptrace_scope is 1: processes of the same user can be read only by their parents. Run otelctx as root (sudo), or
 let users read their own processes: sudo sysctl kernel.yama.ptrace_scope=0`
 	case yama != "" && yama != "0":
-		return "kernel.yama.ptrace_scope is " + escape(yama) + ": processes can be read only with CAP_SYS_PTRACE. Run otelctx as root (sudo)."
+		return "kernel.yama.ptrace_scope is " + display.Escape(yama) + ": processes can be read only with CAP_SYS_PTRACE. Run otelctx as root (sudo)."
 	case other.permitted&^self.permitted != 0:
 		return "The process has capabilities that otelctx does not have. Run otelctx as root (sudo)."
 	default:
@@ -149,34 +151,18 @@ Each user can then record the processes that they may trace. Those of other user
 	}
 }
 
-// errorPID returns the id of the process that an error is about, or 0 if it is unknown.
-func errorPID(err error) int {
-	if p, ok := errors.AsType[*recording.ProcessError](err); ok {
-		return p.PID
-	}
-	return 0
-}
-
-// aboutProcess adds the id and the name of a process to the message of err. It returns nil if err is nil.
-func aboutProcess(pid int, err error) error {
-	if err == nil {
-		return nil
-	}
-	return recording.NewProcessError(pid, err)
-}
-
 // maxNamed is the maximum number of processes that a message names.
 const maxNamed = 8
 
-// reportUnread prints which processes could not be read, and why.
-func reportUnread(s streams, unread []error) {
+// Unread prints which processes could not be read, and why.
+func Unread(s terminal.Streams, unread []error) {
 	proc := os.DirFS("/proc")
-	refused := map[string][]*recording.ProcessError{}
+	refused := map[string][]*process.Error{}
 	var reasons []string
 	for _, err := range unread {
-		p, ok := errors.AsType[*recording.ProcessError](err)
+		p, ok := errors.AsType[*process.Error](err)
 		if !ok || !errors.Is(err, reader.ErrNotPermitted) {
-			s.complainf("%v", err)
+			s.Complainf("%v", err)
 			continue
 		}
 		reason := readingAdvice(proc, p.PID)
@@ -197,10 +183,10 @@ func reportUnread(s streams, unread []error) {
 		}
 		_, why, _ := strings.Cut(all[0].Error(), reader.ErrNotPermitted.Error()+": ")
 		if len(all) == 1 {
-			s.complainf("not permitted to read process %s: %s", text, why)
+			s.Complainf("not permitted to read process %s: %s", text, why)
 		} else {
-			s.complainf("not permitted to read %d processes (%s): %s", len(all), why, text)
+			s.Complainf("not permitted to read %d processes (%s): %s", len(all), why, text)
 		}
-		_, _ = fmt.Fprintln(s.stderr, reason)
+		_, _ = fmt.Fprintln(s.Stderr, reason)
 	}
 }

@@ -1,0 +1,40 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package refresh repeats what a command shows.
+package refresh
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+// Until calls update at each interval until ctx is done, the process has ended or, unless count is 0, count updates
+// have succeeded. ended reports whether the process ended after the first update. An update that fails because the
+// process is updating its context is repeated at the next tick, unless it is the first.
+func Until(ctx context.Context, interval time.Duration, count int, update func(first bool) error) (ended bool, err error) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for n := 0; ; {
+		switch err := update(n == 0); {
+		case err == nil:
+			if n++; n == count {
+				return false, nil
+			}
+		case ctx.Err() != nil:
+			return false, nil
+		case n > 0 && errors.Is(err, reader.ErrProcessGone):
+			return true, nil
+		case n == 0 || !errors.Is(err, reader.ErrBusy):
+			return false, err
+		}
+		select {
+		case <-ctx.Done():
+			return false, nil
+		case <-tick.C:
+		}
+	}
+}

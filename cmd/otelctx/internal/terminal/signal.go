@@ -1,0 +1,41 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package terminal
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// SameSignal is the time within which a second signal counts as a copy of the first one. timeout(1), for example,
+// signals both the command and its process group.
+const SameSignal = 300 * time.Millisecond
+
+// UntilInterrupted returns a context that the first SIGINT, SIGTERM or SIGHUP (the terminal was closed)
+// cancels. SIGHUP is left alone if nohup made the process ignore it. A signal that arrives more than
+// SameSignal later ends the process. The caller calls release when it no longer needs the context.
+func UntilInterrupted() (ctx context.Context, release func()) {
+	ctx, stop := signal.NotifyContext(context.Background(), Interrupts()...)
+	context.AfterFunc(ctx, func() {
+		time.Sleep(SameSignal)
+		stop()
+	})
+	return ctx, func() {
+		if ctx.Err() == nil {
+			stop()
+		}
+	}
+}
+
+// Interrupts are the signals with which users end this program.
+func Interrupts() []os.Signal {
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	return signals
+}
