@@ -18,30 +18,25 @@ build: ## Build the command line tool and the example into bin/.
 demo: build ## Run a traced service and show what a profiler sees of it.
 	$(BIN)/quickstart -otelctx $(BIN)/otelctx -profile $(BIN)/quickstart.pb.gz
 
-# TEST leaves vetting to the linters, and omits debug information to link faster. It runs more
-# packages in parallel than there are processors, because many tests wait for other processes. The
-# timeout is long enough for a busy machine, so it only ends tests that hang.
-TEST := $(GO) test -vet=off -ldflags=-w -p 4 -timeout 60m
-
-# SLOW lists packages that take long to compile. Only make test-all or make interop runs their tests.
-SLOW := collector example/nocode benchmarks/wild internal/interop/(backends|collector|deploy|ecosystem|otlp)
+# TEST leaves vetting to the linters, and omits debug information to link faster. The timeout is long
+# enough for a busy machine, so it only ends tests that hang.
+TEST := $(GO) test -vet=off -ldflags=-w -timeout 60m
 
 .PHONY: test
 test: export CGO_ENABLED := 0
-test: ## Run the tests, each behaviour once: 8 minutes on two processors.
-	$(TEST) -tags invariants ./...
-	@set -e; for m in cmd/otelctx example benchmarks internal/interop; do echo "== $$m"; \
-		(cd $$m && $(TEST) $$($(GO) list ./... | grep -vE '/($(subst $() ,|,$(SLOW)))(/|$$)')); done
+test: ## Test the library and the command: 4 minutes on two processors.
+	@JOBS=2 .ci/test . cmd/otelctx -- $(TEST) -tags invariants
 
 # The benchmarks module is tested without the race detector, because the detector would distort its
 # measurements.
 .PHONY: test-all
 test-all: export OTELCTX_TEST_ALL := 1
-test-all: ## Run all tests in long rounds, with the race detector if there is a C compiler, then each fuzz target for a while.
-	@set -e; race=; [ "$$($(GO) env CGO_ENABLED)" != 1 ] || ! command -v "$$($(GO) env CC)" >/dev/null || race=-race; \
-		for m in $(MODULES); do echo "== $$m"; [ $$m != benchmarks ] || race=; (cd $$m && $(TEST) $$race ./...); done
-	@set -e; git grep -noE '^func Fuzz\w+' -- '*_test.go' | sed -E 's,/[^/]*:.*func , ,' | while read -r dir target; do echo "== $$dir $$target"; \
-		(cd $$dir && $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime 5000x -fuzzminimizetime 20x .); done
+test-all: ## Test all modules in long rounds, with the race detector if there is a C compiler, then run each fuzz target for a while.
+	@code=0; race=; [ "$$($(GO) env CGO_ENABLED)" != 1 ] || ! command -v "$$($(GO) env CC)" >/dev/null || race=-race; \
+		.ci/test $(filter-out benchmarks,$(MODULES)) -- $(TEST) $$race || code=1; \
+		.ci/test benchmarks -- $(TEST) || code=1; \
+		git grep -noE '^func Fuzz\w+' -- '*_test.go' | sed -E 's,/[^/]*:.*func , ,' | { while read -r dir target; do echo "== $$dir $$target"; \
+			(cd $$dir && $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime 5000x -fuzzminimizetime 20x .) || code=1; done; exit $$code; }
 
 $(BIN)/golangci-lint: internal/tools/go.sum
 	cd internal/tools && $(GO) build -o ../../$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint

@@ -27,7 +27,7 @@ import (
 func TestInjected(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "cases")
-	goTool(t, ".", "build", "-trimpath", "-o", program, "./testdata/cases")
+	goTool(t, ".", "build", "-o", program, "./testdata/cases")
 	testCases(t, program, false, false)
 
 	sdk, module := filepath.Join(dir, "sdk"), filepath.Join(dir, "module")
@@ -55,12 +55,12 @@ func TestInjected(t *testing.T) {
 	const own = "github.com/otelctx/otelctx"
 	goTool(t, module, "mod", "edit", "-replace="+own+"="+filepath.Dir(here), "-require="+own+"@v0.0.0",
 		"-replace=go.opentelemetry.io/otel/sdk="+sdk)
-	goTool(t, module, "build", "-trimpath", "-o", program, ".")
+	goTool(t, module, "build", "-o", program, ".")
 	testCases(t, program, true, false)
 
 	// Test a program that both is compiled with the rules and passes otelctx options itself.
 	byHand(t, filepath.Join(module, "main.go"), "idle", "span")
-	goTool(t, module, "build", "-trimpath", "-o", program+"-both", ".")
+	goTool(t, module, "build", "-o", program+"-both", ".")
 	testCases(t, program+"-both", true, false)
 }
 

@@ -12,11 +12,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // In a C program with Go libraries, the Go runtime handles only a few signals. If a system call of
 // otelctx raised any other signal, such as SIGXFSZ, the program would die.
 func TestLibrary(t *testing.T) {
+	testenv.NeedAll(t) // because the go command compiles the standard library again
 	variant := func(mode string) programs.Variant {
 		return programs.Variant{Name: mode, Cgo: true, Flags: []string{"-buildmode=" + mode}}
 	}

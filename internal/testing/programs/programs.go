@@ -21,6 +21,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // Variant is a way to build a program.
@@ -73,9 +75,13 @@ var built sync.Map
 // Build builds a program and returns its path. module is the directory of the program's module, and pkg
 // is the package relative to it. The files in module must not change while the test binary runs. The
 // file at that path is removed at the end of the test, but a copy stays in the user's cache directory.
-// If this machine cannot build the variant, Build skips the test and names what is missing.
+// If this machine cannot build the variant, Build skips the test and names what is missing. Only make
+// test-all builds with other toolchains, because the go command downloads them.
 func Build(t testing.TB, v Variant, module, pkg string) string {
 	t.Helper()
+	if v.Toolchain != "" {
+		testenv.NeedAll(t)
+	}
 	dir, err := filepath.Abs(module)
 	if err != nil {
 		t.Fatal(err)
