@@ -20,10 +20,10 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/inspect"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/list"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/man"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/record"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/watch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/privilege"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/version"
 )
@@ -35,7 +35,7 @@ type cli struct {
 	Watch      watch.Command      `cmd:""                             help:"Show, live, which spans the threads of a process are in."`
 	Spans      spansCommand       `cmd:""                             help:"Show the live spans of a process, the oldest first, and what each waits for."`
 	Verify     verifyCommand      `cmd:""                             help:"Check what a process publishes, or a file of profiles, against the formats' rules."`
-	Record     recordCommand      `cmd:""                             help:"Record what processes use the CPU for, span by span."`
+	Record     record.Command     `cmd:""                             help:"Record what processes use the CPU for, span by span."`
 	Completion completion.Command `cmd:""                             help:"Print the completion script of a shell."`
 	Man        man.Command        `cmd:""                             help:"Print the manual page."`
 	Version    versionFlag        `help:"Print the version and exit."`
@@ -56,15 +56,14 @@ func main() {
 // the process.
 func run(args []string, s terminal.Streams) int {
 	var c cli
-	args, c.Record.Command = cutCommand(args)
+	args, c.Record.Program = record.CutCommand(args)
 	parser := kong.Must(&c,
 		kong.Name("otelctx"),
 		kong.Description(man.Description+"\n\nExit codes:\n\n"+exitcode.Text()),
-		kong.Vars{"version": version.Text()},
+		kong.Vars{"version": version.Text()}, record.FlagHelp,
 		kong.Writers(s.Stdout, s.Stderr),
 		kong.KindMapper(reflect.String, kong.MapperFunc(decodeString)),
 		kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(decodeDuration)),
-		kong.TypeMapper(reflect.TypeFor[recording.Filter](), kong.MapperFunc(decodeFilter)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 	)
 	if len(args) > 0 && args[0] == completion.Complete {
@@ -136,19 +135,5 @@ func decodeDuration(ctx *kong.DecodeContext, target reflect.Value) error {
 		return fmt.Errorf("expected seconds, or a duration such as 1m30s, but got %q", text)
 	}
 	target.SetInt(int64(d))
-	return nil
-}
-
-// decodeFilter decodes KEY=VALUE.
-func decodeFilter(ctx *kong.DecodeContext, target reflect.Value) error {
-	var text string
-	if err := ctx.Scan.PopValueInto("filter", &text); err != nil {
-		return err
-	}
-	key, value, ok := strings.Cut(text, "=")
-	if !ok || key == "" {
-		return fmt.Errorf("expected KEY=VALUE, but got %q", text)
-	}
-	target.Set(reflect.ValueOf(recording.Filter{Key: key, Value: value}))
 	return nil
 }

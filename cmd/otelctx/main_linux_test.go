@@ -21,6 +21,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/watch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
@@ -75,6 +76,9 @@ const (
 type (
 	processDocument = document.Process
 	frameDocument   = watch.Document
+	recordDocument  = report.Document
+	wallDocument    = report.WallDocument
+	bothDocument    = report.BothDocument
 )
 
 // result is the output and the exit code of a command.

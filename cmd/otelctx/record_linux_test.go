@@ -39,6 +39,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
@@ -216,7 +217,7 @@ func TestRecord(t *testing.T) {
 	assert.Zero(t, d.Unproven)
 	assert.Zero(t, d.Lost)
 	assert.False(t, d.Ended)
-	assert.Equal(t, []processUseDocument{{c.PID(), "burner", d.Samples, d.Attributed}}, d.Processes)
+	assert.Equal(t, []report.ProcessUse{{PID: c.PID(), Service: "burner", Samples: d.Samples, Attributed: d.Attributed}}, d.Processes)
 	inSpans, inTraces, spans := uint64(0), uint64(0), 0
 	for _, u := range d.Spans {
 		assert.Equal(t, "burner", u.Service)

@@ -57,8 +57,11 @@ func TestRecordCommand(t *testing.T) {
 	got := otelctx(t, "record", "-F", "997", "-o", file, "--", executable(t), shortLived)
 	assert.Equal(t, 5, got.code, got.stderr)
 	assert.Equal(t, "burned\n", got.stdout)
-	recorded := recordTargets{Command: []string{executable(t), shortLived}}
-	assert.Contains(t, got.stderr, "Recorded "+recorded.String())
+	command := executable(t) + " " + shortLived
+	if len(command) > 60 {
+		command = command[:60] + "…"
+	}
+	assert.Contains(t, got.stderr, "Recorded "+command)
 	assert.Contains(t, got.stderr, "Wrote "+file)
 	burning := int64(0)
 	for _, s := range readPprof(t, file).Sample {
@@ -160,10 +163,6 @@ func TestRecordFiltered(t *testing.T) {
 // backslash escapes a comma in a list of names.
 func TestRecordNames(t *testing.T) {
 	t.Parallel()
-	assert.Equal(t, []string{"a", "b,c", "\xff\\", "d"}, splitList([]string{`a,b\,c`, "\xff\\", "d"}))
-	assert.Empty(t, splitList(nil))
-	assert.Empty(t, splitList([]string{"", ","}), "nothing is chosen by an empty value")
-	assert.Equal(t, []string{"a"}, splitList([]string{"a,"}))
 	assert.Equal(t, exitUsage, otelctx(t, "record", "--cgroup=").code)
 	needSampling(t)
 	file := filepath.Join(t.TempDir(), "p\xfd.pb.gz")

@@ -1,21 +1,20 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"encoding/hex"
+	"io"
 	"slices"
-	"strings"
-	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 
-// recordDocument is the JSON of a recording. The schema is as stable as that of [document].
-type recordDocument struct {
+// Document is the JSON of a recording of CPU time. The schema is as stable as that of [document.Process].
+type Document struct {
 	// PID is the id of the recorded process or command, or 0 if several processes were selected.
 	PID int `json:"pid"`
 	// StartTimeUnixNano is the start of the recording in nanoseconds since the epoch. DurationNano is its
@@ -57,21 +56,21 @@ type recordDocument struct {
 	Ended bool `json:"ended"`
 	// Processes, Spans and Traces are sorted by CPU time. Spans, Traces and the lists below, except Work,
 	// have at most --top elements.
-	Processes []processUseDocument `json:"processes"`
-	Spans     []spanUseDocument    `json:"spans"`
-	Traces    []traceUseDocument   `json:"traces"`
+	Processes []ProcessUse `json:"processes"`
+	Spans     []SpanUse    `json:"spans"`
+	Traces    []TraceUse   `json:"traces"`
 	// Work breaks down the samples by kind of work. It is empty with --no-symbols.
-	Work []workUseDocument `json:"work"`
+	Work []WorkUse `json:"work"`
 	// Functions is sorted by the functions' own CPU time. It is empty with --no-symbols.
 	Functions []recording.FunctionUse `json:"functions"`
 	// Endpoints is empty if no endpoint is known, and SpanNames if no span has a name.
-	Endpoints []endpointUseDocument `json:"endpoints"`
-	SpanNames []spanNameUseDocument `json:"span_names"`
+	Endpoints []EndpointUse `json:"endpoints"`
+	SpanNames []SpanNameUse `json:"span_names"`
 	// Attributes is empty unless --group-by asks for them.
-	Attributes []attributeUseDocument `json:"attributes"`
+	Attributes []AttributeUse `json:"attributes"`
 }
 
-type workUseDocument struct {
+type WorkUse struct {
 	// Work is application, runtime, garbage_collection, idle or kernel.
 	Work       string `json:"work"`
 	Samples    uint64 `json:"samples"`
@@ -79,7 +78,7 @@ type workUseDocument struct {
 	CPUNano    int64  `json:"cpu_nano"`
 }
 
-type endpointUseDocument struct {
+type EndpointUse struct {
 	Service  string `json:"service"`
 	Endpoint string `json:"endpoint"`
 	// Requests counts the requests with at least one sample.
@@ -88,7 +87,7 @@ type endpointUseDocument struct {
 	CPUNano  int64  `json:"cpu_nano"`
 }
 
-type spanNameUseDocument struct {
+type SpanNameUse struct {
 	Service string `json:"service"`
 	Name    string `json:"name"`
 	// Spans counts the spans with at least one sample.
@@ -97,14 +96,14 @@ type spanNameUseDocument struct {
 	CPUNano int64  `json:"cpu_nano"`
 }
 
-type attributeUseDocument struct {
+type AttributeUse struct {
 	Key     string `json:"key"`
 	Value   string `json:"value"`
 	Samples uint64 `json:"samples"`
 	CPUNano int64  `json:"cpu_nano"`
 }
 
-type processUseDocument struct {
+type ProcessUse struct {
 	PID int `json:"pid"`
 	// Service is the service.name, or the name of the executable if there is none.
 	Service    string `json:"service"`
@@ -112,7 +111,7 @@ type processUseDocument struct {
 	Attributed uint64 `json:"attributed"`
 }
 
-type spanUseDocument struct {
+type SpanUse struct {
 	Service string `json:"service"`
 	// Name is empty if the process does not publish span names.
 	Name string `json:"name"`
@@ -123,11 +122,11 @@ type spanUseDocument struct {
 	Unproven uint64 `json:"unproven"`
 	// CPUNano is the CPU time that the samples stand for, in nanoseconds.
 	CPUNano int64 `json:"cpu_nano"`
-	// Attributes are the latest attributes of the span, as in [threadDocument].
+	// Attributes are the latest attributes of the span, as in [document.Thread].
 	Attributes map[string]string `json:"attributes"`
 }
 
-type traceUseDocument struct {
+type TraceUse struct {
 	Service string `json:"service"`
 	TraceID string `json:"trace_id"`
 	// Spans counts the spans of the trace with at least one sample.
@@ -136,71 +135,65 @@ type traceUseDocument struct {
 	CPUNano int64  `json:"cpu_nano"`
 }
 
-// cpu returns the CPU time that samples stand for.
-func (c *recordCommand) cpu(samples uint64) time.Duration {
-	return time.Duration(samples) * (time.Second / time.Duration(c.Frequency))
-}
-
-// top returns the first --top elements of all, or all of them if --top is 0.
-func top[T any](c *recordCommand, all []T) []T {
-	if c.Top == 0 {
-		return all
+func (r *Recording) cpuDocument(t *Tables) Document {
+	c := r.CPU
+	d := Document{
+		PID: r.PID, StartTimeUnixNano: c.Start.UnixNano(), DurationNano: int64(c.End.Sub(c.Start)), Frequency: r.Frequency,
+		Samples: c.Samples, Attributed: c.Attributed, Unproven: c.Unproven, Lost: c.Lost, Ended: c.Ended,
+		Replaced: c.Replaced, LeafOnly: c.Cut, Truncated: c.Truncated, Unsymbolized: c.Unnamed, SpansLeftOut: c.SpansLeftOut,
+		DroppedAttributes: c.Dropped, Filtered: c.Filtered, NotExamined: c.NotExamined,
+		Sent: r.Delivery.Sent, SendFailed: r.Delivery.Dropped, Queued: r.Delivery.Waiting,
+		Processes: []ProcessUse{}, Spans: []SpanUse{}, Traces: []TraceUse{},
+		Work: []WorkUse{}, Functions: []recording.FunctionUse{}, Endpoints: []EndpointUse{},
+		SpanNames: []SpanNameUse{}, Attributes: []AttributeUse{},
 	}
-	return all[:min(len(all), c.Top)]
-}
-
-func (c *recordCommand) document(r *recording.Result) recordDocument {
-	d := recordDocument{
-		PID: c.pid(), StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Frequency,
-		Samples: r.Samples, Attributed: r.Attributed, Unproven: r.Unproven, Lost: r.Lost, Ended: r.Ended,
-		Replaced: r.Replaced, LeafOnly: r.Cut, Truncated: r.Truncated, Unsymbolized: r.Unnamed, SpansLeftOut: r.SpansLeftOut,
-		DroppedAttributes: r.Dropped, Filtered: r.Filtered, NotExamined: r.NotExamined,
-		Processes: []processUseDocument{}, Spans: []spanUseDocument{}, Traces: []traceUseDocument{},
-		Work: []workUseDocument{}, Functions: []recording.FunctionUse{}, Endpoints: []endpointUseDocument{},
-		SpanNames: []spanNameUseDocument{}, Attributes: []attributeUseDocument{},
+	for _, p := range c.Processes {
+		d.Processes = append(d.Processes, ProcessUse(p))
 	}
-	for _, p := range r.Processes {
-		d.Processes = append(d.Processes, processUseDocument(p))
-	}
-	for _, u := range top(c, r.Spans) {
-		d.Spans = append(d.Spans, spanUseDocument{
+	for _, u := range top(t.Top, c.Spans) {
+		d.Spans = append(d.Spans, SpanUse{
 			Service: u.Service, Name: u.Name, TraceID: hex.EncodeToString(u.TraceID[:]), SpanID: hex.EncodeToString(u.SpanID[:]),
-			Samples: u.Samples, Unproven: u.Unproven, CPUNano: int64(c.cpu(u.Samples)), Attributes: document.Attributes(u.Attributes),
+			Samples: u.Samples, Unproven: u.Unproven, CPUNano: int64(r.cpu(u.Samples)), Attributes: document.Attributes(u.Attributes),
 		})
 	}
-	for _, u := range top(c, r.Traces) {
-		d.Traces = append(d.Traces, traceUseDocument{
+	for _, u := range top(t.Top, c.Traces) {
+		d.Traces = append(d.Traces, TraceUse{
 			Service: u.Service, TraceID: hex.EncodeToString(u.TraceID[:]), Spans: u.Spans, Samples: u.Samples,
-			CPUNano: int64(c.cpu(u.Samples)),
+			CPUNano: int64(r.cpu(u.Samples)),
 		})
 	}
-	for _, u := range top(c, r.Endpoints) {
-		d.Endpoints = append(d.Endpoints, endpointUseDocument{u.Service, u.Name, u.Count, u.Samples, int64(c.cpu(u.Samples))})
+	for _, u := range top(t.Top, c.Endpoints) {
+		d.Endpoints = append(d.Endpoints, EndpointUse{u.Service, u.Name, u.Count, u.Samples, int64(r.cpu(u.Samples))})
 	}
-	for _, u := range top(c, r.Names) {
-		d.SpanNames = append(d.SpanNames, spanNameUseDocument{u.Service, u.Name, u.Count, u.Samples, int64(c.cpu(u.Samples))})
+	for _, u := range top(t.Top, c.Names) {
+		d.SpanNames = append(d.SpanNames, SpanNameUse{u.Service, u.Name, u.Count, u.Samples, int64(r.cpu(u.Samples))})
 	}
-	for _, u := range top(c, c.attributes(r)) {
-		d.Attributes = append(d.Attributes, attributeUseDocument{u.Key, u.Value, u.Samples, int64(c.cpu(u.Samples))})
+	for _, u := range top(t.Top, r.attributesAsked(t)) {
+		d.Attributes = append(d.Attributes, AttributeUse{u.Key, u.Value, u.Samples, int64(r.cpu(u.Samples))})
 	}
-	if c.NoSymbols {
+	if t.NoFunctions {
 		return d
 	}
-	for _, u := range r.Work {
-		d.Work = append(d.Work, workUseDocument{u.Work.String(), u.Samples, u.Attributed, int64(c.cpu(u.Samples))})
+	for _, u := range c.Work {
+		d.Work = append(d.Work, WorkUse{u.Work.String(), u.Samples, u.Attributed, int64(r.cpu(u.Samples))})
 	}
-	d.Functions = append(d.Functions, top(c, r.Functions)...)
+	d.Functions = append(d.Functions, top(t.Top, c.Functions)...)
 	return d
 }
 
-// attributes returns the attributes that --group-by asks for.
-func (c *recordCommand) attributes(r *recording.Result) []recording.AttributeUse {
-	wanted, one := strings.CutPrefix(c.GroupBy, groupAttribute+"=")
-	return slices.DeleteFunc(slices.Clone(r.Attributes), func(u recording.AttributeUse) bool { return one && u.Key != wanted })
+// attributesAsked returns the attributes that --group-by asks for.
+func (r *Recording) attributesAsked(t *Tables) []recording.AttributeUse {
+	return slices.DeleteFunc(slices.Clone(r.CPU.Attributes), func(u recording.AttributeUse) bool { return !t.Group.has(u.Key) })
 }
 
-func (c *recordCommand) deliveredDocument(r *recording.Result, sent export.Delivery) recordDocument {
-	d := c.document(r)
-	d.Sent, d.SendFailed, d.Queued = sent.Sent, sent.Dropped, sent.Waiting
-	return d
+// WriteJSON writes a [Document], a [WallDocument] or a [BothDocument].
+func (r *Recording) WriteJSON(w io.Writer, t *Tables) error {
+	switch {
+	case r.Wall == nil:
+		return display.WriteJSON(w, r.cpuDocument(t))
+	case r.CPU == nil:
+		return display.WriteJSON(w, r.wallDocument(t))
+	default:
+		return display.WriteJSON(w, BothDocument{r.cpuDocument(t), r.wallDocument(t)})
+	}
 }

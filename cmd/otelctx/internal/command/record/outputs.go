@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package record
 
 import (
 	"context"
@@ -39,19 +39,19 @@ type outputs struct {
 }
 
 // openOutputs opens the outputs that the command line selects.
-func (c *recordCommand) openOutputs(interrupted context.Context, s terminal.Streams) (*outputs, error) {
-	o := &outputs{streams: s, interrupted: interrupted, period: time.Now(), warned: map[string]bool{}}
+func (s *session) openOutputs(interrupted context.Context) (*outputs, error) {
+	o := &outputs{streams: s.streams, interrupted: interrupted, period: time.Now(), warned: map[string]bool{}}
 	o.create = func(path string) (*export.File, error) {
-		file, err := export.Create(interrupted, path, export.Format(c.Format), s.Stdout, c.kinds()...)
+		file, err := export.Create(interrupted, path, s.profile.format, s.streams.Stdout, s.times()...)
 		if err != nil {
 			err = fmt.Errorf("--output: %w", err)
 		}
 		return file, err
 	}
-	if c.Output != "" {
-		o.path = c.Output
-		if c.Repeat {
-			rolling := export.NewRolling(c.Output, c.Keep)
+	if s.profile.path != "" {
+		o.path = s.profile.path
+		if s.repeat {
+			rolling := export.NewRolling(s.profile.path, s.profile.keep)
 			o.rolling, o.path = &rolling, rolling.Path(o.period)
 		}
 		var err error
@@ -59,8 +59,8 @@ func (c *recordCommand) openOutputs(interrupted context.Context, s terminal.Stre
 			return nil, err
 		}
 	}
-	if c.Endpoint != nil {
-		client, err := export.NewClient(*c.Endpoint)
+	if s.profile.endpoint != nil {
+		client, err := export.NewClient(*s.profile.endpoint)
 		if err != nil {
 			o.discard()
 			return nil, fmt.Errorf("--otlp-endpoint: %w", err)

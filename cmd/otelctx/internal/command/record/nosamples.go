@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package record
 
 import (
 	"fmt"
@@ -13,6 +13,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
 )
 
 // noSamplesError is the reason why a recording has no samples, and advice about it.
@@ -23,23 +24,26 @@ func (e *noSamplesError) Error() string {
 }
 func (*noSamplesError) Unwrap() error { return exitcode.ErrNoSamples }
 
+// Advice is printed below the error.
+func (e *noSamplesError) Advice() string { return e.advice }
+
 // noSamples returns an error with the reason why a recording has no samples.
-func (c *recordCommand) noSamples(r *recording.Result) error {
+func (s *session) noSamples(r *recording.Result) error {
 	switch {
 	case r.Filtered > 0:
-		return c.nothingPassed(r)
+		return s.nothingPassed(r)
 	case r.Lost+r.Replaced > 0:
 		return &noSamplesError{fmt.Sprintf("all %d samples were lost or left out", r.Lost+r.Replaced), ""}
-	case r.Recorded == 0 && (c.started != 0 || len(c.PIDs) > 0):
-		return &noSamplesError{fmt.Sprintf("%v could not be read in time", &c.recordTargets), ""}
-	case r.Recorded == 0 && len(c.Services) > 0:
+	case r.Recorded == 0 && (s.started != 0 || len(s.targets.pids) > 0):
+		return &noSamplesError{fmt.Sprintf("%v could not be read in time", &s.targets), ""}
+	case r.Recorded == 0 && len(s.targets.services) > 0:
 		return &noSamplesError{
-			fmt.Sprintf("there were no %v", &c.recordTargets),
+			fmt.Sprintf("there were no %v", &s.targets),
 			"Run otelctx list to see the services that publish. One that publishes nothing is recorded by its process id or --name.",
 		}
-	case r.Recorded == 0 && c.selecting():
+	case r.Recorded == 0 && s.targets.byName():
 		return &noSamplesError{
-			fmt.Sprintf("there were no %v that used the CPU", &c.recordTargets),
+			fmt.Sprintf("there were no %v that used the CPU", &s.targets),
 			"Names are those of the executable, or what ps -o comm shows. Control groups are in /proc/PID/cgroup.",
 		}
 	case r.Recorded == 0:
@@ -48,22 +52,22 @@ func (c *recordCommand) noSamples(r *recording.Result) error {
 			"A process that publishes nothing is recorded by its process id or --name.",
 		}
 	}
-	idle := fmt.Sprintf("%v was hardly running", &c.recordTargets)
-	if c.All || c.selecting() || len(c.PIDs) > 1 {
+	idle := fmt.Sprintf("%v was hardly running", &s.targets)
+	if s.targets.all || s.targets.byName() || len(s.targets.pids) > 1 {
 		idle = fmt.Sprintf("none of the %d recorded processes was running for long", r.Recorded)
 	}
 	return &noSamplesError{
-		fmt.Sprintf("%s: a sample is taken for each %v of CPU time, and none while a process waits", idle, c.cpu(1).Round(100*time.Microsecond)),
+		fmt.Sprintf("%s: a sample is taken for each %v of CPU time, and none while a process waits", idle, report.PerSample(s.cpu.frequency).Round(100*time.Microsecond)),
 		"Record while there is work to do, for longer (--duration), or with more samples (--freq).",
 	}
 }
 
 // nothingPassed returns the error for a recording in which --filter left out all samples. The error lists
 // attributes of these samples.
-func (c *recordCommand) nothingPassed(r *recording.Result) error {
+func (s *session) nothingPassed(r *recording.Result) error {
 	var text strings.Builder
 	_, _ = fmt.Fprintf(&text, "--filter left out all %d", r.Filtered)
-	for _, f := range c.Filters {
+	for _, f := range s.filters {
 		values, known := r.FilteredAttributes[f.Key]
 		switch {
 		case !known:
@@ -83,4 +87,13 @@ func listText(texts []string) string {
 		short[i] = display.Key(text)
 	}
 	return strings.Join(short, ", ")
+}
+
+// noSpans returns the error of a recording without processes.
+func (s *session) noSpans() error {
+	reason := "no process publishes its live spans, or can be read"
+	if s.targets.byName() {
+		reason = fmt.Sprintf("there were no %v that publish their live spans and can be read", &s.targets)
+	}
+	return &noSamplesError{reason, "Run otelctx list to see the processes that publish. otelctx inspect PID shows why the spans of one cannot be read."}
 }

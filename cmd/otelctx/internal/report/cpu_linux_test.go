@@ -1,12 +1,13 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"bufio"
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -36,6 +37,15 @@ func summarized() *recording.Result {
 		Traces:     []recording.TraceUse{{Service: "shop", TraceID: [16]byte{0xab}, Spans: 3, Samples: 40}},
 		Attributes: []recording.AttributeUse{{Key: "tenant", Value: "blue", Samples: 90}, {Key: "zone", Value: "true", Samples: 10}},
 	}
+}
+
+// write writes the tables of CPU time of all processes, grouped by group.
+func write(t *testing.T, w io.Writer, r *recording.Result, tables Tables, group string) {
+	t.Helper()
+	var err error
+	tables.Group, err = ParseGroup(group)
+	require.NoError(t, err)
+	require.NoError(t, (&Recording{CPU: r, Frequency: 100, Subject: "every process that publishes"}).WriteText(w, &tables))
 }
 
 func TestSummary(t *testing.T) {
@@ -101,8 +111,7 @@ func TestSummary(t *testing.T) {
 		"attribute=none": "\nNo samples to group by attribute=none\n",
 	} {
 		var out bytes.Buffer
-		c := &recordCommand{Frequency: 100, Top: 10, recordTargets: recordTargets{All: true}, GroupBy: group}
-		require.NoError(t, c.writeText(&out, summarized()))
+		write(t, &out, summarized(), Tables{Top: 10}, group)
 		got, explained, _ := strings.Cut(out.String(), "\n\n  CPU  ")
 		require.Equal(t, head+strings.TrimSuffix(want, "\n"), strings.TrimSuffix(got, "\n"), group)
 		assert.Equal(t, len(columns[group]) > 0, strings.Contains(explained, "10ms for each sample\n  SHARE "), group)
@@ -111,7 +120,7 @@ func TestSummary(t *testing.T) {
 		}
 	}
 	for _, group := range []string{"spans", "span=x", "attribute="} {
-		_, err := groupOf(group)
+		_, err := ParseGroup(group)
 		assert.ErrorContains(t, err, "use span, endpoint, trace, service, function, attribute or attribute=KEY")
 	}
 }
@@ -122,8 +131,8 @@ func TestSummaryOfOneService(t *testing.T) {
 	r := summarized()
 	r.Processes, r.Endpoints, r.Names, r.Spans = r.Processes[:1], nil, nil, r.Spans[1:]
 	var out bytes.Buffer
-	c := &recordCommand{Frequency: 100, Top: 1, recordTargets: recordTargets{PIDs: []int{1}}, NoSymbols: true}
-	require.NoError(t, c.writeText(&out, r))
+	one := &Recording{CPU: r, Frequency: 100, Subject: "process 1", PID: 1}
+	require.NoError(t, one.WriteText(&out, &Tables{Top: 1, NoFunctions: true}))
 	assert.Equal(t, "Recorded process 1, shop for 10s at 100 Hz\n"+
 		"  CPU time  10.000s  1,000 samples\n  In spans  7.000s   70.0%\n  Lost      0.000s   0 samples\n"+
 		"\nTop spans by CPU time\n  CPU     SHARE  SPAN ID           TRACE ID\n"+
@@ -141,8 +150,7 @@ func TestSummaryWithoutRoutes(t *testing.T) {
 		r.Endpoints[0].Name = name
 		for group, shown := range map[string]bool{"": want, "endpoint": want, "span": false} {
 			var out bytes.Buffer
-			c := &recordCommand{Frequency: 100, Top: 1, recordTargets: recordTargets{All: true}, GroupBy: group}
-			require.NoError(t, c.writeText(&out, r))
+			write(t, &out, r, Tables{Top: 1}, group)
 			assert.Equal(t, shown, strings.HasSuffix(out.String(), hint), "%q by %q", name, group)
 		}
 	}
@@ -157,8 +165,7 @@ func TestSummaryOnTerminal(t *testing.T) {
 		t.Setenv("TERM", test.term)
 		t.Setenv("NO_COLOR", test.noColor)
 		terminal, screen := openTerminal(t)
-		c := &recordCommand{Frequency: 100, Top: 1, recordTargets: recordTargets{PIDs: []int{1}}, GroupBy: "trace"}
-		require.NoError(t, c.writeText(terminal, summarized()))
+		write(t, terminal, summarized(), Tables{Top: 1}, "trace")
 		var got []string
 		for line := ""; !strings.Contains(line, "ab00"); got = append(got, line) {
 			var err error

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package report
 
 import (
 	"bytes"
@@ -18,71 +18,27 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 )
 
-// These are the values of --group-by. groupAttribute may be followed by "=" and a key.
-const (
-	groupSpan      = "span"
-	groupEndpoint  = "endpoint"
-	groupTrace     = "trace"
-	groupService   = "service"
-	groupFunction  = "function"
-	groupAttribute = "attribute"
-)
-
-// groups lists the tables that the report shows for each value of --group-by. "" is the default.
-var groups = map[string][]func(*summary){
+// cpuTables lists the tables of CPU time for each kind of group. "" is the default.
+var cpuTables = map[string][]func(*summary){
 	"":             {(*summary).work, (*summary).processes, (*summary).functions, (*summary).endpoints, (*summary).names, (*summary).spans},
-	groupSpan:      {(*summary).names, (*summary).spans},
-	groupEndpoint:  {(*summary).endpoints},
-	groupTrace:     {(*summary).traces},
-	groupService:   {(*summary).services},
-	groupFunction:  {(*summary).functions, (*summary).callers},
-	groupAttribute: {(*summary).attributes},
+	GroupSpan:      {(*summary).names, (*summary).spans},
+	GroupEndpoint:  {(*summary).endpoints},
+	GroupTrace:     {(*summary).traces},
+	GroupService:   {(*summary).services},
+	GroupFunction:  {(*summary).functions, (*summary).callers},
+	GroupAttribute: {(*summary).attributes},
 }
 
-// groupOf returns the key in groups for a value of --group-by, which is the value without "=KEY".
-func groupOf(groupBy string) (string, error) {
-	group, key, keyed := strings.Cut(groupBy, "=")
-	if _, ok := groups[group]; !ok || keyed && (group != groupAttribute || key == "") {
-		return "", fmt.Errorf("invalid --group-by %q: use span, endpoint, trace, service, function, attribute or attribute=KEY", groupBy)
-	}
-	return group, nil
-}
-
-// Heads of columns.
-const (
-	columnCPU          = "CPU"
-	columnShare        = "SHARE"
-	columnInSpans      = "IN SPANS"
-	columnCum          = "CUM"
-	columnFlat         = "FLAT"
-	columnRequestsSeen = "REQUESTS SEEN"
-	columnCPURequest   = "CPU/REQUEST"
-	columnSpansSeen    = "SPANS SEEN"
-	columnCPUSpan      = "CPU/SPAN"
-)
-
-// columnTexts lists explanations of columns, in the order in which they are printed.
-var columnTexts = []struct{ column, text string }{
-	{columnShare, "of the CPU time of all samples"},
-	{columnInSpans, "of the CPU time of the row"},
-	{columnCum, "CPU time of the function and of what it calls"},
-	{columnFlat, "CPU time of the function without what it calls"},
-	{columnRequestsSeen, "requests with at least one sample; short ones may have none"},
-	{columnCPURequest, "average CPU time of one; ≤ marks an upper bound"},
-	{columnSpansSeen, "spans with at least one sample; short ones may have none"},
-	{columnCPUSpan, "average CPU time of one, without its children; ≤ marks an upper bound"},
-}
-
-// summary is the text report of a recording.
+// summary is the text report of CPU time.
 type summary struct {
-	*recordCommand
-
+	*Recording
+	*Tables
 	*recording.Result
+
 	out     bytes.Buffer
 	colours bool
 	// columns holds the columns of the tables printed so far.
@@ -91,43 +47,42 @@ type summary struct {
 	several bool
 }
 
-// writeText writes the text report of a recording.
-func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
-	s := &summary{recordCommand: c, Result: r, columns: map[string]bool{}, colours: terminal.IsTerminal(w) && os.Getenv("NO_COLOR") == ""}
-	s.several = slices.ContainsFunc(r.Processes, func(p recording.ProcessUse) bool { return p.Service != r.Processes[0].Service })
-	subject := c.String()
-	if c.pid() != 0 && len(r.Processes) > 0 {
-		subject += ", " + display.Key(r.Processes[0].Service)
+// writeCPU writes the text report of CPU time.
+func (r *Recording) writeCPU(w io.Writer, t *Tables) error {
+	s := &summary{
+		Recording: r, Tables: t, Result: r.CPU, columns: map[string]bool{}, colours: terminal.IsTerminal(w) && os.Getenv("NO_COLOR") == "",
+		several: slices.ContainsFunc(r.CPU.Processes, func(p recording.ProcessUse) bool { return p.Service != r.CPU.Processes[0].Service }),
 	}
-	fmt.Fprintf(&s.out, "Recorded %s for %v at %d Hz\n", s.bold(subject), r.End.Sub(r.Start).Round(10*time.Millisecond), c.Frequency)
+	subject := r.Subject
+	if r.PID != 0 && len(s.Processes) > 0 {
+		subject += ", " + display.Key(s.Processes[0].Service)
+	}
+	fmt.Fprintf(&s.out, "Recorded %s for %v at %d Hz\n", s.bold(subject), s.End.Sub(s.Start).Round(10*time.Millisecond), r.Frequency)
 	s.out.Write(display.Table([][]string{
-		{"  CPU time", display.Seconds(c.cpu(r.Samples)), display.Digits(r.Samples) + " samples"},
-		{"  In spans", display.Seconds(c.cpu(r.Attributed)), display.Share(r.Attributed, r.Samples)},
-		{"  Lost", display.Seconds(c.cpu(r.Lost)), display.Digits(r.Lost) + " samples"},
+		{"  CPU time", display.Seconds(r.cpu(s.Samples)), display.Digits(s.Samples) + " samples"},
+		{"  In spans", display.Seconds(r.cpu(s.Attributed)), display.Share(s.Attributed, s.Samples)},
+		{"  Lost", display.Seconds(r.cpu(s.Lost)), display.Digits(s.Lost) + " samples"},
 	}))
-	group, err := groupOf(c.GroupBy)
-	if err != nil {
-		return err
-	}
 	header := s.out.Len()
-	shown := groups[group]
-	if c.Wall { // The times of spans are printed later, in their own table.
+	group := t.Group.Kind
+	shown := cpuTables[group]
+	if r.Wall != nil { // The times of spans are printed later, in their own table.
 		shown = []func(*summary){(*summary).work, (*summary).processes, (*summary).functions}
 	}
 	for _, show := range shown {
 		show(s)
 	}
 	s.explainColumns()
-	if group == "" && r.Attributed > 0 && len(r.Names) == 0 && carriers[c.Carrier] != sampler.Labels { // Labels carry no names.
+	if group == "" && s.Attributed > 0 && len(s.Names) == 0 && !t.NoSpanNames {
 		s.out.WriteString("\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n")
 	}
-	if len(r.Endpoints) > 0 && (group == "" || group == groupEndpoint) && isMethod(r.Endpoints[0].Name) {
+	if len(s.Endpoints) > 0 && (group == "" || group == GroupEndpoint) && isMethod(s.Endpoints[0].Name) {
 		s.out.WriteString("\nThe endpoint has no route. Around a whole mux otelhttp learns it too late: put otelhttp around each handler.\n")
 	}
 	if group != "" && s.out.Len() == header {
-		fmt.Fprintf(&s.out, "\nNo samples to group by %s\n", display.Key(c.GroupBy))
+		fmt.Fprintf(&s.out, "\nNo samples to group by %s\n", display.Key(t.Group.String()))
 	}
-	_, err = w.Write(s.out.Bytes())
+	_, err := w.Write(s.out.Bytes())
 	return err
 }
 
@@ -199,37 +154,6 @@ func (s *summary) table(title string, heads []string, r rows) {
 	}
 }
 
-// Parameters of ECMA-48's SGR sequence, which changes colours on terminals.
-const (
-	bold   = "1"
-	dim    = "2"
-	red    = "31"
-	yellow = "33"
-)
-
-// heat returns the colour of a row with part of a total of whole samples, or "" for no colour.
-func heat(part, whole uint64) string {
-	const hot, warm = 10, 50 // A row is hot from 1/hot of the whole, and warm from 1/warm.
-	switch {
-	case part*hot >= whole:
-		return red
-	case part*warm >= whole:
-		return yellow
-	default:
-		return ""
-	}
-}
-
-func (s *summary) bold(text string) string { return s.colour(bold, text) }
-
-// colour returns text in a colour if the output has colours. text must not contain colours itself.
-func (s *summary) colour(parameter, text string) string {
-	if !s.colours || parameter == "" {
-		return text
-	}
-	return "\x1b[" + parameter + "m" + text + "\x1b[0m"
-}
-
 // service prepends the service to cells or heads if there are several services.
 func (s *summary) service(service string, cells ...string) []string {
 	if !s.several {
@@ -239,7 +163,7 @@ func (s *summary) service(service string, cells ...string) []string {
 }
 
 func (s *summary) work() {
-	if s.NoSymbols {
+	if s.NoFunctions {
 		return
 	}
 	var r rows
@@ -253,10 +177,10 @@ func (s *summary) work() {
 
 func (s *summary) processes() {
 	var r rows
-	for _, p := range top(s.recordCommand, s.Processes) {
+	for _, p := range top(s.Top, s.Processes) {
 		r.add(p.Samples, display.Share(p.Attributed, p.Samples), strconv.Itoa(p.PID), display.Key(p.Service))
 	}
-	if s.pid() == 0 || s.Command != nil && len(r.cells) > 1 {
+	if s.PID == 0 || s.Started && len(r.cells) > 1 {
 		s.table("Top processes by CPU time", []string{columnInSpans, "PID", display.ColumnService}, r)
 	}
 }
@@ -274,7 +198,7 @@ func (s *summary) services() {
 	}
 	slices.SortStableFunc(all, func(a, b *recording.ProcessUse) int { return cmp.Compare(b.Samples, a.Samples) })
 	var r rows
-	for _, u := range top(s.recordCommand, all) {
+	for _, u := range top(s.Top, all) {
 		r.add(u.Samples, display.Share(u.Attributed, u.Samples), strconv.Itoa(processes[u.Service]), display.Key(u.Service))
 	}
 	s.table("Top services by CPU time", []string{columnInSpans, "PROCESSES", display.ColumnService}, r)
@@ -282,7 +206,7 @@ func (s *summary) services() {
 
 func (s *summary) functions() {
 	var r rows
-	for _, u := range top(s.recordCommand, s.Functions) {
+	for _, u := range top(s.Top, s.Functions) {
 		r.add(u.Flat, s.service(display.Key(u.Service), display.Seconds(s.cpu(u.Cumulative)), display.Share(u.Cumulative, s.Samples), functionText(u.Function))...)
 	}
 	s.functionTable("Top functions by their own CPU time", r, columnCum, columnShare)
@@ -293,14 +217,14 @@ func (s *summary) callers() {
 	all := slices.Clone(s.Functions)
 	slices.SortStableFunc(all, func(a, b recording.FunctionUse) int { return cmp.Compare(b.Cumulative, a.Cumulative) })
 	var r rows
-	for _, u := range top(s.recordCommand, all) {
+	for _, u := range top(s.Top, all) {
 		r.add(u.Cumulative, s.service(display.Key(u.Service), display.Seconds(s.cpu(u.Flat)), display.Share(u.Flat, s.Samples), functionText(u.Function))...)
 	}
 	s.functionTable("Top functions by CPU time with what they call", r, columnFlat, columnShare)
 }
 
 func (s *summary) functionTable(title string, r rows, heads ...string) {
-	if !s.NoSymbols {
+	if !s.NoFunctions {
 		s.table(title, s.service(display.ColumnService, append(heads, "FUNCTION")...), r)
 	}
 }
@@ -317,7 +241,7 @@ func (s *summary) names() {
 
 func (s *summary) nameTable(title string, names []recording.NameUse, heads ...string) {
 	var r rows
-	for _, u := range top(s.recordCommand, names) {
+	for _, u := range top(s.Top, names) {
 		r.add(u.Samples, s.service(display.Key(u.Service), display.Digits(uint64(u.Count)), s.eachText(u), display.Name(u.Name))...)
 	}
 	s.table(title, s.service(display.ColumnService, heads...), r)
@@ -336,7 +260,7 @@ func (s *summary) eachText(u recording.NameUse) string {
 }
 
 func (s *summary) spans() {
-	shown := top(s.recordCommand, s.Spans)
+	shown := top(s.Top, s.Spans)
 	// Leave out columns that would be empty: many services publish neither names nor endpoints.
 	named := slices.ContainsFunc(shown, func(u recording.SpanUse) bool { return u.Name != "" })
 	attributes := slices.ContainsFunc(shown, func(u recording.SpanUse) bool { return len(u.Attributes) > 0 })
@@ -365,7 +289,7 @@ func (s *summary) spans() {
 
 func (s *summary) traces() {
 	var r rows
-	for _, u := range top(s.recordCommand, s.Traces) {
+	for _, u := range top(s.Top, s.Traces) {
 		r.add(u.Samples, s.service(display.Key(u.Service), strconv.Itoa(u.Spans), hex.EncodeToString(u.TraceID[:]))...)
 	}
 	s.table("Top traces by CPU time", s.service(display.ColumnService, columnSpansSeen, display.ColumnTraceID), r)
@@ -373,7 +297,7 @@ func (s *summary) traces() {
 
 func (s *summary) attributes() {
 	var r rows
-	for _, u := range top(s.recordCommand, s.recordCommand.attributes(s.Result)) {
+	for _, u := range top(s.Top, s.attributesAsked(s.Tables)) {
 		r.add(u.Samples, display.Key(u.Key), display.Value(u.Value))
 	}
 	s.table("Top attributes of spans by CPU time", []string{"KEY", "VALUE"}, r)

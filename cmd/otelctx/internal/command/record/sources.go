@@ -1,0 +1,152 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package record
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/version"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
+)
+
+// results are what the sources have measured. The result of a source that is not in the plan is nil.
+type results struct {
+	cpu  *recording.Result
+	wall *wall.Result
+}
+
+// measure runs the sources of the plan until ctx is done or the recording ends.
+func (s *session) measure(ctx context.Context, out *outputs, selection recording.Selection, ready func() error) (*results, error) {
+	var progress *progressBar
+	// A progress bar would overwrite the output of a recorded command.
+	if terminal.IsTerminal(s.streams.Stderr) && s.targets.command == nil {
+		progress = newProgressBar(s.streams.Stderr, s.untilEnd())
+		defer progress.done()
+	}
+	if s.wall == nil {
+		cpu, err := s.sampleCPU(ctx, out, selection, progress, ready)
+		return &results{cpu: cpu}, err
+	}
+	const less = 400 // Snapshots leave much garbage. Collecting it less often costs little memory.
+	debug.SetGCPercent(less)
+	recorder, err := s.openWall(ctx, out, selection, progress)
+	if err != nil {
+		return nil, err
+	}
+	if s.cpu == nil {
+		result, err := recorder.Record(ctx)
+		return &results{wall: result}, err
+	}
+	return s.measureBoth(ctx, out, selection, recorder, progress)
+}
+
+// untilEnd returns the duration of the whole recording, or 0 if it is unknown.
+func (s *session) untilEnd() time.Duration {
+	if s.repeat {
+		return 0
+	}
+	return s.duration
+}
+
+// sampleCPU samples CPU time. It calls ready, if it is not nil, once sampling has started.
+func (s *session) sampleCPU(ctx context.Context, out *outputs, selection recording.Selection, progress *progressBar, ready func() error) (*recording.Result, error) {
+	config := recording.Config{
+		Selection: selection, Ready: ready,
+		Part:     out.add,
+		Duration: s.untilEnd(), Version: version.Module(),
+		Filters: s.filters,
+		Unnamed: s.cpu.unnamed, IDAttributes: s.profile.ids,
+		Attributes: s.report.Group.Kind == report.GroupAttribute,
+		Sampler:    sampler.Config{Frequency: s.cpu.frequency, KernelStacks: s.cpu.kernel, Carrier: s.cpu.carrier},
+		Warn: func(err error) {
+			progress.clear()
+			s.streams.Complainf("%v", err)
+		},
+	}
+	if s.repeat {
+		config.Period = s.duration
+		config.Report = func(r *recording.Result) {
+			progress.clear()
+			s.endPeriod(out, &results{cpu: r})
+		}
+	}
+	if progress != nil {
+		config.Progress = progress.show
+	}
+	return recording.Record(ctx, config)
+}
+
+// endPeriod writes the file and prints the results of a period.
+func (s *session) endPeriod(out *outputs, r *results) {
+	s.samples += r.count()
+	d := out.delivery()
+	out.complain(d)
+	written := out.roll(r.cpu.End)
+	if err := s.show(r, d); err != nil {
+		s.streams.Complainf("%v", err)
+	}
+	s.showWritten(written)
+}
+
+// count returns the number of samples.
+func (r *results) count() uint64 {
+	if r.cpu == nil {
+		return 0
+	}
+	return r.cpu.Samples
+}
+
+// openWall prepares a recording of wall-clock time.
+func (s *session) openWall(ctx context.Context, out *outputs, selection recording.Selection, progress *progressBar) (*wall.Recorder, error) {
+	config := wall.Config{PIDs: s.targets.pids, Frequency: s.wall.frequency, Duration: s.duration, Version: version.Module()}
+	if len(s.targets.pids) == 0 {
+		config.Select = selection.SelectsPublisher
+	}
+	if s.profile.path != "" || s.profile.endpoint != nil {
+		config.Part = out.add
+	}
+	if progress != nil && s.cpu == nil {
+		config.Progress = progress.show
+	}
+	return wall.Open(ctx, config)
+}
+
+// measureBoth samples CPU time, and records wall-clock time with recorder. Both recordings begin when the sampler is
+// ready. measureBoth closes the recorder.
+func (s *session) measureBoth(ctx context.Context, out *outputs, selection recording.Selection, recorder *wall.Recorder, progress *progressBar) (*results, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var (
+		r        results
+		failed   error
+		wallDone sync.WaitGroup
+		err      error
+	)
+	r.cpu, err = s.sampleCPU(ctx, out, selection, progress, func() error {
+		wallDone.Go(func() {
+			if r.wall, failed = recorder.Record(ctx); failed != nil {
+				cancel()
+			}
+		})
+		return nil
+	})
+	if err != nil {
+		cancel()
+	}
+	wallDone.Wait()
+	recorder.Close(ctx) // Needed if the sampler failed to start, because Record was not called.
+	if errors.Is(err, sampler.ErrNotPermitted) {
+		err = fmt.Errorf("%w; without --cpu, --wall needs only permission to read the processes", err)
+	}
+	return &r, errors.Join(err, failed)
+}

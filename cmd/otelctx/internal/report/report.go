@@ -1,0 +1,78 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package report prints what was recorded, as tables for people and as JSON for programs.
+package report
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
+)
+
+// Recording is what was recorded, in one period or in all.
+type Recording struct {
+	// Subject describes the recorded processes.
+	Subject string
+	// PID is the id of the recorded process, or 0 if several were selected. Started reports whether it is a command
+	// that otelctx has started.
+	PID     int
+	Started bool
+	// CPU is nil if no CPU time was recorded, and Wall is nil if no wall-clock time was. Frequency is the number of
+	// samples per second of CPU time, and Snapshots the number of snapshots per second.
+	CPU       *recording.Result
+	Frequency int
+	Wall      *wall.Result
+	Snapshots int
+	// Delivery is what was sent to a collector.
+	Delivery export.Delivery
+}
+
+// Tables selects what a report shows.
+type Tables struct {
+	// Group selects one kind of table. The zero value selects the usual ones.
+	Group Group
+	// Top is the maximum number of rows of a table; 0 is unlimited.
+	Top int
+	// NoFunctions reports whether functions have no names. NoSpanNames reports whether spans were read where their
+	// names are not published.
+	NoFunctions, NoSpanNames bool
+}
+
+// PerSample returns the CPU time that a sample stands for.
+func PerSample(frequency int) time.Duration { return time.Second / time.Duration(frequency) }
+
+// cpu returns the CPU time that samples stand for. It is 0 if no CPU time was recorded.
+func (r *Recording) cpu(samples uint64) time.Duration {
+	if r.CPU == nil {
+		return 0
+	}
+	return time.Duration(samples) * PerSample(r.Frequency)
+}
+
+// top returns the first elements of all, at most the given number of them, or all of them if most is 0.
+func top[T any](most int, all []T) []T {
+	if most == 0 {
+		return all
+	}
+	return all[:min(len(all), most)]
+}
+
+// WriteText writes tables.
+func (r *Recording) WriteText(w io.Writer, t *Tables) error {
+	if r.CPU != nil {
+		if err := r.writeCPU(w, t); err != nil {
+			return err
+		}
+		if r.Wall == nil {
+			return nil
+		}
+		_, _ = fmt.Fprintln(w)
+	}
+	_, err := w.Write(r.wallText(t))
+	return err
+}
