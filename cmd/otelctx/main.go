@@ -21,6 +21,8 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/list"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/man"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/record"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/spans"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/verify"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/watch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/privilege"
@@ -33,8 +35,8 @@ type cli struct {
 	List       list.Command       `cmd:""                             help:"List the processes that publish a process context."`
 	Inspect    inspect.Command    `cmd:""                             help:"Show everything that a process publishes."`
 	Watch      watch.Command      `cmd:""                             help:"Show, live, which spans the threads of a process are in."`
-	Spans      spansCommand       `cmd:""                             help:"Show the live spans of a process, the oldest first, and what each waits for."`
-	Verify     verifyCommand      `cmd:""                             help:"Check what a process publishes, or a file of profiles, against the formats' rules."`
+	Spans      spans.Command      `cmd:""                             help:"Show the live spans of a process, the oldest first, and what each waits for."`
+	Verify     verify.Command     `cmd:""                             help:"Check what a process publishes, or a file of profiles, against the formats' rules."`
 	Record     record.Command     `cmd:""                             help:"Record what processes use the CPU for, span by span."`
 	Completion completion.Command `cmd:""                             help:"Print the completion script of a shell."`
 	Man        man.Command        `cmd:""                             help:"Print the manual page."`

@@ -19,6 +19,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/spans"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/verify"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/watch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
@@ -76,6 +78,10 @@ const (
 type (
 	processDocument = document.Process
 	frameDocument   = watch.Document
+	spansDocument   = spans.Document
+	spanDocument    = spans.Span
+	codeDocument    = spans.Code
+	verifyDocument  = verify.Document
 	recordDocument  = report.Document
 	wallDocument    = report.WallDocument
 	bothDocument    = report.BothDocument

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package spans
 
 import (
 	"cmp"
@@ -21,7 +21,7 @@ import (
 )
 
 // writeFrame writes one snapshot of --watch.
-func (c *spansCommand) writeFrame(w io.Writer, d spansDocument) error {
+func (c *Command) writeFrame(w io.Writer, d Document) error {
 	if c.JSON {
 		b, err := display.JSON(d, "")
 		if err != nil {
@@ -53,7 +53,7 @@ func (c *spansCommand) writeFrame(w io.Writer, d spansDocument) error {
 }
 
 // write writes spans or groups as text.
-func (c *spansCommand) write(w io.Writer, d spansDocument) error {
+func (c *Command) write(w io.Writer, d Document) error {
 	out := fmt.Appendf(nil, "Process %d", d.PID)
 	if d.Service != "" {
 		out = fmt.Appendf(out, " (%s)", display.Key(d.Service))
@@ -81,19 +81,19 @@ func (c *spansCommand) write(w io.Writer, d spansDocument) error {
 }
 
 // named reports whether any span has a name. Most services publish none.
-func named(spans []spanDocument) bool {
-	return slices.ContainsFunc(spans, func(s spanDocument) bool { return s.Name != "" || s.Endpoint != "" })
+func named(spans []Span) bool {
+	return slices.ContainsFunc(spans, func(s Span) bool { return s.Name != "" || s.Endpoint != "" })
 }
 
-func appendSpanTable(out []byte, spans []spanDocument) []byte {
+func appendSpanTable(out []byte, spans []Span) []byte {
 	if len(spans) == 0 {
 		return out
 	}
 	rows := [][]string{{"  AGE", "STATE", display.ColumnWaitingFor, "GOROUTINE", display.ColumnTraceID, display.ColumnSpanID, display.ColumnLocalRoot, "SAMPLED"}}
 	const nameColumn = 3 // index of the name columns
 	withNames := named(spans)
-	withAttributes := slices.ContainsFunc(spans, func(s spanDocument) bool {
-		return len(s.Attributes) > 0 || slices.ContainsFunc(s.Joined, func(j joinedDocument) bool { return len(j.Attributes) > 0 })
+	withAttributes := slices.ContainsFunc(spans, func(s Span) bool {
+		return len(s.Attributes) > 0 || slices.ContainsFunc(s.Joined, func(j Joined) bool { return len(j.Attributes) > 0 })
 	})
 	add := func(row []string, name, endpoint, attributes string) {
 		if withNames {
@@ -135,7 +135,7 @@ func goroutineText(id uint64) string {
 const goneText = "(goroutine has exited)"
 
 // waitingText describes what a span waits for, and where.
-func (s *spanDocument) waitingText() string {
+func (s *Span) waitingText() string {
 	switch s.Leaked {
 	case string(waiting.Exited):
 		return goneText
@@ -163,7 +163,7 @@ func (g *goroutineDocument) waitingText() string {
 }
 
 // String returns the function and, if they are known, the last element of the file's path and the line.
-func (c *codeDocument) String() string {
+func (c *Code) String() string {
 	text := display.Escape(c.Function)
 	if c.File != "" {
 		text += fmt.Sprintf(" (%s:%d)", display.Escape(path.Base(c.File)), c.Line)
@@ -191,7 +191,7 @@ func (g *goroutineDocument) appendStack(out []byte) []byte {
 
 // appendSpanStacks appends each span with the stacks of its goroutines. The stack of a goroutine in
 // several spans appears once.
-func appendSpanStacks(out []byte, spans []spanDocument) []byte {
+func appendSpanStacks(out []byte, spans []Span) []byte {
 	shown := map[uint64]bool{}
 	for i := range spans {
 		s := &spans[i]
@@ -251,7 +251,7 @@ func appendSpanAttributes(out []byte, attributes map[string]string) []byte {
 // maxGroupNames is the maximum number of span names shown for a group.
 const maxGroupNames = 5
 
-func appendGroup(out []byte, g *groupDocument) []byte {
+func appendGroup(out []byte, g *Group) []byte {
 	out = fmt.Appendf(out, "\n%d  %s", g.Goroutines, g.State)
 	if g.WaitingFor != "" {
 		out = fmt.Appendf(out, ": %s", display.Escape(g.WaitingFor))

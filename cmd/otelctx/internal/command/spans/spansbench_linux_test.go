@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package spans
 
 import (
 	"os/exec"
@@ -20,7 +20,7 @@ import (
 // takes a snapshot as record --wall does. "document" does the work of spans --stacks except writing the output.
 func BenchmarkSpans(b *testing.B) {
 	childproc.NeedReading(b)
-	exe := programs.Build(b, programs.Static, "../..", "./internal/testing/parker")
+	exe := programs.Build(b, programs.Static, "../../../../..", "./internal/testing/parker")
 	for _, count := range []int{1000, 10_000} {
 		child := childproc.Run(b, exec.Command(exe, strconv.Itoa(count), "chan receive"))
 		child.Expect("started")
@@ -28,7 +28,7 @@ func BenchmarkSpans(b *testing.B) {
 		require.NoError(b, err)
 		first, err := p.Snapshot(b.Context())
 		require.NoError(b, err)
-		command := &spansCommand{PID: child.PID(), Stacks: true}
+		command := &Command{PID: child.PID(), Stacks: true}
 		command.document(&spansReader{pid: child.PID(), process: p}, first, time.Now())
 		b.Run("snapshot/spans="+strconv.Itoa(count), func(b *testing.B) {
 			b.ReportAllocs()

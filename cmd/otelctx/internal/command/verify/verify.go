@@ -1,7 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package verify implements otelctx verify.
+package verify
 
 import (
 	"context"
@@ -21,8 +22,8 @@ import (
 	"github.com/otelctx/otelctx/internal/patient"
 )
 
-// verifyCommand implements otelctx verify.
-type verifyCommand struct {
+// Command implements otelctx verify.
+type Command struct {
 	PID      int           `arg:""                                                               help:"The process to check."          name:"pid"         optional:""`
 	Duration time.Duration `default:"5s"                                                         help:"How long to watch the process." name:"duration"    short:"d"`
 	Profile  string        `help:"Check a file of OTLP profiles instead (.otlp, .json, .jsonl)." name:"profile"                        placeholder:"FILE"`
@@ -31,7 +32,7 @@ type verifyCommand struct {
 }
 
 // Help returns the text of otelctx verify --help.
-func (*verifyCommand) Help() string {
+func (*Command) Help() string {
 	return `Checks the publications of a process in any language against every rule of OTEP 4719 (process context) and OTEP 4947 (thread ` +
 		`context), and a file of profiles against the rules of OTLP. Exits with 10 if a rule is broken.
 
@@ -44,7 +45,7 @@ A rule passes if it was exercised and no violation was seen. Updates, forks and 
 }
 
 // Validate is called by kong.
-func (c *verifyCommand) Validate() error {
+func (c *Command) Validate() error {
 	switch {
 	case c.Profile != "" && c.PID != 0:
 		return errors.New("expected a process or --profile, not both")
@@ -57,7 +58,7 @@ func (c *verifyCommand) Validate() error {
 }
 
 // Run is called by kong.
-func (c *verifyCommand) Run(s terminal.Streams) error {
+func (c *Command) Run(s terminal.Streams) error {
 	if c.Profile != "" {
 		return c.verifyProfile(s)
 	}
@@ -78,7 +79,7 @@ func (c *verifyCommand) Run(s terminal.Streams) error {
 		}
 	}
 	if c.JSON {
-		err = display.WriteJSON(s.Stdout, verifyDocument{PID: c.PID, Failed: failed, Rules: results})
+		err = display.WriteJSON(s.Stdout, Document{PID: c.PID, Failed: failed, Rules: results})
 	} else {
 		err = c.write(s.Stdout, results)
 	}
@@ -88,8 +89,8 @@ func (c *verifyCommand) Run(s terminal.Streams) error {
 	return err
 }
 
-// verifyDocument is the output of verify --json.
-type verifyDocument struct {
+// Document is the output of verify --json.
+type Document struct {
 	PID int `json:"pid"`
 	// Failed counts the rules that are broken.
 	Failed int                  `json:"failed"`
@@ -98,7 +99,7 @@ type verifyDocument struct {
 
 // write prints the broken rules first, then the rules that were not exercised, and with -v the passed
 // ones.
-func (c *verifyCommand) write(w io.Writer, results []conformance.Result) error {
+func (c *Command) write(w io.Writer, results []conformance.Result) error {
 	counts := map[conformance.Status]int{}
 	var out []byte
 	for _, status := range []conformance.Status{conformance.Failed, conformance.NotExercised, conformance.Passed} {
@@ -122,7 +123,7 @@ func (c *verifyCommand) write(w io.Writer, results []conformance.Result) error {
 }
 
 // verifyProfile checks a profile file.
-func (c *verifyCommand) verifyProfile(s terminal.Streams) error {
+func (c *Command) verifyProfile(s terminal.Streams) error {
 	content, err := readProfile(c.Profile)
 	if err != nil {
 		return err

@@ -1,0 +1,234 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spans
+
+import (
+	"cmp"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
+	"github.com/otelctx/otelctx/reader"
+)
+
+// Document is the output of spans --json. Its schema is as stable as that of [document.Process].
+type Document struct {
+	PID     int    `json:"pid"`
+	Service string `json:"service"`
+	// TimeUnixNano is the time at the end of the read, in nanoseconds since the epoch.
+	TimeUnixNano int64 `json:"time_unix_nano"`
+	// Torn counts reads that were repeated because a goroutine changed during the read. Lost counts the
+	// goroutines that changed at every attempt.
+	Torn int `json:"torn"`
+	Lost int `json:"lost"`
+	// Missing holds the reasons why some of the data could not be read.
+	Missing []string `json:"missing"`
+	// Spans holds the live spans, the oldest first. It is empty with --group.
+	Spans []Span `json:"spans"`
+	// Groups holds the groups of goroutines with equal stacks, the largest first. It is empty without --group.
+	Groups []Group `json:"groups"`
+}
+
+// Span is a live span, for --json.
+type Span struct {
+	// TraceID, SpanID and LocalRootSpanID are lower-case hexadecimal. The last is "" if unknown.
+	TraceID         string `json:"trace_id"`
+	SpanID          string `json:"span_id"`
+	LocalRootSpanID string `json:"local_root_span_id"`
+	// Name is the span's name, and Endpoint the name of its local root. Unknown names are "".
+	Name       string `json:"name"`
+	Endpoint   string `json:"endpoint"`
+	TraceFlags byte   `json:"trace_flags"`
+	// Sampled is the lowest bit of TraceFlags.
+	Sampled bool `json:"sampled"`
+	// Goroutine is the id of the goroutine that started the span, or 0 if it is unknown.
+	Goroutine uint64 `json:"goroutine"`
+	// StartTimeUnixNano is the start of the span in nanoseconds since the epoch. AgeNano is the time from the
+	// start to TimeUnixNano, or 0 if the start is later.
+	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
+	AgeNano           int64 `json:"age_nano"`
+
+	goroutineDocument
+
+	// Attributes holds the published attributes of the span. It is empty unless the goroutine is in the span.
+	// Invalid UTF-8 in values becomes U+FFFD.
+	Attributes map[string]string `json:"attributes"`
+	// Joined holds the goroutines in the span other than the one that started it.
+	Joined []Joined `json:"joined"`
+	// Leaked says why the span leaks: its goroutine has "exited" or "moved_on". Otherwise it is "".
+	Leaked string `json:"leaked"`
+}
+
+// Joined is a goroutine that is in a span started by another one.
+type Joined struct {
+	Goroutine uint64 `json:"goroutine"`
+
+	goroutineDocument
+
+	// Attributes are the attributes that the goroutine has published with the span.
+	Attributes map[string]string `json:"attributes"`
+}
+
+// goroutineDocument describes what a goroutine is doing.
+type goroutineDocument struct {
+	// State is the text of a reader.GoroutineState. WaitingFor is the kind of wait, "" for goroutines that
+	// do not wait.
+	State      string `json:"state"`
+	WaitingFor string `json:"waiting_for"`
+	// WaitedAtLeastNano is a lower bound of the time that the goroutine has waited, or 0 if it is unknown.
+	WaitedAtLeastNano int64 `json:"waited_at_least_nano"`
+	// OwnTID is the id, in the process's own PID namespace, of the thread that runs the goroutine, or 0.
+	OwnTID int `json:"own_tid"`
+	// Frame is the innermost frame of the user's own code, or nil if there is none.
+	Frame *Code `json:"frame"`
+	// Stack holds the frames, the innermost first. It is empty without --stacks and --group. If it is
+	// incomplete otherwise, StackError is the reason.
+	Stack      []Code `json:"stack"`
+	StackError string `json:"stack_error"`
+
+	visible []Code
+}
+
+// Code is a position in the program's code. Unknown fields are "" or 0.
+type Code struct {
+	Function string `json:"function"`
+	File     string `json:"file"`
+	Line     int    `json:"line"`
+}
+
+// Group is a group of goroutines with equal stacks, in the same state.
+type Group struct {
+	Goroutines int `json:"goroutines"`
+	// OldestAgeNano is the age of the oldest span that one of these goroutines is in. Names counts the
+	// goroutines by the name of that span.
+	OldestAgeNano int64          `json:"oldest_age_nano"`
+	Names         map[string]int `json:"names"`
+
+	goroutineDocument
+}
+
+// document selects, sorts and describes the spans of a snapshot.
+func (c *Command) document(r *spansReader, snapshot *waiting.Snapshot, now time.Time) Document {
+	d := Document{
+		PID: c.PID, Service: r.service, TimeUnixNano: now.UnixNano(), Torn: snapshot.Torn, Lost: snapshot.Lost,
+		Missing: []string{}, Spans: []Span{}, Groups: []Group{},
+	}
+	for _, err := range snapshot.Missing {
+		d.Missing = append(d.Missing, err.Error())
+	}
+	goroutines := make([]*goroutineDocument, len(snapshot.Goroutines))
+	describe := func(i int) goroutineDocument {
+		if goroutines[i] == nil {
+			goroutines[i] = c.goroutine(r.process, &snapshot.Goroutines[i])
+		}
+		return *goroutines[i]
+	}
+	order := make([]int, 0, len(snapshot.Spans))
+	for i, s := range snapshot.Spans {
+		if max(now.Sub(s.Start), 0) >= c.MinAge {
+			order = append(order, i)
+		}
+	}
+	slices.SortFunc(order, func(i, j int) int {
+		return cmp.Or(snapshot.Spans[i].Start.Compare(snapshot.Spans[j].Start), cmp.Compare(i, j))
+	})
+	groups := map[string]int{}
+	for _, i := range order {
+		s := &snapshot.Spans[i]
+		span := newSpan(&s.LiveSpan, now)
+		if !c.wants(&span) {
+			continue
+		}
+		if span.Leaked = string(s.Leaked); c.Leaked && span.Leaked == "" {
+			continue
+		}
+		span.goroutineDocument = goroutineDocument{State: reader.GoroutineUnknown.String(), Stack: []Code{}}
+		if s.Goroutine >= 0 {
+			span.goroutineDocument = describe(s.Goroutine)
+			if g := &snapshot.Goroutines[s.Goroutine]; g.In == i {
+				span.Attributes = document.Attributes(g.Attributes)
+				if c.Group {
+					d.addToGroup(groups, g.Stack, &span, &span.goroutineDocument)
+				}
+			}
+		}
+		for _, joined := range s.Joined {
+			g := &snapshot.Goroutines[joined]
+			doc := Joined{g.ID, describe(joined), document.Attributes(g.Attributes)}
+			span.Joined = append(span.Joined, doc)
+			if c.Group {
+				d.addToGroup(groups, g.Stack, &span, &doc.goroutineDocument)
+			}
+		}
+		if !c.Group {
+			d.Spans = append(d.Spans, span)
+		}
+	}
+	slices.SortStableFunc(d.Groups, func(a, b Group) int { return cmp.Compare(b.Goroutines, a.Goroutines) })
+	return d
+}
+
+func newSpan(s *reader.LiveSpan, now time.Time) Span {
+	span := Span{
+		TraceID: hex.EncodeToString(s.TraceID[:]), SpanID: hex.EncodeToString(s.SpanID[:]),
+		Name: s.Name, Endpoint: s.Endpoint, TraceFlags: s.TraceFlags, Sampled: s.TraceFlags&1 == 1, Goroutine: s.Goroutine,
+		StartTimeUnixNano: s.Start.UnixNano(), AgeNano: int64(max(now.Sub(s.Start), 0)), Attributes: map[string]string{}, Joined: []Joined{},
+	}
+	if s.LocalRootSpanID != [8]byte{} {
+		span.LocalRootSpanID = hex.EncodeToString(s.LocalRootSpanID[:])
+	}
+	return span
+}
+
+// wants reports whether a span matches --trace and --name.
+func (c *Command) wants(s *Span) bool {
+	return strings.HasPrefix(s.TraceID, strings.ToLower(c.Trace)) && (strings.Contains(s.Name, c.Name) || strings.Contains(s.Endpoint, c.Name))
+}
+
+// goroutine returns the document of a goroutine.
+func (c *Command) goroutine(p *waiting.Process, g *waiting.Goroutine) *goroutineDocument {
+	frames := p.Frames(g)
+	d := &goroutineDocument{
+		State: g.State.String(), WaitingFor: waiting.Kind(g, frames), WaitedAtLeastNano: int64(g.WaitedFor), OwnTID: g.OwnTID,
+		Stack: []Code{},
+	}
+	if i := p.User(frames); i >= 0 {
+		d.Frame = &Code{frames[i].Function, frames[i].File, frames[i].Line}
+	}
+	if !c.Stacks && !c.Group {
+		return d
+	}
+	if g.StackErr != nil {
+		d.StackError = g.StackErr.Error()
+	}
+	for _, f := range frames {
+		d.Stack = append(d.Stack, codeOf(f))
+	}
+	for _, f := range waiting.Visible(frames) {
+		d.visible = append(d.visible, codeOf(f))
+	}
+	return d
+}
+
+func codeOf(f waiting.Frame) Code { return Code{f.Function, f.File, f.Line} }
+
+// addToGroup adds a goroutine in a span to the group of its stack. groups maps stacks to the indexes of their
+// groups.
+func (d *Document) addToGroup(groups map[string]int, stack []uint64, s *Span, described *goroutineDocument) {
+	key := fmt.Sprint(described.State, described.WaitingFor, stack)
+	i, ok := groups[key]
+	if !ok {
+		i = len(d.Groups)
+		groups[key] = i
+		d.Groups = append(d.Groups, Group{Names: map[string]int{}, goroutineDocument: *described})
+	}
+	g := &d.Groups[i]
+	g.Goroutines++
+	g.OldestAgeNano = max(g.OldestAgeNano, s.AgeNano)
+	g.Names[s.Name]++
+}

@@ -1,0 +1,143 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package spans implements otelctx spans.
+package spans
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/refresh"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
+	"github.com/otelctx/otelctx/internal/patient"
+)
+
+// Command implements otelctx spans.
+type Command struct {
+	PID      int           `arg:""                                                                    help:"The process to read."                             name:"pid"`
+	Stacks   bool          `help:"Show the stack of each goroutine."                                  name:"stacks"`
+	Group    bool          `help:"Group goroutines with equal stacks, the most frequent stack first." name:"group"`
+	MinAge   time.Duration `default:"0s"                                                              help:"Leave out spans that have started more recently." name:"min-age"`
+	Trace    string        `help:"Show only spans of this trace; the first digits of its id suffice." name:"trace"                                            placeholder:"ID"`
+	Name     string        `help:"Show only spans whose name or endpoint contains this."              name:"name"                                             placeholder:"TEXT"`
+	Leaked   bool          `help:"Show only spans that their goroutines have left."                   name:"leaked"`
+	Watch    bool          `help:"Update the output until interrupted."                               name:"watch"`
+	Interval time.Duration `default:"1s"                                                              help:"Time between updates with --watch."               name:"interval"`
+	JSON     bool          `help:"Print JSON, nothing truncated."                                     name:"json"`
+}
+
+// Help returns the text of otelctx spans --help.
+func (*Command) Help() string {
+	return "Shows the spans of the process that have started and not ended, the oldest first, and what each one waits for. A hung " +
+		"request is the first line. otelctx neither stops the process nor needs its help: it may be stopped, deadlocked, or out of threads " +
+		"or file descriptors. A - stands for an unknown value.\n\n" +
+		"The age is the time since the span's start. The goroutine is the one that started the span, and the state is that " +
+		"goroutine's. Other goroutines that are in the span, because they have attached it, follow below it without an age. The states are:\n\n" +
+		"  waiting   for what WAITING FOR says, in the words of Go's own stack traces\n" +
+		"  syscall   in a system call or in C, on a thread\n" +
+		"  running   executing, on a thread\n" +
+		"  runnable  could run, and waits for a processor\n" +
+		"  gone      the goroutine has exited: the span was handed over, or it leaks\n" +
+		"  unknown   could not be determined\n\n" +
+		"WAITING FOR also names the innermost function of package main or of the program's module, or else of any other module. " +
+		"--stacks shows whole stacks, as Go's own stack traces do. Running goroutines have stacks only if the process is stopped.\n\n" +
+		"--leaked shows spans that the goroutine that started them has left while no other goroutine is known to be in them or in their " +
+		"descendants. The goroutine has exited, or has moved on: it is in no span, in another trace, or in a span around this one. otelctx " +
+		"does not know of a goroutine that inherited the span and has published nothing itself.\n\n" +
+		"With --json:\n\n" +
+		"  {pid, service, time_unix_nano, torn, lost, missing: [text],\n" +
+		"   spans: [{trace_id, span_id, local_root_span_id, name, endpoint, trace_flags, sampled,\n" +
+		"            goroutine, start_time_unix_nano, age_nano, state, waiting_for, waited_at_least_nano,\n" +
+		"            own_tid, frame: null or {function, file, line},\n" +
+		"            stack: [{function, file, line}], stack_error, attributes: {KEY: VALUE},\n" +
+		"            joined: [{goroutine, state, ..., stack_error, attributes}], leaked}],\n" +
+		"   groups: [{goroutines, state, waiting_for, oldest_age_nano, names: {NAME: COUNT}, stack: [...]}]}\n\n" +
+		"With --group there are groups, otherwise spans. With --stacks or --group there are stacks, with every frame, including the runtime's. " +
+		"joined are the other goroutines in the span, and attributes those that a goroutine has published with it. leaked is empty, exited or moved_on. torn counts reads that were repeated because a goroutine changed meanwhile, and lost the goroutines that changed each time. " +
+		"With --watch each update is a line. own_tid is the thread that runs the goroutine, in the PID namespace of the process, and frame is the innermost function of the user's own code."
+}
+
+const minSpansInterval = 10 * time.Millisecond
+
+// Validate is called by kong.
+func (c *Command) Validate() error {
+	switch {
+	case c.MinAge < 0:
+		return fmt.Errorf("--min-age %v is negative", c.MinAge)
+	case c.Interval < minSpansInterval:
+		return fmt.Errorf("--interval %v is less than %v", c.Interval, minSpansInterval)
+	case strings.Trim(strings.ToLower(c.Trace), "0123456789abcdef") != "" || len(c.Trace) > 32:
+		return fmt.Errorf("--trace %q is not a trace id: use up to 32 hexadecimal digits", c.Trace)
+	}
+	return process.Validate(c.PID)
+}
+
+// Run is called by kong.
+func (c *Command) Run(s terminal.Streams) error {
+	ctx, release := terminal.UntilInterrupted()
+	defer release()
+	r, err := patient.Call(ctx, c.PID, patient.Limit, func() (*spansReader, error) { return openSpans(ctx, c.PID) })
+	if err != nil {
+		return process.About(c.PID, err)
+	}
+	defer r.close(ctx)
+	if !c.Watch {
+		d, err := c.snapshot(ctx, r)
+		if err != nil {
+			return process.About(c.PID, err)
+		}
+		if c.JSON {
+			return display.WriteJSON(s.Stdout, d)
+		}
+		return c.write(s.Stdout, d)
+	}
+	ended, err := refresh.Until(ctx, c.Interval, 0, func(bool) error {
+		d, err := c.snapshot(ctx, r)
+		if err = cmp.Or(ctx.Err(), err); err != nil {
+			return err
+		}
+		return c.writeFrame(s.Stdout, d)
+	})
+	if ended {
+		s.Complainf("process %d has ended", c.PID)
+	}
+	return err
+}
+
+// spansReader reads the spans of a process.
+type spansReader struct {
+	pid     int
+	process *waiting.Process
+	service string
+}
+
+func openSpans(ctx context.Context, pid int) (*spansReader, error) {
+	p, err := waiting.Open(pid)
+	if err != nil {
+		return nil, err
+	}
+	return &spansReader{pid, p, p.Service(ctx)}, nil
+}
+
+// close releases the process, unless a call that reads it is still blocked.
+func (r *spansReader) close(ctx context.Context) {
+	_, _ = patient.Call(ctx, r.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, r.process.Close() })
+}
+
+// snapshot takes a snapshot of the spans.
+func (c *Command) snapshot(ctx context.Context, r *spansReader) (Document, error) {
+	return patient.Call(ctx, c.PID, patient.Limit, func() (Document, error) {
+		snapshot, err := r.process.Snapshot(ctx)
+		if err != nil {
+			return Document{}, err
+		}
+		return c.document(r, snapshot, time.Now()), nil
+	})
+}
