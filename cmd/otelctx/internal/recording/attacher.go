@@ -63,3 +63,17 @@ func (a *attacher) run(ctx context.Context) {
 		}
 	}
 }
+
+// attachNow opens at most the given number of files that a program has mapped. The caller holds a reference to the
+// program.
+func (a *attacher) attachNow(ctx context.Context, t *target, most int) {
+	// Make the next scan read the mappings again, for the files that the program maps next.
+	t.seen.Store(true)
+	_, err := patient.Call(ctx, t.image.PID, processLimit, func() (struct{}, error) {
+		t.symbols.Attach(most)
+		return struct{}{}, nil
+	})
+	if err != nil && ctx.Err() == nil {
+		a.warnings.warn(t.image.PID, err)
+	}
+}

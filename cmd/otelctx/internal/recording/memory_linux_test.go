@@ -59,7 +59,7 @@ func (l *load) start(t *testing.T, pid, processes int) {
 }
 
 // add adds a sample of a process on a CPU, with one of many stacks and in one of many spans.
-func (l *load) add(p *part, at time.Time, process, cpu, stack, span uint64) {
+func (l *load) add(p *batch, at time.Time, process, cpu, stack, span uint64) {
 	s := sampler.Sample{
 		Time: at, CPU: int(cpu), TID: int(cpu), Comm: "worker",
 		Span: sampler.Span{Proven: true, TraceFlags: 1, TraceID: [16]byte{1}, SpanID: [8]byte{byte(cpu), 1}},
@@ -96,21 +96,21 @@ func mostMemory(f func()) uint64 {
 	return <-most
 }
 
-// TestPartsDoNotOverlap checks that consecutive parts do not overlap, even if CPUs hand over samples out of
+// TestPartsDoNotOverlap checks that consecutive batches do not overlap, even if CPUs hand over samples out of
 // order.
 func TestPartsDoNotOverlap(t *testing.T) {
 	const period = time.Second
 	l := newLoad(t, 1)
 	start := time.Now()
-	r := &recording{config: &Config{Period: period}, clock: start, parts: make(chan *part, 2)}
+	r := &recording{config: &Config{Period: period}, clock: start, batches: make(chan *batch, 2)}
 	r.startPeriod(start)
 	end := start.Add(period)
-	l.add(r.part, end.Add(time.Microsecond), 0, 0, 1, 1)
+	l.add(r.batch, end.Add(time.Microsecond), 0, 0, 1, 1)
 	r.rotate(end)
-	l.add(r.part, end.Add(-time.Microsecond), 0, 1, 1, 1)
+	l.add(r.batch, end.Add(-time.Microsecond), 0, 1, 1, 1)
 	r.rotate(end.Add(period))
-	first, second := <-r.parts, <-r.parts
-	for _, p := range []*part{first, second} {
+	first, second := <-r.batches, <-r.batches
+	for _, p := range []*batch{first, second} {
 		at := p.targets[l.all[0]].order[0].times[0]
 		assert.False(t, at.Before(p.begun))
 		assert.True(t, at.Before(p.end))
@@ -120,7 +120,7 @@ func TestPartsDoNotOverlap(t *testing.T) {
 }
 
 // TestMemoryOfManyProcessors checks the memory limits of docs/design/0003-gapless.md for 64 busy CPUs sampled
-// at 99 Hz while the collector accepts nothing, and for parts of maximum size.
+// at 99 Hz while the collector accepts nothing, and for batches of maximum size.
 func TestMemoryOfManyProcessors(t *testing.T) {
 	testenv.NeedAll(t)
 	const (
@@ -138,46 +138,46 @@ func TestMemoryOfManyProcessors(t *testing.T) {
 	require.NoError(t, err)
 	queue := export.NewQueue(client)
 	l := newLoad(t, processes)
-	config := &Config{Part: queue.Add, Sampler: sampler.Config{Frequency: frequency}}
-	n := &nameResolver{config: config, tally: newTally(false)}
+	config := &Config{Profile: queue.Add, Sampler: sampler.Config{Frequency: frequency}}
+	n := &symbolizer{config: config, tally: newTally(false)}
 	now := time.Now()
-	p, parts := newPart(now, false), 0
+	p, batches := newBatch(now, false), 0
 	usual := mostMemory(func() {
 		for i := range uint64(processors * frequency * seconds) {
 			at := now.Add(time.Duration(i) * time.Second / (processors * frequency))
 			l.add(p, at, i%processes, i%processors, i*2654435761%stacks, i/(ofSpan*processors))
 			if p.full(at) {
 				p.end = at
-				n.name(t.Context(), p)
-				parts++
-				p = newPart(at, false)
+				n.symbolize(t.Context(), p)
+				batches++
+				p = newBatch(at, false)
 			}
 		}
 	})
 	largest := mostMemory(func() {
-		both := []*part{newPart(now, false), newPart(now, false)}
+		both := []*batch{newBatch(now, false), newBatch(now, false)}
 		for _, p := range both {
 			for i := uint64(0); p.lost == 0; i++ {
 				l.add(p, now, i%processes, i%processors, i, i)
 			}
 			p.end = now.Add(time.Second)
 		}
-		n.name(t.Context(), both[0])
+		n.symbolize(t.Context(), both[0])
 		runtime.KeepAlive(both)
 	})
 	require.NoError(t, queue.Close(context.Background()))
-	t.Logf("%d parts of %d s: %d MiB; of the largest parts: %d MiB", parts, seconds, usual>>20, largest>>20)
+	t.Logf("%d batches of %d s: %d MiB; of the largest: %d MiB", batches, seconds, usual>>20, largest>>20)
 	assert.Less(t, usual, uint64(150<<20))
 	assert.Less(t, largest, uint64(354<<20)) // Everything else in the document sums up to less than 158 MiB.
 }
 
-// TestAttributesOfAPartAreBounded checks that equal attributes count only once for the size of a part, with
+// TestAttributesOfABatchAreBounded checks that equal attributes count only once for the size of a batch, with
 // their size in the profile. If a process has used up its share, its further samples have no attributes, but
 // the samples of other processes still do.
-func TestAttributesOfAPartAreBounded(t *testing.T) {
+func TestAttributesOfABatchAreBounded(t *testing.T) {
 	const attributes = 150 // of a sample
 	l := newLoad(t, 2)
-	p := newPart(time.Now(), false)
+	p := newBatch(time.Now(), false)
 	add := func(process int, number uint32) *rawSamples {
 		span := sampler.Span{Proven: true, TraceID: [16]byte{1}, SpanID: [8]byte{1}}
 		var encoded []byte
@@ -193,13 +193,13 @@ func TestAttributesOfAPartAreBounded(t *testing.T) {
 	for ; p.cut == 0; full++ {
 		add(0, full)
 	}
-	assert.Less(t, full, uint32(maxPartBytes/3/attributes/250))
+	assert.Less(t, full, uint32(maxBatchBytes/3/attributes/250))
 	assert.True(t, p.full(p.begun))
 	for number := range uint32(10_000) {
 		require.Empty(t, add(0, full+number).span.Attributes)
 	}
 	assert.EqualValues(t, 10_001, p.cut+p.lost)
-	assert.Less(t, p.bytes, maxPartBytes/2)
+	assert.Less(t, p.bytes, maxBatchBytes/2)
 
 	require.NotEmpty(t, add(1, 1).span.Attributes)
 	before := p.bytes
@@ -221,7 +221,7 @@ func TestUsersShareAPart(t *testing.T) {
 	l := newLoad(t, 1)
 	l.start(t, attacker.PID(), 40)
 	for name, stacks := range map[string]uint64{"memory": 1 << 30, "samples": 1} {
-		p := newPart(time.Now(), false)
+		p := newBatch(time.Now(), false)
 		for i := uint64(0); p.lost == 0; i++ {
 			l.add(p, p.begun, 1+i%40, 0, i%stacks, i%stacks)
 		}
@@ -237,11 +237,11 @@ func TestUsersShareAPart(t *testing.T) {
 // TestNamesAreBounded checks that frames beyond the memory limit keep their addresses.
 func TestNamesAreBounded(t *testing.T) {
 	l := newLoad(t, 1)
-	p := newPart(time.Now(), false)
+	p := newBatch(time.Now(), false)
 	l.add(p, p.begun, 0, 0, 1, 1)
 	of := p.targets[l.all[0]]
 	for bytes, some := range map[int]bool{maxNamedBytes: true, 0: false} {
-		n := &nameResolver{config: &Config{}, tally: newTally(false), left: budget{namingLimit, bytes}}
+		n := &symbolizer{config: &Config{}, tally: newTally(false), left: budget{namingLimit, bytes}}
 		named := n.names(t.Context(), of)
 		assert.Equal(t, some, len(named) > 0)
 		assert.Equal(t, some, n.left.bytes < bytes)

@@ -31,7 +31,7 @@ type Config struct {
 	Duration time.Duration
 	// Period, if not 0, is the interval at which Report is called with the result for the time since the
 	// previous call. The recording continues meanwhile, and no sample is lost between two results. Report is
-	// called after Part, by the same goroutine.
+	// called after Profile, by the same goroutine.
 	Period  time.Duration
 	Report  func(*Result)
 	Sampler sampler.Config
@@ -52,10 +52,10 @@ type Config struct {
 	// Warn, if not nil, is called with errors that do not end the recording, at most once for each process
 	// and reason. Calls do not overlap.
 	Warn func(error)
-	// Part, if not nil, is called with consecutive profiles of about half a minute each. Calls do not
-	// overlap. If a call takes so long that the memory for the following part is full, further samples are
+	// Profile, if not nil, is called with consecutive profiles of about half a minute each. Calls do not
+	// overlap. If a call takes so long that the memory for the following batch is full, further samples are
 	// lost.
-	Part func(*profilespb.ProfilesData)
+	Profile func(*profilespb.ProfilesData)
 }
 
 // Result is a recording.
@@ -131,7 +131,7 @@ const (
 // read, the error wraps that of [reader.Open] or [reader.Process.ThreadLayout]; processes without a context
 // can be recorded.
 func Record(ctx context.Context, c Config) (*Result, error) {
-	r := &recording{config: &c, clock: time.Now(), parts: make(chan *part), stopped: make(chan time.Time, 1), warnings: newWarnings(c.Warn)}
+	r := &recording{config: &c, clock: time.Now(), batches: make(chan *batch), stopped: make(chan time.Time, 1), warnings: newWarnings(c.Warn)}
 	if c.Sampler.KernelStacks {
 		what := "names of the kernel's functions"
 		if c.Unnamed {
@@ -145,7 +145,7 @@ func Record(ctx context.Context, c Config) (*Result, error) {
 		}
 	}
 	var err error
-	if r.watcher, err = newWatcher(&c, r.warnings); err != nil {
+	if r.search, err = newSearch(&c, r.warnings); err != nil {
 		return nil, err
 	}
 	return r.run(ctx)
@@ -153,7 +153,7 @@ func Record(ctx context.Context, c Config) (*Result, error) {
 
 type recording struct {
 	config   *Config
-	watcher  *watcher
+	search   *search
 	warnings *warnings
 	kernel   *symbols.Kernel
 	// clock is the time at the start of the recording. The method now adds the time elapsed since then.
@@ -161,9 +161,9 @@ type recording struct {
 	// stopped receives the time at which sampling stopped.
 	stopped chan time.Time
 	samples atomic.Uint64
-	// parts passes finished parts to the goroutine that names them.
-	parts chan *part
-	part  *part
+	// batches passes finished batches to the goroutine that names them.
+	batches chan *batch
+	batch   *batch
 	// periodEnd is the end of the current period. Later samples belong to the next period.
 	periodEnd time.Time
 	// unknown counts samples of programs that are no longer recorded.
@@ -177,7 +177,7 @@ type recording struct {
 func (r *recording) run(ctx context.Context) (*Result, error) {
 	// Scanning has its own context, which ends with ctx but not at the deadline that is set below.
 	scanning, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer r.watcher.close()
+	defer r.search.close()
 	defer cancel()
 	stop := context.AfterFunc(ctx, cancel)
 	defer stop()
@@ -185,11 +185,11 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	if r.config.Duration > 0 {
 		wait = min(wait, r.config.Duration)
 	}
-	if err := r.watcher.start(scanning, wait); err != nil && ctx.Err() == nil {
+	if err := r.search.start(scanning, wait); err != nil && ctx.Err() == nil {
 		return nil, err
 	}
 	began := r.now()
-	if first := r.watcher.began.Load(); first != nil && r.config.Ready == nil {
+	if first := r.search.began.Load(); first != nil && r.config.Ready == nil {
 		began = r.clock.Add(first.Sub(r.clock)) // Convert to the recording's clock, because the wall clock may have been set.
 	}
 	if r.config.Ready != nil {
@@ -204,14 +204,14 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 		ctx, cancel = context.WithDeadline(ctx, began.Add(r.config.Duration))
 		defer cancel()
 	}
-	n := &nameResolver{config: r.config, kernel: r.kernel, tally: newTally(r.config.Attributes)}
+	n := &symbolizer{config: r.config, kernel: r.kernel, tally: newTally(r.config.Attributes)}
 	var working sync.WaitGroup
 	ended := false
 	working.Go(func() { ended = r.supervise(ctx, scanning, began) })
-	working.Go(func() { r.watcher.notice(scanning) })
+	working.Go(func() { r.search.followChanges(scanning) })
 	working.Go(func() {
-		for p := range r.parts {
-			n.name(context.WithoutCancel(ctx), p)
+		for p := range r.batches {
+			n.symbolize(context.WithoutCancel(ctx), p)
 			if p.closes {
 				r.config.Report(r.result(n, p.end))
 			}
@@ -220,16 +220,16 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	// Read samples until supervise has stopped the sampler.
 	err := r.read() //nolint:contextcheck // Reading names has its own limit.
 	cancel()
-	// The part ends when sampling stopped. On a busy machine, reading may end much later.
-	r.part.extend(<-r.stopped)
-	end := r.part.end
-	r.parts <- r.part
-	close(r.parts)
+	// The batch ends when sampling stopped. On a busy machine, reading may end much later.
+	r.batch.extend(<-r.stopped)
+	end := r.batch.end
+	r.batches <- r.batch
+	close(r.batches)
 	working.Wait()
 	if err != nil {
 		return nil, err
 	}
-	notExamined := r.watcher.notExamined()
+	notExamined := r.search.notExamined()
 	result := r.result(n, end)
 	result.Ended, result.NotExamined = ended, notExamined
 	return result, nil
@@ -239,11 +239,11 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 func (r *recording) now() time.Time { return r.clock.Add(time.Since(r.clock)) }
 
 // result returns the counts since the last result and resets them.
-func (r *recording) result(n *nameResolver, end time.Time) *Result {
-	counts := r.watcher.sampler.Counts()
+func (r *recording) result(n *symbolizer, end time.Time) *Result {
+	counts := r.search.sampler.Counts()
 	counts.Lost += r.unknown.Load()
 	result := &Result{
-		Start: r.reported, End: end, Recorded: r.watcher.registry.recorded(), Unread: r.watcher.registry.unread(),
+		Start: r.reported, End: end, Recorded: r.search.targets.recorded(), Unread: r.search.targets.unread(),
 		Lost: counts.Lost - r.lastCounts.Lost, Replaced: counts.Replaced - r.lastCounts.Replaced,
 	}
 	n.tally.report(result)
@@ -257,7 +257,7 @@ func (r *recording) read() error {
 	var s sampler.Sample
 	for {
 		asked := r.now()
-		switch err := r.watcher.sampler.Read(&s); {
+		switch err := r.search.sampler.Read(&s); {
 		case errors.Is(err, io.EOF):
 			return nil
 		case errors.Is(err, sampler.ErrNoSample):
@@ -266,7 +266,7 @@ func (r *recording) read() error {
 			return err
 		default:
 			r.rotate(s.Time)
-			if t := r.watcher.registry.find(s.Image); t != nil {
+			if t := r.search.targets.find(s.Image); t != nil {
 				r.add(t, &s)
 			} else {
 				r.unknown.Add(1)
@@ -275,46 +275,46 @@ func (r *recording) read() error {
 	}
 }
 
-// startPeriod begins the first part and the first period.
+// startPeriod begins the first batch and the first period.
 func (r *recording) startPeriod(now time.Time) {
-	r.part = newPart(now, r.config.IDAttributes)
+	r.batch = newBatch(now, r.config.IDAttributes)
 	r.periodEnd = now.Add(r.config.Period)
 	r.reported = now
 }
 
-// rotate ends the current part if the part is full or its period has ended, hands it to the goroutine that
-// names it, and begins the next part. If the previous part is still being named, the current part
+// rotate ends the current batch if the batch is full or its period has ended, hands it to the goroutine that
+// names it, and begins the next batch. If the previous batch is still being named, the current batch
 // continues. Almost all samples from before the given time have been read; other CPUs may still be handing
 // over a few.
 func (r *recording) rotate(now time.Time) {
-	p := r.part
+	p := r.batch
 	p.closes = r.config.Period > 0 && !now.Before(r.periodEnd)
 	if !p.closes && !p.full(now) {
 		return
 	}
 	p.extend(now)
 	select {
-	case r.parts <- p:
-		r.part = newPart(p.end, r.config.IDAttributes)
-		r.part.earliest = p.end
+	case r.batches <- p:
+		r.batch = newBatch(p.end, r.config.IDAttributes)
+		r.batch.earliest = p.end
 		for p.closes && !now.Before(r.periodEnd) {
 			r.periodEnd = r.periodEnd.Add(r.config.Period)
 		}
-	default: // The previous part is still being named, so this one continues.
+	default: // The previous batch is still being named, so this one continues.
 	}
 }
 
-// add adds a sample to the current part.
+// add adds a sample to the current batch.
 func (r *recording) add(t *target, s *sampler.Sample) {
 	t.seen.Store(true)
 	if names := t.published.Load().spanNames; !names.knows(&s.Span) {
-		names.request(&r.watcher.working, t)
+		names.request(&r.search.working, t)
 	}
-	if stack, first := r.part.add(t, s); first {
+	if stack, first := r.batch.add(t, s); first {
 		// Open the files now, because the process may end at any time.
 		for i := range stack.user {
 			if f := stack.frame(i); f.region != nil {
-				r.watcher.attacher.request(f.region)
+				r.search.attacher.request(f.region)
 			}
 		}
 	}
@@ -326,7 +326,7 @@ func (r *recording) add(t *target, s *sampler.Sample) {
 func (r *recording) supervise(ctx, scanning context.Context, began time.Time) (ended bool) {
 	defer func() {
 		r.stopped <- r.now()
-		if err := r.watcher.sampler.Stop(); err != nil {
+		if err := r.search.sampler.Stop(); err != nil {
 			r.warnings.warn(0, err)
 		}
 	}()
@@ -347,12 +347,12 @@ func (r *recording) supervise(ctx, scanning context.Context, began time.Time) (e
 			return false
 		case <-scanning.Done():
 			return false
-		case <-r.watcher.exits:
-			if r.watcher.hasEnded() {
+		case <-r.search.exits:
+			if r.search.hasEnded() {
 				return true
 			}
 		case <-poll.C:
-			r.watcher.poll(scanning)
+			r.search.poll(scanning)
 			if interval < tickInterval {
 				interval = min(2*interval, tickInterval)
 				poll.Reset(interval)
@@ -361,7 +361,7 @@ func (r *recording) supervise(ctx, scanning context.Context, began time.Time) (e
 			if r.config.Progress != nil {
 				r.config.Progress(r.now().Sub(began), r.samples.Load())
 			}
-			if r.watcher.hasEnded() {
+			if r.search.hasEnded() {
 				return true
 			}
 		}

@@ -54,28 +54,28 @@ func TestMain(m *testing.M) {
 // recorded is a recording's result with its profiles.
 type recorded struct {
 	*Result
-	parts []*profilespb.ProfilesData
+	batches []*profilespb.ProfilesData
 }
 
 // record runs a recording. It skips the test if this user is not permitted to record.
 func record(t *testing.T, ctx context.Context, c Config) recorded {
 	t.Helper()
-	var parts []*profilespb.ProfilesData
-	c.Part = func(data *profilespb.ProfilesData) { parts = append(parts, data) }
+	var batches []*profilespb.ProfilesData
+	c.Profile = func(data *profilespb.ProfilesData) { batches = append(batches, data) }
 	r, err := Record(ctx, c)
 	if errors.Is(err, sampler.ErrNotPermitted) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
-	for _, p := range parts {
+	for _, p := range batches {
 		require.NoError(t, profile.Check(p))
 	}
-	return recorded{r, parts}
+	return recorded{r, batches}
 }
 
 // samples returns the number of samples in the profiles.
 func (r recorded) samples() (n uint64) {
-	for _, data := range r.parts {
+	for _, data := range r.batches {
 		n += profile.Samples(data)
 	}
 	return n
@@ -195,7 +195,7 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// asking returns a function that decodes span attributes of this test process like a nameResolver. It also
+// asking returns a function that decodes span attributes of this test process like a symbolizer. It also
 // returns the publication that the function uses, which is out of date.
 func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p *published) {
 	t.Helper()
@@ -205,7 +205,7 @@ func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p
 	one := &target{image: sampler.Image{PID: os.Getpid()}, reader: r}
 	p = &published{layout: &reader.ThreadLayout{Advertisement: &reader.ProcessContext{PublishedAtNS: 1}}}
 	return func(encoded ...byte) []reader.ThreadAttribute {
-		n := &nameResolver{asked: map[*published]bool{}, left: budget{time: namingLimit}}
+		n := &symbolizer{asked: map[*published]bool{}, left: budget{time: namingLimit}}
 		return n.attributes(t.Context(), one, &rawSamples{rawKey: rawKey{published: p, span: sampler.Span{Attributes: string(encoded)}}})
 	}, p
 }
@@ -394,7 +394,7 @@ func keepWaiting(t *testing.T) {
 // TestRefusedTakesNoTime checks that a refused call leaves the time for naming other processes unchanged.
 func TestRefusedTakesNoTime(t *testing.T) {
 	keepWaiting(t)
-	n := &nameResolver{left: budget{time: namingLimit}}
+	n := &symbolizer{left: budget{time: namingLimit}}
 	for range 10 {
 		_, err := ask(t.Context(), n, os.Getpid(), func(func() bool) (struct{}, error) { return struct{}{}, nil })
 		require.ErrorIs(t, err, patient.ErrNoAnswer)
@@ -495,8 +495,8 @@ func TestDuration(t *testing.T) {
 	})
 	assert.False(t, r.Start.Before(ready))
 	assert.GreaterOrEqual(t, r.End.Sub(r.Start), duration)
-	require.NotEmpty(t, r.parts)
-	p := r.parts[0].GetResourceProfiles()[0].GetScopeProfiles()[0].GetProfiles()[0]
+	require.NotEmpty(t, r.batches)
+	p := r.batches[0].GetResourceProfiles()[0].GetScopeProfiles()[0].GetProfiles()[0]
 	last := uint64(0)
 	for _, s := range p.GetSamples() {
 		last = max(last, slices.Max(s.GetTimestampsUnixNano()))

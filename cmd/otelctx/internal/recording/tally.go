@@ -121,7 +121,7 @@ type tally struct {
 	filtered uint64
 	// filteredAttributes becomes Result.FilteredAttributes. It is collected while samples is 0.
 	filteredAttributes map[string][]string
-	// cut, lost and dropped are the sums over the parts.
+	// cut, lost and dropped are the sums over the batches.
 	cut, lost, dropped uint64
 	truncated, unnamed uint64
 }

@@ -26,7 +26,7 @@ type target struct {
 	// user is the id of the user who started the process.
 	user int
 
-	// The registry guards these fields. used is the process's CPU time at the last scan, and active is the
+	// The set guards these fields. used is the process's CPU time at the last scan, and active is the
 	// time of the last change of used. retired is the time at which the recording of the program ended, or
 	// zero.
 	used            uint64
@@ -36,17 +36,17 @@ type target struct {
 	// and there is at most one at a time.
 	refreshAfter time.Time
 
-	// watcher.watching guards these fields. unadvertised is the time at which a ring without advertisement
+	// scanner.watching guards these fields. unadvertised is the time at which a ring without advertisement
 	// was found, or zero. readAnyway reports whether the ring is read although it has not been advertised.
 	unadvertised time.Time
 	readAnyway   bool
 
-	// references counts the references held by the registry, by scans, by parts and by reads of span names.
+	// references counts the references held by the set, by scans, by batches and by reads of span names.
 	references atomic.Int32
 }
 
-// hold adds a reference. The last release closes the target.
-func (t *target) hold() { t.references.Add(1) }
+// acquire adds a reference. The last release closes the target.
+func (t *target) acquire() { t.references.Add(1) }
 
 func (t *target) release() {
 	if t.references.Add(-1) > 0 {

@@ -62,7 +62,7 @@ func (s *session) untilEnd() time.Duration {
 func (s *session) sampleCPU(ctx context.Context, out *outputs, selection recording.Selection, progress *progressBar, ready func() error) (*recording.Result, error) {
 	config := recording.Config{
 		Selection: selection, Ready: ready,
-		Part:     out.add,
+		Profile:  out.add,
 		Duration: s.untilEnd(), Version: version.Module(),
 		Filters: s.filters,
 		Unnamed: s.cpu.unnamed, IDAttributes: s.profile.ids,

@@ -19,14 +19,14 @@ import (
 )
 
 const (
-	// namingLimit bounds the time for naming a part, as measured by a [patient.Stopwatch]. maxNamedBytes
+	// namingLimit bounds the time for naming a batch, as measured by a [patient.Stopwatch]. maxNamedBytes
 	// bounds the memory for the names. Each user gets an equal share of both, divided equally among the
 	// user's processes. Addresses beyond the limits stay without names.
 	namingLimit   = 5 * time.Second
 	maxNamedBytes = 128 << 20
 	// processLimit is the timeout of each [patient.Call] that reads a process.
 	processLimit = 2 * time.Second
-	// maxNames bounds the number of addresses that are named for each process in a part.
+	// maxNames bounds the number of addresses that are named for each process in a batch.
 	maxNames = 1 << 16
 	// maxProcessNamedBytes bounds the memory that one call of the method locate uses for names, because a
 	// program may have names of any length.
@@ -49,12 +49,12 @@ func (b *budget) spend(share, rest budget) {
 	b.bytes -= share.bytes - rest.bytes
 }
 
-// nameResolver symbolizes parts and turns them into profiles.
-type nameResolver struct {
+// symbolizer symbolizes batches and turns them into profiles.
+type symbolizer struct {
 	config *Config
 	kernel *symbols.Kernel
 	tally  *tally
-	// asked holds the publications that have already been checked for new attribute names during this part.
+	// asked holds the publications that have already been checked for new attribute names during this batch.
 	asked map[*published]bool
 	// left is the remaining budget of the process whose samples are being named.
 	left budget
@@ -62,7 +62,7 @@ type nameResolver struct {
 
 // ask calls f, which reads a process or its mapped files. The call may use the time that is left for the
 // process, but at most processLimit. f must return once goOn returns false.
-func ask[T any](ctx context.Context, n *nameResolver, pid int, f func(goOn func() bool) (T, error)) (T, error) {
+func ask[T any](ctx context.Context, n *symbolizer, pid int, f func(goOn func() bool) (T, error)) (T, error) {
 	limit := min(n.left.time, processLimit)
 	if limit <= 0 {
 		var none T
@@ -86,8 +86,8 @@ func ask[T any](ctx context.Context, n *nameResolver, pid int, f func(goOn func(
 	return value, err
 }
 
-// name passes the profiles of a part to Config.Part and counts its samples. Afterwards the part is empty.
-func (n *nameResolver) name(ctx context.Context, p *part) {
+// symbolize passes the profiles of a batch to Config.Profile and counts its samples. Afterwards the batch is empty.
+func (n *symbolizer) symbolize(ctx context.Context, p *batch) {
 	n.asked = map[*published]bool{}
 	builder := profile.New(profile.Options{Start: p.begun, Frequency: n.config.Sampler.Frequency, Version: n.config.Version})
 	before := n.tally.samples
@@ -110,8 +110,8 @@ func (n *nameResolver) name(ctx context.Context, p *part) {
 	n.tally.cut += p.cut
 	n.tally.lost += p.lost
 	n.tally.dropped += builder.Dropped()
-	if n.config.Part != nil && n.tally.samples > before {
-		n.config.Part(builder.Data(p.end))
+	if n.config.Profile != nil && n.tally.samples > before {
+		n.config.Profile(builder.Data(p.end))
 	}
 }
 
@@ -140,7 +140,7 @@ func byUser(targets map[*target]*targetSamples) [][]*targetSamples {
 }
 
 // add adds the samples of a process to the profile and to the tally.
-func (n *nameResolver) add(ctx context.Context, builder *profile.Builder, samples *targetSamples) {
+func (n *symbolizer) add(ctx context.Context, builder *profile.Builder, samples *targetSamples) {
 	names := n.names(ctx, samples)
 	type stackKey struct {
 		stack     *rawStack
@@ -186,7 +186,7 @@ func (n *nameResolver) add(ctx context.Context, builder *profile.Builder, sample
 }
 
 // readNames reads the missing names of a process's spans.
-func (n *nameResolver) readNames(ctx context.Context, samples *targetSamples) {
+func (n *symbolizer) readNames(ctx context.Context, samples *targetSamples) {
 	asked := map[*nameTable]bool{}
 	for _, same := range samples.order {
 		names := same.published.spanNames
@@ -227,7 +227,7 @@ func (s *rawStack) frame(i int) frame {
 }
 
 // names symbolizes the addresses in the stacks of a process.
-func (n *nameResolver) names(ctx context.Context, samples *targetSamples) map[frame]*symbols.Location {
+func (n *symbolizer) names(ctx context.Context, samples *targetSamples) map[frame]*symbols.Location {
 	if slices.ContainsFunc(samples.order, func(s *rawSamples) bool { return !s.stack.certain }) {
 		// Check which regions are still mapped.
 		_, _ = ask(ctx, n, samples.target.image.PID, func(func() bool) (struct{}, error) {
@@ -259,7 +259,7 @@ func (n *nameResolver) names(ctx context.Context, samples *targetSamples) map[fr
 }
 
 // locate symbolizes frames and adds the results to named. It opens their files if necessary.
-func (n *nameResolver) locate(ctx context.Context, samples *targetSamples, frames []frame, named map[frame]*symbols.Location) {
+func (n *symbolizer) locate(ctx context.Context, samples *targetSamples, frames []frame, named map[frame]*symbols.Location) {
 	if len(frames) == 0 {
 		return
 	}
@@ -303,7 +303,7 @@ func (n *nameResolver) locate(ctx context.Context, samples *targetSamples, frame
 
 // stack returns a symbolized stack. unnamed reports whether the names of some frames could not be looked up
 // or may be wrong. Equal frames have the same *symbols.Location.
-func (n *nameResolver) stack(names map[frame]*symbols.Location, raw *rawStack) (_ []*symbols.Location, unnamed bool) {
+func (n *symbolizer) stack(names map[frame]*symbols.Location, raw *rawStack) (_ []*symbols.Location, unnamed bool) {
 	stack := make([]*symbols.Location, 0, len(raw.kernel)+len(raw.user))
 	for i, address := range raw.kernel {
 		if i > 0 {
@@ -327,8 +327,8 @@ func (n *nameResolver) stack(names map[frame]*symbols.Location, raw *rawStack) (
 
 // attributes decodes the attributes of a span. A process publishes the name of an attribute before it uses
 // the attribute. If a name is missing, attributes therefore reads the publication again, at most once per
-// part.
-func (n *nameResolver) attributes(ctx context.Context, t *target, same *rawSamples) []reader.ThreadAttribute {
+// batch.
+func (n *symbolizer) attributes(ctx context.Context, t *target, same *rawSamples) []reader.ThreadAttribute {
 	if same.span.Attributes == "" || same.published.layout == nil {
 		return nil
 	}

@@ -24,10 +24,10 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// opened returns a watcher that has not been started.
-func opened(t *testing.T, s Selection) *watcher {
+// opened returns a search that has not been started.
+func opened(t *testing.T, s Selection) *search {
 	t.Helper()
-	w, err := newWatcher(&Config{Selection: s, Sampler: sampler.Config{Frequency: 1}}, newWarnings(nil))
+	w, err := newSearch(&Config{Selection: s, Sampler: sampler.Config{Frequency: 1}}, newWarnings(nil))
 	if errors.Is(err, sampler.ErrNotPermitted) {
 		t.Skip(err)
 	}
@@ -35,8 +35,8 @@ func opened(t *testing.T, s Selection) *watcher {
 	return w
 }
 
-// startFor starts a watcher until the end of the test.
-func (w *watcher) startFor(t *testing.T) context.Context {
+// startFor starts a search until the end of the test.
+func (w *search) startFor(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(func() {
@@ -47,15 +47,15 @@ func (w *watcher) startFor(t *testing.T) context.Context {
 	return ctx
 }
 
-// noticing returns a started watcher that polls only once.
-func noticing(t *testing.T, s Selection) *watcher {
+// noticing returns a started search that polls only once.
+func noticing(t *testing.T, s Selection) *search {
 	t.Helper()
 	w := opened(t, s)
 	ctx := w.startFor(t)
 	if w.changes == nil {
 		t.Skip("the kernel cannot report changes")
 	}
-	w.working.Go(func() { w.notice(ctx) })
+	w.working.Go(func() { w.followChanges(ctx) })
 	return w
 }
 
@@ -68,10 +68,10 @@ func startShell(t *testing.T) *childproc.Child {
 }
 
 // state returns how many programs of a process are being recorded, and how many are no longer recorded.
-func (w *watcher) state(pid int) (recorded, gone int) {
-	w.registry.mu.Lock()
-	defer w.registry.mu.Unlock()
-	for image, t := range w.registry.programs {
+func (w *search) state(pid int) (recorded, gone int) {
+	w.targets.mu.Lock()
+	defer w.targets.mu.Unlock()
+	for image, t := range w.targets.programs {
 		if image.PID == pid && !t.retired.IsZero() {
 			gone++
 		} else if image.PID == pid {
@@ -81,7 +81,7 @@ func (w *watcher) state(pid int) (recorded, gone int) {
 	return recorded, gone
 }
 
-func (w *watcher) await(t *testing.T, pid, recorded, gone int) {
+func (w *search) await(t *testing.T, pid, recorded, gone int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		r, g := w.state(pid)
@@ -89,7 +89,7 @@ func (w *watcher) await(t *testing.T, pid, recorded, gone int) {
 	}, testenv.Patience, time.Millisecond)
 }
 
-// retry repeats an attempt until it succeeds. An attempt may fail, because the watcher leaves some changes to
+// retry repeats an attempt until it succeeds. An attempt may fail, because the search leaves some changes to
 // the poll, which these tests do not run, if many processes change or one process changes often.
 func retry(t *testing.T, attempt func() bool) {
 	t.Helper()
@@ -102,7 +102,7 @@ func retry(t *testing.T, attempt func() bool) {
 }
 
 // soon reports whether state returns the given numbers within two seconds.
-func (w *watcher) soon(pid, recorded, gone int) bool {
+func (w *search) soon(pid, recorded, gone int) bool {
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if r, g := w.state(pid); r == recorded && g == gone {
 			return true
@@ -125,7 +125,7 @@ func TestNotice(t *testing.T) {
 		// A scan of the shell while it executes sleep records the shell's image, which only the poll retires.
 		image, err := w.sampler.Image(c.PID())
 		require.NoError(t, err)
-		if w.registry.find(image) == nil {
+		if w.targets.find(image) == nil {
 			return false
 		}
 		c.Kill()
@@ -174,10 +174,10 @@ func TestReplacedIsNotEnded(t *testing.T) {
 		return now
 	}
 	require.Eventually(t, func() bool { return image() != shell }, testenv.Patience, time.Millisecond)
-	require.NoError(t, w.scan(t.Context(), &scan{process: sampler.Process{Image: shell}}))
+	require.NoError(t, w.scan(t.Context(), sampler.Process{Image: shell}, 0, func() {}))
 	require.ErrorIs(t, w.checkImage(shell), errReplaced)
 	assert.False(t, w.hasEnded())
-	assert.NotEmpty(t, w.registry.changed(map[int]sampler.Process{c.PID(): {Image: image()}}), "it is scanned again")
+	assert.NotEmpty(t, w.targets.changed(map[int]sampler.Process{c.PID(): {Image: image()}}), "it is scanned again")
 	c.Kill()
 	assert.True(t, w.hasEnded())
 }
@@ -223,7 +223,7 @@ func TestPollAlone(t *testing.T) {
 		w.changes = nil
 	}
 	ctx := w.startFor(t)
-	w.notice(ctx) // returns at once
+	w.followChanges(ctx) // returns at once
 	c := startShell(t)
 	c.Send("go")
 	await := func(recorded, gone int) {
@@ -258,7 +258,7 @@ func TestPacer(t *testing.T) {
 			due, next := p.due(now)
 			n += len(due)
 			require.True(t, next.After(now))
-			require.LessOrEqual(t, len(p.all), maxNoticed)
+			require.LessOrEqual(t, len(p.all), maxChanged)
 		}
 		return n, told
 	}
@@ -268,7 +268,7 @@ func TestPacer(t *testing.T) {
 	n, _ = countScans(1, 2*suspendTime)
 	assert.Equal(t, 12, n)
 	n, told = countScans(4000, 2*time.Second)
-	assert.LessOrEqual(t, n, 2*maxNoticeScans)
+	assert.LessOrEqual(t, n, 2*maxChangeScans)
 	assert.LessOrEqual(t, told, 3*4000+n)
 
 	p := newPacer(func(int) {})
@@ -327,7 +327,7 @@ func TestPacerForgetsAll(t *testing.T) {
 	}
 	most := 0
 	for range 20_000 {
-		pid := random.IntN(2 * maxNoticed)
+		pid := random.IntN(2 * maxChanged)
 		switch {
 		case random.IntN(4) > 0:
 			lives[pid] = true
@@ -346,7 +346,7 @@ func TestPacerForgetsAll(t *testing.T) {
 			step()
 		}
 	}
-	assert.Greater(t, most, maxNoticed)
+	assert.Greater(t, most, maxChanged)
 	clear(lives)
 	for end := now.Add(3 * suspendTime); now.Before(end); {
 		step()

@@ -13,26 +13,26 @@ import (
 )
 
 const (
-	// partDuration and partSamples are the approximate size of a part.
-	partDuration = 30 * time.Second
-	partSamples  = 1 << 16
-	// partBytes limits the memory for the different stacks, spans and attributes in a part. A part that
-	// exceeds it ends early. Naming and encoding a part takes a multiple of its own memory, so this limit
+	// batchDuration and batchSamples are the approximate size of a batch.
+	batchDuration = 30 * time.Second
+	batchSamples  = 1 << 16
+	// batchBytes limits the memory for the different stacks, spans and attributes in a batch. A batch that
+	// exceeds it ends early. Naming and encoding a batch takes a multiple of its own memory, so this limit
 	// determines most of the memory use.
-	partBytes = 8 << 20
-	// maxPartSamples and maxPartBytes bound a part that has to wait until the previous one is named. Both
-	// are shared between the users: see [part.room].
-	maxPartSamples = 8 * partSamples
-	maxPartBytes   = 32 << 20
+	batchBytes = 8 << 20
+	// maxBatchSamples and maxBatchBytes bound a batch that has to wait until the previous one is named. Both
+	// are shared between the users: see [batch.room].
+	maxBatchSamples = 8 * batchSamples
+	maxBatchBytes   = 32 << 20
 )
 
-// part holds the raw samples of an interval: addresses without names.
-type part struct {
+// batch holds the raw samples of an interval: addresses without names.
+type batch struct {
 	// The samples were taken at or after begun and before end.
 	begun, end time.Time
-	// earliest is the end of the previous part, zero for the first.
+	// earliest is the end of the previous batch, zero for the first.
 	earliest time.Time
-	// closes reports whether this part is the last of its period.
+	// closes reports whether this batch is the last of its period.
 	closes  bool
 	targets map[*target]*targetSamples
 	usage   // of all users
@@ -44,7 +44,7 @@ type part struct {
 	cut, lost uint64
 }
 
-// usage counts the samples in a part and the bytes that they use, for one user or for all users.
+// usage counts the samples in a batch and the bytes that they use, for one user or for all users.
 type usage struct{ samples, bytes int }
 
 // targetSamples are the samples of one process.
@@ -94,39 +94,39 @@ func newTargetSamples(t *target, user *usage) *targetSamples {
 	}
 }
 
-func newPart(begun time.Time, goroutines bool) *part {
-	return &part{begun: begun, targets: map[*target]*targetSamples{}, users: map[int]*usage{}, goroutines: goroutines}
+func newBatch(begun time.Time, goroutines bool) *batch {
+	return &batch{begun: begun, targets: map[*target]*targetSamples{}, users: map[int]*usage{}, goroutines: goroutines}
 }
 
-// extend sets the end of the part to now, unless its last sample is later.
-func (p *part) extend(now time.Time) {
+// extend sets the end of the batch to now, unless its last sample is later.
+func (p *batch) extend(now time.Time) {
 	if now.After(p.end) {
 		p.end = now
 	}
 }
 
-// full reports whether the part has reached its intended size or duration.
-func (p *part) full(now time.Time) bool {
-	return p.samples >= partSamples || p.bytes >= partBytes || p.samples > 0 && now.Sub(p.begun) >= partDuration
+// full reports whether the batch has reached its intended size or duration.
+func (p *batch) full(now time.Time) bool {
+	return p.samples >= batchSamples || p.bytes >= batchBytes || p.samples > 0 && now.Sub(p.begun) >= batchDuration
 }
 
 // room reports whether there is room for another sample of a process. whole reports whether the complete
-// sample fits into the part. fits reports whether the sample fits if it is reduced to its innermost frames,
+// sample fits into the batch. fits reports whether the sample fits if it is reduced to its innermost frames,
 // without attributes.
 //
-// A user may use as much room as remains free. A single user therefore uses at most half of the part, two
+// A user may use as much room as remains free. A single user therefore uses at most half of the batch, two
 // users a third each, and there is always room for another user. Likewise, a process cannot use all of its
 // user's room.
-func (p *part) room(samples *targetSamples) (fits, whole bool) {
-	free := maxPartBytes - p.bytes
+func (p *batch) room(samples *targetSamples) (fits, whole bool) {
+	free := maxBatchBytes - p.bytes
 	// Reduced samples take little room, but a process can have many different ones.
-	fits = samples.user.bytes <= free && 3*(samples.user.bytes+samples.bytes) <= 4*free && samples.user.samples <= maxPartSamples-p.samples
+	fits = samples.user.bytes <= free && 3*(samples.user.bytes+samples.bytes) <= 4*free && samples.user.samples <= maxBatchSamples-p.samples
 	return fits, fits && samples.user.bytes+samples.bytes <= free
 }
 
 // samplesOf returns the samples of a process. For the first sample of a process it creates the entry and
 // holds the target.
-func (p *part) samplesOf(t *target) *targetSamples {
+func (p *batch) samplesOf(t *target) *targetSamples {
 	samples := p.targets[t]
 	if samples == nil {
 		user := p.users[t.symbols.User()]
@@ -135,15 +135,15 @@ func (p *part) samplesOf(t *target) *targetSamples {
 			p.users[t.symbols.User()] = user
 		}
 		samples = newTargetSamples(t, user)
-		t.hold()
+		t.acquire()
 		p.targets[t] = samples
 	}
 	return samples
 }
 
 // add adds a sample of a process. It does not retain s. It returns the stack, and whether it is new in this
-// part. The stack is nil if there was no room for the sample.
-func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
+// batch. The stack is nil if there was no room for the sample.
+func (p *batch) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 	samples := p.samplesOf(t)
 	fits, whole := p.room(samples)
 	if !fits {
@@ -175,7 +175,7 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 	}
 	sampleTime := s.Time
 	if sampleTime.Before(p.earliest) {
-		sampleTime = p.earliest // The sample was still being handed over when the previous part ended.
+		sampleTime = p.earliest // The sample was still being handed over when the previous batch ended.
 	}
 	same.times = append(same.times, sampleTime)
 	p.extend(sampleTime.Add(1))
@@ -187,7 +187,7 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 }
 
 // stack returns the rawStack for these addresses, with the regions that were mapped at the given time. It
-// creates one only if the part has no equal stack yet, and then first is true.
+// creates one only if the batch has no equal stack yet, and then first is true.
 func (s *targetSamples) stack(user, kernel []uint64, at time.Time) (_ *rawStack, first bool) {
 	key := make([]byte, 0, 8*(1+len(user)+len(kernel)))
 	key = binary.NativeEndian.AppendUint64(key, uint64(len(user)))

@@ -113,7 +113,7 @@ func TestQueueOfSlowScans(t *testing.T) {
 // TestMakeRoom expects the program that has been idle the longest to be removed. If none is idle, the user
 // with the most programs loses one to a user with at least two fewer.
 func TestMakeRoom(t *testing.T) {
-	r := newRegistry(&Selection{})
+	r := newTargets(&Selection{})
 	add := func(pid, user int, idle time.Duration) {
 		r.add(&target{image: sampler.Image{PID: pid}, user: user, used: 7, active: time.Now().Add(-idle)})
 	}

@@ -18,9 +18,9 @@ import (
 // read yet.
 const keepRetired = 3 * time.Second
 
-// registry holds the recorded programs, and the processes that were examined but are not recorded. It does no
+// targets holds the recorded programs, and the processes that were examined but are not recorded. It does no
 // I/O and never blocks, because it is queried for each sample. It is safe for concurrent use.
-type registry struct {
+type targets struct {
 	selection *Selection
 
 	mu sync.Mutex
@@ -47,47 +47,47 @@ type other struct {
 	err error
 }
 
-func newRegistry(s *Selection) *registry {
-	return &registry{selection: s, programs: map[sampler.Image]*target{}, others: map[int]other{}, ended: map[int]bool{}, pids: map[int]bool{}}
+func newTargets(selection *Selection) *targets {
+	return &targets{selection: selection, programs: map[sampler.Image]*target{}, others: map[int]other{}, ended: map[int]bool{}, pids: map[int]bool{}}
 }
 
 // find returns the recorded program with this image, or nil.
-func (r *registry) find(image sampler.Image) *target {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.programs[image]
+func (s *targets) find(image sampler.Image) *target {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.programs[image]
 }
 
-// hold is like find, but the program stays open until the caller releases it.
-func (r *registry) hold(image sampler.Image) *target {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	t := r.programs[image]
+// acquire is like find, but the program stays open until the caller releases it.
+func (s *targets) acquire(image sampler.Image) *target {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.programs[image]
 	if t != nil {
-		t.hold()
+		t.acquire()
 	}
 	return t
 }
 
 // add adds a program that the sampler watches.
-func (r *registry) add(t *target) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.programs[t.image] = t
-	r.pids[t.image.PID] = true
-	delete(r.others, t.image.PID)
+func (s *targets) add(t *target) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.programs[t.image] = t
+	s.pids[t.image.PID] = true
+	delete(s.others, t.image.PID)
 }
 
 // retire ends the recording of a program. unwatch reports whether the sampler must stop watching the process;
 // it is false if the program was retired before or its process already runs another recorded program.
-func (r *registry) retire(t *target) (unwatch bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (s *targets) retire(t *target) (unwatch bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if !t.retired.IsZero() {
 		return false
 	}
 	t.retired = time.Now()
-	for _, o := range r.programs {
+	for _, o := range s.programs {
 		if o.image.PID == t.image.PID && o.retired.IsZero() {
 			return false
 		}
@@ -96,40 +96,40 @@ func (r *registry) retire(t *target) (unwatch bool) {
 }
 
 // isRetired reports whether the recording of a program has ended.
-func (r *registry) isRetired(t *target) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (s *targets) isRetired(t *target) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	return !t.retired.IsZero()
 }
 
-// sweep returns the programs that no longer run, which the caller must retire. It also removes and returns
+// update compares the set with the processes that exist. It returns the programs that no longer run, which the caller must retire. It also removes and returns
 // the programs retired at least keepRetired ago, which the caller must release. Finally it removes
 // processes from others if they have ended or execute another program.
-func (r *registry) sweep(processes map[int]sampler.Process) (ended, forgotten []*target) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for image, t := range r.programs {
+func (s *targets) update(processes map[int]sampler.Process) (ended, expired []*target) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for image, t := range s.programs {
 		switch {
 		case !t.retired.IsZero() && time.Since(t.retired) > keepRetired:
-			delete(r.programs, image)
-			forgotten = append(forgotten, t)
+			delete(s.programs, image)
+			expired = append(expired, t)
 		case t.retired.IsZero() && processes[image.PID].Image != image:
 			ended = append(ended, t)
 		}
 	}
-	for pid, o := range r.others {
+	for pid, o := range s.others {
 		if processes[pid].Image != o.image {
-			delete(r.others, pid)
+			delete(s.others, pid)
 		}
 	}
-	return ended, forgotten
+	return ended, expired
 }
 
 // running returns the programs that are recorded.
-func (r *registry) running() (all []*target) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, t := range r.programs {
+func (s *targets) running() (all []*target) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.programs {
 		if t.retired.IsZero() {
 			all = append(all, t)
 		}
@@ -140,30 +140,30 @@ func (r *registry) running() (all []*target) {
 // changed returns the processes to scan: those that have used the CPU since their last scan. If the selection
 // is exact, it ignores all other processes, and returns each selected process that is not recorded yet, even
 // if it is idle.
-func (r *registry) changed(processes map[int]sampler.Process) (changed []sampler.Process) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.polled = time.Now()
+func (s *targets) changed(processes map[int]sampler.Process) (changed []sampler.Process) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.polled = time.Now()
 	for _, p := range processes {
-		if r.hasChanged(p) {
+		if s.hasChanged(p) {
 			changed = append(changed, p)
 		}
 	}
 	return changed
 }
 
-func (r *registry) hasChanged(p sampler.Process) bool {
-	if t := r.programs[p.Image]; t != nil {
+func (s *targets) hasChanged(p sampler.Process) bool {
+	if t := s.programs[p.Image]; t != nil {
 		if !t.retired.IsZero() || t.used == p.Used && !t.seen.Load() {
 			return false
 		}
-		t.used, t.active = p.Used, r.polled
+		t.used, t.active = p.Used, s.polled
 		return true
 	}
-	if r.selection.exact() {
-		return slices.Contains(r.selection.PIDs, p.Image.PID) && !r.ended[p.Image.PID]
+	if s.selection.exact() {
+		return slices.Contains(s.selection.PIDs, p.Image.PID) && !s.ended[p.Image.PID]
 	}
-	o := r.others[p.Image.PID]
+	o := s.others[p.Image.PID]
 	return p.Used != 0 && (o.image != p.Image || o.used != p.Used)
 }
 
@@ -171,21 +171,21 @@ func (r *registry) hasChanged(p sampler.Process) bool {
 // can be removed. It chooses the program that has been idle the longest. If none is idle, it chooses the least
 // recently active program of the user with the most programs, provided that the given user has at least two
 // programs fewer. The caller retires that program. Its process is scanned again once it has used the CPU.
-func (r *registry) makeRoom(user int) *target {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (s *targets) makeRoom(user int) *target {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	programs := map[int]int{}
-	for _, t := range r.programs {
+	for _, t := range s.programs {
 		if t.retired.IsZero() {
 			programs[t.user]++
 		}
 	}
 	var idle, busy *target
-	for _, t := range r.programs {
+	for _, t := range s.programs {
 		switch {
 		case !t.retired.IsZero():
 		// active is only as recent as the last poll. Later activity shows in seen, which each sample sets.
-		case r.polled.Sub(t.active) > pollInterval && !t.seen.Load():
+		case s.polled.Sub(t.active) > pollInterval && !t.seen.Load():
 			if idle == nil || t.active.Before(idle.active) {
 				idle = t
 			}
@@ -199,46 +199,46 @@ func (r *registry) makeRoom(user int) *target {
 		idle = busy
 	}
 	if idle != nil {
-		delete(r.programs, idle.image)
-		r.others[idle.image.PID] = other{image: idle.image, used: idle.used}
+		delete(s.programs, idle.image)
+		s.others[idle.image.PID] = other{image: idle.image, used: idle.used}
 	}
 	return idle
 }
 
-// refuse notes that a process is not recorded because of err. unread, if not nil, is reported in
+// exclude notes that a process is not recorded because of err. unread, if not nil, is reported in
 // [Result.Unread].
-func (r *registry) refuse(p sampler.Process, err, unread error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.programs[p.Image] != nil {
+func (s *targets) exclude(p sampler.Process, err, unread error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.programs[p.Image] != nil {
 		return
 	}
-	r.others[p.Image.PID] = other{image: p.Image, used: p.Used, err: unread}
+	s.others[p.Image.PID] = other{image: p.Image, used: p.Used, err: unread}
 	// ErrProcessGone may only mean that the process runs another program now. The end of the process is
 	// detected by its pidfd.
-	if slices.Contains(r.selection.PIDs, p.Image.PID) && !errors.Is(err, reader.ErrProcessGone) {
-		r.ended[p.Image.PID] = true
+	if slices.Contains(s.selection.PIDs, p.Image.PID) && !errors.Is(err, reader.ErrProcessGone) {
+		s.ended[p.Image.PID] = true
 	}
 }
 
-// end notes that one of Selection.PIDs can no longer be recorded.
-func (r *registry) end(pid int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.ended[pid] = true
+// giveUp notes that one of Selection.PIDs can no longer be recorded.
+func (s *targets) giveUp(pid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended[pid] = true
 }
 
-func (r *registry) hasEnded(pid int) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.ended[pid]
+func (s *targets) hasEnded(pid int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended[pid]
 }
 
 // records reports whether a program of a process is being recorded, or was until less than keepRetired ago.
-func (r *registry) records(pid int) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for image := range r.programs {
+func (s *targets) records(pid int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for image := range s.programs {
 		if image.PID == pid {
 			return true
 		}
@@ -247,38 +247,38 @@ func (r *registry) records(pid int) bool {
 }
 
 // knows reports whether a program has been examined.
-func (r *registry) knows(image sampler.Image) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.programs[image] != nil || r.others[image.PID].image == image
+func (s *targets) knows(image sampler.Image) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.programs[image] != nil || s.others[image.PID].image == image
 }
 
 // recorded returns the number of processes recorded so far.
-func (r *registry) recorded() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.pids)
+func (s *targets) recorded() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.pids)
 }
 
 // unread returns the errors of processes that could not be read, ordered by process id.
-func (r *registry) unread() (errs []error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, pid := range slices.Sorted(maps.Keys(r.others)) {
-		if err := r.others[pid].err; err != nil {
+func (s *targets) unread() (errs []error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, pid := range slices.Sorted(maps.Keys(s.others)) {
+		if err := s.others[pid].err; err != nil {
 			errs = append(errs, err)
 		}
 	}
 	return errs
 }
 
-// removeAll removes and returns all programs, which the caller releases.
-func (r *registry) removeAll() (all []*target) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, t := range r.programs {
+// clear removes and returns all programs, which the caller releases.
+func (s *targets) clear() (all []*target) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.programs {
 		all = append(all, t)
 	}
-	r.programs = map[sampler.Image]*target{}
+	s.programs = map[sampler.Image]*target{}
 	return all
 }

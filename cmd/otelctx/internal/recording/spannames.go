@@ -17,7 +17,7 @@ import (
 )
 
 // nameTable caches the span names of a program. Names are read as soon as a sample has an unknown name
-// number, since the program may end before the part is named. A nil nameTable has no names.
+// number, since the program may end before the batch is named. A nil nameTable has no names.
 type nameTable struct {
 	table *reader.NameTable
 	// names holds the names by number. mu is held while new names are read.
@@ -93,7 +93,7 @@ func (n *nameTable) request(working *sync.WaitGroup, t *target) {
 		n.requested.Store(false)
 		return
 	}
-	t.hold()
+	t.acquire()
 	working.Go(func() {
 		defer t.release()
 		_, _ = patient.Call(context.Background(), t.image.PID, processLimit, func() (struct{}, error) {

@@ -22,7 +22,7 @@ import (
 // namesOfSamples counts samples in spans by span name and endpoint.
 func (r recorded) namesOfSamples() map[[2]string]int {
 	names := map[[2]string]int{}
-	for _, data := range r.parts {
+	for _, data := range r.batches {
 		d := data.GetDictionary()
 		for _, p := range profile.Each(data) {
 			for _, s := range p.GetSamples() {
@@ -88,7 +88,7 @@ func TestRequestNames(t *testing.T) {
 	}
 	n := newNameTable(layout, nil)
 	of := &target{image: sampler.Image{PID: c.PID()}, reader: p}
-	of.hold()
+	of.acquire()
 	var working sync.WaitGroup
 	span := &sampler.Span{Name: 1, Endpoint: 1}
 	assert.False(t, n.knows(span))

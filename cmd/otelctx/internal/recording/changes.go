@@ -22,17 +22,17 @@ const (
 	// only the poll detects its changes. A process that keeps changing therefore causes at most six extra
 	// scans before each suspension.
 	suspendTime = 5 * time.Second
-	// maxNoticed bounds the number of scheduled or suspended processes. maxNoticeScans bounds the number of
+	// maxChanged bounds the number of scheduled or suspended processes. maxChangeScans bounds the number of
 	// their scans within pollInterval. The poll detects any further changes.
-	maxNoticed     = 1 << 10
-	maxNoticeScans = 256
+	maxChanged     = 1 << 10
+	maxChangeScans = 256
 	// attachFirst is the number of mapped files that are opened for a new program before its first sample is
 	// read.
 	attachFirst = 4
 )
 
-// noticed is a process that has changed.
-type noticed struct {
+// changed is a process that has changed.
+type changed struct {
 	image sampler.Image
 	// due is the time of the next scan, or of the end of the suspension. delay is the time between the next
 	// scan and the following one.
@@ -47,7 +47,7 @@ type pacer struct {
 	// rearm makes the kernel report the next change of a process. It is called for each reported process,
 	// including those that end; otherwise the kernel's table would fill up.
 	rearm func(pid int)
-	all   map[int]*noticed
+	all   map[int]*changed
 	// overflow holds processes for which there was no room. They are rearmed at most once per pollInterval,
 	// which limits the rate of reports.
 	overflow []int
@@ -57,7 +57,7 @@ type pacer struct {
 }
 
 func newPacer(rearm func(pid int)) *pacer {
-	return &pacer{rearm: rearm, all: map[int]*noticed{}}
+	return &pacer{rearm: rearm, all: map[int]*changed{}}
 }
 
 // change schedules a scan of a process that has changed. If there is no room, it adds the process to
@@ -67,10 +67,10 @@ func (p *pacer) change(image sampler.Image, now time.Time) {
 	switch {
 	case n != nil:
 		n.image = image
-	case len(p.all) >= maxNoticed:
+	case len(p.all) >= maxChanged:
 		p.overflow = append(p.overflow, image.PID)
 	default:
-		p.all[image.PID] = &noticed{image: image, due: now, delay: firstDelay}
+		p.all[image.PID] = &changed{image: image, due: now, delay: firstDelay}
 	}
 }
 
@@ -106,7 +106,7 @@ func (p *pacer) due(now time.Time) (images []sampler.Image, next time.Time) {
 		case n.suspended:
 			p.end(pid)
 			continue
-		case n.delay > pollInterval || p.scans >= maxNoticeScans:
+		case n.delay > pollInterval || p.scans >= maxChangeScans:
 			n.suspended, n.due = true, now.Add(suspendTime)
 		default:
 			p.scans++
@@ -121,14 +121,14 @@ func (p *pacer) due(now time.Time) (images []sampler.Image, next time.Time) {
 	return images, next
 }
 
-// notice scans processes when they change, without waiting for the poll, until ctx is done.
-func (w *watcher) notice(ctx context.Context) {
-	if w.changes == nil {
+// followChanges scans processes when they change, without waiting for the poll, until ctx is done.
+func (s *search) followChanges(ctx context.Context) {
+	if s.changes == nil {
 		return
 	}
 	changes, gone := make(chan sampler.Change), make(chan sampler.Image)
-	w.working.Go(func() { w.readChanges(ctx, changes) })
-	p := newPacer(w.changes.Again)
+	s.working.Go(func() { s.readChanges(ctx, changes) })
+	p := newPacer(s.changes.Again)
 	timer := time.NewTimer(pollInterval)
 	defer timer.Stop()
 	for {
@@ -138,7 +138,7 @@ func (w *watcher) notice(ctx context.Context) {
 		case c := <-changes:
 			if c.Ended {
 				p.end(c.Image.PID)
-				w.end(c.Image)
+				s.end(c.Image)
 			} else {
 				p.change(c.Image, time.Now())
 			}
@@ -148,19 +148,19 @@ func (w *watcher) notice(ctx context.Context) {
 		}
 		images, next := p.due(time.Now())
 		for _, image := range images {
-			w.scanNow(ctx, image, gone)
+			s.scanNow(ctx, image, gone)
 		}
 		timer.Reset(time.Until(next))
 	}
 }
 
 // readChanges reads changes until ctx is done.
-func (w *watcher) readChanges(ctx context.Context, to chan<- sampler.Change) {
-	stop := context.AfterFunc(ctx, func() { _ = w.changes.Close() })
+func (s *search) readChanges(ctx context.Context, to chan<- sampler.Change) {
+	stop := context.AfterFunc(ctx, func() { _ = s.changes.Close() })
 	defer stop()
 	for {
 		var c sampler.Change
-		if err := w.changes.Next(&c); err != nil {
+		if err := s.changes.Next(&c); err != nil {
 			return // From here on only the poll detects changes.
 		}
 		select {
@@ -172,22 +172,22 @@ func (w *watcher) readChanges(ctx context.Context, to chan<- sampler.Change) {
 }
 
 // end ends the recording of a program whose process has ended.
-func (w *watcher) end(image sampler.Image) {
-	t := w.registry.find(image)
+func (s *search) end(image sampler.Image) {
+	t := s.targets.find(image)
 	if t == nil {
 		return
 	}
-	w.retire(t)
+	s.retire(t)
 	select {
-	case w.exits <- struct{}{}:
+	case s.exits <- struct{}{}:
 	default:
 	}
 }
 
 // scanNow queues a scan of a process that has just changed, ahead of the other processes of the same user.
 // If the scan finds that the program no longer runs, the image is sent to gone.
-func (w *watcher) scanNow(ctx context.Context, image sampler.Image, gone chan<- sampler.Image) {
-	recorded := w.registry.find(image) != nil
+func (s *search) scanNow(ctx context.Context, image sampler.Image, gone chan<- sampler.Image) {
+	recorded := s.targets.find(image) != nil
 	after := func(err error) {
 		switch {
 		case errors.Is(err, reader.ErrProcessGone):
@@ -196,10 +196,10 @@ func (w *watcher) scanNow(ctx context.Context, image sampler.Image, gone chan<- 
 			case <-ctx.Done():
 			}
 		case err == nil && !recorded:
-			w.attachNow(ctx, image, attachFirst)
+			s.attachNow(ctx, image, attachFirst)
 		}
 	}
-	if w.queue.add(&scan{process: sampler.Process{Image: image}, user: userOf(image.PID), recent: math.MaxUint64, after: after}) {
-		w.dispatch(ctx)
+	if s.queue.add(&scan{process: sampler.Process{Image: image}, user: userOf(image.PID), recent: math.MaxUint64, after: after}) {
+		s.dispatch(ctx)
 	}
 }
