@@ -35,7 +35,7 @@ func TestThreadContexts(t *testing.T) {
 		musl      = "musl-gcc"
 		threads   = 6
 	)
-	shared, compiled := t.TempDir(), map[string]string{} // compiled programs, by flags
+	shared, compiled := programs.Dir(t), map[string]string{} // compiled programs, by flags
 	for _, tt := range []struct {
 		name             string
 		program, library []string // compiler flags, after the compiler unless that is cc; library is nil if there is none

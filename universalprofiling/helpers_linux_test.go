@@ -103,7 +103,7 @@ func newService(t testing.TB, opts ...Option) *service {
 func newServiceWith(t testing.TB, more []sdktrace.TracerProviderOption, opts ...Option) *service {
 	t.Helper()
 	supported(t)
-	i, err := New(append([]Option{WithSocketDir(t.TempDir()), WithMode(Enabled)}, opts...)...)
+	i, err := New(append([]Option{WithSocketDir(testenv.ShortDir(t)), WithMode(Enabled)}, opts...)...)
 	require.NoError(t, err)
 	s := &service{Integration: i, t: t, exported: newRecorder()}
 	s.provider = sdktrace.NewTracerProvider(append([]sdktrace.TracerProviderOption{

@@ -177,7 +177,7 @@ func startService(t *testing.T, v programs.Variant, env ...string) (child *child
 	exe := programs.Build(t, v, ".", "./testdata/service")
 	child = childproc.Start(t, "", func(cmd *exec.Cmd) {
 		cmd.Path, cmd.Args = exe, []string{exe}
-		cmd.Env = append(append(cmd.Env, "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR="+t.TempDir()), env...)
+		cmd.Env = append(append(cmd.Env, "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR="+testenv.ShortDir(t)), env...)
 	})
 	version, ok := strings.CutPrefix(child.Receive(), "ready ")
 	require.True(t, ok)

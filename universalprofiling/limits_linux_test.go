@@ -39,7 +39,7 @@ func TestALargeQueue(t *testing.T) {
 // TestManyProviders checks that providers that are created and shut down leak nothing.
 func TestManyProviders(t *testing.T) {
 	supported(t)
-	dir := t.TempDir()
+	dir := testenv.ShortDir(t)
 	descriptors := func() int {
 		all, err := os.ReadDir("/proc/self/fd")
 		require.NoError(t, err)

@@ -103,7 +103,7 @@ var exportTriggers = map[string]func(*sdktrace.TracerProvider) error{
 // and processors are set up.
 func TestEveryOrder(t *testing.T) {
 	supported(t)
-	dir := t.TempDir() // shared by all cases, because the path of a socket must be short
+	dir := testenv.ShortDir(t) // shared by all cases
 	for trigger, export := range exportTriggers {
 		for n := range 16 {
 			exporterFirst, processorFirst, twice, syncer := n&1 != 0, n&2 != 0, n&4 != 0, n&8 != 0
@@ -176,7 +176,7 @@ func TestMissingHalves(t *testing.T) {
 	require.NoError(t, tp.Shutdown(t.Context()))
 
 	supported(t)
-	tp = sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(t.TempDir()), WithMode(Enabled)))
+	tp = sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(testenv.ShortDir(t)), WithMode(Enabled)))
 	i := Current()
 	_, span := tp.Tracer("test").Start(t.Context(), "span")
 	for range 2 {

@@ -122,6 +122,7 @@ func TestRecordOnOverlayfs(t *testing.T) {
 	dir := func(name string) string {
 		path := filepath.Join(base, name)
 		require.NoError(t, os.Mkdir(path, 0o755))
+		require.NoError(t, os.Chmod(path, 0o755)) // regardless of the umask
 		return path
 	}
 	file := filepath.Join(dir("out"), "p.pb.gz")
@@ -133,7 +134,7 @@ func TestRecordOnOverlayfs(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(upper, 0) })
 	for _, sub := range []string{"upper", "work"} {
-		require.NoError(t, os.Mkdir(filepath.Join(upper, sub), 0o755))
+		dir(filepath.Join("upper", sub))
 	}
 	options := "lowerdir=" + filepath.Dir(libraries[0]) + ",upperdir=" + upper + "/upper,workdir=" + upper + "/work"
 	if err := unix.Mount("overlay", merged, "overlay", 0, options); err != nil {

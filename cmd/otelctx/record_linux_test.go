@@ -15,7 +15,6 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -714,11 +713,6 @@ func (r *running) interrupt(t *testing.T) result {
 func TestRecordEnds(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	// Under nohup, this process ignores SIGHUP, and its children would inherit that. Handling the signal here
-	// prevents it.
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP)
-	defer signal.Stop(hangups)
 	for name, test := range map[string]struct {
 		duration string
 		end      func(c *childproc.Child, command *os.Process)

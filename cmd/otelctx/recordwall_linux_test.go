@@ -259,17 +259,19 @@ func TestRecordWallOfServices(t *testing.T) {
 		cmd.Env = append(os.Environ(), "OTEL_SERVICE_NAME="+name)
 		childproc.Run(t, cmd).Expect("started")
 	}
-	serve("checkout")
-	serve("cart")
-	r := start(t, "record", "--wall", "--service", "checkout,payment", "--duration=7s") // The recorder looks for services every five seconds.
-	serve("payment")
+	// Other services on this machine may have the plain names.
+	own := "-" + strconv.Itoa(os.Getpid())
+	serve("checkout" + own)
+	serve("cart" + own)
+	r := start(t, "record", "--wall", "--service", "checkout"+own+",payment"+own, "--duration=7s") // The recorder looks for services every five seconds.
+	serve("payment" + own)
 	got := r.wait(t)
 	require.Zero(t, got.code, got.stderr)
 	assert.Regexp(t, `^Took \d+ snapshots of goroutines in spans of 2 processes`, got.stdout)
 	assert.Regexp(t, `(?m)^  WALL +± .* SERVICE +NAME`, got.stdout)
-	assert.Contains(t, got.stdout, " checkout ")
-	assert.Contains(t, got.stdout, " payment ")
-	assert.NotContains(t, got.stdout, "cart")
+	assert.Contains(t, got.stdout, " checkout"+own+" ")
+	assert.Contains(t, got.stdout, " payment"+own+" ")
+	assert.NotContains(t, got.stdout, "cart"+own)
 
 	got = otelctx(t, "record", "--wall", "--service", "nosuch", "--duration=100ms")
 	assert.Equal(t, exitNoSamples, got.code)

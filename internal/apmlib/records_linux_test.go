@@ -24,13 +24,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
 func library(t testing.TB) *Library {
 	t.Helper()
-	l, err := Install([]string{os.TempDir()}, wire.ProfilingProcessStorage{ServiceName: "test"}.Encode(), goruntime.Calibrate())
+	l, err := Install([]string{programs.Dir(t)}, wire.ProfilingProcessStorage{ServiceName: "test"}.Encode(), goruntime.Calibrate())
 	if err != nil && runtime.GOARCH == "arm64" {
 		t.Skip(err)
 	}
@@ -177,33 +178,27 @@ func TestGoroutineOwnsOneRecord(t *testing.T) {
 	r := library(t).Records()
 	var first Place
 	s := random()
-	hold, held := make(chan struct{}), make(chan struct{})
+	hold := make(chan struct{})
+	defer close(hold)
+	// With one processor, the goroutine that runs next gets this thread.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	runtime.LockOSThread()
 	r.Store(s)
 	first = r.ownPlace()
 	tid := syscall.Gettid()
 	runtime.UnlockOSThread()
 	// Occupy this thread with another goroutine, so that the test continues on another thread.
-	for range 1000 {
-		got := make(chan bool)
+	for syscall.Gettid() == tid {
+		tried := make(chan struct{})
 		go func() {
 			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
+			close(tried)
 			if syscall.Gettid() == tid {
-				got <- true
 				<-hold
-				close(held)
-				return
 			}
-			got <- false
+			runtime.UnlockOSThread()
 		}()
-		if <-got {
-			break
-		}
-	}
-	defer func() { close(hold); <-held }()
-	if syscall.Gettid() == tid {
-		t.Skip("the goroutine was not moved")
+		<-tried
 	}
 	require.Equal(t, s.SpanID, r.SpanID(r.self()))
 	other := random()

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // listen creates a socket in a temporary directory.
 func listen(t *testing.T) *Socket {
 	t.Helper()
-	s, err := Listen(t.TempDir(), "s")
+	s, err := Listen(testenv.ShortDir(t), "s")
 	require.NoError(t, err)
 	return s
 }
@@ -112,7 +112,7 @@ func TestMessages(t *testing.T) {
 func TestPaths(t *testing.T) {
 	old := unix.Umask(0)
 	defer unix.Umask(old)
-	dir := t.TempDir()
+	dir := testenv.ShortDir(t)
 	longest := strings.Repeat("n", MaxPath-len(dir)-1)
 	s, err := Listen(dir, longest)
 	require.NoError(t, err)
@@ -315,7 +315,7 @@ func TestDrainEnds(t *testing.T) {
 // Sweep removes unused sockets. It does not remove sockets of live processes, of other users, with
 // other names, or that are still open, nor other kinds of files.
 func TestSweep(t *testing.T) {
-	dir := t.TempDir()
+	dir := testenv.ShortDir(t)
 	cmd := exec.Command("true")
 	require.NoError(t, cmd.Run())
 	dead := fmt.Sprint("p-", cmd.Process.Pid, "-")

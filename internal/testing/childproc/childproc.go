@@ -15,7 +15,9 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -35,6 +37,7 @@ const maxLine = 64 << 20
 func Main(m *testing.M, roles map[string]func(*Parent), ignore ...goleak.Option) {
 	name, isChild := os.LookupEnv(roleKey)
 	if !isChild {
+		handleIgnored()
 		goleak.VerifyTestMain(m, ignore...)
 		return
 	}
@@ -45,6 +48,16 @@ func Main(m *testing.M, roles map[string]func(*Parent), ignore ...goleak.Option)
 	}
 	role(&Parent{lines: newScanner(os.Stdin)})
 	os.Exit(0)
+}
+
+// handleIgnored handles the signals that are ignored under nohup or in a shell's background job. Otherwise
+// the programs that tests start would inherit that, and tests could not interrupt them.
+func handleIgnored() {
+	for _, s := range []os.Signal{os.Interrupt, syscall.SIGHUP, syscall.SIGQUIT} {
+		if signal.Ignored(s) {
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
+	}
 }
 
 func newScanner(r io.Reader) *bufio.Scanner {

@@ -93,7 +93,7 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 		built.Store(kept, true)
 	}
 	// Link or copy the program, because another test may rebuild the cached one at any time.
-	exe := filepath.Join(t.TempDir(), name)
+	exe := filepath.Join(Dir(t), name)
 	if err := os.Link(kept, exe); err == nil {
 		return exe
 	}
@@ -141,7 +141,7 @@ func Compile(t testing.TB, compiler, source string, flags ...string) string {
 	if err != nil {
 		t.Skipf("no compiler: %v", err)
 	}
-	exe := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), ".c"))
+	exe := filepath.Join(Dir(t), strings.TrimSuffix(filepath.Base(source), ".c"))
 	args := append([]string{"-O2", "-Wall", "-Werror", source}, flags...)
 	key := compiler + " " + strings.Join(args, " ")
 	if value, ok := compiled.Load(key); ok {
@@ -171,20 +171,6 @@ func skipWithoutStaticC(t testing.TB, linked []byte) {
 	}
 }
 
-// PublicDir returns a directory that every user can read. It is removed at the end of the test.
-func PublicDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "otelctx-test-") //nolint:usetesting // other users cannot access t.TempDir.
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // G302: meant to be public
-		t.Fatal(err)
-	}
-	return dir
-}
-
 // Public copies a program to a file with this name that every user can run, and returns the path of
 // that file.
 func Public(t testing.TB, program, name string) string {
@@ -201,7 +187,7 @@ func Public(t testing.TB, program, name string) string {
 // Script writes a shell script and returns its path. It is removed at the end of the test.
 func Script(t testing.TB, body string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "script")
+	path := filepath.Join(Dir(t), "script")
 	Write(t, path, []byte("#!/bin/sh\n"+body+"\n"))
 	return path
 }

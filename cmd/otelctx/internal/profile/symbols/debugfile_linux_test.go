@@ -48,7 +48,7 @@ func TestDebugFile(t *testing.T) {
 		"that is no ELF file": {"program.debug", []string{"-O", "binary"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
+			dir := programs.Dir(t)
 			program, debug := filepath.Join(dir, "program"), filepath.Join(dir, test.debug)
 			linked := filepath.Join(t.TempDir(), "program.debug")
 			run("--only-keep-debug", whole, linked)
@@ -74,7 +74,7 @@ func TestDebugFileInRoot(t *testing.T) {
 	run := objcopy(t)
 	whole := build(t, programs.CgoStatic, "cgo")
 	files := NewFiles()
-	stripped := filepath.Join(t.TempDir(), "program")
+	stripped := filepath.Join(programs.Dir(t), "program")
 	run("--strip-all", whole, stripped)
 	parse, err := os.Open(stripped)
 	require.NoError(t, err)
@@ -82,7 +82,7 @@ func TestDebugFileInRoot(t *testing.T) {
 	id := parsed(parse).gnuBuildID
 	require.NotEmpty(t, id)
 	for _, rename := range []string{"native_code", "forged"} {
-		root := t.TempDir()
+		root := programs.Dir(t)
 		debug := filepath.Join(root, debugNames("", "", id)[0])
 		require.NoError(t, os.MkdirAll(filepath.Dir(debug), 0o755))
 		run("--only-keep-debug", "--redefine-sym=native_code="+rename, whole, debug)
