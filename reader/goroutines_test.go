@@ -52,8 +52,9 @@ func FuzzGoroutines(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, count uint8, changes bool) {
 		memory := &hostileMemory{data: data, changes: changes}
 		call := &goroutineCall{
-			ctx: context.Background(), process: &Process{}, memory: memory, options: GoroutineOptions{Stacks: true}, size: gRead,
-			runtime: RuntimeOffsets{GM: 48, GGoid: 152, MProcid: 64, MCurg: 184}, result: new(Goroutines), scratch: new(goroutineScratch),
+			ctx: context.Background(), process: &Process{}, options: GoroutineOptions{Stacks: true},
+			goroutineMemory: goroutineMemory{memory, gRead, new(goroutineScratch)},
+			runtime:         RuntimeOffsets{GM: 48, GGoid: 152, MProcid: 64, MCurg: 184}, result: new(Goroutines),
 			goroutineLayout: goroutineLayout{layout: gostack.Layout{
 				Goid: 152, SP: 56, PC: 64, LR: 88, Status: 144, WaitSince: 168, WaitReason: 176, BP: 96, Goexit: 0x40_1000,
 			}},
@@ -66,7 +67,7 @@ func FuzzGoroutines(f *testing.F) {
 			out[i].GoroutineRef = refs[i]
 		}
 		var k goroutineLayout
-		if err := call.calibrate(&k, refs); err != nil {
+		if err := k.calibrate(&call.goroutineMemory, call.runtime.GGoid, refs); err != nil {
 			t.Fatal(err)
 		}
 		if err := call.readBatch(out, all); err != nil {
@@ -77,7 +78,7 @@ func FuzzGoroutines(f *testing.F) {
 				t.Fatalf("%d frames", len(g.Stack))
 			}
 		}
-		if most := (int(count) + 1) * (goroutineTries + 1) * (maxStack + firstStack + 4*gRead); memory.bytes > most {
+		if most := maxSampleStacks + (int(count)+1)*(goroutineTries+1)*(maxStack+firstStack+4*gRead); memory.bytes > most {
 			t.Fatalf("read %d bytes for %d goroutines", memory.bytes, count)
 		}
 	})

@@ -207,26 +207,37 @@ func TestSpansWaitForWhatGoSays(t *testing.T) {
 	}
 }
 
-// TestSpansOfOneGoroutine checks that a single goroutine in a span is enough for otelctx to locate the fields of the
-// Go runtime, whatever the goroutine waits for.
-func TestSpansOfOneGoroutine(t *testing.T) {
+// TestSpansCalibrate checks that the goroutines in spans suffice for otelctx to locate the fields of the Go runtime,
+// whatever they wait for, however large their stacks are, and even if there is only one.
+func TestSpansCalibrate(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
-	exe := buildParker(t, programs.Static)
+	type row struct {
+		build programs.Variant
+		count int
+		ways  []string
+	}
+	rows := []row{
+		{programs.Static, 20, []string{"deep stack"}},
+		{programs.Static, 20, []string{"chan receive", "big frame"}},
+		{programs.Cgo, 20, []string{"chan receive", "cgo callback"}},
+	}
 	for _, way := range []string{
 		"chan receive", "select empty", "mutex", "cond", "sleep", "network read", "pipe", "system call", "raw system call", "after a panic", "iterator", "big frame",
 	} {
-		t.Run(way, func(t *testing.T) {
+		rows = append(rows, row{programs.Static, 1, []string{way}})
+	}
+	for _, tt := range rows {
+		t.Run(fmt.Sprintf("%d %s", tt.count, strings.Join(tt.ways, ", ")), func(t *testing.T) {
 			t.Parallel()
-			p := startParker(t, exe, "1", way)
+			p := startParker(t, buildParker(t, tt.build), append([]string{strconv.Itoa(tt.count)}, tt.ways...)...)
 			for n := range 2 { // End the spans that every parker starts.
 				require.Equal(t, "done", p.Ask("end leave%d", n))
 			}
-			p.settle(t)
-			d := p.spans(t, "--stacks")
-			require.Len(t, d.Spans, 1)
-			compared, _ := p.sameAs(t, func() spansDocument { return d })
-			assert.Equal(t, 1, compared)
+			require.Eventually(t, func() bool { // Some goroutines may not wait yet.
+				compared, _ := p.sameAs(t, func() spansDocument { return p.spans(t, "--stacks") })
+				return compared == tt.count
+			}, testenv.Patience, 10*time.Millisecond)
 			p.Done()
 		})
 	}

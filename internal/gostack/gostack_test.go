@@ -93,7 +93,9 @@ func (f fake) known(t testing.TB) Layout {
 	}
 	l, err := Calibrate(f.goid, gs)
 	require.NoError(t, err)
-	require.NoError(t, l.FindFramePointer(gs, f.code))
+	confirmed, err := l.FindFramePointer(gs, f.code)
+	require.NoError(t, err)
+	require.Len(t, gs, confirmed)
 	return l
 }
 
@@ -166,9 +168,83 @@ func TestCalibrateRefuses(t *testing.T) {
 		l, err := Calibrate(f.goid, gs)
 		require.NoError(t, err)
 		tt.change(gs)
-		assert.ErrorIs(t, l.FindFramePointer(gs, tt.code), tt.want, name)
+		_, err = l.FindFramePointer(gs, tt.code)
+		assert.ErrorIs(t, err, tt.want, name)
 		assert.Zero(t, l.BP, name)
 	}
+}
+
+// Stacks whose chain of frames cannot be followed to the end do not keep FindFramePointer from
+// finding the frame pointer, but those that break do.
+func TestCalibrateVotes(t *testing.T) {
+	f := fakes["go 1.26"]
+	outer := func(g *G) uint64 {
+		next, _ := g.Stack.word(g.word(f.bp))
+		return next
+	}
+	for name, tt := range map[string]struct {
+		spoil func(g *G)
+		found bool
+	}{
+		"cut":               {func(g *G) { g.Stack.Data = g.Stack.Data[:64] }, true},
+		"cut inside":        {func(g *G) { g.Stack.Data = g.Stack.Data[:outer(g)+8-g.Stack.Low] }, true},
+		"enters C above":    {func(g *G) { g.Stack.put(outer(g), 0x7fff_0000_0000) }, true},
+		"enters C below":    {func(g *G) { g.Stack.put(outer(g), 0x1000_0000) }, true},
+		"ends in C":         {func(g *G) { g.Stack.put(outer(g), 0) }, true},
+		"odd":               {func(g *G) { g.Stack.put(outer(g), 0x7fff_0000_0001) }, true},
+		"being scanned":     {func(g *G) { g.put(f.bp, 1); g.put(f.status, StatusWaiting|statusScan) }, true},
+		"begins elsewhere":  {func(g *G) { g.put(f.bp, 0x7fff_0000_0000) }, false},
+		"begins below":      {func(g *G) { g.put(f.bp, g.Stack.Low-8) }, false},
+		"cyclic":            {func(g *G) { g.Stack.put(outer(g), g.word(f.bp)) }, false},
+		"one frame":         {func(g *G) { g.Stack.put(g.word(f.bp), 0) }, false},
+		"another goexit":    {func(g *G) { next := outer(g); last, _ := g.Stack.word(next); g.Stack.put(last+8, 0x50_0001) }, false},
+		"has not begun yet": {func(g *G) { g.put(f.bp, 0) }, false},
+	} {
+		gs := []G{f.goroutine(1, StatusWaiting, 0x40_3003, 0x40_4004, fakeGoexit)}
+		for id := uint64(2); id < 6; id++ {
+			g := f.goroutine(id, StatusWaiting, 0x40_3003, 0x40_4004, fakeGoexit)
+			tt.spoil(&g)
+			gs = append(gs, g)
+		}
+		code := func(address uint64, b []byte) bool {
+			if address == 0x50_0000 {
+				address = fakeGoexit - 1
+			}
+			return f.code(address, b)
+		}
+		l, err := Calibrate(f.goid, gs)
+		require.NoError(t, err, name)
+		confirmed, err := l.FindFramePointer(gs, code)
+		if !tt.found {
+			assert.ErrorIs(t, err, errNotFound, name)
+			continue
+		}
+		assert.NoError(t, err, name)
+		assert.Equal(t, 1, confirmed, name)
+		assert.Equal(t, f.bp, l.BP, name)
+	}
+}
+
+// If most chains of frames from a word cannot be followed to their end, that word may be the saved
+// frame pointer. So a later word whose chains end in goexit is not taken for it. An example is a
+// program in which all goroutines wait in callbacks from C: the frame pointer of their system call
+// leads to the callers of C.
+func TestCalibrateUndecided(t *testing.T) {
+	f := fakes["go 1.26"]
+	var gs []G
+	for id := range uint64(20) {
+		g := f.goroutine(id+1, StatusWaiting, 0x40_3003, 0x40_4004, fakeGoexit)
+		inner := g.word(f.bp)
+		outer, _ := g.Stack.word(inner)
+		g.put(f.bp+8, outer)
+		g.Stack.put(inner, 0x7fff_0000_0000)
+		gs = append(gs, g)
+	}
+	gs[0].put(f.bp, 0) // one goroutine that contradicts does not exclude the word
+	l, err := Calibrate(f.goid, gs)
+	require.NoError(t, err)
+	_, err = l.FindFramePointer(gs, f.code)
+	assert.ErrorIs(t, err, errNotFound)
 }
 
 // FindFramePointer finds the right frame pointer even if g still contains another one from an
@@ -180,7 +256,8 @@ func TestCalibrateAfterSyscall(t *testing.T) {
 		g.put(f.bp+8, outer)
 		l, err := Calibrate(f.goid, []G{g})
 		require.NoError(t, err, name)
-		require.NoError(t, l.FindFramePointer([]G{g}, f.code), name)
+		_, err = l.FindFramePointer([]G{g}, f.code)
+		require.NoError(t, err, name)
 		assert.Equal(t, f.bp, l.BP, name)
 	}
 }
@@ -202,6 +279,7 @@ func TestUnwind(t *testing.T) {
 			"running":      {func(g *G) { g.put(f.status, StatusRunning) }, Broken, 0},
 			"no pc":        {func(g *G) { g.put(f.self-8, 0) }, Broken, 0},
 			"cut":          {func(g *G) { g.Stack.Data = g.Stack.Data[:60] }, Short, 2},
+			"cut inside":   {func(g *G) { g.Stack.Data = g.Stack.Data[:frame+64+8-g.Stack.Low] }, Short, 2},
 			"nothing":      {func(g *G) { g.Stack.Data = nil }, Short, 1},
 			"odd":          {func(g *G) { g.put(f.bp, frame+1) }, Broken, 1},
 			"cyclic":       {func(g *G) { g.Stack.put(frame, frame) }, Broken, 2},

@@ -3,12 +3,7 @@
 
 package gostack
 
-import (
-	"encoding/binary"
-	"errors"
-	"fmt"
-	"slices"
-)
+import "encoding/binary"
 
 // Statuses of a goroutine, called _Grunnable and so on in the runtime. No value has changed since
 // it was introduced, because debuggers rely on them.
@@ -93,95 +88,6 @@ type Layout struct {
 	Goexit uint64
 	// ARM64 is true if the program is for arm64, and false if it is for amd64.
 	ARM64 bool
-}
-
-var (
-	errNotFound  = errors.New("not found")
-	errAmbiguous = errors.New("several offsets match")
-)
-
-// ErrNoSamples means that none of the goroutines passed to Calibrate can be used to find the
-// layout.
-var ErrNoSamples = errors.New("no goroutine to derive the layout from")
-
-// ErrNotParked means that FindFramePointer had no stack to examine: every goroutine was running,
-// had exited, had not run yet, or was passed without a copy of its stack.
-var ErrNotParked = errors.New("no goroutine with a stack that can be read")
-
-// Calibrate finds the fields of g, except for the frame pointer, by properties that all given
-// goroutines have in common. goid is the offset of the goroutine id in g. Goroutines that no longer
-// exist are ignored.
-//
-// g.sched contains a pointer to g itself, after a stack pointer and a program counter. The status
-// is the only 32-bit number between g.sched and the goroutine id that is a valid status in every
-// goroutine. Since Go 1.4, three fields have followed the id in this order: a link to another g,
-// the start of a wait, and the reason for the wait. Callers must verify the reason with the texts
-// from [FindReasons].
-func Calibrate(goid int, goroutines []G) (Layout, error) {
-	l := Layout{Goid: goid, WaitSince: goid + 2*wordSize, WaitReason: goid + 3*wordSize}
-	gs := slices.DeleteFunc(slices.Clone(goroutines), func(g G) bool {
-		_, _, ok := g.Bounds()
-		return !ok || g.word(goid) != g.ID || g.ID == 0
-	})
-	if len(gs) == 0 {
-		return Layout{}, ErrNoSamples
-	}
-	self, err := only("g.sched", candidates(gs, 4*wordSize, goid, wordSize, func(g *G, offset int) bool {
-		return g.word(offset) == g.Address && g.word(offset-wordSize) != 0
-	}))
-	if err != nil {
-		return Layout{}, err
-	}
-	l.SP, l.PC, l.LR = self-2*wordSize, self-wordSize, self+2*wordSize
-	l.Status, err = only("the status", candidates(gs, self+wordSize, goid, 4, func(g *G, offset int) bool {
-		v := binary.NativeEndian.Uint32(g.Data[offset:])
-		if low, _, _ := g.Bounds(); offset%wordSize != 0 && (v == uint32(g.Address>>32) || v == uint32(low>>32)) {
-			return false // upper half of a pointer into the heap, which may look like a status
-		}
-		switch v &^ statusScan {
-		case StatusRunnable, StatusRunning, StatusSyscall, StatusWaiting, StatusDead, StatusCopying, StatusPreempted, StatusLeaked, StatusDeadExtra:
-			return true
-		}
-		return false
-	}))
-	if err != nil {
-		return Layout{}, err
-	}
-	// The saved stack pointer is valid only while the goroutine is not running.
-	for i := range gs {
-		low, high, _ := gs[i].Bounds()
-		if sp := gs[i].word(l.SP); l.Saved(&gs[i]) && (sp < low || sp >= high) {
-			return Layout{}, fmt.Errorf("g.sched: %w: the stack pointer %#x is outside the stack", errNotFound, sp)
-		}
-	}
-	return l, nil
-}
-
-// candidates returns the offsets at which holds returns true for every goroutine. It tries first,
-// first+step and so on, up to but excluding end.
-func candidates(gs []G, first, end, step int, holds func(g *G, offset int) bool) []int {
-	var found []int
-	for offset := first; offset < end; offset += step {
-		all := true
-		for i := range gs {
-			all = all && offset+step <= len(gs[i].Data) && holds(&gs[i], offset)
-		}
-		if all {
-			found = append(found, offset)
-		}
-	}
-	return found
-}
-
-func only(what string, offsets []int) (int, error) {
-	switch len(offsets) {
-	case 0:
-		return 0, fmt.Errorf("%s: %w", what, errNotFound)
-	case 1:
-		return offsets[0], nil
-	default:
-		return 0, fmt.Errorf("%s: %w: %v", what, errAmbiguous, offsets)
-	}
 }
 
 // StatusOf returns a goroutine's status. scanned is true if the garbage collector is scanning the

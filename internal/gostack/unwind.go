@@ -12,13 +12,6 @@
 // offset has these properties, or if it is unclear which of several offsets is the right one.
 package gostack
 
-import (
-	"encoding/binary"
-	"errors"
-	"fmt"
-	"slices"
-)
-
 // Code describes the machine code of a program. Unwinding needs it where frame pointers do not lead
 // to the caller: in a function that a signal has interrupted, and where C has called Go.
 type Code interface {
@@ -53,110 +46,6 @@ const (
 	// Broken means that the stack ends where no caller could be found.
 	Broken
 )
-
-// FindFramePointer finds the saved frame pointer in g.sched, and sets l.BP, l.Goexit and l.ARM64.
-// It needs the stacks of the goroutines. code reads the code of the program.
-//
-// It tries each word between the pointer to g in g.sched and the status. The frame pointer begins a
-// chain of frames. In at least nine of ten parked goroutines, the last return address of the chain
-// must be the same, and must be in runtime.goexit. That function is recognized by its instructions,
-// a no-operation and a call.
-func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []byte) bool) error {
-	var gs []G
-	for i := range goroutines {
-		// A goroutine that has not run yet has no frame.
-		if g := &goroutines[i]; l.Is(g) && l.Saved(g) && g.word(l.SP) != 0 && len(g.Stack.Data) > 0 && !l.fresh(g) {
-			gs = append(gs, *g)
-		}
-	}
-	if len(gs) == 0 {
-		return fmt.Errorf("the frame pointer: %w", ErrNotParked)
-	}
-	self := l.PC + wordSize
-	type place struct {
-		offset int
-		end    uint64
-	}
-	var found []place
-	for offset := self + wordSize; offset < l.Status; offset += wordSize {
-		ends := map[uint64]int{}
-		for i := range gs {
-			if end, ok := chainEnd(gs[i].Stack, gs[i].word(offset)); ok {
-				ends[end]++
-			}
-		}
-		for end, n := range ends {
-			if n*10 >= len(gs)*9 && isGoexit(end, code) {
-				found = append(found, place{offset, end})
-			}
-		}
-	}
-	if len(found) == 0 {
-		return fmt.Errorf("the frame pointer: %w", errNotFound)
-	}
-	// After g.sched, g has another frame pointer, which the runtime sets for system calls. It stays
-	// there after the call and may still point to a valid frame. The right one points to the
-	// innermost frame, which has the lowest address.
-	for _, p := range found[1:] {
-		if slices.ContainsFunc(gs, func(g G) bool {
-			_, ok := chainEnd(g.Stack, g.word(p.offset))
-			return ok && g.word(p.offset) < g.word(found[0].offset)
-		}) {
-			return fmt.Errorf("the frame pointer: %w: %v", errAmbiguous, found)
-		}
-	}
-	l.BP, l.Goexit = found[0].offset, found[0].end
-	l.ARM64 = isGoexitARM64(found[0].end, code)
-	return nil
-}
-
-// fresh reports whether a goroutine has probably not run yet, because it is runnable and its stack
-// is almost empty.
-func (l *Layout) fresh(g *G) bool {
-	status, _ := l.StatusOf(g)
-	_, high, _ := g.Bounds()
-	return status == StatusRunnable && high-g.word(l.SP) < 128
-}
-
-// chainEnd follows a chain of frames to its end and returns the last return address.
-func chainEnd(s Stack, bp uint64) (uint64, bool) {
-	for range MaxFrames {
-		next, ok := s.word(bp)
-		ret, ok2 := s.word(bp + wordSize)
-		if !ok || !ok2 || bp%wordSize != 0 {
-			return 0, false
-		}
-		if next == 0 {
-			return ret, true
-		}
-		if next <= bp {
-			return 0, false
-		}
-		bp = next
-	}
-	return 0, false
-}
-
-// isGoexit reports whether an address is the second instruction of runtime.goexit. This assembly
-// function begins with a no-operation and a call. The no-operation makes the return address of
-// every goroutine look as if goexit had called its outermost function.
-func isGoexit(address uint64, code func(uint64, []byte) bool) bool {
-	return isGoexitAMD64(address, code) || isGoexitARM64(address, code)
-}
-
-func isGoexitAMD64(address uint64, code func(uint64, []byte) bool) bool {
-	var b [7]byte // NOP; CALL rel32; NOP
-	return code(address-1, b[:]) && b[0] == 0x90 && b[1] == 0xe8 && b[6] == 0x90
-}
-
-func isGoexitARM64(address uint64, code func(uint64, []byte) bool) bool {
-	var b [8]byte // MOVD R0, R0; BL
-	return code(address-4, b[:]) && binary.LittleEndian.Uint32(b[:]) == 0xaa0003e0 && binary.LittleEndian.Uint32(b[4:])>>26 == 0x25
-}
-
-// ErrNoStack means that a goroutine's stack cannot be unwound from the place where the goroutine
-// stopped.
-var ErrNoStack = errors.New("no stack")
 
 // An unwinder unwinds one stack.
 type unwinder struct {
@@ -265,7 +154,8 @@ func (u *unwinder) isGoexit(ret uint64) bool {
 // end returns the result for a chain of frames that leads to bp, where the copy of the stack has no
 // frame.
 func (u *unwinder) end(bp uint64) Result {
-	if end := u.stack.Low + uint64(len(u.stack.Data)); bp%wordSize == 0 && bp >= end-wordSize && bp-end < 1<<30 {
+	// The copy may end between the two words of a frame.
+	if last := u.stack.Low + uint64(len(u.stack.Data)) - wordSize; bp%wordSize == 0 && bp >= last && bp-last < 1<<30 {
 		return Short
 	}
 	return Broken

@@ -54,6 +54,33 @@ func churnFor(tracer trace.Tracer, name string, f func(int)) {
 	}
 }
 
+// brief runs count goroutines that wait in one span of 1 to 10 ms after the other, and collects garbage
+// every 5 ms. It returns when standard input is closed or has data.
+func brief(count int) {
+	tracer := newTracer(nil)
+	for range count {
+		go func() {
+			for {
+				briefly(tracer)
+			}
+		}()
+	}
+	go func() {
+		for range time.Tick(5 * time.Millisecond) {
+			runtime.GC()
+		}
+	}()
+	fmt.Println("started")
+	_, _ = os.Stdin.Read(make([]byte, 1))
+}
+
+//go:noinline
+func briefly(tracer trace.Tracer) {
+	_, span := tracer.Start(context.Background(), "briefly")
+	defer span.End()
+	time.Sleep(time.Millisecond + rand.N(9*time.Millisecond))
+}
+
 // churnOne calls f twenty times inside a span, each time with a random depth of recursion.
 func churnOne(tracer trace.Tracer, name string, f func(int)) {
 	_, span := tracer.Start(context.Background(), name)

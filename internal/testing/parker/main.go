@@ -109,6 +109,7 @@ var ways = map[string]way{
 	"once":            {func() { once.Do(func() { <-empty }) }, 0},
 	"iterator":        {iterate, 0},
 	"deep":            {func() { deep(60) }, 0},
+	"deep stack":      {func() { deepStack(60) }, 0},
 	"after a panic":   {recovering, 0},
 	"deferred":        {func() { defer func() { <-empty }() }, 0},
 	"wrapper":         {func() { outer{inner: new(inner)}.wait() }, 0},
@@ -168,6 +169,20 @@ func deep(n int) {
 		return
 	}
 	<-empty
+}
+
+// deepStack waits after n calls with frames of more than 300 bytes.
+//
+//go:noinline
+func deepStack(n int) {
+	var b [300]byte
+	use(b[:])
+	if n > 0 {
+		deepStack(n - 1)
+	} else {
+		<-empty
+	}
+	use(b[:])
 }
 
 //go:noinline
@@ -265,9 +280,13 @@ func main() {
 	case "churn":
 		churn()
 		return
-	case "ledger", "work":
+	case "brief", "ledger", "work":
 		count, err := strconv.Atoi(os.Args[2])
 		must(err)
+		if os.Args[1] == "brief" {
+			brief(count)
+			return
+		}
 		if os.Args[1] == "ledger" {
 			keepLedger(count)
 			return
