@@ -65,7 +65,7 @@ func (c *goroutineCall) loadLayout(v *threadView, refs []GoroutineRef) error {
 		}
 	}
 	if !k.settled && len(refs) > 0 {
-		if err := k.calibrate(&c.goroutineMemory, c.runtime.GGoid, refs); err != nil {
+		if err := k.calibrate(&c.goroutineMemory, c.runtime.GGoid, c.options.Code, refs); err != nil {
 			return err
 		}
 	}
@@ -78,8 +78,8 @@ func (c *goroutineCall) loadLayout(v *threadView, refs []GoroutineRef) error {
 }
 
 // calibrate derives the layout from a sample of the goroutines in refs. goid is the offset of the
-// goroutine id in g. An error means that the memory cannot be read at all.
-func (k *goroutineLayout) calibrate(m *goroutineMemory, goid int, refs []GoroutineRef) error {
+// goroutine id in g. code may be nil. An error means that the memory cannot be read at all.
+func (k *goroutineLayout) calibrate(m *goroutineMemory, goid int, code GoCode, refs []GoroutineRef) error {
 	m.scratch.used = 0
 	gs, err := m.sample(refs)
 	if err != nil {
@@ -98,7 +98,7 @@ func (k *goroutineLayout) calibrate(m *goroutineMemory, goid int, refs []Gorouti
 	if gs, err = m.readStacks(&layout, gs); err != nil {
 		return err
 	}
-	confirmed, err := layout.FindFramePointer(gs, m.read)
+	confirmed, err := layout.FindFramePointer(gs, code, m.read)
 	if cached && errors.Is(err, gostack.ErrNotParked) {
 		return nil
 	}

@@ -67,7 +67,7 @@ func FuzzGoroutines(f *testing.F) {
 			out[i].GoroutineRef = refs[i]
 		}
 		var k goroutineLayout
-		if err := k.calibrate(&call.goroutineMemory, call.runtime.GGoid, refs); err != nil {
+		if err := k.calibrate(&call.goroutineMemory, call.runtime.GGoid, nil, refs); err != nil {
 			t.Fatal(err)
 		}
 		if err := call.readBatch(out, all); err != nil {

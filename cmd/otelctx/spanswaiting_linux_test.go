@@ -221,6 +221,8 @@ func TestSpansCalibrate(t *testing.T) {
 		{programs.Static, 20, []string{"deep stack"}},
 		{programs.Static, 20, []string{"chan receive", "big frame"}},
 		{programs.Cgo, 20, []string{"chan receive", "cgo callback"}},
+		{programs.Cgo, 5, []string{"cgo callback"}},
+		{programs.Cgo, 5, []string{"C thread"}},
 	}
 	for _, way := range []string{
 		"chan receive", "select empty", "mutex", "cond", "sleep", "network read", "pipe", "system call", "raw system call", "after a panic", "iterator", "big frame",

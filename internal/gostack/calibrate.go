@@ -100,15 +100,15 @@ func only(what string, offsets []int) (int, error) {
 	}
 }
 
-// FindFramePointer finds the saved frame pointer in g.sched, and sets l.BP, l.Goexit and l.ARM64.
-// It needs the stacks of the goroutines. code reads the code of the program. confirmed is the
-// number of goroutines whose stacks confirm the result.
+// FindFramePointer finds the saved frame pointer in g.sched, and sets l.BP, l.Goexit and l.ARM64,
+// which must be a guess before. It needs the stacks of the goroutines. read reads the memory of the
+// program; code may be nil. confirmed is the number of goroutines whose stacks confirm the result.
 //
 // It tries each word between the pointer to g in g.sched and the status. The right one begins a
 // chain of frames that ends in runtime.goexit, which is recognized by its instructions, a
 // no-operation and a call. At least nine of ten goroutines that vote must confirm the same word and
-// the same end: see [G.frameVote].
-func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []byte) bool) (confirmed int, err error) {
+// the same end: see [Layout.frameVote].
+func (l *Layout) FindFramePointer(goroutines []G, code Code, read func(address uint64, b []byte) bool) (confirmed int, err error) {
 	var gs []*G
 	for i := range goroutines {
 		// A goroutine that has not run yet has no frame.
@@ -123,7 +123,7 @@ func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []
 	atGoexit := func(address uint64) bool {
 		yes, known := goexits[address]
 		if !known {
-			yes = isGoexit(address, code)
+			yes = isGoexit(address, read)
 			goexits[address] = yes
 		}
 		return yes
@@ -138,7 +138,7 @@ func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []
 	for offset := self + wordSize; offset < l.Status; offset += wordSize {
 		ends, votes, against := map[uint64]int{}, 0, 0
 		for _, g := range gs {
-			switch end, vote := g.frameVote(offset, atGoexit); vote {
+			switch end, vote := l.frameVote(g, offset, code, atGoexit); vote {
 			case confirms:
 				ends[end]++
 				votes++
@@ -164,14 +164,14 @@ func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []
 	// innermost frame, which has the lowest address.
 	for _, other := range found[1:] {
 		if slices.ContainsFunc(gs, func(g *G) bool {
-			_, vote := g.frameVote(other.offset, atGoexit)
+			_, vote := l.frameVote(g, other.offset, code, atGoexit)
 			return vote == confirms && g.word(other.offset) < g.word(found[0].offset)
 		}) {
 			return 0, fmt.Errorf("the frame pointer: %w: %v", errAmbiguous, found)
 		}
 	}
 	l.BP, l.Goexit = found[0].offset, found[0].goexit
-	l.ARM64 = isGoexitARM64(l.Goexit, code)
+	l.ARM64 = isGoexitARM64(l.Goexit, read)
 	return found[0].confirmed, nil
 }
 
@@ -200,24 +200,20 @@ const (
 	contradicts
 )
 
-// frameVote follows the chain of frames that begins at the address in the word at this offset. A
-// chain that ends in runtime.goexit confirms that the word is the saved frame pointer; end is the
-// return address there. These chains contradict it: one that does not begin in the stack, one that
-// leads back to an inner frame, and one with a single frame that does not return to goexit.
+// frameVote says whether the word at this offset may be the saved frame pointer of a goroutine. It
+// follows the chain of frames that begins at the address in that word. If the chain ends in
+// runtime.goexit, end is the return address there, and the chain confirms the word. These chains
+// contradict it: one that does not begin in the stack, one that leads back to an inner frame, and
+// one with a single frame that does not return to goexit.
 //
-// Chains that cannot be followed to the end of the stack abstain: those that leave the copy of the
-// stack, and those that leave the stack itself after at least one frame. The latter happens where C
-// has called Go, because C code has its own frame pointers, or uses the register for something else.
-func (g *G) frameVote(offset int, atGoexit func(address uint64) bool) (end uint64, v vote) {
+// Other chains cannot be followed to the end of the stack by frame pointers alone. They leave the
+// copy of the stack, or they leave the stack itself after at least one frame. The latter happens
+// where C has called Go, because C code has its own frame pointers, or uses the register for
+// something else. Such a chain abstains, unless code helps to follow it to its end.
+func (l *Layout) frameVote(g *G, offset int, code Code, atGoexit func(address uint64) bool) (end uint64, v vote) {
 	low, high, _ := g.Bounds()
 	bp := g.word(offset)
-	for frames := 1; ; frames++ { // bp increases, so the loop ends
-		if bp%wordSize != 0 || bp < low || bp > high-2*wordSize {
-			if frames == 1 {
-				return 0, contradicts
-			}
-			return 0, abstains
-		}
+	for frames := 1; bp%wordSize == 0 && low <= bp && bp <= high-2*wordSize; frames++ { // bp increases, so the loop ends
 		if bp < g.Stack.Low {
 			return 0, contradicts
 		}
@@ -228,28 +224,37 @@ func (g *G) frameVote(offset int, atGoexit func(address uint64) bool) (end uint6
 			return 0, abstains
 		case next == 0 && atGoexit(ret):
 			return ret, confirms
-		case next == 0 && frames > 1:
-			return 0, abstains
-		case next == 0, low <= next && next <= bp:
+		case next == 0 && frames == 1, low <= next && next <= bp:
 			return 0, contradicts
 		}
 		bp = next
 	}
+	if bp == g.word(offset) {
+		return 0, contradicts
+	}
+	if code != nil {
+		tried := *l
+		tried.BP, tried.Goexit = offset, 0
+		if end := tried.endOf(g, code); end != 0 && atGoexit(end) {
+			return end, confirms
+		}
+	}
+	return 0, abstains
 }
 
 // isGoexit reports whether an address is the second instruction of runtime.goexit. This assembly
 // function begins with a no-operation and a call. The no-operation makes the return address of
 // every goroutine look as if goexit had called its outermost function.
-func isGoexit(address uint64, code func(uint64, []byte) bool) bool {
-	return isGoexitAMD64(address, code) || isGoexitARM64(address, code)
+func isGoexit(address uint64, read func(uint64, []byte) bool) bool {
+	return isGoexitAMD64(address, read) || isGoexitARM64(address, read)
 }
 
-func isGoexitAMD64(address uint64, code func(uint64, []byte) bool) bool {
+func isGoexitAMD64(address uint64, read func(uint64, []byte) bool) bool {
 	var b [7]byte // NOP; CALL rel32; NOP
-	return code(address-1, b[:]) && b[0] == 0x90 && b[1] == 0xe8 && b[6] == 0x90
+	return read(address-1, b[:]) && b[0] == 0x90 && b[1] == 0xe8 && b[6] == 0x90
 }
 
-func isGoexitARM64(address uint64, code func(uint64, []byte) bool) bool {
+func isGoexitARM64(address uint64, read func(uint64, []byte) bool) bool {
 	var b [8]byte // MOVD R0, R0; BL
-	return code(address-4, b[:]) && binary.LittleEndian.Uint32(b[:]) == 0xaa0003e0 && binary.LittleEndian.Uint32(b[4:])>>26 == 0x25
+	return read(address-4, b[:]) && binary.LittleEndian.Uint32(b[:]) == 0xaa0003e0 && binary.LittleEndian.Uint32(b[4:])>>26 == 0x25
 }

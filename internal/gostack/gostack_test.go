@@ -93,7 +93,7 @@ func (f fake) known(t testing.TB) Layout {
 	}
 	l, err := Calibrate(f.goid, gs)
 	require.NoError(t, err)
-	confirmed, err := l.FindFramePointer(gs, f.code)
+	confirmed, err := l.FindFramePointer(gs, nil, f.code)
 	require.NoError(t, err)
 	require.Len(t, gs, confirmed)
 	return l
@@ -168,7 +168,7 @@ func TestCalibrateRefuses(t *testing.T) {
 		l, err := Calibrate(f.goid, gs)
 		require.NoError(t, err)
 		tt.change(gs)
-		_, err = l.FindFramePointer(gs, tt.code)
+		_, err = l.FindFramePointer(gs, nil, tt.code)
 		assert.ErrorIs(t, err, tt.want, name)
 		assert.Zero(t, l.BP, name)
 	}
@@ -214,7 +214,7 @@ func TestCalibrateVotes(t *testing.T) {
 		}
 		l, err := Calibrate(f.goid, gs)
 		require.NoError(t, err, name)
-		confirmed, err := l.FindFramePointer(gs, code)
+		confirmed, err := l.FindFramePointer(gs, nil, code)
 		if !tt.found {
 			assert.ErrorIs(t, err, errNotFound, name)
 			continue
@@ -243,7 +243,7 @@ func TestCalibrateUndecided(t *testing.T) {
 	gs[0].put(f.bp, 0) // one goroutine that contradicts does not exclude the word
 	l, err := Calibrate(f.goid, gs)
 	require.NoError(t, err)
-	_, err = l.FindFramePointer(gs, f.code)
+	_, err = l.FindFramePointer(gs, nil, f.code)
 	assert.ErrorIs(t, err, errNotFound)
 }
 
@@ -256,7 +256,7 @@ func TestCalibrateAfterSyscall(t *testing.T) {
 		g.put(f.bp+8, outer)
 		l, err := Calibrate(f.goid, []G{g})
 		require.NoError(t, err, name)
-		_, err = l.FindFramePointer([]G{g}, f.code)
+		_, err = l.FindFramePointer([]G{g}, nil, f.code)
 		require.NoError(t, err, name)
 		assert.Equal(t, f.bp, l.BP, name)
 	}

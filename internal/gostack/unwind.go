@@ -54,6 +54,8 @@ type unwinder struct {
 	stack Stack
 	pcs   []uint64
 	first int // index in pcs at which this stack begins
+	// goexit is the return address in runtime.goexit with which the stack ends, or 0 before the end.
+	goexit uint64
 }
 
 // Unwind appends the stack of a goroutine that is not running to pcs, innermost frame first. Each
@@ -62,26 +64,42 @@ type unwinder struct {
 // is the address of the last byte of a call. The stack does not include runtime.goexit. code may be
 // nil.
 func (l *Layout) Unwind(g *G, code Code, pcs []uint64) ([]uint64, Result) {
-	u := unwinder{l, code, g.Stack, pcs, len(pcs)}
-	sp, pc, bp := g.word(l.SP), g.word(l.PC), g.word(l.BP)
-	if l.BP == 0 || !l.Saved(g) || pc == 0 {
-		return pcs, Broken
+	u := unwinder{Layout: l, code: code, stack: g.Stack, pcs: pcs, first: len(pcs)}
+	result := u.unwind(g)
+	return u.pcs, result
+}
+
+// endOf returns the return address in runtime.goexit with which the stack of g ends, or 0 if the
+// stack cannot be unwound to its end.
+func (l *Layout) endOf(g *G, code Code) uint64 {
+	u := unwinder{Layout: l, code: code, stack: g.Stack}
+	if u.unwind(g) != Complete {
+		return 0
 	}
-	entry := g.word(l.LR)
-	if !l.ARM64 {
+	return u.goexit
+}
+
+func (u *unwinder) unwind(g *G) Result {
+	sp, pc, bp := g.word(u.SP), g.word(u.PC), g.word(u.BP)
+	if u.BP == 0 || !u.Saved(g) || pc == 0 {
+		return Broken
+	}
+	entry := g.word(u.LR)
+	if !u.ARM64 {
 		entry, _ = u.stack.word(sp)
 	}
-	if entry == l.Goexit && bp == 0 { // the goroutine has not run yet
-		return append(pcs, pc), Complete
+	if entry == u.Goexit && bp == 0 { // the goroutine has not run yet
+		u.pcs = append(u.pcs, pc)
+		return Complete
 	}
 	u.pcs = append(u.pcs, pc-1)
-	return u.pcs, u.follow(pc-1, bp)
+	return u.follow(pc-1, bp)
 }
 
 // UnwindFrom is like [Layout.Unwind], but for a goroutine that a signal has stopped at the
 // instruction pc with the stack pointer sp. It needs code, but of the layout only ARM64.
 func (l *Layout) UnwindFrom(s Stack, pc, sp uint64, code Code, pcs []uint64) ([]uint64, Result) {
-	u := unwinder{l, code, s, pcs, len(pcs)}
+	u := unwinder{Layout: l, code: code, stack: s, pcs: pcs, first: len(pcs)}
 	if code == nil {
 		return pcs, Broken
 	}
@@ -148,7 +166,11 @@ func (u *unwinder) follow(pc, bp uint64) Result {
 
 // isGoexit reports whether a return address is in runtime.goexit, where every stack ends.
 func (u *unwinder) isGoexit(ret uint64) bool {
-	return ret == u.Goexit && ret != 0 || u.Goexit == 0 && u.function(ret) == goexit
+	if ret == u.Goexit && ret != 0 || u.Goexit == 0 && u.function(ret) == goexit {
+		u.goexit = ret
+		return true
+	}
+	return false
 }
 
 // end returns the result for a chain of frames that leads to bp, where the copy of the stack has no

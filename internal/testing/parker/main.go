@@ -272,6 +272,16 @@ func must(err error) {
 // that the goroutine does.
 var quits sync.Map
 
+// modes maps the first argument of the program to a function that runs instead of the goroutines that wait in
+// different ways. It gets the second argument.
+var modes = map[string]func(count int){"brief": brief, "ledger": keepLedger}
+
+// cThread is the way in which a Go function waits that was called by a thread created by C. parkInThread starts
+// such a thread. It is nil without cgo.
+const cThread = "C thread"
+
+var parkInThread func(tracer trace.Tracer, ready *sync.WaitGroup)
+
 func main() {
 	switch os.Args[1] {
 	case "attach":
@@ -280,17 +290,9 @@ func main() {
 	case "churn":
 		churn()
 		return
-	case "brief", "ledger", "work":
+	case "work":
 		count, err := strconv.Atoi(os.Args[2])
 		must(err)
-		if os.Args[1] == "brief" {
-			brief(count)
-			return
-		}
-		if os.Args[1] == "ledger" {
-			keepLedger(count)
-			return
-		}
 		pause, compute := 20*time.Millisecond, time.Duration(0)
 		if len(os.Args) > 3 {
 			pause, err = time.ParseDuration(os.Args[3])
@@ -299,6 +301,12 @@ func main() {
 			must(err)
 		}
 		work(count, pause, compute)
+		return
+	}
+	if run, ok := modes[os.Args[1]]; ok {
+		count, err := strconv.Atoi(os.Args[2])
+		must(err)
+		run(count)
 		return
 	}
 	count, err := strconv.Atoi(os.Args[1])
@@ -331,6 +339,10 @@ func main() {
 		}
 		started[name]++
 		ready.Add(1)
+		if name == cThread {
+			parkInThread(tracer, &ready)
+			continue
+		}
 		go park(tracer, name, ways[name].park, &ready)
 	}
 	ready.Wait()
