@@ -25,6 +25,8 @@ type goroutineLayout struct {
 	layout              gostack.Layout
 	stateErr, stacksErr error
 	settled             bool
+	// failed is true if every attempt of the last call of calibrate has failed.
+	failed bool
 	// reasons lists the texts of the wait reasons. searched is true once they have been searched
 	// for.
 	reasons    []string
@@ -42,6 +44,9 @@ const (
 	// sampleSize is the maximum number of goroutines that are examined to find the layout.
 	// settledSize is the number of parked goroutines that suffice to confirm it.
 	sampleSize, settledSize = 256, 8
+	// calibrations is the maximum number of attempts to find the layout. A process whose goroutines
+	// all run again within microseconds needs several.
+	calibrations = 8
 	// maxSampleStacks limits the total number of bytes of stacks that are read to find the layout.
 	maxSampleStacks = 4 << 20
 	// maxReasonData limits the number of bytes of program data that are searched for the texts of
@@ -77,9 +82,28 @@ func (c *goroutineCall) loadLayout(v *threadView, refs []GoroutineRef) error {
 	return nil
 }
 
-// calibrate derives the layout from a sample of the goroutines in refs. goid is the offset of the
-// goroutine id in g. code may be nil. An error means that the memory cannot be read at all.
+// calibrate derives the layout from the goroutines in refs. goid is the offset of the goroutine id
+// in g. code may be nil. If an attempt fails, calibrate takes a new sample of the same goroutines,
+// but only once if the last call has failed, too. An error means that the memory cannot be read at
+// all.
 func (k *goroutineLayout) calibrate(m *goroutineMemory, goid int, code GoCode, refs []GoroutineRef) error {
+	attempts := calibrations
+	if k.failed {
+		attempts = 1
+	}
+	for range attempts {
+		if err := k.calibrateOnce(m, goid, code, refs); err != nil {
+			return err
+		}
+		if k.failed = k.stateErr != nil || k.stacksErr != nil; !k.failed {
+			break
+		}
+	}
+	return nil
+}
+
+// calibrateOnce derives the layout from one sample of the goroutines in refs.
+func (k *goroutineLayout) calibrateOnce(m *goroutineMemory, goid int, code GoCode, refs []GoroutineRef) error {
 	m.scratch.used = 0
 	gs, err := m.sample(refs)
 	if err != nil {

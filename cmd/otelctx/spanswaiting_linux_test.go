@@ -362,6 +362,23 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 	child.Kill()
 }
 
+// TestSpansOfBriefSpans checks that every call of otelctx spans finds the states and stacks of goroutines whose spans
+// last only a few milliseconds.
+func TestSpansOfBriefSpans(t *testing.T) {
+	childproc.NeedReading(t)
+	p := startParker(t, buildParker(t, programs.Static), "brief", "128")
+	for range testenv.Rounds(40, 400) {
+		stacks := 0
+		for _, s := range p.spans(t, "--stacks").Spans {
+			assert.NotEqual(t, "unknown", s.State)
+			stacks += min(len(s.Stack), 1)
+		}
+		require.Positive(t, stacks)
+		require.False(t, t.Failed())
+	}
+	p.Done()
+}
+
 // TestSpansEqualLedger checks that otelctx spans reports exactly the live spans in the service's own ledger. Between
 // snapshots, the service's goroutines start and end spans, end spans of other goroutines, attach and detach spans,
 // leave spans open, and exit.

@@ -55,13 +55,15 @@ func churnFor(tracer trace.Tracer, name string, f func(int)) {
 }
 
 // brief runs count goroutines that wait in one span of 1 to 10 ms after the other, and collects garbage
-// every 5 ms. It returns when standard input is closed or has data.
+// every 5 ms. Each span has the name of the function that waits. brief returns when standard input is
+// closed or has data.
 func brief(count int) {
 	tracer := newTracer(nil)
 	for range count {
 		go func() {
 			for {
-				briefly(tracer)
+				briefA(tracer)
+				briefB(tracer)
 			}
 		}()
 	}
@@ -75,10 +77,17 @@ func brief(count int) {
 }
 
 //go:noinline
-func briefly(tracer trace.Tracer) {
-	_, span := tracer.Start(context.Background(), "briefly")
+func briefA(tracer trace.Tracer) {
+	_, span := tracer.Start(context.Background(), "briefA")
 	defer span.End()
 	time.Sleep(time.Millisecond + rand.N(9*time.Millisecond))
+}
+
+//go:noinline
+func briefB(tracer trace.Tracer) {
+	_, span := tracer.Start(context.Background(), "briefB")
+	defer span.End()
+	<-time.After(time.Millisecond + rand.N(9*time.Millisecond))
 }
 
 // churnOne calls f twenty times inside a span, each time with a random depth of recursion.
