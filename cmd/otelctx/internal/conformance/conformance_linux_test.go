@@ -122,6 +122,7 @@ func verify(t *testing.T, program, defect string, d time.Duration) map[conforman
 			if defect != "the timestamp comes first" {
 				child.Ask("update")
 			}
+			time.Sleep(time.Millisecond) // Leave the processor to the check.
 		}
 	}
 	assert.NoError(t, got.err)
@@ -141,17 +142,22 @@ func TestBroken(t *testing.T) {
 	for _, defect := range slices.Sorted(maps.Keys(broken)) {
 		t.Run(defect, func(t *testing.T) {
 			t.Parallel()
-			d := 1100 * time.Millisecond
+			d := 100 * time.Millisecond
 			switch defect {
+			case "the key map shrinks", "the key map is reordered": // It is read every second.
+				d = 1100 * time.Millisecond
 			case "the timestamp stays zero", // It counts as stuck after five seconds.
 				"the timestamp comes first": // The publisher starts to publish during the check.
-				d = 8 * time.Second
-			}
-			if defect == "an update does not name the mapping" {
+				d = 6 * time.Second
+			case "an update does not name the mapping":
 				needTracefs(t)
 			}
-			rules := verify(t, program, defect, d)
-			assert.Subset(t, rules[conformance.Failed], broken[defect])
+			// On a busy machine the publisher may not get to its updates during a short check.
+			for missed := broken[defect]; len(missed) > 0; d *= 4 {
+				require.Less(t, d, testenv.Patience, "rules that did not fail: %v", missed)
+				failed := verify(t, program, defect, d)[conformance.Failed]
+				missed = slices.DeleteFunc(slices.Clone(missed), func(rule string) bool { return slices.Contains(failed, rule) })
+			}
 		})
 	}
 	for name, flags := range map[string][]string{
