@@ -11,53 +11,11 @@ import (
 	"go.opentelemetry.io/ebpf-profiler/libpf"
 	"go.opentelemetry.io/ebpf-profiler/processcontext"
 	"go.opentelemetry.io/ebpf-profiler/remotememory"
-	"go.opentelemetry.io/otel/sdk/resource"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/reader"
-	"github.com/otelctx/otelctx/resourcepublisher"
 )
-
-var payloads = []struct {
-	name     string
-	resource *resource.Resource
-}{
-	{"typical", typicalResource()},
-	{"60KB", largeResource()},
-}
-
-// BenchmarkPublish publishes and unpublishes.
-func BenchmarkPublish(b *testing.B) {
-	for _, p := range payloads {
-		b.Run("payload="+p.name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				pub, err := resourcepublisher.NewPublisher(p.resource)
-				if err != nil {
-					b.Fatal(err)
-				}
-				if err := pub.Shutdown(b.Context()); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
-// BenchmarkUpdate replaces the published resource.
-func BenchmarkUpdate(b *testing.B) {
-	for _, p := range payloads {
-		b.Run("payload="+p.name, func(b *testing.B) {
-			pub := newPublisher(b, typicalResource())
-			b.ReportAllocs()
-			for b.Loop() {
-				if err := pub.Update(p.resource); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
 
 // BenchmarkRead reads the typical resource from another process. op=read reads all of it,
 // op=unchanged only checks that it has not changed, and op=first also opens the process and
@@ -74,7 +32,7 @@ func BenchmarkRead(b *testing.B) {
 		noResult(b, err)
 	}
 	require.NoError(b, err)
-	require.Len(b, pc.Message.GetResource().GetAttributes(), len(typicalAttributes()))
+	require.Len(b, pc.Message.GetResource().GetAttributes(), oteltest.Resource().Len())
 	address := libpf.Address(pc.MappingAddress)
 	memory := remotememory.NewProcessVirtualMemory(libpf.PID(child.PID()))
 

@@ -29,6 +29,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/spanctx"
 )
 
@@ -58,7 +59,7 @@ var services = []service{
 
 func bySDK(opts ...sdktrace.TracerProviderOption) func() (trace.TracerProvider, error) {
 	return func() (trace.TracerProvider, error) {
-		return sdktrace.NewTracerProvider(append(opts, sdktrace.WithResource(typicalResource()))...), nil
+		return sdktrace.NewTracerProvider(append(opts, sdktrace.WithResource(oteltest.Resource()))...), nil
 	}
 }
 
@@ -153,7 +154,7 @@ func shop(provider trace.TracerProvider) string {
 		return span
 	}
 	backend := httptest.NewServer(otelhttp.NewHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_ = json.NewEncoder(w).Encode(typicalAttributes())
+		_ = json.NewEncoder(w).Encode(oteltest.Resource().Attributes())
 	}), "stock", opts...))
 	client := &http.Client{Transport: otelhttp.NewTransport(&http.Transport{MaxIdleConnsPerHost: clients}, opts...)}
 	return httptest.NewServer(otelhttp.NewHandler(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {

@@ -43,7 +43,7 @@ var tracers = []struct {
 }{
 	{"none", func(tb testing.TB) trace.Tracer { return provider(tb).Tracer("benchmarks") }},
 	{"noop", func(tb testing.TB) trace.Tracer { return tracer(tb, noop) }},
-	{"publisher", func(tb testing.TB) trace.Tracer { return tracer(tb, newPublisher(tb, typicalResource())) }},
+	{"publisher", func(tb testing.TB) trace.Tracer { return tracer(tb, newPublisher(tb, oteltest.Resource())) }},
 	{"slots", carriers(published["slots"]...)},
 	{"slots1", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false), spanctx.WithDatadogLayout())},
 	{"gslots", carriers(published["gslots"]...)},
@@ -78,7 +78,7 @@ func scoped(ctx context.Context) context.Context {
 // provider returns a provider with the typical resource. It is shut down at the end.
 func provider(tb testing.TB, opts ...sdktrace.TracerProviderOption) *sdktrace.TracerProvider {
 	tb.Helper()
-	return oteltest.TracerProvider(tb, append(opts, sdktrace.WithResource(typicalResource()))...)
+	return oteltest.TracerProvider(tb, append(opts, sdktrace.WithResource(oteltest.Resource()))...)
 }
 
 func tracer(tb testing.TB, processor sdktrace.SpanProcessor) trace.Tracer {
