@@ -109,7 +109,7 @@ func TestNilSpan(t *testing.T) {
 	for name, p := range map[string]sdktrace.SpanProcessor{
 		"resourcepublisher": publisher, "spanctx": spanctx.ForProvider(spanctx.WithPyroscopeProfileIDs()),
 		"universalprofiling": universalprofiling.ForProvider(), "scopedattr": scopedattr.NewSpanProcessor(),
-		"instrumentation": &resourceProcessor{},
+		"instrumentation": processors(nil, nil, nil)[0],
 	} {
 		assert.NotPanics(t, func() { p.OnStart(ctx, nil) }, name)
 		assert.NotPanics(t, func() { p.OnEnd(nil) }, name)

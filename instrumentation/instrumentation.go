@@ -10,35 +10,36 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/environment"
+	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/spanctx"
 	"github.com/otelctx/otelctx/universalprofiling"
 )
 
 // Options returns options that make a TracerProvider publish its spans. Its resource is published
-// with the first recorded span. Use each result for one provider only. The options can be combined
-// with other options, in any order.
+// with the first recorded span. The options can be combined with other options, in any order.
 //
 //	sdktrace.NewTracerProvider(append(opts, instrumentation.Options()...)...)
 func Options() []sdktrace.TracerProviderOption {
 	var opts []sdktrace.TracerProviderOption
-	for _, p := range processors(nil, nil) {
+	for _, p := range processors(nil, nil, nil) {
 		opts = append(opts, sdktrace.WithSpanProcessor(p))
 	}
 	return opts
 }
 
 // processors returns the span processors to add to a provider. existing are the processors that the
-// provider already has. r is its resource, or nil if that is not known yet.
-func processors(existing []sdktrace.SpanProcessor, r *resource.Resource) []sdktrace.SpanProcessor {
+// provider already has. tp is the provider and r its resource, or nil if they are not known yet.
+func processors(existing []sdktrace.SpanProcessor, tp *sdktrace.TracerProvider, r *resource.Resource) []sdktrace.SpanProcessor {
 	var add []sdktrace.SpanProcessor
 	// The resource processor comes first, so that the process context exists when spans are
 	// advertised. Otherwise they would be advertised in a separate mapping.
-	if !contains[*resourceProcessor](existing) {
-		p := &resourceProcessor{}
-		if r != nil {
-			p.adopt(r)
+	if !contains[resourceProcessor](existing) {
+		if h := providers.Resources.Automatic(); h != nil {
+			if tp != nil {
+				h.Adopt(tp, r)
+			}
+			add = append(add, resourceProcessor{h})
 		}
-		add = append(add, p)
 	}
 	if !contains[*spanctx.SpanProcessor](existing) {
 		if p := spanctx.ForProvider(); p != nil {
@@ -61,7 +62,7 @@ func contains[P sdktrace.SpanProcessor](list []sdktrace.SpanProcessor) bool {
 // resource of tp, and existing are its processors. NewTracerProvider calls provider through a
 // linkname, see sdktrace.go.
 func provider(tp *sdktrace.TracerProvider, r *resource.Resource, existing []sdktrace.SpanProcessor) {
-	for _, p := range processors(existing, r) {
+	for _, p := range processors(existing, tp, r) {
 		tp.RegisterSpanProcessor(p)
 	}
 }

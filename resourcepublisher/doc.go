@@ -27,9 +27,7 @@
 // # One context per process
 //
 // A process has at most one process context (OTEP 4719 treats it as a singleton), whichever library
-// publishes it. The first publisher stays active until its Shutdown. [NewPublisher] and
-// [WithResource] describe what happens to a second publisher. A forked child process has no context
-// until it publishes its own.
+// publishes it. A forked child process has no context until it publishes its own.
 //
 // Package spanctx tells readers where to find spans, in attributes whose keys begin with
 // "threadlocal.". These attributes do not need a process context: while this package publishes
@@ -40,6 +38,18 @@
 // If another library publishes a context after this package did, readers find two contexts and
 // trust neither, but they still find the spans. To avoid this, start that library first, or do not
 // use this package: spanctx works without it.
+//
+// # Several providers
+//
+// A provider counts from its first recorded span until it is shut down or garbage collected. Each
+// call that asks for something to be published counts as a provider that is about to start: its
+// resource and spans are published at once, until its own Shutdown or a later such call. The resource
+// of the newest provider is published, and the next newest one's when that is shut down; a provider is
+// as old as the call that it was set up with. Spans are published as long as there is a provider, and
+// again when a provider that is alive starts a span.
+//
+// For this package, the calls are [WithResource] and [NewPublisher]. A provider belongs to such a call
+// if it has the same resource, which package spanctx or the registered Publisher sees.
 //
 // Everything in this package may be called concurrently.
 //

@@ -4,157 +4,219 @@
 package resourcepublisher
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"strings"
-	"sync"
-	"sync/atomic"
 
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
+	"github.com/otelctx/otelctx/internal/advertise"
+	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
+var _ sdktrace.SpanProcessor = (*Publisher)(nil)
+
 // Sentinel errors.
 var (
-	// ErrAlreadyPublished means that this process already has a publisher.
-	ErrAlreadyPublished = errors.New("process context is already published")
 	// ErrForeignContext means that another library in this process has published a process context.
 	ErrForeignContext = errors.New("process context is published by another library")
 	// ErrDisabled means that publishing is turned off, see [WithEnabled].
 	ErrDisabled = errors.New("publishing the process context is disabled")
-	// ErrShutdown means that the publisher has been shut down.
+	// ErrShutdown means that the publisher has been shut down, or that a newer one has replaced it.
 	ErrShutdown = errors.New("process context publisher is shut down")
 )
 
-// Publisher publishes the process context of this process, see [NewPublisher].
+// Publisher publishes the process context of this process, see [NewPublisher]. It is also a span
+// processor, which ties the context to the lifetime of a TracerProvider.
 //
 // It is safe for concurrent use. The methods of a nil Publisher do nothing and return
 // nil, except that Update returns [ErrShutdown]. So a service that could not publish
 // can keep using the nil Publisher that NewPublisher returned.
 type Publisher struct {
 	config config
+	handle *providers.Handle
+	// updated is the resource that Update has chosen, or nil. It is guarded by providers.Lock.
+	updated *resource.Resource
+}
+
+// process is the per-process state, guarded by providers.Lock.
+var process struct {
+	// context is the published process context, or nil.
+	context *publication
+	// separate publishes spanAttributes in a separate mapping while context is nil, see
+	// publishSeparately. It is nil if there is no such mapping.
+	separate *publication
+	// userAttributes (from SetAttributes) and spanAttributes (from advertise.Change) are published
+	// outside of the resource, in the current context or in the next one.
+	userAttributes, spanAttributes attributes
+}
+
+//nolint:gochecknoinits // internal/providers and internal/advertise must not import this package
+func init() {
+	providers.Resources.Apply = apply
+	providers.Resources.NewOwner = newAutomatic
+	advertise.Change = advertiseSpans
+}
+
+// publication is a mapping that publishes a resource and attributes.
+type publication struct {
 	// pid is the id of the process that published. A forked child has another id, and does not
 	// inherit the mapping.
-	pid int
-
-	// firstResource is the resource of the first span. otherResources lists the different resources
-	// of other providers, see OnStart. The slice is never modified, only replaced while process.mu
-	// is held.
-	firstResource  atomic.Pointer[resource.Resource]
-	otherResources atomic.Pointer[[]*resource.Resource]
-
-	// The fields below are guarded by process.mu.
-
+	pid    int
 	region *region
-	// resource is the published resource, before the filter.
+	// payload is the published payload.
+	payload []byte
+	// resource is the published resource, before the filter keep.
 	resource *resource.Resource
+	keep     attribute.Filter
 	// omitted is the number of attributes of resource that were left out to stay within
 	// MaxPayloadSize.
 	omitted int
-	// updated is true once Update has chosen the resource.
-	updated bool
-}
-
-// process is the per-process state. Starting and ending spans does not use it, so one lock is
-// enough.
-var process struct {
-	mu sync.Mutex
-	// active publishes the process context. It is nil if this package publishes none.
-	active *Publisher
-	// separate publishes spanAttributes in a separate mapping while active is nil, see
-	// publishSeparately. It is nil if there is no such mapping.
-	separate *Publisher
-	// userAttributes (from SetAttributes) and spanAttributes (from advertise.Change) are published
-	// outside of the resource, by the current publisher or by the next one.
-	userAttributes, spanAttributes attributes
-	// pending lists the errors to report once mu is unlocked, see lock.
-	pending []error
-}
-
-// lock locks process.mu. The returned function unlocks it and then passes the pending errors to
-// otel.Handle. The lock is released first because error handlers may call this package.
-func lock() (unlock func()) {
-	process.mu.Lock()
-	return func() {
-		pending := process.pending
-		process.pending = nil
-		process.mu.Unlock()
-		for _, err := range pending {
-			otel.Handle(err)
-		}
-	}
-}
-
-// report queues err for otel.Handle unless err is nil. The caller must have called lock.
-func report(err error) {
-	if err != nil {
-		process.pending = append(process.pending, err)
-	}
 }
 
 // NewPublisher publishes r and the attributes set by [SetAttributes]. A nil r is treated as an
-// empty resource. Readers see the context as soon as NewPublisher returns.
+// empty resource. Readers see the context as soon as NewPublisher returns. It replaces the context of
+// an earlier Publisher: see "Several providers" in the package documentation.
 //
-// The error wraps [ErrAlreadyPublished] if this process has a publisher,
-// [ErrForeignContext] if another library has published a context,
-// [ErrDisabled] if publishing is turned off, [ErrTooLarge] if the attributes outside
-// of the resource do not fit, or [errors.ErrUnsupported] if the platform is not Linux.
-// Otherwise it names the system call that failed. After an error nothing has changed.
+// The error wraps [ErrForeignContext] if another library has published a context, [ErrDisabled] if
+// publishing is turned off, [ErrTooLarge] if the attributes outside of the resource do not fit, or
+// [errors.ErrUnsupported] if the platform is not Linux. Otherwise it names the system call that
+// failed. After an error nothing has changed.
 //
 // Attributes of r that the format cannot hold do not cause an error, but are reported to
 // [otel.Handle]. Invalid UTF-8 is replaced with U+FFFD, an attribute that cannot be encoded at all
 // is left out, and if the attributes are too large together, the largest ones are left out.
 func NewPublisher(r *resource.Resource, opts ...Option) (*Publisher, error) {
-	c := newConfig(opts)
-	if !c.isEnabled() {
+	if r == nil {
+		r = resource.Empty()
+	}
+	p := &Publisher{config: newConfig(opts)}
+	if !p.config.isEnabled() {
 		return nil, ErrDisabled
 	}
-	defer lock()()
-	return newPublisher(r, c)
-}
-
-// newPublisher implements NewPublisher. The caller must have called lock.
-func newPublisher(r *resource.Resource, c config) (*Publisher, error) {
-	if process.active != nil && process.active.pid == os.Getpid() {
-		return nil, ErrAlreadyPublished
-	}
-	if name, ok := foreignContext(); ok {
-		return nil, fmt.Errorf("%w: %s", ErrForeignContext, name)
-	}
-	e, err := encode(r, c.keep, process.userAttributes, process.spanAttributes)
-	if err != nil {
+	var err error
+	if p.handle, err = providers.Resources.Open(p, r); err != nil {
 		return nil, err
 	}
-	p, err := publishAs(wire.ProcessContextName, e.payload)
-	if err != nil {
-		return nil, fmt.Errorf("publish process context: %w", err)
-	}
-	report(e.problems)
-	p.config, p.resource, p.omitted = c, r, e.omitted
-	process.active = p
-	// The context now contains the span attributes, so withdraw the separate mapping. A failure
-	// does no harm, because readers prefer the context while both exist.
-	_ = publishSeparately(process.spanAttributes)
 	return p, nil
 }
 
+// newAutomatic returns the Publisher for a provider that was instrumented without code.
+func newAutomatic() any {
+	p := &Publisher{config: newConfig(nil)}
+	if !p.config.isEnabled() {
+		return nil
+	}
+	return p
+}
+
+// apply publishes what the newest reference asks for, or withdraws the context if newest is nil. After
+// an error nothing has changed. The lock is held.
+func apply(newest *providers.Reference) error {
+	current := process.context
+	if current != nil && current.pid != os.Getpid() {
+		current = nil // this process was forked, and has no context
+	}
+	if newest == nil {
+		process.context = nil
+		if current == nil {
+			return nil
+		}
+		// Advertise spans separately before withdrawing the context, so that readers can always
+		// find them.
+		return errors.Join(publishSeparately(process.spanAttributes), current.withdraw())
+	}
+	p := newest.Handle.Owner.(*Publisher) //nolint:forcetypeassert // only this package opens such handles
+	r := newest.Resource
+	if p.updated != nil {
+		r = p.updated
+	}
+	if current != nil {
+		return current.publish(r, p.config.keep, process.userAttributes, process.spanAttributes)
+	}
+	if name, ok := foreignContext(); ok {
+		return fmt.Errorf("%w: %s", ErrForeignContext, name)
+	}
+	e, err := encode(r, p.config.keep, process.userAttributes, process.spanAttributes)
+	if err != nil {
+		return err
+	}
+	if current, err = publishAs(wire.ProcessContextName, e.payload); err != nil {
+		return fmt.Errorf("publish process context: %w", err)
+	}
+	providers.Report(e.problems)
+	current.resource, current.keep, current.omitted = r, p.config.keep, e.omitted
+	process.context = current
+	// The context now contains the span attributes, so withdraw the separate mapping. A failure
+	// does no harm, because readers prefer the context while both exist.
+	_ = publishSeparately(process.spanAttributes)
+	return nil
+}
+
 // publishAs publishes payload in a mapping called name.
-func publishAs(name string, payload []byte) (*Publisher, error) {
+func publishAs(name string, payload []byte) (*publication, error) {
 	region, err := newRegion(name, payload)
 	if err != nil {
 		return nil, err
 	}
-	return &Publisher{pid: os.Getpid(), region: region}, nil
+	return &publication{pid: os.Getpid(), region: region, payload: payload}, nil
 }
 
-// Update replaces the published resource with r. Readers see either the old or the new
-// one, never a mixture.
+// publish replaces the published resource and the extra attributes, unless they are the same.
+func (p *publication) publish(r *resource.Resource, keep attribute.Filter, extra ...attributes) error {
+	if err := p.checkPID(); err != nil {
+		return err
+	}
+	e, err := encode(r, keep, extra...)
+	if err != nil {
+		return err
+	}
+	same := r == nil || p.resource != nil && providers.SameResource(r, p.resource)
+	if same && e.omitted > p.omitted {
+		return fmt.Errorf("%w beside the attributes of the resource", ErrTooLarge)
+	}
+	if !bytes.Equal(e.payload, p.payload) {
+		if err := p.region.update(e.payload); err != nil {
+			return fmt.Errorf("update process context: %w", err)
+		}
+	}
+	if !same {
+		providers.Report(e.problems)
+	}
+	p.payload, p.resource, p.keep, p.omitted = e.payload, r, keep, e.omitted
+	return nil
+}
+
+// checkPID returns an error in a forked child, which does not have the mapping.
+func (p *publication) checkPID() error {
+	if p.pid != os.Getpid() {
+		return fmt.Errorf("update process context: published by process %d, which forked this one", p.pid)
+	}
+	return nil
+}
+
+// withdraw unpublishes the context. In a forked child, which does not have the mapping, it does
+// nothing.
+func (p *publication) withdraw() error {
+	if p.pid != os.Getpid() {
+		return nil
+	}
+	if err := p.region.withdraw(); err != nil {
+		return fmt.Errorf("withdraw process context: %w", err)
+	}
+	return nil
+}
+
+// Update replaces the resource that p publishes with r, also for the providers that p is registered
+// with. Readers see either the old or the new one, never a mixture. While a newer provider or
+// Publisher decides what is published, they see neither.
 //
 // The error wraps [ErrShutdown] or [ErrTooLarge], or names the system call that failed. After
 // an error the old context is still published. Attributes that the format cannot hold do not cause
@@ -163,79 +225,60 @@ func (p *Publisher) Update(r *resource.Resource) error {
 	if p == nil {
 		return ErrShutdown
 	}
-	defer lock()()
-	if err := p.publish(r, process.userAttributes, process.spanAttributes); err != nil {
-		return err
+	if r == nil {
+		r = resource.Empty()
 	}
-	p.updated = true
-	return nil
-}
-
-// publish replaces the published resource and the extra attributes. The caller must have called
-// lock.
-func (p *Publisher) publish(r *resource.Resource, extra ...attributes) error {
-	if p.region == nil {
+	defer providers.Lock()()
+	if !p.handle.HasReference() {
 		return ErrShutdown
 	}
-	if p.pid != os.Getpid() {
-		return fmt.Errorf("update process context: published by process %d, which forked this one", p.pid)
+	if c := process.context; c != nil {
+		if err := c.checkPID(); err != nil {
+			return err
+		}
 	}
-	e, err := encode(r, p.config.keep, extra...)
-	if err != nil {
+	old := p.updated
+	p.updated = r
+	if err := providers.Resources.Update(); err != nil {
+		p.updated = old
 		return err
 	}
-	if r == p.resource && e.omitted > p.omitted {
-		return fmt.Errorf("%w beside the attributes of the resource", ErrTooLarge)
-	}
-	if err := p.region.update(e.payload); err != nil {
-		return fmt.Errorf("update process context: %w", err)
-	}
-	if r != p.resource {
-		report(e.problems)
-	}
-	p.resource, p.omitted = r, e.omitted
 	return nil
 }
 
-// Shutdown withdraws the context and unmaps it. The process may then publish again.
+// OnStart publishes the resource of the span's provider, unless [Publisher.Update] has chosen another
+// one. For later spans of that provider it only compares a pointer.
+func (p *Publisher) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
+	if p != nil && s != nil {
+		p.handle.Started(s)
+	}
+}
+
+// OnEnd does nothing.
+func (p *Publisher) OnEnd(sdktrace.ReadOnlySpan) {}
+
+// ForceFlush does nothing: nothing is buffered.
+func (p *Publisher) ForceFlush(context.Context) error { return nil }
+
+// Shutdown withdraws the context, or publishes that of the newest provider that is still alive. If a
+// TracerProvider that is being shut down calls it, the Publisher remains usable by other providers.
 // It never blocks, so ctx is not used. Later calls do nothing and return nil.
 func (p *Publisher) Shutdown(context.Context) error {
 	if p == nil {
 		return nil
 	}
-	defer lock()()
-	var err error
-	if process.active == p {
-		process.active = nil
-		// Advertise spans separately before withdrawing the context, so that readers can always
-		// find them.
-		if p.pid == os.Getpid() {
-			err = publishSeparately(process.spanAttributes)
-		}
-	}
-	return errors.Join(err, p.withdraw())
+	return p.handle.Shutdown()
 }
 
-// withdraw unpublishes the context. In a forked child, which does not have the mapping, it does
-// nothing. The caller holds process.mu.
-func (p *Publisher) withdraw() error {
-	region := p.region
-	p.region = nil
-	if region == nil || p.pid != os.Getpid() {
-		return nil
-	}
-	if err := region.withdraw(); err != nil {
-		return fmt.Errorf("withdraw process context: %w", err)
+// Current returns the Publisher whose resource is published, for example the one created by
+// [WithResource], or nil if there is none.
+func Current() *Publisher {
+	defer providers.Lock()()
+	if newest := providers.Resources.Newest(); newest != nil {
+		p, _ := newest.Handle.Owner.(*Publisher)
+		return p
 	}
 	return nil
-}
-
-// Current returns the active publisher of this process, for example the one created by
-// [WithResource], or nil if there is none. The Publisher may be used after its Shutdown.
-func Current() *Publisher {
-	process.mu.Lock()
-	defer process.mu.Unlock()
-	return process.active
 }
 
 // SetAttributes publishes attributes that are useful to external readers but not part of the
@@ -263,7 +306,7 @@ func SetAttributes(kvs ...attribute.KeyValue) error {
 		}
 		set[kv.Key] = pb
 	}
-	defer lock()()
+	defer providers.Lock()()
 	merged := maps.Clone(process.userAttributes)
 	if merged == nil {
 		merged = set
@@ -276,7 +319,7 @@ func SetAttributes(kvs ...attribute.KeyValue) error {
 // disappear at once. Keys that are not set are ignored. The error names the system call that
 // failed. After an error nothing has changed.
 func RemoveAttributes(keys ...attribute.Key) error {
-	defer lock()()
+	defer providers.Lock()()
 	remaining := maps.Clone(process.userAttributes)
 	for _, key := range keys {
 		delete(remaining, key)
@@ -285,13 +328,13 @@ func RemoveAttributes(keys ...attribute.Key) error {
 }
 
 // changeAttributes replaces the attributes that are published outside of the resource. The caller
-// must have called lock.
+// holds the lock.
 func changeAttributes(userAttributes, spanAttributes attributes) error {
 	var err error
-	if p := process.active; p != nil {
-		err = p.publish(p.resource, userAttributes, spanAttributes)
+	if p := process.context; p != nil {
+		err = p.publish(p.resource, p.keep, userAttributes, spanAttributes)
 	} else if err = publishSeparately(spanAttributes); errors.Is(err, errNoMapping) {
-		report(err) // The attributes stay set for the next publisher.
+		providers.Report(err) // The attributes stay set for the next publisher.
 		err = nil
 	}
 	if err == nil {

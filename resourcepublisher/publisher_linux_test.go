@@ -202,27 +202,26 @@ func TestPayloadMayBeExactlyTheLimit(t *testing.T) {
 }
 
 func TestOneContextPerProcess(t *testing.T) {
-	p := publish(t, resource.NewSchemaless(attribute.Int("n", 1)))
-	assert.Same(t, p, resourcepublisher.Current())
-	first := read(t)
+	first := publish(t, resource.NewSchemaless(attribute.Int("n", 1)))
+	assert.Same(t, first, resourcepublisher.Current())
 
-	_, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", 2)))
-	require.ErrorIs(t, err, resourcepublisher.ErrAlreadyPublished)
-	assert.Equal(t, first, read(t))
+	second := publish(t, resource.NewSchemaless(attribute.Int("n", 2)))
+	assert.Same(t, second, resourcepublisher.Current())
+	assert.Len(t, contextMappings(t, os.Getpid()), 1)
+	assert.Equal(t, map[string]any{"n": int64(2)}, attributes(t))
+	require.ErrorIs(t, first.Update(resource.Empty()), resourcepublisher.ErrShutdown, "the second has replaced it")
+	// A late Shutdown of the first publisher must not affect the second.
+	require.NoError(t, first.Shutdown(context.Background()))
+	assert.Same(t, second, resourcepublisher.Current())
+	assert.Equal(t, map[string]any{"n": int64(2)}, attributes(t))
 
-	require.NoError(t, p.Shutdown(context.Background()))
-	require.NoError(t, p.Shutdown(context.Background()))
+	require.NoError(t, second.Shutdown(context.Background()))
+	require.NoError(t, second.Shutdown(context.Background()))
 	assert.Nil(t, resourcepublisher.Current())
 	assert.Empty(t, contextMappings(t, os.Getpid()))
-	_, err = readPID(os.Getpid())
+	_, err := readPID(os.Getpid())
 	require.ErrorIs(t, err, reader.ErrNoContext)
-	require.ErrorIs(t, p.Update(resource.Empty()), resourcepublisher.ErrShutdown)
-
-	second := publish(t, resource.NewSchemaless(attribute.Int("n", 3)))
-	// A late Shutdown of the first publisher must not affect the second.
-	require.NoError(t, p.Shutdown(context.Background()))
-	assert.Same(t, second, resourcepublisher.Current())
-	assert.Equal(t, map[string]any{"n": int64(3)}, attributes(t))
+	require.ErrorIs(t, second.Update(resource.Empty()), resourcepublisher.ErrShutdown)
 }
 
 func TestNilPublisherDoesNothing(t *testing.T) {
@@ -413,8 +412,7 @@ func TestConcurrentUse(t *testing.T) {
 	withdrawAtEnd(t)
 	t.Cleanup(func() { assert.NoError(t, resourcepublisher.RemoveAttributes("extra")) })
 	allowed := []error{
-		resourcepublisher.ErrAlreadyPublished, resourcepublisher.ErrShutdown,
-		reader.ErrNoContext, reader.ErrBusy,
+		resourcepublisher.ErrShutdown, reader.ErrNoContext, reader.ErrBusy,
 	}
 	check := func(err error) {
 		if !slices.ContainsFunc(allowed, func(a error) bool { return errors.Is(err, a) }) {

@@ -113,8 +113,8 @@ func TestHeaderChangesWithoutATimestamp(t *testing.T) {
 func TestForkedPublisherTouchesNothing(t *testing.T) {
 	p, err := NewPublisher(nil)
 	require.NoError(t, err)
-	inherited := p.region
-	p.pid++
+	inherited := process.context.region
+	process.context.pid++
 	require.ErrorContains(t, p.Update(resource.Empty()), "forked")
 	require.NoError(t, p.Shutdown(context.Background()))
 	assert.NotZero(t, inherited.header.PublishedAtNS)

@@ -10,19 +10,15 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
-	"github.com/otelctx/otelctx/internal/advertise"
+	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
 // errNoMapping means that the mapping for span attributes cannot be created.
 var errNoMapping = errors.New("spans cannot be advertised")
 
-//nolint:gochecknoinits // spanctx imports both packages, and must not call this one's unexported function
-func init() { advertise.Change = advertiseSpans }
-
 // advertiseSpans implements [advertise.Change].
 func advertiseSpans(set []attribute.KeyValue, remove []attribute.Key) error {
-	defer lock()()
 	spans := make(attributes, len(process.spanAttributes)+len(set))
 	maps.Copy(spans, process.spanAttributes)
 	for _, kv := range set {
@@ -31,7 +27,7 @@ func advertiseSpans(set []attribute.KeyValue, remove []attribute.Key) error {
 			return fmt.Errorf("attribute %w", problem)
 		}
 		if problem != nil {
-			report(fmt.Errorf("attribute %w", problem))
+			providers.Report(fmt.Errorf("attribute %w", problem))
 		}
 		spans[kv.Key] = pb
 	}
@@ -46,8 +42,7 @@ func advertiseSpans(set []attribute.KeyValue, remove []attribute.Key) error {
 
 // publishSeparately publishes the attributes that advertise spans in a separate mapping while this
 // package publishes no process context, and withdraws that mapping otherwise. It ignores the
-// contexts of other libraries, which may appear and disappear at any time. The caller holds
-// process.mu.
+// contexts of other libraries, which may appear and disappear at any time. The lock is held.
 //
 // The error wraps errNoMapping if the mapping cannot be created. After an error from the
 // withdrawal, readers no longer find the attributes there. After any other error nothing has
@@ -55,12 +50,12 @@ func advertiseSpans(set []attribute.KeyValue, remove []attribute.Key) error {
 func publishSeparately(spans attributes) error {
 	p := process.separate
 	switch {
-	case p != nil && (process.active != nil || len(spans) == 0):
+	case p != nil && (process.context != nil || len(spans) == 0):
 		process.separate = nil
 		return p.withdraw()
 	case p != nil:
-		return p.publish(nil, spans)
-	case process.active != nil || len(spans) == 0:
+		return p.publish(nil, nil, spans)
+	case process.context != nil || len(spans) == 0:
 		return nil
 	}
 	e, err := encode(nil, nil, spans)

@@ -18,6 +18,7 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
 	"github.com/otelctx/otelctx/internal/advertise"
+	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
@@ -61,6 +62,12 @@ var (
 	userAttribute = attribute.String("user.key", "value")
 )
 
+// change advertises spans, as package spanctx does.
+func change(set []attribute.KeyValue, remove []attribute.Key) error {
+	defer providers.Lock()()
+	return advertise.Change(set, remove)
+}
+
 // setForTest sets an attribute until the end of the test.
 func setForTest(t *testing.T, kv attribute.KeyValue) {
 	t.Helper()
@@ -69,9 +76,9 @@ func setForTest(t *testing.T, kv attribute.KeyValue) {
 		t.Cleanup(func() { require.NoError(t, resourcepublisher.RemoveAttributes(kv.Key)) })
 		return
 	}
-	require.NoError(t, advertise.Change([]attribute.KeyValue{kv}, nil))
+	require.NoError(t, change([]attribute.KeyValue{kv}, nil))
 	t.Cleanup(func() {
-		require.NoError(t, advertise.Change(nil, []attribute.Key{kv.Key}))
+		require.NoError(t, change(nil, []attribute.Key{kv.Key}))
 		if kv == spanAttribute { // cleanups run in reverse order, so the first attribute is removed last
 			assert.Empty(t, separateMappings(t))
 		}
@@ -184,14 +191,14 @@ func TestSpansOfAnotherGoRuntime(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withdraw, err := foreigncontext.PublishAs(mapping, goVersion)
 			require.NoError(t, err)
-			change := func() error { return advertise.Change([]attribute.KeyValue{spanAttribute}, nil) }
-			require.ErrorContains(t, change(), "another Go runtime in this process publishes its spans")
+			set := func() error { return change([]attribute.KeyValue{spanAttribute}, nil) }
+			require.ErrorContains(t, set(), "another Go runtime in this process publishes its spans")
 			layout, err := open(t).ThreadLayout(t.Context())
 			require.NoError(t, err)
 			assert.Contains(t, layout.Advertisement.MappingName, mapping)
 			require.NoError(t, withdraw())
-			require.NoError(t, change())
-			require.NoError(t, advertise.Change(nil, []attribute.Key{spanAttribute.Key}))
+			require.NoError(t, set())
+			require.NoError(t, change(nil, []attribute.Key{spanAttribute.Key}))
 		})
 	}
 }
@@ -202,7 +209,7 @@ func TestRefusedAttributesOfSpans(t *testing.T) {
 	setForTest(t, spanAttribute)
 	require.ErrorContains(t, resourcepublisher.SetAttributes(attribute.String("threadlocal.schema_version", "other")), "reserved")
 	require.NoError(t, resourcepublisher.RemoveAttributes("threadlocal.schema_version"))
-	err := advertise.Change([]attribute.KeyValue{attribute.String("threadlocal.large", strings.Repeat("x", resourcepublisher.MaxPayloadSize))}, nil)
+	err := change([]attribute.KeyValue{attribute.String("threadlocal.large", strings.Repeat("x", resourcepublisher.MaxPayloadSize))}, nil)
 	require.ErrorIs(t, err, resourcepublisher.ErrTooLarge)
 	layout, err := open(t).ThreadLayout(t.Context())
 	require.NoError(t, err)
@@ -214,7 +221,7 @@ func advertiseUnderFilter(parent *childproc.Parent) {
 	var handled error
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { handled = errors.Join(handled, err) }))
 	parent.Must(childproc.Deny(childproc.NoMemfd, childproc.NoNaming))
-	err := advertise.Change([]attribute.KeyValue{spanAttribute}, nil)
+	err := change([]attribute.KeyValue{spanAttribute}, nil)
 	parent.Send("%v, reported: %s", err, strings.ReplaceAll(handled.Error(), "\n", "; "))
 	parent.Receive()
 }

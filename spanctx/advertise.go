@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-func (p *SpanProcessor) withdrawAdvertisement() error {
+func (p *path) withdrawAdvertisement() error {
 	var keys []attribute.Key
 	for _, kv := range p.advertisement() {
 		keys = append(keys, kv.Key)
@@ -29,7 +29,7 @@ func (p *SpanProcessor) withdrawAdvertisement() error {
 
 // advertisement returns the attributes that tell readers where spans are published and in which
 // layout.
-func (p *SpanProcessor) advertisement() []attribute.KeyValue {
+func (p *path) advertisement() []attribute.KeyValue {
 	schema := wire.SchemaSlots
 	if p.records {
 		schema = wire.SchemaGoLabels
@@ -83,7 +83,7 @@ func memoryAttributes(prefix, mapping string, address uint64, layout, capacity, 
 
 // tableAttributes returns the attributes that describe the span table and the name table, if other
 // processes can find them.
-func (p *SpanProcessor) tableAttributes() (kvs []attribute.KeyValue) {
+func (p *path) tableAttributes() (kvs []attribute.KeyValue) {
 	if p.cellsPublished {
 		kvs = append(memoryAttributes(wire.KeySpans, wire.SpansName, p.cells.Address(), wire.SpansLayout1, cells.Capacity, wire.SpansHeaderSize),
 			attribute.Int(wire.KeySpans+wire.SpansKeyCellSize, wire.CellSize),
@@ -110,7 +110,7 @@ func offsets(key string, fields []wire.Field) attribute.KeyValue {
 
 // goAttributes returns the attributes that describe the Go runtime: its version and the offsets
 // found by calibration.
-func (p *SpanProcessor) goAttributes() []attribute.KeyValue {
+func (p *path) goAttributes() []attribute.KeyValue {
 	kvs := []attribute.KeyValue{attribute.String(wire.KeyGo+wire.GoKeyVersion, runtime.Version())}
 	for _, f := range []struct {
 		fact goruntime.Fact

@@ -555,7 +555,7 @@ func TestAdvertisedInAnyOrder(t *testing.T) {
 		},
 		"options of one provider": {
 			{"provider", true, true},
-			{"provider-down", true, false},
+			{"provider-down", false, false},
 			{"provider", true, true},
 		},
 		"processor's option first": {

@@ -19,7 +19,7 @@ import (
 
 // Attachment restores what the goroutine published before [Attach]: see [Attachment.Detach].
 type Attachment struct {
-	p *SpanProcessor
+	p *path
 	// self identifies the goroutine that called Attach. before is its position before that call,
 	// and record is its record for that position.
 	self   goruntime.Self
@@ -67,7 +67,7 @@ func Attach(ctx context.Context) Attachment {
 
 // find returns the live span whose ids are those of the span in ctx, or 0 if there is none or the span
 // in ctx is remote.
-func (p *SpanProcessor) find(ctx context.Context) cells.Ref {
+func (p *path) find(ctx context.Context) cells.Ref {
 	if k, ok := sdkspan.Local(ctx); ok {
 		return p.cells.Find(k)
 	}
@@ -75,7 +75,7 @@ func (p *SpanProcessor) find(ctx context.Context) cells.Ref {
 }
 
 // rename publishes the current name of the span of ctx in its cell, ref.
-func (p *SpanProcessor) rename(ctx context.Context, ref cells.Ref) {
+func (p *path) rename(ctx context.Context, ref cells.Ref) {
 	if p.names == nil {
 		return
 	}

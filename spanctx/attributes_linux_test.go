@@ -42,7 +42,7 @@ func with(ctx context.Context, kvs ...string) context.Context {
 }
 
 // advertisedKeys returns the list of attribute keys that p advertises.
-func advertisedKeys(t *testing.T, p *SpanProcessor) []string {
+func advertisedKeys(t *testing.T, p *path) []string {
 	t.Helper()
 	for _, kv := range p.advertisement() {
 		if kv.Key == wire.KeyAttributeKeyMap {
@@ -228,7 +228,7 @@ func TestAttributesThatDoNotFit(t *testing.T) {
 		assert.Equal(t, "\x01\x011\x03\x012", s.threads.at(t, uint64(syscall.Gettid())).attributes)
 		span.End()
 	})
-	require.NoError(t, s.p.Shutdown(context.Background()))
+	require.NoError(t, s.processor.Shutdown(context.Background()))
 
 	s = serve(t, WithAttributeKeys("a", "b"), WithSlotAttributeSpace(612))
 	assert.Equal(t, 1024, s.p.threads.Layout().SlotSize)
@@ -251,7 +251,7 @@ func TestNoAttributeKeys(t *testing.T) {
 		span.End()
 	})
 	// Keys that are added later get no room in the slots.
-	require.NoError(t, s.p.AddAttributeKeys("app"))
+	require.NoError(t, s.processor.AddAttributeKeys("app"))
 	apart(func() {
 		_, span := s.start(with(context.Background(), "app", "shop"))
 		assert.Equal(t, "\x00\x04shop", string(installed().Attributes()))
@@ -279,7 +279,7 @@ func TestAddAttributeKeys(t *testing.T) {
 	apart(func() {
 		_, old := s.start(ctx)
 		s.assertAttributes(t, old, "a", "1")
-		require.NoError(t, s.p.AddAttributeKeys("b", "a", ""))
+		require.NoError(t, s.processor.AddAttributeKeys("b", "a", ""))
 		assert.Equal(t, []string{"a", "b"}, advertisedKeys(t, s.p))
 		s.assertAttributes(t, old, "a", "1")
 		_, young := s.start(ctx)
@@ -287,7 +287,7 @@ func TestAddAttributeKeys(t *testing.T) {
 		young.End()
 		old.End()
 
-		// A provider that shares the SpanProcessor adds its keys.
+		// Another provider adds its keys.
 		tp := sdktrace.NewTracerProvider(WithPublishing(WithAttributeKeys("c", "b")))
 		assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p))
 		_, span := tp.Tracer("").Start(ctx, "span")
@@ -296,12 +296,12 @@ func TestAddAttributeKeys(t *testing.T) {
 		require.NoError(t, tp.Shutdown(context.Background()))
 	})
 	// A call that fails adds no keys.
-	_, err := NewSpanProcessor(WithAttributeKeys("d"))
-	require.ErrorIs(t, err, ErrProcessorExists)
+	_, err := NewSpanProcessor(WithAttributeKeys("d"), WithThreadSlots(false))
+	require.ErrorContains(t, err, "WithThreadSlots")
 	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p))
 	assert.Empty(t, *errs)
-	require.NoError(t, s.p.Shutdown(context.Background()))
-	require.NoError(t, s.p.AddAttributeKeys("d"))
+	require.NoError(t, s.processor.Shutdown(context.Background()))
+	require.NoError(t, s.processor.AddAttributeKeys("d"))
 	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p), "after Shutdown")
 }
 
@@ -313,14 +313,16 @@ func TestTooManyAttributeKeys(t *testing.T) {
 	}
 	s := serve(t, WithAttributeKeys(keys...))
 	assert.Len(t, advertisedKeys(t, s.p), 256)
-	assert.Equal(t, 1, s.p.RefusedAttributeKeys())
+	assert.Equal(t, 1, s.processor.RefusedAttributeKeys())
 	require.Len(t, *errs, 1)
 	require.ErrorContains(t, (*errs)[0], "publish attribute keys: 1 rejected, there are already 256")
-	require.NoError(t, s.p.AddAttributeKeys("more", "and more", "key.7"))
-	shared, err := share([]Option{WithAttributeKeys("yet more")})
+	require.NoError(t, s.processor.AddAttributeKeys("more", "and more", "key.7"))
+	other, err := NewSpanProcessor(WithAttributeKeys("yet more"))
 	require.NoError(t, err)
-	require.NoError(t, shared.Shutdown(context.Background()))
-	assert.Equal(t, 4, s.p.RefusedAttributeKeys())
+	_, span := s.root() // the first provider is alive, too
+	require.NoError(t, other.Shutdown(context.Background()))
+	span.End()
+	assert.Equal(t, 4, s.processor.RefusedAttributeKeys())
 	assert.Len(t, *errs, 1, "once")
 	apart(func() {
 		_, span := s.start(with(context.Background(), "key.255", "last", "key.256", "refused", "key.0", "first"))
@@ -331,19 +333,18 @@ func TestTooManyAttributeKeys(t *testing.T) {
 	var reported atomic.Int64
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {
 		reported.Add(1)
-		assert.NoError(t, s.p.AddAttributeKeys("still more"))
+		assert.NoError(t, s.processor.AddAttributeKeys("still more"))
 	}))
 	s.p.refusedKeys.Store(0)
-	require.NoError(t, s.p.AddAttributeKeys("one more"))
+	require.NoError(t, s.processor.AddAttributeKeys("one more"))
 	assert.EqualValues(t, 1, reported.Load())
 	// AddAttributeKeys fails and changes nothing if the keys make the process context too large.
-	p := s.p
-	require.NoError(t, p.Shutdown(context.Background()))
+	require.NoError(t, s.processor.Shutdown(context.Background()))
 	s = serve(t, WithAttributeKeys("a"))
 	publisher, err := resourcepublisher.NewPublisher(resource.Empty())
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, publisher.Shutdown(context.Background())) })
-	require.ErrorIs(t, s.p.AddAttributeKeys(attribute.Key(strings.Repeat("k", 1<<17))), resourcepublisher.ErrTooLarge)
+	require.ErrorIs(t, s.processor.AddAttributeKeys(attribute.Key(strings.Repeat("k", 1<<17))), resourcepublisher.ErrTooLarge)
 	assert.Equal(t, []string{"a"}, advertisedKeys(t, s.p))
 
 	var none *SpanProcessor

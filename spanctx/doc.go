@@ -40,8 +40,8 @@
 // even if another library, such as dd-trace-go, publishes the process context, or if no library
 // does.
 //
-// A process has at most one SpanProcessor at a time. Everything in this package may be called
-// concurrently, on any goroutine, except that Detach must run on the goroutine that called Attach.
+// Everything in this package may be called concurrently, on any goroutine, except that Detach must
+// run on the goroutine that called Attach.
 //
 // # Which span a goroutine is in
 //
@@ -131,10 +131,16 @@
 //
 // # Several providers
 //
-// The first [WithPublishing] creates the SpanProcessor, and later ones share it. Their attribute
-// keys are combined. Other options that differ have no effect, which is reported to [otel.Handle].
-// Publishing stops with the Shutdown of the last of these providers. A SpanProcessor from
-// [NewSpanProcessor] that is registered with several providers stops with the first Shutdown.
+// A provider counts from its first recorded span until it is shut down or garbage collected. Each
+// call that asks for something to be published counts as a provider that is about to start: its
+// resource and spans are published at once, until its own Shutdown or a later such call. The resource
+// of the newest provider is published, and the next newest one's when that is shut down; a provider is
+// as old as the call that it was set up with. Spans are published as long as there is a provider, and
+// again when a provider that is alive starts a span.
+//
+// For this package, the calls are [WithPublishing], [ForProvider] and [NewSpanProcessor]. While
+// providers overlap, their spans are published together, with the options of the first one. Their
+// attribute keys are combined. Other options that differ have no effect, which is reported.
 //
 // # Limits
 //

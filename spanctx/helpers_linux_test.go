@@ -90,9 +90,11 @@ func number(s trace.Span) uint64 {
 
 // service is the service under test, which runs in this process.
 type service struct {
-	t      testing.TB
-	p      *SpanProcessor
-	tracer trace.Tracer
+	t testing.TB
+	p *path
+	// processor is registered with the provider.
+	processor *SpanProcessor
+	tracer    trace.Tracer
 	// threads are the thread slots, nil if they are off.
 	threads *memory
 }
@@ -103,8 +105,13 @@ func serve(t testing.TB, opts ...Option) *service {
 	p, err := NewSpanProcessor(opts...)
 	require.NoError(t, err)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p), sdktrace.WithIDGenerator(new(derivedIDs)))
-	t.Cleanup(func() { require.NoError(t, tp.Shutdown(context.Background())) })
-	return observe(t, p, tp)
+	t.Cleanup(func() {
+		require.NoError(t, p.Shutdown(context.Background())) // for all providers of the test
+		require.NoError(t, tp.Shutdown(context.Background()))
+	})
+	s := observe(t, tp)
+	s.processor = p
+	return s
 }
 
 // withRuntime replaces the result of calibration, for tests in which offsets of the Go runtime are
@@ -118,9 +125,10 @@ func withHeap() Option {
 	return optionFunc(func(c *config) { c.heap = true })
 }
 
-// observe returns a service whose provider is tp. p must be registered with tp.
-func observe(t testing.TB, p *SpanProcessor, tp trace.TracerProvider) *service {
+// observe returns a service whose provider is tp.
+func observe(t testing.TB, tp trace.TracerProvider) *service {
 	t.Helper()
+	p := active.Load()
 	s := &service{t: t, p: p, tracer: tp.Tracer("test")}
 	if p.threads != nil {
 		s.threads = &memory{Memory: remotemem.Of(os.Getpid()), info: p.threads.Layout(), cells: p.cells.Address()}

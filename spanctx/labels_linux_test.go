@@ -142,7 +142,7 @@ func TestGoroutineProfileWithoutLabels(t *testing.T) {
 		for _, span := range spans {
 			span.End()
 		}
-		require.NoError(t, s.p.Shutdown(context.Background()))
+		require.NoError(t, s.processor.Shutdown(context.Background()))
 	}
 }
 
@@ -174,7 +174,7 @@ func TestLabelsAtShutdown(t *testing.T) {
 					s.p.profile.keepUntil.Store(s.p.profile.lastAsked.Load() + 1) // as if a profile had just ended
 					time.Sleep(time.Duration(askEvery))
 				}
-				require.NoError(t, s.p.Shutdown(context.Background()))
+				require.NoError(t, s.processor.Shutdown(context.Background()))
 				assert.Equal(t, profiled, labelled(t, span))
 				span.End()
 			})

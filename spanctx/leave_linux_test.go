@@ -11,8 +11,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
@@ -24,11 +22,8 @@ import (
 // TestLeaveWhileOthersEnd checks that a goroutine can follow the links between the records of its
 // spans while another goroutine ends these spans, which clears the links.
 func TestLeaveWhileOthersEnd(t *testing.T) {
-	p, err := NewSpanProcessor()
-	require.NoError(t, err)
-	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
-	defer func() { require.NoError(t, provider.Shutdown(context.Background())) }()
-	tracer := provider.Tracer("")
+	s := serve(t)
+	p, tracer := s.p, s.tracer
 	for range testenv.Rounds(300, 10_000) {
 		ctx, spans := context.Background(), make([]trace.Span, 32)
 		for i := range spans {

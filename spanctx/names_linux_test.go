@@ -26,7 +26,7 @@ import (
 )
 
 // advertised returns the integer advertised under key.
-func advertised(t testing.TB, p *SpanProcessor, key string) uint64 {
+func advertised(t testing.TB, p *path, key string) uint64 {
 	t.Helper()
 	for _, kv := range p.advertisement() {
 		if string(kv.Key) == key {
@@ -38,7 +38,7 @@ func advertised(t testing.TB, p *SpanProcessor, key string) uint64 {
 }
 
 // namesOf returns the name and the endpoint for two encoded name numbers.
-func namesOf(t testing.TB, p *SpanProcessor, numbers []byte) [2]string {
+func namesOf(t testing.TB, p *path, numbers []byte) [2]string {
 	t.Helper()
 	var names [2]string
 	for i := range names {
@@ -135,7 +135,7 @@ func TestNamesOfSpans(t *testing.T) {
 			_, late := s.tracer.Start(ctx, "late")
 			s.assertNames(t, late, "late", "GET /cart/{id}")
 			late.End()
-			assert.Zero(t, s.p.SpansWithoutName())
+			assert.Zero(t, s.processor.SpansWithoutName())
 		})
 	}
 }
@@ -187,7 +187,7 @@ func TestNamesFollowSetName(t *testing.T) {
 // published.
 func TestNamesBesideOtherLabels(t *testing.T) {
 	s := serve(t, WithSpanNames(true), WithAttributeKeys("endpoint", "tenant", "span_name", "zone"))
-	require.NoError(t, s.p.AddAttributeKeys("endpoint"))
+	require.NoError(t, s.processor.AddAttributeKeys("endpoint"))
 	assert.Equal(t, []string{"tenant", "zone"}, advertisedKeys(t, s.p))
 	ctx := with(context.Background(), "endpoint", "mine", "tenant", "7", "zone", "eu")
 	labels := func(n int) (all map[string]string) {

@@ -4,6 +4,7 @@
 package spanctx
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -95,6 +96,9 @@ func (c config) check() error {
 	if c.labels < LabelsAuto || c.labels > LabelsNone {
 		return fmt.Errorf("labels %d is not one of the four choices", c.labels)
 	}
+	if c.noCarrier() {
+		return errors.New("no carrier is on")
+	}
 	return ring.Check(c.capacity, c.space)
 }
 
@@ -173,7 +177,7 @@ func (c config) differs(other config) error {
 	if len(names) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: these options of a later TracerProvider have no effect: %s", ErrProcessorExists, strings.Join(names, ", "))
+	return fmt.Errorf("active spans are already published with other options: %s", strings.Join(names, ", "))
 }
 
 // WithEnabled decides whether [WithPublishing] publishes spans, and overrides the

@@ -25,23 +25,17 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// TestAlreadyPublishing checks that a second SpanProcessor is refused. If several are created
-// concurrently, exactly one call must succeed, and none may return a half-built SpanProcessor.
-func TestAlreadyPublishing(t *testing.T) {
+// TestSeveralProcessors checks that SpanProcessors that are created concurrently publish together, until
+// the last one is shut down.
+func TestSeveralProcessors(t *testing.T) {
 	for range 20 {
-		var won atomic.Int32
-		var winner atomic.Pointer[SpanProcessor]
+		var processors [8]*SpanProcessor
 		var all sync.WaitGroup
-		for range 8 {
+		for i := range processors {
 			all.Go(func() {
-				p, err := NewSpanProcessor(WithSlotCapacity(64))
-				if err == nil {
-					won.Add(1)
-					winner.Store(p)
-					return
-				}
-				assert.Nil(t, p)
-				assert.ErrorIs(t, err, ErrProcessorExists)
+				var err error
+				processors[i], err = NewSpanProcessor(WithSlotCapacity(64))
+				assert.NoError(t, err)
 			})
 			all.Go(func() {
 				tp := sdktrace.NewTracerProvider()
@@ -52,14 +46,21 @@ func TestAlreadyPublishing(t *testing.T) {
 			})
 		}
 		all.Wait()
-		require.EqualValues(t, 1, won.Load())
-		require.NoError(t, winner.Load().Shutdown(context.Background()))
-		require.NoError(t, winner.Load().Shutdown(context.Background()), "again")
+		p := active.Load()
+		require.NotNil(t, p)
+		_, err := NewSpanProcessor(WithSlotCapacity(128))
+		require.EqualError(t, err, "active spans are already published with other options: WithSlotCapacity")
+		tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processors[0]))
+		_, span := tp.Tracer("").Start(context.Background(), "span")
+		for _, other := range processors[1:] {
+			require.NoError(t, other.Shutdown(context.Background()))
+			require.NoError(t, other.Shutdown(context.Background()), "again")
+			assert.Same(t, p, active.Load())
+		}
+		span.End()
+		require.NoError(t, tp.Shutdown(context.Background()))
+		require.Nil(t, active.Load())
 	}
-	s := serve(t)
-	_, span := s.root()
-	assert.Positive(t, s.places(number(span)))
-	span.End()
 	goruntime.SetLabels(nil)
 }
 
@@ -77,10 +78,9 @@ func TestWithPublishing(t *testing.T) {
 	tp := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
 	p := active.Load()
 	require.NotNil(t, p)
-	// A second provider shares the SpanProcessor.
 	tp2 := sdktrace.NewTracerProvider()
-	assert.Same(t, p, ForProvider())
-	tp2.RegisterSpanProcessor(p)
+	tp2.RegisterSpanProcessor(ForProvider())
+	assert.Same(t, p, active.Load(), "both publish together")
 	shows := func(tps ...*sdktrace.TracerProvider) {
 		apart(func() {
 			for _, tp := range tps {
@@ -107,6 +107,11 @@ func TestWithPublishing(t *testing.T) {
 		Refresh(ctx)
 		span.End()
 	})
+	// An option that no provider uses has no effect once there is a later one.
+	_ = WithPublishing()
+	tp4 := sdktrace.NewTracerProvider(WithPublishing())
+	require.NoError(t, tp4.Shutdown(context.Background()))
+	assert.Nil(t, active.Load())
 	assert.Empty(t, *errs)
 }
 
@@ -115,6 +120,8 @@ func TestWithPublishing(t *testing.T) {
 func TestOptionsOfALaterProvider(t *testing.T) {
 	errs := handled(t)
 	first := sdktrace.NewTracerProvider(WithPublishing(WithSpanNames(true), WithSlotCapacity(64)))
+	_, span := first.Tracer("").Start(context.Background(), "span")
+	span.End()
 	for name, tt := range map[string]struct {
 		opts    []Option
 		ignored string
@@ -130,7 +137,7 @@ func TestOptionsOfALaterProvider(t *testing.T) {
 		if tt.ignored == "" {
 			assert.Empty(t, *errs, name)
 		} else if assert.Len(t, *errs, 1, name) {
-			assert.EqualError(t, (*errs)[0], "active spans are already published: these options of a later TracerProvider have no effect: "+tt.ignored)
+			assert.EqualError(t, (*errs)[0], "active spans are already published with other options: "+tt.ignored)
 		}
 		require.NoError(t, later.Shutdown(context.Background()))
 	}
@@ -147,7 +154,7 @@ func TestProviderDuringShutdown(t *testing.T) {
 		p := ForProvider(WithSlotCapacity(64))
 		require.NotNil(t, p)
 		done.Wait()
-		assert.Same(t, p, active.Load())
+		assert.NotNil(t, active.Load())
 		require.NoError(t, p.Shutdown(context.Background()))
 	}
 }
@@ -206,7 +213,7 @@ func TestEnvironment(t *testing.T) {
 			environment.Forget()
 			errs := handled(t)
 			tp := sdktrace.NewTracerProvider(WithPublishing(tt.opts...))
-			assert.Equal(t, tt.want, active.Load().Carriers())
+			assert.Equal(t, tt.want, active.Load().carriers())
 			if tt.reports == "" {
 				assert.Empty(t, *errs)
 			} else if assert.Len(t, *errs, 1) {
@@ -324,9 +331,10 @@ func TestNilProcessor(t *testing.T) {
 
 // Shutdown withdraws published spans, even with a canceled context.
 func TestShutdown(t *testing.T) {
-	p, err := NewSpanProcessor()
+	processor, err := NewSpanProcessor()
 	require.NoError(t, err)
-	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
+	p := active.Load()
+	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor))
 	cancelled, cancel := context.WithCancel(context.Background())
 	cancel()
 	apart(func() {
@@ -345,7 +353,7 @@ func TestShutdown(t *testing.T) {
 			close(attached)
 		})
 		<-step
-		apart(func() { require.NoError(t, p.Shutdown(cancelled)) })
+		apart(func() { require.NoError(t, processor.Shutdown(cancelled)) })
 		assertNoRecord(t)
 		step <- struct{}{}
 		<-attached
@@ -374,9 +382,10 @@ func assertNoRecord(t testing.TB) {
 // end spans.
 func TestShutdownUnderLoad(t *testing.T) {
 	for range testenv.Rounds(2, max(3, long(20))) {
-		p, err := NewSpanProcessor(WithSlotCapacity(256))
+		processor, err := NewSpanProcessor(WithSlotCapacity(256))
 		require.NoError(t, err)
-		tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
+		p := active.Load()
+		tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor))
 		tracer := tp.Tracer("")
 		var all, started sync.WaitGroup
 		var stop atomic.Bool
@@ -411,7 +420,7 @@ func TestShutdownUnderLoad(t *testing.T) {
 			})
 		}
 		started.Wait()
-		require.NoError(t, p.Shutdown(context.Background()))
+		require.NoError(t, processor.Shutdown(context.Background()))
 		stop.Store(true)
 		all.Wait()
 		m := &memory{info: p.threads.Layout(), Memory: selfMemory()}

@@ -12,6 +12,7 @@ import (
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/invariants"
+	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -45,7 +46,7 @@ type goroutine struct {
 
 // locate sets g to the state that the calling goroutine last published or inherited. The span may
 // have ended.
-func (p *SpanProcessor) locate(g *goroutine) {
+func (p *path) locate(g *goroutine) {
 	g.Self = p.runtime.Goroutine()
 	var known bool
 	if g.Goid != 0 {
@@ -71,7 +72,7 @@ func (p *SpanProcessor) locate(g *goroutine) {
 // published on the thread.
 //
 //go:noinline
-func (p *SpanProcessor) locateThread() (position wire.Position, known bool) {
+func (p *path) locateThread() (position wire.Position, known bool) {
 	if p.records {
 		return 0, false
 	}
@@ -79,7 +80,7 @@ func (p *SpanProcessor) locateThread() (position wire.Position, known bool) {
 }
 
 // locateLive is locate, followed by moveToNearest if the span has ended.
-func (p *SpanProcessor) locateLive(g *goroutine) {
+func (p *path) locateLive(g *goroutine) {
 	p.locate(g)
 	if g.position != 0 && !p.cells.Live(g.position.Ref()) {
 		p.moveToNearest(g)
@@ -90,7 +91,7 @@ func (p *SpanProcessor) locateLive(g *goroutine) {
 // span.
 //
 //go:noinline
-func (p *SpanProcessor) moveToNearest(g *goroutine) {
+func (p *path) moveToNearest(g *goroutine) {
 	nearest, known := p.cells.Nearest(g.position, g.Goid)
 	if !known && g.record != nil {
 		if ancestors, outsider := g.record.Ancestors(); outsider == 0 || outsider != g.Goid {
@@ -110,9 +111,9 @@ func (g *goroutine) moveTo(position wire.Position) {
 	g.position, g.record = position, outer
 }
 
-// OnStart publishes the span for the calling goroutine. ctx is the context passed to Start.
-func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
-	if p == nil || s == nil || p.stopped.Load() {
+// OnStart implements [SpanProcessor.OnStart].
+func (p *path) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan, r *providers.Reference) {
+	if p.stopped.Load() {
 		return
 	}
 	var n cells.Span
@@ -129,7 +130,7 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if p.cells.Is(g.position.Ref(), n.Key) {
 		return // The processor is registered twice.
 	}
-	n.Goid, n.G = g.Goid, uintptr(g.G)
+	n.Goid, n.G, n.Provider = g.Goid, uintptr(g.G), r.Number
 	n.LocalRootSpanID = n.SpanID
 	if p.names != nil {
 		n.Name = p.names.Number(s.Name())
@@ -145,14 +146,14 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if p.threads == nil {
 		p.cells.Barrier(ref) // If there are slots, claiming the slot is the barrier.
 	}
-	if p.stopped.Load() {
+	if p.stopped.Load() || !r.Counts() {
 		p.endLate(ref, record)
 	}
 }
 
 // setLineage sets the local root and the ancestors of n, a starting span. They come from the parent
 // in the context passed to Start or, if the parent has ended, from the grandparent.
-func (p *SpanProcessor) setLineage(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, g *goroutine) {
+func (p *path) setLineage(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, g *goroutine) {
 	var parent cells.Ref
 	if !child {
 		parent = p.newRootParent(ctx)
@@ -173,7 +174,7 @@ func (p *SpanProcessor) setLineage(ctx context.Context, s sdktrace.ReadWriteSpan
 // newRootParent returns the closest ancestor for a span without a parent: the span of ctx or, if
 // that has ended, its parent. It returns 0 if neither is live. A span without a parent has an
 // ancestor only if it was started with trace.WithNewRoot.
-func (p *SpanProcessor) newRootParent(ctx context.Context) cells.Ref {
+func (p *path) newRootParent(ctx context.Context) cells.Ref {
 	k, ok := sdkspan.Local(ctx)
 	if !ok {
 		return 0
@@ -189,7 +190,7 @@ func (p *SpanProcessor) newRootParent(ctx context.Context) cells.Ref {
 // ctx. setEndedParent returns the grandparent if it is live, otherwise 0.
 //
 //go:noinline
-func (p *SpanProcessor) setEndedParent(ctx context.Context, k sdkspan.Key, n *cells.Span) cells.Ref {
+func (p *path) setEndedParent(ctx context.Context, k sdkspan.Key, n *cells.Span) cells.Ref {
 	parent, grandparent := p.grandparent(ctx, k)
 	if parent == nil {
 		return 0
@@ -208,7 +209,7 @@ func (p *SpanProcessor) setEndedParent(ctx context.Context, k sdkspan.Key, n *ce
 // grandparent returns the parent of a starting span, and the ref of the parent's own parent. The
 // parent is the span of ctx. It is nil if its key is not k. The grandparent is 0 unless it is live
 // and local.
-func (p *SpanProcessor) grandparent(ctx context.Context, k sdkspan.Key) (parent sdktrace.ReadOnlySpan, grandparent cells.Ref) {
+func (p *path) grandparent(ctx context.Context, k sdkspan.Key) (parent sdktrace.ReadOnlySpan, grandparent cells.Ref) {
 	parent, ok := sdkspan.FromContext(ctx).(sdktrace.ReadOnlySpan)
 	if !ok || sdkspan.Of(parent.SpanContext()) != k {
 		return nil, 0
@@ -220,7 +221,7 @@ func (p *SpanProcessor) grandparent(ctx context.Context, k sdkspan.Key) (parent 
 }
 
 // newRecord returns the record of a starting span, or nil if goroutine records are off.
-func (p *SpanProcessor) newRecord(n *cells.Span, attributes *gorecord.Attributes, g *goroutine) *gorecord.Record {
+func (p *path) newRecord(n *cells.Span, attributes *gorecord.Attributes, g *goroutine) *gorecord.Record {
 	if !p.records {
 		return nil
 	}
@@ -241,7 +242,7 @@ func (p *SpanProcessor) newRecord(n *cells.Span, attributes *gorecord.Attributes
 
 // begin makes a span live and publishes it for the calling goroutine. It returns 0 if no cell is
 // free.
-func (p *SpanProcessor) begin(n *cells.Span, record *gorecord.Record, attributes *gorecord.Attributes, g *goroutine) cells.Ref {
+func (p *path) begin(n *cells.Span, record *gorecord.Record, attributes *gorecord.Attributes, g *goroutine) cells.Ref {
 	// Assign the fields one by one: copying a struct just after storing its words one by one would
 	// stall the CPU.
 	var slot ring.Span
@@ -276,7 +277,7 @@ func (p *SpanProcessor) begin(n *cells.Span, record *gorecord.Record, attributes
 
 // storePosition stores the position of the calling goroutine in its entry. If goroutine ids cannot
 // be read, it uses an entry for the thread, or none if records are on. The caller must be pinned.
-func (p *SpanProcessor) storePosition(self *goruntime.Self, position wire.Position) {
+func (p *path) storePosition(self *goruntime.Self, position wire.Position) {
 	if self.Goid != 0 {
 		p.goroutines.Store(self.Goid, self.G, position)
 	} else if !p.records {
@@ -286,19 +287,15 @@ func (p *SpanProcessor) storePosition(self *goruntime.Self, position wire.Positi
 
 // endLate ends a span that started during Shutdown. Shutdown may have missed the span and replaced
 // the memory of its cell, so endLate ends the record in any case.
-func (p *SpanProcessor) endLate(ref cells.Ref, record *gorecord.Record) {
-	if ref != 0 {
-		p.evict(ref)
+func (p *path) endLate(ref cells.Ref, record *gorecord.Record) {
+	if ref != 0 && p.evict(ref) && !p.stopped.Load() {
+		p.cells.Free(ref)
 	}
 	record.End(p.withdrawsLabels(p.profile.wasRunning()))
 }
 
-// OnEnd ends the span for every reader. It may run on any goroutine. If the calling goroutine is in
-// the span, or in a descendant that it has started, OnEnd publishes the goroutine's new position.
-func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
-	if p == nil || s == nil {
-		return
-	}
+// OnEnd implements [SpanProcessor.OnEnd].
+func (p *path) OnEnd(s sdktrace.ReadOnlySpan) {
 	k, _, end := sdkspan.Ended(s)
 	var g goroutine
 	p.locate(&g)
@@ -344,8 +341,8 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 
 // leaveEnded publishes a new position for the calling goroutine if its last published span has
 // ended. It does nothing if a record of a live span is installed: that record belongs to a later
-// SpanProcessor.
-func (p *SpanProcessor) leaveEnded(g *goroutine) {
+// path.
+func (p *path) leaveEnded(g *goroutine) {
 	if g.published == 0 || p.cells.Live(g.published) || g.installed != nil && !g.installed.Ended() {
 		return
 	}
@@ -355,14 +352,14 @@ func (p *SpanProcessor) leaveEnded(g *goroutine) {
 
 // withdrawsLabels reports whether to withdraw the labels of an ended span. profiled is true while
 // the process is taking a CPU profile of itself.
-func (p *SpanProcessor) withdrawsLabels(profiled bool) bool {
+func (p *path) withdrawsLabels(profiled bool) bool {
 	return p.labels == LabelsWithdrawn || p.labels == LabelsAuto && !raceEnabled && !profiled
 }
 
 // evict ends a live span and its records, to make room or at Shutdown. It returns false if another
 // goroutine ended the span first. It does not publish an ancestor instead, because only the
 // goroutines in the span may store their positions. It may be called while pinned.
-func (p *SpanProcessor) evict(ref cells.Ref) bool {
+func (p *path) evict(ref cells.Ref) bool {
 	record, withdraw := p.data.record(ref), p.withdrawsLabels(p.profile.wasRunning())
 	// End the records before the cell: once the cell has ended, a concurrent OnEnd of the span
 	// returns at once, and no reader may see the span after that. The second record.End ends variants
@@ -381,7 +378,7 @@ func (p *SpanProcessor) evict(ref cells.Ref) bool {
 
 // isPublished reports whether the goroutine that started a span still exists and has that span as
 // its position. It may be called while pinned.
-func (p *SpanProcessor) isPublished(ref cells.Ref, goid uint64, g uintptr) bool {
+func (p *path) isPublished(ref cells.Ref, goid uint64, g uintptr) bool {
 	position, known := p.goroutines.Load(goid, g)
 	return known && position.Ref() == ref && p.runtime.Is(g, goid)
 }
@@ -390,7 +387,7 @@ func (p *SpanProcessor) isPublished(ref cells.Ref, goid uint64, g uintptr) bool 
 // They come from the goroutine's record or, without a record, from the start of the span. If the
 // goroutine has attached the span and its record no longer exists, there are none, because Attach
 // may have set different ones.
-func (p *SpanProcessor) attributes(g *goroutine) []byte {
+func (p *path) attributes(g *goroutine) []byte {
 	if g.position == 0 || p.keys.Load() == nil {
 		return nil
 	}
@@ -406,7 +403,7 @@ func (p *SpanProcessor) attributes(g *goroutine) []byte {
 // publish publishes g.position, with attributes, for the calling goroutine. If ended is not 0,
 // publish also puts that span's cell on the free stack of the P, and reports whether there was
 // room.
-func (p *SpanProcessor) publish(g *goroutine, attributes []byte, ended cells.Ref) (freed bool) {
+func (p *path) publish(g *goroutine, attributes []byte, ended cells.Ref) (freed bool) {
 	ref := g.position.Ref()
 	// IDs returns zeros if another goroutine has just ended the span. The slot still needs the ref,
 	// which leads readers to the ancestors.
@@ -434,7 +431,7 @@ func (p *SpanProcessor) publish(g *goroutine, attributes []byte, ended cells.Ref
 // install installs g.record. If that is nil, has ended, or has outdated user labels or names,
 // install creates a variant of the span's record with attributes, and installs the variant. If the
 // goroutine is in no span, install restores the user's labels.
-func (p *SpanProcessor) install(g *goroutine, attributes []byte) {
+func (p *path) install(g *goroutine, attributes []byte) {
 	record, ref := g.record, g.position.Ref()
 	if ref != 0 && (record == nil || record.Ended() || !record.HasLabels(g.user) || p.names != nil && !record.HasNames(p.cells.Names(ref))) {
 		if base := p.data.record(ref); base != nil {
@@ -457,7 +454,7 @@ func (p *SpanProcessor) install(g *goroutine, attributes []byte) {
 
 // variant returns a record for the same span as base, with the given attributes, user labels and
 // outer record. If outer is nil, the variant may have any outer record.
-func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record) *gorecord.Record {
+func (p *path) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record) *gorecord.Record {
 	var names gorecord.Names
 	name, endpoint := p.cells.Names(base.Ref())
 	p.names.Set(&names, name, endpoint)

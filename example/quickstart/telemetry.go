@@ -32,8 +32,6 @@ func newTracerProvider(ctx context.Context) (*sdktrace.TracerProvider, error) {
 	options := []sdktrace.TracerProviderOption{
 		// This replaces sdktrace.WithResource: the resource is also published.
 		resourcepublisher.WithResource(res), //nolint:contextcheck // Options take no context.
-		// Current unpublishes the resource when the provider shuts down.
-		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
 		// This publishes the active span, per thread and per goroutine, with its name.
 		spanctx.WithPublishing(spanctx.WithSpanNames(true)),
 	}

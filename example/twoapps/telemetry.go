@@ -45,7 +45,6 @@ func newTelemetry(ctx context.Context) (*telemetry, error) {
 		// This replaces sdktrace.WithResource, and also publishes the resource for profilers until
 		// the provider shuts down.
 		resourcepublisher.WithResource(res), //nolint:contextcheck // Options take no context.
-		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
 		// This publishes the active span for profilers, with the attribute appKey of its context.
 		spanctx.WithPublishing(spanctx.WithAttributeKeys(appKey)),
 		// This replaces sdktrace.WithSampler. nil is the default sampler.

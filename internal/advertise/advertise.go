@@ -11,7 +11,7 @@ import "go.opentelemetry.io/otel/attribute"
 // Change publishes the attributes in set and removes those with the keys in remove. Readers see
 // both changes at once. The attributes are published in the process context or, if there is none,
 // in a separate mapping. Package resourcepublisher sets Change, so callers must import that
-// package.
+// package. They must hold the lock of package providers.
 //
 // Change fails, and changes nothing, if an attribute cannot be published, if there is no room, if
 // another Go runtime in this process advertises its spans, or if a system call fails on existing

@@ -16,7 +16,7 @@ import (
 // them, including their tests. Each use must explain why it is sound.
 var reserved = map[string]string{
 	"unsafe": "internal/wire internal/vma internal/ordered internal/cells internal/ring internal/gorecord internal/goruntime internal/apmlib " +
-		"internal/profilersocket internal/sdkspan internal/goroutines internal/tlsvar spanctx cmd/otelctx/internal/kernel/privilege " +
+		"internal/profilersocket internal/sdkspan internal/providers internal/goroutines internal/tlsvar spanctx cmd/otelctx/internal/kernel/privilege " +
 		"cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/conformance instrumentation " +
 		// Tests, and programs that tests run.
 		"internal/testing/childproc internal/interop/profiler internal/goruntime/testdata/probe internal/testing/burner " +

@@ -68,9 +68,11 @@ type Span struct {
 	Ancestors       Ancestors
 	// Outside is true if the goroutine that started the span was in none of the span's ancestors.
 	// Before is the position of that goroutine when it started the span.
-	Outside     bool
-	Before      Position
-	TraceFlags  uint8
+	Outside    bool
+	Before     Position
+	TraceFlags uint8
+	// Provider is the number of the reference (package providers) through which the span is published.
+	Provider    uint16
 	StartUnixNS uint64
 	G           uintptr
 	// TID is the id of the thread whose slot publishes the span for the goroutine that started it,
@@ -245,6 +247,11 @@ func (t *Table) IDs(r Ref) (k sdkspan.Key, traceFlags uint8) {
 	return k, traceFlags
 }
 
+// Provider returns the number of the provider of a live span, see [Span].
+func (t *Table) Provider(r Ref) uint16 {
+	return uint16(atomic.LoadUint64(&t.cell(r).Flags) >> wire.CellProviderShift)
+}
+
 // Names returns the numbers of a span's name and of its local root's name. They are meaningless if
 // the span has ended.
 func (t *Table) Names(r Ref) (name, endpoint uint16) {
@@ -326,6 +333,7 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 	if s.Outside {
 		flags |= wire.CellOutside
 	}
+	flags |= uint64(s.Provider) << wire.CellProviderShift
 	ordered.Put(&c.Flags, flags)
 	ordered.Put(&c.Before, uint64(s.Before))
 	ordered.Put(&c.Start, s.StartUnixNS)

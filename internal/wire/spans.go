@@ -53,7 +53,8 @@ type Cell struct {
 	// Ancestors are references to the span's parent, grandparent and great-grandparent, according
 	// to the context that the span was started with. A reference of 0 means that there is none.
 	Ancestors [Ancestors]uint64
-	// Flags holds the W3C trace flags in its lowest byte, and [CellOutside].
+	// Flags holds the W3C trace flags in its lowest byte, [CellOutside], and the number of the provider
+	// of the span, shifted by [CellProviderShift].
 	Flags uint64
 	// Start is the start time of the span in nanoseconds since the Unix epoch.
 	Start uint64
@@ -79,6 +80,10 @@ type Cell struct {
 // span's ancestors at that time. If another goroutine ends such a span, the goroutine that started
 // it is then in no span.
 const CellOutside = 1 << 8
+
+// CellProviderShift is the position in Cell.Flags of a number, u16, by which the writer finds the spans
+// of a TracerProvider that is shut down. Readers do not need it.
+const CellProviderShift = 16
 
 // The parts of Cell.Names.
 const (

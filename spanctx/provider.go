@@ -1,0 +1,266 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/environment"
+	"github.com/otelctx/otelctx/internal/providers"
+)
+
+// SpanProcessor publishes the active span of each goroutine. It may be registered with several
+// TracerProviders, and a process may have several. It is safe for concurrent use. A nil SpanProcessor
+// does nothing.
+type SpanProcessor struct {
+	config config
+	handle *providers.Handle
+	// joined is the path that has published the spans of the processor's providers last.
+	joined atomic.Pointer[path]
+}
+
+var _ sdktrace.SpanProcessor = (*SpanProcessor)(nil)
+
+//nolint:gochecknoinits // internal/providers must not import this package
+func init() {
+	providers.Spans.Apply = apply
+	providers.Spans.Gone = endSpansOf
+}
+
+// apply publishes spans while there is a reference. The lock of package providers is held.
+func apply(newest *providers.Reference) error {
+	p := active.Load()
+	switch {
+	case newest == nil && p == nil:
+		return nil
+	case newest == nil:
+		return p.shutdown()
+	}
+	if p == nil {
+		owner := newest.Handle.Owner.(*SpanProcessor) //nolint:forcetypeassert // only this package opens such handles
+		if err := build(owner.config); err != nil {
+			return fmt.Errorf("publish active spans: %w", err)
+		}
+		p = active.Load()
+		owner.joined.Store(p)
+	}
+	for owner := range providers.Spans.Owners {
+		if o := owner.(*SpanProcessor); o.joined.Swap(p) != p { //nolint:forcetypeassert // the same
+			if err := p.addKeys(o.config.keys); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// endSpansOf ends the live spans of a provider that is gone, because the SDK does not report their end.
+func endSpansOf(r *providers.Reference) {
+	p := active.Load()
+	if p == nil || r.Number == 0 {
+		return
+	}
+	p.profile.running(time.Now()) // so that evict gets a recent result from wasRunning
+	p.cells.All(func(ref cells.Ref) {
+		if p.cells.Provider(ref) == r.Number && p.evict(ref) {
+			p.cells.Free(ref)
+		}
+	})
+}
+
+// NewSpanProcessor returns a SpanProcessor that publishes the active span through the carriers
+// chosen by opts, and advertises them: in the process context of package resourcepublisher or,
+// while there is no process context, in a separate mapping. If that mapping cannot be created, the
+// reason goes to [otel.Handle].
+//
+// All SpanProcessors of a process publish together, with the options of the first one. Keys of
+// [WithAttributeKeys] are combined. If another option differs, NewSpanProcessor fails and names it.
+//
+// A carrier stays off if this Go runtime does not support it or if the kernel refuses to map its
+// memory; [SpanProcessor.Err] returns the reason. The goroutine table and slots of layout 2 also
+// need the span table. If no carrier works, NewSpanProcessor fails. The error wraps
+// [errors.ErrUnsupported] where nothing can be published. Otherwise it says which option is invalid or
+// differs, why no carrier is on, or why the advertisement cannot be published.
+func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
+	if err := differs(opts); err != nil {
+		return nil, err
+	}
+	return open(newConfig(opts))
+}
+
+// open returns a SpanProcessor that holds a provisional reference.
+func open(c config) (*SpanProcessor, error) {
+	if err := c.check(); err != nil {
+		return nil, fmt.Errorf("publish active spans: %w", err)
+	}
+	p := &SpanProcessor{config: c}
+	var err error
+	if p.handle, err = providers.Spans.Open(p, nil); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// differs returns an error that names the options that differ from those with which spans are published.
+func differs(opts []Option) error {
+	p := active.Load()
+	if p == nil {
+		return nil
+	}
+	asked := p.config
+	for _, o := range opts {
+		asked = o.apply(asked)
+	}
+	return p.differs(asked)
+}
+
+// WithPublishing publishes the spans of a TracerProvider. It is short for
+// [sdktrace.WithSpanProcessor] with the result of [ForProvider].
+func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
+	return sdktrace.WithSpanProcessor(ForProvider(opts...))
+}
+
+// ForProvider is [NewSpanProcessor] for programs that run with or without profilers: errors go to
+// [otel.Handle], and so does the reason for each carrier that stays off. The provider works in any case.
+// If nothing can be published, the result is nil. Use ForProvider for a provider that already exists:
+//
+//	tp.RegisterSpanProcessor(spanctx.ForProvider())
+//
+// Options that differ from those of the first SpanProcessor have no effect, which is reported.
+//
+// ForProvider returns nil if the environment variable OTELCTX_SPANS_DISABLED=true is set, unless
+// [WithEnabled] overrides it, and if OTELCTX_SPAN_CARRIERS=none is set, unless an option turns a
+// carrier on. The package documentation lists the variables.
+func ForProvider(opts ...Option) *SpanProcessor {
+	c := newConfig(opts)
+	if !c.enabled || c.noCarrier() && len(environment.SpanCarriers.Members(allCarriers...)) == 0 {
+		return nil
+	}
+	first := active.Load() == nil
+	if err := differs(opts); err != nil {
+		otel.Handle(err)
+	}
+	p, err := open(c)
+	if err == nil && first {
+		err = p.Err()
+	}
+	if err != nil {
+		otel.Handle(err)
+	}
+	return p
+}
+
+// Carriers returns the names of the carriers that are on: thread_slots, goroutine_table,
+// goroutine_record. [SpanProcessor.Err] returns why requested ones are off.
+func (p *SpanProcessor) Carriers() []string {
+	if p == nil {
+		return nil
+	}
+	return active.Load().carriers()
+}
+
+// Err returns the reasons why requested carriers, or the tables of spans and names, are off, joined
+// into one error. It is nil if all of them are on.
+func (p *SpanProcessor) Err() error {
+	path := active.Load()
+	if p == nil || path == nil {
+		return nil
+	}
+	return path.carrierErr
+}
+
+// AddAttributeKeys adds keys to those of [WithAttributeKeys]. They apply to spans that start
+// afterwards. New keys are advertised before attributes are published with them, and duplicates are
+// ignored. Keys cannot be removed. The space for attributes in slots is fixed at construction: see
+// [WithSlotAttributeSpace]. After Shutdown, AddAttributeKeys does nothing.
+//
+// If the keys cannot be advertised, AddAttributeKeys returns an error, such as
+// [resourcepublisher.ErrTooLarge], and changes nothing. Keys above the limit of 256 are not an
+// error: see [SpanProcessor.RefusedAttributeKeys].
+func (p *SpanProcessor) AddAttributeKeys(keys ...attribute.Key) error {
+	if p == nil {
+		return nil
+	}
+	defer providers.Lock()()
+	path := active.Load()
+	if path == nil || !p.handle.HasReference() {
+		return nil
+	}
+	if err := path.addKeys(keys); err != nil {
+		return err
+	}
+	p.config = WithAttributeKeys(keys...).apply(p.config)
+	return nil
+}
+
+// RefusedAttributeKeys returns how many keys were rejected because there were already 256. A key
+// that is rejected repeatedly counts each time.
+func (p *SpanProcessor) RefusedAttributeKeys() int {
+	path := active.Load()
+	if p == nil || path == nil {
+		return 0
+	}
+	return int(path.refusedKeys.Load())
+}
+
+// SpansWithoutName returns how often a span was published without its name or endpoint because the
+// limit of 4,095 names had been reached: at its start, or when [Attach] or [Refresh] published its
+// current name. See [WithSpanNames].
+func (p *SpanProcessor) SpansWithoutName() int64 {
+	path := active.Load()
+	if p == nil || path == nil {
+		return 0
+	}
+	return path.names.LeftOut()
+}
+
+// OnStart publishes the span for the calling goroutine. ctx is the context passed to Start.
+func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
+	if p == nil || s == nil {
+		return
+	}
+	r := p.handle.Started(s)
+	if path := active.Load(); path != nil && r != nil {
+		path.OnStart(ctx, s, r)
+	}
+}
+
+// OnEnd ends the span for every reader. It may run on any goroutine. If the calling goroutine is in
+// the span, or in a descendant that it has started, OnEnd publishes the goroutine's new position.
+func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
+	if p == nil || s == nil {
+		return
+	}
+	path := active.Load()
+	if path == nil {
+		path = p.joined.Load() // has been shut down, but the goroutine may still have labels of the span
+	}
+	if path != nil {
+		path.OnEnd(s)
+	}
+}
+
+// ForceFlush does nothing, because nothing is buffered.
+func (p *SpanProcessor) ForceFlush(context.Context) error { return nil }
+
+// Shutdown stops publishing the spans of the provider that is being shut down. If that was the last one,
+// it withdraws the advertisement, ends the published spans, and closes the slots and tables. ctx is not
+// used, because Shutdown does not wait. Spans may start and end during and after Shutdown; they are not
+// published.
+//
+// If it is not a TracerProvider that calls Shutdown, the SpanProcessor stops for good.
+func (p *SpanProcessor) Shutdown(context.Context) error {
+	if p == nil {
+		return nil
+	}
+	return p.handle.Shutdown()
+}
