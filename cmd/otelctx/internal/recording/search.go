@@ -8,10 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
@@ -235,24 +233,6 @@ func (s *search) poll(ctx context.Context) {
 		s.dispatch(ctx)
 	}
 	s.last = processes
-}
-
-// userOf returns the user who started a process, -1 if unknown.
-func userOf(pid int) int {
-	// This is cheaper than reading the status file. However, the files of a process that is not dumpable
-	// belong to root, whoever started the process.
-	info, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
-	if err != nil {
-		return -1
-	}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 {
-		return int(st.Uid)
-	}
-	user, err := procfs.NewFS("/proc").User(pid)
-	if err != nil {
-		return -1
-	}
-	return user
 }
 
 // dispatch starts the scans whose turn it is.

@@ -14,6 +14,8 @@ import (
 func refusePlanted(string) error { return nil }
 
 // mayReplace returns false, because not every system can replace open files.
+func ownerOf(fs.FileInfo) (int, bool) { return 0, false }
+
 func mayReplace(fs.FileInfo) bool { return false }
 
 func newPending(string) (pending, error) { return nil, errors.ErrUnsupported }
