@@ -74,7 +74,7 @@ func newDictionary() *dictionary {
 		functions:  map[functionKey]int32{},
 		mappings:   map[symbols.Mapping]int32{{}: 0},
 		byPointer:  map[*symbols.Location]int32{},
-		locations:  map[string]int32{},
+		locations:  map[string]int32{"": 0},
 		stacks:     map[string]int32{"": 0},
 		links:      map[linkKey]int32{},
 		attributes: map[attributeKey]int32{},
@@ -113,6 +113,24 @@ func add[T any](table *[]T, value T) int32 {
 	return int32(len(*table) - 1)
 }
 
+// intern returns the index of the entry with a key, which create makes on first use.
+func intern[K comparable, T any](indices map[K]int32, table *[]T, key K, create func() T) int32 {
+	i, ok := indices[key]
+	if !ok {
+		i = add(table, create())
+		indices[key] = i
+	}
+	return i
+}
+
+// internBytes is like intern, but copies the key only on first use.
+func internBytes[T any](indices map[string]int32, table *[]T, key []byte, create func() T) int32 {
+	if i, ok := indices[string(key)]; ok {
+		return i
+	}
+	return intern(indices, table, string(key), create)
+}
+
 // room reports whether size more bytes of text fit within maxText.
 func (d *dictionary) room(size int) bool { return d.text+size <= maxText }
 
@@ -144,16 +162,13 @@ func (d *dictionary) stack(stack []*symbols.Location) int32 {
 			d.key = appendIndex(d.key, i)
 		}
 	}
-	if i, ok := d.stacks[string(d.key)]; ok {
-		return i
-	}
-	indices := make([]int32, len(d.key)/4)
-	for n := range indices {
-		indices[n] = int32(binary.LittleEndian.Uint32(d.key[n*4:]))
-	}
-	i := add(&d.tables.StackTable, &profilespb.Stack{LocationIndices: indices})
-	d.stacks[string(d.key)] = i
-	return i
+	return internBytes(d.stacks, &d.tables.StackTable, d.key, func() *profilespb.Stack {
+		indices := make([]int32, len(d.key)/4)
+		for n := range indices {
+			indices[n] = int32(binary.LittleEndian.Uint32(d.key[n*4:]))
+		}
+		return &profilespb.Stack{LocationIndices: indices}
+	})
 }
 
 // location returns the index of a location. It must not use d.key, because its caller, the method stack, does.
@@ -170,26 +185,13 @@ func (d *dictionary) location(l *symbols.Location) int32 {
 	if l.Type != "" {
 		m.AttributeIndices = d.appendAttribute(nil, StringAttribute(string(semconv.ProfileFrameTypeKey), l.Type))
 	}
-	i := d.locationByContent(m)
+	// A lookup by pointer does not suffice, because package symbols may evict a location and later create an equal one.
+	content, _ := marshal.Marshal(m) // It has only numbers, which always encode.
+	i := internBytes(d.locations, &d.tables.LocationTable, content, func() *profilespb.Location { return m })
 	if len(d.byPointer) >= maxCachedLocations {
 		clear(d.byPointer)
 	}
 	d.byPointer[l] = i
-	return i
-}
-
-// locationByContent returns the index of the location with the content of m, or 0 if m has no content. A lookup
-// by pointer does not suffice, because package symbols may evict a location and later create an equal one.
-func (d *dictionary) locationByContent(m *profilespb.Location) int32 {
-	content, _ := marshal.Marshal(m) // It has only numbers, which always encode.
-	if len(content) == 0 {
-		return 0
-	}
-	if i, ok := d.locations[string(content)]; ok {
-		return i
-	}
-	i := add(&d.tables.LocationTable, m)
-	d.locations[string(content)] = i
 	return i
 }
 
@@ -208,12 +210,9 @@ func (d *dictionary) canName(lines []symbols.Line) bool {
 
 func (d *dictionary) function(line symbols.Line) int32 {
 	key := functionKey{name: d.string(line.Function), file: d.string(line.File), start: int64(line.Start)}
-	if i, ok := d.functions[key]; ok {
-		return i
-	}
-	i := add(&d.tables.FunctionTable, &profilespb.Function{NameStrindex: key.name, FilenameStrindex: key.file, StartLine: key.start})
-	d.functions[key] = i
-	return i
+	return intern(d.functions, &d.tables.FunctionTable, key, func() *profilespb.Function {
+		return &profilespb.Function{NameStrindex: key.name, FilenameStrindex: key.file, StartLine: key.start}
+	})
 }
 
 func (d *dictionary) mapping(raw *symbols.Mapping) int32 {
@@ -253,12 +252,9 @@ func (d *dictionary) link(key linkKey) int32 {
 	if key.traceID == [16]byte{} || key.spanID == [8]byte{} {
 		return 0
 	}
-	if i, ok := d.links[key]; ok {
-		return i
-	}
-	i := add(&d.tables.LinkTable, &profilespb.Link{TraceId: slices.Clone(key.traceID[:]), SpanId: slices.Clone(key.spanID[:])})
-	d.links[key] = i
-	return i
+	return intern(d.links, &d.tables.LinkTable, key, func() *profilespb.Link {
+		return &profilespb.Link{TraceId: slices.Clone(key.traceID[:]), SpanId: slices.Clone(key.spanID[:])}
+	})
 }
 
 // attributeSet returns the number of a set of attributes, which must be a result of validAttributes.
@@ -275,12 +271,7 @@ func (d *dictionary) attributeSet(attributes []*commonpb.KeyValue) int32 {
 	for _, i := range d.indices {
 		d.key = appendIndex(d.key, i)
 	}
-	if i, ok := d.setNumbers[string(d.key)]; ok {
-		return i
-	}
-	i := add(&d.attributeSets, slices.Clone(d.indices))
-	d.setNumbers[string(d.key)] = i
-	return i
+	return internBytes(d.setNumbers, &d.attributeSets, d.key, func() []int32 { return slices.Clone(d.indices) })
 }
 
 // appendAttribute appends the index of a, unless there is no room for it.
