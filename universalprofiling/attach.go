@@ -17,7 +17,7 @@ import (
 
 // Attachment restores the span that was published before [Attach]: see [Attachment.Detach].
 type Attachment struct {
-	i            *Integration
+	i            *integration
 	goid         uint64
 	before, span cells.Ref
 }
@@ -84,7 +84,7 @@ func Refresh(ctx context.Context) {
 
 // find returns the live span whose ids are those of the span in ctx, or 0 if there is none or the span
 // in ctx is remote.
-func (i *Integration) find(ctx context.Context) cells.Ref {
+func (i *integration) find(ctx context.Context) cells.Ref {
 	if k, ok := sdkspan.Local(ctx); ok {
 		return i.table.Find(k)
 	}

@@ -46,7 +46,7 @@ func TestStackTraceIDs(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, send(c.Encode()))
 	}
-	require.Eventually(t, func() bool { return s.Stats() == Stats{Correlations: 3} }, testenv.Patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.processor.Stats() == Stats{Correlations: 3} }, testenv.Patience, time.Millisecond)
 	transaction.SetAttributes(attribute.String("kept", "yes"))
 	transaction.End()
 	require.NoError(t, s.provider.ForceFlush(t.Context()))
@@ -79,9 +79,9 @@ func TestCorrelationsAfterTheEnd(t *testing.T) {
 	for _, span := range s.wait(3) {
 		assert.Len(t, stackTraceIDs(span), map[string]int{"one": 1}[span.Name], span.Name)
 	}
-	assert.EqualValues(t, 1, s.Stats().UnknownTransactions)
+	assert.EqualValues(t, 1, s.processor.Stats().UnknownTransactions)
 	s.send(correlation(one, 1, 1)) // after the export
-	assert.EqualValues(t, 2, s.Stats().UnknownTransactions)
+	assert.EqualValues(t, 2, s.processor.Stats().UnknownTransactions)
 }
 
 // TestDelay checks that the last registration determines the delay of transactions, even of those
@@ -156,7 +156,7 @@ func TestOnlySampledLocalRootsWait(t *testing.T) {
 	}
 	assert.Equal(t, []string{"child"}, s.exported.names(), "local roots wait, others do not")
 	s.send(correlation(unsampled, 1, 1))
-	assert.EqualValues(t, 1, s.Stats().UnknownTransactions, "it is not exported")
+	assert.EqualValues(t, 1, s.processor.Stats().UnknownTransactions, "it is not exported")
 	require.NoError(t, s.provider.ForceFlush(t.Context()))
 	assert.ElementsMatch(t, []string{"child", "new root", "child of a remote span", "root"}, s.exported.names())
 }
@@ -185,9 +185,9 @@ func TestAFullQueueExportsAtOnce(t *testing.T) {
 	}
 	assert.Equal(t, []string{"3", "4", "5"}, s.exported.names())
 	assert.Len(t, stackTraceIDs(s.exported.GetSpans()[0]), 1, "stack traces received so far")
-	assert.EqualValues(t, 3, s.Stats().NotDeferred)
+	assert.EqualValues(t, 3, s.processor.Stats().NotDeferred)
 	requireReported(t, handled, "the queue of 3 transactions is full")
-	require.NoError(t, s.ForceFlush(t.Context()))
+	require.NoError(t, s.processor.ForceFlush(t.Context()))
 	assert.Equal(t, []string{"3", "4", "5", "0", "1", "2"}, s.exported.names(), "all are exported, in first-in, first-out order")
 }
 
@@ -201,7 +201,7 @@ func TestAutoWaitsForARegistration(t *testing.T) {
 	run("before")
 	require.Equal(t, []string{"before"}, s.exported.names(), "not deferred")
 	assert.Empty(t, stackTraceIDs(s.exported.GetSpans()[0]), "nor correlated")
-	assert.EqualValues(t, 1, s.Stats().Early)
+	assert.EqualValues(t, 1, s.processor.Stats().Early)
 
 	s.hold()
 	run("after")
@@ -213,11 +213,11 @@ func TestAutoWaitsForARegistration(t *testing.T) {
 
 func TestDisabledDoesNothing(t *testing.T) {
 	s := newService(t, WithMode(Disabled))
-	assert.Same(t, s.exported, s.NewExporter(s.exported), "exporter is not wrapped")
+	assert.Same(t, s.exported, s.processor.NewExporter(s.exported), "exporter is not wrapped")
 	s.start("span").End()
 	assert.Equal(t, []string{"span"}, s.exported.names())
 	assert.Nil(t, active.Load())
-	require.NoError(t, s.ForceFlush(t.Context()))
+	require.NoError(t, s.processor.ForceFlush(t.Context()))
 }
 
 // TestHostID checks that the profiler's host id is added to all spans whose resource has none, and
@@ -286,7 +286,7 @@ func TestMessagesThatAreOfNoUse(t *testing.T) {
 	} {
 		require.NoError(t, send(m))
 	}
-	require.Eventually(t, func() bool { return s.Stats().Malformed == 4 }, testenv.Patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.processor.Stats().Malformed == 4 }, testenv.Patience, time.Millisecond)
 	s.handleMessage([]byte{9, 0, 1, 0}, true)
 	s.send(correlation(child, 1, 1))
 	other, none := valid, valid
@@ -294,14 +294,14 @@ func TestMessagesThatAreOfNoUse(t *testing.T) {
 	s.send(other)
 	s.send(wire.ProfilingCorrelation{Count: 1})
 	want := Stats{Malformed: 4, UnknownTypes: 1, UnknownTransactions: 3}
-	assert.Equal(t, want, s.Stats())
+	assert.Equal(t, want, s.processor.Stats())
 	none.Count = 0
 	s.send(none)
 	newer := append(valid.Encode(), "more"...)
 	newer[2] = 2
 	s.handleMessage(newer, true)
 	want.Correlations = 2
-	assert.Equal(t, want, s.Stats())
+	assert.Equal(t, want, s.processor.Stats())
 }
 
 // TestAHostileSender checks that a malicious sender that knows one transaction can neither exhaust
@@ -333,7 +333,7 @@ func TestAHostileSender(t *testing.T) {
 	size, samples := s.remembered()
 	assert.LessOrEqual(t, samples, maxAllSamples+(1+more)*fewSamples)
 	assert.Greater(t, samples, maxAllSamples/2)
-	assert.Positive(t, s.Stats().Dropped)
+	assert.Positive(t, s.processor.Stats().Dropped)
 	requireReported(t, handled, "too many samples")
 
 	// Correlations of unknown transactions must not use memory.
@@ -346,7 +346,7 @@ func TestAHostileSender(t *testing.T) {
 	s.send(correlation(other, 7, 3))
 	victim.End()
 	other.End()
-	require.NoError(t, s.ForceFlush(t.Context()))
+	require.NoError(t, s.processor.ForceFlush(t.Context()))
 	spans := s.wait(2)
 	assert.LessOrEqual(t, len(stackTraceIDs(spans[0])), maxSamples)
 	assert.Equal(t, []string{"BwAAAAAAAAAAAAAAAAAAAA", "BwAAAAAAAAAAAAAAAAAAAA", "BwAAAAAAAAAAAAAAAAAAAA"}, stackTraceIDs(spans[1]))

@@ -71,8 +71,8 @@ type counters struct {
 	unknownTransactions, early, dropped, notDeferred, evicted atomic.Uint64
 }
 
-// Stats returns the current counts.
-func (i *Integration) Stats() Stats {
+// stats returns the current counts.
+func (i *integration) stats() Stats {
 	if i == nil {
 		return Stats{}
 	}
@@ -136,7 +136,7 @@ func (c *correlations) start(t *cells.Table, s settings) {
 func (c *correlations) enabled() bool { return c.registered.Load() && exporters.count.Load() > 0 }
 
 // receive handles messages until the socket is stopped.
-func (i *Integration) receive() {
+func (i *integration) receive() {
 	defer close(i.received)
 	if err := i.socket.Serve(wire.MaxProfilingMessage, i.handleMessage); err != nil {
 		i.warned.once("messages from the profiler are no longer received: %w", err)
@@ -144,7 +144,7 @@ func (i *Integration) receive() {
 }
 
 // handleMessage parses a message and acts on it. If whole is false, the message was truncated.
-func (i *Integration) handleMessage(b []byte, whole bool) {
+func (i *integration) handleMessage(b []byte, whole bool) {
 	c := &i.correlations
 	if !whole {
 		c.counters.malformed.Add(1)
@@ -167,7 +167,7 @@ func (i *Integration) handleMessage(b []byte, whole bool) {
 }
 
 // register applies a registration.
-func (i *Integration) register(m wire.ProfilingRegistration) {
+func (i *integration) register(m wire.ProfilingRegistration) {
 	c := &i.correlations
 	delay := time.Duration(m.SamplesDelayMS) * time.Millisecond
 	if limit := i.settings.maxDelay; delay > limit {
@@ -188,12 +188,12 @@ func (i *Integration) register(m wire.ProfilingRegistration) {
 	c.wake()
 }
 
-func (i *Integration) warnHostID(profiler, other string) {
+func (i *integration) warnHostID(profiler, other string) {
 	i.warned.once("the profiler reports with %s %q, and spans with %q: some correlations will not work", hostIDKey, profiler, other)
 }
 
 // correlate applies a correlation.
-func (i *Integration) correlate(m wire.ProfilingCorrelation) {
+func (i *integration) correlate(m wire.ProfilingCorrelation) {
 	c := &i.correlations
 	if !c.enabled() {
 		c.counters.early.Add(1)
@@ -335,7 +335,7 @@ func (c *correlations) collect(k sdkspan.Key) (ids []string) {
 
 // complete returns the resource to export instead of r: r with the profiler's host.id added. If r
 // already has a host.id, or the profiler's is unknown, it returns r.
-func (i *Integration) complete(r *resource.Resource) *resource.Resource {
+func (i *integration) complete(r *resource.Resource) *resource.Resource {
 	c := &i.correlations
 	id := c.hostID.Load()
 	if id == nil {

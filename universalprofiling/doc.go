@@ -91,6 +91,19 @@
 // ids are equal modulo 65,536 clear each other's spans, which is not counted. When an integration
 // starts, it removes sockets that killed processes of the same user have left in the directory.
 //
+// # Several providers
+//
+// A provider counts from its first recorded span until it is shut down or garbage collected. Each
+// call that asks for something to be published counts as a provider that is about to start: its
+// resource and spans are published at once, until its own Shutdown or a later such call. The resource
+// of the newest provider is published, and the next newest one's when that is shut down; a provider is
+// as old as the call that it was set up with. Spans are published as long as there is a provider, and
+// again when a provider that is alive starts a span.
+//
+// For this package, the calls are [WithIntegration], [ForProvider] and [New], and the resource is that in
+// the process storage: see [WithResource]. While providers overlap, other settings are those of the first
+// one. A later one with different settings is reported.
+//
 // # Where it works
 //
 // The package works on linux/amd64, with and without cgo, and on linux/arm64 with cgo: without cgo

@@ -53,14 +53,6 @@ func NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
 	return e
 }
 
-// NewExporter is like the function [NewExporter], but returns next if i is disabled.
-func (i *Integration) NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
-	if i == nil || i.records == nil {
-		return next
-	}
-	return NewExporter(next)
-}
-
 // exporters lists the exporters of the process that have not been shut down.
 var exporters exporterList
 
@@ -114,7 +106,7 @@ type exporter struct {
 
 // deferred is a waiting transaction with the Integration that published it.
 type deferred struct {
-	integration *Integration
+	integration *integration
 	span        sdktrace.ReadOnlySpan
 	endedAt     uint64
 }
@@ -166,7 +158,7 @@ func isTransaction(s sdktrace.ReadOnlySpan) bool {
 
 // delay queues s if it has to wait. delayed is true if s was queued, and transaction is true if s
 // is a transaction for which the profiler may send stack traces.
-func (e *exporter) delay(i *Integration, s sdktrace.ReadOnlySpan) (delayed, transaction bool) {
+func (e *exporter) delay(i *integration, s sdktrace.ReadOnlySpan) (delayed, transaction bool) {
 	if i == nil || !i.correlations.registered.Load() || !s.SpanContext().IsSampled() || !isTransaction(s) {
 		return false, false
 	}
@@ -330,7 +322,7 @@ func (e *exporter) MarshalLog() any {
 }
 
 // enrich returns s with the profiler's stack trace ids and host id.
-func (i *Integration) enrich(s sdktrace.ReadOnlySpan) sdktrace.ReadOnlySpan {
+func (i *integration) enrich(s sdktrace.ReadOnlySpan) sdktrace.ReadOnlySpan {
 	if _, ok := s.(*enrichedSpan); ok {
 		return s // enriched by an exporter that wraps this one
 	}

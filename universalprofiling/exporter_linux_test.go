@@ -64,9 +64,9 @@ func TestFlushingHonoursItsContext(t *testing.T) {
 		return ctx.Err()
 	}
 	s.start("span").End()
-	require.ErrorIs(t, s.ForceFlush(ctx), context.Canceled)
+	require.ErrorIs(t, s.processor.ForceFlush(ctx), context.Canceled)
 	s.start("another").End()
-	require.ErrorIs(t, s.ForceFlush(ctx), context.Canceled)
+	require.ErrorIs(t, s.processor.ForceFlush(ctx), context.Canceled)
 	require.Eventually(t, func() bool { return exports.Load() == 2 }, testenv.Patience, time.Millisecond, "the transaction stopped waiting")
 	s.start("last").End()
 	err := e.Shutdown(ctx)
@@ -104,7 +104,7 @@ func TestExportersUnderFire(t *testing.T) {
 	var stop atomic.Bool
 	background.Go(func() {
 		for !stop.Load() {
-			_ = s.ForceFlush(t.Context())
+			_ = s.processor.ForceFlush(t.Context())
 			s.send(registration(time.Duration(time.Now().UnixNano() % 3e6)))
 		}
 	})
@@ -121,7 +121,7 @@ func TestExportersUnderFire(t *testing.T) {
 	wg.Wait()
 	stop.Store(true)
 	background.Wait()
-	require.NoError(t, s.ForceFlush(t.Context()))
+	require.NoError(t, s.processor.ForceFlush(t.Context()))
 	seen := map[string]int{}
 	for _, span := range r.GetSpans() {
 		seen[span.SpanContext.SpanID().String()]++

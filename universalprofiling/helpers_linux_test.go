@@ -86,7 +86,9 @@ func (r *recorder) names() (names []string) {
 
 // service is a TracerProvider with an Integration. Tests send messages to it as a profiler does.
 type service struct {
-	*Integration
+	*integration
+
+	processor *Integration
 
 	t        testing.TB
 	exported *recorder
@@ -105,14 +107,14 @@ func newServiceWith(t testing.TB, more []sdktrace.TracerProviderOption, opts ...
 	supported(t)
 	i, err := New(append([]Option{WithSocketDir(testenv.ShortDir(t)), WithMode(Enabled)}, opts...)...)
 	require.NoError(t, err)
-	s := &service{Integration: i, t: t, exported: newRecorder()}
+	s := &service{integration: active.Load(), processor: i, t: t, exported: newRecorder()}
 	s.provider = sdktrace.NewTracerProvider(append([]sdktrace.TracerProviderOption{
 		sdktrace.WithSpanProcessor(i), sdktrace.WithSyncer(i.NewExporter(s.exported)),
 	}, more...)...)
 	s.tracer = s.provider.Tracer("test")
 	t.Cleanup(func() {
+		require.NoError(t, i.Shutdown(context.Background())) // for all providers of the test
 		require.NoError(t, s.provider.Shutdown(context.Background()))
-		require.NoError(t, i.Shutdown(context.Background()))
 	})
 	return s
 }
@@ -120,7 +122,7 @@ func newServiceWith(t testing.TB, more []sdktrace.TracerProviderOption, opts ...
 // second registers a second exporter.
 func (s *service) second() (*recorder, sdktrace.SpanExporter) {
 	r := newRecorder()
-	e := s.NewExporter(r)
+	e := s.processor.NewExporter(r)
 	s.provider.RegisterSpanProcessor(sdktrace.NewSimpleSpanProcessor(e))
 	return r, e
 }

@@ -21,21 +21,16 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/apmlib"
-	"github.com/otelctx/otelctx/internal/bubble"
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/profilersocket"
+	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// ErrAlreadyIntegrated means that this process already has an Integration.
-var ErrAlreadyIntegrated = errors.New("this process already has an integration")
-
-// Integration publishes spans to profilers and receives messages from them, see [New]. It is a span
-// processor that may be registered with several TracerProviders. It is safe for concurrent use. A
-// nil or disabled Integration does nothing.
-type Integration struct {
+// integration is what an [Integration] has while spans are published.
+type integration struct {
 	settings     settings
 	runtime      *goruntime.Runtime
 	table        *cells.Table
@@ -47,127 +42,29 @@ type Integration struct {
 	received     chan struct{} // closed when the socket is no longer read
 
 	// service is the resource in the process storage. Without WithResource, it is nil until the
-	// first span starts.
+	// first span starts. The lock of package providers is held to change it.
 	service      atomic.Pointer[resource.Resource]
 	correlations correlations
 	warned       warnings
 
-	stopped  atomic.Bool
-	shutdown sync.Once
-	// shutdownErr is guarded by shutdown.
-	shutdownErr error
-	// users is the number of providers that share the Integration, guarded by building.
-	users int
+	stopped atomic.Bool
 }
 
-var _ sdktrace.SpanProcessor = (*Integration)(nil)
-
-// active is the Integration of this process, or nil. There can be only one, because they would all
+// active is the integration of this process, or nil. There can be only one, because they would all
 // publish through the same library.
-var active atomic.Pointer[Integration]
+var active atomic.Pointer[integration]
 
-// latest is the Integration that was created last. It stays set after Shutdown, because spans may
+// latest is the integration that was created last. It stays set after Shutdown, because spans may
 // still be on their way to an exporter.
-var latest atomic.Pointer[Integration]
+var latest atomic.Pointer[integration]
 
-// requested is true once an Integration has been requested, even if it is disabled or could not be
-// created.
-var requested atomic.Bool
-
-// Current returns the Integration of this process, for example the one created by
-// [WithIntegration], or nil if there is none. Use it to call [Integration.Stats], which returns
-// zero counts for a nil Integration.
-func Current() *Integration { return active.Load() }
-
-// building is held while an Integration starts or shuts down.
-var building sync.Mutex
-
-// New creates an Integration. Callers must register it and handle the error; [WithIntegration] does
-// both. The error wraps [ErrAlreadyIntegrated], or [errors.ErrUnsupported] on unsupported
-// platforms. Otherwise it says why the Go runtime is not supported, or what failed in which
-// directories. New cleans up after an error. If the integration is disabled, New returns an
-// Integration that does nothing.
-func New(opts ...Option) (*Integration, error) {
-	return newWith(newSettings(opts))
-}
-
-func newWith(s settings) (*Integration, error) {
-	requested.Store(true)
-	if s.mode == Disabled {
-		return new(Integration), nil
-	}
-	var i *Integration
-	var err error
-	bubble.Outside(func() { i, err = newIntegration(s) })
-	if err != nil {
-		return nil, fmt.Errorf("universal profiling: %w", err)
-	}
-	return i, nil
-}
-
-// WithIntegration registers an Integration with a TracerProvider. It is short for
-// [sdktrace.WithSpanProcessor] with the result of [ForProvider].
-func WithIntegration(opts ...Option) sdktrace.TracerProviderOption {
-	return sdktrace.WithSpanProcessor(ForProvider(opts...))
-}
-
-// ForProvider returns an Integration to register with one TracerProvider, which also shuts it down:
-//
-//	tp.RegisterSpanProcessor(universalprofiling.ForProvider())
-//
-// If the process already has an Integration, the provider shares it, and the Integration stops when
-// the last provider that shares it is shut down. In this case opts are ignored, which is reported
-// if they differ. Otherwise ForProvider creates an Integration, like [New]. Errors go to
-// [otel.Handle], and the provider works as usual.
-//
-// Without [NewExporter], spans are published, but stack traces are not exported. If a profiler sends
-// stack traces, that is reported.
-func ForProvider(opts ...Option) *Integration {
-	s := newSettings(opts)
-	for {
-		i, err := newWith(s)
-		if errors.Is(err, ErrAlreadyIntegrated) {
-			if i, err = share(s); i == nil {
-				continue // it has been shut down in the meantime
-			}
-		}
-		if err != nil {
-			otel.Handle(err)
-		}
-		return i
-	}
-}
-
-// share returns the Integration of this process for one more provider, or nil if it has been shut
-// down. The error is not nil if s differs from the settings of the Integration.
-func share(s settings) (*Integration, error) {
-	building.Lock()
-	defer building.Unlock()
-	i := active.Load()
-	if i == nil || i.users <= 0 {
-		return nil, nil //nolint:nilnil // the caller tries again
-	}
-	i.users++
-	shared := i.settings
-	if s.mode != shared.mode || s.socketDir != shared.socketDir || s.bufferSize != shared.bufferSize || s.maxDelay != shared.maxDelay ||
-		s.resource != nil && (shared.resource == nil || !s.resource.Equal(shared.resource)) {
-		return i, errors.New("universal profiling: the integration is shared with another provider: the options of this one are ignored")
-	}
-	return i, nil
-}
-
-func newIntegration(s settings) (_ *Integration, err error) {
-	building.Lock()
-	defer building.Unlock()
-	if active.Load() != nil {
-		return nil, ErrAlreadyIntegrated
-	}
+// newIntegration creates an integration and makes it active. The lock of package providers is held.
+func newIntegration(s settings, service *resource.Resource) (_ *integration, err error) {
 	if !apmlib.Supported {
 		return nil, errors.ErrUnsupported
 	}
-	i := &Integration{
-		settings: s, runtime: s.runtime, received: make(chan struct{}), users: 1, roots: newRoots(),
-	}
+	i := &integration{settings: s, runtime: s.runtime, received: make(chan struct{}), roots: newRoots()}
+	i.service.Store(service)
 	if i.table, err = cells.New(cells.Options{Spare: i.isPublished, Evict: i.evict, Heap: true}); err != nil {
 		return nil, err
 	}
@@ -180,9 +77,6 @@ func newIntegration(s settings) (_ *Integration, err error) {
 		return nil, errors.Join(err, i.socket.Close())
 	}
 	i.records = i.library.Records()
-	if s.resource != nil {
-		i.service.Store(s.resource)
-	}
 	go i.receive()
 	active.Store(i)
 	latest.Store(i)
@@ -227,7 +121,7 @@ func listen(dirs []string) (*profilersocket.Socket, error) {
 		if err == nil {
 			profilersocket.Sweep(dir, socketPrefix)
 			if len(errs) > 0 {
-				otel.Handle(fmt.Errorf("universal profiling: %w; the socket is %s", errors.Join(errs...), s.Path()))
+				providers.Report(fmt.Errorf("universal profiling: %w; the socket is %s", errors.Join(errs...), s.Path()))
 			}
 			return s, nil
 		}
@@ -238,11 +132,8 @@ func listen(dirs []string) (*profilersocket.Socket, error) {
 
 // storage returns the encoded process storage: the name and environment of the service, and the
 // path of the socket.
-func (i *Integration) storage() []byte {
-	r := i.settings.resource
-	if first := i.service.Load(); first != nil {
-		r = first
-	}
+func (i *integration) storage() []byte {
+	r := i.service.Load()
 	if r == nil {
 		r = resource.Default()
 	}
@@ -264,16 +155,13 @@ func (i *Integration) storage() []byte {
 	}.Encode()
 }
 
-// inactive reports whether the Integration publishes no spans: it is nil, disabled or shut down.
-func (i *Integration) inactive() bool { return i == nil || i.records == nil || i.stopped.Load() }
+// inactive reports whether no spans are published: i is nil or has been shut down.
+func (i *integration) inactive() bool { return i == nil || i.stopped.Load() }
 
-// OnStart publishes the span on the calling goroutine's thread. ctx is the context passed to Start.
-func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
-	if i.inactive() || s == nil {
+// OnStart implements [Integration.OnStart].
+func (i *integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan, reference *providers.Reference) {
+	if i.stopped.Load() {
 		return
-	}
-	if i.service.Load() == nil {
-		i.adoptResource(s.Resource())
 	}
 	var n cells.Span
 	var child bool
@@ -288,7 +176,7 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if i.table.Is(current, n.Key) {
 		return // the processor is registered twice
 	}
-	n.Goid, n.LocalRootSpanID = goid, n.SpanID
+	n.Goid, n.LocalRootSpanID, n.Provider = goid, n.SpanID, reference.Number
 	parent := i.parent(ctx, s, &n, child, current)
 	if !known && i.table.IsOf(parent, goid) {
 		current = parent
@@ -305,8 +193,8 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	goruntime.Unpin()
 	i.publish(r, &n, goid)
 	// Shutdown first sets stopped and then ends all live spans. So either Shutdown sees this span
-	// or OnStart sees stopped.
-	if i.stopped.Load() && i.table.End(r) {
+	// or OnStart sees stopped. The same holds if only the span's provider is shut down.
+	if (i.stopped.Load() || !reference.Counts()) && i.table.End(r) {
 		i.clear(r)
 	}
 }
@@ -314,7 +202,7 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 // parent returns the span of ctx, in which s starts. If that has ended, it returns the parent of
 // that span, or 0 if that is not live either. If s has a local parent, the method sets the local
 // root in n. likely is a guess of the parent, which saves a lookup.
-func (i *Integration) parent(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, likely cells.Ref) cells.Ref {
+func (i *integration) parent(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, likely cells.Ref) cells.Ref {
 	k, remote := sdkspan.Parent(s)
 	if !child { // with trace.WithNewRoot, ctx may have a span even though s has no parent
 		var local bool
@@ -349,7 +237,7 @@ func (i *Integration) parent(ctx context.Context, s sdktrace.ReadWriteSpan, n *c
 // the local root of its live parent, or the local root remembered in i.roots, which is the slowest
 // lookup. If the local root is unknown, rootOfEnded returns 0: profilers ignore samples without a
 // transaction, and no transaction is better than a wrong one.
-func (i *Integration) rootOfEnded(s sdktrace.ReadOnlySpan, parent cells.Ref, k sdkspan.Key) uint64 {
+func (i *integration) rootOfEnded(s sdktrace.ReadOnlySpan, parent cells.Ref, k sdkspan.Key) uint64 {
 	if s != nil && isTransaction(s) {
 		return k.SpanID
 	}
@@ -370,30 +258,31 @@ func memoryOrder(id uint64) uint64 {
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// adoptResource stores the first span's resource in the process storage, unless another one is
-// there.
-func (i *Integration) adoptResource(r *resource.Resource) {
-	if i.service.CompareAndSwap(nil, r) {
+// setService stores r in the process storage, unless it is there or r is nil. The lock of package
+// providers is held.
+func (i *integration) setService(r *resource.Resource) {
+	if old := i.service.Load(); r != nil && (old == nil || !providers.SameResource(r, old)) {
+		i.service.Store(r)
 		i.library.SetStorage(i.storage())
 	}
 }
 
 // nearest returns ref if its span is live, otherwise its nearest live ancestor, or 0 if there is
 // none.
-func (i *Integration) nearest(ref cells.Ref, goid uint64) cells.Ref {
+func (i *integration) nearest(ref cells.Ref, goid uint64) cells.Ref {
 	position, _ := i.table.Nearest(wire.Position(ref), goid)
 	return position.Ref()
 }
 
 // position returns the live span that a goroutine is in, or 0, and whether the position is known.
-func (i *Integration) position(goid uint64) (current cells.Ref, known bool) {
+func (i *integration) position(goid uint64) (current cells.Ref, known bool) {
 	ref, known := i.records.Shown(goid)
 	return i.nearest(cells.Ref(ref), goid), known
 }
 
 // publish publishes a live span on the calling goroutine's thread. If the span has ended in the
 // meantime, it publishes the nearest live ancestor. It reports whether it succeeded.
-func (i *Integration) publish(ref cells.Ref, n *cells.Span, goid uint64) bool {
+func (i *integration) publish(ref cells.Ref, n *cells.Span, goid uint64) bool {
 	// Assign the fields one by one: building a struct elsewhere and copying it at once would stall
 	// the CPU.
 	var s apmlib.Span
@@ -413,7 +302,7 @@ func (i *Integration) publish(ref cells.Ref, n *cells.Span, goid uint64) bool {
 }
 
 // publishRef is publish for a span in the table. If ref is 0, it publishes no span.
-func (i *Integration) publishRef(ref cells.Ref, goid uint64) bool {
+func (i *integration) publishRef(ref cells.Ref, goid uint64) bool {
 	for ; ref != 0; ref = i.nearest(ref, goid) {
 		var n cells.Span
 		if i.table.Load(ref, &n) {
@@ -425,13 +314,13 @@ func (i *Integration) publishRef(ref cells.Ref, goid uint64) bool {
 
 // isPublished reports whether the goroutine that started a span still exists and published that
 // span last.
-func (i *Integration) isPublished(ref cells.Ref, goid uint64, g uintptr) bool {
+func (i *integration) isPublished(ref cells.Ref, goid uint64, g uintptr) bool {
 	shown, _ := i.records.Shown(goid)
 	return cells.Ref(shown) == ref && i.runtime.Is(g, goid)
 }
 
 // clear clears all records that contain an ended span. It may be called while pinned.
-func (i *Integration) clear(ref cells.Ref) {
+func (i *integration) clear(ref cells.Ref) {
 	var n cells.Span
 	i.table.Load(ref, &n)
 	if i.attachCounts.any(ref) {
@@ -443,7 +332,7 @@ func (i *Integration) clear(ref cells.Ref) {
 
 // evict ends a span to make room for another one, and clears the records that contain the span. It
 // returns false if the span had already ended. It may be called while pinned.
-func (i *Integration) evict(ref cells.Ref) bool {
+func (i *integration) evict(ref cells.Ref) bool {
 	if !i.table.End(ref) {
 		return false
 	}
@@ -452,14 +341,8 @@ func (i *Integration) evict(ref cells.Ref) bool {
 	return true
 }
 
-// OnEnd ends the span. If the calling goroutine is in it, the nearest live ancestor is published
-// instead. If another goroutine is in it, the record of that goroutine's thread is cleared. Only
-// that thread may publish the ancestor, so this happens when the goroutine starts or ends its next
-// span.
-func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
-	if i == nil || i.records == nil || s == nil {
-		return
-	}
+// OnEnd implements [Integration.OnEnd].
+func (i *integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	k, traceFlags, _ := sdkspan.Ended(s)
 	goid := i.runtime.Goroutine().Goid
 	shown, _ := i.records.Shown(goid)
@@ -514,60 +397,43 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 // dropEnded publishes the nearest live ancestor if the span that the calling goroutine published
 // last has ended. After Shutdown it does nothing, because a later Integration may be using the
 // record.
-func (i *Integration) dropEnded(shown cells.Ref, goid uint64) {
+func (i *integration) dropEnded(shown cells.Ref, goid uint64) {
 	if shown != 0 && !i.table.Live(shown) && !i.stopped.Load() {
 		i.publishRef(i.nearest(shown, goid), goid)
 	}
 }
 
-// ForceFlush exports all waiting transactions, with the stack traces that the profiler has sent by
-// then. It stops when ctx is done. Transactions that have ended but have not reached an exporter
-// yet will be exported without a delay.
-func (i *Integration) ForceFlush(ctx context.Context) error {
-	if i == nil || i.records == nil {
-		return nil
-	}
+// endSpansOf ends the live spans of a provider that is gone, because the SDK does not report their end.
+func (i *integration) endSpansOf(number uint16) {
+	i.table.All(func(r cells.Ref) {
+		if number != 0 && i.table.Provider(r) == number && i.table.End(r) {
+			i.clear(r)
+			i.table.Free(r)
+		}
+	})
+}
+
+// flush exports all waiting transactions.
+func (i *integration) flush(ctx context.Context) error {
 	i.correlations.flushed.Store(now())
 	return i.correlations.release(ctx)
 }
 
-// Shutdown unpublishes all spans and the process storage, and removes the socket. It exports all
-// waiting transactions, with the stack traces that the profiler has sent by then, but stops
-// exporting when ctx is done. Spans may start and end during and after Shutdown. They are neither
-// published nor delayed. Later calls return the result of the first.
-//
-// If several providers share the Integration through [ForProvider], only the last Shutdown has an
-// effect.
-func (i *Integration) Shutdown(ctx context.Context) error {
-	if i == nil || i.records == nil {
-		return nil
-	}
-	building.Lock()
-	i.users--
-	shared := i.users > 0
-	building.Unlock()
-	if shared {
-		return nil
-	}
-	i.shutdown.Do(func() {
-		building.Lock()
-		defer building.Unlock()
-		i.stopped.Store(true)
-		i.correlations.flushed.Store(^uint64(0))
-		i.library.Withdraw()
-		// Drain reads the messages that are already in the socket. They are also used for spans
-		// that reach an exporter later.
-		err := errors.Join(i.socket.Drain(ctx), i.correlations.release(ctx), i.socket.Stop())
-		<-i.received
-		i.table.All(func(r cells.Ref) {
-			if i.table.End(r) {
-				i.clear(r)
-			}
-		})
-		i.shutdownErr = errors.Join(err, i.socket.Close(), i.table.Close())
-		active.CompareAndSwap(i, nil)
+// shutdown unpublishes all spans and the process storage, removes the socket, and exports all waiting
+// transactions. The caller has set stopped.
+func (i *integration) shutdown(ctx context.Context) error {
+	i.correlations.flushed.Store(^uint64(0))
+	i.library.Withdraw()
+	// Drain reads the messages that are already in the socket. They are also used for spans
+	// that reach an exporter later.
+	err := errors.Join(i.socket.Drain(ctx), i.correlations.release(ctx), i.socket.Stop())
+	<-i.received
+	i.table.All(func(r cells.Ref) {
+		if i.table.End(r) {
+			i.clear(r)
+		}
 	})
-	return i.shutdownErr
+	return errors.Join(err, i.socket.Close(), i.table.Close())
 }
 
 // warnings remembers which warnings have been reported.

@@ -75,12 +75,14 @@ func TestRefusals(t *testing.T) {
 	child.Done()
 }
 
-func TestThereIsOneIntegration(t *testing.T) {
+// TestSeveralIntegrations checks that Integrations publish together, with the settings of the first one.
+func TestSeveralIntegrations(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
 	s := newService(t)
+	first := s.start("span")
+	first.End()
 	_, err := New()
-	require.ErrorIs(t, err, ErrAlreadyIntegrated)
-	assert.Same(t, s.Integration, Current())
+	require.EqualError(t, err, "universal profiling: spans are already published with other settings")
 	for _, opts := range [][]Option{{WithSocketDir(s.settings.socketDir), WithMode(Enabled)}, {WithMode(Auto)}} {
 		tp := sdktrace.NewTracerProvider(WithIntegration(opts...))
 		_, span := tp.Tracer("other").Start(t.Context(), "span")
@@ -91,22 +93,101 @@ func TestThereIsOneIntegration(t *testing.T) {
 		span = s.start("span")
 		s.shownHere(span)
 		span.End()
-		requireReported(t, handled, map[bool][]string{true: {"options of this one are ignored"}}[len(opts) == 1]...)
+		requireReported(t, handled, map[bool][]string{true: {"other settings"}}[len(opts) == 1]...)
 	}
-	require.NoError(t, s.Shutdown(t.Context()))
+	assert.Same(t, s.processor, Current())
+	require.NoError(t, s.processor.Shutdown(t.Context()))
+	assert.Nil(t, Current())
 	span := s.start("span")
 	s.shownHere(nil)
 	span.End()
 
-	// After Shutdown, another Integration can be created. It uses the same library and a socket
-	// with the same path.
+	// A later Integration uses the same library and a socket with the same path.
 	path := s.socket.Path()
 	next, err := New(WithSocketDir(filepath.Dir(path)))
 	require.NoError(t, err)
-	assert.Equal(t, path, next.socket.Path())
-	assert.Same(t, s.library, next.library)
+	assert.Equal(t, path, active.Load().socket.Path())
+	assert.Same(t, s.library, active.Load().library)
 	require.NoError(t, next.Shutdown(t.Context()))
 	require.NoError(t, next.Shutdown(t.Context()))
+}
+
+// TestReload checks that providers that are set up with the same options, or that replace each other, do
+// not affect each other, and that readers see the service of the newest one.
+func TestReload(t *testing.T) {
+	supported(t)
+	handled := oteltest.HandledErrors(t)
+	named := func(name string) *resource.Resource { return resource.NewSchemaless(attribute.String("service.name", name)) }
+	storage := func() string { return string(active.Load().storage()) }
+	for name, opts := range map[string]func(service string) []Option{
+		"resource of the options":    func(name string) []Option { return []Option{WithResource(named(name))} },
+		"resource of the first span": func(string) []Option { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := testenv.ShortDir(t)
+			setup := func(name string) []sdktrace.TracerProviderOption {
+				return []sdktrace.TracerProviderOption{
+					sdktrace.WithResource(named(name)), WithIntegration(append(opts(name), WithSocketDir(dir))...),
+				}
+			}
+			locked(func() {
+				var old *sdktrace.TracerProvider
+				for n := range 20 {
+					name := fmt.Sprint("v", n)
+					o := setup(name)
+					idle, tp := sdktrace.NewTracerProvider(o...), sdktrace.NewTracerProvider(o...)
+					if old != nil && n%2 == 0 {
+						require.NoError(t, old.Shutdown(t.Context()))
+					}
+					_, span := tp.Tracer("").Start(t.Context(), "span")
+					require.NoError(t, idle.Shutdown(t.Context()))
+					if old != nil {
+						require.NoError(t, old.Shutdown(t.Context()))
+					}
+					require.NotNil(t, active.Load())
+					assert.Contains(t, storage(), name)
+					(&service{integration: active.Load(), t: t}).shownHere(span)
+					if n%3 == 0 {
+						span.End() // otherwise Shutdown of the provider ends it
+					}
+					old = tp
+				}
+				last := &service{integration: active.Load(), t: t}
+				require.NoError(t, old.Shutdown(t.Context()))
+				last.shownHere(nil)
+				assert.Nil(t, active.Load())
+				_, late := old.Tracer("").Start(t.Context(), "late")
+				late.End()
+				assert.Nil(t, active.Load())
+			})
+			assert.Empty(t, handled.Take())
+		})
+	}
+}
+
+// TestStartDuringShutdown checks that a provider that starts a span while the last one is being shut down,
+// which exports transactions, does not wait for that, and is published afterwards.
+func TestStartDuringShutdown(t *testing.T) {
+	s := newService(t)
+	exporting, finish := make(chan struct{}), make(chan struct{})
+	s.exported.export = func(context.Context) error {
+		close(exporting)
+		<-finish
+		return nil
+	}
+	s.correlations.delay.Store(int64(time.Hour))
+	s.start("transaction").End()
+	shared := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.processor))
+	down := make(chan error)
+	go func() { down <- s.provider.Shutdown(context.Background()) }()
+	<-exporting
+	_, span := shared.Tracer("").Start(t.Context(), "meanwhile") // does not wait
+	span.End()
+	close(finish)
+	require.NoError(t, <-down)
+	require.NotNil(t, active.Load(), "published again")
+	require.NoError(t, shared.Shutdown(t.Context()))
+	assert.Nil(t, active.Load())
 }
 
 // TestProvidersStartAndShutDown checks that a provider created while the last one shuts down gets a
@@ -118,15 +199,19 @@ func TestProvidersStartAndShutDown(t *testing.T) {
 		all.Go(func() {
 			for range testenv.Rounds(400, 2000) {
 				i := ForProvider()
-				if assert.NotNil(t, i) {
-					assert.Same(t, i, Current())
-					assert.NoError(t, i.Shutdown(t.Context()))
+				if !assert.NotNil(t, i) {
+					return
 				}
+				tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(i))
+				_, span := tp.Tracer("").Start(t.Context(), "span")
+				span.End()
+				assert.NoError(t, tp.Shutdown(t.Context()))
 			}
 		})
 	}
 	all.Wait()
 	assert.Nil(t, Current())
+	assert.Nil(t, active.Load())
 	assert.Empty(t, handled.Take())
 }
 
@@ -210,7 +295,7 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 		})
 	}
 	running.Wait()
-	require.NoError(t, s.Shutdown(t.Context()))
+	require.NoError(t, s.processor.Shutdown(t.Context()))
 	close(stop)
 	wg.Wait()
 	s.table.All(func(cells.Ref) { t.Error("a span is still live") })

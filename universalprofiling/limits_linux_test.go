@@ -29,8 +29,8 @@ func TestALargeQueue(t *testing.T) {
 		span.End()
 		s.send(correlation(span, 1, 1))
 	}
-	assert.Zero(t, s.Stats().NotDeferred)
-	require.NoError(t, s.ForceFlush(t.Context()))
+	assert.Zero(t, s.processor.Stats().NotDeferred)
+	require.NoError(t, s.processor.ForceFlush(t.Context()))
 	for _, span := range s.wait(many) {
 		require.Equal(t, 1, samplesOf(span, 1))
 	}

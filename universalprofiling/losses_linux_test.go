@@ -122,7 +122,7 @@ func TestEveryOrder(t *testing.T) {
 					if twice {
 						integration = append(integration, WithIntegration(opts...))
 					}
-					i := Current()
+					i := active.Load()
 					require.NotNil(t, i)
 					i.correlations.delay.Store(int64(time.Hour))
 					if !exporterFirst {
@@ -177,12 +177,12 @@ func TestMissingHalves(t *testing.T) {
 
 	supported(t)
 	tp = sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(testenv.ShortDir(t)), WithMode(Enabled)))
-	i := Current()
+	i := active.Load()
 	_, span := tp.Tracer("test").Start(t.Context(), "span")
 	for range 2 {
 		i.handleMessage(correlation(span, 1, 1).Encode(), true)
 	}
 	requireReported(t, handled, "use NewExporter")
-	assert.EqualValues(t, 2, i.Stats().Early)
+	assert.EqualValues(t, 2, i.stats().Early)
 	require.NoError(t, tp.Shutdown(t.Context()))
 }

@@ -131,7 +131,7 @@ func TestSampler(t *testing.T) {
 		s.shownHere(root)
 	})
 	// After Shutdown, these calls must do nothing.
-	assert.NoError(t, s.Shutdown(t.Context()))
+	assert.NoError(t, s.processor.Shutdown(t.Context()))
 	dropping.ShouldSample(sdktrace.SamplingParameters{ParentContext: t.Context()})
 	Attach(t.Context()).Detach()
 	Refresh(t.Context())
