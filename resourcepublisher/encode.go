@@ -7,18 +7,14 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
+	"math"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
-	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
-	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/wire"
 )
@@ -48,9 +44,7 @@ type encoded struct {
 // leaves out the largest attributes of r. The error wraps ErrTooLarge if the rest does not fit even
 // without any attribute of r.
 func encode(r *resource.Resource, keep attribute.Filter, extra ...attributes) (e encoded, err error) {
-	// Always set the resource, even if it has no attributes: a message without fields has no bytes,
-	// and readers treat an empty payload as a missing context.
-	msg := &processcontextpb.ProcessContext{Resource: &resourcepb.Resource{}}
+	var resourceAttributes, extraAttributes []encodedAttribute
 	problem := func(err error) {
 		e.problems = errors.Join(e.problems, fmt.Errorf("publish process context: %w", err))
 	}
@@ -59,69 +53,110 @@ func encode(r *resource.Resource, keep attribute.Filter, extra ...attributes) (e
 		if keep != nil && !keep(kv) {
 			continue
 		}
-		pb, err := keyValue(kv)
+		b, err := keyValue(kv)
 		if err != nil {
 			problem(fmt.Errorf("resource attribute %w", err))
 		}
-		if pb != nil {
-			msg.Resource.Attributes = append(msg.Resource.Attributes, pb)
+		if b != nil {
+			resourceAttributes = append(resourceAttributes, encodedAttribute{kv.Key, b})
 		}
 	}
 	for _, kvs := range extra {
-		msg.Attributes = slices.AppendSeq(msg.GetAttributes(), maps.Values(kvs))
+		for key, b := range kvs {
+			extraAttributes = append(extraAttributes, encodedAttribute{key, b})
+		}
 	}
 	if url := r.SchemaURL(); url != "" {
-		pb, err := keyValue(attribute.String(wire.AttributeSchemaURL, url))
+		kv := attribute.String(wire.AttributeSchemaURL, url)
+		b, err := keyValue(kv)
 		if err != nil {
 			problem(fmt.Errorf("schema URL: %w", err))
 		}
-		msg.Attributes = append(msg.Attributes, pb)
+		extraAttributes = append(extraAttributes, encodedAttribute{kv.Key, b})
 	}
-	slices.SortFunc(msg.GetAttributes(), func(a, b *commonpb.KeyValue) int { return strings.Compare(a.GetKey(), b.GetKey()) })
+	// Equal contexts have equal bytes.
+	slices.SortFunc(extraAttributes, func(a, b encodedAttribute) int { return cmp.Compare(a.key, b.key) })
 
-	size := proto.Size(msg)
-	if largest := fit(msg, size-MaxPayloadSize); len(largest) > 0 {
-		e.omitted = len(largest)
-		problem(fmt.Errorf("%d resource attributes, of which %q is the largest, are left out: %w: %d bytes, at most %d",
-			len(largest), largest[0].GetKey(), ErrTooLarge, size, MaxPayloadSize))
+	payload := appendContext(nil, resourceAttributes, extraAttributes)
+	if size := len(payload); size > MaxPayloadSize {
+		var largest []encodedAttribute
+		if largest, resourceAttributes = fit(resourceAttributes, size-MaxPayloadSize); len(largest) > 0 {
+			e.omitted = len(largest)
+			problem(fmt.Errorf("%d resource attributes, of which %q is the largest, are left out: %w: %d bytes, at most %d",
+				len(largest), largest[0].key, ErrTooLarge, size, MaxPayloadSize))
+		}
+		payload = appendContext(nil, resourceAttributes, extraAttributes)
 	}
-	if size := proto.Size(msg); size > MaxPayloadSize {
-		return encoded{}, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, size, MaxPayloadSize)
+	if len(payload) > MaxPayloadSize {
+		return encoded{}, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, len(payload), MaxPayloadSize)
 	}
-	e.payload, err = proto.MarshalOptions{Deterministic: true}.Marshal(msg)
-	if err != nil {
-		return encoded{}, fmt.Errorf("encode process context: %w", err)
-	}
+	e.payload = payload
 	return e, nil
 }
 
-// fit removes the largest attributes of the resource until the message has shrunk by at least
-// excess bytes or none is left. It returns the removed attributes, largest first.
-func fit(msg *processcontextpb.ProcessContext, excess int) (largest []*commonpb.KeyValue) {
-	if excess <= 0 {
-		return nil
-	}
-	bySize := slices.SortedStableFunc(slices.Values(msg.GetResource().GetAttributes()),
-		func(a, b *commonpb.KeyValue) int { return cmp.Compare(proto.Size(b), proto.Size(a)) })
-	n := 0
-	for ; n < len(bySize) && excess > 0; n++ {
-		excess -= protowire.SizeTag(1) + protowire.SizeBytes(proto.Size(bySize[n]))
-	}
-	removed := make(map[*commonpb.KeyValue]bool, n)
-	for _, kv := range bySize[:n] {
-		removed[kv] = true
-	}
-	msg.Resource.Attributes = slices.DeleteFunc(msg.GetResource().GetAttributes(), func(kv *commonpb.KeyValue) bool { return removed[kv] })
-	return bySize[:n]
+// The numbers of protobuf fields, from the messages ProcessContext (OTEP 4719), Resource, KeyValue,
+// AnyValue, ArrayValue and KeyValueList (OTLP). Package protowire encodes them without reflection.
+// The generated messages would leave 57 KiB of state on the heap.
+const (
+	contextResource, contextAttributes = 1, 2
+	resourceAttribute                  = 1
+	keyValueKey, keyValueValue         = 1, 2
+	anyString, anyBool, anyInt         = 1, 2, 3
+	anyDouble, anyArray, anyMap        = 4, 5, 6
+	anyBytes                           = 7
+	elements                           = 1 // of ArrayValue and KeyValueList
+)
+
+// encodedAttribute is a KeyValue message and its key.
+type encodedAttribute struct {
+	key     attribute.Key
+	message []byte
 }
 
-// attributes maps keys to encoded attributes.
-type attributes map[attribute.Key]*commonpb.KeyValue
+// appendContext appends a ProcessContext message. The resource is always present: a message without
+// fields has no bytes, and readers treat an empty payload as a missing context.
+func appendContext(b []byte, resourceAttributes, extraAttributes []encodedAttribute) []byte {
+	var r []byte
+	for _, kv := range resourceAttributes {
+		r = appendMessage(r, resourceAttribute, kv.message)
+	}
+	b = appendMessage(b, contextResource, r)
+	for _, kv := range extraAttributes {
+		b = appendMessage(b, contextAttributes, kv.message)
+	}
+	return b
+}
+
+// appendMessage appends a field that is a message, a string or bytes.
+func appendMessage[T []byte | string](b []byte, field protowire.Number, message T) []byte {
+	b = protowire.AppendTag(b, field, protowire.BytesType)
+	return append(protowire.AppendVarint(b, uint64(len(message))), message...)
+}
+
+// fit removes the largest attributes of the resource until the context has shrunk by at least excess
+// bytes or none is left. It returns the removed attributes, largest first, and the remaining ones.
+func fit(kvs []encodedAttribute, excess int) (largest, remaining []encodedAttribute) {
+	bySize := slices.Clone(kvs)
+	slices.SortStableFunc(bySize, func(a, b encodedAttribute) int { return cmp.Compare(len(b.message), len(a.message)) })
+	n := 0
+	for ; n < len(bySize) && excess > 0; n++ {
+		excess -= protowire.SizeTag(resourceAttribute) + protowire.SizeBytes(len(bySize[n].message))
+	}
+	largest = bySize[:n]
+	removed := make(map[attribute.Key]bool, n)
+	for _, kv := range largest {
+		removed[kv.key] = true // keys of a resource are unique
+	}
+	return largest, slices.DeleteFunc(kvs, func(kv encodedAttribute) bool { return removed[kv.key] })
+}
+
+// attributes maps keys to KeyValue messages.
+type attributes map[attribute.Key][]byte
 
 // keyValue encodes kv. If the format cannot hold kv, keyValue returns nil and a problem. If the
 // value contains invalid UTF-8, keyValue replaces it with U+FFFD and returns a problem, too. The
 // text of a problem begins with the key.
-func keyValue(kv attribute.KeyValue) (_ *commonpb.KeyValue, problem error) {
+func keyValue(kv attribute.KeyValue) (_ []byte, problem error) {
 	if !utf8.ValidString(string(kv.Key)) {
 		// Replacing invalid bytes in a key could turn it into the key of another attribute.
 		return nil, fmt.Errorf("%q is left out: key is not valid UTF-8", kv.Key)
@@ -134,10 +169,18 @@ func keyValue(kv attribute.KeyValue) (_ *commonpb.KeyValue, problem error) {
 	if e.repaired {
 		problem = fmt.Errorf("%q is changed: value is not valid UTF-8", kv.Key)
 	}
-	return &commonpb.KeyValue{Key: string(kv.Key), Value: value}, problem
+	return keyValueMessage(string(kv.Key), value), problem
 }
 
-// encoder converts one attribute.
+func keyValueMessage(key string, value []byte) []byte {
+	b := []byte{}
+	if key != "" {
+		b = appendMessage(b, keyValueKey, key)
+	}
+	return appendMessage(b, keyValueValue, value)
+}
+
+// encoder encodes one attribute.
 type encoder struct {
 	// repaired is true once text has replaced invalid UTF-8.
 	repaired bool
@@ -150,15 +193,15 @@ func (e *encoder) text(s string) string {
 	return valid
 }
 
-// value converts v to OTLP, which has an equivalent for every type of the attribute package. depth
-// is the number of slices and maps that enclose v.
-func (e *encoder) value(v attribute.Value, depth int) (*commonpb.AnyValue, error) {
+// value returns v as an AnyValue message, which has an equivalent for every type of the attribute
+// package. depth is the number of slices and maps that enclose v.
+func (e *encoder) value(v attribute.Value, depth int) ([]byte, error) {
 	if depth > wire.MaxValueNesting {
 		return nil, fmt.Errorf("value nests deeper than %d levels", wire.MaxValueNesting)
 	}
 	switch v.Type() {
 	case attribute.EMPTY:
-		return &commonpb.AnyValue{}, nil
+		return nil, nil
 	case attribute.BOOL:
 		return boolValue(v.AsBool())
 	case attribute.INT64:
@@ -168,7 +211,7 @@ func (e *encoder) value(v attribute.Value, depth int) (*commonpb.AnyValue, error
 	case attribute.STRING:
 		return e.stringValue(v.AsString())
 	case attribute.BYTESLICE:
-		return &commonpb.AnyValue{Value: &commonpb.AnyValue_BytesValue{BytesValue: v.AsByteSlice()}}, nil
+		return appendMessage(nil, anyBytes, v.AsByteSlice()), nil
 	case attribute.BOOLSLICE:
 		return arrayValue(v.AsBoolSlice(), boolValue)
 	case attribute.INT64SLICE:
@@ -178,9 +221,7 @@ func (e *encoder) value(v attribute.Value, depth int) (*commonpb.AnyValue, error
 	case attribute.STRINGSLICE:
 		return arrayValue(v.AsStringSlice(), e.stringValue)
 	case attribute.SLICE:
-		return arrayValue(v.AsSlice(), func(v attribute.Value) (*commonpb.AnyValue, error) {
-			return e.value(v, depth+1)
-		})
+		return arrayValue(v.AsSlice(), func(v attribute.Value) ([]byte, error) { return e.value(v, depth+1) })
 	case attribute.MAP:
 		return e.mapValue(v.AsMap(), depth)
 	default:
@@ -188,50 +229,56 @@ func (e *encoder) value(v attribute.Value, depth int) (*commonpb.AnyValue, error
 	}
 }
 
-func boolValue(v bool) (*commonpb.AnyValue, error) {
-	return &commonpb.AnyValue{Value: &commonpb.AnyValue_BoolValue{BoolValue: v}}, nil
+func boolValue(v bool) ([]byte, error) {
+	return protowire.AppendVarint(protowire.AppendTag(nil, anyBool, protowire.VarintType), protowire.EncodeBool(v)), nil
 }
 
-func intValue(v int64) (*commonpb.AnyValue, error) {
-	return &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: v}}, nil
+func intValue(v int64) ([]byte, error) {
+	return protowire.AppendVarint(protowire.AppendTag(nil, anyInt, protowire.VarintType), uint64(v)), nil
 }
 
-func doubleValue(v float64) (*commonpb.AnyValue, error) {
-	return &commonpb.AnyValue{Value: &commonpb.AnyValue_DoubleValue{DoubleValue: v}}, nil
+func doubleValue(v float64) ([]byte, error) {
+	return protowire.AppendFixed64(protowire.AppendTag(nil, anyDouble, protowire.Fixed64Type), math.Float64bits(v)), nil
 }
 
-func (e *encoder) stringValue(v string) (*commonpb.AnyValue, error) {
-	return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: e.text(v)}}, nil
+func (e *encoder) stringValue(v string) ([]byte, error) {
+	return appendMessage(nil, anyString, e.text(v)), nil
 }
 
-func arrayValue[T any](vs []T, element func(T) (*commonpb.AnyValue, error)) (*commonpb.AnyValue, error) {
-	array := &commonpb.ArrayValue{Values: make([]*commonpb.AnyValue, len(vs))}
+func arrayValue[T any](vs []T, element func(T) ([]byte, error)) ([]byte, error) {
+	var array []byte
 	for i, v := range vs {
-		var err error
-		if array.Values[i], err = element(v); err != nil {
+		b, err := element(v)
+		if err != nil {
 			return nil, fmt.Errorf("element %d: %w", i, err)
 		}
+		array = appendMessage(array, elements, b)
 	}
-	return &commonpb.AnyValue{Value: &commonpb.AnyValue_ArrayValue{ArrayValue: array}}, nil
+	return appendMessage(nil, anyArray, array), nil
 }
 
 // mapValue converts a map. Keys must be unique at every level, so it keeps only the last entry for
 // each key, as the SDK does for resources.
-func (e *encoder) mapValue(kvs []attribute.KeyValue, depth int) (*commonpb.AnyValue, error) {
-	list := &commonpb.KeyValueList{}
+func (e *encoder) mapValue(kvs []attribute.KeyValue, depth int) ([]byte, error) {
+	var entries [][]byte
 	positions := make(map[string]int, len(kvs))
 	for _, kv := range kvs {
 		value, err := e.value(kv.Value, depth+1)
 		if err != nil {
 			return nil, fmt.Errorf("entry %q: %w", kv.Key, err)
 		}
-		pb := &commonpb.KeyValue{Key: e.text(string(kv.Key)), Value: value}
-		if i, ok := positions[pb.GetKey()]; ok {
-			list.Values[i] = pb
+		key := e.text(string(kv.Key))
+		entry := keyValueMessage(key, value)
+		if i, ok := positions[key]; ok {
+			entries[i] = entry
 			continue
 		}
-		positions[pb.GetKey()] = len(list.GetValues())
-		list.Values = append(list.Values, pb)
+		positions[key] = len(entries)
+		entries = append(entries, entry)
 	}
-	return &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: list}}, nil
+	var list []byte
+	for _, entry := range entries {
+		list = appendMessage(list, elements, entry)
+	}
+	return appendMessage(nil, anyMap, list), nil
 }

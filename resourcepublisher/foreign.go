@@ -7,11 +7,8 @@ import (
 	"errors"
 	"iter"
 	"os"
-	"slices"
 
-	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
-	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/remotemem"
@@ -54,13 +51,40 @@ func advertisesGo(h *wire.ProcessContextHeader) bool {
 		return false
 	}
 	payload := make([]byte, h.PayloadSize)
-	msg := new(processcontextpb.ProcessContext)
-	if _, err := remotemem.Of(os.Getpid()).ReadAt(payload, int64(h.Payload)); err != nil || proto.Unmarshal(payload, msg) != nil {
+	if _, err := remotemem.Of(os.Getpid()).ReadAt(payload, int64(h.Payload)); err != nil {
 		return false
 	}
-	return slices.ContainsFunc(msg.GetAttributes(), func(kv *commonpb.KeyValue) bool {
-		return kv.GetKey() == wire.KeyGo+wire.GoKeyVersion
-	})
+	for kv := range messages(payload, contextAttributes) {
+		for key := range messages(kv, keyValueKey) {
+			if string(key) == wire.KeyGo+wire.GoKeyVersion {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// messages yields the values of a message's fields that have this number and are messages, strings or
+// bytes. It stops if the message is malformed.
+func messages(message []byte, number protowire.Number) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for len(message) > 0 {
+			field, kind, n := protowire.ConsumeTag(message)
+			if n < 0 {
+				return
+			}
+			size := protowire.ConsumeFieldValue(field, kind, message[n:])
+			if size < 0 {
+				return
+			}
+			if field == number && kind == protowire.BytesType {
+				if value, _ := protowire.ConsumeBytes(message[n:]); !yield(value) {
+					return
+				}
+			}
+			message = message[n+size:]
+		}
+	}
 }
 
 // published yields each mapping of this process whose name matches and which begins with the header

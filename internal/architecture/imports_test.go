@@ -21,13 +21,13 @@ const sdk = "otel otel/metric otel/sdk otel/trace auto/sdk cespare/xxhash/v2 go-
 var linked = map[string]string{
 	"ringbuf":                "x/sys",
 	"reader":                 "proto/otlp proto/otlp/processcontext/v1development protobuf x/sys",
-	"resourcepublisher":      sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
-	"spanctx":                sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
+	"resourcepublisher":      sdk + "protobuf",
+	"spanctx":                sdk + "protobuf",
 	"exectrace":              "otel otel/trace cespare/xxhash/v2",
 	"scopedattr":             sdk + "otel/log",
 	"scopedattr/contextattr": "otel cespare/xxhash/v2",
 	"universalprofiling":     sdk,
-	"instrumentation":        sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
+	"instrumentation":        sdk + "protobuf",
 	"cmd/otelctx": "alecthomas/kong cenkalti/backoff/v5 cespare/xxhash/v2 cilium/ebpf genproto/googleapis/api " +
 		"genproto/googleapis/rpc google/renameio/v2 grpc grpc-ecosystem/grpc-gateway/v2 ianlancetaylor/demangle " +
 		"mitchellh/colorstring otel proto/otlp proto/otlp/collector/profiles/v1development " +
