@@ -26,18 +26,21 @@ import (
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/internal/vma"
 )
 
 // Roles of child processes.
 const (
 	roleAdvertiser = "advertiser"
 	roleDenied     = "denied"
+	roleHeap       = "heap"
 )
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
 		roleAdvertiser: beAdvertiser,
 		roleDenied:     beDenied,
+		roleHeap:       measureHeap,
 	})
 }
 
@@ -122,7 +125,7 @@ func withRuntime(r *goruntime.Runtime) Option {
 
 // withHeap allocates slots and cells on the heap, where the race detector sees accesses.
 func withHeap() Option {
-	return optionFunc(func(c *config) { c.heap = true })
+	return optionFunc(func(c *config) { c.memory = vma.Heap })
 }
 
 // observe returns a service whose provider is tp.

@@ -16,6 +16,7 @@ import (
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/ring"
+	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -45,10 +46,10 @@ type config struct {
 	keys     []attribute.Key
 	// space is the number of bytes for attributes in each slot, negative for the default.
 	space int
-	// runtime and heap are set by tests only. runtime replaces the result of calibration. heap
-	// keeps all memory on the heap.
+	// runtime and memory are set by tests only. runtime replaces the result of calibration. memory
+	// says where slots and tables are.
 	runtime *goruntime.Runtime
-	heap    bool
+	memory  vma.Kind
 	// datadogLabels adds the profiler labels of dd-trace-go.
 	datadogLabels bool
 	// profileIDs sets the attribute profileIDKey on spans.

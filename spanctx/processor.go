@@ -20,6 +20,7 @@ import (
 	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 	_ "github.com/otelctx/otelctx/resourcepublisher" // publishes the advertisement
 )
@@ -71,19 +72,24 @@ func build(c config) error {
 	keys, refused := p.keys.Load().Append(c.keys...)
 	p.keys.Store(keys)
 	var err error
-	p.cells, err = cells.New(cells.Options{Spare: p.isPublished, Evict: p.evict, Heap: c.heap})
+	p.cells, err = cells.New(cells.Options{Spare: p.isPublished, Evict: p.evict, Memory: c.memory})
+	if p.cells == nil {
+		return err
+	}
 	p.disable("span table is", err)
 	p.cellsPublished = err == nil
-	p.openCarriers()
+	if err := p.openCarriers(); err != nil {
+		return errors.Join(err, p.closeMemory())
+	}
 	if p.threads == nil && !p.tablePublished && !p.records {
 		return errors.Join(fmt.Errorf("no carrier is on: %w", p.carrierErr), p.closeMemory())
 	}
 	if c.names {
-		p.names, err = names.New(c.heap)
+		p.names, err = names.New(c.memory)
 		p.disable("names for other processes are", err)
 		p.namesPublished = err == nil
 	}
-	p.data = newLiveSpanData(p.records)
+	p.data.records = p.records
 	if err := advertise.Change(p.advertisement(), nil); err != nil {
 		return errors.Join(err, p.closeMemory())
 	}
@@ -94,17 +100,21 @@ func build(c config) error {
 
 // openCarriers turns on the requested carriers. If this Go runtime does not support a carrier or
 // the kernel refuses to map its memory, that carrier stays off without affecting the others.
-func (p *path) openCarriers() {
+// openCarriers returns an error if there is no memory for the goroutine table, which this package
+// always needs.
+func (p *path) openCarriers() error {
 	c := p.config
 	var noSpanTable error
 	if !p.cellsPublished {
 		// Slots and entries may name ended spans, which readers detect by the span table.
 		noSpanTable = errors.New("there is no span table")
 	}
-	p.openGoroutineTable(c.goroutineTable, noSpanTable)
+	if err := p.openGoroutineTable(c.goroutineTable, noSpanTable); err != nil {
+		return err
+	}
 	if c.threadSlots {
 		err := noSpanTable
-		if r := (ring.Config{Layout: wire.RingLayout2, Capacity: c.capacity, AttributeSpace: c.space, Heap: c.heap}); c.layout1 {
+		if r := (ring.Config{Layout: wire.RingLayout2, Capacity: c.capacity, AttributeSpace: c.space, Heap: c.memory == vma.Heap}); c.layout1 {
 			r.Layout, r.AttributeSpace = wire.RingLayout1, 0
 			p.threads, err = ring.New(r)
 		} else if err == nil {
@@ -117,24 +127,33 @@ func (p *path) openCarriers() {
 		p.records = err == nil
 		p.disable("goroutine record is", err)
 	}
+	return nil
 }
 
-// openGoroutineTable creates the goroutine table, which this package always needs. Other processes
-// can find it only if asked is true, noSpanTable is nil, and goroutine ids can be read.
-func (p *path) openGoroutineTable(asked bool, noSpanTable error) {
+// openGoroutineTable creates the goroutine table, or returns an error if there is no memory for it.
+// Other processes can find it only if asked is true, noSpanTable is nil, and goroutine ids can be
+// read.
+func (p *path) openGoroutineTable(asked bool, noSpanTable error) error {
 	err := noSpanTable
 	if _, unknown := p.runtime.Offset(goruntime.GGoid); err == nil {
 		err = unknown
 	}
-	private := p.heap || !asked || err != nil
+	memory := p.memory
+	if memory == vma.Published && (!asked || err != nil) {
+		memory = vma.Private
+	}
 	var mapErr error
-	if p.goroutines, mapErr = goroutines.New(private); err == nil {
+	if p.goroutines, mapErr = goroutines.New(memory); p.goroutines == nil {
+		return mapErr
+	}
+	if err == nil {
 		err = mapErr
 	}
 	if asked {
 		p.tablePublished = err == nil
 		p.disable("goroutine table is", err)
 	}
+	return nil
 }
 
 // disable adds the reason why a carrier or a table is off to p.carrierErr. It does nothing if

@@ -248,9 +248,8 @@ func (p *path) begin(n *cells.Span, record *gorecord.Record, attributes *gorecor
 	var slot ring.Span
 	slot.TraceIDHigh, slot.TraceIDLow, slot.SpanID, slot.TraceFlags = n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags
 	slot.Attributes = attributes.Encoded()
-	processor := goruntime.Pin()
-	p.runtime.Renew(&g.Self)
-	ref := p.cells.Reserve(processor)
+	hasData := record != nil || p.keys.Load() != nil
+	ref, processor := p.reserve(g, hasData)
 	if ref != 0 {
 		n.TID, slot.Ref = g.TID, uint64(ref)
 		if record != nil {
@@ -260,8 +259,8 @@ func (p *path) begin(n *cells.Span, record *gorecord.Record, attributes *gorecor
 			}
 			record.SetCell(ref, &n.Ancestors, outsider)
 		}
-		if record != nil || p.keys.Load() != nil {
-			p.data.set(ref, record, attributes)
+		if hasData {
+			p.data.put(ref, record, attributes)
 		}
 		p.cells.Commit(processor, ref, n)
 		if record != nil {
@@ -273,6 +272,22 @@ func (p *path) begin(n *cells.Span, record *gorecord.Record, attributes *gorecor
 	}
 	goruntime.Unpin()
 	return ref
+}
+
+// reserve pins the calling goroutine and returns a ref for a starting span, or 0 if no cell is free.
+// It also returns the number of the P. If hasData is true, there is room for the span's data.
+func (p *path) reserve(g *goroutine, hasData bool) (ref cells.Ref, processor int) {
+	for {
+		processor = goruntime.Pin()
+		p.runtime.Renew(&g.Self)
+		ref = p.cells.Reserve(processor)
+		if !hasData || ref == 0 || p.data.hasRoom(ref) {
+			return ref, processor
+		}
+		p.cells.Release(processor, ref)
+		goruntime.Unpin()
+		p.data.makeRoom(ref)
+	}
 }
 
 // storePosition stores the position of the calling goroutine in its entry. If goroutine ids cannot

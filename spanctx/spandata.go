@@ -5,44 +5,71 @@ package spanctx
 
 import (
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/ordered"
 )
 
-// liveSpanData holds heap pointers for live spans, because cells are outside the heap and cannot
-// hold pointers. Both slices are indexed by dataIndex. With goroutine records, liveSpanData holds
-// each span's record, otherwise the attributes that the span was started with.
+// liveSpanData holds a heap pointer for each live span, because cells are outside the heap and cannot
+// hold pointers: to the span's record or, if records are off, to the attributes that the span was
+// started with.
+//
+// The pointers are in chunks, which are allocated when their first cell is used. So the garbage
+// collector scans only as many pointers as there have been live spans at the same time.
 type liveSpanData struct {
-	records    []gorecord.Pointer
-	attributes []atomic.Pointer[gorecord.Attributes]
+	records bool
+	chunks  [cells.Capacity / chunkSize]atomic.Pointer[chunk]
 }
 
-func newLiveSpanData(records bool) liveSpanData {
-	if records {
-		return liveSpanData{records: make([]gorecord.Pointer, cells.Capacity)}
-	}
-	return liveSpanData{attributes: make([]atomic.Pointer[gorecord.Attributes], cells.Capacity)}
+const (
+	chunkBits = 8
+	chunkSize = 1 << chunkBits
+)
+
+type chunk [chunkSize]unsafe.Pointer
+
+// entry returns the entry of a span. It scatters neighboring cells to avoid false sharing between
+// CPUs.
+func (c *chunk) entry(r cells.Ref) *unsafe.Pointer {
+	const lineBits = 3 // a cache line has eight pointers
+	i := r.Index()
+	return &c[(i<<lineBits|i>>(chunkBits-lineBits)%(1<<lineBits))%chunkSize]
 }
 
-// dataIndex returns the index of a span in records or attributes. It scatters neighboring cells to
-// avoid false sharing between CPUs.
-func dataIndex(r cells.Ref) uint32 { return r.Index() * 0x9E3779B1 % cells.Capacity }
+func (d *liveSpanData) chunk(r cells.Ref) *atomic.Pointer[chunk] {
+	return &d.chunks[r.Index()>>chunkBits%uint32(len(d.chunks))]
+}
 
-// set stores the record or attributes of a span that is about to become live. It may be called while
-// pinned.
-func (d *liveSpanData) set(r cells.Ref, record *gorecord.Record, a *gorecord.Attributes) {
-	if record != nil {
-		d.records[dataIndex(r)].Store(record)
-	} else {
-		d.attributes[dataIndex(r)].Store(a)
+// hasRoom reports whether put may be called for a span.
+func (d *liveSpanData) hasRoom(r cells.Ref) bool { return d.chunk(r).Load() != nil }
+
+// makeRoom makes hasRoom true. It allocates, so the caller must not be pinned.
+func (d *liveSpanData) makeRoom(r cells.Ref) { d.chunk(r).CompareAndSwap(nil, new(chunk)) }
+
+// put stores the record or the attributes of a span that is about to become live, for which there must
+// be room. It may be called while pinned.
+func (d *liveSpanData) put(r cells.Ref, record *gorecord.Record, a *gorecord.Attributes) {
+	p := unsafe.Pointer(a)
+	if d.records {
+		p = unsafe.Pointer(record)
 	}
+	ordered.PutPointer(d.chunk(r).Load().entry(r), p)
+}
+
+func (d *liveSpanData) get(r cells.Ref) unsafe.Pointer {
+	if c := d.chunk(r).Load(); c != nil {
+		return atomic.LoadPointer(c.entry(r))
+	}
+	return nil
 }
 
 // record returns the record of a span, or nil.
 func (d *liveSpanData) record(r cells.Ref) *gorecord.Record {
-	if d.records != nil {
-		if record := d.records[dataIndex(r)].Load(); record.Ref() == r && r != 0 {
+	if d.records && r != 0 {
+		// Sound: if records are on, put stores only records.
+		if record := (*gorecord.Record)(d.get(r)); record.Ref() == r {
 			return record
 		}
 	}
@@ -51,17 +78,18 @@ func (d *liveSpanData) record(r cells.Ref) *gorecord.Record {
 
 // attributesOf returns the attributes that a span was started with, encoded as in OTEP 4947.
 func (d *liveSpanData) attributesOf(r cells.Ref) []byte {
-	if d.attributes != nil {
-		return d.attributes[dataIndex(r)].Load().Encoded()
+	if d.records {
+		return d.record(r).Attributes()
 	}
-	return d.record(r).Attributes()
+	// Sound: if records are off, put stores only attributes.
+	return (*gorecord.Attributes)(d.get(r)).Encoded()
 }
 
 // drop removes the data of an ended span, so that it can be garbage collected.
 func (d *liveSpanData) drop(r cells.Ref) {
-	if d.attributes == nil {
-		d.records[dataIndex(r)].Store(nil)
-	} else if a := &d.attributes[dataIndex(r)]; a.Load() != nil {
-		a.Store(nil)
+	if c := d.chunk(r).Load(); c != nil {
+		if entry := c.entry(r); atomic.LoadPointer(entry) != nil {
+			ordered.PutPointer(entry, nil)
+		}
 	}
 }

@@ -184,9 +184,13 @@ func TestRecordsAreNotKeptAfterABurst(t *testing.T) {
 		}
 	})
 	n := 0
-	for i := range s.p.data.records {
-		if s.p.data.records[i].Load() != nil {
-			n++
+	for i := range s.p.data.chunks {
+		if c := s.p.data.chunks[i].Load(); c != nil {
+			for j := range c {
+				if c[j] != nil {
+					n++
+				}
+			}
 		}
 	}
 	assert.LessOrEqual(t, n, kept)

@@ -26,6 +26,7 @@ import (
 	"github.com/otelctx/otelctx/internal/profilersocket"
 	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -35,7 +36,8 @@ type integration struct {
 	runtime      *goruntime.Runtime
 	table        *cells.Table
 	roots        roots
-	attachCounts attachCounts
+	attachCounts *attachCounts
+	attachRegion *vma.Region
 	library      *apmlib.Library
 	records      *apmlib.Records
 	socket       *profilersocket.Socket
@@ -65,22 +67,29 @@ func newIntegration(s settings, service *resource.Resource) (_ *integration, err
 	}
 	i := &integration{settings: s, runtime: s.runtime, received: make(chan struct{}), roots: newRoots()}
 	i.service.Store(service)
-	if i.table, err = cells.New(cells.Options{Spare: i.isPublished, Evict: i.evict, Heap: true}); err != nil {
+	if i.table, err = cells.New(cells.Options{Spare: i.isPublished, Evict: i.evict, Memory: vma.Private}); err != nil {
 		return nil, err
+	}
+	if i.attachCounts, i.attachRegion, err = vma.NewOf[attachCounts](vma.Private); err != nil {
+		return nil, errors.Join(err, i.table.Close())
 	}
 	i.correlations.start(i.table, s)
 	// Create the socket first, because the process storage contains its path.
 	if i.socket, err = listen(socketDirs(s.socketDir)); err != nil {
-		return nil, err
+		return nil, errors.Join(err, i.closeMemory())
 	}
 	if i.library, err = apmlib.Install(libraryDirs(s.socketDir), i.storage(), s.runtime); err != nil {
-		return nil, errors.Join(err, i.socket.Close())
+		return nil, errors.Join(err, i.socket.Close(), i.closeMemory())
 	}
 	i.records = i.library.Records()
 	go i.receive()
 	active.Store(i)
 	latest.Store(i)
 	return i, nil
+}
+
+func (i *integration) closeMemory() error {
+	return errors.Join(i.table.Close(), i.attachRegion.Retire())
 }
 
 // socketName returns the file name of the socket. It never changes during the life of the process:
@@ -433,7 +442,7 @@ func (i *integration) shutdown(ctx context.Context) error {
 			i.clear(r)
 		}
 	})
-	return errors.Join(err, i.socket.Close(), i.table.Close())
+	return errors.Join(err, i.socket.Close(), i.closeMemory())
 }
 
 // warnings remembers which warnings have been reported.

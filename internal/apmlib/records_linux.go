@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -115,9 +116,14 @@ func newRecords(mem []byte, runtime *goruntime.Runtime) (*Records, error) {
 	if err != nil {
 		return nil, fmt.Errorf("no thread-local word: %w", err)
 	}
+	// The region is not needed again: like mem, the memory stays mapped forever.
+	homes, _, err := vma.NewOf[[numHomes]home](vma.Private)
+	if err != nil {
+		return nil, err
+	}
 	r := &Records{
 		base: unsafe.Pointer(unsafe.SliceData(mem)), size: uint64(len(mem)), word: p.offset, goid: uint64(goid),
-		homeMask: numHomes - 1, location: p, runtime: runtime, memory: make([]home, numHomes),
+		homeMask: numHomes - 1, location: p, runtime: runtime, memory: homes[:],
 		records: map[uint32]Place{}, sweepAt: firstSweep,
 	}
 	r.first = uintptr(r.base) + unsafe.Offsetof(wire.ProfilingThread{}.Record)

@@ -35,7 +35,6 @@ package cells
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"sync/atomic"
 	"unsafe"
 
@@ -91,15 +90,19 @@ func packNames(r Ref, name, endpoint uint16) uint64 {
 // concurrent use.
 type Table struct {
 	header *wire.SpansHeader
-	// cells has length [Capacity]. It is a slice because a pointer to an array would cost a nil
-	// check, which reads from cell 0 while another CPU may be writing there.
+	// cells has length [Capacity], and locals has length maxLocals. They are slices because a pointer
+	// to an array would cost a nil check, which reads from element 0 while another CPU may be writing
+	// there.
 	cells  []wire.Cell
 	region *vma.Region
 
-	locals []local
-	shared sharedIndex
-	free   queue
-	hand   atomic.Uint32
+	locals  []local
+	shared  *sharedIndex
+	private *vma.Region // contains locals, shared and the entries of free
+	// usedLocals is the number of locals to search: 0, or 1 more than the highest P that has started a
+	// span. sharedBits says which of the shared index's tables is the largest in use.
+	usedLocals, sharedBits atomic.Uint32
+	hand                   atomic.Uint32
 	// limit is the number of cells that may be used: Capacity, or less in tests.
 	limit uint32
 	// base is a lower bound for the versions of this table.
@@ -107,6 +110,8 @@ type Table struct {
 
 	isPublished func(Ref, uint64, uintptr) bool
 	evict       func(Ref) bool
+
+	free queue
 }
 
 // generations is the base of the next table. It is above all versions that closed tables have used.
@@ -116,6 +121,17 @@ var generations atomic.Uint64
 // lateGenerations is the gap between the highest version of a closed table and the first version of
 // the next table. It leaves room for spans that start while the old table is being closed.
 const lateGenerations = 1 << 16 * wire.RefGeneration
+
+// private is the part of the table that other processes do not need.
+type private struct {
+	queued [Capacity]queueEntry
+	shared sharedIndex
+	locals [maxLocals]local
+}
+
+// maxLocals is the number of Ps that have memory of their own. Further Ps use the queue and the shared
+// index.
+const maxLocals = 512
 
 // local is the part of the table that belongs to one P. Only a goroutine pinned to the P stores to
 // it.
@@ -144,19 +160,25 @@ type Options struct {
 	//
 	// Neither Spare nor Evict may be nil. Both must be safe to call from a pinned goroutine.
 	Evict func(Ref) bool
-	// Heap allocates the cells on the heap. Other processes do not find them there.
-	Heap bool
+	// Memory says where the cells are. Other processes find them only in [vma.Published] memory.
+	Memory vma.Kind
 }
 
-// New returns an empty table. If memory cannot be mapped, New returns an error and also a table on
-// the heap. That table works, but other processes do not find it.
+// New returns an empty table. It returns both a table and an error if other processes do not find
+// the table, although it works: published memory cannot be mapped, or the mapping cannot be named. It
+// returns no table if no memory can be mapped.
 func New(o Options) (t *Table, err error) {
-	t = &Table{
-		isPublished: o.Spare, evict: o.Evict, shared: newSharedIndex(), base: generations.Load(),
-		locals: make([]local, max(runtime.GOMAXPROCS(0), runtime.NumCPU())), limit: Capacity,
+	t = &Table{isPublished: o.Spare, evict: o.Evict, base: generations.Load(), limit: Capacity}
+	var memory *private
+	if memory, t.private, err = vma.NewOf[private](o.Memory); err != nil {
+		return nil, fmt.Errorf("span table: %w", err)
 	}
-	t.free.init(Capacity)
-	t.region, err = vma.NewOrHeap(wire.SpansName, wire.SpansHeaderSize+Capacity*wire.CellSize, o.Heap)
+	t.sharedBits.Store(minSharedBits)
+	t.locals, t.shared, t.free.entries = memory.locals[:], &memory.shared, memory.queued[:]
+	t.region, err = vma.NewTable(wire.SpansName, wire.SpansHeaderSize+Capacity*wire.CellSize, o.Memory)
+	if t.region == nil {
+		return nil, fmt.Errorf("span table: %w", errors.Join(err, t.private.Close()))
+	}
 	t.header, t.cells = wire.SpansIn(t.region.Bytes())
 	t.header.Layout = wire.SpansLayout1
 	t.header.Capacity = Capacity
@@ -171,8 +193,9 @@ func New(o Options) (t *Table, err error) {
 // Address returns the address of the table's header.
 func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
 
-// Close hides the table from other processes. End all live spans first: otherwise spans of a table
-// on the heap stay live. Spans that start during or after Close are not visible to other processes.
+// Close hides the table from other processes and gives its memory back. End all live spans first:
+// otherwise spans of a table on the heap stay live. Spans that start during or after Close are not
+// visible to other processes.
 func (t *Table) Close() error {
 	highest := t.base
 	for i := range t.cells[:t.Used()] {
@@ -181,7 +204,8 @@ func (t *Table) Close() error {
 	highest = (highest + lateGenerations) &^ (wire.RefGeneration - 1)
 	for last := generations.Load(); last < highest && !generations.CompareAndSwap(last, highest); last = generations.Load() {
 	}
-	if err := t.region.Withdraw(); err != nil {
+	t.free.closed.Store(true)
+	if err := errors.Join(t.region.Withdraw(), t.private.Retire()); err != nil {
 		return fmt.Errorf("span table: close: %w", err)
 	}
 	return nil
@@ -342,11 +366,14 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 	ordered.Put(&c.Names, packNames(r, s.Name, s.Endpoint))
 	ordered.PutLast(&c.Version, uint64(r))
 	if p >= len(t.locals) {
-		t.share(r, s.SpanID) // GOMAXPROCS was raised.
+		t.share(r, s.SpanID)
 		return
 	}
+	if uint32(p) >= t.usedLocals.Load() {
+		t.useLocal(uint32(p))
+	}
 	// From here on, Find returns the span.
-	entry := &t.locals[p].index[hash(s.SpanID, localBits)]
+	entry := t.locals[p].entry(s.SpanID)
 	if old := Ref(atomic.LoadUint64(entry)); t.Live(old) {
 		t.share(old, atomic.LoadUint64(&t.cell(old).SpanID))
 	}
@@ -362,7 +389,9 @@ func (t *Table) Barrier(r Ref) { atomic.AddUint64(&t.cell(r).Version, 0) }
 func (t *Table) Free(r Ref) {
 	t.checkEnded(r)
 	// Pin, because a goroutine that is preempted during a push makes all others wait.
-	goruntime.Pin()
+	if p := goruntime.Pin(); p < len(t.locals) {
+		t.forget(&t.locals[p], r)
+	}
 	t.free.push(r.Index())
 	goruntime.Unpin()
 }

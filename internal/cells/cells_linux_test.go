@@ -19,6 +19,7 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/resources"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/internal/vma"
 )
 
 func TestEmptyTable(t *testing.T) {
@@ -65,7 +66,7 @@ func TestReservedCellHasNoSpan(t *testing.T) {
 func TestNextTableRepeatsNoRef(t *testing.T) {
 	refs := map[Ref]bool{}
 	for range 3 {
-		table, err := New(Options{Heap: true})
+		table, err := New(Options{Memory: vma.Heap})
 		require.NoError(t, err)
 		var last Ref
 		for n := range 100 {
@@ -87,6 +88,9 @@ func TestLateStartAndEnd(t *testing.T) {
 	table, _ := newTable(t, false, nil)
 	p := goruntime.Pin()
 	goruntime.Unpin()
+	for range Capacity + 5 {
+		table.end(table.start(), false) // so that each entry of the queue was used
+	}
 	ended, reserved := table.start(), table.Reserve(p)
 	require.True(t, table.End(ended))
 	require.NoError(t, table.Close())
@@ -103,7 +107,7 @@ func TestSpanEndsDuringEviction(t *testing.T) {
 	var table *Table
 	var asked []Ref
 	endsMeanwhile := false
-	table, err := New(Options{Heap: true, Spare: spareNone, Evict: func(r Ref) bool {
+	table, err := New(Options{Memory: vma.Heap, Spare: spareNone, Evict: func(r Ref) bool {
 		assert.True(t, table.Live(r))
 		asked = append(asked, r)
 		if endsMeanwhile {
@@ -197,9 +201,11 @@ func TestFindWithAnyIDs(t *testing.T) {
 	}
 }
 
-// Find works after GOMAXPROCS was raised, and with more goroutines than Ps.
+// Find works if GOMAXPROCS is raised above the number of Ps that have an index, and with more
+// goroutines than Ps.
 func TestFindAfterGOMAXPROCSWasRaised(t *testing.T) {
 	table, _ := newTable(t, true, nil)
+	table.locals = table.locals[:2]
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(len(table.locals) + 4))
 	const workers = 24
 	var refs [workers]atomic.Uint64
@@ -315,6 +321,20 @@ func TestPublishedSpansAreEvicted(t *testing.T) {
 	assert.GreaterOrEqual(t, len(evicted.all(t)), 1000)
 }
 
+// The index of a P keeps no span that has ended on that P. The next span with the same entry would have
+// to read the ended span's cell.
+func TestEndedSpansLeaveTheIndex(t *testing.T) {
+	table, _ := newTable(t, true, nil)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	for n := range 2 * localFree {
+		r := table.start()
+		s := spanOf(r)
+		require.Equal(t, r, table.Find(s.Key))
+		table.end(r, n%2 == 0)
+		assert.Zero(t, *table.locals[0].entry(s.SpanID))
+	}
+}
+
 // Reserve returns 0 if there is neither a free cell nor a span to evict.
 func TestNoCell(t *testing.T) {
 	table, _ := newTable(t, true, nil)
@@ -325,9 +345,8 @@ func TestNoCell(t *testing.T) {
 }
 
 func TestQueue(t *testing.T) {
-	var q queue
 	const capacity = 64
-	q.init(capacity)
+	q := queue{entries: make([]queueEntry, capacity)}
 	_, ok := q.pop()
 	require.False(t, ok)
 	for round := range uint32(5) {
@@ -347,13 +366,12 @@ func TestQueue(t *testing.T) {
 // Concurrent pushes and pops neither lose nor duplicate numbers.
 func TestQueueUnderContention(t *testing.T) {
 	moreProcessors(t)
-	var q queue
 	const capacity = 64
-	q.init(capacity)
+	q := queue{entries: make([]queueEntry, capacity)}
 	q.head.Store(1<<32 - 1000*capacity) // makes the 32-bit sequences wrap around during the test
 	q.tail.Store(1<<32 - 1000*capacity)
 	for n := range uint32(capacity) {
-		q.entries[n].sequence.Store(uint32(1<<32-1000*capacity) + n)
+		q.entries[n].sequence.Store(1<<32 - 1000*capacity)
 		q.push(n)
 	}
 	var held [capacity]atomic.Bool

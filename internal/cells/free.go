@@ -17,7 +17,7 @@ const minQueued = 1024
 // takeWarm pops a cell from the stack of a P. The caller must be pinned to that P.
 func (t *Table) takeWarm(p int) (uint32, bool) {
 	if p >= len(t.locals) {
-		return 0, false // GOMAXPROCS was raised.
+		return 0, false
 	}
 	l := &t.locals[p]
 	n := atomic.LoadUint32(&l.n) - 1
@@ -37,6 +37,7 @@ func (t *Table) FreeWarm(p int, r Ref) bool {
 		return false
 	}
 	l := &t.locals[p]
+	t.forget(l, r)
 	n := atomic.LoadUint32(&l.n)
 	if n >= localFree {
 		return false
@@ -44,6 +45,14 @@ func (t *Table) FreeWarm(p int, r Ref) bool {
 	ordered.Put32(&l.free[n], r.Index())
 	ordered.Put32(&l.n, n+1)
 	return true
+}
+
+// Release frees the cell of a reserved Ref that is not committed. The caller must still be pinned to
+// P number p.
+func (t *Table) Release(p int, r Ref) {
+	if !t.FreeWarm(p, r) {
+		t.free.push(r.Index())
+	}
 }
 
 // take returns a cell from the free queue, or an unused one. If there is neither, it evicts a span.
@@ -119,33 +128,42 @@ func (t *Table) age(r Ref) uint64 {
 
 // queue is a bounded FIFO queue of numbers for concurrent producers and consumers, based on Dmitry
 // Vyukov's MPMC queue. The sequence number of an entry tells whether the entry is empty or full.
+//
+// Zeroed entries are an empty queue, and entries that were never used are not touched.
 type queue struct {
-	entries    []queueEntry
-	head, tail atomic.Uint64
+	entries []queueEntry
+	// If spans end on other goroutines, many CPUs change head and tail. Each has a cache line of its
+	// own.
+	_    [64]byte
+	head atomic.Uint64
+	_    [56]byte
+	tail atomic.Uint64
+	_    [56]byte
+	// closed is true once the entries may have been zeroed.
+	closed atomic.Bool
 }
 
+// queueEntry holds a number, and the sequence number of the entry minus the entry's index.
 type queueEntry struct{ sequence, number atomic.Uint32 }
-
-func (q *queue) init(capacity int) {
-	q.entries = make([]queueEntry, capacity)
-	for i := range q.entries {
-		q.entries[i].sequence.Store(uint32(i))
-	}
-}
 
 // len returns the approximate number of entries in use.
 func (q *queue) len() uint64 { return q.tail.Load() - q.head.Load() }
 
-// push adds a number. The queue cannot overflow: it has an entry for each cell number, and no number is
-// in it twice.
+// push adds a number. The queue cannot overflow: it has an entry for each cell number, and no number
+// is in it twice. So the next entry is empty, or will be once a goroutine that is popping a number has
+// finished. If the queue is closed, push may drop the number.
 func (q *queue) push(number uint32) {
 	for {
 		tail := q.tail.Load()
-		p := &q.entries[tail%uint64(len(q.entries))]
-		if p.sequence.Load() == uint32(tail) && q.tail.CompareAndSwap(tail, tail+1) {
+		i := tail % uint64(len(q.entries))
+		p := &q.entries[i]
+		if p.sequence.Load() == uint32(tail-i) && q.tail.CompareAndSwap(tail, tail+1) {
 			p.number.Store(number)
-			p.sequence.Store(uint32(tail) + 1)
+			p.sequence.Store(uint32(tail-i) + 1)
 			return
+		}
+		if q.closed.Load() {
+			return // The zeroed entries never become right.
 		}
 	}
 }
@@ -154,8 +172,9 @@ func (q *queue) push(number uint32) {
 func (q *queue) pop() (uint32, bool) {
 	for {
 		head := q.head.Load()
-		p := &q.entries[head%uint64(len(q.entries))]
-		if sequence := p.sequence.Load(); sequence != uint32(head)+1 {
+		i := head % uint64(len(q.entries))
+		p := &q.entries[i]
+		if sequence := p.sequence.Load(); sequence != uint32(head-i)+1 {
 			if q.head.Load() == head {
 				return 0, false // The queue is empty, or the next push has not finished yet.
 			}
@@ -163,7 +182,7 @@ func (q *queue) pop() (uint32, bool) {
 		}
 		if q.head.CompareAndSwap(head, head+1) {
 			number := p.number.Load()
-			p.sequence.Store(uint32(head) + uint32(len(q.entries)))
+			p.sequence.Store(uint32(head-i) + uint32(len(q.entries)))
 			return number, true
 		}
 	}

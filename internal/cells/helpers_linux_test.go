@@ -14,6 +14,7 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/internal/vma"
 )
 
 // evicted collects the spans that a table evicts. Pinned goroutines add to it, so adding must
@@ -52,7 +53,11 @@ func newTable(t testing.TB, heap bool, spare func(Ref, uint64, uintptr) bool) (*
 		spare = spareNone
 	}
 	var table *Table
-	table, err := New(Options{Heap: heap, Spare: spare, Evict: func(r Ref) bool {
+	kind := vma.Published
+	if heap {
+		kind = vma.Heap
+	}
+	table, err := New(Options{Memory: kind, Spare: spare, Evict: func(r Ref) bool {
 		ended := table.End(r)
 		if ended {
 			e.add(r)

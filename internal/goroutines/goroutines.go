@@ -32,13 +32,15 @@ type Table struct {
 	region  *vma.Region
 }
 
-// New returns an empty table. If heap is true, the table is on the heap, where other processes do
-// not find it. New may return both a table and an error. Then the table is usable, but other
-// processes do not find it: it is on the heap because memory cannot be mapped, or the mapping
-// cannot be named.
-func New(heap bool) (t *Table, err error) {
+// New returns an empty table. Other processes find it only in [vma.Published] memory. New returns both
+// a table and an error if they do not, although the table works: published memory cannot be mapped, or
+// the mapping cannot be named. It returns no table if no memory can be mapped.
+func New(memory vma.Kind) (t *Table, err error) {
 	t = new(Table)
-	t.region, err = vma.NewOrHeap(wire.GoroutinesName, wire.GoroutinesHeaderSize+wire.GoroutinesCapacity*wire.GoroutineEntrySize, heap)
+	t.region, err = vma.NewTable(wire.GoroutinesName, wire.GoroutinesHeaderSize+wire.GoroutinesCapacity*wire.GoroutineEntrySize, memory)
+	if t.region == nil {
+		return nil, fmt.Errorf("goroutine table: %w", err)
+	}
 	t.header, t.entries = wire.GoroutinesIn(t.region.Bytes())
 	t.header.Layout = wire.GoroutinesLayout1
 	t.header.Capacity, t.header.Used = wire.GoroutinesCapacity, wire.GoroutinesCapacity
@@ -53,8 +55,11 @@ func New(heap bool) (t *Table, err error) {
 func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
 
 // Close hides the table from other processes. Later stores are allowed, but other processes do not
-// see them.
+// see them. If t is nil, Close does nothing.
 func (t *Table) Close() error {
+	if t == nil {
+		return nil
+	}
 	if err := t.region.Withdraw(); err != nil {
 		return fmt.Errorf("goroutine table: close: %w", err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/testing/resources"
+	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -27,16 +28,16 @@ func load(t *Table, goid uint64, g int) (wire.Position, bool) {
 	return t.Load(goid, uintptr(unsafe.Pointer(&gs[g])))
 }
 
-func newTable(t *testing.T, heap bool) *Table {
+func newTable(t *testing.T, memory vma.Kind) *Table {
 	t.Helper()
-	table, err := New(heap)
+	table, err := New(memory)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, table.Close()) })
 	return table
 }
 
 func TestPositions(t *testing.T) {
-	table := newTable(t, true)
+	table := newTable(t, vma.Heap)
 	for _, goid := range []uint64{0, 1, size, 5 * size, 1<<63 + 3} {
 		_, known := load(table, goid, 0)
 		assert.False(t, known, "goroutine %d has stored nothing", goid)
@@ -58,7 +59,7 @@ func TestPositions(t *testing.T) {
 
 // If an entry contains words from two different goroutines, Load returns a position for neither.
 func TestSharedEntry(t *testing.T) {
-	table := newTable(t, true)
+	table := newTable(t, vma.Heap)
 	const first, second = 7, 7 + size
 	store(table, first, 0, 1<<20)
 	one := *table.entry(first)
@@ -79,7 +80,7 @@ func TestMapping(t *testing.T) {
 		require.NoError(t, err)
 		return len(found)
 	}
-	table := newTable(t, false)
+	table := newTable(t, vma.Published)
 	assert.Equal(t, 1, mappings())
 	store(table, 1, 0, 1<<20)
 	require.NoError(t, table.Close())

@@ -29,6 +29,9 @@ import (
 // Capacity is the number of entries in the table. Entry 0 stands for no name.
 const Capacity = 1 << 12
 
+// blockSize is the number of names in a block of texts.
+const blockSize = 1 << 8
+
 // indexBits makes the index at most half full, which keeps searches short.
 const indexBits = 13
 
@@ -39,9 +42,11 @@ type Table struct {
 	seed uint64
 	// index is a hash table that contains the numbers of names. An element combines the upper bits
 	// of a name's hash with its number. 0 is an empty element.
-	index [1 << indexBits]atomic.Uint64
-	// texts contains the names by number. A name claims a number by being stored here.
-	texts [Capacity]atomic.Pointer[text]
+	index       *[1 << indexBits]atomic.Uint64
+	indexRegion *vma.Region
+	// texts contains the names by number. A name claims a number by being stored here. A block is
+	// allocated when the first of its numbers is claimed.
+	texts [Capacity / blockSize]atomic.Pointer[[blockSize]atomic.Pointer[text]]
 	// used counts entry 0 and the numbers whose names are complete, that is, stored in texts, in
 	// entries and in index.
 	used atomic.Uint32
@@ -58,13 +63,18 @@ type text struct {
 	hash uint64
 }
 
-// New returns an empty table. If heap is true, the table is on the heap, where other processes do
-// not find it. New may return both a table and an error. Then the table is usable, but other
-// processes do not find it: it is on the heap because memory cannot be mapped, or the mapping
-// cannot be named.
-func New(heap bool) (t *Table, err error) {
+// New returns an empty table. Other processes find it only in [vma.Published] memory. New returns both
+// a table and an error if they do not, although the table works: published memory cannot be mapped, or
+// the mapping cannot be named. It returns no table if no memory can be mapped.
+func New(memory vma.Kind) (t *Table, err error) {
 	t = &Table{seed: maphash.Bytes(maphash.MakeSeed(), nil) | 1}
-	t.region, err = vma.NewOrHeap(wire.NamesName, wire.NamesHeaderSize+Capacity*wire.NameEntrySize, heap)
+	if t.index, t.indexRegion, err = vma.NewOf[[1 << indexBits]atomic.Uint64](memory); err != nil {
+		return nil, fmt.Errorf("name table: %w", err)
+	}
+	t.region, err = vma.NewTable(wire.NamesName, wire.NamesHeaderSize+Capacity*wire.NameEntrySize, memory)
+	if t.region == nil {
+		return nil, fmt.Errorf("name table: %w", errors.Join(err, t.indexRegion.Close()))
+	}
 	t.header, t.entries = wire.NamesIn(t.region.Bytes())
 	t.header.Layout = wire.NamesLayout1
 	t.header.Capacity = Capacity
@@ -81,12 +91,12 @@ func New(heap bool) (t *Table, err error) {
 // Address returns the address of the table's header.
 func (t *Table) Address() uint64 { return t.region.Address() }
 
-// Close hides the table from other processes. Names keep their numbers.
+// Close hides the table from other processes. A name may have another number afterwards.
 func (t *Table) Close() error {
 	if t == nil {
 		return nil
 	}
-	if err := t.region.Withdraw(); err != nil {
+	if err := errors.Join(t.region.Withdraw(), t.indexRegion.Retire()); err != nil {
 		return fmt.Errorf("name table: close: %w", err)
 	}
 	return nil
@@ -157,8 +167,10 @@ func (t *Table) find(name string, hash uint64) (number uint16, empty *atomic.Uin
 
 // text returns the name with this number, or "" if there is none.
 func (t *Table) text(number uint16) string {
-	if text := t.texts[number%Capacity].Load(); text != nil {
-		return text.name
+	if block := t.texts[number/blockSize%uint16(len(t.texts))].Load(); block != nil {
+		if text := block[number%blockSize].Load(); text != nil {
+			return text.name
+		}
 	}
 	return ""
 }
@@ -182,8 +194,13 @@ func (t *Table) add(name string, hash uint64) uint16 {
 			t.leftOut.Add(1)
 			return 0
 		}
-		t.texts[n].CompareAndSwap(nil, added)
-		claimed := t.texts[n].Load()
+		block := &t.texts[n/blockSize]
+		if block.Load() == nil {
+			block.CompareAndSwap(nil, new([blockSize]atomic.Pointer[text]))
+		}
+		place := &block.Load()[n%blockSize]
+		place.CompareAndSwap(nil, added)
+		claimed := place.Load()
 		t.complete(n, claimed)
 		if claimed.name == name {
 			return uint16(n)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/vma"
 )
 
 // entry returns the name in an entry, read as other processes read it.
@@ -28,7 +29,7 @@ func (t *Table) entry(tb testing.TB, number uint16) string {
 
 func newTable(t *testing.T) *Table {
 	t.Helper()
-	table, err := New(false)
+	table, err := New(vma.Published)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, table.Close()) })
 	return table

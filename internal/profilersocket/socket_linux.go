@@ -20,6 +20,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/internal/vma"
 )
 
 // MaxPath is the maximum length of the socket's path in bytes.
@@ -204,7 +206,14 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 	// Lock the thread, so that a thread is ready to receive as soon as a message arrives.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	buffers := make([]byte, batch*size)
+	defer close(s.served)
+	// The buffers are not on the heap: an idle service would pay for their size at each collection.
+	region, err := vma.NewPrivate(batch * size)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = region.Close() }()
+	buffers := region.Bytes()
 	vectors := make([]unix.Iovec, batch)
 	messages := make([]message, batch)
 	for i := range messages {
@@ -213,7 +222,6 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 		messages[i].header.Iov = &vectors[i]
 		messages[i].header.SetIovlen(1)
 	}
-	defer close(s.served)
 	// receive handles at most one batch of messages and returns how many it has received.
 	receive := func(flags uintptr) (int, error) {
 		// The kernel checks the timeout after each message, and stores the remaining time.

@@ -1,21 +1,25 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vma maps memory that other processes find by its name in /proc/pid/maps. It can also
-// provide memory on the heap instead, for tests and in case the memory cannot be mapped. No other
-// package of the library maps memory.
+// Package vma maps memory that other processes find by its name in /proc/pid/maps, and memory for
+// this process alone. No other package of the library maps memory.
+//
+// Large tables are mapped instead of allocated on the heap: the garbage collector neither scans them
+// nor counts them, and pages that are never touched use no memory.
 //
 // The package does not know the contents of the memory, which its callers write.
 package vma
 
 import (
+	"errors"
 	"sync/atomic"
 	"unsafe"
 )
 
-// Region is private, zeroed, readable and writable memory. [New] and [NewAnonymous] return a
+// Region is zeroed, readable and writable memory of this process. [New] and [NewAnonymous] return a
 // mapping that has a name in /proc/pid/maps, if the kernel supports this, and that forked children
-// do not inherit. [NewHeap] returns memory on the heap, which other processes cannot find.
+// do not inherit. [NewPrivate] returns a mapping without a name, and [NewHeap] memory on the heap.
+// Other processes find neither.
 //
 // The methods of a Region are not safe for concurrent use. Its owner must synchronize access to the
 // memory.
@@ -28,20 +32,55 @@ type Region struct {
 	memfdErr error
 }
 
-// NewHeap returns a Region on the heap.
+// NewHeap returns a Region on the heap. It is for tests: the race detector sees only accesses to the
+// heap.
 func NewHeap(size int) *Region { return &Region{mem: make([]byte, size)} }
 
-// NewOrHeap calls [New], or [NewHeap] if heap is true. If New fails, it returns both a Region on
-// the heap and the error of New.
-func NewOrHeap(name string, size int, heap bool) (*Region, error) {
-	if heap {
+// Kind says where the memory of a table is.
+type Kind int
+
+const (
+	// Published memory is found by other processes: see [New].
+	Published Kind = iota
+	// Private memory is mapped, but other processes do not find it: see [NewPrivate].
+	Private
+	// Heap memory is for tests: see [NewHeap].
+	Heap
+)
+
+// NewTable returns memory for a table. If Published memory cannot be mapped, it returns both Private
+// memory, with which the table works in this process, and the error of [New]. It returns no Region if
+// no memory can be mapped at all.
+func NewTable(name string, size int, kind Kind) (r *Region, err error) {
+	switch kind {
+	case Heap:
 		return NewHeap(size), nil
+	case Published:
+		if r, err = New(name, size); err == nil {
+			return r, nil
+		}
 	}
-	r, err := New(name, size)
+	r, privateErr := NewPrivate(size)
+	return r, errors.Join(err, privateErr)
+}
+
+// NewOf returns memory for a T that other processes do not find, and the region that contains it. kind
+// is as for [NewTable], but Published memory is Private, too.
+//
+// T must not contain pointers, because the garbage collector does not see them there. Its zero value
+// must be valid, because [Region.Retire] restores it at any time.
+func NewOf[T any](kind Kind) (*T, *Region, error) {
+	if kind == Published {
+		kind = Private
+	}
+	r, err := NewTable("", int(unsafe.Sizeof(*new(T))), kind)
 	if err != nil {
-		return NewHeap(size), err
+		return nil, nil, err
 	}
-	return r, nil
+	// Sound: mappings are aligned to pages, and so is memory on the heap that is larger than a page. The
+	// memory is large enough. It stays mapped after Retire, and the pointer keeps memory on the heap
+	// alive.
+	return (*T)(unsafe.Pointer(unsafe.SliceData(r.mem))), r, nil
 }
 
 // Bytes returns the memory. The memory of a mapping begins at a page boundary, and must not be

@@ -59,7 +59,9 @@ func newRegion(name string, size, fd int) (*Region, error) {
 	if err != nil {
 		return nil, fmt.Errorf("mmap of %d bytes: %w", size, err)
 	}
-	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
+	// A reader must not find published memory in a forked child (OTEP 4719). Private memory may be
+	// inherited.
+	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil && name != "" {
 		return nil, errors.Join(fmt.Errorf("madvise MADV_DONTFORK: %w", err), munmap(mem))
 	}
 	// Prevent huge pages, which would use memory for parts that are never touched. Ignore the
@@ -73,6 +75,9 @@ func newRegion(name string, size, fd int) (*Region, error) {
 func NewAnonymous(name string, size int) (*Region, error) {
 	return newRegion(name, size, -1)
 }
+
+// NewPrivate maps size bytes, rounded up to whole pages, which other processes do not find.
+func NewPrivate(size int) (*Region, error) { return newRegion("", size, -1) }
 
 // CheckFileSize returns an error that wraps EFBIG if RLIMIT_FSIZE prevents this process from making
 // a file of size bytes. Call it before any operation that makes a file larger. Otherwise that
@@ -122,10 +127,10 @@ func memfd(name string, size int) (int, error) {
 // (OTEP 4719, publication protocol, step 10).
 //
 // A kernel without CONFIG_ANON_VMA_NAME rejects the call. Announce then returns an error if the
-// mapping should have a memfd but has none, because readers cannot find the mapping. For memory on
-// the heap, Announce does nothing.
+// mapping should have a memfd but has none, because readers cannot find the mapping. For private
+// memory and memory on the heap, Announce does nothing.
 func (r *Region) Announce() error {
-	if !r.mapped {
+	if r.name == "" {
 		return nil
 	}
 	name, err := unix.BytePtrFromString(r.name)
@@ -142,9 +147,9 @@ func (r *Region) Announce() error {
 	return nil
 }
 
-// Retire replaces the mapping with an unnamed, zeroed mapping at the same addresses. That mapping
-// stays forever, so late writers do no harm. Use Retire if it is impossible to wait for writers.
-// The Region cannot be used afterwards. Memory on the heap is left to the garbage collector.
+// Retire replaces the mapping with an unnamed, zeroed mapping at the same addresses, which uses no
+// memory. That mapping stays forever, so late writers do no harm. Use Retire if it is impossible to
+// wait for writers. The Region cannot be used afterwards. Memory on the heap is left to the garbage collector.
 func (r *Region) Retire() error {
 	mem := r.mem
 	r.mem = nil

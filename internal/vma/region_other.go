@@ -20,6 +20,11 @@ func NewAnonymous(string, int) (*Region, error) {
 	return nil, fmt.Errorf("vma.NewAnonymous: %w", errors.ErrUnsupported)
 }
 
+// NewPrivate returns an error that wraps [errors.ErrUnsupported].
+func NewPrivate(int) (*Region, error) {
+	return nil, fmt.Errorf("vma.NewPrivate: %w", errors.ErrUnsupported)
+}
+
 // CheckFileSize returns nil: no files are created on this platform.
 func CheckFileSize(int) error { return nil }
 
