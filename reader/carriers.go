@@ -170,9 +170,13 @@ func (v *threadView) usable() bool {
 	return v.threadRing != nil || v.goroutines != nil || v.recordOffset >= 0
 }
 
-// reasons returns the errors of the unreadable carriers as text, each after ": ".
+// reasons returns the errors of the unreadable carriers as text, each after ": ". If there are none,
+// it says in which schema the process publishes its spans.
 func (v *threadView) reasons() string {
 	var b strings.Builder
+	if schema, err := newAdvertisement(v.advertisement.message()).text(wire.KeySchemaVersion); err == nil && len(v.carriers) == 0 {
+		return ": " + describeSchema(schema)
+	}
 	for _, c := range v.carriers {
 		if c.Err != nil {
 			fmt.Fprintf(&b, ": %v: %v", c.Kind, c.Err)
@@ -357,7 +361,8 @@ func newThreadView(memory ringbuf.Memory, message *ProcessContext) *threadView {
 	if a.announces(wire.KeyGoroutines) {
 		v.addGoroutineTable(memory, a, runtimeErr)
 	}
-	if schema, _ := a.text(wire.KeySchemaVersion); schema == wire.SchemaGoLabels {
+	// OTEP 4947 asks every Go service for this schema. The record is an addition of otelctx.
+	if schema, _ := a.text(wire.KeySchemaVersion); schema == wire.SchemaGoLabels && a.announces(wire.KeyGo) {
 		c := Carrier{Kind: GoroutineRecord, Source: Advertised}
 		offset, err := a.integer(wire.KeyGo+wire.GoKeyRecordOffset, labelListSize, maxRecordOffset)
 		c.RecordOffset = int(offset)

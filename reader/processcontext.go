@@ -8,9 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -84,35 +82,6 @@ func (c *ProcessContext) Age() (time.Duration, error) {
 		return time.Duration(age), nil
 	}
 	return 0, fmt.Errorf("published at %d ns, which lies ahead", c.PublishedAtNS)
-}
-
-// clockOffset returns the CLOCK_BOOTTIME of the process minus that of the reader. The result is 0
-// if both are in the same time namespace, or if the difference is unknown.
-func (p *Process) clockOffset() time.Duration {
-	namespace := func(process, name string) string {
-		target, err := os.Readlink(process + "/ns/" + name)
-		if err != nil {
-			return ""
-		}
-		return target
-	}
-	const own = "/proc/self"
-	other := "/proc/" + strconv.Itoa(p.pid)
-	current := namespace(other, "time")
-	// The kernel reports only the offsets of the time namespace for a process's future children.
-	// They are valid for the process itself if it is in that namespace, too.
-	if current == "" || current == namespace(own, "time") || current != namespace(other, "time_for_children") {
-		return 0
-	}
-	ownOffset, err := boottime.Offset(own)
-	if err != nil {
-		return 0
-	}
-	otherOffset, err := boottime.Offset(other)
-	if err != nil {
-		return 0
-	}
-	return otherOffset - ownOffset
 }
 
 // publication is a kind of message that a process can publish.
@@ -298,6 +267,10 @@ func (p *Process) readAt(m procfs.Mapping) (_ *ProcessContext, missing bool, err
 	if err != nil {
 		return nil, false, p.error(fmt.Errorf("%w: %w", ErrInvalid, err))
 	}
+	clockOffset, err := boottime.Ahead(p.pid)
+	if err != nil {
+		clockOffset = 0 // Assume the same time namespace.
+	}
 	return &ProcessContext{
 		MappingName:    m.Name,
 		MappingAddress: m.Start,
@@ -305,7 +278,7 @@ func (p *Process) readAt(m procfs.Mapping) (_ *ProcessContext, missing bool, err
 		PublishedAtNS:  before.PublishedAtNS,
 		PayloadSize:    len(payload),
 		Message:        msg,
-		clockOffset:    p.clockOffset(),
+		clockOffset:    clockOffset,
 	}, false, nil
 }
 

@@ -89,7 +89,7 @@ func (p *Process) ThreadContexts(ctx context.Context) (*ThreadContexts, error) {
 		return nil, p.error(fmt.Errorf("%w: %w", ErrNoThreadContext, err))
 	}
 	if schema != wire.SchemaTLSDevelopment && schema != wire.SchemaTLS {
-		return nil, p.error(fmt.Errorf("%w: schema %q", ErrNoThreadContext, schema))
+		return nil, p.error(fmt.Errorf("%w: %s", ErrNoThreadContext, describeSchema(schema)))
 	}
 	out := &ThreadContexts{Schema: schema, Keys: a.keys()}
 	variables, err := p.threadVariables(ctx, message.PublishedAtNS)
@@ -119,6 +119,23 @@ func (p *Process) ThreadContexts(ctx context.Context) (*ThreadContexts, error) {
 		out.Threads = append(out.Threads, c)
 	}
 	return out, p.checkAlive()
+}
+
+// describeSchema says where a process publishes its spans according to its threadlocal.schema_version.
+func describeSchema(schema string) string {
+	switch schema {
+	case wire.SchemaTLSDevelopment, wire.SchemaTLS:
+		return fmt.Sprintf("schema %q: the spans are in records of threads", schema)
+	case wire.SchemaGoLabels:
+		return fmt.Sprintf("schema %q: the spans are in the profiler labels of goroutines", schema)
+	case wire.SchemaSlots:
+		return fmt.Sprintf("schema %q: the spans are in slots of threads", schema)
+	case wire.SchemaNodeDevelopment, wire.SchemaNode:
+		return fmt.Sprintf("schema %q: the spans are in objects of Node.js, which are not read", schema)
+	default:
+		const maxSchema = 64
+		return fmt.Sprintf("unknown schema %.*q", maxSchema, schema)
+	}
 }
 
 // threadVariables returns the definitions of the variable. It caches them until the process

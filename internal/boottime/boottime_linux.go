@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -26,6 +27,35 @@ func Now() (uint64, error) {
 		return 0, fmt.Errorf("clock_gettime CLOCK_BOOTTIME: %d ns", ns)
 	}
 	return uint64(ns), nil
+}
+
+// Ahead returns how far the CLOCK_BOOTTIME of the process with id pid is ahead of the caller's. The
+// result is not 0 only if they are in different time namespaces, see time_namespaces(7). Ahead
+// returns an error if the difference is unknown.
+func Ahead(pid int) (time.Duration, error) {
+	const own = "/proc/self"
+	other := "/proc/" + strconv.Itoa(pid)
+	namespace, err := os.Readlink(other + "/ns/time")
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil // the kernel has no time namespaces, or the process has exited
+	}
+	if err != nil {
+		return 0, err
+	}
+	if same, err := os.Readlink(own + "/ns/time"); err != nil || same == namespace {
+		return 0, err
+	}
+	// The kernel reports only the offsets of the namespace for a process's future children. They are
+	// valid for the process itself if it is in that namespace, too.
+	if children, err := os.Readlink(other + "/ns/time_for_children"); err != nil || children != namespace {
+		return 0, errors.Join(fmt.Errorf("%s has called unshare: the offset of its time namespace is unknown", other), err)
+	}
+	theirs, err := Offset(other)
+	if err != nil {
+		return 0, err
+	}
+	ours, err := Offset(own)
+	return theirs - ours, err
 }
 
 // Offset returns the offset of a process's time namespace: how far its CLOCK_BOOTTIME is ahead of

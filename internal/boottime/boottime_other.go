@@ -16,6 +16,11 @@ func Now() (uint64, error) {
 	return 0, fmt.Errorf("boottime.Now: %w", errors.ErrUnsupported)
 }
 
+// Ahead returns an error that wraps [errors.ErrUnsupported].
+func Ahead(int) (time.Duration, error) {
+	return 0, fmt.Errorf("boottime.Ahead: %w", errors.ErrUnsupported)
+}
+
 // Offset returns an error that wraps [errors.ErrUnsupported].
 func Offset(string) (time.Duration, error) {
 	return 0, fmt.Errorf("boottime.Offset: %w", errors.ErrUnsupported)

@@ -22,6 +22,10 @@ const (
 	// is the target of the thread-local variable of OTEP 4947.
 	SchemaTLSDevelopment = "tlsdesc_v1_dev"
 	SchemaTLS            = "tls_v1"
+	// SchemaNodeDevelopment and SchemaNode are the schemas of Node.js: the records of OTEP 4947 are
+	// the targets of objects in V8's heap.
+	SchemaNodeDevelopment = "nodejs_v1_dev"
+	SchemaNode            = "nodejs_v1"
 
 	// KeyAttributeKeyMap is the key of an array of strings: the names of the span attributes,
 	// indexed by the key bytes in records and slots.

@@ -33,6 +33,11 @@ func PublishAs(mapping string, attributes ...*commonpb.KeyValue) (withdraw func(
 	if err != nil {
 		return nil, err
 	}
+	return PublishPayload(mapping, payload)
+}
+
+// PublishPayload is like [PublishAs], but takes the encoded message, which need not be valid.
+func PublishPayload(mapping string, payload []byte) (withdraw func() error, err error) {
 	now, err := boottime.Now()
 	if err != nil {
 		return nil, err

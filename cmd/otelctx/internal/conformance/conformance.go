@@ -20,8 +20,9 @@ import (
 //
 // The caller must be permitted to read the process. Whether updates name the mapping again is
 // checked only if the caller may also use tracepoints. The error wraps [reader.ErrNoContext] if the
-// process published no context; the results are returned nevertheless. Any other error means that
-// the process could not be read.
+// process published no context, and [reader.ErrBusy] if its context could never be read because it
+// kept changing; the results are returned nevertheless. Any other error means that the process could
+// not be read.
 func Process(ctx context.Context, pid int, d time.Duration) ([]Result, error) {
 	p, err := reader.Open(pid)
 	if err != nil {
@@ -46,41 +47,61 @@ func Process(ctx context.Context, pid int, d time.Duration) ([]Result, error) {
 		return nil, fmt.Errorf("pid %d: %w", pid, err)
 	}
 	c.finish()
-	if !c.found {
-		return c.results(), fmt.Errorf("pid %d: %w", pid, reader.ErrNoContext)
+	unread := c.last == nil && c.report["4719-H3"].Status != Failed
+	switch {
+	case !c.found:
+		err = reader.ErrNoContext
+	case unread && ctx.Err() == nil && c.process.Alive() == nil:
+		err = fmt.Errorf("%w: it changed during every read", reader.ErrBusy)
+	default:
+		return c.results(), nil
 	}
-	return c.results(), nil
+	return c.results(), fmt.Errorf("pid %d: %w", pid, err)
 }
+
+// firstRound is how long the first round of checks may take if the duration is shorter.
+const firstRound = 2 * time.Second
 
 // watch checks the process until d has elapsed, ctx is done, or the process exits.
 func (c *contextChecker) watch(ctx context.Context, p *reader.Process, d time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, d)
+	limited, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
+	round, cancelRound := context.WithTimeout(ctx, max(d, firstRound))
+	defer cancelRound()
 	read, scan := time.NewTicker(interval), time.NewTicker(scanInterval)
 	defer read.Stop()
 	defer scan.Stop()
-	scanDue := true
-	for {
+	for scanDue := true; ; {
 		if scanDue {
-			switch err := c.scan(ctx); {
+			switch err := c.scan(round); {
 			case errors.Is(err, procfs.ErrProcessGone):
 				return nil
-			case err != nil && ctx.Err() == nil:
+			case err != nil && round.Err() == nil:
 				return err
 			}
-			checkThreads(ctx, c.report, p)
-			checkTables(ctx, c.report, p)
+			checkThreads(round, c.report, p)
+			checkTables(round, c.report, p)
+			round = limited
 		}
 		c.step()
-		if scanDue = c.lastAddress != 0; scanDue && ctx.Err() == nil {
+		if scanDue = c.lost; scanDue && limited.Err() == nil {
 			continue
 		}
 		select {
-		case <-ctx.Done():
+		case <-limited.Done():
+			c.awaitUpdate(ctx)
 			return nil
 		case <-scan.C:
 			scanDue = true
 		case <-read.C:
 		}
+	}
+}
+
+// awaitUpdate reads the header until the current update ends, or has taken so long that the publisher counts as
+// stuck.
+func (c *contextChecker) awaitUpdate(ctx context.Context) {
+	for end := c.zero.Add(stuckAfter + interval); !c.zero.IsZero() && ctx.Err() == nil && time.Now().Before(end); c.step() {
+		time.Sleep(interval)
 	}
 }

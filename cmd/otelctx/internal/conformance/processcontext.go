@@ -16,11 +16,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
-
-	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/boottime"
 	"github.com/otelctx/otelctx/internal/procfs"
@@ -36,9 +33,11 @@ const (
 	scanInterval = time.Second
 	// stuckAfter is how long an update may take before the publisher counts as stuck. Even a publisher that
 	// loses the CPU during an update needs far less.
-	stuckAfter  = 5 * time.Second
+	stuckAfter = 2 * time.Second
+	// namingLimit is how long to wait for the call of prctl after the last update.
+	namingLimit = 5 * time.Second
 	maxChildren = 1024     // maximum number of children examined
-	maxPayload  = 16 << 20 // bytes; the limits of readers are far lower
+	maxPayload  = 1 << 20  // bytes that are read and decoded; the limits of readers are far lower
 	maxSmaps    = 64 << 20 // bytes
 )
 
@@ -49,21 +48,22 @@ type contextChecker struct {
 	memory  remotemem.Memory
 	process *procfs.Process
 
-	mapping     procfs.Mapping // the mapping with the header, or the zero value if it is unknown
-	lastAddress uint64         // of a header that can no longer be read; 0 after the next scan
-	found       bool           // whether a header was ever found
-	zero        time.Time      // when the timestamp was first seen to be zero; unset if it is not zero
-	last        *observedPublication
-	updates     int
-	message     *processcontextpb.ProcessContext
-	keys        []string
-	naming      *namingCounter
+	mapping procfs.Mapping // the mapping with the header, or the zero value if it is unknown
+	lost    bool           // whether the header can no longer be read where it was; false after the next scan
+	found   bool           // whether a header was ever found
+	zero    time.Time      // when the timestamp was first seen to be zero; unset if it is not zero
+	unnamed string         // the name of the mapping if the last scan found it without the name OTEL_CTX, or ""
+	last    *observedPublication
+	updates int
+	keyMap  []string // the last threadlocal.attribute_key_map; nil if none was published
+	naming  *namingCounter
 }
 
 // observedPublication is a publication that was read, kept to compare it with the next one.
 type observedPublication struct {
-	header wire.ProcessContextHeader
-	digest [sha256.Size]byte
+	header  wire.ProcessContextHeader
+	address uint64 // of the header
+	digest  [sha256.Size]byte
 }
 
 // step reads the header, the payload and the header again, and checks what it has read.
@@ -74,7 +74,7 @@ func (c *contextChecker) step() {
 	var before, after [wire.ProcessContextHeaderSize]byte
 	if _, err := c.memory.ReadAt(before[:], int64(c.mapping.Start)); err != nil {
 		// The context was withdrawn or moved. The next scan, which follows at once, finds a moved context.
-		c.mapping, c.lastAddress = procfs.Mapping{}, c.mapping.Start
+		c.mapping, c.lost = procfs.Mapping{}, true
 		return
 	}
 	h := decode(before)
@@ -102,12 +102,21 @@ func (c *contextChecker) step() {
 // published checks a publication whose header stayed the same while the payload was read. raw is the
 // encoded header, and bodyErr is the error of reading the payload.
 func (c *contextChecker) published(h wire.ProcessContextHeader, raw [wire.ProcessContextHeaderSize]byte, body []byte, bodyErr error) {
-	digest := sha256.Sum256(body)
-	if c.last != nil && c.last.header.PublishedAtNS == h.PublishedAtNS {
+	current := &observedPublication{h, c.mapping.Start, sha256.Sum256(body)}
+	last := c.last
+	if last != nil {
+		sameAddress := last.address == current.address
+		if !sameAddress || last.header.PublishedAtNS != h.PublishedAtNS {
+			c.check("4719-U1", sameAddress, "the header was at %#x and is at %#x", last.address, current.address)
+		}
+		last.address = current.address
+	}
+	if last != nil && last.header.PublishedAtNS == h.PublishedAtNS {
 		// With the same timestamp this must be the same publication.
-		c.check("4719-U2", c.last.header == h && (bodyErr != nil || c.last.digest == digest),
-			"timestamp %d: header % x, then % x; payload %s, then %s", h.PublishedAtNS,
-			encode(c.last.header), raw, hex.EncodeToString(c.last.digest[:8]), hex.EncodeToString(digest[:8]))
+		if last.header != h || bodyErr == nil && last.digest != current.digest {
+			c.check("4719-U2", false, "timestamp %d: header % x, then % x; payload %s, then %s", h.PublishedAtNS,
+				encode(last.header), raw, hex.EncodeToString(last.digest[:8]), hex.EncodeToString(current.digest[:8]))
+		}
 		return
 	}
 	signed := string(h.Signature[:]) == wire.ProcessContextSignature
@@ -116,14 +125,23 @@ func (c *contextChecker) published(h wire.ProcessContextHeader, raw [wire.Proces
 	c.check("4719-H3", true, "")
 	c.check("4719-H6", h.PayloadSize <= wire.MaxProcessContextPayload, "payload of %d bytes", h.PayloadSize)
 	c.check("4719-H5", bodyErr == nil, "%d bytes at %#x: %v", h.PayloadSize, h.Payload, bodyErr)
-	c.check("4719-P9", signed && h.Version != 0 && h.Payload != 0, "timestamp %d with header % x", h.PublishedAtNS, raw)
+	c.check("4719-P9", signed && h.Version != 0 && h.Payload != 0 && h.PayloadSize != 0,
+		"timestamp %d with version %d, payload_size %d, header % x", h.PublishedAtNS, h.Version, h.PayloadSize, raw)
 	c.checkClock(h.PublishedAtNS)
-	if c.last != nil {
+	if last != nil {
 		c.updates++
-		c.check("4719-U6", h.PublishedAtNS > c.last.header.PublishedAtNS, "timestamp %d after %d", h.PublishedAtNS, c.last.header.PublishedAtNS)
+		c.check("4719-U2", true, "")
+		c.check("4719-U6", h.PublishedAtNS > last.header.PublishedAtNS, "timestamp %d after %d", h.PublishedAtNS, last.header.PublishedAtNS)
 	}
-	c.last = &observedPublication{h, digest}
-	if bodyErr == nil {
+	c.last = current
+	switch {
+	case bodyErr != nil:
+		c.skipMessage("the payload cannot be read")
+	case h.PayloadSize == 0:
+		c.skipMessage("the payload is empty")
+	case h.PayloadSize > maxPayload:
+		c.skipMessage("a payload of more than 1 MiB is not decoded")
+	default:
 		c.checkMessage(body)
 	}
 }
@@ -131,119 +149,122 @@ func (c *contextChecker) published(h wire.ProcessContextHeader, raw [wire.Proces
 // checkClock checks that a timestamp is a plausible time since boot: it must not be in the future.
 func (c *contextChecker) checkClock(timestamp uint64) {
 	now, err := boottime.Now()
-	offset, offsetErr := boottimeOffset(c.pid)
-	if err = errors.Join(err, offsetErr); err != nil {
+	ahead, aheadErr := boottime.Ahead(c.pid)
+	if err = errors.Join(err, aheadErr); err != nil {
 		c.skip("4719-H4", "%v", err)
 		return
 	}
+	now += uint64(ahead)
 	// Each update must advance the timestamp, by at least a nanosecond. The timestamps of a publisher that
 	// updates very often may therefore run ahead of the clock.
 	const slack = uint64(time.Second)
-	c.check("4719-H4", timestamp <= now+offset+slack, "timestamp %d, while CLOCK_BOOTTIME of the process is %d", timestamp, now+offset)
+	c.check("4719-H4", timestamp <= now+slack, "timestamp %d, while CLOCK_BOOTTIME of the process is %d", timestamp, now)
 }
 
-// boottimeOffset returns how far CLOCK_BOOTTIME in the process's time namespace is ahead of ours.
-func boottimeOffset(pid int) (uint64, error) {
-	theirs, err := boottime.Offset(filepath.Join("/proc", strconv.Itoa(pid)))
-	ours, ourErr := boottime.Offset("/proc/self")
-	return uint64(theirs - ours), errors.Join(err, ourErr)
-}
-
-func (c *contextChecker) checkMessage(body []byte) {
-	message := new(processcontextpb.ProcessContext)
-	err := proto.Unmarshal(body, message)
-	if !c.check("4719-D1", err == nil, "%v; the payload begins with % x", err, body[:min(len(body), 32)]) {
-		return
-	}
-	c.message = message
-	resource, attributes := message.GetResource().GetAttributes(), message.GetAttributes()
-	for where, list := range map[string][]*commonpb.KeyValue{"resource": resource, "attributes": attributes} {
-		seen := map[string]bool{}
-		duplicate, empty := "", false
-		for _, kv := range list {
-			if seen[kv.GetKey()] {
-				duplicate = kv.GetKey()
-			}
-			seen[kv.GetKey()] = true
-			empty = empty || kv.GetKey() == ""
-		}
-		c.check("4719-D2", duplicate == "", "%s has the key %q more than once", where, duplicate)
-		c.check("4719-D3", !empty, "%s has an empty key", where)
-	}
-	i := slices.IndexFunc(resource, func(kv *commonpb.KeyValue) bool { return kv.GetKey() == "service.name" })
-	c.check("4719-D3", i >= 0 && resource[i].GetValue().GetStringValue() != "", "the resource has no service.name")
-	c.checkReference(attributes)
-}
-
+// payload reads the payload, which a reader must be able to do. If it has more than maxPayload bytes, payload
+// reads only its first and its last byte, and returns nil.
 func (c *contextChecker) payload(h wire.ProcessContextHeader) ([]byte, error) {
-	if h.PayloadSize > maxPayload {
-		return nil, errors.New("too large to be checked")
+	if h.PayloadSize <= maxPayload {
+		body := make([]byte, h.PayloadSize)
+		_, err := c.memory.ReadAt(body, int64(h.Payload))
+		return body, err
 	}
-	body := make([]byte, h.PayloadSize)
-	_, err := c.memory.ReadAt(body, int64(h.Payload))
-	return body, err
+	for _, offset := range []uint64{0, uint64(h.PayloadSize) - 1} {
+		var b [1]byte
+		if _, err := c.memory.ReadAt(b[:], int64(h.Payload+offset)); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
 }
 
 // scan finds the process context, and checks its mapping, the process's descriptors and its children.
 func (c *contextChecker) scan(ctx context.Context) error {
+	c.lost = false
+	valid, err := c.contexts(ctx)
+	if err != nil || len(valid) == 0 {
+		return err
+	}
+	c.found = true
+	c.check("4719-P11", len(valid) == 1, "%d process contexts, at %#x and %#x", len(valid), valid[0].Start, valid[len(valid)-1].Start)
+	m := valid[0]
+	c.mapping = m
+	p := m.Perms
+	c.check("4719-P3", p.Read && p.Write && !p.Exec && !p.Shared, "permissions %s of %q", p, m.Name)
+	c.checkName(m)
+	c.checkForkFlag(m)
+	c.checkDescriptors(ctx, m)
+	c.checkChildren(ctx, m)
+	return nil
+}
+
+// contexts returns the mappings with a process context, even one that is being changed.
+func (c *contextChecker) contexts(ctx context.Context) ([]procfs.Mapping, error) {
+	const enough = 16
 	var valid []procfs.Mapping
 	for m, err := range c.process.Maps(wire.IsProcessContextMapping) {
 		if err == nil {
 			err = ctx.Err()
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
-		var raw [wire.ProcessContextHeaderSize]byte
-		if _, err := c.memory.ReadAt(raw[:], int64(m.Start)); err != nil {
-			continue
-		}
-		h := decode(raw)
-		if string(h.Signature[:]) == wire.ProcessContextSignature || h.PublishedAtNS != 0 {
+		if c.hasHeader(m) {
 			valid = append(valid, m)
 		}
-		if len(valid) == 16 {
+		if len(valid) == enough {
 			break
 		}
 	}
-	previous := c.lastAddress
-	c.lastAddress = 0
-	if len(valid) == 0 {
-		return nil
+	if len(valid) > 1 {
+		// The publisher may have replaced one by another while the mappings were listed.
+		valid = slices.DeleteFunc(valid, func(m procfs.Mapping) bool { return !c.hasHeader(m) })
 	}
-	c.found = true
-	c.check("4719-P11", len(valid) == 1, "%d process contexts, at %#x and %#x", len(valid), valid[0].Start, valid[len(valid)-1].Start)
-	m := valid[0]
-	if c.mapping.Name != "" {
-		previous = c.mapping.Start
-	}
-	if c.last != nil && previous != 0 {
-		c.check("4719-U1", previous == m.Start, "the header was at %#x and is at %#x", previous, m.Start)
-	}
-	c.mapping = m
-	p := m.Perms
-	c.check("4719-P3", p.Read && p.Write && !p.Exec && !p.Shared, "permissions %s of %q", p, m.Name)
-	c.checkName(m)
-	c.checkFlags(m)
-	c.checkDescriptors()
-	c.checkChildren(m)
-	return nil
+	return valid, nil
 }
 
+// hasHeader reports whether m begins with the header of a process context.
+func (c *contextChecker) hasHeader(m procfs.Mapping) bool {
+	var raw [wire.ProcessContextHeaderSize]byte
+	if _, err := c.memory.ReadAt(raw[:], int64(m.Start)); err != nil {
+		return false
+	}
+	h := decode(raw)
+	return string(h.Signature[:]) == wire.ProcessContextSignature || h.PublishedAtNS != 0
+}
+
+// checkName checks the name of the mapping m. The publisher names the mapping after it has published, so only
+// finish says that a name is missing.
 func (c *contextChecker) checkName(m procfs.Mapping) {
 	if !kernelNamesMappings() {
 		c.skip("4719-P10", "this kernel does not name mappings (CONFIG_ANON_VMA_NAME)")
 		return
 	}
-	c.check("4719-P10", strings.HasPrefix(m.Name, "[anon"), "the mapping is %q", m.Name)
+	c.unnamed = m.Name
+	if strings.HasPrefix(m.Name, "[anon") {
+		c.unnamed = ""
+		c.check("4719-P10", true, "")
+	}
 }
 
-// checkFlags checks that the mapping has the flag "dc" (do not copy on fork) in smaps.
-func (c *contextChecker) checkFlags(m procfs.Mapping) {
-	f, err := os.Open(filepath.Join("/proc", strconv.Itoa(c.pid), "smaps"))
+// checkForkFlag checks that the mapping m is not copied on fork.
+func (c *contextChecker) checkForkFlag(m procfs.Mapping) {
+	flags, err := flagsOf(c.pid, m)
 	if err != nil {
 		c.skip("4719-P5", "%v", err)
 		return
+	}
+	c.check("4719-P5", slices.Contains(flags, dontFork), "the mapping's flags are %s, without %s", strings.Join(flags, " "), dontFork)
+}
+
+// dontFork is the flag of mappings that fork does not copy.
+const dontFork = "dc"
+
+// flagsOf returns the flags of a mapping of a process from its smaps file.
+func flagsOf(pid int, m procfs.Mapping) ([]string, error) {
+	f, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "smaps"))
+	if err != nil {
+		return nil, err
 	}
 	defer func() { _ = f.Close() }()
 	found := false
@@ -251,22 +272,25 @@ func (c *contextChecker) checkFlags(m procfs.Mapping) {
 	for lines.Scan() {
 		found = found || strings.HasPrefix(lines.Text(), fmt.Sprintf("%08x-%08x ", m.Start, m.End))
 		if flags, ok := strings.CutPrefix(lines.Text(), "VmFlags:"); ok && found {
-			c.check("4719-P5", slices.Contains(strings.Fields(flags), "dc"), "the mapping's flags are%s, without dc", flags)
-			return
+			return strings.Fields(flags), nil
 		}
 	}
-	c.skip("4719-P5", "the kernel does not report the flags of the mapping")
+	return nil, errors.New("the kernel does not report the flags of the mapping")
 }
 
-func (c *contextChecker) checkDescriptors() {
+// checkDescriptors checks the descriptors that refer to memfds of process contexts. m is the mapping of the context.
+func (c *contextChecker) checkDescriptors(ctx context.Context, m procfs.Mapping) {
 	dir := filepath.Join("/proc", strconv.Itoa(c.pid))
 	entries, err := os.ReadDir(filepath.Join(dir, "fd"))
 	if err != nil {
 		c.skip("4719-P2", "%v", err)
 		return
 	}
-	c.check("4719-P2", true, "")
+	found, open := false, ""
 	for _, e := range entries {
+		if ctx.Err() != nil {
+			return
+		}
 		target, err := os.Readlink(filepath.Join(dir, "fd", e.Name()))
 		if err != nil || !strings.HasPrefix(target, "/memfd:OTEL_CTX") {
 			continue
@@ -275,17 +299,30 @@ func (c *contextChecker) checkDescriptors() {
 		if err != nil {
 			continue
 		}
-		var flags uint64
+		var flags, inode uint64
 		for line := range strings.Lines(string(info)) {
 			_, _ = fmt.Sscanf(line, "flags: %o", &flags)
+			_, _ = fmt.Sscanf(line, "ino: %d", &inode)
+		}
+		if inode == 0 { // before Linux 5.14
+			if info, err := os.Stat(filepath.Join(dir, "fd", e.Name())); err == nil {
+				inode = info.Sys().(*syscall.Stat_t).Ino
+			}
+		}
+		if found = true; inode == m.Inode {
+			open = e.Name()
 		}
 		const cloexec = 0o2000000
 		c.check("4719-P2", flags&cloexec != 0, "descriptor %s is open, with flags %#o", e.Name(), flags)
 	}
+	if !found {
+		c.skip("4719-P2", "the descriptor was closed")
+	}
+	c.check("4719-P3b", open == "", "descriptor %s of the memfd is still open", open)
 }
 
 // checkChildren checks that child processes have not inherited the mapping m.
-func (c *contextChecker) checkChildren(m procfs.Mapping) {
+func (c *contextChecker) checkChildren(ctx context.Context, m procfs.Mapping) {
 	children, err := childrenOf(c.pid)
 	if err != nil || len(children) == 0 {
 		c.skip("4719-F1", "the process had no children")
@@ -296,6 +333,9 @@ func (c *contextChecker) checkChildren(m procfs.Mapping) {
 		if err != nil {
 			continue
 		}
+		if ctx.Err() != nil {
+			return
+		}
 		inherited := false
 		for mapping, err := range child.Maps(wire.IsProcessContextMapping) {
 			if err != nil {
@@ -304,6 +344,15 @@ func (c *contextChecker) checkChildren(m procfs.Mapping) {
 			inherited = inherited || mapping.Start == m.Start && mapping.Inode == m.Inode && mapping.Minor == m.Minor
 		}
 		_ = child.Close()
+		if inherited {
+			// A child of vfork uses the memory of its parent, and a child may publish a context of its own at
+			// the same address. In both cases the mapping has the flag that it cannot have if fork copied it.
+			flags, err := flagsOf(pid, m)
+			if err != nil {
+				continue
+			}
+			inherited = !slices.Contains(flags, dontFork)
+		}
 		c.check("4719-F1", !inherited, "child %d has the mapping at %#x, too", pid, m.Start)
 	}
 }
@@ -328,10 +377,17 @@ func childrenOf(pid int) ([]int, error) {
 	return children, nil
 }
 
-// finish checks the rules about updates that can be judged only when the observation has ended.
+// finish checks the rules that can be judged only when the observation has ended.
 func (c *contextChecker) finish() {
+	if c.unnamed != "" {
+		for m, err := range c.process.Maps(wire.IsProcessContextMapping) {
+			if err == nil && m.Start == c.mapping.Start {
+				c.check("4719-P10", strings.HasPrefix(m.Name, "[anon"), "the mapping is %q", m.Name)
+			}
+		}
+	}
 	if c.updates == 0 {
-		for _, id := range []string{"4719-U1", "4719-U6", "4719-U7"} {
+		for _, id := range []string{"4719-U1", "4719-U2", "4719-U6", "4719-U7"} {
 			c.skip(id, "the context was not updated while it was watched")
 		}
 		return
@@ -339,7 +395,7 @@ func (c *contextChecker) finish() {
 	// The publisher stores the timestamp before it names the mapping, so the call for the last update may
 	// still follow.
 	named, err := c.naming.count()
-	for end := time.Now().Add(stuckAfter); err == nil && named < c.updates && time.Now().Before(end); {
+	for end := time.Now().Add(namingLimit); err == nil && named < c.updates && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 		named, err = c.naming.count()
 	}

@@ -11,7 +11,9 @@
 package conformance
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -60,10 +62,11 @@ var rules = []Rule{
 	{"4719-H5", Must, header, "payload and payload_size name readable memory."},
 	{"4719-H6", Reader, header, "The payload has at most 65,536 bytes, the limit of known readers."},
 	{"4719-D1", Must, payload, "The payload is a ProcessContext message."},
-	{"4719-D2", Must, payload, "Attribute keys are unique."},
+	{"4719-D2", Must, payload, "Attribute keys are unique, also in maps inside attributes."},
 	{"4719-D3", Should, payload, "Attributes follow the semantic conventions: keys are not empty, and service.name is a string."},
 	{"4719-P2", Must, publication, "Step 2: the descriptor of the memfd, if it is still open, is closed on exec."},
 	{"4719-P3", Must, publication, "Step 3: the mapping is private, readable, writable and not executable."},
+	{"4719-P3b", Should, publication, "Step 3: the descriptor of the memfd is closed once the mapping exists."},
 	{"4719-P5", Must, publication, "Step 5: the mapping is marked MADV_DONTFORK."},
 	{"4719-P9", Must, publication, "Step 9: the timestamp is written last; once it is not zero, the whole header is valid."},
 	{"4719-P10", Must, publication, "Step 10: the mapping is named OTEL_CTX where the kernel names mappings."},
@@ -76,7 +79,10 @@ var rules = []Rule{
 
 	{"4947-R1", Must, reference, "threadlocal.schema_version is a string."},
 	{"4947-R2", Must, reference, "threadlocal.attribute_key_map is an array of at most 256 strings."},
-	{"4947-R3", Must, reference, "threadlocal.attribute_key_map is only ever appended to."},
+	{"4947-R3", Must, reference, "threadlocal.attribute_key_map is only ever appended to."}, {"4947-R4", Must, reference, "threadlocal.schema_version accompanies the other threadlocal keys."},
+	{"4947-R5", Must, reference, "threadlocal keys are attributes of the context, not of its resource."},
+	{"4947-R6", Must, reference, "threadlocal.attribute_key_map has no empty name."},
+
 	{"4947-V1", Must, resolution, "otel_thread_ctx_v1 is a TLS symbol in the dynamic symbol table of the executable or of a library."},
 	{"4947-V2", Must, resolution, "The symbol is accessed by a model that readers support."},
 	{"4947-C1", Must, record, "The variable names readable memory."},
@@ -170,6 +176,26 @@ func (r report) check(id string, ok bool, format string, args ...any) bool {
 func (r report) skip(id, format string, args ...any) {
 	if result := r[id]; result.Checks == 0 {
 		result.Evidence = []string{cut(fmt.Sprintf(format, args...))}
+	}
+}
+
+// cannotCheck records err as the reason why a rule cannot be checked. If ctx is done, err says only that this check was
+// cut off, and an earlier reason stays.
+func (r report) cannotCheck(ctx context.Context, err error, id string) {
+	switch {
+	case ctx.Err() == nil:
+		r.skip(id, "%v", err)
+	case len(r[id].Evidence) == 0:
+		r.skip(id, "the check did not end in time")
+	}
+}
+
+// cannotCheckSections is like cannotCheck for all rules of some sections.
+func (r report) cannotCheckSections(ctx context.Context, err error, sections ...string) {
+	for _, rule := range rules {
+		if slices.Contains(sections, rule.Section) {
+			r.cannotCheck(ctx, err, rule.ID)
+		}
 	}
 }
 

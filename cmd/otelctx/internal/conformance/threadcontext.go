@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -17,35 +18,39 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// checkReference checks the threadlocal.* attributes of a publication.
-func (c *contextChecker) checkReference(attributes []*commonpb.KeyValue) {
-	var keys []string
-	goSchema := false
+// checkReference checks the threadlocal.* attributes of a publication. resource and attributes are the attributes of its
+// resource and of the context itself.
+func (c *contextChecker) checkReference(resource, attributes []*commonpb.KeyValue) {
+	isReference := func(kv *commonpb.KeyValue) bool { return strings.HasPrefix(kv.GetKey(), wire.ThreadLocalPrefix) }
+	misplaced := slices.IndexFunc(resource, isReference)
+	published := slices.ContainsFunc(attributes, isReference)
+	if misplaced >= 0 {
+		c.check("4947-R5", false, "the resource has the key %q", resource[misplaced].GetKey())
+	} else if published {
+		c.check("4947-R5", true, "")
+	}
+	var keys []string // not nil if there is a key map
+	var schema *commonpb.AnyValue
 	for _, kv := range attributes {
 		switch kv.GetKey() {
 		case wire.KeySchemaVersion:
-			schema, ok := kv.GetValue().GetValue().(*commonpb.AnyValue_StringValue)
-			if c.check("4947-R1", ok, "%v", kv.GetValue()) {
-				goSchema = schema.StringValue == wire.SchemaGoLabels
-			}
+			schema = kv.GetValue()
+			_, ok := schema.GetValue().(*commonpb.AnyValue_StringValue)
+			c.check("4947-R1", ok, "%v", schema)
 		case wire.KeyAttributeKeyMap:
-			array, ok := kv.GetValue().GetValue().(*commonpb.AnyValue_ArrayValue)
-			values := kv.GetValue().GetArrayValue().GetValues()
-			for _, v := range values {
-				text, isText := v.GetValue().(*commonpb.AnyValue_StringValue)
-				ok = ok && isText
-				if isText {
-					keys = append(keys, text.StringValue)
-				}
-			}
-			c.check("4947-R2", ok && array != nil && len(values) <= 256, "%d keys, all strings: %t", len(values), ok)
+			keys = c.checkKeyMap(kv.GetValue())
 		}
 	}
-	if c.keys != nil || keys != nil {
-		c.check("4947-R3", len(keys) >= len(c.keys) && slices.Equal(keys[:len(c.keys)], c.keys), "%q became %q", c.keys, keys)
+	if published {
+		c.check("4947-R4", schema != nil, "there are threadlocal keys, but no %s", wire.KeySchemaVersion)
 	}
-	c.keys = keys
-	if goSchema {
+	if c.keyMap != nil {
+		c.check("4947-R3", len(keys) >= len(c.keyMap) && slices.Equal(keys[:len(c.keyMap)], c.keyMap), "%q became %q", c.keyMap, keys)
+	} else if keys != nil {
+		c.skip("4947-R3", "the key map was published only once")
+	}
+	c.keyMap = keys
+	if schema.GetStringValue() == wire.SchemaGoLabels {
 		// OTEP 4947 provides no attributes for Go, so the key map should be empty. But the records that otelctx
 		// adds for Go may have attributes.
 		own := slices.ContainsFunc(attributes, func(kv *commonpb.KeyValue) bool { return kv.GetKey() == wire.KeyGo+wire.GoKeyRecordOffset })
@@ -53,15 +58,32 @@ func (c *contextChecker) checkReference(attributes []*commonpb.KeyValue) {
 	}
 }
 
+// checkKeyMap checks the value of threadlocal.attribute_key_map and returns the names in it.
+func (c *contextChecker) checkKeyMap(value *commonpb.AnyValue) []string {
+	_, ok := value.GetValue().(*commonpb.AnyValue_ArrayValue)
+	values := value.GetArrayValue().GetValues()
+	keys := make([]string, 0, len(values))
+	for _, v := range values {
+		text, isText := v.GetValue().(*commonpb.AnyValue_StringValue)
+		ok = ok && isText
+		if isText {
+			keys = append(keys, text.StringValue)
+		}
+	}
+	c.check("4947-R2", ok && len(values) <= 256, "%d keys, an array of strings: %t", len(values), ok)
+	empty := slices.Index(keys, "")
+	c.check("4947-R6", empty < 0, "name %d of %d is empty", empty, len(keys))
+	return keys
+}
+
 // checkThreads checks the thread contexts of a process.
 func checkThreads(ctx context.Context, r report, p *reader.Process) {
 	contexts, err := p.ThreadContexts(ctx)
+	if err == nil && contexts.Unresolved != nil {
+		err = ctx.Err() // Otherwise the variable may be unresolved only because the search was cut off.
+	}
 	if err != nil {
-		for _, rule := range rules {
-			if rule.Section == record || rule.Section == resolution {
-				r.skip(rule.ID, "%v", err)
-			}
-		}
+		r.cannotCheckSections(ctx, err, resolution, record)
 		return
 	}
 	r.check("4947-V1", len(contexts.Variables) > 0 || contexts.Unresolved != nil, "no module defines otel_thread_ctx_v1")
@@ -119,12 +141,11 @@ func checkRecord(r report, t reader.ThreadContext, keys int) {
 // checkTables checks the tables that otelctx publishes in its own format, if the process has any.
 func checkTables(ctx context.Context, r report, p *reader.Process) {
 	carriers, err := p.Carriers(ctx)
-	if err != nil || len(carriers) == 0 {
-		for _, rule := range rules {
-			if rule.Section == ownTables {
-				r.skip(rule.ID, "the process advertises none of otelctx's tables")
-			}
-		}
+	if err == nil && len(carriers) == 0 {
+		err = errors.New("the process advertises none of otelctx's tables")
+	}
+	if err != nil {
+		r.cannotCheckSections(ctx, err, ownTables)
 		return
 	}
 	for _, c := range carriers {
@@ -137,7 +158,8 @@ func checkTables(ctx context.Context, r report, p *reader.Process) {
 	spans, err := p.Spans(ctx)
 	after, afterErr := p.Threads(ctx)
 	if err != nil {
-		r.skip("otelctx-3", "%v", err)
+		r.cannotCheck(ctx, err, "otelctx-3")
+		r.cannotCheck(ctx, err, "otelctx-4")
 		return
 	}
 	live, now := map[[8]byte]bool{}, time.Now()
@@ -146,8 +168,9 @@ func checkTables(ctx context.Context, r report, p *reader.Process) {
 		r.check("otelctx-3", s.TraceID != [16]byte{} && s.SpanID != [8]byte{} && !s.Start.After(now.Add(time.Second)) &&
 			utf8.ValidString(s.Name) && utf8.ValidString(s.Endpoint), "span %x of trace %x, started %v, %q", s.SpanID, s.TraceID, s.Start, s.Name)
 	}
+	r.skip("otelctx-3", "there was no live span")
 	if err := errors.Join(beforeErr, afterErr); err != nil {
-		r.skip("otelctx-4", "%v", err)
+		r.cannotCheck(ctx, err, "otelctx-4")
 		return
 	}
 	// A span in which a thread was seen both before and after the table was read was live during the read.
@@ -162,4 +185,5 @@ func checkTables(ctx context.Context, r report, p *reader.Process) {
 			r.check("otelctx-4", live[t.Span.SpanID], "thread %d was in span %x before and after, but the span table did not have it", t.TID, t.Span.SpanID)
 		}
 	}
+	r.skip("otelctx-4", "no thread stayed in a span")
 }
