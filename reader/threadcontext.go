@@ -203,32 +203,42 @@ func (p *Process) threadRecord(tid int, variables []tlsvar.Variable) (uint64, []
 // equal. It returns the address and the contents of the record. The address is 0 if the variable is
 // 0.
 func (p *Process) readRecord(address uint64) (uint64, []byte, error) {
+	var (
+		record  uint64
+		failure error
+	)
 	for range maxAttempts {
-		var before, after [8]byte
+		var before [8]byte
 		if _, err := p.target.ReadAt(before[:], int64(address)); err != nil {
 			return 0, nil, err
 		}
-		record := binary.NativeEndian.Uint64(before[:])
-		if record == 0 {
+		if record = binary.NativeEndian.Uint64(before[:]); record == 0 {
 			return 0, nil, nil
 		}
-		encoded := make([]byte, wire.ThreadContextRecordSize, wire.MaxThreadContextRecord)
-		if _, err := p.target.ReadAt(encoded, int64(record)); err != nil {
-			return record, nil, err
-		}
-		encoded = append(encoded, make([]byte, binary.NativeEndian.Uint16(encoded[wire.ThreadContextRecordSize-2:]))...)
-		again := make([]byte, len(encoded))
-		_, err := p.threads.source.ReadParts([]remotemem.Part{
-			{Address: record, Data: encoded}, {Address: address, Data: after[:]}, {Address: record, Data: again},
-		})
-		if err != nil {
-			return record, nil, err
-		}
-		if before == after && bytes.Equal(encoded, again) {
+		encoded, again, after, err := p.readRecordTwice(record, address)
+		if err == nil && before == after && bytes.Equal(encoded, again) {
 			return record, encoded, nil
 		}
+		failure = err // Retry, because a thread that replaces its record may free the old one.
+	}
+	if failure != nil {
+		return record, nil, failure
 	}
 	return 0, nil, errChanging
+}
+
+// readRecordTwice reads a record, then the variable at this address, and then the record again.
+func (p *Process) readRecordTwice(record, address uint64) (encoded, again []byte, variable [8]byte, err error) {
+	encoded = make([]byte, wire.ThreadContextRecordSize, wire.MaxThreadContextRecord)
+	if _, err := p.target.ReadAt(encoded, int64(record)); err != nil {
+		return nil, nil, variable, err
+	}
+	encoded = append(encoded, make([]byte, binary.NativeEndian.Uint16(encoded[wire.ThreadContextRecordSize-2:]))...)
+	again = make([]byte, len(encoded))
+	_, err = p.threads.source.ReadParts([]remotemem.Part{
+		{Address: record, Data: encoded}, {Address: address, Data: variable[:]}, {Address: record, Data: again},
+	})
+	return encoded, again, variable, err
 }
 
 // threadPointer returns the thread pointer of a thread. It is cached, because it never changes.

@@ -44,7 +44,7 @@ func TestVerify(t *testing.T) {
 				assert.Equal(t, 1, d.Failed)
 				assert.Contains(t, got.stdout, "failed        4719-D3")
 				assert.Contains(t, got.stdout, "the resource has no service.name")
-				assert.Contains(t, got.stderr, "1 of 39 rules are broken")
+				assert.Contains(t, got.stderr, "1 of 43 rules are broken")
 			}
 			got = otelctx(t, "watch", pid, "--count", "1")
 			assert.Contains(t, got.stdout, "threads in a span: 2 of 3")

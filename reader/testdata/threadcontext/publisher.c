@@ -8,13 +8,14 @@
 // Each thread publishes its own record, whose ids and attribute follow from the thread's number, and then waits. With LIBRARY the
 // thread-local variable is in that library, loaded by dlopen; otherwise it is in the program. The program prints a line "TID NUMBER" for
 // each thread and "ready", and ends when its standard input does. A line "update" on it publishes the context again; "detach" detaches
-// all records; "fork" starts a child that waits.
+// all records; "fork" starts two children that wait: a copy of the process, and one that shares its memory.
 //
 // The environment variable BREAK names one rule to break, for tests of checkers: see BROKEN below. With CHURN, threads replace their
 // records forever by those of the threads 0 to 99.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -229,9 +230,10 @@ static void fill(struct record *r, unsigned number) {
 	r->data[3] = (uint8_t)('0' + number % 10);
 }
 
-// churn replaces the thread's record forever, in place or by another one, in short bursts.
+// churn replaces the thread's record forever, in place or by another one, in short bursts. Some records are freed as soon as they
+// are replaced.
 static void churn(struct record *records, unsigned number) {
-	struct record *r = records;
+	struct record *r = records, *freed = 0;
 	for (;; number = (number + 1) % 100) {
 		if (number % 8 < 4) {
 			r->valid = 0;
@@ -239,6 +241,12 @@ static void churn(struct record *records, unsigned number) {
 			fill(r, number);
 			atomic_signal_fence(memory_order_seq_cst);
 			r->valid = 1;
+		} else if (number % 8 > 4) {
+			freed = mmap(0, sizeof *freed, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+			fill(freed, number);
+			freed->valid = 1;
+			atomic_signal_fence(memory_order_seq_cst);
+			*variable() = freed;
 		} else {
 			r = r == records ? records + 1 : records;
 			fill(r, number);
@@ -249,6 +257,12 @@ static void churn(struct record *records, unsigned number) {
 		// Hold the record for about as long as a read takes, so that reads and updates overlap.
 		for (volatile int i = 0; i < 3000; i++)
 			;
+		if (freed) {
+			*variable() = r;
+			atomic_signal_fence(memory_order_seq_cst);
+			munmap(freed, sizeof *freed);
+			freed = 0;
+		}
 		if (number % 16 == 0) {
 			struct timespec t = {.tv_nsec = 20000};
 			nanosleep(&t, 0);
@@ -295,6 +309,14 @@ static void *work(void *arg) {
 	return 0;
 }
 
+static int child(void *unused) {
+	(void)unused;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	for (;;)
+		pause();
+	return 0;
+}
+
 int main(int argc, char **argv) {
 	int threads = atoi(argv[1]);
 	if (getenv("BREAK"))
@@ -329,10 +351,11 @@ int main(int argc, char **argv) {
 	while (fgets(line, sizeof line, stdin)) {
 		if (!strcmp(line, "update\n"))
 			publish();
-		if (!strcmp(line, "fork\n") && !fork()) {
-			prctl(PR_SET_PDEATHSIG, SIGKILL);
-			for (;;)
-				pause();
+		if (!strcmp(line, "fork\n")) {
+			if (!fork())
+				child(0);
+			static char stack[1 << 16];
+			clone(child, stack + sizeof stack, CLONE_VM | SIGCHLD, 0); // as in vfork, but without waiting
 		}
 		if (!strcmp(line, "detach\n")) {
 			detach = 1;
