@@ -88,6 +88,7 @@ func publisherRole(parent *childproc.Parent) {
 	}
 	parent.Must(advertise.Change([]attribute.KeyValue{
 		attribute.String("threadlocal.schema_version", "go_pprof_labels_v1"),
+		attribute.String("threadlocal.go.version", "go1.99"),
 		attribute.Slice("threadlocal.attribute_key_map", attribute.StringValue("http.route"), attribute.Int64Value(7)),
 	}, nil))
 	parent.Must(resourcepublisher.SetAttributes(

@@ -22,9 +22,9 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-func inspected(t *testing.T, c *childproc.Child) result {
+func inspected(t *testing.T, c *childproc.Child, args ...string) result {
 	t.Helper()
-	return inProcess(t, "inspect", strconv.Itoa(c.PID()))
+	return inProcess(t, append([]string{"inspect", strconv.Itoa(c.PID())}, args...)...)
 }
 
 // TestInspectGolden compares the text and the JSON output of inspect with golden files.
@@ -56,6 +56,16 @@ func TestInspectGolden(t *testing.T) {
 	assert.Contains(t, printed(t, "inspect", w.pid), "\nThreads in a span: 0 of ")
 	assert.Contains(t, printed(t, "inspect", w.pid, "--json"), `"threads": []`)
 	w.Done()
+}
+
+// TestInspectSlots checks that inspect lists only the carriers of a service that publishes only slots.
+func TestInspectSlots(t *testing.T) {
+	t.Parallel()
+	c := startBurner(t, nil, burner.ThreadSlots)
+	var got processDocument
+	require.NoError(t, json.Unmarshal([]byte(inspected(t, c, "--json").stdout), &got))
+	require.Len(t, got.Carriers, 1)
+	assert.Equal(t, "thread_slots", got.Carriers[0].Kind)
 }
 
 func TestInspectCutsOnlyWhatPeopleRead(t *testing.T) {

@@ -66,22 +66,19 @@ const firstRound = 2 * time.Second
 func (c *contextChecker) watch(ctx context.Context, p *reader.Process, d time.Duration) error {
 	limited, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
-	round, cancelRound := context.WithTimeout(ctx, max(d, firstRound))
-	defer cancelRound()
+	first, cancelFirst := context.WithTimeout(ctx, max(d, firstRound))
+	defer cancelFirst()
 	read, scan := time.NewTicker(interval), time.NewTicker(scanInterval)
 	defer read.Stop()
 	defer scan.Stop()
-	for scanDue := true; ; {
+	if ended, err := c.round(first, p); ended || err != nil {
+		return err
+	}
+	for scanDue := false; ; {
 		if scanDue {
-			switch err := c.scan(round); {
-			case errors.Is(err, procfs.ErrProcessGone):
-				return nil
-			case err != nil && round.Err() == nil:
+			if ended, err := c.round(limited, p); ended || err != nil {
 				return err
 			}
-			checkThreads(round, c.report, p)
-			checkTables(round, c.report, p)
-			round = limited
 		}
 		c.step()
 		if scanDue = c.lost; scanDue && limited.Err() == nil {
@@ -96,6 +93,19 @@ func (c *contextChecker) watch(ctx context.Context, p *reader.Process, d time.Du
 		case <-read.C:
 		}
 	}
+}
+
+// round scans the process and checks its threads and tables once. ended says that the process is gone.
+func (c *contextChecker) round(ctx context.Context, p *reader.Process) (ended bool, err error) {
+	switch err := c.scan(ctx); {
+	case errors.Is(err, procfs.ErrProcessGone):
+		return true, nil
+	case err != nil && ctx.Err() == nil:
+		return false, err
+	}
+	checkThreads(ctx, c.report, p)
+	checkTables(ctx, c.report, p)
+	return false, nil
 }
 
 // awaitUpdate reads the header until the current update ends, or has taken so long that the publisher counts as

@@ -305,8 +305,9 @@ func (c *contextChecker) checkDescriptors(ctx context.Context, m procfs.Mapping)
 			_, _ = fmt.Sscanf(line, "ino: %d", &inode)
 		}
 		if inode == 0 { // before Linux 5.14
-			if info, err := os.Stat(filepath.Join(dir, "fd", e.Name())); err == nil {
-				inode = info.Sys().(*syscall.Stat_t).Ino
+			var info syscall.Stat_t
+			if syscall.Stat(filepath.Join(dir, "fd", e.Name()), &info) == nil {
+				inode = info.Ino
 			}
 		}
 		if found = true; inode == m.Inode {

@@ -79,7 +79,8 @@ var rules = []Rule{
 
 	{"4947-R1", Must, reference, "threadlocal.schema_version is a string."},
 	{"4947-R2", Must, reference, "threadlocal.attribute_key_map is an array of at most 256 strings."},
-	{"4947-R3", Must, reference, "threadlocal.attribute_key_map is only ever appended to."}, {"4947-R4", Must, reference, "threadlocal.schema_version accompanies the other threadlocal keys."},
+	{"4947-R3", Must, reference, "threadlocal.attribute_key_map is only ever appended to."},
+	{"4947-R4", Must, reference, "threadlocal.schema_version accompanies the other threadlocal keys."},
 	{"4947-R5", Must, reference, "threadlocal keys are attributes of the context, not of its resource."},
 	{"4947-R6", Must, reference, "threadlocal.attribute_key_map has no empty name."},
 

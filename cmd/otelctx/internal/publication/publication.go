@@ -97,7 +97,7 @@ func observe(ctx context.Context, p *reader.Process) (Activity, error) {
 var errNoVariable = errors.New("no module defines otel_thread_ctx_v1")
 
 // threadContexts returns each definition of the thread-local variable of OTEP 4947. It returns nil if the process
-// context has no schema or that of Go. If the schema is unknown or no variable can be used, an element has the error.
+// context has no schema or one of otelctx. If the schema is unknown or no variable can be used, an element has the error.
 func threadContexts(ctx context.Context, p *reader.Process, pc *reader.ProcessContext) []ThreadContext {
 	schema := ""
 	if pc != nil {
@@ -107,7 +107,7 @@ func threadContexts(ctx context.Context, p *reader.Process, pc *reader.ProcessCo
 			}
 		}
 	}
-	if schema == "" || schema == wire.SchemaGoLabels {
+	if schema == "" || schema == wire.SchemaGoLabels || schema == wire.SchemaSlots {
 		return nil
 	}
 	contexts, err := p.ThreadContexts(ctx)
