@@ -51,6 +51,7 @@ const (
 	cellTID
 	cellName
 	cellEndpoint
+	cellBefore
 	numCellFields
 )
 
@@ -123,6 +124,9 @@ type LiveSpan struct {
 	// that it was started with. They may have ended. A reference is 0 if there is no such ancestor
 	// or the process does not know it.
 	Ancestors [wire.Ancestors]SpanRef
+	// Before is the span that the goroutine was in when it started this one, or 0 if there was none.
+	// The goroutine returns there when it ends this span. Before may have ended.
+	Before SpanRef
 	// TraceID, SpanID and LocalRootSpanID are in the byte order of W3C Trace Context. The local
 	// root is the outermost span of the trace in the process. TraceFlags are the W3C trace flags,
 	// in which 1 means sampled.
@@ -145,7 +149,8 @@ type LiveSpan struct {
 // decode decodes a cell. It sets the numbers of the names, but not the names themselves.
 func (t *SpanTable) decode(data []byte) (s LiveSpan) {
 	s.Ref = SpanRef(t.u64(data, cellVersion) &^ wire.CellOver)
-	s.Ancestors = t.ancestors(data)
+	s.Ancestors = decodeAncestors(data[t.offsets[cellAncestors]:])
+	s.Before = SpanRef(wire.Position(t.u64(data, cellBefore)).Ref())
 	binary.BigEndian.PutUint64(s.TraceID[:8], t.u64(data, cellTraceIDHigh))
 	binary.BigEndian.PutUint64(s.TraceID[8:], t.u64(data, cellTraceIDLow))
 	binary.BigEndian.PutUint64(s.SpanID[:], t.u64(data, cellSpanID))
@@ -183,22 +188,15 @@ func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
 // next iteration. The sequence ends after an error. The errors are those of [Process.Spans].
 func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
-		v, err := p.threadView(ctx)
+		v, err := p.spansView(ctx)
 		if err != nil {
 			yield(nil, err)
 			return
 		}
-		if v.spans == nil {
-			yield(nil, p.error(fmt.Errorf("%w: live spans are not advertised", ErrNoThreadContext)))
-			return
-		}
 		name := p.nameSpans(v)
 		for spans, err := range v.spans.batches(p.threads.source) {
-			if errors.Is(err, errNoSpanTable) {
-				err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // the table was closed during the read
-			}
 			if err != nil {
-				yield(nil, p.classify(err))
+				yield(nil, p.spansError(err))
 				return
 			}
 			for i := range spans {
@@ -220,9 +218,64 @@ func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] 
 	}
 }
 
-func (t *SpanTable) ancestors(data []byte) (refs [wire.Ancestors]SpanRef) {
+// SpansByRef returns those of the given spans that are live, in no particular order and each once. It
+// reads hardly more than their cells. Its errors are those of [Process.Spans].
+func (p *Process) SpansByRef(ctx context.Context, refs []SpanRef) ([]LiveSpan, error) {
+	v, err := p.spansView(ctx)
+	if err != nil {
+		return nil, err
+	}
+	cells, err := v.spans.newCellReader(p.threads.source)
+	if err != nil {
+		return nil, p.spansError(err)
+	}
+	defer cells.release()
+	wanted := make(map[SpanRef]bool, len(refs))
+	for _, ref := range refs {
+		wanted[ref] = true
+		cells.want(ref)
+	}
+	var spans []LiveSpan
+	name := p.nameSpans(v)
+	if err := cells.eachWanted(func(_ int, cell []byte) {
+		if cell == nil || v.spans.u64(cell, cellVersion)&wire.CellOver != 0 {
+			return
+		}
+		if s := v.spans.decode(cell); wanted[s.Ref] {
+			s.Name, s.Endpoint = name(s.names)
+			spans = append(spans, s)
+		}
+	}); err != nil {
+		return nil, p.spansError(err)
+	}
+	return spans, p.confirm(v)
+}
+
+// spansView returns a view with a span table.
+func (p *Process) spansView(ctx context.Context) (*threadView, error) {
+	v, err := p.threadView(ctx)
+	if err == nil && v.spans == nil {
+		return nil, p.error(fmt.Errorf("%w: live spans are not advertised", ErrNoThreadContext))
+	}
+	return v, err
+}
+
+// spansError classifies an error of reading the span table.
+func (p *Process) spansError(err error) error {
+	if errors.Is(err, errNoSpanTable) {
+		err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // the table was closed during the read
+	}
+	return p.classify(err)
+}
+
+// lineage decodes the lineage in a cell.
+func (t *SpanTable) lineage(cell []byte) lineage {
+	return lineage{t.u64(cell, cellGoid), cell[t.offsets[cellOutside]] != 0, decodeAncestors(cell[t.offsets[cellAncestors]:])}
+}
+
+func decodeAncestors(b []byte) (refs [wire.Ancestors]SpanRef) {
 	for i := range refs {
-		refs[i] = SpanRef(binary.NativeEndian.Uint64(data[t.offsets[cellAncestors]+8*i:]))
+		refs[i] = SpanRef(binary.NativeEndian.Uint64(b[8*i:]))
 	}
 	return refs
 }
@@ -261,10 +314,12 @@ func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] 
 
 // cellScratch is memory reused by successive reads of cells.
 type cellScratch struct {
-	bytes  []byte
-	cells  [][]byte
-	states []cellState
-	wanted []bool
+	bytes []byte
+	cells [][]byte
+	// found and wanted are used by [cellReader]. generation is the number of the last read.
+	found      []foundCell
+	wanted     []bool
+	generation uint64
 }
 
 // cellBatch is the number of cells that are read at once.
@@ -298,135 +353,6 @@ func (t *SpanTable) read(memory ringbuf.Memory, scratch *cellScratch, first, cou
 		}
 	}
 	return cells, nil
-}
-
-// position is the span that a goroutine published last. [SpanTable.resolve] replaces it with the
-// goroutine's active span.
-type position struct {
-	goid uint64
-	// span is the published span at first, and the active span after resolve. 0 means that the
-	// goroutine is in no span.
-	span SpanRef
-	// known is set by resolve. It is false if the active span is unknown, because the cell of the
-	// published span has been reused or was changing.
-	known bool
-	// starter is set by resolve. It is the id of the goroutine that started the active span.
-	starter uint64
-}
-
-// cellState holds the fields of a cell that resolve needs.
-type cellState struct {
-	ref           SpanRef
-	live, outside bool
-	goid          uint64
-	ancestors     [wire.Ancestors]SpanRef
-}
-
-// resolve replaces each published span with the goroutine's active span. If the published span has
-// ended, the active span is its nearest live ancestor. There is none if the goroutine started the
-// span itself while it was in none of these ancestors. resolve reads only the cells of these spans,
-// apart from a few cells that lie between them. The error wraps [errNoSpanTable] or comes from
-// memory.
-func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
-	used, err := t.used(memory)
-	if err != nil {
-		return err
-	}
-	scratch, _ := cellScratches.Get().(*cellScratch)
-	defer cellScratches.Put(scratch)
-	scratch.states, scratch.wanted = sized(scratch.states, used), sized(scratch.wanted, used)
-	states, wanted := scratch.states, scratch.wanted
-	clear(states)
-	clear(wanted)
-	want := func(ref SpanRef) {
-		if i := int(wire.RefIndex(uint64(ref))); ref != 0 && i < used {
-			wanted[i] = true
-		}
-	}
-	// state returns the state of a wanted span, or nil if it is unknown because the span's cell has
-	// been reused or was changing.
-	state := func(ref SpanRef) *cellState {
-		if i := int(wire.RefIndex(uint64(ref))); ref != 0 && i < used && states[i].ref == ref {
-			return &states[i]
-		}
-		return nil
-	}
-	for _, p := range positions {
-		want(p.span)
-	}
-	if err := t.load(memory, scratch); err != nil {
-		return err
-	}
-	clear(wanted)
-	ended := false
-	for _, p := range positions {
-		if s := state(p.span); s != nil && !s.live {
-			ended = true
-			for _, ancestor := range s.ancestors {
-				want(ancestor)
-			}
-		}
-	}
-	if ended { // Ancestors must be read after the spans that have ended.
-		if err := t.load(memory, scratch); err != nil {
-			return err
-		}
-	}
-	for i := range positions {
-		p := &positions[i]
-		s := state(p.span)
-		switch {
-		case p.span == 0:
-			p.known = true
-		case s == nil:
-			p.span = 0
-		case s.live:
-			p.known, p.starter = true, s.goid
-		default:
-			p.known, p.span = true, 0
-			if s.outside && s.goid == p.goid {
-				continue
-			}
-			for _, ancestor := range s.ancestors {
-				if a := state(ancestor); a != nil && a.live {
-					p.span, p.starter = ancestor, a.goid
-					break
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// load reads the wanted cells and sets their states.
-func (t *SpanTable) load(memory ringbuf.Memory, scratch *cellScratch) error {
-	states, wanted := scratch.states, scratch.wanted
-	const maxGap = 8 // reading a few unwanted cells is cheaper than another system call
-	for first := 0; first < len(wanted); first++ {
-		if !wanted[first] {
-			continue
-		}
-		last := first
-		for i := first + 1; i < min(len(wanted), first+cellBatch) && i-last <= maxGap; i++ {
-			if wanted[i] {
-				last = i
-			}
-		}
-		cells, err := t.read(memory, scratch, first, last+1-first)
-		if err != nil {
-			return err
-		}
-		for i, cell := range cells {
-			if cell != nil && wanted[first+i] {
-				version := t.u64(cell, cellVersion)
-				states[first+i] = cellState{
-					SpanRef(version &^ wire.CellOver), version&wire.CellOver == 0, cell[t.offsets[cellOutside]] != 0, t.u64(cell, cellGoid), t.ancestors(cell),
-				}
-			}
-		}
-		first = last
-	}
-	return nil
 }
 
 // live returns the live spans without their names. Its errors are those of batches.

@@ -5,6 +5,7 @@ package reader
 
 import (
 	"context"
+	"math"
 	"testing"
 	"time"
 
@@ -46,7 +47,7 @@ func spansOf(t *testing.T, p *Process) []LiveSpan {
 }
 
 // TestLiveSpans checks that Spans lists spans of goroutines that are on no thread, even if the
-// process is stopped.
+// process is stopped, and that SpansByRef finds them by their references.
 func TestLiveSpans(t *testing.T) {
 	c, p := acting(t, "slots goroutine-table record advertise publish")
 	assert.Empty(t, spansOf(t, p))
@@ -57,10 +58,18 @@ func TestLiveSpans(t *testing.T) {
 		tellf(t, c, "nest %s 1", name)
 		tellf(t, c, "park %s", name)
 	}
+	refs := []SpanRef{0, 1, math.MaxUint64}
+	for _, s := range spansOf(t, p) {
+		refs = append(refs, s.Ref, s.Ref)
+	}
 	tellf(t, c, "end a")
 	check := func() {
 		spans := spansOf(t, p)
 		require.Len(t, spans, 5)
+		byRef, err := p.SpansByRef(t.Context(), refs)
+		require.NoError(t, err)
+		assert.ElementsMatch(t, spans, byRef)
+		assert.Equal(t, []SpanRef{0, 0, spans[1].Ref, 0, spans[3].Ref}, []SpanRef{spans[0].Before, spans[1].Before, spans[2].Before, spans[3].Before, spans[4].Before})
 		for i, s := range spans {
 			assert.Equal(t, traceIDOf(theSpan), s.TraceID)
 			want := theSpan.SpanID

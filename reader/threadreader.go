@@ -313,20 +313,6 @@ type cellRead struct {
 	read          bool // whether the last read included the cell
 }
 
-// liveness is the state of a span according to its cell.
-type liveness int
-
-const (
-	// replaced means that the cell has been reused for another span, or cannot be read.
-	replaced liveness = iota
-	// ended means that the span has ended.
-	ended
-	live
-	// unread means that the cell must be read, because it has not been read yet or changed during
-	// the read.
-	unread
-)
-
 // maxCells is the maximum number of cells that one call reads.
 const maxCells = 16
 
@@ -387,49 +373,34 @@ func (r *threadReader) resolve(s *ringbuf.Slot) (span *ThreadSpan, settled bool)
 	return span, settled
 }
 
-// spanOf returns the active span of the goroutine goid, which published ref last. This is the
-// published span if it is live, and its nearest live ancestor otherwise. It is nil if there is
-// none. decided is false if the active span is unknown, because the cell has been reused for
-// another span. settled is false if cells must be read again.
+// spanOf returns the active span of the goroutine goid, which published ref last, or nil if there is
+// none. See [activeSpan] for decided and settled.
 func (r *threadReader) spanOf(ref wire.Ref, goid uint64, c CarrierKind) (span *ThreadSpan, decided, settled bool) {
-	if ref == 0 {
-		return nil, true, true
-	}
+	active, decided, settled := activeSpan(r, SpanRef(ref), goid)
+	return r.spanOfCell(active, c), decided, settled
+}
+
+// published implements [spanLookup].
+func (r *threadReader) published(ref SpanRef) (lineage, liveness) {
 	cell, state := r.cellOf(uint64(ref))
-	switch state {
-	case unread:
-		return nil, false, false
-	case live:
-		return r.spanOfCell(cell, c), true, true
-	case ended:
-		if cell[r.view.spans.offsets[cellOutside]] != 0 && r.view.spans.u64(cell, cellGoid) == goid {
-			return nil, true, true
-		}
-		span, settled = r.nearestLive(cell[r.view.spans.offsets[cellAncestors]:], c)
-		return span, true, settled
-	default:
-		return nil, false, true
+	if state != live && state != ended {
+		return lineage{}, state
 	}
+	return r.view.spans.lineage(cell), state
 }
 
-// nearestLive returns the first live span among the ancestors in refs, or nil if none is live.
-// settled is false if cells must be read again.
-func (r *threadReader) nearestLive(refs []byte, c CarrierKind) (span *ThreadSpan, settled bool) {
-	settled = true
-	for i := range wire.Ancestors {
-		cell, state := r.cellOf(binary.NativeEndian.Uint64(refs[8*i:]))
-		if state == unread {
-			settled = false // continue, so that the next read includes the other cells
-		}
-		if state == live && settled {
-			return r.spanOfCell(cell, c), true
-		}
-	}
-	return nil, settled
+// ancestor implements [spanLookup].
+func (r *threadReader) ancestor(ref SpanRef) liveness {
+	_, state := r.cellOf(uint64(ref))
+	return state
 }
 
-// spanOfCell returns the span that a cell describes.
-func (r *threadReader) spanOfCell(cell []byte, c CarrierKind) *ThreadSpan {
+// spanOfCell returns the live span ref, which the last read included, or nil if ref is 0.
+func (r *threadReader) spanOfCell(ref SpanRef, c CarrierKind) *ThreadSpan {
+	if ref == 0 {
+		return nil
+	}
+	cell, _ := r.cellOf(uint64(ref))
 	s := r.view.spans.decode(cell)
 	return &ThreadSpan{
 		TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: s.TraceFlags, LocalRootSpanID: s.LocalRootSpanID, Carrier: c, names: s.names,
@@ -560,12 +531,10 @@ func (r *threadReader) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 		return nil, true, nil
 	}
 	if hasEnded {
-		ancestors := r.record[r.view.ancestorsOffset:]
-		if outsider := binary.NativeEndian.Uint64(ancestors[8*wire.Ancestors:]); outsider != 0 && outsider == r.goid {
-			return nil, true, nil
-		}
-		s, settled = r.nearestLive(ancestors, GoroutineRecord)
-		return s, settled, nil
+		outsider := binary.NativeEndian.Uint64(r.record[r.view.ancestorsOffset+8*wire.Ancestors:])
+		l := lineage{starter: outsider, outside: outsider != 0, ancestors: decodeAncestors(r.record[r.view.ancestorsOffset:])}
+		active, settled := l.next(r, r.goid)
+		return r.spanOfCell(active, GoroutineRecord), settled, nil
 	}
 	if size := len(b) - wire.ThreadContextRecordSize; size != attributes {
 		r.setRecordSize(attributes)

@@ -70,8 +70,8 @@ type Cell struct {
 	// upper half holds the lowest 32 bits of the cell's generation, so that a late compare-and-swap
 	// cannot rename the next span in the cell.
 	Names uint64
-	// Before is the reference to the span in which the goroutine was when it started this one. The
-	// writer uses the lowest bit. Readers do not need this field.
+	// Before is the [Position] at which the goroutine was when it started this span. It returns there
+	// when it ends the span.
 	Before uint64
 	_      [8]byte
 }
@@ -156,6 +156,7 @@ func CellFields() []Field {
 		{"tid", unsafe.Offsetof(Cell{}.TID), 4},
 		{"name", unsafe.Offsetof(Cell{}.Names), 2},
 		{"endpoint", unsafe.Offsetof(Cell{}.Names) + CellEndpointShift/8, 2},
+		{"before", unsafe.Offsetof(Cell{}.Before), 8},
 	}
 }
 

@@ -64,6 +64,7 @@ func TestCellFields(t *testing.T) {
 		"tid":                {0x60, 4, 0},
 		"name":               {0x68, 2, 0x456},
 		"endpoint":           {0x6A, 2, 0x123},
+		"before":             {0x70, 8, 0x300009},
 	}, got)
 }
 
