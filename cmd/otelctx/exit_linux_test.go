@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -173,7 +174,7 @@ func TestFewDescriptors(t *testing.T) {
 func TestArgumentErrors(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "a.otlp")
 	require.NoError(t, os.Mkdir(directory, 0o700))
-	const noID = "expected the id of a process"
+	const noID = "expected the id of a process, or its service name"
 	pid := strconv.Itoa(os.Getpid())
 	tasks, err := os.ReadDir("/proc/self/task")
 	require.NoError(t, err)
@@ -188,9 +189,9 @@ func TestArgumentErrors(t *testing.T) {
 		{"list 1", exitUsage, ""},
 		{"list --color", exitUsage, ""},
 		{"inspect", exitUsage, noID},
-		{"inspect one", exitUsage, ""},
 		{"inspect 0", exitUsage, ""},
 		{"inspect -1", exitUsage, ""},
+		{"inspect no-such-service", exitProcessGone, "no process publishes the service name no-such-service"},
 		{"watch", exitUsage, noID},
 		{"watch 0", exitUsage, ""},
 		{"watch 1 --interval 0s", exitUsage, ""},
@@ -223,16 +224,18 @@ func TestArgumentErrors(t *testing.T) {
 		{"record 1 --top=-1", exitUsage, ""},
 		{"record 1 --output=a.svg", exitUsage, ""},
 		{"record 1 --output=-", exitUsage, ""},
+		{"record 1 -o a.otlp --output b.html", exitUsage, "not both a.otlp and b.html"},
 		{"record 1 --format=otlp", exitUsage, "needs --output"},
 		{"record 1 --no-symbols --group-by function", exitUsage, "leave out --no-symbols"},
 		{"record 1 --format=svg --output=a", exitUsage, `--format must be one of "pprof",`},
-		{"record 1 --repeat", exitUsage, ""},
-		{"record --all --repeat", exitUsage, ""},
-		{"record --all --repeat --otlp-endpoint= --duration=0", exitUsage, ""},
+		{"record 1 --repeat", exitUsage, "--repeat needs --output or --otlp-endpoint"},
+		{"record --all --repeat -d 3", exitUsage, "--repeat needs --output or --otlp-endpoint"},
+		{"record --all --repeat --otlp-endpoint= --duration=0", exitUsage, "--duration 0 has no end"},
 		{"record 1 --output=/nonexistent/file.otlp", exitOther, "--output: "},
 		{"record 1 --output=/proc/profile.otlp", exitOther, "--output: "},
 		{"record 1 --output=" + directory, exitOther, "--output: "},
 		{"record 1 --otlp-endpoint=http://%zz", exitOther, "--otlp-endpoint: "},
+		{"record 1 --otlp-endpoint=ftp://x", exitOther, `--otlp-endpoint: endpoint: the scheme "ftp"`},
 		{"record 2147483647", exitProcessGone, ""},
 		{"record " + tid, exitOther, tid + " is a thread of process " + pid + ","},
 	} {
@@ -256,8 +259,8 @@ func TestNotPermitted(t *testing.T) {
 	if os.Geteuid() != 0 {
 		reason = "Run otelctx as root"
 	}
-	for _, command := range []string{"inspect", "watch", "spans"} {
-		got := otelctxAsNobody(t, command, strconv.Itoa(hidden.PID()))
+	for _, command := range []string{"inspect", "watch", "spans", "verify", "record --wall"} {
+		got := otelctxAsNobody(t, append(strings.Fields(command), strconv.Itoa(hidden.PID()))...)
 		assert.Equal(t, exitNotPermitted, got.code)
 		assert.Empty(t, got.stdout)
 		assert.Regexp(t, "^otelctx: pid "+regexp.QuoteMeta(commOf(t, hidden))+": not permitted to read the process: .*\n.*"+reason, got.stderr)
@@ -277,6 +280,29 @@ func TestNotPermitted(t *testing.T) {
 		assert.Contains(t, got.stderr, "otelctx runs as root, but without CAP_SYS_PTRACE")
 		assert.Contains(t, got.stderr, commOf(t, hidden))
 		assert.NotContains(t, got.stderr, "sudo")
+	}
+}
+
+// TestServiceNames checks that commands accept a service name instead of a process id if one process publishes it.
+func TestServiceNames(t *testing.T) {
+	w := startWorker(t)
+	one := startPublisher(t, "only one", "1")
+	twice := []string{strconv.Itoa(startPublisher(t, "twice", "1").PID()), strconv.Itoa(startPublisher(t, "twice", "2").PID())}
+	slices.Sort(twice)
+	assert.Equal(t, inProcess(t, "inspect", "--json", strconv.Itoa(one.PID())), inProcess(t, "inspect", "--json", "only one"))
+	for _, args := range []string{"inspect worker", "watch worker --count 1", "spans worker"} {
+		got := inProcess(t, strings.Fields(args)...)
+		assert.Zero(t, got.code, got.stderr)
+		assert.Contains(t, got.stdout, w.spanID, args)
+	}
+	for _, args := range []string{"inspect twice", "watch twice", "spans twice", "verify twice -d 1ms"} {
+		got := inProcess(t, strings.Fields(args)...)
+		assert.Equal(t, exitUsage, got.code, args)
+		assert.Empty(t, got.stdout)
+		assert.Contains(t, got.stderr, "2 processes publish the service name twice: ")
+		for _, pid := range twice {
+			assert.Contains(t, got.stderr, pid+" (", args)
+		}
 	}
 }
 

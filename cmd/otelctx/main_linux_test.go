@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/spans"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/verify"
@@ -34,11 +35,19 @@ import (
 // asCommandKey is the environment variable that makes the test binary act as otelctx.
 const asCommandKey = "OTELCTX_TEST_AS_COMMAND"
 
+// noReadvKey is the environment variable that makes otelctx run without process_vm_readv.
+const noReadvKey = "OTELCTX_TEST_NO_READV"
+
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == shortLived {
 		burnShortly()
 	}
 	if os.Getenv(asCommandKey) != "" {
+		if os.Getenv(noReadvKey) != "" {
+			if err := childproc.Deny(childproc.Rule{Call: unix.SYS_PROCESS_VM_READV, Errno: syscall.ENOSYS}); err != nil {
+				panic(err)
+			}
+		}
 		main()
 		return
 	}
@@ -53,6 +62,7 @@ func TestMain(m *testing.M) {
 		roleStalling:  stallingRole,
 		roleWorker:    workerRole,
 		roleBrief:     briefRole,
+		roleFuture:    futureRole,
 		burner.Role:   burner.Run,
 	})
 }

@@ -130,6 +130,7 @@ func TestRecordCommandPassesOn(t *testing.T) {
 	assert.Equal(t, 7, got.code, got.stderr)
 	assert.True(t, strings.HasPrefix(got.stdout, "-x --json -- a b\n{"), got.stdout)
 	got = otelctx(t, "record", "-d", "0.01", "--", "sh", "-c", `sleep 0.1; exit 7`)
+	assert.Regexp(t, `otelctx: the recording has ended, but process \d+ runs on: waiting for it\n`, got.stderr)
 	assert.Equal(t, 7, got.code, "it continues when the recording has ended")
 
 	dir := t.TempDir()

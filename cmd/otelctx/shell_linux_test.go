@@ -131,6 +131,7 @@ func TestCompletion(t *testing.T) {
 		{"pprof\t\n", "record --format = pp"}, // bash splits at =
 		{"html\t\n", "record --format ="},
 		{pid + "\tcheckout\n", "watch " + pid[:2]},
+		{"checkout\tprocess ", "watch che"},
 		{pid + "\tcheckout\n", "record -F 9 1 -p " + pid[:2]},
 	} {
 		assert.Contains(t, otelctx(t, append([]string{completion.Complete}, strings.Fields(test.words)...)...).stdout, test.want)

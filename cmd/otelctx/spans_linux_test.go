@@ -4,14 +4,22 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/golden"
+	"github.com/otelctx/otelctx/spanctx"
 )
 
 // spanVolatile matches output of otelctx spans that differs between runs. This includes the state of the worker's
@@ -45,4 +53,32 @@ func TestSpansGolden(t *testing.T) {
 	require.Equal(t, "ended", w.Ask("end"))
 	assert.Equal(t, "Process PID (worker): live spans: 0\n", printed(t, "spans", w.pid))
 	w.Done()
+}
+
+// roleFuture is a service whose spans start in the year 2300, which does not fit the format.
+const roleFuture = "future"
+
+func futureRole(parent *childproc.Parent) {
+	parent.AdmitReaders()
+	tp := sdktrace.NewTracerProvider(spanctx.WithPublishing())
+	_, span := tp.Tracer("test").Start(context.Background(), "later", trace.WithTimestamp(time.Date(2300, 1, 1, 0, 0, 0, 0, time.UTC)))
+	parent.Send("started")
+	parent.Receive()
+	span.End()
+}
+
+// TestSpansOfTheFuture checks that a start that cannot be known does not lead to an age of centuries.
+func TestSpansOfTheFuture(t *testing.T) {
+	childproc.NeedReading(t)
+	c := childproc.Start(t, roleFuture, nil)
+	require.Equal(t, "started", c.Receive())
+	var d spansDocument
+	require.NoError(t, json.Unmarshal([]byte(printed(t, "spans", strconv.Itoa(c.PID()), "--json")), &d))
+	require.Len(t, d.Spans, 1)
+	assert.Zero(t, d.Spans[0].AgeNano)
+	assert.Zero(t, d.Spans[0].StartTimeUnixNano)
+	assert.Empty(t, func() (spans []spanDocument) {
+		require.NoError(t, json.Unmarshal([]byte(printed(t, "spans", strconv.Itoa(c.PID()), "--json", "--min-age=1h")), &d))
+		return d.Spans
+	}())
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"runtime"
 	"syscall"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
@@ -60,6 +61,8 @@ down. otelctx inspect PID shows what the process does publish.`
 Start the service yourself, and record it by its process id or --name.`
 	case errors.Is(err, reader.ErrNotPermitted):
 		return readingAdvice(proc, process.IDOf(err))
+	case errors.Is(err, sampler.ErrNoSysfs):
+		return "Mount it: mount -t sysfs sysfs /sys. Container runtimes do so by default."
 	case errors.Is(err, reader.ErrProcessGone):
 		return `Run otelctx list to see which processes publish. Process ids are those of the PID namespace that otelctx runs in:
 outside of a container, use the ids that the host's ps shows.`
@@ -70,6 +73,9 @@ report it to the library that the process publishes with.`
 		return `Try again. If it fails each time, the process updates its context all the time, or was stopped in the middle of an update.`
 	case errors.Is(err, syscall.EMFILE):
 		return "The limit of open files is too low. Raise it: ulimit -n 1024"
+	case errors.Is(err, syscall.ENOSYS) && runtime.GOOS == "linux":
+		return `A system call is missing: a seccomp profile forbids it, as some containers' do, or the kernel was built without it.
+Run otelctx with another profile (docker run --security-opt seccomp=unconfined), or on the host.`
 	case errors.Is(err, errors.ErrUnsupported):
 		return "otelctx reads processes on Linux only. Recording needs Linux 5.10 (arm64: 5.12) with BTF, on amd64 or arm64."
 	default:

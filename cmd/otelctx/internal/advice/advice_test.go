@@ -6,6 +6,7 @@ package advice
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -15,6 +16,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -28,11 +30,13 @@ func TestPermissionAdvice(t *testing.T) {
 		admin   = "0000000000200000"
 		allCaps = "000001ffffffffff"
 	)
+	const mountinfo = "22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n24 22 0:22 / /proc rw,nosuid shared:5 - proc proc rw,%s\n"
 	status := func(uid, effective, permitted string) string {
 		return "Name:\tx\nUid:\t" + strings.Repeat(uid+"\t", 3) + uid + "\nGid:\t7\t7\t7\t7\nCapPrm:\t" + permitted + "\nCapEff:\t" + effective + "\n"
 	}
 	for name, test := range map[string]struct {
 		self, other, yama, paranoid string
+		mounts                      string // options of /proc
 		reading, sampling           string
 	}{
 		"root":                     {self: status("0", allCaps, allCaps), reading: "neither root nor more capabilities help", sampling: "neither root nor more of them help"},
@@ -46,7 +50,10 @@ func TestPermissionAdvice(t *testing.T) {
 		"an unknown mode":          {self: status("7", none, none), other: status("7", none, none), yama: "\x1b9\n", reading: `ptrace_scope is \x1b9: `},
 		"more than otelctx":        {self: status("7", none, none), other: status("7", none, ptrace), yama: "0\n", reading: "has capabilities that otelctx does not have"},
 		"not dumpable":             {self: status("7", none, none), other: status("7", none, none), reading: "PR_SET_DUMPABLE"},
-		"gone, and nothing known":  {self: status("7", none, none), reading: "Run otelctx as root"},
+		"gone, and nothing known":  {self: status("7", none, none), reading: "belongs to another user, or protects its memory. Run otelctx as root"},
+		"hidden by /proc":          {self: status("7", none, none), mounts: "hidepid=invisible", reading: "mounted with hidepid=invisible (systemd: ProtectProc=)"},
+		"hidepid=0":                {self: status("7", none, none), mounts: "hidepid=0", reading: "belongs to another user"},
+		"a seccomp filter":         {self: status("7", none, none) + "Seccomp:\t2\n", other: status("7", none, none), reading: "seccomp profile"},
 		"Debian's default":         {self: status("7", none, sample), paranoid: "3\n", sampling: "perf_event_paranoid is 3. "},
 		"Debian's default as root": {self: status("0", allCaps, allCaps), paranoid: "3\n", sampling: "neither root"},
 		"the kernel's default":     {self: status("7", none, none), paranoid: "2\n", sampling: "CGO_ENABLED=0"},
@@ -56,6 +63,7 @@ func TestPermissionAdvice(t *testing.T) {
 			proc := fstest.MapFS{}
 			for path, content := range map[string]string{
 				"self/status": test.self, "12/status": test.other,
+				"self/mountinfo":               fmt.Sprintf(mountinfo, test.mounts),
 				"sys/kernel/yama/ptrace_scope": test.yama, "sys/kernel/perf_event_paranoid": test.paranoid,
 			} {
 				if content != "" {
@@ -79,4 +87,11 @@ func TestUnsupportedPlatform(t *testing.T) {
 	err := fmt.Errorf("reader: %w", errors.ErrUnsupported)
 	assert.Equal(t, exitcode.Other, exitcode.Of(err))
 	assert.Contains(t, about(err, fstest.MapFS{}), "Linux")
+}
+
+// TestUnreadHasEnded checks that a process that has ended since it could not be read is not reported.
+func TestUnreadHasEnded(t *testing.T) {
+	var stderr strings.Builder
+	Unread(terminal.Streams{Stderr: &stderr}, []error{process.NewError(math.MaxInt32, reader.ErrNotPermitted)})
+	assert.Empty(t, stderr.String())
 }

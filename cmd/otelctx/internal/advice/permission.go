@@ -31,6 +31,7 @@ type credentials struct {
 	uids, gids           string // real, effective, saved and file system ids
 	effective, permitted uint64 // capabilities
 	known                bool
+	filtered             bool // by seccomp
 }
 
 // credentialsOf returns the credentials of a process, read from /proc/PID/status.
@@ -52,11 +53,36 @@ func credentialsOf(proc fs.FS, pid string) (c credentials) {
 			c.gids = value
 		case "CapPrm":
 			c.permitted = capabilities(value)
+		case "Seccomp":
+			const filter = "2"
+			c.filtered = value == filter
 		case "CapEff":
 			c.effective = capabilities(value)
 		}
 	}
 	return c
+}
+
+// hidepid returns the mount option of /proc that hides processes of other users, or "" if it has none.
+func hidepid(proc fs.FS) string {
+	mounts, err := fs.ReadFile(proc, "self/mountinfo")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(mounts)) {
+		// ID, parent, device, root, mount point, options, optional fields, "-", type, source, options of the type
+		mount, fileSystem, _ := strings.Cut(line, " - ")
+		fields, options := strings.Fields(mount), strings.Fields(fileSystem)
+		if len(fields) < 5 || fields[4] != "/proc" || len(options) < 3 || options[0] != "proc" {
+			continue
+		}
+		for option := range strings.SplitSeq(options[2], ",") {
+			if strings.HasPrefix(option, "hidepid=") && option != "hidepid=0" && option != "hidepid=off" {
+				return option
+			}
+		}
+	}
+	return ""
 }
 
 // root reports whether the effective user is root.
@@ -78,18 +104,22 @@ func (c *credentials) canSample() bool {
 // the same for all processes that cannot be read for the same reason.
 func readingAdvice(proc fs.FS, pid int) string {
 	self, other := credentialsOf(proc, "self"), credentialsOf(proc, strconv.Itoa(pid))
-	yama := yamaScope(proc)
+	yama, hides := yamaScope(proc), hidepid(proc)
 	switch {
 	case yama == "3":
 		return "kernel.yama.ptrace_scope is 3: no process may read another one until the machine restarts."
 	case self.can(capSysPtrace):
 		return `otelctx has CAP_SYS_PTRACE, so neither root nor more capabilities help. A security module (SELinux, AppArmor, a BPF LSM)
-refuses this, as the kernel's log may say (journalctl -k), or otelctx runs in a container or user namespace that the process
-is not in: run it on the host.`
+or a seccomp profile refuses this, as the kernel's log may say (journalctl -k), or otelctx runs in a container or user
+namespace that the process is not in: run it on the host.`
 	case self.root():
 		return `otelctx runs as root, but without CAP_SYS_PTRACE, as is usual in containers. Give the container that capability
 (docker run --cap-add SYS_PTRACE, or capabilities.add in Kubernetes' securityContext), or run otelctx on the host.`
-	case other.known && (other.uids != sameFour(self.uids) || other.gids != sameFour(self.gids)):
+	case !other.known && hides != "":
+		return hiddenAdvice(hides)
+	case !other.known:
+		return "The process belongs to another user, or protects its memory. Run otelctx as root (sudo)."
+	case other.uids != sameFour(self.uids) || other.gids != sameFour(self.gids):
 		return "Processes of other users can be read only by root (sudo otelctx), or with CAP_SYS_PTRACE."
 	case yama == "1":
 		return `kernel.yama.ptrace_scope is 1: processes of the same user can be read only by their parents. Run otelctx as root (sudo), or
@@ -98,11 +128,16 @@ let users read their own processes: sudo sysctl kernel.yama.ptrace_scope=0`
 		return "kernel.yama.ptrace_scope is " + display.Escape(yama) + ": processes can be read only with CAP_SYS_PTRACE. Run otelctx as root (sudo)."
 	case other.permitted&^self.permitted != 0:
 		return "The process has capabilities that otelctx does not have. Run otelctx as root (sudo)."
+	case self.filtered:
+		return "A seccomp profile, as containers have, may forbid process_vm_readv here. If not, the process protects its memory: " + protection
 	default:
-		return `The process protects its memory: its file has capabilities or a set-user-id bit, is not readable, or it called
-prctl(PR_SET_DUMPABLE, 0). Run otelctx as root (sudo).`
+		return "The process protects its memory: " + protection
 	}
 }
+
+// protection lists why a process of the same user cannot be read.
+const protection = `its file has capabilities or a set-user-id bit, is not readable, or it called
+prctl(PR_SET_DUMPABLE, 0). Run otelctx as root (sudo).`
 
 // sameFour returns the ids that a process must have to be readable for a reader with the given ids: the reader's
 // file system id, four times.
@@ -127,9 +162,8 @@ func setting(proc fs.FS, name string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// setcapText lists the commands that allow ordinary users to record.
-const setcapText = `    CGO_ENABLED=0 go install github.com/otelctx/otelctx/cmd/otelctx@latest
-    sudo setcap cap_bpf,cap_perfmon+ep "$(command -v otelctx)"`
+// setcapText is the command that allows ordinary users to record.
+const setcapText = `    sudo setcap cap_bpf,cap_perfmon+ep "$(command -v otelctx)"`
 
 // samplingAdvice says why the kernel does not let otelctx sample, and what would help.
 func samplingAdvice(proc fs.FS) string {
@@ -146,13 +180,26 @@ whose seccomp profile forbids bpf and perf_event_open, on a kernel that is not l
 		return `otelctx runs as root, but in a container without these capabilities. Give them to the container (docker run --cap-add BPF
 --cap-add PERFMON --cap-add SYS_PTRACE, or capabilities.add in Kubernetes' securityContext), or run otelctx on the host.`
 	default:
-		return "Run it as root (sudo otelctx), or give the capabilities to its file, built without cgo:\n" + setcapText + `
+		return "Run it as root (sudo otelctx), or give the capabilities to its file, if it was built without cgo (CGO_ENABLED=0):\n" + setcapText + `
 Each user can then record the processes that they may trace. Those of other users need root.`
 	}
 }
 
 // maxNamed is the maximum number of processes that a message names.
 const maxNamed = 8
+
+// Hidden says that users see only their own processes, if that is the case.
+func Hidden(s terminal.Streams) {
+	proc := os.DirFS("/proc")
+	if self := credentialsOf(proc, "self"); hidepid(proc) != "" && !self.can(capSysPtrace) {
+		s.Complainf("the list has only the processes of this user")
+		_, _ = fmt.Fprintln(s.Stderr, hiddenAdvice(hidepid(proc)))
+	}
+}
+
+func hiddenAdvice(option string) string {
+	return "/proc is mounted with " + display.Escape(option) + " (systemd: ProtectProc=), which hides the processes of other users. Run otelctx as root (sudo)."
+}
 
 // Unread prints which processes could not be read, and why.
 func Unread(s terminal.Streams, unread []error) {
@@ -164,6 +211,9 @@ func Unread(s terminal.Streams, unread []error) {
 		if !ok || !errors.Is(err, reader.ErrNotPermitted) {
 			s.Complainf("%v", err)
 			continue
+		}
+		if _, err := fs.Stat(proc, strconv.Itoa(p.PID)); errors.Is(err, fs.ErrNotExist) {
+			continue // It has ended since, which is no surprise.
 		}
 		reason := readingAdvice(proc, p.PID)
 		if refused[reason] == nil {
@@ -187,6 +237,8 @@ func Unread(s terminal.Streams, unread []error) {
 		} else {
 			s.Complainf("not permitted to read %d processes (%s): %s", len(all), why, text)
 		}
-		_, _ = fmt.Fprintln(s.Stderr, reason)
+		if self := credentialsOf(proc, "self"); !self.can(capSysPtrace) { // Otherwise nothing helps.
+			_, _ = fmt.Fprintln(s.Stderr, reason)
+		}
 	}
 }

@@ -63,8 +63,8 @@ var Table = []struct {
 
 // Of returns the exit code for an error of a command.
 func Of(err error) int {
-	if status, ok := errors.AsType[Status](err); ok {
-		return int(status)
+	if own, ok := errors.AsType[coded](err); ok {
+		return own.ExitCode()
 	}
 	for _, e := range Table {
 		if slices.ContainsFunc(e.errors, func(is error) bool { return errors.Is(err, is) }) {
@@ -74,10 +74,19 @@ func Of(err error) int {
 	return Other
 }
 
+// coded is an error that brings its own exit code.
+type coded interface {
+	error
+	ExitCode() int
+}
+
 // Status is the error of a recorded command that has failed. otelctx exits with the same code and prints no message.
 type Status int
 
 func (s Status) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+// ExitCode returns the code.
+func (s Status) ExitCode() int { return int(s) }
 
 // CommandText is printed below the table of exit codes.
 const CommandText = "record -- COMMAND exits with the code of the command, or with 128 plus the number of the signal that ended it."

@@ -10,36 +10,42 @@ import (
 	"os"
 	"strconv"
 	"strings"
+
+	"github.com/otelctx/otelctx/reader"
 )
 
 // Error is an error about one process. Its text names the process by its id and, if it still
 // existed, its name as in ps.
 type Error struct {
-	PID  int
-	Name string
-	err  error
+	PID     int
+	process string
+	err     error
 }
 
 // NewError returns an error about a process. Errors of package reader begin with the process id, which
-// the text of the Error does not repeat.
+// the text of the Error does not repeat. If the process exists although /proc has no directory for it, the error
+// wraps [reader.ErrNotPermitted].
 func NewError(pid int, err error) *Error {
-	e := &Error{PID: pid, err: err}
-	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil {
-		e.Name = strings.TrimSuffix(string(comm), "\n")
+	if errors.Is(err, reader.ErrProcessGone) && hidden(pid) {
+		err = fmt.Errorf("%w: /proc hides it", reader.ErrNotPermitted)
 	}
-	return e
+	return &Error{PID: pid, process: Name(pid), err: err}
 }
 
 func (e *Error) Error() string {
 	return "pid " + e.Process() + ": " + strings.TrimPrefix(e.err.Error(), fmt.Sprintf("pid %d: ", e.PID))
 }
 
-// Process returns the process's id, followed by its name in parentheses if it has one.
-func (e *Error) Process() string {
-	if e.Name == "" {
-		return strconv.Itoa(e.PID)
+// Process returns the process's id, followed by its name in parentheses if it had one.
+func (e *Error) Process() string { return e.process }
+
+// Name returns the id of a process, followed by its name as in ps, in parentheses, unless it has ended.
+func Name(pid int) string {
+	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		return strconv.Itoa(pid)
 	}
-	return fmt.Sprintf("%d (%s)", e.PID, e.Name)
+	return fmt.Sprintf("%d (%s)", pid, strings.TrimSuffix(string(comm), "\n"))
 }
 
 // About is like [NewError], but returns nil if err is nil.
@@ -58,16 +64,4 @@ func IDOf(err error) int {
 		return p.PID
 	}
 	return 0
-}
-
-// Validate returns an error unless pid may be the id of a process. 0 means that the command line has no id.
-func Validate(pid int) error {
-	switch {
-	case pid == 0:
-		return errors.New("expected the id of a process")
-	case pid < 0:
-		return fmt.Errorf("%d is not a process id", pid)
-	default:
-		return nil
-	}
 }

@@ -23,6 +23,16 @@ type Publication struct {
 	Activity Activity
 }
 
+// Service returns the service.name, or "".
+func (p *Publication) Service() string {
+	for _, kv := range p.Context.Message.GetResource().GetAttributes() {
+		if kv.GetKey() == "service.name" {
+			return kv.GetValue().GetStringValue()
+		}
+	}
+	return ""
+}
+
 // Activity is what a process publishes about the spans of its threads.
 type Activity struct {
 	Carriers       []reader.Carrier

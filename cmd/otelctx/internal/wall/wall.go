@@ -26,6 +26,7 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
@@ -183,7 +184,7 @@ func Open(ctx context.Context, c Config) (*Recorder, error) {
 		t, err := patient.Call(ctx, pid, patient.Limit, func() (*target, error) { return open(ctx, pid, nil) })
 		if err != nil {
 			r.Close(ctx)
-			return nil, err
+			return nil, process.NewError(pid, err)
 		}
 		r.targets = append(r.targets, t)
 	}

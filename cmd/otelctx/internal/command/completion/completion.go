@@ -16,7 +16,6 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 )
@@ -32,7 +31,7 @@ func (*Command) Help() string {
 		"  bash:  source <(otelctx completion bash)\n" +
 		"  zsh:   source <(otelctx completion zsh)      after compinit\n" +
 		"  fish:  otelctx completion fish | source\n\n" +
-		"Process ids are completed with those that otelctx list shows."
+		"Process ids and service names are completed with those that otelctx list shows."
 }
 
 // Run is called by kong.
@@ -197,9 +196,13 @@ func addValues(candidates map[string]string, v *kong.Value, prefix string) (dire
 				candidates[prefix+value] = ""
 			}
 		}
-	case v.Name == "pid":
+	case v.Name == "pid", v.Name == "process":
 		for _, p := range publication.Survey(context.Background(), false).Publications {
-			candidates[prefix+strconv.Itoa(p.PID)] = display.Attribute(document.New(p).Resource, "service.name")
+			service := p.Service()
+			candidates[prefix+strconv.Itoa(p.PID)] = display.Name(service)
+			if v.Name == "process" && service != "" && display.Shell(service) == service { // The shell would split other names.
+				candidates[prefix+service] = "process " + strconv.Itoa(p.PID)
+			}
 		}
 	case v.Flag != nil && v.Flag.PlaceHolder == "FILE":
 		return completeFiles

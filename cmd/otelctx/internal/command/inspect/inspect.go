@@ -27,9 +27,9 @@ import (
 
 // Command implements otelctx inspect.
 type Command struct {
-	PID     int  `arg:""                                                                     help:"The process to read." name:"pid"`
-	Verbose bool `help:"Show the threadlocal.* attributes too, by which readers find spans." name:"verbose"              short:"v"`
-	JSON    bool `help:"Print JSON, nothing truncated."                                      name:"json"`
+	Process publication.Selector `arg:"" help:"The process to read: its id, or its service name." name:"process"`
+	Verbose bool                 `help:"Show the threadlocal.* attributes too, by which readers find spans." name:"verbose"              short:"v"`
+	JSON    bool                 `help:"Print JSON, nothing truncated."                                      name:"json"`
 }
 
 // Help returns the text of otelctx inspect --help.
@@ -39,16 +39,21 @@ func (*Command) Help() string {
 }
 
 // Validate is called by kong.
-func (c *Command) Validate() error { return process.Validate(c.PID) }
+func (c *Command) Validate() error { return c.Process.Validate() }
 
 // Run is called by kong.
 func (c *Command) Run(s terminal.Streams) error {
-	found, err := publication.Read(context.Background(), c.PID, true)
+	ctx := context.Background()
+	pid, err := c.Process.Find(ctx)
+	if err != nil {
+		return err
+	}
+	found, err := publication.Read(ctx, pid, true)
 	if errors.Is(err, reader.ErrNoContext) || errors.Is(err, reader.ErrInvalid) {
-		found, err = publication.ReadWithoutContext(context.Background(), c.PID, err)
+		found, err = publication.ReadWithoutContext(ctx, pid, err)
 	}
 	if err != nil {
-		return process.About(c.PID, err)
+		return process.About(pid, err)
 	}
 	if c.JSON {
 		return display.WriteJSON(s.Stdout, document.New(found))

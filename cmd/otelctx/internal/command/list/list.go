@@ -40,10 +40,13 @@ func (c *Command) Run(s terminal.Streams) error {
 	if found.Failure != nil && len(found.Publications) == 0 {
 		return found.Failure
 	}
-	if err := c.write(s.Stdout, found.Publications); err != nil {
+	if len(found.Publications) == 0 && !c.JSON {
+		s.Complainf("no process publishes a process context")
+	} else if err := c.write(s.Stdout, found.Publications); err != nil {
 		return err
 	}
 	advice.Unread(s, found.Unread)
+	advice.Hidden(s)
 	return found.Failure
 }
 

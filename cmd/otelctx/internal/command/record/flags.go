@@ -11,6 +11,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 
@@ -39,7 +40,7 @@ type samplingFlags struct {
 
 // profileFlags say where profiles go.
 type profileFlags struct {
-	Output   string  `help:"${record_output}" placeholder:"FILE" short:"o"`
+	Output outputPath `help:"${record_output}" placeholder:"FILE" short:"o"`
 	Format   string  `default:"" enum:",pprof,otlp,json,jsonl,folded,html" help:"${record_format}" placeholder:"FORMAT"`
 	Endpoint *string `help:"${record_otlp_endpoint}" name:"otlp-endpoint" placeholder:"URL"`
 	Repeat   bool    `help:"${record_repeat}"`
@@ -88,6 +89,22 @@ var FlagHelp = kong.Vars{
 	"record_group_by": "Print one kind of table: span, endpoint, trace, service, function, attribute or attribute=KEY.",
 	"record_top":      "Rows of a table; 0: all.",
 	"record_json":     "Print a JSON object instead of tables.",
+}
+
+// outputPath is the value of --output.
+type outputPath string
+
+// Decode implements [kong.MapperValue]. It fails if the flag is repeated, because a recording writes one file.
+func (o *outputPath) Decode(ctx *kong.DecodeContext) error {
+	token, err := ctx.Scan.PopValue("string")
+	if err != nil {
+		return err
+	}
+	if *o != "" {
+		return fmt.Errorf("there is one output, not both %s and %v", display.String(string(*o)), token.Value)
+	}
+	*o = outputPath(fmt.Sprint(token.Value))
+	return nil
 }
 
 // processID is an argument that must be a process id.

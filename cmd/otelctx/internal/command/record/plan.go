@@ -199,8 +199,10 @@ func (c *Command) planTime(p *plan) error {
 	switch {
 	case p.duration < 0:
 		return fmt.Errorf("--duration %v is negative", p.duration)
-	case p.repeat && (c.Profile.Endpoint == nil && c.Profile.Output == "" || p.duration == 0):
-		return errors.New("--repeat needs --duration, and --otlp-endpoint or --output")
+	case p.repeat && p.duration == 0:
+		return errors.New("--repeat needs periods: --duration 0 has no end")
+	case p.repeat && c.Profile.Endpoint == nil && c.Profile.Output == "":
+		return errors.New("--repeat needs --output or --otlp-endpoint: there is nothing to repeat but the tables")
 	}
 	return nil
 }
@@ -208,7 +210,7 @@ func (c *Command) planTime(p *plan) error {
 // planProfile decides where profiles go.
 func (c *Command) planProfile(p *plan) error {
 	f := &c.Profile
-	o := profilePlan{path: f.Output, format: export.Format(f.Format), keep: f.Keep, endpoint: f.Endpoint, ids: f.IDs}
+	o := profilePlan{path: string(f.Output), format: export.Format(f.Format), keep: f.Keep, endpoint: f.Endpoint, ids: f.IDs}
 	if slices.Contains([]string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}, o.path) {
 		o.path = "-" // Then the report is written to standard error.
 	}

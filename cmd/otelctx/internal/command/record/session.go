@@ -75,7 +75,12 @@ func (s *session) recordStarted() error {
 		command.Kill()
 		return err
 	}
-	<-command.Ended()
+	select {
+	case <-command.Ended():
+	default:
+		s.streams.Complainf("the recording has ended, but process %d runs on: waiting for it", s.started)
+		<-command.Ended()
+	}
 	// Exit with the code of the command, even if it ended before its first sample.
 	if code := command.ExitCode(); code != exitcode.OK || errors.Is(err, exitcode.ErrNoSamples) {
 		if err != nil {

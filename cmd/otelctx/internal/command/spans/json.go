@@ -49,7 +49,7 @@ type Span struct {
 	// Goroutine is the id of the goroutine that started the span, or 0 if it is unknown.
 	Goroutine uint64 `json:"goroutine"`
 	// StartTimeUnixNano is the start of the span in nanoseconds since the epoch. AgeNano is the time from the
-	// start to TimeUnixNano, or 0 if the start is later.
+	// start to TimeUnixNano, or 0 if the start is later. Both are 0 for a start that the format cannot hold.
 	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
 	AgeNano           int64 `json:"age_nano"`
 
@@ -115,7 +115,7 @@ type Group struct {
 // document selects, sorts and describes the spans of a snapshot.
 func (c *Command) document(r *spansReader, snapshot *waiting.Snapshot, now time.Time) Document {
 	d := Document{
-		PID: c.PID, Service: r.service, TimeUnixNano: now.UnixNano(), Torn: snapshot.Torn, Lost: snapshot.Lost,
+		PID: r.pid, Service: r.service, TimeUnixNano: now.UnixNano(), Torn: snapshot.Torn, Lost: snapshot.Lost,
 		Missing: []string{}, Spans: []Span{}, Groups: []Group{},
 	}
 	for _, err := range snapshot.Missing {
@@ -130,12 +130,13 @@ func (c *Command) document(r *spansReader, snapshot *waiting.Snapshot, now time.
 	}
 	order := make([]int, 0, len(snapshot.Spans))
 	for i, s := range snapshot.Spans {
-		if max(now.Sub(s.Start), 0) >= c.MinAge {
+		if age(&s.LiveSpan, now) >= c.MinAge {
 			order = append(order, i)
 		}
 	}
 	slices.SortFunc(order, func(i, j int) int {
-		return cmp.Or(snapshot.Spans[i].Start.Compare(snapshot.Spans[j].Start), cmp.Compare(i, j))
+		a, b := &snapshot.Spans[i].LiveSpan, &snapshot.Spans[j].LiveSpan
+		return cmp.Or(cmp.Compare(age(b, now), age(a, now)), a.Start.Compare(b.Start), cmp.Compare(i, j))
 	})
 	groups := map[string]int{}
 	for _, i := range order {
@@ -173,11 +174,26 @@ func (c *Command) document(r *spansReader, snapshot *waiting.Snapshot, now time.
 	return d
 }
 
+// known reports whether the start of a span is known. A start after the year 2262 does not fit the format, and looks
+// like one before the epoch.
+func known(start time.Time) bool { return start.Unix() > 0 }
+
+// age returns the time since the start of a span, or 0 if the start is unknown or later.
+func age(s *reader.LiveSpan, now time.Time) time.Duration {
+	if !known(s.Start) {
+		return 0
+	}
+	return max(now.Sub(s.Start), 0)
+}
+
 func newSpan(s *reader.LiveSpan, now time.Time) Span {
 	span := Span{
 		TraceID: hex.EncodeToString(s.TraceID[:]), SpanID: hex.EncodeToString(s.SpanID[:]),
 		Name: s.Name, Endpoint: s.Endpoint, TraceFlags: s.TraceFlags, Sampled: s.TraceFlags&1 == 1, Goroutine: s.Goroutine,
-		StartTimeUnixNano: s.Start.UnixNano(), AgeNano: int64(max(now.Sub(s.Start), 0)), Attributes: map[string]string{}, Joined: []Joined{},
+		Attributes: map[string]string{}, Joined: []Joined{},
+	}
+	if known(s.Start) {
+		span.StartTimeUnixNano, span.AgeNano = s.Start.UnixNano(), int64(age(s, now))
 	}
 	if s.LocalRootSpanID != [8]byte{} {
 		span.LocalRootSpanID = hex.EncodeToString(s.LocalRootSpanID[:])

@@ -13,6 +13,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/refresh"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
@@ -21,16 +22,16 @@ import (
 
 // Command implements otelctx spans.
 type Command struct {
-	PID      int           `arg:""                                                                    help:"The process to read."                             name:"pid"`
-	Stacks   bool          `help:"Show the stack of each goroutine."                                  name:"stacks"`
-	Group    bool          `help:"Group goroutines with equal stacks, the most frequent stack first." name:"group"`
-	MinAge   time.Duration `default:"0s"                                                              help:"Leave out spans that have started more recently." name:"min-age"`
-	Trace    string        `help:"Show only spans of this trace; the first digits of its id suffice." name:"trace"                                            placeholder:"ID"`
-	Name     string        `help:"Show only spans whose name or endpoint contains this."              name:"name"                                             placeholder:"TEXT"`
-	Leaked   bool          `help:"Show only spans that their goroutines have left."                   name:"leaked"`
-	Watch    bool          `help:"Update the output until interrupted."                               name:"watch"`
-	Interval time.Duration `default:"1s"                                                              help:"Time between updates with --watch."               name:"interval"`
-	JSON     bool          `help:"Print JSON, nothing truncated."                                     name:"json"`
+	Process  publication.Selector `arg:"" help:"The process to read: its id, or its service name." name:"process"`
+	Stacks   bool                 `help:"Show the stack of each goroutine."                                  name:"stacks"`
+	Group    bool                 `help:"Group goroutines with equal stacks, the most frequent stack first." name:"group"`
+	MinAge   time.Duration        `default:"0s"                                                              help:"Leave out spans that have started more recently." name:"min-age"`
+	Trace    string               `help:"Show only spans of this trace; the first digits of its id suffice." name:"trace"                                            placeholder:"ID"`
+	Name     string               `help:"Show only spans whose name or endpoint contains this."              name:"name"                                             placeholder:"TEXT"`
+	Leaked   bool                 `help:"Show only spans that their goroutines have left."                   name:"leaked"`
+	Watch    bool                 `help:"Update the output until interrupted."                               name:"watch"`
+	Interval time.Duration        `default:"1s"                                                              help:"Time between updates with --watch."               name:"interval"`
+	JSON     bool                 `help:"Print JSON, nothing truncated."                                     name:"json"`
 }
 
 // Help returns the text of otelctx spans --help.
@@ -76,22 +77,26 @@ func (c *Command) Validate() error {
 	case strings.Trim(strings.ToLower(c.Trace), "0123456789abcdef") != "" || len(c.Trace) > 32:
 		return fmt.Errorf("--trace %q is not a trace id: use up to 32 hexadecimal digits", c.Trace)
 	}
-	return process.Validate(c.PID)
+	return c.Process.Validate()
 }
 
 // Run is called by kong.
 func (c *Command) Run(s terminal.Streams) error {
 	ctx, release := terminal.UntilInterrupted()
 	defer release()
-	r, err := patient.Call(ctx, c.PID, patient.Limit, func() (*spansReader, error) { return openSpans(ctx, c.PID) })
+	pid, err := c.Process.Find(ctx)
 	if err != nil {
-		return process.About(c.PID, err)
+		return err
+	}
+	r, err := patient.Call(ctx, pid, patient.Limit, func() (*spansReader, error) { return openSpans(ctx, pid) })
+	if err != nil {
+		return process.About(pid, err)
 	}
 	defer r.close(ctx)
 	if !c.Watch {
 		d, err := c.snapshot(ctx, r)
 		if err != nil {
-			return process.About(c.PID, err)
+			return process.About(pid, err)
 		}
 		if c.JSON {
 			return display.WriteJSON(s.Stdout, d)
@@ -106,7 +111,7 @@ func (c *Command) Run(s terminal.Streams) error {
 		return c.writeFrame(s.Stdout, d)
 	})
 	if ended {
-		s.Complainf("process %d has ended", c.PID)
+		s.Complainf("process %d has ended", pid)
 	}
 	return err
 }
@@ -133,7 +138,7 @@ func (r *spansReader) close(ctx context.Context) {
 
 // snapshot takes a snapshot of the spans.
 func (c *Command) snapshot(ctx context.Context, r *spansReader) (Document, error) {
-	return patient.Call(ctx, c.PID, patient.Limit, func() (Document, error) {
+	return patient.Call(ctx, r.pid, patient.Limit, func() (Document, error) {
 		snapshot, err := r.process.Snapshot(ctx)
 		if err != nil {
 			return Document{}, err

@@ -28,7 +28,7 @@ func BenchmarkSpans(b *testing.B) {
 		require.NoError(b, err)
 		first, err := p.Snapshot(b.Context())
 		require.NoError(b, err)
-		command := &Command{PID: child.PID(), Stacks: true}
+		command := &Command{Stacks: true}
 		command.document(&spansReader{pid: child.PID(), process: p}, first, time.Now())
 		b.Run("snapshot/spans="+strconv.Itoa(count), func(b *testing.B) {
 			b.ReportAllocs()

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -18,17 +19,19 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/reader"
 )
 
 // Command implements otelctx verify.
 type Command struct {
-	PID      int           `arg:""                                                               help:"The process to check."          name:"pid"         optional:""`
-	Duration time.Duration `default:"5s"                                                         help:"How long to watch the process." name:"duration"    short:"d"`
-	Profile  string        `help:"Check a file of OTLP profiles instead (.otlp, .json, .jsonl)." name:"profile"                        placeholder:"FILE"`
-	JSON     bool          `help:"Print JSON."                                                   name:"json"`
-	Verbose  bool          `help:"Also list the rules that passed."                              name:"verbose"                        short:"v"`
+	Process  publication.Selector `arg:"" help:"The process to check: its id, or its service name." name:"process" optional:""`
+	Duration time.Duration        `default:"5s"                                                         help:"How long to watch the process." name:"duration"    short:"d"`
+	Profile  string               `help:"Check a file of OTLP profiles instead (.otlp, .json, .jsonl)." name:"profile"                        placeholder:"FILE"`
+	JSON     bool                 `help:"Print JSON."                                                   name:"json"`
+	Verbose  bool                 `help:"Also list the rules that passed."                              name:"verbose"                        short:"v"`
 }
 
 // Help returns the text of otelctx verify --help.
@@ -47,14 +50,14 @@ A rule passes if it was exercised and no violation was seen. Updates, forks and 
 // Validate is called by kong.
 func (c *Command) Validate() error {
 	switch {
-	case c.Profile != "" && c.PID != 0:
+	case c.Profile != "" && c.Process != publication.Selector{}:
 		return errors.New("expected a process or --profile, not both")
 	case c.Profile != "":
 		return nil
 	case c.Duration <= 0:
 		return fmt.Errorf("--duration %v is not positive", c.Duration)
 	}
-	return process.Validate(c.PID)
+	return c.Process.Validate()
 }
 
 // Run is called by kong.
@@ -64,13 +67,20 @@ func (c *Command) Run(s terminal.Streams) error {
 	}
 	ctx, stop := terminal.UntilInterrupted()
 	defer stop()
-	// An interrupt ends the check early with a report. If the process blocks its readers, the check cannot notice
-	// the interrupt, and the limit ends it.
-	results, err := patient.Call(context.WithoutCancel(ctx), c.PID, c.Duration+patient.Limit, func() ([]conformance.Result, error) {
-		return conformance.Process(ctx, c.PID, c.Duration)
-	})
+	pid, err := c.Process.Find(ctx)
 	if err != nil {
 		return err
+	}
+	// An interrupt ends the check early with a report. If the process blocks its readers, the check cannot notice
+	// the interrupt, and the limit ends it.
+	results, err := patient.Call(context.WithoutCancel(ctx), pid, c.Duration+patient.Limit, func() ([]conformance.Result, error) {
+		return conformance.Process(ctx, pid, c.Duration)
+	})
+	if errors.Is(err, fs.ErrPermission) && !errors.Is(err, reader.ErrNotPermitted) {
+		err = fmt.Errorf("%w: %w", reader.ErrNotPermitted, err)
+	}
+	if err != nil {
+		return process.About(pid, err)
 	}
 	failed := 0
 	for _, r := range results {
@@ -79,7 +89,7 @@ func (c *Command) Run(s terminal.Streams) error {
 		}
 	}
 	if c.JSON {
-		err = display.WriteJSON(s.Stdout, Document{PID: c.PID, Failed: failed, Rules: results})
+		err = display.WriteJSON(s.Stdout, Document{PID: pid, Failed: failed, Rules: results})
 	} else {
 		err = c.write(s.Stdout, results)
 	}

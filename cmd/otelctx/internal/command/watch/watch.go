@@ -15,6 +15,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/refresh"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/threadtable"
@@ -24,10 +25,10 @@ import (
 
 // Command implements otelctx watch.
 type Command struct {
-	PID      int           `arg:""                                       help:"The process to read."                     name:"pid"`
-	Interval time.Duration `default:"200ms"                              help:"Time between updates."                    name:"interval"`
-	Count    int           `default:"0"                                  help:"Number of updates; 0: until interrupted." name:"count"`
-	JSON     bool          `help:"Print a line of JSON for each update." name:"json"`
+	Process  publication.Selector `arg:"" help:"The process to read: its id, or its service name." name:"process"`
+	Interval time.Duration        `default:"200ms"                              help:"Time between updates."                    name:"interval"`
+	Count    int                  `default:"0"                                  help:"Number of updates; 0: until interrupted." name:"count"`
+	JSON     bool                 `help:"Print a line of JSON for each update." name:"json"`
 }
 
 // Help returns the text of otelctx watch --help.
@@ -51,7 +52,7 @@ func (c *Command) Validate() error {
 	case c.Count < 0:
 		return fmt.Errorf("--count %d is negative", c.Count)
 	default:
-		return process.Validate(c.PID)
+		return c.Process.Validate()
 	}
 }
 
@@ -59,15 +60,19 @@ func (c *Command) Validate() error {
 func (c *Command) Run(s terminal.Streams) error {
 	ctx, release := terminal.UntilInterrupted()
 	defer release()
-	p, err := reader.Open(c.PID)
+	pid, err := c.Process.Find(ctx)
 	if err != nil {
-		return process.About(c.PID, err)
+		return err
+	}
+	p, err := reader.Open(pid)
+	if err != nil {
+		return process.About(pid, err)
 	}
 	defer func() { _ = p.Close() }()
 	w := watch{
-		pid: c.PID, interval: c.Interval, count: c.Count, out: s.Stdout, write: writeFrame,
+		pid: pid, interval: c.Interval, count: c.Count, out: s.Stdout, write: writeFrame,
 		read: func(ctx context.Context) ([]reader.Thread, error) {
-			return patient.Call(ctx, c.PID, patient.Limit, func() ([]reader.Thread, error) { return p.Threads(ctx) })
+			return patient.Call(ctx, pid, patient.Limit, func() ([]reader.Thread, error) { return p.Threads(ctx) })
 		},
 	}
 	switch {
@@ -78,7 +83,7 @@ func (c *Command) Run(s terminal.Streams) error {
 	}
 	ended, err := w.run(ctx)
 	if ended {
-		s.Complainf("process %d has ended", c.PID)
+		s.Complainf("process %d has ended", pid)
 	}
 	return err
 }

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -244,11 +245,28 @@ func explain(err error) error {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return fmt.Errorf("%w, despite CAP_BPF and CAP_PERFMON (a user namespace, a seccomp profile, the "+
 			"lockdown mode or, above 2, kernel.perf_event_paranoid may be in the way): %w", ErrNotPermitted, err)
+	case errors.Is(err, ebpf.ErrNotSupported) && fewFiles():
+		// The probe for the feature needed files too. What it says about kernel versions is wrong.
+		return fmt.Errorf("load the BPF program: %w", unix.EMFILE)
 	case errors.Is(err, ebpf.ErrNotSupported):
 		return fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
+	case errors.Is(err, fs.ErrNotExist) && !exists(onlineFile):
+		return fmt.Errorf("%w: %w", ErrNoSysfs, err)
 	default:
 		return err
 	}
+}
+
+// fewFiles reports whether the limit of open files is lower than what Open may need.
+func fewFiles() bool {
+	const fixed = 32 // besides the events, of which there is one for each processor
+	var limit unix.Rlimit
+	return unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && limit.Cur < fixed+uint64(runtime.NumCPU())
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // maxFrames returns the maximum number of frames in the stacks that the kernel records.

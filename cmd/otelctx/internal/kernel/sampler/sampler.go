@@ -17,6 +17,8 @@ var (
 	// ErrTooManyProcesses is returned by Watch if [MaxProcesses] processes are already watched, even if the
 	// process is one of them.
 	ErrTooManyProcesses = errors.New("too many processes to sample")
+	// ErrNoSysfs is returned by Open if /sys is not mounted.
+	ErrNoSysfs = errors.New("/sys is not mounted")
 	// ErrNoSample is returned if there has been no sample for a while.
 	ErrNoSample = errors.New("no sample")
 )

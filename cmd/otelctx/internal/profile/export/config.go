@@ -18,6 +18,7 @@ import (
 
 	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/resolver"
 )
 
 const (
@@ -130,6 +131,9 @@ func (c *config) setTarget(endpoint string, env environment) (secure bool, err e
 			c.target = net.JoinHostPort(u.Hostname(), defaultPort)
 		}
 		return scheme == schemeTLS, nil
+	}
+	if found && resolver.Get(scheme) == nil {
+		return false, fmt.Errorf("endpoint: the scheme %q is not http, https or one of gRPC's, such as dns", scheme)
 	}
 	c.target = endpoint
 	text, variable := env.setting("INSECURE")

@@ -89,6 +89,7 @@ func TestConfigErrors(t *testing.T) {
 		"only a key":     {variable: "CLIENT_KEY", value: "/nowhere", endpoint: "https://host", want: "counterpart"},
 		"no host":        {endpoint: "http://", want: "no host"},
 		"malformed URL":  {endpoint: "http://[", want: "endpoint"},
+		"another scheme": {endpoint: "ftp://user:secret@host", want: `the scheme "ftp" is not http, https`},
 
 		"HTTP, no scheme":      {endpoint: "host:4318", want: "http://", http: true},
 		"HTTP, gRPC's scheme":  {endpoint: "dns:///host", want: "http://", http: true},

@@ -1,0 +1,8 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package process
+
+func hidden(int) bool { return false }

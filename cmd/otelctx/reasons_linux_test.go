@@ -1,0 +1,69 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// TestReasons checks that otelctx names the cause if the system keeps it from working, and leads to the right exit
+// code. prepare is a shell script that runs in namespaces of its own before otelctx; $run starts otelctx as the user
+// nobody.
+func TestReasons(t *testing.T) {
+	if _, err := exec.LookPath("setpriv"); err != nil || os.Geteuid() != 0 {
+		t.Skip("needs root, and setpriv")
+	}
+	const asNobody = "run='setpriv --reuid=65534 --regid=65534 --clear-groups'; "
+	pid := strconv.Itoa(startPublisher(t, "checkout", "1").PID())
+	for name, test := range map[string]struct {
+		unshare string // options of unshare
+		prepare string
+		args    string
+		code    int
+		stderr  []string
+		not     string
+	}{
+		"hidepid=noaccess":  {"-m", "mount -t proc -o hidepid=1 proc /proc; " + asNobody, "inspect " + pid, exitNotPermitted, []string{"not permitted to read", "hidepid="}, "PR_SET_DUMPABLE"},
+		"hidepid=invisible": {"-m", "mount -t proc -o hidepid=2 proc /proc; " + asNobody, "inspect " + pid, exitNotPermitted, []string{"/proc hides it", "hidepid="}, "is gone"},
+		"a hidden list":     {"-m", "mount -t proc -o hidepid=2 proc /proc; " + asNobody, "list", exitOK, []string{"only the processes of this user", "hidepid="}, ""},
+		"no publisher":      {"-pf --mount-proc", "", "list", exitOK, []string{"no process publishes a process context"}, ""},
+		"no /sys":           {"-m", "umount -l /sys; ", "record -d 0.1 " + pid, exitOther, []string{"/sys is not mounted", "mount -t sysfs"}, ""},
+		"few files":         {"-m", "ulimit -n 9; ", "record -d 0.1 " + pid, exitOther, []string{"too many open files", "ulimit -n 1024"}, "v5.2"},
+		"seccomp":           {"-m", "export " + noReadvKey + "=1; ", "inspect " + pid, exitOther, []string{"process_vm_readv", "seccomp profile"}, "Linux only"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if strings.HasPrefix(test.args, "record") {
+				needSampling(t)
+			}
+			options := strings.Fields(test.unshare)
+			if out, err := exec.Command("unshare", append(options, "mount")...).CombinedOutput(); err != nil {
+				t.Skipf("no namespaces: %s", out)
+			}
+			binary, err := os.Open(executable(t)) // nobody may have no access to its directory
+			require.NoError(t, err)
+			defer func() { _ = binary.Close() }()
+			script := "set -e; " + test.prepare + `exec $run /proc/self/fd/3 "$@"`
+			cmd := exec.Command("unshare", append(append(options, "sh", "-c", script, "sh"), strings.Fields(test.args)...)...)
+			cmd.ExtraFiles = []*os.File{binary}
+			got := runCommand(t, cmd)
+			assert.Equal(t, test.code, got.code, got.stderr)
+			if test.args != "list" || test.unshare != "-m" { // Others may run processes as nobody.
+				assert.Empty(t, got.stdout)
+			}
+			for _, text := range test.stderr {
+				assert.Contains(t, got.stderr, text)
+			}
+			if test.not != "" {
+				assert.NotContains(t, got.stderr, test.not)
+			}
+		})
+	}
+}
