@@ -216,7 +216,7 @@ func TestRecord(t *testing.T) {
 	assert.Zero(t, d.Unproven)
 	assert.Zero(t, d.Lost)
 	assert.False(t, d.Ended)
-	assert.Equal(t, []report.ProcessUse{{PID: c.PID(), Service: "burner", Samples: d.Samples, Attributed: d.Attributed}}, d.Processes)
+	assert.Equal(t, []report.ProcessUse{{PID: c.PID(), Service: "burner", ServiceSource: "published", Samples: d.Samples, Attributed: d.Attributed}}, d.Processes)
 	inSpans, inTraces, spans := uint64(0), uint64(0), 0
 	for _, u := range d.Spans {
 		assert.Equal(t, "burner", u.Service)

@@ -63,6 +63,12 @@ func TestRecordCommand(t *testing.T) {
 	}
 	assert.Contains(t, got.stderr, "Recorded "+command)
 	assert.Contains(t, got.stderr, "Wrote "+file)
+	named := otelctx(t, "record", "-F", "997", "--json", "--", "env", "OTEL_SERVICE_NAME=shop", executable(t), shortLived)
+	_, out, _ := strings.Cut(named.stdout, "burned\n")
+	named.stdout, named.code = out, exitOK
+	process := decodeRecord(t, named).Processes[0]
+	assert.Equal(t, "shop", process.Service)
+	assert.Equal(t, "environment", process.ServiceSource)
 	burning := int64(0)
 	for _, s := range readPprof(t, file).Sample {
 		for _, l := range s.Location {

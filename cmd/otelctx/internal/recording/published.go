@@ -35,8 +35,22 @@ type published struct {
 	// them.
 	dropped int
 	// service is the service name, or else the name of the executable.
-	service string
+	service       string
+	serviceSource Source
 }
+
+// Source says where the name of a service is from.
+type Source string
+
+// The sources of names.
+const (
+	// FromPublication is the process context.
+	FromPublication Source = "published"
+	// FromEnvironment is OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES, for a process without a process context.
+	FromEnvironment Source = "environment"
+	// FromExecutable is the name of the executable.
+	FromExecutable Source = "executable"
+)
 
 // newPublished combines what a process publishes with what the kernel reports about it. layout may be nil.
 func newPublished(pid int, layout *reader.ThreadLayout) *published {
@@ -45,9 +59,13 @@ func newPublished(pid int, layout *reader.ThreadLayout) *published {
 		attributes []*commonpb.KeyValue
 		schemaURL  string
 	)
+	source := FromPublication
 	if layout != nil && layout.Context != nil {
 		attributes = layout.Context.Message.GetResource().GetAttributes()
 		schemaURL = layout.Context.SchemaURL()
+	} else if attributes = environmentAttributes(pid); len(attributes) > 0 {
+		source = FromEnvironment
+		attributes = append(attributes, profile.StringAttribute(resourceSourceKey, string(source)))
 	}
 	// Published attributes take precedence, so that profiles have the same resource as the exported spans.
 	for _, kv := range processAttributes(pid) {
@@ -60,9 +78,9 @@ func newPublished(pid int, layout *reader.ThreadLayout) *published {
 		named = named || kv.GetKey() == string(semconv.ServiceNameKey)
 		switch text := kv.GetValue().GetStringValue(); {
 		case kv.GetKey() == string(semconv.ServiceNameKey) && text != "":
-			p.service = text
+			p.service, p.serviceSource = text, source
 		case kv.GetKey() == string(semconv.ProcessExecutableNameKey) && p.service == "":
-			p.service = text
+			p.service, p.serviceSource = text, FromExecutable
 		}
 	}
 	if !named && p.service != "" { // as the semantic conventions require and SDKs do
@@ -130,6 +148,8 @@ const (
 	sampledKey = "otelctx.span.sampled"
 	// truncatedKey marks samples whose stack lacks the outermost frames.
 	truncatedKey = "otelctx.stack.truncated"
+	// resourceSourceKey marks a resource that is not published, but from the process's environment.
+	resourceSourceKey = "otelctx.resource.source"
 	// goroutineKey is the key of the goroutine's id.
 	goroutineKey = "otelctx.goroutine.id"
 )

@@ -195,6 +195,34 @@ func TestResources(t *testing.T) {
 	}
 }
 
+// TestEnvironment checks that a process without a process context is named by its environment, as SDKs read it, and that
+// the resource says so.
+func TestEnvironment(t *testing.T) {
+	text := profile.StringAttribute
+	for variables, want := range map[string][]*commonpb.KeyValue{
+		"":                                    nil,
+		"A=1\x00OTEL_SERVICE_NAME= shop \x00": {text("service.name", "shop")},
+		"OTEL_RESOURCE_ATTRIBUTES=a=b%2Cc, service.name = x ,=y,z,k=%zz,d=":          {text("a", "b,c"), text("service.name", "x"), text("d", "")},
+		"OTEL_RESOURCE_ATTRIBUTES=service.name=x,a=b\x00OTEL_SERVICE_NAME=y":         {text("a", "b"), text("service.name", "y")},
+		"XOTEL_SERVICE_NAME=x\x00OTEL_SERVICE_NAMES=x\x00OTEL_SERVICE_NAME\x00OTEL_": nil,
+	} {
+		assert.Equal(t, want, parseEnvironment([]byte(variables)), variables)
+	}
+	cmd := exec.Command("sleep", "1000")
+	cmd.Env = []string{"OTEL_SERVICE_NAME=shop"}
+	c := childproc.Run(t, cmd)
+	require.Eventually(t, func() bool { return newPublished(c.PID(), nil).service == "shop" }, testenv.Patience, time.Millisecond)
+	got := newPublished(c.PID(), nil)
+	assert.Equal(t, FromEnvironment, got.serviceSource)
+	assert.Contains(t, got.attributes, text("otelctx.resource.source", "environment"))
+	published := newPublished(c.PID(), &reader.ThreadLayout{Context: &reader.ProcessContext{
+		Message: &processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{text("service.name", "checkout")}}},
+	}})
+	assert.Equal(t, "checkout", published.service)
+	assert.Equal(t, FromPublication, published.serviceSource)
+	assert.NotContains(t, published.attributes, text("otelctx.resource.source", "environment"))
+}
+
 // asking returns a function that decodes span attributes of this test process like a symbolizer. It also
 // returns the publication that the function uses, which is out of date.
 func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p *published) {

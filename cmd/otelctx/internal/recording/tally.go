@@ -22,6 +22,7 @@ type ProcessUse struct {
 	PID int
 	// Service is the service name, or else the name of the executable.
 	Service string
+	Source  Source
 	// Attributed counts the samples in a span.
 	Samples, Attributed uint64
 }
@@ -190,7 +191,7 @@ func (t *tally) add(pid int, s *rawSamples, attributes []reader.ThreadAttribute)
 	}
 	p := t.processes[processKey{pid, service}]
 	if p == nil {
-		p = &ProcessUse{PID: pid, Service: service}
+		p = &ProcessUse{PID: pid, Service: service, Source: s.published.serviceSource}
 		if len(t.processes) < maxProcesses {
 			t.processes[processKey{pid, service}] = p
 		}

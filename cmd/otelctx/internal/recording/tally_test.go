@@ -46,7 +46,7 @@ func TestTally(t *testing.T) {
 	r.Work, r.SpanNames = nil, nil
 	assert.Equal(t, Result{
 		Samples: 9, Attributed: 7, Unproven: 1,
-		Processes: []ProcessUse{{10, "a", 6, 5}, {20, "b", 3, 2}},
+		Processes: []ProcessUse{{10, "a", "", 6, 5}, {20, "b", "", 3, 2}},
 		Spans: []SpanUse{
 			{"a", "", [16]byte{1}, [8]byte{2}, 2, 0, nil},
 			{"a", "", [16]byte{2}, [8]byte{3}, 2, 1, nil},

@@ -55,7 +55,7 @@ func (r *Recording) writeCPU(w io.Writer, t *Tables) error {
 	}
 	subject := r.Subject
 	if r.PID != 0 && len(s.Processes) > 0 {
-		subject += ", " + display.Key(s.Processes[0].Service)
+		subject += ", " + serviceText(&s.Processes[0])
 	}
 	fmt.Fprintf(&s.out, "Recorded %s for %v at %d Hz\n", s.bold(subject), s.End.Sub(s.Start).Round(10*time.Millisecond), r.Frequency)
 	s.out.Write(display.Table([][]string{
@@ -178,11 +178,19 @@ func (s *summary) work() {
 func (s *summary) processes() {
 	var r rows
 	for _, p := range top(s.Top, s.Processes) {
-		r.add(p.Samples, display.Share(p.Attributed, p.Samples), strconv.Itoa(p.PID), display.Key(p.Service))
+		r.add(p.Samples, display.Share(p.Attributed, p.Samples), strconv.Itoa(p.PID), serviceText(&p))
 	}
 	if s.PID == 0 || s.Started && len(r.cells) > 1 {
 		s.table("Top processes by CPU time", []string{columnInSpans, "PID", display.ColumnService}, r)
 	}
+}
+
+// serviceText returns the service of a process, and marks a name that is not published.
+func serviceText(p *recording.ProcessUse) string {
+	if p.Source == recording.FromEnvironment {
+		return display.Key(p.Service) + " (from its environment)"
+	}
+	return display.Key(p.Service)
 }
 
 func (s *summary) services() {

@@ -106,9 +106,11 @@ type AttributeUse struct {
 type ProcessUse struct {
 	PID int `json:"pid"`
 	// Service is the service.name, or the name of the executable if there is none.
-	Service    string `json:"service"`
-	Samples    uint64 `json:"samples"`
-	Attributed uint64 `json:"attributed"`
+	Service string `json:"service"`
+	// ServiceSource is published, environment (OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES) or executable.
+	ServiceSource string `json:"service_source"`
+	Samples       uint64 `json:"samples"`
+	Attributed    uint64 `json:"attributed"`
 }
 
 type SpanUse struct {
@@ -148,7 +150,7 @@ func (r *Recording) cpuDocument(t *Tables) Document {
 		SpanNames: []SpanNameUse{}, Attributes: []AttributeUse{},
 	}
 	for _, p := range c.Processes {
-		d.Processes = append(d.Processes, ProcessUse(p))
+		d.Processes = append(d.Processes, ProcessUse{p.PID, p.Service, string(p.Source), p.Samples, p.Attributed})
 	}
 	for _, u := range top(t.Top, c.Spans) {
 		d.Spans = append(d.Spans, SpanUse{
