@@ -137,7 +137,8 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 	if v.goroutines == nil || v.runtime.GGoid < 0 {
 		return nil, nil
 	}
-	found, err := v.goroutines.inSpan(p.threads.source)
+	source := p.until(ctx)
+	found, err := v.goroutines.inSpan(source)
 	if err != nil {
 		return nil, p.classify(err)
 	}
@@ -145,7 +146,7 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 	for i, g := range found {
 		positions[i] = position{goid: g.goid, span: SpanRef(g.ref)}
 	}
-	if err := v.spans.resolve(p.threads.source, positions); err != nil && !errors.Is(err, errNoSpanTable) {
+	if err := v.spans.resolve(source, positions); err != nil && !errors.Is(err, errNoSpanTable) {
 		return nil, p.classify(err)
 	}
 	joined := found[:0]
@@ -158,12 +159,15 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 	}
 	// An entry has only the lower bits of the goroutine's id, so read the whole id from the g. If
 	// the goroutine has exited, the g may have the id of another goroutine, which does not match.
-	ids := follow(p.threads.source, gs, v.runtime.GGoid)
+	ids := follow(source, gs, v.runtime.GGoid)
 	var refs []GoroutineRef
 	for _, g := range joined {
 		if goid := ids[g.g]; goid != 0 && wire.SameGoroutine(goid, g.goid) {
 			refs = append(refs, GoroutineRef{ID: goid, G: g.g})
 		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, p.error(err)
 	}
 	return refs, p.confirm(v)
 }
@@ -193,29 +197,29 @@ const maxGoroutines = 1 << 16
 // namespace. It follows the pointers from goroutines to the m structs of their threads. The
 // goroutines are those that are in a span according to the goroutine table, and those that have
 // started a live span. The result is only a guess, which threadReader verifies.
-func (p *Process) findMs(v *threadView) map[uint64]uint64 {
+func findMs(source threadTarget, v *threadView) map[uint64]uint64 {
 	if v.runtime.GM < 0 || v.runtime.MProcid < 0 {
 		return nil // without these offsets nothing leads from a goroutine to its thread
 	}
 	gs := map[uint64]bool{}
 	if v.goroutines != nil {
-		goroutines, _ := v.goroutines.inSpan(p.threads.source)
+		goroutines, _ := v.goroutines.inSpan(source)
 		for _, g := range goroutines {
 			gs[g.g] = true
 		}
 	}
 	if v.spans != nil {
-		spans, _ := v.spans.live(p.threads.source)
+		spans, _ := v.spans.live(source)
 		for _, s := range spans {
 			gs[s.G] = true
 		}
 	}
 	ms := map[uint64]bool{}
-	for _, m := range follow(p.threads.source, gs, v.runtime.GM) {
+	for _, m := range follow(source, gs, v.runtime.GM) {
 		ms[m] = true
 	}
 	found := map[uint64]uint64{}
-	for m, tid := range follow(p.threads.source, ms, v.runtime.MProcid) {
+	for m, tid := range follow(source, ms, v.runtime.MProcid) {
 		found[tid] = m
 	}
 	return found

@@ -15,6 +15,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/tlsvar"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -197,6 +198,29 @@ func (p *Process) publishes(ctx context.Context) error {
 	return err
 }
 
+// mappings yields the process's mappings whose names keep accepts. The sequence ends with ctx, even if
+// keep accepts none: the process may have millions of mappings.
+func (p *Process) mappings(ctx context.Context, keep func(name []byte) bool) iter.Seq2[procfs.Mapping, error] {
+	const linesBetweenChecks = 4096
+	return func(yield func(procfs.Mapping, error) bool) {
+		lines := 0
+		for m, err := range p.target.Maps(func(name []byte) bool {
+			lines++
+			return keep(name) || lines%linesBetweenChecks == 0 && ctx.Err() != nil
+		}) {
+			switch {
+			case ctx.Err() != nil:
+				err = p.error(ctx.Err())
+			case err != nil:
+				err = p.classify(err)
+			}
+			if !yield(m, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
 // classify wraps err in the exported error for its kind, if there is one, and adds the pid.
 func (p *Process) classify(err error) error {
 	var kind error
@@ -205,7 +229,7 @@ func (p *Process) classify(err error) error {
 		kind = ErrProcessGone
 	case errors.Is(err, fs.ErrPermission):
 		kind = ErrNotPermitted
-	case errors.Is(err, syscall.EFAULT), errors.Is(err, procfs.ErrMalformed),
+	case errors.Is(err, syscall.EFAULT), errors.Is(err, procfs.ErrMalformed), errors.Is(err, tlsvar.ErrBudget),
 		errors.Is(err, wire.ErrProcessContextHeader):
 		kind = ErrInvalid
 	default:

@@ -409,23 +409,15 @@ func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 
 // candidates returns the mappings whose names allow a publication of kind k.
 func (p *Process) candidates(ctx context.Context, k publication) ([]procfs.Mapping, error) {
-	var (
-		candidates []procfs.Mapping
-		lines      int
-	)
+	var candidates []procfs.Mapping
 	p.separate = false
 	keep := func(name []byte) bool {
-		lines++
 		p.separate = p.separate || wire.IsThreadLocalMapping(name)
-		// Check ctx every few thousand lines: the maps of a hostile process may have millions.
-		return k.mayHave(name) || lines%4096 == 0 && ctx.Err() != nil
+		return k.mayHave(name)
 	}
-	for m, err := range p.target.Maps(keep) {
-		if ctx.Err() != nil {
-			return nil, p.error(ctx.Err())
-		}
+	for m, err := range p.mappings(ctx, keep) {
 		if err != nil {
-			return nil, p.classify(err)
+			return nil, err
 		}
 		if !m.Perms.Read || m.Perms.Exec || m.End-m.Start < wire.ProcessContextHeaderSize {
 			continue

@@ -80,18 +80,9 @@ func (p *Process) findRing(ctx context.Context) (*ringbuf.View, Carrier, error) 
 // ringMappings returns the mappings that may hold a ring. named[i] lists the mappings with the name
 // ringNames[i], and anonymous lists the anonymous mappings without a name.
 func (p *Process) ringMappings(ctx context.Context) (named [len(ringNames)][]procfs.Mapping, anonymous []procfs.Mapping, err error) {
-	lines := 0
-	keep := func(name []byte) bool {
-		lines++
-		// Check ctx every few thousand lines: the maps of a hostile process may have millions.
-		return len(name) == 0 || ringName(name) >= 0 || lines%4096 == 0 && ctx.Err() != nil
-	}
-	for m, err := range p.target.Maps(keep) {
-		if ctx.Err() != nil {
-			return named, nil, p.error(ctx.Err())
-		}
+	for m, err := range p.mappings(ctx, func(name []byte) bool { return len(name) == 0 || ringName(name) >= 0 }) {
 		if err != nil {
-			return named, nil, p.classify(err)
+			return named, nil, err
 		}
 		if !m.Perms.Read || !m.Perms.Write || m.Perms.Exec {
 			continue

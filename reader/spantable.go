@@ -194,7 +194,7 @@ func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] 
 			return
 		}
 		name := p.nameSpans(v)
-		for spans, err := range v.spans.batches(p.threads.source) {
+		for spans, err := range v.spans.batches(p.until(ctx)) {
 			if err != nil {
 				yield(nil, p.spansError(err))
 				return

@@ -9,7 +9,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/remotemem"
@@ -52,26 +55,43 @@ type ThreadContext struct {
 	// Span is the span in the record. It is nil if there is no record, if the record is not valid
 	// or has no ids, or if Err is not nil.
 	Span *ThreadSpan
-	// Err is the reason why the thread could not be read, or nil.
+	// Err is the reason why the thread could not be read, or nil: another process traces the thread,
+	// it is in an uninterruptible sleep, reading it takes too long, or the memory of its record is
+	// unreadable.
 	Err error
 }
 
 // threadContextVariable is the name of the thread-local variable in OTEP 4947.
 const threadContextVariable = "otel_thread_ctx_v1"
 
-// errChanging means that a record changed during every attempt to read it.
-var errChanging = fmt.Errorf("%w: the record changed at each read", ErrBusy)
+// stopBudget is the time that one call of [Process.ThreadContexts] spends on stopping threads. Stopping
+// one takes tens of microseconds.
+const stopBudget = 2 * time.Second
+
+// Reasons why a thread is left out.
+var (
+	// errChanging means that a record changed during every attempt to read it.
+	errChanging        = fmt.Errorf("%w: the record changed at each read", ErrBusy)
+	errUninterruptible = errors.New("the thread is in an uninterruptible sleep (state D)")
+	errStopBudget      = fmt.Errorf("stopping the threads takes longer than %v", stopBudget)
+)
 
 // ThreadContexts returns the thread contexts that the process publishes according to OTEP 4947,
 // with a threadlocal.schema_version of tlsdesc_v1_dev or tls_v1. To read only their spans, use
 // [Process.Threads], which supports Go services, too.
 //
-// ThreadContexts stops each thread once, for tens of microseconds, to learn its thread pointer.
-// After that it reads the thread's record while the thread runs. It reads the variable and the
-// whole record twice, retries if the reads differ, and takes a span only from a record that is
-// marked as valid. So it never uses the span of a record that is being written. The OTEP describes
-// only how to read stopped threads, but stopping a thread for every read would keep interrupting
-// the service's system calls with EINTR.
+// ThreadContexts reads the records while the threads run. It reads the variable and the whole record
+// twice, retries if the reads differ, and takes a span only from a record that is marked as valid.
+// So it never uses the span of a record that is being written. The OTEP describes only how to read
+// stopped threads, but stopping a thread for every read would keep interrupting the service's
+// system calls with EINTR.
+//
+// To find the variable, ThreadContexts needs each thread's pointer to its thread-local storage. It
+// caches these pointers. With glibc on amd64, it finds them in memory. Otherwise it stops each
+// thread once, for tens of microseconds; a thread that is already stopped (SIGSTOP) stays stopped.
+// It does not try to stop a thread that another process traces or that is in an uninterruptible
+// sleep, and spends at most two seconds on stopping threads. The threads that are left out have an
+// error.
 //
 // The error wraps [ErrNoThreadContext] if the process does not publish such contexts. The other
 // errors are those of [Process.ProcessContext].
@@ -104,13 +124,17 @@ func (p *Process) ThreadContexts(ctx context.Context) (*ThreadContexts, error) {
 	if err != nil {
 		return nil, err
 	}
+	stops, cancel := context.WithTimeout(ctx, stopBudget)
+	defer cancel()
 	for _, t := range threads {
-		if err := ctx.Err(); err != nil {
-			return nil, p.error(err)
-		}
 		c := ThreadContext{TID: t.TID, OwnTID: t.OwnTID}
-		c.Record, c.Encoded, c.Err = p.threadRecord(t.TID, variables)
-		if errors.Is(c.Err, procfs.ErrProcessGone) {
+		c.Record, c.Encoded, c.Err = p.threadRecord(stops, t.TID, variables)
+		switch {
+		case ctx.Err() != nil:
+			return nil, p.error(ctx.Err())
+		case errors.Is(c.Err, context.DeadlineExceeded):
+			c.Err = errStopBudget
+		case errors.Is(c.Err, procfs.ErrProcessGone):
 			continue
 		}
 		if c.Err == nil {
@@ -153,12 +177,9 @@ func (p *Process) threadVariables(ctx context.Context, publishedAtNS uint64) ([]
 		return nil, p.classify(err)
 	}
 	target := tlsvar.Process{Memory: p.target, ProgramHeaders: headers}
-	for m, err := range p.target.Maps(func(name []byte) bool { return len(name) > 0 && name[0] == '/' }) {
-		if err == nil {
-			err = ctx.Err()
-		}
+	for m, err := range p.mappings(ctx, func(name []byte) bool { return len(name) > 0 && name[0] == '/' }) {
 		if err != nil {
-			return nil, p.classify(err)
+			return nil, err
 		}
 		if m.Offset == 0 && m.Perms.Read && len(target.Modules) < maxModules {
 			target.Modules = append(target.Modules, tlsvar.Module{Start: m.Start, Name: m.Name})
@@ -168,18 +189,24 @@ func (p *Process) threadVariables(ctx context.Context, publishedAtNS uint64) ([]
 			target.Musl = target.Musl || base == "libc.so" || strings.HasPrefix(base, "ld-musl") || strings.HasPrefix(base, "libc.musl")
 		}
 	}
-	s.variables, s.unresolved = target.Find(threadContextVariable)
-	s.variablesPublishedAt = publishedAtNS
-	return s.variables, s.unresolved
+	variables, err := target.Find(ctx, threadContextVariable)
+	if ctx.Err() != nil {
+		return nil, p.error(ctx.Err())
+	}
+	if err != nil && !errors.Is(err, tlsvar.ErrUnresolved) {
+		err = p.classify(err)
+	}
+	s.variables, s.unresolved, s.variablesPublishedAt = variables, err, publishedAtNS
+	return variables, err
 }
 
 // maxModules limits the number of mapped files that are searched for the variable.
 const maxModules = 4096
 
 // threadRecord returns the address and the contents of the thread's record. The address is 0 if the
-// thread has none.
-func (p *Process) threadRecord(tid int, variables []tlsvar.Variable) (uint64, []byte, error) {
-	tp, err := p.threadPointer(tid)
+// thread has none. ctx limits the time for stopping the thread.
+func (p *Process) threadRecord(ctx context.Context, tid int, variables []tlsvar.Variable) (uint64, []byte, error) {
+	tp, err := p.threadPointer(ctx, tid)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -242,8 +269,8 @@ func (p *Process) readRecordTwice(record, address uint64) (encoded, again []byte
 }
 
 // threadPointer returns the thread pointer of a thread. It is cached, because it never changes.
-func (p *Process) threadPointer(tid int) (uint64, error) {
-	start, err := p.threads.source.ThreadStart(tid)
+func (p *Process) threadPointer(ctx context.Context, tid int) (uint64, error) {
+	stat, err := p.threads.source.ThreadStat(tid)
 	if err != nil {
 		return 0, err
 	}
@@ -251,24 +278,56 @@ func (p *Process) threadPointer(tid int) (uint64, error) {
 	s.mu.Lock()
 	cached, ok := s.pointers[tid]
 	s.mu.Unlock()
-	if ok && cached.start == start {
+	if ok && cached.start == stat.Start {
 		return cached.pointer, nil
 	}
-	cached.start = start
-	err = tlsvar.Stopped(tid, func(pointer uint64) error {
-		cached.pointer = pointer
-		return nil
-	})
-	if err != nil {
-		return 0, err
+	pointer, ok := tlsvar.Pointer(p.target, tid)
+	if !ok {
+		if pointer, err = stoppedPointer(ctx, tid, stat.State); err != nil {
+			return 0, err
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pointers == nil || len(s.pointers) >= maxThreads {
 		s.pointers = map[int]cachedPointer{}
 	}
-	s.pointers[tid] = cached
-	return cached.pointer, nil
+	s.pointers[tid] = cachedPointer{stat.Start, pointer}
+	return pointer, nil
+}
+
+// stoppedPointer stops a thread to learn its thread pointer, unless its state says that it cannot
+// stop.
+func stoppedPointer(ctx context.Context, tid int, state byte) (uint64, error) {
+	switch state {
+	case 'D': // also a thread that waits for its child after vfork
+		return 0, errUninterruptible
+	case 'Z', 'X', 'x':
+		return 0, fmt.Errorf("thread %d: %w", tid, procfs.ErrProcessGone)
+	}
+	const attempts, pause = 100, time.Millisecond
+	for attempt := 1; ; attempt++ {
+		pointer, err := tlsvar.StoppedPointer(ctx, tid)
+		switch {
+		case errors.Is(err, syscall.ESRCH):
+			return 0, fmt.Errorf("%w: %w", procfs.ErrProcessGone, err)
+		case !errors.Is(err, syscall.EPERM):
+			return pointer, err
+		}
+		tracer, tracerErr := procfs.NewFS(procRoot).Tracer(tid)
+		switch {
+		case tracerErr != nil || tracer == 0 && attempt > 1:
+			return 0, err
+		case tracer != 0 && tracer != os.Getpid() || attempt == attempts:
+			return 0, fmt.Errorf("process %d traces the thread: %w", tracer, err)
+		}
+		// Another call of this program is stopping the thread, or has just done so.
+		select {
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-time.After(pause):
+		}
+	}
 }
 
 // cachedPointer is a thread pointer. start is the start time of its thread, which differs if the
@@ -300,7 +359,7 @@ func (p *Process) threadsByContext(ctx context.Context) ([]Thread, error) {
 	}
 	threads := make([]Thread, 0, len(contexts.Threads))
 	for _, c := range contexts.Threads {
-		threads = append(threads, Thread{TID: c.TID, OwnTID: c.OwnTID, Span: c.Span})
+		threads = append(threads, Thread{TID: c.TID, OwnTID: c.OwnTID, Span: c.Span, Err: c.Err})
 	}
 	return threads, nil
 }

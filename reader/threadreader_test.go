@@ -86,7 +86,7 @@ func (f *fakeMemory) PresentPages(start, end uint64) (pages []uint64, err error)
 	return pages, nil
 }
 
-func (*fakeMemory) ThreadStart(int) (uint64, error) { return 0, nil }
+func (*fakeMemory) ThreadStat(int) (procfs.ThreadStat, error) { return procfs.ThreadStat{}, nil }
 
 func (*fakeMemory) ProgramHeaders() (uint64, error) { return 0, nil }
 

@@ -24,6 +24,10 @@ type Thread struct {
 	Goroutine uint64
 	// Span is the thread's active span, or nil if there is none or it is unknown.
 	Span *ThreadSpan
+	// Err is the reason why the thread could not be read, for example because another process
+	// traces it. It is nil if the thread was read. Only threads that publish thread contexts (OTEP
+	// 4947) can have an error, see [ThreadContext.Err].
+	Err error
 }
 
 // ThreadSpan is the active span of a thread.
@@ -76,13 +80,30 @@ type threadTarget interface {
 	// PresentPages returns the addresses of the pages between start and end that are present in
 	// memory.
 	PresentPages(start, end uint64) ([]uint64, error)
-	// ThreadStart returns the start time of a thread in clock ticks.
-	ThreadStart(tid int) (uint64, error)
+	// ThreadStat returns the state and the start time of a thread.
+	ThreadStat(tid int) (procfs.ThreadStat, error)
 	// ProgramHeaders returns the address of the executable's program headers.
 	ProgramHeaders() (uint64, error)
 }
 
 var _ threadTarget = linuxTarget{}
+
+// untilDone is a target whose memory cannot be read once ctx is done. So loops over the memory, whose
+// length the process chooses, end with ctx.
+type untilDone struct {
+	threadTarget
+	ctx context.Context //nolint:containedctx // it lives as long as one call
+}
+
+func (t untilDone) ReadParts(parts []ringbuf.Part) (int, error) {
+	if err := t.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return t.threadTarget.ReadParts(parts)
+}
+
+// until returns the process's threads and memory, which can be read until ctx is done.
+func (p *Process) until(ctx context.Context) threadTarget { return untilDone{p.threads.source, ctx} }
 
 // threadState caches what [Process.Threads] needs between calls.
 type threadState struct {
@@ -189,7 +210,7 @@ func (p *Process) readThreads(ctx context.Context, v *threadView, threads []Thre
 		}
 	}
 	if len(ms) < len(threads) && (v.goroutines != nil || v.recordOffset >= 0) {
-		found := p.findMs(v)
+		found := findMs(p.until(ctx), v)
 		for i := range threads {
 			t := &threads[i]
 			if m := found[uint64(t.OwnTID)]; m != 0 && ms[t.OwnTID] == 0 {

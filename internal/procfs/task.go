@@ -49,6 +49,16 @@ func (f FS) User(pid int) (int, error) { return f.status(pid, "Uid") }
 // process's first thread. The error wraps [ErrProcessGone] if there is no such thread.
 func (f FS) Leader(tid int) (int, error) { return f.status(tid, "Tgid") }
 
+// Tracer returns the id of the process that traces a thread with ptrace, or 0 if none does. The error
+// wraps [ErrProcessGone] if the thread, or its tracer, has exited.
+func (f FS) Tracer(tid int) (int, error) {
+	thread, err := f.status(tid, "TracerPid")
+	if err != nil || thread == 0 {
+		return 0, err
+	}
+	return f.Leader(thread) // the kernel reports the thread that traces
+}
+
 // status returns the first number in the line key of a process's status file.
 func (f FS) status(pid int, key string) (int, error) {
 	status, err := os.Open(filepath.Join(f.root, strconv.Itoa(pid), "status"))
@@ -91,21 +101,32 @@ func (p *Process) ThreadIDs(tid int) ([]int, error) {
 	return ids, nil
 }
 
-// ThreadStart returns the time at which the thread tid started, in clock ticks since boot. A thread
-// id may be reused, but id and start time together identify one thread. The error wraps
+// ThreadStat describes a thread.
+type ThreadStat struct {
+	// State is the letter that proc_pid_stat(5) gives for the thread's state, such as R (running)
+	// or T (stopped).
+	State byte
+	// Start is the time at which the thread started, in clock ticks since boot. A thread id may be
+	// reused, but id and start time together identify one thread.
+	Start uint64
+}
+
+// ThreadStat returns the state and the start time of the thread tid. The error wraps
 // [ErrProcessGone] if the thread has exited.
-func (p *Process) ThreadStart(tid int) (uint64, error) {
+func (p *Process) ThreadStat(tid int) (s ThreadStat, err error) {
 	stat, err := p.dir.ReadFile(path.Join("task", strconv.Itoa(tid), "stat"))
 	if err != nil {
-		return 0, goneError(err)
+		return s, goneError(err)
 	}
-	// Skip the thread's name, which may contain anything, including parentheses. The start time is
-	// the 20th field after it (proc_pid_stat(5)).
+	// Skip the thread's name, which may contain anything, including parentheses. The state is the
+	// first field after it, and the start time the 20th.
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 20 {
-		return 0, fmt.Errorf("%w stat: %d fields", ErrMalformed, len(fields))
+		return s, fmt.Errorf("%w stat: %d fields", ErrMalformed, len(fields))
 	}
-	return strconv.ParseUint(string(fields[19]), 10, 64)
+	s.State = fields[0][0]
+	s.Start, err = strconv.ParseUint(string(fields[19]), 10, 64)
+	return s, err
 }
 
 // ProgramHeaders returns the address in the process of the executable's program headers (AT_PHDR of

@@ -12,6 +12,7 @@ package tlsvar
 
 import (
 	"bytes"
+	"context"
 	"debug/elf"
 	"encoding/binary"
 	"errors"
@@ -75,25 +76,60 @@ const (
 // variable is.
 var ErrUnresolved = errors.New("no relocation for the symbol")
 
-// Limits for the data that is read from a module. Real modules are far below these limits.
+// ErrBudget means that a search was given up because it would read too much.
+var ErrBudget = fmt.Errorf("searching all modules for the symbol takes more than %d MiB", budget>>20)
+
 const (
+	// Limits for tables of a module. Real modules are far below these limits.
 	maxProgramHeaders = 128
 	maxDynamic        = 1024
-	maxChain          = 1 << 16
-	maxRelocations    = 64 << 20
-	relocationSize    = 24
-	symbolSize        = 24
-	chunk             = 64 << 10
+
+	// budget is the number of bytes that one search reads. readCost is added to the bytes of each
+	// read, so that the number of reads is limited too. A search through the largest relocation
+	// tables of real programs, or through thousands of modules, needs a tenth of the budget.
+	budget   = 256 << 20
+	readCost = 1 << 10
+
+	relocationSize = 24
+	symbolSize     = 24
+	chunk          = 64 << 10
 )
+
+// meteredMemory is memory that can be read until ctx is done or a budget is used up. The process
+// chooses how long the loops of this package are, so all of them end with the first failed read.
+type meteredMemory struct {
+	io.ReaderAt
+	ctx  context.Context //nolint:containedctx // it lives as long as one search
+	left int64
+	// exhausted is the reason why all further reads fail, or nil.
+	exhausted error
+}
+
+func (m *meteredMemory) ReadAt(b []byte, off int64) (int, error) {
+	m.left -= int64(len(b)) + readCost
+	if m.exhausted == nil && m.left < 0 {
+		m.exhausted = ErrBudget
+	}
+	if m.exhausted == nil {
+		m.exhausted = m.ctx.Err()
+	}
+	if m.exhausted != nil {
+		return 0, m.exhausted
+	}
+	return m.ReaderAt.ReadAt(b, off)
+}
 
 // Find returns the variables with this name, one for each module that defines it. It skips modules
 // that are not ELF files or are malformed. If a module defines the symbol but its variable cannot
 // be located, Find also returns an error. It wraps [ErrUnresolved] if the module has no relocation
-// for the symbol.
-func (p *Process) Find(name string) (found []Variable, err error) {
+// for the symbol. If the search ends early, the error wraps [ErrBudget] or ctx's error.
+func (p *Process) Find(ctx context.Context, name string) (found []Variable, err error) {
+	mem := &meteredMemory{ReaderAt: p.Memory, ctx: ctx, left: budget}
 	for _, m := range p.Modules {
-		v, defined, merr := p.find(m, name)
+		v, defined, merr := p.find(mem, m, name)
 		switch {
+		case mem.exhausted != nil:
+			return found, errors.Join(err, mem.exhausted)
 		case merr == nil && defined:
 			found = append(found, v)
 		case defined:
@@ -114,8 +150,8 @@ type image struct {
 	dynamic map[elf.DynTag]uint64
 }
 
-func (p *Process) find(m Module, name string) (v Variable, defined bool, err error) {
-	f, err := p.open(m)
+func (p *Process) find(mem io.ReaderAt, m Module, name string) (v Variable, defined bool, err error) {
+	f, err := open(mem, m)
 	if err != nil {
 		return v, false, err
 	}
@@ -132,18 +168,18 @@ func (p *Process) find(m Module, name string) (v Variable, defined bool, err err
 }
 
 // open reads the needed parts of the file that is mapped at m.
-func (p *Process) open(m Module) (*image, error) {
+func open(mem io.ReaderAt, m Module) (*image, error) {
 	var h elf.Header64
-	if err := read(p.Memory, m.Start, &h); err != nil {
+	if err := read(mem, m.Start, &h); err != nil {
 		return nil, err
 	}
-	f := &image{mem: p.Memory, machine: elf.Machine(h.Machine), phdr: m.Start + h.Phoff}
+	f := &image{mem: mem, machine: elf.Machine(h.Machine), phdr: m.Start + h.Phoff}
 	if string(h.Ident[:4]) != elf.ELFMAG || elf.Class(h.Ident[elf.EI_CLASS]) != elf.ELFCLASS64 ||
 		f.machine != elf.EM_X86_64 && f.machine != elf.EM_AARCH64 || h.Phnum > maxProgramHeaders || h.Phentsize != 56 {
 		return nil, errors.New("not an ELF file of this machine")
 	}
 	programs := make([]elf.Prog64, h.Phnum)
-	if err := read(p.Memory, f.phdr, programs); err != nil {
+	if err := read(mem, f.phdr, programs); err != nil {
 		return nil, err
 	}
 	var dynamic *elf.Prog64
@@ -165,7 +201,7 @@ func (p *Process) open(m Module) (*image, error) {
 		return nil, errors.New("no thread-local variables")
 	}
 	entries := make([]elf.Dyn64, min(dynamic.Memsz/16, maxDynamic))
-	if err := read(p.Memory, f.bias+dynamic.Vaddr, entries); err != nil {
+	if err := read(mem, f.bias+dynamic.Vaddr, entries); err != nil {
 		return nil, err
 	}
 	f.dynamic = map[elf.DynTag]uint64{}
@@ -199,7 +235,7 @@ func (f *image) lookup(name string) (uint32, elf.Sym64, error) {
 		return 0, elf.Sym64{}, err
 	}
 	next := table + 8 + 4*uint64(sysvHash(name)%h.Buckets)
-	for range maxChain {
+	for {
 		var i uint32
 		if err := read(f.mem, next, &i); err != nil || i == 0 || i >= h.Chains {
 			return 0, elf.Sym64{}, err
@@ -209,7 +245,6 @@ func (f *image) lookup(name string) (uint32, elf.Sym64, error) {
 		}
 		next = table + 8 + 4*uint64(h.Buckets) + 4*uint64(i)
 	}
-	return 0, elf.Sym64{}, nil
 }
 
 func (f *image) lookupGNU(name string) (uint32, elf.Sym64, error) {
@@ -225,7 +260,7 @@ func (f *image) lookupGNU(name string) (uint32, elf.Sym64, error) {
 	if err := read(f.mem, buckets+4*uint64(hash%h.Buckets), &i); err != nil || i < h.FirstSymbol {
 		return 0, elf.Sym64{}, err
 	}
-	for range maxChain {
+	for {
 		var c uint32
 		if err := read(f.mem, chains+4*uint64(i-h.FirstSymbol), &c); err != nil {
 			return 0, elf.Sym64{}, err
@@ -236,11 +271,10 @@ func (f *image) lookupGNU(name string) (uint32, elf.Sym64, error) {
 			}
 		}
 		if c&1 == 1 {
-			break
+			return 0, elf.Sym64{}, nil
 		}
 		i++
 	}
-	return 0, elf.Sym64{}, nil
 }
 
 // symbol reads symbol i. ok is false if the symbol has another name.
@@ -271,18 +305,20 @@ func (f *image) localExec(value uint64) int64 {
 // the location there.
 func (f *image) resolve(v *Variable, index uint32, value uint64) error {
 	for _, table := range [...]struct{ address, size elf.DynTag }{{elf.DT_RELA, elf.DT_RELASZ}, {elf.DT_JMPREL, elf.DT_PLTRELSZ}} {
-		address, size := f.address(table.address), min(f.dynamic[table.size], maxRelocations)
-		for done := uint64(0); done < size; done += chunk / relocationSize * relocationSize {
-			relocations := make([]elf.Rela64, min(size-done, chunk)/relocationSize)
-			if err := read(f.mem, address+done, relocations); err != nil {
+		address, left := f.address(table.address), f.dynamic[table.size]
+		for left >= relocationSize {
+			b := make([]byte, min(left, chunk)/relocationSize*relocationSize)
+			if _, err := f.mem.ReadAt(b, int64(address)); err != nil {
 				return err
 			}
-			for _, r := range relocations {
-				sym := elf.R_SYM64(r.Info)
-				if sym != index && (sym != 0 || uint64(r.Addend) != value) {
+			address, left = address+uint64(len(b)), left-uint64(len(b))
+			for ; len(b) > 0; b = b[relocationSize:] {
+				offset, info, addend := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:])
+				sym := elf.R_SYM64(info)
+				if sym != index && (sym != 0 || addend != value) {
 					continue
 				}
-				if found, err := f.relocated(v, elf.R_TYPE64(r.Info), f.bias+r.Off, value, sym == 0); found || err != nil {
+				if found, err := f.relocated(v, elf.R_TYPE64(info), f.bias+offset, value, sym == 0); found || err != nil {
 					return err
 				}
 			}

@@ -3,7 +3,13 @@
 
 package tlsvar
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"io"
+)
+
+// Pointer returns false: on this platform, nothing in a thread's memory contains its thread pointer.
+func Pointer(io.ReaderAt, int) (pointer uint64, ok bool) { return 0, false }
 
 func threadPointer(tid int) (uint64, error) {
 	const ntARMTLS = 0x401
