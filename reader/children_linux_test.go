@@ -41,6 +41,7 @@ func TestMain(m *testing.M) {
 		"idle":        idle,
 		"nobody":      nobody,
 		"reused-pid":  reusedPID,
+		"tracer":      tracer,
 	}
 	maps.Copy(roles, threadRoles)
 	childproc.Main(m, roles)
@@ -49,6 +50,17 @@ func TestMain(m *testing.M) {
 // idle publishes nothing.
 func idle(p *childproc.Parent) {
 	p.Send("idle")
+	p.Receive()
+}
+
+// tracer traces the thread that the test names, without stopping it.
+func tracer(p *childproc.Parent) {
+	line, _ := p.Receive()
+	tid, err := strconv.Atoi(line)
+	p.Must(err)
+	runtime.LockOSThread()
+	p.Must(unix.PtraceSeize(tid))
+	p.Send("traces")
 	p.Receive()
 }
 

@@ -225,7 +225,7 @@ func (p *Process) SpansByRef(ctx context.Context, refs []SpanRef) ([]LiveSpan, e
 	if err != nil {
 		return nil, err
 	}
-	cells, err := v.spans.newCellReader(p.threads.source)
+	cells, err := v.spans.newCellReader(p.until(ctx))
 	if err != nil {
 		return nil, p.spansError(err)
 	}

@@ -319,7 +319,7 @@ func stoppedPointer(ctx context.Context, tid int, state byte) (uint64, error) {
 		case tracerErr != nil || tracer == 0 && attempt > 1:
 			return 0, err
 		case tracer != 0 && tracer != os.Getpid() || attempt == attempts:
-			return 0, fmt.Errorf("process %d traces the thread: %w", tracer, err)
+			return 0, fmt.Errorf("process %d traces the thread", tracer)
 		}
 		// Another call of this program is stopping the thread, or has just done so.
 		select {

@@ -181,6 +181,23 @@ func TestThreadContextsUnderUpdates(t *testing.T) {
 	assert.Greater(t, len(values), 10)
 }
 
+// A process with many modules whose tables are large cannot keep the reader busy. Its real contexts are
+// still found.
+func TestThreadContextsAmongForgeries(t *testing.T) {
+	child, numbers := startThreads(t, 2, "FORGE=1")
+	p := openProcess(t, child.PID())
+	contexts, err := p.ThreadContexts(t.Context())
+	require.NoError(t, err)
+	require.ErrorIs(t, contexts.Unresolved, reader.ErrInvalid)
+	require.ErrorContains(t, contexts.Unresolved, "searching all modules for the symbol takes more than 256 MiB")
+	threads, err := p.Threads(t.Context())
+	require.NoError(t, err)
+	for _, thread := range threads {
+		_, publishes := numbers[thread.TID]
+		assert.Equal(t, publishes, thread.Span != nil)
+	}
+}
+
 // compile compiles source and returns the path of the result. The compiler is the first element of
 // flags if that does not begin with "-", and cc otherwise.
 func compile(t *testing.T, source string, flags []string, more ...string) string {

@@ -84,18 +84,18 @@ func stop(ctx context.Context, tid int) (pointer uint64, detached bool, err erro
 		return 0, true, err
 	}
 	if err := unix.PtraceSeize(tid); err != nil {
-		return 0, true, fmt.Errorf("seize thread %d: %w", tid, err)
+		return 0, true, fmt.Errorf("seize the thread: %w", err)
 	}
 	if err := unix.PtraceInterrupt(tid); err != nil {
-		return 0, false, fmt.Errorf("stop thread %d: %w", tid, err)
+		return 0, false, fmt.Errorf("stop the thread: %w", err)
 	}
 	signal, err := awaitStop(ctx, tid)
 	if err != nil {
-		return 0, false, fmt.Errorf("stop thread %d: %w", tid, err)
+		return 0, false, fmt.Errorf("stop the thread: %w", err)
 	}
 	pointer, err = threadPointer(tid)
 	if detach := detach(tid, signal); detach != nil {
-		return pointer, false, errors.Join(err, fmt.Errorf("detach from thread %d: %w", tid, detach))
+		return pointer, false, errors.Join(err, fmt.Errorf("detach from the thread: %w", detach))
 	}
 	return pointer, true, err
 }
@@ -159,7 +159,7 @@ func registers(tid, set int, buffer []byte) error {
 	// Sound: the call does not retain iov or the bytes that it points to, and both outlive it.
 	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GETREGSET, uintptr(tid), uintptr(set), uintptr(unsafe.Pointer(&iov)), 0, 0)
 	if errno != 0 {
-		return fmt.Errorf("registers of thread %d: %w", tid, errno)
+		return fmt.Errorf("read registers of the thread: %w", errno)
 	}
 	return nil
 }

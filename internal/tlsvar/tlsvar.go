@@ -121,19 +121,20 @@ func (m *meteredMemory) ReadAt(b []byte, off int64) (int, error) {
 
 // Find returns the variables with this name, one for each module that defines it. It skips modules
 // that are not ELF files or are malformed. If a module defines the symbol but its variable cannot
-// be located, Find also returns an error. It wraps [ErrUnresolved] if the module has no relocation
-// for the symbol. If the search ends early, the error wraps [ErrBudget] or ctx's error.
+// be located, Find also returns an error, which is about the first such module. It wraps
+// [ErrUnresolved] if the module has no relocation for the symbol. If the search ends early, the error
+// is [ErrBudget] or ctx's error.
 func (p *Process) Find(ctx context.Context, name string) (found []Variable, err error) {
 	mem := &meteredMemory{ReaderAt: p.Memory, ctx: ctx, left: budget}
 	for _, m := range p.Modules {
 		v, defined, merr := p.find(mem, m, name)
 		switch {
 		case mem.exhausted != nil:
-			return found, errors.Join(err, mem.exhausted)
+			return found, mem.exhausted
 		case merr == nil && defined:
 			found = append(found, v)
-		case defined:
-			err = errors.Join(err, fmt.Errorf("%s in %q: %w", name, m.Name, merr))
+		case defined && err == nil:
+			err = fmt.Errorf("%s in %q: %w", name, m.Name, merr)
 		}
 	}
 	return found, err

@@ -8,12 +8,16 @@
 // Each thread publishes its own record, whose ids and attribute follow from the thread's number, and then waits. With LIBRARY the
 // thread-local variable is in that library, loaded by dlopen; otherwise it is in the program. The program prints a line "TID NUMBER" for
 // each thread and "ready", and ends when its standard input does. A line "update" on it publishes the context again; "detach" detaches
-// all records; "fork" starts two children that wait: a copy of the process, and one that shares its memory.
+// all records; "fork" starts two children that wait: a copy of the process, and one that shares its memory; "signals" prints how often threads
+// have handled SIGRTMIN.
 //
 // The environment variable BREAK names one rule to break, for tests of checkers: see BROKEN below. With CHURN, threads replace their
-// records forever by those of the threads 0 to 99.
+// records forever by those of the threads 0 to 99. With VFORK, thread 0 waits for a child of vfork. With NO_ROBUST_LIST, the kernel does not
+// know the threads' lists of robust mutexes, as if the C library were not glibc. With FORGE, the program maps 200 libraries that define the
+// variable and have large relocation tables without a relocation for it.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <elf.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -204,6 +208,44 @@ static void publish(void) {
 	}
 }
 
+// forge maps one file 200 times, so that only one table of relocations takes up memory.
+static void forge(void) {
+	static struct {
+		Elf64_Ehdr header;
+		Elf64_Phdr programs[3];
+		Elf64_Dyn dynamic[6];
+		Elf64_Sym symbols[2];
+		uint32_t hash[6];
+		char names[32];
+	} f = {.names = "\0otel_thread_ctx_v1"};
+#define AT(field) ((uint64_t)((char *)&f.field - (char *)&f))
+	const uint64_t table = 4096, size = 64 << 20;
+	memcpy(f.header.e_ident, ELFMAG "\2\1\1", 7);
+#ifdef __aarch64__
+	f.header.e_machine = EM_AARCH64;
+#else
+	f.header.e_machine = EM_X86_64;
+#endif
+	f.header.e_phoff = AT(programs), f.header.e_phentsize = sizeof f.programs[0], f.header.e_phnum = 3;
+	f.programs[0] = (Elf64_Phdr){.p_type = PT_LOAD, .p_memsz = table + size};
+	f.programs[1] = (Elf64_Phdr){.p_type = PT_TLS, .p_memsz = 64};
+	f.programs[2] = (Elf64_Phdr){.p_type = PT_DYNAMIC, .p_vaddr = AT(dynamic), .p_memsz = sizeof f.dynamic};
+	f.dynamic[0].d_tag = DT_HASH, f.dynamic[0].d_un.d_ptr = AT(hash);
+	f.dynamic[1].d_tag = DT_SYMTAB, f.dynamic[1].d_un.d_ptr = AT(symbols);
+	f.dynamic[2].d_tag = DT_STRTAB, f.dynamic[2].d_un.d_ptr = AT(names);
+	f.dynamic[3].d_tag = DT_RELA, f.dynamic[3].d_un.d_ptr = table;
+	f.dynamic[4].d_tag = DT_RELASZ, f.dynamic[4].d_un.d_val = size;
+	f.symbols[1] = (Elf64_Sym){.st_name = 1, .st_info = STT_TLS, .st_shndx = 1, .st_value = 8};
+	f.hash[0] = 1, f.hash[1] = 2, f.hash[2] = 1; // one bucket, which begins with symbol 1
+	int fd = (int)syscall(SYS_memfd_create, "forged", 1U);
+	if (fd < 0 || ftruncate(fd, (off_t)(table + size)) || write(fd, &f, sizeof f) != sizeof f)
+		exit(5);
+	for (int i = 0; i < 200; i++)
+		if (mmap(0, table + size, PROT_READ, MAP_PRIVATE | MAP_NORESERVE, fd, 0) == MAP_FAILED)
+			exit(6);
+	close(fd);
+}
+
 struct record {
 	uint8_t trace_id[16], span_id[8], valid, flags;
 	uint16_t size;
@@ -270,8 +312,21 @@ static void churn(struct record *records, unsigned number) {
 	}
 }
 
+static atomic_uint signals;
+
+static void handle(int signal) {
+	(void)signal;
+	atomic_fetch_add(&signals, 1);
+}
+
+static void forget_robust_list(void) {
+	if (getenv("NO_ROBUST_LIST"))
+		syscall(SYS_set_robust_list, 0, 24);
+}
+
 static void *work(void *arg) {
 	unsigned number = (unsigned)(uintptr_t)arg;
+	forget_robust_list();
 	struct record *r = calloc(2, sizeof *r);
 	if (BROKEN("the record is at an odd address"))
 		r = (struct record *)((char *)r + 1);
@@ -300,6 +355,11 @@ static void *work(void *arg) {
 	pthread_barrier_wait(&started);
 	if (getenv("CHURN"))
 		churn(r, number);
+	if (getenv("VFORK") && number == 0 && !vfork()) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		for (;;)
+			syscall(SYS_ppoll, 0, 0, 0, 0, 0);
+	}
 	pthread_barrier_wait(&detached);
 	if (detach)
 		*variable() = 0;
@@ -333,8 +393,12 @@ int main(int argc, char **argv) {
 	else
 		variable = own;
 #endif
+	forget_robust_list();
+	signal(SIGRTMIN, handle);
 	if (BROKEN("the timestamp comes first"))
 		getchar(); // wait until the checker has attached
+	if (getenv("FORGE"))
+		forge();
 	publish();
 	if (BROKEN("two contexts"))
 		publish();
@@ -362,7 +426,10 @@ int main(int argc, char **argv) {
 			pthread_barrier_wait(&detached);
 			pthread_barrier_wait(&detached);
 		}
-		puts("done");
+		if (!strcmp(line, "signals\n"))
+			printf("%u\n", signals);
+		else
+			puts("done");
 		fflush(stdout);
 	}
 	return 0;

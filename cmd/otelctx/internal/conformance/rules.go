@@ -14,6 +14,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -123,8 +124,8 @@ type Result struct {
 	// Checks is the number of times the rule was checked. Failures is the number of violations seen.
 	Checks   int `json:"checks"`
 	Failures int `json:"failures"`
-	// Evidence describes the first failures, or explains why the rule was not checked. It may quote text chosen by
-	// the process.
+	// Evidence describes the first failures, explains why the rule was not checked, or says what it could not be
+	// checked for. It may quote text chosen by the process.
 	Evidence []string `json:"evidence"`
 }
 
@@ -197,6 +198,15 @@ func (r report) cannotCheckSections(ctx context.Context, err error, sections ...
 		if slices.Contains(sections, rule.Section) {
 			r.cannotCheck(ctx, err, rule.ID)
 		}
+	}
+}
+
+// note adds a remark to a rule's evidence that does not change its status. It does nothing if an earlier remark
+// contains subject.
+func (r report) note(id, subject, format string, args ...any) {
+	result := r[id]
+	if len(result.Evidence) < maxEvidence && !slices.ContainsFunc(result.Evidence, func(e string) bool { return strings.Contains(e, cut(subject)) }) {
+		result.Evidence = append(result.Evidence, cut(fmt.Sprintf(format, args...)))
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -90,13 +91,13 @@ func checkThreads(ctx context.Context, r report, p *reader.Process) {
 	if contexts.Unresolved != nil || len(contexts.Variables) > 0 {
 		r.check("4947-V2", contexts.Unresolved == nil, "%v", contexts.Unresolved)
 	}
-	attached := false
+	attached, unread := false, map[string]int{}
 	for _, t := range contexts.Threads {
 		if t.Record == 0 || errors.Is(t.Err, reader.ErrBusy) {
 			// This is not a violation: the thread has no record, the record was changing, or the thread
 			// could not be read, for example because a debugger traces it.
 			if t.Err != nil {
-				r.skip("4947-C1", "thread %d: %v", t.TID, t.Err)
+				unread[t.Err.Error()] = t.TID
 			}
 			continue
 		}
@@ -104,6 +105,9 @@ func checkThreads(ctx context.Context, r report, p *reader.Process) {
 		if r.check("4947-C1", t.Err == nil, "thread %d: record at %#x: %v", t.TID, t.Record, t.Err) {
 			checkRecord(r, t, len(contexts.Keys))
 		}
+	}
+	for _, reason := range slices.Sorted(maps.Keys(unread)) {
+		r.note("4947-C1", reason, "thread %d was not read: %s", unread[reason], reason)
 	}
 	if !attached && len(r["4947-C1"].Evidence) == 0 {
 		r.skip("4947-C1", "no thread had a context when it was read")

@@ -51,6 +51,8 @@ type Process struct {
 	Carriers []Carrier `json:"carriers"`
 	// Threads holds the threads that are in a span, ordered by tid.
 	Threads []Thread `json:"threads"`
+	// UnreadThreads holds the threads that could not be read, ordered by tid.
+	UnreadThreads []UnreadThread `json:"unread_threads"`
 }
 
 // Advertisement is an advertisement of carriers outside of the process context. The fields are as in
@@ -71,7 +73,8 @@ const Help = `--json prints an object whose schema is stable:
                slot_size, schema, record_offset, provable, error}],
    threads: [{tid, own_tid, goroutine, trace_id, span_id, trace_flags,
               local_root_span_id, name, endpoint, carrier, proven,
-              attributes: {key: value}}]}
+              attributes: {key: value}}],
+   unread_threads: [{tid, own_tid, error}]}
 
 Attribute values keep their types. Bytes are base64 strings; NaN and the infinities are "NaN", "Infinity" and "-Infinity"; empty ` +
 	`values and unknown types are null. If a key occurs twice, the last value wins. published_at_ns is CLOCK_BOOTTIME, or ` +
@@ -100,6 +103,7 @@ func New(p publication.Publication) Process {
 		Advertisement: advertisement,
 		Carriers:      carriers(a),
 		Threads:       Threads(a.Threads),
+		UnreadThreads: UnreadThreads(a.Threads),
 	}
 }
 

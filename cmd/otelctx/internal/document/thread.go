@@ -13,14 +13,23 @@ import (
 
 // InSpans returns the threads that are in a span, ordered by their ids.
 func InSpans(threads []reader.Thread) []reader.Thread {
-	var shown []reader.Thread
+	return matching(threads, func(t reader.Thread) bool { return t.Span != nil })
+}
+
+// Unread returns the threads that could not be read, ordered by their ids.
+func Unread(threads []reader.Thread) []reader.Thread {
+	return matching(threads, func(t reader.Thread) bool { return t.Err != nil })
+}
+
+func matching(threads []reader.Thread, want func(reader.Thread) bool) []reader.Thread {
+	var found []reader.Thread
 	for _, t := range threads {
-		if t.Span != nil {
-			shown = append(shown, t)
+		if want(t) {
+			found = append(found, t)
 		}
 	}
-	slices.SortFunc(shown, func(a, b reader.Thread) int { return a.TID - b.TID })
-	return shown
+	slices.SortFunc(found, func(a, b reader.Thread) int { return a.TID - b.TID })
+	return found
 }
 
 // Carrier is the JSON of a table or record in which readers find spans.
@@ -113,6 +122,24 @@ func Threads(threads []reader.Thread) []Thread {
 			d.LocalRootSpanID = hex.EncodeToString(s.LocalRootSpanID[:])
 		}
 		documents = append(documents, d)
+	}
+	return documents
+}
+
+// UnreadThread is the JSON of a thread that could not be read.
+type UnreadThread struct {
+	// TID and OwnTID are as in [Thread].
+	TID    int `json:"tid"`
+	OwnTID int `json:"own_tid"`
+	// Error is the reason.
+	Error string `json:"error"`
+}
+
+// UnreadThreads returns the documents of the threads that could not be read.
+func UnreadThreads(threads []reader.Thread) []UnreadThread {
+	documents := make([]UnreadThread, 0)
+	for _, t := range Unread(threads) {
+		documents = append(documents, UnreadThread{t.TID, t.OwnTID, errorText(t.Err)})
 	}
 	return documents
 }

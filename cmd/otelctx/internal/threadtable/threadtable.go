@@ -14,8 +14,13 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Append appends the threads that are in a span as text. It lists at most the given number of them.
+// Append appends the threads that are in a span as text, and why others could not be read. It lists at most
+// the given number of threads.
 func Append(out []byte, threads []reader.Thread, most int) []byte {
+	return appendUnread(appendInSpans(out, threads, most), threads)
+}
+
+func appendInSpans(out []byte, threads []reader.Thread, most int) []byte {
 	shown := document.Threads(threads)
 	if len(shown) == 0 {
 		return out
@@ -36,6 +41,34 @@ func Append(out []byte, threads []reader.Thread, most int) []byte {
 	out = append(out, display.Table(rows)...)
 	if more := len(shown) - most; more > 0 {
 		out = fmt.Appendf(out, "  … and %d more\n", more)
+	}
+	return out
+}
+
+// maxReasons is the maximum number of reasons that are listed for threads that could not be read.
+const maxReasons = 5
+
+// appendUnread appends a line for each reason why threads could not be read.
+func appendUnread(out []byte, threads []reader.Thread) []byte {
+	var reasons []string
+	unread := map[string][]reader.Thread{}
+	for _, t := range document.Unread(threads) {
+		reason := display.Cut(display.Escape(t.Err.Error()), display.MaxValue)
+		if unread[reason] == nil {
+			reasons = append(reasons, reason)
+		}
+		unread[reason] = append(unread[reason], t)
+	}
+	for _, reason := range reasons[:min(len(reasons), maxReasons)] {
+		switch all := unread[reason]; len(all) {
+		case 1:
+			out = fmt.Appendf(out, "  thread %d was not read: %s\n", all[0].TID, reason)
+		default:
+			out = fmt.Appendf(out, "  %d threads, such as %d, were not read: %s\n", len(all), all[0].TID, reason)
+		}
+	}
+	if more := len(reasons) - maxReasons; more > 0 {
+		out = fmt.Appendf(out, "  … and threads for %d other reasons\n", more)
 	}
 	return out
 }

@@ -44,7 +44,8 @@ func (*Command) Help() string {
   otelctx verify --profile p.otlp   check a file
 
 A rule passes if it was exercised and no violation was seen. Updates, forks and threads are seen only if they happen while the ` +
-		`process is watched. Each thread with a thread context is stopped once, for microseconds, to learn its thread pointer.`
+		`process is watched. Unless the C library is glibc on amd64, each thread of a process with thread contexts is stopped once, for ` +
+		`microseconds, to learn its thread pointer.`
 }
 
 // Validate is called by kong.
@@ -107,8 +108,8 @@ type Document struct {
 	Rules  []conformance.Result `json:"rules"`
 }
 
-// write prints the broken rules first, then the rules that were not exercised, and with -v the passed
-// ones.
+// write prints the broken rules first, then the rules that were not exercised, and then the passed ones: with -v
+// all of them, otherwise those that could not be checked everywhere.
 func (c *Command) write(w io.Writer, results []conformance.Result) error {
 	counts := map[conformance.Status]int{}
 	var out []byte
@@ -118,7 +119,7 @@ func (c *Command) write(w io.Writer, results []conformance.Result) error {
 				continue
 			}
 			counts[status]++
-			if status == conformance.Passed && !c.Verbose {
+			if status == conformance.Passed && !c.Verbose && len(r.Evidence) == 0 {
 				continue
 			}
 			out = fmt.Appendf(out, "%-13s %-9s %-6s %s (%s)\n", status, r.ID, r.Level, r.Text, r.Section)

@@ -39,7 +39,8 @@ func (*Command) Help() string {
 		"A span is unproven if the process does not say which goroutine or thread it belongs to: the thread may have left it.\n\n" +
 		"The command ends on Ctrl-C, after --count updates, or when the process ends. The exit code is 0, unless the first reading fails, for " +
 		"example because the process publishes no spans.\n\n" +
-		"--json prints a line {pid, time_unix_nano, thread_count, threads: [...]} for each update, with the threads of otelctx inspect --json."
+		"--json prints a line {pid, time_unix_nano, thread_count, threads: [...], unread_threads: [...]} for each update, with the threads " +
+		"of otelctx inspect --json."
 }
 
 const minInterval = time.Millisecond
@@ -150,13 +151,16 @@ type Document struct {
 	// TimeUnixNano is the start of the read in nanoseconds since the epoch.
 	TimeUnixNano int64 `json:"time_unix_nano"`
 	// ThreadCount is the number of all threads. Threads holds the threads that are in a span.
-	ThreadCount int               `json:"thread_count"`
-	Threads     []document.Thread `json:"threads"`
+	// UnreadThreads holds those that could not be read.
+	ThreadCount   int                     `json:"thread_count"`
+	Threads       []document.Thread       `json:"threads"`
+	UnreadThreads []document.UnreadThread `json:"unread_threads"`
 }
 
 func writeJSONFrame(w io.Writer, f frame) error {
 	b, err := display.JSON(Document{
 		PID: f.pid, TimeUnixNano: f.time.UnixNano(), ThreadCount: len(f.threads), Threads: document.Threads(f.threads),
+		UnreadThreads: document.UnreadThreads(f.threads),
 	}, "")
 	if err != nil {
 		return err
