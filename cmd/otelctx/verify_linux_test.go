@@ -5,17 +5,22 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // TestVerify checks that otelctx verify accepts a conforming publisher written in C. For a publisher that breaks a
@@ -52,6 +57,46 @@ func TestVerify(t *testing.T) {
 			assert.Contains(t, got.stdout, "thread_context  tlsdesc_v1_dev, otel_thread_ctx_v1 in "+program)
 		})
 	}
+}
+
+// TestUnreadThreads checks that inspect, watch and verify read the other threads of a process if one cannot be
+// read, and say why.
+func TestUnreadThreads(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command(programs.C(t, "../../reader/testdata/threadcontext/publisher.c", "-pthread", "-rdynamic"), "3")
+	cmd.Env = append(os.Environ(), "NO_ROBUST_LIST=1", "VFORK=1")
+	child := childproc.Run(t, cmd)
+	waiting := 0
+	for line := child.Receive(); line != "ready"; line = child.Receive() {
+		var tid, number int
+		_, err := fmt.Sscan(line, &tid, &number)
+		require.NoError(t, err)
+		if number == 0 {
+			waiting = tid
+		}
+	}
+	require.Eventually(t, func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", waiting))
+		return err == nil && strings.Contains(string(stat), ") D ")
+	}, testenv.Patience, time.Millisecond)
+	pid := strconv.Itoa(child.PID())
+	const reason = "the thread is in an uninterruptible sleep (state D)"
+	verify := start(t, "verify", pid, "-d", "1s")
+	for _, args := range [][]string{{"inspect", pid}, {"watch", pid, "--count", "1"}} {
+		got := otelctx(t, args...)
+		require.Zero(t, got.code, got.stderr)
+		assert.Contains(t, strings.ToLower(got.stdout), "threads in a span: 2 of 4\n")
+		assert.Contains(t, got.stdout, fmt.Sprintf("\n  thread %d was not read: %s\n", waiting, reason))
+		got = otelctx(t, append(args, "--json")...)
+		var d document.Process
+		require.NoError(t, json.Unmarshal([]byte(got.stdout), &d))
+		assert.Equal(t, []document.UnreadThread{{TID: waiting, OwnTID: waiting, Error: reason}}, d.UnreadThreads)
+		assert.Len(t, d.Threads, 2)
+	}
+	got := verify.wait(t)
+	assert.Zero(t, got.code, got.stderr)
+	assert.Contains(t, got.stdout, fmt.Sprintf("passed        4947-C1   MUST   The variable names readable memory. (OTEP 4947, Thread-Local Context Record)\n"+
+		"              thread %d was not read: %s\n", waiting, reason))
 }
 
 // TestVerifyProfile checks that verify --profile accepts the files that otelctx writes in every OTLP format, and
