@@ -21,7 +21,8 @@ import (
 
 // Errors that callers can branch on. All other errors wrap another sentinel of this package,
 // [errors.ErrUnsupported] or the error of the caller's context, or come from the kernel, for
-// example because file descriptors have run out.
+// example because file descriptors have run out. [Open] and [Publishers] also fail if /proc belongs
+// to another PID namespace than the caller.
 var (
 	// ErrNoContext means that the process does not currently publish a process context.
 	ErrNoContext = errors.New("no process context")

@@ -3,9 +3,14 @@
 
 package reader
 
-import "golang.org/x/sys/unix"
+import (
+	"golang.org/x/sys/unix"
 
-func supported() error { return nil }
+	"github.com/otelctx/otelctx/internal/procfs"
+)
+
+// supported returns an error if no process can be read.
+func supported() error { return procfs.NewFS(procRoot).CheckNamespace() }
 
 // monotonicNow returns the time of CLOCK_MONOTONIC, the clock of the Go runtime, in nanoseconds. It
 // returns 0 if the clock cannot be read.

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -21,6 +22,22 @@ import (
 
 	"github.com/otelctx/otelctx/internal/wire"
 )
+
+// TestForeignProc checks that otelctx refuses to mix the process ids of two PID namespaces.
+func TestForeignProc(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"list"}, {"inspect", "1"}, {"watch", "1"}, {"spans", "1"}, {"verify", "1"}, {"record", "1"}, {"record", "--", "true"}} {
+		cmd := exec.Command(executable(t), args...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+		if os.Geteuid() != 0 {
+			cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		}
+		got := runCommand(t, cmd)
+		assert.Equal(t, exitOther, got.code, args)
+		assert.Empty(t, got.stdout, args)
+		assert.Regexp(t, `^otelctx: .*/proc belongs to another PID namespace: this process is \d+ there, but its id is 1; mount the right one .*\n$`, got.stderr, args)
+	}
+}
 
 // TestEveryKindOfProcess checks how inspect and list report processes with a valid context, with an invalid one,
 // and with none.

@@ -156,7 +156,7 @@ type running struct {
 }
 
 // startCommand starts cmd as otelctx. At the end of the test, it kills the command if that is still running. It
-// skips the test if cmd needs another user and the current one may not change to it.
+// skips the test if the current user may not start cmd as another user or in a namespace.
 func startCommand(t *testing.T, cmd *exec.Cmd) *running {
 	t.Helper()
 	r := &running{cmd, new(programs.Output), new(programs.Output)}
@@ -168,7 +168,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *running {
 	cmd.Stderr = r.stderr
 	err := cmd.Start()
 	if errors.Is(err, syscall.EPERM) && cmd.SysProcAttr != nil {
-		t.Skip("changing the user needs CAP_SETUID and CAP_SETGID")
+		t.Skip("starting a process as another user or in a namespace needs root")
 	}
 	require.NoError(t, err)
 	t.Cleanup(func() {

@@ -63,7 +63,7 @@ var memoryCalls = map[string]string{
 	// The command maps a page of its own to test whether the kernel can name mappings.
 	"cmd/otelctx/internal/conformance": "Mmap Munmap Prctl",
 	// These calls stop a thread of another process to read its thread pointer.
-	"internal/tlsvar": "PTRACE_EVENT_STOP PTRACE_GETREGSET PtraceCont PtraceDetach PtraceInterrupt PtraceSeize SYS_PTRACE",
+	"internal/tlsvar": "PTRACE_DETACH PTRACE_GETREGSET PtraceInterrupt PtraceSeize SYS_PTRACE",
 	// For tests.
 	"internal/testing/childproc": "MemfdCreate Mmap Mprotect Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV SYS_USERFAULTFD",
 }

@@ -33,6 +33,36 @@ type FS struct{ root string }
 // NewFS returns the proc file system mounted at root, usually /proc.
 func NewFS(root string) FS { return FS{root: root} }
 
+// ErrNamespace means that a proc file system belongs to another PID namespace than this process.
+var ErrNamespace = errors.New("belongs to another PID namespace")
+
+// CheckNamespace returns an error unless the process ids in the file system mean the same processes as
+// in system calls of this process. After unshare --pid --fork, for example, /proc still shows the
+// processes of the outer namespace until it is mounted again. The error wraps [ErrNamespace], or is
+// that of readlink(2).
+func (f FS) CheckNamespace() error {
+	self := filepath.Join(f.root, "self")
+	target, err := os.Readlink(self)
+	if err != nil {
+		return err
+	}
+	if own := os.Getpid(); target != strconv.Itoa(own) {
+		return fmt.Errorf("%s %w: this process is %s there, but its id is %d; mount the right one (mount -t proc proc %s, or unshare --mount-proc)",
+			f.root, ErrNamespace, target, own, f.root)
+	}
+	return nil
+}
+
+// Self opens this process. Unlike [FS.Process] with this process's id, it opens the right one even if
+// the file system belongs to an outer PID namespace.
+func (f FS) Self() (*Process, error) {
+	dir, err := os.OpenRoot(filepath.Join(f.root, "self"))
+	if err != nil {
+		return nil, err
+	}
+	return &Process{dir: dir}, nil
+}
+
 // PIDs yields the ids of all processes, in directory order. The sequence ends after the first
 // error.
 func (f FS) PIDs() iter.Seq2[int, error] {

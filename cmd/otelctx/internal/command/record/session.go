@@ -20,6 +20,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
+	"github.com/otelctx/otelctx/internal/procfs"
 )
 
 // memoryLimit is the memory use in bytes near which garbage is collected more often. Most recordings stay far
@@ -38,6 +39,10 @@ type session struct {
 }
 
 func (s *session) run() error {
+	// The sampler reports ids of this PID namespace, and everything else about their processes comes from /proc.
+	if err := procfs.NewFS("/proc").CheckNamespace(); errors.Is(err, procfs.ErrNamespace) {
+		return err
+	}
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(memoryLimit)
 	}
