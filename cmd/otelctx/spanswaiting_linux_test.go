@@ -5,6 +5,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -21,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/spans"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
@@ -130,8 +132,9 @@ func (p *parker) sameAs(t *testing.T, spans func() spansDocument) (compared int,
 			assert.Equal(t, was.state, s.WaitingFor, s.Name)
 			assert.Equal(t, "waiting", s.State, s.Name)
 		}
-		assert.Empty(t, s.StackError, s.Name)
-		assert.Equal(t, was.stack, visible(s.Stack), "%s: goroutine %d", s.Name, s.Goroutine)
+		stack := d.Stacks[s.Goroutine]
+		assert.Empty(t, stack.Error, s.Name)
+		assert.Equal(t, was.stack, visible(stack.Frames), "%s: goroutine %d", s.Name, s.Goroutine)
 		if t.Failed() {
 			t.FailNow()
 		}
@@ -245,36 +248,60 @@ func TestSpansCalibrate(t *testing.T) {
 	}
 }
 
+// TestSpansCutsNames checks that spans cuts the name of a function that a program has made long.
+func TestSpansCutsNames(t *testing.T) {
+	t.Parallel()
+	childproc.NeedReading(t)
+	content, err := os.ReadFile(buildParker(t, programs.Static))
+	require.NoError(t, err)
+	// Join the name with those that follow it in the table of functions.
+	const name, length = "time.Sleep", 3000
+	at := bytes.Index(content, []byte("\x00"+name+"\x00")) + 1
+	require.Positive(t, at)
+	joined := content[at : at+length]
+	copy(joined, bytes.ReplaceAll(joined, []byte{0}, []byte{'_'}))
+	exe := filepath.Join(programs.Dir(t), "parker")
+	programs.Write(t, exe, content)
+	p := startParker(t, exe, "1", "sleep")
+	want := string(joined[:512]) + "…"
+	for _, args := range [][]string{{"--stacks"}, {"--group"}, {"--stacks", "--json"}, {"--group", "--json"}} {
+		out := printed(t, append([]string{"spans", p.pid, "--name", "sleep"}, args...)...)
+		assert.Contains(t, out, want, args)
+		assert.NotContains(t, out, string(joined[:513]), args)
+	}
+	p.Done()
+}
+
 // TestSpansOfStoppedProcess checks that a running goroutine is reported with its thread, and once the process is
 // stopped also with its stack. The goroutine loops in a function without a stack frame.
 func TestSpansOfStoppedProcess(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "1", "running")
-	running := func() spanDocument {
+	running := func() (spanDocument, spans.Stack) {
 		d := p.spans(t, "--name", "running", "--stacks")
 		if !assert.Len(t, d.Spans, 1) {
-			return spanDocument{}
+			return spanDocument{}, spans.Stack{}
 		}
-		return d.Spans[0]
+		return d.Spans[0], d.Stacks[d.Spans[0].Goroutine]
 	}
 	require.Eventually(t, func() bool {
-		s := running()
-		return s.State == "running" && s.OwnTID != 0 && s.StackError != "" && len(s.Stack) == 0
+		s, stack := running()
+		return s.State == "running" && s.OwnTID != 0 && stack.Error != "" && len(stack.Frames) == 0
 	}, testenv.Patience, 10*time.Millisecond)
 	require.Eventually(t, func() bool { // Try again if the goroutine was stopped inside the runtime.
 		p.Stop()
 		defer p.Continue()
-		s := running()
-		for i, f := range s.Stack {
+		_, stack := running()
+		for i, f := range stack.Frames {
 			if f.Function == "main.spinLeaf" && runtime.GOARCH == "arm64" {
 				// The caller is unknown: its address is in the link register, which the kernel does not report.
-				return len(s.Stack) == 1 && s.StackError != ""
+				return len(stack.Frames) == 1 && stack.Error != ""
 			}
-			if f.Function == "main.spinLeaf" && i+2 < len(s.Stack) {
-				assert.Equal(t, "main.spin", s.Stack[i+1].Function)
-				assert.Equal(t, "main.park", s.Stack[i+2].Function)
-				return s.StackError == ""
+			if f.Function == "main.spinLeaf" && i+2 < len(stack.Frames) {
+				assert.Equal(t, "main.spin", stack.Frames[i+1].Function)
+				assert.Equal(t, "main.park", stack.Frames[i+2].Function)
+				return stack.Error == ""
 			}
 		}
 		return false
@@ -294,12 +321,14 @@ func TestSpansOfPreemptedGoroutine(t *testing.T) {
 	p.Expect("started")
 	require.Eventually(t, func() bool {
 		found := false
-		for _, s := range p.spans(t, "--name", "running", "--stacks").Spans {
-			if s.State != "runnable" || s.StackError != "" || !slices.ContainsFunc(s.Stack, func(c codeDocument) bool { return c.Function == "runtime.asyncPreempt" }) {
+		d := p.spans(t, "--name", "running", "--stacks")
+		for _, s := range d.Spans {
+			stack := d.Stacks[s.Goroutine]
+			if s.State != "runnable" || stack.Error != "" || !slices.ContainsFunc(stack.Frames, func(c codeDocument) bool { return c.Function == "runtime.asyncPreempt" }) {
 				continue
 			}
 			var functions []string
-			for _, c := range visible(s.Stack) {
+			for _, c := range visible(stack.Frames) {
 				functions = append(functions, c.Function)
 			}
 			assert.Equal(t, []string{"main.spinLeaf", "main.spin"}, functions[:2])
@@ -369,9 +398,10 @@ func TestSpansOfBriefSpans(t *testing.T) {
 	p := startParker(t, buildParker(t, programs.Static), "brief", "128")
 	for range testenv.Rounds(40, 400) {
 		stacks := 0
-		for _, s := range p.spans(t, "--stacks").Spans {
+		d := p.spans(t, "--stacks")
+		for _, s := range d.Spans {
 			assert.NotEqual(t, "unknown", s.State)
-			stacks += min(len(s.Stack), 1)
+			stacks += min(len(d.Stacks[s.Goroutine].Frames), 1)
 		}
 		require.Positive(t, stacks)
 		require.False(t, t.Failed())

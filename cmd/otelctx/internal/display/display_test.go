@@ -88,3 +88,26 @@ func TestEncodedJSONPrintsAndMeansTheSame(t *testing.T) {
 	require.NoError(t, json.Unmarshal(b, &got))
 	assert.Equal(t, map[string]any{s: s}, got)
 }
+
+// TestObject checks that an object written in pieces has the same text as one written at once.
+func TestObject(t *testing.T) {
+	type document struct {
+		Text  string            `json:"text"`
+		Empty []any             `json:"empty"`
+		List  []map[string]int  `json:"list"`
+		Map   map[string][]bool `json:"map"`
+	}
+	d := document{"a\u202e", []any{}, []map[string]int{{"x": 1}, {"y": 2, "z": 3}}, map[string][]bool{"k": {true, false}}}
+	for _, indent := range []string{"", "  "} {
+		want, err := JSON(d, indent)
+		require.NoError(t, err)
+		var got strings.Builder
+		o := NewObject(&got, indent)
+		o.Member("text", d.Text)
+		o.List("empty", func(func(any) bool) {})
+		o.List("list", func(yield func(any) bool) { _ = yield(d.List[0]) && yield(d.List[1]) })
+		o.Map("map", func(yield func(string, any) bool) { yield("k", d.Map["k"]) })
+		require.NoError(t, o.Close())
+		assert.Equal(t, string(want)+"\n", got.String())
+	}
+}

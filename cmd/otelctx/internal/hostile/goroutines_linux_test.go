@@ -32,8 +32,8 @@ const (
 	gSP, gPC, gSelf, gBP, gStatus, gGoid, gLabels, gSize = 56, 64, 72, 96, 144, 152, 352, 512
 	gM, mProcid, mCurg                                   = 48, 64, 184
 	statusRunning, statusWaiting                         = 2, 4
-	// cellG is the offset of the field in a span's cell that holds the address of the g.
-	cellG = 88
+	// cellGoid and cellG are the offsets of the fields in a span's cell that hold the id and the address of the g.
+	cellGoid, cellG = 40, 88
 	// imageFrames is the number of frames of each stack.
 	imageFrames = 5
 )
@@ -235,28 +235,57 @@ func TestGoroutines(t *testing.T) {
 	}
 }
 
+// TestOneGoroutine checks that otelctx needs limited memory for a goroutine that has started many spans deep in its
+// stack, and writes each stack once.
+func TestOneGoroutine(t *testing.T) {
+	otelctx, attacker := builtCommand(t), attacker(t)
+	const goroutines, spans, frames = 500, 4000, 500
+	m := newImage(spans)
+	g := m.gs[0]
+	low := m.alloc(16 * (frames + 16))
+	m.set(g, low, low+16*(frames+16))
+	m.stack(g, low, frames)
+	for i := goroutines; i < spans; i++ {
+		m.set(m.cell(i)+cellGoid, 1)
+		m.set(m.cell(i)+cellG, g)
+	}
+	output := self.run(t, maxMemory, otelctx, "spans", "--stacks", "--json", m.start(t, attacker))
+	var d struct {
+		Spans  []struct{ Goroutine int }
+		Stacks map[int]struct{ Frames []any }
+	}
+	require.NoError(t, json.Unmarshal(output, &d))
+	assert.Len(t, d.Spans, spans)
+	require.Len(t, d.Stacks, spans) // The other goroutines are in spans that they have not started.
+	assert.Len(t, d.Stacks[1].Frames, frames)
+	assert.Len(t, d.Stacks[2].Frames, imageFrames)
+}
+
 func checkGoroutines(t *testing.T, output []byte, all, good int) {
 	t.Helper()
 	var d struct {
 		Missing []string
 		Spans   []struct {
-			Goroutine  int
-			State      string
-			Stack      []any
-			StackError string `json:"stack_error"`
+			Goroutine int
+			State     string
+		}
+		Stacks map[int]struct {
+			Frames []any
+			Error  string
 		}
 	}
 	require.NoError(t, json.Unmarshal(output, &d))
 	assert.Len(t, d.Spans, all)
 	seen := map[string]int{}
 	for _, s := range d.Spans {
+		stack := d.Stacks[s.Goroutine]
 		if s.Goroutine > good {
-			seen[fmt.Sprintf("%s, %d frames, %s", s.State, len(s.Stack), s.StackError)]++
+			seen[fmt.Sprintf("%s, %d frames, %s", s.State, len(stack.Frames), stack.Error)]++
 			continue
 		}
 		assert.Equal(t, "waiting", s.State)
-		assert.Len(t, s.Stack, imageFrames)
-		assert.Empty(t, s.StackError)
+		assert.Len(t, stack.Frames, imageFrames)
+		assert.Empty(t, stack.Error)
 		if t.Failed() {
 			break
 		}

@@ -12,9 +12,12 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// maxCached bounds the cached addresses. The cache is cleared when it is full, so a process that makes up
-// addresses cannot fill the memory.
-const maxCached = 1 << 16
+// maxCached bounds the cached addresses, and maxCachedBytes the names of their functions and files. The cache is
+// cleared when it is full, so a process that makes up addresses or names cannot fill the memory.
+const (
+	maxCached      = 1 << 16
+	maxCachedBytes = 16 << 20
+)
 
 // code symbolizes the code of a process and finds the sizes of its stack frames. It caches the results.
 type code struct {
@@ -24,6 +27,7 @@ type code struct {
 	failed  bool
 	sizes   map[uint64]frameSize
 	lines   map[uint64]*symbols.Location
+	bytes   int // of lines, estimated
 
 	modulePath  string
 	moduleAsked bool
@@ -90,8 +94,9 @@ func (c *code) location(pc uint64) *symbols.Location {
 		if r := c.region(pc); r != nil {
 			l = r.Locate(pc)
 		}
-		if len(c.lines) >= maxCached {
+		if c.bytes += symbols.Bytes(l.Lines); len(c.lines) >= maxCached || c.bytes > maxCachedBytes {
 			clear(c.lines)
+			c.bytes = symbols.Bytes(l.Lines)
 		}
 		c.lines[pc] = l
 	}

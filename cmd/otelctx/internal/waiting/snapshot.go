@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
@@ -392,18 +393,37 @@ func (p *Process) forgetMoves(ctx context.Context, snapshot *Snapshot) error {
 	return nil
 }
 
+// MaxFrames is the maximum number of frames that [Process.Frames] returns. It limits what a process with forged inlined
+// calls can make of a stack.
+const MaxFrames = 1 << 14
+
 // Frames returns the stack of a goroutine, the innermost frame first, including inlined functions. The name
-// of an unknown function is its address.
+// of an unknown function is its address. Long names are cut, and frames after the first MaxFrames are left out.
 func (p *Process) Frames(g *Goroutine) []Frame {
 	frames := make([]Frame, 0, len(g.Stack)+8)
 	for _, pc := range g.Stack {
-		if l := p.code.location(pc); len(l.Lines) > 0 {
-			frames = append(frames, l.Lines...)
-		} else {
-			frames = append(frames, Frame{Function: fmt.Sprintf("%#x", pc)})
+		lines := p.code.location(pc).Lines
+		if len(lines) == 0 {
+			lines = []Frame{{Function: fmt.Sprintf("%#x", pc)}}
+		}
+		for _, line := range lines {
+			if len(frames) == MaxFrames {
+				return frames
+			}
+			line.Function, line.File = cutName(line.Function), cutName(line.File)
+			frames = append(frames, line)
 		}
 	}
 	return frames
+}
+
+// cutName shortens the name of a function or a file. A program may give them any length.
+func cutName(name string) string {
+	const maxName = 512 // bytes
+	if len(name) <= maxName {
+		return name
+	}
+	return strings.ToValidUTF8(name[:maxName], "") + "…"
 }
 
 // Locations returns the stack of a goroutine in the form that profiles use, the innermost frame first. The

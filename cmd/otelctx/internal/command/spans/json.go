@@ -5,12 +5,16 @@ package spans
 
 import (
 	"cmp"
+	"context"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
 	"github.com/otelctx/otelctx/reader"
@@ -30,8 +34,13 @@ type Document struct {
 	Missing []string `json:"missing"`
 	// Spans holds the live spans, the oldest first. It is empty with --group.
 	Spans []Span `json:"spans"`
+	// Stacks holds the stack of each goroutine of these spans by its id. It is empty without --stacks.
+	Stacks map[uint64]Stack `json:"stacks"`
 	// Groups holds the groups of goroutines with equal stacks, the largest first. It is empty without --group.
 	Groups []Group `json:"groups"`
+
+	// stacks symbolizes the stacks, which are not in Stacks and Groups yet.
+	stacks *stackReader
 }
 
 // Span is a live span, for --json.
@@ -86,12 +95,17 @@ type goroutineDocument struct {
 	OwnTID int `json:"own_tid"`
 	// Frame is the innermost frame of the user's own code, or nil if there is none.
 	Frame *Code `json:"frame"`
-	// Stack holds the frames, the innermost first. It is empty without --stacks and --group. If it is
-	// incomplete otherwise, StackError is the reason.
-	Stack      []Code `json:"stack"`
-	StackError string `json:"stack_error"`
 
-	visible []Code
+	index int // of the goroutine in the snapshot, negative if it is unknown
+}
+
+// Stack is the stack of a goroutine. If it is incomplete, Error is the reason.
+type Stack struct {
+	// Frames are the innermost first. Long names of functions and files are cut.
+	Frames []Code `json:"frames"`
+	Error  string `json:"error"`
+
+	visible []Code // those that Go's own stack traces show
 }
 
 // Code is a position in the program's code. Unknown fields are "" or 0.
@@ -110,23 +124,27 @@ type Group struct {
 	Names         map[string]int `json:"names"`
 
 	goroutineDocument
+
+	// Stack is the stack of each goroutine in the group.
+	Stack Stack `json:"stack"`
 }
 
 // document selects, sorts and describes the spans of a snapshot.
-func (c *Command) document(r *spansReader, snapshot *waiting.Snapshot, now time.Time) Document {
-	d := Document{
+func (c *Command) document(ctx context.Context, r *spansReader, snapshot *waiting.Snapshot, now time.Time) *Document {
+	d := &Document{
 		PID: r.pid, Service: r.service, TimeUnixNano: now.UnixNano(), Torn: snapshot.Torn, Lost: snapshot.Lost,
 		Missing: []string{}, Spans: []Span{}, Groups: []Group{},
+		stacks: &stackReader{ctx: ctx, pid: r.pid, process: r.process, snapshot: snapshot},
 	}
 	for _, err := range snapshot.Missing {
 		d.Missing = append(d.Missing, err.Error())
 	}
-	goroutines := make([]*goroutineDocument, len(snapshot.Goroutines))
-	describe := func(i int) goroutineDocument {
-		if goroutines[i] == nil {
-			goroutines[i] = c.goroutine(r.process, &snapshot.Goroutines[i])
+	documents := make([]*goroutineDocument, len(snapshot.Goroutines))
+	described := func(i int) goroutineDocument {
+		if documents[i] == nil {
+			documents[i] = describe(r.process, snapshot, i)
 		}
-		return *goroutines[i]
+		return *documents[i]
 	}
 	order := make([]int, 0, len(snapshot.Spans))
 	for i, s := range snapshot.Spans {
@@ -148,9 +166,9 @@ func (c *Command) document(r *spansReader, snapshot *waiting.Snapshot, now time.
 		if span.Leaked = string(s.Leaked); c.Leaked && span.Leaked == "" {
 			continue
 		}
-		span.goroutineDocument = goroutineDocument{State: reader.GoroutineUnknown.String(), Stack: []Code{}}
+		span.goroutineDocument = goroutineDocument{State: reader.GoroutineUnknown.String(), index: -1}
 		if s.Goroutine >= 0 {
-			span.goroutineDocument = describe(s.Goroutine)
+			span.goroutineDocument = described(s.Goroutine)
 			if g := &snapshot.Goroutines[s.Goroutine]; g.In == i {
 				span.Attributes = document.Attributes(g.Attributes)
 				if c.Group {
@@ -160,7 +178,7 @@ func (c *Command) document(r *spansReader, snapshot *waiting.Snapshot, now time.
 		}
 		for _, joined := range s.Joined {
 			g := &snapshot.Goroutines[joined]
-			doc := Joined{g.ID, describe(joined), document.Attributes(g.Attributes)}
+			doc := Joined{g.ID, described(joined), document.Attributes(g.Attributes)}
 			span.Joined = append(span.Joined, doc)
 			if c.Group {
 				d.addToGroup(groups, g.Stack, &span, &doc.goroutineDocument)
@@ -171,6 +189,11 @@ func (c *Command) document(r *spansReader, snapshot *waiting.Snapshot, now time.
 		}
 	}
 	slices.SortStableFunc(d.Groups, func(a, b Group) int { return cmp.Compare(b.Goroutines, a.Goroutines) })
+	if d.stacks.queue = goroutines(d.Spans); c.Group {
+		for i := range d.Groups {
+			d.stacks.queue = append(d.stacks.queue, d.Groups[i].index)
+		}
+	}
 	return d
 }
 
@@ -206,32 +229,19 @@ func (c *Command) wants(s *Span) bool {
 	return strings.HasPrefix(s.TraceID, strings.ToLower(c.Trace)) && (strings.Contains(s.Name, c.Name) || strings.Contains(s.Endpoint, c.Name))
 }
 
-// goroutine returns the document of a goroutine.
-func (c *Command) goroutine(p *waiting.Process, g *waiting.Goroutine) *goroutineDocument {
+// describe returns the document of a goroutine, given its index in the snapshot.
+func describe(p *waiting.Process, snapshot *waiting.Snapshot, index int) *goroutineDocument {
+	g := &snapshot.Goroutines[index]
 	frames := p.Frames(g)
 	d := &goroutineDocument{
 		State: g.State.String(), WaitingFor: waiting.Kind(g, frames), WaitedAtLeastNano: int64(g.WaitedFor), OwnTID: g.OwnTID,
-		Stack: []Code{},
+		index: index,
 	}
 	if i := p.User(frames); i >= 0 {
 		d.Frame = &Code{frames[i].Function, frames[i].File, frames[i].Line}
 	}
-	if !c.Stacks && !c.Group {
-		return d
-	}
-	if g.StackErr != nil {
-		d.StackError = g.StackErr.Error()
-	}
-	for _, f := range frames {
-		d.Stack = append(d.Stack, codeOf(f))
-	}
-	for _, f := range waiting.Visible(frames) {
-		d.visible = append(d.visible, codeOf(f))
-	}
 	return d
 }
-
-func codeOf(f waiting.Frame) Code { return Code{f.Function, f.File, f.Line} }
 
 // addToGroup adds a goroutine in a span to the group of its stack. groups maps stacks to the indexes of their
 // groups.
@@ -247,4 +257,41 @@ func (d *Document) addToGroup(groups map[string]int, stack []uint64, s *Span, de
 	g.Goroutines++
 	g.OldestAgeNano = max(g.OldestAgeNano, s.AgeNano)
 	g.Names[s.Name]++
+}
+
+// writeJSON writes the document, on one line if indent is "".
+func (c *Command) writeJSON(w io.Writer, d *Document, indent string) error {
+	o := display.NewObject(w, indent)
+	o.Member("pid", d.PID)
+	o.Member("service", d.Service)
+	o.Member("time_unix_nano", d.TimeUnixNano)
+	o.Member("torn", d.Torn)
+	o.Member("lost", d.Lost)
+	o.Member("missing", d.Missing)
+	o.List("spans", func(yield func(any) bool) {
+		for i := range d.Spans {
+			if !yield(&d.Spans[i]) {
+				return
+			}
+		}
+	})
+	o.Map("stacks", func(yield func(string, any) bool) {
+		if !c.Stacks {
+			return
+		}
+		for _, i := range goroutines(d.Spans) {
+			if !yield(strconv.FormatUint(d.stacks.snapshot.Goroutines[i].ID, 10), d.stacks.take(i)) {
+				return
+			}
+		}
+	})
+	o.List("groups", func(yield func(any) bool) {
+		for i := range d.Groups {
+			g := d.Groups[i]
+			if g.Stack = d.stacks.take(g.index); !yield(&g) {
+				return
+			}
+		}
+	})
+	return o.Close()
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/refresh"
@@ -57,10 +56,10 @@ func (*Command) Help() string {
 		"   spans: [{trace_id, span_id, local_root_span_id, name, endpoint, trace_flags, sampled,\n" +
 		"            goroutine, start_time_unix_nano, age_nano, state, waiting_for, waited_at_least_nano,\n" +
 		"            own_tid, frame: null or {function, file, line},\n" +
-		"            stack: [{function, file, line}], stack_error, attributes: {KEY: VALUE},\n" +
-		"            joined: [{goroutine, state, ..., stack_error, attributes}], leaked}],\n" +
-		"   groups: [{goroutines, state, waiting_for, oldest_age_nano, names: {NAME: COUNT}, stack: [...]}]}\n\n" +
-		"With --group there are groups, otherwise spans. With --stacks or --group there are stacks, with every frame, including the runtime's. " +
+		"            attributes: {KEY: VALUE}, joined: [{goroutine, state, ..., frame, attributes}], leaked}],\n" +
+		"   stacks: {GOROUTINE: {frames: [{function, file, line}], error}},\n" +
+		"   groups: [{goroutines, state, waiting_for, oldest_age_nano, names: {NAME: COUNT}, ..., stack: {frames, error}}]}\n\n" +
+		"With --group there are groups, otherwise spans. With --stacks there is the stack of each goroutine in the spans. Stacks have every frame, including the runtime's. " +
 		"joined are the other goroutines in the span, and attributes those that a goroutine has published with it. leaked is empty, exited or moved_on. torn counts reads that were repeated because a goroutine changed meanwhile, and lost the goroutines that changed each time. " +
 		"With --watch each update is a line. own_tid is the thread that runs the goroutine, in the PID namespace of the process, and frame is the innermost function of the user's own code."
 }
@@ -99,7 +98,7 @@ func (c *Command) Run(s terminal.Streams) error {
 			return process.About(pid, err)
 		}
 		if c.JSON {
-			return display.WriteJSON(s.Stdout, d)
+			return c.writeJSON(s.Stdout, d, "  ")
 		}
 		return c.write(s.Stdout, d)
 	}
@@ -137,12 +136,12 @@ func (r *spansReader) close(ctx context.Context) {
 }
 
 // snapshot takes a snapshot of the spans.
-func (c *Command) snapshot(ctx context.Context, r *spansReader) (Document, error) {
-	return patient.Call(ctx, r.pid, patient.Limit, func() (Document, error) {
+func (c *Command) snapshot(ctx context.Context, r *spansReader) (*Document, error) {
+	return patient.Call(ctx, r.pid, patient.Limit, func() (*Document, error) {
 		snapshot, err := r.process.Snapshot(ctx)
 		if err != nil {
-			return Document{}, err
+			return nil, err
 		}
-		return c.document(r, snapshot, time.Now()), nil
+		return c.document(ctx, r, snapshot, time.Now()), nil
 	})
 }

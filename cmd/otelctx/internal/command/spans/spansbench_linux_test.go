@@ -4,6 +4,7 @@
 package spans
 
 import (
+	"io"
 	"os/exec"
 	"strconv"
 	"testing"
@@ -29,7 +30,8 @@ func BenchmarkSpans(b *testing.B) {
 		first, err := p.Snapshot(b.Context())
 		require.NoError(b, err)
 		command := &Command{Stacks: true}
-		command.document(&spansReader{pid: child.PID(), process: p}, first, time.Now())
+		document := command.document(b.Context(), &spansReader{pid: child.PID(), process: p}, first, time.Now())
+		require.NoError(b, command.writeJSON(io.Discard, document, ""))
 		b.Run("snapshot/spans="+strconv.Itoa(count), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
@@ -43,7 +45,8 @@ func BenchmarkSpans(b *testing.B) {
 			for b.Loop() {
 				snapshot, err := p.Snapshot(b.Context())
 				require.NoError(b, err)
-				command.document(&spansReader{pid: child.PID(), process: p}, snapshot, time.Now())
+				document := command.document(b.Context(), &spansReader{pid: child.PID(), process: p}, snapshot, time.Now())
+				require.NoError(b, command.writeJSON(io.Discard, document, ""))
 			}
 		})
 		require.NoError(b, p.Close())

@@ -4,6 +4,7 @@
 package spans
 
 import (
+	"bufio"
 	"cmp"
 	"fmt"
 	"io"
@@ -21,14 +22,9 @@ import (
 )
 
 // writeFrame writes one snapshot of --watch.
-func (c *Command) writeFrame(w io.Writer, d Document) error {
+func (c *Command) writeFrame(w io.Writer, d *Document) error {
 	if c.JSON {
-		b, err := display.JSON(d, "")
-		if err != nil {
-			return err
-		}
-		_, err = w.Write(append(b, '\n'))
-		return err
+		return c.writeJSON(w, d, "")
 	}
 	if terminal.IsTerminal(w) {
 		if _, err := io.WriteString(w, terminal.Clear); err != nil {
@@ -53,31 +49,33 @@ func (c *Command) writeFrame(w io.Writer, d Document) error {
 }
 
 // write writes spans or groups as text.
-func (c *Command) write(w io.Writer, d Document) error {
-	out := fmt.Appendf(nil, "Process %d", d.PID)
+func (c *Command) write(w io.Writer, d *Document) error {
+	out := bufio.NewWriter(w)
+	service := ""
 	if d.Service != "" {
-		out = fmt.Appendf(out, " (%s)", display.Key(d.Service))
+		service = " (" + display.Key(d.Service) + ")"
 	}
-	switch {
-	case c.Group:
+	if c.Group {
 		goroutines := 0
 		for i := range d.Groups {
 			goroutines += d.Groups[i].Goroutines
 		}
-		out = fmt.Appendf(out, ": goroutines in live spans: %d, different stacks: %d\n", goroutines, len(d.Groups))
+		_, _ = fmt.Fprintf(out, "Process %d%s: goroutines in live spans: %d, different stacks: %d\n", d.PID, service, goroutines, len(d.Groups))
 		for i := range d.Groups {
-			out = appendGroup(out, &d.Groups[i])
+			_, _ = out.Write(appendGroup(nil, &d.Groups[i], d.stacks))
 		}
-	case c.Stacks:
-		out = appendSpanStacks(fmt.Appendf(out, ": live spans: %d\n", len(d.Spans)), d.Spans)
-	default:
-		out = appendSpanTable(fmt.Appendf(out, ": live spans: %d\n", len(d.Spans)), d.Spans)
+	} else {
+		_, _ = fmt.Fprintf(out, "Process %d%s: live spans: %d\n", d.PID, service, len(d.Spans))
+		if c.Stacks {
+			writeSpanStacks(out, d)
+		} else {
+			_, _ = out.Write(appendSpanTable(nil, d.Spans))
+		}
 	}
 	for _, m := range d.Missing {
-		out = fmt.Appendf(out, "Not known: %s\n", display.Escape(m))
+		_, _ = fmt.Fprintf(out, "Not known: %s\n", display.Escape(m))
 	}
-	_, err := w.Write(out)
-	return err
+	return out.Flush() // returns the first error
 }
 
 // named reports whether any span has a name. Most services publish none.
@@ -171,11 +169,11 @@ func (c *Code) String() string {
 	return text
 }
 
-// appendStack appends a stack as in Go's own stack traces, which leave out most functions of the
+// append appends the stack as in Go's own stack traces, which leave out most functions of the
 // runtime.
-func (g *goroutineDocument) appendStack(out []byte) []byte {
-	rows := make([][]string, len(g.visible))
-	for i, f := range g.visible {
+func (s *Stack) append(out []byte) []byte {
+	rows := make([][]string, len(s.visible))
+	for i, f := range s.visible {
 		place := "-"
 		if f.File != "" {
 			place = fmt.Sprintf("%s:%d", display.Escape(f.File), f.Line)
@@ -183,19 +181,27 @@ func (g *goroutineDocument) appendStack(out []byte) []byte {
 		rows[i] = []string{"    " + display.Escape(f.Function), place}
 	}
 	out = append(out, display.Table(rows)...)
-	if g.StackError != "" {
-		out = fmt.Appendf(out, "    (%s)\n", display.Escape(g.StackError))
+	if s.Error != "" {
+		out = fmt.Appendf(out, "    (%s)\n", display.Escape(s.Error))
 	}
 	return out
 }
 
-// appendSpanStacks appends each span with the stacks of its goroutines. The stack of a goroutine in
+// writeSpanStacks writes each span with the stacks of its goroutines. The stack of a goroutine in
 // several spans appears once.
-func appendSpanStacks(out []byte, spans []Span) []byte {
+func writeSpanStacks(w *bufio.Writer, d *Document) {
 	shown := map[uint64]bool{}
-	for i := range spans {
-		s := &spans[i]
-		out = s.appendState(fmt.Appendf(out, "\n%s  ", spanAgeText(time.Duration(s.AgeNano))))
+	appendStack := func(out []byte, id uint64, index int) []byte {
+		if id != 0 && shown[id] {
+			return append(out, "    (the stack is shown above)\n"...)
+		}
+		shown[id] = true
+		stack := d.stacks.take(index)
+		return stack.append(out)
+	}
+	for i := range d.Spans {
+		s := &d.Spans[i]
+		out := s.appendState(fmt.Appendf(nil, "\n%s  ", spanAgeText(time.Duration(s.AgeNano))))
 		if s.Leaked == string(waiting.MovedOn) {
 			out = append(out, ", goroutine has moved on"...)
 		}
@@ -208,14 +214,16 @@ func appendSpanStacks(out []byte, spans []Span) []byte {
 			out = append(out, '\n')
 		}
 		out = fmt.Appendf(out, "  trace %s span %s goroutine %s\n", s.TraceID, s.SpanID, goroutineText(s.Goroutine))
-		out = s.appendStackOnce(appendSpanAttributes(out, s.Attributes), s.Goroutine, shown)
+		out = appendStack(appendSpanAttributes(out, s.Attributes), s.Goroutine, s.index)
 		for j := range s.Joined {
 			g := &s.Joined[j]
 			out = g.appendState(fmt.Appendf(out, "  also goroutine %d  ", g.Goroutine))
-			out = g.appendStackOnce(appendSpanAttributes(append(out, '\n'), g.Attributes), g.Goroutine, shown)
+			out = appendStack(appendSpanAttributes(append(out, '\n'), g.Attributes), g.Goroutine, g.index)
+		}
+		if _, err := w.Write(out); err != nil {
+			return
 		}
 	}
-	return out
 }
 
 // appendState appends the state, the wait and the thread.
@@ -233,14 +241,6 @@ func (g *goroutineDocument) appendState(out []byte) []byte {
 	return out
 }
 
-func (g *goroutineDocument) appendStackOnce(out []byte, id uint64, shown map[uint64]bool) []byte {
-	if id != 0 && shown[id] {
-		return append(out, "    (the stack is shown above)\n"...)
-	}
-	shown[id] = true
-	return g.appendStack(out)
-}
-
 func appendSpanAttributes(out []byte, attributes map[string]string) []byte {
 	if len(attributes) == 0 {
 		return out
@@ -251,7 +251,7 @@ func appendSpanAttributes(out []byte, attributes map[string]string) []byte {
 // maxGroupNames is the maximum number of span names shown for a group.
 const maxGroupNames = 5
 
-func appendGroup(out []byte, g *Group) []byte {
+func appendGroup(out []byte, g *Group, stacks *stackReader) []byte {
 	out = fmt.Appendf(out, "\n%d  %s", g.Goroutines, g.State)
 	if g.WaitingFor != "" {
 		out = fmt.Appendf(out, ": %s", display.Escape(g.WaitingFor))
@@ -273,7 +273,8 @@ func appendGroup(out []byte, g *Group) []byte {
 	if len(texts) > 0 {
 		out = fmt.Appendf(out, "  spans: %s\n", strings.Join(texts, ", "))
 	}
-	return g.appendStack(out)
+	stack := stacks.take(g.index)
+	return stack.append(out)
 }
 
 // spanAgeText is like ageText, but returns an age below a second in milliseconds.

@@ -1,0 +1,121 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spans
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
+	"github.com/otelctx/otelctx/internal/patient"
+)
+
+const (
+	// maxFrames is the maximum number of frames in a document. Ordinary programs have a few dozen for each goroutine.
+	maxFrames = 1 << 20
+	// maxSymbolizing is how long the symbolization of all stacks may take.
+	maxSymbolizing = 10 * patient.Limit
+	// A batch is the stacks that are symbolized at once. It is complete when it has this many stacks or frames.
+	batchStacks, batchFrames = 256, 1 << 12
+)
+
+// stackReader symbolizes the stacks of a snapshot shortly before they are written, so that they need not be in memory
+// all at once. It is not safe for concurrent use.
+type stackReader struct {
+	ctx      context.Context //nolint:containedctx // It belongs to one call of the command.
+	pid      int
+	process  *waiting.Process
+	snapshot *waiting.Snapshot
+
+	queue  []int         // the goroutines whose stacks will be taken next, in that order
+	ready  map[int]Stack // the last batch
+	frames int           // the number of frames so far
+	spent  time.Duration // the time that symbolization has taken so far
+	err    error         // why no further stacks are symbolized
+}
+
+// take returns the stack of the goroutine with this index in the snapshot, or an empty stack if the index is negative.
+// It must be called in the order of the queue.
+func (r *stackReader) take(goroutine int) Stack {
+	if goroutine < 0 {
+		return Stack{Frames: []Code{}}
+	}
+	for r.err == nil {
+		if s, ok := r.ready[goroutine]; ok {
+			return s
+		}
+		r.next()
+	}
+	return Stack{Frames: []Code{}, Error: r.err.Error()}
+}
+
+// next symbolizes the next batch.
+func (r *stackReader) next() {
+	switch {
+	case len(r.queue) == 0:
+		r.err = errors.New("not in the queue")
+	case r.frames >= maxFrames:
+		r.err = fmt.Errorf("left out, because there are more than %d frames", maxFrames)
+	case r.spent >= maxSymbolizing:
+		r.err = fmt.Errorf("%w: symbolization took more than %v", patient.ErrNoAnswer, maxSymbolizing)
+	}
+	if r.err != nil {
+		return
+	}
+	began, queue := time.Now(), r.queue
+	r.ready, r.err = patient.Call(r.ctx, r.pid, patient.Limit, func() (map[int]Stack, error) {
+		batch, frames := map[int]Stack{}, 0
+		for i := 0; i < len(queue) && len(batch) < batchStacks && frames < batchFrames; i++ {
+			s := symbolized(r.process, &r.snapshot.Goroutines[queue[i]])
+			batch[queue[i]] = s
+			frames += len(s.Frames)
+		}
+		return batch, nil
+	})
+	r.spent += time.Since(began)
+	r.queue = r.queue[len(r.ready):]
+	for _, s := range r.ready {
+		r.frames += len(s.Frames)
+	}
+}
+
+// symbolized returns the stack of a goroutine.
+func symbolized(p *waiting.Process, g *waiting.Goroutine) Stack {
+	frames := p.Frames(g)
+	s := Stack{Frames: make([]Code, 0, len(frames))}
+	for _, f := range frames {
+		s.Frames = append(s.Frames, Code{f.Function, f.File, f.Line})
+	}
+	for _, f := range waiting.Visible(frames) {
+		s.visible = append(s.visible, Code{f.Function, f.File, f.Line})
+	}
+	switch {
+	case g.StackErr != nil:
+		s.Error = g.StackErr.Error()
+	case len(frames) == waiting.MaxFrames:
+		s.Error = fmt.Sprintf("only the first %d frames are shown", waiting.MaxFrames)
+	}
+	return s
+}
+
+// goroutines returns the indexes of the goroutines in the spans, each once, in the order of their appearance.
+func goroutines(spans []Span) []int {
+	var all []int
+	seen := map[uint64]bool{}
+	add := func(id uint64, index int) {
+		if index >= 0 && !seen[id] {
+			seen[id] = true
+			all = append(all, index)
+		}
+	}
+	for i := range spans {
+		add(spans[i].Goroutine, spans[i].index)
+		for _, j := range spans[i].Joined {
+			add(j.Goroutine, j.index)
+		}
+	}
+	return all
+}
