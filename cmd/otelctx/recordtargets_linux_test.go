@@ -63,12 +63,6 @@ func TestRecordCommand(t *testing.T) {
 	}
 	assert.Contains(t, got.stderr, "Recorded "+command)
 	assert.Contains(t, got.stderr, "Wrote "+file)
-	named := otelctx(t, "record", "-F", "997", "--json", "--", "env", "OTEL_SERVICE_NAME=shop", executable(t), shortLived)
-	_, out, _ := strings.Cut(named.stdout, "burned\n")
-	named.stdout, named.code = out, exitOK
-	process := decodeRecord(t, named).Processes[0]
-	assert.Equal(t, "shop", process.Service)
-	assert.Equal(t, "environment", process.ServiceSource)
 	burning := int64(0)
 	for _, s := range readPprof(t, file).Sample {
 		for _, l := range s.Location {
@@ -164,6 +158,21 @@ func TestRecordFiltered(t *testing.T) {
 		assert.Equal(t, inSpans, d.Filtered > 0, filters)
 		assert.Equal(t, inSpans, d.Attributed == d.Samples, filters)
 	}
+}
+
+// TestRecordEnvironment checks that a process that publishes nothing has the service name of its environment.
+func TestRecordEnvironment(t *testing.T) {
+	t.Parallel()
+	needSampling(t)
+	c := startBurner(t, func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "OTEL_SERVICE_NAME=shop") }, burner.Silent)
+	file := filepath.Join(t.TempDir(), "p.otlp")
+	d, _ := recorded(t, c, "-o", file)
+	require.Len(t, d.Processes, 1)
+	assert.Equal(t, "shop", d.Processes[0].Service)
+	assert.Equal(t, "environment", d.Processes[0].ServiceSource)
+	_, resource := readOTLP(t, file)
+	assert.Equal(t, "shop", resource["service.name"])
+	assert.Equal(t, "environment", resource["otelctx.resource.source"])
 }
 
 // TestRecordNames checks that the names of processes, control groups and files may contain any bytes, and that a

@@ -106,7 +106,7 @@ func Age(d time.Duration) string {
 func Seconds(d time.Duration) string { return fmt.Sprintf("%.3fs", d.Seconds()) }
 
 // Share returns part as a percentage of whole.
-func Share(part, whole uint64) string {
+func Share[N ~uint64](part, whole N) string {
 	if whole == 0 {
 		return "-"
 	}

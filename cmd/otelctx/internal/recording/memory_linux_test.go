@@ -139,7 +139,7 @@ func TestMemoryOfManyProcessors(t *testing.T) {
 	queue := export.NewQueue(client)
 	l := newLoad(t, processes)
 	config := &Config{Profile: queue.Add, Sampler: sampler.Config{Frequency: frequency}}
-	n := &symbolizer{config: config, tally: newTally(false)}
+	n := &symbolizer{config: config, counts: newCounts(false)}
 	now := time.Now()
 	p, batches := newBatch(now, false), 0
 	usual := mostMemory(func() {
@@ -241,7 +241,7 @@ func TestNamesAreBounded(t *testing.T) {
 	l.add(p, p.begun, 0, 0, 1, 1)
 	of := p.targets[l.all[0]]
 	for bytes, some := range map[int]bool{maxNamedBytes: true, 0: false} {
-		n := &symbolizer{config: &Config{}, tally: newTally(false), left: budget{namingLimit, bytes}}
+		n := &symbolizer{config: &Config{}, counts: newCounts(false), left: budget{namingLimit, bytes}}
 		named := n.names(t.Context(), of)
 		assert.Equal(t, some, len(named) > 0)
 		assert.Equal(t, some, n.left.bytes < bytes)

@@ -35,21 +35,19 @@ type published struct {
 	// them.
 	dropped int
 	// service is the service name, or else the name of the executable.
-	service       string
-	serviceSource Source
+	service string
+	// serviceSource is FromPublication, FromEnvironment or FromExecutable.
+	serviceSource string
 }
 
-// Source says where the name of a service is from.
-type Source string
-
-// The sources of names.
+// Where the name of a service is from.
 const (
 	// FromPublication is the process context.
-	FromPublication Source = "published"
+	FromPublication = "published"
 	// FromEnvironment is OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES, for a process without a process context.
-	FromEnvironment Source = "environment"
+	FromEnvironment = "environment"
 	// FromExecutable is the name of the executable.
-	FromExecutable Source = "executable"
+	FromExecutable = "executable"
 )
 
 // newPublished combines what a process publishes with what the kernel reports about it. layout may be nil.
@@ -65,7 +63,7 @@ func newPublished(pid int, layout *reader.ThreadLayout) *published {
 		schemaURL = layout.Context.SchemaURL()
 	} else if attributes = environmentAttributes(pid); len(attributes) > 0 {
 		source = FromEnvironment
-		attributes = append(attributes, profile.StringAttribute(resourceSourceKey, string(source)))
+		attributes = append(attributes, profile.StringAttribute(resourceSourceKey, source))
 	}
 	// Published attributes take precedence, so that profiles have the same resource as the exported spans.
 	for _, kv := range processAttributes(pid) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 )
 
 // Config is the configuration of a recording.
@@ -68,10 +69,8 @@ type Result struct {
 	// process already ran another program that had not been scanned yet.
 	Samples, Attributed, Unproven, Lost, Replaced uint64
 	// Cut counts samples reduced to the innermost frame, without attributes, because their process had too
-	// many different samples. SpansLeftOut is an upper bound for the number of spans missing from Spans: if
-	// there are too many spans, those with the fewest samples are dropped. Dropped counts attributes that
-	// profiles cannot represent.
-	Cut, SpansLeftOut, Dropped uint64
+	// many different samples. Dropped counts attributes that profiles cannot represent.
+	Cut, Dropped uint64
 	// Truncated counts samples that lack the outermost frames of their stack, including those counted by
 	// Cut.
 	Truncated uint64
@@ -83,18 +82,9 @@ type Result struct {
 	Filtered uint64
 	// Work counts samples by kind of work, in the order of the constants.
 	Work []WorkUse
-	// The lists from here to Attributes are sorted by samples in descending order, Functions by the samples
-	// in the function itself. Names is nil if no span has a name, Endpoints is nil if no request has an
-	// endpoint, and Attributes is nil without Config.Attributes.
-	Processes []ProcessUse
-	Functions []FunctionUse
-	Endpoints []NameUse
-	Names     []NameUse
-	// SpanNames counts the samples of spans by name and endpoint.
-	SpanNames  map[SpanName]uint64
-	Spans      []SpanUse
-	Traces     []TraceUse
-	Attributes []AttributeUse
+	// Rows add up the samples. Attributes is nil without Config.Attributes.
+	tally.Rows[tally.Count]
+
 	// Recorded counts the processes that were recorded, whether or not they used the CPU.
 	Recorded int
 	// Unread holds an error for each process that might have been selected but could not be read, unless the
@@ -204,7 +194,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 		ctx, cancel = context.WithDeadline(ctx, began.Add(r.config.Duration))
 		defer cancel()
 	}
-	n := &symbolizer{config: r.config, kernel: r.kernel, tally: newTally(r.config.Attributes)}
+	n := &symbolizer{config: r.config, kernel: r.kernel, counts: newCounts(r.config.Attributes)}
 	var working sync.WaitGroup
 	ended := false
 	working.Go(func() { ended = r.supervise(ctx, scanning, began) })
@@ -246,8 +236,8 @@ func (r *recording) result(n *symbolizer, end time.Time) *Result {
 		Start: r.reported, End: end, Recorded: r.search.targets.recorded(), Unread: r.search.targets.unread(),
 		Lost: counts.Lost - r.lastCounts.Lost, Replaced: counts.Replaced - r.lastCounts.Replaced,
 	}
-	n.tally.report(result)
-	n.tally = newTally(r.config.Attributes)
+	n.counts.report(result)
+	n.counts = newCounts(r.config.Attributes)
 	r.reported, r.lastCounts = end, counts
 	return result
 }

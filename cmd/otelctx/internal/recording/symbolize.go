@@ -53,7 +53,7 @@ func (b *budget) spend(share, rest budget) {
 type symbolizer struct {
 	config *Config
 	kernel *symbols.Kernel
-	tally  *tally
+	counts *counts
 	// asked holds the publications that have already been checked for new attribute names during this batch.
 	asked map[*published]bool
 	// left is the remaining budget of the process whose samples are being named.
@@ -90,7 +90,7 @@ func ask[T any](ctx context.Context, n *symbolizer, pid int, f func(goOn func() 
 func (n *symbolizer) symbolize(ctx context.Context, p *batch) {
 	n.asked = map[*published]bool{}
 	builder := profile.New(profile.Options{Start: p.begun, Frequency: n.config.Sampler.Frequency, Version: n.config.Version})
-	before := n.tally.samples
+	before := n.counts.tally.Total
 	all := budget{namingLimit, maxNamedBytes}
 	users := byUser(p.targets)
 	p.targets = nil
@@ -107,10 +107,10 @@ func (n *symbolizer) symbolize(ctx context.Context, p *batch) {
 		}
 		all.spend(userShare, left)
 	}
-	n.tally.cut += p.cut
-	n.tally.lost += p.lost
-	n.tally.dropped += builder.Dropped()
-	if n.config.Profile != nil && n.tally.samples > before {
+	n.counts.cut += p.cut
+	n.counts.lost += p.lost
+	n.counts.dropped += builder.Dropped()
+	if n.config.Profile != nil && n.counts.tally.Total > before {
 		n.config.Profile(builder.Data(p.end))
 	}
 }
@@ -155,9 +155,9 @@ func (n *symbolizer) add(ctx context.Context, builder *profile.Builder, samples 
 		}
 		attributes := sampleAttributes(&same.rawKey, spanAttributes, n.config.IDAttributes)
 		if !passes(n.config.Filters, &same.span, attributes, same.published.attributes) {
-			n.tally.filtered += uint64(len(same.times))
-			if n.tally.samples == 0 {
-				addFiltered(n.tally.filteredAttributes, n.config.Filters, &same.span, attributes, same.published.attributes)
+			n.counts.filtered += uint64(len(same.times))
+			if n.counts.tally.Total == 0 {
+				addFiltered(n.counts.filteredAttributes, n.config.Filters, &same.span, attributes, same.published.attributes)
 			}
 			continue
 		}
@@ -173,14 +173,14 @@ func (n *symbolizer) add(ctx context.Context, builder *profile.Builder, samples 
 			stack.attributed += uint64(len(same.times))
 		}
 		builder.Add(same.published.resource, stack.locations, same.span.TraceID, same.span.SpanID, attributes, same.times...)
-		n.tally.dropped += uint64(same.published.dropped)
+		n.counts.dropped += uint64(same.published.dropped)
 		same.published.dropped = 0
-		n.tally.add(samples.target.image.PID, same, spanAttributes)
+		n.counts.add(samples.target.image.PID, same, spanAttributes)
 	}
 	for key, s := range stacks {
-		n.tally.addStack(key.published.service, s.locations, s.samples, s.attributed)
+		n.counts.addStack(key.published.service, s.locations, s.samples, s.attributed)
 		if s.unnamed {
-			n.tally.unnamed += s.samples
+			n.counts.unnamed += s.samples
 		}
 	}
 }

@@ -5,7 +5,6 @@ package report
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -19,6 +18,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 )
 
@@ -51,7 +51,7 @@ type summary struct {
 func (r *Recording) writeCPU(w io.Writer, t *Tables) error {
 	s := &summary{
 		Recording: r, Tables: t, Result: r.CPU, columns: map[string]bool{}, colours: terminal.IsTerminal(w) && os.Getenv("NO_COLOR") == "",
-		several: slices.ContainsFunc(r.CPU.Processes, func(p recording.ProcessUse) bool { return p.Service != r.CPU.Processes[0].Service }),
+		several: slices.ContainsFunc(r.CPU.Processes, func(p process) bool { return p.Service != r.CPU.Processes[0].Service }),
 	}
 	subject := r.Subject
 	if r.PID != 0 && len(s.Processes) > 0 {
@@ -116,11 +116,11 @@ func isMethod(name string) bool {
 // rows holds the rows of a table. The first two columns show the samples as CPU time and share. cells holds the
 // other columns.
 type rows struct {
-	samples []uint64
+	samples []tally.Count
 	cells   [][]string
 }
 
-func (r *rows) add(samples uint64, cells ...string) {
+func (r *rows) add(samples tally.Count, cells ...string) {
 	r.samples = append(r.samples, samples)
 	r.cells = append(r.cells, cells)
 }
@@ -136,7 +136,7 @@ func (s *summary) table(title string, heads []string, r rows) {
 		s.columns[head] = true
 	}
 	for i, cells := range r.cells {
-		lines = append(lines, append([]string{"  " + display.Seconds(s.cpu(r.samples[i])), display.Share(r.samples[i], s.Samples)}, cells...))
+		lines = append(lines, append([]string{"  " + display.Seconds(s.cpu(uint64(r.samples[i]))), display.Share(uint64(r.samples[i]), s.Samples)}, cells...))
 	}
 	fmt.Fprintf(&s.out, "\n%s\n", s.bold(title))
 	for i, line := range bytes.SplitAfter(display.Table(lines), []byte("\n")) {
@@ -147,7 +147,7 @@ func (s *summary) table(title string, heads []string, r rows) {
 		case i == 0:
 			s.out.WriteString(s.colour(dim, string(text)))
 		default:
-			s.out.WriteString(s.colour(heat(r.samples[i-1], s.Samples), string(text)))
+			s.out.WriteString(s.colour(heat(uint64(r.samples[i-1]), s.Samples), string(text)))
 		}
 		s.out.Write(end)
 		s.out.WriteByte('\n')
@@ -169,7 +169,7 @@ func (s *summary) work() {
 	var r rows
 	for _, u := range s.Work {
 		if u.Samples > 0 {
-			r.add(u.Samples, display.Share(u.Attributed, u.Samples), strings.ReplaceAll(u.Work.String(), "_", " "))
+			r.add(tally.Count(u.Samples), display.Share(u.Attributed, u.Samples), strings.ReplaceAll(u.Work.String(), "_", " "))
 		}
 	}
 	s.table("What the CPU time was used for", []string{columnInSpans, "WORK"}, r)
@@ -178,7 +178,7 @@ func (s *summary) work() {
 func (s *summary) processes() {
 	var r rows
 	for _, p := range top(s.Top, s.Processes) {
-		r.add(p.Samples, display.Share(p.Attributed, p.Samples), strconv.Itoa(p.PID), serviceText(&p))
+		r.add(p.Amount, display.Share(p.Attributed, p.Amount), strconv.Itoa(p.PID), serviceText(&p))
 	}
 	if s.PID == 0 || s.Started && len(r.cells) > 1 {
 		s.table("Top processes by CPU time", []string{columnInSpans, "PID", display.ColumnService}, r)
@@ -186,7 +186,7 @@ func (s *summary) processes() {
 }
 
 // serviceText returns the service of a process, and marks a name that is not published.
-func serviceText(p *recording.ProcessUse) string {
+func serviceText(p *process) string {
 	if p.Source == recording.FromEnvironment {
 		return display.Key(p.Service) + " (from its environment)"
 	}
@@ -194,20 +194,20 @@ func serviceText(p *recording.ProcessUse) string {
 }
 
 func (s *summary) services() {
-	var all []*recording.ProcessUse
+	var all []*process
 	processes := map[string]int{}
 	for _, p := range s.Processes {
 		if processes[p.Service]++; processes[p.Service] == 1 {
-			all = append(all, &recording.ProcessUse{Service: p.Service})
+			all = append(all, &process{Service: p.Service})
 		}
-		u := all[slices.IndexFunc(all, func(u *recording.ProcessUse) bool { return u.Service == p.Service })]
-		u.Samples += p.Samples
+		u := all[slices.IndexFunc(all, func(u *process) bool { return u.Service == p.Service })]
+		u.Amount += p.Amount
 		u.Attributed += p.Attributed
 	}
-	slices.SortStableFunc(all, func(a, b *recording.ProcessUse) int { return cmp.Compare(b.Samples, a.Samples) })
+	slices.SortStableFunc(all, func(a, b *process) int { return tally.Heavier(a.Amount, b.Amount) })
 	var r rows
 	for _, u := range top(s.Top, all) {
-		r.add(u.Samples, display.Share(u.Attributed, u.Samples), strconv.Itoa(processes[u.Service]), display.Key(u.Service))
+		r.add(u.Amount, display.Share(u.Attributed, u.Amount), strconv.Itoa(processes[u.Service]), display.Key(u.Service))
 	}
 	s.table("Top services by CPU time", []string{columnInSpans, "PROCESSES", display.ColumnService}, r)
 }
@@ -215,7 +215,7 @@ func (s *summary) services() {
 func (s *summary) functions() {
 	var r rows
 	for _, u := range top(s.Top, s.Functions) {
-		r.add(u.Flat, s.service(display.Key(u.Service), display.Seconds(s.cpu(u.Cumulative)), display.Share(u.Cumulative, s.Samples), functionText(u.Function))...)
+		r.add(u.Flat, s.service(display.Key(u.Service), display.Seconds(s.cpu(uint64(u.Cumulative))), display.Share(uint64(u.Cumulative), s.Samples), functionText(u.Function))...)
 	}
 	s.functionTable("Top functions by their own CPU time", r, columnCum, columnShare)
 }
@@ -223,10 +223,10 @@ func (s *summary) functions() {
 // callers writes the table of functions by cumulative CPU time.
 func (s *summary) callers() {
 	all := slices.Clone(s.Functions)
-	slices.SortStableFunc(all, func(a, b recording.FunctionUse) int { return cmp.Compare(b.Cumulative, a.Cumulative) })
+	slices.SortStableFunc(all, func(a, b function) int { return tally.Heavier(a.Cumulative, b.Cumulative) })
 	var r rows
 	for _, u := range top(s.Top, all) {
-		r.add(u.Cumulative, s.service(display.Key(u.Service), display.Seconds(s.cpu(u.Flat)), display.Share(u.Flat, s.Samples), functionText(u.Function))...)
+		r.add(u.Cumulative, s.service(display.Key(u.Service), display.Seconds(s.cpu(uint64(u.Flat))), display.Share(uint64(u.Flat), s.Samples), functionText(u.Function))...)
 	}
 	s.functionTable("Top functions by CPU time with what they call", r, columnFlat, columnShare)
 }
@@ -247,21 +247,21 @@ func (s *summary) names() {
 	s.nameTable("Top span names by CPU time", s.Names, columnSpansSeen, columnCPUSpan, display.ColumnName)
 }
 
-func (s *summary) nameTable(title string, names []recording.NameUse, heads ...string) {
+func (s *summary) nameTable(title string, names []name, heads ...string) {
 	var r rows
 	for _, u := range top(s.Top, names) {
-		r.add(u.Samples, s.service(display.Key(u.Service), display.Digits(uint64(u.Count)), s.eachText(u), display.Name(u.Name))...)
+		r.add(u.Amount, s.service(display.Key(u.Service), display.Digits(uint64(u.Count)), s.eachText(u), display.Name(u.Name))...)
 	}
 	s.table(title, s.service(display.ColumnService, heads...), r)
 }
 
 // eachText returns the average CPU time of a span or request. Spans without samples are not counted, so the
 // average is too high if most spans have few samples. In that case it is marked as an upper bound.
-func (s *summary) eachText(u recording.NameUse) string {
+func (s *summary) eachText(u name) string {
 	const many = 5 // If spans have this many samples on average, hardly any span has none.
-	each := s.cpu(u.Samples) / time.Duration(u.Count)
+	each := s.cpu(uint64(u.Amount)) / time.Duration(u.Count)
 	text := fmt.Sprintf("%.1fms", float64(each)/float64(time.Millisecond))
-	if u.Samples < many*uint64(u.Count) {
+	if uint64(u.Amount) < many*uint64(u.Count) {
 		text = "≤ " + text
 	}
 	return text
@@ -270,8 +270,8 @@ func (s *summary) eachText(u recording.NameUse) string {
 func (s *summary) spans() {
 	shown := top(s.Top, s.Spans)
 	// Leave out columns that would be empty: many services publish neither names nor endpoints.
-	named := slices.ContainsFunc(shown, func(u recording.SpanUse) bool { return u.Name != "" })
-	attributes := slices.ContainsFunc(shown, func(u recording.SpanUse) bool { return len(u.Attributes) > 0 })
+	named := slices.ContainsFunc(shown, func(u span) bool { return u.Name != "" })
+	attributes := slices.ContainsFunc(shown, func(u span) bool { return len(u.Attributes) > 0 })
 	cells := func(service, name, id, trace, others string) []string {
 		var c []string
 		if named {
@@ -289,7 +289,7 @@ func (s *summary) spans() {
 		if u.Unproven > 0 {
 			id += ", unproven"
 		}
-		r.add(u.Samples, cells(display.Key(u.Service), display.Name(u.Name), id, hex.EncodeToString(u.TraceID[:]),
+		r.add(u.Amount, cells(display.Key(u.Service), display.Name(u.Name), id, hex.EncodeToString(u.TraceID[:]),
 			display.Attributes(document.Attributes(u.Attributes)))...)
 	}
 	s.table("Top spans by CPU time", cells(display.ColumnService, display.ColumnName, display.ColumnSpanID, display.ColumnTraceID, display.ColumnAttributes), r)
@@ -298,7 +298,7 @@ func (s *summary) spans() {
 func (s *summary) traces() {
 	var r rows
 	for _, u := range top(s.Top, s.Traces) {
-		r.add(u.Samples, s.service(display.Key(u.Service), strconv.Itoa(u.Spans), hex.EncodeToString(u.TraceID[:]))...)
+		r.add(u.Amount, s.service(display.Key(u.Service), strconv.Itoa(u.Spans), hex.EncodeToString(u.TraceID[:]))...)
 	}
 	s.table("Top traces by CPU time", s.service(display.ColumnService, columnSpansSeen, display.ColumnTraceID), r)
 }
@@ -306,7 +306,7 @@ func (s *summary) traces() {
 func (s *summary) attributes() {
 	var r rows
 	for _, u := range top(s.Top, s.attributesAsked(s.Tables)) {
-		r.add(u.Samples, display.Key(u.Key), display.Value(u.Value))
+		r.add(u.Amount, display.Key(u.Key), display.Value(u.Value))
 	}
 	s.table("Top attributes of spans by CPU time", []string{"KEY", "VALUE"}, r)
 }

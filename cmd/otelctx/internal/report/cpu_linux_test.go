@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -28,14 +29,16 @@ func summarized() *recording.Result {
 	attributes := []reader.ThreadAttribute{{Key: "tenant", Value: "blue"}}
 	return &recording.Result{
 		Start: start, End: start.Add(10 * time.Second), Samples: 1000, Attributed: 700,
-		Work:       []recording.WorkUse{{Work: recording.Application, Samples: 600, Attributed: 540}, {Work: recording.Runtime}, {Work: recording.GarbageCollection, Samples: 400}},
-		Processes:  []recording.ProcessUse{{PID: 1, Service: "shop", Samples: 500, Attributed: 400}, {PID: 3, Service: "cart", Samples: 300}, {PID: 2, Service: "shop", Samples: 200, Attributed: 100}},
-		Functions:  []recording.FunctionUse{{Service: "shop", Function: "main.hash", Flat: 300, Cumulative: 300}, {Service: "shop", Function: "main.f[go.shape.struct { A int }]", Flat: 5, Cumulative: 900}},
-		Endpoints:  []recording.NameUse{{Service: "shop", Name: "GET /\x1b[31m", Count: 10, Samples: 500}, {Service: "cart", Count: 200, Samples: 200}},
-		Names:      []recording.NameUse{{Service: "shop", Name: "SELECT", Count: 1200, Samples: 6000}},
-		Spans:      []recording.SpanUse{{Service: "shop", Name: "SELECT", TraceID: [16]byte{0xab}, SpanID: [8]byte{0xcd}, Samples: 30, Unproven: 1, Attributes: attributes}, {Service: "cart", Samples: 2}},
-		Traces:     []recording.TraceUse{{Service: "shop", TraceID: [16]byte{0xab}, Spans: 3, Samples: 40}},
-		Attributes: []recording.AttributeUse{{Key: "tenant", Value: "blue", Samples: 90}, {Key: "zone", Value: "true", Samples: 10}},
+		Work: []recording.WorkUse{{Work: recording.Application, Samples: 600, Attributed: 540}, {Work: recording.Runtime}, {Work: recording.GarbageCollection, Samples: 400}},
+		Rows: tally.Rows[tally.Count]{
+			Processes:  []process{{PID: 1, Service: "shop", Amount: 500, Attributed: 400}, {PID: 3, Service: "cart", Amount: 300}, {PID: 2, Service: "shop", Amount: 200, Attributed: 100}},
+			Functions:  []function{{Service: "shop", Function: "main.hash", Flat: 300, Cumulative: 300}, {Service: "shop", Function: "main.f[go.shape.struct { A int }]", Flat: 5, Cumulative: 900}},
+			Endpoints:  []name{{Service: "shop", Name: "GET /\x1b[31m", Count: 10, Amount: 500}, {Service: "cart", Count: 200, Amount: 200}},
+			Names:      []name{{Service: "shop", Name: "SELECT", Count: 1200, Amount: 6000}},
+			Spans:      []span{{Service: "shop", Name: "SELECT", TraceID: [16]byte{0xab}, SpanID: [8]byte{0xcd}, Amount: 30, Unproven: 1, Attributes: attributes}, {Service: "cart", Amount: 2}},
+			Traces:     []tally.Trace[tally.Count]{{Service: "shop", TraceID: [16]byte{0xab}, Spans: 3, Amount: 40}},
+			Attributes: []attribute{{Key: "tenant", Value: "blue", Amount: 90}, {Key: "zone", Value: "true", Amount: 10}},
+		},
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 
 // Document is the JSON of a recording of CPU time. The schema is as stable as that of [document.Process].
@@ -62,7 +61,7 @@ type Document struct {
 	// Work breaks down the samples by kind of work. It is empty with --no-symbols.
 	Work []WorkUse `json:"work"`
 	// Functions is sorted by the functions' own CPU time. It is empty with --no-symbols.
-	Functions []recording.FunctionUse `json:"functions"`
+	Functions []FunctionUse `json:"functions"`
 	// Endpoints is empty if no endpoint is known, and SpanNames if no span has a name.
 	Endpoints []EndpointUse `json:"endpoints"`
 	SpanNames []SpanNameUse `json:"span_names"`
@@ -113,6 +112,14 @@ type ProcessUse struct {
 	Attributed    uint64 `json:"attributed"`
 }
 
+type FunctionUse struct {
+	Service  string `json:"service"`
+	Function string `json:"function"`
+	// Flat counts samples in the function itself, Cumulative also those in its callees.
+	Flat       uint64 `json:"flat"`
+	Cumulative uint64 `json:"cumulative"`
+}
+
 type SpanUse struct {
 	Service string `json:"service"`
 	// Name is empty if the process does not publish span names.
@@ -146,32 +153,32 @@ func (r *Recording) cpuDocument(t *Tables) Document {
 		DroppedAttributes: c.Dropped, Filtered: c.Filtered, NotExamined: c.NotExamined,
 		Sent: r.Delivery.Sent, SendFailed: r.Delivery.Dropped, Queued: r.Delivery.Waiting,
 		Processes: []ProcessUse{}, Spans: []SpanUse{}, Traces: []TraceUse{},
-		Work: []WorkUse{}, Functions: []recording.FunctionUse{}, Endpoints: []EndpointUse{},
+		Work: []WorkUse{}, Functions: []FunctionUse{}, Endpoints: []EndpointUse{},
 		SpanNames: []SpanNameUse{}, Attributes: []AttributeUse{},
 	}
 	for _, p := range c.Processes {
-		d.Processes = append(d.Processes, ProcessUse{p.PID, p.Service, string(p.Source), p.Samples, p.Attributed})
+		d.Processes = append(d.Processes, ProcessUse{p.PID, p.Service, p.Source, uint64(p.Amount), uint64(p.Attributed)})
 	}
 	for _, u := range top(t.Top, c.Spans) {
 		d.Spans = append(d.Spans, SpanUse{
 			Service: u.Service, Name: u.Name, TraceID: hex.EncodeToString(u.TraceID[:]), SpanID: hex.EncodeToString(u.SpanID[:]),
-			Samples: u.Samples, Unproven: u.Unproven, CPUNano: int64(r.cpu(u.Samples)), Attributes: document.Attributes(u.Attributes),
+			Samples: uint64(u.Amount), Unproven: u.Unproven, CPUNano: int64(r.cpu(uint64(u.Amount))), Attributes: document.Attributes(u.Attributes),
 		})
 	}
 	for _, u := range top(t.Top, c.Traces) {
 		d.Traces = append(d.Traces, TraceUse{
-			Service: u.Service, TraceID: hex.EncodeToString(u.TraceID[:]), Spans: u.Spans, Samples: u.Samples,
-			CPUNano: int64(r.cpu(u.Samples)),
+			Service: u.Service, TraceID: hex.EncodeToString(u.TraceID[:]), Spans: u.Spans, Samples: uint64(u.Amount),
+			CPUNano: int64(r.cpu(uint64(u.Amount))),
 		})
 	}
 	for _, u := range top(t.Top, c.Endpoints) {
-		d.Endpoints = append(d.Endpoints, EndpointUse{u.Service, u.Name, u.Count, u.Samples, int64(r.cpu(u.Samples))})
+		d.Endpoints = append(d.Endpoints, EndpointUse{u.Service, u.Name, u.Count, uint64(u.Amount), int64(r.cpu(uint64(u.Amount)))})
 	}
 	for _, u := range top(t.Top, c.Names) {
-		d.SpanNames = append(d.SpanNames, SpanNameUse{u.Service, u.Name, u.Count, u.Samples, int64(r.cpu(u.Samples))})
+		d.SpanNames = append(d.SpanNames, SpanNameUse{u.Service, u.Name, u.Count, uint64(u.Amount), int64(r.cpu(uint64(u.Amount)))})
 	}
 	for _, u := range top(t.Top, r.attributesAsked(t)) {
-		d.Attributes = append(d.Attributes, AttributeUse{u.Key, u.Value, u.Samples, int64(r.cpu(u.Samples))})
+		d.Attributes = append(d.Attributes, AttributeUse{u.Key, u.Value, uint64(u.Amount), int64(r.cpu(uint64(u.Amount)))})
 	}
 	if t.NoFunctions {
 		return d
@@ -179,13 +186,15 @@ func (r *Recording) cpuDocument(t *Tables) Document {
 	for _, u := range c.Work {
 		d.Work = append(d.Work, WorkUse{u.Work.String(), u.Samples, u.Attributed, int64(r.cpu(u.Samples))})
 	}
-	d.Functions = append(d.Functions, top(t.Top, c.Functions)...)
+	for _, u := range top(t.Top, c.Functions) {
+		d.Functions = append(d.Functions, FunctionUse{u.Service, u.Function, uint64(u.Flat), uint64(u.Cumulative)})
+	}
 	return d
 }
 
 // attributesAsked returns the attributes that --group-by asks for.
-func (r *Recording) attributesAsked(t *Tables) []recording.AttributeUse {
-	return slices.DeleteFunc(slices.Clone(r.CPU.Attributes), func(u recording.AttributeUse) bool { return !t.Group.has(u.Key) })
+func (r *Recording) attributesAsked(t *Tables) []attribute {
+	return slices.DeleteFunc(slices.Clone(r.CPU.Attributes), func(u attribute) bool { return !t.Group.has(u.Key) })
 }
 
 // WriteJSON writes a [Document], a [WallDocument] or a [BothDocument].

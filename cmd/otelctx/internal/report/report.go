@@ -11,6 +11,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
 )
 
@@ -31,6 +32,15 @@ type Recording struct {
 	// Delivery is what was sent to a collector.
 	Delivery export.Delivery
 }
+
+// These are rows of CPU time.
+type (
+	process   = tally.Process[tally.Count]
+	function  = tally.Function[tally.Count]
+	name      = tally.Name[tally.Count]
+	span      = tally.SpanUse[tally.Count]
+	attribute = tally.Attribute[tally.Count]
+)
 
 // Tables selects what a report shows.
 type Tables struct {

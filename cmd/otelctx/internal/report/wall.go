@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
 )
 
@@ -88,20 +88,25 @@ type wallRow struct {
 
 // wallRows returns the rows of a recording. Rows without wall-clock time are last.
 func (r *Recording) wallRows() (rows []wallRow) {
-	samples := map[recording.SpanName]uint64{}
+	type key struct{ service, endpoint, name string }
+	samples := map[key]uint64{}
+	var names []tally.SpanName[tally.Count]
 	if r.CPU != nil {
-		samples = maps.Clone(r.CPU.SpanNames)
+		names = r.CPU.SpanNames
+	}
+	for _, n := range names {
+		samples[key{n.Service, n.Endpoint, n.Name}] = uint64(n.Amount)
 	}
 	for _, row := range r.Wall.Rows {
-		key := recording.SpanName{Service: row.Service, Endpoint: row.Endpoint, Name: row.Name}
+		key := key{row.Service, row.Endpoint, row.Name}
 		rows = append(rows, wallRow{row, r.cpu(samples[key])})
 		delete(samples, key)
 	}
 	// Spans that were too short for any snapshot have only CPU time.
-	for _, key := range slices.SortedFunc(maps.Keys(samples), func(a, b recording.SpanName) int {
-		return cmp.Or(cmp.Compare(samples[b], samples[a]), strings.Compare(a.Service, b.Service), strings.Compare(a.Endpoint, b.Endpoint), strings.Compare(a.Name, b.Name))
-	}) {
-		rows = append(rows, wallRow{wall.Row{Service: key.Service, Endpoint: key.Endpoint, Name: key.Name}, r.cpu(samples[key])})
+	for _, n := range names {
+		if left, ok := samples[key{n.Service, n.Endpoint, n.Name}]; ok {
+			rows = append(rows, wallRow{wall.Row{Service: n.Service, Endpoint: n.Endpoint, Name: n.Name}, r.cpu(left)})
+		}
 	}
 	return rows
 }

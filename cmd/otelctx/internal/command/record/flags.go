@@ -40,12 +40,12 @@ type samplingFlags struct {
 
 // profileFlags say where profiles go.
 type profileFlags struct {
-	Output outputPath `help:"${record_output}" placeholder:"FILE" short:"o"`
-	Format   string  `default:"" enum:",pprof,otlp,json,jsonl,folded,html" help:"${record_format}" placeholder:"FORMAT"`
-	Endpoint *string `help:"${record_otlp_endpoint}" name:"otlp-endpoint" placeholder:"URL"`
-	Repeat   bool    `help:"${record_repeat}"`
-	Keep     int     `default:"0" help:"${record_keep}" placeholder:"N"`
-	IDs      bool    `help:"${record_id_attributes}" name:"id-attributes"`
+	Output   outputPath `help:"${record_output}" placeholder:"FILE" short:"o"`
+	Format   string     `default:"" enum:",pprof,otlp,json,jsonl,folded,html" help:"${record_format}" placeholder:"FORMAT"`
+	Endpoint *string    `help:"${record_otlp_endpoint}" name:"otlp-endpoint" placeholder:"URL"`
+	Repeat   bool       `help:"${record_repeat}"`
+	Keep     int        `default:"0" help:"${record_keep}" placeholder:"N"`
+	IDs      bool       `help:"${record_id_attributes}" name:"id-attributes"`
 }
 
 // reportFlags say what is printed.

@@ -1,0 +1,109 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package recording
+
+import (
+	"iter"
+	"path"
+	"strings"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
+	"github.com/otelctx/otelctx/reader"
+)
+
+// WorkUse is the CPU use of one kind of work, in samples.
+type WorkUse struct {
+	Work Work
+	// Attributed counts the samples in a span.
+	Samples, Attributed uint64
+}
+
+// counts are the counts of a period.
+type counts struct {
+	tally *tally.Tally[tally.Count]
+	work  [numWorks]WorkUse
+	// filtered counts samples that did not pass the filters. They are counted nowhere else.
+	filtered uint64
+	// filteredAttributes becomes Result.FilteredAttributes. It is collected while there are no other samples.
+	filteredAttributes map[string][]string
+	// cut, lost and dropped are the sums over the batches.
+	cut, lost, dropped uint64
+	truncated, unnamed uint64
+}
+
+func newCounts(attributes bool) *counts {
+	c := &counts{tally: tally.New[tally.Count](attributes), filteredAttributes: map[string][]string{}}
+	for w := range c.work {
+		c.work[w].Work = Work(w)
+	}
+	return c
+}
+
+// add counts samples whose span has the given attributes.
+func (c *counts) add(pid int, s *rawSamples, attributes []reader.ThreadAttribute) {
+	n := len(s.times)
+	if s.truncated {
+		c.truncated += uint64(n)
+	}
+	sample := tally.Sample{PID: pid, Service: s.published.service, Source: s.published.serviceSource, Attributes: attributes}
+	if s.span.Exists() {
+		sample.Span = &tally.Span{
+			TraceID: s.span.TraceID, SpanID: s.span.SpanID, LocalRootSpanID: s.span.LocalRootSpanID, Proven: s.span.Proven,
+		}
+	}
+	c.tally.Add(&sample, tally.Count(n))
+}
+
+// addStack counts samples with the same stack. attributed is the number of them that are in a span.
+func (c *counts) addStack(service string, stack []*symbols.Location, samples, attributed uint64) {
+	w := &c.work[workOf(stack)]
+	w.Samples += samples
+	w.Attributed += attributed
+	c.tally.AddStack(service, functionNames(stack), tally.Count(samples))
+}
+
+// functionNames yields the functions of a stack, the innermost first. Adjacent unnamed frames in the same
+// file yield one name.
+func functionNames(stack []*symbols.Location) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		var before *symbols.Location
+		for _, l := range stack {
+			same := before != nil && len(before.Lines) == 0 && before.Mapping == l.Mapping
+			before = l
+			if len(l.Lines) == 0 && !same && !yield(unnamed(l)) {
+				return
+			}
+			for _, line := range l.Lines {
+				if !yield(line.Function) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// unnamed returns the placeholder for a function without a name: the file that contains it.
+func unnamed(l *symbols.Location) string {
+	const most = 1 << 9 // bytes of the name
+	if l.Mapping == nil || l.Mapping.Path == "" {
+		return "[unknown]"
+	}
+	name := path.Base(l.Mapping.Path)
+	return "[" + strings.Trim(name[:min(len(name), most)], "[]") + "]"
+}
+
+// report fills in the counts, which must not be used afterwards.
+func (c *counts) report(r *Result) {
+	t := c.tally
+	r.Samples, r.Attributed, r.Unproven = uint64(t.Total), uint64(t.Attributed), uint64(t.Unproven)
+	r.Cut, r.Dropped, r.Truncated = c.cut, c.dropped, c.truncated
+	r.Filtered, r.Unnamed = c.filtered, c.unnamed
+	if r.Samples == 0 {
+		r.FilteredAttributes = c.filteredAttributes
+	}
+	r.Lost += c.lost
+	r.Work = c.work[:]
+	r.Rows = t.Rows()
+}
