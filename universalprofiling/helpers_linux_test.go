@@ -31,6 +31,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	testenv.ShortenTempDir()
 	childproc.Main(m, map[string]func(*childproc.Parent){roleRefused: refuse})
 }
 

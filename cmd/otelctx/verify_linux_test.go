@@ -54,7 +54,9 @@ func TestVerify(t *testing.T) {
 			got = otelctx(t, "watch", pid, "--count", "1")
 			assert.Contains(t, got.stdout, "threads in a span: 2 of 3")
 			got = otelctx(t, "inspect", pid)
-			assert.Contains(t, got.stdout, "thread_context  tlsdesc_v1_dev, otel_thread_ctx_v1 in "+program)
+			assert.Contains(t, got.stdout, "thread_context  tlsdesc_v1_dev, otel_thread_ctx_v1 in /")
+			got = otelctx(t, "inspect", pid, "--json")
+			assert.Contains(t, got.stdout, strconv.Quote(program))
 		})
 	}
 }

@@ -24,7 +24,10 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	testenv.ShortenTempDir()
+	goleak.VerifyTestMain(m)
+}
 
 // listen creates a socket in a temporary directory.
 func listen(t *testing.T) *Socket {

@@ -44,22 +44,24 @@ func Rounds(usually, all int) int {
 // a process on a busy machine may have to wait for a CPU for minutes.
 const Patience = 5 * time.Minute
 
-// ShortDir returns a directory with a path so short that tests can create sockets in it. It is removed at
-// the end of the test.
+// ShortenTempDir replaces TMPDIR by /tmp if its path is so long that no sockets can be created in it. TestMain
+// calls it before the tests.
+func ShortenTempDir() {
+	if len(os.TempDir()) > 50 { // A socket's path has at most 107 bytes.
+		_ = os.Setenv("TMPDIR", "/tmp")
+	}
+}
+
+// ShortDir returns a directory with a path so short that tests can create sockets in it, if TestMain has called
+// [ShortenTempDir]. It is removed at the end of the test.
 func ShortDir(t testing.TB) string {
 	t.Helper()
-	const longest = 50 // A socket's path has at most 107 bytes.
-	for _, parent := range []string{os.TempDir(), "/tmp"} {
-		if len(parent) > longest {
-			continue
-		}
-		if dir, err := os.MkdirTemp(parent, "test"); err == nil { //nolint:usetesting // t.TempDir is long.
-			t.Cleanup(func() { _ = os.RemoveAll(dir) })
-			return dir
-		}
+	dir, err := os.MkdirTemp("", "test") //nolint:usetesting // The path of t.TempDir contains the test's name.
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Skip("no directory for sockets: TMPDIR is too long, and /tmp cannot be written")
-	return ""
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }
 
 // Emulated reports whether the CPUs are emulated. If so, the distribution of CPU time differs from a

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -429,8 +430,8 @@ func TestPlantedOutput(t *testing.T) {
 	require.NoError(t, os.Chmod(dir, os.ModeSticky|0o777))
 	require.NoError(t, os.WriteFile(victim, []byte("before"), 0o600))
 	path := filepath.Join(dir, "p.pb.gz")
-	record := func() ([]byte, error) {
-		return self.command("sh", "-c", `umask 0; exec "$@"`, "sh", otelctx, "record", "--kernel", "--duration=100ms", "-o", path, strconv.Itoa(service.PID())).CombinedOutput()
+	record := func(duration string) *exec.Cmd {
+		return self.command("sh", "-c", `umask 0; exec "$@"`, "sh", otelctx, "record", "--kernel", "--duration="+duration, "-o", path, strconv.Itoa(service.PID()))
 	}
 	for name, plant := range map[string][]string{
 		"link":          {"ln", "-s", victim, path},
@@ -444,7 +445,7 @@ func TestPlantedOutput(t *testing.T) {
 			if f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0); err == nil {
 				defer func() { _ = f.Close() }()
 			}
-			said, err := record()
+			said, err := record("100ms").CombinedOutput()
 			assert.Error(t, err)
 			assert.Contains(t, string(said), "user 65534 created it in a world-writable directory")
 			content, err := os.ReadFile(victim)
@@ -454,8 +455,12 @@ func TestPlantedOutput(t *testing.T) {
 			assert.NoFileExists(t, filepath.Join(dir, "nothing"))
 		})
 	}
-	said, err := record()
-	require.NoError(t, err, string(said))
+	r := &recorder{t: t, cmd: record("0")}
+	r.begin()
+	r.recorded(service.PID())
+	burner.AwaitUse(t, service, 100*time.Millisecond)
+	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
+	require.NoError(t, r.cmd.Wait(), &r.stderr)
 	info, err := os.Lstat(path)
 	require.NoError(t, err)
 	assert.Equal(t, os.FileMode(0o600), info.Mode(), "profiles are private to their owner")

@@ -32,9 +32,13 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/internal/testing/golden"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	testenv.ShortenTempDir()
+	goleak.VerifyTestMain(m)
+}
 
 // recording returns a recording with two samples of each of n different stacks.
 func recording(t *testing.T, n int) *profilespb.ProfilesData {
@@ -386,6 +390,7 @@ func heap() uint64 {
 func TestNoDirectoryForTemporaryFiles(t *testing.T) {
 	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
 	dir := t.TempDir()
+	t.Chdir(t.TempDir()) // Standard output is beside any file.
 	f, err := Create(t.Context(), filepath.Join(dir, "x.json"), JSON, nil)
 	require.NoError(t, err)
 	require.NoError(t, f.Close())

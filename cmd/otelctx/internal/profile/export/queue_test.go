@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -253,10 +252,7 @@ func TestQueueDropsTheOldest(t *testing.T) {
 func TestQueueSurvivesCollectorRestart(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(int(testenv.Patience.Milliseconds())))
 	t.Setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")
-	dir, err := os.MkdirTemp("", "collector") // Socket paths must be short.
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	path := filepath.Join(dir, "s")
+	path := filepath.Join(testenv.ShortDir(t), "s")
 	s := &server{}
 	run := func() (stop func()) {
 		l, err := net.Listen("unix", path)
