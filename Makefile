@@ -18,9 +18,10 @@ build: ## Build the command line tool and the example into bin/.
 demo: build ## Run a traced service and show what a profiler sees of it.
 	$(BIN)/quickstart -otelctx $(BIN)/otelctx -profile $(BIN)/quickstart.pb.gz
 
-# TEST leaves vetting to the linters, and omits debug information to link faster. The timeout is long
-# enough for a busy machine, so it only ends tests that hang.
-TEST := $(GO) test -vet=off -ldflags=-w -timeout 60m
+# TEST leaves vetting to the linters, and omits debug information to link faster. It runs more
+# packages in parallel than there are processors, because many tests wait for other processes. The
+# timeout is long enough for a busy machine, so it only ends tests that hang.
+TEST := $(GO) test -vet=off -ldflags=-w -p 4 -timeout 60m
 
 .PHONY: test
 test: export CGO_ENABLED := 0

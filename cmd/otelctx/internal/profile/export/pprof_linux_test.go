@@ -20,6 +20,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
@@ -79,6 +80,7 @@ func TestPprofBuildID(t *testing.T) {
 
 // TestPprofTool checks that go tool pprof can filter by span, trace, service and thread.
 func TestPprofTool(t *testing.T) {
+	testenv.NeedAll(t) // because the go command compiles pprof
 	path := filepath.Join(t.TempDir(), "cpu.pb.gz")
 	require.NoError(t, write(path, Pprof, fixed(t)))
 	// Run the tool directly, because the go command may have to build it and takes longer to start it than the
