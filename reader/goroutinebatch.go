@@ -46,7 +46,7 @@ func (c *goroutineCall) readBatch(out []Goroutine, pending []int) error {
 	c.result.Lost += len(pending)
 	for _, i := range pending {
 		out[i].WaitReason, out[i].WaitedFor, out[i].OwnTID, out[i].Stack, out[i].StackErr = "", 0, 0, nil, errTorn
-		out[i].Span, out[i].SpanKnown, out[i].labels = 0, false, 0
+		out[i].Span, out[i].SpanKnown, out[i].LastPublished, out[i].labels = 0, false, 0, 0
 	}
 	return nil
 }
@@ -187,9 +187,10 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool
 	if !allOK[r.last] || !c.layout.SameAs(r.g.Data, r.after) {
 		return false
 	}
-	out.Span, out.SpanKnown = 0, false
+	out.Span, out.SpanKnown, out.LastPublished = 0, false, 0
 	if e := decodeEntry(r.entry[:]); c.entries != nil && ok[partEntry] && e.Check == wire.GoroutineCheck(out.ID, out.G, wire.Position(e.Position)) {
-		out.Span, out.SpanKnown = SpanRef(wire.Position(e.Position).Ref()), true
+		out.LastPublished = SpanRef(wire.Position(e.Position).Ref())
+		out.Span, out.SpanKnown = out.LastPublished, true // resolveSpans corrects them
 	}
 	if c.labels {
 		out.labels = binary.NativeEndian.Uint64(r.g.Data[c.runtime.GLabels:])

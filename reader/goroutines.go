@@ -79,6 +79,10 @@ type Goroutine struct {
 	// goroutine. Goroutines whose ids are equal modulo 65,536 share an entry.
 	Span      SpanRef
 	SpanKnown bool
+	// LastPublished is the span that the goroutine published last, or 0 if that is unknown or the
+	// goroutine published that it is in no span. If the span has ended, Span is another one. If its
+	// cell has been reused since, Span is unknown.
+	LastPublished SpanRef
 	// Attributes are the attributes published with the active span, with at most one for each key.
 	// There are none if the process publishes no goroutine records.
 	Attributes []ThreadAttribute

@@ -36,6 +36,9 @@ type WallDocument struct {
 	// Frequency is the intended number of snapshots per second. Snapshots is the number of snapshots taken.
 	Frequency int    `json:"frequency"`
 	Snapshots uint64 `json:"snapshots"`
+	// Skipped is the number of snapshots that were not taken, because the previous one took too long or the process
+	// could not be read. The next snapshot counts for their time too.
+	Skipped uint64 `json:"skipped"`
 	// MeanDelayNano is the average delay of the snapshots, and MaxDelayNano the largest delay.
 	MeanDelayNano int64 `json:"mean_delay_nano"`
 	MaxDelayNano  int64 `json:"max_delay_nano"`
@@ -114,7 +117,7 @@ func (r *Recording) wallRows() (rows []wallRow) {
 func (r *Recording) wallDocument(t *Tables) WallDocument {
 	w := r.Wall
 	d := WallDocument{
-		StartTimeUnixNano: w.Start.UnixNano(), DurationNano: int64(w.End.Sub(w.Start)), Frequency: r.Snapshots, Snapshots: w.Snapshots,
+		StartTimeUnixNano: w.Start.UnixNano(), DurationNano: int64(w.End.Sub(w.Start)), Frequency: r.Snapshots, Snapshots: w.Snapshots, Skipped: w.Skipped,
 		MeanDelayNano: int64(w.Late), MaxDelayNano: int64(w.Latest), Overloaded: w.Overloaded, Goroutines: w.Goroutines, Subsampled: w.Sampled, Torn: w.Torn, Lost: w.Lost, Ended: w.Ended,
 		SpanNames: []WallName{}, Functions: []WallFunction{},
 	}
@@ -155,6 +158,9 @@ func (r *Recording) wallText(t *Tables) []byte {
 	out := fmt.Appendf(nil, "Took %d snapshots of goroutines in spans%s in %v: %s of wall-clock time, %s of it waiting\n",
 		w.Snapshots, processes, w.End.Sub(w.Start).Round(time.Millisecond), display.Seconds(total.Total), shareOf(total.Waiting(), total.Total))
 	out = fmt.Appendf(out, "Snapshots were late by %v on average, %v at most\n", w.Late.Round(10*time.Microsecond), w.Latest.Round(10*time.Microsecond))
+	if w.Skipped > 0 {
+		out = fmt.Appendf(out, "Skipped %d snapshots: the time between two snapshots was longer than intended\n", w.Skipped)
+	}
 	if w.Overloaded {
 		out = append(out, "The machine is overloaded: times are less exact than they seem\n"...)
 	}

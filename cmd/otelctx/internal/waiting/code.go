@@ -19,18 +19,14 @@ const (
 	maxCachedBytes = 16 << 20
 )
 
-// code symbolizes the code of a process and finds the sizes of its stack frames. It caches the results.
+// code symbolizes the code of a program and finds the sizes of its stack frames. It caches the results.
 type code struct {
-	pid     int
-	files   *symbols.Files
-	process *symbols.Process // nil until it is needed, or if opening it failed
-	failed  bool
+	process *symbols.Process // nil if opening it failed
 	sizes   map[uint64]frameSize
 	lines   map[uint64]*symbols.Location
 	bytes   int // of lines, estimated
-
-	modulePath  string
-	moduleAsked bool
+	// module is the path of the program's main module, or "" if it is unknown.
+	module string
 }
 
 var _ reader.GoCode = (*code)(nil)
@@ -41,28 +37,29 @@ type frameSize struct {
 	ok       bool
 }
 
-func newCode(pid int) *code {
-	return &code{pid: pid, files: symbols.NewFiles(), sizes: map[uint64]frameSize{}, lines: map[uint64]*symbols.Location{}}
+// openCode finds the code of the program that a process runs now.
+func openCode(pid int, files *symbols.Files) *code {
+	c := &code{sizes: map[uint64]frameSize{}, lines: map[uint64]*symbols.Location{}}
+	c.process, _ = files.Open(pid)
+	if f, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid)); err == nil {
+		if info, err := buildinfo.Read(f); err == nil {
+			c.module = info.Main.Path
+		}
+		_ = f.Close()
+	}
+	return c
 }
 
 func (c *code) close() {
 	if c.process != nil {
 		_ = c.process.Close()
 	}
-	c.files.Close()
 }
 
 // region returns the region that contains an address, or nil if there is none.
 func (c *code) region(pc uint64) *symbols.Region {
 	if c.process == nil {
-		if c.failed {
-			return nil
-		}
-		var err error
-		if c.process, err = c.files.Open(c.pid); err != nil {
-			c.failed = true
-			return nil
-		}
+		return nil
 	}
 	r := c.process.Find(pc)
 	if r != nil {
@@ -101,18 +98,4 @@ func (c *code) location(pc uint64) *symbols.Location {
 		c.lines[pc] = l
 	}
 	return l
-}
-
-// module returns the path of the program's main module, or "" if it is unknown.
-func (c *code) module() string {
-	if !c.moduleAsked {
-		c.moduleAsked = true
-		if f, err := os.Open(fmt.Sprintf("/proc/%d/exe", c.pid)); err == nil {
-			if info, err := buildinfo.Read(f); err == nil {
-				c.modulePath = info.Main.Path
-			}
-			_ = f.Close()
-		}
-	}
-	return c.modulePath
 }

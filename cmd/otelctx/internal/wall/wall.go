@@ -69,8 +69,11 @@ type Result struct {
 	Snapshots, Goroutines uint64
 	Torn, Lost            uint64
 	Sampled               bool
-	// Late is the average delay of the snapshots, and Latest the largest.
+	// Late is the average delay of the snapshots, and Latest the largest. Skipped counts the snapshots that were not
+	// taken, because the previous one took too long or the process could not be read. The next snapshot counts for
+	// their time too.
 	Late, Latest time.Duration
+	Skipped      uint64
 	// Overloaded reports whether snapshots were late by more than a tenth of their interval on average. The times
 	// are then less exact than their standard errors suggest.
 	Overloaded bool
@@ -143,19 +146,35 @@ type rowKey struct{ service, a, b string }
 type target struct {
 	pid       int
 	process   *waiting.Process
-	resource  profile.Resource
-	service   string
+	program   *program  // of the last snapshot
 	last      time.Time // the last snapshot
 	snapshots int       // the number of snapshots
 	// probability is the probability of reading each goroutine.
 	probability float64
-	// exited holds the spans whose goroutine had exited at the last snapshot.
-	exited  map[[8]byte]bool
-	missing []error // from the last snapshot
+	missing     []error // from the last snapshot
+}
+
+// program is a program that a target runs.
+type program struct {
+	*waiting.Program
+
+	resource profile.Resource
+	service  string
 	// described, tops and key are used only by the method snapshot.
 	described map[string]*stack
 	tops      map[string]*symbols.Location
 	key       []byte // scratch space
+}
+
+func newProgram(p *waiting.Program) *program {
+	n := &program{Program: p, service: p.Service(), described: map[string]*stack{}, tops: map[string]*symbols.Location{}}
+	attributes := p.Attributes
+	if n.service == "" {
+		n.service = "unknown_service"
+		attributes = append(slices.Clip(attributes), profile.StringAttribute(string(semconv.ServiceNameKey), n.service))
+	}
+	n.resource, _ = profile.NewResource(attributes, p.SchemaURL)
+	return n
 }
 
 // Recorder records processes. Its methods must not be called concurrently.
@@ -244,17 +263,14 @@ func open(ctx context.Context, pid int, selected func(pid int, service string) b
 	if err != nil {
 		return nil, err
 	}
-	service := p.Service(ctx)
-	if selected != nil && !selected(pid, service) {
+	running, err := p.Program(ctx)
+	if err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	if selected != nil && !selected(pid, running.Service()) {
 		return nil, p.Close()
 	}
-	attributes, schema := p.Resource(ctx)
-	t := &target{pid: pid, process: p, service: service, probability: 1, described: map[string]*stack{}, tops: map[string]*symbols.Location{}}
-	if t.service == "" {
-		t.service = "unknown_service"
-		attributes = append(slices.Clip(attributes), profile.StringAttribute(string(semconv.ServiceNameKey), t.service))
-	}
-	t.resource, _ = profile.NewResource(attributes, schema)
+	t := &target{pid: pid, process: p, program: newProgram(running), probability: 1}
 	if _, err = p.Snapshot(ctx); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -369,25 +385,38 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 			defer r.mu.Unlock()
 			r.ended++
 			return nil
+		case err == nil && snapshot.program != t.program && r.Select != nil && !r.Select(t.pid, snapshot.program.service):
+			return nil // The process now runs a program that is not selected.
 		case err == nil:
 			r.add(t, snapshot, now, max(now.Sub(due), 0))
 		case t.snapshots == 0 && !errors.Is(err, reader.ErrBusy) && ctx.Err() == nil:
 			return err
-		} // After any other error, the next snapshot covers this time too.
+		default: // The next snapshot counts for this time, too.
+			r.skip(1)
+		}
 		if last {
 			return nil
 		}
 		if now := time.Now(); now.After(due.Add(period)) {
-			due = now // Skip missed snapshots.
+			r.skip(uint64(now.Sub(due) / period))
+			due = now
 		}
 	}
+}
+
+// skip counts snapshots that are not taken.
+func (r *Recorder) skip(snapshots uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.result.Skipped += snapshots
 }
 
 // described is a snapshot with the descriptions of its goroutines' stacks.
 type described struct {
 	*waiting.Snapshot
 
-	stacks []*stack
+	program *program
+	stacks  []*stack
 }
 
 // snapshot takes a snapshot of the process. The process may block it.
@@ -396,10 +425,16 @@ func (t *target) snapshot(ctx context.Context) (*described, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &described{snapshot, make([]*stack, len(snapshot.Goroutines))}
+	d := &described{snapshot, t.program, make([]*stack, len(snapshot.Goroutines))}
+	if snapshot.Program != t.program.Program {
+		d.program = newProgram(snapshot.Program)
+	}
 	for i := range snapshot.Goroutines {
-		if g := &snapshot.Goroutines[i]; g.In >= 0 {
-			d.stacks[i] = t.describe(g)
+		switch g := &snapshot.Goroutines[i]; {
+		case g.Elsewhere: // The state and the stack are those of later work.
+			d.stacks[i] = d.program.describe(&waiting.Goroutine{In: g.In})
+		case g.In >= 0:
+			d.stacks[i] = d.program.describe(g)
 		}
 	}
 	return d, nil
@@ -409,7 +444,8 @@ func (t *target) snapshot(ctx context.Context) (*described, error) {
 // is the delay of the snapshot.
 func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.Duration) {
 	elapsed := now.Sub(t.last)
-	t.last, t.missing = now, snapshot.Missing
+	replaced := snapshot.program != t.program
+	t.program, t.last, t.missing = snapshot.program, now, snapshot.Missing
 	t.snapshots++
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -426,33 +462,30 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 	r.result.Sampled = r.result.Sampled || t.probability < 1
 	expected := float64(len(snapshot.Goroutines)) / t.probability
 	t.probability = min(1, maxGoroutines/max(expected, 1))
+	if replaced {
+		return // It is unknown how long the process has been running this program.
+	}
 	met := map[*Row]bool{}
-	exited := map[[8]byte]bool{}
 	for i := range snapshot.Goroutines {
 		g := &snapshot.Goroutines[i]
 		if g.In < 0 {
 			continue
 		}
 		s := &snapshot.Spans[g.In]
-		if g.State == reader.GoroutineGone {
-			// The goroutine exited either between the reading of the span and of the goroutine, or long
-			// ago. In the latter case another goroutine may own the span now.
-			if exited[s.SpanID] = true; t.exited[s.SpanID] {
-				continue
-			}
+		if g.State == reader.GoroutineGone && !g.Elsewhere {
+			continue // The span is live, but the goroutine that started it is not in it.
 		}
 		known := snapshot.stacks[i]
-		row := entry(r.rows, rowKey{t.service, s.Endpoint, s.Name}, newRow)
-		row.add(g.State, known.kind, weighted)
+		row := entry(r.rows, rowKey{t.program.service, s.Endpoint, s.Name}, newRow)
+		row.add(known.state, known.kind, weighted)
 		met[row] = true
 		if known.kind != "" {
-			entry(r.functions, rowKey{t.service, known.function, known.kind}, newFunction).Time += weighted
+			entry(r.functions, rowKey{t.program.service, known.function, known.kind}, newFunction).Time += weighted
 		}
 		if r.Part != nil {
-			r.builder.AddTime(t.resource, known.locations, s.TraceID, s.SpanID, attributesOf(g, s, known), weighted)
+			r.builder.AddTime(t.program.resource, known.locations, s.TraceID, s.SpanID, attributesOf(s, known), weighted)
 		}
 	}
-	t.exited = exited
 	for row := range met {
 		row.Snapshots++
 	}
@@ -463,6 +496,7 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 
 // stack describes goroutines with equal stacks.
 type stack struct {
+	state          reader.GoroutineState
 	kind, function string
 	// locations is the symbolized stack. A single frame with the state or the kind of wait replaces the
 	// innermost runtime functions.
@@ -473,41 +507,41 @@ type stack struct {
 const maxStacks = 1 << 14
 
 // describe returns the description of a goroutine's stack, from the cache if possible.
-func (t *target) describe(g *waiting.Goroutine) *stack {
-	t.key = append(append(t.key[:0], byte(g.State)), g.WaitReason...)
+func (p *program) describe(g *waiting.Goroutine) *stack {
+	p.key = append(append(p.key[:0], byte(g.State)), g.WaitReason...)
 	for _, pc := range g.Stack {
-		t.key = binary.NativeEndian.AppendUint64(t.key, pc)
+		p.key = binary.NativeEndian.AppendUint64(p.key, pc)
 	}
-	known, ok := t.described[string(t.key)]
+	known, ok := p.described[string(p.key)]
 	if ok {
 		return known
 	}
-	frames := t.process.Frames(g)
-	known = &stack{kind: waiting.Kind(g, frames), function: "(unknown)"}
-	if i := t.process.User(frames); i >= 0 {
+	frames := p.Frames(g)
+	known = &stack{state: g.State, kind: waiting.Kind(g, frames), function: "(unknown)"}
+	if i := p.User(frames); i >= 0 {
 		known.function = frames[i].Function
 	}
-	known.locations = t.locations(g, known.kind)
-	if len(t.described) >= maxStacks {
-		clear(t.described)
+	known.locations = p.locations(g, known.kind)
+	if len(p.described) >= maxStacks {
+		clear(p.described)
 	}
-	t.described[string(t.key)] = known
+	p.described[string(p.key)] = known
 	return known
 }
 
-func (t *target) locations(g *waiting.Goroutine, kind string) []*symbols.Location {
+func (p *program) locations(g *waiting.Goroutine, kind string) []*symbols.Location {
 	name := "[" + g.State.String() + "]"
 	if g.State == reader.GoroutineWaiting {
 		name = "[waiting: " + kind + "]"
 	} else if kind != "" {
 		name = "[" + kind + "]"
 	}
-	top, ok := t.tops[name]
+	top, ok := p.tops[name]
 	if !ok {
 		top = &symbols.Location{Lines: []symbols.Line{{Function: name}}}
-		t.tops[name] = top
+		p.tops[name] = top
 	}
-	stack := t.process.Locations(g)
+	stack := p.Locations(g)
 	for len(stack) > 1 && len(stack[0].Lines) > 0 && inRuntime(stack[0].Lines) {
 		stack = stack[1:]
 	}
@@ -515,8 +549,8 @@ func (t *target) locations(g *waiting.Goroutine, kind string) []*symbols.Locatio
 }
 
 // attributesOf returns the attributes of a goroutine's samples in a span.
-func attributesOf(g *waiting.Goroutine, s *waiting.Span, known *stack) []*commonpb.KeyValue {
-	attributes := []*commonpb.KeyValue{profile.StringAttribute("otelctx.goroutine.state", g.State.String())}
+func attributesOf(s *waiting.Span, known *stack) []*commonpb.KeyValue {
+	attributes := []*commonpb.KeyValue{profile.StringAttribute("otelctx.goroutine.state", known.state.String())}
 	for _, a := range [...]struct{ key, value string }{{"otelctx.wait.kind", known.kind}, {wire.NameKey, s.Name}, {wire.EndpointKey, s.Endpoint}} {
 		if a.value != "" {
 			attributes = append(attributes, profile.StringAttribute(a.key, a.value))

@@ -132,9 +132,9 @@ type Group struct {
 // document selects, sorts and describes the spans of a snapshot.
 func (c *Command) document(ctx context.Context, r *spansReader, snapshot *waiting.Snapshot, now time.Time) *Document {
 	d := &Document{
-		PID: r.pid, Service: r.service, TimeUnixNano: now.UnixNano(), Torn: snapshot.Torn, Lost: snapshot.Lost,
+		PID: r.pid, Service: snapshot.Program.Service(), TimeUnixNano: now.UnixNano(), Torn: snapshot.Torn, Lost: snapshot.Lost,
 		Missing: []string{}, Spans: []Span{}, Groups: []Group{},
-		stacks: &stackReader{ctx: ctx, pid: r.pid, process: r.process, snapshot: snapshot},
+		stacks: &stackReader{ctx: ctx, pid: r.pid, snapshot: snapshot},
 	}
 	for _, err := range snapshot.Missing {
 		d.Missing = append(d.Missing, err.Error())
@@ -142,7 +142,7 @@ func (c *Command) document(ctx context.Context, r *spansReader, snapshot *waitin
 	documents := make([]*goroutineDocument, len(snapshot.Goroutines))
 	described := func(i int) goroutineDocument {
 		if documents[i] == nil {
-			documents[i] = describe(r.process, snapshot, i)
+			documents[i] = describe(snapshot, i)
 		}
 		return *documents[i]
 	}
@@ -169,7 +169,7 @@ func (c *Command) document(ctx context.Context, r *spansReader, snapshot *waitin
 		span.goroutineDocument = goroutineDocument{State: reader.GoroutineUnknown.String(), index: -1}
 		if s.Goroutine >= 0 {
 			span.goroutineDocument = described(s.Goroutine)
-			if g := &snapshot.Goroutines[s.Goroutine]; g.In == i {
+			if g := &snapshot.Goroutines[s.Goroutine]; g.In == i && !g.Elsewhere {
 				span.Attributes = document.Attributes(g.Attributes)
 				if c.Group {
 					d.addToGroup(groups, g.Stack, &span, &span.goroutineDocument)
@@ -230,8 +230,8 @@ func (c *Command) wants(s *Span) bool {
 }
 
 // describe returns the document of a goroutine, given its index in the snapshot.
-func describe(p *waiting.Process, snapshot *waiting.Snapshot, index int) *goroutineDocument {
-	g := &snapshot.Goroutines[index]
+func describe(snapshot *waiting.Snapshot, index int) *goroutineDocument {
+	p, g := snapshot.Program, &snapshot.Goroutines[index]
 	frames := p.Frames(g)
 	d := &goroutineDocument{
 		State: g.State.String(), WaitingFor: waiting.Kind(g, frames), WaitedAtLeastNano: int64(g.WaitedFor), OwnTID: g.OwnTID,

@@ -7,6 +7,7 @@ package spans
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
 	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/reader"
 )
 
 // Command implements otelctx spans.
@@ -87,7 +89,7 @@ func (c *Command) Run(s terminal.Streams) error {
 	if err != nil {
 		return err
 	}
-	r, err := patient.Call(ctx, pid, patient.Limit, func() (*spansReader, error) { return openSpans(ctx, pid) })
+	r, err := patient.Call(ctx, pid, patient.Limit, func() (*spansReader, error) { return openSpans(pid) })
 	if err != nil {
 		return process.About(pid, err)
 	}
@@ -102,8 +104,11 @@ func (c *Command) Run(s terminal.Streams) error {
 		}
 		return c.write(s.Stdout, d)
 	}
-	ended, err := refresh.Until(ctx, c.Interval, 0, func(bool) error {
+	ended, err := refresh.Until(ctx, c.Interval, 0, func(first bool) error {
 		d, err := c.snapshot(ctx, r)
+		if !first && errors.Is(err, reader.ErrNoThreadContext) { // as after an exec, until the new program publishes
+			d, err = c.document(ctx, r, &waiting.Snapshot{Program: new(waiting.Program), Missing: []error{err}}, time.Now()), nil
+		}
 		if err = cmp.Or(ctx.Err(), err); err != nil {
 			return err
 		}
@@ -119,15 +124,14 @@ func (c *Command) Run(s terminal.Streams) error {
 type spansReader struct {
 	pid     int
 	process *waiting.Process
-	service string
 }
 
-func openSpans(ctx context.Context, pid int) (*spansReader, error) {
+func openSpans(pid int) (*spansReader, error) {
 	p, err := waiting.Open(pid)
 	if err != nil {
 		return nil, err
 	}
-	return &spansReader{pid, p, p.Service(ctx)}, nil
+	return &spansReader{pid, p}, nil
 }
 
 // close releases the process, unless a call that reads it is still blocked.

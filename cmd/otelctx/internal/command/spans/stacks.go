@@ -27,7 +27,6 @@ const (
 type stackReader struct {
 	ctx      context.Context //nolint:containedctx // It belongs to one call of the command.
 	pid      int
-	process  *waiting.Process
 	snapshot *waiting.Snapshot
 
 	queue  []int         // the goroutines whose stacks will be taken next, in that order
@@ -69,7 +68,7 @@ func (r *stackReader) next() {
 	r.ready, r.err = patient.Call(r.ctx, r.pid, patient.Limit, func() (map[int]Stack, error) {
 		batch, frames := map[int]Stack{}, 0
 		for i := 0; i < len(queue) && len(batch) < batchStacks && frames < batchFrames; i++ {
-			s := symbolized(r.process, &r.snapshot.Goroutines[queue[i]])
+			s := symbolized(r.snapshot.Program, &r.snapshot.Goroutines[queue[i]])
 			batch[queue[i]] = s
 			frames += len(s.Frames)
 		}
@@ -83,7 +82,7 @@ func (r *stackReader) next() {
 }
 
 // symbolized returns the stack of a goroutine.
-func symbolized(p *waiting.Process, g *waiting.Goroutine) Stack {
+func symbolized(p *waiting.Program, g *waiting.Goroutine) Stack {
 	frames := p.Frames(g)
 	s := Stack{Frames: make([]Code, 0, len(frames))}
 	for _, f := range frames {

@@ -1,0 +1,202 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package waiting
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+// Options select what to read.
+type Options struct {
+	// Stacks requests stacks, and Attributes the published attributes of spans.
+	Stacks, Attributes bool
+	// Probability is the probability of reading each goroutine; 0 reads all of them.
+	Probability float64
+}
+
+// maxFrames is the number of frames after which a snapshot reads no further stacks, so that a process with
+// millions of forged frames cannot exhaust the reader's memory. Ordinary programs have a few dozen frames per
+// goroutine.
+const maxFrames = 1 << 19
+
+var errTooManyFrames = fmt.Errorf("stacks of further goroutines: there are more than %d frames", maxFrames)
+
+// Sample takes a snapshot without confirming leaks. The errors are those of [reader.Process.Spans].
+func (p *Process) Sample(ctx context.Context, options Options) (*Snapshot, error) {
+	program, err := p.Program(ctx)
+	if err != nil {
+		return nil, err
+	}
+	const spare = 16 // room for more entries than in the last snapshot
+	s := &sampling{
+		Process: p, options: options, known: make(map[reader.GoroutineRef]int, p.goroutines),
+		Snapshot: &Snapshot{Program: program, Spans: make([]Span, 0, p.spans+spare), Goroutines: make([]Goroutine, 0, p.goroutines+spare)},
+	}
+	for batch, err := range p.process.SpanBatches(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		for i := range batch {
+			s.addSpan(&batch[i])
+		}
+		if err := s.read(ctx); err != nil { // Read immediately, because goroutines move on.
+			return nil, err
+		}
+	}
+	joined, err := p.process.JoinedGoroutines(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, ref := range joined {
+		s.want(ref)
+	}
+	if err := s.read(ctx); err != nil {
+		return nil, err
+	}
+	p.spans, p.goroutines = len(s.Spans), len(s.Goroutines)
+	s.index()
+	if err := s.reconcile(ctx); err != nil {
+		return nil, err
+	}
+	return s.Snapshot, p.confirm(ctx, program)
+}
+
+// sampling is the state of Sample.
+type sampling struct {
+	*Process
+	*Snapshot
+
+	options Options
+	// known maps goroutines to their indexes in the snapshot, or to leftOut. refs lists the goroutines that are still
+	// to be read.
+	known map[reader.GoroutineRef]int
+	refs  []reader.GoroutineRef
+	// times holds the time just before each goroutine was read, by its index in the snapshot.
+	times []time.Time
+	// frames is the number of frames in the stacks read so far.
+	frames int
+}
+
+// leftOut is the index of a goroutine that is not read.
+const leftOut = -1
+
+// addSpan adds a span, and requests the goroutine that started it.
+func (s *sampling) addSpan(l *reader.LiveSpan) {
+	span := Span{LiveSpan: *l, Goroutine: -1}
+	if ref := (reader.GoroutineRef{ID: l.Goroutine, G: l.G}); ref.ID != 0 && ref.G != 0 {
+		span.Goroutine = s.want(ref)
+	}
+	s.Spans = append(s.Spans, span)
+}
+
+// want requests a goroutine. It returns the index that the goroutine will have in the snapshot, or leftOut.
+func (s *sampling) want(ref reader.GoroutineRef) int {
+	i, ok := s.known[ref]
+	if !ok {
+		if p := s.options.Probability; p > 0 && p < 1 && rand.Float64() >= p { //nolint:gosec // G404: chance, not secrecy
+			i = leftOut
+		} else {
+			i = len(s.Goroutines) + len(s.refs)
+			s.refs = append(s.refs, ref)
+		}
+		s.known[ref] = i
+	}
+	return i
+}
+
+// read reads the requested goroutines.
+func (s *sampling) read(ctx context.Context) error {
+	if len(s.refs) == 0 {
+		return nil
+	}
+	now := time.Now()
+	stacks := s.options.Stacks && s.frames < maxFrames
+	found, err := s.process.Goroutines(ctx, s.refs, reader.GoroutineOptions{
+		Stacks: stacks, Spans: true, Attributes: s.options.Attributes, Code: s.Snapshot.Program.code,
+	})
+	if err != nil {
+		return err
+	}
+	for _, g := range found.Goroutines {
+		s.Goroutines = append(s.Goroutines, Goroutine{Goroutine: g})
+		s.times = append(s.times, now)
+		s.frames += len(g.Stack)
+	}
+	s.refs = s.refs[:0]
+	s.Torn, s.Lost = s.Torn+found.Torn, s.Lost+found.Lost
+	for _, err := range []error{found.StateErr, found.StacksErr, found.ReasonsErr} {
+		s.miss(err)
+	}
+	if stacks != s.options.Stacks {
+		s.miss(errTooManyFrames)
+	}
+	return nil
+}
+
+// miss adds a reason why data is missing, unless it is nil or known.
+func (s *sampling) miss(err error) {
+	if err != nil && !slices.ContainsFunc(s.Missing, func(m error) bool { return m.Error() == err.Error() }) {
+		s.Missing = append(s.Missing, err)
+	}
+}
+
+// reconcile finds out what has changed between the reading of the spans and that of their goroutines. It adds the spans
+// to which goroutines have moved, and marks the spans that had ended or had not started yet when their goroutine was
+// read.
+func (s *sampling) reconcile(ctx context.Context) error {
+	live := map[reader.SpanRef]bool{}
+	for i := range s.Goroutines {
+		g := &s.Goroutines[i]
+		if n := len(g.Started); g.SpanKnown && n > 0 && g.Span == s.Spans[g.Started[n-1]].Ref {
+			continue // It is in the span that it started last.
+		}
+		for _, started := range g.Started {
+			live[s.Spans[started].Ref] = false
+		}
+		if g.SpanKnown && g.Span != 0 {
+			live[g.Span] = false
+		}
+	}
+	if len(live) == 0 {
+		return nil
+	}
+	refs := make([]reader.SpanRef, 0, len(live))
+	for ref := range live {
+		refs = append(refs, ref)
+	}
+	found, err := s.process.SpansByRef(ctx, refs)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	for i := range found {
+		live[found[i].Ref] = true
+		if _, ok := s.byRef[found[i].Ref]; ok {
+			continue
+		}
+		span := Span{LiveSpan: found[i], Goroutine: leftOut}
+		if goroutine, ok := s.known[reader.GoroutineRef{ID: span.LiveSpan.Goroutine, G: span.G}]; ok {
+			span.Goroutine = goroutine
+		}
+		s.Spans = append(s.Spans, span)
+	}
+	for i := range s.Spans {
+		span := &s.Spans[i]
+		if isLive, checked := live[span.Ref]; checked && span.Goroutine >= 0 {
+			g := &s.Goroutines[span.Goroutine]
+			inIt := g.SpanKnown && g.Span == span.Ref
+			// The start may be any time that the program has chosen, even one to come.
+			late := span.Start.After(s.times[span.Goroutine]) && span.Start.Before(now)
+			span.missed = !isLive || late && !inIt
+		}
+	}
+	s.index()
+	return nil
+}
