@@ -8,8 +8,6 @@ import (
 	"net"
 	"runtime/pprof"
 
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
@@ -79,8 +77,8 @@ func (p *path) rename(ctx context.Context, ref cells.Ref) {
 	if p.names == nil {
 		return
 	}
-	if s, ok := sdkspan.FromContext(ctx).(sdktrace.ReadOnlySpan); ok {
-		p.cells.Rename(ref, p.names.Number(s.Name()))
+	if _, name, ok := parentAndName(sdkspan.FromContext(ctx)); ok {
+		p.cells.Rename(ref, p.names.Number(name))
 	}
 }
 

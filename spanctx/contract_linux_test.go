@@ -374,16 +374,26 @@ func TestContract(t *testing.T) {
 		"names and keys":  {WithSpanNames(true), WithAttributeKeys("tenant")},
 		"no thread slots": {WithThreadSlots(false)},
 	} {
-		t.Run(name, func(t *testing.T) { testContract(t, serve(t, opts...)) })
+		t.Run(name, func(t *testing.T) { testContract(t, serve(t, opts...), nil) })
+	}
+	for name, opts := range map[string][]Option{"sampled": {WithSpanNames(true)}, "sampled, heap": {withHeap()}} {
+		t.Run(name, func(t *testing.T) {
+			sampler := new(everySecond)
+			testContract(t, serve(t, opts...).publishAll(t, sampler), sampler)
+		})
 	}
 }
 
-func testContract(t *testing.T, s *service) {
+// testContract runs random programs. If sampler is not nil, it is the sampler of s.
+func testContract(t *testing.T, s *service, sampler *everySecond) {
 	count := *programCount
 	if count == 0 {
 		count = testenv.Rounds(50, long(2000))
 	}
 	for seed := *firstSeed; seed < *firstSeed+uint64(count); seed++ {
+		if sampler != nil {
+			sampler.spans.Store(seed) // so that a failed program can be repeated
+		}
 		p := &program{service: s, random: rand.New(rand.NewPCG(seed, 0)), reused: map[int]bool{}}
 		for range 3 {
 			p.actors = append(p.actors, spansteps.NewActor(spansteps.InNothing))

@@ -66,7 +66,8 @@
 //  5. A span that has ended is never published. Slots and records that name it become invalid at
 //     once, and its labels are withdrawn: see [Labels].
 //  6. A remote parent is never published, since it is not active in this process. The SDK does not
-//     call processors for unsampled spans: inside one, the enclosing span stays published.
+//     call processors for unsampled spans: inside one, the enclosing span stays published, unless
+//     [PublishAll] or [RecordUnsampled] is used.
 //  7. If the span cannot be determined, none is published: a missing span is better than a wrong
 //     one.
 //
@@ -105,7 +106,9 @@
 // # Unsampled spans
 //
 // The SDK calls span processors for recording spans only, by default the sampled ones. Inside an
-// unsampled span the goroutine stays in the enclosing span, or in none. See [RecordUnsampled].
+// unsampled span the goroutine stays in the enclosing span, or in none. [PublishAll] publishes
+// unsampled spans, too; docs/design/0014-unsampled-spans.md says how. [RecordUnsampled] does the same
+// at a higher cost, for programs that cannot use another TracerProvider than the SDK's.
 //
 // # Labels
 //
@@ -131,14 +134,14 @@
 //
 // # Several providers
 //
-// A provider counts from its first recorded span until it is shut down or garbage collected. Each
+// A provider counts from its first published span until it is shut down or garbage collected. Each
 // call that asks for something to be published counts as a provider that is about to start: its
 // resource and spans are published at once, until its own Shutdown or a later such call. The resource
 // of the newest provider is published, and the next newest one's when that is shut down; a provider is
 // as old as the call that it was set up with. Spans are published as long as there is a provider, and
 // again when a provider that is alive starts a span.
 //
-// For this package, the calls are [WithPublishing], [ForProvider] and [NewSpanProcessor]. While
+// For this package, the calls are [WithPublishing], [PublishAll], [ForProvider] and [NewSpanProcessor]. While
 // providers overlap, their spans are published together, with the options of the first one. Their
 // attribute keys are combined. Other options that differ have no effect, which is reported.
 //

@@ -140,6 +140,23 @@ func ExampleGo() {
 	// goroutine_record: the span: true, proven: true, sampled: true
 }
 
+// Profilers also see unsampled spans, which are not recorded.
+func ExamplePublishAll() {
+	tp := spanctx.PublishAll(sdktrace.NewTracerProvider(
+		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "checkout"))),
+		sdktrace.WithSampler(sdktrace.NeverSample()),
+	))
+	defer tp.Shutdown(context.Background())
+
+	_, span := tp.Tracer("shop").Start(context.Background(), "GET /cart")
+	defer span.End()
+	show(span)
+	fmt.Println("recording:", span.IsRecording())
+	// Output:
+	// goroutine_record: the span: true, proven: true, sampled: false
+	// recording: false
+}
+
 // Profilers also see unsampled spans.
 func ExampleRecordUnsampled() {
 	tp := newProvider(sdktrace.WithSampler(spanctx.RecordUnsampled(sdktrace.NeverSample())))

@@ -117,6 +117,28 @@ func serve(t testing.TB, opts ...Option) *service {
 	return s
 }
 
+// publishAll returns a service like s, except that sampler decides which spans are sampled. The others are published, too.
+func (s *service) publishAll(t testing.TB, sampler sdktrace.Sampler) *service {
+	t.Helper()
+	tp := sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(new(derivedIDs)), sdktrace.WithSampler(sampler))
+	t.Cleanup(func() { require.NoError(t, tp.Shutdown(context.Background())) })
+	other := *s
+	other.tracer = PublishAll(tp).Tracer("test")
+	return &other
+}
+
+// everySecond is a sampler that drops every second span.
+type everySecond struct{ spans atomic.Uint64 }
+
+func (e *everySecond) ShouldSample(sdktrace.SamplingParameters) (r sdktrace.SamplingResult) {
+	if e.spans.Add(1)%2 == 0 {
+		r.Decision = sdktrace.RecordAndSample
+	}
+	return r
+}
+
+func (*everySecond) Description() string { return "every second" }
+
 // withRuntime replaces the result of calibration, for tests in which offsets of the Go runtime are
 // unknown.
 func withRuntime(r *goruntime.Runtime) Option {

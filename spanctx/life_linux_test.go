@@ -73,8 +73,8 @@ func TestRegisteredTwice(t *testing.T) {
 	runSteps(t, observe(t, tp), "+a=a +b<a=b/a -b=a -a=")
 }
 
-// TestRecordUnsampled checks which spans are published and which are exported: a span, its child, and a span with the
-// first one as a remote parent.
+// TestRecordUnsampled checks which spans are published and which are exported, with and without PublishAll: a span, its
+// child, and a span with the first one as a remote parent.
 func TestRecordUnsampled(t *testing.T) {
 	for name, tt := range map[string]struct {
 		sampler sdktrace.Sampler
@@ -95,20 +95,24 @@ func TestRecordUnsampled(t *testing.T) {
 			s := serve(t)
 			tp := sdktrace.NewTracerProvider(
 				sdktrace.WithSampler(tt.sampler), sdktrace.WithSpanProcessor(s.processor), sdktrace.WithSyncer(exporter))
-			s.tracer = tp.Tracer("test")
-			shows := "+a=a +b<a=b/a -b=a +c&a=c -c=a -a="
+			const all = "+a=a +b<a=b/a -b=a +c&a=c -c=a -a="
+			shows := all
 			switch {
 			case !tt.recorded:
 				shows = "+a= +b<a= -b +c&a= -c -a="
 			case name == "parent, inside": // ParentBased calls RecordUnsampled only for root spans
 				shows = "+a=a +b<a=a -b=a +c&a=a -c=a -a="
 			}
-			runSteps(t, s, shows)
-			if tt.sampled {
-				assert.Len(t, exporter.GetSpans(), 3)
-			} else {
-				assert.Empty(t, exporter.GetSpans())
+			for _, from := range []struct {
+				provider trace.TracerProvider
+				shows    string
+			}{{tp, shows}, {PublishAll(tp), all}} {
+				s.tracer = from.provider.Tracer("test")
+				exporter.Reset()
+				runSteps(t, s, from.shows)
+				assert.Len(t, exporter.GetSpans(), map[bool]int{true: 3}[tt.sampled])
 			}
+			require.NoError(t, tp.Shutdown(t.Context()))
 		})
 	}
 	assert.Equal(t, "RecordUnsampled{AlwaysOffSampler}", RecordUnsampled(sdktrace.NeverSample()).Description())

@@ -19,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/remotemem"
@@ -112,31 +113,33 @@ func (s *service) assertNames(t testing.TB, span trace.Span, name, endpoint stri
 // published with the same ones again after their children end.
 func TestNamesOfSpans(t *testing.T) {
 	for name, opts := range carriers() {
-		t.Run(name, func(t *testing.T) {
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			s := serve(t, append(opts, WithSpanNames(true))...)
-			ctx, root := s.tracer.Start(context.Background(), "GET /cart/{id}")
-			s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
-			inner, child := s.tracer.Start(ctx, "query")
-			s.assertNames(t, child, "query", "GET /cart/{id}")
-			_, remote := s.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, child.SpanContext().WithRemote(true)), "consume")
-			s.assertNames(t, remote, "consume", "consume")
-			remote.End()
-			s.assertNames(t, child, "query", "GET /cart/{id}")
-			apart(func() {
-				defer Attach(inner).Detach()
+		for _, sampler := range []sdktrace.Sampler{sdktrace.AlwaysSample(), sdktrace.NeverSample()} {
+			t.Run(name+"/"+sampler.Description(), func(t *testing.T) {
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				s := serve(t, append(opts, WithSpanNames(true))...).publishAll(t, sampler)
+				ctx, root := s.tracer.Start(context.Background(), "GET /cart/{id}")
+				s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
+				inner, child := s.tracer.Start(ctx, "query")
 				s.assertNames(t, child, "query", "GET /cart/{id}")
+				_, remote := s.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, child.SpanContext().WithRemote(true)), "consume")
+				s.assertNames(t, remote, "consume", "consume")
+				remote.End()
+				s.assertNames(t, child, "query", "GET /cart/{id}")
+				apart(func() {
+					defer Attach(inner).Detach()
+					s.assertNames(t, child, "query", "GET /cart/{id}")
+				})
+				child.End()
+				s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
+				root.End()
+				// The parent's name is available although the parent has ended.
+				_, late := s.tracer.Start(ctx, "late")
+				s.assertNames(t, late, "late", "GET /cart/{id}")
+				late.End()
+				assert.Zero(t, s.processor.SpansWithoutName())
 			})
-			child.End()
-			s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
-			root.End()
-			// The parent's name is available although the parent has ended.
-			_, late := s.tracer.Start(ctx, "late")
-			s.assertNames(t, late, "late", "GET /cart/{id}")
-			late.End()
-			assert.Zero(t, s.processor.SpansWithoutName())
-		})
+		}
 	}
 }
 
@@ -145,40 +148,42 @@ func TestNamesOfSpans(t *testing.T) {
 // have it as their endpoint.
 func TestNamesFollowSetName(t *testing.T) {
 	for name, opts := range carriers() {
-		t.Run(name, func(t *testing.T) {
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			s := serve(t, append(opts, WithSpanNames(true))...)
-			ctx, root := s.tracer.Start(context.Background(), "GET")
-			before, child := s.tracer.Start(ctx, "auth")
-			root.SetName("GET /cart/{id}")
-			Refresh(ctx) // does nothing, because the goroutine is in another span
-			s.assertNames(t, child, "auth", "GET")
-			child.SetName("authenticate")
-			Refresh(before)
-			s.assertNames(t, child, "authenticate", "GET")
-			apart(func() {
-				defer Attach(ctx).Detach()
+		for _, sampler := range []sdktrace.Sampler{sdktrace.AlwaysSample(), sdktrace.NeverSample()} {
+			t.Run(name+"/"+sampler.Description(), func(t *testing.T) {
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				s := serve(t, append(opts, WithSpanNames(true))...).publishAll(t, sampler)
+				ctx, root := s.tracer.Start(context.Background(), "GET")
+				before, child := s.tracer.Start(ctx, "auth")
+				root.SetName("GET /cart/{id}")
+				Refresh(ctx) // does nothing, because the goroutine is in another span
+				s.assertNames(t, child, "auth", "GET")
+				child.SetName("authenticate")
+				Refresh(before)
+				s.assertNames(t, child, "authenticate", "GET")
+				apart(func() {
+					defer Attach(ctx).Detach()
+					s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
+				})
+				_, second := s.tracer.Start(ctx, "query")
+				s.assertNames(t, second, "query", "GET /cart/{id}")
+				second.End()
+				child.End()
 				s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
+				root.SetName("")
+				Refresh(ctx)
+				s.assertNames(t, root, "", "")
+				// The endpoint of a request that has ended is its final name.
+				root.SetName("GET /orders")
+				root.End()
+				ctx, mail := s.tracer.Start(ctx, "mail")
+				s.assertNames(t, mail, "mail", "GET /orders")
+				_, template := s.tracer.Start(ctx, "template")
+				s.assertNames(t, template, "template", "GET /orders")
+				template.End()
+				mail.End()
 			})
-			_, second := s.tracer.Start(ctx, "query")
-			s.assertNames(t, second, "query", "GET /cart/{id}")
-			second.End()
-			child.End()
-			s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
-			root.SetName("")
-			Refresh(ctx)
-			s.assertNames(t, root, "", "")
-			// The endpoint of a request that has ended is its final name.
-			root.SetName("GET /orders")
-			root.End()
-			ctx, mail := s.tracer.Start(ctx, "mail")
-			s.assertNames(t, mail, "mail", "GET /orders")
-			_, template := s.tracer.Start(ctx, "template")
-			s.assertNames(t, template, "template", "GET /orders")
-			template.End()
-			mail.End()
-		})
+		}
 	}
 }
 

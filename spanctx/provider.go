@@ -240,13 +240,18 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	if p == nil || s == nil {
 		return
 	}
-	path := active.Load()
-	if path == nil {
-		path = p.joined.Load() // has been shut down, but the goroutine may still have labels of the span
-	}
-	if path != nil {
+	if path := p.lastPath(); path != nil {
 		path.OnEnd(s)
 	}
+}
+
+// lastPath returns the active path. If nothing is published any more, it returns the last one, because
+// the calling goroutine may still have labels of a span.
+func (p *SpanProcessor) lastPath() *path {
+	if path := active.Load(); path != nil {
+		return path
+	}
+	return p.joined.Load()
 }
 
 // ForceFlush does nothing, because nothing is buffered.

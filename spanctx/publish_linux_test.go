@@ -379,13 +379,11 @@ func assertNoRecord(t testing.TB) {
 }
 
 // TestShutdownUnderLoad checks that Shutdown may be called while many goroutines start, attach and
-// end spans.
+// end spans, sampled and unsampled ones.
 func TestShutdownUnderLoad(t *testing.T) {
 	for range testenv.Rounds(2, max(3, long(20))) {
-		processor, err := NewSpanProcessor(WithSlotCapacity(256))
-		require.NoError(t, err)
+		tp := PublishAll(sdktrace.NewTracerProvider(sdktrace.WithSampler(new(everySecond))), WithSlotCapacity(256))
 		p := active.Load()
-		tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor))
 		tracer := tp.Tracer("")
 		var all, started sync.WaitGroup
 		var stop atomic.Bool
@@ -420,7 +418,7 @@ func TestShutdownUnderLoad(t *testing.T) {
 			})
 		}
 		started.Wait()
-		require.NoError(t, processor.Shutdown(context.Background()))
+		require.NoError(t, tp.processor.Shutdown(context.Background()))
 		stop.Store(true)
 		all.Wait()
 		m := &memory{info: p.threads.Layout(), Memory: selfMemory()}

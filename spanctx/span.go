@@ -5,8 +5,10 @@ package spanctx
 
 import (
 	"context"
+	"time"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
@@ -130,19 +132,32 @@ func (p *path) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan, r *provide
 	if p.cells.Is(g.position.Ref(), n.Key) {
 		return // The processor is registered twice.
 	}
-	n.Goid, n.G, n.Provider = g.Goid, uintptr(g.G), r.Number
-	n.LocalRootSpanID = n.SpanID
 	if p.names != nil {
 		n.Name = p.names.Number(s.Name())
-		n.Endpoint = n.Name
 	}
-	p.setLineage(ctx, s, &n, child, &g)
+	var parent sdkspan.Key
+	if child {
+		var remote bool
+		if parent, remote = sdkspan.Parent(s); remote {
+			parent = sdkspan.Key{}
+		}
+	}
+	p.start(ctx, &n, parent, child, &g, r)
+}
+
+// start publishes a span for the calling goroutine. ctx is the context passed to Start. The caller has set
+// the ids, flags, start time and name of n. child says whether the span has a parent. parent is the key of
+// that parent, or zero if the parent is remote.
+func (p *path) start(ctx context.Context, n *cells.Span, parent sdkspan.Key, child bool, g *goroutine, r *providers.Reference) {
+	n.Goid, n.G, n.Provider = g.Goid, uintptr(g.G), r.Number
+	n.LocalRootSpanID, n.Endpoint = n.SpanID, n.Name
+	p.setLineage(ctx, n, parent, child, g)
 	var attributes *gorecord.Attributes
 	if keys := p.keys.Load(); keys != nil {
 		attributes = keys.Of(ctx)
 	}
-	record := p.newRecord(&n, attributes, &g)
-	ref := p.begin(&n, record, attributes, &g)
+	record := p.newRecord(n, attributes, g)
+	ref := p.begin(n, record, attributes, g)
 	if p.threads == nil {
 		p.cells.Barrier(ref) // If there are slots, claiming the slot is the barrier.
 	}
@@ -152,12 +167,13 @@ func (p *path) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan, r *provide
 }
 
 // setLineage sets the local root and the ancestors of n, a starting span. They come from the parent
-// in the context passed to Start or, if the parent has ended, from the grandparent.
-func (p *path) setLineage(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, g *goroutine) {
+// in the context passed to Start or, if the parent has ended, from the grandparent. k is the key of the
+// parent, as in start.
+func (p *path) setLineage(ctx context.Context, n *cells.Span, k sdkspan.Key, child bool, g *goroutine) {
 	var parent cells.Ref
 	if !child {
 		parent = p.newRootParent(ctx)
-	} else if k, remote := sdkspan.Parent(s); !remote && k.TraceIDHigh == n.TraceIDHigh && k.TraceIDLow == n.TraceIDLow {
+	} else if k.TraceIDHigh == n.TraceIDHigh && k.TraceIDLow == n.TraceIDLow {
 		if parent = g.position.Ref(); !p.cells.Is(parent, k) {
 			parent = p.cells.Find(k)
 		}
@@ -182,8 +198,8 @@ func (p *path) newRootParent(ctx context.Context) cells.Ref {
 	if ref := p.cells.Find(k); ref != 0 {
 		return ref
 	}
-	_, grandparent := p.grandparent(ctx, k)
-	return grandparent
+	grandparent, _, _ := parentAndName(sdkspan.FromContext(ctx))
+	return p.cells.Find(grandparent)
 }
 
 // setEndedParent sets the local root of n, a span whose parent has ended. The parent is the span of
@@ -191,33 +207,36 @@ func (p *path) newRootParent(ctx context.Context) cells.Ref {
 //
 //go:noinline
 func (p *path) setEndedParent(ctx context.Context, k sdkspan.Key, n *cells.Span) cells.Ref {
-	parent, grandparent := p.grandparent(ctx, k)
-	if parent == nil {
+	parent := sdkspan.FromContext(ctx)
+	grandparent, name, ok := parentAndName(parent)
+	if !ok || sdkspan.Of(parent.SpanContext()) != k {
 		return 0
 	}
-	if up := parent.Parent(); up.IsValid() && !up.IsRemote() {
-		n.LocalRootSpanID, n.Endpoint = p.cells.LocalRoot(grandparent)
-		return grandparent
+	if grandparent != (sdkspan.Key{}) {
+		ref := p.cells.Find(grandparent)
+		n.LocalRootSpanID, n.Endpoint = p.cells.LocalRoot(ref)
+		return ref
 	}
 	n.LocalRootSpanID = k.SpanID // the parent was the local root
 	if p.names != nil {
-		n.Endpoint = p.names.Number(parent.Name())
+		n.Endpoint = p.names.Number(name)
 	}
 	return 0
 }
 
-// grandparent returns the parent of a starting span, and the ref of the parent's own parent. The
-// parent is the span of ctx. It is nil if its key is not k. The grandparent is 0 unless it is live
-// and local.
-func (p *path) grandparent(ctx context.Context, k sdkspan.Key) (parent sdktrace.ReadOnlySpan, grandparent cells.Ref) {
-	parent, ok := sdkspan.FromContext(ctx).(sdktrace.ReadOnlySpan)
-	if !ok || sdkspan.Of(parent.SpanContext()) != k {
-		return nil, 0
+// parentAndName returns the key of a span's parent, which is zero unless the parent is local, and the
+// span's current name. ok is false if the span is neither recorded by the SDK nor an unsampledSpan.
+func parentAndName(span trace.Span) (parent sdkspan.Key, name string, ok bool) {
+	switch s := span.(type) {
+	case sdktrace.ReadOnlySpan:
+		if up := s.Parent(); up.IsValid() && !up.IsRemote() {
+			parent = sdkspan.Of(up)
+		}
+		return parent, s.Name(), true
+	case *unsampledSpan:
+		return s.parent, s.currentName(), true
 	}
-	if up := parent.Parent(); up.IsValid() && !up.IsRemote() {
-		grandparent = p.cells.Find(sdkspan.Of(up))
-	}
-	return parent, grandparent
+	return sdkspan.Key{}, "", false
 }
 
 // newRecord returns the record of a starting span, or nil if goroutine records are off.
@@ -312,6 +331,11 @@ func (p *path) endLate(ref cells.Ref, record *gorecord.Record) {
 // OnEnd implements [SpanProcessor.OnEnd].
 func (p *path) OnEnd(s sdktrace.ReadOnlySpan) {
 	k, _, end := sdkspan.Ended(s)
+	p.end(k, end)
+}
+
+// end ends the span with this key, as [SpanProcessor.OnEnd] describes. ended is its end time.
+func (p *path) end(k sdkspan.Key, ended time.Time) {
 	var g goroutine
 	p.locate(&g)
 	ref := g.position.Ref()
@@ -338,7 +362,7 @@ func (p *path) OnEnd(s sdktrace.ReadOnlySpan) {
 	}
 	if base := p.data.record(ref); base != nil {
 		// Call running only if the answer matters, because it may make a system call.
-		base.End(p.withdrawsLabels(p.labels == LabelsAuto && !raceEnabled && p.profile.running(end)))
+		base.End(p.withdrawsLabels(p.labels == LabelsAuto && !raceEnabled && p.profile.running(ended)))
 	}
 	if !inSpan {
 		// A thread's slot still names the span. Clear the cell's thread id: otherwise readers would

@@ -35,9 +35,13 @@ func runSteps(t *testing.T, s *service, program string) {
 	left := map[uint64]*ring.Span{} // the saved slots, by goroutine; only one step runs at a time
 	spansteps.Run(t, spansteps.Publisher{
 		Tracer: s.tracer, Refresh: Refresh, Go: Go,
-		Attach:   func(ctx context.Context) func() { return Attach(ctx).Detach },
-		EndAgain: func(span trace.Span) { s.p.OnEnd(span.(sdktrace.ReadOnlySpan)) },
-		Evict:    func(ctx context.Context) { assert.True(t, s.p.evict(s.p.find(ctx))) },
+		Attach: func(ctx context.Context) func() { return Attach(ctx).Detach },
+		EndAgain: func(span trace.Span) {
+			if recorded, ok := span.(sdktrace.ReadOnlySpan); ok {
+				s.p.OnEnd(recorded)
+			}
+		},
+		Evict: func(ctx context.Context) { assert.True(t, s.p.evict(s.p.find(ctx))) },
 		Active: func(ctx context.Context) (span, localRoot uint64) {
 			if span = s.current(t); span != 0 && span == number(trace.SpanFromContext(ctx)) {
 				localRoot = readCell(t, s.p.cells.Address(), uint64(s.p.find(ctx))).localRoot
@@ -187,10 +191,23 @@ func TestSteps(t *testing.T) {
 			}
 		}
 	}
+	runSampled := func(programs map[string]string, opts ...Option) func(t *testing.T) {
+		return func(t *testing.T) {
+			for name, sampler := range map[string]sdktrace.Sampler{"never": sdktrace.NeverSample(), "every second": new(everySecond)} {
+				t.Run(name, func(t *testing.T) {
+					s := serve(t, opts...).publishAll(t, sampler)
+					for program, text := range programs {
+						t.Run(program, func(t *testing.T) { runSteps(t, s, text) })
+					}
+				})
+			}
+		}
+	}
 	for config, opts := range configs {
 		t.Run(config, run(shared, opts...))
+		t.Run(config+", sampled", runSampled(shared, opts...))
 	}
-	t.Run("with records", run(map[string]string{
+	withRecords := map[string]string{
 		"inherited":                              "+a >2 2=a 2+b<a=b/a 2-b=a 3-a 2= 1=",
 		"inherited, ended":                       "+a +b<a >2 2=b/a 3-b 2=a 1=a 2+c<a=c/a 2-c=a 1-a 2=",
 		"inherited, ends it":                     "+a +b<a >2 2-b=a 1=a -a= 2=",
@@ -212,7 +229,9 @@ func TestSteps(t *testing.T) {
 		"dial, attached":                         "+a 2@a 2|=a 2!= -a=",
 		"labels, lost position":                  "+a % +b<a % $ -a= -b=",
 		"labels, lost position, then child":      "+a % $ +b<a=b/a -b=a -a=",
-	}))
+	}
+	t.Run("with records", run(withRecords))
+	t.Run("with records, sampled", runSampled(withRecords))
 	// Two threads share the only slot, which then names the span of another goroutine.
 	for name, opts := range map[string][]Option{
 		"everything": nil, "table": {WithGoroutineRecord(false), WithThreadSlots(false)}, "threads": {WithGoroutineRecord(false), WithGoroutineTable(false)},
@@ -254,11 +273,13 @@ func TestStepsWithAttributes(t *testing.T) {
 	for carrier, opts := range carriers() {
 		t.Run(carrier, func(t *testing.T) {
 			s := serve(t, append(opts, WithAttributeKeys("k", "l"), WithAttributeKeys("m"))...)
+			sampled := s.publishAll(t, new(everySecond))
 			for name, tt := range programs {
 				if tt.only != "" && (tt.only == "slots") != (carrier == "slots") {
 					continue
 				}
 				t.Run(name, func(t *testing.T) { runSteps(t, s, tt.program) })
+				t.Run(name+", sampled", func(t *testing.T) { runSteps(t, sampled, tt.program) })
 			}
 		})
 	}

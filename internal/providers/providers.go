@@ -7,7 +7,8 @@
 //
 // The rules, which the documentation of these packages repeats:
 //
-//  1. A provider counts from its first recorded span until it is shut down or garbage collected.
+//  1. A provider counts from its first recorded span (with spanctx.PublishAll, from its first span) until
+//     it is shut down or garbage collected.
 //  2. Each call that asks for something to be published counts as a provider that is about to start: its
 //     resource and spans are published at once, until its own Shutdown or a later such call.
 //  3. The resource of the newest provider is published, and the next newest one's when that is shut
@@ -15,7 +16,7 @@
 //  4. Spans are published as long as there is a provider, and again when a provider that is alive starts
 //     a span.
 //
-// docs/design/0012-providers.md has the reasons.
+// docs/design/0013-providers.md has the reasons.
 //
 // The package also owns the lock that guards what a process has only once: see [Lock].
 package providers
@@ -311,6 +312,18 @@ func (h *Handle) startedOther(tp *sdktrace.TracerProvider, s sdktrace.ReadWriteS
 		return r
 	}
 	return h.Adopt(tp, s.Resource())
+}
+
+// StartedUnrecorded is like [Handle.Started], for a span of tp that is not recorded.
+func (h *Handle) StartedUnrecorded(tp *sdktrace.TracerProvider) *Reference {
+	if r := h.find(tp); r != nil {
+		return r
+	}
+	r, known := sdkspan.Resource(tp)
+	if !known {
+		return nil // The provider counts from its first recorded span, which knows the resource.
+	}
+	return h.Adopt(tp, r)
 }
 
 // Counts reports whether the provider still counts. A caller that makes a span visible and then checks

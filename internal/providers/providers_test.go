@@ -79,10 +79,30 @@ func TestSDK(t *testing.T) {
 	require.True(t, known)
 	assert.False(t, isDown(tp))
 	start(tp)
+	assert.Same(t, p.find(tp), p.StartedUnrecorded(tp))
 	shutDown(t, tp)
 	assert.True(t, isDown(tp))
 	assert.Nil(t, published())
 	assert.Nil(t, p.Adopt(tp, resource.Empty()), "a late span")
+	assert.Nil(t, p.StartedUnrecorded(tp), "a late span")
+}
+
+// TestUnrecorded checks that a provider counts from its first span even if that is not recorded, with the resource that
+// recorded spans have.
+func TestUnrecorded(t *testing.T) {
+	withApply(t)
+	p := open(t, "a")
+	r := resource.NewSchemaless(attribute.String("service.name", "a"))
+	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p), sdktrace.WithResource(r))
+	ref := p.StartedUnrecorded(tp)
+	require.NotNil(t, ref)
+	_, span := tp.Tracer("").Start(context.Background(), "span")
+	assert.Same(t, span.(sdktrace.ReadOnlySpan).Resource(), ref.Resource)
+	assert.Same(t, ref, p.find(tp))
+	assert.True(t, ref.Counts())
+	shutDown(t, tp)
+	assert.False(t, ref.Counts())
+	assert.Nil(t, published())
 }
 
 // TestUnknownShutdown checks what happens with a release of the SDK that does not tell which provider has

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
@@ -39,4 +40,26 @@ func IsShutdown(tp *sdktrace.TracerProvider) (shutdown, known bool) {
 		return false, false
 	}
 	return (*atomic.Bool)(unsafe.Add(unsafe.Pointer(tp), shutdownField.offset)).Load(), true
+}
+
+// resourceField is the offset of the field with a TracerProvider's resource. known is false if this
+// release of the SDK has no such field.
+var resourceField = func() (f struct {
+	offset uintptr
+	known  bool
+}) {
+	f.known = field[*resource.Resource](reflect.TypeFor[sdktrace.TracerProvider](), &f.offset, "resource")
+	return f
+}()
+
+// Resource returns the resource of tp. The SDK itself tells it only to those who have a recorded span.
+// known is false if it cannot be read from this release of the SDK.
+//
+// Sound: the offset is that of a field of this type and name, tp keeps the provider alive, and the SDK
+// sets the field before NewTracerProvider returns and never again.
+func Resource(tp *sdktrace.TracerProvider) (r *resource.Resource, known bool) {
+	if !resourceField.known {
+		return nil, false
+	}
+	return *(**resource.Resource)(unsafe.Add(unsafe.Pointer(tp), resourceField.offset)), true
 }

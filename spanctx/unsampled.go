@@ -1,0 +1,156 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/providers"
+	"github.com/otelctx/otelctx/internal/sdkspan"
+)
+
+// TracerProvider is a provider of the SDK whose spans are published, including the unsampled ones: see
+// [PublishAll]. Its methods other than Tracer are the SDK's.
+type TracerProvider struct {
+	*sdktrace.TracerProvider
+
+	processor *SpanProcessor
+}
+
+// PublishAll publishes all spans of tp, including those that its sampler drops. It registers the result
+// of [ForProvider] with tp, and returns a TracerProvider to be used instead of tp:
+//
+//	tp := sdktrace.NewTracerProvider(sdktrace.WithSampler(sampler), sdktrace.WithBatcher(exporter))
+//	otel.SetTracerProvider(spanctx.PublishAll(tp))
+//
+// Use it instead of [WithPublishing] if traces are sampled. The SDK does not pass unsampled spans to
+// span processors, so WithPublishing publishes the sampled ones only.
+//
+// Unsampled spans are still not recorded or exported, and do not record attributes or events. They are
+// published from Start to the first call of End, under the same rules as sampled spans. Readers see that
+// they are not sampled. Profiles contain their ids, which no tracing backend knows.
+//
+// Sampled spans are the SDK's own. Their method TracerProvider returns tp, whose tracers do not publish
+// unsampled spans.
+//
+// A tracer of package trace/noop returns the span in its context as its own span. If code that uses such
+// a tracer ends an unsampled span, that span is no longer published.
+func PublishAll(tp *sdktrace.TracerProvider, opts ...Option) *TracerProvider {
+	p := ForProvider(opts...)
+	if p != nil {
+		tp.RegisterSpanProcessor(p)
+	}
+	return &TracerProvider{tp, p}
+}
+
+// Tracer returns the SDK's tracer with this name and these options, except that its unsampled spans are
+// published.
+func (tp *TracerProvider) Tracer(name string, opts ...trace.TracerOption) trace.Tracer {
+	t := tp.TracerProvider.Tracer(name, opts...)
+	if tp.processor == nil {
+		return t
+	}
+	return &tracer{t, tp}
+}
+
+// tracer is a tracer of the SDK whose unsampled spans are published.
+type tracer struct {
+	trace.Tracer
+
+	provider *TracerProvider
+}
+
+// Start starts a span of the SDK. If the span is recorded, the SDK passes it to its span processors.
+// Otherwise Start publishes and returns an unsampledSpan with the same SpanContext.
+func (t *tracer) Start(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
+	// Look up the parent before the SDK starts the span: in programs built with otelc, this function
+	// returns the span that the goroutine has started last if ctx has none.
+	parent := trace.SpanContextFromContext(ctx)
+	started, span := t.Tracer.Start(ctx, name, opts...)
+	if _, recorded := span.(sdktrace.ReadOnlySpan); recorded {
+		return started, span
+	}
+	sc := span.SpanContext()
+	k, up := sdkspan.Of(sc), sdkspan.Of(parent)
+	if !sc.IsValid() || k == up {
+		return started, span // The provider has been shut down, so its tracers start no spans of their own.
+	}
+	r := t.provider.processor.handle.StartedUnrecorded(t.provider.TracerProvider)
+	p := active.Load()
+	if r == nil || p == nil {
+		return started, span
+	}
+	u := &unsampledSpan{Span: span, provider: t.provider, key: k, name: name}
+	child := up.SpanID != 0 && up.TraceIDHigh == k.TraceIDHigh && up.TraceIDLow == k.TraceIDLow
+	if child && !parent.IsRemote() {
+		u.parent = up
+	}
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	p.startUnsampled(ctx, u, sc.TraceFlags(), child, r)
+	return trace.ContextWithSpan(started, u), u
+}
+
+// unsampledSpan is a span that is published, but not recorded.
+type unsampledSpan struct {
+	trace.Span // the SDK's
+
+	provider *TracerProvider
+	// key identifies the span, and parent its parent. parent is zero if the span has no local parent.
+	key, parent sdkspan.Key
+	// name is the name passed to Start, and renamed the name set by SetName, or nil.
+	name    string
+	renamed atomic.Pointer[string]
+	ended   atomic.Bool
+}
+
+// startUnsampled publishes u for the calling goroutine. ctx is the context passed to Start, and
+// child says whether u has a parent.
+func (p *path) startUnsampled(ctx context.Context, u *unsampledSpan, flags trace.TraceFlags, child bool, r *providers.Reference) {
+	if p.stopped.Load() {
+		return
+	}
+	var n cells.Span
+	n.Key, n.TraceFlags, n.StartUnixNS = u.key, byte(flags), uint64(time.Now().UnixNano())
+	var g goroutine
+	p.locateLive(&g)
+	if p.names != nil {
+		n.Name = p.names.Number(u.name)
+	}
+	p.start(ctx, &n, u.parent, child, &g, r)
+}
+
+// End stops publishing the span. Only the first call has an effect.
+func (u *unsampledSpan) End(opts ...trace.SpanEndOption) {
+	if u.ended.CompareAndSwap(false, true) {
+		if p := u.provider.processor.lastPath(); p != nil {
+			p.end(u.key, time.Now())
+		}
+	}
+	u.Span.End(opts...) // In programs built with otelc, the goroutine leaves the span.
+}
+
+// SetName sets the name that Attach and Refresh publish.
+func (u *unsampledSpan) SetName(name string) {
+	if p := active.Load(); p != nil && p.names != nil && !u.ended.Load() {
+		u.renamed.Store(&name)
+	}
+}
+
+func (u *unsampledSpan) currentName() string {
+	if name := u.renamed.Load(); name != nil {
+		return *name
+	}
+	return u.name
+}
+
+// TracerProvider returns the provider whose tracers publish unsampled spans.
+func (u *unsampledSpan) TracerProvider() trace.TracerProvider { return u.provider }
