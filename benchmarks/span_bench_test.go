@@ -229,27 +229,37 @@ func BenchmarkChurn(b *testing.B) {
 	}
 }
 
-// BenchmarkUnsampledSpan starts and ends unsampled spans. recorded=no drops them, like the
-// baseline. recorded=yes records them because of spanctx.RecordUnsampled.
+// BenchmarkUnsampledSpan starts and ends unsampled spans. recorded=no drops them, like the baseline;
+// recorded=yes records them because of spanctx.RecordUnsampled. With processor=all they are not
+// recorded, but published by spanctx.PublishAll.
 func BenchmarkUnsampledSpan(b *testing.B) {
 	drop := sdktrace.NeverSample()
 	for _, t := range []struct {
-		recorded string
-		sampler  sdktrace.Sampler
-	}{{"no", drop}, {"yes", spanctx.RecordUnsampled(drop)}} {
-		for _, processor := range []string{"noop", "default"} {
-			b.Run("recorded="+t.recorded+"/processor="+processor, func(b *testing.B) {
-				var p sdktrace.SpanProcessor = noop
-				if processor == "default" {
-					p = newSpanProcessor(b)
-				}
-				baseline := provider(b, sdktrace.WithSampler(drop), sdktrace.WithSpanProcessor(noop)).Tracer("benchmarks")
-				candidate := provider(b, sdktrace.WithSampler(t.sampler), sdktrace.WithSpanProcessor(p)).Tracer("benchmarks")
-				alternate(b, batch,
-					func(n int) { flat(b.Context(), baseline, n) },
-					func(n int) { flat(b.Context(), candidate, n) })
-			})
-		}
+		recorded, processor string
+		sampler             sdktrace.Sampler
+	}{
+		{"no", "noop", drop},
+		{"no", "default", drop},
+		{"no", "all", drop},
+		{"yes", "noop", spanctx.RecordUnsampled(drop)},
+		{"yes", "default", spanctx.RecordUnsampled(drop)},
+	} {
+		b.Run("recorded="+t.recorded+"/processor="+t.processor, func(b *testing.B) {
+			baseline := provider(b, sdktrace.WithSampler(drop), sdktrace.WithSpanProcessor(noop)).Tracer("benchmarks")
+			opts := []sdktrace.TracerProviderOption{sdktrace.WithSampler(t.sampler)}
+			var tracer trace.Tracer
+			switch t.processor {
+			case "all":
+				tracer = spanctx.PublishAll(provider(b, opts...)).Tracer("benchmarks")
+			case "default":
+				tracer = provider(b, append(opts, sdktrace.WithSpanProcessor(newSpanProcessor(b)))...).Tracer("benchmarks")
+			default:
+				tracer = provider(b, append(opts, sdktrace.WithSpanProcessor(noop))...).Tracer("benchmarks")
+			}
+			alternate(b, batch,
+				func(n int) { flat(b.Context(), baseline, n) },
+				func(n int) { flat(b.Context(), tracer, n) })
+		})
 	}
 }
 
