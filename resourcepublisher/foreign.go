@@ -6,12 +6,11 @@ package resourcepublisher
 import (
 	"errors"
 	"iter"
-	"os"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/otelctx/otelctx/internal/ownmem"
 	"github.com/otelctx/otelctx/internal/procfs"
-	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -25,8 +24,8 @@ var errForeignSpans = errors.New("another Go runtime in this process publishes i
 // It can miss a context: another library may publish just after the scan, or /proc may be
 // unreadable. In the worst case readers find two contexts and trust neither.
 func foreignContext() (name string, found bool) {
-	for m := range published(wire.IsProcessContextMapping) {
-		return m.Name, true
+	for c := range published(wire.IsProcessContextMapping) {
+		return c.name, true
 	}
 	return "", false
 }
@@ -34,24 +33,31 @@ func foreignContext() (name string, found bool) {
 // foreignSpans reports whether another Go runtime in this process has advertised spans. It must be
 // called while this runtime does not advertise any. Like foreignContext, it can miss a mapping.
 func foreignSpans() bool {
-	for m, header := range published(func(name []byte) bool {
+	for c := range published(func(name []byte) bool {
 		return wire.IsProcessContextMapping(name) || wire.IsThreadLocalMapping(name)
 	}) {
-		if wire.IsThreadLocalMapping([]byte(m.Name)) || advertisesGo(&header) {
+		if wire.IsThreadLocalMapping([]byte(c.name)) || c.advertisesGo() {
 			return true
 		}
 	}
 	return false
 }
 
-// advertisesGo reports whether the payload of a process context advertises the spans of a Go
-// runtime.
-func advertisesGo(h *wire.ProcessContextHeader) bool {
-	if h.ValidatePayload() != nil {
+// publishedContext is a process context in this process. It is valid during one iteration.
+type publishedContext struct {
+	// name is the name of the context's mapping.
+	name   string
+	header wire.ProcessContextHeader
+	memory *ownmem.Reader
+}
+
+// advertisesGo reports whether the payload advertises the spans of a Go runtime.
+func (c *publishedContext) advertisesGo() bool {
+	if c.header.ValidatePayload() != nil {
 		return false
 	}
-	payload := make([]byte, h.PayloadSize)
-	if _, err := remotemem.Of(os.Getpid()).ReadAt(payload, int64(h.Payload)); err != nil {
+	payload := make([]byte, c.header.PayloadSize)
+	if c.memory.Copy(payload, uintptr(c.header.Payload)) < len(payload) {
 		return false
 	}
 	for kv := range messages(payload, contextAttributes) {
@@ -87,28 +93,30 @@ func messages(message []byte, number protowire.Number) iter.Seq[[]byte] {
 	}
 }
 
-// published yields each mapping of this process whose name matches and which begins with the header
-// of a published process context, together with the header.
-func published(match func(name []byte) bool) iter.Seq2[procfs.Mapping, wire.ProcessContextHeader] {
-	return func(yield func(procfs.Mapping, wire.ProcessContextHeader) bool) {
-		self, err := procfs.NewFS("/proc").Process(os.Getpid())
+// published yields the process contexts in the mappings of this process whose names match.
+func published(match func(name []byte) bool) iter.Seq[*publishedContext] {
+	return func(yield func(*publishedContext) bool) {
+		self, err := procfs.NewFS("/proc").Self()
 		if err != nil {
 			return
 		}
 		defer func() { _ = self.Close() }()
-		// Read through the kernel, because a plain load would fault if the other library unmaps the
-		// header.
-		memory := remotemem.Of(os.Getpid())
+		// A plain load would fault if the other library unmaps the context.
+		memory, err := ownmem.New()
+		if err != nil {
+			return
+		}
+		defer memory.Close()
 		for m, err := range self.Maps(match) {
 			if err != nil {
 				return
 			}
 			var b [wire.ProcessContextHeaderSize]byte
-			if _, err := memory.ReadAt(b[:], int64(m.Start)); err != nil {
+			if memory.Copy(b[:], uintptr(m.Start)) < len(b) {
 				continue
 			}
 			h, err := wire.DecodeProcessContextHeader(&b)
-			if err == nil && h.PublishedAtNS != 0 && !yield(m, h) {
+			if err == nil && h.PublishedAtNS != 0 && !yield(&publishedContext{m.Name, h, memory}) {
 				return
 			}
 		}

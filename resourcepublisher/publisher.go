@@ -11,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"strings"
+	"sync/atomic"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -41,7 +42,9 @@ var (
 // can keep using the nil Publisher that NewPublisher returned.
 type Publisher struct {
 	config config
-	handle *providers.Handle
+	// handle is set by NewPublisher or, if that has not returned yet or the Publisher was created for a
+	// provider that is instrumented without code, by Current.
+	handle atomic.Pointer[providers.Handle]
 	// updated is the resource that Update has chosen, or nil. It is guarded by providers.Lock.
 	updated *resource.Resource
 }
@@ -101,10 +104,11 @@ func NewPublisher(r *resource.Resource, opts ...Option) (*Publisher, error) {
 	if !p.config.isEnabled() {
 		return nil, ErrDisabled
 	}
-	var err error
-	if p.handle, err = providers.Resources.Open(p, r); err != nil {
+	h, err := providers.Resources.Open(p, r)
+	if err != nil {
 		return nil, err
 	}
+	p.handle.Store(h)
 	return p, nil
 }
 
@@ -229,7 +233,7 @@ func (p *Publisher) Update(r *resource.Resource) error {
 		r = resource.Empty()
 	}
 	defer providers.Lock()()
-	if !p.handle.HasReference() {
+	if !p.handle.Load().HasReference() {
 		return ErrShutdown
 	}
 	if c := process.context; c != nil {
@@ -250,7 +254,7 @@ func (p *Publisher) Update(r *resource.Resource) error {
 // one. For later spans of that provider it only compares a pointer.
 func (p *Publisher) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 	if p != nil && s != nil {
-		p.handle.Started(s)
+		p.handle.Load().Started(s)
 	}
 }
 
@@ -267,7 +271,7 @@ func (p *Publisher) Shutdown(context.Context) error {
 	if p == nil {
 		return nil
 	}
-	return p.handle.Shutdown()
+	return p.handle.Load().Shutdown()
 }
 
 // Current returns the Publisher whose resource is published, for example the one created by
@@ -275,7 +279,8 @@ func (p *Publisher) Shutdown(context.Context) error {
 func Current() *Publisher {
 	defer providers.Lock()()
 	if newest := providers.Resources.Newest(); newest != nil {
-		p, _ := newest.Handle.Owner.(*Publisher)
+		p := newest.Handle.Owner.(*Publisher) //nolint:forcetypeassert // only this package opens such handles
+		p.handle.CompareAndSwap(nil, newest.Handle)
 		return p
 	}
 	return nil

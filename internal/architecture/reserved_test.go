@@ -15,7 +15,7 @@ import (
 // reserved lists language features and files that need a review, and the packages that may use
 // them, including their tests. Each use must explain why it is sound.
 var reserved = map[string]string{
-	"unsafe": "internal/wire internal/vma internal/ordered internal/cells internal/ring internal/gorecord internal/goruntime internal/apmlib " +
+	"unsafe": "internal/wire internal/vma internal/ordered internal/cells internal/ring internal/gorecord internal/goruntime internal/ownmem internal/apmlib " +
 		"internal/profilersocket internal/sdkspan internal/providers internal/goroutines internal/tlsvar spanctx cmd/otelctx/internal/kernel/privilege " +
 		"cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/conformance instrumentation " +
 		// Tests, and programs that tests run.
@@ -37,7 +37,7 @@ var reserved = map[string]string{
 	// Tests that make system calls that package syscall lacks. For code outside of tests, see the
 	// table linked.
 	"x/sys in tests": "internal/apmlib internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
-		"internal/patient internal/vma reader universalprofiling internal/interop/backends internal/interop/otlp cmd/otelctx cmd/otelctx/internal/report cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/hostile",
+		"internal/patient internal/vma internal/ownmem reader universalprofiling internal/interop/backends internal/interop/otlp cmd/otelctx cmd/otelctx/internal/report cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/hostile",
 }
 
 // linknames lists the names that packages access through go:linkname.

@@ -124,7 +124,7 @@ func calibrate() *Runtime {
 	if c.peeker, c.refused = newPeeker(); c.refused != nil {
 		return newRuntime(c.conclude())
 	}
-	defer c.close()
+	defer c.Close()
 
 	var r *Runtime
 	confirm := func() {
@@ -238,8 +238,8 @@ func (c *calibrator) observe() {
 	slots := c.slots[:c.peekTLS(tlsFirst(), c.slots[:])]
 	Unpin()
 
-	if c.failed != 0 {
-		c.refused = fmt.Errorf("pipe: %w", c.failed)
+	if failed := c.Failed(); failed != 0 {
+		c.refused = fmt.Errorf("pipe: %w", failed)
 		return
 	}
 	if !slices.Contains(c.tids, tid) {

@@ -78,7 +78,7 @@ func peekerFor(t testing.TB) *peeker {
 	t.Helper()
 	p, err := newPeeker()
 	require.NoError(t, err)
-	t.Cleanup(p.close)
+	t.Cleanup(p.Close)
 	return p
 }
 
@@ -290,44 +290,6 @@ func TestPartial(t *testing.T) {
 			assert.Equal(t, tc.fromMemory, r.procid != 0)
 		})
 	}
-}
-
-func TestPeek(t *testing.T) {
-	t.Parallel()
-	p := peekerFor(t)
-	page := unix.Getpagesize()
-	mem, err := unix.Mmap(-1, 0, 3*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	require.NoError(t, err)
-	defer func() { assert.NoError(t, unix.Munmap(mem)) }()
-	require.NoError(t, unix.Mprotect(mem[2*page:], unix.PROT_NONE))
-	words := unsafe.Slice((*uintptr)(unsafe.Pointer(&mem[0])), 2*page/8)
-	for i := range words {
-		words[i] = uintptr(i) + 1
-	}
-	begin := uintptr(unsafe.Pointer(&mem[0]))
-	end := begin + uintptr(2*page)
-
-	dst := make([]uintptr, 3*page/8)
-	assert.Equal(t, len(words), p.peek(begin, dst), "up to the unmapped page")
-	assert.Equal(t, words, dst[:len(words)])
-	assert.Equal(t, 3, p.peek(end-3*8, dst))
-	assert.Equal(t, words[len(words)-3:], dst[:3])
-	assert.Equal(t, 5, p.peek(begin+uintptr(page)-16, dst[:5]), "across mapped pages")
-	assert.Equal(t, words[page/8-2:page/8+3], dst[:5])
-	for _, addr := range []uintptr{0, 8, end, begin + 1, ^uintptr(7), 1 << 63, 1 << 47} {
-		assert.Zero(t, p.peek(addr, dst), "%#x", addr)
-	}
-	assert.Equal(t, uintptr(1), p.word(begin))
-	assert.Zero(t, p.word(end))
-	require.Zero(t, p.failed)
-
-	_, err = unix.Write(p.w, []byte("out of step"))
-	require.NoError(t, err)
-	require.NoError(t, unix.Close(p.r))
-	p.r = -1
-	assert.Zero(t, p.peek(begin, dst[:1]))
-	assert.Equal(t, unix.EPIPE, p.failed)
-	assert.Zero(t, p.word(begin), "the peeker stays broken")
 }
 
 func TestSearch(t *testing.T) {

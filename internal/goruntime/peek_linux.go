@@ -6,79 +6,42 @@
 package goruntime
 
 import (
-	"fmt"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
+	"github.com/otelctx/otelctx/internal/ownmem"
 )
 
 const (
 	wordSize = unsafe.Sizeof(uintptr(0))
 
-	// pageSize is the smallest page size of Linux, which divides all others. A pipe has room for at
-	// least one page, and accepts it atomically.
+	// pageSize is the smallest page size of Linux. Nothing is mapped in the first page.
 	pageSize = 4096
 )
 
-// A peeker reads memory of this process that may be unmapped. It writes the memory to a pipe and
-// reads it back: if the memory is unmapped, write returns EFAULT, whereas a load would raise a
-// signal. Every sandbox allows these system calls. Some forbid process_vm_readv, and qemu-user does
-// not implement it.
+// A peeker reads words of memory that may be unmapped.
 type peeker struct {
-	r, w int
-	one  [1]uintptr
+	*ownmem.Reader
 
-	// failed is the error that made the pipe unusable, or 0. After a failed read, old data may be
-	// left in the pipe.
-	failed unix.Errno
+	one [1]uintptr
 }
 
 func newPeeker() (*peeker, error) {
-	var fds [2]int
-	// The pipe never blocks, because only bytes that have been written are read.
-	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-		return nil, fmt.Errorf("pipe2: %w", err)
+	r, err := ownmem.New()
+	if err != nil {
+		return nil, err
 	}
-	return &peeker{r: fds[0], w: fds[1]}, nil
-}
-
-func (p *peeker) close() {
-	_ = unix.Close(p.r)
-	_ = unix.Close(p.w)
+	return &peeker{Reader: r}, nil
 }
 
 // peek copies words at addr to dst, up to the first unmapped page, and returns how many it copied.
 // It may be called while pinned. It is not safe for concurrent use.
-//
-// The kernel gets addr as a number, so the garbage collector, the race detector and checkptr do not
-// care what is there. dst is converted in the call itself, which keeps it alive and in place.
 func (p *peeker) peek(addr uintptr, dst []uintptr) int {
-	if addr%wordSize != 0 || p.failed != 0 {
+	if addr%wordSize != 0 || len(dst) == 0 {
 		return 0
 	}
-	done := 0
-	for done < len(dst) {
-		source := addr + uintptr(done)*wordSize
-		// Do not copy across the end of a page, so that the range is either mapped or unmapped as a
-		// whole.
-		size := min(uintptr(len(dst)-done)*wordSize, pageSize-source%pageSize)
-		n, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(p.w), source, size)
-		if errno == unix.EFAULT {
-			break
-		}
-		if errno == 0 && n == size {
-			n, _, errno = unix.RawSyscall(unix.SYS_READ, uintptr(p.r), uintptr(unsafe.Pointer(&dst[done])), size)
-		}
-		if errno == 0 && n != size {
-			errno = unix.EIO // a short write or read, which should not be possible
-		}
-		if errno != 0 {
-			p.failed = errno
-			break
-		}
-		done += int(size / wordSize)
-	}
-	return done
+	// Sound: the bytes are those of dst, which outlives them. Pages contain whole words.
+	b := unsafe.Slice((*byte)(unsafe.Pointer(&dst[0])), len(dst)*int(wordSize))
+	return p.Copy(b, addr) / int(wordSize)
 }
 
 // word returns the word at addr, or 0 if it is unmapped.
