@@ -6,6 +6,7 @@ package resourcepublisher_test
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -13,10 +14,12 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
+	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -40,12 +43,17 @@ func kernelNamesMappings(t *testing.T) bool {
 
 func TestPublishingUnderSystemCallFilters(t *testing.T) {
 	named := kernelNamesMappings(t)
+	withoutNames := map[bool]string{false: "kernel without CONFIG_ANON_VMA_NAME: an anonymous mapping has no name"}[named]
 	tests := map[string]struct {
 		rules []childproc.Rule
 		// wantErr is a part of the expected error, or empty if publishing must succeed.
 		wantErr string
 		// wantName is the expected name of the mapping if publishing succeeds.
 		wantName string
+		// variable is an environment variable of the process, KEY=value.
+		variable string
+		// foreign says that another library has published a context.
+		foreign bool
 		// skip is the reason to skip the case.
 		skip string
 	}{
@@ -53,18 +61,33 @@ func TestPublishingUnderSystemCallFilters(t *testing.T) {
 		"naming denied":  {rules: []childproc.Rule{childproc.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
 		"memfd denied": {
 			rules: []childproc.Rule{childproc.NoMemfd}, wantName: "[anon:OTEL_CTX]",
-			skip: map[bool]string{false: "kernel without CONFIG_ANON_VMA_NAME: an anonymous mapping has no name"}[named],
+			skip: withoutNames,
 		},
-		"memfd and naming denied":      {rules: []childproc.Rule{childproc.NoMemfd, childproc.NoNaming}, wantErr: "memfd_create: operation not permitted; prctl PR_SET_VMA_ANON_NAME: invalid argument"},
-		"memfd cannot be sized":        {rules: []childproc.Rule{childproc.NoFtruncate, childproc.NoNaming}, wantErr: "ftruncate memfd: operation not permitted; prctl"},
-		"MFD_NOEXEC_SEAL unknown":      {rules: []childproc.Rule{childproc.NoNoexecSeal, childproc.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
-		"MFD_NOEXEC_SEAL denied":       {rules: []childproc.Rule{childproc.DeniedNoexecSeal, childproc.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
-		"madvise denied":               {rules: []childproc.Rule{childproc.NoDontfork}, wantErr: "madvise MADV_DONTFORK: permission denied"},
-		"madvise denied, no memfd":     {rules: []childproc.Rule{childproc.NoDontfork, childproc.NoMemfd}, wantErr: "madvise MADV_DONTFORK: permission denied"},
-		"mmap denied":                  {rules: []childproc.Rule{noMmap}, wantErr: "cannot allocate memory"},
-		"mmap denied, no memfd":        {rules: []childproc.Rule{noMmap, childproc.NoMemfd}, wantErr: "cannot allocate memory"},
-		"clock denied":                 {rules: []childproc.Rule{childproc.NoBoottime}, wantErr: "CLOCK_BOOTTIME: operation not permitted"},
-		"own memory cannot be read":    {rules: []childproc.Rule{childproc.NoReadv, childproc.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
+		"memfd and naming denied":   {rules: []childproc.Rule{childproc.NoMemfd, childproc.NoNaming}, wantErr: "memfd_create: operation not permitted; prctl PR_SET_VMA_ANON_NAME: invalid argument"},
+		"memfd cannot be sized":     {rules: []childproc.Rule{childproc.NoFtruncate, childproc.NoNaming}, wantErr: "ftruncate memfd: operation not permitted; prctl"},
+		"MFD_NOEXEC_SEAL unknown":   {rules: []childproc.Rule{childproc.NoNoexecSeal, childproc.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
+		"MFD_NOEXEC_SEAL denied":    {rules: []childproc.Rule{childproc.DeniedNoexecSeal, childproc.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
+		"madvise denied":            {rules: []childproc.Rule{childproc.NoDontfork}, wantErr: "madvise MADV_DONTFORK: permission denied"},
+		"madvise denied, no memfd":  {rules: []childproc.Rule{childproc.NoDontfork, childproc.NoMemfd}, wantErr: "madvise MADV_DONTFORK: permission denied"},
+		"mmap denied":               {rules: []childproc.Rule{noMmap}, wantErr: "cannot allocate memory"},
+		"mmap denied, no memfd":     {rules: []childproc.Rule{noMmap, childproc.NoMemfd}, wantErr: "cannot allocate memory"},
+		"clock denied":              {rules: []childproc.Rule{childproc.NoBoottime}, wantErr: "CLOCK_BOOTTIME: operation not permitted"},
+		"own memory cannot be read": {rules: []childproc.Rule{childproc.NoReadv, childproc.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
+		"memfd kills, and is disabled": {
+			rules: []childproc.Rule{{Call: unix.SYS_MEMFD_CREATE, Kill: true}}, variable: "OTELCTX_MEMFD_DISABLED=true", wantName: "[anon:OTEL_CTX]",
+			skip: withoutNames,
+		},
+		"memfd kills, and is disabled, naming denied": {
+			rules: []childproc.Rule{{Call: unix.SYS_MEMFD_CREATE, Kill: true}, childproc.NoNaming}, variable: "OTELCTX_MEMFD_DISABLED=true",
+			wantErr: "mapping cannot be named: memfd: disabled by OTELCTX_MEMFD_DISABLED; prctl PR_SET_VMA_ANON_NAME: invalid argument",
+		},
+		"seals denied": {
+			rules:    []childproc.Rule{childproc.NoNaming, {Call: unix.SYS_FCNTL, Errno: unix.EPERM, Args: []childproc.Arg{{Index: 1, Mask: ^uint32(0), Value: unix.F_ADD_SEALS}}}},
+			wantName: "/memfd:OTEL_CTX (deleted)",
+		},
+		"reading memory kills, beside another library": {
+			rules: []childproc.Rule{{Call: unix.SYS_PROCESS_VM_READV, Kill: true}}, foreign: true, wantErr: "process context is published by another library",
+		},
 		"memfd denied, kernel unnamed": {rules: []childproc.Rule{childproc.NoMemfd, childproc.NoNaming, childproc.NoReadv}, wantErr: "mapping cannot be named"},
 	}
 	for name, tt := range tests {
@@ -72,12 +95,21 @@ func TestPublishingUnderSystemCallFilters(t *testing.T) {
 			if tt.skip != "" {
 				t.Skip(tt.skip)
 			}
-			child := startUnder(t, tt.rules...)
+			child := startPublishing(t, tt.rules, func(cmd *exec.Cmd) {
+				if tt.variable != "" {
+					cmd.Env = append(cmd.Env, tt.variable)
+				}
+				if tt.foreign {
+					cmd.Env = append(cmd.Env, foreignVariable+"=1")
+				}
+			})
 			fds := child.Receive()
 			got := child.Receive()
 			if tt.wantErr != "" {
 				assert.Contains(t, got, tt.wantErr)
-				assert.Empty(t, contextMappings(t, child.PID()), "nothing is left behind")
+				if !tt.foreign {
+					assert.Empty(t, contextMappings(t, child.PID()), "nothing is left behind")
+				}
 			} else {
 				assert.Equal(t, "published", got)
 				pc, err := readPID(child.PID())
@@ -94,12 +126,21 @@ func TestPublishingUnderSystemCallFilters(t *testing.T) {
 // startUnder starts a child that publishes under a system call filter.
 func startUnder(t *testing.T, rules ...childproc.Rule) *childproc.Child {
 	t.Helper()
-	child := childproc.Start(t, "publish under a filter", nil)
+	return startPublishing(t, rules, nil)
+}
+
+func startPublishing(t *testing.T, rules []childproc.Rule, prepare func(*exec.Cmd)) *childproc.Child {
+	t.Helper()
+	child := childproc.Start(t, "publish under a filter", prepare)
 	encoded, err := json.Marshal(rules)
 	require.NoError(t, err)
 	child.Send("%s", encoded)
 	return child
 }
+
+// foreignVariable is the environment variable that makes a child publish a context of another library
+// first.
+const foreignVariable = "OTELCTX_TEST_FOREIGN"
 
 func publishUnderFilter(parent *childproc.Parent) {
 	line, _ := parent.Receive()
@@ -109,6 +150,10 @@ func publishUnderFilter(parent *childproc.Parent) {
 		entries, err := os.ReadDir("/proc/self/fd")
 		parent.Must(err)
 		parent.Send("%d descriptors", len(entries))
+	}
+	if os.Getenv(foreignVariable) != "" {
+		_, err := foreigncontext.Publish()
+		parent.Must(err)
 	}
 	parent.Must(childproc.Deny(rules...))
 	fds()

@@ -20,6 +20,8 @@ import (
 	"sync"
 
 	"go.opentelemetry.io/otel"
+
+	"github.com/otelctx/otelctx/internal/vma"
 )
 
 // Variable is an environment variable.
@@ -102,6 +104,12 @@ var (
 		Does:   "true sets the span attribute by which Grafana finds a span's profile in Pyroscope",
 		Option: "spanctx.WithPyroscopeProfileIDs",
 	}
+	// MemfdDisabled is read by package vma, which does not link OpenTelemetry.
+	MemfdDisabled = Variable{
+		Name: vma.MemfdVariable, Values: booleans, Default: no,
+		Does:   "true publishes without memfd_create, in anonymous memory that prctl names; needs a kernel with CONFIG_ANON_VMA_NAME",
+		Option: "nothing",
+	}
 	UniversalProfiling = Variable{
 		Name: "OTELCTX_UNIVERSAL_PROFILING", Values: booleans, Default: no,
 		Does:   "true adds Elastic's integration to services that are instrumented without code; its own variables count too",
@@ -114,7 +122,7 @@ func All() []Variable {
 	return []Variable{
 		ProcessContextDisabled, ProcessContextHiddenKeys,
 		SpansDisabled, SpanCarriers, SpanNames, SpanAttributeKeys, SpanSlotAttributeSpace, SpanLabels, SpanSlotCapacity, SpanSlotLayout, SpanDatadogLabels, SpanPyroscopeProfileIDs,
-		UniversalProfiling,
+		MemfdDisabled, UniversalProfiling,
 	}
 }
 

@@ -36,6 +36,10 @@ type Region struct {
 // heap.
 func NewHeap(size int) *Region { return &Region{mem: make([]byte, size)} }
 
+// MemfdVariable is the environment variable that tells [New] not to use memfds, for sandboxes that
+// kill a process that calls memfd_create. Package environment describes it.
+const MemfdVariable = "OTELCTX_MEMFD_DISABLED"
+
 // Kind says where the memory of a table is.
 type Kind int
 

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -17,8 +19,8 @@ import (
 // pages use no memory.
 //
 // The mapping is backed by a memfd with the same name, whose descriptor New closes. If the system
-// denies memfds or files of this size, the mapping is anonymous (OTEP 4719, publication protocol,
-// steps 2 to 5). If New fails, nothing stays mapped.
+// denies memfds or files of this size, or [MemfdVariable] is true, the mapping is anonymous (OTEP
+// 4719, publication protocol, steps 2 to 5). If New fails, nothing stays mapped.
 func New(name string, size int) (*Region, error) {
 	size, err := wholePages(size)
 	if err != nil {
@@ -94,8 +96,13 @@ func CheckFileSize(size int) error {
 	return nil
 }
 
-// memfd returns a memory file of the given size.
+// memfd returns a memory file of the given size. Its size and contents cannot change: someone who
+// opens the file through /proc/pid/map_files could otherwise truncate it, whereupon the next access to
+// the mapping would raise SIGBUS. The mapping is private, so it never writes to the file.
 func memfd(name string, size int) (int, error) {
+	if disabled, err := strconv.ParseBool(strings.ToLower(strings.TrimSpace(os.Getenv(MemfdVariable)))); err == nil && disabled {
+		return -1, fmt.Errorf("memfd: disabled by %s", MemfdVariable)
+	}
 	if err := CheckFileSize(size); err != nil {
 		return -1, fmt.Errorf("memfd: %w", err)
 	}
@@ -119,6 +126,9 @@ func memfd(name string, size int) (int, error) {
 		_ = unix.Close(fd)
 		return -1, fmt.Errorf("ftruncate memfd: %w", err)
 	}
+	// Ignore the error: a system call filter may deny the call, and the memfd works without seals.
+	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE | unix.F_SEAL_SEAL
+	_, _ = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
 	return fd, nil
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
@@ -91,6 +92,31 @@ func smaps(t *testing.T, address uint64) map[string]string {
 		fields[key] = strings.TrimSpace(value)
 	}
 	return fields
+}
+
+// Nobody can truncate the memfd behind a region, whose next access would then raise SIGBUS, nor change
+// pages that the region has not written yet.
+func TestRegionIsSealed(t *testing.T) {
+	page := os.Getpagesize()
+	fd, err := memfd(testName, page)
+	require.NoError(t, err)
+	const want = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE | unix.F_SEAL_SEAL
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	require.NoError(t, err)
+	assert.Equal(t, want, seals&want)
+	require.NoError(t, unix.Close(fd))
+
+	r := newRegionOf(t, New, 2*page)
+	m := at(t, r.Address())
+	f, err := os.OpenFile(fmt.Sprintf("/proc/self/map_files/%x-%x", m.Start, m.End), os.O_RDWR, 0)
+	if err != nil {
+		t.Skip("opening the file of a mapping needs CAP_CHECKPOINT_RESTORE: ", err)
+	}
+	defer func() { assert.NoError(t, f.Close()) }()
+	require.ErrorIs(t, f.Truncate(0), unix.EPERM)
+	_, err = f.WriteAt([]byte{1}, int64(page))
+	require.ErrorIs(t, err, unix.EPERM)
+	assert.Equal(t, make([]byte, 2*page), r.Bytes())
 }
 
 func TestRegion(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rule makes a system call fail under certain conditions.
+// Rule makes a system call fail, or kill the process, under certain conditions.
 type Rule struct {
 	// Call is the system call's number.
 	Call uint32
@@ -20,6 +20,8 @@ type Rule struct {
 	Args []Arg
 	// Errno is the error. If it is 0, the call does nothing and succeeds.
 	Errno syscall.Errno
+	// Kill is true if the call kills the process instead.
+	Kill bool
 }
 
 // Arg is a condition on the lower 32 bits of an argument: the bits in Mask must equal Value.
@@ -29,8 +31,8 @@ type Arg struct {
 }
 
 // Deny installs a seccomp filter for this process and its future children. A system call that matches
-// a rule is not executed and returns the rule's Errno. Call Deny only in a child, because a filter
-// cannot be removed.
+// a rule is not executed, and returns the rule's Errno or kills the process. Call Deny only in a
+// child, because a filter cannot be removed.
 func Deny(rules ...Rule) error {
 	var program []unix.SockFilter
 	for _, r := range rules {
@@ -81,8 +83,9 @@ func (r Rule) program() []unix.SockFilter {
 			unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: a.Value, Jf: left},
 		)
 	}
-	return append(p, unix.SockFilter{
-		Code: unix.BPF_RET | unix.BPF_K,
-		K:    unix.SECCOMP_RET_ERRNO | uint32(r.Errno),
-	})
+	action := unix.SECCOMP_RET_ERRNO | uint32(r.Errno)
+	if r.Kill {
+		action = unix.SECCOMP_RET_KILL_PROCESS
+	}
+	return append(p, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: action})
 }
