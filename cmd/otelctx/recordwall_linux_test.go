@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -271,7 +272,7 @@ func TestRecordWallOfServices(t *testing.T) {
 	got := r.wait(t)
 	require.Zero(t, got.code, got.stderr)
 	assert.Regexp(t, `^Took \d+ snapshots of goroutines in spans of 2 processes`, got.stdout)
-	assert.Regexp(t, `(?m)^  WALL +± .* SERVICE +NAME`, got.stdout)
+	assert.Regexp(t, `(?m)^  WALL +± .* SERVICE +SPANS SEEN +WALL/SPAN +NAME`, got.stdout)
 	assert.Contains(t, got.stdout, " checkout"+own+" ")
 	assert.Contains(t, got.stdout, " payment"+own+" ")
 	assert.NotContains(t, got.stdout, "cart"+own)
@@ -281,9 +282,87 @@ func TestRecordWallOfServices(t *testing.T) {
 	assert.Contains(t, got.stderr, "no samples: there were no processes of service nosuch that publish")
 }
 
+// TestRecordWallGroups checks that --wall takes --filter, --group-by and --repeat: each table has the wall-clock time of
+// the goroutines that pass, and each period a file.
+func TestRecordWallGroups(t *testing.T) {
+	t.Parallel()
+	childproc.NeedReading(t)
+	p := startParker(t, buildParker(t, programs.Static), "10", "mutex", "chan receive")
+	record := func(args ...string) result {
+		return otelctx(t, append([]string{"record", "--wall", "-d", "300ms", "-F", "50", p.pid}, args...)...)
+	}
+	for _, test := range []struct{ args, want, not string }{
+		{"", `SPANS SEEN +WALL/SPAN +NAME +ENDPOINT\n(.*\n)*  \d.*  5 +\d+\.\dms +mutex `, ""},
+		{"--group-by span --filter span_name=mutex", `Top spans by wall-clock time\n.* NAME +SPAN ID +TRACE ID +ATTRIBUTES\n.* mutex `, "chan receive"},
+		{"--group-by endpoint", `REQUESTS SEEN +WALL/REQUEST +ENDPOINT\n`, "Top span names"},
+		{"--group-by trace", `Top traces by wall-clock time\n.* SPANS SEEN +TRACE ID\n`, "Top span names"},
+		{"--group-by service", `Top services by wall-clock time\n.* PROCESSES +SERVICE\n  .* 1 +parker\n`, "Top span names"},
+		{"--group-by function", `Top functions by time waited\n(.*\n)*.* main\.lock\n`, "Top span names"},
+		{"--group-by attribute=span_name", `KEY +VALUE\n(.*\n)*  .* span_name +mutex\n`, "Top span names"},
+	} {
+		got := record(strings.Fields(test.args)...)
+		require.Zero(t, got.code, got.stderr)
+		assert.Regexp(t, test.want, got.stdout, test.args)
+		if test.not != "" {
+			assert.NotContains(t, got.stdout, test.not, test.args)
+		}
+	}
+	var d wallDocument
+	require.NoError(t, json.Unmarshal([]byte(record("--json", "--filter", "span_name=mutex").stdout), &d))
+	require.Len(t, d.SpanNames, 1)
+	assert.Equal(t, "mutex", d.SpanNames[0].Name)
+	assert.Equal(t, 5, d.SpanNames[0].Spans)
+	assert.Positive(t, d.Filtered)
+	got := record("--filter", "span_name=nothing")
+	assert.Equal(t, exitNoSamples, got.code)
+	assert.Contains(t, got.stderr, "span_name is never nothing, but for example ")
+
+	dir := t.TempDir()
+	r := start(t, "record", "--wall", "-d", "200ms", "--repeat", "-o", filepath.Join(dir, "p.otlp"), p.pid)
+	var files []string
+	require.Eventually(t, func() bool {
+		var err error
+		files, err = filepath.Glob(filepath.Join(dir, "p-*.otlp"))
+		require.NoError(t, err)
+		return len(files) > 3
+	}, testenv.Patience, tick)
+	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
+	got = r.wait(t)
+	require.Zero(t, got.code, got.stderr)
+	assert.Greater(t, strings.Count(got.stdout, "Took "), 3)
+	slices.Sort(files)
+	readOTLP(t, files[1])
+	p.Done()
+}
+
+// TestRecordWallQueued checks that the time in which the thread of a running goroutine waits for a processor, because the
+// control group is throttled, has a column of its own.
+func TestRecordWallQueued(t *testing.T) {
+	childproc.NeedReading(t)
+	group := "/sys/fs/cgroup/cpu/otelctx-test-" + strconv.Itoa(os.Getpid())
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Skip("no control group for processors: " + err.Error())
+	}
+	t.Cleanup(func() { _ = os.Remove(group) })
+	write := func(name, value string) error { return os.WriteFile(filepath.Join(group, name), []byte(value), 0o600) }
+	if err := write("cpu.cfs_quota_us", "20000"); err != nil {
+		t.Skip("control groups have no quota: " + err.Error())
+	}
+	w := startWorker(t) // One of its goroutines always computes.
+	require.NoError(t, write("cgroup.procs", w.pid))
+	var d wallDocument
+	got := otelctx(t, "record", "--wall", "--json", "-d", "2s", w.pid)
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &d), got.stderr)
+	require.NotEmpty(t, d.SpanNames)
+	row := d.SpanNames[0]
+	assert.Equal(t, row.WallNano, row.RunningNano)
+	assert.Greater(t, row.QueuedNano, row.WallNano/2, "a fifth of a processor is left to it")
+	w.Kill() // so that the group can be removed
+}
+
 func TestRecordWallArguments(t *testing.T) {
 	for _, args := range []string{
-		"-- true", "1 --repeat --otlp-endpoint=http://localhost", "1 --kernel", "1 -F 2000", "1 -F 99,20",
+		"-- true", "1 --id-attributes", "1 --kernel", "1 -F 2000", "1 -F 99,20",
 		"1 --cpu -F 99,2000", "1 --cpu -F 99,20,1", "1 --cpu -o x.folded",
 	} {
 		run := inProcess(t, append([]string{"record", "--wall"}, strings.Fields(args)...)...)

@@ -8,6 +8,7 @@ import (
 	"path"
 	"strings"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 	"github.com/otelctx/otelctx/reader"
@@ -27,14 +28,14 @@ type counts struct {
 	// filtered counts samples that did not pass the filters. They are counted nowhere else.
 	filtered uint64
 	// filteredAttributes becomes Result.FilteredAttributes. It is collected while there are no other samples.
-	filteredAttributes map[string][]string
+	filteredAttributes filter.Dropped
 	// cut, lost and dropped are the sums over the batches.
 	cut, lost, dropped uint64
 	truncated, unnamed uint64
 }
 
 func newCounts(attributes bool) *counts {
-	c := &counts{tally: tally.New[tally.Count](attributes), filteredAttributes: map[string][]string{}}
+	c := &counts{tally: tally.New[tally.Count](attributes), filteredAttributes: filter.Dropped{}}
 	for w := range c.work {
 		c.work[w].Work = Work(w)
 	}

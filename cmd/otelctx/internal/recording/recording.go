@@ -15,6 +15,7 @@ import (
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
@@ -37,7 +38,7 @@ type Config struct {
 	Report  func(*Result)
 	Sampler sampler.Config
 	// Filters lists the conditions that each sample must meet. Samples that fail one of them are dropped.
-	Filters []Filter
+	Filters filter.Filters
 	// Unnamed disables symbolization: profiles contain addresses and build ids, and no symbols are read.
 	Unnamed bool
 	// IDAttributes also adds the ids of the span, the trace and the local root to each sample as
@@ -93,7 +94,7 @@ type Result struct {
 	// FilteredAttributes maps the attribute keys of dropped samples to their values, if no sample passed
 	// Config.Filters. It has values only for keys that occur in the filters. The numbers of keys and values
 	// are bounded.
-	FilteredAttributes map[string][]string
+	FilteredAttributes filter.Dropped
 	// NotExamined counts processes that might have been selected, but were not scanned before the recording
 	// ended, because there were too many processes.
 	NotExamined int

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/internal/patient"
@@ -154,10 +155,11 @@ func (n *symbolizer) add(ctx context.Context, builder *profile.Builder, samples 
 			spanAttributes = same.published.spanNames.appendTo(n.attributes(ctx, samples.target, same), &same.span)
 		}
 		attributes := sampleAttributes(&same.rawKey, spanAttributes, n.config.IDAttributes)
-		if !passes(n.config.Filters, &same.span, attributes, same.published.attributes) {
+		ids := filter.IDs{TraceID: same.span.TraceID, SpanID: same.span.SpanID}
+		if !n.config.Filters.Pass(ids, attributes, same.published.attributes) {
 			n.counts.filtered += uint64(len(same.times))
 			if n.counts.tally.Total == 0 {
-				addFiltered(n.counts.filteredAttributes, n.config.Filters, &same.span, attributes, same.published.attributes)
+				n.counts.filteredAttributes.Add(n.config.Filters, ids, attributes, same.published.attributes)
 			}
 			continue
 		}

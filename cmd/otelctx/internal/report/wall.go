@@ -5,22 +5,31 @@ package report
 
 import (
 	"cmp"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
 )
 
 // Heads of columns.
 const (
-	columnWall     = "  WALL"
-	columnRunning  = "RUNNING"
-	columnMainWait = "MAIN WAIT"
+	columnWall        = "  WALL"
+	columnRunning     = "RUNNING"
+	columnMainWait    = "MAIN WAIT"
+	columnCPUWait     = "CPU WAIT"
+	columnRunnable    = "RUNNABLE"
+	columnWaiting     = "WAITING"
+	columnWallSpan    = "WALL/SPAN"
+	columnWallRequest = "WALL/REQUEST"
 )
 
 // BothDocument is the output of record --wall --cpu --json.
@@ -50,26 +59,59 @@ type WallDocument struct {
 	Subsampled bool   `json:"subsampled"`
 	Torn       uint64 `json:"torn"`
 	Lost       uint64 `json:"lost"`
-	Ended      bool   `json:"ended"`
+	// Filtered counts the goroutines that --filter left out.
+	Filtered uint64 `json:"filtered"`
+	Ended    bool   `json:"ended"`
 	// SpanNames holds the times of spans by name, and Functions the times of waits by function. Each has at
 	// most --top elements, the largest times first.
 	SpanNames []WallName     `json:"span_names"`
 	Functions []WallFunction `json:"functions"`
+	// The following lists are sorted like SpanNames. Endpoints is empty if no endpoint is known, and Attributes unless
+	// --group-by asks for them.
+	Endpoints  []WallUse `json:"endpoints"`
+	Spans      []WallUse `json:"spans"`
+	Traces     []WallUse `json:"traces"`
+	Processes  []WallUse `json:"processes"`
+	Attributes []WallUse `json:"attributes"`
+}
+
+// WallUse is the wall-clock time of an endpoint, a span, a trace, a process or an attribute. Fields that do not apply
+// are left out.
+type WallUse struct {
+	PID      int    `json:"pid,omitempty"`
+	Service  string `json:"service,omitempty"`
+	Endpoint string `json:"endpoint,omitempty"`
+	Name     string `json:"name,omitempty"`
+	TraceID  string `json:"trace_id,omitempty"`
+	SpanID   string `json:"span_id,omitempty"`
+	Key      string `json:"key,omitempty"`
+	Value    string `json:"value,omitempty"`
+	// Count is the number of requests or spans that were seen.
+	Count    int   `json:"count,omitempty"`
+	WallNano int64 `json:"wall_nano"`
+	// CPUNano is the CPU time according to the CPU samples. It is left out without --cpu.
+	CPUNano *int64 `json:"cpu_nano,omitempty"`
+	// WaitingNano is the part of WallNano spent blocked or in system calls.
+	WaitingNano int64 `json:"waiting_nano"`
 }
 
 type WallName struct {
 	Service  string `json:"service"`
 	Endpoint string `json:"endpoint"`
 	Name     string `json:"name"`
+	// Spans counts the spans that were seen in snapshots.
+	Spans int `json:"spans"`
 	// WallNano is the sum of RunningNano, RunnableNano, UnknownNano and WaitsNano. ErrorNano is an upper
 	// bound of its standard error.
 	WallNano  int64 `json:"wall_nano"`
 	ErrorNano int64 `json:"error_nano"`
 	// CPUNano is the CPU time according to the CPU samples. It is left out without --cpu.
-	CPUNano      *int64 `json:"cpu_nano,omitempty"`
-	RunningNano  int64  `json:"running_nano"`
-	RunnableNano int64  `json:"runnable_nano"`
-	UnknownNano  int64  `json:"unknown_nano"`
+	CPUNano     *int64 `json:"cpu_nano,omitempty"`
+	RunningNano int64  `json:"running_nano"`
+	// QueuedNano is the part of RunningNano in which the goroutine's thread waited for a processor.
+	QueuedNano   int64 `json:"queued_nano"`
+	RunnableNano int64 `json:"runnable_nano"`
+	UnknownNano  int64 `json:"unknown_nano"`
 	// WaitsNano is the waiting time by kind of wait.
 	WaitsNano map[string]int64 `json:"waits_nano"`
 	Snapshots uint64           `json:"snapshots"`
@@ -82,33 +124,145 @@ type WallFunction struct {
 	WallNano   int64  `json:"wall_nano"`
 }
 
-// wallRow is the time of spans with one name. cpu is the CPU time according to the CPU samples.
+// wallRow is a row of a table of wall-clock time. cpu is the CPU time according to the CPU samples.
 type wallRow struct {
-	wall.Row
+	service string
+	wall.Times
 
 	cpu time.Duration
+	// count is the number of spans or requests that were seen, 0 if the row does not have it.
+	count int
+	// cells are the last cells of the row. use is the row for --json.
+	cells []string
+	use   WallUse
 }
 
-// wallRows returns the rows of a recording. Rows without wall-clock time are last.
-func (r *Recording) wallRows() (rows []wallRow) {
-	type key struct{ service, endpoint, name string }
-	samples := map[key]uint64{}
-	var names []tally.SpanName[tally.Count]
+// cpuOf returns the CPU time of rows by their keys.
+func cpuOf[R any, K comparable](r *Recording, rows func(*recording.Result) []R, key func(*R) K, count func(*R) tally.Count) map[K]time.Duration {
+	times := map[K]time.Duration{}
+	if r.CPU == nil {
+		return times
+	}
+	for _, row := range rows(r.CPU) {
+		times[key(&row)] += r.cpu(uint64(count(&row)))
+	}
+	return times
+}
+
+type spanNameKey struct{ service, endpoint, name string }
+
+// wallNames returns the rows of span names. Those without wall-clock time are last.
+func (r *Recording) wallNames() (rows []wallRow) {
+	key := func(n *tally.SpanName[tally.Count]) spanNameKey { return spanNameKey{n.Service, n.Endpoint, n.Name} }
+	cpu := cpuOf(r, func(c *recording.Result) []tally.SpanName[tally.Count] { return c.SpanNames }, key,
+		func(n *tally.SpanName[tally.Count]) tally.Count { return n.Amount })
+	add := func(k spanNameKey, t wall.Times, count int) {
+		rows = append(rows, wallRow{
+			service: k.service, Times: t, cpu: cpu[k], count: count, cells: []string{display.Name(k.name), display.Name(k.endpoint)},
+			use: WallUse{Service: k.service, Name: k.name, Endpoint: k.endpoint},
+		})
+		delete(cpu, k)
+	}
+	for _, n := range r.Wall.SpanNames {
+		add(spanNameKey{n.Service, n.Endpoint, n.Name}, n.Amount, n.Count)
+	}
 	if r.CPU != nil {
-		names = r.CPU.SpanNames
+		for _, n := range r.CPU.SpanNames {
+			if _, left := cpu[key(&n)]; left { // Spans that were too short for any snapshot have only CPU time.
+				add(key(&n), wall.Times{}, 0)
+			}
+		}
 	}
-	for _, n := range names {
-		samples[key{n.Service, n.Endpoint, n.Name}] = uint64(n.Amount)
+	return rows
+}
+
+type nameKey struct{ service, name string }
+
+func (r *Recording) wallEndpoints() (rows []wallRow) {
+	cpu := cpuOf(r, func(c *recording.Result) []name { return c.Endpoints },
+		func(n *name) nameKey { return nameKey{n.Service, n.Name} }, func(n *name) tally.Count { return n.Amount })
+	for _, n := range r.Wall.Endpoints {
+		rows = append(rows, wallRow{
+			service: n.Service, Times: n.Amount, cpu: cpu[nameKey{n.Service, n.Name}], count: n.Count, cells: []string{display.Name(n.Name)},
+			use: WallUse{Service: n.Service, Endpoint: n.Name, Count: n.Count},
+		})
 	}
-	for _, row := range r.Wall.Rows {
-		key := key{row.Service, row.Endpoint, row.Name}
-		rows = append(rows, wallRow{row, r.cpu(samples[key])})
-		delete(samples, key)
+	return rows
+}
+
+type idKey struct {
+	service string
+	trace   [16]byte
+	span    [8]byte
+}
+
+func (r *Recording) wallSpans() (rows []wallRow) {
+	cpu := cpuOf(r, func(c *recording.Result) []span { return c.Spans },
+		func(u *span) idKey { return idKey{u.Service, u.TraceID, u.SpanID} }, func(u *span) tally.Count { return u.Amount })
+	for _, u := range r.Wall.Spans {
+		id, trace := hex.EncodeToString(u.SpanID[:]), hex.EncodeToString(u.TraceID[:])
+		rows = append(rows, wallRow{
+			service: u.Service, Times: u.Amount, cpu: cpu[idKey{u.Service, u.TraceID, u.SpanID}],
+			cells: []string{display.Name(u.Name), id, trace, display.Attributes(document.Attributes(u.Attributes))},
+			use:   WallUse{Service: u.Service, Name: u.Name, SpanID: id, TraceID: trace},
+		})
 	}
-	// Spans that were too short for any snapshot have only CPU time.
-	for _, n := range names {
-		if left, ok := samples[key{n.Service, n.Endpoint, n.Name}]; ok {
-			rows = append(rows, wallRow{wall.Row{Service: n.Service, Endpoint: n.Endpoint, Name: n.Name}, r.cpu(left)})
+	return rows
+}
+
+func (r *Recording) wallTraces() (rows []wallRow) {
+	cpu := cpuOf(r, func(c *recording.Result) []tally.Trace[tally.Count] { return c.Traces },
+		func(u *tally.Trace[tally.Count]) idKey { return idKey{service: u.Service, trace: u.TraceID} },
+		func(u *tally.Trace[tally.Count]) tally.Count { return u.Amount })
+	for _, u := range r.Wall.Traces {
+		trace := hex.EncodeToString(u.TraceID[:])
+		rows = append(rows, wallRow{
+			service: u.Service, Times: u.Amount, cpu: cpu[idKey{service: u.Service, trace: u.TraceID}], count: u.Spans, cells: []string{trace},
+			use: WallUse{Service: u.Service, TraceID: trace, Count: u.Spans},
+		})
+	}
+	return rows
+}
+
+func (r *Recording) wallProcesses() (rows []wallRow) {
+	cpu := cpuOf(r, func(c *recording.Result) []process { return c.Processes },
+		func(p *process) int { return p.PID }, func(p *process) tally.Count { return p.Attributed })
+	for _, p := range r.Wall.Processes {
+		rows = append(rows, wallRow{
+			service: p.Service, Times: p.Attributed, cpu: cpu[p.PID], cells: []string{strconv.Itoa(p.PID)},
+			use: WallUse{Service: p.Service, PID: p.PID},
+		})
+	}
+	return rows
+}
+
+// wallServices adds up the processes of each service.
+func (r *Recording) wallServices() (rows []wallRow) {
+	processes := map[string]int{}
+	for _, p := range r.wallProcesses() {
+		i := slices.IndexFunc(rows, func(row wallRow) bool { return row.service == p.service })
+		if processes[p.service]++; i < 0 {
+			rows = append(rows, wallRow{service: p.service, Times: wall.Times{}.Add(p.Times), cpu: p.cpu})
+			continue
+		}
+		rows[i].Times, rows[i].cpu = rows[i].Add(p.Times), rows[i].cpu+p.cpu
+	}
+	for i := range rows {
+		rows[i].cells = []string{strconv.Itoa(processes[rows[i].service]), display.Key(rows[i].service)}
+	}
+	slices.SortStableFunc(rows, func(a, b wallRow) int { return tally.Heavier(a.Times, b.Times) })
+	return rows
+}
+
+func (r *Recording) wallAttributes(t *Tables) (rows []wallRow) {
+	cpu := cpuOf(r, func(c *recording.Result) []attribute { return c.Attributes },
+		func(a *attribute) nameKey { return nameKey{a.Key, a.Value} }, func(a *attribute) tally.Count { return a.Amount })
+	for _, a := range r.Wall.Attributes {
+		if t.Group.has(a.Key) {
+			rows = append(rows, wallRow{
+				Times: a.Amount, cpu: cpu[nameKey{a.Key, a.Value}], cells: []string{display.Key(a.Key), display.Value(a.Value)},
+				use: WallUse{Key: a.Key, Value: a.Value},
+			})
 		}
 	}
 	return rows
@@ -117,14 +271,16 @@ func (r *Recording) wallRows() (rows []wallRow) {
 func (r *Recording) wallDocument(t *Tables) WallDocument {
 	w := r.Wall
 	d := WallDocument{
-		StartTimeUnixNano: w.Start.UnixNano(), DurationNano: int64(w.End.Sub(w.Start)), Frequency: r.Snapshots, Snapshots: w.Snapshots, Skipped: w.Skipped,
-		MeanDelayNano: int64(w.Late), MaxDelayNano: int64(w.Latest), Overloaded: w.Overloaded, Goroutines: w.Goroutines, Subsampled: w.Sampled, Torn: w.Torn, Lost: w.Lost, Ended: w.Ended,
+		StartTimeUnixNano: w.Start.UnixNano(), DurationNano: int64(w.End.Sub(w.Start)), Frequency: r.Snapshots, Snapshots: w.Snapshots,
+		MeanDelayNano: int64(w.Late), MaxDelayNano: int64(w.Latest), Overloaded: w.Overloaded, Goroutines: w.Goroutines, Subsampled: w.Sampled, Torn: w.Torn, Lost: w.Lost,
+		Filtered: w.Filtered, Skipped: w.Skipped, Ended: w.Ended,
 		SpanNames: []WallName{}, Functions: []WallFunction{},
 	}
-	for _, row := range top(t.Top, r.wallRows()) {
+	for _, row := range top(t.Top, r.wallNames()) {
 		name := WallName{
-			Service: row.Service, Endpoint: row.Endpoint, Name: row.Name, WallNano: int64(row.Total), ErrorNano: int64(row.Error()),
-			RunningNano: int64(row.Running), RunnableNano: int64(row.Runnable), UnknownNano: int64(row.Unknown), WaitsNano: map[string]int64{}, Snapshots: row.Snapshots,
+			Service: row.service, Endpoint: row.use.Endpoint, Name: row.use.Name, Spans: row.count, WallNano: int64(row.Total), ErrorNano: int64(row.Error()),
+			RunningNano: int64(row.Running), QueuedNano: int64(row.Queued), RunnableNano: int64(row.Runnable), UnknownNano: int64(row.Unknown),
+			WaitsNano: map[string]int64{}, Snapshots: row.Times.Snapshots,
 		}
 		for kind, d := range row.Waits {
 			name.WaitsNano[kind] = int64(d)
@@ -134,94 +290,235 @@ func (r *Recording) wallDocument(t *Tables) WallDocument {
 		}
 		d.SpanNames = append(d.SpanNames, name)
 	}
-	for _, f := range top(t.Top, w.Functions) {
+	for _, f := range top(t.Top, w.Waits) {
 		d.Functions = append(d.Functions, WallFunction{f.Service, f.Function, f.Kind, int64(f.Time)})
 	}
+	uses := func(rows []wallRow) []WallUse {
+		all := []WallUse{}
+		for _, row := range top(t.Top, rows) {
+			row.use.WallNano, row.use.WaitingNano = int64(row.Total), int64(row.Waiting())
+			if r.CPU != nil {
+				row.use.CPUNano = new(int64(row.cpu))
+			}
+			all = append(all, row.use)
+		}
+		return all
+	}
+	d.Endpoints, d.Spans, d.Traces = uses(r.wallEndpoints()), uses(r.wallSpans()), uses(r.wallTraces())
+	d.Processes, d.Attributes = uses(r.wallProcesses()), uses(r.wallAttributes(t))
 	return d
+}
+
+// wallReport is the text report of wall-clock time.
+type wallReport struct {
+	*Recording
+	*Tables
+
+	out []byte
+	// several reports whether there are several services.
+	several bool
+	// columns holds the columns of the tables printed so far.
+	columns map[string]bool
+	total   wall.Times
+}
+
+// wallTables lists the tables of wall-clock time for each kind of group. "" is the default.
+var wallTables = map[string][]func(*wallReport){
+	"":             {(*wallReport).names, (*wallReport).kinds, (*wallReport).functions},
+	GroupSpan:      {(*wallReport).names, (*wallReport).spans},
+	GroupEndpoint:  {(*wallReport).endpoints},
+	GroupTrace:     {(*wallReport).traces},
+	GroupService:   {(*wallReport).services},
+	GroupFunction:  {(*wallReport).functions},
+	GroupAttribute: {(*wallReport).attributes},
 }
 
 // wallText returns the text report of wall-clock time.
 func (r *Recording) wallText(t *Tables) []byte {
 	w := r.Wall
-	var total wall.Times
-	kinds := map[string]time.Duration{}
-	for _, row := range w.Rows {
-		total.Total, total.Running, total.Runnable, total.Unknown = total.Total+row.Total, total.Running+row.Running, total.Runnable+row.Runnable, total.Unknown+row.Unknown
-		for kind, d := range row.Waits {
-			kinds[kind] += d
-		}
+	s := &wallReport{Recording: r, Tables: t, columns: map[string]bool{}}
+	for _, n := range w.SpanNames {
+		s.total = s.total.Add(n.Amount)
 	}
 	processes := ""
-	if w.Processes > 1 {
-		processes = fmt.Sprintf(" of %d processes", w.Processes)
+	if w.Recorded > 1 {
+		processes = fmt.Sprintf(" of %d processes", w.Recorded)
 	}
-	out := fmt.Appendf(nil, "Took %d snapshots of goroutines in spans%s in %v: %s of wall-clock time, %s of it waiting\n",
-		w.Snapshots, processes, w.End.Sub(w.Start).Round(time.Millisecond), display.Seconds(total.Total), shareOf(total.Waiting(), total.Total))
-	out = fmt.Appendf(out, "Snapshots were late by %v on average, %v at most\n", w.Late.Round(10*time.Microsecond), w.Latest.Round(10*time.Microsecond))
+	s.out = fmt.Appendf(s.out, "Took %d snapshots of goroutines in spans%s in %v: %s of wall-clock time, %s of it waiting\n",
+		w.Snapshots, processes, w.End.Sub(w.Start).Round(time.Millisecond), display.Seconds(s.total.Total), shareOf(s.total.Waiting(), s.total.Total))
+	s.out = fmt.Appendf(s.out, "Snapshots were late by %v on average, %v at most\n", w.Late.Round(10*time.Microsecond), w.Latest.Round(10*time.Microsecond))
 	if w.Skipped > 0 {
-		out = fmt.Appendf(out, "Skipped %d snapshots: the time between two snapshots was longer than intended\n", w.Skipped)
+		s.out = fmt.Appendf(s.out, "Skipped %d snapshots: the time between two snapshots was longer than intended\n", w.Skipped)
 	}
 	if w.Overloaded {
-		out = append(out, "The machine is overloaded: times are less exact than they seem\n"...)
+		s.out = append(s.out, "The machine is overloaded: times are less exact than they seem\n"...)
 	}
 	if w.Sampled {
-		out = append(out, "There were too many goroutines to read all: each snapshot has a random part of them\n"...)
+		s.out = append(s.out, "There were too many goroutines to read all: each snapshot has a random part of them\n"...)
 	}
-	all := r.wallRows()
-	if len(all) == 0 {
-		return append(out, "No goroutine was in a span\n"...)
+	names := r.wallNames()
+	if len(names) == 0 {
+		return append(s.out, "No goroutine was in a span\n"...)
 	}
+	s.several = slices.ContainsFunc(names, func(row wallRow) bool { return row.service != names[0].service })
+	header := len(s.out)
+	for _, show := range wallTables[t.Group.Kind] {
+		show(s)
+	}
+	if len(s.out) == header {
+		return fmt.Appendf(s.out, "\nNothing to group by %s\n", display.Key(t.Group.String()))
+	}
+	return s.explain()
+}
+
+// explain explains the columns of all tables printed so far.
+func (s *wallReport) explain() []byte {
 	busy, busyText := columnRunning, "executing on a processor; it comes out too low: see otelctx man"
 	waits, waitsText := columnMainWait, "what the spans waited for longest"
-	if r.CPU != nil {
+	if s.CPU != nil {
 		busy, busyText = columnCPU, "CPU time inside the spans, according to the samples"
 		waits, waitsText = display.ColumnWaitingFor, "what the spans waited for, and for how long"
 	}
-	several := slices.ContainsFunc(all, func(row wallRow) bool { return row.Service != all[0].Service })
-	// withService inserts a cell before the last columns of a row.
-	withService := func(service string, row []string, last ...string) []string {
-		if several {
-			row = append(row, service)
+	rows := [][]string{{columnWall, "time inside the spans, without their children, all goroutines added up"}}
+	for _, c := range []struct{ column, text string }{
+		{"±", "standard error of WALL"},
+		{busy, busyText},
+		{columnCPUWait, "ready to execute, but its thread waits for a processor, also while a control group is throttled"},
+		{columnRunnable, "ready, but waiting for a processor of the Go scheduler (GOMAXPROCS)"},
+		{columnWaiting, "blocked, or in a system call"},
+		{waits, waitsText},
+		{columnSpansSeen, "spans that were in a snapshot; short ones may not be"},
+		{columnWallSpan, "average time of one, without its children; ≤ marks an upper bound"},
+		{columnRequestsSeen, "requests that were in a snapshot; short ones may not be"},
+		{columnWallRequest, "average time of one, all its goroutines added up; ≤ marks an upper bound"},
+		{columnShare, "of the wall-clock time of all spans"},
+	} {
+		if s.columns[c.column] {
+			rows = append(rows, []string{"  " + c.column, c.text})
 		}
-		return append(row, last...)
 	}
-	rows := [][]string{withService(display.ColumnService, []string{columnWall, "±", busy, "RUNNABLE", "WAITING", waits}, display.ColumnName, display.ColumnEndpoint)}
-	for _, row := range top(t.Top, all) {
-		running, waited := shareOf(row.Running, row.Total), mainWait(row.Waits)
-		if r.CPU != nil {
-			running, waited = display.Seconds(row.cpu), allWaits(row.Waits)
-		}
-		rows = append(rows, withService(display.Key(row.Service), []string{
-			"  " + display.Seconds(row.Total), display.Seconds(row.Error()), running, shareOf(row.Runnable, row.Total), shareOf(row.Waiting(), row.Total), waited,
-		}, display.Name(row.Name), display.Name(row.Endpoint)))
-	}
-	out = appendWallTable(out, "Top span names by wall-clock time, without their children", rows)
-	rows = [][]string{{columnWall, columnShare, display.ColumnWaitingFor}}
-	for _, kind := range byTime(kinds) {
-		rows = append(rows, []string{"  " + display.Seconds(kinds[kind]), shareOf(kinds[kind], total.Total), display.Escape(kind)})
-	}
-	out = appendWallTable(out, "What spans wait for", rows)
-	rows = [][]string{withService(display.ColumnService, []string{columnWall, columnShare, display.ColumnWaitingFor}, "FUNCTION")}
-	for _, f := range top(t.Top, w.Functions) {
-		rows = append(rows, withService(display.Key(f.Service), []string{"  " + display.Seconds(f.Time), shareOf(f.Time, total.Total), display.Escape(f.Kind)}, functionText(f.Function)))
-	}
-	out = appendWallTable(out, "Top functions by time waited", rows)
-	return append(append(out, '\n'), display.Table([][]string{
-		{columnWall, "time inside the spans, without their children, all goroutines added up"},
-		{"  ±", "standard error of WALL"},
-		{"  " + busy, busyText},
-		{"  RUNNABLE", "ready, but waiting for a processor"},
-		{"  WAITING", "blocked, or in a system call"},
-		{"  " + waits, waitsText},
-		{"  " + columnShare, "of the wall-clock time of all spans"},
-	})...)
+	return append(append(s.out, '\n'), display.Table(rows)...)
 }
 
-func appendWallTable(out []byte, title string, rows [][]string) []byte {
-	if len(rows) == 1 {
-		return out
+// table appends a table of rows, whose last columns have the given heads. each is the head of the average of count, or "".
+func (s *wallReport) table(title string, rows []wallRow, counted, each string, heads ...string) {
+	if len(rows) == 0 {
+		return
 	}
-	return append(fmt.Appendf(out, "\n%s\n", title), display.Table(rows)...)
+	busy, waits := columnRunning, columnMainWait
+	if s.CPU != nil {
+		busy, waits = columnCPU, display.ColumnWaitingFor
+	}
+	head := []string{columnWall, "±", busy, columnCPUWait, columnRunnable, columnWaiting, waits}
+	withService := s.several && rows[0].service != "" && heads[len(heads)-1] != display.ColumnService
+	if withService {
+		head = append(head, display.ColumnService)
+	}
+	if counted != "" {
+		head = append(head, counted)
+	}
+	if each != "" {
+		head = append(head, each)
+	}
+	head = append(head, heads...)
+	for _, h := range head {
+		s.columns[h] = true
+	}
+	lines := [][]string{head}
+	for _, row := range top(s.Top, rows) {
+		running, waited := shareOf(row.Running-row.Queued, row.Total), mainWait(row.Waits)
+		if s.CPU != nil {
+			running, waited = display.Seconds(row.cpu), allWaits(row.Waits)
+		}
+		line := []string{
+			"  " + display.Seconds(row.Total), display.Seconds(row.Error()), running, shareOf(row.Queued, row.Total), shareOf(row.Runnable, row.Total),
+			shareOf(row.Waiting(), row.Total), waited,
+		}
+		if withService {
+			line = append(line, display.Key(row.service))
+		}
+		if counted != "" {
+			line = append(line, display.Digits(uint64(row.count)))
+		}
+		if each != "" {
+			line = append(line, row.each())
+		}
+		lines = append(lines, append(line, row.cells...))
+	}
+	s.out = append(fmt.Appendf(s.out, "\n%s\n", title), display.Table(lines)...)
+}
+
+// each returns the average time of a span or request. Those that were in no snapshot are not counted, so the average is
+// too high if most were in few. In that case it is marked as an upper bound.
+func (r *wallRow) each() string {
+	const many = 5 // If spans were seen this often on average, hardly any was never seen.
+	if r.count == 0 {
+		return "-"
+	}
+	text := fmt.Sprintf("%.1fms", float64(r.Total)/float64(r.count)/float64(time.Millisecond))
+	if r.Seen < many*uint64(r.count) {
+		text = "≤ " + text
+	}
+	return text
+}
+
+func (s *wallReport) names() {
+	s.table("Top span names by wall-clock time, without their children", s.wallNames(), columnSpansSeen, columnWallSpan, display.ColumnName, display.ColumnEndpoint)
+}
+
+func (s *wallReport) endpoints() {
+	s.table("Top endpoints by wall-clock time", s.wallEndpoints(), columnRequestsSeen, columnWallRequest, display.ColumnEndpoint)
+}
+
+func (s *wallReport) spans() {
+	s.table("Top spans by wall-clock time", s.wallSpans(), "", "", display.ColumnName, display.ColumnSpanID, display.ColumnTraceID, display.ColumnAttributes)
+}
+
+func (s *wallReport) traces() {
+	s.table("Top traces by wall-clock time", s.wallTraces(), columnSpansSeen, "", display.ColumnTraceID)
+}
+
+func (s *wallReport) services() {
+	s.table("Top services by wall-clock time", s.wallServices(), "", "", "PROCESSES", display.ColumnService)
+}
+
+func (s *wallReport) attributes() {
+	s.table("Top attributes of spans by wall-clock time", s.wallAttributes(s.Tables), "", "", "KEY", "VALUE")
+}
+
+// kinds appends the table of kinds of wait.
+func (s *wallReport) kinds() {
+	lines := [][]string{{columnWall, columnShare, display.ColumnWaitingFor}}
+	for _, kind := range byTime(s.total.Waits) {
+		d := s.total.Waits[kind]
+		lines = append(lines, []string{"  " + display.Seconds(d), shareOf(d, s.total.Total), display.Escape(kind)})
+	}
+	s.lines("What spans wait for", lines)
+}
+
+// functions appends the table of functions that wait.
+func (s *wallReport) functions() {
+	head := []string{columnWall, columnShare, display.ColumnWaitingFor}
+	if s.several {
+		head = append(head, display.ColumnService)
+	}
+	lines := [][]string{append(head, "FUNCTION")}
+	for _, f := range top(s.Top, s.Wall.Waits) {
+		line := []string{"  " + display.Seconds(f.Time), shareOf(f.Time, s.total.Total), display.Escape(f.Kind)}
+		if s.several {
+			line = append(line, display.Key(f.Service))
+		}
+		lines = append(lines, append(line, functionText(f.Function)))
+	}
+	s.lines("Top functions by time waited", lines)
+}
+
+// lines appends a table, or nothing if it has only a head.
+func (s *wallReport) lines(title string, lines [][]string) {
+	if len(lines) > 1 {
+		s.columns[columnShare] = true
+		s.out = append(fmt.Appendf(s.out, "\n%s\n", title), display.Table(lines)...)
+	}
 }
 
 func shareOf(part, whole time.Duration) string {

@@ -26,9 +26,11 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
 	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/internal/procfs"
@@ -49,6 +51,11 @@ type Config struct {
 	// Duration limits the recording; 0 records until the context is done or, without Select, until the
 	// processes end.
 	Duration time.Duration
+	// Filters lists the conditions that each goroutine in a span must meet in a snapshot. Those that fail one of them are
+	// left out.
+	Filters filter.Filters
+	// Attributes enables the rows of span attributes.
+	Attributes bool
 	// Version is the version of the recording program.
 	Version string
 	// Progress, if not nil, is called with the elapsed time and the number of goroutines read so far.
@@ -60,8 +67,8 @@ type Config struct {
 // Result is a recording.
 type Result struct {
 	Start, End time.Time
-	// Processes counts the recorded processes.
-	Processes int
+	// Recorded counts the recorded processes.
+	Recorded int
 	// Snapshots counts the snapshots, and Goroutines the goroutines read in all of them. Torn counts reads that
 	// were repeated because the goroutine changed meanwhile. Lost counts goroutines that changed during every
 	// attempt. Sampled reports whether there were so many goroutines that some snapshots contain only a random
@@ -77,11 +84,15 @@ type Result struct {
 	// Overloaded reports whether snapshots were late by more than a tenth of their interval on average. The times
 	// are then less exact than their standard errors suggest.
 	Overloaded bool
-	// Rows holds the time of spans by name, in descending order.
-	Rows []Row
-	// Functions holds the time of waits by kind and by the function of the user's code that waits, in descending
+	// Rows add up the time. Functions is nil: see Waits.
+	tally.Rows[Times]
+	// Waits holds the time of waits by kind and by the function of the user's code that waits, in descending
 	// order.
-	Functions []FunctionTime
+	Waits []FunctionTime
+	// Filtered counts the goroutines that Config.Filters left out. FilteredAttributes are the attributes of those, if
+	// they left out all.
+	Filtered           uint64
+	FilteredAttributes filter.Dropped
 	// Missing holds the reasons why some of the data could not be read.
 	Missing []error
 	// Ended reports whether the recording ended because all processes had ended.
@@ -90,13 +101,53 @@ type Result struct {
 
 // Times is wall-clock time by goroutine state. Waits breaks down the time of waits and system calls by kind.
 type Times struct {
-	Total, Running, Runnable, Unknown time.Duration
-	Waits                             map[string]time.Duration
-	// Snapshots counts the snapshots that found goroutines in these spans.
-	Snapshots uint64
+	// Queued is the part of Running in which the goroutine's thread waited for a processor.
+	Total, Running, Queued, Runnable, Unknown time.Duration
+	Waits                                     map[string]time.Duration
+	// Seen counts how often goroutines were found in these spans, and Snapshots the snapshots that found some. Snapshots
+	// is set only for span names.
+	Seen, Snapshots uint64
 	// squares is the sum of the squared increments, in seconds squared.
 	squares float64
+	// kind is the kind of wait of a single goroutine, to which Total belongs.
+	kind string
 }
+
+// newTimes returns the time of a goroutine in a state. queued is the part of a running goroutine's time in which its
+// thread waited for a processor.
+func newTimes(state reader.GoroutineState, kind string, d time.Duration, queued float64) Times {
+	t := Times{Total: d, Seen: 1, squares: d.Seconds() * d.Seconds(), kind: kind}
+	switch {
+	case kind != "":
+	case state == reader.GoroutineRunning:
+		t.Running, t.Queued = d, time.Duration(queued*float64(d))
+	case state == reader.GoroutineRunnable:
+		t.Runnable = d
+	default:
+		t.Unknown = d
+	}
+	return t
+}
+
+// Add implements [tally.Amount].
+func (t Times) Add(o Times) Times {
+	if t.Waits == nil && (o.kind != "" || len(o.Waits) > 0) {
+		t.Waits = map[string]time.Duration{}
+	}
+	if o.kind != "" {
+		t.Waits[o.kind] += o.Total
+	}
+	for kind, d := range o.Waits {
+		t.Waits[kind] += d
+	}
+	t.Total, t.Running, t.Queued = t.Total+o.Total, t.Running+o.Running, t.Queued+o.Queued
+	t.Runnable, t.Unknown = t.Runnable+o.Runnable, t.Unknown+o.Unknown
+	t.Seen, t.squares = t.Seen+o.Seen, t.squares+o.squares
+	return t
+}
+
+// Weight implements [tally.Amount].
+func (t Times) Weight() uint64 { return uint64(max(t.Total, 0)) }
 
 // Waiting returns the total time of waits and system calls.
 func (t *Times) Waiting() time.Duration { return t.Total - t.Running - t.Runnable - t.Unknown }
@@ -106,12 +157,6 @@ func (t *Times) Waiting() time.Duration { return t.Total - t.Running - t.Runnabl
 // real error is smaller. The effect of late snapshots is not included.
 func (t *Times) Error() time.Duration {
 	return time.Duration(math.Sqrt(t.squares) * float64(time.Second))
-}
-
-// Row is the time of the spans with one name in the requests to one endpoint.
-type Row struct {
-	Service, Endpoint, Name string
-	Times
 }
 
 // FunctionTime is the time of waits of one kind in a function.
@@ -124,9 +169,10 @@ const (
 	// maxGoroutines is the approximate limit on the goroutines that are read for a snapshot of a process. If the
 	// previous snapshot found more, a random part is read.
 	maxGoroutines = 512
-	// maxRows bounds rows and functions. Beyond it, time is counted under the name others.
-	maxRows = 1 << 14
-	others  = "(others)"
+	// maxWaits bounds the waits by function, and the span names whose snapshots are counted. Beyond it, waits are
+	// counted under the name others.
+	maxWaits = 1 << 14
+	others   = "(others)"
 	// partTime is the length of a part of a profile.
 	partTime = 10 * time.Second
 	// findInterval is the time between two searches for processes. maxProcesses bounds the processes found
@@ -139,8 +185,11 @@ const (
 	maxMissing = 8
 )
 
-// rowKey identifies a row of spans, or a wait in a function.
-type rowKey struct{ service, a, b string }
+// waitKey identifies a wait in a function.
+type waitKey struct{ service, function, kind string }
+
+// nameKey identifies the spans with one name in the requests to one endpoint.
+type nameKey struct{ service, endpoint, name string }
 
 // target is a recorded process.
 type target struct {
@@ -152,6 +201,7 @@ type target struct {
 	// probability is the probability of reading each goroutine.
 	probability float64
 	missing     []error // from the last snapshot
+	threads     threads
 }
 
 // program is a program that a target runs.
@@ -159,7 +209,9 @@ type program struct {
 	*waiting.Program
 
 	resource profile.Resource
-	service  string
+	// attributes are those of resource, for the filters.
+	attributes []*commonpb.KeyValue
+	service    string
 	// described, tops and key are used only by the method snapshot.
 	described map[string]*stack
 	tops      map[string]*symbols.Location
@@ -173,6 +225,7 @@ func newProgram(p *waiting.Program) *program {
 		n.service = "unknown_service"
 		attributes = append(slices.Clip(attributes), profile.StringAttribute(string(semconv.ServiceNameKey), n.service))
 	}
+	n.attributes = attributes
 	n.resource, _ = profile.NewResource(attributes, p.SchemaURL)
 	return n
 }
@@ -183,22 +236,32 @@ type Recorder struct {
 
 	targets []*target // the processes of PIDs
 
-	mu        sync.Mutex // guards the rest
-	result    Result
-	rows      map[rowKey]*Row
-	functions map[rowKey]*FunctionTime
-	builder   *profile.Builder
-	begun     time.Time // start of the current part
-	late      time.Duration
-	recorded  map[int]bool // the processes that are being recorded
-	ended     int
+	start time.Time // of the recording
+
+	mu      sync.Mutex // guards the rest
+	builder *profile.Builder
+	begun   time.Time // start of the current part
+
+	recorded map[int]bool // the processes that are being recorded
+	admitted int          // the number of processes recorded so far
+	ended    int
+	// goroutines counts the goroutines in all snapshots of all periods.
+	goroutines uint64
+	// What belongs to a period.
+	result Result
+	tally  *tally.Tally[Times]
+	waits  map[waitKey]*FunctionTime
+	met    map[nameKey]uint64 // snapshots by span name
+	late   time.Duration
 }
 
 // Open prepares a recording: it opens the processes of PIDs and reads their symbols. Record or Close releases
 // them. The error is about a process that cannot be read: see [waiting.Open] and [waiting.Process.Snapshot].
 func Open(ctx context.Context, c Config) (*Recorder, error) {
 	raisePriority()
-	r := &Recorder{Config: c, rows: map[rowKey]*Row{}, functions: map[rowKey]*FunctionTime{}, recorded: map[int]bool{}}
+	r := &Recorder{Config: c, recorded: map[int]bool{}}
+	r.newPeriod(time.Now())
+	r.newPart()
 	for _, pid := range c.PIDs {
 		t, err := patient.Call(ctx, pid, patient.Limit, func() (*target, error) { return open(ctx, pid, nil) })
 		if err != nil {
@@ -227,7 +290,8 @@ func (t *target) close(ctx context.Context) {
 func (r *Recorder) Record(ctx context.Context) (*Result, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	r.result.Start = time.Now()
+	r.start = time.Now()
+	r.newPeriod(r.start)
 	r.newPart()
 	var recording sync.WaitGroup
 	for _, t := range r.targets {
@@ -248,9 +312,28 @@ func (r *Recorder) Record(ctx context.Context) (*Result, error) {
 	if failed, ok := errors.AsType[*failure](context.Cause(ctx)); ok {
 		return nil, failed.error
 	}
-	r.result.Ended = r.Select == nil && r.ended == r.result.Processes
-	r.endPart()
-	return r.finish(), nil
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	result := r.endPeriod()
+	result.Ended = r.Select == nil && r.ended == r.admitted
+	return result, nil
+}
+
+// EndPeriod passes the profile of the time since the last call to Part, and returns the result for that time. The
+// recording continues. Record must have been called, and returns the result since the last call.
+func (r *Recorder) EndPeriod() *Result {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	result := r.endPeriod()
+	r.newPeriod(result.End)
+	r.newPart()
+	return result
+}
+
+func (r *Recorder) newPeriod(start time.Time) {
+	r.result = Result{Start: start, Recorded: len(r.recorded), FilteredAttributes: filter.Dropped{}}
+	r.tally, r.late = tally.New[Times](r.Attributes), 0
+	r.waits, r.met = map[waitKey]*FunctionTime{}, map[nameKey]uint64{}
 }
 
 // failure is an error that ends the recording.
@@ -270,7 +353,7 @@ func open(ctx context.Context, pid int, selected func(pid int, service string) b
 	if selected != nil && !selected(pid, running.Service()) {
 		return nil, p.Close()
 	}
-	t := &target{pid: pid, process: p, program: newProgram(running), probability: 1}
+	t := &target{pid: pid, process: p, program: newProgram(running), probability: 1, threads: threads{pid, map[int]*thread{}}}
 	if _, err = p.Snapshot(ctx); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -281,7 +364,7 @@ func open(ctx context.Context, pid int, selected func(pid int, service string) b
 func (r *Recorder) find(ctx context.Context, recording *sync.WaitGroup) {
 	if r.Duration > 0 {
 		var cancel func()
-		ctx, cancel = context.WithDeadline(ctx, r.result.Start.Add(r.Duration))
+		ctx, cancel = context.WithDeadline(ctx, r.start.Add(r.Duration))
 		defer cancel()
 	}
 	search := time.NewTicker(findInterval)
@@ -331,7 +414,8 @@ func (r *Recorder) admit(t *target) bool {
 		return false
 	}
 	r.recorded[t.pid] = true
-	r.result.Processes++
+	r.result.Recorded++
+	r.admitted++
 	t.last = time.Now()
 	return true
 }
@@ -366,7 +450,7 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 	due := time.Now()
 	for {
 		due = due.Add(time.Duration(float64(period) * (0.5 + rand.Float64()))) //nolint:gosec // G404: chance, not secrecy
-		end := r.result.Start.Add(r.Duration)
+		end := r.start.Add(r.Duration)
 		last := r.Duration > 0 && !due.Before(end)
 		if last {
 			due = end
@@ -429,6 +513,7 @@ func (t *target) snapshot(ctx context.Context) (*described, error) {
 	if snapshot.Program != t.program.Program {
 		d.program = newProgram(snapshot.Program)
 	}
+	t.threads.update(snapshot)
 	for i := range snapshot.Goroutines {
 		switch g := &snapshot.Goroutines[i]; {
 		case g.Elsewhere: // The state and the stack are those of later work.
@@ -459,13 +544,14 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 	weighted := time.Duration(float64(elapsed) / t.probability)
 	r.result.Torn, r.result.Lost = r.result.Torn+uint64(snapshot.Torn), r.result.Lost+uint64(snapshot.Lost)
 	r.result.Goroutines += uint64(len(snapshot.Goroutines))
+	r.goroutines += uint64(len(snapshot.Goroutines))
 	r.result.Sampled = r.result.Sampled || t.probability < 1
 	expected := float64(len(snapshot.Goroutines)) / t.probability
 	t.probability = min(1, maxGoroutines/max(expected, 1))
 	if replaced {
 		return // It is unknown how long the process has been running this program.
 	}
-	met := map[*Row]bool{}
+	met := map[nameKey]bool{}
 	for i := range snapshot.Goroutines {
 		g := &snapshot.Goroutines[i]
 		if g.In < 0 {
@@ -476,21 +562,32 @@ func (r *Recorder) add(t *target, snapshot *described, now time.Time, late time.
 			continue // The span is live, but the goroutine that started it is not in it.
 		}
 		known := snapshot.stacks[i]
-		row := entry(r.rows, rowKey{t.program.service, s.Endpoint, s.Name}, newRow)
-		row.add(known.state, known.kind, weighted)
-		met[row] = true
+		var attributes []*commonpb.KeyValue
+		if r.Part != nil || len(r.Filters) > 0 {
+			attributes = attributesOf(g, s, known)
+		}
+		if ids := (filter.IDs{TraceID: s.TraceID, SpanID: s.SpanID}); !r.Filters.Pass(ids, attributes, t.program.attributes) {
+			if r.result.Filtered++; r.tally.Total.Seen == 0 {
+				r.result.FilteredAttributes.Add(r.Filters, ids, attributes, t.program.attributes)
+			}
+			continue
+		}
+		r.tally.Add(sampleOf(t, g, s), newTimes(known.state, known.kind, weighted, t.threads.queued(g)))
+		if name := (nameKey{t.program.service, s.Endpoint, s.Name}); len(r.met) < maxWaits {
+			met[name] = true
+		}
 		if known.kind != "" {
-			entry(r.functions, rowKey{t.program.service, known.function, known.kind}, newFunction).Time += weighted
+			r.wait(waitKey{t.program.service, known.function, known.kind}).Time += weighted
 		}
 		if r.Part != nil {
-			r.builder.AddTime(t.program.resource, known.locations, s.TraceID, s.SpanID, attributesOf(s, known), weighted)
+			r.builder.AddTime(t.program.resource, known.locations, s.TraceID, s.SpanID, attributes, weighted)
 		}
 	}
-	for row := range met {
-		row.Snapshots++
+	for name := range met {
+		r.met[name]++
 	}
 	if r.Progress != nil {
-		r.Progress(time.Since(r.result.Start), r.result.Goroutines)
+		r.Progress(time.Since(r.start), r.goroutines)
 	}
 }
 
@@ -548,9 +645,28 @@ func (p *program) locations(g *waiting.Goroutine, kind string) []*symbols.Locati
 	return append([]*symbols.Location{top}, stack...)
 }
 
-// attributesOf returns the attributes of a goroutine's samples in a span.
-func attributesOf(s *waiting.Span, known *stack) []*commonpb.KeyValue {
-	attributes := []*commonpb.KeyValue{profile.StringAttribute("otelctx.goroutine.state", known.state.String())}
+// sampleOf describes a goroutine in a span for the tally.
+func sampleOf(t *target, g *waiting.Goroutine, s *waiting.Span) *tally.Sample {
+	attributes := g.Attributes
+	for _, a := range [...]reader.ThreadAttribute{{Key: wire.NameKey, Value: s.Name}, {Key: wire.EndpointKey, Value: s.Endpoint}} {
+		if a.Value != "" {
+			attributes = append(slices.Clip(attributes), a)
+		}
+	}
+	return &tally.Sample{
+		PID: t.pid, Service: t.program.service, Attributes: attributes,
+		Span: &tally.Span{TraceID: s.TraceID, SpanID: s.SpanID, LocalRootSpanID: s.LocalRootSpanID, Proven: true},
+	}
+}
+
+// attributesOf returns the attributes of a goroutine's samples in a span: those published with the span, and what is
+// known of the goroutine.
+func attributesOf(g *waiting.Goroutine, s *waiting.Span, known *stack) []*commonpb.KeyValue {
+	var attributes []*commonpb.KeyValue
+	for _, a := range g.Attributes {
+		attributes = append(attributes, profile.StringAttribute(a.Key, a.Value))
+	}
+	attributes = append(attributes, profile.StringAttribute("otelctx.goroutine.state", known.state.String()))
 	for _, a := range [...]struct{ key, value string }{{"otelctx.wait.kind", known.kind}, {wire.NameKey, s.Name}, {wire.EndpointKey, s.Endpoint}} {
 		if a.value != "" {
 			attributes = append(attributes, profile.StringAttribute(a.key, a.value))
@@ -563,42 +679,18 @@ func inRuntime(lines []symbols.Line) bool {
 	return !slices.ContainsFunc(lines, func(l symbols.Line) bool { return !strings.HasPrefix(l.Function, "runtime.") })
 }
 
-func (t *Times) add(state reader.GoroutineState, kind string, d time.Duration) {
-	t.Total += d
-	t.squares += d.Seconds() * d.Seconds()
-	switch {
-	case kind != "":
-		if t.Waits == nil {
-			t.Waits = map[string]time.Duration{}
-		}
-		t.Waits[kind] += d
-	case state == reader.GoroutineRunning:
-		t.Running += d
-	case state == reader.GoroutineRunnable:
-		t.Runnable += d
-	default:
-		t.Unknown += d
+// wait returns the entry of a wait. Beyond maxWaits, it is the entry named others.
+func (r *Recorder) wait(key waitKey) *FunctionTime {
+	known := r.waits[key]
+	if known == nil && len(r.waits) >= maxWaits {
+		key = waitKey{others, others, others}
+		known = r.waits[key]
 	}
-}
-
-// entry returns the entry with a key, which create makes on first use. Beyond maxRows, it is the entry named others.
-func entry[T any](all map[rowKey]*T, key rowKey, create func(rowKey) *T) *T {
-	e, ok := all[key]
-	if !ok && len(all) >= maxRows {
-		key = rowKey{others, others, others}
-		e, ok = all[key]
+	if known == nil {
+		known = &FunctionTime{Service: key.service, Function: key.function, Kind: key.kind}
+		r.waits[key] = known
 	}
-	if !ok {
-		e = create(key)
-		all[key] = e
-	}
-	return e
-}
-
-func newRow(k rowKey) *Row { return &Row{Service: k.service, Endpoint: k.a, Name: k.b} }
-
-func newFunction(k rowKey) *FunctionTime {
-	return &FunctionTime{Service: k.service, Function: k.a, Kind: k.b}
+	return known
 }
 
 func (r *Recorder) newPart() {
@@ -612,23 +704,25 @@ func (r *Recorder) endPart() {
 	}
 }
 
-func (r *Recorder) finish() *Result {
-	r.result.End = time.Now()
-	if r.result.Snapshots > 0 {
-		r.result.Late = r.late / time.Duration(r.result.Snapshots)
-		r.result.Overloaded = r.result.Late > time.Second/time.Duration(10*r.Frequency)
+// endPeriod ends the current part, and returns the result of the period. The caller must hold r.mu.
+func (r *Recorder) endPeriod() *Result {
+	r.endPart()
+	result := r.result
+	result.End = time.Now()
+	if result.Snapshots > 0 {
+		result.Late = r.late / time.Duration(result.Snapshots)
+		result.Overloaded = result.Late > time.Second/time.Duration(10*r.Frequency)
 	}
-	for _, row := range r.rows {
-		r.result.Rows = append(r.result.Rows, *row)
+	result.Rows = r.tally.Rows()
+	for i := range result.SpanNames {
+		n := &result.SpanNames[i]
+		n.Amount.Snapshots = r.met[nameKey{n.Service, n.Endpoint, n.Name}]
 	}
-	slices.SortFunc(r.result.Rows, func(a, b Row) int {
-		return cmp.Or(cmp.Compare(b.Total, a.Total), strings.Compare(a.Service+"\x00"+a.Endpoint+"\x00"+a.Name, b.Service+"\x00"+b.Endpoint+"\x00"+b.Name))
-	})
-	for _, f := range r.functions {
-		r.result.Functions = append(r.result.Functions, *f)
+	for _, f := range r.waits {
+		result.Waits = append(result.Waits, *f)
 	}
-	slices.SortFunc(r.result.Functions, func(a, b FunctionTime) int {
+	slices.SortFunc(result.Waits, func(a, b FunctionTime) int {
 		return cmp.Or(cmp.Compare(b.Time, a.Time), strings.Compare(a.Service+a.Function+a.Kind, b.Service+b.Function+b.Kind))
 	})
-	return &r.result
+	return &result
 }

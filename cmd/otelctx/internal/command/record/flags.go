@@ -12,7 +12,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
 )
 
 // processFlags select processes.
@@ -31,7 +31,7 @@ type samplingFlags struct {
 	Freq      rates          `help:"${record_freq}" placeholder:"N" short:"F"`
 	Wall      bool           `help:"${record_wall}"`
 	CPU       bool           `help:"${record_cpu}" name:"cpu"`
-	Filters   []filter       `help:"${record_filter}" name:"filter" placeholder:"KEY=VALUE" sep:"none"`
+	Filters   []filterFlag   `help:"${record_filter}" name:"filter" placeholder:"KEY=VALUE" sep:"none"`
 	Kernel    bool           `help:"${record_kernel}"`
 	NoSymbols bool           `help:"${record_no_symbols}"`
 	Carrier   string         `default:"" enum:",labels,goroutine_record,goroutine_table,thread_slots" help:"${record_carrier}" placeholder:"NAME"`
@@ -141,11 +141,11 @@ func (r *rates) Decode(ctx *kong.DecodeContext) error {
 	return nil
 }
 
-// filter is the value of --filter: KEY=VALUE.
-type filter recording.Filter
+// filterFlag is the value of --filter: KEY=VALUE.
+type filterFlag filter.Filter
 
 // Decode implements [kong.MapperValue].
-func (f *filter) Decode(ctx *kong.DecodeContext) error {
+func (f *filterFlag) Decode(ctx *kong.DecodeContext) error {
 	var text string
 	if err := ctx.Scan.PopValueInto("filter", &text); err != nil {
 		return err
@@ -154,7 +154,7 @@ func (f *filter) Decode(ctx *kong.DecodeContext) error {
 	if !ok || key == "" {
 		return fmt.Errorf("expected KEY=VALUE, but got %q", text)
 	}
-	*f = filter{Key: key, Value: value}
+	*f = filterFlag{Key: key, Value: value}
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
 )
@@ -31,7 +32,7 @@ func (e *noSamplesError) Advice() string { return e.advice }
 func (s *session) noSamples(r *recording.Result) error {
 	switch {
 	case r.Filtered > 0:
-		return s.nothingPassed(r)
+		return s.nothingPassed(r.Filtered, r.FilteredAttributes)
 	case r.Lost+r.Replaced > 0:
 		return &noSamplesError{fmt.Sprintf("all %d samples were lost or left out", r.Lost+r.Replaced), ""}
 	case r.Recorded == 0 && (s.started != 0 || len(s.targets.pids) > 0):
@@ -64,11 +65,11 @@ func (s *session) noSamples(r *recording.Result) error {
 
 // nothingPassed returns the error for a recording in which --filter left out all samples. The error lists
 // attributes of these samples.
-func (s *session) nothingPassed(r *recording.Result) error {
+func (s *session) nothingPassed(filtered uint64, attributes filter.Dropped) error {
 	var text strings.Builder
-	_, _ = fmt.Fprintf(&text, "--filter left out all %d", r.Filtered)
+	_, _ = fmt.Fprintf(&text, "--filter left out all %d", filtered)
 	for _, f := range s.filters {
-		values, known := r.FilteredAttributes[f.Key]
+		values, known := attributes[f.Key]
 		switch {
 		case !known:
 			text.WriteString("; none has the attribute " + display.Key(f.Key))
@@ -77,7 +78,7 @@ func (s *session) nothingPassed(r *recording.Result) error {
 			_, _ = fmt.Fprintf(&text, "; %s is never %s, but for example %s", display.Key(f.Key), display.Key(f.Value), listText(values))
 		}
 	}
-	return &noSamplesError{text.String(), "Attributes of these samples: " + listText(slices.Sorted(maps.Keys(r.FilteredAttributes)))}
+	return &noSamplesError{text.String(), "Attributes of these samples: " + listText(slices.Sorted(maps.Keys(attributes)))}
 }
 
 // listText joins texts with commas.

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
 )
 
@@ -27,7 +27,7 @@ type plan struct {
 	// cpu and wall are the sources. A source that is nil is not recorded.
 	cpu     *cpuPlan
 	wall    *wallPlan
-	filters []recording.Filter
+	filters filter.Filters
 	profile profilePlan
 	report  reportPlan
 }
@@ -159,7 +159,7 @@ func (c *Command) planSources(p *plan) error {
 		}
 	}
 	for _, f := range s.Filters {
-		p.filters = append(p.filters, recording.Filter(f))
+		p.filters = append(p.filters, filter.Filter(f))
 	}
 	if p.wall != nil {
 		if err := c.checkWall(p); err != nil {
@@ -179,8 +179,8 @@ func (c *Command) checkWall(p *plan) error {
 		return errors.New("--wall cannot start a command: start it first, and select it by --name or its process id")
 	case p.wall.frequency > maxWallFrequency:
 		return fmt.Errorf("--wall: --freq %d is more than %d: a snapshot would take longer than the time until the next", p.wall.frequency, maxWallFrequency)
-	case p.repeat, c.Sampling.NoSymbols, c.Profile.IDs, c.Report.GroupBy != "", len(p.filters) > 0:
-		return errors.New("--wall cannot be used with --repeat, --no-symbols, --id-attributes, --group-by or --filter")
+	case c.Sampling.NoSymbols, c.Profile.IDs:
+		return errors.New("--wall cannot be used with --no-symbols or --id-attributes")
 	case p.cpu == nil && (c.Sampling.Kernel || c.Sampling.Carrier != ""):
 		return errors.New("--wall cannot be used with --kernel or --carrier, unless --cpu records CPU time as well")
 	}

@@ -34,8 +34,10 @@ type session struct {
 	streams terminal.Streams
 	// started is the process id of the command once it has been started.
 	started int
-	// samples is the number of samples in all periods.
-	samples uint64
+	// samples is the number of samples of CPU time in all periods. seen is the number of span names with wall-clock time
+	// in all periods, and processes the largest number of processes in a period.
+	samples         uint64
+	seen, processes int
 }
 
 func (s *session) run() error {
@@ -133,10 +135,12 @@ func (s *session) record(ctx, interrupted context.Context, selection recording.S
 
 // nothing returns why there is nothing to show, or nil.
 func (s *session) nothing(r *results) error {
-	s.samples += r.count()
+	s.count(r)
 	switch {
-	case s.wall != nil && r.wall.Processes == 0:
+	case s.wall != nil && s.processes == 0:
 		return s.noSpans()
+	case s.wall != nil && r.wall.Filtered > 0 && s.seen == 0 && s.samples == 0:
+		return s.nothingPassed(r.wall.Filtered, r.wall.FilteredAttributes)
 	case s.wall == nil && s.samples == 0:
 		return s.noSamples(r.cpu)
 	default:

@@ -34,7 +34,7 @@ func (s *session) measure(ctx context.Context, out *outputs, selection recording
 		defer progress.done()
 	}
 	if s.wall == nil {
-		cpu, err := s.sampleCPU(ctx, out, selection, progress, ready)
+		cpu, err := s.sampleCPU(ctx, out, selection, progress, nil, ready)
 		return &results{cpu: cpu}, err
 	}
 	const less = 400 // Snapshots leave much garbage. Collecting it less often costs little memory.
@@ -44,8 +44,7 @@ func (s *session) measure(ctx context.Context, out *outputs, selection recording
 		return nil, err
 	}
 	if s.cpu == nil {
-		result, err := recorder.Record(ctx)
-		return &results{wall: result}, err
+		return s.recordWall(ctx, out, recorder, progress)
 	}
 	return s.measureBoth(ctx, out, selection, recorder, progress)
 }
@@ -58,8 +57,11 @@ func (s *session) untilEnd() time.Duration {
 	return s.duration
 }
 
-// sampleCPU samples CPU time. It calls ready, if it is not nil, once sampling has started.
-func (s *session) sampleCPU(ctx context.Context, out *outputs, selection recording.Selection, progress *progressBar, ready func() error) (*recording.Result, error) {
+// sampleCPU samples CPU time. It calls ready, if it is not nil, once sampling has started. At the end of each period it
+// also ends that of recorder, if there is one.
+func (s *session) sampleCPU(
+	ctx context.Context, out *outputs, selection recording.Selection, progress *progressBar, recorder *wall.Recorder, ready func() error,
+) (*recording.Result, error) {
 	config := recording.Config{
 		Selection: selection, Ready: ready,
 		Profile:  out.add,
@@ -77,7 +79,11 @@ func (s *session) sampleCPU(ctx context.Context, out *outputs, selection recordi
 		config.Period = s.duration
 		config.Report = func(r *recording.Result) {
 			progress.clear()
-			s.endPeriod(out, &results{cpu: r})
+			both := &results{cpu: r}
+			if recorder != nil {
+				both.wall = recorder.EndPeriod()
+			}
+			s.endPeriod(out, both, r.End)
 		}
 	}
 	if progress != nil {
@@ -87,28 +93,60 @@ func (s *session) sampleCPU(ctx context.Context, out *outputs, selection recordi
 }
 
 // endPeriod writes the file and prints the results of a period.
-func (s *session) endPeriod(out *outputs, r *results) {
-	s.samples += r.count()
+func (s *session) endPeriod(out *outputs, r *results, end time.Time) {
+	s.count(r)
 	d := out.delivery()
 	out.complain(d)
-	written := out.roll(r.cpu.End)
+	written := out.roll(end)
 	if err := s.show(r, d); err != nil {
 		s.streams.Complainf("%v", err)
 	}
 	s.showWritten(written)
 }
 
-// count returns the number of samples.
-func (r *results) count() uint64 {
-	if r.cpu == nil {
-		return 0
+// count adds the results of a period to those of the session.
+func (s *session) count(r *results) {
+	if r.cpu != nil {
+		s.samples += r.cpu.Samples
 	}
-	return r.cpu.Samples
+	if r.wall != nil {
+		s.processes = max(s.processes, r.wall.Recorded)
+		s.seen += len(r.wall.SpanNames)
+	}
+}
+
+// recordWall records wall-clock time alone.
+func (s *session) recordWall(ctx context.Context, out *outputs, recorder *wall.Recorder, progress *progressBar) (*results, error) {
+	stop := make(chan struct{})
+	var reporting sync.WaitGroup
+	if s.repeat {
+		reporting.Go(func() {
+			period := time.NewTicker(s.duration)
+			defer period.Stop()
+			for {
+				select {
+				case <-stop:
+					return
+				case <-period.C:
+					progress.clear()
+					r := recorder.EndPeriod()
+					s.endPeriod(out, &results{wall: r}, r.End)
+				}
+			}
+		})
+	}
+	result, err := recorder.Record(ctx)
+	close(stop)
+	reporting.Wait()
+	return &results{wall: result}, err
 }
 
 // openWall prepares a recording of wall-clock time.
 func (s *session) openWall(ctx context.Context, out *outputs, selection recording.Selection, progress *progressBar) (*wall.Recorder, error) {
-	config := wall.Config{PIDs: s.targets.pids, Frequency: s.wall.frequency, Duration: s.duration, Version: version.Module()}
+	config := wall.Config{
+		PIDs: s.targets.pids, Frequency: s.wall.frequency, Duration: s.untilEnd(), Version: version.Module(),
+		Filters: s.filters, Attributes: s.report.Group.Kind == report.GroupAttribute,
+	}
 	if len(s.targets.pids) == 0 {
 		config.Select = selection.SelectsPublisher
 	}
@@ -132,7 +170,7 @@ func (s *session) measureBoth(ctx context.Context, out *outputs, selection recor
 		wallDone sync.WaitGroup
 		err      error
 	)
-	r.cpu, err = s.sampleCPU(ctx, out, selection, progress, func() error {
+	r.cpu, err = s.sampleCPU(ctx, out, selection, progress, recorder, func() error {
 		wallDone.Go(func() {
 			if r.wall, failed = recorder.Record(ctx); failed != nil {
 				cancel()

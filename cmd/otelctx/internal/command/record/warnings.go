@@ -19,6 +19,9 @@ func (s *session) complain(r *results) {
 		s.streams.Complainf("%v has ended", &s.targets)
 	}
 	if r.wall != nil {
+		if r.wall.Filtered > 0 && len(r.wall.SpanNames) > 0 {
+			s.streams.Complainf("--filter left out %d goroutines in all snapshots", r.wall.Filtered)
+		}
 		for _, m := range r.wall.Missing {
 			s.streams.Complainf("incomplete: %v", m)
 		}

@@ -1,0 +1,109 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package wall
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
+	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/reader"
+)
+
+// maxThreads bounds the threads of a process that are followed.
+const maxThreads = 256
+
+// threads follows how long the threads of a process that run goroutines wait for a processor. To the Go runtime, such
+// a goroutine is running.
+type threads struct {
+	pid   int
+	known map[int]*thread // by the id in the process's own PID namespace
+}
+
+// thread is a thread at the last snapshot.
+type thread struct {
+	path string
+	// ran and waited are the thread's times on a processor and in a processor's queue so far, in nanoseconds. The
+	// latter includes the time in which the thread's control group was throttled.
+	ran, waited uint64
+	// queued is the part of the time since the snapshot before that the thread wanted to run, but waited.
+	queued float64
+}
+
+// update reads the times of the threads that are known, and of those that run goroutines in this snapshot.
+func (t *threads) update(snapshot *waiting.Snapshot) {
+	for id, known := range t.known {
+		if !known.read() {
+			delete(t.known, id)
+		}
+	}
+	for i := range snapshot.Goroutines {
+		g := &snapshot.Goroutines[i]
+		if g.State == reader.GoroutineRunning && g.OwnTID != 0 && t.known[g.OwnTID] == nil && len(t.known) < maxThreads {
+			t.add(g.OwnTID)
+		}
+	}
+}
+
+// add begins to follow a thread, given its id in the process's own PID namespace.
+func (t *threads) add(ownTID int) {
+	tid := callersID(t.pid, ownTID)
+	added := &thread{path: fmt.Sprintf("/proc/%d/task/%d/schedstat", t.pid, tid)}
+	if tid != 0 && added.read() {
+		added.queued = 0 // It is not known how long it has been running goroutines.
+		t.known[ownTID] = added
+	}
+}
+
+// read reads the times of a thread. It returns false if the thread has ended.
+func (t *thread) read() bool {
+	text, err := os.ReadFile(t.path)
+	if err != nil {
+		return false
+	}
+	var ran, waited uint64
+	if _, err := fmt.Sscan(string(text), &ran, &waited); err != nil {
+		return false
+	}
+	t.queued = 0
+	if wanted := ran - t.ran + waited - t.waited; ran >= t.ran && waited >= t.waited && wanted > 0 {
+		t.queued = float64(waited-t.waited) / float64(wanted)
+	}
+	t.ran, t.waited = ran, waited
+	return true
+}
+
+// queued returns the part of the time that a goroutine's thread has waited for a processor since the last snapshot.
+func (t *threads) queued(g *waiting.Goroutine) float64 {
+	if known := t.known[g.OwnTID]; known != nil && g.State == reader.GoroutineRunning {
+		return known.queued
+	}
+	return 0
+}
+
+// callersID returns the id of a thread in the caller's PID namespace, or 0 if there is no such thread.
+func callersID(pid, ownTID int) int {
+	p, err := procfs.NewFS("/proc").Process(pid)
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = p.Close() }()
+	last := func(tid int) int {
+		ids, err := p.ThreadIDs(tid)
+		if err != nil || len(ids) == 0 {
+			return 0
+		}
+		return ids[len(ids)-1]
+	}
+	if last(ownTID) == ownTID { // The usual case: the process is in the caller's namespace.
+		return ownTID
+	}
+	for tid, err := range p.Threads() {
+		if err == nil && last(tid) == ownTID {
+			return tid
+		}
+	}
+	return 0
+}
