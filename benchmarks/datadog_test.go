@@ -94,7 +94,7 @@ func TestDatadogLabels(t *testing.T) {
 	}
 
 	file := filepath.Join(t.TempDir(), "goroutines.pb.gz")
-	ours, err := spanLabels(file, tracer(t, newSpanProcessor(t, spanctx.WithDatadogLabels(true), spanctx.WithSpanNames(true))))
+	ours, err := spanLabels(file, tracer(t, newSpanProcessor(t, spanctx.WithDatadogLabels(true))))
 	require.NoError(t, err)
 	for key, value := range ours.Rules {
 		assert.Equal(t, value, ours.Got[key], "our %q", key)

@@ -29,11 +29,12 @@ import (
 // spans.
 var noop = oteltest.SpanProcessor{}
 
-// published maps the name of a carrier to the options that disable all other carriers.
+// published maps the name of a carrier to the options that disable all other carriers, except the
+// goroutine table, which is always on.
 var published = map[string][]spanctx.Option{
-	"slots":  {spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false)},
-	"gslots": {spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false)},
-	"record": {spanctx.WithThreadSlots(false), spanctx.WithGoroutineTable(false)},
+	"slots":  {spanctx.WithLabels(spanctx.LabelsOff)},
+	"gslots": {spanctx.WithLabels(spanctx.LabelsOff), spanctx.WithThreadSlots(false)},
+	"record": {spanctx.WithThreadSlots(false)},
 }
 
 // tracers lists the configurations to compare.
@@ -45,11 +46,11 @@ var tracers = []struct {
 	{"noop", func(tb testing.TB) trace.Tracer { return tracer(tb, noop) }},
 	{"publisher", func(tb testing.TB) trace.Tracer { return tracer(tb, newPublisher(tb, oteltest.Resource())) }},
 	{"slots", carriers(published["slots"]...)},
-	{"slots1", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false), spanctx.WithDatadogLayout())},
+	{"slots1", carriers(spanctx.WithLabels(spanctx.LabelsOff), spanctx.WithDatadogLayout())},
 	{"gslots", carriers(published["gslots"]...)},
 	{"record", carriers(published["record"]...)},
 	{"default", carriers()},
-	{"names", carriers(spanctx.WithSpanNames(true))},
+	{"unnamed", carriers(spanctx.WithSpanNames(false))},
 	{"datadog-labels", carriers(spanctx.WithDatadogLabels(true))},
 	{"keys3", carriers(spanctx.WithAttributeKeys("http.app", "http.route", "tenant"))},
 	{"universal", func(tb testing.TB) trace.Tracer { return tracer(tb, newIntegration(tb, universalprofiling.Auto)) }},
@@ -96,7 +97,7 @@ func newSpanProcessor(tb testing.TB, opts ...spanctx.Option) *spanctx.SpanProces
 	}
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, p.Shutdown(context.Background())) })
-	require.NoError(tb, p.Err())
+	require.NoError(tb, p.Stats().Off)
 	return p
 }
 
@@ -265,7 +266,7 @@ func BenchmarkUnsampledSpan(b *testing.B) {
 
 // extraAllocations maps a processor to the number of allocations per span that it adds to those of a
 // processor that does nothing.
-var extraAllocations = map[string]float64{"publisher": 0, "slots": 0, "slots1": 0, "gslots": 0, "record": 1, "default": 1, "names": 1, "datadog-labels": 4, "keys3": 1, "universal": 0, "universal-kept": 0}
+var extraAllocations = map[string]float64{"publisher": 0, "slots": 0, "slots1": 0, "gslots": 0, "record": 1, "default": 1, "unnamed": 1, "datadog-labels": 4, "keys3": 1, "universal": 0, "universal-kept": 0}
 
 func TestAllocationsOnTheSpanPath(t *testing.T) {
 	allocs := map[string]float64{}

@@ -123,7 +123,7 @@ func testCases(t *testing.T, program string, published, ownRules bool) {
 		t.Run(filepath.Base(program)+" "+name, func(t *testing.T) {
 			which, _, _ := strings.Cut(name, ",")
 			cmd := exec.Command(program, which)
-			cmd.Env = append(os.Environ(), append(slices.Concat(want.env, withoutExporters), "OTELCTX_SPAN_NAMES=true")...)
+			cmd.Env = slices.Concat(os.Environ(), want.env, withoutExporters)
 			p := startProgram(t, cmd)
 			var printed strings.Builder
 			for p.lines.Scan() && p.lines.Text() != "ready" {

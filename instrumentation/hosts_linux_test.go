@@ -49,7 +49,7 @@ func allOptions() map[string]func(*testing.T) options {
 		"spanctx": func(*testing.T) options {
 			return options{
 				sdktrace.WithSampler(spanctx.RecordUnsampled(sdktrace.NeverSample())),
-				spanctx.WithPublishing(spanctx.WithSpanNames(true), spanctx.WithAttributeKeys("key"), spanctx.WithPyroscopeProfileIDs()),
+				spanctx.WithPublishing(spanctx.WithAttributeKeys("key"), spanctx.WithPyroscopeProfileIDs(true)),
 			}
 		},
 		"universalprofiling": func(*testing.T) options {
@@ -107,7 +107,7 @@ func TestNilSpan(t *testing.T) {
 	publisher, err := resourcepublisher.NewPublisher(nil)
 	require.NoError(t, err)
 	for name, p := range map[string]sdktrace.SpanProcessor{
-		"resourcepublisher": publisher, "spanctx": spanctx.ForProvider(spanctx.WithPyroscopeProfileIDs()),
+		"resourcepublisher": publisher, "spanctx": spanctx.ForProvider(spanctx.WithPyroscopeProfileIDs(true)),
 		"universalprofiling": universalprofiling.ForProvider(), "scopedattr": scopedattr.NewSpanProcessor(),
 		"instrumentation": processors(nil, nil, nil)[0],
 	} {

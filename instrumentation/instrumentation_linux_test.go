@@ -89,7 +89,7 @@ func TestProgramWithOtelctx(t *testing.T) {
 	r := named("own")
 	resourcepublisher.WithResource(r, resourcepublisher.WithAttributeFilter(attribute.NewDenyKeysFilter("service.name")))
 	own := resourcepublisher.Current()
-	tp := compiled(r, spanctx.ForProvider(spanctx.WithSpanNames(true), spanctx.WithSlotCapacity(64)))
+	tp := compiled(r, spanctx.ForProvider(spanctx.WithSlotCapacity(64)))
 	other := compiled(named("other"))
 	for _, tp := range []*sdktrace.TracerProvider{tp, other} {
 		_, span := tp.Tracer("").Start(context.Background(), "span")

@@ -406,7 +406,7 @@ type seen struct {
 func (b *build) checkService(program, service string) seen {
 	t := b.t
 	t.Helper()
-	r := b.start(exec.Command(b.out(program)), "OTELCTX_SPAN_NAMES=true")
+	r := b.start(exec.Command(b.out(program)))
 	profile := b.out(program + ".pb.gz")
 	record := exec.Command(filepath.Join(os.Getenv(toolsKey), "otelctx"), "record", "--json", "-F", "997", "-o", profile, strconv.Itoa(r.Process.Pid))
 	var stdout, stderr bytes.Buffer

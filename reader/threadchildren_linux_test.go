@@ -28,6 +28,7 @@ import (
 	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/contextattr"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/vma"
@@ -76,17 +77,24 @@ func setUp(order string) (*service, error) {
 	change := advertise.Change
 	advertise.Change = func(set []attribute.KeyValue, remove []attribute.Key) error {
 		set = slices.DeleteFunc(set, func(kv attribute.KeyValue) bool {
-			return has("no-go") && strings.HasPrefix(string(kv.Key), wire.KeyGo) || has("no-cells") && strings.HasPrefix(string(kv.Key), wire.KeySpans)
+			return has("no-go") && strings.HasPrefix(string(kv.Key), wire.KeyGo) || has("no-cells") && strings.HasPrefix(string(kv.Key), wire.KeySpans) ||
+				!has("goroutine-table") && strings.HasPrefix(string(kv.Key), wire.KeyGoroutines)
 		})
-		s.advertise = func() error { return change(set, remove) }
-		if !has("advertise") {
-			return nil
+		if has("advertise") {
+			return change(set, remove)
 		}
-		return s.advertise()
+		s.advertise = func() error {
+			defer providers.Lock()()
+			return change(set, remove)
+		}
+		return nil
+	}
+	labels := spanctx.LabelsOff
+	if has("record") {
+		labels = spanctx.LabelsAuto
 	}
 	opts := []spanctx.Option{
-		spanctx.WithThreadSlots(has("slots") || has("v1")), spanctx.WithGoroutineTable(has("goroutine-table")),
-		spanctx.WithGoroutineRecord(has("record")), spanctx.WithSlotCapacity(1024),
+		spanctx.WithThreadSlots(has("slots") || has("v1")), spanctx.WithLabels(labels), spanctx.WithSlotCapacity(1024), spanctx.WithSpanNames(false),
 	}
 	for _, word := range words {
 		name, value, _ := strings.Cut(word, "=")
@@ -119,7 +127,7 @@ func setUp(order string) (*service, error) {
 	}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor), sdktrace.WithIDGenerator(chosenIDs{}))
 	s.processor, s.tracer = processor, provider.Tracer("test")
-	return s, processor.Err()
+	return s, processor.Stats().Off
 }
 
 // chosenIDs is an id generator that returns the ids chosen by [service.start].

@@ -27,6 +27,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
+	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -37,7 +38,9 @@ import (
 // advertiser is a child process that starts and stops the SpanProcessor and the resource publisher.
 // The parent sends lines of one-word commands.
 type advertiser struct {
-	opts      []Option
+	opts []Option
+	// hasTable is true if readers find the goroutine table of the processor that is created next.
+	hasTable  bool
 	processor *SpanProcessor
 	publisher *resourcepublisher.Publisher
 	provider  *sdktrace.TracerProvider
@@ -80,9 +83,11 @@ func (a *advertiser) do(word string) (answer string, err error) {
 	case "thread":
 		a.opts = append(a.opts, WithThreadSlots(on))
 	case "goroutine":
-		a.opts = append(a.opts, WithGoroutineTable(on))
+		a.hasTable = on
 	case "record":
-		a.opts = append(a.opts, WithGoroutineRecord(on))
+		if a.opts = append(a.opts, WithLabels(LabelsOff)); on {
+			a.opts = append(a.opts, WithLabels(LabelsAuto))
+		}
 	case "layout1":
 		a.opts = append(a.opts, WithDatadogLayout())
 	case "capacity":
@@ -98,11 +103,13 @@ func (a *advertiser) do(word string) (answer string, err error) {
 		a.opts = append(a.opts, withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), facts...)))
 
 	case "processor":
-		a.processor, err = NewSpanProcessor(append([]Option{WithGoroutineTable(false)}, a.opts...)...)
-		a.opts = nil
+		if a.processor, err = NewSpanProcessor(append([]Option{WithSpanNames(false)}, a.opts...)...); !a.hasTable {
+			advertise.HideGoroutineTable()
+		}
+		a.opts, a.hasTable = nil, false
 		a.provider = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(a.processor))
-		if err == nil && a.processor.Err() != nil {
-			answer = strconv.Quote(a.processor.Err().Error())
+		if err == nil && a.processor.Stats().Off != nil {
+			answer = strconv.Quote(a.processor.Stats().Off.Error())
 		}
 	case "processor-down":
 		err = a.processor.Shutdown(ctx)
@@ -227,7 +234,7 @@ func TestAdvertisement(t *testing.T) {
 		// Offsets that calibration does not find are not advertised. Without the offset of the
 		// thread id, the SpanProcessor gets thread ids by a system call.
 		"nothing known":  {"goroutine=on without=", schemaSlots, ring2, false, 0, "goroutine record is off"},
-		"no goid":        {"goroutine=on without=g.goid", schemaLabels, ring2, false, goOffsets - 1, "goroutine table is off"},
+		"no goid":        {"goroutine=on without=g.goid", schemaSlots, ring2, false, goOffsets - 1, "goroutine table is off"},
 		"no labels":      {"goroutine=on without=g.labels", schemaSlots, ring2, true, goOffsets - 1, "goroutine record is off"},
 		"no thread id":   {"without=m.procid", schemaLabels, ring2, false, goOffsets - 1, ""},
 		"no m":           {"without=g.m", schemaLabels, ring2, false, goOffsets - 3, ""},
@@ -469,10 +476,8 @@ func (o *outside) assertGo(t *testing.T, is *truth, record bool) {
 
 func TestNothingToAdvertise(t *testing.T) {
 	for words, reason := range map[string]string{
-		"thread=off record=off":                     "no carrier is on",
 		"thread=off goroutine=on without=":          "no carrier is on",
-		"thread=off record=off layout1":             "no carrier is on",
-		"thread=off without=g.labels":               "goroutine record is off",
+		"thread=off goroutine=on without=g.goid":    "no carrier is on",
 		"capacity=3":                                "capacity 3",
 		"thread=off goroutine=on capacity=16777217": "capacity 16777217",
 	} {

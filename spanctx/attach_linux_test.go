@@ -64,8 +64,8 @@ func TestDialContext(t *testing.T) {
 func TestWithoutGoroutineIDs(t *testing.T) {
 	refused := errors.New("refused for a test")
 	s := serve(t, withRuntime(goruntime.Calibrate().Without(refused)))
-	require.ErrorIs(t, s.processor.Err(), refused)
-	assert.Equal(t, []string{CarrierThreadSlots}, s.processor.Carriers())
+	require.ErrorIs(t, s.processor.Stats().Off, refused)
+	assert.Equal(t, []string{"thread_slots"}, s.processor.Stats().Carriers)
 	at := func() uint64 {
 		id, _ := resolve(t, s.p.cells.Address(), s.threads.at(t, uint64(syscall.Gettid())).ref, 0)
 		return id

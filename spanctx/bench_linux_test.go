@@ -22,7 +22,7 @@ func BenchmarkSpan(b *testing.B) {
 		{"noop", func() sdktrace.TracerProviderOption { return sdktrace.WithSpanProcessor(oteltest.SpanProcessor{}) }},
 		{"default", func() sdktrace.TracerProviderOption { return spanctx.WithPublishing() }},
 		{"no-labels", func() sdktrace.TracerProviderOption {
-			return spanctx.WithPublishing(spanctx.WithGoroutineRecord(false))
+			return spanctx.WithPublishing(spanctx.WithLabels(spanctx.LabelsOff))
 		}},
 	} {
 		b.Run("processor="+bb.processor, func(b *testing.B) {

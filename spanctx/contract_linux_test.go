@@ -370,7 +370,6 @@ func TestContract(t *testing.T) {
 		"mapped": nil,
 		// The race detector does not see accesses to mapped memory.
 		"heap":            {withHeap()},
-		"hidden labels":   {WithLabels(LabelsNone)},
 		"names and keys":  {WithSpanNames(true), WithAttributeKeys("tenant")},
 		"no thread slots": {WithThreadSlots(false)},
 	} {

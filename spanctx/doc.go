@@ -18,8 +18,8 @@
 //
 // # Carriers
 //
-// A carrier is a place where the span of a goroutine is published. There are three, and all are on
-// by default:
+// A carrier is a place where the span of a goroutine is published. There are three. The table is always
+// on; [WithLabels] and [WithThreadSlots] can turn the other two off:
 //
 //   - The goroutine record is stored next to the goroutine's profiler labels, so goroutines that
 //     are started inside the span inherit it. Label readers, such as runtime/pprof, see the
@@ -99,9 +99,10 @@
 //
 // # Names
 //
-// [WithSpanNames] publishes each span's name, and the name of its local root as its endpoint. They
+// Each span is published with its name, and with the name of its local root as its endpoint. They
 // are also the profiler labels span_name and endpoint. Each name is stored once, and cells and
-// goroutine records contain its number. docs/design/0002-names.md says how it works.
+// goroutine records contain its number. [WithSpanNames] turns names off. docs/design/0002-names.md
+// says how it works.
 //
 // # Unsampled spans
 //
@@ -120,7 +121,7 @@
 // policy.
 //
 // Labels make goroutine profiles larger, because those profiles group goroutines by label.
-// [LabelsNone] avoids that: label readers then see no span, but readers of the record still do.
+// [LabelsOff] avoids that: label readers then see no span.
 //
 // [WithDatadogLabels] also publishes the labels of dd-trace-go, for Datadog's readers.
 //

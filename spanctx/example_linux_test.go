@@ -78,12 +78,12 @@ func ExampleWithPublishing() {
 }
 
 func ExampleNewSpanProcessor() {
-	p, err := spanctx.NewSpanProcessor(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(true))
+	p, err := spanctx.NewSpanProcessor(spanctx.WithLabels(spanctx.LabelsOff))
 	if err != nil {
 		fmt.Println(err) // the service continues without publishing
 		return
 	}
-	fmt.Println("requested carriers that are off:", p.Err())
+	fmt.Println("requested carriers that are off:", p.Stats().Off)
 	tp := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "checkout"))),
 		sdktrace.WithSpanProcessor(p),

@@ -32,14 +32,14 @@ func beDenied(parent *childproc.Parent) {
 	parent.Must(childproc.Deny(deniedCalls[denied]...))
 	startThreads()
 	before := heapInUse()
-	p, err := NewSpanProcessor(WithGoroutineTable(true))
+	p, err := NewSpanProcessor()
 	if err != nil {
 		parent.Send("failed: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 		return
 	}
 	_, span := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p)).Tracer("").Start(context.Background(), "span")
 	small := heapInUse() < before+1<<20
-	parent.Send("%v, record %t, small heap %t: %s", p.Carriers(), installed() != nil, small, strings.ReplaceAll(fmt.Sprint(p.Err()), "\n", "; "))
+	parent.Send("%v, record %t, small heap %t: %s", p.Stats().Carriers, installed() != nil, small, strings.ReplaceAll(fmt.Sprint(p.Stats().Off), "\n", "; "))
 	span.End()
 }
 

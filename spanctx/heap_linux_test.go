@@ -22,9 +22,8 @@ import (
 // heapOptions are options with which a service publishes spans.
 var heapOptions = map[string][]Option{
 	"default":             nil,
-	"names":               {WithSpanNames(true)},
-	"no goroutine table":  {WithGoroutineTable(false)},
-	"attributes in slots": {WithGoroutineRecord(false), WithAttributeKeys("key")},
+	"no names":            {WithSpanNames(false)},
+	"attributes in slots": {WithLabels(LabelsOff), WithAttributeKeys("key")},
 }
 
 // measureHeap sends by how many KiB the live heap grows when a service begins to publish spans, and

@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -19,6 +20,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
@@ -97,7 +99,9 @@ type service struct {
 	p *path
 	// processor is registered with the provider.
 	processor *SpanProcessor
-	tracer    trace.Tracer
+	// hasTable is true if readers find the goroutine table.
+	hasTable bool
+	tracer   trace.Tracer
 	// threads are the thread slots, nil if they are off.
 	threads *memory
 }
@@ -114,6 +118,10 @@ func serve(t testing.TB, opts ...Option) *service {
 	})
 	s := observe(t, tp)
 	s.processor = p
+	if slices.Contains(opts, Option(hideTable{})) {
+		advertise.HideGoroutineTable()
+		s.hasTable = false
+	}
 	return s
 }
 
@@ -139,6 +147,11 @@ func (e *everySecond) ShouldSample(sdktrace.SamplingParameters) (r sdktrace.Samp
 
 func (*everySecond) Description() string { return "every second" }
 
+// hideTable is an option for serve: readers do not find the goroutine table, as if it could not be mapped.
+type hideTable struct{}
+
+func (hideTable) apply(c config) config { return c }
+
 // withRuntime replaces the result of calibration, for tests in which offsets of the Go runtime are
 // unknown.
 func withRuntime(r *goruntime.Runtime) Option {
@@ -154,7 +167,7 @@ func withHeap() Option {
 func observe(t testing.TB, tp trace.TracerProvider) *service {
 	t.Helper()
 	p := active.Load()
-	s := &service{t: t, p: p, tracer: tp.Tracer("test")}
+	s := &service{t: t, p: p, tracer: tp.Tracer("test"), hasTable: p.tablePublished}
 	if p.threads != nil {
 		s.threads = &memory{Memory: remotemem.Of(os.Getpid()), info: p.threads.Layout(), cells: p.cells.Address()}
 	}
@@ -383,7 +396,7 @@ func (s *service) shown(t testing.TB) (is shown) {
 // goroutine owns that entry. It does not use the code under test to decode the entry.
 func (s *service) entry(t testing.TB) (ref uint64, owned bool) {
 	t.Helper()
-	if !s.p.tablePublished {
+	if !s.hasTable {
 		return 0, false
 	}
 	self := s.p.runtime.Goroutine()
@@ -455,7 +468,7 @@ func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) {
 	if s.threads != nil {
 		want.thread = number(span)
 	}
-	if s.p.tablePublished {
+	if s.hasTable {
 		want.goroutine = number(span)
 	}
 	if s.p.records {

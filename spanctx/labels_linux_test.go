@@ -55,9 +55,8 @@ func TestLabels(t *testing.T) {
 		profiled bool
 	}{
 		"until the end": {LabelsAuto, true, raceEnabled, true},
-		"withdrawn":     {LabelsWithdrawn, true, false, false},
 		"kept":          {LabelsKept, true, true, true},
-		"none":          {LabelsNone, false, false, false},
+		"off":           {LabelsOff, false, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, WithLabels(tt.labels))
@@ -111,11 +110,11 @@ func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
 	}
 }
 
-// TestGoroutineProfileWithoutLabels checks that LabelsNone keeps goroutine profiles small:
+// TestGoroutineProfileWithoutLabels checks that LabelsOff keeps goroutine profiles small:
 // goroutines with equal stacks share one sample. With labels, the goroutines of each span have a
 // separate sample.
 func TestGoroutineProfileWithoutLabels(t *testing.T) {
-	for labels, samples := range map[Labels]int{LabelsAuto: 100, LabelsNone: 1} {
+	for labels, samples := range map[Labels]int{LabelsAuto: 100, LabelsOff: 1} {
 		s := serve(t, WithLabels(labels))
 		started, end := make(chan trace.Span), make(chan struct{})
 		for range 100 {
@@ -194,16 +193,16 @@ func TestDatadogLabels(t *testing.T) {
 		replaced string
 	}{
 		"ids":                         {nil, false, 0, 4, ""},
-		"names":                       {[]Option{WithSpanNames(true)}, true, 0, 6, ""},
-		"and attributes":              {[]Option{WithSpanNames(true), WithAttributeKeys("tenant", "zone", "span id")}, true, 0, 8, ""},
-		"and the user's":              {[]Option{WithSpanNames(true), WithAttributeKeys("tenant", "zone")}, true, 2, 6, ""},
+		"names":                       {nil, true, 0, 6, ""},
+		"and attributes":              {[]Option{WithAttributeKeys("tenant", "zone", "span id")}, true, 0, 8, ""},
+		"and the user's":              {[]Option{WithAttributeKeys("tenant", "zone")}, true, 2, 6, ""},
 		"the user's have the room":    {nil, false, 7, 1, ""},
 		"the user's have all room":    {nil, false, 9, 0, ""},
 		"the user has such a label":   {nil, false, 1, 3, "span id"},
-		"no record, no labels at all": {[]Option{WithGoroutineRecord(false)}, false, 0, -1, ""},
+		"no record, no labels at all": {[]Option{WithLabels(LabelsOff)}, false, 0, -1, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := serve(t, append(tt.opts, WithDatadogLabels(true))...)
+			s := serve(t, append(tt.opts, WithDatadogLabels(true), WithSpanNames(tt.names))...)
 			users := func(value string) (labels []string) {
 				for i := range tt.user {
 					labels = append(labels, strconv.Itoa(i), value)

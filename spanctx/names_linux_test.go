@@ -137,7 +137,7 @@ func TestNamesOfSpans(t *testing.T) {
 				_, late := s.tracer.Start(ctx, "late")
 				s.assertNames(t, late, "late", "GET /cart/{id}")
 				late.End()
-				assert.Zero(t, s.processor.SpansWithoutName())
+				assert.Zero(t, s.processor.Stats().SpansWithoutName)
 			})
 		}
 	}
@@ -221,9 +221,9 @@ func TestNamesBesideOtherLabels(t *testing.T) {
 	assert.Equal(t, map[string]string{"endpoint": "user's"}, labels(9))
 }
 
-// Without WithSpanNames no name is published, and attributes may have the keys of names.
-func TestNoNamesByDefault(t *testing.T) {
-	s := serve(t, WithAttributeKeys("endpoint"))
+// WithSpanNames(false) publishes no name, and attributes may have the keys of names.
+func TestWithoutNames(t *testing.T) {
+	s := serve(t, WithSpanNames(false), WithAttributeKeys("endpoint"))
 	_, span := s.tracer.Start(with(context.Background(), "endpoint", "mine"), "secret")
 	defer span.End()
 	assert.Equal(t, []map[string]string{{"endpoint": "mine"}}, labelsInSpan(t, span))

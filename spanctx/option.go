@@ -4,7 +4,6 @@
 package spanctx
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -37,7 +36,7 @@ func (f optionFunc) apply(c config) config {
 }
 
 type config struct {
-	threadSlots, goroutineTable, goroutineRecord bool
+	threadSlots bool
 
 	names    bool
 	layout1  bool
@@ -90,40 +89,16 @@ func (c config) removeReservedKeys(keys []attribute.Key) []attribute.Key {
 	return slices.DeleteFunc(slices.Clone(keys), func(k attribute.Key) bool { return slices.Contains(reserved, k) })
 }
 
-// noCarrier reports whether all carriers are off.
-func (c config) noCarrier() bool { return !c.threadSlots && !c.goroutineTable && !c.goroutineRecord }
-
 func (c config) check() error {
-	if c.labels < LabelsAuto || c.labels > LabelsNone {
-		return fmt.Errorf("labels %d is not one of the four choices", c.labels)
-	}
-	if c.noCarrier() {
-		return errors.New("no carrier is on")
+	if c.labels < LabelsAuto || c.labels > LabelsOff {
+		return fmt.Errorf("labels %d is not one of the three choices", c.labels)
 	}
 	return ring.Check(c.capacity, c.space)
 }
 
-// The names of the carriers in the environment and in the result of [SpanProcessor.Carriers].
-const (
-	// CarrierThreadSlots is the name of the slots indexed by thread id.
-	CarrierThreadSlots = "thread_slots"
-	// CarrierGoroutineTable is the name of the table that has an entry for each goroutine.
-	CarrierGoroutineTable = "goroutine_table"
-	// CarrierGoroutineRecord is the name of the record behind a goroutine's profiler labels.
-	CarrierGoroutineRecord = "goroutine_record"
-)
-
-// allCarriers lists the names of all carriers.
-var allCarriers = []string{CarrierThreadSlots, CarrierGoroutineTable, CarrierGoroutineRecord}
-
 // fromEnvironment returns c with the settings of the OTELCTX_SPAN_* environment variables applied.
-// All carriers are on unless OTELCTX_SPAN_CARRIERS chooses some.
 func (c config) fromEnvironment() config {
-	for _, name := range environment.SpanCarriers.Members(allCarriers...) {
-		c.threadSlots = c.threadSlots || name == CarrierThreadSlots
-		c.goroutineTable = c.goroutineTable || name == CarrierGoroutineTable
-		c.goroutineRecord = c.goroutineRecord || name == CarrierGoroutineRecord
-	}
+	c.threadSlots = environment.SpanThreadSlots.Bool()
 	c.names = environment.SpanNames.Bool()
 	c.datadogLabels = environment.SpanDatadogLabels.Bool()
 	c.profileIDs = environment.SpanPyroscopeProfileIDs.Bool()
@@ -150,7 +125,7 @@ func (c config) fromEnvironment() config {
 }
 
 // labelNames lists the values of OTELCTX_SPAN_LABELS, indexed by Labels.
-var labelNames = []string{LabelsAuto: "auto", LabelsWithdrawn: "withdrawn", LabelsKept: "kept", LabelsNone: "none"}
+var labelNames = []string{LabelsAuto: "auto", LabelsKept: "kept", LabelsOff: "off"}
 
 // differs compares the options that cannot be changed once the SpanProcessor exists. If any differ
 // between c and other, the error names them.
@@ -161,8 +136,6 @@ func (c config) differs(other config) error {
 		same bool
 	}{
 		{"WithThreadSlots", c.threadSlots == other.threadSlots},
-		{"WithGoroutineTable", c.goroutineTable == other.goroutineTable},
-		{"WithGoroutineRecord", c.goroutineRecord == other.goroutineRecord},
 		{"WithSpanNames", c.names == other.names},
 		{"WithDatadogLayout", c.layout1 == other.layout1},
 		{"WithSlotCapacity", c.capacity == other.capacity},
@@ -187,25 +160,16 @@ func WithEnabled(on bool) Option {
 	return optionFunc(func(c *config) { c.enabled = on })
 }
 
-// WithThreadSlots turns the thread slots on or off. The default is on.
+// WithThreadSlots turns the thread slots on or off. The default is on, unless the environment variable
+// OTELCTX_SPAN_THREAD_SLOTS=false is set. Without them, readers that know only thread ids see no spans.
 func WithThreadSlots(on bool) Option {
 	return optionFunc(func(c *config) { c.threadSlots = on })
 }
 
-// WithGoroutineTable chooses whether readers can find the goroutine table. The default is true. If
-// it is false, the table is only used internally.
-func WithGoroutineTable(on bool) Option {
-	return optionFunc(func(c *config) { c.goroutineTable = on })
-}
-
-// WithGoroutineRecord turns the goroutine record on or off. The default is on.
-func WithGoroutineRecord(on bool) Option {
-	return optionFunc(func(c *config) { c.goroutineRecord = on })
-}
-
-// WithSpanNames publishes each span with its name and its endpoint, the name of its local root. The
-// local root is the outermost span of the trace in the process: the request that the process
-// serves. The default is off, or on if the environment variable OTELCTX_SPAN_NAMES=true is set.
+// WithSpanNames decides whether each span is published with its name and its endpoint, the name of its
+// local root. The local root is the outermost span of the trace in the process: the request that the
+// process serves. The default is true, unless the environment variable OTELCTX_SPAN_NAMES=false is set.
+// Turn names off if they may contain secrets.
 //
 // The published name is the name at Start. After SetName, call [Refresh] or [Attach] with the
 // span's context to publish the new name. If the span is the local root, the new name is also the
@@ -218,8 +182,8 @@ func WithGoroutineRecord(on bool) Option {
 // are omitted first, then span_name and endpoint. [WithAttributeKeys] ignores these two keys.
 //
 // There is room for 4,095 names, which take at most 2 MiB. Spans with further names are published
-// without a name, and counted by [SpanProcessor.SpansWithoutName]. Keep the number of distinct
-// names small, and put ids into attributes.
+// without a name, and counted in [Stats]. Keep the number of distinct names small, and put ids into
+// attributes.
 func WithSpanNames(on bool) Option {
 	return optionFunc(func(c *config) { c.names = on })
 }
@@ -239,13 +203,13 @@ func WithDatadogLayout() Option {
 //   - "trace id", the trace id in hexadecimal;
 //   - "local root span id", the id of the local root as a decimal number, for readers of
 //     dd-trace-go before v2.11;
-//   - "trace endpoint", the name of the local root, with [WithSpanNames] only.
+//   - "trace endpoint", the name of the local root, unless [WithSpanNames] turns names off.
 //
 // These labels replace user labels with the same keys. If the user's labels do not leave enough
 // room, the labels of [WithAttributeKeys] are omitted first, then those of [WithSpanNames], then
 // these, in reverse order. [WithAttributeKeys] ignores these keys. [WithLabels] applies to these
 // labels, too. The default is off, or on if the environment variable
-// OTELCTX_SPAN_DATADOG_LABELS=true is set. If the goroutine record is off, there are no labels.
+// OTELCTX_SPAN_DATADOG_LABELS=true is set. [LabelsOff] turns them off, too.
 func WithDatadogLabels(on bool) Option {
 	return optionFunc(func(c *config) { c.datadogLabels = on })
 }
@@ -274,8 +238,8 @@ func WithSlotCapacity(slots int) Option {
 // and the user's. An attribute replaces a user label with the same key.
 //
 // Readers get the keys from the process context. A process has at most 256 keys, and their order
-// does not change. Further keys are rejected, reported to [otel.Handle] once, and counted by
-// [SpanProcessor.RefusedAttributeKeys]. A SpanProcessor that is created after the Shutdown of
+// does not change. Further keys are rejected, reported to [otel.Handle] once, and counted in [Stats].
+// A SpanProcessor that is created after the Shutdown of
 // another does not take over its keys.
 func WithAttributeKeys(keys ...attribute.Key) Option {
 	keys = slices.Clone(keys)
@@ -291,29 +255,28 @@ func WithSlotAttributeSpace(bytes int) Option {
 	return optionFunc(func(c *config) { c.space = max(bytes, 0) })
 }
 
-// Labels chooses how long the profiler labels of a span are published, if at all.
+// Labels chooses what happens to the profiler labels of a span: see [WithLabels].
 type Labels int
 
 const (
-	// LabelsAuto withdraws the labels trace_id and span_id when the span ends, as LabelsWithdrawn
-	// does. However, spans that end while the process takes a CPU profile of itself, or within three
-	// seconds after it, keep their labels, because runtime/pprof reads a sample's labels only when it
-	// writes the profile. Programs built with the race detector never withdraw labels.
+	// LabelsAuto withdraws the labels trace_id and span_id when the span ends. However, spans that end
+	// while the process takes a CPU profile of itself, or within three seconds after it, keep their
+	// labels, because runtime/pprof reads a sample's labels only when it writes the profile. Programs
+	// built with the race detector never withdraw labels.
 	LabelsAuto Labels = iota
-	// LabelsWithdrawn withdraws the labels when the span ends, even during a CPU profile.
-	LabelsWithdrawn
 	// LabelsKept leaves labels unchanged when the span ends. Label readers then see ended spans on
 	// goroutines that have inherited the labels, and on goroutines whose span was ended by another
-	// goroutine.
+	// goroutine. This shows which goroutines leak.
 	LabelsKept
-	// LabelsNone sets no labels, but readers of the record still see the span. Goroutine profiles
-	// stay small: with labels they list the goroutines of each span separately. If the user has set
-	// more than eight labels, these are hidden during the span.
-	LabelsNone
+	// LabelsOff publishes no goroutine records and therefore no labels. Spans then take no allocation,
+	// and goroutine profiles stay small: with labels they list the goroutines of each span separately.
+	// Label readers see no span, and a goroutine does not inherit the span of the goroutine that starts
+	// it.
+	LabelsOff
 )
 
-// WithLabels chooses how long labels are published. The default is [LabelsAuto], unless the
-// environment variable OTELCTX_SPAN_LABELS sets another policy.
+// WithLabels chooses whether labels are published, and for how long. The default is [LabelsAuto], unless
+// the environment variable OTELCTX_SPAN_LABELS sets another policy.
 func WithLabels(l Labels) Option {
 	return optionFunc(func(c *config) { c.labels = l })
 }
@@ -321,11 +284,11 @@ func WithLabels(l Labels) Option {
 // profileIDKey is the span attribute by which Grafana looks up a span's profile.
 const profileIDKey = attribute.Key("pyroscope.profile.id")
 
-// WithPyroscopeProfileIDs sets the attribute pyroscope.profile.id of each recorded span to the
-// span's id when the span starts. Grafana then links the span to its profile in Pyroscope. That
+// WithPyroscopeProfileIDs decides whether the attribute pyroscope.profile.id of each recorded span is set
+// to the span's id when the span starts. Grafana then links the span to its profile in Pyroscope. That
 // profile excludes child spans, which have their own. The attribute is set even if the span has no
-// samples. By default the attribute is set only if the environment variable
-// OTELCTX_SPAN_PYROSCOPE_PROFILE_IDS=true is set.
-func WithPyroscopeProfileIDs() Option {
-	return optionFunc(func(c *config) { c.profileIDs = true })
+// samples. The default is false, unless the environment variable OTELCTX_SPAN_PYROSCOPE_PROFILE_IDS=true
+// is set.
+func WithPyroscopeProfileIDs(on bool) Option {
+	return optionFunc(func(c *config) { c.profileIDs = on })
 }

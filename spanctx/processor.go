@@ -4,6 +4,7 @@
 package spanctx
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -109,7 +110,9 @@ func (p *path) openCarriers() error {
 		// Slots and entries may name ended spans, which readers detect by the span table.
 		noSpanTable = errors.New("there is no span table")
 	}
-	if err := p.openGoroutineTable(c.goroutineTable, noSpanTable); err != nil {
+	// Without goroutine ids, positions belong to threads: see locateThread.
+	_, noIDs := p.runtime.Offset(goruntime.GGoid)
+	if err := p.openGoroutineTable(cmp.Or(noSpanTable, noIDs)); err != nil {
 		return err
 	}
 	if c.threadSlots {
@@ -122,8 +125,11 @@ func (p *path) openCarriers() error {
 		}
 		p.disable("thread slots are", err)
 	}
-	if c.goroutineRecord {
-		err := gorecord.Available(c.runtime)
+	if c.labels != LabelsOff {
+		err := noIDs
+		if err == nil {
+			err = gorecord.Available(c.runtime)
+		}
 		p.records = err == nil
 		p.disable("goroutine record is", err)
 	}
@@ -131,28 +137,19 @@ func (p *path) openCarriers() error {
 }
 
 // openGoroutineTable creates the goroutine table, or returns an error if there is no memory for it.
-// Other processes can find it only if asked is true, noSpanTable is nil, and goroutine ids can be
-// read.
-func (p *path) openGoroutineTable(asked bool, noSpanTable error) error {
-	err := noSpanTable
-	if _, unknown := p.runtime.Offset(goruntime.GGoid); err == nil {
-		err = unknown
-	}
+// Other processes can find it only if reason is nil.
+func (p *path) openGoroutineTable(reason error) error {
 	memory := p.memory
-	if memory == vma.Published && (!asked || err != nil) {
+	if memory == vma.Published && reason != nil {
 		memory = vma.Private
 	}
-	var mapErr error
-	if p.goroutines, mapErr = goroutines.New(memory); p.goroutines == nil {
-		return mapErr
+	var err error
+	if p.goroutines, err = goroutines.New(memory); p.goroutines == nil {
+		return err
 	}
-	if err == nil {
-		err = mapErr
-	}
-	if asked {
-		p.tablePublished = err == nil
-		p.disable("goroutine table is", err)
-	}
+	reason = cmp.Or(reason, err)
+	p.tablePublished = reason == nil
+	p.disable("goroutine table is", reason)
 	return nil
 }
 
@@ -164,20 +161,21 @@ func (p *path) disable(carrier string, reason error) {
 	}
 }
 
-// carriers returns the names of the carriers that are on.
-func (p *path) carriers() (names []string) {
+// stats implements [SpanProcessor.Stats].
+func (p *path) stats() Stats {
 	if p == nil {
-		return nil
+		return Stats{}
 	}
+	s := Stats{Off: p.carrierErr, RefusedAttributeKeys: p.refusedKeys.Load(), SpansWithoutName: p.names.LeftOut()}
 	for _, c := range []struct {
 		on   bool
 		name string
-	}{{p.threads != nil, CarrierThreadSlots}, {p.tablePublished, CarrierGoroutineTable}, {p.records, CarrierGoroutineRecord}} {
+	}{{p.threads != nil, "thread_slots"}, {p.tablePublished, "goroutine_table"}, {p.records, "goroutine_record"}} {
 		if c.on {
-			names = append(names, c.name)
+			s.Carriers = append(s.Carriers, c.name)
 		}
 	}
-	return names
+	return s
 }
 
 // addKeys adds attribute keys to those that are published. The lock of package providers is held.

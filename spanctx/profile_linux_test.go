@@ -152,7 +152,7 @@ func TestProfileAskedOnceForOldSpans(t *testing.T) {
 // TestProfileAskedForLabelsAutoOnly checks that the kernel is asked for a running profile only if
 // the label policy depends on the answer.
 func TestProfileAskedForLabelsAutoOnly(t *testing.T) {
-	for _, labels := range []Labels{LabelsAuto, LabelsWithdrawn, LabelsKept, LabelsNone} {
+	for _, labels := range []Labels{LabelsAuto, LabelsKept, LabelsOff} {
 		t.Run(labelNames[labels], func(t *testing.T) {
 			s := serve(t, WithLabels(labels))
 			apart(func() {
@@ -168,7 +168,7 @@ func TestProfileAskedForLabelsAutoOnly(t *testing.T) {
 // restores them later, no matter how they were set. User labels with our keys are hidden during the
 // span.
 func TestUsersLabels(t *testing.T) {
-	s := serve(t)
+	s := serve(t, WithSpanNames(false))
 	shows := func(span trace.Span, users ...string) {
 		t.Helper()
 		want, got := map[string]string{}, map[string]string{}

@@ -14,7 +14,6 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
-	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/providers"
 )
 
@@ -86,8 +85,10 @@ func endSpansOf(r *providers.Reference) {
 // [WithAttributeKeys] are combined. If another option differs, NewSpanProcessor fails and names it.
 //
 // A carrier stays off if this Go runtime does not support it or if the kernel refuses to map its
-// memory; [SpanProcessor.Err] returns the reason. The goroutine table and slots of layout 2 also
-// need the span table. If no carrier works, NewSpanProcessor fails. The error wraps
+// memory; [SpanProcessor.Stats] has the reason. The goroutine table and slots of layout 2 also need the
+// span table. If goroutine ids cannot be read in this version of Go, thread slots name the span that was
+// last published on the thread, and everything else is off. If no carrier works, NewSpanProcessor fails.
+// The error wraps
 // [errors.ErrUnsupported] where nothing can be published. Otherwise it says which option is invalid or
 // differs, why no carrier is on, or why the advertisement cannot be published.
 func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
@@ -138,11 +139,10 @@ func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 // Options that differ from those of the first SpanProcessor have no effect, which is reported.
 //
 // ForProvider returns nil if the environment variable OTELCTX_SPANS_DISABLED=true is set, unless
-// [WithEnabled] overrides it, and if OTELCTX_SPAN_CARRIERS=none is set, unless an option turns a
-// carrier on. The package documentation lists the variables.
+// [WithEnabled] overrides it. The package documentation lists the variables.
 func ForProvider(opts ...Option) *SpanProcessor {
 	c := newConfig(opts)
-	if !c.enabled || c.noCarrier() && len(environment.SpanCarriers.Members(allCarriers...)) == 0 {
+	if !c.enabled {
 		return nil
 	}
 	first := active.Load() == nil
@@ -151,7 +151,7 @@ func ForProvider(opts ...Option) *SpanProcessor {
 	}
 	p, err := open(c)
 	if err == nil && first {
-		err = p.Err()
+		err = p.Stats().Off
 	}
 	if err != nil {
 		otel.Handle(err)
@@ -159,23 +159,29 @@ func ForProvider(opts ...Option) *SpanProcessor {
 	return p
 }
 
-// Carriers returns the names of the carriers that are on: thread_slots, goroutine_table,
-// goroutine_record. [SpanProcessor.Err] returns why requested ones are off.
-func (p *SpanProcessor) Carriers() []string {
-	if p == nil {
-		return nil
-	}
-	return active.Load().carriers()
+// Stats says where spans are published, and what is left out: see [SpanProcessor.Stats].
+type Stats struct {
+	// Carriers are the carriers that are on: thread_slots, goroutine_table, goroutine_record.
+	Carriers []string
+	// Off joins the reasons why requested carriers, or the tables of spans and names, are off. It is nil if
+	// all of them are on.
+	Off error
+	// RefusedAttributeKeys counts the attribute keys that were rejected because there were already 256. A
+	// key that is rejected repeatedly counts each time.
+	RefusedAttributeKeys int64
+	// SpansWithoutName counts how often a span was published without its name or endpoint because the
+	// limit of 4,095 names had been reached: at its start, or when [Attach] or [Refresh] published its
+	// current name. See [WithSpanNames].
+	SpansWithoutName int64
 }
 
-// Err returns the reasons why requested carriers, or the tables of spans and names, are off, joined
-// into one error. It is nil if all of them are on.
-func (p *SpanProcessor) Err() error {
-	path := active.Load()
-	if p == nil || path == nil {
-		return nil
+// Stats returns the current state and counts, which all SpanProcessors that publish together share. It
+// is zero while nothing is published.
+func (p *SpanProcessor) Stats() Stats {
+	if p == nil {
+		return Stats{}
 	}
-	return path.carrierErr
+	return active.Load().stats()
 }
 
 // AddAttributeKeys adds keys to those of [WithAttributeKeys]. They apply to spans that start
@@ -185,7 +191,7 @@ func (p *SpanProcessor) Err() error {
 //
 // If the keys cannot be advertised, AddAttributeKeys returns an error, such as
 // [resourcepublisher.ErrTooLarge], and changes nothing. Keys above the limit of 256 are not an
-// error: see [SpanProcessor.RefusedAttributeKeys].
+// error, but counted in [Stats].
 func (p *SpanProcessor) AddAttributeKeys(keys ...attribute.Key) error {
 	if p == nil {
 		return nil
@@ -200,27 +206,6 @@ func (p *SpanProcessor) AddAttributeKeys(keys ...attribute.Key) error {
 	}
 	p.config = WithAttributeKeys(keys...).apply(p.config)
 	return nil
-}
-
-// RefusedAttributeKeys returns how many keys were rejected because there were already 256. A key
-// that is rejected repeatedly counts each time.
-func (p *SpanProcessor) RefusedAttributeKeys() int {
-	path := active.Load()
-	if p == nil || path == nil {
-		return 0
-	}
-	return int(path.refusedKeys.Load())
-}
-
-// SpansWithoutName returns how often a span was published without its name or endpoint because the
-// limit of 4,095 names had been reached: at its start, or when [Attach] or [Refresh] published its
-// current name. See [WithSpanNames].
-func (p *SpanProcessor) SpansWithoutName() int64 {
-	path := active.Load()
-	if p == nil || path == nil {
-		return 0
-	}
-	return path.names.LeftOut()
 }
 
 // OnStart publishes the span for the calling goroutine. ctx is the context passed to Start.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -130,7 +131,7 @@ func TestOptionsOfALaterProvider(t *testing.T) {
 		"options that take effect": {[]Option{WithAttributeKeys("more"), WithEnabled(true)}, ""},
 		"the same":                 {[]Option{WithSlotCapacity(64)}, ""},
 		"another":                  {[]Option{WithSlotAttributeSpace(192)}, "WithSlotAttributeSpace"},
-		"two others":               {[]Option{WithSlotCapacity(64), WithThreadSlots(false), WithLabels(LabelsNone)}, "WithThreadSlots, WithLabels"},
+		"two others":               {[]Option{WithSlotCapacity(64), WithThreadSlots(false), WithLabels(LabelsOff)}, "WithThreadSlots, WithLabels"},
 	} {
 		*errs = nil
 		later := sdktrace.NewTracerProvider(WithPublishing(tt.opts...))
@@ -172,48 +173,27 @@ func TestInvalidAttributeKeyOfEnvironment(t *testing.T) {
 	require.NoError(t, tp.Shutdown(context.Background()))
 }
 
-// Environment variables turn publishing off and choose carriers. Options override them.
+// An environment variable turns publishing off. An option overrides it.
 func TestEnvironment(t *testing.T) {
-	all := []string{CarrierThreadSlots, CarrierGoroutineTable, CarrierGoroutineRecord}
 	for name, tt := range map[string]struct {
-		disabled, carriers string
-		opts               []Option
-		want               []string
-		reports            string
+		disabled string
+		opts     []Option
+		want     bool
+		reports  string
 	}{
-		"nothing said":     {"", "", nil, all, ""},
-		"disabled":         {"true", "", nil, nil, ""},
-		"enabled":          {"false", "", nil, all, ""},
-		"overridden":       {"1", "", []Option{WithEnabled(true)}, all, ""},
-		"off by an option": {"", "", []Option{WithEnabled(false)}, nil, ""},
-		"neither":          {"maybe", "", nil, all, `OTELCTX_SPANS_DISABLED="maybe" is not valid: want true, false; taken as not set`},
-		"one carrier":      {"", "goroutine_table", nil, all[1:2], ""},
-		"two carriers":     {"", " goroutine_record , thread_slots", nil, []string{all[0], all[2]}, ""},
-		"and an option":    {"", "thread_slots", []Option{WithThreadSlots(false), WithGoroutineRecord(true)}, all[2:], ""},
-		"unknown carrier":  {"", "thread_slots,labels", nil, all[:1], `OTELCTX_SPAN_CARRIERS: "labels" is none of thread_slots, goroutine_table, goroutine_record, or none`},
-		"unknown alone":    {"", "threads", nil, all, `OTELCTX_SPAN_CARRIERS: "threads" is none of thread_slots, goroutine_table, goroutine_record, or none`},
-		"none":             {"", "none", nil, nil, ""},
-		"none but one":     {"", "none", []Option{WithGoroutineTable(true)}, all[1:2], ""},
-		"the last option": {
-			"", "",
-			[]Option{WithThreadSlots(false), WithThreadSlots(true), WithGoroutineTable(true), WithGoroutineTable(false)},
-			[]string{all[0], all[2]},
-			"",
-		},
-		"none by options": {
-			"", "",
-			[]Option{WithThreadSlots(false), WithGoroutineTable(false), WithGoroutineRecord(false)},
-			nil,
-			"publish active spans: no carrier is on",
-		},
+		"nothing said":     {"", nil, true, ""},
+		"disabled":         {"true", nil, false, ""},
+		"enabled":          {"false", nil, true, ""},
+		"overridden":       {"1", []Option{WithEnabled(true)}, true, ""},
+		"off by an option": {"", []Option{WithEnabled(false)}, false, ""},
+		"neither":          {"maybe", nil, true, `OTELCTX_SPANS_DISABLED="maybe" is not valid: want true, false; taken as not set`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("OTELCTX_SPANS_DISABLED", tt.disabled)
-			t.Setenv("OTELCTX_SPAN_CARRIERS", tt.carriers)
 			environment.Forget()
 			errs := handled(t)
 			tp := sdktrace.NewTracerProvider(WithPublishing(tt.opts...))
-			assert.Equal(t, tt.want, active.Load().carriers())
+			assert.Equal(t, tt.want, active.Load() != nil)
 			if tt.reports == "" {
 				assert.Empty(t, *errs)
 			} else if assert.Len(t, *errs, 1) {
@@ -225,12 +205,20 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// A provider without carriers does not share the SpanProcessor of another provider.
-func TestNoCarrierIsNotShared(t *testing.T) {
-	serve(t)
-	t.Setenv("OTELCTX_SPAN_CARRIERS", "none")
-	assert.Nil(t, ForProvider())
-	assert.NotNil(t, active.Load())
+// TestCarriers checks which carriers are on.
+func TestCarriers(t *testing.T) {
+	for want, opts := range map[string][]Option{
+		"thread_slots goroutine_table goroutine_record": nil,
+		"thread_slots goroutine_table":                  {WithLabels(LabelsOff)},
+		"goroutine_table goroutine_record":              {WithThreadSlots(true), WithThreadSlots(false)},
+		"goroutine_table":                               {WithThreadSlots(false), WithLabels(LabelsOff)},
+	} {
+		p, err := NewSpanProcessor(opts...)
+		require.NoError(t, err)
+		assert.Equal(t, Stats{Carriers: strings.Fields(want)}, p.Stats())
+		require.NoError(t, p.Shutdown(context.Background()))
+		assert.Equal(t, Stats{}, p.Stats())
+	}
 }
 
 // Each environment variable sets the default for an option. The option overrides it, except that
@@ -260,16 +248,19 @@ func TestEnvironmentChooses(t *testing.T) {
 			"1", "3", func(c config) any { return c.layout1 }, false, true, WithDatadogLayout(), true,
 		},
 		"OTELCTX_SPAN_LABELS": {
-			"none", "hidden", func(c config) any { return c.labels }, LabelsAuto, LabelsNone, WithLabels(LabelsKept), LabelsKept,
+			"off", "hidden", func(c config) any { return c.labels }, LabelsAuto, LabelsOff, WithLabels(LabelsKept), LabelsKept,
 		},
 		"OTELCTX_SPAN_NAMES": {
-			"true", "maybe", func(c config) any { return c.names }, false, true, WithSpanNames(false), false,
+			"false", "maybe", func(c config) any { return c.names }, true, false, WithSpanNames(true), true,
+		},
+		"OTELCTX_SPAN_THREAD_SLOTS": {
+			"false", "2", func(c config) any { return c.threadSlots }, true, false, WithThreadSlots(true), true,
 		},
 		"OTELCTX_SPAN_DATADOG_LABELS": {
 			"1", "on", func(c config) any { return c.datadogLabels }, false, true, WithDatadogLabels(false), false,
 		},
 		"OTELCTX_SPAN_PYROSCOPE_PROFILE_IDS": {
-			"True", "yes", func(c config) any { return c.profileIDs }, false, true, WithPyroscopeProfileIDs(), true,
+			"True", "yes", func(c config) any { return c.profileIDs }, false, true, WithPyroscopeProfileIDs(false), false,
 		},
 	} {
 		t.Run(variable, func(t *testing.T) {
@@ -296,7 +287,7 @@ func TestWithPublishingReports(t *testing.T) {
 	errs := handled(t)
 	for reason, opt := range map[string]Option{
 		"capacity 0": WithSlotCapacity(0), "capacity -1": WithSlotCapacity(-1), "capacity 33554432": WithSlotCapacity(1 << 25),
-		"labels -1": WithLabels(-1), "labels 4": WithLabels(LabelsNone + 1), "capacity 3": WithSlotCapacity(3),
+		"labels -1": WithLabels(-1), "labels 3": WithLabels(LabelsOff + 1), "capacity 3": WithSlotCapacity(3),
 	} {
 		*errs = nil
 		assert.Nil(t, ForProvider(opt))
@@ -324,7 +315,7 @@ func TestNilProcessor(t *testing.T) {
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
 	_, span := tp.Tracer("").Start(context.Background(), "span")
 	span.End()
-	require.NoError(t, p.Err())
+	require.NoError(t, p.Stats().Off)
 	require.NoError(t, tp.ForceFlush(context.Background()))
 	require.NoError(t, tp.Shutdown(context.Background()))
 }

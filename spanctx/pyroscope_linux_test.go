@@ -17,7 +17,7 @@ func TestPyroscopeProfileIDs(t *testing.T) {
 	for name, tt := range map[string]struct {
 		opts []Option
 		want bool
-	}{"default": {nil, false}, "on": {[]Option{WithPyroscopeProfileIDs()}, true}} {
+	}{"default": {nil, false}, "on": {[]Option{WithPyroscopeProfileIDs(true)}, true}} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, tt.opts...)
 			ctx, root := s.root()

@@ -69,15 +69,11 @@ func (p *path) locate(g *goroutine) {
 	g.published, g.unknown = g.position.Ref(), !known && g.Goid != 0
 }
 
-// locateThread looks up the position if goroutine ids cannot be read in this Go runtime. If records
-// are on, it finds nothing, because only the record counts. Otherwise it returns the last position
-// published on the thread.
+// locateThread looks up the last position published on the thread. It is used if goroutine ids cannot be
+// read in this Go runtime. Records are then off.
 //
 //go:noinline
 func (p *path) locateThread() (position wire.Position, known bool) {
-	if p.records {
-		return 0, false
-	}
 	return p.goroutines.Load(uint64(p.runtime.Self().TID), 0)
 }
 
@@ -253,9 +249,6 @@ func (p *path) newRecord(n *cells.Span, attributes *gorecord.Attributes, g *goro
 	if p.datadogLabels {
 		record.AddDatadogLabels(n.LocalRootSpanID, attributes, &names)
 	}
-	if p.labels == LabelsNone {
-		record.HideLabels()
-	}
 	return record
 }
 
@@ -310,11 +303,11 @@ func (p *path) reserve(g *goroutine, hasData bool) (ref cells.Ref, processor int
 }
 
 // storePosition stores the position of the calling goroutine in its entry. If goroutine ids cannot
-// be read, it uses an entry for the thread, or none if records are on. The caller must be pinned.
+// be read, it uses an entry for the thread. The caller must be pinned.
 func (p *path) storePosition(self *goruntime.Self, position wire.Position) {
 	if self.Goid != 0 {
 		p.goroutines.Store(self.Goid, self.G, position)
-	} else if !p.records {
+	} else {
 		p.goroutines.Store(uint64(self.TID), nil, position)
 	}
 }
@@ -392,7 +385,7 @@ func (p *path) leaveEnded(g *goroutine) {
 // withdrawsLabels reports whether to withdraw the labels of an ended span. profiled is true while
 // the process is taking a CPU profile of itself.
 func (p *path) withdrawsLabels(profiled bool) bool {
-	return p.labels == LabelsWithdrawn || p.labels == LabelsAuto && !raceEnabled && !profiled
+	return p.labels == LabelsAuto && !raceEnabled && !profiled
 }
 
 // evict ends a live span and its records, to make room or at Shutdown. It returns false if another

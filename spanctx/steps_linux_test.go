@@ -5,7 +5,6 @@ package spanctx
 
 import (
 	"context"
-	"errors"
 	"net"
 	"runtime/pprof"
 	"strings"
@@ -115,8 +114,8 @@ func keysAndValues(attributes string) []string {
 
 func TestSteps(t *testing.T) {
 	configs := map[string][]Option{
-		"everything": nil, "table": {WithGoroutineRecord(false), WithThreadSlots(false)},
-		"record": {WithThreadSlots(false), WithGoroutineTable(false)}, "threads": {WithGoroutineRecord(false), WithGoroutineTable(false)},
+		"everything": nil, "table": {WithLabels(LabelsOff), WithThreadSlots(false)},
+		"record": {WithThreadSlots(false), hideTable{}}, "threads": {WithLabels(LabelsOff), hideTable{}},
 	}
 	shared := map[string]string{
 		"nested":       "= +a=a +b<a=b/a +c<b=c/a -c=b/a -b=a +d<a=d/a -d=a -a= +e=e -e=",
@@ -234,7 +233,7 @@ func TestSteps(t *testing.T) {
 	t.Run("with records, sampled", runSampled(withRecords))
 	// Two threads share the only slot, which then names the span of another goroutine.
 	for name, opts := range map[string][]Option{
-		"everything": nil, "table": {WithGoroutineRecord(false), WithThreadSlots(false)}, "threads": {WithGoroutineRecord(false), WithGoroutineTable(false)},
+		"everything": nil, "table": {WithLabels(LabelsOff), WithThreadSlots(false)}, "threads": {WithLabels(LabelsOff), hideTable{}},
 	} {
 		t.Run("one slot/"+name, run(map[string]string{"another's": "+o 2+s=s 2-s= 1-o="}, append(opts, WithSlotCapacity(1))...))
 	}
@@ -246,10 +245,7 @@ func TestSteps(t *testing.T) {
 		"ended meanwhile":        "+o +i<o ( -i )= -o=",
 		"inner ended elsewhere":  "+o +i<o 2-i 1( @ )= -o=",
 		"moved, a lost position": "+o $ ( +i<o )= -o=",
-	}, WithGoroutineRecord(false), WithGoroutineTable(false)))
-	// Without goroutine ids, only records belong to a goroutine. The slot of its thread may belong to another goroutine.
-	withoutIDs := withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), goruntime.GGoid))
-	t.Run("without goroutine ids", run(map[string]string{"records only": "+a=a +b<a -b=a 2+d<a=d/a 2-d= 1=a >3 3|= 1@= 2!1= 1= !=a -a="}, withoutIDs))
+	}, WithLabels(LabelsOff), hideTable{}))
 }
 
 // TestStepsWithAttributes checks that spans are published with the attributes of the contexts passed to Start and

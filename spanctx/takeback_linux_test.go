@@ -115,7 +115,7 @@ func TestEvictedRecordEndsBeforeCell(t *testing.T) {
 // TestEndOfEvictedSpanPublishesAncestor checks that all carriers publish the nearest live ancestor
 // again when an evicted span ends.
 func TestEndOfEvictedSpanPublishesAncestor(t *testing.T) {
-	for name, opts := range map[string][]Option{"everything": nil, "slots": {WithGoroutineRecord(false)}} {
+	for name, opts := range map[string][]Option{"everything": nil, "slots": {WithLabels(LabelsOff)}} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, opts...)
 			apart(func() {

@@ -17,7 +17,7 @@ import (
 )
 
 func TestUnsupported(t *testing.T) {
-	for _, opts := range [][]Option{nil, {WithThreadSlots(false)}, {WithGoroutineTable(true)}, {WithDatadogLayout()}} {
+	for _, opts := range [][]Option{nil, {WithThreadSlots(false)}, {WithDatadogLayout()}} {
 		p, err := NewSpanProcessor(opts...)
 		assert.Nil(t, p)
 		assert.ErrorIs(t, err, errors.ErrUnsupported)

@@ -117,7 +117,9 @@ func TestSeveralIntegrations(t *testing.T) {
 func TestReload(t *testing.T) {
 	supported(t)
 	handled := oteltest.HandledErrors(t)
-	named := func(name string) *resource.Resource { return resource.NewSchemaless(attribute.String("service.name", name)) }
+	named := func(name string) *resource.Resource {
+		return resource.NewSchemaless(attribute.String("service.name", name))
+	}
 	storage := func() string { return string(active.Load().storage()) }
 	for name, opts := range map[string]func(service string) []Option{
 		"resource of the options":    func(name string) []Option { return []Option{WithResource(named(name))} },

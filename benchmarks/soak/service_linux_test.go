@@ -156,7 +156,7 @@ func newService(o order) (*service, error) {
 		sdktrace.WithIDGenerator(s.ledger),
 		resourcepublisher.WithResource(generation(0)),
 		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
-		spanctx.WithPublishing(spanctx.WithGoroutineTable(true), spanctx.WithSlotCapacity(o.Capacity)),
+		spanctx.WithPublishing(spanctx.WithSlotCapacity(o.Capacity)),
 		sdktrace.WithSpanProcessor(s.integration),
 		sdktrace.WithBatcher(s.integration.NewExporter(s.exporter)),
 		// The ledger is last, so that a span is no longer published when its end is recorded.

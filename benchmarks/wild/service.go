@@ -16,6 +16,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
 )
@@ -39,6 +40,8 @@ type service struct {
 type publication struct {
 	name    string
 	options []spanctx.Option
+	// noTable says that readers do not find the goroutine table.
+	noTable bool
 	// labels says that goroutines in spans have pprof labels with the span's ids.
 	labels bool
 	// peer says that grafana/otel-profiling-go publishes spans as labels, and otelctx publishes none.
@@ -47,11 +50,11 @@ type publication struct {
 
 var publications = []publication{
 	{name: "default", labels: true},
-	{name: "record", options: []spanctx.Option{spanctx.WithThreadSlots(false), spanctx.WithGoroutineTable(false)}, labels: true},
-	{name: "goroutine_table", options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false)}},
-	{name: "thread_slots", options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false)}},
-	{name: "datadog", options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false), spanctx.WithDatadogLayout()}},
-	{name: "grafana", options: []spanctx.Option{spanctx.WithGoroutineRecord(false)}, labels: true, peer: true},
+	{name: "record", options: []spanctx.Option{spanctx.WithThreadSlots(false)}, noTable: true, labels: true},
+	{name: "goroutine_table", options: []spanctx.Option{spanctx.WithLabels(spanctx.LabelsOff), spanctx.WithThreadSlots(false)}},
+	{name: "thread_slots", options: []spanctx.Option{spanctx.WithLabels(spanctx.LabelsOff)}, noTable: true},
+	{name: "datadog", options: []spanctx.Option{spanctx.WithLabels(spanctx.LabelsOff), spanctx.WithDatadogLayout()}, noTable: true},
+	{name: "grafana", options: []spanctx.Option{spanctx.WithLabels(spanctx.LabelsOff)}, labels: true, peer: true},
 }
 
 const publishUsage = "how spans are published: default, one carrier alone (record, goroutine_table, thread_slots, or datadog for thread slots of layout 1), " +
@@ -87,6 +90,9 @@ func newService(publish publication) *service {
 		sdktrace.WithSpanProcessor(s.started),
 		sdktrace.WithSampler(sampler),
 	)
+	if publish.noTable {
+		advertise.HideGoroutineTable()
+	}
 	s.provider = s.sdk
 	if publish.peer {
 		// Keep the provider above: it advertises where readers find goroutines' labels.

@@ -12,7 +12,7 @@ work=$(mktemp -d)
 children=
 trap 'kill $children; rm -r "$work"' EXIT
 
-OTELCTX_SPAN_NAMES=true bin/quickstart -serve >"$work/said" &
+bin/quickstart -serve >"$work/said" &
 service=$!
 children=$service
 until grep -qs ^url= "$work/said"; do sleep 0.1; done

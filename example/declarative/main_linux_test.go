@@ -38,7 +38,6 @@ func TestPublishesConfiguredResource(t *testing.T) {
 	collector := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { exported <- struct{}{} }))
 	defer collector.Close()
 	configured(t, "http://localhost:4318", collector.URL)
-	t.Setenv("OTELCTX_SPAN_NAMES", "true")
 
 	stdout, toStdout := io.Pipe()
 	stdin, toStdin := io.Pipe()

@@ -33,7 +33,7 @@ func newTracerProvider(ctx context.Context) (*sdktrace.TracerProvider, error) {
 		// This replaces sdktrace.WithResource: the resource is also published.
 		resourcepublisher.WithResource(res), //nolint:contextcheck // Options take no context.
 		// This publishes the active span, per thread and per goroutine, with its name.
-		spanctx.WithPublishing(spanctx.WithSpanNames(true)),
+		spanctx.WithPublishing(),
 	}
 	return sdktrace.NewTracerProvider(append(options, exporting...)...), nil
 }

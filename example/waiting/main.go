@@ -105,7 +105,7 @@ func main() {
 func run() error {
 	provider := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "shop"))),
-		spanctx.WithPublishing(spanctx.WithSpanNames(true)),
+		spanctx.WithPublishing(),
 	)
 	suppliers, err := serve(http.HandlerFunc(supplier))
 	if err != nil {

@@ -38,6 +38,7 @@ type Variable struct {
 
 const (
 	booleans = "true, false"
+	yes      = "true"
 	no       = "false"
 	none     = "none"
 )
@@ -59,14 +60,14 @@ var (
 		Does:   "true publishes no spans",
 		Option: "spanctx.WithEnabled",
 	}
-	SpanCarriers = Variable{
-		Name: "OTELCTX_SPAN_CARRIERS", Values: "thread_slots, goroutine_table, goroutine_record, or none", Default: "all three",
-		Does:   "where spans are published",
-		Option: "spanctx.WithThreadSlots, WithGoroutineTable, WithGoroutineRecord",
+	SpanThreadSlots = Variable{
+		Name: "OTELCTX_SPAN_THREAD_SLOTS", Values: booleans, Default: yes,
+		Does:   "false publishes no spans for readers that know only thread ids",
+		Option: "spanctx.WithThreadSlots",
 	}
 	SpanNames = Variable{
-		Name: "OTELCTX_SPAN_NAMES", Values: booleans, Default: no,
-		Does:   "true publishes the names of spans and of their requests",
+		Name: "OTELCTX_SPAN_NAMES", Values: booleans, Default: yes,
+		Does:   "false publishes spans without their names and those of their requests",
 		Option: "spanctx.WithSpanNames",
 	}
 	SpanAttributeKeys = Variable{
@@ -80,7 +81,7 @@ var (
 		Option: "spanctx.WithSlotAttributeSpace",
 	}
 	SpanLabels = Variable{
-		Name: "OTELCTX_SPAN_LABELS", Values: "auto, withdrawn, kept, none", Default: "auto",
+		Name: "OTELCTX_SPAN_LABELS", Values: "auto, kept, off", Default: "auto",
 		Does:   "what readers of profiler labels see of spans",
 		Option: "spanctx.WithLabels",
 	}
@@ -121,7 +122,7 @@ var (
 func All() []Variable {
 	return []Variable{
 		ProcessContextDisabled, ProcessContextHiddenKeys,
-		SpansDisabled, SpanCarriers, SpanNames, SpanAttributeKeys, SpanSlotAttributeSpace, SpanLabels, SpanSlotCapacity, SpanSlotLayout, SpanDatadogLabels, SpanPyroscopeProfileIDs,
+		SpansDisabled, SpanThreadSlots, SpanNames, SpanAttributeKeys, SpanSlotAttributeSpace, SpanLabels, SpanSlotCapacity, SpanSlotLayout, SpanDatadogLabels, SpanPyroscopeProfileIDs,
 		MemfdDisabled, UniversalProfiling,
 	}
 }
@@ -129,17 +130,19 @@ func All() []Variable {
 // text returns the variable's value without surrounding spaces, or "" if the variable is not set.
 func (v Variable) text() string { return strings.TrimSpace(os.Getenv(v.Name)) }
 
-// Bool returns true if the value of v is true. An invalid value is reported and counts as false.
+// Bool returns the value of v, or its default if v is not set. An invalid value is reported and counts as
+// not set.
 func (v Variable) Bool() bool {
 	text := v.text()
 	if text == "" {
-		return false
+		return v.Default == yes
 	}
 	is, err := strconv.ParseBool(strings.ToLower(text))
 	if err != nil {
 		v.invalid(text)
+		return v.Default == yes
 	}
-	return is && err == nil
+	return is
 }
 
 // Int returns the value of v as a number. ok is false if v is not set, or if its value is not a
@@ -180,27 +183,6 @@ func (v Variable) List() (list []string) {
 		}
 	}
 	return list
-}
-
-// Members returns the members of the list v that are in names, and reports all other members except
-// "none". If the list has neither a member in names nor "none", Members returns all names, as if v
-// were not set.
-func (v Variable) Members(names ...string) (members []string) {
-	set := false
-	for _, member := range v.List() {
-		switch {
-		case slices.Contains(names, member):
-			members, set = append(members, member), true
-		case member == none:
-			set = true
-		default:
-			v.Unknown(member)
-		}
-	}
-	if !set {
-		return names
-	}
-	return members
 }
 
 // Unknown reports that a list contains an invalid member.

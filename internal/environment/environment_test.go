@@ -94,6 +94,9 @@ func TestBool(t *testing.T) {
 		assert.Equal(t, want.is, variable.Bool(), value)
 		assert.Equal(t, want.is, variable.Bool(), value)
 		assert.Equal(t, want.reported, len(*errs) == 1, "%q: %q", value, *errs)
+		on := variable
+		on.Default = "true"
+		assert.Equal(t, want.is || want.reported || strings.TrimSpace(value) == "", on.Bool(), "on by default: %q", value)
 	}
 }
 
@@ -131,17 +134,6 @@ func TestList(t *testing.T) {
 	assert.Equal(t, []string{"a", "b.c"}, variable.List())
 	t.Setenv(variable.Name, "")
 	assert.Empty(t, variable.List())
-}
-
-// If no member of a list is valid, the variable counts as not set.
-func TestMembers(t *testing.T) {
-	handled(t)
-	for value, want := range map[string][]string{
-		"": {"a", "b"}, "b": {"b"}, "b, a": {"b", "a"}, "none": nil, "x": {"a", "b"}, "x,a": {"a"}, "x,none": nil,
-	} {
-		t.Setenv(variable.Name, value)
-		assert.Equal(t, want, variable.Members("a", "b"), value)
-	}
 }
 
 // Each error is reported only once. Each invalid member of a list is a separate error.

@@ -250,7 +250,7 @@ func (r *Record) setIDLabels(list []goruntime.Label) {
 
 // merge combines the user's labels with ours. Ours are the ids, followed by others, names and
 // attributes, as long as the total is at most ten, because profilers read no more. If a user label
-// has the same key as one of ours, ours replaces it. Our labels are last, so that HideLabels can
+// has the same key as one of ours, ours replaces it. Our labels are last, so that hideLabels can
 // cut them off. But if the user's labels leave no room for the ids, ours are first.
 func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names, others []goruntime.Label) []goruntime.Label {
 	ours := make([]goruntime.Label, idLabels, maxLabels)
@@ -276,11 +276,11 @@ func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names, others 
 	return append(kept, ours...)
 }
 
-// HideLabels hides our labels from everything that reads labels. The user's labels stay visible,
+// hideLabels hides our labels from everything that reads labels. The user's labels stay visible,
 // unless ours are first: then no labels are visible. A profiler in this process may read the labels
 // at the same time. It sees either the old list or the new one, because only the list's length
 // changes.
-func (r *Record) HideLabels() {
+func (r *Record) hideLabels() {
 	// Sound: the length is the second word of a slice.
 	length := (*uint64)(unsafe.Add(unsafe.Pointer(&r.labels.List), unsafe.Sizeof(uintptr(0))))
 	ordered.Put(length, uint64(ownLabelIndex(r.labels.List)))
@@ -374,7 +374,7 @@ func (r *Record) End(withdraw bool) {
 		// Goroutines that do this concurrently store the same value.
 		ordered.Put32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
 		if withdraw {
-			r.HideLabels()
+			r.hideLabels()
 		}
 		if r.outer.Load() != nil {
 			r.outer.Store(nil)
@@ -444,7 +444,7 @@ func (r *Record) retire() {
 	ordered.PutLast((*uint64)(&r.ancestors[0]), uint64(r.ref))
 	ordered.PutLast(&r.outsider, 0)
 	atomic.StoreUint32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
-	r.HideLabels()
+	r.hideLabels()
 	// End no longer finds this record, so outer must be cleared here.
 	r.outer.Store(nil)
 }
@@ -460,9 +460,6 @@ func (r *Record) copy(a *Attributes, n *Names, datadogRoot uint64, user UserLabe
 	c.SetCell(r.ref, &r.ancestors, r.outsider)
 	c.SetOuter(outer)
 	c.state &= ^uint32(stateValid) | state
-	if ownLabelIndex(r.labels.List) >= len(r.labels.List) {
-		c.HideLabels() // the labels of r are hidden, too
-	}
 	return c
 }
 

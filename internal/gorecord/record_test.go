@@ -36,7 +36,7 @@ func TestAvailable(t *testing.T) {
 	assert.ErrorIs(t, Available(known.Without(refused)), refused)
 }
 
-// If there is room, the user's labels come before ours. After HideLabels, only the user's labels
+// If there is room, the user's labels come before ours. After hideLabels, only the user's labels
 // are visible, or none if ours come first.
 func TestUsersLabels(t *testing.T) {
 	needRecords(t)
@@ -97,22 +97,6 @@ func TestUsersLabels(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestHideLabels(t *testing.T) {
-	needRecords(t)
-	apart(func() {
-		setUser("user", "x")
-		r := newOf(1, attributesOf("app", "shop"))
-		r.HideLabels()
-		r.Install()
-		assertShows(t, 0, "user", "x")
-		assert.True(t, r.valid())
-		assert.Same(t, r, installed())
-		setUser("other", "y")
-		r.variantIn(nil, user(), nil).Install()
-		assertShows(t, 0, "other", "y")
-	})
 }
 
 // Variant returns a record with the requested content, and the same record if it is called again

@@ -31,7 +31,7 @@ func Begin(name *C.char) {
 	service := C.GoString(name)
 	tp := trace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", service))),
-		spanctx.WithPublishing(spanctx.WithSpanNames(true)),
+		spanctx.WithPublishing(),
 		universalprofiling.WithIntegration(),
 	)
 	started := make(chan struct{})

@@ -49,7 +49,7 @@ func service(parent *childproc.Parent) {
 	ctx := context.Background()
 	options := []sdktrace.TracerProviderOption{
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", serviceName))),
-		spanctx.WithPublishing(spanctx.WithSpanNames(true), spanctx.WithPyroscopeProfileIDs()),
+		spanctx.WithPublishing(spanctx.WithPyroscopeProfileIDs(true)),
 	}
 	for endpoint := range strings.FieldsSeq(endpoints) {
 		exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(endpoint))

@@ -33,6 +33,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/scope"
@@ -248,9 +249,9 @@ func (b *Burner) publish() error {
 			return err
 		}
 	}
-	opts := []spanctx.Option{
-		spanctx.WithGoroutineRecord(b.has(Records)), spanctx.WithGoroutineTable(b.has(GoroutineTable)),
-		spanctx.WithThreadSlots(b.has(ThreadSlots) || b.has(Layout1)),
+	opts := []spanctx.Option{spanctx.WithThreadSlots(b.has(ThreadSlots) || b.has(Layout1))}
+	if !b.has(Records) {
+		opts = append(opts, spanctx.WithLabels(spanctx.LabelsOff))
 	}
 	if b.has(FewSlots) {
 		opts = append(opts, spanctx.WithSlotCapacity(4))
@@ -266,10 +267,13 @@ func (b *Burner) publish() error {
 	}
 	processor, err := spanctx.NewSpanProcessor(opts...)
 	if err == nil {
-		err = processor.Err()
+		err = processor.Stats().Off
 	}
 	if err != nil {
 		return err
+	}
+	if !b.has(GoroutineTable) {
+		advertise.HideGoroutineTable()
 	}
 	options := []sdktrace.TracerProviderOption{sdktrace.WithSpanProcessor(processor), sdktrace.WithIDGenerator(&b.ids)}
 	if !b.has(ResourceFirst) && !b.has(NoContext) {

@@ -358,7 +358,7 @@ func main() {
 // newTracer returns a tracer whose spans are published. If processor is not nil, it sees the spans, too.
 func newTracer(processor sdktrace.SpanProcessor, options ...spanctx.Option) trace.Tracer {
 	resource := sdkresource.NewSchemaless(attribute.String("service.name", cmp.Or(os.Getenv("OTEL_SERVICE_NAME"), "parker")))
-	publishing := spanctx.WithPublishing(append(options, spanctx.WithSpanNames(true))...)
+	publishing := spanctx.WithPublishing(options...)
 	all := []sdktrace.TracerProviderOption{resourcepublisher.WithResource(resource), publishing}
 	if processor != nil {
 		all = append(all, sdktrace.WithSpanProcessor(processor))

@@ -64,6 +64,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
 )
@@ -94,8 +95,15 @@ func main() {
 	}
 	_, err := resourcepublisher.NewPublisher(resource.Empty())
 	must(err)
-	p, err := spanctx.NewSpanProcessor(spanctx.WithGoroutineRecord(record), spanctx.WithGoroutineTable(goroutines))
-	must(errors.Join(err, p.Err()))
+	labels := spanctx.LabelsOff
+	if record {
+		labels = spanctx.LabelsAuto
+	}
+	p, err := spanctx.NewSpanProcessor(spanctx.WithLabels(labels))
+	must(errors.Join(err, p.Stats().Off))
+	if !goroutines {
+		advertise.HideGoroutineTable()
+	}
 	tracer = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p)).Tracer("test")
 
 	a := newActor()

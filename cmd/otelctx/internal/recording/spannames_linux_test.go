@@ -56,7 +56,6 @@ func TestNamesOfSamples(t *testing.T) {
 		burner.Words(burner.Records, burner.GoroutineTable, burner.ThreadSlots, burner.Foreign),
 	} {
 		t.Run(words, func(t *testing.T) {
-			t.Setenv("OTELCTX_SPAN_NAMES", "true")
 			c := childproc.Start(t, burner.Role, nil)
 			require.Equal(t, "burning", c.Ask("%s", words))
 			config := Config{Selection: Selection{PIDs: []int{c.PID()}}, Duration: 500 * time.Millisecond, Sampler: sampler.Config{Frequency: burner.Frequency()}}
@@ -74,7 +73,6 @@ func TestNamesOfSamples(t *testing.T) {
 
 // TestRequestNames checks that unknown names are read at once, but not twice in a short time.
 func TestRequestNames(t *testing.T) {
-	t.Setenv("OTELCTX_SPAN_NAMES", "true")
 	c := childproc.Start(t, burner.Role, nil)
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
 	p, err := reader.Open(c.PID())

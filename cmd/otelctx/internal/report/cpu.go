@@ -74,7 +74,7 @@ func (r *Recording) writeCPU(w io.Writer, t *Tables) error {
 	}
 	s.explainColumns()
 	if group == "" && s.Attributed > 0 && len(s.Names) == 0 && !t.NoSpanNames {
-		s.out.WriteString("\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n")
+		s.out.WriteString("\nThe spans have no names: the service uses spanctx.WithSpanNames(false) or OTELCTX_SPAN_NAMES=false, or has too many names.\n")
 	}
 	if len(s.Endpoints) > 0 && (group == "" || group == GroupEndpoint) && isMethod(s.Endpoints[0].Name) {
 		s.out.WriteString("\nThe endpoint has no route. Around a whole mux otelhttp learns it too late: put otelhttp around each handler.\n")

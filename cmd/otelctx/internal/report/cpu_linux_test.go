@@ -141,7 +141,7 @@ func TestSummaryOfOneService(t *testing.T) {
 		"\nTop spans by CPU time\n  CPU     SHARE  SPAN ID           TRACE ID\n"+
 		"  0.020s  0.2%   0000000000000000  00000000000000000000000000000000\n"+
 		"\n  CPU    10ms for each sample\n  SHARE  of the CPU time of all samples\n"+
-		"\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n", out.String())
+		"\nThe spans have no names: the service uses spanctx.WithSpanNames(false) or OTELCTX_SPAN_NAMES=false, or has too many names.\n", out.String())
 }
 
 // TestSummaryWithoutRoutes checks that the summary explains why endpoints such as GET have no route: otelhttp wraps

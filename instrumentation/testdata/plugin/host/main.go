@@ -25,7 +25,7 @@ import (
 func main() {
 	otel.SetTracerProvider(trace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "host"))),
-		spanctx.WithPublishing(spanctx.WithSpanNames(true)),
+		spanctx.WithPublishing(),
 	))
 	guest, err := plugin.Open(os.Args[1])
 	if err != nil {
