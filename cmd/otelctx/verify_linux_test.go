@@ -83,7 +83,6 @@ func TestUnreadThreads(t *testing.T) {
 	}, testenv.Patience, time.Millisecond)
 	pid := strconv.Itoa(child.PID())
 	const reason = "the thread is in an uninterruptible sleep (state D)"
-	verify := start(t, "verify", pid, "-d", "1s")
 	for _, args := range [][]string{{"inspect", pid}, {"watch", pid, "--count", "1"}} {
 		got := otelctx(t, args...)
 		require.Zero(t, got.code, got.stderr)
@@ -95,7 +94,8 @@ func TestUnreadThreads(t *testing.T) {
 		assert.Equal(t, []document.UnreadThread{{TID: waiting, OwnTID: waiting, Error: reason}}, d.UnreadThreads)
 		assert.Len(t, d.Threads, 2)
 	}
-	got := verify.wait(t)
+	// Two readers at the same time may find a thread stopped by the other.
+	got := otelctx(t, "verify", pid, "-d", "1s")
 	assert.Zero(t, got.code, got.stderr)
 	assert.Contains(t, got.stdout, fmt.Sprintf("passed        4947-C1   MUST   The variable names readable memory. (OTEP 4947, Thread-Local Context Record)\n"+
 		"              thread %d was not read: %s\n", waiting, reason))

@@ -864,9 +864,9 @@ func TestExplain(t *testing.T) {
 }
 
 func TestOpenRefuses(t *testing.T) {
-	needSampling(t)
 	_, err := Open(Config{})
 	require.ErrorContains(t, err, "a frequency of 0")
+	needSampling(t)
 	_, err = Open(Config{Frequency: 1 << 30})
 	require.ErrorContains(t, err, "kernel.perf_event_max_sample_rate is ")
 	_, err = Open(Config{Frequency: 1, BufferSize: 5000})
