@@ -17,6 +17,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
 	"github.com/otelctx/otelctx/universalprofiling"
@@ -148,12 +149,14 @@ func TestParallel(t *testing.T) {
 }
 
 func TestUniversalProfiling(t *testing.T) {
+	testenv.ShortenTempDir() // It gets a socket.
 	tp := compiled(named("off"))
 	assert.Nil(t, universalprofiling.Current())
 	shutDown(t, tp)
 	t.Setenv("OTELCTX_UNIVERSAL_PROFILING", "true")
 	tp = compiled(named("on"))
 	if universalprofiling.Current() == nil {
+		shutDown(t, tp)
 		t.Skip("unsupported platform")
 	}
 	shutDown(t, tp)
