@@ -520,6 +520,14 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 		"root":                    {"", "waiting", "", nil},
 		"sibling 1":               {"", "waiting", "", nil},
 		"sibling 2":               {"", "waiting", "starter's", nil},
+		"asks another service":    {"", "waiting", "", nil},
+		"another trace":           {"", "waiting", "", nil},
+		"message 0":               {"", "waiting", "", nil},
+		"message 1":               {"", "waiting", "", nil},
+		"message 2":               {"", "waiting", "", nil},
+		"body not closed":         {"moved_on", "waiting", "", nil},
+		"second request":          {"", "waiting", "", nil},
+		"left long ago":           {"moved_on", "waiting", "", nil},
 	}
 	live := func() map[string]span {
 		found := map[string]span{}
@@ -540,11 +548,14 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 	for _, s := range p.spans(t, "--leaked").Spans {
 		leaks = append(leaks, s.Name)
 	}
-	assert.ElementsMatch(t, []string{"exited", "moved on", "forgotten", "inner left"}, leaks)
+	assert.ElementsMatch(t, []string{"exited", "moved on", "forgotten", "inner left", "body not closed", "left long ago"}, leaks)
 	var recorded wallDocument
 	run := otelctx(t, "record", "--wall", "-d", "300ms", "-F", "100", "--json", p.pid)
 	require.Zero(t, run.code, run.stderr)
 	require.NoError(t, json.Unmarshal([]byte(run.stdout), &recorded))
+	for _, name := range recorded.SpanNames {
+		assert.NotContains(t, append(leaks, "exited, child elsewhere"), name.Name, "a span that nobody is in takes no time")
+	}
 	times := map[string]float64{}
 	for _, name := range recorded.SpanNames {
 		if t := name.WaitsNano["chan receive"]; t > 0 {
@@ -552,7 +563,7 @@ func TestSpansOfJoinedGoroutines(t *testing.T) {
 		}
 	}
 	each := times["child"] // the time of one goroutine
-	for name, goroutines := range map[string]float64{"exited, attached": 1, "moved on, attached": 2, "child": 1, "sibling 2": 1, "around": 1} {
+	for name, goroutines := range map[string]float64{"exited, attached": 1, "moved on, attached": 2, "child": 1, "sibling 2": 1, "around": 1, "another trace": 1, "message 2": 1, "second request": 1} {
 		assert.InDelta(t, goroutines, times[name]/each, 0.1, name)
 		delete(times, name)
 	}

@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
 	"sync"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -107,6 +108,45 @@ func attach() {
 		done()
 		<-empty
 	})
+	scene(func(done func()) {
+		_, _ = start(ctx, "asks another service")
+		_, _ = start(context.Background(), "another trace") // as http.Get does, which has no context
+		done()
+		<-empty
+	})
+	scene(func(done func()) {
+		for n := range 3 {
+			_, _ = start(context.Background(), "message "+strconv.Itoa(n))
+		}
+		done()
+		<-empty
+	})
+	scene(func(done func()) {
+		caller := trace.ContextWithRemoteSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{
+			TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1}, TraceFlags: trace.FlagsSampled, Remote: true,
+		}))
+		first, span := start(caller, "first request")
+		_, _ = start(first, "body not closed")
+		span.End()
+		_, _ = start(caller, "second request")
+		done()
+		<-empty
+	})
+	scene(func(done func()) {
+		root, rootSpan := start(ctx, "root that ends elsewhere")
+		inner, innerSpan := start(root, "inner")
+		_, _ = start(inner, "left long ago")
+		innerSpan.End()
+		go func() {
+			rootSpan.End()
+			for range 2 * cells { // so that other spans reuse the root's cell
+				_, span := start(context.Background(), "short")
+				span.End()
+			}
+			done()
+		}()
+		<-empty
+	})
 	ready.Wait()
 	fmt.Println("started")
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
@@ -115,6 +155,9 @@ func attach() {
 		fmt.Println("done")
 	}
 }
+
+// cells is the number of cells of live spans.
+const cells = 1 << 16
 
 //go:noinline
 func joinedWait() { <-empty }
