@@ -27,6 +27,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/reader"
 )
 
 // parker is a child process whose goroutines wait in different ways, each in a span named after the way it waits.
@@ -478,6 +479,61 @@ func TestSpansEqualLedger(t *testing.T) {
 			p.Done()
 		})
 	}
+}
+
+// TestProgramAfterExec checks that spans and record --wall report the resource and the functions of the program that a
+// process has executed while they were reading it.
+func TestProgramAfterExec(t *testing.T) {
+	t.Parallel()
+	childproc.NeedReading(t)
+	next := buildParker(t, programs.PIE) // The same functions are at other addresses.
+	exe := buildParker(t, programs.Static)
+	child := startParker(t, exe, "1", "mutex")
+	p, err := waiting.Open(child.PID())
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, p.Close()) }()
+	// seen returns the service, and the function that waits in the span with this name.
+	seen := func(name string) (service, function string) {
+		snapshot, err := p.Snapshot(t.Context())
+		if err != nil {
+			require.ErrorIs(t, err, reader.ErrBusy)
+			return "", ""
+		}
+		for i := range snapshot.Spans {
+			if s := &snapshot.Spans[i]; s.Name == name {
+				frames := snapshot.Program.Frames(&snapshot.Goroutines[s.Goroutine])
+				if user := snapshot.Program.User(frames); user >= 0 {
+					function = frames[user].Function
+				}
+			}
+		}
+		return snapshot.Program.Service(), function
+	}
+	shows := func(service, name, function string) {
+		t.Helper()
+		require.EventuallyWithT(t, func(c *assert.CollectT) {
+			gotService, gotFunction := seen(name)
+			assert.Equal(c, service, gotService)
+			assert.Regexp(c, function, gotFunction)
+		}, testenv.Patience, 10*time.Millisecond)
+	}
+	shows("parker", "mutex", `^main\.lock$`)
+	recording := start(t, "record", "--wall", "--json", "-d", "3s", "-F", "100", child.pid)
+	childproc.AwaitOpen(t, recording.cmd.Process.Pid, exe)
+	require.Equal(t, "started", child.Ask("exec %s 1 cond", next))
+	shows("executed", "cond", `^main\.init\.func\d+$`)
+	got := recording.wait(t)
+	require.Zero(t, got.code, got.stderr)
+	var d wallDocument
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &d))
+	functions := map[string]string{}
+	for _, f := range d.Functions {
+		functions[f.Service+" "+f.WaitingFor] = f.Function
+	}
+	assert.NotContains(t, functions, "parker sync.Cond.Wait")
+	assert.NotContains(t, functions, "executed sync.Mutex.Lock")
+	assert.Regexp(t, `^main\.init\.func\d+$`, functions["executed sync.Cond.Wait"])
+	child.Done()
 }
 
 // TestSpansLeaked checks that a live span is reported as leaked if its goroutine has exited.

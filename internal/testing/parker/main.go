@@ -401,6 +401,9 @@ func serve() {
 			quit, _ := quits.Load(argument)
 			quit.(chan bool) <- command == "end"
 			<-quit.(chan bool)
+		case "exec":
+			args := strings.Fields(argument)
+			must(syscall.Exec(args[0], args, append(os.Environ(), "OTEL_SERVICE_NAME=executed")))
 		}
 		fmt.Println("done")
 	}
