@@ -473,9 +473,9 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 			return nil // The process now runs a program that is not selected.
 		case err == nil:
 			r.add(t, snapshot, now, max(now.Sub(due), 0))
-		case t.snapshots == 0 && !errors.Is(err, reader.ErrBusy) && ctx.Err() == nil:
+		case t.snapshots == 0 && !errors.Is(err, reader.ErrBusy) && !errors.Is(err, reader.ErrNoThreadContext) && ctx.Err() == nil:
 			return err
-		default: // The next snapshot counts for this time, too.
+		default: // The next snapshot counts for this time, too. A program that was executed may not have published yet.
 			r.skip(1)
 		}
 		if last {

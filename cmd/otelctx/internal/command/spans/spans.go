@@ -51,7 +51,7 @@ func (*Command) Help() string {
 		"WAITING FOR also names the innermost function of package main or of the program's module, or else of any other module. " +
 		"--stacks shows whole stacks, as Go's own stack traces do. Running goroutines have stacks only if the process is stopped.\n\n" +
 		"--leaked shows spans that the goroutine that started them has left while no other goroutine is known to be in them or in their " +
-		"descendants. The goroutine has exited, or has moved on: it is in no span, in another trace, or in a span around this one. otelctx " +
+		"descendants. The goroutine has exited, or has moved on: it is in no span, in a span around this one, or in one from which it does not return to this one. otelctx " +
 		"does not know of a goroutine that inherited the span and has published nothing itself.\n\n" +
 		"With --json:\n\n" +
 		"  {pid, service, time_unix_nano, torn, lost, missing: [text],\n" +
