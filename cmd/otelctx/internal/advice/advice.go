@@ -20,9 +20,9 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Complain prints an error and advice, if there is any. It prints nothing for an [exitcode.Status].
+// Complain prints an error and advice, if there is any. It prints nothing for an [exitcode.StatusError].
 func Complain(s terminal.Streams, err error) {
-	if errors.As(err, new(exitcode.Status)) {
+	if errors.As(err, new(exitcode.StatusError)) {
 		return
 	}
 	s.Complainf("%v", err)
@@ -62,7 +62,7 @@ Start the service yourself, and record it by its process id or --name.`
 	case errors.Is(err, reader.ErrNotPermitted):
 		return readingAdvice(proc, process.IDOf(err))
 	case errors.Is(err, sampler.ErrNoSysfs):
-		return "Mount it: mount -t sysfs sysfs /sys. Container runtimes do so by default."
+		return "Mount it: mount -t sysfs none /sys. Container runtimes do so by default."
 	case errors.Is(err, reader.ErrProcessGone):
 		return `Run otelctx list to see which processes publish. Process ids are those of the PID namespace that otelctx runs in:
 outside of a container, use the ids that the host's ps shows.`

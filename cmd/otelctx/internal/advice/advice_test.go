@@ -30,7 +30,7 @@ func TestPermissionAdvice(t *testing.T) {
 		admin   = "0000000000200000"
 		allCaps = "000001ffffffffff"
 	)
-	const mountinfo = "22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n24 22 0:22 / /proc rw,nosuid shared:5 - proc proc rw,%s\n"
+	const mountinfo = "22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n24 22 0:22 / /proc rw,nosuid shared:5 - proc none rw,%s\n"
 	status := func(uid, effective, permitted string) string {
 		return "Name:\tx\nUid:\t" + strings.Repeat(uid+"\t", 3) + uid + "\nGid:\t7\t7\t7\t7\nCapPrm:\t" + permitted + "\nCapEff:\t" + effective + "\n"
 	}

@@ -80,13 +80,13 @@ type coded interface {
 	ExitCode() int
 }
 
-// Status is the error of a recorded command that has failed. otelctx exits with the same code and prints no message.
-type Status int
+// StatusError is the error of a recorded command that has failed. otelctx exits with the same code and prints no message.
+type StatusError int
 
-func (s Status) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+func (s StatusError) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
 // ExitCode returns the code.
-func (s Status) ExitCode() int { return int(s) }
+func (s StatusError) ExitCode() int { return int(s) }
 
 // CommandText is printed below the table of exit codes.
 const CommandText = "record -- COMMAND exits with the code of the command, or with 128 plus the number of the signal that ended it."

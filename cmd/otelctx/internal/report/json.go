@@ -69,6 +69,7 @@ type Document struct {
 	Attributes []AttributeUse `json:"attributes"`
 }
 
+// WorkUse is the CPU time of a kind of work.
 type WorkUse struct {
 	// Work is application, runtime, garbage_collection, idle or kernel.
 	Work       string `json:"work"`
@@ -77,6 +78,7 @@ type WorkUse struct {
 	CPUNano    int64  `json:"cpu_nano"`
 }
 
+// EndpointUse is the CPU time of the requests to an endpoint.
 type EndpointUse struct {
 	Service  string `json:"service"`
 	Endpoint string `json:"endpoint"`
@@ -86,6 +88,7 @@ type EndpointUse struct {
 	CPUNano  int64  `json:"cpu_nano"`
 }
 
+// SpanNameUse is the CPU time of the spans with one name.
 type SpanNameUse struct {
 	Service string `json:"service"`
 	Name    string `json:"name"`
@@ -95,6 +98,7 @@ type SpanNameUse struct {
 	CPUNano int64  `json:"cpu_nano"`
 }
 
+// AttributeUse is the CPU time of the spans with an attribute.
 type AttributeUse struct {
 	Key     string `json:"key"`
 	Value   string `json:"value"`
@@ -102,6 +106,7 @@ type AttributeUse struct {
 	CPUNano int64  `json:"cpu_nano"`
 }
 
+// ProcessUse counts the samples of a process.
 type ProcessUse struct {
 	PID int `json:"pid"`
 	// Service is the service.name, or the name of the executable if there is none.
@@ -112,6 +117,7 @@ type ProcessUse struct {
 	Attributed    uint64 `json:"attributed"`
 }
 
+// FunctionUse counts the samples of a function.
 type FunctionUse struct {
 	Service  string `json:"service"`
 	Function string `json:"function"`
@@ -120,6 +126,7 @@ type FunctionUse struct {
 	Cumulative uint64 `json:"cumulative"`
 }
 
+// SpanUse is the CPU time of a span.
 type SpanUse struct {
 	Service string `json:"service"`
 	// Name is empty if the process does not publish span names.
@@ -135,6 +142,7 @@ type SpanUse struct {
 	Attributes map[string]string `json:"attributes"`
 }
 
+// TraceUse is the CPU time of the spans of one service in a trace.
 type TraceUse struct {
 	Service string `json:"service"`
 	TraceID string `json:"trace_id"`

@@ -95,6 +95,7 @@ type WallUse struct {
 	WaitingNano int64 `json:"waiting_nano"`
 }
 
+// WallName is the wall-clock time of the spans with one name in the requests to one endpoint.
 type WallName struct {
 	Service  string `json:"service"`
 	Endpoint string `json:"endpoint"`
@@ -117,6 +118,7 @@ type WallName struct {
 	Snapshots uint64           `json:"snapshots"`
 }
 
+// WallFunction is the time of waits of one kind in a function.
 type WallFunction struct {
 	Service    string `json:"service"`
 	Function   string `json:"function"`
@@ -280,7 +282,7 @@ func (r *Recording) wallDocument(t *Tables) WallDocument {
 		name := WallName{
 			Service: row.service, Endpoint: row.use.Endpoint, Name: row.use.Name, Spans: row.count, WallNano: int64(row.Total), ErrorNano: int64(row.Error()),
 			RunningNano: int64(row.Running), QueuedNano: int64(row.Queued), RunnableNano: int64(row.Runnable), UnknownNano: int64(row.Unknown),
-			WaitsNano: map[string]int64{}, Snapshots: row.Times.Snapshots,
+			WaitsNano: map[string]int64{}, Snapshots: row.Snapshots,
 		}
 		for kind, d := range row.Waits {
 			name.WaitsNano[kind] = int64(d)

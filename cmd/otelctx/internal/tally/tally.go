@@ -20,7 +20,7 @@ import (
 // Amount is what samples stand for and rows add up, such as a number of samples or a time.
 type Amount[A any] interface {
 	// Add returns the sum. It may change and keep what the receiver refers to, but not what its argument does.
-	Add(A) A
+	Add(other A) A
 	// Weight orders amounts: rows are sorted by it, and if there are too many, those with little weight are dropped.
 	Weight() uint64
 }
@@ -303,7 +303,7 @@ func (t *Tally[A]) thinSpans() {
 	for _, e := range removed {
 		t.attributeBytes -= attributesMemory(e.list())
 	}
-	t.namesOf.add(removed)
+	t.addNames(removed)
 }
 
 // attributesMemory estimates the memory of attributes, in bytes.
@@ -326,8 +326,8 @@ func thin[K comparable, E any](entries map[K]E, weight func(E) uint64) map[K]E {
 	return removed
 }
 
-// add adds the amounts of spans to their names and to the endpoints of their requests.
-func (n *namesOf[A]) add(spans map[spanKey]spanEntry[A]) {
+// addNames adds the amounts of spans to their names and to the endpoints of their requests.
+func (n *namesOf[A]) addNames(spans map[spanKey]spanEntry[A]) {
 	type request struct {
 		endpoint string
 		amount   A
@@ -418,7 +418,7 @@ func Heavier[A Amount[A]](a, b A) int { return cmp.Compare(b.Weight(), a.Weight(
 
 // spanRows fills in the spans, their traces and their names.
 func (t *Tally[A]) spanRows(r *Rows[A]) {
-	t.namesOf.add(t.spans)
+	t.addNames(t.spans)
 	r.Names, r.Endpoints = nameRows(t.names), nameRows(t.endpoints)
 	for _, s := range t.spanNames {
 		r.SpanNames = append(r.SpanNames, *s)

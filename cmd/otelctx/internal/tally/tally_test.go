@@ -46,7 +46,7 @@ func TestTally(t *testing.T) {
 		c.add(20, "b", 1, span(1, 9, true), shown)
 	}
 	c.add(20, "b", 1, Span{}, nil)
-	assert.EqualValues(t, []Count{9, 7, 1}, []Count{c.Total, c.Attributed, c.Unproven})
+	assert.Equal(t, []Count{9, 7, 1}, []Count{c.Total, c.Attributed, c.Unproven})
 	r := c.Rows()
 	r.SpanNames = nil
 	assert.Equal(t, Rows[Count]{

@@ -150,12 +150,12 @@ func (t Times) Add(o Times) Times {
 func (t Times) Weight() uint64 { return uint64(max(t.Total, 0)) }
 
 // Waiting returns the total time of waits and system calls.
-func (t *Times) Waiting() time.Duration { return t.Total - t.Running - t.Runnable - t.Unknown }
+func (t Times) Waiting() time.Duration { return t.Total - t.Running - t.Runnable - t.Unknown }
 
 // Error returns the standard error of the total. It assumes that in each snapshot every goroutine is in a
 // different span and all spans are independent. For spans longer than the interval between snapshots the
 // real error is smaller. The effect of late snapshots is not included.
-func (t *Times) Error() time.Duration {
+func (t Times) Error() time.Duration {
 	return time.Duration(math.Sqrt(t.squares) * float64(time.Second))
 }
 

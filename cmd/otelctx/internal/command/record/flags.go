@@ -17,42 +17,42 @@ import (
 
 // processFlags select processes.
 type processFlags struct {
-	PIDs     []processID `arg:""                help:"${record_pids}"    name:"pid"        optional:""`
-	PIDList  []processID `help:"${record_pid}"  name:"pid"               placeholder:"PID" short:"p"`
-	All      bool        `help:"${record_all}"  short:"a"`
-	Services []string    `help:"${record_service}" name:"service" placeholder:"NAME,…"  sep:"none"`
-	Names    []string    `help:"${record_name}" name:"name" placeholder:"NAME,…"  sep:"none"`
-	Cgroups  []string    `help:"${record_cgroup}" name:"cgroup" placeholder:"GROUP,…" sep:"none"`
+	PIDs     []processID `arg:""                   help:"${record_pids}" name:"pid"              optional:""`
+	PIDList  []processID `help:"${record_pid}"     name:"pid"            placeholder:"PID"       short:"p"`
+	All      bool        `help:"${record_all}"     short:"a"`
+	Services []string    `help:"${record_service}" name:"service"        placeholder:"NAME,…"    sep:"none"`
+	Names    []string    `help:"${record_name}"    name:"name"           placeholder:"NAME,…"    sep:"none"`
+	Cgroups  []string    `help:"${record_cgroup}"  name:"cgroup"         placeholder:"GROUP,…"   sep:"none"`
 }
 
 // samplingFlags say what is recorded, how often and how long.
 type samplingFlags struct {
-	Duration  *time.Duration `help:"${record_duration}" placeholder:"TIME" short:"d"`
-	Freq      rates          `help:"${record_freq}" placeholder:"N" short:"F"`
+	Duration  *time.Duration `help:"${record_duration}"   placeholder:"TIME"                                           short:"d"`
+	Freq      rates          `help:"${record_freq}"       placeholder:"N"                                              short:"F"`
 	Wall      bool           `help:"${record_wall}"`
-	CPU       bool           `help:"${record_cpu}" name:"cpu"`
-	Filters   []filterFlag   `help:"${record_filter}" name:"filter" placeholder:"KEY=VALUE" sep:"none"`
+	CPU       bool           `help:"${record_cpu}"        name:"cpu"`
+	Filters   []filterFlag   `help:"${record_filter}"     name:"filter"                                                placeholder:"KEY=VALUE"  sep:"none"`
 	Kernel    bool           `help:"${record_kernel}"`
 	NoSymbols bool           `help:"${record_no_symbols}"`
-	Carrier   string         `default:"" enum:",labels,goroutine_record,goroutine_table,thread_slots" help:"${record_carrier}" placeholder:"NAME"`
-	Stacks    bool           `help:"${record_stacks}" hidden:"" short:"g"`
+	Carrier   string         `default:""                  enum:",labels,goroutine_record,goroutine_table,thread_slots" help:"${record_carrier}" placeholder:"NAME"`
+	Stacks    bool           `help:"${record_stacks}"     hidden:""                                                    short:"g"`
 }
 
 // profileFlags say where profiles go.
 type profileFlags struct {
-	Output   outputPath `help:"${record_output}" placeholder:"FILE" short:"o"`
-	Format   string     `default:"" enum:",pprof,otlp,json,jsonl,folded,html" help:"${record_format}" placeholder:"FORMAT"`
-	Endpoint *string    `help:"${record_otlp_endpoint}" name:"otlp-endpoint" placeholder:"URL"`
+	Output   outputPath `help:"${record_output}"        placeholder:"FILE"                        short:"o"`
+	Format   string     `default:""                     enum:",pprof,otlp,json,jsonl,folded,html" help:"${record_format}" placeholder:"FORMAT"`
+	Endpoint *string    `help:"${record_otlp_endpoint}" name:"otlp-endpoint"                      placeholder:"URL"`
 	Repeat   bool       `help:"${record_repeat}"`
-	Keep     int        `default:"0" help:"${record_keep}" placeholder:"N"`
+	Keep     int        `default:"0"                    help:"${record_keep}"                     placeholder:"N"`
 	IDs      bool       `help:"${record_id_attributes}" name:"id-attributes"`
 }
 
 // reportFlags say what is printed.
 type reportFlags struct {
 	GroupBy string `help:"${record_group_by}" placeholder:"KIND"`
-	Top     int    `default:"10" help:"${record_top}"`
-	JSON    bool   `help:"${record_json}" name:"json"`
+	Top     int    `default:"10"              help:"${record_top}"`
+	JSON    bool   `help:"${record_json}"     name:"json"`
 }
 
 // FlagHelp explains the flags. The command line interpolates it into the tags, which would be too long otherwise.

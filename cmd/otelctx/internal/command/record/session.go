@@ -93,7 +93,7 @@ func (s *session) recordStarted() error {
 		if err != nil {
 			advice.Complain(s.streams, err)
 		}
-		return exitcode.Status(code)
+		return exitcode.StatusError(code)
 	}
 	return err
 }
@@ -161,10 +161,10 @@ func (s *session) show(r *results, d export.Delivery) error {
 	if s.wall != nil {
 		p.Snapshots = s.wall.frequency
 	}
-	if s.plan.report.json {
-		return p.WriteJSON(s.reportTo(), &s.plan.report.Tables)
+	if s.report.json {
+		return p.WriteJSON(s.reportTo(), &s.report.Tables)
 	}
-	return p.WriteText(s.reportTo(), &s.plan.report.Tables)
+	return p.WriteText(s.reportTo(), &s.report.Tables)
 }
 
 // pid returns the id of the command, or of the process if exactly one id was given. Otherwise it returns 0.

@@ -27,11 +27,11 @@ import (
 
 // Command implements otelctx verify.
 type Command struct {
-	Process  publication.Selector `arg:"" help:"The process to check: its id, or its service name." name:"process" optional:""`
-	Duration time.Duration        `default:"5s"                                                         help:"How long to watch the process." name:"duration"    short:"d"`
-	Profile  string               `help:"Check a file of OTLP profiles instead (.otlp, .json, .jsonl)." name:"profile"                        placeholder:"FILE"`
+	Process  publication.Selector `arg:""                                                               help:"The process to check: its id, or its service name." name:"process"     optional:""`
+	Duration time.Duration        `default:"5s"                                                         help:"How long to watch the process."                     name:"duration"    short:"d"`
+	Profile  string               `help:"Check a file of OTLP profiles instead (.otlp, .json, .jsonl)." name:"profile"                                            placeholder:"FILE"`
 	JSON     bool                 `help:"Print JSON."                                                   name:"json"`
-	Verbose  bool                 `help:"Also list the rules that passed."                              name:"verbose"                        short:"v"`
+	Verbose  bool                 `help:"Also list the rules that passed."                              name:"verbose"                                            short:"v"`
 }
 
 // Help returns the text of otelctx verify --help.

@@ -25,9 +25,9 @@ import (
 
 // Command implements otelctx watch.
 type Command struct {
-	Process  publication.Selector `arg:"" help:"The process to read: its id, or its service name." name:"process"`
-	Interval time.Duration        `default:"200ms"                              help:"Time between updates."                    name:"interval"`
-	Count    int                  `default:"0"                                  help:"Number of updates; 0: until interrupted." name:"count"`
+	Process  publication.Selector `arg:""                                       help:"The process to read: its id, or its service name." name:"process"`
+	Interval time.Duration        `default:"200ms"                              help:"Time between updates."                             name:"interval"`
+	Count    int                  `default:"0"                                  help:"Number of updates; 0: until interrupted."          name:"count"`
 	JSON     bool                 `help:"Print a line of JSON for each update." name:"json"`
 }
 
