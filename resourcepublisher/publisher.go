@@ -137,7 +137,7 @@ func apply(newest *providers.Reference) error {
 		// find them.
 		return errors.Join(publishSeparately(process.spanAttributes), current.withdraw())
 	}
-	p := newest.Handle.Owner.(*Publisher) //nolint:forcetypeassert // only this package opens such handles
+	p := newest.Handle.Owner.(*Publisher) //nolint:errcheck,forcetypeassert // only this package opens such handles
 	r := newest.Resource
 	if p.updated != nil {
 		r = p.updated
@@ -279,7 +279,7 @@ func (p *Publisher) Shutdown(context.Context) error {
 func Current() *Publisher {
 	defer providers.Lock()()
 	if newest := providers.Resources.Newest(); newest != nil {
-		p := newest.Handle.Owner.(*Publisher) //nolint:forcetypeassert // only this package opens such handles
+		p := newest.Handle.Owner.(*Publisher) //nolint:errcheck,forcetypeassert // only this package opens such handles
 		p.handle.CompareAndSwap(nil, newest.Handle)
 		return p
 	}

@@ -307,18 +307,6 @@ func (m *memory) each(f func(n int, s slot)) error {
 	return nil
 }
 
-// places returns the number of slots that name the live span with this id.
-func (s *service) places(id uint64) (n int) {
-	if m := s.threads; m != nil {
-		require.NoError(s.t, m.each(func(_ int, at slot) {
-			if at.spanID == id && (m.info.Layout == 1 || readCell(s.t, m.cells, at.ref).live) {
-				n++
-			}
-		}))
-	}
-	return n
-}
-
 // assertNowhere checks that no slot names a live span and that no span is live.
 func (s *service) assertNowhere(t testing.TB) {
 	t.Helper()

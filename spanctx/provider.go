@@ -45,7 +45,7 @@ func apply(newest *providers.Reference) error {
 		return p.shutdown()
 	}
 	if p == nil {
-		owner := newest.Handle.Owner.(*SpanProcessor) //nolint:forcetypeassert // only this package opens such handles
+		owner := newest.Handle.Owner.(*SpanProcessor) //nolint:errcheck,forcetypeassert // only this package opens such handles
 		if err := build(owner.config); err != nil {
 			return fmt.Errorf("publish active spans: %w", err)
 		}
@@ -53,7 +53,7 @@ func apply(newest *providers.Reference) error {
 		owner.joined.Store(p)
 	}
 	for owner := range providers.Spans.Owners {
-		if o := owner.(*SpanProcessor); o.joined.Swap(p) != p { //nolint:forcetypeassert // the same
+		if o := owner.(*SpanProcessor); o.joined.Swap(p) != p { //nolint:errcheck,forcetypeassert // the same
 			if err := p.addKeys(o.config.keys); err != nil {
 				return err
 			}

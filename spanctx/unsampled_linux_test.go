@@ -35,7 +35,7 @@ func TestPublishAll(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, tp.Shutdown(context.Background())) })
 	remote := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, Remote: true})
 	for name, tt := range map[string]struct {
-		ctx     context.Context //nolint:containedctx // passed to Start
+		ctx     context.Context
 		sampled bool
 		// traceID is the trace id of the parent, zero if there is none.
 		traceID trace.TraceID

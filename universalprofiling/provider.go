@@ -57,7 +57,7 @@ func apply(newest *providers.Reference) error {
 	if newest == nil {
 		return nil
 	}
-	s := newest.Handle.Owner.(*Integration).settings //nolint:forcetypeassert // only this package opens such handles
+	s := newest.Handle.Owner.(*Integration).settings //nolint:errcheck,forcetypeassert // only this package opens such handles
 	service := newest.Resource
 	if s.resource != nil {
 		service = s.resource
@@ -75,7 +75,7 @@ func apply(newest *providers.Reference) error {
 	}
 	i.setService(service)
 	for owner := range providers.Profiling.Owners {
-		owner.(*Integration).joined.Store(i) //nolint:forcetypeassert // the same
+		owner.(*Integration).joined.Store(i) //nolint:errcheck,forcetypeassert // the same
 	}
 	return nil
 }
@@ -89,7 +89,7 @@ func Current() *Integration {
 	if newest == nil || active.Load() == nil {
 		return nil
 	}
-	return newest.Handle.Owner.(*Integration) //nolint:forcetypeassert // the same
+	return newest.Handle.Owner.(*Integration) //nolint:errcheck,forcetypeassert // the same
 }
 
 // New creates an Integration. Callers must register it and handle the error; [WithIntegration] does

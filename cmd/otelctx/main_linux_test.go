@@ -127,7 +127,7 @@ func otelctxAsNobody(t *testing.T, args ...string) result {
 	}
 	// The user nobody may have no access to the directory of the binary, so start the binary
 	// through a descriptor, which is number 3 in the child.
-	require.NoError(t, os.Chmod(executable(t), 0o755)) //nolint:gosec // G302: a program. The umask may have been stricter.
+	require.NoError(t, os.Chmod(executable(t), 0o755))
 	binary, err := os.Open(executable(t))
 	require.NoError(t, err)
 	defer func() { _ = binary.Close() }()

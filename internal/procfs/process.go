@@ -47,7 +47,7 @@ func (f FS) CheckNamespace() error {
 		return err
 	}
 	if own := os.Getpid(); target != strconv.Itoa(own) {
-		return fmt.Errorf("%s %w: this process is %s there, but its id is %d; mount the right one (mount -t proc proc %s, or unshare --mount-proc)",
+		return fmt.Errorf("%s %w: this process is %s there, but its id is %d; mount the right one (mount -t proc %s, or unshare --mount-proc)",
 			f.root, ErrNamespace, target, own, f.root)
 	}
 	return nil

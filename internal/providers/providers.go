@@ -59,9 +59,13 @@ type Publication struct {
 	numbers uint16
 }
 
-// What a process publishes.
 var (
-	Resources, Spans, Profiling Publication
+	// Resources publishes the resource of the newest provider.
+	Resources Publication
+	// Spans publishes active spans.
+	Spans Publication
+	// Profiling publishes spans to Elastic Universal Profiling.
+	Profiling Publication
 
 	all = [...]*Publication{&Resources, &Spans, &Profiling}
 )
@@ -213,13 +217,12 @@ func (p *Publication) insert(r *Reference) {
 	p.drop(func(r *Reference) bool { return r.provisional && newest.Handle.newerThan(r.Handle) })
 }
 
-// drop removes the references for which gone returns true, and reports whether there were any.
-func (p *Publication) drop(gone func(*Reference) bool) (dropped bool) {
+// drop removes the references for which gone returns true.
+func (p *Publication) drop(gone func(*Reference) bool) {
 	p.references = slices.DeleteFunc(p.references, func(r *Reference) bool {
 		if !gone(r) {
 			return false
 		}
-		dropped = true
 		r.address.Store(0)
 		r.Handle.forget(r)
 		if p.Gone != nil && !r.provisional {
@@ -227,7 +230,6 @@ func (p *Publication) drop(gone func(*Reference) bool) (dropped bool) {
 		}
 		return true
 	})
-	return dropped
 }
 
 // forget removes a reference from those that the handle sees.

@@ -23,7 +23,8 @@ func Provider(s sdktrace.ReadWriteSpan) *sdktrace.TracerProvider {
 var shutdownField = func() (f struct {
 	offset uintptr
 	known  bool
-}) {
+},
+) {
 	f.known = field[atomic.Bool](reflect.TypeFor[sdktrace.TracerProvider](), &f.offset, "isShutdown")
 	return f
 }()
@@ -47,7 +48,8 @@ func IsShutdown(tp *sdktrace.TracerProvider) (shutdown, known bool) {
 var resourceField = func() (f struct {
 	offset uintptr
 	known  bool
-}) {
+},
+) {
 	f.known = field[*resource.Resource](reflect.TypeFor[sdktrace.TracerProvider](), &f.offset, "resource")
 	return f
 }()
