@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"syscall"
-	"time"
 
 	"github.com/otelctx/otelctx/internal/gostack"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -45,7 +44,7 @@ func (c *goroutineCall) readBatch(out []Goroutine, pending []int) error {
 	}
 	c.result.Lost += len(pending)
 	for _, i := range pending {
-		out[i].WaitReason, out[i].WaitedFor, out[i].OwnTID, out[i].Stack, out[i].StackErr = "", 0, 0, nil, errTorn
+		out[i].WaitReason, out[i].waitSince, out[i].OwnTID, out[i].Stack, out[i].StackErr = "", 0, 0, nil, errTorn
 		out[i].Span, out[i].SpanKnown, out[i].LastPublished, out[i].labels = 0, false, 0, 0
 	}
 	return nil
@@ -199,7 +198,7 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool
 		out.WaitReason = c.reasons[reason]
 	}
 	if since := c.layout.WaitSinceOf(r.g); since > 0 && since < c.now {
-		out.WaitedFor = time.Duration(c.now - since)
+		out.waitSince = since
 	}
 	if c.m(r.g) != 0 && ok[partProcid] && ok[partCurg] && binary.NativeEndian.Uint64(r.curg[:]) == r.g.Address {
 		out.OwnTID = int(int32(binary.NativeEndian.Uint64(r.procid[:])))

@@ -38,6 +38,9 @@ type goroutineLayout struct {
 type goroutineState struct {
 	mu     sync.Mutex
 	layout goroutineLayout
+	// collections holds the ends of garbage collections that goroutines of this program have shown,
+	// in nanoseconds of CLOCK_MONOTONIC, the latest last.
+	collections []int64
 }
 
 const (
@@ -61,7 +64,7 @@ func (c *goroutineCall) loadLayout(v *threadView, refs []GoroutineRef) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.layout.view != v {
-		s.layout = goroutineLayout{view: v}
+		s.layout, s.collections = goroutineLayout{view: v}, nil
 	}
 	k := &s.layout
 	if !k.searched {

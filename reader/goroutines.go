@@ -56,9 +56,9 @@ type Goroutine struct {
 	// it, for example "chan receive" or "sync.Mutex.Lock". It is empty in other states, and if the
 	// reasons could not be read; see [Goroutines.ReasonsErr].
 	WaitReason string
-	// WaitedFor is the minimum time for which the goroutine has been waiting, or 0 if it is
-	// unknown. The runtime records the start of a wait only at the next garbage collection, so the
-	// real time is often much longer.
+	// WaitedFor is a lower bound of the time for which the goroutine has been waiting, or 0 if it is
+	// unknown. The runtime records only between which garbage collections a wait began. The bound
+	// is the time since the later one, if another goroutine has shown when that was.
 	WaitedFor time.Duration
 	// OwnTID is the id, in the process's own PID namespace, of the thread on which the goroutine is
 	// running or in a system call. It is 0 in other states, and if it is unknown.
@@ -88,6 +88,9 @@ type Goroutine struct {
 	Attributes []ThreadAttribute
 
 	labels uint64
+	// waitSince is the end of a garbage collection before which or shortly after which the wait
+	// began, in nanoseconds of CLOCK_MONOTONIC, or 0 if it is unknown.
+	waitSince int64
 }
 
 // Errors of [Goroutine.StackErr].
@@ -211,6 +214,7 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 			return nil, p.classify(err)
 		}
 	}
+	call.setWaits()
 	if err := call.resolveSpans(v); err != nil {
 		return nil, p.classify(err)
 	}

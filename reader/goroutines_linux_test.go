@@ -7,6 +7,7 @@ import (
 	"context"
 	"os"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -84,6 +85,62 @@ func TestGoroutines(t *testing.T) {
 	assert.Eventually(t, func() bool { return look().State == reader.GoroutineGone }, testenv.Patience, time.Millisecond)
 	_, err = p.Goroutines(canceled(), []reader.GoroutineRef{ref}, reader.GoroutineOptions{})
 	require.ErrorIs(t, err, context.Canceled)
+}
+
+// TestGoroutinesWaitedFor checks that WaitedFor is never longer than the wait, although the runtime
+// stores a time before it, and that it is known once another goroutine has shown a later collection.
+func TestGoroutinesWaitedFor(t *testing.T) {
+	tp := sdktrace.NewTracerProvider(
+		resourcepublisher.WithResource(resource.Empty()),
+		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
+		spanctx.WithPublishing(),
+	)
+	defer func() { assert.NoError(t, tp.Shutdown(context.Background())) }()
+	p, err := reader.Open(os.Getpid())
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, p.Close()) }()
+	const apart = 50 * time.Millisecond // The collections are this far from the starts of the waits.
+	end := make(chan struct{})
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer close(end)
+	waits := func() []reader.Goroutine {
+		spans, err := p.Spans(t.Context())
+		require.NoError(t, err)
+		var refs []reader.GoroutineRef
+		for _, s := range spans {
+			refs = append(refs, reader.GoroutineRef{ID: s.Goroutine, G: s.G})
+		}
+		found, err := p.Goroutines(t.Context(), refs, reader.GoroutineOptions{})
+		require.NoError(t, err)
+		return found.Goroutines
+	}
+	count := 0
+	// wait starts a goroutine that waits in a span, and returns when a collection has found it.
+	wait := func() (began time.Time) {
+		time.Sleep(apart)
+		began = time.Now()
+		waiting.Go(func() { waitIn(context.Background(), tp, end) })
+		count++
+		require.Eventually(t, func() bool {
+			found := waits()
+			return len(found) == count && found[count-1].State == reader.GoroutineWaiting
+		}, testenv.Patience, time.Millisecond)
+		runtime.GC()
+		return began
+	}
+	runtime.GC()
+	first := wait()
+	found := waits()
+	assert.LessOrEqual(t, found[0].WaitedFor, time.Since(first))
+	known := time.Now()
+	second := wait()
+	runtime.GC()
+	found = waits()
+	require.Len(t, found, 2)
+	assert.LessOrEqual(t, found[0].WaitedFor, time.Since(first))
+	assert.Greater(t, found[0].WaitedFor, second.Sub(known), "the second goroutine has shown the end of a collection")
+	assert.LessOrEqual(t, found[1].WaitedFor, time.Since(second))
 }
 
 func canceled() context.Context {
