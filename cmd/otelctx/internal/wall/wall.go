@@ -181,6 +181,9 @@ const (
 	maxProcesses = 64
 	// maxOpening bounds the processes that are opened at the same time. One user cannot block that many.
 	maxOpening = 128
+	// maxExec is the time after which a process that seems to be gone has ended. During an exec, a process cannot be
+	// read either: its first thread has exited, and another thread has not yet taken its place.
+	maxExec = 250 * time.Millisecond
 	// maxMissing bounds Result.Missing.
 	maxMissing = 8
 )
@@ -448,6 +451,7 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	due := time.Now()
+	var gone time.Time // when the process was first found to be gone
 	for {
 		due = due.Add(time.Duration(float64(period) * (0.5 + rand.Float64()))) //nolint:gosec // G404: chance, not secrecy
 		end := r.start.Add(r.Duration)
@@ -464,6 +468,9 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 		now := time.Now()
 		snapshot, err := patient.Call(ctx, t.pid, patient.Limit, func() (*described, error) { return t.snapshot(ctx) })
 		switch {
+		case errors.Is(err, reader.ErrProcessGone) && gone.IsZero():
+			gone = now
+		case errors.Is(err, reader.ErrProcessGone) && now.Sub(gone) < maxExec:
 		case errors.Is(err, reader.ErrProcessGone):
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -480,6 +487,9 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 		}
 		if last {
 			return nil
+		}
+		if !errors.Is(err, reader.ErrProcessGone) {
+			gone = time.Time{}
 		}
 		if now := time.Now(); now.After(due.Add(period)) {
 			r.skip(uint64(now.Sub(due) / period))
