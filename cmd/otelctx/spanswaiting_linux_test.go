@@ -6,6 +6,8 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"debug/elf"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -271,6 +273,54 @@ func TestSpansCutsNames(t *testing.T) {
 		assert.Contains(t, out, want, args)
 		assert.NotContains(t, out, string(joined[:513]), args)
 	}
+	p.Done()
+}
+
+// hideFunctions copies a program, without its symbols and with a section header of the table of Go functions that leads
+// elsewhere. Programs made by garble hide their functions, too. The Go runtime does not use section headers.
+func hideFunctions(t *testing.T, program string) string {
+	t.Helper()
+	content, err := os.ReadFile(program)
+	require.NoError(t, err)
+	file, err := elf.NewFile(bytes.NewReader(content))
+	require.NoError(t, err)
+	headers := content[binary.LittleEndian.Uint64(content[0x28:]):] // e_shoff
+	for i, s := range file.Sections {
+		header := headers[i*64:]
+		switch {
+		case s.Type == elf.SHT_SYMTAB:
+			binary.LittleEndian.PutUint32(header[4:], uint32(elf.SHT_NULL))
+		case s.Name == ".gopclntab":
+			binary.LittleEndian.PutUint64(header[24:], s.Offset+64) // sh_offset
+		}
+	}
+	path := filepath.Join(programs.Dir(t), "hidden")
+	programs.Write(t, path, content)
+	return path
+}
+
+// TestHiddenFunctions checks that spans and record show addresses, and say why, if a program's table of Go functions
+// cannot be read.
+func TestHiddenFunctions(t *testing.T) {
+	t.Parallel()
+	childproc.NeedReading(t)
+	program := hideFunctions(t, buildParker(t, programs.Static))
+	p := startParker(t, program, "2", "sleep", "running")
+	reason := "names of functions: the table of Go functions in " + program + " cannot be read"
+	for _, args := range [][]string{{"--stacks"}, {"--group"}} {
+		out := printed(t, append([]string{"spans", p.pid, "--name", "sleep"}, args...)...)
+		assert.Regexp(t, `(?m)^    0x[0-9a-f]+  -$`, out, args)
+		assert.Contains(t, out, "Not known: "+reason, args)
+	}
+	assert.Contains(t, printed(t, "spans", p.pid, "--json"), `"`+reason)
+
+	got := otelctx(t, "record", p.pid, "--duration", "1s")
+	if got.code == exitNotPermitted {
+		t.Skip(got.stderr)
+	}
+	require.Zero(t, got.code, got.stderr)
+	assert.Regexp(t, `(?m) 0x[0-9a-f]+$`, got.stdout)
+	assert.Contains(t, got.stderr, "samples have addresses instead of function names")
 	p.Done()
 }
 

@@ -4,8 +4,10 @@
 package recording
 
 import (
+	"fmt"
 	"iter"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
@@ -30,8 +32,8 @@ type counts struct {
 	// filteredAttributes becomes Result.FilteredAttributes. It is collected while there are no other samples.
 	filteredAttributes filter.Dropped
 	// cut, lost and dropped are the sums over the batches.
-	cut, lost, dropped uint64
-	truncated, unnamed uint64
+	cut, lost, dropped         uint64
+	truncated, unnamed, hidden uint64
 }
 
 func newCounts(attributes bool) *counts {
@@ -59,6 +61,9 @@ func (c *counts) add(pid int, s *rawSamples, attributes []reader.ThreadAttribute
 
 // addStack counts samples with the same stack. attributed is the number of them that are in a span.
 func (c *counts) addStack(service string, stack []*symbols.Location, samples, attributed uint64) {
+	if slices.ContainsFunc(stack, hidden) {
+		c.hidden += samples
+	}
 	w := &c.work[workOf(stack)]
 	w.Samples += samples
 	w.Attributed += attributed
@@ -71,7 +76,7 @@ func functionNames(stack []*symbols.Location) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		var before *symbols.Location
 		for _, l := range stack {
-			same := before != nil && len(before.Lines) == 0 && before.Mapping == l.Mapping
+			same := before != nil && len(before.Lines) == 0 && before.Mapping == l.Mapping && !hidden(l)
 			before = l
 			if len(l.Lines) == 0 && !same && !yield(unnamed(l)) {
 				return
@@ -85,11 +90,20 @@ func functionNames(stack []*symbols.Location) iter.Seq[string] {
 	}
 }
 
-// unnamed returns the placeholder for a function without a name: the file that contains it.
+// hidden reports whether a function has no name because its program hides its table of Go functions.
+func hidden(l *symbols.Location) bool {
+	return len(l.Lines) == 0 && l.Mapping != nil && l.Mapping.GoTableUnreadable
+}
+
+// unnamed returns the placeholder for a function without a name: the file that contains it, or the address if the
+// program hides its table of Go functions.
 func unnamed(l *symbols.Location) string {
 	const most = 1 << 9 // bytes of the name
 	if l.Mapping == nil || l.Mapping.Path == "" {
 		return "[unknown]"
+	}
+	if hidden(l) {
+		return fmt.Sprintf("%#x", l.Address)
 	}
 	name := path.Base(l.Mapping.Path)
 	return "[" + strings.Trim(name[:min(len(name), most)], "[]") + "]"
@@ -100,7 +114,7 @@ func (c *counts) report(r *Result) {
 	t := c.tally
 	r.Samples, r.Attributed, r.Unproven = uint64(t.Total), uint64(t.Attributed), uint64(t.Unproven)
 	r.Cut, r.Dropped, r.Truncated = c.cut, c.dropped, c.truncated
-	r.Filtered, r.Unnamed = c.filtered, c.unnamed
+	r.Filtered, r.Unnamed, r.Hidden = c.filtered, c.unnamed, c.hidden
 	if r.Samples == 0 {
 		r.FilteredAttributes = c.filteredAttributes
 	}

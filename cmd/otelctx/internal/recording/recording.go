@@ -78,6 +78,9 @@ type Result struct {
 	// Unnamed counts samples that lack names because symbolization took too much time or memory, or because
 	// the kernel's records of the process's mappings were lost.
 	Unnamed uint64
+	// Hidden counts samples with functions whose names are unknown because their program hides its table of Go
+	// functions.
+	Hidden uint64
 	// Filtered counts samples that did not pass Config.Filters. Lost, Replaced and Cut are counted before
 	// filtering. All other counts leave these samples out.
 	Filtered uint64

@@ -25,6 +25,9 @@ type code struct {
 	sizes   map[uint64]frameSize
 	lines   map[uint64]*symbols.Location
 	bytes   int // of lines, estimated
+	// unreadable is the path of a file whose table of Go functions cannot be read although the file contains code of
+	// a stack, or "".
+	unreadable string
 	// module is the path of the program's main module, or "" if it is unknown.
 	module string
 }
@@ -90,6 +93,9 @@ func (c *code) location(pc uint64) *symbols.Location {
 		l = &symbols.Location{Address: pc}
 		if r := c.region(pc); r != nil {
 			l = r.Locate(pc)
+		}
+		if len(l.Lines) == 0 && l.Mapping != nil && l.Mapping.GoTableUnreadable {
+			c.unreadable = l.Mapping.Path
 		}
 		if c.bytes += symbols.Bytes(l.Lines); len(c.lines) >= maxCached || c.bytes > maxCachedBytes {
 			clear(c.lines)

@@ -125,6 +125,14 @@ func (p *Program) Frames(g *Goroutine) []Frame {
 	return frames
 }
 
+// Unnamed returns the reason why functions in stacks that were symbolized so far have no names, or nil.
+func (p *Program) Unnamed() error {
+	if p.code == nil || p.code.unreadable == "" {
+		return nil
+	}
+	return fmt.Errorf("names of functions: the table of Go functions in %s cannot be read; programs made by garble hide it", p.code.unreadable)
+}
+
 // cutName shortens the name of a function or a file. A program may give them any length.
 func cutName(name string) string {
 	const maxName = 512 // bytes

@@ -47,6 +47,7 @@ func (s *session) complainCPU(r *recording.Result) {
 		{r.SpansLeftOut, "or fewer spans are missing from the tables, those with the fewest samples; the profile has them"},
 		{r.Dropped, "attributes were left out: profiles cannot hold them"},
 		{r.Unnamed, "samples lack function names: looking them up took too long, or it is not known what their process had mapped"},
+		{r.Hidden, "samples have addresses instead of function names: the table of Go functions in their program cannot be read; programs made by garble hide it"},
 		{r.Unproven, "samples have an unproven span: their process does not say which goroutine the span belongs to, so it may be an earlier span"},
 	} {
 		if missing.count > 0 {

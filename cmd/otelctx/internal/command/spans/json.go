@@ -189,6 +189,9 @@ func (c *Command) document(ctx context.Context, r *spansReader, snapshot *waitin
 		}
 	}
 	slices.SortStableFunc(d.Groups, func(a, b Group) int { return cmp.Compare(b.Goroutines, a.Goroutines) })
+	if err := snapshot.Program.Unnamed(); err != nil {
+		d.Missing = append(d.Missing, err.Error())
+	}
 	if d.stacks.queue = goroutines(d.Spans); c.Group {
 		for i := range d.Groups {
 			d.stacks.queue = append(d.stacks.queue, d.Groups[i].index)

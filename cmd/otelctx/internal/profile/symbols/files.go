@@ -5,6 +5,7 @@ package symbols
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"slices"
@@ -110,6 +111,7 @@ type file struct {
 	// These fields do not change. kind is used only if Files.unnamed is set: it is then the frame type of all code in
 	// the file.
 	gnuBuildID, goBuildID, htlHash, kind string
+	goTableUnreadable                    bool
 	// lacks is used to find the debug file. It is nil if this file has symbols itself or is not ELF.
 	lacks *lacking
 
@@ -252,9 +254,8 @@ func newFile(f *Files, id fileID, content io.ReaderAt, closer io.Closer) *file {
 		return o // The file is not ELF and has no symbols.
 	}
 	o.elf, o.lacks = e, e.lacks()
-	if t, err := e.goTable(); err == nil {
-		o.golang = t
-	}
+	o.golang, err = e.goTable()
+	o.goTableUnreadable = errors.Is(err, errUnreadableGoTable)
 	return o
 }
 

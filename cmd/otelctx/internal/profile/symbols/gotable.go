@@ -7,6 +7,7 @@ import (
 	"debug/elf"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"strings"
 )
 
@@ -30,7 +31,10 @@ const (
 	maxGoInlineDepth = 64
 )
 
-var errNoGoTable = errors.New("no known table of Go functions")
+var (
+	errNoGoTable         = errors.New("no table of Go functions")
+	errUnreadableGoTable = fmt.Errorf("%w in a known format", errNoGoTable)
+)
 
 // goTable is the table of functions, files and lines that the Go runtime uses for tracebacks. Package debug/gosym is
 // not used to read it, because it does not support inlined calls and holds all functions in memory.
@@ -81,14 +85,14 @@ func (f *elfFile) goTable() (*goTable, error) {
 		}
 	}
 	// Without moduledata the base address, and therefore every name, would be a guess.
-	return nil, errNoGoTable
+	return nil, errUnreadableGoTable
 }
 
 func parseGoTable(content part) (*goTable, error) {
 	var b [goHeaderSize]byte
 	if !content.read(0, b[:]) || binary.LittleEndian.Uint32(b[:]) != goTableMagic ||
 		b[4] != 0 || b[5] != 0 || b[6] != 1 && b[6] != 4 || b[7] != 8 {
-		return nil, errNoGoTable
+		return nil, errUnreadableGoTable
 	}
 	word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8+8*i:]) }
 	t := &goTable{
@@ -97,7 +101,7 @@ func parseGoTable(content part) (*goTable, error) {
 		byPC: content.from(word(6)), functions: content.from(word(7)),
 	}
 	if t.count == 0 || t.count > maxGoFunctions {
-		return nil, errNoGoTable
+		return nil, errUnreadableGoTable
 	}
 	return t, nil
 }

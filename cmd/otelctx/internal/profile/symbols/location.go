@@ -25,6 +25,9 @@ type Mapping struct {
 	GNUBuildID, GoBuildID string
 	// HTLHash identifies the file even if it has no build id: see [htlHash]. It is empty if there is no readable file.
 	HTLHash string
+	// GoTableUnreadable says that the file has a table of Go functions in an unknown format. Programs made by garble
+	// have one.
+	GoTableUnreadable bool
 }
 
 // Line is a function and a position in it.

@@ -256,6 +256,7 @@ func (r *Region) attach() {
 	mapping := r.mapping
 	if a.file != nil {
 		mapping.GNUBuildID, mapping.GoBuildID, mapping.HTLHash = a.file.gnuBuildID, a.file.goBuildID, a.file.htlHash
+		mapping.GoTableUnreadable = a.file.goTableUnreadable
 	}
 	a.mapping = &mapping
 	r.attached.Store(a)
