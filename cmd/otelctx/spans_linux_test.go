@@ -26,8 +26,8 @@ import (
 // goroutine: it never waits, but the Go scheduler may interrupt it. spanColumns matches the header, whose column
 // widths differ.
 var (
-	spanVolatile = regexp.MustCompile(`(?m)^  [0-9a-z.]+  +runn\w+ +(-|thread \d+) +\d+  |"(start_time_unix_nano|age_nano|time_unix_nano|own_tid)": \d+|"state": "runn\w+"`)
-	spanColumns  = regexp.MustCompile(`(?m)^  AGE +STATE +WAITING FOR +GOROUTINE `)
+	spanVolatile = regexp.MustCompile(`(?m)^  [0-9a-z.]+  +runn\w+ +(-|thread \d+) +(\w+) +(\w+) +\d+  |"(start_time_unix_nano|age_nano|time_unix_nano|own_tid)": \d+|"state": "runn\w+"`)
+	spanColumns  = regexp.MustCompile(`(?m)^  AGE +STATE +WAITING FOR +NAME +ENDPOINT +GOROUTINE `)
 )
 
 // TestSpansGolden compares the output of otelctx spans for a running process with golden files. It also checks
@@ -40,9 +40,10 @@ func TestSpansGolden(t *testing.T) {
 			if name, _, ok := strings.Cut(s, ":"); ok {
 				return name + ": 5678"
 			}
-			return "  AGE  running  thread TID  GOID  "
+			fields := strings.Fields(s)
+			return "  AGE  running  thread TID  " + strings.Join(fields[len(fields)-3:len(fields)-1], "  ") + "  GOID  "
 		})
-		golden.Compare(t, name, w.anonymous(spanColumns.ReplaceAllString(out, "  AGE  STATE  WAITING FOR  GOROUTINE ")))
+		golden.Compare(t, name, w.anonymous(spanColumns.ReplaceAllString(out, "  AGE  STATE  WAITING FOR  NAME  ENDPOINT  GOROUTINE ")))
 	}
 	w.Stop()
 	assert.Contains(t, printed(t, "spans", w.pid), "Process PID (worker): live spans: 2\n")

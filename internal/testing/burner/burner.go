@@ -55,6 +55,8 @@ const (
 	GoroutineTable = "goroutine-table"
 	ThreadSlots    = "thread-slots"
 	Layout1        = "layout-1"
+	// Named publishes the names of spans.
+	Named = "named"
 	// Started adds goroutines that start in spans and outlive them.
 	Started = "started"
 	// FewSlots makes goroutines and threads share slots.
@@ -249,7 +251,7 @@ func (b *Burner) publish() error {
 			return err
 		}
 	}
-	opts := []spanctx.Option{spanctx.WithThreadSlots(b.has(ThreadSlots) || b.has(Layout1))}
+	opts := []spanctx.Option{spanctx.WithThreadSlots(b.has(ThreadSlots) || b.has(Layout1)), spanctx.WithSpanNames(b.has(Named))}
 	if !b.has(Records) {
 		opts = append(opts, spanctx.WithLabels(spanctx.LabelsOff))
 	}

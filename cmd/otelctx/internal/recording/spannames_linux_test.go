@@ -57,7 +57,7 @@ func TestNamesOfSamples(t *testing.T) {
 	} {
 		t.Run(words, func(t *testing.T) {
 			c := childproc.Start(t, burner.Role, nil)
-			require.Equal(t, "burning", c.Ask("%s", words))
+			require.Equal(t, "burning", c.Ask("%s %s", words, burner.Named))
 			config := Config{Selection: Selection{PIDs: []int{c.PID()}}, Duration: 500 * time.Millisecond, Sampler: sampler.Config{Frequency: burner.Frequency()}}
 			var names map[[2]string]int
 			for end := time.Now().Add(testenv.Patience); len(names) == 0 && time.Now().Before(end); {
@@ -74,7 +74,7 @@ func TestNamesOfSamples(t *testing.T) {
 // TestRequestNames checks that unknown names are read at once, but not twice in a short time.
 func TestRequestNames(t *testing.T) {
 	c := childproc.Start(t, burner.Role, nil)
-	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
+	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records, burner.Named)))
 	p, err := reader.Open(c.PID())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, p.Close()) }()
