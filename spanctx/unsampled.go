@@ -33,15 +33,13 @@ type TracerProvider struct {
 // Use it instead of [WithPublishing] if traces are sampled. The SDK does not pass unsampled spans to
 // span processors, so WithPublishing publishes the sampled ones only.
 //
-// Unsampled spans are still not recorded or exported, and do not record attributes or events. They are
-// published from Start to the first call of End, under the same rules as sampled spans. Readers see that
-// they are not sampled. Profiles contain their ids, which no tracing backend knows.
+// Unsampled spans are still not exported, and their attributes and events are dropped. They are published
+// from Start to the first call of End, under the same rules as sampled spans. Until then, IsRecording
+// returns true, because libraries such as otelgrpc do not end a span that is not recording. Readers see
+// that they are not sampled. Profiles contain their ids, which no tracing backend knows.
 //
 // Sampled spans are the SDK's own. Their method TracerProvider returns tp, whose tracers do not publish
 // unsampled spans.
-//
-// A tracer of package trace/noop returns the span in its context as its own span. If code that uses such
-// a tracer ends an unsampled span, that span is no longer published.
 func PublishAll(tp *sdktrace.TracerProvider, opts ...Option) *TracerProvider {
 	p := ForProvider(opts...)
 	if p != nil {
@@ -99,7 +97,7 @@ func (t *tracer) Start(ctx context.Context, name string, opts ...trace.SpanStart
 	return trace.ContextWithSpan(started, u), u
 }
 
-// unsampledSpan is a span that is published, but not recorded.
+// unsampledSpan is a span that is published, but whose data is dropped.
 type unsampledSpan struct {
 	trace.Span // the SDK's
 
@@ -137,6 +135,10 @@ func (u *unsampledSpan) End(opts ...trace.SpanEndOption) {
 	}
 	u.Span.End(opts...) // In programs built with otelc, the goroutine leaves the span.
 }
+
+// IsRecording returns true until End. Otherwise otelgrpc would not end the span, and a tracer of package
+// trace/noop would return it as its own span, and let its caller end it.
+func (u *unsampledSpan) IsRecording() bool { return !u.ended.Load() }
 
 // SetName sets the name that Attach and Refresh publish.
 func (u *unsampledSpan) SetName(name string) {
