@@ -369,12 +369,14 @@ static void *work(void *arg) {
 	return 0;
 }
 
+static pid_t publisher; // the process id
+
 static int child(void *unused) {
 	(void)unused;
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	for (;;)
+	while (getppid() == publisher) // unless it has ended before the call
 		pause();
-	return 0;
+	_exit(0);
 }
 
 int main(int argc, char **argv) {
@@ -416,6 +418,7 @@ int main(int argc, char **argv) {
 		if (!strcmp(line, "update\n"))
 			publish();
 		if (!strcmp(line, "fork\n")) {
+			publisher = getpid();
 			if (!fork())
 				child(0);
 			static char stack[1 << 16];
