@@ -168,7 +168,7 @@ func TestRecordCPUAndWall(t *testing.T) {
 	path, run := record("both.pb.gz")
 	for _, says := range []string{
 		"at 997 Hz", "Top functions by their own CPU time", "Top span names by wall-clock time",
-		"WALL +± +CPU +RUNNABLE +WAITING +WAITING FOR +NAME +ENDPOINT", `s +0\.\d+s .* compute +request\n`, `(sleep|select) \d+\.\d+s, .* request +request\n`,
+		"WALL +± +CPU +CPU WAIT +RUNNABLE +WAITING +WAITING FOR +SPANS SEEN +WALL/SPAN +NAME +ENDPOINT", `s +0\.\d+s .* compute +request\n`, `(sleep|select) \d+\.\d+s, .* request +request\n`,
 	} {
 		assert.Regexp(t, says, run.stdout)
 	}
