@@ -19,9 +19,9 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-func (p *path) withdrawAdvertisement() error {
+func (c *carriers) withdrawAdvertisement() error {
 	var keys []attribute.Key
-	for _, kv := range p.advertisement() {
+	for _, kv := range c.advertisement(c.path.Features().Keys) {
 		keys = append(keys, kv.Key)
 	}
 	return advertise.Change(nil, keys)
@@ -29,24 +29,25 @@ func (p *path) withdrawAdvertisement() error {
 
 // advertisement returns the attributes that tell readers where spans are published and in which
 // layout.
-func (p *path) advertisement() []attribute.KeyValue {
+func (c *carriers) advertisement(keys *scope.KeyMap) []attribute.KeyValue {
 	schema := wire.SchemaSlots
-	if p.records {
+	if c.records {
 		schema = wire.SchemaGoLabels
 	}
 	kvs := []attribute.KeyValue{
 		attribute.String(wire.KeySchemaVersion, schema),
-		keyMapAttribute(p.keys.Load()),
+		keyMapAttribute(keys),
 	}
-	if p.threads != nil {
-		kvs = append(kvs, ringAttributes(wire.KeyThreadSlots, p.threads.Layout())...)
+	if c.slots != nil {
+		kvs = append(kvs, ringAttributes(wire.KeyThreadSlots, c.slots.Layout())...)
 	}
-	if p.tablePublished {
-		kvs = append(kvs, memoryAttributes(wire.KeyGoroutines, wire.GoroutinesName, p.goroutines.Address(), wire.GoroutinesLayout1, wire.GoroutinesCapacity, wire.GoroutinesHeaderSize)...)
+	if c.tablePublished {
+		table, _ := c.path.Goroutines()
+		kvs = append(kvs, memoryAttributes(wire.KeyGoroutines, wire.GoroutinesName, table.Address(), wire.GoroutinesLayout1, wire.GoroutinesCapacity, wire.GoroutinesHeaderSize)...)
 		kvs = append(kvs, attribute.Int(wire.KeyGoroutines+wire.TableKeyEntrySize, wire.GoroutineEntrySize))
 	}
-	kvs = append(kvs, p.tableAttributes()...)
-	return append(kvs, p.goAttributes()...)
+	kvs = append(kvs, c.tableAttributes()...)
+	return append(kvs, c.goAttributes()...)
 }
 
 // keyMapAttribute returns the attribute that lists the published attribute keys. Encoded attributes
@@ -83,16 +84,17 @@ func memoryAttributes(prefix, mapping string, address uint64, layout, capacity, 
 
 // tableAttributes returns the attributes that describe the span table and the name table, if other
 // processes can find them.
-func (p *path) tableAttributes() (kvs []attribute.KeyValue) {
-	if p.cellsPublished {
-		kvs = append(memoryAttributes(wire.KeySpans, wire.SpansName, p.cells.Address(), wire.SpansLayout1, cells.Capacity, wire.SpansHeaderSize),
+func (c *carriers) tableAttributes() (kvs []attribute.KeyValue) {
+	if c.cellsPublished {
+		table, _ := c.path.Cells()
+		kvs = append(memoryAttributes(wire.KeySpans, wire.SpansName, table.Address(), wire.SpansLayout1, cells.Capacity, wire.SpansHeaderSize),
 			attribute.Int(wire.KeySpans+wire.SpansKeyCellSize, wire.CellSize),
 			offsets(wire.KeySpans+wire.RingKeyFields, wire.CellFields()))
 	}
-	if p.namesPublished {
-		kvs = append(kvs, memoryAttributes(wire.KeyNames, wire.NamesName, p.names.Address(), wire.NamesLayout1, names.Capacity, wire.NamesHeaderSize)...)
+	if c.namesPublished {
+		kvs = append(kvs, memoryAttributes(wire.KeyNames, wire.NamesName, c.names.Address(), wire.NamesLayout1, names.Capacity, wire.NamesHeaderSize)...)
 		kvs = append(kvs, attribute.Int(wire.KeyNames+wire.TableKeyEntrySize, wire.NameEntrySize))
-		if p.records {
+		if c.records {
 			kvs = append(kvs, attribute.Int64(wire.KeyGo+wire.GoKeyNamesOffset, int64(gorecord.NamesOffset)))
 		}
 	}
@@ -110,7 +112,7 @@ func offsets(key string, fields []wire.Field) attribute.KeyValue {
 
 // goAttributes returns the attributes that describe the Go runtime: its version and the offsets
 // found by calibration.
-func (p *path) goAttributes() []attribute.KeyValue {
+func (c *carriers) goAttributes() []attribute.KeyValue {
 	kvs := []attribute.KeyValue{attribute.String(wire.KeyGo+wire.GoKeyVersion, runtime.Version())}
 	for _, f := range []struct {
 		fact goruntime.Fact
@@ -123,11 +125,11 @@ func (p *path) goAttributes() []attribute.KeyValue {
 		{goruntime.GGoid, wire.GoKeyGGoidOffset},
 		{goruntime.GLabels, wire.GoKeyGLabelsOffset},
 	} {
-		if offset, err := p.runtime.Offset(f.fact); err == nil {
+		if offset, err := c.runtime.Offset(f.fact); err == nil {
 			kvs = append(kvs, attribute.Int64(wire.KeyGo+f.key, offset))
 		}
 	}
-	if p.records {
+	if c.records {
 		kvs = append(kvs,
 			attribute.Int64(wire.KeyGo+wire.GoKeyRecordOffset, int64(gorecord.Offset)),
 			attribute.Int64(wire.KeyGo+wire.GoKeyRefOffset, int64(gorecord.RefOffset)),

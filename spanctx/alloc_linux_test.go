@@ -70,7 +70,7 @@ func TestAllocations(t *testing.T) {
 					"Attach":                   func() { Attach(ctx).Detach() },
 					"Attach without a span":    func() { Attach(context.Background()).Detach() },
 					"Attach twice":             func() { a := Attach(ctx); Attach(ctx).Detach(); a.Detach() },
-					"the end of unknown spans": func() { s.p.OnEnd(unknown.(sdktrace.ReadOnlySpan)) },
+					"the end of unknown spans": func() { s.path.End(unknown.(sdktrace.ReadOnlySpan)) },
 				}
 				for what, f := range zero {
 					assert.Zero(t, testing.AllocsPerRun(runs, f), what)

@@ -8,22 +8,11 @@ import (
 	"net"
 	"runtime/pprof"
 
-	"github.com/otelctx/otelctx/internal/cells"
-	"github.com/otelctx/otelctx/internal/gorecord"
-	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/internal/sdkspan"
-	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/internal/spanpath"
 )
 
 // Attachment restores what the goroutine published before [Attach]: see [Attachment.Detach].
-type Attachment struct {
-	p *path
-	// self identifies the goroutine that called Attach. before is its position before that call,
-	// and record is its record for that position.
-	self   goruntime.Self
-	before wire.Position
-	record *gorecord.Record
-}
+type Attachment struct{ a spanpath.Attachment }
 
 // Attach publishes the span of ctx for the calling goroutine until [Attachment.Detach]. Use it on
 // goroutines that work for a span started by another goroutine, such as the workers of a pool:
@@ -44,63 +33,13 @@ type Attachment struct {
 //
 // If the span ends before Detach, the goroutine moves to the span's nearest live ancestor. Attach
 // does nothing if no SpanProcessor is active.
-func Attach(ctx context.Context) Attachment {
-	p := active.Load()
-	if p == nil {
-		return Attachment{}
-	}
-	var g goroutine
-	p.locateLive(&g)
-	a := Attachment{p: p, self: g.Self, before: g.position, record: g.record}
-	ref := p.find(ctx)
-	p.rename(ctx, ref)
-	attributes := p.keys.Load().Of(ctx)
-	g.position, g.record = wire.AttachedTo(ref), nil
-	if base := p.data.record(ref); base != nil {
-		g.record = p.variant(base, attributes, g.user, nil)
-	}
-	p.publish(&g, attributes.Encoded(), 0)
-	return a
-}
-
-// find returns the live span whose ids are those of the span in ctx, or 0 if there is none or the span
-// in ctx is remote.
-func (p *path) find(ctx context.Context) cells.Ref {
-	if k, ok := sdkspan.Local(ctx); ok {
-		return p.cells.Find(k)
-	}
-	return 0
-}
-
-// rename publishes the current name of the span of ctx in its cell, ref.
-func (p *path) rename(ctx context.Context, ref cells.Ref) {
-	if p.names == nil {
-		return
-	}
-	if _, name, ok := parentAndName(sdkspan.FromContext(ctx)); ok {
-		p.cells.Rename(ref, p.names.Number(name))
-	}
-}
+func Attach(ctx context.Context) Attachment { return Attachment{spanpath.Attach(ctx)} }
 
 // Detach publishes the span that the goroutine was in before [Attach] or, if that span has ended,
 // its nearest live ancestor. Call it on the goroutine that called Attach, and detach nested
 // attachments in reverse order. On another goroutine, on the zero Attachment, or after Shutdown, it
 // does nothing.
-func (a Attachment) Detach() {
-	if a.p == nil || a.p.stopped.Load() {
-		return
-	}
-	var g goroutine
-	a.p.locate(&g)
-	if g.Goid != a.self.Goid || g.G != a.self.G {
-		return
-	}
-	g.position, g.record = a.before, a.record
-	if g.position != 0 && !a.p.cells.Live(g.position.Ref()) {
-		a.p.moveToNearest(&g)
-	}
-	a.p.publish(&g, a.p.attributes(&g), 0)
-}
+func (a Attachment) Detach() { a.a.Detach() }
 
 // Go starts a goroutine that runs fn(ctx), attached to ctx (see [Attach]) until fn returns. For
 // work that outlives the current span, pass a context without a span. The goroutine is then in no
@@ -116,10 +55,10 @@ func Go(ctx context.Context, fn func(context.Context)) {
 // of the span. Do adds the span's labels again, so that label readers still see the span, and
 // goroutines that fn starts inherit it.
 func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
-	refresh(ctx, true) // Publish first: an inherited span is known only from the labels, which pprof.Do replaces.
-	defer refresh(ctx, true)
+	spanpath.Refresh(ctx, true) // Publish first: an inherited span is known only from the labels, which pprof.Do replaces.
+	defer spanpath.Refresh(ctx, true)
 	pprof.Do(ctx, labels, func(ctx context.Context) {
-		refresh(ctx, true)
+		spanpath.Refresh(ctx, true)
 		fn(ctx)
 	})
 }
@@ -130,13 +69,7 @@ func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
 // or attached a span itself returns to that span when dial returns.
 func DialContext(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		if p := active.Load(); p != nil {
-			self := p.runtime.Goroutine()
-			_, own := p.goroutines.Load(self.Goid, uintptr(self.G))
-			if a := Attach(context.Background()); own || self.Goid != 0 && p.cells.IsOf(a.before.Ref(), self.Goid) { //nolint:contextcheck // attaches no span
-				defer a.Detach()
-			}
-		}
+		defer spanpath.LeaveInherited().Detach()
 		return dial(ctx, network, address)
 	}
 }
@@ -155,31 +88,4 @@ func DialContext(dial func(ctx context.Context, network, address string) (net.Co
 // Refresh keeps the attributes that are published with the span. If they are unknown, it publishes
 // those of ctx. With [WithSpanNames], it also publishes the span's current name, which SetName may
 // have changed.
-func Refresh(ctx context.Context) { refresh(ctx, false) }
-
-// refresh implements Refresh. If anySpan is true, it publishes the goroutine's span even if ctx has
-// a different one.
-func refresh(ctx context.Context, anySpan bool) {
-	p := active.Load()
-	if p == nil || p.stopped.Load() {
-		return
-	}
-	var g goroutine
-	p.locateLive(&g)
-	// The goroutine's span is unknown if the goroutine has published nothing yet, or if the span it
-	// published last has ended without a live ancestor.
-	if (g.unknown || g.position == 0 && g.published != 0) && !anySpan {
-		g.position = wire.Position(p.find(ctx))
-	}
-	if g.position == 0 || !anySpan && g.position.Ref() != p.find(ctx) {
-		return
-	}
-	if !anySpan {
-		p.rename(ctx, g.position.Ref())
-	}
-	attributes := p.attributes(&g)
-	if attributes == nil && g.record == nil && g.position.Ref() == p.find(ctx) {
-		attributes = p.keys.Load().Of(ctx).Encoded() // the attributes set by Attach are unknown
-	}
-	p.publish(&g, attributes, 0)
-}
+func Refresh(ctx context.Context) { spanpath.Refresh(ctx, false) }

@@ -67,7 +67,7 @@ func TestWithoutGoroutineIDs(t *testing.T) {
 	require.ErrorIs(t, s.processor.Stats().Off, refused)
 	assert.Equal(t, []string{"thread_slots"}, s.processor.Stats().Carriers)
 	at := func() uint64 {
-		id, _ := resolve(t, s.p.cells.Address(), s.threads.at(t, uint64(syscall.Gettid())).ref, 0)
+		id, _ := resolve(t, s.cells.Address(), s.threads.at(t, uint64(syscall.Gettid())).ref, 0)
 		return id
 	}
 	apart(func() {

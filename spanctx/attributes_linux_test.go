@@ -42,9 +42,9 @@ func with(ctx context.Context, kvs ...string) context.Context {
 }
 
 // advertisedKeys returns the list of attribute keys that p advertises.
-func advertisedKeys(t *testing.T, p *path) []string {
+func advertisedKeys(t *testing.T, c *carriers) []string {
 	t.Helper()
-	for _, kv := range p.advertisement() {
+	for _, kv := range c.advertisement(c.path.Features().Keys) {
 		if kv.Key == wire.KeyAttributeKeyMap {
 			return kv.Value.AsStringSlice()
 		}
@@ -93,23 +93,23 @@ func (s *service) assertAttributes(t testing.TB, span trace.Span, kvs ...string)
 	for i := 0; i < len(kvs); i += 2 {
 		want[kvs[i]] = kvs[i+1]
 	}
-	keys := s.p.keys.Load().Keys()
+	keys := s.path.Features().Keys.Keys()
 	if m := s.threads; m != nil {
 		at := m.at(t, uint64(syscall.Gettid()))
 		assert.Equal(t, number(span), at.spanID)
 		assert.Equal(t, want, decoded(t, keys, at.attributes), "slot")
 	}
-	if s.p.records {
-		assert.Equal(t, number(span), recorded(t, s.p.cells.Address(), goid()))
+	if s.carriers.records {
+		assert.Equal(t, number(span), recorded(t, s.cells.Address(), goid()))
 		assert.Equal(t, want, decoded(t, keys, string(installed().Attributes())), "record")
-		if s.p.names != nil {
+		if s.carriers.names != nil {
 			want["span_name"], want["endpoint"] = "span", "span" // the name of all spans in these tests
 		}
 		assert.Contains(t, labelsInSpan(t, span), want, "labels")
 	}
 }
 
-func carriers() map[string][]Option {
+func carrierOptions() map[string][]Option {
 	return map[string][]Option{
 		"everything": nil,
 		"slots":      {WithLabels(LabelsOff)},
@@ -126,7 +126,7 @@ func TestAttachedAttributesUnderUserLabels(t *testing.T) {
 		two := with(ctx, "tenant", "two")
 		attached := Attach(two)
 		Do(two, pprof.Labels("user", "label"), func(context.Context) {
-			assert.Equal(t, "two", decoded(t, s.p.keys.Load().Keys(), string(installed().Attributes()))["tenant"])
+			assert.Equal(t, "two", decoded(t, s.path.Features().Keys.Keys(), string(installed().Attributes()))["tenant"])
 		})
 		s.assertAttributes(t, a, "tenant", "two")
 		pprof.SetGoroutineLabels(context.Background())
@@ -216,7 +216,7 @@ func isValid(t testing.TB, r *gorecord.Record) bool {
 func TestAttributesThatDoNotFit(t *testing.T) {
 	long := strings.Repeat("x", 200)
 	s := serve(t, WithAttributeKeys("a", "b", "c", "d"))
-	assert.Equal(t, 256, s.p.threads.Layout().SlotSize)
+	assert.Equal(t, 256, s.carriers.slots.Layout().SlotSize)
 	ctx := with(context.Background(), "a", long, "b", "1", "c", long, "d", "2")
 	apart(func() {
 		_, span := s.start(ctx)
@@ -234,7 +234,7 @@ func TestAttributesThatDoNotFit(t *testing.T) {
 	require.NoError(t, s.processor.Shutdown(context.Background()))
 
 	s = serve(t, WithAttributeKeys("a", "b"), WithSlotAttributeSpace(612))
-	assert.Equal(t, 1024, s.p.threads.Layout().SlotSize)
+	assert.Equal(t, 1024, s.carriers.slots.Layout().SlotSize)
 	apart(func() {
 		_, span := s.start(ctx)
 		assert.Equal(t, "\x00\xc8"+long+"\x01\x011", s.threads.at(t, uint64(syscall.Gettid())).attributes)
@@ -246,8 +246,8 @@ func TestAttributesThatDoNotFit(t *testing.T) {
 // have no room for them.
 func TestNoAttributeKeys(t *testing.T) {
 	s := serve(t, WithAttributeKeys())
-	assert.Equal(t, []string{}, advertisedKeys(t, s.p))
-	assert.Equal(t, 64, s.p.threads.Layout().SlotSize)
+	assert.Equal(t, []string{}, advertisedKeys(t, s.carriers))
+	assert.Equal(t, 64, s.carriers.slots.Layout().SlotSize)
 	apart(func() {
 		_, span := s.start(untouched{with(context.Background(), "app", "shop")})
 		s.assertAttributes(t, span)
@@ -283,7 +283,7 @@ func TestAddAttributeKeys(t *testing.T) {
 		_, old := s.start(ctx)
 		s.assertAttributes(t, old, "a", "1")
 		require.NoError(t, s.processor.AddAttributeKeys("b", "a", ""))
-		assert.Equal(t, []string{"a", "b"}, advertisedKeys(t, s.p))
+		assert.Equal(t, []string{"a", "b"}, advertisedKeys(t, s.carriers))
 		s.assertAttributes(t, old, "a", "1")
 		_, young := s.start(ctx)
 		s.assertAttributes(t, young, "a", "1", "b", "2")
@@ -292,7 +292,7 @@ func TestAddAttributeKeys(t *testing.T) {
 
 		// Another provider adds its keys.
 		tp := sdktrace.NewTracerProvider(WithPublishing(WithAttributeKeys("c", "b")))
-		assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p))
+		assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.carriers))
 		_, span := tp.Tracer("").Start(ctx, "span")
 		s.assertAttributes(t, span, "a", "1", "b", "2", "c", "3")
 		span.End()
@@ -301,11 +301,11 @@ func TestAddAttributeKeys(t *testing.T) {
 	// A call that fails adds no keys.
 	_, err := NewSpanProcessor(WithAttributeKeys("d"), WithThreadSlots(false))
 	require.ErrorContains(t, err, "WithThreadSlots")
-	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p))
+	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.carriers))
 	assert.Empty(t, *errs)
 	require.NoError(t, s.processor.Shutdown(context.Background()))
 	require.NoError(t, s.processor.AddAttributeKeys("d"))
-	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p), "after Shutdown")
+	assert.Equal(t, []string{}, advertisedKeys(t, s.carriers), "after Shutdown")
 }
 
 func TestTooManyAttributeKeys(t *testing.T) {
@@ -315,7 +315,7 @@ func TestTooManyAttributeKeys(t *testing.T) {
 		keys = append(keys, attribute.Key(fmt.Sprintf("key.%d", i)))
 	}
 	s := serve(t, WithAttributeKeys(keys...))
-	assert.Len(t, advertisedKeys(t, s.p), 256)
+	assert.Len(t, advertisedKeys(t, s.carriers), 256)
 	assert.EqualValues(t, 1, s.processor.Stats().RefusedAttributeKeys)
 	require.Len(t, *errs, 1)
 	require.ErrorContains(t, (*errs)[0], "publish attribute keys: 1 rejected, there are already 256")
@@ -338,7 +338,7 @@ func TestTooManyAttributeKeys(t *testing.T) {
 		reported.Add(1)
 		assert.NoError(t, s.processor.AddAttributeKeys("still more"))
 	}))
-	s.p.refusedKeys.Store(0)
+	s.carriers.refusedKeys.Store(0)
 	require.NoError(t, s.processor.AddAttributeKeys("one more"))
 	assert.EqualValues(t, 1, reported.Load())
 	// AddAttributeKeys fails and changes nothing if the keys make the process context too large.
@@ -348,7 +348,7 @@ func TestTooManyAttributeKeys(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, publisher.Shutdown(context.Background())) })
 	require.ErrorIs(t, s.processor.AddAttributeKeys(attribute.Key(strings.Repeat("k", 1<<17))), resourcepublisher.ErrTooLarge)
-	assert.Equal(t, []string{"a"}, advertisedKeys(t, s.p))
+	assert.Equal(t, []string{"a"}, advertisedKeys(t, s.carriers))
 
 	var none *SpanProcessor
 	assert.NoError(t, none.AddAttributeKeys("a"))

@@ -23,9 +23,11 @@ import (
 	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/goroutines"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/ring"
+	"github.com/otelctx/otelctx/internal/spanpath"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/vma"
@@ -96,7 +98,11 @@ func number(s trace.Span) uint64 {
 // service is the service under test, which runs in this process.
 type service struct {
 	t testing.TB
-	p *path
+	// carriers and path publish the spans, in these tables.
+	carriers *carriers
+	path     *spanpath.Path
+	cells    *cells.Table
+	table    *goroutines.Table
 	// processor is registered with the provider.
 	processor *SpanProcessor
 	// hasTable is true if readers find the goroutine table.
@@ -163,13 +169,19 @@ func withHeap() Option {
 	return optionFunc(func(c *config) { c.memory = vma.Heap })
 }
 
+func cellsOf(c *carriers) *cells.Table {
+	table, _ := c.path.Cells()
+	return table
+}
+
 // observe returns a service whose provider is tp.
 func observe(t testing.TB, tp trace.TracerProvider) *service {
 	t.Helper()
-	p := active.Load()
-	s := &service{t: t, p: p, tracer: tp.Tracer("test"), hasTable: p.tablePublished}
-	if p.threads != nil {
-		s.threads = &memory{Memory: remotemem.Of(os.Getpid()), info: p.threads.Layout(), cells: p.cells.Address()}
+	c := active.Load()
+	s := &service{t: t, carriers: c, path: c.path, tracer: tp.Tracer("test"), hasTable: c.tablePublished, cells: cellsOf(c)}
+	s.table, _ = c.path.Goroutines()
+	if c.slots != nil {
+		s.threads = &memory{Memory: remotemem.Of(os.Getpid()), info: c.slots.Layout(), cells: s.cells.Address()}
 	}
 	return s
 }
@@ -317,7 +329,7 @@ func (s *service) assertNowhere(t testing.TB) {
 			}
 		}))
 	}
-	s.p.cells.All(func(r cells.Ref) { assert.Fail(t, "live", "cell %d", r.Index()) })
+	s.cells.All(func(r cells.Ref) { assert.Fail(t, "live", "cell %d", r.Index()) })
 }
 
 // apart runs f on a new goroutine, locked to its thread and without labels, and waits for it.
@@ -360,7 +372,7 @@ type shown struct{ thread, goroutine, record uint64 }
 
 func (s *service) shown(t testing.TB) (is shown) {
 	t.Helper()
-	self, tid, table := goid(), uint64(syscall.Gettid()), s.p.cells.Address()
+	self, tid, table := goid(), uint64(syscall.Gettid()), s.cells.Address()
 	if m := s.threads; m != nil {
 		switch at := m.at(t, tid); {
 		case m.info.Layout == 1:
@@ -374,7 +386,7 @@ func (s *service) shown(t testing.TB) (is shown) {
 	if ref, owned := s.entry(t); owned {
 		is.goroutine, _ = resolve(t, table, ref, self)
 	}
-	if s.p.records {
+	if s.carriers.records {
 		is.record = recorded(t, table, self)
 	}
 	return is
@@ -387,10 +399,10 @@ func (s *service) entry(t testing.TB) (ref uint64, owned bool) {
 	if !s.hasTable {
 		return 0, false
 	}
-	self := s.p.runtime.Goroutine()
+	self := s.carriers.runtime.Goroutine()
 	var b [16]byte
 	index := self.Goid%8192*8 + self.Goid/8192%8
-	_, err := selfMemory().ReadAt(b[:], int64(s.p.goroutines.Address()+128+16*index))
+	_, err := selfMemory().ReadAt(b[:], int64(s.table.Address()+128+16*index))
 	require.NoError(t, err)
 	position, check := binary.LittleEndian.Uint64(b[:]), binary.LittleEndian.Uint64(b[8:])
 	owner := ^(check ^ position*0x9E3779B97F4A7C15)
@@ -403,12 +415,12 @@ func (s *service) current(t testing.TB) uint64 {
 	t.Helper()
 	is := s.shown(t)
 	if ref, owned := s.entry(t); owned {
-		if id, decided := resolve(t, s.p.cells.Address(), ref, goid()); decided {
+		if id, decided := resolve(t, s.cells.Address(), ref, goid()); decided {
 			return id
 		}
 		return is.record
 	}
-	if s.p.records {
+	if s.carriers.records {
 		return is.record
 	}
 	return is.thread
@@ -459,11 +471,11 @@ func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) {
 	if s.hasTable {
 		want.goroutine = number(span)
 	}
-	if s.p.records {
+	if s.carriers.records {
 		want.record = number(span)
 	}
 	assert.Equal(t, want, s.shown(t))
-	if c := readCell(t, s.p.cells.Address(), uint64(s.p.find(trace.ContextWithSpan(context.Background(), span)))); c.live {
+	if c := readCell(t, s.cells.Address(), uint64(s.path.Find(trace.ContextWithSpan(context.Background(), span)))); c.live {
 		assert.Equal(t, number(localRoot), c.localRoot, "local root")
 	}
 	m := s.threads

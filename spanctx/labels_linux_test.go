@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/ownprofile"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -54,7 +55,7 @@ func TestLabels(t *testing.T) {
 		// labels.
 		profiled bool
 	}{
-		"until the end": {LabelsAuto, true, raceEnabled, true},
+		"until the end": {LabelsAuto, true, testenv.Race, true},
 		"kept":          {LabelsKept, true, true, true},
 		"off":           {LabelsOff, false, false, false},
 	} {
@@ -70,7 +71,7 @@ func TestLabels(t *testing.T) {
 			})
 			require.NoError(t, pprof.StartCPUProfile(io.Discard))
 			defer pprof.StopCPUProfile()
-			time.Sleep(time.Duration(askEvery)) // the SpanProcessor does not ask the kernel more often
+			time.Sleep(ownprofile.AskEvery) // the SpanProcessor does not ask the kernel more often
 			live, ended = s.outlived(t)
 			assert.Equal(t, tt.live, live)
 			assert.Equal(t, tt.profiled, ended)
@@ -82,14 +83,14 @@ func TestLabels(t *testing.T) {
 // profile of itself, or up to two seconds later, keep their labels, and that labels are withdrawn
 // again afterwards.
 func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
-	if raceEnabled {
+	if testenv.Race {
 		t.Skip("the race detector keeps labels anyway")
 	}
 	s := serve(t)
 	_, ended := s.outlived(t)
 	require.False(t, ended)
 	require.NoError(t, pprof.StartCPUProfile(io.Discard))
-	time.Sleep(time.Duration(askEvery))
+	time.Sleep(ownprofile.AskEvery)
 	var last time.Time
 	for range 50 {
 		last = time.Now()
@@ -155,7 +156,7 @@ func waitInSpan(started chan<- trace.Span, end <-chan struct{}, span trace.Span)
 // taking a CPU profile of itself at that time, even if the check for the last ended span had a
 // different result.
 func TestLabelsAtShutdown(t *testing.T) {
-	if raceEnabled {
+	if testenv.Race {
 		t.Skip("the race detector keeps labels anyway")
 	}
 	for _, profiled := range []bool{false, true} {
@@ -168,10 +169,10 @@ func TestLabelsAtShutdown(t *testing.T) {
 				if profiled {
 					require.NoError(t, pprof.StartCPUProfile(io.Discard))
 					defer pprof.StopCPUProfile()
-					time.Sleep(time.Duration(askEvery)) // the SpanProcessor does not ask the kernel more often
+					time.Sleep(ownprofile.AskEvery) // the SpanProcessor does not ask the kernel more often
 				} else {
-					s.p.profile.keepUntil.Store(s.p.profile.lastAsked.Load() + 1) // as if a profile had just ended
-					time.Sleep(time.Duration(askEvery))
+					s.path.Profile.KeepUntil.Store(s.path.Profile.LastAsked.Load() + 1) // as if a profile had just ended
+					time.Sleep(ownprofile.AskEvery)
 				}
 				require.NoError(t, s.processor.Shutdown(context.Background()))
 				assert.Equal(t, profiled, labelled(t, span))

@@ -34,7 +34,7 @@ func TestSpanIDInTwoTraces(t *testing.T) {
 		span.End()
 	}
 	s.assertNowhere(t)
-	assert.Zero(t, s.p.cells.Find(sdkspan.Key{SpanID: 7}), "an End was missed")
+	assert.Zero(t, s.cells.Find(sdkspan.Key{SpanID: 7}), "an End was missed")
 }
 
 type sameSpanID struct{ derivedIDs }

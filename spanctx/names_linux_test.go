@@ -27,9 +27,9 @@ import (
 )
 
 // advertised returns the integer advertised under key.
-func advertised(t testing.TB, p *path, key string) uint64 {
+func advertised(t testing.TB, c *carriers, key string) uint64 {
 	t.Helper()
-	for _, kv := range p.advertisement() {
+	for _, kv := range c.advertisement(c.path.Features().Keys) {
 		if string(kv.Key) == key {
 			return uint64(kv.Value.AsInt64())
 		}
@@ -39,12 +39,12 @@ func advertised(t testing.TB, p *path, key string) uint64 {
 }
 
 // namesOf returns the name and the endpoint for two encoded name numbers.
-func namesOf(t testing.TB, p *path, numbers []byte) [2]string {
+func namesOf(t testing.TB, c *carriers, numbers []byte) [2]string {
 	t.Helper()
 	var names [2]string
 	for i := range names {
 		var entry [256]byte
-		at := advertised(t, p, "threadlocal.names.address") + 256 + 256*uint64(binary.LittleEndian.Uint16(numbers[2*i:]))
+		at := advertised(t, c, "threadlocal.names.address") + 256 + 256*uint64(binary.LittleEndian.Uint16(numbers[2*i:]))
 		_, err := remotemem.Of(os.Getpid()).ReadAt(entry[:], int64(at))
 		require.NoError(t, err)
 		names[i] = string(entry[1 : 1+entry[0]])
@@ -86,20 +86,20 @@ func (s *service) assertNames(t testing.TB, span trace.Span, name, endpoint stri
 	t.Helper()
 	assertRead(t, span, name, endpoint)
 	want := [2]string{name, endpoint}
-	ref := uint64(s.p.find(trace.ContextWithSpan(context.Background(), span)))
+	ref := uint64(s.path.Find(trace.ContextWithSpan(context.Background(), span)))
 	var cell [128]byte
-	_, err := remotemem.Of(os.Getpid()).ReadAt(cell[:], int64(s.p.cells.Address()+128+128*(ref>>1&(1<<19-1))))
+	_, err := remotemem.Of(os.Getpid()).ReadAt(cell[:], int64(s.cells.Address()+128+128*(ref>>1&(1<<19-1))))
 	require.NoError(t, err)
-	assert.Equal(t, want, namesOf(t, s.p, cell[0x68:]), "cell")
-	if !s.p.records {
+	assert.Equal(t, want, namesOf(t, s.carriers, cell[0x68:]), "cell")
+	if !s.carriers.records {
 		return
 	}
-	require.Equal(t, number(span), recorded(t, s.p.cells.Address(), goid()))
+	require.Equal(t, number(span), recorded(t, s.cells.Address(), goid()))
 	r := uint64(uintptr(unsafe.Pointer(installed())))
 	var numbers [4]byte
-	_, err = remotemem.Of(os.Getpid()).ReadAt(numbers[:], int64(r+advertised(t, s.p, "threadlocal.go.record_names_offset")))
+	_, err = remotemem.Of(os.Getpid()).ReadAt(numbers[:], int64(r+advertised(t, s.carriers, "threadlocal.go.record_names_offset")))
 	require.NoError(t, err)
-	assert.Equal(t, want, namesOf(t, s.p, numbers[:]), "record")
+	assert.Equal(t, want, namesOf(t, s.carriers, numbers[:]), "record")
 	labels := map[string]string{}
 	for key, value := range map[string]string{"span_name": name, "endpoint": endpoint} {
 		if value != "" {
@@ -112,7 +112,7 @@ func (s *service) assertNames(t testing.TB, span trace.Span, name, endpoint stri
 // TestNamesOfSpans checks that spans are published with their names and endpoints, and are
 // published with the same ones again after their children end.
 func TestNamesOfSpans(t *testing.T) {
-	for name, opts := range carriers() {
+	for name, opts := range carrierOptions() {
 		for _, sampler := range []sdktrace.Sampler{sdktrace.AlwaysSample(), sdktrace.NeverSample()} {
 			t.Run(name+"/"+sampler.Description(), func(t *testing.T) {
 				runtime.LockOSThread()
@@ -147,7 +147,7 @@ func TestNamesOfSpans(t *testing.T) {
 // goroutine that returns to the span must publish the new name, and spans that start later must
 // have it as their endpoint.
 func TestNamesFollowSetName(t *testing.T) {
-	for name, opts := range carriers() {
+	for name, opts := range carrierOptions() {
 		for _, sampler := range []sdktrace.Sampler{sdktrace.AlwaysSample(), sdktrace.NeverSample()} {
 			t.Run(name+"/"+sampler.Description(), func(t *testing.T) {
 				runtime.LockOSThread()
@@ -193,7 +193,7 @@ func TestNamesFollowSetName(t *testing.T) {
 func TestNamesBesideOtherLabels(t *testing.T) {
 	s := serve(t, WithSpanNames(true), WithAttributeKeys("endpoint", "tenant", "span_name", "zone"))
 	require.NoError(t, s.processor.AddAttributeKeys("endpoint"))
-	assert.Equal(t, []string{"tenant", "zone"}, advertisedKeys(t, s.p))
+	assert.Equal(t, []string{"tenant", "zone"}, advertisedKeys(t, s.carriers))
 	ctx := with(context.Background(), "endpoint", "mine", "tenant", "7", "zone", "eu")
 	labels := func(n int) (all map[string]string) {
 		t.Helper()
@@ -227,7 +227,7 @@ func TestWithoutNames(t *testing.T) {
 	_, span := s.tracer.Start(with(context.Background(), "endpoint", "mine"), "secret")
 	defer span.End()
 	assert.Equal(t, []map[string]string{{"endpoint": "mine"}}, labelsInSpan(t, span))
-	for _, kv := range s.p.advertisement() {
+	for _, kv := range s.carriers.advertisement(s.path.Features().Keys) {
 		assert.NotContains(t, string(kv.Key), "threadlocal.names.")
 	}
 	maps, err := os.ReadFile("/proc/self/maps")

@@ -136,19 +136,6 @@ func burn() {
 
 var sink atomic.Uint64
 
-// TestProfileAskedOnceForOldSpans checks that the kernel is not asked again for each of many spans
-// whose end time is in the past.
-func TestProfileAskedOnceForOldSpans(t *testing.T) {
-	var o ownProfile
-	before := time.Now()
-	asked := map[uint64]bool{}
-	for range 1000 {
-		o.running(before.Add(-time.Hour))
-		asked[o.lastAsked.Load()] = true
-	}
-	assert.LessOrEqual(t, len(asked), int(time.Since(before)/time.Duration(askEvery))+1)
-}
-
 // TestProfileAskedForLabelsAutoOnly checks that the kernel is asked for a running profile only if
 // the label policy depends on the answer.
 func TestProfileAskedForLabelsAutoOnly(t *testing.T) {
@@ -159,7 +146,7 @@ func TestProfileAskedForLabelsAutoOnly(t *testing.T) {
 				_, span := s.root()
 				span.End()
 			})
-			assert.Equal(t, labels == LabelsAuto && !raceEnabled, s.p.profile.lastAsked.Load() != 0)
+			assert.Equal(t, labels == LabelsAuto && !testenv.Race, s.path.Profile.LastAsked.Load() != 0)
 		})
 	}
 }

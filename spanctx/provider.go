@@ -7,14 +7,13 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
-	"time"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/providers"
+	"github.com/otelctx/otelctx/internal/spanpath"
 )
 
 // SpanProcessor publishes the active span of each goroutine. It may be registered with several
@@ -23,8 +22,8 @@ import (
 type SpanProcessor struct {
 	config config
 	handle *providers.Handle
-	// joined is the path that has published the spans of the processor's providers last.
-	joined atomic.Pointer[path]
+	// joined are the carriers that have published the spans of the processor's providers last.
+	joined atomic.Pointer[carriers]
 }
 
 var _ sdktrace.SpanProcessor = (*SpanProcessor)(nil)
@@ -46,7 +45,7 @@ func apply(newest *providers.Reference) error {
 	}
 	if p == nil {
 		owner := newest.Handle.Owner.(*SpanProcessor) //nolint:errcheck,forcetypeassert // only this package opens such handles
-		if err := build(owner.config); err != nil {
+		if err := owner.config.open(); err != nil {
 			return fmt.Errorf("publish active spans: %w", err)
 		}
 		p = active.Load()
@@ -64,16 +63,9 @@ func apply(newest *providers.Reference) error {
 
 // endSpansOf ends the live spans of a provider that is gone, because the SDK does not report their end.
 func endSpansOf(r *providers.Reference) {
-	p := active.Load()
-	if p == nil || r.Number == 0 {
-		return
+	if c := active.Load(); c != nil {
+		c.path.EndSpansOf(r.Number)
 	}
-	p.profile.running(time.Now()) // so that evict gets a recent result from wasRunning
-	p.cells.All(func(ref cells.Ref) {
-		if p.cells.Provider(ref) == r.Number && p.evict(ref) {
-			p.cells.Free(ref)
-		}
-	})
 }
 
 // NewSpanProcessor returns a SpanProcessor that publishes the active span through the carriers
@@ -173,6 +165,8 @@ type Stats struct {
 	// limit of 4,095 names had been reached: at its start, or when [Attach] or [Refresh] published its
 	// current name. See [WithSpanNames].
 	SpansWithoutName int64
+	// Evicted counts live spans that are no longer published because there were more than 65,536.
+	Evicted uint64
 }
 
 // Stats returns the current state and counts, which all SpanProcessors that publish together share. It
@@ -197,11 +191,11 @@ func (p *SpanProcessor) AddAttributeKeys(keys ...attribute.Key) error {
 		return nil
 	}
 	defer providers.Lock()()
-	path := active.Load()
-	if path == nil || !p.handle.HasReference() {
+	c := active.Load()
+	if c == nil || !p.handle.HasReference() {
 		return nil
 	}
-	if err := path.addKeys(keys); err != nil {
+	if err := c.addKeys(keys); err != nil {
 		return err
 	}
 	p.config = WithAttributeKeys(keys...).apply(p.config)
@@ -214,9 +208,14 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 		return
 	}
 	r := p.handle.Started(s)
-	if path := active.Load(); path != nil && r != nil {
-		path.OnStart(ctx, s, r)
+	c := active.Load()
+	if c == nil || r == nil {
+		return
 	}
+	if c.profileIDs {
+		s.SetAttributes(profileIDKey.String(s.SpanContext().SpanID().String()))
+	}
+	c.path.Start(ctx, s, r)
 }
 
 // OnEnd ends the span for every reader. It may run on any goroutine. If the calling goroutine is in
@@ -226,17 +225,21 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		return
 	}
 	if path := p.lastPath(); path != nil {
-		path.OnEnd(s)
+		path.End(s)
 	}
 }
 
-// lastPath returns the active path. If nothing is published any more, it returns the last one, because
-// the calling goroutine may still have labels of a span.
-func (p *SpanProcessor) lastPath() *path {
-	if path := active.Load(); path != nil {
-		return path
+// lastPath returns the path that publishes spans. If nothing is published any more, it returns the last
+// one, because the calling goroutine may still have labels of a span.
+func (p *SpanProcessor) lastPath() *spanpath.Path {
+	c := active.Load()
+	if c == nil {
+		c = p.joined.Load()
 	}
-	return p.joined.Load()
+	if c == nil {
+		return nil
+	}
+	return c.path
 }
 
 // ForceFlush does nothing, because nothing is buffered.

@@ -86,9 +86,9 @@ func TestWithPublishing(t *testing.T) {
 		apart(func() {
 			for _, tp := range tps {
 				_, span := tp.Tracer("").Start(context.Background(), "span")
-				assert.Equal(t, number(span), recorded(t, p.cells.Address(), goid()))
+				assert.Equal(t, number(span), recorded(t, cellsOf(p).Address(), goid()))
 				span.End()
-				assert.Zero(t, recorded(t, p.cells.Address(), goid()))
+				assert.Zero(t, recorded(t, cellsOf(p).Address(), goid()))
 			}
 		})
 	}
@@ -335,7 +335,7 @@ func TestShutdown(t *testing.T) {
 		step := make(chan struct{})
 		go apart(func() {
 			at := Attach(ctx)
-			assert.Equal(t, number(a), recorded(t, p.cells.Address(), goid()))
+			assert.Equal(t, number(a), recorded(t, cellsOf(p).Address(), goid()))
 			step <- struct{}{}
 			<-step
 			assertNoRecord(t)
@@ -412,12 +412,12 @@ func TestShutdownUnderLoad(t *testing.T) {
 		require.NoError(t, tp.processor.Shutdown(context.Background()))
 		stop.Store(true)
 		all.Wait()
-		m := &memory{info: p.threads.Layout(), Memory: selfMemory()}
+		m := &memory{info: p.slots.Layout(), Memory: selfMemory()}
 		require.NoError(t, m.each(func(int, slot) {}), "the memory of late writers stays mapped")
 		maps, err := os.ReadFile("/proc/self/maps")
 		require.NoError(t, err)
 		assert.NotContains(t, string(maps), "OTELCTX_")
-		p.cells.All(func(r cells.Ref) { assert.Fail(t, "live", "%x", r) })
+		cellsOf(p).All(func(r cells.Ref) { assert.Fail(t, "live", "%x", r) })
 		require.NoError(t, tp.Shutdown(context.Background()))
 	}
 }

@@ -37,13 +37,13 @@ func runSteps(t *testing.T, s *service, program string) {
 		Attach: func(ctx context.Context) func() { return Attach(ctx).Detach },
 		EndAgain: func(span trace.Span) {
 			if recorded, ok := span.(sdktrace.ReadOnlySpan); ok {
-				s.p.OnEnd(recorded)
+				s.path.End(recorded)
 			}
 		},
-		Evict: func(ctx context.Context) { assert.True(t, s.p.evict(s.p.find(ctx))) },
+		Evict: func(ctx context.Context) { assert.True(t, s.path.Evict(s.path.Find(ctx))) },
 		Active: func(ctx context.Context) (span, localRoot uint64) {
 			if span = s.current(t); span != 0 && span == number(trace.SpanFromContext(ctx)) {
-				localRoot = readCell(t, s.p.cells.Address(), uint64(s.p.find(ctx))).localRoot
+				localRoot = readCell(t, s.cells.Address(), uint64(s.path.Find(ctx))).localRoot
 			}
 			return span, localRoot
 		},
@@ -57,13 +57,13 @@ func runSteps(t *testing.T, s *service, program string) {
 			"$": s.collide,
 			"_": func() { s.storeSlot(new(ring.Span), 0) },
 			"(": func() {
-				if s.p.threads != nil {
+				if s.carriers.slots != nil {
 					left[goid()] = s.slot()
 					s.storeSlot(new(ring.Span), 1)
 				}
 			},
 			")": func() {
-				if s.p.threads != nil {
+				if s.carriers.slots != nil {
 					s.storeSlot(left[goid()], 0)
 				}
 			},
@@ -89,22 +89,22 @@ func runSteps(t *testing.T, s *service, program string) {
 func (s *service) slot() *ring.Span {
 	goruntime.Pin()
 	defer goruntime.Unpin()
-	self := s.p.runtime.Self()
-	span, _, _, _ := s.p.threads.Load(uint64(self.TID)) //nolint:dogsled // only the span matters
+	self := s.carriers.runtime.Self()
+	span, _, _, _ := s.carriers.slots.Load(uint64(self.TID)) //nolint:dogsled // only the span matters
 	return &span
 }
 
 // storeSlot stores span in the calling thread's slot, for the calling goroutine if another is 0, and otherwise for a
 // different goroutine.
 func (s *service) storeSlot(span *ring.Span, another uint64) {
-	if s.p.threads == nil {
+	if s.carriers.slots == nil {
 		return
 	}
 	goruntime.Pin()
 	defer goruntime.Unpin()
-	self := s.p.runtime.Self()
+	self := s.carriers.runtime.Self()
 	self.Goid += another
-	s.p.threads.Store(uint64(self.TID), span, &self)
+	s.carriers.slots.Store(uint64(self.TID), span, &self)
 }
 
 // keysAndValues splits "k=v,l=w" into its keys and values.
@@ -135,7 +135,7 @@ func TestSteps(t *testing.T) {
 		"child elsewhere":         "+a +b<a 2+o=o 2-b=o 2-o= 1=a +c<a=c/a -c=a 2-a 1=",
 		"another end goes back":   "+a +b<a 2-b 2+o -o=a -a=",
 		"below one that is over":  "+a +b<a -b +c<b=c/a -c=a -a +d<a=d/a +e<d=e/a -e=d/a -d=",
-		"below two that are over": "+a +b<a -b +c<b -c -a= +d<c=d/0 -d= +e?a=e/0 -e=",
+		"below two that are over": "+a +b<a -b +c<b -c -a= +d<c=d/a -d= +e?a=e/0 -e=",
 		"parent over, end apart":  "+a +b<a -b +c<b 2-c 1=a -a=",
 		"new root":                "+a +b^a=b +c<b=c/b -c=b -b=a +d^a 2-d 1=a -a=",
 		"new root in a new root":  "+a +b^a +c^b 2-c 1=b 2-b 1=a",
@@ -266,7 +266,7 @@ func TestStepsWithAttributes(t *testing.T) {
 		// instead.
 		"attached, no record": {"+a{k=1} @a{l=2}=a{k=1,l=2} @a{l=3}=a{k=1,l=3} !=a{k=1} !=a{k=1} -a=", "slots"},
 	}
-	for carrier, opts := range carriers() {
+	for carrier, opts := range carrierOptions() {
 		t.Run(carrier, func(t *testing.T) {
 			s := serve(t, append(opts, WithAttributeKeys("k", "l"), WithAttributeKeys("m"))...)
 			sampled := s.publishAll(t, new(everySecond))

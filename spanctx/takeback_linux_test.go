@@ -5,10 +5,6 @@ package spanctx
 
 import (
 	"context"
-	"fmt"
-	"runtime"
-	"slices"
-	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -17,9 +13,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // TestRecordOfFormerProcessorNamesNoSpan checks that a record which a goroutine still has after
@@ -53,65 +47,6 @@ func TestRecordOfFormerProcessorNamesNoSpan(t *testing.T) {
 	})
 }
 
-// TestSpanStartedDuringShutdownIsWithdrawn checks that a span that starts during Shutdown is
-// withdrawn, even if Shutdown has replaced the memory of its cell.
-func TestSpanStartedDuringShutdownIsWithdrawn(t *testing.T) {
-	for _, replaced := range []bool{false, true} {
-		t.Run(fmt.Sprintf("replaced=%v", replaced), func(t *testing.T) {
-			s := serve(t)
-			apart(func() {
-				defer goruntime.SetLabels(nil)
-				_, a := s.root()
-				record := installed()
-				if replaced {
-					require.NoError(t, s.p.cells.Close())
-				}
-				s.p.endLate(record.Ref(), record)
-				assertNoRecord(t)
-				a.End()
-			})
-		})
-	}
-}
-
-// TestEvictedRecordEndsBeforeCell checks that eviction invalidates the record before it ends the
-// cell: End returns at once if the cell has ended.
-func TestEvictedRecordEndsBeforeCell(t *testing.T) {
-	s := serve(t)
-	apart(func() {
-		defer goruntime.SetLabels(nil)
-		var round atomic.Uint64 // the span to evict, or 0
-		done := make(chan struct{})
-		defer close(done)
-		go func() {
-			for last := cells.Ref(0); ; {
-				select {
-				case <-done:
-					return
-				default:
-				}
-				if ref := cells.Ref(round.Load()); ref != last {
-					last = ref
-					if s.p.evict(last) {
-						s.p.cells.Free(last) // otherwise the cells would run out
-					}
-				}
-			}
-		}()
-		shown := 0
-		for range testenv.Rounds(40_000, 200_000) {
-			_, span := s.root()
-			record := installed()
-			round.Store(uint64(record.Ref()))
-			span.End()
-			if !record.Ended() {
-				shown++
-			}
-		}
-		assert.Zero(t, shown, "spans whose record was valid after End")
-	})
-}
-
 // TestEndOfEvictedSpanPublishesAncestor checks that all carriers publish the nearest live ancestor
 // again when an evicted span ends.
 func TestEndOfEvictedSpanPublishesAncestor(t *testing.T) {
@@ -122,7 +57,7 @@ func TestEndOfEvictedSpanPublishesAncestor(t *testing.T) {
 				defer goruntime.SetLabels(nil)
 				ctx, outer := s.root()
 				_, inner := s.start(ctx)
-				require.True(t, s.p.evict(s.p.find(trace.ContextWithSpan(ctx, inner))))
+				require.True(t, s.path.Evict(s.path.Find(trace.ContextWithSpan(ctx, inner))))
 				inner.End()
 				s.assertPublished(t, outer)
 				outer.End()
@@ -139,8 +74,8 @@ func (s *service) assertPublished(t *testing.T, span trace.Span) {
 	s.assertShows(t, span, span)
 	assert.Equal(t, number(span), s.threads.at(t, uint64(syscall.Gettid())).spanID)
 	ref, _ := s.entry(t)
-	assert.EqualValues(t, s.p.find(trace.ContextWithSpan(context.Background(), span)), ref)
-	if s.p.records {
+	assert.EqualValues(t, s.path.Find(trace.ContextWithSpan(context.Background(), span)), ref)
+	if s.carriers.records {
 		assert.False(t, installed().Ended(), "readers of labels see the span")
 	}
 }
@@ -167,31 +102,4 @@ func TestEndAfterShutdownRestoresLabels(t *testing.T) {
 		c.End()
 		assert.Nil(t, goruntime.Labels())
 	})
-}
-
-// TestRecordsAreNotKeptAfterABurst checks that after a burst of spans, no more records stay in
-// memory than the number of free cells that the Ps keep.
-func TestRecordsAreNotKeptAfterABurst(t *testing.T) {
-	s := serve(t)
-	kept := 64 * max(runtime.GOMAXPROCS(0), runtime.NumCPU())
-	apart(func() {
-		spans := make([]trace.Span, kept+1000)
-		for i := range spans {
-			_, spans[i] = s.root()
-		}
-		for _, span := range slices.Backward(spans) {
-			span.End()
-		}
-	})
-	n := 0
-	for i := range s.p.data.chunks {
-		if c := s.p.data.chunks[i].Load(); c != nil {
-			for j := range c {
-				if c[j] != nil {
-					n++
-				}
-			}
-		}
-	}
-	assert.LessOrEqual(t, n, kept)
 }

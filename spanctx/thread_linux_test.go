@@ -36,7 +36,7 @@ func TestThreadIsFoundThroughItsGoroutine(t *testing.T) {
 				}
 				tid := syscall.Gettid()
 				goruntime.Pin()
-				s.p.threads.Store(uint64(tid), new(ring.Span), new(goruntime.Self)) // clears the slot, including the m
+				s.carriers.slots.Store(uint64(tid), new(ring.Span), new(goruntime.Self)) // clears the slot, including the m
 				goruntime.Unpin()
 				o, err := reader.Open(os.Getpid()) // this reader has not seen the thread before
 				require.NoError(t, err)

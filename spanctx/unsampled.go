@@ -6,13 +6,10 @@ package spanctx
 import (
 	"context"
 	"sync/atomic"
-	"time"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/cells"
-	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
@@ -81,8 +78,8 @@ func (t *tracer) Start(ctx context.Context, name string, opts ...trace.SpanStart
 		return started, span // The provider has been shut down, so its tracers start no spans of their own.
 	}
 	r := t.provider.processor.handle.StartedUnrecorded(t.provider.TracerProvider)
-	p := active.Load()
-	if r == nil || p == nil {
+	c := active.Load()
+	if r == nil || c == nil {
 		return started, span
 	}
 	u := &unsampledSpan{Span: span, provider: t.provider, key: k, name: name}
@@ -93,7 +90,7 @@ func (t *tracer) Start(ctx context.Context, name string, opts ...trace.SpanStart
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	p.startUnsampled(ctx, u, sc.TraceFlags(), child, r)
+	c.path.StartUnrecorded(ctx, u, k, child, r)
 	return trace.ContextWithSpan(started, u), u
 }
 
@@ -110,27 +107,11 @@ type unsampledSpan struct {
 	ended   atomic.Bool
 }
 
-// startUnsampled publishes u for the calling goroutine. ctx is the context passed to Start, and
-// child says whether u has a parent.
-func (p *path) startUnsampled(ctx context.Context, u *unsampledSpan, flags trace.TraceFlags, child bool, r *providers.Reference) {
-	if p.stopped.Load() {
-		return
-	}
-	var n cells.Span
-	n.Key, n.TraceFlags, n.StartUnixNS = u.key, byte(flags), uint64(time.Now().UnixNano())
-	var g goroutine
-	p.locateLive(&g)
-	if p.names != nil {
-		n.Name = p.names.Number(u.name)
-	}
-	p.start(ctx, &n, u.parent, child, &g, r)
-}
-
 // End stops publishing the span. Only the first call has an effect.
 func (u *unsampledSpan) End(opts ...trace.SpanEndOption) {
 	if u.ended.CompareAndSwap(false, true) {
 		if p := u.provider.processor.lastPath(); p != nil {
-			p.end(u.key, time.Now())
+			p.EndUnrecorded(u.key)
 		}
 	}
 	u.Span.End(opts...) // In programs built with otelc, the goroutine leaves the span.
@@ -142,16 +123,17 @@ func (u *unsampledSpan) IsRecording() bool { return !u.ended.Load() }
 
 // SetName sets the name that Attach and Refresh publish.
 func (u *unsampledSpan) SetName(name string) {
-	if p := active.Load(); p != nil && p.names != nil && !u.ended.Load() {
+	if c := active.Load(); c != nil && c.names != nil && !u.ended.Load() {
 		u.renamed.Store(&name)
 	}
 }
 
-func (u *unsampledSpan) currentName() string {
+// ParentAndName implements [spanpath.Unrecorded].
+func (u *unsampledSpan) ParentAndName() (parent sdkspan.Key, name string) {
 	if name := u.renamed.Load(); name != nil {
-		return *name
+		return u.parent, *name
 	}
-	return u.name
+	return u.parent, u.name
 }
 
 // TracerProvider returns the provider whose tracers publish unsampled spans.

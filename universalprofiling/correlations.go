@@ -67,8 +67,8 @@ type Stats struct {
 
 // counters are the atomic counters of Stats.
 type counters struct {
-	registrations, correlations, malformed, unknownTypes      atomic.Uint64
-	unknownTransactions, early, dropped, notDeferred, evicted atomic.Uint64
+	registrations, correlations, malformed, unknownTypes atomic.Uint64
+	unknownTransactions, early, dropped, notDeferred     atomic.Uint64
 }
 
 // stats returns the current counts.
@@ -81,7 +81,7 @@ func (i *integration) stats() Stats {
 		Registrations: c.registrations.Load(), Correlations: c.correlations.Load(),
 		Malformed: c.malformed.Load(), UnknownTypes: c.unknownTypes.Load(),
 		UnknownTransactions: c.unknownTransactions.Load(), Early: c.early.Load(),
-		Dropped: c.dropped.Load(), NotDeferred: c.notDeferred.Load(), Evicted: c.evicted.Load(),
+		Dropped: c.dropped.Load(), NotDeferred: c.notDeferred.Load(), Evicted: i.path.Evicted(),
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/spanpath"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -90,6 +91,7 @@ type service struct {
 	*integration
 
 	processor *Integration
+	cells     *cells.Table
 
 	t        testing.TB
 	exported *recorder
@@ -109,6 +111,9 @@ func newServiceWith(t testing.TB, more []sdktrace.TracerProviderOption, opts ...
 	i, err := New(append([]Option{WithSocketDir(testenv.ShortDir(t)), WithMode(Enabled)}, opts...)...)
 	require.NoError(t, err)
 	s := &service{integration: active.Load(), processor: i, t: t, exported: newRecorder()}
+	if s.integration != nil { // otherwise it is disabled
+		s.cells, _ = s.path.Cells()
+	}
 	s.provider = sdktrace.NewTracerProvider(append([]sdktrace.TracerProviderOption{
 		sdktrace.WithSpanProcessor(i), sdktrace.WithSyncer(i.NewExporter(s.exported)),
 	}, more...)...)
@@ -248,16 +253,19 @@ func (s *service) shownHere(span trace.Span) {
 	s.t.Helper()
 	want := uint64(0)
 	if span != nil {
-		want = memoryOrder(idOf(span).SpanID)
+		want = spanpath.MemoryOrder(idOf(span).SpanID)
 	}
-	assert.Equal(s.t, want, s.records.SpanID(s.runtime.Goroutine().Goid))
+	assert.Equal(s.t, want, s.library.Records().SpanID(s.goid()))
 }
+
+// goid returns the calling goroutine's id.
+func (s *service) goid() uint64 { return s.path.Runtime().Goroutine().Goid }
 
 // transactionOf returns the id of a live span's transaction.
 func (s *service) transactionOf(span trace.Span) uint64 {
 	s.t.Helper()
 	var n cells.Span
-	require.True(s.t, s.table.Load(s.table.Find(idOf(span)), &n))
+	require.True(s.t, s.cells.Load(s.cells.Find(idOf(span)), &n))
 	return n.LocalRootSpanID
 }
 

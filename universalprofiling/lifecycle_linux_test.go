@@ -256,13 +256,13 @@ func TestCells(t *testing.T) {
 		span := s.start("elsewhere")
 		locked(func() { span.End() })
 	}
-	assert.Less(t, s.table.Used(), uint32(many))
+	assert.Less(t, s.cells.Used(), uint32(many))
 	spans := make([]trace.Span, many)
 	for n := range spans {
 		spans[n] = s.start("span")
 	}
 	for _, span := range spans {
-		require.NotZero(t, s.table.Find(idOf(span)))
+		require.NotZero(t, s.cells.Find(idOf(span)))
 		span.End()
 	}
 }
@@ -300,7 +300,7 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 	require.NoError(t, s.processor.Shutdown(t.Context()))
 	close(stop)
 	wg.Wait()
-	s.table.All(func(cells.Ref) { t.Error("a span is still live") })
+	s.cells.All(func(cells.Ref) { t.Error("a span is still live") })
 }
 
 func TestConfiguration(t *testing.T) {

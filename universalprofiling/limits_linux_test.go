@@ -14,6 +14,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/spanpath"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -59,7 +60,7 @@ func TestManyProviders(t *testing.T) {
 	for n := range testenv.Rounds(50, 1_000) {
 		tp := sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(dir), WithMode(Enabled)), sdktrace.WithBatcher(NewExporter(r)))
 		ctx, span := tp.Tracer("test").Start(t.Context(), "span")
-		a := Attach(ctx)
+		a := spanpath.Attach(ctx)
 		a.Detach()
 		span.End()
 		require.NoError(t, tp.Shutdown(t.Context()))

@@ -46,7 +46,7 @@ func init() {
 	providers.Profiling.Apply = apply
 	providers.Profiling.Gone = func(r *providers.Reference) {
 		if i := active.Load(); i != nil {
-			i.endSpansOf(r.Number)
+			i.path.EndSpansOf(r.Number)
 		}
 	}
 }
@@ -184,14 +184,12 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	}
 	r := i.handle.Started(s)
 	if current := active.Load(); current != nil && r != nil {
-		current.OnStart(ctx, s, r)
+		current.path.Start(ctx, s, r)
 	}
 }
 
-// OnEnd ends the span. If the calling goroutine is in it, the nearest live ancestor is published
-// instead. If another goroutine is in it, the record of that goroutine's thread is cleared. Only
-// that thread may publish the ancestor, so this happens when the goroutine starts or ends its next
-// span.
+// OnEnd ends the span. If the calling goroutine is in the span, OnEnd publishes the goroutine's new span,
+// by the rules of package spanctx. The records of other threads that contain the span are cleared.
 func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	if i == nil || s == nil {
 		return
@@ -201,7 +199,7 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 		current = i.joined.Load() // is being shut down
 	}
 	if current != nil {
-		current.OnEnd(s)
+		current.path.End(s)
 	}
 }
 
@@ -250,7 +248,6 @@ func takeUnused() *integration {
 	}
 	done.Lock() // only waiting goroutines lock it, briefly
 	shuttingDown = true
-	i.stopped.Store(true)
 	active.Store(nil)
 	return i
 }

@@ -11,7 +11,10 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/apmlib"
 	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/spanpath"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/internal/testing/spansteps"
 )
@@ -24,19 +27,20 @@ import (
 // A goroutine is in the span that its thread's record publishes. Local roots are transactions.
 func runSteps(t *testing.T, s *service, program string) {
 	t.Helper()
-	shown := func() uint64 { return memoryOrder(s.records.SpanID(s.runtime.Goroutine().Goid)) }
+	records := s.library.Records()
+	shown := func() uint64 { return spanpath.MemoryOrder(records.SpanID(s.goid())) }
 	spansteps.Run(t, spansteps.Publisher{
-		Tracer: s.tracer, Refresh: Refresh,
-		Attach:   func(ctx context.Context) func() { return Attach(ctx).Detach },
-		EndAgain: func(span trace.Span) { s.OnEnd(span.(sdktrace.ReadOnlySpan)) },
+		Tracer: s.tracer, Refresh: func(ctx context.Context) { spanpath.Refresh(ctx, false) },
+		Attach:   func(ctx context.Context) func() { return spanpath.Attach(ctx).Detach },
+		EndAgain: func(span trace.Span) { s.path.End(span.(sdktrace.ReadOnlySpan)) },
 		Evict: func(ctx context.Context) {
-			r := s.find(ctx)
-			assert.True(t, s.evict(r))
-			s.table.Free(r)
+			r := s.path.Find(ctx)
+			assert.True(t, s.path.Evict(r))
+			s.cells.Free(r)
 		},
 		Active: func(ctx context.Context) (span, transaction uint64) {
 			var n cells.Span
-			if span = shown(); s.table.Load(s.find(ctx), &n) && span == n.SpanID {
+			if span = shown(); s.cells.Load(s.path.Find(ctx), &n) && span == n.SpanID {
 				transaction = n.LocalRootSpanID
 			}
 			return span, transaction
@@ -44,14 +48,13 @@ func runSteps(t *testing.T, s *service, program string) {
 		Operations: map[string]func(){
 			"%": func() {
 				for id := shown(); id != 0; id = shown() {
-					s.records.Clear(s.runtime.Goroutine().Goid, memoryOrder(id))
+					records.Clear(s.goid(), spanpath.MemoryOrder(id))
 				}
 			},
-			"#": func() { clear(s.roots) },
+			"#": s.cells.ForgetRoots,
 		},
 	}, program)
-	s.nothingAttached(t)
-	s.table.All(func(r cells.Ref) { assert.Fail(t, "live", "cell %d", r.Index()) })
+	s.cells.All(func(r cells.Ref) { assert.Fail(t, "live", "cell %d", r.Index()) })
 }
 
 // TestSteps checks that the record of a thread publishes the span that its goroutine started or attached last. When
@@ -90,49 +93,48 @@ func TestSteps(t *testing.T) {
 		"evicted and attached": "+r 2@r=r 3*r 2= 1= 2+n=n 2-n= 2!=",
 
 		"refresh":              "+r +c<r=c/r %= ~r=c/r -c=r %= ~r=r -r= ~r=",
-		"refresh with nothing": "+r +c<r ~= ~r=c/r ~= -c=r -r=",
+		"refresh with nothing": "+r +c<r ~=c/r ~r=c/r ~=c/r -c=r -r=",
+
+		// The contract of docs/design/0001-span-path.md, in cases that a thread record alone cannot decide.
+		"a starter goes back, though another has attached": "+o +a 2@a 1-a=o 2! -o=",
+		"a starter leaves what another has attached":       "+a +b<a 2@b 1-a= 2! 1-b=",
+		"a dropped root in a span":                         "+a ~=a -a=",
+		"refresh after an end elsewhere":                   "2+q 1+a +b<q 2-b 1= ~a=a -a= 2-q=",
+		"its own span attached":                            "+o +a @a -a= ! -o=",
+		"its own span attached, with a child":              "+o +a @a +c<a -c=a -a= ! -o=",
+		"detached elsewhere, then ended":                   "+o +a @a 2!1 1-a= -o=",
 	} {
 		t.Run(name, func(t *testing.T) { runSteps(t, s, program) })
 	}
 	requireReported(t, handled, "65536 spans are live")
 }
 
-// TestIsPublished checks that isPublished, which protects spans from eviction, returns true for the span that a
-// goroutine published last, but not for the ancestors of that span.
-func TestIsPublished(t *testing.T) {
-	s := newService(t)
-	locked(func() {
-		self := s.runtime.Goroutine()
-		ctx, root := s.tracer.Start(t.Context(), "root")
-		_, child := s.tracer.Start(ctx, "child")
-		for span, want := range map[trace.Span]bool{root: false, child: true} {
-			assert.Equal(t, want, s.isPublished(s.table.Find(idOf(span)), self.Goid, uintptr(self.G)))
-		}
-		child.End()
-		root.End()
-	})
-}
-
 // TestSampler checks that the sampler calls Refresh for a dropped span, because the thread may still publish another
-// goroutine's span. Inside a dropped child of a live span, the live span must stay published.
+// goroutine's span. Inside a span, that span must stay published.
 func TestSampler(t *testing.T) {
 	s := newService(t)
 	dropping, keeping := NewSampler(sdktrace.NeverSample()), NewSampler(sdktrace.AlwaysSample())
 	assert.Equal(t, "UniversalProfiling{AlwaysOffSampler}", dropping.Description())
 	locked(func() {
 		ctx, root := s.tracer.Start(t.Context(), "root")
-		defer root.End()
 		nothing := sdktrace.SamplingParameters{ParentContext: t.Context()}
 		assert.Equal(t, sdktrace.RecordAndSample, keeping.ShouldSample(nothing).Decision)
 		s.shownHere(root)
 		assert.Equal(t, sdktrace.Drop, dropping.ShouldSample(nothing).Decision)
-		s.shownHere(nil)
+		s.shownHere(root)
 		dropping.ShouldSample(sdktrace.SamplingParameters{ParentContext: ctx})
 		s.shownHere(root)
+		root.End()
+
+		records, other := s.library.Records(), s.goid()+1<<15
+		goruntime.Pin()
+		assert.True(t, records.Store(&apmlib.Span{SpanID: 1}, other))
+		goruntime.Unpin()
+		assert.EqualValues(t, 1, records.SpanID(other))
+		dropping.ShouldSample(nothing)
+		assert.Zero(t, records.SpanID(other), "the thread still publishes the other goroutine's span")
 	})
 	// After Shutdown, these calls must do nothing.
 	assert.NoError(t, s.processor.Shutdown(t.Context()))
 	dropping.ShouldSample(sdktrace.SamplingParameters{ParentContext: t.Context()})
-	Attach(t.Context()).Detach()
-	Refresh(t.Context())
 }

@@ -7,15 +7,11 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -141,36 +137,4 @@ func (s *service) tree(random *rand.Rand) {
 		end(n)
 	}
 	s.shownHere(nil)
-}
-
-// TestRootsConcurrently checks that find returns no mixture of entries while several goroutines add
-// entries.
-func TestRootsConcurrently(t *testing.T) {
-	r := newRoots()
-	var ids []uint64
-	for id := range uint64(20) {
-		ids = append(ids, id+1)
-	}
-	key := func(id uint64) sdkspan.Key { return sdkspan.Key{TraceIDHigh: id * 5, TraceIDLow: id * 7, SpanID: id} }
-	var wg sync.WaitGroup
-	var found atomic.Int64
-	for g := range uint64(4) {
-		wg.Go(func() {
-			random := rand.New(rand.NewPCG(g, 0))
-			for range testenv.Rounds(100_000, 1_000_000) {
-				id := ids[random.IntN(len(ids))]
-				r.add(key(id), id*3)
-				id = ids[random.IntN(len(ids))]
-				if got := r.find(key(id)); got != 0 {
-					found.Add(1)
-					if got != id*3 {
-						t.Errorf("%#x", got)
-						return
-					}
-				}
-			}
-		})
-	}
-	wg.Wait()
-	assert.Positive(t, found.Load())
 }

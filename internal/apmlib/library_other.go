@@ -36,24 +36,23 @@ func (*Library) Records() *Records { return nil }
 // Span is the span to store in a record.
 type Span struct {
 	TraceIDHigh, TraceIDLow, SpanID, TransactionID uint64
-	Ref                                            uint64
 	TraceFlags                                     uint8
 }
-
-// Show does nothing.
-func (*Span) Show() {}
-
-// Hide does nothing.
-func (*Span) Hide() {}
 
 // Records do not exist on this platform.
 type Records struct{}
 
 // Store returns false.
-func (*Records) Store(*Span) bool { return false }
+func (*Records) Store(*Span, uint64) bool { return false }
 
-// Shown returns 0 and false.
-func (*Records) Shown(uint64) (uint64, bool) { return 0, false }
+// Assign returns false.
+func (*Records) Assign() bool { return false }
+
+// Leave does nothing.
+func (*Records) Leave(uint64) {}
+
+// ClearEverything does nothing.
+func (*Records) ClearEverything() {}
 
 // SpanID returns 0.
 func (*Records) SpanID(uint64) uint64 { return 0 }

@@ -38,10 +38,12 @@ TEXT ·setThreadWord(SB), NOSPLIT, $0-16
 	MOVQ CX, (AX)
 	RET
 
-// func store(r *Records, s *Span) (place, old, goid uint64)
-TEXT ·store(SB), NOSPLIT, $0-40
+// func store(r *Records, s *Span, goid uint64, last *uint64) (place, old uint64)
+TEXT ·store(SB), NOSPLIT, $0-48
 	MOVQ r+0(FP), DI
 	MOVQ s+8(FP), SI
+	MOVQ goid+16(FP), R10
+	MOVQ last+24(FP), R9
 	MOVQ Records_word(DI), AX
 	FS
 	MOVQ (AX), R12
@@ -53,10 +55,6 @@ TEXT ·store(SB), NOSPLIT, $0-40
 	JAE  busy
 	TESTQ $63, R13
 	JNE  busy
-
-	MOVQ (TLS), R8
-	MOVQ Records_goid(DI), AX
-	MOVQ (R8)(AX*1), R10
 
 	// Stores become visible in program order (x86-TSO), and always to code that interrupts this thread.
 	MOVL record_state(R12), BX
@@ -78,25 +76,15 @@ TEXT ·store(SB), NOSPLIT, $0-40
 	ORQ  Span_state(SI), BX // valid, and trace-present or not
 	MOVQ BX, record_state(R12)
 
-	// The goroutine's home.
 	SHRQ $6, R13
 	INCQ R13
-	MOVQ R10, R9
-	ANDQ Records_homeMask(DI), R9
-	SHLQ $6, R9 // home__size
-	ADDQ Records_homes(DI), R9
 	MOVQ R13, AX
-	XCHGQ AX, home_place(R9) // a full memory barrier
-	MOVQ Span_Ref(SI), DX
-	MOVQ R10, home_goid(R9)
-	MOVQ DX, home_ref(R9)
-	XORQ R10, DX
-	MOVQ DX, home_check(R9)
-	MOVQ R13, place+16(FP)
-	MOVQ AX, old+24(FP)
-	MOVQ R10, goid+32(FP)
+	XCHGQ AX, (R9) // a full memory barrier
+	MOVQ R13, place+32(FP)
+	MOVQ AX, old+40(FP)
 	RET
 
 busy:
-	MOVQ $0, place+16(FP)
+	MOVQ $0, place+32(FP)
+	MOVQ $0, old+40(FP)
 	RET

@@ -21,26 +21,16 @@ import (
 )
 
 // Span is the span to store in a record. The integers of an id hold the bytes of the W3C id in
-// memory order, so the assembly can copy them as they are. Call [Span.Show] or [Span.Hide] before
-// storing it.
+// memory order, so the assembly can copy them as they are.
 type Span struct {
 	TraceIDHigh, TraceIDLow uint64
 	SpanID                  uint64
 	// TransactionID is the id of the local root span.
 	TransactionID uint64
-	// Ref is any value that the caller associates with the span. [Records.Shown] returns it. It is
-	// not part of the record.
-	Ref        uint64
-	TraceFlags uint8
+	TraceFlags    uint8
 	// state contains the flags of the record's first word.
 	state uint64
 }
-
-// Show makes [Records.Store] publish s.
-func (s *Span) Show() { s.state = wire.ProfilingValid | wire.ProfilingTracePresent }
-
-// Hide makes [Records.Store] publish no span for s. Its Ref is still remembered.
-func (s *Span) Hide() { s.state = wire.ProfilingValid }
 
 // noSpan is stored in a record to publish that there is no span.
 var noSpan = Span{state: wire.ProfilingValid}
@@ -55,17 +45,16 @@ type Place uint32
 // All methods may be called concurrently.
 type Records struct {
 	// The assembly uses these field names.
-	first    uintptr // address of the first record, as stored in a thread-local word
-	size     uint64  // size of all records in bytes
-	word     int64   // offset of the thread-local word from the thread pointer
-	goid     uint64  // offset of the goroutine id in g
-	homes    unsafe.Pointer
-	homeMask uint64
+	first uintptr // address of the first record, as stored in a thread-local word
+	size  uint64  // size of all records in bytes
+	word  int64   // offset of the thread-local word from the thread pointer
 
 	base     unsafe.Pointer // of the memory
 	location wordLocation
 	runtime  *goruntime.Runtime
-	memory   []home
+	// places has the place of the record to which each goroutine last stored. Goroutines whose ids are
+	// equal modulo its length share an element, and clear each other's record.
+	places *[wire.GoroutinesCapacity]uint64
 
 	// failed is the reason why spans are no longer published, or nil.
 	failed atomic.Pointer[error]
@@ -81,21 +70,8 @@ type Records struct {
 	sweepAt int
 }
 
-// home describes what a goroutine last stored: the Ref, and the place of the record. Goroutines
-// whose ids are equal modulo the number of homes share a home, and clear each other's record.
-type home struct {
-	goid, ref, place uint64
-	// check is goid XOR ref. A mismatch means that a goroutine is writing, or that two goroutines
-	// have written concurrently.
-	check uint64
-	// The padding fills a cache line, because goroutines that run at the same time often have
-	// consecutive ids.
-	_ [32]byte
-}
-
 const (
 	maxThreads = 1 << 16
-	numHomes   = 1 << 16
 	firstSweep = 1 << 10
 	// attempts limits retries. An attempt fails only if the goroutine has moved to another thread,
 	// or if the record's thread writes to it at the same time.
@@ -105,8 +81,7 @@ const (
 // newRecords returns the records in mem, which must stay mapped forever. It fails if the platform
 // or the Go runtime does not allow threads to have records.
 func newRecords(mem []byte, runtime *goruntime.Runtime) (*Records, error) {
-	goid, err := runtime.Offset(goruntime.GGoid)
-	if err != nil {
+	if _, err := runtime.Offset(goruntime.GGoid); err != nil {
 		return nil, err
 	}
 	if _, err := runtime.Offset(goruntime.MProcid); err != nil {
@@ -117,57 +92,49 @@ func newRecords(mem []byte, runtime *goruntime.Runtime) (*Records, error) {
 		return nil, fmt.Errorf("no thread-local word: %w", err)
 	}
 	// The region is not needed again: like mem, the memory stays mapped forever.
-	homes, _, err := vma.NewOf[[numHomes]home](vma.Private)
+	places, _, err := vma.NewOf[[wire.GoroutinesCapacity]uint64](vma.Private)
 	if err != nil {
 		return nil, err
 	}
 	r := &Records{
-		base: unsafe.Pointer(unsafe.SliceData(mem)), size: uint64(len(mem)), word: p.offset, goid: uint64(goid),
-		homeMask: numHomes - 1, location: p, runtime: runtime, memory: homes[:],
+		base: unsafe.Pointer(unsafe.SliceData(mem)), size: uint64(len(mem)), word: p.offset,
+		location: p, runtime: runtime, places: places,
 		records: map[uint32]Place{}, sweepAt: firstSweep,
 	}
 	r.first = uintptr(r.base) + unsafe.Offsetof(wire.ProfilingThread{}.Record)
-	r.homes = unsafe.Pointer(unsafe.SliceData(r.memory))
 	return r, nil
 }
 
-// Store stores s in the record of the calling thread, or no span if s is nil, and reports whether
-// it succeeded. If the goroutine last stored on another thread, Store clears that thread's record,
-// unless another goroutine has stored in it since. Store is a full memory barrier: the record is
-// visible before any later operation of the caller.
-func (r *Records) Store(s *Span) bool {
+// Store stores s in the record of the calling thread, or no span if s is nil. It returns false, and
+// stores nothing, if the thread has no record: see [Records.Assign]. goid is the id of the calling
+// goroutine, which must be pinned. If the goroutine last stored on another thread, Store clears that
+// thread's record, unless another goroutine has stored in it since. If it returns true, Store is a full
+// memory barrier: the record is visible before any later operation of the caller.
+func (r *Records) Store(s *Span, goid uint64) bool {
 	if s == nil {
 		s = &noSpan
+	} else {
+		s.state = wire.ProfilingValid | wire.ProfilingTracePresent
 	}
-	place, old, goid := store(r, s)
-	if place == 0 {
-		if place, old, goid = r.storeFirst(s); place == 0 {
-			return false
-		}
+	place, old := store(r, s, goid, r.last(goid))
+	if old != place && old != 0 && place != 0 {
+		r.leave(Place(old), goid)
 	}
-	if old != place && old != 0 {
-		r.evict(Place(old), goid)
-	}
-	return true
+	return place != 0
 }
 
-// storeFirst stores like store, but first gives the thread a record.
-func (r *Records) storeFirst(s *Span) (place, old, goid uint64) {
-	for range attempts {
-		if r.failed.Load() != nil {
-			return 0, 0, 0
-		}
-		if err := r.assign(); err != nil {
-			// Stop publishing on all threads: code that uses the word on one thread may later use
-			// it on others.
-			r.failed.CompareAndSwap(nil, &err)
-			return 0, 0, 0
-		}
-		if place, old, goid = store(r, s); place != 0 {
-			break
-		}
+// Assign gives a record to the calling thread, which may be another one by the time that it returns. It
+// returns false if spans can no longer be stored: see [Records.Err]. The caller must not be pinned.
+func (r *Records) Assign() bool {
+	if r.failed.Load() != nil {
+		return false
 	}
-	return place, old, goid
+	if err := r.assign(); err != nil {
+		// Stop on all threads: code that uses the word on one thread may later use it on others.
+		r.failed.CompareAndSwap(nil, &err)
+		return false
+	}
+	return true
 }
 
 // Err returns the reason why spans are no longer published, or nil.
@@ -178,21 +145,9 @@ func (r *Records) Err() error {
 	return nil
 }
 
-// Shown returns the last Ref that a goroutine stored, which is 0 if it last stored no span. known
-// is false if the goroutine has never stored, or if another goroutine that shares its home may have
-// overwritten the Ref.
-func (r *Records) Shown(goid uint64) (ref uint64, known bool) {
-	h := r.home(goid)
-	ref = atomic.LoadUint64(&h.ref)
-	if atomic.LoadUint64(&h.goid) != goid || atomic.LoadUint64(&h.check) != goid^ref {
-		return 0, false
-	}
-	return ref, true
-}
-
 // Clear clears the record to which a goroutine last stored, if it contains the span with this id.
 func (r *Records) Clear(goid, id uint64) {
-	if n := atomic.LoadUint64(&r.home(goid).place); n != 0 {
+	if n := atomic.LoadUint64(r.last(goid)); n != 0 {
 		t := r.record(Place(n))
 		r.clearIf(t, func() bool { return atomic.LoadUint64(&t.Key) == id })
 	}
@@ -209,7 +164,7 @@ func (r *Records) ClearAll(id uint64) {
 // SpanID returns the span id in the record to which a goroutine last stored. It returns 0 if the
 // record has no span, or if the goroutine has never stored.
 func (r *Records) SpanID(goid uint64) uint64 {
-	n := atomic.LoadUint64(&r.home(goid).place)
+	n := atomic.LoadUint64(r.last(goid))
 	if n == 0 {
 		return 0
 	}
@@ -220,11 +175,26 @@ func (r *Records) SpanID(goid uint64) uint64 {
 	return 0
 }
 
-// evict clears a record if the goroutine that last stored in it has this id, or shares a home with
-// the goroutine that has.
-func (r *Records) evict(place Place, goid uint64) {
+// ClearEverything clears all records.
+func (r *Records) ClearEverything() {
+	for n := range atomic.LoadUint32((*uint32)(&r.used)) {
+		r.clearIf(r.record(Place(n+1)), func() bool { return true })
+	}
+}
+
+// Leave clears the record to which a goroutine last stored, unless another goroutine has stored in it
+// since.
+func (r *Records) Leave(goid uint64) {
+	if n := atomic.LoadUint64(r.last(goid)); n != 0 {
+		r.leave(Place(n), goid)
+	}
+}
+
+// leave clears a record if the goroutine that last stored in it has this id, or shares an element of
+// places with the goroutine that has.
+func (r *Records) leave(place Place, goid uint64) {
 	t := r.record(place)
-	r.clearIf(t, func() bool { return (atomic.LoadUint64(&t.Owner)^goid)&r.homeMask == 0 })
+	r.clearIf(t, func() bool { return (atomic.LoadUint64(&t.Owner)^goid)%wire.GoroutinesCapacity == 0 })
 }
 
 // clearIf clears a record if the condition holds for its content. It uses one compare-and-swap of
@@ -260,7 +230,8 @@ func stateOf(t *wire.ProfilingThread) *uint64 {
 	return (*uint64)(unsafe.Pointer(t))
 }
 
-func (r *Records) home(goid uint64) *home { return &r.memory[goid&r.homeMask] }
+// last returns the element of places for a goroutine.
+func (r *Records) last(goid uint64) *uint64 { return &r.places[wire.GoroutineIndex(goid)] }
 
 // assign gives a record to the calling thread. If the goroutine moves to another thread meanwhile,
 // assign gives that thread a record instead, or gives up after some attempts.

@@ -52,28 +52,29 @@ func locked(f func()) {
 }
 
 func random() *Span {
-	s := &Span{
+	return &Span{
 		TraceIDHigh: rand.Uint64(), TraceIDLow: rand.Uint64(), SpanID: rand.Uint64(), TransactionID: rand.Uint64(),
-		Ref: rand.Uint64(), TraceFlags: uint8(rand.Uint32()),
+		TraceFlags: uint8(rand.Uint32()),
 	}
-	s.Show()
-	return s
+}
+
+// storeHere stores s in the record of the calling thread, which gets one if it has none.
+func (r *Records) storeHere(s *Span) bool {
+	for {
+		goruntime.Pin()
+		stored := r.Store(s, r.self())
+		goruntime.Unpin()
+		if stored || !r.Assign() {
+			return stored
+		}
+	}
 }
 
 // self returns the calling goroutine's id.
 func (r *Records) self() uint64 { return r.runtime.Goroutine().Goid }
 
 // ownPlace returns the place of the record to which the calling goroutine last stored.
-func (r *Records) ownPlace() Place { return Place(r.home(r.self()).place) }
-
-// shown returns the last Ref that the calling goroutine stored. The goroutine must not share its
-// home with another one.
-func (r *Records) shown(t testing.TB) uint64 {
-	t.Helper()
-	ref, known := r.Shown(r.self())
-	assert.True(t, known)
-	return ref
-}
+func (r *Records) ownPlace() Place { return Place(*r.last(r.self())) }
 
 // ownRecord returns a copy of the record that the word of the calling thread points to, or nil. The
 // caller must be locked to the thread.
@@ -111,19 +112,14 @@ func TestRecordsShowWhatIsStored(t *testing.T) {
 		locked(func() {
 			for range 100 {
 				s := random()
-				require.True(t, r.Store(s))
+				require.True(t, r.storeHere(s))
 				assertSeen(t, r, s)
-				assert.Equal(t, s.Ref, r.shown(t))
 				assert.Equal(t, s.SpanID, r.SpanID(r.self()))
 				assert.EqualValues(t, syscall.Gettid(), r.record(r.ownPlace()).TID)
 			}
-			r.Store(nil)
+			r.storeHere(nil)
 			assertSeen(t, r, nil)
-			assert.Zero(t, r.shown(t))
 			assert.Zero(t, r.SpanID(r.self()))
-			// This id shares the goroutine's home.
-			_, known := r.Shown(r.self() + numHomes)
-			assert.False(t, known)
 			assert.Zero(t, r.SpanID(r.self()+1<<15), "a goroutine that has stored nothing")
 		})
 	}
@@ -140,13 +136,13 @@ func TestEachThreadHasItsOwnRecord(t *testing.T) {
 		go locked(func() {
 			defer checked.Done()
 			s := random()
-			require.True(t, r.Store(s))
+			require.True(t, r.storeHere(s))
 			_, taken := places.LoadOrStore(r.ownPlace(), true)
 			assert.False(t, taken, "two threads share a record")
 			stored.Done()
 			stored.Wait()
 			assertSeen(t, r, s)
-			r.Store(nil)
+			r.storeHere(nil)
 		})
 	}
 	checked.Wait()
@@ -156,7 +152,7 @@ func TestClear(t *testing.T) {
 	r := library(t).Records()
 	locked(func() {
 		s := random()
-		r.Store(s)
+		r.storeHere(s)
 		self := r.self()
 		r.Clear(self, s.SpanID+1)
 		assertSeen(t, r, s)
@@ -165,11 +161,10 @@ func TestClear(t *testing.T) {
 		locked(func() { r.Clear(self, s.SpanID) })
 		assertSeen(t, r, nil)
 		assert.Zero(t, r.SpanID(self))
-		assert.Equal(t, s.Ref, r.shown(t), "the Ref is still known")
 		s = random()
-		r.Store(s)
+		r.storeHere(s)
 		assertSeen(t, r, s)
-		r.Store(nil)
+		r.storeHere(nil)
 	})
 }
 
@@ -183,7 +178,7 @@ func TestGoroutineOwnsOneRecord(t *testing.T) {
 	// With one processor, the goroutine that runs next gets this thread.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	runtime.LockOSThread()
-	r.Store(s)
+	r.storeHere(s)
 	first = r.ownPlace()
 	tid := syscall.Gettid()
 	runtime.UnlockOSThread()
@@ -202,11 +197,11 @@ func TestGoroutineOwnsOneRecord(t *testing.T) {
 	}
 	require.Equal(t, s.SpanID, r.SpanID(r.self()))
 	other := random()
-	r.Store(other)
+	r.storeHere(other)
 	require.NotEqual(t, first, r.ownPlace())
 	assert.Zero(t, *stateOf(r.record(first))&wire.ProfilingTracePresent)
-	assert.Equal(t, other.Ref, r.shown(t))
-	r.Store(nil)
+	assertSeen(t, r, other)
+	r.storeHere(nil)
 }
 
 // The records of dead threads are reused.
@@ -243,10 +238,10 @@ func TestRecordsOfDeadThreads(t *testing.T) {
 func TestStoreDoesNotAllocate(t *testing.T) {
 	r := library(t).Records()
 	s := random()
-	r.Store(s)
-	assert.Zero(t, testing.AllocsPerRun(1000, func() { r.Store(s) }))
-	assert.Zero(t, testing.AllocsPerRun(1000, func() { r.Store(s); r.Clear(r.self(), s.SpanID) }))
-	r.Store(nil)
+	r.storeHere(s)
+	assert.Zero(t, testing.AllocsPerRun(1000, func() { r.storeHere(s) }))
+	assert.Zero(t, testing.AllocsPerRun(1000, func() { r.storeHere(s); r.Clear(r.self(), s.SpanID) }))
+	r.storeHere(nil)
 }
 
 // If other code uses the word, Store leaves it unchanged, and spans are no longer published.
@@ -255,8 +250,8 @@ func TestWordUsedByOtherCode(t *testing.T) {
 	fresh := func() *Records {
 		r := l.Records()
 		return &Records{
-			first: r.first, base: r.base, size: r.size, word: r.word, goid: r.goid, homes: r.homes, homeMask: r.homeMask,
-			location: r.location, runtime: r.runtime, memory: r.memory, records: map[uint32]Place{}, sweepAt: firstSweep, used: 1000,
+			first: r.first, base: r.base, size: r.size, word: r.word,
+			location: r.location, runtime: r.runtime, places: r.places, records: map[uint32]Place{}, sweepAt: firstSweep, used: 1000,
 		}
 	}
 	locked(func() {
@@ -268,11 +263,11 @@ func TestWordUsedByOtherCode(t *testing.T) {
 		} {
 			r := fresh()
 			setThreadWord(r.word, foreign)
-			assert.False(t, r.Store(random()))
+			assert.False(t, r.storeHere(random()))
 			assert.Equal(t, foreign, threadWord(r.word))
 			assert.ErrorIs(t, r.Err(), errWordInUse)
 			setThreadWord(r.word, 0)
-			assert.False(t, r.Store(random()), "the word stays in use")
+			assert.False(t, r.storeHere(random()), "the word stays in use")
 		}
 	})
 	t.Run("another thread pointer", func(t *testing.T) {
@@ -308,7 +303,7 @@ func TestRecordsAreConsistent(t *testing.T) {
 			for n := 0; !stop.Load(); n++ {
 				s := random()
 				s.TraceIDHigh, s.TraceIDLow, s.TransactionID = s.SpanID, s.SpanID, s.SpanID
-				r.Store(s)
+				r.storeHere(s)
 				place.Store(uint32(r.ownPlace()))
 				writer.Store(r.self())
 				id.Store(s.SpanID)
@@ -316,7 +311,7 @@ func TestRecordsAreConsistent(t *testing.T) {
 					runtime.Gosched() // The other goroutines may need this P.
 				}
 			}
-			r.Store(nil)
+			r.storeHere(nil)
 		})
 	})
 	wg.Go(func() {
@@ -418,46 +413,37 @@ func BenchmarkStore(b *testing.B) {
 	s := random()
 	b.ReportAllocs()
 	for b.Loop() {
-		r.Store(s)
+		r.storeHere(s)
 	}
-	r.Store(nil)
+	r.storeHere(nil)
 }
 
-// If two goroutines have written their home at the same time, Shown notices and returns false.
-func TestHomeWrittenConcurrently(t *testing.T) {
-	r := library(t).Records()
-	locked(func() {
-		s := random()
-		r.Store(s)
-		assert.Equal(t, s.Ref, r.shown(t))
-		h := r.home(r.self())
-		for _, field := range []*uint64{&h.ref, &h.goid, &h.check} {
-			*field++
-			ref, known := r.Shown(r.self())
-			assert.False(t, known)
-			assert.Zero(t, ref)
-			*field--
-		}
-		r.Store(nil)
-	})
-}
-
+// ClearAll clears the records that contain a span, and Leave the record to which a goroutine has stored
+// last. ClearEverything clears all.
 func TestClearAll(t *testing.T) {
 	r := library(t).Records()
 	s, other := random(), random()
 	locked(func() {
-		r.Store(s)
+		r.storeHere(s)
 		locked(func() {
-			r.Store(s)
+			r.storeHere(s)
 			locked(func() {
-				r.Store(other)
+				r.storeHere(other)
 				r.ClearAll(s.SpanID)
 				assertSeen(t, r, other)
-				s.Hide()
-				r.Store(s)
+				r.Leave(r.self() + 1<<15)
+				assertSeen(t, r, other)
+				r.Leave(r.self())
 				assertSeen(t, r, nil)
-				assert.Equal(t, s.Ref, r.shown(t))
 			})
+			assertSeen(t, r, nil)
+			r.storeHere(other)
+		})
+		assertSeen(t, r, nil)
+		r.storeHere(s)
+		locked(func() {
+			r.storeHere(other)
+			r.ClearEverything()
 			assertSeen(t, r, nil)
 		})
 		assertSeen(t, r, nil)

@@ -5,14 +5,12 @@
 
 package apmlib
 
-// store stores s in the record of the calling thread. It returns the place of that record, the
-// place to which the goroutine stored before, and the goroutine id. If the thread has no record
-// yet, store returns place 0 and stores nothing.
+// store stores s in the record of the calling thread, for the goroutine with this id, and the place of
+// that record in last. It returns the place and the earlier value of last. If the thread has no record
+// yet, store returns place 0 and stores nothing. The caller is pinned.
 //
-// Loading the goroutine id is sound for the reasons given in package goruntime, which uses the same
-// offset. Other code may have changed the thread-local word that points to the record. Whatever its
-// value is, store writes only inside r's memory, which stays mapped. Go does not preempt assembly, so
-// the goroutine cannot move to another thread meanwhile.
+// Other code may have changed the thread-local word that points to the record. Whatever its value is,
+// store writes only inside r's memory, which stays mapped.
 //
 //go:noescape
-func store(r *Records, s *Span) (place, old, goid uint64)
+func store(r *Records, s *Span, goid uint64, last *uint64) (place, old uint64)

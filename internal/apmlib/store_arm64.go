@@ -9,24 +9,20 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// store stores s in the record of the calling thread. It returns the place of that record, the
-// place to which the goroutine stored before, and the goroutine id. If the thread has no record
-// yet, store returns place 0 and stores nothing.
+// store stores s in the record of the calling thread, for the goroutine with this id, and the place of
+// that record in last. It returns the place and the earlier value of last. If the thread has no record
+// yet, store returns place 0 and stores nothing. The caller is pinned.
 //
-// No memory barriers are needed: a profiler interrupts the thread on the same CPU, and therefore
-// sees its stores in program order.
-func store(r *Records, s *Span) (place, old, goid uint64) {
-	goruntime.Pin()
-	defer goruntime.Unpin()
+// The stores in the record need no memory barriers: a profiler interrupts the thread on the same CPU,
+// and therefore sees its stores in program order.
+func store(r *Records, s *Span, goid uint64, last *uint64) (place, old uint64) {
 	offset := uint64(threadWord(r.word) - r.first)
 	if offset >= r.size || offset%wire.ProfilingThreadSize != 0 {
-		return 0, 0, 0
+		return 0, 0
 	}
-	goid = r.runtime.Goroutine().Goid
 	place = offset/wire.ProfilingThreadSize + 1
 	t := r.record(Place(place))
 	state := uint64(uint32(atomic.LoadUint64(stateOf(t)))+1) | wire.ProfilingVersionBit
@@ -41,10 +37,5 @@ func store(r *Records, s *Span) (place, old, goid uint64) {
 	atomic.StoreUint64(&t.Owner, goid)
 	atomic.StoreUint64(stateOf(t), state|s.state)
 
-	h := r.home(goid)
-	old = atomic.SwapUint64(&h.place, place)
-	atomic.StoreUint64(&h.goid, goid)
-	atomic.StoreUint64(&h.ref, s.Ref)
-	atomic.StoreUint64(&h.check, goid^s.Ref)
-	return place, old, goid
+	return place, atomic.SwapUint64(last, place)
 }

@@ -140,6 +140,7 @@ type local struct {
 	free  [localFree]uint32
 	n     uint32
 	_     [60]byte
+	roots rootRing
 }
 
 const (
@@ -363,6 +364,7 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 	ordered.Put(&c.Start, s.StartUnixNS)
 	ordered.Put(&c.G, uint64(s.G))
 	ordered.Put32(&c.TID, s.TID)
+	ordered.Put32(&c.Shared, 0)
 	ordered.Put(&c.Names, packNames(r, s.Name, s.Endpoint))
 	ordered.PutLast(&c.Version, uint64(r))
 	if p >= len(t.locals) {
@@ -430,6 +432,23 @@ func (t *Table) SetThread(r Ref, goid uint64, tid uint32) {
 	if atomic.LoadUint64(&c.Goid) == goid && t.describes(c, r) {
 		ordered.Put32(&c.TID, tid)
 	}
+}
+
+// SetShared records that a goroutine that did not start the span has published it. It does nothing if r
+// is 0. If the cell describes another span, it affects that one.
+func (t *Table) SetShared(r Ref) {
+	if c := t.cell(r); r != 0 && atomic.LoadUint32(&c.Shared) == 0 {
+		ordered.Put32(&c.Shared, 1)
+	}
+}
+
+// Shared reports whether [Table.SetShared] was called for a span, whose cell must not be free.
+func (t *Table) Shared(r Ref) bool { return atomic.LoadUint32(&t.cell(r).Shared) != 0 }
+
+// StarterOf returns the goroutine that started a span, and the span's id. The cell must not be free.
+func (t *Table) StarterOf(r Ref) (goid, spanID uint64) {
+	c := t.cell(r)
+	return atomic.LoadUint64(&c.Goid), atomic.LoadUint64(&c.SpanID)
 }
 
 // IsOf reports whether r refers to a live span that the goroutine with this id started.

@@ -64,7 +64,8 @@ type Cell struct {
 	// TID is the id of the thread in whose slot the goroutine that started the span last published
 	// it. It is 0 if that goroutine has not published the span, or has since published another.
 	TID uint32
-	_   uint32
+	// Shared is 1 once another goroutine has published the span. Readers do not need this field.
+	Shared uint32
 	// Names holds two numbers of entries in the name table, u16 each: the name of the span in the
 	// lowest bits, then the name of its local root. A number of 0 means that there is no name. The
 	// upper half holds the lowest 32 bits of the cell's generation, so that a late compare-and-swap

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package spanctx
+package spanpath
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/invariants"
+	"github.com/otelctx/otelctx/internal/names"
 	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/sdkspan"
@@ -21,16 +22,18 @@ import (
 )
 
 // Every live span has a cell. Three places refer to that cell: the goroutine's entry in the
-// goroutine table, the record behind the goroutine's labels, and the slot of its thread.
+// goroutine table, the record behind the goroutine's labels, and the slot of its thread. Elastic's
+// thread record has a copy of the span instead.
 //
 // Start, End and Attach follow the same steps: locate finds the position of the calling goroutine,
 // the caller computes the new position, and publish (in Start: begin) stores it in the entry, the
-// record and the slot.
+// record, the slot and the thread record. Finally, they check that the features are the same.
 
 // goroutine is the state of the calling goroutine.
 type goroutine struct {
 	goruntime.Self
 
+	features *Features
 	// position names the span that the goroutine is in. record is a record of that span with the
 	// attributes that this goroutine publishes, or nil.
 	position wire.Position
@@ -48,15 +51,15 @@ type goroutine struct {
 
 // locate sets g to the state that the calling goroutine last published or inherited. The span may
 // have ended.
-func (p *path) locate(g *goroutine) {
-	g.Self = p.runtime.Goroutine()
+func (p *Path) locate(g *goroutine) {
+	g.Self, g.features = p.runtime.Goroutine(), p.features.Load()
 	var known bool
 	if g.Goid != 0 {
 		g.position, known = p.goroutines.Load(g.Goid, uintptr(g.G))
 	} else {
 		g.position, known = p.locateThread()
 	}
-	if p.records {
+	if g.features.hadRecords {
 		// The entry takes precedence over the record: only the goroutine itself writes the entry,
 		// whereas labels may be inherited or replaced by the user.
 		g.user, g.installed = gorecord.User()
@@ -73,12 +76,12 @@ func (p *path) locate(g *goroutine) {
 // read in this Go runtime. Records are then off.
 //
 //go:noinline
-func (p *path) locateThread() (position wire.Position, known bool) {
+func (p *Path) locateThread() (position wire.Position, known bool) {
 	return p.goroutines.Load(uint64(p.runtime.Self().TID), 0)
 }
 
 // locateLive is locate, followed by moveToNearest if the span has ended.
-func (p *path) locateLive(g *goroutine) {
+func (p *Path) locateLive(g *goroutine) {
 	p.locate(g)
 	if g.position != 0 && !p.cells.Live(g.position.Ref()) {
 		p.moveToNearest(g)
@@ -89,7 +92,7 @@ func (p *path) locateLive(g *goroutine) {
 // span.
 //
 //go:noinline
-func (p *path) moveToNearest(g *goroutine) {
+func (p *Path) moveToNearest(g *goroutine) {
 	nearest, known := p.cells.Nearest(g.position, g.Goid)
 	if !known && g.record != nil {
 		if ancestors, outsider := g.record.Ancestors(); outsider == 0 || outsider != g.Goid {
@@ -109,9 +112,13 @@ func (g *goroutine) moveTo(position wire.Position) {
 	g.position, g.record = position, outer
 }
 
-// OnStart implements [SpanProcessor.OnStart].
-func (p *path) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan, r *providers.Reference) {
-	if p.stopped.Load() {
+// Start publishes a span for the calling goroutine. ctx is the context passed to the tracer's Start, and
+// r the reference of the span's provider.
+func (p *Path) Start(ctx context.Context, s sdktrace.ReadWriteSpan, r *providers.Reference) {
+	var g goroutine
+	p.locateLive(&g)
+	f := g.features
+	if f.closed {
 		return
 	}
 	var n cells.Span
@@ -120,16 +127,11 @@ func (p *path) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan, r *provide
 	if n.SpanID == 0 {
 		return // An earlier processor has ended the span.
 	}
-	if p.profileIDs {
-		s.SetAttributes(profileIDKey.String(s.SpanContext().SpanID().String()))
-	}
-	var g goroutine
-	p.locateLive(&g)
 	if p.cells.Is(g.position.Ref(), n.Key) {
-		return // The processor is registered twice.
+		return // Another processor has published the span.
 	}
-	if p.names != nil {
-		n.Name = p.names.Number(s.Name())
+	if f.Names != nil {
+		n.Name = f.Names.Number(s.Name())
 	}
 	var parent sdkspan.Key
 	if child {
@@ -141,31 +143,81 @@ func (p *path) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan, r *provide
 	p.start(ctx, &n, parent, child, &g, r)
 }
 
+// Unrecorded is a span that is published, although the SDK does not record it.
+type Unrecorded interface {
+	trace.Span
+	// ParentAndName returns the key of the span's parent, which is zero unless the parent is local, and the
+	// span's current name.
+	ParentAndName() (sdkspan.Key, string)
+}
+
+// StartUnrecorded is [Path.Start] for a span that the SDK does not record. k is its key, and child says
+// whether it has a parent.
+func (p *Path) StartUnrecorded(ctx context.Context, u Unrecorded, k sdkspan.Key, child bool, r *providers.Reference) {
+	var g goroutine
+	p.locateLive(&g)
+	if g.features.closed {
+		return
+	}
+	var n cells.Span
+	n.Key, n.TraceFlags, n.StartUnixNS = k, byte(u.SpanContext().TraceFlags()), uint64(time.Now().UnixNano())
+	parent, name := u.ParentAndName()
+	if g.features.Names != nil {
+		n.Name = g.features.Names.Number(name)
+	}
+	p.start(ctx, &n, parent, child, &g, r)
+}
+
 // start publishes a span for the calling goroutine. ctx is the context passed to Start. The caller has set
 // the ids, flags, start time and name of n. child says whether the span has a parent. parent is the key of
 // that parent, or zero if the parent is remote.
-func (p *path) start(ctx context.Context, n *cells.Span, parent sdkspan.Key, child bool, g *goroutine, r *providers.Reference) {
+func (p *Path) start(ctx context.Context, n *cells.Span, parent sdkspan.Key, child bool, g *goroutine, r *providers.Reference) {
+	f := g.features
 	n.Goid, n.G, n.Provider = g.Goid, uintptr(g.G), r.Number
 	n.LocalRootSpanID, n.Endpoint = n.SpanID, n.Name
 	p.setLineage(ctx, n, parent, child, g)
 	var attributes *gorecord.Attributes
-	if keys := p.keys.Load(); keys != nil {
-		attributes = keys.Of(ctx)
+	if f.Keys != nil {
+		attributes = f.Keys.Of(ctx)
 	}
-	record := p.newRecord(n, attributes, g)
+	record := newRecord(n, attributes, g)
 	ref := p.begin(n, record, attributes, g)
-	if p.threads == nil {
-		p.cells.Barrier(ref) // If there are slots, claiming the slot is the barrier.
+	if p.features.Load() != f || !r.Counts() {
+		p.startedMeanwhile(g, ref, record, r)
 	}
-	if p.stopped.Load() || !r.Counts() {
-		p.endLate(ref, record)
+}
+
+// startedMeanwhile withdraws what a starting span has published if it is no longer to be published: the
+// features have changed, or the provider is gone.
+//
+//go:noinline
+func (p *Path) startedMeanwhile(g *goroutine, ref cells.Ref, record *gorecord.Record, r *providers.Reference) {
+	now := p.features.Load()
+	gone := now.closed || !r.Counts()
+	if gone && ref != 0 && p.evict(ref) && !now.closed {
+		p.cells.Free(ref)
+	}
+	if gone || !now.Records {
+		// Closing the path may have missed the span and replaced the memory of its cell, so end the
+		// record in any case.
+		record.End(g.features.withdrawsLabels(p.Profile.WasRunning()))
+	}
+	p.clearElastic(g)
+}
+
+// clearElastic clears the thread's record if its feature has been turned off since g was located.
+func (p *Path) clearElastic(g *goroutine) {
+	if e := g.features.Elastic; e != nil && p.features.Load().Elastic != e {
+		goruntime.Pin()
+		e.Records.Store(nil, g.Goid)
+		goruntime.Unpin()
 	}
 }
 
 // setLineage sets the local root and the ancestors of n, a starting span. They come from the parent
 // in the context passed to Start or, if the parent has ended, from the grandparent. k is the key of the
 // parent, as in start.
-func (p *path) setLineage(ctx context.Context, n *cells.Span, k sdkspan.Key, child bool, g *goroutine) {
+func (p *Path) setLineage(ctx context.Context, n *cells.Span, k sdkspan.Key, child bool, g *goroutine) {
 	var parent cells.Ref
 	if !child {
 		parent = p.newRootParent(ctx)
@@ -174,7 +226,7 @@ func (p *path) setLineage(ctx context.Context, n *cells.Span, k sdkspan.Key, chi
 			parent = p.cells.Find(k)
 		}
 		if n.LocalRootSpanID, n.Endpoint = p.cells.LocalRoot(parent); parent == 0 {
-			parent = p.setEndedParent(ctx, k, n)
+			parent = p.setEndedParent(ctx, k, n, g.features.Names)
 		}
 	}
 	if parent != 0 && g.unknown && p.cells.IsOf(parent, g.Goid) {
@@ -186,7 +238,7 @@ func (p *path) setLineage(ctx context.Context, n *cells.Span, k sdkspan.Key, chi
 // newRootParent returns the closest ancestor for a span without a parent: the span of ctx or, if
 // that has ended, its parent. It returns 0 if neither is live. A span without a parent has an
 // ancestor only if it was started with trace.WithNewRoot.
-func (p *path) newRootParent(ctx context.Context) cells.Ref {
+func (p *Path) newRootParent(ctx context.Context) cells.Ref {
 	k, ok := sdkspan.Local(ctx)
 	if !ok {
 		return 0
@@ -198,30 +250,34 @@ func (p *path) newRootParent(ctx context.Context) cells.Ref {
 	return p.cells.Find(grandparent)
 }
 
-// setEndedParent sets the local root of n, a span whose parent has ended. The parent is the span of
-// ctx. setEndedParent returns the grandparent if it is live, otherwise 0.
+// setEndedParent sets the local root of n, a span whose parent has ended: it is the parent itself, the
+// grandparent's local root, or the one that the cells remember. It stays 0 if it is unknown, because no
+// local root is better than a wrong one. setEndedParent returns the grandparent if it is live, otherwise
+// 0.
 //
 //go:noinline
-func (p *path) setEndedParent(ctx context.Context, k sdkspan.Key, n *cells.Span) cells.Ref {
+func (p *Path) setEndedParent(ctx context.Context, k sdkspan.Key, n *cells.Span, names *names.Table) cells.Ref {
 	parent := sdkspan.FromContext(ctx)
-	grandparent, name, ok := parentAndName(parent)
-	if !ok || sdkspan.Of(parent.SpanContext()) != k {
-		return 0
+	up, name, ok := parentAndName(parent)
+	var grandparent cells.Ref
+	if ok && sdkspan.Of(parent.SpanContext()) == k {
+		if up == (sdkspan.Key{}) {
+			n.LocalRootSpanID = k.SpanID
+			if names != nil {
+				n.Endpoint = names.Number(name)
+			}
+			return 0
+		}
+		grandparent = p.cells.Find(up)
 	}
-	if grandparent != (sdkspan.Key{}) {
-		ref := p.cells.Find(grandparent)
-		n.LocalRootSpanID, n.Endpoint = p.cells.LocalRoot(ref)
-		return ref
+	if n.LocalRootSpanID, n.Endpoint = p.cells.LocalRoot(grandparent); n.LocalRootSpanID == 0 {
+		n.LocalRootSpanID, n.Endpoint = p.cells.EndedRoot(k)
 	}
-	n.LocalRootSpanID = k.SpanID // the parent was the local root
-	if p.names != nil {
-		n.Endpoint = p.names.Number(name)
-	}
-	return 0
+	return grandparent
 }
 
 // parentAndName returns the key of a span's parent, which is zero unless the parent is local, and the
-// span's current name. ok is false if the span is neither recorded by the SDK nor an unsampledSpan.
+// span's current name. ok is false if they are unknown.
 func parentAndName(span trace.Span) (parent sdkspan.Key, name string, ok bool) {
 	switch s := span.(type) {
 	case sdktrace.ReadOnlySpan:
@@ -229,115 +285,146 @@ func parentAndName(span trace.Span) (parent sdkspan.Key, name string, ok bool) {
 			parent = sdkspan.Of(up)
 		}
 		return parent, s.Name(), true
-	case *unsampledSpan:
-		return s.parent, s.currentName(), true
+	case Unrecorded:
+		parent, name = s.ParentAndName()
+		return parent, name, true
 	}
 	return sdkspan.Key{}, "", false
 }
 
-// newRecord returns the record of a starting span, or nil if goroutine records are off.
-func (p *path) newRecord(n *cells.Span, attributes *gorecord.Attributes, g *goroutine) *gorecord.Record {
-	if !p.records {
-		return nil
+// newRecord returns the record of a starting span, or nil if it needs none. If records are off, a record
+// that is not installed holds the attributes.
+func newRecord(n *cells.Span, attributes *gorecord.Attributes, g *goroutine) *gorecord.Record {
+	f := g.features
+	if !f.Records {
+		if attributes == nil {
+			return nil
+		}
+		return gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, attributes, new(gorecord.Names), nil)
 	}
 	var names gorecord.Names
-	if p.names != nil {
-		p.names.Set(&names, n.Name, n.Endpoint)
+	if f.Names != nil {
+		f.Names.Set(&names, n.Name, n.Endpoint)
 	}
 	record := gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, attributes, &names, g.user)
 	record.SetOuter(g.record)
-	if p.datadogLabels {
+	if f.DatadogLabels {
 		record.AddDatadogLabels(n.LocalRootSpanID, attributes, &names)
 	}
 	return record
 }
 
 // begin makes a span live and publishes it for the calling goroutine. It returns 0 if no cell is
-// free.
-func (p *path) begin(n *cells.Span, record *gorecord.Record, attributes *gorecord.Attributes, g *goroutine) cells.Ref {
+// free. It is a barrier.
+func (p *Path) begin(n *cells.Span, record *gorecord.Record, attributes *gorecord.Attributes, g *goroutine) cells.Ref {
+	f := g.features
 	// Assign the fields one by one: copying a struct just after storing its words one by one would
 	// stall the CPU.
 	var slot ring.Span
 	slot.TraceIDHigh, slot.TraceIDLow, slot.SpanID, slot.TraceFlags = n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags
 	slot.Attributes = attributes.Encoded()
-	hasData := record != nil || p.keys.Load() != nil
-	ref, processor := p.reserve(g, hasData)
-	if ref != 0 {
-		n.TID, slot.Ref = g.TID, uint64(ref)
-		if record != nil {
-			var outsider uint64
-			if n.Outside {
-				outsider = n.Goid
-			}
-			record.SetCell(ref, &n.Ancestors, outsider)
-		}
-		if hasData {
-			p.data.put(ref, record, attributes)
-		}
-		p.cells.Commit(processor, ref, n)
-		if record != nil {
-			record.Install() // after Commit, so that readers find the cell it names
-		}
-		p.cells.SetThread(g.published, g.Goid, 0)
-		p.storePosition(&g.Self, wire.Position(ref))
-		p.threads.Store(uint64(g.TID), &slot, &g.Self)
+	ref, processor := p.reserve(g, record != nil)
+	if ref == 0 {
+		goruntime.Unpin()
+		p.correctThread(g)
+		return 0
 	}
+	n.TID, slot.Ref = g.TID, uint64(ref)
+	if record != nil {
+		var outsider uint64
+		if n.Outside {
+			outsider = n.Goid
+		}
+		record.SetCell(ref, &n.Ancestors, outsider)
+		p.records.put(ref, record)
+	}
+	p.cells.Commit(processor, ref, n)
+	if f.Records {
+		record.Install() // after Commit, so that readers find the cell it names
+	}
+	p.storePosition(g, wire.Position(ref))
+	if f.Slots != nil {
+		p.cells.SetThread(g.published, g.Goid, 0)
+		f.Slots.Store(uint64(g.TID), &slot, &g.Self) // claiming the slot is a barrier
+	} else if f.Elastic == nil {
+		p.cells.Barrier(ref)
+	}
+	stored := f.Elastic == nil || f.Elastic.store(&n.Key, n.LocalRootSpanID, n.TraceFlags, &g.Self)
 	goruntime.Unpin()
+	if f.Elastic != nil && (!stored || !p.cells.Live(ref)) {
+		g.position, g.record, g.published = wire.Position(ref), record, ref
+		p.settle(g, stored)
+	}
 	return ref
 }
 
 // reserve pins the calling goroutine and returns a ref for a starting span, or 0 if no cell is free.
-// It also returns the number of the P. If hasData is true, there is room for the span's data.
-func (p *path) reserve(g *goroutine, hasData bool) (ref cells.Ref, processor int) {
+// It also returns the number of the P. If hasRecord is true, there is room for the span's record.
+func (p *Path) reserve(g *goroutine, hasRecord bool) (ref cells.Ref, processor int) {
 	for {
 		processor = goruntime.Pin()
 		p.runtime.Renew(&g.Self)
 		ref = p.cells.Reserve(processor)
-		if !hasData || ref == 0 || p.data.hasRoom(ref) {
+		if !hasRecord || ref == 0 || p.records.hasRoom(ref) {
 			return ref, processor
 		}
 		p.cells.Release(processor, ref)
 		goruntime.Unpin()
-		p.data.makeRoom(ref)
+		p.records.makeRoom(ref)
 	}
 }
 
 // storePosition stores the position of the calling goroutine in its entry. If goroutine ids cannot
 // be read, it uses an entry for the thread. The caller must be pinned.
-func (p *path) storePosition(self *goruntime.Self, position wire.Position) {
-	if self.Goid != 0 {
-		p.goroutines.Store(self.Goid, self.G, position)
+func (p *Path) storePosition(g *goroutine, position wire.Position) {
+	if g.Goid != 0 {
+		p.goroutines.Store(g.Goid, g.G, position)
 	} else {
-		p.goroutines.Store(uint64(self.TID), nil, position)
+		p.goroutines.Store(uint64(g.TID), nil, position)
 	}
 }
 
-// endLate ends a span that started during Shutdown. Shutdown may have missed the span and replaced
-// the memory of its cell, so endLate ends the record in any case.
-func (p *path) endLate(ref cells.Ref, record *gorecord.Record) {
-	if ref != 0 && p.evict(ref) && !p.stopped.Load() {
-		p.cells.Free(ref)
+// settle publishes g again after Elastic's record was stored. If stored is false, the thread had no
+// record. Otherwise the span has ended, and the record may still contain it, because the goroutine that
+// ended the span cleared the records before.
+//
+//go:noinline
+func (p *Path) settle(g *goroutine, stored bool) {
+	e := g.features.Elastic
+	if !stored && !e.Records.Assign() {
+		e.Records.Leave(g.Goid)
+		if err := e.Records.Err(); err != nil {
+			e.Failed(err)
+		}
+		return
 	}
-	record.End(p.withdrawsLabels(p.profile.wasRunning()))
+	if g.position != 0 && !p.cells.Live(g.position.Ref()) {
+		p.moveToNearest(g)
+	}
+	p.publish(g, p.attributes(g), 0)
 }
 
-// OnEnd implements [SpanProcessor.OnEnd].
-func (p *path) OnEnd(s sdktrace.ReadOnlySpan) {
-	k, _, end := sdkspan.Ended(s)
-	p.end(k, end)
+// End ends a span for every reader. It may run on any goroutine. If the calling goroutine is in the
+// span, or in a descendant that it has started, End publishes the goroutine's new position.
+func (p *Path) End(s sdktrace.ReadOnlySpan) {
+	k, traceFlags, end := sdkspan.Ended(s)
+	p.end(k, traceFlags, end)
 }
 
-// end ends the span with this key, as [SpanProcessor.OnEnd] describes. ended is its end time.
-func (p *path) end(k sdkspan.Key, ended time.Time) {
+// EndUnrecorded is [Path.End] for a span with this key that the SDK does not record.
+func (p *Path) EndUnrecorded(k sdkspan.Key) { p.end(k, 0, time.Now()) }
+
+// end ends the span with this key. ended is its end time.
+func (p *Path) end(k sdkspan.Key, traceFlags uint8, ended time.Time) {
 	var g goroutine
 	p.locate(&g)
-	ref := g.position.Ref()
+	f, ref := g.features, g.position.Ref()
 	inSpan := p.cells.Is(ref, k)
 	if !inSpan {
 		ref = p.cells.Find(k)
 	}
 	starter := p.cells.IsOf(ref, g.Goid)
-	if ref == 0 || !p.cells.End(ref) {
+	if !p.endCell(ref, k, traceFlags, f) {
 		p.leaveEnded(&g)
 		return // The span was evicted, never published, or just ended by another goroutine.
 	}
@@ -353,28 +440,47 @@ func (p *path) end(k sdkspan.Key, ended time.Time) {
 	if left {
 		g.moveTo(next)
 	}
-	if base := p.data.record(ref); base != nil {
+	if base := p.record(ref); base != nil {
 		// Call running only if the answer matters, because it may make a system call.
-		base.End(p.withdrawsLabels(p.labels == LabelsAuto && !raceEnabled && p.profile.running(ended)))
+		base.End(f.withdrawsLabels(!f.KeepLabels && !raceEnabled && p.Profile.Running(ended)))
 	}
-	if !inSpan {
+	if !inSpan && f.Slots != nil {
 		// A thread's slot still names the span. Clear the cell's thread id: otherwise readers would
 		// consider that slot current and report an ancestor.
 		p.cells.SetThread(ref, g.Goid, 0)
 	}
+	if f.Elastic != nil && (!left || !starter || p.cells.Shared(ref)) {
+		f.Elastic.clear(p.cells, ref) // otherwise publish replaces the only record that contains the span
+	}
 	if !left {
 		p.leaveEnded(&g)
 	} else if p.publish(&g, p.attributes(&g), warm) {
-		return // the next span reuses the cell and overwrites the live span data
+		return // the next span reuses the cell and replaces the record
 	}
-	p.data.drop(ref)
+	p.records.drop(ref)
 	p.cells.Free(ref)
+}
+
+// endCell ends the span in its cell. It returns false if ref is 0 or another goroutine has ended the span.
+func (p *Path) endCell(ref cells.Ref, k sdkspan.Key, traceFlags uint8, f *Features) bool {
+	if ref == 0 {
+		if p.evicted.Load() != 0 {
+			p.reportEvicted()
+		}
+		return false
+	}
+	// Do this before the span ends in its cell, because children and Elastic's correlations may arrive at
+	// any time.
+	if isRoot := p.cells.RememberRoot(ref); isRoot && f.Elastic != nil {
+		f.Elastic.RootEnds(k, traceFlags)
+	}
+	return p.cells.End(ref)
 }
 
 // leaveEnded publishes a new position for the calling goroutine if its last published span has
 // ended. It does nothing if a record of a live span is installed: that record belongs to a later
 // path.
-func (p *path) leaveEnded(g *goroutine) {
+func (p *Path) leaveEnded(g *goroutine) {
 	if g.published == 0 || p.cells.Live(g.published) || g.installed != nil && !g.installed.Ended() {
 		return
 	}
@@ -382,99 +488,102 @@ func (p *path) leaveEnded(g *goroutine) {
 	p.publish(g, p.attributes(g), 0)
 }
 
-// withdrawsLabels reports whether to withdraw the labels of an ended span. profiled is true while
-// the process is taking a CPU profile of itself.
-func (p *path) withdrawsLabels(profiled bool) bool {
-	return p.labels == LabelsAuto && !raceEnabled && !profiled
-}
-
 // evict ends a live span and its records, to make room or at Shutdown. It returns false if another
 // goroutine ended the span first. It does not publish an ancestor instead, because only the
 // goroutines in the span may store their positions. It may be called while pinned.
-func (p *path) evict(ref cells.Ref) bool {
-	record, withdraw := p.data.record(ref), p.withdrawsLabels(p.profile.wasRunning())
-	// End the records before the cell: once the cell has ended, a concurrent OnEnd of the span
-	// returns at once, and no reader may see the span after that. The second record.End ends variants
-	// that were added before the barrier. A goroutine that adds a variant after the barrier sees that
-	// the base record has ended, and ends the variant itself.
+func (p *Path) evict(ref cells.Ref) bool {
+	f := p.features.Load()
+	record, withdraw := p.record(ref), f.withdrawsLabels(p.Profile.WasRunning())
+	// End the records before the cell: once the cell has ended, a concurrent End of the span returns at
+	// once, and no reader may see the span after that. The second record.End ends variants that were
+	// added before the barrier. A goroutine that adds a variant after the barrier sees that the base
+	// record has ended, and ends the variant itself.
 	record.End(withdraw)
 	p.cells.Barrier(ref)
 	record.End(withdraw)
 	if !p.cells.End(ref) {
 		return false
 	}
-	p.data.record(ref).End(withdraw)
-	p.data.drop(ref)
+	p.record(ref).End(withdraw)
+	p.records.drop(ref)
+	if f.Elastic != nil {
+		f.Elastic.clear(p.cells, ref)
+	}
 	return true
-}
-
-// isPublished reports whether the goroutine that started a span still exists and has that span as
-// its position. It may be called while pinned.
-func (p *path) isPublished(ref cells.Ref, goid uint64, g uintptr) bool {
-	position, known := p.goroutines.Load(goid, g)
-	return known && position.Ref() == ref && p.runtime.Is(g, goid)
 }
 
 // attributes returns the attributes to publish with the goroutine's span, encoded as in OTEP 4947.
 // They come from the goroutine's record or, without a record, from the start of the span. If the
 // goroutine has attached the span and its record no longer exists, there are none, because Attach
 // may have set different ones.
-func (p *path) attributes(g *goroutine) []byte {
-	if g.position == 0 || p.keys.Load() == nil {
+func (p *Path) attributes(g *goroutine) []byte {
+	f := g.features
+	if g.position == 0 || f.Keys == nil {
 		return nil
 	}
 	if g.record != nil {
 		return g.record.Attributes()
 	}
-	if p.records && g.position.Attached() {
+	if f.Records && g.position.Attached() {
 		return nil
 	}
-	return p.data.attributesOf(g.position.Ref())
+	return p.record(g.position.Ref()).Attributes()
 }
 
 // publish publishes g.position, with attributes, for the calling goroutine. If ended is not 0,
 // publish also puts that span's cell on the free stack of the P, and reports whether there was
 // room.
-func (p *path) publish(g *goroutine, attributes []byte, ended cells.Ref) (freed bool) {
-	ref := g.position.Ref()
+func (p *Path) publish(g *goroutine, attributes []byte, ended cells.Ref) (freed bool) {
+	f, ref := g.features, g.position.Ref()
 	// IDs returns zeros if another goroutine has just ended the span. The slot still needs the ref,
 	// which leads readers to the ancestors.
 	slot := ring.Span{Ref: uint64(ref)}
-	if k, flags := p.cells.IDs(ref); k.SpanID != 0 {
+	k, flags := p.cells.IDs(ref)
+	if k.SpanID != 0 {
 		slot.TraceIDHigh, slot.TraceIDLow, slot.SpanID, slot.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, flags
 		slot.Attributes = attributes
 	}
-	if p.records {
+	if f.hadRecords {
 		p.install(g, attributes)
 	}
 	processor := goruntime.Pin()
 	p.runtime.Renew(&g.Self)
-	if g.published != ref {
-		p.cells.SetThread(g.published, g.Goid, 0)
+	p.storePosition(g, g.position)
+	if f.Slots != nil {
+		if g.published != ref {
+			p.cells.SetThread(g.published, g.Goid, 0)
+		}
+		p.cells.SetThread(ref, g.Goid, g.TID)
+		f.Slots.Store(uint64(g.TID), &slot, &g.Self)
 	}
-	p.cells.SetThread(ref, g.Goid, g.TID)
-	p.storePosition(&g.Self, g.position)
-	p.threads.Store(uint64(g.TID), &slot, &g.Self)
+	stored := f.Elastic == nil || f.Elastic.storeAgain(p.cells, ref, &k, flags, &g.Self)
 	freed = ended != 0 && p.cells.FreeWarm(processor, ended)
 	goruntime.Unpin()
+	if f.Elastic != nil {
+		p.clearElastic(g)
+		if !stored || ref != 0 && !p.cells.Live(ref) {
+			p.settle(g, stored)
+		}
+	}
 	return freed
 }
 
 // install installs g.record. If that is nil, has ended, or has outdated user labels or names,
 // install creates a variant of the span's record with attributes, and installs the variant. If the
 // goroutine is in no span, install restores the user's labels.
-func (p *path) install(g *goroutine, attributes []byte) {
+func (p *Path) install(g *goroutine, attributes []byte) {
 	record, ref := g.record, g.position.Ref()
-	if ref != 0 && (record == nil || record.Ended() || !record.HasLabels(g.user) || p.names != nil && !record.HasNames(p.cells.Names(ref))) {
-		if base := p.data.record(ref); base != nil {
+	f := g.features
+	if f.Records && ref != 0 && (record == nil || record.Ended() || !record.HasLabels(g.user) || f.Names != nil && !record.HasNames(p.cells.Names(ref))) {
+		if base := p.record(ref); base != nil {
 			outer := base.Outer()
 			if record != nil {
 				outer = record.Outer()
 			}
-			record = p.variant(base, p.keys.Load().Decode(attributes), g.user, outer)
+			record = p.variant(f, base, f.Keys.Decode(attributes), g.user, outer)
 		}
 	}
-	if ref != 0 && record != nil {
+	if f.Records && ref != 0 && record != nil {
 		if invariants.Enabled {
 			invariants.Check(record.Ref() == ref, "position and record of a goroutine name the same cell")
 		}
@@ -486,17 +595,17 @@ func (p *path) install(g *goroutine, attributes []byte) {
 
 // variant returns a record for the same span as base, with the given attributes, user labels and
 // outer record. If outer is nil, the variant may have any outer record.
-func (p *path) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record) *gorecord.Record {
+func (p *Path) variant(f *Features, base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record) *gorecord.Record {
 	var names gorecord.Names
 	name, endpoint := p.cells.Names(base.Ref())
-	p.names.Set(&names, name, endpoint)
+	f.Names.Set(&names, name, endpoint)
 	var datadogRoot uint64
-	if p.datadogLabels {
+	if f.DatadogLabels {
 		datadogRoot, _ = p.cells.LocalRoot(base.Ref())
 	}
 	record := base.Variant(a, &names, datadogRoot, user, outer)
 	if base.Ended() || !p.cells.Live(base.Ref()) {
-		record.End(p.withdrawsLabels(p.profile.wasRunning()))
+		record.End(f.withdrawsLabels(p.Profile.WasRunning()))
 	}
 	return record
 }
