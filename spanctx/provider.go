@@ -31,7 +31,7 @@ var _ sdktrace.SpanProcessor = (*SpanProcessor)(nil)
 //nolint:gochecknoinits // internal/providers must not import this package
 func init() {
 	providers.Spans.Apply = apply
-	providers.Spans.Gone = endSpansOf
+	providers.Spans.Gone = spanpath.ProviderGone
 }
 
 // apply publishes spans while there is a reference. The lock of package providers is held.
@@ -59,13 +59,6 @@ func apply(newest *providers.Reference) error {
 		}
 	}
 	return nil
-}
-
-// endSpansOf ends the live spans of a provider that is gone, because the SDK does not report their end.
-func endSpansOf(r *providers.Reference) {
-	if c := active.Load(); c != nil {
-		c.path.EndSpansOf(r.Number)
-	}
 }
 
 // NewSpanProcessor returns a SpanProcessor that publishes the active span through the carriers

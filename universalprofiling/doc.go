@@ -22,16 +22,16 @@
 // parent has ended belongs to the parent's transaction. If that is unknown, the span is published
 // without a transaction, and profilers ignore its samples.
 //
-// When a goroutine ends a span that it is in, it leaves that span and all spans that it has started
-// inside it. The nearest live ancestor is published instead. An ended span is not published on any
-// thread, regardless of which goroutine called End. If another goroutine ends the span, the
-// ancestor is published when the span's goroutine starts or ends its next span.
+// Which span a goroutine is in is decided by the same rules as in package spanctx. If both packages are
+// used, they publish the spans of all providers together. An ended span is not published on any thread,
+// regardless of which goroutine called End. If another goroutine ends the span, the nearest live ancestor
+// is published when the span's goroutine starts or ends its next span.
 //
 // The format has no notion of goroutines. Go moves a goroutine between threads when it blocks, and
 // runs others on the thread meanwhile. Until a span starts or ends on that thread, the thread still
 // publishes the span of the previous goroutine. Only goroutines that are locked to their thread are
-// always attributed correctly. Three functions reduce the error: [Refresh], after calls that block;
-// [Attach], on goroutines that work for a span of another goroutine; and [NewSampler], for spans
+// always attributed correctly. Three functions reduce the error: spanctx.Refresh, after calls that block;
+// spanctx.Attach, on goroutines that work for a span of another goroutine; and [NewSampler], for spans
 // that are not sampled. For readers that support them, package spanctx has carriers that are always
 // exact.
 //

@@ -15,6 +15,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/bubble"
 	"github.com/otelctx/otelctx/internal/providers"
+	"github.com/otelctx/otelctx/internal/spanpath"
 )
 
 // Integration publishes spans to profilers and receives messages from them, see [New]. It is a span
@@ -44,11 +45,7 @@ var (
 //nolint:gochecknoinits // internal/providers must not import this package
 func init() {
 	providers.Profiling.Apply = apply
-	providers.Profiling.Gone = func(r *providers.Reference) {
-		if i := active.Load(); i != nil {
-			i.path.EndSpansOf(r.Number)
-		}
-	}
+	providers.Profiling.Gone = spanpath.ProviderGone
 }
 
 // apply publishes spans, and the resource of the newest provider, while there is a reference. If there is

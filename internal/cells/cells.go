@@ -70,7 +70,7 @@ type Span struct {
 	Outside    bool
 	Before     Position
 	TraceFlags uint8
-	// Provider is the number of the reference (package providers) through which the span is published.
+	// Provider is the number of the provider of the span (package providers).
 	Provider    uint16
 	StartUnixNS uint64
 	G           uintptr

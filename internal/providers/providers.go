@@ -46,8 +46,8 @@ type Publication struct {
 	Apply func(newest *Reference) error
 	// NewOwner returns the Owner of a handle from [Publication.Automatic], or nil to get none.
 	NewOwner func() any
-	// Gone is called with each reference that no longer counts, unless it was provisional. It may be nil.
-	// The lock is held.
+	// Gone is called with a reference that no longer counts if the spans of its provider are no longer
+	// published. It may be nil. The lock is held.
 	Gone func(*Reference)
 
 	// references is sorted by rank, oldest first.
@@ -55,8 +55,6 @@ type Publication struct {
 	// asking lists the latest handles that were opened with a resource, oldest first. A provider with that
 	// resource belongs to the handle, even if none of its spans reach the handle.
 	asking []*Handle
-	// numbers is the last Number.
-	numbers uint16
 }
 
 var (
@@ -79,6 +77,8 @@ var (
 	mu       sync.Mutex
 	pending  []error
 	sequence uint64
+	// numbers is the last Number.
+	numbers uint16
 )
 
 // Lock locks the process-wide state of otelctx. The returned function unlocks it, and then passes the
@@ -131,7 +131,7 @@ type Reference struct {
 	Handle *Handle
 	// Resource is the provider's resource, or the one that is expected. It is nil if it is not known yet.
 	Resource *resource.Resource
-	// Number tells the references that count apart. It is not 0, except for provisional references.
+	// Number identifies the provider, in all publications. It is not 0, except for provisional references.
 	Number uint16
 
 	// provisional is true until a provider has started a span.
@@ -225,7 +225,7 @@ func (p *Publication) drop(gone func(*Reference) bool) {
 		}
 		r.address.Store(0)
 		r.Handle.forget(r)
-		if p.Gone != nil && !r.provisional {
+		if p.Gone != nil && !r.provisional && !isPublished(r.Number) {
 			p.Gone(r)
 		}
 		return true
@@ -375,7 +375,7 @@ func (h *Handle) Adopt(tp *sdktrace.TracerProvider, r *resource.Resource) *Refer
 
 // refer adds a reference for tp. It takes the place of the handle's provisional one.
 func (h *Handle) refer(tp *sdktrace.TracerProvider, r *resource.Resource) *Reference {
-	ref := &Reference{Handle: h, Resource: r, Number: h.published.nextNumber()}
+	ref := &Reference{Handle: h, Resource: r, Number: numberOf(tp)}
 	ref.address.Store(addressOf(tp))
 	if tp != nil {
 		ref.provider = weak.Make(tp)
@@ -396,17 +396,34 @@ func (h *Handle) refer(tp *sdktrace.TracerProvider, r *resource.Resource) *Refer
 	return ref
 }
 
-// nextNumber returns a Number that no reference has. With 65,535 of them, it returns 0.
-func (p *Publication) nextNumber() uint16 {
-	for range 1<<16 - 1 {
-		if p.numbers++; p.numbers == 0 {
-			p.numbers = 1
+// numberOf returns the Number of tp, which it has already or which no reference has. With 65,535 numbers in
+// use, it returns 0.
+func numberOf(tp *sdktrace.TracerProvider) uint16 {
+	used := map[uint16]bool{}
+	for _, p := range all {
+		for _, r := range p.references {
+			if tp != nil && r.address.Load() == addressOf(tp) {
+				return r.Number
+			}
+			used[r.Number] = true
 		}
-		if !slices.ContainsFunc(p.references, func(r *Reference) bool { return r.Number == p.numbers }) {
-			return p.numbers
+	}
+	for range 1<<16 - 1 {
+		if numbers++; numbers != 0 && !used[numbers] {
+			return numbers
 		}
 	}
 	return 0
+}
+
+// isPublished reports whether spans of the provider with this number are published.
+func isPublished(number uint16) bool {
+	for _, p := range []*Publication{&Spans, &Profiling} {
+		if slices.ContainsFunc(p.references, func(r *Reference) bool { return r != nil && r.Number == number && r.Counts() }) {
+			return true
+		}
+	}
+	return false
 }
 
 // isShutdown is sdkspan.IsShutdown, except in tests.

@@ -194,7 +194,7 @@ func TestManyProviders(t *testing.T) {
 	p := open(t, "a")
 	var tps []*sdktrace.TracerProvider
 	seen := map[uint16]bool{}
-	Spans.numbers = 1<<16 - 3
+	numbers = 1<<16 - 3
 	for range 6 {
 		tp := provider(p)
 		start(tp)
@@ -204,7 +204,7 @@ func TestManyProviders(t *testing.T) {
 		seen[n] = true
 		tps = append(tps, tp)
 	}
-	Spans.numbers = 1<<16 - 3
+	numbers = 1<<16 - 3
 	tp := provider(p)
 	start(tp)
 	assert.False(t, seen[p.find(tp).Number], "the numbers in use are skipped")

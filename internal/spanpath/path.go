@@ -25,6 +25,7 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/names"
 	"github.com/otelctx/otelctx/internal/ownprofile"
+	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/vma"
@@ -138,16 +139,17 @@ func (p *Path) Leave(change func(*Features)) error {
 	return errors.Join(p.cells.Close(), p.goroutines.Close())
 }
 
-// EndSpansOf ends the live spans of a provider that is gone, because the SDK does not report their end.
-// number is that of its reference.
-func (p *Path) EndSpansOf(number uint16) {
-	if number == 0 {
+// ProviderGone ends the live spans of a provider that is gone, because the SDK does not report their end.
+// The lock of package providers is held.
+func ProviderGone(r *providers.Reference) {
+	p := current.Load()
+	if p == nil || r.Number == 0 {
 		return
 	}
-	p.Profile.Running(time.Now()) // so that evict gets a recent result from wasRunning
-	p.cells.All(func(r cells.Ref) {
-		if p.cells.Provider(r) == number && p.evict(r) {
-			p.cells.Free(r)
+	p.Profile.Running(time.Now()) // so that evict gets a recent result from WasRunning
+	p.cells.All(func(ref cells.Ref) {
+		if p.cells.Provider(ref) == r.Number && p.evict(ref) {
+			p.cells.Free(ref)
 		}
 	})
 }
