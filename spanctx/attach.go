@@ -69,7 +69,7 @@ func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
 // or attached a span itself returns to that span when dial returns.
 func DialContext(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		defer spanpath.LeaveInherited().Detach()
+		defer spanpath.LeaveInherited().Detach() //nolint:contextcheck // it takes none
 		return dial(ctx, network, address)
 	}
 }
