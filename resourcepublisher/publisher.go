@@ -219,8 +219,8 @@ func (p *publication) withdraw() error {
 }
 
 // Update replaces the resource that p publishes with r, also for the providers that p is registered
-// with. Readers see either the old or the new one, never a mixture. While a newer provider or
-// Publisher decides what is published, they see neither.
+// with. Readers see either the old or the new one, never a mixture; if the two are equal, nothing
+// changes. While a newer provider or Publisher decides what is published, readers see neither.
 //
 // The error wraps [ErrShutdown] or [ErrTooLarge], or names the system call that failed. After
 // an error the old context is still published. Attributes that the format cannot hold do not cause

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 	"golang.org/x/sys/unix"
 
@@ -132,14 +133,14 @@ func publicationsRole(parent *childproc.Parent) {
 	publisher, err := resourcepublisher.NewPublisher(resource.Empty())
 	parent.Must(err)
 	var c Change
-	for range 2 { // publications
+	for update := range 2 {
 		for c.Image.PID != os.Getpid() {
 			parent.Must(changes.Next(&c))
 		}
 		changes.Again(os.Getpid())
 		parent.Send("published")
 		parent.Receive()
-		parent.Must(publisher.Update(resource.Empty()))
+		parent.Must(publisher.Update(resource.NewSchemaless(attribute.Int("update", update))))
 		c = Change{}
 	}
 }
