@@ -28,9 +28,14 @@ type thread struct {
 	// ran and waited are the thread's times on a processor and in a processor's queue so far, in nanoseconds. The
 	// latter includes the time in which the thread's control group was throttled.
 	ran, waited uint64
-	// queued is the part of the time since the snapshot before that the thread wanted to run, but waited.
-	queued float64
+	// recentlyRan and recentlyWaited are the times of the latest snapshots, of which older ones count less. The kernel
+	// adds a wait only when it is over, so a single snapshot can see a wait without the time before it, or the opposite.
+	recentlyRan, recentlyWaited float64
 }
+
+// memory is the weight of the time before a snapshot, relative to the time since. At 20 snapshots a second, half of the
+// weight is on the latest 150 ms, which is longer than the usual period of control groups.
+const memory = 0.8
 
 // update reads the times of the threads that are known, and of those that run goroutines in this snapshot.
 func (t *threads) update(snapshot *waiting.Snapshot) {
@@ -52,7 +57,7 @@ func (t *threads) add(ownTID int) {
 	tid := callersID(t.pid, ownTID)
 	added := &thread{path: fmt.Sprintf("/proc/%d/task/%d/schedstat", t.pid, tid)}
 	if tid != 0 && added.read() {
-		added.queued = 0 // It is not known how long it has been running goroutines.
+		added.recentlyRan, added.recentlyWaited = 0, 0 // It is not known how long it has been running goroutines.
 		t.known[ownTID] = added
 	}
 }
@@ -67,20 +72,21 @@ func (t *thread) read() bool {
 	if _, err := fmt.Sscan(string(text), &ran, &waited); err != nil {
 		return false
 	}
-	t.queued = 0
-	if wanted := ran - t.ran + waited - t.waited; ran >= t.ran && waited >= t.waited && wanted > 0 {
-		t.queued = float64(waited-t.waited) / float64(wanted)
+	if ran >= t.ran && waited >= t.waited {
+		t.recentlyRan = t.recentlyRan*memory + float64(ran-t.ran)
+		t.recentlyWaited = t.recentlyWaited*memory + float64(waited-t.waited)
 	}
 	t.ran, t.waited = ran, waited
 	return true
 }
 
-// queued returns the part of the time that a goroutine's thread has waited for a processor since the last snapshot.
+// queued returns the part of the time that a goroutine's thread has recently waited for a processor.
 func (t *threads) queued(g *waiting.Goroutine) float64 {
-	if known := t.known[g.OwnTID]; known != nil && g.State == reader.GoroutineRunning {
-		return known.queued
+	known := t.known[g.OwnTID]
+	if known == nil || g.State != reader.GoroutineRunning || known.recentlyWaited == 0 {
+		return 0
 	}
-	return 0
+	return known.recentlyWaited / (known.recentlyRan + known.recentlyWaited)
 }
 
 // callersID returns the id of a thread in the caller's PID namespace, or 0 if there is no such thread.
