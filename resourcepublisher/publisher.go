@@ -219,8 +219,9 @@ func (p *publication) withdraw() error {
 }
 
 // Update replaces the resource that p publishes with r, also for the providers that p is registered
-// with. Readers see either the old or the new one, never a mixture; if the two are equal, nothing
-// changes. While a newer provider or Publisher decides what is published, readers see neither.
+// with. Readers see either the old or the new one, never a mixture; if the two are equal,
+// only the time of publication changes. While a newer provider or Publisher decides what is published,
+// readers see neither.
 //
 // The error wraps [ErrShutdown] or [ErrTooLarge], or names the system call that failed. After
 // an error the old context is still published. Attributes that the format cannot hold do not cause
@@ -240,6 +241,7 @@ func (p *Publisher) Update(r *resource.Resource) error {
 		if err := c.checkPID(); err != nil {
 			return err
 		}
+		c.payload = nil // so that an equal resource is published again
 	}
 	old := p.updated
 	p.updated = r
