@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
@@ -121,6 +123,23 @@ func TestVerifyProfile(t *testing.T) {
 	got := otelctx(t, "verify", "--profile", broken)
 	assert.Equal(t, exitNotConforming, got.code)
 	assert.Contains(t, got.stdout, "string table: index 0 is not the zero value")
+}
+
+// TestVerifyProfileOfManyMessages checks that verify --profile refuses a file with more messages than it can check, and
+// says so.
+func TestVerifyProfileOfManyMessages(t *testing.T) {
+	t.Parallel()
+	const messages = 3 << 20 // empty stacks of two bytes each
+	dictionary := bytes.Repeat(protowire.AppendBytes(protowire.AppendTag(nil, 7, protowire.BytesType), nil), messages)
+	otlp := protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType), dictionary)
+	json := `{"dictionary":{"stackTable":[` + strings.Repeat("{},", 20<<20) + `{}]}}`
+	for name, content := range map[string][]byte{"many.otlp": otlp, "many.json": []byte(json), "many.jsonl": []byte(json)} {
+		path := filepath.Join(t.TempDir(), name)
+		require.NoError(t, os.WriteFile(path, content, 0o600))
+		got := inProcess(t, "verify", "--profile", path)
+		assert.Equal(t, exitOther, got.code, name)
+		assert.Contains(t, got.stderr, "more than 2097152 messages and strings, which is the most that can be checked", name)
+	}
 }
 
 // TestVerifyProfileBounded checks that verify --profile rejects endless and oversized files before reading them.

@@ -58,32 +58,42 @@ func check(data *profilespb.ProfilesData, promises bool) []error {
 }
 
 // CheckFile is [CheckFormat] for a file of OTLP profiles whose name ends with ext: .otlp (protobuf), .json, or
-// .jsonl with one message per line. It returns an error if the file cannot be decoded.
+// .jsonl with one message per line. It returns an error if the file cannot be decoded, or has more than 2,097,152
+// messages and strings.
 func CheckFile(ext string, content []byte) ([]error, error) {
-	messages := [][]byte{content}
-	decode := func(b []byte, data *profilespb.ProfilesData) error { return proto.Unmarshal(b, data) }
+	decode := unmarshalJSON
 	switch ext {
 	case ".otlp":
+		decode = func(b []byte, data *profilespb.ProfilesData) error { return proto.Unmarshal(b, data) }
+		if tooMany(content, (*profilespb.ProfilesData)(nil).ProtoReflect().Descriptor()) {
+			return nil, errTooManyMessages
+		}
 	case ".json", ".jsonl":
-		decode = unmarshalJSON
-		if ext == ".jsonl" {
-			messages = bytes.Split(bytes.TrimSuffix(content, []byte("\n")), []byte("\n"))
+		if tooManyJSON(content) {
+			return nil, errTooManyMessages
 		}
 	default:
 		return nil, fmt.Errorf("%q is none of .otlp, .json and .jsonl", ext)
 	}
+	messages := func(yield func([]byte) bool) { yield(content) }
+	lines := ext == ".jsonl"
+	if lines {
+		messages = bytes.SplitSeq(bytes.TrimSuffix(content, []byte("\n")), []byte("\n"))
+	}
 	var problems []error
-	for i, m := range messages {
+	line := 0
+	for m := range messages {
+		line++
 		data := &profilespb.ProfilesData{}
 		if err := decode(m, data); err != nil {
-			return nil, fmt.Errorf("message %d: %w", i, err)
+			return nil, fmt.Errorf("message %d: %w", line-1, err)
 		}
 		for _, err := range CheckFormat(data) {
-			if len(messages) > 1 {
-				err = fmt.Errorf("line %d: %w", i+1, err)
+			if lines {
+				err = fmt.Errorf("line %d: %w", line, err)
 			}
-			if len(problems) < maxProblems {
-				problems = append(problems, err)
+			if problems = append(problems, err); len(problems) == maxProblems {
+				return problems, nil
 			}
 		}
 	}
@@ -134,6 +144,9 @@ func (c *checker) problem(format string, args ...any) {
 	}
 }
 
+// full reports whether no further problems are recorded, so that there is no reason to look for them.
+func (c *checker) full() bool { return len(c.errs) == maxProblems }
+
 // promise records a violation of this package's additional guarantees, if these are checked.
 func (c *checker) promise(format string, args ...any) {
 	if c.promises {
@@ -145,7 +158,9 @@ func (c *checker) promise(format string, args ...any) {
 // problem.
 func (c *checker) inside(used []bool, index int32, what string, args ...any) bool {
 	if index < 0 || int(index) >= len(used) {
-		c.problem("%s: index %d of %d", fmt.Sprintf(what, args...), index, len(used))
+		if !c.full() {
+			c.problem("%s: index %d of %d", fmt.Sprintf(what, args...), index, len(used))
+		}
 		return false
 	}
 	return true
@@ -188,6 +203,9 @@ func checkTable[T any](c *checker, name string, table []T, zero func(T) bool, ke
 	}
 	seen := make(map[string]int, len(table))
 	for i, entry := range table {
+		if c.full() {
+			return
+		}
 		if other, ok := seen[key(entry)]; ok {
 			c.problem("%s %d is a duplicate of %d", name, i, other)
 		}
@@ -283,6 +301,9 @@ func (c *checker) attribute(name string, a *profilespb.KeyValueAndUnit) {
 
 func (c *checker) stack(name string, s *profilespb.Stack) {
 	for i, l := range s.GetLocationIndices() {
+		if l > 0 && int(l) < len(c.used.locations) {
+			continue // A file can have millions of them.
+		}
 		if c.inside(c.used.locations, l, "%s: location %d", name, i) && l == 0 {
 			c.problem("%s: location %d is index 0, which stands for none", name, i)
 		}
@@ -500,7 +521,7 @@ func (c *checker) orphans() {
 		{"stack", c.used.stacks},
 	} {
 		for i, used := range table.used {
-			if i > 0 && !used {
+			if i > 0 && !used && !c.full() {
 				c.problem("%s %d is an orphan", table.name, i)
 			}
 		}
