@@ -24,6 +24,7 @@ const rolePublisher = "publisher"
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
 		roleService: serveHTTP,
+		roleIdle:    beIdle,
 		roleDatadog: setDatadogLabels,
 		rolePublisher: func(parent *childproc.Parent) {
 			pub, err := resourcepublisher.NewPublisher(oteltest.Resource())

@@ -102,7 +102,7 @@ func cell(values []float64, unit string) string {
 	case strings.HasSuffix(unit, "/op"): // allocations and bytes
 		text = strconv.FormatFloat(median, 'f', 0, 64)
 	}
-	if spread := 100 * (values[len(values)-1] - values[0]) / 2 / median; len(values) > 1 && spread >= 0.5 {
+	if spread := 100 * (values[len(values)-1] - values[0]) / 2 / median; len(values) > 1 && spread >= 0.5 && median != 0 {
 		text += fmt.Sprintf(" ± %.0f %%", spread)
 	}
 	return text

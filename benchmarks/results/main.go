@@ -46,6 +46,7 @@ var sections = []section{
 		func(w io.Writer, t *table) error { renderSummary(w, t); return nil },
 	},
 	{"service", "A real HTTP service", "An otelhttp server and client with six spans per request, each configuration in turns with its baseline.", nil},
+	{"collection", "A garbage collection", "Forced collections in an idle process with one P, in turns with the same process without a span processor.", nil},
 	{"exectrace", "Ids of spans in execution traces", "Package exectrace, as a multiple of the same spans without it: while no execution trace is recorded, and while one is.", nil},
 	{"collector", "Three recorders", "`otelctx record`, the Collector receiver of this project and upstream's receiver at the same process.", nil},
 	{"equalstacks", "Equal stacks", "Spans whose stacks are equal, one after the other on the same thread.", nil},
