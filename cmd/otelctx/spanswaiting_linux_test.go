@@ -450,7 +450,7 @@ func TestSpansOfBriefSpans(t *testing.T) {
 	p := startParker(t, buildParker(t, programs.Static), "brief", "128")
 	stacks := 0
 	for range testenv.Rounds(40, 400) {
-		d := p.spans(t, "--stacks") // Each call calibrates anew, and must find everything.
+		d := p.spans(t, "--stacks") // Each call calibrates again, and must find everything.
 		for _, s := range d.Spans {
 			assert.NotEqual(t, "unknown", s.State)
 			frames := d.Stacks[s.Goroutine].Frames // none if the goroutine was running, or has changed at each attempt
