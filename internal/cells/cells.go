@@ -99,8 +99,8 @@ type Table struct {
 	locals  []local
 	shared  *sharedIndex
 	private *vma.Region // contains locals, shared and the entries of free
-	// usedLocals is the number of locals to search: 0, or 1 more than the highest P that has started a
-	// span. sharedBits says which of the shared index's tables is the largest in use.
+	// usedLocals is the number of locals to search: 0, or 1 more than the highest P that has started or
+	// ended a span. sharedBits says which of the shared index's tables is the largest in use.
 	usedLocals, sharedBits atomic.Uint32
 	hand                   atomic.Uint32
 	// limit is the number of cells that may be used: Capacity, or less in tests.
@@ -371,9 +371,7 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 		t.share(r, s.SpanID)
 		return
 	}
-	if uint32(p) >= t.usedLocals.Load() {
-		t.useLocal(uint32(p))
-	}
+	t.use(uint32(p))
 	// From here on, Find returns the span.
 	entry := t.locals[p].entry(s.SpanID)
 	if old := Ref(atomic.LoadUint64(entry)); t.Live(old) {

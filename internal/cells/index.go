@@ -40,10 +40,15 @@ func (t *Table) Find(k sdkspan.Key) Ref {
 // entry returns the entry for a span in the index of a P.
 func (l *local) entry(spanID uint64) *uint64 { return &l.index[hash(spanID, localBits)] }
 
-// useLocal makes Find search the index of P number p.
-//
+// use makes Find and EndedRoot search what P number p stores.
+func (t *Table) use(p uint32) {
+	if p >= t.usedLocals.Load() {
+		t.raiseUsedLocals(p)
+	}
+}
+
 //go:noinline
-func (t *Table) useLocal(p uint32) {
+func (t *Table) raiseUsedLocals(p uint32) {
 	for n := t.usedLocals.Load(); p >= n && !t.usedLocals.CompareAndSwap(n, p+1); n = t.usedLocals.Load() {
 	}
 }

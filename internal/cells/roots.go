@@ -43,6 +43,7 @@ func (t *Table) RememberRoot(r Ref) (isRoot bool) {
 		return root != 0
 	}
 	if p := goruntime.Pin(); p < len(t.locals) {
+		t.use(uint32(p))
 		t.locals[p].roots.add(k, root, uint64(endpoint))
 	}
 	goruntime.Unpin()

@@ -15,6 +15,19 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
+// TestEndedRootOnAnotherP checks that the local root of a span is remembered if the span ends on a P that has not
+// started a span.
+func TestEndedRootOnAnotherP(t *testing.T) {
+	table, _ := newTable(t, true, nil)
+	r := table.startOn(len(table.locals))
+	s := spanOf(r)
+	assert.False(t, table.RememberRoot(r))
+	assert.True(t, table.end(r, false))
+	root, endpoint := table.EndedRoot(s.Key)
+	assert.Equal(t, s.LocalRootSpanID, root)
+	assert.Equal(t, s.Endpoint, endpoint)
+}
+
 // TestRootsConcurrently checks that find returns no mixture of entries while entries are
 // added.
 func TestRootsConcurrently(t *testing.T) {
