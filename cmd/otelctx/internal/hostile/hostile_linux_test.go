@@ -6,7 +6,6 @@
 package hostile
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -300,34 +299,11 @@ func (u user) jit(t *testing.T, attacker string, pages int, perfMap string) {
 }
 
 // TestNamesBesideOthers checks that processes of another user whose symbolization is expensive do not harm a
-// service. It must get about as many samples per second of CPU time as without them, and more than 99 % of its
-// samples must be symbolized.
+// service: none of its samples is lost, and more than 99 % of them are symbolized.
 func TestNamesBesideOthers(t *testing.T) {
 	needRoot(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
 	service := startService(t, self)
-	record := func(t *testing.T) (perSecond, named float64) {
-		t.Helper()
-		r := self.recordTo(t, "p.otlp", otelctx, "--all").recorded(service.PID())
-		moment := func() (time.Time, time.Duration) {
-			used, err := burner.Used(service)
-			require.NoError(t, err)
-			return time.Now(), used
-		}
-		begun, before := moment()
-		burner.AwaitUse(t, service, 2*time.Second)
-		ended, after := moment()
-		d := r.interrupt()
-		asked := time.Since(ended)
-		content, err := os.ReadFile(r.file)
-		require.NoError(t, err)
-		samples, withNames := samplesBetween(t, content, service.PID(), begun, ended)
-		t.Logf("%d samples in %v, %d with names, ended after %v; lost %d: %s", samples, after-before, withNames, asked, d.Lost, r.stderr.String())
-		assert.Zero(t, d.Lost)
-		return float64(samples) / (after - before).Seconds(), float64(withNames) / float64(samples)
-	}
-	alone, named := record(t)
-	assert.Greater(t, named, 0.99)
 	for name, perfMap := range map[string]string{
 		"empty lines": strings.Repeat("\n", 34<<20),
 		"everything":  strings.Repeat("0 ffffffffffffffff x\n", 34<<20/21),
@@ -339,16 +315,25 @@ func TestNamesBesideOthers(t *testing.T) {
 			for range 3 {
 				nobody.jit(t, attacker, 1000, perfMap)
 			}
-			beside, named := record(t)
-			assert.InEpsilon(t, alone, beside, 0.05)
-			assert.Greater(t, named, 0.99)
+			r := self.recordTo(t, "p.otlp", otelctx, "--all")
+			r.awaitNames(service)
+			burner.AwaitUse(t, service, time.Second)
+			d := r.interrupt()
+			content, err := os.ReadFile(r.file)
+			require.NoError(t, err)
+			samples, named := samplesOf(t, content, service.PID())
+			t.Logf("%d samples, %d with names; said: %s", samples, named, r.stderr.String())
+			assert.Zero(t, d.Lost)
+			assert.Positive(t, samples)
+			assert.Equal(t, d.samples(service.PID()), samples, "the file has the samples that were taken")
+			assert.Greater(t, float64(named), 0.99*float64(samples))
 		})
 	}
 }
 
-// samplesBetween returns the number of samples that an OTLP profile has of a process between two times, and how
-// many of them have a symbolized leaf.
-func samplesBetween(t *testing.T, content []byte, pid int, begun, ended time.Time) (samples, named int) {
+// samplesOf returns the number of samples that an OTLP profile has of a process, and how many of them have a
+// symbolized leaf.
+func samplesOf(t *testing.T, content []byte, pid int) (samples, named uint64) {
 	t.Helper()
 	data := &profilespb.ProfilesData{}
 	require.NoError(t, proto.Unmarshal(content, data))
@@ -361,14 +346,10 @@ func samplesBetween(t *testing.T, content []byte, pid int, begun, ended time.Tim
 		}
 		for _, s := range r.GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
 			leaf := d.GetLocationTable()[d.GetStackTable()[s.GetStackIndex()].GetLocationIndices()[0]]
-			for _, at := range s.GetTimestampsUnixNano() {
-				if at < uint64(begun.UnixNano()) || at >= uint64(ended.UnixNano()) {
-					continue
-				}
-				samples++
-				if len(leaf.GetLines()) > 0 {
-					named++
-				}
+			taken := uint64(len(s.GetTimestampsUnixNano()))
+			samples += taken
+			if len(leaf.GetLines()) > 0 {
+				named += taken
 			}
 		}
 	}
@@ -535,57 +516,18 @@ func TestCrowd(t *testing.T) {
 	r.requireRecorded(startService(t, self))
 }
 
-// TestIdlePublishers checks that a busy service gets about as many samples per second of CPU time as usual while
-// another user runs more publishers than otelctx can record.
+// TestIdlePublishers checks that a busy service is recorded while another user runs more publishers than otelctx can
+// record.
 func TestIdlePublishers(t *testing.T) {
 	testenv.NeedAll(t)
 	needRoot(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
 	service := startService(t, self)
-	alone := samplesPerUse(t, otelctx, service)
 	nobody.publishing(t, "crowded", attacker, "crowd", "4200")
-	beside := samplesPerUse(t, otelctx, service)
-	t.Logf("samples for each second of CPU time: %.0f alone, %.0f beside the others", alone, beside)
-	assert.InEpsilon(t, alone, beside, 0.05)
-}
-
-// samplesPerUse records all processes. It returns how many samples the service got per second of CPU time that it
-// used.
-func samplesPerUse(t *testing.T, otelctx string, service *childproc.Child) float64 {
-	t.Helper()
-	type moment struct {
-		at   int64
-		used time.Duration
-	}
-	var moments []moment
-	over, watched := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(watched)
-		for {
-			used, err := burner.Used(service)
-			if !assert.NoError(t, err) {
-				return
-			}
-			moments = append(moments, moment{time.Now().UnixNano(), used})
-			select {
-			case <-over:
-				return
-			case <-time.After(time.Millisecond):
-			}
-		}
-	}()
-	r := self.record(t, otelctx, "--all", "--duration=5s")
-	require.NoError(t, r.cmd.Wait(), r.stderr.String())
-	close(over)
-	<-watched
-	t.Log(r.stderr.String())
-	d := &document{}
-	require.NoError(t, json.Unmarshal(r.stdout.Bytes(), d))
-	usedAt := func(at int64) time.Duration {
-		i, _ := slices.BinarySearchFunc(moments, at, func(m moment, at int64) int { return cmp.Compare(m.at, at) })
-		return moments[min(i, len(moments)-1)].used
-	}
-	return float64(d.samples(service.PID())) / (usedAt(d.Start+d.Duration) - usedAt(d.Start)).Seconds()
+	r := self.record(t, otelctx, "--all")
+	r.awaitNames(service)
+	burner.AwaitUse(t, service, 4*serviceUse) // All publishers are found meanwhile.
+	r.requireSamples(service)
 }
 
 // TestDenied checks that a service is recorded even if it may neither use MFD_NOEXEC_SEAL nor name mappings.

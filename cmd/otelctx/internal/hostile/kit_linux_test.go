@@ -197,10 +197,12 @@ func (r *recorder) begin() {
 }
 
 // run runs an otelctx command and returns its output. The command must succeed within the given memory in bytes
-// and within maxTime.
+// and within maxTime. Its garbage collector stops the program: otherwise, the peak memory would depend on how much
+// CPU time the collector gets.
 func (u user) run(t *testing.T, memory int64, otelctx string, args ...string) (stdout []byte) {
 	t.Helper()
 	r := &recorder{t: t, cmd: u.command(otelctx, args...)}
+	r.cmd.Env = append(os.Environ(), "GODEBUG=gcstoptheworld=1")
 	r.begin()
 	require.NoError(t, r.cmd.Wait(), r.stderr.String())
 	used := r.cmd.ProcessState.UserTime() + r.cmd.ProcessState.SystemTime()
@@ -214,8 +216,6 @@ func (u user) run(t *testing.T, memory int64, otelctx string, args ...string) (s
 type document struct {
 	Samples, Attributed, Lost uint64
 	Ended                     bool
-	Start                     int64 `json:"start_time_unix_nano"`
-	Duration                  int64 `json:"duration_nano"`
 	Processes                 []struct {
 		PID                 int
 		Service             string
