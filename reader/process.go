@@ -124,8 +124,6 @@ func (t linuxTarget) byThread(n int, err error, read func(remotemem.Memory) (int
 	return 0, err
 }
 
-const procRoot = "/proc"
-
 // Open opens the process with this id. It does not read the process's memory, so it succeeds even
 // if reading is not permitted. The error wraps [ErrProcessGone] if there is no such process.
 func Open(pid int) (*Process, error) {
@@ -133,7 +131,7 @@ func Open(pid int) (*Process, error) {
 		return nil, err
 	}
 	p := &Process{pid: pid}
-	entry, err := procfs.NewFS(procRoot).Process(pid)
+	entry, err := procfs.Host().Process(pid)
 	if err != nil {
 		return nil, p.classify(err)
 	}
@@ -163,7 +161,7 @@ func Publishers(ctx context.Context) iter.Seq2[*Process, error] {
 			yield(nil, err)
 			return
 		}
-		for pid, err := range procfs.NewFS(procRoot).PIDs() {
+		for pid, err := range procfs.Host().PIDs() {
 			if err == nil {
 				err = ctx.Err()
 			}

@@ -267,7 +267,7 @@ func (p *Process) readAt(m procfs.Mapping) (_ *ProcessContext, missing bool, err
 	if err != nil {
 		return nil, false, p.error(fmt.Errorf("%w: %w", ErrInvalid, err))
 	}
-	clockOffset, err := boottime.Ahead(p.pid)
+	clockOffset, err := boottime.Ahead(procfs.Host().Path(p.pid, ""))
 	if err != nil {
 		clockOffset = 0 // Assume the same time namespace.
 	}

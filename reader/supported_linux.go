@@ -10,7 +10,7 @@ import (
 )
 
 // supported returns an error if no process can be read.
-func supported() error { return procfs.NewFS(procRoot).CheckNamespace() }
+func supported() error { return procfs.Host().CheckNamespace() }
 
 // monotonicNow returns the time of CLOCK_MONOTONIC, the clock of the Go runtime, in nanoseconds. It
 // returns 0 if the clock cannot be read.

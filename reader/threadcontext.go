@@ -9,7 +9,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -281,9 +280,13 @@ func (p *Process) threadPointer(ctx context.Context, tid int) (uint64, error) {
 	if ok && cached.start == stat.Start {
 		return cached.pointer, nil
 	}
-	pointer, ok := tlsvar.Pointer(p.target, tid)
+	callersID, err := procfs.Host().CallersID(p.pid, tid)
+	if err != nil {
+		return 0, fmt.Errorf("only the kernel knows its thread pointer: %w", err)
+	}
+	pointer, ok := tlsvar.Pointer(p.target, callersID)
 	if !ok {
-		if pointer, err = stoppedPointer(ctx, tid, stat.State); err != nil {
+		if pointer, err = stoppedPointer(ctx, tid, callersID, stat.State); err != nil {
 			return 0, err
 		}
 	}
@@ -297,8 +300,8 @@ func (p *Process) threadPointer(ctx context.Context, tid int) (uint64, error) {
 }
 
 // stoppedPointer stops a thread to learn its thread pointer, unless its state says that it cannot
-// stop.
-func stoppedPointer(ctx context.Context, tid int, state byte) (uint64, error) {
+// stop. callersID is the id of the thread in the caller's PID namespace.
+func stoppedPointer(ctx context.Context, tid, callersID int, state byte) (uint64, error) {
 	switch state {
 	case 'D': // also a thread that waits for its child after vfork
 		return 0, errUninterruptible
@@ -307,18 +310,18 @@ func stoppedPointer(ctx context.Context, tid int, state byte) (uint64, error) {
 	}
 	const attempts, pause = 100, time.Millisecond
 	for attempt := 1; ; attempt++ {
-		pointer, err := tlsvar.StoppedPointer(ctx, tid)
+		pointer, err := tlsvar.StoppedPointer(ctx, callersID)
 		switch {
 		case errors.Is(err, syscall.ESRCH):
 			return 0, fmt.Errorf("%w: %w", procfs.ErrProcessGone, err)
 		case !errors.Is(err, syscall.EPERM):
 			return pointer, err
 		}
-		tracer, tracerErr := procfs.NewFS(procRoot).Tracer(tid)
+		tracer, tracerErr := procfs.Host().Tracer(tid)
 		switch {
 		case tracerErr != nil || tracer == 0 && attempt > 1:
 			return 0, err
-		case tracer != 0 && tracer != os.Getpid() || attempt == attempts:
+		case tracer != 0 && tracer != procfs.Host().SelfID() || attempt == attempts:
 			return 0, fmt.Errorf("process %d traces the thread", tracer)
 		}
 		// Another call of this program is stopping the thread, or has just done so.

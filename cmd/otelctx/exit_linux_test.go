@@ -35,7 +35,7 @@ func TestForeignProc(t *testing.T) {
 		got := runCommand(t, cmd)
 		assert.Equal(t, exitOther, got.code, args)
 		assert.Empty(t, got.stdout, args)
-		assert.Regexp(t, `^otelctx: .*/proc belongs to another PID namespace: this process is \d+ there, but its id is 1; mount the right one .*\n$`, got.stderr, args)
+		assert.Regexp(t, `^otelctx: .*/proc belongs to another PID namespace: this process is \d+ there, but its id is 1; mount the right one .*\nOr say --proc /proc: .*\n$`, got.stderr, args)
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/command/watch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/privilege"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/version"
 )
@@ -62,7 +63,7 @@ func run(args []string, s terminal.Streams) int {
 	parser := kong.Must(&c,
 		kong.Name("otelctx"),
 		kong.Description(man.Description+"\n\nExit codes:\n\n"+exitcode.Text()),
-		kong.Vars{"version": version.Text()}, record.FlagHelp,
+		kong.Vars{"version": version.Text(), "proc": process.ProcHelp}, record.FlagHelp,
 		kong.Writers(s.Stdout, s.Stderr),
 		kong.KindMapper(reflect.String, kong.MapperFunc(decodeString)),
 		kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(decodeDuration)),

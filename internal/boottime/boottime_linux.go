@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -29,12 +28,11 @@ func Now() (uint64, error) {
 	return uint64(ns), nil
 }
 
-// Ahead returns how far the CLOCK_BOOTTIME of the process with id pid is ahead of the caller's. The
-// result is not 0 only if they are in different time namespaces, see time_namespaces(7). Ahead
-// returns an error if the difference is unknown.
-func Ahead(pid int) (time.Duration, error) {
+// Ahead returns how far the CLOCK_BOOTTIME of another process is ahead of the caller's. other is the
+// process's directory in /proc. The result is not 0 only if they are in different time namespaces, see
+// time_namespaces(7). Ahead returns an error if the difference is unknown.
+func Ahead(other string) (time.Duration, error) {
 	const own = "/proc/self"
-	other := "/proc/" + strconv.Itoa(pid)
 	namespace, err := os.Readlink(other + "/ns/time")
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil // the kernel has no time namespaces, or the process has exited

@@ -17,7 +17,7 @@ func Now() (uint64, error) {
 }
 
 // Ahead returns an error that wraps [errors.ErrUnsupported].
-func Ahead(int) (time.Duration, error) {
+func Ahead(string) (time.Duration, error) {
 	return 0, fmt.Errorf("boottime.Ahead: %w", errors.ErrUnsupported)
 }
 

@@ -176,7 +176,7 @@ func admit(pid int) error {
 
 // userOf returns the real user id of a process, or -1 if it is unknown.
 func userOf(pid int) int {
-	user, err := procfs.NewFS("/proc").User(pid)
+	user, err := procfs.Host().User(pid)
 	if err != nil {
 		return -1
 	}

@@ -28,7 +28,10 @@ import (
 var ErrProcessGone = errors.New("no such process")
 
 // FS is a mounted proc file system.
-type FS struct{ root string }
+type FS struct {
+	root    string
+	foreign bool // see [FS.Foreign]
+}
 
 // NewFS returns the proc file system mounted at root, usually /proc.
 func NewFS(root string) FS { return FS{root: root} }
@@ -38,9 +41,12 @@ var ErrNamespace = errors.New("belongs to another PID namespace")
 
 // CheckNamespace returns an error unless the process ids in the file system mean the same processes as
 // in system calls of this process. After unshare --pid --fork, for example, /proc still shows the
-// processes of the outer namespace until it is mounted again. The error wraps [ErrNamespace], or is
-// that of readlink(2).
+// processes of the outer namespace until it is mounted again. A file system that [UseHost] has chosen
+// may belong to another namespace. The error wraps [ErrNamespace], or is that of readlink(2).
 func (f FS) CheckNamespace() error {
+	if f.foreign {
+		return nil
+	}
 	self := filepath.Join(f.root, "self")
 	target, err := os.Readlink(self)
 	if err != nil {

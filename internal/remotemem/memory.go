@@ -4,7 +4,8 @@
 // Package remotemem reads the memory of a process, including the caller's own, without its help and
 // without trusting its pointers.
 //
-// The package does not interpret the memory, and imports no other package of otelctx.
+// The package does not interpret the memory. Of otelctx it imports only internal/procfs, which decides
+// whose process ids are meant.
 package remotemem
 
 import "io"
@@ -15,7 +16,8 @@ type Memory struct{ pid int }
 
 var _ io.ReaderAt = Memory{}
 
-// Of returns the memory of the process with id pid. If there is no such process, reading fails.
+// Of returns the memory of the process with id pid in the file system of procfs.Host. If there is no such process, reading
+// fails.
 func Of(pid int) Memory { return Memory{pid: pid} }
 
 // Part is a part of a process's memory to be read: len(Data) bytes, starting at Address. If Data is

@@ -4,9 +4,14 @@
 package remotemem
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/internal/procfs"
 )
 
 // ReadAt copies len(p) bytes from address off into p. It returns an error if it cannot copy all of
@@ -16,9 +21,20 @@ import (
 // The error wraps the error of the system call. That is ESRCH if the process has exited. It is
 // EPERM, which is an [io/fs.ErrPermission], if the caller lacks the permission for a ptrace attach
 // (PTRACE_MODE_ATTACH_REALCREDS).
+//
+// process_vm_readv takes an id of this process's PID namespace. If [procfs.Host] belongs to another one,
+// ReadAt reads the file mem instead, with the same results.
 func (m Memory) ReadAt(p []byte, off int64) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
+	}
+	if procfs.Host().Foreign() {
+		f, err := m.openFile()
+		if err != nil {
+			return 0, err
+		}
+		defer func() { _ = f.Close() }()
+		return readFile(f, p, off)
 	}
 	local := []unix.Iovec{{Base: &p[0]}}
 	local[0].SetLen(len(p))
@@ -55,6 +71,9 @@ const (
 // order. For each part, it takes and releases references to the pages by atomic operations, and the
 // copies cannot be reordered across these.
 func (m Memory) ReadParts(parts []Part) (int, error) {
+	if procfs.Host().Foreign() {
+		return m.readPartsOfFile(parts)
+	}
 	for done := 0; done < len(parts); {
 		next := parts[done:min(done+maxParts, len(parts))]
 		n, err := m.readParts(next)
@@ -107,4 +126,50 @@ func (m Memory) readParts(parts []Part) (int, error) {
 		n -= len(parts[i].Data)
 	}
 	return len(parts), err
+}
+
+// openFile opens the process's file mem. It is opened for each read, because after an exec an open file
+// still refers to the memory of the old program.
+func (m Memory) openFile() (*os.File, error) {
+	f, err := os.Open(procfs.Host().Path(m.pid, "mem"))
+	if errors.Is(err, os.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", unix.ESRCH, err)
+	}
+	return f, err
+}
+
+// readFile reads from a file mem. Its errors wrap those of process_vm_readv.
+func readFile(f *os.File, p []byte, off int64) (int, error) {
+	if off < 0 { // the kernel's half of the address space
+		return 0, fmt.Errorf("read %d bytes at %#x: %w", len(p), uint64(off), unix.EFAULT)
+	}
+	n, err := f.ReadAt(p, off)
+	switch {
+	case errors.Is(err, io.EOF): // The process has released its memory.
+		err = unix.ESRCH
+	case errors.Is(err, unix.EIO):
+		err = unix.EFAULT
+	}
+	if err != nil {
+		return n, fmt.Errorf("read %d bytes at %#x: %w", len(p), off, err)
+	}
+	return n, nil
+}
+
+// readPartsOfFile is like ReadParts, but reads the file mem, with a system call for each part.
+func (m Memory) readPartsOfFile(parts []Part) (int, error) {
+	f, err := m.openFile()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = f.Close() }()
+	for i, p := range parts {
+		if len(p.Data) == 0 {
+			continue
+		}
+		if _, err := readFile(f, p.Data, int64(p.Address)); err != nil {
+			return i, err
+		}
+	}
+	return len(parts), nil
 }

@@ -12,11 +12,13 @@ import (
 	"runtime"
 	"syscall"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/exitcode"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/launch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
+	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -26,7 +28,7 @@ func Complain(s terminal.Streams, err error) {
 		return
 	}
 	s.Complainf("%v", err)
-	if a := about(err, os.DirFS("/proc")); a != "" {
+	if a := about(err, os.DirFS(procfs.Host().Root())); a != "" {
 		_, _ = fmt.Fprintln(s.Stderr, a)
 	}
 }
@@ -63,6 +65,10 @@ Start the service yourself, and record it by its process id or --name.`
 		return readingAdvice(proc, process.IDOf(err))
 	case errors.Is(err, sampler.ErrNoSysfs):
 		return "Mount it: mount -t sysfs none /sys. Container runtimes do so by default."
+	case errors.Is(err, procfs.ErrNamespace) && !procfs.Host().Foreign():
+		return "Or say --proc /proc: list, inspect, watch, spans and record --wall then use the ids of that namespace."
+	case errors.Is(err, reader.ErrProcessGone) && procfs.Host().Foreign():
+		return "Run otelctx list --proc " + display.Shell(procfs.Host().Root()) + " to see which processes publish, with their ids there."
 	case errors.Is(err, reader.ErrProcessGone):
 		return `Run otelctx list to see which processes publish. Process ids are those of the PID namespace that otelctx runs in:
 outside of a container, use the ids that the host's ps shows.`

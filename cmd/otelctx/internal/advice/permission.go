@@ -14,6 +14,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
+	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -63,7 +64,7 @@ func credentialsOf(proc fs.FS, pid string) (c credentials) {
 	return c
 }
 
-// hidepid returns the mount option of /proc that hides processes of other users, or "" if it has none.
+// hidepid returns the mount option of the proc file system that hides processes of other users, or "" if it has none.
 func hidepid(proc fs.FS) string {
 	mounts, err := fs.ReadFile(proc, "self/mountinfo")
 	if err != nil {
@@ -73,7 +74,7 @@ func hidepid(proc fs.FS) string {
 		// ID, parent, device, root, mount point, options, optional fields, "-", type, source, options of the type
 		mount, fileSystem, _ := strings.Cut(line, " - ")
 		fields, options := strings.Fields(mount), strings.Fields(fileSystem)
-		if len(fields) < 5 || fields[4] != "/proc" || len(options) < 3 || options[0] != "proc" {
+		if len(fields) < 5 || fields[4] != procfs.Host().Root() || len(options) < 3 || options[0] != "proc" {
 			continue
 		}
 		for option := range strings.SplitSeq(options[2], ",") {
@@ -190,7 +191,7 @@ const maxNamed = 8
 
 // Hidden says that users see only their own processes, if that is the case.
 func Hidden(s terminal.Streams) {
-	proc := os.DirFS("/proc")
+	proc := os.DirFS(procfs.Host().Root())
 	if self := credentialsOf(proc, "self"); hidepid(proc) != "" && !self.can(capSysPtrace) {
 		s.Complainf("the list has only the processes of this user")
 		_, _ = fmt.Fprintln(s.Stderr, hiddenAdvice(hidepid(proc)))
@@ -198,12 +199,12 @@ func Hidden(s terminal.Streams) {
 }
 
 func hiddenAdvice(option string) string {
-	return "/proc is mounted with " + display.Escape(option) + " (systemd: ProtectProc=), which hides the processes of other users. Run otelctx as root (sudo)."
+	return procfs.Host().Root() + " is mounted with " + display.Escape(option) + " (systemd: ProtectProc=), which hides the processes of other users. Run otelctx as root (sudo)."
 }
 
 // Unread prints which processes could not be read, and why.
 func Unread(s terminal.Streams, unread []error) {
-	proc := os.DirFS("/proc")
+	proc := os.DirFS(procfs.Host().Root())
 	refused := map[string][]*process.Error{}
 	var reasons []string
 	for _, err := range unread {

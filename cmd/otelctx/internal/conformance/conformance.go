@@ -29,7 +29,7 @@ func Process(ctx context.Context, pid int, d time.Duration) ([]Result, error) {
 		return nil, err
 	}
 	defer func() { _ = p.Close() }()
-	entry, err := procfs.NewFS("/proc").Process(pid)
+	entry, err := procfs.Host().Process(pid)
 	if err != nil {
 		return nil, err
 	}

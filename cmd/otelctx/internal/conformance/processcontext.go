@@ -149,7 +149,7 @@ func (c *contextChecker) published(h wire.ProcessContextHeader, raw [wire.Proces
 // checkClock checks that a timestamp is a plausible time since boot: it must not be in the future.
 func (c *contextChecker) checkClock(timestamp uint64) {
 	now, err := boottime.Now()
-	ahead, aheadErr := boottime.Ahead(c.pid)
+	ahead, aheadErr := boottime.Ahead(procfs.Host().Path(c.pid, ""))
 	if err = errors.Join(err, aheadErr); err != nil {
 		c.skip("4719-H4", "%v", err)
 		return
@@ -262,7 +262,7 @@ const dontFork = "dc"
 
 // flagsOf returns the flags of a mapping of a process from its smaps file.
 func flagsOf(pid int, m procfs.Mapping) ([]string, error) {
-	f, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "smaps"))
+	f, err := os.Open(procfs.Host().Path(pid, "smaps"))
 	if err != nil {
 		return nil, err
 	}
@@ -280,7 +280,7 @@ func flagsOf(pid int, m procfs.Mapping) ([]string, error) {
 
 // checkDescriptors checks the descriptors that refer to memfds of process contexts. m is the mapping of the context.
 func (c *contextChecker) checkDescriptors(ctx context.Context, m procfs.Mapping) {
-	dir := filepath.Join("/proc", strconv.Itoa(c.pid))
+	dir := procfs.Host().Path(c.pid, "")
 	entries, err := os.ReadDir(filepath.Join(dir, "fd"))
 	if err != nil {
 		c.skip("4719-P2", "%v", err)
@@ -330,7 +330,7 @@ func (c *contextChecker) checkChildren(ctx context.Context, m procfs.Mapping) {
 		return
 	}
 	for _, pid := range children {
-		child, err := procfs.NewFS("/proc").Process(pid)
+		child, err := procfs.Host().Process(pid)
 		if err != nil {
 			continue
 		}
@@ -359,13 +359,13 @@ func (c *contextChecker) checkChildren(ctx context.Context, m procfs.Mapping) {
 }
 
 func childrenOf(pid int) ([]int, error) {
-	tasks, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "task"))
+	tasks, err := os.ReadDir(procfs.Host().Path(pid, "task"))
 	if err != nil {
 		return nil, err
 	}
 	var children []int
 	for _, task := range tasks {
-		text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "task", task.Name(), "children"))
+		text, err := os.ReadFile(procfs.Host().Path(pid, filepath.Join("task", task.Name(), "children")))
 		if err != nil {
 			continue
 		}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -41,7 +42,7 @@ func (e *Error) Process() string { return e.process }
 
 // Name returns the id of a process, followed by its name as in ps, in parentheses, unless it has ended.
 func Name(pid int) string {
-	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	comm, err := os.ReadFile(procfs.Host().Path(pid, "comm"))
 	if err != nil {
 		return strconv.Itoa(pid)
 	}

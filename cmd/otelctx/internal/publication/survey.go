@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 
@@ -35,19 +34,17 @@ const maxReads = 128
 // Survey reads the contexts of all processes, and if active is true, the spans that their threads are in.
 func Survey(ctx context.Context, active bool) Findings {
 	var f Findings
-	// Fail immediately on platforms where no process can be read.
-	self, err := reader.Open(os.Getpid())
-	if err != nil {
+	// Fail immediately where no process can be read. Otherwise the only thing wrong with process 0 is that it does not exist.
+	if _, err := reader.Open(0); !errors.Is(err, reader.ErrProcessGone) {
 		return Findings{Failure: err}
 	}
-	_ = self.Close()
 	var (
 		reads   sync.WaitGroup
 		mu      sync.Mutex // guards f
 		tooMany error
 	)
 	slots := make(chan struct{}, maxReads)
-	for pid, err := range procfs.NewFS("/proc").PIDs() {
+	for pid, err := range procfs.Host().PIDs() {
 		if err != nil {
 			f.Failure = errors.Join(f.Failure, fmt.Errorf("list processes: %w", err))
 			break

@@ -5,7 +5,6 @@ package recording
 
 import (
 	"bytes"
-	"fmt"
 	"io"
 	"net/url"
 	"os"
@@ -15,6 +14,7 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/internal/procfs"
 )
 
 const (
@@ -27,7 +27,7 @@ const (
 // environmentAttributes returns the resource attributes in the environment that a process was started with, as
 // OpenTelemetry SDKs read them. Malformed ones are left out.
 func environmentAttributes(pid int) []*commonpb.KeyValue {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/environ", pid))
+	f, err := os.Open(procfs.Host().Path(pid, "environ"))
 	if err != nil {
 		return nil
 	}

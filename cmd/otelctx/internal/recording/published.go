@@ -16,6 +16,7 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -93,13 +94,13 @@ func newPublished(pid int, layout *reader.ThreadLayout) *published {
 func processAttributes(pid int) []*commonpb.KeyValue {
 	kvs := []*commonpb.KeyValue{profile.IntAttribute(string(semconv.ProcessPIDKey), int64(pid))}
 	// Kernel threads have no executable.
-	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil {
+	if exe, err := os.Readlink(procfs.Host().Path(pid, "exe")); err == nil {
 		exe = strings.TrimSuffix(exe, " (deleted)")
 		kvs = append(kvs,
 			profile.StringAttribute(string(semconv.ProcessExecutablePathKey), exe),
 			profile.StringAttribute(string(semconv.ProcessExecutableNameKey), filepath.Base(exe)))
 	}
-	if groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)); err == nil {
+	if groups, err := os.ReadFile(procfs.Host().Path(pid, "cgroup")); err == nil {
 		kvs = append(kvs, containerAttributes(string(groups))...)
 	}
 	return kvs

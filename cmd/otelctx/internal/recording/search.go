@@ -60,7 +60,7 @@ func newSearch(c *Config, w *warnings) (*search, error) {
 	for _, pid := range c.PIDs {
 		// Check the ids before opening the sampler, so that a wrong id is reported even to users who may not
 		// sample. The id of a thread has a directory in /proc, although it is not listed there.
-		if leader, err := procfs.NewFS("/proc").Leader(pid); err == nil && leader != pid {
+		if leader, err := procfs.Host().Leader(pid); err == nil && leader != pid {
 			return nil, fmt.Errorf("%d is a thread of process %d, and only processes are recorded", pid, leader)
 		}
 		p, err := reader.Open(pid)

@@ -6,12 +6,13 @@ package recording
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/otelctx/otelctx/internal/procfs"
 )
 
 // Selection selects the processes to record. The zero value selects every process that publishes a process
@@ -81,7 +82,7 @@ func (s *Selection) descends(pid int) bool {
 
 // parentOf returns the id of a process's parent, 0 if there is none.
 func parentOf(pid int) int {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	stat, err := os.ReadFile(procfs.Host().Path(pid, "stat"))
 	if err != nil {
 		return 0
 	}
@@ -103,10 +104,10 @@ func (s *Selection) selectsName(pid int) bool {
 	if len(s.Names) == 0 {
 		return true
 	}
-	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil && slices.Contains(s.Names, strings.TrimSuffix(string(comm), "\n")) {
+	if comm, err := os.ReadFile(procfs.Host().Path(pid, "comm")); err == nil && slices.Contains(s.Names, strings.TrimSuffix(string(comm), "\n")) {
 		return true
 	}
-	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	exe, err := os.Readlink(procfs.Host().Path(pid, "exe"))
 	return err == nil && slices.Contains(s.Names, filepath.Base(strings.TrimSuffix(exe, " (deleted)")))
 }
 
@@ -115,7 +116,7 @@ func (s *Selection) selectsCgroup(pid int) bool {
 	if len(s.Cgroups) == 0 {
 		return true
 	}
-	lines, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	lines, err := os.ReadFile(procfs.Host().Path(pid, "cgroup"))
 	if err != nil {
 		return false
 	}

@@ -4,7 +4,6 @@
 package recording
 
 import (
-	"fmt"
 	"os"
 	"syscall"
 
@@ -15,14 +14,14 @@ import (
 func userOf(pid int) int {
 	// This is cheaper than reading the status file. However, the files of a process that is not dumpable
 	// belong to root, whoever started the process.
-	info, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
+	info, err := os.Stat(procfs.Host().Path(pid, ""))
 	if err != nil {
 		return -1
 	}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 {
 		return int(st.Uid)
 	}
-	user, err := procfs.NewFS("/proc").User(pid)
+	user, err := procfs.Host().User(pid)
 	if err != nil {
 		return -1
 	}

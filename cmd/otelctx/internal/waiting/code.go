@@ -5,10 +5,10 @@ package waiting
 
 import (
 	"debug/buildinfo"
-	"fmt"
 	"os"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -44,7 +44,7 @@ type frameSize struct {
 func openCode(pid int, files *symbols.Files) *code {
 	c := &code{sizes: map[uint64]frameSize{}, lines: map[uint64]*symbols.Location{}}
 	c.process, _ = files.Open(pid)
-	if f, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid)); err == nil {
+	if f, err := os.Open(procfs.Host().Path(pid, "exe")); err == nil {
 		if info, err := buildinfo.Read(f); err == nil {
 			c.module = info.Main.Path
 		}

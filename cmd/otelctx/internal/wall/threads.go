@@ -55,7 +55,7 @@ func (t *threads) update(snapshot *waiting.Snapshot) {
 // add begins to follow a thread, given its id in the process's own PID namespace.
 func (t *threads) add(ownTID int) {
 	tid := callersID(t.pid, ownTID)
-	added := &thread{path: fmt.Sprintf("/proc/%d/task/%d/schedstat", t.pid, tid)}
+	added := &thread{path: procfs.Host().Path(t.pid, fmt.Sprintf("task/%d/schedstat", tid))}
 	if tid != 0 && added.read() {
 		added.recentlyRan, added.recentlyWaited = 0, 0 // It is not known how long it has been running goroutines.
 		t.known[ownTID] = added
@@ -91,7 +91,7 @@ func (t *threads) queued(g *waiting.Goroutine) float64 {
 
 // callersID returns the id of a thread in the caller's PID namespace, or 0 if there is no such thread.
 func callersID(pid, ownTID int) int {
-	p, err := procfs.NewFS("/proc").Process(pid)
+	p, err := procfs.Host().Process(pid)
 	if err != nil {
 		return 0
 	}

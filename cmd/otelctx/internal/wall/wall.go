@@ -375,7 +375,7 @@ func (r *Recorder) find(ctx context.Context, recording *sync.WaitGroup) {
 	for {
 		var opening sync.WaitGroup
 		slots := make(chan struct{}, maxOpening)
-		for pid, err := range procfs.NewFS("/proc").PIDs() {
+		for pid, err := range procfs.Host().PIDs() {
 			if err != nil || ctx.Err() != nil {
 				break
 			}

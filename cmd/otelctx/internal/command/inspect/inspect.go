@@ -28,6 +28,7 @@ import (
 // Command implements otelctx inspect.
 type Command struct {
 	Process publication.Selector `arg:""                                                                     help:"The process to read: its id, or its service name." name:"process"`
+	Proc    process.Proc         `help:"${proc}"                                                             name:"proc"                                              placeholder:"DIR"`
 	Verbose bool                 `help:"Show the threadlocal.* attributes too, by which readers find spans." name:"verbose"                                           short:"v"`
 	JSON    bool                 `help:"Print JSON, nothing truncated."                                      name:"json"`
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/advice"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/internal/patient"
@@ -20,7 +21,8 @@ import (
 
 // Command implements otelctx list.
 type Command struct {
-	JSON bool `help:"Print a JSON array." name:"json"`
+	Proc process.Proc `help:"${proc}"             name:"proc" placeholder:"DIR"`
+	JSON bool         `help:"Print a JSON array." name:"json"`
 }
 
 // Help returns the text of otelctx list --help.

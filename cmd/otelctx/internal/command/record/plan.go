@@ -92,6 +92,9 @@ func (c *Command) planTargets(p *plan) error {
 	if t.command != nil && len(t.command) == 0 {
 		return errors.New("expected a command after --")
 	}
+	if t.command != nil && c.Processes.Proc != "" {
+		return errors.New("--proc is for processes that are running already, not for a command after --")
+	}
 	ways := 0
 	for _, chosen := range []bool{len(t.pids) > 0, t.all, t.byName(), t.command != nil} {
 		if chosen {

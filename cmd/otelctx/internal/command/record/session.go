@@ -40,10 +40,17 @@ type session struct {
 	seen, processes int
 }
 
+// errForeign means that CPU time cannot be recorded with --proc.
+var errForeign = fmt.Errorf("the proc file system of --proc %w, and the kernel lists only those of otelctx's own for BPF programs: "+
+	"record wall-clock time (--wall), or run otelctx in that PID namespace (docker run --pid=host, or hostPID in Kubernetes)", procfs.ErrNamespace)
+
 func (s *session) run() error {
 	// The sampler reports ids of this PID namespace, and everything else about their processes comes from /proc.
-	if err := procfs.NewFS("/proc").CheckNamespace(); errors.Is(err, procfs.ErrNamespace) {
+	if err := procfs.Host().CheckNamespace(); errors.Is(err, procfs.ErrNamespace) {
 		return err
+	}
+	if s.cpu != nil && procfs.Host().Foreign() {
+		return errForeign
 	}
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(memoryLimit)

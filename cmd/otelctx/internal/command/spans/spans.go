@@ -24,6 +24,7 @@ import (
 // Command implements otelctx spans.
 type Command struct {
 	Process  publication.Selector `arg:""                                                                    help:"The process to read: its id, or its service name." name:"process"`
+	Proc     process.Proc         `help:"${proc}"                                                            name:"proc"                                              placeholder:"DIR"`
 	Stacks   bool                 `help:"Show the stack of each goroutine."                                  name:"stacks"`
 	Group    bool                 `help:"Group goroutines with equal stacks, the most frequent stack first." name:"group"`
 	MinAge   time.Duration        `default:"0s"                                                              help:"Leave out spans that have started more recently."  name:"min-age"`

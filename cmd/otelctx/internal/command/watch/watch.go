@@ -26,6 +26,7 @@ import (
 // Command implements otelctx watch.
 type Command struct {
 	Process  publication.Selector `arg:""                                       help:"The process to read: its id, or its service name." name:"process"`
+	Proc     process.Proc         `help:"${proc}"                               name:"proc"                                              placeholder:"DIR"`
 	Interval time.Duration        `default:"200ms"                              help:"Time between updates."                             name:"interval"`
 	Count    int                  `default:"0"                                  help:"Number of updates; 0: until interrupted."          name:"count"`
 	JSON     bool                 `help:"Print a line of JSON for each update." name:"json"`

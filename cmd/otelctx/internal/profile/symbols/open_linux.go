@@ -38,7 +38,7 @@ type candidate struct {
 
 // candidates returns the ways to find a region's file.
 func (p *Process) candidates(r *Region) []candidate {
-	dir := fmt.Sprintf("/proc/%d/", p.pid)
+	path := func(file string) string { return procfs.Host().Path(p.pid, file) }
 	var mapped *buildIDs
 	isFile := func(f *os.File, id fileID) bool {
 		if id.inode == r.inode && unix.Major(id.device) == r.major && unix.Minor(id.device) == r.minor {
@@ -52,15 +52,15 @@ func (p *Process) candidates(r *Region) []candidate {
 	return []candidate{
 		{
 			func() (*os.File, error) {
-				return openPath(fmt.Sprintf("%smap_files/%x-%x", dir, r.mapping.Start, r.mapping.Limit))
+				return openPath(path(fmt.Sprintf("map_files/%x-%x", r.mapping.Start, r.mapping.Limit)))
 			},
 			func(f *os.File, id fileID) bool { return isFile(f, id) || p.isMapped(r) },
 		},
 		{
-			func() (*os.File, error) { return openPath(dir + "exe") },
+			func() (*os.File, error) { return openPath(path("exe")) },
 			func(f *os.File, id fileID) bool { return isFile(f, id) || id.inode == r.inode && p.isExecutable(r) },
 		},
-		{func() (*os.File, error) { return openIn(dir+"root", r.mapping.Path) }, isFile},
+		{func() (*os.File, error) { return openIn(path("root"), r.mapping.Path) }, isFile},
 	}
 }
 
@@ -95,7 +95,7 @@ func (p *Process) isMapped(r *Region) bool {
 
 // isExecutable reports whether a region's path is the path of the program that the process runs.
 func (p *Process) isExecutable(r *Region) bool {
-	path, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
+	path, err := os.Readlink(procfs.Host().Path(p.pid, "exe"))
 	return err == nil && strings.TrimSuffix(path, " (deleted)") == r.mapping.Path
 }
 
@@ -163,7 +163,7 @@ func (f mappedFile) ReadAt(b []byte, offset int64) (int, error) {
 func (p *Process) openDebugFile(own bool, path string) (*os.File, fileID, error) {
 	root := "/"
 	if !own {
-		root = fmt.Sprintf("/proc/%d/root", p.pid)
+		root = procfs.Host().Path(p.pid, "root")
 	}
 	f, err := openIn(root, path)
 	if err != nil {
@@ -179,7 +179,7 @@ func (p *Process) openPerfMap() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := openIn(fmt.Sprintf("/proc/%d/root", p.pid), fmt.Sprintf("/tmp/perf-%d.map", pid), unix.O_NOFOLLOW)
+	f, err := openIn(procfs.Host().Path(p.pid, "root"), fmt.Sprintf("/tmp/perf-%d.map", pid), unix.O_NOFOLLOW)
 	if err != nil {
 		return nil, err
 	}
@@ -197,7 +197,7 @@ func (p *Process) self() (pid int, user uint32, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
+	status, err := os.ReadFile(procfs.Host().Path(p.pid, "status"))
 	if err != nil {
 		return 0, 0, err
 	}
@@ -206,7 +206,7 @@ func (p *Process) self() (pid int, user uint32, err error) {
 			return ids[len(ids)-1], user, nil
 		}
 	}
-	return 0, 0, fmt.Errorf("/proc/%d/status has no Uid", p.pid)
+	return 0, 0, fmt.Errorf("%s has no Uid", procfs.Host().Path(p.pid, "status"))
 }
 
 // check checks that f is a regular file, and the right one according to isRight. It also checks that the process
@@ -276,17 +276,22 @@ const maxVDSO = 64 << 10
 
 // readOwnVDSO returns the vDSO that the kernel maps into this process.
 func readOwnVDSO() ([]byte, error) {
-	self, err := procfs.NewFS("/proc").Process(os.Getpid())
+	self, err := procfs.NewFS("/proc").Self()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = self.Close() }()
+	memory, err := os.Open("/proc/self/mem")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = memory.Close() }()
 	for m, err := range self.Maps(func(name []byte) bool { return string(name) == vdso }) {
 		if err != nil {
 			return nil, err
 		}
 		code := make([]byte, min(m.End-m.Start, maxVDSO))
-		n, err := remotemem.Of(os.Getpid()).ReadAt(code, int64(m.Start))
+		n, err := memory.ReadAt(code, int64(m.Start))
 		if err != nil && !errors.Is(err, io.EOF) {
 			return nil, err
 		}

@@ -71,13 +71,13 @@ type attached struct {
 // procfs.ErrProcessGone if the process does not exist, and may wrap fs.ErrPermission. Open may block on the
 // process. Close releases the result.
 func (f *Files) Open(pid int) (*Process, error) {
-	proc, err := procfs.NewFS("/proc").Process(pid)
+	proc, err := procfs.Host().Process(pid)
 	if err != nil {
 		return nil, err
 	}
 	p := &Process{pid: pid, proc: proc, files: f, perf: perfMap{reading: make(chan struct{}, 1)}}
 	f.register(p) // Register before the first scan, so that no report is missed.
-	if p.user, err = procfs.NewFS("/proc").User(pid); err == nil {
+	if p.user, err = procfs.Host().User(pid); err == nil {
 		err = p.Refresh()
 	}
 	if err != nil {
