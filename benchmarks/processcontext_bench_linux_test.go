@@ -32,7 +32,7 @@ func BenchmarkRead(b *testing.B) {
 		noResult(b, err)
 	}
 	require.NoError(b, err)
-	require.Len(b, pc.Message.GetResource().GetAttributes(), oteltest.Resource().Len())
+	require.Len(b, pc.Resource.GetAttributes(), oteltest.Resource().Len())
 	address := libpf.Address(pc.MappingAddress)
 	memory := remotememory.NewProcessVirtualMemory(libpf.PID(child.PID()))
 

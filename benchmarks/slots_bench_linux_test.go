@@ -17,8 +17,9 @@ import (
 // span from the slot (op=get). The baseline is a compare-and-swap, the minimum cost of claiming a slot.
 func BenchmarkRing(b *testing.B) {
 	span := ringbuf.Span{
-		TraceIDHigh: 0x0123456789abcdef, TraceIDLow: 0xfedcba9876543210,
-		SpanID: 0x1122334455667788, Ref: 0x99aabbccddeeff02, TraceFlags: 1,
+		TraceID:    [16]byte{0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 0xfe, 0xdc, 0xba, 0x98, 0x76, 0x54, 0x32, 0x10},
+		SpanID:     [8]byte{0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88},
+		TraceFlags: 1,
 	}
 	var word atomic.Uint64
 	swap := func() {

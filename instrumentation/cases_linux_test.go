@@ -197,7 +197,7 @@ func inspect(t *testing.T, pid int) (service string, spans []string) {
 	defer p.Close()
 	pc, err := p.ProcessContext(context.Background())
 	if err == nil {
-		for _, kv := range pc.Message.GetResource().GetAttributes() {
+		for _, kv := range pc.Resource.GetAttributes() {
 			if kv.GetKey() == "service.name" {
 				service = kv.GetValue().GetStringValue()
 			}

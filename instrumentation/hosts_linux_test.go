@@ -63,7 +63,7 @@ func allOptions() map[string]func(*testing.T) options {
 		"ringbuf": func(t *testing.T) options {
 			r, err := ringbuf.New()
 			require.NoError(t, err)
-			r.Store(&ringbuf.Span{SpanID: 1})
+			r.Store(&ringbuf.Span{TraceID: [16]byte{1}, SpanID: [8]byte{1}})
 			require.NoError(t, r.Close())
 			return nil
 		},

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/ringview"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 // ErrNoThreadContext means that the process does not publish the spans of its threads, or that it
@@ -85,15 +85,11 @@ type Carrier struct {
 	// Kind is the format of the carrier. Source is how it was found.
 	Kind   CarrierKind
 	Source CarrierSource
-	// Ring is the location and layout of the slots or, for GoroutineTable, of the table's entries.
-	// It is zero for GoroutineRecord.
-	Ring ringbuf.Info
-	// Fields maps the advertised names of the fields of a slot, such as span_id, to their offsets
-	// in the slot. It is nil unless Kind is ThreadSlots and the carrier can be read.
-	Fields map[string]int
-	// RecordOffset is the distance from a goroutine's label pointer to its record. It is 0 unless
-	// Kind is GoroutineRecord.
-	RecordOffset int
+	// Table is the location and layout of the slots or, for GoroutineTable, of the table's entries,
+	// as far as they are known. It is zero for GoroutineRecord.
+	Table Table
+	// Record is the layout of the records. It is zero unless Kind is GoroutineRecord.
+	Record RecordLayout
 	// Provable says whether a reader can prove that a span in this carrier belongs to the goroutine
 	// that a thread is running. That requires the runtime offsets that lead from threads to
 	// goroutines and, for slots, layout 2.
@@ -103,8 +99,22 @@ type Carrier struct {
 	Err error
 }
 
+// RecordLayout describes the records of a process's goroutines by distances from a goroutine's label
+// pointer. A distance is 0 if the records have no such field.
+type RecordLayout struct {
+	// Offset is the distance to the record itself, in the format of OTEP 4947.
+	Offset int
+	// Ref is the distance to the reference to the cell of the record's span. Ancestors is the
+	// distance to the references to the span's ancestors, followed by the id of a goroutine that is
+	// in none of them after the span has ended.
+	Ref, Ancestors int
+	// Names is the distance to the numbers of two names, 2 bytes each: the name of the record's span
+	// and the name of the local root. See [Process.Names].
+	Names int
+}
+
 // RuntimeOffsets are the byte offsets in the Go runtime's structs that lead from a thread to its
-// goroutine. Unknown offsets are negative, except TLSG, which has a flag instead.
+// goroutine. An unknown offset is 0: none of these fields is the first one of its struct.
 type RuntimeOffsets struct {
 	// GM, GGoid and GLabels are offsets in a g, the runtime's struct for a goroutine. GM is the
 	// offset of the pointer to the m that runs the goroutine, GGoid that of the goroutine's id, and
@@ -116,13 +126,12 @@ type RuntimeOffsets struct {
 	MCurg, MProcid int
 	// TLSG is the distance from the thread pointer to the word that points to the current g. While
 	// the thread is on a system stack, that is not the g of the user goroutine. TLSG may be
-	// negative. It is valid only if TLSGKnown is true.
-	TLSG      int64
-	TLSGKnown bool
+	// negative.
+	TLSG int64
 }
 
 // complete reports whether the offsets that lead from an m to the id of its goroutine are known.
-func (o *RuntimeOffsets) complete() bool { return o.MCurg >= 0 && o.GGoid >= 0 }
+func (o *RuntimeOffsets) complete() bool { return o.MCurg != 0 && o.GGoid != 0 }
 
 // Limits for advertised offsets and keys. The structs g and m have a few hundred to a few thousand
 // bytes, and thread-local storage is hardly larger.
@@ -145,21 +154,14 @@ type threadView struct {
 	contextErr error
 
 	carriers []Carrier
-	// The readable carriers. A carrier that is missing or unreadable is nil, or has a negative
-	// offset.
-	threadRing   *ringbuf.View
-	goroutines   *GoroutineEntries
-	recordOffset int
-	// Distances from the label pointer to other fields of the object that contains a goroutine's
-	// record: the reference to the span's cell, the references to its ancestors, and the numbers of
-	// its names. A distance is negative if the process does not publish the field.
-	refOffset       int
-	ancestorsOffset int
-	namesOffset     int
+	// The readable carriers. A carrier that is missing or unreadable is nil or zero.
+	threadRing *ringview.View
+	goroutines *goroutineTable
+	record     RecordLayout
 	// names is the name table, or nil if there is none.
-	names *NameTable
+	names *Table
 	// spans is the span table, or nil if it is missing or unreadable.
-	spans   *SpanTable
+	spans   *spanTable
 	runtime RuntimeOffsets
 	// keys holds the names of span attributes by key byte. A name is "" if it is unknown.
 	keys []string
@@ -167,14 +169,14 @@ type threadView struct {
 
 // usable reports whether there is a readable carrier.
 func (v *threadView) usable() bool {
-	return v.threadRing != nil || v.goroutines != nil || v.recordOffset >= 0
+	return v.threadRing != nil || v.goroutines != nil || v.record.Offset > 0
 }
 
 // reasons returns the errors of the unreadable carriers as text, each after ": ". If there are none,
 // it says in which schema the process publishes its spans.
 func (v *threadView) reasons() string {
 	var b strings.Builder
-	if schema, err := newAdvertisement(v.advertisement.message()).text(wire.KeySchemaVersion); err == nil && len(v.carriers) == 0 {
+	if schema, err := newAdvertisement(v.advertisement).text(wire.KeySchemaVersion); err == nil && len(v.carriers) == 0 {
 		return ": " + describeSchema(schema)
 	}
 	for _, c := range v.carriers {
@@ -189,9 +191,10 @@ func (v *threadView) reasons() string {
 // keys that begin with [wire.ThreadLocalPrefix].
 type advertisement map[string]*commonpb.AnyValue
 
-func newAdvertisement(msg *processcontextpb.ProcessContext) advertisement {
+// newAdvertisement returns the advertisement in a message, which may be nil.
+func newAdvertisement(message *ProcessContext) advertisement {
 	a := make(advertisement)
-	for _, kv := range msg.GetAttributes() {
+	for _, kv := range message.attributes() {
 		if strings.HasPrefix(kv.GetKey(), wire.ThreadLocalPrefix) {
 			a[kv.GetKey()] = kv.GetValue()
 		}
@@ -254,8 +257,8 @@ func (a advertisement) announces(prefix string) bool {
 // ring returns the location and field offsets of the ring that the keys with this prefix describe.
 // The ring must be indexed by thread. If there is an error, the Info still contains the valid
 // values.
-func (a advertisement) ring(prefix string) (ringbuf.Info, map[string]int, error) {
-	var info ringbuf.Info
+func (a advertisement) ring(prefix string) (ringview.Info, map[string]int, error) {
+	var info ringview.Info
 	// Reject only values that could overflow the fields of info. NewView rejects other invalid
 	// values.
 	const maxValue = 1 << 30
@@ -324,30 +327,23 @@ func (a advertisement) runtime() (RuntimeOffsets, error) {
 		{wire.GoKeyGGoidOffset, &o.GGoid},
 		{wire.GoKeyGLabelsOffset, &o.GLabels},
 	} {
-		n, err := a.integer(wire.KeyGo+f.key, 0, maxRuntimeOffset)
-		if err != nil {
-			n = -1
-			if errs == nil {
-				errs = err
-			}
+		n, err := a.integer(wire.KeyGo+f.key, 1, maxRuntimeOffset)
+		if err != nil && errs == nil {
+			errs = err
 		}
 		*f.value = int(n)
 	}
 	// This package can do without GM and TLSG, so it is no error if they are unknown.
-	o.GM = -1
-	if n, err := a.integer(wire.KeyGo+wire.GoKeyGMOffset, 0, maxRuntimeOffset); err == nil {
-		o.GM = int(n)
-	}
-	if n, err := a.integer(wire.KeyGo+wire.GoKeyTLSGOffset, -maxRuntimeOffset, maxRuntimeOffset); err == nil {
-		o.TLSG, o.TLSGKnown = n, true
-	}
+	gm, _ := a.integer(wire.KeyGo+wire.GoKeyGMOffset, 1, maxRuntimeOffset)
+	o.GM = int(gm)
+	o.TLSG, _ = a.integer(wire.KeyGo+wire.GoKeyTLSGOffset, -maxRuntimeOffset, maxRuntimeOffset)
 	return o, errs
 }
 
 // newThreadView returns a view with the carriers that message advertises. message may be nil.
-func newThreadView(memory ringbuf.Memory, message *ProcessContext) *threadView {
-	v := &threadView{advertisement: message, made: time.Now(), recordOffset: -1, refOffset: -1, ancestorsOffset: -1, namesOffset: -1}
-	a := newAdvertisement(message.message())
+func newThreadView(memory remotemem.Reader, message *ProcessContext) *threadView {
+	v := &threadView{advertisement: message, made: time.Now()}
+	a := newAdvertisement(message)
 	v.keys = a.keys()
 	var runtimeErr error
 	v.runtime, runtimeErr = a.runtime()
@@ -365,26 +361,26 @@ func newThreadView(memory ringbuf.Memory, message *ProcessContext) *threadView {
 	if schema, _ := a.text(wire.KeySchemaVersion); schema == wire.SchemaGoLabels && a.announces(wire.KeyGo) {
 		c := Carrier{Kind: GoroutineRecord, Source: Advertised}
 		offset, err := a.integer(wire.KeyGo+wire.GoKeyRecordOffset, labelListSize, maxRecordOffset)
-		c.RecordOffset = int(offset)
-		if err == nil && (!v.runtime.complete() || v.runtime.GLabels < 0) {
+		c.Record.Offset = int(offset)
+		if err == nil && (!v.runtime.complete() || v.runtime.GLabels == 0) {
 			err = runtimeErr
 		}
 		if c.Err = err; err == nil {
 			c.Provable = true
-			v.recordOffset = c.RecordOffset
 			for _, f := range []struct {
 				key   string
 				value *int
 				size  int64
 			}{
-				{wire.GoKeyRefOffset, &v.refOffset, 8},
-				{wire.GoKeyAncestorsOffset, &v.ancestorsOffset, 8 * (wire.Ancestors + 1)},
-				{wire.GoKeyNamesOffset, &v.namesOffset, 4},
+				{wire.GoKeyRefOffset, &c.Record.Ref, 8},
+				{wire.GoKeyAncestorsOffset, &c.Record.Ancestors, 8 * (wire.Ancestors + 1)},
+				{wire.GoKeyNamesOffset, &c.Record.Names, 4},
 			} {
 				if n, err := a.integer(wire.KeyGo+f.key, labelListSize, offset-f.size); err == nil {
 					*f.value = int(n)
 				}
 			}
+			v.record = c.Record
 		}
 		v.carriers = append(v.carriers, c)
 	}
@@ -392,12 +388,12 @@ func newThreadView(memory ringbuf.Memory, message *ProcessContext) *threadView {
 }
 
 // addRing adds the advertised ring of thread slots to the carriers.
-func (v *threadView) addRing(memory ringbuf.Memory, a advertisement) {
+func (v *threadView) addRing(memory remotemem.Reader, a advertisement) {
 	info, fields, err := a.ring(wire.KeyThreadSlots)
-	c := Carrier{Kind: ThreadSlots, Source: Advertised, Ring: info, Err: err}
-	var ring *ringbuf.View
+	c := Carrier{Kind: ThreadSlots, Source: Advertised, Table: slots(&info, nil), Err: err}
+	var ring *ringview.View
 	if c.Err == nil {
-		ring, c.Err = ringbuf.NewView(memory, info, fields)
+		ring, c.Err = ringview.New(memory, info, fields)
 	}
 	if c.Err == nil {
 		// After a ring is closed, its memory stays mapped but has other contents.
@@ -406,18 +402,28 @@ func (v *threadView) addRing(memory ringbuf.Memory, a advertisement) {
 	if c.Err != nil {
 		ring = nil
 	}
-	c.Fields = ring.Fields()
+	c.Table.Fields = ring.Fields()
 	c.Provable = ring != nil && info.Layout != wire.RingLayout1 && v.runtime.complete()
 	v.threadRing = ring
 	v.carriers = append(v.carriers, c)
 }
 
+// slots returns the location and layout of a ring.
+func slots(info *ringview.Info, fields map[string]int) Table {
+	return Table{
+		Mapping: info.Mapping, Address: info.Address, HeaderSize: info.HeaderSize, EntrySize: info.SlotSize,
+		Capacity: info.Capacity, Layout: info.Layout, Fields: fields,
+	}
+}
+
 // addGoroutineTable adds the advertised goroutine table to the carriers. runtimeErr is the error of
 // [advertisement.runtime].
-func (v *threadView) addGoroutineTable(memory ringbuf.Memory, a advertisement, runtimeErr error) {
+func (v *threadView) addGoroutineTable(memory remotemem.Reader, a advertisement, runtimeErr error) {
 	t, err := a.goroutineTable(memory)
-	mapping, _ := a.text(wire.KeyGoroutines + wire.RingKeyMapping)
-	c := Carrier{Kind: GoroutineTable, Source: Advertised, Ring: t.info(mapping), Err: err}
+	c := Carrier{Kind: GoroutineTable, Source: Advertised, Err: err}
+	if t != nil {
+		c.Table = *t.Table
+	}
 	if err == nil && v.spans == nil {
 		c.Err = errors.New("there is no span table")
 	}
@@ -428,14 +434,6 @@ func (v *threadView) addGoroutineTable(memory ringbuf.Memory, a advertisement, r
 		v.goroutines = t
 	}
 	v.carriers = append(v.carriers, c)
-}
-
-// message returns the published message, or nil if c is nil.
-func (c *ProcessContext) message() *processcontextpb.ProcessContext {
-	if c == nil {
-		return nil
-	}
-	return c.Message
 }
 
 // recheckAfter is how long the reader uses carriers without an advertisement before it searches for
@@ -522,7 +520,7 @@ func (p *Process) findCarriers(ctx context.Context) (*threadView, error) {
 	}
 	if ring != nil || c.Err != nil {
 		v.threadRing = ring
-		c.Provable = ring != nil && c.Ring.Layout != wire.RingLayout1 && v.runtime.complete()
+		c.Provable = ring != nil && c.Table.Layout != wire.RingLayout1 && v.runtime.complete()
 		v.carriers = append(v.carriers, c)
 	}
 	return v, nil

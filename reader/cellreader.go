@@ -4,8 +4,8 @@
 package reader
 
 import (
+	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 // cellReader reads the cells of wanted spans, many at a time. A span is looked up first, which makes
@@ -13,8 +13,8 @@ import (
 type cellReader struct {
 	*cellScratch
 
-	table  *SpanTable
-	memory ringbuf.Memory
+	table  *spanTable
+	memory remotemem.Reader
 	used   int
 	// first is the generation of the first read.
 	first uint64
@@ -32,7 +32,7 @@ type foundCell struct {
 
 // newCellReader returns a reader of the table's cells. Release it after use. The error wraps
 // [errNoSpanTable] or comes from memory.
-func (t *SpanTable) newCellReader(memory ringbuf.Memory) (*cellReader, error) {
+func (t *spanTable) newCellReader(memory remotemem.Reader) (*cellReader, error) {
 	used, err := t.used(memory)
 	if err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func (r *cellReader) eachWanted(do func(index int, cell []byte)) error {
 	return nil
 }
 
-// position is the span that a goroutine published last. [SpanTable.resolve] replaces it with the
+// position is the span that a goroutine published last. [spanTable.resolve] replaces it with the
 // goroutine's active span.
 type position struct {
 	goid uint64
@@ -150,7 +150,7 @@ type position struct {
 
 // resolve replaces each published span with the goroutine's active span. The error wraps
 // [errNoSpanTable] or comes from memory.
-func (t *SpanTable) resolve(memory ringbuf.Memory, positions []position) error {
+func (t *spanTable) resolve(memory remotemem.Reader, positions []position) error {
 	cells, err := t.newCellReader(memory)
 	if err != nil {
 		return err

@@ -48,7 +48,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	for _, kv := range pc.Message.GetResource().GetAttributes() {
+	for _, kv := range pc.Resource.GetAttributes() {
 		fmt.Printf("%s = %s\n", kv.GetKey(), kv.GetValue().GetStringValue())
 	}
 	// Output:
@@ -180,15 +180,15 @@ func ExampleProcess_ThreadLayout() {
 	for _, c := range layout.Carriers {
 		switch c.Kind {
 		case reader.GoroutineTable:
-			fmt.Printf("%v, %v: %d entries of %d bytes\n", c.Kind, c.Source, c.Ring.Capacity, c.Ring.SlotSize)
+			fmt.Printf("%v, %v: %d entries of %d bytes\n", c.Kind, c.Source, c.Table.Capacity, c.Table.EntrySize)
 		case reader.ThreadSlots:
 			fmt.Printf("%v, %v: %d slots of %d bytes, the span id at %d\n",
-				c.Kind, c.Source, c.Ring.Capacity, c.Ring.SlotSize, c.Fields["span_id"])
+				c.Kind, c.Source, c.Table.Capacity, c.Table.EntrySize, c.Table.Fields["span_id"])
 		case reader.GoroutineRecord:
-			fmt.Printf("%v, %v: behind the labels: %t\n", c.Kind, c.Source, c.RecordOffset > 0)
+			fmt.Printf("%v, %v: behind the labels: %t\n", c.Kind, c.Source, c.Record.Offset > 0)
 		}
 	}
-	fmt.Println("goroutine ids are readable:", layout.Runtime.GGoid >= 0)
+	fmt.Println("goroutine ids are readable:", layout.Runtime.GGoid != 0)
 	// Output:
 	// thread_slots, advertised: 65536 slots of 64 bytes, the span id at 16
 	// goroutine_table, advertised: 65536 entries of 16 bytes
@@ -211,7 +211,7 @@ func ExamplePublishers() {
 			continue // a process that cannot be examined, usually for lack of permission
 		}
 		if pc, err := p.ProcessContext(ctx); err == nil && p.PID() == os.Getpid() {
-			fmt.Println(pc.Message.GetResource().GetAttributes()[0].GetValue().GetStringValue())
+			fmt.Println(pc.Resource.GetAttributes()[0].GetValue().GetStringValue())
 		}
 		p.Close()
 	}

@@ -166,8 +166,16 @@ func marshal(t testing.TB, msg proto.Message) []byte {
 	return b
 }
 
+// messageOf returns the message that the reader has decoded, with the fields that it does not know.
+func messageOf(pc *ProcessContext) *processcontextpb.ProcessContext {
+	msg := new(processcontextpb.ProcessContext)
+	_ = proto.Unmarshal(pc.Payload, msg)
+	msg.Resource, msg.Attributes = pc.Resource, pc.Attributes
+	return msg
+}
+
 func serviceName(pc *ProcessContext) string {
-	for _, kv := range pc.Message.GetResource().GetAttributes() {
+	for _, kv := range pc.Resource.GetAttributes() {
 		if kv.GetKey() == "service.name" {
 			return kv.GetValue().GetStringValue()
 		}

@@ -217,17 +217,17 @@ func FuzzProcessContext(f *testing.F) {
 		}
 		if layout&layoutRepoint != 0 {
 			want, ok := published[pc.PublishedAtNS]
-			if !ok || len(want) != pc.PayloadSize {
-				t.Fatalf("%d bytes at %d, though %v were published", pc.PayloadSize, pc.PublishedAtNS, published)
+			if !ok || string(want) != string(pc.Payload) {
+				t.Fatalf("%d bytes at %d, though %v were published", len(pc.Payload), pc.PublishedAtNS, published)
 			}
-			checkDecoded(t, want, pc.Message, nil)
+			checkDecoded(t, want, messageOf(pc), nil)
 			return
 		}
 
 		// The header through which the context was read must be valid ...
 		var read []byte
 		for _, h := range headers {
-			if binary.NativeEndian.Uint64(h[16:]) == pc.PublishedAtNS && int(binary.NativeEndian.Uint32(h[12:])) == pc.PayloadSize {
+			if binary.NativeEndian.Uint64(h[16:]) == pc.PublishedAtNS && int(binary.NativeEndian.Uint32(h[12:])) == len(pc.Payload) {
 				read = h
 			}
 		}
@@ -242,10 +242,10 @@ func FuzzProcessContext(f *testing.F) {
 			t.Fatalf("%+v", pc)
 		}
 		// ... and the message must be that of the payload to which this header points.
-		size, at := uint64(pc.PayloadSize), binary.NativeEndian.Uint64(read[24:])
+		size, at := uint64(len(pc.Payload)), binary.NativeEndian.Uint64(read[24:])
 		for start, b := range fake.memory {
 			if at >= start && at-start <= uint64(len(b)) && uint64(len(b))-(at-start) >= size {
-				checkDecoded(t, b[at-start:][:size], pc.Message, nil)
+				checkDecoded(t, b[at-start:][:size], messageOf(pc), nil)
 				return
 			}
 		}

@@ -9,8 +9,8 @@ import (
 	"syscall"
 
 	"github.com/otelctx/otelctx/internal/gostack"
+	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 const (
@@ -98,15 +98,15 @@ func (c *goroutineCall) readOnce(out []Goroutine, pending []int) (changed []int,
 				continue
 			}
 			r.after = after[r.g.Address-start:][:c.size:c.size]
-			var procid, curg, entry ringbuf.Part
+			var procid, curg, entry remotemem.Part
 			if m := c.m(r.g); m != 0 {
-				procid = ringbuf.Part{Address: m + uint64(c.runtime.MProcid), Data: r.procid[:]}
-				curg = ringbuf.Part{Address: m + uint64(c.runtime.MCurg), Data: r.curg[:]}
+				procid = remotemem.Part{Address: m + uint64(c.runtime.MProcid), Data: r.procid[:]}
+				curg = remotemem.Part{Address: m + uint64(c.runtime.MCurg), Data: r.curg[:]}
 			}
 			if c.entries != nil {
-				entry = ringbuf.Part{Address: c.entries.entry(r.g.ID), Data: r.entry[:]}
+				entry = remotemem.Part{Address: c.entries.entry(r.g.ID), Data: r.entry[:]}
 			}
-			parts = append(parts, ringbuf.Part{Address: r.g.Stack.Low, Data: r.g.Stack.Data}, procid, curg, entry)
+			parts = append(parts, remotemem.Part{Address: r.g.Stack.Low, Data: r.g.Stack.Data}, procid, curg, entry)
 		}
 		if len(parts) == first {
 			continue
@@ -114,7 +114,7 @@ func (c *goroutineCall) readOnce(out []Goroutine, pending []int) (changed []int,
 		for i := run.first; i < run.end; i++ {
 			readings[i].last = len(parts)
 		}
-		parts = append(parts, ringbuf.Part{Address: start, Data: after})
+		parts = append(parts, remotemem.Part{Address: start, Data: after})
 	}
 	s.parts = parts
 	ok, err := c.readEach(parts)
@@ -145,7 +145,7 @@ func (c *goroutineCall) prepare(r *goroutineReading) bool {
 // m returns the address of the m on which the goroutine is running or in a system call. It returns
 // 0 if there is none or it is unknown.
 func (c *goroutineCall) m(g *gostack.G) uint64 {
-	if c.stateErr != nil || g.Data == nil || c.runtime.GM < 0 || c.runtime.GM > c.size-8 || c.runtime.MProcid < 0 || c.runtime.MCurg < 0 {
+	if c.stateErr != nil || g.Data == nil || c.runtime.GM == 0 || c.runtime.GM > c.size-8 || c.runtime.MProcid == 0 || c.runtime.MCurg == 0 {
 		return 0
 	}
 	switch status, _ := c.layout.StatusOf(g); status {
@@ -229,7 +229,7 @@ func (c *goroutineCall) unwind(out *Goroutine, r *goroutineReading, scanned bool
 		c.large += size
 		s := c.scratch
 		s.large = sized(s.large, size)
-		parts := []ringbuf.Part{{Address: r.g.Stack.Low, Data: s.large}, {Address: r.g.Address, Data: r.after}}
+		parts := []remotemem.Part{{Address: r.g.Stack.Low, Data: s.large}, {Address: r.g.Address, Data: r.after}}
 		n, err := c.memory.ReadParts(parts)
 		switch {
 		case n == 0 && errors.Is(err, syscall.EFAULT): // part of the stack is not mapped

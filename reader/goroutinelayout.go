@@ -13,7 +13,7 @@ import (
 	"sync"
 
 	"github.com/otelctx/otelctx/internal/gostack"
-	"github.com/otelctx/otelctx/ringbuf"
+	"github.com/otelctx/otelctx/internal/remotemem"
 )
 
 // goroutineLayout describes where a program keeps the states and stacks of its goroutines. It is
@@ -177,13 +177,13 @@ func (m *goroutineMemory) readStacks(layout *gostack.Layout, sample []gostack.G)
 	gs := slices.DeleteFunc(sample, func(g gostack.G) bool { return used(&g) == 0 })
 	slices.SortFunc(gs, func(a, b gostack.G) int { return cmp.Compare(used(&a), used(&b)) })
 	room := uint64(maxSampleStacks)
-	parts := make([]ringbuf.Part, 0, 2*len(gs))
+	parts := make([]remotemem.Part, 0, 2*len(gs))
 	for i := range gs {
 		g := &gs[i]
 		g.Stack.Low, _, _ = layout.UsedStack(g)
 		g.Stack.Data = make([]byte, min(used(g), room))
 		room -= uint64(len(g.Stack.Data))
-		parts = append(parts, ringbuf.Part{Address: g.Stack.Low, Data: g.Stack.Data}, ringbuf.Part{Address: g.Address, Data: make([]byte, m.size)})
+		parts = append(parts, remotemem.Part{Address: g.Stack.Low, Data: g.Stack.Data}, remotemem.Part{Address: g.Address, Data: make([]byte, m.size)})
 	}
 	ok, err := m.readEach(parts)
 	if err != nil {

@@ -9,12 +9,12 @@ import (
 	"syscall"
 
 	"github.com/otelctx/otelctx/internal/gostack"
-	"github.com/otelctx/otelctx/ringbuf"
+	"github.com/otelctx/otelctx/internal/remotemem"
 )
 
 // goroutineMemory reads the memory of a program's goroutines. It is not safe for concurrent use.
 type goroutineMemory struct {
-	memory ringbuf.Memory
+	memory remotemem.Reader
 	// size is the number of bytes of each g to read.
 	size    int
 	scratch *goroutineScratch
@@ -29,7 +29,7 @@ type goroutineScratch struct {
 	gs       []gostack.G
 	runs     []goroutineRun
 	readings []goroutineReading
-	parts    []ringbuf.Part
+	parts    []remotemem.Part
 	ok       []bool
 }
 
@@ -56,7 +56,7 @@ func sized[T any](s []T, n int) []T {
 // readEach reads all parts that are readable, and reports for each part whether it has been read.
 // The result is valid until the next call. It returns an error only if the process cannot be read at
 // all.
-func (m *goroutineMemory) readEach(parts []ringbuf.Part) ([]bool, error) {
+func (m *goroutineMemory) readEach(parts []remotemem.Part) ([]bool, error) {
 	m.scratch.ok = sized(m.scratch.ok, len(parts))
 	ok := m.scratch.ok
 	clear(ok)
@@ -79,7 +79,7 @@ func (m *goroutineMemory) readEach(parts []ringbuf.Part) ([]bool, error) {
 
 // read reports whether all of b could be read.
 func (m *goroutineMemory) read(address uint64, b []byte) bool {
-	_, err := m.memory.ReadParts([]ringbuf.Part{{Address: address, Data: b}})
+	_, err := m.memory.ReadParts([]remotemem.Part{{Address: address, Data: b}})
 	return err == nil
 }
 
@@ -104,7 +104,7 @@ func (m *goroutineMemory) readGs(refs []GoroutineRef) ([]gostack.G, error) {
 		for i := first; i < end; i++ {
 			gs[i] = gostack.G{Address: refs[i].G, ID: refs[i].ID, Data: data[refs[i].G-start:][:m.size:m.size]}
 		}
-		parts = append(parts, ringbuf.Part{Address: start, Data: data})
+		parts = append(parts, remotemem.Part{Address: start, Data: data})
 		s.runs = append(s.runs, goroutineRun{first, end})
 		first = end
 	}

@@ -175,7 +175,7 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 	if err != nil {
 		return nil, err
 	}
-	if v.runtime.GGoid < 0 {
+	if v.runtime.GGoid == 0 {
 		return nil, p.error(fmt.Errorf("%w: the offset of goroutine ids is not advertised", ErrNoThreadContext))
 	}
 	call := &goroutineCall{
@@ -186,7 +186,7 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 	if options.Spans || options.Attributes {
 		call.entries = v.goroutines
 	}
-	if options.Attributes && call.entries != nil && v.recordOffset >= 0 && v.refOffset >= 0 && v.runtime.GLabels >= 0 {
+	if options.Attributes && call.entries != nil && v.record.Offset > 0 && v.record.Ref > 0 && v.runtime.GLabels != 0 {
 		call.labels, call.size = true, max(call.size, v.runtime.GLabels+8)
 	}
 	call.scratch, _ = goroutineScratches.Get().(*goroutineScratch)
@@ -236,7 +236,7 @@ type goroutineCall struct {
 	now     int64
 	// entries is the goroutine table, or nil if there is none or no spans are requested. labels
 	// says whether the label pointers of goroutines are needed.
-	entries *GoroutineEntries
+	entries *goroutineTable
 	labels  bool
 	goroutineMemory
 	goroutineLayout

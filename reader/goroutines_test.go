@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/otelctx/otelctx/internal/gostack"
-	"github.com/otelctx/otelctx/ringbuf"
+	"github.com/otelctx/otelctx/internal/remotemem"
 )
 
 // hostileMemory is an address space filled with copies of data. If changes is true, each read finds
@@ -22,7 +22,7 @@ type hostileMemory struct {
 	bytes   int
 }
 
-func (m *hostileMemory) ReadParts(parts []ringbuf.Part) (int, error) {
+func (m *hostileMemory) ReadParts(parts []remotemem.Part) (int, error) {
 	for i, p := range parts {
 		m.reads++
 		m.bytes += len(p.Data)

@@ -8,8 +8,8 @@ import (
 	"encoding/binary"
 	"errors"
 
+	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 // resolveSpans replaces the span that each goroutine published last with its active span. If the
@@ -51,12 +51,12 @@ func (c *goroutineCall) readAttributes(v *threadView) error {
 		labels             [8]byte
 	}
 	var readings []reading
-	var parts []ringbuf.Part
+	var parts []remotemem.Part
 	for i := range c.result.Goroutines {
 		if g := &c.result.Goroutines[i]; g.SpanKnown && g.Span != 0 && validPointer(g.labels) {
-			head := make([]byte, v.recordOffset+wire.ThreadContextRecordSize)
+			head := make([]byte, v.record.Offset+wire.ThreadContextRecordSize)
 			readings = append(readings, reading{g: g, head: head})
-			parts = append(parts, ringbuf.Part{Address: g.labels, Data: head})
+			parts = append(parts, remotemem.Part{Address: g.labels, Data: head})
 		}
 	}
 	if err := readEach(c.memory, parts); err != nil {
@@ -66,18 +66,18 @@ func (c *goroutineCall) readAttributes(v *threadView) error {
 	valid := readings[:0]
 	for _, r := range readings {
 		const flag, count = 24, 26 // offsets of Valid and AttrsDataSize
-		record := r.head[v.recordOffset:]
+		record := r.head[v.record.Offset:]
 		size := int(binary.NativeEndian.Uint16(record[count:]))
 		if record[flag] == 1 && size > 0 && size <= wire.MaxThreadContextRecord-wire.ThreadContextRecordSize &&
-			SpanRef(binary.NativeEndian.Uint64(r.head[v.refOffset:])) == r.g.Span {
+			SpanRef(binary.NativeEndian.Uint64(r.head[v.record.Ref:])) == r.g.Span {
 			r.record, r.twin = make([]byte, len(r.head)+size), make([]byte, len(r.head)+size)
 			valid = append(valid, r)
 		}
 	}
 	for i := range valid {
 		r := &valid[i]
-		parts = append(parts, ringbuf.Part{Address: r.g.labels, Data: r.record},
-			ringbuf.Part{Address: r.g.G + uint64(v.runtime.GLabels), Data: r.labels[:]}, ringbuf.Part{Address: r.g.labels, Data: r.twin})
+		parts = append(parts, remotemem.Part{Address: r.g.labels, Data: r.record},
+			remotemem.Part{Address: r.g.G + uint64(v.runtime.GLabels), Data: r.labels[:]}, remotemem.Part{Address: r.g.labels, Data: r.twin})
 	}
 	if err := readEach(c.memory, parts); err != nil {
 		return err

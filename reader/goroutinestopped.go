@@ -6,7 +6,7 @@ package reader
 import (
 	"github.com/otelctx/otelctx/internal/gostack"
 	"github.com/otelctx/otelctx/internal/procfs"
-	"github.com/otelctx/otelctx/ringbuf"
+	"github.com/otelctx/otelctx/internal/remotemem"
 )
 
 // unwindStopped unwinds the stack of a goroutine that was running when its process was stopped. The
@@ -32,7 +32,7 @@ func (c *goroutineCall) unwindStopped(out *Goroutine, r *goroutineReading) bool 
 		return true
 	}
 	s := gostack.Stack{Low: max(low, before.SP-8), Data: make([]byte, min(high-max(low, before.SP-8), maxStack))}
-	parts := []ringbuf.Part{{Address: s.Low, Data: s.Data}, {Address: r.g.Address, Data: r.after}}
+	parts := []remotemem.Part{{Address: s.Low, Data: s.Data}, {Address: r.g.Address, Data: r.after}}
 	if _, err := c.memory.ReadParts(parts); err != nil || !c.layout.SameAs(r.g.Data, r.after) {
 		return false
 	}

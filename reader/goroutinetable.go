@@ -10,25 +10,18 @@ import (
 	"os"
 	"syscall"
 
+	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// GoroutineEntries is the location and layout of a process's goroutine table. Each entry refers to
-// the span that a goroutine published last. Goroutines whose ids are equal modulo Capacity share an
-// entry. See docs/wire-format.md.
-type GoroutineEntries struct {
-	// Address is the address of the table's header. HeaderSize is the distance from there to the
-	// first entry, EntrySize the distance from one entry to the next, and Capacity the number of
-	// entries.
-	Address                         uint64
-	HeaderSize, EntrySize, Capacity int
-}
+// goroutineTable is a process's goroutine table. Each entry refers to the span that a goroutine
+// published last. Goroutines whose ids are equal modulo Capacity share an entry.
+type goroutineTable struct{ *Table }
 
 var errNoGoroutineTable = errors.New("not a goroutine table")
 
 // goroutineTable returns the advertised goroutine table. The error is the reason why there is none.
-func (a advertisement) goroutineTable(memory ringbuf.Memory) (*GoroutineEntries, error) {
+func (a advertisement) goroutineTable(memory remotemem.Reader) (*goroutineTable, error) {
 	t, err := a.table(wire.KeyGoroutines, tableBounds{
 		wire.GoroutinesLayout1, wire.TableKeyEntrySize, wire.GoroutineEntrySize, maxEntrySize, wire.GoroutinesCapacity,
 	})
@@ -36,31 +29,19 @@ func (a advertisement) goroutineTable(memory ringbuf.Memory) (*GoroutineEntries,
 		return nil, err
 	}
 	// After a table has been closed, its addresses stay mapped, but without a valid header.
-	if _, err := t.used(memory, wire.GoroutinesMagic, wire.GoroutinesLayout1, errNoGoroutineTable); err != nil {
+	if _, err := t.used(memory, wire.GoroutinesMagic, errNoGoroutineTable); err != nil {
 		return nil, err
 	}
-	if t.capacity != wire.GoroutinesCapacity {
+	if t.Capacity != wire.GoroutinesCapacity {
 		return nil, errNoGoroutineTable
 	}
-	return &GoroutineEntries{t.address, t.headerSize, t.entrySize, t.capacity}, nil
-}
-
-// info returns the table's location and layout in the form of [Carrier.Ring]. mapping is the name
-// of the table's mapping.
-func (t *GoroutineEntries) info(mapping string) ringbuf.Info {
-	if t == nil {
-		return ringbuf.Info{}
-	}
-	return ringbuf.Info{
-		Address: t.Address, Mapping: mapping, Layout: wire.GoroutinesLayout1,
-		Capacity: t.Capacity, HeaderSize: t.HeaderSize, SlotSize: t.EntrySize,
-	}
+	return &goroutineTable{t}, nil
 }
 
 // entry returns the address of a goroutine's entry.
-func (t *GoroutineEntries) entry(goid uint64) uint64 { return t.address(wire.GoroutineIndex(goid)) }
+func (t *goroutineTable) entry(goid uint64) uint64 { return t.address(wire.GoroutineIndex(goid)) }
 
-func (t *GoroutineEntries) address(index int) uint64 {
+func (t *goroutineTable) address(index int) uint64 {
 	return t.Address + uint64(t.HeaderSize) + uint64(index)*uint64(t.EntrySize)
 }
 
@@ -78,7 +59,7 @@ type spanGoroutine struct {
 
 // inSpan returns the goroutines whose entries have a span. It reads only the pages of the table
 // that are present in memory, because reading other pages would allocate memory in the process.
-func (t *GoroutineEntries) inSpan(source threadTarget) ([]spanGoroutine, error) {
+func (t *goroutineTable) inSpan(source threadTarget) ([]spanGoroutine, error) {
 	pageSize := uint64(os.Getpagesize())
 	size := uint64(t.HeaderSize) + uint64(t.Capacity)*uint64(t.EntrySize)
 	first := t.Address &^ (pageSize - 1)
@@ -98,7 +79,7 @@ func (t *GoroutineEntries) inSpan(source threadTarget) ([]spanGoroutine, error) 
 		}
 		start, data := present[0], buffer[:uint64(n)*pageSize]
 		present = present[n:]
-		if _, err := source.ReadParts([]ringbuf.Part{{Address: start, Data: data}}); errors.Is(err, syscall.EFAULT) {
+		if _, err := source.ReadParts([]remotemem.Part{{Address: start, Data: data}}); errors.Is(err, syscall.EFAULT) {
 			continue
 		} else if err != nil {
 			return nil, err
@@ -134,7 +115,7 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 	if err != nil {
 		return nil, err
 	}
-	if v.goroutines == nil || v.runtime.GGoid < 0 {
+	if v.goroutines == nil || v.runtime.GGoid == 0 {
 		return nil, nil
 	}
 	source := p.until(ctx)
@@ -174,7 +155,7 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 
 // readEach fills the parts from memory, and fills unreadable parts with zeros. It returns any error
 // except EFAULT.
-func readEach(memory ringbuf.Memory, parts []ringbuf.Part) error {
+func readEach(memory remotemem.Reader, parts []remotemem.Part) error {
 	const batch = 512
 	for len(parts) > 0 {
 		n, err := memory.ReadParts(parts[:min(batch, len(parts))])
@@ -198,7 +179,7 @@ const maxGoroutines = 1 << 16
 // goroutines are those that are in a span according to the goroutine table, and those that have
 // started a live span. The result is only a guess, which threadReader verifies.
 func findMs(source threadTarget, v *threadView) map[uint64]uint64 {
-	if v.runtime.GM < 0 || v.runtime.MProcid < 0 {
+	if v.runtime.GM == 0 || v.runtime.MProcid == 0 {
 		return nil // without these offsets nothing leads from a goroutine to its thread
 	}
 	gs := map[uint64]bool{}
@@ -227,13 +208,13 @@ func findMs(source threadTarget, v *threadView) map[uint64]uint64 {
 
 // follow reads the word at this offset from each address, and returns the words by address. It
 // skips addresses that are not valid pointers. An unreadable word is 0.
-func follow(memory ringbuf.Memory, addresses map[uint64]bool, offset int) map[uint64]uint64 {
+func follow(memory remotemem.Reader, addresses map[uint64]bool, offset int) map[uint64]uint64 {
 	var valid []uint64
-	var parts []ringbuf.Part
+	var parts []remotemem.Part
 	for address := range addresses {
 		if validPointer(address) && len(valid) < maxGoroutines {
 			valid = append(valid, address)
-			parts = append(parts, ringbuf.Part{Address: address + uint64(offset), Data: make([]byte, 8)})
+			parts = append(parts, remotemem.Part{Address: address + uint64(offset), Data: make([]byte, 8)})
 		}
 	}
 	words := make(map[uint64]uint64, len(valid))

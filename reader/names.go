@@ -7,19 +7,9 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/ringbuf"
 )
-
-// NameTable is the location and layout of the table with the names of a process's spans. See
-// docs/wire-format.md.
-type NameTable struct {
-	// Address is the address of the table's header. HeaderSize is the distance from there to the
-	// first entry, EntrySize the distance from one entry to the next, and Capacity the number of
-	// entries.
-	Address                         uint64
-	HeaderSize, EntrySize, Capacity int
-}
 
 // Limits for the layout of an advertised name table.
 const (
@@ -28,22 +18,18 @@ const (
 )
 
 // nameTable returns the advertised name table. The error is the reason why there is none.
-func (a advertisement) nameTable() (*NameTable, error) {
-	t, err := a.table(wire.KeyNames, tableBounds{wire.NamesLayout1, wire.TableKeyEntrySize, 2, maxEntrySize, maxNameCapacity})
-	if err != nil {
-		return nil, err
-	}
-	return &NameTable{t.address, t.headerSize, t.entrySize, t.capacity}, nil
+func (a advertisement) nameTable() (*Table, error) {
+	return a.table(wire.KeyNames, tableBounds{wire.NamesLayout1, wire.TableKeyEntrySize, 2, maxEntrySize, maxNameCapacity})
 }
 
 // errNoNameTable means that there is no name table at the advertised address.
 var errNoNameTable = errors.New("not a name table")
 
-// read returns all names in the table by number. names holds the names that earlier calls have
-// returned; read appends the new ones. If there is an error, read returns the names read so far.
-// The error comes from memory, or says that the header does not match t.
-func (t *NameTable) read(memory ringbuf.Memory, names []string) ([]string, error) {
-	used, err := table{t.Address, t.HeaderSize, t.EntrySize, t.Capacity}.used(memory, wire.NamesMagic, wire.NamesLayout1, errNoNameTable)
+// readNames returns all names in the table by number. names holds the names that earlier calls have
+// returned; readNames appends the new ones. If there is an error, it returns the names read so far. The
+// error comes from memory, or says that the header does not match t.
+func readNames(t *Table, memory remotemem.Reader, names []string) ([]string, error) {
+	used, err := t.used(memory, wire.NamesMagic, errNoNameTable)
 	if err != nil {
 		return names, fmt.Errorf("name table: %w", err)
 	}
@@ -53,7 +39,7 @@ func (t *NameTable) read(memory ringbuf.Memory, names []string) ([]string, error
 	for len(names) < used {
 		entries := make([]byte, min(batch, used-len(names))*t.EntrySize)
 		address := t.Address + uint64(t.HeaderSize) + uint64(len(names)*t.EntrySize)
-		if _, err := memory.ReadParts([]ringbuf.Part{{Address: address, Data: entries}}); err != nil {
+		if _, err := memory.ReadParts([]remotemem.Part{{Address: address, Data: entries}}); err != nil {
 			return names, fmt.Errorf("name table: %w", err)
 		}
 		for ; len(entries) > 0; entries = entries[t.EntrySize:] {
@@ -64,14 +50,13 @@ func (t *NameTable) read(memory ringbuf.Memory, names []string) ([]string, error
 	return names, nil
 }
 
-// Names returns the names of the process's spans by number. t is the table that the process
-// advertises; see [ThreadLayout]. known is the result of an earlier call for the same table, or
+// Names returns the names of the process's spans by number. t is [ThreadLayout.Names]. known is the result of an earlier call for the same table, or
 // nil: existing names never change, so Names reads only new ones and appends them to known.
 //
 // The error wraps [ErrNotPermitted], [ErrProcessGone] or [ErrInvalid], or says that the table no
 // longer exists. If there is an error, Names returns known.
-func (p *Process) Names(t *NameTable, known []string) ([]string, error) {
-	names, err := t.read(p.threads.source, known)
+func (p *Process) Names(t *Table, known []string) ([]string, error) {
+	names, err := readNames(t, p.threads.source, known)
 	if err != nil {
 		return known, p.classify(err)
 	}
@@ -105,7 +90,7 @@ func (p *Process) nameSpans(v *threadView) func(spanNames) (name, endpoint strin
 		}
 		if highest >= len(s.names) && !refreshed {
 			refreshed = true
-			s.names, _ = v.names.read(s.source, s.names)
+			s.names, _ = readNames(v.names, s.source, s.names)
 		}
 		find := func(number uint16) string {
 			if int(number) < len(s.names) {

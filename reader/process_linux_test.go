@@ -108,10 +108,10 @@ func TestReadOtherPublishers(t *testing.T) {
 			p := open(t, child.PID())
 			pc, err := p.ProcessContext(t.Context())
 			require.NoError(t, err)
-			assert.True(t, proto.Equal(msg, pc.Message), "%v", pc.Message)
+			assert.True(t, proto.Equal(msg, messageOf(pc)), "%v", messageOf(pc))
 			assert.Equal(t, address, pc.MappingAddress)
 			assert.Equal(t, uint32(2), pc.Version)
-			assert.Equal(t, len(marshal(t, msg)), pc.PayloadSize)
+			assert.Len(t, pc.Payload, len(marshal(t, msg)))
 			assert.Equal(t, publishedAt, pc.PublishedAtNS)
 			assert.Contains(t, []string{"/memfd:OTEL_CTX (deleted)", "[anon_shmem:OTEL_CTX]"}, pc.MappingName)
 

@@ -15,6 +15,7 @@ import (
 
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/boottime"
@@ -34,19 +35,29 @@ type ProcessContext struct {
 	// the first version of OTEP 4719 use nanoseconds since the Unix epoch instead. The value
 	// identifies the publication among those of the process: pass it to [Process.Changed].
 	PublishedAtNS uint64
-	// PayloadSize is the size of the encoded message in bytes.
-	PayloadSize int
-	// Message is the published message. It may contain attributes with duplicate keys, although the
-	// OTEP forbids them.
-	Message *processcontextpb.ProcessContext
+	// Resource is the process's resource, and Attributes are published alongside it. Either may
+	// have several attributes with the same key, although the OTEP forbids that.
+	Resource   *resourcepb.Resource
+	Attributes []*commonpb.KeyValue
+	// Payload is the encoded message, from which Resource and Attributes were decoded. Its protobuf
+	// type is opentelemetry.proto.processcontext.v1development.ProcessContext, which may change.
+	Payload []byte
 
 	// clockOffset is the CLOCK_BOOTTIME of the publisher minus that of the reader.
 	clockOffset time.Duration
 }
 
+// attributes returns the attributes outside of the resource. There are none if c is nil.
+func (c *ProcessContext) attributes() []*commonpb.KeyValue {
+	if c == nil {
+		return nil
+	}
+	return c.Attributes
+}
+
 // advertises reports whether the message says where spans are published.
 func (c *ProcessContext) advertises() bool {
-	return slices.ContainsFunc(c.message().GetAttributes(), func(kv *commonpb.KeyValue) bool {
+	return slices.ContainsFunc(c.attributes(), func(kv *commonpb.KeyValue) bool {
 		return strings.HasPrefix(kv.GetKey(), wire.ThreadLocalPrefix)
 	})
 }
@@ -55,7 +66,7 @@ func (c *ProcessContext) advertises() bool {
 // it in the attribute otelctx.resource.schema_url.
 func (c *ProcessContext) SchemaURL() string {
 	url := ""
-	for _, kv := range c.Message.GetAttributes() {
+	for _, kv := range c.Attributes {
 		if kv.GetKey() == wire.AttributeSchemaURL {
 			url = kv.GetValue().GetStringValue()
 		}
@@ -276,8 +287,9 @@ func (p *Process) readAt(m procfs.Mapping) (_ *ProcessContext, missing bool, err
 		MappingAddress: m.Start,
 		Version:        before.Version,
 		PublishedAtNS:  before.PublishedAtNS,
-		PayloadSize:    len(payload),
-		Message:        msg,
+		Resource:       msg.GetResource(),
+		Attributes:     msg.GetAttributes(),
+		Payload:        payload,
 		clockOffset:    clockOffset,
 	}, false, nil
 }

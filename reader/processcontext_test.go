@@ -21,7 +21,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 	"google.golang.org/protobuf/proto"
 
@@ -59,8 +58,8 @@ func TestProcessContext(t *testing.T) {
 			assert.Equal(t, uint64(headerAt), pc.MappingAddress)
 			assert.Equal(t, uint32(2), pc.Version)
 			assert.Equal(t, uint64(1000), pc.PublishedAtNS)
-			assert.Equal(t, len(payload), pc.PayloadSize)
-			assert.True(t, proto.Equal(msg, pc.Message), tt.name)
+			assert.Equal(t, payload, pc.Payload)
+			assert.True(t, proto.Equal(msg, messageOf(pc)), tt.name)
 			assert.Equal(t, "https://opentelemetry.io/schemas/1.40.0", pc.SchemaURL())
 		}
 	}
@@ -244,7 +243,7 @@ func TestProcessContextPayloads(t *testing.T) {
 				return
 			}
 			require.NoError(t, err)
-			checkDecoded(t, tt.payload, pc.Message, nil)
+			checkDecoded(t, tt.payload, messageOf(pc), nil)
 		})
 	}
 }
@@ -709,8 +708,7 @@ func TestProcessBasics(t *testing.T) {
 }
 
 func TestSchemaURL(t *testing.T) {
-	for name, msg := range map[string]*processcontextpb.ProcessContext{
-		"no message":    nil,
+	for name, pc := range map[string]*ProcessContext{
 		"no attributes": {},
 		"other":         {Attributes: []*commonpb.KeyValue{nil, keyValue("other", str("x"))}},
 		"no value":      {Attributes: []*commonpb.KeyValue{keyValue(wire.AttributeSchemaURL, nil)}},
@@ -719,10 +717,10 @@ func TestSchemaURL(t *testing.T) {
 			Attributes: []*commonpb.KeyValue{keyValue(wire.AttributeSchemaURL, str("x"))},
 		}},
 	} {
-		assert.Empty(t, (&ProcessContext{Message: msg}).SchemaURL(), name)
+		assert.Empty(t, pc.SchemaURL(), name)
 	}
-	twice := &processcontextpb.ProcessContext{Attributes: []*commonpb.KeyValue{
+	twice := &ProcessContext{Attributes: []*commonpb.KeyValue{
 		keyValue(wire.AttributeSchemaURL, str("first")), keyValue(wire.AttributeSchemaURL, str("last")),
 	}}
-	assert.Equal(t, "last", (&ProcessContext{Message: twice}).SchemaURL())
+	assert.Equal(t, "last", twice.SchemaURL())
 }

@@ -106,7 +106,7 @@ func TestPublished(t *testing.T) {
 				assert.Nil(t, advertisement)
 				return
 			}
-			schema, err := newAdvertisement(advertisement.message()).text("threadlocal.schema_version")
+			schema, err := newAdvertisement(advertisement).text("threadlocal.schema_version")
 			require.NoError(t, err)
 			assert.Equal(t, test.schema, schema)
 		})
@@ -132,7 +132,7 @@ func TestPublishedIsRemembered(t *testing.T) {
 	f.memory, f.maps = other.memory, other.maps
 	_, advertisement, _, err = p.published(t.Context())
 	require.NoError(t, err)
-	schema, err := newAdvertisement(advertisement.message()).text("threadlocal.schema_version")
+	schema, err := newAdvertisement(advertisement).text("threadlocal.schema_version")
 	require.NoError(t, err)
 	assert.Equal(t, "separate", schema)
 }

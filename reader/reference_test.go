@@ -10,9 +10,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/ringview"
 	"github.com/otelctx/otelctx/internal/testing/golden"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 const reference = "../docs/wire-format.md"
@@ -26,11 +27,11 @@ func TestReferenceBounds(t *testing.T) {
 		require.NoError(t, err, row)
 		bounds[row[0]] = n
 	}
-	ring := func(change func(*ringbuf.Info)) error {
-		info := ringbuf.Info{Address: 4096, Layout: wire.RingLayout2, Capacity: 1, HeaderSize: wire.RingHeaderSize2, SlotSize: wire.SlotSize2}
+	ring := func(change func(*ringview.Info)) error {
+		info := ringview.Info{Address: 4096, Layout: wire.RingLayout2, Capacity: 1, HeaderSize: wire.RingHeaderSize2, SlotSize: wire.SlotSize2}
 		change(&info)
 		// Use only the required fields, at offsets that fit into the smallest slot.
-		_, err := ringbuf.NewView(nil, info, map[string]int{"trace_id_high": 0, "trace_id_low": 8, "span_id": 16, "in_use": 24, "seq": 28})
+		_, err := ringview.New(nil, info, map[string]int{"trace_id_high": 0, "trace_id_low": 8, "span_id": 16, "in_use": 24, "seq": 28})
 		return err
 	}
 	const (
@@ -38,22 +39,22 @@ func TestReferenceBounds(t *testing.T) {
 		headerLeast, header    = "size of a ring's header in bytes, least", "size of a ring's header in bytes, most"
 		slotSizeLeast, slotMax = "size of a slot in bytes, least", "size of a slot in bytes, most"
 	)
-	assert.NoError(t, ring(func(i *ringbuf.Info) { i.Capacity = bounds[capacity] }))
-	assert.Error(t, ring(func(i *ringbuf.Info) { i.Capacity = 2 * bounds[capacity] }))
-	for name, size := range map[string]func(*ringbuf.Info, int){
-		headerLeast:   func(i *ringbuf.Info, n int) { i.HeaderSize = n },
-		slotSizeLeast: func(i *ringbuf.Info, n int) { i.SlotSize = n },
+	assert.NoError(t, ring(func(i *ringview.Info) { i.Capacity = bounds[capacity] }))
+	assert.Error(t, ring(func(i *ringview.Info) { i.Capacity = 2 * bounds[capacity] }))
+	for name, size := range map[string]func(*ringview.Info, int){
+		headerLeast:   func(i *ringview.Info, n int) { i.HeaderSize = n },
+		slotSizeLeast: func(i *ringview.Info, n int) { i.SlotSize = n },
 	} {
 		most := map[string]string{headerLeast: header, slotSizeLeast: slotMax}[name]
 		for n, ok := range map[int]bool{bounds[name] - 1: false, bounds[name]: true, bounds[most]: true, bounds[most] + 1: false} {
-			assert.Equal(t, ok, ring(func(i *ringbuf.Info) { size(i, n) }) == nil, "%s: %d", name, n)
+			assert.Equal(t, ok, ring(func(i *ringview.Info) { size(i, n) }) == nil, "%s: %d", name, n)
 		}
 	}
 	busy := &busyMemory{}
-	view, err := ringbuf.NewView(busy, ringbuf.Info{Address: 4096, Layout: wire.RingLayout2, Capacity: 1, HeaderSize: wire.RingHeaderSize2, SlotSize: wire.SlotSize2}, nil)
+	view, err := ringview.New(busy, ringview.Info{Address: 4096, Layout: wire.RingLayout2, Capacity: 1, HeaderSize: wire.RingHeaderSize2, SlotSize: wire.SlotSize2}, nil)
 	require.NoError(t, err)
 	_, err = view.Slot(0)
-	require.ErrorIs(t, err, ringbuf.ErrBusy)
+	require.ErrorIs(t, err, ringview.ErrBusy)
 
 	assert.Equal(t, map[string]int{
 		"payload in bytes": wire.MaxProcessContextPayload,
@@ -81,7 +82,7 @@ func TestReferenceBounds(t *testing.T) {
 // busyMemory is memory in which every slot is always being written.
 type busyMemory struct{ reads int }
 
-func (m *busyMemory) ReadParts(parts []ringbuf.Part) (int, error) {
+func (m *busyMemory) ReadParts(parts []remotemem.Part) (int, error) {
 	m.reads++
 	for _, p := range parts {
 		for i := range p.Data {

@@ -12,8 +12,9 @@ import (
 	"syscall"
 
 	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/ringview"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 // This file searches for rings that are not advertised, for example the OTEL-compatible context
@@ -53,7 +54,7 @@ func ringName(mapping []byte) int {
 
 // findRing searches the process's memory for a ring indexed by thread. The view is nil if there is
 // none, or if several were found. In the latter case Carrier.Err says so.
-func (p *Process) findRing(ctx context.Context) (*ringbuf.View, Carrier, error) {
+func (p *Process) findRing(ctx context.Context) (*ringview.View, Carrier, error) {
 	named, anonymous, err := p.ringMappings(ctx)
 	if err != nil {
 		return nil, Carrier{}, err
@@ -140,7 +141,7 @@ func (p *Process) scan(ctx context.Context, mappings []procfs.Mapping) ([]procfs
 	var (
 		marked []procfs.Mapping
 		magic  [scanBatch][4]byte
-		parts  [scanBatch]ringbuf.Part
+		parts  [scanBatch]remotemem.Part
 	)
 	want := [4]byte{}
 	putNative32(want[:], wire.RingMagic)
@@ -150,7 +151,7 @@ func (p *Process) scan(ctx context.Context, mappings []procfs.Mapping) ([]procfs
 		}
 		n := min(len(mappings), scanBatch)
 		for i, m := range mappings[:n] {
-			parts[i] = ringbuf.Part{Address: m.Start, Data: magic[i][:]}
+			parts[i] = remotemem.Part{Address: m.Start, Data: magic[i][:]}
 		}
 		read, err := p.threads.source.ReadParts(parts[:n])
 		if err != nil && !errors.Is(err, syscall.EFAULT) {
@@ -171,24 +172,24 @@ func (p *Process) scan(ctx context.Context, mappings []procfs.Mapping) ([]procfs
 
 // onlyRing returns the ring indexed by thread that begins one of the mappings. The view is nil if
 // there is none, or if there are several. In the latter case Carrier.Err says so.
-func (p *Process) onlyRing(mappings []procfs.Mapping) (*ringbuf.View, Carrier, error) {
-	var only *ringbuf.View
+func (p *Process) onlyRing(mappings []procfs.Mapping) (*ringview.View, Carrier, error) {
+	var only *ringview.View
 	c := Carrier{Kind: ThreadSlots}
 	for _, m := range mappings {
-		ring, err := ringbuf.FindView(p.threads.source, m.Start, m.End-m.Start)
+		ring, err := ringview.FindIn(p.threads.source, m.Start, m.End-m.Start)
 		switch {
-		case errors.Is(err, ringbuf.ErrNotRing), errors.Is(err, syscall.EFAULT):
+		case errors.Is(err, ringview.ErrNotRing), errors.Is(err, syscall.EFAULT):
 		case err != nil:
 			return nil, c, p.classify(err)
-		case ring.Info().Index != ringbuf.ByThread:
+		case ring.Info().Index != wire.RingByThread:
 		case only != nil:
 			c.Err = errSeveralRings
 			return nil, c, nil
 		default:
 			only = ring
-			c.Ring = ring.Info()
-			c.Ring.Mapping = m.Name
-			c.Fields = ring.Fields()
+			info := ring.Info()
+			info.Mapping = m.Name
+			c.Table = slots(&info, ring.Fields())
 		}
 	}
 	return only, c, nil

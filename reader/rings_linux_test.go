@@ -42,7 +42,7 @@ func mergedRing(p *childproc.Parent) {
 	for _, r := range occupied {
 		p.Must(r.Close())
 	}
-	ring.Store(&ringbuf.Span{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3})
+	ring.Store(&ringbuf.Span{TraceID: [16]byte{7: 1, 15: 2}, SpanID: [8]byte{7: 3}})
 	for _, advice := range []uintptr{unix.MADV_DONTFORK, unix.MADV_NOHUGEPAGE} { // the kernel merges mappings only if their flags are equal
 		if _, _, errno := syscall.Syscall(syscall.SYS_MADVISE, start, size, advice); errno != 0 {
 			p.Must(errno)
@@ -74,7 +74,7 @@ func TestFindRingInsideMapping(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, found, 1)
 	require.NoError(t, found[0].Err)
-	assert.Equal(t, ring, found[0].Ring.Address)
+	assert.Equal(t, ring, found[0].Table.Address)
 	assert.Equal(t, source, found[0].Source)
 
 	pages, err := fs.Pagemap()

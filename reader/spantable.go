@@ -13,22 +13,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// SpanTable is the location and layout of the table of a process's live spans. Each live span has a
-// cell. Slots, goroutine records and the entries of the goroutine table refer to these cells. See
-// docs/wire-format.md.
-type SpanTable struct {
-	// Address is the address of the table's header. HeaderSize is the distance from there to the
-	// first cell, CellSize the distance from one cell to the next, and Capacity the number of
-	// cells.
-	Address                        uint64
-	HeaderSize, CellSize, Capacity int
-	// Fields maps the advertised names of the fields of a cell, such as span_id, to their offsets
-	// in the cell.
-	Fields map[string]int
+// spanTable is the table of a process's live spans. Each live span has a cell, which is an entry of the
+// table. Slots, goroutine records and the entries of the goroutine table refer to these cells.
+type spanTable struct {
+	*Table
 
 	// offsets holds the offsets of the fields that this package reads.
 	offsets [numCellFields]int
@@ -62,23 +54,22 @@ const (
 )
 
 // spanTable returns the advertised span table. The error is the reason why there is none.
-func (a advertisement) spanTable(memory ringbuf.Memory) (*SpanTable, error) {
+func (a advertisement) spanTable(memory remotemem.Reader) (*spanTable, error) {
 	if !a.announces(wire.KeySpans) {
 		return nil, errNotAdvertised
 	}
-	t := new(SpanTable)
 	layout, err := a.table(wire.KeySpans, tableBounds{wire.SpansLayout1, wire.SpansKeyCellSize, 8, maxCellSize, maxCellCapacity})
 	if err != nil {
 		return nil, err
 	}
-	t.Address, t.HeaderSize, t.CellSize, t.Capacity = layout.address, layout.headerSize, layout.entrySize, layout.capacity
+	t := &spanTable{Table: layout}
 	if t.Fields, err = a.fields(wire.KeySpans + wire.RingKeyFields); err != nil {
 		return nil, err
 	}
 	for i, f := range wire.CellFields() {
 		offset, ok := t.Fields[f.Name]
-		if !ok || offset < 0 || offset > t.CellSize-int(f.Size) {
-			return nil, fmt.Errorf("no field %s in cells of %d bytes", f.Name, t.CellSize)
+		if !ok || offset < 0 || offset > t.EntrySize-int(f.Size) {
+			return nil, fmt.Errorf("no field %s in cells of %d bytes", f.Name, t.EntrySize)
 		}
 		t.offsets[i] = offset
 	}
@@ -94,8 +85,8 @@ var errNoSpanTable = errors.New("not a span table")
 
 // used returns the number of cells that have ever been used. The error wraps [errNoSpanTable] if
 // the table's header is not at the advertised address. Any other error comes from memory.
-func (t *SpanTable) used(memory ringbuf.Memory) (int, error) {
-	used, err := table{t.Address, t.HeaderSize, t.CellSize, t.Capacity}.used(memory, wire.SpansMagic, wire.SpansLayout1, errNoSpanTable)
+func (t *spanTable) used(memory remotemem.Reader) (int, error) {
+	used, err := t.Table.used(memory, wire.SpansMagic, errNoSpanTable)
 	if err != nil {
 		return 0, fmt.Errorf("span table: %w", err)
 	}
@@ -103,11 +94,11 @@ func (t *SpanTable) used(memory ringbuf.Memory) (int, error) {
 }
 
 // cell returns the address of the cell that ref refers to.
-func (t *SpanTable) cell(ref uint64) uint64 {
-	return t.Address + uint64(t.HeaderSize) + uint64(wire.RefIndex(ref)%uint32(t.Capacity))*uint64(t.CellSize)
+func (t *spanTable) cell(ref uint64) uint64 {
+	return t.Address + uint64(t.HeaderSize) + uint64(wire.RefIndex(ref)%uint32(t.Capacity))*uint64(t.EntrySize)
 }
 
-func (t *SpanTable) u64(data []byte, f cellField) uint64 {
+func (t *spanTable) u64(data []byte, f cellField) uint64 {
 	return binary.NativeEndian.Uint64(data[t.offsets[f]:])
 }
 
@@ -121,9 +112,10 @@ type LiveSpan struct {
 	// value.
 	Ref SpanRef
 	// Ancestors are the span's parent, grandparent and great-grandparent, according to the context
-	// that it was started with. They may have ended. A reference is 0 if there is no such ancestor
-	// or the process does not know it.
-	Ancestors [wire.Ancestors]SpanRef
+	// that it was started with, the nearest first. There are fewer if the span has fewer, and more
+	// may be published in the future. They may have ended. A reference is 0 if the process does not
+	// know that ancestor.
+	Ancestors []SpanRef
 	// Before is the span that the goroutine was in when it started this one, or 0 if there was none.
 	// The goroutine returns there when it ends this span. Before may have ended.
 	Before SpanRef
@@ -147,9 +139,9 @@ type LiveSpan struct {
 }
 
 // decode decodes a cell. It sets the numbers of the names, but not the names themselves.
-func (t *SpanTable) decode(data []byte) (s LiveSpan) {
+func (t *spanTable) decode(data []byte) (s LiveSpan) {
 	s.Ref = SpanRef(t.u64(data, cellVersion) &^ wire.CellOver)
-	s.Ancestors = decodeAncestors(data[t.offsets[cellAncestors]:])
+	s.Ancestors = knownAncestors(decodeAncestors(data[t.offsets[cellAncestors]:]))
 	s.Before = SpanRef(wire.Position(t.u64(data, cellBefore)).Ref())
 	binary.BigEndian.PutUint64(s.TraceID[:8], t.u64(data, cellTraceIDHigh))
 	binary.BigEndian.PutUint64(s.TraceID[8:], t.u64(data, cellTraceIDLow))
@@ -269,7 +261,7 @@ func (p *Process) spansError(err error) error {
 }
 
 // lineage decodes the lineage in a cell.
-func (t *SpanTable) lineage(cell []byte) lineage {
+func (t *spanTable) lineage(cell []byte) lineage {
 	return lineage{t.u64(cell, cellGoid), cell[t.offsets[cellOutside]] != 0, decodeAncestors(cell[t.offsets[cellAncestors]:])}
 }
 
@@ -280,10 +272,20 @@ func decodeAncestors(b []byte) (refs [wire.Ancestors]SpanRef) {
 	return refs
 }
 
+// knownAncestors returns the ancestors up to the last known one.
+func knownAncestors(refs [wire.Ancestors]SpanRef) []SpanRef {
+	for n := len(refs); n > 0; n-- {
+		if refs[n-1] != 0 {
+			return append([]SpanRef(nil), refs[:n]...)
+		}
+	}
+	return nil
+}
+
 // batches yields the live spans without their names, one batch for every [cellBatch] cells. It
 // yields at least one batch. Batches may be empty. The error wraps [errNoSpanTable] or comes from
 // memory.
-func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] {
+func (t *spanTable) batches(memory remotemem.Reader) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
 		used, err := t.used(memory)
 		if err != nil {
@@ -330,23 +332,23 @@ var cellScratches = sync.Pool{New: func() any { return &cellScratch{cells: make(
 // read returns the contents of count cells, at most [cellBatch], starting with cell number first.
 // It returns nil for a cell that has never been used or was changing. The result is valid until
 // scratch is used again. The error comes from memory.
-func (t *SpanTable) read(memory ringbuf.Memory, scratch *cellScratch, first, count int) ([][]byte, error) {
-	address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
-	size := count * t.CellSize
+func (t *spanTable) read(memory remotemem.Reader, scratch *cellScratch, first, count int) ([][]byte, error) {
+	address := t.Address + uint64(t.HeaderSize) + uint64(first*t.EntrySize)
+	size := count * t.EntrySize
 	scratch.bytes = sized(scratch.bytes, 3*size)
 	before, data, after := scratch.bytes[:size], scratch.bytes[size:2*size], scratch.bytes[2*size:]
 	// The bytes of a part may be read in any order, so reading the cells once would not be enough.
 	// If a cell has the same version before and after data was read, the cell did not change in
 	// between, because versions never repeat.
-	if _, err := memory.ReadParts([]ringbuf.Part{
+	if _, err := memory.ReadParts([]remotemem.Part{
 		{Address: address, Data: before}, {Address: address, Data: data}, {Address: address, Data: after},
 	}); err != nil {
 		return nil, err
 	}
 	cells := scratch.cells[:count]
 	for i := range cells {
-		offset := i * t.CellSize
-		cells[i] = data[offset:][:t.CellSize]
+		offset := i * t.EntrySize
+		cells[i] = data[offset:][:t.EntrySize]
 		version := t.u64(before[offset:], cellVersion)
 		if version == 0 || t.u64(cells[i], cellVersion) != version || t.u64(after[offset:], cellVersion) != version {
 			cells[i] = nil
@@ -356,7 +358,7 @@ func (t *SpanTable) read(memory ringbuf.Memory, scratch *cellScratch, first, cou
 }
 
 // live returns the live spans without their names. Its errors are those of batches.
-func (t *SpanTable) live(memory ringbuf.Memory) (spans []LiveSpan, err error) {
+func (t *spanTable) live(memory remotemem.Reader) (spans []LiveSpan, err error) {
 	for batch, err := range t.batches(memory) {
 		if err != nil {
 			return nil, err

@@ -202,7 +202,7 @@ func TestInvalidSpanTable(t *testing.T) {
 	v := newThreadView(w, contextOf(goodTable()))
 	require.NotNil(t, v.spans)
 	assert.Equal(t, worldTable(), v.spans)
-	assert.Equal(t, worldAncestors, v.ancestorsOffset)
+	assert.Equal(t, worldAncestors, v.record.Ancestors)
 	for name, change := range cases {
 		w, a := headedSpans(t), goodTable()
 		change(a, w)
@@ -210,7 +210,7 @@ func TestInvalidSpanTable(t *testing.T) {
 		assert.Nil(t, v.spans, name)
 		w.endElsewhere(2)
 		thread := Thread{TID: fakeTID, OwnTID: fakeTID}
-		v.recordOffset = -1
+		v.record.Offset = 0
 		require.NoError(t, newThreadReader(w, v).read(&thread, fakeM), name)
 		if assert.NotNil(t, thread.Span, name) {
 			assert.Equal(t, [8]byte{7: 2}, thread.Span.SpanID, name)
@@ -221,6 +221,6 @@ func TestInvalidSpanTable(t *testing.T) {
 		a := goodTable()
 		a[wire.KeyGo+wire.GoKeyAncestorsOffset] = intValue(offset)
 		w := headedSpans(t)
-		assert.Negative(t, newThreadView(w, contextOf(a)).ancestorsOffset, offset)
+		assert.Zero(t, newThreadView(w, contextOf(a)).record.Ancestors, offset)
 	}
 }

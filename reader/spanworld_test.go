@@ -101,10 +101,11 @@ func (w *spanWorld) publish(g *worldGoroutine, ref uint64) func() {
 }
 
 // worldTable returns the location and layout of the world's cells.
-func worldTable() *SpanTable {
-	t := &SpanTable{
-		Address: fakeSpans, HeaderSize: wire.SpansHeaderSize, CellSize: wire.CellSize, Capacity: worldCells, Fields: map[string]int{},
-	}
+func worldTable() *spanTable {
+	t := &spanTable{Table: &Table{
+		Address: fakeSpans, HeaderSize: wire.SpansHeaderSize, EntrySize: wire.CellSize, Capacity: worldCells, Layout: wire.SpansLayout1,
+		Fields: map[string]int{},
+	}}
 	for i, f := range wire.CellFields() {
 		t.Fields[f.Name], t.offsets[i] = int(f.Offset), int(f.Offset)
 	}
@@ -116,7 +117,7 @@ func (w *spanWorld) view(t testing.TB, which string) *threadView {
 	v := w.world.view(t, which)
 	v.spans = worldTable()
 	if strings.Contains(which, "r") {
-		v.ancestorsOffset = worldAncestors
+		v.record.Ancestors = worldAncestors
 	}
 	return v
 }
@@ -372,7 +373,7 @@ func TestProvenSpanWasLive(t *testing.T) {
 				w := newSpanWorld(seed)
 				view := w.view(t, which)
 				if withoutTable {
-					view.spans, view.ancestorsOffset = nil, -1
+					view.spans, view.record.Ancestors = nil, 0
 				}
 				l := newThreadReader(w, view)
 				step, note := func() { w.step(stale) }, func() { w.note(stale) }

@@ -7,15 +7,24 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// table is the location and layout of a name, span or goroutine table: a header followed by entries
-// of one size.
-type table struct {
-	address                         uint64
-	headerSize, entrySize, capacity int
+// Table is the location and layout of a table in the memory of a process: a header, followed by
+// entries of one size. docs/wire-format.md describes the entries of each table.
+type Table struct {
+	// Mapping is the name of the mapping that contains the table, or "" if it is unknown.
+	Mapping string
+	// Address is the address of the header. Entry number i, from 0 to Capacity-1, is at Address +
+	// HeaderSize + i*EntrySize.
+	Address                         uint64
+	HeaderSize, EntrySize, Capacity int
+	// Layout is the version of the table's format.
+	Layout int
+	// Fields maps the advertised names of an entry's fields, such as span_id, to their offsets in
+	// the entry. It is nil if they are unknown or not advertised.
+	Fields map[string]int
 }
 
 // tableBounds are the requirements for an advertised table.
@@ -28,7 +37,7 @@ type tableBounds struct {
 
 // table returns the table that the attributes with this prefix describe. The error is the reason
 // why there is none.
-func (a advertisement) table(prefix string, b tableBounds) (t table, err error) {
+func (a advertisement) table(prefix string, b tableBounds) (*Table, error) {
 	var address, layout, headerSize, entrySize, capacity int64
 	for _, f := range []struct {
 		key             string
@@ -41,25 +50,30 @@ func (a advertisement) table(prefix string, b tableBounds) (t table, err error) 
 		{b.entrySizeKey, &entrySize, b.minEntry, b.maxEntry},
 		{wire.RingKeyCapacity, &capacity, 1, b.maxCapacity},
 	} {
+		var err error
 		if *f.value, err = a.integer(prefix+f.key, f.lowest, f.highest); err != nil {
-			return table{}, err
+			return nil, err
 		}
 	}
-	return table{uint64(address), int(headerSize), int(entrySize), int(capacity)}, nil
+	mapping, _ := a.text(prefix + wire.RingKeyMapping)
+	return &Table{
+		Mapping: mapping, Address: uint64(address), HeaderSize: int(headerSize), EntrySize: int(entrySize),
+		Capacity: int(capacity), Layout: int(layout),
+	}, nil
 }
 
 // used reads the table's header and returns the number of entries in use. If the header does not
 // match the advertisement, the error wraps mismatch and says how. Any other error comes from
 // memory.
-func (t table) used(memory ringbuf.Memory, magic, layout uint32, mismatch error) (int, error) {
+func (t *Table) used(memory remotemem.Reader, magic uint32, mismatch error) (int, error) {
 	var b [24]byte
-	if _, err := memory.ReadParts([]ringbuf.Part{{Address: t.address, Data: b[:]}}); err != nil {
+	if _, err := memory.ReadParts([]remotemem.Part{{Address: t.Address, Data: b[:]}}); err != nil {
 		return 0, err
 	}
-	for i, want := range []uint32{magic, layout, uint32(t.capacity), uint32(t.entrySize), uint32(t.headerSize)} {
+	for i, want := range []uint32{magic, uint32(t.Layout), uint32(t.Capacity), uint32(t.EntrySize), uint32(t.HeaderSize)} {
 		if got := binary.NativeEndian.Uint32(b[4*i:]); got != want {
 			return 0, fmt.Errorf("%w: word %d of the header is %#x instead of %#x", mismatch, i, got, want)
 		}
 	}
-	return int(min(binary.NativeEndian.Uint32(b[20:]), uint32(t.capacity))), nil
+	return int(min(binary.NativeEndian.Uint32(b[20:]), uint32(t.Capacity))), nil
 }

@@ -102,7 +102,7 @@ func (p *Process) ThreadContexts(ctx context.Context) (*ThreadContexts, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := newAdvertisement(message.message())
+	a := newAdvertisement(message)
 	schema, err := a.text(wire.KeySchemaVersion)
 	if err != nil {
 		return nil, p.error(fmt.Errorf("%w: %w", ErrNoThreadContext, err))

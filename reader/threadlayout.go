@@ -25,21 +25,11 @@ type ThreadLayout struct {
 	Carriers []Carrier
 	// Runtime holds the advertised offsets of the process's Go runtime.
 	Runtime RuntimeOffsets
-	// Goroutines is the goroutine table, or nil if none is advertised or it cannot be used.
-	Goroutines *GoroutineEntries
-	// Spans is the table of live spans, or nil if none is advertised or it cannot be used.
-	//
-	// RefOffset and AncestorsOffset are distances from the label pointer of a goroutine. At
-	// RefOffset is the reference to the cell of the record's span. At AncestorsOffset are the
-	// references to the span's ancestors, followed by the id of a goroutine that is in none of them
-	// after the span has ended. Either is negative if records have no such field.
-	Spans                      *SpanTable
-	RefOffset, AncestorsOffset int
-	// Names is the table of span names, or nil if none is advertised. NamesOffset is the distance
-	// from the label pointer of a goroutine to the numbers of two names, 2 bytes each: the name of
-	// the record's span and the name of the local root. It is negative if records have no names.
-	Names       *NameTable
-	NamesOffset int
+	// Spans is the table of live spans, or nil if none is advertised or it cannot be used. Each live
+	// span has an entry, its cell, to which the carriers refer.
+	Spans *Table
+	// Names is the table of span names, or nil if none is advertised.
+	Names *Table
 
 	keys []string
 	made time.Time
@@ -52,11 +42,14 @@ func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &ThreadLayout{
+	l := &ThreadLayout{
 		Context: v.context, ContextErr: v.contextErr, Advertisement: v.advertisement, Carriers: v.carriers, Runtime: v.runtime,
-		Goroutines: v.goroutines, Spans: v.spans,
-		RefOffset: v.refOffset, AncestorsOffset: v.ancestorsOffset, Names: v.names, NamesOffset: v.namesOffset, keys: v.keys, made: v.made,
-	}, nil
+		Names: v.names, keys: v.keys, made: v.made,
+	}
+	if v.spans != nil {
+		l.Spans = v.spans.Table
+	}
+	return l, nil
 }
 
 // rescanAfter is how long a layout without an advertisement is valid. After that,

@@ -10,15 +10,16 @@ import (
 	"errors"
 	"syscall"
 
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/ringview"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 // threadReader finds the goroutine that a thread is running and the goroutine's active span.
 //
 // One call of ReadParts reads everything that is relevant, in this order:
 //
-//	the thread's slot ([ringbuf.SlotReader.Before])
+//	the thread's slot ([ringview.SlotReader.Before])
 //	the goroutine's entry in the goroutine table
 //	the goroutine record
 //	the versions of the cells
@@ -27,7 +28,7 @@ import (
 //	the cells, and their versions again
 //	the record again
 //	the entry again
-//	the thread's slot again ([ringbuf.SlotReader.After])
+//	the thread's slot again ([ringview.SlotReader.After])
 //
 // The cells are those of the spans to which the slot, the entry and the record refer, and those of
 // the ancestors of these spans if they have ended.
@@ -42,10 +43,10 @@ import (
 // the address of the object with the record. So each call reads at the addresses that the previous
 // call has found. If it finds other addresses, the call is repeated, up to maxReads times.
 type threadReader struct {
-	memory ringbuf.Memory
+	memory remotemem.Reader
 	view   *threadView
 
-	threadSlot *ringbuf.SlotReader
+	threadSlot *ringview.SlotReader
 
 	// The addresses and ids that the next read assumes to be right. 0 means unknown.
 	tid    uint32
@@ -70,7 +71,7 @@ type threadReader struct {
 	// cells lists the cells to read.
 	cells []cellRead
 
-	parts  []ringbuf.Part
+	parts  []remotemem.Part
 	groups []group
 
 	// entry and entryAgain are two copies of the goroutine's entry.
@@ -101,7 +102,7 @@ const (
 	addressEnd = 1 << 56
 )
 
-func newThreadReader(memory ringbuf.Memory, v *threadView) *threadReader {
+func newThreadReader(memory remotemem.Reader, v *threadView) *threadReader {
 	r := &threadReader{memory: memory, view: v}
 	if v.threadRing != nil {
 		r.threadSlot = v.threadRing.NewSlotReader()
@@ -112,7 +113,7 @@ func newThreadReader(memory ringbuf.Memory, v *threadView) *threadReader {
 // read sets t.Goroutine and t.Span. m is the supposed address of the thread's m, or 0 if unknown.
 // The error comes from memory.
 func (r *threadReader) read(t *Thread, m uint64) error {
-	if r.view.runtime.MProcid < 0 || !r.view.runtime.complete() {
+	if r.view.runtime.MProcid == 0 || !r.view.runtime.complete() {
 		// Without these offsets, evaluate cannot verify that m still belongs to the thread.
 		m = 0
 	}
@@ -146,7 +147,7 @@ func (r *threadReader) read(t *Thread, m uint64) error {
 	return nil
 }
 
-func (r *threadReader) add(g group, parts ...ringbuf.Part) {
+func (r *threadReader) add(g group, parts ...remotemem.Part) {
 	for range parts {
 		r.groups = append(r.groups, g)
 	}
@@ -164,43 +165,43 @@ func (r *threadReader) readParts() error {
 		r.add(groupThreadSlot, r.threadSlot.Before()...)
 	}
 	if entry {
-		r.add(groupEntry, ringbuf.Part{Address: r.view.goroutines.entry(r.goid), Data: r.entry[:]})
+		r.add(groupEntry, remotemem.Part{Address: r.view.goroutines.entry(r.goid), Data: r.entry[:]})
 	}
 	if r.hasRecord() {
-		r.add(groupRecord, ringbuf.Part{Address: r.labels, Data: r.record})
+		r.add(groupRecord, remotemem.Part{Address: r.labels, Data: r.record})
 	}
 	cells := !r.unreadable[groupCells]
 	if cells {
 		for i := range r.cells {
 			version := r.view.spans.cell(r.cells[i].ref) + uint64(r.view.spans.offsets[cellVersion])
-			r.add(groupCells, ringbuf.Part{Address: version, Data: r.cells[i].before[:]})
+			r.add(groupCells, remotemem.Part{Address: version, Data: r.cells[i].before[:]})
 		}
 	}
 	if r.m != 0 {
-		if o.MProcid >= 0 {
-			r.add(groupM, ringbuf.Part{Address: r.m + uint64(o.MProcid), Data: r.procid[:]})
+		if o.MProcid != 0 {
+			r.add(groupM, remotemem.Part{Address: r.m + uint64(o.MProcid), Data: r.procid[:]})
 		}
-		r.add(groupM, ringbuf.Part{Address: r.m + uint64(o.MCurg), Data: r.curg[:]})
+		r.add(groupM, remotemem.Part{Address: r.m + uint64(o.MCurg), Data: r.curg[:]})
 	}
 	if r.g != 0 && !r.unreadable[groupG] {
-		r.add(groupG, ringbuf.Part{Address: r.g + uint64(o.GGoid), Data: r.goidNow[:]})
-		if r.view.recordOffset >= 0 {
-			r.add(groupG, ringbuf.Part{Address: r.g + uint64(o.GLabels), Data: r.labelsNow[:]})
+		r.add(groupG, remotemem.Part{Address: r.g + uint64(o.GGoid), Data: r.goidNow[:]})
+		if r.view.record.Offset > 0 {
+			r.add(groupG, remotemem.Part{Address: r.g + uint64(o.GLabels), Data: r.labelsNow[:]})
 		}
 	}
 	if cells {
 		for i := range r.cells {
 			address := r.view.spans.cell(r.cells[i].ref)
-			r.add(groupCells, ringbuf.Part{Address: address, Data: r.cells[i].data},
-				ringbuf.Part{Address: address + uint64(r.view.spans.offsets[cellVersion]), Data: r.cells[i].after[:]})
+			r.add(groupCells, remotemem.Part{Address: address, Data: r.cells[i].data},
+				remotemem.Part{Address: address + uint64(r.view.spans.offsets[cellVersion]), Data: r.cells[i].after[:]})
 			r.cells[i].read = true
 		}
 	}
 	if r.hasRecord() {
-		r.add(groupRecord, ringbuf.Part{Address: r.labels, Data: r.recordAgain})
+		r.add(groupRecord, remotemem.Part{Address: r.labels, Data: r.recordAgain})
 	}
 	if entry {
-		r.add(groupEntry, ringbuf.Part{Address: r.view.goroutines.entry(r.goid), Data: r.entryAgain[:]})
+		r.add(groupEntry, remotemem.Part{Address: r.view.goroutines.entry(r.goid), Data: r.entryAgain[:]})
 	}
 	if threadSlot {
 		r.add(groupThreadSlot, r.threadSlot.After()...)
@@ -342,7 +343,7 @@ func (r *threadReader) cellOf(ref uint64) ([]byte, liveness) {
 	if len(r.cells) >= maxCells {
 		r.cells = r.cells[:0]
 	}
-	r.cells = append(r.cells, cellRead{ref: ref, data: make([]byte, r.view.spans.CellSize)})
+	r.cells = append(r.cells, cellRead{ref: ref, data: make([]byte, r.view.spans.EntrySize)})
 	return nil, unread
 }
 
@@ -350,7 +351,7 @@ func (r *threadReader) cellOf(ref uint64) ([]byte, liveness) {
 // the slot, or its nearest live ancestor if that span has ended. It is nil if there is none, or if
 // the goroutine has since published the span on another thread. settled is false if cells must be
 // read again.
-func (r *threadReader) resolve(s *ringbuf.Slot) (span *ThreadSpan, settled bool) {
+func (r *threadReader) resolve(s *ringview.Slot) (span *ThreadSpan, settled bool) {
 	if !s.HasSpan() {
 		return nil, true
 	}
@@ -418,16 +419,16 @@ func (r *threadReader) provable() bool {
 
 // slotOfThread returns the thread's slot, or a zero slot if the thread has none. settled is false
 // if the slot was being written.
-func (r *threadReader) slotOfThread() (slot ringbuf.Slot, settled bool) {
+func (r *threadReader) slotOfThread() (slot ringview.Slot, settled bool) {
 	if r.threadSlot == nil || r.unreadable[groupThreadSlot] {
-		return ringbuf.Slot{}, true
+		return ringview.Slot{}, true
 	}
 	slot, err := r.threadSlot.Slot()
 	if err != nil {
-		return ringbuf.Slot{}, false
+		return ringview.Slot{}, false
 	}
 	if r.view.threadRing.Info().Layout != wire.RingLayout1 && slot.TID != r.tid {
-		return ringbuf.Slot{}, true
+		return ringview.Slot{}, true
 	}
 	return slot, true
 }
@@ -452,7 +453,7 @@ func (r *threadReader) entryOfGoroutine() (ref wire.Ref, owned, settled bool) {
 // goroutine reports whether the thread was running a goroutine, whose id is then r.goid. settled is
 // false if another read is necessary to find out.
 func (r *threadReader) goroutine() (running, settled bool) {
-	if r.view.runtime.MProcid >= 0 && native64(r.procid) != uint64(r.tid) {
+	if r.view.runtime.MProcid != 0 && native64(r.procid) != uint64(r.tid) {
 		r.wrongM, r.m, r.g, r.goid, r.labels = r.m, 0, 0, 0, 0
 		return false, false
 	}
@@ -475,7 +476,7 @@ func (r *threadReader) goroutine() (running, settled bool) {
 
 // followLabels makes the next read include the record that the label pointer leads to.
 func (r *threadReader) followLabels() {
-	if r.view.recordOffset < 0 {
+	if r.view.record.Offset == 0 {
 		return
 	}
 	r.labels = native64(r.labelsNow)
@@ -488,7 +489,7 @@ func (r *threadReader) followLabels() {
 
 // setRecordSize makes the next read of the record include this many bytes of attributes.
 func (r *threadReader) setRecordSize(attributes int) {
-	size := r.view.recordOffset + wire.ThreadContextRecordSize + attributes
+	size := r.view.record.Offset + wire.ThreadContextRecordSize + attributes
 	for len(r.record) < size {
 		r.record, r.recordAgain = append(r.record, 0), append(r.recordAgain, 0)
 	}
@@ -498,7 +499,7 @@ func (r *threadReader) setRecordSize(attributes int) {
 // spanOfRecord returns the active span according to the goroutine's record, or nil if there is
 // none. settled is false if another read is necessary. The error comes from memory.
 func (r *threadReader) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
-	if r.view.recordOffset < 0 {
+	if r.view.record.Offset == 0 {
 		return nil, true, nil
 	}
 	if now := native64(r.labelsNow); now != r.labels && (now == 0 || validPointer(now)) {
@@ -511,18 +512,18 @@ func (r *threadReader) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 	if !bytes.Equal(r.record, r.recordAgain) {
 		return nil, false, nil
 	}
-	b := r.record[r.view.recordOffset:]
+	b := r.record[r.view.record.Offset:]
 	s = &ThreadSpan{
 		TraceID: [16]byte(b[0:16]), SpanID: [8]byte(b[16:24]), TraceFlags: b[25], Carrier: GoroutineRecord,
 	}
 	attributes := int(binary.NativeEndian.Uint16(b[26:28]))
-	hasEnded := b[24] == 0 && r.view.spans != nil && r.view.ancestorsOffset >= 0
+	hasEnded := b[24] == 0 && r.view.spans != nil && r.view.record.Ancestors > 0
 	if b[24] != 1 && !hasEnded || s.TraceID == [16]byte{} || s.SpanID == [8]byte{} ||
 		attributes > wire.MaxThreadContextRecord-wire.ThreadContextRecordSize {
 		return nil, true, nil
 	}
-	if !bytes.Equal(r.verified, r.record[:r.view.recordOffset+wire.ThreadContextRecordSize]) {
-		r.verified = append(r.verified[:0], r.record[:r.view.recordOffset+wire.ThreadContextRecordSize]...)
+	if !bytes.Equal(r.verified, r.record[:r.view.record.Offset+wire.ThreadContextRecordSize]) {
+		r.verified = append(r.verified[:0], r.record[:r.view.record.Offset+wire.ThreadContextRecordSize]...)
 		if r.labelsMatch, err = r.labelsHaveIDs(s); err != nil {
 			return nil, false, err
 		}
@@ -531,8 +532,8 @@ func (r *threadReader) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 		return nil, true, nil
 	}
 	if hasEnded {
-		outsider := binary.NativeEndian.Uint64(r.record[r.view.ancestorsOffset+8*wire.Ancestors:])
-		l := lineage{starter: outsider, outside: outsider != 0, ancestors: decodeAncestors(r.record[r.view.ancestorsOffset:])}
+		outsider := binary.NativeEndian.Uint64(r.record[r.view.record.Ancestors+8*wire.Ancestors:])
+		l := lineage{starter: outsider, outside: outsider != 0, ancestors: decodeAncestors(r.record[r.view.record.Ancestors:])}
 		active, settled := l.next(r, r.goid)
 		return r.spanOfCell(active, GoroutineRecord), settled, nil
 	}
@@ -541,7 +542,7 @@ func (r *threadReader) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 		return nil, false, nil
 	}
 	s.encoded = append([]byte(nil), b[wire.ThreadContextRecordSize:]...)
-	if offset := r.view.namesOffset; offset >= 0 {
+	if offset := r.view.record.Names; offset > 0 {
 		s.names = spanNames{binary.NativeEndian.Uint16(r.record[offset:]), binary.NativeEndian.Uint16(r.record[offset+2:])}
 	}
 	return s, r.addCell(s), nil
@@ -550,10 +551,10 @@ func (r *threadReader) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 // addCell adds to s, the span of the record, the fields that only its cell has. settled is false if
 // the cell must be read again.
 func (r *threadReader) addCell(s *ThreadSpan) (settled bool) {
-	if r.view.spans == nil || r.view.refOffset < 0 {
+	if r.view.spans == nil || r.view.record.Ref == 0 {
 		return true
 	}
-	cell, state := r.cellOf(binary.NativeEndian.Uint64(r.record[r.view.refOffset:]))
+	cell, state := r.cellOf(binary.NativeEndian.Uint64(r.record[r.view.record.Ref:]))
 	if state == live || state == ended { // an ended span is accepted, because it may have ended after the record was read
 		span := r.view.spans.decode(cell)
 		s.complete(&ThreadSpan{LocalRootSpanID: span.LocalRootSpanID, names: span.names})
@@ -581,15 +582,15 @@ func (r *threadReader) labelsHaveIDs(s *ThreadSpan) (bool, error) {
 		return false, nil
 	}
 	labels := make([]byte, n*labelSize)
-	if ok, err := r.readAll(ringbuf.Part{Address: list, Data: labels}); !ok {
+	if ok, err := r.readAll(remotemem.Part{Address: list, Data: labels}); !ok {
 		return false, err
 	}
 	const traceDigits, spanDigits = 32, 16
-	var parts []ringbuf.Part
+	var parts []remotemem.Part
 	for ; len(labels) > 0; labels = labels[labelSize:] {
 		value, size := binary.NativeEndian.Uint64(labels[16:]), binary.NativeEndian.Uint64(labels[24:])
 		if (size == traceDigits || size == spanDigits) && value < addressEnd {
-			parts = append(parts, ringbuf.Part{Address: value, Data: make([]byte, size)})
+			parts = append(parts, remotemem.Part{Address: value, Data: make([]byte, size)})
 		}
 	}
 	if ok, err := r.readAll(parts...); !ok {
@@ -606,7 +607,7 @@ func (r *threadReader) labelsHaveIDs(s *ThreadSpan) (bool, error) {
 
 // readAll reads parts and reports whether all of them are readable. It returns any error except
 // EFAULT.
-func (r *threadReader) readAll(parts ...ringbuf.Part) (bool, error) {
+func (r *threadReader) readAll(parts ...remotemem.Part) (bool, error) {
 	_, err := r.memory.ReadParts(parts)
 	if errors.Is(err, syscall.EFAULT) {
 		return false, nil
@@ -614,7 +615,7 @@ func (r *threadReader) readAll(parts ...ringbuf.Part) (bool, error) {
 	return err == nil, err
 }
 
-func spanOfSlot(s *ringbuf.Slot) *ThreadSpan {
+func spanOfSlot(s *ringview.Slot) *ThreadSpan {
 	return &ThreadSpan{
 		TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: s.TraceFlags,
 		Carrier: ThreadSlots, encoded: s.Attributes,

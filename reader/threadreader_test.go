@@ -18,11 +18,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 
 	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/ringview"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 // fakeMemory is the memory of a process, which a test can change during a read.
@@ -38,7 +38,7 @@ type fakeMemory struct {
 	ids          map[int][]int
 }
 
-func (f *fakeMemory) ReadParts(parts []ringbuf.Part) (int, error) {
+func (f *fakeMemory) ReadParts(parts []remotemem.Part) (int, error) {
 	f.calls++
 	f.words = 0
 	for i, p := range parts {
@@ -49,7 +49,7 @@ func (f *fakeMemory) ReadParts(parts []ringbuf.Part) (int, error) {
 	return len(parts), nil
 }
 
-func (f *fakeMemory) read(p ringbuf.Part) bool {
+func (f *fakeMemory) read(p remotemem.Part) bool {
 	for start, b := range f.pieces {
 		if at := p.Address - start; p.Address >= start && at <= uint64(len(b)) && uint64(len(b))-at >= uint64(len(p.Data)) {
 			for done := 0; done < len(p.Data); done += 8 {
@@ -231,16 +231,19 @@ func (w *world) schedule(g *worldGoroutine) {
 // g for the goroutine table, and r for goroutine records.
 func (w *world) view(t testing.TB, which string) *threadView {
 	t.Helper()
-	v := &threadView{recordOffset: -1, refOffset: -1, ancestorsOffset: -1, namesOffset: -1, runtime: fakeOffsets}
+	v := &threadView{runtime: fakeOffsets}
 	var err error
 	for _, c := range which {
 		switch c {
 		case 't':
-			v.threadRing, err = ringbuf.NewView(w, ringbuf.Info{Address: fakeRing, Layout: 2, Capacity: worldCapacity, HeaderSize: 64, SlotSize: 64}, nil)
+			v.threadRing, err = ringview.New(w, ringview.Info{Address: fakeRing, Layout: 2, Capacity: worldCapacity, HeaderSize: 64, SlotSize: 64}, nil)
 		case 'g':
-			v.goroutines = &GoroutineEntries{fakeGoroutines, wire.GoroutinesHeaderSize, wire.GoroutineEntrySize, wire.GoroutinesCapacity}
+			v.goroutines = &goroutineTable{&Table{
+				Address: fakeGoroutines, HeaderSize: wire.GoroutinesHeaderSize, EntrySize: wire.GoroutineEntrySize,
+				Capacity: wire.GoroutinesCapacity, Layout: wire.GoroutinesLayout1,
+			}}
 		case 'r':
-			v.recordOffset = worldRecord
+			v.record.Offset = worldRecord
 		}
 		require.NoError(t, err)
 	}
@@ -520,11 +523,11 @@ func goodAdvertisement() map[string]*commonpb.AnyValue {
 }
 
 func contextOf(a map[string]*commonpb.AnyValue) *ProcessContext {
-	msg := &processcontextpb.ProcessContext{}
+	pc := new(ProcessContext)
 	for key, value := range a {
-		msg.Attributes = append(msg.Attributes, &commonpb.KeyValue{Key: key, Value: value})
+		pc.Attributes = append(pc.Attributes, &commonpb.KeyValue{Key: key, Value: value})
 	}
-	return &ProcessContext{Message: msg}
+	return pc
 }
 
 // headed returns the world of stillWorld, with a header for its ring.
@@ -604,7 +607,7 @@ func TestAdvertisement(t *testing.T) {
 	v := newThreadView(w, contextOf(goodAdvertisement()))
 	assert.Equal(t, all[1:], usableKinds(v))
 	require.Len(t, v.carriers, 3)
-	require.ErrorIs(t, v.carriers[0].Err, ringbuf.ErrNotRing)
+	require.ErrorIs(t, v.carriers[0].Err, ringview.ErrNotRing)
 }
 
 func TestAdvertisedKeys(t *testing.T) {
@@ -614,11 +617,11 @@ func TestAdvertisedKeys(t *testing.T) {
 	}
 	values[1] = intValue(7)
 	array := &commonpb.AnyValue{Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{Values: values}}}
-	keys := newAdvertisement(contextOf(map[string]*commonpb.AnyValue{wire.KeyAttributeKeyMap: array}).Message).keys()
+	keys := newAdvertisement(contextOf(map[string]*commonpb.AnyValue{wire.KeyAttributeKeyMap: array})).keys()
 	assert.Len(t, keys, 256)
 	assert.Equal(t, "k0", keys[0])
 	assert.Empty(t, keys[1])
-	assert.Empty(t, newAdvertisement(contextOf(nil).Message).keys())
+	assert.Empty(t, newAdvertisement(contextOf(nil)).keys())
 }
 
 func TestRingNames(t *testing.T) {
@@ -661,21 +664,21 @@ func FuzzThreads(f *testing.F) {
 		w := world{fakeMemory: memory}
 		var names []rune
 		for i, c := range "tgr" {
-			if which>>i&1 == 1 && (c != 'r' || v.recordOffset >= 0) {
+			if which>>i&1 == 1 && (c != 'r' || v.record.Offset > 0) {
 				names = append(names, c)
 			}
 		}
 		mixed := w.view(t, string(names))
 		mixed.runtime = v.runtime
-		if mixed.recordOffset >= 0 {
-			mixed.recordOffset = v.recordOffset
+		if mixed.record.Offset > 0 {
+			mixed.record.Offset = v.record.Offset
 		}
-		if v.runtime.MCurg < 0 || v.runtime.GGoid < 0 || v.runtime.GLabels < 0 {
-			mixed.goroutines, mixed.recordOffset = nil, -1
+		if v.runtime.MCurg == 0 || v.runtime.GGoid == 0 || v.runtime.GLabels == 0 {
+			mixed.goroutines, mixed.record.Offset = nil, 0
 		}
 		if which&8 != 0 || mixed.goroutines != nil {
 			mixed.spans = worldTable()
-			mixed.ancestorsOffset = max(mixed.recordOffset-8*(wire.Ancestors+1), -1)
+			mixed.record.Ancestors = max(mixed.record.Offset-8*(wire.Ancestors+1), 0)
 		}
 		thread := Thread{TID: fakeTID, OwnTID: fakeTID}
 		require.NoError(t, newThreadReader(memory, mixed).read(&thread, fakeM))

@@ -10,8 +10,8 @@ import (
 	"sync"
 
 	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/tlsvar"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 // Thread is a snapshot of one thread of a process.
@@ -71,7 +71,7 @@ type ThreadAttribute struct {
 
 // threadTarget gives access to the threads and the memory of a process. Tests replace it.
 type threadTarget interface {
-	ringbuf.Memory
+	remotemem.Reader
 	// Threads yields the ids of the process's threads.
 	Threads() iter.Seq2[int, error]
 	// ThreadIDs returns the ids of a thread in its PID namespaces. The last id is the one in the
@@ -95,7 +95,7 @@ type untilDone struct {
 	ctx context.Context //nolint:containedctx // it lives as long as one call
 }
 
-func (t untilDone) ReadParts(parts []ringbuf.Part) (int, error) {
+func (t untilDone) ReadParts(parts []remotemem.Part) (int, error) {
 	if err := t.ctx.Err(); err != nil {
 		return 0, err
 	}
@@ -115,7 +115,7 @@ type threadState struct {
 	// changes. namespaceKnown says that namespaced is set.
 	namespaced, namespaceKnown bool
 	// names holds the names that have been read from nameTable so far, by number.
-	nameTable *NameTable
+	nameTable *Table
 	names     []string
 	// ms holds the addresses of the m structs that the last call of Threads has found, by thread id
 	// in the process's own PID namespace.
@@ -209,7 +209,7 @@ func (p *Process) readThreads(ctx context.Context, v *threadView, threads []Thre
 			return err
 		}
 	}
-	if len(ms) < len(threads) && (v.goroutines != nil || v.recordOffset >= 0) {
+	if len(ms) < len(threads) && (v.goroutines != nil || v.record.Offset > 0) {
 		found := findMs(p.until(ctx), v)
 		for i := range threads {
 			t := &threads[i]
@@ -298,7 +298,7 @@ func (p *Process) attributeDecoder(ctx context.Context, v *threadView) func(enco
 		if !complete && !refreshed {
 			refreshed = true
 			if _, advertisement, _, err := p.published(ctx); err == nil {
-				keys = newAdvertisement(advertisement.message()).keys()
+				keys = newAdvertisement(advertisement).keys()
 				attributes, _ = decodeAttributes(encoded, keys)
 			}
 		}

@@ -204,33 +204,36 @@ func TestThreadLayout(t *testing.T) {
 		require.NoError(t, err)
 		return int(offset)
 	}
-	tls, err := goruntime.Calibrate().Offset(goruntime.TLSG)
+	tls, _ := goruntime.Calibrate().Offset(goruntime.TLSG)
 	assert.Equal(t, RuntimeOffsets{
 		GM: want(goruntime.GM), GGoid: want(goruntime.GGoid), GLabels: want(goruntime.GLabels),
-		MCurg: want(goruntime.MCurg), MProcid: want(goruntime.MProcid), TLSG: tls, TLSGKnown: err == nil,
+		MCurg: want(goruntime.MCurg), MProcid: want(goruntime.MProcid), TLSG: tls,
 	}, l.Runtime)
-	kinds := map[CarrierKind]map[string]int{}
+	kinds := map[CarrierKind]Carrier{}
 	for _, carrier := range l.Carriers {
 		require.NoError(t, carrier.Err)
-		kinds[carrier.Kind] = carrier.Fields
+		kinds[carrier.Kind] = carrier
 	}
 	fields := map[string]int{}
 	for _, f := range wire.SlotFields(wire.RingLayout2) {
 		fields[f.Name] = int(f.Offset)
 	}
-	assert.Equal(t, fields, kinds[ThreadSlots])
-	assert.Contains(t, kinds, GoroutineTable)
-	assert.Nil(t, kinds[GoroutineTable])
-	assert.Equal(t, &GoroutineEntries{l.Goroutines.Address, wire.GoroutinesHeaderSize, wire.GoroutineEntrySize, wire.GoroutinesCapacity}, l.Goroutines)
+	assert.Equal(t, fields, kinds[ThreadSlots].Table.Fields)
+	goroutines := kinds[GoroutineTable].Table
+	assert.NotZero(t, goroutines.Address)
+	assert.Equal(t, Table{
+		Mapping: wire.GoroutinesName, Address: goroutines.Address, HeaderSize: wire.GoroutinesHeaderSize,
+		EntrySize: wire.GoroutineEntrySize, Capacity: wire.GoroutinesCapacity, Layout: wire.GoroutinesLayout1,
+	}, goroutines)
 	assert.Contains(t, kinds, GoroutineRecord)
-	assert.Nil(t, kinds[GoroutineRecord])
+	assert.Zero(t, kinds[GoroutineRecord].Table)
 	require.NotNil(t, l.Spans)
 	assert.NotZero(t, l.Spans.Address)
-	assert.Equal(t, []int{cells.Capacity, wire.SpansHeaderSize, wire.CellSize}, []int{l.Spans.Capacity, l.Spans.HeaderSize, l.Spans.CellSize})
+	assert.Equal(t, []int{cells.Capacity, wire.SpansHeaderSize, wire.CellSize}, []int{l.Spans.Capacity, l.Spans.HeaderSize, l.Spans.EntrySize})
 	for _, f := range wire.CellFields() {
 		assert.Equal(t, int(f.Offset), l.Spans.Fields[f.Name], f.Name)
 	}
-	assert.Equal(t, int(gorecord.AncestorsOffset), l.AncestorsOffset)
+	assert.Equal(t, int(gorecord.AncestorsOffset), kinds[GoroutineRecord].Record.Ancestors)
 
 	shown, all := l.Attributes([]byte{1, 2, 'm', 'e', 0, 1, '/'})
 	assert.Equal(t, []ThreadAttribute{{"user", "me"}, {"http.route", "/"}}, shown)
@@ -248,7 +251,7 @@ func TestThreadLayoutWithoutPublication(t *testing.T) {
 		l, err := p.ThreadLayout(t.Context())
 		require.NoError(t, err)
 		assert.Equal(t, order == "publish", l.Context != nil)
-		assert.Equal(t, RuntimeOffsets{GM: -1, GGoid: -1, GLabels: -1, MCurg: -1, MProcid: -1}, l.Runtime)
+		assert.Zero(t, l.Runtime)
 		if source == 0 {
 			assert.Empty(t, l.Carriers)
 			_, err := p.Threads(t.Context())
@@ -256,7 +259,7 @@ func TestThreadLayoutWithoutPublication(t *testing.T) {
 			require.NotErrorIs(t, err, ErrNoContext)
 		} else if assert.Len(t, l.Carriers, 1) {
 			assert.Equal(t, source, l.Carriers[0].Source)
-			assert.Contains(t, l.Carriers[0].Fields, "span_id")
+			assert.Contains(t, l.Carriers[0].Table.Fields, "span_id")
 		}
 	}
 }
@@ -301,7 +304,7 @@ func TestUnprovenSpans(t *testing.T) {
 			require.Len(t, found, 1)
 			assert.Equal(t, ThreadSlots, found[0].Kind)
 			assert.False(t, found[0].Provable)
-			assert.Equal(t, 1024, found[0].Ring.Capacity)
+			assert.Equal(t, 1024, found[0].Table.Capacity)
 			if strings.HasPrefix(carriers, "v1") && found[0].Source == FoundByName {
 				found[0].Source = FoundByMagic // this kernel can name anonymous memory, so the ring also has a name
 			}
@@ -331,7 +334,7 @@ func TestFindRingByName(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, found, 1)
 	assert.Equal(t, FoundByName, found[0].Source)
-	assert.Contains(t, found[0].Ring.Mapping, wire.RingName1)
+	assert.Contains(t, found[0].Table.Mapping, wire.RingName1)
 }
 
 func TestLateAdvertisement(t *testing.T) {

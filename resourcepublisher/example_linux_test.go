@@ -30,10 +30,10 @@ func show() {
 		fmt.Println("nothing is published")
 		return
 	}
-	for _, kv := range pc.Message.GetResource().GetAttributes() {
+	for _, kv := range pc.Resource.GetAttributes() {
 		fmt.Println(kv.GetKey(), "=", kv.GetValue().GetStringValue())
 	}
-	for _, kv := range pc.Message.GetAttributes() {
+	for _, kv := range pc.Attributes {
 		fmt.Println("beside the resource:", kv.GetKey(), "=", kv.GetValue().GetStringValue())
 	}
 }

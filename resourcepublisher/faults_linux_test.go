@@ -115,7 +115,7 @@ func TestPublishingUnderSystemCallFilters(t *testing.T) {
 				pc, err := readPID(child.PID())
 				require.NoError(t, err)
 				assert.Equal(t, tt.wantName, pc.MappingName)
-				assert.Equal(t, map[string]any{"n": int64(1)}, plainMap(pc.Message.GetResource().GetAttributes()))
+				assert.Equal(t, map[string]any{"n": int64(1)}, plainMap(pc.Resource.GetAttributes()))
 			}
 			assert.Equal(t, fds, child.Receive(), "no descriptor is left behind")
 			child.Done()

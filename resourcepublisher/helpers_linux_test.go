@@ -42,7 +42,7 @@ func withdrawAtEnd(t *testing.T) {
 // attributes returns the attributes of the published resource.
 func attributes(t *testing.T) map[string]any {
 	t.Helper()
-	return plainMap(read(t).Message.GetResource().GetAttributes())
+	return plainMap(read(t).Resource.GetAttributes())
 }
 
 // read reads the context of this process as another process would.

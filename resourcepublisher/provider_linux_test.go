@@ -79,7 +79,7 @@ func buildProviders(parent *childproc.Parent) {
 		if res != nil {
 			sdk = carried(sdktrace.WithResource(res))
 		}
-		switch published := plainMap(pc.Message.GetResource().GetAttributes()); {
+		switch published := plainMap(pc.Resource.GetAttributes()); {
 		case !assert.ObjectsAreEqual(plainAttributes(got.Attributes()), published):
 			parent.Send("%s: spans carry %v, published is %v", name, got, published)
 		case pc.SchemaURL() != got.SchemaURL():
@@ -111,7 +111,7 @@ func TestSecondWithResource(t *testing.T) {
 	} {
 		resourcepublisher.WithResource(other)
 		pc := read(t)
-		assert.Equal(t, plainAttributes(other.Attributes()), plainMap(pc.Message.GetResource().GetAttributes()), name)
+		assert.Equal(t, plainAttributes(other.Attributes()), plainMap(pc.Resource.GetAttributes()), name)
 		assert.Equal(t, other.SchemaURL(), pc.SchemaURL(), name)
 	}
 	assert.Empty(t, handled.Take())

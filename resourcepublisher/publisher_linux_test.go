@@ -85,11 +85,11 @@ func TestPublishesTheResource(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := publish(t, res)
 			pc := read(t)
-			assert.Equal(t, plainAttributes(res.Attributes()), plainMap(pc.Message.GetResource().GetAttributes()))
+			assert.Equal(t, plainAttributes(res.Attributes()), plainMap(pc.Resource.GetAttributes()))
 			assert.Equal(t, res.SchemaURL(), pc.SchemaURL())
 			assert.Equal(t, uint32(2), pc.Version)
-			assert.NotNil(t, pc.Message.GetResource())
-			assert.Positive(t, pc.PayloadSize)
+			assert.NotNil(t, pc.Resource)
+			assert.Positive(t, len(pc.Payload))
 			assert.Len(t, contextMappings(t, os.Getpid()), 1)
 			require.NoError(t, p.Update(resource.NewSchemaless(attribute.Int("a", 1))))
 			assert.Empty(t, read(t).SchemaURL())
@@ -192,8 +192,8 @@ func TestPayloadMayBeExactlyTheLimit(t *testing.T) {
 		require.NoError(t, p.Update(text(n)))
 	}
 	pc := read(t)
-	assert.Equal(t, resourcepublisher.MaxPayloadSize, pc.PayloadSize)
-	assert.Len(t, pc.Message.GetResource().GetAttributes()[0].GetValue().GetStringValue(), n)
+	assert.Equal(t, resourcepublisher.MaxPayloadSize, len(pc.Payload))
+	assert.Len(t, pc.Resource.GetAttributes()[0].GetValue().GetStringValue(), n)
 	assert.Len(t, handled.Take(), resourcepublisher.MaxPayloadSize-n)
 
 	// No other attribute fits, and setting one changes nothing.
@@ -258,7 +258,7 @@ func TestPublishingLeaksNothing(t *testing.T) {
 
 func TestExtraAttributes(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, resourcepublisher.RemoveAttributes("a", "b", "nested")) })
-	extra := func() map[string]any { return plainMap(read(t).Message.GetAttributes()) }
+	extra := func() map[string]any { return plainMap(read(t).Attributes) }
 
 	// Set attributes before there is a publisher; the last of two equal keys wins.
 	require.NoError(t, resourcepublisher.SetAttributes(attribute.Int("a", 0), attribute.Int("a", 1)))
@@ -440,7 +440,7 @@ func TestConcurrentUse(t *testing.T) {
 			pc, err := readPID(os.Getpid())
 			check(err)
 			if err == nil {
-				assert.Len(t, pc.Message.GetResource().GetAttributes(), 1)
+				assert.Len(t, pc.Resource.GetAttributes(), 1)
 			}
 		},
 	}

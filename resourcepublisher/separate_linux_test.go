@@ -93,8 +93,8 @@ func assertSeparate(t *testing.T, layout *reader.ThreadLayout, want ...attribute
 	ad := layout.Advertisement
 	require.NotNil(t, ad)
 	assert.Contains(t, ad.MappingName, "OTELCTX_THREADLOCAL")
-	assert.Equal(t, plainAttributes(want), plainMap(ad.Message.GetAttributes()))
-	assert.Empty(t, ad.Message.GetResource().GetAttributes())
+	assert.Equal(t, plainAttributes(want), plainMap(ad.Attributes))
+	assert.Empty(t, ad.Resource.GetAttributes())
 }
 
 func TestSpansAreAdvertisedSeparately(t *testing.T) {
@@ -137,7 +137,7 @@ func TestSpansAreAdvertisedSeparately(t *testing.T) {
 	require.NoError(t, err)
 	assert.Empty(t, separateMappings(t))
 	require.Same(t, refresh().Context, layout.Advertisement)
-	assert.Equal(t, plainAttributes([]attribute.KeyValue{spanAttribute, userAttribute, more}), plainMap(layout.Context.Message.GetAttributes()))
+	assert.Equal(t, plainAttributes([]attribute.KeyValue{spanAttribute, userAttribute, more}), plainMap(layout.Context.Attributes))
 
 	// Readers trust the resource of neither context, but use the spans that one of them advertises.
 	withdraw = publishForeign(t)
@@ -150,7 +150,7 @@ func TestSpansAreAdvertisedSeparately(t *testing.T) {
 	require.Nil(t, refresh().Context)
 	require.ErrorIs(t, layout.ContextErr, reader.ErrInvalid)
 	require.NotContains(t, layout.Advertisement.MappingName, "OTELCTX_THREADLOCAL")
-	assert.Len(t, layout.Advertisement.Message.GetAttributes(), 3)
+	assert.Len(t, layout.Advertisement.Attributes, 3)
 
 	require.NoError(t, pub.Shutdown(context.Background()))
 	assertSeparate(t, refresh(), spanAttribute, more)

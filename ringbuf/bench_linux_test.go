@@ -13,7 +13,7 @@ import (
 
 // BenchmarkStoreAndClear stores a span in the slot of the calling thread or goroutine, and clears the slot.
 func BenchmarkStoreAndClear(b *testing.B) {
-	span := ringbuf.SpanOf([16]byte{1, 15: 2}, [8]byte{3, 7: 4}, 1)
+	span := ringbuf.Span{TraceID: [16]byte{1, 15: 2}, SpanID: [8]byte{3, 7: 4}, TraceFlags: 1}
 	for _, bb := range []struct {
 		index string
 		opts  []ringbuf.Option

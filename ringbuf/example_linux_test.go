@@ -26,12 +26,12 @@ func Example() {
 	// The slot belongs to the thread, so the goroutine must not move to another one.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	traceID := [16]byte{0x4b, 0xf9, 0x2f, 0x35, 0x77, 0xb3, 0x4d, 0xa6, 0xa3, 0xce, 0x92, 0x9d, 0x0e, 0x0e, 0x47, 0x36}
-	spanID := [8]byte{0x00, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7}
-	span := ringbuf.SpanOf(traceID, spanID, 1)
-	ring.Store(&span)
+	ring.Store(&ringbuf.Span{
+		TraceID: [16]byte{0x4b, 0xf9, 0x2f, 0x35, 0x77, 0xb3, 0x4d, 0xa6, 0xa3, 0xce, 0x92, 0x9d, 0x0e, 0x0e, 0x47, 0x36},
+		SpanID:  [8]byte{0x00, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7},
+	})
 	published, _ := ring.Get()
-	fmt.Printf("the thread's span: %016x\n", published.SpanID)
+	fmt.Printf("the thread's span: %x\n", published.SpanID)
 
 	// The span ends.
 	ring.Clear()
@@ -54,31 +54,20 @@ func ExampleWithIndex() {
 	}
 	defer ring.Close()
 	info := ring.Info()
-	fmt.Printf("%s: slots of %d bytes\n", info.Mapping, info.SlotSize)
+	fmt.Printf("%s: slots of %d bytes, by %v\n", info.Mapping, info.SlotSize, info.Index)
 
-	ring.Store(&ringbuf.Span{TraceIDLow: 1, SpanID: 2, Attributes: []byte("\x00\x03GET")})
+	ring.Store(&ringbuf.Span{TraceID: [16]byte{15: 1}, SpanID: [8]byte{7: 2}, Attributes: []byte("\x00\x03GET")})
 	runtime.Gosched()
 	published, _ := ring.Get()
-	fmt.Println("the goroutine's span:", published.SpanID)
+	fmt.Printf("the goroutine's span: %x\n", published.SpanID)
 	// Output:
-	// OTELCTX_GSLOTS: slots of 256 bytes
-	// the goroutine's span: 2
+	// OTELCTX_GSLOTS: slots of 256 bytes, by goroutine
+	// the goroutine's span: 0000000000000002
 }
 
-// memory reads the memory of a process through /proc, as debuggers do.
-type memory struct{ file *os.File }
-
-func (m memory) ReadParts(parts []ringbuf.Part) (int, error) {
-	for i, p := range parts {
-		if _, err := m.file.ReadAt(p.Data, int64(p.Address)); err != nil {
-			return i, err
-		}
-	}
-	return len(parts), nil
-}
-
-// A profiler reads the slot of a thread. For simplicity, this example reads its own memory.
-func ExampleView() {
+// A profiler reads the slot of a thread. It learns the ring's address from the process, for example with
+// reader.Process.Carriers. For simplicity, this example reads its own memory.
+func ExampleNewView() {
 	ring, err := ringbuf.New(ringbuf.WithCapacity(1024))
 	if err != nil {
 		fmt.Println(err)
@@ -87,17 +76,15 @@ func ExampleView() {
 	defer ring.Close()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	span := ringbuf.SpanOf([16]byte{15: 1}, [8]byte{7: 2}, 1)
-	ring.Store(&span)
+	ring.Store(&ringbuf.Span{TraceID: [16]byte{15: 1}, SpanID: [8]byte{7: 2}, TraceFlags: 1})
 
-	file, err := os.Open("/proc/self/mem")
+	memory, err := os.Open("/proc/self/mem") // or /proc/PID/mem
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	defer file.Close()
-	info := ring.Info() // a real profiler learns this from the process that it reads
-	view, err := ringbuf.FindView(memory{file}, info.Address, uint64(info.HeaderSize+info.Capacity*info.SlotSize))
+	defer memory.Close()
+	view, err := ringbuf.NewView(memory, ring.Info().Address)
 	if err != nil {
 		fmt.Println(err)
 		return

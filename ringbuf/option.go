@@ -6,7 +6,6 @@ package ringbuf
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/ring"
@@ -31,25 +30,41 @@ type Index int
 
 const (
 	// ByThread indexes slots by thread id, as seen in the process's own PID namespace.
-	ByThread Index = wire.RingByThread
+	ByThread Index = iota
 	// ByGoroutine indexes slots by goroutine id.
-	ByGoroutine Index = wire.RingByGoroutine
+	ByGoroutine
 )
 
-// DefaultCapacity is the capacity of a ring created without [WithCapacity].
-const DefaultCapacity = ring.DefaultCapacity
+// String returns the index as thread or goroutine.
+func (i Index) String() string {
+	switch i {
+	case ByThread:
+		return wire.IndexThread
+	case ByGoroutine:
+		return wire.IndexGoroutine
+	default:
+		return fmt.Sprintf("Index(%d)", int(i))
+	}
+}
+
+// ring returns the value of the index in the header of a ring.
+func (i Index) ring() int {
+	if i == ByGoroutine {
+		return wire.RingByGoroutine
+	}
+	return wire.RingByThread
+}
 
 type config struct {
 	capacity       int
 	layout         int
 	index          Index
-	name           string
 	attributeSpace int
 	runtime        *goruntime.Runtime
 }
 
 func newConfig(opts []Option) config {
-	c := config{capacity: DefaultCapacity, layout: wire.RingLayout2}
+	c := config{capacity: ring.DefaultCapacity, layout: wire.RingLayout2}
 	for _, o := range opts {
 		c = o.apply(c)
 	}
@@ -62,9 +77,7 @@ func newConfig(opts []Option) config {
 func (c config) check() error {
 	switch {
 	case c.index != ByThread && c.index != ByGoroutine:
-		return fmt.Errorf("index %d is neither ByThread nor ByGoroutine", c.index)
-	case !validName(c.name):
-		return fmt.Errorf("name %q is not a mapping name that readers accept", c.name)
+		return fmt.Errorf("%v is neither ByThread nor ByGoroutine", c.index)
 	case c.layout == wire.RingLayout1 && (c.index != ByThread || c.attributeSpace != 0):
 		return errors.New("layout 1 supports only ByThread and no attributes")
 	}
@@ -76,23 +89,12 @@ func (c config) check() error {
 	return ring.Check(c.capacity, c.attributeSpace)
 }
 
-// validName reports whether the kernel accepts the name for a mapping (is_valid_name_char,
-// ANON_VMA_NAME_MAX_LEN), and readers of process contexts do not mistake the mapping for one.
-func validName(name string) bool {
-	for _, c := range []byte(name) {
-		if c < ' ' || c > '~' || strings.IndexByte("[]\\$`", c) >= 0 {
-			return false
-		}
-	}
-	return len(name) < 80 && !strings.HasPrefix(name, wire.ProcessContextName)
-}
-
 // WithCapacity sets the number of slots, a power of two up to 16,777,216. The default is 65,536.
 // Threads or goroutines whose ids are equal modulo the capacity share a slot, which holds the span
 // that was stored last.
 //
-// Layout 1 itself allows any capacity, and a [View] accepts it. New still requires a power of two
-// for layout 1, because a division would slow down each write.
+// Layout 1 itself allows any capacity, and a [View] accepts it. [New] requires a power of two for layout
+// 1, too, because a division would slow down each write.
 func WithCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
@@ -108,14 +110,6 @@ func WithDatadogLayout() Option {
 // WithIndex selects whether slots are indexed by thread or by goroutine. The default is [ByThread].
 func WithIndex(i Index) Option {
 	return optionFunc(func(c *config) { c.index = i })
-}
-
-// WithName sets the name of the mapping, at most 79 bytes. The default is OTELCTX_SLOTS for slots
-// indexed by thread, OTELCTX_GSLOTS for slots indexed by goroutine, and DD_OTEL_CTX for layout 1.
-// The kernel accepts printable ASCII except [, ], \, $ and `. New rejects names that begin with
-// OTEL_CTX, because readers would mistake the ring for a process context.
-func WithName(name string) Option {
-	return optionFunc(func(c *config) { c.name = name })
 }
 
 // WithAttributeSpace reserves space for this many bytes of encoded attributes in each slot, at most

@@ -5,7 +5,7 @@ package ringbuf
 
 import (
 	"errors"
-	"strings"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -47,16 +47,8 @@ func TestInvalidOptions(t *testing.T) {
 		{"too much attribute space", []Option{WithAttributeSpace(613)}, "attribute space of 613 bytes, at most 612"},
 		{"layout 1 by goroutine", []Option{WithDatadogLayout(), WithIndex(ByGoroutine)}, "layout 1 supports only ByThread"},
 		{"layout 1 with attributes", []Option{WithDatadogLayout(), WithAttributeSpace(1)}, "layout 1 supports only ByThread and no attributes"},
-		{"no such index", []Option{WithIndex(2)}, "index 2 is neither"},
-		{"negative index", []Option{WithIndex(-1)}, "index -1 is neither"},
-		{"a process context", []Option{WithName("OTEL_CTX")}, `name "OTEL_CTX" is not a mapping name`},
-		{"like a process context", []Option{WithName("OTEL_CTX_SLOTS")}, `name "OTEL_CTX_SLOTS" is not a mapping name`},
-		{"long name", []Option{WithName(strings.Repeat("n", 80))}, "nnn\" is not a mapping name"},
-		{"bracket in the name", []Option{WithName("a]")}, `name "a]" is not a mapping name`},
-		{"dollar in the name", []Option{WithName("$HOME")}, `name "$HOME" is not a mapping name`},
-		{"newline in the name", []Option{WithName("a\nb")}, `name "a\nb" is not a mapping name`},
-		{"zero in the name", []Option{WithName("a\x00b")}, `name "a\x00b" is not a mapping name`},
-		{"name beyond ASCII", []Option{WithName("größe")}, `name "größe" is not a mapping name`},
+		{"no such index", []Option{WithIndex(2)}, "Index(2) is neither"},
+		{"negative index", []Option{WithIndex(-1)}, "Index(-1) is neither"},
 		{"no goroutine ids", []Option{
 			WithIndex(ByGoroutine), withRuntime(known.Without(errTest, goruntime.GGoid)),
 		}, "index by goroutine: goruntime: g.goid: refused by a test"},
@@ -76,9 +68,6 @@ func TestInvalidOptions(t *testing.T) {
 
 func TestValidOptions(t *testing.T) {
 	for _, opts := range [][]Option{
-		{WithName("OTEL")},
-		{WithName("a name with spaces and ~")},
-		{WithName(strings.Repeat("n", 79))},
 		{WithIndex(2), WithIndex(ByThread)},
 		{WithDatadogLayout(), WithAttributeSpace(0), WithIndex(ByThread)},
 	} {
@@ -86,13 +75,6 @@ func TestValidOptions(t *testing.T) {
 	}
 }
 
-func TestSpanOf(t *testing.T) {
-	got := SpanOf(
-		[16]byte{0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 0xfe, 0xdc, 0xba, 0x98, 0x76, 0x54, 0x32, 0x10},
-		[8]byte{0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88},
-		0x81)
-	assert.Equal(t, Span{
-		TraceIDHigh: 0x0123456789abcdef, TraceIDLow: 0xfedcba9876543210,
-		SpanID: 0x1122334455667788, TraceFlags: 0x81,
-	}, got)
+func TestIndexString(t *testing.T) {
+	assert.Equal(t, "thread goroutine Index(-1)", fmt.Sprint(ByThread, ByGoroutine, Index(-1)))
 }

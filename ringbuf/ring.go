@@ -12,25 +12,16 @@ import (
 	"github.com/otelctx/otelctx/internal/ring"
 )
 
-// Span is the content of a slot. [SpanOf] returns the Span for a trace and span ID. The zero Span
-// means that there is no active span. Its fields are:
-//
-//   - TraceIDHigh, TraceIDLow uint64: the halves of the W3C trace ID, read as big-endian numbers.
-//   - SpanID uint64: the W3C span ID, read as a big-endian number.
-//   - Ref uint64: the reference to the span's cell in a span table, or 0 if the span has no cell.
-//   - TraceFlags byte: the W3C trace flags.
-//   - Attributes []byte: attributes encoded according to OTEP 4947. [Ring.Store] leaves out the
-//     attributes that do not fit into the slot.
-type Span = ring.Span
-
-// SpanOf returns the Span with these identifiers and flags. It has no Ref and no attributes.
-func SpanOf(traceID [16]byte, spanID [8]byte, traceFlags byte) Span {
-	return Span{
-		TraceIDHigh: binary.BigEndian.Uint64(traceID[:8]),
-		TraceIDLow:  binary.BigEndian.Uint64(traceID[8:]),
-		SpanID:      binary.BigEndian.Uint64(spanID[:]),
-		TraceFlags:  traceFlags,
-	}
+// Span is an active span. If its trace ID or its span ID is zero, there is none.
+type Span struct {
+	// TraceID and SpanID are in the byte order of W3C Trace Context. TraceFlags are the W3C trace
+	// flags, in which 1 means sampled.
+	TraceID    [16]byte
+	SpanID     [8]byte
+	TraceFlags byte
+	// Attributes are attributes of the span, encoded according to OTEP 4947 as entries {key u8,
+	// length u8, value}.
+	Attributes []byte
 }
 
 // Ring is a ring of slots, created by [New]. It is safe for concurrent use. The methods of a nil or
@@ -41,9 +32,9 @@ type Ring struct {
 	runtime *goruntime.Runtime
 }
 
-// Info describes the location and layout of a ring, for readers.
+// Info describes the location and layout of a ring, for readers: see [NewView].
 type Info struct {
-	// Mapping is the name of the ring's mapping. It is empty in the Info of a view from [FindView].
+	// Mapping is the name of the ring's mapping. It is empty in the Info of a [View].
 	Mapping string
 	// Address is the address of the ring's header in the process.
 	Address uint64
@@ -70,7 +61,7 @@ func New(opts ...Option) (*Ring, error) {
 		return nil, fmt.Errorf("ringbuf: %w", err)
 	}
 	r, err := ring.New(ring.Config{
-		Name: c.name, Capacity: c.capacity, Layout: c.layout, Index: int(c.index), AttributeSpace: c.attributeSpace,
+		Capacity: c.capacity, Layout: c.layout, Index: c.index.ring(), AttributeSpace: c.attributeSpace,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("ringbuf: %w", err)
@@ -90,9 +81,9 @@ func (r *Ring) Info() Info {
 	}
 }
 
-// Store publishes s in the slot of the calling thread or goroutine. If another writer holds the
-// slot at that moment, the slot ends up with that writer's span or empty, but never with the
-// previous span. If s is nil, Store does nothing.
+// Store publishes s in the slot of the calling thread or goroutine, without the attributes that do not
+// fit into the slot. If another writer holds the slot at that moment, the slot ends up with that
+// writer's span or empty, but never with the previous span. If s is nil, Store does nothing.
 //
 // In a ring indexed by thread, a goroutine that moves to another thread leaves its span in the slot
 // of the previous thread. In layout 2 readers notice this, because the slot records the goroutine.
@@ -100,14 +91,21 @@ func (r *Ring) Store(s *Span) {
 	if r.isNil() || s == nil {
 		return // a nil dereference while pinned would crash the process
 	}
+	stored := ring.Span{
+		TraceIDHigh: binary.BigEndian.Uint64(s.TraceID[:8]),
+		TraceIDLow:  binary.BigEndian.Uint64(s.TraceID[8:]),
+		SpanID:      binary.BigEndian.Uint64(s.SpanID[:]),
+		TraceFlags:  s.TraceFlags,
+		Attributes:  s.Attributes,
+	}
 	goruntime.Pin()
 	self := r.runtime.Self()
-	r.ring.Store(r.id(&self), s, &self)
+	r.ring.Store(r.id(&self), &stored, &self)
 	goruntime.Unpin()
 }
 
 // Clear removes the span from the slot of the calling thread or goroutine.
-func (r *Ring) Clear() { r.Store(new(Span)) }
+func (r *Ring) Clear() { r.Store(&Span{}) }
 
 // Get returns the span that the calling goroutine has published, without attributes, and whether
 // there is one. It looks in the slot of the goroutine or, in a ring indexed by thread, of the
@@ -124,27 +122,11 @@ func (r *Ring) Get() (Span, bool) {
 	if !ok || !r.ring.Layout1() && owner != self.Goid {
 		return Span{}, false
 	}
-	return s, true
-}
-
-// GetByID returns the span that the thread or goroutine with this id has published, without
-// attributes, and whether there is one. Thread ids are those of the process's own PID namespace. In
-// layout 1 the span may come from another thread whose id is equal modulo the capacity. A thread
-// may no longer run the goroutine that published the span. GetByID allocates nothing and takes no
-// lock.
-func (r *Ring) GetByID(id uint64) (Span, bool) {
-	if r.isNil() {
-		return Span{}, false
-	}
-	s, owner, tid, ok := r.ring.Load(id)
-	switch {
-	case !ok:
-	case r.ring.Layout1():
-		return s, true
-	case r.index == ByGoroutine && owner == id, r.index == ByThread && uint64(tid) == id:
-		return s, true
-	}
-	return Span{}, false
+	span := Span{TraceFlags: s.TraceFlags}
+	binary.BigEndian.PutUint64(span.TraceID[:8], s.TraceIDHigh)
+	binary.BigEndian.PutUint64(span.TraceID[8:], s.TraceIDLow)
+	binary.BigEndian.PutUint64(span.SpanID[:], s.SpanID)
+	return span, true
 }
 
 // isNil reports whether r is nil or zero.

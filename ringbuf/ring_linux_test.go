@@ -5,14 +5,13 @@ package ringbuf
 
 import (
 	"bytes"
+	"encoding/binary"
 	"os"
 	"runtime"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -39,34 +38,18 @@ func newRing(t testing.TB, opts ...Option) *Ring {
 func viewOf(t testing.TB, pid int, i Info) *View {
 	t.Helper()
 	childproc.NeedReading(t)
-	v, err := FindView(remotemem.Of(pid), i.Address, uint64(i.HeaderSize+i.Capacity*i.SlotSize))
+	v, err := NewView(remotemem.Of(pid), i.Address)
 	require.NoError(t, err)
-	require.NoError(t, v.Verify())
 	return v
 }
 
 // spanFrom returns a span whose fields are all derived from x.
 func spanFrom(x uint64) Span {
-	return Span{TraceIDHigh: x * 3, TraceIDLow: x, SpanID: x * 5, Ref: x << 20, TraceFlags: byte(x)}
-}
-
-// slotFrom returns the slot that a reader must find after this goroutine has stored spanFrom(x) on
-// this thread.
-func slotFrom(x uint64, goid uint64, tid uint32) Slot {
-	span := spanFrom(x)
-	s := Slot{Ref: span.Ref, TraceFlags: span.TraceFlags, Owner: goid, TID: tid}
-	copy(s.TraceID[:], bigEndian(span.TraceIDHigh, span.TraceIDLow))
-	copy(s.SpanID[:], bigEndian(span.SpanID))
+	s := Span{TraceFlags: byte(x)}
+	binary.BigEndian.PutUint64(s.TraceID[:8], x*3)
+	binary.BigEndian.PutUint64(s.TraceID[8:], x)
+	binary.BigEndian.PutUint64(s.SpanID[:], x*5)
 	return s
-}
-
-func bigEndian(words ...uint64) (b []byte) {
-	for _, w := range words {
-		for i := range 8 {
-			b = append(b, byte(w>>(56-8*i)))
-		}
-	}
-	return b
 }
 
 // threadID returns the id of the calling thread. The caller must have locked its goroutine to the
@@ -99,9 +82,8 @@ func TestInfo(t *testing.T) {
 	}{
 		"default":      {nil, Info{Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64}},
 		"by goroutine": {[]Option{WithIndex(ByGoroutine)}, Info{Mapping: "OTELCTX_GSLOTS", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64, Index: ByGoroutine}},
-		"name first":   {[]Option{WithName("yours"), WithIndex(ByGoroutine)}, Info{Mapping: "yours", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64, Index: ByGoroutine}},
 		"layout 1":     {[]Option{WithDatadogLayout()}, Info{Mapping: "DD_OTEL_CTX", Layout: 1, Capacity: 65536, HeaderSize: 32, SlotSize: 32}},
-		"one slot":     {[]Option{WithCapacity(1), WithName("a name")}, Info{Mapping: "a name", Layout: 2, Capacity: 1, HeaderSize: 64, SlotSize: 64}},
+		"one slot":     {[]Option{WithCapacity(1)}, Info{Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 1, HeaderSize: 64, SlotSize: 64}},
 		"maximum number of slots": {
 			[]Option{WithCapacity(1 << 24), WithDatadogLayout()},
 			Info{Mapping: "DD_OTEL_CTX", Layout: 1, Capacity: 1 << 24, HeaderSize: 32, SlotSize: 32},
@@ -141,30 +123,23 @@ func TestStore(t *testing.T) {
 			}
 			assert.Zero(t, publishedID(r))
 			for x := uint64(1); x < 4; x++ {
-				span, want := spanFrom(x), slotFrom(x, goroutineID(), uint32(threadID()))
-				want.Seq = uint32(x)
+				span := spanFrom(x)
+				want := Slot{Span: span, Goroutine: goroutineID(), TID: uint32(threadID())}
 				if x == 3 && r.Info().Layout == 2 {
 					span.Attributes = []byte("\x00\x03abc")
 					want.Attributes = span.Attributes
 				}
-				r.Store(&span)
-				assert.Equal(t, span.SpanID, publishedID(r))
-				shown := span
-				shown.Attributes = nil
 				if r.Info().Layout == 1 {
-					shown.Ref, shown.TraceFlags = 0, 0
+					want.TraceFlags = 0
 				}
-				for how, get := range map[string]func() (Span, bool){"here": r.Get, "by id": func() (Span, bool) { return r.GetByID(id) }} {
-					inside, ok := get()
-					assert.True(t, ok, how)
-					assert.Equal(t, shown, inside, how)
-				}
-				_, ok := r.GetByID(id + 65536)
-				assert.Equal(t, r.Info().Layout == 1, ok, "only slots of layout 2 have an owner")
+				r.Store(&span)
+				inside, ok := r.Get()
+				assert.True(t, ok)
+				assert.Equal(t, Span{TraceID: span.TraceID, SpanID: span.SpanID, TraceFlags: want.TraceFlags}, inside)
 				got, err := v.Read(id)
 				require.NoError(t, err)
 				if r.Info().Layout == 1 {
-					want = Slot{TraceID: want.TraceID, SpanID: want.SpanID}
+					want = Slot{Span: want.Span}
 				} else {
 					assert.NotZero(t, got.M)
 					want.M = got.M
@@ -173,92 +148,45 @@ func TestStore(t *testing.T) {
 			}
 			// Another goroutine must not find the span. It runs on another thread, and has its own
 			// slot in a ring indexed by goroutine.
-			other := make(chan uint64)
+			other := make(chan [8]byte)
 			go func() { other <- publishedID(r) }()
 			assert.Zero(t, <-other)
 			r.Clear()
 			assert.Zero(t, publishedID(r))
-			_, here := r.Get()
-			_, byID := r.GetByID(id)
-			assert.False(t, here || byID)
 			_, err := v.Read(id)
 			assert.ErrorIs(t, err, ErrEmpty)
 
 			require.NoError(t, r.Close())
-			assert.ErrorIs(t, v.Verify(), ErrNotRing)
-			span := spanFrom(4)
-			r.Store(&span)
-			assert.Equal(t, span.SpanID, publishedID(r))
+			_, err = NewView(remotemem.Of(os.Getpid()), r.Info().Address)
+			assert.ErrorIs(t, err, ErrNotRing)
+			r.Store(&Span{TraceID: [16]byte{1}, SpanID: [8]byte{2}})
+			assert.Equal(t, [8]byte{2}, publishedID(r))
 		})
 	}
 }
 
-// publishedID returns the id of the span that the calling goroutine has published in r, or 0.
-func publishedID(r *Ring) uint64 {
+// publishedID returns the id of the span that the calling goroutine has published in r, or zero.
+func publishedID(r *Ring) [8]byte {
 	s, _ := r.Get()
 	return s.SpanID
-}
-
-// TestGetUnderWriters checks that GetByID returns the span of a single write or no span, never a
-// mixture, while another goroutine writes.
-func TestGetUnderWriters(t *testing.T) {
-	for name, opts := range map[string][]Option{"layout 1": {WithDatadogLayout()}, "layout 2": nil, "by goroutine": {WithIndex(ByGoroutine)}} {
-		t.Run(name, func(t *testing.T) {
-			r := newRing(t, opts...)
-			ids := make(chan uint64)
-			var stop atomic.Bool
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				runtime.LockOSThread()
-				defer runtime.UnlockOSThread()
-				if r.Info().Index == ByGoroutine {
-					ids <- goroutineID()
-				} else {
-					ids <- threadID()
-				}
-				for x := uint64(1); !stop.Load(); x++ {
-					r.Store(&Span{TraceIDHigh: x, TraceIDLow: x, SpanID: x})
-				}
-			}()
-			id, last, changes, torn := <-ids, uint64(0), 0, 0
-			for end := time.Now().Add(time.Minute); changes < 1000 && time.Now().Before(end); {
-				s, ok := r.GetByID(id)
-				if !ok {
-					continue
-				}
-				if s.TraceIDHigh != s.SpanID || s.TraceIDLow != s.SpanID {
-					torn++
-				}
-				if s.SpanID != last {
-					changes, last = changes+1, s.SpanID
-				}
-			}
-			stop.Store(true)
-			<-done
-			assert.Zero(t, torn, "of %d", changes)
-		})
-	}
 }
 
 // TestNoRing checks that nil rings, which New returns if it fails, zero rings and nil spans are
 // safe to use.
 func TestNoRing(t *testing.T) {
 	for _, r := range []*Ring{nil, {}} {
-		r.Store(&Span{SpanID: 1})
+		r.Store(&Span{TraceID: [16]byte{1}, SpanID: [8]byte{1}})
+		_, ok := r.Get()
+		assert.False(t, ok)
 		r.Clear()
-		assert.Zero(t, publishedID(r))
-		_, here := r.Get()
-		_, byID := r.GetByID(1)
-		assert.False(t, here || byID)
 		assert.Zero(t, r.Info())
 		require.NoError(t, r.Close())
 	}
 	r, err := New(WithCapacity(1))
 	require.NoError(t, err)
-	r.Store(&Span{SpanID: 1})
+	r.Store(&Span{TraceID: [16]byte{1}, SpanID: [8]byte{1}})
 	r.Store(nil)
-	assert.EqualValues(t, 1, publishedID(r))
+	assert.Equal(t, [8]byte{1}, publishedID(r))
 	require.NoError(t, r.Close())
 }
 
@@ -283,9 +211,9 @@ func TestGoroutinesMove(t *testing.T) {
 				assert.Equal(t, span.SpanID, publishedID(goroutines))
 				got, err := v.Read(self)
 				assert.NoError(t, err)
-				assert.Equal(t, span.Ref, got.Ref)
-				if shown := publishedID(threads); shown != 0 && shown/5>>16 != i {
-					t.Errorf("goroutine %d got a span of goroutine %d", i, shown/5>>16)
+				assert.Equal(t, span.SpanID, got.SpanID)
+				if shown, ok := threads.Get(); ok && binary.BigEndian.Uint64(shown.TraceID[8:])>>16 != i {
+					t.Errorf("goroutine %d got span %x", i, shown.TraceID)
 				}
 			}
 			goroutines.Clear()
@@ -331,11 +259,11 @@ func TestWithoutRuntimeOffsets(t *testing.T) {
 				assert.Equal(t, span.SpanID, publishedID(r))
 				got, err := viewOf(t, os.Getpid(), r.Info()).Read(threadID())
 				require.NoError(t, err)
-				assert.Equal(t, bigEndian(span.SpanID), got.SpanID[:])
+				assert.Equal(t, span.SpanID, got.SpanID)
 				if _, err := known.Offset(goruntime.GGoid); err == nil && r.Info().Layout == 2 {
-					assert.Equal(t, goroutineID(), got.Owner)
+					assert.Equal(t, goroutineID(), got.Goroutine)
 				} else {
-					assert.Zero(t, got.Owner)
+					assert.Zero(t, got.Goroutine)
 				}
 				r.Clear()
 				assert.Zero(t, publishedID(r))
@@ -360,7 +288,6 @@ func TestNothingAllocates(t *testing.T) {
 		assert.Zero(t, testing.AllocsPerRun(100, func() {
 			r.Store(&span)
 			r.Get()
-			r.GetByID(1)
 			r.Clear()
 		}), name)
 	}

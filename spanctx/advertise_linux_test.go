@@ -333,8 +333,8 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	o.assertWithdrawn(t)
 	pc, err := o.ProcessContext(t.Context())
 	require.NoError(t, err)
-	require.Len(t, pc.Message.GetAttributes(), 1)
-	assert.Equal(t, "mine", pc.Message.GetAttributes()[0].GetKey(), "the publisher's own attributes stay")
+	require.Len(t, pc.Attributes, 1)
+	assert.Equal(t, "mine", pc.Attributes[0].GetKey(), "the publisher's own attributes stay")
 	c.Done()
 }
 
@@ -595,7 +595,7 @@ func TestAdvertisedInAnyOrder(t *testing.T) {
 				}
 				require.NoError(t, err, s.words)
 				if !s.advertised {
-					assert.Empty(t, pc.Message.GetAttributes(), s.words)
+					assert.Empty(t, pc.Attributes, s.words)
 					continue
 				}
 				// The advertisement must describe the current rings: openOutside verifies their headers.

@@ -42,7 +42,7 @@ func (o *outside) readAdvertisement(t testing.TB) {
 	o.ad = make(map[string]*commonpb.AnyValue)
 	pc, err := o.ProcessContext(t.Context())
 	require.NoError(t, err)
-	for _, kv := range pc.Message.GetAttributes() {
+	for _, kv := range pc.Attributes {
 		if strings.HasPrefix(kv.GetKey(), "threadlocal.") {
 			require.NotContains(t, o.ad, kv.GetKey(), "twice")
 			o.ad[kv.GetKey()] = kv.GetValue()

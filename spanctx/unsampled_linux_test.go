@@ -206,7 +206,7 @@ func serviceName(t *testing.T) string {
 		return ""
 	}
 	require.NoError(t, err)
-	for _, kv := range pc.Message.GetResource().GetAttributes() {
+	for _, kv := range pc.Resource.GetAttributes() {
 		if kv.GetKey() == "service.name" {
 			return kv.GetValue().GetStringValue()
 		}

@@ -95,7 +95,7 @@ func (v *visitor) visit() (err error) {
 	if err != nil {
 		return v.busy(err)
 	}
-	if err := p.setGenerations(textsOf(pc.Message.GetResource().GetAttributes()), textsOf(pc.Message.GetAttributes())); err != nil {
+	if err := p.setGenerations(textsOf(pc.Resource.GetAttributes()), textsOf(pc.Attributes)); err != nil {
 		return err
 	}
 	v.found.Contexts = append(v.found.Contexts, p)

@@ -28,7 +28,6 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 var (
@@ -236,7 +235,7 @@ func mayRecord(t *testing.T, otelctx string) {
 // start starts the service.
 func (s *soak) start(t *testing.T) {
 	t.Helper()
-	o := order{Directory: s.dir, Capacity: ringbuf.DefaultCapacity}
+	o := order{Directory: s.dir, Capacity: 65536}
 	if short() {
 		// Use few slots, so that all of them have been used, and their memory is resident, in the
 		// first half of the run.

@@ -225,7 +225,7 @@ func (p *process) read(ctx context.Context, open func(int) (source, error), pid 
 		p.drop()
 		return nil, err
 	}
-	p.published, p.last = pc.PublishedAtNS, pc.Message.GetResource().GetAttributes()
+	p.published, p.last = pc.PublishedAtNS, pc.Resource.GetAttributes()
 	t.contextsRead.Add(ctx, 1)
 	return p.last, nil
 }

@@ -18,7 +18,6 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 	"go.uber.org/zap"
 
@@ -133,9 +132,7 @@ func (s *state) ProcessContext(context.Context) (*reader.ProcessContext, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &reader.ProcessContext{PublishedAtNS: published, Message: &processcontextpb.ProcessContext{
-		Resource: &resourcepb.Resource{Attributes: service(name)},
-	}}, nil
+	return &reader.ProcessContext{PublishedAtNS: published, Resource: &resourcepb.Resource{Attributes: service(name)}}, nil
 }
 
 func (s *state) Changed(published uint64) (bool, error) {

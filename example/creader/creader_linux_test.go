@@ -28,7 +28,6 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
@@ -292,8 +291,7 @@ func hostilePayloads(t *testing.T, program string) {
 	c.Receive()
 	pc, err := open(t, c).ProcessContext(t.Context())
 	require.NoError(t, err)
-	payload, err := proto.Marshal(pc.Message)
-	require.NoError(t, err)
+	payload := pc.Payload
 
 	hostile := childproc.Start(t, "publisher", nil)
 	hostile.Expect("ready")

@@ -53,7 +53,7 @@ func TestPublishesConfiguredResource(t *testing.T) {
 	pc, err := p.ProcessContext(context.Background())
 	require.NoError(t, err)
 	got := map[string]string{}
-	for _, kv := range pc.Message.GetResource().GetAttributes() {
+	for _, kv := range pc.Resource.GetAttributes() {
 		got[kv.GetKey()] = kv.GetValue().GetStringValue()
 	}
 	assert.Equal(t, "declarative", got["service.name"])

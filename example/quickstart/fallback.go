@@ -56,7 +56,7 @@ func (f *fallback) show(ctx context.Context, pid int) error {
 	pc, err := f.read(ctx, pid)
 	switch {
 	case err == nil:
-		for _, kv := range pc.Message.GetResource().GetAttributes() {
+		for _, kv := range pc.Resource.GetAttributes() {
 			f.linef("%s: %s", kv.GetKey(), valueText(kv.GetValue()))
 		}
 		return nil

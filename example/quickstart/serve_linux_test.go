@@ -85,7 +85,7 @@ func TestServeIsReadyAfterItsLines(t *testing.T) {
 	pc, err := readContext(t.Context(), s.cmd.Process.Pid)
 	require.NoError(t, err)
 	published := map[string]string{}
-	for _, kv := range pc.Message.GetResource().GetAttributes() {
+	for _, kv := range pc.Resource.GetAttributes() {
 		published[kv.GetKey()] = valueText(kv.GetValue())
 	}
 	assert.Equal(t, "quickstart", published["service.name"])
@@ -151,9 +151,9 @@ func TestServeExportsSpansOfThePublishedResource(t *testing.T) {
 		"OTEL_SERVICE_NAME=renamed", "OTEL_RESOURCE_ATTRIBUTES=deployment.environment.name=test,broken")
 	pc, err := readContext(t.Context(), s.cmd.Process.Pid)
 	require.NoError(t, err)
-	assert.Contains(t, pc.Message.GetResource().String(), `"renamed"`, "the environment's name")
+	assert.Contains(t, pc.Resource.String(), `"renamed"`, "the environment's name")
 
-	want, err := json.Marshal(pc.Message.GetResource().GetAttributes())
+	want, err := json.Marshal(pc.Resource.GetAttributes())
 	require.NoError(t, err)
 	names, timeout := map[string]bool{}, time.After(hung)
 	for !names["query"] || !names["digests"] { // The spans may be exported in any order.

@@ -96,7 +96,7 @@ func TestPublishers(t *testing.T) {
 			for range 10 {
 				pc, err := p.ProcessContext(t.Context())
 				require.NoError(t, err)
-				assert.Equal(t, tt.service, pc.Message.GetResource().GetAttributes()[0].GetValue().GetStringValue())
+				assert.Equal(t, tt.service, pc.Resource.GetAttributes()[0].GetValue().GetStringValue())
 				threads, err := p.Threads(t.Context())
 				if tt.threads == 0 {
 					require.ErrorIs(t, err, reader.ErrNoThreadContext)

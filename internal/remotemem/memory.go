@@ -26,3 +26,8 @@ type Part struct {
 	Address uint64
 	Data    []byte
 }
+
+// Reader reads parts of a process's memory, as [Memory.ReadParts] does.
+type Reader interface {
+	ReadParts(parts []Part) (int, error)
+}

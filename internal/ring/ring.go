@@ -49,17 +49,16 @@ type Span struct {
 	Attributes []byte
 }
 
-// The default and maximum number of slots, and the maximum attribute space of a slot in bytes.
+// The default number of slots, and the maximum attribute space of a slot in bytes.
 const (
 	DefaultCapacity = 65536
-	MaxCapacity     = 1 << 24 // limits the address space that a ring occupies
 	MaxSpace        = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
 )
 
 // Check returns an error if the capacity or the attribute space is invalid.
 func Check(capacity, attributeSpace int) error {
-	if capacity < 1 || capacity > MaxCapacity || capacity&(capacity-1) != 0 {
-		return fmt.Errorf("capacity %d is not a power of two up to %d", capacity, MaxCapacity)
+	if capacity < 1 || capacity > wire.MaxRingCapacity || capacity&(capacity-1) != 0 {
+		return fmt.Errorf("capacity %d is not a power of two up to %d", capacity, wire.MaxRingCapacity)
 	}
 	if attributeSpace < 0 || attributeSpace > MaxSpace {
 		return fmt.Errorf("attribute space of %d bytes, at most %d", attributeSpace, MaxSpace)

@@ -60,6 +60,9 @@ const (
 	RingByGoroutine = 1
 )
 
+// MaxRingCapacity limits the address space that a ring occupies.
+const MaxRingCapacity = 1 << 24
+
 // Slot1 is a slot of layout 1.
 type Slot1 struct {
 	_ structs.HostLayout

@@ -153,7 +153,7 @@ func TestSpansBesideDatadogsProcessContext(t *testing.T) {
 }
 
 func serviceName(pc *reader.ProcessContext) string {
-	for _, kv := range pc.Message.GetResource().GetAttributes() {
+	for _, kv := range pc.Resource.GetAttributes() {
 		if kv.GetKey() == "service.name" {
 			return kv.GetValue().GetStringValue()
 		}

@@ -152,16 +152,16 @@ func (s *subject) shows(want *processcontextpb.ProcessContext, about string) int
 
 	pc, err := s.ours.ProcessContext(s.t.Context())
 	require.NoError(s.t, err, "%s: our reader", about)
-	requireSame(s.t, want, pc.Message, "%s: our reader", about)
+	requireSame(s.t, want, &processcontextpb.ProcessContext{Resource: pc.Resource, Attributes: pc.Attributes}, "%s: our reader", about)
 	require.Equal(s.t, info.PublishedAtNs, pc.PublishedAtNS)
 	require.Equal(s.t, uint64(address), pc.MappingAddress)
-	require.Equal(s.t, proto.Size(want), pc.PayloadSize)
+	require.Equal(s.t, proto.Size(want), len(pc.Payload))
 	changed, err = s.ours.Changed(pc.PublishedAtNS)
 	require.NoError(s.t, err)
 	require.False(s.t, changed, "%s: our reader sees a change", about)
 
 	s.publishedAtNS, s.address = info.PublishedAtNs, address
-	return pc.PayloadSize
+	return len(pc.Payload)
 }
 
 // showsNothing checks that neither reader finds a context.

@@ -36,7 +36,7 @@ func ourReader(t *testing.T, p *reader.Process) readFunc {
 		if err != nil {
 			return observation{}, err
 		}
-		return observation{pc.Message, pc.PublishedAtNS, pc.PayloadSize}, nil
+		return observation{&processcontextpb.ProcessContext{Resource: pc.Resource, Attributes: pc.Attributes}, pc.PublishedAtNS, len(pc.Payload)}, nil
 	}
 }
 

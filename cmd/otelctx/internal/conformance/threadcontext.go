@@ -154,7 +154,7 @@ func checkTables(ctx context.Context, r report, p *reader.Process) {
 	}
 	for _, c := range carriers {
 		r.check("otelctx-1", c.Err == nil, "%v: %v", c.Kind, c.Err)
-		if c.Kind != reader.ThreadSlots || c.Ring.Layout != 1 {
+		if c.Kind != reader.ThreadSlots || c.Table.Layout != 1 {
 			r.check("otelctx-2", c.Provable || c.Err != nil, "%v cannot be proven", c.Kind)
 		}
 	}

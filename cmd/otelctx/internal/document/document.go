@@ -89,17 +89,17 @@ func New(p publication.Publication) Process {
 	}
 	var advertisement *Advertisement
 	if ad := a.Advertisement; ad != nil {
-		advertisement = &Advertisement{ad.MappingName, ad.PublishedAtNS, jsonObject(ad.Message.GetAttributes())}
+		advertisement = &Advertisement{ad.MappingName, ad.PublishedAtNS, jsonObject(ad.Attributes)}
 	}
 	return Process{
 		PID:           p.PID,
 		Mapping:       pc.MappingName,
 		Version:       pc.Version,
 		PublishedAtNS: pc.PublishedAtNS,
-		PayloadSize:   pc.PayloadSize,
-		Resource:      jsonObject(pc.Message.GetResource().GetAttributes()),
+		PayloadSize:   len(pc.Payload),
+		Resource:      jsonObject(pc.Resource.GetAttributes()),
 		SchemaURL:     pc.SchemaURL(),
-		Attributes:    jsonObject(pc.Message.GetAttributes()),
+		Attributes:    jsonObject(pc.Attributes),
 		Advertisement: advertisement,
 		Carriers:      carriers(a),
 		Threads:       Threads(a.Threads),

@@ -86,9 +86,9 @@ func carriers(a *publication.Activity) []Carrier {
 	for _, c := range a.Carriers {
 		all = append(all, Carrier{
 			Kind: c.Kind.String(), Source: c.Source.String(),
-			Mapping: c.Ring.Mapping, Address: c.Ring.Address, Layout: c.Ring.Layout, Capacity: c.Ring.Capacity,
-			HeaderSize: c.Ring.HeaderSize, SlotSize: c.Ring.SlotSize,
-			RecordOffset: c.RecordOffset, Provable: c.Provable, Error: errorText(c.Err),
+			Mapping: c.Table.Mapping, Address: c.Table.Address, Layout: c.Table.Layout, Capacity: c.Table.Capacity,
+			HeaderSize: c.Table.HeaderSize, SlotSize: c.Table.EntrySize,
+			RecordOffset: c.Record.Offset, Provable: c.Provable, Error: errorText(c.Err),
 		})
 	}
 	for _, c := range a.ThreadContexts {

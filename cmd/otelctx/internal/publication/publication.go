@@ -25,7 +25,7 @@ type Publication struct {
 
 // Service returns the service.name, or "".
 func (p *Publication) Service() string {
-	for _, kv := range p.Context.Message.GetResource().GetAttributes() {
+	for _, kv := range p.Context.Resource.GetAttributes() {
 		if kv.GetKey() == "service.name" {
 			return kv.GetValue().GetStringValue()
 		}
@@ -111,7 +111,7 @@ var errNoVariable = errors.New("no module defines otel_thread_ctx_v1")
 func threadContexts(ctx context.Context, p *reader.Process, pc *reader.ProcessContext) []ThreadContext {
 	schema := ""
 	if pc != nil {
-		for _, kv := range pc.Message.GetAttributes() {
+		for _, kv := range pc.Attributes {
 			if kv.GetKey() == wire.KeySchemaVersion {
 				schema = kv.GetValue().GetStringValue()
 			}

@@ -60,7 +60,7 @@ func newPublished(pid int, layout *reader.ThreadLayout) *published {
 	)
 	source := FromPublication
 	if layout != nil && layout.Context != nil {
-		attributes = layout.Context.Message.GetResource().GetAttributes()
+		attributes = layout.Context.Resource.GetAttributes()
 		schemaURL = layout.Context.SchemaURL()
 	} else if attributes = environmentAttributes(pid); len(attributes) > 0 {
 		source = FromEnvironment

@@ -29,7 +29,6 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 
@@ -165,7 +164,7 @@ func TestResources(t *testing.T) {
 	text := profile.StringAttribute
 	layout := func(kvs ...*commonpb.KeyValue) *reader.ThreadLayout {
 		return &reader.ThreadLayout{Context: &reader.ProcessContext{
-			Message: &processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: kvs}},
+			Resource: &resourcepb.Resource{Attributes: kvs},
 		}}
 	}
 	exe, err := os.Executable()
@@ -216,7 +215,7 @@ func TestEnvironment(t *testing.T) {
 	assert.Equal(t, FromEnvironment, got.serviceSource)
 	assert.Contains(t, got.attributes, text("otelctx.resource.source", "environment"))
 	published := newPublished(c.PID(), &reader.ThreadLayout{Context: &reader.ProcessContext{
-		Message: &processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{text("service.name", "checkout")}}},
+		Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{text("service.name", "checkout")}},
 	}})
 	assert.Equal(t, "checkout", published.service)
 	assert.Equal(t, FromPublication, published.serviceSource)
@@ -464,7 +463,7 @@ func startingRole(parent *childproc.Parent) {
 	var over atomic.Bool
 	go func() {
 		runtime.LockOSThread() // The thread ends with the goroutine.
-		ring.Store(&ringbuf.Span{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3, TraceFlags: 1})
+		ring.Store(&ringbuf.Span{TraceID: [16]byte{7: 1, 15: 2}, SpanID: [8]byte{7: 3}, TraceFlags: 1})
 		for !over.Load() {
 		}
 	}()

@@ -294,6 +294,6 @@ func (t *target) waits() bool { return !t.unadvertised.IsZero() && !t.readAnyway
 // unadvertised reports whether a process has a ring of layout 2 that is not advertised.
 func unadvertised(layout *reader.ThreadLayout) bool {
 	return layout != nil && slices.ContainsFunc(layout.Carriers, func(c reader.Carrier) bool {
-		return c.Source != reader.Advertised && c.Err == nil && c.Ring.Layout != wire.RingLayout1
+		return c.Source != reader.Advertised && c.Err == nil && c.Table.Layout != wire.RingLayout1
 	})
 }

@@ -5,6 +5,7 @@ package recording
 
 import (
 	"context"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -19,7 +20,7 @@ import (
 // nameTable caches the span names of a program. Names are read as soon as a sample has an unknown name
 // number, since the program may end before the batch is named. A nil nameTable has no names.
 type nameTable struct {
-	table *reader.NameTable
+	table *reader.Table
 	// names holds the names by number. mu is held while new names are read.
 	names atomic.Pointer[[]string]
 	mu    sync.Mutex
@@ -38,7 +39,7 @@ func newNameTable(layout *reader.ThreadLayout, previous *nameTable) *nameTable {
 	switch {
 	case layout == nil || layout.Names == nil:
 		return nil
-	case previous != nil && *previous.table == *layout.Names:
+	case previous != nil && reflect.DeepEqual(previous.table, layout.Names):
 		return previous
 	}
 	n := &nameTable{table: layout.Names}

@@ -105,7 +105,7 @@ func TestRequestNames(t *testing.T) {
 // address.
 func TestNameTable(t *testing.T) {
 	layout := func(address uint64) *reader.ThreadLayout {
-		return &reader.ThreadLayout{Names: &reader.NameTable{Address: address, HeaderSize: 256, EntrySize: 256, Capacity: 4096}}
+		return &reader.ThreadLayout{Names: &reader.Table{Address: address, HeaderSize: 256, EntrySize: 256, Capacity: 4096}}
 	}
 	n := newNameTable(layout(1), nil)
 	n.names.Store(&[]string{"", "request", "query"})

@@ -98,5 +98,5 @@ func (snap *Snapshot) hasLeft(goroutine int, s *Span) bool {
 // within reports whether ref is a span in which s was started, so that leaving s may lead to ref, but leaving ref does
 // not lead to s.
 func (s *Span) within(ref reader.SpanRef) bool {
-	return ref != 0 && (ref == s.Before || slices.Contains(s.Ancestors[:], ref))
+	return ref != 0 && (ref == s.Before || slices.Contains(s.Ancestors, ref))
 }

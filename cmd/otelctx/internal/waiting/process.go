@@ -73,7 +73,7 @@ func (p *Process) Program(ctx context.Context) (*Program, error) {
 	}
 	next := &Program{layout: layout, code: openCode(p.pid, p.files)}
 	if pc := layout.Context; pc != nil {
-		next.Attributes, next.SchemaURL = pc.Message.GetResource().GetAttributes(), pc.SchemaURL()
+		next.Attributes, next.SchemaURL = pc.Resource.GetAttributes(), pc.SchemaURL()
 	}
 	if p.program != nil {
 		p.program.code.close()

@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
@@ -20,10 +19,7 @@ import (
 // TestMappingNamesAreEscaped checks that text and JSON escape unprintable characters in the name of a mapping. A
 // process chooses this name: readers accept any memfd whose name begins with OTEL_CTX.
 func TestMappingNamesAreEscaped(t *testing.T) {
-	pc := &reader.ProcessContext{
-		MappingName: "/memfd:OTEL_CTX\x1b[2J\xff (deleted)",
-		Message:     &processcontextpb.ProcessContext{},
-	}
+	pc := &reader.ProcessContext{MappingName: "/memfd:OTEL_CTX\x1b[2J\xff (deleted)"}
 	found := publication.Publication{PID: 1, Context: pc}
 	var human, forPrograms strings.Builder
 	require.NoError(t, writeInspection(&human, found, false))

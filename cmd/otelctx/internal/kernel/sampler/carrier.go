@@ -60,7 +60,7 @@ func (c Carrier) Check(layout *reader.ThreadLayout) error {
 
 // labelsError returns nil if the labels of goroutines can be read, and otherwise an error that says why not.
 func labelsError(layout *reader.ThreadLayout) error {
-	if r := &layout.Runtime; r.GM < 0 || r.MCurg < 0 || r.GGoid < 0 || r.GLabels < 0 {
+	if r := &layout.Runtime; r.GM == 0 || r.MCurg == 0 || r.GGoid == 0 || r.GLabels == 0 {
 		return errors.New("the process does not say where goroutines keep their labels")
 	}
 	text := goVersion(layout.Advertisement)
@@ -78,7 +78,7 @@ func goVersion(c *reader.ProcessContext) string {
 	if c == nil {
 		return ""
 	}
-	for _, kv := range c.Message.GetAttributes() {
+	for _, kv := range c.Attributes {
 		if kv.GetKey() == wire.KeyGo+wire.GoKeyVersion {
 			return kv.GetValue().GetStringValue()
 		}

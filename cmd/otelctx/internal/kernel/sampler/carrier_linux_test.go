@@ -19,7 +19,6 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
@@ -216,7 +215,7 @@ func goContext(version string) *reader.ProcessContext {
 	if version == "" {
 		return nil
 	}
-	return &reader.ProcessContext{Message: &processcontextpb.ProcessContext{Attributes: []*commonpb.KeyValue{{
+	return &reader.ProcessContext{Attributes: []*commonpb.KeyValue{{
 		Key: wire.KeyGo + wire.GoKeyVersion, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: version}},
-	}}}}
+	}}}
 }

@@ -38,6 +38,7 @@ func newLayout(image Image, layout *reader.ThreadLayout, chosen Carrier) program
 	if provable {
 		l.setRuntime(&layout.Runtime)
 	}
+	l.setSpans(layout.Spans)
 	for _, c := range layout.Carriers {
 		if !chosen.includes(c.Kind) || c.Err != nil || c.Provable != provable {
 			continue
@@ -48,34 +49,46 @@ func newLayout(image Image, layout *reader.ThreadLayout, chosen Carrier) program
 			if provable {
 				l.add(programFeatureHAS_OWNERS)
 			}
-			l.Threads = newRing(&c)
+			l.Threads = newRing(&c.Table)
 		case reader.GoroutineTable:
-			if layout.Goroutines.EntrySize != wire.GoroutineEntrySize {
+			if c.Table.EntrySize != wire.GoroutineEntrySize {
 				continue
 			}
 			l.add(programFeatureHAS_GOROUTINE_TABLE)
-			l.Entries = layout.Goroutines.Address + uint64(layout.Goroutines.HeaderSize)
+			l.Entries = c.Table.Address + uint64(c.Table.HeaderSize)
 		case reader.GoroutineRecord:
-			l.add(programFeatureHAS_RECORD)
-			l.G_labels, l.RecordOffset = uint32(layout.Runtime.GLabels), uint32(c.RecordOffset)
-			if layout.NamesOffset > 0 {
-				l.add(programFeatureHAS_NAMES)
-				l.NamesOffset = uint32(layout.NamesOffset)
-			}
+			l.G_labels = uint32(layout.Runtime.GLabels)
+			l.setRecord(&c.Record)
 		}
 	}
-	l.setSpans(layout)
 	return l
+}
+
+func (l *programLayout) setRecord(r *reader.RecordLayout) {
+	for _, f := range []struct {
+		feature programFeature
+		offset  int
+		to      *uint32
+	}{
+		{programFeatureHAS_RECORD, r.Offset, &l.RecordOffset},
+		{programFeatureHAS_NAMES, r.Names, &l.NamesOffset},
+		{programFeatureHAS_REF, r.Ref, &l.RefOffset},
+		{programFeatureHAS_ANCESTORS, r.Ancestors, &l.AncestorsOffset},
+	} {
+		if f.offset > 0 {
+			l.add(f.feature)
+			*f.to = uint32(f.offset)
+		}
+	}
 }
 
 // cellSize is the number of bytes that the BPF program reads from a cell.
 const cellSize = 128
 
-// setSpans describes the table of live spans. If the BPF program cannot read a table with this layout,
-// setSpans does not add programFeatureHAS_SPANS.
-func (l *programLayout) setSpans(layout *reader.ThreadLayout) {
-	t := layout.Spans
-	if t == nil || t.CellSize < cellSize {
+// setSpans describes the table of live spans, which may be nil. If the BPF program cannot read a table with
+// this layout, setSpans does not add programFeatureHAS_SPANS.
+func (l *programLayout) setSpans(t *reader.Table) {
+	if t == nil || t.EntrySize < cellSize {
 		return
 	}
 	within := true
@@ -85,7 +98,7 @@ func (l *programLayout) setSpans(layout *reader.ThreadLayout) {
 		return uint16(offset)
 	}
 	l.Spans = programSpans{
-		Cells: t.Address + uint64(t.HeaderSize), Capacity: uint32(t.Capacity), CellSize: uint32(t.CellSize),
+		Cells: t.Address + uint64(t.HeaderSize), Capacity: uint32(t.Capacity), CellSize: uint32(t.EntrySize),
 		Version: field("version", 8), TraceIdHigh: field("trace_id_high", 8), TraceIdLow: field("trace_id_low", 8),
 		SpanId: field("span_id", 8), LocalRootSpanId: field("local_root_span_id", 8), Goid: field("goid", 8),
 		Ancestors: field("ancestors", 8), TraceFlags: field("trace_flags", 1), Outside: field("outside", 1), Tid: field("tid", 4),
@@ -95,14 +108,6 @@ func (l *programLayout) setSpans(layout *reader.ThreadLayout) {
 		return
 	}
 	l.add(programFeatureHAS_SPANS)
-	if layout.RefOffset >= 0 {
-		l.add(programFeatureHAS_REF)
-		l.RefOffset = uint32(layout.RefOffset)
-	}
-	if layout.AncestorsOffset >= 0 {
-		l.add(programFeatureHAS_ANCESTORS)
-		l.AncestorsOffset = uint32(layout.AncestorsOffset)
-	}
 }
 
 func (l *programLayout) add(f programFeature) { l.Has |= uint32(f) }
@@ -111,37 +116,37 @@ func (l *programLayout) add(f programFeature) { l.Has |= uint32(f) }
 func (l *programLayout) setRuntime(o *reader.RuntimeOffsets) {
 	l.add(programFeatureHAS_GOROUTINE)
 	l.M_curg, l.G_goid = uint32(o.MCurg), uint32(o.GGoid)
-	if o.TLSGKnown {
+	if o.TLSG != 0 {
 		l.add(programFeatureHAS_TLS_G)
 		l.TlsG = o.TLSG
 	}
-	if o.GM >= 0 {
+	if o.GM != 0 {
 		l.add(programFeatureHAS_G_M)
 		l.G_m = uint32(o.GM)
 	}
-	if o.MProcid >= 0 {
+	if o.MProcid != 0 {
 		l.add(programFeatureHAS_M_PROCID)
 		l.M_procid = uint32(o.MProcid)
 	}
 }
 
-func newRing(c *reader.Carrier) programRing {
+func newRing(t *reader.Table) programRing {
 	end := 0
 	for _, f := range wire.SlotFields(wire.RingLayout2) {
-		if offset, ok := c.Fields[f.Name]; ok && f.Size > 0 {
+		if offset, ok := t.Fields[f.Name]; ok && f.Size > 0 {
 			end = max(end, offset+int(f.Size))
 		}
 	}
 	field := func(name string) uint16 {
-		if offset, ok := c.Fields[name]; ok {
+		if offset, ok := t.Fields[name]; ok {
 			return uint16(offset)
 		}
 		return noField
 	}
 	return programRing{
-		Slots:       c.Ring.Address + uint64(c.Ring.HeaderSize),
-		Capacity:    uint32(c.Ring.Capacity),
-		SlotSize:    uint32(c.Ring.SlotSize),
+		Slots:       t.Address + uint64(t.HeaderSize),
+		Capacity:    uint32(t.Capacity),
+		SlotSize:    uint32(t.EntrySize),
 		FieldsSize:  uint32(end),
 		TraceIdHigh: field("trace_id_high"),
 		TraceIdLow:  field("trace_id_low"),

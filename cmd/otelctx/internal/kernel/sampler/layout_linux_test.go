@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/reader"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 func bits(features ...programFeature) (has uint32) {
@@ -27,18 +26,18 @@ func bits(features ...programFeature) (has uint32) {
 // TestLayouts checks that the BPF program reads all carriers that it can, and only provable carriers if there are
 // any. If a carrier is chosen, the program reads only that one, and Check says why it cannot be read.
 func TestLayouts(t *testing.T) {
-	runtime := reader.RuntimeOffsets{GM: 48, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: 64, TLSG: -8, TLSGKnown: true}
-	unknown := reader.RuntimeOffsets{GM: -1, GGoid: -1, GLabels: -1, MCurg: -1, MProcid: -1}
-	partial := reader.RuntimeOffsets{GM: -1, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: -1}
+	runtime := reader.RuntimeOffsets{GM: 48, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: 64, TLSG: -8}
+	partial := reader.RuntimeOffsets{GGoid: 152, GLabels: 352, MCurg: 184}
 	noLabels := runtime
-	noLabels.GLabels = -1
-	ring := ringbuf.Info{Address: 0x1000, Capacity: 8, HeaderSize: 64, SlotSize: 96}
+	noLabels.GLabels = 0
+	ring := reader.Table{Address: 0x1000, Capacity: 8, HeaderSize: 64, EntrySize: 96, Fields: map[string]int{"m": 48}}
+	table := reader.Table{Address: 0x2000, HeaderSize: 128, EntrySize: 16, Capacity: 65536}
 	var (
-		record    = reader.Carrier{Kind: reader.GoroutineRecord, RecordOffset: 24, Provable: true}
-		slots     = reader.Carrier{Kind: reader.ThreadSlots, Ring: ring, Provable: true, Fields: map[string]int{"m": 48}}
-		goroutine = reader.Carrier{Kind: reader.GoroutineTable, Ring: ring, Provable: true}
-		layout1   = reader.Carrier{Kind: reader.ThreadSlots, Ring: ring}
-		broken    = reader.Carrier{Kind: reader.GoroutineRecord, RecordOffset: 24, Provable: true, Err: errors.New("broken")}
+		record    = reader.Carrier{Kind: reader.GoroutineRecord, Record: reader.RecordLayout{Offset: 24}, Provable: true}
+		slots     = reader.Carrier{Kind: reader.ThreadSlots, Table: ring, Provable: true}
+		goroutine = reader.Carrier{Kind: reader.GoroutineTable, Table: table, Provable: true}
+		layout1   = reader.Carrier{Kind: reader.ThreadSlots, Table: ring}
+		broken    = reader.Carrier{Kind: reader.GoroutineRecord, Record: reader.RecordLayout{Offset: 24}, Provable: true, Err: errors.New("broken")}
 		noTable   = reader.Carrier{Kind: reader.GoroutineTable, Err: errors.New("broken")}
 	)
 	several := []reader.Carrier{layout1, noTable, record}
@@ -61,7 +60,7 @@ func TestLayouts(t *testing.T) {
 		"thread slots":                    {0, "", runtime, []reader.Carrier{slots}, bits(append(all, programFeatureHAS_THREAD_SLOTS, programFeatureHAS_OWNERS)...), ""},
 		"goroutine table":                 {0, "", runtime, []reader.Carrier{goroutine}, bits(append(all, programFeatureHAS_GOROUTINE_TABLE)...), ""},
 		"layout 1":                        {0, "", runtime, []reader.Carrier{layout1}, bits(programFeatureHAS_THREAD_SLOTS), ""},
-		"layout 1, no runtime":            {0, "", unknown, []reader.Carrier{layout1}, bits(programFeatureHAS_THREAD_SLOTS), ""},
+		"layout 1, no runtime":            {0, "", reader.RuntimeOffsets{}, []reader.Carrier{layout1}, bits(programFeatureHAS_THREAD_SLOTS), ""},
 		"record and layout 1":             {0, "", runtime, []reader.Carrier{layout1, record}, inRecord, ""},
 		"broken":                          {0, "", runtime, []reader.Carrier{broken}, 0, ""},
 		"broken and layout 1":             {0, "", runtime, []reader.Carrier{broken, layout1}, bits(programFeatureHAS_THREAD_SLOTS), ""},
@@ -81,10 +80,7 @@ func TestLayouts(t *testing.T) {
 		"labels of no version":            {Labels, "", runtime, several, 0, unknownVersion + `""`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			layout := &reader.ThreadLayout{
-				Carriers: test.carriers, Runtime: test.runtime, Advertisement: goContext(test.version),
-				Goroutines: &reader.GoroutineEntries{Address: 0x2000, HeaderSize: 128, EntrySize: 16, Capacity: 65536},
-			}
+			layout := &reader.ThreadLayout{Carriers: test.carriers, Runtime: test.runtime, Advertisement: goContext(test.version)}
 			got := newLayout(image, layout, test.chosen)
 			if got.Has&bits(programFeatureHAS_GOROUTINE_TABLE) != 0 {
 				assert.EqualValues(t, 0x2080, got.Entries)

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package ringbuf
+package ringview
 
 import (
 	"encoding/binary"
@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -30,7 +31,7 @@ type viewMemory struct {
 	parts, words, calls int
 }
 
-func (m *viewMemory) ReadParts(parts []Part) (int, error) {
+func (m *viewMemory) ReadParts(parts []remotemem.Part) (int, error) {
 	m.calls++
 	for i, p := range parts {
 		m.parts++
@@ -71,7 +72,7 @@ func info1(capacity int) Info {
 	return Info{Address: viewBase, Layout: 1, Capacity: capacity, HeaderSize: 32, SlotSize: 32}
 }
 
-func info2(capacity, slotSize int, index Index) Info {
+func info2(capacity, slotSize int, index int) Info {
 	return Info{Address: viewBase, Layout: 2, Capacity: capacity, HeaderSize: 64, SlotSize: slotSize, Index: index}
 }
 
@@ -125,22 +126,22 @@ func slotOf(n uint64) Slot {
 	return s
 }
 
-func mustView(t testing.TB, m Memory, i Info) *View {
+func mustView(t testing.TB, m remotemem.Reader, i Info) *View {
 	t.Helper()
-	v, err := NewView(m, i, nil)
+	v, err := New(m, i, nil)
 	require.NoError(t, err)
 	return v
 }
 
 func TestViewReadsLayout2(t *testing.T) {
-	info := info2(8, 128, ByThread)
+	info := info2(8, 128, wire.RingByThread)
 	m := newViewMemory(info)
 	r := raw(3)
 	r.attrs, r.attrsSize = []byte("\x00\x03abc"), 5
 	r.tid = 13
 	r.put(m.slot(info, 5))
 
-	v, err := FindView(m, viewBase, uint64(len(m.bytes)))
+	v, err := FindIn(m, viewBase, uint64(len(m.bytes)))
 	require.NoError(t, err)
 	assert.Equal(t, info, v.Info())
 	require.NoError(t, v.Verify())
@@ -163,7 +164,7 @@ func TestViewReadsLayout1(t *testing.T) {
 	m := newViewMemory(info)
 	binary.NativeEndian.PutUint64(m.slot(info, 2)[8:], 0x0a0b)
 	binary.NativeEndian.PutUint64(m.slot(info, 2)[16:], 0x0c0d)
-	v, err := FindView(m, viewBase, uint64(len(m.bytes)))
+	v, err := FindIn(m, viewBase, uint64(len(m.bytes)))
 	require.NoError(t, err)
 	assert.Equal(t, info, v.Info())
 	for _, id := range []uint64{2, 6, 1<<40 + 2} {
@@ -176,13 +177,13 @@ func TestViewReadsLayout1(t *testing.T) {
 }
 
 func TestViewUsesFields(t *testing.T) {
-	info := info2(2, 96, ByThread)
+	info := info2(2, 96, wire.RingByThread)
 	m := newViewMemory(info)
 	fields := map[string]int{
 		"trace_id_high": 40, "trace_id_low": 48, "span_id": 56, "in_use": 3, "seq": 4,
 		"attrs_size": 30, "attrs": 90, "owner_goid": 64, "of_a_later_version": 5000,
 	}
-	v, err := NewView(m, info, fields)
+	v, err := New(m, info, fields)
 	require.NoError(t, err)
 	b := m.slot(info, 1)
 	for i := range b {
@@ -205,7 +206,7 @@ func TestViewUsesFields(t *testing.T) {
 }
 
 func TestViewEmptyAndForeignSlots(t *testing.T) {
-	threads, goroutines := info2(4, 64, ByThread), info2(4, 64, ByGoroutine)
+	threads, goroutines := info2(4, 64, wire.RingByThread), info2(4, 64, wire.RingByGoroutine)
 	for name, test := range map[string]struct {
 		info   Info
 		change func(*rawSlot)
@@ -244,7 +245,7 @@ func TestViewEmptyAndForeignSlots(t *testing.T) {
 func TestViewNeverMixesWrites(t *testing.T) {
 	for _, layout := range []int{1, 2} {
 		// steps are the stages in which a writer changes a slot from raw(1) to raw(2).
-		info, steps := info2(1, 64, ByThread), []func(b []byte){
+		info, steps := info2(1, 64, wire.RingByThread), []func(b []byte){
 			func(b []byte) { r := raw(1); r.seq, r.inUse = 2, 1; r.put(b) },
 			func(b []byte) { r := raw(1); r.seq, r.inUse, r.high = 2, 1, 2*0x0101; r.put(b) },
 			func(b []byte) { r := raw(2); r.inUse, r.ref = 1, 0x0404; r.put(b) },
@@ -327,7 +328,7 @@ func TestViewNeverMixesWrites(t *testing.T) {
 // TestViewDetectsWriteBetweenHalves checks that a View rejects a slot if a whole write happens
 // between the two reads of in_use, which both return 0.
 func TestViewDetectsWriteBetweenHalves(t *testing.T) {
-	info := info2(1, 64, ByThread)
+	info := info2(1, 64, wire.RingByThread)
 	m := newViewMemory(info)
 	v := mustView(t, m, info)
 	old, next := raw(1), raw(2)
@@ -349,7 +350,7 @@ func TestViewDetectsWriteBetweenHalves(t *testing.T) {
 }
 
 func TestViewGivesUp(t *testing.T) {
-	for _, info := range []Info{info1(2), info2(2, 64, ByThread)} {
+	for _, info := range []Info{info1(2), info2(2, 64, wire.RingByThread)} {
 		m := newViewMemory(info)
 		m.slot(info, 1)[24] = 1 // in use forever
 		v := mustView(t, m, info)
@@ -364,7 +365,7 @@ func TestViewGivesUp(t *testing.T) {
 }
 
 func TestViewWaitsForAWriter(t *testing.T) {
-	info := info2(1, 64, ByThread)
+	info := info2(1, 64, wire.RingByThread)
 	m := newViewMemory(info)
 	v := mustView(t, m, info)
 	r := raw(4)
@@ -381,7 +382,7 @@ func TestViewWaitsForAWriter(t *testing.T) {
 }
 
 func TestViewLyingAttributeSizes(t *testing.T) {
-	info := info2(1, 128, ByThread)
+	info := info2(1, 128, wire.RingByThread)
 	for size, want := range map[uint16]int{0: 0, 1: 1, 64: 64, 65: 0, 128: 0, math.MaxUint16: 0} {
 		m := newViewMemory(info)
 		r := raw(1)
@@ -411,7 +412,7 @@ func TestViewOfAnyCapacity(t *testing.T) {
 }
 
 func TestViewRejectsInvalidLayouts(t *testing.T) {
-	good := info2(8, 64, ByThread)
+	good := info2(8, 64, wire.RingByThread)
 	for name, change := range map[string]func(*Info){
 		"layout 0":            func(i *Info) { i.Layout = 0 },
 		"layout 3":            func(i *Info) { i.Layout = 3 },
@@ -431,11 +432,11 @@ func TestViewRejectsInvalidLayouts(t *testing.T) {
 		"address at the end":  func(i *Info) { i.Address = 1<<63 - 100 },
 		"address wraps":       func(i *Info) { i.Address = math.MaxUint64 - 8 },
 		"index":               func(i *Info) { i.Index = 2 },
-		"layout 1, goroutine": func(i *Info) { *i = info1(8); i.Index = ByGoroutine },
+		"layout 1, goroutine": func(i *Info) { *i = info1(8); i.Index = wire.RingByGoroutine },
 	} {
 		i := good
 		change(&i)
-		_, err := NewView(&viewMemory{}, i, nil)
+		_, err := New(&viewMemory{}, i, nil)
 		require.ErrorIs(t, err, ErrNotRing, name)
 	}
 	all := func() map[string]int {
@@ -459,14 +460,14 @@ func TestViewRejectsInvalidLayouts(t *testing.T) {
 	} {
 		fields := all()
 		change(fields)
-		_, err := NewView(&viewMemory{}, good, fields)
+		_, err := New(&viewMemory{}, good, fields)
 		require.ErrorIs(t, err, ErrNotRing, name)
 	}
-	_, err := NewView(&viewMemory{}, good, all())
+	_, err := New(&viewMemory{}, good, all())
 	require.NoError(t, err)
 }
 
-func TestFindViewChecksTheHeader(t *testing.T) {
+func TestFindChecksTheHeader(t *testing.T) {
 	for name, change := range map[string]func(*viewMemory){
 		"magic":              func(m *viewMemory) { m.bytes[0]++ },
 		"layout":             func(m *viewMemory) { m.bytes[4] = 3 },
@@ -475,19 +476,19 @@ func TestFindViewChecksTheHeader(t *testing.T) {
 		"slots of layout 1":  func(m *viewMemory) { m.bytes[4] = 1 },
 		"index":              func(m *viewMemory) { m.bytes[20] = 9 },
 	} {
-		m := newViewMemory(info2(8, 64, ByThread))
+		m := newViewMemory(info2(8, 64, wire.RingByThread))
 		change(m)
-		_, err := FindView(m, viewBase, uint64(len(m.bytes)))
+		_, err := FindIn(m, viewBase, uint64(len(m.bytes)))
 		require.ErrorIs(t, err, ErrNotRing, name)
 	}
-	m := newViewMemory(info2(8, 64, ByThread))
-	_, err := FindView(m, viewBase+8, 1)
+	m := newViewMemory(info2(8, 64, wire.RingByThread))
+	_, err := Find(m, viewBase+8)
 	require.ErrorIs(t, err, ErrNotRing)
-	_, err = FindView(m, 8, 1<<20)
+	_, err = Find(m, 8)
 	require.ErrorIs(t, err, errFault)
 	require.NotErrorIs(t, err, ErrNotRing)
 
-	v := mustView(t, m, info2(8, 64, ByThread))
+	v := mustView(t, m, info2(8, 64, wire.RingByThread))
 	require.NoError(t, v.Verify())
 	m.bytes[8] = 4
 	require.ErrorIs(t, v.Verify(), ErrNotRing)
@@ -496,8 +497,8 @@ func TestFindViewChecksTheHeader(t *testing.T) {
 }
 
 func TestViewMemoryErrors(t *testing.T) {
-	m := newViewMemory(info2(8, 64, ByThread))
-	v := mustView(t, m, info2(8, 64, ByThread))
+	m := newViewMemory(info2(8, 64, wire.RingByThread))
+	v := mustView(t, m, info2(8, 64, wire.RingByThread))
 	m.bytes = m.bytes[:64+64]
 	_, err := v.Slot(0)
 	require.NoError(t, err)
@@ -508,11 +509,11 @@ func TestViewMemoryErrors(t *testing.T) {
 	assert.NotErrorIs(t, err, ErrEmpty)
 }
 
-// TestFieldsOfAView checks that Fields returns the offsets of the layout, or those given to NewView
+// TestFieldsOfAView checks that Fields returns the offsets of the layout, or those given to New
 // without the unknown names.
 func TestFieldsOfAView(t *testing.T) {
 	m := newViewMemory(info1(4))
-	v, err := NewView(m, info1(4), nil)
+	v, err := New(m, info1(4), nil)
 	require.NoError(t, err)
 	want := map[string]int{"trace_id_high": 0, "trace_id_low": 8, "span_id": 16, "in_use": 24}
 	assert.Equal(t, want, v.Fields())
@@ -520,7 +521,7 @@ func TestFieldsOfAView(t *testing.T) {
 	assert.Equal(t, want, v.Fields(), "the map is a copy")
 
 	advertised := map[string]int{"trace_id_high": 8, "trace_id_low": 0, "span_id": 16, "in_use": 24, "seq": 28, "m": 40, "what": 1}
-	v, err = NewView(m, info2(4, 64, ByThread), advertised)
+	v, err = New(m, info2(4, 64, wire.RingByThread), advertised)
 	require.NoError(t, err)
 	delete(advertised, "what")
 	assert.Equal(t, advertised, v.Fields())
@@ -531,15 +532,15 @@ func TestFieldsOfAView(t *testing.T) {
 // is what an independent decoder finds before or after the change.
 func FuzzView(f *testing.F) {
 	header := func(i Info) []byte { return newViewMemory(i).bytes }
-	f.Add(header(info2(2, 128, ByThread)), uint64(5), byte(0), []byte{}, uint16(0))
-	f.Add(header(info2(4, 64, ByGoroutine)), uint64(9), byte(3), []byte{1, 2, 3}, uint16(24))
+	f.Add(header(info2(2, 128, wire.RingByThread)), uint64(5), byte(0), []byte{}, uint16(0))
+	f.Add(header(info2(4, 64, wire.RingByGoroutine)), uint64(9), byte(3), []byte{1, 2, 3}, uint16(24))
 	f.Add(header(info1(4)), uint64(2), byte(2), []byte{7}, uint16(40))
 	busy := header(info1(1))
 	busy[32+24] = 1
 	f.Add(busy, uint64(0), byte(9), []byte{0}, uint16(32+24))
 	f.Fuzz(func(t *testing.T, memory []byte, id uint64, at byte, change []byte, where uint16) {
 		m := &viewMemory{base: viewBase, bytes: append([]byte(nil), memory...)}
-		v, err := FindView(m, viewBase, uint64(len(memory)))
+		v, err := FindIn(m, viewBase, uint64(len(memory)))
 		if err != nil {
 			require.Nil(t, v)
 			return
