@@ -72,11 +72,11 @@ bench: ## Run the benchmarks, or for minutes one of WHAT=service, soak or record
 	recorder) unshare --pid --fork --mount-proc --kill-child $(GO) test ./recorder -count 1 -v -measure -timeout 0 ;; \
 	*) exit 1 ;; esac
 
-.PHONY: wild
-wild: build ## As root, measure what profilers see of services with real libraries: the scoreboard, or what WILD= says.
-	cd benchmarks && $(GO) build -o ../$(BIN)/ ./wild
-	$(BIN)/wild score -otelctx $(BIN)/otelctx $(patsubst %,-otelcol %,$(wildcard $(BIN)/otelcol-otelctx)) $(or $(WILD),-csv benchmarks/results/wild.csv)
-	$(if $(WILD),,cd benchmarks && $(GO) run ./results)
+.PHONY: scoreboard
+scoreboard: build ## As root, measure what profilers see of services with real libraries, or what ARGS= says.
+	cd benchmarks && $(GO) build -o ../$(BIN)/ ./scoreboard
+	$(BIN)/scoreboard score -otelctx $(BIN)/otelctx $(patsubst %,-otelcol %,$(wildcard $(BIN)/otelcol-otelctx)) $(or $(ARGS),-csv benchmarks/results/scoreboard.csv)
+	$(if $(ARGS),,cd benchmarks && $(GO) run ./results)
 
 .PHONY: interop
 interop: build ## Test with real counterparts: WHAT=collector, backends, nocode or ecosystem; WHAT=otelcol builds a Collector.

@@ -24,7 +24,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
@@ -36,7 +36,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run})
+	childproc.Main(m, map[string]func(*childproc.Parent){busyservice.Role: busyservice.Run})
 }
 
 // need skips a test unless -measure is set.
@@ -50,8 +50,8 @@ func need(t *testing.T) {
 // startService starts a service that is always busy, with new spans and varied stacks.
 func startService(t *testing.T) *childproc.Child {
 	t.Helper()
-	c := childproc.Start(t, burner.Role, nil)
-	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records, burner.ThreadSlots)))
+	c := childproc.Start(t, busyservice.Role, nil)
+	require.Equal(t, "burning", c.Ask("%s", busyservice.Words(busyservice.Records, busyservice.ThreadSlots)))
 	return c
 }
 
@@ -79,7 +79,7 @@ func (r *tool) PID() int { return r.cmd.Process.Pid }
 // used returns the CPU time used so far.
 func (r *tool) used() time.Duration {
 	r.t.Helper()
-	used, err := burner.Used(r)
+	used, err := busyservice.Used(r)
 	require.NoError(r.t, err)
 	return used
 }
@@ -207,11 +207,11 @@ func TestOverhead(t *testing.T) {
 	exe, service := build(t), startHTTP(t)
 	throughput := func() float64 {
 		time.Sleep(beginning)
-		used, err := burner.Used(service)
+		used, err := busyservice.Used(service)
 		require.NoError(t, err)
 		answered := service.answered.Load()
 		time.Sleep(*window)
-		usedAfter, err := burner.Used(service)
+		usedAfter, err := busyservice.Used(service)
 		require.NoError(t, err)
 		return float64(service.answered.Load()-answered) / (usedAfter - used).Seconds()
 	}
@@ -260,7 +260,7 @@ func TestBesidePerf(t *testing.T) {
 	for _, s := range []struct {
 		name  string
 		start func(*testing.T) int
-	}{{"http", func(t *testing.T) int { return startHTTP(t).pid }}, {"burner", func(t *testing.T) int { return startService(t).PID() }}} {
+	}{{"http", func(t *testing.T) int { return startHTTP(t).pid }}, {"busyservice", func(t *testing.T) int { return startService(t).PID() }}} {
 		t.Run("service="+s.name, func(t *testing.T) {
 			pid := strconv.Itoa(s.start(t))
 			for _, frequency := range []string{"99", "997"} {

@@ -37,8 +37,8 @@ type section struct {
 }
 
 var sections = []section{
-	{"wild", "Scoreboard", "`make wild` runs patterns of real services with real libraries, and compares what observers say of each sample with " +
-		"the span that the code's stack spells.", renderWild},
+	{"scoreboard", "Scoreboard", "`make scoreboard` runs patterns of real services with real libraries, and compares what observers say of each sample with " +
+		"the span that the code's stack spells.", renderScoreboard},
 	{"bench", "Cost of a span", "`processor` says what is published; each shape is a multiple of the same spans with a no-op processor.", nil},
 	{
 		"carriers", "Carriers", "How often samples get the right span if only one carrier publishes it. Precision is the share of right spans among those " +
@@ -228,8 +228,8 @@ func renderSummary(w io.Writer, t *table) {
 	markdown(w, columns, summary)
 }
 
-// renderWild writes the summary, and a list of the patterns with a fault.
-func renderWild(w io.Writer, t *table) error {
+// renderScoreboard writes the summary, and a list of the patterns with a fault.
+func renderScoreboard(w io.Writer, t *table) error {
 	renderSummary(w, t)
 	observers := t.distinct("observer")
 	var faulty [][]string

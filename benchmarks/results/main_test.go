@@ -23,7 +23,7 @@ func TestGenerate(t *testing.T) {
 	dir := t.TempDir()
 	output := filepath.Join(dir, "results.md")
 	for name, text := range map[string]string{
-		"wild.csv": `# date: 2026-11-25
+		"scoreboard.csv": `# date: 2026-11-25
 # machine: a fast one
 publish,pattern,about,contract,observer,samples,right,none,wrong,shown,outside
 default,good,all is well,shown,record,10,10,0,0,10,0
@@ -52,11 +52,11 @@ default,outside,after it,nothing,goroutine profile,5,5,0,0,0,0
 	}
 	assert.NotContains(t, string(got), "| good |")
 	for text, want := range map[string]string{
-		"# date: 2026-11-25\n# machine: one\na,b\nc\n": "wild.csv: ",
+		"# date: 2026-11-25\n# machine: one\na,b\nc\n": "scoreboard.csv: ",
 		"# date: 2026-11-25\na,b\nc,d\n":               `no line "# machine: "`,
 		"# machine: one\na,b\nc,d\n":                   `no line "# date: "`,
 	} {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "wild.csv"), []byte(text), 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "scoreboard.csv"), []byte(text), 0o600))
 		assert.ErrorContains(t, generate(dir, output), want)
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/prometheus/procfs"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/benchmarks/internal/truth"
+	"github.com/otelctx/otelctx/benchmarks/internal/stacknumber"
 )
 
 // exitBusy is the exit code of otelctx if an update of the context was in progress at each attempt to
@@ -232,7 +232,7 @@ func samples(pid int) bool {
 // judgeRecording checks that each sample of a profile has the span that the number on its stack
 // identifies, or no span if the number permits that.
 func (s *soak) judgeRecording(b []byte) error {
-	return truth.Read(b, func(number uint64, labels map[string][]string, count int) error {
+	return stacknumber.Read(b, func(number uint64, labels map[string][]string, count int) error {
 		value := func(key string) string { return strings.Join(labels[key], " and ") }
 		if value("span_id") == "" {
 			if number&mayBeMissing == 0 {
@@ -242,7 +242,7 @@ func (s *soak) judgeRecording(b []byte) error {
 		}
 		traceID, err := trace.TraceIDFromHex(value("trace_id"))
 		spanID, err2 := trace.SpanIDFromHex(value("span_id"))
-		if shown := numberOf(spanID) << 1 % truth.Max; shown != number&^mayBeMissing {
+		if shown := numberOf(spanID) << 1 % stacknumber.Max; shown != number&^mayBeMissing {
 			s.fault("%s: %d samples in span number %d were attributed to number %d", byRecord, count, number>>1, shown>>1)
 		}
 		for range count {

@@ -28,7 +28,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/benchmarks/internal/truth"
+	"github.com/otelctx/otelctx/benchmarks/internal/stacknumber"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -320,11 +320,11 @@ func block() { time.Sleep(rand.N(2 * time.Millisecond)) }
 const mayBeMissing = 1
 
 func onStack(ctx context.Context) uint64 {
-	return numberOf(trace.SpanContextFromContext(ctx).SpanID()) << 1 % truth.Max
+	return numberOf(trace.SpanContextFromContext(ctx).SpanID()) << 1 % stacknumber.Max
 }
 
-func work(ctx context.Context)        { truth.Burn(onStack(ctx), nil) }
-func workPerhaps(ctx context.Context) { truth.Burn(onStack(ctx)|mayBeMissing, nil) }
+func work(ctx context.Context)        { stacknumber.Burn(onStack(ctx), nil) }
+func workPerhaps(ctx context.Context) { stacknumber.Burn(onStack(ctx)|mayBeMissing, nil) }
 
 // quiet stops the clients, and waits until all requests and spans have ended.
 func (s *service) quiet() error {

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
 )
 
@@ -32,14 +32,14 @@ func TestSpansBesideAnyProcessContext(t *testing.T) {
 		// invalid reports whether there are two process contexts, which is not allowed.
 		invalid bool
 	}{
-		"none":                              {[]string{burner.NoContext}, "", true, false},
-		"another library's":                 {[]string{burner.Context, burner.NoContext}, foreigncontext.Service, true, false},
-		"another library's, published last": {[]string{burner.NoContext, burner.ContextAfter}, foreigncontext.Service, true, false},
-		"another library's and ours":        {[]string{burner.ContextAfter}, "", true, true},
-		"ours":                              {nil, "burner", false, false},
+		"none":                              {[]string{busyservice.NoContext}, "", true, false},
+		"another library's":                 {[]string{busyservice.Context, busyservice.NoContext}, foreigncontext.Service, true, false},
+		"another library's, published last": {[]string{busyservice.NoContext, busyservice.ContextAfter}, foreigncontext.Service, true, false},
+		"another library's and ours":        {[]string{busyservice.ContextAfter}, "", true, true},
+		"ours":                              {nil, "busyservice", false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := startBurner(t, nil, append(test.words, burner.Records, burner.GoroutineTable, burner.ThreadSlots)...)
+			c := startBusyService(t, nil, append(test.words, busyservice.Records, busyservice.GoroutineTable, busyservice.ThreadSlots)...)
 			inspected := inProcess(t, "inspect", pidOf(c), "--json")
 			require.Zero(t, inspected.code, inspected.stderr)
 			var d processDocument

@@ -30,7 +30,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
@@ -148,10 +148,10 @@ func TestRecordWithoutPause(t *testing.T) {
 		}
 	}}
 	const frequency = 997
-	service := startBurner(t, nil, burner.Records)
+	service := startBusyService(t, nil, busyservice.Records)
 	r := startRecordOf(t, service, "--repeat", "--duration=100ms", fmt.Sprintf("--freq=%d", frequency), "--otlp-endpoint", c.listen(t))
 	r.awaitRecorded(t, service)
-	before, err := burner.Used(service)
+	before, err := busyservice.Used(service)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
 		// Burn only for a part of the time, because the pauses between the attempts take seconds.
@@ -160,7 +160,7 @@ func TestRecordWithoutPause(t *testing.T) {
 		service.Stop()
 		return c.requests() >= atOnce+refused
 	}, testenv.Patience, 5*tick)
-	after, err := burner.Used(service)
+	after, err := busyservice.Used(service)
 	require.NoError(t, err)
 	service.Kill()
 	got := r.wait(t)
@@ -186,7 +186,7 @@ const briefUse = 200 * time.Millisecond
 func briefRole(parent *childproc.Parent) {
 	parent.Send("begun")
 	parent.Receive()
-	_, err := burner.Start(burner.Records)
+	_, err := busyservice.Start(busyservice.Records)
 	parent.Must(err)
 	for {
 		var use unix.Rusage
@@ -261,7 +261,7 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 			childproc.First(func() { r = startCommand(t, cmd) })
 			childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
 			// When the recorder has noticed a new process, it has also scanned all existing ones.
-			first := startBurner(t, nil, burner.Records)
+			first := startBusyService(t, nil, busyservice.Records)
 			r.awaitRecorded(t, first)
 			for i := range test.processes {
 				var c *childproc.Child
@@ -366,13 +366,13 @@ func TestRecordMinute(t *testing.T) {
 			return ctx.Err()
 		}
 	}}
-	service := startBurner(t, nil, burner.Records)
+	service := startBusyService(t, nil, busyservice.Records)
 	r := startRecordOf(t, service, "--repeat", "--duration=1s", fmt.Sprintf("--freq=%d", frequency), "--otlp-endpoint", c.listen(t))
 	r.awaitRecorded(t, service)
 	var seen []used
 	var memory []int
 	for begin = time.Now(); time.Since(begin) < minute; time.Sleep(time.Millisecond) {
-		cpu, err := burner.Used(service)
+		cpu, err := busyservice.Used(service)
 		require.NoError(t, err)
 		seen = append(seen, used{time.Now(), cpu, waited(t, service.PID())})
 		if int(time.Since(begin)/(10*time.Second)) > len(memory) {

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
@@ -61,7 +61,7 @@ func TestInspectGolden(t *testing.T) {
 // TestInspectSlots checks that inspect lists only the carriers of a service that publishes only slots.
 func TestInspectSlots(t *testing.T) {
 	t.Parallel()
-	c := startBurner(t, nil, burner.ThreadSlots)
+	c := startBusyService(t, nil, busyservice.ThreadSlots)
 	var got processDocument
 	require.NoError(t, json.Unmarshal([]byte(inspected(t, c, "--json").stdout), &got))
 	require.Len(t, got.Carriers, 1)
@@ -141,10 +141,10 @@ func TestInspectInTimeNamespace(t *testing.T) {
 	if out, err := exec.Command(unshare, "--time", "--boottime=100000", "true").CombinedOutput(); err != nil {
 		t.Skipf("a time namespace needs a kernel with those, and CAP_SYS_ADMIN: %s", out)
 	}
-	c := startBurner(t, func(cmd *exec.Cmd) {
+	c := startBusyService(t, func(cmd *exec.Cmd) {
 		cmd.Args = []string{unshare, "--fork", "--time", "--boottime=100000", cmd.Path}
 		cmd.Path = unshare
-	}, burner.Records)
+	}, busyservice.Records)
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", c.PID()))
 	require.NoError(t, err)
 	got := otelctx(t, "inspect", strings.TrimSpace(string(children)))

@@ -26,7 +26,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -57,13 +57,13 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	childproc.Main(m, map[string]func(*childproc.Parent){
-		rolePublisher: publisherRole,
-		roleWriter:    writerRole,
-		roleStalling:  stallingRole,
-		roleWorker:    workerRole,
-		roleBrief:     briefRole,
-		roleFuture:    futureRole,
-		burner.Role:   burner.Run,
+		rolePublisher:    publisherRole,
+		roleWriter:       writerRole,
+		roleStalling:     stallingRole,
+		roleWorker:       workerRole,
+		roleBrief:        briefRole,
+		roleFuture:       futureRole,
+		busyservice.Role: busyservice.Run,
 	})
 }
 

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
@@ -69,7 +69,7 @@ func recordMapper(t *testing.T, c *childproc.Child, record *exec.Cmd, file strin
 	exe, err := os.Readlink("/proc/" + pidOf(c) + "/exe")
 	require.NoError(t, err)
 	r.awaitSampleOf(t, exe)
-	burner.AwaitUse(t, c, 500*time.Millisecond)
+	busyservice.AwaitUse(t, c, 500*time.Millisecond)
 	c.Stop()
 	got := r.interrupt(t)
 	c.Continue()
@@ -98,10 +98,10 @@ func TestRecordMapper(t *testing.T) {
 			child.Expect("running")
 			file := filepath.Join(t.TempDir(), "p.pb.gz")
 			samples, got := recordMapper(t, child, exec.Command(executable(t), "record", pidOf(child), "--duration=0", "--freq=997", "-o", file), file)
-			for i, truth := range []string{"in_first", "in_second"} {
+			for i, function := range []string{"in_first", "in_second"} {
 				own, other := c.names[i], c.names[1-i]
-				assert.Zero(t, samples[truth][other], "%s is named by mistake", other)
-				assert.Greater(t, samples[truth][own], 9*samples[truth][""], "%s has no name", own)
+				assert.Zero(t, samples[function][other], "%s is named by mistake", other)
+				assert.Greater(t, samples[function][own], 9*samples[function][""], "%s has no name", own)
 			}
 			assert.Contains(t, got.stderr, c.said)
 			child.Done()

@@ -40,7 +40,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/report"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -66,18 +66,18 @@ var sampling = sync.OnceValue(func() error {
 	return s.Close()
 })
 
-// startBurner starts a burner and stops it, so that it uses the CPU only while a test samples it.
-func startBurner(t *testing.T, prepare func(*exec.Cmd), words ...string) *childproc.Child {
+// startBusyService starts a busy service and stops it, so that it uses the CPU only while a test samples it.
+func startBusyService(t *testing.T, prepare func(*exec.Cmd), words ...string) *childproc.Child {
 	t.Helper()
-	c := childproc.Start(t, burner.Role, prepare)
-	require.Equal(t, "burning", c.Ask("%s", burner.Words(words...)))
+	c := childproc.Start(t, busyservice.Role, prepare)
+	require.Equal(t, "burning", c.Ask("%s", busyservice.Words(words...)))
 	c.Stop()
 	return c
 }
 
 func pidOf(c *childproc.Child) string { return strconv.Itoa(c.PID()) }
 
-// recorded runs otelctx record with these arguments until there are hundreds of samples of the burner c. The test
+// recorded runs otelctx record with these arguments until there are hundreds of samples of the busy service c. The test
 // fails if the recording fails.
 func recorded(t *testing.T, c *childproc.Child, args ...string) (recordDocument, result) {
 	t.Helper()
@@ -153,7 +153,7 @@ func checkedResource(t *testing.T, data *profilespb.ProfilesData) map[string]str
 	return resource
 }
 
-// assertTrue checks the spans of the samples in a profile of a burner. The functions on most of the burner's stacks
+// assertTrue checks the spans of the samples in a profile of a busyservice. The functions on most of the busy service's stacks
 // encode the true span. Samples with other stacks are ignored.
 func assertTrue(t *testing.T, file string) {
 	t.Helper()
@@ -167,10 +167,10 @@ func assertTrue(t *testing.T, file string) {
 			}
 			names = append(names, name)
 		}
-		truth, ok := burner.Truth(names)
+		onStack, ok := busyservice.SpanOnStack(names)
 		switch {
 		case !ok:
-		case truth == 0:
+		case onStack == 0:
 			outside += int(s.Value[0])
 			assert.Empty(t, s.Label["span_id"])
 		default:
@@ -178,7 +178,7 @@ func assertTrue(t *testing.T, file string) {
 			require.Len(t, s.Label["span_id"], 1)
 			id, err := hex.DecodeString(s.Label["span_id"][0])
 			require.NoError(t, err)
-			require.True(t, burner.Same(burner.Number([8]byte(id)), truth))
+			require.True(t, busyservice.Same(busyservice.Number([8]byte(id)), onStack))
 		}
 	}
 	t.Logf("%d samples inside, %d outside of spans", inside, outside)
@@ -200,7 +200,7 @@ func assertMuch(t *testing.T, attributed, samples uint64) {
 func TestRecord(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
+	c := startBusyService(t, nil, busyservice.Records, busyservice.ThreadSlots)
 	file := filepath.Join(t.TempDir(), "profile.pb.gz")
 	begin := time.Now()
 	d, got := recorded(t, c, "--output", file)
@@ -210,18 +210,18 @@ func TestRecord(t *testing.T) {
 	assert.Equal(t, c.PID(), d.PID)
 	assert.Positive(t, d.DurationNano)
 	assert.WithinRange(t, time.Unix(0, d.StartTimeUnixNano), begin, time.Now())
-	assert.Equal(t, burner.Frequency(), d.Frequency)
+	assert.Equal(t, busyservice.Frequency(), d.Frequency)
 	assertMuch(t, d.Attributed, d.Samples)
 	assert.Less(t, d.Attributed, d.Samples)
 	assert.Zero(t, d.Unproven)
 	assert.Zero(t, d.Lost)
 	assert.False(t, d.Ended)
-	assert.Equal(t, []report.ProcessUse{{PID: c.PID(), Service: "burner", ServiceSource: "published", Samples: d.Samples, Attributed: d.Attributed}}, d.Processes)
+	assert.Equal(t, []report.ProcessUse{{PID: c.PID(), Service: "busyservice", ServiceSource: "published", Samples: d.Samples, Attributed: d.Attributed}}, d.Processes)
 	inSpans, inTraces, spans := uint64(0), uint64(0), 0
 	for _, u := range d.Spans {
-		assert.Equal(t, "burner", u.Service)
+		assert.Equal(t, "busyservice", u.Service)
 		assert.Len(t, u.SpanID, 16)
-		assert.Equal(t, int64(u.Samples)*int64(1_000_000_000/burner.Frequency()), u.CPUNano)
+		assert.Equal(t, int64(u.Samples)*int64(1_000_000_000/busyservice.Frequency()), u.CPUNano)
 		inSpans += u.Samples
 	}
 	for _, u := range d.Traces {
@@ -254,15 +254,15 @@ func TestRecordAttributes(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
 	for _, words := range []string{
-		burner.Records, burner.ThreadSlots, burner.Words(burner.Records, burner.Context, burner.NoContext),
+		busyservice.Records, busyservice.ThreadSlots, busyservice.Words(busyservice.Records, busyservice.Context, busyservice.NoContext),
 	} {
 		t.Run(words, func(t *testing.T) {
-			c := startBurner(t, nil, words, burner.Keyed)
+			c := startBusyService(t, nil, words, busyservice.Keyed)
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
 			r := startRecordOf(t, c, "--output", file)
 			c.Continue()
 			r.awaitSample(t)
-			// enough is the number of keys that the burner uses. Each occurs in many samples.
+			// enough is the number of keys that the busy service uses. Each occurs in many samples.
 			const enough = 15
 			require.Eventually(t, func() bool {
 				key, err := strconv.Atoi(c.Ask("keys"))
@@ -305,7 +305,7 @@ func TestRecordAttributes(t *testing.T) {
 	}
 }
 
-// isRequest reports whether a burner's span is the root of its trace.
+// isRequest reports whether a busy service's span is the root of its trace.
 func isRequest(t *testing.T, traceID, spanID string) bool {
 	t.Helper()
 	trace, err := hex.DecodeString(traceID)
@@ -318,16 +318,16 @@ func isRequest(t *testing.T, traceID, spanID string) bool {
 func TestRecordForPeople(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	c := startBurner(t, nil, burner.Records)
+	c := startBusyService(t, nil, busyservice.Records)
 	file := filepath.Join(t.TempDir(), "it's.pb.gz")
 	r := startRecordText(t, pidOf(c), "-o", file, "--top=3", "--kernel")
 	c.Continue()
 	r.awaitSample(t)
-	burner.AwaitUse(t, c, 400*time.Millisecond) // some 40 samples
+	busyservice.AwaitUse(t, c, 400*time.Millisecond) // some 40 samples
 	c.Stop()
 	got := r.interrupt(t)
 	require.Zero(t, got.code, got.stderr)
-	assert.Regexp(t, `^Recorded process \d+, burner for [\d.]+m?s at 99 Hz\n  CPU time +\d\.\d{3}s  \d+ samples\n  In spans +\d\.\d{3}s  \d+\.\d%\n  Lost +0\.000s  0 samples\n`, got.stdout)
+	assert.Regexp(t, `^Recorded process \d+, busyservice for [\d.]+m?s at 99 Hz\n  CPU time +\d\.\d{3}s  \d+ samples\n  In spans +\d\.\d{3}s  \d+\.\d%\n  Lost +0\.000s  0 samples\n`, got.stdout)
 	assert.Regexp(t, `(?m)^What the CPU time was used for\n  CPU +SHARE +IN SPANS +WORK\n  \d\.\d{3}s +\d+\.\d% +\d+\.\d% +application\n`, got.stdout)
 	assert.Regexp(t, `(?m)^Top functions by their own CPU time\n  CPU +SHARE +CUM +SHARE +FUNCTION\n(  \d\.\d{3}s +\d+\.\d% +\d\.\d{3}s +\d+\.\d% +[^ ].*\n){3}\n`, got.stdout)
 	assert.Regexp(t, `(?m)^Top spans by CPU time\n  CPU +SHARE +SPAN ID +TRACE ID\n(  \d\.\d{3}s +\d+\.\d% +ab5eedca[0-9a-f]{8} +ab5eedca[0-9a-f]{24}\n){3}\n`, got.stdout)
@@ -347,7 +347,7 @@ func TestRecordRepeatedly(t *testing.T) {
 		}
 		return nil
 	}}
-	service := startBurner(t, nil, burner.Records)
+	service := startBusyService(t, nil, busyservice.Records)
 	r := startRecord(t, "--all", "-F997", "--repeat", "--duration=100ms", "--otlp-endpoint", c.listen(t))
 	service.Continue()
 	require.Eventually(t, func() bool { return c.requests() >= 5 }, testenv.Patience, tick)
@@ -368,7 +368,7 @@ func TestRecordRepeatedly(t *testing.T) {
 func TestRecordRollingFiles(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	c := startBurner(t, nil, burner.Records)
+	c := startBusyService(t, nil, busyservice.Records)
 	dir := t.TempDir()
 	const old, others = "p-20200101T000000.000000Z.jsonl", "p-2020.jsonl"
 	for _, name := range []string{old, others} {
@@ -414,7 +414,7 @@ func TestRecordRollingFiles(t *testing.T) {
 func TestInterruptWhileAFileWaits(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	c := startBurner(t, nil, burner.Records)
+	c := startBusyService(t, nil, busyservice.Records)
 	fifo := filepath.Join(t.TempDir(), "p.jsonl")
 	require.NoError(t, unix.Mkfifo(fifo, 0o600))
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM} {
@@ -449,13 +449,13 @@ func TestInterruptWhileAFileWaits(t *testing.T) {
 func TestRecordWithoutSymbols(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	c := startBurner(t, nil, burner.Records)
+	c := startBusyService(t, nil, busyservice.Records)
 	dir := t.TempDir()
 	record := func(file string) recordDocument {
 		r := startRecordOf(t, c, "--no-symbols", "--output", file)
 		r.awaitRecorded(t, c)
 		c.Continue()
-		burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
+		busyservice.AwaitUse(t, c, 400*time.Second/time.Duration(busyservice.Frequency()))
 		c.Stop()
 		got := r.interrupt(t)
 		assert.Empty(t, got.complaints())
@@ -465,7 +465,7 @@ func TestRecordWithoutSymbols(t *testing.T) {
 	d := record(file)
 	assertMuch(t, d.Attributed, d.Samples)
 	data, resource := readOTLP(t, file)
-	assert.Equal(t, "burner", resource["service.name"])
+	assert.Equal(t, "busyservice", resource["service.name"])
 	assert.Equal(t, pidOf(c), resource["process.pid"])
 	recorded := data.GetResourceProfiles()[0].GetScopeProfiles()[0]
 	assert.Regexp(t, `^v[0-9]+\.[0-9]+\.[0-9]+`, recorded.GetScope().GetVersion())
@@ -503,7 +503,7 @@ func TestRecordWithoutSymbols(t *testing.T) {
 	testenv.NeedAll(t) // because the go command compiles pprof
 	output, err := exec.Command("go", "tool", "pprof", "-symbolize=local", "-top", "-cum", file).CombinedOutput()
 	require.NoError(t, err, "%s", output)
-	assert.Contains(t, string(output), "internal/testing/burner.")
+	assert.Contains(t, string(output), "internal/testing/busyservice.")
 }
 
 // TestRecordWithoutContext checks that a process that publishes nothing can be recorded, even with --carrier. Its
@@ -511,7 +511,7 @@ func TestRecordWithoutSymbols(t *testing.T) {
 func TestRecordWithoutContext(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	c := startBurner(t, nil, burner.Silent)
+	c := startBusyService(t, nil, busyservice.Silent)
 	file := filepath.Join(t.TempDir(), "p.otlp")
 	d, got := recorded(t, c, "--carrier=goroutine_record", "--output", file)
 	assert.Empty(t, got.complaints())
@@ -536,11 +536,11 @@ func TestRecordToCollector(t *testing.T) {
 	received := &collector{answer: func(context.Context, int) error { return nil }}
 	endpoint := received.listen(t)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
-	c := startBurner(t, nil, burner.Records)
+	c := startBusyService(t, nil, busyservice.Records)
 	for _, flag := range []string{"--otlp-endpoint=" + endpoint, "--otlp-endpoint="} {
 		received.last = nil
 		recorded(t, c, flag)
-		assert.Equal(t, "burner", checkedResource(t, received.last)["service.name"])
+		assert.Equal(t, "busyservice", checkedResource(t, received.last)["service.name"])
 		assert.Greater(t, len(received.last.GetDictionary().GetLinkTable()), 3)
 	}
 
@@ -560,7 +560,7 @@ func TestRecordToCollector(t *testing.T) {
 func TestRecordMarksWhatIsNotProven(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	c := startBurner(t, nil, burner.Layout1)
+	c := startBusyService(t, nil, busyservice.Layout1)
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
 	d, got := recorded(t, c, "--output", file)
 	assert.Positive(t, d.Unproven)
@@ -571,8 +571,8 @@ func TestRecordMarksWhatIsNotProven(t *testing.T) {
 	}
 }
 
-// often is the argument that selects a high sampling rate, with which burners are recorded.
-var often = "--freq=" + strconv.Itoa(burner.Frequency())
+// often is the argument that selects a high sampling rate, with which busy services are recorded.
+var often = "--freq=" + strconv.Itoa(busyservice.Frequency())
 
 // startRecord starts otelctx record --json with a high sampling rate, and returns once it samples. The command
 // records until it is interrupted, unless the arguments limit the duration.
@@ -581,14 +581,14 @@ func startRecord(t *testing.T, args ...string) *running {
 	return startRecordText(t, append([]string{"--json", "--top=0", often}, args...)...)
 }
 
-// startRecordOf starts a recording of the burner c with [startRecord].
+// startRecordOf starts a recording of the busy service c with [startRecord].
 func startRecordOf(t *testing.T, c *childproc.Child, args ...string) *running {
 	t.Helper()
 	return startRecord(t, append([]string{pidOf(c)}, args...)...)
 }
 
 // startRecordText is like [startRecord], but with text output and the default sampling rate. The recorder runs
-// with a higher priority than the burners.
+// with a higher priority than the busy services.
 func startRecordText(t *testing.T, args ...string) (r *running) {
 	t.Helper()
 	childproc.First(func() { r = start(t, append([]string{"record", "--duration=0"}, args...)...) })
@@ -598,7 +598,7 @@ func startRecordText(t *testing.T, args ...string) (r *running) {
 
 const perfEvent = "anon_inode:[perf_event]"
 
-// awaitSample waits until there is a sample of a burner. Burners run the test binary.
+// awaitSample waits until there is a sample of a busyservice. Busy services run the test binary.
 func (r *running) awaitSample(t *testing.T) {
 	t.Helper()
 	r.awaitSampleOf(t, executable(t))
@@ -613,14 +613,14 @@ func (r *running) awaitSampleOf(t *testing.T, program string) {
 	childproc.AwaitOpen(t, r.cmd.Process.Pid, program)
 }
 
-// takeSamples lets a burner burn until there are hundreds of samples of it, and then stops it again.
+// takeSamples lets a busy service burn until there are hundreds of samples of it, and then stops it again.
 func (r *running) takeSamples(t *testing.T, c *childproc.Child) {
 	t.Helper()
 	c.Continue()
 	defer c.Stop()
 	r.awaitSample(t)
 	r.awaitRecorded(t, c)
-	burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
+	busyservice.AwaitUse(t, c, 400*time.Second/time.Duration(busyservice.Frequency()))
 }
 
 // awaitRecorded waits until a process is being sampled.
@@ -730,7 +730,7 @@ func TestRecordEnds(t *testing.T) {
 		"zombie":         {"1h", func(c *childproc.Child, _ *os.Process) { c.Zombie() }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := startBurner(t, nil, burner.Records)
+			c := startBusyService(t, nil, busyservice.Records)
 			file := filepath.Join(t.TempDir(), "p.pb.gz")
 			r := startRecordOf(t, c, "--duration", test.duration, "-o", file)
 			r.takeSamples(t, c)
@@ -762,23 +762,23 @@ func TestRecordAll(t *testing.T) {
 // again. It returns false if the recorder has not found the names of the last processes.
 func recordAll(t *testing.T, wait time.Duration) (named bool) {
 	t.Helper()
-	early := startBurner(t, nil, burner.Records)
-	later := startBurner(t, nil, burner.Records, burner.Later)
-	silent := startBurner(t, nil, burner.Silent)
-	spansOnly := startBurner(t, nil, burner.Records, burner.NoContext)
+	early := startBusyService(t, nil, busyservice.Records)
+	later := startBusyService(t, nil, busyservice.Records, busyservice.Later)
+	silent := startBusyService(t, nil, busyservice.Silent)
+	spansOnly := startBusyService(t, nil, busyservice.Records, busyservice.NoContext)
 	r := startRecord(t, "--all")
 	r.takeSamples(t, early)
 	r.takeSamples(t, spansOnly)
 	early.Kill()
 	silent.Continue()
-	burner.AwaitUse(t, silent, 50*time.Millisecond)
+	busyservice.AwaitUse(t, silent, 50*time.Millisecond)
 	silent.Stop()
 	later.Continue()
 	require.Equal(t, "published", later.Ask("publish"))
 	later.Stop()
 	r.awaitRecorded(t, later)
 	// Once the recorder has found this process, it has also noticed that early has ended.
-	appeared := startBurner(t, nil, burner.Records)
+	appeared := startBusyService(t, nil, busyservice.Records)
 	r.awaitRecorded(t, appeared)
 	time.Sleep(wait)
 	for _, c := range []*childproc.Child{later, appeared} {
@@ -791,7 +791,7 @@ func recordAll(t *testing.T, wait time.Duration) (named bool) {
 		if attributed[p.PID] == nil {
 			attributed[p.PID] = map[bool]uint64{}
 		}
-		attributed[p.PID][p.Service == "burner"] += p.Attributed
+		attributed[p.PID][p.Service == "busyservice"] += p.Attributed
 	}
 	for _, c := range []*childproc.Child{later, appeared, spansOnly, silent} {
 		c.Kill()
@@ -811,10 +811,10 @@ func TestRecordNoticesPublication(t *testing.T) {
 	needSampling(t)
 	noticed := func(wait time.Duration) bool {
 		all := true
-		runs := map[string]*running{burner.Later: nil, burner.Words(burner.Later, burner.ResourceFirst): nil}
+		runs := map[string]*running{busyservice.Later: nil, busyservice.Words(busyservice.Later, busyservice.ResourceFirst): nil}
 		services := map[string]*childproc.Child{}
 		for words := range runs {
-			c := startBurner(t, nil, burner.Records, words)
+			c := startBusyService(t, nil, busyservice.Records, words)
 			services[words], runs[words] = c, startRecord(t, pidOf(c))
 			runs[words].takeSamples(t, c)
 			c.Continue()
@@ -830,12 +830,12 @@ func TestRecordNoticesPublication(t *testing.T) {
 				continue
 			}
 			names := 2 // The process has one name before the publication and another one after it.
-			if words != burner.Later {
+			if words != busyservice.Later {
 				names = 1
 			}
 			require.Len(t, d.Processes, names, words)
 			for _, p := range d.Processes {
-				assert.Equal(t, p.Service == "burner", p.Attributed > 0)
+				assert.Equal(t, p.Service == "busyservice", p.Attributed > 0)
 			}
 		}
 		return all
@@ -849,7 +849,7 @@ func TestRecordNoticesPublication(t *testing.T) {
 }
 
 func TestRecordWithoutPrivileges(t *testing.T) {
-	c := startBurner(t, nil, burner.Silent)
+	c := startBusyService(t, nil, busyservice.Silent)
 	for _, args := range [][]string{{pidOf(c)}, {"--all"}} {
 		got := otelctxAsNobody(t, append([]string{"record", "--duration=100ms"}, args...)...)
 		if os.Geteuid() != 0 && got.code == exitOK {
@@ -876,10 +876,10 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	dir := programs.PublicDir(t)
 	require.NoError(t, os.Chmod(dir, 0o777))
 	binary := programs.Public(t, "/proc/self/exe", "otelctx")
-	theirs := startBurner(t, func(cmd *exec.Cmd) {
+	theirs := startBusyService(t, func(cmd *exec.Cmd) {
 		cmd.Path = binary
 		childproc.AsNobody(cmd)
-	}, burner.Records, burner.ThreadSlots)
+	}, busyservice.Records, busyservice.ThreadSlots)
 	file := filepath.Join(dir, "p.pb.gz")
 	record := func(c *childproc.Child, capabilities []uintptr, args ...string) *exec.Cmd {
 		cmd := exec.Command(binary, append([]string{"record", pidOf(c)}, args...)...)
@@ -898,7 +898,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	r := startCommand(t, record(theirs, both, "--duration=0", often, "--output", file))
 	theirs.Continue()
 	r.awaitSampleOf(t, binary)
-	burner.AwaitUse(t, theirs, 400*time.Second/time.Duration(burner.Frequency()))
+	busyservice.AwaitUse(t, theirs, 400*time.Second/time.Duration(busyservice.Frequency()))
 	theirs.Stop()
 	got = r.interrupt(t)
 	require.Zero(t, got.code, got.stderr)
@@ -912,7 +912,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	got = runCommand(t, record(theirs, nil, "--wall", "--duration=1ms"))
 	assert.Zero(t, got.code, got.stderr)
 
-	got = runCommand(t, record(startBurner(t, nil, burner.Silent), both))
+	got = runCommand(t, record(startBusyService(t, nil, busyservice.Silent), both))
 	assert.Equal(t, exitNotPermitted, got.code)
 	assert.Contains(t, got.stderr, "not permitted to read the process")
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 )
 
 // TestRecordInPIDNamespace checks that the spans and thread ids of a service in its own PID namespace are right.
@@ -27,9 +27,9 @@ func TestRecordInPIDNamespace(t *testing.T) {
 		t.Skip("a PID namespace needs CAP_SYS_ADMIN")
 	}
 	needSampling(t)
-	c := startBurner(t, func(cmd *exec.Cmd) {
+	c := startBusyService(t, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
-	}, burner.Records, burner.ThreadSlots) // arm64 needs both carriers
+	}, busyservice.Records, busyservice.ThreadSlots) // arm64 needs both carriers
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
 	recorded(t, c, "--output", file)
 	assertTrue(t, file)
@@ -45,7 +45,7 @@ func TestRecordInPIDNamespace(t *testing.T) {
 func TestRecordByCarrier(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	service := []string{burner.Records, burner.GoroutineTable, burner.ThreadSlots}
+	service := []string{busyservice.Records, busyservice.GoroutineTable, busyservice.ThreadSlots}
 	for name, test := range map[string]struct {
 		carrier string
 		words   []string
@@ -55,13 +55,13 @@ func TestRecordByCarrier(t *testing.T) {
 		stderr         string
 	}{
 		"labels":                         {"labels", service, true, false, ""},
-		"labels of another library":      {"labels", []string{burner.ThreadSlots, burner.Foreign}, true, true, ""},
-		"goroutine table":                {"goroutine_table", append(service, burner.Foreign), true, false, ""},
-		"a carrier that is not there":    {"goroutine_table", []string{burner.Records}, false, false, "no spans by goroutine_table: the process does not have this carrier"},
-		"the best one, beside of others": {"", append(service, burner.Foreign), true, false, ""},
+		"labels of another library":      {"labels", []string{busyservice.ThreadSlots, busyservice.Foreign}, true, true, ""},
+		"goroutine table":                {"goroutine_table", append(service, busyservice.Foreign), true, false, ""},
+		"a carrier that is not there":    {"goroutine_table", []string{busyservice.Records}, false, false, "no spans by goroutine_table: the process does not have this carrier"},
+		"the best one, beside of others": {"", append(service, busyservice.Foreign), true, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := startBurner(t, nil, test.words...)
+			c := startBusyService(t, nil, test.words...)
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
 			d, got := recorded(t, c, "--carrier="+test.carrier, "--output", file)
 			assert.Equal(t, test.found, d.Attributed > 30, d.Attributed)
@@ -72,7 +72,7 @@ func TestRecordByCarrier(t *testing.T) {
 				assert.Contains(t, got.stderr, test.stderr)
 			}
 			for _, u := range d.Spans {
-				assert.Equal(t, test.foreign, u.TraceID == burner.ForeignTrace.String(), u.TraceID)
+				assert.Equal(t, test.foreign, u.TraceID == busyservice.ForeignTrace.String(), u.TraceID)
 			}
 			if !test.found {
 				assert.Zero(t, d.Attributed)

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -34,7 +34,7 @@ func TestRecordForPGO(t *testing.T) {
 	r := startRecordOf(t, c, "--output", file, "--format", "pprof")
 	c.Continue()
 	childproc.AwaitOpen(t, r.cmd.Process.Pid, program) // The recorder opens it at the first sample.
-	burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
+	busyservice.AwaitUse(t, c, 400*time.Second/time.Duration(busyservice.Frequency()))
 	c.Stop()
 	d := decodeRecord(t, r.interrupt(t))
 	require.Greater(t, d.Samples, uint64(100))

@@ -22,7 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
@@ -147,10 +147,10 @@ func TestRecordCommandPassesOn(t *testing.T) {
 func TestRecordFiltered(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	c := startBurner(t, nil, burner.Records, burner.Keyed)
+	c := startBusyService(t, nil, busyservice.Records, busyservice.Keyed)
 	for filters, inSpans := range map[string]bool{
-		"--filter service.name=burner":                                   false,
-		"--filter key.0=0 --filter service.name=burner":                  true,
+		"--filter service.name=busyservice":                              false,
+		"--filter key.0=0 --filter service.name=busyservice":             true,
 		fmt.Sprintf("--filter process.pid=%d --filter key.0=0", c.PID()): true,
 	} {
 		d, _ := recorded(t, c, append([]string{"--json", "-d0", "-F997"}, strings.Fields(filters)...)...)
@@ -164,7 +164,7 @@ func TestRecordFiltered(t *testing.T) {
 func TestRecordEnvironment(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	c := startBurner(t, func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "OTEL_SERVICE_NAME=shop") }, burner.Silent)
+	c := startBusyService(t, func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "OTEL_SERVICE_NAME=shop") }, busyservice.Silent)
 	file := filepath.Join(t.TempDir(), "p.otlp")
 	d, _ := recorded(t, c, "-o", file)
 	require.Len(t, d.Processes, 1)
@@ -194,7 +194,7 @@ func TestRecordWithoutSamples(t *testing.T) {
 	needSampling(t)
 	idle := childproc.Run(t, exec.Command("sleep", "1000"))
 	idle.Stop() // Otherwise the process might still use the CPU before it sleeps.
-	busy := startBurner(t, nil, burner.Records, burner.Keyed)
+	busy := startBusyService(t, nil, busyservice.Records, busyservice.Keyed)
 	for args, want := range map[string][]string{
 		"--service nosuch": {"no samples: there were no processes of service nosuch\n", "otelctx list"},
 		"--name nosuch":    {"no samples: there were no processes of name nosuch that used the CPU\n", "ps -o comm"},
@@ -203,7 +203,7 @@ func TestRecordWithoutSamples(t *testing.T) {
 			"no samples: --filter left out all ", "none has the attribute no.such.key\n",
 			"Attributes of these samples: ", "process.pid", "service.name", "span_id", "thread.name",
 		},
-		pidOf(busy) + " --filter service.name=x": {"service.name is never x, but for example burner\n"},
+		pidOf(busy) + " --filter service.name=x": {"service.name is never x, but for example busyservice\n"},
 	} {
 		t.Run(args, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "p.pb.gz")
@@ -238,12 +238,12 @@ func TestRecordIgnoresOthers(t *testing.T) {
 	needSampling(t)
 	invalid := goodHeader(t)
 	invalid.version = 99
-	c, writer := startBurner(t, nil, burner.Records), startWriter(t, invalid, []byte{0x0a, 0})
+	c, writer := startBusyService(t, nil, busyservice.Records), startWriter(t, invalid, []byte{0x0a, 0})
 	stalling := startStalling(t)
 	for args, told := range map[string]bool{
-		"--service burner": false,
-		"-- sleep 1000":    false,
-		"--all":            true,
+		"--service busyservice": false,
+		"-- sleep 1000":         false,
+		"--all":                 true,
 	} {
 		t.Run(args, func(t *testing.T) {
 			r := start(t, append([]string{"record", "-d", "0", "--json"}, strings.Fields(args)...)...)
@@ -272,12 +272,12 @@ func TestRecordIgnoresOthers(t *testing.T) {
 func TestRecordSelected(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	one, other := startBurner(t, nil, burner.Records), startBurner(t, nil, burner.Silent)
+	one, other := startBusyService(t, nil, busyservice.Records), startBusyService(t, nil, busyservice.Silent)
 	name := filepath.Base(executable(t))
 	wants := map[string][]int{
 		pidOf(one) + " -p " + pidOf(other):            {one.PID(), other.PID()},
 		"--name " + name:                              {one.PID(), other.PID()},
-		"--service burner":                            {one.PID()},
+		"--service busyservice":                       {one.PID()},
 		"--cgroup /":                                  {one.PID(), other.PID()},
 		"--cgroup /no/such/group":                     {},
 		"--cgroup / --service no-such --name " + name: {},
@@ -293,7 +293,7 @@ func TestRecordSelected(t *testing.T) {
 	}
 	for _, c := range []*childproc.Child{one, other} {
 		c.Continue()
-		burner.AwaitUse(t, c, 100*time.Millisecond)
+		busyservice.AwaitUse(t, c, 100*time.Millisecond)
 		c.Stop()
 	}
 	for args, want := range wants {

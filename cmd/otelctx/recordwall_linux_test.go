@@ -34,7 +34,7 @@ type stages struct {
 }
 
 // stagesDuring asks the service for its measurements between two times, in nanoseconds since the Unix epoch.
-func stagesDuring(t *testing.T, p *parker, start, end int64) stages {
+func stagesDuring(t *testing.T, p *waitingService, start, end int64) stages {
 	t.Helper()
 	var answer struct {
 		ComputeNano int64 `json:"compute_nano"`
@@ -59,7 +59,7 @@ func stagesDuring(t *testing.T, p *parker, start, end int64) stages {
 // the service's own measurements. If the service computes, the recorded CPU time must agree as well.
 func TestRecordWallIsTrue(t *testing.T) {
 	childproc.NeedReading(t)
-	exe := buildParker(t, programs.Static)
+	exe := buildWaitingService(t, programs.Static)
 	for _, c := range []struct {
 		work []string // number of workers, mean pause, CPU time of a request
 		cpu  bool
@@ -82,8 +82,8 @@ func TestRecordWallIsTrue(t *testing.T) {
 			}
 			// The service and the recorder run with high priority: the service notices the end of a wait only
 			// when it runs, so it must not wait for a CPU.
-			var p *parker
-			childproc.First(func() { p = startParker(t, exe, append([]string{"work"}, c.work...)...) })
+			var p *waitingService
+			childproc.First(func() { p = startWaitingService(t, exe, append([]string{"work"}, c.work...)...) })
 			duration := strconv.Itoa(testenv.Rounds(4, 60))
 			var r *running
 			childproc.First(func() { r = start(t, append(args, "-d", duration, p.pid)...) })
@@ -96,11 +96,11 @@ func TestRecordWallIsTrue(t *testing.T) {
 			} else {
 				require.NoError(t, json.Unmarshal([]byte(run.stdout), d))
 			}
-			truth := stagesDuring(t, p, d.StartTimeUnixNano, d.StartTimeUnixNano+d.DurationNano)
-			require.Len(t, d.SpanNames, len(truth.byName), run.stdout)
+			actual := stagesDuring(t, p, d.StartTimeUnixNano, d.StartTimeUnixNano+d.DurationNano)
+			require.Len(t, d.SpanNames, len(actual.byName), run.stdout)
 			var ready, runnable, whole float64
 			for _, name := range d.SpanNames {
-				whole += truth.byName[name.Name]
+				whole += actual.byName[name.Name]
 				ready += float64(name.RunningNano + name.RunnableNano)
 				runnable += float64(name.RunnableNano)
 			}
@@ -116,7 +116,7 @@ func TestRecordWallIsTrue(t *testing.T) {
 			kinds := map[string]float64{}
 			var kindError, used, waited float64
 			for _, name := range d.SpanNames {
-				want := truth.byName[name.Name]
+				want := actual.byName[name.Name]
 				tolerance := 0.03*want + 4*float64(name.ErrorNano)
 				if name.Name != "compute" { // Snapshots miss some computing. Its CPU time is checked below.
 					check(name.Name, want, float64(name.WallNano), want-tolerance, want+tolerance)
@@ -132,14 +132,14 @@ func TestRecordWallIsTrue(t *testing.T) {
 				}
 				used += float64(*name.CPUNano)
 				if name.Name == "compute" {
-					want := truth.computed
+					want := actual.computed
 					sample := float64(time.Second) / float64(both.CPU.Frequency)
 					tolerance := 0.03*want + 4*math.Sqrt(want*sample)
 					check("CPU time of compute", want, float64(*name.CPUNano), want-tolerance, want+tolerance)
 				}
 			}
 			t.Logf("standard error %.2fs, running or runnable %.2fs, snapshots late by %dus", kindError/1e9, ready/1e9, d.MeanDelayNano/1000)
-			for kind, want := range truth.byKind {
+			for kind, want := range actual.byKind {
 				// The service counts the time in which a goroutine is runnable as waiting.
 				check(kind, want, kinds[kind], 0.95*want-ready-4*kindError, 1.05*want+4*kindError)
 			}
@@ -157,7 +157,7 @@ func TestRecordWallIsTrue(t *testing.T) {
 func TestRecordCPUAndWall(t *testing.T) {
 	childproc.NeedReading(t)
 	needSampling(t)
-	p := startParker(t, buildParker(t, programs.Static), "work", "10", "20ms", "1ms")
+	p := startWaitingService(t, buildWaitingService(t, programs.Static), "work", "10", "20ms", "1ms")
 	dir := t.TempDir()
 	record := func(name string) (string, result) {
 		path := filepath.Join(dir, name)
@@ -208,7 +208,7 @@ func TestRecordCPUAndWall(t *testing.T) {
 func TestRecordWallFormats(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
-	p := startParker(t, buildParker(t, programs.Static), "10", "mutex")
+	p := startWaitingService(t, buildWaitingService(t, programs.Static), "10", "mutex")
 	dir := t.TempDir()
 	file := func(name string) string {
 		path := filepath.Join(dir, name)
@@ -236,7 +236,7 @@ func TestRecordWallFormats(t *testing.T) {
 	// Ten goroutines wait for the mutex during the whole recording.
 	assert.InDelta(t, 10*parsed.DurationNanos, locked, 1e9)
 
-	assert.Regexp(t, `(?m)^parker;main\.main\.gowrap1;main\.park;main\.init\.func\d+;main\.lock;.*;\[waiting: sync\.Mutex\.Lock\] \d+$`, file("wall.folded"))
+	assert.Regexp(t, `(?m)^waitingservice;main\.main\.gowrap1;main\.park;main\.init\.func\d+;main\.lock;.*;\[waiting: sync\.Mutex\.Lock\] \d+$`, file("wall.folded"))
 	page := file("wall.html")
 	assert.Contains(t, page, `"wall":true`)
 	assert.Contains(t, page, "[waiting: sync.Mutex.Lock]")
@@ -257,7 +257,7 @@ func TestRecordWallFormats(t *testing.T) {
 func TestRecordWallOfServices(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
-	exe := buildParker(t, programs.Static)
+	exe := buildWaitingService(t, programs.Static)
 	serve := func(name string) {
 		cmd := exec.Command(exe, "work", "8")
 		cmd.Env = append(os.Environ(), "OTEL_SERVICE_NAME="+name)
@@ -287,7 +287,7 @@ func TestRecordWallOfServices(t *testing.T) {
 func TestRecordWallGroups(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
-	p := startParker(t, buildParker(t, programs.Static), "10", "mutex", "chan receive")
+	p := startWaitingService(t, buildWaitingService(t, programs.Static), "10", "mutex", "chan receive")
 	record := func(args ...string) result {
 		return otelctx(t, append([]string{"record", "--wall", "-d", "300ms", "-F", "50", p.pid}, args...)...)
 	}
@@ -296,7 +296,7 @@ func TestRecordWallGroups(t *testing.T) {
 		{"--group-by span --filter span_name=mutex", `Top spans by wall-clock time\n.* NAME +SPAN ID +TRACE ID +ATTRIBUTES\n.* mutex `, "chan receive"},
 		{"--group-by endpoint", `REQUESTS SEEN +WALL/REQUEST +ENDPOINT\n`, "Top span names"},
 		{"--group-by trace", `Top traces by wall-clock time\n.* SPANS SEEN +TRACE ID\n`, "Top span names"},
-		{"--group-by service", `Top services by wall-clock time\n.* PROCESSES +SERVICE\n  .* 1 +parker\n`, "Top span names"},
+		{"--group-by service", `Top services by wall-clock time\n.* PROCESSES +SERVICE\n  .* 1 +waitingservice\n`, "Top span names"},
 		{"--group-by function", `Top functions by time waited\n(.*\n)*.* main\.lock\n`, "Top span names"},
 		{"--group-by attribute=span_name", `KEY +VALUE\n(.*\n)*  .* span_name +mutex\n`, "Top span names"},
 	} {

@@ -33,25 +33,25 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// parker is a child process whose goroutines wait in different ways, each in a span named after the way it waits.
+// waitingService is a child process whose goroutines wait in different ways, each in a span named after the way it waits.
 // On request it writes the Go runtime's own stack traces of all goroutines to a file in dir.
-type parker struct {
+type waitingService struct {
 	*childproc.Child
 
 	pid, dir string
 }
 
-func startParker(t *testing.T, exe string, args ...string) *parker {
+func startWaitingService(t *testing.T, exe string, args ...string) *waitingService {
 	t.Helper()
-	p := &parker{Child: childproc.Run(t, exec.Command(exe, args...)), dir: t.TempDir()}
+	p := &waitingService{Child: childproc.Run(t, exec.Command(exe, args...)), dir: t.TempDir()}
 	p.pid = strconv.Itoa(p.PID())
 	p.Expect("started")
 	return p
 }
 
-func buildParker(t *testing.T, v programs.Variant) string {
+func buildWaitingService(t *testing.T, v programs.Variant) string {
 	t.Helper()
-	return programs.Build(t, v, "../..", "./internal/testing/parker")
+	return programs.Build(t, v, "../..", "./internal/testing/waitingservice")
 }
 
 // traceback is the Go runtime's own stack trace of a goroutine.
@@ -66,7 +66,7 @@ var (
 )
 
 // dump returns the process's own tracebacks by goroutine id.
-func (p *parker) dump(t *testing.T) map[uint64]traceback {
+func (p *waitingService) dump(t *testing.T) map[uint64]traceback {
 	t.Helper()
 	file := filepath.Join(p.dir, "goroutines")
 	require.Equal(t, "done", p.Ask("dump %s", file))
@@ -105,7 +105,7 @@ func (p *parker) dump(t *testing.T) map[uint64]traceback {
 }
 
 // spans returns the output of otelctx spans --json for the process.
-func (p *parker) spans(t *testing.T, args ...string) spansDocument {
+func (p *waitingService) spans(t *testing.T, args ...string) spansDocument {
 	t.Helper()
 	var d spansDocument
 	run := inProcess(t, append([]string{"spans", p.pid, "--json"}, args...)...)
@@ -118,7 +118,7 @@ func (p *parker) spans(t *testing.T, args ...string) spansDocument {
 // sameAs checks that the result of spans agrees with the process's own tracebacks. It takes these before and after
 // it calls spans, and skips goroutines that were running, were runnable or changed in between. It returns the number
 // of goroutines compared, and the spans of the goroutines skipped.
-func (p *parker) sameAs(t *testing.T, spans func() spansDocument) (compared int, others []spanDocument) {
+func (p *waitingService) sameAs(t *testing.T, spans func() spansDocument) (compared int, others []spanDocument) {
 	t.Helper()
 	before := p.dump(t)
 	d := spans()
@@ -160,7 +160,7 @@ func visible(stack []codeDocument) []codeDocument {
 }
 
 // settle waits until all goroutines in spans are parked, except those in the spans named running.
-func (p *parker) settle(t *testing.T) {
+func (p *waitingService) settle(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		return !slices.ContainsFunc(p.spans(t).Spans, func(s spanDocument) bool {
@@ -195,7 +195,7 @@ func TestSpansWaitForWhatGoSays(t *testing.T) {
 				testenv.NeedAll(t)
 			}
 			t.Parallel()
-			p := startParker(t, buildParker(t, tt.Variant), strconv.Itoa(tt.count))
+			p := startWaitingService(t, buildWaitingService(t, tt.Variant), strconv.Itoa(tt.count))
 			p.settle(t)
 			var total int
 			compared, others := p.sameAs(t, func() spansDocument {
@@ -239,8 +239,8 @@ func TestSpansCalibrate(t *testing.T) {
 	for _, tt := range rows {
 		t.Run(fmt.Sprintf("%d %s", tt.count, strings.Join(tt.ways, ", ")), func(t *testing.T) {
 			t.Parallel()
-			p := startParker(t, buildParker(t, tt.build), append([]string{strconv.Itoa(tt.count)}, tt.ways...)...)
-			for n := range 2 { // End the spans that every parker starts.
+			p := startWaitingService(t, buildWaitingService(t, tt.build), append([]string{strconv.Itoa(tt.count)}, tt.ways...)...)
+			for n := range 2 { // End the spans that every such service starts.
 				require.Equal(t, "done", p.Ask("end leave%d", n))
 			}
 			require.Eventually(t, func() bool { // Some goroutines may not wait yet.
@@ -256,7 +256,7 @@ func TestSpansCalibrate(t *testing.T) {
 func TestSpansCutsNames(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
-	content, err := os.ReadFile(buildParker(t, programs.Static))
+	content, err := os.ReadFile(buildWaitingService(t, programs.Static))
 	require.NoError(t, err)
 	// Join the name with those that follow it in the table of functions.
 	const name, length = "time.Sleep", 3000
@@ -264,9 +264,9 @@ func TestSpansCutsNames(t *testing.T) {
 	require.Positive(t, at)
 	joined := content[at : at+length]
 	copy(joined, bytes.ReplaceAll(joined, []byte{0}, []byte{'_'}))
-	exe := filepath.Join(programs.Dir(t), "parker")
+	exe := filepath.Join(programs.Dir(t), "waitingservice")
 	programs.Write(t, exe, content)
-	p := startParker(t, exe, "1", "sleep")
+	p := startWaitingService(t, exe, "1", "sleep")
 	want := string(joined[:512]) + "…"
 	for _, args := range [][]string{{"--stacks"}, {"--group"}, {"--stacks", "--json"}, {"--group", "--json"}} {
 		out := printed(t, append([]string{"spans", p.pid, "--name", "sleep"}, args...)...)
@@ -304,8 +304,8 @@ func hideFunctions(t *testing.T, program string) string {
 func TestHiddenFunctions(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
-	program := hideFunctions(t, buildParker(t, programs.Static))
-	p := startParker(t, program, "2", "sleep", "running")
+	program := hideFunctions(t, buildWaitingService(t, programs.Static))
+	p := startWaitingService(t, program, "2", "sleep", "running")
 	reason := "names of functions: the table of Go functions in " + program + " cannot be read"
 	for _, args := range [][]string{{"--stacks"}, {"--group"}} {
 		out := printed(t, append([]string{"spans", p.pid, "--name", "sleep"}, args...)...)
@@ -329,7 +329,7 @@ func TestHiddenFunctions(t *testing.T) {
 func TestSpansOfStoppedProcess(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
-	p := startParker(t, buildParker(t, programs.Static), "1", "running")
+	p := startWaitingService(t, buildWaitingService(t, programs.Static), "1", "running")
 	running := func() (spanDocument, spans.Stack) {
 		d := p.spans(t, "--name", "running", "--stacks")
 		if !assert.Len(t, d.Spans, 1) {
@@ -366,9 +366,9 @@ func TestSpansOfStoppedProcess(t *testing.T) {
 func TestSpansOfPreemptedGoroutine(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
-	cmd := exec.Command(buildParker(t, programs.Static), "3", "running")
+	cmd := exec.Command(buildWaitingService(t, programs.Static), "3", "running")
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
-	p := &parker{Child: childproc.Run(t, cmd)}
+	p := &waitingService{Child: childproc.Run(t, cmd)}
 	p.pid = strconv.Itoa(p.PID())
 	p.Expect("started")
 	require.Eventually(t, func() bool {
@@ -395,7 +395,7 @@ func TestSpansOfPreemptedGoroutine(t *testing.T) {
 // mix of two stacks, however fast goroutines wait, exit and have their stacks moved.
 func TestSpansNeverShowAnotherStack(t *testing.T) {
 	childproc.NeedReading(t)
-	child := startParker(t, buildParker(t, programs.Static), "churn")
+	child := startWaitingService(t, buildWaitingService(t, programs.Static), "churn")
 	p, err := waiting.Open(child.PID())
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, p.Close()) }()
@@ -447,7 +447,7 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 // last only a few milliseconds, and never reports a span with the stack of its goroutine's next span.
 func TestSpansOfBriefSpans(t *testing.T) {
 	childproc.NeedReading(t)
-	p := startParker(t, buildParker(t, programs.Static), "brief", "128")
+	p := startWaitingService(t, buildWaitingService(t, programs.Static), "brief", "128")
 	stacks := 0
 	for range testenv.Rounds(40, 400) {
 		d := p.spans(t, "--stacks") // Each call calibrates again, and must find everything.
@@ -498,10 +498,10 @@ func TestSpansEqualLedger(t *testing.T) {
 		}
 		return diff
 	}
-	exe := buildParker(t, programs.Static)
+	exe := buildWaitingService(t, programs.Static)
 	for _, goroutines := range []int{1, 64, testenv.Rounds(2000, 8000)} {
 		t.Run(strconv.Itoa(goroutines), func(t *testing.T) {
-			p := startParker(t, exe, "ledger", strconv.Itoa(goroutines))
+			p := startWaitingService(t, exe, "ledger", strconv.Itoa(goroutines))
 			for range testenv.Rounds(3, 10) {
 				var want []ledgerEntry
 				require.NoError(t, json.Unmarshal([]byte(p.Ask("%d", 6*goroutines)), &want))
@@ -537,9 +537,9 @@ func TestSpansEqualLedger(t *testing.T) {
 func TestProgramAfterExec(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
-	next := buildParker(t, programs.PIE) // The same functions are at other addresses.
-	exe := buildParker(t, programs.Static)
-	child := startParker(t, exe, "1", "mutex")
+	next := buildWaitingService(t, programs.PIE) // The same functions are at other addresses.
+	exe := buildWaitingService(t, programs.Static)
+	child := startWaitingService(t, exe, "1", "mutex")
 	p, err := waiting.Open(child.PID())
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, p.Close()) }()
@@ -568,7 +568,7 @@ func TestProgramAfterExec(t *testing.T) {
 			assert.Regexp(c, function, gotFunction)
 		}, testenv.Patience, 10*time.Millisecond)
 	}
-	shows("parker", "mutex", `^main\.lock$`)
+	shows("waitingservice", "mutex", `^main\.lock$`)
 	recording := start(t, "record", "--wall", "--json", "-d", "3s", "-F", "100", child.pid)
 	childproc.AwaitOpen(t, recording.cmd.Process.Pid, exe)
 	require.Equal(t, "started", child.Ask("exec %s 1 cond", next))
@@ -581,7 +581,7 @@ func TestProgramAfterExec(t *testing.T) {
 	for _, f := range d.Functions {
 		functions[f.Service+" "+f.WaitingFor] = f.Function
 	}
-	assert.NotContains(t, functions, "parker sync.Cond.Wait")
+	assert.NotContains(t, functions, "waitingservice sync.Cond.Wait")
 	assert.NotContains(t, functions, "executed sync.Mutex.Lock")
 	assert.Regexp(t, `^main\.init\.func\d+$`, functions["executed sync.Cond.Wait"])
 	child.Done()
@@ -591,7 +591,7 @@ func TestProgramAfterExec(t *testing.T) {
 func TestSpansLeaked(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
-	p := startParker(t, buildParker(t, programs.Static), "1", "chan receive")
+	p := startWaitingService(t, buildWaitingService(t, programs.Static), "1", "chan receive")
 	assert.Empty(t, p.spans(t, "--leaked").Spans)
 	require.Equal(t, "done", p.Ask("leak leave0"))
 	require.Equal(t, "done", p.Ask("end leave1"))
@@ -608,7 +608,7 @@ func TestSpansLeaked(t *testing.T) {
 func TestSpansOfJoinedGoroutines(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
-	p := startParker(t, buildParker(t, programs.Static), "attach")
+	p := startWaitingService(t, buildWaitingService(t, programs.Static), "attach")
 	type span struct {
 		leaked, state, attribute string
 		joined                   []string

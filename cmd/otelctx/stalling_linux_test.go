@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 )
 
 const noAnswer = "reading timed out (its memory may be backed by userfaultfd or FUSE): no answer within 5s"
@@ -31,14 +31,14 @@ func TestNoAnswer(t *testing.T) {
 
 	t.Run("record", func(t *testing.T) {
 		needSampling(t)
-		c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
+		c := startBusyService(t, nil, busyservice.Records, busyservice.ThreadSlots)
 		all := start(t, "record", "--json", "--all", "--duration=0")
 		// This recording selects the stalling process, which itself never touches the blocking memory.
 		one := start(t, "record", "--json", pid, "--duration=100ms")
 		all.awaitRecorded(t, c)
 		require.Equal(t, "waits", stalling.Ask("%d", all.cmd.Process.Pid))
 		c.Continue()
-		burner.AwaitUse(t, c, 200*time.Millisecond)
+		busyservice.AwaitUse(t, c, 200*time.Millisecond)
 		c.Stop()
 		time.Sleep(200 * time.Millisecond) // Only scans that take more than 100 ms cause a warning.
 

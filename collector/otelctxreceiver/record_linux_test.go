@@ -39,7 +39,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/goleak"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -264,11 +264,11 @@ const wantedInFull, enoughInSpans = 7000, 2000
 // count, because the clocks of the service and the profiler may differ.
 const margin = time.Millisecond
 
-func judge(t *testing.T, samples []sample, truth []interval) (v verdict) {
+func judge(t *testing.T, samples []sample, actual []interval) (v verdict) {
 	t.Helper()
-	slices.SortFunc(truth, func(a, b interval) int { return int(a.begin - b.begin) })
+	slices.SortFunc(actual, func(a, b interval) int { return int(a.begin - b.begin) })
 	threads := map[int]bool{}
-	for _, i := range truth {
+	for _, i := range actual {
 		threads[i.tid] = true
 	}
 	fault := func(s sample, i interval) {
@@ -276,7 +276,7 @@ func judge(t *testing.T, samples []sample, truth []interval) (v verdict) {
 			time.Duration(s.time-i.begin), time.Duration(i.end-s.time), i.span, s.span, s.goroutine, s.stack)
 	}
 	for _, s := range samples {
-		i := slices.IndexFunc(truth, func(i interval) bool {
+		i := slices.IndexFunc(actual, func(i interval) bool {
 			return i.tid == s.tid && i.begin+int64(margin) < s.time && s.time < i.end-int64(margin)
 		})
 		if s.trace {
@@ -287,22 +287,22 @@ func judge(t *testing.T, samples []sample, truth []interval) (v verdict) {
 			v.otherThreads++
 		case i < 0:
 			v.betweenPieces++
-		case truth[i].span == "-":
+		case actual[i].span == "-":
 			v.outside++
 			if s.span != "-" {
 				v.outsideGiven++
-				fault(s, truth[i])
+				fault(s, actual[i])
 			}
 		case s.span == "-" && s.noGoroutine():
 			v.noGoroutine++
 		default:
 			v.inSpans++
 			switch s.span {
-			case truth[i].span:
+			case actual[i].span:
 				v.right++
 			case "-":
 				v.none++
-				fault(s, truth[i])
+				fault(s, actual[i])
 			}
 		}
 	}
@@ -323,23 +323,23 @@ func sampled(t *testing.T, factory receiver.Factory, set *componenttest.Telemetr
 		all, _ := p.samples(child.PID())
 		return len(all) >= wanted
 	}, 10*time.Minute, 100*time.Millisecond, "samples of the service must arrive")
-	truth := truthOf(t, child)
+	actual := actualIntervals(t, child)
 	all, resource := p.samples(child.PID())
 	child.Kill()
-	return judge(t, all, truth), resource
+	return judge(t, all, actual), resource
 }
 
-// truthOf stops a service and returns the intervals that the service reports.
-func truthOf(t *testing.T, child *childproc.Child) (truth []interval) {
+// actualIntervals stops a service and returns the intervals that the service reports.
+func actualIntervals(t *testing.T, child *childproc.Child) (actual []interval) {
 	t.Helper()
 	child.Send("stop")
 	for line := child.Receive(); line != "done"; line = child.Receive() {
 		var i interval
 		_, err := fmt.Sscan(line, &i.tid, &i.begin, &i.end, &i.span)
 		require.NoError(t, err)
-		truth = append(truth, i)
+		actual = append(actual, i)
 	}
-	return truth
+	return actual
 }
 
 // TestRecordOfTheSameService checks that otelctx record links a service's samples to the right
@@ -357,9 +357,9 @@ func TestRecordOfTheSameService(t *testing.T) {
 	cmd.Stdout, cmd.Stderr = &output, &output
 	require.NoError(t, cmd.Start())
 	for range wantedInFull / frequency {
-		burner.AwaitUse(t, child, time.Second)
+		busyservice.AwaitUse(t, child, time.Second)
 	}
-	truth := truthOf(t, child)
+	actual := actualIntervals(t, child)
 	child.Done()
 	require.NoError(t, cmd.Wait(), &output)
 	content, err := os.ReadFile(path)
@@ -371,7 +371,7 @@ func TestRecordOfTheSameService(t *testing.T) {
 		messages = append(messages, message)
 	}
 	all, _ := samplesOf(messages, child.PID())
-	judge(t, all, truth).assertLinked(t)
+	judge(t, all, actual).assertLinked(t)
 }
 
 // assertLinked checks that at most 0.1% of the samples in spans lack their span, and that no sample
@@ -419,7 +419,7 @@ func TestRestarts(t *testing.T) {
 	p := startProfiler(t, NewFactory(), componenttest.NewTelemetry())
 	first := begin()
 	p.assertComplete(t, first, func() {
-		truthOf(t, first)
+		actualIntervals(t, first)
 		first.Done()
 	})
 	second := begin()
@@ -441,10 +441,10 @@ func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end fu
 		return len(all) > 0
 	}, testenv.Patience, 10*time.Millisecond)
 	from := time.Now().UnixNano()
-	before, err := burner.Used(service)
+	before, err := busyservice.Used(service)
 	require.NoError(t, err)
-	burner.AwaitUse(t, service, 2*time.Second)
-	after, err := burner.Used(service)
+	busyservice.AwaitUse(t, service, 2*time.Second)
+	after, err := busyservice.Used(service)
 	require.NoError(t, err)
 	to := time.Now().UnixNano()
 	if end != nil {

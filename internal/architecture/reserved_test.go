@@ -19,14 +19,14 @@ var reserved = map[string]string{
 		"internal/profilersocket internal/sdkspan internal/providers internal/goroutines internal/tlsvar spanctx cmd/otelctx/internal/kernel/privilege " +
 		"cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/conformance instrumentation " +
 		// Tests, and programs that tests run.
-		"internal/testing/childproc internal/interop/profiler internal/goruntime/testdata/probe internal/testing/burner " +
+		"internal/testing/childproc internal/interop/profiler internal/goruntime/testdata/probe internal/testing/busyservice " +
 		"cmd/otelctx/internal/recording cmd/otelctx/internal/profile/symbols cmd/otelctx/internal/profile/symbols/testdata/prog",
 	// Assembly.
 	".s": "internal/goruntime internal/apmlib",
 	// Cgo is allowed for the thread-local variable of programs that use cgo anyway, and in programs
 	// that tests run.
 	"C": "internal/apmlib/cgoword instrumentation/testdata/library internal/goruntime/testdata/probe spanctx/testdata/cgo " +
-		"internal/testing/burner/service internal/testing/parker cmd/otelctx/internal/profile/symbols/testdata/cgo benchmarks/wild",
+		"internal/testing/busyservice/service internal/testing/waitingservice cmd/otelctx/internal/profile/symbols/testdata/cgo benchmarks/scoreboard",
 	// The C files belong to packages above, to the BPF program, to an example reader in C, and to
 	// programs that tests run.
 	".c": "instrumentation/testdata/library internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/kernel/sampler example/creader " +

@@ -20,7 +20,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"golang.org/x/sys/unix"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
@@ -110,13 +110,13 @@ func startService(t *testing.T, c *collector) *childproc.Child {
 func TestJoin(t *testing.T) {
 	c := startCollector(t, grpcProtobuf)
 	child := startService(t, c)
-	record := recorder(t, child, c, "--duration", "0", "--freq", strconv.Itoa(burner.Frequency()))
+	record := recorder(t, child, c, "--duration", "0", "--freq", strconv.Itoa(busyservice.Frequency()))
 	var table strings.Builder
 	record.Stdout, record.Stderr = &table, os.Stderr
 	require.NoError(t, record.Start())
 	t.Cleanup(func() { _ = record.Process.Kill() })
 	childproc.AwaitOpen(t, record.Process.Pid, "anon_inode:[perf_event]")
-	burner.AwaitUse(t, child, 3000*time.Second/time.Duration(burner.Frequency())) // some 3,000 samples
+	busyservice.AwaitUse(t, child, 3000*time.Second/time.Duration(busyservice.Frequency())) // some 3,000 samples
 	require.NoError(t, record.Process.Signal(os.Interrupt))
 	require.NoError(t, record.Wait())
 	child.Send("enough")

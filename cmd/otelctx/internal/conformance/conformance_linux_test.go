@@ -24,7 +24,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/conformance"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -34,7 +34,7 @@ import (
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
-		roleUpdating: update, burner.Role: burner.Run, "payload": publishPayload, "idle": idleService, "stuck": stuck,
+		roleUpdating: update, busyservice.Role: busyservice.Run, "payload": publishPayload, "idle": idleService, "stuck": stuck,
 	})
 }
 
@@ -296,8 +296,8 @@ func TestCorrectRepeatedly(t *testing.T) {
 			return child
 		}, true, []string{"4719-U6", "4719-U7", "4947-C7"}},
 		"Go": {func(t *testing.T) *childproc.Child {
-			child := childproc.Start(t, burner.Role, nil)
-			child.Send(burner.Words(burner.Records, burner.GoroutineTable))
+			child := childproc.Start(t, busyservice.Role, nil)
+			child.Send(busyservice.Words(busyservice.Records, busyservice.GoroutineTable))
 			child.Receive()
 			return child
 		}, false, []string{"otelctx-3"}},

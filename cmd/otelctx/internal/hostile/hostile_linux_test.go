@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -35,13 +35,13 @@ import (
 // Roles of children.
 const (
 	roleStalling = "stalling"
-	// roleDenied is a burner under a seccomp filter that denies MFD_NOEXEC_SEAL and the naming of mappings.
+	// roleDenied is a busy service under a seccomp filter that denies MFD_NOEXEC_SEAL and the naming of mappings.
 	roleDenied = "denied"
 )
 
 func TestMain(m *testing.M) {
 	childproc.MainAlone(m, map[string]func(*childproc.Parent){
-		burner.Role: burner.Run,
+		busyservice.Role: busyservice.Run,
 		roleStalling: func(parent *childproc.Parent) {
 			_, _, err := childproc.Stall(wire.ProcessContextName, os.Getpagesize())
 			parent.Must(err)
@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 		},
 		roleDenied: func(parent *childproc.Parent) {
 			parent.Must(childproc.Deny(childproc.DeniedNoexecSeal, childproc.NoNaming))
-			burner.Run(parent)
+			busyservice.Run(parent)
 		},
 	})
 }
@@ -82,12 +82,12 @@ func TestSetuidExec(t *testing.T) {
 
 	p := nobody.start(t, "published", attacker, publish(t, attacker, text("service.name", "attacker"))...)
 	r := nobody.record(t, otelctx, strconv.Itoa(p.PID())).recorded(p.PID())
-	burner.AwaitUse(t, p, 300*time.Millisecond)
+	busyservice.AwaitUse(t, p, 300*time.Millisecond)
 	require.Equal(t, "secret", p.Ask("%s", victim))
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
 	require.NoError(t, err)
 	require.Contains(t, string(status), "Uid:\t65534\t0\t0\t0\n", "the program is privileged")
-	burner.AwaitUse(t, p, time.Second/2)
+	busyservice.AwaitUse(t, p, time.Second/2)
 	d, profile := r.end()
 	assert.Positive(t, d.Samples, "before")
 	requireNoSecret(t, d, profile)
@@ -104,7 +104,7 @@ func TestKernelAddresses(t *testing.T) {
 	}
 	p := nobody.start(t, "frames", attacker(t), "frames")
 	r := nobody.record(t, otelctx, "--kernel", strconv.Itoa(p.PID())).recorded(p.PID())
-	burner.AwaitUse(t, p, time.Second/2)
+	busyservice.AwaitUse(t, p, time.Second/2)
 	d, profile := r.end()
 	assert.Positive(t, d.Samples)
 	for _, l := range profile.Location {
@@ -127,9 +127,9 @@ func TestExec(t *testing.T) {
 	for range testenv.Rounds(1, 10) {
 		p := self.start(t, "published", attacker, publish(t, attacker, text("service.name", "before"))...)
 		r.recorded(p.PID())
-		burner.AwaitUse(t, p, 300*time.Millisecond)
+		busyservice.AwaitUse(t, p, 300*time.Millisecond)
 		require.Equal(t, "secret", p.Ask("%s", attacker))
-		burner.AwaitUse(t, p, 500*time.Millisecond)
+		busyservice.AwaitUse(t, p, 500*time.Millisecond)
 		recorded = p.PID()
 	}
 	d, profile := r.end()
@@ -148,13 +148,13 @@ func TestReusedPID(t *testing.T) {
 		p := self.start(t, "published", attacker, publish(t, attacker, text("service.name", "before"))...)
 		pid := p.PID()
 		r.recorded(pid)
-		burner.AwaitUse(t, p, 100*time.Millisecond)
+		busyservice.AwaitUse(t, p, 100*time.Millisecond)
 		p.Kill()
 		require.NoError(t, os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(pid-1)), 0))
 		next := self.start(t, "secret", attacker, "secret")
 		if next.PID() == pid {
 			reused++
-			burner.AwaitUse(t, next, 500*time.Millisecond)
+			busyservice.AwaitUse(t, next, 500*time.Millisecond)
 		}
 		next.Kill()
 	}
@@ -210,7 +210,7 @@ var attacks = []attack{
 		}
 	}},
 	{"attributes that are new all the time", "", func(t *testing.T, u user, _ string) {
-		startBurner(t, u, burner.Records, burner.VariedLong, burner.VariedMany)
+		startBusyService(t, u, busyservice.Records, busyservice.VariedLong, busyservice.VariedMany)
 	}},
 	{"stalling readers", "reading timed out", func(t *testing.T, u user, _ string) {
 		if u == nobody {
@@ -270,9 +270,9 @@ func (u user) requireRecordedBeside(t *testing.T, otelctx string, said ...string
 	// slow. So the recorded processes run for a while before their CPU time is compared with the recorder's. With
 	// many attackers, the wait is shorter.
 	begun := r.recordedUse()
-	burner.AwaitUse(t, service, serviceUse*11/10)
+	busyservice.AwaitUse(t, service, serviceUse*11/10)
 	for limit := 4 * serviceUse; limit > 0 && r.recordedUse() < begun+5*time.Second; limit -= serviceUse / 10 {
-		burner.AwaitUse(t, service, serviceUse/10)
+		busyservice.AwaitUse(t, service, serviceUse/10)
 	}
 	d := r.requireSamples(service)
 	used := r.cmd.ProcessState.UserTime() + r.cmd.ProcessState.SystemTime()
@@ -317,7 +317,7 @@ func TestNamesBesideOthers(t *testing.T) {
 			}
 			r := self.recordTo(t, "p.otlp", otelctx, "--all")
 			r.awaitNames(service)
-			burner.AwaitUse(t, service, time.Second)
+			busyservice.AwaitUse(t, service, time.Second)
 			d := r.interrupt()
 			content, err := os.ReadFile(r.file)
 			require.NoError(t, err)
@@ -374,7 +374,7 @@ func TestStalled(t *testing.T) {
 	verify := begin("verify", "-d", "100ms", strconv.Itoa(pids[0]))
 	snapshots := begin("record", "--wall", "--all", "--duration=2s", "--json")
 	r := self.record(t, otelctx, "--all").recorded(service.PID())
-	burner.AwaitUse(t, service, 300*time.Millisecond)
+	busyservice.AwaitUse(t, service, 300*time.Millisecond)
 	service.Stop() // It need not run while the commands wait.
 	defer service.Continue()
 	require.Eventually(t, func() bool {
@@ -439,7 +439,7 @@ func TestPlantedOutput(t *testing.T) {
 	r := &recorder{t: t, cmd: record("0")}
 	r.begin()
 	r.recorded(service.PID())
-	burner.AwaitUse(t, service, 100*time.Millisecond)
+	busyservice.AwaitUse(t, service, 100*time.Millisecond)
 	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
 	require.NoError(t, r.cmd.Wait(), &r.stderr)
 	info, err := os.Lstat(path)
@@ -461,7 +461,7 @@ func TestFilesAreNotOpened(t *testing.T) {
 	_, err = unix.InotifyAddWatch(watch, code, unix.IN_OPEN)
 	require.NoError(t, err)
 	r := nobody.record(t, otelctx, strconv.Itoa(p.PID())).recorded(p.PID())
-	burner.AwaitUse(t, p, time.Second/2)
+	busyservice.AwaitUse(t, p, time.Second/2)
 	d, _ := r.end()
 	assert.Positive(t, d.Samples)
 	_, err = unix.Read(watch, make([]byte, 4096))
@@ -487,7 +487,7 @@ func TestStalledFile(t *testing.T) {
 		t.Skipf("files that do not answer take CONFIG_FANOTIFY_ACCESS_PERMISSIONS: %v", err)
 	}
 	r := self.record(t, otelctx, strconv.Itoa(p.PID())).recorded(p.PID())
-	burner.AwaitUse(t, p, time.Second/2)
+	busyservice.AwaitUse(t, p, time.Second/2)
 	_, err = held.Read(make([]byte, 4096))
 	require.NoError(t, err, "it is being opened")
 	d, _ := r.end()
@@ -526,7 +526,7 @@ func TestIdlePublishers(t *testing.T) {
 	nobody.publishing(t, "crowded", attacker, "crowd", "4200")
 	r := self.record(t, otelctx, "--all")
 	r.awaitNames(service)
-	burner.AwaitUse(t, service, 4*serviceUse) // All publishers are found meanwhile.
+	busyservice.AwaitUse(t, service, 4*serviceUse) // All publishers are found meanwhile.
 	r.requireSamples(service)
 }
 
@@ -534,7 +534,7 @@ func TestIdlePublishers(t *testing.T) {
 func TestDenied(t *testing.T) {
 	otelctx := recordingCommand(t)
 	c := childproc.Start(t, roleDenied, nil)
-	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records, burner.ThreadSlots)))
+	require.Equal(t, "burning", c.Ask("%s", busyservice.Words(busyservice.Records, busyservice.ThreadSlots)))
 	self.record(t, otelctx, "--all").requireRecorded(c)
 }
 
@@ -546,7 +546,7 @@ func TestForeignCapacity(t *testing.T) {
 	args := append(publishRing(t, attacker, slots, text("service.name", "foreign")), "slot", strconv.Itoa(slots))
 	p := self.start(t, "shown", attacker, args...)
 	r := self.record(t, otelctx, strconv.Itoa(p.PID())).recorded(p.PID())
-	burner.AwaitUse(t, p, time.Second/2)
+	busyservice.AwaitUse(t, p, time.Second/2)
 	d, _ := r.end()
 	require.Len(t, d.Spans, 1)
 	assert.Equal(t, strings.Repeat("46", 16), d.Spans[0].TraceID)

@@ -30,7 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -284,7 +284,7 @@ func (r *recorder) exits(yield func(pid int) bool) {
 	}
 }
 
-// process is a process id that can be passed to [burner.Used].
+// process is a process id that can be passed to [busyservice.Used].
 type process int
 
 func (p process) PID() int { return int(p) }
@@ -292,7 +292,7 @@ func (p process) PID() int { return int(p) }
 // recordedUse returns the CPU time that the recorded processes have used.
 func (r *recorder) recordedUse() (sum time.Duration) {
 	for pid := range r.exits {
-		used, _ := burner.Used(process(pid)) // 0 if the process has ended
+		used, _ := busyservice.Used(process(pid)) // 0 if the process has ended
 		sum += used
 	}
 	return sum
@@ -317,7 +317,7 @@ func (r *recorder) recorded(pid int) *recorder {
 func (r *recorder) requireRecorded(service *childproc.Child) {
 	r.t.Helper()
 	r.awaitNames(service)
-	burner.AwaitUse(r.t, service, serviceUse*11/10)
+	busyservice.AwaitUse(r.t, service, serviceUse*11/10)
 	r.requireSamples(service)
 }
 
@@ -354,19 +354,19 @@ func (r *recorder) requireSamples(service *childproc.Child) *document {
 // program file.
 func startService(t *testing.T, u user) *childproc.Child {
 	t.Helper()
-	return startBurner(t, u, burner.Records)
+	return startBusyService(t, u, busyservice.Records)
 }
 
-// startBurner starts a burner as the user u. No other process runs the same program file.
-func startBurner(t *testing.T, u user, words ...string) *childproc.Child {
+// startBusyService starts a busy service as the user u. No other process runs the same program file.
+func startBusyService(t *testing.T, u user, words ...string) *childproc.Child {
 	t.Helper()
-	c := childproc.Start(t, burner.Role, func(cmd *exec.Cmd) {
+	c := childproc.Start(t, busyservice.Role, func(cmd *exec.Cmd) {
 		cmd.Path = programs.Public(t, cmd.Path, "service")
 		if u == nobody {
 			childproc.AsNobody(cmd)
 		}
 	})
-	require.Equal(t, "burning", c.Ask("%s", burner.Words(words...)))
+	require.Equal(t, "burning", c.Ask("%s", busyservice.Words(words...)))
 	return c
 }
 

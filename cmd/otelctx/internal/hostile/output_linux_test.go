@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -27,7 +27,7 @@ import (
 // needs its own table entries.
 func TestOutputs(t *testing.T) {
 	otelctx := recordingCommand(t)
-	attacker := startBurner(t, self, burner.Records, burner.VariedMany)
+	attacker := startBusyService(t, self, busyservice.Records, busyservice.VariedMany)
 	for _, ending := range []string{".json", ".pb.gz", ".otlp", ".jsonl", ".folded", ".html"} {
 		t.Run(ending, func(t *testing.T) {
 			if ending != ".json" && ending != ".pb.gz" { // These take as much memory, but less time than .json.
@@ -36,7 +36,7 @@ func TestOutputs(t *testing.T) {
 			attacker.Stop() // Leave the processors to the recorder while it starts, and while it writes the file.
 			r := self.recordTo(t, "p"+ending, otelctx, "--all", fmt.Sprintf("--freq=%d", 3*frequency)).recorded(attacker.PID())
 			attacker.Continue()
-			burner.AwaitUse(t, attacker, 1700*time.Millisecond) // About 5,000 samples.
+			busyservice.AwaitUse(t, attacker, 1700*time.Millisecond) // About 5,000 samples.
 			attacker.Stop()
 			defer attacker.Continue()
 			d := r.interrupt()

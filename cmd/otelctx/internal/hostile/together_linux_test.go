@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -55,13 +55,13 @@ func recordTogether(t *testing.T, otelctx string, attackers []int) {
 	r := self.record(t, otelctx, "--all", fmt.Sprintf("--freq=%d", frequency)).recorded(service.PID())
 	pin(t, 0, service.PID())
 	pin(t, runtime.NumCPU()-1, append(attackers, r.cmd.Process.Pid)...)
-	before, err := burner.Used(service)
+	before, err := busyservice.Used(service)
 	require.NoError(t, err)
 	require.NoError(t, unix.Kill(service.PID(), unix.SIGCONT))
-	burner.AwaitUse(t, service, *togetherUse)
+	busyservice.AwaitUse(t, service, *togetherUse)
 	require.NoError(t, unix.Kill(service.PID(), unix.SIGSTOP))
 	d, _ := r.end() // also checks the exit code, the profile and the memory
-	after, err := burner.Used(service)
+	after, err := busyservice.Used(service)
 	require.NoError(t, err)
 
 	samples, expected := float64(d.samples(service.PID())), frequency*(after-before).Seconds()

@@ -22,7 +22,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -214,7 +214,7 @@ func TestUsersShareAPart(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("another user takes root: CAP_SETUID")
 	}
-	attacker := childproc.Start(t, burner.Role, func(cmd *exec.Cmd) {
+	attacker := childproc.Start(t, busyservice.Role, func(cmd *exec.Cmd) {
 		cmd.Path = programs.Public(t, cmd.Path, "attacker")
 		childproc.AsNobody(cmd)
 	})

@@ -37,7 +37,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/patient"
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -47,7 +47,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run, roleStarting: startingRole})
+	childproc.Main(m, map[string]func(*childproc.Parent){busyservice.Role: busyservice.Run, roleStarting: startingRole})
 }
 
 // recorded is a recording's result with its profiles.
@@ -82,13 +82,13 @@ func (r recorded) samples() (n uint64) {
 
 // TestSamplesAreInTheProfileOrLost checks that every sample is in a profile or counted as lost.
 func TestSamplesAreInTheProfileOrLost(t *testing.T) {
-	c := childproc.Start(t, burner.Role, nil)
-	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
+	c := childproc.Start(t, busyservice.Role, nil)
+	require.Equal(t, "burning", c.Ask("%s", busyservice.Words(busyservice.Records)))
 	check := func(size int) (lost uint64) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		r := record(t, ctx, Config{
-			Selection: Selection{PIDs: []int{c.PID()}}, Sampler: sampler.Config{Frequency: burner.Frequency(), BufferSize: size},
+			Selection: Selection{PIDs: []int{c.PID()}}, Sampler: sampler.Config{Frequency: busyservice.Frequency(), BufferSize: size},
 			Progress: func(_ time.Duration, samples uint64) {
 				if samples > 0 {
 					cancel()
@@ -113,8 +113,8 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 // TestProgress checks that progress is reported until the context ends, and that the recording ends with the
 // context.
 func TestProgress(t *testing.T) {
-	c := childproc.Start(t, burner.Role, nil)
-	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Silent)))
+	c := childproc.Start(t, busyservice.Role, nil)
+	require.Equal(t, "burning", c.Ask("%s", busyservice.Words(busyservice.Silent)))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var (
@@ -122,7 +122,7 @@ func TestProgress(t *testing.T) {
 		last    uint64
 	)
 	config := Config{
-		Selection: Selection{PIDs: []int{c.PID()}}, Sampler: sampler.Config{Frequency: burner.Frequency()},
+		Selection: Selection{PIDs: []int{c.PID()}}, Sampler: sampler.Config{Frequency: busyservice.Frequency()},
 		Progress: func(d time.Duration, samples uint64) {
 			elapsed, last = append(elapsed, d), samples
 			if len(elapsed) > 3 && samples > 0 {
@@ -454,7 +454,7 @@ func TestWantedAgain(t *testing.T) {
 }
 
 // roleStarting is a service that is slow to start: it publishes a span in a ring that it has not
-// advertised, and uses the CPU. After the line "publish" it becomes a burner that publishes as usual.
+// advertised, and uses the CPU. After the line "publish" it becomes a busyservice that publishes as usual.
 const roleStarting = "starting"
 
 func startingRole(parent *childproc.Parent) {
@@ -470,7 +470,7 @@ func startingRole(parent *childproc.Parent) {
 	parent.Send("starting")
 	parent.Receive()
 	over.Store(true)
-	_, err = burner.Start(burner.Records, burner.ThreadSlots)
+	_, err = busyservice.Start(busyservice.Records, busyservice.ThreadSlots)
 	parent.Must(err)
 	parent.Send("published")
 	parent.Receive()
@@ -487,7 +487,7 @@ func TestStartingService(t *testing.T) {
 	var attributed, unproven uint64
 	count := func(r *Result) { attributed, unproven = attributed+r.Attributed, unproven+r.Unproven }
 	last := record(t, ctx, Config{
-		Selection: Selection{PIDs: []int{c.PID()}}, Sampler: sampler.Config{Frequency: burner.Frequency()},
+		Selection: Selection{PIDs: []int{c.PID()}}, Sampler: sampler.Config{Frequency: busyservice.Frequency()},
 		Period: tickInterval,
 		Report: func(r *Result) {
 			count(r)
@@ -508,14 +508,14 @@ func TestStartingService(t *testing.T) {
 // TestDuration checks that the duration begins when all processes are being recorded, not when the recorder
 // starts.
 func TestDuration(t *testing.T) {
-	c := childproc.Start(t, burner.Role, nil)
-	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
+	c := childproc.Start(t, busyservice.Role, nil)
+	require.Equal(t, "burning", c.Ask("%s", busyservice.Words(busyservice.Records)))
 	var ready time.Time
 	const duration = 300 * time.Millisecond
 	r := record(t, t.Context(), Config{
-		Selection: Selection{PIDs: []int{c.PID()}}, Sampler: sampler.Config{Frequency: burner.Frequency()}, Duration: duration,
+		Selection: Selection{PIDs: []int{c.PID()}}, Sampler: sampler.Config{Frequency: busyservice.Frequency()}, Duration: duration,
 		Ready: func() error {
-			burner.AwaitUse(t, c, 2*duration)
+			busyservice.AwaitUse(t, c, 2*duration)
 			ready = time.Now()
 			return nil
 		},

@@ -13,7 +13,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
@@ -50,15 +50,15 @@ func (r recorded) namesOfSamples() map[[2]string]int {
 // with each carrier.
 func TestNamesOfSamples(t *testing.T) {
 	for _, words := range []string{
-		burner.Words(burner.Records, burner.Started),
-		burner.Words(burner.GoroutineTable),
-		burner.Words(burner.ThreadSlots),
-		burner.Words(burner.Records, burner.GoroutineTable, burner.ThreadSlots, burner.Foreign),
+		busyservice.Words(busyservice.Records, busyservice.Started),
+		busyservice.Words(busyservice.GoroutineTable),
+		busyservice.Words(busyservice.ThreadSlots),
+		busyservice.Words(busyservice.Records, busyservice.GoroutineTable, busyservice.ThreadSlots, busyservice.Foreign),
 	} {
 		t.Run(words, func(t *testing.T) {
-			c := childproc.Start(t, burner.Role, nil)
-			require.Equal(t, "burning", c.Ask("%s %s", words, burner.Named))
-			config := Config{Selection: Selection{PIDs: []int{c.PID()}}, Duration: 500 * time.Millisecond, Sampler: sampler.Config{Frequency: burner.Frequency()}}
+			c := childproc.Start(t, busyservice.Role, nil)
+			require.Equal(t, "burning", c.Ask("%s %s", words, busyservice.Named))
+			config := Config{Selection: Selection{PIDs: []int{c.PID()}}, Duration: 500 * time.Millisecond, Sampler: sampler.Config{Frequency: busyservice.Frequency()}}
 			var names map[[2]string]int
 			for end := time.Now().Add(testenv.Patience); len(names) == 0 && time.Now().Before(end); {
 				names = record(t, t.Context(), config).namesOfSamples()
@@ -73,8 +73,8 @@ func TestNamesOfSamples(t *testing.T) {
 
 // TestRequestNames checks that unknown names are read at once, but not twice in a short time.
 func TestRequestNames(t *testing.T) {
-	c := childproc.Start(t, burner.Role, nil)
-	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records, burner.Named)))
+	c := childproc.Start(t, busyservice.Role, nil)
+	require.Equal(t, "burning", c.Ask("%s", busyservice.Words(busyservice.Records, busyservice.Named)))
 	p, err := reader.Open(c.PID())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, p.Close()) }()

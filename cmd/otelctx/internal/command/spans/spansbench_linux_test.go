@@ -21,7 +21,7 @@ import (
 // takes a snapshot as record --wall does. "document" does the work of spans --stacks except writing the output.
 func BenchmarkSpans(b *testing.B) {
 	childproc.NeedReading(b)
-	exe := programs.Build(b, programs.Static, "../../../../..", "./internal/testing/parker")
+	exe := programs.Build(b, programs.Static, "../../../../..", "./internal/testing/waitingservice")
 	for _, count := range []int{1000, 10_000} {
 		child := childproc.Run(b, exec.Command(exe, strconv.Itoa(count), "chan receive"))
 		child.Expect("started")

@@ -20,7 +20,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
@@ -103,7 +103,7 @@ func TestLabelsThatChange(t *testing.T) {
 // takeLabelled returns n samples of a process whose goroutine has these sets of labels in turn.
 func takeLabelled(t *testing.T, n int, sets ...[]string) []Sample {
 	t.Helper()
-	s := open(t, Config{Frequency: burner.Frequency(), Carrier: Labels})
+	s := open(t, Config{Frequency: busyservice.Frequency(), Carrier: Labels})
 	c := childproc.Start(t, roleLabels, nil)
 	order, err := json.Marshal(sets)
 	require.NoError(t, err)

@@ -31,7 +31,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -40,7 +40,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run, roleSelf: selfRole, roleRing: ringRole, roleLabels: labelsRole, rolePublications: publicationsRole})
+	childproc.Main(m, map[string]func(*childproc.Parent){busyservice.Role: busyservice.Run, roleSelf: selfRole, roleRing: ringRole, roleLabels: labelsRole, rolePublications: publicationsRole})
 }
 
 // needSampling skips the test if this user may not sample.
@@ -75,11 +75,11 @@ func open(t testing.TB, c Config) *Sampler {
 	return s
 }
 
-// startBurner starts a burner that uses the CPU.
-func startBurner(t testing.TB, prepare func(*exec.Cmd), words ...string) *childproc.Child {
+// startBusyService starts a busy service that uses the CPU.
+func startBusyService(t testing.TB, prepare func(*exec.Cmd), words ...string) *childproc.Child {
 	t.Helper()
-	c := childproc.Start(t, burner.Role, prepare)
-	require.Equal(t, "burning", c.Ask("%s", burner.Words(words...)))
+	c := childproc.Start(t, busyservice.Role, prepare)
+	require.Equal(t, "burning", c.Ask("%s", busyservice.Words(words...)))
 	return c
 }
 
@@ -118,7 +118,7 @@ func rest(t testing.TB, s *Sampler) []Sample {
 	}
 }
 
-// verdict compares the spans in a burner's samples with the true spans, which the stacks of the samples reveal.
+// verdict compares the spans in a busy service's samples with the true spans, which the stacks of the samples reveal.
 type verdict struct {
 	Samples int
 	// Runtime counts samples of the Go runtime's own work, such as garbage collection. Its share depends on the
@@ -136,7 +136,7 @@ type verdict struct {
 	Stray int
 }
 
-// judge compares the spans in a burner's samples with the true spans.
+// judge compares the spans in a busy service's samples with the true spans.
 func judge(c *childproc.Child, samples []Sample) verdict {
 	return judgeBy(namesOf(c, samples), samples)
 }
@@ -149,7 +149,7 @@ func namesOf(c *childproc.Child, samples []Sample) func(Sample) []string {
 			unique[a] = true
 		}
 	}
-	names := burner.Names(c, slices.Collect(maps.Keys(unique)))
+	names := busyservice.Names(c, slices.Collect(maps.Keys(unique)))
 	return namesBy(func(a uint64) string { return names[a] })
 }
 
@@ -171,13 +171,13 @@ func judgeBy(names func(Sample) []string, samples []Sample) verdict {
 	v := verdict{Samples: len(samples)}
 	for _, s := range samples {
 		stack := names(s)
-		truth, ok := burner.Truth(stack)
+		onStack, ok := busyservice.SpanOnStack(stack)
 		switch {
 		case !ok && len(stack) > 0 && !slices.ContainsFunc(stack, func(f string) bool { return !inRuntime(f) }):
 			v.Runtime++
 		case !ok:
 			v.Undecided++
-		case truth == 0:
+		case onStack == 0:
 			v.Outside++
 			if s.Span.Exists() {
 				v.Stray++
@@ -187,7 +187,7 @@ func judgeBy(names func(Sample) []string, samples []Sample) verdict {
 			if !s.Span.Exists() {
 				break
 			}
-			if n := burner.Number(s.Span.SpanID); burner.Same(n, truth) {
+			if n := busyservice.Number(s.Span.SpanID); busyservice.Same(n, onStack) {
 				v.Found++
 			} else {
 				v.Wrong++
@@ -227,7 +227,7 @@ func assertExact(t *testing.T, v verdict) {
 // has published.
 func TestSpans(t *testing.T) {
 	const exact, most, quarter, few, none = 1, 0.3, 0.25, 0.001, 0.0
-	all := []string{burner.Records, burner.GoroutineTable, burner.ThreadSlots}
+	all := []string{busyservice.Records, busyservice.GoroutineTable, busyservice.ThreadSlots}
 	for name, test := range map[string]struct {
 		words []string
 		// chosen is Config.Carrier, and carrier the carrier that the spans come from. 0 permits several.
@@ -237,28 +237,28 @@ func TestSpans(t *testing.T) {
 		// special names a case that differs from the others in another way.
 		special string
 	}{
-		"record":                         {[]string{burner.Records}, 0, GoroutineRecord, exact, ""},
-		"record, inherited":              {[]string{burner.Records, burner.Started}, 0, GoroutineRecord, exact, ""},
-		"record, others' labels":         {[]string{burner.Records, burner.Forged}, 0, GoroutineRecord, exact, ""},
-		"few goroutine table":            {[]string{burner.GoroutineTable, burner.FewSlots}, 0, GoroutineTable, none, ""},
-		"few thread slots":               {[]string{burner.ThreadSlots, burner.FewSlots}, 0, ThreadSlots, none, ""},
-		"goroutine table":                {[]string{burner.GoroutineTable}, 0, GoroutineTable, exact, ""},
-		"thread slots":                   {[]string{burner.ThreadSlots}, 0, ThreadSlots, most, ""},
-		"layout 1":                       {[]string{burner.Layout1}, 0, ThreadSlots, none, layout1},
+		"record":                         {[]string{busyservice.Records}, 0, GoroutineRecord, exact, ""},
+		"record, inherited":              {[]string{busyservice.Records, busyservice.Started}, 0, GoroutineRecord, exact, ""},
+		"record, others' labels":         {[]string{busyservice.Records, busyservice.Forged}, 0, GoroutineRecord, exact, ""},
+		"few goroutine table":            {[]string{busyservice.GoroutineTable, busyservice.FewSlots}, 0, GoroutineTable, none, ""},
+		"few thread slots":               {[]string{busyservice.ThreadSlots, busyservice.FewSlots}, 0, ThreadSlots, none, ""},
+		"goroutine table":                {[]string{busyservice.GoroutineTable}, 0, GoroutineTable, exact, ""},
+		"thread slots":                   {[]string{busyservice.ThreadSlots}, 0, ThreadSlots, most, ""},
+		"layout 1":                       {[]string{busyservice.Layout1}, 0, ThreadSlots, none, layout1},
 		"record before all":              {all, 0, GoroutineRecord, exact, ""},
 		"goroutine before thread slots":  {all[1:], 0, GoroutineTable, exact, ""},
-		"record before layout 1":         {[]string{burner.Records, burner.Layout1}, 0, GoroutineRecord, exact, ""},
-		"goroutine table before layout1": {[]string{burner.GoroutineTable, burner.Layout1}, 0, GoroutineTable, exact, ""},
+		"record before layout 1":         {[]string{busyservice.Records, busyservice.Layout1}, 0, GoroutineRecord, exact, ""},
+		"goroutine table before layout1": {[]string{busyservice.GoroutineTable, busyservice.Layout1}, 0, GoroutineTable, exact, ""},
 		"labels of all":                  {all, Labels, Labels, exact, ""},
 		"record of all":                  {all, GoroutineRecord, GoroutineRecord, exact, ""},
 		"goroutine table of all":         {all, GoroutineTable, GoroutineTable, exact, ""},
 		"thread slots of all":            {all, ThreadSlots, ThreadSlots, most, ""},
-		"layout 1 of two":                {[]string{burner.Records, burner.Layout1}, ThreadSlots, ThreadSlots, few, layout1},
-		"record, namespace":              {[]string{burner.Records}, 0, GoroutineRecord, quarter, namespace},
-		"thread slots, namespace":        {[]string{burner.ThreadSlots}, 0, ThreadSlots, quarter, namespace},
-		"no thread-local storage":        {[]string{burner.Records, burner.ThreadSlots}, 0, 0, quarter, noStorage},
-		"labels of others":               {[]string{burner.GoroutineTable, burner.Foreign}, Labels, Labels, exact, foreign},
-		"not the labels of others":       {[]string{burner.GoroutineTable, burner.Foreign}, GoroutineTable, GoroutineTable, exact, foreign},
+		"layout 1 of two":                {[]string{busyservice.Records, busyservice.Layout1}, ThreadSlots, ThreadSlots, few, layout1},
+		"record, namespace":              {[]string{busyservice.Records}, 0, GoroutineRecord, quarter, namespace},
+		"thread slots, namespace":        {[]string{busyservice.ThreadSlots}, 0, ThreadSlots, quarter, namespace},
+		"no thread-local storage":        {[]string{busyservice.Records, busyservice.ThreadSlots}, 0, 0, quarter, noStorage},
+		"labels of others":               {[]string{busyservice.GoroutineTable, busyservice.Foreign}, Labels, Labels, exact, foreign},
+		"not the labels of others":       {[]string{busyservice.GoroutineTable, busyservice.Foreign}, GoroutineTable, GoroutineTable, exact, foreign},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var prepare func(*exec.Cmd)
@@ -269,8 +269,8 @@ func TestSpans(t *testing.T) {
 			case test.special == noStorage && runtime.GOARCH != "amd64":
 				t.Skip("goroutines are found in a register")
 			}
-			s := open(t, Config{Frequency: burner.Frequency(), Carrier: test.chosen})
-			c := startBurner(t, prepare, test.words...)
+			s := open(t, Config{Frequency: busyservice.Frequency(), Carrier: test.chosen})
+			c := startBusyService(t, prepare, test.words...)
 			layout := layoutOf(t, c.PID())
 			if test.special == noStorage {
 				layout.Runtime.TLSG = 0
@@ -304,7 +304,7 @@ func TestSpans(t *testing.T) {
 					assert.Equal(t, proven, one.Span.Proven)
 					assert.Equal(t, proven && test.chosen != Labels, one.Span.LocalRootSpanID != [8]byte{}, "the cell has the local root")
 					if test.special == foreign {
-						require.Equal(t, test.chosen == Labels, one.Span.TraceID == burner.ForeignTrace)
+						require.Equal(t, test.chosen == Labels, one.Span.TraceID == busyservice.ForeignTrace)
 					}
 					if one.Span.Carrier != test.carrier {
 						others++ // A span that is just being published is not in all carriers yet.
@@ -332,8 +332,8 @@ const layout1, namespace, noStorage, foreign = "layout 1", "namespace", "no stor
 
 // TestAttributes checks that samples contain the attributes in a goroutine's record unchanged.
 func TestAttributes(t *testing.T) {
-	s := open(t, Config{Frequency: burner.Frequency()})
-	c := startBurner(t, nil, burner.Records, burner.Crafted)
+	s := open(t, Config{Frequency: busyservice.Frequency()})
+	c := startBusyService(t, nil, busyservice.Records, busyservice.Crafted)
 	watch(t, s, c.PID(), layoutOf(t, c.PID()))
 	// Repeat until there are enough samples, because the scheduler decides how much CPU time the goroutine with
 	// the crafted record gets.
@@ -343,14 +343,14 @@ func TestAttributes(t *testing.T) {
 		samples := take(t, s, 500)
 		name := namesOf(c, samples)
 		for _, one := range samples {
-			crafted := one.Span.Exists() && one.Span.SpanID == burner.CraftedSpan
-			if burner.InCrafted(name(one)) {
+			crafted := one.Span.Exists() && one.Span.SpanID == busyservice.CraftedSpan
+			if busyservice.InCrafted(name(one)) {
 				inside++
 				require.True(t, crafted)
 			}
 			if crafted {
 				require.Equal(t, Span{
-					TraceID: [16]byte{0xCF}, SpanID: burner.CraftedSpan, TraceFlags: 1, Attributes: string(burner.CraftedAttributes),
+					TraceID: [16]byte{0xCF}, SpanID: busyservice.CraftedSpan, TraceFlags: 1, Attributes: string(busyservice.CraftedAttributes),
 					Carrier: GoroutineRecord, Proven: true,
 				}, one.Span)
 			}
@@ -360,7 +360,7 @@ func TestAttributes(t *testing.T) {
 
 func TestAttributesOfSlots(t *testing.T) {
 	for _, size := range []int{7, 64, 612} {
-		s := open(t, Config{Frequency: burner.Frequency()})
+		s := open(t, Config{Frequency: busyservice.Frequency()})
 		c := childproc.Start(t, roleRing, nil)
 		require.Equal(t, "shown", c.Ask("%d", size))
 		watch(t, s, c.PID(), layoutOf(t, c.PID()))
@@ -449,7 +449,7 @@ func TestSamplerInPIDNamespace(t *testing.T) {
 	needSampling(t)
 	c := childproc.Start(t, roleSelf, inPIDNamespace)
 	var v ownVerdict
-	require.NoError(t, json.Unmarshal([]byte(c.Ask("own-proc %s", burner.Records)), &v))
+	require.NoError(t, json.Unmarshal([]byte(c.Ask("own-proc %s", busyservice.Records)), &v))
 	assert.Equal(t, 1, v.PID)
 	assertExact(t, v.verdict)
 	c.Done()
@@ -477,7 +477,7 @@ func TestCapabilitiesThatSuffice(t *testing.T) {
 				cmd.Path = self
 				childproc.AsNobody(cmd, test.caps...)
 			})
-			answer := c.Ask("%s", burner.Records)
+			answer := c.Ask("%s", busyservice.Records)
 			defer c.Done()
 			if test.missing != "" {
 				assert.Equal(t, ErrNotPermitted.Error()+": "+test.missing, answer)
@@ -496,7 +496,7 @@ func TestCapabilitiesThatSuffice(t *testing.T) {
 	}
 }
 
-// roleSelf is a burner that samples itself.
+// roleSelf is a busy service that samples itself.
 const roleSelf = "self"
 
 func selfRole(parent *childproc.Parent) {
@@ -506,12 +506,12 @@ func selfRole(parent *childproc.Parent) {
 		parent.Must(syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""))
 		parent.Must(syscall.Mount("proc", "/proc", "proc", 0, ""))
 	}
-	s, err := Open(Config{Frequency: burner.Frequency()})
+	s, err := Open(Config{Frequency: busyservice.Frequency()})
 	if err != nil {
 		parent.Send("%v", err)
 		return
 	}
-	_, err = burner.Start(words)
+	_, err = busyservice.Start(words)
 	parent.Must(err)
 	p, err := reader.Open(os.Getpid())
 	parent.Must(err)
@@ -525,7 +525,7 @@ func selfRole(parent *childproc.Parent) {
 	for i := range samples {
 		parent.Must(next(s, &samples[i]))
 	}
-	answer, err := json.Marshal(ownVerdict{judgeBy(namesBy(burner.Name), samples), time.Since(samples[0].Time), samples[0].Image.PID})
+	answer, err := json.Marshal(ownVerdict{judgeBy(namesBy(busyservice.Name), samples), time.Since(samples[0].Time), samples[0].Image.PID})
 	parent.Must(err)
 	parent.Send("%s", answer)
 	parent.Receive()
@@ -550,33 +550,33 @@ func TestBuildModes(t *testing.T) {
 		// from this test's own program is.
 		always bool
 	}{
-		"pie":            {programs.PIE, []string{burner.Records}, false},
-		"stripped":       {programs.Stripped, []string{burner.GoroutineTable}, false},
-		"cgo":            {programs.Cgo, []string{burner.Records}, false},
-		"cgo, in C":      {programs.Cgo, []string{burner.Records, burner.InC}, true},
-		"cgo, pie, in C": {programs.CgoPIE, []string{burner.GoroutineTable, burner.InC}, false},
+		"pie":            {programs.PIE, []string{busyservice.Records}, false},
+		"stripped":       {programs.Stripped, []string{busyservice.GoroutineTable}, false},
+		"cgo":            {programs.Cgo, []string{busyservice.Records}, false},
+		"cgo, in C":      {programs.Cgo, []string{busyservice.Records, busyservice.InC}, true},
+		"cgo, pie, in C": {programs.CgoPIE, []string{busyservice.GoroutineTable, busyservice.InC}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !test.always {
 				testenv.NeedAll(t)
 			}
-			exe := programs.Build(t, test.variant, root, "./internal/testing/burner/service")
-			s := open(t, Config{Frequency: burner.Frequency()})
-			c := startBurner(t, func(cmd *exec.Cmd) { cmd.Path = exe }, test.words...)
+			exe := programs.Build(t, test.variant, root, "./internal/testing/busyservice/service")
+			s := open(t, Config{Frequency: busyservice.Frequency()})
+			c := startBusyService(t, func(cmd *exec.Cmd) { cmd.Path = exe }, test.words...)
 			watch(t, s, c.PID(), layoutOf(t, c.PID()))
 			assertExact(t, judge(c, take(t, s, 1500)))
 		})
 	}
 }
 
-// root is the directory of the burner's module.
+// root is the directory of the busy service's module.
 const root = "../../../../.."
 
 // TestWatchAgain checks that a process that publishes nothing is sampled without spans, with spans if it is
 // watched again after it has published, and no longer after Unwatch.
 func TestWatchAgain(t *testing.T) {
-	s := open(t, Config{Frequency: burner.Frequency()})
-	c := startBurner(t, nil, burner.Later, burner.Records)
+	s := open(t, Config{Frequency: busyservice.Frequency()})
+	c := startBusyService(t, nil, busyservice.Later, busyservice.Records)
 	watch(t, s, c.PID(), nil)
 	for _, one := range take(t, s, 500) {
 		require.Zero(t, one.Span)
@@ -591,23 +591,23 @@ func TestWatchAgain(t *testing.T) {
 	}
 	require.NoError(t, s.Unwatch(c.PID()))
 	require.NoError(t, s.Unwatch(c.PID()), "no more")
-	burner.AwaitUse(t, c, 50*time.Millisecond) // A sample may have been in progress.
+	busyservice.AwaitUse(t, c, 50*time.Millisecond) // A sample may have been in progress.
 	last := taken(t, s)
-	burner.AwaitUse(t, c, 50*time.Millisecond)
+	busyservice.AwaitUse(t, c, 50*time.Millisecond)
 	assert.Equal(t, last, taken(t, s))
 }
 
 func used(t *testing.T, c *childproc.Child) time.Duration {
 	t.Helper()
-	d, err := burner.Used(c)
+	d, err := busyservice.Used(c)
 	require.NoError(t, err)
 	return d
 }
 
 // TestLost checks that samples that are not read in time are counted as lost.
 func TestLost(t *testing.T) {
-	s := open(t, Config{Frequency: burner.Frequency(), BufferSize: os.Getpagesize()})
-	c := startBurner(t, nil, burner.Records)
+	s := open(t, Config{Frequency: busyservice.Frequency(), BufferSize: os.Getpagesize()})
+	c := startBusyService(t, nil, busyservice.Records)
 	watch(t, s, c.PID(), nil)
 	require.Eventually(t, func() bool { return s.Counts().Lost > 100 }, testenv.Patience, 10*time.Millisecond)
 	require.NoError(t, s.Stop())
@@ -643,8 +643,8 @@ func taken(t testing.TB, s *Sampler) (n uint64) {
 // wall-clock times and ordered on each CPU.
 func TestSamples(t *testing.T) {
 	for _, asked := range []bool{true, false} {
-		s := open(t, Config{Frequency: burner.Frequency(), KernelStacks: asked})
-		c := startBurner(t, nil, burner.Records)
+		s := open(t, Config{Frequency: busyservice.Frequency(), KernelStacks: asked})
+		c := startBusyService(t, nil, busyservice.Records)
 		before := time.Now()
 		watch(t, s, c.PID(), nil)
 		with := 0
@@ -678,7 +678,7 @@ func recurse(depth int, stop *atomic.Bool) int {
 
 // TestTruncated checks that a truncated stack is marked.
 func TestTruncated(t *testing.T) {
-	s := open(t, Config{Frequency: burner.Frequency()})
+	s := open(t, Config{Frequency: busyservice.Frequency()})
 	var stop atomic.Bool
 	done := make(chan struct{})
 	defer func() {
@@ -708,7 +708,7 @@ func TestTruncated(t *testing.T) {
 // threads.
 func TestProcesses(t *testing.T) {
 	s := open(t, Config{Frequency: 1})
-	c := startBurner(t, nil, burner.Silent)
+	c := startBusyService(t, nil, busyservice.Silent)
 	used := func(pid int) uint64 {
 		all, err := s.Processes()
 		require.NoError(t, err)
@@ -717,7 +717,7 @@ func TestProcesses(t *testing.T) {
 	}
 	before := used(c.PID())
 	assert.Positive(t, before)
-	burner.AwaitUse(t, c, 50*time.Millisecond)
+	busyservice.AwaitUse(t, c, 50*time.Millisecond)
 	assert.Greater(t, used(c.PID()), before)
 	c.Zombie()
 	// Threads other than the first may still be ending.
@@ -742,14 +742,14 @@ func TestProcessors(t *testing.T) {
 		t.Skip("there is one processor")
 	}
 	first, second := cpus[0], cpus[1]
-	s := open(t, Config{Frequency: burner.Frequency()})
+	s := open(t, Config{Frequency: busyservice.Frequency()})
 	s.timers.online = filepath.Join(t.TempDir(), "online")
 	adjust := func(format string, args ...any) error {
 		require.NoError(t, os.WriteFile(s.timers.online, fmt.Appendf(nil, format, args...), 0o600))
 		return s.Processors()
 	}
 	require.NoError(t, adjust("%d\n", first))
-	c := startBurner(t, nil, burner.Silent)
+	c := startBusyService(t, nil, busyservice.Silent)
 	watch(t, s, c.PID(), nil)
 	for _, one := range take(t, s, 200) {
 		require.Equal(t, first, one.CPU)
@@ -768,9 +768,9 @@ func TestProcessors(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, unix.SchedSetaffinity(tid, &gone))
 	}
-	burner.AwaitUse(t, c, 50*time.Millisecond) // Threads may have had to migrate.
+	busyservice.AwaitUse(t, c, 50*time.Millisecond) // Threads may have had to migrate.
 	last := taken(t, s)
-	burner.AwaitUse(t, c, 50*time.Millisecond)
+	busyservice.AwaitUse(t, c, 50*time.Millisecond)
 	assert.Equal(t, last, taken(t, s))
 }
 
@@ -812,18 +812,18 @@ func TestCPUTime(t *testing.T) {
 		t.Skip("an emulated processor's timer is late")
 	}
 	// The buffer must hold all samples, because nothing is read until sampling stops.
-	s := open(t, Config{Frequency: burner.Frequency(), BufferSize: 16 << 20})
-	c := startBurner(t, nil, burner.Records)
+	s := open(t, Config{Frequency: busyservice.Frequency(), BufferSize: 16 << 20})
+	c := startBusyService(t, nil, busyservice.Records)
 	// This process may be preempted between any two steps.
 	before := used(t, c)
 	watch(t, s, c.PID(), nil)
 	begin := used(t, c)
-	burner.AwaitUse(t, c, time.Second)
+	busyservice.AwaitUse(t, c, time.Second)
 	end := used(t, c)
 	require.NoError(t, s.Unwatch(c.PID()))
 	after := used(t, c)
 	require.NoError(t, s.Stop())
-	got := time.Duration(len(rest(t, s))) * time.Second / time.Duration(burner.Frequency())
+	got := time.Duration(len(rest(t, s))) * time.Second / time.Duration(busyservice.Frequency())
 	assert.Zero(t, s.Counts().Lost)
 	assert.Greater(t, got, (end-begin)*9/10)
 	assert.Less(t, got, (after-before)*11/10)
@@ -845,7 +845,7 @@ func TestTimesInTimeNamespace(t *testing.T) {
 		cmd.Path = unshare
 	})
 	var v ownVerdict
-	require.NoError(t, json.Unmarshal([]byte(c.Ask("%s", burner.Records)), &v))
+	require.NoError(t, json.Unmarshal([]byte(c.Ask("%s", busyservice.Records)), &v))
 	assert.Less(t, v.Age, testenv.Patience)
 	assert.GreaterOrEqual(t, v.Age, time.Duration(0))
 	c.Done()

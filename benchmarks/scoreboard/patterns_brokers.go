@@ -66,9 +66,9 @@ var brokerPatterns = []pattern{
 
 // kafka starts a broker, and a client that creates spans for its records.
 func (r *run) kafka(opts ...kgo.Opt) (client *kgo.Client, tracer *kotel.Tracer, stop func()) {
-	cluster := check(kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "wild")))
+	cluster := check(kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "scoreboard")))
 	tracer = kotel.NewTracer(kotel.TracerProvider(r.provider), kotel.TracerPropagator(r.propagator))
-	client = check(kgo.NewClient(append(opts, kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.DefaultProduceTopic("wild"),
+	client = check(kgo.NewClient(append(opts, kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.DefaultProduceTopic("scoreboard"),
 		kgo.WithHooks(kotel.NewKotel(kotel.WithTracer(tracer)).Hooks()...))...))
 	r.produce(context.Background(), client, 1)
 	return client, tracer, func() {
@@ -83,7 +83,7 @@ func (*run) produce(ctx context.Context, client *kgo.Client, n int) {
 	var confirmed sync.WaitGroup
 	confirmed.Add(n)
 	for range n {
-		client.Produce(ctx, &kgo.Record{Value: []byte("wild")}, func(_ *kgo.Record, err error) {
+		client.Produce(ctx, &kgo.Record{Value: []byte("scoreboard")}, func(_ *kgo.Record, err error) {
 			must(err)
 			confirmed.Done()
 		})
@@ -111,7 +111,7 @@ func kafkaProduceLoop(r *run) {
 }
 
 func kafkaConsume(r *run) {
-	client, tracer, stop := r.kafka(kgo.ConsumeTopics("wild"))
+	client, tracer, stop := r.kafka(kgo.ConsumeTopics("scoreboard"))
 	r.produce(context.Background(), client, 4)
 	for left := 5; left > 0; {
 		fetches := client.PollFetches(context.Background())
@@ -146,13 +146,13 @@ func (*run) nats() (conn *nats.Conn, stop func()) {
 // waits until they are handled.
 func subscribe(conn *nats.Conn, handle func()) (send func()) {
 	handled := make(chan struct{})
-	check(conn.Subscribe("wild", func(*nats.Msg) {
+	check(conn.Subscribe("scoreboard", func(*nats.Msg) {
 		handle()
 		handled <- struct{}{}
 	}))
 	return func() {
 		for range 3 {
-			must(conn.Publish("wild", nil))
+			must(conn.Publish("scoreboard", nil))
 			<-handled
 		}
 	}
@@ -183,7 +183,7 @@ func natsSubscribeOutlives(r *run) {
 
 func natsRequest(r *run) {
 	conn, stop := r.nats()
-	check(conn.Subscribe("wild", func(m *nats.Msg) {
+	check(conn.Subscribe("scoreboard", func(m *nats.Msg) {
 		ctx, span := r.root("answer")
 		r.in(ctx)
 		must(m.Respond(nil))
@@ -191,7 +191,7 @@ func natsRequest(r *run) {
 	}))
 	for range 3 {
 		ctx, span := r.root("job")
-		check(conn.RequestWithContext(ctx, "wild", nil))
+		check(conn.RequestWithContext(ctx, "scoreboard", nil))
 		r.in(ctx)
 		span.End()
 	}
@@ -235,7 +235,7 @@ func redisPubSub(r *run) {
 	var messages sync.WaitGroup
 	received := make(chan struct{})
 	r.inSpanThatEnds(func() {
-		subscription := client.Subscribe(context.Background(), "wild")
+		subscription := client.Subscribe(context.Background(), "scoreboard")
 		check(subscription.Receive(context.Background()))
 		messages.Go(func() {
 			<-received
@@ -249,7 +249,7 @@ func redisPubSub(r *run) {
 	})
 	close(received)
 	for range 3 {
-		must(client.Publish(context.Background(), "wild", "message").Err())
+		must(client.Publish(context.Background(), "scoreboard", "message").Err())
 	}
 	messages.Wait()
 	stop()

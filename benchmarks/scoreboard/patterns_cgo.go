@@ -8,14 +8,14 @@ package main
 /*
 #include <pthread.h>
 
-extern void wildCallback(void);
+extern void scoreboardCallback(void);
 
 static void *on_thread(void *arg) {
-	wildCallback();
+	scoreboardCallback();
 	return arg;
 }
 
-static void call_back(void) { wildCallback(); }
+static void call_back(void) { scoreboardCallback(); }
 
 static int call_back_on_thread(void) {
 	pthread_t thread;
@@ -38,12 +38,12 @@ var cgoPatterns = []pattern{
 	{run: cgoThreadSpan, about: "a span in such a function, and after it", single: true},
 }
 
-// called is the function that wildCallback calls. A variable is enough because the patterns that use
+// called is the function that scoreboardCallback calls. A variable is enough because the patterns that use
 // it run one at a time.
 var called func()
 
-//export wildCallback
-func wildCallback() { called() }
+//export scoreboardCallback
+func scoreboardCallback() { called() }
 
 func callBack(f func()) {
 	called = f

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package truth
+package stacknumber
 
 import (
 	"runtime"
@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestBurn checks that Told recovers the number from the names of the functions on Burn's stack.
+// TestBurn checks that Find recovers the number from the names of the functions on Burn's stack.
 func TestBurn(t *testing.T) {
 	defer func(before func()) { AtBottom = before }(AtBottom)
 	for _, number := range []uint64{0, 1, 0xABCDEF, Max - 1} {
@@ -24,7 +24,7 @@ func TestBurn(t *testing.T) {
 			for frame, more := frames.Next(); more; frame, more = frames.Next() {
 				names = append(names, frame.Function)
 			}
-			got, ok := Told(names)
+			got, ok := Find(names)
 			assert.True(t, ok, names)
 			assert.Equal(t, number, got)
 		}
@@ -34,11 +34,11 @@ func TestBurn(t *testing.T) {
 
 func TestToldNeedsWholeStack(t *testing.T) {
 	whole := strings.Fields(strings.ReplaceAll("main.spin main.bottom main.spell main.digit1 main.spell main.digit0 main.spell main.digit0 "+
-		"main.spell main.digit0 main.spell main.digit0 main.spell main.digit0 main.spell main.Burn", "main.", "github.com/otelctx/otelctx/benchmarks/internal/truth."))
-	number, ok := Told(whole)
+		"main.spell main.digit0 main.spell main.digit0 main.spell main.digit0 main.spell main.Burn", "main.", "github.com/otelctx/otelctx/benchmarks/internal/stacknumber."))
+	number, ok := Find(whole)
 	require.True(t, ok)
 	require.EqualValues(t, 1, number)
-	number, ok = Told(append([]string{"runtime.asyncPreempt2", "runtime.asyncPreempt"}, whole...))
+	number, ok = Find(append([]string{"runtime.asyncPreempt2", "runtime.asyncPreempt"}, whole...))
 	assert.True(t, ok)
 	assert.EqualValues(t, 1, number)
 	for name, stack := range map[string][]string{
@@ -48,7 +48,7 @@ func TestToldNeedsWholeStack(t *testing.T) {
 		"another function is inside":   slices.Insert(slices.Clone(whole), 2, "main.sqlExec"),
 		"no frames":                    nil,
 	} {
-		_, ok := Told(stack)
+		_, ok := Find(stack)
 		assert.False(t, ok, name)
 	}
 }

@@ -101,7 +101,7 @@ func panicRecovered(r *run, parent context.Context) {
 		defer func() { _ = recover() }()
 		_, child := r.start(parent, "child")
 		defer child.End()
-		panic("wild")
+		panic("scoreboard")
 	}()
 	r.stayIn(parent)
 }
@@ -111,7 +111,7 @@ func panicForgotten(r *run) {
 	func() {
 		defer func() { _ = recover() }()
 		_, _ = r.start(parent, "child")
-		panic("wild")
+		panic("scoreboard")
 	}()
 	root.End()
 	r.stayOut()

@@ -3,15 +3,15 @@
 
 //go:build linux
 
-// Command parker parks goroutines in every way in which a goroutine can wait. Each goroutine is in its
+// Command waitingservice parks goroutines in every way in which a goroutine can wait. Each goroutine is in its
 // own span, whose name is the way in which it waits. Tests in other processes check that readers find
 // these spans and the reason why each goroutine waits.
 //
-//	parker COUNT [WAY]
-//	parker attach
-//	parker churn
-//	parker ledger COUNT
-//	parker work COUNT [PAUSE COMPUTE]
+//	waitingservice COUNT [WAY]
+//	waitingservice attach
+//	waitingservice churn
+//	waitingservice ledger COUNT
+//	waitingservice work COUNT [PAUSE COMPUTE]
 //
 // The first form parks COUNT goroutines, or more if there are more ways. With WAY, all COUNT goroutines
 // wait in that way. It prints a line when each goroutine has started its span and is about to park.
@@ -357,13 +357,13 @@ func main() {
 
 // newTracer returns a tracer whose spans are published. If processor is not nil, it sees the spans, too.
 func newTracer(processor sdktrace.SpanProcessor, options ...spanctx.Option) trace.Tracer {
-	resource := sdkresource.NewSchemaless(attribute.String("service.name", cmp.Or(os.Getenv("OTEL_SERVICE_NAME"), "parker")))
+	resource := sdkresource.NewSchemaless(attribute.String("service.name", cmp.Or(os.Getenv("OTEL_SERVICE_NAME"), "waitingservice")))
 	publishing := spanctx.WithPublishing(options...)
 	all := []sdktrace.TracerProviderOption{resourcepublisher.WithResource(resource), publishing}
 	if processor != nil {
 		all = append(all, sdktrace.WithSpanProcessor(processor))
 	}
-	return sdktrace.NewTracerProvider(all...).Tracer("parker")
+	return sdktrace.NewTracerProvider(all...).Tracer("waitingservice")
 }
 
 // park starts a span, calls ready.Done and then wait.

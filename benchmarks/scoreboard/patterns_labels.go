@@ -210,7 +210,7 @@ func labelsLong(r *run) {
 // grafana returns the tracer of grafana/otel-profiling-go around the provider.
 func (r *run) grafana() trace.Tracer {
 	return otelpyroscope.NewTracerProvider(r.provider,
-		otelpyroscope.WithSpanIDLabelScope(otelpyroscope.ScopeAllSpans)).Tracer("wild")
+		otelpyroscope.WithSpanIDLabelScope(otelpyroscope.ScopeAllSpans)).Tracer("scoreboard")
 }
 
 func otherGrafana(r *run) {
@@ -258,7 +258,7 @@ func otherGrafanaDo(r *run) {
 // with returns a tracer of another provider, which publishes its spans and has the given sampler. The
 // other provider is never shut down, because that would affect the service's provider.
 func (*run) with(sampler sdktrace.Sampler) trace.Tracer {
-	return sdktrace.NewTracerProvider(spanctx.WithPublishing(), sdktrace.WithSampler(sampler)).Tracer("wild")
+	return sdktrace.NewTracerProvider(spanctx.WithPublishing(), sdktrace.WithSampler(sampler)).Tracer("scoreboard")
 }
 
 func unsampledRoot(r *run) {
@@ -354,7 +354,7 @@ func secondProviderInside(r *run, parent context.Context) {
 }
 
 func silentProvider(r *run, outer context.Context) {
-	_, span := sdktrace.NewTracerProvider().Tracer("wild").Start(outer, "silent")
+	_, span := sdktrace.NewTracerProvider().Tracer("scoreboard").Start(outer, "silent")
 	r.stayIn(outer)
 	span.End()
 	r.in(outer)
@@ -374,7 +374,7 @@ func (ender) Shutdown(context.Context) error   { return nil }
 func (ender) ForceFlush(context.Context) error { return nil }
 
 func endedInOnStart(r *run) {
-	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(ender{}), spanctx.WithPublishing()).Tracer("wild")
+	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(ender{}), spanctx.WithPublishing()).Tracer("scoreboard")
 	_, span := tracer.Start(context.Background(), "ended")
 	r.stayOut()
 	span.End()
@@ -392,12 +392,12 @@ func providerShutdownFirst(r *run) {
 		r.another = sdktrace.NewTracerProvider(spanctx.WithPublishing())
 		must(r.sdk.Shutdown(context.Background()))
 	})
-	r.stayInNew(r.another.Tracer("wild"), context.Background())
+	r.stayInNew(r.another.Tracer("scoreboard"), context.Background())
 }
 
 // startDatadog starts dd-trace-go's tracer, without an agent.
 var startDatadog = sync.OnceFunc(func() {
-	must(datadog.Start(datadog.WithService("wild"), datadog.WithLogStartup(false), datadog.WithLogger(silence{}),
+	must(datadog.Start(datadog.WithService("scoreboard"), datadog.WithLogStartup(false), datadog.WithLogger(silence{}),
 		datadog.WithProfilerCodeHotspots(true), datadog.WithProfilerEndpoints(true), datadog.WithAgentTimeout(1)))
 })
 

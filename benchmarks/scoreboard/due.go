@@ -10,7 +10,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/benchmarks/internal/truth"
+	"github.com/otelctx/otelctx/benchmarks/internal/stacknumber"
 )
 
 // id identifies a span. The zero id means no span.
@@ -43,15 +43,15 @@ func (t due) kind() string {
 	}
 }
 
-// truths assigns a number to each value of due. While a pattern works, the number is on its stack.
-type truths struct {
+// expected assigns a number to each value of due. While a pattern works, the number is on its stack.
+type expected struct {
 	mu      sync.Mutex
 	numbers map[due]uint64
 	all     []due
 }
 
 // number returns the number of t. Equal values have the same number.
-func (ts *truths) number(t due) uint64 {
+func (ts *expected) number(t due) uint64 {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	if n, ok := ts.numbers[t]; ok {
@@ -61,8 +61,8 @@ func (ts *truths) number(t due) uint64 {
 		ts.numbers = map[due]uint64{}
 	}
 	n := uint64(len(ts.all))
-	if n >= truth.Max {
-		panic("more truths than numbers")
+	if n >= stacknumber.Max {
+		panic("more values than numbers")
 	}
 	ts.numbers[t] = n
 	ts.all = append(ts.all, t)

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package burner is a service that uses the CPU all the time, inside and outside spans. While it does,
+// Package busyservice is a service that uses the CPU all the time, inside and outside spans. While it does,
 // its stack encodes the current span. So a test of a profiler can check the span of each sample against
 // the sample's stack.
 //
@@ -10,7 +10,7 @@
 // the collector, interop and the benchmarks.
 //
 // It is for tests only, in child processes.
-package burner
+package busyservice
 
 import (
 	"bytes"
@@ -46,9 +46,9 @@ import (
 )
 
 // Role is the name under which tests register [Run] with package childproc.
-const Role = "burner"
+const Role = "busyservice"
 
-// These words configure a burner. They are sent to it in one line when it starts.
+// These words configure a busyservice. They are sent to it in one line when it starts.
 const (
 	// Records, GoroutineTable, ThreadSlots and Layout1 choose carriers.
 	Records        = "records"
@@ -76,17 +76,17 @@ const (
 	VariedMany = "varied-many"
 	// InC moves the work to C. It has no effect if the program is built without cgo.
 	InC = "in-c"
-	// Keyed publishes each span with one attribute. It is key.0=0 until the burner receives the line
+	// Keyed publishes each span with one attribute. It is key.0=0 until the busy service receives the line
 	// "keys". Then it changes every few requests, to key.1=1 and so on.
 	Keyed = "keyed"
 	// Silent publishes nothing.
 	Silent = "silent"
-	// Later publishes nothing until the burner receives the line "publish". ResourceFirst makes an
+	// Later publishes nothing until the busyservice receives the line "publish". ResourceFirst makes an
 	// exception: it publishes the resource at the start.
 	Later         = "later"
 	ResourceFirst = "resource-first"
 	// NoContext publishes no resource. Context makes another library publish a process context before
-	// the burner publishes spans, and ContextAfter makes it do so afterwards.
+	// the busy service publishes spans, and ContextAfter makes it do so afterwards.
 	NoContext    = "no-context"
 	Context      = "context"
 	ContextAfter = "context-after"
@@ -123,11 +123,11 @@ func Run(parent *childproc.Parent) {
 	}
 }
 
-// Start starts a burner configured by words. It burns until the process ends.
-func Start(words ...string) (*Burner, error) {
-	b := &Burner{words: words}
+// Start starts a busy service configured by words. It burns until the process ends.
+func Start(words ...string) (*Service, error) {
+	b := &Service{words: words}
 	b.started, b.inC, b.forged, b.foreign = b.has(Started), b.has(InC), b.has(Forged), b.has(Foreign)
-	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(&b.ids)).Tracer("burner"), nil})
+	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(&b.ids)).Tracer("busyservice"), nil})
 	if b.has(ResourceFirst) {
 		if _, err := resourcepublisher.NewPublisher(theResource()); err != nil {
 			return nil, err
@@ -161,7 +161,7 @@ var (
 	CraftedAttributes = bytes.Repeat([]byte{0, 100 - 2, 'x', 'y'}, MaxAttributes/4)
 )
 
-// ForeignTrace is the trace id in the labels of [Foreign]. No span of a burner has it.
+// ForeignTrace is the trace id in the labels of [Foreign]. No span of a busy service has it.
 var ForeignTrace = trace.TraceID{0xF0, 15: 1}
 
 // MaxAttributes is the maximum number of attribute bytes in a record.
@@ -205,8 +205,8 @@ const (
 // machines, so that goroutines change threads.
 const workers = 6
 
-// Burner is a running burner.
-type Burner struct {
+// Busy service is a running busyservice.
+type Service struct {
 	words  []string
 	tracer atomic.Pointer[tracer]
 	ids    ids
@@ -243,9 +243,9 @@ type tracer struct {
 	processor *spanctx.SpanProcessor
 }
 
-func (b *Burner) has(word string) bool { return slices.Contains(b.words, word) }
+func (b *Service) has(word string) bool { return slices.Contains(b.words, word) }
 
-func (b *Burner) publish() error {
+func (b *Service) publish() error {
 	if b.has(Context) {
 		if _, err := foreigncontext.Publish(); err != nil {
 			return err
@@ -281,7 +281,7 @@ func (b *Burner) publish() error {
 	if !b.has(ResourceFirst) && !b.has(NoContext) {
 		options = append(options, resourcepublisher.WithResource(theResource()))
 	}
-	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(options...).Tracer("burner"), processor})
+	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(options...).Tracer("busyservice"), processor})
 	if b.has(ContextAfter) {
 		_, err = foreigncontext.Publish()
 	}
@@ -289,7 +289,7 @@ func (b *Burner) publish() error {
 }
 
 func theResource() *resource.Resource {
-	return resource.NewSchemaless(attribute.String("service.name", "burner"))
+	return resource.NewSchemaless(attribute.String("service.name", "busyservice"))
 }
 
 // names returns the names of the functions at these addresses.
@@ -340,7 +340,7 @@ func Number(id [8]byte) uint64 { return binary.BigEndian.Uint64(id[:]) &^ mark }
 
 // work serves requests forever. Each burns outside spans, inside a span and inside its child, and
 // yields the thread in between.
-func (b *Burner) work() {
+func (b *Service) work() {
 	for {
 		b.burn(trace.SpanContext{})
 		b.pause()
@@ -378,7 +378,7 @@ func (b *Burner) work() {
 }
 
 // context returns the context of a request.
-func (b *Burner) context(processor *spanctx.SpanProcessor) context.Context {
+func (b *Service) context(processor *spanctx.SpanProcessor) context.Context {
 	ctx := context.Background()
 	if !b.has(Keyed) {
 		return ctx
@@ -394,13 +394,13 @@ func (b *Burner) context(processor *spanctx.SpanProcessor) context.Context {
 }
 
 // key returns the number of the current attribute key.
-func (b *Burner) key() uint64 {
+func (b *Service) key() uint64 {
 	const requestsPerKey = 20
 	return min(b.requests.Load()/requestsPerKey, scope.MaxKeys-1)
 }
 
 // pause yields the thread for a time that varies.
-func (b *Burner) pause() {
+func (b *Service) pause() {
 	const most = 300
 	time.Sleep(time.Duration(b.ids.last.Load()*7%most) * time.Microsecond)
 }
@@ -409,7 +409,7 @@ func (b *Burner) pause() {
 const pathBits = 20
 
 // burn uses the CPU while the stack encodes the number of the span sc, or 0 if sc is the zero value.
-func (b *Burner) burn(sc trace.SpanContext) {
+func (b *Service) burn(sc trace.SpanContext) {
 	number := uint64(0)
 	if sc.HasSpanID() {
 		number = Number(sc.SpanID())
@@ -488,11 +488,11 @@ func burnGo() {
 
 func burnElsewhere() { Work(iterations) }
 
-const pkg = "github.com/otelctx/otelctx/internal/testing/burner."
+const pkg = "github.com/otelctx/otelctx/internal/testing/busyservice."
 
-// Truth returns the number of the span that a stack encodes, or 0 for no span. names lists the
+// SpanOnStack returns the number of the span that a stack encodes, or 0 for no span. names lists the
 // stack's functions, innermost first. ok reports whether the stack encodes a number.
-func Truth(names []string) (number uint64, ok bool) {
+func SpanOnStack(names []string) (number uint64, ok bool) {
 	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == pkg+"path" })
 	last := slices.Index(names, pkg+"top")
 	end := last - 1 - pathBits
@@ -519,14 +519,14 @@ func InCrafted(names []string) bool {
 	return len(names) > 1 && names[0] == pkg+"burnGo" && (names[1] == pkg+"burnCrafted" || names[1] == "runtime.goexit")
 }
 
-// Same reports whether number, of a span, matches truth, which a stack encodes. A stack has only the
+// Same reports whether number, of a span, matches onStack, which a stack encodes. A stack has only the
 // lowest pathBits bits.
-func Same(number, truth uint64) bool { return number&(1<<pathBits-1) == truth }
+func Same(number, onStack uint64) bool { return number&(1<<pathBits-1) == onStack }
 
-// Words joins words into the line that configures a burner.
+// Words joins words into the line that configures a busyservice.
 func Words(words ...string) string { return strings.Join(words, " ") }
 
-// Names asks a burner for the names of the functions at these addresses.
+// Names asks a busy service for the names of the functions at these addresses.
 func Names(c *childproc.Child, addresses []uint64) map[uint64]string {
 	const batch = 10_000 // addresses per line
 	known := make(map[uint64]string, len(addresses))

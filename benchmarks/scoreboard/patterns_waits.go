@@ -301,7 +301,7 @@ func waitGRPC() (wait, wake func()) {
 	go func() { _ = server.Serve(listener) }()
 	conn := check(grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))
 	return func() {
-			must(conn.Invoke(context.Background(), "/wild/Unary", new(emptypb.Empty), new(emptypb.Empty)))
+			must(conn.Invoke(context.Background(), "/scoreboard/Unary", new(emptypb.Empty), new(emptypb.Empty)))
 			close(ended)
 		}, func() {
 			close(c)

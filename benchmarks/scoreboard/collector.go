@@ -20,7 +20,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pprofile"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/benchmarks/internal/truth"
+	"github.com/otelctx/otelctx/benchmarks/internal/stacknumber"
 )
 
 // reportInterval is how often a receiver reports.
@@ -106,7 +106,7 @@ func (b *board) collect(o observer, dir string, pid int) (stopFunc, error) {
 func readCollected(b []byte, pid int) (map[seen]int, error) {
 	all := map[seen]int{}
 	rest, err := samplesOf(b, pid, func(d pprofile.ProfilesDictionary, s pprofile.Sample) error {
-		number, ok := truth.Told(functions(d, s))
+		number, ok := stacknumber.Find(functions(d, s))
 		if !ok {
 			return nil
 		}

@@ -14,7 +14,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/benchmarks/internal/truth"
+	"github.com/otelctx/otelctx/benchmarks/internal/stacknumber"
 )
 
 // pattern is a way in which services use spans, goroutines and libraries.
@@ -70,15 +70,15 @@ func (p pattern) once(r *run) {
 type run struct {
 	*service
 
-	pattern string
-	truths  *truths
+	pattern  string
+	expected *expected
 	// burned counts pieces of work. The other counters count them by due.kind.
 	burned                                atomic.Int64
 	shownCount, nothingCount, eitherCount atomic.Int64
 }
 
 // in works, and expects that the span of ctx is published. Like the methods below, it works by calling
-// [truth.Burn].
+// [stacknumber.Burn].
 func (r *run) in(ctx context.Context) {
 	r.needSpan(ctx)
 	r.burn(due{Spans: [2]id{spanOf(ctx)}})
@@ -156,7 +156,7 @@ func (r *run) burnAndWait(t due, wait func()) {
 	default:
 		r.eitherCount.Add(1)
 	}
-	truth.Burn(r.truths.number(t), wait)
+	stacknumber.Burn(r.expected.number(t), wait)
 }
 
 // says lists the values of due.kind that have occurred.

@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// TestMain lets the test binary also run as wild serve, which the scoreboard starts.
+// TestMain lets the test binary also run as scoreboard serve, which the scoreboard starts.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "serve" {
 		main()

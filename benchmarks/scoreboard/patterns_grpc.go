@@ -56,7 +56,7 @@ func (r *run) serveRPC(handle method, server []grpc.ServerOption, client ...grpc
 		otelgrpc.WithTracerProvider(r.provider), otelgrpc.WithPropagators(r.propagator)))}, server...)...)
 	stream := func(_ any, stream grpc.ServerStream) error { return handle(stream.Context(), stream) }
 	s.RegisterService(&grpc.ServiceDesc{
-		ServiceName: "wild", HandlerType: (*any)(nil),
+		ServiceName: "scoreboard", HandlerType: (*any)(nil),
 		Methods: []grpc.MethodDesc{{
 			MethodName: "Unary",
 			Handler: func(_ any, ctx context.Context, _ func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
@@ -83,12 +83,12 @@ func (r *rpc) close() {
 }
 
 func (r *rpc) unary(ctx context.Context) {
-	must(r.conn.Invoke(ctx, "/wild/Unary", new(emptypb.Empty), new(emptypb.Empty)))
+	must(r.conn.Invoke(ctx, "/scoreboard/Unary", new(emptypb.Empty), new(emptypb.Empty)))
 }
 
 // open opens a stream, which starts the client's span.
 func (r *rpc) open(ctx context.Context, name string, fromServer, fromClient bool) grpc.ClientStream {
-	return check(r.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: fromServer, ClientStreams: fromClient}, "/wild/"+name))
+	return check(r.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: fromServer, ClientStreams: fromClient}, "/scoreboard/"+name))
 }
 
 // messages has the methods that a client's and a server's stream have in common.
@@ -128,12 +128,12 @@ func idle(_ context.Context, stream grpc.ServerStream) error {
 		return nil
 	}
 	switch method, _ := grpc.MethodFromServerStream(stream); method {
-	case "/wild/Server":
+	case "/scoreboard/Server":
 		receive(stream)
 		for range 3 {
 			send(stream)
 		}
-	case "/wild/Client":
+	case "/scoreboard/Client":
 		drain(stream)
 		send(stream)
 	default:

@@ -26,7 +26,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/benchmarks/internal/measured"
-	"github.com/otelctx/otelctx/benchmarks/internal/truth"
+	"github.com/otelctx/otelctx/benchmarks/internal/stacknumber"
 )
 
 const (
@@ -39,7 +39,7 @@ const (
 	attempts = 5
 )
 
-// board is the command wild score: its flags, and the results for one publication.
+// board is the command scoreboard score: its flags, and the results for one publication.
 type board struct {
 	otelctx, otelcol, patterns, observers, resume string
 	csv, publish                                  string
@@ -101,7 +101,7 @@ type observer struct {
 	args []string
 	// receiver is the name of a Collector receiver. It is empty for other observers.
 	receiver string
-	// serve holds additional arguments of the command wild serve, which make the service profile
+	// serve holds additional arguments of the command scoreboard serve, which make the service profile
 	// itself. It is nil for other observers.
 	serve []string
 	// profile is the name of the file that the observer writes. read decodes its content.
@@ -314,7 +314,7 @@ func (b *board) begin(o observer, dir string, pid int) (stopFunc, error) {
 
 // observeOnce runs the patterns once, in a new process that the observers sample.
 func (b *board) observeOnce(group []observer, patterns string) error {
-	dir, err := os.MkdirTemp("", "wild")
+	dir, err := os.MkdirTemp("", "scoreboard")
 	if err != nil {
 		return err
 	}
@@ -447,7 +447,7 @@ func await(lines *bufio.Scanner, want string) error {
 		}
 		last = lines.Text()
 	}
-	return fmt.Errorf("wild serve has ended before it was %s; its last line: %q", want, last)
+	return fmt.Errorf("scoreboard serve has ended before it was %s; its last line: %q", want, last)
 }
 
 // record starts otelctx record, and returns once it is sampling or, with --wall, at once.
@@ -503,7 +503,7 @@ func awaitSampling(pid int) error {
 	return errors.New("the recorder does not start to sample")
 }
 
-// decode decodes a value that wild serve has written.
+// decode decodes a value that scoreboard serve has written.
 func decode[T any](b []byte) (value T, err error) {
 	err = gob.NewDecoder(bytes.NewReader(b)).Decode(&value)
 	return value, err
@@ -511,15 +511,15 @@ func decode[T any](b []byte) (value T, err error) {
 
 // add adds the samples in an observer's file to the rows.
 func (b *board) add(o observer, dir, path string, pid int) error {
-	text, err := os.ReadFile(filepath.Join(dir, truthsFile))
+	text, err := os.ReadFile(filepath.Join(dir, expectedFile))
 	if err != nil {
 		return err
 	}
-	truths, err := decode[[]due](text)
+	expected, err := decode[[]due](text)
 	if err != nil {
 		return err
 	}
-	for _, t := range truths {
+	for _, t := range expected {
 		b.rows[t.Pattern].Kinds[t.kind()] = true
 	}
 	if text, err = os.ReadFile(path); err != nil {
@@ -530,10 +530,10 @@ func (b *board) add(o observer, dir, path string, pid int) error {
 		return err
 	}
 	for s, times := range all {
-		if s.Number >= uint64(len(truths)) {
-			return fmt.Errorf("a stack has number %d, but there are %d truths", s.Number, len(truths))
+		if s.Number >= uint64(len(expected)) {
+			return fmt.Errorf("a stack has number %d, but only %d are known", s.Number, len(expected))
 		}
-		t := truths[s.Number]
+		t := expected[s.Number]
 		row := b.rows[t.Pattern]
 		if !o.judges(&row.pattern) {
 			continue
@@ -568,7 +568,7 @@ func (t *tally) add(due due, given id, times int) {
 // readProfile counts the samples of a pprof profile by work number and attributed span.
 func readProfile(b []byte, _ int) (map[seen]int, error) {
 	all := map[seen]int{}
-	return all, truth.Read(b, func(number uint64, labels map[string][]string, count int) error {
+	return all, stacknumber.Read(b, func(number uint64, labels map[string][]string, count int) error {
 		given, err := parseID(first(labels["trace_id"]), first(labels["span_id"]))
 		all[seen{Number: number, Given: given}] += count
 		return err
@@ -593,7 +593,7 @@ func readWall(b []byte, _ int) (map[seen]int, error) {
 				names = append(names, line.Function.Name)
 			}
 		}
-		number, ok := truth.Told(names)
+		number, ok := stacknumber.Find(names)
 		if !ok {
 			continue
 		}

@@ -231,9 +231,9 @@ func (logWork) ForceFlush(context.Context) error                       { return 
 
 func slogHandler(r *run, ctx context.Context) {
 	provider := sdklog.NewLoggerProvider(sdklog.WithProcessor(logWork{r.in}))
-	logger := slog.New(otelslog.NewHandler("wild", otelslog.WithLoggerProvider(provider)))
+	logger := slog.New(otelslog.NewHandler("scoreboard", otelslog.WithLoggerProvider(provider)))
 	for range 3 {
-		logger.InfoContext(ctx, "wild")
+		logger.InfoContext(ctx, "scoreboard")
 		block()
 	}
 }
@@ -243,9 +243,9 @@ func logExporter(r *run) {
 	provider := sdklog.NewLoggerProvider(sdklog.WithProcessor(sdklog.NewBatchProcessor(
 		logWork{func(context.Context) { r.out() }}, sdklog.WithExportInterval(time.Millisecond))))
 	span.End()
-	logger := slog.New(otelslog.NewHandler("wild", otelslog.WithLoggerProvider(provider)))
+	logger := slog.New(otelslog.NewHandler("scoreboard", otelslog.WithLoggerProvider(provider)))
 	for range 3 {
-		logger.Info("wild")
+		logger.Info("scoreboard")
 		must(provider.ForceFlush(context.Background()))
 	}
 	must(provider.Shutdown(context.Background()))
@@ -266,7 +266,7 @@ func spanExporter(r *run) {
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(spanWork{r.out}, sdktrace.WithBatchTimeout(time.Millisecond)))
 	span.End()
 	for range 3 {
-		_, exported := provider.Tracer("wild").Start(context.Background(), "exported")
+		_, exported := provider.Tracer("scoreboard").Start(context.Background(), "exported")
 		exported.End()
 		must(provider.ForceFlush(context.Background()))
 	}

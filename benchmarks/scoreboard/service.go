@@ -85,7 +85,7 @@ func newService(publish publication) *service {
 		outside:    make(worker),
 	}
 	s.sdk = sdktrace.NewTracerProvider(
-		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "wild"))),
+		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "scoreboard"))),
 		spanctx.WithPublishing(publish.options...),
 		sdktrace.WithSpanProcessor(s.started),
 		sdktrace.WithSampler(sampler),
@@ -99,7 +99,7 @@ func newService(publish publication) *service {
 		s.sdk = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.started), sdktrace.WithSampler(sampler))
 		s.provider = otelpyroscope.NewTracerProvider(s.sdk, otelpyroscope.WithSpanIDLabelScope(otelpyroscope.ScopeAllSpans))
 	}
-	s.tracer = s.provider.Tracer("wild")
+	s.tracer = s.provider.Tracer("scoreboard")
 	for range 3 {
 		go s.outside.loop()
 	}

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package burner
+package busyservice
 
 import (
 	"encoding/binary"
@@ -34,7 +34,7 @@ func variedKeys() []attribute.Key {
 }
 
 // vary starts goroutines that burn while their records change. size is the length of attribute values.
-func (*Burner) vary(size int) {
+func (*Service) vary(size int) {
 	for n := range uint64(workers) {
 		go newVaried(n+1, size).burn()
 	}

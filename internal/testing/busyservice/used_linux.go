@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package burner
+package busyservice
 
 import (
 	"os"
@@ -16,7 +16,7 @@ import (
 )
 
 // Frequency returns the number of samples per second of CPU time at which tests should sample a
-// burner. It is higher than in production, so that tests take less time, and not a round number, so
+// busyservice. It is higher than in production, so that tests take less time, and not a round number, so
 // that samples do not fall into step with regular events. It is lower on emulated CPUs, where a sample
 // takes far longer, and on kernels that limit the rate.
 func Frequency() int {

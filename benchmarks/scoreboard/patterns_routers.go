@@ -251,12 +251,12 @@ func (r *run) connecting(job func(ctx context.Context, unary, stream connected))
 	spans := connect.WithInterceptors(check(otelconnect.NewInterceptor(
 		otelconnect.WithTracerProvider(r.provider), otelconnect.WithPropagator(r.propagator), otelconnect.WithTrustRemote())))
 	mux := http.NewServeMux()
-	mux.Handle("/wild/Unary", connect.NewUnaryHandler("/wild/Unary",
+	mux.Handle("/scoreboard/Unary", connect.NewUnaryHandler("/scoreboard/Unary",
 		func(ctx context.Context, _ *connect.Request[emptypb.Empty]) (*connect.Response[emptypb.Empty], error) {
 			r.in(ctx)
 			return connect.NewResponse(new(emptypb.Empty)), nil
 		}, spans))
-	mux.Handle("/wild/Stream", connect.NewServerStreamHandler("/wild/Stream",
+	mux.Handle("/scoreboard/Stream", connect.NewServerStreamHandler("/scoreboard/Stream",
 		func(ctx context.Context, _ *connect.Request[emptypb.Empty], stream *connect.ServerStream[emptypb.Empty]) error {
 			for range 3 {
 				r.in(ctx)
@@ -267,8 +267,8 @@ func (r *run) connecting(job func(ctx context.Context, unary, stream connected))
 			return nil
 		}, spans))
 	server, client := r.serve(2, mux)
-	unary := connect.NewClient[emptypb.Empty, emptypb.Empty](client, server.URL+"/wild/Unary", spans)
-	stream := connect.NewClient[emptypb.Empty, emptypb.Empty](client, server.URL+"/wild/Stream", spans)
+	unary := connect.NewClient[emptypb.Empty, emptypb.Empty](client, server.URL+"/scoreboard/Unary", spans)
+	stream := connect.NewClient[emptypb.Empty, emptypb.Empty](client, server.URL+"/scoreboard/Stream", spans)
 	check(unary.CallUnary(context.Background(), connect.NewRequest(new(emptypb.Empty)))) // connect first
 	for range 2 {
 		r.job(func(ctx context.Context) { job(ctx, unary, stream) })
@@ -344,11 +344,11 @@ func gormQuery(r *run) {
 	db := r.database(&connector{exec: r.in})
 	orm := check(gorm.Open(tests.DummyDialector{}, &gorm.Config{ConnPool: db}))
 	type saved struct{}
-	must(orm.Callback().Raw().Before("gorm:raw").Register("wild:start", func(tx *gorm.DB) {
+	must(orm.Callback().Raw().Before("gorm:raw").Register("scoreboard:start", func(tx *gorm.DB) {
 		ctx, span := r.start(tx.Statement.Context, "gorm")
 		tx.Statement.Context = context.WithValue(ctx, saved{}, span)
 	}))
-	must(orm.Callback().Raw().After("gorm:raw").Register("wild:end", func(tx *gorm.DB) {
+	must(orm.Callback().Raw().After("gorm:raw").Register("scoreboard:end", func(tx *gorm.DB) {
 		tx.Statement.Context.Value(saved{}).(trace.Span).End()
 	}))
 	for range 4 {

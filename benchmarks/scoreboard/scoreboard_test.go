@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/benchmarks/internal/truth"
+	"github.com/otelctx/otelctx/benchmarks/internal/stacknumber"
 )
 
 // TestPatterns checks that each pattern works at least once without an error, and that names are
@@ -33,7 +33,7 @@ func TestPatterns(t *testing.T) {
 			if p.alone {
 				service = newService(publications[0])
 			}
-			r := &run{service: service, pattern: p.name(), truths: new(truths)}
+			r := &run{service: service, pattern: p.name(), expected: new(expected)}
 			r.repeat(p, 1, func() bool { return r.burned.Load() > 0 })
 			assert.Positive(t, r.burned.Load())
 			t.Log(r.says())
@@ -44,16 +44,16 @@ func TestPatterns(t *testing.T) {
 // TestProfileHasGoroutineThatWaits checks that a goroutine profile has the number and the span of a
 // goroutine that waits at the bottom.
 func TestProfileHasGoroutineThatWaits(t *testing.T) {
-	defer func(before func()) { truth.AtBottom = before }(truth.AtBottom)
+	defer func(before func()) { stacknumber.AtBottom = before }(stacknumber.AtBottom)
 	waiting, done := make(chan struct{}), make(chan struct{})
-	truth.AtBottom = func() {
+	stacknumber.AtBottom = func() {
 		close(waiting)
 		<-done
 	}
 	defer close(done)
 	span := id{trace.TraceID{15: 1}, trace.SpanID{7: 2}}
 	labels := pprof.Labels("trace_id", span.Trace.String(), "span_id", span.Span.String())
-	go pprof.Do(t.Context(), labels, func(context.Context) { truth.Burn(0xABCDEF, nil) })
+	go pprof.Do(t.Context(), labels, func(context.Context) { stacknumber.Burn(0xABCDEF, nil) })
 	<-waiting
 	var profile bytes.Buffer
 	require.NoError(t, pprof.Lookup("goroutine").WriteTo(&profile, 0))
@@ -62,16 +62,16 @@ func TestProfileHasGoroutineThatWaits(t *testing.T) {
 	assert.Equal(t, map[seen]int{{Number: 0xABCDEF, Given: span}: 1}, got)
 }
 
-func TestTruthsSurviveTheirFile(t *testing.T) {
-	var ts truths
+func TestExpectedSurviveTheirFile(t *testing.T) {
+	var ts expected
 	one := due{Pattern: "one", Spans: [2]id{{trace.TraceID{1}, trace.SpanID{2}}, {trace.TraceID{1}, trace.SpanID{5}}}, Nothing: true}
 	for i, each := range []due{one, {Pattern: "none"}} {
 		assert.EqualValues(t, i, ts.number(each))
-		assert.EqualValues(t, i, ts.number(each), "the same truth again")
+		assert.EqualValues(t, i, ts.number(each), "the same value again")
 	}
 	s := server{dir: t.TempDir()}
-	require.NoError(t, s.write(truthsFile, ts.all))
-	text, err := os.ReadFile(filepath.Join(s.dir, truthsFile))
+	require.NoError(t, s.write(expectedFile, ts.all))
+	text, err := os.ReadFile(filepath.Join(s.dir, expectedFile))
 	require.NoError(t, err)
 	got, err := decode[[]due](text)
 	require.NoError(t, err)
@@ -82,7 +82,7 @@ func TestVerdict(t *testing.T) {
 	a, b, c := id{Span: trace.SpanID{1}}, id{Span: trace.SpanID{2}}, id{Span: trace.SpanID{3}}
 	for _, one := range []struct {
 		name  string
-		truth due
+		due   due
 		given id
 		want  tally
 	}{
@@ -96,7 +96,7 @@ func TestVerdict(t *testing.T) {
 		{"none of two spans", due{Spans: [2]id{a, b}}, c, tally{Wrong: 1}},
 	} {
 		var got tally
-		got.add(one.truth, one.given, 1)
+		got.add(one.due, one.given, 1)
 		assert.Equal(t, one.want, got, one.name)
 	}
 }

@@ -1,11 +1,11 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command wild counts how often profilers attribute a sample to the right span. It runs patterns that occur in real
+// Command scoreboard counts how often profilers attribute a sample to the right span. It runs patterns that occur in real
 // services, with real libraries, and samples them with several profilers, called observers.
 //
-//	wild serve   runs the patterns, one after the other
-//	wild score   runs wild serve under observers, and prints how often each is right
+//	scoreboard serve   runs the patterns, one after the other
+//	scoreboard score   runs scoreboard serve under observers, and prints how often each is right
 //
 // A pattern works at certain points: it uses the CPU for a moment, with a number on its stack. The
 // number stands for the span that must be published at that moment according to the rules of package
@@ -21,7 +21,7 @@ import (
 
 func main() {
 	if err := command(os.Args[1:]); err != nil {
-		_, _ = fmt.Fprintln(os.Stderr, "wild:", err)
+		_, _ = fmt.Fprintln(os.Stderr, "scoreboard:", err)
 		os.Exit(1)
 	}
 }
@@ -31,7 +31,7 @@ func command(args []string) error {
 	if len(args) > 0 {
 		name, args = args[0], args[1:]
 	}
-	flags := flag.NewFlagSet("wild "+name, flag.ExitOnError)
+	flags := flag.NewFlagSet("scoreboard "+name, flag.ExitOnError)
 	switch name {
 	case "serve":
 		var s server

@@ -20,14 +20,14 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/otelctx/otelctx/benchmarks/internal/truth"
+	"github.com/otelctx/otelctx/benchmarks/internal/stacknumber"
 )
 
 func all() []pattern {
 	return slices.Concat(lifePatterns, goroutinePatterns, handoverPatterns, brokerPatterns, waitPatterns, inheritedPatterns, httpPatterns, routerPatterns, grpcPatterns, sqlPatterns, labelPatterns, samplingPatterns, datadogPatterns, cgoPatterns)
 }
 
-// server is the command wild serve.
+// server is the command scoreboard serve.
 type server struct {
 	patterns string
 	publish  string
@@ -42,7 +42,7 @@ type server struct {
 func (s *server) flags(f *flag.FlagSet) {
 	f.StringVar(&s.patterns, "patterns", "", "names of patterns, separated by commas; the default is all that do not need their own process")
 	f.StringVar(&s.publish, "publish", "default", publishUsage)
-	f.StringVar(&s.dir, "dir", ".", "directory for truths and profiles")
+	f.StringVar(&s.dir, "dir", ".", "directory for expected spans and profiles")
 	f.DurationVar(&s.cpu, "cpu", 500*time.Millisecond, "minimum CPU time of each pattern")
 	f.IntVar(&s.rounds, "rounds", 3, "in how many rounds the patterns run")
 	f.IntVar(&s.parallel, "parallel", 1, "how many repetitions of a pattern run at a time, if the pattern allows it")
@@ -52,7 +52,7 @@ func (s *server) flags(f *flag.FlagSet) {
 
 // These are the names of the files in a server's directory.
 const (
-	truthsFile     = "truths"
+	expectedFile   = "expected"
 	cpuProfileFile = "cpu.pb.gz"
 	goroutinesFile = "goroutines"
 )
@@ -72,7 +72,7 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 		return err
 	}
 	runtime.GOMAXPROCS(4) // More than the CPUs of most test machines, so that goroutines change threads.
-	each := truth.BurnTime()
+	each := stacknumber.BurnTime()
 	lines := bufio.NewScanner(in)
 	service := newService(publish)
 	_, _ = fmt.Fprintln(out, "ready")
@@ -100,20 +100,20 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 		parallel = together
 		// A goroutine profile also contains waiting goroutines, so let them wait with the number on
 		// the stack.
-		truth.AtBottom = waitAtBottom
+		stacknumber.AtBottom = waitAtBottom
 	}
-	var truths truths
+	var expected expected
 	for round := range s.rounds {
 		for _, p := range patterns {
 			_, _ = fmt.Fprintln(out, "round", round, p.name())
-			r := &run{service: service, pattern: p.name(), truths: &truths}
+			r := &run{service: service, pattern: p.name(), expected: &expected}
 			r.repeat(p, parallel, func() bool {
 				used := time.Duration(r.burned.Load()) * each
 				return (s.goroutines || used >= s.cpu/time.Duration(s.rounds)) && watch.enough(p.name(), round, s.rounds)
 			})
 		}
 	}
-	if err := errors.Join(finish(), s.write(truthsFile, truths.all)); err != nil {
+	if err := errors.Join(finish(), s.write(expectedFile, expected.all)); err != nil {
 		return err
 	}
 	finished.Store(true)
@@ -131,7 +131,7 @@ func waitAtBottom() { time.Sleep(3 * time.Millisecond) }
 // these samples, and can read the executable before the patterns run.
 func warmUp(enough *atomic.Bool) {
 	for !enough.Load() {
-		truth.Spin()
+		stacknumber.Spin()
 		runtime.Gosched()
 	}
 }

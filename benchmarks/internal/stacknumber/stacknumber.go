@@ -1,10 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package truth puts a number on the stack of a goroutine while the goroutine works. Each
+// Package stacknumber puts a number on the stack of a goroutine while the goroutine works. Each
 // hexadecimal digit of the number is a call of a function that stands for that digit. So each sample
 // of the work, taken by any profiler, contains the number, which identifies the expected span.
-package truth
+package stacknumber
 
 import (
 	"bytes"
@@ -149,10 +149,10 @@ func digitE(number uint64, left int, wait func()) { spell(number, left, wait) }
 //go:noinline
 func digitF(number uint64, left int, wait func()) { spell(number, left, wait) }
 
-// Told returns the number on a stack. names are the stack's functions, the innermost first. ok is false if the stack
+// Find returns the number on a stack. names are the stack's functions, the innermost first. ok is false if the stack
 // has no number, or is cut off.
-func Told(names []string) (number uint64, ok bool) {
-	const pkg = "github.com/otelctx/otelctx/benchmarks/internal/truth."
+func Find(names []string) (number uint64, ok bool) {
+	const pkg = "github.com/otelctx/otelctx/benchmarks/internal/stacknumber."
 	burning, digits := false, 0
 	for _, name := range names {
 		name, ours := strings.CutPrefix(name, pkg)
@@ -194,7 +194,7 @@ func Read(b []byte, f func(number uint64, labels map[string][]string, count int)
 				names = append(names, line.Function.Name)
 			}
 		}
-		if number, ok := Told(names); ok {
+		if number, ok := Find(names); ok {
 			if err := f(number, sample.Label, int(sample.Value[0])); err != nil {
 				return err
 			}
