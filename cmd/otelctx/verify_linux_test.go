@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -154,4 +155,10 @@ func TestVerifyProfileBounded(t *testing.T) {
 		assert.NotZero(t, got.code)
 		assert.Contains(t, got.stderr, want)
 	}
+}
+
+// TestVerifyForAges checks the longest duration.
+func TestVerifyForAges(t *testing.T) {
+	got := otelctx(t, "verify", strconv.Itoa(math.MaxInt32), "--duration", time.Duration(math.MaxInt64).String())
+	assert.Equal(t, exitProcessGone, got.code, got.stderr)
 }

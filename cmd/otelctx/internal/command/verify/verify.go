@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"time"
@@ -74,7 +75,8 @@ func (c *Command) Run(s terminal.Streams) error {
 	}
 	// An interrupt ends the check early with a report. If the process blocks its readers, the check cannot notice
 	// the interrupt, and the limit ends it.
-	results, err := patient.Call(context.WithoutCancel(ctx), pid, c.Duration+patient.Limit, func() ([]conformance.Result, error) {
+	limit := min(c.Duration, math.MaxInt64-patient.Limit) + patient.Limit
+	results, err := patient.Call(context.WithoutCancel(ctx), pid, limit, func() ([]conformance.Result, error) {
 		return conformance.Process(ctx, pid, c.Duration)
 	})
 	if errors.Is(err, fs.ErrPermission) && !errors.Is(err, reader.ErrNotPermitted) {
