@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/hex"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -109,6 +110,10 @@ func TestPayloads(t *testing.T) {
 		"the reference data is in the resource": {
 			resource: attributes{service, schema("tlsdesc_v1_dev"), keyMap(text("http.route"))},
 			failed:   reasons{"4947-R5": `the resource has the key "threadlocal.schema_version"`},
+		},
+		"a key so long that the evidence ends inside it": {
+			resource: attributes{service, attribute("threadlocal.x"+strings.Repeat("é", 200), text(""))},
+			failed:   reasons{"4947-R5": "é…"},
 		},
 		"a key map without a schema": {
 			resource: attributes{service}, attributes: attributes{keyMap(text("http.route"))},

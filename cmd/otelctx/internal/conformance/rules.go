@@ -214,7 +214,11 @@ func (r report) note(id, subject, format string, args ...any) {
 // process.
 func cut(s string) string {
 	if len(s) > maxText {
-		s = s[:maxText] + "…"
+		end := maxText
+		for end > maxText-utf8.UTFMax && !utf8.RuneStart(s[end]) {
+			end-- // Do not cut a character in two.
+		}
+		s = s[:end] + "…"
 	}
 	if !utf8.ValidString(s) {
 		s = fmt.Sprintf("%q", s)
