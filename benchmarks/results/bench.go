@@ -66,6 +66,11 @@ func convert(w io.Writer, output io.Reader, now time.Time) error {
 	if len(names) == 0 {
 		return errors.New("no benchmark in the input")
 	}
+	for _, row := range names {
+		if len(row) != len(keys)+1 {
+			return fmt.Errorf("%s: its keys differ from those of the other benchmarks", row[len(row)-1])
+		}
+	}
 	runs := len(slices.Collect(maps.Values(values[names[0][len(keys)]]))[0])
 	if _, err := fmt.Fprintf(w, "# date: %s\n# machine: %d processors, %s, %s\n# by: go -C benchmarks test -bench %s -count %d\n",
 		now.Format(time.DateOnly), runtime.NumCPU(), cpu, runtime.Version(), strings.Split(names[0][len(keys)], "/")[0], runs); err != nil {
@@ -74,9 +79,6 @@ func convert(w io.Writer, output io.Reader, now time.Time) error {
 	out := csv.NewWriter(w)
 	_ = out.Write(slices.Concat(keys, units))
 	for _, row := range names {
-		if len(row) != len(keys)+1 {
-			return fmt.Errorf("%s: its keys differ from those of the other benchmarks", row[len(row)-1])
-		}
 		cells := slices.Clone(row[:len(keys)])
 		for _, unit := range units {
 			cells = append(cells, cell(values[row[len(keys)]][unit], unit))

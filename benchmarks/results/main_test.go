@@ -81,4 +81,7 @@ PASS
 100,names,1.00 ms ± 10 %,1.10 ± 5 %,40178,0
 `, rows)
 	assert.Error(t, convert(io.Discard, strings.NewReader("FAIL\n"), time.Time{}))
+	const differing = "BenchmarkA/a=1 60 1 ns/op\nBenchmarkA/a=1/b=2 60 1 ns/op\n"
+	assert.EqualError(t, convert(io.Discard, strings.NewReader(differing), time.Time{}),
+		"BenchmarkA/a=1: its keys differ from those of the other benchmarks")
 }
