@@ -25,7 +25,7 @@ type outputs struct {
 	interrupted context.Context //nolint:containedctx // It is about the whole recording.
 	create      func(path string) (*export.File, error)
 	file        *export.File // nil if there is no file, or while a period has no samples
-	adding      sync.Mutex   // held while a part is added
+	mu          sync.Mutex   // guards what add and roll change
 	path        string       // of the file
 	used        bool         // whether the file has content
 	rolling     *export.Rolling
@@ -72,8 +72,8 @@ func (s *session) openOutputs(interrupted context.Context) (*outputs, error) {
 
 // add writes and sends one part of a recording. It is safe for concurrent use.
 func (o *outputs) add(data *profilespb.ProfilesData) {
-	o.adding.Lock()
-	defer o.adding.Unlock()
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	if o.file == nil && o.rolling != nil {
 		o.path = o.rolling.Path(o.period)
 		var err error
@@ -96,8 +96,10 @@ func (o *outputs) fail(err error) {
 	o.failed = errors.New("some of the profiles were not written")
 }
 
-// roll ends the file of a period, and returns its path, or "" if there is none.
+// roll ends the file of a period, and returns its path, or "" if there is none. It may run at the same time as add.
 func (o *outputs) roll(end time.Time) (written string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.period = end
 	if o.rolling == nil || !o.used {
 		return ""
