@@ -39,9 +39,8 @@ type batch struct {
 	users   map[int]*usage
 	// goroutines reports whether the samples of different goroutines are counted separately.
 	goroutines bool
-	// cut counts samples that were reduced to the innermost frame without attributes. lost counts dropped
-	// samples.
-	cut, lost uint64
+	// lost counts dropped samples.
+	lost uint64
 }
 
 // usage counts the samples in a batch and the bytes that they use, for one user or for all users.
@@ -77,9 +76,10 @@ type rawKey struct {
 	cpu, tid  int
 	comm      string
 	goroutine uint64 // 0 unless counted separately
-	// truncated reports whether the stack lacks the outermost frames.
-	truncated bool
-	span      sampler.Span
+	// truncated reports whether the stack lacks the outermost frames, and cut whether that is because the sample
+	// was reduced to the innermost frame without attributes.
+	truncated, cut bool
+	span           sampler.Span
 }
 
 // rawSamples are samples that are counted together.
@@ -153,11 +153,10 @@ func (p *batch) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) 
 	before := samples.bytes
 	user, kernel, truncated := s.User, s.Kernel, s.Truncated
 	if !whole {
-		p.cut++
 		user, kernel, truncated = user[:min(len(user), 1)], kernel[:min(len(kernel), 1)], true
 	}
 	stack, first = samples.stack(user, kernel, s.Time)
-	key := rawKey{published: t.published.Load(), stack: stack, cpu: s.CPU, tid: s.TID, comm: s.Comm, truncated: truncated, span: s.Span}
+	key := rawKey{published: t.published.Load(), stack: stack, cpu: s.CPU, tid: s.TID, comm: s.Comm, truncated: truncated, cut: !whole, span: s.Span}
 	if p.goroutines {
 		key.goroutine = s.Goroutine
 	}

@@ -30,10 +30,9 @@ type counts struct {
 	// filtered counts samples that did not pass the filters. They are counted nowhere else.
 	filtered uint64
 	// filteredAttributes becomes Result.FilteredAttributes. It is collected while there are no other samples.
-	filteredAttributes filter.Dropped
-	// cut, lost and dropped are the sums over the batches.
-	cut, lost, dropped         uint64
-	truncated, unnamed, hidden uint64
+	filteredAttributes              filter.Dropped
+	lost, dropped                   uint64
+	cut, truncated, unnamed, hidden uint64
 }
 
 func newCounts(attributes bool) *counts {
@@ -49,6 +48,9 @@ func (c *counts) add(pid int, s *rawSamples, attributes []reader.ThreadAttribute
 	n := len(s.times)
 	if s.truncated {
 		c.truncated += uint64(n)
+	}
+	if s.cut {
+		c.cut += uint64(n)
 	}
 	sample := tally.Sample{PID: pid, Service: s.published.service, Source: s.published.serviceSource, Attributes: attributes}
 	if s.span.Exists() {

@@ -5,12 +5,22 @@ package recording
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 )
+
+// TestShortPeriod checks that the end of a period is found at once, however many have passed.
+func TestShortPeriod(t *testing.T) {
+	r := &recording{config: &Config{Period: time.Nanosecond}, batches: make(chan *batch, 1)}
+	begun := time.Now()
+	r.startPeriod(begun)
+	r.rotate(begun.Add(time.Hour))
+	assert.Equal(t, begun.Add(time.Hour+time.Nanosecond), r.periodEnd)
+}
 
 func TestCountsOfFunctions(t *testing.T) {
 	stack := func(names ...string) (stack []*symbols.Location) {

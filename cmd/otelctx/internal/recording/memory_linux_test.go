@@ -8,17 +8,20 @@ package recording
 import (
 	"context"
 	"encoding/binary"
+	"maps"
 	"os"
 	"os/exec"
 	"reflect"
 	"runtime"
 	"runtime/debug"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
@@ -189,16 +192,17 @@ func TestAttributesOfABatchAreBounded(t *testing.T) {
 		of := p.targets[l.all[process]]
 		return of.order[len(of.order)-1]
 	}
-	full := uint32(0)
-	for ; p.cut == 0; full++ {
-		add(0, full)
+	full := uint32(1)
+	for !add(0, full).cut {
+		full++
 	}
 	assert.Less(t, full, uint32(maxBatchBytes/3/attributes/250))
 	assert.True(t, p.full(p.begun))
 	for number := range uint32(10_000) {
-		require.Empty(t, add(0, full+number).span.Attributes)
+		require.Empty(t, add(0, full+1+number).span.Attributes)
 	}
-	assert.EqualValues(t, 10_001, p.cut+p.lost)
+	reduced := cut(p.targets[l.all[0]])
+	assert.EqualValues(t, 10_001, reduced+p.lost)
 	assert.Less(t, p.bytes, maxBatchBytes/2)
 
 	require.NotEmpty(t, add(1, 1).span.Attributes)
@@ -207,6 +211,27 @@ func TestAttributesOfABatchAreBounded(t *testing.T) {
 		add(1, 1)
 	}
 	assert.Equal(t, before, p.bytes)
+
+	for wanted, count := range map[string]uint64{strconv.Itoa(os.Getpid()): reduced, "another": 0} {
+		one := newBatch(p.begun, false)
+		one.targets = maps.Clone(p.targets)
+		n := &symbolizer{config: &Config{Filters: filter.Filters{{Key: "process.pid", Value: wanted}}}, counts: newCounts(false)}
+		n.symbolize(t.Context(), one)
+		var r Result
+		n.counts.report(&r)
+		assert.Equal(t, count, r.Cut, "samples that pass the filter")
+		assert.Equal(t, count, r.Truncated)
+	}
+}
+
+// cut counts the samples of a process that were reduced to the innermost frame.
+func cut(samples *targetSamples) (n uint64) {
+	for _, s := range samples.order {
+		if s.cut {
+			n += uint64(len(s.times))
+		}
+	}
+	return n
 }
 
 // TestUsersShareAPart checks that the processes of one user leave room for others.
@@ -225,12 +250,12 @@ func TestUsersShareAPart(t *testing.T) {
 		for i := uint64(0); p.lost == 0; i++ {
 			l.add(p, p.begun, 1+i%40, 0, i%stacks, i%stacks)
 		}
-		lost, cut := p.lost, p.cut
+		lost := p.lost
 		for i := range uint64(1000) {
 			l.add(p, p.begun, 0, 0, i, i)
 		}
 		assert.Equal(t, lost, p.lost, name)
-		assert.Equal(t, cut, p.cut, name)
+		assert.Zero(t, cut(p.targets[l.all[0]]), name)
 	}
 }
 

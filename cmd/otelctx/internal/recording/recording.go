@@ -81,8 +81,8 @@ type Result struct {
 	// Hidden counts samples with functions whose names are unknown because their program hides its table of Go
 	// functions.
 	Hidden uint64
-	// Filtered counts samples that did not pass Config.Filters. Lost, Replaced and Cut are counted before
-	// filtering. All other counts leave these samples out.
+	// Filtered counts samples that did not pass Config.Filters. Lost and Replaced are counted before filtering.
+	// All other counts leave these samples out.
 	Filtered uint64
 	// Work counts samples by kind of work, in the order of the constants.
 	Work []WorkUse
@@ -198,7 +198,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 		ctx, cancel = context.WithDeadline(ctx, began.Add(r.config.Duration))
 		defer cancel()
 	}
-	n := &symbolizer{config: r.config, kernel: r.kernel, counts: newCounts(r.config.Attributes)}
+	n := &symbolizer{config: r.config, kernel: r.kernel, checkImage: r.search.checkImage, counts: newCounts(r.config.Attributes)}
 	var working sync.WaitGroup
 	ended := false
 	working.Go(func() { ended = r.supervise(ctx, scanning, began) })
@@ -217,6 +217,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	// The batch ends when sampling stopped. On a busy machine, reading may end much later.
 	r.batch.extend(<-r.stopped)
 	end := r.batch.end
+	r.batch.closes = false // The result that run returns is the one of the last period.
 	r.batches <- r.batch
 	close(r.batches)
 	working.Wait()
@@ -291,8 +292,10 @@ func (r *recording) rotate(now time.Time) {
 	case r.batches <- p:
 		r.batch = newBatch(p.end, r.config.IDAttributes)
 		r.batch.earliest = p.end
-		for p.closes && !now.Before(r.periodEnd) {
-			r.periodEnd = r.periodEnd.Add(r.config.Period)
+		if p.closes {
+			// The next end after now, without a loop: periods may be short and now late.
+			late := now.Sub(r.periodEnd)
+			r.periodEnd = now.Add(r.config.Period - late%r.config.Period)
 		}
 	default: // The previous batch is still being named, so this one continues.
 	}

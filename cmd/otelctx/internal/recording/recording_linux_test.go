@@ -223,8 +223,9 @@ func TestEnvironment(t *testing.T) {
 }
 
 // asking returns a function that decodes span attributes of this test process like a symbolizer. It also
-// returns the publication that the function uses, which is out of date.
-func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p *published) {
+// returns the publication that the function uses, which is out of date. replaced is the error of checking that
+// the process still runs this program.
+func asking(t *testing.T, replaced error) (ask func(encoded ...byte) []reader.ThreadAttribute, p *published) {
 	t.Helper()
 	r, err := reader.Open(os.Getpid())
 	require.NoError(t, err)
@@ -232,7 +233,9 @@ func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p
 	one := &target{image: sampler.Image{PID: os.Getpid()}, reader: r}
 	p = &published{layout: &reader.ThreadLayout{Advertisement: &reader.ProcessContext{PublishedAtNS: 1}}}
 	return func(encoded ...byte) []reader.ThreadAttribute {
-		n := &symbolizer{asked: map[*published]bool{}, left: budget{time: namingLimit}}
+		n := &symbolizer{
+			asked: map[*published]bool{}, left: budget{time: namingLimit}, checkImage: func(sampler.Image) error { return replaced },
+		}
 		return n.attributes(t.Context(), one, &rawSamples{rawKey: rawKey{published: p, span: sampler.Span{Attributes: string(encoded)}}})
 	}, p
 }
@@ -251,7 +254,9 @@ func publishNames(t *testing.T) {
 // meantime.
 func TestNamesOfAttributes(t *testing.T) {
 	publishNames(t)
-	ask, p := asking(t)
+	askReplaced, _ := asking(t, errReplaced)
+	assert.Empty(t, askReplaced(0, 2, 'h', 'i'), "the process runs another program")
+	ask, p := asking(t, nil)
 	assert.Equal(t, []reader.ThreadAttribute{{Key: "http.app", Value: "hi"}}, ask(0, 2, 'h', 'i'))
 	names := p.names.Load()
 	require.NotNil(t, names)
@@ -293,7 +298,7 @@ func TestNamesOfAttributesWhilePublishing(t *testing.T) {
 			assert.NoError(t, err)
 			resumed <- time.Since(begin)
 		}()
-		ask, _ := asking(t)
+		ask, _ := asking(t, nil)
 		shown := ask(0, 2, 'h', 'i')
 		if <-resumed > processLimit/2 {
 			continue // The machine is too busy for a thread to continue in time.
@@ -389,7 +394,7 @@ func TestNamesOfAttributesWhilePublishingForEver(t *testing.T) {
 	_, err := memory.WriteAt(make([]byte, 8), at)
 	require.NoError(t, err)
 
-	ask, _ := asking(t)
+	ask, _ := asking(t, nil)
 	assert.Empty(t, ask(0, 2, 'h', 'i'))
 	_, err = patient.Call(t.Context(), os.Getpid(), processLimit, func() (struct{}, error) { return struct{}{}, nil })
 	assert.NoError(t, err)

@@ -208,18 +208,20 @@ func (s *scanner) makeRoom(user int) bool {
 // last scan.
 func (s *scanner) refresh(ctx context.Context, t *target, reading func()) error {
 	sampled := t.seen.Swap(false)
-	was := t.published.Load().layout
-	now, err := patient.Call(ctx, t.image.PID, patient.Limit, func() (*reader.ThreadLayout, error) {
+	was := t.published.Load()
+	now, err := patient.Call(ctx, t.image.PID, patient.Limit, func() (*published, error) {
 		reading()
 		if began := time.Now(); sampled && began.After(t.refreshAfter) {
 			_ = t.symbols.Refresh() // On failure the old mappings stay.
 			t.refreshAfter = time.Now().Add(refreshShare * time.Since(began))
 		}
-		layout, err := t.reader.ThreadLayoutSince(ctx, was)
-		if err == nil && layout != was {
-			err = s.checkImage(t.image)
+		layout, err := t.reader.ThreadLayoutSince(ctx, was.layout)
+		if err != nil || layout == was.layout {
+			return was, err
 		}
-		return layout, err
+		now := newPublished(t.image.PID, layout)
+		now.spanNames = newNameTable(layout, was.spanNames)
+		return now, s.checkImage(t.image)
 	})
 	switch {
 	case errors.Is(err, reader.ErrNotPermitted):
@@ -237,15 +239,11 @@ func (s *scanner) refresh(ctx context.Context, t *target, reading func()) error 
 	s.watching.Lock()
 	defer s.watching.Unlock()
 	waited := t.waits()
-	layout := t.readable(now, time.Now())
+	layout := t.readable(now.layout, time.Now())
 	if now == was && t.waits() == waited || s.targets.isRetired(t) {
 		return nil
 	}
-	if now != was {
-		published := newPublished(t.image.PID, now)
-		published.spanNames = newNameTable(now, t.published.Load().spanNames)
-		t.published.Store(published)
-	}
+	t.published.Store(now)
 	return s.sampler.Watch(t.image, layout)
 }
 

@@ -193,22 +193,20 @@ func (s *search) poll(ctx context.Context) {
 	if err := s.sampler.Processors(); err != nil {
 		s.warnings.warn(0, err)
 	}
+	// This comes before the list, which may lack programs that followChanges adds meanwhile.
+	running := s.targets.running()
 	processes, err := s.sampler.Processes()
 	if err != nil {
 		s.warnings.warn(0, err)
 		return
 	}
-	ended, expired := s.targets.update(processes)
-	for _, t := range ended {
-		s.retire(t)
-	}
-	for _, t := range expired {
-		t.release()
-	}
-	for _, t := range s.targets.running() {
-		if t.ended() {
+	for _, t := range running {
+		if processes[t.image.PID].Image != t.image || t.ended() {
 			s.retire(t)
 		}
+	}
+	for _, t := range s.targets.expire(processes) {
+		t.release()
 	}
 	s.warnings.forget(func(pid int) bool { return processes[pid] != sampler.Process{} })
 	last := s.last

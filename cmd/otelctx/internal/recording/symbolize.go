@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/filter"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/internal/patient"
@@ -55,6 +56,8 @@ type symbolizer struct {
 	config *Config
 	kernel *symbols.Kernel
 	counts *counts
+	// checkImage is [scanner.checkImage].
+	checkImage func(sampler.Image) error
 	// asked holds the publications that have already been checked for new attribute names during this batch.
 	asked map[*published]bool
 	// left is the remaining budget of the process whose samples are being named.
@@ -108,7 +111,6 @@ func (n *symbolizer) symbolize(ctx context.Context, p *batch) {
 		}
 		all.spend(userShare, left)
 	}
-	n.counts.cut += p.cut
 	n.counts.lost += p.lost
 	n.counts.dropped += builder.Dropped()
 	if n.config.Profile != nil && n.counts.tally.Total > before {
@@ -344,9 +346,13 @@ func (n *symbolizer) attributes(ctx context.Context, t *target, same *rawSamples
 	}
 	n.asked[same.published] = true // Reading may take a while, so do it only once.
 	now, err := ask(ctx, n, t.image.PID, func(goOn func() bool) (*reader.ThreadLayout, error) {
-		return layoutSince(ctx, t.reader, layout, goOn)
+		now, err := layoutSince(ctx, t.reader, layout, goOn)
+		if err == nil {
+			err = n.checkImage(t.image) // Another program would have other names.
+		}
+		return now, err
 	})
-	if err != nil || now == nil {
+	if err != nil {
 		return spanAttributes
 	}
 	same.published.names.Store(now)

@@ -102,19 +102,15 @@ func (s *targets) isRetired(t *target) bool {
 	return !t.retired.IsZero()
 }
 
-// update compares the set with the processes that exist. It returns the programs that no longer run, which the caller must retire. It also removes and returns
-// the programs retired at least keepRetired ago, which the caller must release. Finally it removes
-// processes from others if they have ended or execute another program.
-func (s *targets) update(processes map[int]sampler.Process) (ended, expired []*target) {
+// expire removes and returns the programs retired at least keepRetired ago, which the caller must release. It also
+// removes processes from others that have ended or run another program.
+func (s *targets) expire(processes map[int]sampler.Process) (expired []*target) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for image, t := range s.programs {
-		switch {
-		case !t.retired.IsZero() && time.Since(t.retired) > keepRetired:
+		if !t.retired.IsZero() && time.Since(t.retired) > keepRetired {
 			delete(s.programs, image)
 			expired = append(expired, t)
-		case t.retired.IsZero() && processes[image.PID].Image != image:
-			ended = append(ended, t)
 		}
 	}
 	for pid, o := range s.others {
@@ -122,7 +118,7 @@ func (s *targets) update(processes map[int]sampler.Process) (ended, expired []*t
 			delete(s.others, pid)
 		}
 	}
-	return ended, expired
+	return expired
 }
 
 // running returns the programs that are recorded.
