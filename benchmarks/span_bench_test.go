@@ -19,7 +19,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/contextattr"
+	"github.com/otelctx/otelctx/internal/attrcontext"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/spanctx"
 	"github.com/otelctx/otelctx/universalprofiling"
@@ -72,7 +72,7 @@ func carriers(opts ...spanctx.Option) func(testing.TB) trace.Tracer {
 // scoped returns a context with the attributes that processor=keys3 publishes. Only the candidate
 // uses it, so that the result includes the whole cost of the attributes.
 func scoped(ctx context.Context) context.Context {
-	return contextattr.With(ctx,
+	return attrcontext.With(ctx,
 		attribute.String("http.app", "shop"), attribute.String("http.route", "/cart/{id}"), attribute.Int("tenant", 1234))
 }
 

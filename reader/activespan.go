@@ -22,11 +22,11 @@ const (
 // lineage is the part of a span's cell, or of its goroutine record, that determines where goroutines
 // go when the span ends.
 type lineage struct {
-	// starter is the id of the goroutine that started the span. outside is true if that goroutine
+	// starter is the id of the goroutine that started the span. dispatched is true if it
 	// was in none of the ancestors.
-	starter   uint64
-	outside   bool
-	ancestors [wire.Ancestors]SpanRef
+	starter    uint64
+	dispatched bool
+	ancestors  [wire.Ancestors]SpanRef
 }
 
 // spanLookup looks up spans in copies of their cells. If it returns unread, it has requested the
@@ -65,7 +65,7 @@ func activeSpan(spans spanLookup, published SpanRef, goid uint64) (active SpanRe
 // nearest live ancestor, or 0 if none is live. There is none either if the goroutine started the
 // span without being in any of the ancestors. settled is false if cells must be read first.
 func (l *lineage) next(spans spanLookup, goid uint64) (active SpanRef, settled bool) {
-	if l.outside && wire.SameGoroutine(l.starter, goid) {
+	if l.dispatched && wire.SameGoroutine(l.starter, goid) {
 		return 0, true
 	}
 	settled = true

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/keymap"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
@@ -87,7 +87,7 @@ func TestAllKeys(t *testing.T) {
 	tellf(t, c, "scope a http.app=shop key.2=third key.255=last key.256=refused")
 	attributesIn(t, c, p, "nest a 1") // reads the first keys
 	var keys []string
-	for i := 2; i <= scope.MaxKeys; i++ {
+	for i := 2; i <= keymap.MaxKeys; i++ {
 		keys = append(keys, fmt.Sprintf("key.%d", i))
 	}
 	tellf(t, c, "keys a %s", strings.Join(keys, " "))

@@ -134,9 +134,9 @@ func (r *cellReader) eachWanted(do func(index int, cell []byte)) error {
 	return nil
 }
 
-// position is the span that a goroutine published last. [spanTable.resolve] replaces it with the
+// goroutineSpan is the span that a goroutine published last. [spanTable.resolve] replaces it with the
 // goroutine's active span.
-type position struct {
+type goroutineSpan struct {
 	goid uint64
 	// span is the published span at first, and the active span after resolve. 0 means that the
 	// goroutine is in no span.
@@ -150,7 +150,7 @@ type position struct {
 
 // resolve replaces each published span with the goroutine's active span. The error wraps
 // [errNoSpanTable] or comes from memory.
-func (t *spanTable) resolve(memory remotemem.Reader, positions []position) error {
+func (t *spanTable) resolve(memory remotemem.Reader, goroutineSpans []goroutineSpan) error {
 	cells, err := t.newCellReader(memory)
 	if err != nil {
 		return err
@@ -158,8 +158,8 @@ func (t *spanTable) resolve(memory remotemem.Reader, positions []position) error
 	defer cells.release()
 	for reads := 0; ; reads++ { // published spans are read first, then ancestors of those that have ended
 		allSettled := true
-		for i := range positions {
-			_, _, settled := activeSpan(cells, positions[i].span, positions[i].goid)
+		for i := range goroutineSpans {
+			_, _, settled := activeSpan(cells, goroutineSpans[i].span, goroutineSpans[i].goid)
 			allSettled = allSettled && settled
 		}
 		if allSettled {
@@ -169,8 +169,8 @@ func (t *spanTable) resolve(memory remotemem.Reader, positions []position) error
 			return err
 		}
 	}
-	for i := range positions {
-		p := &positions[i]
+	for i := range goroutineSpans {
+		p := &goroutineSpans[i]
 		p.span, p.known, _ = activeSpan(cells, p.span, p.goid)
 		if f, _ := cells.lookup(p.span, cells.first); f != nil {
 			p.starter = f.starter

@@ -187,8 +187,8 @@ func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, allOK []bool
 		return false
 	}
 	out.Span, out.SpanKnown, out.LastPublished = 0, false, 0
-	if e := decodeEntry(r.entry[:]); c.entries != nil && ok[partEntry] && e.Check == wire.GoroutineCheck(out.ID, out.G, wire.Position(e.Position)) {
-		out.LastPublished = SpanRef(wire.Position(e.Position).Ref())
+	if e := decodeEntry(r.entry[:]); c.entries != nil && ok[partEntry] && e.Check == wire.GoroutineCheck(out.ID, out.G, wire.ActiveSpan(e.ActiveSpan)) {
+		out.LastPublished = SpanRef(wire.ActiveSpan(e.ActiveSpan).Ref())
 		out.Span, out.SpanKnown = out.LastPublished, true // resolveSpans corrects them
 	}
 	if c.labels {

@@ -19,20 +19,20 @@ func (c *goroutineCall) resolveSpans(v *threadView) error {
 		return nil
 	}
 	goroutines := c.result.Goroutines
-	positions := make([]position, 0, len(goroutines))
+	goroutineSpans := make([]goroutineSpan, 0, len(goroutines))
 	for i := range goroutines {
 		if goroutines[i].SpanKnown {
-			positions = append(positions, position{goid: goroutines[i].ID, span: goroutines[i].Span})
+			goroutineSpans = append(goroutineSpans, goroutineSpan{goid: goroutines[i].ID, span: goroutines[i].Span})
 		}
 	}
-	err := v.spans.resolve(c.memory, positions)
+	err := v.spans.resolve(c.memory, goroutineSpans)
 	if err != nil && !errors.Is(err, errNoSpanTable) {
 		return err
 	}
 	for i := range goroutines {
 		if g := &goroutines[i]; g.SpanKnown {
-			g.Span, g.SpanKnown = positions[0].span, positions[0].known && err == nil
-			positions = positions[1:]
+			g.Span, g.SpanKnown = goroutineSpans[0].span, goroutineSpans[0].known && err == nil
+			goroutineSpans = goroutineSpans[1:]
 		}
 	}
 	return nil

@@ -46,7 +46,7 @@ func (t *goroutineTable) address(index int) uint64 {
 }
 
 func decodeEntry(b []byte) wire.GoroutineEntry {
-	return wire.GoroutineEntry{Position: binary.NativeEndian.Uint64(b), Check: binary.NativeEndian.Uint64(b[8:])}
+	return wire.GoroutineEntry{ActiveSpan: binary.NativeEndian.Uint64(b), Check: binary.NativeEndian.Uint64(b[8:])}
 }
 
 // spanGoroutine is a goroutine and the span that it published last, which may have ended since.
@@ -91,7 +91,7 @@ func (t *goroutineTable) inSpan(source threadTarget) ([]spanGoroutine, error) {
 		}
 		for ; index < t.Capacity && t.address(index)+wire.GoroutineEntrySize <= start+uint64(len(data)); index++ {
 			e := decodeEntry(data[t.address(index)-start:])
-			if ref := wire.Position(e.Position).Ref(); ref != 0 {
+			if ref := wire.ActiveSpan(e.ActiveSpan).Ref(); ref != 0 {
 				goid, g := e.Goroutine(index)
 				all = append(all, spanGoroutine{goid, g, ref})
 			}
@@ -123,17 +123,17 @@ func (p *Process) JoinedGoroutines(ctx context.Context) ([]GoroutineRef, error) 
 	if err != nil {
 		return nil, p.classify(err)
 	}
-	positions := make([]position, len(found))
+	goroutineSpans := make([]goroutineSpan, len(found))
 	for i, g := range found {
-		positions[i] = position{goid: g.goid, span: SpanRef(g.ref)}
+		goroutineSpans[i] = goroutineSpan{goid: g.goid, span: SpanRef(g.ref)}
 	}
-	if err := v.spans.resolve(source, positions); err != nil && !errors.Is(err, errNoSpanTable) {
+	if err := v.spans.resolve(source, goroutineSpans); err != nil && !errors.Is(err, errNoSpanTable) {
 		return nil, p.classify(err)
 	}
 	joined := found[:0]
 	gs := map[uint64]bool{}
-	for i, position := range positions {
-		if position.span != 0 && !wire.SameGoroutine(position.starter, found[i].goid) {
+	for i, g := range goroutineSpans {
+		if g.span != 0 && !wire.SameGoroutine(g.starter, found[i].goid) {
 			joined = append(joined, found[i])
 			gs[found[i].g] = true
 		}

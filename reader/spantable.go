@@ -37,7 +37,7 @@ const (
 	cellGoid
 	cellAncestors
 	cellTraceFlags
-	cellOutside
+	cellDispatched
 	cellStart
 	cellG
 	cellTID
@@ -142,7 +142,7 @@ type LiveSpan struct {
 func (t *spanTable) decode(data []byte) (s LiveSpan) {
 	s.Ref = SpanRef(t.u64(data, cellVersion) &^ wire.CellOver)
 	s.Ancestors = knownAncestors(decodeAncestors(data[t.offsets[cellAncestors]:]))
-	s.Before = SpanRef(wire.Position(t.u64(data, cellBefore)).Ref())
+	s.Before = SpanRef(wire.ActiveSpan(t.u64(data, cellBefore)).Ref())
 	binary.BigEndian.PutUint64(s.TraceID[:8], t.u64(data, cellTraceIDHigh))
 	binary.BigEndian.PutUint64(s.TraceID[8:], t.u64(data, cellTraceIDLow))
 	binary.BigEndian.PutUint64(s.SpanID[:], t.u64(data, cellSpanID))
@@ -262,7 +262,7 @@ func (p *Process) spansError(err error) error {
 
 // lineage decodes the lineage in a cell.
 func (t *spanTable) lineage(cell []byte) lineage {
-	return lineage{t.u64(cell, cellGoid), cell[t.offsets[cellOutside]] != 0, decodeAncestors(cell[t.offsets[cellAncestors]:])}
+	return lineage{t.u64(cell, cellGoid), cell[t.offsets[cellDispatched]] != 0, decodeAncestors(cell[t.offsets[cellAncestors]:])}
 }
 
 func decodeAncestors(b []byte) (refs [wire.Ancestors]SpanRef) {

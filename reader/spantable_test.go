@@ -43,9 +43,9 @@ func (w *spanWorld) endElsewhere(span uint64) {
 	}
 }
 
-// outsider changes the cell and the record of span 2 as if the goroutine goid had started it
+// dispatcher changes the cell and the record of span 2 as if the goroutine goid had started it
 // without being in any of its ancestors.
-func (w *spanWorld) outsider(goid uint64) {
+func (w *spanWorld) dispatcher(goid uint64) {
 	put64(w.cell(w.refs[2])[0x28:], goid)
 	w.cell(w.refs[2])[0x49] = 1
 	put64(w.pieces[fakeHeap][w.records[2][0]-fakeHeap+worldAncestors+8*wire.Ancestors:], goid)
@@ -74,16 +74,16 @@ func TestCellStates(t *testing.T) {
 			// with one: a record has the span's ancestors even if the cell has been reused.
 			want, byRecord uint64
 		}{
-			"live":             {func(*spanWorld) {}, 2, 2},
-			"ended":            {func(w *spanWorld) { w.endElsewhere(2) }, 1, 1},
-			"outer ended":      {func(w *spanWorld) { w.endElsewhere(1) }, 2, 2},
-			"both ended":       {func(w *spanWorld) { w.endElsewhere(1); w.endElsewhere(2) }, 0, 0},
-			"reused":           {func(w *spanWorld) { w.reuse(2) }, 0, 1},
-			"outer reused":     {func(w *spanWorld) { w.endElsewhere(2); w.reuse(1) }, 0, 0},
-			"another starter":  {func(w *spanWorld) { w.endElsewhere(2); put64(w.cell(w.refs[2])[0x28:], 99) }, 1, 1},
-			"unknown starter":  {func(w *spanWorld) { w.endElsewhere(2); put64(w.cell(w.refs[2])[0x28:], 0) }, 1, 1},
-			"an outsider":      {func(w *spanWorld) { w.endElsewhere(2); w.outsider(1) }, 0, 0},
-			"another outsider": {func(w *spanWorld) { w.endElsewhere(2); w.outsider(99) }, 1, 1},
+			"live":               {func(*spanWorld) {}, 2, 2},
+			"ended":              {func(w *spanWorld) { w.endElsewhere(2) }, 1, 1},
+			"outer ended":        {func(w *spanWorld) { w.endElsewhere(1) }, 2, 2},
+			"both ended":         {func(w *spanWorld) { w.endElsewhere(1); w.endElsewhere(2) }, 0, 0},
+			"reused":             {func(w *spanWorld) { w.reuse(2) }, 0, 1},
+			"outer reused":       {func(w *spanWorld) { w.endElsewhere(2); w.reuse(1) }, 0, 0},
+			"another starter":    {func(w *spanWorld) { w.endElsewhere(2); put64(w.cell(w.refs[2])[0x28:], 99) }, 1, 1},
+			"unknown starter":    {func(w *spanWorld) { w.endElsewhere(2); put64(w.cell(w.refs[2])[0x28:], 0) }, 1, 1},
+			"the dispatcher":     {func(w *spanWorld) { w.endElsewhere(2); w.dispatcher(1) }, 0, 0},
+			"another dispatcher": {func(w *spanWorld) { w.endElsewhere(2); w.dispatcher(99) }, 1, 1},
 		} {
 			w := stillSpanWorld(t)
 			test.change(w)

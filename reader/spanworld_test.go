@@ -54,10 +54,10 @@ type spanWorld struct {
 
 // worldSpan holds the properties of a span that never change.
 type worldSpan struct {
-	goid      uint64 // of the goroutine that started it
-	ancestors []uint64
-	outside   bool
-	before    worldPosition
+	goid       uint64 // of the goroutine that started it
+	ancestors  []uint64
+	dispatched bool
+	before     worldPosition
 }
 
 // worldPosition is a span and the address of its record, each 0 if there is none.
@@ -96,7 +96,7 @@ func (w *spanWorld) entry(g *worldGoroutine) []byte {
 func (w *spanWorld) publish(g *worldGoroutine, ref uint64) func() {
 	return func() {
 		put64(w.entry(g), ref)
-		put64(w.entry(g)[8:], wire.GoroutineCheck(g.goid, g.g, wire.Position(ref)))
+		put64(w.entry(g)[8:], wire.GoroutineCheck(g.goid, g.g, wire.ActiveSpan(ref)))
 	}
 }
 
@@ -130,7 +130,7 @@ func (w *spanWorld) nearest(g *worldGoroutine, position worldPosition) worldPosi
 		return position
 	}
 	s := w.spans[position.span]
-	if s.outside && s.goid == g.goid {
+	if s.dispatched && s.goid == g.goid {
 		return worldPosition{}
 	}
 	for _, ancestor := range s.ancestors {
@@ -150,7 +150,7 @@ func (w *spanWorld) record(span uint64) uint64 {
 	for i, ancestor := range s.ancestors {
 		ancestors[i] = w.refs[ancestor]
 	}
-	if s.outside {
+	if s.dispatched {
 		ancestors[wire.Ancestors] = s.goid
 	}
 	address := w.newRecord(span, ancestors...)
@@ -254,7 +254,7 @@ func (w *spanWorld) start(g *worldGoroutine) {
 	if parent != 0 {
 		s.ancestors = append([]uint64{parent}, w.spans[parent].ancestors...)
 		s.ancestors = s.ancestors[:min(len(s.ancestors), wire.Ancestors)]
-		s.outside = !slices.Contains(s.ancestors, s.before.span)
+		s.dispatched = !slices.Contains(s.ancestors, s.before.span)
 	}
 	w.spans[span] = s
 	record := w.record(span)
@@ -271,8 +271,8 @@ func (w *spanWorld) start(g *worldGoroutine) {
 				put64(cell[0x30+8*i:], w.refs[ancestor])
 			}
 			put64(cell[0x48:], 1)
-			if s.outside {
-				put64(cell[0x48:], 1|wire.CellOutside)
+			if s.dispatched {
+				put64(cell[0x48:], 1|wire.CellDispatched)
 			}
 			put64(cell[0x50:], span)
 		},

@@ -26,7 +26,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/advertise"
-	"github.com/otelctx/otelctx/internal/contextattr"
+	"github.com/otelctx/otelctx/internal/attrcontext"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/sdkspan"
@@ -295,7 +295,7 @@ func (a *actor) do(order string, args []string) string {
 		ctx := a.ctx()
 		for _, arg := range args {
 			key, value, _ := strings.Cut(arg, "=")
-			ctx = contextattr.With(ctx, attribute.String(key, value))
+			ctx = attrcontext.With(ctx, attribute.String(key, value))
 		}
 		a.entered = append(a.entered, entered{ctx, func() {}})
 	case "attach": // attach the context

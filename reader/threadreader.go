@@ -444,7 +444,7 @@ func (r *threadReader) entryOfGoroutine() (ref wire.Ref, owned, settled bool) {
 		return 0, false, false
 	}
 	e := decodeEntry(r.entry[:])
-	if p := wire.Position(e.Position); e.Check == wire.GoroutineCheck(r.goid, r.g, p) {
+	if p := wire.ActiveSpan(e.ActiveSpan); e.Check == wire.GoroutineCheck(r.goid, r.g, p) {
 		return p.Ref(), true, true
 	}
 	return 0, false, true
@@ -532,8 +532,8 @@ func (r *threadReader) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 		return nil, true, nil
 	}
 	if hasEnded {
-		outsider := binary.NativeEndian.Uint64(r.record[r.view.record.Ancestors+8*wire.Ancestors:])
-		l := lineage{starter: outsider, outside: outsider != 0, ancestors: decodeAncestors(r.record[r.view.record.Ancestors:])}
+		dispatcher := binary.NativeEndian.Uint64(r.record[r.view.record.Ancestors+8*wire.Ancestors:])
+		l := lineage{starter: dispatcher, dispatched: dispatcher != 0, ancestors: decodeAncestors(r.record[r.view.record.Ancestors:])}
 		active, settled := l.next(r, r.goid)
 		return r.spanOfCell(active, GoroutineRecord), settled, nil
 	}

@@ -19,9 +19,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -229,7 +229,7 @@ func TestThreadLayout(t *testing.T) {
 	assert.Zero(t, kinds[GoroutineRecord].Table)
 	require.NotNil(t, l.Spans)
 	assert.NotZero(t, l.Spans.Address)
-	assert.Equal(t, []int{cells.Capacity, wire.SpansHeaderSize, wire.CellSize}, []int{l.Spans.Capacity, l.Spans.HeaderSize, l.Spans.EntrySize})
+	assert.Equal(t, []int{spantable.Capacity, wire.SpansHeaderSize, wire.CellSize}, []int{l.Spans.Capacity, l.Spans.HeaderSize, l.Spans.EntrySize})
 	for _, f := range wire.CellFields() {
 		assert.Equal(t, int(f.Offset), l.Spans.Fields[f.Name], f.Name)
 	}

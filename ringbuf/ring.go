@@ -74,10 +74,10 @@ func (r *Ring) Info() Info {
 	if r.isNil() {
 		return Info{}
 	}
-	l := r.ring.Layout()
+	d := r.ring.Description()
 	return Info{
-		Mapping: l.Name, Address: l.Address, Layout: l.Layout, Capacity: l.Capacity,
-		HeaderSize: l.HeaderSize, SlotSize: l.SlotSize, Index: r.index,
+		Mapping: d.Name, Address: d.Address, Layout: d.Layout, Capacity: d.Capacity,
+		HeaderSize: d.HeaderSize, SlotSize: d.SlotSize, Index: r.index,
 	}
 }
 

@@ -8,23 +8,23 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
-	"github.com/otelctx/otelctx/internal/contextattr"
-	api "github.com/otelctx/otelctx/scopedattr/contextattr"
+	"github.com/otelctx/otelctx/internal/attrcontext"
+	"github.com/otelctx/otelctx/scopedattr/contextattr"
 )
 
-var _ = contextattr.Use()
+var _ = attrcontext.Use()
 
-// ContextWithAttributes is the same as [api.ContextWithAttributes]. It is meant for applications,
+// ContextWithAttributes is the same as [contextattr.ContextWithAttributes]. It is meant for applications,
 // which depend on an SDK anyway. Libraries should call the original, which imports no SDK.
 func ContextWithAttributes(ctx context.Context, attrs ...attribute.KeyValue) context.Context {
-	return api.ContextWithAttributes(ctx, attrs...)
+	return contextattr.ContextWithAttributes(ctx, attrs...)
 }
 
 // AttributesFromContext returns the attributes set on ctx by [ContextWithAttributes]. The set is
 // empty if ctx has none or is nil. AttributesFromContext is meant for extensions of the SDK, such
 // as processors. Signals get the attributes without it.
 func AttributesFromContext(ctx context.Context) attribute.Set {
-	return contextattr.Attributes(ctx)
+	return attrcontext.SetOf(ctx)
 }
 
 // hasKey reports whether attrs has key.

@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/log"
 	lognoop "go.opentelemetry.io/otel/log/noop"
 
-	"github.com/otelctx/otelctx/internal/contextattr"
+	"github.com/otelctx/otelctx/internal/attrcontext"
 )
 
 // NewLoggerProvider returns a provider that wraps next. Its loggers add the attributes of the
@@ -60,7 +60,7 @@ type logger struct{ log.Logger }
 
 // Emit adds the attributes of ctx, except for keys that record already has.
 func (l *logger) Emit(ctx context.Context, record log.Record) {
-	if s := contextattr.From(ctx); s != nil {
+	if s := attrcontext.From(ctx); s != nil {
 		record = withAttributes(record, s.Attrs())
 	}
 	l.Logger.Emit(ctx, record)

@@ -12,13 +12,13 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/otelctx/otelctx/internal/contextattr"
+	"github.com/otelctx/otelctx/internal/attrcontext"
 )
 
 // measurer adds the allowed attributes of contexts to the measurements of one MeterProvider.
 type measurer struct {
-	// id is unique. Scopes refer to measurers by id instead of by pointer, because contexts may
-	// outlive measurers and must not keep them in memory.
+	// id is unique. Contexts refer to measurers by id instead of by pointer, because they
+	// may outlive measurers and must not keep them in memory.
 	id      uint64
 	allowed attribute.Filter
 	seed    maphash.Seed
@@ -48,8 +48,8 @@ func newOptions(set attribute.Set) options {
 	return options{[1]metric.AddOption{o}, [1]metric.RecordOption{o}}
 }
 
-// allowedSet holds the attributes that one measurer adds for one scope. A scope caches a linked
-// list of allowedSets, one for each measurer that has used it.
+// allowedSet holds the attributes that one measurer adds for one context, where they are cached in
+// a linked list, one for each measurer that has used the context.
 type allowedSet struct {
 	options
 
@@ -61,12 +61,12 @@ type allowedSet struct {
 	length int
 }
 
-// maxAllowedSets limits the length of a scope's list. A list that would become longer is replaced
+// maxAllowedSets limits the length of the list in a context. A list that would become longer is replaced
 // by a new one. Each MeterProvider has one measurer, so a list rarely has more than one element.
 const maxAllowedSets = 8
 
-// mergedSets caches the options for the attributes of a call merged over the attributes that a
-// scope adds.
+// mergedSets caches the options for the attributes of a call merged over the attributes of a
+// context.
 type mergedSets struct {
 	options
 
@@ -76,14 +76,14 @@ type mergedSets struct {
 // addOptions returns the options to use instead of opts. If m adds no attributes of ctx, it returns
 // opts.
 func (m *measurer) addOptions(ctx context.Context, opts []metric.AddOption) []metric.AddOption {
-	if s := contextattr.From(ctx); s != nil {
+	if s := attrcontext.From(ctx); s != nil {
 		return m.addScoped(s, opts)
 	}
 	return opts
 }
 
 // addScoped returns opts, with the attributes of s that m adds. For equal keys, opts win.
-func (m *measurer) addScoped(s *contextattr.Scope, opts []metric.AddOption) []metric.AddOption {
+func (m *measurer) addScoped(s *attrcontext.Attributes, opts []metric.AddOption) []metric.AddOption {
 	scoped := m.allowedSet(s)
 	switch {
 	case scoped == nil:
@@ -99,14 +99,14 @@ func (m *measurer) addScoped(s *contextattr.Scope, opts []metric.AddOption) []me
 
 // recordOptions is addOptions for instruments with a Record method.
 func (m *measurer) recordOptions(ctx context.Context, opts []metric.RecordOption) []metric.RecordOption {
-	if s := contextattr.From(ctx); s != nil {
+	if s := attrcontext.From(ctx); s != nil {
 		return m.recordScoped(s, opts)
 	}
 	return opts
 }
 
 // recordScoped is addScoped for instruments with a Record method.
-func (m *measurer) recordScoped(s *contextattr.Scope, opts []metric.RecordOption) []metric.RecordOption {
+func (m *measurer) recordScoped(s *attrcontext.Attributes, opts []metric.RecordOption) []metric.RecordOption {
 	scoped := m.allowedSet(s)
 	switch {
 	case scoped == nil:
@@ -128,7 +128,7 @@ func isExperimental[O any](opt O) bool {
 }
 
 // allowedSet returns the attributes of s that m adds, or nil if there are none.
-func (m *measurer) allowedSet(s *contextattr.Scope) *allowedSet {
+func (m *measurer) allowedSet(s *attrcontext.Attributes) *allowedSet {
 	cached := s.Measured.Load()
 	first, _ := cached.(*allowedSet)
 	found := first

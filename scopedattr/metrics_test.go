@@ -18,7 +18,7 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
-	"github.com/otelctx/otelctx/internal/contextattr"
+	"github.com/otelctx/otelctx/internal/attrcontext"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
@@ -307,7 +307,7 @@ func TestDroppedMeasurers(t *testing.T) {
 		assert.Equal(t, map[attribute.Set]float64{set("a=ctx"): 2}, counted(), "provider %d", i)
 	}
 	n := 0
-	for m, _ := contextattr.From(ctx).Measured.Load().(*allowedSet); m != nil; m = m.next {
+	for m, _ := attrcontext.From(ctx).Measured.Load().(*allowedSet); m != nil; m = m.next {
 		n++
 	}
 	assert.Equal(t, maxAllowedSets, n)

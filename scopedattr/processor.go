@@ -8,7 +8,7 @@ import (
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/contextattr"
+	"github.com/otelctx/otelctx/internal/attrcontext"
 )
 
 // NewSpanProcessor returns a processor that adds the attributes of the context passed to Start to
@@ -30,7 +30,7 @@ type spanProcessor struct{}
 
 // OnStart adds the attributes of ctx, except for keys that span already has.
 func (spanProcessor) OnStart(ctx context.Context, span sdktrace.ReadWriteSpan) {
-	scoped := contextattr.From(ctx)
+	scoped := attrcontext.From(ctx)
 	if scoped == nil || span == nil {
 		return
 	}

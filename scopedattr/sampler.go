@@ -9,7 +9,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/contextattr"
+	"github.com/otelctx/otelctx/internal/attrcontext"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
@@ -59,7 +59,7 @@ type sampler struct {
 
 // ShouldSample passes the attributes of the context to the sampler and adds them to the span.
 func (s *sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
-	if scoped := contextattr.From(p.ParentContext); scoped != nil {
+	if scoped := attrcontext.From(p.ParentContext); scoped != nil {
 		return s.shouldSample(p, scoped.Attrs())
 	}
 	return s.Sampler.ShouldSample(p)

@@ -10,12 +10,12 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/otelctx/otelctx/internal/advertise"
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/keymap"
 	"github.com/otelctx/otelctx/internal/names"
 	"github.com/otelctx/otelctx/internal/ring"
-	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -29,7 +29,7 @@ func (c *carriers) withdrawAdvertisement() error {
 
 // advertisement returns the attributes that tell readers where spans are published and in which
 // layout.
-func (c *carriers) advertisement(keys *scope.KeyMap) []attribute.KeyValue {
+func (c *carriers) advertisement(keys *keymap.Map) []attribute.KeyValue {
 	schema := wire.SchemaSlots
 	if c.records {
 		schema = wire.SchemaGoLabels
@@ -39,7 +39,7 @@ func (c *carriers) advertisement(keys *scope.KeyMap) []attribute.KeyValue {
 		keyMapAttribute(keys),
 	}
 	if c.slots != nil {
-		kvs = append(kvs, ringAttributes(wire.KeyThreadSlots, c.slots.Layout())...)
+		kvs = append(kvs, ringAttributes(wire.KeyThreadSlots, c.slots.Description())...)
 	}
 	if c.tablePublished {
 		table, _ := c.path.Goroutines()
@@ -52,7 +52,7 @@ func (c *carriers) advertisement(keys *scope.KeyMap) []attribute.KeyValue {
 
 // keyMapAttribute returns the attribute that lists the published attribute keys. Encoded attributes
 // refer to a key by its index in this list.
-func keyMapAttribute(m *scope.KeyMap) attribute.KeyValue {
+func keyMapAttribute(m *keymap.Map) attribute.KeyValue {
 	keys := make([]string, len(m.Keys()))
 	for i, key := range m.Keys() {
 		keys[i] = string(key)
@@ -60,12 +60,12 @@ func keyMapAttribute(m *scope.KeyMap) attribute.KeyValue {
 	return attribute.StringSlice(wire.KeyAttributeKeyMap, keys)
 }
 
-func ringAttributes(prefix string, l ring.Layout) []attribute.KeyValue {
-	fields := slices.DeleteFunc(wire.SlotFields(l.Layout), func(f wire.Field) bool {
-		return int(f.Offset) >= l.SlotSize // without room for attributes, a slot ends before this field
+func ringAttributes(prefix string, d ring.Description) []attribute.KeyValue {
+	fields := slices.DeleteFunc(wire.SlotFields(d.Layout), func(f wire.Field) bool {
+		return int(f.Offset) >= d.SlotSize // without room for attributes, a slot ends before this field
 	})
-	return append(memoryAttributes(prefix, l.Name, l.Address, l.Layout, l.Capacity, l.HeaderSize),
-		attribute.Int(prefix+wire.RingKeySlotSize, l.SlotSize),
+	return append(memoryAttributes(prefix, d.Name, d.Address, d.Layout, d.Capacity, d.HeaderSize),
+		attribute.Int(prefix+wire.RingKeySlotSize, d.SlotSize),
 		attribute.String(prefix+wire.RingKeyIndex, wire.IndexThread),
 		offsets(prefix+wire.RingKeyFields, fields))
 }
@@ -85,9 +85,9 @@ func memoryAttributes(prefix, mapping string, address uint64, layout, capacity, 
 // tableAttributes returns the attributes that describe the span table and the name table, if other
 // processes can find them.
 func (c *carriers) tableAttributes() (kvs []attribute.KeyValue) {
-	if c.cellsPublished {
-		table, _ := c.path.Cells()
-		kvs = append(memoryAttributes(wire.KeySpans, wire.SpansName, table.Address(), wire.SpansLayout1, cells.Capacity, wire.SpansHeaderSize),
+	if c.spansPublished {
+		table, _ := c.path.Spans()
+		kvs = append(memoryAttributes(wire.KeySpans, wire.SpansName, table.Address(), wire.SpansLayout1, spantable.Capacity, wire.SpansHeaderSize),
 			attribute.Int(wire.KeySpans+wire.SpansKeyCellSize, wire.CellSize),
 			offsets(wire.KeySpans+wire.RingKeyFields, wire.CellFields()))
 	}

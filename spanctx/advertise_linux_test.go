@@ -260,7 +260,7 @@ type wantRing struct {
 func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	c := childproc.Start(t, roleAdvertiser, nil)
 	require.Equal(t, "ok", c.Ask("publisher own-attribute"))
-	o := openOutside(t, c.PID())
+	o := openForeign(t, c.PID())
 	o.assertWithdrawn(t)
 	if said := c.Ask("%s processor", tt.words); tt.refused != "" {
 		require.Contains(t, said, tt.refused)
@@ -344,7 +344,7 @@ var goldenOffsets = map[string]map[string]uint64{
 }
 
 // assertKnownOffsets compares the advertised offsets with goldenOffsets for this version of Go.
-func (o *outside) assertKnownOffsets(t *testing.T) {
+func (o *foreignReader) assertKnownOffsets(t *testing.T) {
 	t.Helper()
 	version := strings.Join(strings.SplitN(runtime.Version(), ".", 3)[:2], ".")
 	for name, want := range goldenOffsets[version+" "+runtime.GOARCH] {
@@ -355,7 +355,7 @@ func (o *outside) assertKnownOffsets(t *testing.T) {
 }
 
 // assertRing checks the advertisement of a ring against its mapping and the header in it.
-func (o *outside) assertRing(t *testing.T, prefix, name string, want *wantRing) {
+func (o *foreignReader) assertRing(t *testing.T, prefix, name string, want *wantRing) {
 	t.Helper()
 	assert.Equal(t, want.layout, o.integer(t, prefix+"layout"))
 	assert.Equal(t, want.capacity, o.integer(t, prefix+"capacity"))
@@ -398,14 +398,14 @@ func (o *outside) assertRing(t *testing.T, prefix, name string, want *wantRing) 
 }
 
 // entry returns the first word of a goroutine's entry in the goroutine table.
-func (o *outside) entry(t *testing.T, goid uint64) uint64 {
+func (o *foreignReader) entry(t *testing.T, goid uint64) uint64 {
 	t.Helper()
 	at := o.integer(t, "threadlocal.goroutines.address") + o.integer(t, "threadlocal.goroutines.header_size")
 	return o.word(t, at+o.integer(t, "threadlocal.goroutines.entry_size")*(goid%8192*8+goid/8192%8))
 }
 
 // slot reads the fields of the slot for a thread id, using only the advertisement.
-func (o *outside) slot(t *testing.T, prefix string, id uint64) map[string]uint64 {
+func (o *foreignReader) slot(t *testing.T, prefix string, id uint64) map[string]uint64 {
 	t.Helper()
 	at := o.integer(t, prefix+"address") + o.integer(t, prefix+"header_size") +
 		id%o.integer(t, prefix+"capacity")*o.integer(t, prefix+"slot_size")
@@ -425,7 +425,7 @@ func (o *outside) slot(t *testing.T, prefix string, id uint64) map[string]uint64
 }
 
 // assertSlot checks the slot for a thread id against the ids that the process reported.
-func (o *outside) assertSlot(t *testing.T, prefix string, id uint64, is *truth) {
+func (o *foreignReader) assertSlot(t *testing.T, prefix string, id uint64, is *truth) {
 	t.Helper()
 	want := map[string]uint64{
 		"trace_id_high": binary.BigEndian.Uint64(is.traceID[:8]), "trace_id_low": binary.BigEndian.Uint64(is.traceID[8:]),
@@ -449,7 +449,7 @@ func (o *outside) assertSlot(t *testing.T, prefix string, id uint64, is *truth) 
 }
 
 // assertGo checks the advertised runtime offsets by following them from the m in the thread's slot.
-func (o *outside) assertGo(t *testing.T, is *truth, record bool) {
+func (o *foreignReader) assertGo(t *testing.T, is *truth, record bool) {
 	t.Helper()
 	offset := func(name string) uint64 { return o.integer(t, "threadlocal.go."+name+"_offset") }
 	m := o.slot(t, "threadlocal.slots.", is.tid)["m"]
@@ -485,7 +485,7 @@ func TestNothingToAdvertise(t *testing.T) {
 			c := childproc.Start(t, roleAdvertiser, nil)
 			require.Equal(t, "ok", c.Ask("publisher"))
 			assert.Contains(t, c.Ask("%s processor", words), reason)
-			o := openOutside(t, c.PID())
+			o := openForeign(t, c.PID())
 			o.assertWithdrawn(t)
 			maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", c.PID()))
 			require.NoError(t, err)
@@ -598,8 +598,8 @@ func TestAdvertisedInAnyOrder(t *testing.T) {
 					assert.Empty(t, pc.Attributes, s.words)
 					continue
 				}
-				// The advertisement must describe the current rings: openOutside verifies their headers.
-				o := openOutside(t, c.PID())
+				// The advertisement must describe the current rings: openForeign verifies their headers.
+				o := openForeign(t, c.PID())
 				assert.NotEmpty(t, o.ad, s.words)
 				is := showIn(t, c)
 				o.assertSlot(t, "threadlocal.slots.", is.tid, &is)

@@ -25,7 +25,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/contextattr"
+	"github.com/otelctx/otelctx/internal/attrcontext"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -36,7 +36,7 @@ import (
 // and values.
 func with(ctx context.Context, kvs ...string) context.Context {
 	for i := 0; i < len(kvs); i += 2 {
-		ctx = contextattr.With(ctx, attribute.String(kvs[i], kvs[i+1]))
+		ctx = attrcontext.With(ctx, attribute.String(kvs[i], kvs[i+1]))
 	}
 	return ctx
 }
@@ -216,7 +216,7 @@ func isValid(t testing.TB, r *gorecord.Record) bool {
 func TestAttributesThatDoNotFit(t *testing.T) {
 	long := strings.Repeat("x", 200)
 	s := serve(t, WithAttributeKeys("a", "b", "c", "d"))
-	assert.Equal(t, 256, s.carriers.slots.Layout().SlotSize)
+	assert.Equal(t, 256, s.carriers.slots.Description().SlotSize)
 	ctx := with(context.Background(), "a", long, "b", "1", "c", long, "d", "2")
 	apart(func() {
 		_, span := s.start(ctx)
@@ -234,7 +234,7 @@ func TestAttributesThatDoNotFit(t *testing.T) {
 	require.NoError(t, s.processor.Shutdown(context.Background()))
 
 	s = serve(t, WithAttributeKeys("a", "b"), WithSlotAttributeSpace(612))
-	assert.Equal(t, 1024, s.carriers.slots.Layout().SlotSize)
+	assert.Equal(t, 1024, s.carriers.slots.Description().SlotSize)
 	apart(func() {
 		_, span := s.start(ctx)
 		assert.Equal(t, "\x00\xc8"+long+"\x01\x011", s.threads.at(t, uint64(syscall.Gettid())).attributes)
@@ -247,7 +247,7 @@ func TestAttributesThatDoNotFit(t *testing.T) {
 func TestNoAttributeKeys(t *testing.T) {
 	s := serve(t, WithAttributeKeys())
 	assert.Equal(t, []string{}, advertisedKeys(t, s.carriers))
-	assert.Equal(t, 64, s.carriers.slots.Layout().SlotSize)
+	assert.Equal(t, 64, s.carriers.slots.Description().SlotSize)
 	apart(func() {
 		_, span := s.start(untouched{with(context.Background(), "app", "shop")})
 		s.assertAttributes(t, span)
@@ -267,8 +267,8 @@ func TestNoAttributeKeys(t *testing.T) {
 type untouched struct{ context.Context }
 
 func (c untouched) Value(key any) any {
-	if strings.Contains(fmt.Sprintf("%T", key), "contextattr.") {
-		panic("the scope was looked up")
+	if strings.Contains(fmt.Sprintf("%T", key), "attrcontext.") {
+		panic("the attributes were looked up")
 	}
 	return c.Context.Value(key)
 }

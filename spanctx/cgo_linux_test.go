@@ -24,7 +24,7 @@ import (
 // cgoChild is a child process that runs the program testdata/cgo.
 type cgoChild struct {
 	*childproc.Child
-	*outside
+	*foreignReader
 	// kind is the carrier in which readers must find the spans.
 	kind reader.CarrierKind
 }
@@ -36,7 +36,7 @@ func startCgo(t *testing.T, exe, carriers string, kind reader.CarrierKind) *cgoC
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=4")
 	})
 	child.Ask("who is it") // answered when the child is ready
-	return &cgoChild{child, openOutside(t, child.PID()), kind}
+	return &cgoChild{child, openForeign(t, child.PID()), kind}
 }
 
 // cgoIdentity identifies the thread and the goroutine that answered, and the span that must be

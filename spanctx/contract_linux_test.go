@@ -51,10 +51,10 @@ type modelSpan struct {
 	parent    int
 	depth     int
 	ancestors []int
-	// before is the position of the starting goroutine at Start. outside is true if it was then in
+	// previous is the active span of the starting goroutine at Start. dispatched is true if it was then in
 	// none of the ancestors.
-	before  in
-	outside bool
+	before     in
+	dispatched bool
 }
 
 type modelGoroutine struct {
@@ -98,7 +98,7 @@ func (m *model) nearest(g int, at in) in {
 		return at
 	}
 	s := &m.spans[at.span]
-	if s.starter == g && s.outside {
+	if s.starter == g && s.dispatched {
 		return nothing
 	}
 	for _, ancestor := range s.ancestors {
@@ -135,7 +135,7 @@ func (m *model) starts(g, parent int, newRoot bool) {
 	if newRoot {
 		s.parent = none
 	}
-	s.outside = len(s.ancestors) > 0 && !m.isIn(at.span, s.ancestors)
+	s.dispatched = len(s.ancestors) > 0 && !m.isIn(at.span, s.ancestors)
 	m.spans = append(m.spans, s)
 	m.publish(g, in{span: len(m.spans) - 1})
 }
@@ -146,7 +146,7 @@ func (m *model) isIn(span int, spans []int) bool {
 	if span == none || slices.Contains(spans, span) {
 		return span != none
 	}
-	return !m.spans[span].outside && slices.ContainsFunc(m.spans[span].ancestors, func(a int) bool { return slices.Contains(spans, a) })
+	return !m.spans[span].dispatched && slices.ContainsFunc(m.spans[span].ancestors, func(a int) bool { return slices.Contains(spans, a) })
 }
 
 // ends applies rules 2 and 3 when goroutine g ends span.

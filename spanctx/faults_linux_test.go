@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/wire"
 )
@@ -23,7 +23,7 @@ import (
 var deniedCalls = map[string][]childproc.Rule{
 	"no mapping can be found by readers":   {childproc.NoMemfd, childproc.NoNaming},
 	"forked children inherit all mappings": {childproc.NoDontfork},
-	"no memory for the span table":         {childproc.NoMmap(wire.SpansHeaderSize + cells.Capacity*wire.CellSize)},
+	"no memory for the span table":         {childproc.NoMmap(wire.SpansHeaderSize + spantable.Capacity*wire.CellSize)},
 }
 
 // beDenied publishes a span in a process in which some system calls fail.

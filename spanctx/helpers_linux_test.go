@@ -21,13 +21,13 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/advertise"
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goroutines"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/spanpath"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/vma"
@@ -101,7 +101,7 @@ type service struct {
 	// carriers and path publish the spans, in these tables.
 	carriers *carriers
 	path     *spanpath.Path
-	cells    *cells.Table
+	cells    *spantable.Table
 	table    *goroutines.Table
 	// processor is registered with the provider.
 	processor *SpanProcessor
@@ -169,19 +169,19 @@ func withHeap() Option {
 	return optionFunc(func(c *config) { c.memory = vma.Heap })
 }
 
-func cellsOf(c *carriers) *cells.Table {
-	table, _ := c.path.Cells()
+func cellsOf(c *carriers) *spantable.Table {
+	table, _ := c.path.Spans()
 	return table
 }
 
 // observe returns a service whose provider is tp.
 func observe(t testing.TB, tp trace.TracerProvider) *service {
 	t.Helper()
-	c := active.Load()
+	c := current.Load()
 	s := &service{t: t, carriers: c, path: c.path, tracer: tp.Tracer("test"), hasTable: c.tablePublished, cells: cellsOf(c)}
 	s.table, _ = c.path.Goroutines()
 	if c.slots != nil {
-		s.threads = &memory{Memory: remotemem.Of(os.Getpid()), info: c.slots.Layout(), cells: s.cells.Address()}
+		s.threads = &memory{Memory: remotemem.Of(os.Getpid()), info: c.slots.Description(), cells: s.cells.Address()}
 	}
 	return s
 }
@@ -208,7 +208,7 @@ type slot struct {
 // the code under test: all offsets are literals.
 type memory struct {
 	remotemem.Memory
-	info  ring.Layout
+	info  ring.Description
 	cells uint64
 	buf   []byte
 }
@@ -230,7 +230,7 @@ type cell struct {
 	traceIDHigh, traceIDLow uint64
 	spanID, localRoot, goid uint64
 	ancestors               [3]uint64
-	outside                 bool
+	dispatched              bool
 	tid                     uint32
 }
 
@@ -248,7 +248,7 @@ func readCell(t testing.TB, table, ref uint64) (c cell) {
 	c.live, c.over = version == ref, version == ref|1
 	c.traceIDHigh, c.traceIDLow, c.spanID = at.Uint64(b[8:]), at.Uint64(b[16:]), at.Uint64(b[24:])
 	c.localRoot, c.goid, c.tid = at.Uint64(b[32:]), at.Uint64(b[40:]), at.Uint32(b[96:])
-	c.outside = b[73] == 1
+	c.dispatched = b[73] == 1
 	for i := range c.ancestors {
 		c.ancestors[i] = at.Uint64(b[48+8*i:])
 	}
@@ -277,7 +277,7 @@ func resolve(t testing.TB, table, ref, goid uint64) (id uint64, decided bool) {
 		return 0, true
 	case c.live:
 		return c.spanID, true
-	case c.over && c.outside && c.goid == goid:
+	case c.over && c.dispatched && c.goid == goid:
 		return 0, true
 	case c.over:
 		return nearest(t, table, c.ancestors), true
@@ -329,7 +329,7 @@ func (s *service) assertNowhere(t testing.TB) {
 			}
 		}))
 	}
-	s.cells.All(func(r cells.Ref) { assert.Fail(t, "live", "cell %d", r.Index()) })
+	s.cells.All(func(r spantable.Ref) { assert.Fail(t, "live", "cell %d", r.Index()) })
 }
 
 // apart runs f on a new goroutine, locked to its thread and without labels, and waits for it.

@@ -10,9 +10,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/spantable"
 )
 
 // collide makes another goroutine take the calling goroutine's entry. This happens if the two
@@ -38,7 +38,7 @@ func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 			<-done
 		}
 	}
-	leak(cells.Capacity - 100)
+	leak(spantable.Capacity - 100)
 	apart(func() {
 		ctx, request := s.root()
 		_, query := s.start(ctx)

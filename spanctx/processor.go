@@ -4,186 +4,249 @@
 package spanctx
 
 import (
-	"cmp"
-	"errors"
+	"context"
 	"fmt"
 	"sync/atomic"
 
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/advertise"
-	"github.com/otelctx/otelctx/internal/gorecord"
-	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/internal/names"
 	"github.com/otelctx/otelctx/internal/providers"
-	"github.com/otelctx/otelctx/internal/ring"
-	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/spanpath"
-	"github.com/otelctx/otelctx/internal/vma"
-	"github.com/otelctx/otelctx/internal/wire"
-	_ "github.com/otelctx/otelctx/resourcepublisher" // publishes the advertisement
 )
 
-// carriers publish the spans of all providers, from the first provider until the last one is gone. Other
-// carriers follow when a provider starts a span after that.
-type carriers struct {
-	config
-
-	path *spanpath.Path
-	// slots is nil if the thread slots are off, and names if names are not published.
-	slots   *ring.Ring
-	names   *names.Table
-	records bool
-	// cellsPublished, tablePublished and namesPublished are true if other processes can find the span
-	// table, the goroutine table and the name table, respectively.
-	cellsPublished, tablePublished, namesPublished bool
-	// err joins the reasons why requested carriers, or the tables that they refer to, are off.
-	err error
-
-	refusedKeys atomic.Int64
+// SpanProcessor publishes the active span of each goroutine. It may be registered with several
+// TracerProviders, and a process may have several. It is safe for concurrent use. A nil SpanProcessor
+// does nothing.
+type SpanProcessor struct {
+	config config
+	handle *providers.Handle
+	// joined are the carriers that have published the spans of the processor's providers last.
+	joined atomic.Pointer[carriers]
 }
 
-// active are the carriers of this process, or nil while nothing is published. There can be only one set,
-// because a process has one advertisement and a goroutine has one label pointer.
-var active atomic.Pointer[carriers]
+var _ sdktrace.SpanProcessor = (*SpanProcessor)(nil)
 
-// open opens the carriers and makes them active. The lock of package providers is held.
-func (c config) open() error {
-	if !goruntime.Supported {
-		return errors.ErrUnsupported
+//nolint:gochecknoinits // internal/providers must not import this package
+func init() {
+	providers.Spans.Apply = apply
+	providers.Spans.Gone = spanpath.ProviderGone
+}
+
+// apply publishes spans while there is a reference. The lock of package providers is held.
+func apply(newest *providers.Reference) error {
+	p := current.Load()
+	switch {
+	case newest == nil && p == nil:
+		return nil
+	case newest == nil:
+		return p.shutdown()
 	}
-	if c.runtime == nil {
-		c.runtime = goruntime.Calibrate()
+	if p == nil {
+		owner := newest.Handle.Owner.(*SpanProcessor) //nolint:errcheck,forcetypeassert // only this package opens such handles
+		if err := owner.config.open(); err != nil {
+			return fmt.Errorf("publish active spans: %w", err)
+		}
+		p = current.Load()
+		owner.joined.Store(p)
 	}
-	path, err := spanpath.Join(c.runtime, c.memory)
+	for owner := range providers.Spans.Owners {
+		if o := owner.(*SpanProcessor); o.joined.Swap(p) != p { //nolint:errcheck,forcetypeassert // the same
+			if err := p.addKeys(o.config.keys); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// NewSpanProcessor returns a SpanProcessor that publishes the active span through the carriers
+// chosen by opts, and advertises them: in the process context of package resourcepublisher or,
+// while there is no process context, in a separate mapping. If that mapping cannot be created, the
+// reason goes to [otel.Handle].
+//
+// All SpanProcessors of a process publish together, with the options of the first one. Keys of
+// [WithAttributeKeys] are combined. If another option differs, NewSpanProcessor fails and names it.
+//
+// A carrier stays off if this Go runtime does not support it or if the kernel refuses to map its
+// memory; [SpanProcessor.Stats] has the reason. The goroutine table and slots of layout 2 also need the
+// span table. If goroutine ids cannot be read in this version of Go, thread slots name the span that was
+// last published on the thread, and everything else is off. If no carrier works, NewSpanProcessor fails.
+// The error wraps
+// [errors.ErrUnsupported] where nothing can be published. Otherwise it says which option is invalid or
+// differs, why no carrier is on, or why the advertisement cannot be published.
+func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
+	if err := differs(opts); err != nil {
+		return nil, err
+	}
+	return open(newConfig(opts))
+}
+
+// open returns a SpanProcessor that holds a provisional reference.
+func open(c config) (*SpanProcessor, error) {
+	if err := c.check(); err != nil {
+		return nil, fmt.Errorf("publish active spans: %w", err)
+	}
+	p := &SpanProcessor{config: c}
+	var err error
+	if p.handle, err = providers.Spans.Open(p, nil); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// differs returns an error that names the options that differ from those with which spans are published.
+func differs(opts []Option) error {
+	p := current.Load()
+	if p == nil {
+		return nil
+	}
+	asked := p.config
+	for _, o := range opts {
+		asked = o.apply(asked)
+	}
+	return p.differs(asked)
+}
+
+// WithPublishing publishes the spans of a TracerProvider. It is short for
+// [sdktrace.WithSpanProcessor] with the result of [ForProvider].
+func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
+	return sdktrace.WithSpanProcessor(ForProvider(opts...))
+}
+
+// ForProvider is [NewSpanProcessor] for programs that run with or without profilers: errors go to
+// [otel.Handle], and so does the reason for each carrier that stays off. The provider works in any case.
+// If nothing can be published, the result is nil. Use ForProvider for a provider that already exists:
+//
+//	tp.RegisterSpanProcessor(spanctx.ForProvider())
+//
+// Options that differ from those of the first SpanProcessor have no effect, which is reported.
+//
+// ForProvider returns nil if the environment variable OTELCTX_SPANS_DISABLED=true is set, unless
+// [WithEnabled] overrides it. The package documentation lists the variables.
+func ForProvider(opts ...Option) *SpanProcessor {
+	c := newConfig(opts)
+	if !c.enabled {
+		return nil
+	}
+	first := current.Load() == nil
+	if err := differs(opts); err != nil {
+		otel.Handle(err)
+	}
+	p, err := open(c)
+	if err == nil && first {
+		err = p.Stats().Off
+	}
 	if err != nil {
-		return err
+		otel.Handle(err)
 	}
-	opened := &carriers{config: c, path: path}
-	if err := opened.start(); err != nil {
-		return errors.Join(err, opened.close())
-	}
-	active.Store(opened)
-	return nil
+	return p
 }
 
-// start opens the carriers, advertises them, and makes the path use them.
-func (c *carriers) start() error {
-	c.openAll()
-	if c.slots == nil && !c.tablePublished && !c.records {
-		return fmt.Errorf("no carrier is on: %w", c.err)
-	}
-	if c.config.names {
-		var err error
-		c.names, err = names.New(c.memory)
-		c.disable("names for other processes are", err)
-		c.namesPublished = err == nil
-	}
-	var noKeys *scope.KeyMap
-	keys, refused := noKeys.Append(c.keys...)
-	if err := advertise.Change(c.advertisement(keys), nil); err != nil {
-		return err
-	}
-	c.countRefusedKeys(refused)
-	c.path.Change(func(f *spanpath.Features) {
-		f.Slots, f.Records, f.Names, f.Keys = c.slots, c.records, c.names, keys
-		f.KeepLabels, f.DatadogLabels = c.labels == LabelsKept, c.datadogLabels
-	})
-	return nil
+// Stats says where spans are published, and what is left out: see [SpanProcessor.Stats].
+type Stats struct {
+	// Carriers are the carriers that are on: thread_slots, goroutine_table, goroutine_record.
+	Carriers []string
+	// Off joins the reasons why requested carriers, or the tables of spans and names, are off. It is nil if
+	// all of them are on.
+	Off error
+	// RefusedAttributeKeys counts the attribute keys that were rejected because there were already 256. A
+	// key that is rejected repeatedly counts each time.
+	RefusedAttributeKeys int64
+	// SpansWithoutName counts how often a span was published without its name or endpoint because the
+	// limit of 4,095 names had been reached: at its start, or when [Attach] or [Refresh] published its
+	// current name. See [WithSpanNames].
+	SpansWithoutName int64
+	// Evicted counts live spans that are no longer published because there were more than 65,536.
+	Evicted uint64
 }
 
-// openAll turns on the requested carriers. If this Go runtime does not support a carrier or the kernel
-// refuses to map its memory, that carrier stays off without affecting the others.
-func (c *carriers) openAll() {
-	_, err := c.path.Cells()
-	c.cellsPublished = err == nil
-	c.disable("span table is", err)
-	var noSpanTable error
-	if !c.cellsPublished {
-		// Slots and entries may name ended spans, which readers detect by the span table.
-		noSpanTable = errors.New("there is no span table")
-	}
-	// Without goroutine ids, positions belong to threads.
-	_, noIDs := c.runtime.Offset(goruntime.GGoid)
-	_, unmapped := c.path.Goroutines()
-	noTable := cmp.Or(noSpanTable, noIDs, unmapped)
-	c.tablePublished = noTable == nil
-	c.disable("goroutine table is", noTable)
-	if c.threadSlots {
-		err := noSpanTable
-		if r := (ring.Config{Layout: wire.RingLayout2, Capacity: c.capacity, AttributeSpace: c.space, Heap: c.memory == vma.Heap}); c.layout1 {
-			r.Layout, r.AttributeSpace = wire.RingLayout1, 0
-			c.slots, err = ring.New(r)
-		} else if err == nil {
-			c.slots, err = ring.New(r)
-		}
-		c.disable("thread slots are", err)
-	}
-	if c.labels != LabelsOff {
-		err := noIDs
-		if err == nil {
-			err = gorecord.Available(c.runtime)
-		}
-		c.records = err == nil
-		c.disable("goroutine record is", err)
-	}
-}
-
-// disable adds the reason why a carrier or a table is off to c.err. It does nothing if
-// reason is nil.
-func (c *carriers) disable(carrier string, reason error) {
-	if reason != nil {
-		c.err = errors.Join(c.err, fmt.Errorf("%s off: %w", carrier, reason))
-	}
-}
-
-// stats implements [SpanProcessor.Stats].
-func (c *carriers) stats() Stats {
-	if c == nil {
+// Stats returns the current state and counts, which all SpanProcessors that publish together share. It
+// is zero while nothing is published.
+func (p *SpanProcessor) Stats() Stats {
+	if p == nil {
 		return Stats{}
 	}
-	s := Stats{Off: c.err, RefusedAttributeKeys: c.refusedKeys.Load(), SpansWithoutName: c.names.LeftOut(), Evicted: c.path.Evicted()}
-	for _, carrier := range []struct {
-		on   bool
-		name string
-	}{{c.slots != nil, "thread_slots"}, {c.tablePublished, "goroutine_table"}, {c.records, "goroutine_record"}} {
-		if carrier.on {
-			s.Carriers = append(s.Carriers, carrier.name)
-		}
-	}
-	return s
+	return current.Load().stats()
 }
 
-// addKeys adds attribute keys to those that are published. The lock of package providers is held.
-func (c *carriers) addKeys(keys []attribute.Key) error {
-	old := c.path.Features().Keys
-	more, refused := old.Append(c.removeReservedKeys(keys)...)
-	if more != old {
-		if err := advertise.Change([]attribute.KeyValue{keyMapAttribute(more)}, nil); err != nil {
-			return fmt.Errorf("publish attribute keys: %w", err)
-		}
-		c.path.Change(func(f *spanpath.Features) { f.Keys = more })
+// AddAttributeKeys adds keys to those of [WithAttributeKeys]. They apply to spans that start
+// afterwards. New keys are advertised before attributes are published with them, and duplicates are
+// ignored. Keys cannot be removed. The space for attributes in slots is fixed at construction: see
+// [WithSlotAttributeSpace]. After Shutdown, AddAttributeKeys does nothing.
+//
+// If the keys cannot be advertised, AddAttributeKeys returns an error, such as
+// [resourcepublisher.ErrTooLarge], and changes nothing. Keys above the limit of 256 are not an
+// error, but counted in [Stats].
+func (p *SpanProcessor) AddAttributeKeys(keys ...attribute.Key) error {
+	if p == nil {
+		return nil
 	}
-	c.countRefusedKeys(refused)
+	defer providers.Lock()()
+	c := current.Load()
+	if c == nil || !p.handle.HasReference() {
+		return nil
+	}
+	if err := c.addKeys(keys); err != nil {
+		return err
+	}
+	p.config = WithAttributeKeys(keys...).apply(p.config)
 	return nil
 }
 
-// countRefusedKeys counts keys above the limit. It reports them to [otel.Handle] the first time.
-func (c *carriers) countRefusedKeys(keys int) {
-	if keys != 0 && c.refusedKeys.Add(int64(keys)) == int64(keys) {
-		providers.Report(fmt.Errorf("publish attribute keys: %d rejected, there are already %d", keys, scope.MaxKeys))
+// OnStart publishes the span for the calling goroutine. ctx is the context passed to Start.
+func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
+	if p == nil || s == nil {
+		return
+	}
+	r := p.handle.Started(s)
+	c := current.Load()
+	if c == nil || r == nil {
+		return
+	}
+	if c.profileIDs {
+		s.SetAttributes(profileIDKey.String(s.SpanContext().SpanID().String()))
+	}
+	c.path.Start(ctx, s, r)
+}
+
+// OnEnd ends the span for every reader. It may run on any goroutine. If the calling goroutine is in
+// the span, or in a descendant that it has started, OnEnd publishes the goroutine's new active span.
+func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
+	if p == nil || s == nil {
+		return
+	}
+	if path := p.lastPath(); path != nil {
+		path.End(s)
 	}
 }
 
-// shutdown withdraws the advertisement, stops publishing, and closes the carriers. Spans may start and end
-// meanwhile; they are not published. The lock of package providers is held.
-func (c *carriers) shutdown() error {
-	active.Store(nil)
-	return errors.Join(c.withdrawAdvertisement(), c.close())
+// lastPath returns the path that publishes spans. If nothing is published any more, it returns the last
+// one, because the calling goroutine may still have labels of a span.
+func (p *SpanProcessor) lastPath() *spanpath.Path {
+	c := current.Load()
+	if c == nil {
+		c = p.joined.Load()
+	}
+	if c == nil {
+		return nil
+	}
+	return c.path
 }
 
-// close makes the path stop using the carriers, and closes them.
-func (c *carriers) close() error {
-	err := c.path.Leave(func(f *spanpath.Features) { f.Slots, f.Records, f.Names, f.Keys = nil, false, nil, nil })
-	return errors.Join(err, c.names.Close(), c.slots.Close())
+// ForceFlush does nothing, because nothing is buffered.
+func (p *SpanProcessor) ForceFlush(context.Context) error { return nil }
+
+// Shutdown stops publishing the spans of the provider that is being shut down. If that was the last one,
+// it withdraws the advertisement, ends the published spans, and closes the slots and tables. ctx is not
+// used, because Shutdown does not wait. Spans may start and end during and after Shutdown; they are not
+// published.
+//
+// If it is not a TracerProvider that calls Shutdown, the SpanProcessor stops for good.
+func (p *SpanProcessor) Shutdown(context.Context) error {
+	if p == nil {
+		return nil
+	}
+	return p.handle.Shutdown()
 }

@@ -19,10 +19,10 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/ring"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -47,7 +47,7 @@ func TestSeveralProcessors(t *testing.T) {
 			})
 		}
 		all.Wait()
-		p := active.Load()
+		p := current.Load()
 		require.NotNil(t, p)
 		_, err := NewSpanProcessor(WithSlotCapacity(128))
 		require.EqualError(t, err, "active spans are already published with other options: WithSlotCapacity")
@@ -56,11 +56,11 @@ func TestSeveralProcessors(t *testing.T) {
 		for _, other := range processors[1:] {
 			require.NoError(t, other.Shutdown(context.Background()))
 			require.NoError(t, other.Shutdown(context.Background()), "again")
-			assert.Same(t, p, active.Load())
+			assert.Same(t, p, current.Load())
 		}
 		span.End()
 		require.NoError(t, tp.Shutdown(context.Background()))
-		require.Nil(t, active.Load())
+		require.Nil(t, current.Load())
 	}
 	goruntime.SetLabels(nil)
 }
@@ -77,11 +77,11 @@ func handled(t *testing.T) *[]error {
 func TestWithPublishing(t *testing.T) {
 	errs := handled(t)
 	tp := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
-	p := active.Load()
+	p := current.Load()
 	require.NotNil(t, p)
 	tp2 := sdktrace.NewTracerProvider()
 	tp2.RegisterSpanProcessor(ForProvider())
-	assert.Same(t, p, active.Load(), "both publish together")
+	assert.Same(t, p, current.Load(), "both publish together")
 	shows := func(tps ...*sdktrace.TracerProvider) {
 		apart(func() {
 			for _, tp := range tps {
@@ -94,13 +94,13 @@ func TestWithPublishing(t *testing.T) {
 	}
 	shows(tp, tp2)
 	require.NoError(t, tp2.Shutdown(context.Background()))
-	assert.Same(t, p, active.Load(), "the other provider still publishes")
+	assert.Same(t, p, current.Load(), "the other provider still publishes")
 	shows(tp)
 	tp3 := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
 	require.NoError(t, tp.Shutdown(context.Background()))
 	shows(tp3)
 	require.NoError(t, tp3.Shutdown(context.Background()))
-	assert.Nil(t, active.Load())
+	assert.Nil(t, current.Load())
 	apart(func() {
 		ctx, span := tp3.Tracer("").Start(context.Background(), "span")
 		assert.Nil(t, installed())
@@ -112,7 +112,7 @@ func TestWithPublishing(t *testing.T) {
 	_ = WithPublishing()
 	tp4 := sdktrace.NewTracerProvider(WithPublishing())
 	require.NoError(t, tp4.Shutdown(context.Background()))
-	assert.Nil(t, active.Load())
+	assert.Nil(t, current.Load())
 	assert.Empty(t, *errs)
 }
 
@@ -155,7 +155,7 @@ func TestProviderDuringShutdown(t *testing.T) {
 		p := ForProvider(WithSlotCapacity(64))
 		require.NotNil(t, p)
 		done.Wait()
-		assert.NotNil(t, active.Load())
+		assert.NotNil(t, current.Load())
 		require.NoError(t, p.Shutdown(context.Background()))
 	}
 }
@@ -167,7 +167,7 @@ func TestInvalidAttributeKeyOfEnvironment(t *testing.T) {
 	environment.Forget()
 	errs := handled(t)
 	tp := sdktrace.NewTracerProvider(WithPublishing(WithSlotCapacity(64)))
-	assert.Equal(t, []string{"a", "c"}, advertisedKeys(t, active.Load()))
+	assert.Equal(t, []string{"a", "c"}, advertisedKeys(t, current.Load()))
 	require.Len(t, *errs, 1)
 	require.ErrorContains(t, (*errs)[0], `OTELCTX_SPAN_ATTRIBUTE_KEYS: "b\xff"`)
 	require.NoError(t, tp.Shutdown(context.Background()))
@@ -193,14 +193,14 @@ func TestEnvironment(t *testing.T) {
 			environment.Forget()
 			errs := handled(t)
 			tp := sdktrace.NewTracerProvider(WithPublishing(tt.opts...))
-			assert.Equal(t, tt.want, active.Load() != nil)
+			assert.Equal(t, tt.want, current.Load() != nil)
 			if tt.reports == "" {
 				assert.Empty(t, *errs)
 			} else if assert.Len(t, *errs, 1) {
 				assert.EqualError(t, (*errs)[0], tt.reports)
 			}
 			require.NoError(t, tp.Shutdown(context.Background()))
-			assert.Nil(t, active.Load())
+			assert.Nil(t, current.Load())
 		})
 	}
 }
@@ -306,7 +306,7 @@ func TestWithPublishingReports(t *testing.T) {
 	tp = sdktrace.NewTracerProvider(WithPublishing(withRuntime(goruntime.Calibrate().Without(refused))))
 	require.Len(t, *errs, 1, "once")
 	assert.ErrorIs(t, (*errs)[0], refused)
-	assert.NotNil(t, active.Load())
+	assert.NotNil(t, current.Load())
 	require.NoError(t, tp.Shutdown(context.Background()))
 }
 
@@ -324,7 +324,7 @@ func TestNilProcessor(t *testing.T) {
 func TestShutdown(t *testing.T) {
 	processor, err := NewSpanProcessor()
 	require.NoError(t, err)
-	p := active.Load()
+	p := current.Load()
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor))
 	cancelled, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -374,7 +374,7 @@ func assertNoRecord(t testing.TB) {
 func TestShutdownUnderLoad(t *testing.T) {
 	for range testenv.Rounds(2, max(3, long(20))) {
 		tp := PublishAll(sdktrace.NewTracerProvider(sdktrace.WithSampler(new(everySecond))), WithSlotCapacity(256))
-		p := active.Load()
+		p := current.Load()
 		tracer := tp.Tracer("")
 		var all, started sync.WaitGroup
 		var stop atomic.Bool
@@ -412,12 +412,12 @@ func TestShutdownUnderLoad(t *testing.T) {
 		require.NoError(t, tp.processor.Shutdown(context.Background()))
 		stop.Store(true)
 		all.Wait()
-		m := &memory{info: p.slots.Layout(), Memory: selfMemory()}
+		m := &memory{info: p.slots.Description(), Memory: selfMemory()}
 		require.NoError(t, m.each(func(int, slot) {}), "the memory of late writers stays mapped")
 		maps, err := os.ReadFile("/proc/self/maps")
 		require.NoError(t, err)
 		assert.NotContains(t, string(maps), "OTELCTX_")
-		cellsOf(p).All(func(r cells.Ref) { assert.Fail(t, "live", "%x", r) })
+		cellsOf(p).All(func(r spantable.Ref) { assert.Fail(t, "live", "%x", r) })
 		require.NoError(t, tp.Shutdown(context.Background()))
 	}
 }

@@ -78,7 +78,7 @@ func (t *tracer) Start(ctx context.Context, name string, opts ...trace.SpanStart
 		return started, span // The provider has been shut down, so its tracers start no spans of their own.
 	}
 	r := t.provider.processor.handle.StartedUnrecorded(t.provider.TracerProvider)
-	c := active.Load()
+	c := current.Load()
 	if r == nil || c == nil {
 		return started, span
 	}
@@ -123,7 +123,7 @@ func (u *unsampledSpan) IsRecording() bool { return !u.ended.Load() }
 
 // SetName sets the name that Attach and Refresh publish.
 func (u *unsampledSpan) SetName(name string) {
-	if c := active.Load(); c != nil && c.names != nil && !u.ended.Load() {
+	if c := current.Load(); c != nil && c.names != nil && !u.ended.Load() {
 		u.renamed.Store(&name)
 	}
 }

@@ -135,7 +135,7 @@ func TestProviderOfAllSpans(t *testing.T) {
 		s.assertShows(t, child, span)
 		child.End()
 		require.NoError(t, provider.Shutdown(t.Context()))
-		assert.Nil(t, active.Load())
+		assert.Nil(t, current.Load())
 		assertNoRecord(t)
 
 		s := serve(t) // so that spans could be published
@@ -169,7 +169,7 @@ func TestUnsampledSpansOfAProviderThatIsGone(t *testing.T) {
 		for _, span := range spans {
 			want = append(want, span.SpanContext().SpanID())
 		}
-		if active.Load() != nil {
+		if current.Load() != nil {
 			for _, live := range (*service)(nil).live(t) {
 				got = append(got, live.SpanID)
 			}

@@ -216,7 +216,7 @@ func TestDisabledDoesNothing(t *testing.T) {
 	assert.Same(t, s.exported, s.processor.NewExporter(s.exported), "exporter is not wrapped")
 	s.start("span").End()
 	assert.Equal(t, []string{"span"}, s.exported.names())
-	assert.Nil(t, active.Load())
+	assert.Nil(t, current.Load())
 	require.NoError(t, s.processor.ForceFlush(t.Context()))
 }
 

@@ -17,8 +17,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -89,7 +89,7 @@ func (i *integration) stats() Stats {
 // transactions.
 type correlations struct {
 	counters counters
-	table    *cells.Table
+	table    *spantable.Table
 	// registered is true once a profiler has registered. In mode Enabled it is true from the start.
 	registered atomic.Bool
 	// delay is how long transactions wait, in nanoseconds.
@@ -122,7 +122,7 @@ type completedResource struct{ from, to *resource.Resource }
 
 const firstSweep = 1 << 10
 
-func (c *correlations) start(t *cells.Table, s settings) {
+func (c *correlations) start(t *spantable.Table, s settings) {
 	c.table = t
 	c.registered.Store(s.mode == Enabled)
 	c.delay.Store(int64(min(defaultDelay, s.maxDelay)))
@@ -262,7 +262,7 @@ func (c *correlations) isKnown(k sdkspan.Key) bool {
 
 // isLive reports whether k is a live sampled transaction.
 func (c *correlations) isLive(k sdkspan.Key) bool {
-	var n cells.Span
+	var n spantable.Span
 	return c.table.Load(c.table.Find(k), &n) && n.LocalRootSpanID == k.SpanID && n.TraceFlags&sampled != 0
 }
 

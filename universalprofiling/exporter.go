@@ -17,7 +17,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/bubble"
+	"github.com/otelctx/otelctx/internal/synctestbubble"
 )
 
 const (
@@ -48,7 +48,7 @@ func NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
 	if e, ok := next.(*exporter); ok {
 		return e
 	}
-	e := &exporter{next: next, sem: make(chan struct{}, 1), bubbled: bubble.In()}
+	e := &exporter{next: next, sem: make(chan struct{}, 1), bubbled: synctestbubble.In()}
 	exporters.add(e)
 	return e
 }

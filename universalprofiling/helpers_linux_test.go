@@ -21,10 +21,10 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sys/unix"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/spanpath"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -91,7 +91,7 @@ type service struct {
 	*integration
 
 	processor *Integration
-	cells     *cells.Table
+	cells     *spantable.Table
 
 	t        testing.TB
 	exported *recorder
@@ -110,9 +110,9 @@ func newServiceWith(t testing.TB, more []sdktrace.TracerProviderOption, opts ...
 	supported(t)
 	i, err := New(append([]Option{WithSocketDir(testenv.ShortDir(t)), WithMode(Enabled)}, opts...)...)
 	require.NoError(t, err)
-	s := &service{integration: active.Load(), processor: i, t: t, exported: newRecorder()}
+	s := &service{integration: current.Load(), processor: i, t: t, exported: newRecorder()}
 	if s.integration != nil { // otherwise it is disabled
-		s.cells, _ = s.path.Cells()
+		s.cells, _ = s.path.Spans()
 	}
 	s.provider = sdktrace.NewTracerProvider(append([]sdktrace.TracerProviderOption{
 		sdktrace.WithSpanProcessor(i), sdktrace.WithSyncer(i.NewExporter(s.exported)),
@@ -264,7 +264,7 @@ func (s *service) goid() uint64 { return s.path.Runtime().Goroutine().Goid }
 // transactionOf returns the id of a live span's transaction.
 func (s *service) transactionOf(span trace.Span) uint64 {
 	s.t.Helper()
-	var n cells.Span
+	var n spantable.Span
 	require.True(s.t, s.cells.Load(s.cells.Find(idOf(span)), &n))
 	return n.LocalRootSpanID
 }

@@ -18,7 +18,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/apmlib"
+	"github.com/otelctx/otelctx/internal/elastic"
 	"github.com/otelctx/otelctx/internal/profilersocket"
 	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/sdkspan"
@@ -31,7 +31,7 @@ import (
 type integration struct {
 	settings settings
 	path     *spanpath.Path
-	library  *apmlib.Library
+	library  *elastic.Library
 	socket   *profilersocket.Socket
 	received chan struct{} // closed when the socket is no longer read
 
@@ -42,17 +42,17 @@ type integration struct {
 	warned       warnings
 }
 
-// active is the integration of this process, or nil. There can be only one, because they would all
+// current is the integration of this process, or nil. There can be only one, because they would all
 // publish through the same library.
-var active atomic.Pointer[integration]
+var current atomic.Pointer[integration]
 
 // latest is the integration that was created last. It stays set after Shutdown, because spans may
 // still be on their way to an exporter.
 var latest atomic.Pointer[integration]
 
-// newIntegration creates an integration and makes it active. The lock of package providers is held.
+// newIntegration creates an integration and makes it the current one. The lock of package providers is held.
 func newIntegration(s settings, service *resource.Resource) (_ *integration, err error) {
-	if !apmlib.Supported {
+	if !elastic.Supported {
 		return nil, errors.ErrUnsupported
 	}
 	i := &integration{settings: s, received: make(chan struct{})}
@@ -61,19 +61,19 @@ func newIntegration(s settings, service *resource.Resource) (_ *integration, err
 	if i.socket, err = listen(socketDirs(s.socketDir)); err != nil {
 		return nil, err
 	}
-	if i.library, err = apmlib.Install(libraryDirs(s.socketDir), i.storage(), s.runtime); err != nil {
+	if i.library, err = elastic.Install(libraryDirs(s.socketDir), i.storage(), s.runtime); err != nil {
 		return nil, errors.Join(err, i.socket.Close())
 	}
 	if i.path, err = spanpath.Join(s.runtime, vma.Published); err != nil {
 		i.library.Withdraw()
 		return nil, errors.Join(err, i.socket.Close())
 	}
-	table, _ := i.path.Cells() // the profiler does not read it
+	table, _ := i.path.Spans() // the profiler does not read it
 	i.correlations.start(table, s)
 	elastic := &spanpath.Elastic{Records: i.library.Records(), RootEnds: i.rootEnds, Failed: i.failed}
 	i.path.Change(func(f *spanpath.Features) { f.Elastic = elastic })
 	go i.receive()
-	active.Store(i)
+	current.Store(i)
 	latest.Store(i)
 	return i, nil
 }
@@ -179,7 +179,7 @@ func (i *integration) flush(ctx context.Context) error {
 }
 
 // shutdown unpublishes the process storage, removes the socket, exports all waiting transactions, and
-// clears the records of all threads. The integration is no longer active. Spans that are live stay live
+// clears the records of all threads. It is no longer the current one. Spans that are live stay live
 // until the end, because correlations of them may still arrive.
 func (i *integration) shutdown(ctx context.Context) error {
 	i.correlations.flushed.Store(^uint64(0))

@@ -23,7 +23,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -106,8 +106,8 @@ func TestSeveralIntegrations(t *testing.T) {
 	path := s.socket.Path()
 	next, err := New(WithSocketDir(filepath.Dir(path)))
 	require.NoError(t, err)
-	assert.Equal(t, path, active.Load().socket.Path())
-	assert.Same(t, s.library, active.Load().library)
+	assert.Equal(t, path, current.Load().socket.Path())
+	assert.Same(t, s.library, current.Load().library)
 	require.NoError(t, next.Shutdown(t.Context()))
 	require.NoError(t, next.Shutdown(t.Context()))
 }
@@ -120,7 +120,7 @@ func TestReload(t *testing.T) {
 	named := func(name string) *resource.Resource {
 		return resource.NewSchemaless(attribute.String("service.name", name))
 	}
-	storage := func() string { return string(active.Load().storage()) }
+	storage := func() string { return string(current.Load().storage()) }
 	for name, opts := range map[string]func(service string) []Option{
 		"resource of the options":    func(name string) []Option { return []Option{WithResource(named(name))} },
 		"resource of the first span": func(string) []Option { return nil },
@@ -146,21 +146,21 @@ func TestReload(t *testing.T) {
 					if old != nil {
 						require.NoError(t, old.Shutdown(t.Context()))
 					}
-					require.NotNil(t, active.Load())
+					require.NotNil(t, current.Load())
 					assert.Contains(t, storage(), name)
-					(&service{integration: active.Load(), t: t}).shownHere(span)
+					(&service{integration: current.Load(), t: t}).shownHere(span)
 					if n%3 == 0 {
 						span.End() // otherwise Shutdown of the provider ends it
 					}
 					old = tp
 				}
-				last := &service{integration: active.Load(), t: t}
+				last := &service{integration: current.Load(), t: t}
 				require.NoError(t, old.Shutdown(t.Context()))
 				last.shownHere(nil)
-				assert.Nil(t, active.Load())
+				assert.Nil(t, current.Load())
 				_, late := old.Tracer("").Start(t.Context(), "late")
 				late.End()
-				assert.Nil(t, active.Load())
+				assert.Nil(t, current.Load())
 			})
 			assert.Empty(t, handled.Take())
 		})
@@ -187,9 +187,9 @@ func TestStartDuringShutdown(t *testing.T) {
 	span.End()
 	close(finish)
 	require.NoError(t, <-down)
-	require.NotNil(t, active.Load(), "published again")
+	require.NotNil(t, current.Load(), "published again")
 	require.NoError(t, shared.Shutdown(t.Context()))
-	assert.Nil(t, active.Load())
+	assert.Nil(t, current.Load())
 }
 
 // TestProvidersStartAndShutDown checks that a provider created while the last one shuts down gets a
@@ -213,7 +213,7 @@ func TestProvidersStartAndShutDown(t *testing.T) {
 	}
 	all.Wait()
 	assert.Nil(t, Current())
-	assert.Nil(t, active.Load())
+	assert.Nil(t, current.Load())
 	assert.Empty(t, handled.Take())
 }
 
@@ -300,7 +300,7 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 	require.NoError(t, s.processor.Shutdown(t.Context()))
 	close(stop)
 	wg.Wait()
-	s.cells.All(func(cells.Ref) { t.Error("a span is still live") })
+	s.cells.All(func(spantable.Ref) { t.Error("a span is still live") })
 }
 
 func TestConfiguration(t *testing.T) {

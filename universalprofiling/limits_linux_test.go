@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/spanpath"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -22,7 +22,7 @@ import (
 // of live spans.
 func TestALargeQueue(t *testing.T) {
 	testenv.NeedAll(t)
-	const many = cells.Capacity + 5_000
+	const many = spantable.Capacity + 5_000
 	s := newService(t, WithBufferSize(many))
 	s.hold()
 	for range many {

@@ -92,8 +92,8 @@ var exportTriggers = map[string]func(*sdktrace.TracerProvider) error{
 	"ForceFlush": func(tp *sdktrace.TracerProvider) error { return tp.ForceFlush(context.Background()) },
 	"Shutdown":   func(tp *sdktrace.TracerProvider) error { return tp.Shutdown(context.Background()) },
 	"delay": func(*sdktrace.TracerProvider) error {
-		active.Load().correlations.delay.Store(0)
-		active.Load().correlations.wake()
+		current.Load().correlations.delay.Store(0)
+		current.Load().correlations.wake()
 		return nil
 	},
 }
@@ -122,7 +122,7 @@ func TestEveryOrder(t *testing.T) {
 					if twice {
 						integration = append(integration, WithIntegration(opts...))
 					}
-					i := active.Load()
+					i := current.Load()
 					require.NotNil(t, i)
 					i.correlations.delay.Store(int64(time.Hour))
 					if !exporterFirst {
@@ -177,7 +177,7 @@ func TestMissingHalves(t *testing.T) {
 
 	supported(t)
 	tp = sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(testenv.ShortDir(t)), WithMode(Enabled)))
-	i := active.Load()
+	i := current.Load()
 	_, span := tp.Tracer("test").Start(t.Context(), "span")
 	for range 2 {
 		i.handleMessage(correlation(span, 1, 1).Encode(), true)

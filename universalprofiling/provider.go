@@ -13,9 +13,9 @@ import (
 	"go.opentelemetry.io/otel"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/bubble"
 	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/spanpath"
+	"github.com/otelctx/otelctx/internal/synctestbubble"
 )
 
 // Integration publishes spans to profilers and receives messages from them, see [New]. It is a span
@@ -62,10 +62,10 @@ func apply(newest *providers.Reference) error {
 	if shuttingDown {
 		return nil // Shutdown calls apply again
 	}
-	i := active.Load()
+	i := current.Load()
 	if i == nil {
 		var err error
-		bubble.Outside(func() { i, err = newIntegration(s, service) })
+		synctestbubble.Outside(func() { i, err = newIntegration(s, service) })
 		if err != nil {
 			return fmt.Errorf("universal profiling: %w", err)
 		}
@@ -83,7 +83,7 @@ func apply(newest *providers.Reference) error {
 func Current() *Integration {
 	defer providers.Lock()()
 	newest := providers.Profiling.Newest()
-	if newest == nil || active.Load() == nil {
+	if newest == nil || current.Load() == nil {
 		return nil
 	}
 	return newest.Handle.Owner.(*Integration) //nolint:errcheck,forcetypeassert // the same
@@ -120,7 +120,7 @@ func newWith(s settings) (*Integration, error) {
 
 // differs returns an error if s differs from the settings with which spans are published.
 func differs(s settings) error {
-	i := active.Load()
+	i := current.Load()
 	if i == nil || s.mode == Disabled {
 		return nil
 	}
@@ -180,7 +180,7 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 		return
 	}
 	r := i.handle.Started(s)
-	if current := active.Load(); current != nil && r != nil {
+	if current := current.Load(); current != nil && r != nil {
 		current.path.Start(ctx, s, r)
 	}
 }
@@ -191,7 +191,7 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	if i == nil || s == nil {
 		return
 	}
-	current := active.Load()
+	current := current.Load()
 	if current == nil {
 		current = i.joined.Load() // is being shut down
 	}
@@ -239,12 +239,12 @@ func (i *Integration) Shutdown(ctx context.Context) error {
 // it down, clears shuttingDown and unlocks done.
 func takeUnused() *integration {
 	defer providers.Lock()()
-	i := active.Load()
+	i := current.Load()
 	if i == nil || providers.Profiling.Newest() != nil {
 		return nil
 	}
 	done.Lock() // only waiting goroutines lock it, briefly
 	shuttingDown = true
-	active.Store(nil)
+	current.Store(nil)
 	return i
 }

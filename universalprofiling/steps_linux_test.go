@@ -11,10 +11,10 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/apmlib"
-	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/elastic"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/spanpath"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/internal/testing/spansteps"
 )
@@ -39,7 +39,7 @@ func runSteps(t *testing.T, s *service, program string) {
 			s.cells.Free(r)
 		},
 		Active: func(ctx context.Context) (span, transaction uint64) {
-			var n cells.Span
+			var n spantable.Span
 			if span = shown(); s.cells.Load(s.path.Find(ctx), &n) && span == n.SpanID {
 				transaction = n.LocalRootSpanID
 			}
@@ -54,7 +54,7 @@ func runSteps(t *testing.T, s *service, program string) {
 			"#": s.cells.ForgetRoots,
 		},
 	}, program)
-	s.cells.All(func(r cells.Ref) { assert.Fail(t, "live", "cell %d", r.Index()) })
+	s.cells.All(func(r spantable.Ref) { assert.Fail(t, "live", "cell %d", r.Index()) })
 }
 
 // TestSteps checks that the record of a thread publishes the span that its goroutine started or attached last. When
@@ -128,7 +128,7 @@ func TestSampler(t *testing.T) {
 
 		records, other := s.library.Records(), s.goid()+1<<15
 		goruntime.Pin()
-		assert.True(t, records.Store(&apmlib.Span{SpanID: 1}, other))
+		assert.True(t, records.Store(&elastic.Span{SpanID: 1}, other))
 		goruntime.Unpin()
 		assert.EqualValues(t, 1, records.SpanID(other))
 		dropping.ShouldSample(nothing)

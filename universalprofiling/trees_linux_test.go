@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// node is a span in the model. before is the span that its goroutine was in before it started, and
+// node is a span in the model. previous is the span that its goroutine was in before it started, and
 // ancestors are its ancestors by context.
 type node struct {
 	ctx         context.Context
@@ -24,8 +24,8 @@ type node struct {
 	parent      *node
 	ancestors   []*node
 	depth       int
-	before      *node
-	outside     bool
+	previous    *node
+	dispatched  bool
 	over        bool
 }
 
@@ -36,7 +36,7 @@ func nearest(n *node) *node {
 		return n
 	}
 	for _, a := range n.ancestors {
-		if !n.outside && !a.over {
+		if !n.dispatched && !a.over {
 			return a
 		}
 	}
@@ -53,8 +53,8 @@ func (n *node) setLineage(parent *node) {
 	}
 	n.ancestors = append([]*node{parent}, parent.ancestors...)
 	n.ancestors = n.ancestors[:min(len(n.ancestors), 3)]
-	n.outside = n.before == nil || !slices.Contains(n.ancestors, n.before) &&
-		(n.before.outside || !slices.ContainsFunc(n.before.ancestors, func(a *node) bool { return slices.Contains(n.ancestors, a) }))
+	n.dispatched = n.previous == nil || !slices.Contains(n.ancestors, n.previous) &&
+		(n.previous.dispatched || !slices.ContainsFunc(n.previous.ancestors, func(a *node) bool { return slices.Contains(n.ancestors, a) }))
 }
 
 // TestRandomTrees checks transactions and published spans against the model. It starts spans in
@@ -80,7 +80,7 @@ func (s *service) tree(random *rand.Rand) {
 	var nodes []*node
 	var in *node // the span that the goroutine is in, according to the model
 	start := func() {
-		n := &node{before: in}
+		n := &node{previous: in}
 		ctx, opts := s.t.Context(), []trace.SpanStartOption(nil)
 		local := false
 		if len(nodes) > 0 {
@@ -114,10 +114,10 @@ func (s *service) tree(random *rand.Rand) {
 		n.over = true
 		at := in
 		for at != nil && at != n && slices.Contains(at.ancestors, n) {
-			at = at.before
+			at = at.previous
 		}
 		if at == n {
-			at = n.before
+			at = n.previous
 		}
 		in = nearest(at)
 	}

@@ -26,7 +26,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/contextattr"
+	"github.com/otelctx/otelctx/internal/attrcontext"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/golden"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -51,7 +51,7 @@ func workerRole(parent *childproc.Parent) {
 		defer close(ended)
 		runtime.LockOSThread()
 		ctx, outer := tp.Tracer("test").Start(context.Background(), "outer")
-		ctx = contextattr.With(ctx, attribute.String("http.app", "the shop"), attribute.Int("tenant", 7), attribute.Bool("secret", true))
+		ctx = attrcontext.With(ctx, attribute.String("http.app", "the shop"), attribute.Int("tenant", 7), attribute.Bool("secret", true))
 		_, inner := tp.Tracer("test").Start(ctx, "inner")
 		sc := inner.SpanContext()
 		working <- fmt.Sprintf("%d %s %s %s", syscall.Gettid(), sc.TraceID(), sc.SpanID(), outer.SpanContext().SpanID())

@@ -12,7 +12,7 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	"go.uber.org/zap"
 
-	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -143,7 +143,7 @@ func (c *contexts) start(pid int, p *process) {
 		case <-c.ctx.Done():
 			return
 		}
-		attributes, err := patient.Call(c.ctx, pid, patient.Limit, func() ([]*commonpb.KeyValue, error) {
+		attributes, err := timelimit.Call(c.ctx, pid, timelimit.Limit, func() ([]*commonpb.KeyValue, error) {
 			return p.read(c.ctx, c.open, pid, c.telemetry)
 		})
 		c.finish(pid, p, attributes, err)
@@ -187,7 +187,7 @@ func errorKind(err error) string {
 		return "not_permitted"
 	case errors.Is(err, reader.ErrBusy):
 		return "busy"
-	case errors.Is(err, patient.ErrNoAnswer), errors.Is(err, patient.ErrTooMany):
+	case errors.Is(err, timelimit.ErrNoAnswer), errors.Is(err, timelimit.ErrTooMany):
 		return "no_answer"
 	default:
 		return "other"

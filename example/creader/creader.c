@@ -25,7 +25,7 @@ struct slot {
 struct table { uint32_t magic, layout, capacity, cell_size, header_size, used; };
 struct cell {
 	uint64_t version, trace_id_high, trace_id_low, span_id, local_root_span_id, goid, ancestors[3];
-	uint8_t trace_flags, outside, reserved1[6]; uint64_t start_unix_ns, g; uint32_t tid, reserved2[7];
+	uint8_t trace_flags, dispatched, reserved1[6]; uint64_t start_unix_ns, g; uint32_t tid, reserved2[7];
 };
 struct field { uint64_t value; const uint8_t *at, *end; }; // a protobuf field: an integer, or bytes
 static uint8_t payload[65536];
@@ -133,7 +133,7 @@ static void print_thread(const char *thread, uint32_t tid) {
 	if (!m || !goid || !read_entry(goid, curg, &ref)) return;
 	struct cell c;
 	int state = read_cell(ref, &c);
-	if (state == ENDED && !(c.outside && c.goid == goid)) { // The nearest live ancestor is active.
+	if (state == ENDED && !(c.dispatched && c.goid == goid)) { // The nearest live ancestor is active.
 		struct cell ended = c;
 		for (int i = 0; i < 3 && state != LIVE; i++) state = read_cell(ended.ancestors[i], &c);
 	}

@@ -39,9 +39,9 @@ var linked = map[string]string{
 // not depend on the imported packages, directly or indirectly.
 var never = []struct{ importers, imported, reason string }{
 	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler must not get the SDK with its reader"},
-	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/spanpath internal/gorecord internal/names internal/scope internal/apmlib", "readers share only formats and the ring with writers"},
+	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/spantable internal/spanpath internal/gorecord internal/names internal/keymap internal/elastic", "readers share only formats and the ring with writers"},
 	{"resourcepublisher spanctx scopedattr universalprofiling instrumentation", "internal/remotemem", "some sandboxes kill a service that calls process_vm_readv"},
-	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/spanpath internal/gorecord internal/names internal/scope internal/apmlib", "the command line tool publishes nothing"},
+	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/spantable internal/spanpath internal/gorecord internal/names internal/keymap internal/elastic", "the command line tool publishes nothing"},
 	{"scopedattr/contextattr", "otel/sdk otel/trace otel/log otel/metric internal/goruntime x/sys", "a library that sets attributes links only the API"},
 	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling instrumentation reader cmd/otelctx", "stretchr/testify go.uber.org/goleak", "these are only for tests"},
 }

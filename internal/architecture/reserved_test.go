@@ -15,34 +15,34 @@ import (
 // reserved lists language features and files that need a review, and the packages that may use
 // them, including their tests. Each use must explain why it is sound.
 var reserved = map[string]string{
-	"unsafe": "internal/wire internal/vma internal/ordered internal/cells internal/ring internal/gorecord internal/goruntime internal/ownmem internal/apmlib " +
+	"unsafe": "internal/wire internal/vma internal/ordered internal/spantable internal/ring internal/gorecord internal/goruntime internal/ownmem internal/elastic " +
 		"internal/profilersocket internal/sdkspan internal/providers internal/goroutines internal/tlsvar spanctx cmd/otelctx/internal/kernel/privilege " +
 		"cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/conformance instrumentation " +
 		// Tests, and programs that tests run.
 		"internal/testing/childproc internal/interop/profiler internal/goruntime/testdata/probe internal/testing/busyservice " +
 		"cmd/otelctx/internal/recording cmd/otelctx/internal/profile/symbols cmd/otelctx/internal/profile/symbols/testdata/prog",
 	// Assembly.
-	".s": "internal/goruntime internal/apmlib",
+	".s": "internal/goruntime internal/elastic",
 	// Cgo is allowed for the thread-local variable of programs that use cgo anyway, and in programs
 	// that tests run.
-	"C": "internal/apmlib/cgoword instrumentation/testdata/library internal/goruntime/testdata/probe spanctx/testdata/cgo " +
+	"C": "internal/elastic/cgoword instrumentation/testdata/library internal/goruntime/testdata/probe spanctx/testdata/cgo " +
 		"internal/testing/busyservice/service internal/testing/waitingservice cmd/otelctx/internal/profile/symbols/testdata/cgo benchmarks/scoreboard",
 	// The C files belong to packages above, to the BPF program, to an example reader in C, and to
 	// programs that tests run.
-	".c": "instrumentation/testdata/library internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/kernel/sampler example/creader " +
+	".c": "instrumentation/testdata/library internal/elastic/cgoword internal/elastic/testdata cmd/otelctx/internal/kernel/sampler example/creader " +
 		"cmd/otelctx/internal/hostile/testdata cmd/otelctx/testdata/mapper " +
 		// Publishers in C.
 		"internal/interop/publishers reader/testdata/threadcontext",
 	".h": "cmd/otelctx/internal/kernel/sampler",
 	// Tests that make system calls that package syscall lacks. For code outside of tests, see the
 	// table linked.
-	"x/sys in tests": "internal/apmlib internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
-		"internal/patient internal/vma internal/ownmem reader universalprofiling resourcepublisher internal/interop/backends internal/interop/otlp cmd/otelctx cmd/otelctx/internal/report cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/hostile",
+	"x/sys in tests": "internal/elastic internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
+		"internal/timelimit internal/vma internal/ownmem reader universalprofiling resourcepublisher internal/interop/backends internal/interop/otlp cmd/otelctx cmd/otelctx/internal/report cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/hostile",
 }
 
 // linknames lists the names that packages access through go:linkname.
 var linknames = map[string]string{
-	"internal/apmlib": "runtime.iscgo",
+	"internal/elastic": "runtime.iscgo",
 	// Not a runtime function: NewTracerProvider calls it, but the SDK cannot import package
 	// instrumentation.
 	"instrumentation":    "github.com/otelctx/otelctx/instrumentation.provider",

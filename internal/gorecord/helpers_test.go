@@ -53,19 +53,19 @@ func newOf(id uint64, a *Attributes) *Record {
 	return r
 }
 
-// newIn does the same as [New] for a child of the span of outer. If outer is nil, the span has no
+// newIn does the same as [New] for a child of the span of previous. If previous is nil, the span has no
 // parent.
-func newIn(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, user UserLabels, outer *Record) *Record {
+func newIn(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, user UserLabels, previous *Record) *Record {
 	r := New(traceIDHigh, traceIDLow, spanID, traceFlags, a, &Names{}, user)
-	ancestors := ancestorsIn(outer)
+	ancestors := ancestorsIn(previous)
 	r.SetCell(0, &ancestors, 0)
-	r.SetOuter(outer)
+	r.SetPrevious(previous)
 	return r
 }
 
 // variantIn calls [Record.Variant] without names.
-func (r *Record) variantIn(a *Attributes, user UserLabels, outer *Record) *Record {
-	return r.Variant(a, &Names{}, 0, user, outer)
+func (r *Record) variantIn(a *Attributes, user UserLabels, previous *Record) *Record {
+	return r.Variant(a, &Names{}, 0, user, previous)
 }
 
 // ancestorsIn returns the ancestors of a span whose parent is the span of r.

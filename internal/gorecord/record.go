@@ -41,7 +41,7 @@ var spanIDKey = string(append([]byte(nil), "span_id"...))
 
 // Offsets in a Record, which are advertised to readers. Offset is where the record of OTEP 4947
 // begins. RefOffset is where the Ref of the span's cell is. AncestorsOffset is where the Refs of
-// the span's ancestors are, followed by the outsider's id.
+// the span's ancestors are, followed by the dispatcher's id.
 const (
 	Offset          = unsafe.Offsetof(Record{}.traceID)
 	RefOffset       = unsafe.Offsetof(Record{}.ref)
@@ -63,19 +63,19 @@ type Record struct {
 	labels goruntime.LabelMap
 	// user is the label pointer to the user's labels.
 	user UserLabels
-	// outer is the record to which the goroutine returns when the span ends, or nil. End clears it.
-	// Otherwise a goroutine that keeps the labels of an ended span would keep all outer records
+	// previous is the record to which the goroutine returns when the span ends, or nil. End clears it.
+	// Otherwise a goroutine that keeps the labels of an ended span would keep all previous records
 	// alive.
-	outer Pointer
+	previous Pointer
 	// variant links to the next record of the same span, see Variant.
 	variant atomic.Pointer[Record]
 	// ref names the span's cell, and ancestors names the cells of its ancestors.
 	ref       wire.Ref
 	ancestors [wire.Ancestors]wire.Ref
-	// outsider is the id of the goroutine that started the span, if it was in none of the span's
+	// dispatcher is the id of the goroutine that started the span, if it was in none of the span's
 	// ancestors. Otherwise it is 0. When the span ends, that goroutine does not move to the
 	// ancestors, unlike any other goroutine in the span.
-	outsider uint64
+	dispatcher uint64
 	// text contains the trace id and the span id in hexadecimal.
 	text [2 * idBytes]byte
 	// name and endpoint are numbers in the name table: of the span's name and of its local root's
@@ -128,7 +128,7 @@ const (
 
 const (
 	_ = -(Offset % 2)
-	_ = -(unsafe.Offsetof(Record{}.outsider) - AncestorsOffset ^ 8*wire.Ancestors)
+	_ = -(unsafe.Offsetof(Record{}.dispatcher) - AncestorsOffset ^ 8*wire.Ancestors)
 	_ = -(unsafe.Sizeof(Record{}) - Offset ^ wire.ThreadContextRecordSize)
 	_ = -(unsafe.Offsetof(short{}.attributes) ^ unsafe.Sizeof(Record{}))
 	_ = -(unsafe.Offsetof(full{}.attributes) ^ unsafe.Sizeof(Record{}))
@@ -228,16 +228,16 @@ func (r *Record) AddDatadogLabels(root uint64, a *Attributes, n *Names) {
 	r.labels.List = r.merge(labelsAt(r.user), a, n, labels)
 }
 
-// SetOuter sets the record to which the goroutine returns when it ends the span, or nil. Call it
+// SetPrevious sets the record to which the goroutine returns when it ends the span, or nil. Call it
 // before Install.
-func (r *Record) SetOuter(outer *Record) { r.outer.Store(outer) }
+func (r *Record) SetPrevious(previous *Record) { r.previous.Store(previous) }
 
-// SetCell sets the Ref of the span's cell, the Refs of its ancestors, and the outsider's goroutine
+// SetCell sets the Ref of the span's cell, the Refs of its ancestors, and the dispatcher's goroutine
 // id, or 0 if there is none. Call it before Install.
-func (r *Record) SetCell(ref wire.Ref, ancestors *[wire.Ancestors]wire.Ref, outsider uint64) {
+func (r *Record) SetCell(ref wire.Ref, ancestors *[wire.Ancestors]wire.Ref, dispatcher uint64) {
 	r.ref = ref
 	r.ancestors[0], r.ancestors[1], r.ancestors[2] = ancestors[0], ancestors[1], ancestors[2]
-	r.outsider = outsider
+	r.dispatcher = dispatcher
 }
 
 // setIDLabels stores the labels span_id and trace_id at the start of list.
@@ -283,7 +283,7 @@ func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names, others 
 func (r *Record) hideLabels() {
 	// Sound: the length is the second word of a slice.
 	length := (*uint64)(unsafe.Add(unsafe.Pointer(&r.labels.List), unsafe.Sizeof(uintptr(0))))
-	ordered.Put(length, uint64(ownLabelIndex(r.labels.List)))
+	ordered.Store(length, uint64(ownLabelIndex(r.labels.List)))
 }
 
 // ownLabelIndex returns the index of our first label in a list, even if it is hidden. It returns -1
@@ -306,22 +306,22 @@ func (r *Record) Ref() wire.Ref {
 	return r.ref
 }
 
-// Ancestors returns the Refs of the span's ancestors, and the outsider's goroutine id, or 0 if
+// Ancestors returns the Refs of the span's ancestors, and the dispatcher's goroutine id, or 0 if
 // there is none.
-func (r *Record) Ancestors() (ancestors [wire.Ancestors]wire.Ref, outsider uint64) {
+func (r *Record) Ancestors() (ancestors [wire.Ancestors]wire.Ref, dispatcher uint64) {
 	for i := range ancestors {
 		ancestors[i] = wire.Ref(atomic.LoadUint64((*uint64)(&r.ancestors[i])))
 	}
-	return ancestors, atomic.LoadUint64(&r.outsider)
+	return ancestors, atomic.LoadUint64(&r.dispatcher)
 }
 
 // Outer returns the record to which the goroutine returns when the span ends. It returns nil if
 // there is no such record, if the span has already ended, or if r is nil.
-func (r *Record) Outer() *Record {
+func (r *Record) Previous() *Record {
 	if r == nil {
 		return nil
 	}
-	return r.outer.Load()
+	return r.previous.Load()
 }
 
 // Attributes returns the attributes published with the span, in the encoding of OTEP 4947. They
@@ -372,12 +372,12 @@ func User() (UserLabels, *Record) {
 func (r *Record) End(withdraw bool) {
 	for ; r != nil; r = r.variant.Load() {
 		// Goroutines that do this concurrently store the same value.
-		ordered.Put32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
+		ordered.Store32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
 		if withdraw {
 			r.hideLabels()
 		}
-		if r.outer.Load() != nil {
-			r.outer.Store(nil)
+		if r.previous.Load() != nil {
+			r.previous.Store(nil)
 		}
 	}
 }
@@ -389,7 +389,7 @@ func (r *Record) Ended() bool { return atomic.LoadUint32(&r.state)&stateValid ==
 const maxVariants = 64
 
 // Variant returns a record of the same span as r that has these attributes, names, user labels and
-// outer record. If outer is nil, it may have any outer record. r must come from [New]. If the span
+// previous record. If previous is nil, it may have any previous record. r must come from [New]. If the span
 // has no such record yet, Variant allocates one. If the span already has 64 records, Variant first
 // retires the oldest except r.
 //
@@ -398,12 +398,12 @@ const maxVariants = 64
 // goroutine changes with a compare-and-swap before it calls End. Variant adds the new record with a
 // compare-and-swap, too. If Variant's compare-and-swap comes first, End finds the new record.
 // Otherwise the caller's check finds that the span has ended.
-func (r *Record) Variant(a *Attributes, n *Names, datadogRoot uint64, user UserLabels, outer *Record) *Record {
+func (r *Record) Variant(a *Attributes, n *Names, datadogRoot uint64, user UserLabels, previous *Record) *Record {
 	for {
 		newest, have := r.variant.Load(), 1
 		var before, last *Record = nil, r
 		for next := newest; ; next = last.variant.Load() {
-			if (outer == nil || last.outer.Load() == outer) &&
+			if (previous == nil || last.previous.Load() == previous) &&
 				bytes.Equal(last.Attributes(), a.Encoded()) && last.HasNames(n.Name, n.Endpoint) && last.HasLabels(user) && !last.Ended() {
 				return last
 			}
@@ -418,7 +418,7 @@ func (r *Record) Variant(a *Attributes, n *Names, datadogRoot uint64, user UserL
 			before.variant.Store(nil)
 			continue
 		}
-		v := r.copy(a, n, datadogRoot, user, outer)
+		v := r.copy(a, n, datadogRoot, user, previous)
 		v.variant.Store(newest)
 		if r.variant.CompareAndSwap(newest, v) {
 			return v
@@ -435,30 +435,30 @@ func (r *Record) retire() {
 		return
 	}
 	second, third := r.ancestors[0], r.ancestors[1]
-	if r.outsider != 0 {
-		second, third = 0, 0 // The outsider may have this record, and must not move to the ancestors.
+	if r.dispatcher != 0 {
+		second, third = 0, 0 // The dispatcher may have this record, and must not move to the ancestors.
 	}
 	// Store the last ancestor first. Otherwise a concurrent reader could skip one.
-	ordered.PutLast((*uint64)(&r.ancestors[2]), uint64(third))
-	ordered.PutLast((*uint64)(&r.ancestors[1]), uint64(second))
-	ordered.PutLast((*uint64)(&r.ancestors[0]), uint64(r.ref))
-	ordered.PutLast(&r.outsider, 0)
+	ordered.StoreRelease((*uint64)(&r.ancestors[2]), uint64(third))
+	ordered.StoreRelease((*uint64)(&r.ancestors[1]), uint64(second))
+	ordered.StoreRelease((*uint64)(&r.ancestors[0]), uint64(r.ref))
+	ordered.StoreRelease(&r.dispatcher, 0)
 	atomic.StoreUint32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
 	r.hideLabels()
-	// End no longer finds this record, so outer must be cleared here.
-	r.outer.Store(nil)
+	// End no longer finds this record, so previous must be cleared here.
+	r.previous.Store(nil)
 }
 
 // copy returns another record of the same span.
-func (r *Record) copy(a *Attributes, n *Names, datadogRoot uint64, user UserLabels, outer *Record) *Record {
+func (r *Record) copy(a *Attributes, n *Names, datadogRoot uint64, user UserLabels, previous *Record) *Record {
 	id := binary.BigEndian
 	state := atomic.LoadUint32(&r.state)
 	c := New(id.Uint64(r.traceID[:8]), id.Uint64(r.traceID[8:]), id.Uint64(r.spanID[:]), uint8(state>>stateFlagsShift), a, n, user)
 	if datadogRoot != 0 {
 		c.AddDatadogLabels(datadogRoot, a, n)
 	}
-	c.SetCell(r.ref, &r.ancestors, r.outsider)
-	c.SetOuter(outer)
+	c.SetCell(r.ref, &r.ancestors, r.dispatcher)
+	c.SetPrevious(previous)
 	c.state &= ^uint32(stateValid) | state
 	return c
 }
@@ -526,5 +526,5 @@ type Pointer struct{ p unsafe.Pointer }
 func (p *Pointer) Load() *Record { return (*Record)(atomic.LoadPointer(&p.p)) }
 
 // Store stores a record. Readers that see the record also see the caller's earlier stores, see
-// [ordered.PutPointer].
-func (p *Pointer) Store(r *Record) { ordered.PutPointer(&p.p, unsafe.Pointer(r)) }
+// [ordered.StorePointerRelease].
+func (p *Pointer) Store(r *Record) { ordered.StorePointerRelease(&p.p, unsafe.Pointer(r)) }

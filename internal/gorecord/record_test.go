@@ -105,12 +105,12 @@ func TestVariant(t *testing.T) {
 	needRecords(t)
 	apart(func() {
 		setUser("user", "x")
-		outer := begin(1)
+		previous := begin(1)
 		r := newOf(2, attributesOf("app", "a"))
-		assert.Same(t, outer, r.Outer())
-		ancestors, outsider := r.Ancestors()
+		assert.Same(t, previous, r.Previous())
+		ancestors, dispatcher := r.Ancestors()
 		assert.Equal(t, [wire.Ancestors]wire.Ref{1 << 20}, ancestors)
-		assert.Zero(t, outsider)
+		assert.Zero(t, dispatcher)
 		users := user()
 		setUser("other", "y")
 		other := user()
@@ -119,13 +119,13 @@ func TestVariant(t *testing.T) {
 		require.NotEqual(t, other, copied)
 		seen := map[*Record]bool{}
 		for name, v := range map[string]*Record{
-			"itself":              r.variantIn(attributesOf("app", "a"), users, outer),
-			"other attributes":    r.variantIn(attributesOf("app", "b"), users, outer),
-			"no attributes":       r.variantIn(nil, users, outer),
-			"other labels":        r.variantIn(attributesOf("app", "a"), other, outer),
-			"no labels":           r.variantIn(attributesOf("app", "a"), nil, outer),
-			"another outer one":   r.variantIn(attributesOf("app", "a"), users, newOf(3, nil)),
-			"of a variant itself": r.variantIn(nil, nil, nil).variantIn(nil, nil, nil),
+			"itself":               r.variantIn(attributesOf("app", "a"), users, previous),
+			"other attributes":     r.variantIn(attributesOf("app", "b"), users, previous),
+			"no attributes":        r.variantIn(nil, users, previous),
+			"other labels":         r.variantIn(attributesOf("app", "a"), other, previous),
+			"no labels":            r.variantIn(attributesOf("app", "a"), nil, previous),
+			"another previous one": r.variantIn(attributesOf("app", "a"), users, newOf(3, nil)),
+			"of a variant itself":  r.variantIn(nil, nil, nil).variantIn(nil, nil, nil),
 		} {
 			assert.Equal(t, name == "itself", v == r, name)
 			assert.False(t, seen[v], name)
@@ -145,9 +145,9 @@ func TestVariant(t *testing.T) {
 			}
 			assertShows(t, 2, want...)
 		}
-		assert.Same(t, r, r.variantIn(attributesOf("app", "a"), users, nil), "any outer one")
-		assert.Same(t, r.variantIn(nil, other, outer), r.variantIn(nil, copied, outer), "equal labels at another place")
-		assert.Zero(t, testing.AllocsPerRun(10, func() { r.variantIn(nil, other, outer) }), "the variant must be reused")
+		assert.Same(t, r, r.variantIn(attributesOf("app", "a"), users, nil), "any previous one")
+		assert.Same(t, r.variantIn(nil, other, previous), r.variantIn(nil, copied, previous), "equal labels at another place")
+		assert.Zero(t, testing.AllocsPerRun(10, func() { r.variantIn(nil, other, previous) }), "the variant must be reused")
 
 		r.End(true)
 		for v := range seen {
@@ -157,9 +157,9 @@ func TestVariant(t *testing.T) {
 			for _, l := range shown() {
 				assert.NotEqual(t, spanID, l.Value)
 			}
-			assert.Nil(t, v.Outer())
+			assert.Nil(t, v.Previous())
 		}
-		assert.True(t, outer.valid())
+		assert.True(t, previous.valid())
 	})
 	(*Record)(nil).End(true)
 	assert.Zero(t, (*Record)(nil).Ref())
@@ -206,20 +206,20 @@ func TestVariantsAreBounded(t *testing.T) {
 func TestEndedRecordsKeepNoOthers(t *testing.T) {
 	needRecords(t)
 	apart(func() {
-		outer := newOf(1, nil)
+		previous := newOf(1, nil)
 		other := newOf(2, nil)
-		inner := newIn(1, 2, 3, 1, nil, nil, outer)
+		inner := newIn(1, 2, 3, 1, nil, nil, previous)
 		inner.variantIn(nil, nil, other)
 		inner.Install()
-		outers := []weak.Pointer[Record]{weak.Make(outer), weak.Make(other)}
+		previousRecords := []weak.Pointer[Record]{weak.Make(previous), weak.Make(other)}
 		for range 3 {
 			runtime.GC()
 		}
-		for i, w := range outers {
+		for i, w := range previousRecords {
 			require.NotNil(t, w.Value(), "%d: the goroutine returns to this record", i)
 		}
 		inner.End(false)
-		for i, w := range outers {
+		for i, w := range previousRecords {
 			for n := 0; w.Value() != nil; n++ {
 				require.Less(t, n, 100, "%d is kept alive by an ended record", i)
 				runtime.GC()

@@ -201,7 +201,7 @@ func TestGarbageCollection(t *testing.T) {
 				}()
 				<-child
 				b.End(n%2 == 0)
-				if outer := b.Outer(); outer != nil {
+				if previous := b.Previous(); previous != nil {
 					t.Error("an ended record keeps another record alive")
 				}
 				a.Install()

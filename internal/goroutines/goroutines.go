@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package goroutines publishes the position of each goroutine, that is, the span that it is in.
+// Package goroutines publishes the active span of each goroutine, that is, the span that it is in.
 // Other processes read it from a table that is indexed by goroutine id.
 //
 // A goroutine stores only its own entry, with two stores and no lock. Goroutines whose ids are
@@ -10,7 +10,7 @@
 // belongs to neither. Readers recognize it, because the second word is computed from the first word
 // and the goroutine.
 //
-// The package stores positions without checking whether their spans are live.
+// The package stores active spans without checking whether their spans are live.
 package goroutines
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Table contains the positions of goroutines. Use [New] to create it. It is safe for concurrent
+// Table contains the active spans of goroutines. Use [New] to create it. It is safe for concurrent
 // use.
 type Table struct {
 	header  *wire.GoroutinesHeader
@@ -71,20 +71,20 @@ func (t *Table) entry(goid uint64) *wire.GoroutineEntry {
 	return &t.entries[wire.GoroutineIndex(goid)]
 }
 
-// Load returns the last position that a goroutine stored. goid and g identify the goroutine. known
-// is false if the goroutine has not stored a position, or if the entry no longer belongs to it.
-func (t *Table) Load(goid uint64, g uintptr) (p wire.Position, known bool) {
+// Load returns the active span that a goroutine has stored last. goid and g identify the goroutine. known
+// is false if the goroutine has not stored one, or if the entry no longer belongs to it.
+func (t *Table) Load(goid uint64, g uintptr) (active wire.ActiveSpan, known bool) {
 	e := t.entry(goid)
-	p = wire.Position(atomic.LoadUint64(&e.Position))
-	if atomic.LoadUint64(&e.Check) != wire.GoroutineCheck(goid, uint64(g), p) {
+	active = wire.ActiveSpan(atomic.LoadUint64(&e.ActiveSpan))
+	if atomic.LoadUint64(&e.Check) != wire.GoroutineCheck(goid, uint64(g), active) {
 		return 0, false
 	}
-	return p, true
+	return active, true
 }
 
-// Store stores the position of the calling goroutine.
-func (t *Table) Store(goid uint64, g unsafe.Pointer, p wire.Position) {
+// Store stores the active span of the calling goroutine.
+func (t *Table) Store(goid uint64, g unsafe.Pointer, active wire.ActiveSpan) {
 	e := t.entry(goid)
-	ordered.Put(&e.Position, uint64(p))
-	ordered.Put(&e.Check, wire.GoroutineCheck(goid, uint64(uintptr(g)), p))
+	ordered.Store(&e.ActiveSpan, uint64(active))
+	ordered.Store(&e.Check, wire.GoroutineCheck(goid, uint64(uintptr(g)), active))
 }

@@ -22,9 +22,9 @@ const size = wire.GoroutinesCapacity
 // gs are two fake g structures. Tests use only their addresses.
 var gs [2]uint64
 
-func store(t *Table, goid uint64, g int, p wire.Position) { t.Store(goid, unsafe.Pointer(&gs[g]), p) }
+func store(t *Table, goid uint64, g int, p wire.ActiveSpan) { t.Store(goid, unsafe.Pointer(&gs[g]), p) }
 
-func load(t *Table, goid uint64, g int) (wire.Position, bool) {
+func load(t *Table, goid uint64, g int) (wire.ActiveSpan, bool) {
 	return t.Load(goid, uintptr(unsafe.Pointer(&gs[g])))
 }
 
@@ -42,7 +42,7 @@ func TestPositions(t *testing.T) {
 		_, known := load(table, goid, 0)
 		assert.False(t, known, "goroutine %d has stored nothing", goid)
 	}
-	for _, p := range []wire.Position{1 << 20, 1<<20 | 1, 0, ^wire.Position(1)} {
+	for _, p := range []wire.ActiveSpan{1 << 20, 1<<20 | 1, 0, ^wire.ActiveSpan(1)} {
 		store(table, 7, 0, p)
 		got, known := load(table, 7, 0)
 		assert.True(t, known)
@@ -57,7 +57,7 @@ func TestPositions(t *testing.T) {
 	assert.False(t, known)
 }
 
-// If an entry contains words from two different goroutines, Load returns a position for neither.
+// If an entry contains words from two different goroutines, Load returns the active span of neither.
 func TestSharedEntry(t *testing.T) {
 	table := newTable(t, vma.Heap)
 	const first, second = 7, 7 + size
@@ -65,7 +65,7 @@ func TestSharedEntry(t *testing.T) {
 	one := *table.entry(first)
 	store(table, second, 1, 2<<20)
 	other := *table.entry(first)
-	for _, e := range []wire.GoroutineEntry{{Position: one.Position, Check: other.Check}, {Position: other.Position, Check: one.Check}} {
+	for _, e := range []wire.GoroutineEntry{{ActiveSpan: one.ActiveSpan, Check: other.Check}, {ActiveSpan: other.ActiveSpan, Check: one.Check}} {
 		*table.entry(first) = e
 		for g, goid := range []uint64{first, second} {
 			_, known := load(table, goid, g)

@@ -7,8 +7,8 @@
 // an atomic store in Go.
 //
 // The compiler could still reorder plain stores, but it moves no store across an atomic operation.
-// Therefore [PutFirst] ends with an atomic load, and [PutLast] and [PutPointer] begin with one. The
-// stores of [Put] and [Put32] in between are not ordered among themselves. A function call would
+// Therefore [StoreBarrier] ends with an atomic load, and [StoreRelease] and [StorePointerRelease] begin with one. The
+// stores of [Store] and [Store32] in between are not ordered among themselves. A function call would
 // not be enough, because the compiler may inline the function. On other architectures, and with the
 // race detector, all functions make atomic stores. If several threads store to the same field at
 // the same time, any one of the values may remain.

@@ -50,19 +50,19 @@ func newRing(t testing.TB, c Config) *Ring {
 
 // slots returns the memory of all slots.
 func (r *Ring) slots() []byte {
-	return r.region.Bytes()[r.layout.HeaderSize:][:r.layout.Capacity*r.layout.SlotSize]
+	return r.region.Bytes()[r.description.HeaderSize:][:r.description.Capacity*r.description.SlotSize]
 }
 
 // bytes returns the memory of slot n.
 func (r *Ring) bytes(n int) []byte {
-	return r.slots()[n*r.layout.SlotSize:][:r.layout.SlotSize]
+	return r.slots()[n*r.description.SlotSize:][:r.description.SlotSize]
 }
 
 // randomize fills the slots with random bytes, except in_use and the fields that layout 1 reserves.
 func (r *Ring) randomize(seed uint64) {
 	fill := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
-	_, _ = fill.Read(r.slots()[:r.layout.Capacity*r.layout.SlotSize])
-	for n := range r.layout.Capacity {
+	_, _ = fill.Read(r.slots()[:r.description.Capacity*r.description.SlotSize])
+	for n := range r.description.Capacity {
 		r.bytes(n)[0x18] = 0
 		if r.layout1 {
 			clear(r.bytes(n)[0x18:])

@@ -81,8 +81,8 @@ type Config struct {
 	Heap bool
 }
 
-// Layout describes the location and layout of a ring.
-type Layout struct {
+// Description says where a ring is and how it is laid out.
+type Description struct {
 	Name                                   string
 	Address                                uint64 // address of the header
 	Layout, Capacity, HeaderSize, SlotSize int
@@ -97,7 +97,7 @@ type Ring struct {
 	layout1    bool
 	attributes int
 
-	layout Layout
+	description Description
 
 	mu     sync.Mutex
 	region *vma.Region
@@ -120,19 +120,19 @@ func New(c Config) (*Ring, error) {
 			c.Name = wire.ThreadRingName
 		}
 	}
-	l := Layout{Name: c.Name, Layout: c.Layout, Capacity: c.Capacity, HeaderSize: wire.RingHeaderSize2, SlotSize: wire.SlotSize2}
+	d := Description{Name: c.Name, Layout: c.Layout, Capacity: c.Capacity, HeaderSize: wire.RingHeaderSize2, SlotSize: wire.SlotSize2}
 	allocate := vma.New
 	if r.layout1 {
-		l.HeaderSize, l.SlotSize = wire.RingHeaderSize1, wire.SlotSize1
+		d.HeaderSize, d.SlotSize = wire.RingHeaderSize1, wire.SlotSize1
 		allocate = vma.NewAnonymous // readers of layout 1 search anonymous memory
 	} else {
 		r.claimed |= 1 << wire.SlotSeqShift
 		if c.AttributeSpace > 0 {
-			l.SlotSize = 1 << bits.Len(uint(wire.SlotAttributes+c.AttributeSpace-1))
+			d.SlotSize = 1 << bits.Len(uint(wire.SlotAttributes+c.AttributeSpace-1))
 		}
-		r.attributes = l.SlotSize - wire.SlotAttributes
+		r.attributes = d.SlotSize - wire.SlotAttributes
 	}
-	size := l.HeaderSize + c.Capacity*l.SlotSize
+	size := d.HeaderSize + c.Capacity*d.SlotSize
 	var err error
 	if c.Heap {
 		// Slots of layout 1 are accessed through the longer Slot2, so the allocation must extend
@@ -145,24 +145,24 @@ func New(c Config) (*Ring, error) {
 	header := wire.RingHeaderIn(memory)
 	header.Layout = uint32(c.Layout)
 	header.Capacity = uint32(c.Capacity)
-	header.SlotSize = uint32(l.SlotSize)
+	header.SlotSize = uint32(d.SlotSize)
 	if !r.layout1 {
-		header.HeaderSize = uint32(l.HeaderSize)
+		header.HeaderSize = uint32(d.HeaderSize)
 		header.Index = uint32(c.Index)
 	}
 	if err := r.region.Publish(wire.RingMagic); err != nil {
 		return nil, errors.Join(err, r.region.Close())
 	}
-	l.Address = r.region.Address()
-	r.base = unsafe.Pointer(unsafe.SliceData(memory[l.HeaderSize:]))
+	d.Address = r.region.Address()
+	r.base = unsafe.Pointer(unsafe.SliceData(memory[d.HeaderSize:]))
 	r.mask = uint64(c.Capacity - 1)
-	r.shift = uint64(bits.TrailingZeros(uint(l.SlotSize)))
-	r.layout = l
+	r.shift = uint64(bits.TrailingZeros(uint(d.SlotSize)))
+	r.description = d
 	return r, nil
 }
 
-// Layout returns the location and layout of the ring.
-func (r *Ring) Layout() Layout { return r.layout }
+// Description says where the ring is and how it is laid out.
+func (r *Ring) Description() Description { return r.description }
 
 // Close unpublishes the ring: readers no longer find it. Close replaces the memory with unnamed
 // memory at the same addresses, so that late writers do not crash. The error names the system call
@@ -208,22 +208,22 @@ func (r *Ring) Store(id uint64, s *Span, self *goruntime.Self) {
 		atomic.StoreUint64(&slot.SpanID, 0)
 		return
 	}
-	ordered.Put(&slot.TraceIDHigh, s.TraceIDHigh)
-	ordered.Put(&slot.TraceIDLow, s.TraceIDLow)
-	ordered.Put(&slot.SpanID, s.SpanID)
+	ordered.Store(&slot.TraceIDHigh, s.TraceIDHigh)
+	ordered.Store(&slot.TraceIDLow, s.TraceIDLow)
+	ordered.Store(&slot.SpanID, s.SpanID)
 	if r.layout1 {
-		ordered.PutLast(&slot.State, state&^wire.SlotInUse)
+		ordered.StoreRelease(&slot.State, state&^wire.SlotInUse)
 		return
 	}
 	state = state>>wire.SlotSeqShift<<wire.SlotSeqShift | uint64(s.TraceFlags)<<wire.SlotTraceFlagsShift
 	if len(s.Attributes) > 0 && r.attributes > 0 {
 		state |= uint64(r.putAttributes(slot, s.Attributes)) << wire.SlotAttrsSizeShift
 	}
-	ordered.Put(&slot.Owner, self.Goid)
-	ordered.Put(&slot.Ref, s.Ref)
-	ordered.Put(&slot.M, uint64(self.M))
-	ordered.Put32(&slot.TID, self.TID)
-	ordered.PutLast(&slot.State, state)
+	ordered.Store(&slot.Owner, self.Goid)
+	ordered.Store(&slot.Ref, s.Ref)
+	ordered.Store(&slot.M, uint64(self.M))
+	ordered.Store32(&slot.TID, self.TID)
+	ordered.StoreRelease(&slot.State, state)
 }
 
 // claim tries to claim a slot and returns its new state. ok is false if other writers held it at
@@ -249,12 +249,12 @@ func (r *Ring) putAttributes(slot *wire.Slot2, attributes []byte) int {
 	// of the slot, and r.attributes is a multiple of 8.
 	target, whole := unsafe.Add(unsafe.Pointer(slot), wire.SlotAttributes), len(attributes)&^7
 	for i := 0; i < whole; i += 8 {
-		ordered.Put((*uint64)(unsafe.Add(target, i)), binary.NativeEndian.Uint64(attributes[i:]))
+		ordered.Store((*uint64)(unsafe.Add(target, i)), binary.NativeEndian.Uint64(attributes[i:]))
 	}
 	if whole < len(attributes) {
 		var word [8]byte
 		copy(word[:], attributes[whole:])
-		ordered.Put((*uint64)(unsafe.Add(target, whole)), binary.NativeEndian.Uint64(word[:]))
+		ordered.Store((*uint64)(unsafe.Add(target, whole)), binary.NativeEndian.Uint64(word[:]))
 	}
 	return len(attributes)
 }

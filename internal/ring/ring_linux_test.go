@@ -45,8 +45,8 @@ func TestNew(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRing(t, tt.config)
-			l := r.Layout()
-			assert.Equal(t, Layout{tt.config.Name, l.Address, tt.config.Layout, tt.config.Capacity, tt.headerSize, tt.slotSize}, l)
+			l := r.Description()
+			assert.Equal(t, Description{tt.config.Name, l.Address, tt.config.Layout, tt.config.Capacity, tt.headerSize, tt.slotSize}, l)
 			header := make([]byte, tt.headerSize)
 			put := binary.LittleEndian
 			put.PutUint32(header[0x00:], 0x4F54454C)
@@ -91,12 +91,12 @@ func TestStoreBytes(t *testing.T) {
 				}
 				id := mix(x + 10)
 				r.randomize(x)
-				at := int(id%4) * r.layout.SlotSize
+				at := int(id%4) * r.description.SlotSize
 				if x == 1 && !r.layout1 { // An overflow of seq must not change another field.
 					binary.LittleEndian.PutUint32(r.slots()[at+0x1C:], math.MaxUint32)
 				}
 				want := bytes.Clone(r.slots())
-				copy(want[at:], r.want(want[at:][:r.layout.SlotSize], &s, &self))
+				copy(want[at:], r.want(want[at:][:r.description.SlotSize], &s, &self))
 				r.store(id, &s, &self)
 				require.Equal(t, want, r.slots())
 
@@ -121,7 +121,7 @@ func TestAttributes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c.Heap, c.Capacity = true, 1
 			r := newRing(t, c)
-			space := r.layout.SlotSize - 64
+			space := r.description.SlotSize - 64
 			for _, size := range []int{0, 1, 2, 7, 8, 9, space - 9, space - 8, space - 1, space, space + 1, space + 8, 1024, 70_000} {
 				for _, length := range []byte{0, 1, 5, 30, 200, 255} {
 					if size < 0 {
@@ -203,10 +203,10 @@ func TestHeldSlot(t *testing.T) {
 
 // checkSlot returns an error if the fields of a slot that nobody is writing come from different
 // writes.
-func checkSlot(slot []byte, layout Layout) error {
+func checkSlot(slot []byte, d Description) error {
 	get := binary.LittleEndian
-	s, self := spanOf(get.Uint64(slot[0x08:]), max(0, layout.SlotSize-0x40))
-	r := Ring{layout1: layout.Layout == 1}
+	s, self := spanOf(get.Uint64(slot[0x08:]), max(0, d.SlotSize-0x40))
+	r := Ring{layout1: d.Layout == 1}
 	old := bytes.Clone(slot)
 	if !r.layout1 {
 		get.PutUint32(old[0x1C:], get.Uint32(slot[0x1C:])-1)
@@ -255,7 +255,7 @@ func TestOneWriterAtATime(t *testing.T) {
 					slot := r.bytes(n)
 					require.Zero(t, slot[0x18], "slot %d must not be held", n)
 					if binary.LittleEndian.Uint64(slot[0x10:]) != 0 {
-						require.NoError(t, checkSlot(slot, r.layout))
+						require.NoError(t, checkSlot(slot, r.description))
 					}
 					if !r.layout1 {
 						assert.LessOrEqual(t, binary.LittleEndian.Uint32(slot[0x1C:]), stored[n].Load(), "a write must be counted once")
@@ -279,8 +279,8 @@ func TestClose(t *testing.T) {
 			found, err := resources.Mappings(c.Name)
 			require.NoError(t, err)
 			assert.Empty(t, found)
-			got := make([]byte, r.layout.HeaderSize+4*r.layout.SlotSize)
-			_, err = remotemem.Of(os.Getpid()).ReadAt(got, int64(r.layout.Address))
+			got := make([]byte, r.description.HeaderSize+4*r.description.SlotSize)
+			_, err = remotemem.Of(os.Getpid()).ReadAt(got, int64(r.description.Address))
 			require.NoError(t, err)
 			assert.Equal(t, make([]byte, len(got)), got, "the memory must be cleared")
 

@@ -86,7 +86,7 @@ func (c *keyOfSpan) Value(key any) any {
 // The results of this function, Parent and Ended are small enough to be returned in registers.
 func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool, startUnixNS uint64) {
 	v := (*value)(unsafe.Pointer(&s)) // sound: see value
-	if l := startedLayout.Load(); l != nil && l.table == v.table && v.data != nil {
+	if l := startedFields.Load(); l != nil && l.table == v.table && v.data != nil {
 		if *v.time(l.end) != (time.Time{}) {
 			return Key{}, 0, false, 0
 		}
@@ -96,12 +96,12 @@ func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool, sta
 	return startedOther(s, v.table)
 }
 
-// startedOther handles spans whose layout is not known. Like parentOther and endedOther, it is a
+// startedOther handles spans whose type is not known. Like parentOther and endedOther, it is a
 // separate function so that the common path needs no stack space for a SpanContext.
 //
 //go:noinline
 func startedOther(s sdktrace.ReadWriteSpan, table unsafe.Pointer) (k Key, traceFlags uint8, child bool, startUnixNS uint64) {
-	learn(&startedLayout, s, table)
+	learn(&startedFields, s, table)
 	if !s.EndTime().IsZero() {
 		return Key{}, 0, false, 0
 	}
@@ -113,7 +113,7 @@ func startedOther(s sdktrace.ReadWriteSpan, table unsafe.Pointer) (k Key, traceF
 // is remote. The key is zero if the span has no parent.
 func Parent(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
 	v := (*value)(unsafe.Pointer(&s))
-	if l := startedLayout.Load(); l != nil && l.table == v.table && v.data != nil {
+	if l := startedFields.Load(); l != nil && l.table == v.table && v.data != nil {
 		sc := v.spanContext(l.parent)
 		return sc.key(), sc.remote
 	}
@@ -129,7 +129,7 @@ func parentOther(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
 // Ended returns the key, the trace flags and the end time of a span that was passed to OnEnd.
 func Ended(s sdktrace.ReadOnlySpan) (k Key, traceFlags uint8, end time.Time) {
 	v := (*value)(unsafe.Pointer(&s))
-	if l := endedLayout.Load(); l != nil && l.table == v.table && v.data != nil {
+	if l := endedFields.Load(); l != nil && l.table == v.table && v.data != nil {
 		sc := v.spanContext(l.spanContext)
 		return sc.key(), uint8(sc.traceFlags), *v.time(l.end)
 	}
@@ -138,7 +138,7 @@ func Ended(s sdktrace.ReadOnlySpan) (k Key, traceFlags uint8, end time.Time) {
 
 //go:noinline
 func endedOther(s sdktrace.ReadOnlySpan, table unsafe.Pointer) (k Key, traceFlags uint8, end time.Time) {
-	learn(&endedLayout, s, table)
+	learn(&endedFields, s, table)
 	sc := s.SpanContext()
 	return Of(sc), byte(sc.TraceFlags()), s.EndTime()
 }
@@ -149,15 +149,15 @@ func endedOther(s sdktrace.ReadOnlySpan, table unsafe.Pointer) (k Key, traceFlag
 // this layout.
 type value struct{ table, data unsafe.Pointer }
 
-// layout contains the offsets of fields in spans whose interface value has this method table.
-type layout struct {
+// fields contains the offsets of fields in spans whose interface value has this method table.
+type fields struct {
 	table                           unsafe.Pointer
 	spanContext, parent, start, end uintptr
 }
 
-// startedLayout is the layout of spans passed to OnStart, and endedLayout the layout of spans
+// startedFields is for spans passed to OnStart, and endedFields for spans
 // passed to OnEnd. They are nil until a span of the SDK's own types has been seen.
-var startedLayout, endedLayout atomic.Pointer[layout]
+var startedFields, endedFields atomic.Pointer[fields]
 
 // time returns the time.Time at an offset in the value. It is sound for the same reasons as
 // spanContext.
@@ -174,7 +174,7 @@ func (v *value) spanContext(offset uintptr) *spanContext {
 	return (*spanContext)(unsafe.Add(v.data, offset))
 }
 
-// spanContext has the same layout as [trace.SpanContext] if sameLayout is true.
+// spanContext has the same layout as [trace.SpanContext] if sameContext is true.
 type spanContext struct {
 	traceID    trace.TraceID
 	spanID     trace.SpanID
@@ -183,7 +183,7 @@ type spanContext struct {
 	remote     bool
 }
 
-var sameLayout = sameFields(reflect.TypeFor[spanContext](), reflect.TypeFor[trace.SpanContext]())
+var sameContext = sameFields(reflect.TypeFor[spanContext](), reflect.TypeFor[trace.SpanContext]())
 
 // sameFields reports whether two structs have the same fields at the same offsets.
 func sameFields(a, b reflect.Type) bool {
@@ -197,18 +197,18 @@ func sameFields(a, b reflect.Type) bool {
 
 func (sc *spanContext) key() Key { return keyOf(sc.traceID, sc.spanID) }
 
-// learn stores the layout of the span's type in to. table is the method table of that type. learn
+// learn stores the fields of the span's type in to. table is the method table of that type. learn
 // does nothing unless the type is a pointer to a struct of the SDK with the expected fields, and
 // the fields of this span have the values that its methods return.
-func learn(to *atomic.Pointer[layout], span sdktrace.ReadOnlySpan, table unsafe.Pointer) {
-	if !sameLayout || to.Load() != nil {
+func learn(to *atomic.Pointer[fields], span sdktrace.ReadOnlySpan, table unsafe.Pointer) {
+	if !sameContext || to.Load() != nil {
 		return
 	}
 	t := reflect.TypeOf(span)
 	if t == nil || t.Kind() != reflect.Pointer || t.Elem().Kind() != reflect.Struct || t.Elem().PkgPath() != sdk {
 		return
 	}
-	l := layout{table: table}
+	l := fields{table: table}
 	if !field[trace.SpanContext](t.Elem(), &l.spanContext, "spanContext") ||
 		!field[trace.SpanContext](t.Elem(), &l.parent, "parent") || !field[time.Time](t.Elem(), &l.start, "startTime") || !field[time.Time](t.Elem(), &l.end, "endTime") {
 		return

@@ -71,8 +71,8 @@ func (*checked) ForceFlush(context.Context) error { return nil }
 
 func forget(t *testing.T) {
 	t.Helper()
-	startedLayout.Store(nil)
-	endedLayout.Store(nil)
+	startedFields.Store(nil)
+	endedFields.Store(nil)
 }
 
 func TestSpansOfTheSDK(t *testing.T) {
@@ -110,8 +110,8 @@ func TestSpansOfTheSDK(t *testing.T) {
 	assert.EqualValues(t, 4*100*4+4*2, c.spans.Load())
 
 	// Check that the fast path was used.
-	require.NotNil(t, startedLayout.Load(), "the fields of the SDK's types have changed: see learn")
-	require.NotNil(t, endedLayout.Load())
+	require.NotNil(t, startedFields.Load(), "the fields of the SDK's types have changed: see learn")
+	require.NotNil(t, endedFields.Load())
 }
 
 func startedKey(s sdktrace.ReadWriteSpan) Key {
@@ -131,7 +131,7 @@ func (o *overAtStart) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 	o.keys = append(o.keys, startedKey(s))
 }
 
-// If an earlier processor has ended a span, the span has no key, whether or not the layout was
+// If an earlier processor has ended a span, the span has no key, whether or not the fields were
 // known before.
 func TestSpanEndedByAnEarlierProcessor(t *testing.T) {
 	forget(t)
@@ -196,8 +196,8 @@ func TestLearnComparesWithTheMethods(t *testing.T) {
 		tt.change(l)
 		checkStarted(t, l, span.SpanContext(), outer.SpanContext())
 		checkEnded(t, l, span.SpanContext())
-		assert.Equal(t, tt.learns, startedLayout.Load() != nil, name)
-		assert.Equal(t, tt.learns, endedLayout.Load() != nil, name)
+		assert.Equal(t, tt.learns, startedFields.Load() != nil, name)
+		assert.Equal(t, tt.learns, endedFields.Load() != nil, name)
 	}
 }
 
@@ -211,9 +211,9 @@ func TestOtherSpans(t *testing.T) {
 	for range 2 {
 		checkStarted(t, &foreign{ReadWriteSpan: inner}, span.SpanContext(), outer.SpanContext())
 		checkEnded(t, foreign{ReadWriteSpan: inner}, span.SpanContext())
-		assert.Nil(t, startedLayout.Load(), "layouts must be learned only from the SDK's types")
-		assert.Nil(t, endedLayout.Load())
-		// These calls pass one of the SDK's own types, so its layout is learned.
+		assert.Nil(t, startedFields.Load(), "fields must be learned only from the SDK's types")
+		assert.Nil(t, endedFields.Load())
+		// These calls pass one of the SDK's own types, so its fields are learned.
 		checkStarted(t, inner, span.SpanContext(), outer.SpanContext())
 		checkEnded(t, inner, span.SpanContext())
 		forget(t)
@@ -238,14 +238,14 @@ func TestMissingFields(t *testing.T) {
 	} {
 		assert.False(t, sameFields(reflect.TypeFor[struct{ a, b int64 }](), other))
 	}
-	t.Cleanup(func() { sameLayout = true })
-	require.True(t, sameLayout)
-	sameLayout = false
+	t.Cleanup(func() { sameContext = true })
+	require.True(t, sameContext)
+	sameContext = false
 	_, root := sdktrace.NewTracerProvider().Tracer("test").Start(t.Context(), "span")
 	inner, ok := root.(sdktrace.ReadWriteSpan)
 	require.True(t, ok)
 	checkStarted(t, inner, root.SpanContext(), trace.SpanContext{})
-	assert.Nil(t, startedLayout.Load())
+	assert.Nil(t, startedFields.Load())
 }
 
 func TestLocal(t *testing.T) {

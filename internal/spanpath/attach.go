@@ -6,21 +6,21 @@ package spanpath
 import (
 	"context"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
 // Attachment restores what the goroutine published before [Attach].
 type Attachment struct {
 	p *Path
-	// self identifies the goroutine that called Attach. before is its position before that call,
-	// and record is its record for that position.
-	self   goruntime.Self
-	before wire.Position
-	record *gorecord.Record
+	// self identifies the goroutine that called Attach. previous is its active span before that call,
+	// and record is its record of that span.
+	self     goruntime.Self
+	previous wire.ActiveSpan
+	record   *gorecord.Record
 }
 
 // Attach publishes the span of ctx for the calling goroutine until [Attachment.Detach]. It does nothing
@@ -32,11 +32,11 @@ func Attach(ctx context.Context) Attachment {
 	}
 	var g goroutine
 	p.locateLive(&g)
-	a := Attachment{p: p, self: g.Self, before: g.position, record: g.record}
+	a := Attachment{p: p, self: g.Self, previous: g.active, record: g.record}
 	ref := p.Find(ctx)
 	p.rename(ctx, ref, g.features)
 	attributes := g.features.Keys.Of(ctx)
-	g.position, g.record = wire.AttachedTo(ref), nil
+	g.active, g.record = wire.AttachedTo(ref), nil
 	if base := p.record(ref); base != nil && g.features.Records {
 		g.record = p.variant(g.features, base, attributes, g.user, nil)
 	}
@@ -46,20 +46,20 @@ func Attach(ctx context.Context) Attachment {
 
 // Find returns the live span whose ids are those of the span in ctx, or 0 if there is none or the span
 // in ctx is remote.
-func (p *Path) Find(ctx context.Context) cells.Ref {
+func (p *Path) Find(ctx context.Context) spantable.Ref {
 	if k, ok := sdkspan.Local(ctx); ok {
-		return p.cells.Find(k)
+		return p.spans.Find(k)
 	}
 	return 0
 }
 
 // rename publishes the current name of the span of ctx in its cell, ref.
-func (p *Path) rename(ctx context.Context, ref cells.Ref, f *Features) {
+func (p *Path) rename(ctx context.Context, ref spantable.Ref, f *Features) {
 	if f.Names == nil {
 		return
 	}
 	if _, name, ok := parentAndName(sdkspan.FromContext(ctx)); ok {
-		p.cells.Rename(ref, f.Names.Number(name))
+		p.spans.Rename(ref, f.Names.Number(name))
 	}
 }
 
@@ -74,8 +74,8 @@ func (a Attachment) Detach() {
 	if g.Goid != a.self.Goid || g.G != a.self.G {
 		return
 	}
-	g.position, g.record = a.before, a.record
-	if g.position != 0 && !a.p.cells.Live(g.position.Ref()) {
+	g.active, g.record = a.previous, a.record
+	if g.active != 0 && !a.p.spans.Live(g.active.Ref()) {
 		a.p.moveToNearest(&g)
 	}
 	a.p.publish(&g, a.p.attributes(&g), 0)
@@ -91,7 +91,7 @@ func LeaveInherited() Attachment {
 	self := p.runtime.Goroutine()
 	_, published := p.goroutines.Load(self.Goid, uintptr(self.G))
 	a := Attach(context.Background())
-	if !published && (self.Goid == 0 || !p.cells.IsOf(a.before.Ref(), self.Goid)) {
+	if !published && (self.Goid == 0 || !p.spans.IsOf(a.previous.Ref(), self.Goid)) {
 		return Attachment{}
 	}
 	return a
@@ -111,18 +111,18 @@ func Refresh(ctx context.Context, anySpan bool) {
 	}
 	// The goroutine's span is unknown if the goroutine has published nothing yet, or if the span it
 	// published last has ended without a live ancestor.
-	if (g.unknown || g.position == 0 && g.published != 0) && !anySpan {
-		g.position = wire.Position(p.Find(ctx))
+	if (g.unknown || g.active == 0 && g.published != 0) && !anySpan {
+		g.active = wire.ActiveSpan(p.Find(ctx))
 	}
-	if g.position == 0 || !anySpan && g.position.Ref() != p.Find(ctx) {
+	if g.active == 0 || !anySpan && g.active.Ref() != p.Find(ctx) {
 		p.correctThread(&g)
 		return
 	}
 	if !anySpan {
-		p.rename(ctx, g.position.Ref(), g.features)
+		p.rename(ctx, g.active.Ref(), g.features)
 	}
 	attributes := p.attributes(&g)
-	if attributes == nil && g.record == nil && g.position.Ref() == p.Find(ctx) {
+	if attributes == nil && g.record == nil && g.active.Ref() == p.Find(ctx) {
 		attributes = g.features.Keys.Of(ctx).Encoded() // the attributes set by Attach are unknown
 	}
 	p.publish(&g, attributes, 0)
@@ -136,7 +136,7 @@ func (p *Path) correctThread(g *goroutine) {
 	case e == nil:
 	case g.unknown:
 		goruntime.Pin()
-		e.Records.Store(nil, g.Goid) // the position stays unknown
+		e.Records.Store(nil, g.Goid) // the active span stays unknown
 		goruntime.Unpin()
 	default:
 		p.publish(g, p.attributes(g), 0)

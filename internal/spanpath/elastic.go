@@ -6,17 +6,17 @@ package spanpath
 import (
 	"encoding/binary"
 
-	"github.com/otelctx/otelctx/internal/apmlib"
-	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/elastic"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/spantable"
 )
 
 // Elastic stores spans in the thread records of Elastic's Universal Profiling. Unlike the readers of
 // slots, the profiler reads neither cells nor owners. So the goroutine that ends a span clears it from
 // the records that contain it.
 type Elastic struct {
-	Records *apmlib.Records
+	Records *elastic.Records
 	// RootEnds is called before a local root ends.
 	RootEnds func(k sdkspan.Key, traceFlags uint8)
 	// Failed is called with the reason why spans can no longer be stored, possibly several times.
@@ -39,7 +39,7 @@ func (e *Elastic) store(k *sdkspan.Key, localRoot uint64, flags uint8, self *gor
 	}
 	// Assign the fields one by one: building a struct elsewhere and copying it at once would stall
 	// the CPU.
-	var s apmlib.Span
+	var s elastic.Span
 	s.TraceIDHigh, s.TraceIDLow = MemoryOrder(k.TraceIDHigh), MemoryOrder(k.TraceIDLow)
 	s.SpanID, s.TransactionID, s.TraceFlags = MemoryOrder(k.SpanID), MemoryOrder(localRoot), flags
 	return e.Records.Store(&s, self.Goid)
@@ -47,7 +47,7 @@ func (e *Elastic) store(k *sdkspan.Key, localRoot uint64, flags uint8, self *gor
 
 // storeAgain is store for a goroutine that returns to a span, or attaches it. k is zero if the span is
 // not live.
-func (e *Elastic) storeAgain(t *cells.Table, ref cells.Ref, k *sdkspan.Key, flags uint8, self *goruntime.Self) bool {
+func (e *Elastic) storeAgain(t *spantable.Table, ref spantable.Ref, k *sdkspan.Key, flags uint8, self *goruntime.Self) bool {
 	var localRoot uint64
 	if k.SpanID != 0 {
 		if localRoot, _ = t.LocalRoot(ref); !t.IsOf(ref, self.Goid) {
@@ -59,7 +59,7 @@ func (e *Elastic) storeAgain(t *cells.Table, ref cells.Ref, k *sdkspan.Key, flag
 
 // clear clears the records that contain a span. The span has ended, and its cell still describes it.
 // clear may be called while pinned.
-func (e *Elastic) clear(t *cells.Table, ref cells.Ref) {
+func (e *Elastic) clear(t *spantable.Table, ref spantable.Ref) {
 	starter, spanID := t.StarterOf(ref)
 	if t.Shared(ref) {
 		e.Records.ClearAll(MemoryOrder(spanID))

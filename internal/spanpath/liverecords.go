@@ -6,8 +6,8 @@ package spanpath
 import (
 	"sync/atomic"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/spantable"
 )
 
 // liveRecords holds the records of live spans by cell, because cells are outside the heap and cannot
@@ -15,7 +15,7 @@ import (
 //
 // The pointers are in chunks, which are allocated when their first cell is used. So the garbage
 // collector scans only as many pointers as there have been live spans at the same time.
-type liveRecords [cells.Capacity / chunkSize]atomic.Pointer[chunk]
+type liveRecords [spantable.Capacity / chunkSize]atomic.Pointer[chunk]
 
 const (
 	chunkBits = 8
@@ -26,30 +26,30 @@ type chunk [chunkSize]gorecord.Pointer
 
 // pointer returns the pointer to the record of a span. It scatters neighboring cells to avoid false
 // sharing between CPUs.
-func (c *chunk) pointer(r cells.Ref) *gorecord.Pointer {
+func (c *chunk) pointer(r spantable.Ref) *gorecord.Pointer {
 	const lineBits = 3 // a cache line has eight pointers
 	i := r.Index()
 	return &c[(i<<lineBits|i>>(chunkBits-lineBits)%(1<<lineBits))%chunkSize]
 }
 
-func (l *liveRecords) chunk(r cells.Ref) *atomic.Pointer[chunk] {
+func (l *liveRecords) chunk(r spantable.Ref) *atomic.Pointer[chunk] {
 	return &l[r.Index()>>chunkBits%uint32(len(l))]
 }
 
 // hasRoom reports whether put may be called for a span.
-func (l *liveRecords) hasRoom(r cells.Ref) bool { return l.chunk(r).Load() != nil }
+func (l *liveRecords) hasRoom(r spantable.Ref) bool { return l.chunk(r).Load() != nil }
 
 // makeRoom makes hasRoom true. It allocates, so the caller must not be pinned.
-func (l *liveRecords) makeRoom(r cells.Ref) { l.chunk(r).CompareAndSwap(nil, new(chunk)) }
+func (l *liveRecords) makeRoom(r spantable.Ref) { l.chunk(r).CompareAndSwap(nil, new(chunk)) }
 
 // put stores the record of a span that is about to become live, for which there must be room. It may be
 // called while pinned.
-func (l *liveRecords) put(r cells.Ref, record *gorecord.Record) {
+func (l *liveRecords) put(r spantable.Ref, record *gorecord.Record) {
 	l.chunk(r).Load().pointer(r).Store(record)
 }
 
 // get returns the record of a span, or nil.
-func (l *liveRecords) get(r cells.Ref) *gorecord.Record {
+func (l *liveRecords) get(r spantable.Ref) *gorecord.Record {
 	if r != 0 {
 		if c := l.chunk(r).Load(); c != nil {
 			if record := c.pointer(r).Load(); record.Ref() == r {
@@ -61,7 +61,7 @@ func (l *liveRecords) get(r cells.Ref) *gorecord.Record {
 }
 
 // drop removes the record of an ended span, so that it can be garbage collected.
-func (l *liveRecords) drop(r cells.Ref) {
+func (l *liveRecords) drop(r spantable.Ref) {
 	if c := l.chunk(r).Load(); c != nil {
 		if pointer := c.pointer(r); pointer.Load() != nil {
 			pointer.Store(nil)

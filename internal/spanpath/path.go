@@ -5,7 +5,7 @@
 // contract of attribution (docs/design/0001-span-path.md) once, for packages spanctx and
 // universalprofiling.
 //
-// A process has at most one [Path]. It always has cells and a goroutine table. Its [Features] say what
+// A process has at most one [Path]. It always has a span table and a goroutine table. Its [Features] say what
 // else it publishes: goroutine records, and what is stored for the thread that a goroutine runs on,
 // namely the thread slots and Elastic's thread records. The packages turn features on and off while
 // spans start and end.
@@ -19,15 +19,15 @@ import (
 
 	"go.opentelemetry.io/otel"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goroutines"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/keymap"
 	"github.com/otelctx/otelctx/internal/names"
 	"github.com/otelctx/otelctx/internal/ownprofile"
 	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/ring"
-	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/vma"
 )
 
@@ -44,7 +44,7 @@ type Features struct {
 	// Names is the name table, nil if names are not published.
 	Names *names.Table
 	// Keys lists the attribute keys to publish, nil for none.
-	Keys *scope.KeyMap
+	Keys *keymap.Map
 
 	// hadRecords is true once records have been on, because goroutines may still have some installed.
 	hadRecords bool
@@ -55,10 +55,10 @@ type Features struct {
 // Path publishes the spans of this process. See [Join].
 type Path struct {
 	runtime    *goruntime.Runtime
-	cells      *cells.Table
+	spans      *spantable.Table
 	goroutines *goroutines.Table
-	// cellsErr and goroutinesErr say why other processes cannot find the table.
-	cellsErr, goroutinesErr error
+	// spansErr and goroutinesErr say why other processes cannot find the table.
+	spansErr, goroutinesErr error
 
 	// Profile decides whether the labels of ended spans are kept.
 	Profile ownprofile.Detector
@@ -88,12 +88,12 @@ func Join(runtime *goruntime.Runtime, memory vma.Kind) (*Path, error) {
 	if p == nil {
 		p = &Path{runtime: runtime}
 		p.features.Store(new(Features))
-		p.cells, p.cellsErr = cells.New(cells.Options{Spare: p.isPublished, Evict: p.Evict, Memory: memory})
-		if p.cells == nil {
-			return nil, p.cellsErr
+		p.spans, p.spansErr = spantable.New(spantable.Options{Spare: p.isPublished, Evict: p.Evict, Memory: memory})
+		if p.spans == nil {
+			return nil, p.spansErr
 		}
 		if p.goroutines, p.goroutinesErr = goroutines.New(memory); p.goroutines == nil {
-			return nil, errors.Join(p.goroutinesErr, p.cells.Close())
+			return nil, errors.Join(p.goroutinesErr, p.spans.Close())
 		}
 		current.Store(p)
 	}
@@ -134,9 +134,9 @@ func (p *Path) Leave(change func(*Features)) error {
 	closed := *p.features.Load()
 	closed.closed = true
 	p.features.Store(&closed)
-	p.cells.All(func(r cells.Ref) { p.evict(r) })
+	p.spans.All(func(r spantable.Ref) { p.evict(r) })
 	p.Change(change)
-	return errors.Join(p.cells.Close(), p.goroutines.Close())
+	return errors.Join(p.spans.Close(), p.goroutines.Close())
 }
 
 // ProviderGone ends the live spans of a provider that is gone, because the SDK does not report their end.
@@ -147,9 +147,9 @@ func ProviderGone(r *providers.Reference) {
 		return
 	}
 	p.Profile.Running(time.Now()) // so that evict gets a recent result from WasRunning
-	p.cells.All(func(ref cells.Ref) {
-		if p.cells.Provider(ref) == r.Number && p.evict(ref) {
-			p.cells.Free(ref)
+	p.spans.All(func(ref spantable.Ref) {
+		if p.spans.Provider(ref) == r.Number && p.evict(ref) {
+			p.spans.Free(ref)
 		}
 	})
 }
@@ -160,8 +160,8 @@ func (p *Path) Features() *Features { return p.features.Load() }
 // Runtime returns what is known about the Go runtime.
 func (p *Path) Runtime() *goruntime.Runtime { return p.runtime }
 
-// Cells returns the table of live spans. The error says why other processes cannot find it.
-func (p *Path) Cells() (*cells.Table, error) { return p.cells, p.cellsErr }
+// Spans returns the table of live spans. The error says why other processes cannot find it.
+func (p *Path) Spans() (*spantable.Table, error) { return p.spans, p.spansErr }
 
 // Goroutines returns the goroutine table. The error says why other processes cannot find it.
 func (p *Path) Goroutines() (*goroutines.Table, error) { return p.goroutines, p.goroutinesErr }
@@ -171,7 +171,7 @@ func (p *Path) Evicted() uint64 { return p.evicted.Load() }
 
 // Evict ends a live span because there are too many. It returns false if another goroutine ended the
 // span first. Otherwise the caller owns the cell. It may be called while pinned.
-func (p *Path) Evict(ref cells.Ref) bool {
+func (p *Path) Evict(ref spantable.Ref) bool {
 	if !p.evict(ref) {
 		return false
 	}
@@ -184,7 +184,7 @@ func (p *Path) Evict(ref cells.Ref) bool {
 //go:noinline
 func (p *Path) reportEvicted() {
 	if !p.features.Load().closed && p.reported.CompareAndSwap(false, true) {
-		go otel.Handle(fmt.Errorf("more than %d spans are live: the oldest are no longer published", cells.Capacity))
+		go otel.Handle(fmt.Errorf("more than %d spans are live: the oldest are no longer published", spantable.Capacity))
 	}
 }
 
@@ -194,12 +194,12 @@ func (f *Features) withdrawsLabels(profiled bool) bool {
 	return !f.KeepLabels && !raceEnabled && !profiled
 }
 
-// isPublished reports whether the goroutine that started a span still exists and has that span as
-// its position. It may be called while pinned.
-func (p *Path) isPublished(ref cells.Ref, goid uint64, g uintptr) bool {
-	position, known := p.goroutines.Load(goid, g)
-	return known && position.Ref() == ref && p.runtime.Is(g, goid)
+// isPublished reports whether the goroutine that started a span still exists and has stored that
+// span as its active span. It may be called while pinned.
+func (p *Path) isPublished(ref spantable.Ref, goid uint64, g uintptr) bool {
+	active, known := p.goroutines.Load(goid, g)
+	return known && active.Ref() == ref && p.runtime.Is(g, goid)
 }
 
 // record returns the record of a span, or nil if there is none.
-func (p *Path) record(ref cells.Ref) *gorecord.Record { return p.records.get(ref) }
+func (p *Path) record(ref spantable.Ref) *gorecord.Record { return p.records.get(ref) }

@@ -10,7 +10,6 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/invariants"
@@ -18,6 +17,7 @@ import (
 	"github.com/otelctx/otelctx/internal/providers"
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -25,8 +25,8 @@ import (
 // goroutine table, the record behind the goroutine's labels, and the slot of its thread. Elastic's
 // thread record has a copy of the span instead.
 //
-// Start, End and Attach follow the same steps: locate finds the position of the calling goroutine,
-// the caller computes the new position, and publish (in Start: begin) stores it in the entry, the
+// Start, End and Attach follow the same steps: locate finds the active span of the calling goroutine,
+// the caller computes the new active span, and publish (in Start: begin) stores it in the entry, the
 // record, the slot and the thread record. Finally, they check that the features are the same.
 
 // goroutine is the state of the calling goroutine.
@@ -34,13 +34,13 @@ type goroutine struct {
 	goruntime.Self
 
 	features *Features
-	// position names the span that the goroutine is in. record is a record of that span with the
+	// active is the goroutine's active span. record is a record of that span with the
 	// attributes that this goroutine publishes, or nil.
-	position wire.Position
-	record   *gorecord.Record
+	active wire.ActiveSpan
+	record *gorecord.Record
 	// published is the last span that the goroutine published or inherited. It may have ended.
-	published cells.Ref
-	// unknown is true if the goroutine id is known, but the position is not: no record is
+	published spantable.Ref
+	// unknown is true if the goroutine id is known, but the active span is not: no record is
 	// installed, and the goroutine owns no entry in the table, because it never published or
 	// another goroutine took the entry.
 	unknown bool
@@ -55,35 +55,35 @@ func (p *Path) locate(g *goroutine) {
 	g.Self, g.features = p.runtime.Goroutine(), p.features.Load()
 	var known bool
 	if g.Goid != 0 {
-		g.position, known = p.goroutines.Load(g.Goid, uintptr(g.G))
+		g.active, known = p.goroutines.Load(g.Goid, uintptr(g.G))
 	} else {
-		g.position, known = p.locateThread()
+		g.active, known = p.locateThread()
 	}
 	if g.features.hadRecords {
 		// The entry takes precedence over the record: only the goroutine itself writes the entry,
 		// whereas labels may be inherited or replaced by the user.
 		g.user, g.installed = gorecord.User()
-		if r := g.installed; r != nil && (!known || r.Ref() == g.position.Ref()) {
+		if r := g.installed; r != nil && (!known || r.Ref() == g.active.Ref()) {
 			if g.record = r; !known {
-				g.position, known = wire.Position(r.Ref()), true
+				g.active, known = wire.ActiveSpan(r.Ref()), true
 			}
 		}
 	}
-	g.published, g.unknown = g.position.Ref(), !known && g.Goid != 0
+	g.published, g.unknown = g.active.Ref(), !known && g.Goid != 0
 }
 
-// locateThread looks up the last position published on the thread. It is used if goroutine ids cannot be
+// locateThread looks up the active span that was last published on the thread. It is used if goroutine ids cannot be
 // read in this Go runtime. Records are then off.
 //
 //go:noinline
-func (p *Path) locateThread() (position wire.Position, known bool) {
+func (p *Path) locateThread() (active wire.ActiveSpan, known bool) {
 	return p.goroutines.Load(uint64(p.runtime.Self().TID), 0)
 }
 
 // locateLive is locate, followed by moveToNearest if the span has ended.
 func (p *Path) locateLive(g *goroutine) {
 	p.locate(g)
-	if g.position != 0 && !p.cells.Live(g.position.Ref()) {
+	if g.active != 0 && !p.spans.Live(g.active.Ref()) {
 		p.moveToNearest(g)
 	}
 }
@@ -93,23 +93,23 @@ func (p *Path) locateLive(g *goroutine) {
 //
 //go:noinline
 func (p *Path) moveToNearest(g *goroutine) {
-	nearest, known := p.cells.Nearest(g.position, g.Goid)
+	nearest, known := p.spans.Nearest(g.active, g.Goid)
 	if !known && g.record != nil {
-		if ancestors, outsider := g.record.Ancestors(); outsider == 0 || outsider != g.Goid {
-			nearest = p.cells.NearestOf(&ancestors, g.position)
+		if ancestors, dispatcher := g.record.Ancestors(); dispatcher == 0 || dispatcher != g.Goid {
+			nearest = p.spans.NearestOf(&ancestors, g.active)
 		}
 	}
 	g.moveTo(nearest)
 }
 
-// moveTo moves g to position. It looks up the earlier record for that position in the chain of
-// outer records, and sets g.record to nil if there is none.
-func (g *goroutine) moveTo(position wire.Position) {
-	outer := g.record.Outer()
-	for outer != nil && outer.Ref() != position.Ref() {
-		outer = outer.Outer()
+// moveTo makes a span the active span of g. It looks up the record of that span in the chain of
+// previous records, and sets g.record to nil if there is none.
+func (g *goroutine) moveTo(active wire.ActiveSpan) {
+	previous := g.record.Previous()
+	for previous != nil && previous.Ref() != active.Ref() {
+		previous = previous.Previous()
 	}
-	g.position, g.record = position, outer
+	g.active, g.record = active, previous
 }
 
 // Start publishes a span for the calling goroutine. ctx is the context passed to the tracer's Start, and
@@ -121,13 +121,13 @@ func (p *Path) Start(ctx context.Context, s sdktrace.ReadWriteSpan, r *providers
 	if f.closed {
 		return
 	}
-	var n cells.Span
+	var n spantable.Span
 	var child bool
 	n.Key, n.TraceFlags, child, n.StartUnixNS = sdkspan.Started(s)
 	if n.SpanID == 0 {
 		return // An earlier processor has ended the span.
 	}
-	if p.cells.Is(g.position.Ref(), n.Key) {
+	if p.spans.Is(g.active.Ref(), n.Key) {
 		return // Another processor has published the span.
 	}
 	if f.Names != nil {
@@ -159,7 +159,7 @@ func (p *Path) StartUnrecorded(ctx context.Context, u Unrecorded, k sdkspan.Key,
 	if g.features.closed {
 		return
 	}
-	var n cells.Span
+	var n spantable.Span
 	n.Key, n.TraceFlags, n.StartUnixNS = k, byte(u.SpanContext().TraceFlags()), uint64(time.Now().UnixNano())
 	parent, name := u.ParentAndName()
 	if g.features.Names != nil {
@@ -171,7 +171,7 @@ func (p *Path) StartUnrecorded(ctx context.Context, u Unrecorded, k sdkspan.Key,
 // start publishes a span for the calling goroutine. ctx is the context passed to Start. The caller has set
 // the ids, flags, start time and name of n. child says whether the span has a parent. parent is the key of
 // that parent, or zero if the parent is remote.
-func (p *Path) start(ctx context.Context, n *cells.Span, parent sdkspan.Key, child bool, g *goroutine, r *providers.Reference) {
+func (p *Path) start(ctx context.Context, n *spantable.Span, parent sdkspan.Key, child bool, g *goroutine, r *providers.Reference) {
 	f := g.features
 	n.Goid, n.G, n.Provider = g.Goid, uintptr(g.G), r.Number
 	n.LocalRootSpanID, n.Endpoint = n.SpanID, n.Name
@@ -191,11 +191,11 @@ func (p *Path) start(ctx context.Context, n *cells.Span, parent sdkspan.Key, chi
 // features have changed, or the provider is gone.
 //
 //go:noinline
-func (p *Path) startedMeanwhile(g *goroutine, ref cells.Ref, record *gorecord.Record, r *providers.Reference) {
+func (p *Path) startedMeanwhile(g *goroutine, ref spantable.Ref, record *gorecord.Record, r *providers.Reference) {
 	now := p.features.Load()
 	gone := now.closed || !r.Counts()
 	if gone && ref != 0 && p.evict(ref) && !now.closed {
-		p.cells.Free(ref)
+		p.spans.Free(ref)
 	}
 	if gone || !now.Records {
 		// Closing the path may have missed the span and replaced the memory of its cell, so end the
@@ -217,37 +217,37 @@ func (p *Path) clearElastic(g *goroutine) {
 // setLineage sets the local root and the ancestors of n, a starting span. They come from the parent
 // in the context passed to Start or, if the parent has ended, from the grandparent. k is the key of the
 // parent, as in start.
-func (p *Path) setLineage(ctx context.Context, n *cells.Span, k sdkspan.Key, child bool, g *goroutine) {
-	var parent cells.Ref
+func (p *Path) setLineage(ctx context.Context, n *spantable.Span, k sdkspan.Key, child bool, g *goroutine) {
+	var parent spantable.Ref
 	if !child {
 		parent = p.newRootParent(ctx)
 	} else if k.TraceIDHigh == n.TraceIDHigh && k.TraceIDLow == n.TraceIDLow {
-		if parent = g.position.Ref(); !p.cells.Is(parent, k) {
-			parent = p.cells.Find(k)
+		if parent = g.active.Ref(); !p.spans.Is(parent, k) {
+			parent = p.spans.Find(k)
 		}
-		if n.LocalRootSpanID, n.Endpoint = p.cells.LocalRoot(parent); parent == 0 {
+		if n.LocalRootSpanID, n.Endpoint = p.spans.LocalRoot(parent); parent == 0 {
 			parent = p.setEndedParent(ctx, k, n, g.features.Names)
 		}
 	}
-	if parent != 0 && g.unknown && p.cells.IsOf(parent, g.Goid) {
-		g.position, g.published = wire.Position(parent), parent
+	if parent != 0 && g.unknown && p.spans.IsOf(parent, g.Goid) {
+		g.active, g.published = wire.ActiveSpan(parent), parent
 	}
-	p.cells.SetLineage(n, parent, g.position)
+	p.spans.SetLineage(n, parent, g.active)
 }
 
 // newRootParent returns the closest ancestor for a span without a parent: the span of ctx or, if
 // that has ended, its parent. It returns 0 if neither is live. A span without a parent has an
 // ancestor only if it was started with trace.WithNewRoot.
-func (p *Path) newRootParent(ctx context.Context) cells.Ref {
+func (p *Path) newRootParent(ctx context.Context) spantable.Ref {
 	k, ok := sdkspan.Local(ctx)
 	if !ok {
 		return 0
 	}
-	if ref := p.cells.Find(k); ref != 0 {
+	if ref := p.spans.Find(k); ref != 0 {
 		return ref
 	}
 	grandparent, _, _ := parentAndName(sdkspan.FromContext(ctx))
-	return p.cells.Find(grandparent)
+	return p.spans.Find(grandparent)
 }
 
 // setEndedParent sets the local root of n, a span whose parent has ended: it is the parent itself, the
@@ -256,10 +256,10 @@ func (p *Path) newRootParent(ctx context.Context) cells.Ref {
 // 0.
 //
 //go:noinline
-func (p *Path) setEndedParent(ctx context.Context, k sdkspan.Key, n *cells.Span, names *names.Table) cells.Ref {
+func (p *Path) setEndedParent(ctx context.Context, k sdkspan.Key, n *spantable.Span, names *names.Table) spantable.Ref {
 	parent := sdkspan.FromContext(ctx)
 	up, name, ok := parentAndName(parent)
-	var grandparent cells.Ref
+	var grandparent spantable.Ref
 	if ok && sdkspan.Of(parent.SpanContext()) == k {
 		if up == (sdkspan.Key{}) {
 			n.LocalRootSpanID = k.SpanID
@@ -268,10 +268,10 @@ func (p *Path) setEndedParent(ctx context.Context, k sdkspan.Key, n *cells.Span,
 			}
 			return 0
 		}
-		grandparent = p.cells.Find(up)
+		grandparent = p.spans.Find(up)
 	}
-	if n.LocalRootSpanID, n.Endpoint = p.cells.LocalRoot(grandparent); n.LocalRootSpanID == 0 {
-		n.LocalRootSpanID, n.Endpoint = p.cells.EndedRoot(k)
+	if n.LocalRootSpanID, n.Endpoint = p.spans.LocalRoot(grandparent); n.LocalRootSpanID == 0 {
+		n.LocalRootSpanID, n.Endpoint = p.spans.EndedRoot(k)
 	}
 	return grandparent
 }
@@ -294,7 +294,7 @@ func parentAndName(span trace.Span) (parent sdkspan.Key, name string, ok bool) {
 
 // newRecord returns the record of a starting span, or nil if it needs none. If records are off, a record
 // that is not installed holds the attributes.
-func newRecord(n *cells.Span, attributes *gorecord.Attributes, g *goroutine) *gorecord.Record {
+func newRecord(n *spantable.Span, attributes *gorecord.Attributes, g *goroutine) *gorecord.Record {
 	f := g.features
 	if !f.Records {
 		if attributes == nil {
@@ -307,7 +307,7 @@ func newRecord(n *cells.Span, attributes *gorecord.Attributes, g *goroutine) *go
 		f.Names.Set(&names, n.Name, n.Endpoint)
 	}
 	record := gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, attributes, &names, g.user)
-	record.SetOuter(g.record)
+	record.SetPrevious(g.record)
 	if f.DatadogLabels {
 		record.AddDatadogLabels(n.LocalRootSpanID, attributes, &names)
 	}
@@ -316,7 +316,7 @@ func newRecord(n *cells.Span, attributes *gorecord.Attributes, g *goroutine) *go
 
 // begin makes a span live and publishes it for the calling goroutine. It returns 0 if no cell is
 // free. It is a barrier.
-func (p *Path) begin(n *cells.Span, record *gorecord.Record, attributes *gorecord.Attributes, g *goroutine) cells.Ref {
+func (p *Path) begin(n *spantable.Span, record *gorecord.Record, attributes *gorecord.Attributes, g *goroutine) spantable.Ref {
 	f := g.features
 	// Assign the fields one by one: copying a struct just after storing its words one by one would
 	// stall the CPU.
@@ -331,28 +331,28 @@ func (p *Path) begin(n *cells.Span, record *gorecord.Record, attributes *gorecor
 	}
 	n.TID, slot.Ref = g.TID, uint64(ref)
 	if record != nil {
-		var outsider uint64
-		if n.Outside {
-			outsider = n.Goid
+		var dispatcher uint64
+		if n.Dispatched {
+			dispatcher = n.Goid
 		}
-		record.SetCell(ref, &n.Ancestors, outsider)
+		record.SetCell(ref, &n.Ancestors, dispatcher)
 		p.records.put(ref, record)
 	}
-	p.cells.Commit(processor, ref, n)
+	p.spans.Commit(processor, ref, n)
 	if f.Records {
 		record.Install() // after Commit, so that readers find the cell it names
 	}
-	p.storePosition(g, wire.Position(ref))
+	p.storeActive(g, wire.ActiveSpan(ref))
 	if f.Slots != nil {
-		p.cells.SetThread(g.published, g.Goid, 0)
+		p.spans.SetThread(g.published, g.Goid, 0)
 		f.Slots.Store(uint64(g.TID), &slot, &g.Self) // claiming the slot is a barrier
 	} else if f.Elastic == nil {
-		p.cells.Barrier(ref)
+		p.spans.Barrier(ref)
 	}
 	stored := f.Elastic == nil || f.Elastic.store(&n.Key, n.LocalRootSpanID, n.TraceFlags, &g.Self)
 	goruntime.Unpin()
-	if f.Elastic != nil && (!stored || !p.cells.Live(ref)) {
-		g.position, g.record, g.published = wire.Position(ref), record, ref
+	if f.Elastic != nil && (!stored || !p.spans.Live(ref)) {
+		g.active, g.record, g.published = wire.ActiveSpan(ref), record, ref
 		p.settle(g, stored)
 	}
 	return ref
@@ -360,27 +360,27 @@ func (p *Path) begin(n *cells.Span, record *gorecord.Record, attributes *gorecor
 
 // reserve pins the calling goroutine and returns a ref for a starting span, or 0 if no cell is free.
 // It also returns the number of the P. If hasRecord is true, there is room for the span's record.
-func (p *Path) reserve(g *goroutine, hasRecord bool) (ref cells.Ref, processor int) {
+func (p *Path) reserve(g *goroutine, hasRecord bool) (ref spantable.Ref, processor int) {
 	for {
 		processor = goruntime.Pin()
 		p.runtime.Renew(&g.Self)
-		ref = p.cells.Reserve(processor)
+		ref = p.spans.Reserve(processor)
 		if !hasRecord || ref == 0 || p.records.hasRoom(ref) {
 			return ref, processor
 		}
-		p.cells.Release(processor, ref)
+		p.spans.Release(processor, ref)
 		goruntime.Unpin()
 		p.records.makeRoom(ref)
 	}
 }
 
-// storePosition stores the position of the calling goroutine in its entry. If goroutine ids cannot
+// storeActive stores the active span of the calling goroutine in its entry. If goroutine ids cannot
 // be read, it uses an entry for the thread. The caller must be pinned.
-func (p *Path) storePosition(g *goroutine, position wire.Position) {
+func (p *Path) storeActive(g *goroutine, active wire.ActiveSpan) {
 	if g.Goid != 0 {
-		p.goroutines.Store(g.Goid, g.G, position)
+		p.goroutines.Store(g.Goid, g.G, active)
 	} else {
-		p.goroutines.Store(uint64(g.TID), nil, position)
+		p.goroutines.Store(uint64(g.TID), nil, active)
 	}
 }
 
@@ -398,14 +398,14 @@ func (p *Path) settle(g *goroutine, stored bool) {
 		}
 		return
 	}
-	if g.position != 0 && !p.cells.Live(g.position.Ref()) {
+	if g.active != 0 && !p.spans.Live(g.active.Ref()) {
 		p.moveToNearest(g)
 	}
 	p.publish(g, p.attributes(g), 0)
 }
 
 // End ends a span for every reader. It may run on any goroutine. If the calling goroutine is in the
-// span, or in a descendant that it has started, End publishes the goroutine's new position.
+// span, or in a descendant that it has started, End publishes the goroutine's new active span.
 func (p *Path) End(s sdktrace.ReadOnlySpan) {
 	k, traceFlags, end := sdkspan.Ended(s)
 	p.end(k, traceFlags, end)
@@ -418,25 +418,25 @@ func (p *Path) EndUnrecorded(k sdkspan.Key) { p.end(k, 0, time.Now()) }
 func (p *Path) end(k sdkspan.Key, traceFlags uint8, ended time.Time) {
 	var g goroutine
 	p.locate(&g)
-	f, ref := g.features, g.position.Ref()
-	inSpan := p.cells.Is(ref, k)
+	f, ref := g.features, g.active.Ref()
+	inSpan := p.spans.Is(ref, k)
 	if !inSpan {
-		ref = p.cells.Find(k)
+		ref = p.spans.Find(k)
 	}
-	starter := p.cells.IsOf(ref, g.Goid)
+	starter := p.spans.IsOf(ref, g.Goid)
 	if !p.endCell(ref, k, traceFlags, f) {
 		p.leaveEnded(&g)
 		return // The span was evicted, never published, or just ended by another goroutine.
 	}
 	if g.unknown && starter {
-		g.position = wire.Position(ref) // This goroutine started the span, and no other position is known.
+		g.active = wire.ActiveSpan(ref) // This goroutine started the span, and nothing else is known.
 	}
 	// If no other goroutine needs the lineage, the next span on this P may reuse the cell at once.
-	var warm cells.Ref
-	if inSpan && starter && !g.position.Attached() {
+	var warm spantable.Ref
+	if inSpan && starter && !g.active.Attached() {
 		warm = ref
 	}
-	next, left := p.cells.Leave(g.position, ref, g.Goid)
+	next, left := p.spans.Leave(g.active, ref, g.Goid)
 	if left {
 		g.moveTo(next)
 	}
@@ -447,10 +447,10 @@ func (p *Path) end(k sdkspan.Key, traceFlags uint8, ended time.Time) {
 	if !inSpan && f.Slots != nil {
 		// A thread's slot still names the span. Clear the cell's thread id: otherwise readers would
 		// consider that slot current and report an ancestor.
-		p.cells.SetThread(ref, g.Goid, 0)
+		p.spans.SetThread(ref, g.Goid, 0)
 	}
-	if f.Elastic != nil && (!left || !starter || p.cells.Shared(ref)) {
-		f.Elastic.clear(p.cells, ref) // otherwise publish replaces the only record that contains the span
+	if f.Elastic != nil && (!left || !starter || p.spans.Shared(ref)) {
+		f.Elastic.clear(p.spans, ref) // otherwise publish replaces the only record that contains the span
 	}
 	if !left {
 		p.leaveEnded(&g)
@@ -458,11 +458,11 @@ func (p *Path) end(k sdkspan.Key, traceFlags uint8, ended time.Time) {
 		return // the next span reuses the cell and replaces the record
 	}
 	p.records.drop(ref)
-	p.cells.Free(ref)
+	p.spans.Free(ref)
 }
 
 // endCell ends the span in its cell. It returns false if ref is 0 or another goroutine has ended the span.
-func (p *Path) endCell(ref cells.Ref, k sdkspan.Key, traceFlags uint8, f *Features) bool {
+func (p *Path) endCell(ref spantable.Ref, k sdkspan.Key, traceFlags uint8, f *Features) bool {
 	if ref == 0 {
 		if p.evicted.Load() != 0 {
 			p.reportEvicted()
@@ -471,17 +471,17 @@ func (p *Path) endCell(ref cells.Ref, k sdkspan.Key, traceFlags uint8, f *Featur
 	}
 	// Do this before the span ends in its cell, because children and Elastic's correlations may arrive at
 	// any time.
-	if isRoot := p.cells.RememberRoot(ref); isRoot && f.Elastic != nil {
+	if isRoot := p.spans.RememberRoot(ref); isRoot && f.Elastic != nil {
 		f.Elastic.RootEnds(k, traceFlags)
 	}
-	return p.cells.End(ref)
+	return p.spans.End(ref)
 }
 
-// leaveEnded publishes a new position for the calling goroutine if its last published span has
+// leaveEnded publishes a new active span for the calling goroutine if its last published span has
 // ended. It does nothing if a record of a live span is installed: that record belongs to a later
 // path.
 func (p *Path) leaveEnded(g *goroutine) {
-	if g.published == 0 || p.cells.Live(g.published) || g.installed != nil && !g.installed.Ended() {
+	if g.published == 0 || p.spans.Live(g.published) || g.installed != nil && !g.installed.Ended() {
 		return
 	}
 	p.moveToNearest(g)
@@ -490,8 +490,8 @@ func (p *Path) leaveEnded(g *goroutine) {
 
 // evict ends a live span and its records, to make room or at Shutdown. It returns false if another
 // goroutine ended the span first. It does not publish an ancestor instead, because only the
-// goroutines in the span may store their positions. It may be called while pinned.
-func (p *Path) evict(ref cells.Ref) bool {
+// goroutines in the span may store their active spans. It may be called while pinned.
+func (p *Path) evict(ref spantable.Ref) bool {
 	f := p.features.Load()
 	record, withdraw := p.record(ref), f.withdrawsLabels(p.Profile.WasRunning())
 	// End the records before the cell: once the cell has ended, a concurrent End of the span returns at
@@ -499,15 +499,15 @@ func (p *Path) evict(ref cells.Ref) bool {
 	// added before the barrier. A goroutine that adds a variant after the barrier sees that the base
 	// record has ended, and ends the variant itself.
 	record.End(withdraw)
-	p.cells.Barrier(ref)
+	p.spans.Barrier(ref)
 	record.End(withdraw)
-	if !p.cells.End(ref) {
+	if !p.spans.End(ref) {
 		return false
 	}
 	p.record(ref).End(withdraw)
 	p.records.drop(ref)
 	if f.Elastic != nil {
-		f.Elastic.clear(p.cells, ref)
+		f.Elastic.clear(p.spans, ref)
 	}
 	return true
 }
@@ -518,27 +518,27 @@ func (p *Path) evict(ref cells.Ref) bool {
 // may have set different ones.
 func (p *Path) attributes(g *goroutine) []byte {
 	f := g.features
-	if g.position == 0 || f.Keys == nil {
+	if g.active == 0 || f.Keys == nil {
 		return nil
 	}
 	if g.record != nil {
 		return g.record.Attributes()
 	}
-	if f.Records && g.position.Attached() {
+	if f.Records && g.active.Attached() {
 		return nil
 	}
-	return p.record(g.position.Ref()).Attributes()
+	return p.record(g.active.Ref()).Attributes()
 }
 
-// publish publishes g.position, with attributes, for the calling goroutine. If ended is not 0,
+// publish publishes g.active, with attributes, for the calling goroutine. If ended is not 0,
 // publish also puts that span's cell on the free stack of the P, and reports whether there was
 // room.
-func (p *Path) publish(g *goroutine, attributes []byte, ended cells.Ref) (freed bool) {
-	f, ref := g.features, g.position.Ref()
+func (p *Path) publish(g *goroutine, attributes []byte, ended spantable.Ref) (freed bool) {
+	f, ref := g.features, g.active.Ref()
 	// IDs returns zeros if another goroutine has just ended the span. The slot still needs the ref,
 	// which leads readers to the ancestors.
 	slot := ring.Span{Ref: uint64(ref)}
-	k, flags := p.cells.IDs(ref)
+	k, flags := p.spans.IDs(ref)
 	if k.SpanID != 0 {
 		slot.TraceIDHigh, slot.TraceIDLow, slot.SpanID, slot.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, flags
 		slot.Attributes = attributes
@@ -548,20 +548,20 @@ func (p *Path) publish(g *goroutine, attributes []byte, ended cells.Ref) (freed 
 	}
 	processor := goruntime.Pin()
 	p.runtime.Renew(&g.Self)
-	p.storePosition(g, g.position)
+	p.storeActive(g, g.active)
 	if f.Slots != nil {
 		if g.published != ref {
-			p.cells.SetThread(g.published, g.Goid, 0)
+			p.spans.SetThread(g.published, g.Goid, 0)
 		}
-		p.cells.SetThread(ref, g.Goid, g.TID)
+		p.spans.SetThread(ref, g.Goid, g.TID)
 		f.Slots.Store(uint64(g.TID), &slot, &g.Self)
 	}
-	stored := f.Elastic == nil || f.Elastic.storeAgain(p.cells, ref, &k, flags, &g.Self)
-	freed = ended != 0 && p.cells.FreeWarm(processor, ended)
+	stored := f.Elastic == nil || f.Elastic.storeAgain(p.spans, ref, &k, flags, &g.Self)
+	freed = ended != 0 && p.spans.FreeWarm(processor, ended)
 	goruntime.Unpin()
 	if f.Elastic != nil {
 		p.clearElastic(g)
-		if !stored || ref != 0 && !p.cells.Live(ref) {
+		if !stored || ref != 0 && !p.spans.Live(ref) {
 			p.settle(g, stored)
 		}
 	}
@@ -572,20 +572,20 @@ func (p *Path) publish(g *goroutine, attributes []byte, ended cells.Ref) (freed 
 // install creates a variant of the span's record with attributes, and installs the variant. If the
 // goroutine is in no span, install restores the user's labels.
 func (p *Path) install(g *goroutine, attributes []byte) {
-	record, ref := g.record, g.position.Ref()
+	record, ref := g.record, g.active.Ref()
 	f := g.features
-	if f.Records && ref != 0 && (record == nil || record.Ended() || !record.HasLabels(g.user) || f.Names != nil && !record.HasNames(p.cells.Names(ref))) {
+	if f.Records && ref != 0 && (record == nil || record.Ended() || !record.HasLabels(g.user) || f.Names != nil && !record.HasNames(p.spans.Names(ref))) {
 		if base := p.record(ref); base != nil {
-			outer := base.Outer()
+			previous := base.Previous()
 			if record != nil {
-				outer = record.Outer()
+				previous = record.Previous()
 			}
-			record = p.variant(f, base, f.Keys.Decode(attributes), g.user, outer)
+			record = p.variant(f, base, f.Keys.Decode(attributes), g.user, previous)
 		}
 	}
 	if f.Records && ref != 0 && record != nil {
 		if invariants.Enabled {
-			invariants.Check(record.Ref() == ref, "position and record of a goroutine name the same cell")
+			invariants.Check(record.Ref() == ref, "active span and record of a goroutine name the same cell")
 		}
 		record.Install()
 	} else if g.installed != nil {
@@ -594,17 +594,17 @@ func (p *Path) install(g *goroutine, attributes []byte) {
 }
 
 // variant returns a record for the same span as base, with the given attributes, user labels and
-// outer record. If outer is nil, the variant may have any outer record.
-func (p *Path) variant(f *Features, base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record) *gorecord.Record {
+// previous record. If previous is nil, the variant may have any previous record.
+func (p *Path) variant(f *Features, base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, previous *gorecord.Record) *gorecord.Record {
 	var names gorecord.Names
-	name, endpoint := p.cells.Names(base.Ref())
+	name, endpoint := p.spans.Names(base.Ref())
 	f.Names.Set(&names, name, endpoint)
 	var datadogRoot uint64
 	if f.DatadogLabels {
-		datadogRoot, _ = p.cells.LocalRoot(base.Ref())
+		datadogRoot, _ = p.spans.LocalRoot(base.Ref())
 	}
-	record := base.Variant(a, &names, datadogRoot, user, outer)
-	if base.Ended() || !p.cells.Live(base.Ref()) {
+	record := base.Variant(a, &names, datadogRoot, user, previous)
+	if base.Ended() || !p.spans.Live(base.Ref()) {
 		record.End(f.withdrawsLabels(p.Profile.WasRunning()))
 	}
 	return record

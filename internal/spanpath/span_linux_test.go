@@ -18,10 +18,10 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/providers"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/vma"
 )
@@ -97,7 +97,7 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 			for !ended.Load() {
 				moved := g
 				p.moveToNearest(&moved)
-				p.cells.Leave(g.position, ^cells.Ref(1), g.Goid) // a ref that names no span
+				p.spans.Leave(g.active, ^spantable.Ref(1), g.Goid) // a ref that names no span
 			}
 		})
 	}
@@ -114,10 +114,10 @@ func TestReturnToEndingSpan(t *testing.T) {
 		p.locateLive(&g) // as the end of a child does
 		apart(func() { middle.End() })
 		p.publish(&g, nil, 0)
-		position, _ := p.goroutines.Load(g.Goid, uintptr(g.G))
-		assert.NotZero(t, position, "the goroutine is in no span")
+		active, _ := p.goroutines.Load(g.Goid, uintptr(g.G))
+		assert.NotZero(t, active, "the goroutine is in no span")
 		p.locateLive(&g)
-		assert.Equal(t, p.Find(ctx), g.position.Ref())
+		assert.Equal(t, p.Find(ctx), g.active.Ref())
 		outer.End()
 	})
 }
@@ -136,11 +136,11 @@ func TestStartedMeanwhile(t *testing.T) {
 				record := installed()
 				p.features.Store(&Features{Records: true, hadRecords: true, closed: true})
 				if replaced {
-					require.NoError(t, p.cells.Close())
+					require.NoError(t, p.spans.Close())
 				}
 				p.startedMeanwhile(&g, record.Ref(), record, new(providers.Reference))
 				assert.True(t, record.Ended())
-				assert.False(t, p.cells.Live(record.Ref()))
+				assert.False(t, p.spans.Live(record.Ref()))
 				span.End()
 			})
 		})
@@ -157,16 +157,16 @@ func TestEvictedRecordEndsBeforeCell(t *testing.T) {
 		done := make(chan struct{})
 		defer close(done)
 		go func() {
-			for last := cells.Ref(0); ; {
+			for last := spantable.Ref(0); ; {
 				select {
 				case <-done:
 					return
 				default:
 				}
-				if ref := cells.Ref(round.Load()); ref != last {
+				if ref := spantable.Ref(round.Load()); ref != last {
 					last = ref
 					if p.Evict(last) {
-						p.cells.Free(last) // otherwise the cells would run out
+						p.spans.Free(last) // otherwise the cells would run out
 					}
 				}
 			}
@@ -225,7 +225,7 @@ func TestFeaturesTurnedOff(t *testing.T) {
 		before := installed()
 		change(false)
 		assert.True(t, before.Ended())
-		assert.True(t, p.cells.Live(before.Ref()), "the span itself")
+		assert.True(t, p.spans.Live(before.Ref()), "the span itself")
 		_, b := tracer.Start(ctx, "b")
 		assert.Nil(t, p.record(p.Find(trace.ContextWithSpan(ctx, b))))
 		b.End()

@@ -45,40 +45,40 @@ type GoroutinesHeader struct {
 type GoroutineEntry struct {
 	_ structs.HostLayout
 
-	// Position is the goroutine's [Position].
-	Position uint64
-	// Check is the result of [GoroutineCheck] for the goroutine and its position.
+	// ActiveSpan is the [ActiveSpan] that the goroutine has stored last.
+	ActiveSpan uint64
+	// Check is the result of [GoroutineCheck] for the goroutine and its active span.
 	Check uint64
 }
 
-// Position is the active span of a goroutine: the Ref of a span, or 0 for none. Its lowest bit is
+// ActiveSpan is the active span of a goroutine: the Ref of a span, or 0 for none. Its lowest bit is
 // set if the goroutine entered the span by Attach instead of starting it.
-type Position uint64
+type ActiveSpan uint64
 
-const attached Position = 1
+const attached ActiveSpan = 1
 
-// AttachedTo returns the position of a goroutine that has entered the span r by Attach. It returns
+// AttachedTo returns the active span of a goroutine that has entered the span r by Attach. It returns
 // 0 if r is 0.
-func AttachedTo(r Ref) Position {
+func AttachedTo(r Ref) ActiveSpan {
 	if r == 0 {
 		return 0
 	}
-	return Position(r) | attached
+	return ActiveSpan(r) | attached
 }
 
-// Ref returns the goroutine's active span, or 0 if it has none.
-func (p Position) Ref() Ref { return Ref(p &^ attached) }
+// Ref returns the Ref of the span, or 0 if there is none.
+func (a ActiveSpan) Ref() Ref { return Ref(a &^ attached) }
 
 // Attached reports whether the goroutine entered the span by Attach.
-func (p Position) Attached() bool { return p&attached != 0 }
+func (a ActiveSpan) Attached() bool { return a&attached != 0 }
 
-// Moved returns the position of a goroutine that moves from p to the related span r. The new
-// position is attached if p is. Moved returns 0 if r is 0.
-func (p Position) Moved(r Ref) Position {
+// Moved returns the active span of a goroutine that moves from a to the related span r. The result is
+// attached if a is. Moved returns 0 if r is 0.
+func (a ActiveSpan) Moved(r Ref) ActiveSpan {
 	if r == 0 {
 		return 0
 	}
-	return Position(r) | p&attached
+	return ActiveSpan(r) | a&attached
 }
 
 const (
@@ -88,7 +88,7 @@ const (
 	groups = GoroutinesCapacity / spread
 	// addressBits is the number of bits of an address, excluding the lowest three, which are 0.
 	addressBits = 45
-	// checkFactor spreads the bits of a position over the check word.
+	// checkFactor spreads the bits of an active span over the check word.
 	checkFactor = 0x9E3779B97F4A7C15
 )
 
@@ -97,18 +97,18 @@ func GoroutineIndex(goid uint64) int {
 	return int(goid%groups*spread + goid/groups%spread)
 }
 
-// GoroutineCheck returns the check word for a goroutine at position p, given its id and the address
+// GoroutineCheck returns the check word for a goroutine, given its id and the address
 // of its g. The word encodes the whole address and 19 bits of the id. Together with the index of
 // the entry, these bits give the id modulo 2^35.
-func GoroutineCheck(goid, g uint64, p Position) uint64 {
-	return ^(g>>3&(1<<addressBits-1) | goid/GoroutinesCapacity<<addressBits) ^ uint64(p)*checkFactor
+func GoroutineCheck(goid, g uint64, active ActiveSpan) uint64 {
+	return ^(g>>3&(1<<addressBits-1) | goid/GoroutinesCapacity<<addressBits) ^ uint64(active)*checkFactor
 }
 
 // Goroutine decodes the owner of e, the entry at this index: its id modulo 2^35 and the address of
 // its g. If two goroutines share the entry, the result may match neither, so the caller must
 // compare the id with the one in the g ([SameGoroutine]).
 func (e *GoroutineEntry) Goroutine(index int) (goid, g uint64) {
-	owner := ^(e.Check ^ e.Position*checkFactor)
+	owner := ^(e.Check ^ e.ActiveSpan*checkFactor)
 	low := uint64(index)/spread + uint64(index)%spread*groups
 	return owner>>addressBits*GoroutinesCapacity + low, owner & (1<<addressBits - 1) << 3
 }

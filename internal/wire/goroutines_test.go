@@ -21,11 +21,11 @@ func TestGoroutineTableGolden(t *testing.T) {
 	*header = GoroutinesHeader{Magic: GoroutinesMagic, Layout: GoroutinesLayout1, Capacity: GoroutinesCapacity, EntrySize: GoroutineEntrySize, HeaderSize: GoroutinesHeaderSize, Used: GoroutinesCapacity}
 	const g = 0xc02345e000
 	for i, e := range []struct {
-		goid     uint64
-		position Position
-	}{{2, Position(ref)}, {3<<16 + 8194, AttachedTo(ref)}} {
+		goid   uint64
+		active ActiveSpan
+	}{{2, ActiveSpan(ref)}, {3<<16 + 8194, AttachedTo(ref)}} {
 		assert.Equal(t, 16+i, GoroutineIndex(e.goid))
-		entries[i] = GoroutineEntry{Position: uint64(e.position), Check: GoroutineCheck(e.goid, g, e.position)}
+		entries[i] = GoroutineEntry{ActiveSpan: uint64(e.active), Check: GoroutineCheck(e.goid, g, e.active)}
 	}
 	assert.Equal(t, want, got)
 	assert.Equal(t, "OTGT", string(binary.BigEndian.AppendUint32(nil, GoroutinesMagic)))
@@ -46,9 +46,9 @@ func TestGoroutineEntries(t *testing.T) {
 	assert.Len(t, used, GoroutinesCapacity)
 	for _, goid := range []uint64{1, 17, 8191, 8192, 65535, 65536, 1<<35 - 1, 1<<35 + 7, 1 << 60} {
 		for _, g := range []uint64{8, 0xc000006e00, 1<<48 - 8} {
-			for _, p := range []Position{0, Position(ref), AttachedTo(ref)} {
+			for _, p := range []ActiveSpan{0, ActiveSpan(ref), AttachedTo(ref)} {
 				i := GoroutineIndex(goid)
-				e := GoroutineEntry{Position: uint64(p), Check: GoroutineCheck(goid, g, p)}
+				e := GoroutineEntry{ActiveSpan: uint64(p), Check: GoroutineCheck(goid, g, p)}
 				modulo, at := e.Goroutine(i)
 				assert.Equal(t, goid%(1<<35), modulo)
 				assert.Equal(t, g, at)
@@ -61,12 +61,12 @@ func TestGoroutineEntries(t *testing.T) {
 	}
 }
 
-func TestPosition(t *testing.T) {
+func TestActiveSpan(t *testing.T) {
 	assert.Zero(t, AttachedTo(0))
 	at := AttachedTo(ref)
 	assert.True(t, at.Attached())
 	assert.Equal(t, Ref(ref), at.Ref())
 	assert.True(t, at.Moved(1<<20).Attached())
 	assert.Zero(t, at.Moved(0))
-	assert.Equal(t, Position(1<<20), Position(ref).Moved(1<<20))
+	assert.Equal(t, ActiveSpan(1<<20), ActiveSpan(ref).Moved(1<<20))
 }

@@ -53,7 +53,7 @@ type Cell struct {
 	// Ancestors are references to the span's parent, grandparent and great-grandparent, according
 	// to the context that the span was started with. A reference of 0 means that there is none.
 	Ancestors [Ancestors]uint64
-	// Flags holds the W3C trace flags in its lowest byte, [CellOutside], and the number of the provider
+	// Flags holds the W3C trace flags in its lowest byte, [CellDispatched], and the number of the provider
 	// of the span, shifted by [CellProviderShift].
 	Flags uint64
 	// Start is the start time of the span in nanoseconds since the Unix epoch.
@@ -71,18 +71,18 @@ type Cell struct {
 	// upper half holds the lowest 32 bits of the cell's generation, so that a late compare-and-swap
 	// cannot rename the next span in the cell.
 	Names uint64
-	// Before is the [Position] at which the goroutine was when it started this span. It returns there
-	// when it ends the span.
-	Before uint64
-	_      [8]byte
+	// Previous is the [ActiveSpan] of the goroutine before it started this span. It returns there when
+	// it ends the span.
+	Previous uint64
+	_        [8]byte
 }
 
-// CellOutside is set in Cell.Flags if the goroutine that started the span was not in any of the
-// span's ancestors at that time. If another goroutine ends such a span, the goroutine that started
-// it is then in no span.
-const CellOutside = 1 << 8
+// CellDispatched is set in Cell.Flags if the goroutine that started the span was in none of the
+// span's ancestors at that time, like a dispatcher that starts spans in the contexts of other
+// requests. If another goroutine ends such a span, the dispatcher is then in no span.
+const CellDispatched = 1 << 8
 
-// CellProviderShift is the position in Cell.Flags of a number, u16, by which the writer finds the spans
+// CellProviderShift is the lowest bit in Cell.Flags of a number, u16, by which the writer finds the spans
 // of a TracerProvider that is shut down. Readers do not need it.
 const CellProviderShift = 16
 
@@ -137,7 +137,7 @@ const (
 	_ = -(unsafe.Offsetof(Cell{}.G) ^ 0x58)
 	_ = -(unsafe.Offsetof(Cell{}.TID) ^ 0x60)
 	_ = -(unsafe.Offsetof(Cell{}.Names) ^ 0x68)
-	_ = -(unsafe.Offsetof(Cell{}.Before) ^ 0x70)
+	_ = -(unsafe.Offsetof(Cell{}.Previous) ^ 0x70)
 )
 
 // CellFields returns the fields of a cell that the process context advertises.
@@ -151,13 +151,13 @@ func CellFields() []Field {
 		{"goid", unsafe.Offsetof(Cell{}.Goid), 8},
 		{"ancestors", unsafe.Offsetof(Cell{}.Ancestors), 8 * Ancestors},
 		{"trace_flags", unsafe.Offsetof(Cell{}.Flags), 1},
-		{"outside", unsafe.Offsetof(Cell{}.Flags) + 1, 1},
+		{"dispatched", unsafe.Offsetof(Cell{}.Flags) + 1, 1},
 		{"start_unix_ns", unsafe.Offsetof(Cell{}.Start), 8},
 		{"g", unsafe.Offsetof(Cell{}.G), 8},
 		{"tid", unsafe.Offsetof(Cell{}.TID), 4},
 		{"name", unsafe.Offsetof(Cell{}.Names), 2},
 		{"endpoint", unsafe.Offsetof(Cell{}.Names) + CellEndpointShift/8, 2},
-		{"before", unsafe.Offsetof(Cell{}.Before), 8},
+		{"previous", unsafe.Offsetof(Cell{}.Previous), 8},
 	}
 }
 

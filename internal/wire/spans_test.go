@@ -24,7 +24,7 @@ func TestSpanTableGolden(t *testing.T) {
 	cells[0] = Cell{
 		Version: 7 * RefGeneration, TraceIDHigh: traceHigh, TraceIDLow: traceLow, SpanID: spanID, LocalRootSpanID: localRoot,
 		Goid: 12345, Ancestors: [Ancestors]uint64{RefGeneration | 3<<RefIndexShift, 2*RefGeneration | (1<<RefIndexBits-1)<<RefIndexShift},
-		Flags: 1 | CellOutside, Start: 1e18, G: 0xc02345e000, Before: 0x300009, Names: 7<<CellGenerationShift | 0x123<<CellEndpointShift | 0x456,
+		Flags: 1 | CellDispatched, Start: 1e18, G: 0xc02345e000, Previous: 0x300009, Names: 7<<CellGenerationShift | 0x123<<CellEndpointShift | 0x456,
 	}
 	assert.Equal(t, want, got)
 	assert.Equal(t, "OTSP", string(binary.BigEndian.AppendUint32(nil, SpansMagic)))
@@ -58,13 +58,13 @@ func TestCellFields(t *testing.T) {
 		"goid":               {0x28, 8, 12345},
 		"ancestors":          {0x30, 24, 0x100006},
 		"trace_flags":        {0x48, 1, 1},
-		"outside":            {0x49, 1, 1},
+		"dispatched":         {0x49, 1, 1},
 		"start_unix_ns":      {0x50, 8, 1_000_000_000_000_000_000},
 		"g":                  {0x58, 8, 0xc02345e000},
 		"tid":                {0x60, 4, 0},
 		"name":               {0x68, 2, 0x456},
 		"endpoint":           {0x6A, 2, 0x123},
-		"before":             {0x70, 8, 0x300009},
+		"previous":           {0x70, 8, 0x300009},
 	}, got)
 }
 

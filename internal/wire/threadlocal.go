@@ -85,7 +85,7 @@ const (
 	GoKeyRefOffset = "record_ref_offset"
 	// GoKeyAncestorsOffset is the distance from the label pointer to the references to the span's
 	// ancestors. The id of one goroutine follows, or 0: after the end of the span, that goroutine
-	// is in no span instead of in a live ancestor (see [CellOutside]).
+	// is in no span instead of in a live ancestor (see [CellDispatched]).
 	GoKeyAncestorsOffset = "record_ancestors_offset"
 	// GoKeyNamesOffset is the distance from the label pointer to the numbers of the span's name and
 	// its local root's name.

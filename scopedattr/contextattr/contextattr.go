@@ -16,7 +16,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
-	"github.com/otelctx/otelctx/internal/contextattr"
+	"github.com/otelctx/otelctx/internal/attrcontext"
 )
 
 // ContextWithAttributes returns a context derived from ctx that has attrs in addition to the
@@ -33,5 +33,5 @@ import (
 // In a program that imports neither package scopedattr nor package spanctx, ContextWithAttributes
 // returns ctx unchanged, because nothing would use the attributes.
 func ContextWithAttributes(ctx context.Context, attrs ...attribute.KeyValue) context.Context {
-	return contextattr.With(ctx, attrs...)
+	return attrcontext.With(ctx, attrs...)
 }

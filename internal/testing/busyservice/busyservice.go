@@ -36,7 +36,7 @@ import (
 	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/keymap"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -396,7 +396,7 @@ func (b *Service) context(processor *spanctx.SpanProcessor) context.Context {
 // key returns the number of the current attribute key.
 func (b *Service) key() uint64 {
 	const requestsPerKey = 20
-	return min(b.requests.Load()/requestsPerKey, scope.MaxKeys-1)
+	return min(b.requests.Load()/requestsPerKey, keymap.MaxKeys-1)
 }
 
 // pause yields the thread for a time that varies.

@@ -13,7 +13,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/keymap"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -26,7 +26,7 @@ const (
 
 // variedKeys returns as many keys as a process can publish.
 func variedKeys() []attribute.Key {
-	keys := make([]attribute.Key, scope.MaxKeys)
+	keys := make([]attribute.Key, keymap.MaxKeys)
 	for i := range keys {
 		keys[i] = attribute.Key(fmt.Sprintf("k%d", i))
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/launch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
-	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -54,7 +54,7 @@ var Table = []struct {
 	{ProcessGone, "there is no such process, or it has ended", []error{reader.ErrProcessGone}},
 	{Invalid, "what the process publishes is not a valid context", []error{reader.ErrInvalid}},
 	{Busy, "the context was being updated at each attempt to read it", []error{reader.ErrBusy}},
-	{NoAnswer, "reading the process timed out", []error{patient.ErrNoAnswer, patient.ErrTooMany}},
+	{NoAnswer, "reading the process timed out", []error{timelimit.ErrNoAnswer, timelimit.ErrTooMany}},
 	{NoSamples, "record: there are no samples, so no profile was written; the message says why", []error{ErrNoSamples}},
 	{NotConforming, "verify: a rule is broken", []error{ErrNotConforming}},
 	{NotExecutable, "record -- COMMAND: the command cannot be executed", []error{launch.ErrNotExecutable}},

@@ -104,7 +104,7 @@ func newImage(goroutines int) *image {
 func (m *image) entry(i int, ref uint64) {
 	id := uint64(i + 1)
 	at := m.goroutines + wire.GoroutinesHeaderSize + uint64(wire.GoroutineIndex(id)*wire.GoroutineEntrySize)
-	m.set(at, ref, wire.GoroutineCheck(id, m.gs[min(i, len(m.gs)-1)], wire.Position(ref)))
+	m.set(at, ref, wire.GoroutineCheck(id, m.gs[min(i, len(m.gs)-1)], wire.ActiveSpan(ref)))
 }
 
 // stack writes a stack with the given number of frames at low, and makes it the stack of the goroutine g.

@@ -8,7 +8,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -56,7 +56,7 @@ type ThreadContext struct {
 
 // Read reads the context of a process, and if active is true, the spans that its threads are in.
 func Read(ctx context.Context, pid int, active bool) (Publication, error) {
-	return patient.Call(ctx, pid, patient.Limit, func() (Publication, error) {
+	return timelimit.Call(ctx, pid, timelimit.Limit, func() (Publication, error) {
 		p, err := reader.Open(pid)
 		if err != nil {
 			return Publication{}, err
@@ -73,7 +73,7 @@ func Read(ctx context.Context, pid int, active bool) (Publication, error) {
 // ReadWithoutContext reads the spans of a process whose context could not be read. contextErr is the reason;
 // ReadWithoutContext returns it if the process advertises no spans either.
 func ReadWithoutContext(ctx context.Context, pid int, contextErr error) (Publication, error) {
-	return patient.Call(ctx, pid, patient.Limit, func() (Publication, error) {
+	return timelimit.Call(ctx, pid, timelimit.Limit, func() (Publication, error) {
 		p, err := reader.Open(pid)
 		if err != nil {
 			return Publication{}, err

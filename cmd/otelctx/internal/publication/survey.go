@@ -12,8 +12,8 @@ import (
 	"sync"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
-	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -62,7 +62,7 @@ func Survey(ctx context.Context, active bool) Findings {
 			switch {
 			case err == nil:
 				f.Publications = append(f.Publications, found)
-			case errors.Is(err, patient.ErrTooMany):
+			case errors.Is(err, timelimit.ErrTooMany):
 				tooMany = err
 			default:
 				f.add(pid, err)
@@ -89,7 +89,7 @@ func (f *Findings) add(pid int, err error) {
 	switch {
 	case is(reader.ErrNoContext, reader.ErrProcessGone):
 		// Most processes publish nothing, and any process may exit during the scan. Neither is reported.
-	case is(reader.ErrNotPermitted, reader.ErrInvalid, reader.ErrBusy, patient.ErrNoAnswer):
+	case is(reader.ErrNotPermitted, reader.ErrInvalid, reader.ErrBusy, timelimit.ErrNoAnswer):
 		f.Unread = append(f.Unread, process.NewError(pid, err))
 	default:
 		f.Failure = errors.Join(f.Failure, err)

@@ -9,7 +9,7 @@ import (
 	"fmt"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
-	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/timelimit"
 )
 
 const (
@@ -50,14 +50,14 @@ func (a *attacher) run(ctx context.Context) {
 			return
 		case r := <-a.wanted:
 			// Naming needs the file even after the end of the recording.
-			_, err := patient.Call(context.WithoutCancel(ctx), r.PID(), processLimit, func() (struct{}, error) {
+			_, err := timelimit.Call(context.WithoutCancel(ctx), r.PID(), processLimit, func() (struct{}, error) {
 				r.Attach()
 				return struct{}{}, nil
 			})
 			if err != nil {
 				r.Unwant() // The next sample in the region asks again.
 			}
-			if errors.Is(err, patient.ErrNoAnswer) {
+			if errors.Is(err, timelimit.ErrNoAnswer) {
 				a.warnings.warn(r.PID(), fmt.Errorf("a mapped file: %w", err))
 			}
 		}
@@ -69,7 +69,7 @@ func (a *attacher) run(ctx context.Context) {
 func (a *attacher) attachNow(ctx context.Context, t *target, most int) {
 	// Make the next scan read the mappings again, for the files that the program maps next.
 	t.seen.Store(true)
-	_, err := patient.Call(ctx, t.image.PID, processLimit, func() (struct{}, error) {
+	_, err := timelimit.Call(ctx, t.image.PID, processLimit, func() (struct{}, error) {
 		t.symbols.Attach(most)
 		return struct{}{}, nil
 	})

@@ -12,7 +12,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
-	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -43,7 +43,7 @@ func (w *warnings) warn(pid int, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	key := warning{pid, err.Error()}
-	for _, kind := range []error{patient.ErrNoAnswer, patient.ErrTooMany, reader.ErrInvalid, reader.ErrBusy, errMappings} {
+	for _, kind := range []error{timelimit.ErrNoAnswer, timelimit.ErrTooMany, reader.ErrInvalid, reader.ErrBusy, errMappings} {
 		if errors.Is(err, kind) {
 			key.reason = kind.Error()
 		}
@@ -86,7 +86,7 @@ func (s *search) explain(p sampler.Process, err error) {
 	case errors.Is(err, errNotSelected), errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone):
 		s.targets.exclude(p, err, nil)
 		return
-	case errors.Is(err, patient.ErrTooMany), errors.Is(err, sampler.ErrTooManyProcesses):
+	case errors.Is(err, timelimit.ErrTooMany), errors.Is(err, sampler.ErrTooManyProcesses):
 		s.targets.exclude(p, err, nil)
 		s.warnings.warn(0, err)
 		return
@@ -125,7 +125,7 @@ func (s *search) notExamined() (n int) {
 		case s.targets.records(pid), !maybe:
 		// Time spent waiting for a CPU or a lock does not count against the process.
 		case runs.watch.Past(long) && runs.watch.Blocked():
-			err := fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer)
+			err := fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, timelimit.ErrNoAnswer)
 			if selected {
 				s.warnings.warn(pid, err)
 			} else {

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
-	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/timelimit"
 )
 
 // queue schedules the scans of processes. A fixed number of places bounds the concurrent scans. There is at
@@ -51,7 +51,7 @@ type scan struct {
 	// started is when the scan got its place.
 	started time.Time
 	// watch measures the time spent reading the process. It is nil until reading begins.
-	watch *patient.Stopwatch
+	watch *timelimit.Stopwatch
 }
 
 // userScans are the scans of one user's processes.
@@ -225,7 +225,7 @@ func (q *queue) reading(pid int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if s := q.scans[pid]; s != nil {
-		s.watch = patient.Start()
+		s.watch = timelimit.Start()
 	}
 }
 

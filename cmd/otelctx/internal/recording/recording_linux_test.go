@@ -36,10 +36,10 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/internal/advertise"
-	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/internal/testing/busyservice"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -396,28 +396,28 @@ func TestNamesOfAttributesWhilePublishingForEver(t *testing.T) {
 
 	ask, _ := asking(t, nil)
 	assert.Empty(t, ask(0, 2, 'h', 'i'))
-	_, err = patient.Call(t.Context(), os.Getpid(), processLimit, func() (struct{}, error) { return struct{}{}, nil })
+	_, err = timelimit.Call(t.Context(), os.Getpid(), processLimit, func() (struct{}, error) { return struct{}{}, nil })
 	assert.NoError(t, err)
 }
 
-// keepWaiting makes package patient believe that this process blocks its readers, until the end of the test.
+// keepWaiting makes package timelimit believe that this process blocks its readers, until the end of the test.
 func keepWaiting(t *testing.T) {
 	t.Helper()
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
 	r.Fd() // From now on a read blocks in the kernel.
 	ended := make(chan struct{})
-	_, err = patient.Call(t.Context(), os.Getpid(), time.Millisecond, func() (int, error) {
+	_, err = timelimit.Call(t.Context(), os.Getpid(), time.Millisecond, func() (int, error) {
 		defer close(ended)
 		return r.Read(make([]byte, 1))
 	})
-	require.ErrorIs(t, err, patient.ErrNoAnswer)
+	require.ErrorIs(t, err, timelimit.ErrNoAnswer)
 	t.Cleanup(func() {
 		require.NoError(t, w.Close())
 		<-ended
 		require.NoError(t, r.Close())
 		require.Eventually(t, func() bool {
-			_, err := patient.Call(context.Background(), os.Getpid(), testenv.Patience, func() (int, error) { return 0, nil })
+			_, err := timelimit.Call(context.Background(), os.Getpid(), testenv.Patience, func() (int, error) { return 0, nil })
 			return err == nil
 		}, testenv.Patience, time.Millisecond)
 	})
@@ -429,7 +429,7 @@ func TestRefusedTakesNoTime(t *testing.T) {
 	n := &symbolizer{left: budget{time: namingLimit}}
 	for range 10 {
 		_, err := ask(t.Context(), n, os.Getpid(), func(func() bool) (struct{}, error) { return struct{}{}, nil })
-		require.ErrorIs(t, err, patient.ErrNoAnswer)
+		require.ErrorIs(t, err, timelimit.ErrNoAnswer)
 	}
 	assert.Positive(t, n.left.time)
 }

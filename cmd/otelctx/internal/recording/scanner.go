@@ -15,8 +15,8 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
-	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -56,7 +56,7 @@ func (s *scanner) scan(ctx context.Context, p sampler.Process, user int, reading
 		}
 		return err
 	}
-	t, err := patient.Call(ctx, p.Image.PID, patient.Limit, func() (*target, error) {
+	t, err := timelimit.Call(ctx, p.Image.PID, timelimit.Limit, func() (*target, error) {
 		reading()
 		return s.open(ctx, p.Image)
 	})
@@ -209,7 +209,7 @@ func (s *scanner) makeRoom(user int) bool {
 func (s *scanner) refresh(ctx context.Context, t *target, reading func()) error {
 	sampled := t.seen.Swap(false)
 	was := t.published.Load()
-	now, err := patient.Call(ctx, t.image.PID, patient.Limit, func() (*published, error) {
+	now, err := timelimit.Call(ctx, t.image.PID, timelimit.Limit, func() (*published, error) {
 		reading()
 		if began := time.Now(); sampled && began.After(t.refreshAfter) {
 			_ = t.symbols.Refresh() // On failure the old mappings stay.

@@ -15,8 +15,8 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
-	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -179,7 +179,7 @@ func (s *search) unlisted(ctx context.Context, pid int, err error) error {
 	if !errors.Is(err, reader.ErrProcessGone) {
 		return err
 	}
-	p, err := patient.Call(ctx, pid, patient.Limit, func() (*symbols.Process, error) { return openSymbols(s.files, pid) })
+	p, err := timelimit.Call(ctx, pid, timelimit.Limit, func() (*symbols.Process, error) { return openSymbols(s.files, pid) })
 	if err != nil {
 		return err
 	}

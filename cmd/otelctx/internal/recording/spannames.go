@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
-	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -97,7 +97,7 @@ func (n *nameTable) request(working *sync.WaitGroup, t *target) {
 	t.acquire()
 	working.Go(func() {
 		defer t.release()
-		_, _ = patient.Call(context.Background(), t.image.PID, processLimit, func() (struct{}, error) {
+		_, _ = timelimit.Call(context.Background(), t.image.PID, processLimit, func() (struct{}, error) {
 			n.read(t.reader)
 			return struct{}{}, nil
 		})

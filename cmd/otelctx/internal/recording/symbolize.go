@@ -16,17 +16,17 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
-	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/reader"
 )
 
 const (
-	// namingLimit bounds the time for naming a batch, as measured by a [patient.Stopwatch]. maxNamedBytes
+	// namingLimit bounds the time for naming a batch, as measured by a [timelimit.Stopwatch]. maxNamedBytes
 	// bounds the memory for the names. Each user gets an equal share of both, divided equally among the
 	// user's processes. Addresses beyond the limits stay without names.
 	namingLimit   = 5 * time.Second
 	maxNamedBytes = 128 << 20
-	// processLimit is the timeout of each [patient.Call] that reads a process.
+	// processLimit is the timeout of each [timelimit.Call] that reads a process.
 	processLimit = 2 * time.Second
 	// maxNames bounds the number of addresses that are named for each process in a batch.
 	maxNames = 1 << 16
@@ -74,13 +74,13 @@ func ask[T any](ctx context.Context, n *symbolizer, pid int, f func(goOn func() 
 	}
 	var took time.Duration
 	began := time.Now()
-	value, err := patient.Call(ctx, pid, limit, func() (T, error) {
-		watch := patient.Start()
+	value, err := timelimit.Call(ctx, pid, limit, func() (T, error) {
+		watch := timelimit.Start()
 		value, err := f(func() bool { return ctx.Err() == nil && !watch.Past(limit/2) })
 		took = watch.Elapsed()
 		return value, err
 	})
-	if errors.Is(err, patient.ErrNoAnswer) || ctx.Err() != nil {
+	if errors.Is(err, timelimit.ErrNoAnswer) || ctx.Err() != nil {
 		// f may still be running, so took cannot be used. The elapsed time is close to 0 if the call was
 		// refused.
 		n.left.time -= min(limit, time.Since(began))

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
-	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -23,7 +23,7 @@ func TestWarnings(t *testing.T) {
 	for round := range 3 {
 		for pid := 1; pid <= 2; pid++ {
 			w.warn(pid, fmt.Errorf("%d: %w: text %d", pid, reader.ErrInvalid, round))
-			w.warn(pid, fmt.Errorf("%d: %w: text %d", pid, patient.ErrNoAnswer, round))
+			w.warn(pid, fmt.Errorf("%d: %w: text %d", pid, timelimit.ErrNoAnswer, round))
 		}
 		w.warn(0, reader.ErrBusy)
 	}

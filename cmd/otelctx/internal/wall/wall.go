@@ -32,8 +32,8 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
-	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -266,7 +266,7 @@ func Open(ctx context.Context, c Config) (*Recorder, error) {
 	r.newPeriod(time.Now())
 	r.newPart()
 	for _, pid := range c.PIDs {
-		t, err := patient.Call(ctx, pid, patient.Limit, func() (*target, error) { return open(ctx, pid, nil) })
+		t, err := timelimit.Call(ctx, pid, timelimit.Limit, func() (*target, error) { return open(ctx, pid, nil) })
 		if err != nil {
 			r.Close(ctx)
 			return nil, process.NewError(pid, err)
@@ -285,7 +285,7 @@ func (r *Recorder) Close(ctx context.Context) {
 }
 
 func (t *target) close(ctx context.Context) {
-	_, _ = patient.Call(context.WithoutCancel(ctx), t.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, t.process.Close() })
+	_, _ = timelimit.Call(context.WithoutCancel(ctx), t.pid, timelimit.Limit, func() (struct{}, error) { return struct{}{}, t.process.Close() })
 }
 
 // Record records until the duration has passed, ctx is done or, without Select, all processes have ended; none
@@ -388,7 +388,7 @@ func (r *Recorder) find(ctx context.Context, recording *sync.WaitGroup) {
 			slots <- struct{}{}
 			opening.Go(func() {
 				defer func() { <-slots }()
-				t, err := patient.Call(ctx, pid, patient.Limit, func() (*target, error) { return open(ctx, pid, r.Select) })
+				t, err := timelimit.Call(ctx, pid, timelimit.Limit, func() (*target, error) { return open(ctx, pid, r.Select) })
 				switch {
 				case err != nil || t == nil:
 				case r.admit(t):
@@ -466,7 +466,7 @@ func (r *Recorder) record(ctx context.Context, t *target) error {
 		case <-timer.C:
 		}
 		now := time.Now()
-		snapshot, err := patient.Call(ctx, t.pid, patient.Limit, func() (*described, error) { return t.snapshot(ctx) })
+		snapshot, err := timelimit.Call(ctx, t.pid, timelimit.Limit, func() (*described, error) { return t.snapshot(ctx) })
 		switch {
 		case errors.Is(err, reader.ErrProcessGone) && gone.IsZero():
 			gone = now

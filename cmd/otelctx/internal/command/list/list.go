@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/process"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
-	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/timelimit"
 )
 
 // Command implements otelctx list.
@@ -30,7 +30,7 @@ func (*Command) Help() string {
 	return "Shows each process that publishes a process context: its id, service.name, service.instance.id, " +
 		"telemetry.sdk.language/name/version, and how long ago it last published. A - stands for a missing attribute.\n\n" +
 		"Processes that publish but cannot be read, and those that otelctx is not permitted to read, are reported on standard error, " +
-		"as are those that give no answer within " + patient.Limit.String() + ". The exit code is still 0.\n\n" +
+		"as are those that give no answer within " + timelimit.Limit.String() + ". The exit code is still 0.\n\n" +
 		"--json prints an array, sorted by pid, of the objects that otelctx inspect --json prints."
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/refresh"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
-	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -90,7 +90,7 @@ func (c *Command) Run(s terminal.Streams) error {
 	if err != nil {
 		return err
 	}
-	r, err := patient.Call(ctx, pid, patient.Limit, func() (*spansReader, error) { return openSpans(pid) })
+	r, err := timelimit.Call(ctx, pid, timelimit.Limit, func() (*spansReader, error) { return openSpans(pid) })
 	if err != nil {
 		return process.About(pid, err)
 	}
@@ -137,12 +137,12 @@ func openSpans(pid int) (*spansReader, error) {
 
 // close releases the process, unless a call that reads it is still blocked.
 func (r *spansReader) close(ctx context.Context) {
-	_, _ = patient.Call(ctx, r.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, r.process.Close() })
+	_, _ = timelimit.Call(ctx, r.pid, timelimit.Limit, func() (struct{}, error) { return struct{}{}, r.process.Close() })
 }
 
 // snapshot takes a snapshot of the spans.
 func (c *Command) snapshot(ctx context.Context, r *spansReader) (*Document, error) {
-	return patient.Call(ctx, r.pid, patient.Limit, func() (*Document, error) {
+	return timelimit.Call(ctx, r.pid, timelimit.Limit, func() (*Document, error) {
 		snapshot, err := r.process.Snapshot(ctx)
 		if err != nil {
 			return nil, err

@@ -10,14 +10,14 @@ import (
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
-	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/timelimit"
 )
 
 const (
 	// maxFrames is the maximum number of frames in a document. Ordinary programs have a few dozen for each goroutine.
 	maxFrames = 1 << 20
 	// maxSymbolizing is how long the symbolization of all stacks may take.
-	maxSymbolizing = 10 * patient.Limit
+	maxSymbolizing = 10 * timelimit.Limit
 	// A batch is the stacks that are symbolized at once. It is complete when it has this many stacks or frames.
 	batchStacks, batchFrames = 256, 1 << 12
 )
@@ -59,13 +59,13 @@ func (r *stackReader) next() {
 	case r.frames >= maxFrames:
 		r.err = fmt.Errorf("left out, because there are more than %d frames", maxFrames)
 	case r.spent >= maxSymbolizing:
-		r.err = fmt.Errorf("%w: symbolization took more than %v", patient.ErrNoAnswer, maxSymbolizing)
+		r.err = fmt.Errorf("%w: symbolization took more than %v", timelimit.ErrNoAnswer, maxSymbolizing)
 	}
 	if r.err != nil {
 		return
 	}
 	began, queue := time.Now(), r.queue
-	r.ready, r.err = patient.Call(r.ctx, r.pid, patient.Limit, func() (map[int]Stack, error) {
+	r.ready, r.err = timelimit.Call(r.ctx, r.pid, timelimit.Limit, func() (map[int]Stack, error) {
 		batch, frames := map[int]Stack{}, 0
 		for i := 0; i < len(queue) && len(batch) < batchStacks && frames < batchFrames; i++ {
 			s := symbolized(r.snapshot.Program, &r.snapshot.Goroutines[queue[i]])

@@ -22,7 +22,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
-	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -75,8 +75,8 @@ func (c *Command) Run(s terminal.Streams) error {
 	}
 	// An interrupt ends the check early with a report. If the process blocks its readers, the check cannot notice
 	// the interrupt, and the limit ends it.
-	limit := min(c.Duration, math.MaxInt64-patient.Limit) + patient.Limit
-	results, err := patient.Call(context.WithoutCancel(ctx), pid, limit, func() ([]conformance.Result, error) {
+	limit := min(c.Duration, math.MaxInt64-timelimit.Limit) + timelimit.Limit
+	results, err := timelimit.Call(context.WithoutCancel(ctx), pid, limit, func() ([]conformance.Result, error) {
 		return conformance.Process(ctx, pid, c.Duration)
 	})
 	if errors.Is(err, fs.ErrPermission) && !errors.Is(err, reader.ErrNotPermitted) {

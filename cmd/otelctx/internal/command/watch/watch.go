@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/refresh"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/threadtable"
-	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -74,7 +74,7 @@ func (c *Command) Run(s terminal.Streams) error {
 	w := watch{
 		pid: pid, interval: c.Interval, count: c.Count, out: s.Stdout, write: writeFrame,
 		read: func(ctx context.Context) ([]reader.Thread, error) {
-			return patient.Call(ctx, pid, patient.Limit, func() ([]reader.Thread, error) { return p.Threads(ctx) })
+			return timelimit.Call(ctx, pid, timelimit.Limit, func() ([]reader.Thread, error) { return p.Threads(ctx) })
 		},
 	}
 	switch {

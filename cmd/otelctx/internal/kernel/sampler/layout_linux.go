@@ -101,7 +101,7 @@ func (l *programLayout) setSpans(t *reader.Table) {
 		Cells: t.Address + uint64(t.HeaderSize), Capacity: uint32(t.Capacity), CellSize: uint32(t.EntrySize),
 		Version: field("version", 8), TraceIdHigh: field("trace_id_high", 8), TraceIdLow: field("trace_id_low", 8),
 		SpanId: field("span_id", 8), LocalRootSpanId: field("local_root_span_id", 8), Goid: field("goid", 8),
-		Ancestors: field("ancestors", 8), TraceFlags: field("trace_flags", 1), Outside: field("outside", 1), Tid: field("tid", 4),
+		Ancestors: field("ancestors", 8), TraceFlags: field("trace_flags", 1), Outside: field("dispatched", 1), Tid: field("tid", 4),
 		Name: field("name", 2), Endpoint: field("endpoint", 2),
 	}
 	if !within || int(l.Spans.Ancestors) > cellSize-8*wire.Ancestors {

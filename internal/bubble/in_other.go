@@ -1,9 +1,0 @@
-// Copyright The otelctx Authors
-// SPDX-License-Identifier: Apache-2.0
-
-//go:build !linux
-
-package bubble
-
-// In returns false: on this platform, otelctx has no goroutines that must stay outside a bubble.
-func In() bool { return false }
