@@ -315,7 +315,7 @@ func (r *Record) Ancestors() (ancestors [wire.Ancestors]wire.Ref, dispatcher uin
 	return ancestors, atomic.LoadUint64(&r.dispatcher)
 }
 
-// Outer returns the record to which the goroutine returns when the span ends. It returns nil if
+// Previous returns the record to which the goroutine returns when the span ends. It returns nil if
 // there is no such record, if the span has already ended, or if r is nil.
 func (r *Record) Previous() *Record {
 	if r == nil {
