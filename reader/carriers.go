@@ -19,7 +19,7 @@ import (
 
 // ErrNoThreadContext means that the process does not publish the spans of its threads, or that it
 // publishes them in an unsupported format or with invalid data.
-var ErrNoThreadContext = errors.New("no thread context")
+var ErrNoThreadContext = errors.New("publishes no spans")
 
 // CarrierKind is a format in which a process publishes spans. The zero value means no format.
 type CarrierKind int

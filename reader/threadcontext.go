@@ -105,10 +105,10 @@ func (p *Process) ThreadContexts(ctx context.Context) (*ThreadContexts, error) {
 	a := newAdvertisement(message)
 	schema, err := a.text(wire.KeySchemaVersion)
 	if err != nil {
-		return nil, p.error(fmt.Errorf("%w: %w", ErrNoThreadContext, err))
+		return nil, p.error(fmt.Errorf("%w in thread contexts: %w", ErrNoThreadContext, err))
 	}
 	if schema != wire.SchemaTLSDevelopment && schema != wire.SchemaTLS {
-		return nil, p.error(fmt.Errorf("%w: %s", ErrNoThreadContext, describeSchema(schema)))
+		return nil, p.error(fmt.Errorf("%w in thread contexts: %s", ErrNoThreadContext, describeSchema(schema)))
 	}
 	out := &ThreadContexts{Schema: schema, Keys: a.keys()}
 	variables, err := p.threadVariables(ctx, message.PublishedAtNS)

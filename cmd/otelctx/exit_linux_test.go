@@ -247,6 +247,9 @@ func TestArgumentErrors(t *testing.T) {
 		{"record 1 --format=otlp", exitUsage, "needs --output"},
 		{"record 1 --no-symbols --group-by function", exitUsage, "leave out --no-symbols"},
 		{"record 1 --format=svg --output=a", exitUsage, `--format must be one of "pprof",`},
+		{"record 1 --quiet", exitUsage, "--quiet needs --output or --otlp-endpoint"},
+		{"record 1 --quiet --json -o a.pb.gz", exitUsage, "--quiet cannot be used with --json"},
+		{"spans 1 --top=-1", exitUsage, "--top -1 is negative"},
 		{"record 1 --repeat", exitUsage, "--repeat needs --output or --otlp-endpoint"},
 		{"record --all --repeat -d 3", exitUsage, "--repeat needs --output or --otlp-endpoint"},
 		{"record --all --repeat --otlp-endpoint= --duration=0", exitUsage, "--duration 0 has no end"},
@@ -309,7 +312,7 @@ func TestServiceNames(t *testing.T) {
 	twice := []string{strconv.Itoa(startPublisher(t, "twice", "1").PID()), strconv.Itoa(startPublisher(t, "twice", "2").PID())}
 	slices.Sort(twice)
 	assert.Equal(t, inProcess(t, "inspect", "--json", strconv.Itoa(one.PID())), inProcess(t, "inspect", "--json", "only one"))
-	for _, args := range []string{"inspect worker", "watch worker --count 1", "spans worker"} {
+	for _, args := range []string{"inspect worker --wide", "watch worker --count 1 --wide", "spans worker --wide"} {
 		got := inProcess(t, strings.Fields(args)...)
 		assert.Zero(t, got.code, got.stderr)
 		assert.Contains(t, got.stdout, w.spanID, args)

@@ -62,12 +62,12 @@ func run(args []string, s terminal.Streams) int {
 	args, c.Record.Program = record.CutCommand(args)
 	parser := kong.Must(&c,
 		kong.Name("otelctx"),
-		kong.Description(man.Description+"\n\nExit codes:\n\n"+exitcode.Text()),
+		kong.Description(man.Description), kong.Help(printHelp),
 		kong.Vars{"version": version.Text(), "proc": process.ProcHelp}, record.FlagHelp,
 		kong.Writers(s.Stdout, s.Stderr),
 		kong.KindMapper(reflect.String, kong.MapperFunc(decodeString)),
 		kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(decodeDuration)),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
 	)
 	if len(args) > 0 && args[0] == completion.Complete {
 		if err := completion.Candidates(s, parser.Model, args[1:]); err != nil {
@@ -92,6 +92,16 @@ func run(args []string, s terminal.Streams) int {
 		return exitcode.Of(err)
 	}
 	return exitcode.OK
+}
+
+// printHelp prints the help. That of the whole program ends with the exit codes.
+func printHelp(options kong.HelpOptions, ctx *kong.Context) error {
+	err := kong.DefaultHelpPrinter(options, ctx)
+	if err != nil || ctx.Selected() != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(ctx.Stdout, "\nExit codes:\n%s\n", exitcode.Text())
+	return err
 }
 
 // helpCommand returns the command whose help covers an error in the command line.

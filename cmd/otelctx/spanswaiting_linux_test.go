@@ -269,7 +269,7 @@ func TestSpansCutsNames(t *testing.T) {
 	p := startWaitingService(t, exe, "1", "sleep")
 	want := string(joined[:512]) + "…"
 	for _, args := range [][]string{{"--stacks"}, {"--group"}, {"--stacks", "--json"}, {"--group", "--json"}} {
-		out := printed(t, append([]string{"spans", p.pid, "--name", "sleep"}, args...)...)
+		out := printed(t, append([]string{"spans", p.pid, "--wide", "--name", "sleep"}, args...)...)
 		assert.Contains(t, out, want, args)
 		assert.NotContains(t, out, string(joined[:513]), args)
 	}

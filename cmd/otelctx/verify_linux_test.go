@@ -110,11 +110,13 @@ func TestVerifyProfile(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"p.otlp", "p.json", "p.jsonl"} {
 		path := filepath.Join(t.TempDir(), name)
-		got := otelctx(t, "record", "--output", path, "--", "sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done")
+		got := otelctx(t, "record", "--quiet", "--output", path, "--", "sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done")
 		if got.code == exitNotPermitted {
 			t.Skip(got.stderr)
 		}
 		require.Zero(t, got.code, got.stderr)
+		assert.NotContains(t, got.stderr, "CPU time", "--quiet")
+		assert.NotContains(t, got.stderr, path, "--quiet")
 		got = otelctx(t, "verify", "--profile", path)
 		assert.Zero(t, got.code, got.stdout)
 		assert.Contains(t, got.stdout, "no rule is broken")

@@ -7,7 +7,9 @@ package publication
 import (
 	"context"
 	"errors"
+	"fmt"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
 	"github.com/otelctx/otelctx/internal/timelimit"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
@@ -24,13 +26,27 @@ type Publication struct {
 }
 
 // Service returns the service.name, or "".
-func (p *Publication) Service() string {
-	for _, kv := range p.Context.Resource.GetAttributes() {
+func (p *Publication) Service() string { return ServiceOf(p.Context) }
+
+// ServiceOf returns the service.name of a process context, which may be nil, or "".
+func ServiceOf(pc *reader.ProcessContext) string {
+	if pc == nil {
+		return ""
+	}
+	for _, kv := range pc.Resource.GetAttributes() {
 		if kv.GetKey() == "service.name" {
 			return kv.GetValue().GetStringValue()
 		}
 	}
 	return ""
+}
+
+// Title returns the beginning of what is shown of a process: its id and, unless it is "", its service.
+func Title(pid int, service string) string {
+	if service == "" {
+		return fmt.Sprintf("Process %d", pid)
+	}
+	return fmt.Sprintf("Process %d (%s)", pid, display.Key(service))
 }
 
 // Activity is what a process publishes about the spans of its threads.

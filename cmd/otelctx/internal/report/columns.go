@@ -3,6 +3,8 @@
 
 package report
 
+import "github.com/otelctx/otelctx/cmd/otelctx/internal/display"
+
 // Heads of columns.
 const (
 	columnCPU          = "CPU"
@@ -14,7 +16,35 @@ const (
 	columnCPURequest   = "CPU/REQUEST"
 	columnSpansSeen    = "SPANS SEEN"
 	columnCPUSpan      = "CPU/SPAN"
+	columnFunction     = "FUNCTION"
+	columnProcesses    = "PROCESSES"
+	columnKey          = "KEY"
+	columnValue        = "VALUE"
 )
+
+// columnsOf returns the columns with these heads: which of them become narrower on a narrow terminal, and which are left out.
+func columnsOf(heads []string) []display.Column {
+	columns := make([]display.Column, len(heads))
+	for i, head := range heads {
+		c := display.Column{Head: head}
+		switch head {
+		case columnFunction:
+			c.Min, c.KeepEnd = 20, true
+		case display.ColumnName, display.ColumnEndpoint, display.ColumnService, display.ColumnWaitingFor, columnValue:
+			c.Min = 16
+		case display.ColumnAttributes:
+			c.Min, c.Spare = 20, 2
+		case columnCPUWait, columnRunnable:
+			c.Spare = 4
+		case columnError, columnSpansSeen, columnRequestsSeen:
+			c.Spare = 3
+		case columnWallSpan, columnWallRequest:
+			c.Spare = 1
+		}
+		columns[i] = c
+	}
+	return columns
+}
 
 // columnTexts lists explanations of columns, in the order in which they are printed.
 var columnTexts = []struct{ column, text string }{

@@ -7,9 +7,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +17,6 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/document"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 )
 
 // cpuTables lists the tables of CPU time for each kind of group. "" is the default.
@@ -39,26 +36,26 @@ type summary struct {
 	*Tables
 	*recording.Result
 
-	out     bytes.Buffer
-	colours bool
+	layout display.Layout
+	out    bytes.Buffer
 	// columns holds the columns of the tables printed so far.
 	columns map[string]bool
 	// several reports whether several services were recorded.
 	several bool
 }
 
-// writeCPU writes the text report of CPU time.
-func (r *Recording) writeCPU(w io.Writer, t *Tables) error {
+// cpuText returns the text report of CPU time.
+func (r *Recording) cpuText(l display.Layout, t *Tables) []byte {
 	s := &summary{
-		Recording: r, Tables: t, Result: r.CPU, columns: map[string]bool{}, colours: terminal.IsTerminal(w) && os.Getenv("NO_COLOR") == "",
+		Recording: r, Tables: t, Result: r.CPU, layout: l, columns: map[string]bool{},
 		several: slices.ContainsFunc(r.CPU.Processes, func(p process) bool { return p.Service != r.CPU.Processes[0].Service }),
 	}
 	subject := r.Subject
 	if r.PID != 0 && len(s.Processes) > 0 {
 		subject += ", " + serviceText(&s.Processes[0])
 	}
-	fmt.Fprintf(&s.out, "Recorded %s for %v at %d Hz\n", s.bold(subject), s.End.Sub(s.Start).Round(10*time.Millisecond), r.Frequency)
-	s.out.Write(display.Table([][]string{
+	fmt.Fprintf(&s.out, "Recorded %s for %v at %d Hz\n", l.Styled(display.Bold, subject), s.End.Sub(s.Start).Round(10*time.Millisecond), r.Frequency)
+	s.out.Write(l.Table(make([]display.Column, 3), [][]string{
 		{"  CPU time", display.Seconds(r.cpu(s.Samples)), display.Digits(s.Samples) + " samples"},
 		{"  In spans", display.Seconds(r.cpu(s.Attributed)), display.Share(s.Attributed, s.Samples)},
 		{"  Lost", display.Seconds(r.cpu(s.Lost)), display.Digits(s.Lost) + " samples"},
@@ -74,16 +71,20 @@ func (r *Recording) writeCPU(w io.Writer, t *Tables) error {
 	}
 	s.explainColumns()
 	if group == "" && s.Attributed > 0 && len(s.Names) == 0 && !t.NoSpanNames {
-		s.out.WriteString("\nThe spans have no names: the service uses spanctx.WithSpanNames(false) or OTELCTX_SPAN_NAMES=false, or has too many names.\n")
+		s.note("The spans have no names: the service uses spanctx.WithSpanNames(false) or OTELCTX_SPAN_NAMES=false, or has too many names.")
 	}
 	if len(s.Endpoints) > 0 && (group == "" || group == GroupEndpoint) && isMethod(s.Endpoints[0].Name) {
-		s.out.WriteString("\nThe endpoint has no route. Around a whole mux otelhttp learns it too late: put otelhttp around each handler.\n")
+		s.note("The endpoint has no route. Around a whole mux otelhttp learns it too late: put otelhttp around each handler.")
 	}
 	if group != "" && s.out.Len() == header {
 		fmt.Fprintf(&s.out, "\nNo samples to group by %s\n", display.Key(t.Group.String()))
 	}
-	_, err := w.Write(s.out.Bytes())
-	return err
+	return s.out.Bytes()
+}
+
+// note writes a paragraph.
+func (s *summary) note(text string) {
+	s.out.WriteString("\n" + strings.Join(s.layout.Hang("", text), "\n") + "\n")
 }
 
 // explainColumns explains the columns of all tables printed so far.
@@ -91,16 +92,14 @@ func (s *summary) explainColumns() {
 	if len(s.columns) == 0 {
 		return
 	}
-	lines := [][]string{{"  " + columnCPU, fmt.Sprintf("%v for each sample", s.cpu(1).Round(time.Microsecond))}}
+	terms := [][2]string{{columnCPU, fmt.Sprintf("%v for each sample", s.cpu(1).Round(time.Microsecond))}}
 	for _, c := range columnTexts {
 		if s.columns[c.column] {
-			lines = append(lines, []string{"  " + c.column, c.text})
+			terms = append(terms, [2]string{c.column, c.text})
 		}
 	}
 	s.out.WriteByte('\n')
-	for line := range bytes.Lines(display.Table(lines)) {
-		s.out.WriteString(s.colour(dim, strings.TrimSuffix(string(line), "\n")) + "\n")
-	}
+	s.out.Write(s.layout.Explain(terms))
 }
 
 // isMethod reports whether a name is only an HTTP method.
@@ -130,27 +129,18 @@ func (s *summary) table(title string, heads []string, r rows) {
 	if len(r.cells) == 0 {
 		return
 	}
-	lines := [][]string{append([]string{"  " + columnCPU, columnShare}, heads...)}
-	s.columns[columnShare] = true
-	for _, head := range heads {
-		s.columns[head] = true
-	}
+	columns := append([]display.Column{
+		{Head: "  " + columnCPU, Style: func(row int) display.Style { return heat(uint64(r.samples[row]), s.Samples) }},
+		{Head: columnShare},
+	}, columnsOf(heads)...)
+	var lines [][]string
 	for i, cells := range r.cells {
 		lines = append(lines, append([]string{"  " + display.Seconds(s.cpu(uint64(r.samples[i]))), display.Share(uint64(r.samples[i]), s.Samples)}, cells...))
 	}
-	fmt.Fprintf(&s.out, "\n%s\n", s.bold(title))
-	for i, line := range bytes.SplitAfter(display.Table(lines), []byte("\n")) {
-		text, end, _ := bytes.Cut(line, []byte("\n"))
-		switch {
-		case len(text) == 0:
-			continue
-		case i == 0:
-			s.out.WriteString(s.colour(dim, string(text)))
-		default:
-			s.out.WriteString(s.colour(heat(uint64(r.samples[i-1]), s.Samples), string(text)))
-		}
-		s.out.Write(end)
-		s.out.WriteByte('\n')
+	fmt.Fprintf(&s.out, "\n%s\n", s.layout.Styled(display.Bold, title))
+	s.out.Write(s.layout.Table(columns, lines))
+	for _, head := range s.layout.Heads(columns, lines) {
+		s.columns[head] = true
 	}
 }
 
@@ -169,10 +159,17 @@ func (s *summary) work() {
 	var r rows
 	for _, u := range s.Work {
 		if u.Samples > 0 {
-			r.add(tally.Count(u.Samples), display.Share(u.Attributed, u.Samples), strings.ReplaceAll(u.Work.String(), "_", " "))
+			r.add(tally.Count(u.Samples), display.Share(u.Attributed, u.Samples), workText(u.Work))
 		}
 	}
 	s.table("What the CPU time was used for", []string{columnInSpans, "WORK"}, r)
+}
+
+func workText(w recording.Work) string {
+	if w == recording.Idle {
+		return "scheduler, looking for work"
+	}
+	return strings.ReplaceAll(w.String(), "_", " ")
 }
 
 func (s *summary) processes() {
@@ -209,7 +206,7 @@ func (s *summary) services() {
 	for _, u := range top(s.Top, all) {
 		r.add(u.Amount, display.Share(u.Attributed, u.Amount), strconv.Itoa(processes[u.Service]), display.Key(u.Service))
 	}
-	s.table("Top services by CPU time", []string{columnInSpans, "PROCESSES", display.ColumnService}, r)
+	s.table("Top services by CPU time", []string{columnInSpans, columnProcesses, display.ColumnService}, r)
 }
 
 func (s *summary) functions() {
@@ -233,7 +230,7 @@ func (s *summary) callers() {
 
 func (s *summary) functionTable(title string, r rows, heads ...string) {
 	if !s.NoFunctions {
-		s.table(title, s.service(display.ColumnService, append(heads, "FUNCTION")...), r)
+		s.table(title, s.service(display.ColumnService, append(heads, columnFunction)...), r)
 	}
 }
 
@@ -285,11 +282,11 @@ func (s *summary) spans() {
 	}
 	var r rows
 	for _, u := range shown {
-		id := hex.EncodeToString(u.SpanID[:])
+		id := s.layout.ID(hex.EncodeToString(u.SpanID[:]))
 		if u.Unproven > 0 {
 			id += ", unproven"
 		}
-		r.add(u.Amount, cells(display.Key(u.Service), display.Name(u.Name), id, hex.EncodeToString(u.TraceID[:]),
+		r.add(u.Amount, cells(display.Key(u.Service), display.Name(u.Name), id, s.layout.ID(hex.EncodeToString(u.TraceID[:])),
 			display.Attributes(document.Attributes(u.Attributes)))...)
 	}
 	s.table("Top spans by CPU time", cells(display.ColumnService, display.ColumnName, display.ColumnSpanID, display.ColumnTraceID, display.ColumnAttributes), r)
@@ -298,7 +295,7 @@ func (s *summary) spans() {
 func (s *summary) traces() {
 	var r rows
 	for _, u := range top(s.Top, s.Traces) {
-		r.add(u.Amount, s.service(display.Key(u.Service), strconv.Itoa(u.Spans), hex.EncodeToString(u.TraceID[:]))...)
+		r.add(u.Amount, s.service(display.Key(u.Service), strconv.Itoa(u.Spans), s.layout.ID(hex.EncodeToString(u.TraceID[:])))...)
 	}
 	s.table("Top traces by CPU time", s.service(display.ColumnService, columnSpansSeen, display.ColumnTraceID), r)
 }
@@ -308,5 +305,5 @@ func (s *summary) attributes() {
 	for _, u := range top(s.Top, s.attributesAsked(s.Tables)) {
 		r.add(u.Amount, display.Key(u.Key), display.Value(u.Value))
 	}
-	s.table("Top attributes of spans by CPU time", []string{"KEY", "VALUE"}, r)
+	s.table("Top attributes of spans by CPU time", []string{columnKey, columnValue}, r)
 }

@@ -4,11 +4,8 @@
 package report
 
 import (
-	"bufio"
 	"bytes"
-	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -16,10 +13,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
+	"github.com/otelctx/otelctx/internal/testing/pseudoterminal"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -58,9 +55,9 @@ func TestSummary(t *testing.T) {
 		"  CPU      SHARE   SERVICE  SPANS SEEN  CPU/SPAN  NAME\n" +
 		"  60.000s  600.0%  shop     1,200       50.0ms    SELECT\n"
 	spans := "\nTop spans by CPU time\n" +
-		"  CPU     SHARE  SERVICE  NAME    SPAN ID                     TRACE ID                          ATTRIBUTES\n" +
-		"  0.300s  3.0%   shop     SELECT  cd00000000000000, unproven  ab000000000000000000000000000000  tenant=blue\n" +
-		"  0.020s  0.2%   cart     -       0000000000000000            00000000000000000000000000000000  -\n"
+		"  CPU     SHARE  SERVICE  NAME    SPAN ID             TRACE ID  ATTRIBUTES\n" +
+		"  0.300s  3.0%   shop     SELECT  cd000000, unproven  ab000000  tenant=blue\n" +
+		"  0.020s  0.2%   cart     -       00000000            00000000  -\n"
 	functions := "\nTop functions by their own CPU time\n" +
 		"  CPU     SHARE  SERVICE  CUM     SHARE  FUNCTION\n" +
 		"  3.000s  30.0%  shop     3.000s  30.0%  main.hash\n" +
@@ -99,7 +96,7 @@ func TestSummary(t *testing.T) {
 			"  3.000s  30.0%  shop     3.000s  30.0%  main.hash\n",
 		"trace": "\nTop traces by CPU time\n" +
 			"  CPU     SHARE  SERVICE  SPANS SEEN  TRACE ID\n" +
-			"  0.400s  4.0%   shop     3           ab000000000000000000000000000000\n",
+			"  0.400s  4.0%   shop     3           ab000000\n",
 		"service": "\nTop services by CPU time\n" +
 			"  CPU     SHARE  IN SPANS  PROCESSES  SERVICE\n" +
 			"  7.000s  70.0%  71.4%     2          shop\n" +
@@ -138,8 +135,8 @@ func TestSummaryOfOneService(t *testing.T) {
 	require.NoError(t, one.WriteText(&out, &Tables{Top: 1, NoFunctions: true}))
 	assert.Equal(t, "Recorded process 1, shop for 10s at 100 Hz\n"+
 		"  CPU time  10.000s  1,000 samples\n  In spans  7.000s   70.0%\n  Lost      0.000s   0 samples\n"+
-		"\nTop spans by CPU time\n  CPU     SHARE  SPAN ID           TRACE ID\n"+
-		"  0.020s  0.2%   0000000000000000  00000000000000000000000000000000\n"+
+		"\nTop spans by CPU time\n  CPU     SHARE  SPAN ID   TRACE ID\n"+
+		"  0.020s  0.2%   00000000  00000000\n"+
 		"\n  CPU    10ms for each sample\n  SHARE  of the CPU time of all samples\n"+
 		"\nThe spans have no names: the service uses spanctx.WithSpanNames(false) or OTELCTX_SPAN_NAMES=false, or has too many names.\n", out.String())
 }
@@ -167,34 +164,15 @@ func TestSummaryOnTerminal(t *testing.T) {
 	}{{"xterm", "", true}, {"xterm", "1", false}, {"dumb", "", false}} {
 		t.Setenv("TERM", test.term)
 		t.Setenv("NO_COLOR", test.noColor)
-		terminal, screen := openTerminal(t)
-		write(t, terminal, summarized(), Tables{Top: 1}, "trace")
-		var got []string
-		for line := ""; !strings.Contains(line, "ab00"); got = append(got, line) {
-			var err error
-			line, err = screen.ReadString('\n')
-			require.NoError(t, err)
-		}
-		assert.Equal(t, test.colours, strings.Contains(strings.Join(got, ""), "\x1b"))
+		terminal := pseudoterminal.Open(t, 80, 25)
+		write(t, terminal.File, summarized(), Tables{Top: 1}, "trace")
+		output := terminal.Output()
+		assert.Equal(t, test.colours, strings.Contains(output, "\x1b"))
 		if test.colours {
-			assert.Equal(t, "\x1b[1mTop traces by CPU time\x1b[0m\r\n", got[5])
-			assert.Regexp(t, `^\x1b\[2m  CPU .* TRACE ID\x1b\[0m\r\n$`, got[6])
-			assert.Regexp(t, `^\x1b\[33m  0\.400s .*\x1b\[0m\r\n$`, got[7])
+			got := strings.Split(output, "\n")
+			assert.Equal(t, "\x1b[1mTop traces by CPU time\x1b[0m", got[5])
+			assert.Regexp(t, `^\x1b\[2m  CPU .* TRACE ID\x1b\[0m$`, got[6])
+			assert.Equal(t, "\x1b[33m  0.400s\x1b[0m  4.0%   shop     3           ab000000", got[7], "only the number has a colour")
 		}
 	}
-}
-
-// openTerminal opens a pseudoterminal, and returns it and a reader of its output.
-func openTerminal(t *testing.T) (*os.File, *bufio.Reader) {
-	t.Helper()
-	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = screen.Close() })
-	number, err := unix.IoctlGetInt(int(screen.Fd()), unix.TIOCGPTN)
-	require.NoError(t, err)
-	require.NoError(t, unix.IoctlSetPointerInt(int(screen.Fd()), unix.TIOCSPTLCK, 0))
-	terminal, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = terminal.Close() })
-	return terminal, bufio.NewReader(screen)
 }

@@ -5,13 +5,13 @@
 package report
 
 import (
-	"fmt"
 	"io"
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/tally"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
 )
 
@@ -48,6 +48,8 @@ type Tables struct {
 	Group Group
 	// Top is the maximum number of rows of a table; 0 is unlimited.
 	Top int
+	// Wide asks for whole ids and names, whatever the width of the terminal.
+	Wide bool
 	// NoFunctions reports whether functions have no names. NoSpanNames reports whether spans were read where their
 	// names are not published.
 	NoFunctions, NoSpanNames bool
@@ -74,15 +76,17 @@ func top[T any](most int, all []T) []T {
 
 // WriteText writes tables.
 func (r *Recording) WriteText(w io.Writer, t *Tables) error {
+	l := terminal.Layout(w, t.Wide)
+	var out []byte
 	if r.CPU != nil {
-		if err := r.writeCPU(w, t); err != nil {
-			return err
-		}
-		if r.Wall == nil {
-			return nil
-		}
-		_, _ = fmt.Fprintln(w)
+		out = r.cpuText(l, t)
 	}
-	_, err := w.Write(r.wallText(t))
+	if r.CPU != nil && r.Wall != nil {
+		out = append(out, '\n')
+	}
+	if r.Wall != nil {
+		out = append(out, r.wallText(l, t)...)
+	}
+	_, err := w.Write(out)
 	return err
 }

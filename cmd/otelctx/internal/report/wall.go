@@ -22,7 +22,8 @@ import (
 
 // Heads of columns.
 const (
-	columnWall        = "  WALL"
+	columnWall        = "WALL"
+	columnError       = "±"
 	columnRunning     = "RUNNING"
 	columnMainWait    = "MAIN WAIT"
 	columnCPUWait     = "CPU WAIT"
@@ -198,28 +199,28 @@ type idKey struct {
 	span    [8]byte
 }
 
-func (r *Recording) wallSpans() (rows []wallRow) {
+func (r *Recording) wallSpans(l display.Layout) (rows []wallRow) {
 	cpu := cpuOf(r, func(c *recording.Result) []span { return c.Spans },
 		func(u *span) idKey { return idKey{u.Service, u.TraceID, u.SpanID} }, func(u *span) tally.Count { return u.Amount })
 	for _, u := range r.Wall.Spans {
 		id, trace := hex.EncodeToString(u.SpanID[:]), hex.EncodeToString(u.TraceID[:])
 		rows = append(rows, wallRow{
 			service: u.Service, Times: u.Amount, cpu: cpu[idKey{u.Service, u.TraceID, u.SpanID}],
-			cells: []string{display.Name(u.Name), id, trace, display.Attributes(document.Attributes(u.Attributes))},
+			cells: []string{display.Name(u.Name), l.ID(id), l.ID(trace), display.Attributes(document.Attributes(u.Attributes))},
 			use:   WallUse{Service: u.Service, Name: u.Name, SpanID: id, TraceID: trace},
 		})
 	}
 	return rows
 }
 
-func (r *Recording) wallTraces() (rows []wallRow) {
+func (r *Recording) wallTraces(l display.Layout) (rows []wallRow) {
 	cpu := cpuOf(r, func(c *recording.Result) []tally.Trace[tally.Count] { return c.Traces },
 		func(u *tally.Trace[tally.Count]) idKey { return idKey{service: u.Service, trace: u.TraceID} },
 		func(u *tally.Trace[tally.Count]) tally.Count { return u.Amount })
 	for _, u := range r.Wall.Traces {
 		trace := hex.EncodeToString(u.TraceID[:])
 		rows = append(rows, wallRow{
-			service: u.Service, Times: u.Amount, cpu: cpu[idKey{service: u.Service, trace: u.TraceID}], count: u.Spans, cells: []string{trace},
+			service: u.Service, Times: u.Amount, cpu: cpu[idKey{service: u.Service, trace: u.TraceID}], count: u.Spans, cells: []string{l.ID(trace)},
 			use: WallUse{Service: u.Service, TraceID: trace, Count: u.Spans},
 		})
 	}
@@ -306,7 +307,7 @@ func (r *Recording) wallDocument(t *Tables) WallDocument {
 		}
 		return all
 	}
-	d.Endpoints, d.Spans, d.Traces = uses(r.wallEndpoints()), uses(r.wallSpans()), uses(r.wallTraces())
+	d.Endpoints, d.Spans, d.Traces = uses(r.wallEndpoints()), uses(r.wallSpans(display.Layout{})), uses(r.wallTraces(display.Layout{}))
 	d.Processes, d.Attributes = uses(r.wallProcesses()), uses(r.wallAttributes(t))
 	return d
 }
@@ -316,7 +317,8 @@ type wallReport struct {
 	*Recording
 	*Tables
 
-	out []byte
+	layout display.Layout
+	out    []byte
 	// several reports whether there are several services.
 	several bool
 	// columns holds the columns of the tables printed so far.
@@ -336,9 +338,9 @@ var wallTables = map[string][]func(*wallReport){
 }
 
 // wallText returns the text report of wall-clock time.
-func (r *Recording) wallText(t *Tables) []byte {
+func (r *Recording) wallText(l display.Layout, t *Tables) []byte {
 	w := r.Wall
-	s := &wallReport{Recording: r, Tables: t, columns: map[string]bool{}}
+	s := &wallReport{Recording: r, Tables: t, layout: l, columns: map[string]bool{}}
 	for _, n := range w.SpanNames {
 		s.total = s.total.Add(n.Amount)
 	}
@@ -346,17 +348,17 @@ func (r *Recording) wallText(t *Tables) []byte {
 	if w.Recorded > 1 {
 		processes = fmt.Sprintf(" of %d processes", w.Recorded)
 	}
-	s.out = fmt.Appendf(s.out, "Took %d snapshots of goroutines in spans%s in %v: %s of wall-clock time, %s of it waiting\n",
+	s.linef("Took %d snapshots of goroutines in spans%s in %v: %s of wall-clock time, %s of it waiting",
 		w.Snapshots, processes, w.End.Sub(w.Start).Round(time.Millisecond), display.Seconds(s.total.Total), shareOf(s.total.Waiting(), s.total.Total))
-	s.out = fmt.Appendf(s.out, "Snapshots were late by %v on average, %v at most\n", w.Late.Round(10*time.Microsecond), w.Latest.Round(10*time.Microsecond))
+	s.linef("Snapshots were late by %v on average, %v at most", w.Late.Round(10*time.Microsecond), w.Latest.Round(10*time.Microsecond))
 	if w.Skipped > 0 {
-		s.out = fmt.Appendf(s.out, "Skipped %d snapshots: the time between two snapshots was longer than intended\n", w.Skipped)
+		s.linef("Skipped %d snapshots: the time between two snapshots was longer than intended", w.Skipped)
 	}
 	if w.Overloaded {
-		s.out = append(s.out, "The machine is overloaded: times are less exact than they seem\n"...)
+		s.linef("The machine is overloaded: times are less exact than they seem")
 	}
 	if w.Sampled {
-		s.out = append(s.out, "There were too many goroutines to read all: each snapshot has a random part of them\n"...)
+		s.linef("There were too many goroutines to read all: each snapshot has a random part of them")
 	}
 	names := r.wallNames()
 	if len(names) == 0 {
@@ -373,6 +375,11 @@ func (r *Recording) wallText(t *Tables) []byte {
 	return s.explain()
 }
 
+// linef appends a line, broken if it does not fit.
+func (s *wallReport) linef(format string, args ...any) {
+	s.out = append(s.out, strings.Join(s.layout.Hang("", fmt.Sprintf(format, args...)), "\n")+"\n"...)
+}
+
 // explain explains the columns of all tables printed so far.
 func (s *wallReport) explain() []byte {
 	busy, busyText := columnRunning, "executing on a processor; it comes out too low: see otelctx man"
@@ -381,9 +388,9 @@ func (s *wallReport) explain() []byte {
 		busy, busyText = columnCPU, "CPU time inside the spans, according to the samples"
 		waits, waitsText = display.ColumnWaitingFor, "what the spans waited for, and for how long"
 	}
-	rows := [][]string{{columnWall, "time inside the spans, without their children, all goroutines added up"}}
+	terms := [][2]string{{columnWall, "time inside the spans, without their children, all goroutines added up"}}
 	for _, c := range []struct{ column, text string }{
-		{"±", "standard error of WALL"},
+		{columnError, "standard error of WALL"},
 		{busy, busyText},
 		{columnCPUWait, "ready to execute, but its thread waits for a processor, also while a control group is throttled"},
 		{columnRunnable, "ready, but waiting for a processor of the Go scheduler (GOMAXPROCS)"},
@@ -396,10 +403,10 @@ func (s *wallReport) explain() []byte {
 		{columnShare, "of the wall-clock time of all spans"},
 	} {
 		if s.columns[c.column] {
-			rows = append(rows, []string{"  " + c.column, c.text})
+			terms = append(terms, [2]string{c.column, c.text})
 		}
 	}
-	return append(append(s.out, '\n'), display.Table(rows)...)
+	return append(append(s.out, '\n'), s.layout.Explain(terms)...)
 }
 
 // table appends a table of rows, whose last columns have the given heads. each is the head of the average of count, or "".
@@ -411,7 +418,7 @@ func (s *wallReport) table(title string, rows []wallRow, counted, each string, h
 	if s.CPU != nil {
 		busy, waits = columnCPU, display.ColumnWaitingFor
 	}
-	head := []string{columnWall, "±", busy, columnCPUWait, columnRunnable, columnWaiting, waits}
+	head := []string{columnError, busy, columnCPUWait, columnRunnable, columnWaiting, waits}
 	withService := s.several && rows[0].service != "" && heads[len(heads)-1] != display.ColumnService
 	if withService {
 		head = append(head, display.ColumnService)
@@ -423,10 +430,7 @@ func (s *wallReport) table(title string, rows []wallRow, counted, each string, h
 		head = append(head, each)
 	}
 	head = append(head, heads...)
-	for _, h := range head {
-		s.columns[h] = true
-	}
-	lines := [][]string{head}
+	var lines [][]string
 	for _, row := range top(s.Top, rows) {
 		running, waited := shareOf(row.Running-row.Queued, row.Total), mainWait(row.Waits)
 		if s.CPU != nil {
@@ -447,7 +451,21 @@ func (s *wallReport) table(title string, rows []wallRow, counted, each string, h
 		}
 		lines = append(lines, append(line, row.cells...))
 	}
-	s.out = append(fmt.Appendf(s.out, "\n%s\n", title), display.Table(lines)...)
+	s.write(title, head, lines, s.heat(func(row int) time.Duration { return rows[row].Total }))
+}
+
+// write appends a title and a table. The first column has the time in each row.
+func (s *wallReport) write(title string, heads []string, lines [][]string, style func(row int) display.Style) {
+	columns := append([]display.Column{{Head: "  " + columnWall, Style: style}}, columnsOf(heads)...)
+	s.out = append(fmt.Appendf(s.out, "\n%s\n", s.layout.Styled(display.Bold, title)), s.layout.Table(columns, lines)...)
+	for _, head := range s.layout.Heads(columns, lines) {
+		s.columns[head] = true
+	}
+}
+
+// heat returns the style of the first number in each row.
+func (s *wallReport) heat(times func(row int) time.Duration) func(row int) display.Style {
+	return func(row int) display.Style { return heat(uint64(max(times(row), 0)), uint64(max(s.total.Total, 0))) }
 }
 
 // each returns the average time of a span or request. Those that were in no snapshot are not counted, so the average is
@@ -473,53 +491,56 @@ func (s *wallReport) endpoints() {
 }
 
 func (s *wallReport) spans() {
-	s.table("Top spans by wall-clock time", s.wallSpans(), "", "", display.ColumnName, display.ColumnSpanID, display.ColumnTraceID, display.ColumnAttributes)
+	s.table("Top spans by wall-clock time", s.wallSpans(s.layout), "", "", display.ColumnName, display.ColumnSpanID, display.ColumnTraceID, display.ColumnAttributes)
 }
 
 func (s *wallReport) traces() {
-	s.table("Top traces by wall-clock time", s.wallTraces(), columnSpansSeen, "", display.ColumnTraceID)
+	s.table("Top traces by wall-clock time", s.wallTraces(s.layout), columnSpansSeen, "", display.ColumnTraceID)
 }
 
 func (s *wallReport) services() {
-	s.table("Top services by wall-clock time", s.wallServices(), "", "", "PROCESSES", display.ColumnService)
+	s.table("Top services by wall-clock time", s.wallServices(), "", "", columnProcesses, display.ColumnService)
 }
 
 func (s *wallReport) attributes() {
-	s.table("Top attributes of spans by wall-clock time", s.wallAttributes(s.Tables), "", "", "KEY", "VALUE")
+	s.table("Top attributes of spans by wall-clock time", s.wallAttributes(s.Tables), "", "", columnKey, columnValue)
 }
 
 // kinds appends the table of kinds of wait.
 func (s *wallReport) kinds() {
-	lines := [][]string{{columnWall, columnShare, display.ColumnWaitingFor}}
+	var lines [][]string
+	var times []time.Duration
 	for _, kind := range byTime(s.total.Waits) {
 		d := s.total.Waits[kind]
+		times = append(times, d)
 		lines = append(lines, []string{"  " + display.Seconds(d), shareOf(d, s.total.Total), display.Escape(kind)})
 	}
-	s.lines("What spans wait for", lines)
+	s.lines("What spans wait for", times, []string{columnShare, display.ColumnWaitingFor}, lines)
 }
 
 // functions appends the table of functions that wait.
 func (s *wallReport) functions() {
-	head := []string{columnWall, columnShare, display.ColumnWaitingFor}
+	head := []string{columnShare, display.ColumnWaitingFor}
 	if s.several {
 		head = append(head, display.ColumnService)
 	}
-	lines := [][]string{append(head, "FUNCTION")}
+	var lines [][]string
+	var times []time.Duration
 	for _, f := range top(s.Top, s.Wall.Waits) {
+		times = append(times, f.Time)
 		line := []string{"  " + display.Seconds(f.Time), shareOf(f.Time, s.total.Total), display.Escape(f.Kind)}
 		if s.several {
 			line = append(line, display.Key(f.Service))
 		}
 		lines = append(lines, append(line, functionText(f.Function)))
 	}
-	s.lines("Top functions by time waited", lines)
+	s.lines("Top functions by time waited", times, append(head, columnFunction), lines)
 }
 
-// lines appends a table, or nothing if it has only a head.
-func (s *wallReport) lines(title string, lines [][]string) {
-	if len(lines) > 1 {
-		s.columns[columnShare] = true
-		s.out = append(fmt.Appendf(s.out, "\n%s\n", title), display.Table(lines)...)
+// lines appends a table, or nothing if it has no rows. times has the time of each row.
+func (s *wallReport) lines(title string, times []time.Duration, heads []string, lines [][]string) {
+	if len(lines) > 0 {
+		s.write(title, heads, lines, s.heat(func(row int) time.Duration { return times[row] }))
 	}
 }
 

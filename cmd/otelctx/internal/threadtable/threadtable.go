@@ -14,42 +14,46 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Append appends the threads that are in a span as text, and why others could not be read. It lists at most
-// the given number of threads.
-func Append(out []byte, threads []reader.Thread, most int) []byte {
-	return appendUnread(appendInSpans(out, threads, most), threads)
+// Append appends the threads that are in a span as text, and why others could not be read.
+func Append(out []byte, l display.Layout, threads []reader.Thread) []byte {
+	return appendUnread(appendInSpans(out, l, threads), l, threads)
 }
 
-func appendInSpans(out []byte, threads []reader.Thread, most int) []byte {
+func appendInSpans(out []byte, l display.Layout, threads []reader.Thread) []byte {
 	shown := document.Threads(threads)
 	if len(shown) == 0 {
 		return out
 	}
-	rows := [][]string{{"  TID", "GOROUTINE", display.ColumnTraceID, display.ColumnSpanID, display.ColumnLocalRoot, "CARRIER", display.ColumnAttributes}}
-	// Leave out columns that would be empty: most services publish no names.
-	named := slices.ContainsFunc(shown, func(d document.Thread) bool { return d.Name != "" || d.Endpoint != "" })
-	if named {
-		rows[0] = slices.Insert(rows[0], 2, display.ColumnName, display.ColumnEndpoint)
+	columns := []display.Column{
+		{Head: "  TID"},
+		{Head: "GOROUTINE", Spare: 4},
+		{Head: display.ColumnName, Min: 16},
+		{Head: display.ColumnEndpoint, Min: 16, Spare: 2},
+		{Head: display.ColumnTraceID},
+		{Head: display.ColumnSpanID, Spare: 3},
+		{Head: display.ColumnLocalRoot},
+		{Head: "CARRIER", Spare: 5},
+		{Head: display.ColumnAttributes, Min: 20, Spare: 1},
 	}
-	for _, d := range shown[:min(len(shown), most)] {
-		row := threadRow(&d)
-		if named {
-			row = slices.Insert(row, 2, display.Name(d.Name), display.Name(d.Endpoint))
-		}
-		rows = append(rows, row)
+	// Empty columns are left out, as are those that only --wide shows.
+	empty := map[string]bool{
+		display.ColumnName:       !slices.ContainsFunc(shown, func(d document.Thread) bool { return d.Name != "" || d.Endpoint != "" }),
+		display.ColumnLocalRoot:  !l.Wide,
+		display.ColumnAttributes: !slices.ContainsFunc(shown, func(d document.Thread) bool { return len(d.Attributes) > 0 }),
 	}
-	out = append(out, display.Table(rows)...)
-	if more := len(shown) - most; more > 0 {
-		out = fmt.Appendf(out, "  … and %d more\n", more)
+	empty[display.ColumnEndpoint] = empty[display.ColumnName]
+	var rows [][]string
+	for _, d := range shown {
+		rows = append(rows, threadRow(l, &d))
 	}
-	return out
+	return append(out, l.Table(display.Without(columns, rows, func(c *display.Column) bool { return empty[c.Head] }))...)
 }
 
 // maxReasons is the maximum number of reasons that are listed for threads that could not be read.
 const maxReasons = 5
 
 // appendUnread appends a line for each reason why threads could not be read.
-func appendUnread(out []byte, threads []reader.Thread) []byte {
+func appendUnread(out []byte, l display.Layout, threads []reader.Thread) []byte {
 	var reasons []string
 	unread := map[string][]reader.Thread{}
 	for _, t := range document.Unread(threads) {
@@ -62,9 +66,12 @@ func appendUnread(out []byte, threads []reader.Thread) []byte {
 	for _, reason := range reasons[:min(len(reasons), maxReasons)] {
 		switch all := unread[reason]; len(all) {
 		case 1:
-			out = fmt.Appendf(out, "  thread %d was not read: %s\n", all[0].TID, reason)
+			reason = fmt.Sprintf("thread %d was not read: %s", all[0].TID, reason)
 		default:
-			out = fmt.Appendf(out, "  %d threads, such as %d, were not read: %s\n", len(all), all[0].TID, reason)
+			reason = fmt.Sprintf("%d threads, such as %d, were not read: %s", len(all), all[0].TID, reason)
+		}
+		for _, line := range l.Hang("  ", reason) {
+			out = append(out, line+"\n"...)
 		}
 	}
 	if more := len(reasons) - maxReasons; more > 0 {
@@ -73,7 +80,7 @@ func appendUnread(out []byte, threads []reader.Thread) []byte {
 	return out
 }
 
-func threadRow(d *document.Thread) []string {
+func threadRow(l display.Layout, d *document.Thread) []string {
 	tid, goroutine, localRoot, carrier := strconv.Itoa(d.TID), "-", "-", d.Carrier
 	if d.OwnTID != d.TID {
 		tid += fmt.Sprintf(" (own %d)", d.OwnTID)
@@ -82,12 +89,15 @@ func threadRow(d *document.Thread) []string {
 		goroutine = strconv.FormatUint(d.Goroutine, 10)
 	}
 	if d.LocalRootSpanID != "" {
-		localRoot = d.LocalRootSpanID
+		localRoot = l.ID(d.LocalRootSpanID)
 	}
 	if !d.Proven {
 		carrier += ", unproven"
 	}
-	return []string{"  " + tid, goroutine, d.TraceID, d.SpanID, localRoot, carrier, display.Attributes(d.Attributes)}
+	return []string{
+		"  " + tid, goroutine, display.Name(d.Name), display.Name(d.Endpoint), l.ID(d.TraceID), l.ID(d.SpanID), localRoot, carrier,
+		display.Attributes(d.Attributes),
+	}
 }
 
 // Count says how many of the threads are in a span.

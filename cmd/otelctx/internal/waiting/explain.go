@@ -113,16 +113,23 @@ func (p *Program) User(frames []Frame) int {
 
 // packagePath returns the import path of a function's package, such as net/http for net/http.(*conn).serve.
 func packagePath(function string) string {
-	slash := strings.LastIndexByte(function, '/')
-	// The type arguments of a generic function may contain slashes.
-	if bracket := strings.IndexByte(function, '['); bracket >= 0 && bracket < slash {
-		slash = strings.LastIndexByte(function[:bracket], '/')
-	}
-	dot := strings.IndexByte(function[slash+1:], '.')
+	name := ShortName(function)
+	dot := strings.IndexByte(name, '.')
 	if dot < 0 {
 		return ""
 	}
-	return strings.ReplaceAll(function[:slash+1+dot], "%2e", ".")
+	return strings.ReplaceAll(function[:len(function)-len(name)+dot], "%2e", ".")
+}
+
+// ShortName returns the name of a function with the last element of its package's import path, such as
+// http.(*conn).serve.
+func ShortName(function string) string {
+	path := function
+	// The type arguments of a generic function may contain slashes.
+	if bracket := strings.IndexByte(function, '['); bracket >= 0 {
+		path = function[:bracket]
+	}
+	return function[strings.LastIndexByte(path, '/')+1:]
 }
 
 // standard reports whether a package is in Go's standard library. By convention, the first element of any

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,6 +29,7 @@ type Command struct {
 	Process publication.Selector `arg:""                                                                     help:"The process to read: its id, or its service name." name:"process"`
 	Proc    process.Proc         `help:"${proc}"                                                             name:"proc"                                              placeholder:"DIR"`
 	Verbose bool                 `help:"Show the threadlocal.* attributes too, by which readers find spans." name:"verbose"                                           short:"v"`
+	Wide    bool                 `help:"Show whole ids and all columns, whatever the terminal's width."      name:"wide"`
 	JSON    bool                 `help:"Print JSON, nothing truncated."                                      name:"json"`
 }
 
@@ -59,37 +59,45 @@ func (c *Command) Run(s terminal.Streams) error {
 	if c.JSON {
 		return display.WriteJSON(s.Stdout, document.New(found))
 	}
-	return writeInspection(s.Stdout, found, c.Verbose)
+	return writeInspection(s.Stdout, terminal.Layout(s.Stdout, c.Wide), found, c.Verbose)
 }
 
 // writeInspection writes a process's publication as text.
-func writeInspection(w io.Writer, found publication.Publication, verbose bool) error {
+func writeInspection(w io.Writer, l display.Layout, found publication.Publication, verbose bool) error {
 	pc, threads := found.Context, found.Activity.Threads
 	d := document.New(found)
-	out := fmt.Appendf(nil, "Process context of process %d\n", found.PID)
+	out := []byte(l.Heading(publication.Title(found.PID, found.Service()), ": process context"))
 	if pc == nil {
 		out = fmt.Appendf(out, "  %s\n", display.Escape(found.ContextErr.Error()))
 	} else {
-		out = append(out, display.Table([][]string{
+		out = append(out, l.Table(attributeColumns, [][]string{
 			{"  Version", strconv.FormatUint(uint64(d.Version), 10)},
 			{"  Published", publishedText(pc)},
 			{"  Payload", fmt.Sprintf("%d bytes", d.PayloadSize)},
 			{"  Mapping", fmt.Sprintf("%s at %#x", display.Escape(d.Mapping), pc.MappingAddress)},
 			{"  Schema URL", schemaURLText(d.SchemaURL)},
 		})...)
-		out = appendAttributes(out, "Resource", d.Resource, true)
-		out = appendAttributes(out, "Extra attributes", d.Attributes, verbose)
+		out = appendAttributes(out, l, "Resource", d.Resource, true)
+		out = appendAttributes(out, l, "Extra attributes", d.Attributes, verbose)
 	}
 	if ad := d.Advertisement; ad != nil {
-		out = appendAttributes(out, "Attributes of "+display.Escape(ad.Mapping), ad.Attributes, verbose)
+		out = appendAttributes(out, l, "Attributes of "+display.Escape(ad.Mapping), ad.Attributes, verbose)
 	}
-	out = appendCarriers(out, d.Carriers)
+	out = appendCarriers(out, l, d.Carriers)
 	if len(threads) > 0 {
-		out = fmt.Appendf(out, "\nThreads in a span: %s\n", threadtable.Count(threads))
-		out = threadtable.Append(out, threads, math.MaxInt)
+		out = appendTitle(out, l, "Threads in a span", threadtable.Count(threads))
+		out = threadtable.Append(out, l, threads)
 	}
 	_, err := w.Write(out)
 	return err
+}
+
+// attributeColumns are the columns of a list of keys and values.
+var attributeColumns = []display.Column{{}, {Min: 40}}
+
+// appendTitle appends the title of a table, and how many rows it has.
+func appendTitle(out []byte, l display.Layout, title, count string) []byte {
+	return fmt.Appendf(out, "\n%s: %s\n", l.Styled(display.Bold, title), count)
 }
 
 func publishedText(pc *reader.ProcessContext) string {
@@ -111,9 +119,9 @@ func schemaURLText(url string) string {
 const threadLocalPrefix = "threadlocal."
 
 // appendAttributes appends attributes as text. It omits threadlocal.* unless all is true.
-func appendAttributes(out []byte, title string, attributes map[string]any, all bool) []byte {
+func appendAttributes(out []byte, l display.Layout, title string, attributes map[string]any, all bool) []byte {
 	if len(attributes) == 0 {
-		return fmt.Appendf(out, "\n%s: none\n", title)
+		return appendTitle(out, l, title, "none")
 	}
 	var rows [][]string
 	hidden := 0
@@ -124,8 +132,8 @@ func appendAttributes(out []byte, title string, attributes map[string]any, all b
 		}
 		rows = append(rows, []string{"  " + display.Key(key), display.Value(attributes[key])})
 	}
-	out = fmt.Appendf(out, "\n%s: %d\n", title, len(attributes))
-	out = append(out, display.Table(rows)...)
+	out = appendTitle(out, l, title, strconv.Itoa(len(attributes)))
+	out = append(out, l.Table(attributeColumns, rows)...)
 	if hidden > 0 {
 		out = fmt.Appendf(out, "  %d threadlocal.* attributes, which say where readers find spans: -v shows them\n", hidden)
 	}
@@ -133,16 +141,16 @@ func appendAttributes(out []byte, title string, attributes map[string]any, all b
 }
 
 // appendCarriers appends the carriers as text.
-func appendCarriers(out []byte, carriers []document.Carrier) []byte {
+func appendCarriers(out []byte, l display.Layout, carriers []document.Carrier) []byte {
 	if len(carriers) == 0 {
-		return append(out, "\nCarriers of spans: none\n"...)
+		return appendTitle(out, l, "Carriers of spans", "none")
 	}
 	var rows [][]string
 	for _, d := range carriers {
 		rows = append(rows, []string{"  " + d.Kind, carrierText(&d), carrierState(&d)})
 	}
-	out = fmt.Appendf(out, "\nCarriers of spans: %d\n", len(carriers))
-	return append(out, display.Table(rows)...)
+	out = appendTitle(out, l, "Carriers of spans", strconv.Itoa(len(carriers)))
+	return append(out, l.Table([]display.Column{{}, {Min: 20}, {Min: 20}}, rows)...)
 }
 
 // carrierText describes where a carrier is.

@@ -22,7 +22,7 @@ func TestMappingNamesAreEscaped(t *testing.T) {
 	pc := &reader.ProcessContext{MappingName: "/memfd:OTEL_CTX\x1b[2J\xff (deleted)"}
 	found := publication.Publication{PID: 1, Context: pc}
 	var human, forPrograms strings.Builder
-	require.NoError(t, writeInspection(&human, found, false))
+	require.NoError(t, writeInspection(&human, display.Layout{}, found, false))
 	assert.Contains(t, human.String(), `/memfd:OTEL_CTX\x1b[2J\xff (deleted)`)
 
 	require.NoError(t, display.WriteJSON(&forPrograms, document.New(found)))

@@ -21,8 +21,9 @@ import (
 
 // Command implements otelctx list.
 type Command struct {
-	Proc process.Proc `help:"${proc}"             name:"proc" placeholder:"DIR"`
-	JSON bool         `help:"Print a JSON array." name:"json"`
+	Proc process.Proc `help:"${proc}"                               name:"proc" placeholder:"DIR"`
+	Wide bool         `help:"Do not fit the table to the terminal." name:"wide"`
+	JSON bool         `help:"Print a JSON array."                   name:"json"`
 }
 
 // Help returns the text of otelctx list --help.
@@ -54,7 +55,7 @@ func (c *Command) Run(s terminal.Streams) error {
 
 func (c *Command) write(w io.Writer, publications []publication.Publication) error {
 	if !c.JSON {
-		return writeList(w, publications)
+		return writeList(w, terminal.Layout(w, c.Wide), publications)
 	}
 	documents := make([]document.Process, 0, len(publications))
 	for _, p := range publications {
@@ -64,19 +65,20 @@ func (c *Command) write(w io.Writer, publications []publication.Publication) err
 }
 
 // writeList writes the contexts as a table.
-func writeList(w io.Writer, publications []publication.Publication) error {
-	rows := [][]string{{"PID", display.ColumnService, "INSTANCE", "SDK", "AGE"}}
+func writeList(w io.Writer, l display.Layout, publications []publication.Publication) error {
+	columns := []display.Column{{Head: "PID"}, {Head: display.ColumnService, Min: 20}, {Head: "INSTANCE", Min: 8}, {Head: "SDK", Min: 12, Spare: 1}, {Head: "PUBLISHED"}}
+	var rows [][]string
 	for _, p := range publications {
 		r := document.New(p).Resource
 		age := "?"
 		if d, err := p.Context.Age(); err == nil {
-			age = display.Age(d)
+			age = display.Age(d) + " ago"
 		}
 		rows = append(rows, []string{
 			strconv.Itoa(p.PID), display.Attribute(r, "service.name"), display.Attribute(r, "service.instance.id"), sdkCell(r), age,
 		})
 	}
-	_, err := w.Write(display.Table(rows))
+	_, err := w.Write(l.Table(columns, rows))
 	return err
 }
 

@@ -21,10 +21,10 @@ type processFlags struct {
 	PIDs     []processID  `arg:""                   help:"${record_pids}" name:"pid"              optional:""`
 	PIDList  []processID  `help:"${record_pid}"     name:"pid"            placeholder:"PID"       short:"p"`
 	All      bool         `help:"${record_all}"     short:"a"`
-	Services []string     `help:"${record_service}" name:"service"        placeholder:"NAME,…"    sep:"none"`
-	Names    []string     `help:"${record_name}"    name:"name"           placeholder:"NAME,…"    sep:"none"`
+	Services []string     `help:"${record_service}" name:"service"        placeholder:"NAME,..."  sep:"none"`
+	Names    []string     `help:"${record_name}"    name:"name"           placeholder:"NAME,..."  sep:"none"`
 	Proc     process.Proc `help:"${proc}"           name:"proc"           placeholder:"DIR"`
-	Cgroups  []string     `help:"${record_cgroup}"  name:"cgroup"         placeholder:"GROUP,…"   sep:"none"`
+	Cgroups  []string     `help:"${record_cgroup}"  name:"cgroup"         placeholder:"GROUP,..." sep:"none"`
 }
 
 // samplingFlags say what is recorded, how often and how long.
@@ -54,6 +54,8 @@ type profileFlags struct {
 type reportFlags struct {
 	GroupBy string `help:"${record_group_by}" placeholder:"KIND"`
 	Top     int    `default:"10"              help:"${record_top}"`
+	Wide    bool   `help:"${record_wide}"`
+	Quiet   bool   `help:"${record_quiet}"    short:"q"`
 	JSON    bool   `help:"${record_json}"     name:"json"`
 }
 
@@ -90,6 +92,8 @@ var FlagHelp = kong.Vars{
 
 	"record_group_by": "Print one kind of table: span, endpoint, trace, service, function, attribute or attribute=KEY.",
 	"record_top":      "Rows of a table; 0: all.",
+	"record_wide":     "Print whole ids and names, whatever the terminal's width.",
+	"record_quiet":    "Print no tables, only warnings, and write or send the profile.",
 	"record_json":     "Print a JSON object instead of tables.",
 }
 

@@ -61,7 +61,7 @@ type profilePlan struct {
 type reportPlan struct {
 	report.Tables
 
-	json bool
+	json, quiet bool
 }
 
 // newPlan checks the flags and turns them into a plan.
@@ -251,15 +251,19 @@ func (c *Command) planReport(p *plan) error {
 		return err
 	case c.Report.Top < 0:
 		return fmt.Errorf("--top %d is negative", c.Report.Top)
+	case c.Report.Quiet && c.Report.JSON:
+		return errors.New("--quiet cannot be used with --json")
+	case c.Report.Quiet && c.Profile.Endpoint == nil && c.Profile.Output == "":
+		return errors.New("--quiet needs --output or --otlp-endpoint: there is nothing else but the tables")
 	case group.Kind == report.GroupFunction && c.Sampling.NoSymbols:
 		return errors.New("--group-by function needs the names of functions: leave out --no-symbols")
 	}
 	p.report = reportPlan{
 		Tables: report.Tables{
-			Group: group, Top: c.Report.Top, NoFunctions: c.Sampling.NoSymbols,
+			Group: group, Top: c.Report.Top, Wide: c.Report.Wide, NoFunctions: c.Sampling.NoSymbols,
 			NoSpanNames: p.cpu != nil && p.cpu.carrier == sampler.Labels,
 		},
-		json: c.Report.JSON,
+		json: c.Report.JSON, quiet: c.Report.Quiet,
 	}
 	return nil
 }

@@ -158,6 +158,9 @@ func (s *session) nothing(r *results) error {
 // show prints the results of a recording or of a period.
 func (s *session) show(r *results, d export.Delivery) error {
 	s.complain(r)
+	if s.report.quiet {
+		return nil
+	}
 	p := &report.Recording{
 		Subject: s.targets.String(), PID: s.pid(), Started: s.targets.command != nil,
 		CPU: r.cpu, Wall: r.wall, Delivery: d,
@@ -192,7 +195,7 @@ func (s *session) reportTo() io.Writer {
 
 // showWritten prints the path of the profile, if a profile was written.
 func (s *session) showWritten(path string) {
-	if path == "" || path == "-" || s.report.json {
+	if path == "" || path == "-" || s.report.json || s.report.quiet {
 		return
 	}
 	text := fmt.Sprintf("\nWrote %s\n", display.String(path))

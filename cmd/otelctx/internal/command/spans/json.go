@@ -32,6 +32,8 @@ type Document struct {
 	Lost int `json:"lost"`
 	// Missing holds the reasons why some of the data could not be read.
 	Missing []string `json:"missing"`
+	// Found is the number of spans, or of groups, of which --top may have left out some.
+	Found int `json:"found"`
 	// Spans holds the live spans, the oldest first. It is empty with --group.
 	Spans []Span `json:"spans"`
 	// Stacks holds the stack of each goroutine of these spans by its id. It is empty without --stacks.
@@ -192,6 +194,10 @@ func (c *Command) document(ctx context.Context, r *spansReader, snapshot *waitin
 	if err := snapshot.Program.Unnamed(); err != nil {
 		d.Missing = append(d.Missing, err.Error())
 	}
+	d.Found = len(d.Spans) + len(d.Groups)
+	if c.Top > 0 {
+		d.Spans, d.Groups = d.Spans[:min(len(d.Spans), c.Top)], d.Groups[:min(len(d.Groups), c.Top)]
+	}
 	if d.stacks.queue = goroutines(d.Spans); c.Group {
 		for i := range d.Groups {
 			d.stacks.queue = append(d.stacks.queue, d.Groups[i].index)
@@ -271,6 +277,7 @@ func (c *Command) writeJSON(w io.Writer, d *Document, indent string) error {
 	o.Member("torn", d.Torn)
 	o.Member("lost", d.Lost)
 	o.Member("missing", d.Missing)
+	o.Member("found", d.Found)
 	o.List("spans", func(yield func(any) bool) {
 		for i := range d.Spans {
 			if !yield(&d.Spans[i]) {

@@ -5,6 +5,7 @@
 package spans
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -33,6 +34,8 @@ type Command struct {
 	Leaked   bool                 `help:"Show only spans that their goroutines have left."                   name:"leaked"`
 	Watch    bool                 `help:"Update the output until interrupted."                               name:"watch"`
 	Interval time.Duration        `default:"1s"                                                              help:"Time between updates with --watch."                name:"interval"`
+	Top      int                  `default:"0" help:"Show only this many of the oldest spans, or of the largest groups; 0: all." name:"top" placeholder:"N"`
+	Wide     bool                 `help:"Show whole ids, names and paths, and all columns." name:"wide"`
 	JSON     bool                 `help:"Print JSON, nothing truncated."                                     name:"json"`
 }
 
@@ -55,7 +58,7 @@ func (*Command) Help() string {
 		"descendants. The goroutine has exited, or has moved on: it is in no span, in a span around this one, or in one from which it does not return to this one. otelctx " +
 		"does not know of a goroutine that inherited the span and has published nothing itself.\n\n" +
 		"With --json:\n\n" +
-		"  {pid, service, time_unix_nano, torn, lost, missing: [text],\n" +
+		"  {pid, service, time_unix_nano, torn, lost, missing: [text], found,\n" +
 		"   spans: [{trace_id, span_id, local_root_span_id, name, endpoint, trace_flags, sampled,\n" +
 		"            goroutine, start_time_unix_nano, age_nano, state, waiting_for, waited_at_least_nano,\n" +
 		"            own_tid, frame: null or {function, file, line},\n" +
@@ -74,6 +77,8 @@ func (c *Command) Validate() error {
 	switch {
 	case c.MinAge < 0:
 		return fmt.Errorf("--min-age %v is negative", c.MinAge)
+	case c.Top < 0:
+		return fmt.Errorf("--top %d is negative", c.Top)
 	case c.Interval < minSpansInterval:
 		return fmt.Errorf("--interval %v is less than %v", c.Interval, minSpansInterval)
 	case strings.Trim(strings.ToLower(c.Trace), "0123456789abcdef") != "" || len(c.Trace) > 32:
@@ -103,8 +108,9 @@ func (c *Command) Run(s terminal.Streams) error {
 		if c.JSON {
 			return c.writeJSON(s.Stdout, d, "  ")
 		}
-		return c.write(s.Stdout, d)
+		return c.write(s.Stdout, terminal.Layout(s.Stdout, c.Wide), d)
 	}
+	screen := terminal.NewScreen(s.Stdout)
 	ended, err := refresh.Until(ctx, c.Interval, 0, func(first bool) error {
 		d, err := c.snapshot(ctx, r)
 		if !first && errors.Is(err, reader.ErrNoThreadContext) { // as after an exec, until the new program publishes
@@ -113,8 +119,13 @@ func (c *Command) Run(s terminal.Streams) error {
 		if err = cmp.Or(ctx.Err(), err); err != nil {
 			return err
 		}
-		return c.writeFrame(s.Stdout, d)
+		if c.JSON {
+			return c.writeJSON(s.Stdout, d, "")
+		}
+		var frame bytes.Buffer
+		return errors.Join(c.write(&frame, terminal.Layout(s.Stdout, c.Wide), d), screen.Show(frame.Bytes()))
 	})
+	err = errors.Join(err, screen.Close())
 	if ended {
 		s.Complainf("process %d has ended", pid)
 	}

@@ -16,111 +16,97 @@ import (
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/publication"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
 	"github.com/otelctx/otelctx/reader"
 )
 
-// writeFrame writes one snapshot of --watch.
-func (c *Command) writeFrame(w io.Writer, d *Document) error {
-	if c.JSON {
-		return c.writeJSON(w, d, "")
-	}
-	if terminal.IsTerminal(w) {
-		if _, err := io.WriteString(w, terminal.Clear); err != nil {
-			return err
-		}
-		// Lines that have scrolled off the screen cannot be overwritten.
-		if left := len(d.Spans) - terminal.MaxLines; left > 0 && !c.Stacks {
-			d.Spans = d.Spans[:terminal.MaxLines]
-			if err := c.write(w, d); err != nil {
-				return err
-			}
-			_, err := fmt.Fprintf(w, "  and %d more\n", left)
-			return err
-		}
-		return c.write(w, d)
-	}
-	if err := c.write(w, d); err != nil {
-		return err
-	}
-	_, err := io.WriteString(w, "\n")
-	return err
-}
-
 // write writes spans or groups as text.
-func (c *Command) write(w io.Writer, d *Document) error {
+func (c *Command) write(w io.Writer, l display.Layout, d *Document) error {
 	out := bufio.NewWriter(w)
-	service := ""
-	if d.Service != "" {
-		service = " (" + display.Key(d.Service) + ")"
-	}
+	title := publication.Title(d.PID, d.Service)
 	if c.Group {
 		goroutines := 0
 		for i := range d.Groups {
 			goroutines += d.Groups[i].Goroutines
 		}
-		_, _ = fmt.Fprintf(out, "Process %d%s: goroutines in live spans: %d, different stacks: %d\n", d.PID, service, goroutines, len(d.Groups))
+		_, _ = out.WriteString(l.Heading(title, fmt.Sprintf(": goroutines in live spans: %d, different stacks: %d", goroutines, d.Found)))
 		for i := range d.Groups {
-			_, _ = out.Write(appendGroup(nil, &d.Groups[i], d.stacks))
+			_, _ = out.Write(appendGroup(nil, l, &d.Groups[i], d.stacks))
 		}
 	} else {
-		_, _ = fmt.Fprintf(out, "Process %d%s: live spans: %d\n", d.PID, service, len(d.Spans))
+		_, _ = out.WriteString(l.Heading(title, fmt.Sprintf(": live spans: %d", d.Found)))
 		if c.Stacks {
-			writeSpanStacks(out, d)
+			writeSpanStacks(out, l, d)
 		} else {
-			_, _ = out.Write(appendSpanTable(nil, d.Spans))
+			_, _ = out.Write(appendSpanTable(nil, l, d.Spans))
 		}
 	}
+	if more := d.Found - len(d.Spans) - len(d.Groups); more > 0 {
+		_, _ = fmt.Fprintf(out, "  … and %d more\n", more)
+	}
 	for _, m := range d.Missing {
-		_, _ = fmt.Fprintf(out, "Not known: %s\n", display.Escape(m))
+		for _, line := range l.Hang("Not known: ", display.Escape(m)) {
+			_, _ = fmt.Fprintln(out, line)
+		}
 	}
 	return out.Flush() // returns the first error
 }
 
-// named reports whether any span has a name. Most services publish none.
-func named(spans []Span) bool {
-	return slices.ContainsFunc(spans, func(s Span) bool { return s.Name != "" || s.Endpoint != "" })
+// columns are the columns of the table of spans.
+var columns = []display.Column{
+	{Head: "  AGE"},
+	{Head: columnState, Spare: 2},
+	{Head: display.ColumnWaitingFor, Min: 32},
+	{Head: display.ColumnName, Min: 16},
+	{Head: display.ColumnEndpoint, Min: 16, Spare: 3},
+	{Head: columnGoroutine, Spare: 5},
+	{Head: display.ColumnTraceID},
+	{Head: display.ColumnSpanID, Spare: 6},
+	{Head: display.ColumnLocalRoot},
+	{Head: columnSampled},
+	{Head: display.ColumnAttributes, Min: 20, Spare: 4},
 }
 
-func appendSpanTable(out []byte, spans []Span) []byte {
+const (
+	columnState     = "STATE"
+	columnGoroutine = "GOROUTINE"
+	columnSampled   = "SAMPLED"
+)
+
+func appendSpanTable(out []byte, l display.Layout, spans []Span) []byte {
 	if len(spans) == 0 {
 		return out
 	}
-	rows := [][]string{{"  AGE", "STATE", display.ColumnWaitingFor, "GOROUTINE", display.ColumnTraceID, display.ColumnSpanID, display.ColumnLocalRoot, "SAMPLED"}}
-	const nameColumn = 3 // index of the name columns
-	withNames := named(spans)
-	withAttributes := slices.ContainsFunc(spans, func(s Span) bool {
-		return len(s.Attributes) > 0 || slices.ContainsFunc(s.Joined, func(j Joined) bool { return len(j.Attributes) > 0 })
-	})
-	add := func(row []string, name, endpoint, attributes string) {
-		if withNames {
-			row = slices.Insert(row, nameColumn, name, endpoint)
-		}
-		if withAttributes {
-			row = append(row, attributes)
-		}
-		rows = append(rows, row)
+	// Empty columns are left out, as are those that only --wide shows.
+	empty := map[string]bool{
+		display.ColumnName:      !slices.ContainsFunc(spans, func(s Span) bool { return s.Name != "" || s.Endpoint != "" }),
+		display.ColumnLocalRoot: !l.Wide,
+		columnSampled:           !l.Wide,
+		display.ColumnAttributes: !slices.ContainsFunc(spans, func(s Span) bool {
+			return len(s.Attributes) > 0 || slices.ContainsFunc(s.Joined, func(j Joined) bool { return len(j.Attributes) > 0 })
+		}),
 	}
-	header := rows[0]
-	rows = nil
-	add(header, display.ColumnName, display.ColumnEndpoint, display.ColumnAttributes)
+	empty[display.ColumnEndpoint] = empty[display.ColumnName]
+	var rows [][]string
 	for i := range spans {
 		s := &spans[i]
 		localRoot, sampled := "-", "no"
 		if s.LocalRootSpanID != "" {
-			localRoot = s.LocalRootSpanID
+			localRoot = l.ID(s.LocalRootSpanID)
 		}
 		if s.Sampled {
 			sampled = "yes"
 		}
-		row := []string{"  " + spanAgeText(time.Duration(s.AgeNano)), s.State, s.waitingText(), goroutineText(s.Goroutine), s.TraceID, s.SpanID, localRoot, sampled}
-		add(row, display.Name(s.Name), display.Name(s.Endpoint), display.Attributes(s.Attributes))
+		rows = append(rows, []string{
+			"  " + spanAgeText(time.Duration(s.AgeNano)), s.State, s.waitingText(l), display.Name(s.Name), display.Name(s.Endpoint),
+			goroutineText(s.Goroutine), l.ID(s.TraceID), l.ID(s.SpanID), localRoot, sampled, display.Attributes(s.Attributes),
+		})
 		for _, j := range s.Joined {
-			add([]string{"", j.State, j.waitingText(), goroutineText(j.Goroutine), "", "", "", ""}, "", "", display.Attributes(j.Attributes))
+			rows = append(rows, []string{"", j.State, j.waitingText(l), "", "", goroutineText(j.Goroutine), "", "", "", "", display.Attributes(j.Attributes)})
 		}
 	}
-	return append(out, display.Table(rows)...)
+	return append(out, l.Table(display.Without(slices.Clone(columns), rows, func(c *display.Column) bool { return empty[c.Head] }))...)
 }
 
 func goroutineText(id uint64) string {
@@ -133,26 +119,26 @@ func goroutineText(id uint64) string {
 const goneText = "(goroutine has exited)"
 
 // waitingText describes what a span waits for, and where.
-func (s *Span) waitingText() string {
+func (s *Span) waitingText(l display.Layout) string {
 	switch s.Leaked {
 	case string(waiting.Exited):
 		return goneText
 	case string(waiting.MovedOn):
-		return s.goroutineDocument.waitingText() + " (goroutine has moved on)"
+		return s.goroutineDocument.waitingText(l) + " (goroutine has moved on)"
 	}
 	if s.State == reader.GoroutineGone.String() {
 		return goneText
 	}
-	return s.goroutineDocument.waitingText()
+	return s.goroutineDocument.waitingText(l)
 }
 
-func (g *goroutineDocument) waitingText() string {
+func (g *goroutineDocument) waitingText(l display.Layout) string {
 	text := display.Escape(g.WaitingFor)
 	if text == "" && g.OwnTID != 0 {
 		text = "thread " + strconv.Itoa(g.OwnTID)
 	}
 	if g.Frame != nil {
-		text = strings.TrimPrefix(text+" in ", " ") + g.Frame.String()
+		text = strings.TrimPrefix(text+" in ", " ") + g.Frame.text(l)
 	}
 	if text == "" {
 		return "-"
@@ -160,27 +146,45 @@ func (g *goroutineDocument) waitingText() string {
 	return text
 }
 
-// String returns the function and, if they are known, the last element of the file's path and the line.
-func (c *Code) String() string {
-	text := display.Escape(c.Function)
-	if c.File != "" {
-		text += fmt.Sprintf(" (%s:%d)", display.Escape(path.Base(c.File)), c.Line)
+// text returns the function and its place, if that is known.
+func (c *Code) text(l display.Layout) string {
+	if c.File == "" {
+		return c.function(l)
 	}
-	return text
+	return fmt.Sprintf("%s (%s)", c.function(l), c.place(l))
+}
+
+// function returns the name of the function. Unless the layout is wide, only the last element of its package's import path
+// is left.
+func (c *Code) function(l display.Layout) string {
+	if l.Wide {
+		return display.Escape(c.Function)
+	}
+	return display.Escape(waiting.ShortName(c.Function))
+}
+
+// place returns the file and the line. Unless the layout is wide, it leaves out the directory of the file, because the
+// function's package implies it.
+func (c *Code) place(l display.Layout) string {
+	file := c.File
+	if !l.Wide {
+		file = path.Base(file)
+	}
+	return fmt.Sprintf("%s:%d", display.Escape(file), c.Line)
 }
 
 // append appends the stack as in Go's own stack traces, which leave out most functions of the
 // runtime.
-func (s *Stack) append(out []byte) []byte {
+func (s *Stack) append(out []byte, l display.Layout) []byte {
 	rows := make([][]string, len(s.visible))
 	for i, f := range s.visible {
 		place := "-"
 		if f.File != "" {
-			place = fmt.Sprintf("%s:%d", display.Escape(f.File), f.Line)
+			place = f.place(l)
 		}
-		rows[i] = []string{"    " + display.Escape(f.Function), place}
+		rows[i] = []string{"    " + f.function(l), place}
 	}
-	out = append(out, display.Table(rows)...)
+	out = append(out, l.Table([]display.Column{{Min: 40, KeepEnd: true}, {}}, rows)...)
 	if s.Error != "" {
 		out = fmt.Appendf(out, "    (%s)\n", display.Escape(s.Error))
 	}
@@ -189,7 +193,7 @@ func (s *Stack) append(out []byte) []byte {
 
 // writeSpanStacks writes each span with the stacks of its goroutines. The stack of a goroutine in
 // several spans appears once.
-func writeSpanStacks(w *bufio.Writer, d *Document) {
+func writeSpanStacks(w *bufio.Writer, l display.Layout, d *Document) {
 	shown := map[uint64]bool{}
 	appendStack := func(out []byte, id uint64, index int) []byte {
 		if id != 0 && shown[id] {
@@ -197,7 +201,7 @@ func writeSpanStacks(w *bufio.Writer, d *Document) {
 		}
 		shown[id] = true
 		stack := d.stacks.take(index)
-		return stack.append(out)
+		return stack.append(out, l)
 	}
 	for i := range d.Spans {
 		s := &d.Spans[i]
@@ -213,7 +217,7 @@ func writeSpanStacks(w *bufio.Writer, d *Document) {
 			}
 			out = append(out, '\n')
 		}
-		out = fmt.Appendf(out, "  trace %s span %s goroutine %s\n", s.TraceID, s.SpanID, goroutineText(s.Goroutine))
+		out = fmt.Appendf(out, "  trace %s span %s goroutine %s\n", l.ID(s.TraceID), l.ID(s.SpanID), goroutineText(s.Goroutine))
 		out = appendStack(appendSpanAttributes(out, s.Attributes), s.Goroutine, s.index)
 		for j := range s.Joined {
 			g := &s.Joined[j]
@@ -251,7 +255,7 @@ func appendSpanAttributes(out []byte, attributes map[string]string) []byte {
 // maxGroupNames is the maximum number of span names shown for a group.
 const maxGroupNames = 5
 
-func appendGroup(out []byte, g *Group, stacks *stackReader) []byte {
+func appendGroup(out []byte, l display.Layout, g *Group, stacks *stackReader) []byte {
 	out = fmt.Appendf(out, "\n%d  %s", g.Goroutines, g.State)
 	if g.WaitingFor != "" {
 		out = fmt.Appendf(out, ": %s", display.Escape(g.WaitingFor))
@@ -274,10 +278,10 @@ func appendGroup(out []byte, g *Group, stacks *stackReader) []byte {
 		out = fmt.Appendf(out, "  spans: %s\n", strings.Join(texts, ", "))
 	}
 	stack := stacks.take(g.index)
-	return stack.append(out)
+	return stack.append(out, l)
 }
 
-// spanAgeText is like ageText, but returns an age below a second in milliseconds.
+// spanAgeText is like [display.Age], but returns an age below a second in milliseconds.
 func spanAgeText(d time.Duration) string {
 	if d < time.Second {
 		return d.Truncate(time.Millisecond).String()

@@ -13,6 +13,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/conformance"
@@ -94,7 +95,7 @@ func (c *Command) Run(s terminal.Streams) error {
 	if c.JSON {
 		err = display.WriteJSON(s.Stdout, Document{PID: pid, Failed: failed, Rules: results})
 	} else {
-		err = c.write(s.Stdout, results)
+		err = c.write(s.Stdout, terminal.Layout(s.Stdout, false), results)
 	}
 	if err == nil && failed > 0 {
 		err = fmt.Errorf("%w: %d of %d rules are broken", exitcode.ErrNotConforming, failed, len(results))
@@ -112,7 +113,7 @@ type Document struct {
 
 // write prints the broken rules first, then the rules that were not exercised, and then the passed ones: with -v
 // all of them, otherwise those that could not be checked everywhere.
-func (c *Command) write(w io.Writer, results []conformance.Result) error {
+func (c *Command) write(w io.Writer, l display.Layout, results []conformance.Result) error {
 	counts := map[conformance.Status]int{}
 	var out []byte
 	for _, status := range []conformance.Status{conformance.Failed, conformance.NotExercised, conformance.Passed} {
@@ -124,10 +125,14 @@ func (c *Command) write(w io.Writer, results []conformance.Result) error {
 			if status == conformance.Passed && !c.Verbose && len(r.Evidence) == 0 {
 				continue
 			}
-			out = fmt.Appendf(out, "%-13s %-9s %-6s %s (%s)\n", status, r.ID, r.Level, r.Text, r.Section)
-			for _, e := range r.Evidence {
-				out = fmt.Appendf(out, "              %s\n", display.Escape(e))
+			lines := l.Hang(fmt.Sprintf("%-13s %-9s %-6s ", status, r.ID, r.Level), fmt.Sprintf("%s (%s)", r.Text, r.Section))
+			if status == conformance.Failed {
+				lines[0] = l.Styled(display.Red, string(status)) + strings.TrimPrefix(lines[0], string(status))
 			}
+			for _, e := range r.Evidence {
+				lines = append(lines, l.Hang("              ", display.Escape(e))...)
+			}
+			out = append(out, strings.Join(lines, "\n")+"\n"...)
 		}
 	}
 	out = fmt.Appendf(out, "%d passed, %d failed, %d not exercised\n", counts[conformance.Passed], counts[conformance.Failed], counts[conformance.NotExercised])

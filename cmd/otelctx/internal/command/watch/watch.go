@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
@@ -29,6 +28,7 @@ type Command struct {
 	Proc     process.Proc         `help:"${proc}"                               name:"proc"                                              placeholder:"DIR"`
 	Interval time.Duration        `default:"200ms"                              help:"Time between updates."                             name:"interval"`
 	Count    int                  `default:"0"                                  help:"Number of updates; 0: until interrupted."          name:"count"`
+	Wide     bool                 `help:"Show whole ids and all columns, whatever the terminal's width." name:"wide"`
 	JSON     bool                 `help:"Print a line of JSON for each update." name:"json"`
 }
 
@@ -71,30 +71,43 @@ func (c *Command) Run(s terminal.Streams) error {
 		return process.About(pid, err)
 	}
 	defer func() { _ = p.Close() }()
+	screen := terminal.NewScreen(s.Stdout)
 	w := watch{
-		pid: pid, interval: c.Interval, count: c.Count, out: s.Stdout, write: writeFrame,
-		read: func(ctx context.Context) ([]reader.Thread, error) {
-			return timelimit.Call(ctx, pid, timelimit.Limit, func() ([]reader.Thread, error) { return p.Threads(ctx) })
+		pid: pid, interval: c.Interval, count: c.Count,
+		show: func(f frame) error { return screen.Show(f.text(terminal.Layout(s.Stdout, c.Wide))) },
+		read: func(ctx context.Context) (seen, error) {
+			return timelimit.Call(ctx, pid, timelimit.Limit, func() (s seen, err error) {
+				if pc, err := p.ProcessContext(ctx); err == nil { // The spans do not depend on it.
+					s.service = publication.ServiceOf(pc)
+				}
+				s.threads, err = p.Threads(ctx)
+				return s, err
+			})
 		},
 	}
-	switch {
-	case c.JSON:
-		w.write = writeJSONFrame
-	case terminal.IsTerminal(s.Stdout):
-		w.write = writeFrameInPlace
+	if c.JSON {
+		w.show = func(f frame) error { return writeJSON(s.Stdout, f) }
 	}
 	ended, err := w.run(ctx)
+	err = errors.Join(err, screen.Close())
 	if ended {
 		s.Complainf("process %d has ended", pid)
 	}
 	return err
 }
 
+// seen is what was read of a process.
+type seen struct {
+	service string
+	threads []reader.Thread
+}
+
 // frame holds the threads of a process at one time.
 type frame struct {
-	pid     int
-	time    time.Time
-	threads []reader.Thread
+	seen
+
+	pid  int
+	time time.Time
 	// unpublished reports whether the process no longer publishes spans.
 	unpublished bool
 }
@@ -104,9 +117,8 @@ type watch struct {
 	pid      int
 	interval time.Duration
 	count    int // 0: no limit
-	out      io.Writer
-	write    func(io.Writer, frame) error
-	read     func(context.Context) ([]reader.Thread, error)
+	show     func(frame) error
+	read     func(context.Context) (seen, error)
 }
 
 // run reads until ctx is done, count is reached or the process ends. ended reports whether the process ended
@@ -115,7 +127,7 @@ func (w *watch) run(ctx context.Context) (ended bool, err error) {
 	return refresh.Until(ctx, w.interval, w.count, func(first bool) error {
 		f := frame{pid: w.pid, time: time.Now()}
 		var err error
-		f.threads, err = w.read(ctx)
+		f.seen, err = w.read(ctx)
 		f.unpublished = !first && errors.Is(err, reader.ErrNoThreadContext)
 		switch {
 		case ctx.Err() != nil:
@@ -123,27 +135,18 @@ func (w *watch) run(ctx context.Context) (ended bool, err error) {
 		case err != nil && !f.unpublished:
 			return process.About(w.pid, err)
 		}
-		return w.write(w.out, f)
+		return w.show(f)
 	})
 }
 
-func writeFrameInPlace(w io.Writer, f frame) error {
-	_, err := w.Write(appendFrame([]byte(terminal.Clear), f, terminal.MaxLines))
-	return err
-}
-
-func writeFrame(w io.Writer, f frame) error {
-	_, err := w.Write(append(appendFrame(nil, f, math.MaxInt), '\n'))
-	return err
-}
-
-func appendFrame(out []byte, f frame, most int) []byte {
-	out = fmt.Appendf(out, "Process %d at %s: ", f.pid, f.time.Format("15:04:05.000"))
-	if f.unpublished {
-		return append(out, "no longer publishes spans\n"...)
+// text returns the frame as text.
+func (f frame) text(l display.Layout) []byte {
+	summary := "no longer publishes spans"
+	if !f.unpublished {
+		summary = "threads in a span: " + threadtable.Count(f.threads)
 	}
-	out = fmt.Appendf(out, "threads in a span: %s\n", threadtable.Count(f.threads))
-	return threadtable.Append(out, f.threads, most)
+	out := l.Heading(publication.Title(f.pid, f.service), fmt.Sprintf(" at %s: %s", f.time.Format("15:04:05.000"), summary))
+	return threadtable.Append([]byte(out), l, f.threads)
 }
 
 // Document is the JSON of an update.
@@ -158,7 +161,7 @@ type Document struct {
 	UnreadThreads []document.UnreadThread `json:"unread_threads"`
 }
 
-func writeJSONFrame(w io.Writer, f frame) error {
+func writeJSON(w io.Writer, f frame) error {
 	b, err := display.JSON(Document{
 		PID: f.pid, TimeUnixNano: f.time.UnixNano(), ThreadCount: len(f.threads), Threads: document.Threads(f.threads),
 		UnreadThreads: document.UnreadThreads(f.threads),

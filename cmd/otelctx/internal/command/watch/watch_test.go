@@ -4,7 +4,6 @@
 package watch
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"strings"
@@ -14,7 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/threadtable"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/display"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -32,23 +32,21 @@ func sampleThreads() []reader.Thread {
 
 func TestThreadsForPeople(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC)
-	var out bytes.Buffer
-	require.NoError(t, writeFrame(&out, frame{pid: 1, time: at, threads: sampleThreads()}))
-	assert.Equal(t, `Process 1 at 03:04:05.006: threads in a span: 2 of 3
+	shop := frame{pid: 1, time: at, seen: seen{"shop", sampleThreads()}}
+	assert.Equal(t, `Process 1 (shop) at 03:04:05.006: threads in a span: 2 of 3
   TID        GOROUTINE  TRACE ID                          SPAN ID           LOCAL ROOT        CARRIER                 ATTRIBUTES
   8          -          01000000000000000000000000000000  0100000000000000  -                 thread_slots, unproven  -
   9 (own 3)  7          00000000000000000000000000000001  0000000000000002  0000000000000003  goroutine_table         `+
 		`a=`+strings.Repeat("x", 60)+`… (100 characters, --json shows all) "z\x1b"="\x1b[2J"
+`, string(shop.text(display.Layout{Wide: true})))
+	assert.Equal(t, `Process 1 (shop) at 03:04:05.006: threads in a span: 2 of 3
+  TID        TRACE ID  SPAN ID   ATTRIBUTES
+  8          01000000  01000000  -
+  9 (own 3)  00000000  00000000  a=xxxxxxxxxxxxxxxxxxxxxxxx…
+`, string(shop.text(display.Layout{Width: 60})))
 
-`, out.String())
-
-	out.Reset()
-	require.NoError(t, writeFrameInPlace(&out, frame{pid: 1, time: at, unpublished: true}))
-	assert.Equal(t, "\x1b[H\x1b[JProcess 1 at 03:04:05.006: no longer publishes spans\n", out.String())
-
-	many := threadtable.Append(nil, sampleThreads(), 1)
-	assert.Contains(t, string(many), "… and 1 more")
-	assert.NotContains(t, string(many), "own 3")
+	gone := frame{pid: 1, time: at, unpublished: true}
+	assert.Equal(t, "Process 1 at 03:04:05.006: no longer publishes spans\n", string(gone.text(display.Layout{})))
 }
 
 // TestWatchGoesOn checks that watch continues if the process stops publishing for a while, or is busy updating its
@@ -70,12 +68,13 @@ func TestWatchGoesOn(t *testing.T) {
 		{looks: []error{reader.ErrNotPermitted}, err: reader.ErrNotPermitted},
 	} {
 		var out strings.Builder
+		screen := terminal.NewScreen(&out)
 		n := 0
 		w := watch{
-			pid: 1, interval: time.Millisecond, count: 3, out: &out, write: writeFrame,
-			read: func(context.Context) ([]reader.Thread, error) {
+			pid: 1, interval: time.Millisecond, count: 3, show: func(f frame) error { return screen.Show(f.text(display.Layout{})) },
+			read: func(context.Context) (seen, error) {
 				n++
-				return sampleThreads(), test.looks[n-1]
+				return seen{threads: sampleThreads()}, test.looks[n-1]
 			},
 		}
 		ended, err := w.run(t.Context())

@@ -1,0 +1,92 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/rivo/uniseg"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/terminal"
+	"github.com/otelctx/otelctx/internal/testing/pseudoterminal"
+)
+
+// controlSequence matches the sequences that change colours, move the cursor or switch screens.
+var controlSequence = regexp.MustCompile(`\x1b\[[?0-9;]*[a-zA-Z]`)
+
+// TestOutputFitsTerminal checks that no line is longer than the terminal is wide, that columns are left out before ids and
+// times are cut, and that --wide and pipes show everything. COLUMNS is wrong on purpose: it may be that of another terminal.
+func TestOutputFitsTerminal(t *testing.T) {
+	t.Setenv("COLUMNS", "300")
+	t.Setenv("TERM", "xterm")
+	w := startWorker(t)
+	long := startPublisher(t, strings.Repeat("a long name ", 20), "7f1d6bcd-3f0a-4a6e-9a3a-3d1b9c0a5f11")
+	for _, args := range []string{
+		"list", "inspect " + w.pid, fmt.Sprint("inspect ", long.PID()), "spans " + w.pid, "spans --stacks " + w.pid, "spans --group " + w.pid,
+		"watch --count 1 " + w.pid, "verify -v -d 10ms " + w.pid, "record --wall -d 100ms " + w.pid,
+	} {
+		for _, width := range []int{80, 120} {
+			screen := pseudoterminal.Open(t, uint16(width), 500)
+			var stderr bytes.Buffer
+			require.Zero(t, run(strings.Fields(args), terminal.Streams{Stdout: screen.File, Stderr: &stderr}), stderr.String())
+			output := controlSequence.ReplaceAllString(screen.Output(), "")
+			for line := range strings.Lines(output) {
+				assert.LessOrEqual(t, uniseg.StringWidth(strings.TrimSuffix(line, "\n")), width, "%s: %s", args, line)
+			}
+			switch command, _, _ := strings.Cut(args, " "); command {
+			case "list":
+				assert.Regexp(t, `(?m)^PID +SERVICE +INSTANCE .*PUBLISHED$`, output)
+				assert.Regexp(t, `(?m)^\d+ +"a long name a long.*… +7f1d6bcd.* ago$`, output)
+			case "spans", "watch":
+				assert.Equal(t, args != "spans --group "+w.pid, strings.Contains(output, w.traceID[:8]), args)
+				assert.NotContains(t, output, w.traceID[:9])
+				assert.NotContains(t, output, "LOCAL ROOT")
+			}
+		}
+	}
+	for _, command := range []string{"spans", "watch --count 1"} {
+		screen := pseudoterminal.Open(t, 80, 24)
+		require.Zero(t, run(strings.Fields(command+" --wide "+w.pid), terminal.Streams{Stdout: screen.File, Stderr: new(bytes.Buffer)}))
+		output := screen.Output()
+		for _, want := range []string{w.traceID, w.spanID, w.rootSpan, "LOCAL ROOT", `tenant="7"`} {
+			assert.Contains(t, output, want, command)
+		}
+		assert.Contains(t, printed(t, strings.Fields(command+" "+w.pid)...), `tenant="7"`, "lines in a pipe have any length")
+	}
+	w.Ask("end")
+	w.Done()
+}
+
+// TestAlternateScreen checks that watch and spans --watch replace their output in place, on the alternate screen, that they
+// show no more lines than the terminal has, and that they restore the terminal.
+func TestAlternateScreen(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	w := startWorker(t)
+	const rows = 3
+	screen := pseudoterminal.Open(t, 80, rows)
+	require.Zero(t, run([]string{"watch", w.pid, "--count", "2", "--interval", "1ms"}, terminal.Streams{Stdout: screen.File, Stderr: new(bytes.Buffer)}))
+	output := screen.Output()
+	const enter, leave, clearAll = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l", "\x1b[H\x1b[J"
+	require.True(t, strings.HasPrefix(output, enter+clearAll), "%q", output)
+	require.True(t, strings.HasSuffix(output, leave), "%q", output)
+	assert.Equal(t, 1, strings.Count(output, enter))
+	frames := strings.Split(strings.TrimSuffix(output, leave), clearAll)[1:]
+	require.Len(t, frames, 2)
+	for _, frame := range frames {
+		assert.Equal(t, rows, 1+strings.Count(frame, "\n"), "%q", frame)
+		assert.Contains(t, frame, w.spanID[:8])
+	}
+
+	screen = pseudoterminal.Open(t, 80, 2)
+	require.Zero(t, run([]string{"watch", w.pid, "--count", "1"}, terminal.Streams{Stdout: screen.File, Stderr: new(bytes.Buffer)}))
+	assert.Contains(t, screen.Output(), "\n… 2 more lines do not fit"+leave)
+	w.Ask("end")
+	w.Done()
+}
