@@ -15,29 +15,29 @@ func TestTableFits(t *testing.T) {
 		{Head: "  AGE"}, {Head: "STATE", Spare: 1}, {Head: "FUNCTION", Min: 10, KeepEnd: true}, {Head: "NAME", Min: 8}, {Head: "GOROUTINE", Spare: 2},
 	}
 	rows := [][]string{
-		{"  1s", "waiting", "net/http.(*conn).serve", "GET /路径/with/a/long/name", "7"},
+		{"  1s", "waiting", "net/http.(*conn).serve", "GET /ＡＢ/with/a/long/name", "7"},
 		{"", "running", "main.x", "", "12"},
 	}
 	for width, want := range map[int]string{
 		0: `
-  AGE  STATE    FUNCTION                NAME                       GOROUTINE
-  1s   waiting  net/http.(*conn).serve  GET /路径/with/a/long/name  7
-       running  main.x                                             12`,
+  AGE  STATE    FUNCTION                NAME                        GOROUTINE
+  1s   waiting  net/http.(*conn).serve  GET /ＡＢ/with/a/long/name  7
+       running  main.x                                              12`,
 		72: `
-  AGE  STATE    FUNCTION                NAME                  GOROUTINE
-  1s   waiting  net/http.(*conn).serve  GET /路径/with/a/lon…  7
-       running  main.x                                        12`,
+  AGE  STATE    FUNCTION                NAME                   GOROUTINE
+  1s   waiting  net/http.(*conn).serve  GET /ＡＢ/with/a/lon…  7
+       running  main.x                                         12`,
 		46: `
   AGE  STATE    FUNCTION        NAME
-  1s   waiting  …(*conn).serve  GET /路径/wit…
+  1s   waiting  …(*conn).serve  GET /ＡＢ/wit…
        running  main.x`,
 		30: `
   AGE  FUNCTION     NAME
-  1s   …onn).serve  GET /路径…
+  1s   …onn).serve  GET /ＡＢ…
        main.x`,
 		10: `
   AGE  FUNCTION    NAME
-  1s   …nn).serve  GET /路…
+  1s   …nn).serve  GET /Ａ…
        main.x`,
 	} {
 		assert.Equal(t, want, "\n"+strings.TrimSuffix(string(Layout{Width: width}.Table(columns, rows)), "\n"), width)

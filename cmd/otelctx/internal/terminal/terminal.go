@@ -27,7 +27,7 @@ func (s Streams) Complainf(format string, args ...any) {
 // IsTerminal reports whether w is a terminal that can move its cursor and show colours.
 func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
-	return ok && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd())) //nolint:gosec // G115: descriptors are small
+	return ok && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))
 }
 
 // Layout returns the layout of text on w. If wide is true, lines have any length, and nothing is left out.
@@ -49,7 +49,7 @@ func size(w io.Writer) (width, height int) {
 	if !ok {
 		return 0, 0
 	}
-	width, height, err := term.GetSize(int(f.Fd())) //nolint:gosec // G115: descriptors are small
+	width, height, err := term.GetSize(int(f.Fd()))
 	if err != nil {
 		return 0, 0
 	}

@@ -124,11 +124,7 @@ func packagePath(function string) string {
 // ShortName returns the name of a function with the last element of its package's import path, such as
 // http.(*conn).serve.
 func ShortName(function string) string {
-	path := function
-	// The type arguments of a generic function may contain slashes.
-	if bracket := strings.IndexByte(function, '['); bracket >= 0 {
-		path = function[:bracket]
-	}
+	path, _, _ := strings.Cut(function, "[") // The type arguments of a generic function may contain slashes.
 	return function[strings.LastIndexByte(path, '/')+1:]
 }
 

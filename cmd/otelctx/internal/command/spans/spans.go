@@ -24,18 +24,18 @@ import (
 
 // Command implements otelctx spans.
 type Command struct {
-	Process  publication.Selector `arg:""                                                                    help:"The process to read: its id, or its service name." name:"process"`
-	Proc     process.Proc         `help:"${proc}"                                                            name:"proc"                                              placeholder:"DIR"`
+	Process  publication.Selector `arg:""                                                                    help:"The process to read: its id, or its service name."                          name:"process"`
+	Proc     process.Proc         `help:"${proc}"                                                            name:"proc"                                                                       placeholder:"DIR"`
 	Stacks   bool                 `help:"Show the stack of each goroutine."                                  name:"stacks"`
 	Group    bool                 `help:"Group goroutines with equal stacks, the most frequent stack first." name:"group"`
-	MinAge   time.Duration        `default:"0s"                                                              help:"Leave out spans that have started more recently."  name:"min-age"`
-	Trace    string               `help:"Show only spans of this trace; the first digits of its id suffice." name:"trace"                                             placeholder:"ID"`
-	Name     string               `help:"Show only spans whose name or endpoint contains this."              name:"name"                                              placeholder:"TEXT"`
+	MinAge   time.Duration        `default:"0s"                                                              help:"Leave out spans that have started more recently."                           name:"min-age"`
+	Trace    string               `help:"Show only spans of this trace; the first digits of its id suffice." name:"trace"                                                                      placeholder:"ID"`
+	Name     string               `help:"Show only spans whose name or endpoint contains this."              name:"name"                                                                       placeholder:"TEXT"`
 	Leaked   bool                 `help:"Show only spans that their goroutines have left."                   name:"leaked"`
 	Watch    bool                 `help:"Update the output until interrupted."                               name:"watch"`
-	Interval time.Duration        `default:"1s"                                                              help:"Time between updates with --watch."                name:"interval"`
-	Top      int                  `default:"0" help:"Show only this many of the oldest spans, or of the largest groups; 0: all." name:"top" placeholder:"N"`
-	Wide     bool                 `help:"Show whole ids, names and paths, and all columns." name:"wide"`
+	Interval time.Duration        `default:"1s"                                                              help:"Time between updates with --watch."                                         name:"interval"`
+	Top      int                  `default:"0"                                                               help:"Show only this many of the oldest spans, or of the largest groups; 0: all." name:"top"         placeholder:"N"`
+	Wide     bool                 `help:"Show whole ids, names and paths, and all columns."                  name:"wide"`
 	JSON     bool                 `help:"Print JSON, nothing truncated."                                     name:"json"`
 }
 

@@ -24,12 +24,12 @@ import (
 
 // Command implements otelctx watch.
 type Command struct {
-	Process  publication.Selector `arg:""                                       help:"The process to read: its id, or its service name." name:"process"`
-	Proc     process.Proc         `help:"${proc}"                               name:"proc"                                              placeholder:"DIR"`
-	Interval time.Duration        `default:"200ms"                              help:"Time between updates."                             name:"interval"`
-	Count    int                  `default:"0"                                  help:"Number of updates; 0: until interrupted."          name:"count"`
+	Process  publication.Selector `arg:""                                                                help:"The process to read: its id, or its service name." name:"process"`
+	Proc     process.Proc         `help:"${proc}"                                                        name:"proc"                                              placeholder:"DIR"`
+	Interval time.Duration        `default:"200ms"                                                       help:"Time between updates."                             name:"interval"`
+	Count    int                  `default:"0"                                                           help:"Number of updates; 0: until interrupted."          name:"count"`
 	Wide     bool                 `help:"Show whole ids and all columns, whatever the terminal's width." name:"wide"`
-	JSON     bool                 `help:"Print a line of JSON for each update." name:"json"`
+	JSON     bool                 `help:"Print a line of JSON for each update."                          name:"json"`
 }
 
 // Help returns the text of otelctx watch --help.
