@@ -37,7 +37,7 @@ var reserved = map[string]string{
 	// Tests that make system calls that package syscall lacks. For code outside of tests, see the
 	// table linked.
 	"x/sys in tests": "internal/elastic internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
-		"internal/timelimit internal/vma internal/ownmem reader universalprofiling resourcepublisher internal/interop/backends internal/interop/otlp cmd/otelctx cmd/otelctx/internal/report cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/hostile",
+		"internal/timelimit internal/vma internal/ownmem reader universalprofiling resourcepublisher internal/interop/backends internal/interop/otlp cmd/otelctx cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/hostile",
 }
 
 // linknames lists the names that packages access through go:linkname.
