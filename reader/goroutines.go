@@ -113,7 +113,9 @@ var (
 // GoCode describes the machine code of a Go program. [Process.Goroutines] needs it to unwind where
 // frame pointers do not lead to the caller: in functions interrupted by a signal (preemption, or a
 // nil dereference that panics), in Go functions called by C code, and in running goroutines of a
-// stopped process.
+// stopped process. [gosym.Program] implements it.
+//
+// [gosym.Program]: https://pkg.go.dev/github.com/otelctx/otelctx/reader/gosym#Program
 type GoCode interface {
 	// Frame returns the function that contains the instruction at pc, by its name in the runtime's
 	// function table, and the size of the stack frame at that instruction: the number of bytes by

@@ -21,6 +21,7 @@ const sdk = "otel otel/metric otel/sdk otel/trace auto/sdk cespare/xxhash/v2 go-
 var linked = map[string]string{
 	"ringbuf":                "x/sys",
 	"reader":                 "proto/otlp proto/otlp/processcontext/v1development protobuf x/sys",
+	"reader/gosym":           "x/sys",
 	"resourcepublisher":      sdk + "protobuf",
 	"spanctx":                sdk + "protobuf",
 	"exectrace":              "otel otel/trace cespare/xxhash/v2",
@@ -38,8 +39,8 @@ var linked = map[string]string{
 // never lists imports that are forbidden even if the tables allow the module. The importers must
 // not depend on the imported packages, directly or indirectly.
 var never = []struct{ importers, imported, reason string }{
-	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler must not get the SDK with its reader"},
-	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/spantable internal/spanpath internal/gorecord internal/names internal/keymap internal/elastic", "readers share only formats and the ring with writers"},
+	{"reader reader/gosym ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler must not get the SDK with its reader"},
+	{"reader reader/gosym ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/spantable internal/spanpath internal/gorecord internal/names internal/keymap internal/elastic", "readers share only formats and the ring with writers"},
 	{"resourcepublisher spanctx scopedattr universalprofiling instrumentation", "internal/remotemem", "some sandboxes kill a service that calls process_vm_readv"},
 	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/spantable internal/spanpath internal/gorecord internal/names internal/keymap internal/elastic", "the command line tool publishes nothing"},
 	{"scopedattr/contextattr", "otel/sdk otel/trace otel/log otel/metric internal/goruntime x/sys", "a library that sets attributes links only the API"},

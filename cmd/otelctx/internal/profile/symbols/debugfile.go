@@ -7,6 +7,8 @@ import (
 	"debug/elf"
 	"path"
 	"strings"
+
+	"github.com/otelctx/otelctx/internal/elffile"
 )
 
 // debugDirectory contains the separate debug files of stripped files.
@@ -29,15 +31,15 @@ type lacking struct {
 }
 
 // lacks returns nil if the file has symbols, and otherwise the data for finding its debug file.
-func (f *elfFile) lacks() *lacking {
-	for i := range f.sections {
-		if elf.SectionType(f.sections[i].Type) == elf.SHT_SYMTAB {
+func lacks(f *elffile.File) *lacking {
+	for i := range f.Sections {
+		if elf.SectionType(f.Sections[i].Type) == elf.SHT_SYMTAB {
 			return nil
 		}
 	}
-	l := &lacking{segments: f.segments}
-	if s := f.named(".gnu_debuglink"); s != nil {
-		l.link, _ = f.content(s).text(0)
+	l := &lacking{segments: f.Segments}
+	if s := f.Named(".gnu_debuglink"); s != nil {
+		l.link, _ = f.Content(s).Text(0)
 	}
 	return l
 }
@@ -85,7 +87,7 @@ func (f *Files) openDebugNamed(r *Region, own bool, name string) *file {
 
 // locate returns the function at an offset of the stripped file.
 func (d *debugFile) locate(offset uint64) []Line {
-	address, ok := (&elfFile{segments: d.segments}).address(offset)
+	address, ok := (&elffile.File{Segments: d.segments}).Address(offset)
 	if !ok {
 		return nil
 	}

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/ianlancetaylor/demangle"
+
+	"github.com/otelctx/otelctx/internal/elffile"
 )
 
 const (
@@ -32,7 +34,7 @@ const (
 // elfSymbols holds the functions of an ELF file by address.
 type elfSymbols struct {
 	functions []elfFunction
-	names     [2]part // string tables of .symtab and .dynsym
+	names     [2]elffile.Part // string tables of .symtab and .dynsym
 }
 
 // elfFunction is a function of an ELF file.
@@ -56,21 +58,21 @@ func (f elfFunction) rank() uint32 { return f.sizeAndKind & rankBits }
 
 // readSymbols reads the functions in .symtab and .dynsym. It skips functions without a size, because their end is
 // unknown.
-func (f *elfFile) readSymbols() *elfSymbols {
+func readSymbols(f *elffile.File) *elfSymbols {
 	symbols := &elfSymbols{}
 	left := uint64(maxSymbolEntries)
-	for i := range f.sections {
-		s := &f.sections[i]
+	for i := range f.Sections {
+		s := &f.Sections[i]
 		kind := elf.SectionType(s.Type)
-		if kind != elf.SHT_SYMTAB && kind != elf.SHT_DYNSYM || uint64(s.Link) >= uint64(len(f.sections)) {
+		if kind != elf.SHT_SYMTAB && kind != elf.SHT_DYNSYM || uint64(s.Link) >= uint64(len(f.Sections)) {
 			continue
 		}
 		table := 0
 		if kind == elf.SHT_DYNSYM {
 			table = 1
 		}
-		symbols.names[table] = f.content(&f.sections[s.Link])
-		left = symbols.read(f.content(s), table == 1, left)
+		symbols.names[table] = f.Content(&f.Sections[s.Link])
+		left = symbols.read(f.Content(s), table == 1, left)
 	}
 	slices.SortStableFunc(symbols.functions, func(a, b elfFunction) int {
 		return cmp.Or(cmp.Compare(a.address, b.address), cmp.Compare(a.rank(), b.rank()))
@@ -83,12 +85,12 @@ func (f *elfFile) readSymbols() *elfSymbols {
 
 // read reads the entries of a table. left is the maximum number of entries to read. read returns how many entries may
 // still be read from other tables.
-func (s *elfSymbols) read(table part, dynamic bool, left uint64) uint64 {
+func (s *elfSymbols) read(table elffile.Part, dynamic bool, left uint64) uint64 {
 	var b [elf.Sym64Size]byte
 	// Allocate the functions at once, because append would allocate several times as much.
-	s.functions = slices.Grow(s.functions, min(int(min(table.size, maxSymbols*elf.Sym64Size)/elf.Sym64Size), maxSymbols-len(s.functions)))
+	s.functions = slices.Grow(s.functions, min(int(min(table.Size(), maxSymbols*elf.Sym64Size)/elf.Sym64Size), maxSymbols-len(s.functions)))
 	for i := range left {
-		if !table.read(i*elf.Sym64Size, b[:]) || len(s.functions) >= maxSymbols {
+		if !table.Read(i*elf.Sym64Size, b[:]) || len(s.functions) >= maxSymbols {
 			return left - i
 		}
 		symbol := elf.Sym64{
@@ -165,10 +167,7 @@ func (s *elfSymbols) name(f elfFunction) (string, bool) {
 	if f.sizeAndKind&dynamicBit != 0 {
 		names = s.names[1]
 	}
-	if names.pieces == nil {
-		return "", false
-	}
-	name, ok := names.text(uint64(f.name))
+	name, ok := names.Text(uint64(f.name))
 	if i := strings.IndexByte(name, '@'); i > 0 {
 		name = name[:i]
 	}

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/otelctx/otelctx/internal/elffile"
 	"github.com/otelctx/otelctx/internal/procfs"
 )
 
@@ -118,9 +119,9 @@ type file struct {
 	// reading is a lock held by the goroutine that reads the file. It is a channel, so that waiting for it can
 	// time out.
 	reading chan struct{}
-	closer  io.Closer // nil for data in memory
-	elf     *elfFile  // nil if the file is closed, unreadable or not ELF
-	golang  *goTable  // nil if missing
+	closer  io.Closer        // nil for data in memory
+	elf     *elffile.File    // nil if the file is closed, unreadable or not ELF
+	golang  *elffile.GoTable // nil if missing
 	symbols *elfSymbols
 	named   map[uint64]named
 	held    int // approximate bytes of named
@@ -237,11 +238,11 @@ func use(list *[]*file, o *file) *file {
 // newFile reads the headers of a file. If only build ids are needed, it retains nothing else.
 func newFile(f *Files, id fileID, content io.ReaderAt, closer io.Closer) *file {
 	o := &file{files: f, id: id, reading: make(chan struct{}, 1)}
-	all := whole(content)
+	all := elffile.Whole(content)
 	o.htlHash = htlHash(all, id.size)
-	e, err := parseELF(all)
+	e, err := elffile.Parse(all)
 	if err == nil {
-		o.gnuBuildID, o.goBuildID = e.buildIDs()
+		o.gnuBuildID, o.goBuildID = e.BuildIDs()
 	}
 	if f.unnamed {
 		if err == nil {
@@ -253,9 +254,9 @@ func newFile(f *Files, id fileID, content io.ReaderAt, closer io.Closer) *file {
 	if err != nil {
 		return o // The file is not ELF and has no symbols.
 	}
-	o.elf, o.lacks = e, e.lacks()
-	o.golang, err = e.goTable()
-	o.goTableUnreadable = errors.Is(err, errUnreadableGoTable)
+	o.elf, o.lacks = e, lacks(e)
+	o.golang, err = e.GoTable()
+	o.goTableUnreadable = errors.Is(err, elffile.ErrUnreadableGoTable)
 	return o
 }
 
@@ -292,7 +293,7 @@ func (f *Files) ownVDSO() *file {
 		return nil
 	}
 	o := newFile(f, id, bytes.NewReader(code), nil)
-	o.htlHash = htlHash(whole(bytes.NewReader(code)), int64(len(code)))
+	o.htlHash = htlHash(elffile.Whole(bytes.NewReader(code)), int64(len(code)))
 	return f.add(kernelUser, o)
 }
 
@@ -301,7 +302,7 @@ func (o *file) locate(offset uint64) ([]Line, string) {
 	if o.files.unnamed {
 		return nil, o.kind
 	}
-	return o.find(offset, func() (uint64, bool) { return o.elf.address(offset) })
+	return o.find(offset, func() (uint64, bool) { return o.elf.Address(offset) })
 }
 
 // locateAddress is like locate, for a virtual address in the file.
@@ -373,13 +374,13 @@ func (o *file) forget() {
 
 // lookup returns the functions at a virtual address in the file, and the frame type.
 func (o *file) lookup(address uint64) ([]Line, string) {
-	if t := o.golang; t != nil && t.text <= address && address < t.limit {
-		lines, _ := t.lookup(address)
+	if t := o.golang; t != nil && t.Contains(address) {
+		lines, _ := t.Lookup(address)
 		return lines, TypeGo
 	}
 	o.files.useSymbols(o)
 	if o.symbols == nil {
-		o.symbols = o.elf.readSymbols()
+		o.symbols = readSymbols(o.elf)
 	}
 	if name, ok := o.symbols.lookup(address); ok {
 		return []Line{{Function: name}}, TypeNative

@@ -6,6 +6,7 @@ package symbols
 import (
 	"bytes"
 	"debug/elf"
+	"encoding/binary"
 	"io"
 	"os"
 	"slices"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/elffile"
 )
 
 // patched is a file with some bytes changed.
@@ -42,7 +45,7 @@ func FuzzImage(f *testing.F) {
 	require.NoError(f, err)
 	good := parsed(bytes.NewReader(base))
 	require.NotNil(f, good.golang)
-	regions := regionsOf(good)
+	regions, code, codeSize := regionsOf(f, base)
 	for i := range regions {
 		f.Add(uint8(i), uint32(0), []byte{}, uint32(len(base)), uint32(1000))
 		f.Add(uint8(i), uint32(8), []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}, uint32(len(base)), uint32(70000))
@@ -57,8 +60,8 @@ func FuzzImage(f *testing.F) {
 		if i.elf == nil {
 			return
 		}
-		_, _ = i.elf.buildIDs()
-		text := good.golang.text + uint64(address)%(good.golang.limit-good.golang.text)
+		_, _ = i.elf.BuildIDs()
+		text := code + uint64(address)%codeSize
 		for _, address := range []uint64{text, uint64(address), ^uint64(0) - uint64(address)} {
 			lines, kind := i.lookup(address)
 			requireSound(t, i, lines, kind)
@@ -75,30 +78,48 @@ func FuzzImage(f *testing.F) {
 	})
 }
 
-// regionsOf returns the parts of a file that contain headers and tables.
-func regionsOf(i *file) []part {
-	regions := []part{i.elf.file.sub(0, 64), i.golang.table.sub(0, 128), i.golang.functions, i.golang.names, i.golang.byPC, i.golang.units, i.golang.inlineTrees}
-	for n := range i.elf.sections {
-		s := &i.elf.sections[n]
-		if s.name == ".go.module" || elf.SectionType(s.Type) == elf.SHT_SYMTAB || elf.SectionType(s.Type) == elf.SHT_NOTE {
-			regions = append(regions, i.elf.content(s))
+// region is a range of a file that contains headers or tables.
+type region struct{ start, size uint64 }
+
+// regionsOf returns the regions of a Go program's file that tests damage, and the addresses of its code.
+func regionsOf(t testing.TB, content []byte) (regions []region, text, size uint64) {
+	t.Helper()
+	f, err := elf.NewFile(bytes.NewReader(content))
+	require.NoError(t, err)
+	var header elf.Header64
+	_, err = binary.Decode(content, binary.LittleEndian, &header)
+	require.NoError(t, err)
+	regions = []region{
+		{0, 64},
+		{header.Phoff, uint64(header.Phnum) * uint64(header.Phentsize)},
+		{header.Shoff, uint64(header.Shnum) * uint64(header.Shentsize)},
+	}
+	for _, s := range f.Sections {
+		switch {
+		case s.Name == ".gopclntab":
+			// The header of the table contains the offsets of its parts: names, units, files, byPC and functions.
+			regions = append(regions, region{s.Offset, 128})
+			for word := range uint64(5) {
+				start := binary.LittleEndian.Uint64(content[s.Offset+8+8*(3+word):])
+				regions = append(regions, region{s.Offset + start, s.Size - start})
+			}
+		case s.Name == ".go.module", s.Type == elf.SHT_SYMTAB, s.Type == elf.SHT_NOTE:
+			regions = append(regions, region{s.Offset, s.Size})
+		case s.Name == ".text":
+			text, size = s.Addr, s.Size
 		}
 	}
-	var header elf.Header64
-	decode(i.elf.file, 0, &header)
-	return append(regions,
-		i.elf.file.sub(header.Phoff, uint64(header.Phnum)*uint64(header.Phentsize)),
-		i.elf.file.sub(header.Shoff, uint64(header.Shnum)*uint64(header.Shentsize)))
+	return regions, text, size
 }
 
 func requireSound(t *testing.T, i *file, lines []Line, kind string) {
 	t.Helper()
-	require.LessOrEqual(t, len(lines), maxGoInlineDepth)
+	require.LessOrEqual(t, len(lines), 64)
 	require.Contains(t, []string{TypeGo, TypeNative}, kind)
 	require.True(t, kind == TypeNative || i.golang != nil)
 	for _, l := range lines {
 		require.NotEmpty(t, l.Function)
-		require.LessOrEqual(t, len(l.File), maxName)
+		require.LessOrEqual(t, len(l.File), elffile.MaxName)
 		require.GreaterOrEqual(t, l.Line, 0)
 		if kind == TypeNative {
 			require.Empty(t, l.File)

@@ -16,16 +16,9 @@ func (r *Region) GoFrame(address uint64) (function string, size int, ok bool) {
 	if a.file.elf == nil || a.file.golang == nil {
 		return "", 0, false
 	}
-	pc, ok := a.file.elf.address(address - r.mapping.Start + r.mapping.FileOffset)
+	pc, ok := a.file.elf.Address(address - r.mapping.Start + r.mapping.FileOffset)
 	if !ok {
 		return "", 0, false
 	}
-	t := a.file.golang
-	fn, ok := t.find(pc)
-	if !ok {
-		return "", 0, false
-	}
-	function, ok = t.names.text(uint64(fn.name))
-	delta := t.value(fn.pcsp, fn.entry, pc)
-	return function, int(delta), ok && delta >= 0
+	return a.file.golang.FrameSize(pc)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/internal/elffile"
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -186,14 +187,13 @@ func TestGoMachines(t *testing.T) {
 				defer func() { require.NoError(t, file.Close()) }()
 				i := parsed(file)
 				require.NotNil(t, i.golang)
-				require.NotNil(t, i.golang.inlineTrees.pieces)
 				symbols, err := elf.NewFile(file)
 				require.NoError(t, err)
 				all, err := symbols.Symbols()
 				require.NoError(t, err)
-				compared, withLine := 0, 0
+				compared, withLine, inlined := 0, 0, 0
 				for _, s := range all {
-					if elf.ST_TYPE(s.Info) != elf.STT_FUNC || s.Value < i.golang.text || s.Value >= i.golang.limit || s.Size == 0 {
+					if elf.ST_TYPE(s.Info) != elf.STT_FUNC || !i.golang.Contains(s.Value) || s.Size == 0 {
 						continue
 					}
 					lines, kind := i.lookup(s.Value + s.Size - 1)
@@ -202,14 +202,18 @@ func TestGoMachines(t *testing.T) {
 					if lines[len(lines)-1].Line > 0 {
 						withLine++
 					}
+					if len(lines) > 1 {
+						inlined++
+					}
 					// Unlike symbols, names in the Go table have no suffix for the calling convention, and may
 					// contain a middle dot.
 					got := strings.ReplaceAll(lines[len(lines)-1].Function, "·", ".")
-					require.Equal(t, printable(strings.TrimSuffix(s.Name, ".abi0")), got)
+					require.Equal(t, elffile.Printable(strings.TrimSuffix(s.Name, ".abi0")), got)
 					compared++
 				}
 				assert.Greater(t, compared, 1000)
 				assert.Greater(t, withLine, compared*9/10)
+				assert.Positive(t, inlined)
 			})
 		}
 	}
@@ -233,7 +237,7 @@ func TestStartLines(t *testing.T) {
 			continue
 		}
 		name, _ := e.Val(dwarf.AttrName).(string)
-		name = printable(name)
+		name = elffile.Printable(name)
 		if line, ok := e.Val(dwarf.AttrDeclLine).(int64); ok { // not for assembly
 			if other, ok := starts[name]; ok && other != line {
 				line = ambiguous // a generic function and its wrapper

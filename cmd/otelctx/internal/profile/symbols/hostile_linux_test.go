@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/internal/elffile"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
@@ -47,11 +48,11 @@ func TestEndless(t *testing.T) {
 			Type:  uint16(elf.ET_DYN), Machine: uint16(elf.EM_X86_64),
 			Phoff: 64, Phentsize: 56, Phnum: 0xffff, Shoff: 64, Shentsize: 64, Shnum: 0xffff, Shstrndx: 1,
 		}
-		// The file has two symbol tables and a table of relocations.
-		all := elf.Section64{Size: 1 << 62, Flags: uint64(elf.SHF_ALLOC)}
+		// The file has two symbol tables.
+		all := elf.Section64{Size: 1 << 62}
 		var b bytes.Buffer
 		require.NoError(t, binary.Write(&b, binary.LittleEndian, header))
-		for _, kind := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM, elf.SHT_RELA} {
+		for _, kind := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM} {
 			all.Type = uint32(kind)
 			require.NoError(t, binary.Write(&b, binary.LittleEndian, all))
 		}
@@ -59,9 +60,8 @@ func TestEndless(t *testing.T) {
 		runtime.ReadMemStats(&before)
 		i := parsed(endless{b.Bytes(), fill})
 		require.NotNil(t, i.elf)
-		_, _ = i.elf.buildIDs()
+		_, _ = i.elf.BuildIDs()
 		_, _ = i.lookup(1 << 20)
-		assert.LessOrEqual(t, len(i.elf.relocations()), maxRelocations)
 		runtime.ReadMemStats(&after)
 		assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(512<<20), "fill %d: in all", fill)
 		runtime.GC()
@@ -69,106 +69,6 @@ func TestEndless(t *testing.T) {
 		assert.Less(t, int64(after.HeapAlloc)-int64(before.HeapAlloc), int64(64<<20), "fill %d: what stays", fill)
 		runtime.KeepAlive(i)
 	}
-}
-
-// TestOlderGo checks that moduledata is found if it has no section of its own, as in files built before Go 1.26. It is
-// then found by the address of the Go table, which it contains either in the data or as a relocation. The test renames
-// sections to imitate such files.
-func TestOlderGo(t *testing.T) {
-	for _, v := range []programs.Variant{programs.Stripped, pieStripped} {
-		if v.Name == pieStripped.Name && !testenv.All() {
-			continue // The go command compiles the standard library again.
-		}
-		file, err := os.Open(build(t, v, "prog"))
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, file.Close()) })
-		f, err := parseELF(whole(file))
-		require.NoError(t, err)
-		want, err := f.goTable()
-		require.NoError(t, err)
-		for i := range f.sections {
-			switch f.sections[i].name {
-			case ".go.module":
-				f.sections[i].name = ".noptrdata"
-			case ".noptrdata":
-				f.sections[i].name = ""
-			}
-		}
-		got, err := f.goTable()
-		require.NoError(t, err)
-		assert.Equal(t, want.text, got.text)
-		assert.Equal(t, want.inlineTrees.start, got.inlineTrees.start)
-	}
-}
-
-// TestNotELF checks that files are rejected if they are not ELF, not 64-bit or not little-endian.
-func TestNotELF(t *testing.T) {
-	content, err := os.ReadFile("/proc/self/exe")
-	require.NoError(t, err)
-	for at, value := range map[int]byte{
-		0: 0, elf.EI_CLASS: byte(elf.ELFCLASS32), elf.EI_DATA: byte(elf.ELFDATA2MSB),
-	} {
-		changed := bytes.Clone(content)
-		changed[at] = value
-		_, err := parseELF(whole(bytes.NewReader(changed)))
-		require.ErrorIs(t, err, errNotELF, at)
-	}
-	_, err = parseELF(whole(bytes.NewReader(content[:elf.EI_NIDENT-1])))
-	require.ErrorIs(t, err, errNotELF)
-}
-
-// TestRelocated checks that the Go table is found if the addresses in moduledata are only in relocations. Some
-// linkers produce such files.
-func TestRelocated(t *testing.T) {
-	testenv.NeedAll(t) // because the go command compiles the standard library again
-	content, err := os.ReadFile(build(t, pieStripped, "prog"))
-	require.NoError(t, err)
-	f, err := parseELF(whole(bytes.NewReader(content)))
-	require.NoError(t, err)
-	want, err := f.goTable()
-	require.NoError(t, err)
-	module := f.named(".go.module")
-	cleared := 0
-	for _, r := range f.relocations() {
-		if r.address-module.Addr < module.Size {
-			clear(content[module.Off+r.address-module.Addr:][:8])
-			cleared++
-		}
-	}
-	assert.Greater(t, cleared, 20)
-	f, err = parseELF(whole(bytes.NewReader(content)))
-	require.NoError(t, err)
-	got, err := f.goTable()
-	require.NoError(t, err)
-	assert.Equal(t, want.text, got.text)
-	assert.Equal(t, want.inlineTrees.start, got.inlineTrees.start)
-}
-
-// TestWrongModule checks that the Go table is not used if a word of moduledata disagrees with it, because the names
-// could be wrong, nor without moduledata, because the base address is unknown.
-func TestWrongModule(t *testing.T) {
-	content, err := os.ReadFile("/proc/self/exe")
-	require.NoError(t, err)
-	f, err := parseELF(whole(bytes.NewReader(content)))
-	require.NoError(t, err)
-	module := f.content(f.named(".go.module")).start
-	for _, word := range []uint64{
-		moduleHeader, moduleNames, moduleUnits, moduleFiles, moduleByPC, moduleTable,
-		moduleFuncTab, moduleFuncTab + 1, moduleMinPC, moduleMaxPC, moduleText,
-	} {
-		file := &patched{file: bytes.NewReader(content), at: int64(module + word*8), patch: []byte{content[module+word*8] ^ 0x10}}
-		f, err := parseELF(whole(file))
-		require.NoError(t, err)
-		_, err = f.goTable()
-		require.ErrorIs(t, err, errNoGoTable, "word %d", word)
-	}
-	for i := range f.sections {
-		if f.sections[i].name != ".gopclntab" {
-			f.sections[i].name = ""
-		}
-	}
-	_, err = f.goTable()
-	require.ErrorIs(t, err, errNoGoTable)
 }
 
 // TestBoundedCache checks that the cache of lookups in a file is limited, both in entries and in bytes.
@@ -182,9 +82,9 @@ func TestBoundedCache(t *testing.T) {
 		require.LessOrEqual(t, len(f.named), maxNamed)
 	}
 	for offset := range uint64(10_000) {
-		f.keep(offset, named{lines: []Line{{Function: strings.Repeat("x", maxName)}}})
+		f.keep(offset, named{lines: []Line{{Function: strings.Repeat("x", elffile.MaxName)}}})
 	}
-	assert.Less(t, len(f.named), maxNamedBytes/maxName)
+	assert.Less(t, len(f.named), maxNamedBytes/elffile.MaxName)
 }
 
 // TestUsersShareFiles checks that users who map many files do not cause files held by another user to be closed.

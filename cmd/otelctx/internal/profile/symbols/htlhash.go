@@ -8,6 +8,8 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"hash/fnv"
+
+	"github.com/otelctx/otelctx/internal/elffile"
 )
 
 const (
@@ -18,13 +20,13 @@ const (
 // htlHash returns the hash of a file's head, tail and length in lower-case hexadecimal, as in the attribute
 // process.executable.build_id.htlhash of OpenTelemetry's semantic conventions. Head and tail of small files
 // overlap. htlHash returns "" if the file does not have the given size or cannot be read.
-func htlHash(file part, size int64) string {
+func htlHash(file elffile.Part, size int64) string {
 	if size < 0 {
 		return ""
 	}
 	n := min(uint64(size), htlBytes)
 	b := make([]byte, 2*n+8)
-	if !file.read(0, b[:n]) || !file.read(uint64(size)-n, b[n:2*n]) {
+	if !file.Read(0, b[:n]) || !file.Read(uint64(size)-n, b[n:2*n]) {
 		return ""
 	}
 	binary.BigEndian.PutUint64(b[2*n:], uint64(size))

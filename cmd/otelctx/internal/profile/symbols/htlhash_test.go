@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/otelctx/otelctx/internal/elffile"
 )
 
 // TestHTLHash compares hashes with results from package libpf of the OpenTelemetry eBPF profiler, v0.0.202633. A test
@@ -25,8 +27,8 @@ func TestHTLHash(t *testing.T) {
 		for i := range b {
 			b[i] = byte(i % 251)
 		}
-		assert.Equal(t, want, htlHash(whole(bytes.NewReader(b)), int64(size)), size)
-		assert.Empty(t, htlHash(whole(bytes.NewReader(b)), int64(size)+1), "a file that has become shorter")
+		assert.Equal(t, want, htlHash(elffile.Whole(bytes.NewReader(b)), int64(size)), size)
+		assert.Empty(t, htlHash(elffile.Whole(bytes.NewReader(b)), int64(size)+1), "a file that has become shorter")
 	}
 	assert.Equal(t, "60ae88656b3c64bf6f17792940f2c490", kernelHTLHash("c0ffee"))
 	assert.Empty(t, kernelHTLHash(""))

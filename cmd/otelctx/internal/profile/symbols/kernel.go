@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/otelctx/otelctx/internal/elffile"
 )
 
 // ErrKernelHidden is returned if the kernel hides its addresses from this process.
@@ -54,7 +56,7 @@ func OpenKernel(names bool) (*Kernel, error) {
 		return k, err
 	}
 	if notes, err := os.ReadFile("/sys/kernel/notes"); err == nil && k.mapping != nil {
-		k.mapping.GNUBuildID, _ = parseNotes(notes)
+		k.mapping.GNUBuildID, _ = elffile.ParseNotes(notes)
 		k.mapping.HTLHash = kernelHTLHash(k.mapping.GNUBuildID)
 	}
 	return k, nil

@@ -3,6 +3,8 @@
 
 package symbols
 
+import "github.com/otelctx/otelctx/internal/elffile"
+
 // These are the frame types that this package distinguishes. They are values of the attribute profile.frame.type in
 // OpenTelemetry's semantic conventions.
 const (
@@ -31,14 +33,7 @@ type Mapping struct {
 }
 
 // Line is a function and a position in it.
-type Line struct {
-	Function string
-	// File is empty and Line is 0 if they are unknown.
-	File string
-	Line int
-	// Start is the first line of the function, or 0 if it is unknown.
-	Start int
-}
+type Line = elffile.Line
 
 // Bytes estimates the size of lines in memory, in bytes.
 func Bytes(lines []Line) int {

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/internal/elffile"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
@@ -106,7 +107,7 @@ type without struct {
 	*os.File
 
 	t        *testing.T
-	sections []*section
+	sections []*elffile.Section
 }
 
 func (f without) ReadAt(b []byte, offset int64) (int, error) {
@@ -124,11 +125,11 @@ func TestUnnamedReadsNoSymbols(t *testing.T) {
 		f, err := os.Open(build(t, *v, name))
 		require.NoError(t, err)
 		defer func() { _ = f.Close() }()
-		e, err := parseELF(whole(f))
+		e, err := elffile.Parse(elffile.Whole(f))
 		require.NoError(t, err)
-		tables := []*section{e.named(".gopclntab")}
-		for i := range e.sections {
-			if s := &e.sections[i]; elf.SectionType(s.Type) == elf.SHT_SYMTAB {
+		tables := []*elffile.Section{e.Named(".gopclntab")}
+		for i := range e.Sections {
+			if s := &e.Sections[i]; elf.SectionType(s.Type) == elf.SHT_SYMTAB {
 				tables = append(tables, s)
 			}
 		}
@@ -200,7 +201,7 @@ func mustExecutable(t *testing.T) string {
 func TestOverlap(t *testing.T) {
 	names := "\x00outer\x00inner\x00__alias\x00_local\x00weak@@VERSION_1\x00"
 	at := func(name string) uint32 { return uint32(strings.Index(names, "\x00"+name) + 1) }
-	s := &elfSymbols{names: [2]part{whole(strings.NewReader(names))}, functions: []elfFunction{
+	s := &elfSymbols{names: [2]elffile.Part{elffile.Whole(strings.NewReader(names))}, functions: []elfFunction{
 		{100, at("outer"), 100 << kindBits},
 		{110, at("__alias"), 20 << kindBits},
 		{110, at("inner"), 20 << kindBits},

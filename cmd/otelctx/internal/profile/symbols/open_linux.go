@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/otelctx/otelctx/internal/elffile"
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/remotemem"
 )
@@ -112,11 +113,11 @@ func (b *buildIDs) match(f *os.File) bool {
 		return false
 	}
 	defer func() { _ = content.Close() }()
-	e, err := parseELF(whole(content))
+	e, err := elffile.Parse(elffile.Whole(content))
 	if err != nil {
 		return false
 	}
-	gnu, golang := e.buildIDs()
+	gnu, golang := e.BuildIDs()
 	return (b.gnu == "" || b.gnu == gnu) && (b.golang == "" || b.golang == golang)
 }
 
@@ -124,7 +125,7 @@ func (b *buildIDs) match(f *os.File) bool {
 func (p *Process) mappedBuildIDs(r *Region) *buildIDs {
 	file := mappedFile{pid: p.pid}
 	for m, err := range p.proc.Maps(func(name []byte) bool { return len(name) > 0 }) {
-		if err != nil || len(file.mappings) == maxSegments {
+		if err != nil || len(file.mappings) == elffile.MaxSegments {
 			break
 		}
 		if m.Inode == r.inode && m.Major == r.major && m.Minor == r.minor && !m.Perms.Write {
@@ -132,8 +133,8 @@ func (p *Process) mappedBuildIDs(r *Region) *buildIDs {
 		}
 	}
 	ids := &buildIDs{}
-	if e, err := parseELF(whole(file)); err == nil {
-		ids.gnu, ids.golang = e.buildIDs()
+	if e, err := elffile.Parse(elffile.Whole(file)); err == nil {
+		ids.gnu, ids.golang = e.BuildIDs()
 	}
 	return ids
 }

@@ -9,6 +9,8 @@ import (
 	"io"
 	"os"
 	"slices"
+
+	"github.com/otelctx/otelctx/internal/elffile"
 )
 
 const (
@@ -17,7 +19,7 @@ const (
 	maxPerfMap   = 64 << 20
 	maxPerfLines = 1 << 21
 	// maxPerfLine is the maximum length of a line. Longer lines are ignored.
-	maxPerfLine = maxName + 64
+	maxPerfLine = elffile.MaxName + 64
 	// perfChunk is the number of bytes of a perf map that are read at a time.
 	perfChunk = 256 << 10
 )
@@ -185,7 +187,7 @@ func (s *perfSearch) line(line []byte, offset int64) bool {
 	}
 	start, rest, ok := cutPerfNumber(line)
 	size, name, ok2 := cutPerfNumber(rest)
-	if !ok || !ok2 || len(name) == 0 || len(name) > maxName {
+	if !ok || !ok2 || len(name) == 0 || len(name) > elffile.MaxName {
 		return true
 	}
 	i, _ := slices.BinarySearchFunc(s.open, start, func(a perfAddress, start uint64) int { return cmp.Compare(a.address, start) })

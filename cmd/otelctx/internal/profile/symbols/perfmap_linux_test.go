@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/elffile"
 )
 
 func always() bool { return true }
@@ -59,10 +61,10 @@ func TestPerfMap(t *testing.T) {
 	}{
 		"formats": {
 			before: "3000 10 third\n0x1020 0x10 first one\nffffffffffffffff 10 last\n-1 5 no\nxyz 10 no\n10\n\n2000 10 \n" +
-				"1000 zz no\n4000 1 " + strings.Repeat("x", maxName+1) + "\n4100 1 " + strings.Repeat("y", maxName) + "\n5000 1 still being wri",
+				"1000 zz no\n4000 1 " + strings.Repeat("x", elffile.MaxName+1) + "\n4100 1 " + strings.Repeat("y", elffile.MaxName) + "\n5000 1 still being wri",
 			want: map[uint64]string{
 				0x3000: "third", 0x300f: "third", 0x3010: "", 0x1020: "first one", 0x101f: "", 0x2000: "", 0x4000: "",
-				0x4100: strings.Repeat("y", maxName), 0x5000: "", 1<<64 - 1: "last", 0: "",
+				0x4100: strings.Repeat("y", elffile.MaxName), 0x5000: "", 1<<64 - 1: "last", 0: "",
 			},
 		},
 		"the last line is right": {
@@ -161,9 +163,9 @@ func TestPerfMapIsBounded(t *testing.T) {
 		assert.False(t, process.NameCompiled(compiled(all...), 1<<20, func() bool { asked++; return asked < 3 }), name)
 		assert.Equal(t, 3, asked, name)
 	}
-	require.NoError(t, os.WriteFile(path, []byte("0 ffff "+strings.Repeat("x", maxName)+"\n"), 0o600))
+	require.NoError(t, os.WriteFile(path, []byte("0 ffff "+strings.Repeat("x", elffile.MaxName)+"\n"), 0o600))
 	at := compiled(all...)
-	assert.False(t, openProcess(t, os.Getpid()).NameCompiled(at, 10*maxName, always))
+	assert.False(t, openProcess(t, os.Getpid()).NameCompiled(at, 10*elffile.MaxName, always))
 	assert.Less(t, strings.Count(strings.Join(names(at), "_"), "_x"), 20)
 }
 

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package symbols
+package elffile
 
 import (
 	"bytes"
@@ -13,8 +13,8 @@ import (
 const (
 	blockSize  = 4 << 10
 	blockCount = 64
-	// maxName is the maximum length of a name in bytes. Longer names are ignored.
-	maxName = 4 << 10
+	// MaxName is the maximum length of a name in bytes. Longer names are ignored.
+	MaxName = 4 << 10
 )
 
 // pieces reads a file through a cache of at most 256 KiB. It is not safe for concurrent use.
@@ -29,32 +29,35 @@ type block struct {
 	data   []byte // nil if there is none
 }
 
-// part is a contiguous part of a file. Offsets are relative to its start. A read fails if it goes beyond the end of
+// Part is a contiguous part of a file. The zero Part is empty. Offsets are relative to its start. A read fails if it goes beyond the end of
 // the part or of the file, or if the file cannot be read.
-type part struct {
+type Part struct {
 	*pieces
 	start, size uint64
 }
 
-// whole returns the whole file as a part. The size of the file need not be known.
-func whole(file io.ReaderAt) part {
-	return part{pieces: &pieces{file: file}, size: math.MaxInt64}
+// Whole returns the whole file as a part. The size of the file need not be known.
+func Whole(file io.ReaderAt) Part {
+	return Part{pieces: &pieces{file: file}, size: math.MaxInt64}
 }
 
+// Size returns the size of the part in bytes. The file may be shorter.
+func (p Part) Size() uint64 { return p.size }
+
 // sub returns the part of p that starts at offset and has size bytes, or fewer if p ends earlier.
-func (p part) sub(offset, size uint64) part {
+func (p Part) sub(offset, size uint64) Part {
 	if offset > p.size {
-		return part{pieces: p.pieces}
+		return Part{pieces: p.pieces}
 	}
-	return part{pieces: p.pieces, start: p.start + offset, size: min(size, p.size-offset)}
+	return Part{pieces: p.pieces, start: p.start + offset, size: min(size, p.size-offset)}
 }
 
 // from returns the part of p that starts at offset.
-func (p part) from(offset uint64) part { return p.sub(offset, math.MaxInt64) }
+func (p Part) from(offset uint64) Part { return p.sub(offset, math.MaxInt64) }
 
 // at returns the bytes from offset to the end of their block or of p, or nil if there are none. They are valid until
 // the next call.
-func (p part) at(offset uint64) []byte {
+func (p Part) at(offset uint64) []byte {
 	if offset >= p.size {
 		return nil
 	}
@@ -75,8 +78,8 @@ func (p part) at(offset uint64) []byte {
 	return b.data[start:min(uint64(len(b.data)), start+p.size-offset)]
 }
 
-// read fills buffer from offset. It reports whether all bytes are available.
-func (p part) read(offset uint64, buffer []byte) bool {
+// Read fills buffer from offset. It reports whether all bytes are available.
+func (p Part) Read(offset uint64, buffer []byte) bool {
 	for len(buffer) > 0 {
 		n := copy(buffer, p.at(offset))
 		if n == 0 {
@@ -87,7 +90,7 @@ func (p part) read(offset uint64, buffer []byte) bool {
 	return true
 }
 
-func (p part) uint8(offset uint64) (uint8, bool) {
+func (p Part) uint8(offset uint64) (uint8, bool) {
 	b := p.at(offset)
 	if len(b) == 0 {
 		return 0, false
@@ -95,32 +98,32 @@ func (p part) uint8(offset uint64) (uint8, bool) {
 	return b[0], true
 }
 
-func (p part) uint32(offset uint64) (uint32, bool) {
+func (p Part) uint32(offset uint64) (uint32, bool) {
 	if b := p.at(offset); len(b) >= 4 {
 		return binary.LittleEndian.Uint32(b), true
 	}
 	var b [4]byte
-	ok := p.read(offset, b[:])
+	ok := p.Read(offset, b[:])
 	return binary.LittleEndian.Uint32(b[:]), ok
 }
 
-func (p part) uint64(offset uint64) (uint64, bool) {
+func (p Part) uint64(offset uint64) (uint64, bool) {
 	var b [8]byte
-	ok := p.read(offset, b[:])
+	ok := p.Read(offset, b[:])
 	return binary.LittleEndian.Uint64(b[:]), ok
 }
 
-// text returns the string from offset to the next zero byte. It fails if there is no zero byte, or if the string is
-// longer than maxName.
-func (p part) text(offset uint64) (string, bool) {
+// Text returns the string from offset to the next zero byte. It fails if there is no zero byte, or if the string is
+// longer than MaxName.
+func (p Part) Text(offset uint64) (string, bool) {
 	var long []byte
-	for len(long) <= maxName {
+	for len(long) <= MaxName {
 		b := p.at(offset)
 		if len(b) == 0 {
 			return "", false
 		}
 		if i := bytes.IndexByte(b, 0); i >= 0 {
-			if len(long)+i > maxName {
+			if len(long)+i > MaxName {
 				return "", false
 			}
 			return string(append(long, b[:i]...)), true

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package symbols
+package elffile
 
 import (
 	"bytes"
@@ -16,25 +16,27 @@ import (
 
 // These limits for ELF files are far beyond anything that linkers produce.
 const (
-	maxSegments = 256
+	MaxSegments = 256 // program headers
 	maxSections = 1 << 14
 	maxNotes    = 64 << 10 // bytes of one segment or section
 
 	maxNoteSections = 64
 )
 
-var errNotELF = errors.New("not an ELF file of a 64-bit little-endian machine")
+// ErrNotELF means that a file is not ELF, or is for a machine that this package does not support.
+var ErrNotELF = errors.New("not an ELF file of a 64-bit little-endian machine")
 
-// elfFile holds the headers of an ELF file. Package debug/elf is not used, because it allocates as much memory as
+// File holds the headers of an ELF file. Package debug/elf is not used, because it allocates as much memory as
 // the headers of an untrusted file claim.
-type elfFile struct {
-	file     part
-	segments []elf.Prog64
-	sections []section
+type File struct {
+	file     Part
+	headers  uint64 // offset of the program headers
+	Segments []elf.Prog64
+	Sections []Section
 }
 
-// section is a section header. name is set only if it is in sectionNames.
-type section struct {
+// Section is a section header. name is set only if it is in sectionNames.
+type Section struct {
 	elf.Section64
 	name string
 }
@@ -46,29 +48,29 @@ var sectionNames = map[string]bool{
 	".gnu_debuglink": true,
 }
 
-// parseELF reads the headers of file.
-func parseELF(file part) (*elfFile, error) {
+// Parse reads the headers of file.
+func Parse(file Part) (*File, error) {
 	var ident [elf.EI_NIDENT]byte
-	if !file.read(0, ident[:]) || !bytes.HasPrefix(ident[:], []byte(elf.ELFMAG)) ||
+	if !file.Read(0, ident[:]) || !bytes.HasPrefix(ident[:], []byte(elf.ELFMAG)) ||
 		elf.Class(ident[elf.EI_CLASS]) != elf.ELFCLASS64 || elf.Data(ident[elf.EI_DATA]) != elf.ELFDATA2LSB {
-		return nil, errNotELF
+		return nil, ErrNotELF
 	}
 	var header elf.Header64
 	if !decode(file, 0, &header) {
-		return nil, errNotELF
+		return nil, ErrNotELF
 	}
 	switch elf.Machine(header.Machine) {
 	case elf.EM_X86_64, elf.EM_AARCH64:
 	default:
-		return nil, fmt.Errorf("%w: %v", errNotELF, elf.Machine(header.Machine))
+		return nil, fmt.Errorf("%w: %v", ErrNotELF, elf.Machine(header.Machine))
 	}
-	f := &elfFile{file: file}
-	for i := range min(uint64(header.Phnum), maxSegments) {
+	f := &File{file: file, headers: header.Phoff}
+	for i := range min(uint64(header.Phnum), MaxSegments) {
 		var s elf.Prog64
 		if !decode(file, header.Phoff+i*uint64(header.Phentsize), &s) {
 			return nil, errors.New("program headers are cut off")
 		}
-		f.segments = append(f.segments, s)
+		f.Segments = append(f.Segments, s)
 	}
 	f.readSections(&header)
 	return f, nil
@@ -76,7 +78,7 @@ func parseELF(file part) (*elfFile, error) {
 
 // readSections reads as many section headers as possible, up to maxSections. Section headers that are cut off are
 // treated as missing.
-func (f *elfFile) readSections(header *elf.Header64) {
+func (f *File) readSections(header *elf.Header64) {
 	if header.Shoff == 0 {
 		return
 	}
@@ -96,51 +98,51 @@ func (f *elfFile) readSections(header *elf.Header64) {
 		if !decode(f.file, header.Shoff+i*uint64(header.Shentsize), &s) {
 			break
 		}
-		f.sections = append(f.sections, section{Section64: s})
+		f.Sections = append(f.Sections, Section{Section64: s})
 	}
-	if names >= uint64(len(f.sections)) {
+	if names >= uint64(len(f.Sections)) {
 		return
 	}
-	table := f.content(&f.sections[names])
-	for i := range f.sections {
-		if name, ok := table.text(uint64(f.sections[i].Name)); ok && sectionNames[name] {
-			f.sections[i].name = name
+	table := f.Content(&f.Sections[names])
+	for i := range f.Sections {
+		if name, ok := table.Text(uint64(f.Sections[i].Name)); ok && sectionNames[name] {
+			f.Sections[i].name = name
 		}
 	}
 }
 
 // decode decodes the ELF structure at offset. It returns false if p ends before the structure does.
-func decode(p part, offset uint64, to any) bool {
+func decode(p Part, offset uint64, to any) bool {
 	b := make([]byte, binary.Size(to))
-	if !p.read(offset, b) {
+	if !p.Read(offset, b) {
 		return false
 	}
 	_, err := binary.Decode(b, binary.LittleEndian, to)
 	return err == nil
 }
 
-// content returns the contents of a section. They are empty if the section is compressed, or takes no space in the
+// Content returns the contents of a section. They are empty if the section is compressed, or takes no space in the
 // file.
-func (f *elfFile) content(s *section) part {
+func (f *File) Content(s *Section) Part {
 	if elf.SectionType(s.Type) == elf.SHT_NOBITS || elf.SectionFlag(s.Flags)&elf.SHF_COMPRESSED != 0 {
 		return f.file.sub(0, 0)
 	}
 	return f.file.sub(s.Off, s.Size)
 }
 
-// named returns the first section with one of these names, or nil.
-func (f *elfFile) named(names ...string) *section {
-	for i := range f.sections {
-		if slices.Contains(names, f.sections[i].name) {
-			return &f.sections[i]
+// Named returns the first section with one of these names, or nil.
+func (f *File) Named(names ...string) *Section {
+	for i := range f.Sections {
+		if slices.Contains(names, f.Sections[i].name) {
+			return &f.Sections[i]
 		}
 	}
 	return nil
 }
 
-// address converts the file offset of code to its virtual address.
-func (f *elfFile) address(offset uint64) (uint64, bool) {
-	for _, s := range f.segments {
+// Address converts the file offset of code to its virtual address.
+func (f *File) Address(offset uint64) (uint64, bool) {
+	for _, s := range f.Segments {
 		if elf.ProgType(s.Type) == elf.PT_LOAD && elf.ProgFlag(s.Flags)&elf.PF_X != 0 && offset >= s.Off && offset-s.Off < s.Filesz {
 			return offset - s.Off + s.Vaddr, true
 		}
@@ -148,10 +150,20 @@ func (f *elfFile) address(offset uint64) (uint64, bool) {
 	return 0, false
 }
 
+// ProgramHeaders returns the virtual address of the program headers, or false if they are not loaded.
+func (f *File) ProgramHeaders() (uint64, bool) {
+	for _, s := range f.Segments {
+		if elf.ProgType(s.Type) == elf.PT_LOAD && f.headers >= s.Off && f.headers-s.Off < s.Filesz {
+			return f.headers - s.Off + s.Vaddr, true
+		}
+	}
+	return 0, false
+}
+
 // memory returns the file's contents for the memory from address to the end of its segment, or an empty part if no
 // segment has contents there.
-func (f *elfFile) memory(address uint64) part {
-	for _, s := range f.segments {
+func (f *File) memory(address uint64) Part {
+	for _, s := range f.Segments {
 		if elf.ProgType(s.Type) == elf.PT_LOAD && address >= s.Vaddr && address-s.Vaddr < s.Filesz {
 			return f.file.sub(s.Off, s.Filesz).from(address - s.Vaddr)
 		}
@@ -159,26 +171,26 @@ func (f *elfFile) memory(address uint64) part {
 	return f.file.sub(0, 0)
 }
 
-// buildIDs returns the GNU build id in hexadecimal, and the Go build id. A missing id is "". It searches sections,
+// BuildIDs returns the GNU build id in hexadecimal, and the Go build id. A missing id is "". It searches sections,
 // too, because no segment contains the GNU build id of a program linked by Go's own linker.
-func (f *elfFile) buildIDs() (gnu, golang string) {
+func (f *File) BuildIDs() (gnu, golang string) {
 	add := func(offset, size, align uint64) {
 		// Notes aligned to 8 bytes have a different layout and contain no build ids.
 		content := make([]byte, min(size, maxNotes))
-		if align == 8 || !f.file.read(offset, content) {
+		if align == 8 || !f.file.Read(offset, content) {
 			return
 		}
-		g, o := parseNotes(content)
+		g, o := ParseNotes(content)
 		gnu, golang = max(gnu, g), max(golang, o)
 	}
-	for _, s := range f.segments {
+	for _, s := range f.Segments {
 		if elf.ProgType(s.Type) == elf.PT_NOTE {
 			add(s.Off, s.Filesz, s.Align)
 		}
 	}
 	notes := 0
-	for i := range f.sections {
-		if s := &f.sections[i]; gnu == "" && elf.SectionType(s.Type) == elf.SHT_NOTE && notes < maxNoteSections {
+	for i := range f.Sections {
+		if s := &f.Sections[i]; gnu == "" && elf.SectionType(s.Type) == elf.SHT_NOTE && notes < maxNoteSections {
 			notes++
 			add(s.Off, s.Size, s.Addralign)
 		}
@@ -193,8 +205,8 @@ const (
 	maxGoBuildID   = 256 // bytes
 )
 
-// parseNotes returns the build ids among notes.
-func parseNotes(notes []byte) (gnu, golang string) {
+// ParseNotes returns the build ids among notes.
+func ParseNotes(notes []byte) (gnu, golang string) {
 	const header = 12
 	for len(notes) >= header {
 		nameSize, size := uint64(binary.LittleEndian.Uint32(notes)), uint64(binary.LittleEndian.Uint32(notes[4:]))

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package symbols
+package elffile
 
 import (
 	"debug/elf"
@@ -32,26 +32,29 @@ const (
 )
 
 var (
-	errNoGoTable         = errors.New("no table of Go functions")
-	errUnreadableGoTable = fmt.Errorf("%w in a known format", errNoGoTable)
+	// ErrNoGoTable means that a file has no table of Go functions.
+	ErrNoGoTable = errors.New("no table of Go functions")
+	// ErrUnreadableGoTable means that a file has a table of Go functions in an unknown format, or that
+	// its addresses are unknown. It wraps ErrNoGoTable.
+	ErrUnreadableGoTable = fmt.Errorf("%w in a known format", ErrNoGoTable)
 )
 
-// goTable is the table of functions, files and lines that the Go runtime uses for tracebacks. Package debug/gosym is
+// GoTable is the table of functions, files and lines that the Go runtime uses for tracebacks. Package debug/gosym is
 // not used to read it, because it does not support inlined calls and holds all functions in memory.
-type goTable struct {
-	table     part // the whole table
-	functions part // functab, followed by the _func structures
-	names     part
-	units     part // cutab: file names by compilation unit
-	files     part
-	byPC      part // pctab: tables by program counter
+type GoTable struct {
+	table     Part // the whole table
+	functions Part // functab, followed by the _func structures
+	names     Part
+	units     Part // cutab: file names by compilation unit
+	files     Part
+	byPC      Part // pctab: tables by program counter
 	count     uint64
 	quantum   uint64
 
 	// text is the base address of the program counters in the table. limit is the end of the last function.
 	text, limit uint64
 	// inlineTrees contains the inline trees of all functions. It is the zero value if they are unknown.
-	inlineTrees part
+	inlineTrees Part
 }
 
 // goFunction is the runtime's _func.
@@ -67,13 +70,13 @@ type goFunction struct {
 	inlines        bool   // has inlined calls
 }
 
-// goTable finds the table of Go functions and its base address, or fails.
-func (f *elfFile) goTable() (*goTable, error) {
-	s := f.named(".gopclntab", ".data.rel.ro.gopclntab")
+// GoTable finds the table of Go functions and its base address. The error wraps [ErrNoGoTable].
+func (f *File) GoTable() (*GoTable, error) {
+	s := f.Named(".gopclntab", ".data.rel.ro.gopclntab")
 	if s == nil {
-		return nil, errNoGoTable
+		return nil, ErrNoGoTable
 	}
-	t, err := parseGoTable(f.content(s))
+	t, err := parseGoTable(f.Content(s))
 	if err != nil {
 		return nil, err
 	}
@@ -85,23 +88,23 @@ func (f *elfFile) goTable() (*goTable, error) {
 		}
 	}
 	// Without moduledata the base address, and therefore every name, would be a guess.
-	return nil, errUnreadableGoTable
+	return nil, ErrUnreadableGoTable
 }
 
-func parseGoTable(content part) (*goTable, error) {
+func parseGoTable(content Part) (*GoTable, error) {
 	var b [goHeaderSize]byte
-	if !content.read(0, b[:]) || binary.LittleEndian.Uint32(b[:]) != goTableMagic ||
+	if !content.Read(0, b[:]) || binary.LittleEndian.Uint32(b[:]) != goTableMagic ||
 		b[4] != 0 || b[5] != 0 || b[6] != 1 && b[6] != 4 || b[7] != 8 {
-		return nil, errUnreadableGoTable
+		return nil, ErrUnreadableGoTable
 	}
 	word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8+8*i:]) }
-	t := &goTable{
+	t := &GoTable{
 		table: content, quantum: uint64(b[6]), count: word(0),
 		names: content.from(word(3)), units: content.from(word(4)), files: content.from(word(5)),
 		byPC: content.from(word(6)), functions: content.from(word(7)),
 	}
 	if t.count == 0 || t.count > maxGoFunctions {
-		return nil, errUnreadableGoTable
+		return nil, ErrUnreadableGoTable
 	}
 	return t, nil
 }
@@ -126,10 +129,10 @@ const (
 
 // adopt reports whether words are the moduledata of the table at address. They must agree with the table, as the
 // runtime itself requires. If they do, adopt takes the base address from them.
-func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
+func (t *GoTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 	first, ok := t.functions.uint32(0)
 	last, ok2 := t.functions.uint32(t.count * goFuncTabEntry)
-	addressOf := func(p part) uint64 { return address + p.start - t.table.start }
+	addressOf := func(p Part) uint64 { return address + p.start - t.table.start }
 	if !ok || !ok2 || words[moduleHeader] != address ||
 		words[moduleNames] != addressOf(t.names) || words[moduleUnits] != addressOf(t.units) ||
 		words[moduleFiles] != addressOf(t.files) || words[moduleByPC] != addressOf(t.byPC) ||
@@ -150,8 +153,8 @@ func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 
 // moduleCandidates returns the possible addresses of moduledata. Since Go 1.26 moduledata has its own section. In
 // older files it begins at one of the places that contain the address of the table's section, s.
-func (f *elfFile) moduleCandidates(s *section, relocations []relocation) []uint64 {
-	if module := f.named(".go.module"); module != nil {
+func (f *File) moduleCandidates(s *Section, relocations []relocation) []uint64 {
+	if module := f.Named(".go.module"); module != nil {
 		return []uint64{module.Addr}
 	}
 	candidates := f.pointersTo(s.Addr)
@@ -172,15 +175,15 @@ const (
 )
 
 // pointersTo returns the addresses in data sections that contain target.
-func (f *elfFile) pointersTo(target uint64) []uint64 {
+func (f *File) pointersTo(target uint64) []uint64 {
 	var found []uint64
 	left := maxModuleSearch / 8
-	for i := range f.sections {
-		s := &f.sections[i]
+	for i := range f.Sections {
+		s := &f.Sections[i]
 		if s.name != ".data" && s.name != ".noptrdata" && s.name != ".data.rel.ro" {
 			continue
 		}
-		content := f.content(s)
+		content := f.Content(s)
 		for offset := uint64(0); left > 0 && len(found) < maxModuleCandidates; offset += 8 {
 			left--
 			word, ok := content.uint64(offset)
@@ -200,17 +203,17 @@ type relocation struct{ address, addend uint64 }
 
 // relocations returns the relative relocations of a position-independent file, which only add the load
 // address.
-func (f *elfFile) relocations() []relocation {
+func (f *File) relocations() []relocation {
 	var found []relocation
 	var b [24]byte // elf.Rela64
 	left := maxRelocations
-	for i := range f.sections {
-		s := &f.sections[i]
+	for i := range f.Sections {
+		s := &f.Sections[i]
 		if elf.SectionType(s.Type) != elf.SHT_RELA || elf.SectionFlag(s.Flags)&elf.SHF_ALLOC == 0 {
 			continue
 		}
-		content := f.content(s)
-		for offset := uint64(0); left > 0 && content.read(offset, b[:]); offset += uint64(len(b)) {
+		content := f.Content(s)
+		for offset := uint64(0); left > 0 && content.Read(offset, b[:]); offset += uint64(len(b)) {
 			left--
 			kind := binary.LittleEndian.Uint64(b[8:])
 			if kind == uint64(elf.R_X86_64_RELATIVE) || kind == uint64(elf.R_AARCH64_RELATIVE) {
@@ -222,7 +225,7 @@ func (f *elfFile) relocations() []relocation {
 }
 
 // moduleWords returns the words that start at address, as relocations would set them if the load address were 0.
-func (f *elfFile) moduleWords(address uint64, relocations []relocation) (*[moduleWordCount]uint64, bool) {
+func (f *File) moduleWords(address uint64, relocations []relocation) (*[moduleWordCount]uint64, bool) {
 	words := new([moduleWordCount]uint64)
 	content := f.memory(address)
 	for i := range words {
@@ -257,7 +260,7 @@ type probe struct {
 // findInlineTrees finds the address of the inline trees (gofunc) among the words of moduledata. The position of this
 // word differs between Go versions. So findInlineTrees tries the words after the known ones, and takes the first that
 // leads to plausible inline trees. If there is none, inlined calls remain unknown.
-func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
+func (t *GoTable) findInlineTrees(f *File, words *[moduleWordCount]uint64) {
 	var probes []probe
 	for i := range min(t.count, inlineSearch) {
 		fn, ok := t.function(i)
@@ -296,7 +299,7 @@ func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
 
 // plausible reports whether trees could be the inline trees. Each inlined call of p must have a name that begins
 // where a name of the table begins, and an offset inside the function.
-func (t *goTable) plausible(p probe, trees part) bool {
+func (t *GoTable) plausible(p probe, trees Part) bool {
 	for i := range p.count {
 		call, ok := inlinedCall(p.goFunction, trees, i)
 		if !ok || uint64(call.parent) >= p.limit-p.entry {
@@ -312,16 +315,16 @@ func (t *goTable) plausible(p probe, trees part) bool {
 	return true
 }
 
-// goCall is the runtime's inlinedCall. name is the offset of the called function's name in goTable.names, and start is
+// goCall is the runtime's inlinedCall. name is the offset of the called function's name in GoTable.names, and start is
 // the function's first line. parent is the position of the call, as an offset in the code of goFunction.
 type goCall struct {
 	name, parent uint32
 	start        int32
 }
 
-func inlinedCall(fn goFunction, trees part, index int32) (goCall, bool) {
+func inlinedCall(fn goFunction, trees Part, index int32) (goCall, bool) {
 	var b [goInlinedCallSize]byte
-	if !trees.read(fn.inlineTree+uint64(index)*goInlinedCallSize, b[:]) || b[1] != 0 || b[2] != 0 || b[3] != 0 {
+	if !trees.Read(fn.inlineTree+uint64(index)*goInlinedCallSize, b[:]) || b[1] != 0 || b[2] != 0 || b[3] != 0 {
 		return goCall{}, false
 	}
 	return goCall{
@@ -331,14 +334,14 @@ func inlinedCall(fn goFunction, trees part, index int32) (goCall, bool) {
 }
 
 // function reads function i.
-func (t *goTable) function(i uint64) (goFunction, bool) {
+func (t *GoTable) function(i uint64) (goFunction, bool) {
 	var pair [goFuncTabEntry + 4]byte
 	var b [goFuncSize]byte
-	if i >= t.count || !t.functions.read(i*goFuncTabEntry, pair[:]) {
+	if i >= t.count || !t.functions.Read(i*goFuncTabEntry, pair[:]) {
 		return goFunction{}, false
 	}
 	entry, offset, next := binary.LittleEndian.Uint32(pair[0:]), uint64(binary.LittleEndian.Uint32(pair[4:])), binary.LittleEndian.Uint32(pair[8:])
-	if entry >= next || !t.functions.read(offset, b[:]) || binary.LittleEndian.Uint32(b[0:]) != entry {
+	if entry >= next || !t.functions.Read(offset, b[:]) || binary.LittleEndian.Uint32(b[0:]) != entry {
 		return goFunction{}, false
 	}
 	word := func(offset int) uint32 { return binary.LittleEndian.Uint32(b[offset:]) }
@@ -358,8 +361,8 @@ func (t *goTable) function(i uint64) (goFunction, bool) {
 }
 
 // find returns the function that contains address.
-func (t *goTable) find(address uint64) (goFunction, bool) {
-	if address < t.text || address >= t.limit {
+func (t *GoTable) find(address uint64) (goFunction, bool) {
+	if !t.Contains(address) {
 		return goFunction{}, false
 	}
 	offset := address - t.text
@@ -392,7 +395,7 @@ type pcValue struct {
 
 // values yields the entries of a table by program counter. The table is at offset in byPC, and belongs to the function
 // that begins at entry. Invalid data ends the table.
-func (t *goTable) values(offset uint32, entry uint64) func(yield func(pcValue) bool) {
+func (t *GoTable) values(offset uint32, entry uint64) func(yield func(pcValue) bool) {
 	return func(yield func(pcValue) bool) {
 		if offset == 0 {
 			return
@@ -420,7 +423,7 @@ func (t *goTable) values(offset uint32, entry uint64) func(yield func(pcValue) b
 }
 
 // varint reads a varint in byPC, and returns its size.
-func (t *goTable) varint(position uint64) (value uint32, n uint64, ok bool) {
+func (t *GoTable) varint(position uint64) (value uint32, n uint64, ok bool) {
 	for shift := 0; shift < 32; shift += 7 {
 		b, ok := t.byPC.uint8(position + n)
 		if !ok {
@@ -437,7 +440,7 @@ func (t *goTable) varint(position uint64) (value uint32, n uint64, ok bool) {
 
 // value returns the value at address in the table of a function that begins at entry, or -1 if there is
 // none.
-func (t *goTable) value(offset uint32, entry, address uint64) int32 {
+func (t *GoTable) value(offset uint32, entry, address uint64) int32 {
 	for v := range t.values(offset, entry) {
 		if address < v.limit {
 			return v.value
@@ -446,15 +449,40 @@ func (t *goTable) value(offset uint32, entry, address uint64) int32 {
 	return -1
 }
 
-// lookup returns the function that contains address, preceded by the functions inlined there. If the inlined
+// Contains reports whether the code of the table's functions includes address.
+func (t *GoTable) Contains(address uint64) bool { return t.text <= address && address < t.limit }
+
+// FrameSize returns the name of the function that contains address, as it is in the table, and the number of
+// bytes by which the stack pointer has moved since the function's entry. ok is false if either is unknown.
+func (t *GoTable) FrameSize(address uint64) (function string, size int, ok bool) {
+	fn, ok := t.find(address)
+	if !ok {
+		return "", 0, false
+	}
+	function, ok = t.names.Text(uint64(fn.name))
+	delta := t.value(fn.pcsp, fn.entry, address)
+	return function, int(delta), ok && delta >= 0
+}
+
+// Line is a function and a position in it.
+type Line struct {
+	Function string
+	// File is empty and Line is 0 if they are unknown.
+	File string
+	Line int
+	// Start is the first line of the function, or 0 if it is unknown.
+	Start int
+}
+
+// Lookup returns the function that contains address, preceded by the functions inlined there. If the inlined
 // functions are unknown, it returns the function without file and line, because the table has these only for the
 // innermost function.
-func (t *goTable) lookup(address uint64) ([]Line, bool) {
+func (t *GoTable) Lookup(address uint64) ([]Line, bool) {
 	fn, ok := t.find(address)
 	if !ok {
 		return nil, false
 	}
-	outer, ok := t.names.text(uint64(fn.name))
+	outer, ok := t.names.Text(uint64(fn.name))
 	if !ok || outer == "" {
 		return nil, false
 	}
@@ -466,27 +494,27 @@ func (t *goTable) lookup(address uint64) ([]Line, bool) {
 		}
 		file, line := t.place(fn, address)
 		if index < 0 {
-			return append(lines, Line{Function: printable(outer), File: file, Line: line, Start: startLine(fn.start)}), true
+			return append(lines, Line{Function: Printable(outer), File: file, Line: line, Start: startLine(fn.start)}), true
 		}
 		call, ok := goCall{}, t.inlineTrees.pieces != nil
 		if ok {
 			call, ok = inlinedCall(fn, t.inlineTrees, index)
 		}
-		name, named := t.names.text(uint64(call.name))
+		name, named := t.names.Text(uint64(call.name))
 		if !ok || !named || name == "" || uint64(call.parent) >= fn.limit-fn.entry {
 			break
 		}
-		lines = append(lines, Line{Function: printable(name), File: file, Line: line, Start: startLine(call.start)})
+		lines = append(lines, Line{Function: Printable(name), File: file, Line: line, Start: startLine(call.start)})
 		address = fn.entry + uint64(call.parent)
 	}
-	return []Line{{Function: printable(outer), Start: startLine(fn.start)}}, true
+	return []Line{{Function: Printable(outer), Start: startLine(fn.start)}}, true
 }
 
 // startLine returns line, or 0 if it is negative, which is possible in an untrusted file.
 func startLine(line int32) int { return int(max(line, 0)) }
 
 // place returns the file and line of the instruction at address, or "" and 0.
-func (t *goTable) place(fn goFunction, address uint64) (file string, line int) {
+func (t *GoTable) place(fn goFunction, address uint64) (file string, line int) {
 	number, lineNumber := t.value(fn.pcfile, fn.entry, address), t.value(fn.pcline, fn.entry, address)
 	if number < 0 || lineNumber < 0 {
 		return "", 0
@@ -495,15 +523,15 @@ func (t *goTable) place(fn goFunction, address uint64) (file string, line int) {
 	if !ok || offset == ^uint32(0) {
 		return "", 0
 	}
-	if file, ok = t.files.text(uint64(offset)); !ok {
+	if file, ok = t.files.Text(uint64(offset)); !ok {
 		return "", 0
 	}
 	return file, int(lineNumber)
 }
 
-// printable returns a function's name as the runtime prints it, with three dots instead of type arguments, which are
+// Printable returns a function's name as the runtime prints it, with three dots instead of type arguments, which are
 // the text between the outermost brackets.
-func printable(name string) string {
+func Printable(name string) string {
 	i, j := strings.IndexByte(name, '['), strings.LastIndexByte(name, ']')
 	if i < 0 || j <= i {
 		return name
