@@ -569,17 +569,26 @@ func TestProgramAfterExec(t *testing.T) {
 		}, testenv.Patience, 10*time.Millisecond)
 	}
 	shows("waitingservice", "mutex", `^main\.lock$`)
-	recording := start(t, "record", "--wall", "--json", "-d", "3s", "-F", "100", child.pid)
-	childproc.AwaitOpen(t, recording.cmd.Process.Pid, exe)
+	recording := start(t, "record", "--wall", "--json", "--repeat", "-d", "100ms", "-F", "100", "-o", filepath.Join(t.TempDir(), "p.otlp"), child.pid)
+	records := func(service string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			return strings.Contains(recording.stdout.String(), fmt.Sprintf("%q", service))
+		}, testenv.Patience, tick)
+	}
+	records("waitingservice")
 	require.Equal(t, "started", child.Ask("exec %s 1 cond", next))
 	shows("executed", "cond", `^main\.init\.func\d+$`)
-	got := recording.wait(t)
+	records("executed")
+	got := recording.interrupt(t)
 	require.Zero(t, got.code, got.stderr)
-	var d wallDocument
-	require.NoError(t, json.Unmarshal([]byte(got.stdout), &d))
 	functions := map[string]string{}
-	for _, f := range d.Functions {
-		functions[f.Service+" "+f.WaitingFor] = f.Function
+	for decoder := json.NewDecoder(strings.NewReader(got.stdout)); decoder.More(); {
+		var d wallDocument
+		require.NoError(t, decoder.Decode(&d))
+		for _, f := range d.Functions {
+			functions[f.Service+" "+f.WaitingFor] = f.Function
+		}
 	}
 	assert.NotContains(t, functions, "waitingservice sync.Cond.Wait")
 	assert.NotContains(t, functions, "executed sync.Mutex.Lock")
