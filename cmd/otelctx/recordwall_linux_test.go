@@ -84,7 +84,7 @@ func TestRecordWallIsTrue(t *testing.T) {
 			// when it runs, so it must not wait for a CPU.
 			var p *waitingService
 			childproc.First(func() { p = startWaitingService(t, exe, append([]string{"work"}, c.work...)...) })
-			duration := strconv.Itoa(testenv.Rounds(4, 60))
+			duration := strconv.Itoa(testenv.Rounds(3, 60))
 			var r *running
 			childproc.First(func() { r = start(t, append(args, "-d", duration, p.pid)...) })
 			run := r.wait(t)

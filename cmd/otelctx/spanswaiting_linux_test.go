@@ -537,7 +537,8 @@ func TestSpansEqualLedger(t *testing.T) {
 func TestProgramAfterExec(t *testing.T) {
 	t.Parallel()
 	childproc.NeedReading(t)
-	next := buildWaitingService(t, programs.PIE) // The same functions are at other addresses.
+	moved := programs.Variant{Name: "moved", Flags: []string{"-ldflags=-T=0x10000000"}} // The same functions are at other addresses.
+	next := buildWaitingService(t, moved)
 	exe := buildWaitingService(t, programs.Static)
 	child := startWaitingService(t, exe, "1", "mutex")
 	p, err := waiting.Open(child.PID())

@@ -271,7 +271,7 @@ func (u user) requireRecordedBeside(t *testing.T, otelctx string, said ...string
 	// many attackers, the wait is shorter.
 	begun := r.recordedUse()
 	busyservice.AwaitUse(t, service, serviceUse*11/10)
-	for limit := 4 * serviceUse; limit > 0 && r.recordedUse() < begun+5*time.Second; limit -= serviceUse / 10 {
+	for limit := 4 * serviceUse; limit > 0 && r.recordedUse() < begun+2*time.Second; limit -= serviceUse / 10 {
 		busyservice.AwaitUse(t, service, serviceUse/10)
 	}
 	d := r.requireSamples(service)
