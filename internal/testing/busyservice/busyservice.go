@@ -205,7 +205,7 @@ const (
 // machines, so that goroutines change threads.
 const workers = 6
 
-// Busy service is a running busyservice.
+// Service is a running busy service.
 type Service struct {
 	words  []string
 	tracer atomic.Pointer[tracer]
