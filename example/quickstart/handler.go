@@ -8,8 +8,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,8 +23,11 @@ import (
 // number.
 const workPath = "/work"
 
-// stuckPath is the path where requests hang.
-const stuckPath = "/stuck"
+// These are the paths where requests hang.
+const (
+	checkoutPath = "/checkout"
+	cartPath     = "/cart"
+)
 
 // fewDigests is the default number of digests of a request, and maxDigests is the largest.
 const (
@@ -37,8 +42,9 @@ type answer struct {
 	Digests []string `json:"digests"`
 }
 
-// newHandler returns the service's handler. Each request to one of its paths has a span.
-func newHandler(provider trace.TracerProvider) http.Handler {
+// newHandler returns the service's handler. Each request to one of its paths has a span. payment is the URL of the payment
+// server.
+func newHandler(provider trace.TracerProvider, payment string) http.Handler {
 	var requests atomic.Int64
 	tracer := provider.Tracer("quickstart")
 	work := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -59,7 +65,9 @@ func newHandler(provider trace.TracerProvider) http.Handler {
 	})
 	mux := http.NewServeMux()
 	// The mux is outermost, so that the route is known when a span starts and is part of its name.
-	mux.Handle("GET "+stuckPath, otelhttp.NewHandler(http.HandlerFunc(stuck), "stuck", otelhttp.WithTracerProvider(provider)))
+	c := &cart{payment: payment, client: http.Client{Transport: otelhttp.NewTransport(http.DefaultTransport, otelhttp.WithTracerProvider(provider))}}
+	mux.Handle("GET "+checkoutPath, otelhttp.NewHandler(http.HandlerFunc(c.checkout), "checkout", otelhttp.WithTracerProvider(provider)))
+	mux.Handle("GET "+cartPath, otelhttp.NewHandler(http.HandlerFunc(c.show), "cart", otelhttp.WithTracerProvider(provider)))
 	mux.Handle("GET "+workPath, otelhttp.NewHandler(work, "work", otelhttp.WithTracerProvider(provider)))
 	return mux
 }
@@ -88,16 +96,44 @@ func digests(ctx context.Context, tracer trace.Tracer, request int64, count int)
 	return chain.Digests
 }
 
-// stuck sends a response header and then waits, as long as its client does, for a backend that
-// never answers.
-func stuck(w http.ResponseWriter, r *http.Request) {
+// cart is a shopping cart with a fault: checkout holds the lock while it calls another server, and has no timeout.
+type cart struct {
+	payment string
+	client  http.Client
+
+	mu   sync.Mutex
+	paid bool
+}
+
+// checkout pays for the cart. The client gets the response header before the payment.
+func (c *cart) checkout(w http.ResponseWriter, r *http.Request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if http.NewResponseController(w).Flush() != nil {
 		return
 	}
-	backend := make(chan string)
-	select {
-	case text := <-backend:
-		_, _ = w.Write([]byte(text)) // The client may have disconnected.
-	case <-r.Context().Done():
+	c.paid = c.pay(r.Context()) == nil
+}
+
+// pay waits for the payment server, as long as the client of checkout does.
+func (c *cart) pay(ctx context.Context) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, c.payment, nil)
+	if err != nil {
+		return err
 	}
+	response, err := c.client.Do(request)
+	if err != nil {
+		return err
+	}
+	return response.Body.Close()
+}
+
+// show shows whether the cart is paid. The client gets the response header before the lock is free.
+func (c *cart) show(w http.ResponseWriter, _ *http.Request) {
+	if http.NewResponseController(w).Flush() != nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, _ = fmt.Fprintln(w, "paid:", c.paid) // The client may have disconnected.
 }
